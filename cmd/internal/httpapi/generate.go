@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/runtime/scheduler"
@@ -135,6 +136,8 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 			"--max-body", a.MaxBody).as(http.StatusRequestEntityTooLarge, "request_too_large")
 	case err != nil:
 		return nil, refuse("", "read the body: %v", err)
+	case !utf8.Valid(body): // encoding/json would put other characters in place of what is none
+		return nil, refuse("", "the body is not UTF-8, as JSON has to be")
 	}
 	// From here on only the client's leaving ends the request; its connection is read to notice that.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})

@@ -343,6 +343,20 @@ func messages(r *request, v value) *problem {
 	return nil
 }
 
+// roleOf is who says a message. OpenAI's newer name of the system's role is known to few chat templates.
+func roleOf(v value) (string, *problem) {
+	name, wrong := v.text()
+	switch {
+	case wrong != nil:
+		return "", wrong
+	case name == "developer":
+		return "system", nil
+	case !slices.Contains(roles, name):
+		return "", v.refuse("want one of %s, got %s", strings.Join(roles, ", "), v.got())
+	}
+	return name, nil
+}
+
 // message is an object with role and content. Other fields are accepted while they are empty, as in answers that a
 // client sends back.
 func message(v value) (out tokenizer.Message, wrong *problem) {
@@ -356,9 +370,7 @@ func message(v value) (out tokenizer.Message, wrong *problem) {
 		case name == "content":
 			out.Content, wrong = content(inner)
 		case name == "role":
-			if out.Role, wrong = inner.text(); wrong == nil && !slices.Contains(roles, out.Role) {
-				wrong = inner.refuse("want one of %s, got %s", strings.Join(roles, ", "), inner.got())
-			}
+			out.Role, wrong = roleOf(inner)
 		case string(inner.raw) != "null":
 			wrong = (&neverField{hint: "leave it out: a message has role and content"}).check(inner)
 		}

@@ -38,6 +38,8 @@ func TestParseAccepts(t *testing.T) {
 			request{messages: greeting, sampler: executor.Sampler{Temperature: 1, TopP: math.SmallestNonzeroFloat64}}},
 		{"parts", chatFields, `{"messages":[{"role":"system","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}`,
 			request{messages: []tokenizer.Message{{Role: "system", Content: "ab"}}, sampler: once}},
+		{"newer name of a role", chatFields, `{"messages":[{"role":"developer","content":"a"}]}`,
+			request{messages: []tokenizer.Message{{Role: "system", Content: "a"}}, sampler: once}},
 		{"an answer sent back", chatFields, `{"messages":[{"role":"assistant","content":"x","refusal":null,"tool_calls":null,
 			"annotations":[],"audio":null}]}`,
 			request{messages: []tokenizer.Message{{Role: "assistant", Content: "x"}}, sampler: once}},
