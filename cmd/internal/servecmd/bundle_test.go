@@ -372,6 +372,11 @@ func (s *instance) completeBy(ctx context.Context, body map[string]any, read fun
 		}
 		documents = documents[:last]
 	}
+	return parsed(documents)
+}
+
+// parsed is the answer that documents of JSON make up: one of them, or the events of a stream.
+func parsed(documents []string) (out answer, err error) {
 	for _, document := range documents {
 		var event struct {
 			Choices []struct {

@@ -45,6 +45,8 @@ func TestRefusedCommandLines(t *testing.T) {
 	}
 	defer taken.Close()
 	good := file(t, "keys", "\nabc\n\n  def  \r\n", 0o600)
+	cert, _, _ := certificate(t)
+	_, stranger, _ := certificate(t)
 	tests := []struct {
 		args  []string
 		class diag.Class
@@ -67,6 +69,8 @@ func TestRefusedCommandLines(t *testing.T) {
 		{[]string{"--api-key-file", file(t, "blank", "ab cd\n", 0o600)}, diag.ClassInput, "blank:1: the key has a blank"},
 		{[]string{"--api-key-file", file(t, "open", "abc\n", 0o644)}, diag.ClassInput, "others may read it"},
 		{[]string{"--tls-cert", good, "--tls-key", good}, diag.ClassInput, "--tls-cert"},
+		{[]string{"--tls-cert", cert, "--tls-key", stranger}, diag.ClassInput, "private key does not match"},
+		{[]string{"--record", "."}, diag.ClassIO, "--record"},
 		{[]string{"--slots", "9"}, diag.ClassUsage, "9 slots, and the plan has a cache for 4"},
 	}
 	app, key := demo(t)
