@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/profiler/stat"
 )
 
 // flag is a counter alone on its cache lines.
@@ -57,6 +58,16 @@ func (g *game) pong(from, rounds uint32) bool {
 		g.back.v.Store(i)
 	}
 	return true
+}
+
+// Handover is the time in ns from setting a flag on one core to seeing it on another: what Probe writes into a SoC file as
+// the hand-over of two processors, measured now.
+func Handover(ctx context.Context, one, second int) (float64, error) {
+	_, samples, err := handover(ctx, one, second, syncSamples, syncLoops)
+	if err != nil {
+		return 0, err
+	}
+	return stat.Median(samples), nil
 }
 
 // handover measures the time in nanoseconds from setting a flag on one core to seeing it on

@@ -357,11 +357,11 @@ func measureLinks(ctx context.Context, soc *socs.SoC, options ProbeOptions) erro
 		us, ok := known[between]
 		if !ok {
 			options.note("hand-over between %s and %s", from.Name, to.Name)
-			_, xs, err := handover(ctx, from.Cores[0], to.Cores[0], syncSamples, syncLoops)
+			ns, err := Handover(ctx, from.Cores[0], to.Cores[0])
 			if err != nil {
 				return err
 			}
-			us = round(stat.Median(xs)/1e3, 4)
+			us = round(ns/1e3, 4)
 			known[between] = us
 		}
 		soc.Links = append(soc.Links, socs.Link{From: from.Name, To: to.Name, HandoverUS: us},

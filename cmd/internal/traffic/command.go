@@ -25,6 +25,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 	"github.com/hetc/hetc/runtime/serving"
+	"github.com/hetc/hetc/socs"
 )
 
 // Options are the flags of hetc simulate and hetc bench serving.
@@ -147,6 +148,7 @@ func simulateAll(plan *planir.Plan, trace []Request, options *Options) (reports 
 // opened is a plan on the machine that it is for.
 type opened struct {
 	plan    *planir.Plan
+	soc     *socs.SoC
 	model   *models.Model
 	content *emit.Content
 	machine *executor.Machine
@@ -170,6 +172,7 @@ func (o *Options) open(ctx context.Context) (_ *opened, err error) {
 	if err != nil {
 		return nil, err
 	}
+	out.soc = soc
 	if err := check.Plan(out.plan, out.model, soc).Err(); err != nil {
 		return nil, err
 	}
@@ -275,13 +278,17 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if peer != nil {
 		defer peer.Close()
 	}
+	distance, err := newGauge(ctx, on.soc)
+	if err != nil {
+		return err
+	}
 	var reports []*Report
 	for _, load := range loads {
 		simulated, err := simulateAll(&predicted, load.trace, options)
 		if err != nil {
 			return err
 		}
-		measured, err := measureAll(ctx, ui, on.machine, peer, load.trace, options)
+		measured, err := measureAll(ctx, ui, on.machine, peer, distance, load.trace, options)
 		if err != nil {
 			return err
 		}
@@ -292,6 +299,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	}
 	Show(ui, reports)
 	ShowCalls(ui, reports)
+	showHandovers(ui, reports)
 	return ui.Result(reports)
 }
 
@@ -325,8 +333,8 @@ func (o *Options) peer(ctx context.Context, plan *planir.Plan) (*llamaServer, er
 // measureAll measures every policy in every round, llama.cpp's server if it is there, and the reactive requests by
 // themselves under the policy Full, and returns the round with the median rate of each. What llama.cpp's server does not
 // answer costs its own row and no other.
-func measureAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine, peer *llamaServer, trace []Request,
-	options *Options) ([]*Report, error) {
+func measureAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine, peer *llamaServer, distance *gauge,
+	trace []Request, options *Options) ([]*Report, error) {
 	type play struct {
 		policy scheduler.Policy
 		trace  []Request
@@ -362,6 +370,9 @@ func measureAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine,
 				return nil, err
 			}
 			report.Idle = play.idle
+			if report.Handover, err = distance.report(ctx); err != nil {
+				return nil, err
+			}
 			rounds[i] = append(rounds[i], report)
 		}
 	}

@@ -24,6 +24,7 @@ type Report struct {
 	Preempted int64            `json:"preemptions"`
 	Beside    int64            `json:"chunks_beside"` // processed beside decoding
 	Calls     []CallReport     `json:"program_calls,omitempty"`
+	Handover  *HandoverReport  `json:"handover,omitempty"` // of a measurement on a real machine
 	// of a simulation: how long processors work, and the energy of a token that was processed or generated, modelled
 	Processors []ProcessorReport `json:"processors,omitempty"`
 	Processed  int64             `json:"processed_tokens"` // prompts but for what was cached, and generated
