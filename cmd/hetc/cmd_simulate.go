@@ -24,6 +24,8 @@ func newSimulate(ui *cli.Streams) *cobra.Command {
 	}
 	options.Register(cmd.Flags())
 	cmd.Flags().StringVar(&options.SoC, "soc", "", "SoC file of a plan for a real machine: its power_w give the energy")
+	cmd.Flags().DurationVar(&options.Around, "around", 0,
+		"what the server takes around each program call, as hetc bench serving measures it: such as 12us")
 	return cmd
 }
 

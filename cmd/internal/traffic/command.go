@@ -32,6 +32,7 @@ import (
 type Options struct {
 	Plan, Trace, WriteTrace string
 	Slots                   int
+	Around                  time.Duration // of simulate: what the server takes around a program call
 	pattern                 Pattern
 	prompt, output          string
 
@@ -115,6 +116,10 @@ func RunSimulate(ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
+	if options.Around < 0 || options.Around > time.Second {
+		return diag.New(diag.ClassUsage, "--around %v: want 0 to 1s", options.Around).
+			WithHint("take the row \"around calls\" of hetc bench serving")
+	}
 	reports, err := simulateAll(plan, trace, options)
 	if err != nil {
 		return err
@@ -122,7 +127,11 @@ func RunSimulate(ui *cli.Streams, options *Options) error {
 	for _, report := range reports {
 		report.Energy(soc)
 	}
-	ui.Notef("simulated: program calls take what the plan predicts, and nothing else takes time; energy is modelled from the" +
+	rest := "nothing else takes time"
+	if options.Around > 0 {
+		rest = fmt.Sprintf("the server takes %v around each", options.Around)
+	}
+	ui.Notef("simulated: program calls take what the plan predicts, and " + rest + "; energy is modelled from the" +
 		" SoC's power_w, never measured")
 	Show(ui, reports)
 	showProcessors(ui, reports)
@@ -136,7 +145,7 @@ func simulateAll(plan *planir.Plan, trace []Request, options *Options) (reports 
 		if err != nil {
 			return nil, err
 		}
-		report, err := Simulate(plan, trace, config)
+		report, err := simulateAround(plan, trace, config, options.Around.Nanoseconds())
 		if err != nil {
 			return nil, err
 		}
@@ -258,6 +267,12 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	ui.Notef("every program was loaded and executed once, in %.1f s", time.Since(began).Seconds())
+	if !on.plan.SoC.Simulated {
+		if options.Around, err = measureAround(ctx, on.machine); err != nil {
+			return err
+		}
+		ui.Notef("the server takes %v around a program call, which is simulated, too", options.Around.Round(100*time.Nanosecond))
+	}
 	seconds := 0.0
 	for _, load := range loads {
 		seconds += load.trace[len(load.trace)-1].AtMS / 1e3 * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
@@ -301,6 +316,28 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	ShowCalls(ui, reports)
 	showHandovers(ui, reports)
 	return ui.Result(reports)
+}
+
+// measureAround is what the server takes around a program call on this machine, such as waking who waits for a token. It is
+// the mean over some short requests, one after the other, before anything else is measured.
+func measureAround(ctx context.Context, machine *executor.Machine) (time.Duration, error) {
+	const requests, tokens = 8, 16
+	trace := make([]Request, requests)
+	for i := range trace {
+		trace[i] = Request{Class: scheduler.Reactive.String(), Prompt: 2, Output: min(tokens, machine.Plan().MaxContext-2)}
+	}
+	config := scheduler.Default(1)
+	config.Policy = scheduler.FCFS
+	report, err := Measure(ctx, machine, trace, config)
+	if err != nil {
+		return 0, fmt.Errorf("measure what the server takes around a call: %w", err)
+	}
+	for _, row := range report.Calls {
+		if row.Kind == callKinds[aroundCall] {
+			return time.Duration(row.MeasuredMS * 1e6), nil
+		}
+	}
+	return 0, nil
 }
 
 // urgent are the reactive requests of a trace.

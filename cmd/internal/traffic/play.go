@@ -31,6 +31,12 @@ func fits(plan *planir.Plan, trace []Request) error {
 // Simulate plays a trace on a virtual clock: program calls take what the plan predicts, and nothing else takes time. The
 // slots of the configuration are the plan's sequences if they are 0.
 func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Report, error) {
+	return simulateAround(plan, trace, config, 0)
+}
+
+// simulateAround is Simulate where the server takes that many ns around every program call. The processors do nothing
+// meanwhile, and the scheduler decides by the calls alone, as it does in the server.
+func simulateAround(plan *planir.Plan, trace []Request, config scheduler.Config, around int64) (*Report, error) {
 	if err := fits(plan, trace); err != nil {
 		return nil, err
 	}
@@ -49,8 +55,8 @@ func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Rep
 		return nil, err
 	}
 	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace,
-		courses: make([]course, len(trace)),
-		left:    make([]int, len(trace))}
+		around: around, courses: make([]course, len(trace)),
+		left: make([]int, len(trace))}
 	if err := play.run(); err != nil {
 		return nil, err
 	}
@@ -75,6 +81,7 @@ type simulation struct {
 	arrived int   // requests so far
 	now     int64
 	busy    int64
+	around  int64        // ns that the server takes around every program call
 	beside  scheduler.ID // whose chunk is processed beside decoding; 0: none
 	part    float64      // of that chunk that is done
 }
@@ -158,10 +165,10 @@ func (s *simulation) arrive() {
 	}
 }
 
-// spend lets the clock go on while the machine computes.
+// spend lets the clock go on while the machine executes a program call of ns.
 func (s *simulation) spend(ns int64) {
-	s.now += ns
-	s.busy += ns
+	s.now += ns + s.around
+	s.busy += ns + s.around
 }
 
 // arrivals submits the requests that have arrived by now.

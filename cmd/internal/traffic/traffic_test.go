@@ -60,6 +60,32 @@ func TestSimulateByHand(t *testing.T) {
 	}
 }
 
+// By hand, one request after the other: the server takes 1 ms around each of two chunks of 50 ms and three iterations of
+// 10 ms, and as much around the next request's calls.
+func TestSimulateAroundByHand(t *testing.T) {
+	trace := []Request{{AtMS: 5, Class: "proactive", Prompt: 150, Output: 4}, {AtMS: 20, Class: "reactive", Prompt: 80, Output: 2}}
+	config := scheduler.Default(4)
+	config.Policy = scheduler.FCFS
+	report, err := simulateAround(planOf(), trace, config, 1e6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reactive, proactive := report.Classes[0], report.Classes[1]
+	for _, pair := range [][2]float64{{proactive.TTFT, 102}, {proactive.PerToken, 11}, {reactive.TTFT, 140 - 20 + 51}, {reactive.PerToken, 11}} {
+		if math.Abs(pair[0]-pair[1]) > 1e-9 {
+			t.Errorf("%+v, %+v: got %v ms, want %v", reactive, proactive, pair[0], pair[1])
+		}
+	}
+}
+
+// What the server takes around a call is measured on the machine itself.
+func TestMeasureAround(t *testing.T) {
+	took, err := measureAround(t.Context(), onOneCore(t))
+	if err != nil || took <= 0 {
+		t.Errorf("%v, %v, want some time", took, err)
+	}
+}
+
 // By hand, with a processor that processes prompts beside decoding: 90 ms a chunk, and 12 ms an iteration meanwhile. The
 // reactive request has its prompt at 50 and a token at 60, when the proactive one comes; of its chunk 8 iterations pass
 // until 156; one for both until 168; the reactive one alone until 258.
