@@ -209,9 +209,8 @@ func TestLeastPositionsChosen(t *testing.T) {
 		one := *want
 		one.Density, one.Context, one.Prompts = c.density, 2048, []workload.Prompt{{Tokens: c.tokens, Share: 1}}
 		one.Buckets = []int{256}
-		model := *m
-		model.MaxContext = 2048
-		got, err := (&Input{Model: &model, Workload: &one, Calibration: cal}).density()
+		m.MaxContext = 2048
+		got, err := (&Input{Model: m, Workload: &one, Calibration: cal}).density()
 		if err != nil {
 			t.Fatal(err)
 		}
