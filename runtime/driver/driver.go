@@ -163,7 +163,7 @@ type Processor interface {
 	// Load prepares an artifact with its weights for Run. The weights' bytes stay valid and unchanged until the
 	// Executable is closed. Weights match the graph's by position, shape, scheme and layout; their names may differ,
 	// because one artifact serves every layer. Artifacts are already verified; a driver still refuses one whose graph
-	// or weights it cannot execute, by name.
+	// or weights it cannot execute, by name, and one that holds another graph than Artifact.Graph.
 	Load(ctx context.Context, a Artifact, w Weights) (Executable, error)
 	// Run executes synchronously; processors that can do otherwise are Asynchronous too. Rows beyond Scalars.Rows of outputs are written as zeros or left alone.
 	// Values without an answer are errors that name node and row: NaN or an infinity given to
@@ -374,6 +374,9 @@ type Artifact struct {
 	Code   []byte           // driver-specific; canonical JSON of the graph for host and sim
 	Shared []byte           // CompiledGroup.Shared of the artifact's group, which Code refers to; nil when Code holds all
 	Facts  map[string]int64 // what the compiler reported, e.g. "bytes"; never a time
+	// Graph is what the plan says that Code computes: Load refuses code of any other graph, with class verify. nil: the
+	// caller has compiled Code itself, and there is nothing to compare.
+	Graph *op.Graph
 }
 
 // Target is the processor a compiler compiles for.

@@ -46,6 +46,36 @@ func ParseGraph(code []byte) (op.Graph, error) {
 	return graph, nil
 }
 
+// ParseGraph is the graph of an artifact whose code is canonical JSON of it. Where the caller says which graph that must
+// be (Artifact.Graph), another one is refused, and so is code that is none.
+func (a *Artifact) ParseGraph() (op.Graph, error) {
+	graph, err := ParseGraph(a.Code)
+	if err != nil && a.Graph != nil {
+		return graph, otherGraph("%w", err)
+	}
+	if err != nil {
+		return graph, err
+	}
+	return graph, a.Matches(&graph)
+}
+
+// Matches refuses an artifact that holds another graph than the plan says.
+func (a *Artifact) Matches(held *op.Graph) error {
+	if a.Graph == nil {
+		return nil
+	}
+	if text := held.Difference(a.Graph); text != "" {
+		return otherGraph("%s", text)
+	}
+	return nil
+}
+
+// otherGraph is the refusal of an artifact that does not belong to its plan.
+func otherGraph(format string, args ...any) error {
+	return diag.New(diag.ClassVerify, "the artifact holds another graph than the plan: "+format, args...).
+		WithHint("the bundle was signed with an artifact of another plan: emit it again with hetc")
+}
+
 // PackedBytes is how many bytes the packed weights of a graph have, of all experts; size is that of one spec. Weights
 // that are given (nil: none are) must have them; the experts of one may lie further apart, as parts of their columns do.
 func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (int64, error)) (total int64, err error) {

@@ -647,7 +647,7 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	fail := func(err error) (driver.Executable, error) {
 		return nil, fmt.Errorf("load graph %q: %w", graph.Name, err)
 	}
-	artifact := driver.Artifact{Driver: proc.Driver}
+	artifact := driver.Artifact{Driver: proc.Driver, Graph: &graph.Graph}
 	var weights driver.Weights
 	var key string
 	// weights compiled in: the artifact is the layer's own
@@ -689,8 +689,9 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	exe, err := on.proc.Load(ctx, artifact, weights)
 	if err != nil {
 		class := diag.ClassRun
-		if diag.ClassOf(err) == diag.ClassUnavailable { // the graph is right, and something is missing here
-			class = diag.ClassUnavailable
+		switch found := diag.ClassOf(err); found {
+		case diag.ClassUnavailable, diag.ClassVerify: // the graph is right and something is missing here; it is another graph
+			class = found
 		}
 		return nil, diag.New(class, "load graph %q on processor %q: %w", graph.Name, on.name, err)
 	}

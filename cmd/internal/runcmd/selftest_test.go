@@ -115,7 +115,13 @@ func coreProc(t *testing.T) planir.Proc {
 // bundleOf is a signed bundle of the demo model, of which the processor "gpu" executes one product of every layer.
 func bundleOf(t *testing.T, gpu planir.Proc, configure func(*emit.Options)) (path, trust string) {
 	t.Helper()
-	model, err := models.Open("../../../testdata/models/tiny-llama-kjv")
+	return bundleOfModel(t, "models/tiny-llama-kjv", gpu, configure)
+}
+
+// bundleOfModel is bundleOf for another model below testdata. The key lies beside the .pub.
+func bundleOfModel(t *testing.T, name string, gpu planir.Proc, configure func(*emit.Options)) (path, trust string) {
+	t.Helper()
+	model, err := models.Open(filepath.Join("../../../testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}

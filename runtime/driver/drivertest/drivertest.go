@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -570,6 +571,7 @@ func testRefusedAtLoad(t *testing.T, factory *Factory) {
 		t.Fatal(err)
 	}
 	r.artifacts(artifact, good.packed)
+	r.otherGraphs(artifact, good)
 	r.weights(artifact, good.packed, good.graph.Weights[0].Name)
 	for _, scheme := range r.caps.Schemes {
 		r.experts(op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme})
@@ -662,6 +664,44 @@ func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
 		noise[i] = byte(rng.Uint32())
 	}
 	with("noise", noise)
+}
+
+// otherGraphs tries a good artifact for graphs that it was not compiled from, twice, since a driver may keep what it has
+// parsed. Then it is loaded for its own.
+func (r *refusals) otherGraphs(artifact driver.Artifact, good *trial) {
+	for _, c := range []struct {
+		what   string
+		change func(g *op.Graph)
+		word   string
+	}{
+		{"another operator", func(g *op.Graph) { g.Nodes[0].Op.Kind = op.Add }, string(op.Add)},
+		{"another shape", func(g *op.Graph) { g.Nodes[0].Op.N *= 2 }, `"n"`},
+		{"another scheme", func(g *op.Graph) { g.Nodes[0].Op.Scheme = "a1w1" }, "a1w1"},
+		{"another name of a weight", func(g *op.Graph) { g.Weights[0].Name += "2" }, "weight 0"},
+		{"one node more", func(g *op.Graph) { g.Nodes = append(g.Nodes, g.Nodes[0]) }, "want 2"},
+	} {
+		other := good.graph
+		other.Nodes, other.Weights = slices.Clone(other.Nodes), slices.Clone(other.Weights)
+		c.change(&other)
+		artifact.Graph = &other
+		for range 2 {
+			exe, err := r.session.load(artifact, good.packed)
+			if err == nil {
+				exe.Close()
+			}
+			mentions(r.t, "an artifact for a graph with "+c.what, err, "another graph than the plan", c.word)
+			if class := diag.ClassOf(err); class != diag.ClassVerify {
+				r.t.Errorf("an artifact for a graph with %s: class %q, want %q", c.what, class, diag.ClassVerify)
+			}
+		}
+	}
+	artifact.Graph = &good.graph
+	exe, err := r.session.load(artifact, good.packed)
+	if err != nil {
+		r.t.Errorf("an artifact for its own graph: %v", err)
+		return
+	}
+	exe.Close()
 }
 
 // weights tries weights that are not those of the graph: other numbers, sizes, shapes, schemes and

@@ -359,7 +359,8 @@ func (p *groupProcessor) Load(ctx context.Context, artifact driver.Artifact,
 		from = from[spec.Bytes:]
 		weights = append(weights, driver.Packed{Spec: spec.Spec, Bytes: buf.Bytes(), Stride: spec.Stride})
 	}
-	exe, err := p.Processor.Load(ctx, driver.Artifact{Driver: p.d.Driver.Name(), Code: code.Code}, weights)
+	exe, err := p.Processor.Load(ctx, driver.Artifact{Driver: p.d.Driver.Name(), Code: code.Code, Graph: artifact.Graph},
+		weights)
 	if err != nil {
 		return nil, errors.Join(err, loaded.Close())
 	}

@@ -133,9 +133,13 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
 	}
 	graph, known := p.graphs[string(artifact.Code)] // one artifact serves every layer
-	if !known {
+	if known {
+		if err := artifact.Matches(&graph); err != nil {
+			return nil, err
+		}
+	} else {
 		var err error
-		if graph, err = driver.ParseGraph(artifact.Code); err != nil {
+		if graph, err = artifact.ParseGraph(); err != nil {
 			return nil, err
 		}
 		p.graphs[string(artifact.Code)] = graph

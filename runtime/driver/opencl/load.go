@@ -139,6 +139,9 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		}
 		p.codes[string(artifact.Code)] = code
 	}
+	if err := artifact.Matches(&code.Graph); err != nil {
+		return nil, err
+	}
 	exe := &executable{p: p, graph: code.Graph, code: code}
 	checked, err := weights.Check(&code.Graph, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {

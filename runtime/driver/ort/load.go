@@ -283,6 +283,9 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		}
 		p.models[string(artifact.Code)] = model
 	}
+	if err := artifact.Matches(&model.graph); err != nil {
+		return nil, err
+	}
 	weights, err := weights.Check(&model.graph, layout, pack.Bytes)
 	if err != nil {
 		return nil, err

@@ -74,6 +74,9 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 	if err != nil {
 		return nil, err
 	}
+	if err := artifact.Matches(&model.graph); err != nil {
+		return nil, err
+	}
 	for i, node := range model.graph.Nodes {
 		if err := supports(p.caps, node.Op); err != nil {
 			return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)

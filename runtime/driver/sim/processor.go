@@ -115,7 +115,7 @@ func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights 
 	if artifact.Driver != socs.SimDriver {
 		return fail(fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, socs.SimDriver))
 	}
-	graph, err := driver.ParseGraph(artifact.Code)
+	graph, err := artifact.ParseGraph()
 	if err != nil {
 		return fail(err)
 	}
