@@ -25,9 +25,8 @@ type BesidePair struct {
 	DecodeNS    int64 `json:"decode_ns" yaml:"decode_ns"`
 }
 
-// Precision says whether every product has the same scheme in all programs, and, if so, whether their arithmetic is that
-// of integers. Of such a plan the rows of a sequence have the same bits, one by one or several at once, whichever program
-// computes them.
+// Precision says whether every product has the same scheme in all programs (alike), and whether it computes with integers
+// there, too (exact). Where exact is true, a row has the same bits in every program, alone or with other rows.
 func (p *Plan) Precision() (alike, exact bool) {
 	alike, exact = true, true
 	for i := range p.Decisions {
@@ -38,15 +37,15 @@ func (p *Plan) Precision() (alike, exact bool) {
 		if one := p.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme {
 			alike = false
 		}
-		looksUp := strings.HasPrefix(decision.Node, "embed.") // which computes nothing
+		looksUp := strings.HasPrefix(decision.Node, "embed.") // a lookup computes nothing
 		exact = exact && (looksUp || decision.Scheme.QuantisedRows())
 	}
 	return alike, alike && exact
 }
 
-// ByCall reports whether what a row of a prompt gets depends on the other rows of its call: blocks of queries, counted from
-// a call's first row, share a selection of positions, and of the rows that are sent to an expert those beyond its slot are
-// dropped. The same tokens have other logits in calls that divide them otherwise.
+// ByCall reports whether the results of a row depend on the other rows of its call. Sparse attention selects positions for
+// blocks of queries, counted from the call's first row. Capacity tiers drop rows beyond an expert's slot. In such plans the
+// same tokens get other logits when a prompt is cut into other chunks.
 func (p *Plan) ByCall() bool {
 	return p.Attention != nil || slices.ContainsFunc(p.Experts, ExpertTiers.drops)
 }
@@ -64,9 +63,9 @@ func (p *Program) ProgramOn(proc string, rows int) *PhaseProgram {
 	return nil
 }
 
-// beside is P017. What runs at the same time shares no thread, no core and no buffer: the two processors have no core
-// in common, each program of one processor has steps of that processor only, in buffers that no other program touches,
-// and prompts are not processed by the control processor, whose thread serves the caller.
+// beside is P017. Programs that run at the same time share no thread, no core and no buffer. The two processors have no
+// core in common. Each program of one processor has only steps of that processor, and its buffers belong to no other
+// program. The control processor processes no prompts, since its thread serves the caller.
 func (c *checker) beside() {
 	c.ownPrograms()
 	beside := c.plan.Beside
@@ -74,14 +73,14 @@ func (c *checker) beside() {
 		return
 	}
 	prefill, decode := c.plan.Proc(beside.Prefill), c.plan.Proc(beside.Decode)
+	control := c.plan.Proc(c.plan.SoC.Control)
 	switch {
 	case prefill == nil || decode == nil:
 		c.fail("beside", "processors %q and %q, want two of the plan", beside.Prefill, beside.Decode)
 		return
 	case prefill == decode || sharesCore(prefill, decode):
 		c.fail("beside", "processors %q and %q work at the same time, want no core of both", prefill.Name, decode.Name)
-	case c.plan.Proc(c.plan.SoC.Control) != nil && (prefill.Name == c.plan.SoC.Control ||
-		sharesCore(prefill, c.plan.Proc(c.plan.SoC.Control))):
+	case control != nil && (prefill == control || sharesCore(prefill, control)):
 		c.fail("beside.prefill", "%q processes prompts beside decoding, and shares a thread with the control processor",
 			prefill.Name)
 	}
@@ -89,6 +88,11 @@ func (c *checker) beside() {
 		return
 	}
 	c.besidePrograms(beside)
+	c.besidePairs(beside)
+}
+
+// besidePairs checks that predicted pairs are of programs that there are, in ascending order of their rows.
+func (c *checker) besidePairs(beside *Beside) {
 	for i, pair := range beside.Pairs {
 		path := fmt.Sprintf("beside.pairs[%d]", i)
 		first, second := c.plan.Program.ProgramOn(beside.Prefill, pair.PrefillRows),
@@ -111,8 +115,8 @@ func (c *checker) beside() {
 	}
 }
 
-// besidePrograms checks that there is a program for whatever may be asked of the two: for some number of rows of a
-// prompt, for one sequence, and for every batch; each computes logits.
+// besidePrograms checks that the two processors have all programs they need: one for a prompt, and for decoding one for a
+// single sequence and one for every batch. Each computes logits.
 func (c *checker) besidePrograms(beside *Beside) {
 	prompts := 0
 	for i := range c.plan.Program.Beside {
@@ -149,25 +153,10 @@ func (c *checker) besidePrograms(beside *Beside) {
 	}
 }
 
-// ownPrograms checks programs of one processor: only beside calls for them, and they keep to themselves.
+// ownPrograms checks programs of one processor: only the plan's Beside calls for them, and they use no step, flag or
+// buffer of another processor.
 func (c *checker) ownPrograms() {
-	users := map[string]string{} // of buffers, by what executes the program
-	for step := range c.plan.Program.steps() {
-		on := step.program.On
-		if on != "" && step.lane.Proc != on {
-			c.fail(step.path(""), "program %q is of processor %q, and this step runs on %q", step.program.Name, on,
-				step.lane.Proc)
-		}
-		for _, list := range [][]View{step.In, step.Out} {
-			for _, view := range list {
-				if other, used := users[view.Buffer]; used && other != on {
-					c.fail(step.path(""), "buffer %q is used by programs of %q and of %q, which may run at the same time",
-						view.Buffer, other, on)
-				}
-				users[view.Buffer] = on
-			}
-		}
-	}
+	c.ownSteps()
 	for section := range c.plan.Program.sections() {
 		if section.program.On != "" && section.Flags != 0 {
 			c.fail(section.path()+".flags", "%d flags, and processor %q waits for no other", section.Flags,
@@ -186,16 +175,42 @@ func (c *checker) ownPrograms() {
 			c.fail(path+".on", "program %q is of processor %q, which works beside no other", program.Name, program.On)
 			continue
 		}
-		for _, name := range []string{IDs, Logits} {
-			own, all := c.buffers[program.Own(name)], c.buffers[name]
-			rows := program.Rows
-			if name == Logits && !program.Batch() {
-				rows = 1
+		c.ownEnds(program)
+	}
+}
+
+// ownSteps checks that programs of one processor have steps of that processor only, and buffers of their own.
+func (c *checker) ownSteps() {
+	users := map[string]string{} // by buffer: the processor whose programs use it, "" for programs of all
+	for step := range c.plan.Program.steps() {
+		on := step.program.On
+		if on != "" && step.lane.Proc != on {
+			c.fail(step.path(""), "program %q is of processor %q, and this step runs on %q", step.program.Name, on,
+				step.lane.Proc)
+		}
+		for _, list := range [][]View{step.In, step.Out} {
+			for _, view := range list {
+				if other, used := users[view.Buffer]; used && other != on {
+					c.fail(step.path(""), "buffer %q is used by programs of %q and of %q, which may run at the same time",
+						view.Buffer, other, on)
+				}
+				users[view.Buffer] = on
 			}
-			if own == nil || own.Type != all.Type || own.Cols != all.Cols || own.Rows < rows {
-				c.fail("program.buffers", "buffer %q of program %q is missing, or is not as long and wide as it must be",
-					program.Own(name), program.Name)
-			}
+		}
+	}
+}
+
+// ownEnds checks that a program of one processor has token ids and logits of its own, as those of all programs are.
+func (c *checker) ownEnds(program *PhaseProgram) {
+	for _, name := range []string{IDs, Logits} {
+		own, all := c.buffers[program.Own(name)], c.buffers[name]
+		rows := program.Rows
+		if name == Logits && !program.Batch() {
+			rows = 1
+		}
+		if own == nil || own.Type != all.Type || own.Cols != all.Cols || own.Rows < rows {
+			c.fail("program.buffers", "buffer %q of program %q is missing, or is not as long and wide as it must be",
+				program.Own(name), program.Name)
 		}
 	}
 }

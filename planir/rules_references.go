@@ -11,27 +11,60 @@ import (
 // References: everything that a plan names exists. Rules from here on look names up without testing the result, because
 // checking stops after the first rule that finds something.
 
-// references is P002. It fills the checker's indices, on which all later rules rely.
+// references is P002. It first collects the names that the program defines, in the checker's indices, and then looks up
+// what the rest of the plan refers to. All later rules rely on the indices.
 func (c *checker) references() {
-	plan, program := c.plan, &c.plan.Program
-	if len(plan.Folds) > 0 && plan.Calibration() == "" {
-		c.fail("folds", "groups %q are folded, and no calibration is among the inputs", plan.Folds)
+	c.foldReferences()
+	c.shadowReferences()
+	c.outlierReferences()
+	c.collectNames()
+	c.known("soc.control", c.plan.SoC.Control)
+	c.laneReferences()
+	for step := range c.plan.Program.steps() {
+		c.stepReferences(step)
 	}
-	for i := range plan.Shadows { // a node that no decision gives such a scheme has nothing to prune
-		node := plan.Shadows[i].Node
-		if !slices.ContainsFunc(plan.Decisions, func(d Decision) bool { return d.Node == node && d.Scheme.Shadow() }) {
+	for i, decision := range c.plan.Decisions {
+		for _, share := range decision.Shares {
+			c.known(fmt.Sprintf("decisions[%d]", i), share.Proc)
+		}
+	}
+	c.deciderReferences()
+}
+
+// foldReferences checks that folds come with the calibration that found them.
+func (c *checker) foldReferences() {
+	if len(c.plan.Folds) > 0 && c.plan.Calibration() == "" {
+		c.fail("folds", "groups %q are folded, and no calibration is among the inputs", c.plan.Folds)
+	}
+}
+
+// shadowReferences checks that nodes whose shadow outliers are pruned have a scheme with shadow outliers.
+func (c *checker) shadowReferences() {
+	for i := range c.plan.Shadows {
+		node := c.plan.Shadows[i].Node
+		decides := func(decision Decision) bool { return decision.Node == node && decision.Scheme.Shadow() }
+		if !slices.ContainsFunc(c.plan.Decisions, decides) {
 			c.fail(fmt.Sprintf("shadows[%d]", i), "shadow outliers of %q are pruned, and no decision gives it any",
 				node)
 		}
 	}
-	for i, entry := range plan.Outliers {
-		decision := plan.DecisionFor(entry.Node, entry.Rows)
+}
+
+// outlierReferences checks the same of nodes for which a number of outlier channels is stated.
+func (c *checker) outlierReferences() {
+	for i, entry := range c.plan.Outliers {
+		decision := c.plan.DecisionFor(entry.Node, entry.Rows)
 		if decision == nil || !decision.Scheme.Shadow() {
 			c.fail(fmt.Sprintf("outliers[%d]", i),
 				"%d channels of %q at %d rows, and no decision gives it shadow outliers",
 				entry.Channels, entry.Node, entry.Rows)
 		}
 	}
+}
+
+// collectNames fills the indices of buffers, graphs, weights and packs, and checks what these four name.
+func (c *checker) collectNames() {
+	program := &c.plan.Program
 	for i := range program.Buffers {
 		c.buffers[program.Buffers[i].Name] = &program.Buffers[i]
 	}
@@ -52,24 +85,23 @@ func (c *checker) references() {
 			c.fail(fmt.Sprintf("program.packs[%d].weight", i), "unknown weight %q", pack.Weight)
 		}
 	}
-	// All names are known now; the rest of the plan refers to them.
-	c.known("soc.control", plan.SoC.Control)
-	for section := range program.sections() {
+}
+
+// laneReferences checks that lanes are of processors that the plan has, and do something.
+func (c *checker) laneReferences() {
+	for section := range c.plan.Program.sections() {
 		for i, lane := range section.Lanes {
-			if plan.Proc(lane.Proc) == nil || len(lane.Steps) == 0 {
+			if c.plan.Proc(lane.Proc) == nil || len(lane.Steps) == 0 {
 				c.fail(fmt.Sprintf("%s.lanes[%d]", section.path(), i),
 					"lane of %q has %d steps, want a known processor with at least one", lane.Proc, len(lane.Steps))
 			}
 		}
 	}
-	for step := range program.steps() {
-		c.stepReferences(step)
-	}
-	for i, decision := range plan.Decisions {
-		for _, share := range decision.Shares {
-			c.known(fmt.Sprintf("decisions[%d]", i), share.Proc)
-		}
-	}
+}
+
+// deciderReferences checks that the decider names programs of the plan.
+func (c *checker) deciderReferences() {
+	program := &c.plan.Program
 	for i, entry := range program.Decider {
 		named := func(phase PhaseProgram) bool { return phase.Name == entry.Program }
 		if !slices.ContainsFunc(program.Programs, named) && !slices.ContainsFunc(program.InFlight, named) {
@@ -85,7 +117,7 @@ func (c *checker) known(path, proc string) {
 	}
 }
 
-// weight checks of a weight its layers, what its static scale is computed from, and what it is folded with.
+// weight checks the layers of a weight, what it is computed from if it is not stored, and what it is folded with.
 func (c *checker) weight(path string, weight *op.Weight) {
 	at := 0
 	for _, layers := range weight.Layers {
@@ -103,21 +135,32 @@ func (c *checker) weight(path string, weight *op.Weight) {
 	if weight.HeadsOf != "" {
 		c.headsWeight(path, weight)
 	}
+	c.weightFolds(path, weight)
+	if weight.Experts < 0 || weight.Experts > maxExperts {
+		c.fail(path+".experts", "%d experts, want 0..%d", weight.Experts, maxExperts)
+	}
+}
+
+// weightFolds checks that a weight is folded with groups that the plan folds. The folded source is one of the weight's
+// tensors. A static scale has no tensors: there it is a source of the weight of the product that the scale is for.
+func (c *checker) weightFolds(path string, weight *op.Weight) {
 	for _, group := range []string{weight.FoldRows, weight.FoldCols} {
 		if group != "" && !slices.Contains(c.plan.Folds, group) {
 			c.fail(path, "weight %q is folded with group %q, and the plan folds %q", weight.Name, group, c.plan.Folds)
 		}
 	}
-	// The folded source is one of the tensors; a computed weight has none, and names the source of its product's
-	// weight.
 	beyond := weight.FoldSource >= max(1, len(weight.From)) && weight.ScaleOf == ""
-	if weight.FoldSource < 0 || beyond || weight.FoldSource != 0 && weight.FoldCols == "" {
+	unused := weight.FoldSource != 0 && weight.FoldCols == ""
+	if weight.FoldSource < 0 || beyond || unused {
 		c.fail(path+".fold_source", "source %d of %d is folded by %q", weight.FoldSource, len(weight.From),
 			weight.FoldCols)
 	}
-	if weight.Experts < 0 || weight.Experts > maxExperts {
-		c.fail(path+".experts", "%d experts, want 0..%d", weight.Experts, maxExperts)
-	}
+}
+
+// isStored reports whether a weight says how its numbers are read from the model. Computed weights do not.
+func isStored(weight *op.Weight) bool {
+	return len(weight.From) > 0 || len(weight.Const) > 0 || len(weight.Interleave) > 0 || weight.Experts != 0 ||
+		weight.Plus != 0 || weight.Transposed
 }
 
 // staticScale checks that a scale is computed from the calibration and from nothing else. It has one of two forms:
@@ -129,9 +172,7 @@ func (c *checker) staticScale(path string, weight *op.Weight) {
 	}
 	numbers := weight.K == 1 && weight.N >= 1 && weight.N <= most && weight.FoldCols == "" && weight.Outliers >= 0
 	grid := weight.K == 2 && weight.Outliers == 0
-	stored := len(weight.From) > 0 || len(weight.Const) > 0 || len(weight.Interleave) > 0 ||
-		weight.Experts != 0 || weight.Plus != 0 || weight.Transposed
-	if !numbers && !grid || stored {
+	if !numbers && !grid || isStored(weight) {
 		c.fail(path, "weight %q is the scale of %q, and [%d,%d] from %v, want 1..%d computed numbers, or the steps [2,N] of a grid",
 			weight.Name, weight.ScaleOf, weight.K, weight.N, weight.From, op.MaxScales)
 	}
@@ -141,11 +182,11 @@ func (c *checker) staticScale(path string, weight *op.Weight) {
 	}
 }
 
-// slots checks that a weight of slots is of tiers that the plan has, in the layers that these have, and stored nowhere.
+// slots checks a weight that says which experts are in the slots of a program: it is computed, and there are capacity
+// tiers for its program and layers.
 func (c *checker) slots(path string, weight *op.Weight) {
 	tiers := c.plan.TiersOf(weight.SlotsOf)
-	stored := len(weight.From) > 0 || len(weight.Const) > 0 || len(weight.Interleave) > 0 || weight.ScaleOf != "" ||
-		weight.Experts != 0 || weight.Plus != 0 || weight.Transposed || weight.FoldRows+weight.FoldCols != ""
+	stored := isStored(weight) || weight.ScaleOf != "" || weight.FoldRows != "" || weight.FoldCols != ""
 	if tiers == nil || stored || len(weight.Layers) == 0 || weight.K != 1 || weight.N != tiers.Slots() {
 		c.fail(path, "weight %q is [%d,%d] and says what is in the slots of the program of %d rows, want computed "+
 			"numbers, in layers, one for each slot of tiers that the plan has", weight.Name, weight.K, weight.N,
@@ -157,7 +198,7 @@ func (c *checker) slots(path string, weight *op.Weight) {
 	}
 }
 
-// tieredLayers checks that tiers say of every layer of a range what is in its slots.
+// tieredLayers checks that capacity tiers name the experts in the slots of every layer of a range.
 func (c *checker) tieredLayers(path string, tiers *ExpertTiers, from, to int) {
 	for layer := from; layer < to; layer++ {
 		if known := tiers.Layer(layer); known == nil || len(known.Slots) != tiers.Slots() {
@@ -168,7 +209,8 @@ func (c *checker) tieredLayers(path string, tiers *ExpertTiers, from, to int) {
 	}
 }
 
-// slotRef checks that a reference to what is in a slot is of experts, and of tiers that know the layers of its section.
+// slotRef checks a step's reference to the expert in a slot: the pack holds experts, and the tiers know the slot and the
+// layers of the section.
 func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
 	tiers := c.plan.TiersOf(ref.Tiers)
 	experts := 0
@@ -187,8 +229,8 @@ func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
 	c.tieredLayers(step.path(".w"), tiers, step.section.First, step.section.First+step.section.Layers)
 }
 
-// headsWeight checks that the numbers of an attention's heads are computed from the calibration and from nothing else, for
-// the share of positions that the plan keeps.
+// headsWeight checks a weight that says how the heads of an attention are rounded: its numbers come from the calibration
+// alone, and are those for the share of positions that the plan keeps.
 func (c *checker) headsWeight(path string, weight *op.Weight) {
 	other := *weight
 	other.Name, other.HeadsOf, other.Density, other.Layers = "", "", 0, nil

@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// graphs is P003. Operators with state need a processor that stops at a call's last row: what a static graph computes
-// for padding rows would enter the cache. Those that count rows themselves do not.
+// graphs is P003. Operators that write the cache need a processor that stops at a call's last row (DynamicRows): a static
+// graph would write its padding rows into the cache. Operators that count the rows themselves may be static.
 func (c *checker) graphs() {
 	for i := range c.plan.Program.Graphs {
 		graph := &c.plan.Program.Graphs[i]
@@ -19,8 +19,8 @@ func (c *checker) graphs() {
 		}
 		proc := c.plan.Proc(graph.Proc)
 		batch := slices.ContainsFunc(graph.Graph.Nodes, func(node op.Node) bool { return node.Op.Batch })
-		rows := graph.Graph.Rows()
-		if (batch || graph.Graph.State() && !graph.Graph.CountsRows()) && rows > 1 && !proc.DynamicRows {
+		stops := batch || graph.Graph.State() && !graph.Graph.CountsRows()
+		if rows := graph.Graph.Rows(); stops && rows > 1 && !proc.DynamicRows {
 			c.fail(path, "graph %q: processor %q computes all %d rows whatever a call has, and the cache must not see rows beyond it",
 				graph.Name, proc.Name, rows)
 		}
@@ -96,7 +96,7 @@ func (c *checker) views() {
 			continue
 		}
 		rows := step.program.Rows
-		if step.Full && len(step.Out) > 0 { // of slots: as many as the buffer of what it computes
+		if step.Full && len(step.Out) > 0 { // it computes slots of experts: as many rows as their buffer has
 			rows = c.buffers[step.Out[0].Buffer].Rows
 		}
 		if step.R0 < 0 || step.R0 >= rows || step.ExpectNS < 0 {
@@ -125,7 +125,7 @@ func (c *checker) operands(step stepAt, part string, views []View, values []op.V
 	}
 }
 
-// heads compares the heads of a step with the cache and with its graph. It is false where they are not of the cache.
+// heads compares the heads of a step with the cache and with its graph. It returns false where the cache lacks them.
 func (c *checker) heads(step stepAt, graph *Graph) bool {
 	cache, section := c.plan.Program.Cache, step.section
 	first, after := step.Heads[0], step.Heads[1]
@@ -180,7 +180,7 @@ func (c *checker) weightRef(step stepAt, ref WeightRef, spec *op.WeightSpec) {
 	pack, proc := c.packs[ref.Pack], c.plan.Proc(step.lane.Proc)
 	rows, cols, experts := pack.K1-pack.K0, pack.N1-pack.N0, pack.Experts
 	if ref.Tiers > 0 {
-		experts = 0 // one of them
+		experts = 0 // the step reads one expert, which is a plain matrix
 	}
 	switch {
 	case pack.Slotted && ref.Tiers == 0:
@@ -207,6 +207,14 @@ type use struct{ k, n, rows span }
 // area is the number of multiplications.
 func (u use) area() int64 { return int64(u.k.length()) * int64(u.n.length()) * int64(u.rows.length()) }
 
+// common is what two uses share.
+func (u use) common(other use) use {
+	return use{u.k.common(other.k), u.n.common(other.n), u.rows.common(other.rows)}
+}
+
+// empty reports whether nothing is multiplied.
+func (u use) empty() bool { return u.k.length() <= 0 || u.n.length() <= 0 || u.rows.length() <= 0 }
+
 // span is the half-open range of integers from..to-1.
 type span struct{ from, to int }
 
@@ -216,14 +224,15 @@ func (s span) length() int { return s.to - s.from }
 // common is what two ranges share; its length is not positive where that is nothing.
 func (s span) common(other span) span { return span{max(s.from, other.from), min(s.to, other.to)} }
 
-// nodeWeight is a weight as a node uses it, of one in a slot with that.
+// nodeWeight is a weight as a node uses it; for an expert in a slot, with the slot.
 type nodeWeight struct {
 	node, weight string
 	slot         int
 }
 
-// tiling is P006. It adds up the areas a node's steps use and compares with the weight: with disjointness, each
-// element is then used exactly once per row of activations. It compares all pairs of a node's uses.
+// tiling is P006: every element of a weight is multiplied exactly once with every row of activations. Uses are boxes of
+// rows, columns and activations. Where no two boxes overlap and their volumes add up to that of the whole product, they
+// cover it exactly once.
 func (c *checker) tiling() {
 	for section := range c.plan.Program.sections() {
 		uses, order := c.usesOf(section)
@@ -234,10 +243,9 @@ func (c *checker) tiling() {
 				rows = max(rows, this.rows.to)
 				area += this.area()
 				for _, other := range uses[key][:i] {
-					k, n, both := this.k.common(other.k), this.n.common(other.n), this.rows.common(other.rows)
-					if k.length() > 0 && n.length() > 0 && both.length() > 0 {
+					if twice := this.common(other); !twice.empty() {
 						c.fail(section.path(), "node %q uses rows %d:%d columns %d:%d of weight %q twice",
-							key.node, k.from, k.to, n.from, n.to, key.weight)
+							key.node, twice.k.from, twice.k.to, twice.n.from, twice.n.to, key.weight)
 					}
 				}
 			}
@@ -249,12 +257,12 @@ func (c *checker) tiling() {
 	}
 }
 
-// usesOf lists what a section's steps use of packed weights, by node and weight, in the order in which they first do.
+// usesOf lists the parts of packed weights that a section's steps use, by node and weight, in the order of first use.
 func (c *checker) usesOf(section sectionAt) (uses map[nodeWeight][]use, order []nodeWeight) {
 	uses = map[nodeWeight][]use{}
 	tokens := section.program.Rows
 	if c.selects(section) {
-		tokens = 1 // what else is computed is padding
+		tokens = 1 // all other rows are padding
 	}
 	for step := range section.steps() {
 		graph := &c.graphOf[step.Run].Graph
@@ -283,7 +291,7 @@ func (c *checker) usesOf(section sectionAt) (uses map[nodeWeight][]use, order []
 	return uses, order
 }
 
-// selects reports whether a section copies one row, which its products then are of.
+// selects reports whether a section selects one row, so that its products compute that row alone.
 func (c *checker) selects(section sectionAt) bool {
 	for step := range section.steps() {
 		for _, node := range c.graphOf[step.Run].Graph.Nodes {

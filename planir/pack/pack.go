@@ -179,9 +179,9 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 // infinite values, and values too large for a 16-bit format, naming weight, row and column.
 func Pack(dst []byte, spec op.WeightSpec, src Source) error { return PackFor(dst, spec, src, nil) }
 
-// PackFor is Pack where imp says which errors matter (nil: all alike); its first rows are those of src. When src has
-// more rows than spec, the last spec.K are packed, with the values that packing all of them would give them: a multiple
-// of the block's length is in front of them.
+// PackFor is Pack where imp says which errors matter (nil: all alike); its first rows are those of src. Where src has more
+// rows than spec, the last spec.K rows are packed, and get the values that packing all rows would give them. The rows in
+// front of them are a whole number of blocks.
 func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error {
 	if err := fitsSpec(int64(len(dst)), spec, src, imp); err != nil {
 		return err
@@ -358,6 +358,7 @@ type tilePacker struct {
 	imp    *Importance // of 4-bit values, nil: all errors count alike
 	feed   *feedback   // of 4-bit values, nil: rows do not make up for each other's errors
 	search blockSearch
+	codes  [Block128]int32  // of 4-bit values: those of one block of a column
 	held   [TileN][]float32 // of q4c: the columns in buf
 
 	onnx *onnxPacker // nil: layout N32
@@ -420,45 +421,55 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 	if p.feed != nil {
 		clear(p.feed.state) // errors of another tile's columns
 	}
-	var k1 int
-	for k0 := 0; k0 < p.front+p.spec.K; k0 = k1 {
-		if k1 = min(k0+p.rows, p.front+p.spec.K); k0 < p.front {
+	all := p.front + p.spec.K
+	for k0, k1 := 0, 0; k0 < all; k0 = k1 {
+		k1 = min(k0+p.rows, all)
+		if k0 < p.front {
 			k1 = min(k1, p.front)
 		}
-		cols, err := p.read(tile, k0, k1)
-		if err != nil {
-			return err
-		}
-		switch p.spec.Scheme {
-		case "w32":
-			err = p.packW32(dst[k0*4*TileN:k1*4*TileN], &cols, tile, k0)
-		case "w16":
-			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, tile, k0)
-		case "q8c":
-			err = p.rowsQ8C(dst, &cols, tile, k0, k1, &scale, &sum)
-		case "q4b32", "q4b128":
-			err = p.rowsQ4(dst, &cols, tile, k0, k1)
-		case "q4c":
-			p.packQ4C(dst[k0*16:len(dst)-4*TileN], &cols, k1-k0, k0, &scale)
-		}
-		if err != nil {
+		if err := p.packChunk(dst, tile, k0, k1, &scale, &sum); err != nil {
 			return err
 		}
 	}
-	// What stands behind the codes of a column.
+	p.packTail(dst, tile, &scale, &sum)
+	return nil
+}
+
+// packChunk packs rows [k0,k1) of a tile.
+func (p *tilePacker) packChunk(dst []byte, tile, k0, k1 int, scale *[TileN]float32, sum *[TileN]int32) error {
+	cols, err := p.read(tile, k0, k1)
+	if err != nil {
+		return err
+	}
+	switch p.spec.Scheme {
+	case "w32":
+		return p.packW32(dst[k0*4*TileN:k1*4*TileN], &cols, tile, k0)
+	case "w16":
+		return p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, tile, k0)
+	case "q8c":
+		return p.rowsQ8C(dst, &cols, tile, k0, k1, scale, sum)
+	case "q4b32", "q4b128":
+		return p.rowsQ4(dst, &cols, tile, k0, k1)
+	case "q4c":
+		p.packQ4C(dst[k0*16:len(dst)-4*TileN], &cols, k1-k0, k0, scale)
+	}
+	return nil
+}
+
+// packTail writes the scales and sums that stand behind the codes of a tile.
+func (p *tilePacker) packTail(dst []byte, tile int, scale *[TileN]float32, sum *[TileN]int32) {
 	switch {
 	case p.spec.Scheme == "q8c" && p.onnx != nil:
-		p.onnx.q8cScales(p.spec.N, tile, &scale)
+		p.onnx.q8cScales(p.spec.N, tile, scale)
 	case p.spec.Scheme == "q8c":
 		tail := dst[len(dst)-8*TileN:]
-		putScales(tail, &scale)
+		putScales(tail, scale)
 		for column := range TileN {
 			binary.LittleEndian.PutUint32(tail[4*TileN+4*column:], uint32(sum[column]))
 		}
 	case p.spec.Scheme == "q4c":
-		putScales(dst[len(dst)-4*TileN:], &scale)
+		putScales(dst[len(dst)-4*TileN:], scale)
 	}
-	return nil
 }
 
 // putScales writes a float32 for each column.
@@ -634,8 +645,8 @@ func (p *tilePacker) packW16(dst []byte, cols *[TileN][]float32, tile, k0 int) e
 	return nil
 }
 
-// packQ4 quantises rows of a tile in blocks of block rows. With feedback dst may be empty: the errors of
-// the rows count all the same.
+// packQ4 quantises rows of a tile in blocks of block rows. With feedback dst may be empty: the errors of the rows are
+// carried on all the same.
 func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, tile, k0 int) error {
 	size := q4Bytes(block)
 	for column, col := range cols {
@@ -643,55 +654,19 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, til
 			return err
 		}
 	}
-	// Block by block: targets, the scale that suits them best, codes, and the two nibbles of a byte.
-	var weight []float32
-	var codes [Block128]int32
 	for index := 0; index*block < rows; index++ {
 		var nibbles, scales []byte
 		if len(dst) > 0 {
 			nibbles, scales = dst[index*size:index*size+16*block], dst[index*size+16*block:(index+1)*size]
-			for i := range nibbles {
-				nibbles[i] = 0x88 // two zeros: a nibble is a code plus 8
-			}
+			clearNibbles(nibbles)
 		}
-		k1 := min((index+1)*block, rows)
-		// Rows that matter more weigh more in the search for the scale.
-		if p.imp != nil {
-			weight = p.imp.weight[k0+index*block : k0+k1]
-		}
+		from, to := index*block, min((index+1)*block, rows)
 		for column, col := range cols {
 			var half uint16
 			if col != nil {
-				part := col[index*block : k1]
-				want, code := part, codes[:len(part)]
-				if p.feed != nil {
-					// With feedback a row's target makes up for the errors of the rows before it.
-					want = p.feed.targets(part, k0+index*block, column)
-				}
-				// The scale is stored as a half, so the search compares halves.
-				half = p.search.scale(want, weight)
-				if half&0x7c00 == 0x7c00 {
-					at := largest(want)
-					return p.refuse(want[at], k0+index*block+at, tile*TileN+column,
-						"is too large for a 16-bit block scale")
-				}
-				step := number.HalfToFloat(half)
-				switch {
-				case p.feed != nil:
-					p.feed.codes(code, part, want, k0+index*block, column, step)
-				case step != 0:
-					for i, value := range part {
-						code[i] = quant4(value / step)
-					}
-				}
-				if step != 0 && nibbles != nil {
-					shift := 4 * (column / 16)
-					mask := byte(0xf0 >> shift)
-					j := column % 16 * 4
-					for i, level := range code {
-						at := i>>2<<6 + j + i&3
-						nibbles[at] = nibbles[at]&mask | byte(level+8)<<shift
-					}
+				var err error
+				if half, err = p.packQ4Column(nibbles, col[from:to], tile, column, k0+from); err != nil {
+					return err
 				}
 			}
 			if scales != nil {
@@ -700,6 +675,60 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, til
 		}
 	}
 	return nil
+}
+
+// packQ4Column quantises a block of a column, whose first value is row k0 of the weight, and returns its scale. nibbles
+// is nil where only the errors count.
+func (p *tilePacker) packQ4Column(nibbles []byte, values []float32, tile, column, k0 int) (scale uint16, err error) {
+	// Rows that matter more weigh more in the search for the scale.
+	var weight []float32
+	if p.imp != nil {
+		weight = p.imp.weight[k0 : k0+len(values)]
+	}
+	// With feedback a row's target makes up for the errors of the rows before it.
+	want := values
+	if p.feed != nil {
+		want = p.feed.targets(values, k0, column)
+	}
+	// The scale is stored as a half, so the search compares halves.
+	scale = p.search.scale(want, weight)
+	if scale&0x7c00 == 0x7c00 {
+		at := largest(want)
+		return 0, p.refuse(want[at], k0+at, tile*TileN+column, "is too large for a 16-bit block scale")
+	}
+	step := number.HalfToFloat(scale)
+	codes := p.codes[:len(values)]
+	switch {
+	case p.feed != nil:
+		p.feed.codes(codes, values, want, k0, column, step)
+	case step != 0:
+		for i, value := range values {
+			codes[i] = quant4(value / step)
+		}
+	}
+	if step != 0 && nibbles != nil {
+		putNibbles(nibbles, codes, column)
+	}
+	return scale, nil
+}
+
+// clearNibbles makes all nibbles zeros: a nibble is a code plus 8.
+func clearNibbles(dst []byte) {
+	for i := range dst {
+		dst[i] = 0x88
+	}
+}
+
+// putNibbles writes the codes of a column of a tile, from the first row of a block. The columns 0 to 15 are in the low
+// nibbles, 16 to 31 in the high ones.
+func putNibbles(block []byte, codes []int32, column int) {
+	shift := 4 * (column / 16)
+	keep := byte(0xf0 >> shift)
+	block = block[column%16*4:]
+	for i, code := range codes {
+		at := i>>2<<6 + i&3
+		block[at] = block[at]&keep | byte(code+8)<<shift
+	}
 }
 
 // searchColumns finds the scales of the 4-bit columns of a tile, in two more passes over what is longer than the
@@ -744,37 +773,26 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 // packQ4C quantises rows of a tile, from row k0 of the weight, with known column scales.
 func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, rows, k0 int, scale *[TileN]float32) {
 	dst = dst[:(rows+BlockK-1)/BlockK*16*BlockK]
-	for i := range dst {
-		dst[i] = 0x88 // two zeros
-	}
-	var code [BlockK]int32
+	clearNibbles(dst)
 	for column, col := range cols {
 		step := scale[column]
 		if col == nil {
 			continue
 		}
-		shift := 4 * (column / 16)
-		mask := byte(0xf0 >> shift)
 		for index := 0; index*BlockK < rows; index++ {
-			part := col[index*BlockK : min((index+1)*BlockK, rows)]
-			codes := code[:len(part)]
+			values := col[index*BlockK : min((index+1)*BlockK, rows)]
+			codes := p.codes[:len(values)]
+			first := k0 + index*BlockK
 			switch {
 			case p.feed != nil:
-				p.feed.codes(codes, part, p.feed.targets(part, k0+index*BlockK, column), k0+index*BlockK, column, step)
-			case step == 0:
-				continue
-			default:
-				for i, value := range part {
+				p.feed.codes(codes, values, p.feed.targets(values, first, column), first, column, step)
+			case step != 0:
+				for i, value := range values {
 					codes[i] = max(-7, quant4(value/step))
 				}
 			}
-			if step == 0 {
-				continue
-			}
-			at := dst[index*16*BlockK+column%16*4:]
-			for i, level := range codes {
-				byteAt := i>>2<<6 + i&3
-				at[byteAt] = at[byteAt]&mask | byte(level+8)<<shift
+			if step != 0 {
+				putNibbles(dst[index*16*BlockK:], codes, column)
 			}
 		}
 	}
@@ -864,21 +882,8 @@ func packRows(dst []byte, spec op.WeightSpec, element op.Type, src Source) error
 						if spec.Scheme == "w16" { // as N32 holds it
 							value = math.Float32frombits(uint32(number.FloatToBrain(value)) << 16)
 						}
-						switch element {
-						case op.F32:
-							binary.LittleEndian.PutUint32(row[(column-n0)*4:], math.Float32bits(value))
-						case op.BF16:
-							half := number.FloatToBrain(value)
-							if half&0x7f80 == 0x7f80 {
-								return refuse(value, at, column, "is too large for bf16")
-							}
-							binary.LittleEndian.PutUint16(row[(column-n0)*2:], half)
-						case op.F16:
-							half := number.FloatToHalf(value)
-							if half&0x7c00 == 0x7c00 {
-								return refuse(value, at, column, "is too large for f16")
-							}
-							binary.LittleEndian.PutUint16(row[(column-n0)*2:], half)
+						if why := putElement(row[(column-n0)*size:], element, value); why != "" {
+							return refuse(value, at, column, why)
 						}
 					}
 				}
@@ -886,4 +891,25 @@ func packRows(dst []byte, spec op.WeightSpec, element op.Type, src Source) error
 			return nil
 		}
 	})
+}
+
+// putElement writes a value as an element. It returns why the type cannot hold the value, "" where it can.
+func putElement(dst []byte, element op.Type, value float32) (why string) {
+	switch element {
+	case op.F32:
+		binary.LittleEndian.PutUint32(dst, math.Float32bits(value))
+	case op.BF16:
+		half := number.FloatToBrain(value)
+		if half&0x7f80 == 0x7f80 {
+			return "is too large for bf16"
+		}
+		binary.LittleEndian.PutUint16(dst, half)
+	case op.F16:
+		half := number.FloatToHalf(value)
+		if half&0x7c00 == 0x7c00 {
+			return "is too large for f16"
+		}
+		binary.LittleEndian.PutUint16(dst, half)
+	}
+	return ""
 }
