@@ -15,66 +15,82 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// Lower computes p.Program from p's decisions, folds, processors, cache type and context for the model
-// graph g. The result depends on nothing else, so a plan's program can be recomputed to check it.
+// Lower computes plan.Program from the plan's decisions, folds, processors, cache type and context, for the graph of the
+// model. The result depends on nothing else, so that a plan's program can be recomputed to check it.
+//
+// Each program is lowered section by section: nodes are expanded, cut into tasks, joined, ordered by flags and dealt out
+// to lanes. What all programs share (buffers, cache, weights, packs, decider) is added at the end, by finish.
 func Lower(plan *planir.Plan, graph *models.Graph) error {
-	// Lowering has two halves: programs section by section, then what all programs share (finish).
 	build := newBuilder(plan, graph)
-	// The decisions say which numbers of rows there are.
-	buckets := map[int]bool{}
-	for _, decision := range plan.Decisions {
-		buckets[decision.Rows] = true
+	rows, err := build.rowCounts()
+	if err != nil {
+		return err
 	}
-	// Head nodes have one row whatever the bucket is; a bucket exists where its layers are decided.
-	var rows []int
-	for count := range buckets {
-		if plan.Decodes(count) || build.decidesLayers(count) {
-			rows = append(rows, count)
-		}
-	}
-	slices.Sort(rows)
-	if len(rows) == 0 || rows[0] != 1 {
-		return diag.New(diag.ClassIllegal, "lower plan: no decisions for one row, so nothing could decode").
-			WithCode("P010")
-	}
-	// One program for each number of rows.
 	for _, count := range rows {
-		ph, err := build.program(count, "")
+		program, err := build.program(count, "")
 		if err != nil {
 			return err
 		}
-		build.out.Programs = append(build.out.Programs, ph)
+		build.out.Programs = append(build.out.Programs, program)
 	}
-	// Programs of one processor: prompts on the one, decoding on the other.
-	if beside := plan.Beside; beside != nil {
-		if plan.Proc(beside.Prefill) == nil || plan.Proc(beside.Decode) == nil {
-			return diag.New(diag.ClassIllegal,
-				"lower plan: processors %q and %q work side by side, and are not the plan's",
-				beside.Prefill, beside.Decode).WithCode("P017")
-		}
-		for _, count := range rows {
-			on := beside.Prefill
-			if plan.Decodes(count) {
-				on = beside.Decode
-			}
-			ph, err := build.program(count, on)
-			if err != nil {
-				return err
-			}
-			build.out.Beside = append(build.out.Beside, ph)
+	if plan.Beside != nil {
+		if err := build.beside(rows); err != nil {
+			return err
 		}
 	}
 	if plan.InFlight != nil {
-		ph, err := build.inFlight()
+		program, err := build.inFlight()
 		if err != nil {
 			return err
 		}
-		build.out.InFlight = append(build.out.InFlight, ph)
+		build.out.InFlight = append(build.out.InFlight, program)
 	}
 	if err := build.finish(rows); err != nil {
 		return err
 	}
 	plan.Program = build.out
+	return nil
+}
+
+// rowCounts are the numbers of rows that there is a program for, ascending: those that layers are decided for. A node of
+// the head has one row in every bucket, so that its decisions make no program.
+func (b *builder) rowCounts() (rows []int, err error) {
+	decided := map[int]bool{}
+	for _, decision := range b.plan.Decisions {
+		decided[decision.Rows] = true
+	}
+	for count := range decided {
+		if b.plan.Decodes(count) || b.decidesLayers(count) {
+			rows = append(rows, count)
+		}
+	}
+	slices.Sort(rows)
+	if len(rows) == 0 || rows[0] != 1 {
+		return nil, diag.New(diag.ClassIllegal, "lower plan: no decisions for one row, so nothing could decode").
+			WithCode("P010")
+	}
+	return rows, nil
+}
+
+// beside lowers the programs of one processor: prompts on one of two processors, decoding on the other.
+func (b *builder) beside(rows []int) error {
+	pair := b.plan.Beside
+	if b.plan.Proc(pair.Prefill) == nil || b.plan.Proc(pair.Decode) == nil {
+		return diag.New(diag.ClassIllegal,
+			"lower plan: processors %q and %q work side by side, and are not the plan's",
+			pair.Prefill, pair.Decode).WithCode("P017")
+	}
+	for _, count := range rows {
+		on := pair.Prefill
+		if b.plan.Decodes(count) {
+			on = pair.Decode
+		}
+		program, err := b.program(count, on)
+		if err != nil {
+			return err
+		}
+		b.out.Beside = append(b.out.Beside, program)
+	}
 	return nil
 }
 
@@ -84,7 +100,8 @@ func newBuilder(plan *planir.Plan, graph *models.Graph) *builder {
 		contexts: map[string]string{}, packs: map[packKey]*packUse{}}
 }
 
-// program lowers the program of so many rows: that of the plan's decisions, or one that a processor executes alone.
+// program lowers the program of count rows: with on "" that of the plan's decisions, else the one that processor on
+// executes by itself.
 func (b *builder) program(count int, on string) (ph planir.PhaseProgram, err error) {
 	plan := b.plan
 	ph = planir.PhaseProgram{Name: ProgramName(count, plan.Decodes(count)), Phase: "prefill", Rows: count, On: on}
@@ -123,7 +140,7 @@ func (b *builder) tiers(rows int, on string) *planir.ExpertTiers {
 	return b.plan.TiersOf(rows)
 }
 
-// expand is a model at a number of rows, with the schemes decided for a number of rows.
+// expand is the model's graph at a number of rows, with the schemes that are decided for another one (decided).
 func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.ExpertTiers) ([]Section, error) {
 	sections, err := Expand(of, rows, b.plan.MaxContext, b.plan.KV, func(node string) op.Scheme {
 		if decision := b.decision(node, decided); decision != nil {
@@ -251,8 +268,8 @@ type fixup struct {
 	ref  *planir.WeightRef
 }
 
-// decision finds the decision for a node, or, where one processor executes all of the program, has that one do it in the
-// scheme of the decision.
+// decision finds the decision for a node. In a program of one processor, that processor executes the node, in the scheme
+// of the decision.
 func (b *builder) decision(node string, rows int) *planir.Decision {
 	decision := b.decided(node, rows)
 	if b.on == "" || decision == nil {
@@ -335,15 +352,8 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 			return nil, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows",
 				node.Name, rows).WithCode("P010")
 		}
-		// The scheme must be the operator's: Expand has written it there unless the operator takes none or a fixed
-		// one.
-		if operator := node.Op(); !operator.HasScheme() && decision.Scheme != operator.Scheme {
-			return nil, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none",
-				node.Name, rows, decision.Scheme, operator.Kind).WithCode("P010")
-		} else if decision.Scheme != operator.Scheme {
-			return nil, diag.New(diag.ClassIllegal,
-				"lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32",
-				node.Name, rows, decision.Scheme, operator.Scheme).WithCode("P010")
+		if err := schemeFits(node, decision, rows); err != nil {
+			return nil, err
 		}
 		pipeline, stage := PipelineOf(b.plan, node.Name, rows)
 		if b.on != "" { // one processor executes all of it
@@ -376,8 +386,24 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 	return tasks, nil
 }
 
-// deal orders tasks, which are listed in an order that one processor alone could execute, by flags, and deals them out
-// to lanes.
+// schemeFits checks that a decision has the scheme of its operator. Expand has given the operator the decided scheme,
+// unless it takes none or a fixed one.
+func schemeFits(node *Node, decision *planir.Decision, rows int) error {
+	operator := node.Op()
+	switch {
+	case decision.Scheme == operator.Scheme:
+		return nil
+	case !operator.HasScheme():
+		return diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none",
+			node.Name, rows, decision.Scheme, operator.Kind).WithCode("P010")
+	}
+	return diag.New(diag.ClassIllegal,
+		"lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32",
+		node.Name, rows, decision.Scheme, operator.Scheme).WithCode("P010")
+}
+
+// deal makes flags for the tasks and deals them out to lanes. The tasks are listed in an order that one processor alone
+// could execute.
 func (b *builder) deal(section *Section, tasks []*task, repeated bool) planir.Section {
 	out := planir.Section{Name: section.Name, First: section.First, Layers: section.Layers, Logits: section.Logits}
 	out.Flags = synchronise(tasks, repeated)
@@ -468,14 +494,8 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		return made, nil
 	}
 	made.step.ExpectNS = decision.Shares[piece.Share].PredictNS
-	// The packed weight is that of a product: a fold of the product would change the embedding.
-	if operator.Kind == op.Embed && operator.Scheme != "" {
-		for _, group := range b.model.Folds() {
-			if slices.Contains(b.plan.Folds, group.Name) && slices.Contains(group.Multiply, node.W[0]) {
-				return nil, fmt.Errorf("scheme %q, and the rows of %q are changed by the fold %q", operator.Scheme,
-					node.W[0], group.Name)
-			}
-		}
+	if err := b.unfolded(node, operator); err != nil {
+		return nil, err
 	}
 	proc := b.plan.Proc(piece.Proc)
 	layout := ""
@@ -486,12 +506,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		}
 	}
 	for _, used := range uses(node, piece, proc, layout) {
-		use := b.packs[used.key]
-		if use == nil {
-			use = &packUse{lo: used.n0, hi: used.n1}
-			b.packs[used.key] = use
-		}
-		use.lo, use.hi = min(use.lo, used.n0), max(use.hi, used.n1)
+		b.usePack(used)
 		made.weights = append(made.weights, used)
 		made.step.W = append(made.step.W, planir.WeightRef{})
 	}
@@ -503,6 +518,31 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 	}
 	made.graph, made.label = chain(piece.Ops, layout), fmt.Sprintf("%s%s@%d", node.Name, suffix, operator.M)
 	return made, nil
+}
+
+// unfolded refuses a lookup in the packed weight of a product whose rows a fold multiplies: the fold would change the
+// embedding.
+func (b *builder) unfolded(node *Node, operator op.Op) error {
+	if operator.Kind != op.Embed || operator.Scheme == "" {
+		return nil
+	}
+	for _, group := range b.model.Folds() {
+		if slices.Contains(b.plan.Folds, group.Name) && slices.Contains(group.Multiply, node.W[0]) {
+			return fmt.Errorf("scheme %q, and the rows of %q are changed by the fold %q", operator.Scheme,
+				node.W[0], group.Name)
+		}
+	}
+	return nil
+}
+
+// usePack extends a pack to a range of columns that is read.
+func (b *builder) usePack(used packRange) {
+	use := b.packs[used.key]
+	if use == nil {
+		use = &packUse{lo: used.n0, hi: used.n1}
+		b.packs[used.key] = use
+	}
+	use.lo, use.hi = min(use.lo, used.n0), max(use.hi, used.n1)
 }
 
 // uses lists the ranges of packed weights that a piece reads, in the order of its step's weights.
@@ -670,7 +710,7 @@ func weightsKey(list []packRange) string {
 	return text.String()
 }
 
-// hasGraph reports whether a graph has that name: labels of long chains leave nodes out, and may coincide.
+// hasGraph reports whether a graph has that name. Labels of long chains leave nodes out, so that two may be equal.
 func (b *builder) hasGraph(name string) bool {
 	for i := range b.out.Graphs {
 		if b.out.Graphs[i].Name == name {
@@ -701,7 +741,13 @@ func (b *builder) finish(rows []int) error {
 		*fixup.ref = planir.WeightRef{Pack: use.name, C0: fixup.from.n0 - use.lo, C1: fixup.from.n1 - use.lo,
 			Tiers: fixup.from.tiers, Slot: fixup.from.slot}
 	}
-	// The decider takes the smallest program that holds all tokens, and the largest one for more.
+	b.finishDecider(rows)
+	return nil
+}
+
+// finishDecider names the program for every number of tokens: the smallest that holds all of them, and for more tokens
+// the largest, or the program of chunks in flight.
+func (b *builder) finishDecider(rows []int) {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(count int) bool { return slices.Contains(b.plan.Batches, count) })
 	whole := b.plan.MaxContext + 1 // tokens from which on there are several whole chunks
 	if len(b.out.InFlight) > 0 {
@@ -725,10 +771,9 @@ func (b *builder) finish(rows []int) error {
 		entry := planir.Decide{Min: whole, Max: b.plan.MaxContext, Program: b.out.InFlight[0].Name}
 		b.out.Decider = append(b.out.Decider, entry)
 	}
-	return nil
 }
 
-// finishBuffers keeps the buffers that steps touch: what stays within a step has no memory.
+// finishBuffers keeps the buffers that steps touch. A value that stays within one step needs no buffer.
 func (b *builder) finishBuffers() {
 	touched := map[string]bool{planir.IDs: true, planir.Logits: true}
 	for _, program := range b.out.All() {
@@ -774,7 +819,7 @@ func layersOf(section *models.Section) (op.LayerRange, bool) {
 	return op.LayerRange{From: section.First, To: section.First + section.Layers}, section.Layers > 0
 }
 
-// finishWeights lists the model's weights, then the computed ones that packs are of. It returns the index of each.
+// finishWeights lists the model's weights, then the computed ones that packs hold. It returns the index of each.
 func (b *builder) finishWeights() (rank map[string]int) {
 	// A weight that several sections name has the layers of all of them: a stored name with {layer} is one tensor for
 	// each.
@@ -797,7 +842,13 @@ func (b *builder) finishWeights() (rank map[string]int) {
 		}
 		b.out.Weights = append(b.out.Weights, weight)
 	}
-	// Computed weights exist only where a pack is of them: it depends on the schemes that were decided.
+	b.finishComputed(rank)
+	return rank
+}
+
+// finishComputed lists the computed weights that packs hold, which depends on the decided schemes, and adds them to the
+// index.
+func (b *builder) finishComputed(rank map[string]int) {
 	used := map[string]bool{}
 	for key := range b.packs {
 		used[key.weight] = true
@@ -820,11 +871,10 @@ func (b *builder) finishWeights() (rank map[string]int) {
 			}
 		}
 	}
-	return rank
 }
 
-// computedOf are the computed weights that a class of products may have: scales, then steps; of experts also what is
-// in the slots of each program with tiers.
+// computedOf are the computed weights that a class of products may have: scales, then steps. Experts also have a list of
+// the experts in slots, for each program with tiers.
 func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
 	if product.Kind == op.ExpertMatMul {
 		for i := range b.plan.Experts {
@@ -850,7 +900,7 @@ func (k packKey) whole() packKey {
 	return k
 }
 
-// wholePacks leaves out packs of the experts that have a slot where the same processor has one of all experts anyway: it
+// wholePacks drops a pack of the experts that have a slot where the same processor has a pack of all experts, so that it
 // holds no expert twice.
 func (b *builder) wholePacks() {
 	for key := range b.packs {
