@@ -42,7 +42,7 @@ func (c *Calibration) Validate() error {
 	})
 }
 
-// validate checks each list by itself: sizes first, then every entry, of which no two are about the same thing.
+// validate checks each list by itself: first its length, then every entry. No two entries may be about the same thing.
 func (c *Calibration) validate(at func(path ...any) string) error {
 	check := &validator{at: at}
 	if c.Schema != Schema {
@@ -68,7 +68,7 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 	return check.list.Err()
 }
 
-// sizes checks how much of each there is; false where a list is too long to be looked at.
+// sizes checks the lengths of all lists. It returns false where a list is too long to be checked.
 func (v *validator) sizes(c *Calibration) bool {
 	type sized struct {
 		key   string
@@ -223,15 +223,7 @@ func (v *validator) exceeding(list []Exceeding) {
 		if again(seen, place{entry.Class, entry.Layer}) {
 			v.fail([]any{"exceeding", i}, "class %q in layer %d is there twice", entry.Class, entry.Layer)
 		}
-		rows := 0
-		for j, count := range entry.Counts {
-			if count.Rows <= rows || count.Rows > maxTokens || count.Most < 0 || count.Most > maxK ||
-				!(count.Mean >= 0 && count.Mean <= float64(count.Most)) {
-				v.fail([]any{"exceeding", i, "counts", j}, "%d rows, mean %v, most %d: want ascending rows and mean 0..most",
-					count.Rows, count.Mean, count.Most)
-			}
-			rows = count.Rows
-		}
+		v.exceedingCounts(i, entry)
 		if len(entry.Counts) == 0 || len(entry.Hot) > MaxHot {
 			v.fail([]any{"exceeding", i}, "%d counts and %d hot channels, want counts, and at most %d channels",
 				len(entry.Counts), len(entry.Hot), MaxHot)
@@ -240,13 +232,34 @@ func (v *validator) exceeding(list []Exceeding) {
 			v.fail([]any{"exceeding", i, "distinct"}, "%d channels, of which %d are hot: want 0, or as many and at most %d",
 				entry.Distinct, len(entry.Hot), maxK)
 		}
-		channels := map[int]bool{}
-		for j, hot := range entry.Hot {
-			if hot.Channel < 0 || hot.Channel >= maxK || !(hot.Share > 0 && hot.Share <= 1) || again(channels, hot.Channel) ||
-				j > 0 && hot.Share > entry.Hot[j-1].Share {
-				v.fail([]any{"exceeding", i, "hot", j}, "channel %d with share %v: want channels once, descending shares in 0..1",
-					hot.Channel, hot.Share)
-			}
+		v.hotChannels(i, entry)
+	}
+}
+
+// exceedingCounts checks that counts are by ascending rows, and no mean above the largest count.
+func (v *validator) exceedingCounts(i int, entry *Exceeding) {
+	rows := 0
+	for j, count := range entry.Counts {
+		ascending := count.Rows > rows && count.Rows <= maxTokens
+		most := count.Most >= 0 && count.Most <= maxK
+		mean := count.Mean >= 0 && count.Mean <= float64(count.Most)
+		if !ascending || !most || !mean {
+			v.fail([]any{"exceeding", i, "counts", j}, "%d rows, mean %v, most %d: want ascending rows and mean 0..most",
+				count.Rows, count.Mean, count.Most)
+		}
+		rows = count.Rows
+	}
+}
+
+// hotChannels checks that channels are there once, by descending shares.
+func (v *validator) hotChannels(i int, entry *Exceeding) {
+	channels := map[int]bool{}
+	for j, hot := range entry.Hot {
+		known := hot.Channel >= 0 && hot.Channel < maxK && hot.Share > 0 && hot.Share <= 1
+		descending := j == 0 || hot.Share <= entry.Hot[j-1].Share
+		if !known || again(channels, hot.Channel) || !descending {
+			v.fail([]any{"exceeding", i, "hot", j}, "channel %d with share %v: want channels once, descending shares in 0..1",
+				hot.Channel, hot.Share)
 		}
 	}
 }
@@ -338,7 +351,11 @@ func (v *validator) activation(i int, activation *Activation) {
 		v.vector(path("out_absmax"), activation.OutMax, 0, math.MaxFloat32)
 	}
 	v.directions(i, activation)
-	// What people read is computed from the vectors, and must agree with them.
+	v.summary(i, activation)
+}
+
+// summary checks that the numbers for people (largest value, median, outliers) follow from the vectors.
+func (v *validator) summary(i int, activation *Activation) {
 	want := Activation{AbsMax: activation.AbsMax}
 	want.Summarise()
 	if activation.Max != want.Max || activation.Median != want.Median ||

@@ -244,23 +244,16 @@ func (c *checker) decisions() {
 		rows[c.plan.Program.Programs[i].Rows] = true
 	}
 	known := map[string]bool{} // node@rows
-	for _, r := range slices.Sorted(maps.Keys(rows)) {
-		sections, err := lower.Expand(lower.GraphOf(c.plan, c.graph, r), r, c.plan.MaxContext, c.plan.KV,
-			func(node string) op.Scheme { return c.scheme(node, r) }, c.plan.TiersOf(r), c.plan.Channels)
+	for _, count := range slices.Sorted(maps.Keys(rows)) {
+		sections, err := lower.Expand(lower.GraphOf(c.plan, c.graph, count), count, c.plan.MaxContext, c.plan.KV,
+			func(node string) op.Scheme { return c.scheme(node, count) }, c.plan.TiersOf(count), c.plan.Channels)
 		if err != nil {
-			c.fail("decisions", "rows %d: %v", r, err)
+			c.fail("decisions", "rows %d: %v", count, err)
 			return
 		}
 		for _, section := range sections {
 			for _, node := range section.Nodes {
-				known[key(node.Name, r)] = true
-				if section.Logits {
-					known[key(node.Name, 1)] = true
-				}
-				if c.plan.DecisionFor(node.Name, r) == nil &&
-					!(section.Logits && c.plan.DecisionFor(node.Name, 1) != nil) {
-					c.fail("decisions", "%q is not decided at %d rows", node.Name, r)
-				}
+				c.decided(&section, node.Name, count, known)
 			}
 		}
 	}
@@ -273,7 +266,20 @@ func (c *checker) decisions() {
 	}
 }
 
-// scheme is the decided scheme of a node; one of the head is decided at one row.
+// decided checks that a node has a decision, and adds it to the known ones. A node of the head may be decided at one row.
+func (c *checker) decided(section *lower.Section, node string, rows int, known map[string]bool) {
+	known[key(node, rows)] = true
+	found := c.plan.DecisionFor(node, rows) != nil
+	if section.Logits {
+		known[key(node, 1)] = true
+		found = found || c.plan.DecisionFor(node, 1) != nil
+	}
+	if !found {
+		c.fail("decisions", "%q is not decided at %d rows", node, rows)
+	}
+}
+
+// scheme is the decided scheme of a node; a node of the head is decided at one row.
 func (c *checker) scheme(node string, rows int) op.Scheme {
 	for _, tried := range []int{rows, 1} {
 		if decision := c.plan.DecisionFor(node, tried); decision != nil {
@@ -289,58 +295,64 @@ func key(node string, rows int) string { return fmt.Sprintf("%s@%d", node, rows)
 // weights is P024. Weights of the model must equal the model's; computed ones, such as static scales, must have the
 // names that lowering gives them, and none of the model's.
 func (c *checker) weights() {
-	for i, weight := range c.plan.Program.Weights {
+	for i := range c.plan.Program.Weights {
+		weight := &c.plan.Program.Weights[i]
 		path := fmt.Sprintf("program.weights[%d]", i)
 		want := c.graph.Weight(weight.Name)
+		name, what := computedName(weight)
 		switch {
-		case weight.ScaleOf != "": // P002 says what it is, and P026 that it is used
-			name := lower.ScaleWeight(weight.ScaleOf, weight.N)
-			switch {
-			case weight.Kind() == op.StepsWeight:
-				name = lower.StepsWeight(weight.ScaleOf)
-			case weight.Outliers > 0:
-				name = lower.InnerScaleWeight(weight.ScaleOf)
-			}
-			if weight.Name != name || want != nil {
-				c.fail(path, "weight %q is the static scale of %q, want the name %q", weight.Name, weight.ScaleOf, name)
-			}
-		case weight.SlotsOf > 0: // P002 says what it is
-			if weight.Name != lower.SlotsWeight(weight.SlotsOf) || want != nil {
-				c.fail(path, "weight %q says what is in slots, want the name %q", weight.Name,
-					lower.SlotsWeight(weight.SlotsOf))
-			}
-		case weight.HeadsOf != "":
-			if name := models.HeadsWeight(weight.HeadsOf); weight.Name != name || want != nil {
-				c.fail(path, "weight %q is of the heads of %q, want the name %q", weight.Name, weight.HeadsOf, name)
-			}
+		case name != "" && (weight.Name != name || want != nil):
+			c.fail(path, "weight %q is %s, want the name %q", weight.Name, what, name)
+		case name != "": // its contents are the subject of P002, its use that of P026
 		case want == nil:
 			c.fail(path, "model %q has no weight %q", c.ofModel.Name, weight.Name)
-		// Layers are left out: which ones a weight has follows from the program, see P026.
-		case weight.K != want.K || weight.N != want.N || weight.Transposed != want.Transposed ||
-			!slices.Equal(weight.From, want.From) ||
-			weight.Experts != want.Experts || weight.Plus != want.Plus ||
-			!slices.Equal(weight.Interleave, want.Interleave) || !slices.Equal(weight.Const, want.Const):
+		case !sameWeight(weight, want):
 			c.fail(path, "weight %q is [%d,%d] from %v, and the model's is [%d,%d] from %v", weight.Name, weight.K,
 				weight.N, weight.From, want.K, want.N, want.From)
 		}
 	}
 }
 
+// computedName is the name that lowering gives a computed weight, and what the weight is; "" for a weight of the model.
+func computedName(weight *op.Weight) (name, what string) {
+	switch {
+	case weight.ScaleOf != "":
+		name = lower.ScaleWeight(weight.ScaleOf, weight.N)
+		if weight.Kind() == op.StepsWeight {
+			name = lower.StepsWeight(weight.ScaleOf)
+		} else if weight.Outliers > 0 {
+			name = lower.InnerScaleWeight(weight.ScaleOf)
+		}
+		return name, fmt.Sprintf("the static scale of %q", weight.ScaleOf)
+	case weight.SlotsOf > 0:
+		return lower.SlotsWeight(weight.SlotsOf), "the list of experts in slots"
+	case weight.HeadsOf != "":
+		return models.HeadsWeight(weight.HeadsOf), fmt.Sprintf("of the heads of %q", weight.HeadsOf)
+	}
+	return "", ""
+}
+
+// sameWeight compares a stored weight with the model's. Its layers are left out: they follow from the program (P026).
+func sameWeight(have, want *op.Weight) bool {
+	return have.K == want.K && have.N == want.N && have.Transposed == want.Transposed &&
+		have.Experts == want.Experts && have.Plus == want.Plus && slices.Equal(have.From, want.From) &&
+		slices.Equal(have.Interleave, want.Interleave) && slices.Equal(have.Const, want.Const)
+}
+
 // packs is P025. Offsets in weights blobs follow from these sizes.
 func (c *checker) packs() {
-	for i, k := range c.plan.Program.Packs {
+	for i, stored := range c.plan.Program.Packs {
 		path := fmt.Sprintf("program.packs[%d]", i)
-		size, err := pack.Bytes(k.Spec())
+		size, err := pack.Bytes(stored.Spec())
 		if err != nil {
-			c.fail(path, "pack %q: %v", k.Name, err)
-		} else if size != k.Bytes {
-			c.fail(path, "pack %q has %d bytes, and layout %q gives %d", k.Name, k.Bytes, k.Layout, size)
+			c.fail(path, "pack %q: %v", stored.Name, err)
+		} else if size != stored.Bytes {
+			c.fail(path, "pack %q has %d bytes, and layout %q gives %d", stored.Name, stored.Bytes, stored.Layout, size)
 		}
 	}
 }
 
-// program is P026: it lowers the decisions again and compares encodings, which are equal for equal plans. What differs
-// is told by the first line of the dumps, since encodings have only one line.
+// program is P026: it lowers the decisions again and compares encodings, which are equal for equal plans.
 func (c *checker) program() {
 	// The copy shares all but the program with the plan. Lowering reads decisions and writes the program.
 	again := *c.plan
@@ -362,8 +374,13 @@ func (c *checker) program() {
 	if string(have) == string(want) {
 		return
 	}
-	// Both dumps have one line for each part in the same order, so the first line that differs is where to look.
-	stored, computed := strings.Split(planir.Dump(c.plan), "\n"), strings.Split(planir.Dump(&again), "\n")
+	c.firstDifference(&again)
+}
+
+// firstDifference names the first line of the plan's dump that differs from that of the plan lowered again. An encoding
+// has one line only, and a dump one for each part of a program, in the same order.
+func (c *checker) firstDifference(again *planir.Plan) {
+	stored, computed := strings.Split(planir.Dump(c.plan), "\n"), strings.Split(planir.Dump(again), "\n")
 	for i := range max(len(stored), len(computed)) {
 		had, want := "nothing", "nothing"
 		if i < len(stored) {
