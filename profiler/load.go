@@ -422,4 +422,3 @@ func (ld *load) close(ctx context.Context) {
 	}
 	ld.exes, ld.stores = nil, nil
 }
-

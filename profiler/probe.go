@@ -49,55 +49,24 @@ const (
 // rates of each processor's kernels, the bandwidth of processors alone and in pairs, and the cost
 // of handing a flag from one to the other. It takes a few seconds, in which the machine should do
 // nothing else.
+//
+// It first describes processors made of cores, one for each driver and selection of cores, and then the devices of other
+// drivers. After that it measures, the cores first.
 func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs.SoC, error) {
-	devices, err := from.Devices(ctx)
+	cores, err := coresOf(ctx, from)
 	if err != nil {
 		return nil, err
 	}
-	var cores []int
-	for _, dev := range devices {
-		if len(dev.Cores) == 1 {
-			cores = append(cores, dev.Cores[0])
-		}
-	}
-	slices.Sort(cores)
-	if len(cores) == 0 {
-		return nil, diag.New(diag.ClassUnavailable, "probe: driver %q offers no CPU core", from.Name())
-	}
 	machine := readMachine("/", cores)
-	soc := &socs.SoC{
-		Schema: socs.Schema, Name: options.Name, Fingerprint: options.Fingerprint, OS: runtime.GOOS,
-		Arch:    runtime.GOARCH,
-		CPU:     &socs.CPU{Model: machine.model, Cores: len(cores), Features: machine.features, Caches: machine.caches},
-		Sources: map[string]string{},
-	}
-	if soc.Name == "" {
-		soc.Name = "host"
-	}
-	soc.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", machine.model, len(cores)))
-	var bounds []driver.Bounds // of the processors
-	// one processor for each selection of cores and each driver
-	var devicesOf []driver.Surveyor
-	for i, own := range append([]driver.Driver{from}, options.Others...) {
-		if surveyor, ok := own.(driver.Surveyor); ok { // its devices come last
-			devicesOf = append(devicesOf, surveyor)
-			continue
-		}
-		configured := options.Options
-		if i > 0 { // those of the first driver
-			configured = nil
-		}
-		for _, sel := range selections(&machine) {
-			proc, bound, err := describe(ctx, own, sel, configured)
-			if err != nil {
-				return nil, err
-			}
-			soc.Processors, bounds = append(soc.Processors, proc), append(bounds, bound)
-		}
+	soc := newSoC(&machine, &options)
+	drivers := append([]driver.Driver{from}, options.Others...)
+	bounds, surveyors, err := describeCores(ctx, soc, &machine, drivers, &options)
+	if err != nil {
+		return nil, err
 	}
 	onCores := len(soc.Processors)
 	prober := &prober{soc: soc, o: &options, completions: map[string]map[string]map[string]string{}}
-	for _, surveyor := range devicesOf {
+	for _, surveyor := range surveyors {
 		if err := prober.addDevices(ctx, surveyor); err != nil {
 			return nil, err
 		}
@@ -112,23 +81,13 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 		soc.Memory = memoryDomains(soc, machine.memoryBytes)
 		soc.Sources["memory"] = "measured: the operating system"
 	}
-	// What follows is about cores; devices are measured behind it.
-	all := soc.Processors
-	soc.Processors = all[:onCores:onCores]
-	if err := measurePeaks(ctx, soc, bounds, options); err != nil {
+	if err := measureCores(ctx, soc, onCores, bounds, options); err != nil {
 		return nil, err
 	}
-	if err := measureBandwidth(ctx, soc, bounds[0].Stream, options); err != nil {
-		return nil, err
-	}
-	if err := measureLinks(ctx, soc, options); err != nil {
-		return nil, err
-	}
-	soc.Processors = all
 	if prober.read = bounds[0].Stream; prober.read == nil {
 		prober.read = sum
 	}
-	if err := prober.measureDevices(ctx, onCores, append([]driver.Driver{from}, options.Others...)); err != nil {
+	if err := prober.measureDevices(ctx, onCores, drivers); err != nil {
 		return nil, err
 	}
 	if soc.Fingerprint != "" && len(machine.caches) > 0 {
@@ -140,6 +99,77 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	return soc, nil
 }
 
+// coresOf are the CPU cores that a driver offers one by one, ascending.
+func coresOf(ctx context.Context, from driver.Driver) (cores []int, err error) {
+	devices, err := from.Devices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, device := range devices {
+		if len(device.Cores) == 1 {
+			cores = append(cores, device.Cores[0])
+		}
+	}
+	slices.Sort(cores)
+	if len(cores) == 0 {
+		return nil, diag.New(diag.ClassUnavailable, "probe: driver %q offers no CPU core", from.Name())
+	}
+	return cores, nil
+}
+
+// newSoC is a SoC without processors, with what the operating system says of the machine.
+func newSoC(machine *machine, options *ProbeOptions) *socs.SoC {
+	soc := &socs.SoC{
+		Schema: socs.Schema, Name: options.Name, Fingerprint: options.Fingerprint, OS: runtime.GOOS,
+		Arch: runtime.GOARCH, Sources: map[string]string{},
+		CPU: &socs.CPU{Model: machine.model, Cores: len(machine.cores), Features: machine.features,
+			Caches: machine.caches},
+	}
+	if soc.Name == "" {
+		soc.Name = "host"
+	}
+	soc.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", machine.model, len(machine.cores)))
+	return soc
+}
+
+// describeCores adds a processor for each selection of cores and each driver, with the bounds of its kernels. It returns
+// the drivers that survey devices instead, whose processors come behind these. Options are for the first driver only.
+func describeCores(ctx context.Context, soc *socs.SoC, machine *machine, drivers []driver.Driver,
+	options *ProbeOptions) (bounds []driver.Bounds, surveyors []driver.Surveyor, err error) {
+	for i, from := range drivers {
+		if surveyor, ok := from.(driver.Surveyor); ok {
+			surveyors = append(surveyors, surveyor)
+			continue
+		}
+		configured := options.Options
+		if i > 0 {
+			configured = nil
+		}
+		for _, selected := range selections(machine) {
+			proc, bound, err := describe(ctx, from, selected, configured)
+			if err != nil {
+				return nil, nil, err
+			}
+			soc.Processors, bounds = append(soc.Processors, proc), append(bounds, bound)
+		}
+	}
+	return bounds, surveyors, nil
+}
+
+// measureCores measures the first processors of a SoC, which are made of cores, as if there were no others.
+func measureCores(ctx context.Context, soc *socs.SoC, onCores int, bounds []driver.Bounds, options ProbeOptions) error {
+	all := soc.Processors
+	soc.Processors = all[:onCores:onCores]
+	defer func() { soc.Processors = all }()
+	if err := measurePeaks(ctx, soc, bounds, options); err != nil {
+		return err
+	}
+	if err := measureBandwidth(ctx, soc, bounds[0].Stream, options); err != nil {
+		return err
+	}
+	return measureLinks(ctx, soc, options)
+}
+
 // note reports progress, if the caller wants it.
 func (o *ProbeOptions) note(format string, a ...any) {
 	if o.Note != nil {
@@ -147,9 +177,9 @@ func (o *ProbeOptions) note(format string, a ...any) {
 	}
 }
 
-// selections chooses the processors to describe, each a list of cores. Up to four cores: every
-// single core, and all together. More cores: the first one, each cluster of like cores or else each
-// half, and all together. Every subset would be too many to plan with.
+// selections chooses the processors to describe, each a list of cores. On up to four cores these are every single core,
+// and all together. On more cores they are the first one, each cluster of like cores (or each half, without clusters),
+// and all together. Every subset would be too many to plan with.
 func selections(m *machine) [][]int {
 	cores := len(m.cores)
 	var out [][]int

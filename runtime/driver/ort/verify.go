@@ -14,10 +14,11 @@ import (
 )
 
 // verify refuses a model that does not compute its graph in the graph's precision. Every ONNX node
-// belongs to a node of the graph by its name ("n2", "n2.scale"). It reads only that node's
-// operands, constants and intermediate results, and its operator is one that may stand there.
-// Products, and the rows that enter them, are compared to the letter: operators, attributes, zero
-// points, order of operands. So nothing can be cast, rounded or replaced on the way.
+// belongs to a node of the graph by its name ("n2", "n2.scale"). It may read only that node's
+// operands, constants and intermediate results, and only certain operators may stand there.
+// For products, and the quantisation of the rows that enter them, the ONNX nodes that hetc's compiler writes are built
+// again and compared: operators, attributes, zero points, order of operands. So nothing can be cast, rounded or replaced
+// on the way.
 func verify(m *onnx.Model, graph *op.Graph) error {
 	check := verifier{m: m, g: graph, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{},
 		static: map[string]string{}}
@@ -71,32 +72,13 @@ type verifier struct {
 // collects constants.
 func (v *verifier) initializers() error {
 	want := map[string]onnx.Tensor{}
-	for j, spec := range v.g.Weights {
-		if v.g.Estimate() != nil {
-			break // its scales are the driver's
-		}
-		name, k, cols := weightName(j), int64(spec.K), int64(spec.N)
-		switch block := int64(op.Scheme("a8t/" + spec.Scheme).BlockK()); {
-		case spec.Layout == op.RowsLayout && k == 1 && !slices.ContainsFunc(v.g.Nodes,
-			func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }):
-			want[name] = onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{cols}}
-		case spec.Layout == op.RowsLayout:
-			want[name] = onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{k, cols}}
-		case spec.Scheme == "w32" && slices.ContainsFunc(v.g.Nodes,
-			func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name }):
-			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols, 1, 1}}
-		case spec.Scheme == "q8c" && slices.ContainsFunc(v.g.Nodes,
-			func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name }):
-			want[name] = onnx.Tensor{Type: onnx.Uint8, Dims: []int64{cols, k, 1, 1}}
-			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols}}
-		case spec.Scheme == "w32":
-			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols}}
-		case spec.Scheme == "q8c":
-			want[name] = onnx.Tensor{Type: onnx.Int8, Dims: []int64{k, cols}}
-			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols}}
-		default:
-			want[name] = onnx.Tensor{Type: onnx.Uint8, Dims: []int64{cols, (k + block - 1) / block, block / 2}}
-			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols, (k + block - 1) / block}}
+	if v.g.Estimate() == nil { // the scales of an estimate are the driver's
+		for j, spec := range v.g.Weights {
+			values, scales := v.tensors(spec)
+			want[weightName(j)] = values
+			if scales.Dims != nil {
+				want[weightName(j)+".scale"] = scales
+			}
 		}
 	}
 	for _, given := range v.m.Graph.Initializers {
@@ -111,6 +93,36 @@ func (v *verifier) initializers() error {
 		}
 	}
 	return nil
+}
+
+// tensors are the type and shape of a weight's values, and of its scales where it has some: as plain rows, as a matrix, as
+// kernels of convolutions, or in blocks of 4-bit codes.
+func (v *verifier) tensors(spec op.WeightSpec) (values, scales onnx.Tensor) {
+	k, cols := int64(spec.K), int64(spec.N)
+	columnScales := onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols}}
+	// reads reports whether a node of a sort reads the weight as its first one.
+	reads := func(sort func(o *op.Op) bool) bool {
+		return slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return sort(&n.Op) && n.W[0] == spec.Name })
+	}
+	convolved := func() bool { return reads(func(o *op.Op) bool { return o.Form.Class() == op.Conv }) }
+	switch {
+	case spec.Layout == op.RowsLayout && k == 1 && !reads(func(o *op.Op) bool { return o.Kind == op.Embed }):
+		return onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{cols}}, scales
+	case spec.Layout == op.RowsLayout:
+		return onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{k, cols}}, scales
+	case spec.Scheme == "w32" && convolved():
+		return onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols, 1, 1}}, scales
+	case spec.Scheme == "q8c" && convolved():
+		return onnx.Tensor{Type: onnx.Uint8, Dims: []int64{cols, k, 1, 1}}, columnScales
+	case spec.Scheme == "w32":
+		return onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols}}, scales
+	case spec.Scheme == "q8c":
+		return onnx.Tensor{Type: onnx.Int8, Dims: []int64{k, cols}}, columnScales
+	}
+	block := int64(op.Scheme("a8t/" + spec.Scheme).BlockK())
+	blocks := (k + block - 1) / block
+	return onnx.Tensor{Type: onnx.Uint8, Dims: []int64{cols, blocks, block / 2}},
+		onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols, blocks}}
 }
 
 // weightName and nodeName are the names that the compiler gives initializers and nodes.
@@ -179,7 +191,29 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 		out = append(out, tensor)
 		v.now[name] = tensor
 	}
-	// It reads and writes nothing but its own operands and results.
+	if err := v.ownOperands(i, nodes, in, weights, out); err != nil {
+		return err
+	}
+	want := expected{v: v, i: i}
+	switch node.Op.Kind {
+	case op.QuantRows:
+		want.quantRows(node.Op, in[0], weights, out)
+		if node.Op.Static && node.Op.Scales == 0 {
+			v.static[out[1]] = weights[0]
+		}
+	case op.MatMul:
+		want.matMul(node.Op, in, weights, out[0])
+	case op.GroupMatMul:
+		want.group(node.Op, in, weights, out[0])
+	default:
+		return v.allowed(node.Op, nodes)
+	}
+	return want.compare(nodes)
+}
+
+// ownOperands checks that the ONNX nodes of node i read and write its own operands and results, constants, and values in
+// between, whose names begin with the node's. So no other node can reach them, and the node itself is among them.
+func (v *verifier) ownOperands(i int, nodes []onnx.Node, in, weights, out []string) error {
 	own := nodeName(i, "") + "."
 	// An operand that is left out has no name.
 	reads := append(slices.Clone(in), "")
@@ -193,7 +227,6 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	}
 	main := false
 	for _, node := range nodes {
-		// Names with the node's own prefix are values in between, which other nodes cannot reach.
 		main = main || node.Name == nodeName(i, "")
 		for _, name := range node.In {
 			if _, constant := v.consts[name]; !constant && !strings.HasPrefix(name, own) &&
@@ -212,21 +245,7 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	if !main {
 		return diag.New(diag.ClassInput, "the model has no node %q", nodeName(i, ""))
 	}
-	want := expected{v: v, i: i}
-	switch node.Op.Kind {
-	case op.QuantRows:
-		want.quantRows(node.Op, in[0], weights, out)
-		if node.Op.Static && node.Op.Scales == 0 {
-			v.static[out[1]] = weights[0]
-		}
-	case op.MatMul:
-		want.matMul(node.Op, in, weights, out[0])
-	case op.GroupMatMul:
-		want.group(node.Op, in, weights, out[0])
-	default:
-		return v.allowed(node.Op, nodes)
-	}
-	return want.compare(nodes)
+	return nil
 }
 
 // allowed checks kinds that compute in float32 throughout: only their operators may occur, and

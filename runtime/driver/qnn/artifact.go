@@ -126,25 +126,14 @@ var edges = map[string]bool{"QuantizeLinear": true, "DequantizeLinear": true, "C
 // largestConstant bounds the scales and zero points of edges in bytes.
 const largestConstant = 1 << 16
 
-// nodes checks that one compiled graph lies between inputs and outputs, with conversions only. So
-// the CPU computes nothing, and no value bypasses the NPU.
+// nodes checks that the model is one compiled graph, with nothing but conversions between it and the inputs and outputs.
+// So the CPU computes nothing else, and no value bypasses the NPU.
 func (m *model) nodes(graph *onnx.Graph) error {
-	constants := map[string]bool{}
-	for _, tensor := range graph.Initializers {
-		switch {
-		case tensor.External != nil:
-			return diag.New(diag.ClassInput, "constant %q lies in the file %q, want it inside the artifact",
-				tensor.Name, tensor.External.Location)
-		case len(tensor.Raw) > largestConstant:
-			return diag.New(diag.ClassInput,
-				"constant %q has %d bytes, want at most %d: weights are compiled into the graph", tensor.Name,
-				len(tensor.Raw), largestConstant)
-		}
-		constants[tensor.Name] = true
+	constants, err := constantsOf(graph)
+	if err != nil {
+		return err
 	}
-	// Where a value comes from: before the compiled graph from an input, behind it from the graph.
-	const before, behind = 1, 2
-	from := map[string]int{}
+	from := map[string]side{}
 	for _, value := range graph.Inputs {
 		from[value.Name] = before
 	}
@@ -164,17 +153,10 @@ func (m *model) nodes(graph *onnx.Graph) error {
 			}
 			compiled++
 		case edges[node.Op] && (node.Domain == "" || node.Domain == onnx.Contrib):
-			// Its input is of the graph's edge on one side or the other: what a conversion of a conversion reads counts
-			// as well.
-			if len(node.In) < 1 || len(node.Out) != 1 || from[node.In[0]] == 0 {
-				return diag.New(diag.ClassInput, "node %d (%s) converts neither an input nor an output", i, node.Op)
+			if err := checkEdge(i, node, from, constants); err != nil {
+				return err
 			}
-			for _, in := range node.In[1:] {
-				if in != "" && !constants[in] {
-					return diag.New(diag.ClassInput, "node %d (%s): %q is no constant", i, node.Op, in)
-				}
-			}
-			where = from[node.In[0]]
+			where = from[node.In[0]] // a conversion stays on its side
 		default:
 			return diag.New(diag.ClassInput,
 				"node %d is %s, which the CPU would compute: want one compiled graph, and %s at its edges", i,
@@ -195,6 +177,42 @@ func (m *model) nodes(graph *onnx.Graph) error {
 	for _, value := range graph.Outputs {
 		if from[value.Name] != behind {
 			return diag.New(diag.ClassInput, "output %q does not come from the compiled graph", value.Name)
+		}
+	}
+	return nil
+}
+
+// side says where a value comes from: before the compiled graph from an input, behind it from the graph. 0: unknown.
+type side int
+
+const before, behind side = 1, 2
+
+// constantsOf are the names of a model's constants, which must be small and inside the artifact.
+func constantsOf(graph *onnx.Graph) (map[string]bool, error) {
+	constants := map[string]bool{}
+	for _, tensor := range graph.Initializers {
+		switch {
+		case tensor.External != nil:
+			return nil, diag.New(diag.ClassInput, "constant %q lies in the file %q, want it inside the artifact",
+				tensor.Name, tensor.External.Location)
+		case len(tensor.Raw) > largestConstant:
+			return nil, diag.New(diag.ClassInput,
+				"constant %q has %d bytes, want at most %d: weights are compiled into the graph", tensor.Name,
+				len(tensor.Raw), largestConstant)
+		}
+		constants[tensor.Name] = true
+	}
+	return constants, nil
+}
+
+// checkEdge checks a conversion: it reads one value of either side, and otherwise constants.
+func checkEdge(i int, node *onnx.Node, from map[string]side, constants map[string]bool) error {
+	if len(node.In) < 1 || len(node.Out) != 1 || from[node.In[0]] == 0 {
+		return diag.New(diag.ClassInput, "node %d (%s) converts neither an input nor an output", i, node.Op)
+	}
+	for _, in := range node.In[1:] {
+		if in != "" && !constants[in] {
+			return diag.New(diag.ClassInput, "node %d (%s): %q is no constant", i, node.Op, in)
 		}
 	}
 	return nil
