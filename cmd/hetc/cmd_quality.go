@@ -27,10 +27,10 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "model", "text"); err != nil {
 				return err
 			}
-			if attention {
-				if opts.Bundle != "" || opts.Plan != "" {
-					return diag.New(diag.ClassUsage, "--attention compares rules of the model itself").
-						WithHint("leave --bundle and --plan out")
+			switch {
+			case attention:
+				if err := ofTheModel(&opts, "--attention compares"); err != nil {
+					return err
 				}
 				if err := cli.Required(cmd, "calibration"); err != nil {
 					return err
@@ -38,42 +38,16 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 				rules.Model, rules.Text, rules.Calibration = opts.Model, opts.Text, opts.Calibration
 				rules.Windows, rules.WindowTokens = opts.Windows, opts.WindowTokens
 				return rules.Run(cmd.Context(), ui)
-			}
-			if cmd.Flags().Changed("drop") {
-				if opts.Bundle != "" || opts.Plan != "" {
-					return diag.New(diag.ClassUsage, "--drop measures rules of the model itself").
-						WithHint("leave --bundle and --plan out")
+			case cmd.Flags().Changed("drop"):
+				if err := ofTheModel(&opts, "--drop measures"); err != nil {
+					return err
 				}
 				drops.Model, drops.Text = opts.Model, opts.Text
 				drops.Windows, drops.WindowTokens = opts.Windows, opts.WindowTokens
 				return drops.Run(cmd.Context(), ui)
 			}
-			if (opts.Bundle == "") == (opts.Plan == "") {
-				return diag.New(diag.ClassUsage, "%s: want one of --bundle and --plan", cmd.CommandPath()).
-					WithHint("usage: %s", cmd.UseLine())
-			}
-			if opts.Bundle != "" {
-				if err := cli.Required(cmd, "trust"); err != nil {
-					return err
-				}
-			}
-			if opts.Bundle != "" && opts.Calibration != "" {
-				return diag.New(diag.ClassUsage, "--calibration needs --plan").
-					WithHint("a bundle's weights are packed already: leave it out")
-			}
-			for _, f := range append([]string{"any-machine"}, accept.Flags...) {
-				if opts.Plan != "" && cmd.Flags().Changed(f) {
-					return diag.New(diag.ClassUsage, "--%s needs --bundle", f).
-						WithHint("leave it out")
-				}
-			}
-			if cmd.Flags().Changed("max-kl") && !(opts.MaxKL >= 0) {
-				return diag.New(diag.ClassUsage, "--max-kl %v: want 0 or more", opts.MaxKL).
-					WithHint("8 bit per row costs about 0.001, 4 bit about 0.02")
-			}
-			if opts.Windows < 0 || opts.Windows == 1 {
-				return diag.New(diag.ClassUsage, "--windows %d: want at least 2, or 0 for the whole text",
-					opts.Windows).WithHint("an interval needs two windows")
+			if err := qualityFlags(cmd, &opts); err != nil {
+				return err
 			}
 			return opts.Run(cmd.Context(), ui, cmd.Flags().Changed("max-kl"))
 		},
@@ -103,4 +77,44 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&rules.Journal, "journal", "",
 		"file that keeps what --attention has measured: the same command goes on from there")
 	return cmd
+}
+
+// ofTheModel refuses a bundle or a plan for what is measured of the model itself.
+func ofTheModel(opts *precision.QualityOptions, does string) error {
+	if opts.Bundle != "" || opts.Plan != "" {
+		return diag.New(diag.ClassUsage, "%s rules of the model itself", does).
+			WithHint("leave --bundle and --plan out")
+	}
+	return nil
+}
+
+// qualityFlags checks the flags for the quality of a bundle or of a plan.
+func qualityFlags(cmd *cobra.Command, opts *precision.QualityOptions) error {
+	if (opts.Bundle == "") == (opts.Plan == "") {
+		return diag.New(diag.ClassUsage, "%s: want one of --bundle and --plan", cmd.CommandPath()).
+			WithHint("usage: %s", cmd.UseLine())
+	}
+	if opts.Bundle != "" {
+		if err := cli.Required(cmd, "trust"); err != nil {
+			return err
+		}
+	}
+	if opts.Bundle != "" && opts.Calibration != "" {
+		return diag.New(diag.ClassUsage, "--calibration needs --plan").
+			WithHint("a bundle's weights are packed already: leave it out")
+	}
+	for _, flag := range append([]string{"any-machine"}, accept.Flags...) {
+		if opts.Plan != "" && cmd.Flags().Changed(flag) {
+			return diag.New(diag.ClassUsage, "--%s needs --bundle", flag).WithHint("leave it out")
+		}
+	}
+	if cmd.Flags().Changed("max-kl") && !(opts.MaxKL >= 0) {
+		return diag.New(diag.ClassUsage, "--max-kl %v: want 0 or more", opts.MaxKL).
+			WithHint("8 bit per row costs about 0.001, 4 bit about 0.02")
+	}
+	if opts.Windows < 0 || opts.Windows == 1 {
+		return diag.New(diag.ClassUsage, "--windows %d: want at least 2, or 0 for the whole text",
+			opts.Windows).WithHint("an interval needs two windows")
+	}
+	return nil
 }

@@ -217,41 +217,81 @@ func (e *Env) options(folder string, o *SessionOptions) (opts uintptr, free func
 // configure sets the options of a session: sequential execution without memory pattern and arena,
 // threads and their cores, configuration entries, and the provider.
 func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
-	l := e.lib
-	set := func(what string, fn int, args ...uintptr) error {
-		return l.check(what, native.Call(l.fn[fn], append([]uintptr{opts}, args...)...))
+	if err := e.lib.setExecution(opts, o); err != nil {
+		return err
 	}
-	// All settings are tried, and the first that failed is told: each call is independent of those before it.
-	steps := []error{}
-	do := func(err error) { steps = append(steps, err) }
-	do(set("set execution mode", fnSetSessionExecutionMode, executeSequential))
-	do(set("disable memory pattern", fnDisableMemPattern))
-	do(set("disable memory arena", fnDisableCPUMemArena))
-	do(set("set optimisation level", fnSetSessionGraphOptimizationLevel, uintptr(o.Optimization)))
-	switch {
-	// 0 threads means the environment's pool.
-	case o.Threads == 0:
-		do(set("share the thread pool", fnDisablePerSessionThreads))
-	case o.Threads < 0 || o.Threads > 1024:
-		return usage("%d threads, want 0 to 1024", o.Threads)
-	default:
-		do(set("set number of threads", fnSetIntraOpNumThreads, uintptr(o.Threads)))
+	config, err := configEntries(folder, o)
+	if err != nil {
+		return err
 	}
-	do(set("set number of threads", fnSetInterOpNumThreads, 1))
-	for _, err := range steps {
-		if err != nil {
+	for _, entry := range config {
+		if err := e.lib.addEntry(opts, entry); err != nil {
 			return err
 		}
 	}
+	if o.OptimizedModelPath != "" {
+		name, ok := native.Path(o.OptimizedModelPath)
+		if !ok {
+			return usage("path %q has a NUL byte", o.OptimizedModelPath)
+		}
+		if err := e.lib.check("set path of the optimised model",
+			native.Call(e.lib.fn[fnSetOptimizedModelFilePath], opts, uintptr(unsafe.Pointer(&name[0])))); err != nil {
+			return err
+		}
+	}
+	switch {
+	case len(o.Devices) > 0:
+		return e.appendDevices(opts, o)
+	case o.Provider != "":
+		return e.lib.appendProvider(opts, o)
+	}
+	return nil
+}
+
+// setExecution sets how a session executes: one operator after the other, without memory pattern and arena, on so many
+// threads.
+func (l *Library) setExecution(opts uintptr, o *SessionOptions) error {
+	if o.Threads < 0 || o.Threads > 1024 {
+		return usage("%d threads, want 0 to 1024", o.Threads)
+	}
+	threads := setting{"set number of threads", fnSetIntraOpNumThreads, []uintptr{uintptr(o.Threads)}}
+	if o.Threads == 0 { // the environment's pool
+		threads = setting{"share the thread pool", fnDisablePerSessionThreads, nil}
+	}
+	for _, one := range []setting{
+		{"set execution mode", fnSetSessionExecutionMode, []uintptr{executeSequential}},
+		{"disable memory pattern", fnDisableMemPattern, nil},
+		{"disable memory arena", fnDisableCPUMemArena, nil},
+		{"set optimisation level", fnSetSessionGraphOptimizationLevel, []uintptr{uintptr(o.Optimization)}},
+		threads,
+		{"set number of threads", fnSetInterOpNumThreads, []uintptr{1}},
+	} {
+		if err := l.check(one.what, native.Call(l.fn[one.fn], append([]uintptr{opts}, one.args...)...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setting is a call that sets one of the options of a session.
+type setting struct {
+	what string
+	fn   int
+	args []uintptr
+}
+
+// configEntries are the configuration entries of a session: those that its options name, and those that follow from
+// cores, folder, provider and devices.
+func configEntries(folder string, o *SessionOptions) ([][2]string, error) {
 	config := slices.Clone(o.Config)
 	if len(o.Cores) > 0 {
 		if len(o.Cores) != o.Threads-1 {
-			return usage("%d cores for the session's own threads, want %d for %d threads", len(o.Cores), o.Threads-1,
-				o.Threads)
+			return nil, usage("%d cores for the session's own threads, want %d for %d threads", len(o.Cores),
+				o.Threads-1, o.Threads)
 		}
 		b, err := affinity(o.Cores)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		// The calling thread is one of the session's threads and is pinned by the caller; the text ends with a NUL,
 		// which the entry adds itself.
@@ -267,38 +307,22 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	if len(o.Devices) > 0 {
 		config = append(config, [2]string{recordPlacement, "1"})
 	}
-	for _, c := range config {
-		key, err := cstring("session configuration key", c[0])
-		if err != nil {
-			return err
-		}
-		value, err := cstring("session configuration value", c[1])
-		if err != nil {
-			return err
-		}
-		if err := l.check("set "+strconv.Quote(c[0]),
-			native.Call(l.fn[fnAddSessionConfigEntry], opts, uintptr(unsafe.Pointer(&key[0])),
-				uintptr(unsafe.Pointer(&value[0])))); err != nil {
-			return err
-		}
+	return config, nil
+}
+
+// addEntry adds a configuration entry: a key and a value.
+func (l *Library) addEntry(opts uintptr, entry [2]string) error {
+	key, err := cstring("session configuration key", entry[0])
+	if err != nil {
+		return err
 	}
-	if o.OptimizedModelPath != "" {
-		name, ok := native.Path(o.OptimizedModelPath)
-		if !ok {
-			return usage("path %q has a NUL byte", o.OptimizedModelPath)
-		}
-		if err := l.check("set path of the optimised model",
-			native.Call(l.fn[fnSetOptimizedModelFilePath], opts, uintptr(unsafe.Pointer(&name[0])))); err != nil {
-			return err
-		}
+	value, err := cstring("session configuration value", entry[1])
+	if err != nil {
+		return err
 	}
-	switch {
-	case len(o.Devices) > 0:
-		return e.appendDevices(opts, o)
-	case o.Provider != "":
-		return l.appendProvider(opts, o)
-	}
-	return nil
+	return l.check("set "+strconv.Quote(entry[0]),
+		native.Call(l.fn[fnAddSessionConfigEntry], opts, uintptr(unsafe.Pointer(&key[0])),
+			uintptr(unsafe.Pointer(&value[0]))))
 }
 
 // pairs are options as two arrays of strings, which lie in one block that free gives back.

@@ -79,15 +79,19 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		ui.Notef("every class of weights is executed in %d schemes, on %d windows: --schemes with those that plans "+
 			"will use takes less time", len(schemes), o.Windows/2)
 	}
-	step := cli.Progress(ui, "calibrate")
 	cal, err := trial.Calibrate(ctx, model, trial.CalibrateOptions{Text: text, Schemes: schemes,
-		NoFolds: o.NoFolds, Progress: step})
+		NoFolds: o.NoFolds, Progress: cli.Progress(ui, "calibrate")})
 	if err != nil {
 		return fmt.Errorf("calibrate: %w", err)
 	}
+	return o.write(ui, weights.Name, cal)
+}
+
+// write writes a calibration, with what runs of their own have added to the file before, unless the file holds the same.
+func (o *CalibrateOptions) write(ui *cli.Streams, model string, cal *calibration.Calibration) error {
 	old, readErr := calibration.Read(o.Out)
 	if readErr == nil && old.Model.Digest == cal.Model.Digest {
-		cal.Attention, cal.Drops = old.Attention, old.Drops // which were measured by runs of their own
+		cal.Attention, cal.Drops = old.Attention, old.Drops
 	}
 	digest, err := cal.Digest()
 	if err != nil {
@@ -101,7 +105,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := calibration.Write(o.Out, cal); err != nil {
 		return err
 	}
-	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, weights.Name, cal.Text.Windows,
+	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, model, cal.Text.Windows,
 		cal.Text.WindowTokens)
 	showCalibration(ui, cal)
 	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "caches": cal.Caches,
@@ -133,8 +137,26 @@ func quantised(names []string) ([]op.Scheme, error) {
 
 // showCalibration prints the loss of each class, and statistics of its activations.
 func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
-	// columns: one for each scheme, with one for folded weights where there are any
-	header := []string{"class", ">largest", ">/ typical", ">outliers"}
+	ui.Table(lossTable(cal))
+	for _, loss := range cal.Caches {
+		ui.Printf("cache in %s: KL %.6f\n", loss.Type, loss.KL)
+	}
+	if groups := cal.Groups(); len(groups) > 0 {
+		ui.Printf("folded: %s\n", strings.Join(groups, ", "))
+	}
+	var clips []string
+	for _, clip := range cal.Clips {
+		clips = append(clips, fmt.Sprintf("%s at %.0f %%", clip.Class, 100*clip.Share))
+	}
+	if clips != nil {
+		ui.Printf("static scales clip: %s of the range\n", strings.Join(clips, ", "))
+	}
+	showShadows(ui, cal)
+}
+
+// lossTable has a row for each class, and a column for each scheme; with folds a second one for the folded weights.
+func lossTable(cal *calibration.Calibration) (header []string, rows [][]string) {
+	header = []string{"class", ">largest", ">/ typical", ">outliers"}
 	var schemes []op.Scheme
 	var classes []string
 	for _, loss := range cal.Losses {
@@ -153,27 +175,8 @@ func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
 			classes = append(classes, loss.Class)
 		}
 	}
-	var rows [][]string
 	for _, class := range classes {
-		row := []string{class, "", "", ""}
-		// All classes together have losses but no activations of their own.
-		if class != calibration.All {
-			var largest, ratio float32
-			outliers := 0
-			for _, activation := range cal.Activations {
-				if activation.Class != class {
-					continue
-				}
-				outliers += len(activation.Outliers)
-				largest = max(largest, activation.Max)
-				if activation.Median > 0 {
-					// How far outliers stand out: the largest magnitude over the typical one, of the worst matrix of
-					// the class.
-					ratio = max(ratio, activation.Max/activation.Median)
-				}
-			}
-			row = []string{class, fmt.Sprintf("%.1f", largest), fmt.Sprintf("%.1f", ratio), fmt.Sprint(outliers)}
-		}
+		row := activationColumns(cal, class)
 		for _, scheme := range schemes {
 			for _, folded := range []bool{false, true} {
 				if loss := cal.Loss(class, scheme, folded); loss != nil {
@@ -185,21 +188,28 @@ func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
 		}
 		rows = append(rows, row)
 	}
-	ui.Table(header, rows)
-	for _, loss := range cal.Caches {
-		ui.Printf("cache in %s: KL %.6f\n", loss.Type, loss.KL)
+	return header, rows
+}
+
+// activationColumns are the name of a class, its largest activation, the ratio of that to a typical one in the worst
+// matrix, and the number of outlier channels. All classes together have no activations of their own.
+func activationColumns(cal *calibration.Calibration, class string) []string {
+	if class == calibration.All {
+		return []string{class, "", "", ""}
 	}
-	if groups := cal.Groups(); len(groups) > 0 {
-		ui.Printf("folded: %s\n", strings.Join(groups, ", "))
+	var largest, ratio float32
+	outliers := 0
+	for _, activation := range cal.Activations {
+		if activation.Class != class {
+			continue
+		}
+		outliers += len(activation.Outliers)
+		largest = max(largest, activation.Max)
+		if activation.Median > 0 {
+			ratio = max(ratio, activation.Max/activation.Median)
+		}
 	}
-	var clips []string
-	for _, clip := range cal.Clips {
-		clips = append(clips, fmt.Sprintf("%s at %.0f %%", clip.Class, 100*clip.Share))
-	}
-	if clips != nil {
-		ui.Printf("static scales clip: %s of the range\n", strings.Join(clips, ", "))
-	}
-	showShadows(ui, cal)
+	return []string{class, fmt.Sprintf("%.1f", largest), fmt.Sprintf("%.1f", ratio), fmt.Sprint(outliers)}
 }
 
 // showShadows prints what the shadow outliers of each class are worth in each layer.
