@@ -195,6 +195,27 @@ func (f *fleet) close() {
 	}
 }
 
+// openAll opens plans under their labels, unless they do not fit in memory together.
+func (f *fleet) openAll(ctx context.Context, labels []string, plans []*planir.Plan) error {
+	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
+		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
+	}
+	for i, plan := range plans {
+		if err := f.open(ctx, labels[i], plan); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// howMeasured says how times came about: on a virtual clock they are simulated.
+func howMeasured(virtual bool) string {
+	if virtual {
+		return "simulated"
+	}
+	return "measured"
+}
+
 // open opens a plan, and raises GOMAXPROCS to the threads of all open plans: a thread that waits
 // must not take the place of one that computes.
 func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error {
@@ -307,11 +328,7 @@ func report(
 	planview.ShowDecisions(ui, base, soc)
 	ui.Printf("\n")
 
-	measured := "measured"
-	if virtual {
-		measured = "simulated"
-	}
-	ui.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", measured, options.PromptLen,
+	ui.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", howMeasured(virtual), options.PromptLen,
 		options.Gen, options.Rounds)
 	var rows [][]string
 	cell := func(x stat.Summary, predicted int64) []string {

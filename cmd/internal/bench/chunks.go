@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -95,23 +94,14 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 		}
 		plans, labels, predicted = append(plans, result.Plan), append(labels, rule.label), append(predicted, ns)
 	}
-	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
-		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
-	}
-	for i, plan := range plans {
-		if err := opened.open(ctx, labels[i], plan); err != nil {
-			return err
-		}
+	if err := opened.openAll(ctx, labels, plans); err != nil {
+		return err
 	}
 	results, virtual, err := opened.prompts(ctx, predicted, options)
 	if err != nil {
 		return err
 	}
-	measured := "measured"
-	if virtual {
-		measured = "simulated"
-	}
-	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", measured, options.Rounds, options.PromptLen)
+	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds, options.PromptLen)
 	showChunks(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
 		"rounds": options.Rounds, "results": results})

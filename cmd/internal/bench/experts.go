@@ -8,8 +8,6 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/compare"
-	"github.com/hetc/hetc/cmd/internal/machine"
-	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
@@ -38,8 +36,8 @@ type expertResult struct {
 	Padding      float64 `json:"padding_percent"` // of the rows that slots reserve
 }
 
-// Experts measures the rows of NPUMoE's ablation beside each other: experts in groups of ever other kinds on a processor of
-// static shapes, beside dynamic ones on the control processor.
+// Experts measures the rows of NPUMoE's ablation in the same rounds: experts in groups of several shapes on a processor of
+// static graphs, beside dynamic experts on the control processor.
 func Experts(c *cobra.Command, ui *cli.Streams, options *Options, prompts []int) error {
 	ctx := c.Context()
 	from, err := options.open()
@@ -59,25 +57,16 @@ func Experts(c *cobra.Command, ui *cli.Streams, options *Options, prompts []int)
 		return err
 	}
 	labels, plans = distinct(labels, plans)
-	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
-		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
-	}
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
-	for i, plan := range plans {
-		if err := opened.open(ctx, labels[i], plan); err != nil {
-			return err
-		}
+	if err := opened.openAll(ctx, labels, plans); err != nil {
+		return err
 	}
 	measured, virtual, err := measureTasks(ctx, opened.list, prompts, options, from.Input)
 	if err != nil {
 		return err
 	}
-	how := "measured"
-	if virtual {
-		how = "simulated"
-	}
-	ui.Printf("%s, %d interleaved rounds, %s loads\n", how, options.Rounds, from.Loads.Source)
+	ui.Printf("%s, %d interleaved rounds, %s loads\n", howMeasured(virtual), options.Rounds, from.Loads.Source)
 	results := withUse(measured, opened.list)
 	showExperts(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "rounds": options.Rounds,

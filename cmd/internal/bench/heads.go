@@ -8,8 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/cmd/internal/machine"
-	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -85,15 +83,14 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 				plan.MaxContext).WithHint("measure shorter prompts, or name a larger context in the workload")
 		}
 	}
-	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
-		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
-	}
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
-	for i, plan := range plans {
-		if err := opened.open(ctx, rows[i].label, plan); err != nil {
-			return err
-		}
+	labels := make([]string, len(rows))
+	for i := range rows {
+		labels[i] = rows[i].label
+	}
+	if err := opened.openAll(ctx, labels, plans); err != nil {
+		return err
 	}
 	var results []headResult
 	simulated := false
@@ -117,11 +114,7 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 			results = append(results, headResultOf(row, plans[i], prompt))
 		}
 	}
-	measured := "measured"
-	if simulated {
-		measured = "simulated"
-	}
-	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", measured, options.Rounds,
+	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", howMeasured(simulated), options.Rounds,
 		100*density)
 	showHeads(ui, results, rows[0].label)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": simulated, "density": density,

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/internal/diag"
@@ -70,15 +69,14 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 	if err != nil {
 		return err
 	}
-	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
-		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
-	}
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
-	for i, plan := range plans {
-		if err := opened.open(ctx, rows[i].label, plan); err != nil {
-			return err
-		}
+	labels := make([]string, len(rows))
+	for i := range rows {
+		labels[i] = rows[i].label
+	}
+	if err := opened.openAll(ctx, labels, plans); err != nil {
+		return err
 	}
 	times, virtual, err := opened.prompts(ctx, predicted, options)
 	if err != nil {
@@ -96,11 +94,7 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 		result.Channels = float64(channels) / float64(max(1, calls))
 		results = append(results, result)
 	}
-	measured := "measured"
-	if virtual {
-		measured = "simulated"
-	}
-	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", measured, options.Rounds, options.PromptLen)
+	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds, options.PromptLen)
 	showOutliers(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
 		"rounds": options.Rounds, "results": results})

@@ -11,9 +11,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/measure"
-	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -47,16 +45,13 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
-		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
-	}
 	opened := &fleet{model: model, cal: from.Calibration, soc: soc}
 	defer opened.close()
+	if err := opened.openAll(ctx, labels, plans); err != nil {
+		return err
+	}
 	for i, plan := range plans {
-		if err := opened.open(ctx, labels[i], plan); err != nil {
-			return err
-		}
-		predict(opened.list[i:], plan, options)
+		predict(opened.list[i:i+1], plan, options)
 	}
 	virtual, err := measureRounds(ctx, opened.list, options)
 	if err != nil {
@@ -67,12 +62,8 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 		"rounds": options.Rounds, "candidates": opened.list,
 	}
 	doc["rates"] = showRates(ui, soc, set, plans[0], model)
-	measured := "measured"
-	if virtual {
-		measured = "simulated"
-	}
 	for _, ph := range []string{"prefill", "decode"} {
-		ui.Printf("\n%s, %s: %s\n", ph, measured, what(ph, options))
+		ui.Printf("\n%s, %s: %s\n", ph, howMeasured(virtual), what(ph, options))
 		showCandidates(ui, opened.list, ph)
 	}
 	doc["pairs"] = showPairs(ui, soc, set, opened.list, like, plans[0], model)

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -93,33 +92,24 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	if other, how := otherWaits(plans[0]); other != nil {
 		labels, plans = append(labels, labels[0]+how), append(plans, other)
 	}
-	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
-		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
-	}
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
-	for i, plan := range plans {
-		if err := opened.open(ctx, labels[i], plan); err != nil {
-			return err
-		}
+	if err := opened.openAll(ctx, labels, plans); err != nil {
+		return err
 	}
 	results, virtual, err := measureTasks(ctx, opened.list, prompts, options, from.Input)
 	if err != nil {
 		return err
 	}
-	measured := "measured"
-	if virtual {
-		measured = "simulated"
-	}
-	ui.Printf("%s, %d interleaved rounds, decode: mean of %d tokens after %d\n", measured, options.Rounds, options.Gen,
-		slices.Min(prompts))
+	ui.Printf("%s, %d interleaved rounds, decode: mean of %d tokens after %d\n", howMeasured(virtual), options.Rounds,
+		options.Gen, slices.Min(prompts))
 	showStrategies(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "gen": options.Gen,
 		"rounds": options.Rounds, "results": results})
 }
 
-// distinct are the plans whose programs, or the experts in their slots, differ, each with the labels of all that have the same one: measured beside each
-// other they would differ by noise alone, and take the memory and the time of all.
+// distinct are the plans that differ in their programs or in the experts in their slots, each with the labels of all plans
+// that equal it. Equal plans would differ by noise alone, and each would take its memory and time.
 func distinct(labels []string, plans []*planir.Plan) (names []string, different []*planir.Plan) {
 	for i, plan := range plans {
 		at := slices.IndexFunc(different, func(other *planir.Plan) bool {
@@ -145,9 +135,9 @@ func slotsOf(plan *planir.Plan) (out [][]int) {
 	return out
 }
 
-// otherWaits is the plan with lanes that are woken by drivers, or, where they all are, with lanes that sleep for as long
-// as calls are expected to take and then ask, and what its label says of that. It is nil where no processor executes
-// calls by itself.
+// otherWaits is the same plan with another way of waiting for devices, and what its label says of that: drivers wake the
+// lanes; or, where all of them do already, lanes sleep for as long as a call is expected to take. It is nil without a
+// device.
 func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	other := *plan
 	other.Procs = slices.Clone(plan.Procs)
@@ -170,9 +160,9 @@ func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	return &other, how
 }
 
-// measureTasks measures every plan in every task once a round, in random order, after a round that is not counted and
-// leaves out prompts of several chunks. Results are grouped by task, the solved plan first. Without
-// tokens to decode prompts are all.
+// measureTasks measures every plan in every task once a round, in random order. A round before these is not counted, and
+// leaves out prompts of several chunks. Results are grouped by task, the solved plan first. Without tokens to decode
+// (options.Gen is 0) the tasks are the prompts alone.
 func measureTasks(
 	ctx context.Context, list []*candidate, prompts []int, options *Options, in solver.Input,
 ) (results []*strategyResult, virtual bool, err error) {

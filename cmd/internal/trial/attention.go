@@ -221,18 +221,9 @@ func even(attention *calibration.Attention) calibration.Attention {
 func CalibrateAttention(
 	ctx context.Context, model *Model, options AttentionOptions,
 ) (_ *calibration.Attention, err error) {
-	var observed, compared []quality.Window
-	for i, window := range options.Text.Windows {
-		if i%2 == 0 {
-			compared = append(compared, window)
-		} else {
-			observed = append(observed, window)
-		}
-	}
-	if len(observed) < 2 {
-		return nil, diag.New(diag.ClassInput, "calibrate attention: %d windows, want at least %d",
-			len(options.Text.Windows), LeastWindows).
-			WithHint("give a longer text, or shorter windows with --window-tokens")
+	observed, compared, err := options.Text.halves("calibrate attention")
+	if err != nil {
+		return nil, err
 	}
 	size := len(options.Text.Windows[0].Tokens)
 	run, err := openAttending(ctx, model, options.Text, compared)

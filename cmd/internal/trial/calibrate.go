@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -165,13 +164,18 @@ func Observe(ctx context.Context, model *Model, tokens []int32) (_ *calibration.
 	return out, out.Validate()
 }
 
-// newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed:
-// as many times as there can be, of which what turns out not to be needed is taken off.
+// newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed at most.
+// What turns out not to be needed is subtracted later.
 func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, error) {
 	windows := options.Text.Windows
 	size := len(windows[0].Tokens)
+	observed, compared, err := options.Text.halves("calibrate")
+	if err != nil {
+		return nil, err
+	}
 	graph := model.Graph()
 	run := &calibrating{
+		observed: observed, compared: compared,
 		Model: model, o: options, size: size, groups: graph.Folds(), choosing: len(several(options.Schemes)) > 0,
 		out: calibration.Calibration{
 			Schema: calibration.Schema,
@@ -180,18 +184,6 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 				SHA256: options.Text.SHA256, Tokens: len(windows) * size, Windows: len(windows), WindowTokens: size,
 			},
 		},
-	}
-	// compared and observed windows take turns
-	for i, window := range windows {
-		// What was fitted to a window must not be judged by it.
-		if i%2 == 0 {
-			run.compared = append(run.compared, window)
-		} else {
-			run.observed = append(run.observed, window)
-		}
-	}
-	if len(run.observed) < 2 {
-		return nil, diag.New(diag.ClassInput, "calibrate: %d windows, want at least %d", len(windows), LeastWindows)
 	}
 	run.list()
 	run.groups = slices.DeleteFunc(run.groups, func(group models.FoldGroup) bool {

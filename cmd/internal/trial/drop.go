@@ -38,25 +38,18 @@ type DropResult struct {
 }
 
 // MeasureDrops executes plans whose capacity tiers drop rows of experts (NPUMoE 4.1), and compares them with the model
-// in float32. Every other window says how many rows experts are sent; slots are made by that, and losses measured on the
-// windows between. The slots are the paper's: quarters of a layer's experts by their load, each with a multiple of what
-// its busiest expert is sent on average. The multiple is the one with which the share is dropped.
+// in float32. The observed windows show how many rows routers send to each expert. Slots are made for these loads, and
+// losses are measured on the windows between. The slots are the paper's: the experts of a layer in four quarters by load.
+// A quarter's slots have a multiple of the mean rows of its busiest expert. The multiple is chosen so that the share is
+// dropped.
 func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []DropResult, err error) {
 	if model.Experts < 2 {
 		return nil, diag.New(diag.ClassInput, "model %q has %d experts, and rows are dropped among several", model.Name,
 			model.Experts).WithHint("hetc models list shows which have")
 	}
-	var observed, compared []quality.Window
-	for i, window := range options.Text.Windows {
-		if i%2 == 0 {
-			compared = append(compared, window)
-		} else {
-			observed = append(observed, window)
-		}
-	}
-	if len(observed) < 2 {
-		return nil, diag.New(diag.ClassInput, "measure dropped rows: %d windows, want at least %d",
-			len(options.Text.Windows), LeastWindows).WithHint("give a longer text, or more --windows")
+	observed, compared, err := options.Text.halves("measure dropped rows")
+	if err != nil {
+		return nil, err
 	}
 	size, done := len(compared[0].Tokens), 0
 	all := len(observed) + len(compared)*(1+len(options.Rules)*len(options.Shares))

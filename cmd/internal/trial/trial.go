@@ -262,6 +262,23 @@ type Text struct {
 	Windows []quality.Window
 }
 
+// halves divides the windows in turns: what is fitted to observed windows is judged on the compared ones between them.
+// what names the measurement in the error of a text that is too short for it.
+func (t *Text) halves(what string) (observed, compared []quality.Window, err error) {
+	for i, window := range t.Windows {
+		if i%2 == 0 {
+			compared = append(compared, window)
+		} else {
+			observed = append(observed, window)
+		}
+	}
+	if len(observed) < 2 {
+		return nil, nil, diag.New(diag.ClassInput, "%s: %d windows, want at least %d", what, len(t.Windows), LeastWindows).
+			WithHint("give a longer text, more --windows, or shorter ones with --window-tokens")
+	}
+	return observed, compared, nil
+}
+
 // maxText is what the tokenizer encodes at once, in bytes.
 const maxText = 8 << 20
 
