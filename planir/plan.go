@@ -1,6 +1,11 @@
 // Package planir knows what a deployment plan is: its types, its one canonical encoding,
 // its digest, and the numbered rules (P001...) that every plan obeys whatever a caller
 // believes about time. SPEC.md describes the same for readers without Go.
+//
+// Read Plan (plan.go) first: decisions, and what they were made from. Program (program.go) is what follows from the
+// decisions and is executed: sections of lanes of steps, which call graphs on views of buffers and ranges of packed
+// weights. Rules (rules.go) lists what every plan keeps; each rule is one method of checker, in rules_*.go or in the file of
+// its feature (beside.go, experts.go, heads.go).
 package planir
 
 import (

@@ -2,8 +2,9 @@
 // which shapes are worth timing for a model, and how to time them so that the numbers can be
 // trusted.
 //
-// Requests makes the list, Run works through it on drivers and appends to a record. Probe
-// describes this machine as a SoC.
+// Requests (request.go) makes the list, Run (runner.go) works through it on drivers and appends to a record. Probe
+// describes this machine as a SoC. load.go makes an operator ready to run, sources.go takes its samples, and profiler/stat
+// says when there are enough of them.
 package profiler
 
 import (

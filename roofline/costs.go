@@ -6,6 +6,9 @@
 // processor's step (HeteroInfer sec. 3.2). What the roofline leaves over at the sampled shapes is
 // interpolated between them. So a sampled shape comes out as measured, a shape between samples
 // follows them, and one beyond them the roofline.
+//
+// Fit (fit.go) makes Costs of a record, Costs.Op and its neighbours (predict.go) answer the solver, and quality.go judges
+// predictions by measurements that were held out.
 package roofline
 
 import (

@@ -1,6 +1,11 @@
 // Package solver knows which processor should execute which part of every operator: it prices the ways
 // to execute them, poses the partition problem of each section and number of rows, has an engine solve
 // it, and turns the answers into a plan that carries its alternatives, predictions and proofs.
+//
+// Read Solve (solver.go) first, then session.solve below it, which names the steps: schemes (schemes.go), plans within a
+// bound of memory (within_memory.go), what is decided beside the partition (shadows.go, heads.go, drafts.go, inflight.go),
+// and the independent check. Prices are those of solver/price, problems those of solver/problem, engines those of
+// solver/exact and solver/highs.
 package solver
 
 import (

@@ -1,6 +1,10 @@
 // Package lower knows how decisions become a program: it makes quantisation steps explicit, cuts
 // operators into the decided shares, assigns buffers and packed weights, and orders the lanes with
 // the fewest flags that its analysis can show to be needed.
+//
+// Lower (lower.go) walks through the steps: Expand (expand.go) makes a section's nodes, Cut (cut.go) the pieces of a
+// decision, fuse.go joins what one step can execute, sync.go adds flags. groups.go, heads.go and inflight.go do the same for
+// groups of experts, heads in a pipeline and chunks in flight.
 package lower
 
 import (

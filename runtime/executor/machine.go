@@ -5,6 +5,9 @@
 // Lanes of processors that occupy the same core take turns on one thread, their crew. The control crew is that of the
 // plan's control processor. It starts sections, meets the other crews between them, and runs whatever a caller does
 // between two program calls (sampling), so that decoding needs no switch to another thread.
+//
+// Read Open (machine.go) for what is loaded, run.go for one program call, and crew.go for how a thread walks the steps of
+// its lanes and waits for flags. device.go is about processors that execute calls by themselves.
 package executor
 
 import (

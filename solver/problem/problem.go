@@ -1,5 +1,9 @@
 // Package problem knows the optimisation problems that solve poses, as plain data: engines see
 // nothing of models, processors or plans, and their answers can be recomputed from the data alone.
+//
+// Read Partition (problem.go) first: one program, whose sections are chains of operators with a choice each. Joint
+// (joint.go) couples several programs by limits, Buckets, Tiers, Shadows and Scales are problems of their own. Each has
+// a checker, and a linear program for HiGHS in relay_*.go.
 package problem
 
 import (

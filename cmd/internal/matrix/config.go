@@ -1,5 +1,5 @@
 // Package matrix knows how a matrix of models, SoCs and workloads becomes plans and bundles, each made at
-// most once.
+// most once. Read Run (build.go) first; steps.go has the steps of one combination, each with its key in the cache.
 package matrix
 
 import (
