@@ -74,23 +74,10 @@ func Diagnose(ctx context.Context, in solver.Input, err error) error {
 
 // findConflict is Diagnose with its result as data; nil where no limit is to blame.
 func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict, error) {
-	trial := newTrial(in, limitsOf(&in))
-	trial.most, trial.what = conflictSolves, conflictPhase
 	in.Tell(solver.Progress{Phase: conflictPhase})
-	if !slices.ContainsFunc(trial.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
-		// Where the precisions that are permitted have plans without the other limits, they are taken as given: to
-		// try all others under a limit that none keeps takes long.
-		given := slices.DeleteFunc(slices.Clone(trial.limits),
-			func(l Limit) bool { return strings.Contains(l.Key, "schemes") })
-		inner := newTrial(in, given)
-		inner.most, inner.what = conflictSolves, conflictPhase
-		attempt, err := inner.holding(ctx, make([]bool, len(given)))
-		if err != nil {
-			return nil, err
-		}
-		if attempt.result != nil {
-			trial = inner
-		}
+	trial, err := conflictTrial(ctx, in)
+	if err != nil {
+		return nil, err
 	}
 	n := len(trial.limits)
 	all := slices.Repeat([]bool{true}, n)
@@ -126,16 +113,16 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 		conflict.Reason = at.err // what these limits alone make impossible
 	}
 	conflict.Proved = solver.Proved(conflict.Reason)
+	var rest []func(*solver.Input) // takes the limits away that have no part in the conflict
+	for i := range trial.limits {
+		if !slices.Contains(set, i) {
+			rest = append(rest, trial.limits[i].without)
+		}
+	}
 	for j, i := range set {
 		found := Conflicting{Limit: trial.limits[i]}
 		trial.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, j+1, len(set), found.Key)
 		in.Tell(solver.Progress{Phase: nearestPhase, Done: j, All: len(set), What: found.Key})
-		var rest []func(*solver.Input) // takes the limits away that have no part in it
-		for i := range trial.limits {
-			if !slices.Contains(set, i) {
-				rest = append(rest, trial.limits[i].without)
-			}
-		}
 		trial.most = trial.made + nearestSolves
 		if err := trial.nearest(ctx, i, rest, &found); err != nil && !errors.Is(err, errTrials) {
 			return nil, err
@@ -143,6 +130,26 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 		conflict.Limits = append(conflict.Limits, found)
 	}
 	return conflict, nil
+}
+
+// conflictTrial is the trial to find a conflict with. Without a limit of quality the permitted precisions are no limit of
+// it, as long as they have a plan without the other limits: trying all other precisions under a limit that none of them
+// keeps would take long.
+func conflictTrial(ctx context.Context, in solver.Input) (*trial, error) {
+	whole := newTrial(in, limitsOf(&in))
+	whole.most, whole.what = conflictSolves, conflictPhase
+	if slices.ContainsFunc(whole.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
+		return whole, nil
+	}
+	given := slices.DeleteFunc(slices.Clone(whole.limits),
+		func(l Limit) bool { return strings.Contains(l.Key, "schemes") })
+	inner := newTrial(in, given)
+	inner.most, inner.what = conflictSolves, conflictPhase
+	attempt, err := inner.holding(ctx, make([]bool, len(given)))
+	if err != nil || attempt.result == nil {
+		return whole, err
+	}
+	return inner, nil
 }
 
 // smallestConflict finds a smallest subset of 0..n-1 that is infeasible, where subsets of feasible sets are feasible:

@@ -382,11 +382,14 @@ type BucketStory struct {
 }
 
 // Bucket tells of the bucket of that many rows. in may be nil: then only what the plan says is told.
+//
+// With inputs it solves for the same prompts with other sets of buckets: those of the plan, without this one, and with one
+// more halfway to the neighbour on either side.
 func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) (*BucketStory, error) {
 	var buckets []int
-	for _, ph := range plan.Program.Programs {
-		if ph.Phase == "prefill" {
-			buckets = append(buckets, ph.Rows)
+	for _, program := range plan.Program.Programs {
+		if program.Phase == "prefill" {
+			buckets = append(buckets, program.Rows)
 		}
 	}
 	slices.Sort(buckets)
@@ -403,6 +406,63 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 	if in == nil {
 		return out, nil
 	}
+	trials, err := newBucketTrials(in, plan)
+	if err != nil {
+		return nil, err
+	}
+	base, result, err := trials.with(ctx, "these buckets: "+listed(buckets), 1, buckets)
+	if err != nil || result == nil {
+		return nil, cantSolve(err, base)
+	}
+	base.Ratio = 1
+	out.Sets = append(out.Sets, base)
+	out.Calls, out.Time = callsOf(trials.workload(buckets), in.Model.MaxContext, result.Plan, rows)
+	if len(buckets) > 1 {
+		rest := slices.DeleteFunc(slices.Clone(buckets), func(b int) bool { return b == rows })
+		other, _, err := trials.with(ctx, fmt.Sprintf("without %d", rows), base.ExpectedNS, rest)
+		if err != nil {
+			return nil, err
+		}
+		out.Sets = append(out.Sets, other)
+	}
+	for _, bucket := range neighbours(buckets, at, plan.MaxContext) {
+		if bucket < 2 || bucket > plan.MaxContext || slices.Contains(buckets, bucket) || plan.Decodes(bucket) {
+			continue
+		}
+		list := append(slices.Clone(buckets), bucket)
+		slices.Sort(list)
+		other, _, err := trials.with(ctx, fmt.Sprintf("with %d as well", bucket), base.ExpectedNS, list)
+		out.Sets = append(out.Sets, other)
+		if err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// neighbours are the rows of one more bucket on either side of bucket number at.
+func neighbours(buckets []int, at, most int) []int {
+	rows, below := buckets[at], 0
+	if at > 0 {
+		below = buckets[at-1]
+	}
+	above := min(2*rows, most)
+	if at+1 < len(buckets) {
+		above = middle(rows, buckets[at+1])
+	}
+	return []int{middle(below, rows), above}
+}
+
+// bucketTrials solves for sets of buckets, all for the same prompts: otherwise the sets would not be comparable.
+type bucketTrials struct {
+	*trial
+	plan    *planir.Plan
+	work    *workload.Workload
+	prompts []workload.Prompt
+}
+
+// newBucketTrials takes the prompts from the inputs.
+func newBucketTrials(in *solver.Input, plan *planir.Plan) (*bucketTrials, error) {
 	work := in.Workload
 	if work == nil {
 		work = workload.Default()
@@ -411,59 +471,22 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 	if err != nil {
 		return nil, err
 	}
-	prompts := demand.AsPrompts(work)
-	// The same prompts for every set of buckets, or the sets would not be comparable.
-	fixed := func(list []int) func(*solver.Input) {
-		return func(x *solver.Input) {
-			x.AllBuckets = true
-			x.Workload = workload.Edited(work,
-				func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, plan.MaxContext })
-		}
-	}
-	// Three questions, each solved for the same prompts: as it is, without this bucket, and with one more halfway to
-	// the neighbour on either side.
-	trial := newTrial(*in, nil)
-	base, result, err := trial.alternative(ctx, "these buckets: "+listed(buckets), 1, fixed(buckets))
-	if err != nil || result == nil {
-		return nil, cantSolve(err, base)
-	}
-	base.Ratio = 1
-	out.Sets = append(out.Sets, base)
-	out.Calls, out.Time = callsOf(workload.Edited(work,
-		func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, buckets, plan.MaxContext }),
-		in.Model.MaxContext, result.Plan, rows)
-	if len(buckets) > 1 {
-		rest := slices.DeleteFunc(slices.Clone(buckets), func(b int) bool { return b == rows })
-		other, _, err := trial.alternative(ctx, fmt.Sprintf("without %d", rows), base.ExpectedNS, fixed(rest))
-		if err != nil {
-			return nil, err
-		}
-		out.Sets = append(out.Sets, other)
-	}
-	// more adds the alternative with one more bucket, if a plan can have it.
-	more := func(bucket int) error {
-		if bucket < 2 || bucket > plan.MaxContext || slices.Contains(buckets, bucket) || plan.Decodes(bucket) {
-			return nil
-		}
-		list := append(slices.Clone(buckets), bucket)
-		slices.Sort(list)
-		at, _, err := trial.alternative(ctx, fmt.Sprintf("with %d as well", bucket), base.ExpectedNS, fixed(list))
-		out.Sets = append(out.Sets, at)
-		return err
-	}
-	below := 0
-	if at > 0 {
-		below = buckets[at-1]
-	}
-	if err := more(middle(below, rows)); err != nil {
-		return nil, err
-	}
-	if at+1 < len(buckets) {
-		err = more(middle(rows, buckets[at+1]))
-	} else {
-		err = more(min(2*rows, plan.MaxContext))
-	}
-	return out, err
+	return &bucketTrials{trial: newTrial(*in, nil), plan: plan, work: work, prompts: demand.AsPrompts(work)}, nil
+}
+
+// workload is that of the prompts with a set of buckets.
+func (t *bucketTrials) workload(buckets []int) *workload.Workload {
+	return workload.Edited(t.work, func(w *workload.Workload) {
+		w.Prompts, w.Buckets, w.Context = t.prompts, buckets, t.plan.MaxContext
+	})
+}
+
+// with solves with a set of buckets. against is the expected time that it is compared with.
+func (t *bucketTrials) with(ctx context.Context, label string, against float64, buckets []int) (Alternative,
+	*solver.Result, error) {
+	return t.alternative(ctx, label, against, func(in *solver.Input) {
+		in.AllBuckets, in.Workload = true, t.workload(buckets)
+	})
 }
 
 // middle is half-way between two buckets, a multiple of 16 where there is one between them.
