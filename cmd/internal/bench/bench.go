@@ -319,91 +319,101 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 	}
 }
 
-// report shows the decisions of the plan, its times beside those of single processors, and the
-// bandwidth at which it decodes.
+// report shows the decisions of the plan, its times beside those of single processors, and the bandwidth at which it
+// decodes. list[0] is the plan itself; the others are those of single processors.
 func report(
 	ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options,
 	virtual bool,
 ) error {
 	planview.ShowDecisions(ui, base, soc)
-	ui.Printf("\n")
-
-	ui.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", howMeasured(virtual), options.PromptLen,
-		options.Gen, options.Rounds)
-	var rows [][]string
-	cell := func(x stat.Summary, predicted int64) []string {
-		ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
-		out := []string{ms(x.Median), fmt.Sprintf("%s..%s", ms(x.Low), ms(x.High)), "-", "-"}
-		if predicted > 0 {
-			out[2] = ms(float64(predicted))
-			out[3] = fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/x.Median-1))
-		}
-		return out
-	}
-	// list[0] is the plan itself; the others are those of single processors.
-	best := func(get func(*candidate) float64) float64 {
-		least := 0.0
-		for _, candidate := range list[1:] {
-			if v := get(candidate); least == 0 || v < least {
-				least = v
-			}
-		}
-		return least
-	}
-	bp := best(func(c *candidate) float64 { return c.Prefill.Median })
-	bd := best(func(c *candidate) float64 { return c.Decode.Median })
-	for _, candidate := range list {
-		row := append([]string{candidate.Name, "prefill"}, cell(candidate.Prefill, candidate.PrefillNS)...)
-		row = append(row, ratio(bp, candidate.Prefill.Median))
-		rows = append(rows, row)
-	}
-	for _, candidate := range list {
-		row := append([]string{candidate.Name, "decode"}, cell(candidate.Decode, candidate.DecodeNS)...)
-		row = append(row, ratio(bd, candidate.Decode.Median))
-		rows = append(rows, row)
-	}
+	ui.Printf("\n%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", howMeasured(virtual),
+		options.PromptLen, options.Gen, options.Rounds)
 	ui.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error",
-		">best single / this"}, rows)
+		">best single / this"}, candidateRows(list))
 
 	bytes := decodeBytes(base)
 	doc := map[string]any{
 		"soc": base.SoC.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen,
 		"rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes,
 	}
-	plan := list[0]
-	// Bytes per nanosecond are GB/s.
-	rate := float64(bytes) / plan.Decode.Median
+	rate := float64(bytes) / list[0].Decode.Median // bytes per nanosecond are GB/s
 	ui.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
 	if soc != nil && !virtual {
-		var single []string // those that the plan runs side by side when decoding
-		for _, ph := range base.Program.Programs {
-			if ph.Rows == 1 {
-				for _, sec := range ph.Sections {
-					for _, lane := range sec.Lanes {
-						if !slices.Contains(single, lane.Proc) {
-							single = append(single, lane.Proc)
-						}
-					}
-				}
-			}
-		}
-		if joint, ok := soc.JointGBps(single...); ok {
-			sum := 0.0
-			for _, candidate := range list[1:] {
-				if slices.Contains(single, candidate.Name) {
-					sum += 1e9 / candidate.Decode.Median
-				}
-			}
-			// Neither more than all processors have alone nor more than memory delivers to them together.
-			bound := min(sum, joint*1e9/float64(bytes))
-			tps := 1e9 / plan.Decode.Median
-			ui.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint "+
-				"bandwidth / bytes %.2f)", 100*rate/joint, joint, tps, tps/bound, sum, joint*1e9/float64(bytes))
-			doc["joint_gbps"], doc["share_of_joint"], doc["share_of_bound"] = joint, rate/joint, tps/bound
-		}
+		showJoint(ui, doc, base, soc, list, bytes)
 	}
 	ui.Printf("\n")
 	return ui.Result(doc)
+}
+
+// candidateRows are the times of every plan, first for prefill and then for decode, beside its prediction and the best
+// single processor.
+func candidateRows(list []*candidate) (rows [][]string) {
+	ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
+	for _, phase := range []struct {
+		name string
+		of   func(*candidate) (stat.Summary, int64)
+	}{
+		{"prefill", func(c *candidate) (stat.Summary, int64) { return c.Prefill, c.PrefillNS }},
+		{"decode", func(c *candidate) (stat.Summary, int64) { return c.Decode, c.DecodeNS }},
+	} {
+		best := 0.0
+		for _, candidate := range list[1:] {
+			if times, _ := phase.of(candidate); best == 0 || times.Median < best {
+				best = times.Median
+			}
+		}
+		for _, candidate := range list {
+			times, predicted := phase.of(candidate)
+			row := []string{candidate.Name, phase.name, ms(times.Median),
+				fmt.Sprintf("%s..%s", ms(times.Low), ms(times.High)), "-", "-", ratio(best, times.Median)}
+			if predicted > 0 {
+				row[4] = ms(float64(predicted))
+				row[5] = fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/times.Median-1))
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// showJoint compares the decode bandwidth with what the processors of the plan's decode reach together, if that was
+// measured. The plan's bound is the less of two speeds: that of all processors by themselves, added up, and that at which
+// memory delivers the weights.
+func showJoint(ui *cli.Streams, doc map[string]any, base *planir.Plan, soc *socs.SoC, list []*candidate, bytes int64) {
+	used := decodeProcs(base)
+	joint, ok := soc.JointGBps(used...)
+	if !ok {
+		return
+	}
+	sum := 0.0
+	for _, candidate := range list[1:] {
+		if slices.Contains(used, candidate.Name) {
+			sum += 1e9 / candidate.Decode.Median
+		}
+	}
+	rate := float64(bytes) / list[0].Decode.Median
+	bound := min(sum, joint*1e9/float64(bytes))
+	tps := 1e9 / list[0].Decode.Median
+	ui.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint "+
+		"bandwidth / bytes %.2f)", 100*rate/joint, joint, tps, tps/bound, sum, joint*1e9/float64(bytes))
+	doc["joint_gbps"], doc["share_of_joint"], doc["share_of_bound"] = joint, rate/joint, tps/bound
+}
+
+// decodeProcs are the processors that a plan decodes one token with, in the order in which its program names them.
+func decodeProcs(plan *planir.Plan) (names []string) {
+	for _, program := range plan.Program.Programs {
+		if program.Rows != 1 {
+			continue
+		}
+		for _, section := range program.Sections {
+			for _, lane := range section.Lanes {
+				if !slices.Contains(names, lane.Proc) {
+					names = append(names, lane.Proc)
+				}
+			}
+		}
+	}
+	return names
 }
 
 // ratio formats a over b.

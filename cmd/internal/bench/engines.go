@@ -373,18 +373,9 @@ func (b *enginesBench) model(
 		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: other engines start from float weights",
 			model.StoredTypes())
 	}
-	measured.Skipped = slices.Clone(b.absent)
-	var peers []engines.Engine
-	for _, other := range b.peers {
-		made, skipped, err := other.engines(ctx, b, dir, path, model, &measured)
-		if err != nil {
-			return measured, err
-		}
-		peers, measured.Skipped = append(peers, made...), append(measured.Skipped, skipped...)
-	}
-	if len(peers) == 0 {
-		return measured, diag.New(diag.ClassUnavailable, "no engine to compare with takes the model: %s",
-			skippedText(measured.Skipped))
+	peers, err := b.peersFor(ctx, dir, path, model, &measured)
+	if err != nil {
+		return measured, err
 	}
 	if b.Memory != "" {
 		limited, err := b.limitedPlan(ctx, dir, path, peers)
@@ -398,7 +389,31 @@ func (b *enginesBench) model(
 			measured.Plans = append(measured.Plans, limited)
 		}
 	}
-	// hetc's plans and the other engine's formats take turns
+	measured.Match, err = b.play(ctx, dir, &measured, peers)
+	return measured, err
+}
+
+// peersFor are the forms of the other engines that take the model. It notes in measured which ones do not, and why.
+func (b *enginesBench) peersFor(ctx context.Context, dir, path string, model *models.Model,
+	measured *EnginesModel) (peers []engines.Engine, err error) {
+	measured.Skipped = slices.Clone(b.absent)
+	for _, other := range b.peers {
+		made, skipped, err := other.engines(ctx, b, dir, path, model, measured)
+		if err != nil {
+			return nil, err
+		}
+		peers, measured.Skipped = append(peers, made...), append(measured.Skipped, skipped...)
+	}
+	if len(peers) == 0 {
+		return nil, diag.New(diag.ClassUnavailable, "no engine to compare with takes the model: %s",
+			skippedText(measured.Skipped))
+	}
+	return peers, nil
+}
+
+// play measures hetc's plans and the forms of the other engines, in turns.
+func (b *enginesBench) play(ctx context.Context, dir string, measured *EnginesModel,
+	peers []engines.Engine) (*engines.Result, error) {
 	var all []engines.Engine
 	for i := range measured.Plans {
 		all = append(all, &engines.Hetc{
@@ -411,8 +426,7 @@ func (b *enginesBench) model(
 		Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed,
 		Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.s.Notef,
 	}
-	measured.Match, err = match.Play(ctx)
-	return measured, err
+	return match.Play(ctx)
 }
 
 // floatType is the float type in which a model's matrices are stored, "" if they are quantised.
@@ -420,9 +434,8 @@ func floatType(m *models.Model) op.Type {
 	best := op.Type("")
 	for _, element := range m.StoredTypes() {
 		switch element {
-		case op.F32:
-			// Files of half-precision matrices keep vectors in float32.
-			if len(m.StoredTypes()) == 1 { // else those are its vectors
+		case op.F32: // beside another type it is that of vectors only
+			if len(m.StoredTypes()) == 1 {
 				best = element
 			}
 		case op.F16, op.BF16:

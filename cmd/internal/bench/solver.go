@@ -159,73 +159,32 @@ func (o *SolverOptions) compare(
 		out.text("WebAssembly and library are not compared: %v", err)
 		return nil, nil
 	}
-	var models []*milp.Model
-	for _, n := range []int{24, 32} {
-		program, _, err := problem.BucketExample(n, 6).MILP()
-		if err != nil {
-			return nil, err
-		}
-		models = append(models, program)
-	}
-	for _, experts := range []int{16, 32} {
-		tiers := problem.GenerateTiers(1, 1, experts, 8)
-		problem, _, err := tiers.MILP()
-		if err != nil {
-			return nil, err
-		}
-		problem.Name = fmt.Sprintf("tiers of %d experts", experts)
-		models = append(models, problem)
+	models, err := comparedModels()
+	if err != nil {
+		return nil, err
 	}
 	var list []pairOfBuilds
 	var rows [][]string
-models:
-	for _, problem := range models {
-		builds := pairOfBuilds{Model: problem.Name, Vars: len(problem.Vars), Rows: len(problem.Rows), SameX: true}
-		var ms [2][]float64
-		var answers [2]milp.Result
-		for round := -1; round < o.Rounds; round++ { // the first is not counted
-			for i := range 2 {
-				build := (i + round + 2) % 2 // they take turns to begin
-				engine := [2]milp.Engine{wasm, native}[build]
-				begun := time.Now()
-				result, err := engine.Solve(ctx, problem, milp.Options{Time: o.Limit})
-				if err != nil {
-					return nil, err
-				}
-				if result.Status != milp.Optimal {
-					rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows), "-",
-						"-", "-", fmt.Sprintf("%s: over %v", engine.Name(), o.Limit), "-", "-", "-"})
-					continue models
-				}
-				if round >= 0 {
-					ms[build] = append(ms[build], float64(time.Since(begun).Microseconds())/1e3)
-				}
-				answers[build] = result
-			}
-		}
-		// Two builds of one version that disagree mean an error of the build, not of the model.
-		if a, b := answers[0].Objective, answers[1].Objective; math.Abs(a-b) > milp.Tolerance*max(1, math.Abs(a)) {
-			return nil, diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v",
-				problem.Name, a, b)
-		}
-		for j := range answers[0].X {
-			builds.SameX = builds.SameX && answers[0].X[j] == answers[1].X[j]
-		}
-		builds.Objective, builds.NativeObj = answers[0].Objective, answers[1].Objective
-		builds.Apart = math.Abs(builds.Objective-builds.NativeObj) / max(1, math.Abs(builds.Objective))
-		builds.WasmMS, builds.NativeMS = stat.Median(ms[0]), stat.Median(ms[1])
-		if builds.Ratio, builds.Low, builds.High, err = stat.Ratio(ms[0], ms[1], 2000, 1); err != nil {
+	for _, model := range models {
+		builds, late, err := o.compareModel(ctx, model, [2]milp.Engine{wasm, native})
+		if err != nil {
 			return nil, err
 		}
-		list = append(list, builds)
+		size := fmt.Sprintf("%d x %d", builds.Vars, builds.Rows)
+		if late != "" {
+			rows = append(rows, []string{builds.Model, size, "-", "-", "-",
+				fmt.Sprintf("%s: over %v", late, o.Limit), "-", "-", "-"})
+			continue
+		}
+		list = append(list, *builds)
 		same := "no"
 		if builds.SameX {
 			same = "yes"
 		}
-		rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows),
-			fmt.Sprintf("%.1f", builds.WasmMS), fmt.Sprintf("%.1f", builds.NativeMS),
-			fmt.Sprintf("%.2f", builds.Ratio), fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High),
-			fmt.Sprintf("%.6g", builds.Objective), fmt.Sprintf("%.1g", builds.Apart), same})
+		rows = append(rows, []string{builds.Model, size, fmt.Sprintf("%.1f", builds.WasmMS),
+			fmt.Sprintf("%.1f", builds.NativeMS), fmt.Sprintf("%.2f", builds.Ratio),
+			fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High), fmt.Sprintf("%.6g", builds.Objective),
+			fmt.Sprintf("%.1g", builds.Apart), same})
 	}
 	out.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: "+
 		"medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
@@ -234,6 +193,66 @@ models:
 	out.table([]string{"model", ">variables x constraints", ">WebAssembly ms", ">library ms", ">ratio", ">95 %",
 		">objective", ">apart", "same values"}, rows)
 	return list, nil
+}
+
+// comparedModels are the linear programs that both builds solve: two choices of buckets, and two of capacity tiers.
+func comparedModels() (list []*milp.Model, err error) {
+	for _, count := range []int{24, 32} {
+		model, _, err := problem.BucketExample(count, 6).MILP()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, model)
+	}
+	for _, experts := range []int{16, 32} {
+		tiers := problem.GenerateTiers(1, 1, experts, 8)
+		model, _, err := tiers.MILP()
+		if err != nil {
+			return nil, err
+		}
+		model.Name = fmt.Sprintf("tiers of %d experts", experts)
+		list = append(list, model)
+	}
+	return list, nil
+}
+
+// compareModel has both builds solve a model once a round, after a round that is not counted. late is the build that has
+// not solved it within the limit, "" where both have.
+func (o *SolverOptions) compareModel(ctx context.Context, model *milp.Model, engines [2]milp.Engine) (
+	builds *pairOfBuilds, late string, err error) {
+	builds = &pairOfBuilds{Model: model.Name, Vars: len(model.Vars), Rows: len(model.Rows), SameX: true}
+	var ms [2][]float64
+	var answers [2]milp.Result
+	for round := -1; round < o.Rounds; round++ {
+		for i := range 2 {
+			build := (i + round + 2) % 2 // they take turns to begin
+			begun := time.Now()
+			result, err := engines[build].Solve(ctx, model, milp.Options{Time: o.Limit})
+			if err != nil {
+				return nil, "", err
+			}
+			if result.Status != milp.Optimal {
+				return builds, engines[build].Name(), nil
+			}
+			if round >= 0 {
+				ms[build] = append(ms[build], float64(time.Since(begun).Microseconds())/1e3)
+			}
+			answers[build] = result
+		}
+	}
+	// Two builds of one version that disagree mean an error of the build, not of the model.
+	if a, b := answers[0].Objective, answers[1].Objective; math.Abs(a-b) > milp.Tolerance*max(1, math.Abs(a)) {
+		return nil, "", diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v",
+			model.Name, a, b)
+	}
+	for j := range answers[0].X {
+		builds.SameX = builds.SameX && answers[0].X[j] == answers[1].X[j]
+	}
+	builds.Objective, builds.NativeObj = answers[0].Objective, answers[1].Objective
+	builds.Apart = math.Abs(builds.Objective-builds.NativeObj) / max(1, math.Abs(builds.Objective))
+	builds.WasmMS, builds.NativeMS = stat.Median(ms[0]), stat.Median(ms[1])
+	builds.Ratio, builds.Low, builds.High, err = stat.Ratio(ms[0], ms[1], 2000, 1)
+	return builds, "", err
 }
 
 // errPosed ends a solve once its joint problem is known.
