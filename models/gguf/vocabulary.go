@@ -205,30 +205,16 @@ func (v *vocab) splittingOf(parsed *readTokenizer) error {
 	return v.blankSplitting(parsed, normalizers, splitters)
 }
 
-// byteLevelSplitting finds the name that GGUF has for a byte-level BPE's way to split text.
+// byteLevelSplitting finds the name that GGUF has for the way in which a byte-level BPE splits text: the combination of
+// its splitters, its normalizer, and whether it ignores merges.
 func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters []part) error {
-	// Collect how text is cut: from the splitters, then from the normalizer. Then look for the name of that
-	// combination.
-	found := splitting{ignoreMerges: parsed.Model.IgnoreMerges}
 	last := splitters[len(splitters)-1]
 	v.prefix = last.AddPrefixSpace != nil && *last.AddPrefixSpace
-	ownRegex := last.UseRegex == nil || *last.UseRegex
-	switch first := splitters[0]; {
-	case len(splitters) == 1 && ownRegex:
-	case len(splitters) == 2 && ownRegex && first.Type == "Digits" && first.IndividualDigits:
-		found.digits = true
-	case len(splitters) == 2 && !ownRegex && first.Type == "Split" && first.Behavior == "Isolated" && !first.Invert:
-		found.pattern, _ = first.Pattern["Regex"].(string)
-		if found.pattern == "" {
-			return noForm("pre_tokenizer", "a Split without a regular expression is not supported")
-		}
-		// GPT-2's pattern is the byte-level step's own, so both spellings have one name.
-		if found.pattern == patternGPT2 {
-			found.pattern = ""
-		}
-	default:
-		return noForm("pre_tokenizer", "this sequence of %d steps is not supported", len(splitters))
+	found, err := cutting(splitters)
+	if err != nil {
+		return err
 	}
+	found.ignoreMerges = parsed.Model.IgnoreMerges
 	switch {
 	case len(normalizers) == 0:
 	case len(normalizers) == 1 && normalizers[0].Type == "NFC":
@@ -246,6 +232,30 @@ func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters
 	}
 	v.split = &splittings[at]
 	return nil
+}
+
+// cutting is how the steps of a byte-level BPE cut text: by its own pattern, by that and into single digits, or by the
+// pattern of a step before it.
+func cutting(splitters []part) (found splitting, err error) {
+	first, last := splitters[0], splitters[len(splitters)-1]
+	ownRegex := last.UseRegex == nil || *last.UseRegex
+	switch {
+	case len(splitters) == 1 && ownRegex:
+	case len(splitters) == 2 && ownRegex && first.Type == "Digits" && first.IndividualDigits:
+		found.digits = true
+	case len(splitters) == 2 && !ownRegex && first.Type == "Split" && first.Behavior == "Isolated" && !first.Invert:
+		found.pattern, _ = first.Pattern["Regex"].(string)
+		if found.pattern == "" {
+			return found, noForm("pre_tokenizer", "a Split without a regular expression is not supported")
+		}
+		// GPT-2's pattern is the byte-level step's own, so both spellings have one name.
+		if found.pattern == patternGPT2 {
+			found.pattern = ""
+		}
+	default:
+		return found, noForm("pre_tokenizer", "this sequence of %d steps is not supported", len(splitters))
+	}
+	return found, nil
 }
 
 // blankSplitting accepts SentencePiece: blanks become visible, in the normalizer or before the merges.

@@ -215,87 +215,32 @@ func (b *build) readRecord(s *socInput) ([]byte, error) {
 // errChanged is for an input that is not what it was when the run began.
 func errChanged(what, name string) error {
 	return diag.New(diag.ClassInput, "%s %q changed while it was built from", what, name).
-		WithHint("build again when nobody writes to it")
+		WithHint("build again when no other program writes to it")
+}
+
+// recordSource is the record that costs are fitted to: the key of these costs, and how the record's bytes are read.
+type recordSource struct {
+	name string // for messages
+	key  cas.Key
+	read func(ctx context.Context) ([]byte, error)
 }
 
 // costs returns the key of a cell's costs, and how they are made or found.
 func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Costs, error), error) {
 	input := cell.soc
-	var key cas.Key
-	var read func(ctx context.Context) ([]byte, error)
-	// costs of a given record, or of a simulated one, made from what the model needs
-	if input.entry.Record != "" {
-		key = cas.KeyOf("costs", b.o.Program, input.digest, input.record.String())
-		read = func(context.Context) ([]byte, error) {
-			data, err := b.readRecord(input)
-			if err == nil && sha256.Sum256(data) != input.record {
-				err = errChanged("record", input.entry.Record)
-			}
-			return data, err
-		}
-	} else {
-		needs, err := cell.workload.workload.Needs(cell.model.model.MaxContext)
-		if err != nil {
-			return key, nil, err
-		}
-		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(input.part),
-			MaxContext: needs.Context, Caches: needs.Caches, Densities: needs.Densities}
-		requests, err := profiler.Requests(input.part, cell.model.model, want)
-		if err != nil {
-			return key, nil, err
-		}
-		// What is measured follows from SoC and requests, whatever model they come from.
-		list, err := json.Marshal(requests)
-		if err != nil {
-			return key, nil, fmt.Errorf("requests: %w", err)
-		}
-		measured := cas.KeyOf("record", b.o.Program, input.digest, string(list))
-		key = cas.KeyOf("costs", b.o.Program, input.digest, measured.String())
-		// Records are shared by all models whose requests are the same.
-		read = func(ctx context.Context) ([]byte, error) {
-			entry, _, err := b.obtain(ctx, measured, func(path string) error {
-				return b.o.Tools.Simulate(ctx, input.soc, requests, path)
-			}, cell.warn)
-			if err != nil {
-				return nil, err
-			}
-			defer entry.Close()
-			return entry.Data(maxRecord)
+	from := b.givenRecord(input)
+	if input.entry.Record == "" {
+		var err error
+		if from, err = b.simulatedRecord(cell); err != nil {
+			return cas.Key{}, nil, err
 		}
 	}
 	if b.o.AcceptNoisy { // costs that were accepted are not found by a build that accepts none
-		key = cas.KeyOf("noisy", key.String())
+		from.key = cas.KeyOf("noisy", from.key.String())
 	}
-	// whatever it comes from: read the record, fit costs to it, keep their text
-	name := input.entry.Record
-	if name == "" {
-		name = "simulated record of " + input.entry.Name
-	}
-	return key, func(ctx context.Context) (*roofline.Costs, error) {
-		entry, _, err := b.obtain(ctx, key, func(path string) error {
-			data, err := read(ctx)
-			if err != nil {
-				return err
-			}
-			give, err := b.memory.take(ctx, baseBytes+parsedRecord*int64(len(data)))
-			if err != nil {
-				return fmt.Errorf("fit: %w", err)
-			}
-			defer give()
-			set, err := record.Read(name, bytes.NewReader(data))
-			if err != nil {
-				return err
-			}
-			if !b.o.AcceptNoisy {
-				if err := set.Steady(name); err != nil {
-					return err
-				}
-			}
-			costs, err := roofline.Fit(input.soc, set)
-			if err != nil {
-				return err
-			}
-			return roofline.Write(path, costs)
+	return from.key, func(ctx context.Context) (*roofline.Costs, error) {
+		entry, _, err := b.obtain(ctx, from.key, func(path string) error {
+			return b.fit(ctx, input, from, path)
 		}, cell.warn)
 		if err != nil {
 			return nil, err
@@ -307,6 +252,83 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 		}
 		return roofline.Parse("costs of "+input.entry.Name, text)
 	}, nil
+}
+
+// givenRecord is the record that the configuration names. It must not change while the build runs.
+func (b *build) givenRecord(input *socInput) *recordSource {
+	return &recordSource{
+		name: input.entry.Record,
+		key:  cas.KeyOf("costs", b.o.Program, input.digest, input.record.String()),
+		read: func(context.Context) ([]byte, error) {
+			data, err := b.readRecord(input)
+			if err == nil && sha256.Sum256(data) != input.record {
+				err = errChanged("record", input.entry.Record)
+			}
+			return data, err
+		},
+	}
+}
+
+// simulatedRecord is the record of a simulated SoC, with what the cell's model and workload need. It follows from SoC and
+// requests, so that all models with the same requests share it.
+func (b *build) simulatedRecord(cell *Cell) (*recordSource, error) {
+	input := cell.soc
+	needs, err := cell.workload.workload.Needs(cell.model.model.MaxContext)
+	if err != nil {
+		return nil, err
+	}
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(input.part),
+		MaxContext: needs.Context, Caches: needs.Caches, Densities: needs.Densities}
+	requests, err := profiler.Requests(input.part, cell.model.model, want)
+	if err != nil {
+		return nil, err
+	}
+	list, err := json.Marshal(requests)
+	if err != nil {
+		return nil, fmt.Errorf("requests: %w", err)
+	}
+	measured := cas.KeyOf("record", b.o.Program, input.digest, string(list))
+	return &recordSource{
+		name: "simulated record of " + input.entry.Name,
+		key:  cas.KeyOf("costs", b.o.Program, input.digest, measured.String()),
+		read: func(ctx context.Context) ([]byte, error) {
+			entry, _, err := b.obtain(ctx, measured, func(path string) error {
+				return b.o.Tools.Simulate(ctx, input.soc, requests, path)
+			}, cell.warn)
+			if err != nil {
+				return nil, err
+			}
+			defer entry.Close()
+			return entry.Data(maxRecord)
+		},
+	}, nil
+}
+
+// fit fits costs to a record and writes them.
+func (b *build) fit(ctx context.Context, input *socInput, from *recordSource, path string) error {
+	data, err := from.read(ctx)
+	if err != nil {
+		return err
+	}
+	give, err := b.memory.take(ctx, baseBytes+parsedRecord*int64(len(data)))
+	if err != nil {
+		return fmt.Errorf("fit: %w", err)
+	}
+	defer give()
+	set, err := record.Read(from.name, bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	if !b.o.AcceptNoisy {
+		if err := set.Steady(from.name); err != nil {
+			return err
+		}
+	}
+	costs, err := roofline.Fit(input.soc, set)
+	if err != nil {
+		return err
+	}
+	return roofline.Write(path, costs)
 }
 
 // plan makes the plan of a cell.
@@ -333,36 +355,7 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 		if err != nil {
 			return err
 		}
-		// Taken only now: a plan from the cache needs no memory.
-		give, err := b.memory.take(ctx, solveBytes)
-		if err != nil {
-			return fmt.Errorf("solve: %w", err)
-		}
-		defer give()
-		in := solver.Input{Model: input.model, SoC: cell.soc.soc, Costs: prices, Workload: cell.workload.workload,
-			Calibration: input.calibration,
-			Engine:      b.o.Tools.Engine, Facts: cell.soc.facts, Only: cell.soc.entry.Only}
-		if cell.soc.entry.Target != "" {
-			if err := in.ForTarget(); err != nil {
-				return err
-			}
-		}
-		result, err := solver.Solve(ctx, in)
-		if err != nil {
-			return err
-		}
-		// The key says what the plan was made from, so that must still be true.
-		if result.Plan.Model.Digest != input.digest.String() {
-			return errChanged("model", input.entry.Model)
-		}
-		if err := b.keepWarnings(warnings, result.Warnings); err != nil {
-			return err
-		}
-		text, err := plantext.Encode(result.Plan)
-		if err != nil {
-			return err
-		}
-		return wholefile.Write(path, text)
+		return b.solve(ctx, cell, prices, warnings, path)
 	})
 	if err != nil || cell.Plan.State == WillBuild || cell.Plan.State == WillCopy {
 		return err
@@ -383,6 +376,40 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 		return err
 	}
 	return b.showWarnings(cell, warnings)
+}
+
+// solve makes the plan of a cell from its costs, and keeps what solve warned of.
+func (b *build) solve(ctx context.Context, cell *Cell, prices *roofline.Costs, warnings cas.Key, path string) error {
+	// Taken only now: a plan from the cache needs no memory.
+	give, err := b.memory.take(ctx, solveBytes)
+	if err != nil {
+		return fmt.Errorf("solve: %w", err)
+	}
+	defer give()
+	input := cell.model
+	in := solver.Input{Model: input.model, SoC: cell.soc.soc, Costs: prices, Workload: cell.workload.workload,
+		Calibration: input.calibration, Engine: b.o.Tools.Engine, Facts: cell.soc.facts, Only: cell.soc.entry.Only}
+	if cell.soc.entry.Target != "" {
+		if err := in.ForTarget(); err != nil {
+			return err
+		}
+	}
+	result, err := solver.Solve(ctx, in)
+	if err != nil {
+		return err
+	}
+	// The key says what the plan was made from, so that must still be true.
+	if result.Plan.Model.Digest != input.digest.String() {
+		return errChanged("model", input.entry.Model)
+	}
+	if err := b.keepWarnings(warnings, result.Warnings); err != nil {
+		return err
+	}
+	text, err := plantext.Encode(result.Plan)
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(path, text)
 }
 
 // outline writes the outline of a cell's plan where the configuration wants it, and tells how it differs from the one
