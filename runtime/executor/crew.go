@@ -112,8 +112,8 @@ func (c *crew) String() string {
 	return "one of the processors " + strings.Join(names, ", ")
 }
 
-// connect resolves which steps set the flags that the steps of a section wait for, groups its lanes
-// by crew, and finds the crews that must not spin on a core that the section needs.
+// connect groups the lanes of a section by crew, resolves which steps set the flags that others wait for, and finds the
+// crews that must not spin on a core that the section needs.
 func (m *Machine) connect(sec *section) {
 	needed := map[int]bool{} // cores
 	setters := make([]wait, sec.Flags)
@@ -121,19 +121,8 @@ func (m *Machine) connect(sec *section) {
 		for _, core := range ls.lane.proc.Capabilities().Cores {
 			needed[core] = true
 		}
-		i := slices.IndexFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == ls.lane.crew })
-		if i < 0 {
-			i = len(sec.crews)
-			sec.crews = append(sec.crews, &crewSection{crew: ls.lane.crew})
-		}
-		crew := sec.crews[i]
-		if ls.lane.queue != nil { // it is fed before the thread computes
-			crew.lanes = slices.Insert(crew.lanes, 0, ls)
-			crew.feeds++
-		} else {
-			crew.lanes = append(crew.lanes, ls)
-		}
-		ls.watched = ls.lane.crew != m.control.crew // which waits for its end
+		sec.join(ls)
+		ls.watched = ls.lane.crew != m.control.crew // the control crew waits for its end
 		for position, st := range ls.steps {
 			if st.Set != nil {
 				setters[*st.Set] = wait{flag: &m.flags[*st.Set], setter: ls, after: position + 1}
@@ -141,27 +130,10 @@ func (m *Machine) connect(sec *section) {
 		}
 	}
 	for _, ls := range sec.lanes {
-		for _, st := range ls.steps {
-			for _, wait := range st.Wait {
-				setter := setters[wait.Flag]
-				if wait.Back {
-					setter.back = 1
-				}
-				if setter.setter == ls && ls.lane.queue != nil {
-					continue // the order of the queue
-				}
-				st.waits = append(st.waits, setter)
-				setter.setter.steps[setter.after-1].awaited = true
-				setter.setter.watched = setter.setter.watched || setter.setter.lane.crew != ls.lane.crew
-			}
-		}
+		ls.resolve(setters)
 	}
-	// crews without steps whose core another processor of the section works on, or that spin on any
 	for _, crew := range m.crews {
-		works := slices.ContainsFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == crew })
-		cores := crew.lanes[0].proc.Capabilities().Cores
-		anywhere := crew.lanes[0].queue != nil && len(cores) == 0 && m.crowded()
-		if !works && (anywhere || len(cores) > 0 && needed[cores[0]]) {
+		if m.disturbs(crew, sec, needed) {
 			sec.rest = append(sec.rest, crew)
 		}
 	}
@@ -173,6 +145,55 @@ func (m *Machine) connect(sec *section) {
 			sec.resting = append(sec.resting, rester)
 		}
 	}
+}
+
+// join adds a lane to its crew's part of the section. A lane with a queue is fed before the thread computes, so such lanes
+// come first.
+func (s *section) join(ls *laneSection) {
+	i := slices.IndexFunc(s.crews, func(cs *crewSection) bool { return cs.crew == ls.lane.crew })
+	if i < 0 {
+		i = len(s.crews)
+		s.crews = append(s.crews, &crewSection{crew: ls.lane.crew})
+	}
+	crew := s.crews[i]
+	if ls.lane.queue != nil {
+		crew.lanes = slices.Insert(crew.lanes, 0, ls)
+		crew.feeds++
+	} else {
+		crew.lanes = append(crew.lanes, ls)
+	}
+}
+
+// resolve turns the flags that a lane's steps wait for into waits for the steps that set them. A queue keeps the order of
+// its own steps, which need no waits.
+func (ls *laneSection) resolve(setters []wait) {
+	for _, st := range ls.steps {
+		for _, wait := range st.Wait {
+			setter := setters[wait.Flag]
+			if wait.Back {
+				setter.back = 1
+			}
+			if setter.setter == ls && ls.lane.queue != nil {
+				continue
+			}
+			st.waits = append(st.waits, setter)
+			setter.setter.steps[setter.after-1].awaited = true
+			setter.setter.watched = setter.setter.watched || setter.setter.lane.crew != ls.lane.crew
+		}
+	}
+}
+
+// disturbs reports whether a crew that has no steps in a section would spin on a core that the section needs, or, with a
+// queue and on a crowded machine, on any.
+func (m *Machine) disturbs(crew *crew, sec *section, needed map[int]bool) bool {
+	if slices.ContainsFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == crew }) {
+		return false
+	}
+	cores := crew.lanes[0].proc.Capabilities().Cores
+	if len(cores) > 0 {
+		return needed[cores[0]]
+	}
+	return crew.lanes[0].queue != nil && m.crowded()
 }
 
 // startCrews starts one locked thread per crew. The control crew serves jobs, the others sections.
