@@ -169,7 +169,7 @@ func loadKey(path string) (*PrivateKey, error) {
 			return nil, errPublicKey(path)
 		}
 		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).
-			WithHint("chmod 600 %s, and make a new key if somebody may have read this one", path)
+			WithHint("chmod 600 %s, and make a new key if others may have read this one", path)
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxKeyFile+1))
 	if err != nil {

@@ -249,7 +249,7 @@ func (c *Costs) fitSharing(soc *socs.SoC, all []sample) {
 	fit.slowdowns(soc, all)
 	for _, key := range slices.Sorted(maps.Keys(fit.sets)) {
 		set, pairs := fit.sets[key], fit.pairs[key]
-		if set.BytesPerNS == 0 { // nothing known: everybody reads as alone
+		if set.BytesPerNS == 0 { // nothing known: all read as fast as alone
 			for _, name := range set.Procs {
 				if proc := c.look().processors[name]; proc != nil {
 					set.BytesPerNS += proc.BytesPerNS

@@ -123,7 +123,7 @@ func checkPoint(public ed25519.PublicKey) error {
 	point := [32]byte(public)
 	point[31] &= 0x7f
 	if slices.Contains(smallOrder, point) {
-		return errors.New("point of small order: everybody could sign for it")
+		return errors.New("point of small order: anyone could sign for it")
 	}
 	// Coordinates from p = 2^255-19 on are second names of small ones.
 	if point[31] == 0x7f && point[0] >= 0xed && bytes.Count(point[1:31], []byte{0xff}) == 30 {
@@ -244,8 +244,8 @@ func (k *Keyring) walk(c *codec) {
 		c.member("keys")
 		list(c, &k.Keys, maxKeys, func(key *Key) {
 			c.object(func() {
-				// A written key names itself by its own digest; of a read one the name is compared, so that nobody can
-				// list a key under another's.
+				// A written key names itself by its own digest; of a read one the name is compared, so that no
+				// keyring can list a key under another's name.
 				id := key.ID()
 				c.member("keyid")
 				c.str(&id, 64)

@@ -13,8 +13,8 @@ import (
 
 // A lane whose processor is asynchronous is a queue. Its thread submits steps as soon as the flags that other lanes set
 // are there, and goes on: what the processor has to wait for within its own lane is kept by the order of its queue. A
-// step is retired when its call is known to be done, and sets its flag then. Nobody asks for a call by itself, but for
-// the first one that somebody waits for, which tells of all calls before it. So a lane has two positions in a section:
+// step is retired when its call is known to be done, and sets its flag then. The thread does not ask for each call,
+// but for the first one that a lane waits for, which tells of all calls before it. So a lane has two positions in a section:
 // laneSection.iter and next are what it submits next, and laneSection.retired is how many steps are finished.
 
 // lookout is how many calls a thread lets pass at most before it looks: as many as left foresees. A device that works
@@ -163,7 +163,7 @@ func (l *lane) submit(c *call) (ticket driver.Ticket, err error) {
 	return l.queue.Submit(c.exe, &c.bind)
 }
 
-// retire sets the flags of the steps that the processor has finished, as far as somebody waits for them. It returns
+// retire sets the flags of the steps that the processor has finished, as far as other lanes wait for them. It returns
 // whether there were any.
 func (m *Machine) retire(ls *laneSection) (bool, error) {
 	queue := ls.lane.queue

@@ -6,7 +6,7 @@ import (
 )
 
 // upcoming are weights that the source prepares while other work goes on: packs that are about to be loaded, in order.
-// Whoever loads one waits for that one alone.
+// A thread that loads one waits for that one alone.
 type upcoming struct {
 	after  *upcoming // what is prepared before; nil: nothing
 	number map[placeKey]int

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// private reports whether the directory is the user's own and nobody else's.
+// private reports whether the directory is the user's own, and no other user may enter it.
 func private(dir string) bool {
 	st, err := os.Lstat(dir)
 	if err != nil || !st.IsDir() {

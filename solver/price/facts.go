@@ -77,8 +77,8 @@ func (f *Facts) Lengths(proc string, operator op.Op) []int {
 	return f.rows[anyRows(proc, operator)]
 }
 
-// rank orders numbers of rows that cost the same: first those that are known not to spill, then those that nobody
-// asked about, then by what they spill. ok is false for a graph that the compiler refuses.
+// rank orders numbers of rows that cost the same: first those that are known not to spill, then those that the
+// compiler was not asked about, then by what they spill. ok is false for a graph that the compiler refuses.
 func (f *Facts) rank(proc string, operator op.Op) (rank int64, ok bool) {
 	fact := f.About(proc, operator)
 	switch {

@@ -11,7 +11,7 @@ import (
 // Relay solves instances with a general engine: it poses them as mixed-integer linear programs.
 type Relay struct {
 	General milp.Engine
-	// Exact names the first of equally good solutions once the general engine has proved how good they are; nil: nobody
+	// Exact names the first of equally good solutions once the general engine has proved how good they are; nil: none
 	// does, and such answers are Feasible without a gap.
 	Exact Engine
 	// Nodes limits the search of each problem whose caller sets no limit; 0: none. A solve then ends, and at the same

@@ -92,7 +92,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 		out.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.",
 			b.MaxOthers, result.Disturbed, result.Repeated)
 	} else {
-		out.text("Nobody looked whether others were at work meanwhile.")
+		out.text("Whether other programs were at work meanwhile was not observed.")
 	}
 	for _, made := range model.Plans {
 		note := ""
@@ -193,7 +193,7 @@ func showRatios(out *page, result *engines.Result) {
 	}
 }
 
-// showMemory compares the peak memory of hetc's plans with that of llama.cpp's formats, and lists everybody's.
+// showMemory compares the peak memory of hetc's plans with that of llama.cpp's formats, and lists that of all engines.
 func (b *enginesBench) showMemory(out *page, model *EnginesModel) {
 	result := model.Match
 	header := []string{"peak memory", ">MiB", ">predicted MiB"}

@@ -433,7 +433,7 @@ func provenance(soc *planir.SoCRef) string {
 
 // forms tells which processors are given matrix products in another form than the default, or by named kernels.
 func (x *answer) forms() (out []string) {
-	// The default form is not told: it is what everybody expects.
+	// The default form is not told: readers expect it.
 	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul",
 		op.Conv: "as a 1x1 convolution"}
 	for i := range x.p.Procs {

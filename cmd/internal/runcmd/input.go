@@ -82,7 +82,7 @@ func (o *options) message(text string) (messages []tokenizer.Message) {
 }
 
 // readAll reads a prompt from a file, or from standard input for "-". It returns when ctx ends even while
-// nobody writes to the input.
+// nothing is written to the input.
 func readAll(ctx context.Context, s *cli.Streams, path string) (string, error) {
 	const limit = 16 << 20
 	in := s.In

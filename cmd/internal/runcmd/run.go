@@ -81,7 +81,7 @@ func run(
 	// all inputs are there: execute, and write what was asked for
 	noteTimes(x.ui, x.machine)
 	err = x.execute(ctx)
-	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file
+	if mem.IsFault(err) { // of a page that cannot be read although the file has not changed
 		err = fmt.Errorf("%s: %w", path, err)
 	}
 	if err == nil && flags.trace != "" {

@@ -82,7 +82,7 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 		plan.MaxContext)
 	err = ui.Result(started{door.url() + "/v1", flags.model, loaded.Digest(), flags.slots, plan.MaxContext})
 	err = errors.Join(err, s.wait(ctx))
-	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file
+	if mem.IsFault(err) { // of a page that cannot be read although the file has not changed
 		err = fmt.Errorf("%s: %w", path, err)
 	}
 	return err

@@ -80,7 +80,7 @@ func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, 
 				WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
 		}
 		log.models, log.of = f.models, f.of
-		// A watch around the whole engine: linear programs are written whoever solves them.
+		// A watch around the whole engine: linear programs are written whichever engine solves them.
 		engine = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(engine)
 	}
 	return engine, log, nil

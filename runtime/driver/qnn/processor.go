@@ -126,7 +126,7 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 	return exe, nil
 }
 
-// stage writes the artifact's model beside its shared binary, in a folder that nobody else can
+// stage writes the artifact's model beside its shared binary, in a folder that no other user can
 // write to. The library opens the binary by the name in the model, from the model's folder. The
 // bytes are those of a verified bundle.
 func (p *processor) stage(exe *executable, binary []byte) (file string, err error) {
