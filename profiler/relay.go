@@ -107,9 +107,9 @@ type opened struct {
 	calls []executor.RelayCall
 }
 
-// openAddition opens a processor and loads an addition of two vectors of that many columns, and makes that many calls
-// of it, each with operands of its own in memory of the processor, of which nothing travels. What it returns is to be
-// closed last first, also after an error.
+// openAddition opens a processor, loads an addition of two vectors of so many columns, and makes count calls of it. Each
+// call has operands of its own in the processor's memory, and nothing is copied. The caller closes the closers last
+// first, also after an error.
 func openAddition(ctx context.Context, from driver.Driver, compiler driver.Compiler, config driver.Config, columns,
 	count int) (out *opened, closers []func() error, err error) {
 	proc, err := from.Open(ctx, config)

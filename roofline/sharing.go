@@ -181,8 +181,8 @@ func (c *Costs) phase(load Load) (timeline.Phase, error) {
 const slowest = 2
 
 // plausible corrects the memory part of an operator whose bytes a stream reads in the given time. Where arithmetic
-// takes longer at all sizes (reads is false) samples do not tell how long reading takes, and where reading seems to
-// take many times as long as a stream it is something else that takes long. The time of the whole stays.
+// takes longer at all sizes (reads is false), samples do not tell how long reading takes. Where reading seems to take many
+// times as long as a stream, something else takes the time. The time of the whole stays.
 func plausible(phase *timeline.Phase, stream float64, reads bool) {
 	work := phase.NS() - phase.SetupNS
 	switch {

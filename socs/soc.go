@@ -336,8 +336,8 @@ func (s *SoC) Concurrent(names ...string) error { return concurrent(s, names) }
 const alikeRates = 1.25
 
 // GroupOf names the processor of like cores that two processors are parts of, the smallest one; "" where there is none.
-// It is of the same driver and configuration, has all of their cores, and, where peak rates are stated, as they must be
-// of simulated processors, each of the three has nearly the same of each core.
+// It has the same driver and configuration, and all of their cores. Where peak rates are stated (simulated processors
+// must state them), all three processors have nearly the same rate per core.
 func (s *SoC) GroupOf(first, second string) string {
 	var found *Processor
 	one, other := s.Processor(first), s.Processor(second)

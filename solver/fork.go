@@ -13,8 +13,8 @@ import (
 
 // Branches side by side.
 //
-// A chain adds up what its operators take. Where a section forks into two branches that need nothing of each other
-// (attention and feed-forward of a parallel block, routed and shared experts), lanes execute both at once as long as
+// A chain adds up the times of its operators. A section may fork into two branches that need nothing of each other:
+// attention and feed-forward of a parallel block, or routed and shared experts. Lanes execute both at once as long as
 // no processor has work in both. The fork is solved by dynamic programming over the set of processors of either
 // branch: for disjoint sets P and Q, and the locations of what enters and leaves,
 //

@@ -30,10 +30,10 @@ const mostLaunches = 16
 // headPipelines decides in which programs the heads of sparse attention pass through a pipeline (shadowAttn sec. 3.4):
 // one processor estimates scores, others select positions and attend, at the same time, for other heads.
 //
-// For every choice of processors it divides the key heads into launches in many ways, a launch into turns, and has the
-// turns ordered by Algorithm 1 and by an exact search, with the predicted times of each launch and turn. The best few of
-// these are lowered and predicted like any program. One is taken where the program takes less than as decided, by more
-// than predictions are off, and where the plan still keeps its bounds.
+// For every choice of processors it divides the key heads into launches in many ways, and a launch into turns. It orders
+// the turns by Algorithm 1 and by an exact search, with the predicted times of launches and turns. The best few of these
+// are lowered and predicted like any program. One is taken where the program gets faster, by more than predictions are
+// off, and where the plan still keeps its bounds.
 func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
 	// Baselines to compare with, and divisions that were asked for, stay as they are.
 	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 &&

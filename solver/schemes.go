@@ -218,9 +218,9 @@ func (s *schemeChoice) foreign(ph *phase, k int, scheme op.Scheme) (count int) {
 	return count
 }
 
-// dominatedByDynamic reports whether the dynamic-scale variant of a static scheme is at least as accurate in a class,
-// costs the same and runs on every processor that runs the static one, which then need not be considered. A scheme
-// that the workload lists is considered all the same.
+// dominatedByDynamic reports whether the static scheme need not be considered in a class: its dynamic-scale variant is at
+// least as accurate, costs the same, and runs on every processor that runs the static one. A scheme that the workload
+// lists is considered all the same.
 func (s *schemeChoice) dominatedByDynamic(ph *phase, class *productClass, scheme op.Scheme) bool {
 	twin := scheme.Twin()
 	if !scheme.Static() || ph.asked || !slices.Contains(ph.permits, twin) ||

@@ -53,8 +53,8 @@ type Value struct {
 	Fan  int // rows of one token, at least 1
 }
 
-// Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their name (exact ones
-// float32), an embedding op.I32Q8C if that is returned for it, and where it quantises activations a node NAME_quant
+// Expand fixes rows, context and schemes. Matmuls get the scheme that schemeOf returns for their name (exact ones
+// float32), and an embedding op.I32Q8C if that is returned for it. Where a scheme quantises activations, a node NAME_quant
 // precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may be static:
 // it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as
 // the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand two nodes more: NAME_outliers

@@ -45,10 +45,10 @@ type headResult struct {
 	Programs int `json:"programs"`
 }
 
-// Heads measures sparse attention whose scores another processor estimates (shadowAttn 3.4): prompts with dense and with
-// sparse attention on one processor, with the estimates on another one before the rest, and with heads in a pipeline, in
-// the orders of Algorithm 1 and of an exact search, beside the plan that solve makes of all processors, in the same rounds.
-// In all but the last, operators are placed whole.
+// Heads measures sparse attention whose scores another processor estimates (shadowAttn 3.4). It compares, in the same
+// rounds: dense and sparse attention on one processor; the estimates on another processor before the rest; heads in a
+// pipeline, in the orders of Algorithm 1 and of an exact search; and the plan that solve makes of all processors. In all
+// plans but the last one processor computes each operator.
 func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptions, prompts []int) error {
 	ctx := c.Context()
 	from, err := options.open()

@@ -55,9 +55,9 @@ type checked struct {
 }
 
 // Limits of --check. Float32 programs differ from the reference by rounding alone. With quantised
-// activations a rounding difference moves single activations to the next of 255 steps, which later
-// layers amplify to about the cost of the quantisation itself (mean KL 0.0003 to 0.0007 between equally
-// good executions of the small demo model); a wrong shard costs far more than the limit.
+// activations a rounding difference moves single activations to the next of 255 steps. Later layers amplify that to about
+// the cost of the quantisation itself: mean KL 0.0003 to 0.0007 between equally good executions of the small demo model. A
+// wrong shard costs far more than the limit.
 const (
 	checkAbs = 1e-3
 	checkKL  = 0.01

@@ -61,10 +61,9 @@ type calibrating struct {
 	unfolded  []calibration.Scales // those of out are of folded activations
 }
 
-// Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
-// others what each scheme costs in each class of weights, which folds make that less, and what shadow outliers are worth
-// in each layer. The same model and text
-// give the same result on the same kind of machine.
+// Calibrate measures on every other window what enters the matrix products of the model in float32. On the windows
+// between it measures what each scheme costs in each class of weights, which folds reduce that, and what shadow outliers
+// are worth in each layer. The same model and text give the same result on the same kind of machine.
 //
 // It is a coordinate search with the divergence of predictions as its measure. Losses without folds come first.
 // Then every group of channels gets the fold that helps it most beside those that were kept before; the losses are
