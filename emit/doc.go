@@ -5,6 +5,6 @@
 // agreement.go says how far it may differ before it is refused.
 //
 // Read Emit (emit.go) first. Content (content.go) holds what the blobs are made of, and can be executed without a
-// bundle, as tests and benchmarks do. groups.go has graphs compiled with their weights, lazyweights.go packs those weights
-// only when a compiler needs them.
+// bundle, as tests and benchmarks do. groups.go has graphs compiled with their weights, lazyweights.go packs those
+// weights only when a compiler needs them.
 package emit

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Beside names two processors that work for different requests at the same time: one processes a chunk of a prompt while
-// the other one decodes (Agent.xpu sec. 4.3). Each has programs that it executes alone, in buffers of its own, with the
-// weights and caches of the others.
+// Beside names two processors that work for different requests at the same time: one processes a chunk of a prompt
+// while the other one decodes (Agent.xpu sec. 4.3). Each has programs that it executes alone, in buffers of its own,
+// with the weights and caches of the others.
 type Beside struct {
 	Prefill string `json:"prefill" yaml:"prefill"` // processor that processes prompts
 	Decode  string `json:"decode" yaml:"decode"`   // processor that decodes meanwhile
@@ -25,8 +25,8 @@ type BesidePair struct {
 	DecodeNS    int64 `json:"decode_ns" yaml:"decode_ns"`
 }
 
-// Precision says whether every product has the same scheme in all programs (alike), and whether it computes with integers
-// there, too (exact). Where exact is true, a row has the same bits in every program, alone or with other rows.
+// Precision says whether every product has the same scheme in all programs (alike), and whether it computes with
+// integers there, too (exact). Where exact is true, a row has the same bits in every program, alone or with other rows.
 func (p *Plan) Precision() (alike, exact bool) {
 	alike, exact = true, true
 	for i := range p.Decisions {
@@ -43,9 +43,9 @@ func (p *Plan) Precision() (alike, exact bool) {
 	return alike, alike && exact
 }
 
-// ByCall reports whether the results of a row depend on the other rows of its call. Sparse attention selects positions for
-// blocks of queries, counted from the call's first row. Capacity tiers drop rows beyond an expert's slot. In such plans the
-// same tokens get other logits when a prompt is cut into other chunks.
+// ByCall reports whether the results of a row depend on the other rows of its call. Sparse attention selects positions
+// for blocks of queries, counted from the call's first row. Capacity tiers drop rows beyond an expert's slot. In such
+// plans the same tokens get other logits when a prompt is cut into other chunks.
 func (p *Plan) ByCall() bool {
 	return p.Attention != nil || slices.ContainsFunc(p.Experts, ExpertTiers.drops)
 }
@@ -115,8 +115,8 @@ func (c *checker) besidePairs(beside *Beside) {
 	}
 }
 
-// besidePrograms checks that the two processors have all programs they need: one for a prompt, and for decoding one for a
-// single sequence and one for every batch. Each computes logits.
+// besidePrograms checks that the two processors have all programs they need: one for a prompt, and for decoding one for
+// a single sequence and one for every batch. Each computes logits.
 func (c *checker) besidePrograms(beside *Beside) {
 	prompts := 0
 	for i := range c.plan.Program.Beside {

@@ -4,8 +4,8 @@
 //
 // Read Plan (plan.go) first: decisions, and what they were made from. Program (program.go) is what follows from the
 // decisions and is executed: sections of lanes of steps, which call graphs on views of buffers and ranges of packed
-// weights. Rules (rules.go) lists what every plan keeps; each rule is one method of checker, in rules_*.go or in the file of
-// its feature (beside.go, experts.go, heads.go).
+// weights. Rules (rules.go) lists what every plan keeps; each rule is one method of checker, in rules_*.go or in the
+// file of its feature (beside.go, experts.go, heads.go).
 package planir
 
 import (
@@ -209,7 +209,8 @@ type Decision struct {
 	Shares   []Share   `json:"shares,omitempty" yaml:"shares,omitempty"`
 
 	PredictNS int64 `json:"predict_ns" yaml:"predict_ns"` // of one execution, waiting for the slower share
-	// Source is the weakest of what PredictNS is made of: operators of all shares, hand-overs. Empty: nothing was priced.
+	// Source is the weakest of what PredictNS is made of: operators of all shares, hand-overs. Empty: nothing was
+	// priced.
 	Source       source.Source `json:"source,omitempty" yaml:"source,omitempty"`
 	Alternatives []Alternative `json:"alternatives,omitempty" yaml:"alternatives,omitempty"`
 }
@@ -322,8 +323,8 @@ func (p *Plan) Proc(name string) *Proc {
 	return nil
 }
 
-// LongFrom is the smallest length of a prompt that the plan rotates otherwise than shorter ones (LongRoPE, dynamic NTK);
-// 0: none.
+// LongFrom is the smallest length of a prompt that the plan rotates otherwise than shorter ones (LongRoPE, dynamic
+// NTK); 0: none.
 func (p *Plan) LongFrom() (least int) {
 	for i := range p.Program.Graphs {
 		for _, node := range p.Program.Graphs[i].Graph.Nodes {

@@ -209,8 +209,8 @@ func (c *checker) tieredLayers(path string, tiers *ExpertTiers, from, to int) {
 	}
 }
 
-// slotRef checks a step's reference to the expert in a slot: the pack holds experts, and the tiers know the slot and the
-// layers of the section.
+// slotRef checks a step's reference to the expert in a slot: the pack holds experts, and the tiers know the slot and
+// the layers of the section.
 func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
 	tiers := c.plan.TiersOf(ref.Tiers)
 	experts := 0
@@ -229,8 +229,8 @@ func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
 	c.tieredLayers(step.path(".w"), tiers, step.section.First, step.section.First+step.section.Layers)
 }
 
-// headsWeight checks a weight that says how the heads of an attention are rounded: its numbers come from the calibration
-// alone, and are those for the share of positions that the plan keeps.
+// headsWeight checks a weight that says how the heads of an attention are rounded: its numbers come from the
+// calibration alone, and are those for the share of positions that the plan keeps.
 func (c *checker) headsWeight(path string, weight *op.Weight) {
 	other := *weight
 	other.Name, other.HeadsOf, other.Density, other.Layers = "", "", 0, nil

@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// graphs is P003. Operators that write the cache need a processor that stops at a call's last row (DynamicRows): a static
-// graph would write its padding rows into the cache. Operators that count the rows themselves may be static.
+// graphs is P003. Operators that write the cache need a processor that stops at a call's last row (DynamicRows): a
+// static graph would write its padding rows into the cache. Operators that count the rows themselves may be static.
 func (c *checker) graphs() {
 	for i := range c.plan.Program.Graphs {
 		graph := &c.plan.Program.Graphs[i]

@@ -126,8 +126,8 @@ func (ld *load) expertChoices(footprint int64) ([]driver.View, error) {
 	return choices, err
 }
 
-// copyOf are the weights with the first one at an offset of its store. A library that packs weights again may keep equal
-// ones once. There each copy gets its number in the lowest bits, which change no value much.
+// copyOf are the weights with the first one at an offset of its store. A library that packs weights again may keep
+// equal ones once. There each copy gets its number in the lowest bits, which change no value much.
 func (ld *load) copyOf(weights driver.Weights, at int64, number int) driver.Weights {
 	packed := slices.Clone(weights)
 	if len(packed) == 0 {
@@ -142,8 +142,8 @@ func (ld *load) copyOf(weights driver.Weights, at int64, number int) driver.Weig
 }
 
 // fewer reduces the number of copies where a processor stores a copy of its own of each. An operator that is measured
-// alone then has other memory read between passes, which evicts the copies from the caches. Beside other processors that
-// would disturb them, so more copies are kept instead.
+// alone then has other memory read between passes, which evicts the copies from the caches. Beside other processors
+// that would disturb them, so more copies are kept instead.
 func (r *runner) fewer(ld *load, copies []int64, footprint int64, company bool) ([]int64, error) {
 	if !ld.lane.caps.Prepacks || len(copies) <= fewCopies {
 		return copies, nil
@@ -360,8 +360,8 @@ const (
 	wakeSpins = 5000   // cap, for clocks that stand still
 )
 
-// run executes the operator the given number of times on the lane's thread and returns nanoseconds per execution. Before
-// that it wakes the processor's threads.
+// run executes the operator the given number of times on the lane's thread and returns nanoseconds per execution.
+// Before that it wakes the processor's threads.
 func (ld *load) run(times int) (float64, error) {
 	proc := ld.lane.proc
 	if !ld.lane.caps.Virtual {

@@ -3,8 +3,8 @@
 // trusted.
 //
 // Requests (request.go) makes the list, Run (runner.go) works through it on drivers and appends to a record. Probe
-// describes this machine as a SoC. load.go makes an operator ready to run, sources.go takes its samples, and profiler/stat
-// says when there are enough of them.
+// describes this machine as a SoC. load.go makes an operator ready to run, sources.go takes its samples, and
+// profiler/stat says when there are enough of them.
 package profiler
 
 import (
@@ -51,8 +51,8 @@ const (
 // of handing a flag from one to the other. It takes a few seconds, in which the machine should do
 // nothing else.
 //
-// It first describes processors made of cores, one for each driver and selection of cores, and then the devices of other
-// drivers. After that it measures, the cores first.
+// It first describes processors made of cores, one for each driver and selection of cores, and then the devices of
+// other drivers. After that it measures, the cores first.
 func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs.SoC, error) {
 	cores, err := coresOf(ctx, from)
 	if err != nil {
@@ -133,8 +133,9 @@ func newSoC(machine *machine, options *ProbeOptions) *socs.SoC {
 	return soc
 }
 
-// describeCores adds a processor for each selection of cores and each driver, with the bounds of its kernels. It returns
-// the drivers that survey devices instead, whose processors come behind these. Options are for the first driver only.
+// describeCores adds a processor for each selection of cores and each driver, with the bounds of its kernels. It
+// returns the drivers that survey devices instead, whose processors come behind these. Options are for the first driver
+// only.
 func describeCores(ctx context.Context, soc *socs.SoC, machine *machine, drivers []driver.Driver,
 	options *ProbeOptions) (bounds []driver.Bounds, surveyors []driver.Surveyor, err error) {
 	for i, from := range drivers {

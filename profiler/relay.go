@@ -17,10 +17,10 @@ import (
 // What handing over to a device and back takes is measured as a program pays it: by the executor's own lanes, with work
 // in between. A thread of one processor adds two vectors, the device adds two vectors that wait for it, the thread adds
 // others beside it, and goes on once it knows that the device is done. What a turn takes beyond the first addition and
-// the longer one of the others is the way there and back; what the submission takes of it is the way there. Each turn has
-// vectors of its own, more than the caches hold, as the weights of a model are; those that are added beside the device
-// stay in the cache, and leave it the memory. A call that is met alone, right after the one before it, costs less: the
-// device's threads have not gone to sleep then, nor the caches forgotten what enqueuing needs.
+// the longer one of the others is the way there and back; what the submission takes of it is the way there. Each turn
+// has vectors of its own, more than the caches hold, as the weights of a model are; those that are added beside the
+// device stay in the cache, and leave it the memory. A call that is met alone, right after the one before it, costs
+// less: the device's threads have not gone to sleep then, nor the caches forgotten what enqueuing needs.
 //
 // Prices are means over all turns, because what a program pays is a sum of hand-overs, of which a few may take many
 // times as long as most.
@@ -107,9 +107,9 @@ type opened struct {
 	calls []executor.RelayCall
 }
 
-// openAddition opens a processor, loads an addition of two vectors of so many columns, and makes count calls of it. Each
-// call has operands of its own in the processor's memory, and nothing is copied. The caller closes the closers last
-// first, also after an error.
+// openAddition opens a processor, loads an addition of two vectors of so many columns, and makes count calls of it.
+// Each call has operands of its own in the processor's memory, and nothing is copied. The caller closes the closers
+// last first, also after an error.
 func openAddition(ctx context.Context, from driver.Driver, compiler driver.Compiler, config driver.Config, columns,
 	count int) (out *opened, closers []func() error, err error) {
 	proc, err := from.Open(ctx, config)

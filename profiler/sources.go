@@ -246,7 +246,8 @@ func (r *runner) open(ctx context.Context, what *record.Measurement) (source, er
 	return nil, diag.New(diag.ClassInput, "measure: unknown kind %q", what.Kind)
 }
 
-// footprint is the number of bytes through which operands rotate; bytes is the number that the request states, 0 for none.
+// footprint is the number of bytes through which operands rotate; bytes is the number that the request states, 0 for
+// none.
 func (r *runner) footprint(cold bool, bytes int64) int64 {
 	switch {
 	case !cold:
@@ -281,8 +282,8 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	return out, nil
 }
 
-// addPartner loads what one partner runs beside the measured operator. A partner without an operator reads memory: on its
-// cores where it has some, in one group with all other readers, and otherwise by adding large matrices.
+// addPartner loads what one partner runs beside the measured operator. A partner without an operator reads memory: on
+// its cores where it has some, in one group with all other readers, and otherwise by adding large matrices.
 func (r *runner) addPartner(ctx context.Context, out *beside, what *record.Measurement, partner record.Partner) error {
 	if err := r.soc.Concurrent(what.Proc, partner.Proc); err != nil {
 		return err

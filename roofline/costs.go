@@ -7,8 +7,8 @@
 // interpolated between them. So a sampled shape comes out as measured, a shape between samples
 // follows them, and one beyond them the roofline.
 //
-// Fit (fit.go) makes Costs of a record, Costs.Op and its neighbours (predict.go) answer the solver, and quality.go judges
-// predictions by measurements that were held out.
+// Fit (fit.go) makes Costs of a record, Costs.Op and its neighbours (predict.go) answer the solver, and quality.go
+// judges predictions by measurements that were held out.
 package roofline
 
 import (

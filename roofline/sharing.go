@@ -50,9 +50,9 @@ func (c *Costs) Concurrent(loads ...Load) ([]float64, source.Source, error) {
 	return out, c.sharingSource(procs, phases), nil
 }
 
-// sharingSource is what slowdowns rest on: on measurements of this very pair of operators, or else on the joint rates of
-// all sets among the processors, the set of all included. Operators beside each other lie between those that a measured
-// rate was fitted to; more than two processors whose joint rate is not known are extrapolated from the pairs.
+// sharingSource is what slowdowns rest on: on measurements of this very pair of operators, or else on the joint rates
+// of all sets among the processors, the set of all included. Operators beside each other lie between those that a
+// measured rate was fitted to; more than two processors whose joint rate is not known are extrapolated from the pairs.
 func (c *Costs) sharingSource(procs []string, phases [][]timeline.Phase) source.Source {
 	if len(procs) == 2 {
 		measured := func(own, other int) bool {
@@ -181,8 +181,8 @@ func (c *Costs) phase(load Load) (timeline.Phase, error) {
 const slowest = 2
 
 // plausible corrects the memory part of an operator whose bytes a stream reads in the given time. Where arithmetic
-// takes longer at all sizes (reads is false), samples do not tell how long reading takes. Where reading seems to take many
-// times as long as a stream, something else takes the time. The time of the whole stays.
+// takes longer at all sizes (reads is false), samples do not tell how long reading takes. Where reading seems to take
+// many times as long as a stream, something else takes the time. The time of the whole stays.
 func plausible(phase *timeline.Phase, stream float64, reads bool) {
 	work := phase.NS() - phase.SetupNS
 	switch {

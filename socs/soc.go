@@ -178,8 +178,8 @@ type simulation struct {
 	Infeasible []ShapeRange `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
 }
 
-// SimEstimate is how fast a processor estimates the scores of sparse attention in 8 bits (op.Estimate): a launch of some
-// heads takes setup_us + max(work/peak, bytes/bandwidth), with work as op.Op.EstimateWork counts it.
+// SimEstimate is how fast a processor estimates the scores of sparse attention in 8 bits (op.Estimate): a launch of
+// some heads takes setup_us + max(work/peak, bytes/bandwidth), with work as op.Op.EstimateWork counts it.
 type SimEstimate struct {
 	PeakGops float64 `json:"peak_gops" yaml:"peak_gops"`                   // 1e9 op/s
 	SetupUS  float64 `json:"setup_us,omitempty" yaml:"setup_us,omitempty"` // per launch

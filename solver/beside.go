@@ -14,10 +14,10 @@ import (
 const worthwhile = 0.98
 
 // beside decides which processor processes prompts while another one decodes (Agent.xpu sec. 4.3), where the workload
-// asks for it. Every pair of processors that may work at the same time is lowered and predicted. A pair is
-// judged by a ratio: the time in which it processes a chunk of a prompt and decodes tokens meanwhile, over the time of the
-// plan's own programs for the same work by turns, in the mean over all buckets and batches. The pair with the least ratio
-// is taken, if that is below worthwhile and the plan still keeps all bounds.
+// asks for it. Every pair of processors that may work at the same time is lowered and predicted. A pair is judged by a
+// ratio: the time in which it processes a chunk of a prompt and decodes tokens meanwhile, over the time of the plan's
+// own programs for the same work by turns, in the mean over all buckets and batches. The pair with the least ratio is
+// taken, if that is below worthwhile and the plan still keeps all bounds.
 func (s *session) beside(plan *planir.Plan) error {
 	if !s.want.Beside {
 		return nil

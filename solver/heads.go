@@ -20,8 +20,8 @@ import (
 // NoPipeline is the rule by which no heads pass through a pipeline (Input.HeadOrder).
 const NoPipeline = "none"
 
-// triedPipelines is how many pipelines of each rule are lowered and predicted: the best ones by their own problem, which
-// knows nothing of the rest of the layer and of shared memory.
+// triedPipelines is how many pipelines of each rule are lowered and predicted: the best ones by their own problem,
+// which knows nothing of the rest of the layer and of shared memory.
 const triedPipelines = 4
 
 // mostLaunches bounds the launches of an attention with many key heads.
@@ -30,10 +30,10 @@ const mostLaunches = 16
 // headPipelines decides in which programs the heads of sparse attention pass through a pipeline (shadowAttn sec. 3.4):
 // one processor estimates scores, others select positions and attend, at the same time, for other heads.
 //
-// For every choice of processors it divides the key heads into launches in many ways, and a launch into turns. It orders
-// the turns by Algorithm 1 and by an exact search, with the predicted times of launches and turns. The best few of these
-// are lowered and predicted like any program. One is taken where the program gets faster, by more than predictions are
-// off, and where the plan still keeps its bounds.
+// For every choice of processors it divides the key heads into launches in many ways, and a launch into turns. It
+// orders the turns by Algorithm 1 and by an exact search, with the predicted times of launches and turns. The best few
+// of these are lowered and predicted like any program. One is taken where the program gets faster, by more than
+// predictions are off, and where the plan still keeps its bounds.
 func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
 	// Baselines to compare with, and divisions that were asked for, stay as they are.
 	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 &&
@@ -188,7 +188,8 @@ type orderedHeads struct {
 	choices   int
 }
 
-// orderHeads are the pipelines to try: of each rule the best few over all processors and divisions, the exact ones first.
+// orderHeads are the pipelines to try: of each rule the best few over all processors and divisions, the exact ones
+// first.
 func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error) {
 	byRule := map[string][]orderedHeads{}
 	for _, procs := range s.pipelineProcs(stages) {
@@ -226,8 +227,9 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 	return out, nil
 }
 
-// pipelineProcs are the processors that may have the three stages: another one estimates than attends, on another thread.
-// Of a plan for some processors alone they are these, and those that have a stage because none of these executes it.
+// pipelineProcs are the processors that may have the three stages: another one estimates than attends, on another
+// thread. Of a plan for some processors alone they are these, and those that have a stage because none of these
+// executes it.
 func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
 	executes := func(stage int) (names []string) {
 		for i := range s.Procs {

@@ -26,8 +26,8 @@ const orderNodes = 20000
 // A program that divides operators leaves other chunks nothing to fill, so the largest program is tried as decided, and
 // with every operator whole on one processor. For both, the steps of each layer are ordered chunk after chunk, by the
 // paper's rule, and by an exact search, with the times of the plan. Each order is lowered and predicted like any
-// program. The fastest is taken if it beats one chunk after the other in the program as decided, by more than predictions
-// are off, and if the plan still keeps its bounds: the rows of a second chunk take memory.
+// program. The fastest is taken if it beats one chunk after the other in the program as decided, by more than
+// predictions are off, and if the plan still keeps its bounds: the rows of a second chunk take memory.
 func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
 	chunks := s.want.InFlight
 	if chunks < 2 {

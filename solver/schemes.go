@@ -102,8 +102,8 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 	return nil
 }
 
-// leftOut is what a scheme falls out of: nodes of which it is not known what it loses, and those where it cannot be, for
-// the reason of the first.
+// leftOut is what a scheme falls out of: nodes of which it is not known what it loses, and those where it cannot be,
+// for the reason of the first.
 type leftOut struct {
 	unmeasured, failing []string
 	why                 error
@@ -218,9 +218,9 @@ func (s *schemeChoice) foreign(ph *phase, k int, scheme op.Scheme) (count int) {
 	return count
 }
 
-// dominatedByDynamic reports whether the static scheme need not be considered in a class: its dynamic-scale variant is at
-// least as accurate, costs the same, and runs on every processor that runs the static one. A scheme that the workload
-// lists is considered all the same.
+// dominatedByDynamic reports whether the static scheme need not be considered in a class: its dynamic-scale variant is
+// at least as accurate, costs the same, and runs on every processor that runs the static one. A scheme that the
+// workload lists is considered all the same.
 func (s *schemeChoice) dominatedByDynamic(ph *phase, class *productClass, scheme op.Scheme) bool {
 	twin := scheme.Twin()
 	if !scheme.Static() || ph.asked || !slices.Contains(ph.permits, twin) ||

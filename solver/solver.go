@@ -2,10 +2,10 @@
 // to execute them, poses the partition problem of each section and number of rows, has an engine solve
 // it, and turns the answers into a plan that carries its alternatives, predictions and proofs.
 //
-// Read Solve (solver.go) first, then session.solve below it, which names the steps: schemes (schemes.go), plans within a
-// bound of memory (within_memory.go), what is decided beside the partition (shadows.go, heads.go, drafts.go, inflight.go),
-// and the independent check. Prices are those of solver/price, problems those of solver/problem, engines those of
-// solver/exact and solver/highs.
+// Read Solve (solver.go) first, then session.solve below it, which names the steps: schemes (schemes.go), plans within
+// a bound of memory (within_memory.go), what is decided beside the partition (shadows.go, heads.go, drafts.go,
+// inflight.go), and the independent check. Prices are those of solver/price, problems those of solver/problem, engines
+// those of solver/exact and solver/highs.
 package solver
 
 import (
@@ -61,10 +61,11 @@ type Input struct {
 	// as their granularity allows, to compare with; empty: what is best. Everything else goes to one of them.
 	Ratio map[string]float64
 
-	// TierRule chooses capacity tiers of experts in another way than for the least time, to compare with. It needs Loads.
+	// TierRule chooses capacity tiers of experts in another way than for the least time, to compare with. It needs
+	// Loads.
 	TierRule TierRule
-	// ChunkOrder has chunks in flight ordered by that rule (planir.ByExact, planir.ByGreedy), whatever it gains, to compare
-	// with; "": by the fastest, where one chunk after the other is slower.
+	// ChunkOrder has chunks in flight ordered by that rule (planir.ByExact, planir.ByGreedy), whatever it gains, to
+	// compare with; "": by the fastest, where one chunk after the other is slower.
 	ChunkOrder string
 	// HeadOrder has the heads of sparse attention in a pipeline ordered by that rule (planir.ByExact, planir.ByGreedy),
 	// whatever it gains, or in none (NoPipeline), to compare with; "": in the fastest, where that is faster than none.

@@ -266,7 +266,8 @@ func (c *checker) decisions() {
 	}
 }
 
-// decided checks that a node has a decision, and adds it to the known ones. A node of the head may be decided at one row.
+// decided checks that a node has a decision, and adds it to the known ones. A node of the head may be decided at one
+// row.
 func (c *checker) decided(section *lower.Section, node string, rows int, known map[string]bool) {
 	known[key(node, rows)] = true
 	found := c.plan.DecisionFor(node, rows) != nil

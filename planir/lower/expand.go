@@ -3,8 +3,8 @@
 // the fewest flags that its analysis can show to be needed.
 //
 // Lower (lower.go) walks through the steps: Expand (expand.go) makes a section's nodes, Cut (cut.go) the pieces of a
-// decision, fuse.go joins what one step can execute, sync.go adds flags. groups.go, heads.go and inflight.go do the same for
-// groups of experts, heads in a pipeline and chunks in flight.
+// decision, fuse.go joins what one step can execute, sync.go adds flags. groups.go, heads.go and inflight.go do the
+// same for groups of experts, heads in a pipeline and chunks in flight.
 package lower
 
 import (
@@ -54,12 +54,12 @@ type Value struct {
 }
 
 // Expand fixes rows, context and schemes. Matmuls get the scheme that schemeOf returns for their name (exact ones
-// float32), and an embedding op.I32Q8C if that is returned for it. Where a scheme quantises activations, a node NAME_quant
-// precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may be static:
-// it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as
-// the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand two nodes more: NAME_outliers
-// multiplies what its static scale cuts off, of as many channels at once as channels returns for its name and its rows
-// (0, nil: the usual number), and NAME_merge adds that to the result. With tiers (nil: none) experts are
+// float32), and an embedding op.I32Q8C if that is returned for it. Where a scheme quantises activations, a node
+// NAME_quant precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may
+// be static: it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its
+// steps as the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand two nodes more:
+// NAME_outliers multiplies what its static scale cuts off, of as many channels at once as channels returns for its name
+// and its rows (0, nil: the usual number), and NAME_merge adds that to the result. With tiers (nil: none) experts are
 // executed by groups as well (see groups.go).
 func Expand(
 	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme, tiers *planir.ExpertTiers,
@@ -183,8 +183,8 @@ func (e *expansion) outliers(product *Node, input string) error {
 	return remainder.Validate()
 }
 
-// prune leaves out of sections the nodes that compute shadow outliers in the layers where the plan prunes them. A section
-// becomes one for each run of layers with the same nodes; they keep its name and its decisions.
+// prune leaves out of sections the nodes that compute shadow outliers in the layers where the plan prunes them. A
+// section becomes one for each run of layers with the same nodes; they keep its name and its decisions.
 func prune(sections []Section, plan *planir.Plan) (out []Section) {
 	if len(plan.Shadows) == 0 {
 		return sections
@@ -342,8 +342,8 @@ func scalesSuffix(scales int) string {
 // class, named as decisions name nodes.
 func ScaleWeight(class string, scales int) string { return class + ".scale" + scalesSuffix(scales) }
 
-// InnerScaleWeight is the name of the weight f32 [1,1] that holds the static scale of what enters the products of a class
-// with shadow outliers: of all channels but the largest.
+// InnerScaleWeight is the name of the weight f32 [1,1] that holds the static scale of what enters the products of a
+// class with shadow outliers: of all channels but the largest.
 func InnerScaleWeight(class string) string { return class + ".inner_scale" }
 
 // Computed are the weights that a class of products may have and no model has: its static scales and its steps.

@@ -15,11 +15,11 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// Lower computes plan.Program from the plan's decisions, folds, processors, cache type and context, for the graph of the
-// model. The result depends on nothing else, so that a plan's program can be recomputed to check it.
+// Lower computes plan.Program from the plan's decisions, folds, processors, cache type and context, for the graph of
+// the model. The result depends on nothing else, so that a plan's program can be recomputed to check it.
 //
-// Each program is lowered section by section: nodes are expanded, cut into tasks, joined, ordered by flags and dealt out
-// to lanes. What all programs share (buffers, cache, weights, packs, decider) is added at the end, by finish.
+// Each program is lowered section by section: nodes are expanded, cut into tasks, joined, ordered by flags and dealt
+// out to lanes. What all programs share (buffers, cache, weights, packs, decider) is added at the end, by finish.
 func Lower(plan *planir.Plan, graph *models.Graph) error {
 	build := newBuilder(plan, graph)
 	rows, err := build.rowCounts()
@@ -52,8 +52,8 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 	return nil
 }
 
-// rowCounts are the numbers of rows that there is a program for, ascending: those that layers are decided for. A node of
-// the head has one row in every bucket, so that its decisions make no program.
+// rowCounts are the numbers of rows that there is a program for, ascending: those that layers are decided for. A node
+// of the head has one row in every bucket, so that its decisions make no program.
 func (b *builder) rowCounts() (rows []int, err error) {
 	decided := map[int]bool{}
 	for _, decision := range b.plan.Decisions {
@@ -174,8 +174,8 @@ func own(sections []Section, ph *planir.PhaseProgram) {
 	}
 }
 
-// GraphOf is the graph of a plan's program of that many rows: of rows of a sequence each, or with sparse attention, where
-// the plan says so.
+// GraphOf is the graph of a plan's program of that many rows: of rows of a sequence each, or with sparse attention,
+// where the plan says so.
 func GraphOf(plan *planir.Plan, graph *models.Graph, rows int) *models.Graph {
 	of := *graph
 	switch {
@@ -268,8 +268,8 @@ type fixup struct {
 	ref  *planir.WeightRef
 }
 
-// decision finds the decision for a node. In a program of one processor, that processor executes the node, in the scheme
-// of the decision.
+// decision finds the decision for a node. In a program of one processor, that processor executes the node, in the
+// scheme of the decision.
 func (b *builder) decision(node string, rows int) *planir.Decision {
 	decision := b.decided(node, rows)
 	if b.on == "" || decision == nil {
@@ -873,8 +873,8 @@ func (b *builder) finishComputed(rank map[string]int) {
 	}
 }
 
-// computedOf are the computed weights that a class of products may have: scales, then steps. Experts also have a list of
-// the experts in slots, for each program with tiers.
+// computedOf are the computed weights that a class of products may have: scales, then steps. Experts also have a list
+// of the experts in slots, for each program with tiers.
 func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
 	if product.Kind == op.ExpertMatMul {
 		for i := range b.plan.Experts {
@@ -900,8 +900,8 @@ func (k packKey) whole() packKey {
 	return k
 }
 
-// wholePacks drops a pack of the experts that have a slot where the same processor has a pack of all experts, so that it
-// holds no expert twice.
+// wholePacks drops a pack of the experts that have a slot where the same processor has a pack of all experts, so that
+// it holds no expert twice.
 func (b *builder) wholePacks() {
 	for key := range b.packs {
 		if key.slotted && b.packs[key.whole()] != nil {

@@ -179,9 +179,9 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 // infinite values, and values too large for a 16-bit format, naming weight, row and column.
 func Pack(dst []byte, spec op.WeightSpec, src Source) error { return PackFor(dst, spec, src, nil) }
 
-// PackFor is Pack where imp says which errors matter (nil: all alike); its first rows are those of src. Where src has more
-// rows than spec, the last spec.K rows are packed, and get the values that packing all rows would give them. The rows in
-// front of them are a whole number of blocks.
+// PackFor is Pack where imp says which errors matter (nil: all alike); its first rows are those of src. Where src has
+// more rows than spec, the last spec.K rows are packed, and get the values that packing all rows would give them. The
+// rows in front of them are a whole number of blocks.
 func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error {
 	if err := fitsSpec(int64(len(dst)), spec, src, imp); err != nil {
 		return err

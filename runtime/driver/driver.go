@@ -41,8 +41,8 @@ type Described interface {
 
 // Matcher is implemented by drivers whose artifacts have a vendor's compatibility string.
 type Matcher interface {
-	// Accepts compares the string of a bundle's artifacts (CompiledGroup.Token) with the libraries here; an error says what
-	// does not fit. A driver without its library returns an *Unavailable.
+	// Accepts compares the string of a bundle's artifacts (CompiledGroup.Token) with the libraries here; an error says
+	// what does not fit. A driver without its library returns an *Unavailable.
 	Accepts(token string) error
 }
 
@@ -165,9 +165,9 @@ type Processor interface {
 	// because one artifact serves every layer. Artifacts are already verified; a driver still refuses one whose graph
 	// or weights it cannot execute, by name, and one that holds another graph than Artifact.Graph.
 	Load(ctx context.Context, a Artifact, w Weights) (Executable, error)
-	// Run executes synchronously; processors that can do otherwise are Asynchronous too. Rows beyond Scalars.Rows of outputs are written as zeros or left alone.
-	// Values without an answer are errors that name node and row: NaN or an infinity given to
-	// QuantRows, a token id outside the table, a key too large for the cache type. After an error the
+	// Run executes synchronously; processors that can do otherwise are Asynchronous too. Rows beyond Scalars.Rows of
+	// outputs are written as zeros or left alone. Values without an answer are errors that name node and row: NaN or an
+	// infinity given to QuantRows, a token id outside the table, a key too large for the cache type. After an error the
 	// outputs are undefined and the processor stays usable.
 	Run(exe Executable, b *Bindings) (Span, error)
 	// Now is the current time of the processor's clock.
@@ -250,7 +250,8 @@ type Bounds struct {
 	// Stream fetches memory, whole lines of 64 bytes, and returns the sum of their first 8-byte words.
 	Stream func(b []byte) uint64
 	// Issue does at least n instructions that wait for nothing, and returns how many it did: as many a second as the
-	// core begins, which are fewer while another hardware thread of the core works. nil: it is not written for this CPU.
+	// core begins, which are fewer while another hardware thread of the core works. nil: it is not written for this
+	// CPU.
 	Issue func(n int64) (done int64)
 }
 
@@ -268,8 +269,8 @@ type OutlierCount struct {
 	Calls    int64 `json:"calls"`    // of the operator
 	Channels int64 `json:"channels"` // that some row exceeded the scale in, of all calls together
 	Most     int64 `json:"most"`     // of one call
-	// Cold are the channels of Channels whose row of the weight was read from the bundle, because it is none of those that
-	// are held in memory.
+	// Cold are the channels of Channels whose row of the weight was read from the bundle, because it is none of those
+	// that are held in memory.
 	Cold   int64 `json:"cold"`
 	Beyond int64 `json:"beyond"` // calls with more than op.Op.Gathered, which were computed in several passes
 }
@@ -359,9 +360,9 @@ type Packed struct {
 
 // Rows yields rows of a packed weight when they are needed. Any goroutine may ask.
 type Rows interface {
-	// Row is the bytes of row k, from 0, verified: they stay valid and unchanged until the executable is closed, and are
-	// aligned to their elements. copied: they lie in memory that was filled when the weight was loaded, and not in a file.
-	// A row that cannot be verified is an error, and is not given out.
+	// Row is the bytes of row k, from 0, verified: they stay valid and unchanged until the executable is closed, and
+	// are aligned to their elements. copied: they lie in memory that was filled when the weight was loaded, and not in
+	// a file. A row that cannot be verified is an error, and is not given out.
 	Row(k int) (row []byte, copied bool, err error)
 }
 
@@ -395,13 +396,13 @@ type Compiler interface {
 	Compile(ctx context.Context, g op.Graph, w Weights, t Target) (Artifact, error)
 }
 
-// GroupCompiler is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no weight
-// at all. Its processors have WeightsInArtifacts among their Capabilities.
+// GroupCompiler is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no
+// weight at all. Its processors have WeightsInArtifacts among their Capabilities.
 type GroupCompiler interface {
 	Compiler
 	// CompileGroup compiles graphs that read the same weights at several numbers of rows. Where the target shares them
-	// (Target.Emulator is false) the artifacts refer to one binary, CompiledGroup.Shared, also when there is only one. Pieces
-	// that cannot be compiled are Refused by name, all of them; any other error concerns none in particular. One
+	// (Target.Emulator is false) the artifacts refer to one binary, CompiledGroup.Shared, also when there is only one.
+	// Pieces that cannot be compiled are Refused by name, all of them; any other error concerns none in particular. One
 	// GroupCompiler may be asked by several goroutines at a time.
 	CompileGroup(ctx context.Context, group []Piece, t Target) (*CompiledGroup, error)
 }
@@ -468,7 +469,8 @@ type CompiledGroup struct {
 	Cached   bool   // no compiler ran: all of it was there already
 }
 
-// Refused says which pieces of a group a GroupCompiler does not compile. The others of the group may be tried without them.
+// Refused says which pieces of a group a GroupCompiler does not compile. The others of the group may be tried without
+// them.
 type Refused struct {
 	Pieces  []int   // indices, ascending
 	Reasons []error // of each

@@ -46,8 +46,8 @@ func ParseGraph(code []byte) (op.Graph, error) {
 	return graph, nil
 }
 
-// ParseGraph is the graph of an artifact whose code is canonical JSON of it. Where the caller says which graph that must
-// be (Artifact.Graph), another one is refused, and so is code that is none.
+// ParseGraph is the graph of an artifact whose code is canonical JSON of it. Where the caller says which graph that
+// must be (Artifact.Graph), another one is refused, and so is code that is none.
 func (a *Artifact) ParseGraph() (op.Graph, error) {
 	graph, err := ParseGraph(a.Code)
 	if err != nil && a.Graph != nil {
@@ -77,7 +77,8 @@ func otherGraph(format string, args ...any) error {
 }
 
 // PackedBytes is how many bytes the packed weights of a graph have, of all experts; size is that of one spec. Weights
-// that are given (nil: none are) must have them; the experts of one may lie further apart, as parts of their columns do.
+// that are given (nil: none are) must have them; the experts of one may lie further apart, as parts of their columns
+// do.
 func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (int64, error)) (total int64, err error) {
 	if w != nil && len(w) != len(specs) {
 		return 0, fmt.Errorf("got %d weights, want %d", len(w), len(specs))

@@ -147,8 +147,8 @@ func (m *Machine) connect(sec *section) {
 	}
 }
 
-// join adds a lane to its crew's part of the section. A lane with a queue is fed before the thread computes, so such lanes
-// come first.
+// join adds a lane to its crew's part of the section. A lane with a queue is fed before the thread computes, so such
+// lanes come first.
 func (s *section) join(ls *laneSection) {
 	i := slices.IndexFunc(s.crews, func(cs *crewSection) bool { return cs.crew == ls.lane.crew })
 	if i < 0 {
@@ -164,8 +164,8 @@ func (s *section) join(ls *laneSection) {
 	}
 }
 
-// resolve turns the flags that a lane's steps wait for into waits for the steps that set them. A queue keeps the order of
-// its own steps, which need no waits.
+// resolve turns the flags that a lane's steps wait for into waits for the steps that set them. A queue keeps the order
+// of its own steps, which need no waits.
 func (ls *laneSection) resolve(setters []wait) {
 	for _, st := range ls.steps {
 		for _, wait := range st.Wait {
@@ -183,8 +183,8 @@ func (ls *laneSection) resolve(setters []wait) {
 	}
 }
 
-// disturbs reports whether a crew that has no steps in a section would spin on a core that the section needs, or, with a
-// queue and on a crowded machine, on any.
+// disturbs reports whether a crew that has no steps in a section would spin on a core that the section needs, or, with
+// a queue and on a crowded machine, on any.
 func (m *Machine) disturbs(crew *crew, sec *section, needed map[int]bool) bool {
 	if slices.ContainsFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == crew }) {
 		return false
@@ -648,8 +648,8 @@ const (
 	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
 	foresight = 16                     // steps of another lane
 	spinLast  = 10 * time.Microsecond  // before a wait is expected to end
-	// After it was expected to end, or half of what was expected: then a lane that spins naps. On a core that others use
-	// too, the scheduler takes the core from threads that have spun when work comes.
+	// After it was expected to end, or half of what was expected: then a lane that spins naps. On a core that others
+	// use too, the scheduler takes the core from threads that have spun when work comes.
 	spinAfter = 100 * time.Microsecond
 	shortNap  = 10 * time.Microsecond
 	longNap   = time.Millisecond

@@ -13,9 +13,9 @@ import (
 
 // A lane whose processor is asynchronous is a queue. Its thread submits steps as soon as the flags that other lanes set
 // are there, and goes on: what the processor has to wait for within its own lane is kept by the order of its queue. A
-// step is retired when its call is known to be done, and sets its flag then. The thread does not ask for each call,
-// but for the first one that a lane waits for, which tells of all calls before it. So a lane has two positions in a section:
-// laneSection.iter and next are what it submits next, and laneSection.retired is how many steps are finished.
+// step is retired when its call is known to be done, and sets its flag then. The thread does not ask for each call, but
+// for the first one that a lane waits for, which tells of all calls before it. So a lane has two positions in a
+// section: laneSection.iter and next are what it submits next, and laneSection.retired is how many steps are finished.
 
 // lookout is how many calls a thread lets pass at most before it looks: as many as left foresees. A device that works
 // is seen to make progress, and has more to do when it is told of more.
@@ -307,8 +307,8 @@ func (cs *crewSection) block() bool {
 	return false
 }
 
-// overdueCall is the error about a lane whose processor has finished nothing until the deadline; nil if it has, or if it
-// has nothing to do.
+// overdueCall is the error about a lane whose processor has finished nothing until the deadline; nil if it has, or if
+// it has nothing to do.
 func (m *Machine) overdueCall(ls *laneSection) error {
 	queue := ls.lane.queue
 	if queue.count == 0 {

@@ -6,8 +6,8 @@
 // plan's control processor. It starts sections, meets the other crews between them, and runs whatever a caller does
 // between two program calls (sampling), so that decoding needs no switch to another thread.
 //
-// Read Open (machine.go) for what is loaded, run.go for one program call, and crew.go for how a thread walks the steps of
-// its lanes and waits for flags. device.go is about processors that execute calls by themselves.
+// Read Open (machine.go) for what is loaded, run.go for one program call, and crew.go for how a thread walks the steps
+// of its lanes and waits for flags. device.go is about processors that execute calls by themselves.
 package executor
 
 import (
@@ -324,8 +324,8 @@ func openProcessor(ctx context.Context, drivers []driver.Driver, pr *planir.Proc
 	return proc, nil
 }
 
-// allocate lays out the buffers and the caches in one pool, each on its own cache lines. sparing says that the first call
-// shall not wait for what later ones gain from.
+// allocate lays out the buffers and the caches in one pool, each on its own cache lines. sparing says that the first
+// call shall not wait for what later ones gain from.
 func (m *Machine) allocate(sparing bool) error {
 	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
 	var size int64
@@ -693,7 +693,7 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	if err != nil {
 		class := diag.ClassRun
 		switch found := diag.ClassOf(err); found {
-		case diag.ClassUnavailable, diag.ClassVerify: // the graph is right and something is missing here; it is another graph
+		case diag.ClassUnavailable, diag.ClassVerify: // something is missing on this machine, or it is another graph
 			class = found
 		}
 		return nil, diag.New(class, "load graph %q on processor %q: %w", graph.Name, on.name, err)

@@ -8,9 +8,9 @@ import (
 
 // Sketch is what is kept of a result [Rows,Cols]. Its values in row-major order are cut into at most maxBlocks runs of
 // neighbours, and, where a run has more than one value, into as many classes by their place in the run. Of every such
-// block there is the sum with pseudo-random signs and the Euclidean norm (Alon, Matias and Szegedy's sketch of the second
-// moment, per block). A difference of norm d in a block changes its sum by d in the mean, so that |sum-sum'|/norm
-// estimates the relative error of the block. Each value is in a run and in a class.
+// block there is the sum with pseudo-random signs and the Euclidean norm (Alon, Matias and Szegedy's sketch of the
+// second moment, per block). A difference of norm d in a block changes its sum by d in the mean, so that
+// |sum-sum'|/norm estimates the relative error of the block. Each value is in a run and in a class.
 type Sketch struct {
 	Name string `json:"name"`
 	Rows int    `json:"rows"`

@@ -1,9 +1,9 @@
 // Package exact knows how to solve the instances of solver/problem to proved optimality in pure Go. It is the engine of
 // solve unless another one is asked for.
 //
-// Every problem has a file that begins with its method: chain.go (dynamic programming along a chain), partition.go (chains
-// that share sets of processors), joint.go and search.go (best-first branch and bound over relaxed limits, relax.go),
-// tiers.go (capacity tiers by Benders decomposition), buckets.go.
+// Every problem has a file that begins with its method: chain.go (dynamic programming along a chain), partition.go
+// (chains that share sets of processors), joint.go and search.go (best-first branch and bound over relaxed limits,
+// relax.go), tiers.go (capacity tiers by Benders decomposition), buckets.go.
 package exact
 
 import (

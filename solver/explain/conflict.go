@@ -132,9 +132,9 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 	return conflict, nil
 }
 
-// conflictTrial is the trial to find a conflict with. Without a limit of quality the permitted precisions are no limit of
-// it, as long as they have a plan without the other limits: trying all other precisions under a limit that none of them
-// keeps would take long.
+// conflictTrial is the trial to find a conflict with. Without a limit of quality the permitted precisions are no limit
+// of it, as long as they have a plan without the other limits: trying all other precisions under a limit that none of
+// them keeps would take long.
 func conflictTrial(ctx context.Context, in solver.Input) (*trial, error) {
 	whole := newTrial(in, limitsOf(&in))
 	whole.most, whole.what = conflictSolves, conflictPhase

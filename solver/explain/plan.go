@@ -383,8 +383,8 @@ type BucketStory struct {
 
 // Bucket tells of the bucket of that many rows. in may be nil: then only what the plan says is told.
 //
-// With inputs it solves for the same prompts with other sets of buckets: those of the plan, without this one, and with one
-// more halfway to the neighbour on either side.
+// With inputs it solves for the same prompts with other sets of buckets: those of the plan, without this one, and with
+// one more halfway to the neighbour on either side.
 func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) (*BucketStory, error) {
 	var buckets []int
 	for _, program := range plan.Program.Programs {

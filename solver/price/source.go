@@ -1,9 +1,9 @@
 // Package price knows the ways to execute each operator of a section on a machine, and what each costs by the fitted
 // latency models, or that a device's compiler refuses it. The solver reads it to pose its problems.
 //
-// list.go lists the candidates of an operator, shape.go and divide.go how each divides it, candidate.go what one takes, and
-// handover.go what moving values between the candidates of neighbours takes. fitted.go is the only file that asks the latency
-// models.
+// list.go lists the candidates of an operator, shape.go and divide.go how each divides it, candidate.go what one takes,
+// and handover.go what moving values between the candidates of neighbours takes. fitted.go is the only file that asks
+// the latency models.
 package price
 
 import (

@@ -1,5 +1,5 @@
-// Package bench knows how plans, kernels, engines and solvers are measured against each other in the same
-// run. Each file is one command of hetc bench; sets.go solves the plans to compare, and bench.go opens them side by side.
+// Package bench knows how plans, kernels, engines and solvers are measured against each other in the same run. Each
+// file is one command of hetc bench; sets.go solves the plans to compare, and bench.go opens them side by side.
 package bench
 
 import (
@@ -377,8 +377,8 @@ func candidateRows(list []*candidate) (rows [][]string) {
 }
 
 // showJoint compares the decode bandwidth with what the processors of the plan's decode reach together, if that was
-// measured. The plan's bound is the less of two speeds: that of all processors by themselves, added up, and that at which
-// memory delivers the weights.
+// measured. The plan's bound is the less of two speeds: that of all processors by themselves, added up, and that at
+// which memory delivers the weights.
 func showJoint(ui *cli.Streams, doc map[string]any, base *planir.Plan, soc *socs.SoC, list []*candidate, bytes int64) {
 	used := decodeProcs(base)
 	joint, ok := soc.JointGBps(used...)

@@ -50,9 +50,9 @@ type laneIdle struct {
 	MostMS float64 `json:"before_ms,omitempty"`
 }
 
-// Chunks measures a prompt of several chunks, one after the other and two in flight, in orders by the paper's rule and by
-// an exact search, in the same rounds. Operators are placed whole; products names a processor that computes all products
-// and nothing else but what quantises for them, as the NPU of the paper does, "" to leave that to solve.
+// Chunks measures a prompt of several chunks, one after the other and two in flight, in orders by the paper's rule and
+// by an exact search, in the same rounds. Operators are placed whole; products names a processor that computes all
+// products and nothing else but what quantises for them, as the NPU of the paper does, "" to leave that to solve.
 func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string) error {
 	ctx := c.Context()
 	from, err := options.open()
@@ -101,7 +101,8 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 	if err != nil {
 		return err
 	}
-	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds, options.PromptLen)
+	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds,
+		options.PromptLen)
 	showChunks(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
 		"rounds": options.Rounds, "results": results})

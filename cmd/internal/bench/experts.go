@@ -36,8 +36,8 @@ type expertResult struct {
 	Padding      float64 `json:"padding_percent"` // of the rows that slots reserve
 }
 
-// Experts measures the rows of NPUMoE's ablation in the same rounds: experts in groups of several shapes on a processor of
-// static graphs, beside dynamic experts on the control processor.
+// Experts measures the rows of NPUMoE's ablation in the same rounds: experts in groups of several shapes on a processor
+// of static graphs, beside dynamic experts on the control processor.
 func Experts(c *cobra.Command, ui *cli.Streams, options *Options, prompts []int) error {
 	ctx := c.Context()
 	from, err := options.open()

@@ -47,8 +47,8 @@ type headResult struct {
 
 // Heads measures sparse attention whose scores another processor estimates (shadowAttn 3.4). It compares, in the same
 // rounds: dense and sparse attention on one processor; the estimates on another processor before the rest; heads in a
-// pipeline, in the orders of Algorithm 1 and of an exact search; and the plan that solve makes of all processors. In all
-// plans but the last one processor computes each operator.
+// pipeline, in the orders of Algorithm 1 and of an exact search; and the plan that solve makes of all processors. In
+// all plans but the last one processor computes each operator.
 func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptions, prompts []int) error {
 	ctx := c.Context()
 	from, err := options.open()
@@ -114,8 +114,8 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 			results = append(results, headResultOf(row, plans[i], prompt))
 		}
 	}
-	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", howMeasured(simulated), options.Rounds,
-		100*density)
+	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", howMeasured(simulated),
+		options.Rounds, 100*density)
 	showHeads(ui, results, rows[0].label)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": simulated, "density": density,
 		"rounds": options.Rounds, "results": results})

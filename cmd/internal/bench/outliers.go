@@ -44,9 +44,9 @@ type outlierResult struct {
 	Beyond   int64   `json:"calls_beyond_bound"`
 }
 
-// Outliers measures what shadow outliers cost (llm.npu 3.3 and 4.4) in a prompt: none, whose activations are clipped, beside
-// those that another processor computes at the same time, those that the same core computes before or after the product,
-// and everything on that core, in the same rounds. Operators are placed whole.
+// Outliers measures what shadow outliers cost (llm.npu 3.3 and 4.4) in a prompt: none, whose activations are clipped,
+// beside those that another processor computes at the same time, those that the same core computes before or after the
+// product, and everything on that core, in the same rounds. Operators are placed whole.
 func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *OutlierOptions) error {
 	ctx := c.Context()
 	from, err := options.open()
@@ -94,7 +94,8 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 		result.Channels = float64(channels) / float64(max(1, calls))
 		results = append(results, result)
 	}
-	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds, options.PromptLen)
+	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds,
+		options.PromptLen)
 	showOutliers(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
 		"rounds": options.Rounds, "results": results})

@@ -216,8 +216,8 @@ func comparedModels() (list []*milp.Model, err error) {
 	return list, nil
 }
 
-// compareModel has both builds solve a model once a round, after a round that is not counted. late is the build that has
-// not solved it within the limit, "" where both have.
+// compareModel has both builds solve a model once a round, after a round that is not counted. late is the build that
+// has not solved it within the limit, "" where both have.
 func (o *SolverOptions) compareModel(ctx context.Context, model *milp.Model, engines [2]milp.Engine) (
 	builds *pairOfBuilds, late string, err error) {
 	builds = &pairOfBuilds{Model: model.Name, Vars: len(model.Vars), Rows: len(model.Rows), SameX: true}

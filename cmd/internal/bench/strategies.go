@@ -108,8 +108,8 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 		"rounds": options.Rounds, "results": results})
 }
 
-// distinct are the plans that differ in their programs or in the experts in their slots, each with the labels of all plans
-// that equal it. Equal plans would differ by noise alone, and each would take its memory and time.
+// distinct are the plans that differ in their programs or in the experts in their slots, each with the labels of all
+// plans that equal it. Equal plans would differ by noise alone, and each would take its memory and time.
 func distinct(labels []string, plans []*planir.Plan) (names []string, different []*planir.Plan) {
 	for i, plan := range plans {
 		at := slices.IndexFunc(different, func(other *planir.Plan) bool {
@@ -135,9 +135,9 @@ func slotsOf(plan *planir.Plan) (out [][]int) {
 	return out
 }
 
-// otherWaits is the same plan with another way of waiting for devices, and what its label says of that: drivers wake the
-// lanes; or, where all of them do already, lanes sleep for as long as a call is expected to take. It is nil without a
-// device.
+// otherWaits is the same plan with another way of waiting for devices, and what its label says of that: drivers wake
+// the lanes; or, where all of them do already, lanes sleep for as long as a call is expected to take. It is nil without
+// a device.
 func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	other := *plan
 	other.Procs = slices.Clone(plan.Procs)
@@ -160,9 +160,9 @@ func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	return &other, how
 }
 
-// measureTasks measures every plan in every task once a round, in random order. A round before these is not counted, and
-// leaves out prompts of several chunks. Results are grouped by task, the solved plan first. Without tokens to decode
-// (options.Gen is 0) the tasks are the prompts alone.
+// measureTasks measures every plan in every task once a round, in random order. A round before these is not counted,
+// and leaves out prompts of several chunks. Results are grouped by task, the solved plan first. Without tokens to
+// decode (options.Gen is 0) the tasks are the prompts alone.
 func measureTasks(
 	ctx context.Context, list []*candidate, prompts []int, options *Options, in solver.Input,
 ) (results []*strategyResult, virtual bool, err error) {
@@ -255,8 +255,8 @@ func summarise(results []*strategyResult) error {
 	return nil
 }
 
-// predictTask is what a task takes in ns by the prices of a plan: of a prompt the chunks that the plan's decider chooses,
-// each with attention over what was processed before it, of decoding a token at the given position.
+// predictTask is what a task takes in ns by the prices of a plan: of a prompt the chunks that the plan's decider
+// chooses, each with attention over what was processed before it, of decoding a token at the given position.
 func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position int) (ns int64, err error) {
 	caller, err := solver.NewCaller(in, plan)
 	if err != nil {

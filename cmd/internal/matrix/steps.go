@@ -269,8 +269,8 @@ func (b *build) givenRecord(input *socInput) *recordSource {
 	}
 }
 
-// simulatedRecord is the record of a simulated SoC, with what the cell's model and workload need. It follows from SoC and
-// requests, so that all models with the same requests share it.
+// simulatedRecord is the record of a simulated SoC, with what the cell's model and workload need. It follows from SoC
+// and requests, so that all models with the same requests share it.
 func (b *build) simulatedRecord(cell *Cell) (*recordSource, error) {
 	input := cell.soc
 	needs, err := cell.workload.workload.Needs(cell.model.model.MaxContext)

@@ -61,8 +61,8 @@ func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 	return ops
 }
 
-// ShowDecisions lists per operator and number of rows the strategy, the shares and what their time rests on. With the SoC
-// it also compares the predicted time with the hardware's bound, and returns that by operator@rows.
+// ShowDecisions lists per operator and number of rows the strategy, the shares and what their time rests on. With the
+// SoC it also compares the predicted time with the hardware's bound, and returns that by operator@rows.
 func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*roofline.Roof {
 	var rows [][]string
 	shown := map[string]*roofline.Roof{}

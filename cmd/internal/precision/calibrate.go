@@ -24,7 +24,8 @@ type CalibrateOptions struct {
 	NoFolds          bool
 	// Drop measures what dropped rows of experts cost instead of schemes.
 	Drop bool
-	// Attention measures attention instead of schemes, in windows of WindowTokens (0: 2048, or what the model can take).
+	// Attention measures attention instead of schemes, in windows of WindowTokens (0: 2048, or what the model can
+	// take).
 	Attention    bool
 	WindowTokens int
 }
@@ -87,7 +88,8 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	return o.write(ui, weights.Name, cal)
 }
 
-// write writes a calibration, with what runs of their own have added to the file before, unless the file holds the same.
+// write writes a calibration, with what runs of their own have added to the file before, unless the file holds the
+// same.
 func (o *CalibrateOptions) write(ui *cli.Streams, model string, cal *calibration.Calibration) error {
 	old, readErr := calibration.Read(o.Out)
 	if readErr == nil && old.Model.Digest == cal.Model.Digest {

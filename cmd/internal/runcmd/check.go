@@ -54,10 +54,10 @@ type checked struct {
 	MaxAbsDiff, MeanKL, SameTop float64
 }
 
-// Limits of --check. Float32 programs differ from the reference by rounding alone. With quantised
-// activations a rounding difference moves single activations to the next of 255 steps. Later layers amplify that to about
-// the cost of the quantisation itself: mean KL 0.0003 to 0.0007 between equally good executions of the small demo model. A
-// wrong shard costs far more than the limit.
+// Limits of --check. Float32 programs differ from the reference by rounding alone. With quantised activations a
+// rounding difference moves single activations to the next of 255 steps. Later layers amplify that to about the cost of
+// the quantisation itself: mean KL 0.0003 to 0.0007 between equally good executions of the small demo model. A wrong
+// shard costs far more than the limit.
 const (
 	checkAbs = 1e-3
 	checkKL  = 0.01
@@ -92,8 +92,8 @@ func (o *options) runCheck(
 		return err
 	}
 	checked := compare(got, want, vocab)
-	// So are plans whose cache rounds keys and values, and those that leave out positions or rows of experts: the reference
-	// does neither.
+	// So are plans whose cache rounds keys and values, and those that leave out positions or rows of experts: the
+	// reference does neither.
 	quantised := machine.Plan().KV != plan.KV || machine.Plan().ByCall() || slices.ContainsFunc(machine.Plan().Decisions,
 		func(d planir.Decision) bool { return d.Scheme.Rounds() })
 	ui.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f "+

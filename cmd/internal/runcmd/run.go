@@ -109,7 +109,8 @@ func (x *execution) readPlan(list func(*planir.Plan) ([]driver.Driver, error)) (
 	return err
 }
 
-// openMachine tests the processors that are not known to compute rightly, and opens them all. Weights that generating will need are loaded while the tokenizer is read.
+// openMachine tests the processors that are not known to compute rightly, and opens them all. Weights that generating
+// will need are loaded while the tokenizer is read.
 func (x *execution) openMachine(ctx context.Context) (err error) {
 	options := executor.Options{Drivers: x.drivers, Deadline: x.deadline, OnDemand: !x.bench, Checked: true}
 	if x.trace != "" {

@@ -88,8 +88,8 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 	return err
 }
 
-// prepare makes a server of what is loaded, and sets the flags that have no value yet. Every program is executed first, and a token generated:
-// a bundle that does not work is told, and weights are loaded, before a request waits for it.
+// prepare makes a server of what is loaded, and sets the flags that have no value yet. Every program is executed first,
+// and a token generated: a bundle that does not work is told, and weights are loaded, before a request waits for it.
 func (o *options) prepare(ctx context.Context, ui *cli.Streams, loaded *runcmd.Loaded,
 	log *recording) (*serving.Server, error) {
 	machine := loaded.Machine

@@ -62,8 +62,8 @@ type calibrating struct {
 }
 
 // Calibrate measures on every other window what enters the matrix products of the model in float32. On the windows
-// between it measures what each scheme costs in each class of weights, which folds reduce that, and what shadow outliers
-// are worth in each layer. The same model and text give the same result on the same kind of machine.
+// between it measures what each scheme costs in each class of weights, which folds reduce that, and what shadow
+// outliers are worth in each layer. The same model and text give the same result on the same kind of machine.
 //
 // It is a coordinate search with the divergence of predictions as its measure. Losses without folds come first.
 // Then every group of channels gets the fold that helps it most beside those that were kept before; the losses are
@@ -129,8 +129,8 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	return &run.out, run.out.Validate()
 }
 
-// Observe executes the model in float32 on one window and returns a calibration of nothing but the ranges of activations.
-// It says nothing about what schemes lose.
+// Observe executes the model in float32 on one window and returns a calibration of nothing but the ranges of
+// activations. It says nothing about what schemes lose.
 func Observe(ctx context.Context, model *Model, tokens []int32) (_ *calibration.Calibration, err error) {
 	plan, err := model.Plan(len(tokens), Float32, nil)
 	if err != nil {
@@ -163,8 +163,8 @@ func Observe(ctx context.Context, model *Model, tokens []int32) (_ *calibration.
 	return out, out.Validate()
 }
 
-// newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed at most.
-// What turns out not to be needed is subtracted later.
+// newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed at
+// most. What turns out not to be needed is subtracted later.
 func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, error) {
 	windows := options.Text.Windows
 	size := len(windows[0].Tokens)

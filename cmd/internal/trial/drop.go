@@ -39,9 +39,9 @@ type DropResult struct {
 
 // MeasureDrops executes plans whose capacity tiers drop rows of experts (NPUMoE 4.1), and compares them with the model
 // in float32. The observed windows show how many rows routers send to each expert. Slots are made for these loads, and
-// losses are measured on the windows between. The slots are the paper's: the experts of a layer in four quarters by load.
-// A quarter's slots have a multiple of the mean rows of its busiest expert. The multiple is chosen so that the share is
-// dropped.
+// losses are measured on the windows between. The slots are the paper's: the experts of a layer in four quarters by
+// load. A quarter's slots have a multiple of the mean rows of its busiest expert. The multiple is chosen so that the
+// share is dropped.
 func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []DropResult, err error) {
 	if model.Experts < 2 {
 		return nil, diag.New(diag.ClassInput, "model %q has %d experts, and rows are dropped among several", model.Name,

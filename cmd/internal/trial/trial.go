@@ -1,6 +1,6 @@
-// Package trial knows how a model is executed to see what it computes rather than how fast: as the
-// trivial plan on this machine's cores, each class of weights in a chosen scheme. It is what hetc calibrate, quality and
-// loads are made of: read calibrate.go, attention.go and drop.go.
+// Package trial knows how a model is executed to see what it computes rather than how fast: as the trivial plan on this
+// machine's cores, each class of weights in a chosen scheme. It is what hetc calibrate, quality and loads are made of:
+// read calibrate.go, attention.go and drop.go.
 package trial
 
 import (
@@ -274,8 +274,8 @@ func (t *Text) halves(what string) (observed, compared []quality.Window, err err
 		}
 	}
 	if len(observed) < 2 {
-		return nil, nil, diag.New(diag.ClassInput, "%s: %d windows, want at least %d", what, len(t.Windows), LeastWindows).
-			WithHint("give a longer text, more --windows, or shorter ones with --window-tokens")
+		return nil, nil, diag.New(diag.ClassInput, "%s: %d windows, want at least %d", what, len(t.Windows),
+			LeastWindows).WithHint("give a longer text, more --windows, or shorter ones with --window-tokens")
 	}
 	return observed, compared, nil
 }

@@ -260,7 +260,8 @@ func testOperators(t *testing.T, f *Factory) {
 			continue // refused: RefusedAtLoad
 		}
 		tried[operator.Kind]++
-		// Short runs try six variants of each kind and scheme, and of variants of kernels, which take long to build, some.
+		// Short runs try six variants of each kind and scheme, and of variants of kernels, which take long to build,
+		// some.
 		of, few := op.Op{Kind: operator.Kind, Scheme: operator.Scheme}, 6
 		if operator.Form.Kernel() != "" {
 			of.Form, few = operator.Form, 1-i%3
@@ -666,8 +667,8 @@ func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
 	with("noise", noise)
 }
 
-// otherGraphs tries a good artifact for graphs that it was not compiled from, twice, since a driver may keep what it has
-// parsed. Then it is loaded for its own.
+// otherGraphs tries a good artifact for graphs that it was not compiled from, twice, since a driver may keep what it
+// has parsed. Then it is loaded for its own.
 func (r *refusals) otherGraphs(artifact driver.Artifact, good *trial) {
 	for _, c := range []struct {
 		what   string

@@ -208,7 +208,8 @@ func (e *executable) lay() {
 	}
 }
 
-// placeWords are what a kernel reads of a row: its sequence, its position, whether the sequence is long, and one unused.
+// placeWords are what a kernel reads of a row: its sequence, its position, whether the sequence is long, and one
+// unused.
 const placeWords = 4
 
 // weight is a packed weight and the device's buffer of it.

@@ -13,12 +13,11 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// verify refuses a model that does not compute its graph in the graph's precision. Every ONNX node
-// belongs to a node of the graph by its name ("n2", "n2.scale"). It may read only that node's
-// operands, constants and intermediate results, and only certain operators may stand there.
-// For products, and the quantisation of the rows that enter them, the ONNX nodes that hetc's compiler writes are built
-// again and compared: operators, attributes, zero points, order of operands. So nothing can be cast, rounded or replaced
-// on the way.
+// verify refuses a model that does not compute its graph in the graph's precision. Every ONNX node belongs to a node of
+// the graph by its name ("n2", "n2.scale"). It may read only that node's operands, constants and intermediate results,
+// and only certain operators may stand there. For products, and the quantisation of the rows that enter them, the ONNX
+// nodes that hetc's compiler writes are built again and compared: operators, attributes, zero points, order of
+// operands. So nothing can be cast, rounded or replaced on the way.
 func verify(m *onnx.Model, graph *op.Graph) error {
 	check := verifier{m: m, g: graph, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{},
 		static: map[string]string{}}
@@ -95,8 +94,8 @@ func (v *verifier) initializers() error {
 	return nil
 }
 
-// tensors are the type and shape of a weight's values, and of its scales where it has some: as plain rows, as a matrix, as
-// kernels of convolutions, or in blocks of 4-bit codes.
+// tensors are the type and shape of a weight's values, and of its scales where it has some: as plain rows, as a matrix,
+// as kernels of convolutions, or in blocks of 4-bit codes.
 func (v *verifier) tensors(spec op.WeightSpec) (values, scales onnx.Tensor) {
 	k, cols := int64(spec.K), int64(spec.N)
 	columnScales := onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols}}
@@ -211,8 +210,8 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	return want.compare(nodes)
 }
 
-// ownOperands checks that the ONNX nodes of node i read and write its own operands and results, constants, and values in
-// between, whose names begin with the node's. So no other node can reach them, and the node itself is among them.
+// ownOperands checks that the ONNX nodes of node i read and write its own operands and results, constants, and values
+// in between, whose names begin with the node's. So no other node can reach them, and the node itself is among them.
 func (v *verifier) ownOperands(i int, nodes []onnx.Node, in, weights, out []string) error {
 	own := nodeName(i, "") + "."
 	// An operand that is left out has no name.
@@ -375,7 +374,8 @@ func (e *expected) quantRows(operator op.Op, input string, weights, out []string
 	e.add("", "", "QuantizeLinear", list(input, by, codes(rows, 128)), out[:1], onnx.Int("axis", 0))
 }
 
-// estimate expects the products of codes of queries and keys, and nothing else: what they are worth the driver computes.
+// estimate expects the products of codes of queries and keys, and nothing else: what they are worth the driver
+// computes.
 func (e *expected) estimate(operator *op.Op) {
 	launch, heads, dim := operator.Launch(), int64(operator.KVHeads), int64(operator.HeadDim)
 	queries := e.do("queries", "", "Reshape", list(input(0), ints(heads, int64(launch.Rows), dim)))
@@ -478,8 +478,8 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 	}
 }
 
-// convolution expects a product of 8-bit codes as a convolution of integers with kernels of 1x1, and scales behind it. It
-// returns what a bias is added to.
+// convolution expects a product of 8-bit codes as a convolution of integers with kernels of 1x1, and scales behind it.
+// It returns what a bias is added to.
 func (e *expected) convolution(o op.Op, in []string, weight, output string) string {
 	width, height, _ := o.Form.Image()
 	wide, k, cols := int64(o.M), int64(o.K), int64(o.N)

@@ -126,8 +126,8 @@ var edges = map[string]bool{"QuantizeLinear": true, "DequantizeLinear": true, "C
 // largestConstant bounds the scales and zero points of edges in bytes.
 const largestConstant = 1 << 16
 
-// nodes checks that the model is one compiled graph, with nothing but conversions between it and the inputs and outputs.
-// So the CPU computes nothing else, and no value bypasses the NPU.
+// nodes checks that the model is one compiled graph, with nothing but conversions between it and the inputs and
+// outputs. So the CPU computes nothing else, and no value bypasses the NPU.
 func (m *model) nodes(graph *onnx.Graph) error {
 	constants, err := constantsOf(graph)
 	if err != nil {

@@ -3,8 +3,8 @@
 //
 // The processor has one graph: of each key head the products of a fixed number of queries with a fixed number of keys
 // (op.Launch), all of them codes around 128. What depends on positions, rows and scales happens here, on the thread of
-// the call. Queries and keys are rounded with the scales of the call's bucket. The graph is launched for as many keys as
-// the call sees. Its products are compared with the largest of each query, and pooled over the queries of a block.
+// the call. Queries and keys are rounded with the scales of the call's bucket. The graph is launched for as many keys
+// as the call sees. Its products are compared with the largest of each query, and pooled over the queries of a block.
 //
 // RATIONALE: Why does one graph serve every bucket of scales?
 package scores
