@@ -224,8 +224,8 @@ func (b *opened) computed(plan *planir.Plan) (*prefix.Prefix, error) {
 }
 
 // programs gives the drivers that build programs the binaries of the bundle, and a cache for what they build; strict
-// refuses to build. The function that is returned closes the cache.
-func (b *opened) programs(drivers []driver.Driver, strict bool) ([]driver.Driver, func()) {
+// refuses to build. The function that is returned closes the cache, and warns where what was built is not kept.
+func (b *opened) programs(ui *cli.Streams, drivers []driver.Driver, strict bool) ([]driver.Driver, func()) {
 	if !slices.ContainsFunc(drivers, func(d driver.Driver) bool { _, ok := d.(driver.Prebuilder); return ok }) {
 		return drivers, func() {}
 	}
@@ -236,14 +236,28 @@ func (b *opened) programs(drivers []driver.Driver, strict bool) ([]driver.Driver
 		data, err := b.of(name, bundle.RoleGPUKernel)
 		return data, err == nil
 	}}
-	done := func() {}
-	if dir, err := machine.CacheDir(""); err == nil && !strict {
-		cache, err := cas.Open(filepath.Join(dir, "programs"), cas.Options{MaxBytes: programs.MaxBytes, Now: time.Now})
-		if err == nil { // without a place for them programs are built every time
-			store.Cache, done = cache, func() { _ = cache.Close() }
+	var unkept error
+	if !strict {
+		dir, err := machine.CacheDir("")
+		if err == nil {
+			store.Cache, err = cas.Open(filepath.Join(dir, "programs"), cas.Options{MaxBytes: programs.MaxBytes, Now: time.Now})
+		}
+		if unkept = err; err != nil {
+			store.Cache = nil
 		}
 	}
-	return programs.Use(drivers, store), done
+	return programs.Use(drivers, store), func() {
+		if store.Cache != nil {
+			_ = store.Cache.Close()
+		}
+		taken, failed := store.Taken()
+		if unkept == nil {
+			unkept = failed
+		}
+		if taken.Source > 0 && unkept != nil {
+			ui.Warnf("the device's compiler built %d programs, and does so at every start: %v", taken.Source, unkept)
+		}
+	}
 }
 
 // selfTest tests the devices of the plan before they are used, unless they are known to have passed. force tests again.
