@@ -38,6 +38,13 @@ func (c *counted) Range(name string, offset, length int64) ([]byte, error) {
 	return c.blobs.Range(name, offset, length)
 }
 
+func (c *counted) CopyRange(name string, offset int64, out []byte) error {
+	c.mu.Lock()
+	c.read = append(c.read, bundle.Part{Blob: name, Offset: offset, Bytes: int64(len(out))})
+	c.mu.Unlock()
+	return c.blobs.CopyRange(name, offset, out)
+}
+
 // asked are the parts of a pack that were asked for, from its beginning.
 func (c *counted) asked(blob string, at planir.Placement) (out []bundle.Part) {
 	for _, part := range c.read {

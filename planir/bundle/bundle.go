@@ -452,6 +452,27 @@ func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
 	return blob.data[offset : offset+bytes : offset+bytes], nil
 }
 
+// CopyRange is Range into memory of the caller: as many bytes as out has. Where the bundle is a mapped file it reads the file,
+// so that the pages of the mapping do not become resident.
+func (b *Bundle) CopyRange(name string, offset int64, out []byte) error {
+	data, err := b.Range(name, offset, int64(len(out)))
+	if err != nil {
+		return err
+	}
+	blob, err := b.find(name)
+	if err != nil {
+		return err
+	}
+	if blob.file == nil {
+		copy(out, data)
+		return nil
+	}
+	if n, err := blob.file.ReadAt(out, offset); n < len(out) {
+		return at(b.path, refuseAs(diag.ClassIO, blob.step, "read blob %q: %w", name, err))
+	}
+	return nil
+}
+
 // find returns the blob of a name, or the refusal of an unknown name or a closed bundle.
 func (b *Bundle) find(name string) (*blob, error) {
 	i, ok := b.manifest.blob(name)

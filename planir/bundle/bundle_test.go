@@ -338,6 +338,18 @@ func TestLazyRefusesOnTouch(t *testing.T) {
 		if want := c == bad; want != (StepOf(err) == stepWeights) {
 			t.Errorf("chunk %d: %v", c, err)
 		}
+		out := make([]byte, 5)
+		err = b.CopyRange("big", c*testChunk, out)
+		if want := c == bad; want != (StepOf(err) == stepWeights) {
+			t.Errorf("copy of chunk %d: %v", c, err)
+		}
+		from := c * testChunk
+		if copied := bytes.Equal(out, pattern(77, 40*testChunk+5)[from:from+5]); copied != (c != bad) {
+			t.Errorf("copy of chunk %d: %v", c, out)
+		}
+	}
+	if err := b.CopyRange("big", 40*testChunk, make([]byte, 6)); StepOf(err) != stepRelease {
+		t.Errorf("copy beyond the end: %v", err)
 	}
 	if _, err := b.Range("big", bad*testChunk-1, 1); err != nil {
 		t.Errorf("byte before the chunk: %v", err)

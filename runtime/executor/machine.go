@@ -35,6 +35,12 @@ type Source interface {
 	Range(name string, offset, bytes int64) ([]byte, error) // a part of a weights blob
 }
 
+// Copier is an optional interface of a Source: CopyRange is Range into memory of the caller, where a Source can do that
+// without making what it maps resident.
+type Copier interface {
+	CopyRange(name string, offset int64, out []byte) error
+}
+
 // Part is a piece of a weights blob that Range is going to be asked for. Few says that little of it will be read.
 type Part struct {
 	Blob          string

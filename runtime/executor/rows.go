@@ -50,14 +50,27 @@ func newPackRows(src Source, at place, hot *planir.Hot) (*packRows, error) {
 		return nil, diag.New(diag.ClassRun, "hold %d rows of pack %q: %w", len(rows), packed.Name, err)
 	}
 	for i, row := range rows {
-		data, err := src.Range(at.blob, at.Offset+int64(row)*out.row, out.row)
-		if err != nil {
+		to := memory.Bytes()[int64(i)*out.row:][:out.row]
+		if err := copyRange(src, at.blob, at.Offset+int64(row)*out.row, to); err != nil {
 			return nil, errors.Join(err, memory.Close())
 		}
-		copy(memory.Bytes()[int64(i)*out.row:], data)
 	}
 	out.hot, out.copies = rows, memory
 	return out, nil
+}
+
+// copyRange copies a part of a blob. Hot rows are spread over all of a pack: a source whose mapping became resident around
+// each of them would hold the whole pack beside their copies.
+func copyRange(src Source, blob string, offset int64, out []byte) error {
+	if copier, ok := src.(Copier); ok {
+		return copier.CopyRange(blob, offset, out)
+	}
+	data, err := src.Range(blob, offset, int64(len(out)))
+	if err != nil {
+		return err
+	}
+	copy(out, data)
+	return nil
 }
 
 // Row implements driver.Rows.

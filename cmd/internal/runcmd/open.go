@@ -104,6 +104,14 @@ func (b *opened) Range(name string, offset, bytes int64) ([]byte, error) {
 	return b.Bundle.Range(b.prefix+name, offset, bytes)
 }
 
+// CopyRange copies a part of the weights, verified; it implements executor.Copier.
+func (b *opened) CopyRange(name string, offset int64, out []byte) error {
+	if err := b.Expect(b.prefix+name, b.weights); err != nil {
+		return err
+	}
+	return b.Bundle.CopyRange(b.prefix+name, offset, out)
+}
+
 // Ahead verifies parts of blobs that Range is going to be asked for; it implements executor.Ahead.
 func (b *opened) Ahead(ctx context.Context, parts []executor.Part, through func(parts int)) {
 	of := make([]bundle.Part, len(parts))
@@ -150,6 +158,16 @@ func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
 		return nil, fmt.Errorf("load %q: %w", name, err)
 	}
 	return u.src.Range(name, offset, bytes)
+}
+
+// CopyRange implements executor.Copier.
+func (u *untilDone) CopyRange(name string, offset int64, out []byte) error {
+	if copier, ok := u.src.(executor.Copier); ok && u.ctx.Err() == nil {
+		return copier.CopyRange(name, offset, out)
+	}
+	data, err := u.Range(name, offset, int64(len(out)))
+	copy(out, data)
+	return err
 }
 
 // Ahead implements executor.Ahead.

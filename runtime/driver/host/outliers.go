@@ -44,10 +44,9 @@ func (b *builder) outliers() (step, error) {
 	limit, workers := 127*scale[0], len(exe.p.cores)
 	most := operator.Gathered()
 	exe.need.local = max(exe.need.local, (most+1)*(outlierCols+1))
-	marks := make([]bool, workers*operator.K) // of each worker
-	marked := make([]int, 0, operator.K)
+	found := &exe.p.exceeding
 	mark := b.byRows(operator.K, func(worker, r0, r1 int) {
-		mine := marks[worker*operator.K:][:operator.K]
+		mine := found.marks[worker*operator.K:][:operator.K]
 		for row := r0; row < r1; row++ {
 			for channel, value := range input.f32[row*input.ld:][:operator.K] {
 				if value >= -limit && value <= limit {
@@ -60,7 +59,7 @@ func (b *builder) outliers() (step, error) {
 			}
 		}
 	})
-	mark.prepare = func(int) { clear(marks) }
+	mark.prepare = func(int) { found.begin(workers, operator.K) }
 	mark.refused = func(row int) error {
 		values := input.f32[row*input.ld:][:operator.K]
 		at := slices.IndexFunc(values, func(value float32) bool { return value-value != 0 })
@@ -72,23 +71,23 @@ func (b *builder) outliers() (step, error) {
 	return step{
 		m: operator.M,
 		fetch: func() error {
-			marked = marked[:0]
+			found.channels = found.channels[:0]
 			for channel := range operator.K {
 				for worker := range workers {
-					if marks[worker*operator.K+channel] {
-						marked = append(marked, channel)
+					if found.marks[worker*operator.K+channel] {
+						found.channels = append(found.channels, channel)
 						break
 					}
 				}
 			}
-			cold, err := matrix.fetch(marked)
-			exe.count(len(marked), most, cold)
+			cold, err := matrix.fetch(found)
+			exe.count(len(found.channels), most, cold)
 			return err
 		},
 		plan: func(count int) int {
 			rows, rowBlock = count, count
 			ranges = (operator.N + outlierCols - 1) / outlierCols
-			if workers > 1 && count*operator.N*(1+len(marked)) >= 2*minTask {
+			if workers > 1 && count*operator.N*(1+len(found.channels)) >= 2*minTask {
 				rowBlock = max(1, (count*ranges+workers*tasksPerWorker-1)/(workers*tasksPerWorker))
 			}
 			return ranges * ((count + rowBlock - 1) / rowBlock)
@@ -101,10 +100,10 @@ func (b *builder) outliers() (step, error) {
 			}
 			own := exe.have.mine(worker)
 			factors, weight := own[:most+1], own[most+1:]
-			for from := 0; from < len(marked); from += most {
-				channels := marked[from:min(len(marked), from+most)]
+			for from := 0; from < len(found.channels); from += most {
+				channels := found.channels[from:min(len(found.channels), from+most)]
 				for i := range channels {
-					widen(weight[(1+i)*outlierCols:][:cols], matrix.fetched[from+i][column:])
+					widen(weight[(1+i)*outlierCols:][:cols], found.rows[from+i][column:])
 				}
 				for row := r0; row < r1; row++ {
 					if !beyond(factors[1:], input.f32[row*input.ld:], channels, limit) {
@@ -118,6 +117,21 @@ func (b *builder) outliers() (step, error) {
 			}
 		},
 	}, nil
+}
+
+// exceeding is what a call has found beyond its static scale. A processor executes one call at a time, so that its steps
+// share the memory: it has as much as the step with most channels needs.
+type exceeding struct {
+	marks    []bool     // [worker][channel] that some row exceeds
+	channels []int      // those that are marked, ascending
+	rows     [][]uint16 // of the weight, of these channels
+}
+
+// begin makes room for a call, which has found nothing yet.
+func (e *exceeding) begin(workers, channels int) {
+	e.marks = slices.Grow(e.marks[:0], workers*channels)[:workers*channels]
+	clear(e.marks)
+	e.channels, e.rows = slices.Grow(e.channels[:0], channels), slices.Grow(e.rows[:0], channels)
 }
 
 // widen converts bfloat16 values, as many as out holds.
@@ -140,15 +154,14 @@ func beyond(out, row []float32, channels []int, limit float32) (exceeds bool) {
 
 // matrixRows are rows [N] of a matrix of bfloat16 numbers: of all of it, or of rows that come one by one.
 type matrixRows struct {
-	all     []uint16    // nil: source has them
-	source  driver.Rows // nil: all are there
-	cols    int
-	fetched [][]uint16 // those asked for last
+	all    []uint16    // nil: source has them
+	source driver.Rows // nil: all are there
+	cols   int
 }
 
 // newMatrixRows is the rows of a weight.
 func newMatrixRows(weight *driver.Packed) (*matrixRows, error) {
-	out := &matrixRows{source: weight.Rows, cols: weight.Spec.N, fetched: make([][]uint16, 0, weight.Spec.K)}
+	out := &matrixRows{source: weight.Rows, cols: weight.Spec.N}
 	if out.source != nil {
 		return out, nil
 	}
@@ -157,12 +170,12 @@ func newMatrixRows(weight *driver.Packed) (*matrixRows, error) {
 	return out, err
 }
 
-// fetch gets some rows, and returns how many of them were read from a file.
-func (m *matrixRows) fetch(wanted []int) (cold int, err error) {
-	m.fetched = m.fetched[:0]
-	for _, row := range wanted {
+// fetch gets the rows of the channels that were found, and returns how many of them were read from a file.
+func (m *matrixRows) fetch(found *exceeding) (cold int, err error) {
+	found.rows = found.rows[:0]
+	for _, row := range found.channels {
 		if m.source == nil {
-			m.fetched = append(m.fetched, m.all[row*m.cols:][:m.cols])
+			found.rows = append(found.rows, m.all[row*m.cols:][:m.cols])
 			continue
 		}
 		data, copied, err := m.source.Row(row)
@@ -176,7 +189,7 @@ func (m *matrixRows) fetch(wanted []int) (cold int, err error) {
 		if len(values) != m.cols {
 			return cold, fmt.Errorf("channel %d: got a row of %d numbers, want %d", row, len(values), m.cols)
 		}
-		m.fetched = append(m.fetched, values)
+		found.rows = append(found.rows, values)
 		if !copied {
 			cold++
 		}

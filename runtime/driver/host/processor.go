@@ -31,6 +31,8 @@ type processor struct {
 
 	ropeBatch ropeTables
 
+	exceeding exceeding // what a call has found beyond its static scale
+
 	graphs map[string]op.Graph // parsed and valid, by their code; they are not written to
 
 	arena  *mem.Region
