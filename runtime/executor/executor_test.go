@@ -67,7 +67,7 @@ func proc(name, sel, kernels string) planir.Proc {
 		Name: name, Kind: "cpu", Driver: "host", Select: sel,
 		Set: capability.Set{
 			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
-			Layouts:     map[string]string{"q4b128": pack.N32, "q4b32": pack.N32, "q8c": pack.N32, "w16": pack.N32, "w32": pack.N32},
+			Layouts:     map[string]string{"q4b128": pack.N32, "q4b32": pack.N32, "q4c": pack.N32, "q8c": pack.N32, "w16": pack.N32, "w32": pack.N32},
 			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
 		},
 	}
