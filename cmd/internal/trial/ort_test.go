@@ -255,6 +255,7 @@ func TestQualityOverORT(t *testing.T) {
 	}{
 		{"a8t/q8c", same(op.A8TQ8C), nil, 0.0012, divided},
 		{"a8s/q8c (static)", same(op.A8SQ8C), cal, 0.015, divided},
+		{"a8o/q8c (shadow outliers)", same(op.A8OQ8C), cal, 0.0012, divided[:3]},
 		{"a8t/q4b32, 8-bit head", fourBit(op.A8TQ4B32), nil, 0.0183, divided},
 		{"a8t/q4b32, 8-bit head, calibrated", fourBit(op.A8TQ4B32), cal, 0.0183, nil},
 		{"a8t/q4b128, 8-bit head, calibrated", fourBit(op.A8TQ4B128), cal, 0.0261, nil},
