@@ -4,19 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
+	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// PruneOrders are the orders in which PruneCurve prunes shadow outliers: by what calibrate measured that they are worth,
-// which is the optimum of added losses for each number of them; by llm.npu's importance; by chance.
-var PruneOrders = []string{"worth", "importance", "random"}
+// Rules by which PruneCurve prunes shadow outliers.
+const (
+	ByWorth      = "worth"      // those that calibrate measured to be worth least: the optimum for each number of them
+	ByImportance = "importance" // llm.npu's: those whose outliers reach least beyond the scale
+	ByChance     = "random"
+	ByBudget     = "budget" // the optimum within the work of those that importance keeps
+)
+
+// PruneOrders are all rules, in the order in which PruneCurve tries them.
+var PruneOrders = []string{ByWorth, ByImportance, ByChance, ByBudget}
 
 // PruneShares are the shares of products that PruneCurve prunes.
 var PruneShares = []float64{0, 0.25, 0.5, 0.75, 0.85, 1}
@@ -68,7 +78,10 @@ func PruneCurve(ctx context.Context, model *Model, cal *calibration.Calibration,
 	measured := map[string]quality.Result{} // by what is pruned
 	for _, order := range PruneOrders {
 		for _, share := range PruneShares {
-			away := model.prunedBy(cal, products, order, share, seed)
+			away, err := model.prunedBy(ctx, cal, products, order, share, seed)
+			if err != nil {
+				return nil, err
+			}
 			point := PrunePoint{Order: order, Share: share, Pruned: len(away)}
 			for x := range away {
 				point.Sum += cal.Shadow(x.class, x.layer).KL
@@ -87,27 +100,75 @@ func PruneCurve(ctx context.Context, model *Model, cal *calibration.Calibration,
 	return out, nil
 }
 
-// prunedBy is a share of the products, those that an order prunes first.
-func (m *Model) prunedBy(
-	cal *calibration.Calibration, products []shadow, order string, share float64, seed uint64,
-) map[shadow]bool {
+// prunedBy is the share of the products that a rule prunes; within a budget it may be more of them, or fewer.
+func (m *Model) prunedBy(ctx context.Context, cal *calibration.Calibration, products []shadow, order string, share float64,
+	seed uint64,
+) (map[shadow]bool, error) {
 	rank := make([]float64, len(products))
 	random := rand.New(rand.NewPCG(seed, 0))
 	for i, x := range products {
 		switch worth := cal.Shadow(x.class, x.layer); order {
-		case "worth":
+		case ByWorth:
 			rank[i] = worth.KL
-		case "importance":
-			rank[i] = worth.Ratio
-		default:
+		case ByChance:
 			rank[i] = random.Float64()
+		default:
+			rank[i] = worth.Ratio
 		}
 	}
 	away := map[shadow]bool{}
 	for _, i := range problem.PaperPrune(rank, share) {
 		away[products[i]] = true
 	}
-	return away
+	if order == ByBudget {
+		return m.withinWork(ctx, cal, products, away)
+	}
+	return away, nil
+}
+
+// withinWork prunes those products whose measured worth adds up to least, while the shadows of the others multiply no more
+// than those would that are not away: a knapsack (problem.Shadows).
+func (m *Model) withinWork(ctx context.Context, cal *calibration.Calibration, products []shadow, away map[shadow]bool) (
+	map[shadow]bool, error,
+) {
+	const lossUnit = 1e-12 // nats
+	posed := problem.Shadows{Name: "work of shadow outliers"}
+	for _, x := range products {
+		work := x.work(cal)
+		if !away[x] {
+			posed.Max += work
+		}
+		lost := int64(math.Round(cal.Shadow(x.class, x.layer).KL / lossUnit))
+		posed.Groups = append(posed.Groups, problem.ShadowGroup{
+			Name:    fmt.Sprintf("%s in layer %d", x.class, x.layer),
+			Options: []problem.ShadowOption{{Use: work}, {Cost: lost}}, // kept, pruned
+		})
+	}
+	solution, err := exact.Engine{}.Shadows(ctx, &posed, problem.Limits{})
+	if err != nil {
+		return nil, err
+	}
+	out := map[shadow]bool{}
+	for i, option := range solution.Options {
+		if option == 1 {
+			out[products[i]] = true
+		}
+	}
+	return out, nil
+}
+
+// work is how many products of numbers a row of the largest counted call takes beside a product: a channel beyond the scale
+// for each column.
+func (x shadow) work(cal *calibration.Calibration) int64 {
+	channels := float64(op.OutlierChannels(x.channels))
+	at := slices.IndexFunc(cal.Exceeding, func(counted calibration.Exceeding) bool {
+		return counted.Class == x.class && counted.Layer == x.layer
+	})
+	if at >= 0 {
+		counts := cal.Exceeding[at].Counts
+		channels = counts[len(counts)-1].Mean
+	}
+	return max(1, int64(math.Round(channels*float64(x.columns))))
 }
 
 // prunedQuality compares the model with some shadow outliers pruned with a reference.

@@ -19,6 +19,7 @@ type shadow struct {
 	class    string
 	layer    int
 	channels int // that enter
+	columns  int // of the result
 }
 
 // shadows measures for every class and layer what its shadow outliers are worth: all compared windows are executed with
@@ -112,8 +113,9 @@ func (m *Model) products() (out []shadow) {
 				if section.Name+"."+node.Name != class {
 					continue
 				}
+				product := node.Ops[len(node.Ops)-1]
 				for layer := range max(1, section.Layers) {
-					out = append(out, shadow{class, section.First + layer, node.Ops[len(node.Ops)-1].K})
+					out = append(out, shadow{class, section.First + layer, product.K, product.N})
 				}
 			}
 		}

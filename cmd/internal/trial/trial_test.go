@@ -448,7 +448,7 @@ func TestShadowOutliers(t *testing.T) {
 
 // Pruning shadow outliers on text that calibration has not seen, plain and with planted outliers: without pruning within
 // 0.0012 nats of float32, all pruned what clipping loses, and in between the order of measured worth is no worse than
-// that of the paper's importance, nor than chance.
+// that of the paper's importance, nor than chance, and the optimum within the work of what importance keeps is no worse than it.
 func TestPruneCurve(t *testing.T) {
 	require.Slow(t)
 	for name, dir := range map[string]string{"plain": demo, "planted": withOutliers(t)} {
@@ -473,7 +473,7 @@ func TestPruneCurve(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i, p := range points {
-					if p.Order != "random" && seed > 0 {
+					if p.Order != ByChance && seed > 0 {
 						continue
 					}
 					t.Logf("%-10s %3.0f %% (%2d): mean KL %.5f (%.5f..%.5f), %.5f by calibration, perplexity %.4f (ratio %.4f)",
@@ -482,13 +482,13 @@ func TestPruneCurve(t *testing.T) {
 					if kl[p.Order] == nil {
 						kl[p.Order] = make([]float64, len(PruneShares))
 					}
-					if p.Order == "random" {
+					if p.Order == ByChance {
 						p.KL.Mean /= float64(seeds)
 					}
 					kl[p.Order][i%len(PruneShares)] += p.KL.Mean
 				}
 			}
-			worth, importance, random := kl["worth"], kl["importance"], kl["random"]
+			worth, importance, random, budget := kl[ByWorth], kl[ByImportance], kl[ByChance], kl[ByBudget]
 			if worth[0] > 0.0012 {
 				t.Errorf("with all shadows the mean KL is %v, want at most 0.0012", worth[0])
 			}
@@ -497,9 +497,16 @@ func TestPruneCurve(t *testing.T) {
 				t.Errorf("without shadows the mean KL is %v, %v and %v, with all %v", worth[last], importance[last], random[last], worth[0])
 			}
 			const noise = 1.05
-			for i, share := range PruneShares[1:last] {
-				if i++; worth[i] > noise*importance[i] || worth[i] > noise*random[i] {
+			if budget[last] != worth[last] || budget[0] > noise*worth[0] {
+				t.Errorf("within all and none of the work the mean KL is %v and %v, want %v and %v", budget[0], budget[last], worth[0],
+					worth[last])
+			}
+			for i := 1; i < last; i++ {
+				if share := PruneShares[i]; worth[i] > noise*importance[i] || worth[i] > noise*random[i] {
 					t.Errorf("%v pruned: mean KL %v by worth, %v by importance, %v by chance", share, worth[i], importance[i], random[i])
+				} else if budget[i] > noise*importance[i] {
+					t.Errorf("%v pruned by importance: mean KL %v, the optimum within the work of the rest loses %v", share, importance[i],
+						budget[i])
 				}
 			}
 			// Half of them cost a small part of what all do when chosen by worth.
