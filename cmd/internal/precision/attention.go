@@ -68,7 +68,8 @@ func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) er
 	if err := calibration.Write(o.Out, cal); err != nil {
 		return err
 	}
-	if err := os.Remove(journal); err != nil {
+	// Another process that measured the same may have removed it.
+	if err := os.Remove(journal); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return diag.New(diag.ClassIO, "remove %q: %w", journal, err)
 	}
 	digest, err := cal.Digest()

@@ -1,6 +1,7 @@
 package servecmd
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
 	"runtime"
@@ -10,7 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 )
 
-// maxKeyFile is the size of the largest file of API keys.
+// maxKeyFile is the size of the largest file of API keys, and of the largest PEM file.
 const maxKeyFile = 1 << 20
 
 // readKeys reads a file with an API key a line. As with signing keys, nobody but its owner may read it; Windows has
@@ -59,4 +60,23 @@ func parseKeys(path, text string) (keys []string, err error) {
 			WithHint("write one a line, for example of: openssl rand -hex 32")
 	}
 	return keys, nil
+}
+
+// readCertificate reads a certificate chain and the private key of its first certificate, both PEM. Only regular files
+// are read: from a pipe that nobody writes to the server would wait for ever.
+func readCertificate(certFile, keyFile string) (*tls.Config, error) {
+	chain, err := wholefile.Read(certFile, maxKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert: %w", err)
+	}
+	key, err := wholefile.Read(keyFile, maxKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-key: %w", err)
+	}
+	pair, err := tls.X509KeyPair(chain, key)
+	if err != nil {
+		return nil, diag.New(diag.ClassInput, "--tls-cert %q, --tls-key %q: %w", certFile, keyFile, err).
+			WithHint("give PEM files: the certificate chain, and the private key of its first certificate")
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}}, nil
 }

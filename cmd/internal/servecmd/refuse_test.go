@@ -71,6 +71,8 @@ func TestRefusedCommandLines(t *testing.T) {
 		{[]string{"--tls-cert", good, "--tls-key", good}, diag.ClassInput, "--tls-cert"},
 		{[]string{"--tls-cert", cert, "--tls-key", stranger}, diag.ClassInput, "private key does not match"},
 		{[]string{"--record", "."}, diag.ClassIO, "--record"},
+		{[]string{"--tls-cert", os.DevNull, "--tls-key", good}, diag.ClassInput, "it is a device, want a file"},
+		{[]string{"--tls-cert", good, "--tls-key", t.TempDir()}, diag.ClassInput, "it is a directory, want a file"},
 		{[]string{"--slots", "9"}, diag.ClassUsage, "9 slots, and the plan has a cache for 4"},
 	}
 	app, key := demo(t)

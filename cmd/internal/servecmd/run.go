@@ -151,12 +151,9 @@ func (o *options) open(ctx context.Context, ui *cli.Streams) (*door, error) {
 		}
 	}
 	if o.tlsCert != "" {
-		pair, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
-		if err != nil {
-			return nil, diag.New(diag.ClassInput, "--tls-cert %q, --tls-key %q: %w", o.tlsCert, o.tlsKey, err).
-				WithHint("give PEM files: the certificate chain, and the private key of its first certificate")
+		if out.secure, err = readCertificate(o.tlsCert, o.tlsKey); err != nil {
+			return nil, err
 		}
-		out.secure = &tls.Config{Certificates: []tls.Certificate{pair}}
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
 	if err != nil {

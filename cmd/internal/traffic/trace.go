@@ -12,11 +12,11 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/runtime/scheduler"
 )
 
@@ -52,13 +52,9 @@ const (
 
 // Read reads a trace: JSON lines, in any order.
 func Read(path string) ([]Request, error) {
-	info, err := os.Stat(path)
-	if err == nil && info.Size() > mostSize {
-		return nil, diag.New(diag.ClassInput, "read trace %q: %d bytes, want at most %d", path, info.Size(), mostSize)
-	}
-	data, err := os.ReadFile(path)
+	data, err := wholefile.Read(path, mostSize)
 	if err != nil {
-		return nil, diag.New(diag.ClassInput, "read trace: %w", err)
+		return nil, fmt.Errorf("read trace: %w", err)
 	}
 	return parse(path, data)
 }

@@ -2,10 +2,12 @@ package traffic
 
 import (
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/scheduler"
 	"github.com/hetc/hetc/socs"
@@ -207,5 +209,13 @@ func TestEnergy(t *testing.T) {
 	soc.Processors[1].PowerW = 0
 	if report.Energy(soc); report.TokenJ != 0 || report.Processors[0].EnergyJ == 0 {
 		t.Errorf("with a processor of unknown power: %+v", report)
+	}
+}
+
+// A trace is a file: what has no end is not read.
+func TestTraceIsAFile(t *testing.T) {
+	_, err := Read(os.DevNull)
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "want a file") || len(diag.HintsOf(err)) == 0 {
+		t.Errorf("read a device as a trace: got %v, want it refused with a hint", err)
 	}
 }

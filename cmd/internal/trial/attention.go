@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
@@ -404,6 +405,9 @@ type entry struct {
 	Share *float64       `json:"share,omitempty"`
 }
 
+// maxJournal is the size of the largest journal in bytes; a tally of a large model has some kilobytes.
+const maxJournal = 256 << 20
+
 // openJournal reads what a run with the same key has measured; a journal of another key is begun anew, and so is one
 // whose end is missing, up to there. No path: nothing is kept.
 func openJournal(path, key string) (*journal, error) {
@@ -411,9 +415,9 @@ func openJournal(path, key string) (*journal, error) {
 	if path == "" {
 		return out, nil
 	}
-	data, err := os.ReadFile(path)
+	data, err := wholefile.Read(path, maxJournal)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, diag.New(diag.ClassIO, "read %q: %w", path, err)
+		return nil, err
 	}
 	for i, line := range strings.SplitAfter(string(data), "\n") {
 		var read entry
@@ -427,7 +431,8 @@ func openJournal(path, key string) (*journal, error) {
 			out.shares[read.What] = read.Share
 		}
 	}
-	// Written anew: what was cut off in the middle of a line must not stay.
+	// Written anew: what was cut off in the middle of a line must not stay. As a whole, since a full disk must not take
+	// what was measured.
 	var text []byte
 	for _, kept := range append([]entry{{For: key}}, out.entries()...) {
 		line, err := json.Marshal(kept)
@@ -436,8 +441,8 @@ func openJournal(path, key string) (*journal, error) {
 		}
 		text = append(append(text, line...), '\n')
 	}
-	if err := os.WriteFile(path, text, 0o644); err != nil {
-		return nil, diag.New(diag.ClassIO, "write %q: %w", path, err)
+	if err := wholefile.Write(path, text); err != nil {
+		return nil, err
 	}
 	return out, nil
 }

@@ -189,3 +189,25 @@ func TestRulesInALongContext(t *testing.T) {
 		t.Error("want less loss by estimates than by windows")
 	}
 }
+
+// A journal is a file of its own: what has no end is neither read nor written.
+func TestJournalIsAFile(t *testing.T) {
+	if _, err := openJournal(os.DevNull, "key"); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("a device as a journal: got %v, want it refused", err)
+	}
+	// What is not a journal of this key is replaced as a whole, and nothing is left beside it.
+	path := filepath.Join(t.TempDir(), "cal.part")
+	if err := os.WriteFile(path, []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openJournal(path, "key"); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil || string(data) != "{\"for\":\"key\"}\n" {
+		t.Errorf("the journal begins with %q, %v", data, err)
+	}
+	if beside, err := os.ReadDir(filepath.Dir(path)); err != nil || len(beside) != 1 {
+		t.Errorf("beside the journal: %v, %v", beside, err)
+	}
+}
