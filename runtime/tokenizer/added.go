@@ -228,3 +228,17 @@ func (t *bpe) addTokens(tokens []addedToken) error {
 	}
 	return nil
 }
+
+// extend makes room for tokens that only a configuration has. One of the vocabulary keeps its place.
+func (t *bpe) extend(tokens []addedToken) error {
+	for _, token := range tokens {
+		for int(token.ID) >= len(t.tokens) {
+			t.tokens = append(t.tokens, "")
+		}
+		if held := t.tokens[token.ID]; held != "" && held != token.Content {
+			return fmt.Errorf("token %q of tokenizer_config.json: its id %d belongs to another token", token.Content, token.ID)
+		}
+		t.tokens[token.ID] = token.Content
+	}
+	return nil
+}

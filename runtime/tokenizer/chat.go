@@ -85,12 +85,12 @@ type chat struct {
 // chat reads chat_template: a template, or a list of them with names.
 func (c *config) chat() chat {
 	out := chat{templates: map[string]string{}, tokens: map[string]string{}}
-	for name, token := range map[string]namedToken{
+	for name, token := range map[string]declaredToken{
 		"bos_token": c.BOS, "eos_token": c.EOS, "unk_token": c.UNK, "sep_token": c.SEP, "pad_token": c.PAD,
 		"cls_token": c.CLS, "mask_token": c.MASK,
 	} {
-		if token != "" {
-			out.tokens[name] = string(token)
+		if token.Content != "" {
+			out.tokens[name] = token.Content
 		}
 	}
 	// either form, told apart by trying

@@ -87,6 +87,8 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 	case "ByteLevel":
 		step.begin = func(next receiver) receiver { return &byteLevelDecoder{passing: passing{next}} }
 		step.fuses = true
+		// One character that is no byte keeps the whole token as it is, so a token must come in one piece.
+		step.apart = "ByteLevel"
 	case "ByteFallback":
 		step.begin = func(next receiver) receiver { return &byteFallbackDecoder{passing: passing{next}} }
 		step.apart = "ByteFallback"

@@ -78,11 +78,11 @@ func (u *Unbound) read(data, configData []byte) (err error) {
 	if !utf8.Valid(data) || !json.Valid(data) {
 		return errors.New("tokenizer.json: not valid JSON in UTF-8")
 	}
-	if u.pipeline, u.around, err = readFile(trim(data)); err != nil {
-		return fmt.Errorf("tokenizer.json: %w", err)
-	}
 	if u.config, err = readConfig(configData); err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
+	}
+	if u.pipeline, u.around, err = readFile(trim(data), u.config); err != nil {
+		return fmt.Errorf("tokenizer.json: %w", err)
 	}
 	return nil
 }
@@ -90,19 +90,19 @@ func (u *Unbound) read(data, configData []byte) (err error) {
 // bind decides which tokens begin and end a text; see New.
 func (u *Unbound) bind(bos int) (err error) {
 	pipe, config := u.pipeline, u.config
-	pipe.front, err = config.edge(pipe, u.around.front, config.AddBOS, config.BOS, "bos_token", bos)
+	pipe.front, err = config.edge(pipe, u.around.front, config.AddBOS, config.BOS.Content, "bos_token", bos)
 	if err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
 	// Old files do not say whether a text begins with bos: it does where the model's configuration
 	// names the same token.
 	unsaid := config.AddBOS == nil && len(u.around.front)+len(u.around.back) == 0
-	if unsaid && slices.Contains(beginNames, string(config.BOS)) && config.BOS != config.EOS {
-		if id, ok := pipe.id(string(config.BOS)); ok && int(id) == bos {
+	if unsaid && slices.Contains(beginNames, config.BOS.Content) && config.BOS.Content != config.EOS.Content {
+		if id, ok := pipe.id(config.BOS.Content); ok && int(id) == bos {
 			pipe.front = []int32{id}
 		}
 	}
-	pipe.back, err = config.edge(pipe, u.around.back, config.AddEOS, config.EOS, "eos_token", -1)
+	pipe.back, err = config.edge(pipe, u.around.back, config.AddEOS, config.EOS.Content, "eos_token", -1)
 	if err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
@@ -141,8 +141,8 @@ func readParts(data []byte) (parts fileParts, err error) {
 	return parts, err
 }
 
-// readFile reads a tokenizer.json that is valid JSON.
-func readFile(data []byte) (*pipeline, edges, error) {
+// readFile reads a tokenizer.json that is valid JSON. settings may name further added tokens.
+func readFile(data []byte, settings *config) (*pipeline, edges, error) {
 	fail := func(part string, err error) (*pipeline, edges, error) {
 		return nil, edges{}, fmt.Errorf("%s: %w", part, err)
 	}
@@ -165,7 +165,7 @@ func readFile(data []byte) (*pipeline, edges, error) {
 	if pipe.decoder, err = newDecoder(parts.decoder); err != nil {
 		return fail("decoder", err)
 	}
-	if err := pipe.addTokens(parts.added); err != nil {
+	if err := pipe.addTokens(parts.added, settings); err != nil {
 		return nil, edges{}, err
 	}
 	around, err := readPostProcessor(parts.post, 0)
@@ -175,8 +175,8 @@ func readFile(data []byte) (*pipeline, edges, error) {
 	return pipe, around, nil
 }
 
-// addTokens reads the added tokens, gives them their ids and says where they are looked for.
-func (t *pipeline) addTokens(raw []byte) error {
+// addTokens reads the added tokens, of the configuration too, gives them their ids and says where they are looked for.
+func (t *pipeline) addTokens(raw []byte, settings *config) error {
 	added, err := readAdded(raw)
 	if err != nil {
 		return err
@@ -184,19 +184,23 @@ func (t *pipeline) addTokens(raw []byte) error {
 	if err := t.model.addTokens(added); err != nil {
 		return err
 	}
-	return t.addFinders(added)
+	all, special, err := settings.declare(slices.Clone(added), t.model)
+	if err != nil {
+		return err
+	}
+	t.own = t.VocabSize()
+	if err := t.model.extend(all[len(added):]); err != nil {
+		return err
+	}
+	return t.addFinders(all, special)
 }
 
 // addFinders says where added tokens are looked for: normalized ones, normalised themselves, after
 // normalisation, the others before. Special tokens count first. Decoding gives the text that was looked
 // for, and the reference knows special tokens by their text.
-func (t *pipeline) addFinders(added []addedToken) error {
+func (t *pipeline) addFinders(added []addedToken, special map[string]bool) error {
 	var tokens [2][]addedToken // before and after normalisation
 	var texts [2][]string
-	special := map[string]bool{}
-	for _, token := range added {
-		special[token.Content] = special[token.Content] || token.Special
-	}
 	// special tokens come first, so that of equal texts they win
 	rank := func(token addedToken) int {
 		if token.Special {
@@ -288,9 +292,15 @@ func readPostProcessor(raw part, depth int) (out edges, err error) {
 			inner, err := readPostProcessor(raw, depth)
 			return []edges{inner}, err
 		})
-		for _, inner := range all { // a later one adds outside
-			out.front = append(inner.front, out.front...)
-			out.back = append(out.back, inner.back...)
+		for _, inner := range all {
+			if len(inner.front)+len(inner.back) == 0 {
+				continue
+			}
+			// The reference loses the text or stops at the second one.
+			if err == nil && len(out.front)+len(out.back) > 0 {
+				return edges{}, errors.New("a Sequence of several templates is not supported")
+			}
+			out = inner
 		}
 		return out, err
 	case "TemplateProcessing":
@@ -333,34 +343,16 @@ type config struct {
 	AddBOS *bool `json:"add_bos_token"`
 	AddEOS *bool `json:"add_eos_token"`
 	// tokens by the part they play; "" where the file has none
-	BOS  namedToken `json:"bos_token"`
-	EOS  namedToken `json:"eos_token"`
-	UNK  namedToken `json:"unk_token"`
-	SEP  namedToken `json:"sep_token"`
-	PAD  namedToken `json:"pad_token"`
-	CLS  namedToken `json:"cls_token"`
-	MASK namedToken `json:"mask_token"`
+	BOS  declaredToken `json:"bos_token"`
+	EOS  declaredToken `json:"eos_token"`
+	UNK  declaredToken `json:"unk_token"`
+	SEP  declaredToken `json:"sep_token"`
+	PAD  declaredToken `json:"pad_token"`
+	CLS  declaredToken `json:"cls_token"`
+	MASK declaredToken `json:"mask_token"`
 	// a text, or a list of named ones
 	ChatTemplate json.RawMessage `json:"chat_template"`
-}
-
-// namedToken is written "text" or {"content":"text", ..}; "" for null or none.
-type namedToken string
-
-// UnmarshalJSON reads both forms. false stands for none in some files.
-func (n *namedToken) UnmarshalJSON(data []byte) error {
-	var token struct {
-		Content string `json:"content"`
-	}
-	if len(data) > 0 && data[0] == '{' {
-		err := json.Unmarshal(data, &token)
-		*n = namedToken(token.Content)
-		return err
-	}
-	if string(data) == "null" || string(data) == "false" {
-		return nil
-	}
-	return json.Unmarshal(data, (*string)(n))
+	declared
 }
 
 // readConfig reads what is used of a tokenizer_config.json and ignores all else in it.
@@ -381,7 +373,7 @@ func readConfig(data []byte) (*config, error) {
 // edge returns the ids before or after a text: those of the post-processor, unless config says whether there are any.
 // If it asks for one that the post-processor does not know, that is the token of config or, at last, id.
 func (c *config) edge(
-	pipe *pipeline, processor []int32, add *bool, token namedToken, name string, id int,
+	pipe *pipeline, processor []int32, add *bool, token, name string, id int,
 ) ([]int32, error) {
 	switch {
 	case add == nil:
@@ -392,9 +384,10 @@ func (c *config) edge(
 		return processor, nil
 	}
 	if token != "" {
-		known, ok := pipe.id(string(token))
-		if !ok {
-			return nil, fmt.Errorf("%s %q is not in the vocabulary", name, clip(string(token)))
+		// A token that only the configuration has would have no row in the model's embedding.
+		known, ok := pipe.id(token)
+		if !ok || int(known) >= pipe.own {
+			return nil, fmt.Errorf("%s %q is not in the vocabulary", name, clip(token))
 		}
 		return []int32{known}, nil
 	}

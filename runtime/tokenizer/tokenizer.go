@@ -54,6 +54,7 @@ type pipeline struct {
 	splitters     []splitter
 	model         *bpe
 	decoder       []decoderStep
+	own           int // ids from here on are tokens that only the configuration has
 	// ids around every text
 	front, back []int32
 	chat        chat

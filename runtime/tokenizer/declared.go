@@ -1,0 +1,187 @@
+package tokenizer
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+)
+
+// declaredToken is a token as a tokenizer_config.json has it: a text, or an object with the fields of an added token.
+type declaredToken struct {
+	addedToken
+	plain bool // a text alone
+}
+
+// UnmarshalJSON reads both forms. null and false stand for none in some files.
+func (d *declaredToken) UnmarshalJSON(data []byte) error {
+	*d = declaredToken{}
+	if bytes.Equal(data, []byte("null")) || bytes.Equal(data, []byte("false")) {
+		return nil
+	}
+	if len(data) == 0 || data[0] != '{' {
+		d.plain, d.Special = true, true
+		return json.Unmarshal(data, &d.Content)
+	}
+	var fields struct {
+		Content                 string
+		SingleWord              bool `json:"single_word"`
+		LStrip, RStrip, Special bool
+		Normalized              *bool
+	}
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return err
+	}
+	d.addedToken = addedToken{Content: fields.Content, SingleWord: fields.SingleWord, LStrip: fields.LStrip,
+		RStrip: fields.RStrip, Special: fields.Special, Normalized: !fields.Special}
+	if fields.Normalized != nil {
+		d.Normalized = *fields.Normalized
+	}
+	return nil
+}
+
+// declared are the tokens that a tokenizer_config.json asks for beside those of the tokenizer.json.
+type declared struct {
+	Decoder map[string]declaredToken `json:"added_tokens_decoder"` // by id, as text
+	Extra   json.RawMessage          `json:"extra_special_tokens"` // a list, or names and tokens
+	Older   []declaredToken          `json:"additional_special_tokens"`
+}
+
+// ordered are the tokens of added_tokens_decoder in the order of their ids.
+func (d *declared) ordered() ([]declaredToken, error) {
+	number := func(key string) int {
+		id, _ := strconv.Atoi(key)
+		return id
+	}
+	keys := slices.SortedFunc(maps.Keys(d.Decoder), func(left, right string) int {
+		return cmp.Or(cmp.Compare(number(left), number(right)), cmp.Compare(left, right))
+	})
+	out := make([]declaredToken, 0, len(keys))
+	for _, key := range keys {
+		if _, err := strconv.ParseInt(key, 10, 32); err != nil {
+			return nil, fmt.Errorf("added_tokens_decoder: id %q is not a number", clip(key))
+		}
+		out = append(out, d.Decoder[key])
+	}
+	return out, nil
+}
+
+// extras are the special tokens that play no part of their own.
+func (d *declared) extras() ([]declaredToken, error) {
+	if part(d.Extra).isNull() {
+		return d.Older, nil
+	}
+	var list []declaredToken
+	if err := json.Unmarshal(d.Extra, &list); err == nil {
+		return list, nil
+	}
+	list = nil
+	var named map[string]declaredToken
+	if err := json.Unmarshal(d.Extra, &named); err != nil {
+		return nil, errors.New("extra_special_tokens: want a list or an object of tokens")
+	}
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		if named[name].Content != "" {
+			list = append(list, named[name])
+		}
+	}
+	return list, nil
+}
+
+// tokenList are added tokens while a configuration changes them.
+type tokenList struct {
+	tokens  []addedToken
+	places  map[string]int // by text
+	special map[string]bool
+	model   *bpe
+}
+
+// put adds a token, or replaces the one with its text, which keeps its id. A text that was special once stays special
+// for decoding, as in the reference.
+func (l *tokenList) put(token addedToken) {
+	if token.Content == "" {
+		return
+	}
+	l.special[token.Content] = l.special[token.Content] || token.Special
+	if at, known := l.places[token.Content]; known {
+		token.ID = l.tokens[at].ID
+		l.tokens[at] = token
+		return
+	}
+	id, known := l.model.vocab[token.Content]
+	if !known {
+		id = int32(len(l.model.vocab))
+		for _, other := range l.tokens {
+			id = max(id, other.ID+1)
+		}
+	}
+	token.ID = id
+	l.places[token.Content] = len(l.tokens)
+	l.tokens = append(l.tokens, token)
+}
+
+// declare adds to the tokens of a tokenizer.json what its configuration names: transformers looks for these in texts
+// and leaves them out of decoded ones too, and files that were changed by hand name them in the configuration alone.
+//
+// Those of added_tokens_decoder replace the file's. The ones with a part to play (bos_token and the like) and other
+// special ones are added where neither has them.
+func (c *config) declare(added []addedToken, model *bpe) ([]addedToken, map[string]bool, error) {
+	list := &tokenList{tokens: added, places: map[string]int{}, special: map[string]bool{}, model: model}
+	for i, token := range added {
+		list.places[token.Content] = i
+		list.special[token.Content] = list.special[token.Content] || token.Special
+	}
+	decoder, err := c.ordered()
+	if err != nil {
+		return nil, nil, err
+	}
+	extras, err := c.extras()
+	if err != nil {
+		return nil, nil, err
+	}
+	named := c.named()
+	for _, token := range decoder {
+		plays := func(other declaredToken) bool { return other.Content == token.Content }
+		token.Special = token.Special || slices.ContainsFunc(named, plays)
+		list.put(token.addedToken)
+	}
+	for i, token := range slices.Concat(named, extras) {
+		if _, added := list.places[token.Content]; added {
+			continue
+		}
+		token.Special = token.Special || i < len(named)
+		list.put(token.addedToken)
+	}
+	if err := checkAdded(list.tokens[len(added):]); err != nil {
+		return nil, nil, err
+	}
+	return list.tokens, list.special, nil
+}
+
+// checkAdded bounds the texts of tokens that a configuration adds.
+func checkAdded(tokens []addedToken) error {
+	if len(tokens) > maxAdded {
+		return fmt.Errorf("more than %d added tokens", maxAdded)
+	}
+	for _, token := range tokens {
+		if len(token.Content) > maxAddedBytes {
+			return fmt.Errorf("token %q: %d bytes, want at most %d", clip(token.Content), len(token.Content), maxAddedBytes)
+		}
+	}
+	return nil
+}
+
+// named are the tokens with a part to play that the configuration has, in the order of the reference.
+func (c *config) named() []declaredToken {
+	var out []declaredToken
+	for _, token := range []declaredToken{c.BOS, c.EOS, c.UNK, c.SEP, c.PAD, c.CLS, c.MASK} {
+		if token.Content != "" {
+			out = append(out, token)
+		}
+	}
+	return out
+}

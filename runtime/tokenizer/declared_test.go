@@ -1,0 +1,56 @@
+package tokenizer
+
+import (
+	"slices"
+	"testing"
+)
+
+// Tokens that only a tokenizer_config.json names are looked for and left out of text, as by AutoTokenizer of PyPI
+// transformers 5.23.0, whose ids and texts these are.
+func TestTokensOfTheConfiguration(t *testing.T) {
+	const text = "In the beginning God  <s>  [PAD]<|end|> Gods [M]<x> x"
+	for _, c := range []struct {
+		config  string
+		ids     []int32
+		decoded string
+		size    int
+	}{
+		{`{}`, []int32{1142, 261, 1851, 1274, 389, 223, 223, 1, 223, 223, 61, 50, 35, 38, 63, 30, 94, 1110, 94, 32, 389,
+			85, 223, 61, 47, 63, 30, 90, 32, 223, 90}, "In the beginning God    [PAD]<|end|> Gods [M]<x> x", 2048},
+		{`{"eos_token":"<|end|>","pad_token":"[PAD]"}`, []int32{1142, 261, 1851, 1274, 389, 223, 223, 1, 223, 223, 2049,
+			2048, 389, 85, 223, 61, 47, 63, 30, 90, 32, 223, 90}, "In the beginning God     Gods [M]<x> x", 2050},
+		{`{"additional_special_tokens":["beginning",{"__type":"AddedToken","content":"God","lstrip":true,"rstrip":false,
+			"normalized":false,"single_word":true,"special":true}]}`, []int32{1142, 261, 223, 2048, 2049, 223, 223, 1,
+			223, 223, 61, 50, 35, 38, 63, 30, 94, 1110, 94, 32, 389, 85, 223, 61, 47, 63, 30, 90, 32, 223, 90},
+			"In the     [PAD]<|end|> Gods [M]<x> x", 2050},
+		{`{"extra_special_tokens":["God"],"mask_token":{"__type":"AddedToken","content":"[M]","lstrip":true,
+			"rstrip":false,"normalized":false,"single_word":false,"special":false}}`, []int32{1142, 261, 1851, 1274, 223,
+			2049, 223, 223, 1, 223, 223, 61, 50, 35, 38, 63, 30, 94, 1110, 94, 32, 223, 2049, 85, 2048, 30, 90, 32, 223,
+			90}, "In the beginning     [PAD]<|end|> s<x> x", 2050},
+		{`{"added_tokens_decoder":{"2048":{"content":"<x>","lstrip":false,"rstrip":true,"normalized":false,
+			"single_word":false,"special":false},"1":{"content":"<s>","lstrip":true,"rstrip":true,"normalized":false,
+			"single_word":false,"special":true}},"eos_token":"<x>"}`, []int32{1142, 261, 1851, 1274, 389, 1, 61, 50, 35,
+			38, 63, 30, 94, 1110, 94, 32, 389, 85, 223, 61, 47, 63, 2048, 90}, "In the beginning God[PAD]<|end|> Gods [M]x",
+			2049},
+	} {
+		tok, err := New(read(t, "tokenizer.json"), []byte(c.config), -1)
+		if err != nil {
+			t.Errorf("%s: %v", c.config, err)
+			continue
+		}
+		ids, err := tok.Encode(text)
+		if err != nil || !slices.Equal(ids, c.ids) {
+			t.Errorf("%s: got %v, %v, want %v", c.config, ids, err, c.ids)
+		}
+		if got := tok.Decode(c.ids); got != c.decoded || tok.VocabSize() != c.size {
+			t.Errorf("%s: got %q of %d tokens, want %q of %d", c.config, got, tok.VocabSize(), c.decoded, c.size)
+		}
+	}
+	for _, config := range []string{`{"added_tokens_decoder":{"x":{"content":"a"}}}`, `{"added_tokens_decoder":[]}`,
+		`{"extra_special_tokens":7}`, `{"pad_token":7}`, `{"additional_special_tokens":"<x>"}`,
+		`{"pad_token":"` + string(make([]byte, 300)) + `"}`} {
+		if _, err := New(read(t, "tokenizer.json"), []byte(config), -1); err == nil {
+			t.Errorf("%.80s: accepted", config)
+		}
+	}
+}
