@@ -248,10 +248,11 @@ func (c *config) attentionBias(model *Model) {
 	model.dec.qkvBias, model.dec.outBias = bias, bias
 }
 
-// readMistral reads a Llama without biases, whose layers all have the sliding window.
+// readMistral reads a Llama without biases, whose layers all have the sliding window unless layer_types tells them apart
+// (Ministral, whose files name Mistral).
 func readMistral(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 8, context: 4096 * 32, eps: 1e-6})
-	cfg.everyWindow(model, cfg.window(4096))
+	cfg.layerTypes(model, cfg.window(4096), func(int) bool { return true })
 }
 
 // everyWindow gives every layer the window, whatever layer_types says: these architectures do not read it.

@@ -150,6 +150,42 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 	}
 }
 
+// A Mistral that lists its layers has the window where the list says so, as AutoModel of the reference reads it.
+func TestMistralWithLayerTypes(t *testing.T) {
+	for _, c := range []struct {
+		layers  any
+		want    string
+		windows []int // of each section
+	}{
+		{nil, "embed layers head", []int{0, 7, 0}},
+		{[]any{"sliding_attention", "full_attention"}, "embed layers_windowed layers head", []int{0, 7, 0, 0}},
+		{[]any{"full_attention", "full_attention"}, "embed layers head", []int{0, 0, 0}},
+	} {
+		config := small()
+		config["architectures"], config["model_type"] = []any{"MistralForCausalLM"}, "mistral"
+		config["layer_types"], config["sliding_window"] = c.layers, 7
+		m, err := readSmall(t, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		graph := m.Graph()
+		var names []string
+		var windows []int
+		for _, section := range graph.Sections {
+			window := 0
+			for _, node := range section.Nodes {
+				for _, o := range node.Ops {
+					window = max(window, o.Window)
+				}
+			}
+			names, windows = append(names, section.Name), append(windows, window)
+		}
+		if got := strings.Join(names, " "); got != c.want || !reflect.DeepEqual(windows, c.windows) {
+			t.Errorf("layer_types %v: sections %s with windows %v, want %s with %v", c.layers, got, windows, c.want, c.windows)
+		}
+	}
+}
+
 func TestConfigErrorsCarryLinesAndHints(t *testing.T) {
 	_, err := readBytes("config.json", []byte("{\n \"architectures\": [\"GPT2LMHeadModel\"]\n}"))
 	if err == nil || !strings.HasPrefix(err.Error(), "config.json:2: ") {
