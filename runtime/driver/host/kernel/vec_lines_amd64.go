@@ -141,7 +141,7 @@ func (t *lineTask) block(pos, count int) {
 			widenQ8(t.plain, t.Dim, t.from.k8, pos+at, pos+end, t.Dim)
 			keys, first = &source{k32: t.plain}, 0
 		}
-		keys.tiles(t.keys, t.width, first, first+end-at, t.Dim)
+		keys.tiles(t.keys, t.wide, t.width, first, first+end-at, t.Dim)
 		next, _ := t.stored(pos+end, pos+min(end+pieceKeys, count))
 		switch {
 		case t.width == TileN: // whose kernels prefetch beside scores only
@@ -298,11 +298,13 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 	first, last := row*t.Heads, end*t.Heads
 	for line := first; line < last; line++ {
 		scores := t.scores[line*keyBlock : (line+1)*keyBlock]
-		clear(scores[:low])
-		clear(scores[high:])
 		if low == high {
+			clear(scores)
 			continue
 		}
+		// Values are weighed with those of at most maxLines rows, whose spans begin and end as many positions apart.
+		clear(scores[max(0, low-maxLines):low])
+		clear(scores[high:min(high+maxLines, keyBlock)])
 		if t.limit > 0 {
 			capScores(scores[low:high], t.capScale, t.limit)
 		}
@@ -386,36 +388,63 @@ func (t *lineTask) finish(y []float32, ldy int) {
 	}
 }
 
-// tiles writes keys from..to as tiles [dim][width]; columns beyond to keep what they had. width is tileKeys or TileN, but
-// of 8-bit keys tileKeys, with dim a multiple of 8.
-func (s *source) tiles(dst []float32, width, from, to, dim int) {
-	if s.k8 != nil {
-		pitch := dim + cachedScale
-		eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
-			keysQ8x16(&dst[0], &s.k8[pos*pitch], pitch, dim)
-		}, func(pos, place int) float32 {
-			return ScaleQ8(s.k8[pos*pitch:], dim) * float32(int32(s.k8[pos*pitch+place])-128)
-		})
-		return
+// tiles writes keys from..to as tiles [dim][width]; columns beyond to may become anything. room is for eight keys. width is
+// tileKeys or TileN, but of 8-bit keys tileKeys, with dim a multiple of 8.
+func (s *source) tiles(dst, room []float32, width, from, to, dim int) {
+	column := func(pos int) []float32 {
+		index := pos - from
+		return dst[index/width*tilePitch(dim, width):][index%width : width*dim]
 	}
+	groups := from + (to-from)&^(keyGroup-1)
+	for pos := from; pos < groups; pos += keyGroup {
+		s.turnEight(column(pos), width, pos, dim)
+	}
+	if groups < to {
+		s.widenKeys(room, groups, to, dim)
+		(&source{k32: room[:keyGroup*dim]}).turnEight(column(groups), width, 0, dim)
+	}
+}
+
+// turnEight writes eight keys as columns of a tile: as many of their numbers as are a multiple of eight by a kernel, and
+// the others one by one.
+func (s *source) turnEight(dst []float32, width, pos, dim int) {
 	whole := dim &^ (keyGroup - 1)
-	if s.k16 != nil {
-		eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
-			if width == TileN {
-				transposeF16(&dst[0], &s.k16[pos*dim], 2*dim, whole)
-			} else {
-				keysF16x16(&dst[0], &s.k16[pos*dim], 2*dim, whole)
-			}
-		}, func(pos, place int) float32 { return number.HalfToFloat(s.k16[pos*dim+place]) })
-		return
+	switch {
+	case whole == 0:
+	case s.k8 != nil:
+		pitch := dim + cachedScale
+		keysQ8x16(&dst[0], &s.k8[pos*pitch], pitch, dim)
+	case s.k16 != nil && width == TileN:
+		transposeF16(&dst[0], &s.k16[pos*dim], 2*dim, whole)
+	case s.k16 != nil:
+		keysF16x16(&dst[0], &s.k16[pos*dim], 2*dim, whole)
+	case width == TileN:
+		transposeF32(&dst[0], &s.k32[pos*dim], 4*dim, whole)
+	default:
+		keysF32x16(&dst[0], &s.k32[pos*dim], 4*dim, whole)
 	}
-	eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
-		if width == TileN {
-			transposeF32(&dst[0], &s.k32[pos*dim], 4*dim, whole)
-		} else {
-			keysF32x16(&dst[0], &s.k32[pos*dim], 4*dim, whole)
+	for place := whole; place < dim; place++ {
+		for i := range keyGroup {
+			at := (pos+i)*dim + place
+			if s.k16 != nil {
+				dst[place*width+i] = number.HalfToFloat(s.k16[at])
+			} else {
+				dst[place*width+i] = s.k32[at]
+			}
 		}
-	}, func(pos, place int) float32 { return s.k32[pos*dim+place] })
+	}
+}
+
+// widenKeys writes keys from..to as rows of dim numbers.
+func (s *source) widenKeys(dst []float32, from, to, dim int) {
+	switch dst = dst[:(to-from)*dim]; {
+	case s.k8 != nil:
+		widenQ8(dst, dim, s.k8, from, to, dim)
+	case s.k16 != nil:
+		widen(dst, s.k16[from*dim:to*dim])
+	default:
+		copy(dst, s.k32[from*dim:to*dim])
+	}
 }
 
 // valueRows are rows of values, ld numbers apart: float32, or where half is not nil float16.
@@ -495,26 +524,6 @@ func (s *source) bytes(from, to, dim int) (k, v []byte) {
 		return mem.Bytes(s.k16[from*dim : to*dim]), mem.Bytes(s.v16[from*dim : to*dim])
 	}
 	return mem.Bytes(s.k32[from*dim : to*dim]), mem.Bytes(s.v32[from*dim : to*dim])
-}
-
-// eachTile turns keys from..to into tiles: eight at a time where the kernel can, as many of their numbers as are a
-// multiple of eight, and all others one by one.
-func eachTile(tiles []float32, width, from, to, dim int, eight func(dst []float32, pos int),
-	one func(pos, place int) float32) {
-	for pos := from; pos < to; {
-		index, count, turned := pos-from, 1, 0
-		tile := tiles[index/width*tilePitch(dim, width):][:width*dim]
-		if dim >= keyGroup && index%keyGroup == 0 && pos+keyGroup <= to {
-			count, turned = keyGroup, dim&^(keyGroup-1)
-			eight(tile[index%width:], pos)
-		}
-		for place := turned; place < dim; place++ {
-			for i := range count {
-				tile[place*width+index%width+i] = one(pos+i, place)
-			}
-		}
-		pos += count
-	}
 }
 
 // attentionF32 is Set.AttentionF32.
