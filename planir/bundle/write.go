@@ -1,7 +1,6 @@
 package bundle
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -92,8 +91,8 @@ func (b *Bundle) copyTo(ctx context.Context, path string, as form, more []Signer
 type form interface {
 	// begin makes room under a temporary name; payloadBytes is the length of the manifest's encoding.
 	begin(m *Manifest, payloadBytes int) error
-	// content returns where blob i goes; done is called with its digest afterwards.
-	content(i int) (w io.Writer, done func(sha256 Digest) error, err error)
+	// content returns where blob i goes and its offset in that file; done is called with its digest afterwards.
+	content(i int) (w io.Writer, at int64, done func(sha256 Digest) error, err error)
 	// finish writes what depends on contents: the envelope, and the chunk digests of all blobs in order.
 	finish(envelope []byte, leaves []Digest) error
 	commit() error
@@ -241,12 +240,12 @@ func chunkFor(sources []Source) int64 {
 
 // blob streams one blob to its place and records its digests in the manifest.
 func (w *writer) blob(ctx context.Context, i int, source *Source) (*digester, error) {
-	out, done, err := w.form.content(i)
+	out, at, done, err := w.form.content(i)
 	if err != nil {
 		return nil, ioError(err)
 	}
 	digester := newDigester(w.manifest.ChunkBytes)
-	buffer := bufio.NewWriterSize(out, 1<<20)
+	buffer := newPieces(out, at)
 	sink := &exact{ctx: ctx, out: buffer, also: digester, left: source.Bytes}
 	if source.Write != nil {
 		err = source.Write(sink)
@@ -262,12 +261,56 @@ func (w *writer) blob(ctx context.Context, i int, source *Source) (*digester, er
 		return nil, diag.New(diag.ClassInput, "blob %q: its source gave %d bytes, want %d", source.Name,
 			source.Bytes-sink.left, source.Bytes)
 	}
-	if err := buffer.Flush(); err != nil {
+	if err := buffer.flush(); err != nil {
 		return nil, ioError(err)
 	}
 	blob := &w.manifest.Blobs[i]
 	blob.SHA256, blob.Root = digester.sums()
 	return digester, ioError(done(blob.SHA256))
+}
+
+// pieceBytes is a large page.
+const pieceBytes = 2 << 20
+
+// pieces writes a blob so that every write but the first and the last is a whole large page of the file. A file system
+// with large folios (ext4 from Linux 6.16 on, XFS) then keeps it as one in the page cache, so that mapping it takes one
+// entry of the page table instead of 512. RATIONALE: Why is a bundle written in pieces of 2 MiB?
+type pieces struct {
+	out  io.Writer
+	data []byte // not yet written
+	most int    // bytes of data when it ends at a multiple of pieceBytes
+}
+
+// newPieces begins at an offset in the file.
+func newPieces(out io.Writer, at int64) *pieces {
+	return &pieces{out: out, data: make([]byte, 0, pieceBytes), most: pieceBytes - int(at%pieceBytes)}
+}
+
+// Write keeps what does not fill a piece.
+func (p *pieces) Write(data []byte) (int, error) {
+	written := len(data)
+	for len(data) > 0 {
+		take := min(len(data), p.most-len(p.data))
+		p.data, data = append(p.data, data[:take]...), data[take:]
+		if len(p.data) < p.most {
+			break
+		}
+		if err := p.flush(); err != nil {
+			return written - len(data), err
+		}
+		p.most = pieceBytes
+	}
+	return written, nil
+}
+
+// flush writes what is kept.
+func (p *pieces) flush() error {
+	if len(p.data) == 0 {
+		return nil
+	}
+	_, err := p.out.Write(p.data)
+	p.data = p.data[:0]
+	return err
 }
 
 // exact passes a source's bytes on to the file and to the digests. It fails at the first byte too many, because sizes
@@ -358,8 +401,9 @@ func (f *fileForm) begin(manifest *Manifest, payloadBytes int) (err error) {
 }
 
 // content is the place of a blob in the file; nothing remains to be done after it.
-func (f *fileForm) content(i int) (io.Writer, func(Digest) error, error) {
-	return io.NewOffsetWriter(f.file, f.layout.offsets[i]), func(Digest) error { return nil }, nil
+func (f *fileForm) content(i int) (io.Writer, int64, func(Digest) error, error) {
+	at := f.layout.offsets[i]
+	return io.NewOffsetWriter(f.file, at), at, func(Digest) error { return nil }, nil
 }
 
 // finish writes header, envelope and table in front of the contents.
@@ -415,11 +459,11 @@ func (f *dirForm) begin(*Manifest, int) error {
 }
 
 // content writes to one temporary name, because a blob's file is named by a digest that is known only at its end.
-func (f *dirForm) content(int) (io.Writer, func(Digest) error, error) {
+func (f *dirForm) content(int) (io.Writer, int64, func(Digest) error, error) {
 	if err := f.open("part"); err != nil {
-		return nil, nil, err
+		return nil, 0, nil, err
 	}
-	return f.file, func(digest Digest) error {
+	return f.file, 0, func(digest Digest) error {
 		if err := f.close(); err != nil {
 			return err
 		}
