@@ -24,6 +24,9 @@ import (
 // least gets a cut of its own; if it has one, the box is divided: first by which tiers are in use, then by numbers. A box
 // of one point is closed by enumeration where a layer has few experts; what stays open bounds the answer from below.
 //
+// Cuts are tight near the numbers that they were made for, and there are too many numbers for cuts everywhere. So where
+// layers are not enumerated, boxes around the best solution are searched before the box of all numbers (see around).
+//
 // Multipliers are integers, so bounds are exact and the same on every machine. A cut costs rounds * layers * experts *
 // tiers in use * observed chunks steps, the bound of a box cuts * tiers.
 
@@ -32,6 +35,8 @@ const (
 	tierWork       = 1 << 31 // of a search
 	cutRounds      = 32      // of improving the weights of a layer, for a cut
 	seedRounds     = 3       // of numbers of slots to begin with
+	widestAround   = 16      // slots of a tier more or less than the best solution's, in a box around it
+	nodesAround    = 1 << 12 // boxes that are looked at in such a box
 	enumerated     = 14      // experts of a layer whose assignments are enumerated
 	enumeratedWork = 1 << 17 // assignments that are looked at in a layer
 	maxBoxes       = 1 << 17 // that are open at once
@@ -167,6 +172,9 @@ func (s *tierSearch) run(nodes int64) problem.TierSolution {
 				}
 			}
 		}
+		if s.experts > enumerated {
+			s.around(root, nodes)
+		}
 		s.best.Bound = s.branch(root, nodes)
 	} else {
 		s.best.Bound = s.best.Objective
@@ -202,6 +210,28 @@ func (b *boxes) Pop() any {
 	last := (*b)[len(*b)-1]
 	*b = (*b)[:len(*b)-1]
 	return last
+}
+
+// around searches boxes around the best solution, wider ones where narrow ones hold no better one, so that cuts are tight
+// where good solutions are before all numbers are looked at.
+func (s *tierSearch) around(root *box, nodes int64) {
+	for radius := 1; radius <= widestAround && s.work < tierWork/2 && s.ctx.Err() == nil; {
+		before, closed := s.best.Objective, s.closed
+		near := &box{}
+		for tier, count := range s.best.Slots {
+			near.low = append(near.low, max(0, count-radius))
+			near.high = append(near.high, min(root.high[tier], count+radius))
+		}
+		most := s.best.Nodes + nodesAround
+		if nodes > 0 {
+			most = min(most, nodes)
+		}
+		s.branch(near, most)
+		s.closed = closed // the search of all numbers looks at these, too
+		if s.best.Objective == before {
+			radius *= 2
+		}
+	}
 }
 
 // branch looks at boxes, the one with the least bound first, until no box can hold a better solution or the work is
