@@ -6,14 +6,9 @@ import (
 	"math"
 	"slices"
 
-	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/runtime/driver"
-	"github.com/hetc/hetc/runtime/driver/sim"
-	"github.com/hetc/hetc/runtime/executor"
-	"github.com/hetc/hetc/runtime/quality"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -22,7 +17,11 @@ import (
 var npumoe = []Item{
 	sheetItem("npumoe", "tiers", "capacity tiers: the paper's, one, and the least time", "sec. 4, 5.6, 5.8, Fig. 17",
 		moeTiers),
-	sheetItem("npumoe", "executed", "tiers of a small model on a simulated Neural Engine", "sec. 3.2, 4", moeExecuted),
+	sheetItem("npumoe", "prompts", "time, energy and CPU time of prompts in chunks", "sec. 5.3 to 5.5, Fig. 14 to 16",
+		moePrompts),
+	sheetItem("npumoe", "executed", "a small model calibrated, solved and executed on simulated Neural Engines",
+		"sec. 3.2, 4, 5.6", moeExecuted),
+	sheetItem("npumoe", "drops", "what dropped rows cost a small model", "sec. 5.6, Table 3", moeDrops),
 	sheetItem("npumoe", "calibration", "overlap of profiled and routed experts", "sec. 5.8, Fig. 18", moeCalibration),
 	sheetItem("npumoe", "groups", "capacities, and experts of one graph", "sec. 4.1, 4.2, 5.1, Table 5", moeGroups),
 	sheetItem("npumoe", "memory", "bytes of experts and models", "sec. 5.1", moeMemory),
@@ -136,124 +135,6 @@ func tierShares(tiers *planir.ExpertTiers, fan int) (slots int, padding, overflo
 		overflow += 100 * tiers.Layers[i].Overflow / float64(len(tiers.Layers))
 	}
 	return tiers.Slots(), 100 * (1 - mean(moved)*routed/float64(reserved)), overflow
-}
-
-// moeExecuted executes tiny-moe-kjv on text with the paper's tiers and with dynamic experts, on a simulated SoC's clock.
-func moeExecuted(ctx context.Context, rows *sheet) error {
-	dir, ok := rows.model("tiny-moe-kjv")
-	if !ok {
-		return nil
-	}
-	const chunk = 256
-	model, text, err := openTrial(ctx, dir, 4, chunk)
-	if err != nil {
-		return err
-	}
-	defer model.Close()
-	from, err := newChain(ctx, "apple-m2-max", dir, moeWorkload(chunk), nil)
-	if err != nil {
-		return err
-	}
-	var logits [2][]float32
-	for i, way := range []struct {
-		name string
-		with restriction
-	}{{"dynamic", only("cpu", "npu")}, {"paper", tiered("paper")}} { // for the least time so small a model has none
-		plan, err := from.solve(ctx, way.with)
-		if err != nil {
-			return err
-		}
-		predicted, err := plan.promptNS(chunk)
-		if err != nil {
-			return err
-		}
-		took, last, err := from.execute(ctx, plan, text.Windows)
-		if err != nil {
-			return err
-		}
-		logits[i] = last
-		rows.add(Executed, way.name+"/predicted_us", nil, predicted/1e3,
-			"a chunk of %d tokens of tiny-moe-kjv on apple-m2-max", chunk)
-		rows.add(Executed, way.name+"/virtual_us", nil, took/1e3,
-			"the same on the virtual clock, windows of its validation text")
-		if tiers := plan.TiersOf(chunk); tiers != nil {
-			slots, padding, overflow := tierShares(tiers, from.input.Model.ExpertsPerToken)
-			rows.add(Solved, way.name+"/experts_on_npu", nil, slots, "of %d in a layer", tiers.Experts)
-			rows.add(Solved, way.name+"/padding_percent", "31.7 to 37.5", padding, "of the rows that slots reserve")
-			rows.add(Solved, way.name+"/overflow_percent", "10 to 20", overflow,
-				"of the routed rows, which the CPU computes")
-		}
-	}
-	most := 0.0
-	for i, logit := range logits[0] {
-		most = max(most, math.Abs(float64(logit-logits[1][i])))
-	}
-	rows.add(Executed, "logits_differ_by", nil, most,
-		"at most, tiers beside dynamic experts: a row computes the same in a slot")
-	return nil
-}
-
-// execute runs a plan on windows of text with the SoC's simulated processors, and returns the mean time of one on the
-// virtual clock in ns, and the logits behind the last one.
-func (c *chain) execute(ctx context.Context, plan *solvedPlan, windows []quality.Window) (ns float64, last []float32,
-	err error) {
-	content, err := emit.NewCalibrated(ctx, plan.Plan, c.input.Model, c.input.Calibration,
-		[]driver.Compiler{sim.NewCompiler(c.input.SoC)})
-	if err != nil {
-		return 0, nil, err
-	}
-	defer content.Close()
-	machine, err := executor.Open(ctx, plan.Plan, content,
-		executor.Options{Drivers: []driver.Driver{sim.New(c.input.SoC)}})
-	if err != nil {
-		return 0, nil, err
-	}
-	defer machine.Close()
-	for _, window := range windows {
-		err := machine.Do(ctx, func(control *executor.Control) error {
-			control.Truncate(0, 0)
-			took, err := control.Forward(window.Tokens, executor.WantLast, func(_ int, logits []float32) error {
-				last = slices.Clone(logits)
-				return nil
-			})
-			ns += float64(took.NS) / float64(len(windows))
-			return err
-		})
-		if err != nil {
-			return 0, nil, err
-		}
-	}
-	return ns, last, nil
-}
-
-// moeCalibration compares the busiest experts on one half of a text with those on the other, by the traced routing.
-func moeCalibration(_ context.Context, rows *sheet) error {
-	printed := moe("r_calibration").at("values")
-	paper := map[int]any{4: printed.at("unseen_top4_prefill").num(), 8: printed.at("unseen_top8_prefill").num()}
-	loads := workload.TracedExample()
-	for _, count := range []int{2, 4, 8} {
-		var overlap []float64
-		for i := range loads.Layers {
-			halves := [2][]int{}
-			for half := range halves {
-				halves[half] = busiest(&loads.Layers[i], half, count)
-			}
-			found := 0
-			for _, expert := range halves[0] {
-				if slices.Contains(halves[1], expert) {
-					found++
-				}
-			}
-			overlap = append(overlap, 100*float64(found)/float64(count))
-		}
-		rows.add(Executed, fmt.Sprintf("top_%d_percent", count), paper[count], mean(overlap),
-			"median over layers in the paper, mean "+
-				"here: routing of tiny-moe-kjv (16 experts, 2 a token) on one half of a text and the other; one book, where the paper "+
-				"has data sets")
-	}
-	rows.noted(PrintedOnly, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil,
-		"cross_dataset_percent")
-	return nil
 }
 
 // busiest are the experts of a layer with the most rows in one half of the chunks, ties to the lower number.

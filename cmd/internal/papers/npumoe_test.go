@@ -2,8 +2,10 @@ package papers
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -25,5 +27,27 @@ func TestTierShares(t *testing.T) {
 	slots, padding, overflow := tierShares(tiers, 2) // 200 routed rows, 50 moved to 100
 	if slots != 3 || rounded(padding, 6) != 50 || rounded(overflow, 6) != 20 {
 		t.Errorf("%d slots, %v %% padding, %v %% overflow, want 3, 50 and 20", slots, padding, overflow)
+	}
+}
+
+// Routing of the text that was profiled is what the plan expects; that of a text of another kind is said to be stale.
+func TestRoutingOfAnotherText(t *testing.T) {
+	require.Slow(t)
+	stale := map[string]float64{}
+	for _, item := range of("npumoe") {
+		if item.Name != "executed" {
+			continue
+		}
+		for _, row := range rowsOf(t, item) {
+			if name, ok := strings.CutSuffix(row.ID, "/stale_layers"); ok {
+				stale[strings.TrimPrefix(name, "npumoe/executed/")] = row.Ours.(float64)
+			}
+		}
+	}
+	for _, soc := range []string{"apple-m2-max", "apple-m2-ultra"} {
+		same, other := stale[soc+"/paper/same_text"], stale[soc+"/paper/other_text"]
+		if same != 0 || other < 1 {
+			t.Errorf("%s: %v layers are stale on the profiled text and %v on another, want none and some", soc, same, other)
+		}
 	}
 }

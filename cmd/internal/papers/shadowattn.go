@@ -389,15 +389,15 @@ func shadowClock(ctx context.Context, rows *sheet) error {
 		if err != nil {
 			return err
 		}
-		took, last, err := from.execute(ctx, plan, text.Windows)
+		met, err := from.execute(ctx, plan, text.Windows)
 		if err != nil {
 			return err
 		}
-		logits[i] = last
+		logits[i] = met.last
 		rows.add(Executed, by+"/predicted_us", nil, predicted/1e3,
 			"a chunk of %d tokens of %s on %s, estimates on the NPU; %q: the order of heads in a pipeline", chunk, smallModel,
 			shadowPhone, by)
-		rows.add(Executed, by+"/virtual_us", nil, took/1e3, "the same on the virtual clock, windows of its validation text")
+		rows.add(Executed, by+"/virtual_us", nil, met.ns/1e3, "the same on the virtual clock, windows of its validation text")
 	}
 	most := 0.0
 	for i, logit := range logits[0] {

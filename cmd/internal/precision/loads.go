@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -90,7 +89,7 @@ func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 }
 
 // trace executes the model on a text and records its router's choices.
-func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *workload.Loads, err error) {
+func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (*workload.Loads, error) {
 	if weights.Experts == 0 {
 		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.Model).
 			WithHint("hetc models list shows which have")
@@ -111,41 +110,7 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 			return nil, err
 		}
 	}
-	plan, err := model.Plan(size, trial.Float32, nil)
-	if err != nil {
-		return nil, err
-	}
-	// execute in float32 and observe the routers
-	routes := quality.Routes{Tokens: LoadTokens}
-	machine, err := model.Open(ctx, plan, nil, routes.Observe)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, machine.Close()) }()
-	for i, window := range text.Windows {
-		if err := quality.Execute(ctx, machine.Machine, window); err != nil {
-			return nil, fmt.Errorf("window %d: %w", i, err)
-		}
-	}
-	loads := &workload.Loads{
-		Schema: workload.LoadsSchema, Source: "traced", Model: weights.Name, ModelDigest: model.Digest,
-		Text:    text.SHA256,
-		Experts: weights.Experts, ExpertsPerToken: weights.ExpertsPerToken, ChunkTokens: LoadTokens,
-		Chunks: len(text.Windows) * size / LoadTokens,
-	}
-	// rows per expert and chunk
-	for _, layer := range routes.Layers() {
-		rows, err := routes.Rows(layer)
-		if err != nil {
-			return nil, err
-		}
-		counted := workload.LoadLayer{Layer: layer}
-		for _, r := range rows {
-			counted.Rows = append(counted.Rows, r)
-		}
-		loads.Layers = append(loads.Layers, counted)
-	}
-	return loads, loads.Validate()
+	return trial.TraceLoads(ctx, model, text, LoadTokens)
 }
 
 // random is what stands for a text where a model has no tokenizer: windows of ids that the seed draws.

@@ -285,7 +285,19 @@ const maxText = 8 << 20
 
 // ReadText reads a text file and cuts it into at most the given number of windows (0: all) of size tokens.
 func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
-	fail := func(err error) (*Text, error) { return nil, fmt.Errorf("text %q: %w", path, err) }
+	data, err := wholefile.Read(path, maxText)
+	if err != nil {
+		return nil, err
+	}
+	text, err := m.Cut(data, windows, size)
+	if err != nil {
+		return nil, fmt.Errorf("text %q: %w", path, err)
+	}
+	return text, nil
+}
+
+// Cut is ReadText of the bytes of a file.
+func (m *Model) Cut(data []byte, windows, size int) (*Text, error) {
 	files, err := m.TokenizerFiles()
 	if err != nil {
 		return nil, err
@@ -298,29 +310,25 @@ func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
 	if err != nil {
 		return nil, fmt.Errorf("model %q: tokenizer.json: %w", m.Dir, err)
 	}
-	data, err := wholefile.Read(path, maxText)
-	if err != nil {
-		return nil, err
-	}
 	if len(data) == 0 {
-		return fail(diag.New(diag.ClassInput, "the file is empty").
-			WithHint("give a few thousand words of what the model will read"))
+		return nil, diag.New(diag.ClassInput, "the file is empty").
+			WithHint("give a few thousand words of what the model will read")
 	}
 	ids, err := tok.Encode(string(data))
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	// Checked once for the whole text, before minutes of execution.
 	for i, id := range ids {
 		if id < 0 || int(id) >= m.Vocab {
-			return fail(diag.New(diag.ClassInput, "token %d is id %d of the tokenizer, and the model has ids 0..%d", i,
+			return nil, diag.New(diag.ClassInput, "token %d is id %d of the tokenizer, and the model has ids 0..%d", i,
 				id, m.Vocab-1).
-				WithHint("the tokenizer belongs to another model, or the model was converted without its added tokens"))
+				WithHint("the tokenizer belongs to another model, or the model was converted without its added tokens")
 		}
 	}
 	text := &Text{SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}
 	if text.Windows, err = quality.Windows(ids, size, windows); err != nil {
-		return fail(err)
+		return nil, err
 	}
 	return text, nil
 }
