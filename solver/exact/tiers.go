@@ -24,8 +24,8 @@ import (
 // least gets a cut of its own; if it has one, the box is divided: first by which tiers are in use, then by numbers. A box
 // of one point is closed by enumeration where a layer has few experts; what stays open bounds the answer from below.
 //
-// Cuts are tight near the numbers that they were made for, and there are too many numbers for cuts everywhere. So where
-// layers are not enumerated, boxes around the best solution are searched before the box of all numbers (see around).
+// Cuts are tight near the numbers that they were made for, and there may be too many numbers for cuts everywhere. Where the
+// search ends at a limit, boxes around the best solution are searched (see around), and then all numbers again.
 //
 // Multipliers are integers, so bounds are exact and the same on every machine. A cut costs rounds * layers * experts *
 // tiers in use * observed chunks steps, the bound of a box cuts * tiers.
@@ -172,10 +172,12 @@ func (s *tierSearch) run(nodes int64) problem.TierSolution {
 				}
 			}
 		}
-		if s.experts > enumerated {
-			s.around(root, nodes)
-		}
 		s.best.Bound = s.branch(root, nodes)
+		if s.best.Bound < s.best.Objective-s.best.Objective/slackPart { // it ended at a limit
+			s.around(root, nodes)
+			s.closed = math.MaxInt64
+			s.best.Bound = max(s.best.Bound, s.branch(root, nodes))
+		}
 	} else {
 		s.best.Bound = s.best.Objective
 	}
@@ -213,9 +215,9 @@ func (b *boxes) Pop() any {
 }
 
 // around searches boxes around the best solution, wider ones where narrow ones hold no better one, so that cuts are tight
-// where good solutions are before all numbers are looked at.
+// where good solutions are.
 func (s *tierSearch) around(root *box, nodes int64) {
-	for radius := 1; radius <= widestAround && s.work < tierWork/2 && s.ctx.Err() == nil; {
+	for radius := 1; radius <= widestAround && s.work < tierWork/4*3 && s.ctx.Err() == nil; {
 		before, closed := s.best.Objective, s.closed
 		near := &box{}
 		for tier, count := range s.best.Slots {
