@@ -903,8 +903,7 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 	return out, key, nil
 }
 
-// Close stops the crews and releases everything. A thread that does not return within a second is
-// left behind, with the memory it may use.
+// Close stops the crews and releases everything. A thread that does not return within a second is ErrLeftBehind.
 func (m *Machine) Close() error {
 	var err error
 	m.close.Do(func() {
@@ -923,15 +922,14 @@ func (m *Machine) Close() error {
 			select {
 			case <-crew.exited:
 			case <-timeout:
-				err = diag.New(diag.ClassRun,
-					"close: %s does not return from its last step; its resources are left behind", crew)
+				err = diag.New(diag.ClassRun, "close: %s does not return from its last step; %w", crew, ErrLeftBehind)
 				return
 			}
 		}
 		for _, lane := range m.lanes {
 			if lane.queue != nil && lane.queue.count > 0 {
-				err = diag.New(diag.ClassRun,
-					"close: processor %q does not end its last calls; its resources are left behind", lane.name)
+				err = diag.New(diag.ClassRun, "close: processor %q does not end its last calls; %w", lane.name,
+					ErrLeftBehind)
 				return
 			}
 		}

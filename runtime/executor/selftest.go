@@ -24,10 +24,13 @@ type Tried struct {
 	Took  time.Duration
 }
 
+// ErrLeftBehind says that a thread may still compute, so that what it reads, src among it, must stay as it is.
+var ErrLeftBehind = errors.New("its thread is left behind, with the memory that it uses")
+
 // SelfTest executes every case of a plan's self-test on the processors called procs, with the weights of the first layer
 // that a graph runs in, and compares with the results that the test holds. It opens processors for itself, and closes
 // them. A result that is too far off is an error of class ClassRun that names processor, graph, operator and error. A
-// call that does not return within the deadline (0: two minutes) is one as well, and its thread is left behind.
+// call that does not return within the deadline (0: two minutes) is one as well, and is ErrLeftBehind.
 func SelfTest(ctx context.Context, plan *planir.Plan, src Source, test *selftest.Test, procs []string,
 	options Options) ([]Tried, error) {
 	if options.Deadline == 0 {
@@ -78,12 +81,12 @@ func (t *selfTest) wait(ctx context.Context, done <-chan error, deadline time.Du
 		case err := <-done:
 			return err
 		case <-ctx.Done():
-			return fmt.Errorf("self-test of processor %q: %w", t.proc.Name, context.Cause(ctx))
+			return fmt.Errorf("self-test of processor %q: %w; %w", t.proc.Name, context.Cause(ctx), ErrLeftBehind)
 		case <-t.beat:
 			timer.Reset(deadline)
 		case <-timer.C:
-			return diag.New(diag.ClassRun, "self-test of processor %q: a kernel does not return within %v", t.proc.Name,
-				deadline).WithHint("update the device's driver, or solve the plan without the processor")
+			return diag.New(diag.ClassRun, "self-test of processor %q: a kernel does not return within %v; %w",
+				t.proc.Name, deadline, ErrLeftBehind).WithHint("update the device's driver, or solve the plan without the processor")
 		}
 	}
 }

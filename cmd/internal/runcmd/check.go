@@ -81,7 +81,7 @@ func (o *options) runCheck(
 	if err != nil {
 		return err
 	}
-	defer ref.Close()
+	defer func() { _ = b.heed(ref.Close()) }()
 	// the same prompt through both programs
 	got, vocab, err := logits(ctx, machine, prompt)
 	if err != nil {

@@ -80,7 +80,7 @@ func (l *Loaded) Worked(ui *cli.Streams) error { return l.bundle.Remember(ui) }
 func (l *Loaded) Close() error {
 	var err error
 	if l.Machine != nil {
-		err = l.Machine.Close()
+		err = l.bundle.heed(l.Machine.Close())
 	}
 	return errors.Join(err, l.bundle.Close())
 }

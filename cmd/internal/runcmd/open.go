@@ -39,6 +39,7 @@ type opened struct {
 	*accept.Accepted
 	prefix  string
 	weights bundle.Role // of what Range reads
+	read    bool        // a thread that was left behind may read it
 }
 
 // code are the roles of artifacts, which drivers load: all of them are private copies.
@@ -82,7 +83,21 @@ func OpenPlan(s *cli.Streams, path string, terms accept.Terms, anyMachine bool) 
 
 // reference is the program of the bundle's reference, and its values.
 func (b *opened) reference() *opened {
-	return &opened{b.Accepted, referencePrefix, bundle.RoleReference}
+	return &opened{Accepted: b.Accepted, prefix: referencePrefix, weights: bundle.RoleReference}
+}
+
+// heed looks whether an error says that a thread was left behind, which may read the bundle from then on.
+func (b *opened) heed(err error) error {
+	b.read = b.read || errors.Is(err, executor.ErrLeftBehind)
+	return err
+}
+
+// Close closes the bundle, unless a thread may read it, which would end the process.
+func (b *opened) Close() error {
+	if b.read {
+		return nil
+	}
+	return b.Accepted.Close()
 }
 
 // Blob returns a verified artifact; it implements executor.Source.
@@ -292,7 +307,7 @@ func (b *opened) selfTest(ctx context.Context, ui *cli.Streams, plan *planir.Pla
 			return selftest.Decode(data, plan)
 		}
 	}
-	return verdicts.Ensure(ctx, ui, tested, verdicts.Options{Drivers: drivers, Deadline: deadline, Force: force})
+	return b.heed(verdicts.Ensure(ctx, ui, tested, verdicts.Options{Drivers: drivers, Deadline: deadline, Force: force}))
 }
 
 // beside runs f beside the caller. The function returned waits for what f returns; a panic of f comes out there.

@@ -68,7 +68,7 @@ func run(
 	// The refusal waits: a prompt that cannot be read is the mistake that the user can mend at once.
 	refusal := x.openMachine(ctx)
 	if refusal == nil {
-		defer x.machine.Close()
+		defer func() { _ = x.bundle.heed(x.machine.Close()) }()
 	}
 	x.watch.mark("open processors")
 	if err := x.readPrompt(ctx, vocabulary); err != nil {

@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/verdicts"
@@ -18,6 +21,7 @@ import (
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	openclcompiler "github.com/hetc/hetc/emit/compile/opencl"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -27,8 +31,10 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/driver/opencl"
+	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/programs"
 )
 
@@ -236,6 +242,47 @@ func TestSelfTestFails(t *testing.T) {
 	}
 	if known, err := verdicts.List(""); err != nil || len(known) != 0 {
 		t.Errorf("kept: %+v, %v; want none", known, err)
+	}
+}
+
+// A kernel that does not return may go on reading the bundle, which stays mapped until the process ends.
+func TestSelfTestLeavesTheBundle(t *testing.T) {
+	t.Setenv("HETC_CACHE", t.TempDir())
+	path, trust := vendorBundle(t, true)
+	ui := &cli.Streams{Tool: "hetrun", Out: io.Discard, Err: io.Discard}
+	flags := &options{}
+	set := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.terms.Register(set)
+	if err := set.Parse([]string{"--trust", trust}); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := openBundle(ui, path, flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := opened.entry()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := opened.Range("weights/shared", 0, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := slices.Clone(read)
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	hangs := drivertest.Inject(ctx, vendor{Driver: host.New(), version: "1", opened: new(int)},
+		drivertest.Fault{At: drivertest.AtRun, K: 1, Hang: true})
+	err = opened.selfTest(t.Context(), ui, plan, []driver.Driver{host.New(), hangs}, 100*time.Millisecond, false)
+	if !errors.Is(err, executor.ErrLeftBehind) {
+		t.Fatalf("got %v, want a thread that is left behind", err)
+	}
+	if err := opened.Close(); err != nil {
+		t.Fatal(err)
+	}
+	same := false
+	if fault := mem.CatchFault(func() { same = bytes.Equal(read, before) }); fault != nil || !same {
+		t.Errorf("after the bundle was closed its weights are the same: %v, %v", same, fault)
 	}
 }
 
