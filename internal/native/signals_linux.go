@@ -59,14 +59,14 @@ func (k *keptActions) enter() {
 	}
 }
 
-// leave restores what Go's runtime handled before. What the program itself asks for meanwhile leaves its handler in
-// place or ignores the signal.
+// leave restores what Go's runtime handled before, and what was ignored, as hangups are under nohup. What the program
+// itself asks for meanwhile leaves the runtime's handler in place or ignores the signal.
 func (k *keptActions) leave() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.users--
 	for number, before := range k.before {
-		if before[0] != runtimeHandler || kept(syscall.Signal(number)) {
+		if before[0] != runtimeHandler && before[0] != actionIgnore || kept(syscall.Signal(number)) {
 			continue
 		}
 		if now := readAction(syscall.Signal(number))[0]; now != runtimeHandler && now != actionIgnore {

@@ -38,6 +38,7 @@ func TestKeepSignals(t *testing.T) {
 		t.Fatal("Go's runtime does not handle SIGUSR2 and SIGTERM")
 	}
 
+	setAction(syscall.SIGALRM, &action{actionIgnore})
 	var both sync.WaitGroup
 	begun, ended := make(chan bool), make(chan bool)
 	both.Go(func() {
@@ -55,14 +56,17 @@ func TestKeepSignals(t *testing.T) {
 	if taken := Taken(); !slices.Contains(taken, syscall.SIGUSR2) {
 		t.Errorf("signals %v are a library's, want SIGUSR2 among them", taken)
 	}
-	KeepSignals(func() { takeSignal(syscall.SIGINT) })
+	KeepSignals(func() {
+		takeSignal(syscall.SIGINT)
+		takeSignal(syscall.SIGALRM)
+	})
 	close(ended)
 	both.Wait()
 	for signal, want := range before {
 		switch got := readAction(signal)[0]; signal {
-		case syscall.SIGHUP:
+		case syscall.SIGHUP, syscall.SIGALRM:
 			if got != actionIgnore {
-				t.Error("SIGHUP is not ignored any more")
+				t.Errorf("%v is not ignored any more", signal)
 			}
 		case syscall.SIGFPE:
 			if got == want[0] {
