@@ -99,8 +99,12 @@ func (c *Content) selfTestCase(ctx context.Context, computer *oracle,
 		if err != nil {
 			return err
 		}
-		made.Results = selftest.Sketches(results)
-		return nil
+		if made.Results, err = selftest.Sketches(results); err != nil {
+			err = diag.New(diag.ClassInput, "self-test of processor %q: graph %q: %w", target.Graph.Proc,
+				target.Graph.Name, err).WithHint("the model's weights are too large for float32, so that no device can be " +
+				"tested with them: plan for this machine's CPU alone, or mend the model")
+		}
+		return err
 	})
 	return made, err
 }

@@ -405,13 +405,17 @@ func (o *operands) close() {
 	}
 }
 
-// Sketches are what is kept of the results of the reference.
-func Sketches(results []Result) []Sketch {
+// Sketches are what is kept of the results of the reference. Results that are no numbers can be compared with nothing, and
+// are an error.
+func Sketches(results []Result) ([]Sketch, error) {
 	out := make([]Sketch, len(results))
 	for i := range results {
 		out[i] = newSketch(results[i].shape, results[i].values)
+		if err := out[i].check(results[i].shape); err != nil {
+			return nil, err
+		}
 	}
-	return out
+	return out, nil
 }
 
 // Finding is where a result differs most from what the reference computed.

@@ -3,6 +3,7 @@ package selftest
 import (
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
@@ -74,6 +75,9 @@ func TestSketchOfOddValues(t *testing.T) {
 	sketch := newSketch(of, values)
 	for _, odd := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))} {
 		values[700] = odd
+		if _, err := Sketches([]Result{{shape: of, values: values}}); err == nil || !strings.Contains(err.Error(), "is no number") {
+			t.Errorf("%v was kept as a result to compare with: %v", odd, err)
+		}
 		if found := sketch.Compare(values).Error; !math.IsInf(found, 1) {
 			t.Errorf("%v is a difference of %v", odd, found)
 		}
