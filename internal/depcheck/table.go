@@ -31,7 +31,6 @@ var table = []room{
 	{path: "internal/pins"},
 	{path: "internal/native", may: []string{"internal/pins"}, third: []string{"github.com/ebitengine/purego", sysUnix}},
 	{path: "internal/affinity", third: []string{sysUnix}},
-	{path: "internal/park", third: []string{sysUnix}},
 	{path: "internal/require", may: []string{"internal/native", "runtime/driver"}}, // native: the name of its variable; driver: a reason that no requirement overrides
 	{path: "internal/mem", third: []string{sysUnix}},
 	{path: "internal/shalanes", third: []string{sysUnix}},                     // sys: the features of the CPU
@@ -70,7 +69,7 @@ var table = []room{
 	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}},     // pack: its weights are packed ones
 	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                     // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
-	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity", "internal/park"}, third: []string{"github.com/klauspost/cpuid/v2"}},
+	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{"github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/scores", may: []string{"runtime/driver", "planir/op", "internal/mem", "internal/number"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "runtime/driver/scores", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx"}},    // onnx: what an artifact computes is checked; cas: prepacked weights,
 	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "runtime/driver/scores", "internal/ortapi", "internal/onnx", "internal/child", "internal/patience"}}, // onnx: what an artifact computes is checked
@@ -79,7 +78,7 @@ var table = []room{
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs", "socs/timeline"}},
 	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/qnn"}},
 	{path: "runtime/selftest", may: []string{"planir", "planir/op", "runtime/driver", "internal/number"}},
-	{path: "runtime/executor", may: []string{"planir", "planir/moves", "planir/op", "planir/capability", "runtime/driver", "runtime/selftest", "internal/mem", "internal/park", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
+	{path: "runtime/executor", may: []string{"planir", "planir/moves", "planir/op", "planir/capability", "runtime/driver", "runtime/selftest", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/programs", may: []string{"runtime/driver", "internal/cas"}},
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
@@ -177,7 +176,7 @@ var importers = []struct {
 	rooms  []string
 	reason string
 }{
-	{"unsafe", []string{"internal/mem", "internal/native", "internal/park", "internal/*api"}, "memory and foreign calls have one home"},
+	{"unsafe", []string{"internal/mem", "internal/native", "internal/*api"}, "memory and foreign calls have one home"},
 	{"C", nil, "no cgo"},
 }
 

@@ -187,13 +187,6 @@ type Rouser interface {
 	Rouse()
 }
 
-// Rester is implemented by processors with threads of their own that spin for a while after a call.
-type Rester interface {
-	// Rest has those threads sleep at once until the next call, because another processor needs their cores. It is called
-	// between two calls of Run, on any thread.
-	Rest()
-}
-
 // Virtual is implemented by processors with a virtual clock. Run does not know what other processors do at the same
 // virtual time and takes as long as alone. When calls of several processors ran is settled once all of them are done.
 type Virtual interface {

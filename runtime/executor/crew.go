@@ -12,7 +12,6 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/internal/park"
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -28,7 +27,7 @@ type crew struct {
 	work   []*crewSection // in order
 	rest   atomic.Bool    // others work on its core now: it has no steps, and does not spin there
 	parked atomic.Bool
-	wake   park.Spot
+	wake   chan struct{}
 	// value of start at the section under way
 	seen   uint64
 	done   atomic.Uint64 // sections finished
@@ -92,7 +91,8 @@ func (m *Machine) formCrews() {
 		}
 		if i < 0 {
 			i = len(m.crews)
-			m.crews = append(m.crews, &crew{exited: make(chan struct{}), late: int64(lateFirst)})
+			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}),
+				late: int64(lateFirst)})
 		}
 		lane.crew = m.crews[i]
 		lane.crew.spins = lane.crew.spins || lane.queue != nil && lane.wait == capability.WaitPoll
@@ -135,14 +135,6 @@ func (m *Machine) connect(sec *section) {
 	for _, crew := range m.crews {
 		if m.disturbs(crew, sec, needed) {
 			sec.rest = append(sec.rest, crew)
-		}
-	}
-	// processors without steps, whose threads spin on such a core for a while after a call
-	for _, lane := range m.lanes {
-		rester, spins := lane.proc.(driver.Rester)
-		works := slices.ContainsFunc(sec.lanes, func(ls *laneSection) bool { return ls.lane == lane })
-		if spins && !works && slices.ContainsFunc(lane.proc.Capabilities().Cores, func(core int) bool { return needed[core] }) {
-			sec.resting = append(sec.resting, rester)
 		}
 	}
 }
@@ -247,7 +239,10 @@ func (c *crew) begin() {
 	c.rest.Store(false)
 	c.start.Add(1)
 	if c.parked.Load() {
-		c.wake.Wake()
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -283,7 +278,7 @@ func (c *crew) stand() {
 			c.parked.Store(true)
 			// start may have moved before parked was set: look again, or the wake-up is lost
 			if !moved() {
-				c.wake.Sleep()
+				<-c.wake
 			}
 			c.parked.Store(false)
 		}

@@ -161,8 +161,6 @@ type section struct {
 	lanes []*laneSection // of the lanes that have steps here
 	crews []*crewSection // the same lanes by the threads that run them
 	rest  []*crew        // threads that have no steps here, and a core that is needed
-	// processors that have no steps here, and threads on cores that are needed
-	resting []driver.Rester
 
 	schedule *driver.Schedule // of the lanes with virtual clocks; nil: there are none
 }

@@ -425,9 +425,6 @@ func (m *Machine) section(sec *section, call driver.Scalars, runsOn bool) error 
 	for _, crew := range sec.rest {
 		crew.rest.Store(true)
 	}
-	for _, processor := range sec.resting {
-		processor.Rest()
-	}
 	m.trace.section(sec, call.Row, m.tick())
 	began := m.control.proc.Now() // of virtual clocks: all have met
 	own := -1

@@ -377,14 +377,6 @@ func TestCrewsOfDevices(t *testing.T) {
 	}
 }
 
-// resting is a processor with helpers, which counts how often these are told to rest.
-type resting struct {
-	*noted
-	times int
-}
-
-func (r *resting) Rest() { r.times++ }
-
 // A thread without steps in a section does not spin on a core that another one's processor needs there.
 func TestCrewsRest(t *testing.T) {
 	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{})}
@@ -400,8 +392,6 @@ func TestCrewsRest(t *testing.T) {
 		return s
 	}
 	second := m.lanes[1].crew
-	rests := &resting{noted: m.lanes[0].proc.(*noted)}
-	m.lanes[0].proc = rests
 	alone := part(m.lanes[1], func() error { return nil })
 	both := part(m.lanes[0], func() error {
 		for !second.parked.Load() {
@@ -413,19 +403,10 @@ func TestCrewsRest(t *testing.T) {
 	if !slices.Equal(both.rest, []*crew{second}) || len(alone.rest)+len(other.rest) > 0 {
 		t.Fatalf("%d, %d and %d threads rest, want 1, 0 and 0", len(both.rest), len(alone.rest), len(other.rest))
 	}
-	if len(alone.resting) != 1 || len(both.resting)+len(other.resting) > 0 {
-		t.Fatalf("the helpers of processors rest in %d, %d and %d sections, want where another one has their core alone",
-			len(alone.resting), len(both.resting), len(other.resting))
-	}
 	if err := m.startCrews(); err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	defer func() {
-		if rests.times != 20 {
-			t.Errorf("the helpers were told to rest %d times, want 20", rests.times)
-		}
-	}()
 	for range 20 {
 		for _, s := range []*section{alone, both, other} {
 			if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}, false) }); err != nil {

@@ -403,8 +403,8 @@ func (s *State) paysUrgent(next *task, batch int) bool {
 // decodes all processors share the chunk; while requests decode, one processor has it by itself, where that gets more
 // done and the chunk ends, at the latest, only a slack later than all processors by turns with decoding would end it.
 func (s *State) paysPrompt(next *task, urgent, background int) bool {
-	// Background requests do not decode between the chunks of a reactive prompt.
-	batch, iteration := background, int64(0)
+	batch, iteration := background,
+		int64(0) // background requests do not decode between the chunks of a reactive prompt
 	if urgent > 0 {
 		batch, iteration = urgent, s.config.DecodeNS(urgent)
 	}

@@ -132,9 +132,6 @@ func (p *processor) Rouse() {
 	p.team.rouse()
 }
 
-// Rest has the helpers sleep until the next call.
-func (p *processor) Rest() { p.team.rest() }
-
 // Close waits for a running call, ends the helpers and frees the arena. Buffers stay valid until they are closed.
 func (p *processor) Close() error {
 	return p.CloseBy(func() error {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/internal/park"
 )
 
 // idleSpin is how long a helper spins after the last call before it sleeps: longer than the pause
@@ -44,7 +43,7 @@ const yieldSpins = 1 << 16
 type team struct {
 	*board
 	helpers []*helper
-	mode    atomic.Int32              // how long helpers spin
+	called  atomic.Bool               // a call is in progress: helpers spin without limit
 	stop    atomic.Bool               // helpers return
 	fault   atomic.Pointer[mem.Fault] // the first of the job
 	done    sync.WaitGroup
@@ -75,25 +74,18 @@ const (
 	runMask = 1<<runBits - 1
 )
 
-// Values of team.mode.
-const (
-	afterCall int32 = iota // no call is in progress: for idleSpin
-	inCall                 // one is: without limit
-	resting                // none is, and their cores are needed: not at all
-)
-
 // Values of helper.sleep.
 const (
 	awake int32 = iota
 	asleep
-	woken // and is on its way
+	woken // and has a token
 )
 
-// helper sleeps on wake; the thread that turns asleep into woken wakes it.
+// helper sleeps on wake; the thread that turns asleep into woken sends the token.
 type helper struct {
 	sleep  atomic.Int32
-	wake   park.Spot
-	_      [120]byte
+	wake   chan struct{} // one token
+	_      [112]byte
 	inside atomic.Uint64 // state of the job that it is in, 0: none
 	_      [120]byte
 }
@@ -104,7 +96,7 @@ func (t *team) start(cores []int) error {
 	t.state.Store(2) // 0 is no job's
 	ready := make(chan error)
 	for i, core := range cores[1:] {
-		added := &helper{}
+		added := &helper{wake: make(chan struct{}, 1)}
 		t.helpers = append(t.helpers, added)
 		t.done.Go(func() {
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
@@ -137,28 +129,20 @@ func (t *team) close() {
 func (t *team) wakeAll() {
 	for _, helper := range t.helpers {
 		if helper.sleep.Load() == asleep && helper.sleep.CompareAndSwap(asleep, woken) {
-			helper.wake.Wake()
+			helper.wake <- struct{}{}
 		}
 	}
 }
 
 // begin and end enclose the jobs of one call.
-func (t *team) begin() { t.mode.Store(inCall) }
-func (t *team) end()   { t.mode.Store(afterCall) }
-
-// rest has helpers sleep that spin since the last call.
-func (t *team) rest() {
-	if t.mode.Load() == afterCall {
-		t.mode.CompareAndSwap(afterCall, resting)
-	}
-}
+func (t *team) begin() { t.called.Store(true) }
+func (t *team) end()   { t.called.Store(false) }
 
 // rouse returns when every helper is awake, or after rousePatience: another thread may have its core now.
 func (t *team) rouse() {
 	if len(t.helpers) == 0 {
 		return
 	}
-	t.mode.CompareAndSwap(resting, afterCall)
 	t.wakeAll()
 	deadline := time.Now().Add(rousePatience)
 	for _, helper := range t.helpers {
@@ -329,20 +313,19 @@ func (t *team) await(self *helper, last uint64) uint64 {
 		if spin%256 != 0 {
 			continue
 		}
-		mode := t.mode.Load()
 		switch {
 		case t.stop.Load():
 			return 0
-		case mode == inCall:
+		case t.called.Load():
 			idle = time.Time{}
-		case idle.IsZero() && mode == afterCall:
+		case idle.IsZero():
 			idle = time.Now()
-		case mode == resting || time.Since(idle) > idleSpin:
+		case time.Since(idle) > idleSpin:
 			self.sleep.Store(asleep)
 			// the job may have been opened before that: look again, or the wake-up is lost
 			state := board.state.Load()
 			if !(state&1 == 1 && state != last || t.stop.Load()) || !self.sleep.CompareAndSwap(asleep, awake) {
-				self.wake.Sleep()
+				<-self.wake
 				self.sleep.Store(awake)
 			}
 			return 0

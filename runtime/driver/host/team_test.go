@@ -148,31 +148,6 @@ func TestTeamRouses(t *testing.T) {
 	}
 }
 
-// Helpers that rest sleep until the next job, whatever their patience, and a call that is in progress does not rest.
-func TestTeamRests(t *testing.T) {
-	tm := startTeam(t)
-	for range 20 {
-		tm.begin()
-		tm.run(64, true, func(int, int, int) {})
-		if tm.rest(); tm.mode.Load() != inCall {
-			t.Fatal("helpers rest during a call")
-		}
-		tm.end()
-		if tm.rest(); tm.mode.Load() != resting {
-			t.Fatal("helpers do not rest after a call")
-		}
-		for _, h := range tm.helpers {
-			for h.sleep.Load() != asleep {
-				runtime.Gosched()
-			}
-		}
-	}
-	tm.rouse()
-	if tm.mode.Load() != afterCall {
-		t.Error("roused helpers would sleep at once again")
-	}
-}
-
 // A task that reads memory that is not there ends its job on every thread, and the next job is whole.
 func TestTeamFault(t *testing.T) {
 	if r, err := mem.Guarded(1); err != nil {
