@@ -422,14 +422,15 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 		clear(p.feed.state) // errors of another tile's columns
 	}
 	all := p.front + p.spec.K
-	for k0, k1 := 0, 0; k0 < all; k0 = k1 {
-		k1 = min(k0+p.rows, all)
+	for k0 := 0; k0 < all; {
+		k1 := min(k0+p.rows, all)
 		if k0 < p.front {
 			k1 = min(k1, p.front)
 		}
 		if err := p.packChunk(dst, tile, k0, k1, &scale, &sum); err != nil {
 			return err
 		}
+		k0 = k1
 	}
 	p.packTail(dst, tile, &scale, &sum)
 	return nil

@@ -131,8 +131,8 @@ func RunSimulate(ui *cli.Streams, options *Options) error {
 	if options.Around > 0 {
 		rest = fmt.Sprintf("the server takes %v around each", options.Around)
 	}
-	ui.Notef("simulated: program calls take what the plan predicts, and " + rest + "; energy is modelled from the" +
-		" SoC's power_w, never measured")
+	ui.Notef("simulated: program calls take what the plan predicts, and %s; energy is modelled from the SoC's power_w, "+
+		"never measured", rest)
 	Show(ui, reports)
 	showProcessors(ui, reports)
 	return ui.Result(reports)

@@ -486,7 +486,8 @@ func (t *translator) onGrid(p *product, in string, steps []float32) error {
 // each, which multiplies the results, and then the bias is added.
 func (t *translator) eightBit(p *product, in []string) error {
 	made, inside := t.codes[p.node.In[0]]
-	rows, inStep, out := "", float32(1), t.Out[0]
+	var rows string
+	inStep, out := float32(1), t.Out[0]
 	if inside {
 		rows, inStep = t.rounded(made), made.scale
 	} else {
