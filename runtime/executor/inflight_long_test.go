@@ -277,6 +277,9 @@ func answered(t *testing.T, dir string, before func(line int, kill func())) (lin
 			before(len(lines), kill)
 		}
 	}
+	if err := scanner.Err(); err != nil {
+		t.Error(err)
+	}
 	_ = child.Wait() // it was killed, or has said why it failed by having too few answers
 	return lines
 }
