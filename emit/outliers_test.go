@@ -128,7 +128,10 @@ func TestOutlierRowsAreVerified(t *testing.T) {
 	plan := planOf(t, m, cal, op.A8OQ8C, false)
 	bare := *plan
 	count := 0
-	readByRow(plan, func(_ string, at planir.Placement) {
+	readByRow(plan, func(blob string, at planir.Placement) {
+		if blob != "weights/rows" {
+			t.Errorf("pack %q lies in blob %q beside packs that are read whole", at.Pack.Name, blob)
+		}
 		plan.Hot = append(plan.Hot, planir.Hot{Weight: at.Pack.Weight, Layer: max(0, at.Layer), Channels: []int{1, 7, 40}, Others: 9})
 		count++
 	})

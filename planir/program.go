@@ -351,7 +351,9 @@ type WeightBlob struct {
 }
 
 // WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one "weights/layer.NNN" per
-// layer. InArtifact packs are in none. No offset is stored anywhere: it follows from the packs' sizes.
+// layer, and "weights/rows" for packs of which single rows are read. InArtifact packs are in none. No offset is stored
+// anywhere: it follows from the packs' sizes.
+// RATIONALE: Which rows of a weight do shadow outliers find in memory?
 func (p *Program) WeightBlobs() []WeightBlob {
 	weights := map[string]*op.Weight{}
 	layers := 0
@@ -362,23 +364,28 @@ func (p *Program) WeightBlobs() []WeightBlob {
 			layers = max(layers, span.To)
 		}
 	}
-	fill := func(name string, layer int) WeightBlob {
+	const shared = -1 // the layer of packs without layers
+	byRow := p.ReadByRow()
+	fill := func(name string, rows bool, first, end int) WeightBlob {
 		blob := WeightBlob{Name: name}
-		for i := range p.Packs {
-			pack := &p.Packs[i]
-			weight := weights[pack.Weight]
-			if weight == nil || pack.InArtifact || (layer < 0) != (len(weight.Layers) == 0) ||
-				layer >= 0 && !weight.InLayer(layer) {
-				continue
+		for layer := first; layer < end; layer++ {
+			for i := range p.Packs {
+				pack := &p.Packs[i]
+				weight := weights[pack.Weight]
+				if weight == nil || pack.InArtifact || byRow[pack.Name] != rows ||
+					(layer == shared) != (len(weight.Layers) == 0) || layer != shared && !weight.InLayer(layer) {
+					continue
+				}
+				blob.Packs = append(blob.Packs, Placement{Pack: pack, Layer: layer, Offset: blob.Size})
+				blob.Size += op.RoundUp(pack.Bytes, tensorAlign)
 			}
-			blob.Packs = append(blob.Packs, Placement{Pack: pack, Layer: layer, Offset: blob.Size})
-			blob.Size += op.RoundUp(pack.Bytes, tensorAlign)
 		}
 		return blob
 	}
-	blobs := []WeightBlob{fill("weights/shared", -1)}
-	for layer := 0; layer < layers; layer++ {
-		blobs = append(blobs, fill(fmt.Sprintf("weights/layer.%03d", layer), layer))
+	blobs := []WeightBlob{fill("weights/shared", false, shared, 0)}
+	for layer := range layers {
+		blobs = append(blobs, fill(fmt.Sprintf("weights/layer.%03d", layer), false, layer, layer+1))
 	}
+	blobs = append(blobs, fill("weights/rows", true, shared, layers))
 	return slices.DeleteFunc(blobs, func(blob WeightBlob) bool { return blob.Size == 0 })
 }

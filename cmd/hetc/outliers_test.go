@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/ortapi"
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/calibration"
@@ -198,28 +200,37 @@ func TestOutliersAreRefusedOrRight(t *testing.T) {
 	base := outlierDir(t, func(d *dir) { d.tensors(nil, boundlessNorm) })
 	for _, x := range outlierDrivers() {
 		t.Run(x.name, func(t *testing.T) {
-			if x.missing != nil {
-				if err := x.missing(); err != nil {
-					require.Skip(t, x.name, err)
-				}
+			of := base
+			if x.name == "qnn" { // computes in half precision, which has no such gain
+				of = outlierDir(t, func(d *dir) { d.tensors(nil, nil) })
 			}
-			d := &dir{T: t, path: base.path, artifacts: base.artifacts, model: base.model}
-			switch x.name {
-			case "host":
-				d.hetc("probe -o host.yaml")
-			case "ort":
-				d.hetc("probe --driver ort -o ort.yaml")
-			case "qnn": // computes in half precision, which has no such gain
-				d = outlierDir(t, func(d *dir) { d.tensors(nil, nil) })
-			}
-			budget := ""
-			if strings.HasPrefix(x.soc, "--soc") {
-				budget = " --budget 3s"
-			}
-			d.hetc("profile " + x.soc + " --model m --workload w.yaml -o " + x.name + ".jsonl" + budget)
-			refusedOrRight(d, &x)
+			refusedOrRight(x.profiled(t, of), &x)
 		})
 	}
+}
+
+// profiled is a directory as the driver's test has it, with what solve needs of the driver. Without the driver the test is
+// skipped.
+func (x *outlierDriver) profiled(t *testing.T, of *dir) *dir {
+	t.Helper()
+	if x.missing != nil {
+		if err := x.missing(); err != nil {
+			require.Skip(t, x.name, err)
+		}
+	}
+	d := &dir{T: t, path: of.path, artifacts: of.artifacts, model: of.model}
+	switch x.name {
+	case "host":
+		d.hetc("probe -o host.yaml")
+	case "ort":
+		d.hetc("probe --driver ort -o ort.yaml")
+	}
+	budget := ""
+	if strings.HasPrefix(x.soc, "--soc") {
+		budget = " --budget 3s"
+	}
+	d.hetc("profile " + x.soc + " --model m --workload w.yaml -o " + x.name + ".jsonl" + budget)
+	return d
 }
 
 // outlierDir is a directory with a model, calibrations and all else that does not depend on the driver.
@@ -308,3 +319,78 @@ func refusedOrRight(d *dir, x *outlierDriver) {
 
 // downWeight is the weight of the down projection.
 const downWeight = "layers.ffn_down"
+
+// planted are the channels that are outliers of plantedModel.
+var planted = []int{3, 17, 60, 61, 130, 255}
+
+// plantedModel writes model m, which computes what the small one does. Planted channels of what enters qkv and the
+// feed-forward products are 32 times as large, their weights as much smaller: powers of two, which change no result.
+// Columns of feed-forward blocks are so many columns apart, with zeros between.
+func plantedModel(d *dir, apart int) {
+	d.Helper()
+	file, err := safetensors.Open(filepath.Join(d.model, "model.safetensors"))
+	d.must(err)
+	defer file.Close()
+	var out []safetensors.Tensor
+	for _, name := range file.Names() {
+		tensor, _ := file.Tensor(name)
+		tensor.Data = slices.Clone(tensor.Data)
+		parts := strings.Split(name, ".")
+		plant(&tensor, parts[len(parts)-2])
+		spread(&tensor, parts[len(parts)-2], apart)
+		out = append(out, tensor)
+	}
+	d.config(`"intermediate_size": 768`, fmt.Sprintf(`"intermediate_size": %d`, 768*apart))
+	d.must(safetensors.Write(d.at("planted.safetensors"), out, nil))
+	d.must(os.Rename(d.at("planted.safetensors"), d.at("m/model.safetensors")))
+}
+
+// plant changes the numbers of a tensor: "up_proj".
+func plant(tensor *safetensors.Tensor, part string) {
+	columns := tensor.Shape[len(tensor.Shape)-1]
+	// Bfloat16 numbers have their exponent in bits 7 to 14.
+	scale := func(row, column, exponent int) {
+		at := tensor.Data[2*(row*columns+column):]
+		bits := int(binary.LittleEndian.Uint16(at))
+		if bits>>7&0xff < 6 {
+			bits = 0
+		} else {
+			bits += exponent << 7
+		}
+		binary.LittleEndian.PutUint16(at, uint16(bits))
+	}
+	for _, channel := range planted {
+		switch part {
+		case "input_layernorm", "post_attention_layernorm":
+			scale(0, channel, 5)
+		case "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj":
+			for row := range tensor.Shape[0] {
+				scale(row, channel, -5)
+			}
+		}
+		if part == "up_proj" {
+			for column := range columns {
+				scale(channel, column, 5)
+			}
+		}
+	}
+}
+
+// spread moves the columns of a feed-forward block apart, which are rows of the tensors of gates.
+func spread(tensor *safetensors.Tensor, part string, apart int) {
+	piece := 2 // bytes that stay together
+	switch part {
+	case "gate_proj", "up_proj":
+		piece *= tensor.Shape[1]
+		tensor.Shape = []int{tensor.Shape[0] * apart, tensor.Shape[1]}
+	case "down_proj":
+		tensor.Shape = []int{tensor.Shape[0], tensor.Shape[1] * apart}
+	default:
+		return
+	}
+	data := make([]byte, apart*len(tensor.Data))
+	for at := 0; at < len(tensor.Data); at += piece {
+		copy(data[at*apart:], tensor.Data[at:][:piece])
+	}
+	tensor.Data = data
+}
