@@ -110,3 +110,49 @@ func TestORTBesideHost(t *testing.T) {
 		})
 	}
 }
+
+// A plan whose products with a constant scale are convolutions of ONNX Runtime computes the very logits of one whose products
+// are products: sums of codes are exact, and the scales are multiplied on in one order.
+func TestORTConvolutions(t *testing.T) {
+	needORT(t)
+	m := open(t)
+	first, second := cores(t)
+	procs := []planir.Proc{proc("a", first, ""), ortProc(t, "b", second)}
+	ids, _ := ref[int32](t, "ids_3")
+	ids = ids[:min(len(ids), 40)]
+	cal := ranged(t, m, first, ids)
+	for _, scheme := range []op.Scheme{op.A8SQ8C, op.A8OQ8C} {
+		form := op.ConvForm(4, 4)
+		if !procs[1].HasForm(scheme, form) {
+			t.Skipf("ONNX Runtime does not convolve the largest codes exactly on this CPU: it has no form %q of %q", form, scheme)
+		}
+		convolved := 0
+		run := func(form op.Form) []float32 {
+			plan := makePlan(t, m, procs, []int{1, 16}, 64, scheme, func(d *planir.Decision, n *lower.Node) {
+				if n.Op().Kind != op.MatMul {
+					return
+				}
+				d.Shares[0].Proc = "b"
+				if d.Rows == 16 && n.Op().M == 16 {
+					d.Shares[0].Form = form
+				}
+			})
+			plan = folded(t, plan, m, cal)
+			for _, graph := range plan.Program.Graphs {
+				for _, node := range graph.Graph.Nodes {
+					if node.Op.Form != "" {
+						convolved++
+					}
+				}
+			}
+			return allLogits(t, machineWith(t, m, plan, cal, withORT(), ortcompiler.New()), ids)
+		}
+		want, got := run(""), run(form)
+		if d := maxDiff(got, want); d != 0 {
+			t.Errorf("%s: in the form %q logits differ by %g, want equal bits", scheme, form, d)
+		}
+		if convolved < 4 {
+			t.Errorf("%s: %d graphs in the form %q, want those of all products of a layer", scheme, convolved, form)
+		}
+	}
+}

@@ -30,96 +30,139 @@ func opened(t *testing.T) *processor {
 	return p.(*processor)
 }
 
-// Products in every form give what the default gives, up to the order of additions.
+// Products in every form give what the default gives: of integers the same bits, in float32 up to the order of additions.
 func TestFormsExecute(t *testing.T) {
 	p := opened(t)
 	onItsThread(t, p, func() {
 		rng := rand.New(rand.NewPCG(7, 1))
-		for _, sh := range [][3]int{{1, 64, 96}, {8, 128, 64}, {12, 97, 131}, {64, 256, 320}} {
-			for _, bias := range []bool{false, true} {
-				m, k, n := sh[0], sh[1], sh[2]
-				fill := func(bytes int) []byte {
-					r, err := mem.Alloc(bytes, driver.Align)
-					if err != nil {
-						t.Error(err)
+		for _, scheme := range []op.Scheme{op.A32W32, op.A8SQ8C, op.A8OQ8C} {
+			for i, shape := range [][3]int{{1, 64, 96}, {8, 128, 64}, {12, 97, 131}, {64, 256, 320}} {
+				for _, bias := range []bool{false, true} {
+					plain := op.Op{Kind: op.MatMul, M: shape[0], K: shape[1], N: shape[2], Scheme: scheme, Bias: bias}
+					forms := op.FormsOf(plain.M, p.caps.Forms[scheme])
+					if len(forms) == 0 && i > 0 && (scheme == op.A32W32 || p.storage != inexact) {
+						t.Errorf("%s: nothing to compare", plain.Key())
 					}
-					t.Cleanup(func() { r.Close() })
-					v, _ := mem.View[float32](r.Bytes())
-					for i := range v {
-						v[i] = float32(rng.NormFloat64())
+					operands, err := drawOperands(t, rng, plain)
+					var want []float32
+					if err == nil {
+						want, err = operands.run(t, p, plain)
 					}
-					return r.Bytes()
-				}
-				plain := op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: op.A32W32, Bias: bias}
-				g := op.Single(plain, op.OnnxLayout)
-				var w driver.Weights
-				for _, spec := range g.Weights {
-					size, err := pack.Bytes(spec)
 					if err != nil {
-						t.Error(err)
+						t.Errorf("%s: %v", plain.Key(), err)
 						return
 					}
-					w = append(w, driver.Packed{Spec: spec, Bytes: fill(int(size))})
-				}
-				x := fill(4 * m * k)
-				run := func(o op.Op) []float32 {
-					g := op.Single(o, op.OnnxLayout)
-					a, err := compile.New().Compile(t.Context(), g, w, driver.Target{Proc: "p"})
-					if err != nil {
-						t.Errorf("%s: %v", o.Key(), err)
-						return nil
+					bound := 0.0
+					if scheme == op.A32W32 {
+						bound = 1e-4 * math.Sqrt(float64(plain.K))
 					}
-					exe, err := p.Load(t.Context(), a, w)
-					if err != nil {
-						t.Errorf("%s: %v", o.Key(), err)
-						return nil
-					}
-					defer exe.Close()
-					in, err := p.Import(x)
-					if err != nil {
-						t.Error(err)
-						return nil
-					}
-					defer in.Close()
-					out, err := p.Alloc(int64(4 * m * n))
-					if err != nil {
-						t.Error(err)
-						return nil
-					}
-					defer out.Close()
-					b := &driver.Bindings{Scalars: &driver.Scalars{Rows: m, KVLen: m, Seq: m},
-						In:  []driver.View{{Buffer: in, Type: op.F32, Rows: m, Cols: k, Stride: k}},
-						Out: []driver.View{{Buffer: out, Type: op.F32, Rows: m, Cols: n, Stride: n}}}
-					if _, err := p.Run(exe, b); err != nil {
-						t.Errorf("%s: %v", o.Key(), err)
-						return nil
-					}
-					y, err := mem.View[float32](out.Bytes())
-					if err != nil {
-						t.Error(err)
-						return nil
-					}
-					return slices.Clone(y[:m*n])
-				}
-				want := run(plain)
-				forms := op.FormsOf(m, p.caps.Forms[op.A32W32])
-				if len(want) == 0 || len(forms) == 0 {
-					t.Errorf("%s: nothing to compare", plain.Key())
-				}
-				for _, f := range forms {
-					o := plain
-					o.Form = f
-					got := run(o)
-					for i := range got {
-						if math.Abs(float64(got[i]-want[i])) > 1e-4*math.Sqrt(float64(k)) {
-							t.Errorf("%s: element %d is %v, in the default form %v", o.Key(), i, got[i], want[i])
-							break
+					for _, form := range forms {
+						formed := plain
+						formed.Form = form
+						got, err := operands.run(t, p, formed)
+						if err != nil {
+							t.Errorf("%s: %v", formed.Key(), err)
+							continue
+						}
+						for i := range got {
+							if math.Abs(float64(got[i]-want[i])) > bound {
+								t.Errorf("%s: element %d is %v, in the default form %v", formed.Key(), i, got[i], want[i])
+								break
+							}
 						}
 					}
 				}
 			}
 		}
 	})
+}
+
+// operands are what a product reads.
+type operands struct {
+	inputs  [][]byte
+	weights driver.Weights
+}
+
+// drawOperands draws the operands of a product. One scale holds for all rows.
+func drawOperands(t *testing.T, rng *rand.Rand, product op.Op) (out operands, err error) {
+	graph := op.Single(product, op.OnnxLayout)
+	for _, spec := range graph.Weights {
+		values := make([]float32, spec.K*spec.N)
+		for i := range values {
+			values[i] = float32(rng.NormFloat64())
+		}
+		size, err := pack.Bytes(spec)
+		if err != nil {
+			return out, err
+		}
+		source, err := pack.Floats(values, spec.K, spec.N)
+		if err != nil {
+			return out, err
+		}
+		data := memoryOf(t, int(size))
+		if err := pack.Pack(data, spec, source); err != nil {
+			return out, err
+		}
+		out.weights = append(out.weights, driver.Packed{Spec: spec, Bytes: data})
+	}
+	for i, input := range graph.Inputs {
+		data := memoryOf(t, input.Type.Bytes()*input.Rows*input.Cols)
+		out.inputs = append(out.inputs, data)
+		if input.Type == op.I8 {
+			for i := range data {
+				data[i] = byte(rng.IntN(255) - 127)
+			}
+			continue
+		}
+		values, err := mem.View[float32](data)
+		if err != nil {
+			return out, err
+		}
+		for j := range values {
+			if values[j] = 0.0123; i == 0 {
+				values[j] = float32(rng.NormFloat64())
+			}
+		}
+	}
+	return out, nil
+}
+
+// run is what the product is in a form.
+func (x *operands) run(t *testing.T, p *processor, product op.Op) ([]float32, error) {
+	graph := op.Single(product, op.OnnxLayout)
+	artifact, err := compile.New().Compile(t.Context(), graph, x.weights, driver.Target{Proc: "p"})
+	if err != nil {
+		return nil, err
+	}
+	exe, err := p.Load(t.Context(), artifact, x.weights)
+	if err != nil {
+		return nil, err
+	}
+	defer exe.Close()
+	bindings := &driver.Bindings{Scalars: &driver.Scalars{Rows: product.M, KVLen: product.M, Seq: product.M}}
+	for i, input := range graph.Inputs {
+		buffer, err := p.Import(x.inputs[i])
+		if err != nil {
+			return nil, err
+		}
+		defer buffer.Close()
+		bindings.In = append(bindings.In, driver.View{Buffer: buffer, Type: input.Type, Rows: input.Rows, Cols: input.Cols,
+			Stride: input.Cols})
+	}
+	result, err := p.Alloc(int64(4 * product.M * product.N))
+	if err != nil {
+		return nil, err
+	}
+	defer result.Close()
+	bindings.Out = []driver.View{{Buffer: result, Type: op.F32, Rows: product.M, Cols: product.N, Stride: product.N}}
+	if _, err := p.Run(exe, bindings); err != nil {
+		return nil, err
+	}
+	values, err := mem.View[float32](result.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(values[:product.M*product.N]), nil
 }
 
 // Codes are convolved exactly on this CPU, so that products of them have that form where one scale serves all rows; and
