@@ -700,7 +700,11 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 		case diag.ClassUnavailable, diag.ClassVerify: // something is missing on this machine, or it is another graph
 			class = found
 		}
-		return nil, diag.New(class, "load graph %q on processor %q: %w", graph.Name, on.name, err)
+		failed := diag.New(class, "load graph %q on processor %q: %w", graph.Name, on.name, err)
+		if len(diag.HintsOf(err)) == 0 && ctx.Err() == nil {
+			failed = failed.WithHint("where the artifact is damaged, or of another version of hetc, emit the bundle again")
+		}
+		return nil, failed
 	}
 	loader.loaded[key] = exe
 	m.steps.Add(1) // the watchdog sees progress

@@ -312,6 +312,36 @@ func TestSelfTestOfAFaultyDriver(t *testing.T) {
 	}
 }
 
+// damaged is a source whose artifacts lost their last byte.
+type damaged struct {
+	executor.Source
+	artifacts map[string]bool
+}
+
+func (d damaged) Blob(digest string) ([]byte, error) {
+	blob, err := d.Source.Blob(digest)
+	if d.artifacts[digest] && err == nil {
+		blob = blob[:len(blob)-1]
+	}
+	return blob, err
+}
+
+// A damaged artifact is refused with what to do about it.
+func TestSelfTestOfADamagedGraph(t *testing.T) {
+	plan, content := foreignPlan(t, op.A32W32, []int{1, 8}, swapped)
+	test := selfTestOf(t, plan, content)
+	from := damaged{content, map[string]bool{}}
+	for i := range plan.Program.Graphs {
+		from.artifacts[plan.Program.Graphs[i].Artifact] = true
+	}
+	_, err := executor.SelfTest(t.Context(), plan, from, test, []string{"b"},
+		executor.Options{Drivers: []driver.Driver{host.New(), foreign{Driver: host.New()}}})
+	if hints := diag.HintsOf(err); err == nil || !strings.Contains(err.Error(), `load graph "`) || len(hints) != 1 ||
+		!strings.Contains(hints[0], "emit the bundle again") {
+		t.Errorf("got %v with hints %q, want which graph it was, and to emit the bundle again", err, hints)
+	}
+}
+
 // ONNX Runtime passes, whose kernels round otherwise than the reference.
 func TestSelfTestORT(t *testing.T) {
 	needORT(t)
