@@ -1,8 +1,8 @@
-// Package prefix knows what a computed prefix is: the cache of tokens that prompts begin with, computed ahead of time by
-// a plan, so that a request with such a prompt processes only the rest.
+// Package prefix knows what a computed prefix is: the cache of tokens that prompts begin with, computed ahead of time
+// by a plan, so that a request with such a prompt processes only the rest.
 //
-// A file is a line of JSON, the token ids as little-endian int32, and the cache [layer][k|v][kv_head][token][head_dim] in
-// the plan's cache type. It is of one plan: another one would have computed other numbers.
+// A file is a line of JSON, the token ids as little-endian int32, and the cache [layer][k|v][kv_head][token][head_dim]
+// in the plan's cache type. It is of one plan: another one would have computed other numbers.
 package prefix
 
 import (
@@ -59,8 +59,8 @@ func Encode(plan *planir.Plan, prefix *Prefix) ([]byte, error) {
 	return append(out, prefix.Cache...), nil
 }
 
-// Decode reads a prefix of this plan. Its cache is a part of data. What is cut off, of another plan, or does not fit the
-// plan's context and vocabulary is refused with class ClassInput.
+// Decode reads a prefix of this plan. Its cache is a part of data. What is cut off, of another plan, or does not fit
+// the plan's context and vocabulary is refused with class ClassInput.
 func Decode(data []byte, plan *planir.Plan) (*Prefix, error) {
 	refuse := func(format string, args ...any) (*Prefix, error) {
 		return nil, diag.New(diag.ClassInput, "read the computed prefix: "+format, args...).

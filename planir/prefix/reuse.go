@@ -2,7 +2,8 @@ package prefix
 
 import "github.com/hetc/hetc/planir"
 
-// Reuse says which tokens of a prompt need not be processed again because the cache holds them, by the rules of one plan.
+// Reuse says which tokens of a prompt need not be processed again because the cache holds them, by the rules of one
+// plan.
 type Reuse struct {
 	program *planir.Program
 	alike   bool // prefill and decode compute in the same schemes

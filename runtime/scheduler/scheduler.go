@@ -299,8 +299,9 @@ func (s *State) together() Action {
 	return s.decode(s.decoding(s.tasks))
 }
 
-// byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks, or goes
-// on beside them; while reactive requests decode, proactive prompts are processed beside them, or get the time that Gap allows.
+// byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks, or
+// goes on beside them; while reactive requests decode, proactive prompts are processed beside them, or get the time
+// that Gap allows.
 func (s *State) byClass(now int64) Action {
 	var reactive, proactive []*task
 	for _, t := range s.tasks {
@@ -366,8 +367,8 @@ func (s *State) aged(now int64, t *task) bool {
 func (s *State) used() int { return s.Running(Proactive) + s.Running(Reactive) }
 
 // pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests: that is
-// possible, and takes less time than a call of all processors for the chunk and, iteration by iteration, what the tokens
-// that are decoded meanwhile would cost otherwise.
+// possible, and takes less time than a call of all processors for the chunk and, iteration by iteration, what the
+// tokens that are decoded meanwhile would cost otherwise.
 func (s *State) pays(next *task, batch int, otherwise int64) bool {
 	if s.config.Beside == nil || batch == 0 {
 		return false
@@ -399,12 +400,13 @@ func (s *State) paysUrgent(next *task, batch int) bool {
 	return float64(side.DecodeNS) <= float64(alone)*(1+s.config.Slack)
 }
 
-// paysPrompt is Algorithm 1 of Agent.xpu for a reactive prompt, with the variants of a chunk that a plan has: while nothing
-// decodes all processors share the chunk; while requests decode, one processor has it by itself, where that gets more
-// done and the chunk ends, at the latest, only a slack later than all processors by turns with decoding would end it.
+// paysPrompt is Algorithm 1 of Agent.xpu for a reactive prompt, with the variants of a chunk that a plan has: while
+// nothing decodes all processors share the chunk; while requests decode, one processor has it by itself, where that
+// gets more done and the chunk ends, at the latest, only a slack later than all processors by turns with decoding would
+// end it.
 func (s *State) paysPrompt(next *task, urgent, background int) bool {
-	batch, iteration := background,
-		int64(0) // background requests do not decode between the chunks of a reactive prompt
+	// Background requests do not decode between the chunks of a reactive prompt.
+	batch, iteration := background, int64(0)
 	if urgent > 0 {
 		batch, iteration = urgent, s.config.DecodeNS(urgent)
 	}

@@ -7,7 +7,8 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// Clock is the time of a Server whose machine is simulated, and who sends it requests. Run calls it, one method at a time.
+// Clock is the time of a Server whose machine is simulated, and who sends it requests. Run calls it, one method at a
+// time.
 type Clock interface {
 	Now() int64 // ns
 	// Called says that a program call has ended: Now is then when it did.

@@ -30,8 +30,8 @@ const (
 	unplanned = 0.7
 )
 
-// draft returns what followed the latest tokens of a sequence, next among them, when they came before: at most n tokens,
-// or nil if they never did. The longest match counts, and of those the latest.
+// draft returns what followed the latest tokens of a sequence, next among them, when they came before: at most n
+// tokens, or nil if they never did. The longest match counts, and of those the latest.
 func draft(tokens []int32, next int32, n int) []int32 {
 	last := len(tokens) // the position of next
 	at := func(i int) int32 {

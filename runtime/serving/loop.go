@@ -29,8 +29,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// loop does what the scheduler decides, program call by program call. As long as there is something to do it stays on the
-// machine's control thread: to hand over each call would cost as much as a small model's step.
+// loop does what the scheduler decides, program call by program call. As long as there is something to do it stays on
+// the machine's control thread: to hand over each call would cost as much as a small model's step.
 func (s *Server) loop(ctx context.Context) error {
 	batch := make([]*Answer, 0, len(s.slots))
 	for ctx.Err() == nil {
@@ -79,8 +79,8 @@ func (s *Server) act(control *executor.Control, action scheduler.Kind, batch []*
 	return err
 }
 
-// decide forgets requests that were cancelled and asks the scheduler what to do next, for which answers. It is over when
-// no request is left and none is accepted.
+// decide forgets requests that were cancelled and asks the scheduler what to do next, for which answers. It is over
+// when no request is left and none is accepted.
 func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

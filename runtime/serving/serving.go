@@ -1,9 +1,9 @@
-// Package serving knows how many requests share one machine: it asks the scheduler what to do next, lets the executor do
-// it, samples, and hands every token to whom it belongs. What a request gets does not depend on the others.
+// Package serving knows how many requests share one machine: it asks the scheduler what to do next, lets the executor
+// do it, samples, and hands every token to whom it belongs. What a request gets does not depend on the others.
 //
-// One goroutine, that of Run, uses the machine; between two program calls it takes notice of new and cancelled requests.
-// The cache of a request that has ended stays where it is until another one needs its place: a request whose prompt
-// begins with the same tokens processes only the rest.
+// One goroutine, that of Run, uses the machine; between two program calls it takes notice of new and cancelled
+// requests. The cache of a request that has ended stays where it is until another one needs its place: a request whose
+// prompt begins with the same tokens processes only the rest.
 package serving
 
 import (

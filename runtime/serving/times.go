@@ -146,7 +146,8 @@ func (t *Times) Pair() (prefill, decode string) {
 	return t.plan.Beside.Prefill, t.plan.Beside.Decode
 }
 
-// alone is the time of a program of prefill on the processor that processes prompts beside decoding, with nothing beside.
+// alone is the time of a program of prefill on the processor that processes prompts beside decoding, with nothing
+// beside.
 func (t *Times) alone(rows int) int64 {
 	for i := range t.plan.Program.Programs {
 		program := &t.plan.Program.Programs[i]

@@ -51,7 +51,8 @@ func (m *metrics) answered(pattern string, status int, took time.Duration) {
 	m.duration.WithLabelValues(pattern).Observe(took.Seconds())
 }
 
-// generated notes when a token was there, in ns from the request's submission, and when the one before it was; before of
+// generated notes when a token was there, in ns from the request's submission, and when the one before it was; before
+// of
 // -1: it is the first.
 func (m *metrics) generated(class scheduler.Class, after, before int64) {
 	if before < 0 {

@@ -60,8 +60,8 @@ type neverField struct {
 	hint    string
 }
 
-// parse reads a body. Fields are taken in alphabetical order, and the first problem is told. A field that is null counts
-// as absent.
+// parse reads a body. Fields are taken in alphabetical order, and the first problem is told. A field that is null
+// counts as absent.
 func parse(body []byte, fields map[string]field) (*request, *problem) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(body, &object); err != nil || object == nil {

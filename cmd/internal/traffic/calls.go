@@ -86,8 +86,8 @@ func (t *tally) rows(rest int) int {
 }
 
 // report are the means by kind and size. busyNS is how long the server worked: what it did around the calls, such as
-// asking the scheduler, is a row of its own, which no plan predicts. Chunks beside decoding are not calls of their own, so
-// that there is no such row with them.
+// asking the scheduler, is a row of its own, which no plan predicts. Chunks beside decoding are not calls of their own,
+// so that there is no such row with them.
 func (t *tally) report(busyNS int64) (out []CallReport) {
 	calls, measured, beside := int64(0), int64(0), false
 	for key, sum := range t.sums {

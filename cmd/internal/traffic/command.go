@@ -318,8 +318,8 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	return ui.Result(reports)
 }
 
-// measureAround is what the server takes around a program call on this machine, such as waking who waits for a token. It is
-// the mean over some short requests, one after the other, before anything else is measured.
+// measureAround is what the server takes around a program call on this machine, such as waking who waits for a token.
+// It is the mean over some short requests, one after the other, before anything else is measured.
 func measureAround(ctx context.Context, machine *executor.Machine) (time.Duration, error) {
 	const requests, tokens = 8, 16
 	trace := make([]Request, requests)
@@ -368,8 +368,8 @@ func (o *Options) peer(ctx context.Context, plan *planir.Plan) (*llamaServer, er
 }
 
 // measureAll measures every policy in every round, llama.cpp's server if it is there, and the reactive requests by
-// themselves under the policy Full, and returns the round with the median rate of each. What llama.cpp's server does not
-// answer costs its own row and no other.
+// themselves under the policy Full, and returns the round with the median rate of each. What llama.cpp's server does
+// not answer costs its own row and no other.
 func measureAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine, peer *llamaServer, distance *gauge,
 	trace []Request, options *Options) ([]*Report, error) {
 	type play struct {

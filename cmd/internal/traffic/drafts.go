@@ -101,8 +101,8 @@ const longestText = 1 << 24 // bytes
 // longestPrompt is how many tokens the prompts have at most: all kinds of text are decoded at about the same positions.
 const longestPrompt = 192
 
-// draftTexts are the kinds of text, with prompts of at most room tokens; none where that is too little. The first two are
-// what the model says, which depends on the model; the others are given, so that they are what their names say.
+// draftTexts are the kinds of text, with prompts of at most room tokens; none where that is too little. The first two
+// are what the model says, which depends on the model; the others are given, so that they are what their names say.
 func draftTexts(vocabulary, room, tokens int) []draftText {
 	room = min(room, longestPrompt)
 	if room < 3 {
@@ -198,8 +198,8 @@ func ownText(model *models.Model, path string, room, tokens int) (text draftText
 	return draftText{name: filepath.Base(path), prompt: ids[:room], answer: ids[room:][:tokens]}, nil
 }
 
-// compareDrafts has a request answered plainly and with drafts, in turns. Times are medians over the rounds; answers that
-// differ are an error.
+// compareDrafts has a request answered plainly and with drafts, in turns. Times are medians over the rounds; answers
+// that differ are an error.
 func compareDrafts(ctx context.Context, machine *executor.Machine, request serving.Request, rounds int) (*DraftReport,
 	error) {
 	out := &DraftReport{Tokens: request.MaxTokens}
@@ -234,8 +234,8 @@ func compareDrafts(ctx context.Context, machine *executor.Machine, request servi
 	return out, nil
 }
 
-// answerAlone has one request answered by a server with drafts of so many tokens (serving.Options.Draft), and returns the
-// tokens and the ms that each of them took behind the first.
+// answerAlone has one request answered by a server with drafts of so many tokens (serving.Options.Draft), and returns
+// the tokens and the ms that each of them took behind the first.
 func answerAlone(ctx context.Context, machine *executor.Machine, request serving.Request, most int) (ids []int32,
 	ms float64,
 	metrics serving.Metrics, err error) {

@@ -32,8 +32,8 @@ func newUsage(plan *planir.Plan, times *serving.Times) *usage {
 	return &usage{plan, times, map[string]float64{}}
 }
 
-// called adds a call of a program of all processors that takes ns: with fewer rows than the program has, all of its steps
-// take less.
+// called adds a call of a program of all processors that takes ns: with fewer rows than the program has, all of its
+// steps take less.
 func (u *usage) called(program *planir.PhaseProgram, ns int64) {
 	whole := int64(0)
 	if program != nil {

@@ -8,10 +8,10 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Processors that share a program hand over to each other many times a step, and read what the other one wrote. Where the
-// machine is virtual, its host may move cores apart, so that both take several times as long as when the machine was
-// probed, and back again, within minutes. Times measured then differ from predictions for a reason that no plan knows.
-// Therefore every measurement stands beside the hand-over before and after it.
+// Processors that share a program hand over to each other many times a step, and read what the other one wrote. Where
+// the machine is virtual, its host may move cores apart, so that both take several times as long as when the machine
+// was probed, and back again, within minutes. Times measured then differ from predictions for a reason that no plan
+// knows. Therefore every measurement stands beside the hand-over before and after it.
 
 // HandoverReport is what a hand-over between two cores took around a measurement, in us.
 type HandoverReport struct {

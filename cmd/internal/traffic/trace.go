@@ -27,7 +27,8 @@ type Request struct {
 	Prompt int     `json:"prompt_tokens"`
 	Cached int     `json:"cached_tokens,omitempty"` // of the prompt, from an earlier turn
 	Output int     `json:"output_tokens"`
-	// what hetserve --record counts for solve, and simulate does not play: tokens that the text so far had a guess for, and rightly
+	// what hetserve --record counts for solve, and simulate does not play: tokens that the text so far had a guess for,
+	// and rightly
 	Guessed int `json:"guessed_tokens,omitempty"`
 	Right   int `json:"right_tokens,omitempty"`
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/runtime/serving"
 )
 
-// virtualClock plays a trace with the server itself on a clock that only program calls and waiting move on. One goroutine
-// does everything, that of the server, so that a trace goes the same way every time.
+// virtualClock plays a trace with the server itself on a clock that only program calls and waiting move on. One
+// goroutine does everything, that of the server, so that a trace goes the same way every time.
 type virtualClock struct {
 	took func(serving.Call) int64 // what a call takes, in ns
 
