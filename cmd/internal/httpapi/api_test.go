@@ -185,6 +185,8 @@ func TestRefusals(t *testing.T) {
 	}
 	response, text := f.post("/v1/completions", `{"prompt":"x"}`, "Content-Type", "text/plain")
 	f.refused(response, text, http.StatusUnsupportedMediaType, "unsupported_media_type", "Content-Type: application/json")
+	response, text = f.post("/v1/completions", "\x1f\x8b", "Content-Encoding", "gzip")
+	f.refused(response, text, http.StatusUnsupportedMediaType, "unsupported_media_type", "send the body as it is")
 	response, text = f.post("/v1/completions", `{"prompt":"x"}`, classHeader, "urgent")
 	f.refused(response, text, http.StatusBadRequest, "", "want reactive or proactive")
 	response, text = f.get("/v1/completions")
@@ -365,6 +367,27 @@ func TestClientLeaves(t *testing.T) {
 	time.Sleep(20 * time.Millisecond)
 	if len(f.engine.got) != count {
 		t.Error("half a body was submitted")
+	}
+}
+
+// A client that closes its sending side has left. What it still reads is no complete response.
+func TestHalfClosed(t *testing.T) {
+	f := serve(t, &fakeEngine{text: beginning, hold: true}, nil)
+	for _, stream := range []bool{false, true} {
+		body := fmt.Sprintf(`{"prompt":"x","stream":%v}`, stream)
+		connection := f.dial("/v1/completions", body, len(body))
+		f.engine.waiting()
+		if err := connection.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(connection), nil)
+		if stream && err == nil {
+			_, err = io.ReadAll(response.Body)
+		}
+		if !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("stream %v: read %+v, %v, want that it was cut off", stream, response, err)
+		}
+		_ = connection.Close()
 	}
 }
 

@@ -128,6 +128,10 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 		return nil, refuse("", "content type %q; send the header Content-Type: application/json",
 			brief(r.Header.Get("Content-Type"))).as(http.StatusUnsupportedMediaType, "unsupported_media_type")
 	}
+	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
+		return nil, refuse("", "content encoding %q; send the body as it is, without that header", brief(encoding)).
+			as(http.StatusUnsupportedMediaType, "unsupported_media_type")
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, a.MaxBody))
 	var large *http.MaxBytesError
 	switch {
@@ -209,8 +213,15 @@ func (a *API) submit(ctx context.Context, e *endpoint, asked *request) error {
 
 // failed answers with an error, unless the client has gone.
 func (a *API) failed(ctx context.Context, w http.ResponseWriter, err error) {
-	if !errors.Is(ctx.Err(), context.Canceled) {
-		a.fail(w, a.problemOf(ctx, err))
+	abortIfLeft(ctx)
+	a.fail(w, a.problemOf(ctx, err))
+}
+
+// abortIfLeft breaks the connection of a client that has left. One that has closed its sending side alone still reads:
+// it must not take an empty response, or a part of one, for the answer.
+func abortIfLeft(ctx context.Context) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		panic(http.ErrAbortHandler)
 	}
 }
 
@@ -386,7 +397,8 @@ func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
 	if err == nil {
 		err = send(w, []byte("[DONE]\n"))
 	}
-	if err != nil && !errors.Is(err, errGone) && !errors.Is(ctx.Err(), context.Canceled) {
+	if err != nil && !errors.Is(err, errGone) {
+		abortIfLeft(ctx)
 		_ = send(w, encode(g.api.problemOf(ctx, err)))
 	}
 }
