@@ -2,10 +2,12 @@ package servecmd
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
@@ -63,8 +65,10 @@ func parseKeys(path, text string) (keys []string, err error) {
 }
 
 // readCertificate reads a certificate chain and the private key of its first certificate, both PEM. Only regular files
-// are read: from a pipe that nobody writes to the server would wait for ever.
-func readCertificate(certFile, keyFile string) (*tls.Config, error) {
+// are read: from a pipe that nobody writes to the server would wait for ever. warn is told of certificates that clients
+// refuse now.
+func readCertificate(certFile, keyFile string, now time.Time, warn func(format string, args ...any)) (*tls.Config,
+	error) {
 	chain, err := wholefile.Read(certFile, maxKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("--tls-cert: %w", err)
@@ -77,6 +81,19 @@ func readCertificate(certFile, keyFile string) (*tls.Config, error) {
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "--tls-cert %q, --tls-key %q: %w", certFile, keyFile, err).
 			WithHint("give PEM files: the certificate chain, and the private key of its first certificate")
+	}
+	for i, der := range pair.Certificate {
+		certificate, err := x509.ParseCertificate(der)
+		switch {
+		case err != nil:
+			return nil, diag.New(diag.ClassInput, "--tls-cert %q: certificate %d: %w", certFile, i+1, err)
+		case now.After(certificate.NotAfter):
+			warn("--tls-cert %q: certificate %d expired on %s, so that clients refuse it: renew it and start again", certFile,
+				i+1, certificate.NotAfter.UTC().Format(time.RFC3339))
+		case now.Before(certificate.NotBefore):
+			warn("--tls-cert %q: certificate %d is valid from %s on, and clients refuse it until then", certFile, i+1,
+				certificate.NotBefore.UTC().Format(time.RFC3339))
+		}
 	}
 	return &tls.Config{Certificates: []tls.Certificate{pair}}, nil
 }

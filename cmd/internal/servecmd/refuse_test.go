@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -98,12 +99,18 @@ func TestRefusedCommandLines(t *testing.T) {
 // certificate writes a self-signed certificate of 127.0.0.1 and its key.
 func certificate(t *testing.T) (cert, key string, pool *x509.CertPool) {
 	t.Helper()
+	return certificateOf(t, time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
+}
+
+// certificateOf is certificate with a time of its own.
+func certificateOf(t *testing.T, from, to time.Time) (cert, key string, pool *x509.CertPool) {
+	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	shape := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), BasicConstraintsValid: true,
+		NotBefore: from, NotAfter: to, BasicConstraintsValid: true,
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, shape, shape, &private.PublicKey, private)
 	if err != nil {
@@ -158,5 +165,33 @@ func TestOtherMachines(t *testing.T) {
 	s = launch(t, "--listen", "0.0.0.0:0", "--insecure-no-key")
 	if status, text, err := s.post(context.Background(), "/completions", map[string]any{"prompt": "x"}); status != http.StatusOK {
 		t.Errorf("without keys, as asked for: status %d, %s, %v", status, text, err)
+	}
+}
+
+// A certificate that clients refuse by its dates is told when the server starts, with the date.
+func TestCertificateOutOfDate(t *testing.T) {
+	date := func(year int) time.Time { return time.Date(year, 5, 6, 7, 8, 9, 0, time.UTC) }
+	for _, test := range []struct {
+		from, to int
+		want     string
+	}{
+		{2001, 2002, "certificate 1 expired on 2002-05-06T07:08:09Z"},
+		{2101, 2102, "certificate 1 is valid from 2101-05-06T07:08:09Z on"},
+		{2001, 2102, ""},
+	} {
+		cert, key, _ := certificateOf(t, date(test.from), date(test.to))
+		var warned []string
+		_, err := readCertificate(cert, key, date(2050), func(format string, args ...any) {
+			warned = append(warned, fmt.Sprintf(format, args...))
+		})
+		if said := strings.Join(warned, "\n"); err != nil || !strings.Contains(said, test.want) || (test.want == "") != (said == "") {
+			t.Errorf("%d to %d: told %q (%v), want %q", test.from, test.to, said, err, test.want)
+		}
+	}
+	cert, key, _ := certificateOf(t, date(2001), date(2002))
+	s := launch(t, "--tls-cert", cert, "--tls-key", key)
+	s.end()
+	if said := s.errs.String(); !strings.Contains(said, "expired on 2002-05-06") {
+		t.Errorf("a server with an expired certificate says %q", said)
 	}
 }

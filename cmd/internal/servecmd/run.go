@@ -151,7 +151,7 @@ func (o *options) open(ctx context.Context, ui *cli.Streams) (*door, error) {
 		}
 	}
 	if o.tlsCert != "" {
-		if out.secure, err = readCertificate(o.tlsCert, o.tlsKey); err != nil {
+		if out.secure, err = readCertificate(o.tlsCert, o.tlsKey, time.Now(), ui.Warnf); err != nil {
 			return nil, err
 		}
 	}
