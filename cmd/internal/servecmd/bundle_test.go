@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -66,11 +67,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// Names of the bundles of the demo model, each with a cache for four sequences.
+// Names of the bundles of the demo model.
 const (
-	oneCore  = "app.hetb"    // everything on core 0
+	oneCore  = "app.hetb"    // everything on core 0, with a cache for four sequences
 	besideIt = "beside.hetb" // core 1 processes prompts while core 0 decodes
+	manyHere = "many.hetb"   // as oneCore, with a cache for many sequences
 )
+
+// batchesOf are how many sequences the plan of each bundle decodes together.
+var batchesOf = map[string][]int{oneCore: {2, 4}, besideIt: {2, 4}, manyHere: {4, 32}}
 
 // demo is the bundle on one core, and the key to trust.
 func demo(t *testing.T) (app, key string) {
@@ -110,8 +115,8 @@ func makeDemo() (string, error) {
 	if err != nil {
 		return dir, err
 	}
-	for _, name := range []string{oneCore, besideIt} {
-		plan, err := demoPlan(model, name == besideIt)
+	for name, batches := range batchesOf {
+		plan, err := demoPlan(model, name == besideIt, batches)
 		if err != nil {
 			return dir, err
 		}
@@ -143,7 +148,7 @@ func predictBeside(plan *planir.Plan) {
 }
 
 // demoPlan is everything on core 0, in 8 bit, with another core beside it or without.
-func demoPlan(model *models.Model, beside bool) (*planir.Plan, error) {
+func demoPlan(model *models.Model, beside bool, batches []int) (*planir.Plan, error) {
 	digest, err := model.Digest()
 	if err != nil {
 		return nil, err
@@ -151,7 +156,7 @@ func demoPlan(model *models.Model, beside bool) (*planir.Plan, error) {
 	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: "demo", Digest: digest, BOS: model.BOS, EOS: model.EOS},
 		SoC:        planir.SoCRef{Name: "test", Control: "a", Fingerprint: host.Fingerprint()},
-		MaxContext: contextLength, KV: op.F32, Batches: []int{2, 4},
+		MaxContext: contextLength, KV: op.F32, Batches: batches,
 		Procs: []planir.Proc{{
 			Name: "a", Kind: "cpu", Driver: "host", Select: "0", Cores: []int{0},
 			Set: capability.Set{
@@ -267,7 +272,12 @@ func (l *lockedBuffer) String() string {
 
 // command is a command line of hetserve.
 func command(ui *cli.Streams, args ...string) *cobra.Command {
-	return cli.Prepare(ui, func(ui *cli.Streams) *cobra.Command { return New(ui, all.Drivers()) }, args...)
+	return commandOn(ui, all.Drivers(), args...)
+}
+
+// commandOn is command with drivers of the test's choice.
+func commandOn(ui *cli.Streams, drivers []driver.Driver, args ...string) *cobra.Command {
+	return cli.Prepare(ui, func(ui *cli.Streams) *cobra.Command { return New(ui, drivers) }, args...)
 }
 
 // launch runs the command line for the bundle on one core until stop is called, or the test ends.
@@ -279,6 +289,12 @@ func launch(t *testing.T, flags ...string) *instance {
 // launchOf is launch for one of the bundles.
 func launchOf(t *testing.T, name string, flags ...string) *instance {
 	t.Helper()
+	return launchOn(t, name, all.Drivers(), flags...)
+}
+
+// launchOn is launchOf with drivers of the test's choice.
+func launchOn(t *testing.T, name string, drivers []driver.Driver, flags ...string) *instance {
+	t.Helper()
 	app, key := demoOf(t, name)
 	ctx, stop := context.WithCancel(context.Background())
 	out, results := io.Pipe()
@@ -286,7 +302,7 @@ func launchOf(t *testing.T, name string, flags ...string) *instance {
 	args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0", "--json"}, flags...)
 	ui := &cli.Streams{Tool: "hetserve", Out: results, Err: s.errs}
 	go func() {
-		err := command(ui, args...).ExecuteContext(ctx)
+		err := commandOn(ui, drivers, args...).ExecuteContext(ctx)
 		_ = results.CloseWithError(io.EOF)
 		s.ended <- err
 		close(s.ended)
@@ -347,6 +363,9 @@ type answer struct {
 	tokens       int
 }
 
+// errCut says that a stream is not whole.
+var errCut = errors.New("the stream was cut off")
+
 // complete asks for the continuation of a text.
 func (s *instance) complete(ctx context.Context, body map[string]any) (answer, error) {
 	return s.completeBy(ctx, body, io.ReadAll)
@@ -368,7 +387,7 @@ func (s *instance) completeBy(ctx context.Context, body map[string]any, read fun
 		documents = strings.Split(strings.TrimSuffix(text, "\n\n"), "\n\n")
 		last := len(documents) - 1
 		if documents[last] != "data: [DONE]" {
-			return out, fmt.Errorf("the stream ends with %q", documents[last])
+			return out, fmt.Errorf("%w: it ends with %q", errCut, documents[last])
 		}
 		documents = documents[:last]
 	}

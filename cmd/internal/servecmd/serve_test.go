@@ -17,6 +17,10 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/drivertest"
+	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -68,10 +72,28 @@ func testLoad(t *testing.T, name string) {
 	cases := load(t, r)
 	before := runtime.NumGoroutine()
 	s := launchOf(t, name, "--max-body", "8KiB")
+	heap := heapBytes()
+	s.besiege(r, cases, 8, count)
+	s.idle()
+	beside := !strings.Contains(s.metrics(), "hetserve_chunks_beside_total 0\n")
+	if beside != (name == besideIt) {
+		t.Errorf("chunks were processed beside decoding: %v\n%s", beside, s.metrics())
+	}
+	if grown := heapBytes() - heap; grown > 32<<20 {
+		t.Errorf("%d requests have left %d MiB on the heap", count, grown>>20)
+	}
+	s.end()
+	settled(t, before)
+}
+
+// besiege has some clients send count requests, of which some are wrong, read slowly or left. Each of the others has to get
+// the answer that it gets alone.
+func (s *instance) besiege(r reference, cases []expected, many, count int) {
+	t := s.t
+	t.Helper()
 	var next, left, answered, refused atomic.Int64
 	var clients sync.WaitGroup
-	heap := heapBytes()
-	for client := range 8 {
+	for client := range many {
 		clients.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(client), 1))
 			for next.Add(1) <= int64(count) {
@@ -100,16 +122,6 @@ func testLoad(t *testing.T, name string) {
 		t.Error("no client left before its answer was complete, or none was refused, so that the test shows less than it " +
 			"means to")
 	}
-	s.idle()
-	beside := !strings.Contains(s.metrics(), "hetserve_chunks_beside_total 0\n")
-	if beside != (name == besideIt) {
-		t.Errorf("chunks were processed beside decoding: %v\n%s", beside, s.metrics())
-	}
-	if grown := heapBytes() - heap; grown > 32<<20 {
-		t.Errorf("%d requests have left %d MiB on the heap", count, grown>>20)
-	}
-	s.end()
-	settled(t, before)
 }
 
 // heapBytes is what is alive on the heap.
@@ -412,5 +424,44 @@ func TestInterruptedWhileLoading(t *testing.T) {
 	err := command(ui, app, "--trust", key, "--listen", "127.0.0.1:0").ExecuteContext(ctx)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v, want that it was cancelled", err)
+	}
+}
+
+// A processor that fails or hangs ends the requests under way with an error, and the server with its own.
+func TestProcessorFails(t *testing.T) {
+	for _, hang := range []bool{false, true} {
+		released, release := context.WithCancel(context.Background())
+		t.Cleanup(release)
+		broken := drivertest.Inject(released, host.New(), drivertest.Fault{At: drivertest.AtRun, K: 5000, Hang: hang})
+		s := launchOn(t, oneCore, []driver.Driver{broken}, "--deadline", "2s")
+		var clients sync.WaitGroup
+		var failed atomic.Int64
+		for client := range 4 {
+			clients.Go(func() {
+				for failed.Load() == 0 {
+					status, text, err := s.post(t.Context(), "/completions", map[string]any{"prompt": prompts[client],
+						"max_tokens": 100, "temperature": 0, "stream": client%2 == 0})
+					switch {
+					case err != nil: // the server has ended
+						return
+					case strings.Contains(text, `"error"`):
+						failed.Add(1)
+						if !strings.Contains(text, "the server's log says why") && !strings.Contains(text, `"code":"draining"`) {
+							t.Errorf("hang %v: status %d, %s", hang, status, text)
+						}
+					}
+				}
+			})
+		}
+		clients.Wait()
+		err := <-s.ended
+		release()
+		if failed.Load() == 0 || diag.ClassOf(err) != diag.ClassRun {
+			t.Errorf("hang %v: %d requests ended with an error, the server with %v, want one at least, and class %v", hang,
+				failed.Load(), err, diag.ClassRun)
+		}
+		if err != nil {
+			t.Logf("hang %v: %v", hang, err)
+		}
 	}
 }

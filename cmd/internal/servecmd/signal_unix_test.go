@@ -5,12 +5,16 @@ package servecmd
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,7 +29,13 @@ type process struct {
 // spawn starts a process that serves the demo bundle.
 func spawn(t *testing.T, flags ...string) *process {
 	t.Helper()
-	app, key := demo(t)
+	return spawnOf(t, oneCore, flags...)
+}
+
+// spawnOf is spawn for one of the bundles.
+func spawnOf(t *testing.T, name string, flags ...string) *process {
+	t.Helper()
+	app, key := demoOf(t, name)
 	args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0", "--json"}, flags...)
 	p := &process{&instance{t: t, client: &http.Client{}, errs: &lockedBuffer{}}, exec.Command(os.Args[0], args...)}
 	p.command.Env = append(os.Environ(), childVar+"=1")
@@ -65,6 +75,44 @@ func TestFirstSignal(t *testing.T) {
 		t.Errorf("%v\n%s", err, p.errs)
 	}
 }
+
+// SIGTERM while many clients ask again and again: an answer that has begun comes whole and right, what comes later is
+// refused, and the process ends by itself.
+func TestFirstSignalUnderLoad(t *testing.T) {
+	r := alone(t)
+	want := r.text(r.tokens(t, prompts[0], greedy, longest))
+	p := spawn(t)
+	var answered atomic.Int64
+	var clients sync.WaitGroup
+	for range 8 {
+		clients.Go(func() {
+			for {
+				got, err := p.complete(t.Context(), map[string]any{"prompt": prompts[0], "max_tokens": longest, "temperature": 0,
+					"stream": true})
+				if err != nil {
+					if cut := errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errCut); cut || answered.Load() < signalAfter {
+						t.Errorf("after %d answers: %v", answered.Load(), err)
+					}
+					return
+				}
+				if got.text != want {
+					t.Errorf("got %q, want %q", got.text, want)
+				}
+				if answered.Add(1) == signalAfter {
+					p.signalled(syscall.SIGTERM)
+				}
+			}
+		})
+	}
+	clients.Wait()
+	if err := p.command.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, p.errs)
+	}
+	t.Logf("%d answers, the signal came after %d", answered.Load(), signalAfter)
+}
+
+// signalAfter is how many answers TestFirstSignalUnderLoad waits for.
+const signalAfter = 24
 
 // kill -9 in the middle of an answer: its client sees that the answer was cut off, and the next server of the same bundle,
 // which goes on with the same recording, gives right answers.

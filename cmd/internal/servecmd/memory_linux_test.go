@@ -1,0 +1,49 @@
+package servecmd
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir"
+)
+
+// ownBytes is what a server holds at most beside what its plan predicts: code for HTTP and TLS, connections, texts, and what
+// the collector has not come by for. A test has more code than hetserve.
+const ownBytes = 24 << 20
+
+// A thousand requests, many at a time, make a server hold no more than a few hundred do, and that is what the plan predicts of
+// a full cache, for a few sequences and for many.
+func TestMemoryIsWhatThePlanPredicts(t *testing.T) {
+	require.Slow(t)
+	for _, name := range []string{oneCore, manyHere} {
+		t.Run(name, func(t *testing.T) {
+			r := aloneIn(t, name)
+			cases := load(t, r)
+			predicted := planir.MemoryOf(r.Machine.Plan())
+			p := spawnOf(t, name, "--max-body", "8KiB")
+			peak := func() int64 {
+				return machine.MemoryField(fmt.Sprintf("/proc/%d/status", p.command.Process.Pid), "VmHWM:")
+			}
+			started := peak()
+			p.besiege(r, cases, r.Machine.Sequences()+4, 300)
+			some := peak()
+			p.besiege(r, cases, r.Machine.Sequences()+4, 700)
+			p.idle()
+			all := peak()
+			t.Logf("resident at most: %.1f MiB when it listens, %.1f after 300 requests, %.1f after 1,000; predicted %.1f: %s",
+				mib(started), mib(some), mib(all), mib(predicted.Total), predicted)
+			if all > predicted.Total+ownBytes {
+				t.Errorf("%.1f MiB are resident, and the plan predicts %.1f: want at most %d MiB more", mib(all),
+					mib(predicted.Total), ownBytes>>20)
+			}
+			if all-some > 4<<20 {
+				t.Errorf("700 more requests have made %.1f MiB more resident, want at most 4", mib(all-some))
+			}
+		})
+	}
+}
+
+// mib is a size in MiB.
+func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
