@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hetc/hetc/cmd/internal/engines"
@@ -26,8 +25,8 @@ import (
 	"github.com/hetc/hetc/runtime/scheduler"
 )
 
-// llamaServer is llama.cpp's server, a process of its own that plays the same traces: continuous batching without classes,
-// with as many slots, on the cores of the plan.
+// llamaServer is llama.cpp's server, a process of its own that plays the same traces: continuous batching without
+// classes, with as many slots, on the cores of the plan.
 type llamaServer struct {
 	url   string
 	stop  context.CancelFunc
@@ -126,18 +125,12 @@ func (l *llamaServer) Close() {
 // measure plays a trace. Prompts are those that the other policies get.
 func (l *llamaServer) measure(ctx context.Context, trace []Request, texts [][]int32) (*Report, error) {
 	courses, failed := make([]course, len(trace)), make([]error, len(trace))
-	began := time.Now()
-	var users sync.WaitGroup
-	for i := range trace {
-		if wait := time.Until(began.Add(time.Duration(trace[i].AtMS * 1e6))); wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-			}
-		}
-		users.Go(func() { courses[i], failed[i] = l.use(ctx, began, &trace[i], texts[i]) })
+	interrupted := onTime(ctx, trace, func(i int, began time.Time) {
+		courses[i], failed[i] = l.use(ctx, began, &trace[i], texts[i])
+	})
+	if interrupted != nil {
+		return nil, interrupted
 	}
-	users.Wait()
 	failed = slices.DeleteFunc(failed, func(err error) bool { return err == nil })
 	if len(failed) > 0 {
 		return nil, fmt.Errorf("%d of %d requests failed, the first: %w", len(failed), len(trace), failed[0])

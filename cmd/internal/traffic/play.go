@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,8 +29,8 @@ func fits(plan *planir.Plan, trace []Request) error {
 	return nil
 }
 
-// Simulate plays a trace on a virtual clock: program calls take what the plan predicts, and nothing else takes time. The
-// slots of the configuration are the plan's sequences if they are 0.
+// Simulate plays a trace on a virtual clock: program calls take what the plan predicts, and nothing else takes time.
+// The slots of the configuration are the plan's sequences if they are 0.
 func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Report, error) {
 	return simulateAround(plan, trace, config, 0)
 }
@@ -55,13 +56,16 @@ func simulateAround(plan *planir.Plan, trace []Request, config scheduler.Config,
 		return nil, err
 	}
 	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace,
-		around: around, courses: make([]course, len(trace)),
+		around: around, courses: make([]course, len(trace)), pending: make([]int64, len(trace)),
 		left: make([]int, len(trace))}
 	if err := play.run(); err != nil {
 		return nil, err
 	}
 	report := summarise(config.Policy, play.courses, play.busy, state.Counts())
 	report.Simulated = true
+	for i := range report.Classes {
+		report.Classes[i].Pending = play.meanPending(report.Classes[i].Class)
+	}
 	report.Processors = play.used.report(report.Seconds, play.busy)
 	for i := range trace {
 		report.Processed += int64(trace[i].fresh() + trace[i].Output)
@@ -77,8 +81,9 @@ type simulation struct {
 	config  *scheduler.Config
 	trace   []Request
 	courses []course
-	left    []int // of the prompts
-	arrived int   // requests so far
+	pending []int64 // ns until the first chunk of each request began
+	left    []int   // of the prompts
+	arrived int     // requests so far
 	now     int64
 	busy    int64
 	around  int64        // ns that the server takes around every program call
@@ -101,6 +106,7 @@ func (s *simulation) run() error {
 			s.now = s.at(s.arrived)
 		case scheduler.Prefill:
 			id := action.Requests[0]
+			s.begun(id)
 			tokens, ns := s.config.ChunkNS(s.left[id-1])
 			s.used.called(s.times.ChunkProgram(s.left[id-1]), ns)
 			s.spend(ns)
@@ -119,6 +125,7 @@ func (s *simulation) run() error {
 			s.arrive()
 		case scheduler.Begin:
 			s.beside, s.part = action.Requests[0], 0
+			s.begun(s.beside)
 		case scheduler.Await:
 			side, _ := s.config.Beside(s.left[s.beside-1], 1)
 			rest := int64((1 - s.part) * float64(side.AloneNS))
@@ -129,6 +136,24 @@ func (s *simulation) run() error {
 			s.arrive()
 		}
 	}
+}
+
+// begun notes how long a request has waited when its first chunk begins.
+func (s *simulation) begun(id scheduler.ID) {
+	if s.left[id-1] == s.trace[id-1].fresh() {
+		s.pending[id-1] = s.now - s.courses[id-1].arrived
+	}
+}
+
+// meanPending is how long the requests of a class wait for their first chunk, in ms.
+func (s *simulation) meanPending(class string) float64 {
+	var waits []float64
+	for i := range s.trace {
+		if s.trace[i].Class == class {
+			waits = append(waits, float64(s.pending[i])/1e6)
+		}
+	}
+	return mean(waits)
 }
 
 // at is when request number i of the trace arrives: ns.
@@ -199,9 +224,9 @@ func (s *simulation) token(id scheduler.ID) {
 	}
 }
 
-// Measure plays a trace on a machine, in real time or, where that is simulated, on its virtual clock. Prompts are random
-// tokens, none of which was there before; every request gets all its tokens, whatever the model says. The machine is warm
-// (serving.Warm): otherwise the first requests wait until programs are loaded.
+// Measure plays a trace on a machine, in real time or, where that is simulated, on its virtual clock. Prompts are
+// random tokens, none of which was there before; every request gets all its tokens, whatever the model says. The
+// machine is warm (serving.Warm): otherwise the first requests wait until programs are loaded.
 func Measure(ctx context.Context, machine *executor.Machine, trace []Request, config scheduler.Config) (*Report,
 	error) {
 	if err := fits(machine.Plan(), trace); err != nil {
@@ -260,31 +285,36 @@ func playNow(ctx context.Context, machine *executor.Machine, trace []Request, op
 	courses := make([]course, len(trace))
 	failed := make([]error, len(trace))
 	texts := prompts(machine, trace)
+	interrupted := onTime(ctx, trace, func(i int, began time.Time) {
+		courses[i], failed[i] = use(server, began, &trace[i], texts[i])
+	})
+	server.Drain()
+	if err := cmp.Or(<-done, interrupted); err != nil {
+		return nil, serving.Metrics{}, err
+	}
+	return courses, server.Metrics(), errors.Join(failed...)
+}
+
+// onTime has somebody send each request of a trace when its time has come, and waits for all of them. The error says
+// that ctx ended meanwhile.
+func onTime(ctx context.Context, trace []Request, send func(i int, began time.Time)) error {
 	began := time.Now()
 	var users sync.WaitGroup
 	for i := range trace {
-		if wait := time.Until(began.Add(time.Duration(trace[i].AtMS * 1e6))); wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-			}
+		select {
+		case <-time.After(time.Until(began.Add(time.Duration(trace[i].AtMS * 1e6)))):
+		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
 			break
 		}
-		users.Go(func() {
-			courses[i], failed[i] = use(server, began, &trace[i], texts[i])
-		})
+		users.Go(func() { send(i, began) })
 	}
 	users.Wait()
-	server.Drain()
-	if err := <-done; err != nil {
-		return nil, serving.Metrics{}, err
-	}
 	if err := ctx.Err(); err != nil {
-		return nil, serving.Metrics{}, fmt.Errorf("measure a trace: %w", err)
+		return fmt.Errorf("measure a trace: %w", err)
 	}
-	return courses, server.Metrics(), errors.Join(failed...)
+	return nil
 }
 
 // use sends a request and notes when its tokens come.

@@ -40,8 +40,11 @@ type ClassReport struct {
 	PerToken float64 `json:"per_token_ms"`         // mean time between tokens
 	Latency  float64 `json:"latency_per_token_ms"` // time of the whole request by tokens generated
 	// Normalised is the mean time of a whole request by its tokens, those of the prompt included (Agent.xpu sec. 6.1).
-	Normalised float64 `json:"latency_per_token_in_and_out_ms"`
-	Rate       float64 `json:"tokens_per_s"`
+	Normalised   float64 `json:"latency_per_token_in_and_out_ms"`
+	Normalised90 float64 `json:"latency_per_token_in_and_out_p90_ms"`
+	// Pending is the mean time until the first chunk of the prompt begins, of a simulation.
+	Pending float64 `json:"pending_ms,omitempty"`
+	Rate    float64 `json:"tokens_per_s"`
 }
 
 // course is when a request arrived, got its first token, and its last one: ns.
@@ -81,7 +84,7 @@ func summarise(policy scheduler.Policy, courses []course, busyNS int64, counts s
 		if len(waits) > 0 {
 			out.Classes = append(out.Classes, ClassReport{Class: class.String(), Requests: len(waits), TTFT: mean(waits),
 				TTFT95: percentile(waits, 0.95), PerToken: mean(gaps), Latency: mean(latencies), Normalised: mean(normalised),
-				Rate: float64(got) / out.Seconds})
+				Normalised90: percentile(normalised, 0.9), Rate: float64(got) / out.Seconds})
 		}
 	}
 	return out

@@ -36,11 +36,11 @@ func TestSimulateByHand(t *testing.T) {
 	trace := []Request{{AtMS: 5, Class: "proactive", Prompt: 150, Output: 4}, {AtMS: 20, Class: "reactive", Prompt: 80, Output: 2}}
 	for policy, want := range map[scheduler.Policy][2]ClassReport{
 		// 5..55..105 first token of the proactive one, ..135 its last; 185 the first of the reactive one, 195 its last
-		scheduler.FCFS: {{TTFT: 165, PerToken: 10, Latency: 175.0 / 2}, {TTFT: 100, PerToken: 10, Latency: 130.0 / 4}},
+		scheduler.FCFS: {{TTFT: 165, Pending: 115, PerToken: 10, Latency: 175.0 / 2}, {TTFT: 100, PerToken: 10, Latency: 130.0 / 4}},
 		// 105 first of the proactive one, 155 first of the reactive one, 167 both, and the rest alone: 187
-		scheduler.Batching: {{TTFT: 135, PerToken: 12, Latency: 147.0 / 2}, {TTFT: 100, PerToken: (187 - 105) / 3.0, Latency: 182.0 / 4}},
+		scheduler.Batching: {{TTFT: 135, Pending: 85, PerToken: 12, Latency: 147.0 / 2}, {TTFT: 100, PerToken: (187 - 105) / 3.0, Latency: 182.0 / 4}},
 		// 55 the first chunk, 105 first of the reactive one, 115 its last; 165 first of the proactive one, 195 its last
-		scheduler.Full: {{TTFT: 85, PerToken: 10, Latency: 95.0 / 2}, {TTFT: 160, PerToken: 10, Latency: 190.0 / 4}},
+		scheduler.Full: {{TTFT: 85, Pending: 35, PerToken: 10, Latency: 95.0 / 2}, {TTFT: 160, PerToken: 10, Latency: 190.0 / 4}},
 	} {
 		config := scheduler.Default(4)
 		config.Policy = policy
@@ -52,7 +52,8 @@ func TestSimulateByHand(t *testing.T) {
 			t.Fatalf("%s: %+v", policy, report)
 		}
 		for i, got := range report.Classes {
-			for _, pair := range [][2]float64{{got.TTFT, want[i].TTFT}, {got.PerToken, want[i].PerToken}, {got.Latency, want[i].Latency}} {
+			for _, pair := range [][2]float64{{got.TTFT, want[i].TTFT}, {got.Pending, want[i].Pending},
+				{got.PerToken, want[i].PerToken}, {got.Latency, want[i].Latency}} {
 				if math.Abs(pair[0]-pair[1]) > 1e-9 {
 					t.Errorf("%s, %s: %+v, want %+v", policy, got.Class, got, want[i])
 					break
