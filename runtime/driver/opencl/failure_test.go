@@ -47,6 +47,22 @@ func implementations(t *testing.T, test func(t *testing.T, library map[string]st
 	}
 }
 
+// Where PoCL must be there it is what the system's loader finds: without a loader Intel's would stand for both.
+func TestPoCLIsThere(t *testing.T) {
+	if !require.Listed("pocl") {
+		t.Skipf("%s does not list pocl", require.Env)
+	}
+	require.Deps()
+	list, err := devices("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "Portable Computing Language"
+	if !slices.ContainsFunc(list, func(f found) bool { return f.Platform.Name == name }) {
+		t.Errorf("%q knows no platform %q: apt-get install ocl-icd-libopencl1 pocl-opencl-icd", list[0].path, name)
+	}
+}
+
 // with are options and others.
 func with(library map[string]string, option, value string) map[string]string {
 	out := map[string]string{option: value}

@@ -83,6 +83,11 @@ func (opencl) Library(context.Context) (driver.Library, error) {
 	return out, nil
 }
 
+// wayOut is what to do where there is no device. The package of an implementation does not ask for the loader that
+// programs look for it through.
+const wayOut = "install an OpenCL driver and its loader; for CPUs: " +
+	"apt-get install ocl-icd-libopencl1 pocl-opencl-icd, or make deps-opencl"
+
 // found is a device with its selector.
 type found struct {
 	*clapi.Device
@@ -104,7 +109,7 @@ func listDevices(path string) ([]found, error) {
 	lib, err := clapi.Find(path)
 	if err != nil {
 		missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: clapi.EnvLibrary,
-			Get: "install an OpenCL driver; for CPUs: apt-get install pocl-opencl-icd, or make deps-opencl"}
+			Get: wayOut}
 		if failure, ok := errors.AsType[*clapi.LoadError](err); ok {
 			missing.Tried = failure.Tried
 			if failure.Absent {
@@ -120,7 +125,7 @@ func listDevices(path string) ([]found, error) {
 	if len(list) == 0 {
 		return nil, &driver.Unavailable{Driver: Name, Tried: []string{lib.Path}, Override: clapi.EnvLibrary,
 			Found: "a library that knows no device",
-			Get:   "install an OpenCL driver; for CPUs: apt-get install pocl-opencl-icd, or make deps-opencl"}
+			Get:   wayOut}
 	}
 	// Loaders list platforms in the order of files in a folder.
 	slices.SortStableFunc(list, func(a, b *clapi.Device) int { return cmp.Compare(a.Platform.Name, b.Platform.Name) })
