@@ -748,7 +748,7 @@ func (b *builder) footprints(graph *models.Graph) {
 		return
 	}
 	all := b.passed(graph)
-	enough := 2 * b.soc.LastCacheBytes()
+	enough := beyondCaches(b.soc)
 	bound := func(bytes int64) int64 {
 		if bytes >= enough {
 			return 0 // beyond the caches

@@ -153,7 +153,7 @@ func Run(
 	all := Pending(requests, nil, 1, options.Seed)
 	r := &runner{
 		soc: soc, o: options, w: writer, lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(options.Seed, 4)),
-		began: options.now(), coldBytes: min(max(2*soc.LastCacheBytes(), 64<<20), limit/4),
+		began: options.now(), coldBytes: min(max(beyondCaches(soc), 64<<20), limit/4),
 		stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}},
 		report: Report{Warnings: map[string]int{}}, ids: smallestTable(requests),
 		total: len(all) * options.Rounds, done: map[string]bool{}, begun: writer.Set().Len() > 0,
@@ -185,6 +185,10 @@ func memoryLimit() int64 {
 	}
 	return 16 << 30
 }
+
+// beyondCaches is through how many bytes operands rotate that no cache shall hold.
+// RATIONALE: Why do cold operands rotate through eight times the last cache?
+func beyondCaches(soc *socs.SoC) int64 { return 8 * soc.LastCacheBytes() }
 
 // count reports which requests the record had before, and which are flagged now.
 func (r *runner) count(requests []Request) {
