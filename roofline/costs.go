@@ -168,6 +168,7 @@ type Sharing struct {
 	Source     source.Source `json:"source" yaml:"source"`                   // measured or described
 	Compute    []float64     `json:"compute" yaml:"compute,flow"`            // slowdown of compute of each, >= 1
 	Pairs      []Pair        `json:"pairs,omitempty" yaml:"pairs,omitempty"` // measured slowdowns
+	Alike      []Alike       `json:"alike,omitempty" yaml:"alike,omitempty"` // what the others leave unexplained
 }
 
 // Pair is one measured slowdown: operator Key on Proc while the others of the set ran Beside.
@@ -178,6 +179,16 @@ type Pair struct {
 	Factor float64 `json:"factor" yaml:"factor"`
 	// Overlap is the part of it that counts while both work: set-ups, in which neither touches memory, are taken out.
 	Overlap float64 `json:"overlap,omitempty" yaml:"overlap,omitempty"`
+}
+
+// Alike is how many times as much as by the joint rate and Compute operators on Proc slow down while the other processor
+// of the set works on a part of the same operator: the median of pairs of that kind, scheme and number of rows.
+type Alike struct {
+	Proc   string  `json:"proc" yaml:"proc"`
+	Kind   op.Kind `json:"kind" yaml:"kind"`
+	Scheme string  `json:"scheme,omitempty" yaml:"scheme,omitempty"`
+	Rows   int     `json:"rows" yaml:"rows"`
+	Factor float64 `json:"factor" yaml:"factor"`
 }
 
 // Infeasible is an operator that a processor's compiler refused. It is never predicted from others.

@@ -89,7 +89,7 @@ func (c *Costs) sharingSource(procs []string, phases [][]timeline.Phase) source.
 // the other runs.
 func (c *Costs) Memory() *timeline.Memory {
 	c.shared.Do(func() {
-		c.memory.Pairs = map[timeline.Pair]float64{}
+		c.memory.Pairs, c.memory.Alike = map[timeline.Pair]float64{}, map[timeline.Alike]float64{}
 		for i := range c.Sharing {
 			set := &c.Sharing[i]
 			c.memory.Sets = append(c.memory.Sets,
@@ -97,13 +97,14 @@ func (c *Costs) Memory() *timeline.Memory {
 			if len(set.Procs) != 2 {
 				continue
 			}
+			other := map[string]string{set.Procs[0]: set.Procs[1], set.Procs[1]: set.Procs[0]}
 			for _, pair := range set.Pairs {
-				other := set.Procs[0]
-				if other == pair.Proc {
-					other = set.Procs[1]
-				}
-				c.memory.Pairs[timeline.Pair{Proc: pair.Proc, Key: pair.Key, Beside: other,
+				c.memory.Pairs[timeline.Pair{Proc: pair.Proc, Key: pair.Key, Beside: other[pair.Proc],
 					BesideKey: pair.Beside}] = cmp.Or(pair.Overlap, pair.Factor)
+			}
+			for _, alike := range set.Alike {
+				class := timeline.Class{Kind: string(alike.Kind), Scheme: alike.Scheme, Rows: alike.Rows}
+				c.memory.Alike[timeline.Alike{Proc: alike.Proc, Beside: other[alike.Proc], Class: class}] = alike.Factor
 			}
 		}
 	})
@@ -158,7 +159,8 @@ func (c *Costs) phase(load Load) (timeline.Phase, error) {
 		ops, bytes = curve.OpsPerNS, curve.BytesPerNS
 	}
 	phase := timeline.Phase{SetupNS: family.SetupNS, ComputeNS: work / ops, MemoryNS: traffic / bytes,
-		Sharp: family.Sharpness, Rate: bytes, Key: loadKey(load)}
+		Sharp: family.Sharpness, Rate: bytes, Key: loadKey(load),
+		Class: timeline.Class{Kind: string(load.Op.Kind), Scheme: string(load.Op.Scheme), Rows: load.Op.Rows()}}
 	whole := phase.NS()
 	if whole == 0 {
 		phase.SetupNS = float64(predicted.NS)
@@ -207,6 +209,9 @@ func plausible(phase *timeline.Phase, stream float64, reads bool) {
 //     loss plus a quadratic penalty for leaving the rate of step 1 (a maximum a posteriori estimate), searched on a grid
 //     of rates.
 //  4. Every measured pair also keeps its own slowdown, for predictions of that very pair.
+//  5. Parts of an operator beside each other slow down as much more than that as the median of pairs of that kind,
+//     scheme and number of rows: a kernel that is bound by neither arithmetic nor the stream, but waits for each line of
+//     memory, waits longer while another processor reads.
 //
 // Every candidate rate simulates each pair of a set once: sharingBelow+sharingAbove+1 simulations a pair.
 const (
@@ -220,6 +225,8 @@ const (
 	ratePenalty = 0.05
 	// The grid of corrections has sharingOctave steps to a doubling, 1.75 % each, from a quarter to twice the rate.
 	sharingOctave, sharingBelow, sharingAbove = 40, 80, 40
+	// leastAlike is how many pairs of a class step 5 takes, and leastBeyond what it then leaves to the law.
+	leastAlike, leastBeyond = 3, 0.1
 	// maxFactor is the greatest slowdown that a costs file may state.
 	maxFactor = 1e3
 )
@@ -265,6 +272,7 @@ func (c *Costs) fitSharing(soc *socs.SoC, all []sample) {
 			pair := &pairs[i]
 			set.Pairs[pair.index].Overlap = round(set.overlap(pair))
 		}
+		set.fitAlike(pairs)
 		slices.SortFunc(set.Pairs, func(a, b Pair) int {
 			return cmp.Or(cmp.Compare(a.Proc, b.Proc), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Beside, b.Beside))
 		})
@@ -395,6 +403,33 @@ func (s *Sharing) fitRate(pairs []measuredPair) {
 	if correction != 0 {
 		s.BytesPerNS, s.Source = round(s.BytesPerNS*math.Exp(correction)), source.Measured
 	}
+}
+
+// fitAlike determines what the law leaves unexplained of parts of one operator beside each other.
+func (s *Sharing) fitAlike(pairs []measuredPair) {
+	type class struct {
+		member int
+		timeline.Class
+	}
+	beyond := map[class][]float64{}
+	for i := range pairs {
+		pair := &pairs[i]
+		setup, explained := pair.own.SetupNS/pair.own.NS(), s.explained(pair, s.BytesPerNS)
+		if pair.own.Class == pair.other.Class && explained > setup && pair.factor > setup {
+			key := class{pair.member, pair.own.Class}
+			beyond[key] = append(beyond[key], (pair.factor-setup)/(explained-setup))
+		}
+	}
+	for key, factors := range beyond {
+		factor := stat.Median(factors)
+		if len(factors) >= leastAlike && math.Abs(factor-1) >= leastBeyond {
+			s.Alike = append(s.Alike, Alike{s.Procs[key.member], op.Kind(key.Kind), key.Scheme, key.Rows, round(factor)})
+		}
+	}
+	slices.SortFunc(s.Alike, func(a, b Alike) int {
+		return cmp.Or(cmp.Compare(a.Proc, b.Proc), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Scheme, b.Scheme),
+			cmp.Compare(a.Rows, b.Rows))
+	})
 }
 
 // memory is the law of sharing of this set alone, at a joint rate.

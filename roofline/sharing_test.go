@@ -98,3 +98,55 @@ func TestReadingThatProductsDoNotShow(t *testing.T) {
 		t.Errorf("%s reads for %.0f ns, want %.0f", o.Key(), got.MemoryNS, want)
 	}
 }
+
+// A kernel that waits for each line of memory slows down beside a reader, which the joint rate does not explain: what
+// parts of one operator lose beside each other holds for parts of other sizes.
+func TestSharingOfAlikeParts(t *testing.T) {
+	s := openSoC(t, "apple-m2-max")
+	fitted := func(beyond float64) *Costs {
+		set := record.NewSet(header(t, s))
+		for i, proc := range gpuAndNPU {
+			other := gpuAndNPU[1-i]
+			for _, cols := range []int{10240, 20480, 40960, 81920} {
+				o := matmul(1, 2560, cols, op.A8TQ4B32)
+				alone, err := sim.NS(s, proc, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				together := beside(t, s, proc, o, other, o)
+				if proc == "gpu" {
+					together *= beyond
+				}
+				add(t, set, record.Measurement{Kind: record.Op, Proc: proc, Op: &o, Layout: "n32",
+					Samples: []float64{float64(alone)}})
+				add(t, set, record.Measurement{Kind: record.Op, Proc: proc, Op: &o, Layout: "n32",
+					Concurrent: []record.Partner{{Proc: other, Op: &o, Layout: "n32"}}, Samples: []float64{together}})
+			}
+		}
+		c, err := Fit(s, set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	slow := func(c *Costs) float64 {
+		o := matmul(1, 2560, 61440, op.A8TQ4B32)
+		factors, _, err := c.Concurrent(Load{Proc: "gpu", Op: o}, Load{Proc: "npu", Op: o})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return factors[0]
+	}
+	law, other := fitted(1), fitted(1.5)
+	at := slices.IndexFunc(law.Sharing, func(x Sharing) bool { return slices.Equal(x.Procs, gpuAndNPU) })
+	if alike := law.Sharing[at].Alike; len(alike) > 0 {
+		t.Errorf("the law explains all, and %+v beside", alike)
+	}
+	if alike := other.Sharing[at].Alike; len(alike) != 1 || alike[0].Proc != "gpu" || alike[0].Rows != 1 {
+		t.Errorf("beside the law %+v, want the gpu's single rows", alike)
+	}
+	// The NPU is done before the GPU, which then goes on alone.
+	if got := slow(other) / slow(law); got < 1.2 || got > 1.5 {
+		t.Errorf("parts that are not measured slow down %.2f times as much as by the law alone, want 1.2..1.5", got)
+	}
+}

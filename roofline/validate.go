@@ -131,6 +131,12 @@ func (s *Sharing) validate(seen seenOnce) error {
 			return fmt.Errorf("%s: factor %v of %s on %q, want 0..1000", at, pair.Factor, pair.Key, pair.Proc)
 		}
 	}
+	for _, alike := range s.Alike {
+		if !(alike.Factor > 0 && alike.Factor <= maxFactor) {
+			return fmt.Errorf("%s: factor %v of %s of %d rows on %q, want 0..1000", at, alike.Factor, alike.Kind,
+				alike.Rows, alike.Proc)
+		}
+	}
 	return nil
 }
 

@@ -18,6 +18,14 @@ type Phase struct {
 	Rate float64
 	// Key names the activity among the measured pairs of a Memory; "" is none of them.
 	Key string
+	// Class is what a Memory knows of it beside activities of the same class; the zero Class: nothing.
+	Class Class
+}
+
+// Class is what activities have in common that slow each other down alike: parts of one operator of any size.
+type Class struct {
+	Kind, Scheme string
+	Rows         int
 }
 
 // NS is the time of the phase alone.
@@ -72,6 +80,8 @@ type Memory struct {
 	Sets []Set
 	// Pairs are measured: by how much an activity slows down while another one runs beside it and nothing else does.
 	Pairs map[Pair]float64
+	// Alike says how many times as much as by Sets activities of a class slow down beside one of the same class.
+	Alike map[Alike]float64
 }
 
 // Set is a set of processors that read at most BytesPerNS together. Compute is by how much the arithmetic of each slows
@@ -84,6 +94,12 @@ type Set struct {
 
 // Pair names an activity on a processor while another one runs on another processor.
 type Pair struct{ Proc, Key, Beside, BesideKey string }
+
+// Alike names activities of a class on a processor while another one works on the same.
+type Alike struct {
+	Proc, Beside string
+	Class        Class
+}
 
 // Activity is a phase that a processor is executing, past its set-up.
 type Activity struct {
@@ -133,17 +149,28 @@ func (m *Memory) Slow(active []Activity, out []float64) []float64 {
 			out[i] = max(phase.work(compute[i], stretch)/alone, 1)
 		}
 	}
-	// measured pairs override the model
-	if len(active) == 2 && m.Pairs != nil {
+	if len(active) == 2 {
 		for i := range active {
-			one, other := &active[i], &active[1-i]
-			if factor, ok := m.Pairs[Pair{one.Proc, one.Phase.Key, other.Proc, other.Phase.Key}]; ok &&
-				one.Phase.Key != "" {
-				out[i] = max(factor, 1)
-			}
+			out[i] = max(m.measured(&active[i], &active[1-i], out[i]), 1)
 		}
 	}
 	return out
+}
+
+// measured is by how much an activity slows down beside another one: as a measured pair did, or else by the law of the
+// sets and as much more as activities of their class did.
+func (m *Memory) measured(one, other *Activity, law float64) float64 {
+	if one.Phase.Key != "" {
+		if factor, ok := m.Pairs[Pair{one.Proc, one.Phase.Key, other.Proc, other.Phase.Key}]; ok {
+			return factor
+		}
+	}
+	if class := one.Phase.Class; class == other.Phase.Class && class.Kind != "" {
+		if factor, ok := m.Alike[Alike{one.Proc, other.Proc, class}]; ok {
+			return law * factor
+		}
+	}
+	return law
 }
 
 // among reports whether all processors of a set are active.

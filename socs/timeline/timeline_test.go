@@ -126,6 +126,12 @@ func TestSlow(t *testing.T) {
 	if got := m.Slow([]Activity{{"a", p}, {"b", q}}, nil); got[0] != 1.7 || math.Abs(got[1]-4.0/3) > 1e-9 {
 		t.Errorf("a measured pair: %v, want 1.7 and 4/3", got)
 	}
+	class := Class{"matmul", "a8t/q8c", 1}
+	m.Alike = map[Alike]float64{{"a", "b", class}: 1.5, {"b", "a", class}: 0.5}
+	p, q = &Phase{MemoryNS: 1, Rate: 1, Class: class}, &Phase{MemoryNS: 1, Rate: 1, Class: class}
+	if got := m.Slow([]Activity{{"a", p}, {"b", q}}, nil); math.Abs(got[0]-2) > 1e-9 || got[1] != 1 {
+		t.Errorf("activities of a class: %v, want 1.5 times 4/3, and no less than 1", got)
+	}
 	if got := m.Slow([]Activity{{"a", p}, {"c", q}}, nil); got[0] != 1 || got[1] != 1 {
 		t.Errorf("a set of which nothing is known: %v, want 1 and 1", got)
 	}
