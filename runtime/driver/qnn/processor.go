@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
@@ -37,6 +38,8 @@ type executable struct {
 	closed bool
 	// nil where the binary is the graph's own
 	staged *staged
+	// largest magnitudes of inputs and of outputs
+	most [2][]float32
 
 	estimate *scores.Estimate[float32] // of a graph that is one
 	codes    [2][]byte                 // of queries and of keys, for a launch
@@ -107,7 +110,8 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 				WithHint("emit the bundle for this SoC: hetc emit --target NAME")
 		}
 	}
-	exe := &executable{p: p, m: model}
+	graph := &model.graph
+	exe := &executable{p: p, m: model, most: [2][]float32{largest(graph, graph.Inputs), largest(graph, graph.Outputs)}}
 	prog := program{Code: model.code, In: model.in, Out: model.out}
 	if model.shared {
 		if prog.File, err = p.stage(exe, artifact.Shared); err != nil {
@@ -216,11 +220,19 @@ func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) er
 		return err
 	}
 	for i, raw := range in {
-		if err := numbers(raw, graph.Inputs[i]); err != nil {
-			return err
+		if err := numbers(raw, graph.Inputs[i], loaded.most[0][i]); err != nil {
+			return fmt.Errorf("node 0, input %w", err)
 		}
 	}
-	return p.engine.run(loaded.id, in, out)
+	if err := p.engine.run(loaded.id, in, out); err != nil {
+		return err
+	}
+	for i, raw := range out {
+		if err := numbers(raw, graph.Outputs[i], loaded.most[1][i]); err != nil {
+			return fmt.Errorf("output %w", err)
+		}
+	}
+	return nil
 }
 
 // prepareEstimate gives an estimate of scores memory for its launches.
@@ -240,18 +252,42 @@ func (e *executable) prepareEstimate() error {
 	return err
 }
 
-// numbers refuses NaN and infinities, which the NPU's grids would turn into other numbers.
-func numbers(raw []byte, bound op.Value) error {
+// mostHalf is the largest number of half precision.
+const mostHalf = 65504
+
+// largest are the largest magnitudes that values of a graph may have: that of half precision where an operator other than a
+// product on a grid reads or writes them. Of larger ones the emulator makes other numbers: 102,784 of 70,000.
+func largest(graph *op.Graph, values []op.Value) []float32 {
+	out := make([]float32, len(values))
+	for i, value := range values {
+		out[i] = math.MaxFloat32
+		for _, node := range graph.Nodes {
+			grid := node.Op.Kind == op.QuantRows || node.Op.HasScheme() && !node.Op.Scheme.Half()
+			if !grid && (slices.Contains(node.In, value.Name) || slices.Contains(node.Out, value.Name)) {
+				out[i] = mostHalf
+			}
+		}
+	}
+	return out
+}
+
+// numbers refuses NaN, infinities, and magnitudes above most, which the NPU would turn into other numbers.
+func numbers(raw []byte, bound op.Value, most float32) error {
 	if bound.Type != op.F32 {
 		return nil
 	}
 	values, err := mem.View[float32](raw)
 	if err != nil {
-		return fmt.Errorf("input %q: %w", bound.Name, err)
+		return fmt.Errorf("%q: %w", bound.Name, err)
 	}
 	for i, number := range values {
-		if math.IsNaN(float64(number)) || math.IsInf(float64(number), 0) {
-			return fmt.Errorf("node 0, input %q, row %d: a value is NaN or infinite", bound.Name, i/bound.Cols)
+		switch {
+		case number <= most && number >= -most:
+		case number-number != 0:
+			return fmt.Errorf("%q, row %d: a value is NaN or infinite", bound.Name, i/bound.Cols)
+		default:
+			return fmt.Errorf("%q, row %d: a value is %v, want at most %v in magnitude, the most that half precision has",
+				bound.Name, i/bound.Cols, number, most)
 		}
 	}
 	return nil

@@ -271,6 +271,13 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// like sets values to one of that size, with the signs of the first column of a matrix: so that its sum is large.
+func like(values, matrix []float32, size float32) {
+	for i := range values {
+		values[i] = float32(math.Copysign(float64(size), float64(matrix[i*len(matrix)/len(values)])))
+	}
+}
+
 // What a call cannot mean is refused by name, and the processor stays usable.
 func TestRunRefuses(t *testing.T) {
 	code, _ := build(t, op.A16FW16, embedded)
@@ -303,6 +310,8 @@ func TestRunRefuses(t *testing.T) {
 		"outside":       {func(b *driver.Bindings) { b.Out[0].Offset = 1 << 40 }, "does not fit"},
 		"NaN":           {func(*driver.Bindings) { x[2*red+1] = float32(math.NaN()) }, `input "x", row 2: a value is NaN`},
 		"infinity":      {func(*driver.Bindings) { x[2*red+1] = float32(math.Inf(1)) }, "row 2"},
+		"no half":       {func(*driver.Bindings) { x[2*red+1] = -7e4 }, `input "x", row 2: a value is -70000, want at most 65504`},
+		"no half out":   {func(*driver.Bindings) { like(x[2*red:3*red], ramp(red*cols), 6e4) }, `output "y", row 2: a value is `},
 	} {
 		b := *good
 		s := *good.Scalars
