@@ -410,14 +410,16 @@ func wordsOf(line string, replaced ...string) []string {
 	return words
 }
 
-// hetc runs a command that succeeds.
-func (d *dir) hetc(line string) {
+// hetc runs a command that succeeds, and returns what it said.
+func (d *dir) hetc(line string) string {
 	d.Helper()
 	c := exec.Command("hetc", d.words(line)...)
 	c.Dir = d.path
-	if out, err := c.CombinedOutput(); err != nil {
+	out, err := c.CombinedOutput()
+	if err != nil {
 		d.Fatalf("hetc %s: %v\n%s", line, err, out)
 	}
+	return string(out)
 }
 
 func (d *dir) pipe(name string) {
