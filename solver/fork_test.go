@@ -172,7 +172,7 @@ func TestForkAgainstEnumeration(t *testing.T) {
 			beside++
 		}
 	})
-	if beside == 0 {
+	if beside == 0 && !testing.Short() { // which draws twenty, and every seventh time none with such an optimum
 		t.Error("no solution ran branches side by side")
 	}
 }
