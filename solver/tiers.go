@@ -376,11 +376,8 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	if err != nil {
 		return nil, err
 	}
-	for _, rule := range s.tierRivals() {
-		other, err := s.tiersBy(ctx, dynamic, rule, false)
-		if diag.ClassOf(err) == diag.ClassInfeasible {
-			continue // its tiers keep no limit
-		}
+	if s.groupsMayStay() {
+		other, err := s.tiersBy(ctx, dynamic, TierRule{Slots: "optimal"}, false)
 		if err != nil {
 			return nil, err
 		}
@@ -392,18 +389,13 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	return best, nil
 }
 
-// tierRivals are the rules whose tiers are tried beside solve's own where the region of the processor of groups is limited,
-// with groups that no other processor takes part in: solve's tiers, because the problem of a program counts no meetings
-// between its sections, and so divides groups where that is slower; and the paper's ladder, because the problem of tiers
-// does not price moving rows to slots, which tells tiers apart where the control processor is the longer queue
-// (TestRulesInARegion says how much it gains).
-func (s *session) tierRivals() []TierRule {
+// groupsMayStay reports whether solve's own tiers are also tried with groups on their processor alone, as the rule
+// "optimal" has them. The problem of a program counts no meetings between its sections, and so it divides groups where
+// that is slower. It was seen where the region of the processor is limited (TestRulesInARegion).
+func (s *session) groupsMayStay() bool {
 	npu, err := staticProcessor(s.in.SoC)
-	if err != nil || s.in.TierRule.find() != nil ||
-		npu.AddressBytes == 0 && s.in.Workload.Limits.AddressBytes[npu.Name] == 0 {
-		return nil
-	}
-	return []TierRule{{Slots: "optimal"}, {Slots: "paper"}}
+	return err == nil && s.in.TierRule.find() == nil &&
+		(npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0)
 }
 
 // timeInAll is what all programs of a plan are predicted to take, with what each pays for opening its graphs.

@@ -30,8 +30,8 @@ const (
 //	max(sum of the groups' times, CallNS + sum over the experts of CPUNS[rows left]) + LayerNS
 //
 // and the sum of both with Serial. What is minimised is the sum over layers and observed chunks, so that the joint
-// distribution of loads counts, plus PlanNS. Without any slot neither LayerNS nor PlanNS count: that is the dynamic
-// plan, which is one of the choices. Limits say what slots may hold: large ones have large buffers, too.
+// distribution of loads counts, with ShapeNS for each different graph. Without any slot LayerNS does not count: that is
+// the dynamic plan, which is one of the choices. Limits say what slots may hold: large ones have large buffers, too.
 type Tiers struct {
 	Name       string
 	Tile       int   // capacities are multiples of it
