@@ -257,6 +257,14 @@ func (k *Kernel) Close() error {
 	return release(k.program.context.lib, fnReleaseKernel, "release kernel", &k.id)
 }
 
+// Arguments is how many arguments the function takes.
+func (k *Kernel) Arguments() (int, error) {
+	var count uint32
+	code := native.Call(k.program.context.lib.fn[fnGetKernelInfo], k.id, kernelArguments, unsafe.Sizeof(count),
+		uintptr(unsafe.Pointer(&count)), 0)
+	return int(count), check("describe kernel "+k.name, code)
+}
+
 // WorkGroup is the largest work group that the device launches the kernel with, and the unit that suits it.
 func (k *Kernel) WorkGroup() (largest, multiple int, err error) {
 	lib, device := k.program.context.lib, k.program.context.device.id

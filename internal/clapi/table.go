@@ -28,6 +28,7 @@ const (
 	fnCreateKernel
 	fnReleaseKernel
 	fnSetKernelArg
+	fnGetKernelInfo
 	fnGetKernelWorkGroupInfo
 	fnEnqueueNDRangeKernel
 	fnEnqueueReadBuffer
@@ -56,7 +57,7 @@ var symbols = [functions]string{
 	fnCreateProgramWithSource: "clCreateProgramWithSource", fnCreateProgramWithBinary: "clCreateProgramWithBinary",
 	fnBuildProgram: "clBuildProgram", fnGetProgramBuildInfo: "clGetProgramBuildInfo",
 	fnGetProgramInfo: "clGetProgramInfo", fnReleaseProgram: "clReleaseProgram", fnCreateKernel: "clCreateKernel",
-	fnReleaseKernel: "clReleaseKernel", fnSetKernelArg: "clSetKernelArg",
+	fnReleaseKernel: "clReleaseKernel", fnSetKernelArg: "clSetKernelArg", fnGetKernelInfo: "clGetKernelInfo",
 	fnGetKernelWorkGroupInfo: "clGetKernelWorkGroupInfo", fnEnqueueNDRangeKernel: "clEnqueueNDRangeKernel",
 	fnEnqueueReadBuffer: "clEnqueueReadBuffer", fnEnqueueReadBufferRect: "clEnqueueReadBufferRect",
 	fnEnqueueWriteBuffer: "clEnqueueWriteBuffer", fnEnqueueWriteBufferRect: "clEnqueueWriteBufferRect",
@@ -103,6 +104,7 @@ const (
 	programBinarySizes            = 0x1165
 	programBinaries               = 0x1166
 	programBuildLog               = 0x1183
+	kernelArguments               = 0x1191
 	kernelWorkGroup               = 0x11B0
 	kernelPreferredMultiple       = 0x11B3
 	eventStatus                   = 0x11D3

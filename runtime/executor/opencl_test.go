@@ -143,6 +143,46 @@ func TestOpenCLLogits(t *testing.T) {
 	}
 }
 
+// Caches of every type on a device, alone and with heads divided between it and the host, give the logits that they give on
+// the host: also where a prompt comes in pieces, and where the device has memory of its own.
+func TestOpenCLCaches(t *testing.T) {
+	require.Slow(t)
+	m := open(t)
+	first, _ := cores(t)
+	ids, _ := ref[int32](t, "ids_3")
+	ids = ids[:40]
+	on := proc("a", first, "")
+	for _, cache := range op.CacheTypes {
+		plan := func(f layoutOf, procs ...planir.Proc) *planir.Plan {
+			return withCache(t, m, makePlan(t, m, procs, []int{1, 16}, 64, op.A32W32, f), cache)
+		}
+		x := machine(t, m, plan(bySingle, on), executor.Options{})
+		want := allLogits(t, x, ids)
+		x.Close()
+		for _, options := range []map[string]string{nil, {"memory": "own"}} {
+			for _, device := range openclProcs(t, "b", options) {
+				alone := device
+				alone.Name = "a"
+				for name, p := range map[string]*planir.Plan{"alone": plan(bySingle, alone), "divided": plan(byColumns, on, device)} {
+					x := machine(t, m, p, withOpenCL(), bothCompilers()...)
+					for _, pieces := range [][]int{nil, {3, 1, 1, 20}} {
+						got := allLogits(t, x, ids, pieces...)
+						d, kl := maxDiff(got, want), meanKL(got, want, m.Vocab)
+						t.Logf("%s%s, %s, pieces %v: largest difference %.2g, mean KL %.2g", cache, optionText(device.Options),
+							name, pieces, d, kl)
+						// A number that lies between two codes may be rounded to either.
+						if !(kl <= 1e-5) || cache == op.F32 && !(d <= 1e-3) {
+							t.Errorf("%s%s, %s, pieces %v: logits differ by %.3g, mean KL %.3g, from the host's", cache,
+								optionText(device.Options), name, pieces, d, kl)
+						}
+					}
+					x.Close()
+				}
+			}
+		}
+	}
+}
+
 // amongDevices gives each node to one that executes it, and divides products between host and device.
 func amongDevices(r *rand.Rand, procs []planir.Proc) layoutOf {
 	return func(d *planir.Decision, n *lower.Node) {

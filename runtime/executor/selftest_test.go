@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -26,7 +24,6 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/host"
-	"github.com/hetc/hetc/runtime/driver/opencl"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/selftest"
 )
@@ -395,41 +392,28 @@ func exchanged(_ *op.Graph, weights driver.Weights) driver.Weights {
 
 // Devices of OpenCL pass, in every scheme that their kernels have.
 func TestSelfTestOpenCL(t *testing.T) {
-	drv := opencl.New()
-	device, err := drv.Open(context.Background(), driver.Config{})
-	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
-		require.Skip(t, opencl.Name, err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	able := device.Capabilities()
-	gpu := planir.Proc{Name: "b", Kind: "gpu", Driver: opencl.Name, Set: able.Offered()}
-	slices.Sort(gpu.Kinds)
-	if err := device.Close(); err != nil {
-		t.Fatal(err)
-	}
 	model := open(t)
-	for _, scheme := range able.Schemes {
-		if scheme.Static() { // needs a calibration
-			continue
-		}
-		layout := layoutOf(swapped)
-		if scheme.RoundsResults() {
-			layout = columnsSwapped
-		}
-		plan := makePlan(t, model, []planir.Proc{proc("a", host0(t), ""), gpu}, []int{1, 40}, 64, scheme, layout)
-		content := contentOf(t, plan, openclcompiler.New())
-		test := selfTestOf(t, plan, content)
-		tried, err := executor.SelfTest(context.Background(), plan, content, test, []string{"b"},
-			executor.Options{Drivers: []driver.Driver{host.New(), drv}})
-		if err != nil {
-			t.Errorf("%s: %v", scheme, err)
-			continue
-		}
-		t.Logf("%s: %+v", scheme, tried[0])
-		if tried[0].Kernels == 0 || tried[0].Worst > 0.5 {
-			t.Errorf("%s: %+v, want some kernels within half of what is permitted", scheme, tried[0])
+	for _, gpu := range openclProcs(t, "b", nil) {
+		for _, scheme := range gpu.Schemes {
+			if scheme.Static() { // needs a calibration
+				continue
+			}
+			layout := layoutOf(swapped)
+			if scheme.RoundsResults() {
+				layout = columnsSwapped
+			}
+			plan := makePlan(t, model, []planir.Proc{proc("a", host0(t), ""), gpu}, []int{1, 40}, 64, scheme, layout)
+			content := contentOf(t, plan, openclcompiler.New())
+			test := selfTestOf(t, plan, content)
+			tried, err := executor.SelfTest(context.Background(), plan, content, test, []string{"b"}, withOpenCL())
+			if err != nil {
+				t.Errorf("%s%s: %v", scheme, optionText(gpu.Options), err)
+				continue
+			}
+			t.Logf("%s%s: %+v", scheme, optionText(gpu.Options), tried[0])
+			if tried[0].Kernels == 0 || tried[0].Worst > 0.5 {
+				t.Errorf("%s: %+v, want some kernels within half of what is permitted", scheme, tried[0])
+			}
 		}
 	}
 }

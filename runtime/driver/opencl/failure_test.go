@@ -25,25 +25,36 @@ import (
 	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
 )
 
-// implementations calls a test for the first device of each implementation of OpenCL that is there, with the options that
-// name it: the system's, and Intel's for CPUs where make deps-opencl fetched it.
-func implementations(t *testing.T, test func(t *testing.T, library map[string]string)) {
+// library is an implementation of OpenCL that is there, with the options that name it.
+type library struct {
+	name    string
+	options map[string]string
+}
+
+// libraries are the system's, and Intel's for CPUs where make deps-opencl fetched it. Without any the test is skipped.
+func libraries(t testing.TB) (list []library) {
 	t.Helper()
 	require.Deps()
-	ran := false
-	if _, err := New().Devices(t.Context()); err == nil {
-		ran = true
-		t.Run("system", func(t *testing.T) { test(t, nil) })
+	if _, err := New().Devices(context.Background()); err == nil {
+		list = append(list, library{"system", nil})
 	}
 	file := filepath.Join(os.Getenv(native.EnvDir), clapi.IntelFolder, clapi.IntelLibrary)
 	if _, missing := os.Stat(file); missing == nil && runtime.GOOS == "linux" {
-		ran = true
-		t.Run("intel", func(t *testing.T) { test(t, map[string]string{optLibrary: file}) })
+		list = append(list, library{"intel", map[string]string{optLibrary: file}})
 	} else if require.Listed("opencl-intel") {
 		t.Errorf("%s lists opencl-intel, and %q is not there: make deps-opencl fetches it", require.Env, file)
 	}
-	if !ran {
+	if len(list) == 0 {
 		require.Skip(t, Name, driver.ErrUnavailable)
+	}
+	return list
+}
+
+// implementations calls a test for the first device of each library.
+func implementations(t *testing.T, test func(t *testing.T, library map[string]string)) {
+	t.Helper()
+	for _, library := range libraries(t) {
+		t.Run(library.name, func(t *testing.T) { test(t, library.options) })
 	}
 }
 
@@ -357,14 +368,31 @@ func TestUnavailable(t *testing.T) {
 	says(t, err, "libOpenCL.so", "not there", clapi.EnvLibrary)
 }
 
-// FuzzRun binds views, positions and caches of any numbers: a call fails or writes inside its buffers, which lie beside
-// memory that cannot be touched.
-func FuzzRun(f *testing.F) {
-	f.Add(int64(0), 0, 32, 3, 3, 16, int64(0), 0, 1)
-	f.Add(int64(64), 5, 64, 2, 1, 16, int64(8192), 1, 2)
-	f.Add(int64(math.MaxInt64-3), math.MaxInt, -1, -1, math.MinInt, 1<<40, int64(-1), -1, 1<<40)
-	p := openFirst(f, nil)
-	shape := op.Op{M: 3, Heads: 2, KVHeads: 1, HeadDim: 8, KV: op.F32}
+// guarded is memory that lies beside some that cannot be touched, imported to a processor.
+func guarded(f *testing.F, p *processor, bytes int) driver.Buffer {
+	region, err := mem.Guarded(bytes)
+	if err != nil {
+		f.Skip(err)
+	}
+	buffer, err := p.Import(region.Bytes())
+	if err != nil {
+		f.Fatal(err)
+	}
+	return buffer
+}
+
+// cached is a graph with a cache, loaded on a processor, and guarded memory for its call.
+type cached struct {
+	p       *processor
+	exe     driver.Executable
+	kv      op.Type
+	in, out driver.Buffer
+	k, v    driver.Buffer
+}
+
+// newCached loads a graph that appends to a cache of a type and attends to it.
+func newCached(f *testing.F, p *processor, kv op.Type) *cached {
+	shape := op.Op{M: 3, Heads: 2, KVHeads: 1, HeadDim: 8, KV: kv}
 	appending, attending := shape, shape
 	appending.Kind, attending.Kind, attending.Context = op.KVAppend, op.Attention, 16
 	graph := op.Single(attending, "")
@@ -373,29 +401,39 @@ func FuzzRun(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	guarded := func(bytes int) driver.Buffer {
-		region, err := mem.Guarded(bytes)
-		if err != nil {
-			f.Skip(err)
+	size := 2 * 16 * int(kv.CacheRowBytes(8))
+	return &cached{p, exe, kv, guarded(f, p, 4*3*32), guarded(f, p, 4*3*16+64), guarded(f, p, size), guarded(f, p, size)}
+}
+
+// FuzzRun binds views, positions and caches of any numbers: a call fails or writes inside its buffers, which lie beside
+// memory that cannot be touched.
+func FuzzRun(f *testing.F) {
+	f.Add(int64(0), 0, 32, 3, 3, 16, int64(0), 0, 1)
+	f.Add(int64(64), 5, 64, 2, 1, 16, int64(8192), 1, 2)
+	f.Add(int64(0), 2, 32, 3, 3, 16, int64(192), 1, 2) // 192 and 1024 are caches of one sequence
+	f.Add(int64(0), 2, 32, 3, 3, 16, int64(1024), 0, 1)
+	f.Add(int64(math.MaxInt64-3), math.MaxInt, -1, -1, math.MinInt, 1<<40, int64(-1), -1, 1<<40)
+	var targets []*cached
+	for _, library := range libraries(f) {
+		for _, kv := range []op.Type{op.F32, op.Q8} {
+			targets = append(targets, newCached(f, openFirst(f, library.options), kv))
 		}
-		buffer, err := p.Import(region.Bytes())
-		if err != nil {
-			f.Fatal(err)
-		}
-		return buffer
 	}
-	in, out := guarded(4*3*32), guarded(4*3*16+64)
-	caches := [2]driver.Buffer{guarded(4 * 2 * 16 * 8), guarded(4 * 2 * 16 * 8)}
 	f.Fuzz(func(t *testing.T, offset int64, pos, stride, rows, inUse, context int, apart int64, sequence, sequences int) {
-		b := &driver.Bindings{
-			In:         []driver.View{{Buffer: in, Type: op.F32, Rows: rows, Cols: 32, Stride: stride, Offset: offset}},
-			Out:        []driver.View{{Buffer: out, Type: op.F32, Rows: rows, Cols: 16, Stride: 16}},
-			K:          driver.View{Buffer: caches[0], Type: op.F32, Rows: context, Cols: 8, Stride: 8},
-			V:          driver.View{Buffer: caches[1], Type: op.F32, Rows: context, Cols: 8, Stride: 8},
-			MaxContext: context, Sequences: sequences, SequenceBytes: apart,
-			Scalars: &driver.Scalars{Pos: pos, Rows: inUse, Sequence: sequence, KVLen: pos + inUse, Seq: pos + inUse},
+		for _, on := range targets {
+			element, cols := on.kv.CacheRow(8)
+			cache := driver.View{Type: element, Rows: context, Cols: cols, Stride: cols}
+			b := &driver.Bindings{
+				In:         []driver.View{{Buffer: on.in, Type: op.F32, Rows: rows, Cols: 32, Stride: stride, Offset: offset}},
+				Out:        []driver.View{{Buffer: on.out, Type: op.F32, Rows: rows, Cols: 16, Stride: 16}},
+				K:          cache,
+				V:          cache,
+				MaxContext: context, Sequences: sequences, SequenceBytes: apart,
+				Scalars: &driver.Scalars{Pos: pos, Rows: inUse, Sequence: sequence, KVLen: pos + inUse, Seq: pos + inUse},
+			}
+			b.K.Buffer, b.V.Buffer = on.k, on.v
+			_, _ = on.p.Run(on.exe, b)
 		}
-		_, _ = p.Run(exe, b)
 	})
 }
 
@@ -406,30 +444,35 @@ func FuzzMoves(f *testing.F) {
 	f.Add(int64(128), 40, 2, 1, 1, 2, 5, 9)
 	f.Add(int64(4), 32, 3, 2, -1, math.MaxInt, 31, math.MaxInt)
 	f.Add(int64(math.MaxInt64-3), math.MaxInt, 3, 3, 2, 1, math.MinInt, 0)
-	p := openFirst(f, map[string]string{optMemory: "own"})
-	exe, err := p.Load(context.Background(), artifact(f, op.Single(op.Op{Kind: op.Add, M: 3, N: 32}, ""), nil), nil)
-	if err != nil {
-		f.Fatal(err)
+	type target struct {
+		p       *processor
+		exe     driver.Executable
+		buffers [3]driver.Buffer
 	}
-	var buffers [3]driver.Buffer
-	for i := range buffers {
-		region, err := mem.Guarded(4 * 3 * 48)
+	var targets []*target
+	for _, library := range libraries(f) {
+		on := &target{p: openFirst(f, with(library.options, optMemory, "own"))}
+		var err error
+		on.exe, err = on.p.Load(context.Background(), artifact(f, op.Single(op.Op{Kind: op.Add, M: 3, N: 32}, ""), nil), nil)
 		if err != nil {
-			f.Skip(err)
-		}
-		if buffers[i], err = p.Import(region.Bytes()); err != nil {
 			f.Fatal(err)
 		}
+		for i := range on.buffers {
+			on.buffers[i] = guarded(f, on.p, 4*3*48)
+		}
+		targets = append(targets, on)
 	}
 	f.Fuzz(func(t *testing.T, offset int64, stride, rows, inUse, r0, r1, c0, c1 int) {
-		view := func(i int) driver.View {
-			return driver.View{Buffer: buffers[i], Type: op.F32, Rows: rows, Cols: 32, Stride: stride, Offset: offset}
+		for _, on := range targets {
+			view := func(i int) driver.View {
+				return driver.View{Buffer: on.buffers[i], Type: op.F32, Rows: rows, Cols: 32, Stride: stride, Offset: offset}
+			}
+			parts := []driver.Rect{{R0: r0, R1: r1, C0: c0, C1: c1}}
+			b := &driver.Bindings{In: []driver.View{view(0), view(1)}, Out: []driver.View{view(2)},
+				Scalars: &driver.Scalars{Rows: inUse, KVLen: inUse, Seq: inUse},
+				Moves:   &driver.Moves{Fetch: [][]driver.Rect{parts, nil}, Hand: [][]driver.Rect{parts}}}
+			_, _ = on.p.Run(on.exe, b)
 		}
-		parts := []driver.Rect{{R0: r0, R1: r1, C0: c0, C1: c1}}
-		b := &driver.Bindings{In: []driver.View{view(0), view(1)}, Out: []driver.View{view(2)},
-			Scalars: &driver.Scalars{Rows: inUse, KVLen: inUse, Seq: inUse},
-			Moves:   &driver.Moves{Fetch: [][]driver.Rect{parts, nil}, Hand: [][]driver.Rect{parts}}}
-		_, _ = p.Run(exe, b)
 	})
 }
 

@@ -392,10 +392,11 @@ func (e *executable) bindCache(bindings *driver.Bindings) error {
 
 // cache makes one cache of all sequences current, perSeq elements apart.
 func (e *executable) cache(side *cacheSide, view *driver.View, bindings *driver.Bindings, name string) error {
-	if view.Type != e.kv || view.Cols != e.headDim || view.Stride != e.headDim ||
+	element, cols := e.kv.CacheRow(e.headDim)
+	if view.Type != element || view.Cols != cols || view.Stride != cols ||
 		int64(view.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
 		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type,
-			view.Rows, view.Cols, view.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
+			view.Rows, view.Cols, view.Stride, element, e.kvHeads, e.maxContext, cols)
 	}
 	if err := e.place(view, view.Rows, &side.buffer); err != nil {
 		return fmt.Errorf("cache %q: %w", name, err)

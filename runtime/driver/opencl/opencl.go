@@ -334,7 +334,7 @@ func capabilities(own bool, settings settings, features *kernel.Features) *drive
 		Schemes: op.SchemesOf(Name),
 		Forms:   forms,
 		Layouts: maps.Clone(layouts),
-		KV:      []op.Type{op.F32, op.F16},
+		KV:      slices.Clone(op.CacheTypes),
 
 		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 		OwnMemory: own, Prepacks: own,

@@ -5,14 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
@@ -56,11 +54,12 @@ func anew() {
 }
 
 // sum opens a processor with a store and adds on it.
-func sum(t testing.TB, store driver.Programs) (values []float32, err error) {
+func sum(t testing.TB, library map[string]string, store driver.Programs) (values []float32, err error) {
 	t.Helper()
 	anew()
+	defer anew() // the store's programs are no others'
 	ctx := context.Background()
-	proc, err := New().(driver.Prebuilder).WithPrograms(store).Open(ctx, driver.Config{})
+	proc, err := New().(driver.Prebuilder).WithPrograms(store).Open(ctx, driver.Config{Options: library})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +90,7 @@ func sum(t testing.TB, store driver.Programs) (values []float32, err error) {
 		bindings.In = append(bindings.In, view)
 	}
 	if _, err := proc.Run(exe, &bindings); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	for at := range 64 {
 		values = append(values, math.Float32frombits(binary.LittleEndian.Uint32(bindings.Out[0].Buffer.Bytes()[4*at:])))
@@ -99,38 +98,25 @@ func sum(t testing.TB, store driver.Programs) (values []float32, err error) {
 	return values, nil
 }
 
-// needDevice skips a test without OpenCL.
-func needDevice(t testing.TB) driver.Prebuilder {
-	t.Helper()
-	drv := New()
-	proc, err := drv.Open(context.Background(), driver.Config{})
-	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
-		require.Skip(t, Name, err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := proc.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return drv.(driver.Prebuilder)
-}
-
 // A processor takes the binary of exactly its device and driver. Without it, it builds the source, or refuses to.
 func TestProgramsOfABundle(t *testing.T) {
-	drv := needDevice(t)
+	implementations(t, programsOfABundle)
+}
+
+func programsOfABundle(t *testing.T, library map[string]string) {
+	drv, config := New().(driver.Prebuilder), driver.Config{Options: library}
 	ctx := context.Background()
-	identity, err := drv.(driver.Identified).Identity(ctx, driver.Config{})
+	identity, err := drv.(driver.Identified).Identity(ctx, config)
 	if err != nil || identity.Device == "" || identity.Driver == "" {
 		t.Fatalf("%+v, %v", identity, err)
 	}
 	t.Logf("%+v", identity)
-	made, err := drv.Prebuild(ctx, driver.Config{}, artifactOfASum(t))
+	made, err := drv.Prebuild(ctx, config, artifactOfASum(t))
 	if err != nil || len(made) != 1 || len(made[0].Binary) == 0 || made[0].Key.Identity != identity {
 		t.Fatalf("built ahead of time: %d programs, %v; want one for %+v", len(made), err, identity)
 	}
 	anew()
-	again, err := drv.Prebuild(ctx, driver.Config{}, artifactOfASum(t))
+	again, err := drv.Prebuild(ctx, config, artifactOfASum(t))
 	if err != nil || again[0].Key != made[0].Key {
 		t.Fatalf("built again: %v", err)
 	}
@@ -154,7 +140,7 @@ func TestProgramsOfABundle(t *testing.T) {
 		"what the device refuses":               {memory{binaries: map[driver.ProgramKey][]byte{made[0].Key: []byte("none")}}, 1, false},
 		"what the device refuses, and strictly": {memory{binaries: map[driver.ProgramKey][]byte{made[0].Key: []byte("none")}, strict: true}, 0, true},
 	} {
-		got, err := sum(t, &c.store)
+		got, err := sum(t, library, &c.store)
 		if c.fails {
 			if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), identity.Device) {
 				t.Errorf("%s: got %v, want an error of class %v that names the device", name, err, diag.ClassUnavailable)
@@ -169,7 +155,7 @@ func TestProgramsOfABundle(t *testing.T) {
 		}
 	}
 	// An artifact that is none is refused, and nothing is built of it.
-	if _, err := drv.Prebuild(ctx, driver.Config{}, []byte("{}")); err == nil {
+	if _, err := drv.Prebuild(ctx, config, []byte("{}")); err == nil {
 		t.Error("an artifact that is none was built")
 	}
 	var code kernel.Code
@@ -183,7 +169,7 @@ func TestProgramsOfABundle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := drv.Prebuild(ctx, driver.Config{}, data); err == nil || !strings.Contains(err.Error(), `kernels "rows"`) {
+	if _, err := drv.Prebuild(ctx, config, data); err == nil || !strings.Contains(err.Error(), `kernels "rows"`) {
 		t.Errorf("a source that does not compile: %v", err)
 	}
 }
@@ -234,5 +220,42 @@ func TestNamedVariants(t *testing.T) {
 	use.Variant = "tiles"
 	if _, err = choose(code, use, settings{}, &few); err == nil || !strings.Contains(err.Error(), "does not carry") {
 		t.Errorf("a variant that the artifact lacks: got %v", err)
+	}
+}
+
+// binaryOf is the binary of a source for the device that a processor opens.
+func binaryOf(t testing.TB, library map[string]string, source string) []byte {
+	t.Helper()
+	made, err := openFirst(t, library).device.prebuild(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made.Binary
+}
+
+// The binary of other kernels, or of some with other arguments, is an error before anything is executed, or of the call.
+func TestBinariesOfOtherKernels(t *testing.T) {
+	implementations(t, binariesOfOtherKernels)
+}
+
+func binariesOfOtherKernels(t *testing.T, library map[string]string) {
+	right, err := New().(driver.Prebuilder).Prebuild(t.Context(), driver.Config{Options: library}, artifactOfASum(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ten = "__kernel void add(__global float *a, long b, int c, __global float *d, long e, int f, " +
+		"__global float *g, long h, int i, int j) { g[0] = 7; }"
+	for what, c := range map[string]struct{ source, want string }{
+		"another function": {"__kernel void other(__global float *x) { x[0] = 7; }", "INVALID_KERNEL_NAME"},
+		"fewer arguments":  {"__kernel void add(__global float *x) { x[0] = 7; }", `function "add" takes 1 arguments, want 10`},
+		"more arguments":   {strings.Replace(ten, "int j", "int j, int k", 1), `function "add" takes 11 arguments, want 10`},
+		"other arguments":  {strings.Replace(ten, "int j", "long j", 1), "INVALID_ARG_SIZE"},
+		"exchanged ones":   {strings.Replace(ten, "long b, int c", "int b, long c", 1), "INVALID_ARG_SIZE"},
+	} {
+		store := &memory{strict: true, binaries: map[driver.ProgramKey][]byte{right[0].Key: binaryOf(t, library, c.source)}}
+		values, err := sum(t, library, store)
+		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) == diag.ClassInternal {
+			t.Errorf("%s: got %v, %v, want %q", what, values, err, c.want)
+		}
 	}
 }

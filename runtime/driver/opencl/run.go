@@ -338,7 +338,8 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 	if count == 0 {
 		return nil
 	}
-	size := int64(e.kv.Bytes())
+	element, cols := e.kv.CacheRow(e.headDim)
+	size, row := int64(element.Bytes()), int64(cols)
 	for s := range e.sides {
 		side := &e.sides[s]
 		if !side.buffer.copies {
@@ -346,8 +347,8 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 		}
 		for head := range e.kvHeads {
 			begin := (side.at + int64(at.Sequence)*e.perSeq +
-				(int64(head)*int64(e.maxContext)+int64(from))*int64(e.headDim)) * size
-			bytes := int64(count) * int64(e.headDim) * size
+				(int64(head)*int64(e.maxContext)+int64(from))*row) * size
+			bytes := int64(count) * row * size
 			if err := e.p.queue.Copy(side.buffer.device, clapi.Rect{Offset: begin, Rows: 1, Width: int(bytes),
 				Pitch: int(bytes), Host: side.buffer.host[begin : begin+bytes], ToDevice: toDevice}); err != nil {
 				return err

@@ -296,9 +296,39 @@ func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, 
 	if err != nil {
 		return fmt.Errorf("kernels %q, variant %q: %w", family, variant.Name, err)
 	}
+	if err := takes(made, args); err != nil {
+		return errors.Join(fmt.Errorf("kernels %q, variant %q: function %q %w", family, variant.Name, function, err),
+			made.Close())
+	}
 	// A number that does not change is not known to the kernel yet, nor is a weight.
 	s.launches = append(s.launches, launch{kernel: made, variant: variant, columns: columns,
 		last: variant.Few > 0 && rows < variant.Rows, args: slices.Clone(args)})
+	return nil
+}
+
+// takes compares how many arguments a kernel has with how many it will be given. A source or a binary of another version
+// is refused here, before any of it is executed; what has as many arguments of other types, by the self-test.
+// RATIONALE: What keeps a damaged program from a GPU?
+func takes(made *clapi.Kernel, args []argument) error {
+	have, err := made.Arguments()
+	if err != nil {
+		return err
+	}
+	want := 0
+	for i := range args {
+		switch args[i].kind {
+		case argOperand: // buffer, place and row pitch
+			want += 3
+		case argSide, argScratch: // buffer and place
+			want += 2
+		default:
+			want++
+		}
+	}
+	if have != want {
+		return diag.New(diag.ClassInput, "takes %d arguments, want %d: it is not the kernel that this program calls", have,
+			want).WithHint("emit the bundle again")
+	}
 	return nil
 }
 
@@ -763,9 +793,11 @@ func (b *builder) rope() error {
 func (b *builder) kvAppend() error {
 	s, operator := b.step(), &b.op
 	b.e.appends = true
-	s.refused = func(*executable, int) error { return errors.New("key or value is NaN or too large for the f16 cache") }
+	s.refused = func(*executable, int) error {
+		return fmt.Errorf("key or value is NaN or too large for the %s cache", operator.KV)
+	}
 	args := append(b.values(), side(0), side(1))
-	args = append(append(args, b.notes(s, operator.KV == op.F16)...), dynamic(argPlaces),
+	args = append(append(args, b.notes(s, operator.KV != op.F32)...), dynamic(argPlaces),
 		number(operator.Heads/operator.KVHeads), number(operator.HeadDim), dynamic(argContext), dynamic(argSequence))
 	if err := b.launch(s, "heads "+string(operator.KV), "kv_append", operator.KVHeads, args...); err != nil {
 		return err
@@ -832,10 +864,14 @@ func (b *builder) estimate() error {
 	families := kernel.FamiliesOf(operator)
 	family := families[len(families)-1]
 	columns := op.RoundUp(operator.HeadDim, 4)
+	keyBytes := columns
+	if operator.KV == op.Q8 {
+		keyBytes += 4 // the scale of each key
+	}
 	var parts []argument // scales, codes of queries and of keys, tops
 	for _, bytes := range []int64{4 * int64(operator.Heads+operator.KVHeads),
 		int64(operator.M) * int64(operator.Heads) * int64(columns),
-		int64(operator.KVHeads) * int64(operator.Context) * int64(columns),
+		int64(operator.KVHeads) * int64(operator.Context) * int64(keyBytes),
 		4 * int64(operator.M) * int64(operator.Heads)} {
 		at, err := e.scratch(bytes)
 		if err != nil {

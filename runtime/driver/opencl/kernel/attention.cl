@@ -6,11 +6,12 @@
 // attention_join.
 
 #ifdef KV_F16
-#define KV_TYPE half
 #define LOAD4(at, p) vload_half4(at, p)
 #define LOAD1(at, p) vload_half(at, p)
+#elif defined(KV_Q8)
+#define LOAD4(at, p) (convert_float4(vload4(at, p)) - 128.0f)
+#define LOAD1(at, p) ((p)[at] - 128.0f)
 #else
-#define KV_TYPE float
 #define LOAD4(at, p) vload4(at, p)
 #define LOAD1(at, p) ((p)[at])
 #endif
@@ -21,7 +22,7 @@ __kernel void attention(IN(x), OUT(y), __global const KV_TYPE *keys, long keys_a
 	CONST_ROWS(float, x); ROWS_OF(float, y);
 	int head = get_global_id(0), heads = get_global_size(0), row = get_global_id(1), part = get_global_id(2);
 	int kv = head / group, position = notes[places + 4 * row + 1];
-	long begin = notes[places + 4 * row] * sequence + (long)kv * context * DIM;
+	long begin = notes[places + 4 * row] * sequence + (long)kv * context * CACHED(DIM);
 	x += (long)row * x_ld + (kv * (group + 2) + head % group) * DIM;
 	keys += keys_at + begin;
 	values += values_at + begin;
@@ -42,13 +43,15 @@ __kernel void attention(IN(x), OUT(y), __global const KV_TYPE *keys, long keys_a
 	}
 	float top = -INFINITY, total = 0;
 	for (int p = first; p < end; p++) {
-		__global const KV_TYPE *key = keys + (long)p * DIM, *value = values + (long)p * DIM;
+		__global const KV_TYPE *key = keys + (long)p * CACHED(DIM);
+		__global const KV_TYPE *value = values + (long)p * CACHED(DIM);
 		float4 products = 0;
 		for (int i = 0; i < DIM / 4; i++)
 			products += query[i] * LOAD4(i, key);
 		float score = products.x + products.y + products.z + products.w;
 		for (int i = 0; i < DIM % 4; i++)
 			score += query1[i] * LOAD1(DIM / 4 * 4 + i, key);
+		score *= CACHED_SCALE(key, DIM);
 		if (cap > 0)
 			score = cap * tanh(score / cap);
 		if (score > top) {
@@ -62,6 +65,7 @@ __kernel void attention(IN(x), OUT(y), __global const KV_TYPE *keys, long keys_a
 		}
 		float share = exp(score - top);
 		total += share;
+		share *= CACHED_SCALE(value, DIM);
 		for (int i = 0; i < DIM / 4; i++)
 			sum[i] += share * LOAD4(i, value);
 		for (int i = 0; i < DIM % 4; i++)

@@ -11,14 +11,26 @@
 #pragma OPENCL FP_CONTRACT OFF
 
 #ifdef KV_F16
-#define KV_TYPE half
 #define KEY(at, p) vload_half(at, p)
 #else
-#define KV_TYPE float
 #define KEY(at, p) ((p)[at])
 #endif
 
 #define WORDS ((DIM + 3) / 4)
+
+// Keys of an 8-bit cache keep their codes and scales, which lie behind the codes here as well: a product of codes is then
+// compared with others times the scale of its key.
+#ifdef KV_Q8
+#define KEY_BYTES (4 * WORDS + 4)
+#define SCORE float
+#define LEAST -INFINITY
+#define SCORE_OF(query, key) ((float)product(query, key) * *(__global const float *)((key) + 4 * WORDS))
+#else
+#define KEY_BYTES (4 * WORDS)
+#define SCORE int
+#define LEAST INT_MIN
+#define SCORE_OF(query, key) product(query, key)
+#endif
 
 // INNER is the first position that all of count queries from a position on see.
 #define INNER(position, count, window) ((window) > 0 ? min(position, max(0, (position) + (count) - (window))) : 0)
@@ -41,9 +53,13 @@ __kernel void estimate_scales(IN(x), __global const float *heads, __global const
 				for (int j = 0; j < DIM; j++)
 					largest_query = fmax(largest_query, fabs(x[(long)row * x_ld + (kv * (group + 2) + i) * DIM + j]));
 		}
+#ifdef KV_Q8
+		key_scale = 0;
+#else
 		keys += keys_at + notes[places] * sequence + (long)kv * context * DIM;
 		for (long j = (long)INNER(begin, min(block, rows), window) * DIM; j < (long)end * DIM; j++)
 			largest_key = fmax(largest_key, fabs(KEY(j, keys)));
+#endif
 		float factors[3] = {0.5f, 1, 2}, least = INFINITY;
 		for (int i = 0; i < buckets; i++) {
 			float query = factors[buckets == 3 ? i : i / 3], key = factors[i % 3];
@@ -58,7 +74,11 @@ __kernel void estimate_scales(IN(x), __global const float *heads, __global const
 	}
 	for (int i = 0; i < group; i++)
 		scales[kv * group + i] = heads[3 * (kv * group + i)] * query_factor;
+#ifdef KV_Q8
+	scales[kv_heads * group + kv] = 1;
+#else
 	scales[kv_heads * group + kv] = heads[3 * kv * group + 1] * key_factor;
+#endif
 }
 
 // code is a number as 8 bits hold it under a scale.
@@ -88,11 +108,16 @@ __kernel void estimate_keys(__global const KV_TYPE *keys, long keys_at, __global
 	CONST_ROWS(float, scales);
 	int kv = get_global_id(0), begin = notes[places + 1];
 	int from = INNER(begin, min(block, rows), window), end = begin + (rows - 1) / block * block;
-	keys += keys_at + notes[places] * sequence + (long)kv * context * DIM;
-	codes += codes_at + (long)kv * width * 4 * WORDS;
+	keys += keys_at + notes[places] * sequence + (long)kv * context * CACHED(DIM);
+	codes += codes_at + (long)kv * width * KEY_BYTES;
 	for (int position = from + (int)get_global_id(1); position < end; position += rows) {
-		__global const KV_TYPE *key = keys + (long)position * DIM;
-		__global char *to = codes + (long)position * 4 * WORDS;
+		__global const KV_TYPE *key = keys + (long)position * CACHED(DIM);
+		__global char *to = codes + (long)position * KEY_BYTES;
+#ifdef KV_Q8
+		for (int j = 0; j < DIM; j++)
+			to[j] = (char)(key[j] - 128);
+		*(__global float *)(to + 4 * WORDS) = CACHED_SCALE(key, DIM);
+#else
 		for (int j = 0; j < DIM; j++) {
 			float value = KEY(j, key);
 			if (!(fabs(value) <= FLT_MAX)) {
@@ -101,6 +126,7 @@ __kernel void estimate_keys(__global const KV_TYPE *keys, long keys_at, __global
 			}
 			to[j] = code(value, scales[heads + kv]);
 		}
+#endif
 		for (int j = DIM; j < 4 * WORDS; j++)
 			to[j] = 0;
 	}
@@ -130,14 +156,14 @@ int product(__global const char *query, __global const char *key) {
 __kernel void estimate_tops(__global const int *notes, int places, int rows, int group, int width, int block, int window,
 	__global const char *queries, long queries_at, __global const char *keys, long keys_at, __global char *tops_mem,
 	long tops_at) {
-	ROWS_OF(int, tops);
+	ROWS_OF(SCORE, tops);
 	int head = get_global_id(0), heads = get_global_size(0), row = get_global_id(1);
 	BLOCK_OF(row);
 	queries += queries_at + ((long)row * heads + head) * 4 * WORDS;
-	keys += keys_at + (long)(head / group) * width * 4 * WORDS;
-	int top = INT_MIN;
+	keys += keys_at + (long)(head / group) * width * KEY_BYTES;
+	SCORE top = LEAST;
 	for (int position = inner; position < end; position++)
-		top = max(top, product(queries, keys + (long)position * 4 * WORDS));
+		top = max(top, SCORE_OF(queries, keys + (long)position * KEY_BYTES));
 	tops[row * heads + head] = top;
 }
 
@@ -145,17 +171,17 @@ __kernel void estimate_tops(__global const int *notes, int places, int rows, int
 __kernel void estimate(OUT(y), __global const int *notes, int places, int rows, int group, int width, int block, int window,
 	__global char *scales_mem, long scales_at, __global const char *queries, long queries_at,
 	__global const char *keys, long keys_at, __global char *tops_mem, long tops_at) {
-	ROWS_OF(float, y); CONST_ROWS(float, scales); CONST_ROWS(int, tops);
+	ROWS_OF(float, y); CONST_ROWS(float, scales); CONST_ROWS(SCORE, tops);
 	int head = get_global_id(0), heads = get_global_size(0), row = get_global_id(1);
 	BLOCK_OF(row);
 	queries += queries_at + ((long)first * heads + head) * 4 * WORDS;
-	keys += keys_at + (long)(head / group) * width * 4 * WORDS;
+	keys += keys_at + (long)(head / group) * width * KEY_BYTES;
 	y += (long)(row / block) * y_ld + (long)head * width;
 	float scale = scales[head] * scales[heads + head / group];
 	for (int position = inner + row - first; position < end; position += count) {
 		float worth = -INFINITY;
 		for (int i = 0; i < count; i++) {
-			float score = (float)product(queries + (long)i * heads * 4 * WORDS, keys + (long)position * 4 * WORDS) * scale;
+			float score = (float)SCORE_OF(queries + (long)i * heads * 4 * WORDS, keys + (long)position * KEY_BYTES) * scale;
 			worth = fmax(worth, score - (float)tops[(first + i) * heads + head] * scale);
 		}
 		y[position] = worth;

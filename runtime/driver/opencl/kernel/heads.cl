@@ -89,17 +89,31 @@ __kernel void rope(IN(x), OUT(y), __global const float *table, __global const in
 }
 
 // kv_append stores keys and values at the position of their row in the cache of its sequence. An item is a key head.
-#ifdef KV_F16
-#define KV_TYPE half
-#else
-#define KV_TYPE float
+#ifdef KV_Q8
+// store_q8 rounds a key or a value to a row of codes with their scale behind them, and reports whether it is finite.
+int store_q8(__global uchar *row, __global const float *x, int dim) {
+	float top = 0;
+	for (int j = 0; j < dim; j++) {
+		if (!(fabs(x[j]) <= FLT_MAX))
+			return 0;
+		top = fmax(top, fabs(x[j]));
+	}
+	float scale = top / 127.0f;
+	for (int j = 0; j < dim; j++) {
+		float code = scale == 0 ? 0 : clamp(rint(x[j] / scale), -127.0f, 127.0f);
+		row[j] = (uchar)(128 + (int)code);
+	}
+	vstore4(as_uchar4(scale), 0, row + dim);
+	return 1;
+}
 #endif
+
 __kernel void kv_append(IN(x), __global KV_TYPE *keys, long keys_at, __global KV_TYPE *values, long values_at,
 	__global int *notes, int refusals, int places, int group, int dim, int context, long sequence) {
 	CONST_ROWS(float, x);
 	int kv = HEAD, row = HEAD_ROW;
 	x += HEAD_ROW * x_ld + (kv * (group + 2) + group) * dim;
-	long to = notes[places + 4 * row] * sequence + ((long)kv * context + notes[places + 4 * row + 1]) * dim;
+	long to = notes[places + 4 * row] * sequence + ((long)kv * context + notes[places + 4 * row + 1]) * CACHED(dim);
 	keys += keys_at + to;
 	values += values_at + to;
 #ifdef KV_F16
@@ -112,6 +126,9 @@ __kernel void kv_append(IN(x), __global KV_TYPE *keys, long keys_at, __global KV
 		vstore_half_rte(x[j], j, keys);
 		vstore_half_rte(x[dim + j], j, values);
 	}
+#elif defined(KV_Q8)
+	if (!store_q8(keys, x, dim) || !store_q8(values, x + dim, dim))
+		REFUSE(row);
 #else
 	for (int j = 0; j < dim; j++) {
 		keys[j] = x[j];

@@ -115,10 +115,13 @@ var families = slices.Concat([]family{
 	}},
 	{name: "heads f32", file: "heads.cl", variants: heads},
 	{name: "heads f16", file: "heads.cl", defines: []string{"KV_F16"}, variants: heads},
+	{name: "heads q8", file: "heads.cl", defines: []string{"KV_Q8"}, variants: heads},
 	{name: "attention f32", file: "attention.cl", variants: attentions},
 	{name: "attention f16", file: "attention.cl", defines: []string{"KV_F16"}, variants: attentions},
+	{name: "attention q8", file: "attention.cl", defines: []string{"KV_Q8"}, variants: attentions},
 	{name: "estimate f32", file: "estimate.cl", variants: estimates},
 	{name: "estimate f16", file: "estimate.cl", defines: []string{"KV_F16"}, variants: estimates},
+	{name: "estimate q8", file: "estimate.cl", defines: []string{"KV_Q8"}, variants: estimates},
 }, products())
 
 var (
@@ -347,6 +350,7 @@ var kinds = map[op.Kind]string{
 var ofFamilies = []op.Kind{op.MatMul, op.ExpertMatMul, op.KVAppend, op.Attention, op.Estimate}
 
 // Kinds are the operators that have kernels, in the order of op.Kinds.
+// RATIONALE: Which operators does the driver `opencl` leave to others?
 func Kinds() (list []op.Kind) {
 	for _, kind := range op.Kinds {
 		if kinds[kind] != "" || slices.Contains(ofFamilies, kind) {

@@ -7,6 +7,22 @@
 // A call's notes begin with a word for each step that can refuse rows: the lowest row that it refused.
 #define REFUSE(row) atomic_min(notes + refusals, (int)(row))
 
+// A row of the cache is the elements of a key or a value; of 8-bit codes around 128, their scale lies behind them, at any
+// address.
+#ifdef KV_Q8
+#define KV_TYPE uchar
+#define CACHED(dim) ((dim) + 4)
+#define CACHED_SCALE(row, dim) as_float(vload4(0, (row) + (dim)))
+#else
+#ifdef KV_F16
+#define KV_TYPE half
+#else
+#define KV_TYPE float
+#endif
+#define CACHED(dim) (dim)
+#define CACHED_SCALE(row, dim) 1.0f
+#endif
+
 // Work on rows is divided by rows (an item for each), by cells (an item for each element), or by groups: GROUP items
 // work on one row together.
 #ifdef CELLS
