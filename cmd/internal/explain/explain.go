@@ -20,6 +20,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/roofline"
@@ -370,6 +371,7 @@ func (x *answer) summary(stories []explain.ProgramStory) []string {
 		out = append(out, "What bounds a prompt: "+x.bounds(large)+".")
 	}
 	out = append(out, x.forms()...)
+	out = append(out, waits(x.p)...)
 	out = append(out, planview.CompiledWords(x.p.Compiled)...)
 	if proof := solver.ProofOf(x.p.Solver).String(); proof != "" {
 		out = append(out, proof)
@@ -461,6 +463,20 @@ func (x *answer) forms() (out []string) {
 		if parts != nil {
 			out = append(out, fmt.Sprintf("%s is given %s: the arithmetic is the same, and it is faster at it.", name,
 				cli.Enumerate(parts)))
+		}
+	}
+	return out
+}
+
+// waits tells how lanes notice the end of calls, where the SoC file names another way than the usual one.
+func waits(plan *planir.Plan) (out []string) {
+	words := map[capability.Waiting]string{capability.WaitPoll: "ask again and again whether it has ended",
+		capability.WaitEvent: "are woken by its driver"}
+	for i := range plan.Procs {
+		proc := &plan.Procs[i]
+		if word := words[proc.Wait]; word != "" {
+			out = append(out, fmt.Sprintf("Lanes that wait for a call of %s %s (wait: %s in the SoC file, which hetc probe "+
+				"measures).", proc.Name, word, proc.Wait))
 		}
 	}
 	return out

@@ -3,6 +3,9 @@ package explain
 import (
 	"strings"
 	"testing"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 )
 
 // A rate above what was probed is explained beside it.
@@ -14,5 +17,16 @@ func TestRateBesideProbe(t *testing.T) {
 		if got := besideProbe(rate, 6.9, "host:0"); !strings.Contains(got, want) {
 			t.Errorf("%.1f GB/s: %q, want %q", rate, got, want)
 		}
+	}
+}
+
+// The way to wait that a SoC file names is told; the usual one is not.
+func TestWaits(t *testing.T) {
+	plan := &planir.Plan{Procs: []planir.Proc{{Name: "cpu"}, {Name: "gpu", Wait: capability.WaitEvent},
+		{Name: "npu", Wait: capability.WaitPoll}}}
+	got := waits(plan)
+	if len(got) != 2 || !strings.Contains(got[0], "a call of gpu are woken by its driver (wait: event") ||
+		!strings.Contains(got[1], "a call of npu ask again and again") {
+		t.Errorf("got %q", got)
 	}
 }
