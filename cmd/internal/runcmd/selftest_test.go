@@ -34,6 +34,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/driver/opencl"
+	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/programs"
 )
@@ -342,8 +343,19 @@ func TestBundleWithoutSelfTest(t *testing.T) {
 	}
 }
 
-// openclBundle is a bundle of the demo model whose products of one row a device of OpenCL executes.
+// openclBundle is openclBundleOf with or without binaries.
 func openclBundle(t *testing.T, binaries bool) (path, trust string) {
+	t.Helper()
+	return openclBundleOf(t, func(o *emit.Options) {
+		o.Compilers = append(o.Compilers, openclcompiler.New())
+		if binaries {
+			o.Prebuild = []driver.Driver{opencl.New()}
+		}
+	})
+}
+
+// openclBundleOf is a bundle of the demo model whose products of one row a device of OpenCL executes.
+func openclBundleOf(t *testing.T, configure func(*emit.Options)) (path, trust string) {
 	t.Helper()
 	device, err := opencl.New().Open(t.Context(), driver.Config{})
 	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
@@ -358,11 +370,8 @@ func openclBundle(t *testing.T, binaries bool) (path, trust string) {
 		t.Fatal(err)
 	}
 	return bundleOf(t, planir.Proc{Name: "gpu", Kind: "gpu", Driver: opencl.Name, Set: set}, func(o *emit.Options) {
-		o.Compilers = append(o.Compilers, openclcompiler.New())
 		o.SelfTest, o.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
-		if binaries {
-			o.Prebuild = []driver.Driver{opencl.New()}
-		}
+		configure(o)
 	})
 }
 
@@ -401,26 +410,111 @@ func TestBinariesOfABundle(t *testing.T) {
 	if found == 0 {
 		t.Error("the bundle holds no binaries")
 	}
-	// Another process would have no programs yet.
-	cmd := exec.Command(os.Args[0], "-test.run=^TestRunStrictly$")
-	cmd.Env = append(os.Environ(), "HETC_TEST_STRICT="+path+"\n"+trust)
-	if text, err := cmd.CombinedOutput(); err != nil {
+	if text, err := inProcess(t, path, trust, "--strict"); err != nil {
 		t.Errorf("--strict with binaries: %v\n%s", err, text)
 	}
 }
 
-// TestRunStrictly is the process that runs a bundle without a compiler.
-func TestRunStrictly(t *testing.T) {
-	path, trust, ok := strings.Cut(os.Getenv("HETC_TEST_STRICT"), "\n")
-	if !ok {
-		t.Skip("a process of TestBinariesOfABundle")
+// hanging is the compiler of OpenCL, of whose products none returns for hours.
+type hanging struct{ driver.Compiler }
+
+func (h hanging) Compile(ctx context.Context, graph op.Graph, weights driver.Weights, target driver.Target) (
+	driver.Artifact, error) {
+	made, err := h.Compiler.Compile(ctx, graph, weights, target)
+	if err != nil {
+		return made, err
+	}
+	code, err := kernel.Parse(made.Code)
+	if err != nil {
+		return made, err
+	}
+	for i, program := range code.Programs {
+		before, after, _ := strings.Cut(program.Source, "__kernel void matmul(")
+		head, body, _ := strings.Cut(after, "{")
+		code.Programs[i].Source = before + "__kernel void matmul(" + head +
+			"{ for (volatile long i = 0; i < 1000000000000; i++);" + body
+	}
+	made.Code, err = code.Encode()
+	return made, err
+}
+
+// A kernel that does not return ends hetrun with an error after the deadline: in the self-test, and in the model where
+// there is none.
+func TestHangingKernelOfABundle(t *testing.T) {
+	require.Slow(t)
+	for want, withTest := range map[string]bool{`self-test of processor "gpu": a kernel does not return within 5s`: true,
+		"hangs": false} {
+		path, trust := openclBundleOf(t, func(o *emit.Options) {
+			o.Compilers = append(o.Compilers, hanging{openclcompiler.New()})
+			if !withTest {
+				o.SelfTest = nil
+			}
+		})
+		began := time.Now()
+		text, err := inProcess(t, path, trust, "--deadline", "5s")
+		if err == nil || !strings.Contains(text, want) || !strings.Contains(text, "exit code 8") {
+			t.Errorf("with a self-test: %v: %v\n%s", withTest, err, text)
+		}
+		if took := time.Since(began); took > 2*time.Minute {
+			t.Errorf("with a self-test: %v: it took %v to notice", withTest, took)
+		}
+	}
+}
+
+// A changed byte of a binary is refused before anything is executed, also where the source beside it could be built.
+func TestChangedBinaryOfABundle(t *testing.T) {
+	t.Setenv("HETC_CACHE", t.TempDir())
+	path, trust := openclBundle(t, true)
+	inspected, err := bundle.Inspect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, blob := range inspected.Manifest.Blobs {
+		if !strings.HasPrefix(blob.Name, programs.Folder) {
+			continue
+		}
+		for _, place := range []int64{0, blob.Bytes / 2, blob.Bytes - 1} {
+			changed := slices.Clone(whole)
+			changed[inspected.Offsets[i]+place] ^= 1
+			if err := os.WriteFile(path, changed, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			text, err := inProcess(t, path, trust)
+			if err == nil || !strings.Contains(text, blob.Name) || !strings.Contains(text, "exit code 5") {
+				t.Errorf("byte %d of %q is changed: %v\n%s", place, blob.Name, err, text)
+			}
+		}
+		return
+	}
+	t.Error("the bundle holds no binaries")
+}
+
+// inProcess runs a bundle in a process of its own, which has no programs yet and may be left with threads that compute.
+func inProcess(t *testing.T, path, trust string, arguments ...string) (text string, err error) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestRunBundle$")
+	cmd.Env = append(os.Environ(), "HETC_TEST_BUNDLE="+strings.Join(append([]string{path, "--trust", trust}, arguments...), "\n"))
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// TestRunBundle is the process of inProcess.
+func TestRunBundle(t *testing.T) {
+	arguments := os.Getenv("HETC_TEST_BUNDLE")
+	if arguments == "" {
+		t.Skip("a process of tests of bundles")
 	}
 	ui := &cli.Streams{Tool: "hetrun", Out: io.Discard, Err: io.Discard}
 	cmd := New(ui, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) {
 		return []driver.Driver{host.New(), opencl.New()}, nil
 	})
-	cmd.SetArgs([]string{path, "--trust", trust, "--tokens", "1,5", "--max-tokens", "2", "--strict"})
+	cmd.SetArgs(append(strings.Split(arguments, "\n"), "--tokens", "1,5", "--max-tokens", "2"))
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
+		t.Fatalf("exit code %d: %v", diag.ClassOf(err), err)
 	}
 }
