@@ -106,6 +106,7 @@ func TestScripts(t *testing.T) {
 			"patch":   patch,
 			"tree":    tree,
 			"cutline": cutline,
+			"forge":   forge,
 			"traced":  traced,
 		},
 		Condition: func(name string) (bool, error) {

@@ -22,13 +22,20 @@ var target = map[string]string{"soc_model": "57", "htp_arch": "75", "vtcm_mb": "
 func piece(t testing.TB, s op.Scheme, m int) driver.Piece {
 	t.Helper()
 	g := op.Single(op.Op{Kind: op.MatMul, M: m, K: red, N: cols, Scheme: s}, op.OnnxLayout)
-	p := driver.Piece{Name: "product", Graph: g, Sample: [][]byte{slices.Clone(mem.Bytes(ramp(m * red)))}}
+	return driver.Piece{Name: "product", Graph: g, Sample: [][]byte{slices.Clone(mem.Bytes(ramp(m * red)))},
+		Weights: weightsOf(t, &g)}
+}
+
+// weightsOf are random-looking weights of a graph, and steps of its grids.
+func weightsOf(t testing.TB, g *op.Graph) (weights driver.Weights) {
+	t.Helper()
 	for _, spec := range g.Weights {
 		v := ramp(spec.K * spec.N)
-		if spec.K == 2 { // steps
-			for i := range v {
-				v[i] = step
-			}
+		switch spec.K {
+		case 1: // the scale of rows in 8 bit
+			v = slices.Repeat([]float32{rowScale}, spec.N)
+		case 2: // steps of grids
+			v = slices.Repeat([]float32{step}, 2*spec.N)
 		}
 		size, err := pack.Bytes(spec)
 		if err != nil {
@@ -46,9 +53,9 @@ func piece(t testing.TB, s op.Scheme, m int) driver.Piece {
 		if err := pack.Pack(r.Bytes(), spec, src); err != nil {
 			t.Fatal(err)
 		}
-		p.Weights = append(p.Weights, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+		weights = append(weights, driver.Packed{Spec: spec, Bytes: r.Bytes()})
 	}
-	return p
+	return weights
 }
 
 // What hetc's compiler makes is what this driver loads, and the results are the bits that the compiler saw.
