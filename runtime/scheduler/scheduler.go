@@ -148,6 +148,8 @@ func (t *task) decodes() bool { return t.slot && t.left == 0 }
 type State struct {
 	config  Config
 	tasks   []*task // in the order of arrival
+	waiting [2]int  // how many have no slot, by class: counted as they change, because every decision asks for each task
+	running [2]int  // how many have one
 	arrived int64
 	ids     []ID // of the latest Action
 
@@ -183,29 +185,20 @@ func (s *State) Submit(now int64, request Request) error {
 	if s.find(request.ID) != nil {
 		return diag.New(diag.ClassInternal, "scheduler: request %d is there already", request.ID)
 	}
-	if waiting := s.Waiting(Proactive) + s.Waiting(Reactive); s.config.Queue > 0 && waiting >= s.config.Queue {
+	if waiting := s.waiting[Proactive] + s.waiting[Reactive]; s.config.Queue > 0 && waiting >= s.config.Queue {
 		return fmt.Errorf("%d requests wait: %w", waiting, ErrFull)
 	}
 	s.arrived++
+	s.waiting[request.Class]++
 	s.tasks = append(s.tasks, &task{Request: request, arrived: s.arrived, progress: now, left: request.Prompt})
 	return nil
 }
 
 // Waiting is how many requests of a class have no slot yet, Running how many have one.
-func (s *State) Waiting(class Class) int { return s.count(class, false) }
+func (s *State) Waiting(class Class) int { return s.waiting[class] }
 
 // Running is how many requests of a class have a slot.
-func (s *State) Running(class Class) int { return s.count(class, true) }
-
-// count is how many requests of a class have a slot, or none.
-func (s *State) count(class Class, slot bool) (total int) {
-	for _, t := range s.tasks {
-		if t.Class == class && t.slot == slot {
-			total++
-		}
-	}
-	return total
-}
+func (s *State) Running(class Class) int { return s.running[class] }
 
 // Counts are what has been decided so far.
 func (s *State) Counts() Counts { return s.counts }
@@ -262,7 +255,17 @@ func (s *State) Decoded(now int64, ids []ID) {
 // End forgets a request: it has all its tokens, or its client went away. One whose chunk was begun ends only after
 // that.
 func (s *State) End(id ID) {
-	s.tasks = slices.DeleteFunc(s.tasks, func(t *task) bool { return t.ID == id })
+	s.tasks = slices.DeleteFunc(s.tasks, func(t *task) bool {
+		if t.ID != id {
+			return false
+		}
+		if t.slot {
+			s.running[t.Class]--
+		} else {
+			s.waiting[t.Class]--
+		}
+		return true
+	})
 	if s.latest == id {
 		s.latest = 0
 	}
@@ -360,11 +363,11 @@ func (s *State) aged(now int64, t *task) bool {
 	if s.config.AgeNS == 0 || now-t.progress < s.config.AgeNS {
 		return false
 	}
-	return t.slot || s.Running(Proactive) == 0 || s.used() < s.config.Slots-s.config.Reserved
+	return t.slot || s.running[Proactive] == 0 || s.used() < s.config.Slots-s.config.Reserved
 }
 
 // used is how many slots requests have.
-func (s *State) used() int { return s.Running(Proactive) + s.Running(Reactive) }
+func (s *State) used() int { return s.running[Proactive] + s.running[Reactive] }
 
 // pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests: that is
 // possible, and takes less time than a call of all processors for the chunk and, iteration by iteration, what the
@@ -489,7 +492,12 @@ func (s *State) prefill(t *task) Action {
 	if interrupted := s.find(s.latest); interrupted != nil && interrupted != t && interrupted.left > 0 {
 		s.counts.Preemptions++
 	}
-	s.latest, t.slot = t.ID, true
+	s.latest = t.ID
+	if !t.slot {
+		t.slot = true
+		s.waiting[t.Class]--
+		s.running[t.Class]++
+	}
 	s.ids = append(s.ids[:0], t.ID)
 	return Action{Prefill, s.ids}
 }

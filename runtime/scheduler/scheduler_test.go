@@ -153,6 +153,9 @@ func play(t interface{ Fatalf(string, ...any) }, config scheduler.Config, jobs [
 				lands()
 			}
 		}
+		if got := state.Running(scheduler.Proactive) + state.Running(scheduler.Reactive); got != len(running) {
+			t.Fatalf("%d requests are said to run, and %d do", got, len(running))
+		}
 		if len(running) > config.Slots {
 			t.Fatalf("%d requests run in %d slots", len(running), config.Slots)
 		}
