@@ -1,7 +1,6 @@
 package papers
 
 import (
-	"math"
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
@@ -51,19 +50,6 @@ func TestListingIdle(t *testing.T) {
 	if divided < 3 {
 		t.Errorf("%d of 4 operators are divided between both processors, want at least 3", divided)
 	}
-}
-
-// listing is Algorithm 1 for a token-wise operator: of whole chunks, which take so long on the NPU or the GPU, and a
-// remainder on the GPU, as many go to the NPU as have both end least far apart. It returns them and when both have ended.
-func listing(chunks int, npu, gpu, rest int64) (onNPU int, end int64) {
-	least := int64(math.MaxInt64)
-	for i := range chunks + 1 {
-		first, second := int64(i)*npu, int64(chunks-i)*gpu+rest
-		if apart := max(first-second, second-first); apart < least {
-			least, onNPU, end = apart, i, max(first, second)
-		}
-	}
-	return onNPU, end
 }
 
 // Busy: n_npu is the number of chunks, so one processor has all of them; idle, both share them. The scheduler has a prompt

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -47,102 +48,212 @@ func agentWorkload(scheme op.Scheme, batches []int, buckets ...int) *workload.Wo
 		Buckets: buckets, Batches: batches}
 }
 
+// agentModels are the paper's models, by the names of rows, of the paper's data and of the catalog.
+var agentModels = []struct{ row, data, catalog string }{
+	{"3b", "Llama-3B", "llama-3.2-3b"}, {"8b", "Llama-8B", "llama-3-8b"},
+}
+
 // server is a way to serve the traces: a plan and a policy.
 type server struct {
 	name   string
 	note   string // its key
+	soc    *socs.SoC
 	plan   *planir.Plan
 	policy scheduler.Policy
 }
 
 // agentServers are hetc's scheduler and the paper's three baselines (sec. 6.1), by what they are: continuous batching on
-// the CPU (llama.cpp) and on the GPU (OpenVINO), and one request at a time on all processors.
-func agentServers(ctx context.Context) ([]server, error) {
-	from, err := newChain(ctx, agentSoC, "llama-3-8b", agentWorkload(op.A16FQ8C, []int{2, 4, 8, 32}, 64, 256), nil)
+// the CPU (llama.cpp) and on the GPU (OpenVINO), and one request at a time on all processors. The last one is hetc's
+// scheduler on the paper's processors, whose CPU computes nothing.
+func agentServers(ctx context.Context, model string) ([]server, error) {
+	from, err := newChain(ctx, agentSoC, model, agentWorkload(op.A16FQ8C, []int{2, 4, 8, 32}, 64, 256), nil)
 	if err != nil {
 		return nil, err
 	}
 	var plans []*planir.Plan
-	for _, within := range []restriction{nil, only("gpu"), only("cpu")} {
+	for _, within := range []restriction{nil, only("gpu"), only("cpu"), only("npu", "gpu")} {
 		plan, err := from.solve(ctx, within)
 		if err != nil {
 			return nil, err
 		}
 		plans = append(plans, plan.Plan)
 	}
+	soc := from.input.SoC
 	return []server{
-		{"hetc", "serving/hetc", plans[0], scheduler.Full},
-		{"gpu_batching", "serving/gpu_batching", plans[1], scheduler.Batching},
-		{"serial", "serving/serial", plans[0], scheduler.FCFS},
-		{"cpu_batching", "serving/cpu_batching", plans[2], scheduler.Batching},
+		{"hetc", "serving/hetc", soc, plans[0], scheduler.Full},
+		{"gpu_batching", "serving/gpu_batching", soc, plans[1], scheduler.Batching},
+		{"serial", "serving/serial", soc, plans[0], scheduler.FCFS},
+		{"cpu_batching", "serving/cpu_batching", soc, plans[2], scheduler.Batching},
+		{"npu_gpu", "serving/npu_gpu", soc, plans[3], scheduler.Full},
 	}, nil
 }
 
-// latency is what requests of each class take on average over seeded traces, in ms by their tokens, prompts included.
-func (s *server) latency(minutes, reactive, proactive float64) (byClass [2]float64, err error) {
+// outcome is how a server fares: means over seeded traces.
+type outcome struct {
+	perToken [2]float64 // of whole requests by their tokens, prompts included, by class: ms
+	tail     float64    // the same of reactive requests, 90th percentile
+	pending  float64    // until the first chunk of a reactive request begins: s
+	rate     float64    // tokens generated a second
+	tokenJ   float64    // modelled energy of a token, prompts included
+	gpu      float64    // share of the time in which the machine does anything that the GPU is busy
+}
+
+// play is how the server fares with arrivals of both classes a minute.
+func (s *server) play(minutes, reactive, proactive float64) (out outcome, err error) {
 	const seeds = 5
 	for seed := range uint64(seeds) {
 		config := scheduler.Default(32)
 		config.Policy = s.policy
 		report, err := traffic.Simulate(s.plan, agentTrace(seed, minutes, reactive, proactive), config)
 		if err != nil {
-			return byClass, err
+			return out, err
 		}
+		report.Energy(s.soc)
 		for _, class := range report.Classes {
-			at := scheduler.Proactive
-			if class.Class == scheduler.Reactive.String() {
-				at = scheduler.Reactive
+			if class.Class != scheduler.Reactive.String() {
+				out.perToken[scheduler.Proactive] += class.Normalised / seeds
+				continue
 			}
-			byClass[at] += class.Normalised / seeds
+			out.perToken[scheduler.Reactive] += class.Normalised / seeds
+			out.tail += class.Normalised90 / seeds
+			out.pending += class.Pending / 1e3 / seeds
 		}
+		for _, processor := range report.Processors {
+			if processor.Proc == "gpu" {
+				out.gpu += processor.WhileActive / seeds
+			}
+		}
+		out.rate += report.Rate / seeds
+		out.tokenJ += report.TokenJ / seeds
 	}
-	return byClass, nil
+	return out, nil
 }
 
-// agentServing plays synthetic traces at the printed rates with the scheduler of hetserve on a virtual clock, and with the
-// paper's baselines. Times are those that hetc predicts of plans for the catalog SoC.
-func agentServing(ctx context.Context, rows *sheet) error {
-	servers, err := agentServers(ctx)
-	if err != nil {
-		return err
+// playAll is how each server fares, by name.
+func playAll(servers []server, minutes, reactive, proactive float64) (map[string]outcome, error) {
+	out := map[string]outcome{}
+	for i := range servers {
+		fared, err := servers[i].play(minutes, reactive, proactive)
+		if err != nil {
+			return nil, err
+		}
+		out[servers[i].name] = fared
 	}
+	return out, nil
+}
+
+// less is by how much one value is below another one, in percent.
+func less(ours, than float64) float64 { return 100 * (1 - ours/than) }
+
+// agentServing plays synthetic traces at the printed rates with the scheduler of hetserve on a virtual clock, and with
+// the paper's baselines. Times are those that hetc predicts of plans for the catalog SoC.
+func agentServing(ctx context.Context, rows *sheet) error {
+	for _, model := range agentModels {
+		servers, err := agentServers(ctx, model.catalog)
+		if err != nil {
+			return err
+		}
+		if err := agentMixed(rows, model.row+"/", model.data, servers); err != nil {
+			return err
+		}
+		if err := agentBackground(rows, model.row+"/", servers); err != nil {
+			return err
+		}
+		if err := agentOverhead(rows, model.row+"/", servers); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// agentMixed are requests of both classes (Fig. 11): reactive ones a minute as printed, beside a fixed rate of others,
+// and the other way round.
+func agentMixed(rows *sheet, row, data string, servers []server) error {
 	points := agent("wl_mixed_points_named").at("values")
-	fixed := points.at("proactive_fixed").num()
-	printed := agent("r_mixed_reactive_mean").at("values", "Llama-8B").nums()
-	minutes := agent("wl_trace").at("values").num()
-	for i, rate := range points.at("reactive").nums() {
-		took := map[string][2]float64{}
+	fixed, minutes := points.at("proactive_fixed").num(), agent("wl_trace").at("values").num()
+	reactive := agent("r_mixed_reactive_mean").at("values", data).nums()
+	ends := agent("r_mixed_proactive_mean").at("values", data).nums()
+	rates := points.at("reactive").nums()
+	// The paper prints two ends of a range, which are taken to be those of the lowest and the highest rate.
+	proactive := map[int]any{0: ends[0], len(rates) - 1: ends[1]}
+	for i, rate := range rates {
+		fared, err := playAll(servers, minutes, rate, fixed)
+		if err != nil {
+			return err
+		}
+		at := fmt.Sprintf("%sreactive_%v/", row, rate)
 		for _, server := range servers {
-			byClass, err := server.latency(minutes, rate, fixed)
-			if err != nil {
-				return err
-			}
-			took[server.name] = byClass
 			for _, class := range []scheduler.Class{scheduler.Reactive, scheduler.Proactive} {
-				rows.noted(Executed, fmt.Sprintf("reactive_%v/%s/%s_ms_a_token", rate, server.name, class), nil, byClass[class],
-					server.note)
+				rows.noted(Executed, fmt.Sprintf("%s%s/%s_ms_a_token", at, server.name, class), nil,
+					fared[server.name].perToken[class], server.note)
 			}
 		}
-		less := func(class scheduler.Class, than string) float64 {
-			return 100 * (1 - took["hetc"][class]/took[than][class])
-		}
-		rows.noted(Executed, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i],
-			less(scheduler.Reactive, "gpu_batching"), "serving/reduction")
-		rows.noted(Executed, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil,
-			less(scheduler.Proactive, "gpu_batching"), "serving/proactive_reduction")
-		rows.noted(Executed, fmt.Sprintf("reactive_%v/reduction_of_serial_percent", rate), nil,
-			less(scheduler.Reactive, "serial"), "serving/reduction_of_serial")
+		ours, gpu, serial := fared["hetc"], fared["gpu_batching"], fared["serial"]
+		rows.noted(Executed, at+"reduction_percent", reactive[i],
+			less(ours.perToken[scheduler.Reactive], gpu.perToken[scheduler.Reactive]), "serving/reduction")
+		rows.noted(Executed, at+"tail_reduction_percent", "more than of the mean", less(ours.tail, gpu.tail),
+			"serving/tail_reduction")
+		rows.noted(Executed, at+"proactive_reduction_percent", proactive[i],
+			less(ours.perToken[scheduler.Proactive], gpu.perToken[scheduler.Proactive]), "serving/proactive_reduction")
+		rows.noted(Executed, at+"reduction_of_serial_percent", nil,
+			less(ours.perToken[scheduler.Reactive], serial.perToken[scheduler.Reactive]), "serving/reduction_of_serial")
 	}
 	sweep, others := points.at("proactive_sweep").nums(), points.at("breakdown", "reactive").num()
-	low, err := servers[0].latency(minutes, others, sweep[0])
+	var grown []float64
+	for _, rate := range sweep {
+		fared, err := servers[0].play(minutes, others, rate)
+		if err != nil {
+			return err
+		}
+		grown = append(grown, fared.perToken[scheduler.Reactive])
+	}
+	rows.noted(Executed, row+"reactive_growth_percent", agent("r_reactive_growth").at("values", data).num(),
+		100*(grown[1]/grown[0]-1), "reactive_growth_percent", sweep[0], sweep[1], others)
+	return nil
+}
+
+// agentBackground are background requests alone (Fig. 10), more than any server keeps up with: tokens a second.
+func agentBackground(rows *sheet, row string, servers []server) error {
+	const minutes, arrivals = 5, 240
+	fared, err := playAll(servers, minutes, 0, arrivals)
 	if err != nil {
 		return err
 	}
-	high, err := servers[0].latency(minutes, others, sweep[1])
+	printed := agent("r_proactive_only").at("values")
+	between := func(key string) string {
+		ends := printed.at(key).nums()
+		return fmt.Sprintf("%v to %v", ends[0], ends[1])
+	}
+	upTo := agent("r_proactive_only_detail").at("values", "vs_llama.cpp_up_to").num()
+	for _, against := range []struct{ name, paper string }{{"gpu_batching", between("vs_openvino_igpu")},
+		{"serial", between("vs_serial_npu_igpu")}, {"cpu_batching", fmt.Sprintf("up to %v", upTo)}} {
+		rows.noted(Executed, fmt.Sprintf("%sbackground/throughput_over_%s_x", row, against.name), against.paper,
+			fared["hetc"].rate/fared[against.name].rate, "serving/background", arrivals, minutes)
+	}
+	return nil
+}
+
+// agentOverhead is what is waited for and spent at the rates of the paper's breakdown (Fig. 12 and 13).
+func agentOverhead(rows *sheet, row string, servers []server) error {
+	rates := agent("wl_mixed_points_named").at("values", "breakdown")
+	fared, err := playAll(servers, agent("wl_trace").at("values").num(), rates.at("reactive").num(),
+		rates.at("proactive").num())
 	if err != nil {
 		return err
 	}
-	rows.noted(Executed, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(),
-		100*(high[scheduler.Reactive]/low[scheduler.Reactive]-1), "reactive_growth_percent", sweep[0], sweep[1], others)
+	gpu, serial := fared["gpu_batching"], fared["serial"]
+	used := agent("r_igpu_utilization").at("values")
+	for _, name := range []string{"hetc", "npu_gpu"} {
+		ours, at := fared[name], row+name+"/"
+		rows.noted(Executed, at+"reactive_pending_s", agent("r_prefill_pending").at("values", "reactive_average").num(),
+			ours.pending, "serving/pending")
+		rows.noted(Executed, at+"gpu_less_busy_than_gpu_batching_percent", used.at("vs_openvino_igpu").num(),
+			less(ours.gpu, gpu.gpu), "serving/gpu_busy")
+		rows.noted(Executed, at+"gpu_less_busy_than_serial_percent", used.at("vs_serial_npu_igpu").num(),
+			less(ours.gpu, serial.gpu), "serving/gpu_busy")
+		rows.noted(Executed, at+"energy_less_percent", agent("r_energy").at("values", "vs_openvino_igpu").num(),
+			less(ours.tokenJ, gpu.tokenJ), "serving/energy")
+	}
+	rows.noted(Executed, row+"gpu_batching/reactive_pending_s", nil, gpu.pending, "serving/pending")
 	return nil
 }
