@@ -1,6 +1,7 @@
 package quality
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"math/rand/v2"
@@ -91,8 +92,48 @@ func TestRuleWindow(t *testing.T) {
 	worst := differs(heads, func(row, _, pos int) bool {
 		begin := row / block * block
 		seen := begin + block
-		kept := max(min(begin, keptFirst), int(math.Ceil(density*float64(seen)))-block)
-		return pos < min(keptFirst, kept) || pos >= begin-(kept-min(keptFirst, kept)) && pos <= row
+		kept := max(min(begin, op.SparseFirst), int(math.Ceil(float64(float32(density))*float64(seen)))-block)
+		return pos < min(op.SparseFirst, kept) || pos >= begin-(kept-min(op.SparseFirst, kept)) && pos <= row
+	})
+	if worst > 1e-4 {
+		t.Errorf("results differ by %v", worst)
+	}
+}
+
+// The rule of blocks keeps the first one, and of the others those whose mean keys have the largest products with the mean
+// query.
+func TestRuleBlocks(t *testing.T) {
+	heads := drawn(8, 8*blockSide, 2, 1, 16)
+	const density = 0.5
+	(&Sparse{Rule: calibration.RuleBlocks, Density: func(int, int) float64 { return density }}).Attend(heads)
+	product := func(head, block, other int) (sum float64) {
+		for i := range heads.HeadDim {
+			query, key := 0.0, 0.0
+			for at := range blockSide {
+				query += float64(heads.Query(block*blockSide+at, head)[i])
+				key += float64(heads.Key(other*blockSide+at, 0)[i])
+			}
+			sum += query * key
+		}
+		return sum
+	}
+	kept := map[[3]int]bool{} // head, block of queries, block of positions
+	for head := range heads.Heads {
+		for block := range heads.Rows / blockSide {
+			var others []int
+			for other := 1; other < block; other++ {
+				others = append(others, other)
+			}
+			slices.SortFunc(others, func(a, b int) int { return cmp.Compare(product(head, block, b), product(head, block, a)) })
+			count := max(min(block, 1), int(math.Ceil(density*float64(block+1)))-1) // its own block counts
+			for _, other := range append([]int{0}, others...)[:count] {
+				kept[[3]int{head, block, other}] = true
+			}
+		}
+	}
+	worst := differs(heads, func(row, head, pos int) bool {
+		block, other := row/blockSide, pos/blockSide
+		return pos <= row && (other == block || kept[[3]int{head, block, other}])
 	})
 	if worst > 1e-4 {
 		t.Errorf("results differ by %v", worst)
@@ -106,14 +147,14 @@ func TestRuleUniformOfSingleQueries(t *testing.T) {
 	sparse := Sparse{Rule: calibration.RuleUniform, Block: 1, Density: func(int, int) float64 { return density }}
 	sparse.Attend(heads)
 	worst := differs(heads, func(row, head, pos int) bool {
-		if pos == row || pos < keptFirst {
+		if pos == row || pos < op.SparseFirst {
 			return pos <= row
 		}
 		// what the position's estimate is, and how many others are larger
-		count := int(math.Ceil(density * float64(row+1)))
+		count := int(math.Ceil(float64(float32(density)) * float64(row+1)))
 		larger := 0
 		for other := range row {
-			if other < keptFirst || rounded(heads, row, head, other) > rounded(heads, row, head, pos) {
+			if other < op.SparseFirst || rounded(heads, row, head, other) > rounded(heads, row, head, pos) {
 				larger++
 			}
 		}

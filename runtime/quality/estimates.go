@@ -181,17 +181,6 @@ func (e *Estimates) recall(heads *Heads, layer *layerSizes, head int, scales []c
 	}
 }
 
-// roundHead rounds the keys of one key head.
-func (h *Heads) roundHead(kvHead int, scale float32) *keyCodes {
-	out := &keyCodes{make([]float32, h.Rows*h.HeadDim), make([]float32, h.Rows)}
-	for pos := range h.Rows {
-		key := h.Key(pos, kvHead)
-		out.scales[pos] = rowScale(scale, key)
-		codes(out.values[pos*h.HeadDim:(pos+1)*h.HeadDim], key, out.scales[pos])
-	}
-	return out
-}
-
 // bounds are, for each density, the smallest of the scores that are among the largest.
 func (e *Estimates) bounds(scores []float32) (out []float32) {
 	values := slices.Clone(scores)
@@ -215,11 +204,11 @@ func (e *Estimates) blockMass(heads *Heads, layer *layerSizes, head int, attenti
 		if from < leastPositions {
 			continue
 		}
-		span := spanOf(heads, from, to)
-		worth := sparse.estimate(heads, keys, head, &span)
+		span := heads.SpanOf(from, to-from)
+		worth := sparse.estimate(heads, keys, head, span)
 		var kept [][]int32
 		for _, density := range e.Densities {
-			kept = append(kept, largestPositions(slices.Clone(worth), span.inner, span.keep(density, 0)))
+			kept = append(kept, largestPositions(worth, span.Inner, span.Keep(float32(density), 0)))
 		}
 		for row := from; row < to; row++ {
 			first, top := heads.first(row), float32(math.Inf(-1))
@@ -232,7 +221,7 @@ func (e *Estimates) blockMass(heads *Heads, layer *layerSizes, head int, attenti
 			for i, score := range scores {
 				weights[first+i] = math.Exp(float64(score - top))
 				total += weights[first+i]
-				if pos := first + i; pos >= span.from || pos < span.inner {
+				if pos := first + i; pos >= span.Block || pos < span.Inner {
 					own += weights[pos]
 				}
 			}
