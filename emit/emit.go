@@ -285,28 +285,24 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 		ref.Attention = new(*plan.Attention)
 		ref.Attention.Pipelines = nil
 	}
+	var rows []int
 	for _, ph := range plan.Program.Programs {
-		if ph.Batch() { // it executes one sequence
-			continue
+		if !ph.Batch() { // it executes one sequence
+			rows = append(rows, ph.Rows)
 		}
-		list, err := lower.Trivial(lower.GraphOf(ref, &graph, ph.Rows), name, []int{ph.Rows}, plan.MaxContext, ref.KV,
-			func(node string, r int) op.Scheme {
-				// The head is decided at one row for programs of any number of them.
-				for _, at := range []int{r, 1} {
-					if decision := plan.DecisionFor(node, at); decision != nil {
-						return decision.Scheme
-					}
-				}
-				return ""
-			})
-		if err != nil {
-			return nil, err
-		}
-		for _, decision := range list {
-			if ref.DecisionFor(decision.Node, decision.Rows) == nil {
-				ref.Decisions = append(ref.Decisions, decision)
+	}
+	var err error
+	ref.Decisions, err = lower.TrivialOf(ref, &graph, name, rows, func(node string, r int) op.Scheme {
+		// The head is decided at one row for programs of any number of them.
+		for _, at := range []int{r, 1} {
+			if decision := plan.DecisionFor(node, at); decision != nil {
+				return decision.Scheme
 			}
 		}
+		return ""
+	})
+	if err != nil {
+		return nil, err
 	}
 	if err := lower.Lower(ref, &graph); err != nil {
 		return nil, err

@@ -21,8 +21,7 @@ func pipelinePlan(t testing.TB) *planir.Plan {
 		Node: "layers.attention", Rows: 16, By: planir.ByExact, Launches: []int{1, 0}, Turns: []int{1, 0}, Densities: []float64{0.2, 0.3},
 	}}}
 	g := graph(t)
-	list, err := lower.Trivial(lower.GraphOf(p, g, 16), "a", []int{16}, p.MaxContext, p.KV,
-		func(string, int) op.Scheme { return op.A32W32 })
+	list, err := lower.TrivialOf(p, g, "a", []int{16}, func(string, int) op.Scheme { return op.A32W32 })
 	if err != nil {
 		t.Fatal(err)
 	}

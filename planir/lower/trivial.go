@@ -11,7 +11,12 @@ import (
 // where tiers has capacity tiers for a number of rows.
 func Trivial(graph *models.Graph, proc string, rows []int, context int, kv op.Type,
 	schemeOf func(node string, rows int) op.Scheme, tiers ...planir.ExpertTiers) ([]planir.Decision, error) {
-	with := planir.Plan{Experts: tiers}
+	return TrivialOf(&planir.Plan{MaxContext: context, KV: kv, Experts: tiers}, graph, proc, rows, schemeOf)
+}
+
+// TrivialOf is Trivial for programs of a plan, with its context, cache, tiers and sparse attention.
+func TrivialOf(plan *planir.Plan, graph *models.Graph, proc string, rows []int,
+	schemeOf func(node string, rows int) op.Scheme) ([]planir.Decision, error) {
 	var out []planir.Decision
 	type place struct {
 		node string
@@ -19,8 +24,8 @@ func Trivial(graph *models.Graph, proc string, rows []int, context int, kv op.Ty
 	}
 	seen := map[place]bool{}
 	for _, count := range rows {
-		sections, err := Expand(graph, count, context, kv, func(node string) op.Scheme { return schemeOf(node, count) },
-			with.TiersOf(count), nil)
+		sections, err := Expand(GraphOf(plan, graph, count), count, plan.MaxContext, plan.KV,
+			func(node string) op.Scheme { return schemeOf(node, count) }, plan.TiersOf(count), nil)
 		if err != nil {
 			return nil, err
 		}

@@ -136,18 +136,10 @@ func (m *Model) SparsePlan(window int, at *planir.Attention, cal *calibration.Ca
 	}
 	plan.Attention = at
 	graph := m.Graph()
-	plan.Decisions = nil
-	for _, rows := range []int{1, window} {
-		decisions, err := lower.Trivial(lower.GraphOf(plan, &graph, rows), m.proc.Name, []int{rows}, window, plan.KV,
-			func(string, int) op.Scheme { return op.A32W32 })
-		if err != nil {
-			return nil, err
-		}
-		for _, decision := range decisions { // the head has one row in both
-			if plan.DecisionFor(decision.Node, decision.Rows) == nil || decision.Rows != 1 {
-				plan.Decisions = append(plan.Decisions, decision)
-			}
-		}
+	plan.Decisions, err = lower.TrivialOf(plan, &graph, m.proc.Name, []int{1, window},
+		func(node string, _ int) op.Scheme { return Float32(node) })
+	if err != nil {
+		return nil, err
 	}
 	if err := lower.Lower(plan, &graph); err != nil {
 		return nil, err
