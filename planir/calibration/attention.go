@@ -109,6 +109,23 @@ type DensityLoss struct {
 	PerplexityRatio float64 `json:"perplexity_ratio" yaml:"perplexity_ratio" decode:"required"`
 }
 
+// Even is a calibration in which all heads of sparse attention are alike, as in shadowAttn's measurements of kernels (5.1).
+// What it says of scales and losses is made up: the time of attention depends on none of it.
+func Even(of Model, layers, heads, kvHeads int, density float64) *Calibration {
+	const scale = 0.05
+	text := Text{SHA256: of.Digest, Tokens: 1, Windows: 1, WindowTokens: 1}
+	at := &Attention{Text: text, Heads: heads, KVHeads: kvHeads, Block: op.SparseBlock, Clamp: 1, Densities: []float64{density},
+		Losses: []DensityLoss{{Rule: RuleHeads, Density: density, TopAgreement: 1, PerplexityRatio: 1}}}
+	for layer := range layers {
+		at.Layers = append(at.Layers, AttentionLayer{Layer: layer, KeyScales: slices.Repeat([]float32{scale}, kvHeads)})
+		for range heads {
+			at.Layers[layer].Heads = append(at.Layers[layer].Heads, AttentionHead{QueryScale: scale, Mass: []float64{1}})
+		}
+	}
+	at.Buckets = at.MeanBuckets()
+	return &Calibration{Schema: Schema, Model: of, Text: text, Attention: at}
+}
+
 // Importances are the products of Eq. 3, of a head's importance and its layer's, in the order of layers and heads.
 // Negative importances count as none.
 func (a *Attention) Importances() []float64 {

@@ -32,22 +32,7 @@ func attentive(t testing.TB, m *models.Model, density float64) *calibration.Cali
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := calibration.Text{SHA256: digest, Tokens: 16, Windows: 2, WindowTokens: 8}
-	cal := &calibration.Calibration{Schema: calibration.Schema, Model: calibration.Model{Name: m.Name, Digest: digest}, Text: text}
-	at := &calibration.Attention{Text: text, Heads: m.Heads, KVHeads: m.KVHeads, Block: 8, Clamp: 1e-3, Densities: []float64{density}}
-	for layer := range m.Layers {
-		made := calibration.AttentionLayer{Layer: layer}
-		for range m.KVHeads {
-			made.KeyScales = append(made.KeyScales, 0.05)
-		}
-		for range m.Heads {
-			made.Heads = append(made.Heads, calibration.AttentionHead{QueryScale: 0.05, Mass: []float64{1}})
-		}
-		at.Layers = append(at.Layers, made)
-	}
-	at.Buckets = at.MeanBuckets()
-	at.Losses = []calibration.DensityLoss{{Rule: calibration.RuleHeads, Density: density, TopAgreement: 1, PerplexityRatio: 1}}
-	cal.Attention = at
+	cal := calibration.Even(calibration.Model{Name: m.Name, Digest: digest}, m.Layers, m.Heads, m.KVHeads, density)
 	if err := cal.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -68,21 +53,12 @@ func sparsePlan(t testing.TB, m *models.Model, cal *calibration.Calibration, pro
 	if len(sparse) > 0 {
 		plan.Attention = &planir.Attention{Density: cal.Attention.Densities[0], Block: block, Rows: sparse}
 	}
-	plan.Decisions = nil
 	g := m.Graph()
-	seen := map[string]bool{}
+	plan.Decisions, err = lower.TrivialOf(plan, &g, procs[0].Name, rows, func(string, int) op.Scheme { return op.A32W32 })
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, r := range rows {
-		made, err := lower.Trivial(lower.GraphOf(plan, &g, r), procs[0].Name, []int{r}, context, kv,
-			func(string, int) op.Scheme { return op.A32W32 })
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, d := range made {
-			if key := d.Node + fmt.Sprint(d.Rows); !seen[key] {
-				seen[key] = true
-				plan.Decisions = append(plan.Decisions, d)
-			}
-		}
 		sections, err := lower.Expand(lower.GraphOf(plan, &g, r), r, context, kv, func(string) op.Scheme { return op.A32W32 }, nil, nil)
 		if err != nil {
 			t.Fatal(err)
