@@ -30,23 +30,11 @@ func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) er
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
 	}
-	weights, err := models.Open(o.Model)
+	model, text, err := attended(ctx, o.Model, o.Text, cmp.Or(o.Windows, attentionWindows), o.WindowTokens)
 	if err != nil {
 		return err
 	}
-	defer weights.Close()
-	model, err := trial.Open(ctx, weights)
-	if err != nil {
-		return err
-	}
-	if err := model.AllCores(ctx); err != nil {
-		return err
-	}
-	size := min(cmp.Or(o.WindowTokens, attentionTokens), weights.MaxContext)
-	text, err := model.ReadText(o.Text, cmp.Or(o.Windows, attentionWindows), size)
-	if err != nil {
-		return err
-	}
+	defer model.Close()
 	cal, err := o.existing(model)
 	if err != nil {
 		return err
@@ -76,10 +64,29 @@ func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) er
 	if err != nil {
 		return err
 	}
-	cli.Wrote(ui, o.Out, "calibration %.12s of %s, attention in %d windows of %d tokens", digest, weights.Name,
+	cli.Wrote(ui, o.Out, "calibration %.12s of %s, attention in %d windows of %d tokens", digest, model.Name,
 		attention.Text.Windows, attention.Text.WindowTokens)
 	showAttention(ui, attention)
 	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "attention": attention})
+}
+
+// attended is a model on all cores, and windows of a text as long as asked for or, if that is shorter, as its context.
+func attended(ctx context.Context, dir, path string, windows, tokens int) (_ *trial.Model, text *trial.Text, err error) {
+	weights, err := models.Open(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	model, err := trial.Open(ctx, weights)
+	if err == nil {
+		err = model.AllCores(ctx)
+	}
+	if err == nil {
+		text, err = model.ReadText(path, windows, min(cmp.Or(tokens, attentionTokens), weights.MaxContext))
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, weights.Close())
+	}
+	return model, text, nil
 }
 
 // existing reads the calibration that is there, nil for none. One of another model is refused.
@@ -172,32 +179,21 @@ func (o *RuleOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		return diag.New(diag.ClassInput, "%q says nothing about attention", o.Calibration).
 			WithHint("measure it: hetc calibrate --attention --model DIR --text FILE -o %s", o.Calibration)
 	}
-	weights, err := models.Open(o.Model)
+	model, text, err := attended(ctx, o.Model, o.Text, o.Windows, o.WindowTokens)
 	if err != nil {
 		return err
 	}
-	defer weights.Close()
-	model, err := trial.Open(ctx, weights)
-	if err != nil {
-		return err
-	}
+	defer model.Close()
 	if err := cal.CheckModel(model.Name, model.Digest); err != nil {
 		return err
 	}
-	if err := model.AllCores(ctx); err != nil {
-		return err
-	}
-	size := min(cmp.Or(o.WindowTokens, attentionTokens), weights.MaxContext)
-	text, err := model.ReadText(o.Text, o.Windows, size)
-	if err != nil {
-		return err
-	}
+	size := len(text.Windows[0].Tokens)
 	results, err := trial.CompareRules(ctx, model, trial.RuleOptions{Text: text, Attention: cal.Attention,
 		Rules: o.Rules, Densities: o.Densities, Least: o.Least, Journal: o.Journal, Progress: cli.Progress(ui, "quality")})
 	if err != nil {
 		return err
 	}
-	ui.Printf("attention of %s: %d windows of %d tokens, selections of %d queries, at least %d positions\n", weights.Name,
+	ui.Printf("attention of %s: %d windows of %d tokens, selections of %d queries, at least %d positions\n", model.Name,
 		len(text.Windows), size, cal.Attention.Block, o.Least)
 	var rows [][]string
 	for i := range results {

@@ -3,17 +3,12 @@ package trial
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
@@ -49,56 +44,20 @@ func clamps(importance []float64) []float64 {
 
 // attending is one run of CalibrateAttention, or of CompareRules.
 type attending struct {
-	*Model
+	*comparison
 	text     *Text
 	journal  *journal
-	progress func(done, all int, what string)
-	// observed and compared take turns in the text, as in Calibrate.
-	observed, compared []quality.Window
+	observed []quality.Window // they and the compared ones take turns in the text, as in Calibrate
 
-	change    quality.Interventions
-	machine   *Machine
-	ref       *quality.Reference
-	done, all int // windows executed
+	change quality.Interventions
 }
 
-// openAttending opens the float32 machine and keeps what it computes for the compared windows.
-func openAttending(ctx context.Context, model *Model, text *Text, compared []quality.Window) (_ *attending, err error) {
-	run := &attending{Model: model, text: text, compared: compared}
-	plan, err := model.Plan(len(text.Windows[0].Tokens), Float32, nil)
-	if err != nil {
-		return nil, err
-	}
-	if run.machine, err = model.Open(ctx, plan, nil, run.change.Observe); err != nil {
-		return nil, err
-	}
-	if run.ref, err = quality.NewReference(); err != nil {
-		return nil, errors.Join(err, run.machine.Close())
-	}
-	return run, nil
-}
-
-// close releases what was opened.
-func (a *attending) close() error { return errors.Join(a.ref.Close(), a.machine.Close()) }
-
-// step tells that a window was executed.
-func (a *attending) step(what string) {
-	a.done++
-	if a.progress != nil {
-		a.progress(a.done, a.all, what)
-	}
-}
-
-// reference executes the compared windows as the model has them.
-func (a *attending) reference(ctx context.Context) error {
-	a.change.Change = nil
-	for i, window := range a.compared {
-		if err := a.ref.Add(ctx, a.machine.Machine, window); err != nil {
-			return fmt.Errorf("window %d: %w", i, err)
-		}
-		a.step("reference")
-	}
-	return nil
+// openAttending opens the float32 machine, whose attention may be changed.
+func openAttending(ctx context.Context, model *Model, text *Text, compared []quality.Window) (*attending, error) {
+	run := &attending{text: text}
+	var err error
+	run.comparison, err = openComparison(ctx, model, compared, run.change.Observe)
+	return run, err
 }
 
 // remembered is the result of comparing all windows, of the journal if that has it already.
@@ -119,26 +78,12 @@ func (a *attending) remembered(what string, compare func(*quality.Tally) error) 
 	return &result, err
 }
 
-// compare executes the compared windows on a machine.
-func (a *attending) compare(ctx context.Context, what string, machine *Machine, tally *quality.Tally) error {
-	for i := range a.ref.Windows() {
-		if err := a.ref.Compare(ctx, machine.Machine, i, len(a.compared[i].Tokens), tally); err != nil {
-			return fmt.Errorf("window %d: %w", i, err)
-		}
-		if err := a.change.Err(); err != nil {
-			return err
-		}
-		a.step(what)
-	}
-	return nil
-}
-
 // measure compares the windows with a change of attention.
 func (a *attending) measure(ctx context.Context, what string, change func(*quality.Heads)) (*quality.Result, error) {
 	return a.remembered(what, func(tally *quality.Tally) error {
 		a.change.Change = change
 		defer func() { a.change.Change = nil }()
-		return a.compare(ctx, what, a.machine, tally)
+		return cmp.Or(a.compare(ctx, what, a.machine, tally), a.change.Err())
 	})
 }
 
@@ -267,14 +212,8 @@ func (a *attending) estimates(ctx context.Context, out *calibration.Attention) (
 		if pass == 1 {
 			a.change.Change = estimates.Recall(out)
 		}
-		for i, window := range a.observed {
-			if err := quality.Execute(ctx, a.machine.Machine, window); err != nil {
-				return fmt.Errorf("window %d: %w", 2*i+1, err)
-			}
-			if err := a.change.Err(); err != nil {
-				return fmt.Errorf("window %d: %w", 2*i+1, err)
-			}
-			a.step("scales and recall")
+		if err := cmp.Or(a.observe(ctx, a.observed, "scales and recall"), a.change.Err()); err != nil {
+			return err
 		}
 		if out.Layers, err = estimates.Layers(); err != nil {
 			return err
@@ -386,116 +325,5 @@ func (a *attending) losses(ctx context.Context, out *calibration.Attention) erro
 			PerplexityRatio: result.PerplexityRatio.Mean})
 	}
 	out.Losses = losses
-	return nil
-}
-
-// journal keeps tallies and shares by what was measured, in a file of one JSON document a line. Its first line says for which
-// model and text.
-type journal struct {
-	path   string
-	known  map[string]*quality.Tally
-	shares map[string]*float64
-}
-
-// entry is a line of a journal.
-type entry struct {
-	For   string         `json:"for,omitempty"`
-	What  string         `json:"what,omitempty"`
-	Tally *quality.Tally `json:"tally,omitempty"`
-	Share *float64       `json:"share,omitempty"`
-}
-
-// maxJournal is the size of the largest journal in bytes; a tally of a large model has some kilobytes.
-const maxJournal = 256 << 20
-
-// openJournal reads what a run with the same key has measured; a journal of another key is begun anew, and so is one
-// whose end is missing, up to there. No path: nothing is kept.
-func openJournal(path, key string) (*journal, error) {
-	out := &journal{path: path, known: map[string]*quality.Tally{}, shares: map[string]*float64{}}
-	if path == "" {
-		return out, nil
-	}
-	data, err := wholefile.Read(path, maxJournal)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	for i, line := range strings.SplitAfter(string(data), "\n") {
-		var read entry
-		if !strings.HasSuffix(line, "\n") || json.Unmarshal([]byte(line), &read) != nil || i == 0 && read.For != key {
-			break
-		}
-		if read.Tally != nil {
-			out.known[read.What] = read.Tally
-		}
-		if read.Share != nil {
-			out.shares[read.What] = read.Share
-		}
-	}
-	// Written anew: what was cut off in the middle of a line must not stay. As a whole, since a full disk must not take
-	// what was measured.
-	var text []byte
-	for _, kept := range append([]entry{{For: key}}, out.entries()...) {
-		line, err := json.Marshal(kept)
-		if err != nil {
-			return nil, err
-		}
-		text = append(append(text, line...), '\n')
-	}
-	if err := wholefile.Write(path, text); err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-// entries are the lines behind the first, in order.
-func (j *journal) entries() []entry {
-	var out []entry
-	for _, what := range slices.Sorted(maps.Keys(j.known)) {
-		out = append(out, entry{What: what, Tally: j.known[what]})
-	}
-	for _, what := range slices.Sorted(maps.Keys(j.shares)) {
-		out = append(out, entry{What: what, Share: j.shares[what]})
-	}
-	return out
-}
-
-// find returns what was measured, nil where nothing was.
-func (j *journal) find(what string) *quality.Tally {
-	if j == nil {
-		return nil
-	}
-	return j.known[what]
-}
-
-// share returns a share that was measured, nil where none was.
-func (j *journal) share(what string) *float64 {
-	if j == nil {
-		return nil
-	}
-	return j.shares[what]
-}
-
-// add appends a comparison.
-func (j *journal) add(what string, tally *quality.Tally) error {
-	return j.append(entry{What: what, Tally: tally})
-}
-
-// append appends a line.
-func (j *journal) append(measured entry) error {
-	if j == nil || j.path == "" {
-		return nil
-	}
-	line, err := json.Marshal(measured)
-	if err != nil {
-		return err
-	}
-	file, err := os.OpenFile(j.path, os.O_APPEND|os.O_WRONLY, 0)
-	if err == nil {
-		_, err = file.Write(append(line, '\n'))
-		err = errors.Join(err, file.Close())
-	}
-	if err != nil {
-		return diag.New(diag.ClassIO, "write %q: %w", j.path, err)
-	}
 	return nil
 }

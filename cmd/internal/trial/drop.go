@@ -51,21 +51,9 @@ func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []D
 	if err != nil {
 		return nil, err
 	}
-	size, done := len(compared[0].Tokens), 0
-	all := len(observed) + len(compared)*(1+len(options.Rules)*len(options.Shares))
-	step := func(what string) {
-		if done++; options.Progress != nil {
-			options.Progress(done, all, what)
-		}
-	}
-	plan, err := model.Plan(size, Float32, nil)
-	if err != nil {
-		return nil, err
-	}
-	// The float32 machine stays open to the end: others share its packed weights.
-	routes := quality.Routes{Tokens: size}
-	counting := true
-	first, err := model.Open(ctx, plan, nil, func(seen executor.Observed) {
+	size := len(compared[0].Tokens)
+	routes, counting := quality.Routes{Tokens: size}, true
+	run, err := openComparison(ctx, model, compared, func(seen executor.Observed) {
 		if counting {
 			routes.Observe(seen)
 		}
@@ -73,28 +61,19 @@ func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []D
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, first.Close()) }()
-	for i, window := range observed {
-		if err := quality.Execute(ctx, first.Machine, window); err != nil {
-			return nil, fmt.Errorf("window %d: %w", 2*i+1, err)
-		}
-		step("loads")
+	defer func() { err = errors.Join(err, run.close()) }()
+	run.progress = options.Progress
+	run.all = len(observed) + len(compared)*(1+len(options.Rules)*len(options.Shares))
+	if err := run.observe(ctx, observed, "loads"); err != nil {
+		return nil, err
 	}
 	counting = false
 	ranked, err := rankLoads(&routes)
 	if err != nil {
 		return nil, err
 	}
-	reference, err := quality.NewReference()
-	if err != nil {
+	if err := run.reference(ctx); err != nil {
 		return nil, err
-	}
-	defer func() { err = errors.Join(err, reference.Close()) }()
-	for i, window := range compared {
-		if err := reference.Add(ctx, first.Machine, window); err != nil {
-			return nil, fmt.Errorf("window %d: %w", 2*i, err)
-		}
-		step("reference")
 	}
 	var out []DropResult
 	for _, rule := range options.Rules {
@@ -103,7 +82,7 @@ func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []D
 			tiers.Salience = rule
 			what := fmt.Sprintf("%.3g %% by %s", 100*share, rule)
 			result := DropResult{Salience: rule, Share: share, Groups: string(tiers.Shape())}
-			if err := model.measureDrop(ctx, reference, *tiers, &result, func() { step(what) }); err != nil {
+			if err := run.measureDrop(ctx, what, *tiers, &result); err != nil {
 				return nil, fmt.Errorf("%s: %w", what, err)
 			}
 			out = append(out, result)
@@ -112,25 +91,20 @@ func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []D
 	return out, nil
 }
 
-// measureDrop executes the windows of a reference with tiers, and says in the result what is dropped and lost.
-func (m *Model) measureDrop(
-	ctx context.Context, reference *quality.Reference, tiers planir.ExpertTiers, result *DropResult, step func(),
-) (err error) {
-	plan, err := m.planned(tiers.Rows, op.F32, Float32, nil, nil, tiers)
+// measureDrop compares the windows with tiers, and says in the result what is dropped and lost.
+func (c *comparison) measureDrop(ctx context.Context, what string, tiers planir.ExpertTiers, result *DropResult) (err error) {
+	plan, err := c.planned(tiers.Rows, op.F32, Float32, nil, nil, tiers)
 	if err != nil {
 		return err
 	}
-	machine, err := m.Open(ctx, plan, nil, nil)
+	machine, err := c.Open(ctx, plan, nil, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
 	var tally quality.Tally
-	for i := range reference.Windows() {
-		if err := reference.Compare(ctx, machine.Machine, i, tiers.Rows, &tally); err != nil {
-			return fmt.Errorf("window %d: %w", 2*i, err)
-		}
-		step()
+	if err := c.compare(ctx, what, machine, &tally); err != nil {
+		return err
 	}
 	var routed, dropped int64
 	for _, layer := range machine.Experts() {
