@@ -119,6 +119,26 @@ func (r *Reuse) Computed(tokens []int32) Cached {
 	return out
 }
 
+// Useful is how many of the first tokens of a prefix some longer prompt reuses. It is all of them but where the tokens of
+// a call depend on each other: of a prefix that ends within a call, no longer prompt has that call.
+func (r *Reuse) Useful(tokens []int32, context int) int {
+	if !r.byCall {
+		return len(tokens)
+	}
+	longest := 0 // rows of a call; the calls of prompts that are longer by more are alike
+	for _, program := range r.program.All() {
+		longest = max(longest, program.Rows)
+	}
+	useful, calls := 0, r.Computed(tokens).Calls
+	for prompt := len(tokens) + 1; prompt <= min(context, len(tokens)+longest+1); prompt++ {
+		useful = max(useful, r.wholeCalls(calls, len(tokens), prompt))
+	}
+	if useful == len(tokens) {
+		return useful
+	}
+	return r.Useful(tokens[:useful], context) // computed alone they may need other calls
+}
+
 // Of is how many tokens of a prompt a computed prefix saves.
 func (r *Reuse) Of(computed *Prefix, prompt []int32) int {
 	if computed == nil || len(prompt) == 0 {

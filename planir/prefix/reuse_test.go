@@ -41,6 +41,19 @@ func TestReuseByCalls(t *testing.T) {
 			t.Errorf("%d tokens cached, prompt of %d, by calls: %d are reused, want %d", c.cached, c.prompt, got, c.bound)
 		}
 	}
+	// Of a computed prefix as many tokens are kept as some longer prompt reuses.
+	for tokens := 1; tokens <= 30; tokens++ {
+		most := 0
+		for prompt := tokens + 1; prompt <= len(text); prompt++ {
+			most = max(most, bound.Of(&prefix.Prefix{Tokens: text[:tokens]}, text[:prompt]))
+		}
+		if got := bound.Useful(text[:tokens], len(text)); got != most || most != tokens/8*8 {
+			t.Errorf("of %d tokens %d are useful by calls, want %d", tokens, got, most)
+		}
+		if got := free.Useful(text[:tokens], len(text)); got != tokens {
+			t.Errorf("of %d tokens %d are useful, want all", tokens, got)
+		}
+	}
 	// What was decoded belongs to no call of a prompt, and neither does what follows it.
 	held := prefix.Cached{}
 	held.Extend("prefill@8", text[:8])

@@ -49,6 +49,14 @@ func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 		if err != nil {
 			return nil, err
 		}
+		reuse := prefix.ReuseOf(plan)
+		useful := reuse.Useful(ids, plan.MaxContext)
+		if useful == 0 {
+			return nil, diag.New(diag.ClassInput, "--prefix %q: no prompt could reuse its %d tokens: with the plan's sparse "+
+				"attention or dropped rows they depend on the others of their call, and the prefix fills none", o.PrefixFile,
+				len(ids)).WithHint("give a longer text, or solve with smaller buckets, or with dense attention")
+		}
+		ids = ids[:useful]
 		ui.Notef("computing the cache of %d tokens", len(ids))
 		running, err := runcmd.Execute(ctx, plan, content, runcmd.WeightBytes(plan),
 			executor.Options{Drivers: bindings.Drivers(machine), Checked: true, OnDemand: true})

@@ -19,10 +19,12 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/planir/prefix"
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
@@ -84,6 +86,27 @@ func demo(t *testing.T, config string) (*Options, string) {
 	}
 	return &Options{PrefixFile: text, Options: emit.Options{Plan: plan, Model: model, Files: files,
 		Signers: []bundle.Signer{key.Signer()}, Product: "demo", Generation: 1}}, filepath.Join(dir, "k.pub")
+}
+
+// sparsely has the plan's prompts attend to a third of the positions.
+func sparsely(t *testing.T, o *Options) {
+	t.Helper()
+	plan, graph := o.Plan, o.Model.Graph()
+	o.Calibration = calibration.Even(calibration.Model{Name: plan.Model.Name, Digest: plan.Model.Digest}, o.Model.Layers,
+		o.Model.Heads, o.Model.KVHeads, 0.3)
+	digest, err := o.Calibration.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
+	plan.Attention = &planir.Attention{Density: 0.3, Block: 8, Rows: []int{16}}
+	if plan.Decisions, err = lower.TrivialOf(plan, &graph, "a", []int{1, 16},
+		func(string, int) op.Scheme { return op.A8TQ8C }); err != nil {
+		t.Fatal(err)
+	}
+	if err := lower.Lower(plan, &graph); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // load opens a bundle as hetserve does.
@@ -161,6 +184,47 @@ func TestPrefixInTheBundle(t *testing.T) {
 	}
 }
 
+// Of a plan with sparse attention the prefix ends with the last whole call, which is what prompts reuse.
+func TestPrefixOfSparseAttention(t *testing.T) {
+	options, key := demo(t, "")
+	sparsely(t, options)
+	if err := os.WriteFile(options.PrefixFile, []byte(strings.Repeat(system+" ", 4)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := options.computePrefix(&cli.Streams{Out: io.Discard, Err: io.Discard}, nil); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "app.hetb")
+	if _, err := Emit(t.Context(), path, options.Options, nil); err != nil {
+		t.Fatal(err)
+	}
+	loaded := load(t, path, key)
+	if loaded.Prefix == nil || len(loaded.Prefix.Tokens) < 32 || len(loaded.Prefix.Tokens)%16 != 0 {
+		t.Fatalf("the prefix is %+v, want some calls of 16 tokens", loaded.Prefix)
+	}
+	prompt, err := loaded.Tokenizer.Prompt(strings.TrimSpace(strings.Repeat(system+" ", 4)) + "\nAnd then?")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reuse := prefix.ReuseOf(options.Plan)
+	if got := reuse.Of(loaded.Prefix, prompt); got != len(loaded.Prefix.Tokens) {
+		t.Errorf("a prompt reuses %d tokens, want the prefix's %d", got, len(loaded.Prefix.Tokens))
+	}
+	err = loaded.Machine.Do(t.Context(), func(control *executor.Control) error {
+		if _, err := control.Extend(0, prompt, executor.WantNone, nil); err != nil {
+			return err
+		}
+		cache, err := control.Cached(0, len(loaded.Prefix.Tokens))
+		if !bytes.Equal(cache, loaded.Prefix.Cache) {
+			t.Error("the prompt computes another cache")
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A prefix is refused where nothing here computes what the plan's processors would, and where there is none.
 func TestPrefixRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options){
@@ -173,6 +237,10 @@ func TestPrefixRefuses(t *testing.T) {
 		"exceed":         func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(strings.Repeat("And God said, ", 200)), 0o600) },
 		"no system role": func(o *Options) {
 			o.Files["config"] = []byte(`{"chat_template": "{{ raise_exception('no system role') }}"}`)
+		},
+		"no prompt could reuse": func(o *Options) {
+			sparsely(t, o)
+			_ = os.WriteFile(o.PrefixFile, []byte("In the beginning"), 0o600)
 		},
 		"no beginning in": func(o *Options) { o.Files["config"] = []byte(`{"chat_template": "{{ messages[1].content }}"}`) },
 	} {
