@@ -96,44 +96,71 @@ const keyTiles = 8
 
 // estimate makes the step of op.Estimate, and one before it that packs the keys. See the top of the file.
 func (b *builder) estimate() (step, error) {
-	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	operator := b.op
 	s, err := b.newSparse()
 	if err != nil {
 		return step{}, err
 	}
-	dim := operator.HeadDim
-	tileBytes, err := pack.TileBytes(op.A8TQ8C.Weight(), dim)
+	tileBytes, err := pack.TileBytes(op.A8TQ8C.Weight(), operator.HeadDim)
 	if err != nil {
 		return step{}, err
 	}
-	if dim > maxDotK {
-		return step{}, fmt.Errorf("head_dim = %d, want at most %d", dim, maxDotK)
+	if operator.HeadDim > maxDotK {
+		return step{}, fmt.Errorf("head_dim = %d, want at most %d", operator.HeadDim, maxDotK)
 	}
-	tiles := (operator.Context + pack.TileN - 1) / pack.TileN
-	rows := min(operator.Block, operator.M)
 	packs, local := sparseWords(operator, int(tileBytes))
 	if int64(packs)*4 > maxWork || int64(local)*4 > maxWork {
 		return step{}, fmt.Errorf("context %d needs more than %d bytes of scratch", operator.Context, int64(maxWork))
 	}
-	exe.need.packs, exe.need.local = max(exe.need.packs, packs), max(exe.need.local, local)
-	refused := func(int) error {
-		if exe.scalars.Pos+min(operator.M, exe.scalars.Rows) > operator.Context {
-			return s.tooLong()
-		}
-		return errors.New("a query or a cached key is NaN or infinite, which 8 bits cannot represent")
-	}
-	tile := func(kvHead, number int) []byte {
-		at := (kvHead*tiles + number) * int(tileBytes)
-		return mem.Bytes(exe.have.pack)[at : at+int(tileBytes)]
-	}
+	b.e.need.packs, b.e.need.local = max(b.e.need.packs, packs), max(b.e.need.local, local)
+	made := &estimate{sparse: s, tiles: (operator.Context + pack.TileN - 1) / pack.TileN, tileBytes: int(tileBytes)}
 	if operator.Buckets > 0 {
 		b.before = append(b.before, s.nearest())
 	}
-	// Keys from the first position that any block looks at to the last one.
-	var from, to int // tiles
-	var chunks int
-	b.before = append(b.before, step{
-		m: operator.M,
+	b.before = append(b.before, made.packing())
+	return step{
+		m:    operator.M,
+		plan: func(int) int { return len(s.blocks) * operator.KVHeads },
+		task: func(worker, t int) {
+			kvHead, block := s.of(t)
+			for i := range s.group {
+				if block.Decided(s.heads[kvHead*s.group+i].Share, operator.Least) {
+					continue
+				}
+				if bad := made.score(kvHead, i, block, b.e.have.mine(worker)); bad >= 0 {
+					b.e.refuse(block.r0 + bad)
+					return
+				}
+			}
+		},
+		refused: made.refused,
+	}, nil
+}
+
+// estimate is what the steps of op.Estimate share.
+type estimate struct {
+	*sparse
+	tiles, tileBytes int // of a key head, and the bytes of each
+}
+
+// tile is where keys of a key head are packed.
+func (s *estimate) tile(kvHead, number int) []byte {
+	return mem.Bytes(s.e.have.pack)[(kvHead*s.tiles+number)*s.tileBytes:][:s.tileBytes]
+}
+
+// refused is the error of either step.
+func (s *estimate) refused(int) error {
+	if s.e.scalars.Pos+min(s.op.M, s.e.scalars.Rows) > s.op.Context {
+		return s.tooLong()
+	}
+	return errors.New("a query or a cached key is NaN or infinite, which 8 bits cannot represent")
+}
+
+// packing makes the step that packs keys, from the first position that any block looks at to the last one.
+func (s *estimate) packing() step {
+	var from, to, chunks int // tiles, and tasks of a key head
+	return step{
+		m: s.op.M,
 		plan: func(count int) int {
 			from, to, chunks = 0, 0, 0
 			if !s.begin(count) {
@@ -142,61 +169,50 @@ func (b *builder) estimate() (step, error) {
 			first, last := s.blocks[0], s.blocks[len(s.blocks)-1]
 			from, to = first.Inner/pack.TileN, (last.Block+pack.TileN-1)/pack.TileN
 			chunks = max(0, to-from+keyTiles-1) / keyTiles
-			return chunks * operator.KVHeads
+			return chunks * s.op.KVHeads
 		},
 		task: func(worker, t int) {
 			kvHead, number := t/chunks, from+t%chunks*keyTiles
 			end := s.blocks[len(s.blocks)-1].Block
 			for ; number < min(to, from+(t%chunks+1)*keyTiles); number++ {
-				if !s.packKeys(tile(kvHead, number), kvHead, number*pack.TileN, end, exe.have.mine(worker)) {
-					exe.refuse(0)
+				if !s.packKeys(s.tile(kvHead, number), kvHead, number*pack.TileN, end, s.e.have.mine(worker)) {
+					s.e.refuse(0)
 					return
 				}
 			}
 		},
-		refused: refused,
-	})
-	return step{
-		m:    operator.M,
-		plan: func(int) int { return len(s.blocks) * operator.KVHeads },
-		task: func(worker, t int) {
-			kvHead, block := s.of(t)
-			own := exe.have.mine(worker)
-			scales, codes := own[:rows], mem.Bytes(own[rows:rows+(rows*dim+3)/4])
-			scores := own[rows+(rows*dim+3)/4:]
-			start := block.Inner / pack.TileN
-			columns := block.Block - start*pack.TileN
-			for i := range s.group {
-				head := kvHead*s.group + i
-				if block.Decided(s.heads[head].Share, s.op.Least) {
-					continue
-				}
-				query := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
-				if bad := set.QuantStatic(codes, dim, scales, s.queryScales[head:head+1], query, input.ld,
-					block.rows, dim); bad >= 0 {
-					exe.refuse(block.r0 + bad)
-					return
-				}
-				ld := op.RoundUp(columns, pack.TileN)
-				first := (kvHead*tiles + start) * int(tileBytes)
-				set.MatMulQ8C(scores, ld, codes, dim, scales, mem.Bytes(exe.have.pack)[first:], block.rows, dim,
-					columns)
-				skip := block.Inner - start*pack.TileN
-				at := block.index*output.ld + head*operator.Context + block.Inner
-				out := output.f32[at : at+columns-skip]
-				for row := range block.rows {
-					line := scores[row*ld+skip : row*ld+columns]
-					top := set.Peak(line)
-					if row == 0 {
-						set.Below(out, line, top)
-					} else {
-						set.PoolBelow(out, line, top)
-					}
-				}
-			}
-		},
-		refused: refused,
-	}, nil
+		refused: s.refused,
+	}
+}
+
+// score writes what positions are worth to a block of queries of head i of a key head. It returns the first query that is
+// not finite, else -1.
+func (s *estimate) score(kvHead, i int, block *sparseBlock, own []float32) (bad int) {
+	input, output, set := s.in[0], s.out[0], s.e.p.set
+	dim, head, rows := s.op.HeadDim, kvHead*s.group+i, min(s.op.Block, s.op.M)
+	scales, codes := own[:rows], mem.Bytes(own[rows:rows+(rows*dim+3)/4])
+	scores := own[rows+(rows*dim+3)/4:]
+	query := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
+	bad = set.QuantStatic(codes, dim, scales, s.queryScales[head:head+1], query, input.ld, block.rows, dim)
+	if bad >= 0 {
+		return bad
+	}
+	start := block.Inner / pack.TileN
+	columns, skip := block.Block-start*pack.TileN, block.Inner-start*pack.TileN
+	ld := op.RoundUp(columns, pack.TileN)
+	packed := mem.Bytes(s.e.have.pack)[(kvHead*s.tiles+start)*s.tileBytes:]
+	set.MatMulQ8C(scores, ld, codes, dim, scales, packed, block.rows, dim, columns)
+	out := output.f32[block.index*output.ld+head*s.op.Context+block.Inner:][:columns-skip]
+	for row := range block.rows {
+		line := scores[row*ld+skip : row*ld+columns]
+		top := set.Peak(line)
+		if row == 0 {
+			set.Below(out, line, top)
+		} else {
+			set.PoolBelow(out, line, top)
+		}
+	}
+	return -1
 }
 
 // nearest makes the step that takes the scales of the nearest of several buckets, for each key head and the query heads
