@@ -159,11 +159,16 @@ func (in *Input) density() (*attention, error) {
 		loss := &measured.Losses[i]
 		alone := measured.DensityLoss(calibration.RuleHeads, loss.Density, loss.Least)
 		rest := measured.DensityLoss(calibration.RuleRest, loss.Density, loss.Least)
-		better := loss == alone && (rest == nil || alone.KL <= rest.KL) || loss == rest && (alone == nil || rest.KL < alone.KL)
-		switch {
-		case !better, want.Density > 0 && loss.Density != want.Density, want.Density == 0 && limit == 0:
-			continue
-		case limit > 0 && loss.KL >= limit, limit == 0 && loss.Least > 0: // without a limit nothing asks for more positions
+		better := alone // of the two rules that plans may have
+		if alone == nil || rest != nil && rest.KL < alone.KL {
+			better = rest
+		}
+		asked := want.Density == 0 || loss.Density == want.Density
+		within := loss.KL < limit
+		if limit == 0 { // a density alone: nothing asks for a least number
+			within = want.Density > 0 && loss.Least == 0
+		}
+		if loss != better || !asked || !within {
 			continue
 		}
 		attended := attendedTo(demand, loss, measured.Block)
