@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	qnncompiler "github.com/hetc/hetc/emit/compile/qnn"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/ortapi"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
@@ -47,8 +49,9 @@ func withBuckets(p *planir.Plan, buckets int) {
 
 // testEstimatesOn compares sparse attention whose scores a device estimates, beside the host, with what the host
 // computes alone: prompts in one call, in calls that do not fill their program, and in chunks, with caches of every type
-// that the device reads. Logits may differ by a share of the largest.
-func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options, share float64) {
+// that the device reads. Scores of the first layer, whose inputs are equal, may differ by off, and logits by a share of
+// the largest.
+func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options, off, share float64) {
 	first, _ := cores(t)
 	m, err := models.Open("../../testdata/arch/llama-plain")
 	if err != nil {
@@ -65,7 +68,9 @@ func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options,
 				withBuckets(p, buckets)
 				return p
 			}
-			alone := machineWith(t, m, plan([]planir.Proc{host}, nil), cal, executor.Options{})
+			var wantScores, gotScores firstScores
+			options.Observe = gotScores.observe
+			alone := machineWith(t, m, plan([]planir.Proc{host}, nil), cal, executor.Options{Observe: wantScores.observe})
 			beside := plan([]planir.Proc{host, device}, byStages)
 			estimates := 0
 			for i := range beside.Program.Graphs {
@@ -78,9 +83,12 @@ func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options,
 			}
 			shared := machineWith(t, m, beside, cal, options,
 				append(bothCompilers(), qnncompiler.New(qnncompiler.Options{}))...)
-			for _, chunks := range [][]int{nil, {5, 1, 20}, {64, 40, 26}} {
+			for i, chunks := range [][]int{nil, {5, 1, 20}, {64, 40, 26}} {
 				want := allLogits(t, alone, ids, chunks...)
 				got := allLogits(t, shared, ids, chunks...)
+				if d := maxDiff(gotScores.values, wantScores.values); i == 0 && (len(wantScores.values) == 0 || !(d <= off)) {
+					t.Errorf("cache %s, %d buckets: %d scores differ by %g, want at most %g", kv, buckets, len(wantScores.values), d, off)
+				}
 				size := maxDiff(want, make([]float32, len(want)))
 				// Kernels round scores in different orders, and so may select either of two nearly equal positions.
 				if difference := maxDiff(got, want); difference > share*size {
@@ -93,12 +101,43 @@ func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options,
 	}
 }
 
+// firstScores are the estimates of the first layer for a prompt that is as long as the context, in calls that all select
+// positions.
+type firstScores struct {
+	pos    int
+	values []float32
+}
+
+func (f *firstScores) observe(seen executor.Observed) {
+	if seen.Layer != 0 || len(seen.Out) == 0 || !strings.HasSuffix(seen.Node, "attention_estimate") {
+		return
+	}
+	scores, err := mem.View[float32](seen.Out[0].Bytes())
+	if err != nil {
+		panic(err)
+	}
+	estimate := seen.Graph.Nodes[len(seen.Graph.Nodes)-1].Op
+	if f.pos+seen.Rows > estimate.Context {
+		return // of another prompt
+	}
+	for r0 := 0; r0 < seen.Rows; r0 += estimate.Block {
+		span := estimate.SpanOf(f.pos+r0, min(estimate.Block, seen.Rows-r0))
+		for head := range estimate.Heads {
+			if !span.Decided(0.3, 0) {
+				at := r0/estimate.Block*seen.Out[0].Stride + head*estimate.Context
+				f.values = append(f.values, scores[at+span.Inner:at+span.Block]...)
+			}
+		}
+	}
+	f.pos += seen.Rows
+}
+
 // Where ONNX Runtime estimates the scores, logits are the host's.
 func TestSparseAttentionEstimatedByORT(t *testing.T) {
 	needORT(t)
 	first, second := cores(t)
 	for name, sel := range map[string]string{"the host's core": first, "another core": second, "both cores": first + "-" + second} {
-		t.Run(name, func(t *testing.T) { testEstimatesOn(t, ortProc(t, "b", sel), withORT(), 0.02) })
+		t.Run(name, func(t *testing.T) { testEstimatesOn(t, ortProc(t, "b", sel), withORT(), 1e-5, 0.02) })
 	}
 }
 
@@ -108,15 +147,17 @@ func TestSparseAttentionEstimatedByOpenCL(t *testing.T) {
 		if device.OwnMemory { // rule P003
 			continue
 		}
-		t.Run(device.Select, func(t *testing.T) { testEstimatesOn(t, device, withOpenCL(), 0.02) })
+		t.Run(device.Select, func(t *testing.T) { testEstimatesOn(t, device, withOpenCL(), 1e-5, 0.02) })
 	}
 }
 
-// Where graphs that Qualcomm's compiler made estimate the scores in the vendor's emulator, logits are the host's but for
-// positions that are equal on the products' grid of 16 bits.
+// Where graphs that Qualcomm's compiler made estimate the scores in the vendor's emulator, scores are the host's within
+// three steps of the products' grid of 16 bits. Positions whose scores the host has equal may be others then, more often
+// with keys of 16 bits. In this model of random weights a single one changes logits by 3 to 6 % of the largest.
 func TestSparseAttentionEstimatedByQNN(t *testing.T) {
 	require.Slow(t)
-	testEstimatesOn(t, qnnProc(t, "b"), executor.Options{Drivers: []driver.Driver{host.New(), qnn.New()}}, 0.08)
+	const step = 127 * 127 / 65535. * 8 * 0.05 * 0.05 // heads of 8 columns, and the scales of the calibration
+	testEstimatesOn(t, qnnProc(t, "b"), executor.Options{Drivers: []driver.Driver{host.New(), qnn.New()}}, 3*step, 0.08)
 }
 
 // qnnProc is what a plan says of the emulator of Qualcomm's NPU; without it the test is skipped.

@@ -17,9 +17,9 @@ const headsKey = "hetc.heads"
 const productStep = 127 * 127 / 2. / (math.MaxUint16 / 2)
 
 // estimate writes the products of codes of an estimate of scores. Codes of queries are every 256th of 16 bits, as those
-// of products with 8-bit rows are, and so have results of 16 bits, which saturate at half of what the largest codes
-// in every column give: few columns of a head are large, and all positions beyond are selected alike. The NPU takes every operator on codes between a conversion to numbers and one
-// back.
+// of products with 8-bit rows are, and so have results of 16 bits. These saturate at half of what the largest codes in
+// every column give: few columns of a head are large, and all positions beyond are selected alike. The NPU takes every
+// operator on codes between a conversion to numbers and one back.
 func estimate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) {
 	w, err := onnxgraph.Products(graph, op.F32, onnx.Float32)
 	if err != nil {
