@@ -22,21 +22,29 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host"
 )
 
-// publisher is a bundle whose artifacts are those of the host, and the key that has signed it.
+// publisher is a bundle and the key that has signed it.
 type publisher struct {
 	*bundle.Bundle
-	t     *testing.T
-	key   *emit.PrivateKey
-	trust string
-	plan  *planir.Plan
+	t       *testing.T
+	key     *emit.PrivateKey
+	trust   string
+	plan    *planir.Plan
+	drivers []driver.Driver
+	tokens  string // of its prompt
 }
 
-// newPublisher emits a small model.
+// newPublisher emits a small model, whose artifacts are those of the host.
 func newPublisher(t *testing.T) *publisher {
 	t.Helper()
 	gpu := coreProc(t)
 	gpu.Name = "gpu"
 	path, trust := bundleOfModel(t, "arch/llama-plain", gpu, func(*emit.Options) {})
+	return publish(t, path, trust, "1,5", host.New())
+}
+
+// publish opens a bundle of that key, which lies beside the .pub.
+func publish(t *testing.T, path, trust, tokens string, drivers ...driver.Driver) *publisher {
+	t.Helper()
 	key, err := emit.LoadSigningKey(strings.TrimSuffix(trust, ".pub") + ".key")
 	if err != nil {
 		t.Fatal(err)
@@ -50,11 +58,19 @@ func newPublisher(t *testing.T) *publisher {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { opened.Close() })
-	made := &publisher{Bundle: opened, t: t, key: key, trust: trust}
-	if made.plan, err = planir.Decode(made.blob(opened.Manifest().Entrypoint)); err != nil {
-		t.Fatal(err)
-	}
+	made := &publisher{Bundle: opened, t: t, key: key, trust: trust, drivers: drivers, tokens: tokens}
+	made.plan = made.decoded()
 	return made
+}
+
+// decoded is the plan of the bundle.
+func (p *publisher) decoded() *planir.Plan {
+	p.t.Helper()
+	plan, err := planir.Decode(p.blob(p.Manifest().Entrypoint))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return plan
 }
 
 // blob is the content of a blob.
@@ -77,14 +93,14 @@ func (p *publisher) graph(artifact string) *op.Graph {
 	return &graph
 }
 
-// sign writes the bundle again with other artifacts, and signs it.
-func (p *publisher) sign(artifacts map[string][]byte) string {
+// sign writes the bundle again with other blobs, and signs it.
+func (p *publisher) sign(blobs map[string][]byte) string {
 	p.t.Helper()
 	manifest := *p.Manifest()
 	manifest.Blobs = nil
 	var sources []bundle.Source
 	for _, blob := range p.Manifest().Blobs {
-		data, ok := artifacts[blob.Name]
+		data, ok := blobs[blob.Name]
 		if !ok {
 			data = p.blob(blob.Name)
 		}
@@ -103,8 +119,8 @@ func (p *publisher) run(path string) (generated string, err error) {
 	p.t.Helper()
 	var out bytes.Buffer
 	ui := &cli.Streams{Tool: "hetrun", Out: &out, Err: io.Discard}
-	cmd := New(ui, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) { return []driver.Driver{host.New()}, nil })
-	cmd.SetArgs([]string{path, "--trust", p.trust, "--tokens", "1,5", "--max-tokens", "2"})
+	cmd := New(ui, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) { return p.drivers, nil })
+	cmd.SetArgs([]string{path, "--trust", p.trust, "--tokens", p.tokens, "--max-tokens", "2"})
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	err = cmd.ExecuteContext(p.t.Context())
 	return out.String(), err

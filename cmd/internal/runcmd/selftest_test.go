@@ -154,6 +154,12 @@ func bundleOfModel(t *testing.T, name string, gpu planir.Proc, configure func(*e
 	if err := lower.Lower(plan, &graph); err != nil {
 		t.Fatal(err)
 	}
+	return emitted(t, emit.Options{Plan: plan, Model: model}, configure)
+}
+
+// emitted is a signed bundle of a plan and its model, which is the same when it is emitted again.
+func emitted(t *testing.T, options emit.Options, configure func(*emit.Options)) (path, trust string) {
+	t.Helper()
 	key, err := emit.GenerateKey(bundle.Ed25519, "release", false)
 	if err != nil {
 		t.Fatal(err)
@@ -162,8 +168,8 @@ func bundleOfModel(t *testing.T, name string, gpu planir.Proc, configure func(*e
 	if err := key.Save(base); err != nil {
 		t.Fatal(err)
 	}
-	options := emit.Options{Plan: plan, Model: model, Signers: []bundle.Signer{key.Signer()}, Product: "demo",
-		Generation: 1, Toolchain: "test", Compilers: []driver.Compiler{hostcompiler.New()}}
+	options.Signers, options.Compilers = []bundle.Signer{key.Signer()}, []driver.Compiler{hostcompiler.New()}
+	options.Product, options.Generation, options.Toolchain = "demo", 1, "test"
 	configure(&options)
 	path = base + ".hetb"
 	if _, err := emit.Emit(t.Context(), path, options); err != nil {
