@@ -187,7 +187,7 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	if !ok {
 		return nil
 	}
-	const windows, size = 4, 256
+	const windows, size = 8, 256
 	model, text, err := openTrial(ctx, dir, 2*windows, size)
 	if err != nil {
 		return err
@@ -209,13 +209,22 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	if err != nil {
 		return err
 	}
+	orders := map[string]string{
+		trial.ByImportance: "by the ratio of the largest outlier to the scale, the paper's importance",
+		trial.ByChance:     "at random",
+		trial.ByBudget: "those that cost least by measured worth, within the work of what importance keeps at this share: an exact " +
+			"knapsack",
+	}
 	for _, point := range points {
-		if point.Order == "importance" && slices.Contains([]float64{0, 0.5, 0.85, 1}, point.Share) {
-			rows.add(Executed, fmt.Sprintf("pruned_%v_percent/perplexity_percent", 100*point.Share), nil,
-				100*(point.PerplexityRatio.Mean-1),
-				"more than in float32, unseen text, pruned by the paper's importance. The paper prints LAMBADA accuracies, which need its "+
-					"models")
+		pruned, shown := orders[point.Order]
+		if !shown {
+			continue
 		}
+		id := fmt.Sprintf("pruned_%v_percent/%s/", 100*point.Share, point.Order)
+		rows.add(Executed, id+"kl", nil, point.KL.Mean, "nats a token from float32, unseen text, %d of %d products pruned %s",
+			point.Pruned, points[len(points)-1].Pruned, pruned)
+		rows.add(Executed, id+"perplexity_percent", nil, math.Round(1e4*(point.PerplexityRatio.Mean-1))/100,
+			"more than in float32. The paper prints LAMBADA accuracies, which need its models")
 	}
 	return nil
 }
