@@ -111,7 +111,9 @@ type builder struct {
 	// rows and precisions that operators are measured with
 	buckets []int
 	schemes []op.Scheme
-	shadow  bool // some scheme has shadow outliers: what is multiplied beside its products is measured
+	// static schemes that are wanted and measured as their twins, which may have other forms
+	static []op.Scheme
+	shadow bool // some scheme has shadow outliers: what is multiplied beside its products is measured
 	// positions that attention is measured up to, and the types they may be cached in
 	context int
 	caches  []op.Type
@@ -202,6 +204,7 @@ func (b *builder) wantSchemes(schemes []op.Scheme) error {
 		if scheme.Twin() != "" && scheme.Static() && !slices.ContainsFunc(b.procs, func(proc *socs.Processor) bool {
 			return slices.Contains(proc.Schemes, scheme) && !slices.Contains(proc.Schemes, scheme.Twin())
 		}) {
+			b.static = append(b.static, scheme)
 			scheme = scheme.Twin()
 		}
 		if !slices.Contains(b.schemes, scheme) {
@@ -517,22 +520,32 @@ func (b *builder) outliers(proc *socs.Processor, operator op.Op) {
 // forms adds a product in the other forms that the processor has. A convolution is added as its
 // squarest image; with all, every factorisation of the rows (llm.npu sec. 4) follows at low
 // priority. Without others only images are added: an image of other rows tells nothing about this
-// one, so that each needs its own shapes.
+// one, so that each needs its own shapes. A form that static schemes alone have is measured in one of them.
 func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all, others bool) {
 	if operator.Kind != op.MatMul {
 		return
 	}
-	for _, form := range op.FormsOf(operator.M, proc.Forms[operator.Scheme]) {
-		at := priority
-		switch conv := form.Class() == op.Conv; {
-		case conv && form == op.Squarest(operator.M):
-		case conv && all:
-			at = priorityBetween
-		case conv || !others:
+	var asked []op.Form
+	for _, scheme := range operator.Scheme.Alike() {
+		if scheme != operator.Scheme && !slices.Contains(b.static, scheme) {
 			continue
 		}
-		operator.Form = form
-		b.op(at, proc, operator)
+		for _, form := range op.FormsOf(operator.M, proc.Forms[scheme]) {
+			at := priority
+			switch conv := form.Class() == op.Conv; {
+			case slices.Contains(asked, form):
+				continue
+			case conv && form == op.Squarest(operator.M):
+			case conv && all:
+				at = priorityBetween
+			case conv || !others:
+				continue
+			}
+			formed := operator
+			formed.Scheme, formed.Form = scheme, form
+			b.op(at, proc, formed)
+			asked = append(asked, form)
+		}
 	}
 }
 

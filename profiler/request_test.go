@@ -368,6 +368,46 @@ func TestRequestsOfForms(t *testing.T) {
 	}
 }
 
+// Products with static scales may have forms that those with scales of rows lack. These are asked of the first wanted scheme
+// that has them, though products in the default form are asked of the twin.
+func TestRequestsOfStaticForms(t *testing.T) {
+	m, s := openModel(t, "tinyllama-1.1b"), fakeSoC()
+	p := &s.Processors[1]
+	p.StaticShapes, p.DynamicRows = true, false
+	p.Forms = map[op.Scheme][]op.Form{op.A8SQ8C: {op.Conv}, op.A8OQ8C: {op.Conv}}
+	for _, c := range []struct{ wanted, measured []op.Scheme }{
+		{[]op.Scheme{op.A8TQ8C}, nil},
+		{[]op.Scheme{op.A8OQ8C}, []op.Scheme{op.A8OQ8C}},
+		{[]op.Scheme{op.A8OQ8C, op.A8SQ8C, op.A8TQ8C}, []op.Scheme{op.A8SQ8C}},
+	} {
+		list, err := Requests(s, m, Want{Buckets: []int{64}, Schemes: c.wanted})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var measured []op.Scheme
+		square := false
+		for _, r := range list {
+			operator := r.What.Op
+			if operator == nil || operator.Kind != op.MatMul {
+				continue
+			}
+			if operator.Form == "" {
+				if operator.Scheme != op.A8TQ8C {
+					t.Errorf("%v wanted: %s is asked, want the twin", c.wanted, r.Key())
+				}
+				continue
+			}
+			square = square || operator.Form == "conv 8x8"
+			if !slices.Contains(measured, operator.Scheme) {
+				measured = append(measured, operator.Scheme)
+			}
+		}
+		if !slices.Equal(measured, c.measured) || square != (c.measured != nil) {
+			t.Errorf("%v wanted: forms are asked in %v, want %v", c.wanted, measured, c.measured)
+		}
+	}
+}
+
 // What is wanted beside the model's own operators is asked for once, a static scheme as its twin, and a set of
 // processors by what each of them reads while the others do.
 func TestRequestsBesides(t *testing.T) {

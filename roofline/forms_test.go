@@ -90,3 +90,36 @@ func TestForms(t *testing.T) {
 		t.Errorf("%s: predicted %d ns, the simulation takes %d, the default form %d", o.Key(), p.NS, want, plain.NS)
 	}
 }
+
+// A form that was measured with a static scale prices products of every scheme that takes the same time.
+func TestFormsOfAlikeSchemes(t *testing.T) {
+	s := openSoC(t, "snapdragon-8gen3")
+	set := record.NewSet(header(t, s))
+	for _, shape := range shapes {
+		for _, form := range []op.Form{"", "conv 8x8"} {
+			product := matmul(64, shape[0], shape[1], op.A8TQ8C)
+			ns := float64(shape[0] * shape[1])
+			if form != "" {
+				product.Scheme, product.Form = op.A8SQ8C, form
+				ns /= 2
+			}
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "npu", Op: &product, Layout: "n32", Samples: []float64{ns}})
+		}
+	}
+	c, err := Fit(s, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, scheme := range []op.Scheme{op.A8SQ8C, op.A8OQ8C} {
+		product := matmul(64, shapes[0][0], shapes[0][1], scheme)
+		if got := c.Forms("npu", product); !slices.Equal(got, []op.Form{"conv 8x8"}) {
+			t.Errorf("%s: forms %q", scheme, got)
+		}
+		plain, err1 := c.Op("npu", product, false)
+		product.Form = "conv 8x8"
+		formed, err2 := c.Op("npu", product, false)
+		if err1 != nil || err2 != nil || plain.NS != 2*formed.NS || formed.Source != source.Measured {
+			t.Errorf("%s: %+v (%v), in the form %+v (%v)", scheme, plain, err1, formed, err2)
+		}
+	}
+}

@@ -211,12 +211,11 @@ func (c *Costs) priced(proc string, operator op.Op) op.Op {
 			operator.Channels = 0
 		}
 	}
-	if operator.Scheme.Twin() == "" || c.measured(proc, operator) {
-		return operator
-	}
-	twin := operator
-	if twin.Scheme = operator.Scheme.Twin(); c.measured(proc, twin) {
-		return twin
+	for _, scheme := range operator.Scheme.Alike() {
+		alike := operator
+		if alike.Scheme = scheme; c.measured(proc, alike) {
+			return alike
+		}
 	}
 	return operator
 }
@@ -239,7 +238,7 @@ func (c *Costs) Forms(proc string, operator op.Op) (forms []op.Form) {
 		return nil
 	}
 	index := c.look()
-	for _, scheme := range []op.Scheme{operator.Scheme, operator.Scheme.Twin()} {
+	for _, scheme := range operator.Scheme.Alike() {
 		for _, form := range index.forms[formed{proc, scheme, operator.Bias}] {
 			if width, height, ok := form.Image(); !ok || width*height == operator.M {
 				forms = append(forms, form)

@@ -120,6 +120,25 @@ func TestTwins(t *testing.T) {
 	}
 }
 
+// Schemes that take the same time are those of one twin, in the order of the table behind the scheme itself.
+func TestAlike(t *testing.T) {
+	for _, c := range []struct{ of, want []Scheme }{
+		{[]Scheme{A8OQ8C}, []Scheme{A8OQ8C, A8TQ8C, A8SQ8C, A8S2Q8C, A8S4Q8C}},
+		{[]Scheme{A8TQ8C}, []Scheme{A8TQ8C, A8SQ8C, A8S2Q8C, A8S4Q8C, A8OQ8C}},
+		{[]Scheme{A32W32, A16SQ8C, ""}, nil},
+	} {
+		for _, scheme := range c.of {
+			want := c.want
+			if want == nil {
+				want = []Scheme{scheme}
+			}
+			if got := scheme.Alike(); !slices.Equal(got, want) {
+				t.Errorf("%q: %q, want %q", scheme, got, want)
+			}
+		}
+	}
+}
+
 // Products on a grid take their steps as a weight, behind a bias; those of half precision take nothing more.
 func TestGridAndHalf(t *testing.T) {
 	for _, s := range Schemes {

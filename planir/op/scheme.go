@@ -245,6 +245,17 @@ func (s Scheme) Twin() Scheme {
 	return ""
 }
 
+// Alike are the schemes whose products take the same time as the scheme's, itself first: its twin, and all others of that.
+func (s Scheme) Alike() []Scheme {
+	out, twin := []Scheme{s}, s.Twin()
+	for _, other := range schemeTable {
+		if twin != "" && other.scheme != s && (other.scheme == twin || other.twin == twin || other.twin == s) {
+			out = append(out, other.scheme)
+		}
+	}
+	return out
+}
+
 // QuantRows is the operator that quantises what enters a product of the scheme: tokens with fan rows each (0 and 1:
 // one) of n numbers.
 func (s Scheme) QuantRows(tokens, cols, fan int) Op {
