@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -235,5 +236,37 @@ func TestFormsOnThePhone(t *testing.T) {
 		if found := planir.Check(&p); !strings.Contains(fmt.Sprint(found), "does not execute form") {
 			t.Errorf("%s: a processor without forms: %v", x.scheme, found)
 		}
+	}
+}
+
+// A product with a static scale is padded to the rows of what quantises for it, whatever form is faster with more: compilers
+// take both as one graph.
+func TestStaticFormsKeepTheirRows(t *testing.T) {
+	s := withNPU(t, func(npu *socs.Processor) {
+		npu.Forms = map[op.Scheme][]op.Form{op.A8SQ8C: {op.Conv}}
+		npu.Schemes = append(npu.Schemes, op.A8SQ8C)
+		rates := npu.Sim.Schemes[op.A32W32]
+		rates.Forms = map[op.Form]socs.SimForm{op.Conv: {Gain: 50, Side: 8}}
+		npu.Sim.Schemes[op.A8SQ8C] = rates
+	})
+	m := demo(t)
+	w := permit(op.A8SQ8C)
+	w.Buckets = []int{64}
+	cal := observed(m, invented(t, m, rand.New(rand.NewPCG(7, 8)), op.A8SQ8C))
+	plan := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8SQ8C), Workload: w, Calibration: cal}).Plan
+	convolved := 0
+	for _, d := range plan.Decisions {
+		for _, share := range d.Shares {
+			if share.Form.Class() != op.Conv {
+				continue
+			}
+			convolved++
+			if width, height, _ := share.Form.Image(); width*height != d.Rows {
+				t.Errorf("%s at %d rows: %+v", d.Node, d.Rows, share)
+			}
+		}
+	}
+	if convolved == 0 {
+		t.Error("no product is a convolution")
 	}
 }

@@ -33,9 +33,15 @@ func (s *Section) shape(node *lower.Node, axis planir.Axis, share *planir.Share)
 	for _, m := range options {
 		operator.M = m
 		// A padded token, and other rows than those of a static scale, keep a graph from being one with its
-		// neighbours'.
-		keepsApart := rows == 1 && m > 1 || node.Op().Scheme.Static() && m > options[0]
-		for _, form := range append([]op.Form{""}, s.forms(share.Proc, operator)...) {
+		// neighbours'. What quantises for a static scale has the first rows, and compilers refuse it by itself: no form is
+		// worth that.
+		otherRows := node.Op().Scheme.Static() && m > options[0]
+		keepsApart := rows == 1 && m > 1 || otherRows
+		forms := []op.Form{""}
+		if !otherRows {
+			forms = append(forms, s.forms(share.Proc, operator)...)
+		}
+		for _, form := range forms {
 			operator.Form = form
 			estimate, err := alone(s.Costs, Task{share.Proc, operator})
 			if err != nil || estimate.NS >= best || keepsApart && SameTime(estimate.NS, best) {
