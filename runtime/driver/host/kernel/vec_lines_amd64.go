@@ -528,22 +528,23 @@ func (s *source) bytes(from, to, dim int) (k, v []byte) {
 
 // attentionF32 is Set.AttentionF32.
 func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention) {
-	t.attention(t.keysWidth(), y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
+	t.attention(t.keysWidth(a), y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
 }
 
 // attentionF16 is Set.AttentionF16.
 func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
-	t.attention(t.keysWidth(), y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
+	t.attention(t.keysWidth(a), y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
 }
 
 // attentionQ8 is Set.AttentionQ8.
 func (t tier) attentionQ8(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention) {
-	t.attention(t.keysWidth(), y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
+	t.attention(t.keysWidth(a), y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
 }
 
-// keysWidth is the number of positions of a tile of keys.
-func (t tier) keysWidth() int {
-	if t.wide() {
+// keysWidth is the number of positions of a tile of keys for the lines of a call. Few lines wait for memory rather than
+// for products, and what reads the cache without tiles, and asks for it in time, has 256 bits.
+func (t tier) keysWidth(a Attention) int {
+	if t.wide() && a.M*a.Heads > mostFewLines {
 		return TileN
 	}
 	return tileKeys

@@ -72,20 +72,20 @@ func sameAttention(t *testing.T, a Attention, seed uint64) {
 func otherTiles() (sets []*Set) {
 	for _, set := range vectorSets() {
 		tier := avx2
-		width := TileN
 		if set.PackRowsF32 != nil {
-			tier, width = avx512, tileKeys
+			tier = avx512
 		}
+		width := func(a Attention) int { return tileKeys + TileN - tier.keysWidth(a) }
 		sets = append(sets, &Set{
 			Name: set.Name + " with other tiles",
 			AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v, scratch []float32, a Attention) {
-				tier.attention(width, y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
+				tier.attention(width(a), y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
 			},
 			AttentionQ8: func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention) {
-				tier.attention(width, y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
+				tier.attention(width(a), y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
 			},
 			AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
-				tier.attention(width, y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
+				tier.attention(width(a), y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
 			},
 		})
 	}
