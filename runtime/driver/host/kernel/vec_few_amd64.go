@@ -15,11 +15,11 @@ const (
 	nearAhead = 4 << 10
 )
 
-// isFew reports whether a task takes keys as they are cached. 8-bit keys take so many instructions that tiles of them are
-// as fast for fewer than four lines.
+// isFew reports whether a task takes keys as they are cached. With 256 bits 8-bit keys take so many instructions that
+// tiles of them are as fast for fewer than four lines.
 func (t *lineTask) isFew() bool {
 	least := 1
-	if t.from.k8 != nil {
+	if t.from.k8 != nil && !t.tier.wide() {
 		least = 4
 	}
 	return t.width == tileKeys && least <= t.lines && t.lines <= mostFewLines && t.Dim%keyGroup == 0 &&
@@ -27,7 +27,10 @@ func (t *lineTask) isFew() bool {
 }
 
 // eight reports whether lines stand side by side in vectors of eight, those beyond the last one with any content.
-func (t *lineTask) eight() bool { return t.few && t.lines > mostKeyLines && t.from.k32 != nil }
+func (t *lineTask) eight() bool { return t.lines > mostKeyLines && t.from.k32 != nil }
+
+// turned reports whether the kernels of few lines take queries as columns, of eight lines.
+func (t *lineTask) turned() bool { return t.few && (t.tier.wide() || t.eight()) }
 
 // Parts of lineTask.keys, which few lines do not need for tiles: scores of a group of keys, and queries as columns.
 const (
@@ -65,12 +68,12 @@ func (t *lineTask) scoreFew(pos, count int) {
 	}
 	if groups := (to - from) / keyGroup; groups > 0 {
 		far, _ := t.far(pos+from, pos+to)
-		t.scoreGroups(&t.scores[from], keyBlock, pos+from, groups, far)
+		t.scoreGroups(t.scores[from:], keyBlock, pos+from, groups, far)
 	}
 	// What is left is less than a group. The group that ends with it is computed whole, and its last scores are taken.
 	if rest := (to - from) % keyGroup; rest > 0 {
 		own := t.keys[ownScores:][:mostFewLines*keyGroup]
-		t.scoreGroups(&own[0], keyGroup, pos+to-keyGroup, 1, nil)
+		t.scoreGroups(own, keyGroup, pos+to-keyGroup, 1, nil)
 		for line := range t.lines {
 			copy(t.scores[line*keyBlock+to-rest:line*keyBlock+to], own[(line+1)*keyGroup-rest:])
 		}
@@ -78,16 +81,25 @@ func (t *lineTask) scoreFew(pos, count int) {
 }
 
 // scoreGroups computes the scores of all lines for groups of keys from pos on, ld elements apart for each line.
-func (t *lineTask) scoreGroups(s *float32, ld, pos, groups int, far []byte) {
+func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte) {
 	steps := groups * t.Dim / 8 // of the kernel, each of which prefetches once
 	if t.from.k32 != nil {
 		steps *= 2
+	}
+	if t.tier.wide() && groups > 1 {
+		first, stride := t.ahead(far, 0, 1, 1, steps)
+		t.scoreWide(&scores[0], ld, pos, groups/2, &first[0], toNear(far), stride)
+		if groups%2 == 0 {
+			return
+		}
+		done := (groups - 1) * keyGroup
+		scores, pos, groups, far = scores[done:], pos+done, 1, nil
 	}
 	if t.eight() {
 		steps *= 2
 	}
 	first, stride := t.ahead(far, 0, 1, 1, steps)
-	q, ldq, next := &t.queries[0], 4*t.Dim, &first[0]
+	s, q, ldq, next := &scores[0], &t.queries[0], 4*t.Dim, &first[0]
 	switch {
 	case t.eight():
 		keys := t.from.k32[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
@@ -102,6 +114,64 @@ func (t *lineTask) scoreGroups(s *float32, ld, pos, groups int, far []byte) {
 	default:
 		keys := t.from.k32[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
 		scoresFewF32(t.lines, s, 4*ld, q, ldq, &keys[0], 4*t.Dim, t.Dim, groups, next, toNear(far), stride)
+	}
+}
+
+// scoreWide is scoreGroups for pairs of groups with 512 bits.
+func (t *lineTask) scoreWide(s *float32, ld, pos, pairs int, next *byte, near, stride int) {
+	q, end := &t.keys[ownQueries], pos+pairs*2*keyGroup
+	switch {
+	case t.from.k8 != nil:
+		pitch := t.Dim + cachedScale
+		keys := t.from.k8[pos*pitch : end*pitch]
+		scoresWideQ8(t.lines, s, 4*ld, q, &keys[0], pitch, t.Dim, pairs, next, near, stride)
+	case t.from.k16 != nil:
+		keys := t.from.k16[pos*t.Dim : end*t.Dim]
+		scoresWideF16(t.lines, s, 4*ld, q, &keys[0], 2*t.Dim, t.Dim, pairs, next, near, stride)
+	default:
+		keys := t.from.k32[pos*t.Dim : end*t.Dim]
+		scoresWideF32(t.lines, s, 4*ld, q, &keys[0], 4*t.Dim, t.Dim, pairs, next, near, stride)
+	}
+}
+
+// wideColumns is how many of left columns a kernel of 512 bits takes for n lines; fewer than a vector are left to one of
+// 256.
+func wideColumns(n, left int) int {
+	switch {
+	case left >= 64 && n <= 6:
+		return 64
+	case left >= 32:
+		return 32
+	case left >= 16:
+		return 16
+	}
+	return left
+}
+
+// weighWide is weighFew with 512 bits, for 16, 32 or 64 columns.
+func weighWide(
+	width, n int, y *float32, ldy int, x *float32, k int, values valueRows, column int, far *byte, near, stride int,
+) {
+	if values.half != nil {
+		v, ldv := &values.half[column], 2*values.ld
+		switch width {
+		case 64:
+			valuesWideF16x64(n, y, ldy, x, k, v, ldv, far, near, stride)
+		case 32:
+			valuesWideF16x32(n, y, ldy, x, k, v, ldv, far, near, stride)
+		default:
+			valuesWideF16x16(n, y, ldy, x, k, v, ldv, far, near, stride)
+		}
+		return
+	}
+	v, ldv := &values.wide[column], 4*values.ld
+	switch width {
+	case 64:
+		valuesWideF32x64(n, y, ldy, x, k, v, ldv, far, near, stride)
+	case 32:
+		valuesWideF32x32(n, y, ldy, x, k, v, ldv, far, near, stride)
+	default:
+		valuesWideF32x16(n, y, ldy, x, k, v, ldv, far, near, stride)
 	}
 }
 

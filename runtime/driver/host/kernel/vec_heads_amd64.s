@@ -9425,8 +9425,8 @@ line_exp_loop:
 
 line_exp_done:
 	VADDPS       Y12, Y13, Y13
-	VEXTRACTF128 $0x01, Y13, X0
-	VADDPS       X0, X13, X0
+	VEXTRACTF128 $0x01, Y13, X3
+	VADDPS       X3, X13, X0
 	VHADDPS      X0, X0, X0
 	VHADDPS      X0, X0, X0
 	VMOVSS       4(DX), X1

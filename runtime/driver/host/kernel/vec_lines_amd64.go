@@ -68,7 +68,7 @@ func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, s
 		for i := range task.M {
 			copy(task.queries[i*columns:(i+1)*columns], q[(row+i)*ldq:])
 		}
-		if task.eight() {
+		if task.turned() {
 			task.turnQueries()
 		}
 		if all.Rest.Count > 0 {
@@ -95,7 +95,7 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 		task.plain = take(pieceKeys * task.ld)
 	}
 	room := task.lines
-	if task.eight() {
+	if task.turned() {
 		room = mostFewLines
 	}
 	task.scores, task.state = take(room*keyBlock), take(task.lines*4)
@@ -319,7 +319,12 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 	if low == high {
 		return
 	}
-	softmaxLines256(last-first, &t.scores[first*keyBlock+low], 4*keyBlock, high-low, t.scale, &t.state[4*first])
+	scores, state := &t.scores[first*keyBlock+low], &t.state[4*first]
+	if t.tier.wide() {
+		softmaxLines512(last-first, scores, 4*keyBlock, high-low, t.scale, state)
+	} else {
+		softmaxLines256(last-first, scores, 4*keyBlock, high-low, t.scale, state)
+	}
 	if pos == t.start() && t.Rest.Count == 0 {
 		return // nothing is summed up yet
 	}
@@ -346,6 +351,8 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte)
 			}
 			column += TileN
 			continue
+		case t.few && t.tier.wide():
+			width = wideColumns(n, left)
 		case n == 1 && left >= 64:
 			width = 64
 		case n <= 3 && left >= 32:
@@ -356,6 +363,11 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte)
 		first, stride := t.ahead(next, column/8, columns/8, n, k)
 		stride *= width / 8
 		y := &t.sums[line*t.ld+column]
+		if t.few && t.tier.wide() && width > keyGroup {
+			weighWide(width, n, y, 4*t.ld, x, k, values, column, &first[0], toNear(next), stride)
+			column += width
+			continue
+		}
 		if t.few {
 			weighFew(width, n, y, 4*t.ld, x, k, values, column, &first[0], toNear(next), stride)
 			column += width
@@ -541,8 +553,8 @@ func (t tier) attentionQ8(y []float32, ldy int, q []float32, ldq int, k, v []uin
 	t.attention(t.keysWidth(a), y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
 }
 
-// keysWidth is the number of positions of a tile of keys for the lines of a call. Few lines wait for memory rather than
-// for products, and what reads the cache without tiles, and asks for it in time, has 256 bits.
+// keysWidth is the number of positions of a tile of keys for the lines of a call. Those of few lines, where there are
+// tiles at all, are the narrow ones.
 func (t tier) keysWidth(a Attention) int {
 	if t.wide() && a.M*a.Heads > mostFewLines {
 		return TileN

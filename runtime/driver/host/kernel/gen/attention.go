@@ -10,11 +10,20 @@ import (
 // that what a call costs is paid once for hundreds of lines: it loops over groups of lines that fit in registers, up to
 // six lines of 16 columns. Each result has one accumulator, which sums in the order of k.
 
+// Constants of 2^x: the least x that does not give zero, what rounds to an integer that the low mantissa bits then hold,
+// and a polynomial.
+const (
+	exp2Low   = -125
+	exp2Round = 0x1.8p23
+)
+
+var exp2Poly = []float32{1, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957,
+	0.0013264729641377926}
+
 // attentionTiles256 writes the kernels of attention.
 func attentionTiles256() {
-	expLow, expRound = f32("exp2Low256", -125), f32("exp2Round256", 0x1.8p23)
-	for i, coef := range []float32{1, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341,
-		0.009671512991189957, 0.0013264729641377926} {
+	expLow, expRound = f32("exp2Low256", exp2Low), f32("exp2Round256", exp2Round)
+	for i, coef := range exp2Poly {
 		expPoly[i] = f32("exp2Poly256x"+string(rune('0'+i)), coef)
 	}
 	scores256("scores256", 1, 6)
@@ -468,21 +477,7 @@ func softmaxLines256() {
 		VCMPPS(U8(1), low, x, whole) // x < low
 		VANDNPS(value, whole, x)
 	}
-	// each emits a loop over lines
-	each := func(id string, body func(line, stat reg.GPVirtual)) {
-		lines, line, stat := param("lines"), GP64(), GP64()
-		MOVQ(scores, line)
-		MOVQ(state, stat)
-		TESTQ(lines, lines)
-		JZ(LabelRef(id + "_end"))
-		Label(id + "_line")
-		body(line, stat)
-		ADDQ(lds, line)
-		ADDQ(I8(16), stat)
-		DECQ(lines)
-		JNZ(LabelRef(id + "_line"))
-		Label(id + "_end")
-	}
+	each := softmaxPasses{scores, lds, state}.each
 	// first pass: the maximum, times scale, which is positive
 	each("top", func(line, stat reg.GPVirtual) {
 		VMOVUPS(Mem{Base: line}, y[0])
@@ -493,13 +488,7 @@ func softmaxLines256() {
 			VMAXPS(Mem{Base: row}, y[0], y[0])
 			VMAXPS(Mem{Base: row, Disp: 32}, y[1], y[1])
 		})
-		VMAXPS(y[1], y[0], y[0])
-		VPERM2F128(U8(1), y[0], y[0], y[1])
-		VMAXPS(y[1], y[0], y[0])
-		VPERMILPS(U8(0x4e), y[0], y[1])
-		VMAXPS(y[1], y[0], y[0])
-		VPERMILPS(U8(0xb1), y[0], y[1])
-		VMAXPS(y[1], y[0], y[0])
+		largestOf256(y[0], y[1])
 		VMULPS(scale, y[0], y[0])
 		VBROADCASTSS(Mem{Base: stat}, fade)
 		VMAXPS(fade, y[0], top)
@@ -526,15 +515,50 @@ func softmaxLines256() {
 			}
 		})
 		VADDPS(fade, sum, sum)
-		VEXTRACTF128(U8(1), sum, reg.X0)
-		VADDPS(reg.X0, sum.AsX(), reg.X0)
-		VHADDPS(reg.X0, reg.X0, reg.X0)
-		VHADDPS(reg.X0, reg.X0, reg.X0)
-		VMOVSS(Mem{Base: stat, Disp: 4}, reg.X1)
-		VMOVSS(Mem{Base: stat, Disp: 8}, reg.X2)
-		VFMADD231SS(reg.X2, reg.X1, reg.X0)
-		VMOVSS(reg.X0, Mem{Base: stat, Disp: 4})
+		sumToState(sum, stat)
 	})
 	VZEROUPPER()
 	RET()
+}
+
+// softmaxPasses are loops over the lines of a softmax.
+type softmaxPasses struct{ scores, lds, state reg.GPVirtual }
+
+// each emits a loop over lines.
+func (p softmaxPasses) each(id string, body func(line, stat reg.GPVirtual)) {
+	lines, line, stat := param("lines"), GP64(), GP64()
+	MOVQ(p.scores, line)
+	MOVQ(p.state, stat)
+	TESTQ(lines, lines)
+	JZ(LabelRef(id + "_end"))
+	Label(id + "_line")
+	body(line, stat)
+	ADDQ(p.lds, line)
+	ADDQ(I8(16), stat)
+	DECQ(lines)
+	JNZ(LabelRef(id + "_line"))
+	Label(id + "_end")
+}
+
+// largestOf256 emits the largest number of two vectors, into all of the first.
+func largestOf256(vec, other reg.VecPhysical) {
+	VMAXPS(other, vec, vec)
+	VPERM2F128(U8(1), vec, vec, other)
+	VMAXPS(other, vec, vec)
+	VPERMILPS(U8(0x4e), vec, other)
+	VMAXPS(other, vec, vec)
+	VPERMILPS(U8(0xb1), vec, other)
+	VMAXPS(other, vec, vec)
+}
+
+// sumToState emits the update of a line's sum: the sum before, which shrinks, and the numbers of a vector.
+func sumToState(sum reg.VecPhysical, stat reg.GPVirtual) {
+	VEXTRACTF128(U8(1), sum, reg.X3)
+	VADDPS(reg.X3, sum.AsX(), reg.X0)
+	VHADDPS(reg.X0, reg.X0, reg.X0)
+	VHADDPS(reg.X0, reg.X0, reg.X0)
+	VMOVSS(Mem{Base: stat, Disp: 4}, reg.X1)
+	VMOVSS(Mem{Base: stat, Disp: 8}, reg.X2)
+	VFMADD231SS(reg.X2, reg.X1, reg.X0)
+	VMOVSS(reg.X0, Mem{Base: stat, Disp: 4})
 }

@@ -38,6 +38,7 @@ func avx512() {
 	bf16Rows512()
 	f32Add512()
 	packed512()
+	fewLines512()
 }
 
 // q8cRows512 computes up to 12 rows with VPDPBUSD, whose 32-bit sums do not saturate. Activations

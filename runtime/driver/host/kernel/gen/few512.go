@@ -1,0 +1,426 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The kernels of attention for few lines with 512 bits: those of decode.go for sixteen keys in a vector, which are
+// transposed in registers in the same way, in four lanes instead of two. Registers are enough for the sums of eight
+// lines over two groups of sixteen keys, so that each number of a query is read once for both. Results are the same
+// bits.
+
+// mostWideLines is the number of lines. scoreBytes is the distance of the scores of two lines, keyBlock numbers in
+// package kernel.
+const (
+	mostWideLines = 8
+	scoreBytes    = 4 * 128
+)
+
+// wideForm is how sixteen keys become vectors of one number of each.
+type wideForm struct {
+	name, typ string
+	numbers   int // of each key in a turn
+	bytes     int // of these, in the cache
+	behind    int // bytes behind the numbers of a key
+	// begin emits what is done once for the keys of a group
+	begin func(group int, keys sixteenRows, dim reg.GPVirtual)
+	// load emits the transposition of a turn to registers 8*group to 8*group+3, with the help of those of temporaries
+	load func(group int, keys sixteenRows)
+	// widen emits the vector of a number of each key, into the register that it returns
+	widen func(group, number int) reg.VecPhysical
+}
+
+// Registers of the kernels of scores beside those of keys, 0 to 3 and 8 to 11, and of sums, from 16 on.
+var (
+	temporaries = z[4:8]
+	queryVec    = z[12]
+	formVecs    = z[13:16] // constants of a form
+)
+
+// fewLines512 writes the kernels of attention for few lines.
+func fewLines512() {
+	scoresWide512(wideForm{
+		name: "F32", typ: "float32", numbers: 4, bytes: 16,
+		begin: func(int, sixteenRows, reg.GPVirtual) {}, load: loadF32x16,
+		widen: func(group, number int) reg.VecPhysical { return z[8*group+number] },
+	})
+	halves, even := formVecs[0], evenQuads()
+	scoresWide512(wideForm{
+		name: "F16", typ: "uint16", numbers: 8, bytes: 16,
+		begin: func(group int, _ sixteenRows, _ reg.GPVirtual) {
+			if group == 0 {
+				VMOVDQU64(even, halves)
+			}
+		},
+		load: func(group int, keys sixteenRows) {
+			loadF16x16(group, keys)
+			for i := range 4 {
+				VPERMQ(z[8*group+i], halves, z[8*group+i])
+			}
+		},
+		widen: func(group, number int) reg.VecPhysical {
+			pair, wide := z[8*group+number/2], temporaries[2*group+number%2]
+			if number%2 == 1 {
+				VEXTRACTI64X4(U8(1), pair, pair.AsY())
+			}
+			VCVTPH2PS(pair.AsY(), wide)
+			return wide
+		},
+	})
+	scoresWide512(wideForm{
+		name: "Q8", typ: "uint8", numbers: 8, bytes: 8, behind: 4,
+		begin: scalesQ8x16, load: loadQ8x16,
+		widen: func(group, number int) reg.VecPhysical {
+			pair, wide := z[8*group+number/2], temporaries[2*group+number%2]
+			if number%2 == 1 {
+				VEXTRACTI128(U8(1), pair.AsY(), pair.AsX())
+			}
+			VPMOVSXBD(pair.AsX(), wide)
+			VCVTDQ2PS(wide, wide)
+			VMULPS(formVecs[group], wide, wide)
+			return wide
+		},
+	})
+	for _, half := range []bool{false, true} {
+		valuesWide512("x64", 4, 6, half)
+		valuesWide512("x32", 2, mostWideLines, half)
+		valuesWide512("x16", 1, mostWideLines, half)
+	}
+	softmaxLines512()
+}
+
+// evenQuads are the indices of the quadwords of even numbers, then of odd ones.
+func evenQuads() Mem {
+	mem := GLOBL("evenQuads512", 8|16)
+	for i := range 8 {
+		DATA(8*i, U64(2*(i%4)+i/4))
+	}
+	return mem
+}
+
+// sixteenRows addresses sixteen rows with two bases.
+type sixteenRows struct{ low, high eightRows }
+
+func (r sixteenRows) at(i int) Mem {
+	if i < 8 {
+		return r.low.at(i)
+	}
+	return r.high.at(i - 8)
+}
+
+// loadLanes emits loads of 16 bytes of keys i, i+4, i+8 and i+12 to each of four registers.
+func loadLanes(group int, keys sixteenRows) {
+	for i := range 4 {
+		to := z[8*group+i]
+		VMOVUPS(keys.at(i), to.AsX())
+		VINSERTF128(U8(1), keys.at(i+4), to.AsY(), to.AsY())
+		VINSERTF32X4(U8(2), keys.at(i+8), to, to)
+		VINSERTF32X4(U8(3), keys.at(i+12), to, to)
+	}
+}
+
+// loadF32x16 is transposeRows256 in four lanes.
+func loadF32x16(group int, keys sixteenRows) {
+	key, tmp := z[8*group:8*group+4], temporaries
+	loadLanes(group, keys)
+	VUNPCKLPS(key[1], key[0], tmp[0])
+	VUNPCKHPS(key[1], key[0], tmp[1])
+	VUNPCKLPS(key[3], key[2], tmp[2])
+	VUNPCKHPS(key[3], key[2], tmp[3])
+	VUNPCKLPD(tmp[2], tmp[0], key[0])
+	VUNPCKHPD(tmp[2], tmp[0], key[1])
+	VUNPCKLPD(tmp[3], tmp[1], key[2])
+	VUNPCKHPD(tmp[3], tmp[1], key[3])
+}
+
+// loadF16x16 is transposeHalves256 in four lanes.
+func loadF16x16(group int, keys sixteenRows) {
+	key, tmp := z[8*group:8*group+4], temporaries
+	loadLanes(group, keys)
+	VPUNPCKLWD(key[1], key[0], tmp[0])
+	VPUNPCKHWD(key[1], key[0], tmp[1])
+	VPUNPCKLWD(key[3], key[2], tmp[2])
+	VPUNPCKHWD(key[3], key[2], tmp[3])
+	VPUNPCKLDQ(tmp[2], tmp[0], key[0])
+	VPUNPCKHDQ(tmp[2], tmp[0], key[1])
+	VPUNPCKLDQ(tmp[3], tmp[1], key[2])
+	VPUNPCKHDQ(tmp[3], tmp[1], key[3])
+}
+
+// scalesQ8x16 keeps the scales of a group's keys in a register, and the offset of codes in another.
+func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual) {
+	if group == 0 {
+		VBROADCASTSS(signs512, formVecs[2].AsY())
+	}
+	scales, tmp := formVecs[group], z[0]
+	for half, ends := range []eightRows{keys.low, keys.high} {
+		ADDQ(dim, ends.base)
+		for four, to := range []reg.VecPhysical{z[0], z[1]} {
+			VMOVSS(ends.at(4*four), to.AsX())
+			for i := 1; i < 4; i++ {
+				VINSERTPS(U8(i<<4), ends.at(4*four+i), to.AsX(), to.AsX())
+			}
+		}
+		VINSERTF128(U8(1), reg.X1, tmp.AsY(), z[2+half].AsY())
+		SUBQ(dim, ends.base)
+	}
+	VINSERTF64X4(U8(1), z[3].AsY(), z[2], scales)
+}
+
+// loadQ8x16 is the transposition of turnQ8 in two lanes, of keys 0 to 7 and 8 to 15. Each register has two numbers.
+func loadQ8x16(group int, keys sixteenRows) {
+	key := func(i int) reg.Register { return z[8*group+i].AsY() }
+	tmp := func(i int) reg.Register { return temporaries[i].AsY() }
+	for i := range 4 { // keys i and 4+i, then 8+i and 12+i
+		low, high := z[8*group+i].AsX(), temporaries[i].AsX()
+		VMOVQ(keys.at(i), low)
+		VPINSRQ(U8(1), keys.at(4+i), low, low)
+		VMOVQ(keys.at(8+i), high)
+		VPINSRQ(U8(1), keys.at(12+i), high, high)
+		VINSERTI128(U8(1), high, key(i), key(i))
+	}
+	for i := range 2 { // pairs of keys
+		VPUNPCKLBW(key(2*i+1), key(2*i), tmp(2*i))
+		VPUNPCKHBW(key(2*i+1), key(2*i), tmp(2*i+1))
+	}
+	for i := range 2 { // four keys: numbers 0 to 3, and 4 to 7
+		VPUNPCKLWD(tmp(2+i), tmp(i), key(2*i))
+		VPUNPCKHWD(tmp(2+i), tmp(i), key(2*i+1))
+	}
+	for i := range 2 { // all eight keys of two numbers each
+		VPUNPCKLDQ(key(2+i), key(i), tmp(2*i))
+		VPUNPCKHDQ(key(2+i), key(i), tmp(2*i+1))
+	}
+	for i := range 4 {
+		VPXOR(formVecs[2].AsY(), tmp(i), tmp(i)) // u-128, signed
+		VPERMQ(U8(0xd8), tmp(i), key(i))
+	}
+}
+
+// signs512 turns codes around 128 into signed ones.
+var signs512 Mem
+
+// scoresWide512 multiplies lines by keys as they are cached.
+func scoresWide512(form wideForm) {
+	name := "scoresWide" + form.name
+	function(name, "(rows int, s *float32, lds int, q *float32, k *"+form.typ+", ld int, dim int, groups int, "+
+		"next *byte, near int, stride int)",
+		"computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 16*groups rows k of dim",
+		"numbers (a multiple of 8) as they are cached. It prefetches from next on, and once more near bytes behind that,",
+		"stride bytes for each turn over 8 keys. Strides are in bytes.")
+	if form.behind > 0 {
+		signs512 = const32("codesSign512", 0x80808080)
+	}
+	dispatchLines(func(m int) {
+		id := label(name, m)
+		out, keys := param("s"), newEightRows(param("k"), param("ld"))
+		left, _ := Param("groups").Resolve() // counted where it lies: no register is left
+		count := left.Addr
+		next := newNearPrefetcher()
+		for _, groups := range []int{2, 1} {
+			part := id + string(rune('0'+groups))
+			Label(part + "_next")
+			CMPQ(count, I8(groups))
+			JLT(LabelRef(part + "_end"))
+			sixteenKeys(form, part, m, groups, out, next, keys)
+			SUBQ(I8(groups), count)
+			JMP(LabelRef(part + "_next"))
+			Label(part + "_end")
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// dispatchLines is dispatch for 1, 2, 4, 6 and 8 lines: other numbers compute one more, because the columns of queries and
+// the room for scores are those of eight.
+func dispatchLines(body func(m int)) {
+	count := param("rows")
+	bodies := []int{1, 2, 4, 6, 8}
+	for _, m := range bodies[:len(bodies)-1] {
+		CMPQ(count, I8(m))
+		JLE(LabelRef(label("rows", m)))
+	}
+	for i := range bodies {
+		m := bodies[len(bodies)-1-i]
+		Label(label("rows", m))
+		body(m)
+	}
+}
+
+// sixteenKeys emits the product of m lines with groups of sixteen keys, and moves on to the next keys.
+func sixteenKeys(
+	form wideForm, id string, m, groups int, out reg.GPVirtual, next prefetcher, keys eightRows,
+) {
+	acc := func(line, group int) reg.VecPhysical { return z[16+groups*line+group] }
+	zero512(z[16 : 16+groups*m]...)
+	var each []sixteenRows
+	eights := []eightRows{keys}
+	for i := 1; i < 2*groups; i++ {
+		eight := keys
+		eight.base = GP64()
+		LEAQ(Mem{Base: eights[i-1].base, Index: keys.ld, Scale: 8}, eight.base)
+		eights = append(eights, eight)
+	}
+	for group := range groups {
+		each = append(each, sixteenRows{eights[2*group], eights[2*group+1]})
+	}
+	left, queries := param("dim"), param("q")
+	for group := range groups {
+		form.begin(group, each[group], left)
+	}
+	SHRQ(U8(form.numbers/4+1), left) // 4 or 8 numbers
+	Label(id + "_turn")
+	for group := range groups {
+		for range 2 {
+			next.lines(form.bytes / 8)
+		}
+		form.load(group, each[group])
+	}
+	for number := range form.numbers {
+		var vecs []reg.VecPhysical
+		for group := range groups {
+			vecs = append(vecs, form.widen(group, number))
+		}
+		for line := range m {
+			query := Mem{Base: queries, Disp: 64*number + 4*line}
+			if groups == 1 {
+				VFMADD231PS_BCST(query, vecs[0], acc(line, 0))
+				continue
+			}
+			VBROADCASTSS(query, queryVec)
+			for group := range groups {
+				VFMADD231PS(vecs[group], queryVec, acc(line, group))
+			}
+		}
+	}
+	ADDQ(I32(64*form.numbers), queries)
+	for _, eight := range eights {
+		ADDQ(I8(form.bytes), eight.base)
+	}
+	DECQ(left)
+	JNZ(LabelRef(id + "_turn"))
+	LEAQ(Mem{Base: eights[2*groups-1].base, Index: keys.ld7, Scale: 1, Disp: form.behind}, keys.base)
+	line := GP64()
+	MOVQ(out, line)
+	alongRows(m, line, param("lds"), func(row int, at reg.GPVirtual) {
+		for group := range groups {
+			VMOVUPS(acc(row, group), Mem{Base: at, Disp: 64 * group})
+		}
+	})
+	ADDQ(I32(64*groups), out)
+}
+
+// valuesWide512 adds weighted rows of values, float32 or float16: 16*vecs of their columns.
+func valuesWide512(suffix string, vecs, most int, half bool) {
+	typ, bytes, form := "float32", 64, "F32"
+	if half {
+		typ, bytes, form = "uint16", 32, "F16"
+	}
+	name := "valuesWide" + form + suffix
+	function(name, "(rows int, y *float32, ldy int, x *float32, k int, v *"+typ+", ldv int, next *byte, near int, stride int)",
+		"adds x v to y for "+suffix[1:]+" columns of k rows v and rows lines (1.."+string(rune('0'+most))+") x of k weights, keyBlock",
+		"apart. It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in",
+		"bytes.")
+	dispatch(most, func(m int) {
+		acc := func(line, part int) reg.VecPhysical { return z[vecs*line+part] }
+		rows := func(body func(vec reg.VecPhysical, at Mem)) {
+			alongRows(m, param("y"), param("ldy"), func(line int, at reg.GPVirtual) {
+				for part := range vecs {
+					body(acc(line, part), Mem{Base: at, Disp: 64 * part})
+				}
+			})
+		}
+		rows(func(vec reg.VecPhysical, at Mem) { VMOVUPS(at, vec) })
+		next, at, ldv, weights, left := newNearPrefetcher(), param("v"), param("ldv"), param("x"), param("k")
+		steps(label(name, m), left, 2, func(i int) {
+			next.step(16 * vecs)
+			for part := range vecs {
+				if half {
+					VCVTPH2PS(Mem{Base: at, Disp: bytes * part}, z[24+part])
+				} else {
+					VMOVUPS(Mem{Base: at, Disp: bytes * part}, z[24+part])
+				}
+			}
+			for line := range m {
+				weight := z[28+line%4]
+				VBROADCASTSS(Mem{Base: weights, Disp: scoreBytes*line + 4*i}, weight)
+				for part := range vecs {
+					VFMADD231PS(z[24+part], weight, acc(line, part))
+				}
+			}
+			ADDQ(ldv, at)
+		}, func(c int) { ADDQ(I32(4*c), weights) })
+		rows(func(vec reg.VecPhysical, at Mem) { VMOVUPS(vec, at) })
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// softmaxLines512 is softmaxLines256 with sixteen scores in a vector, whose two halves are added where that adds its
+// two vectors, so that results are the same bits.
+func softmaxLines512() {
+	function("softmaxLines512", "(lines int, s *float32, lds int, n int, scale float32, state *float32)",
+		"is softmaxLines256.")
+	scale, top, sum, low, round := z[31], z[30], z[29], z[28], z[27]
+	poly := z[21:27]
+	spread := func(name string, v float32, to reg.VecPhysical) { VBROADCASTSS(f32(name, v), to) }
+	spread("exp2Low512", exp2Low, low)
+	spread("exp2Round512", exp2Round, round)
+	for i, coef := range exp2Poly {
+		spread("exp2Poly512x"+string(rune('0'+i)), coef, poly[i])
+	}
+	sc, _ := Param("scale").Resolve()
+	VBROADCASTSS(sc.Addr, scale)
+	power := func(x, whole, rest, value reg.VecPhysical) {
+		VADDPS(round, x, whole)
+		VSUBPS(round, whole, rest)
+		VSUBPS(rest, x, rest)
+		VMOVAPS(poly[5], value)
+		for i := 4; i >= 0; i-- {
+			VFMADD213PS(poly[i], rest, value)
+		}
+		VPSLLD(U8(23), whole, whole)
+		VCMPPS(U8(5), low, x, reg.K1) // not x < low
+		VPADDD_Z(whole, value, reg.K1, x)
+	}
+	each := softmaxPasses{param("s"), param("lds"), param("state")}.each
+	row, left := GP64(), GP64()
+	each("top", func(line, stat reg.GPVirtual) {
+		VMOVUPS(Mem{Base: line}, z[0])
+		MOVQ(line, row)
+		Load(Param("n"), left)
+		along("line_top", left, 64, []reg.GPVirtual{row}, func() { VMAXPS(Mem{Base: row}, z[0], z[0]) })
+		VEXTRACTF64X4(U8(1), z[0], y[1])
+		largestOf256(y[0], y[1])
+		fade := z[2]
+		VMULPS(scale, z[0], z[0])
+		VBROADCASTSS(Mem{Base: stat}, fade)
+		VMAXPS(fade, z[0], top)
+		VSUBPS(top, fade, fade)
+		power(fade, z[0], z[1], z[3])
+		VMOVSS(top.AsX(), Mem{Base: stat})
+		VMOVSS(fade.AsX(), Mem{Base: stat, Disp: 8})
+	})
+	each("exp", func(line, stat reg.GPVirtual) {
+		VBROADCASTSS(Mem{Base: stat}, top)
+		zero512(sum)
+		MOVQ(line, row)
+		Load(Param("n"), left)
+		along("line_exp", left, 64, []reg.GPVirtual{row}, func() {
+			exp := z[4]
+			VMOVUPS(Mem{Base: row}, exp)
+			VFMSUB213PS(top, scale, exp)
+			power(exp, z[5], z[6], z[7])
+			VMOVUPS(exp, Mem{Base: row})
+			VADDPS(exp, sum, sum)
+		})
+		VEXTRACTF64X4(U8(1), sum, y[1])
+		VADDPS(y[1], sum.AsY(), y[0])
+		sumToState(y[0], stat)
+	})
+	VZEROUPPER()
+	RET()
+}
