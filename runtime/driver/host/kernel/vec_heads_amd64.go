@@ -58,18 +58,6 @@ func valuesFewF32(n int, y *float32, ldy int, x *float32, ldx int, k int, v *flo
 //go:noescape
 func valuesFewF16(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 
-// valuesFewF32x24 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
-// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
-//
-//go:noescape
-func valuesFewF32x24(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
-
-// valuesFewF16x24 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
-// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
-//
-//go:noescape
-func valuesFewF16x24(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
-
 // values256x32 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
 // It prefetches from next on, stride bytes each step. Strides are in bytes.
 //
@@ -105,6 +93,18 @@ func valuesFewF32x64(n int, y *float32, ldy int, x *float32, ldx int, k int, v *
 //
 //go:noescape
 func valuesFewF16x64(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+
+// valuesFewF32x24 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF32x24(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+
+// valuesFewF16x24 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF16x24(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 
 // keysF32x16 stores 8 rows of n numbers (a multiple of 4), ld bytes apart, as 8 columns of dst [n][16].
 //

@@ -32,13 +32,14 @@ func attentionTiles256() {
 	for _, width := range []struct {
 		name        string
 		vecs, lines int
-	}{{"x8", 1, 6}, {"", 2, 6}, {"x24", 3, 4}, {"x32", 4, 3}, {"x64", 8, 1}} {
-		if width.name != "x24" { // four lines, of which only few lines have groups
-			values256("values256"+width.name, width.vecs, width.lines, false, false)
-		}
-		values256("valuesFewF32"+width.name, width.vecs, width.lines, true, false)
-		values256("valuesFewF16"+width.name, width.vecs, width.lines, true, true)
+	}{{"x8", 1, 6}, {"", 2, 6}, {"x32", 4, 3}, {"x64", 8, 1}} {
+		values256("values256"+width.name, width.vecs, 1, width.lines, false, false)
+		values256("valuesFewF32"+width.name, width.vecs, 1, width.lines, true, false)
+		values256("valuesFewF16"+width.name, width.vecs, 1, width.lines, true, true)
 	}
+	// 24 columns are taken by 4, 7 and 8 of few lines alone
+	values256("valuesFewF32x24", 3, 3, 4, true, false)
+	values256("valuesFewF16x24", 3, 3, 4, true, true)
 	keysF32x16()
 	keysF16x16()
 	keysQ8x16()
@@ -49,13 +50,13 @@ func attentionTiles256() {
 
 // lineGroups runs body for groups of n lines: of most, but for the last few, which are divided evenly so that none of
 // their groups is too small to hide the latency of a multiply-add: from many lines on, two thirds of most are left for
-// them. body moves the pointers by m lines.
-func lineGroups(id string, most int, n reg.GPVirtual, body func(m int)) {
+// them. body moves the pointers by m lines. Calls have at least least lines, and numbers that leave fewer to no group.
+func lineGroups(id string, least, most int, n reg.GPVirtual, body func(m int)) {
 	many := most + (2*most+2)/3
 	Label(id + "_next")
 	CMPQ(n, I8(many))
 	JGE(LabelRef(label(id+"_lines", most)))
-	for left := many - 1; left >= 1; left-- {
+	for left := many - 1; left >= least; left-- {
 		CMPQ(n, I8(left))
 		if left > most {
 			JEQ(LabelRef(label(id+"_lines", (left+1)/2)))
@@ -65,7 +66,7 @@ func lineGroups(id string, most int, n reg.GPVirtual, body func(m int)) {
 	}
 	VZEROUPPER()
 	RET()
-	for m := most; m >= 1; m-- {
+	for m := most; m >= least; m-- {
 		Label(label(id+"_lines", m))
 		body(m)
 		SUBQ(I8(m), n)
@@ -125,7 +126,7 @@ func scores256(name string, tiles, most int) {
 	Load(Param("ldq"), input.ld)
 	fetch := newPrefetcher()
 	vecs := 2 * tiles
-	lineGroups(name, most, count, func(m int) {
+	lineGroups(name, 1, most, count, func(m int) {
 		acc := func(line, part int) reg.VecPhysical { return y[vecs*line+part] }
 		used := rows{base: input.base[:(m+3)/4], ld: input.ld, ld3: input.ld3}
 		used.set(row)
@@ -191,8 +192,9 @@ func scores256(name string, tiles, most int) {
 	})
 }
 
-// values256 adds weighted rows of values, float32 or float16: 8*vecs of their columns. For few lines it prefetches twice.
-func values256(name string, vecs, most int, few, half bool) {
+// values256 adds weighted rows of values, float32 or float16: 8*vecs of their columns, in groups of least to most lines.
+// For few lines it prefetches twice.
+func values256(name string, vecs, least, most int, few, half bool) {
 	typ, bytes, near, again := "float32", 32, "", ""
 	if half {
 		typ, bytes = "uint16", 16
@@ -215,7 +217,7 @@ func values256(name string, vecs, most int, few, half bool) {
 		fetch = newNearPrefetcher
 	}
 	next := fetch()
-	lineGroups(name, most, count, func(m int) {
+	lineGroups(name, least, most, count, func(m int) {
 		acc := func(line, part int) reg.VecPhysical { return y[vecs*line+part] }
 		used := rows{base: input.base[:(m+3)/4], ld: input.ld, ld3: input.ld3}
 		used.set(row)
