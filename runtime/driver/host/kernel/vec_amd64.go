@@ -414,7 +414,7 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 
 // Panels are unpacked parts of a tile of 4-bit weights.
 const (
-	panelRows  = 7         // rows from which unpacking a weight beforehand pays
+	panelRows  = 13        // rows from which unpacking a weight beforehand pays: more than those of one call
 	panelBytes = 16 * 1280 // of unpacked blocks
 	cacheLine  = 64
 )

@@ -79,7 +79,7 @@ func q8cRows512() {
 			VMOVDQU64(Mem{Base: weights, Disp: 128 * i}, w0)
 			VMOVDQU64(Mem{Base: weights, Disp: 128*i + 64}, w1)
 			if fetches(m, i) {
-				fetch.step(2)
+				fetch.step(stepLines(m))
 			}
 			for row := range m {
 				bcast := acts[row%4]

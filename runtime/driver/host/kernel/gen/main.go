@@ -82,6 +82,14 @@ func (f fetcher) step(lines int) {
 // which are what limits a core whose other hardware thread is busy.
 func fetches(m, i int) bool { return m < manyRows || i%2 == 0 }
 
+// stepLines is the number of lines that a step over two lines prefetches: those of the step that prefetches nothing, too.
+func stepLines(m int) int {
+	if m < manyRows {
+		return 2
+	}
+	return 4
+}
+
 // manyRows is the number of rows from which fetches skips steps. The callers in package kernel
 // compute stride with the same constant.
 const manyRows = 7
