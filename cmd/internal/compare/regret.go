@@ -7,18 +7,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/cmd/internal/clock"
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/roofline"
-	"github.com/hetc/hetc/runtime/driver"
-	"github.com/hetc/hetc/runtime/driver/sim"
-	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
@@ -96,25 +92,13 @@ func alternatives() []alternative {
 	return list
 }
 
-// timesOnly is a catalog SoC whose processors compute nothing, since only times are wanted. Without
-// noise every execution of an operator takes the same time.
+// timesOnly is a catalog SoC whose processors compute nothing, since only times are wanted.
 func timesOnly(name string, noise bool) (*socs.SoC, error) {
 	soc, err := socs.Open(name)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		clock.TimesOnly(soc, noise)
 	}
-	for i := range soc.Processors {
-		proc := &soc.Processors[i]
-		if proc.Sim == nil {
-			continue
-		}
-		// The driver advances the clock without computing values.
-		proc.Options = map[string]string{"compute": "false"}
-		if !noise {
-			proc.Sim.NoiseCV = 0
-		}
-	}
-	return soc, nil
+	return soc, err
 }
 
 // schemeFor is the first of the schemes that all processors execute.
@@ -185,73 +169,19 @@ func executed(
 			made.Decode = plan
 		}
 	}
-	src, err := newEmpty(ctx, plan, model, soc)
-	if err != nil {
-		return nil, err
-	}
-	defer src.Close()
-	machine, err := executor.Open(ctx, plan, src, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
+	machine, err := clock.Open(ctx, plan, model, soc)
 	if err != nil {
 		return nil, err
 	}
 	defer machine.Close()
-	// The tokens' values do not matter: nothing is computed, and the clock counts operators.
-	rows := permits.Buckets[0]
-	err = machine.Do(ctx, func(c *executor.Control) error {
-		for _, call := range []struct {
-			tokens int
-			to     *int64
-		}{{rows, &made.Prefill.ExecutedNS}, {permits.OutputTokens/2 - 1, nil}, {1, &made.Decode.ExecutedNS}} {
-			got, err := c.Forward(make([]int32, call.tokens), executor.WantLast, nil)
-			if err != nil {
-				return err
-			}
-			if call.to != nil {
-				*call.to = got.NS
-			}
-		}
-		return nil
-	})
-	return made, err
-}
-
-// empty is a plan's artifacts with zeros for weights, which a processor that computes nothing never
-// reads.
-type empty struct {
-	*emit.Content
-	region *mem.Region
-}
-
-// newEmpty allocates zeros as long as the largest pack of a plan.
-func newEmpty(ctx context.Context, p *planir.Plan, m *models.Model, s *socs.SoC) (*empty, error) {
-	content, err := emit.NewContent(ctx, p, m, []driver.Compiler{sim.NewCompiler(s)})
-	if err != nil {
+	if made.Prefill.ExecutedNS, err = machine.Tokens(ctx, permits.Buckets[0]); err != nil {
 		return nil, err
 	}
-	largest := int64(1)
-	for _, blob := range p.Program.WeightBlobs() {
-		for _, at := range blob.Packs {
-			largest = max(largest, at.Pack.Bytes)
-		}
+	if _, err = machine.Tokens(ctx, permits.OutputTokens/2-1); err != nil {
+		return nil, err
 	}
-	region, err := mem.Alloc(int(largest), 64)
-	if err != nil {
-		content.Close()
-		return nil, diag.New(diag.ClassRun, "bench plans: %w", err)
-	}
-	return &empty{content, region}, nil
-}
-
-// Range returns that many zeros.
-func (e *empty) Range(_ string, _, bytes int64) ([]byte, error) { return e.region.Bytes()[:bytes], nil }
-
-// Close releases both.
-func (e *empty) Close() error {
-	err := e.Content.Close()
-	if other := e.region.Close(); err == nil {
-		err = other
-	}
-	return err
+	made.Decode.ExecutedNS, err = machine.Tokens(ctx, 1)
+	return made, err
 }
 
 // regretRow sums up the cases of one SoC in one phase. Regret is the time of solve's plan over that

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/clock"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -130,6 +131,17 @@ func (p *solvedPlan) promptNS(tokens int) (ns float64, err error) {
 		ns += float64(chunk)
 	}
 	return ns, nil
+}
+
+// promptOnClock is what a prompt takes in ns on the virtual clock of a SoC that computes nothing.
+func (c *chain) promptOnClock(ctx context.Context, plan *solvedPlan, tokens int) (float64, error) {
+	machine, err := clock.Open(ctx, plan.Plan, c.input.Model, c.input.SoC)
+	if err != nil {
+		return 0, err
+	}
+	defer machine.Close()
+	ns, err := machine.Tokens(ctx, tokens)
+	return float64(ns), err
 }
 
 // promptNS solves a plan for the SoC as the catalog has it, and predicts a prompt.

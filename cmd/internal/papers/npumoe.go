@@ -3,7 +3,6 @@ package papers
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/hetc/hetc/models"
@@ -19,6 +18,7 @@ var npumoe = []Item{
 		moeTiers),
 	sheetItem("npumoe", "prompts", "time, energy and CPU time of prompts in chunks", "sec. 5.3 to 5.5, Fig. 14 to 16",
 		moePrompts),
+	sheetItem("npumoe", "table5", "experts of one graph and their rows, priced and executed", "sec. 5.7, Table 5", moeTable5),
 	sheetItem("npumoe", "executed", "a small model calibrated, solved and executed on simulated Neural Engines",
 		"sec. 3.2, 4, 5.6", moeExecuted),
 	sheetItem("npumoe", "drops", "what dropped rows cost a small model", "sec. 5.6, Table 3", moeDrops),
@@ -181,32 +181,36 @@ func moeGroups(_ context.Context, rows *sheet) error {
 			"%.4g GiB, limit of %v x 2^30 bytes: "+
 				"so the paper's own groups of eight fit", size*expert/(1<<30), limit)
 	}
-	points := moePoints()
-	// ms a token with groups of experts of a capacity
-	at := func(group, capacity float64) float64 {
-		for _, point := range points {
-			if point[0] == group && point[1] == capacity {
-				return point[2]
-			}
-		}
-		return math.NaN()
+	times := map[[2]float64]float64{} // ms a token, by experts of a group and rows of each
+	for _, point := range moePoints() {
+		times[[2]float64{point[0], point[1]}] = point[2]
 	}
-	r32, r64 := moe("r_group_cap32").at("values"), moe("r_group_cap64").at("values")
-	for _, ratio := range []struct {
-		name           string
-		printed        value
-		g1, c1, g2, c2 float64
-	}{
-		{"1x32_1x128", moe("r_capacity_no_group").at("values", "factor"), 1, 32, 1, 128},
-		{"1x32_4x32", r32.at("4x32", "factor"), 1, 32, 4, 32}, {"1x32_8x32", r32.at("8x32", "factor"), 1, 32, 8, 32},
-		{"1x64_4x64", r64.at("4x64", "factor"), 1, 64, 4, 64}, {"1x64_8x64", r64.at("8x64", "factor"), 1, 64, 8, 64},
-		{"8x32_8x64", moe("r_capacity_group8").at("values", "8x64"), 8, 32, 8, 64},
-	} {
-		rows.add(Arithmetic, "table5/"+ratio.name, ratio.printed.num(), at(ratio.g1, ratio.c1)/at(ratio.g2, ratio.c2),
-			"x, %v over %v ms a token", at(ratio.g1, ratio.c1), at(ratio.g2, ratio.c2))
+	for _, ratio := range moeRatios() {
+		rows.add(Arithmetic, "table5/"+ratio.name, ratio.printed.num(), times[ratio.slow]/times[ratio.fast],
+			"x, %v over %v ms a token", times[ratio.slow], times[ratio.fast])
 	}
-	rows.noted(Arithmetic, "table5/implied_8x96_ms", nil, at(8, 96), "implied_8x96_ms")
+	rows.noted(Arithmetic, "table5/implied_8x96_ms", nil, times[[2]float64{8, 96}], "implied_8x96_ms")
 	return nil
+}
+
+// moeRatio is a factor that the paper prints of two cells of Table 5, each a group's experts and the rows of each.
+type moeRatio struct {
+	name       string
+	printed    value
+	slow, fast [2]float64
+}
+
+// moeRatios are all of them but the one that stands for a cell.
+func moeRatios() []moeRatio {
+	r32, r64 := moe("r_group_cap32").at("values"), moe("r_group_cap64").at("values")
+	return []moeRatio{
+		{"1x32_1x128", moe("r_capacity_no_group").at("values", "factor"), [2]float64{1, 32}, [2]float64{1, 128}},
+		{"1x32_4x32", r32.at("4x32", "factor"), [2]float64{1, 32}, [2]float64{4, 32}},
+		{"1x32_8x32", r32.at("8x32", "factor"), [2]float64{1, 32}, [2]float64{8, 32}},
+		{"1x64_4x64", r64.at("4x64", "factor"), [2]float64{1, 64}, [2]float64{4, 64}},
+		{"1x64_8x64", r64.at("8x64", "factor"), [2]float64{1, 64}, [2]float64{8, 64}},
+		{"8x32_8x64", moe("r_capacity_group8").at("values", "8x64"), [2]float64{8, 32}, [2]float64{8, 64}},
+	}
 }
 
 // moePoints are the group, the capacity and the ms a token of Table 5's cells; the one that is not printed follows from a

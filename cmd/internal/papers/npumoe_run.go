@@ -6,20 +6,53 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hetc/hetc/cmd/internal/clock"
 	"github.com/hetc/hetc/cmd/internal/precision"
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/quality"
+	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/explain"
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// moePrompts solves PhiMoE for prompts in the paper's chunks, and compares its baselines with solve's tiers.
+// moeSoC is a simulated SoC of the paper that computes nothing: PhiMoE has no weights here, and only times are wanted.
+func moeSoC(soc *socs.SoC) { clock.TimesOnly(soc, true) }
+
+// moeBaselines are the paper's (sec. 5.1), with what is known of where they place operators.
+var moeBaselines = []struct {
+	name, note string
+	within     func(chunk int) restriction
+}{
+	{"CoreML(CPU)", "everything on the CPU", func(int) restriction { return only("cpu") }},
+	{"CoreML(naive)", "a graph of each expert on the NPU that holds all rows of a chunk, everything else where it is " +
+		"fastest: an assumption, the paper says that Core ML decides, and that experts may go to the NPU", naive},
+	{"ANEMLL", "experts on the CPU, everything else where it is fastest",
+		func(int) restriction { return only("cpu", "npu") }},
+}
+
+// naive gives every expert a graph of its own that any routing fits.
+func naive(chunk int) restriction {
+	return both(tiered("all", "ungrouped"), reserved(chunk))
+}
+
+// reserved has slots of so many rows and no others.
+func reserved(rows int) restriction {
+	return func(in *solver.Input) {
+		in.Workload = workload.Edited(in.Workload, func(work *workload.Workload) {
+			work.Experts = workload.Experts{Tiers: 1, Capacities: []int{rows}}
+		})
+	}
+}
+
+// moePrompts solves PhiMoE for prompts in the paper's chunks, executes them on the virtual clock, and compares the
+// paper's baselines with solve's tiers.
 func moePrompts(ctx context.Context, rows *sheet) error {
 	for _, run := range []struct {
 		prompt, chunk        int
@@ -33,7 +66,7 @@ func moePrompts(ctx context.Context, rows *sheet) error {
 		work := moeWorkload(run.chunk)
 		work.Context = run.prompt + run.chunk
 		work.Prompts = workload.Prompts{{Tokens: run.prompt, Share: 1}}
-		from, err := newChain(ctx, "apple-m2-ultra", "phi-3.5-moe", work, nil)
+		from, err := newChain(ctx, "apple-m2-ultra", "phi-3.5-moe", work, moeSoC)
 		if err != nil {
 			return err
 		}
@@ -42,24 +75,19 @@ func moePrompts(ctx context.Context, rows *sheet) error {
 			return err
 		}
 		name := fmt.Sprintf("%d_in_%d", run.prompt, run.chunk)
+		rows.add(Executed, name+"/virtual_over_predicted", nil, solved.ns/solved.predicted,
+			"x: the prompt with tiers for the least time on the virtual clock, over what was predicted")
 		rows.add(Solved, name+"/mj_per_token", "52 to 137", 1e3*solved.joules/float64(run.chunk),
 			"power of the catalog's processors times their busy time, of which the CPU's 60 W are assumed")
-		for _, baseline := range []struct {
-			name   string
-			within restriction
-			note   string
-		}{
-			{"CoreML(CPU)", only("cpu"), "everything on the CPU"},
-			{"ANEMLL", only("cpu", "npu"), "experts on the CPU, everything else where it is fastest"},
-		} {
-			cost, err := moeCost(ctx, from, run.prompt, run.chunk, baseline.within)
+		for _, baseline := range moeBaselines {
+			cost, err := moeCost(ctx, from, run.prompt, run.chunk, baseline.within(run.chunk))
 			if err != nil {
 				return fmt.Errorf("%s: %w", baseline.name, err)
 			}
 			at := name + "/" + baseline.name
 			chunk := fmt.Sprintf("chunk_%d", run.chunk)
-			rows.add(Solved, at+"/time", moe(run.time).at("values", chunk, baseline.name).num(), cost.ns/solved.ns,
-				"x of the tiers for the least time; %s", baseline.note)
+			rows.add(Executed, at+"/time", moe(run.time).at("values", chunk, baseline.name).num(), cost.ns/solved.ns,
+				"x of the tiers for the least time, both on the virtual clock; %s", baseline.note)
 			var energy, cycles any
 			if run.energy != "" {
 				energy = span(moe(run.energy).at("values", baseline.name))
@@ -75,6 +103,58 @@ func moePrompts(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
+// moeTable5 prices and executes PhiMoE's experts in groups of the table's sizes and rows.
+func moeTable5(ctx context.Context, rows *sheet) error {
+	const chunk = 256
+	model, err := models.Open("phi-3.5-moe")
+	if err != nil {
+		return err
+	}
+	expert := model.ExpertBytes([]op.Scheme{op.A32W32, op.A32W32})
+	from := map[float64]*chain{} // by the experts that a graph holds
+	times := map[[2]float64]float64{}
+	for _, point := range moePoints() {
+		group, capacity := point[0], point[1]
+		if from[group] == nil {
+			from[group], err = newChain(ctx, "apple-m2-ultra", model.Name, moeWorkload(chunk), func(soc *socs.SoC) {
+				moeSoC(soc)
+				soc.Processor("npu").GraphBytes = int64(group) * expert
+			})
+			if err != nil {
+				return err
+			}
+		}
+		plan, err := from[group].solve(ctx, both(tiered("all"), reserved(int(capacity))))
+		if err != nil {
+			return err
+		}
+		name := fmt.Sprintf("%vx%v", group, capacity)
+		tiers := plan.TiersOf(chunk)
+		if tiers == nil || tiers.Groups[0].Slots != int(group) || tiers.Groups[0].Rows != int(capacity) {
+			return fmt.Errorf("%s: the plan has groups %q", name, tiers.Shape())
+		}
+		ms := float64(tiers.Groups[0].ExpectNS) / 1e6 / (group * capacity)
+		times[[2]float64{group, capacity}] = ms
+		rows.noted(Solved, name+"/ms_per_row", point[2], ms, "ms_per_row")
+		predicted, err := plan.promptNS(chunk)
+		if err != nil {
+			return err
+		}
+		executed, err := from[group].promptOnClock(ctx, plan, chunk)
+		if err != nil {
+			return err
+		}
+		rows.add(Executed, name+"/virtual_over_predicted", nil, executed/predicted,
+			"x: a chunk of %d tokens with slots for all experts on the virtual clock, over what was predicted", chunk)
+	}
+	for _, ratio := range moeRatios() {
+		rows.add(Solved, ratio.name, ratio.printed.num(), times[ratio.slow]/times[ratio.fast],
+			"x: a row in groups of %vx%v over one in groups of %vx%v", ratio.slow[0], ratio.slow[1], ratio.fast[0],
+			ratio.fast[1])
+	}
+	return nil
+}
+
 // span is a printed number, or a printed range as text.
 func span(printed value) any {
 	if list, ok := printed.v.([]any); ok && len(list) == 2 {
@@ -83,16 +163,20 @@ func span(printed value) any {
 	return printed.num()
 }
 
-// cost is what a prompt takes in ns, and a chunk of it in joules and in ns of the CPU.
-type cost struct{ ns, joules, cpu float64 }
+// cost is what a prompt takes in ns, on the virtual clock and as predicted, and a chunk of it in joules and in ns of the
+// CPU.
+type cost struct{ ns, predicted, joules, cpu float64 }
 
-// moeCost solves within a restriction and predicts a prompt.
+// moeCost solves within a restriction, and predicts and executes a prompt.
 func moeCost(ctx context.Context, from *chain, prompt, chunk int, within restriction) (out cost, err error) {
 	plan, err := from.solve(ctx, within)
 	if err != nil {
 		return cost{}, err
 	}
-	if out.ns, err = plan.promptNS(prompt); err != nil {
+	if out.predicted, err = plan.promptNS(prompt); err != nil {
+		return cost{}, err
+	}
+	if out.ns, err = from.promptOnClock(ctx, plan, prompt); err != nil {
 		return cost{}, err
 	}
 	program := fmt.Sprintf("prefill@%d", chunk)
@@ -117,20 +201,27 @@ const (
 	moeWindows = 32
 )
 
-// moeTrial is a trained mixture with the text that says what is routed, a text of the same kind, and one of another.
+// moeTrial is a trained mixture with a text, the windows of it that say what is routed, those between, and a text of
+// another kind.
 type moeTrial struct {
-	model                *trial.Model
-	profiled, alike, far *trial.Text
+	dir                        string
+	model                      *trial.Model
+	text, profiled, alike, far *trial.Text
 }
 
-// openMoE opens tiny-moe-kjv. The text of another kind is what is transcribed of this paper: English and numbers, where
-// the model was trained on a book.
-func openMoE(ctx context.Context, dir string) (*moeTrial, error) {
+// openMoE opens tiny-moe-kjv, nil where --models names no folder that has it, as a row then says. The text of another kind
+// is what is transcribed of this paper: English and numbers, where the model was trained on a book.
+func openMoE(ctx context.Context, rows *sheet) (*moeTrial, error) {
+	dir, ok := rows.model("tiny-moe-kjv")
+	if !ok {
+		return nil, nil
+	}
 	model, text, err := openTrial(ctx, dir, moeWindows, moeChunk)
 	if err != nil {
 		return nil, err
 	}
-	out := &moeTrial{model: model, profiled: &trial.Text{SHA256: text.SHA256}, alike: &trial.Text{SHA256: text.SHA256}}
+	out := &moeTrial{dir: dir, model: model, text: text, profiled: &trial.Text{SHA256: text.SHA256},
+		alike: &trial.Text{SHA256: text.SHA256}}
 	for i, window := range text.Windows {
 		half := out.profiled
 		if i%2 == 0 {
@@ -152,12 +243,8 @@ func openMoE(ctx context.Context, dir string) (*moeTrial, error) {
 // moeExecuted traces the routers of tiny-moe-kjv, solves with those loads, and executes other windows of the text, and a
 // text of another kind, with the paper's tiers and with dynamic experts on simulated SoCs.
 func moeExecuted(ctx context.Context, rows *sheet) error {
-	dir, ok := rows.model("tiny-moe-kjv")
-	if !ok {
-		return nil
-	}
-	trained, err := openMoE(ctx, dir)
-	if err != nil {
+	trained, err := openMoE(ctx, rows)
+	if trained == nil {
 		return err
 	}
 	defer trained.model.Close()
@@ -166,7 +253,7 @@ func moeExecuted(ctx context.Context, rows *sheet) error {
 		return err
 	}
 	for _, soc := range []string{"apple-m2-max", "apple-m2-ultra"} {
-		from, err := newChain(ctx, soc, dir, moeWorkload(moeChunk), nil)
+		from, err := newChain(ctx, soc, trained.dir, moeWorkload(moeChunk), nil)
 		if err != nil {
 			return err
 		}
@@ -294,16 +381,12 @@ func (c *chain) execute(ctx context.Context, plan *solvedPlan, windows []quality
 
 // moeDrops measures what the paper's shares of dropped rows cost tiny-moe-kjv, by the paper's rule and by another one.
 func moeDrops(ctx context.Context, rows *sheet) error {
-	dir, ok := rows.model("tiny-moe-kjv")
-	if !ok {
-		return nil
-	}
-	model, text, err := openTrial(ctx, dir, moeWindows, moeChunk)
-	if err != nil {
+	trained, err := openMoE(ctx, rows)
+	if trained == nil {
 		return err
 	}
-	defer model.Close()
-	results, err := trial.MeasureDrops(ctx, model, trial.DropOptions{Text: text, Shares: []float64{0.1, 0.2},
+	defer trained.model.Close()
+	results, err := trial.MeasureDrops(ctx, trained.model, trial.DropOptions{Text: trained.text, Shares: []float64{0.1, 0.2},
 		Rules: []string{op.SalienceNorm, op.SalienceWeight}})
 	if err != nil {
 		return err
@@ -332,12 +415,8 @@ func moeCalibration(ctx context.Context, rows *sheet) error {
 				"here: routing of tiny-moe-kjv (16 experts, 2 a token) on one half of a text and the other; one book, where the paper "+
 				"has data sets")
 	}
-	dir, ok := rows.model("tiny-moe-kjv")
-	if !ok {
-		return nil
-	}
-	trained, err := openMoE(ctx, dir)
-	if err != nil {
+	trained, err := openMoE(ctx, rows)
+	if trained == nil {
 		return err
 	}
 	defer trained.model.Close()
