@@ -1,6 +1,7 @@
 package exact
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -88,12 +89,12 @@ func (l *layerSearch) search() {
 	alpha, dropPrice := slices.Clone(s.alpha[l.layer*s.chunks:(l.layer+1)*s.chunks]), s.dropPrice[l.layer]
 	step, since := 1.0, 0
 	for round := range cutRounds {
-		l.weigh(alpha, dropPrice, l.bins)
+		l.sumCosts(alpha, dropPrice, l.bins)
 		if round == 0 {
 			l.inOrder()
 		}
 		l.exchange()
-		over := l.look()
+		over := l.keepBest()
 		if value := l.bound(alpha, dropPrice); l.alpha == nil || value > l.value {
 			l.value, l.alpha, l.dropPrice, since = value, slices.Clone(alpha), dropPrice, 0
 			l.prices()
@@ -117,14 +118,14 @@ func (l *layerSearch) search() {
 		}
 	}
 	for price := max(dropPrice, problem.TierOne); l.best == nil && price < 1<<40; price *= 4 {
-		l.weigh(alpha, price, l.bins)
+		l.sumCosts(alpha, price, l.bins)
 		l.exchange()
-		l.look()
+		l.keepBest()
 	}
 }
 
-// weigh sums the times of the layer's experts over the observed chunks, for some choices.
-func (l *layerSearch) weigh(alpha []int64, dropPrice int64, of []int) {
+// sumCosts sums the weighted times of the layer's experts over the observed chunks, for some choices.
+func (l *layerSearch) sumCosts(alpha []int64, dropPrice int64, of []int) {
 	s, width := l.s, l.s.tiers+1
 	for expert := range s.experts {
 		sum := l.cost[expert*width : (expert+1)*width]
@@ -152,15 +153,7 @@ func (l *layerSearch) inOrder() {
 	for expert := range order {
 		order[expert] = expert
 	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		switch first, second := l.cost[a*width], l.cost[b*width]; {
-		case first > second:
-			return -1
-		case first < second:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(l.cost[b*width], l.cost[a*width]) })
 	next := 0
 	for tier, count := range slices.Backward(l.slots) {
 		for range min(count, len(order)-next) {
@@ -253,8 +246,9 @@ func negativeCycle(bins []int, gain []int64, width int) (cycle []int) {
 	return cycle
 }
 
-// look times the choices, keeps them if they are the best, and is how many rows more than it may the layer drops.
-func (l *layerSearch) look() (over int64) {
+// keepBest times the choices and keeps them if they take least. It returns how many rows more than it may the layer
+// drops.
+func (l *layerSearch) keepBest() (over int64) {
 	s, width := l.s, l.s.tiers+1
 	for chunk := range l.cpu {
 		l.cpu[chunk] = s.p.CallNS
@@ -386,7 +380,7 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 	for choice := range all {
 		all[choice] = choice
 	}
-	l.weigh(l.alpha, l.dropPrice, all)
+	l.sumCosts(l.alpha, l.dropPrice, all)
 	dearest := int64(0)
 	for _, cost := range l.cost {
 		dearest = max(dearest, cost)
@@ -435,7 +429,7 @@ func (s *tierSearch) seeds() (out [][]int) {
 	for layer := range s.layers {
 		alpha := s.alpha[layer*s.chunks : (layer+1)*s.chunks]
 		l := s.layer(layer, nil, 0)
-		l.weigh(alpha, s.dropPrice[layer], all)
+		l.sumCosts(alpha, s.dropPrice[layer], all)
 		weight := s.groupWeight(alpha)
 		for expert := range s.experts {
 			least, at := l.cost[expert*width], -1

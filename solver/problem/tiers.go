@@ -305,7 +305,7 @@ func (p *Tiers) Groups() []TierGroups {
 // Time is what slots, by tier, and the choices of all layers cost: the objective.
 func (p *Tiers) Time(slots []int, choices [][]int) int64 {
 	groups := p.Groups()
-	any := slices.Max(slots) > 0
+	dynamic := slices.Max(slots) == 0
 	var npu, total int64
 	for tier, count := range slots {
 		npu += groups[tier].NS[count]
@@ -318,7 +318,7 @@ func (p *Tiers) Time(slots []int, choices [][]int) int64 {
 				cpu += p.LeftNS(p.Layers[layer].Rows[expert][chunk], choice)
 			}
 			switch {
-			case !any:
+			case dynamic:
 				total += cpu
 			case p.Serial:
 				total += npu + cpu + p.LayerNS

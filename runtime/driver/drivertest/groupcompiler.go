@@ -3,7 +3,6 @@ package drivertest
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -76,104 +75,131 @@ type artifactWeight struct {
 }
 
 // CompileGroup implements driver.GroupCompiler.
-func (b *GroupCompiler) CompileGroup(ctx context.Context, group []driver.Piece, target driver.Target) (*driver.CompiledGroup, error) {
+func (b *GroupCompiler) CompileGroup(ctx context.Context, group []driver.Piece,
+	target driver.Target) (*driver.CompiledGroup, error) {
 	if b.Fail != nil {
 		return nil, b.Fail
 	}
-	// All pieces are asked, so that the caller learns in one call what to leave out of the group.
-	refused := &driver.Refused{}
-	for i, piece := range group {
-		if b.Refuse != nil {
-			if err := b.Refuse(piece); err != nil {
-				refused.Pieces, refused.Reasons = append(refused.Pieces, i), append(refused.Reasons, err)
-			}
-		}
+	if err := b.refused(group); err != nil {
+		return nil, err
 	}
-	if len(refused.Pieces) > 0 {
-		return nil, refused
-	}
-	out := &driver.CompiledGroup{Compiler: "test compiler 1", Token: Token}
 	if kept := b.kept(group, target); kept != nil {
 		return kept, nil
 	}
-	// A group shares the weights of its first piece, which become the shared binary. For the
-	// emulator each artifact holds its own.
-	for i, piece := range group {
+	out := &driver.CompiledGroup{Compiler: "test compiler 1", Token: Token}
+	for i := range group {
+		piece := group[i]
 		var err error
 		if piece.Weights, piece.Sample, err = piece.Now(); err != nil {
 			return nil, err
 		}
-		var all []byte
-		for _, weight := range piece.Weights {
-			all = append(all, weight.Bytes...)
-		}
-		if i > 0 && !target.Emulator && !slices.Equal(all, out.Shared) {
+		// A group shares the weights of its first piece, which become the shared binary. For the emulator each artifact
+		// holds its own.
+		switch all := bytesOf(piece.Weights); {
+		case target.Emulator:
+		case i == 0:
+			out.Shared = all
+		case !slices.Equal(all, out.Shared):
 			return nil, fmt.Errorf("pieces %q and %q hold other weights", group[0].Name, piece.Name)
 		}
-		// make compiles the piece with its weights inside (alone), or with the digest of those of the group.
-		make := func(alone bool) ([]byte, error) {
-			artifact, err := b.compiler.Compile(ctx, piece.Graph, piece.Weights, target)
-			if err != nil {
-				return nil, err
-			}
-			code := compiledCode{Token: Token, Code: artifact.Code}
-			for _, weight := range piece.Weights {
-				code.Specs = append(code.Specs, artifactWeight{weight.Spec, weight.Stride, len(weight.Bytes)})
-			}
-			if alone {
-				code.Weights = all
-			} else {
-				sum := sha256.Sum256(all)
-				code.Shared = hex.EncodeToString(sum[:])
-			}
-			return json.Marshal(code)
-		}
-		code, err := make(target.Emulator)
+		compiled, err := b.compiled(ctx, piece, target)
 		if err != nil {
 			return nil, err
 		}
-		compiled := driver.CompiledArtifact{Artifact: driver.Artifact{Driver: b.name, Code: code,
-			Facts: map[string]int64{"bytes": int64(len(code)), "spill_bytes": 0}}}
-		if !target.Emulator {
-			out.Shared = all
-			if out.Shared == nil {
-				out.Shared = []byte{}
-			}
-			compiled.Shared = out.Shared
-		}
-		// a sample is executed here, as a vendor's emulator would; its twin is the artifact that
-		// such an emulator loads
-		if piece.Sample != nil {
-			if compiled.Emulated, err = b.execute(ctx, piece); err != nil {
-				return nil, err
-			}
-			for _, part := range compiled.Emulated {
-				compiled.Portable = append(compiled.Portable, slices.Clone(part))
-			}
-			if b.Disturb != nil {
-				b.Disturb(piece, compiled.Emulated)
-			}
-			twin, err := make(true)
-			if err != nil {
-				return nil, err
-			}
-			sum := sha256.Sum256(twin)
-			compiled.Twin = hex.EncodeToString(sum[:])
-		}
+		compiled.Shared = out.Shared
 		out.Artifacts = append(out.Artifacts, compiled)
 		b.mu.Lock()
 		b.Compiled = append(b.Compiled, piece.Name)
 		b.mu.Unlock()
 	}
-	// Only groups whose weights have digests can be recognised again without reading the weights.
-	if key := keyOf(group, target); b.Keep != nil && key != "" {
-		b.mu.Lock()
-		kept := *out
-		kept.Cached = true
-		b.Keep[key] = &kept
-		b.mu.Unlock()
-	}
+	b.keep(group, target, out)
 	return out, nil
+}
+
+// refused asks about all pieces, so that the caller learns in one call what to leave out of the group.
+func (b *GroupCompiler) refused(group []driver.Piece) error {
+	refused := &driver.Refused{}
+	for i, piece := range group {
+		if b.Refuse == nil {
+			continue
+		}
+		if err := b.Refuse(piece); err != nil {
+			refused.Pieces, refused.Reasons = append(refused.Pieces, i), append(refused.Reasons, err)
+		}
+	}
+	if len(refused.Pieces) > 0 {
+		return refused
+	}
+	return nil
+}
+
+// bytesOf are the bytes of all weights, one after the other; not nil.
+func bytesOf(weights driver.Weights) []byte {
+	all := []byte{}
+	for _, weight := range weights {
+		all = append(all, weight.Bytes...)
+	}
+	return all
+}
+
+// compiled makes the artifact of a piece. A sample is executed here, as a vendor's emulator would; its twin is the
+// artifact that such an emulator loads.
+func (b *GroupCompiler) compiled(ctx context.Context, piece driver.Piece,
+	target driver.Target) (out driver.CompiledArtifact, err error) {
+	code, err := b.code(ctx, piece, target, target.Emulator)
+	if err != nil {
+		return out, err
+	}
+	out.Artifact = driver.Artifact{Driver: b.name, Code: code,
+		Facts: map[string]int64{"bytes": int64(len(code)), "spill_bytes": 0}}
+	if piece.Sample == nil {
+		return out, nil
+	}
+	if out.Emulated, err = b.execute(ctx, piece); err != nil {
+		return out, err
+	}
+	for _, part := range out.Emulated {
+		out.Portable = append(out.Portable, slices.Clone(part))
+	}
+	if b.Disturb != nil {
+		b.Disturb(piece, out.Emulated)
+	}
+	twin, err := b.code(ctx, piece, target, true)
+	out.Twin = fmt.Sprintf("%x", sha256.Sum256(twin))
+	return out, err
+}
+
+// code compiles a piece with its weights inside (alone), or with the digest of those of the group.
+func (b *GroupCompiler) code(ctx context.Context, piece driver.Piece, target driver.Target, alone bool) ([]byte, error) {
+	artifact, err := b.compiler.Compile(ctx, piece.Graph, piece.Weights, target)
+	if err != nil {
+		return nil, err
+	}
+	code := compiledCode{Token: Token, Code: artifact.Code}
+	for _, weight := range piece.Weights {
+		code.Specs = append(code.Specs, artifactWeight{weight.Spec, weight.Stride, len(weight.Bytes)})
+	}
+	all := bytesOf(piece.Weights)
+	if alone {
+		code.Weights = all
+	} else {
+		code.Shared = fmt.Sprintf("%x", sha256.Sum256(all))
+	}
+	return json.Marshal(code)
+}
+
+// keep notes what was made of a group whose weights have digests: others cannot be recognised again without reading the
+// weights.
+func (b *GroupCompiler) keep(group []driver.Piece, target driver.Target, made *driver.CompiledGroup) {
+	key := keyOf(group, target)
+	if b.Keep == nil || key == "" {
+		return
+	}
+	kept := *made
+	kept.Cached = true
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.Keep[key] = &kept
 }
 
 // kept returns what was made of equal pieces before, nil for nothing.
@@ -338,7 +364,7 @@ func (p *groupProcessor) Load(ctx context.Context, artifact driver.Artifact,
 	from := code.Weights
 	if code.Shared != "" {
 		from = artifact.Shared
-		if sum := sha256.Sum256(from); hex.EncodeToString(sum[:]) != code.Shared {
+		if sum := sha256.Sum256(from); fmt.Sprintf("%x", sum) != code.Shared {
 			return nil, diag.New(diag.ClassInput, "load artifact on %q: the shared binary has digest %x, want %s",
 				p.d.b.name, sum, code.Shared)
 		}
