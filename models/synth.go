@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/number"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -136,50 +136,22 @@ type synthTensor struct {
 // depend on seed alone. It has no tokenizer, and config.json says that it is synthetic. The directory
 // appears complete or not at all; one that exists and is not empty is refused. A name that ends in .gguf
 // is written as a GGUF file with matrices of type t instead.
-func Synth(ctx context.Context, model *Model, dir string, seed uint64, elementType op.Type) (err error) {
+func Synth(ctx context.Context, model *Model, dir string, seed uint64, elementType op.Type) error {
 	if model.Dir != "" {
 		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", model.Name).
 			WithHint("catalog: %s", strings.Join(CatalogNames(), ", "))
 	}
-	failed := func(err error) error {
-		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			return diag.New(diag.ClassInterrupted, "synthesise model %q: %w", model.Name, err)
-		}
-		return diag.New(diag.ClassIO, "synthesise model %q: %w", model.Name, err)
-	}
 	if isGGUF(dir) {
 		return model.synthGGUF(ctx, dir, seed, elementType)
 	}
-	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
-		return diag.New(diag.ClassInput, "synthesise model %q: directory %q is not empty", model.Name, dir).
-			WithHint("remove it, or give another one")
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return failed(err)
+	err := wholefile.Directory(dir, func(dir string) error { return model.synthFiles(ctx, dir, seed) })
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return diag.New(diag.ClassInterrupted, "synthesise model %q: %w", model.Name, err)
 	}
-	// The directory is written beside its place and renamed when it is whole.
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return failed(err)
-	}
-	if err := os.MkdirAll(filepath.Dir(abs), 0o755); err != nil {
-		return failed(err)
-	}
-	temp, err := os.MkdirTemp(filepath.Dir(abs), "."+filepath.Base(abs)+".*")
-	if err != nil {
-		return failed(err)
-	}
-	defer os.RemoveAll(temp)
-	whole := filepath.Join(temp, "model")
-	if err := os.Mkdir(whole, 0o777); err != nil { // what the user's umask leaves
-		return failed(err)
-	}
-	if err := model.synthFiles(ctx, whole, seed); err != nil {
-		return failed(err)
-	}
-	if err := os.Rename(whole, abs); err != nil {
-		return failed(err)
-	}
-	return nil
+	return diag.New(diag.ClassOr(err, diag.ClassIO), "synthesise model %q: %w", model.Name, err)
 }
 
 // synthFiles writes the directory: the configuration, the headers of all shards, then values by all cores.

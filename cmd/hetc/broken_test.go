@@ -374,6 +374,7 @@ var brokenInputs = []broken{
 	{name: "plan above the file size limit", limit: "ulimit -f 8", args: solveA + "x.yaml", code: 9, want: `write "x.yaml": file too large`, hint: `ulimit -f`},
 	{name: "bundle above the file size limit", limit: "ulimit -f 64", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.key -o x.hetb", code: 9, want: `file too large`, hint: `ulimit -f`},
 	{name: "model above the file size limit", limit: "ulimit -f 64", args: "hetc models synth qwen2-0.5b -o m", code: 9, want: `file too large`, hint: `ulimit -f`},
+	{name: "constructed model above the file size limit", limit: "ulimit -f 64", args: "hetc models construct --tokenizer $M --text $M/valid.txt -o m", code: 9, want: `file too large`, hint: `ulimit -f`},
 	{name: "cache larger than the address space", limit: "ulimit -v 4000000", args: "hetc run $A/long.hetb --trust $A/k.pub --tokens 1", code: 4, want: `needs 24 GiB of memory, and .* are free`, hint: `smaller context`},
 	{name: "output that nobody takes", limit: "exec >/dev/full", args: "hetc models list", code: 9, want: `no space left on device`, hint: `free space`},
 }

@@ -62,22 +62,22 @@ func Construct(ui *cli.Streams, from, text, out string, seed uint64) error {
 	if len(model.EOS) > 0 {
 		eos = model.EOS[0]
 	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return diag.New(diag.ClassIO, "construct model %q: %w", out, err)
-	}
-	for _, file := range []struct {
-		name string
-		data []byte
-	}{{"tokenizer.json", files["tokenizer"]}, {"tokenizer_config.json", files["config"]}, {UnseenName, unseen}} {
-		if len(file.data) == 0 {
-			continue
+	err = wholefile.Directory(out, func(dir string) error {
+		for _, file := range []struct {
+			name string
+			data []byte
+		}{{"tokenizer.json", files["tokenizer"]}, {"tokenizer_config.json", files["config"]}, {UnseenName, unseen}} {
+			if len(file.data) == 0 {
+				continue
+			}
+			if err := wholefile.Write(filepath.Join(dir, file.name), file.data); err != nil {
+				return err
+			}
 		}
-		if err := wholefile.Write(filepath.Join(out, file.name), file.data); err != nil {
-			return err
-		}
-	}
-	if err := induction.Write(out, tensors, induction.Config(model.Vocab, model.BOS, eos)); err != nil {
-		return err
+		return induction.Write(dir, tensors, induction.Config(model.Vocab, model.BOS, eos))
+	})
+	if err != nil {
+		return diag.New(diag.ClassOr(err, diag.ClassIO), "construct model %q: %w", out, err)
 	}
 	ui.Printf("%s: constructed for %d tokens of context, from %d tokens of %s; the rest of it is %s\n", out,
 		induction.MaxContext, len(ids), text, UnseenName)
