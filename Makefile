@@ -129,17 +129,17 @@ long-model: build
 	rm -rf $(BIN)/long
 	$(BIN)/hetc models construct --tokenizer testdata/models/tiny-llama-kjv --text testdata/models/tiny-llama-kjv/valid.txt -o $(BIN)/long
 
-# What rules of sparse attention cost in bin/long, in windows of 1,024 to 8,192 tokens of the unseen text. The calibration
-# takes a quarter of an hour of processor time, and is made once; files *.part keep what was measured, so that the same
-# command goes on after an interruption.
+# What rules of sparse attention cost in bin/long, in windows of 1,024 to 8,192 tokens of the unseen text: a share of the
+# positions alone, and with a least number of them. The calibration is made once; files *.part keep what was measured, so
+# that the same command goes on after an interruption. LONG is tokens/windows/least numbers.
+LONG := 1024/4/0 1024/4/256 2048/4/0 2048/4/256 4096/2/0 4096/2/512 8192/2/0 8192/2/512
 long-quality:
 	test -d $(BIN)/long || $(MAKE) long-model
 	test -f $(BIN)/long.cal.yaml || $(BIN)/hetc calibrate --attention --model $(BIN)/long --windows 4 \
 		--text testdata/models/tiny-llama-kjv/valid.txt -o $(BIN)/long.cal.yaml
-	for windows in 1024/4 2048/4 4096/2 8192/2; do \
+	for of in $(LONG); do set -- $$(echo $$of | tr / ' '); \
 		$(BIN)/hetc quality --attention --model $(BIN)/long --text $(BIN)/long/unseen.txt --calibration $(BIN)/long.cal.yaml \
-			--window-tokens $${windows%/*} --windows $${windows#*/} --least 512 --densities 0.1,0.2 \
-			--journal $(BIN)/long.$${windows%/*}.part || exit 1; \
+			--window-tokens $$1 --windows $$2 --least $$3 --densities 0.1,0.2 --journal $(BIN)/long.$$1.$$3.part || exit 1; \
 	done
 
 # Profiles this machine's processors for the small model in testdata, plans, signs, runs, and compares
