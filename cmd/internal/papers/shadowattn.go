@@ -23,6 +23,7 @@ var shadowattn = []Item{
 	sheetItem("shadowattn", "prefill", "whole prompts with dense and with sparse attention",
 		"sec. 5.1, Fig. 11, Table 7",
 		shadowPrefill),
+	sheetItem("shadowattn", "energy", "energy of attention, dense and sparse", "sec. 5.1, Table 8", shadowEnergy),
 	sheetItem("shadowattn", "order", "one technique after the other, heads in order, graphs for buckets",
 		"Algorithm 1, sec. 3.3, 3.4, 5.2", shadowOrder),
 	sheetItem("shadowattn", "clock", "a calibrated plan on the phone's virtual clock", "sec. 3.1, 3.4", shadowClock),
@@ -198,6 +199,47 @@ func shadowLayer(ctx context.Context, rows *sheet, name string, length int) (ove
 	rows.add(Solved, id+"ratio_20/cpu_busy_percent", nil, 100*of.rest/of.elapsed, "of that time, with selections and products")
 	rows.add(Solved, id+"ratio_20/times_as_fast", nil, whole/of.elapsed, "dense on the CPU over this one; Fig. 10 is a plot")
 	return [3]float64{whole / of.elapsed, alone / of.elapsed, whole / of.rest}, nil
+}
+
+// shadowEnergy compares what the attention of a layer takes in energy, on the phone of Table 8.
+func shadowEnergy(ctx context.Context, rows *sheet) error {
+	const phone = "redmi-k60-champion"
+	length := int(shadow("wl_energy_length").at("values").num())
+	for _, cells := range shadow("table8").at("values").list() {
+		name := cells.at(0).text()
+		if shadowModels[name] == "" {
+			continue // hetc reads no such architecture
+		}
+		from, err := newChain(ctx, phone, shadowModels[name], shadowWorkload(length, length), nil)
+		if err != nil {
+			return err
+		}
+		heads, err := trial.EvenHeads(from.input.Model, 0.2)
+		if err != nil {
+			return err
+		}
+		var energies []float64
+		for _, way := range []struct {
+			estimates string
+			with      restriction
+		}{
+			{"cpu", both(only("cpu"), dense)}, {"cpu", both(only("cpu"), sparse(0.2, heads))},
+			{"npu", both(onNPU, sparse(0.2, heads))},
+		} {
+			plan, err := from.solve(ctx, way.with)
+			if err != nil {
+				return err
+			}
+			of, soc := plan.attention(length), from.input.SoC
+			energies = append(energies, of.estimate*soc.Processor(way.estimates).PowerW+of.rest*soc.Processor("cpu").PowerW)
+		}
+		for i, column := range []string{"cg_full", "cg_sparse"} {
+			rows.add(Solved, "table8/"+name+"/"+column, cells.at(1+i).num()/cells.at(5).num(), energies[i]/energies[2],
+				"over that with estimates on the NPU, a fifth of the positions, on %s: busy times and powers, that of the CPU is "+
+					"assumed. %s", phone, lane)
+		}
+	}
+	return nil
 }
 
 // onNPU has the estimates on the NPU, and selections and products on the CPU.
