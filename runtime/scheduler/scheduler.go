@@ -164,7 +164,6 @@ type State struct {
 type Counts struct {
 	Chunks, Iterations int64
 	Preemptions        int64 // times a prompt had to wait, half processed, for another request's
-	Piggybacked        int64 // tokens of proactive requests decoded together with reactive ones
 	Beside             int64 // chunks that were processed beside decoding
 }
 
@@ -482,7 +481,6 @@ func (s *State) piggyback(urgent, proactive []*task) []*task {
 			break
 		}
 		batch = append(batch, t)
-		s.counts.Piggybacked++
 	}
 	return batch
 }

@@ -131,7 +131,7 @@ func TestSimulateIsServing(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := summarise(policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
-				Iterations: metrics.Iterations, Preemptions: metrics.Preemptions, Piggybacked: want.Counts.Piggybacked})
+				Iterations: metrics.Iterations, Preemptions: metrics.Preemptions})
 			got.Simulated, got.Processors, got.Processed = true, want.Processors, want.Processed
 			for i := range got.Classes { // only the simulation knows when a chunk begins
 				got.Classes[i].Pending = want.Classes[i].Pending
