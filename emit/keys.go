@@ -106,11 +106,11 @@ func (k *PrivateKey) Save(base string) (err error) {
 func createFile(path string, data []byte, mode os.FileMode) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, os.ErrExist) {
-		return diag.New(diag.ClassInput, "write key: %w", err).
+		return diag.New(diag.ClassInput, "write key %q: it exists", path).
 			WithHint("keys are never overwritten; choose another name")
 	}
 	if err != nil {
-		return diag.New(diag.ClassIO, "write key: %w", err)
+		return diag.New(diag.ClassIO, "write key %q: %w", path, err)
 	}
 	_, err = file.Write(data)
 	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {

@@ -59,7 +59,7 @@ func newConstruct(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "tokenizer", "text", "output"); err != nil {
 				return err
 			}
-			return catalog.Construct(ui, from, text, out, seed)
+			return catalog.Construct(cmd.Context(), ui, from, text, out, seed)
 		},
 	}
 	cmd.Flags().StringVar(&from, "tokenizer", "", "model directory whose tokenizer the model has")

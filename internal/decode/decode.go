@@ -66,7 +66,7 @@ func (d *Document) checkSchema(want string) error {
 		return diag.New(diag.ClassInput, format, args...).WithCode("decode.schema").At("%s:%d", d.name, line)
 	}
 	if d.root.kind != mapping {
-		return fail(d.root.line, "document is a %s, want a mapping with %q", d.root.describe(), "schema: "+want)
+		return fail(d.root.line, "document is %s, want a mapping with %q", d.root.describe(), "schema: "+want)
 	}
 	schema := d.root.get("schema")
 	if schema == nil {
@@ -74,7 +74,7 @@ func (d *Document) checkSchema(want string) error {
 			WithHint("add %q as the first line if this is such a file", "schema: "+want)
 	}
 	if schema.kind != scalar || schema.tag != "str" {
-		return fail(schema.line, "schema is a %s, want %q", schema.describe(), want)
+		return fail(schema.line, "schema is %s, want %q", schema.describe(), want)
 	}
 	if schema.text == want {
 		return nil
@@ -195,7 +195,7 @@ func (d *decoder) value(node *Node, value reflect.Value, path string, top bool) 
 
 // want says what had to be in place of a node.
 func (d *decoder) want(node *Node, path, what string) *diag.Diagnostic {
-	return d.fail(node.line, "decode.type", "%s is a %s, want %s", at(path), node.describe(), what)
+	return d.fail(node.line, "decode.type", "%s is %s, want %s", at(path), node.describe(), what)
 }
 
 // itself lets a value read itself, if its type can.

@@ -158,7 +158,7 @@ func TestMistakes(t *testing.T) {
 		{"infinity", head + "processors: {a: {kind: x, peak_gops: .inf}}\n", `f:2: decode.type: processors.a.peak_gops is a number .inf, want a finite number`, ""},
 		{"huge number", head + "processors: {a: {kind: x, peak_gops: 1e999}}\n", `f:2: decode.type: processors.a.peak_gops is a`, ""},
 		{"truth for text", head + "name: true\n", `f:2: decode.type: name is a truth value true, want text`, "put it in quotes"},
-		{"nothing for text", head + "name:\n", `f:2: decode.type: name is a empty value, want text`, ""},
+		{"nothing for text", head + "name:\n", `f:2: decode.type: name is empty, want text`, ""},
 		{"text for truth", head + "processors: {a: {kind: x, flag: yes}}\n", `f:2: decode.type: processors.a.flag is a text "yes", want true or false`, ""},
 		{"own text type", head + "processors: {a: {kind: x, memory: 4 MiB}}\n", `f:2: decode.value: processors.a.memory: size "4 MiB", want like 4KiB`, ""},
 		{"own text type, list", head + "processors: {a: {kind: x, memory: [4]}}\n", `f:2: decode.type: processors.a.memory is a list, want a single value`, ""},

@@ -274,7 +274,7 @@ func (p *parser) pairs(out *Node, node *yaml.Node, depth int, open map[*yaml.Nod
 			return err
 		}
 		if key.kind != scalar {
-			return p.fail(key.line, "a key must be a word, got a %s", key.describe())
+			return p.fail(key.line, "a key must be a word, got %s", key.describe())
 		}
 		if err := p.duplicate(seen, key); err != nil {
 			return err
@@ -381,23 +381,23 @@ func (p *parser) jsonItems(out *Node, dec *json.Decoder, lines *lineCounter, dep
 	return nil
 }
 
-// describe names what a node is, for messages.
+// describe says with its article what a node is, for messages.
 func (n *Node) describe() string {
 	switch n.kind {
 	case mapping:
-		return "mapping"
+		return "a mapping"
 	case sequence:
-		return "list"
+		return "a list"
 	}
 	switch n.tag {
 	case "null":
-		return "empty value"
+		return "empty"
 	case "str":
-		return fmt.Sprintf("text %q", clip(n.text))
+		return fmt.Sprintf("a text %q", clip(n.text))
 	case "bool":
-		return "truth value " + clip(n.text)
+		return "a truth value " + clip(n.text)
 	}
-	return "number " + clip(n.text)
+	return "a number " + clip(n.text)
 }
 
 // clip keeps hostile text out of messages.

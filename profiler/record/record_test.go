@@ -195,7 +195,7 @@ func TestRefused(t *testing.T) {
 		{"zero", h + edit(func(m *Measurement) { m.Samples[2] = 0 }), "sample 2 is 0 ns, want a positive finite time"},
 		{"NaN", h + strings.Replace(good, "1001", "NaN", 1), "r:2: decode.syntax: not valid JSON"},
 		{"infinite", h + strings.Replace(good, "1001", "1e999", 1), "r:2: decode.type: samples[1] is a number 1e999, want a finite number"},
-		{"null samples", h + strings.Replace(good, "1001", "null", 1), "r:2: decode.type: samples[1] is a empty value"},
+		{"null samples", h + strings.Replace(good, "1001", "null", 1), "r:2: decode.type: samples[1] is empty"},
 		{"negative first", h + edit(func(m *Measurement) { m.First = -1 }), "first is -1 ns"},
 		{"other unit", h + edit(func(m *Measurement) { m.Unit = "ms" }), `unit "ms", want "ns"`},
 		{"no loops", h + edit(func(m *Measurement) { m.Loops = 0 }), "loops = 0, want at least 1"},

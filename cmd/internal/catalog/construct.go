@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 
@@ -23,7 +24,7 @@ const maxText = 8 << 20
 
 // Construct writes a model whose attention uses 8192 tokens of context: with the tokenizer of the model directory from,
 // and word pairs counted in the first half of a text. The other half is written beside it.
-func Construct(ui *cli.Streams, from, text, out string, seed uint64) error {
+func Construct(ctx context.Context, ui *cli.Streams, from, text, out string, seed uint64) error {
 	if entries, err := os.ReadDir(out); err == nil && len(entries) > 0 {
 		return diag.New(diag.ClassInput, "construct model %q: the directory is not empty", out).
 			WithHint("remove it, or give another one")
@@ -61,6 +62,9 @@ func Construct(ui *cli.Streams, from, text, out string, seed uint64) error {
 	eos := -1
 	if len(model.EOS) > 0 {
 		eos = model.EOS[0]
+	}
+	if err := ctx.Err(); err != nil {
+		return diag.New(diag.ClassInterrupted, "construct model %q: %w", out, err)
 	}
 	err = wholefile.Directory(out, func(dir string) error {
 		for _, file := range []struct {

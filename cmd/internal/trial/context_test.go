@@ -17,7 +17,7 @@ func longModel(t *testing.T) (model *Model, text string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "long")
 	silent := &cli.Streams{Out: io.Discard, Err: io.Discard}
-	if err := catalog.Construct(silent, demo, filepath.Join(demo, "valid.txt"), dir, 7); err != nil {
+	if err := catalog.Construct(t.Context(), silent, demo, filepath.Join(demo, "valid.txt"), dir, 7); err != nil {
 		t.Fatal(err)
 	}
 	return open(t, dir), filepath.Join(dir, catalog.UnseenName)
