@@ -694,8 +694,9 @@ func (b *builder) besides(want Want) error {
 		// itself, as elsewhere in the list.
 		operator := placed.Op
 		operator.Static, operator.Scales = false, 0
-		if operator.Scheme.Static() && slices.Contains(proc.Schemes, operator.Scheme.Twin()) {
-			operator.Scheme = operator.Scheme.Twin()
+		twin := operator.Scheme.Twin()
+		if operator.Scheme.Static() && slices.Contains(proc.Schemes, twin) && proc.HasForm(twin, operator.Form) {
+			operator.Scheme = twin
 		}
 		b.op(priorityShards, proc, operator)
 	}

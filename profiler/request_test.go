@@ -402,6 +402,11 @@ func TestRequestsOfStaticForms(t *testing.T) {
 				measured = append(measured, operator.Scheme)
 			}
 		}
+		besides := op.Op{Kind: op.MatMul, M: 64, K: 2048, N: 96, Scheme: op.A8OQ8C, Form: "conv 8x8"}
+		list, err = Requests(s, m, Want{Buckets: []int{64}, Schemes: c.wanted, Besides: []Placed{{p.Name, besides}}})
+		if err != nil || !slices.ContainsFunc(list, func(r Request) bool { return r.What.Op != nil && *r.What.Op == besides }) {
+			t.Errorf("%v wanted: %s beside the model's operators is not asked for: %v", c.wanted, besides.Key(), err)
+		}
 		if !slices.Equal(measured, c.measured) || square != (c.measured != nil) {
 			t.Errorf("%v wanted: forms are asked in %v, want %v", c.wanted, measured, c.measured)
 		}
