@@ -905,7 +905,8 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 	return out, key, nil
 }
 
-// Close stops the crews and releases everything. A thread that does not return within a second is ErrLeftBehind.
+// Close stops the crews and releases everything. A thread that does not return in 5 s, or in one where Do has given up
+// on it, is ErrLeftBehind.
 func (m *Machine) Close() error {
 	var err error
 	m.close.Do(func() {
@@ -916,7 +917,11 @@ func (m *Machine) Close() error {
 			crew.begin()
 		}
 		close(m.jobs)
-		timeout := time.After(time.Second)
+		limit := patience // a busy machine may take seconds to let a thread run
+		if m.broken.Load() != nil {
+			limit = time.Second
+		}
+		timeout := time.After(limit)
 		for _, crew := range m.crews {
 			if !m.started {
 				break

@@ -27,7 +27,8 @@ type Control struct {
 	ctx context.Context
 }
 
-// patience is how long Do waits for a step once its context has ended: an interruption need not wait for the deadline.
+// patience is how long Do waits for a step once its context has ended, since an interruption need not wait for the
+// deadline, and Close for threads to return.
 const patience = 5 * time.Second
 
 // Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their
