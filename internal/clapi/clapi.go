@@ -203,8 +203,8 @@ func check(what string, code uintptr) error {
 
 // Platform is one vendor's implementation.
 type Platform struct {
-	Name, Vendor, Version string
-	id                    uintptr
+	Name, Version string
+	id            uintptr
 }
 
 // Device is one device of a platform.
@@ -276,7 +276,7 @@ func (l *Library) platforms() ([]*Platform, error) {
 		for _, field := range []struct {
 			to    *string
 			param Param
-		}{{&platform.Name, platformName}, {&platform.Vendor, platformVendor}, {&platform.Version, platformVersion}} {
+		}{{&platform.Name, platformName}, {&platform.Version, platformVersion}} {
 			text, err := l.text(fnGetPlatformInfo, "describe platform", id, field.param)
 			if err != nil {
 				return nil, err

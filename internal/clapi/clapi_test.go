@@ -38,7 +38,7 @@ func open(t *testing.T) (*Context, *Queue) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	queue, err := context.NewQueue(true)
+	queue, err := context.NewQueue()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +107,11 @@ func TestKernel(t *testing.T) {
 		if status, err := queue.Status(event); status != Complete || err != nil {
 			t.Errorf("got status %d (%v) of an event that was waited for", status, err)
 		}
-		if start, end, err := queue.Times(event); err != nil || end < start || start == 0 {
-			t.Errorf("got times %d to %d (%v)", start, end, err)
+		if count, err := kernel.Arguments(); count != 4 || err != nil {
+			t.Errorf("got %d arguments (%v), want 4", count, err)
+		}
+		if largest, err := kernel.WorkGroup(); largest < 1 || err != nil {
+			t.Errorf("got work groups of %d items (%v), want some", largest, err)
 		}
 		if err := errors.Join(queue.Release(event), queue.Read(buffers[1], 0, to, true)); err != nil {
 			t.Fatal(err)

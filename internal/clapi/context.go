@@ -2,6 +2,7 @@ package clapi
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"unsafe"
 
@@ -265,18 +266,13 @@ func (k *Kernel) Arguments() (int, error) {
 	return int(count), check("describe kernel "+k.name, code)
 }
 
-// WorkGroup is the largest work group that the device launches the kernel with, and the unit that suits it.
-func (k *Kernel) WorkGroup() (largest, multiple int, err error) {
-	lib, device := k.program.context.lib, k.program.context.device.id
-	var sizes [2]uintptr
-	for i, param := range []uintptr{kernelWorkGroup, kernelPreferredMultiple} {
-		code := native.Call(lib.fn[fnGetKernelWorkGroupInfo], k.id, device, param, wordBytes,
-			uintptr(unsafe.Pointer(&sizes[i])), 0)
-		if err := check("describe kernel "+k.name, code); err != nil {
-			return 0, 0, err
-		}
-	}
-	return int(sizes[0]), int(sizes[1]), nil
+// WorkGroup is the number of items of the largest work group that the device launches the kernel with. It may be less than
+// the device's own, where each item needs much.
+func (k *Kernel) WorkGroup() (int, error) {
+	var largest uintptr
+	code := native.Call(k.program.context.lib.fn[fnGetKernelWorkGroupInfo], k.id, k.program.context.device.id,
+		kernelWorkGroup, wordBytes, uintptr(unsafe.Pointer(&largest)), 0)
+	return int(min(largest, math.MaxInt32)), check("describe kernel "+k.name, code)
 }
 
 // outside is zeroed memory outside the Go heap, which C may be given pointers into.

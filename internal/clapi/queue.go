@@ -39,14 +39,10 @@ type Event uintptr
 // Complete is the status of a command that is done. Those before it are positive, error codes negative.
 const Complete = 0
 
-// NewQueue makes a queue; with profiling the times of its events can be read.
-func (c *Context) NewQueue(profiling bool) (*Queue, error) {
+// NewQueue makes a queue.
+func (c *Context) NewQueue() (*Queue, error) {
 	var code int32
-	flags := uintptr(0)
-	if profiling {
-		flags = queueProfiling
-	}
-	id := native.Call(c.lib.fn[fnCreateCommandQueue], c.id, c.device.id, flags, uintptr(unsafe.Pointer(&code)))
+	id := native.Call(c.lib.fn[fnCreateCommandQueue], c.id, c.device.id, 0, uintptr(unsafe.Pointer(&code)))
 	if err := check("create queue", uintptr(code)); err != nil {
 		return nil, err
 	}
@@ -108,12 +104,6 @@ func (q *Queue) SetInt(k *Kernel, index int, bits uint32) error {
 func (q *Queue) SetLong(k *Kernel, index int, value int64) error {
 	*(*int64)(unsafe.Pointer(&q.words[atValue])) = value // SAFETY: two words of the block belong to the value
 	return q.setArg(k, index, 8)
-}
-
-// SetLocal makes an argument local memory of that many bytes.
-func (q *Queue) SetLocal(k *Kernel, index int, bytes int) error {
-	q.args[0], q.args[1], q.args[2], q.args[3] = k.id, uintptr(index), uintptr(bytes), 0
-	return check("set local memory of a kernel", q.call(fnSetKernelArg, 4))
 }
 
 // eventPlace is where the event of a command is written, 0 where none is wanted.
@@ -262,15 +252,4 @@ func (q *Queue) Wait(e Event) error {
 func (q *Queue) Release(e Event) error {
 	q.args[0] = uintptr(e)
 	return check("release event", q.call(fnReleaseEvent, 1))
-}
-
-// Times are the device's nanoseconds between which a command ran, of a queue with profiling.
-func (q *Queue) Times(e Event) (start, end uint64, err error) {
-	for i, param := range []uintptr{profilingStart, profilingEnd} {
-		q.args = [16]uintptr{uintptr(e), param, 8, q.address(atHere + i), 0}
-		if err := check("read times of event", q.call(fnGetEventProfilingInfo, 5)); err != nil {
-			return 0, 0, err
-		}
-	}
-	return uint64(q.words[atHere]), uint64(q.words[atHere+1]), nil
 }

@@ -42,7 +42,6 @@ const (
 	fnFinish
 	fnWaitForEvents
 	fnGetEventInfo
-	fnGetEventProfilingInfo
 	fnReleaseEvent
 	functions
 )
@@ -64,7 +63,7 @@ var symbols = [functions]string{
 	fnEnqueueMapBuffer: "clEnqueueMapBuffer", fnEnqueueUnmapMemObject: "clEnqueueUnmapMemObject",
 	fnEnqueueMarker: "clEnqueueMarkerWithWaitList", fnFlush: "clFlush", fnFinish: "clFinish",
 	fnWaitForEvents: "clWaitForEvents", fnGetEventInfo: "clGetEventInfo",
-	fnGetEventProfilingInfo: "clGetEventProfilingInfo", fnReleaseEvent: "clReleaseEvent",
+	fnReleaseEvent: "clReleaseEvent",
 }
 
 // Param names a property of a device that Text and Number read.
@@ -72,58 +71,45 @@ type Param uintptr
 
 // Properties of devices, from the header cl.h.
 const (
-	DeviceType              Param = 0x1000
-	DeviceVendorID          Param = 0x1001
-	DeviceComputeUnits      Param = 0x1002
-	DeviceMaxWorkGroup      Param = 0x1004
-	DeviceMaxClock          Param = 0x100C // MHz
-	DeviceMaxAlloc          Param = 0x1010 // bytes of one buffer
-	DeviceImages            Param = 0x1016
-	DeviceAddressAlign      Param = 0x1019 // bits
-	DeviceGlobalMemory      Param = 0x101F // bytes
-	DeviceLocalType         Param = 0x1022
-	DeviceLocalMemory       Param = 0x1023 // bytes
-	DeviceEndianLittle      Param = 0x1026
-	DeviceAvailable         Param = 0x1027
-	DeviceCompiler          Param = 0x1028
-	DeviceName              Param = 0x102B
-	DeviceVendor            Param = 0x102C
-	DeviceDriverVersion     Param = 0x102D
-	DeviceVersion           Param = 0x102F
-	DeviceExtensions        Param = 0x1030
-	DeviceUnifiedMemory     Param = 0x1035
-	DeviceOpenCLC           Param = 0x103D
-	DeviceImageBuffer       Param = 0x1040 // texels of an image over a buffer
-	DeviceMaxSubDevices     Param = 0x1043
-	DeviceMaxSubGroups      Param = 0x105C
-	DeviceIntegerDot        Param = 0x1073 // of cl_khr_integer_dot_product
-	platformName            Param = 0x0902
-	platformVendor          Param = 0x0903
-	platformVersion         Param = 0x0901
-	contextPlatform               = 0x1084
-	programBinarySizes            = 0x1165
-	programBinaries               = 0x1166
-	programBuildLog               = 0x1183
-	kernelArguments               = 0x1191
-	kernelWorkGroup               = 0x11B0
-	kernelPreferredMultiple       = 0x11B3
-	eventStatus                   = 0x11D3
-	profilingStart                = 0x1282
-	profilingEnd                  = 0x1283
-	queueProfiling                = 1 << 1
-	deviceAll                     = 0xFFFFFFFF
-	mapRead                       = 1
-	mapWrite                      = 2
-	imageOverBuffer               = 0x10F6
-	partitionByCounts             = 0x1087
-	channelR                      = 0x10B0
-	channelUint32                 = 0x10DC
+	DeviceType          Param = 0x1000
+	DeviceComputeUnits  Param = 0x1002
+	DeviceMaxWorkGroup  Param = 0x1004
+	DeviceMaxClock      Param = 0x100C // MHz
+	DeviceMaxAlloc      Param = 0x1010 // bytes of one buffer
+	DeviceImages        Param = 0x1016
+	DeviceGlobalMemory  Param = 0x101F // bytes
+	DeviceLocalType     Param = 0x1022
+	DeviceLocalMemory   Param = 0x1023 // bytes
+	DeviceEndianLittle  Param = 0x1026
+	DeviceAvailable     Param = 0x1027
+	DeviceCompiler      Param = 0x1028
+	DeviceName          Param = 0x102B
+	DeviceDriverVersion Param = 0x102D
+	DeviceVersion       Param = 0x102F
+	DeviceExtensions    Param = 0x1030
+	DeviceImageBuffer   Param = 0x1040 // texels of an image over a buffer
+	DeviceMaxSubDevices Param = 0x1043
+	DeviceMaxSubGroups  Param = 0x105C
+	platformName        Param = 0x0902
+	platformVersion     Param = 0x0901
+	programBinarySizes        = 0x1165
+	programBinaries           = 0x1166
+	programBuildLog           = 0x1183
+	kernelArguments           = 0x1191
+	kernelWorkGroup           = 0x11B0
+	eventStatus               = 0x11D3
+	deviceAll                 = 0xFFFFFFFF
+	mapRead                   = 1
+	mapWrite                  = 2
+	imageOverBuffer           = 0x10F6
+	partitionByCounts         = 0x1087
+	channelR                  = 0x10B0
+	channelUint32             = 0x10DC
 )
 
 // Values of DeviceType and DeviceLocalType.
 const (
 	TypeCPU         = 1 << 1
-	TypeGPU         = 1 << 2
 	TypeAccelerator = 1 << 3
 	LocalDedicated  = 1 // local memory is memory of its own, not a part of the global one
 )

@@ -226,18 +226,21 @@ func (b *Bindings) CheckSpan(rows int) error {
 	return nil
 }
 
-// Cached is one side of the cache, of the call's sequence from position 0 of the first key head on, after checking that
-// the view holds all sequences as the operator's fields and Bindings say. CheckSpan comes first.
-func (b *Bindings) Cached(view *View, name string, operator *op.Op) ([]byte, error) {
-	element, cols := operator.KV.CacheRow(operator.HeadDim)
+// CheckCache checks that a side of the cache holds all sequences, as an operator's type of cache, number of key heads and
+// columns of a head say, and returns what it holds of the first one.
+func (b *Bindings) CheckCache(view *View, name string, kv op.Type, heads, dim int) ([]byte, error) {
+	element, cols := kv.CacheRow(dim)
 	if view.Type != element || view.Cols != cols || view.Stride != cols ||
-		int64(view.Rows) != int64(operator.KVHeads)*int64(b.MaxContext) {
+		int64(view.Rows) != int64(heads)*int64(b.MaxContext) {
 		return nil, fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type,
-			view.Rows, view.Cols, view.Stride, element, operator.KVHeads, b.MaxContext, cols)
+			view.Rows, view.Cols, view.Stride, element, heads, b.MaxContext, cols)
 	}
 	first, err := view.Window(view.Rows)
-	if err != nil || b.Sequences < 2 {
-		return first, err
+	if err != nil {
+		return nil, fmt.Errorf("cache %q: %w", name, err)
+	}
+	if b.Sequences < 2 {
+		return first, nil
 	}
 	need, others := int64(len(first)), int64(b.Sequences-1)
 	have := int64(len(view.Buffer.Bytes())) - view.Offset // holds the first one
@@ -246,6 +249,16 @@ func (b *Bindings) Cached(view *View, name string, operator *op.Op) ([]byte, err
 		return nil, fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset",
 			name, b.Sequences, need, b.SequenceBytes, have)
 	}
-	at := view.Offset + int64(b.Scalars.Sequence)*b.SequenceBytes
+	return first, nil
+}
+
+// Cached is one side of the cache, of the call's sequence from position 0 of the first key head on, after CheckCache.
+// CheckSpan comes first.
+func (b *Bindings) Cached(view *View, name string, operator *op.Op) ([]byte, error) {
+	first, err := b.CheckCache(view, name, operator.KV, operator.KVHeads, operator.HeadDim)
+	if err != nil || b.Sequences < 2 {
+		return first, err
+	}
+	need, at := int64(len(first)), view.Offset+int64(b.Scalars.Sequence)*b.SequenceBytes
 	return view.Buffer.Bytes()[at : at+need], nil
 }

@@ -415,25 +415,20 @@ func (e *executable) bindCache(bindings *driver.Bindings) error {
 
 // cache makes one cache of all sequences current, perSeq elements apart.
 func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bindings, name string) error {
-	element, cols := e.kv.CacheRow(e.headDim)
-	side.value = op.Value{Name: name, Type: element}
-	if view.Type != element || view.Cols != cols || view.Stride != cols ||
-		int64(view.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
-		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type,
-			view.Rows, view.Cols, view.Stride, element, e.kvHeads, e.maxContext, cols)
-	}
-	if err := side.window(view, view.Rows, "cache"); err != nil || bindings.Sequences < 2 {
+	held, err := bindings.CheckCache(view, name, e.kv, e.kvHeads, e.headDim)
+	if err != nil {
 		return err
 	}
-	all, size, others := view.Buffer.Bytes(), int64(view.Type.Bytes()), int64(bindings.Sequences-1)
-	have := int64(len(all)) - view.Offset // holds the first one
-	// The division bounds the product that would overflow.
-	if need := int64(len(side.raw)); bindings.SequenceBytes < need || bindings.SequenceBytes%size != 0 ||
-		bindings.SequenceBytes > (have-need)/others {
-		return fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset", name, bindings.Sequences, need, bindings.SequenceBytes, have)
+	if bindings.Sequences > 1 {
+		e.perSeq = int(bindings.SequenceBytes / int64(view.Type.Bytes()))
+		others := int64(bindings.Sequences-1) * bindings.SequenceBytes
+		held = view.Buffer.Bytes()[view.Offset : view.Offset+others+int64(len(held))]
 	}
-	e.perSeq = int(bindings.SequenceBytes / size)
-	return side.set(all[view.Offset:view.Offset+others*bindings.SequenceBytes+int64(len(side.raw))], view.Stride)
+	side.value = op.Value{Name: name, Type: view.Type}
+	if err := side.set(held, view.Stride); err != nil {
+		return fmt.Errorf("cache %q: %w", name, err)
+	}
+	return nil
 }
 
 // run executes the steps of the bound call, each when the one before is done.

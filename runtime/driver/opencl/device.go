@@ -149,7 +149,7 @@ func (d *device) probe() error {
 	if err != nil {
 		return err
 	}
-	queue, err := d.context.NewQueue(false)
+	queue, err := d.context.NewQueue()
 	if err != nil {
 		return err
 	}

@@ -392,28 +392,16 @@ func (e *executable) bindCache(bindings *driver.Bindings) error {
 
 // cache makes one cache of all sequences current, perSeq elements apart.
 func (e *executable) cache(side *cacheSide, view *driver.View, bindings *driver.Bindings, name string) error {
-	element, cols := e.kv.CacheRow(e.headDim)
-	if view.Type != element || view.Cols != cols || view.Stride != cols ||
-		int64(view.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
-		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type,
-			view.Rows, view.Cols, view.Stride, element, e.kvHeads, e.maxContext, cols)
+	if _, err := bindings.CheckCache(view, name, e.kv, e.kvHeads, e.headDim); err != nil {
+		return err
 	}
 	if err := e.place(view, view.Rows, &side.buffer); err != nil {
 		return fmt.Errorf("cache %q: %w", name, err)
 	}
 	size := int64(view.Type.Bytes())
 	side.at = view.Offset / size
-	if bindings.Sequences < 2 {
-		return nil
+	if bindings.Sequences > 1 {
+		e.perSeq = bindings.SequenceBytes / size
 	}
-	have := int64(len(side.buffer.host)) - view.Offset // holds the first one
-	need := int64(view.Rows) * int64(view.Cols) * size
-	// The division bounds the product that would overflow.
-	if bindings.SequenceBytes < need || bindings.SequenceBytes%size != 0 ||
-		bindings.SequenceBytes > (have-need)/int64(bindings.Sequences-1) {
-		return fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset",
-			name, bindings.Sequences, need, bindings.SequenceBytes, have)
-	}
-	e.perSeq = bindings.SequenceBytes / size
 	return nil
 }

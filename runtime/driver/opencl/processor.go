@@ -65,7 +65,7 @@ func newProcessor(selector string, from *device, settings settings) (*processor,
 	p.caps = capabilities(!p.shares, settings, &from.features)
 	p.caps.SharesOwn = p.sharesOwn()
 	var err error
-	if p.queue, err = from.context.NewQueue(false); err != nil {
+	if p.queue, err = from.context.NewQueue(); err != nil {
 		return nil, err
 	}
 	if settings.flag {

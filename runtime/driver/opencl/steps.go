@@ -296,7 +296,7 @@ func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, 
 	if err != nil {
 		return fmt.Errorf("kernels %q, variant %q: %w", family, variant.Name, err)
 	}
-	if err := takes(made, args); err != nil {
+	if err := fits(made, &variant, args); err != nil {
 		return errors.Join(fmt.Errorf("kernels %q, variant %q: function %q %w", family, variant.Name, function, err),
 			made.Close())
 	}
@@ -306,10 +306,11 @@ func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, 
 	return nil
 }
 
-// takes compares how many arguments a kernel has with how many it will be given. A source or a binary of another version
+// fits compares how many arguments a kernel has with how many it will be given, and how many items it is launched in groups
+// of with how many the device executes it in, which depends on what each item needs. A source or a binary of another version
 // is refused here, before any of it is executed; what has as many arguments of other types, by the self-test.
 // RATIONALE: What keeps a damaged program from a GPU?
-func takes(made *clapi.Kernel, args []argument) error {
+func fits(made *clapi.Kernel, variant *kernel.Variant, args []argument) error {
 	have, err := made.Arguments()
 	if err != nil {
 		return err
@@ -329,7 +330,12 @@ func takes(made *clapi.Kernel, args []argument) error {
 		return diag.New(diag.ClassInput, "takes %d arguments, want %d: it is not the kernel that this program calls", have,
 			want).WithHint("emit the bundle again")
 	}
-	return nil
+	largest, err := made.WorkGroup()
+	if size := variant.GroupSize(); err == nil && largest < size {
+		return diag.New(diag.ClassUnavailable, "needs groups of %d items, and the device executes it in groups of at most %d",
+			size, largest).WithHint("name another variant by the option %q, or profile the device and solve again", VariantOption)
+	}
+	return err
 }
 
 // builders make the steps of each kind of operator.

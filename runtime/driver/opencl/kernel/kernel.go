@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
 )
 
 //go:embed *.cl
@@ -239,6 +240,17 @@ func (v *Variant) Lacks(f *Features) string {
 		}
 	}
 	return ""
+}
+
+// GroupSize is the number of items of the groups that it is launched in, 0 where the device chooses.
+func (v *Variant) GroupSize() int {
+	switch v.Grid {
+	case ByCells, ByGroups:
+		return GroupItems
+	case ByColumn:
+		return pack.TileN * v.Slices
+	}
+	return 0
 }
 
 // Suits reports whether the variant is one to prefer on the device.
