@@ -39,11 +39,12 @@ import (
 	"github.com/hetc/hetc/runtime/programs"
 )
 
-// vendor is the host's driver as if a vendor had made it: with a version, and perhaps a product of one row that it gets
-// wrong. It counts calls before the model runs.
+// vendor is the host's driver as if a vendor had made it: with a version, for a device, and perhaps a product of one row that
+// it gets wrong. It counts calls before the model runs.
 type vendor struct {
 	driver.Driver
 	version string
+	device  string // behind the name of all
 	wrong   bool
 	opened  *int
 }
@@ -51,7 +52,7 @@ type vendor struct {
 func (vendor) Name() string { return "vendor" }
 
 func (v vendor) Identity(context.Context, driver.Config) (driver.Identity, error) {
-	return driver.Identity{Device: "GPU of a test", Driver: v.version}, nil
+	return driver.Identity{Device: "GPU of a test" + v.device, Driver: v.version}, nil
 }
 
 func (v vendor) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
@@ -96,13 +97,21 @@ func (vendorCompiler) Name() string { return "vendor" }
 // vendorBundle is a bundle of the demo model, whose products of one row the vendor's device executes.
 func vendorBundle(t *testing.T, withTest bool) (path, trust string) {
 	t.Helper()
+	return vendorBundleOf(t, func(o *emit.Options) {
+		if withTest {
+			o.SelfTest, o.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
+		}
+	})
+}
+
+// vendorBundleOf is vendorBundle with other options.
+func vendorBundleOf(t *testing.T, configure func(*emit.Options)) (path, trust string) {
+	t.Helper()
 	gpu := coreProc(t)
 	gpu.Name, gpu.Kind, gpu.Driver = "gpu", "gpu", "vendor"
 	return bundleOf(t, gpu, func(o *emit.Options) {
 		o.Compilers = append(o.Compilers, vendorCompiler{hostcompiler.New()})
-		if withTest {
-			o.SelfTest, o.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
-		}
+		configure(o)
 	})
 }
 
@@ -216,19 +225,28 @@ func TestSelfTestIsRunOnce(t *testing.T) {
 		{"after an update of the driver", vendor{version: "2"}, nil, true},
 		{"after that", vendor{version: "2"}, nil, false},
 		{"with the old driver again", vendor{version: "1"}, nil, false},
+		{"on another device", vendor{version: "1", device: " 2"}, nil, true},
+		{"after that", vendor{version: "1", device: " 2"}, nil, false},
 	} {
 		said, opened, err := execute(t, path, trust, c.vendor, c.arguments...)
 		if err != nil {
 			t.Fatalf("%s: %v", c.what, err)
 		}
-		if tested := opened == 2; tested != c.tested || tested != strings.Contains(said, "kernels on \"gpu\" (GPU of a test, ") {
+		if tested := opened == 2; tested != c.tested || tested != strings.Contains(said, "kernels on \"gpu\" (GPU of a test") {
 			t.Errorf("%s: opened %d times, said %q; want it tested: %v", c.what, opened, said, c.tested)
 		}
 	}
 	known, err := verdicts.List("")
-	if err != nil || len(known) != 2 || known[0].Device != "GPU of a test" || known[0].Product != "demo" ||
-		known[0].Kernels == 0 {
-		t.Errorf("kept: %+v, %v; want two", known, err)
+	if err != nil || len(known) != 3 || !strings.HasPrefix(known[0].Device, "GPU of a test") ||
+		known[0].Product != "demo" || known[0].Kernels == 0 {
+		t.Errorf("kept: %+v, %v; want three", known, err)
+	}
+	path, trust = vendorBundleOf(t, func(o *emit.Options) {
+		o.SelfTest, o.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
+		o.Toolchain = "another"
+	})
+	if _, opened, err := execute(t, path, trust, vendor{version: "1"}); err != nil || opened != 2 {
+		t.Errorf("another bundle: opened %d times, %v; want it tested", opened, err)
 	}
 }
 
