@@ -73,7 +73,7 @@ var table = []room{
 	{path: "runtime/driver/scores", may: []string{"runtime/driver", "planir/op", "internal/mem", "internal/number"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "runtime/driver/scores", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx"}},    // onnx: what an artifact computes is checked; cas: prepacked weights,
 	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "runtime/driver/scores", "internal/ortapi", "internal/onnx", "internal/child", "internal/patience"}}, // onnx: what an artifact computes is checked
-	{path: "runtime/driver/opencl/kernel", may: []string{"planir/op"}},
+	{path: "runtime/driver/opencl/kernel", may: []string{"planir/op", "planir/pack"}},
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "runtime/driver/opencl/kernel", "internal/clapi", "internal/affinity"}},
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs", "socs/timeline"}},
 	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/qnn"}},
