@@ -121,7 +121,10 @@ func openDir(dir string) (model *Model, err error) {
 		tensor, base, ok := find(stored, name)
 		return plain{tensor}, base, ok
 	})
-	return model, err
+	if err != nil {
+		return nil, err
+	}
+	return model, model.usesWhole(stored)
 }
 
 // openGGUF opens a GGUF file, which says and holds what a directory does.
@@ -329,6 +332,30 @@ func (m *Model) untie(stored map[string]safetensors.Tensor) error {
 		m.graph = decoderGraph(m)
 	}
 	return nil
+}
+
+// usesWhole refuses tensors that hold several projections or experts, and more or less than the graph takes from them:
+// values that nothing reads shift those behind them, and an expert that is not there has been read from another one.
+func (m *Model) usesWhole(stored map[string]safetensors.Tensor) error {
+	used := map[string]int64{} // values that the graph takes from a tensor
+	for _, want := range m.required() {
+		if _, base, _ := find(stored, want.name); base != want.name {
+			used[base] += elements(want.shape)
+		}
+	}
+	var errs diag.List
+	for _, base := range slices.Sorted(maps.Keys(used)) {
+		shape := stored[base].Shape
+		if got := elements(shape); got != used[base] {
+			problem := diag.New(diag.ClassInput, "tensor %q: got shape %v, which is %d values, want %d",
+				base, shape, got, used[base])
+			errs = append(errs, problem.WithHint("config.json and the weights do not belong together"))
+		}
+	}
+	if more := len(errs) - maxReported; more > 0 {
+		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors of a wrong size", more))
+	}
+	return errs.Err()
 }
 
 // rows names rows [from,to) of a stored tensor that holds several projections.

@@ -852,6 +852,57 @@ func TestRolesOfWeights(t *testing.T) {
 	}
 }
 
+// A tensor of several projections or experts that holds more or less than the configuration says belongs to another one:
+// the rest would be read from the wrong rows, or one expert in the place of all.
+func TestTensorsOfSeveralAreWhole(t *testing.T) {
+	for _, test := range []struct{ model, old, new, tensor, shape, want string }{
+		{"phi3-window", `"num_key_value_heads": 2`, `"num_key_value_heads": 1`, "", "",
+			`tensor "model.layers.0.self_attn.qkv_proj.weight": got shape [64 32], which is 2048 values, want 1536`},
+		{"mixtral-window-fused", "", "", "model.layers.1.mlp.experts.down_proj", "[1, 32, 20]",
+			`tensor "model.layers.1.mlp.experts.down_proj": got shape [1 32 20], which is 640 values, want 2560`},
+		{"mixtral-window-fused", "", "", "model.layers.0.mlp.experts.gate_up_proj", "[4, 41, 32]",
+			`tensor "model.layers.0.mlp.experts.gate_up_proj": got shape [4 41 32], which is 5248 values, want 5120`},
+		{"mixtral-window-fused", "", "", "model.layers.0.mlp.experts.gate_up_proj", "[5, 40, 32]",
+			`tensor "model.layers.0.mlp.experts.gate_up_proj": got shape [5 40 32], which is 6400 values, want 5120`},
+	} {
+		from, dir := filepath.Join("../testdata/arch", test.model), t.TempDir()
+		text, err := os.ReadFile(filepath.Join(from, configName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = []byte(strings.Replace(string(text), test.old, test.new, 1))
+		if err := os.WriteFile(filepath.Join(dir, configName), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		file, err := safetensors.Open(filepath.Join(from, singleName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tensors []safetensors.Tensor
+		for _, name := range file.Names() {
+			tensor, _ := file.Tensor(name)
+			if name == test.tensor {
+				if err := json.Unmarshal([]byte(test.shape), &tensor.Shape); err != nil {
+					t.Fatal(err)
+				}
+				tensor.Data = make([]byte, 2*elements(tensor.Shape))
+			}
+			tensors = append(tensors, tensor)
+		}
+		if err := safetensors.Write(filepath.Join(dir, singleName), tensors, nil); err != nil {
+			t.Fatal(err)
+		}
+		file.Close()
+		model, err := Open(dir)
+		if err == nil {
+			model.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), test.want) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %v\nwant %s", test.model, err, test.want)
+		}
+	}
+}
+
 // refused are the models of testdata/arch with a feature that is refused by its key.
 var refused = map[string]string{
 	"phi-qk-layernorm": `key "qk_layernorm"`,

@@ -126,16 +126,16 @@ func (a *architecture) unknownTensor(name string, layers int) error {
 // add names what a layer has of a pair: a tensor, the projections in it, or the matrices of all experts.
 func (l *viewList) add(pair namePair, layer string) error {
 	hf := strings.ReplaceAll(pair.hf, "{l}", layer)
-	tensor, first, rows, ok := l.f.find(strings.ReplaceAll(pair.stored, "{l}", layer), l.meta, l.used)
+	tensor, part, ok := l.f.find(strings.ReplaceAll(pair.stored, "{l}", layer), l.meta, l.used)
 	if !ok {
 		return nil
 	}
 	if pair.perExpert() {
-		return l.addExperts(tensor, hf, first, rows)
+		return l.addExperts(tensor, hf, part)
 	}
 	// The stored rows, in the order and with the offset that Hugging Face has: converters interleave the rows of
 	// rotated heads, and store Gemma's norms with 1 added.
-	view, err := newView(tensor, pair.vector(), first, rows)
+	view, err := newView(tensor, pair.vector(), part)
 	if err != nil {
 		return err
 	}
@@ -152,6 +152,10 @@ func (l *viewList) add(pair namePair, layer string) error {
 	if ends == nil {
 		return l.put(hf, view)
 	}
+	// A row that belongs to no projection would shift those behind it.
+	if want := ends[len(ends)-1]; view.shape[0] != want {
+		return diag.New(diag.ClassInput, "tensor %q: got %d rows, want %d", tensor.Name, view.shape[0], want)
+	}
 	from := 0
 	for _, to := range ends {
 		part, err := view.Rows(from, to)
@@ -167,7 +171,7 @@ func (l *viewList) add(pair namePair, layer string) error {
 }
 
 // addExperts names the matrices of a tensor [experts, rows, cols].
-func (l *viewList) addExperts(tensor Tensor, hf string, first, rows int) error {
+func (l *viewList) addExperts(tensor Tensor, hf string, part *span) error {
 	if len(tensor.Shape) != 3 || tensor.Shape[0] != l.meta.experts {
 		return diag.New(diag.ClassInput, "tensor %q: shape %v, want one matrix for each of %d experts",
 			tensor.Name, tensor.Shape, l.meta.experts)
@@ -177,7 +181,7 @@ func (l *viewList) addExperts(tensor Tensor, hf string, first, rows int) error {
 		if err != nil {
 			return err
 		}
-		view, err := newView(one, false, first, rows)
+		view, err := newView(one, false, part)
 		if err != nil {
 			return err
 		}
@@ -211,34 +215,37 @@ func (k *keys) projections(hf string) []int {
 	return nil
 }
 
-// find returns the tensor of that name, or the fused tensor that holds it with the range of its rows. rows < 0 means
-// all rows. The tensor that is returned is marked as used.
-func (f *File) find(name string, meta *keys, used map[string]bool) (tensor Tensor, first, rows int, ok bool) {
+// span is what a tensor has of a fused one: rows from first on, of so many.
+type span struct{ first, rows, of int }
+
+// find returns the tensor of that name, or the fused tensor that holds it with the span of its rows, which is nil for
+// a tensor of its own. The tensor that is returned is marked as used.
+func (f *File) find(name string, meta *keys, used map[string]bool) (tensor Tensor, part *span, ok bool) {
 	if tensor, ok = f.Tensor(name); ok {
 		used[name] = true
-		return tensor, 0, -1, true
+		return tensor, nil, true
 	}
 	head, kv := meta.headDim*meta.heads, meta.headDim*meta.kvHeads
-	for _, part := range []struct {
-		of, whole   string
-		first, rows int
+	for _, fused := range []struct {
+		part, whole string
+		span        span
 	}{
-		{".attn_q.", ".attn_qkv.", 0, head},
-		{".attn_k.", ".attn_qkv.", head, kv},
-		{".attn_v.", ".attn_qkv.", head + kv, kv},
-		{".ffn_gate_exps.", ".ffn_gate_up_exps.", 0, meta.expertFFN},
-		{".ffn_up_exps.", ".ffn_gate_up_exps.", meta.expertFFN, meta.expertFFN},
+		{".attn_q.", ".attn_qkv.", span{0, head, head + 2*kv}},
+		{".attn_k.", ".attn_qkv.", span{head, kv, head + 2*kv}},
+		{".attn_v.", ".attn_qkv.", span{head + kv, kv, head + 2*kv}},
+		{".ffn_gate_exps.", ".ffn_gate_up_exps.", span{0, meta.expertFFN, 2 * meta.expertFFN}},
+		{".ffn_up_exps.", ".ffn_gate_up_exps.", span{meta.expertFFN, meta.expertFFN, 2 * meta.expertFFN}},
 	} {
-		if !strings.Contains(name, part.of) {
+		if !strings.Contains(name, fused.part) {
 			continue
 		}
-		whole := strings.Replace(name, part.of, part.whole, 1)
+		whole := strings.Replace(name, fused.part, fused.whole, 1)
 		if tensor, ok = f.Tensor(whole); ok {
 			used[whole] = true
-			return tensor, part.first, part.rows, true
+			return tensor, &fused.span, true
 		}
 	}
-	return Tensor{}, 0, 0, false
+	return Tensor{}, nil, false
 }
 
 // keys reads the metadata of an architecture: which keys were asked for, and what is wrong so far.

@@ -552,7 +552,20 @@ func TestModelsThatCannotBeRepresentedAreRefused(t *testing.T) {
 		"fused too short": {"llama", func(m *[]keyValue, s *[]tensorSource) {
 			fuse("blk.0.attn_qkv.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")(m, s)
 			replace("blk.0.attn_qkv.weight", (tHeads+tKV)*tDim+1, tHidden)(m, s)
-		}, "want at least"},
+		}, "want 64 rows"},
+		"fused too long": {"llama", func(m *[]keyValue, s *[]tensorSource) {
+			fuse("blk.0.attn_qkv.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")(m, s)
+			replace("blk.0.attn_qkv.weight", (tHeads+2*tKV)*tDim+1, tHidden)(m, s)
+		}, "want 64 rows"},
+		"fused bias too long": {"llama", func(m *[]keyValue, s *[]tensorSource) {
+			fuse("blk.0.attn_qkv.bias", "blk.0.attn_q.bias", "blk.0.attn_k.bias", "blk.0.attn_v.bias")(m, s)
+			replace("blk.0.attn_qkv.bias", (tHeads+2*tKV)*tDim+1)(m, s)
+		}, "want a vector of 64"},
+		"fused experts too long": {"mixtral", func(m *[]keyValue, s *[]tensorSource) {
+			fuse("blk.0.ffn_gate_up_exps.weight", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")(m, s)
+			replace("blk.0.ffn_gate_up_exps.weight", tExperts, 2*tFFN+1, tHidden)(m, s)
+		}, "want 128 rows"},
+		"projections too long": {"phi3", replace("blk.0.attn_qkv.weight", (tHeads+2*tKV)*tDim+1, tHidden), "got 65 rows, want 64"},
 	} {
 		_, err := rewritten(t, c.model, c.change).Model()
 		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {

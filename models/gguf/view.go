@@ -113,31 +113,34 @@ func rotaryPair(r, dim int) int {
 	return head + 2*(i-dim/2) + 1
 }
 
-// newView makes the view of rows [first, first+rows) of t; vector and matrix shapes of one row differ
-// between the two worlds, so the shape wanted decides.
-func newView(tensor Tensor, vector bool, first, rows int) (View, error) {
-	view := View{t: tensor, first: first}
+// newView makes the view of a tensor, or of a part of it; vector and matrix shapes of one row differ between the two
+// worlds, so the shape wanted decides. A part is one of as many rows as the tensor has: where the tensor has others, the
+// part would be rows of another projection.
+func newView(tensor Tensor, vector bool, part *span) (View, error) {
+	// A vector's elements count as rows here, because they are rows of the matrix beside it.
+	all := tensor.Rows()
+	if vector {
+		all = tensor.Cols()
+	}
+	whole := part == nil
+	if whole {
+		part = &span{0, all, all}
+	}
+	view := View{t: tensor, first: part.first}
 	switch {
 	case vector && tensor.Rows() == 1:
-		// A vector's elements count as rows here, because they are rows of the matrix beside it.
-		if rows < 0 {
-			rows = tensor.Cols() - first
+		inBlock := !whole && layouts[tensor.Type].block != 1
+		if len(tensor.Shape) != 1 || part.of != all || inBlock {
+			return view, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of %d",
+				tensor.Name, tensor.Shape, tensor.Type, part.of)
 		}
-		inBlock := rows != tensor.Cols() && layouts[tensor.Type].block != 1
-		if len(tensor.Shape) != 1 || first+rows > tensor.Cols() || inBlock {
-			return view, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of at least %d",
-				tensor.Name, tensor.Shape, tensor.Type, first+rows)
-		}
-		view.shape = []int{rows}
+		view.shape = []int{part.rows}
 	case !vector && len(tensor.Shape) <= 2:
-		if rows < 0 {
-			rows = tensor.Rows() - first
+		if part.of != all {
+			return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want %d rows",
+				tensor.Name, tensor.Shape, part.of)
 		}
-		if first+rows > tensor.Rows() {
-			return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want at least %d rows",
-				tensor.Name, tensor.Shape, first+rows)
-		}
-		view.shape = []int{rows, tensor.Cols()}
+		view.shape = []int{part.rows, tensor.Cols()}
 	default:
 		return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want %s",
 			tensor.Name, tensor.Shape, map[bool]string{true: "a vector", false: "a matrix"}[vector])
