@@ -24,8 +24,8 @@ func newSimulate(ui *cli.Streams) *cobra.Command {
 	}
 	options.Register(cmd.Flags())
 	cmd.Flags().StringVar(&options.SoC, "soc", "", "SoC file of a plan for a real machine: its power_w give the energy")
-	cmd.Flags().DurationVar(&options.Around, "around", 0,
-		"what the server takes around each program call, as hetc bench serving measures it: such as 12us")
+	cmd.Flags().StringVar(&options.Served, "served", "",
+		"what program calls took in a server: a file with /metrics of hetserve, or one of hetc bench serving --write-served")
 	return cmd
 }
 
@@ -55,6 +55,8 @@ func newBenchServing(ui *cli.Streams) *cobra.Command {
 		"factors of --reactive and --proactive, such as 0.5,1,2: a trace is drawn and measured for each")
 	flags.StringVar(&options.LlamaGGUF, "llama-gguf", "",
 		"GGUF file of the same model, with a tokenizer: llama.cpp's server plays the traces too")
+	flags.StringVar(&options.WriteServed, "write-served", "",
+		"write what program calls took before, with other requests, to this file: hetc simulate --served reads it")
 	flags.IntVar(&options.Rounds, "rounds", 1, "measured rounds; the one with the median rate is shown")
 	return cmd
 }

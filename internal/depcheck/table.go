@@ -103,7 +103,8 @@ var table = []room{
 	{path: "emit/onnxgraph", may: []string{"planir/op", "internal/onnx"}},
 	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "runtime/driver/opencl/kernel"}},
 
-	{path: "cmd/internal/httpapi", may: []string{"runtime/serving", "runtime/tokenizer"}, third: []string{"github.com/prometheus/client_golang"}},
+	{path: "cmd/internal/served", may: []string{"runtime/serving"}, third: []string{"github.com/prometheus/client_golang", "github.com/prometheus/common"}},
+	{path: "cmd/internal/httpapi", may: []string{"cmd/internal/served", "runtime/serving", "runtime/tokenizer"}, third: []string{"github.com/prometheus/client_golang"}},
 	{path: "cmd/internal/servecmd", may: []string{"cmd/internal/*", "runtime/serving", "runtime/driver"}, third: []string{"github.com/spf13/cobra", "golang.org/x/net"}},
 	{path: "cmd/internal/*", may: []string{everything}, third: commandLine},
 	{path: "cmd/hetc", may: []string{everything}, third: []string{"github.com/spf13/cobra"}},

@@ -22,7 +22,7 @@ type Clock interface {
 // Call is a program call.
 type Call struct {
 	Tokens    int   // of a prompt that it processed; 0: it decoded
-	Rest      int   // of the prompt, these tokens included
+	Rest      int   // of the prompt that it processed, or that another processor processed meanwhile, these tokens included
 	Sequences int   // that it decoded a token of, or verified a draft of
 	Draft     int   // tokens of the draft
 	Beside    bool  // another processor processed a chunk meanwhile
@@ -50,9 +50,7 @@ func (c *wallClock) Idle(ctx context.Context) {
 // called tells of a program call that has ended.
 func (s *Server) called(call Call) {
 	s.clock.Called(call)
-	if s.calls != nil {
-		s.calls(call)
-	}
+	s.tally.latest = call
 }
 
 // Warm executes every program of a machine once: what is loaded or prepared when a program is first called is there

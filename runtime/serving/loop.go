@@ -3,6 +3,7 @@ package serving
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"time"
 
@@ -40,6 +41,7 @@ func (s *Server) loop(ctx context.Context) error {
 			return nil
 		}
 		if action == scheduler.Idle {
+			s.tally.idle = true
 			s.clock.Idle(ctx)
 			continue
 		}
@@ -75,7 +77,11 @@ func (s *Server) act(control *executor.Control, action scheduler.Kind, batch []*
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	s.metrics.BusyNS += s.now() - began
+	now := s.now()
+	s.metrics.BusyNS += now - began
+	if s.tally.ends(now); action == scheduler.Await {
+		s.tally.rests(now)
+	}
 	return err
 }
 
@@ -92,11 +98,23 @@ func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 		}
 	}
 	next := s.state.Next(s.now())
+	if next.Kind != scheduler.Idle && s.tally.idle {
+		s.tally.begins(s.earliest())
+	}
 	*batch = (*batch)[:0]
 	for _, id := range next.Requests {
 		*batch = append(*batch, s.answers[id])
 	}
 	return next.Kind, next.Kind == scheduler.Idle && s.draining && len(s.answers) == 0
+}
+
+// earliest is when the first of the requests that are there arrived. The mutex is held.
+func (s *Server) earliest() int64 {
+	first := int64(math.MaxInt64)
+	for _, answer := range s.answers {
+		first = min(first, answer.arrived)
+	}
+	return first
 }
 
 // finish ends a request. Its slot keeps what it holds until another request needs it. The mutex is held.
@@ -204,9 +222,9 @@ func (s *Server) decode(control *executor.Control, batch []*Answer) error {
 		tokens[i], ids[i] = executor.Token{Sequence: answer.slot, ID: answer.next}, answer.id
 	}
 	drawn, wrong := make([]Token, len(batch)), make([]error, len(batch))
-	step, beside := control.Step, s.beside != nil // a chunk beside it
+	step, beside, rest := control.Step, s.beside != nil, 0 // a chunk beside it
 	if beside {
-		step = control.StepBeside
+		step, rest = control.StepBeside, len(s.beside.request.Prompt)-s.beside.done
 	}
 	took, err := step(tokens, func(i int, logits []float32) error {
 		drawn[i], wrong[i] = batch[i].draw(logits)
@@ -215,7 +233,7 @@ func (s *Server) decode(control *executor.Control, batch []*Answer) error {
 	if err != nil {
 		return err
 	}
-	s.called(Call{Sequences: len(batch), Beside: beside, NS: took.NS})
+	s.called(Call{Sequences: len(batch), Beside: beside, Rest: rest, NS: took.NS})
 	if len(batch) == 1 && !beside {
 		s.compare(batch[0], guess, drawn[0], int64(time.Since(began)))
 	}

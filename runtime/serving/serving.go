@@ -38,8 +38,6 @@ type Options struct {
 	// Clock is the time of a simulated machine; nil: it is real. On a simulated clock nothing is processed beside decoding
 	// and nothing is drafted: what these gain is measured in real time.
 	Clock Clock
-	// Called is told of every program call that has ended; nil: nothing is. It must not call the Server.
-	Called func(Call)
 }
 
 // Ended is what a request was and took.
@@ -157,7 +155,6 @@ type Server struct {
 	clock   Clock
 	wake    chan struct{}
 
-	calls    func(Call)     // nil: none is told
 	ended    func(Ended)    // nil: none is told
 	drafts   *planir.Drafts // nil: none are tried
 	guessing bool           // what a draft would be is looked up
@@ -168,6 +165,7 @@ type Server struct {
 	lastID   scheduler.ID
 	draining bool
 	metrics  Metrics
+	tally    tally
 
 	prefix      prefix.Cached // what was computed ahead of time
 	prefixCache []byte
@@ -195,6 +193,7 @@ type Metrics struct {
 	DraftTokens      int64 // guessed, and RightTokens of them rightly
 	RightTokens      int64
 	BusyNS           int64 // in program calls
+	Calls            []CallTimes
 }
 
 // New prepares a machine to be shared. Only Run may use it from then on.
@@ -230,11 +229,11 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 		clock = &wallClock{time.Now(), wake}
 	}
 	return &Server{
-		calls: options.Called, ended: options.Ended, machine: machine, times: times, drafts: drafts,
+		ended: options.Ended, machine: machine, times: times, drafts: drafts,
 		guessing: drafts != nil || options.Ended != nil, context: plan.MaxContext, end: plan.Model.EOS, reuse: reuse,
 		clock: clock, wake: wake, state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots), prefixCache: options.PrefixCache,
-		prefix: reuse.Computed(options.Prefix),
+		prefix: reuse.Computed(options.Prefix), tally: tally{times: times, sums: map[CallKey]CallTimes{}, idle: true},
 	}, nil
 }
 
@@ -335,5 +334,6 @@ func (s *Server) Metrics() Metrics {
 	counts := s.state.Counts()
 	out.Chunks, out.Iterations, out.Preemptions = counts.Chunks, counts.Iterations, counts.Preemptions
 	out.Beside = counts.Beside
+	out.Calls = s.tally.all()
 	return out
 }

@@ -304,6 +304,7 @@ func answersAreThoseAlone(t *testing.T, x *executor.Machine) {
 			if metrics.Chunks == 0 || metrics.Iterations == 0 || metrics.BusyNS == 0 {
 				t.Errorf("counted %+v", metrics)
 			}
+			countsCalls(t, server)
 			if beside := x.Plan().Beside != nil && policy == scheduler.Full; beside != (metrics.Beside > 0) {
 				t.Errorf("%d chunks were processed beside decoding", metrics.Beside)
 			}
@@ -315,6 +316,39 @@ func answersAreThoseAlone(t *testing.T, x *executor.Machine) {
 	}
 	if after > before {
 		t.Errorf("%d goroutines, %d before", after, before)
+	}
+}
+
+// countsCalls checks that every program call was counted, with the time that the server took for it.
+func countsCalls(t *testing.T, server *serving.Server) {
+	t.Helper()
+	var metrics serving.Metrics
+	var chunks, others, served int64
+	for range 1000 { // the last call is counted after its tokens were handed out
+		metrics = server.Metrics()
+		chunks, others, served = 0, 0, 0
+		for _, sum := range metrics.Calls {
+			if sum.Calls < 1 || sum.Size < 1 || sum.CallNS < sum.Calls || sum.ServedNS < sum.CallNS || sum.PlannedNS < sum.Calls {
+				t.Fatalf("%+v: want calls that take time, and longer in the server", sum)
+			}
+			served += sum.ServedNS
+			if sum.Kind == serving.ChunkCall || sum.Kind == serving.LastChunkCall {
+				chunks += sum.Calls
+			} else {
+				others += sum.Calls
+			}
+		}
+		if others == metrics.Iterations {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if others != metrics.Iterations || metrics.Beside == 0 && chunks != metrics.Chunks {
+		t.Errorf("%d calls for prompts, and %d others; want %d, but for %d beside decoding, and %d", chunks, others, metrics.Chunks,
+			metrics.Beside, metrics.Iterations)
+	}
+	if metrics.Beside == 0 && served < metrics.BusyNS {
+		t.Errorf("calls were served in %d ns, and the server was busy for %d", served, metrics.BusyNS)
 	}
 }
 

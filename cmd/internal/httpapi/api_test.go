@@ -299,6 +299,10 @@ func TestModelsHealthMetrics(t *testing.T) {
 	_, text := f.get("/metrics")
 	for _, part := range []string{`hetserve_http_responses_total{path="POST /v1/completions",status="200"} 2`,
 		"hetserve_busy_seconds_total 1.5", "hetserve_prompt_tokens_total 42",
+		`hetserve_calls_total{after="idle",call="last chunk",size="64"} 3`,
+		`hetserve_call_seconds_total{after="idle",call="last chunk",size="64"} 0.25`,
+		`hetserve_call_executed_seconds_total{after="idle",call="last chunk",size="64"} 0.2`,
+		`hetserve_call_planned_seconds_total{after="idle",call="last chunk",size="64"} 0.125`,
 		`hetserve_first_token_seconds_count{class="reactive"} 1`, `hetserve_first_token_seconds_sum{class="proactive"} 0.2`,
 		`hetserve_token_seconds_count{class="reactive"} 2`, `hetserve_token_seconds_sum{class="reactive"} 0.4`,
 		`hetserve_token_seconds_bucket{class="reactive",le="0.1024"} 0`,

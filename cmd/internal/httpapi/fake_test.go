@@ -106,7 +106,9 @@ func (f *fakeEngine) Submit(request serving.Request) (Answer, error) {
 }
 
 func (f *fakeEngine) Metrics() serving.Metrics {
-	return serving.Metrics{Waiting: [2]int{1, 2}, PromptTokens: 42, BusyNS: 1_500_000_000}
+	return serving.Metrics{Waiting: [2]int{1, 2}, PromptTokens: 42, BusyNS: 1_500_000_000,
+		Calls: []serving.CallTimes{{CallKey: serving.CallKey{Kind: serving.LastChunkCall, Size: 64, Woken: true}, Calls: 3,
+			ServedNS: 250_000_000, CallNS: 200_000_000, PlannedNS: 125_000_000}}}
 }
 
 // last is the request that was submitted last.

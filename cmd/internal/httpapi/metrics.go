@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/hetc/hetc/cmd/internal/served"
 	"github.com/hetc/hetc/runtime/scheduler"
 	"github.com/hetc/hetc/runtime/serving"
 )
@@ -130,6 +131,7 @@ func (c engineCollector) Describe(out chan<- *prometheus.Desc) {
 	for i := range engineMetrics {
 		out <- engineMetrics[i].desc
 	}
+	served.Describe(out)
 }
 
 // Collect reads all of them at one time.
@@ -145,4 +147,5 @@ func (c engineCollector) Collect(out chan<- prometheus.Metric) {
 			out <- prometheus.MustNewConstMetric(m.desc, m.kind, count, classes[class])
 		}
 	}
+	served.Collect(now.Calls, out)
 }

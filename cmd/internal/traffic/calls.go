@@ -1,149 +1,71 @@
 package traffic
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/serving"
 )
 
-// CallReport is what the program calls of one kind took, beside what the plan predicts of them.
+// CallReport is what the program calls of one kind took, beside what the plan predicts of them: means in ms.
 type CallReport struct {
-	Kind        string  `json:"kind"` // callKinds
-	Size        int     `json:"size"` // rows of the program of a chunk; else sequences, or tokens of the draft
-	Calls       int     `json:"calls"`
-	MeasuredMS  float64 `json:"measured_ms"` // mean
+	Kind        string  `json:"kind"`                 // serving.CallKind
+	Size        int     `json:"size"`                 // serving.CallKey
+	AfterIdle   bool    `json:"after_idle,omitempty"` // there was nothing to do before
+	Calls       int64   `json:"calls"`
+	ServedMS    float64 `json:"served_ms"`   // from the end of the call before, or the request's arrival after an idle time
+	MeasuredMS  float64 `json:"measured_ms"` // of that, the call itself
 	PredictedMS float64 `json:"predicted_ms"`
 }
 
-// kinds of calls, in the order of the report.
-const (
-	chunkCall = iota
-	lastChunkCall
-	decodeCall
-	besideCall
-	draftCall
-	aroundCall
-)
-
-var callKinds = [...]string{"chunk", "last chunk", "decode", "decode beside a chunk", "verify a draft", "around calls"}
-
-// callKey is what calls are told apart by.
-type callKey struct{ kind, size int }
-
-// callTimes are sums over calls, in ns.
-type callTimes struct{ calls, measured, predicted int64 }
-
-// tally adds up what program calls took.
-type tally struct {
-	plan  *planir.Plan
-	times *serving.Times
-	sums  map[callKey]callTimes
-}
-
-// newTally has no calls.
-func newTally(plan *planir.Plan) *tally {
-	return &tally{plan, serving.TimesOf(plan), map[callKey]callTimes{}}
-}
-
-// add takes notice of a call.
-func (t *tally) add(call serving.Call) {
-	var key callKey
-	var predicted int64
-	switch {
-	case call.Tokens > 0:
-		key = callKey{chunkCall, t.rows(call.Rest)}
-		if call.Rest == call.Tokens {
-			key.kind = lastChunkCall
-		}
-		_, predicted = t.times.Chunk(call.Rest)
-	case call.Draft > 0:
-		key = callKey{draftCall, call.Draft}
-		if drafts := t.plan.Drafts; drafts != nil && call.Draft <= len(drafts.VerifyNS) {
-			predicted = drafts.VerifyNS[call.Draft-1]
-		}
-	case call.Beside:
-		key = callKey{besideCall, call.Sequences}
-		side, _ := t.times.Beside(2, call.Sequences)
-		predicted = side.DecodeNS
-	default:
-		key, predicted = callKey{decodeCall, call.Sequences}, t.times.Decode(call.Sequences)
-	}
-	sum := t.sums[key]
-	t.sums[key] = callTimes{sum.calls + 1, sum.measured + call.NS, sum.predicted + predicted}
-}
-
-// rows is the size of the program for the next chunk of so many tokens.
-func (t *tally) rows(rest int) int {
-	if program := t.times.ChunkProgram(rest); program != nil {
-		return program.Rows
-	}
-	return 0
-}
-
-// report are the means by kind and size. busyNS is how long the server worked: what it did around the calls, such as
-// asking the scheduler, is a row of its own, which no plan predicts. Chunks beside decoding are not calls of their own,
-// so that there is no such row with them.
-func (t *tally) report(busyNS int64) (out []CallReport) {
-	calls, measured, beside := int64(0), int64(0), false
-	for key, sum := range t.sums {
-		calls += sum.calls
-		measured += sum.measured
-		beside = beside || key.kind == besideCall
-	}
-	sums := maps.Clone(t.sums)
-	if calls > 0 && !beside {
-		sums[callKey{kind: aroundCall}] = callTimes{calls, max(0, busyNS-measured), 0}
-	}
-	keys := slices.SortedFunc(maps.Keys(sums), func(a, b callKey) int {
-		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.size, b.size))
-	})
-	for _, key := range keys {
-		sum := sums[key]
-		mean := func(ns int64) float64 { return float64(ns) / float64(sum.calls) / 1e6 }
-		out = append(out, CallReport{callKinds[key.kind], key.size, int(sum.calls), mean(sum.measured), mean(sum.predicted)})
+// callReports are the means of these sums.
+func callReports(times []serving.CallTimes) (out []CallReport) {
+	for _, sum := range times {
+		mean := func(ns int64) float64 { return float64(ns) / float64(sum.Calls) / 1e6 }
+		out = append(out, CallReport{sum.Kind.String(), sum.Size, sum.Woken, sum.Calls, mean(sum.ServedNS), mean(sum.CallNS),
+			mean(sum.PlannedNS)})
 	}
 	return out
 }
 
-// ShowCalls prints what the program calls of measured reports took, all policies together.
-func ShowCalls(ui *cli.Streams, reports []*Report) {
-	type key struct {
-		kind string
-		size int
+// merge adds up the calls of several servers.
+func merge(lists ...[]serving.CallTimes) []serving.CallTimes {
+	sums := map[serving.CallKey]serving.CallTimes{}
+	for _, times := range slices.Concat(lists...) {
+		sum := sums[times.CallKey]
+		sums[times.CallKey] = serving.CallTimes{CallKey: times.CallKey, Calls: sum.Calls + times.Calls,
+			ServedNS: sum.ServedNS + times.ServedNS, CallNS: sum.CallNS + times.CallNS, PlannedNS: sum.PlannedNS + times.PlannedNS}
 	}
-	var order []key
-	sums := map[key]CallReport{}
-	for _, report := range reports {
-		for _, row := range report.Calls {
-			at := key{row.Kind, row.Size}
-			sum, seen := sums[at]
-			if !seen {
-				order = append(order, at)
-			}
-			total := float64(sum.Calls + row.Calls)
-			mean := func(old, now float64) float64 { return (old*float64(sum.Calls) + now*float64(row.Calls)) / total }
-			sums[at] = CallReport{row.Kind, row.Size, sum.Calls + row.Calls, mean(sum.MeasuredMS, row.MeasuredMS),
-				mean(sum.PredictedMS, row.PredictedMS)}
-		}
-	}
-	slices.SortFunc(order, func(a, b key) int {
-		rank := func(kind string) int { return slices.Index(callKinds[:], kind) }
-		return cmp.Or(cmp.Compare(rank(a.kind), rank(b.kind)), cmp.Compare(a.size, b.size))
-	})
+	return slices.SortedFunc(maps.Values(sums), func(a, b serving.CallTimes) int { return a.Compare(b.CallKey) })
+}
+
+// showCalls prints what program calls took.
+func showCalls(ui *cli.Streams, times []serving.CallTimes) {
 	var rows [][]string
-	for _, at := range order {
-		row := sums[at]
-		ratio := "-"
-		if row.PredictedMS > 0 {
-			ratio = fmt.Sprintf("%.2f", row.MeasuredMS/row.PredictedMS)
+	for _, row := range callReports(times) {
+		after, ratio := "call", "-"
+		if row.AfterIdle {
+			after = "idle"
 		}
-		rows = append(rows, []string{row.Kind, fmt.Sprint(row.Size), fmt.Sprint(row.Calls),
+		if row.PredictedMS > 0 {
+			ratio = fmt.Sprintf("%.2f", row.ServedMS/row.PredictedMS)
+		}
+		rows = append(rows, []string{row.Kind, fmt.Sprint(row.Size), after, fmt.Sprint(row.Calls), fmt.Sprintf("%.3f", row.ServedMS),
 			fmt.Sprintf("%.3f", row.MeasuredMS), fmt.Sprintf("%.3f", row.PredictedMS), ratio})
 	}
-	ui.Table([]string{"program call", ">size", ">calls", ">measured ms", ">predicted ms", ">measured / predicted"}, rows)
+	ui.Table([]string{"program call", ">size", "after", ">calls", ">served ms", ">call ms", ">predicted ms",
+		">served / predicted"}, rows)
+}
+
+// measuredCalls are the calls of all measured reports together.
+func measuredCalls(reports []*Report) []serving.CallTimes {
+	var lists [][]serving.CallTimes
+	for _, report := range reports {
+		if !report.Simulated {
+			lists = append(lists, report.times)
+		}
+	}
+	return merge(lists...)
 }

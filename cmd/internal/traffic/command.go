@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/cmd/internal/served"
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
@@ -32,7 +33,8 @@ import (
 type Options struct {
 	Plan, Trace, WriteTrace string
 	Slots                   int
-	Around                  time.Duration // of simulate: what the server takes around a program call
+	Served                  string // of simulate: file with what program calls took in a server
+	WriteServed             string // of bench serving: the same
 	pattern                 Pattern
 	prompt, output          string
 
@@ -116,38 +118,45 @@ func RunSimulate(ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-	if options.Around < 0 || options.Around > time.Second {
-		return diag.New(diag.ClassUsage, "--around %v: want 0 to 1s", options.Around).
-			WithHint("take the row \"around calls\" of hetc bench serving")
+	var overheads *Overheads
+	from := "what the plan predicts, and nothing else takes time"
+	if options.Served != "" {
+		overheads = &Overheads{}
+		if overheads.Calls, err = served.Read(options.Served); err != nil {
+			return err
+		}
+		if overheads.other(plan) {
+			ui.Warnf("--served %q: another plan predicts these calls; what they took beyond that is added to this plan's times",
+				options.Served)
+		}
+		from = fmt.Sprintf("what they took in the server of %s, measured", options.Served)
 	}
-	reports, err := simulateAll(plan, trace, options)
+	reports, err := simulateAll(plan, trace, options, overheads)
 	if err != nil {
 		return err
 	}
 	for _, report := range reports {
 		report.Energy(soc)
 	}
-	rest := "nothing else takes time"
-	if options.Around > 0 {
-		rest = fmt.Sprintf("the server takes %v around each", options.Around)
-	}
-	ui.Notef("simulated: program calls take what the plan predicts, and %s; energy is modelled from the SoC's power_w, "+
-		"never measured", rest)
+	ui.Notef("simulated: program calls take %s; energy is modelled from the SoC's power_w, never measured", from)
 	Show(ui, reports)
 	showProcessors(ui, reports)
 	return ui.Result(reports)
 }
 
-// simulateAll is a simulation under every policy.
-func simulateAll(plan *planir.Plan, trace []Request, options *Options) (reports []*Report, err error) {
+// simulateAll is a simulation under every policy; without overheads, by the plan alone.
+func simulateAll(plan *planir.Plan, trace []Request, options *Options, overheads *Overheads) (reports []*Report, err error) {
 	for _, policy := range scheduler.Policies {
 		config, err := options.config(plan, policy)
 		if err != nil {
 			return nil, err
 		}
-		report, err := simulateAround(plan, trace, config, options.Around.Nanoseconds())
+		report, err := simulateServed(plan, trace, config, overheads)
 		if err != nil {
 			return nil, err
+		}
+		if overheads != nil {
+			report.Calls, report.ReadMS = callReports(overheads.Calls), float64(overheads.ReadNS)/1e6
 		}
 		reports = append(reports, report)
 	}
@@ -267,11 +276,9 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	ui.Notef("every program was loaded and executed once, in %.1f s", time.Since(began).Seconds())
-	if !on.plan.SoC.Simulated {
-		if options.Around, err = measureAround(ctx, on.machine); err != nil {
-			return err
-		}
-		ui.Notef("the server takes %v around a program call, which is simulated, too", options.Around.Round(100*time.Nanosecond))
+	overheads, err := options.overheads(ctx, ui, on, longestPromptOf(loads))
+	if err != nil {
+		return err
 	}
 	seconds := 0.0
 	for _, load := range loads {
@@ -299,7 +306,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	}
 	var reports []*Report
 	for _, load := range loads {
-		simulated, err := simulateAll(&predicted, load.trace, options)
+		simulated, err := simulateAll(&predicted, load.trace, options, overheads)
 		if err != nil {
 			return err
 		}
@@ -313,31 +320,41 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		}
 	}
 	Show(ui, reports)
-	ShowCalls(ui, reports)
+	ui.Notef("what program calls took while the loads were measured:")
+	showCalls(ui, measuredCalls(reports))
 	showHandovers(ui, reports)
 	return ui.Result(reports)
 }
 
-// measureAround is what the server takes around a program call on this machine, such as waking who waits for a token.
-// It is the mean over some short requests, one after the other, before anything else is measured.
-func measureAround(ctx context.Context, machine *executor.Machine) (time.Duration, error) {
-	const requests, tokens = 8, 16
-	trace := make([]Request, requests)
-	for i := range trace {
-		trace[i] = Request{Class: scheduler.Reactive.String(), Prompt: 2, Output: min(tokens, machine.Plan().MaxContext-2)}
-	}
-	config := scheduler.Default(1)
-	config.Policy = scheduler.FCFS
-	report, err := Measure(ctx, machine, trace, config)
-	if err != nil {
-		return 0, fmt.Errorf("measure what the server takes around a call: %w", err)
-	}
-	for _, row := range report.Calls {
-		if row.Kind == callKinds[aroundCall] {
-			return time.Duration(row.MeasuredMS * 1e6), nil
+// overheads measures the server before anything else, and tells what it found; nil on a simulated machine, whose calls
+// take what they take. Prompts have up to longest tokens.
+func (o *Options) overheads(ctx context.Context, ui *cli.Streams, on *opened, longest int) (*Overheads, error) {
+	if on.plan.SoC.Simulated {
+		if o.WriteServed != "" {
+			return nil, diag.New(diag.ClassUsage, "--write-served: the plan is for the simulated SoC %q, whose calls take nothing beside",
+				on.plan.SoC.Name).WithHint("take a plan for this machine")
 		}
+		return nil, nil
 	}
-	return 0, nil
+	config, err := o.config(on.plan, scheduler.Batching)
+	if err != nil {
+		return nil, err
+	}
+	out, err := measureOverheads(ctx, on.machine, config.Slots, bursts(on.plan, config.Slots, longest))
+	if err != nil {
+		return nil, err
+	}
+	ui.Notef("measured with other requests, in bursts: what program calls take in the server, which is what is simulated; a first "+
+		"token is there %v before its client has it", time.Duration(out.ReadNS).Round(time.Microsecond))
+	showCalls(ui, out.Calls)
+	if o.WriteServed == "" {
+		return out, nil
+	}
+	if err := served.Write(o.WriteServed, out.Calls); err != nil {
+		return nil, err
+	}
+	cli.Wrote(ui, o.WriteServed, "%d kinds of program calls", len(out.Calls))
+	return out, nil
 }
 
 // urgent are the reactive requests of a trace.

@@ -32,12 +32,11 @@ func fits(plan *planir.Plan, trace []Request) error {
 // Simulate plays a trace on a virtual clock: program calls take what the plan predicts, and nothing else takes time.
 // The slots of the configuration are the plan's sequences if they are 0.
 func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Report, error) {
-	return simulateAround(plan, trace, config, 0)
+	return simulateServed(plan, trace, config, nil)
 }
 
-// simulateAround is Simulate where the server takes that many ns around every program call. The processors do nothing
-// meanwhile, and the scheduler decides by the calls alone, as it does in the server.
-func simulateAround(plan *planir.Plan, trace []Request, config scheduler.Config, around int64) (*Report, error) {
+// simulateServed is Simulate where program calls take what they took in a server; nil: what the plan predicts.
+func simulateServed(plan *planir.Plan, trace []Request, config scheduler.Config, overheads *Overheads) (*Report, error) {
 	if err := fits(plan, trace); err != nil {
 		return nil, err
 	}
@@ -56,10 +55,16 @@ func simulateAround(plan *planir.Plan, trace []Request, config scheduler.Config,
 		return nil, err
 	}
 	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace,
-		around: around, courses: make([]course, len(trace)), pending: make([]int64, len(trace)),
+		overheads: overheads, idle: true, courses: make([]course, len(trace)), pending: make([]int64, len(trace)),
 		left: make([]int, len(trace))}
 	if err := play.run(); err != nil {
 		return nil, err
+	}
+	if overheads != nil {
+		for i := range play.courses {
+			play.courses[i].first += overheads.ReadNS
+			play.courses[i].last += overheads.ReadNS
+		}
 	}
 	report := summarise(config.Policy, play.courses, play.busy, state.Counts())
 	report.Simulated = true
@@ -86,9 +91,11 @@ type simulation struct {
 	arrived int     // requests so far
 	now     int64
 	busy    int64
-	around  int64        // ns that the server takes around every program call
+	idle    bool         // there was nothing to do before now
 	beside  scheduler.ID // whose chunk is processed beside decoding; 0: none
 	part    float64      // of that chunk that is done
+
+	overheads *Overheads // nil: program calls take what the plan predicts
 }
 
 // run plays the trace to its end.
@@ -103,13 +110,14 @@ func (s *simulation) run() error {
 			if s.arrived == len(s.trace) {
 				return nil
 			}
-			s.now = s.at(s.arrived)
+			s.now, s.idle = s.at(s.arrived), true
 		case scheduler.Prefill:
 			id := action.Requests[0]
 			s.begun(id)
-			tokens, ns := s.config.ChunkNS(s.left[id-1])
-			s.used.called(s.times.ChunkProgram(s.left[id-1]), ns)
-			s.spend(ns)
+			left := s.left[id-1]
+			tokens, ns := s.config.ChunkNS(left)
+			s.used.called(s.times.ChunkProgram(left), ns)
+			s.call(serving.Call{Tokens: tokens, Rest: left})
 			s.left[id-1] -= tokens
 			s.state.Prefilled(s.now, id, tokens)
 			if s.left[id-1] == 0 {
@@ -164,14 +172,14 @@ func (s *simulation) decode(requests int) {
 	if s.beside == 0 {
 		ns := s.config.DecodeNS(requests)
 		s.used.called(s.times.DecodeProgram(requests), ns)
-		s.spend(ns)
+		s.call(serving.Call{Sequences: requests})
 		return
 	}
 	side, _ := s.config.Beside(s.left[s.beside-1], requests)
 	prefill, decode := s.times.Pair()
 	s.used.alone(prefill, side.DecodeNS)
 	s.used.alone(decode, side.DecodeNS)
-	s.spend(side.DecodeNS)
+	s.call(serving.Call{Sequences: requests, Beside: true, Rest: s.left[s.beside-1]})
 	s.part += float64(side.DecodeNS) / float64(max(1, side.ChunkNS))
 }
 
@@ -190,10 +198,18 @@ func (s *simulation) arrive() {
 	}
 }
 
-// spend lets the clock go on while the machine executes a program call of ns.
+// call lets the clock go on while the server executes a program call.
+func (s *simulation) call(call serving.Call) {
+	key, planned := s.times.Planned(call)
+	key.Woken = s.idle
+	s.spend(s.overheads.served(key, planned))
+}
+
+// spend lets the clock go on for ns in which the machine works.
 func (s *simulation) spend(ns int64) {
-	s.now += ns + s.around
-	s.busy += ns + s.around
+	s.now += ns
+	s.busy += ns
+	s.idle = false
 }
 
 // arrivals submits the requests that have arrived by now.
@@ -233,8 +249,7 @@ func Measure(ctx context.Context, machine *executor.Machine, trace []Request, co
 		return nil, err
 	}
 	config.Queue = 0
-	calls := newTally(machine.Plan())
-	options := serving.Options{Scheduler: config, Draft: -1, Called: calls.add}
+	options := serving.Options{Scheduler: config, Draft: -1}
 	var courses []course
 	var metrics serving.Metrics
 	var err error
@@ -250,7 +265,10 @@ func Measure(ctx context.Context, machine *executor.Machine, trace []Request, co
 	report := summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
 		Iterations: metrics.Iterations, Preemptions: metrics.Preemptions, Beside: metrics.Beside})
 	report.Virtual = machine.Plan().SoC.Simulated
-	report.Calls = calls.report(metrics.BusyNS)
+	report.times, report.Calls = metrics.Calls, callReports(metrics.Calls)
+	for i := range courses {
+		report.ReadMS += float64(courses[i].read) / 1e6 / float64(len(courses))
+	}
 	return report, nil
 }
 
@@ -324,10 +342,11 @@ func use(server *serving.Server, began time.Time, request *Request, prompt []int
 	if err != nil {
 		return out, err
 	}
-	for range answer.Tokens() {
+	for token := range answer.Tokens() {
 		out.last = int64(time.Since(began))
 		if out.tokens++; out.tokens == 1 {
 			out.first = out.last
+			out.read = out.first - out.arrived - token.AfterNS
 		}
 	}
 	return out, whole(answer)

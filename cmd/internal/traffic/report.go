@@ -7,6 +7,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
 )
 
 // Report is how a trace went under a policy.
@@ -23,8 +24,11 @@ type Report struct {
 	Counts    scheduler.Counts `json:"-"`
 	Preempted int64            `json:"preemptions"`
 	Beside    int64            `json:"chunks_beside"` // processed beside decoding
-	Calls     []CallReport     `json:"program_calls,omitempty"`
-	Handover  *HandoverReport  `json:"handover,omitempty"` // of a measurement on a real machine
+	// Calls are those of a measurement. Of a simulation, they are what its times are from, if not from the plan alone.
+	Calls    []CallReport `json:"program_calls,omitempty"`
+	ReadMS   float64      `json:"read_ms,omitempty"` // mean time that first tokens were there before their clients had them
+	times    []serving.CallTimes
+	Handover *HandoverReport `json:"handover,omitempty"` // of a measurement on a real machine
 	// of a simulation: how long processors work, and the energy of a token that was processed or generated, modelled
 	Processors []ProcessorReport `json:"processors,omitempty"`
 	Processed  int64             `json:"processed_tokens"` // prompts but for what was cached, and generated
@@ -52,6 +56,7 @@ type course struct {
 	class                scheduler.Class
 	prompt, tokens       int // of the prompt, generated so far
 	arrived, first, last int64
+	read                 int64 // of the first token, from when it was there until its client had it; 0: not known
 }
 
 // summarise makes the report of a trace from the courses of its requests.

@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
 	"github.com/hetc/hetc/socs"
 )
 
@@ -63,29 +64,94 @@ func TestSimulateByHand(t *testing.T) {
 	}
 }
 
-// By hand, one request after the other: the server takes 1 ms around each of two chunks of 50 ms and three iterations of
-// 10 ms, and as much around the next request's calls.
-func TestSimulateAroundByHand(t *testing.T) {
+// By hand, one request after the other. Of two chunks of 50 ms the first one, after an idle time, takes 3 ms more in the
+// server, the second 1 ms; iterations of 10 ms take 11, and clients have tokens 0.5 ms later.
+func TestSimulateServedByHand(t *testing.T) {
 	trace := []Request{{AtMS: 5, Class: "proactive", Prompt: 150, Output: 4}, {AtMS: 20, Class: "reactive", Prompt: 80, Output: 2}}
 	config := scheduler.Default(4)
 	config.Policy = scheduler.FCFS
-	report, err := simulateAround(planOf(), trace, config, 1e6)
+	overheads := &Overheads{ReadNS: 500e3, Calls: []serving.CallTimes{
+		{CallKey: serving.CallKey{Kind: serving.ChunkCall, Size: 100, Woken: true}, Calls: 2, ServedNS: 106e6, PlannedNS: 100e6},
+		{CallKey: serving.CallKey{Kind: serving.LastChunkCall, Size: 100}, Calls: 3, ServedNS: 93e6, PlannedNS: 90e6},
+		{CallKey: serving.CallKey{Kind: serving.DecodeCall, Size: 1}, Calls: 1, ServedNS: 11e6, PlannedNS: 10e6},
+	}}
+	report, err := simulateServed(planOf(), trace, config, overheads)
 	if err != nil {
 		t.Fatal(err)
 	}
 	reactive, proactive := report.Classes[0], report.Classes[1]
-	for _, pair := range [][2]float64{{proactive.TTFT, 102}, {proactive.PerToken, 11}, {reactive.TTFT, 140 - 20 + 51}, {reactive.PerToken, 11}} {
+	ended := 5.0 + 53 + 51 + 3*11 // the proactive one
+	for _, pair := range [][2]float64{{proactive.TTFT, 104.5}, {proactive.PerToken, 11}, {reactive.TTFT, ended - 20 + 51.5},
+		{reactive.PerToken, 11}} {
 		if math.Abs(pair[0]-pair[1]) > 1e-9 {
 			t.Errorf("%+v, %+v: got %v ms, want %v", reactive, proactive, pair[0], pair[1])
 		}
 	}
 }
 
-// What the server takes around a call is measured on the machine itself.
-func TestMeasureAround(t *testing.T) {
-	took, err := measureAround(t.Context(), onOneCore(t))
-	if err != nil || took <= 0 {
-		t.Errorf("%v, %v, want some time", took, err)
+// What a call takes in the server: the plan's time and what that kind of call took beyond it; a factor where it took less.
+func TestServedTimes(t *testing.T) {
+	key := func(kind serving.CallKind, size int, woken bool) serving.CallKey {
+		return serving.CallKey{Kind: kind, Size: size, Woken: woken}
+	}
+	overheads := &Overheads{Calls: []serving.CallTimes{
+		{CallKey: key(serving.ChunkCall, 32, false), Calls: 10, ServedNS: 1500, PlannedNS: 1000},
+		{CallKey: key(serving.ChunkCall, 64, false), Calls: 10, ServedNS: 700, PlannedNS: 1000},
+		{CallKey: key(serving.ChunkCall, 64, true), Calls: 1, ServedNS: 1300, PlannedNS: 100},
+		{CallKey: key(serving.DecodeCall, 2, false), Calls: 4, ServedNS: 480, PlannedNS: 400},
+		{CallKey: key(serving.VerifyCall, 2, false), Calls: 4, ServedNS: 480},
+	}}
+	for _, test := range []struct {
+		key  serving.CallKey
+		want int64 // of 200 ns
+		why  string
+	}{
+		{key(serving.ChunkCall, 32, false), 250, "50 ns beyond the plan"},
+		{key(serving.ChunkCall, 64, false), 140, "0.7 of the plan"},
+		{key(serving.ChunkCall, 64, true), 1400, "after an idle time"},
+		{key(serving.ChunkCall, 32, true), 1400, "the nearest size after an idle time"},
+		{key(serving.ChunkCall, 48, false), 250, "the smaller of two sizes"},
+		{key(serving.ChunkCall, 49, false), 140, "the nearer of two sizes"},
+		{key(serving.DecodeCall, 1, true), 220, "never seen after an idle time"},
+		{key(serving.VerifyCall, 2, false), 200, "the plan predicted nothing"},
+		{key(serving.LastChunkCall, 32, false), 200, "never seen"},
+	} {
+		if got := overheads.served(test.key, 200); got != test.want {
+			t.Errorf("%+v, %s: got %d ns, want %d", test.key, test.why, got, test.want)
+		}
+	}
+	if got := (*Overheads)(nil).served(key(serving.ChunkCall, 32, false), 200); got != 200 {
+		t.Errorf("with nothing known: got %d ns, want 200", got)
+	}
+}
+
+// The server on this machine is measured with all numbers of requests at a time, with and without an idle time before them.
+func TestMeasureOverheads(t *testing.T) {
+	const slots = 4
+	machine := onOneCore(t)
+	got, err := measureOverheads(t.Context(), machine, slots, bursts(machine.Plan(), slots, 150)[:30])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.ReadNS <= 0 {
+		t.Errorf("clients have their first tokens %d ns after they are there, want more than 0", got.ReadNS)
+	}
+	seen := map[serving.CallKey]bool{}
+	for _, sum := range got.Calls {
+		seen[sum.CallKey] = true
+		if sum.Calls < 1 || sum.ServedNS < sum.CallNS || sum.CallNS < sum.Calls {
+			t.Errorf("%+v: want calls that take time, and longer in the server", sum)
+		}
+	}
+	want := []serving.CallKey{{Kind: serving.ChunkCall, Size: 64}, {Kind: serving.ChunkCall, Size: 64, Woken: true},
+		{Kind: serving.LastChunkCall, Size: 16}, {Kind: serving.LastChunkCall, Size: 64}}
+	for n := 1; n <= slots; n++ {
+		want = append(want, serving.CallKey{Kind: serving.DecodeCall, Size: n})
+	}
+	for _, key := range want {
+		if !seen[key] {
+			t.Errorf("no call of %+v was measured", key)
+		}
 	}
 }
 

@@ -1,0 +1,122 @@
+package serving
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// What a plan predicts of a program call is the call alone, on a machine that does nothing else, call after call. In a
+// server a call takes longer: the server decides and hands over tokens around it, who reads them needs a core for a
+// moment, another program's weights lie in the cache, and after an idle time the threads of processors have to wake up
+// first. Therefore the server counts what each kind of call took, from the end of the call before it to its own.
+
+// CallKind is what a program call does.
+type CallKind uint8
+
+// The kinds, in the order of Metrics.Calls.
+const (
+	ChunkCall     CallKind = iota // processes tokens of a prompt, of which some are left
+	LastChunkCall                 // processes the last tokens of a prompt, and computes logits
+	DecodeCall                    // decodes a token of each of some sequences
+	BesideCall                    // does so while another processor processes a chunk
+	VerifyCall                    // verifies a draft
+
+	Kinds = iota // how many there are
+)
+
+// String is the word for a kind.
+func (k CallKind) String() string {
+	return [...]string{"chunk", "last chunk", "decode", "decode beside a chunk", "verify a draft"}[k]
+}
+
+// CallKey is what program calls are told apart by.
+type CallKey struct {
+	Kind  CallKind
+	Size  int  // rows of the program of a chunk; else sequences, or tokens of the draft
+	Woken bool // there was nothing to do before it: it begins when its request arrives
+}
+
+// Compare orders keys.
+func (k CallKey) Compare(other CallKey) int {
+	woken := func(k CallKey) int {
+		if k.Woken {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Size, other.Size), woken(k)-woken(other))
+}
+
+// CallTimes are sums over the calls of one kind.
+type CallTimes struct {
+	CallKey
+	Calls     int64
+	ServedNS  int64 // from the end of the call before, or the arrival of the request that ends an idle time
+	CallNS    int64 // by the executor
+	PlannedNS int64 // as the plan predicts
+}
+
+// Planned is what kind of call one is, and what the plan predicts of it, in ns.
+func (t *Times) Planned(call Call) (CallKey, int64) {
+	switch {
+	case call.Tokens > 0:
+		key := CallKey{Kind: ChunkCall}
+		if call.Rest == call.Tokens {
+			key.Kind = LastChunkCall
+		}
+		if program := t.ChunkProgram(call.Rest); program != nil {
+			key.Size = program.Rows
+		}
+		_, ns := t.Chunk(call.Rest)
+		return key, ns
+	case call.Draft > 0:
+		ns := int64(0)
+		if drafts := t.plan.Drafts; drafts != nil && call.Draft <= len(drafts.VerifyNS) {
+			ns = drafts.VerifyNS[call.Draft-1]
+		}
+		return CallKey{Kind: VerifyCall, Size: call.Draft}, ns
+	case call.Beside:
+		side, _ := t.Beside(call.Rest, call.Sequences)
+		return CallKey{Kind: BesideCall, Size: call.Sequences}, side.DecodeNS
+	}
+	return CallKey{Kind: DecodeCall, Size: call.Sequences}, t.Decode(call.Sequences)
+}
+
+// tally adds up what program calls take. It is the loop's, but for the sums, which the server's mutex guards.
+type tally struct {
+	times  *Times
+	sums   map[CallKey]CallTimes
+	ended  int64 // when the latest action ended
+	idle   bool  // nothing has been done since then
+	latest Call  // of the action under way; without sequences and tokens: it has called no program
+}
+
+// begins says that there is something to do again since a request arrived. What the server did between two actions
+// counts as the second one's.
+func (t *tally) begins(arrived int64) {
+	if t.idle {
+		t.ended = max(t.ended, arrived)
+	}
+}
+
+// ends counts the program call of an action that has ended now.
+func (t *tally) ends(now int64) {
+	call := t.latest
+	if call == (Call{}) {
+		return
+	}
+	key, planned := t.times.Planned(call)
+	key.Woken = t.idle
+	sum := t.sums[key]
+	t.sums[key] = CallTimes{key, sum.Calls + 1, sum.ServedNS + now - t.ended, sum.CallNS + call.NS, sum.PlannedNS + planned}
+	t.rests(now)
+}
+
+// rests says that what comes after now is no part of what was called before.
+func (t *tally) rests(now int64) { t.ended, t.idle, t.latest = now, false, Call{} }
+
+// all are the sums, in order.
+func (t *tally) all() []CallTimes {
+	return slices.SortedFunc(maps.Values(t.sums), func(a, b CallTimes) int { return a.Compare(b.CallKey) })
+}
