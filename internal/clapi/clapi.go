@@ -144,8 +144,13 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("opencl: %s: %s (%d)%s", e.What, name, e.Code, e.hint())
 }
 
-// hint is what to do about common failures.
+// hint is what to do about common failures. A library that cannot even say what there is has no use for it.
 func (e *Error) hint() string {
+	for _, question := range []string{"count ", "list ", "describe "} {
+		if strings.HasPrefix(e.What, question) {
+			return ""
+		}
+	}
 	switch e.Code {
 	case -4, -5, -6, -61:
 		return ": the device has too little memory: load less, or use another processor"
@@ -201,10 +206,14 @@ func check(what string, code uintptr) error {
 	return &Error{What: what, Code: int32(code)}
 }
 
-// Platform is one vendor's implementation.
+// Platform is one vendor's implementation, with its devices.
 type Platform struct {
 	Name, Version string
-	id            uintptr
+	Devices       []*Device // in the order in which the platform lists them
+	// Err is why the platform cannot be used: it does not describe itself, or does not list its devices, of which
+	// there are none here then. It says nothing about other platforms. nil: it can be.
+	Err error
+	id  uintptr
 }
 
 // Device is one device of a platform.
@@ -215,51 +224,19 @@ type Device struct {
 	id       uintptr
 }
 
-// Devices lists the devices of all platforms, in the order in which the library lists them. Without a platform or
-// a device the list is empty.
-func (l *Library) Devices() (list []*Device, err error) {
-	native.KeepSignals(func() { list, err = l.devices() }) // a loader opens the vendors' libraries now
+// Platforms lists the platforms with their devices, in the order in which the library lists them. A loader that knows no
+// platform gives an empty list. One platform that fails is listed with its error: a vendor's driver that is broken, or
+// whose device was taken away, must not cost the devices of other vendors.
+func (l *Library) Platforms() (list []*Platform, err error) {
+	native.KeepSignals(func() { list, err = l.platforms() }) // a loader opens the vendors' libraries now
 	return list, err
 }
 
-// devices is Devices.
-func (l *Library) devices() ([]*Device, error) {
-	platforms, err := l.platforms()
-	if err != nil {
-		return nil, err
-	}
-	var list []*Device
-	for _, platform := range platforms {
-		var count uint32
-		code := native.Call(l.fn[fnGetDeviceIDs], platform.id, deviceAll, 0, 0, uintptr(unsafe.Pointer(&count)))
-		if int32(code) == -1 || int32(code) == 0 && count == 0 { // DEVICE_NOT_FOUND
-			continue
-		}
-		if err := check("count devices", code); err != nil {
-			return nil, err
-		}
-		ids := make([]uintptr, count)
-		code = native.Call(l.fn[fnGetDeviceIDs], platform.id, deviceAll, uintptr(count),
-			uintptr(unsafe.Pointer(&ids[0])), 0)
-		if err := check("list devices", code); err != nil {
-			return nil, err
-		}
-		for _, id := range ids {
-			device := &Device{Platform: platform, lib: l, id: id}
-			if device.Name, err = device.Text(DeviceName); err != nil {
-				return nil, err
-			}
-			list = append(list, device)
-		}
-	}
-	return list, nil
-}
-
-// platforms lists the platforms; a loader that knows none reports PLATFORM_NOT_FOUND.
+// platforms is Platforms.
 func (l *Library) platforms() ([]*Platform, error) {
 	var count uint32
 	code := native.Call(l.fn[fnGetPlatformIDs], 0, 0, uintptr(unsafe.Pointer(&count)))
-	if int32(code) == -1001 || int32(code) == 0 && count == 0 {
+	if int32(code) == platformNotFound || int32(code) == 0 && count == 0 {
 		return nil, nil
 	}
 	if err := check("count platforms", code); err != nil {
@@ -273,17 +250,46 @@ func (l *Library) platforms() ([]*Platform, error) {
 	var list []*Platform
 	for _, id := range ids {
 		platform := &Platform{id: id}
-		for _, field := range []struct {
-			to    *string
-			param Param
-		}{{&platform.Name, platformName}, {&platform.Version, platformVersion}} {
-			text, err := l.text(fnGetPlatformInfo, "describe platform", id, field.param)
-			if err != nil {
-				return nil, err
-			}
-			*field.to = text
+		if platform.Err = platform.describe(l); platform.Err == nil {
+			platform.Devices, platform.Err = platform.devices(l)
 		}
 		list = append(list, platform)
+	}
+	return list, nil
+}
+
+// describe reads what the platform calls itself.
+func (p *Platform) describe(lib *Library) (err error) {
+	if p.Name, err = lib.text(fnGetPlatformInfo, "describe platform", p.id, platformName); err != nil {
+		return err
+	}
+	p.Version, err = lib.text(fnGetPlatformInfo, "describe platform", p.id, platformVersion)
+	return err
+}
+
+// devices lists the platform's devices; there may be none.
+func (p *Platform) devices(lib *Library) ([]*Device, error) {
+	var count uint32
+	code := native.Call(lib.fn[fnGetDeviceIDs], p.id, deviceAll, 0, 0, uintptr(unsafe.Pointer(&count)))
+	if int32(code) == deviceNotFound || int32(code) == 0 && count == 0 {
+		return nil, nil
+	}
+	if err := check("count devices", code); err != nil {
+		return nil, err
+	}
+	ids := make([]uintptr, count)
+	code = native.Call(lib.fn[fnGetDeviceIDs], p.id, deviceAll, uintptr(count), uintptr(unsafe.Pointer(&ids[0])), 0)
+	if err := check("list devices", code); err != nil {
+		return nil, err
+	}
+	var list []*Device
+	for _, id := range ids {
+		device := &Device{Platform: p, lib: lib, id: id}
+		var err error
+		if device.Name, err = device.Text(DeviceName); err != nil {
+			return nil, err
+		}
+		list = append(list, device)
 	}
 	return list, nil
 }

@@ -27,9 +27,13 @@ func open(t *testing.T) (*Context, *Queue) {
 	if err != nil {
 		require.Skip(t, "opencl", err)
 	}
-	devices, err := lib.Devices()
+	platforms, err := lib.Platforms()
 	if err != nil {
 		t.Fatal(err)
+	}
+	var devices []*Device
+	for _, platform := range platforms {
+		devices = append(devices, platform.Devices...)
 	}
 	if len(devices) == 0 {
 		require.Skip(t, "opencl", errors.New("the OpenCL library knows no device"))

@@ -159,6 +159,7 @@ func (c *Context) build(id uintptr, options string) (*Program, error) {
 	program := &Program{c, id}
 	text, ok := native.CString(options)
 	if !ok {
+		_ = program.Close()
 		return nil, diag.New(diag.ClassInput, "opencl: build options %q have a NUL byte", options)
 	}
 	var code uintptr

@@ -122,6 +122,12 @@ const (
 	AllocHost = 1 << 4 // the buffer can be mapped without a copy
 )
 
+// Codes that say that there is none of what was asked for.
+const (
+	deviceNotFound   = -1
+	platformNotFound = -1001
+)
+
 // codes are the names of error codes in cl.h.
 var codes = map[int32]string{
 	-1: "DEVICE_NOT_FOUND", -2: "DEVICE_NOT_AVAILABLE", -3: "COMPILER_NOT_AVAILABLE",

@@ -53,6 +53,9 @@ type Library struct {
 	Path      string   // of a shared library
 	Build     string   // what the library says about its build
 	Providers []string // its execution providers, in its order
+	// Skipped are parts of it that fail, each with its reason, while the others can be used: platforms of OpenCL whose
+	// devices cannot be listed.
+	Skipped []string
 }
 
 // Config selects and configures a processor.

@@ -226,6 +226,7 @@ func (m Machine) drivers(ctx context.Context) []Finding {
 			what = append(what, device.Select)
 		}
 		with := ""
+		var skipped []string
 		if described, has := drv.(driver.Described); has {
 			// A library that is there but does not answer is worse than none: it is a problem, not a note.
 			library, err := described.Library(ctx)
@@ -234,10 +235,15 @@ func (m Machine) drivers(ctx context.Context) []Finding {
 				continue
 			}
 			with = strings.TrimSpace(library.Name+" "+library.Version) + "; "
+			skipped = library.Skipped
 		}
 		finding := ok(name, "%s%d processors: %s", with, len(devices), strings.Join(what, ", "))
 		if len(devices) == 0 {
 			finding = finding.but(Note, "the driver found no device; hetc drivers says more")
+		}
+		if len(skipped) > 0 {
+			finding.Found += "; skipped " + strings.Join(skipped, "; ")
+			finding = finding.but(Note, "the processors above work; for those skipped, repair or remove what the vendor installed")
 		}
 		out = append(out, finding)
 	}

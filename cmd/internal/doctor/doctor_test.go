@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,33 @@ type lacking struct{ driver.Driver }
 func (lacking) Name() string { return "lacking" }
 func (lacking) Devices(context.Context) ([]driver.Device, error) {
 	return nil, &driver.Unavailable{Driver: "lacking", Tried: []string{"liblacking.so"}}
+}
+
+// partly is a driver of which one part fails.
+type partly struct{ driver.Driver }
+
+func (partly) Name() string { return "partly" }
+func (partly) Devices(context.Context) ([]driver.Device, error) {
+	return []driver.Device{{Select: "1.0", Description: "a device"}}, nil
+}
+func (partly) Library(context.Context) (driver.Library, error) {
+	return driver.Library{Name: "CL", Version: "3", Skipped: []string{`platform 0, "broken": it says no`}}, nil
+}
+func (partly) Open(context.Context, driver.Config) (driver.Processor, error) {
+	return nil, errors.New("nothing is opened")
+}
+
+// Of a driver that has a part which fails the others are listed, and the reason is told.
+func TestSkippedPart(t *testing.T) {
+	const reason = `platform 0, "broken": it says no`
+	found := Machine{Drivers: []driver.Driver{partly{}}}.drivers(t.Context())
+	if len(found) != 1 || found[0].Status != Note || found[0].Found != "CL 3; 1 processors: 1.0; skipped "+reason {
+		t.Errorf("doctor finds %+v", found)
+	}
+	entry := Describe(t.Context(), partly{})
+	if !slices.ContainsFunc(entry.Rows(), func(row []string) bool { return row[1] == "skipped" && row[2] == reason }) {
+		t.Errorf("hetc drivers says %q", entry.Rows())
+	}
 }
 
 // A machine where nothing is right has a line for each of it, with a way out.

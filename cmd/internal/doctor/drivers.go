@@ -32,6 +32,7 @@ type libraryEntry struct {
 	Path      string   `json:"path,omitempty"`
 	Build     string   `json:"build,omitempty"`
 	Providers []string `json:"execution_providers,omitempty"`
+	Skipped   []string `json:"skipped,omitempty"` // parts that fail, with their reasons
 }
 
 // deviceEntry is a processor that a driver offers.
@@ -72,7 +73,8 @@ func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 		if library, err := described.Library(ctx); err != nil {
 			entry.Problem = err.Error()
 		} else {
-			entry.Library = &libraryEntry{library.Name, library.Version, library.Path, library.Build, library.Providers}
+			entry.Library = &libraryEntry{library.Name, library.Version, library.Path, library.Build, library.Providers,
+				library.Skipped}
 		}
 	}
 	for _, device := range devices {
@@ -135,6 +137,7 @@ func (e *DriverEntry) Rows() (rows [][]string) {
 		add("path", entry.Path)
 		add("build", entry.Build)
 		add("execution providers", strings.Join(entry.Providers, ", "))
+		add("skipped", entry.Skipped...)
 	}
 	var selects []string
 	for _, entry := range e.Devices {

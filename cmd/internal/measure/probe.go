@@ -57,6 +57,7 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	for _, drv := range usable {
 		if slices.Contains(flags.Drivers, drv.Name()) {
 			options.Others = append(options.Others, drv)
+			warnSkipped(ctx, ui, drv)
 		} else {
 			unused = append(unused, drv.Name())
 		}
@@ -80,6 +81,21 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 		ui.Printf("driver %s is usable here too: --driver %s describes its processors\n", name, name)
 	}
 	return ui.Result(soc)
+}
+
+// warnSkipped warns of the parts of a driver's library that fail, whose devices the SoC file therefore lacks.
+func warnSkipped(ctx context.Context, ui *cli.Streams, drv driver.Driver) {
+	described, ok := drv.(driver.Described)
+	if !ok {
+		return
+	}
+	library, err := described.Library(ctx)
+	if err != nil {
+		return // it was opened a moment ago: probing says what is wrong
+	}
+	for _, skipped := range library.Skipped {
+		ui.Warnf("driver %s: skipped %s", drv.Name(), skipped)
+	}
 }
 
 // showProcessors prints what was probed of each processor and of those that work together.

@@ -1,7 +1,6 @@
 package opencl
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,14 +20,12 @@ type device struct {
 	context  *clapi.Context
 	identity driver.Identity
 	features kernel.Features
-	units    int
 	maxAlloc int64
 	// what the probe found: the device computes on imported memory of the host, and on memory that it allocates and
 	// the host has mapped
 	imports, allocates bool
 
-	mu       sync.Mutex
-	programs map[[sha256.Size]byte]built
+	programs programs
 }
 
 // shared are the open devices. One that was lost is opened anew.
@@ -45,7 +42,23 @@ func share(from *clapi.Device) (*device, error) {
 	if open := shared.of[name]; open != nil {
 		return open, nil
 	}
-	opened := &device{programs: map[[sha256.Size]byte]built{}}
+	var opened *device
+	if err := inherit(func() (err error) {
+		opened, err = openDevice(from)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if shared.of == nil {
+		shared.of = map[string]*device{}
+	}
+	shared.of[name] = opened
+	return opened, nil
+}
+
+// openDevice asks a device what it is, makes its context and finds out what memory it shares.
+func openDevice(from *clapi.Device) (*device, error) {
+	opened := &device{}
 	if err := opened.describe(from); err != nil {
 		return nil, err
 	}
@@ -56,13 +69,10 @@ func share(from *clapi.Device) (*device, error) {
 	if opened.context, err = from.Open(); err != nil {
 		return nil, err
 	}
+	opened.programs.context, opened.programs.identity, opened.programs.keep = opened.context, opened.identity, idlePrograms
 	if err := opened.probe(); err != nil {
 		return nil, errors.Join(err, opened.context.Close())
 	}
-	if shared.of == nil {
-		shared.of = map[string]*device{}
-	}
-	shared.of[name] = opened
 	return opened, nil
 }
 
@@ -79,7 +89,7 @@ func forget(lost *device) {
 
 // describe reads what the device says about itself, and refuses one that cannot do what every kernel needs.
 func (d *device) describe(from *clapi.Device) error {
-	var units, group, alloc, local uint64
+	var group, alloc, local uint64
 	for _, want := range []struct {
 		param clapi.Param
 		to    *uint64
@@ -89,7 +99,7 @@ func (d *device) describe(from *clapi.Device) error {
 		{clapi.DeviceAvailable, nil, 1, "it is not available"},
 		{clapi.DeviceEndianLittle, nil, 1, "it is big-endian, packed weights are little-endian"},
 		{clapi.DeviceCompiler, nil, 1, "it has no compiler for kernels"},
-		{clapi.DeviceComputeUnits, &units, 1, "it has no compute units"},
+		{clapi.DeviceComputeUnits, nil, 1, "it has no compute units"},
 		{clapi.DeviceMaxWorkGroup, &group, 1, "it has no work groups"},
 		{clapi.DeviceMaxAlloc, &alloc, 1, "it allocates no memory"},
 		{clapi.DeviceLocalType, &local, 0, ""},
@@ -131,7 +141,7 @@ func (d *device) describe(from *clapi.Device) error {
 	if err != nil {
 		return err
 	}
-	d.units, d.maxAlloc = int(units), int64(min(alloc, 1<<62))
+	d.maxAlloc = int64(min(alloc, 1<<62))
 	d.features = kernel.Features{Dedicated: local == clapi.LocalDedicated, MaxGroup: int(min(group, 1<<20)),
 		IntegerDot: slices.Contains(strings.Fields(extensions), "cl_khr_integer_dot_product"),
 		ImageWords: int(min(images, 1<<31-1)), SubGroups: subGroups > 0}
@@ -145,10 +155,11 @@ func (d *device) probe() error {
 	if err != nil {
 		return err
 	}
-	program, err := d.program(source, nil) // of this program's own source
+	program, err := d.context.Build(source, buildOptions(source)) // of this program's own source, for now
 	if err != nil {
 		return err
 	}
+	defer program.Close()
 	queue, err := d.context.NewQueue()
 	if err != nil {
 		return err

@@ -69,8 +69,8 @@ func TestPoCLIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	const name = "Portable Computing Language"
-	if !slices.ContainsFunc(list, func(f found) bool { return f.Platform.Name == name }) {
-		t.Errorf("%q knows no platform %q: apt-get install ocl-icd-libopencl1 pocl-opencl-icd", list[0].path, name)
+	if !slices.ContainsFunc(list.devices, func(f found) bool { return f.Platform.Name == name }) {
+		t.Errorf("%q knows no platform %q: apt-get install ocl-icd-libopencl1 pocl-opencl-icd", list.path, name)
 	}
 }
 

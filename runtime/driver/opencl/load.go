@@ -3,7 +3,6 @@ package opencl
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/clapi"
@@ -56,7 +55,7 @@ func (o *operand) usedBy(m, rows int) {
 type executable struct {
 	p      *processor
 	graph  op.Graph
-	code   *kernel.Code
+	code   *parsed
 	closed bool
 
 	operands []operand
@@ -108,8 +107,38 @@ func (e *executable) Close() error {
 	return e.free()
 }
 
+// parsed is an artifact with the number of executables that were made of it: one serves every layer.
+type parsed struct {
+	*kernel.Code
+	bytes string
+	users int
+}
+
+// parse is the artifact of these bytes, which the executable uses until it is freed.
+func (p *processor) parse(data []byte) (*parsed, error) {
+	code := p.codes[string(data)]
+	if code == nil {
+		read, err := kernel.Parse(data)
+		if err != nil {
+			return nil, err
+		}
+		code = &parsed{Code: read, bytes: string(data)}
+		p.codes[code.bytes] = code
+	}
+	code.users++
+	return code, nil
+}
+
+// leave forgets an artifact that no executable uses any more.
+func (p *processor) leave(code *parsed) {
+	if code.users--; code.users == 0 {
+		delete(p.codes, code.bytes)
+	}
+}
+
 // free gives back what loading made.
 func (e *executable) free() (err error) {
+	e.p.leave(e.code)
 	for i := range e.steps {
 		for j := range e.steps[i].launches {
 			err = errors.Join(err, e.steps[i].launches[j].kernel.Close())
@@ -131,32 +160,29 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	if p.lost != nil {
 		return nil, p.lost
 	}
-	code := p.codes[string(artifact.Code)] // one artifact serves every layer
-	if code == nil {
-		var err error
-		if code, err = kernel.Parse(artifact.Code); err != nil {
-			return nil, err
-		}
-		p.codes[string(artifact.Code)] = code
-	}
-	if err := artifact.Matches(&code.Graph); err != nil {
-		return nil, err
-	}
-	exe := &executable{p: p, graph: code.Graph, code: code}
-	checked, err := weights.Check(&code.Graph, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
+	code, err := p.parse(artifact.Code)
 	if err != nil {
 		return nil, err
 	}
-	if err := exe.prepare(checked); err != nil {
+	exe := &executable{p: p, graph: code.Graph, code: code}
+	if err := exe.prepare(artifact, weights); err != nil {
 		return nil, errors.Join(err, exe.free())
 	}
 	return exe, nil
 }
 
-// prepare declares the operands, makes the weights readable and builds a step for each node.
-func (e *executable) prepare(weights driver.Weights) error {
+// prepare compares the graph with the artifact's and its weights, declares the operands, makes the weights readable and
+// builds a step for each node.
+func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) error {
+	if err := artifact.Matches(&e.graph); err != nil {
+		return err
+	}
+	checked, err := weights.Check(&e.graph, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
+	if err != nil {
+		return err
+	}
 	byName := map[string]weight{}
-	for _, packed := range weights {
+	for _, packed := range checked {
 		device, err := e.p.weight(packed.Bytes)
 		if err != nil {
 			return fmt.Errorf("weight %q: %w", packed.Spec.Name, err)
@@ -269,139 +295,4 @@ func (e *executable) scratch(bytes int64) (int64, error) {
 	at := e.work
 	e.work += op.RoundUp(bytes, align)
 	return at, nil
-}
-
-// bind checks the operands of a call and makes them current. It returns before it changes anything but fields.
-func (e *executable) bind(bindings *driver.Bindings) error {
-	if err := bindings.Matches(&e.graph); err != nil {
-		return err
-	}
-	e.scalars = *bindings.Scalars
-	scalars := &e.scalars
-	if scalars.Pos > math.MaxInt32 || bindings.MaxContext > math.MaxInt32 {
-		return fmt.Errorf("got position %d in a cache of %d, want at most %d", scalars.Pos, bindings.MaxContext,
-			math.MaxInt32)
-	}
-	if scalars.Rows == 0 {
-		return nil
-	}
-	if e.batch {
-		if err := bindings.CheckPlaces(min(e.graph.Rows(), scalars.Rows), e.kv != ""); err != nil {
-			return err
-		}
-	} else if e.needsSeq && scalars.Seq <= scalars.Pos {
-		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length",
-			scalars.Seq, scalars.Pos)
-	}
-	if rows := min(e.graph.Rows(), scalars.Rows); e.longest > 0 && scalars.Pos+rows > e.longest {
-		return fmt.Errorf("the context reaches beyond %d positions, for which the graph was made", e.longest)
-	}
-	if bindings.Moves != nil {
-		if err := bindings.Moves.Fits(bindings); err != nil {
-			return err
-		}
-	}
-	for i := range e.operands {
-		if err := e.bindOperand(&e.operands[i], bindings); err != nil {
-			return err
-		}
-	}
-	if e.kv != "" {
-		return e.bindCache(bindings)
-	}
-	return nil
-}
-
-// bindOperand makes one operand current. One that is computed in place has the same memory in both bindings.
-func (e *executable) bindOperand(o *operand, bindings *driver.Bindings) error {
-	o.rows = o.inUse(e.scalars.Rows)
-	if o.temp >= 0 {
-		o.device, o.at = e.p.arena, o.temp
-		return nil
-	}
-	if o.input < 0 {
-		return e.view(o, &bindings.Out[o.out], "output")
-	}
-	if err := e.view(o, &bindings.In[o.input], "input"); err != nil || o.out < 0 {
-		return err
-	}
-	buffer, at, ld := o.buffer, o.at, o.ld
-	if err := e.view(o, &bindings.Out[o.out], "output"); err != nil {
-		return err
-	}
-	if o.buffer != buffer || o.at != at || o.ld != ld {
-		return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
-			o.value.Name)
-	}
-	return nil
-}
-
-// view checks a binding against a value and makes it current.
-func (e *executable) view(o *operand, v *driver.View, role string) error {
-	if v.Type != o.value.Type || v.Cols != o.value.Cols || v.Rows < o.rows {
-		return fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, o.value.Name, v.Type, v.Rows, v.Cols,
-			o.value.Type, o.rows, o.value.Cols)
-	}
-	if err := e.place(v, o.rows, &o.buffer); err != nil {
-		return fmt.Errorf("%s %q: %w", role, o.value.Name, err)
-	}
-	o.device, o.at, o.ld = o.buffer.device, v.Offset, v.Stride
-	return nil
-}
-
-// place finds the buffer of a view, after checking that the rows lie inside it.
-func (e *executable) place(v *driver.View, rows int, to **buffer) error {
-	if _, err := v.Window(rows); err != nil {
-		return err
-	}
-	if v.Stride > math.MaxInt32 || v.Offset%int64(v.Type.Bytes()) != 0 {
-		return fmt.Errorf("stride %d at byte %d, want at most %d at whole elements", v.Stride, v.Offset, math.MaxInt32)
-	}
-	found := e.p.own(v.Buffer)
-	if found == nil {
-		return fmt.Errorf("its memory was not allocated on, nor imported to, %s", e.p)
-	}
-	*to = found
-	return nil
-}
-
-// at is the sequence and position of a row in use.
-func (e *executable) at(row int) driver.Place {
-	if e.batch {
-		return e.scalars.Batch[row]
-	}
-	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
-}
-
-// bindCache checks that the caches hold all sequences at their distance, and makes them current.
-func (e *executable) bindCache(bindings *driver.Bindings) error {
-	if e.batch && bindings.MaxContext < 1 {
-		return fmt.Errorf("a cache of %d positions, want at least 1", bindings.MaxContext)
-	}
-	if !e.batch {
-		if err := bindings.CheckSpan(min(e.graph.Rows(), e.scalars.Rows)); err != nil {
-			return err
-		}
-	}
-	e.maxContext, e.perSeq = bindings.MaxContext, 0
-	if err := e.cache(&e.sides[0], &bindings.K, bindings, "k"); err != nil {
-		return err
-	}
-	return e.cache(&e.sides[1], &bindings.V, bindings, "v")
-}
-
-// cache makes one cache of all sequences current, perSeq elements apart.
-func (e *executable) cache(side *cacheSide, view *driver.View, bindings *driver.Bindings, name string) error {
-	if _, err := bindings.CheckCache(view, name, e.kv, e.kvHeads, e.headDim); err != nil {
-		return err
-	}
-	if err := e.place(view, view.Rows, &side.buffer); err != nil {
-		return fmt.Errorf("cache %q: %w", name, err)
-	}
-	size := int64(view.Type.Bytes())
-	side.at = view.Offset / size
-	if bindings.Sequences > 1 {
-		e.perSeq = bindings.SequenceBytes / size
-	}
-	return nil
 }

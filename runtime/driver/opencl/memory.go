@@ -55,7 +55,11 @@ func (b *buffer) Close() error {
 	if !b.p.idle(closePatience) {
 		return diag.New(diag.ClassRun, "close buffer of %s: calls that use it have not finished", b.p)
 	}
-	var err error
+	return b.free()
+}
+
+// free gives the memory back; no call uses it.
+func (b *buffer) free() (err error) {
 	if b.mapped && !b.p.gone {
 		err = b.p.queue.Unmap(b.device, b.host)
 	}

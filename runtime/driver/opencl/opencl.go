@@ -4,6 +4,9 @@
 // A device is selected by the numbers of its platform and of itself, "0.1", in the order of the platforms' names, or by
 // its name. Calls are enqueued and execute in order (see driver.Asynchronous). Whether the device computes on the
 // host's memory is found out by trying, once for each device: where it does not, operands are copied.
+//
+// Read opencl.go and device.go for how a device is found and opened, load.go, build.go and operators.go for how a graph
+// becomes launches of kernels, bind.go and run.go for a call, and processor.go for how its end is noticed.
 package opencl
 
 import (
@@ -17,7 +20,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/clapi"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/capability"
@@ -59,7 +61,7 @@ func (opencl) Devices(ctx context.Context) ([]driver.Device, error) {
 		return nil, err
 	}
 	var out []driver.Device
-	for _, found := range list {
+	for _, found := range list.devices {
 		out = append(out, driver.Device{Select: found.selector,
 			Description: fmt.Sprintf("%s (%s)", found.Name, found.Platform.Name)})
 	}
@@ -72,14 +74,16 @@ func (opencl) Library(context.Context) (driver.Library, error) {
 	if err != nil {
 		return driver.Library{}, err
 	}
-	out := driver.Library{Name: "OpenCL", Path: list[0].path}
-	for _, found := range list {
+	out := driver.Library{Name: "OpenCL", Path: list.path, Version: list.devices[0].Platform.Version}
+	for _, found := range list.devices {
 		name := found.Platform.Name + ", " + found.Platform.Version
 		if !slices.Contains(out.Providers, name) {
 			out.Providers = append(out.Providers, name)
 		}
 	}
-	out.Version = list[0].Platform.Version
+	for _, skipped := range list.skipped {
+		out.Skipped = append(out.Skipped, skipped.String())
+	}
 	return out, nil
 }
 
@@ -88,16 +92,50 @@ func (opencl) Library(context.Context) (driver.Library, error) {
 const wayOut = "install an OpenCL driver and its loader; for CPUs: " +
 	"apt-get install ocl-icd-libopencl1 pocl-opencl-icd, or make deps-opencl"
 
+// listing is what a library offers. A platform that fails is skipped, and the others are used.
+type listing struct {
+	path    string // of the library
+	devices []found
+	skipped []skipped
+}
+
 // found is a device with its selector.
 type found struct {
 	*clapi.Device
 	selector string
-	path     string // of the library
+}
+
+// skipped is a platform that fails. It keeps its number, so that the devices behind it keep their selectors.
+type skipped struct {
+	*clapi.Platform
+	number int
+}
+
+// String names the platform and its failure.
+func (s skipped) String() string {
+	name := "without a name"
+	if s.Name != "" {
+		name = fmt.Sprintf("%q", s.Name)
+	}
+	return fmt.Sprintf("platform %d, %s: %v", s.number, name, s.Err)
+}
+
+// names lists what can be selected, and what was skipped, for the hint of an error.
+func (l *listing) names() string {
+	var valid []string
+	for _, found := range l.devices {
+		valid = append(valid, fmt.Sprintf("%s %q", found.selector, found.Name))
+	}
+	text := "devices: " + strings.Join(valid, ", ")
+	for _, skipped := range l.skipped {
+		text += "; skipped " + skipped.String()
+	}
+	return text
 }
 
 // devices lists the devices of a library, "" for the one that is there. Without any the driver is unavailable.
-func devices(path string) (list []found, err error) {
-	err = affinity.Named(threadName, func() error {
+func devices(path string) (list *listing, err error) {
+	err = inherit(func() error {
 		list, err = listDevices(path)
 		return err
 	})
@@ -105,7 +143,7 @@ func devices(path string) (list []found, err error) {
 }
 
 // listDevices is devices on a thread whose name those that the library starts inherit.
-func listDevices(path string) ([]found, error) {
+func listDevices(path string) (*listing, error) {
 	lib, err := clapi.Find(path)
 	if err != nil {
 		missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: clapi.EnvLibrary,
@@ -118,28 +156,55 @@ func listDevices(path string) ([]found, error) {
 		}
 		return nil, missing
 	}
-	list, err := lib.Devices()
+	platforms, err := lib.Platforms()
 	if err != nil {
 		return nil, err
 	}
-	if len(list) == 0 {
-		return nil, &driver.Unavailable{Driver: Name, Tried: []string{lib.Path}, Override: clapi.EnvLibrary,
-			Found: "a library that knows no device",
-			Get:   wayOut}
+	list := arrange(platforms)
+	list.path = lib.Path
+	if len(list.devices) > 0 {
+		return list, nil
 	}
-	// Loaders list platforms in the order of files in a folder.
-	slices.SortStableFunc(list, func(a, b *clapi.Device) int { return cmp.Compare(a.Platform.Name, b.Platform.Name) })
-	var out []found
-	platform, number := -1, 0
-	var last *clapi.Platform
-	for _, device := range list {
-		if device.Platform != last {
-			last, number, platform = device.Platform, 0, platform+1
+	missing := &driver.Unavailable{Driver: Name, Tried: []string{lib.Path}, Override: clapi.EnvLibrary,
+		Found: "a library that knows no device", Get: wayOut}
+	if len(list.skipped) > 0 {
+		missing.Found = "a library of which no platform lists its devices: " + joined(list.skipped)
+	}
+	return nil, missing
+}
+
+// joined lists platforms that were skipped.
+func joined(list []skipped) string {
+	var out []string
+	for _, one := range list {
+		out = append(out, one.String())
+	}
+	return strings.Join(out, "; ")
+}
+
+// arrange gives the devices their selectors. Loaders list platforms in the order of files in a folder, so platforms are
+// numbered in the order of their names; one that does not tell its name comes last. One without devices has no number.
+func arrange(platforms []*clapi.Platform) *listing {
+	slices.SortStableFunc(platforms, func(a, b *clapi.Platform) int {
+		if (a.Name == "") != (b.Name == "") {
+			return cmp.Compare(b.Name, a.Name)
 		}
-		out = append(out, found{device, fmt.Sprintf("%d.%d", platform, number), lib.Path})
-		number++
+		return cmp.Compare(a.Name, b.Name)
+	})
+	list, next := &listing{}, 0
+	for _, platform := range platforms {
+		switch {
+		case platform.Err != nil:
+			list.skipped = append(list.skipped, skipped{platform, next})
+		case len(platform.Devices) == 0:
+			continue
+		}
+		for i, device := range platform.Devices {
+			list.devices = append(list.devices, found{device, fmt.Sprintf("%d.%d", next, i)})
+		}
+		next++
 	}
-	return out, nil
+	return list
 }
 
 // Open accepts the selectors of Devices, the name of a device, and "" for the first one.
@@ -154,14 +219,14 @@ func (o opencl) Open(ctx context.Context, config driver.Config) (driver.Processo
 			err)
 	}
 	var proc *processor
-	err = affinity.Named(threadName, func() error {
-		shared, err := share(from.Device)
-		if err != nil {
-			return err
-		}
-		if err := settings.fit(&shared.features); err != nil {
-			return err
-		}
+	shared, err := share(from.Device)
+	if err != nil {
+		return fail(err)
+	}
+	if err := settings.fit(&shared.features); err != nil {
+		return fail(err)
+	}
+	err = inherit(func() error {
 		proc, err = newProcessor(from.selector, shared, settings)
 		return err
 	})
@@ -192,19 +257,12 @@ func find(ctx context.Context, config driver.Config) (*found, settings, error) {
 	if err != nil {
 		return nil, options, err
 	}
-	at := slices.IndexFunc(list, func(f found) bool {
-		return config.Select == "" || f.selector == config.Select || f.Name == config.Select
-	})
-	if at < 0 {
-		var valid []string
-		for _, found := range list {
-			valid = append(valid, fmt.Sprintf("%s %q", found.selector, found.Name))
-		}
-		return nil, options, fail(errors.New("there is no such device"), "devices: %s", strings.Join(valid, ", "))
+	from, err := list.find(config.Select)
+	if err != nil {
+		return nil, options, fail(err, "%s", list.names())
 	}
-	from := &list[at]
 	if options.units > 0 {
-		if err := affinity.Named(threadName, func() error {
+		if err := inherit(func() error {
 			from.Device, err = part(from.Device, options.units)
 			return err
 		}); err != nil {
@@ -212,6 +270,22 @@ func find(ctx context.Context, config driver.Config) (*found, settings, error) {
 		}
 	}
 	return from, options, nil
+}
+
+// find is the device that a selector names, "" for the first one that is listed.
+func (l *listing) find(selector string) (*found, error) {
+	for i := range l.devices {
+		if device := &l.devices[i]; selector == "" || device.selector == selector || device.Name == selector {
+			return device, nil
+		}
+	}
+	platform, _, _ := strings.Cut(selector, ".")
+	for _, skipped := range l.skipped {
+		if platform == strconv.Itoa(skipped.number) {
+			return nil, diag.New(diag.ClassUnavailable, "%s", skipped)
+		}
+	}
+	return nil, errors.New("there is no such device")
 }
 
 // parts are the devices that were divided off, by the device and their number of compute units.

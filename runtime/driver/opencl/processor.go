@@ -31,7 +31,8 @@ type processor struct {
 	hangs    bool  // closed while a kernel did not end, which may still write to memory
 	lost     error
 
-	codes map[string]*kernel.Code // parsed, by their bytes
+	codes map[string]*parsed // artifacts of the loaded executables, by their bytes
+	taken map[string]*built  // programs, by their sources
 
 	arena      *clapi.Buffer
 	arenaBytes int64
@@ -47,7 +48,7 @@ type processor struct {
 
 	flag     *clapi.Kernel // writes tickets, where completion is by flag
 	flagWord []int32
-	flagMem  driver.Buffer
+	flagMem  *buffer
 }
 
 // call is one in flight, or one that is done.
@@ -61,7 +62,7 @@ type call struct {
 // newProcessor opens a queue of the device.
 func newProcessor(selector string, from *device, settings settings) (*processor, error) {
 	p := &processor{Local: driver.Local{Name: Name + ":" + selector}, device: from, settings: settings,
-		shares: from.imports && !settings.own, codes: map[string]*kernel.Code{}}
+		shares: from.imports && !settings.own, codes: map[string]*parsed{}, taken: map[string]*built{}}
 	p.caps = capabilities(!p.shares, settings, &from.features)
 	p.caps.SharesOwn = p.sharesOwn()
 	var err error
@@ -70,7 +71,7 @@ func newProcessor(selector string, from *device, settings settings) (*processor,
 	}
 	if settings.flag {
 		if err := p.prepareFlag(); err != nil {
-			return nil, errors.Join(err, p.queue.Close())
+			return nil, errors.Join(err, p.Close())
 		}
 	}
 	return p, nil
@@ -89,21 +90,23 @@ func (p *processor) prepareFlag() error {
 	if err != nil {
 		return err
 	}
-	program, err := p.device.program(source, nil)
+	taken, err := p.device.programs.take(source, nil) // this program's own: no bundle has a binary of it
 	if err != nil {
 		return err
 	}
-	if p.flagMem, err = p.Alloc(64); err != nil {
-		return err
-	}
-	if p.flagWord, err = mem.View[int32](p.flagMem.Bytes()); err != nil {
-		return err
-	}
-	p.flag, err = program.Kernel("flag")
+	p.taken[source] = taken
+	memory, err := p.Alloc(64)
 	if err != nil {
 		return err
 	}
-	return p.queue.SetBuffer(p.flag, 0, p.own(p.flagMem).device)
+	p.flagMem = p.own(memory)
+	if p.flagWord, err = mem.View[int32](memory.Bytes()); err != nil {
+		return err
+	}
+	if p.flag, err = taken.Kernel("flag"); err != nil {
+		return err
+	}
+	return p.queue.SetBuffer(p.flag, 0, p.flagMem.device)
 }
 
 // Capabilities are those of the kernels, with or without memory of the device's own.
@@ -324,12 +327,17 @@ func (p *processor) Close() error {
 				p.last-p.done, closePatience)
 		}
 		if p.flag != nil {
-			err = errors.Join(p.flag.Close(), p.own(p.flagMem).device.Close())
+			err = p.flag.Close()
+		}
+		if p.flagMem != nil {
+			err = errors.Join(err, p.flagMem.free())
 		}
 		err = errors.Join(err, p.notes.close(), p.queue.Close())
 		if p.arena != nil {
 			err = errors.Join(err, p.arena.Close())
 		}
+		err = errors.Join(err, p.device.programs.give(p.taken))
+		p.taken = nil
 		return err
 	})
 }
@@ -402,7 +410,7 @@ func (n *notes) close() error {
 	if n.buffer == nil {
 		return nil
 	}
-	err := errors.Join(n.buffer.device.Close(), n.buffer.region.Close())
+	err := n.buffer.free()
 	n.buffer, n.words = nil, nil
 	return err
 }

@@ -3,19 +3,15 @@ package opencl
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"strings"
+	"sync"
 
 	"github.com/hetc/hetc/internal/clapi"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
 )
-
-// built is a program of a device. fromSource says that no binary was at hand.
-type built struct {
-	*clapi.Program
-	fromSource bool
-}
 
 // WithPrograms is the driver with a store of binaries.
 func (opencl) WithPrograms(programs driver.Programs) driver.Driver { return opencl{programs} }
@@ -72,7 +68,7 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			made, err := device.prebuild(program.Source)
+			made, err := device.programs.prebuild(program.Source)
 			if err != nil {
 				return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "build kernels %q, variant %q, for device %q: %w",
 					use.Family, variant.Name, from.Name, err)
@@ -85,8 +81,8 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 
 // prebuild builds a source and reads the binary. The program is not the one that processors use: what a driver returns
 // of a program may depend on what was done with it before.
-func (d *device) prebuild(source string) (made *driver.Prebuilt, err error) {
-	program, err := d.context.Build(source, buildOptions(source))
+func (p *programs) prebuild(source string) (made *driver.Prebuilt, err error) {
+	program, err := p.context.Build(source, buildOptions(source))
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +91,7 @@ func (d *device) prebuild(source string) (made *driver.Prebuilt, err error) {
 			err = failed
 		}
 	}()
-	made = &driver.Prebuilt{Key: driver.ProgramKey{Identity: d.identity, Source: sha256.Sum256([]byte(source))}}
+	made = &driver.Prebuilt{Key: driver.ProgramKey{Identity: p.identity, Source: sha256.Sum256([]byte(source))}}
 	made.Binary, err = program.Binary()
 	return made, err
 }
@@ -109,31 +105,83 @@ func buildOptions(source string) string {
 	return "-w"
 }
 
-// program returns a program, which is built once: of the binary that the store has, or of the source. A binary that the
-// device refuses counts as none.
-func (d *device) program(source string, store driver.Programs) (*clapi.Program, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	key := driver.ProgramKey{Identity: d.identity, Source: sha256.Sum256([]byte(source))}
-	strict := store != nil && store.Strict()
-	if known, ok := d.programs[key.Source]; ok && !(strict && known.fromSource) {
-		return known.Program, nil
-	}
-	options := buildOptions(source)
+// programs are the built programs of a device, which the processors of all bundles in this process share. Those that no
+// processor uses are kept for the next one, up to a number.
+type programs struct {
+	context  *clapi.Context
+	identity driver.Identity
+
+	keep int // programs that no processor uses
+
+	mu    sync.Mutex
+	built map[programKey]*built
+	uses  uint64 // takings so far: a clock
+}
+
+// idlePrograms is that number: more than a model needs.
+const idlePrograms = 64
+
+// programKey is what a program was made of. The device and its driver are those of the map that it is in, and the options of
+// the compiler follow from the source. A binary is one bundle's word for what the source computes: another bundle takes
+// it only if it carries the same one, and bundles without a binary share what was built from the source.
+// RATIONALE: What keeps a damaged program from a GPU?
+type programKey struct{ source, binary [sha256.Size]byte } // binary is zero where there is none
+
+// built is a program with the number of processors that use it.
+type built struct {
+	*clapi.Program
+	key        programKey
+	fromSource bool // there was no binary, or the device refused it
+	users      int
+	used       uint64 // when it was last taken
+}
+
+// take returns the program of a source: made of the binary that the store has, or built. A binary that the device refuses
+// counts as none. Whoever takes a program gives it back.
+func (p *programs) take(source string, store driver.Programs) (*built, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := driver.ProgramKey{Identity: p.identity, Source: sha256.Sum256([]byte(source))}
+	var binary []byte
 	if store != nil {
-		if binary := store.Binary(key); binary != nil {
-			if made, err := d.context.BuildBinary(binary, options); err == nil {
-				d.programs[key.Source] = built{Program: made}
-				return made, nil
-			}
+		binary = store.Binary(key)
+	}
+	made := programKey{source: key.Source}
+	if binary != nil {
+		made.binary = sha256.Sum256(binary)
+	}
+	known := p.built[made]
+	strict := store != nil && store.Strict()
+	if known == nil {
+		var err error
+		if known, err = p.make(source, binary, key, store); err != nil {
+			return nil, err
+		}
+		known.key = made
+		if p.built == nil {
+			p.built = map[programKey]*built{}
+		}
+		p.built[made] = known
+	} else if strict && known.fromSource {
+		return nil, p.noBinary()
+	}
+	p.uses++
+	known.users, known.used = known.users+1, p.uses
+	return known, nil
+}
+
+// make makes a program of a binary, nil for none, or of its source.
+func (p *programs) make(source string, binary []byte, key driver.ProgramKey, store driver.Programs) (*built, error) {
+	options := buildOptions(source)
+	if binary != nil {
+		if made, err := p.context.BuildBinary(binary, options); err == nil {
+			return &built{Program: made}, nil
 		}
 	}
-	if strict {
-		return nil, diag.New(diag.ClassUnavailable, "there is no binary for device %q with driver %q, and the source must "+
-			"not be built", d.identity.Device, d.identity.Driver).
-			WithHint("emit the bundle with --binaries on a machine with this device and driver, or run it without --strict")
+	if store != nil && store.Strict() {
+		return nil, p.noBinary()
 	}
-	made, err := d.context.Build(source, options)
+	made, err := p.context.Build(source, options)
 	if err != nil {
 		return nil, err
 	}
@@ -143,6 +191,51 @@ func (d *device) program(source string, store driver.Programs) (*clapi.Program, 
 			store.Built(key, binary)
 		}
 	}
-	d.programs[key.Source] = built{made, true}
-	return made, nil
+	return &built{Program: made, fromSource: true}, nil
+}
+
+// noBinary is the error where nothing may be built from source.
+func (p *programs) noBinary() error {
+	return diag.New(diag.ClassUnavailable, "there is no binary for device %q with driver %q, and the source must not be built",
+		p.identity.Device, p.identity.Driver).
+		WithHint("emit the bundle with --binaries on a machine with this device and driver, or run it without --strict")
+}
+
+// give gives programs back. The library keeps what a kernel still needs of one that is released.
+func (p *programs) give(taken map[string]*built) (err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, program := range taken {
+		program.users--
+	}
+	for {
+		var oldest *built
+		idle := 0
+		for _, program := range p.built {
+			if program.users > 0 {
+				continue
+			}
+			if idle++; oldest == nil || program.used < oldest.used {
+				oldest = program
+			}
+		}
+		if idle <= p.keep {
+			return err
+		}
+		delete(p.built, oldest.key)
+		err = errors.Join(err, oldest.Close())
+	}
+}
+
+// program is the program of a source for the processor, which keeps it until it is closed.
+func (p *processor) program(source string) (*clapi.Program, error) {
+	if known := p.taken[source]; known != nil {
+		return known.Program, nil
+	}
+	taken, err := p.device.programs.take(source, p.settings.programs)
+	if err != nil {
+		return nil, err
+	}
+	p.taken[source] = taken
+	return taken.Program, nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -53,11 +54,17 @@ func anew() {
 	shared.of = nil
 }
 
-// sum opens a processor with a store and adds on it.
+// sum opens a device anew and adds on it with the programs of a store.
 func sum(t testing.TB, library map[string]string, store driver.Programs) (values []float32, err error) {
 	t.Helper()
 	anew()
-	defer anew() // the store's programs are no others'
+	defer anew()
+	return sumAgain(t, library, store)
+}
+
+// sumAgain is sum on a device that may be open, with the programs of other stores.
+func sumAgain(t testing.TB, library map[string]string, store driver.Programs) (values []float32, err error) {
+	t.Helper()
 	ctx := context.Background()
 	proc, err := New().(driver.Prebuilder).WithPrograms(store).Open(ctx, driver.Config{Options: library})
 	if err != nil {
@@ -223,10 +230,86 @@ func TestNamedVariants(t *testing.T) {
 	}
 }
 
+// sevens is a program with the arguments of a sum that computes something else.
+const sevens = "__kernel void add(__global float *a, long b, int c, __global float *d, long e, int f, " +
+	"__global float *g, long h, int i, int j) { for (int at = 0; at < 2 * i; at++) g[at] = 7; }"
+
+// A binary serves the bundle that carries it and no other one of the process: the next bundle has the program of its own
+// binary, or of its source.
+func TestProgramsOfTwoBundles(t *testing.T) {
+	implementations(t, func(t *testing.T, library map[string]string) {
+		right, err := New().(driver.Prebuilder).Prebuild(t.Context(), driver.Config{Options: library}, artifactOfASum(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		anew()
+		defer anew()
+		of := func(binary []byte, strict bool) *memory {
+			return &memory{strict: strict, binaries: map[driver.ProgramKey][]byte{right[0].Key: binary}}
+		}
+		other := binaryOf(t, library, sevens)
+		for i, c := range []struct {
+			store driver.Programs
+			want  float32
+		}{
+			{of(other, false), 7}, {nil, 4}, {&memory{}, 4}, {of(right[0].Binary, true), 4}, {of(other, true), 7},
+			{of(right[0].Binary, false), 4},
+		} {
+			values, err := sumAgain(t, library, c.store)
+			if err != nil || slices.Min(values) != c.want || slices.Max(values) != c.want {
+				t.Errorf("bundle %d: got %v, %v, want %v", i, values, err, c.want)
+			}
+		}
+		if _, err := sumAgain(t, library, &memory{strict: true}); diag.ClassOf(err) != diag.ClassUnavailable {
+			t.Errorf("a bundle without a binary, where nothing may be built: got %v", err)
+		}
+	})
+}
+
+// However many programs bundles bring, a device keeps few that no processor uses, those that were used last; a processor
+// keeps no artifact of which nothing is loaded.
+func TestProgramsAreBounded(t *testing.T) {
+	anew()
+	defer anew()
+	p := openFirst(t, nil)
+	device := p.device
+	const keep, many = 2, 5
+	device.programs.keep = keep
+	load := func(p *processor, number int) {
+		exe, _ := addition(t, p, func(source string) string { return fmt.Sprintf("%s\n// %d\n", source, number) })
+		if err := exe.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for number := range many {
+		load(p, number)
+	}
+	if len(device.programs.built) != many || len(p.codes) != 0 {
+		t.Errorf("%d programs and %d artifacts, want %d programs of an open processor and no artifact of closed executables",
+			len(device.programs.built), len(p.codes), many)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if len(device.programs.built) != keep {
+		t.Errorf("%d programs are kept that nothing uses, want %d", len(device.programs.built), keep)
+	}
+	again := openFirst(t, nil)
+	load(again, many-1) // used last
+	if len(device.programs.built) != keep {
+		t.Error("the program that was used last was not kept")
+	}
+	exe, b := addition(t, again, nil)
+	if _, err := again.Run(exe, b); err != nil {
+		t.Fatal(err)
+	}
+	sums(t, b)
+}
+
 // binaryOf is the binary of a source for the device that a processor opens.
 func binaryOf(t testing.TB, library map[string]string, source string) []byte {
 	t.Helper()
-	made, err := openFirst(t, library).device.prebuild(source)
+	made, err := openFirst(t, library).device.programs.prebuild(source)
 	if err != nil {
 		t.Fatal(err)
 	}

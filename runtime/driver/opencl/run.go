@@ -25,14 +25,14 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 	if err := e.checkSelected(); err != nil {
 		return err
 	}
-	p.place()
+	p.claimThreads()
 	ticket := p.last + 1
-	place := &p.calls[ticket%driver.MaxInFlight]
-	if before := ticket - driver.MaxInFlight; ticket > driver.MaxInFlight && place.err != nil && p.told < before &&
+	inFlight := &p.calls[ticket%driver.MaxInFlight]
+	if before := ticket - driver.MaxInFlight; ticket > driver.MaxInFlight && inFlight.err != nil && p.told < before &&
 		p.early == nil {
-		p.early = &driver.Failure{Ticket: before, Err: place.err}
+		p.early = &driver.Failure{Ticket: before, Err: inFlight.err}
 	}
-	*place = call{start: p.Now()}
+	*inFlight = call{start: p.Now()}
 	if e.scalars.Rows > 0 {
 		event, err := p.commands(e, b, ticket)
 		if err != nil {
@@ -41,7 +41,7 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 			}
 			return err
 		}
-		place.exe, place.event = e, event
+		inFlight.exe, inFlight.event = e, event
 	}
 	p.last = ticket
 	return nil

@@ -16,7 +16,7 @@ func TestSignalsStayOurs(t *testing.T) {
 			t.Fatal(err)
 		}
 		sums(t, b)
-		if _, err := p.device.prebuild("kernel void nothing(global int *x) { x[0] = 7; }"); err != nil {
+		if _, err := p.device.programs.prebuild("kernel void nothing(global int *x) { x[0] = 7; }"); err != nil {
 			t.Fatal(err)
 		}
 		if taken := native.Taken(); len(taken) > 0 {

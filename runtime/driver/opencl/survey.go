@@ -4,7 +4,6 @@ import (
 	"context"
 	"strconv"
 
-	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/clapi"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -55,11 +54,8 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 	if groups, err := from.Number(clapi.DeviceMaxSubGroups); err == nil && groups > 0 {
 		out.Told["sub_groups"] = float64(groups)
 	}
-	var device *device
-	if err := affinity.Named(threadName, func() error {
-		device, err = share(from.Device)
-		return err
-	}); err != nil {
+	device, err := share(from.Device)
+	if err != nil {
 		return nil, err
 	}
 	if device.imports { // the host sees what a kernel writes

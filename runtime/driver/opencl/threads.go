@@ -16,10 +16,25 @@ import (
 // threadName is what threads of the library are called.
 const threadName = "hetc-opencl"
 
-// placed are the cores that the library's threads are restricted to; nil: none of them is.
-var placed struct {
+// naming is held, by any number of goroutines, while their own threads have the library's name.
+var naming sync.RWMutex
+
+// claimed are the cores that the library's threads are restricted to; nil: not all of them are.
+var claimed struct {
 	sync.Mutex
 	cores []int
+}
+
+// inherit has the library work on a thread of that name, which the threads that it starts meanwhile inherit.
+func inherit(work func() error) error {
+	naming.RLock()
+	defer naming.RUnlock()
+	defer func() {
+		claimed.Lock()
+		defer claimed.Unlock()
+		claimed.cores = nil // new threads are where the system puts them
+	}()
+	return affinity.Named(threadName, work)
 }
 
 // coresOf are the cores of a device made of them, nil for others: those of all compute units are all of the process's.
@@ -41,18 +56,21 @@ func coresOf(from *found, units int) ([]int, error) {
 	return all[max(0, len(all)-int(total)):], nil
 }
 
-// place moves the library's threads to the processor's cores, unless they are there or the device has none. Processors of
-// one process share the threads: the one that is used last has them. Where the system refuses, they stay where they are.
-func (p *processor) place() {
+// claimThreads moves the library's threads to the processor's cores, unless they are there or the device has none.
+// Processors of one process share the threads: the one that is used last has them. Where the system refuses, they stay
+// where they are. While another goroutine's own thread has the name they stay too, because that thread would be moved with
+// them; the next call tries again.
+func (p *processor) claimThreads() {
 	if p.cores == nil {
 		return
 	}
-	placed.Lock()
-	defer placed.Unlock()
-	if slices.Equal(placed.cores, p.cores) {
+	claimed.Lock()
+	defer claimed.Unlock()
+	if slices.Equal(claimed.cores, p.cores) || !naming.TryLock() {
 		return
 	}
+	defer naming.Unlock()
 	if _, err := affinity.PinNamed(threadName, p.cores); err == nil {
-		placed.cores = p.cores
+		claimed.cores = p.cores
 	}
 }

@@ -3,6 +3,7 @@ package opencl
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/internal/require"
 )
 
 // libraryThreads are the numbers of the library's threads.
@@ -32,6 +36,26 @@ func libraryThreads(t *testing.T) (list []int) {
 		list = append(list, number)
 	}
 	return list
+}
+
+// ofCores fails unless the library has threads, and all of them are restricted to these cores.
+func ofCores(t *testing.T, want []int) {
+	t.Helper()
+	threads := libraryThreads(t)
+	if len(threads) == 0 {
+		t.Error("no thread of the library was found")
+	}
+	for _, number := range threads {
+		var set unix.CPUSet
+		if err := unix.SchedGetaffinity(number, &set); errors.Is(err, unix.ESRCH) {
+			continue // it has ended
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if set.Count() != len(want) || slices.ContainsFunc(want, func(core int) bool { return !set.IsSet(core) }) {
+			t.Errorf("thread %d of the library may run on %d cores, want %v", number, set.Count(), want)
+		}
+	}
 }
 
 // The library's threads run on the cores of the processor that was used last, and not on that of the thread that submits
@@ -56,22 +80,35 @@ func TestThreadsStayOnTheirCores(t *testing.T) {
 				t.Fatal(err)
 			}
 			sums(t, b)
-			threads := libraryThreads(t)
-			if len(threads) == 0 {
-				t.Error("no thread of the library was found")
-			}
-			for _, number := range threads {
-				var set unix.CPUSet
-				if err := unix.SchedGetaffinity(number, &set); errors.Is(err, unix.ESRCH) {
-					continue // it has ended
-				} else if err != nil {
-					t.Fatal(err)
-				}
-				if set.Count() != len(want) || slices.ContainsFunc(want, func(core int) bool { return !set.IsSet(core) }) {
-					t.Errorf("units %q: thread %d of the library may run on %d cores, want %v", units, number, set.Count(),
-						want)
-				}
-			}
+			ofCores(t, want)
 		}
 	})
+}
+
+// Threads that a library starts when a device is opened are moved too, although those of another library are on the cores
+// of the device already.
+func TestThreadsOfTwoLibraries(t *testing.T) {
+	cores := affinity.Cores()
+	if len(cores) < 2 {
+		t.Skipf("needs two cores, this process may use %d", len(cores))
+	}
+	require.Deps()
+	file := filepath.Join(os.Getenv(native.EnvDir), clapi.IntelFolder, clapi.IntelLibrary)
+	if _, err := os.Stat(file); err != nil {
+		t.Skip("needs two implementations of OpenCL: make deps-opencl")
+	}
+	// The system's implementation starts its threads when it is asked for devices, which no test before this one has done
+	// where it runs by itself.
+	for _, library := range []map[string]string{{optLibrary: file}, nil} {
+		p := openFirst(t, with(library, optUnits, "1"))
+		if p.cores == nil {
+			t.Skipf("%s is no device of the CPU's cores", p)
+		}
+		exe, b := addition(t, p, nil)
+		if _, err := p.Run(exe, b); err != nil {
+			t.Fatal(err)
+		}
+		sums(t, b)
+		ofCores(t, cores[len(cores)-1:])
+	}
 }

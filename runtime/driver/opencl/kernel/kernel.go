@@ -46,8 +46,8 @@ type need struct {
 var (
 	needGroup = need{fmt.Sprintf("groups of %d items", GroupItems),
 		func(f *Features) bool { return f.MaxGroup >= GroupItems }}
-	needSlices = need{fmt.Sprintf("groups of %d items", 32*slices8),
-		func(f *Features) bool { return f.MaxGroup >= 32*slices8 }}
+	needSlices = need{fmt.Sprintf("groups of %d items", 32*columnSlices),
+		func(f *Features) bool { return f.MaxGroup >= 32*columnSlices }}
 	needSubGroups = need{"subgroups of OpenCL 3.0", func(f *Features) bool { return f.SubGroups }}
 	needImages    = need{fmt.Sprintf("images over buffers of %d texels", leastImage),
 		func(f *Features) bool { return f.ImageWords >= leastImage }}
@@ -56,9 +56,9 @@ var (
 
 // Sizes of groups: the items that reduce a row, and the slices of the reduction of a product with few rows.
 const (
-	GroupItems = 64
-	slices8    = 8
-	leastImage = 1 << 16 // what every device with images has
+	GroupItems   = 64
+	columnSlices = 8
+	leastImage   = 1 << 16 // what every device with images has
 )
 
 // Grid says how a variant divides its work.
@@ -69,7 +69,7 @@ const (
 	ByCells              // an item for each element, in groups of GroupItems
 	ByGroups             // a group of GroupItems items for each row
 	ByHeads              // an item for each head of each row
-	ByTiles              // an item for Rows rows of 16 columns
+	ByTiles              // an item for Rows rows of 16 columns; of a single row every other item has 32, and the rest none
 	ByColumn             // a group of 32 x Slices items for Rows rows of 32 columns
 )
 
@@ -149,8 +149,8 @@ func products() (list []family) {
 		{[]op.Scheme{op.A16SQ8C}, []string{"GRID", "Q8C"}, 6},
 		{[]op.Scheme{op.A16SQ4C}, []string{"GRID", "Q4C"}, 6},
 	} {
-		column := Variant{Name: "columns", Grid: ByColumn, Rows: 4, Slices: slices8, dedicated: true,
-			needs: []need{needSlices}, defines: []string{"COLUMN", fmt.Sprintf("SLICES %d", slices8)}}
+		column := Variant{Name: "columns", Grid: ByColumn, Rows: 4, Slices: columnSlices, dedicated: true,
+			needs: []need{needSlices}, defines: []string{"COLUMN", fmt.Sprintf("SLICES %d", columnSlices)}}
 		tile := Variant{Name: "tiles", Grid: ByTiles, Rows: product.rows, Few: product.rows / 2,
 			defines: []string{"TILE"}}
 		// Reading through textures pays on some GPUs and costs on others: it is never the first choice.
