@@ -1,6 +1,6 @@
 // Matrix products with weights in tiles of 32 columns (planir/pack). One of W32, W16, Q8C, Q4 and Q4C says how a tile is
-// made; Q4 is the number of rows that share a scale. HALF and GRID round results, to f16 or to multiples of a step. ROWS rows are multiplied at a time, so that a weight that was
-// unpacked serves all of them.
+// made; Q4 is the number of rows that share a scale. HALF and GRID round results, to f16 or to multiples of a step. ROWS
+// rows are multiplied at a time, so that a weight that was unpacked serves all of them.
 
 #if ROWS == 1
 #define ALL(F) F(0)
@@ -38,6 +38,7 @@
 	} \
 	weight += (long)expert * (stride / (int)sizeof(type));
 #define ZERO16 for (int j = 0; j < 16 && column + j < n; j++) y[(long)r0 * y_ld + column + j] = 0
+#define ZERO32 for (int j = 0; j < 32 && column + j < n; j++) y[(long)r0 * y_ld + column + j] = 0
 #define ZERO1 if (slice == 0 && column < n) y[(long)r0 * y_ld + column] = 0
 #else
 #define IDS
@@ -197,6 +198,101 @@ short16 nibbles(uint4 words, int side) {
 
 int4 pairs(int8 v) { return v.even + v.odd; }
 
+#if ROWS == 1
+// A single row is bound by reading the weight, which is fastest in one go: the item of a tile's first half computes the
+// whole tile, and that of the second half nothing.
+
+// word4 is four codes of a row; those beyond it stand for zero.
+uint word4(__global const uchar *x, int p, int k) {
+	if (p + 4 <= k)
+		return as_uint(vload4(0, x + p));
+	return x[p] | (p + 1 < k ? x[p + 1] : 128u) << 8 | (p + 2 < k ? x[p + 2] : 128u) << 16 | 128u << 24;
+}
+
+// BYTES: weights of 4 bits are multiplied as bytes, where the device's compiler offers that. Products of nibbles and codes,
+// added in pairs, are less than 3,841 in magnitude, so that eight of them fit 16 bits.
+#if defined Q4 && defined __has_builtin
+#if defined __AVX2__ && __has_builtin(__builtin_ia32_pmaddubsw256)
+#define BYTES
+short16 multiply_bytes(uint8 nibbles, uint8 codes) {
+	typedef char bytes __attribute__((__vector_size__(32)));
+	return __builtin_astype(__builtin_ia32_pmaddubsw256(__builtin_astype(nibbles, bytes), __builtin_astype(codes, bytes)),
+		short16);
+}
+#endif
+#endif
+
+__kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS GRID_ARGUMENT) {
+	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
+	int r0 = first + (int)get_global_id(0), column = (int)get_global_id(1) * 16;
+	if (column % 32)
+		return;
+	CHOOSE(uchar, ZERO32)
+	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
+	x += (long)INPUT_ROW(0) * x_ld;
+	float16 left = 0, right = 0;
+#ifdef Q8C
+	int8 sums[8]; // of four columns each
+	for (int i = 0; i < 8; i++)
+		sums[i] = 0;
+	for (int p = 0; p < k; p += 4) {
+		__global const char *codes = (__global const char *)tile + p * 32;
+		short16 row = convert_short16(as_uchar16((uint4)word4(x, p, k))) - (short)128;
+		for (int i = 0; i < 8; i++)
+			sums[i] += multiply_pairs(convert_short16(vload16(i, codes)), row);
+	}
+	__global const float *factors = (__global const float *)(tile + (k + 3) / 4 * 128);
+	left = vload16(0, factors) * convert_float16((int16)(pairs(sums[0]), pairs(sums[1]), pairs(sums[2]), pairs(sums[3])));
+	right = vload16(1, factors) * convert_float16((int16)(pairs(sums[4]), pairs(sums[5]), pairs(sums[6]), pairs(sums[7])));
+#else
+	for (int from = 0; from < k; from += Q4) {
+		__global const uchar *block = tile + (long)(from / Q4) * BLOCK;
+#ifdef BYTES
+		int8 sums[4]; // of eight columns each
+		for (int i = 0; i < 4; i++)
+			sums[i] = 0;
+		for (int begin = from; begin < min(k, from + Q4); begin += 32) {
+			short16 parts[4], eights = 0;
+			for (int i = 0; i < 4; i++)
+				parts[i] = 0;
+			for (int p = begin; p < min(k, begin + 32); p += 4) {
+				__global const uint *words = (__global const uint *)block + (p - from) * 4;
+				uint8 row = word4(x, p, k) ^ 0x80808080u, first8 = vload8(0, words), last8 = vload8(1, words);
+				eights += multiply_bytes((uint8)0x08080808u, row);
+				parts[0] += multiply_bytes(first8 & 0x0f0f0f0fu, row);
+				parts[1] += multiply_bytes(last8 & 0x0f0f0f0fu, row);
+				parts[2] += multiply_bytes(first8 >> 4 & 0x0f0f0f0fu, row);
+				parts[3] += multiply_bytes(last8 >> 4 & 0x0f0f0f0fu, row);
+			}
+			for (int i = 0; i < 4; i++)
+				sums[i] += multiply_pairs(parts[i] - eights, (short16)1);
+		}
+		int16 low = (int16)(sums[0], sums[1]), high = (int16)(sums[2], sums[3]);
+#else
+		int8 sums[8];
+		for (int i = 0; i < 8; i++)
+			sums[i] = 0;
+		for (int p = from; p < min(k, from + Q4); p += 4) {
+			__global const uint *words = (__global const uint *)block + (p - from) * 4;
+			short16 row = convert_short16(as_uchar16((uint4)word4(x, p, k))) - (short)128;
+			for (int i = 0; i < 8; i++)
+				sums[i] += multiply_pairs(nibbles(vload4(i % 4, words), i / 4), row);
+		}
+		int16 low = (int16)(pairs(sums[0]), pairs(sums[1]), pairs(sums[2]), pairs(sums[3]));
+		int16 high = (int16)(pairs(sums[4]), pairs(sums[5]), pairs(sums[6]), pairs(sums[7]));
+#endif
+		left += vload_half16(0, (__global const half *)(block + 16 * Q4)) * convert_float16(low);
+		right += vload_half16(1, (__global const half *)(block + 16 * Q4)) * convert_float16(high);
+	}
+#endif
+	y += (long)r0 * y_ld;
+	float factor = scale[(long)INPUT_ROW(0) * scale_ld];
+	store16(y, left * factor, bias, biased, column, n, notes, refusals, r0, RESULT_STEP);
+	if (column + 16 < n)
+		store16(y, right * factor, bias, biased, column + 16, n, notes, refusals, r0, RESULT_STEP);
+}
+#else
 __kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
 	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS GRID_ARGUMENT) {
 	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
@@ -249,6 +345,7 @@ __kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight,
 			refusals, r0 + i, RESULT_STEP);
 	ALL(END)
 }
+#endif
 #endif
 
 #ifdef COLUMN
