@@ -180,7 +180,7 @@ func lanesOf(procs []driver.Processor, iters int, steps []planned) (*Machine, *s
 		for iter := range iters {
 			c := call{exe: p.run(iter), bind: p.bind}
 			c.bind.Scalars = &st.scalars
-			st.calls = append(st.calls, c)
+			st.add(c)
 		}
 		ls := s.lanes[p.lane]
 		ls.steps = append(ls.steps, st)

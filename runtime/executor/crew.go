@@ -443,7 +443,9 @@ func (st *step) prepare(lane *lane, call *driver.Scalars, iter int) int {
 // execute runs a call. Weights whose mapped file has vanished are an error: the thread has
 // SetPanicOnFault.
 func (l *lane) execute(c *call) (span driver.Span, err error) {
+	l.executes.Store(c)
 	defer func() {
+		l.executes.Store(nil)
 		if fault := mem.Recovered(recover()); fault != nil {
 			err = fault
 		}
@@ -474,7 +476,7 @@ func (ls *laneSection) blocked() *wait {
 
 // idle waits until a lane of the crew can go on, and counts the time for its next step.
 func (m *Machine) idle(cs *crewSection) error {
-	if cs.feeds > 0 && cs.block() {
+	if cs.feeds > 0 && m.block(cs) {
 		return nil
 	}
 	began := m.now()
@@ -557,8 +559,8 @@ func (m *Machine) overdue(cs *crewSection) error {
 		}
 		if wait.setter.lane.crew != cs.crew {
 			by := wait.setter.steps[wait.after-1]
-			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q",
-				ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, wait.setter.lane.name)
+			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q; %s",
+				ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, wait.setter.lane.name, m.underWay())
 		}
 	}
 	panic("BUG: lanes of one thread wait for each other, which rule P008 excludes")
@@ -651,6 +653,8 @@ const (
 	lastNap   = 100 * time.Microsecond // long naps end later: the last one is short
 	lateFirst = 40 * time.Microsecond  // how late naps are thought to end before there was one
 	lateMost  = 200 * time.Microsecond
+	// How long a lane asks for a call that is about to end, before it has the driver wake it: about what waking takes.
+	spinEvent = 50 * time.Microsecond
 
 	mostBetween = 100 * time.Millisecond // of two looks, on a machine where every nap ends late
 )

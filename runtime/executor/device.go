@@ -46,6 +46,16 @@ type queue struct {
 // at is number i in flight.
 func (q *queue) at(i int) *pending { return &q.calls[(q.first+i)%len(q.calls)] }
 
+// oldest is the first call in flight, nil if there is none.
+func (q *queue) oldest() *call {
+	for i := range q.count {
+		if entry := q.at(i); entry.rows > 0 {
+			return &entry.step.calls[entry.iter]
+		}
+	}
+	return nil
+}
+
 // isDone asks for a call, and keeps an error for retire.
 func (q *queue) isDone(ticket driver.Ticket) bool {
 	if ticket <= q.done || q.failed != nil {
@@ -128,6 +138,9 @@ func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 		entry.ticket = queue.at(queue.count - 1).ticket
 	} else {
 		m.resumes(ls, st)
+		if entry.rows > 0 {
+			ls.lane.executes.Store(&st.calls[ls.iter])
+		}
 	}
 	if entry.rows > 0 {
 		var err error
@@ -190,6 +203,7 @@ func (m *Machine) retireFirst(queue *queue, count int) error {
 		m.steps.Add(1)
 		entry.part.retired++
 		queue.first, queue.count = (queue.first+1)%len(queue.calls), queue.count-1
+		entry.part.lane.executes.Store(queue.oldest())
 		now := m.now()
 		queue.ended = now
 		entry.part.at.Store(2 * int64(entry.part.retired))
@@ -261,8 +275,7 @@ func (m *Machine) failure(ls *laneSection, st *step, iter int, err error) error 
 	case diag.ClassOf(err) == diag.ClassVerify: // a row of a weight that was first needed now
 		class = diag.ClassVerify
 	}
-	return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, st.layer(iter),
-		ls.lane.name, err)
+	return diag.New(class, "%s on processor %q: %w", st.describe(iter), ls.lane.name, err)
 }
 
 // drain waits, after a failure, until nothing is in flight on lanes: until then the processors may use the memory. A
@@ -281,6 +294,7 @@ func (m *Machine) drain(lanes []*laneSection) {
 		left := func(int64) int64 { return 0 }
 		if last == 0 || m.await(ls.lane.crew, ended, left, func(int64) bool { return m.broken.Load() != nil }) {
 			queue.first, queue.count, queue.done, queue.failed = 0, 0, last, nil
+			ls.lane.executes.Store(nil)
 		}
 	}
 }
@@ -293,13 +307,25 @@ func (s *section) leadsOn(next *section) bool {
 }
 
 // block waits for a call in the processor's own way, where the plan says that this is best, and returns whether it has.
-func (cs *crewSection) block() bool {
+// A call that is about to end is asked for instead, for a while: lanes that share an operator mostly end within less time
+// than it takes the system to wake a thread.
+func (m *Machine) block(cs *crewSection) bool {
 	for _, ls := range cs.lanes {
 		queue := ls.lane.queue
-		if queue == nil || ls.lane.wait != capability.WaitEvent || queue.target() == 0 {
+		target := 0
+		if queue != nil && ls.lane.wait == capability.WaitEvent {
+			target = queue.target()
+		}
+		if target == 0 {
 			continue
 		}
-		ticket := queue.at(queue.target() - 1).ticket
+		ticket := queue.at(target - 1).ticket
+		began := m.now()
+		for soon := queue.left(target, began) < int64(spinEvent); soon; soon = m.now()-began < int64(spinEvent) {
+			if queue.isDone(ticket) {
+				return true
+			}
+		}
 		_, err := queue.Wait(ticket)
 		queue.learned(ticket, true, err)
 		return true
@@ -318,8 +344,8 @@ func (m *Machine) overdueCall(ls *laneSection) error {
 	if queue.isDone(entry.ticket) {
 		return m.retireFirst(queue, 1)
 	}
-	return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q is not done after %v: the processor hangs",
-		entry.step.Node, entry.step.Run, entry.step.layer(entry.iter), ls.lane.name, m.deadline)
+	return diag.New(diag.ClassRun, "%s on processor %q is not done after %v: the processor hangs",
+		entry.step.describe(entry.iter), ls.lane.name, m.deadline)
 }
 
 // joinsControl reports whether an asynchronous lane is served by the control thread.

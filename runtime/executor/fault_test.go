@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -35,6 +36,55 @@ func within(t *testing.T, limit time.Duration, f func()) {
 	}
 }
 
+// blames reports whether an error names a step with its graph and its layer on a processor, and says that it hangs.
+func blames(err error, processor string) bool {
+	return err != nil && regexp.MustCompile(`step "[^"]+" \(graph "[^"]+", layer -?\d+, [a-z_]+\[.*\) on processor "`+
+		processor+`" is not done.*hangs$`).MatchString(err.Error())
+}
+
+// A driver that does not return from loading a graph, and a caller that does not return, are told apart from a step that
+// hangs.
+func TestWhatHangs(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
+	for _, c := range []struct {
+		fault drivertest.Fault
+		run   func(x *executor.Machine, ended context.Context) error
+		want  string
+	}{
+		{drivertest.Fault{At: drivertest.AtLoad, K: 3, Hang: true, Select: s1},
+			func(x *executor.Machine, _ context.Context) error {
+				_, err := x.Generate(context.Background(), []int32{1}, 1, &executor.Sampler{}, nil)
+				return err
+			}, `a32/w32) is being loaded on processor "b": the processor hangs`},
+		{drivertest.Fault{}, func(x *executor.Machine, ended context.Context) error {
+			return x.Do(context.Background(), func(*executor.Control) error {
+				<-ended.Done()
+				return nil
+			})
+		}, "no processor has anything to do: what runs between two steps does not return"},
+	} {
+		ctx, end := context.WithCancel(context.Background())
+		content, err := emit.NewContent(ctx, p, m, []driver.Compiler{hostcompiler.New()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := executor.Open(ctx, p, content, executor.Options{Deadline: 150 * time.Millisecond, OnDemand: true,
+			Drivers: []driver.Driver{drivertest.Inject(ctx, host.New(), c.fault)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		within(t, time.Minute, func() {
+			if err := c.run(x, ctx); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			end()
+			_ = x.Close()
+		})
+	}
+}
+
 // Who interrupts a processor that hangs does not wait for the deadline.
 func TestInterruptedHang(t *testing.T) {
 	require.Slow(t)
@@ -58,8 +108,8 @@ func TestInterruptedHang(t *testing.T) {
 		if _, err := x.Generate(ctx, []int32{1, 30, 40, 50, 60, 70, 80}, 4, &executor.Sampler{}, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
-		if _, err := x.Generate(context.Background(), []int32{1}, 1, &executor.Sampler{}, nil); err == nil {
-			t.Error("the machine goes on in spite of a processor that hangs")
+		if _, err := x.Generate(context.Background(), []int32{1}, 1, &executor.Sampler{}, nil); !blames(err, "a") {
+			t.Errorf("the next call: got %v, want the step that hangs on the processor", err)
 		}
 		release()
 		_ = x.Close() // it may have left the processor behind
@@ -76,10 +126,10 @@ func TestLaneFaults(t *testing.T) {
 	shared := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", both, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
 	prompt := []int32{1, 30, 40, 50, 60, 70, 80}
 	type place struct {
-		lane string
-		p    *planir.Plan
+		lane, name string
+		p          *planir.Plan
 	}
-	for name, at := range map[string]place{"core " + s0: {s0, apart}, "core " + s1: {s1, apart}, "shared core " + s0: {s0, shared}, "shared cores " + both: {both, shared}} {
+	for name, at := range map[string]place{"core " + s0: {s0, "a", apart}, "core " + s1: {s1, "b", apart}, "shared core " + s0: {s0, "a", shared}, "shared cores " + both: {both, "b", shared}} {
 		lane, p := at.lane, at.p
 		for _, hang := range []bool{false, true} {
 			for _, k := range []int{1, 2, 7, 30, 61} {
@@ -114,8 +164,8 @@ func TestLaneFaults(t *testing.T) {
 							t.Errorf("got %v, want the injected failure", err)
 						case !hang && !strings.Contains(err.Error(), "step"):
 							t.Errorf("error %q does not name the step", err)
-						case hang && !strings.Contains(err.Error(), "waited") && !strings.Contains(err.Error(), "hangs"):
-							t.Errorf("got %v, want a deadline", err)
+						case hang && !blames(err, at.name):
+							t.Errorf("got %v, want the step that hangs on processor %q", err, at.name)
 						}
 						// Whatever happened, the next call returns as well, and so does Close.
 						if _, err := x.Generate(context.Background(), prompt, 2, &executor.Sampler{}, nil); err == nil {

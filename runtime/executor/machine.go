@@ -200,11 +200,28 @@ func (st *step) layer(iter int) int {
 // works reports whether a step has anything to do in an iteration: it may be layers behind others.
 func (st *step) works(iter int) bool { return st.calls[iter].exe != nil }
 
-// call is a step in one layer: what to run, and its operands.
+// call is a step in one iteration: what to run, and its operands.
 type call struct {
+	step       *step
+	iter       int
 	exe        driver.Executable
 	bind       driver.Bindings
 	dispatched *dispatched // nil: nothing is counted
+}
+
+// add appends the call of the next iteration.
+func (st *step) add(c call) {
+	c.step, c.iter = st, len(st.calls)
+	st.calls = append(st.calls, c)
+}
+
+// describe names a step in an iteration, with its graph, its layer and the operator that takes most of the time, for errors.
+func (st *step) describe(iter int) string {
+	operator := ""
+	if len(st.graph.Nodes) > 0 {
+		operator = ", " + mainOp(st.graph).Key()
+	}
+	return fmt.Sprintf("step %q (graph %q, layer %d%s)", st.Node, st.Run, st.layer(iter), operator)
 }
 
 // lane is one processor with its steps.
@@ -218,6 +235,10 @@ type lane struct {
 	// what an asynchronous processor has in flight, and how its end is noticed; nil: Run is called, and returns
 	queue *queue
 	wait  capability.Waiting
+	// what the processor has to do: the call that it executes (an asynchronous one: the oldest in flight), and the graph
+	// that its driver loads; nil: none. An error about a processor that hangs names them.
+	executes atomic.Pointer[call]
+	loads    atomic.Pointer[planir.Graph]
 	// number of the memory that the processor computes on, 0: the host's
 	space  int
 	events []event
@@ -620,11 +641,14 @@ func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 func (m *Machine) newStep(on *lane, from *planir.Step, section *section) *step {
 	graph := m.loader.graphs[from.Run]
 	st := &step{Step: from, section: section.Section, graph: &graph.Graph, rows: graph.Graph.Rows(),
-		kind: mainKind(&graph.Graph), counts: graph.Graph.CountsRows()}
+		kind: mainOp(&graph.Graph).Kind, counts: graph.Graph.CountsRows()}
 	if !on.virt {
 		st.lately.Store(from.ExpectNS)
 	}
-	st.calls = make([]call, section.iters)
+	st.calls = make([]call, 0, section.iters)
+	for range section.iters {
+		st.add(call{}) // loadCall fills it
+	}
 	return st
 }
 
@@ -634,15 +658,16 @@ func (m *Machine) loadCall(ctx context.Context, program *planir.PhaseProgram, on
 	if !works {
 		return nil
 	}
+	made := &st.calls[iter]
 	exe, err := m.executable(ctx, on, st, m.loader.graphs[st.Run], layer)
 	if err != nil {
 		return err
 	}
-	made := call{exe: exe, bind: m.bindings(st, layer, m.loader.pool[on])}
+	made.bind = m.bindings(st, layer, m.loader.pool[on])
 	if made.dispatched, err = m.countsDispatch(program, st, layer, &made.bind); err != nil {
 		return err
 	}
-	st.calls[iter] = made
+	made.exe = exe
 	return nil
 }
 
@@ -693,7 +718,9 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 			return exe, nil
 		}
 	}
+	on.loads.Store(graph)
 	exe, err := on.proc.Load(ctx, artifact, weights)
+	on.loads.Store(nil)
 	if err != nil {
 		class := diag.ClassRun
 		switch found := diag.ClassOf(err); found {
@@ -712,19 +739,19 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	return exe, nil
 }
 
-// mainKind is the kind of the operator that dominates the cost of a graph: a product, else
-// attention, else the first operator.
-func mainKind(g *op.Graph) op.Kind {
-	kind := g.Nodes[0].Op.Kind
-	for _, node := range g.Nodes {
-		if node.Op.HasScheme() {
-			return node.Op.Kind
+// mainOp is the operator that dominates the cost of a graph: a product, else attention, else the first one.
+func mainOp(g *op.Graph) *op.Op {
+	found := &g.Nodes[0].Op
+	for i := range g.Nodes {
+		operator := &g.Nodes[i].Op
+		if operator.HasScheme() {
+			return operator
 		}
-		if node.Op.Kind.ReadsCache() {
-			kind = node.Op.Kind
+		if operator.Kind.ReadsCache() {
+			found = operator
 		}
 	}
-	return kind
+	return found
 }
 
 // intact returns an error if the bytes that a call was computed with have changed meanwhile.

@@ -37,7 +37,7 @@ func NewMeeting(proc driver.Asynchronous, wait capability.Waiting, exe driver.Ex
 	st := &step{Step: &planir.Step{Node: "call", Set: &set}, section: one, graph: &op.Graph{}, rows: bind.Scalars.Rows,
 		awaited: true}
 	bind.Scalars = &st.scalars
-	st.calls = []call{{exe: exe, bind: bind}}
+	st.add(call{exe: exe, bind: bind})
 	ls := &laneSection{lane: m.control, steps: []*step{st}}
 	out := &Meeting{m, &section{Section: one, iters: 1, lanes: []*laneSection{ls}}}
 	m.connect(out.s)

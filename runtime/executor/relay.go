@@ -89,7 +89,7 @@ func NewRelay(own driver.Processor, device driver.Asynchronous, wait capability.
 		for _, from := range calls {
 			one := call{exe: from.Exe, bind: from.Bind}
 			one.bind.Scalars = &st.scalars
-			st.calls = append(st.calls, one)
+			st.add(one)
 		}
 		return st
 	}

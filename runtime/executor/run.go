@@ -3,7 +3,9 @@ package executor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -57,7 +59,8 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	last, quiet := m.steps.Load(), time.Duration(0)
 	// Lanes that wait give up at the deadline themselves; a lane that hangs inside its driver
 	// cannot.
-	limit := m.deadline + 4*period
+	least := m.deadline
+	limit := least + 4*period
 	cancelled := ctx.Done()
 	for {
 		select {
@@ -70,7 +73,7 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 			m.fail(ctx.Err())
 			cancelled, quiet = nil, 0
 			if limit > patience {
-				limit, period = patience, patience/20
+				least, limit, period = patience, patience, patience/20
 				tick.Reset(period)
 			}
 		case <-tick.C:
@@ -79,14 +82,35 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 				continue
 			}
 			if quiet += period; quiet > limit {
-				m.fail(diag.New(diag.ClassRun, "no step finished for %v: a processor hangs", m.deadline))
-				err := *m.poison.Load()
-				m.broken.Store(&err)
+				var hangs error = diag.New(diag.ClassRun, "no step finished for %v; %s", least, m.underWay())
+				m.fail(hangs)
+				m.broken.Store(&hangs)
 				close(m.lost)
-				return err
+				return *m.poison.Load() // that of ctx, where it had ended
 			}
 		}
 	}
+}
+
+// underWay says what the processors have to do, for an error about one that hangs. Any goroutine may ask.
+func (m *Machine) underWay() string {
+	var list []string
+	for _, lane := range m.lanes {
+		if graph := lane.loads.Load(); graph != nil {
+			list = append(list, fmt.Sprintf("graph %q (%s) is being loaded on processor %q", graph.Name,
+				mainOp(&graph.Graph).Key(), lane.name))
+		}
+		if call := lane.executes.Load(); call != nil {
+			list = append(list, fmt.Sprintf("%s on processor %q is not done", call.step.describe(call.iter), lane.name))
+		}
+	}
+	switch len(list) {
+	case 0:
+		return "no processor has anything to do: what runs between two steps does not return"
+	case 1:
+		return list[0] + ": the processor hangs"
+	}
+	return strings.Join(list, ", ") + ": one of them hangs"
 }
 
 // cause replaces an error by its cause where that is a change of the weights under the machine.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -68,7 +69,8 @@ type selfTest struct {
 	drivers []driver.Driver
 	targets []*selftest.Target
 	cases   []*selftest.Case
-	beat    chan struct{} // something has finished
+	beat    chan struct{}                   // something has finished
+	tries   atomic.Pointer[selftest.Target] // under way; nil: the processor is being opened
 	worst   float64
 }
 
@@ -85,8 +87,12 @@ func (t *selfTest) wait(ctx context.Context, done <-chan error, deadline time.Du
 		case <-t.beat:
 			timer.Reset(deadline)
 		case <-timer.C:
-			return diag.New(diag.ClassRun, "self-test of processor %q: a kernel does not return within %v; %w",
-				t.proc.Name, deadline, ErrLeftBehind).WithHint("update the device's driver, or solve the plan without the processor")
+			what := "opening it"
+			if target := t.tries.Load(); target != nil {
+				what = fmt.Sprintf("graph %q (%s)", target.Graph.Name, mainOp(&target.Graph.Graph).Key())
+			}
+			return diag.New(diag.ClassRun, "self-test of processor %q: %s does not return within %v; %w", t.proc.Name, what,
+				deadline, ErrLeftBehind).WithHint("update the device's driver, or solve the plan without the processor")
 		}
 	}
 }
@@ -128,6 +134,7 @@ func (t *selfTest) all(ctx context.Context) (err error) {
 // one executes a case, with all rows and with fewer where the processor takes fewer.
 func (t *selfTest) one(ctx context.Context, machine *Machine, on *lane, at int) error {
 	target, stored := t.targets[at], t.cases[at]
+	t.tries.Store(target)
 	fail := func(err error) error {
 		return diag.New(diag.ClassOr(err, diag.ClassRun), "self-test of processor %q: graph %q: %w", t.proc.Name,
 			target.Graph.Name, err)

@@ -176,7 +176,7 @@ func newRandom(t *rapid.T) *random {
 			st.Wait = append(st.Wait, planir.Wait{Flag: w, Back: w >= n})
 		}
 		for iter := range iters {
-			st.calls = append(st.calls, call{exe: &notedStep{func() error {
+			st.add(call{exe: &notedStep{func() error {
 				for until := time.Now().Add(busy); time.Now().Before(until); {
 				}
 				for _, w := range st.Wait {
@@ -386,7 +386,8 @@ func TestCrewsRest(t *testing.T) {
 	m.control = m.lanes[0]
 	m.formCrews()
 	part := func(l *lane, run func() error) *section {
-		st := &step{section: &planir.Section{}, Step: &planir.Step{Node: l.name}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{run}}}}
+		st := &step{section: &planir.Section{}, Step: &planir.Step{Node: l.name}, graph: &op.Graph{}, rows: 1}
+		st.add(call{exe: &notedStep{run}})
 		s := &section{Section: st.section, iters: 1, lanes: []*laneSection{{lane: l, steps: []*step{st}}}}
 		m.connect(s)
 		return s
@@ -439,7 +440,8 @@ func lanesOn(cores [][]int, number int) (*Machine, *section) {
 	}
 	m.control = m.lanes[0]
 	m.formCrews()
-	st := &step{section: &planir.Section{}, Step: &planir.Step{}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{func() error { return nil }}}}}
+	st := &step{section: &planir.Section{}, Step: &planir.Step{}, graph: &op.Graph{}, rows: 1}
+	st.add(call{exe: &notedStep{func() error { return nil }}})
 	s := &section{Section: st.section, iters: 1, lanes: []*laneSection{{lane: m.lanes[number], steps: []*step{st}}}}
 	m.connect(s)
 	if err := m.startCrews(); err != nil {
