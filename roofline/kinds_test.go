@@ -365,6 +365,10 @@ func TestOutlierChannels(t *testing.T) {
 				t.Errorf("%d channels: %+v, %d with fewer", channels, got, last)
 			}
 			last = got.NS
+			phase, err := costs.Phase(Load{Proc: "cpu", Op: asked})
+			if err != nil || math.Abs(phase.NS()-float64(got.NS)) > 1 {
+				t.Errorf("%d channels: a phase of %v ns, want %d (%v)", channels, phase.NS(), got.NS, err)
+			}
 			// Between the two the simulated time is not quite linear: it is that of computing or that of reading.
 			permitted := 0.3
 			if channels == op.FewChannels || channels == 0 {

@@ -115,15 +115,16 @@ func (c *Costs) Memory() *timeline.Memory {
 // processor does alone while its memory part lasts.
 func (c *Costs) Phase(load Load) (timeline.Phase, error) {
 	load.Op = load.Op.OfDensity()
-	group := load.Op
+	asked := load.Op
 	load.Op = c.priced(load.Proc, load.Op)
 	phase, err := c.phase(load)
-	_, _, between := c.densities(load.Proc, group)
-	if err != nil || group.Kind != op.GroupMatMul && !between {
+	_, _, between := c.densities(load.Proc, asked)
+	if err != nil || asked.Kind != op.GroupMatMul && asked.Channels == load.Op.Channels && !between {
 		return phase, err
 	}
-	// The parts of its products one after another, behind one launch; or those of a density that was measured.
-	whole, err := c.Op(load.Proc, group, load.Cold)
+	// The parts of its products one after another, behind one launch; or those of a density, or of a number of channels,
+	// that was measured.
+	whole, err := c.Op(load.Proc, asked, load.Cold)
 	if alone := phase.NS(); err == nil && alone > 0 {
 		phase = phase.Times(float64(whole.NS) / alone)
 	}
