@@ -513,8 +513,8 @@ func (r *runner) quiet(lane *lane) {
 func (r *runner) sample(ctx context.Context, task *task) error {
 	r.quiet(task.lane)
 	start := r.o.now()
-	if source, ok := task.src.(alone); ok && task.req.What.Footprint > 0 && !r.virtual(task.req.What.Proc) {
-		if err := source.refresh(ctx, task.req.What.Footprint); err != nil {
+	if source, ok := task.src.(alone); ok && !r.virtual(task.req.What.Proc) {
+		if err := source.settle(ctx, task.req.What.Footprint); err != nil {
 			return err
 		}
 	}
