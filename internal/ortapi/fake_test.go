@@ -206,9 +206,12 @@ func TestArguments(t *testing.T) {
 	}
 	const want = `pool 3
 affinity 2;71
+arena
 tensor type 10 bytes 12 first 77 dims 2 3
 level 99
 threads 2
+config session.use_env_allocators=1
+config session.use_device_allocator_for_initializers=1
 config key=value
 config session.intra_op_thread_affinities=5
 config session.model_external_initializers_file_folder_path=FOLDER
@@ -219,12 +222,18 @@ initializer w0
 model bytes of a model prepacked
 level 0
 shared pool
+config session.use_env_allocators=1
+config session.use_device_allocator_for_initializers=1
 model file a file
 level 0
 shared pool
+config session.use_env_allocators=1
+config session.use_device_allocator_for_initializers=1
 model file a file prepacked
 level 0
 threads 1
+config session.use_env_allocators=1
+config session.use_device_allocator_for_initializers=1
 config session.disable_cpu_ep_fallback=1
 own device_id=0
 own provider

@@ -98,6 +98,7 @@ var used = []int{
 	fnBindInput, fnBindOutput, fnSetGlobalIntraOpNumThreads, fnSetGlobalInterOpNumThreads, fnSetGlobalSpinControl, fnAddInitializer,
 	fnCreatePrepackedWeightsContainer, fnReleasePrepackedWeightsContainer, fnCreateSessionWithPrepacked, fnCreateSessionFromArrayWithPrepacked,
 	fnSessionOptionsAppendExecutionProvider, fnSetGlobalIntraOpThreadAffinity, fnGetBuildInfoString,
+	fnCreateAndRegisterAllocator, fnCreateArenaCfg, fnReleaseArenaCfg,
 }
 
 // Find loads the file, or without one what $HETC_ORT_LIBRARY names, or the first library that is there (see
@@ -363,6 +364,11 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	if err == nil {
 		err = l.check("describe memory", native.Call(l.fn[fnCreateCPUMemoryInfo], allocatorDevice, memTypeDefault, uintptr(unsafe.Pointer(&memory.p))))
 	}
+	if err == nil {
+		if err = e.shareArena(); err != nil {
+			native.Call(l.fn[fnReleaseMemoryInfo], memory.p)
+		}
+	}
 	if err != nil {
 		native.Call(l.fn[fnReleaseEnv], env.p)
 		return nil, err
@@ -370,6 +376,25 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	e.memory = memory.p
 	l.env = true
 	return e, nil
+}
+
+// shareArena gives the sessions of the environment one allocator for what their graphs need in a call, which keeps what
+// they free.
+// RATIONALE: Why do sessions of ONNX Runtime share an arena?
+func (e *Env) shareArena() error {
+	l := e.lib
+	var memory, config out
+	if err := l.check("describe memory", native.Call(l.fn[fnCreateCPUMemoryInfo], allocatorArena, memTypeDefault,
+		uintptr(unsafe.Pointer(&memory.p)))); err != nil {
+		return err
+	}
+	defer native.Call(l.fn[fnReleaseMemoryInfo], memory.p)
+	if err := l.check("configure the arena", native.Call(l.fn[fnCreateArenaCfg], 0, sameAsRequested, byDefault, byDefault,
+		uintptr(unsafe.Pointer(&config.p)))); err != nil {
+		return err
+	}
+	defer native.Call(l.fn[fnReleaseArenaCfg], config.p)
+	return l.check("make the arena", native.Call(l.fn[fnCreateAndRegisterAllocator], e.p, memory.p, config.p))
 }
 
 // affinity writes cores in the library's notation: one group per thread, numbered from 1.

@@ -70,7 +70,7 @@ unsupported
 		t.Errorf("told:\n%s\nwant:\n%s", told, want)
 	}
 	const session = "level 0\nshared pool\nconfig session.record_ep_graph_assignment_info=1\ndevices backend_path=x soc_model=57\n"
-	const arrived = "pool 1\nregister FakeExecutionProvider lib/of it.so\n" + session + "compile in.onnx\nto out.onnx\nembedded\ncompiled\n" + session + "model compiled\n"
+	const arrived = "pool 1\narena\nregister FakeExecutionProvider lib/of it.so\n" + session + "compile in.onnx\nto out.onnx\nembedded\ncompiled\n" + session + "model compiled\n"
 	if got := native.String(native.Call(f.seen), 8192); got != arrived {
 		t.Errorf("arrived:\n%s\nwant:\n%s", got, arrived)
 	}

@@ -214,8 +214,8 @@ func (e *Env) options(folder string, o *SessionOptions) (opts uintptr, free func
 	return p.p, free, nil
 }
 
-// configure sets the options of a session: sequential execution without memory pattern and arena,
-// threads and their cores, configuration entries, and the provider.
+// configure sets the options of a session: sequential execution without memory pattern and arena of
+// its own, threads and their cores, configuration entries, and the provider.
 func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	if err := e.lib.setExecution(opts, o); err != nil {
 		return err
@@ -248,8 +248,8 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	return nil
 }
 
-// setExecution sets how a session executes: one operator after the other, without memory pattern and arena, on so many
-// threads.
+// setExecution sets how a session executes: one operator after the other, without memory pattern and arena of its own, on
+// so many threads.
 func (l *Library) setExecution(opts uintptr, o *SessionOptions) error {
 	if o.Threads < 0 || o.Threads > 1024 {
 		return usage("%d threads, want 0 to 1024", o.Threads)
@@ -283,7 +283,11 @@ type setting struct {
 // configEntries are the configuration entries of a session: those that its options name, and those that follow from
 // cores, folder, provider and devices.
 func configEntries(folder string, o *SessionOptions) ([][2]string, error) {
-	config := slices.Clone(o.Config)
+	var config [][2]string
+	if len(o.Devices) == 0 { // what a call needs lies in the environment's arena, weights do not
+		config = [][2]string{{"session.use_env_allocators", "1"}, {"session.use_device_allocator_for_initializers", "1"}}
+	}
+	config = append(config, o.Config...)
 	if len(o.Cores) > 0 {
 		if len(o.Cores) != o.Threads-1 {
 			return nil, usage("%d cores for the session's own threads, want %d for %d threads", len(o.Cores),

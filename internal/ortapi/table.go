@@ -52,10 +52,13 @@ const (
 	fnReleaseIoBinding                      = 135
 	fnBindInput                             = 136
 	fnBindOutput                            = 137
+	fnCreateAndRegisterAllocator            = 144
 	fnSetGlobalIntraOpNumThreads            = 147
 	fnSetGlobalInterOpNumThreads            = 148
 	fnSetGlobalSpinControl                  = 149
 	fnAddInitializer                        = 150
+	fnCreateArenaCfg                        = 156
+	fnReleaseArenaCfg                       = 157
 	fnCreatePrepackedWeightsContainer       = 166
 	fnReleasePrepackedWeightsContainer      = 167
 	fnCreateSessionWithPrepacked            = 168
@@ -116,8 +119,11 @@ const (
 const (
 	logFatal          = 4 // failures come as statuses; nothing is to be printed by the library
 	executeSequential = 0
-	allocatorDevice   = 0 // OrtDeviceAllocator
-	memTypeDefault    = 0 // OrtMemTypeDefault
+	allocatorDevice   = 0         // OrtDeviceAllocator
+	allocatorArena    = 1         // OrtArenaAllocator
+	sameAsRequested   = 1         // how an arena grows
+	byDefault         = 1<<32 - 1 // -1, of an int
+	memTypeDefault    = 0         // OrtMemTypeDefault
 
 	compileErrorIfNothing = 1 // OrtCompileApiFlags_ERROR_IF_NO_NODES_COMPILED
 )

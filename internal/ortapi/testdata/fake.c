@@ -61,8 +61,15 @@ static status *env(int level, const char *id, object *o, object **out) {
 }
 RELEASE(release_env, "env")
 static status *no_telemetry(object *e) { MAY_FAIL("DisableTelemetryEvents"); WANT(IS(e, "env")); return 0; }
-static status *memory_info(int a, int t, object **out) { MAY_FAIL("CreateCpuMemoryInfo"); WANT(a == 0 && t == 0); *out = make("memory"); return 0; }
-RELEASE(release_memory, "memory")
+static status *memory_info(int a, int t, object **out) { MAY_FAIL("CreateCpuMemoryInfo"); WANT((a == 0 || a == 1) && t == 0); *out = make(a ? "arena memory" : "memory"); return 0; }
+static void release_memory(object *o) { release(o, IS(o, "memory") ? "memory" : "arena memory"); }
+static status *arena_config(size_t most, int grow, int first, int dead, object **out) {
+  MAY_FAIL("CreateArenaCfg"); WANT(most == 0 && grow == 1 && first == -1 && dead == -1); *out = make("arena config"); return 0;
+}
+RELEASE(release_arena_config, "arena config")
+static status *arena(object *e, object *m, object *c) {
+  MAY_FAIL("CreateAndRegisterAllocator"); WANT(IS(e, "env") && IS(m, "arena memory") && IS(c, "arena config")); note("arena"); return 0;
+}
 static status *tensor(object *m, void *p, size_t n, const int64_t *dims, size_t rank, int type, object **out) {
   MAY_FAIL("CreateTensorWithDataAsOrtValue"); WANT(IS(m, "memory"));
   char b[128]; int k = snprintf(b, sizeof b, "tensor type %d bytes %zu first %d dims", type, n, n ? *(unsigned char *)p : -1);
@@ -222,8 +229,9 @@ static const void *get_api(uint32_t v) {
   table[93] = release_status; table[94] = release_memory; table[95] = release_session; table[96] = release_value;
   table[98] = release_type; table[100] = release_options; table[119] = env; table[120] = shared_pool; table[121] = threading;
   table[122] = release_threading; table[125] = providers; table[126] = release_providers; table[130] = config; table[133] = run;
-  table[134] = binding; table[135] = release_binding; table[136] = bind_in; table[137] = bind_out; table[147] = global_intra;
-  table[148] = global_inter; table[149] = global_spin; table[150] = initializer; table[166] = prepacked;
+  table[134] = binding; table[135] = release_binding; table[136] = bind_in; table[137] = bind_out; table[144] = arena; table[147] = global_intra;
+  table[148] = global_inter; table[149] = global_spin; table[150] = initializer;
+  table[156] = arena_config; table[157] = release_arena_config; table[166] = prepacked;
   table[167] = release_prepacked; table[168] = session_file_prepacked; table[169] = session_prepacked; table[216] = provider;
   int own[] = {170, 204, 220, 239}; // each: append, create, update, (as string), release
   for (int i = 0; i < 4; i++) {

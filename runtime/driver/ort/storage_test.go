@@ -71,6 +71,25 @@ func (x *integerProduct) right() []float32 {
 // computed is what the processor computes.
 func (x *integerProduct) computed(t *testing.T, p *processor) []float32 {
 	t.Helper()
+	exe, bindings, result := x.load(t, p)
+	if exe == nil {
+		return nil
+	}
+	defer exe.Close()
+	if _, err := p.Run(exe, bindings); err != nil {
+		t.Errorf("%s: %v", x.Key(), err)
+		return nil
+	}
+	out, err := mem.View[float32](result)
+	if err != nil {
+		t.Error(err)
+	}
+	return slices.Clone(out)
+}
+
+// load makes the product ready to run, with the memory of its result; nil after an error.
+func (x *integerProduct) load(t *testing.T, p *processor) (driver.Executable, *driver.Bindings, []byte) {
+	t.Helper()
 	graph := op.Single(x.Op, op.OnnxLayout)
 	var packed driver.Weights
 	matrix := x.weights
@@ -93,14 +112,13 @@ func (x *integerProduct) computed(t *testing.T, p *processor) []float32 {
 	artifact, err := compile.New().Compile(t.Context(), graph, packed, driver.Target{Proc: "p"})
 	if err != nil {
 		t.Errorf("%s: %v", x.Key(), err)
-		return nil
+		return nil, nil, nil
 	}
 	exe, err := p.Load(t.Context(), artifact, packed)
 	if err != nil {
 		t.Errorf("%s: %v", x.Key(), err)
-		return nil
+		return nil, nil, nil
 	}
-	defer exe.Close()
 	bindings := &driver.Bindings{Scalars: &driver.Scalars{Rows: x.M, KVLen: x.M, Seq: x.M}}
 	view := func(bytes []byte, typ op.Type, cols int) driver.View {
 		buffer, err := p.Import(bytes)
@@ -116,15 +134,7 @@ func (x *integerProduct) computed(t *testing.T, p *processor) []float32 {
 	}
 	bindings.In = []driver.View{view(codes, op.U8, x.K), view(ones, op.F32, 1)}
 	bindings.Out = []driver.View{view(result, op.F32, x.N)}
-	if _, err := p.Run(exe, bindings); err != nil {
-		t.Errorf("%s: %v", x.Key(), err)
-		return nil
-	}
-	out, err := mem.View[float32](result)
-	if err != nil {
-		t.Error(err)
-	}
-	return slices.Clone(out)
+	return exe, bindings, result
 }
 
 // Products of the largest codes are exact to the last bit, in every scheme of 8-bit weights, for single rows, several
