@@ -3,9 +3,6 @@ package kernel
 // capScores computes limit*tanh(s*scale) in place for a multiple of vecN scores.
 func capScores(s []float32, scale, limit float32) { softcap256(&s[0], &s[0], len(s), scale, limit) }
 
-// scaleRow multiplies a multiple of vecN numbers by f.
-func scaleRow(x []float32, f float32) { scale256(&x[0], len(x), f) }
-
 // widen converts cached keys and values to float32.
 func widen(dst []float32, src []uint16) { vecFromF16(dst, src) }
 

@@ -36466,9 +36466,7 @@ TEXT ·scoresWideF32(SB), NOSPLIT, $0-88
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF32082_next:
-	CMPQ   groups+56(FP), $+2
-	JLT    scoresWideF32082_end
+scoresWideF3208_next:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
 	VPXORD Z18, Z18, Z18
@@ -36490,9 +36488,8 @@ scoresWideF32082_next:
 	LEAQ   (R12)(DX*8), R13
 	MOVQ   dim+48(FP), R14
 	MOVQ   q+24(FP), R15
-	SHRQ   $0x02, R14
 
-scoresWideF32082_turn:
+scoresWideF3208_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
 	PREFETCHT1   64(R8)
@@ -36561,6 +36558,10 @@ scoresWideF32082_turn:
 	VUNPCKHPD    Z6, Z4, Z9
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z0, Z12, Z16
 	VFMADD231PS  Z8, Z12, Z17
@@ -36658,12 +36659,8 @@ scoresWideF32082_turn:
 	VFMADD231PS  Z3, Z12, Z30
 	VFMADD231PS  Z11, Z12, Z31
 	ADDQ         $+256, R15
-	ADDQ         $+16, CX
-	ADDQ         $+16, R11
-	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	DECQ         R14
-	JNZ          scoresWideF32082_turn
+	SUBQ         $+4, R14
+	JNZ          scoresWideF3208_turn
 	LEAQ         (R13)(DI*1), CX
 	MOVQ         AX, R11
 	MOVQ         lds+16(FP), R12
@@ -36691,121 +36688,8 @@ scoresWideF32082_turn:
 	VMOVUPS      Z30, (R11)
 	VMOVUPS      Z31, 64(R11)
 	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideF32082_next
-
-scoresWideF32082_end:
-scoresWideF32081_next:
-	CMPQ   groups+56(FP), $+1
-	JLT    scoresWideF32081_end
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
-	LEAQ   (CX)(DX*8), R11
-	MOVQ   dim+48(FP), R12
-	MOVQ   q+24(FP), R13
-	SHRQ   $0x02, R12
-
-scoresWideF32081_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VUNPCKLPS        Z1, Z0, Z4
-	VUNPCKHPS        Z1, Z0, Z5
-	VUNPCKLPS        Z3, Z2, Z6
-	VUNPCKHPS        Z3, Z2, Z7
-	VUNPCKLPD        Z6, Z4, Z0
-	VUNPCKHPD        Z6, Z4, Z1
-	VUNPCKLPD        Z7, Z5, Z2
-	VUNPCKHPD        Z7, Z5, Z3
-	VFMADD231PS.BCST (R13), Z0, Z16
-	VFMADD231PS.BCST 4(R13), Z0, Z17
-	VFMADD231PS.BCST 8(R13), Z0, Z18
-	VFMADD231PS.BCST 12(R13), Z0, Z19
-	VFMADD231PS.BCST 16(R13), Z0, Z20
-	VFMADD231PS.BCST 20(R13), Z0, Z21
-	VFMADD231PS.BCST 24(R13), Z0, Z22
-	VFMADD231PS.BCST 28(R13), Z0, Z23
-	VFMADD231PS.BCST 64(R13), Z1, Z16
-	VFMADD231PS.BCST 68(R13), Z1, Z17
-	VFMADD231PS.BCST 72(R13), Z1, Z18
-	VFMADD231PS.BCST 76(R13), Z1, Z19
-	VFMADD231PS.BCST 80(R13), Z1, Z20
-	VFMADD231PS.BCST 84(R13), Z1, Z21
-	VFMADD231PS.BCST 88(R13), Z1, Z22
-	VFMADD231PS.BCST 92(R13), Z1, Z23
-	VFMADD231PS.BCST 128(R13), Z2, Z16
-	VFMADD231PS.BCST 132(R13), Z2, Z17
-	VFMADD231PS.BCST 136(R13), Z2, Z18
-	VFMADD231PS.BCST 140(R13), Z2, Z19
-	VFMADD231PS.BCST 144(R13), Z2, Z20
-	VFMADD231PS.BCST 148(R13), Z2, Z21
-	VFMADD231PS.BCST 152(R13), Z2, Z22
-	VFMADD231PS.BCST 156(R13), Z2, Z23
-	VFMADD231PS.BCST 192(R13), Z3, Z16
-	VFMADD231PS.BCST 196(R13), Z3, Z17
-	VFMADD231PS.BCST 200(R13), Z3, Z18
-	VFMADD231PS.BCST 204(R13), Z3, Z19
-	VFMADD231PS.BCST 208(R13), Z3, Z20
-	VFMADD231PS.BCST 212(R13), Z3, Z21
-	VFMADD231PS.BCST 216(R13), Z3, Z22
-	VFMADD231PS.BCST 220(R13), Z3, Z23
-	ADDQ             $+256, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF32081_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z20, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z21, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z22, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z23, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF32081_next
-
-scoresWideF32081_end:
+	DECQ         groups+56(FP)
+	JNZ          scoresWideF3208_next
 	VZEROUPPER
 	RET
 
@@ -36820,9 +36704,7 @@ rows06:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF32062_next:
-	CMPQ   groups+56(FP), $+2
-	JLT    scoresWideF32062_end
+scoresWideF3206_next:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
 	VPXORD Z18, Z18, Z18
@@ -36840,9 +36722,8 @@ scoresWideF32062_next:
 	LEAQ   (R12)(DX*8), R13
 	MOVQ   dim+48(FP), R14
 	MOVQ   q+24(FP), R15
-	SHRQ   $0x02, R14
 
-scoresWideF32062_turn:
+scoresWideF3206_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
 	PREFETCHT1   64(R8)
@@ -36911,6 +36792,10 @@ scoresWideF32062_turn:
 	VUNPCKHPD    Z6, Z4, Z9
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z0, Z12, Z16
 	VFMADD231PS  Z8, Z12, Z17
@@ -36984,12 +36869,8 @@ scoresWideF32062_turn:
 	VFMADD231PS  Z3, Z12, Z26
 	VFMADD231PS  Z11, Z12, Z27
 	ADDQ         $+256, R15
-	ADDQ         $+16, CX
-	ADDQ         $+16, R11
-	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	DECQ         R14
-	JNZ          scoresWideF32062_turn
+	SUBQ         $+4, R14
+	JNZ          scoresWideF3206_turn
 	LEAQ         (R13)(DI*1), CX
 	MOVQ         AX, R11
 	MOVQ         lds+16(FP), R12
@@ -37011,107 +36892,8 @@ scoresWideF32062_turn:
 	VMOVUPS      Z26, (R11)
 	VMOVUPS      Z27, 64(R11)
 	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideF32062_next
-
-scoresWideF32062_end:
-scoresWideF32061_next:
-	CMPQ   groups+56(FP), $+1
-	JLT    scoresWideF32061_end
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	LEAQ   (CX)(DX*8), R11
-	MOVQ   dim+48(FP), R12
-	MOVQ   q+24(FP), R13
-	SHRQ   $0x02, R12
-
-scoresWideF32061_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VUNPCKLPS        Z1, Z0, Z4
-	VUNPCKHPS        Z1, Z0, Z5
-	VUNPCKLPS        Z3, Z2, Z6
-	VUNPCKHPS        Z3, Z2, Z7
-	VUNPCKLPD        Z6, Z4, Z0
-	VUNPCKHPD        Z6, Z4, Z1
-	VUNPCKLPD        Z7, Z5, Z2
-	VUNPCKHPD        Z7, Z5, Z3
-	VFMADD231PS.BCST (R13), Z0, Z16
-	VFMADD231PS.BCST 4(R13), Z0, Z17
-	VFMADD231PS.BCST 8(R13), Z0, Z18
-	VFMADD231PS.BCST 12(R13), Z0, Z19
-	VFMADD231PS.BCST 16(R13), Z0, Z20
-	VFMADD231PS.BCST 20(R13), Z0, Z21
-	VFMADD231PS.BCST 64(R13), Z1, Z16
-	VFMADD231PS.BCST 68(R13), Z1, Z17
-	VFMADD231PS.BCST 72(R13), Z1, Z18
-	VFMADD231PS.BCST 76(R13), Z1, Z19
-	VFMADD231PS.BCST 80(R13), Z1, Z20
-	VFMADD231PS.BCST 84(R13), Z1, Z21
-	VFMADD231PS.BCST 128(R13), Z2, Z16
-	VFMADD231PS.BCST 132(R13), Z2, Z17
-	VFMADD231PS.BCST 136(R13), Z2, Z18
-	VFMADD231PS.BCST 140(R13), Z2, Z19
-	VFMADD231PS.BCST 144(R13), Z2, Z20
-	VFMADD231PS.BCST 148(R13), Z2, Z21
-	VFMADD231PS.BCST 192(R13), Z3, Z16
-	VFMADD231PS.BCST 196(R13), Z3, Z17
-	VFMADD231PS.BCST 200(R13), Z3, Z18
-	VFMADD231PS.BCST 204(R13), Z3, Z19
-	VFMADD231PS.BCST 208(R13), Z3, Z20
-	VFMADD231PS.BCST 212(R13), Z3, Z21
-	ADDQ             $+256, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF32061_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z20, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z21, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF32061_next
-
-scoresWideF32061_end:
+	DECQ         groups+56(FP)
+	JNZ          scoresWideF3206_next
 	VZEROUPPER
 	RET
 
@@ -37126,9 +36908,7 @@ rows04:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF32042_next:
-	CMPQ   groups+56(FP), $+2
-	JLT    scoresWideF32042_end
+scoresWideF3204_next:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
 	VPXORD Z18, Z18, Z18
@@ -37142,9 +36922,8 @@ scoresWideF32042_next:
 	LEAQ   (R12)(DX*8), R13
 	MOVQ   dim+48(FP), R14
 	MOVQ   q+24(FP), R15
-	SHRQ   $0x02, R14
 
-scoresWideF32042_turn:
+scoresWideF3204_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
 	PREFETCHT1   64(R8)
@@ -37213,6 +36992,10 @@ scoresWideF32042_turn:
 	VUNPCKHPD    Z6, Z4, Z9
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z0, Z12, Z16
 	VFMADD231PS  Z8, Z12, Z17
@@ -37262,12 +37045,8 @@ scoresWideF32042_turn:
 	VFMADD231PS  Z3, Z12, Z22
 	VFMADD231PS  Z11, Z12, Z23
 	ADDQ         $+256, R15
-	ADDQ         $+16, CX
-	ADDQ         $+16, R11
-	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	DECQ         R14
-	JNZ          scoresWideF32042_turn
+	SUBQ         $+4, R14
+	JNZ          scoresWideF3204_turn
 	LEAQ         (R13)(DI*1), CX
 	MOVQ         AX, R11
 	MOVQ         lds+16(FP), R12
@@ -37283,93 +37062,8 @@ scoresWideF32042_turn:
 	VMOVUPS      Z22, (R11)
 	VMOVUPS      Z23, 64(R11)
 	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideF32042_next
-
-scoresWideF32042_end:
-scoresWideF32041_next:
-	CMPQ   groups+56(FP), $+1
-	JLT    scoresWideF32041_end
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	LEAQ   (CX)(DX*8), R11
-	MOVQ   dim+48(FP), R12
-	MOVQ   q+24(FP), R13
-	SHRQ   $0x02, R12
-
-scoresWideF32041_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VUNPCKLPS        Z1, Z0, Z4
-	VUNPCKHPS        Z1, Z0, Z5
-	VUNPCKLPS        Z3, Z2, Z6
-	VUNPCKHPS        Z3, Z2, Z7
-	VUNPCKLPD        Z6, Z4, Z0
-	VUNPCKHPD        Z6, Z4, Z1
-	VUNPCKLPD        Z7, Z5, Z2
-	VUNPCKHPD        Z7, Z5, Z3
-	VFMADD231PS.BCST (R13), Z0, Z16
-	VFMADD231PS.BCST 4(R13), Z0, Z17
-	VFMADD231PS.BCST 8(R13), Z0, Z18
-	VFMADD231PS.BCST 12(R13), Z0, Z19
-	VFMADD231PS.BCST 64(R13), Z1, Z16
-	VFMADD231PS.BCST 68(R13), Z1, Z17
-	VFMADD231PS.BCST 72(R13), Z1, Z18
-	VFMADD231PS.BCST 76(R13), Z1, Z19
-	VFMADD231PS.BCST 128(R13), Z2, Z16
-	VFMADD231PS.BCST 132(R13), Z2, Z17
-	VFMADD231PS.BCST 136(R13), Z2, Z18
-	VFMADD231PS.BCST 140(R13), Z2, Z19
-	VFMADD231PS.BCST 192(R13), Z3, Z16
-	VFMADD231PS.BCST 196(R13), Z3, Z17
-	VFMADD231PS.BCST 200(R13), Z3, Z18
-	VFMADD231PS.BCST 204(R13), Z3, Z19
-	ADDQ             $+256, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF32041_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF32041_next
-
-scoresWideF32041_end:
+	DECQ         groups+56(FP)
+	JNZ          scoresWideF3204_next
 	VZEROUPPER
 	RET
 
@@ -37384,9 +37078,7 @@ rows02:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF32022_next:
-	CMPQ   groups+56(FP), $+2
-	JLT    scoresWideF32022_end
+scoresWideF3202_next:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
 	VPXORD Z18, Z18, Z18
@@ -37396,9 +37088,8 @@ scoresWideF32022_next:
 	LEAQ   (R12)(DX*8), R13
 	MOVQ   dim+48(FP), R14
 	MOVQ   q+24(FP), R15
-	SHRQ   $0x02, R14
 
-scoresWideF32022_turn:
+scoresWideF3202_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
 	PREFETCHT1   64(R8)
@@ -37467,6 +37158,10 @@ scoresWideF32022_turn:
 	VUNPCKHPD    Z6, Z4, Z9
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z0, Z12, Z16
 	VFMADD231PS  Z8, Z12, Z17
@@ -37492,12 +37187,8 @@ scoresWideF32022_turn:
 	VFMADD231PS  Z3, Z12, Z18
 	VFMADD231PS  Z11, Z12, Z19
 	ADDQ         $+256, R15
-	ADDQ         $+16, CX
-	ADDQ         $+16, R11
-	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	DECQ         R14
-	JNZ          scoresWideF32022_turn
+	SUBQ         $+4, R14
+	JNZ          scoresWideF3202_turn
 	LEAQ         (R13)(DI*1), CX
 	MOVQ         AX, R11
 	MOVQ         lds+16(FP), R12
@@ -37507,79 +37198,8 @@ scoresWideF32022_turn:
 	VMOVUPS      Z18, (R11)
 	VMOVUPS      Z19, 64(R11)
 	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideF32022_next
-
-scoresWideF32022_end:
-scoresWideF32021_next:
-	CMPQ   groups+56(FP), $+1
-	JLT    scoresWideF32021_end
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	LEAQ   (CX)(DX*8), R11
-	MOVQ   dim+48(FP), R12
-	MOVQ   q+24(FP), R13
-	SHRQ   $0x02, R12
-
-scoresWideF32021_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VUNPCKLPS        Z1, Z0, Z4
-	VUNPCKHPS        Z1, Z0, Z5
-	VUNPCKLPS        Z3, Z2, Z6
-	VUNPCKHPS        Z3, Z2, Z7
-	VUNPCKLPD        Z6, Z4, Z0
-	VUNPCKHPD        Z6, Z4, Z1
-	VUNPCKLPD        Z7, Z5, Z2
-	VUNPCKHPD        Z7, Z5, Z3
-	VFMADD231PS.BCST (R13), Z0, Z16
-	VFMADD231PS.BCST 4(R13), Z0, Z17
-	VFMADD231PS.BCST 64(R13), Z1, Z16
-	VFMADD231PS.BCST 68(R13), Z1, Z17
-	VFMADD231PS.BCST 128(R13), Z2, Z16
-	VFMADD231PS.BCST 132(R13), Z2, Z17
-	VFMADD231PS.BCST 192(R13), Z3, Z16
-	VFMADD231PS.BCST 196(R13), Z3, Z17
-	ADDQ             $+256, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF32021_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF32021_next
-
-scoresWideF32021_end:
+	DECQ         groups+56(FP)
+	JNZ          scoresWideF3202_next
 	VZEROUPPER
 	RET
 
@@ -37594,9 +37214,7 @@ rows01:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF32012_next:
-	CMPQ   groups+56(FP), $+2
-	JLT    scoresWideF32012_end
+scoresWideF3201_next:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
 	LEAQ   (CX)(DX*8), R11
@@ -37604,9 +37222,8 @@ scoresWideF32012_next:
 	LEAQ   (R12)(DX*8), R13
 	MOVQ   dim+48(FP), R14
 	MOVQ   q+24(FP), R15
-	SHRQ   $0x02, R14
 
-scoresWideF32012_turn:
+scoresWideF3201_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
 	PREFETCHT1   64(R8)
@@ -37675,6 +37292,10 @@ scoresWideF32012_turn:
 	VUNPCKHPD    Z6, Z4, Z9
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z0, Z12, Z16
 	VFMADD231PS  Z8, Z12, Z17
@@ -37688,84 +37309,16 @@ scoresWideF32012_turn:
 	VFMADD231PS  Z3, Z12, Z16
 	VFMADD231PS  Z11, Z12, Z17
 	ADDQ         $+256, R15
-	ADDQ         $+16, CX
-	ADDQ         $+16, R11
-	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	DECQ         R14
-	JNZ          scoresWideF32012_turn
+	SUBQ         $+4, R14
+	JNZ          scoresWideF3201_turn
 	LEAQ         (R13)(DI*1), CX
 	MOVQ         AX, R11
 	MOVQ         lds+16(FP), R12
 	VMOVUPS      Z16, (R11)
 	VMOVUPS      Z17, 64(R11)
 	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideF32012_next
-
-scoresWideF32012_end:
-scoresWideF32011_next:
-	CMPQ   groups+56(FP), $+1
-	JLT    scoresWideF32011_end
-	VPXORD Z16, Z16, Z16
-	LEAQ   (CX)(DX*8), R11
-	MOVQ   dim+48(FP), R12
-	MOVQ   q+24(FP), R13
-	SHRQ   $0x02, R12
-
-scoresWideF32011_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VUNPCKLPS        Z1, Z0, Z4
-	VUNPCKHPS        Z1, Z0, Z5
-	VUNPCKLPS        Z3, Z2, Z6
-	VUNPCKHPS        Z3, Z2, Z7
-	VUNPCKLPD        Z6, Z4, Z0
-	VUNPCKHPD        Z6, Z4, Z1
-	VUNPCKLPD        Z7, Z5, Z2
-	VUNPCKHPD        Z7, Z5, Z3
-	VFMADD231PS.BCST (R13), Z0, Z16
-	VFMADD231PS.BCST 64(R13), Z1, Z16
-	VFMADD231PS.BCST 128(R13), Z2, Z16
-	VFMADD231PS.BCST 192(R13), Z3, Z16
-	ADDQ             $+256, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF32011_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF32011_next
-
-scoresWideF32011_end:
+	DECQ         groups+56(FP)
+	JNZ          scoresWideF3201_next
 	VZEROUPPER
 	RET
 
@@ -37801,9 +37354,7 @@ TEXT ·scoresWideF16(SB), NOSPLIT, $0-88
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF16082_next:
-	CMPQ      groups+56(FP), $+2
-	JLT       scoresWideF16082_end
+scoresWideF1608_next:
 	VPXORD    Z16, Z16, Z16
 	VPXORD    Z17, Z17, Z17
 	VPXORD    Z18, Z18, Z18
@@ -37826,9 +37377,8 @@ scoresWideF16082_next:
 	MOVQ      dim+48(FP), R14
 	MOVQ      q+24(FP), R15
 	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R14
 
-scoresWideF16082_turn:
+scoresWideF1608_turn:
 	PREFETCHT1    (R8)
 	PREFETCHT0    (R8)(R10*1)
 	PREFETCHT1    64(R8)
@@ -37905,6 +37455,10 @@ scoresWideF16082_turn:
 	VPERMQ        Z9, Z13, Z9
 	VPERMQ        Z10, Z13, Z10
 	VPERMQ        Z11, Z13, Z11
+	ADDQ          $+16, CX
+	ADDQ          $+16, R11
+	ADDQ          $+16, R12
+	ADDQ          $+16, R13
 	VCVTPH2PS     Y0, Z4
 	VCVTPH2PS     Y8, Z6
 	VBROADCASTSS  (R15), Z12
@@ -38122,12 +37676,8 @@ scoresWideF16082_turn:
 	VFMADD231PS   Z5, Z12, Z30
 	VFMADD231PS   Z7, Z12, Z31
 	ADDQ          $+512, R15
-	ADDQ          $+16, CX
-	ADDQ          $+16, R11
-	ADDQ          $+16, R12
-	ADDQ          $+16, R13
-	DECQ          R14
-	JNZ           scoresWideF16082_turn
+	SUBQ          $+8, R14
+	JNZ           scoresWideF1608_turn
 	LEAQ          (R13)(DI*1), CX
 	MOVQ          AX, R11
 	MOVQ          lds+16(FP), R12
@@ -38155,170 +37705,8 @@ scoresWideF16082_turn:
 	VMOVUPS       Z30, (R11)
 	VMOVUPS       Z31, 64(R11)
 	ADDQ          $+128, AX
-	SUBQ          $+2, groups+56(FP)
-	JMP           scoresWideF16082_next
-
-scoresWideF16082_end:
-scoresWideF16081_next:
-	CMPQ      groups+56(FP), $+1
-	JLT       scoresWideF16081_end
-	VPXORD    Z16, Z16, Z16
-	VPXORD    Z17, Z17, Z17
-	VPXORD    Z18, Z18, Z18
-	VPXORD    Z19, Z19, Z19
-	VPXORD    Z20, Z20, Z20
-	VPXORD    Z21, Z21, Z21
-	VPXORD    Z22, Z22, Z22
-	VPXORD    Z23, Z23, Z23
-	LEAQ      (CX)(DX*8), R11
-	MOVQ      dim+48(FP), R12
-	MOVQ      q+24(FP), R13
-	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R12
-
-scoresWideF16081_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VPUNPCKLWD       Z1, Z0, Z4
-	VPUNPCKHWD       Z1, Z0, Z5
-	VPUNPCKLWD       Z3, Z2, Z6
-	VPUNPCKHWD       Z3, Z2, Z7
-	VPUNPCKLDQ       Z6, Z4, Z0
-	VPUNPCKHDQ       Z6, Z4, Z1
-	VPUNPCKLDQ       Z7, Z5, Z2
-	VPUNPCKHDQ       Z7, Z5, Z3
-	VPERMQ           Z0, Z13, Z0
-	VPERMQ           Z1, Z13, Z1
-	VPERMQ           Z2, Z13, Z2
-	VPERMQ           Z3, Z13, Z3
-	VCVTPH2PS        Y0, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VFMADD231PS.BCST 8(R13), Z4, Z18
-	VFMADD231PS.BCST 12(R13), Z4, Z19
-	VFMADD231PS.BCST 16(R13), Z4, Z20
-	VFMADD231PS.BCST 20(R13), Z4, Z21
-	VFMADD231PS.BCST 24(R13), Z4, Z22
-	VFMADD231PS.BCST 28(R13), Z4, Z23
-	VEXTRACTI64X4    $0x01, Z0, Y0
-	VCVTPH2PS        Y0, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VFMADD231PS.BCST 72(R13), Z5, Z18
-	VFMADD231PS.BCST 76(R13), Z5, Z19
-	VFMADD231PS.BCST 80(R13), Z5, Z20
-	VFMADD231PS.BCST 84(R13), Z5, Z21
-	VFMADD231PS.BCST 88(R13), Z5, Z22
-	VFMADD231PS.BCST 92(R13), Z5, Z23
-	VCVTPH2PS        Y1, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VFMADD231PS.BCST 136(R13), Z4, Z18
-	VFMADD231PS.BCST 140(R13), Z4, Z19
-	VFMADD231PS.BCST 144(R13), Z4, Z20
-	VFMADD231PS.BCST 148(R13), Z4, Z21
-	VFMADD231PS.BCST 152(R13), Z4, Z22
-	VFMADD231PS.BCST 156(R13), Z4, Z23
-	VEXTRACTI64X4    $0x01, Z1, Y1
-	VCVTPH2PS        Y1, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VFMADD231PS.BCST 200(R13), Z5, Z18
-	VFMADD231PS.BCST 204(R13), Z5, Z19
-	VFMADD231PS.BCST 208(R13), Z5, Z20
-	VFMADD231PS.BCST 212(R13), Z5, Z21
-	VFMADD231PS.BCST 216(R13), Z5, Z22
-	VFMADD231PS.BCST 220(R13), Z5, Z23
-	VCVTPH2PS        Y2, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VFMADD231PS.BCST 264(R13), Z4, Z18
-	VFMADD231PS.BCST 268(R13), Z4, Z19
-	VFMADD231PS.BCST 272(R13), Z4, Z20
-	VFMADD231PS.BCST 276(R13), Z4, Z21
-	VFMADD231PS.BCST 280(R13), Z4, Z22
-	VFMADD231PS.BCST 284(R13), Z4, Z23
-	VEXTRACTI64X4    $0x01, Z2, Y2
-	VCVTPH2PS        Y2, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VFMADD231PS.BCST 328(R13), Z5, Z18
-	VFMADD231PS.BCST 332(R13), Z5, Z19
-	VFMADD231PS.BCST 336(R13), Z5, Z20
-	VFMADD231PS.BCST 340(R13), Z5, Z21
-	VFMADD231PS.BCST 344(R13), Z5, Z22
-	VFMADD231PS.BCST 348(R13), Z5, Z23
-	VCVTPH2PS        Y3, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VFMADD231PS.BCST 392(R13), Z4, Z18
-	VFMADD231PS.BCST 396(R13), Z4, Z19
-	VFMADD231PS.BCST 400(R13), Z4, Z20
-	VFMADD231PS.BCST 404(R13), Z4, Z21
-	VFMADD231PS.BCST 408(R13), Z4, Z22
-	VFMADD231PS.BCST 412(R13), Z4, Z23
-	VEXTRACTI64X4    $0x01, Z3, Y3
-	VCVTPH2PS        Y3, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	VFMADD231PS.BCST 456(R13), Z5, Z18
-	VFMADD231PS.BCST 460(R13), Z5, Z19
-	VFMADD231PS.BCST 464(R13), Z5, Z20
-	VFMADD231PS.BCST 468(R13), Z5, Z21
-	VFMADD231PS.BCST 472(R13), Z5, Z22
-	VFMADD231PS.BCST 476(R13), Z5, Z23
-	ADDQ             $+512, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF16081_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z20, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z21, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z22, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z23, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF16081_next
-
-scoresWideF16081_end:
+	DECQ          groups+56(FP)
+	JNZ           scoresWideF1608_next
 	VZEROUPPER
 	RET
 
@@ -38333,9 +37721,7 @@ rows06:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF16062_next:
-	CMPQ      groups+56(FP), $+2
-	JLT       scoresWideF16062_end
+scoresWideF1606_next:
 	VPXORD    Z16, Z16, Z16
 	VPXORD    Z17, Z17, Z17
 	VPXORD    Z18, Z18, Z18
@@ -38354,9 +37740,8 @@ scoresWideF16062_next:
 	MOVQ      dim+48(FP), R14
 	MOVQ      q+24(FP), R15
 	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R14
 
-scoresWideF16062_turn:
+scoresWideF1606_turn:
 	PREFETCHT1    (R8)
 	PREFETCHT0    (R8)(R10*1)
 	PREFETCHT1    64(R8)
@@ -38433,6 +37818,10 @@ scoresWideF16062_turn:
 	VPERMQ        Z9, Z13, Z9
 	VPERMQ        Z10, Z13, Z10
 	VPERMQ        Z11, Z13, Z11
+	ADDQ          $+16, CX
+	ADDQ          $+16, R11
+	ADDQ          $+16, R12
+	ADDQ          $+16, R13
 	VCVTPH2PS     Y0, Z4
 	VCVTPH2PS     Y8, Z6
 	VBROADCASTSS  (R15), Z12
@@ -38602,12 +37991,8 @@ scoresWideF16062_turn:
 	VFMADD231PS   Z5, Z12, Z26
 	VFMADD231PS   Z7, Z12, Z27
 	ADDQ          $+512, R15
-	ADDQ          $+16, CX
-	ADDQ          $+16, R11
-	ADDQ          $+16, R12
-	ADDQ          $+16, R13
-	DECQ          R14
-	JNZ           scoresWideF16062_turn
+	SUBQ          $+8, R14
+	JNZ           scoresWideF1606_turn
 	LEAQ          (R13)(DI*1), CX
 	MOVQ          AX, R11
 	MOVQ          lds+16(FP), R12
@@ -38629,148 +38014,8 @@ scoresWideF16062_turn:
 	VMOVUPS       Z26, (R11)
 	VMOVUPS       Z27, 64(R11)
 	ADDQ          $+128, AX
-	SUBQ          $+2, groups+56(FP)
-	JMP           scoresWideF16062_next
-
-scoresWideF16062_end:
-scoresWideF16061_next:
-	CMPQ      groups+56(FP), $+1
-	JLT       scoresWideF16061_end
-	VPXORD    Z16, Z16, Z16
-	VPXORD    Z17, Z17, Z17
-	VPXORD    Z18, Z18, Z18
-	VPXORD    Z19, Z19, Z19
-	VPXORD    Z20, Z20, Z20
-	VPXORD    Z21, Z21, Z21
-	LEAQ      (CX)(DX*8), R11
-	MOVQ      dim+48(FP), R12
-	MOVQ      q+24(FP), R13
-	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R12
-
-scoresWideF16061_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VPUNPCKLWD       Z1, Z0, Z4
-	VPUNPCKHWD       Z1, Z0, Z5
-	VPUNPCKLWD       Z3, Z2, Z6
-	VPUNPCKHWD       Z3, Z2, Z7
-	VPUNPCKLDQ       Z6, Z4, Z0
-	VPUNPCKHDQ       Z6, Z4, Z1
-	VPUNPCKLDQ       Z7, Z5, Z2
-	VPUNPCKHDQ       Z7, Z5, Z3
-	VPERMQ           Z0, Z13, Z0
-	VPERMQ           Z1, Z13, Z1
-	VPERMQ           Z2, Z13, Z2
-	VPERMQ           Z3, Z13, Z3
-	VCVTPH2PS        Y0, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VFMADD231PS.BCST 8(R13), Z4, Z18
-	VFMADD231PS.BCST 12(R13), Z4, Z19
-	VFMADD231PS.BCST 16(R13), Z4, Z20
-	VFMADD231PS.BCST 20(R13), Z4, Z21
-	VEXTRACTI64X4    $0x01, Z0, Y0
-	VCVTPH2PS        Y0, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VFMADD231PS.BCST 72(R13), Z5, Z18
-	VFMADD231PS.BCST 76(R13), Z5, Z19
-	VFMADD231PS.BCST 80(R13), Z5, Z20
-	VFMADD231PS.BCST 84(R13), Z5, Z21
-	VCVTPH2PS        Y1, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VFMADD231PS.BCST 136(R13), Z4, Z18
-	VFMADD231PS.BCST 140(R13), Z4, Z19
-	VFMADD231PS.BCST 144(R13), Z4, Z20
-	VFMADD231PS.BCST 148(R13), Z4, Z21
-	VEXTRACTI64X4    $0x01, Z1, Y1
-	VCVTPH2PS        Y1, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VFMADD231PS.BCST 200(R13), Z5, Z18
-	VFMADD231PS.BCST 204(R13), Z5, Z19
-	VFMADD231PS.BCST 208(R13), Z5, Z20
-	VFMADD231PS.BCST 212(R13), Z5, Z21
-	VCVTPH2PS        Y2, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VFMADD231PS.BCST 264(R13), Z4, Z18
-	VFMADD231PS.BCST 268(R13), Z4, Z19
-	VFMADD231PS.BCST 272(R13), Z4, Z20
-	VFMADD231PS.BCST 276(R13), Z4, Z21
-	VEXTRACTI64X4    $0x01, Z2, Y2
-	VCVTPH2PS        Y2, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VFMADD231PS.BCST 328(R13), Z5, Z18
-	VFMADD231PS.BCST 332(R13), Z5, Z19
-	VFMADD231PS.BCST 336(R13), Z5, Z20
-	VFMADD231PS.BCST 340(R13), Z5, Z21
-	VCVTPH2PS        Y3, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VFMADD231PS.BCST 392(R13), Z4, Z18
-	VFMADD231PS.BCST 396(R13), Z4, Z19
-	VFMADD231PS.BCST 400(R13), Z4, Z20
-	VFMADD231PS.BCST 404(R13), Z4, Z21
-	VEXTRACTI64X4    $0x01, Z3, Y3
-	VCVTPH2PS        Y3, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	VFMADD231PS.BCST 456(R13), Z5, Z18
-	VFMADD231PS.BCST 460(R13), Z5, Z19
-	VFMADD231PS.BCST 464(R13), Z5, Z20
-	VFMADD231PS.BCST 468(R13), Z5, Z21
-	ADDQ             $+512, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF16061_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z20, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z21, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF16061_next
-
-scoresWideF16061_end:
+	DECQ          groups+56(FP)
+	JNZ           scoresWideF1606_next
 	VZEROUPPER
 	RET
 
@@ -38785,9 +38030,7 @@ rows04:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF16042_next:
-	CMPQ      groups+56(FP), $+2
-	JLT       scoresWideF16042_end
+scoresWideF1604_next:
 	VPXORD    Z16, Z16, Z16
 	VPXORD    Z17, Z17, Z17
 	VPXORD    Z18, Z18, Z18
@@ -38802,9 +38045,8 @@ scoresWideF16042_next:
 	MOVQ      dim+48(FP), R14
 	MOVQ      q+24(FP), R15
 	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R14
 
-scoresWideF16042_turn:
+scoresWideF1604_turn:
 	PREFETCHT1    (R8)
 	PREFETCHT0    (R8)(R10*1)
 	PREFETCHT1    64(R8)
@@ -38881,6 +38123,10 @@ scoresWideF16042_turn:
 	VPERMQ        Z9, Z13, Z9
 	VPERMQ        Z10, Z13, Z10
 	VPERMQ        Z11, Z13, Z11
+	ADDQ          $+16, CX
+	ADDQ          $+16, R11
+	ADDQ          $+16, R12
+	ADDQ          $+16, R13
 	VCVTPH2PS     Y0, Z4
 	VCVTPH2PS     Y8, Z6
 	VBROADCASTSS  (R15), Z12
@@ -39002,12 +38248,8 @@ scoresWideF16042_turn:
 	VFMADD231PS   Z5, Z12, Z22
 	VFMADD231PS   Z7, Z12, Z23
 	ADDQ          $+512, R15
-	ADDQ          $+16, CX
-	ADDQ          $+16, R11
-	ADDQ          $+16, R12
-	ADDQ          $+16, R13
-	DECQ          R14
-	JNZ           scoresWideF16042_turn
+	SUBQ          $+8, R14
+	JNZ           scoresWideF1604_turn
 	LEAQ          (R13)(DI*1), CX
 	MOVQ          AX, R11
 	MOVQ          lds+16(FP), R12
@@ -39023,126 +38265,8 @@ scoresWideF16042_turn:
 	VMOVUPS       Z22, (R11)
 	VMOVUPS       Z23, 64(R11)
 	ADDQ          $+128, AX
-	SUBQ          $+2, groups+56(FP)
-	JMP           scoresWideF16042_next
-
-scoresWideF16042_end:
-scoresWideF16041_next:
-	CMPQ      groups+56(FP), $+1
-	JLT       scoresWideF16041_end
-	VPXORD    Z16, Z16, Z16
-	VPXORD    Z17, Z17, Z17
-	VPXORD    Z18, Z18, Z18
-	VPXORD    Z19, Z19, Z19
-	LEAQ      (CX)(DX*8), R11
-	MOVQ      dim+48(FP), R12
-	MOVQ      q+24(FP), R13
-	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R12
-
-scoresWideF16041_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VPUNPCKLWD       Z1, Z0, Z4
-	VPUNPCKHWD       Z1, Z0, Z5
-	VPUNPCKLWD       Z3, Z2, Z6
-	VPUNPCKHWD       Z3, Z2, Z7
-	VPUNPCKLDQ       Z6, Z4, Z0
-	VPUNPCKHDQ       Z6, Z4, Z1
-	VPUNPCKLDQ       Z7, Z5, Z2
-	VPUNPCKHDQ       Z7, Z5, Z3
-	VPERMQ           Z0, Z13, Z0
-	VPERMQ           Z1, Z13, Z1
-	VPERMQ           Z2, Z13, Z2
-	VPERMQ           Z3, Z13, Z3
-	VCVTPH2PS        Y0, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VFMADD231PS.BCST 8(R13), Z4, Z18
-	VFMADD231PS.BCST 12(R13), Z4, Z19
-	VEXTRACTI64X4    $0x01, Z0, Y0
-	VCVTPH2PS        Y0, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VFMADD231PS.BCST 72(R13), Z5, Z18
-	VFMADD231PS.BCST 76(R13), Z5, Z19
-	VCVTPH2PS        Y1, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VFMADD231PS.BCST 136(R13), Z4, Z18
-	VFMADD231PS.BCST 140(R13), Z4, Z19
-	VEXTRACTI64X4    $0x01, Z1, Y1
-	VCVTPH2PS        Y1, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VFMADD231PS.BCST 200(R13), Z5, Z18
-	VFMADD231PS.BCST 204(R13), Z5, Z19
-	VCVTPH2PS        Y2, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VFMADD231PS.BCST 264(R13), Z4, Z18
-	VFMADD231PS.BCST 268(R13), Z4, Z19
-	VEXTRACTI64X4    $0x01, Z2, Y2
-	VCVTPH2PS        Y2, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VFMADD231PS.BCST 328(R13), Z5, Z18
-	VFMADD231PS.BCST 332(R13), Z5, Z19
-	VCVTPH2PS        Y3, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VFMADD231PS.BCST 392(R13), Z4, Z18
-	VFMADD231PS.BCST 396(R13), Z4, Z19
-	VEXTRACTI64X4    $0x01, Z3, Y3
-	VCVTPH2PS        Y3, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	VFMADD231PS.BCST 456(R13), Z5, Z18
-	VFMADD231PS.BCST 460(R13), Z5, Z19
-	ADDQ             $+512, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF16041_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF16041_next
-
-scoresWideF16041_end:
+	DECQ          groups+56(FP)
+	JNZ           scoresWideF1604_next
 	VZEROUPPER
 	RET
 
@@ -39157,9 +38281,7 @@ rows02:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF16022_next:
-	CMPQ      groups+56(FP), $+2
-	JLT       scoresWideF16022_end
+scoresWideF1602_next:
 	VPXORD    Z16, Z16, Z16
 	VPXORD    Z17, Z17, Z17
 	VPXORD    Z18, Z18, Z18
@@ -39170,9 +38292,8 @@ scoresWideF16022_next:
 	MOVQ      dim+48(FP), R14
 	MOVQ      q+24(FP), R15
 	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R14
 
-scoresWideF16022_turn:
+scoresWideF1602_turn:
 	PREFETCHT1    (R8)
 	PREFETCHT0    (R8)(R10*1)
 	PREFETCHT1    64(R8)
@@ -39249,6 +38370,10 @@ scoresWideF16022_turn:
 	VPERMQ        Z9, Z13, Z9
 	VPERMQ        Z10, Z13, Z10
 	VPERMQ        Z11, Z13, Z11
+	ADDQ          $+16, CX
+	ADDQ          $+16, R11
+	ADDQ          $+16, R12
+	ADDQ          $+16, R13
 	VCVTPH2PS     Y0, Z4
 	VCVTPH2PS     Y8, Z6
 	VBROADCASTSS  (R15), Z12
@@ -39322,12 +38447,8 @@ scoresWideF16022_turn:
 	VFMADD231PS   Z5, Z12, Z18
 	VFMADD231PS   Z7, Z12, Z19
 	ADDQ          $+512, R15
-	ADDQ          $+16, CX
-	ADDQ          $+16, R11
-	ADDQ          $+16, R12
-	ADDQ          $+16, R13
-	DECQ          R14
-	JNZ           scoresWideF16022_turn
+	SUBQ          $+8, R14
+	JNZ           scoresWideF1602_turn
 	LEAQ          (R13)(DI*1), CX
 	MOVQ          AX, R11
 	MOVQ          lds+16(FP), R12
@@ -39337,104 +38458,8 @@ scoresWideF16022_turn:
 	VMOVUPS       Z18, (R11)
 	VMOVUPS       Z19, 64(R11)
 	ADDQ          $+128, AX
-	SUBQ          $+2, groups+56(FP)
-	JMP           scoresWideF16022_next
-
-scoresWideF16022_end:
-scoresWideF16021_next:
-	CMPQ      groups+56(FP), $+1
-	JLT       scoresWideF16021_end
-	VPXORD    Z16, Z16, Z16
-	VPXORD    Z17, Z17, Z17
-	LEAQ      (CX)(DX*8), R11
-	MOVQ      dim+48(FP), R12
-	MOVQ      q+24(FP), R13
-	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R12
-
-scoresWideF16021_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VPUNPCKLWD       Z1, Z0, Z4
-	VPUNPCKHWD       Z1, Z0, Z5
-	VPUNPCKLWD       Z3, Z2, Z6
-	VPUNPCKHWD       Z3, Z2, Z7
-	VPUNPCKLDQ       Z6, Z4, Z0
-	VPUNPCKHDQ       Z6, Z4, Z1
-	VPUNPCKLDQ       Z7, Z5, Z2
-	VPUNPCKHDQ       Z7, Z5, Z3
-	VPERMQ           Z0, Z13, Z0
-	VPERMQ           Z1, Z13, Z1
-	VPERMQ           Z2, Z13, Z2
-	VPERMQ           Z3, Z13, Z3
-	VCVTPH2PS        Y0, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VEXTRACTI64X4    $0x01, Z0, Y0
-	VCVTPH2PS        Y0, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VCVTPH2PS        Y1, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VEXTRACTI64X4    $0x01, Z1, Y1
-	VCVTPH2PS        Y1, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VCVTPH2PS        Y2, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VEXTRACTI64X4    $0x01, Z2, Y2
-	VCVTPH2PS        Y2, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VCVTPH2PS        Y3, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VEXTRACTI64X4    $0x01, Z3, Y3
-	VCVTPH2PS        Y3, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	ADDQ             $+512, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF16021_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF16021_next
-
-scoresWideF16021_end:
+	DECQ          groups+56(FP)
+	JNZ           scoresWideF1602_next
 	VZEROUPPER
 	RET
 
@@ -39449,9 +38474,7 @@ rows01:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideF16012_next:
-	CMPQ      groups+56(FP), $+2
-	JLT       scoresWideF16012_end
+scoresWideF1601_next:
 	VPXORD    Z16, Z16, Z16
 	VPXORD    Z17, Z17, Z17
 	LEAQ      (CX)(DX*8), R11
@@ -39460,9 +38483,8 @@ scoresWideF16012_next:
 	MOVQ      dim+48(FP), R14
 	MOVQ      q+24(FP), R15
 	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R14
 
-scoresWideF16012_turn:
+scoresWideF1601_turn:
 	PREFETCHT1    (R8)
 	PREFETCHT0    (R8)(R10*1)
 	PREFETCHT1    64(R8)
@@ -39539,6 +38561,10 @@ scoresWideF16012_turn:
 	VPERMQ        Z9, Z13, Z9
 	VPERMQ        Z10, Z13, Z10
 	VPERMQ        Z11, Z13, Z11
+	ADDQ          $+16, CX
+	ADDQ          $+16, R11
+	ADDQ          $+16, R12
+	ADDQ          $+16, R13
 	VCVTPH2PS     Y0, Z4
 	VCVTPH2PS     Y8, Z6
 	VBROADCASTSS  (R15), Z12
@@ -39588,110 +38614,97 @@ scoresWideF16012_turn:
 	VFMADD231PS   Z5, Z12, Z16
 	VFMADD231PS   Z7, Z12, Z17
 	ADDQ          $+512, R15
-	ADDQ          $+16, CX
-	ADDQ          $+16, R11
-	ADDQ          $+16, R12
-	ADDQ          $+16, R13
-	DECQ          R14
-	JNZ           scoresWideF16012_turn
+	SUBQ          $+8, R14
+	JNZ           scoresWideF1601_turn
 	LEAQ          (R13)(DI*1), CX
 	MOVQ          AX, R11
 	MOVQ          lds+16(FP), R12
 	VMOVUPS       Z16, (R11)
 	VMOVUPS       Z17, 64(R11)
 	ADDQ          $+128, AX
-	SUBQ          $+2, groups+56(FP)
-	JMP           scoresWideF16012_next
-
-scoresWideF16012_end:
-scoresWideF16011_next:
-	CMPQ      groups+56(FP), $+1
-	JLT       scoresWideF16011_end
-	VPXORD    Z16, Z16, Z16
-	LEAQ      (CX)(DX*8), R11
-	MOVQ      dim+48(FP), R12
-	MOVQ      q+24(FP), R13
-	VMOVDQU64 evenQuads512<>+0(SB), Z13
-	SHRQ      $0x03, R12
-
-scoresWideF16011_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	PREFETCHT1       64(R8)
-	PREFETCHT0       64(R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVUPS          (CX), X0
-	VINSERTF128      $0x01, (CX)(DX*4), Y0, Y0
-	VINSERTF32X4     $0x02, (R11), Z0, Z0
-	VINSERTF32X4     $0x03, (R11)(DX*4), Z0, Z0
-	VMOVUPS          (CX)(DX*1), X1
-	VINSERTF128      $0x01, (CX)(SI*1), Y1, Y1
-	VINSERTF32X4     $0x02, (R11)(DX*1), Z1, Z1
-	VINSERTF32X4     $0x03, (R11)(SI*1), Z1, Z1
-	VMOVUPS          (CX)(DX*2), X2
-	VINSERTF128      $0x01, (CX)(BX*2), Y2, Y2
-	VINSERTF32X4     $0x02, (R11)(DX*2), Z2, Z2
-	VINSERTF32X4     $0x03, (R11)(BX*2), Z2, Z2
-	VMOVUPS          (CX)(BX*1), X3
-	VINSERTF128      $0x01, (CX)(DI*1), Y3, Y3
-	VINSERTF32X4     $0x02, (R11)(BX*1), Z3, Z3
-	VINSERTF32X4     $0x03, (R11)(DI*1), Z3, Z3
-	VPUNPCKLWD       Z1, Z0, Z4
-	VPUNPCKHWD       Z1, Z0, Z5
-	VPUNPCKLWD       Z3, Z2, Z6
-	VPUNPCKHWD       Z3, Z2, Z7
-	VPUNPCKLDQ       Z6, Z4, Z0
-	VPUNPCKHDQ       Z6, Z4, Z1
-	VPUNPCKLDQ       Z7, Z5, Z2
-	VPUNPCKHDQ       Z7, Z5, Z3
-	VPERMQ           Z0, Z13, Z0
-	VPERMQ           Z1, Z13, Z1
-	VPERMQ           Z2, Z13, Z2
-	VPERMQ           Z3, Z13, Z3
-	VCVTPH2PS        Y0, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VEXTRACTI64X4    $0x01, Z0, Y0
-	VCVTPH2PS        Y0, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VCVTPH2PS        Y1, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VEXTRACTI64X4    $0x01, Z1, Y1
-	VCVTPH2PS        Y1, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VCVTPH2PS        Y2, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VEXTRACTI64X4    $0x01, Z2, Y2
-	VCVTPH2PS        Y2, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VCVTPH2PS        Y3, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VEXTRACTI64X4    $0x01, Z3, Y3
-	VCVTPH2PS        Y3, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	ADDQ             $+512, R13
-	ADDQ             $+16, CX
-	ADDQ             $+16, R11
-	DECQ             R12
-	JNZ              scoresWideF16011_turn
-	LEAQ             (R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideF16011_next
-
-scoresWideF16011_end:
+	DECQ          groups+56(FP)
+	JNZ           scoresWideF1601_next
 	VZEROUPPER
 	RET
 
+DATA spreadBytes512<>+0(SB)/4, $0xffffff00
+DATA spreadBytes512<>+4(SB)/4, $0xffffff01
+DATA spreadBytes512<>+8(SB)/4, $0xffffff02
+DATA spreadBytes512<>+12(SB)/4, $0xffffff03
+DATA spreadBytes512<>+16(SB)/4, $0xffffff00
+DATA spreadBytes512<>+20(SB)/4, $0xffffff01
+DATA spreadBytes512<>+24(SB)/4, $0xffffff02
+DATA spreadBytes512<>+28(SB)/4, $0xffffff03
+DATA spreadBytes512<>+32(SB)/4, $0xffffff00
+DATA spreadBytes512<>+36(SB)/4, $0xffffff01
+DATA spreadBytes512<>+40(SB)/4, $0xffffff02
+DATA spreadBytes512<>+44(SB)/4, $0xffffff03
+DATA spreadBytes512<>+48(SB)/4, $0xffffff00
+DATA spreadBytes512<>+52(SB)/4, $0xffffff01
+DATA spreadBytes512<>+56(SB)/4, $0xffffff02
+DATA spreadBytes512<>+60(SB)/4, $0xffffff03
+DATA spreadBytes512<>+64(SB)/4, $0xffffff04
+DATA spreadBytes512<>+68(SB)/4, $0xffffff05
+DATA spreadBytes512<>+72(SB)/4, $0xffffff06
+DATA spreadBytes512<>+76(SB)/4, $0xffffff07
+DATA spreadBytes512<>+80(SB)/4, $0xffffff04
+DATA spreadBytes512<>+84(SB)/4, $0xffffff05
+DATA spreadBytes512<>+88(SB)/4, $0xffffff06
+DATA spreadBytes512<>+92(SB)/4, $0xffffff07
+DATA spreadBytes512<>+96(SB)/4, $0xffffff04
+DATA spreadBytes512<>+100(SB)/4, $0xffffff05
+DATA spreadBytes512<>+104(SB)/4, $0xffffff06
+DATA spreadBytes512<>+108(SB)/4, $0xffffff07
+DATA spreadBytes512<>+112(SB)/4, $0xffffff04
+DATA spreadBytes512<>+116(SB)/4, $0xffffff05
+DATA spreadBytes512<>+120(SB)/4, $0xffffff06
+DATA spreadBytes512<>+124(SB)/4, $0xffffff07
+DATA spreadBytes512<>+128(SB)/4, $0xffffff08
+DATA spreadBytes512<>+132(SB)/4, $0xffffff09
+DATA spreadBytes512<>+136(SB)/4, $0xffffff0a
+DATA spreadBytes512<>+140(SB)/4, $0xffffff0b
+DATA spreadBytes512<>+144(SB)/4, $0xffffff08
+DATA spreadBytes512<>+148(SB)/4, $0xffffff09
+DATA spreadBytes512<>+152(SB)/4, $0xffffff0a
+DATA spreadBytes512<>+156(SB)/4, $0xffffff0b
+DATA spreadBytes512<>+160(SB)/4, $0xffffff08
+DATA spreadBytes512<>+164(SB)/4, $0xffffff09
+DATA spreadBytes512<>+168(SB)/4, $0xffffff0a
+DATA spreadBytes512<>+172(SB)/4, $0xffffff0b
+DATA spreadBytes512<>+176(SB)/4, $0xffffff08
+DATA spreadBytes512<>+180(SB)/4, $0xffffff09
+DATA spreadBytes512<>+184(SB)/4, $0xffffff0a
+DATA spreadBytes512<>+188(SB)/4, $0xffffff0b
+DATA spreadBytes512<>+192(SB)/4, $0xffffff0c
+DATA spreadBytes512<>+196(SB)/4, $0xffffff0d
+DATA spreadBytes512<>+200(SB)/4, $0xffffff0e
+DATA spreadBytes512<>+204(SB)/4, $0xffffff0f
+DATA spreadBytes512<>+208(SB)/4, $0xffffff0c
+DATA spreadBytes512<>+212(SB)/4, $0xffffff0d
+DATA spreadBytes512<>+216(SB)/4, $0xffffff0e
+DATA spreadBytes512<>+220(SB)/4, $0xffffff0f
+DATA spreadBytes512<>+224(SB)/4, $0xffffff0c
+DATA spreadBytes512<>+228(SB)/4, $0xffffff0d
+DATA spreadBytes512<>+232(SB)/4, $0xffffff0e
+DATA spreadBytes512<>+236(SB)/4, $0xffffff0f
+DATA spreadBytes512<>+240(SB)/4, $0xffffff0c
+DATA spreadBytes512<>+244(SB)/4, $0xffffff0d
+DATA spreadBytes512<>+248(SB)/4, $0xffffff0e
+DATA spreadBytes512<>+252(SB)/4, $0xffffff0f
+GLOBL spreadBytes512<>(SB), RODATA|NOPTR, $256
+
+DATA codesMiddle512<>+0(SB)/4, $0x43000000
+DATA codesMiddle512<>+4(SB)/4, $0x43000000
+DATA codesMiddle512<>+8(SB)/4, $0x43000000
+DATA codesMiddle512<>+12(SB)/4, $0x43000000
+DATA codesMiddle512<>+16(SB)/4, $0x43000000
+DATA codesMiddle512<>+20(SB)/4, $0x43000000
+DATA codesMiddle512<>+24(SB)/4, $0x43000000
+DATA codesMiddle512<>+28(SB)/4, $0x43000000
+GLOBL codesMiddle512<>(SB), RODATA|NOPTR, $32
+
 // func scoresWideQ8(rows int, s *float32, lds int, q *float32, k *uint8, ld int, dim int, groups int, next *byte, near int, stride int)
-// Requires: AVX, AVX2, AVX512F, MMX+
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·scoresWideQ8(SB), NOSPLIT, $0-88
 	MOVQ rows+0(FP), AX
 	CMPQ AX, $+1
@@ -39712,9 +38725,7 @@ TEXT ·scoresWideQ8(SB), NOSPLIT, $0-88
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideQ8082_next:
-	CMPQ         groups+56(FP), $+2
-	JLT          scoresWideQ8082_end
+scoresWideQ808_next:
 	VPXORD       Z16, Z16, Z16
 	VPXORD       Z17, Z17, Z17
 	VPXORD       Z18, Z18, Z18
@@ -39736,7 +38747,7 @@ scoresWideQ8082_next:
 	LEAQ         (R12)(DX*8), R13
 	MOVQ         dim+48(FP), R14
 	MOVQ         q+24(FP), R15
-	VBROADCASTSS codesSign512<>+0(SB), Y15
+	VBROADCASTSS codesMiddle512<>+0(SB), Z15
 	ADDQ         R14, CX
 	VMOVSS       (CX), X0
 	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
@@ -39783,106 +38794,89 @@ scoresWideQ8082_next:
 	VINSERTF128  $0x01, X1, Y0, Y3
 	SUBQ         R14, R13
 	VINSERTF64X4 $0x01, Y3, Z2, Z14
-	SHRQ         $0x03, R14
 
-scoresWideQ8082_turn:
+scoresWideQ808_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (CX), X0
-	VPINSRQ      $0x01, (CX)(DX*4), X0, X0
-	VMOVQ        (R11), X4
-	VPINSRQ      $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y0, Y0
-	VMOVQ        (CX)(DX*1), X1
-	VPINSRQ      $0x01, (CX)(SI*1), X1, X1
-	VMOVQ        (R11)(DX*1), X5
-	VPINSRQ      $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y1, Y1
-	VMOVQ        (CX)(DX*2), X2
-	VPINSRQ      $0x01, (CX)(BX*2), X2, X2
-	VMOVQ        (R11)(DX*2), X6
-	VPINSRQ      $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y2, Y2
-	VMOVQ        (CX)(BX*1), X3
-	VPINSRQ      $0x01, (CX)(DI*1), X3, X3
-	VMOVQ        (R11)(BX*1), X7
-	VPINSRQ      $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y3, Y3
-	VPUNPCKLBW   Y1, Y0, Y4
-	VPUNPCKHBW   Y1, Y0, Y5
-	VPUNPCKLBW   Y3, Y2, Y6
-	VPUNPCKHBW   Y3, Y2, Y7
-	VPUNPCKLWD   Y6, Y4, Y0
-	VPUNPCKHWD   Y6, Y4, Y1
-	VPUNPCKLWD   Y7, Y5, Y2
-	VPUNPCKHWD   Y7, Y5, Y3
-	VPUNPCKLDQ   Y2, Y0, Y4
-	VPUNPCKHDQ   Y2, Y0, Y5
-	VPUNPCKLDQ   Y3, Y1, Y6
-	VPUNPCKHDQ   Y3, Y1, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y0
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y1
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y2
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y3
+	VMOVUPS      (CX), X0
+	VINSERTF128  $0x01, (CX)(DX*4), Y0, Y0
+	VINSERTF32X4 $0x02, (R11), Z0, Z0
+	VINSERTF32X4 $0x03, (R11)(DX*4), Z0, Z0
+	VMOVUPS      (CX)(DX*1), X1
+	VINSERTF128  $0x01, (CX)(SI*1), Y1, Y1
+	VINSERTF32X4 $0x02, (R11)(DX*1), Z1, Z1
+	VINSERTF32X4 $0x03, (R11)(SI*1), Z1, Z1
+	VMOVUPS      (CX)(DX*2), X2
+	VINSERTF128  $0x01, (CX)(BX*2), Y2, Y2
+	VINSERTF32X4 $0x02, (R11)(DX*2), Z2, Z2
+	VINSERTF32X4 $0x03, (R11)(BX*2), Z2, Z2
+	VMOVUPS      (CX)(BX*1), X3
+	VINSERTF128  $0x01, (CX)(DI*1), Y3, Y3
+	VINSERTF32X4 $0x02, (R11)(BX*1), Z3, Z3
+	VINSERTF32X4 $0x03, (R11)(DI*1), Z3, Z3
+	VPUNPCKLBW   Z1, Z0, Z4
+	VPUNPCKHBW   Z1, Z0, Z5
+	VPUNPCKLBW   Z3, Z2, Z6
+	VPUNPCKHBW   Z3, Z2, Z7
+	VPUNPCKLWD   Z6, Z4, Z0
+	VPUNPCKHWD   Z6, Z4, Z1
+	VPUNPCKLWD   Z7, Z5, Z2
+	VPUNPCKHWD   Z7, Z5, Z3
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (R12), X8
-	VPINSRQ      $0x01, (R12)(DX*4), X8, X8
-	VMOVQ        (R13), X4
-	VPINSRQ      $0x01, (R13)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y8, Y8
-	VMOVQ        (R12)(DX*1), X9
-	VPINSRQ      $0x01, (R12)(SI*1), X9, X9
-	VMOVQ        (R13)(DX*1), X5
-	VPINSRQ      $0x01, (R13)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y9, Y9
-	VMOVQ        (R12)(DX*2), X10
-	VPINSRQ      $0x01, (R12)(BX*2), X10, X10
-	VMOVQ        (R13)(DX*2), X6
-	VPINSRQ      $0x01, (R13)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y10, Y10
-	VMOVQ        (R12)(BX*1), X11
-	VPINSRQ      $0x01, (R12)(DI*1), X11, X11
-	VMOVQ        (R13)(BX*1), X7
-	VPINSRQ      $0x01, (R13)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y11, Y11
-	VPUNPCKLBW   Y9, Y8, Y4
-	VPUNPCKHBW   Y9, Y8, Y5
-	VPUNPCKLBW   Y11, Y10, Y6
-	VPUNPCKHBW   Y11, Y10, Y7
-	VPUNPCKLWD   Y6, Y4, Y8
-	VPUNPCKHWD   Y6, Y4, Y9
-	VPUNPCKLWD   Y7, Y5, Y10
-	VPUNPCKHWD   Y7, Y5, Y11
-	VPUNPCKLDQ   Y10, Y8, Y4
-	VPUNPCKHDQ   Y10, Y8, Y5
-	VPUNPCKLDQ   Y11, Y9, Y6
-	VPUNPCKHDQ   Y11, Y9, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y8
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y9
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y10
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y11
-	VPMOVSXBD    X0, Z4
+	VMOVUPS      (R12), X8
+	VINSERTF128  $0x01, (R12)(DX*4), Y8, Y8
+	VINSERTF32X4 $0x02, (R13), Z8, Z8
+	VINSERTF32X4 $0x03, (R13)(DX*4), Z8, Z8
+	VMOVUPS      (R12)(DX*1), X9
+	VINSERTF128  $0x01, (R12)(SI*1), Y9, Y9
+	VINSERTF32X4 $0x02, (R13)(DX*1), Z9, Z9
+	VINSERTF32X4 $0x03, (R13)(SI*1), Z9, Z9
+	VMOVUPS      (R12)(DX*2), X10
+	VINSERTF128  $0x01, (R12)(BX*2), Y10, Y10
+	VINSERTF32X4 $0x02, (R13)(DX*2), Z10, Z10
+	VINSERTF32X4 $0x03, (R13)(BX*2), Z10, Z10
+	VMOVUPS      (R12)(BX*1), X11
+	VINSERTF128  $0x01, (R12)(DI*1), Y11, Y11
+	VINSERTF32X4 $0x02, (R13)(BX*1), Z11, Z11
+	VINSERTF32X4 $0x03, (R13)(DI*1), Z11, Z11
+	VPUNPCKLBW   Z9, Z8, Z4
+	VPUNPCKHBW   Z9, Z8, Z5
+	VPUNPCKLBW   Z11, Z10, Z6
+	VPUNPCKHBW   Z11, Z10, Z7
+	VPUNPCKLWD   Z6, Z4, Z8
+	VPUNPCKHWD   Z6, Z4, Z9
+	VPUNPCKLWD   Z7, Z5, Z10
+	VPUNPCKHWD   Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
+
+scoresWideQ808_part:
+	VPSHUFB      spreadBytes512<>+0(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X8, Z6
+	VPSHUFB      spreadBytes512<>+0(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -39908,13 +38902,13 @@ scoresWideQ8082_turn:
 	VBROADCASTSS 28(R15), Z12
 	VFMADD231PS  Z4, Z12, Z30
 	VFMADD231PS  Z6, Z12, Z31
-	VEXTRACTI128 $0x01, Y0, X0
-	VPMOVSXBD    X0, Z5
+	VPSHUFB      spreadBytes512<>+64(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y8, X8
-	VPMOVSXBD    X8, Z7
+	VPSHUFB      spreadBytes512<>+64(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 64(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -39940,11 +38934,13 @@ scoresWideQ8082_turn:
 	VBROADCASTSS 92(R15), Z12
 	VFMADD231PS  Z5, Z12, Z30
 	VFMADD231PS  Z7, Z12, Z31
-	VPMOVSXBD    X1, Z4
+	VPSHUFB      spreadBytes512<>+128(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X9, Z6
+	VPSHUFB      spreadBytes512<>+128(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS 128(R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -39970,13 +38966,13 @@ scoresWideQ8082_turn:
 	VBROADCASTSS 156(R15), Z12
 	VFMADD231PS  Z4, Z12, Z30
 	VFMADD231PS  Z6, Z12, Z31
-	VEXTRACTI128 $0x01, Y1, X1
-	VPMOVSXBD    X1, Z5
+	VPSHUFB      spreadBytes512<>+192(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y9, X9
-	VPMOVSXBD    X9, Z7
+	VPSHUFB      spreadBytes512<>+192(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 192(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -40002,375 +38998,49 @@ scoresWideQ8082_turn:
 	VBROADCASTSS 220(R15), Z12
 	VFMADD231PS  Z5, Z12, Z30
 	VFMADD231PS  Z7, Z12, Z31
-	VPMOVSXBD    X2, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X10, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 256(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 260(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VBROADCASTSS 264(R15), Z12
-	VFMADD231PS  Z4, Z12, Z20
-	VFMADD231PS  Z6, Z12, Z21
-	VBROADCASTSS 268(R15), Z12
-	VFMADD231PS  Z4, Z12, Z22
-	VFMADD231PS  Z6, Z12, Z23
-	VBROADCASTSS 272(R15), Z12
-	VFMADD231PS  Z4, Z12, Z24
-	VFMADD231PS  Z6, Z12, Z25
-	VBROADCASTSS 276(R15), Z12
-	VFMADD231PS  Z4, Z12, Z26
-	VFMADD231PS  Z6, Z12, Z27
-	VBROADCASTSS 280(R15), Z12
-	VFMADD231PS  Z4, Z12, Z28
-	VFMADD231PS  Z6, Z12, Z29
-	VBROADCASTSS 284(R15), Z12
-	VFMADD231PS  Z4, Z12, Z30
-	VFMADD231PS  Z6, Z12, Z31
-	VEXTRACTI128 $0x01, Y2, X2
-	VPMOVSXBD    X2, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y10, X10
-	VPMOVSXBD    X10, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 320(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 324(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	VBROADCASTSS 328(R15), Z12
-	VFMADD231PS  Z5, Z12, Z20
-	VFMADD231PS  Z7, Z12, Z21
-	VBROADCASTSS 332(R15), Z12
-	VFMADD231PS  Z5, Z12, Z22
-	VFMADD231PS  Z7, Z12, Z23
-	VBROADCASTSS 336(R15), Z12
-	VFMADD231PS  Z5, Z12, Z24
-	VFMADD231PS  Z7, Z12, Z25
-	VBROADCASTSS 340(R15), Z12
-	VFMADD231PS  Z5, Z12, Z26
-	VFMADD231PS  Z7, Z12, Z27
-	VBROADCASTSS 344(R15), Z12
-	VFMADD231PS  Z5, Z12, Z28
-	VFMADD231PS  Z7, Z12, Z29
-	VBROADCASTSS 348(R15), Z12
-	VFMADD231PS  Z5, Z12, Z30
-	VFMADD231PS  Z7, Z12, Z31
-	VPMOVSXBD    X3, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X11, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 384(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 388(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VBROADCASTSS 392(R15), Z12
-	VFMADD231PS  Z4, Z12, Z20
-	VFMADD231PS  Z6, Z12, Z21
-	VBROADCASTSS 396(R15), Z12
-	VFMADD231PS  Z4, Z12, Z22
-	VFMADD231PS  Z6, Z12, Z23
-	VBROADCASTSS 400(R15), Z12
-	VFMADD231PS  Z4, Z12, Z24
-	VFMADD231PS  Z6, Z12, Z25
-	VBROADCASTSS 404(R15), Z12
-	VFMADD231PS  Z4, Z12, Z26
-	VFMADD231PS  Z6, Z12, Z27
-	VBROADCASTSS 408(R15), Z12
-	VFMADD231PS  Z4, Z12, Z28
-	VFMADD231PS  Z6, Z12, Z29
-	VBROADCASTSS 412(R15), Z12
-	VFMADD231PS  Z4, Z12, Z30
-	VFMADD231PS  Z6, Z12, Z31
-	VEXTRACTI128 $0x01, Y3, X3
-	VPMOVSXBD    X3, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y11, X11
-	VPMOVSXBD    X11, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 448(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 452(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	VBROADCASTSS 456(R15), Z12
-	VFMADD231PS  Z5, Z12, Z20
-	VFMADD231PS  Z7, Z12, Z21
-	VBROADCASTSS 460(R15), Z12
-	VFMADD231PS  Z5, Z12, Z22
-	VFMADD231PS  Z7, Z12, Z23
-	VBROADCASTSS 464(R15), Z12
-	VFMADD231PS  Z5, Z12, Z24
-	VFMADD231PS  Z7, Z12, Z25
-	VBROADCASTSS 468(R15), Z12
-	VFMADD231PS  Z5, Z12, Z26
-	VFMADD231PS  Z7, Z12, Z27
-	VBROADCASTSS 472(R15), Z12
-	VFMADD231PS  Z5, Z12, Z28
-	VFMADD231PS  Z7, Z12, Z29
-	VBROADCASTSS 476(R15), Z12
-	VFMADD231PS  Z5, Z12, Z30
-	VFMADD231PS  Z7, Z12, Z31
-	ADDQ         $+512, R15
-	ADDQ         $+8, CX
-	ADDQ         $+8, R11
-	ADDQ         $+8, R12
-	ADDQ         $+8, R13
-	DECQ         R14
-	JNZ          scoresWideQ8082_turn
-	LEAQ         4(R13)(DI*1), CX
-	MOVQ         AX, R11
-	MOVQ         lds+16(FP), R12
-	VMOVUPS      Z16, (R11)
-	VMOVUPS      Z17, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z18, (R11)
-	VMOVUPS      Z19, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z20, (R11)
-	VMOVUPS      Z21, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z22, (R11)
-	VMOVUPS      Z23, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z24, (R11)
-	VMOVUPS      Z25, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z26, (R11)
-	VMOVUPS      Z27, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z28, (R11)
-	VMOVUPS      Z29, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z30, (R11)
-	VMOVUPS      Z31, 64(R11)
-	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideQ8082_next
+	ADDQ         $+256, R15
+	SUBQ         $+4, R14
+	JZ           scoresWideQ808_end
+	VMOVDQA64    Z1, Z0
+	VMOVDQA64    Z2, Z1
+	VMOVDQA64    Z3, Z2
+	VMOVDQA64    Z9, Z8
+	VMOVDQA64    Z10, Z9
+	VMOVDQA64    Z11, Z10
+	TESTQ        $+15, R14
+	JNZ          scoresWideQ808_part
+	JMP          scoresWideQ808_turn
 
-scoresWideQ8082_end:
-scoresWideQ8081_next:
-	CMPQ         groups+56(FP), $+1
-	JLT          scoresWideQ8081_end
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	VPXORD       Z18, Z18, Z18
-	VPXORD       Z19, Z19, Z19
-	VPXORD       Z20, Z20, Z20
-	VPXORD       Z21, Z21, Z21
-	VPXORD       Z22, Z22, Z22
-	VPXORD       Z23, Z23, Z23
-	LEAQ         (CX)(DX*8), R11
-	MOVQ         dim+48(FP), R12
-	MOVQ         q+24(FP), R13
-	VBROADCASTSS codesSign512<>+0(SB), Y15
-	ADDQ         R12, CX
-	VMOVSS       (CX), X0
-	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
-	VINSERTPS    $0x20, (CX)(DX*2), X0, X0
-	VINSERTPS    $0x30, (CX)(BX*1), X0, X0
-	VMOVSS       (CX)(DX*4), X1
-	VINSERTPS    $0x10, (CX)(SI*1), X1, X1
-	VINSERTPS    $0x20, (CX)(BX*2), X1, X1
-	VINSERTPS    $0x30, (CX)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y2
-	SUBQ         R12, CX
-	ADDQ         R12, R11
-	VMOVSS       (R11), X0
-	VINSERTPS    $0x10, (R11)(DX*1), X0, X0
-	VINSERTPS    $0x20, (R11)(DX*2), X0, X0
-	VINSERTPS    $0x30, (R11)(BX*1), X0, X0
-	VMOVSS       (R11)(DX*4), X1
-	VINSERTPS    $0x10, (R11)(SI*1), X1, X1
-	VINSERTPS    $0x20, (R11)(BX*2), X1, X1
-	VINSERTPS    $0x30, (R11)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y3
-	SUBQ         R12, R11
-	VINSERTF64X4 $0x01, Y3, Z2, Z13
-	SHRQ         $0x03, R12
-
-scoresWideQ8081_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVQ            (CX), X0
-	VPINSRQ          $0x01, (CX)(DX*4), X0, X0
-	VMOVQ            (R11), X4
-	VPINSRQ          $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128      $0x01, X4, Y0, Y0
-	VMOVQ            (CX)(DX*1), X1
-	VPINSRQ          $0x01, (CX)(SI*1), X1, X1
-	VMOVQ            (R11)(DX*1), X5
-	VPINSRQ          $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128      $0x01, X5, Y1, Y1
-	VMOVQ            (CX)(DX*2), X2
-	VPINSRQ          $0x01, (CX)(BX*2), X2, X2
-	VMOVQ            (R11)(DX*2), X6
-	VPINSRQ          $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128      $0x01, X6, Y2, Y2
-	VMOVQ            (CX)(BX*1), X3
-	VPINSRQ          $0x01, (CX)(DI*1), X3, X3
-	VMOVQ            (R11)(BX*1), X7
-	VPINSRQ          $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128      $0x01, X7, Y3, Y3
-	VPUNPCKLBW       Y1, Y0, Y4
-	VPUNPCKHBW       Y1, Y0, Y5
-	VPUNPCKLBW       Y3, Y2, Y6
-	VPUNPCKHBW       Y3, Y2, Y7
-	VPUNPCKLWD       Y6, Y4, Y0
-	VPUNPCKHWD       Y6, Y4, Y1
-	VPUNPCKLWD       Y7, Y5, Y2
-	VPUNPCKHWD       Y7, Y5, Y3
-	VPUNPCKLDQ       Y2, Y0, Y4
-	VPUNPCKHDQ       Y2, Y0, Y5
-	VPUNPCKLDQ       Y3, Y1, Y6
-	VPUNPCKHDQ       Y3, Y1, Y7
-	VPXOR            Y15, Y4, Y4
-	VPERMQ           $0xd8, Y4, Y0
-	VPXOR            Y15, Y5, Y5
-	VPERMQ           $0xd8, Y5, Y1
-	VPXOR            Y15, Y6, Y6
-	VPERMQ           $0xd8, Y6, Y2
-	VPXOR            Y15, Y7, Y7
-	VPERMQ           $0xd8, Y7, Y3
-	VPMOVSXBD        X0, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VFMADD231PS.BCST 8(R13), Z4, Z18
-	VFMADD231PS.BCST 12(R13), Z4, Z19
-	VFMADD231PS.BCST 16(R13), Z4, Z20
-	VFMADD231PS.BCST 20(R13), Z4, Z21
-	VFMADD231PS.BCST 24(R13), Z4, Z22
-	VFMADD231PS.BCST 28(R13), Z4, Z23
-	VEXTRACTI128     $0x01, Y0, X0
-	VPMOVSXBD        X0, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VFMADD231PS.BCST 72(R13), Z5, Z18
-	VFMADD231PS.BCST 76(R13), Z5, Z19
-	VFMADD231PS.BCST 80(R13), Z5, Z20
-	VFMADD231PS.BCST 84(R13), Z5, Z21
-	VFMADD231PS.BCST 88(R13), Z5, Z22
-	VFMADD231PS.BCST 92(R13), Z5, Z23
-	VPMOVSXBD        X1, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VFMADD231PS.BCST 136(R13), Z4, Z18
-	VFMADD231PS.BCST 140(R13), Z4, Z19
-	VFMADD231PS.BCST 144(R13), Z4, Z20
-	VFMADD231PS.BCST 148(R13), Z4, Z21
-	VFMADD231PS.BCST 152(R13), Z4, Z22
-	VFMADD231PS.BCST 156(R13), Z4, Z23
-	VEXTRACTI128     $0x01, Y1, X1
-	VPMOVSXBD        X1, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VFMADD231PS.BCST 200(R13), Z5, Z18
-	VFMADD231PS.BCST 204(R13), Z5, Z19
-	VFMADD231PS.BCST 208(R13), Z5, Z20
-	VFMADD231PS.BCST 212(R13), Z5, Z21
-	VFMADD231PS.BCST 216(R13), Z5, Z22
-	VFMADD231PS.BCST 220(R13), Z5, Z23
-	VPMOVSXBD        X2, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VFMADD231PS.BCST 264(R13), Z4, Z18
-	VFMADD231PS.BCST 268(R13), Z4, Z19
-	VFMADD231PS.BCST 272(R13), Z4, Z20
-	VFMADD231PS.BCST 276(R13), Z4, Z21
-	VFMADD231PS.BCST 280(R13), Z4, Z22
-	VFMADD231PS.BCST 284(R13), Z4, Z23
-	VEXTRACTI128     $0x01, Y2, X2
-	VPMOVSXBD        X2, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VFMADD231PS.BCST 328(R13), Z5, Z18
-	VFMADD231PS.BCST 332(R13), Z5, Z19
-	VFMADD231PS.BCST 336(R13), Z5, Z20
-	VFMADD231PS.BCST 340(R13), Z5, Z21
-	VFMADD231PS.BCST 344(R13), Z5, Z22
-	VFMADD231PS.BCST 348(R13), Z5, Z23
-	VPMOVSXBD        X3, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VFMADD231PS.BCST 392(R13), Z4, Z18
-	VFMADD231PS.BCST 396(R13), Z4, Z19
-	VFMADD231PS.BCST 400(R13), Z4, Z20
-	VFMADD231PS.BCST 404(R13), Z4, Z21
-	VFMADD231PS.BCST 408(R13), Z4, Z22
-	VFMADD231PS.BCST 412(R13), Z4, Z23
-	VEXTRACTI128     $0x01, Y3, X3
-	VPMOVSXBD        X3, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	VFMADD231PS.BCST 456(R13), Z5, Z18
-	VFMADD231PS.BCST 460(R13), Z5, Z19
-	VFMADD231PS.BCST 464(R13), Z5, Z20
-	VFMADD231PS.BCST 468(R13), Z5, Z21
-	VFMADD231PS.BCST 472(R13), Z5, Z22
-	VFMADD231PS.BCST 476(R13), Z5, Z23
-	ADDQ             $+512, R13
-	ADDQ             $+8, CX
-	ADDQ             $+8, R11
-	DECQ             R12
-	JNZ              scoresWideQ8081_turn
-	LEAQ             4(R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z20, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z21, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z22, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z23, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideQ8081_next
-
-scoresWideQ8081_end:
+scoresWideQ808_end:
+	LEAQ    4(R13)(DI*1), CX
+	MOVQ    AX, R11
+	MOVQ    lds+16(FP), R12
+	VMOVUPS Z16, (R11)
+	VMOVUPS Z17, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z18, (R11)
+	VMOVUPS Z19, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z20, (R11)
+	VMOVUPS Z21, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z22, (R11)
+	VMOVUPS Z23, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z24, (R11)
+	VMOVUPS Z25, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z26, (R11)
+	VMOVUPS Z27, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z28, (R11)
+	VMOVUPS Z29, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z30, (R11)
+	VMOVUPS Z31, 64(R11)
+	ADDQ    $+128, AX
+	DECQ    groups+56(FP)
+	JNZ     scoresWideQ808_next
 	VZEROUPPER
 	RET
 
@@ -40385,9 +39055,7 @@ rows06:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideQ8062_next:
-	CMPQ         groups+56(FP), $+2
-	JLT          scoresWideQ8062_end
+scoresWideQ806_next:
 	VPXORD       Z16, Z16, Z16
 	VPXORD       Z17, Z17, Z17
 	VPXORD       Z18, Z18, Z18
@@ -40405,7 +39073,7 @@ scoresWideQ8062_next:
 	LEAQ         (R12)(DX*8), R13
 	MOVQ         dim+48(FP), R14
 	MOVQ         q+24(FP), R15
-	VBROADCASTSS codesSign512<>+0(SB), Y15
+	VBROADCASTSS codesMiddle512<>+0(SB), Z15
 	ADDQ         R14, CX
 	VMOVSS       (CX), X0
 	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
@@ -40452,106 +39120,89 @@ scoresWideQ8062_next:
 	VINSERTF128  $0x01, X1, Y0, Y3
 	SUBQ         R14, R13
 	VINSERTF64X4 $0x01, Y3, Z2, Z14
-	SHRQ         $0x03, R14
 
-scoresWideQ8062_turn:
+scoresWideQ806_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (CX), X0
-	VPINSRQ      $0x01, (CX)(DX*4), X0, X0
-	VMOVQ        (R11), X4
-	VPINSRQ      $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y0, Y0
-	VMOVQ        (CX)(DX*1), X1
-	VPINSRQ      $0x01, (CX)(SI*1), X1, X1
-	VMOVQ        (R11)(DX*1), X5
-	VPINSRQ      $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y1, Y1
-	VMOVQ        (CX)(DX*2), X2
-	VPINSRQ      $0x01, (CX)(BX*2), X2, X2
-	VMOVQ        (R11)(DX*2), X6
-	VPINSRQ      $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y2, Y2
-	VMOVQ        (CX)(BX*1), X3
-	VPINSRQ      $0x01, (CX)(DI*1), X3, X3
-	VMOVQ        (R11)(BX*1), X7
-	VPINSRQ      $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y3, Y3
-	VPUNPCKLBW   Y1, Y0, Y4
-	VPUNPCKHBW   Y1, Y0, Y5
-	VPUNPCKLBW   Y3, Y2, Y6
-	VPUNPCKHBW   Y3, Y2, Y7
-	VPUNPCKLWD   Y6, Y4, Y0
-	VPUNPCKHWD   Y6, Y4, Y1
-	VPUNPCKLWD   Y7, Y5, Y2
-	VPUNPCKHWD   Y7, Y5, Y3
-	VPUNPCKLDQ   Y2, Y0, Y4
-	VPUNPCKHDQ   Y2, Y0, Y5
-	VPUNPCKLDQ   Y3, Y1, Y6
-	VPUNPCKHDQ   Y3, Y1, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y0
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y1
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y2
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y3
+	VMOVUPS      (CX), X0
+	VINSERTF128  $0x01, (CX)(DX*4), Y0, Y0
+	VINSERTF32X4 $0x02, (R11), Z0, Z0
+	VINSERTF32X4 $0x03, (R11)(DX*4), Z0, Z0
+	VMOVUPS      (CX)(DX*1), X1
+	VINSERTF128  $0x01, (CX)(SI*1), Y1, Y1
+	VINSERTF32X4 $0x02, (R11)(DX*1), Z1, Z1
+	VINSERTF32X4 $0x03, (R11)(SI*1), Z1, Z1
+	VMOVUPS      (CX)(DX*2), X2
+	VINSERTF128  $0x01, (CX)(BX*2), Y2, Y2
+	VINSERTF32X4 $0x02, (R11)(DX*2), Z2, Z2
+	VINSERTF32X4 $0x03, (R11)(BX*2), Z2, Z2
+	VMOVUPS      (CX)(BX*1), X3
+	VINSERTF128  $0x01, (CX)(DI*1), Y3, Y3
+	VINSERTF32X4 $0x02, (R11)(BX*1), Z3, Z3
+	VINSERTF32X4 $0x03, (R11)(DI*1), Z3, Z3
+	VPUNPCKLBW   Z1, Z0, Z4
+	VPUNPCKHBW   Z1, Z0, Z5
+	VPUNPCKLBW   Z3, Z2, Z6
+	VPUNPCKHBW   Z3, Z2, Z7
+	VPUNPCKLWD   Z6, Z4, Z0
+	VPUNPCKHWD   Z6, Z4, Z1
+	VPUNPCKLWD   Z7, Z5, Z2
+	VPUNPCKHWD   Z7, Z5, Z3
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (R12), X8
-	VPINSRQ      $0x01, (R12)(DX*4), X8, X8
-	VMOVQ        (R13), X4
-	VPINSRQ      $0x01, (R13)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y8, Y8
-	VMOVQ        (R12)(DX*1), X9
-	VPINSRQ      $0x01, (R12)(SI*1), X9, X9
-	VMOVQ        (R13)(DX*1), X5
-	VPINSRQ      $0x01, (R13)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y9, Y9
-	VMOVQ        (R12)(DX*2), X10
-	VPINSRQ      $0x01, (R12)(BX*2), X10, X10
-	VMOVQ        (R13)(DX*2), X6
-	VPINSRQ      $0x01, (R13)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y10, Y10
-	VMOVQ        (R12)(BX*1), X11
-	VPINSRQ      $0x01, (R12)(DI*1), X11, X11
-	VMOVQ        (R13)(BX*1), X7
-	VPINSRQ      $0x01, (R13)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y11, Y11
-	VPUNPCKLBW   Y9, Y8, Y4
-	VPUNPCKHBW   Y9, Y8, Y5
-	VPUNPCKLBW   Y11, Y10, Y6
-	VPUNPCKHBW   Y11, Y10, Y7
-	VPUNPCKLWD   Y6, Y4, Y8
-	VPUNPCKHWD   Y6, Y4, Y9
-	VPUNPCKLWD   Y7, Y5, Y10
-	VPUNPCKHWD   Y7, Y5, Y11
-	VPUNPCKLDQ   Y10, Y8, Y4
-	VPUNPCKHDQ   Y10, Y8, Y5
-	VPUNPCKLDQ   Y11, Y9, Y6
-	VPUNPCKHDQ   Y11, Y9, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y8
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y9
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y10
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y11
-	VPMOVSXBD    X0, Z4
+	VMOVUPS      (R12), X8
+	VINSERTF128  $0x01, (R12)(DX*4), Y8, Y8
+	VINSERTF32X4 $0x02, (R13), Z8, Z8
+	VINSERTF32X4 $0x03, (R13)(DX*4), Z8, Z8
+	VMOVUPS      (R12)(DX*1), X9
+	VINSERTF128  $0x01, (R12)(SI*1), Y9, Y9
+	VINSERTF32X4 $0x02, (R13)(DX*1), Z9, Z9
+	VINSERTF32X4 $0x03, (R13)(SI*1), Z9, Z9
+	VMOVUPS      (R12)(DX*2), X10
+	VINSERTF128  $0x01, (R12)(BX*2), Y10, Y10
+	VINSERTF32X4 $0x02, (R13)(DX*2), Z10, Z10
+	VINSERTF32X4 $0x03, (R13)(BX*2), Z10, Z10
+	VMOVUPS      (R12)(BX*1), X11
+	VINSERTF128  $0x01, (R12)(DI*1), Y11, Y11
+	VINSERTF32X4 $0x02, (R13)(BX*1), Z11, Z11
+	VINSERTF32X4 $0x03, (R13)(DI*1), Z11, Z11
+	VPUNPCKLBW   Z9, Z8, Z4
+	VPUNPCKHBW   Z9, Z8, Z5
+	VPUNPCKLBW   Z11, Z10, Z6
+	VPUNPCKHBW   Z11, Z10, Z7
+	VPUNPCKLWD   Z6, Z4, Z8
+	VPUNPCKHWD   Z6, Z4, Z9
+	VPUNPCKLWD   Z7, Z5, Z10
+	VPUNPCKHWD   Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
+
+scoresWideQ806_part:
+	VPSHUFB      spreadBytes512<>+0(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X8, Z6
+	VPSHUFB      spreadBytes512<>+0(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -40571,13 +39222,13 @@ scoresWideQ8062_turn:
 	VBROADCASTSS 20(R15), Z12
 	VFMADD231PS  Z4, Z12, Z26
 	VFMADD231PS  Z6, Z12, Z27
-	VEXTRACTI128 $0x01, Y0, X0
-	VPMOVSXBD    X0, Z5
+	VPSHUFB      spreadBytes512<>+64(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y8, X8
-	VPMOVSXBD    X8, Z7
+	VPSHUFB      spreadBytes512<>+64(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 64(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -40597,11 +39248,13 @@ scoresWideQ8062_turn:
 	VBROADCASTSS 84(R15), Z12
 	VFMADD231PS  Z5, Z12, Z26
 	VFMADD231PS  Z7, Z12, Z27
-	VPMOVSXBD    X1, Z4
+	VPSHUFB      spreadBytes512<>+128(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X9, Z6
+	VPSHUFB      spreadBytes512<>+128(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS 128(R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -40621,13 +39274,13 @@ scoresWideQ8062_turn:
 	VBROADCASTSS 148(R15), Z12
 	VFMADD231PS  Z4, Z12, Z26
 	VFMADD231PS  Z6, Z12, Z27
-	VEXTRACTI128 $0x01, Y1, X1
-	VPMOVSXBD    X1, Z5
+	VPSHUFB      spreadBytes512<>+192(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y9, X9
-	VPMOVSXBD    X9, Z7
+	VPSHUFB      spreadBytes512<>+192(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 192(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -40647,323 +39300,43 @@ scoresWideQ8062_turn:
 	VBROADCASTSS 212(R15), Z12
 	VFMADD231PS  Z5, Z12, Z26
 	VFMADD231PS  Z7, Z12, Z27
-	VPMOVSXBD    X2, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X10, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 256(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 260(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VBROADCASTSS 264(R15), Z12
-	VFMADD231PS  Z4, Z12, Z20
-	VFMADD231PS  Z6, Z12, Z21
-	VBROADCASTSS 268(R15), Z12
-	VFMADD231PS  Z4, Z12, Z22
-	VFMADD231PS  Z6, Z12, Z23
-	VBROADCASTSS 272(R15), Z12
-	VFMADD231PS  Z4, Z12, Z24
-	VFMADD231PS  Z6, Z12, Z25
-	VBROADCASTSS 276(R15), Z12
-	VFMADD231PS  Z4, Z12, Z26
-	VFMADD231PS  Z6, Z12, Z27
-	VEXTRACTI128 $0x01, Y2, X2
-	VPMOVSXBD    X2, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y10, X10
-	VPMOVSXBD    X10, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 320(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 324(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	VBROADCASTSS 328(R15), Z12
-	VFMADD231PS  Z5, Z12, Z20
-	VFMADD231PS  Z7, Z12, Z21
-	VBROADCASTSS 332(R15), Z12
-	VFMADD231PS  Z5, Z12, Z22
-	VFMADD231PS  Z7, Z12, Z23
-	VBROADCASTSS 336(R15), Z12
-	VFMADD231PS  Z5, Z12, Z24
-	VFMADD231PS  Z7, Z12, Z25
-	VBROADCASTSS 340(R15), Z12
-	VFMADD231PS  Z5, Z12, Z26
-	VFMADD231PS  Z7, Z12, Z27
-	VPMOVSXBD    X3, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X11, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 384(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 388(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VBROADCASTSS 392(R15), Z12
-	VFMADD231PS  Z4, Z12, Z20
-	VFMADD231PS  Z6, Z12, Z21
-	VBROADCASTSS 396(R15), Z12
-	VFMADD231PS  Z4, Z12, Z22
-	VFMADD231PS  Z6, Z12, Z23
-	VBROADCASTSS 400(R15), Z12
-	VFMADD231PS  Z4, Z12, Z24
-	VFMADD231PS  Z6, Z12, Z25
-	VBROADCASTSS 404(R15), Z12
-	VFMADD231PS  Z4, Z12, Z26
-	VFMADD231PS  Z6, Z12, Z27
-	VEXTRACTI128 $0x01, Y3, X3
-	VPMOVSXBD    X3, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y11, X11
-	VPMOVSXBD    X11, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 448(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 452(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	VBROADCASTSS 456(R15), Z12
-	VFMADD231PS  Z5, Z12, Z20
-	VFMADD231PS  Z7, Z12, Z21
-	VBROADCASTSS 460(R15), Z12
-	VFMADD231PS  Z5, Z12, Z22
-	VFMADD231PS  Z7, Z12, Z23
-	VBROADCASTSS 464(R15), Z12
-	VFMADD231PS  Z5, Z12, Z24
-	VFMADD231PS  Z7, Z12, Z25
-	VBROADCASTSS 468(R15), Z12
-	VFMADD231PS  Z5, Z12, Z26
-	VFMADD231PS  Z7, Z12, Z27
-	ADDQ         $+512, R15
-	ADDQ         $+8, CX
-	ADDQ         $+8, R11
-	ADDQ         $+8, R12
-	ADDQ         $+8, R13
-	DECQ         R14
-	JNZ          scoresWideQ8062_turn
-	LEAQ         4(R13)(DI*1), CX
-	MOVQ         AX, R11
-	MOVQ         lds+16(FP), R12
-	VMOVUPS      Z16, (R11)
-	VMOVUPS      Z17, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z18, (R11)
-	VMOVUPS      Z19, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z20, (R11)
-	VMOVUPS      Z21, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z22, (R11)
-	VMOVUPS      Z23, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z24, (R11)
-	VMOVUPS      Z25, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z26, (R11)
-	VMOVUPS      Z27, 64(R11)
-	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideQ8062_next
+	ADDQ         $+256, R15
+	SUBQ         $+4, R14
+	JZ           scoresWideQ806_end
+	VMOVDQA64    Z1, Z0
+	VMOVDQA64    Z2, Z1
+	VMOVDQA64    Z3, Z2
+	VMOVDQA64    Z9, Z8
+	VMOVDQA64    Z10, Z9
+	VMOVDQA64    Z11, Z10
+	TESTQ        $+15, R14
+	JNZ          scoresWideQ806_part
+	JMP          scoresWideQ806_turn
 
-scoresWideQ8062_end:
-scoresWideQ8061_next:
-	CMPQ         groups+56(FP), $+1
-	JLT          scoresWideQ8061_end
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	VPXORD       Z18, Z18, Z18
-	VPXORD       Z19, Z19, Z19
-	VPXORD       Z20, Z20, Z20
-	VPXORD       Z21, Z21, Z21
-	LEAQ         (CX)(DX*8), R11
-	MOVQ         dim+48(FP), R12
-	MOVQ         q+24(FP), R13
-	VBROADCASTSS codesSign512<>+0(SB), Y15
-	ADDQ         R12, CX
-	VMOVSS       (CX), X0
-	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
-	VINSERTPS    $0x20, (CX)(DX*2), X0, X0
-	VINSERTPS    $0x30, (CX)(BX*1), X0, X0
-	VMOVSS       (CX)(DX*4), X1
-	VINSERTPS    $0x10, (CX)(SI*1), X1, X1
-	VINSERTPS    $0x20, (CX)(BX*2), X1, X1
-	VINSERTPS    $0x30, (CX)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y2
-	SUBQ         R12, CX
-	ADDQ         R12, R11
-	VMOVSS       (R11), X0
-	VINSERTPS    $0x10, (R11)(DX*1), X0, X0
-	VINSERTPS    $0x20, (R11)(DX*2), X0, X0
-	VINSERTPS    $0x30, (R11)(BX*1), X0, X0
-	VMOVSS       (R11)(DX*4), X1
-	VINSERTPS    $0x10, (R11)(SI*1), X1, X1
-	VINSERTPS    $0x20, (R11)(BX*2), X1, X1
-	VINSERTPS    $0x30, (R11)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y3
-	SUBQ         R12, R11
-	VINSERTF64X4 $0x01, Y3, Z2, Z13
-	SHRQ         $0x03, R12
-
-scoresWideQ8061_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVQ            (CX), X0
-	VPINSRQ          $0x01, (CX)(DX*4), X0, X0
-	VMOVQ            (R11), X4
-	VPINSRQ          $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128      $0x01, X4, Y0, Y0
-	VMOVQ            (CX)(DX*1), X1
-	VPINSRQ          $0x01, (CX)(SI*1), X1, X1
-	VMOVQ            (R11)(DX*1), X5
-	VPINSRQ          $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128      $0x01, X5, Y1, Y1
-	VMOVQ            (CX)(DX*2), X2
-	VPINSRQ          $0x01, (CX)(BX*2), X2, X2
-	VMOVQ            (R11)(DX*2), X6
-	VPINSRQ          $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128      $0x01, X6, Y2, Y2
-	VMOVQ            (CX)(BX*1), X3
-	VPINSRQ          $0x01, (CX)(DI*1), X3, X3
-	VMOVQ            (R11)(BX*1), X7
-	VPINSRQ          $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128      $0x01, X7, Y3, Y3
-	VPUNPCKLBW       Y1, Y0, Y4
-	VPUNPCKHBW       Y1, Y0, Y5
-	VPUNPCKLBW       Y3, Y2, Y6
-	VPUNPCKHBW       Y3, Y2, Y7
-	VPUNPCKLWD       Y6, Y4, Y0
-	VPUNPCKHWD       Y6, Y4, Y1
-	VPUNPCKLWD       Y7, Y5, Y2
-	VPUNPCKHWD       Y7, Y5, Y3
-	VPUNPCKLDQ       Y2, Y0, Y4
-	VPUNPCKHDQ       Y2, Y0, Y5
-	VPUNPCKLDQ       Y3, Y1, Y6
-	VPUNPCKHDQ       Y3, Y1, Y7
-	VPXOR            Y15, Y4, Y4
-	VPERMQ           $0xd8, Y4, Y0
-	VPXOR            Y15, Y5, Y5
-	VPERMQ           $0xd8, Y5, Y1
-	VPXOR            Y15, Y6, Y6
-	VPERMQ           $0xd8, Y6, Y2
-	VPXOR            Y15, Y7, Y7
-	VPERMQ           $0xd8, Y7, Y3
-	VPMOVSXBD        X0, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VFMADD231PS.BCST 8(R13), Z4, Z18
-	VFMADD231PS.BCST 12(R13), Z4, Z19
-	VFMADD231PS.BCST 16(R13), Z4, Z20
-	VFMADD231PS.BCST 20(R13), Z4, Z21
-	VEXTRACTI128     $0x01, Y0, X0
-	VPMOVSXBD        X0, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VFMADD231PS.BCST 72(R13), Z5, Z18
-	VFMADD231PS.BCST 76(R13), Z5, Z19
-	VFMADD231PS.BCST 80(R13), Z5, Z20
-	VFMADD231PS.BCST 84(R13), Z5, Z21
-	VPMOVSXBD        X1, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VFMADD231PS.BCST 136(R13), Z4, Z18
-	VFMADD231PS.BCST 140(R13), Z4, Z19
-	VFMADD231PS.BCST 144(R13), Z4, Z20
-	VFMADD231PS.BCST 148(R13), Z4, Z21
-	VEXTRACTI128     $0x01, Y1, X1
-	VPMOVSXBD        X1, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VFMADD231PS.BCST 200(R13), Z5, Z18
-	VFMADD231PS.BCST 204(R13), Z5, Z19
-	VFMADD231PS.BCST 208(R13), Z5, Z20
-	VFMADD231PS.BCST 212(R13), Z5, Z21
-	VPMOVSXBD        X2, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VFMADD231PS.BCST 264(R13), Z4, Z18
-	VFMADD231PS.BCST 268(R13), Z4, Z19
-	VFMADD231PS.BCST 272(R13), Z4, Z20
-	VFMADD231PS.BCST 276(R13), Z4, Z21
-	VEXTRACTI128     $0x01, Y2, X2
-	VPMOVSXBD        X2, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VFMADD231PS.BCST 328(R13), Z5, Z18
-	VFMADD231PS.BCST 332(R13), Z5, Z19
-	VFMADD231PS.BCST 336(R13), Z5, Z20
-	VFMADD231PS.BCST 340(R13), Z5, Z21
-	VPMOVSXBD        X3, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VFMADD231PS.BCST 392(R13), Z4, Z18
-	VFMADD231PS.BCST 396(R13), Z4, Z19
-	VFMADD231PS.BCST 400(R13), Z4, Z20
-	VFMADD231PS.BCST 404(R13), Z4, Z21
-	VEXTRACTI128     $0x01, Y3, X3
-	VPMOVSXBD        X3, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	VFMADD231PS.BCST 456(R13), Z5, Z18
-	VFMADD231PS.BCST 460(R13), Z5, Z19
-	VFMADD231PS.BCST 464(R13), Z5, Z20
-	VFMADD231PS.BCST 468(R13), Z5, Z21
-	ADDQ             $+512, R13
-	ADDQ             $+8, CX
-	ADDQ             $+8, R11
-	DECQ             R12
-	JNZ              scoresWideQ8061_turn
-	LEAQ             4(R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z20, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z21, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideQ8061_next
-
-scoresWideQ8061_end:
+scoresWideQ806_end:
+	LEAQ    4(R13)(DI*1), CX
+	MOVQ    AX, R11
+	MOVQ    lds+16(FP), R12
+	VMOVUPS Z16, (R11)
+	VMOVUPS Z17, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z18, (R11)
+	VMOVUPS Z19, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z20, (R11)
+	VMOVUPS Z21, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z22, (R11)
+	VMOVUPS Z23, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z24, (R11)
+	VMOVUPS Z25, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z26, (R11)
+	VMOVUPS Z27, 64(R11)
+	ADDQ    $+128, AX
+	DECQ    groups+56(FP)
+	JNZ     scoresWideQ806_next
 	VZEROUPPER
 	RET
 
@@ -40978,9 +39351,7 @@ rows04:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideQ8042_next:
-	CMPQ         groups+56(FP), $+2
-	JLT          scoresWideQ8042_end
+scoresWideQ804_next:
 	VPXORD       Z16, Z16, Z16
 	VPXORD       Z17, Z17, Z17
 	VPXORD       Z18, Z18, Z18
@@ -40994,7 +39365,7 @@ scoresWideQ8042_next:
 	LEAQ         (R12)(DX*8), R13
 	MOVQ         dim+48(FP), R14
 	MOVQ         q+24(FP), R15
-	VBROADCASTSS codesSign512<>+0(SB), Y15
+	VBROADCASTSS codesMiddle512<>+0(SB), Z15
 	ADDQ         R14, CX
 	VMOVSS       (CX), X0
 	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
@@ -41041,106 +39412,89 @@ scoresWideQ8042_next:
 	VINSERTF128  $0x01, X1, Y0, Y3
 	SUBQ         R14, R13
 	VINSERTF64X4 $0x01, Y3, Z2, Z14
-	SHRQ         $0x03, R14
 
-scoresWideQ8042_turn:
+scoresWideQ804_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (CX), X0
-	VPINSRQ      $0x01, (CX)(DX*4), X0, X0
-	VMOVQ        (R11), X4
-	VPINSRQ      $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y0, Y0
-	VMOVQ        (CX)(DX*1), X1
-	VPINSRQ      $0x01, (CX)(SI*1), X1, X1
-	VMOVQ        (R11)(DX*1), X5
-	VPINSRQ      $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y1, Y1
-	VMOVQ        (CX)(DX*2), X2
-	VPINSRQ      $0x01, (CX)(BX*2), X2, X2
-	VMOVQ        (R11)(DX*2), X6
-	VPINSRQ      $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y2, Y2
-	VMOVQ        (CX)(BX*1), X3
-	VPINSRQ      $0x01, (CX)(DI*1), X3, X3
-	VMOVQ        (R11)(BX*1), X7
-	VPINSRQ      $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y3, Y3
-	VPUNPCKLBW   Y1, Y0, Y4
-	VPUNPCKHBW   Y1, Y0, Y5
-	VPUNPCKLBW   Y3, Y2, Y6
-	VPUNPCKHBW   Y3, Y2, Y7
-	VPUNPCKLWD   Y6, Y4, Y0
-	VPUNPCKHWD   Y6, Y4, Y1
-	VPUNPCKLWD   Y7, Y5, Y2
-	VPUNPCKHWD   Y7, Y5, Y3
-	VPUNPCKLDQ   Y2, Y0, Y4
-	VPUNPCKHDQ   Y2, Y0, Y5
-	VPUNPCKLDQ   Y3, Y1, Y6
-	VPUNPCKHDQ   Y3, Y1, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y0
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y1
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y2
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y3
+	VMOVUPS      (CX), X0
+	VINSERTF128  $0x01, (CX)(DX*4), Y0, Y0
+	VINSERTF32X4 $0x02, (R11), Z0, Z0
+	VINSERTF32X4 $0x03, (R11)(DX*4), Z0, Z0
+	VMOVUPS      (CX)(DX*1), X1
+	VINSERTF128  $0x01, (CX)(SI*1), Y1, Y1
+	VINSERTF32X4 $0x02, (R11)(DX*1), Z1, Z1
+	VINSERTF32X4 $0x03, (R11)(SI*1), Z1, Z1
+	VMOVUPS      (CX)(DX*2), X2
+	VINSERTF128  $0x01, (CX)(BX*2), Y2, Y2
+	VINSERTF32X4 $0x02, (R11)(DX*2), Z2, Z2
+	VINSERTF32X4 $0x03, (R11)(BX*2), Z2, Z2
+	VMOVUPS      (CX)(BX*1), X3
+	VINSERTF128  $0x01, (CX)(DI*1), Y3, Y3
+	VINSERTF32X4 $0x02, (R11)(BX*1), Z3, Z3
+	VINSERTF32X4 $0x03, (R11)(DI*1), Z3, Z3
+	VPUNPCKLBW   Z1, Z0, Z4
+	VPUNPCKHBW   Z1, Z0, Z5
+	VPUNPCKLBW   Z3, Z2, Z6
+	VPUNPCKHBW   Z3, Z2, Z7
+	VPUNPCKLWD   Z6, Z4, Z0
+	VPUNPCKHWD   Z6, Z4, Z1
+	VPUNPCKLWD   Z7, Z5, Z2
+	VPUNPCKHWD   Z7, Z5, Z3
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (R12), X8
-	VPINSRQ      $0x01, (R12)(DX*4), X8, X8
-	VMOVQ        (R13), X4
-	VPINSRQ      $0x01, (R13)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y8, Y8
-	VMOVQ        (R12)(DX*1), X9
-	VPINSRQ      $0x01, (R12)(SI*1), X9, X9
-	VMOVQ        (R13)(DX*1), X5
-	VPINSRQ      $0x01, (R13)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y9, Y9
-	VMOVQ        (R12)(DX*2), X10
-	VPINSRQ      $0x01, (R12)(BX*2), X10, X10
-	VMOVQ        (R13)(DX*2), X6
-	VPINSRQ      $0x01, (R13)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y10, Y10
-	VMOVQ        (R12)(BX*1), X11
-	VPINSRQ      $0x01, (R12)(DI*1), X11, X11
-	VMOVQ        (R13)(BX*1), X7
-	VPINSRQ      $0x01, (R13)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y11, Y11
-	VPUNPCKLBW   Y9, Y8, Y4
-	VPUNPCKHBW   Y9, Y8, Y5
-	VPUNPCKLBW   Y11, Y10, Y6
-	VPUNPCKHBW   Y11, Y10, Y7
-	VPUNPCKLWD   Y6, Y4, Y8
-	VPUNPCKHWD   Y6, Y4, Y9
-	VPUNPCKLWD   Y7, Y5, Y10
-	VPUNPCKHWD   Y7, Y5, Y11
-	VPUNPCKLDQ   Y10, Y8, Y4
-	VPUNPCKHDQ   Y10, Y8, Y5
-	VPUNPCKLDQ   Y11, Y9, Y6
-	VPUNPCKHDQ   Y11, Y9, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y8
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y9
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y10
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y11
-	VPMOVSXBD    X0, Z4
+	VMOVUPS      (R12), X8
+	VINSERTF128  $0x01, (R12)(DX*4), Y8, Y8
+	VINSERTF32X4 $0x02, (R13), Z8, Z8
+	VINSERTF32X4 $0x03, (R13)(DX*4), Z8, Z8
+	VMOVUPS      (R12)(DX*1), X9
+	VINSERTF128  $0x01, (R12)(SI*1), Y9, Y9
+	VINSERTF32X4 $0x02, (R13)(DX*1), Z9, Z9
+	VINSERTF32X4 $0x03, (R13)(SI*1), Z9, Z9
+	VMOVUPS      (R12)(DX*2), X10
+	VINSERTF128  $0x01, (R12)(BX*2), Y10, Y10
+	VINSERTF32X4 $0x02, (R13)(DX*2), Z10, Z10
+	VINSERTF32X4 $0x03, (R13)(BX*2), Z10, Z10
+	VMOVUPS      (R12)(BX*1), X11
+	VINSERTF128  $0x01, (R12)(DI*1), Y11, Y11
+	VINSERTF32X4 $0x02, (R13)(BX*1), Z11, Z11
+	VINSERTF32X4 $0x03, (R13)(DI*1), Z11, Z11
+	VPUNPCKLBW   Z9, Z8, Z4
+	VPUNPCKHBW   Z9, Z8, Z5
+	VPUNPCKLBW   Z11, Z10, Z6
+	VPUNPCKHBW   Z11, Z10, Z7
+	VPUNPCKLWD   Z6, Z4, Z8
+	VPUNPCKHWD   Z6, Z4, Z9
+	VPUNPCKLWD   Z7, Z5, Z10
+	VPUNPCKHWD   Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
+
+scoresWideQ804_part:
+	VPSHUFB      spreadBytes512<>+0(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X8, Z6
+	VPSHUFB      spreadBytes512<>+0(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -41154,13 +39508,13 @@ scoresWideQ8042_turn:
 	VBROADCASTSS 12(R15), Z12
 	VFMADD231PS  Z4, Z12, Z22
 	VFMADD231PS  Z6, Z12, Z23
-	VEXTRACTI128 $0x01, Y0, X0
-	VPMOVSXBD    X0, Z5
+	VPSHUFB      spreadBytes512<>+64(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y8, X8
-	VPMOVSXBD    X8, Z7
+	VPSHUFB      spreadBytes512<>+64(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 64(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -41174,11 +39528,13 @@ scoresWideQ8042_turn:
 	VBROADCASTSS 76(R15), Z12
 	VFMADD231PS  Z5, Z12, Z22
 	VFMADD231PS  Z7, Z12, Z23
-	VPMOVSXBD    X1, Z4
+	VPSHUFB      spreadBytes512<>+128(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X9, Z6
+	VPSHUFB      spreadBytes512<>+128(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS 128(R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -41192,13 +39548,13 @@ scoresWideQ8042_turn:
 	VBROADCASTSS 140(R15), Z12
 	VFMADD231PS  Z4, Z12, Z22
 	VFMADD231PS  Z6, Z12, Z23
-	VEXTRACTI128 $0x01, Y1, X1
-	VPMOVSXBD    X1, Z5
+	VPSHUFB      spreadBytes512<>+192(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y9, X9
-	VPMOVSXBD    X9, Z7
+	VPSHUFB      spreadBytes512<>+192(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 192(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -41212,271 +39568,37 @@ scoresWideQ8042_turn:
 	VBROADCASTSS 204(R15), Z12
 	VFMADD231PS  Z5, Z12, Z22
 	VFMADD231PS  Z7, Z12, Z23
-	VPMOVSXBD    X2, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X10, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 256(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 260(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VBROADCASTSS 264(R15), Z12
-	VFMADD231PS  Z4, Z12, Z20
-	VFMADD231PS  Z6, Z12, Z21
-	VBROADCASTSS 268(R15), Z12
-	VFMADD231PS  Z4, Z12, Z22
-	VFMADD231PS  Z6, Z12, Z23
-	VEXTRACTI128 $0x01, Y2, X2
-	VPMOVSXBD    X2, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y10, X10
-	VPMOVSXBD    X10, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 320(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 324(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	VBROADCASTSS 328(R15), Z12
-	VFMADD231PS  Z5, Z12, Z20
-	VFMADD231PS  Z7, Z12, Z21
-	VBROADCASTSS 332(R15), Z12
-	VFMADD231PS  Z5, Z12, Z22
-	VFMADD231PS  Z7, Z12, Z23
-	VPMOVSXBD    X3, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X11, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 384(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 388(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VBROADCASTSS 392(R15), Z12
-	VFMADD231PS  Z4, Z12, Z20
-	VFMADD231PS  Z6, Z12, Z21
-	VBROADCASTSS 396(R15), Z12
-	VFMADD231PS  Z4, Z12, Z22
-	VFMADD231PS  Z6, Z12, Z23
-	VEXTRACTI128 $0x01, Y3, X3
-	VPMOVSXBD    X3, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y11, X11
-	VPMOVSXBD    X11, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 448(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 452(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	VBROADCASTSS 456(R15), Z12
-	VFMADD231PS  Z5, Z12, Z20
-	VFMADD231PS  Z7, Z12, Z21
-	VBROADCASTSS 460(R15), Z12
-	VFMADD231PS  Z5, Z12, Z22
-	VFMADD231PS  Z7, Z12, Z23
-	ADDQ         $+512, R15
-	ADDQ         $+8, CX
-	ADDQ         $+8, R11
-	ADDQ         $+8, R12
-	ADDQ         $+8, R13
-	DECQ         R14
-	JNZ          scoresWideQ8042_turn
-	LEAQ         4(R13)(DI*1), CX
-	MOVQ         AX, R11
-	MOVQ         lds+16(FP), R12
-	VMOVUPS      Z16, (R11)
-	VMOVUPS      Z17, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z18, (R11)
-	VMOVUPS      Z19, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z20, (R11)
-	VMOVUPS      Z21, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z22, (R11)
-	VMOVUPS      Z23, 64(R11)
-	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideQ8042_next
+	ADDQ         $+256, R15
+	SUBQ         $+4, R14
+	JZ           scoresWideQ804_end
+	VMOVDQA64    Z1, Z0
+	VMOVDQA64    Z2, Z1
+	VMOVDQA64    Z3, Z2
+	VMOVDQA64    Z9, Z8
+	VMOVDQA64    Z10, Z9
+	VMOVDQA64    Z11, Z10
+	TESTQ        $+15, R14
+	JNZ          scoresWideQ804_part
+	JMP          scoresWideQ804_turn
 
-scoresWideQ8042_end:
-scoresWideQ8041_next:
-	CMPQ         groups+56(FP), $+1
-	JLT          scoresWideQ8041_end
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	VPXORD       Z18, Z18, Z18
-	VPXORD       Z19, Z19, Z19
-	LEAQ         (CX)(DX*8), R11
-	MOVQ         dim+48(FP), R12
-	MOVQ         q+24(FP), R13
-	VBROADCASTSS codesSign512<>+0(SB), Y15
-	ADDQ         R12, CX
-	VMOVSS       (CX), X0
-	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
-	VINSERTPS    $0x20, (CX)(DX*2), X0, X0
-	VINSERTPS    $0x30, (CX)(BX*1), X0, X0
-	VMOVSS       (CX)(DX*4), X1
-	VINSERTPS    $0x10, (CX)(SI*1), X1, X1
-	VINSERTPS    $0x20, (CX)(BX*2), X1, X1
-	VINSERTPS    $0x30, (CX)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y2
-	SUBQ         R12, CX
-	ADDQ         R12, R11
-	VMOVSS       (R11), X0
-	VINSERTPS    $0x10, (R11)(DX*1), X0, X0
-	VINSERTPS    $0x20, (R11)(DX*2), X0, X0
-	VINSERTPS    $0x30, (R11)(BX*1), X0, X0
-	VMOVSS       (R11)(DX*4), X1
-	VINSERTPS    $0x10, (R11)(SI*1), X1, X1
-	VINSERTPS    $0x20, (R11)(BX*2), X1, X1
-	VINSERTPS    $0x30, (R11)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y3
-	SUBQ         R12, R11
-	VINSERTF64X4 $0x01, Y3, Z2, Z13
-	SHRQ         $0x03, R12
-
-scoresWideQ8041_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVQ            (CX), X0
-	VPINSRQ          $0x01, (CX)(DX*4), X0, X0
-	VMOVQ            (R11), X4
-	VPINSRQ          $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128      $0x01, X4, Y0, Y0
-	VMOVQ            (CX)(DX*1), X1
-	VPINSRQ          $0x01, (CX)(SI*1), X1, X1
-	VMOVQ            (R11)(DX*1), X5
-	VPINSRQ          $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128      $0x01, X5, Y1, Y1
-	VMOVQ            (CX)(DX*2), X2
-	VPINSRQ          $0x01, (CX)(BX*2), X2, X2
-	VMOVQ            (R11)(DX*2), X6
-	VPINSRQ          $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128      $0x01, X6, Y2, Y2
-	VMOVQ            (CX)(BX*1), X3
-	VPINSRQ          $0x01, (CX)(DI*1), X3, X3
-	VMOVQ            (R11)(BX*1), X7
-	VPINSRQ          $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128      $0x01, X7, Y3, Y3
-	VPUNPCKLBW       Y1, Y0, Y4
-	VPUNPCKHBW       Y1, Y0, Y5
-	VPUNPCKLBW       Y3, Y2, Y6
-	VPUNPCKHBW       Y3, Y2, Y7
-	VPUNPCKLWD       Y6, Y4, Y0
-	VPUNPCKHWD       Y6, Y4, Y1
-	VPUNPCKLWD       Y7, Y5, Y2
-	VPUNPCKHWD       Y7, Y5, Y3
-	VPUNPCKLDQ       Y2, Y0, Y4
-	VPUNPCKHDQ       Y2, Y0, Y5
-	VPUNPCKLDQ       Y3, Y1, Y6
-	VPUNPCKHDQ       Y3, Y1, Y7
-	VPXOR            Y15, Y4, Y4
-	VPERMQ           $0xd8, Y4, Y0
-	VPXOR            Y15, Y5, Y5
-	VPERMQ           $0xd8, Y5, Y1
-	VPXOR            Y15, Y6, Y6
-	VPERMQ           $0xd8, Y6, Y2
-	VPXOR            Y15, Y7, Y7
-	VPERMQ           $0xd8, Y7, Y3
-	VPMOVSXBD        X0, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VFMADD231PS.BCST 8(R13), Z4, Z18
-	VFMADD231PS.BCST 12(R13), Z4, Z19
-	VEXTRACTI128     $0x01, Y0, X0
-	VPMOVSXBD        X0, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VFMADD231PS.BCST 72(R13), Z5, Z18
-	VFMADD231PS.BCST 76(R13), Z5, Z19
-	VPMOVSXBD        X1, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VFMADD231PS.BCST 136(R13), Z4, Z18
-	VFMADD231PS.BCST 140(R13), Z4, Z19
-	VEXTRACTI128     $0x01, Y1, X1
-	VPMOVSXBD        X1, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VFMADD231PS.BCST 200(R13), Z5, Z18
-	VFMADD231PS.BCST 204(R13), Z5, Z19
-	VPMOVSXBD        X2, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VFMADD231PS.BCST 264(R13), Z4, Z18
-	VFMADD231PS.BCST 268(R13), Z4, Z19
-	VEXTRACTI128     $0x01, Y2, X2
-	VPMOVSXBD        X2, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VFMADD231PS.BCST 328(R13), Z5, Z18
-	VFMADD231PS.BCST 332(R13), Z5, Z19
-	VPMOVSXBD        X3, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VFMADD231PS.BCST 392(R13), Z4, Z18
-	VFMADD231PS.BCST 396(R13), Z4, Z19
-	VEXTRACTI128     $0x01, Y3, X3
-	VPMOVSXBD        X3, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	VFMADD231PS.BCST 456(R13), Z5, Z18
-	VFMADD231PS.BCST 460(R13), Z5, Z19
-	ADDQ             $+512, R13
-	ADDQ             $+8, CX
-	ADDQ             $+8, R11
-	DECQ             R12
-	JNZ              scoresWideQ8041_turn
-	LEAQ             4(R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z18, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z19, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideQ8041_next
-
-scoresWideQ8041_end:
+scoresWideQ804_end:
+	LEAQ    4(R13)(DI*1), CX
+	MOVQ    AX, R11
+	MOVQ    lds+16(FP), R12
+	VMOVUPS Z16, (R11)
+	VMOVUPS Z17, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z18, (R11)
+	VMOVUPS Z19, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z20, (R11)
+	VMOVUPS Z21, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z22, (R11)
+	VMOVUPS Z23, 64(R11)
+	ADDQ    $+128, AX
+	DECQ    groups+56(FP)
+	JNZ     scoresWideQ804_next
 	VZEROUPPER
 	RET
 
@@ -41491,9 +39613,7 @@ rows02:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideQ8022_next:
-	CMPQ         groups+56(FP), $+2
-	JLT          scoresWideQ8022_end
+scoresWideQ802_next:
 	VPXORD       Z16, Z16, Z16
 	VPXORD       Z17, Z17, Z17
 	VPXORD       Z18, Z18, Z18
@@ -41503,7 +39623,7 @@ scoresWideQ8022_next:
 	LEAQ         (R12)(DX*8), R13
 	MOVQ         dim+48(FP), R14
 	MOVQ         q+24(FP), R15
-	VBROADCASTSS codesSign512<>+0(SB), Y15
+	VBROADCASTSS codesMiddle512<>+0(SB), Z15
 	ADDQ         R14, CX
 	VMOVSS       (CX), X0
 	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
@@ -41550,106 +39670,89 @@ scoresWideQ8022_next:
 	VINSERTF128  $0x01, X1, Y0, Y3
 	SUBQ         R14, R13
 	VINSERTF64X4 $0x01, Y3, Z2, Z14
-	SHRQ         $0x03, R14
 
-scoresWideQ8022_turn:
+scoresWideQ802_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (CX), X0
-	VPINSRQ      $0x01, (CX)(DX*4), X0, X0
-	VMOVQ        (R11), X4
-	VPINSRQ      $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y0, Y0
-	VMOVQ        (CX)(DX*1), X1
-	VPINSRQ      $0x01, (CX)(SI*1), X1, X1
-	VMOVQ        (R11)(DX*1), X5
-	VPINSRQ      $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y1, Y1
-	VMOVQ        (CX)(DX*2), X2
-	VPINSRQ      $0x01, (CX)(BX*2), X2, X2
-	VMOVQ        (R11)(DX*2), X6
-	VPINSRQ      $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y2, Y2
-	VMOVQ        (CX)(BX*1), X3
-	VPINSRQ      $0x01, (CX)(DI*1), X3, X3
-	VMOVQ        (R11)(BX*1), X7
-	VPINSRQ      $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y3, Y3
-	VPUNPCKLBW   Y1, Y0, Y4
-	VPUNPCKHBW   Y1, Y0, Y5
-	VPUNPCKLBW   Y3, Y2, Y6
-	VPUNPCKHBW   Y3, Y2, Y7
-	VPUNPCKLWD   Y6, Y4, Y0
-	VPUNPCKHWD   Y6, Y4, Y1
-	VPUNPCKLWD   Y7, Y5, Y2
-	VPUNPCKHWD   Y7, Y5, Y3
-	VPUNPCKLDQ   Y2, Y0, Y4
-	VPUNPCKHDQ   Y2, Y0, Y5
-	VPUNPCKLDQ   Y3, Y1, Y6
-	VPUNPCKHDQ   Y3, Y1, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y0
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y1
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y2
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y3
+	VMOVUPS      (CX), X0
+	VINSERTF128  $0x01, (CX)(DX*4), Y0, Y0
+	VINSERTF32X4 $0x02, (R11), Z0, Z0
+	VINSERTF32X4 $0x03, (R11)(DX*4), Z0, Z0
+	VMOVUPS      (CX)(DX*1), X1
+	VINSERTF128  $0x01, (CX)(SI*1), Y1, Y1
+	VINSERTF32X4 $0x02, (R11)(DX*1), Z1, Z1
+	VINSERTF32X4 $0x03, (R11)(SI*1), Z1, Z1
+	VMOVUPS      (CX)(DX*2), X2
+	VINSERTF128  $0x01, (CX)(BX*2), Y2, Y2
+	VINSERTF32X4 $0x02, (R11)(DX*2), Z2, Z2
+	VINSERTF32X4 $0x03, (R11)(BX*2), Z2, Z2
+	VMOVUPS      (CX)(BX*1), X3
+	VINSERTF128  $0x01, (CX)(DI*1), Y3, Y3
+	VINSERTF32X4 $0x02, (R11)(BX*1), Z3, Z3
+	VINSERTF32X4 $0x03, (R11)(DI*1), Z3, Z3
+	VPUNPCKLBW   Z1, Z0, Z4
+	VPUNPCKHBW   Z1, Z0, Z5
+	VPUNPCKLBW   Z3, Z2, Z6
+	VPUNPCKHBW   Z3, Z2, Z7
+	VPUNPCKLWD   Z6, Z4, Z0
+	VPUNPCKHWD   Z6, Z4, Z1
+	VPUNPCKLWD   Z7, Z5, Z2
+	VPUNPCKHWD   Z7, Z5, Z3
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (R12), X8
-	VPINSRQ      $0x01, (R12)(DX*4), X8, X8
-	VMOVQ        (R13), X4
-	VPINSRQ      $0x01, (R13)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y8, Y8
-	VMOVQ        (R12)(DX*1), X9
-	VPINSRQ      $0x01, (R12)(SI*1), X9, X9
-	VMOVQ        (R13)(DX*1), X5
-	VPINSRQ      $0x01, (R13)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y9, Y9
-	VMOVQ        (R12)(DX*2), X10
-	VPINSRQ      $0x01, (R12)(BX*2), X10, X10
-	VMOVQ        (R13)(DX*2), X6
-	VPINSRQ      $0x01, (R13)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y10, Y10
-	VMOVQ        (R12)(BX*1), X11
-	VPINSRQ      $0x01, (R12)(DI*1), X11, X11
-	VMOVQ        (R13)(BX*1), X7
-	VPINSRQ      $0x01, (R13)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y11, Y11
-	VPUNPCKLBW   Y9, Y8, Y4
-	VPUNPCKHBW   Y9, Y8, Y5
-	VPUNPCKLBW   Y11, Y10, Y6
-	VPUNPCKHBW   Y11, Y10, Y7
-	VPUNPCKLWD   Y6, Y4, Y8
-	VPUNPCKHWD   Y6, Y4, Y9
-	VPUNPCKLWD   Y7, Y5, Y10
-	VPUNPCKHWD   Y7, Y5, Y11
-	VPUNPCKLDQ   Y10, Y8, Y4
-	VPUNPCKHDQ   Y10, Y8, Y5
-	VPUNPCKLDQ   Y11, Y9, Y6
-	VPUNPCKHDQ   Y11, Y9, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y8
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y9
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y10
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y11
-	VPMOVSXBD    X0, Z4
+	VMOVUPS      (R12), X8
+	VINSERTF128  $0x01, (R12)(DX*4), Y8, Y8
+	VINSERTF32X4 $0x02, (R13), Z8, Z8
+	VINSERTF32X4 $0x03, (R13)(DX*4), Z8, Z8
+	VMOVUPS      (R12)(DX*1), X9
+	VINSERTF128  $0x01, (R12)(SI*1), Y9, Y9
+	VINSERTF32X4 $0x02, (R13)(DX*1), Z9, Z9
+	VINSERTF32X4 $0x03, (R13)(SI*1), Z9, Z9
+	VMOVUPS      (R12)(DX*2), X10
+	VINSERTF128  $0x01, (R12)(BX*2), Y10, Y10
+	VINSERTF32X4 $0x02, (R13)(DX*2), Z10, Z10
+	VINSERTF32X4 $0x03, (R13)(BX*2), Z10, Z10
+	VMOVUPS      (R12)(BX*1), X11
+	VINSERTF128  $0x01, (R12)(DI*1), Y11, Y11
+	VINSERTF32X4 $0x02, (R13)(BX*1), Z11, Z11
+	VINSERTF32X4 $0x03, (R13)(DI*1), Z11, Z11
+	VPUNPCKLBW   Z9, Z8, Z4
+	VPUNPCKHBW   Z9, Z8, Z5
+	VPUNPCKLBW   Z11, Z10, Z6
+	VPUNPCKHBW   Z11, Z10, Z7
+	VPUNPCKLWD   Z6, Z4, Z8
+	VPUNPCKHWD   Z6, Z4, Z9
+	VPUNPCKLWD   Z7, Z5, Z10
+	VPUNPCKHWD   Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
+
+scoresWideQ802_part:
+	VPSHUFB      spreadBytes512<>+0(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X8, Z6
+	VPSHUFB      spreadBytes512<>+0(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -41657,13 +39760,13 @@ scoresWideQ8022_turn:
 	VBROADCASTSS 4(R15), Z12
 	VFMADD231PS  Z4, Z12, Z18
 	VFMADD231PS  Z6, Z12, Z19
-	VEXTRACTI128 $0x01, Y0, X0
-	VPMOVSXBD    X0, Z5
+	VPSHUFB      spreadBytes512<>+64(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y8, X8
-	VPMOVSXBD    X8, Z7
+	VPSHUFB      spreadBytes512<>+64(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 64(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -41671,11 +39774,13 @@ scoresWideQ8022_turn:
 	VBROADCASTSS 68(R15), Z12
 	VFMADD231PS  Z5, Z12, Z18
 	VFMADD231PS  Z7, Z12, Z19
-	VPMOVSXBD    X1, Z4
+	VPSHUFB      spreadBytes512<>+128(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X9, Z6
+	VPSHUFB      spreadBytes512<>+128(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS 128(R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
@@ -41683,13 +39788,13 @@ scoresWideQ8022_turn:
 	VBROADCASTSS 132(R15), Z12
 	VFMADD231PS  Z4, Z12, Z18
 	VFMADD231PS  Z6, Z12, Z19
-	VEXTRACTI128 $0x01, Y1, X1
-	VPMOVSXBD    X1, Z5
+	VPSHUFB      spreadBytes512<>+192(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y9, X9
-	VPMOVSXBD    X9, Z7
+	VPSHUFB      spreadBytes512<>+192(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 192(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
@@ -41697,219 +39802,31 @@ scoresWideQ8022_turn:
 	VBROADCASTSS 196(R15), Z12
 	VFMADD231PS  Z5, Z12, Z18
 	VFMADD231PS  Z7, Z12, Z19
-	VPMOVSXBD    X2, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X10, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 256(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 260(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VEXTRACTI128 $0x01, Y2, X2
-	VPMOVSXBD    X2, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y10, X10
-	VPMOVSXBD    X10, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 320(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 324(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	VPMOVSXBD    X3, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X11, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 384(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VBROADCASTSS 388(R15), Z12
-	VFMADD231PS  Z4, Z12, Z18
-	VFMADD231PS  Z6, Z12, Z19
-	VEXTRACTI128 $0x01, Y3, X3
-	VPMOVSXBD    X3, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y11, X11
-	VPMOVSXBD    X11, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 448(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VBROADCASTSS 452(R15), Z12
-	VFMADD231PS  Z5, Z12, Z18
-	VFMADD231PS  Z7, Z12, Z19
-	ADDQ         $+512, R15
-	ADDQ         $+8, CX
-	ADDQ         $+8, R11
-	ADDQ         $+8, R12
-	ADDQ         $+8, R13
-	DECQ         R14
-	JNZ          scoresWideQ8022_turn
-	LEAQ         4(R13)(DI*1), CX
-	MOVQ         AX, R11
-	MOVQ         lds+16(FP), R12
-	VMOVUPS      Z16, (R11)
-	VMOVUPS      Z17, 64(R11)
-	ADDQ         R12, R11
-	VMOVUPS      Z18, (R11)
-	VMOVUPS      Z19, 64(R11)
-	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideQ8022_next
+	ADDQ         $+256, R15
+	SUBQ         $+4, R14
+	JZ           scoresWideQ802_end
+	VMOVDQA64    Z1, Z0
+	VMOVDQA64    Z2, Z1
+	VMOVDQA64    Z3, Z2
+	VMOVDQA64    Z9, Z8
+	VMOVDQA64    Z10, Z9
+	VMOVDQA64    Z11, Z10
+	TESTQ        $+15, R14
+	JNZ          scoresWideQ802_part
+	JMP          scoresWideQ802_turn
 
-scoresWideQ8022_end:
-scoresWideQ8021_next:
-	CMPQ         groups+56(FP), $+1
-	JLT          scoresWideQ8021_end
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	LEAQ         (CX)(DX*8), R11
-	MOVQ         dim+48(FP), R12
-	MOVQ         q+24(FP), R13
-	VBROADCASTSS codesSign512<>+0(SB), Y15
-	ADDQ         R12, CX
-	VMOVSS       (CX), X0
-	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
-	VINSERTPS    $0x20, (CX)(DX*2), X0, X0
-	VINSERTPS    $0x30, (CX)(BX*1), X0, X0
-	VMOVSS       (CX)(DX*4), X1
-	VINSERTPS    $0x10, (CX)(SI*1), X1, X1
-	VINSERTPS    $0x20, (CX)(BX*2), X1, X1
-	VINSERTPS    $0x30, (CX)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y2
-	SUBQ         R12, CX
-	ADDQ         R12, R11
-	VMOVSS       (R11), X0
-	VINSERTPS    $0x10, (R11)(DX*1), X0, X0
-	VINSERTPS    $0x20, (R11)(DX*2), X0, X0
-	VINSERTPS    $0x30, (R11)(BX*1), X0, X0
-	VMOVSS       (R11)(DX*4), X1
-	VINSERTPS    $0x10, (R11)(SI*1), X1, X1
-	VINSERTPS    $0x20, (R11)(BX*2), X1, X1
-	VINSERTPS    $0x30, (R11)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y3
-	SUBQ         R12, R11
-	VINSERTF64X4 $0x01, Y3, Z2, Z13
-	SHRQ         $0x03, R12
-
-scoresWideQ8021_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVQ            (CX), X0
-	VPINSRQ          $0x01, (CX)(DX*4), X0, X0
-	VMOVQ            (R11), X4
-	VPINSRQ          $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128      $0x01, X4, Y0, Y0
-	VMOVQ            (CX)(DX*1), X1
-	VPINSRQ          $0x01, (CX)(SI*1), X1, X1
-	VMOVQ            (R11)(DX*1), X5
-	VPINSRQ          $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128      $0x01, X5, Y1, Y1
-	VMOVQ            (CX)(DX*2), X2
-	VPINSRQ          $0x01, (CX)(BX*2), X2, X2
-	VMOVQ            (R11)(DX*2), X6
-	VPINSRQ          $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128      $0x01, X6, Y2, Y2
-	VMOVQ            (CX)(BX*1), X3
-	VPINSRQ          $0x01, (CX)(DI*1), X3, X3
-	VMOVQ            (R11)(BX*1), X7
-	VPINSRQ          $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128      $0x01, X7, Y3, Y3
-	VPUNPCKLBW       Y1, Y0, Y4
-	VPUNPCKHBW       Y1, Y0, Y5
-	VPUNPCKLBW       Y3, Y2, Y6
-	VPUNPCKHBW       Y3, Y2, Y7
-	VPUNPCKLWD       Y6, Y4, Y0
-	VPUNPCKHWD       Y6, Y4, Y1
-	VPUNPCKLWD       Y7, Y5, Y2
-	VPUNPCKHWD       Y7, Y5, Y3
-	VPUNPCKLDQ       Y2, Y0, Y4
-	VPUNPCKHDQ       Y2, Y0, Y5
-	VPUNPCKLDQ       Y3, Y1, Y6
-	VPUNPCKHDQ       Y3, Y1, Y7
-	VPXOR            Y15, Y4, Y4
-	VPERMQ           $0xd8, Y4, Y0
-	VPXOR            Y15, Y5, Y5
-	VPERMQ           $0xd8, Y5, Y1
-	VPXOR            Y15, Y6, Y6
-	VPERMQ           $0xd8, Y6, Y2
-	VPXOR            Y15, Y7, Y7
-	VPERMQ           $0xd8, Y7, Y3
-	VPMOVSXBD        X0, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VFMADD231PS.BCST 4(R13), Z4, Z17
-	VEXTRACTI128     $0x01, Y0, X0
-	VPMOVSXBD        X0, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VFMADD231PS.BCST 68(R13), Z5, Z17
-	VPMOVSXBD        X1, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VFMADD231PS.BCST 132(R13), Z4, Z17
-	VEXTRACTI128     $0x01, Y1, X1
-	VPMOVSXBD        X1, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VFMADD231PS.BCST 196(R13), Z5, Z17
-	VPMOVSXBD        X2, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VFMADD231PS.BCST 260(R13), Z4, Z17
-	VEXTRACTI128     $0x01, Y2, X2
-	VPMOVSXBD        X2, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VFMADD231PS.BCST 324(R13), Z5, Z17
-	VPMOVSXBD        X3, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VFMADD231PS.BCST 388(R13), Z4, Z17
-	VEXTRACTI128     $0x01, Y3, X3
-	VPMOVSXBD        X3, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	VFMADD231PS.BCST 452(R13), Z5, Z17
-	ADDQ             $+512, R13
-	ADDQ             $+8, CX
-	ADDQ             $+8, R11
-	DECQ             R12
-	JNZ              scoresWideQ8021_turn
-	LEAQ             4(R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             R12, R11
-	VMOVUPS          Z17, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideQ8021_next
-
-scoresWideQ8021_end:
+scoresWideQ802_end:
+	LEAQ    4(R13)(DI*1), CX
+	MOVQ    AX, R11
+	MOVQ    lds+16(FP), R12
+	VMOVUPS Z16, (R11)
+	VMOVUPS Z17, 64(R11)
+	ADDQ    R12, R11
+	VMOVUPS Z18, (R11)
+	VMOVUPS Z19, 64(R11)
+	ADDQ    $+128, AX
+	DECQ    groups+56(FP)
+	JNZ     scoresWideQ802_next
 	VZEROUPPER
 	RET
 
@@ -41924,9 +39841,7 @@ rows01:
 	MOVQ stride+80(FP), R9
 	MOVQ near+72(FP), R10
 
-scoresWideQ8012_next:
-	CMPQ         groups+56(FP), $+2
-	JLT          scoresWideQ8012_end
+scoresWideQ801_next:
 	VPXORD       Z16, Z16, Z16
 	VPXORD       Z17, Z17, Z17
 	LEAQ         (CX)(DX*8), R11
@@ -41934,7 +39849,7 @@ scoresWideQ8012_next:
 	LEAQ         (R12)(DX*8), R13
 	MOVQ         dim+48(FP), R14
 	MOVQ         q+24(FP), R15
-	VBROADCASTSS codesSign512<>+0(SB), Y15
+	VBROADCASTSS codesMiddle512<>+0(SB), Z15
 	ADDQ         R14, CX
 	VMOVSS       (CX), X0
 	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
@@ -41981,344 +39896,154 @@ scoresWideQ8012_next:
 	VINSERTF128  $0x01, X1, Y0, Y3
 	SUBQ         R14, R13
 	VINSERTF64X4 $0x01, Y3, Z2, Z14
-	SHRQ         $0x03, R14
 
-scoresWideQ8012_turn:
+scoresWideQ801_turn:
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (CX), X0
-	VPINSRQ      $0x01, (CX)(DX*4), X0, X0
-	VMOVQ        (R11), X4
-	VPINSRQ      $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y0, Y0
-	VMOVQ        (CX)(DX*1), X1
-	VPINSRQ      $0x01, (CX)(SI*1), X1, X1
-	VMOVQ        (R11)(DX*1), X5
-	VPINSRQ      $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y1, Y1
-	VMOVQ        (CX)(DX*2), X2
-	VPINSRQ      $0x01, (CX)(BX*2), X2, X2
-	VMOVQ        (R11)(DX*2), X6
-	VPINSRQ      $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y2, Y2
-	VMOVQ        (CX)(BX*1), X3
-	VPINSRQ      $0x01, (CX)(DI*1), X3, X3
-	VMOVQ        (R11)(BX*1), X7
-	VPINSRQ      $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y3, Y3
-	VPUNPCKLBW   Y1, Y0, Y4
-	VPUNPCKHBW   Y1, Y0, Y5
-	VPUNPCKLBW   Y3, Y2, Y6
-	VPUNPCKHBW   Y3, Y2, Y7
-	VPUNPCKLWD   Y6, Y4, Y0
-	VPUNPCKHWD   Y6, Y4, Y1
-	VPUNPCKLWD   Y7, Y5, Y2
-	VPUNPCKHWD   Y7, Y5, Y3
-	VPUNPCKLDQ   Y2, Y0, Y4
-	VPUNPCKHDQ   Y2, Y0, Y5
-	VPUNPCKLDQ   Y3, Y1, Y6
-	VPUNPCKHDQ   Y3, Y1, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y0
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y1
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y2
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y3
+	VMOVUPS      (CX), X0
+	VINSERTF128  $0x01, (CX)(DX*4), Y0, Y0
+	VINSERTF32X4 $0x02, (R11), Z0, Z0
+	VINSERTF32X4 $0x03, (R11)(DX*4), Z0, Z0
+	VMOVUPS      (CX)(DX*1), X1
+	VINSERTF128  $0x01, (CX)(SI*1), Y1, Y1
+	VINSERTF32X4 $0x02, (R11)(DX*1), Z1, Z1
+	VINSERTF32X4 $0x03, (R11)(SI*1), Z1, Z1
+	VMOVUPS      (CX)(DX*2), X2
+	VINSERTF128  $0x01, (CX)(BX*2), Y2, Y2
+	VINSERTF32X4 $0x02, (R11)(DX*2), Z2, Z2
+	VINSERTF32X4 $0x03, (R11)(BX*2), Z2, Z2
+	VMOVUPS      (CX)(BX*1), X3
+	VINSERTF128  $0x01, (CX)(DI*1), Y3, Y3
+	VINSERTF32X4 $0x02, (R11)(BX*1), Z3, Z3
+	VINSERTF32X4 $0x03, (R11)(DI*1), Z3, Z3
+	VPUNPCKLBW   Z1, Z0, Z4
+	VPUNPCKHBW   Z1, Z0, Z5
+	VPUNPCKLBW   Z3, Z2, Z6
+	VPUNPCKHBW   Z3, Z2, Z7
+	VPUNPCKLWD   Z6, Z4, Z0
+	VPUNPCKHWD   Z6, Z4, Z1
+	VPUNPCKLWD   Z7, Z5, Z2
+	VPUNPCKHWD   Z7, Z5, Z3
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
 	PREFETCHT1   (R8)
 	PREFETCHT0   (R8)(R10*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT0   64(R8)(R10*1)
 	ADDQ         R9, R8
-	VMOVQ        (R12), X8
-	VPINSRQ      $0x01, (R12)(DX*4), X8, X8
-	VMOVQ        (R13), X4
-	VPINSRQ      $0x01, (R13)(DX*4), X4, X4
-	VINSERTI128  $0x01, X4, Y8, Y8
-	VMOVQ        (R12)(DX*1), X9
-	VPINSRQ      $0x01, (R12)(SI*1), X9, X9
-	VMOVQ        (R13)(DX*1), X5
-	VPINSRQ      $0x01, (R13)(SI*1), X5, X5
-	VINSERTI128  $0x01, X5, Y9, Y9
-	VMOVQ        (R12)(DX*2), X10
-	VPINSRQ      $0x01, (R12)(BX*2), X10, X10
-	VMOVQ        (R13)(DX*2), X6
-	VPINSRQ      $0x01, (R13)(BX*2), X6, X6
-	VINSERTI128  $0x01, X6, Y10, Y10
-	VMOVQ        (R12)(BX*1), X11
-	VPINSRQ      $0x01, (R12)(DI*1), X11, X11
-	VMOVQ        (R13)(BX*1), X7
-	VPINSRQ      $0x01, (R13)(DI*1), X7, X7
-	VINSERTI128  $0x01, X7, Y11, Y11
-	VPUNPCKLBW   Y9, Y8, Y4
-	VPUNPCKHBW   Y9, Y8, Y5
-	VPUNPCKLBW   Y11, Y10, Y6
-	VPUNPCKHBW   Y11, Y10, Y7
-	VPUNPCKLWD   Y6, Y4, Y8
-	VPUNPCKHWD   Y6, Y4, Y9
-	VPUNPCKLWD   Y7, Y5, Y10
-	VPUNPCKHWD   Y7, Y5, Y11
-	VPUNPCKLDQ   Y10, Y8, Y4
-	VPUNPCKHDQ   Y10, Y8, Y5
-	VPUNPCKLDQ   Y11, Y9, Y6
-	VPUNPCKHDQ   Y11, Y9, Y7
-	VPXOR        Y15, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y8
-	VPXOR        Y15, Y5, Y5
-	VPERMQ       $0xd8, Y5, Y9
-	VPXOR        Y15, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y10
-	VPXOR        Y15, Y7, Y7
-	VPERMQ       $0xd8, Y7, Y11
-	VPMOVSXBD    X0, Z4
+	VMOVUPS      (R12), X8
+	VINSERTF128  $0x01, (R12)(DX*4), Y8, Y8
+	VINSERTF32X4 $0x02, (R13), Z8, Z8
+	VINSERTF32X4 $0x03, (R13)(DX*4), Z8, Z8
+	VMOVUPS      (R12)(DX*1), X9
+	VINSERTF128  $0x01, (R12)(SI*1), Y9, Y9
+	VINSERTF32X4 $0x02, (R13)(DX*1), Z9, Z9
+	VINSERTF32X4 $0x03, (R13)(SI*1), Z9, Z9
+	VMOVUPS      (R12)(DX*2), X10
+	VINSERTF128  $0x01, (R12)(BX*2), Y10, Y10
+	VINSERTF32X4 $0x02, (R13)(DX*2), Z10, Z10
+	VINSERTF32X4 $0x03, (R13)(BX*2), Z10, Z10
+	VMOVUPS      (R12)(BX*1), X11
+	VINSERTF128  $0x01, (R12)(DI*1), Y11, Y11
+	VINSERTF32X4 $0x02, (R13)(BX*1), Z11, Z11
+	VINSERTF32X4 $0x03, (R13)(DI*1), Z11, Z11
+	VPUNPCKLBW   Z9, Z8, Z4
+	VPUNPCKHBW   Z9, Z8, Z5
+	VPUNPCKLBW   Z11, Z10, Z6
+	VPUNPCKHBW   Z11, Z10, Z7
+	VPUNPCKLWD   Z6, Z4, Z8
+	VPUNPCKHWD   Z6, Z4, Z9
+	VPUNPCKLWD   Z7, Z5, Z10
+	VPUNPCKHWD   Z7, Z5, Z11
+	ADDQ         $+16, CX
+	ADDQ         $+16, R11
+	ADDQ         $+16, R12
+	ADDQ         $+16, R13
+
+scoresWideQ801_part:
+	VPSHUFB      spreadBytes512<>+0(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X8, Z6
+	VPSHUFB      spreadBytes512<>+0(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS (R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
 	VFMADD231PS  Z6, Z12, Z17
-	VEXTRACTI128 $0x01, Y0, X0
-	VPMOVSXBD    X0, Z5
+	VPSHUFB      spreadBytes512<>+64(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y8, X8
-	VPMOVSXBD    X8, Z7
+	VPSHUFB      spreadBytes512<>+64(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 64(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
 	VFMADD231PS  Z7, Z12, Z17
-	VPMOVSXBD    X1, Z4
+	VPSHUFB      spreadBytes512<>+128(SB), Z0, Z4
 	VCVTDQ2PS    Z4, Z4
+	VSUBPS       Z15, Z4, Z4
 	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X9, Z6
+	VPSHUFB      spreadBytes512<>+128(SB), Z8, Z6
 	VCVTDQ2PS    Z6, Z6
+	VSUBPS       Z15, Z6, Z6
 	VMULPS       Z14, Z6, Z6
 	VBROADCASTSS 128(R15), Z12
 	VFMADD231PS  Z4, Z12, Z16
 	VFMADD231PS  Z6, Z12, Z17
-	VEXTRACTI128 $0x01, Y1, X1
-	VPMOVSXBD    X1, Z5
+	VPSHUFB      spreadBytes512<>+192(SB), Z0, Z5
 	VCVTDQ2PS    Z5, Z5
+	VSUBPS       Z15, Z5, Z5
 	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y9, X9
-	VPMOVSXBD    X9, Z7
+	VPSHUFB      spreadBytes512<>+192(SB), Z8, Z7
 	VCVTDQ2PS    Z7, Z7
+	VSUBPS       Z15, Z7, Z7
 	VMULPS       Z14, Z7, Z7
 	VBROADCASTSS 192(R15), Z12
 	VFMADD231PS  Z5, Z12, Z16
 	VFMADD231PS  Z7, Z12, Z17
-	VPMOVSXBD    X2, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X10, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 256(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VEXTRACTI128 $0x01, Y2, X2
-	VPMOVSXBD    X2, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y10, X10
-	VPMOVSXBD    X10, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 320(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	VPMOVSXBD    X3, Z4
-	VCVTDQ2PS    Z4, Z4
-	VMULPS       Z13, Z4, Z4
-	VPMOVSXBD    X11, Z6
-	VCVTDQ2PS    Z6, Z6
-	VMULPS       Z14, Z6, Z6
-	VBROADCASTSS 384(R15), Z12
-	VFMADD231PS  Z4, Z12, Z16
-	VFMADD231PS  Z6, Z12, Z17
-	VEXTRACTI128 $0x01, Y3, X3
-	VPMOVSXBD    X3, Z5
-	VCVTDQ2PS    Z5, Z5
-	VMULPS       Z13, Z5, Z5
-	VEXTRACTI128 $0x01, Y11, X11
-	VPMOVSXBD    X11, Z7
-	VCVTDQ2PS    Z7, Z7
-	VMULPS       Z14, Z7, Z7
-	VBROADCASTSS 448(R15), Z12
-	VFMADD231PS  Z5, Z12, Z16
-	VFMADD231PS  Z7, Z12, Z17
-	ADDQ         $+512, R15
-	ADDQ         $+8, CX
-	ADDQ         $+8, R11
-	ADDQ         $+8, R12
-	ADDQ         $+8, R13
-	DECQ         R14
-	JNZ          scoresWideQ8012_turn
-	LEAQ         4(R13)(DI*1), CX
-	MOVQ         AX, R11
-	MOVQ         lds+16(FP), R12
-	VMOVUPS      Z16, (R11)
-	VMOVUPS      Z17, 64(R11)
-	ADDQ         $+128, AX
-	SUBQ         $+2, groups+56(FP)
-	JMP          scoresWideQ8012_next
+	ADDQ         $+256, R15
+	SUBQ         $+4, R14
+	JZ           scoresWideQ801_end
+	VMOVDQA64    Z1, Z0
+	VMOVDQA64    Z2, Z1
+	VMOVDQA64    Z3, Z2
+	VMOVDQA64    Z9, Z8
+	VMOVDQA64    Z10, Z9
+	VMOVDQA64    Z11, Z10
+	TESTQ        $+15, R14
+	JNZ          scoresWideQ801_part
+	JMP          scoresWideQ801_turn
 
-scoresWideQ8012_end:
-scoresWideQ8011_next:
-	CMPQ         groups+56(FP), $+1
-	JLT          scoresWideQ8011_end
-	VPXORD       Z16, Z16, Z16
-	LEAQ         (CX)(DX*8), R11
-	MOVQ         dim+48(FP), R12
-	MOVQ         q+24(FP), R13
-	VBROADCASTSS codesSign512<>+0(SB), Y15
-	ADDQ         R12, CX
-	VMOVSS       (CX), X0
-	VINSERTPS    $0x10, (CX)(DX*1), X0, X0
-	VINSERTPS    $0x20, (CX)(DX*2), X0, X0
-	VINSERTPS    $0x30, (CX)(BX*1), X0, X0
-	VMOVSS       (CX)(DX*4), X1
-	VINSERTPS    $0x10, (CX)(SI*1), X1, X1
-	VINSERTPS    $0x20, (CX)(BX*2), X1, X1
-	VINSERTPS    $0x30, (CX)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y2
-	SUBQ         R12, CX
-	ADDQ         R12, R11
-	VMOVSS       (R11), X0
-	VINSERTPS    $0x10, (R11)(DX*1), X0, X0
-	VINSERTPS    $0x20, (R11)(DX*2), X0, X0
-	VINSERTPS    $0x30, (R11)(BX*1), X0, X0
-	VMOVSS       (R11)(DX*4), X1
-	VINSERTPS    $0x10, (R11)(SI*1), X1, X1
-	VINSERTPS    $0x20, (R11)(BX*2), X1, X1
-	VINSERTPS    $0x30, (R11)(DI*1), X1, X1
-	VINSERTF128  $0x01, X1, Y0, Y3
-	SUBQ         R12, R11
-	VINSERTF64X4 $0x01, Y3, Z2, Z13
-	SHRQ         $0x03, R12
-
-scoresWideQ8011_turn:
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	PREFETCHT1       (R8)
-	PREFETCHT0       (R8)(R10*1)
-	ADDQ             R9, R8
-	VMOVQ            (CX), X0
-	VPINSRQ          $0x01, (CX)(DX*4), X0, X0
-	VMOVQ            (R11), X4
-	VPINSRQ          $0x01, (R11)(DX*4), X4, X4
-	VINSERTI128      $0x01, X4, Y0, Y0
-	VMOVQ            (CX)(DX*1), X1
-	VPINSRQ          $0x01, (CX)(SI*1), X1, X1
-	VMOVQ            (R11)(DX*1), X5
-	VPINSRQ          $0x01, (R11)(SI*1), X5, X5
-	VINSERTI128      $0x01, X5, Y1, Y1
-	VMOVQ            (CX)(DX*2), X2
-	VPINSRQ          $0x01, (CX)(BX*2), X2, X2
-	VMOVQ            (R11)(DX*2), X6
-	VPINSRQ          $0x01, (R11)(BX*2), X6, X6
-	VINSERTI128      $0x01, X6, Y2, Y2
-	VMOVQ            (CX)(BX*1), X3
-	VPINSRQ          $0x01, (CX)(DI*1), X3, X3
-	VMOVQ            (R11)(BX*1), X7
-	VPINSRQ          $0x01, (R11)(DI*1), X7, X7
-	VINSERTI128      $0x01, X7, Y3, Y3
-	VPUNPCKLBW       Y1, Y0, Y4
-	VPUNPCKHBW       Y1, Y0, Y5
-	VPUNPCKLBW       Y3, Y2, Y6
-	VPUNPCKHBW       Y3, Y2, Y7
-	VPUNPCKLWD       Y6, Y4, Y0
-	VPUNPCKHWD       Y6, Y4, Y1
-	VPUNPCKLWD       Y7, Y5, Y2
-	VPUNPCKHWD       Y7, Y5, Y3
-	VPUNPCKLDQ       Y2, Y0, Y4
-	VPUNPCKHDQ       Y2, Y0, Y5
-	VPUNPCKLDQ       Y3, Y1, Y6
-	VPUNPCKHDQ       Y3, Y1, Y7
-	VPXOR            Y15, Y4, Y4
-	VPERMQ           $0xd8, Y4, Y0
-	VPXOR            Y15, Y5, Y5
-	VPERMQ           $0xd8, Y5, Y1
-	VPXOR            Y15, Y6, Y6
-	VPERMQ           $0xd8, Y6, Y2
-	VPXOR            Y15, Y7, Y7
-	VPERMQ           $0xd8, Y7, Y3
-	VPMOVSXBD        X0, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST (R13), Z4, Z16
-	VEXTRACTI128     $0x01, Y0, X0
-	VPMOVSXBD        X0, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 64(R13), Z5, Z16
-	VPMOVSXBD        X1, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 128(R13), Z4, Z16
-	VEXTRACTI128     $0x01, Y1, X1
-	VPMOVSXBD        X1, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 192(R13), Z5, Z16
-	VPMOVSXBD        X2, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 256(R13), Z4, Z16
-	VEXTRACTI128     $0x01, Y2, X2
-	VPMOVSXBD        X2, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 320(R13), Z5, Z16
-	VPMOVSXBD        X3, Z4
-	VCVTDQ2PS        Z4, Z4
-	VMULPS           Z13, Z4, Z4
-	VFMADD231PS.BCST 384(R13), Z4, Z16
-	VEXTRACTI128     $0x01, Y3, X3
-	VPMOVSXBD        X3, Z5
-	VCVTDQ2PS        Z5, Z5
-	VMULPS           Z13, Z5, Z5
-	VFMADD231PS.BCST 448(R13), Z5, Z16
-	ADDQ             $+512, R13
-	ADDQ             $+8, CX
-	ADDQ             $+8, R11
-	DECQ             R12
-	JNZ              scoresWideQ8011_turn
-	LEAQ             4(R11)(DI*1), CX
-	MOVQ             AX, R11
-	MOVQ             lds+16(FP), R12
-	VMOVUPS          Z16, (R11)
-	ADDQ             $+64, AX
-	SUBQ             $+1, groups+56(FP)
-	JMP              scoresWideQ8011_next
-
-scoresWideQ8011_end:
+scoresWideQ801_end:
+	LEAQ    4(R13)(DI*1), CX
+	MOVQ    AX, R11
+	MOVQ    lds+16(FP), R12
+	VMOVUPS Z16, (R11)
+	VMOVUPS Z17, 64(R11)
+	ADDQ    $+128, AX
+	DECQ    groups+56(FP)
+	JNZ     scoresWideQ801_next
 	VZEROUPPER
 	RET
 
-DATA codesSign512<>+0(SB)/4, $0x80808080
-DATA codesSign512<>+4(SB)/4, $0x80808080
-DATA codesSign512<>+8(SB)/4, $0x80808080
-DATA codesSign512<>+12(SB)/4, $0x80808080
-DATA codesSign512<>+16(SB)/4, $0x80808080
-DATA codesSign512<>+20(SB)/4, $0x80808080
-DATA codesSign512<>+24(SB)/4, $0x80808080
-DATA codesSign512<>+28(SB)/4, $0x80808080
-GLOBL codesSign512<>(SB), RODATA|NOPTR, $32
-
-// func valuesWideF32x64(rows int, y *float32, ldy int, x *float32, k int, v *float32, ldv int, next *byte, near int, stride int)
+// func valuesWideF32x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·valuesWideF32x64(SB), NOSPLIT, $0-80
+TEXT ·valuesWideF32x64(SB), NOSPLIT, $0-88
 	MOVQ    rows+0(FP), AX
 	CMPQ    AX, $+1
 	JEQ     rows01
@@ -42361,17 +40086,18 @@ TEXT ·valuesWideF32x64(SB), NOSPLIT, $0-80
 	VMOVUPS 64(AX), Z21
 	VMOVUPS 128(AX), Z22
 	VMOVUPS 192(AX), Z23
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x6406_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x6406_many:
+valuesWideF32x6406_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -42385,170 +40111,72 @@ valuesWideF32x6406_many:
 	VMOVUPS      64(BX), Z25
 	VMOVUPS      128(BX), Z26
 	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z16
 	VFMADD231PS  Z25, Z28, Z17
 	VFMADD231PS  Z26, Z28, Z18
 	VFMADD231PS  Z27, Z28, Z19
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z20
 	VFMADD231PS  Z25, Z29, Z21
 	VFMADD231PS  Z26, Z29, Z22
 	VFMADD231PS  Z27, Z29, Z23
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x6406_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z20
-	VFMADD231PS  Z25, Z29, Z21
-	VFMADD231PS  Z26, Z29, Z22
-	VFMADD231PS  Z27, Z29, Z23
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x6406_many
-
-valuesWideF32x6406_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x6406_done
-
-valuesWideF32x6406_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z20
-	VFMADD231PS  Z25, Z29, Z21
-	VFMADD231PS  Z26, Z29, Z22
-	VFMADD231PS  Z27, Z29, Z23
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x6406_one
-
-valuesWideF32x6406_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, 128(AX)
-	VMOVUPS Z15, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, 64(AX)
-	VMOVUPS Z18, 128(AX)
-	VMOVUPS Z19, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z20, (AX)
-	VMOVUPS Z21, 64(AX)
-	VMOVUPS Z22, 128(AX)
-	VMOVUPS Z23, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z16, (AX)
+	VMOVUPS      Z17, 64(AX)
+	VMOVUPS      Z18, 128(AX)
+	VMOVUPS      Z19, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z20, (AX)
+	VMOVUPS      Z21, 64(AX)
+	VMOVUPS      Z22, 128(AX)
+	VMOVUPS      Z23, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -42579,17 +40207,18 @@ rows05:
 	VMOVUPS 64(AX), Z17
 	VMOVUPS 128(AX), Z18
 	VMOVUPS 192(AX), Z19
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x6405_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x6405_many:
+valuesWideF32x6405_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -42603,150 +40232,62 @@ valuesWideF32x6405_many:
 	VMOVUPS      64(BX), Z25
 	VMOVUPS      128(BX), Z26
 	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z16
 	VFMADD231PS  Z25, Z28, Z17
 	VFMADD231PS  Z26, Z28, Z18
 	VFMADD231PS  Z27, Z28, Z19
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x6405_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x6405_many
-
-valuesWideF32x6405_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x6405_done
-
-valuesWideF32x6405_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x6405_one
-
-valuesWideF32x6405_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, 128(AX)
-	VMOVUPS Z15, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, 64(AX)
-	VMOVUPS Z18, 128(AX)
-	VMOVUPS Z19, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z16, (AX)
+	VMOVUPS      Z17, 64(AX)
+	VMOVUPS      Z18, 128(AX)
+	VMOVUPS      Z19, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -42772,17 +40313,17 @@ rows04:
 	VMOVUPS 64(AX), Z13
 	VMOVUPS 128(AX), Z14
 	VMOVUPS 192(AX), Z15
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x6404_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
 
-valuesWideF32x6404_many:
+valuesWideF32x6404_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -42796,130 +40337,51 @@ valuesWideF32x6404_many:
 	VMOVUPS      64(BX), Z25
 	VMOVUPS      128(BX), Z26
 	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideF32x6404_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x6404_many
-
-valuesWideF32x6404_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x6404_done
-
-valuesWideF32x6404_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x6404_one
-
-valuesWideF32x6404_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, 128(AX)
-	VMOVUPS Z15, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -42940,17 +40402,18 @@ rows03:
 	VMOVUPS 64(AX), Z9
 	VMOVUPS 128(AX), Z10
 	VMOVUPS 192(AX), Z11
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x6403_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF32x6403_many:
+valuesWideF32x6403_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -42964,110 +40427,41 @@ valuesWideF32x6403_many:
 	VMOVUPS      64(BX), Z25
 	VMOVUPS      128(BX), Z26
 	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF32x6403_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x6403_many
-
-valuesWideF32x6403_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x6403_done
-
-valuesWideF32x6403_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x6403_one
-
-valuesWideF32x6403_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -43083,17 +40477,18 @@ rows02:
 	VMOVUPS 64(AX), Z5
 	VMOVUPS 128(AX), Z6
 	VMOVUPS 192(AX), Z7
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x6402_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF32x6402_many:
+valuesWideF32x6402_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -43107,90 +40502,31 @@ valuesWideF32x6402_many:
 	VMOVUPS      64(BX), Z25
 	VMOVUPS      128(BX), Z26
 	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF32x6402_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x6402_many
-
-valuesWideF32x6402_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x6402_done
-
-valuesWideF32x6402_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x6402_one
-
-valuesWideF32x6402_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -43201,17 +40537,18 @@ rows01:
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z3
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x6401_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R9
+	LEAQ    (R8)(R8*2), R8
+	MOVQ    R9, R8
 
-valuesWideF32x6401_many:
+valuesWideF32x6401_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -43225,76 +40562,27 @@ valuesWideF32x6401_many:
 	VMOVUPS      64(BX), Z25
 	VMOVUPS      128(BX), Z26
 	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R8), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x6401_many
-
-valuesWideF32x6401_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x6401_done
-
-valuesWideF32x6401_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VMOVUPS      128(BX), Z26
-	VMOVUPS      192(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x6401_one
-
-valuesWideF32x6401_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideF32x6401_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	VZEROUPPER
 	RET
 
-// func valuesWideF32x32(rows int, y *float32, ldy int, x *float32, k int, v *float32, ldv int, next *byte, near int, stride int)
+// func valuesWideF32x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·valuesWideF32x32(SB), NOSPLIT, $0-80
+TEXT ·valuesWideF32x32(SB), NOSPLIT, $0-88
 	MOVQ    rows+0(FP), AX
 	CMPQ    AX, $+1
 	JEQ     rows01
@@ -43335,17 +40623,18 @@ TEXT ·valuesWideF32x32(SB), NOSPLIT, $0-80
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z14
 	VMOVUPS 64(AX), Z15
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3208_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x3208_many:
+valuesWideF32x3208_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -43353,134 +40642,60 @@ valuesWideF32x3208_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z10
 	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z14
-	VFMADD231PS  Z25, Z31, Z15
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z12
+	VFMADD231PS  Z25, Z28, Z13
+	VBROADCASTSS (R11)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z14
+	VFMADD231PS  Z25, Z29, Z15
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x3208_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	VBROADCASTSS 3588(DI), Z31
-	VFMADD231PS  Z24, Z31, Z14
-	VFMADD231PS  Z25, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3208_many
-
-valuesWideF32x3208_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3208_done
-
-valuesWideF32x3208_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z14
-	VFMADD231PS  Z25, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3208_one
-
-valuesWideF32x3208_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z14, (AX)
-	VMOVUPS Z15, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z14, (AX)
+	VMOVUPS      Z15, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -43507,17 +40722,18 @@ rows07:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z12
 	VMOVUPS 64(AX), Z13
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3207_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x3207_many:
+valuesWideF32x3207_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -43525,122 +40741,54 @@ valuesWideF32x3207_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z10
 	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z12
+	VFMADD231PS  Z25, Z28, Z13
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x3207_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3207_many
-
-valuesWideF32x3207_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3207_done
-
-valuesWideF32x3207_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3207_one
-
-valuesWideF32x3207_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -43664,17 +40812,18 @@ rows06:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z10
 	VMOVUPS 64(AX), Z11
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3206_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x3206_many:
+valuesWideF32x3206_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -43682,110 +40831,48 @@ valuesWideF32x3206_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z10
 	VFMADD231PS  Z25, Z29, Z11
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x3206_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3206_many
-
-valuesWideF32x3206_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3206_done
-
-valuesWideF32x3206_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3206_one
-
-valuesWideF32x3206_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -43806,17 +40893,18 @@ rows05:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z8
 	VMOVUPS 64(AX), Z9
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3205_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x3205_many:
+valuesWideF32x3205_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -43824,98 +40912,42 @@ valuesWideF32x3205_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x3205_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3205_many
-
-valuesWideF32x3205_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3205_done
-
-valuesWideF32x3205_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3205_one
-
-valuesWideF32x3205_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -43933,17 +40965,17 @@ rows04:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z6
 	VMOVUPS 64(AX), Z7
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3204_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
 
-valuesWideF32x3204_many:
+valuesWideF32x3204_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -43951,86 +40983,35 @@ valuesWideF32x3204_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideF32x3204_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3204_many
-
-valuesWideF32x3204_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3204_done
-
-valuesWideF32x3204_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3204_one
-
-valuesWideF32x3204_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -44045,17 +41026,18 @@ rows03:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z4
 	VMOVUPS 64(AX), Z5
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3203_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF32x3203_many:
+valuesWideF32x3203_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -44063,74 +41045,29 @@ valuesWideF32x3203_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF32x3203_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3203_many
-
-valuesWideF32x3203_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3203_done
-
-valuesWideF32x3203_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3203_one
-
-valuesWideF32x3203_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -44142,17 +41079,18 @@ rows02:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z2
 	VMOVUPS 64(AX), Z3
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3202_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF32x3202_many:
+valuesWideF32x3202_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -44160,62 +41098,23 @@ valuesWideF32x3202_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF32x3202_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3202_many
-
-valuesWideF32x3202_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3202_done
-
-valuesWideF32x3202_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3202_one
-
-valuesWideF32x3202_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -44224,17 +41123,18 @@ rows01:
 	MOVQ    ldy+16(FP), CX
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x3201_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R9
+	LEAQ    (R8)(R8*2), R8
+	MOVQ    R9, R8
 
-valuesWideF32x3201_many:
+valuesWideF32x3201_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -44242,56 +41142,23 @@ valuesWideF32x3201_many:
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R8), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x3201_many
-
-valuesWideF32x3201_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x3201_done
-
-valuesWideF32x3201_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x3201_one
-
-valuesWideF32x3201_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideF32x3201_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	VZEROUPPER
 	RET
 
-// func valuesWideF32x16(rows int, y *float32, ldy int, x *float32, k int, v *float32, ldv int, next *byte, near int, stride int)
+// func valuesWideF32x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·valuesWideF32x16(SB), NOSPLIT, $0-80
+TEXT ·valuesWideF32x16(SB), NOSPLIT, $0-88
 	MOVQ    rows+0(FP), AX
 	CMPQ    AX, $+1
 	JEQ     rows01
@@ -44324,111 +41191,60 @@ TEXT ·valuesWideF32x16(SB), NOSPLIT, $0-80
 	VMOVUPS (AX), Z6
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z7
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1608_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x1608_many:
+valuesWideF32x1608_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z7
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z6
+	VBROADCASTSS (R11)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z7
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x1608_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	VBROADCASTSS 3588(DI), Z31
-	VFMADD231PS  Z24, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1608_many
-
-valuesWideF32x1608_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1608_done
-
-valuesWideF32x1608_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1608_one
-
-valuesWideF32x1608_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z7, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z7, (AX)
 	VZEROUPPER
 	RET
 
@@ -44448,103 +41264,56 @@ rows07:
 	VMOVUPS (AX), Z5
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z6
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1607_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x1607_many:
+valuesWideF32x1607_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z6
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x1607_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1607_many
-
-valuesWideF32x1607_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1607_done
-
-valuesWideF32x1607_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1607_one
-
-valuesWideF32x1607_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
 	VZEROUPPER
 	RET
 
@@ -44562,95 +41331,52 @@ rows06:
 	VMOVUPS (AX), Z4
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z5
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1606_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x1606_many:
+valuesWideF32x1606_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z5
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x1606_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1606_many
-
-valuesWideF32x1606_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1606_done
-
-valuesWideF32x1606_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1606_one
-
-valuesWideF32x1606_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
 	VZEROUPPER
 	RET
 
@@ -44666,87 +41392,48 @@ rows05:
 	VMOVUPS (AX), Z3
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z4
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1605_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF32x1605_many:
+valuesWideF32x1605_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF32x1605_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1605_many
-
-valuesWideF32x1605_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1605_done
-
-valuesWideF32x1605_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1605_one
-
-valuesWideF32x1605_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
 	VZEROUPPER
 	RET
 
@@ -44760,79 +41447,42 @@ rows04:
 	VMOVUPS (AX), Z2
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z3
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1604_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
 
-valuesWideF32x1604_many:
+valuesWideF32x1604_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideF32x1604_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1604_many
-
-valuesWideF32x1604_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1604_done
-
-valuesWideF32x1604_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1604_one
-
-valuesWideF32x1604_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
 	VZEROUPPER
 	RET
 
@@ -44844,71 +41494,39 @@ rows03:
 	VMOVUPS (AX), Z1
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z2
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1603_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF32x1603_many:
+valuesWideF32x1603_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF32x1603_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1603_many
-
-valuesWideF32x1603_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1603_done
-
-valuesWideF32x1603_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1603_one
-
-valuesWideF32x1603_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
+	VMOVUPS      Z2, (AX)
 	VZEROUPPER
 	RET
 
@@ -44918,63 +41536,35 @@ rows02:
 	VMOVUPS (AX), Z0
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z1
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1602_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF32x1602_many:
+valuesWideF32x1602_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF32x1602_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1602_many
-
-valuesWideF32x1602_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1602_done
-
-valuesWideF32x1602_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1602_one
-
-valuesWideF32x1602_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
+	VMOVUPS      Z1, (AX)
 	VZEROUPPER
 	RET
 
@@ -44982,61 +41572,37 @@ rows01:
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
 	VMOVUPS (AX), Z0
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF32x1601_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R9
+	LEAQ    (R8)(R8*2), R8
+	MOVQ    R9, R8
 
-valuesWideF32x1601_many:
+valuesWideF32x1601_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R8), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF32x1601_many
-
-valuesWideF32x1601_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF32x1601_done
-
-valuesWideF32x1601_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	ADDQ         CX, AX
-	VMOVUPS      (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF32x1601_one
-
-valuesWideF32x1601_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideF32x1601_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	VZEROUPPER
 	RET
 
-// func valuesWideF16x64(rows int, y *float32, ldy int, x *float32, k int, v *uint16, ldv int, next *byte, near int, stride int)
+// func valuesWideF16x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·valuesWideF16x64(SB), NOSPLIT, $0-80
+TEXT ·valuesWideF16x64(SB), NOSPLIT, $0-88
 	MOVQ    rows+0(FP), AX
 	CMPQ    AX, $+1
 	JEQ     rows01
@@ -45079,17 +41645,18 @@ TEXT ·valuesWideF16x64(SB), NOSPLIT, $0-80
 	VMOVUPS 64(AX), Z21
 	VMOVUPS 128(AX), Z22
 	VMOVUPS 192(AX), Z23
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x6406_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x6406_many:
+valuesWideF16x6406_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -45103,170 +41670,72 @@ valuesWideF16x6406_many:
 	VCVTPH2PS    32(BX), Z25
 	VCVTPH2PS    64(BX), Z26
 	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z16
 	VFMADD231PS  Z25, Z28, Z17
 	VFMADD231PS  Z26, Z28, Z18
 	VFMADD231PS  Z27, Z28, Z19
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z20
 	VFMADD231PS  Z25, Z29, Z21
 	VFMADD231PS  Z26, Z29, Z22
 	VFMADD231PS  Z27, Z29, Z23
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x6406_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z20
-	VFMADD231PS  Z25, Z29, Z21
-	VFMADD231PS  Z26, Z29, Z22
-	VFMADD231PS  Z27, Z29, Z23
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x6406_many
-
-valuesWideF16x6406_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x6406_done
-
-valuesWideF16x6406_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z20
-	VFMADD231PS  Z25, Z29, Z21
-	VFMADD231PS  Z26, Z29, Z22
-	VFMADD231PS  Z27, Z29, Z23
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x6406_one
-
-valuesWideF16x6406_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, 128(AX)
-	VMOVUPS Z15, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, 64(AX)
-	VMOVUPS Z18, 128(AX)
-	VMOVUPS Z19, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z20, (AX)
-	VMOVUPS Z21, 64(AX)
-	VMOVUPS Z22, 128(AX)
-	VMOVUPS Z23, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z16, (AX)
+	VMOVUPS      Z17, 64(AX)
+	VMOVUPS      Z18, 128(AX)
+	VMOVUPS      Z19, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z20, (AX)
+	VMOVUPS      Z21, 64(AX)
+	VMOVUPS      Z22, 128(AX)
+	VMOVUPS      Z23, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -45297,17 +41766,18 @@ rows05:
 	VMOVUPS 64(AX), Z17
 	VMOVUPS 128(AX), Z18
 	VMOVUPS 192(AX), Z19
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x6405_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x6405_many:
+valuesWideF16x6405_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -45321,150 +41791,62 @@ valuesWideF16x6405_many:
 	VCVTPH2PS    32(BX), Z25
 	VCVTPH2PS    64(BX), Z26
 	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z16
 	VFMADD231PS  Z25, Z28, Z17
 	VFMADD231PS  Z26, Z28, Z18
 	VFMADD231PS  Z27, Z28, Z19
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x6405_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x6405_many
-
-valuesWideF16x6405_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x6405_done
-
-valuesWideF16x6405_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z16
-	VFMADD231PS  Z25, Z28, Z17
-	VFMADD231PS  Z26, Z28, Z18
-	VFMADD231PS  Z27, Z28, Z19
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x6405_one
-
-valuesWideF16x6405_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, 128(AX)
-	VMOVUPS Z15, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, 64(AX)
-	VMOVUPS Z18, 128(AX)
-	VMOVUPS Z19, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z16, (AX)
+	VMOVUPS      Z17, 64(AX)
+	VMOVUPS      Z18, 128(AX)
+	VMOVUPS      Z19, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -45490,17 +41872,17 @@ rows04:
 	VMOVUPS 64(AX), Z13
 	VMOVUPS 128(AX), Z14
 	VMOVUPS 192(AX), Z15
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x6404_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
 
-valuesWideF16x6404_many:
+valuesWideF16x6404_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -45514,130 +41896,51 @@ valuesWideF16x6404_many:
 	VCVTPH2PS    32(BX), Z25
 	VCVTPH2PS    64(BX), Z26
 	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideF16x6404_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x6404_many
-
-valuesWideF16x6404_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x6404_done
-
-valuesWideF16x6404_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z12
-	VFMADD231PS  Z25, Z31, Z13
-	VFMADD231PS  Z26, Z31, Z14
-	VFMADD231PS  Z27, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x6404_one
-
-valuesWideF16x6404_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, 128(AX)
-	VMOVUPS Z15, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -45658,17 +41961,18 @@ rows03:
 	VMOVUPS 64(AX), Z9
 	VMOVUPS 128(AX), Z10
 	VMOVUPS 192(AX), Z11
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x6403_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF16x6403_many:
+valuesWideF16x6403_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -45682,110 +41986,41 @@ valuesWideF16x6403_many:
 	VCVTPH2PS    32(BX), Z25
 	VCVTPH2PS    64(BX), Z26
 	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF16x6403_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x6403_many
-
-valuesWideF16x6403_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x6403_done
-
-valuesWideF16x6403_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z8
-	VFMADD231PS  Z25, Z30, Z9
-	VFMADD231PS  Z26, Z30, Z10
-	VFMADD231PS  Z27, Z30, Z11
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x6403_one
-
-valuesWideF16x6403_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	VMOVUPS Z10, 128(AX)
-	VMOVUPS Z11, 192(AX)
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -45801,17 +42036,18 @@ rows02:
 	VMOVUPS 64(AX), Z5
 	VMOVUPS 128(AX), Z6
 	VMOVUPS 192(AX), Z7
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x6402_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF16x6402_many:
+valuesWideF16x6402_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -45825,90 +42061,31 @@ valuesWideF16x6402_many:
 	VCVTPH2PS    32(BX), Z25
 	VCVTPH2PS    64(BX), Z26
 	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z4
 	VFMADD231PS  Z25, Z29, Z5
 	VFMADD231PS  Z26, Z29, Z6
 	VFMADD231PS  Z27, Z29, Z7
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF16x6402_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x6402_many
-
-valuesWideF16x6402_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x6402_done
-
-valuesWideF16x6402_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
-	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z4
-	VFMADD231PS  Z25, Z29, Z5
-	VFMADD231PS  Z26, Z29, Z6
-	VFMADD231PS  Z27, Z29, Z7
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x6402_one
-
-valuesWideF16x6402_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	VMOVUPS Z6, 128(AX)
-	VMOVUPS Z7, 192(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
 	VZEROUPPER
 	RET
 
@@ -45919,17 +42096,18 @@ rows01:
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z3
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x6401_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R9
+	LEAQ    (R8)(R8*2), R8
+	MOVQ    R9, R8
 
-valuesWideF16x6401_many:
+valuesWideF16x6401_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -45943,76 +42121,27 @@ valuesWideF16x6401_many:
 	VCVTPH2PS    32(BX), Z25
 	VCVTPH2PS    64(BX), Z26
 	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R8), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	VFMADD231PS  Z26, Z28, Z2
 	VFMADD231PS  Z27, Z28, Z3
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
-	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x6401_many
-
-valuesWideF16x6401_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x6401_done
-
-valuesWideF16x6401_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT1   128(AX)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT1   192(AX)
-	PREFETCHT0   192(AX)(DX*1)
-	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VCVTPH2PS    64(BX), Z26
-	VCVTPH2PS    96(BX), Z27
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VFMADD231PS  Z26, Z28, Z2
-	VFMADD231PS  Z27, Z28, Z3
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x6401_one
-
-valuesWideF16x6401_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideF16x6401_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
 	VZEROUPPER
 	RET
 
-// func valuesWideF16x32(rows int, y *float32, ldy int, x *float32, k int, v *uint16, ldv int, next *byte, near int, stride int)
+// func valuesWideF16x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·valuesWideF16x32(SB), NOSPLIT, $0-80
+TEXT ·valuesWideF16x32(SB), NOSPLIT, $0-88
 	MOVQ    rows+0(FP), AX
 	CMPQ    AX, $+1
 	JEQ     rows01
@@ -46053,17 +42182,18 @@ TEXT ·valuesWideF16x32(SB), NOSPLIT, $0-80
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z14
 	VMOVUPS 64(AX), Z15
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3208_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x3208_many:
+valuesWideF16x3208_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46071,134 +42201,60 @@ valuesWideF16x3208_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z10
 	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z14
-	VFMADD231PS  Z25, Z31, Z15
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z12
+	VFMADD231PS  Z25, Z28, Z13
+	VBROADCASTSS (R11)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z14
+	VFMADD231PS  Z25, Z29, Z15
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x3208_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	VBROADCASTSS 3588(DI), Z31
-	VFMADD231PS  Z24, Z31, Z14
-	VFMADD231PS  Z25, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3208_many
-
-valuesWideF16x3208_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3208_done
-
-valuesWideF16x3208_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z14
-	VFMADD231PS  Z25, Z31, Z15
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3208_one
-
-valuesWideF16x3208_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z14, (AX)
-	VMOVUPS Z15, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z14, (AX)
+	VMOVUPS      Z15, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -46225,17 +42281,18 @@ rows07:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z12
 	VMOVUPS 64(AX), Z13
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3207_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x3207_many:
+valuesWideF16x3207_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46243,122 +42300,54 @@ valuesWideF16x3207_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z10
 	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z12
+	VFMADD231PS  Z25, Z28, Z13
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x3207_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3207_many
-
-valuesWideF16x3207_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3207_done
-
-valuesWideF16x3207_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z12
-	VFMADD231PS  Z25, Z30, Z13
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3207_one
-
-valuesWideF16x3207_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -46382,17 +42371,18 @@ rows06:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z10
 	VMOVUPS 64(AX), Z11
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3206_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x3206_many:
+valuesWideF16x3206_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46400,110 +42390,48 @@ valuesWideF16x3206_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z10
 	VFMADD231PS  Z25, Z29, Z11
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x3206_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3206_many
-
-valuesWideF16x3206_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3206_done
-
-valuesWideF16x3206_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z10
-	VFMADD231PS  Z25, Z29, Z11
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3206_one
-
-valuesWideF16x3206_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -46524,17 +42452,18 @@ rows05:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z8
 	VMOVUPS 64(AX), Z9
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3205_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x3205_many:
+valuesWideF16x3205_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46542,98 +42471,42 @@ valuesWideF16x3205_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z8
 	VFMADD231PS  Z25, Z28, Z9
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x3205_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3205_many
-
-valuesWideF16x3205_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3205_done
-
-valuesWideF16x3205_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z8
-	VFMADD231PS  Z25, Z28, Z9
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3205_one
-
-valuesWideF16x3205_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -46651,17 +42524,17 @@ rows04:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z6
 	VMOVUPS 64(AX), Z7
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3204_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
 
-valuesWideF16x3204_many:
+valuesWideF16x3204_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46669,86 +42542,35 @@ valuesWideF16x3204_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideF16x3204_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3204_many
-
-valuesWideF16x3204_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3204_done
-
-valuesWideF16x3204_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z6
-	VFMADD231PS  Z25, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3204_one
-
-valuesWideF16x3204_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -46763,17 +42585,18 @@ rows03:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z4
 	VMOVUPS 64(AX), Z5
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3203_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF16x3203_many:
+valuesWideF16x3203_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46781,74 +42604,29 @@ valuesWideF16x3203_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF16x3203_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3203_many
-
-valuesWideF16x3203_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3203_done
-
-valuesWideF16x3203_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z4
-	VFMADD231PS  Z25, Z30, Z5
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3203_one
-
-valuesWideF16x3203_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, 64(AX)
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -46860,17 +42638,18 @@ rows02:
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z2
 	VMOVUPS 64(AX), Z3
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3202_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF16x3202_many:
+valuesWideF16x3202_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46878,62 +42657,23 @@ valuesWideF16x3202_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z2
 	VFMADD231PS  Z25, Z29, Z3
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF16x3202_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3202_many
-
-valuesWideF16x3202_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3202_done
-
-valuesWideF16x3202_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z2
-	VFMADD231PS  Z25, Z29, Z3
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3202_one
-
-valuesWideF16x3202_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, 64(AX)
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
 	VZEROUPPER
 	RET
 
@@ -46942,17 +42682,18 @@ rows01:
 	MOVQ    ldy+16(FP), CX
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x3201_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R9
+	LEAQ    (R8)(R8*2), R8
+	MOVQ    R9, R8
 
-valuesWideF16x3201_many:
+valuesWideF16x3201_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	PREFETCHT1   64(AX)
@@ -46960,56 +42701,23 @@ valuesWideF16x3201_many:
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
 	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R8), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	VFMADD231PS  Z25, Z28, Z1
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x3201_many
-
-valuesWideF16x3201_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x3201_done
-
-valuesWideF16x3201_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
-	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VCVTPH2PS    32(BX), Z25
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VFMADD231PS  Z25, Z28, Z1
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x3201_one
-
-valuesWideF16x3201_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideF16x3201_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
 	VZEROUPPER
 	RET
 
-// func valuesWideF16x16(rows int, y *float32, ldy int, x *float32, k int, v *uint16, ldv int, next *byte, near int, stride int)
+// func valuesWideF16x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·valuesWideF16x16(SB), NOSPLIT, $0-80
+TEXT ·valuesWideF16x16(SB), NOSPLIT, $0-88
 	MOVQ    rows+0(FP), AX
 	CMPQ    AX, $+1
 	JEQ     rows01
@@ -47042,111 +42750,60 @@ TEXT ·valuesWideF16x16(SB), NOSPLIT, $0-80
 	VMOVUPS (AX), Z6
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z7
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1608_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x1608_many:
+valuesWideF16x1608_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z7
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z6
+	VBROADCASTSS (R11)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z7
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x1608_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	VBROADCASTSS 3588(DI), Z31
-	VFMADD231PS  Z24, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1608_many
-
-valuesWideF16x1608_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1608_done
-
-valuesWideF16x1608_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	VBROADCASTSS 3584(DI), Z31
-	VFMADD231PS  Z24, Z31, Z7
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1608_one
-
-valuesWideF16x1608_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z7, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z7, (AX)
 	VZEROUPPER
 	RET
 
@@ -47166,103 +42823,56 @@ rows07:
 	VMOVUPS (AX), Z5
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z6
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1607_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x1607_many:
+valuesWideF16x1607_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z6
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x1607_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3076(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1607_many
-
-valuesWideF16x1607_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1607_done
-
-valuesWideF16x1607_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	VBROADCASTSS 3072(DI), Z30
-	VFMADD231PS  Z24, Z30, Z6
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1607_one
-
-valuesWideF16x1607_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
 	VZEROUPPER
 	RET
 
@@ -47280,95 +42890,52 @@ rows06:
 	VMOVUPS (AX), Z4
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z5
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1606_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x1606_many:
+valuesWideF16x1606_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
+	VBROADCASTSS (R11)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z5
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x1606_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2564(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1606_many
-
-valuesWideF16x1606_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1606_done
-
-valuesWideF16x1606_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VBROADCASTSS 2560(DI), Z29
-	VFMADD231PS  Z24, Z29, Z5
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1606_one
-
-valuesWideF16x1606_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
 	VZEROUPPER
 	RET
 
@@ -47384,87 +42951,48 @@ rows05:
 	VMOVUPS (AX), Z3
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z4
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1605_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	LEAQ    (R10)(R8*4), R11
 
-valuesWideF16x1605_many:
+valuesWideF16x1605_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
 	VFMADD231PS  Z24, Z28, Z4
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideF16x1605_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2052(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1605_many
-
-valuesWideF16x1605_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1605_done
-
-valuesWideF16x1605_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	VBROADCASTSS 2048(DI), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1605_one
-
-valuesWideF16x1605_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
 	VZEROUPPER
 	RET
 
@@ -47478,79 +43006,42 @@ rows04:
 	VMOVUPS (AX), Z2
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z3
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1604_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
 
-valuesWideF16x1604_many:
+valuesWideF16x1604_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R10)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideF16x1604_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1540(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1604_many
-
-valuesWideF16x1604_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1604_done
-
-valuesWideF16x1604_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	VBROADCASTSS 1536(DI), Z31
-	VFMADD231PS  Z24, Z31, Z3
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1604_one
-
-valuesWideF16x1604_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, (AX)
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
 	VZEROUPPER
 	RET
 
@@ -47562,71 +43053,39 @@ rows03:
 	VMOVUPS (AX), Z1
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z2
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1603_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF16x1603_many:
+valuesWideF16x1603_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF16x1603_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1028(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1603_many
-
-valuesWideF16x1603_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1603_done
-
-valuesWideF16x1603_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	VMOVUPS      Z1, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	VBROADCASTSS 1024(DI), Z30
-	VFMADD231PS  Z24, Z30, Z2
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1603_one
-
-valuesWideF16x1603_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
+	VMOVUPS      Z2, (AX)
 	VZEROUPPER
 	RET
 
@@ -47636,63 +43095,35 @@ rows02:
 	VMOVUPS (AX), Z0
 	ADDQ    CX, AX
 	VMOVUPS (AX), Z1
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1602_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R10
+	LEAQ    (R8)(R8*2), R9
+	MOVQ    R10, R9
 
-valuesWideF16x1602_many:
+valuesWideF16x1602_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R9), Z28
 	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
+	VBROADCASTSS (R9)(R8*1), Z29
 	VFMADD231PS  Z24, Z29, Z1
 	ADDQ         SI, BX
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideF16x1602_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 516(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1602_many
-
-valuesWideF16x1602_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1602_done
-
-valuesWideF16x1602_one:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
-	VFMADD231PS  Z24, Z28, Z0
-	VBROADCASTSS 512(DI), Z29
-	VFMADD231PS  Z24, Z29, Z1
-	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1602_one
-
-valuesWideF16x1602_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, (AX)
+	VMOVUPS      Z1, (AX)
 	VZEROUPPER
 	RET
 
@@ -47700,55 +43131,1800 @@ rows01:
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
 	VMOVUPS (AX), Z0
-	MOVQ    next+56(FP), AX
-	MOVQ    stride+72(FP), CX
-	MOVQ    near+64(FP), DX
-	MOVQ    v+40(FP), BX
-	MOVQ    ldv+48(FP), SI
-	MOVQ    x+24(FP), DI
-	MOVQ    k+32(FP), R8
-	SUBQ    $+2, R8
-	JLT     valuesWideF16x1601_few
+	MOVQ    next+64(FP), AX
+	MOVQ    stride+80(FP), CX
+	MOVQ    near+72(FP), DX
+	MOVQ    v+48(FP), BX
+	MOVQ    ldv+56(FP), SI
+	MOVQ    k+40(FP), DI
+	MOVQ    ldx+32(FP), R8
+	MOVQ    x+24(FP), R9
+	LEAQ    (R8)(R8*2), R8
+	MOVQ    R9, R8
 
-valuesWideF16x1601_many:
+valuesWideF16x1601_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
 	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (R8), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	ADDQ         SI, BX
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideF16x1601_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VZEROUPPER
+	RET
+
+// func valuesWideQ8x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, near int, stride int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·valuesWideQ8x64(SB), NOSPLIT, $0-96
+	MOVQ         rows+0(FP), AX
+	CMPQ         AX, $+1
+	JEQ          rows01
+	CMPQ         AX, $+2
+	JEQ          rows02
+	CMPQ         AX, $+3
+	JEQ          rows03
+	CMPQ         AX, $+4
+	JEQ          rows04
+	CMPQ         AX, $+5
+	JEQ          rows05
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	VMOVUPS      128(AX), Z6
+	VMOVUPS      192(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	VMOVUPS      128(AX), Z10
+	VMOVUPS      192(AX), Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	VMOVUPS      64(AX), Z13
+	VMOVUPS      128(AX), Z14
+	VMOVUPS      192(AX), Z15
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z16
+	VMOVUPS      64(AX), Z17
+	VMOVUPS      128(AX), Z18
+	VMOVUPS      192(AX), Z19
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z20
+	VMOVUPS      64(AX), Z21
+	VMOVUPS      128(AX), Z22
+	VMOVUPS      192(AX), Z23
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x6406_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT1   128(AX)
+	PREFETCHT0   128(AX)(DX*1)
+	PREFETCHT1   192(AX)
+	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VPMOVZXBD    32(BX), Z26
+	VCVTDQ2PS    Z26, Z26
+	VSUBPS       Z31, Z26, Z26
+	VMULPS       Z30, Z26, Z26
+	VPMOVZXBD    48(BX), Z27
+	VCVTDQ2PS    Z27, Z27
+	VSUBPS       Z31, Z27, Z27
+	VMULPS       Z30, Z27, Z27
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VFMADD231PS  Z26, Z28, Z2
+	VFMADD231PS  Z27, Z28, Z3
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VFMADD231PS  Z26, Z29, Z6
+	VFMADD231PS  Z27, Z29, Z7
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z16
+	VFMADD231PS  Z25, Z28, Z17
+	VFMADD231PS  Z26, Z28, Z18
+	VFMADD231PS  Z27, Z28, Z19
+	VBROADCASTSS (R11)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z20
+	VFMADD231PS  Z25, Z29, Z21
+	VFMADD231PS  Z26, Z29, Z22
+	VFMADD231PS  Z27, Z29, Z23
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x6406_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z16, (AX)
+	VMOVUPS      Z17, 64(AX)
+	VMOVUPS      Z18, 128(AX)
+	VMOVUPS      Z19, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z20, (AX)
+	VMOVUPS      Z21, 64(AX)
+	VMOVUPS      Z22, 128(AX)
+	VMOVUPS      Z23, 192(AX)
+	VZEROUPPER
+	RET
+
+rows05:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	VMOVUPS      128(AX), Z6
+	VMOVUPS      192(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	VMOVUPS      128(AX), Z10
+	VMOVUPS      192(AX), Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	VMOVUPS      64(AX), Z13
+	VMOVUPS      128(AX), Z14
+	VMOVUPS      192(AX), Z15
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z16
+	VMOVUPS      64(AX), Z17
+	VMOVUPS      128(AX), Z18
+	VMOVUPS      192(AX), Z19
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x6405_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT1   128(AX)
+	PREFETCHT0   128(AX)(DX*1)
+	PREFETCHT1   192(AX)
+	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VPMOVZXBD    32(BX), Z26
+	VCVTDQ2PS    Z26, Z26
+	VSUBPS       Z31, Z26, Z26
+	VMULPS       Z30, Z26, Z26
+	VPMOVZXBD    48(BX), Z27
+	VCVTDQ2PS    Z27, Z27
+	VSUBPS       Z31, Z27, Z27
+	VMULPS       Z30, Z27, Z27
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VFMADD231PS  Z26, Z28, Z2
+	VFMADD231PS  Z27, Z28, Z3
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VFMADD231PS  Z26, Z29, Z6
+	VFMADD231PS  Z27, Z29, Z7
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z16
+	VFMADD231PS  Z25, Z28, Z17
+	VFMADD231PS  Z26, Z28, Z18
+	VFMADD231PS  Z27, Z28, Z19
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x6405_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z16, (AX)
+	VMOVUPS      Z17, 64(AX)
+	VMOVUPS      Z18, 128(AX)
+	VMOVUPS      Z19, 192(AX)
+	VZEROUPPER
+	RET
+
+rows04:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	VMOVUPS      128(AX), Z6
+	VMOVUPS      192(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	VMOVUPS      128(AX), Z10
+	VMOVUPS      192(AX), Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	VMOVUPS      64(AX), Z13
+	VMOVUPS      128(AX), Z14
+	VMOVUPS      192(AX), Z15
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R11
+
+valuesWideQ8x6404_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT1   128(AX)
+	PREFETCHT0   128(AX)(DX*1)
+	PREFETCHT1   192(AX)
+	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R11*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VPMOVZXBD    32(BX), Z26
+	VCVTDQ2PS    Z26, Z26
+	VSUBPS       Z31, Z26, Z26
+	VMULPS       Z30, Z26, Z26
+	VPMOVZXBD    48(BX), Z27
+	VCVTDQ2PS    Z27, Z27
+	VSUBPS       Z31, Z27, Z27
+	VMULPS       Z30, Z27, Z27
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VFMADD231PS  Z26, Z28, Z2
+	VFMADD231PS  Z27, Z28, Z3
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VFMADD231PS  Z26, Z29, Z6
+	VFMADD231PS  Z27, Z29, Z7
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VFMADD231PS  Z26, Z29, Z14
+	VFMADD231PS  Z27, Z29, Z15
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideQ8x6404_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VMOVUPS      Z14, 128(AX)
+	VMOVUPS      Z15, 192(AX)
+	VZEROUPPER
+	RET
+
+rows03:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	VMOVUPS      128(AX), Z6
+	VMOVUPS      192(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	VMOVUPS      128(AX), Z10
+	VMOVUPS      192(AX), Z11
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	MOVQ         R10, R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R10
+
+valuesWideQ8x6403_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT1   128(AX)
+	PREFETCHT0   128(AX)(DX*1)
+	PREFETCHT1   192(AX)
+	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R10*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VPMOVZXBD    32(BX), Z26
+	VCVTDQ2PS    Z26, Z26
+	VSUBPS       Z31, Z26, Z26
+	VMULPS       Z30, Z26, Z26
+	VPMOVZXBD    48(BX), Z27
+	VCVTDQ2PS    Z27, Z27
+	VSUBPS       Z31, Z27, Z27
+	VMULPS       Z30, Z27, Z27
+	VBROADCASTSS (R9), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VFMADD231PS  Z26, Z28, Z2
+	VFMADD231PS  Z27, Z28, Z3
+	VBROADCASTSS (R9)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VFMADD231PS  Z26, Z29, Z6
+	VFMADD231PS  Z27, Z29, Z7
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VFMADD231PS  Z26, Z28, Z10
+	VFMADD231PS  Z27, Z28, Z11
+	ADDQ         SI, BX
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideQ8x6403_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VMOVUPS      Z10, 128(AX)
+	VMOVUPS      Z11, 192(AX)
+	VZEROUPPER
+	RET
+
+rows02:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	VMOVUPS      128(AX), Z6
+	VMOVUPS      192(AX), Z7
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	MOVQ         R10, R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R10
+
+valuesWideQ8x6402_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT1   128(AX)
+	PREFETCHT0   128(AX)(DX*1)
+	PREFETCHT1   192(AX)
+	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R10*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VPMOVZXBD    32(BX), Z26
+	VCVTDQ2PS    Z26, Z26
+	VSUBPS       Z31, Z26, Z26
+	VMULPS       Z30, Z26, Z26
+	VPMOVZXBD    48(BX), Z27
+	VCVTDQ2PS    Z27, Z27
+	VSUBPS       Z31, Z27, Z27
+	VMULPS       Z30, Z27, Z27
+	VBROADCASTSS (R9), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VFMADD231PS  Z26, Z28, Z2
+	VFMADD231PS  Z27, Z28, Z3
+	VBROADCASTSS (R9)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VFMADD231PS  Z26, Z29, Z6
+	VFMADD231PS  Z27, Z29, Z7
+	ADDQ         SI, BX
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideQ8x6402_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VMOVUPS      Z6, 128(AX)
+	VMOVUPS      Z7, 192(AX)
+	VZEROUPPER
+	RET
+
+rows01:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R9
+	LEAQ         (R8)(R8*2), R8
+	MOVQ         R9, R8
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R9
+
+valuesWideQ8x6401_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT1   128(AX)
+	PREFETCHT0   128(AX)(DX*1)
+	PREFETCHT1   192(AX)
+	PREFETCHT0   192(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R9*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VPMOVZXBD    32(BX), Z26
+	VCVTDQ2PS    Z26, Z26
+	VSUBPS       Z31, Z26, Z26
+	VMULPS       Z30, Z26, Z26
+	VPMOVZXBD    48(BX), Z27
+	VCVTDQ2PS    Z27, Z27
+	VSUBPS       Z31, Z27, Z27
+	VMULPS       Z30, Z27, Z27
+	VBROADCASTSS (R8), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VFMADD231PS  Z26, Z28, Z2
+	VFMADD231PS  Z27, Z28, Z3
+	ADDQ         SI, BX
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideQ8x6401_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z2, 128(AX)
+	VMOVUPS      Z3, 192(AX)
+	VZEROUPPER
+	RET
+
+// func valuesWideQ8x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, near int, stride int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·valuesWideQ8x32(SB), NOSPLIT, $0-96
+	MOVQ         rows+0(FP), AX
+	CMPQ         AX, $+1
+	JEQ          rows01
+	CMPQ         AX, $+2
+	JEQ          rows02
+	CMPQ         AX, $+3
+	JEQ          rows03
+	CMPQ         AX, $+4
+	JEQ          rows04
+	CMPQ         AX, $+5
+	JEQ          rows05
+	CMPQ         AX, $+6
+	JEQ          rows06
+	CMPQ         AX, $+7
+	JEQ          rows07
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	VMOVUPS      64(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	VMOVUPS      64(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	VMOVUPS      64(AX), Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	VMOVUPS      64(AX), Z13
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z14
+	VMOVUPS      64(AX), Z15
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x3208_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z2
+	VFMADD231PS  Z25, Z29, Z3
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VBROADCASTSS (R11)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z10
+	VFMADD231PS  Z25, Z29, Z11
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z12
+	VFMADD231PS  Z25, Z28, Z13
+	VBROADCASTSS (R11)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z14
+	VFMADD231PS  Z25, Z29, Z15
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x3208_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z14, (AX)
+	VMOVUPS      Z15, 64(AX)
+	VZEROUPPER
+	RET
+
+rows07:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	VMOVUPS      64(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	VMOVUPS      64(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	VMOVUPS      64(AX), Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	VMOVUPS      64(AX), Z13
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x3207_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z2
+	VFMADD231PS  Z25, Z29, Z3
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VBROADCASTSS (R11)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z10
+	VFMADD231PS  Z25, Z29, Z11
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z12
+	VFMADD231PS  Z25, Z28, Z13
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x3207_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z12, (AX)
+	VMOVUPS      Z13, 64(AX)
+	VZEROUPPER
+	RET
+
+rows06:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	VMOVUPS      64(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	VMOVUPS      64(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	VMOVUPS      64(AX), Z11
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x3206_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z2
+	VFMADD231PS  Z25, Z29, Z3
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	VBROADCASTSS (R11)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z10
+	VFMADD231PS  Z25, Z29, Z11
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x3206_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z10, (AX)
+	VMOVUPS      Z11, 64(AX)
+	VZEROUPPER
+	RET
+
+rows05:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	VMOVUPS      64(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	VMOVUPS      64(AX), Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x3205_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z2
+	VFMADD231PS  Z25, Z29, Z3
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z8
+	VFMADD231PS  Z25, Z28, Z9
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x3205_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z8, (AX)
+	VMOVUPS      Z9, 64(AX)
+	VZEROUPPER
+	RET
+
+rows04:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	VMOVUPS      64(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	VMOVUPS      64(AX), Z7
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R11
+
+valuesWideQ8x3204_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R11*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z2
+	VFMADD231PS  Z25, Z29, Z3
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z6
+	VFMADD231PS  Z25, Z29, Z7
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideQ8x3204_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VMOVUPS      Z7, 64(AX)
+	VZEROUPPER
+	RET
+
+rows03:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	VMOVUPS      64(AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	MOVQ         R10, R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R10
+
+valuesWideQ8x3203_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R10*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R9), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VBROADCASTSS (R9)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z2
+	VFMADD231PS  Z25, Z29, Z3
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VFMADD231PS  Z25, Z28, Z5
+	ADDQ         SI, BX
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideQ8x3203_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VMOVUPS      Z5, 64(AX)
+	VZEROUPPER
+	RET
+
+rows02:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	VMOVUPS      64(AX), Z3
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	MOVQ         R10, R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R10
+
+valuesWideQ8x3202_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R10*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R9), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	VBROADCASTSS (R9)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z2
+	VFMADD231PS  Z25, Z29, Z3
+	ADDQ         SI, BX
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideQ8x3202_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VMOVUPS      Z3, 64(AX)
+	VZEROUPPER
+	RET
+
+rows01:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R9
+	LEAQ         (R8)(R8*2), R8
+	MOVQ         R9, R8
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R9
+
+valuesWideQ8x3201_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT1   64(AX)
+	PREFETCHT0   64(AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R9*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VPMOVZXBD    16(BX), Z25
+	VCVTDQ2PS    Z25, Z25
+	VSUBPS       Z31, Z25, Z25
+	VMULPS       Z30, Z25, Z25
+	VBROADCASTSS (R8), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VFMADD231PS  Z25, Z28, Z1
+	ADDQ         SI, BX
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideQ8x3201_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	VMOVUPS      Z1, 64(AX)
+	VZEROUPPER
+	RET
+
+// func valuesWideQ8x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, near int, stride int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·valuesWideQ8x16(SB), NOSPLIT, $0-96
+	MOVQ         rows+0(FP), AX
+	CMPQ         AX, $+1
+	JEQ          rows01
+	CMPQ         AX, $+2
+	JEQ          rows02
+	CMPQ         AX, $+3
+	JEQ          rows03
+	CMPQ         AX, $+4
+	JEQ          rows04
+	CMPQ         AX, $+5
+	JEQ          rows05
+	CMPQ         AX, $+6
+	JEQ          rows06
+	CMPQ         AX, $+7
+	JEQ          rows07
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z7
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x1608_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS 4(DI), Z28
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R10), Z28
 	VFMADD231PS  Z24, Z28, Z0
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z1
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VBROADCASTSS (R11)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z5
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z6
+	VBROADCASTSS (R11)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z7
 	ADDQ         SI, BX
-	ADDQ         $+8, DI
-	SUBQ         $+2, R8
-	JGE          valuesWideF16x1601_many
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x1608_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z7, (AX)
+	VZEROUPPER
+	RET
 
-valuesWideF16x1601_few:
-	ADDQ $+2, R8
-	JZ   valuesWideF16x1601_done
+rows07:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
 
-valuesWideF16x1601_one:
+valuesWideQ8x1607_step:
 	PREFETCHT1   (AX)
 	PREFETCHT0   (AX)(DX*1)
 	ADDQ         CX, AX
-	VCVTPH2PS    (BX), Z24
-	VBROADCASTSS (DI), Z28
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z1
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VBROADCASTSS (R11)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z5
+	VBROADCASTSS (R11)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z6
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x1607_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z6, (AX)
+	VZEROUPPER
+	RET
+
+rows06:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x1606_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z1
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	VBROADCASTSS (R11)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z5
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x1606_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z5, (AX)
+	VZEROUPPER
+	RET
+
+rows05:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	LEAQ         (R10)(R8*4), R11
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R12
+
+valuesWideQ8x1605_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R12*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z1
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	VBROADCASTSS (R11), Z28
+	VFMADD231PS  Z24, Z28, Z4
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	ADDQ         $+4, R11
+	DECQ         DI
+	JNZ          valuesWideQ8x1605_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z4, (AX)
+	VZEROUPPER
+	RET
+
+rows04:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R11
+
+valuesWideQ8x1604_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R11*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R10), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VBROADCASTSS (R10)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z1
+	VBROADCASTSS (R10)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VBROADCASTSS (R10)(R9*1), Z29
+	VFMADD231PS  Z24, Z29, Z3
+	ADDQ         SI, BX
+	ADDQ         $+4, R10
+	DECQ         DI
+	JNZ          valuesWideQ8x1604_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z3, (AX)
+	VZEROUPPER
+	RET
+
+rows03:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	MOVQ         R10, R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R10
+
+valuesWideQ8x1603_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R10*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R9), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VBROADCASTSS (R9)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z1
+	VBROADCASTSS (R9)(R8*2), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	ADDQ         SI, BX
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideQ8x1603_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z2, (AX)
+	VZEROUPPER
+	RET
+
+rows02:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R10
+	LEAQ         (R8)(R8*2), R9
+	MOVQ         R10, R9
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R10
+
+valuesWideQ8x1602_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R10*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R9), Z28
+	VFMADD231PS  Z24, Z28, Z0
+	VBROADCASTSS (R9)(R8*1), Z29
+	VFMADD231PS  Z24, Z29, Z1
+	ADDQ         SI, BX
+	ADDQ         $+4, R9
+	DECQ         DI
+	JNZ          valuesWideQ8x1602_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
+	ADDQ         CX, AX
+	VMOVUPS      Z1, (AX)
+	VZEROUPPER
+	RET
+
+rows01:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      (AX), Z0
+	MOVQ         next+72(FP), AX
+	MOVQ         stride+88(FP), CX
+	MOVQ         near+80(FP), DX
+	MOVQ         v+48(FP), BX
+	MOVQ         ldv+56(FP), SI
+	MOVQ         k+40(FP), DI
+	MOVQ         ldx+32(FP), R8
+	MOVQ         x+24(FP), R9
+	LEAQ         (R8)(R8*2), R8
+	MOVQ         R9, R8
+	VBROADCASTSS codesMiddle512<>+0(SB), Z31
+	MOVQ         scale+64(FP), R9
+
+valuesWideQ8x1601_step:
+	PREFETCHT1   (AX)
+	PREFETCHT0   (AX)(DX*1)
+	ADDQ         CX, AX
+	VBROADCASTSS (BX)(R9*1), Z30
+	VPMOVZXBD    (BX), Z24
+	VCVTDQ2PS    Z24, Z24
+	VSUBPS       Z31, Z24, Z24
+	VMULPS       Z30, Z24, Z24
+	VBROADCASTSS (R8), Z28
 	VFMADD231PS  Z24, Z28, Z0
 	ADDQ         SI, BX
-	ADDQ         $+4, DI
-	DECQ         R8
-	JNZ          valuesWideF16x1601_one
-
-valuesWideF16x1601_done:
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	VMOVUPS Z0, (AX)
+	ADDQ         $+4, R8
+	DECQ         DI
+	JNZ          valuesWideQ8x1601_step
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	VMOVUPS      Z0, (AX)
 	VZEROUPPER
 	RET
 

@@ -4,6 +4,7 @@ package kernel
 // mostKeyLines lines stand side by side in vectors, and else keys do.
 const (
 	keyGroup     = 8
+	wideGroups   = 4 // of those that kernels of 512 bits take at a time
 	mostFewLines = 8
 	mostKeyLines = 6
 )
@@ -86,14 +87,18 @@ func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte
 	if t.from.k32 != nil {
 		steps *= 2
 	}
-	if t.tier.wide() && groups > 1 {
-		first, stride := t.ahead(far, 0, 1, 1, steps)
-		t.scoreWide(&scores[0], ld, pos, groups/2, &first[0], toNear(far), stride)
-		if groups%2 == 0 {
+	if wide := groups / wideGroups; t.tier.wide() && wide > 0 && (t.from.k8 == nil || t.Dim%vecN == 0) {
+		wideSteps := steps
+		if t.from.k8 != nil {
+			wideSteps /= 2
+		}
+		first, stride := t.ahead(far, 0, 1, 1, wideSteps)
+		t.scoreWide(&scores[0], ld, pos, wide, &first[0], toNear(far), stride)
+		done := wide * wideGroups * keyGroup
+		if groups -= wide * wideGroups; groups == 0 {
 			return
 		}
-		done := (groups - 1) * keyGroup
-		scores, pos, groups, far = scores[done:], pos+done, 1, nil
+		scores, pos, far = scores[done:], pos+done, nil
 	}
 	if t.eight() {
 		steps *= 2
@@ -117,20 +122,20 @@ func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte
 	}
 }
 
-// scoreWide is scoreGroups for pairs of groups with 512 bits.
-func (t *lineTask) scoreWide(s *float32, ld, pos, pairs int, next *byte, near, stride int) {
-	q, end := &t.keys[ownQueries], pos+pairs*2*keyGroup
+// scoreWide is scoreGroups with 512 bits, for turns of wideGroups groups.
+func (t *lineTask) scoreWide(s *float32, ld, pos, turns int, next *byte, near, stride int) {
+	q, end := &t.keys[ownQueries], pos+turns*wideGroups*keyGroup
 	switch {
 	case t.from.k8 != nil:
 		pitch := t.Dim + cachedScale
 		keys := t.from.k8[pos*pitch : end*pitch]
-		scoresWideQ8(t.lines, s, 4*ld, q, &keys[0], pitch, t.Dim, pairs, next, near, stride)
+		scoresWideQ8(t.lines, s, 4*ld, q, &keys[0], pitch, t.Dim, turns, next, near, stride)
 	case t.from.k16 != nil:
 		keys := t.from.k16[pos*t.Dim : end*t.Dim]
-		scoresWideF16(t.lines, s, 4*ld, q, &keys[0], 2*t.Dim, t.Dim, pairs, next, near, stride)
+		scoresWideF16(t.lines, s, 4*ld, q, &keys[0], 2*t.Dim, t.Dim, turns, next, near, stride)
 	default:
 		keys := t.from.k32[pos*t.Dim : end*t.Dim]
-		scoresWideF32(t.lines, s, 4*ld, q, &keys[0], 4*t.Dim, t.Dim, pairs, next, near, stride)
+		scoresWideF32(t.lines, s, 4*ld, q, &keys[0], 4*t.Dim, t.Dim, turns, next, near, stride)
 	}
 }
 
@@ -152,26 +157,39 @@ func wideColumns(n, left int) int {
 func weighWide(
 	width, n int, y *float32, ldy int, x *float32, k int, values valueRows, column int, far *byte, near, stride int,
 ) {
+	const ldx = 4 * keyBlock
+	if values.codes != nil {
+		v, ldv, scale := &values.codes[column], values.ld, values.ld-cachedScale-column
+		switch width {
+		case 64:
+			valuesWideQ8x64(n, y, ldy, x, ldx, k, v, ldv, scale, far, near, stride)
+		case 32:
+			valuesWideQ8x32(n, y, ldy, x, ldx, k, v, ldv, scale, far, near, stride)
+		default:
+			valuesWideQ8x16(n, y, ldy, x, ldx, k, v, ldv, scale, far, near, stride)
+		}
+		return
+	}
 	if values.half != nil {
 		v, ldv := &values.half[column], 2*values.ld
 		switch width {
 		case 64:
-			valuesWideF16x64(n, y, ldy, x, k, v, ldv, far, near, stride)
+			valuesWideF16x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 		case 32:
-			valuesWideF16x32(n, y, ldy, x, k, v, ldv, far, near, stride)
+			valuesWideF16x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 		default:
-			valuesWideF16x16(n, y, ldy, x, k, v, ldv, far, near, stride)
+			valuesWideF16x16(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 		}
 		return
 	}
 	v, ldv := &values.wide[column], 4*values.ld
 	switch width {
 	case 64:
-		valuesWideF32x64(n, y, ldy, x, k, v, ldv, far, near, stride)
+		valuesWideF32x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 	case 32:
-		valuesWideF32x32(n, y, ldy, x, k, v, ldv, far, near, stride)
+		valuesWideF32x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 	default:
-		valuesWideF32x16(n, y, ldy, x, k, v, ldv, far, near, stride)
+		valuesWideF32x16(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 	}
 }
 

@@ -134,6 +134,12 @@ func fromQ8x256(dst *float32, src *uint8, n int, rows int)
 //go:noescape
 func softmaxLines256(lines int, s *float32, lds int, n int, scale float32, state *float32)
 
+// fadeLines256 multiplies n numbers of each line y by its factor, 16 bytes from the one before. n is a multiple of 16, at least 16;
+// ldy is in bytes.
+//
+//go:noescape
+func fadeLines256(lines int, y *float32, ldy int, n int, factor *float32)
+
 // scoresFewF32 computes s = q k for rows lines (1..6) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It
 // prefetches from next on, and once more near bytes behind that, stride bytes for each turn over 8 keys. Strides are in
 // bytes.

@@ -8964,6 +8964,46 @@ exp_end:
 	VZEROUPPER
 	RET
 
+// func fadeLines256(lines int, y *float32, ldy int, n int, factor *float32)
+// Requires: AVX
+TEXT ·fadeLines256(SB), NOSPLIT, $0-40
+	MOVQ  y+8(FP), AX
+	MOVQ  ldy+16(FP), CX
+	MOVQ  factor+32(FP), DX
+	MOVQ  lines+0(FP), BX
+	MOVQ  DX, DI
+	TESTQ BX, BX
+	JZ    fade_end
+
+fade_line:
+	CMPL         (DI), $+1065353216
+	JEQ          fade_next
+	VBROADCASTSS (DI), Y2
+	MOVQ         AX, DX
+	MOVQ         n+24(FP), SI
+	SHRQ         $0x04, SI
+	JZ           line_fade_done
+
+line_fade_loop:
+	VMULPS  (DX), Y2, Y0
+	VMOVUPS Y0, (DX)
+	VMULPS  32(DX), Y2, Y1
+	VMOVUPS Y1, 32(DX)
+	ADDQ    $+64, DX
+	DECQ    SI
+	JNZ     line_fade_loop
+
+line_fade_done:
+fade_next:
+	ADDQ CX, AX
+	ADDQ $+16, DI
+	DECQ BX
+	JNZ  fade_line
+
+fade_end:
+	VZEROUPPER
+	RET
+
 // func scoresFewF32(rows int, s *float32, lds int, q *float32, ldq int, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·scoresFewF32(SB), NOSPLIT, $8-96

@@ -46,7 +46,7 @@ type lineTask struct {
 	Attention
 	lines, ld                    int       // ld is the pitch of a line of sums
 	queries, scores, sums, state []float32 // of lines: [dim], [keyBlock], [ld], [4] as of softmaxLines256
-	keys, wide, plain            []float32 // of a piece; plain are 8-bit keys widened
+	keys, wide, plain            []float32 // keys of a piece, values; plain are 8-bit keys widened
 	scale, capScale, limit       float32
 	from                         source
 	tier                         tier
@@ -90,10 +90,8 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 		part, scratch = scratch[:size], scratch[size:]
 		return part
 	}
-	task.keys, task.wide = take(pieceKeys/width*tilePitch(all.Dim, width)), take(pieceKeys*task.ld)
-	if from.k8 != nil {
-		task.plain = take(pieceKeys * task.ld)
-	}
+	task.keys, task.wide = take(pieceKeys/width*tilePitch(all.Dim, width)), take(keyBlock*task.ld)
+	task.plain = task.wide[pieceKeys*task.ld:] // keys are in tiles when values are widened
 	room := task.lines
 	if task.turned() {
 		room = mostFewLines
@@ -157,8 +155,12 @@ func (t *lineTask) block(pos, count int) {
 // weighBlock adds the values of a block, whose scores have become weights. Where it is partial a row does not attend to
 // all of the block.
 func (t *lineTask) weighBlock(pos, count int, partial bool) {
-	for at := 0; at < count; at += pieceKeys {
-		end := min(at+pieceKeys, count)
+	piece := pieceKeys
+	if t.width == TileN { // whose kernels take so few columns that all values of a block stay in the cache
+		piece = keyBlock
+	}
+	for at := 0; at < count; at += piece {
+		end := min(at+piece, count)
 		values := t.values(pos+at, pos+end)
 		_, next := t.stored(pos+end, pos+min(end+pieceKeys, count))
 		switch {
@@ -172,7 +174,7 @@ func (t *lineTask) weighBlock(pos, count int, partial bool) {
 			continue
 		}
 		// Neighbouring rows attend to nearly the same positions. Their lines shall fill whole groups.
-		each := maxLines / gcd(maxLines, t.Heads)
+		each := t.rowsTogether()
 		for row := 0; row < t.M; row += each {
 			rows := min(each, t.M-row)
 			from, _ := t.span(row, pos, count)
@@ -184,16 +186,22 @@ func (t *lineTask) weighBlock(pos, count int, partial bool) {
 	}
 }
 
+// rowsTogether is the least number of rows whose lines nearly fill calls of a kernel.
+func (t *lineTask) rowsTogether() int {
+	most := maxLines
+	if t.width == TileN {
+		most = t.tier.mostF32()
+	}
+	for rows := 1; ; rows++ {
+		lines := rows * t.Heads
+		if room := (lines + most - 1) / most * most; 8*lines >= 7*room {
+			return rows
+		}
+	}
+}
+
 // prefetchLines is the number of lines up to which reading memory may take longer than the multiply-adds.
 const prefetchLines = 24
-
-// gcd is the greatest common divisor.
-func gcd(a, b int) int {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
-}
 
 // stored is what is to be prefetched of the cache, nil where that is not worth it.
 func (t *lineTask) stored(from, to int) (k, v []byte) {
@@ -243,6 +251,12 @@ func (t *lineTask) score(pos, from, to int, next []byte) {
 			keys := &t.keys[call*tilePitch(t.Dim, t.width)]
 			switch {
 			case t.width == TileN:
+				// Rows before middle attend to no more than the first half of the tile.
+				middle := min(high, max(low, pos+at+TileN/2-t.Pos))
+				if t.tier.wide() {
+					t.scoreHalf(line, middle*t.Heads, at, keys)
+					line, n = middle*t.Heads, (high-middle)*t.Heads
+				}
 				distance := int(mem.Address(first) - mem.Address(mem.Bytes(t.keys[call*tilePitch(t.Dim, t.width):])))
 				for done := 0; done < n; {
 					count := share(n-done, t.tier.mostF32())
@@ -259,6 +273,19 @@ func (t *lineTask) score(pos, from, to int, next []byte) {
 			}
 		}
 		call += tiles
+	}
+}
+
+// scoreHalf computes the scores of lines first..last-1 for the first half of a tile, the positions of a block from at on.
+func (t *lineTask) scoreHalf(first, last, at int, keys *float32) {
+	for first < last {
+		count := share(last-first, mostFewLines)
+		for line := first; line < first+count; line++ {
+			clear(t.scores[line*keyBlock+at : line*keyBlock+at+TileN/2])
+		}
+		valuesWideF32x16(count, &t.scores[first*keyBlock+at], 4*keyBlock, &t.queries[first*t.Dim], 4*t.Dim, t.Dim, keys,
+			4*TileN, &mem.Bytes(t.keys)[0], 0, 0)
+		first += count
 	}
 }
 
@@ -294,27 +321,9 @@ func (t *lineTask) used(row, pos, count int) (low, high int) {
 
 // softenRows is soften for rows row..end-1, of which each attends to a part of the positions low..high-1.
 func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
-	minusInf := float32(math.Inf(-1))
 	first, last := row*t.Heads, end*t.Heads
-	for line := first; line < last; line++ {
-		scores := t.scores[line*keyBlock : (line+1)*keyBlock]
-		if low == high {
-			clear(scores)
-			continue
-		}
-		// Values are weighed with those of at most maxLines rows, whose spans begin and end as many positions apart.
-		clear(scores[max(0, low-maxLines):low])
-		clear(scores[high:min(high+maxLines, keyBlock)])
-		if t.limit > 0 {
-			capScores(scores[low:high], t.capScale, t.limit)
-		}
-		from, to := t.span(line/t.Heads, pos, count)
-		for j := low; j < from; j++ {
-			scores[j] = minusInf
-		}
-		for j := to; j < high; j++ {
-			scores[j] = minusInf
-		}
+	for ; row < end; row++ {
+		t.maskRow(row, low, high, pos, count)
 	}
 	if low == high {
 		return
@@ -328,10 +337,37 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 	if pos == t.start() && t.Rest.Count == 0 {
 		return // nothing is summed up yet
 	}
-	for line := first; line < last; line++ {
-		if fade := t.state[4*line+2]; fade != 1 {
-			scaleRow(t.sums[line*t.ld:(line+1)*t.ld], fade)
+	fadeLines256(last-first, &t.sums[first*t.ld], 4*t.ld, t.ld, &t.state[4*first+2])
+}
+
+// Scores around those that a row attends to: what is in a vector with them counts nothing in its softmax, and beyond it
+// are weights of nothing, because values are weighed with those of at most maxRows rows (see rowsTogether), whose spans
+// begin and end as many positions apart.
+var beforeSpan, behindSpan = func() (before [maxRows + vecN]float32, behind [vecN + maxRows]float32) {
+	for i := range vecN {
+		before[maxRows+i], behind[i] = float32(math.Inf(-1)), float32(math.Inf(-1))
+	}
+	return before, behind
+}()
+
+// maskRow overwrites scores of a row that attends to a part of the positions low..high-1, and caps the others.
+func (t *lineTask) maskRow(row, low, high, pos, count int) {
+	from, to := t.span(row, pos, count)
+	least, most := max(0, low-maxRows), min(high+maxRows, keyBlock)
+	if t.limit == 0 && least == from && to == most {
+		return
+	}
+	for line := row * t.Heads; line < (row+1)*t.Heads; line++ {
+		scores := t.scores[line*keyBlock : (line+1)*keyBlock]
+		if low == high {
+			clear(scores)
+			continue
 		}
+		if t.limit > 0 {
+			capScores(scores[low:high], t.capScale, t.limit)
+		}
+		copy(scores[least:from], beforeSpan[maxRows-(low-least):])
+		copy(scores[to:most], behindSpan[vecN-(high-to):])
 	}
 }
 
@@ -351,6 +387,15 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte)
 			}
 			column += TileN
 			continue
+		case t.width == TileN && t.tier.wide() && left >= vecN:
+			for done := 0; done < n; {
+				count := share(n-done, mostFewLines)
+				weighWide(vecN, count, &t.sums[(line+done)*t.ld+column], 4*t.ld, &t.scores[(line+done)*keyBlock+from], k,
+					values, column, &mem.Bytes(t.keys)[0], 0, 0)
+				done += count
+			}
+			column += vecN
+			continue
 		case t.few && t.tier.wide():
 			width = wideColumns(n, left)
 		case n == 1 && left >= 64:
@@ -360,10 +405,14 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte)
 		case t.few && (n == 4 || n > maxLines) && left >= 24:
 			width = 24
 		}
-		first, stride := t.ahead(next, column/8, columns/8, n, k)
+		wide, times := t.few && t.tier.wide() && width > keyGroup, n
+		if wide {
+			times = 1 // all lines take one turn
+		}
+		first, stride := t.ahead(next, column/8, columns/8, times, k)
 		stride *= width / 8
 		y := &t.sums[line*t.ld+column]
-		if t.few && t.tier.wide() && width > keyGroup {
+		if wide {
 			weighWide(width, n, y, 4*t.ld, x, k, values, column, &first[0], toNear(next), stride)
 			column += width
 			continue
@@ -390,12 +439,18 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte)
 
 // finish divides by the sums of the weights.
 func (t *lineTask) finish(y []float32, ldy int) {
+	for line := range t.lines {
+		t.state[4*line+3] = 1 / t.state[4*line+1]
+	}
+	fadeLines256(t.lines, &t.sums[0], 4*t.ld, t.ld, &t.state[3])
 	for row := range t.M {
+		out, sums := y[row*ldy:row*ldy+t.Heads*t.Dim], t.sums[row*t.Heads*t.ld:]
+		if t.ld == t.Dim {
+			copy(out, sums)
+			continue
+		}
 		for head := range t.Heads {
-			i := row*t.Heads + head
-			sum := t.sums[i*t.ld : (i+1)*t.ld]
-			scaleRow(sum, 1/t.state[4*i+1])
-			copy(y[row*ldy+head*t.Dim:row*ldy+(head+1)*t.Dim], sum)
+			copy(out[head*t.Dim:(head+1)*t.Dim], sums[head*t.ld:])
 		}
 	}
 }
@@ -459,27 +514,36 @@ func (s *source) widenKeys(dst []float32, from, to, dim int) {
 	}
 }
 
-// valueRows are rows of values, ld numbers apart: float32, or where half is not nil float16.
+// valueRows are rows of values, ld numbers apart: those of wide, half or codes, whichever is not nil. Codes are rows as
+// StoreQ8 makes them.
 type valueRows struct {
-	wide []float32
-	half []uint16
-	ld   int
+	wide  []float32
+	half  []uint16
+	codes []uint8
+	ld    int
 }
 
 // from leaves rows out.
 func (v valueRows) from(row int) valueRows {
-	if v.half != nil {
-		v.half = v.half[row*v.ld:]
-	} else {
-		v.wide = v.wide[row*v.ld:]
+	switch from := row * v.ld; {
+	case v.codes != nil:
+		v.codes = v.codes[from:]
+	case v.half != nil:
+		v.half = v.half[from:]
+	default:
+		v.wide = v.wide[from:]
 	}
 	return v
 }
 
-// values returns the values from..to in the form that weigh takes: few lines take float16 as it is cached.
+// values returns the values from..to in the form that weigh takes: few lines take float16 as it is cached, and 8 bits
+// where no columns are left to a kernel of 256 bits.
 func (t *lineTask) values(from, to int) valueRows {
 	if t.few && t.from.k16 != nil {
 		return valueRows{half: t.from.v16[from*t.Dim : to*t.Dim], ld: t.Dim}
+	}
+	if pitch := t.Dim + cachedScale; t.few && t.from.k8 != nil && t.tier.wide() && t.Dim%vecN == 0 {
+		return valueRows{codes: t.from.v8[from*pitch : to*pitch], ld: pitch}
 	}
 	wide, ld := t.from.values(t.wide, from, to, t.Dim)
 	return valueRows{wide: wide, ld: ld}

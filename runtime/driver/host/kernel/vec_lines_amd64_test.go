@@ -11,6 +11,8 @@ func TestVecAttentionTiles(t *testing.T) {
 		{M: 11, Heads: 3, Dim: 64, Pos: 250}, {M: 70, Heads: 1, Dim: 40, Window: 50}, {M: 1, Heads: 1, Dim: 96, Pos: 400, Cap: 4},
 		{M: 1, Heads: 2, Dim: 96, Pos: 300}, {M: 9, Heads: 8, Dim: 56, Pos: 100, Window: 130},
 		{M: 20, Heads: 3, Dim: 100, Pos: 110}, {M: 1, Heads: 8, Dim: 20, Pos: 140},
+		// rows that attend to half a tile, groups of the most rows, windows that end within a tile
+		{M: 8, Heads: 8, Dim: 64, Pos: 120}, {M: 64, Heads: 1, Dim: 80, Pos: 137}, {M: 64, Heads: 1, Dim: 48, Pos: 150, Window: 37},
 	}
 	// of few lines: every number of them, contexts around a group of keys and around a block, windows that end within one
 	for lines := 1; lines <= mostFewLines; lines++ {

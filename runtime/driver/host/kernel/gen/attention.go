@@ -45,6 +45,7 @@ func attentionTiles256() {
 	keysQ8x16()
 	fromQ8x256()
 	softmaxLines256()
+	fadeLines256()
 	fewLines256()
 }
 
@@ -518,6 +519,30 @@ func softmaxLines256() {
 		})
 		VADDPS(fade, sum, sum)
 		sumToState(sum, stat)
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// fadeLines256 scales lines, most of which often stay as they are.
+func fadeLines256() {
+	function("fadeLines256", "(lines int, y *float32, ldy int, n int, factor *float32)",
+		"multiplies n numbers of each line y by its factor, 16 bytes from the one before. n is a multiple of 16, at least 16;",
+		"ldy is in bytes.")
+	each, row, left := softmaxPasses{param("y"), param("ldy"), param("factor")}.each, GP64(), GP64()
+	each("fade", func(line, factor reg.GPVirtual) {
+		CMPL(Mem{Base: factor}, I32(0x3f800000)) // 1
+		JEQ(LabelRef("fade_next"))
+		VBROADCASTSS(Mem{Base: factor}, y[2])
+		MOVQ(line, row)
+		Load(Param("n"), left)
+		along("line_fade", left, 64, []reg.GPVirtual{row}, func() {
+			for i := range 2 {
+				VMULPS(Mem{Base: row, Disp: 32 * i}, y[2], y[i])
+				VMOVUPS(y[i], Mem{Base: row, Disp: 32 * i})
+			}
+		})
+		Label("fade_next")
 	})
 	VZEROUPPER()
 	RET()

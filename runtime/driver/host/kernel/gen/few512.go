@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -8,15 +10,11 @@ import (
 
 // The kernels of attention for few lines with 512 bits: those of decode.go for sixteen keys in a vector, which are
 // transposed in registers in the same way, in four lanes instead of two. Registers are enough for the sums of eight
-// lines over two groups of sixteen keys, so that each number of a query is read once for both. Results are the same
-// bits.
+// lines over two groups of sixteen keys, so that each number of a query is read once for both. Kernels take whole pairs
+// of groups, and leave fewer keys to those of 256 bits. Results are the same bits.
 
-// mostWideLines is the number of lines. scoreBytes is the distance of the scores of two lines, keyBlock numbers in
-// package kernel.
-const (
-	mostWideLines = 8
-	scoreBytes    = 4 * 128
-)
+// mostWideLines is the number of lines.
+const mostWideLines = 8
 
 // wideForm is how sixteen keys become vectors of one number of each.
 type wideForm struct {
@@ -24,11 +22,12 @@ type wideForm struct {
 	numbers   int // of each key in a turn
 	bytes     int // of these, in the cache
 	behind    int // bytes behind the numbers of a key
+	parts     int // of a turn, which pass one after the other through the first of a group's registers
 	// begin emits what is done once for the keys of a group
 	begin func(group int, keys sixteenRows, dim reg.GPVirtual)
 	// load emits the transposition of a turn to registers 8*group to 8*group+3, with the help of those of temporaries
 	load func(group int, keys sixteenRows)
-	// widen emits the vector of a number of each key, into the register that it returns
+	// widen emits the vector of a number of a part, of each key, into the register that it returns
 	widen func(group, number int) reg.VecPhysical
 }
 
@@ -42,13 +41,13 @@ var (
 // fewLines512 writes the kernels of attention for few lines.
 func fewLines512() {
 	scoresWide512(wideForm{
-		name: "F32", typ: "float32", numbers: 4, bytes: 16,
+		name: "F32", typ: "float32", numbers: 4, bytes: 16, parts: 1,
 		begin: func(int, sixteenRows, reg.GPVirtual) {}, load: loadF32x16,
 		widen: func(group, number int) reg.VecPhysical { return z[8*group+number] },
 	})
 	halves, even := formVecs[0], evenQuads()
 	scoresWide512(wideForm{
-		name: "F16", typ: "uint16", numbers: 8, bytes: 16,
+		name: "F16", typ: "uint16", numbers: 8, bytes: 16, parts: 1,
 		begin: func(group int, _ sixteenRows, _ reg.GPVirtual) {
 			if group == 0 {
 				VMOVDQU64(even, halves)
@@ -69,24 +68,29 @@ func fewLines512() {
 			return wide
 		},
 	})
+	spread, middle := spreadBytes512(), f32("codesMiddle512", 128)
 	scoresWide512(wideForm{
-		name: "Q8", typ: "uint8", numbers: 8, bytes: 8, behind: 4,
-		begin: scalesQ8x16, load: loadQ8x16,
-		widen: func(group, number int) reg.VecPhysical {
-			pair, wide := z[8*group+number/2], temporaries[2*group+number%2]
-			if number%2 == 1 {
-				VEXTRACTI128(U8(1), pair.AsY(), pair.AsX())
+		name: "Q8", typ: "uint8", numbers: 16, bytes: 16, behind: 4, parts: 4,
+		begin: func(group int, keys sixteenRows, dim reg.GPVirtual) {
+			if group == 0 {
+				VBROADCASTSS(middle, formVecs[2])
 			}
-			VPMOVSXBD(pair.AsX(), wide)
+			scalesQ8x16(group, keys, dim)
+		},
+		load: loadQ8x16,
+		widen: func(group, number int) reg.VecPhysical {
+			wide := temporaries[2*group+number%2]
+			VPSHUFB(spread.Offset(64*number), z[8*group], wide)
 			VCVTDQ2PS(wide, wide)
+			VSUBPS(formVecs[2], wide, wide)
 			VMULPS(formVecs[group], wide, wide)
 			return wide
 		},
 	})
-	for _, half := range []bool{false, true} {
-		valuesWide512("x64", 4, 6, half)
-		valuesWide512("x32", 2, mostWideLines, half)
-		valuesWide512("x16", 1, mostWideLines, half)
+	for _, form := range valueForms(middle) {
+		valuesWide512("x64", 4, 6, form)
+		valuesWide512("x32", 2, mostWideLines, form)
+		valuesWide512("x16", 1, mostWideLines, form)
 	}
 	softmaxLines512()
 }
@@ -149,11 +153,20 @@ func loadF16x16(group int, keys sixteenRows) {
 	VPUNPCKHDQ(tmp[3], tmp[1], key[3])
 }
 
-// scalesQ8x16 keeps the scales of a group's keys in a register, and the offset of codes in another.
-func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual) {
-	if group == 0 {
-		VBROADCASTSS(signs512, formVecs[2].AsY())
+// spreadBytes512 are, for each of four numbers, the bytes of a lane that hold it for four keys, each to become the lowest
+// of 32 bits.
+func spreadBytes512() Mem {
+	mem := GLOBL("spreadBytes512", 8|16)
+	for number := range 4 {
+		for key := range 16 {
+			DATA(64*number+4*key, U32(0xffffff00|4*number+key%4))
+		}
 	}
+	return mem
+}
+
+// scalesQ8x16 keeps the scales of a group's keys in a register.
+func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual) {
 	scales, tmp := formVecs[group], z[0]
 	for half, ends := range []eightRows{keys.low, keys.high} {
 		ADDQ(dim, ends.base)
@@ -169,66 +182,38 @@ func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual) {
 	VINSERTF64X4(U8(1), z[3].AsY(), z[2], scales)
 }
 
-// loadQ8x16 is the transposition of turnQ8 in two lanes, of keys 0 to 7 and 8 to 15. Each register has two numbers.
+// loadQ8x16 makes four vectors of four numbers of sixteen keys each: of each number four keys in a lane.
 func loadQ8x16(group int, keys sixteenRows) {
-	key := func(i int) reg.Register { return z[8*group+i].AsY() }
-	tmp := func(i int) reg.Register { return temporaries[i].AsY() }
-	for i := range 4 { // keys i and 4+i, then 8+i and 12+i
-		low, high := z[8*group+i].AsX(), temporaries[i].AsX()
-		VMOVQ(keys.at(i), low)
-		VPINSRQ(U8(1), keys.at(4+i), low, low)
-		VMOVQ(keys.at(8+i), high)
-		VPINSRQ(U8(1), keys.at(12+i), high, high)
-		VINSERTI128(U8(1), high, key(i), key(i))
-	}
+	key, tmp := z[8*group:8*group+4], temporaries
+	loadLanes(group, keys)
 	for i := range 2 { // pairs of keys
-		VPUNPCKLBW(key(2*i+1), key(2*i), tmp(2*i))
-		VPUNPCKHBW(key(2*i+1), key(2*i), tmp(2*i+1))
+		VPUNPCKLBW(key[2*i+1], key[2*i], tmp[2*i])
+		VPUNPCKHBW(key[2*i+1], key[2*i], tmp[2*i+1])
 	}
-	for i := range 2 { // four keys: numbers 0 to 3, and 4 to 7
-		VPUNPCKLWD(tmp(2+i), tmp(i), key(2*i))
-		VPUNPCKHWD(tmp(2+i), tmp(i), key(2*i+1))
-	}
-	for i := range 2 { // all eight keys of two numbers each
-		VPUNPCKLDQ(key(2+i), key(i), tmp(2*i))
-		VPUNPCKHDQ(key(2+i), key(i), tmp(2*i+1))
-	}
-	for i := range 4 {
-		VPXOR(formVecs[2].AsY(), tmp(i), tmp(i)) // u-128, signed
-		VPERMQ(U8(0xd8), tmp(i), key(i))
+	for i := range 2 { // four keys
+		VPUNPCKLWD(tmp[2+i], tmp[i], key[2*i])
+		VPUNPCKHWD(tmp[2+i], tmp[i], key[2*i+1])
 	}
 }
-
-// signs512 turns codes around 128 into signed ones.
-var signs512 Mem
 
 // scoresWide512 multiplies lines by keys as they are cached.
 func scoresWide512(form wideForm) {
 	name := "scoresWide" + form.name
 	function(name, "(rows int, s *float32, lds int, q *float32, k *"+form.typ+", ld int, dim int, groups int, "+
 		"next *byte, near int, stride int)",
-		"computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 16*groups rows k of dim",
-		"numbers (a multiple of 8) as they are cached. It prefetches from next on, and once more near bytes behind that,",
-		"stride bytes for each turn over 8 keys. Strides are in bytes.")
-	if form.behind > 0 {
-		signs512 = const32("codesSign512", 0x80808080)
-	}
+		"computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim",
+		fmt.Sprintf("numbers (a multiple of %d), as they are cached. It prefetches from next on, and once more near bytes behind", max(8, form.numbers)),
+		fmt.Sprintf("that, stride bytes for each turn over %d numbers of 8 keys. Strides are in bytes.", form.numbers))
 	dispatchLines(func(m int) {
 		id := label(name, m)
 		out, keys := param("s"), newEightRows(param("k"), param("ld"))
 		left, _ := Param("groups").Resolve() // counted where it lies: no register is left
 		count := left.Addr
 		next := newNearPrefetcher()
-		for _, groups := range []int{2, 1} {
-			part := id + string(rune('0'+groups))
-			Label(part + "_next")
-			CMPQ(count, I8(groups))
-			JLT(LabelRef(part + "_end"))
-			sixteenKeys(form, part, m, groups, out, next, keys)
-			SUBQ(I8(groups), count)
-			JMP(LabelRef(part + "_next"))
-			Label(part + "_end")
-		}
+		Label(id + "_next")
+		thirtyTwoKeys(form, id, m, out, next, keys)
+		DECQ(count)
+		JNZ(LabelRef(id + "_next"))
 		VZEROUPPER()
 		RET()
 	})
@@ -250,10 +235,9 @@ func dispatchLines(body func(m int)) {
 	}
 }
 
-// sixteenKeys emits the product of m lines with groups of sixteen keys, and moves on to the next keys.
-func sixteenKeys(
-	form wideForm, id string, m, groups int, out reg.GPVirtual, next prefetcher, keys eightRows,
-) {
+// thirtyTwoKeys emits the product of m lines with two groups of sixteen keys, and moves on to the next keys.
+func thirtyTwoKeys(form wideForm, id string, m int, out reg.GPVirtual, next prefetcher, keys eightRows) {
+	const groups = 2
 	acc := func(line, group int) reg.VecPhysical { return z[16+groups*line+group] }
 	zero512(z[16 : 16+groups*m]...)
 	var each []sixteenRows
@@ -271,7 +255,6 @@ func sixteenKeys(
 	for group := range groups {
 		form.begin(group, each[group], left)
 	}
-	SHRQ(U8(form.numbers/4+1), left) // 4 or 8 numbers
 	Label(id + "_turn")
 	for group := range groups {
 		for range 2 {
@@ -279,29 +262,38 @@ func sixteenKeys(
 		}
 		form.load(group, each[group])
 	}
-	for number := range form.numbers {
+	for _, eight := range eights {
+		ADDQ(I8(form.bytes), eight.base)
+	}
+	Label(id + "_part")
+	for number := range form.numbers / form.parts {
 		var vecs []reg.VecPhysical
 		for group := range groups {
 			vecs = append(vecs, form.widen(group, number))
 		}
 		for line := range m {
-			query := Mem{Base: queries, Disp: 64*number + 4*line}
-			if groups == 1 {
-				VFMADD231PS_BCST(query, vecs[0], acc(line, 0))
-				continue
-			}
-			VBROADCASTSS(query, queryVec)
+			VBROADCASTSS(Mem{Base: queries, Disp: 64*number + 4*line}, queryVec)
 			for group := range groups {
 				VFMADD231PS(vecs[group], queryVec, acc(line, group))
 			}
 		}
 	}
-	ADDQ(I32(64*form.numbers), queries)
-	for _, eight := range eights {
-		ADDQ(I8(form.bytes), eight.base)
+	ADDQ(I32(64*form.numbers/form.parts), queries)
+	SUBQ(I8(form.numbers/form.parts), left)
+	if form.parts > 1 { // a turn begins where left is a multiple of its numbers
+		JZ(LabelRef(id + "_end"))
+		for group := range groups {
+			for i := range form.parts - 1 {
+				VMOVDQA64(z[8*group+i+1], z[8*group+i])
+			}
+		}
+		TESTQ(I32(form.numbers-1), left)
+		JNZ(LabelRef(id + "_part"))
+		JMP(LabelRef(id + "_turn"))
+		Label(id + "_end")
+	} else {
+		JNZ(LabelRef(id + "_turn"))
 	}
-	DECQ(left)
-	JNZ(LabelRef(id + "_turn"))
 	LEAQ(Mem{Base: eights[2*groups-1].base, Index: keys.ld7, Scale: 1, Disp: form.behind}, keys.base)
 	line := GP64()
 	MOVQ(out, line)
@@ -313,18 +305,53 @@ func sixteenKeys(
 	ADDQ(I32(64*groups), out)
 }
 
-// valuesWide512 adds weighted rows of values, float32 or float16: 16*vecs of their columns.
-func valuesWide512(suffix string, vecs, most int, half bool) {
-	typ, bytes, form := "float32", 64, "F32"
-	if half {
-		typ, bytes, form = "uint16", 32, "F16"
+// valueForm is how sixteen numbers of a row of values become a vector.
+type valueForm struct {
+	name, typ string
+	bytes     int // of sixteen numbers
+	// begin, which may be nil, emits what is done once, and returns what emits that which is done for each row
+	begin func() (row func(at reg.GPVirtual))
+	load  func(from Mem, to reg.VecPhysical)
+}
+
+// valueForms are the forms of values. Of 8 bits middle is the code of 0; the scale of a row lies behind it.
+func valueForms(middle Mem) []valueForm {
+	scale, offset := z[30], z[31]
+	return []valueForm{
+		{name: "F32", typ: "float32", bytes: 64, load: func(from Mem, to reg.VecPhysical) { VMOVUPS(from, to) }},
+		{name: "F16", typ: "uint16", bytes: 32, load: func(from Mem, to reg.VecPhysical) { VCVTPH2PS(from, to) }},
+		{
+			name: "Q8", typ: "uint8", bytes: 16,
+			begin: func() func(reg.GPVirtual) {
+				VBROADCASTSS(middle, offset)
+				behind := param("scale")
+				return func(at reg.GPVirtual) { VBROADCASTSS(Mem{Base: at, Index: behind, Scale: 1}, scale) }
+			},
+			load: func(from Mem, to reg.VecPhysical) {
+				VPMOVZXBD(from, to)
+				VCVTDQ2PS(to, to)
+				VSUBPS(offset, to, to)
+				VMULPS(scale, to, to)
+			},
+		},
 	}
-	name := "valuesWide" + form + suffix
-	function(name, "(rows int, y *float32, ldy int, x *float32, k int, v *"+typ+", ldv int, next *byte, near int, stride int)",
-		"adds x v to y for "+suffix[1:]+" columns of k rows v and rows lines (1.."+string(rune('0'+most))+") x of k weights, keyBlock",
-		"apart. It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in",
-		"bytes.")
+}
+
+// valuesWide512 adds weighted rows of values: 16*vecs of their columns.
+func valuesWide512(suffix string, vecs, most int, form valueForm) {
+	name := "valuesWide" + form.name + suffix
+	behind, doc := "", []string{
+		"adds x v to y for " + suffix[1:] + " columns of k rows v and rows lines (1.." + string(rune('0'+most)) + ") x of k weights. It",
+		"prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.",
+	}
+	if form.begin != nil {
+		behind = "scale int, "
+		doc = append(doc, "So is scale, from the columns of a row to its scale.")
+	}
+	function(name, "(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *"+form.typ+", ldv int, "+behind+
+		"next *byte, near int, stride int)", doc...)
 	dispatch(most, func(m int) {
+		id := label(name, m)
 		acc := func(line, part int) reg.VecPhysical { return z[vecs*line+part] }
 		rows := func(body func(vec reg.VecPhysical, at Mem)) {
 			alongRows(m, param("y"), param("ldy"), func(line int, at reg.GPVirtual) {
@@ -334,25 +361,31 @@ func valuesWide512(suffix string, vecs, most int, half bool) {
 			})
 		}
 		rows(func(vec reg.VecPhysical, at Mem) { VMOVUPS(at, vec) })
-		next, at, ldv, weights, left := newNearPrefetcher(), param("v"), param("ldv"), param("x"), param("k")
-		steps(label(name, m), left, 2, func(i int) {
-			next.step(16 * vecs)
+		next, at, ldv, left := newNearPrefetcher(), param("v"), param("ldv"), param("k")
+		weights := newRows(m)
+		Load(Param("ldx"), weights.ld)
+		weights.set(param("x"))
+		row := func(reg.GPVirtual) {}
+		if form.begin != nil {
+			row = form.begin()
+		}
+		Label(id + "_step")
+		next.step(16 * vecs)
+		row(at)
+		for part := range vecs {
+			form.load(Mem{Base: at, Disp: form.bytes * part}, z[24+part])
+		}
+		for line := range m {
+			weight := z[28+line%2]
+			VBROADCASTSS(weights.at(line, 0), weight)
 			for part := range vecs {
-				if half {
-					VCVTPH2PS(Mem{Base: at, Disp: bytes * part}, z[24+part])
-				} else {
-					VMOVUPS(Mem{Base: at, Disp: bytes * part}, z[24+part])
-				}
+				VFMADD231PS(z[24+part], weight, acc(line, part))
 			}
-			for line := range m {
-				weight := z[28+line%4]
-				VBROADCASTSS(Mem{Base: weights, Disp: scoreBytes*line + 4*i}, weight)
-				for part := range vecs {
-					VFMADD231PS(z[24+part], weight, acc(line, part))
-				}
-			}
-			ADDQ(ldv, at)
-		}, func(c int) { ADDQ(I32(4*c), weights) })
+		}
+		ADDQ(ldv, at)
+		weights.advance(4)
+		DECQ(left)
+		JNZ(LabelRef(id + "_step"))
 		rows(func(vec reg.VecPhysical, at Mem) { VMOVUPS(vec, at) })
 		VZEROUPPER()
 		RET()
