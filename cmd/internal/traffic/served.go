@@ -82,8 +82,9 @@ func (o *Overheads) other(plan *planir.Plan) bool {
 }
 
 const (
-	burstPause   = 20e6 // ns between two bursts of requests: the machine is idle then
-	burstTokens  = 4    // each request of a burst generates so many tokens more than the one before it
+	burstPause   = 20e6  // ns between two bursts of requests: the machine is idle then
+	mostDelayed  = 200e6 // ns that a burst may take longer than predicted, if it may take twice as long, and leave a pause
+	burstTokens  = 4     // each request of a burst generates so many tokens more than the one before it
 	burstsAtMost = 200
 	burstSeconds = 3 // of predicted time, but each number of requests occurs at least twice
 )
@@ -95,16 +96,16 @@ func bursts(plan *planir.Plan, slots, longest int) (trace []Request) {
 	random := rand.New(rand.NewPCG(2, 22))
 	at := 0.0 // ns
 	for i := 0; i < 2*slots || i < burstsAtMost && at < burstSeconds*1e9; i++ {
-		end := at + burstPause
+		alone := 0.0 // time of the burst's requests
 		for j := range 1 + i%slots {
 			output := burstTokens * (j + 1)
 			most := max(1, min(longest, plan.MaxContext-output))
 			request := Request{AtMS: at / 1e6, Class: scheduler.Class((i + j) % 2).String(), Prompt: 1 + random.IntN(most),
 				Output: min(output, plan.MaxContext-1)}
 			trace = append(trace, request)
-			end += predicted(times, &request)
+			alone += predicted(times, &request)
 		}
-		at = end
+		at += alone + min(alone, mostDelayed) + burstPause
 	}
 	return trace
 }

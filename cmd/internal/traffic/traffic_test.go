@@ -125,6 +125,44 @@ func TestServedTimes(t *testing.T) {
 	}
 }
 
+// Every number of requests comes at a time, twice at least, within the context of any plan, and leaves the machine an idle
+// time although every call takes 5 ms longer than planned.
+func TestBursts(t *testing.T) {
+	plan := planOf()
+	for _, context := range []int{2, 20, 1024} {
+		plan.MaxContext = context
+		for slots := 1; slots <= 4; slots++ {
+			trace := bursts(plan, slots, 150)
+			if err := fits(plan, trace); err != nil {
+				t.Errorf("a context of %d, %d slots: %v", context, slots, err)
+			}
+			together := map[float64]int{}
+			for _, request := range trace {
+				together[request.AtMS]++
+			}
+			times := make([]int, slots+1)
+			for _, count := range together {
+				times[count]++
+			}
+			if slices.Min(times[1:]) < 2 {
+				t.Errorf("a context of %d: requests came together %v times", context, times)
+			}
+			overheads := &Overheads{}
+			for _, program := range []serving.CallKey{{Kind: serving.ChunkCall}, {Kind: serving.LastChunkCall}, {Kind: serving.DecodeCall}} {
+				overheads.Calls = append(overheads.Calls, serving.CallTimes{CallKey: program, Calls: 1, ServedNS: 15e6, PlannedNS: 10e6})
+			}
+			config := scheduler.Default(slots)
+			report, err := simulateServed(plan, trace, config, overheads)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if report.Busy > 0.95 {
+				t.Errorf("a context of %d, %d slots: the machine is busy for %.3f of the time", context, slots, report.Busy)
+			}
+		}
+	}
+}
+
 // The server on this machine is measured with all numbers of requests at a time, with and without an idle time before them.
 func TestMeasureOverheads(t *testing.T) {
 	const slots = 4
