@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Cores lists the numbers of the cores the process may use, ascending. They are noted by the first call, which
-// comes before anything is pinned: later even the process's main thread may be.
+// Cores lists the numbers of the cores the process may use, ascending. They are noted by the first call, or before the
+// first thread is pinned: later even the process's main thread may be.
 func Cores() []int { return slices.Clone(noted()) }
 
 var noted = sync.OnceValue(allowed)

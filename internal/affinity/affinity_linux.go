@@ -26,6 +26,7 @@ func allowed() []int {
 // Pin restricts the calling thread, which is locked to its goroutine for good, to one core. Threads that C
 // code starts from it inherit that. Where the system has no call for it, nothing happens.
 func Pin(core int) error {
+	noted()
 	var set unix.CPUSet
 	set.Set(core)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {

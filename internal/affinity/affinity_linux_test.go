@@ -1,6 +1,9 @@
 package affinity
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"testing"
@@ -37,6 +40,40 @@ func TestPin(t *testing.T) {
 	cores[0] = -1
 	if Cores()[0] == -1 {
 		t.Error("the list can be changed by its readers")
+	}
+}
+
+// pinMain has a process pin its main thread and tell which cores it has.
+const pinMain = "HETC_TEST_PIN_MAIN"
+
+func init() {
+	if os.Getenv(pinMain) == "" {
+		return
+	}
+	var set unix.CPUSet // the main goroutine is on the main thread here
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		panic(err)
+	}
+	last := 0
+	for cpu := range 1024 {
+		if set.IsSet(cpu) {
+			last = cpu
+		}
+	}
+	if err := Pin(last); err != nil {
+		panic(err)
+	}
+	fmt.Println(Cores())
+	os.Exit(0)
+}
+
+// The first thread that is pinned may be the main one, before anybody has asked for the process's cores.
+func TestPinnedMainThread(t *testing.T) {
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), pinMain+"=1")
+	out, err := command.CombinedOutput()
+	if want := fmt.Sprintln(Cores()); err != nil || string(out) != want {
+		t.Errorf("a process with a pinned main thread has cores %q (%v), want %q", out, err, want)
 	}
 }
 
