@@ -335,6 +335,13 @@ func (c *config) sparseLayers(model *Model) {
 		dense[int(layer)] = true
 	}
 	model.dec.dense = func(l int) bool { return dense[l] || (l+1)%step != 0 }
+	for layer := range model.Layers {
+		if !model.dec.dense(layer) {
+			return
+		}
+	}
+	// The experts that the keys describe are in no layer.
+	model.Experts, model.ExpertsPerToken, model.ExpertFFN, model.SharedFFN = 0, 0, 0, 0
 }
 
 // sparseBlock sets the names that Mixtral gave the tensors of a mixture.

@@ -852,6 +852,32 @@ func TestRolesOfWeights(t *testing.T) {
 	}
 }
 
+// A mixture whose layers are all dense has no experts, whatever its keys say of them.
+func TestExpertsInNoLayer(t *testing.T) {
+	for _, test := range []struct {
+		architecture string
+		keys         map[string]any
+		want         int
+	}{
+		{"Qwen2MoeForCausalLM", map[string]any{"mlp_only_layers": []any{0, 1}}, 0},
+		{"Qwen3MoeForCausalLM", map[string]any{"decoder_sparse_step": 3}, 0},
+		{"Qwen3MoeForCausalLM", map[string]any{"decoder_sparse_step": 2}, 8},
+	} {
+		config := small()
+		maps.Copy(config, test.keys)
+		config["architectures"], config["model_type"] = []any{test.architecture}, nil
+		config["num_experts"] = 8
+		model, err := readSmall(t, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if model.Experts != test.want || (len(model.ExpertLayers()) > 0) != (test.want > 0) {
+			t.Errorf("%s %v: got %d experts in layers %v, want %d", test.architecture, test.keys, model.Experts,
+				model.ExpertLayers(), test.want)
+		}
+	}
+}
+
 // A tensor of several projections or experts that holds more or less than the configuration says belongs to another one:
 // the rest would be read from the wrong rows, or one expert in the place of all.
 func TestTensorsOfSeveralAreWhole(t *testing.T) {

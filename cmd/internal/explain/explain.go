@@ -145,6 +145,10 @@ func parse(plan *planir.Plan, what string) (question, error) {
 		}
 		programs = append(programs, program.Name)
 	}
+	if len(programs) == 0 {
+		return question{}, diag.New(diag.ClassInput, "explain %q: the plan has no programs", what).
+			WithHint("make the plan again: hetc solve")
+	}
 	if node == "" || node == "prefill" || node == "decode" {
 		return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such program", what).
 			WithHint("it has %s", strings.Join(programs, ", "))

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/capability"
 )
@@ -28,5 +29,15 @@ func TestWaits(t *testing.T) {
 	if len(got) != 2 || !strings.Contains(got[0], "a call of gpu are woken by its driver (wait: event") ||
 		!strings.Contains(got[1], "a call of npu ask again and again") {
 		t.Errorf("got %q", got)
+	}
+}
+
+// A plan that was cut off has no programs, so that no name of one would do.
+func TestPlanWithoutPrograms(t *testing.T) {
+	for _, what := range []string{"decode", "@16", "prefill@8"} {
+		_, err := parse(&planir.Plan{}, what)
+		if err == nil || !strings.Contains(err.Error(), "the plan has no programs") || len(diag.HintsOf(err)) == 0 {
+			t.Errorf("%s: got %v", what, err)
+		}
 	}
 }
