@@ -12,9 +12,9 @@ type Reuse struct {
 	Long int
 }
 
-// Cached is what a sequence of the cache holds. The first Prefilled of its tokens were parts of prompts, the longest of
-// which had Longest tokens; the others were decoded. Calls are those that processed the first tokens, in order, of
-// prompts: there may be fewer of them than tokens.
+// Cached is what a sequence of the cache holds. The first Prefilled of its tokens were processed as parts of prompts, the
+// longest of which had Longest tokens; the others by the program that decodes. Calls are those that processed the first
+// tokens, in order, of prompts: there may be fewer of them than tokens.
 type Cached struct {
 	Tokens             []int32
 	Prefilled, Longest int
@@ -27,9 +27,10 @@ type Call struct {
 	Tokens  int
 }
 
-// Extend notes that a call of a program has processed tokens of a prompt behind those that the sequence holds.
+// Extend notes that a call of a program has processed tokens of a prompt behind those that the sequence holds. A single
+// one, the last of a prompt, is processed by the program that decodes.
 func (c *Cached) Extend(program string, tokens []int32) {
-	if c.Prefilled == len(c.Tokens) {
+	if c.Prefilled == len(c.Tokens) && len(tokens) > 1 {
 		c.Prefilled += len(tokens)
 		c.Calls = append(c.Calls, Call{program, len(tokens)})
 	}
@@ -108,6 +109,9 @@ func (r *Reuse) wholeCalls(calls []Call, same, prompt int) (known int) {
 // Computed is what the cache holds of a computed prefix: its tokens were processed as a prompt of their own.
 func (r *Reuse) Computed(tokens []int32) Cached {
 	out := Cached{Tokens: tokens, Prefilled: len(tokens), Longest: len(tokens)}
+	if r.endsInDecode(len(tokens)) {
+		out.Prefilled--
+	}
 	for left := len(tokens); r.byCall && left > 0; {
 		call := r.Call(left)
 		if call.Tokens == 0 {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/prefix"
 )
 
@@ -65,5 +66,43 @@ func TestReuseByCalls(t *testing.T) {
 	held.Keep(7)
 	if got := bound.Tokens(held, text); got != 0 || len(held.Tokens) != 7 {
 		t.Errorf("%d tokens of half a call are reused, want none", got)
+	}
+}
+
+// Where decoding has other schemes than prefill, tokens that it has processed are processed again: those of answers, and
+// the last one of a prompt that was left over by itself.
+func TestReuseOfOtherSchemes(t *testing.T) {
+	decision := func(rows int, scheme op.Scheme) planir.Decision {
+		return planir.Decision{Node: "head.lm_head", Rows: rows, Scheme: scheme}
+	}
+	plan := &planir.Plan{
+		Decisions: []planir.Decision{decision(1, op.A8TQ4B32), decision(8, op.A8TQ8C)},
+		Program: planir.Program{
+			Programs: []planir.PhaseProgram{{Name: "decode", Rows: 1}, {Name: "prefill@8", Rows: 8}},
+			Decider:  []planir.Decide{{Min: 1, Max: 1, Program: "decode"}, {Min: 2, Max: 99, Program: "prefill@8"}},
+		},
+	}
+	reuse := prefix.ReuseOf(plan)
+	text := make([]int32, 40)
+	for i := range text {
+		text[i] = int32(i)
+	}
+	for _, c := range []struct{ cached, prompt, want int }{
+		{9, 20, 8}, // 8 tokens, and one that was decoded
+		{10, 20, 10},
+		{8, 20, 8},
+		{8, 9, 8}, // ends in decode either way
+		{17, 33, 16},
+		{12, 13, 11}, // the last token is not decoded without the cache
+	} {
+		if got := reuse.Of(&prefix.Prefix{Tokens: text[:c.cached]}, text[:c.prompt]); got != c.want {
+			t.Errorf("%d tokens computed, prompt of %d: %d are reused, want %d", c.cached, c.prompt, got, c.want)
+		}
+	}
+	held := prefix.Cached{}
+	held.Extend("prefill@8", text[:8])
+	held.Extend("decode", text[8:9])
+	if got := reuse.Tokens(held, text); got != 8 {
+		t.Errorf("a prompt of 9 tokens: %d are reused, want 8", got)
 	}
 }
