@@ -49,7 +49,9 @@ type Config struct {
 	// Reserved is how many slots proactive requests leave free, less than Slots: a reactive request then seldom waits
 	// until another one ends.
 	Reserved int
-	Queue    int // most requests that wait for a slot; 0: no limit
+	// Queue is how many requests may wait for a slot, 0: as many as come. Of policy Full it counts each class by itself, so
+	// that background work that waits refuses nobody who waits.
+	Queue int
 	// AgeNS is how long a proactive request may go without progress before it counts as reactive; 0: for ever.
 	AgeNS int64
 	// Slack is the share by which an iteration may become slower for reactive requests because proactive ones are
@@ -184,7 +186,11 @@ func (s *State) Submit(now int64, request Request) error {
 	if s.find(request.ID) != nil {
 		return diag.New(diag.ClassInternal, "scheduler: request %d is there already", request.ID)
 	}
-	if waiting := s.waiting[Proactive] + s.waiting[Reactive]; s.config.Queue > 0 && waiting >= s.config.Queue {
+	waiting := s.waiting[request.Class]
+	if s.config.Policy != Full {
+		waiting = s.waiting[Proactive] + s.waiting[Reactive]
+	}
+	if s.config.Queue > 0 && waiting >= s.config.Queue {
 		return fmt.Errorf("%d requests wait: %w", waiting, ErrFull)
 	}
 	s.arrived++

@@ -437,3 +437,28 @@ func TestRefusals(t *testing.T) {
 		t.Error("a request without a prompt was accepted")
 	}
 }
+
+// Background work that waits leaves room in the queue for those who wait, and the other way round. Without classes there is
+// one queue.
+func TestQueuesOfClasses(t *testing.T) {
+	for policy, full := range map[scheduler.Policy]bool{scheduler.Full: false, scheduler.Batching: true, scheduler.FCFS: true} {
+		for _, first := range []scheduler.Class{scheduler.Proactive, scheduler.Reactive} {
+			c := config(policy, 1)
+			c.Queue = 2
+			state, err := scheduler.New(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var errs []error
+			for id := range scheduler.ID(3) {
+				errs = append(errs, state.Submit(0, scheduler.Request{ID: id, Class: first, Prompt: 1}))
+			}
+			errs = append(errs, state.Submit(0, scheduler.Request{ID: 3, Class: 1 - first, Prompt: 1}))
+			for i, want := range []bool{false, false, true, full} {
+				if errors.Is(errs[i], scheduler.ErrFull) != want {
+					t.Errorf("%s, %s requests first: request %d: %v, want full: %v", policy, first, i, errs[i], want)
+				}
+			}
+		}
+	}
+}
