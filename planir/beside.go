@@ -2,6 +2,7 @@ package planir
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -26,7 +27,8 @@ type BesidePair struct {
 }
 
 // Precision says whether every product has the same scheme in all programs (alike), and whether it computes with
-// integers there, too (exact). Where exact is true, a row has the same bits in every program, alone or with other rows.
+// integers there, too, and nothing is Unlike (exact). Where exact is true, a row has the same bits in every program,
+// alone or with other rows.
 func (p *Plan) Precision() (alike, exact bool) {
 	alike, exact = true, true
 	for i := range p.Decisions {
@@ -40,7 +42,64 @@ func (p *Plan) Precision() (alike, exact bool) {
 		looksUp := strings.HasPrefix(decision.Node, "embed.") // a lookup computes nothing
 		exact = exact && (looksUp || decision.Scheme.QuantisedRows())
 	}
-	return alike, alike && exact
+	return alike, alike && exact && p.Unlike() == ""
+}
+
+// rowwise are the drivers that compute a row with the same bits whichever rows come with it. ONNX Runtime has other
+// kernels for a single row, and what compilers of NPUs make of a graph nobody tells.
+var rowwise = []string{"host", "opencl", "sim"}
+
+// Unlike says why a row may have other bits in one program than in another although its products are of integers: a
+// processor computes it otherwise with other rows, or an operator is divided among unlike processors, or along its sum,
+// in one program and not so in another. "": it has the same ones.
+func (p *Plan) Unlike() string {
+	ways := map[string]string{} // by node
+	for i := range p.Decisions {
+		decision := &p.Decisions[i]
+		for _, share := range decision.Shares {
+			proc := p.Proc(share.Proc)
+			if proc != nil && !slices.Contains(rowwise, proc.Driver) {
+				return fmt.Sprintf("driver %q may round a row otherwise beside other rows", proc.Driver)
+			}
+		}
+		way := p.way(decision)
+		if before, there := ways[decision.Node]; there && before != way {
+			return fmt.Sprintf("%q is divided otherwise in one program than in another", decision.Node)
+		}
+		ways[decision.Node] = way
+	}
+	if p.Beside == nil {
+		return ""
+	}
+	for _, node := range slices.Sorted(maps.Keys(ways)) {
+		for _, name := range []string{p.Beside.Prefill, p.Beside.Decode} {
+			if ways[node] != p.way(&Decision{Shares: []Share{{Proc: name}}}) {
+				return fmt.Sprintf("%q is divided otherwise than by processor %q alone", node, name)
+			}
+		}
+	}
+	return ""
+}
+
+// way is what of a decision's division the bits of a result depend on: which driver computes which part, if there are
+// several, and where a sum is divided.
+func (p *Plan) way(decision *Decision) string {
+	var drivers, parts []string
+	for _, share := range decision.Shares {
+		driver := share.Proc
+		if proc := p.Proc(share.Proc); proc != nil {
+			driver = fmt.Sprint(proc.Driver, proc.Options)
+		}
+		drivers = append(drivers, driver)
+		parts = append(parts, fmt.Sprintf("%s %s %d:%d", driver, decision.Axis, share.From, share.To))
+	}
+	if one := slices.Compact(slices.Clone(drivers)); decision.Axis != AxisK && len(one) == 1 {
+		return one[0]
+	}
+	if decision.Axis == AxisRows { // a row is another processor's in a call of other rows
+		parts = append(parts, fmt.Sprint(decision.Rows))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // ByCall reports whether the results of a row depend on the other rows of its call. Sparse attention selects positions

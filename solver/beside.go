@@ -77,6 +77,8 @@ func (s *session) besideNot(plan *planir.Plan) string {
 		return "the plan has no program for prompts"
 	case !alike:
 		return "prefill and decode have products in unlike schemes, so that results depend on what processes a token"
+	case plan.Unlike() != "":
+		return plan.Unlike() + ", so that results depend on what processes a token"
 	case !exact:
 		return "the plan computes in floating point, so that results depend on what processes a token"
 	case plan.ByCall():

@@ -54,6 +54,8 @@ func (s *session) draftsNot(plan *planir.Plan) string {
 		return "the plan has no program of several rows"
 	case !alike:
 		return "prefill and decode have products in unlike schemes, so that drafts would not be verified to the bit"
+	case plan.Unlike() != "":
+		return plan.Unlike() + ", so that drafts would not be verified to the bit"
 	case !exact:
 		return "the plan computes in floating point, so that drafts would not be verified to the bit"
 	case !plan.Verifies(1), !plan.Verifies(2):
