@@ -85,17 +85,19 @@ func (s *Server) act(control *executor.Control, action scheduler.Kind, batch []*
 	return err
 }
 
-// decide forgets requests that were cancelled and asks the scheduler what to do next, for which answers. It is over
+// decide forgets requests whose readers want no more and asks the scheduler what to do next, for which answers. It is over
 // when no request is left and none is accepted.
 func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	for _, answer := range s.answers {
-		if answer.cancelled && answer != s.beside { // whose slot is being written
-			s.metrics.Cancelled[answer.request.Class]++
-			answer.reason = Cancelled
-			s.finish(answer)
+		if answer.ending == "" || answer == s.beside { // whose slot is being written
+			continue
 		}
+		if answer.reason = answer.ending; answer.reason == Cancelled {
+			s.metrics.Cancelled[answer.request.Class]++
+		}
+		s.finish(answer)
 	}
 	next := s.state.Next(s.now())
 	if next.Kind != scheduler.Idle && s.tally.idle {
@@ -127,7 +129,8 @@ func (s *Server) finish(answer *Answer) {
 	}
 	s.state.End(answer.id)
 	delete(s.answers, answer.id)
-	close(answer.tokens)
+	answer.ended = true
+	answer.tell()
 }
 
 // prefill processes the next chunk of a prompt, and samples the first token when that was the last one.
@@ -282,7 +285,7 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 		answer.reason = Stop
 	default:
 		drawn.AfterNS = s.now() - answer.arrived
-		answer.tokens <- drawn
+		answer.give(drawn)
 		answer.next = drawn.ID
 		answer.usage.GeneratedTokens++
 		s.metrics.GeneratedTokens++

@@ -9,9 +9,9 @@ import (
 )
 
 // place gives a request a free slot: the one whose cache begins with the most tokens of the prompt, if that
-// keeps at least half of the cache, or else the one that was left alone for the longest time. Where the prefix that was
-// computed ahead of time has more of them, it is copied there. The last token of the prompt is processed in any case,
-// because its logits are wanted.
+// keeps at least half of the cache, or else the one that was left alone for the longest time. What that begins with is
+// reused, too: the rest is lost anyway. Where the prefix that was computed ahead of time has more of the tokens, it is
+// copied there. The last token of the prompt is processed in any case, because its logits are wanted.
 func (s *Server) place(control *executor.Control, answer *Answer) error {
 	prompt := answer.request.Prompt
 	best, bestReused := -1, 0
@@ -33,6 +33,7 @@ func (s *Server) place(control *executor.Control, answer *Answer) error {
 	at := &s.slots[best] // the scheduler gives out no more slots than there are
 	at.user, at.used = answer, s.uses
 	answer.slot = best
+	bestReused = s.reuse.Tokens(at.cached, prompt)
 	if known := s.reuse.Tokens(s.prefix, prompt); known > bestReused {
 		if err := control.Restore(best, known, len(s.prefix.Tokens), s.prefixCache); err != nil {
 			return err

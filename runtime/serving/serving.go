@@ -7,7 +7,9 @@
 package serving
 
 import (
+	"context"
 	"errors"
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -79,7 +81,7 @@ type Likely struct {
 type Reason string
 
 const (
-	Stop      Reason = "stop"      // the model's end token, which is not part of the answer
+	Stop      Reason = "stop"      // the model's end token, which is not part of the answer, or Enough
 	Length    Reason = "length"    // MaxTokens
 	Full      Reason = "full"      // the context of the plan
 	Cancelled Reason = "cancelled" // by Cancel, or by the end of Run
@@ -101,39 +103,107 @@ var (
 	ErrDraining = errors.New("the server is shutting down")
 )
 
-// Answer is a request under way.
+// Answer is a request under way. Its methods are for one goroutine at a time.
 type Answer struct {
 	server  *Server
 	id      scheduler.ID
 	request Request
-	tokens  chan Token // with room for all of them: a slow reader holds up no other request
+	more    chan struct{} // with room for one: there is something new
 
-	// What follows is the loop's until tokens is closed.
-	guesses   guesses
-	slot      int // -1: none yet
-	done      int // tokens of the prompt in the cache
-	next      int32
-	given     int // tokens of request.Given that were taken
-	reason    Reason
-	err       error
-	usage     Usage
-	arrived   int64 // on the server's clock
-	cancelled bool  // guarded by the server's mutex
+	// What follows is guarded by the server's mutex. A request takes memory for the tokens that it has, not for those that
+	// it may get: many of long contexts may wait. A slow reader holds up no other request.
+	tokens []Token
+	taken  int // of them, by the reader
+	ended  bool
+	ending Reason // why its reader wants it to end; "": it does not
+
+	// What follows is the loop's until the request has ended.
+	guesses guesses
+	slot    int // -1: none yet
+	done    int // tokens of the prompt in the cache
+	next    int32
+	given   int // tokens of request.Given that were taken
+	reason  Reason
+	err     error
+	usage   Usage
+	arrived int64 // on the server's clock
 }
 
-// Tokens are the generated tokens as they come. The channel is closed when the request has ended.
-func (a *Answer) Tokens() <-chan Token { return a.tokens }
+// Next waits for the next token. There is none when the request has ended, or when ctx has: then with its error.
+func (a *Answer) Next(ctx context.Context) (token Token, there bool, err error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return token, false, err
+		}
+		token, there, ended := a.take()
+		if there || ended {
+			return token, there, nil
+		}
+		select {
+		case <-a.more:
+		case <-ctx.Done():
+		}
+	}
+}
 
-// End says why the request ended, once Tokens is closed: an error when a processor failed or its logits meant nothing.
+// take is the next token, if it is there, and whether the request has ended.
+func (a *Answer) take() (token Token, there, ended bool) {
+	a.server.mutex.Lock()
+	defer a.server.mutex.Unlock()
+	if a.taken == len(a.tokens) {
+		return token, false, a.ended
+	}
+	token = a.tokens[a.taken]
+	if a.taken++; a.taken == len(a.tokens) {
+		a.tokens, a.taken = a.tokens[:0], 0
+	}
+	return token, true, a.ended
+}
+
+// give adds a token. The mutex is held.
+func (a *Answer) give(token Token) {
+	a.tokens = append(a.tokens, token)
+	a.tell()
+}
+
+// tell has the reader look again.
+func (a *Answer) tell() {
+	select {
+	case a.more <- struct{}{}:
+	default: // it is going to
+	}
+}
+
+// Tokens are the generated tokens as they come, until the request has ended.
+func (a *Answer) Tokens() iter.Seq[Token] {
+	return func(yield func(Token) bool) {
+		for {
+			token, there, _ := a.Next(context.Background())
+			if !there || !yield(token) {
+				return
+			}
+		}
+	}
+}
+
+// End says why the request ended, once it has: an error when a processor failed or its logits meant nothing.
 func (a *Answer) End() (Reason, error) { return a.reason, a.err }
 
-// Usage is what the request took, once Tokens is closed.
+// Usage is what the request took, once it has ended.
 func (a *Answer) Usage() Usage { return a.usage }
 
 // Cancel ends the request at the next boundary. It may be called more than once, and after the end.
-func (a *Answer) Cancel() {
+func (a *Answer) Cancel() { a.leave(Cancelled) }
+
+// Enough ends the request at the next boundary, too, because its reader has all that it wants.
+func (a *Answer) Enough() { a.leave(Stop) }
+
+// leave notes why the reader wants the end; the first reason counts.
+func (a *Answer) leave(reason Reason) {
 	a.server.mutex.Lock()
-	a.cancelled = true
+	if a.ending == "" {
+		a.ending = reason
+	}
 	a.server.mutex.Unlock()
 	a.server.notify()
 }
@@ -254,8 +324,7 @@ func (s *Server) Submit(request Request) (*Answer, error) {
 		return nil, err
 	}
 	request.Prompt = slices.Clone(request.Prompt)
-	room := min(request.MaxTokens, s.context-len(request.Prompt)+1)
-	answer := &Answer{server: s, request: request, slot: -1, tokens: make(chan Token, room)}
+	answer := &Answer{server: s, request: request, slot: -1, more: make(chan struct{}, 1)}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.draining {

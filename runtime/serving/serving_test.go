@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
@@ -37,13 +38,13 @@ const (
 // machine is a model in 8 bit on one core, with a cache for four sequences.
 func machine(t testing.TB, dir string) *executor.Machine {
 	t.Helper()
-	return machineIn(t, dir, func(string, int) op.Scheme { return op.A8TQ8C })
+	return machineOf(t, dir, shape{})
 }
 
 // machineIn is a model whose products have these schemes, by node and rows.
 func machineIn(t testing.TB, dir string, scheme func(node string, rows int) op.Scheme) *executor.Machine {
 	t.Helper()
-	return machineOf(t, dir, scheme, false)
+	return machineOf(t, dir, shape{scheme: scheme})
 }
 
 // machineBeside is machine with a second core, which processes prompts while the first one decodes.
@@ -52,17 +53,40 @@ func machineBeside(t testing.TB, dir string) *executor.Machine {
 	if runtime.NumCPU() < 2 {
 		t.Skip("one core")
 	}
-	return machineOf(t, dir, func(string, int) op.Scheme { return op.A8TQ8C }, true)
+	return machineOf(t, dir, shape{beside: true})
 }
 
-func machineOf(t testing.TB, dir string, scheme func(node string, rows int) op.Scheme, beside bool,
-	tiers ...planir.ExpertTiers) *executor.Machine {
-	t.Helper()
-	model, err := models.Open(dir)
-	if err != nil {
-		t.Fatal(err)
+// shape is what differs among the plans of the tests. All have a model on core 0, and a cache for four sequences.
+type shape struct {
+	scheme func(node string, rows int) op.Scheme // of products; nil: 8 bit, with a scale per row
+	beside bool                                  // core 1 processes prompts while core 0 decodes
+	tiers  []planir.ExpertTiers
+	// second is a processor named b, to which divide may give a node, or a part of it; nil: there is none.
+	second  *planir.Proc
+	divide  func(decision *planir.Decision, node *lower.Node)
+	drivers []driver.Driver // beside the host's
+	observe func(executor.Observed)
+	with    []driver.Compiler
+	// calibration is what the plan was made with, nil for none; attention is sparse then in programs of sparse rows.
+	calibration *calibration.Calibration
+	sparse      []int
+}
+
+// onCore is what a plan says of a core.
+func onCore(name, core string, cores ...int) planir.Proc {
+	return planir.Proc{
+		Name: name, Kind: "cpu", Driver: "host", Select: core, Cores: cores,
+		Set: capability.Set{
+			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
+			Layouts:     map[string]string{"q8c": pack.N32, "q4b32": pack.N32, "w16": pack.N32, "w32": pack.N32},
+			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+		},
 	}
-	t.Cleanup(func() { model.Close() })
+}
+
+// planOf is the plan of a shape.
+func planOf(t testing.TB, model *models.Model, of *shape) *planir.Plan {
+	t.Helper()
 	digest, err := model.Digest()
 	if err != nil {
 		t.Fatal(err)
@@ -70,36 +94,61 @@ func machineOf(t testing.TB, dir string, scheme func(node string, rows int) op.S
 	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: model.Name, Digest: digest, BOS: model.BOS, EOS: model.EOS},
 		SoC: planir.SoCRef{Name: "test", Control: "a"}, MaxContext: contextLength, KV: op.F32, Batches: []int{2, 4},
-		Procs: []planir.Proc{{
-			Name: "a", Kind: "cpu", Driver: "host", Select: "0", Cores: []int{0},
-			Set: capability.Set{
-				Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
-				Layouts:     map[string]string{"q8c": pack.N32, "q4b32": pack.N32, "w32": pack.N32},
-				DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
-			},
-		}},
+		Procs: []planir.Proc{onCore("a", "0", 0)}, Experts: of.tiers,
+	}
+	if of.calibration != nil {
+		if digest, err = of.calibration.Digest(); err != nil {
+			t.Fatal(err)
+		}
+		plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
+	}
+	if of.sparse != nil {
+		plan.Attention = &planir.Attention{Density: of.calibration.Attention.Densities[0], Block: 8, Rows: of.sparse}
+	}
+	if of.beside {
+		plan.Procs = append(plan.Procs, onCore("b", "1", 1))
+		plan.Beside = &planir.Beside{Prefill: "b", Decode: "a"}
+	}
+	if of.second != nil {
+		plan.Procs = append(plan.Procs, *of.second)
 	}
 	graph := model.Graph()
 	batch := graph.Batch()
-	plan.Experts = tiers
-	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16, 64}, contextLength, op.F32, scheme, tiers...); err != nil {
+	if plan.Decisions, err = lower.TrivialOf(plan, &graph, "a", []int{1, 16, 64}, of.scheme); err != nil {
 		t.Fatal(err)
 	}
-	together, err := lower.Trivial(&batch, "a", plan.Batches, contextLength, op.F32, scheme)
+	together, err := lower.Trivial(&batch, "a", plan.Batches, contextLength, op.F32, of.scheme)
 	if err != nil {
 		t.Fatal(err)
 	}
 	plan.Decisions = append(plan.Decisions, together...)
-	if beside {
-		second := plan.Procs[0]
-		second.Name, second.Select, second.Cores = "b", "1", []int{1}
-		plan.Procs = append(plan.Procs, second)
-		plan.Beside = &planir.Beside{Prefill: "b", Decode: "a"}
+	for _, rows := range []int{1, 2, 4, 16, 64} {
+		if of.divide == nil {
+			break
+		}
+		sections, err := lower.Expand(lower.GraphOf(plan, &graph, rows), rows, contextLength, op.F32,
+			func(node string) op.Scheme { return of.scheme(node, rows) }, plan.TiersOf(rows), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, section := range sections {
+			for i := range section.Nodes {
+				if decision := plan.DecisionFor(section.Nodes[i].Name, rows); decision != nil {
+					of.divide(decision, &section.Nodes[i])
+				}
+			}
+		}
 	}
 	if err := lower.Lower(plan, &graph); err != nil {
 		t.Fatal(err)
 	}
-	if beside {
+	predict(plan)
+	return plan
+}
+
+// predict gives a plan times as on a machine whose memory bounds it.
+func predict(plan *planir.Plan) {
+	if plan.Beside != nil {
 		for _, pair := range [][4]int64{{16, 1, 200, 120}, {16, 2, 210, 130}, {16, 4, 220, 140}, {64, 1, 400, 120},
 			{64, 2, 410, 130}, {64, 4, 420, 140}} {
 			plan.Beside.Pairs = append(plan.Beside.Pairs, planir.BesidePair{PrefillRows: int(pair[0]),
@@ -107,15 +156,30 @@ func machineOf(t testing.TB, dir string, scheme func(node string, rows int) op.S
 		}
 	}
 	for program, ns := range map[string]int64{"decode": 100, "decode@2": 110, "decode@4": 120, "prefill@16": 150,
-		"prefill@64": 300} { // as on a machine whose memory bounds it
+		"prefill@64": 300} {
 		plan.Predictions = append(plan.Predictions, planir.Prediction{Program: program, PlanNS: ns * 1e3})
 	}
-	content, err := emit.NewContent(t.Context(), plan, model, []driver.Compiler{hostcompiler.New()})
+}
+
+// machineOf is a model as a shape says.
+func machineOf(t testing.TB, dir string, of shape) *executor.Machine {
+	t.Helper()
+	model, err := models.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { model.Close() })
+	if of.scheme == nil {
+		of.scheme = func(string, int) op.Scheme { return op.A8TQ8C }
+	}
+	plan := planOf(t, model, &of)
+	content, err := emit.NewCalibrated(t.Context(), plan, model, of.calibration, append(of.with, hostcompiler.New()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { content.Close() })
-	x, err := executor.Open(t.Context(), plan, content, executor.Options{Drivers: []driver.Driver{host.New()}})
+	x, err := executor.Open(t.Context(), plan, content, executor.Options{Drivers: append(of.drivers, host.New()),
+		Observe: of.observe})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +291,7 @@ func dropping(t testing.TB, rows int) planir.ExpertTiers {
 // Which rows of experts are dropped depends on the rows that a call has. Answers are those alone all the same: of an
 // earlier prompt only whole calls are reused, and no draft is verified, also where the command line asks for drafts.
 func TestDroppedRowsAreThoseAlone(t *testing.T) {
-	x := machineOf(t, experts, func(string, int) op.Scheme { return op.A8TQ8C }, false, dropping(t, 16), dropping(t, 64))
+	x := machineOf(t, experts, shape{tiers: []planir.ExpertTiers{dropping(t, 16), dropping(t, 64)}})
 	random := rand.New(rand.NewPCG(9, 22))
 	var requests []serving.Request
 	text := make([]int32, 150)
@@ -479,7 +543,8 @@ func TestGivenAnswers(t *testing.T) {
 }
 
 // Where decoding has other schemes than prefill, only what was a prompt serves another prompt, and drafts are not tried:
-// a conversation gets the answers that it gets alone.
+// a conversation gets the answers that it gets alone. So does a prompt that begins with one whose last token was decoded,
+// because it was left over by itself.
 func TestOtherSchemesInDecode(t *testing.T) {
 	x := machineIn(t, demo, func(_ string, rows int) op.Scheme {
 		if rows <= 4 {
@@ -505,6 +570,20 @@ func TestOtherSchemesInDecode(t *testing.T) {
 		got = append(got, ids)
 		prompt = append(prompt, ids...)
 	}
+	long := drawRequests(1, vocabulary)[0].Prompt
+	for len(long) < 100 {
+		long = append(long, long...)
+	}
+	var scored []serving.Token
+	request := serving.Request{MaxTokens: 24}
+	for _, n := range []int{65, 100} { // a call of 64 tokens and one of 1; calls of 64 and 36
+		request.Prompt = long[:n]
+		answer, err := server.Submit(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scored = slices.Collect(answer.Tokens())
+	}
 	if metrics := server.Metrics(); metrics.ReusedTokens == 0 || metrics.DraftTokens != 0 {
 		t.Errorf("%d tokens reused, drafts of %d", metrics.ReusedTokens, metrics.DraftTokens)
 	}
@@ -512,6 +591,9 @@ func TestOtherSchemesInDecode(t *testing.T) {
 		if want := alone(t, x, request); !slices.Equal(got[i], want) {
 			t.Errorf("turn %d: got %v, alone %v", i, got[i], want)
 		}
+	}
+	if want := byItself(t, x, request); !slices.EqualFunc(scored, want, same) {
+		t.Errorf("a prompt that begins with one whose last token was decoded: got %v, alone %v", scored, want)
 	}
 }
 
@@ -605,6 +687,106 @@ func TestRefusals(t *testing.T) {
 	}
 	if _, err := serving.New(x, serving.Options{Scheduler: scheduler.Default(9)}); err == nil {
 		t.Error("nine slots of four sequences were accepted")
+	}
+}
+
+// A request that waits takes memory for its prompt, not for the longest answer that it may get: with the context of
+// 131,072 tokens that models have, a full queue would take hundreds of MiB.
+func TestWaitingTakesLittle(t *testing.T) {
+	const count, most = 1000, 4 << 10 // bytes each
+	config := scheduler.Default(4)
+	config.Queue = 0
+	server, err := serving.New(machine(t, demo), serving.Options{Scheduler: config}) // nothing runs
+	if err != nil {
+		t.Fatal(err)
+	}
+	heap := func() int64 {
+		var stats runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	before := heap()
+	for range count {
+		if _, err := server.Submit(serving.Request{Prompt: []int32{1, 2}, MaxTokens: contextLength, LogProbs: -1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if each := (heap() - before) / count; each > most {
+		t.Errorf("a request of 2 tokens that waits takes %d bytes, want at most %d", each, most)
+	}
+	runtime.KeepAlive(server)
+}
+
+// A reader that has all that it wants ends its request, which is then no cancelled one. Its slot is free for another.
+func TestEnough(t *testing.T) {
+	server := running(t, machine(t, demo), scheduler.Default(1))
+	for range 2 {
+		answer, err := server.Submit(serving.Request{Prompt: []int32{1, 5}, MaxTokens: 200, LogProbs: -1, IgnoreEnd: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, there, err := answer.Next(t.Context()); !there || err != nil {
+			t.Fatalf("no token: %v", err)
+		}
+		answer.Enough()
+		answer.Cancel() // comes too late
+		if ids, reason, err := collect(answer); reason != serving.Stop || err != nil {
+			t.Errorf("%d more tokens, then %q, %v, want that it stopped", len(ids), reason, err)
+		}
+	}
+	if metrics := server.Metrics(); metrics.Cancelled != [2]int64{} || metrics.Running != [2]int{} {
+		t.Errorf("cancelled %v, running %v, want none", metrics.Cancelled, metrics.Running)
+	}
+}
+
+// Who waits for a token waits no longer than its context.
+func TestNextEndsWithItsContext(t *testing.T) {
+	server, err := serving.New(machine(t, demo), serving.Options{Scheduler: scheduler.Default(1)}) // nothing runs
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := server.Submit(serving.Request{Prompt: []int32{1, 5}, MaxTokens: 2, LogProbs: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(time.Millisecond, cancel)
+	if _, there, err := answer.Next(ctx); there || !errors.Is(err, context.Canceled) {
+		t.Errorf("got a token: %v, %v, want that the context ended", there, err)
+	}
+}
+
+// A new conversation takes the place of a long one, and what both begin with is not processed again, although it is the
+// smaller part of the cache.
+func TestPlaceThatIsTakenIsReused(t *testing.T) {
+	x := machine(t, demo)
+	random := rand.New(rand.NewPCG(4, 22))
+	text := make([]int32, 300)
+	for i := range text {
+		text[i] = int32(random.IntN(vocabulary))
+	}
+	prompts := [][]int32{text[:200], slices.Concat(text[:60], text[200:230]), slices.Concat(text[:60], text[230:300])}
+	server := running(t, x, scheduler.Default(1))
+	var got [][]int32
+	for i, prompt := range prompts {
+		answer, err := server.Submit(serving.Request{Prompt: prompt, MaxTokens: 8, LogProbs: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, _, err := collect(answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, ids)
+		if reused := answer.Usage().ReusedTokens; i > 0 && reused < 60 {
+			t.Errorf("request %d: %d tokens were reused, want the 60 that all begin with", i, reused)
+		}
+	}
+	for i, prompt := range prompts { // nothing is asked of the server any more
+		if want := alone(t, x, serving.Request{Prompt: prompt, MaxTokens: 8}); !slices.Equal(got[i], want) {
+			t.Errorf("request %d: got %v, alone %v", i, got[i], want)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
@@ -435,17 +436,72 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
+// The time limit of a response begins with it, not with the head of its request, whose body may have come slowly.
+func TestHeadOfStreamHasItsTime(t *testing.T) {
+	for path, body := range map[string]string{"completions": `{"prompt":"x","stream":true}`,
+		"chat/completions": `{` + hello + `,"stream":true}`} {
+		writer := &stuckWriter{header: http.Header{}}
+		api := New(&fakeEngine{text: beginning, reason: serving.Stop}, Options{Model: "demo", Tokenizer: demoTokenizer(),
+			Context: 64, Vocabulary: 2048, MaxTokens: 40, MaxBody: 1 << 16, Timeout: time.Minute, Logf: t.Logf})
+		request := httptest.NewRequest(http.MethodPost, "/v1/"+path, strings.NewReader(body))
+		request.Header.Set("Content-Type", "application/json")
+		api.ServeHTTP(writer, request)
+		if writer.flushedLate {
+			t.Errorf("%s: the head was written under the time limit of the request's head", path)
+		}
+	}
+}
+
+// A body that does not come in time is told so, and not by what the connection says of it.
+func TestBodyComesTooLate(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
+	request := httptest.NewRequest(http.MethodPost, "/v1/completions",
+		io.MultiReader(strings.NewReader(`{"prompt":`), lateReader{}))
+	request.Header.Set("Content-Type", "application/json")
+	request.Host = "localhost"
+	recorded := httptest.NewRecorder()
+	f.api.ServeHTTP(recorded, request)
+	f.refused(recorded.Result(), recorded.Body.String(), http.StatusRequestTimeout, "body_timeout", "within 30s")
+}
+
+// lateReader is the rest of a body that does not come.
+type lateReader struct{}
+
+func (lateReader) Read([]byte) (int, error) {
+	return 0, &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
+}
+
+// A client that got its stop text has left nothing undone: its request counts as answered.
+func TestStopTextIsEnough(t *testing.T) {
+	for _, stop := range []bool{false, true} {
+		f := serve(t, &fakeEngine{text: beginning, reason: serving.Length}, nil)
+		body := `{"prompt":"x"`
+		if stop {
+			body += `,"stop":"heaven"`
+		}
+		f.post("/v1/completions", body+"}")
+		if got := f.engine.answers[0].enough; got != stop {
+			t.Errorf("stop text %v: the answer is enough: %v", stop, got)
+		}
+	}
+}
+
 // stuckWriter is a connection that takes some bytes and then reaches its deadline.
 type stuckWriter struct {
-	header    http.Header
-	taken     int
-	deadlines []time.Time
+	header      http.Header
+	taken       int
+	deadlines   []time.Time
+	flushedLate bool // before it had a deadline
 }
 
 func (w *stuckWriter) Header() http.Header             { return w.header }
 func (w *stuckWriter) WriteHeader(int)                 {}
-func (w *stuckWriter) FlushError() error               { return nil }
 func (w *stuckWriter) SetReadDeadline(time.Time) error { return nil }
+
+func (w *stuckWriter) FlushError() error {
+	w.flushedLate = w.flushedLate || len(w.deadlines) == 0
+	return nil
+}
 
 func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
 	w.deadlines = append(w.deadlines, at)

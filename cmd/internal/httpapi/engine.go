@@ -1,6 +1,10 @@
 package httpapi
 
-import "github.com/hetc/hetc/runtime/serving"
+import (
+	"context"
+
+	"github.com/hetc/hetc/runtime/serving"
+)
 
 // Engine generates tokens for many requests at a time, as serving.Server does.
 type Engine interface {
@@ -12,8 +16,9 @@ type Engine interface {
 
 // Answer is a request under way: serving.Answer.
 type Answer interface {
-	Tokens() <-chan serving.Token
+	Next(ctx context.Context) (token serving.Token, there bool, err error)
 	Cancel()
+	Enough()
 	End() (serving.Reason, error)
 	Usage() serving.Usage
 }

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -41,13 +42,22 @@ type fakeAnswer struct {
 	tokens    chan serving.Token
 	cancel    sync.Once
 	cancelled chan struct{}
+	enough    bool
 	reason    serving.Reason
 	err       error
 	usage     serving.Usage
 }
 
-func (f *fakeAnswer) Tokens() <-chan serving.Token { return f.tokens }
+func (f *fakeAnswer) Next(ctx context.Context) (serving.Token, bool, error) {
+	select {
+	case token, more := <-f.tokens:
+		return token, more, nil
+	case <-ctx.Done():
+		return serving.Token{}, false, ctx.Err()
+	}
+}
 func (f *fakeAnswer) Cancel()                      { f.cancel.Do(func() { close(f.cancelled) }) }
+func (f *fakeAnswer) Enough()                      { f.enough = true }
 func (f *fakeAnswer) End() (serving.Reason, error) { return f.reason, f.err }
 func (f *fakeAnswer) Usage() serving.Usage         { return f.usage }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -117,7 +118,8 @@ func (a *API) understand(ctx context.Context, e *endpoint, body []byte, class st
 // end waits until a request has left the engine.
 func end(answer Answer) {
 	answer.Cancel()
-	for range answer.Tokens() {
+	for more := true; more; {
+		_, more, _ = answer.Next(context.Background())
 	}
 }
 
@@ -138,6 +140,9 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 	case errors.As(err, &large):
 		return nil, refuse("", "the body has more than %d bytes; shorten it, or have the server started with another "+
 			"--max-body", a.MaxBody).as(http.StatusRequestEntityTooLarge, "request_too_large")
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, refuse("", "the body did not come within %v; send the request again", readTimeout).
+			as(http.StatusRequestTimeout, "body_timeout")
 	case err != nil:
 		return nil, refuse("", "read the body: %v", err)
 	case !utf8.Valid(body): // encoding/json would put other characters in place of what is none
@@ -284,14 +289,11 @@ const (
 // follow hands on each piece of the answer as it is there, and returns why the answer ended.
 func (g *generation) follow(ctx context.Context, show func(part) error) (finish string, err error) {
 	for {
-		var token serving.Token
-		var more bool
-		select {
-		case <-ctx.Done():
-			return "", ctx.Err()
-		case token, more = <-g.answer.Tokens():
+		token, there, err := g.answer.Next(ctx)
+		if err != nil {
+			return "", err
 		}
-		if !more {
+		if !there {
 			return g.finish(show)
 		}
 		g.tokens++
@@ -304,6 +306,7 @@ func (g *generation) follow(ctx context.Context, show func(part) error) (finish 
 			}
 		}
 		if stopped {
+			g.answer.Enough()
 			return finishStop, nil
 		}
 	}
@@ -381,7 +384,7 @@ func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
 	}
 	begin := func() error { return show(part{first: true}) }
 	if g.format == (textFormat{}) {
-		begin = http.NewResponseController(w).Flush // the head alone
+		begin = func() error { return put(w, "") } // the head alone
 	}
 	err := begin()
 	finish := ""
@@ -406,12 +409,15 @@ func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
 // errGone says that a client takes no more.
 var errGone = errors.New("the client has gone")
 
-// send writes an event; data ends with a line feed. A client that does not take it within the time limit is gone.
-func send(w http.ResponseWriter, data []byte) error {
+// send writes an event; data ends with a line feed.
+func send(w http.ResponseWriter, data []byte) error { return put(w, "data: "+string(data)+"\n") }
+
+// put writes a text, and the head before it. A client that does not take it within the time limit is gone.
+func put(w http.ResponseWriter, text string) error {
 	control := http.NewResponseController(w)
 	err := control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	if err == nil || errors.Is(err, http.ErrNotSupported) {
-		_, err = fmt.Fprintf(w, "data: %s\n", data)
+		_, err = io.WriteString(w, text)
 	}
 	if err == nil {
 		err = control.Flush()

@@ -1,13 +1,20 @@
 package httpapi
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/serving"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
@@ -188,4 +195,44 @@ func FuzzChatBody(f *testing.F) {
 
 func FuzzCompletionBody(f *testing.F) {
 	fuzzBody(f, completionFields, `{"prompt":"a"}`, `{"prompt":["a"]}`, `{"prompt":[[1,2]],"max_tokens":3}`, `{"prompt":[1,null]}`)
+}
+
+// Whatever a body is, it gets an answer or a refusal in JSON, and what the engine is asked for lies within its limits.
+func FuzzServedBody(f *testing.F) {
+	for _, seed := range []string{`{` + hello + `}`, `{` + hello + `,"stream":true,"logprobs":true,"stream_options":{"include_usage":true}}`,
+		`{"prompt":"In the beginning","stop":["heaven","\ufffd"],"logprobs":2}`, `{"prompt":[1,2],"stream":true,"max_tokens":3}`,
+		`{"prompt":"\ud83d","seed":-1,"top_p":0}`, `{"messages":[{"role":"user","content":[{"type":"text","text":"FAIL"}]}]}`, `{`} {
+		f.Add(true, []byte(seed))
+		f.Add(false, []byte(seed))
+	}
+	const most, context = 40, 64
+	engine := &fakeEngine{text: beginning + " 語 é", reason: serving.Length}
+	api := New(engine, Options{Model: "demo", Tokenizer: demoTokenizer(), Context: context, Vocabulary: 2048, MaxTokens: most,
+		MaxBody: 1 << 16, Timeout: time.Minute, Logf: func(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }})
+	f.Fuzz(func(t *testing.T, chat bool, body []byte) {
+		path := "/v1/completions"
+		if chat {
+			path = "/v1/chat/completions"
+		}
+		engine.got, engine.answers = nil, nil
+		request := httptest.NewRequest(http.MethodPost, path, bytes.NewReader(body))
+		request.Header.Set("Content-Type", "application/json")
+		recorded := httptest.NewRecorder()
+		api.ServeHTTP(recorded, request)
+		text := recorded.Body.String()
+		if strings.HasPrefix(recorded.Header().Get("Content-Type"), "text/event-stream") {
+			streamed(t, text)
+		} else if !json.Valid([]byte(text)) {
+			t.Fatalf("status %d, and no JSON: %q", recorded.Code, text)
+		}
+		refusals := []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge}
+		if asked := len(engine.got); asked == 0 && !slices.Contains(refusals, recorded.Code) || asked == 1 && recorded.Code != http.StatusOK {
+			t.Fatalf("status %d, %d requests submitted: %.200q", recorded.Code, asked, text)
+		}
+		for _, asked := range engine.got {
+			if n := len(asked.Prompt); n < 1 || n > context || asked.MaxTokens < 1 || asked.MaxTokens > min(most, context-n+1) {
+				t.Fatalf("a prompt of %d tokens, and %d to generate", n, asked.MaxTokens)
+			}
+		}
+	})
 }
