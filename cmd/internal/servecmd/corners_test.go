@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 )
 
 // dial is a connection to the server without a client's manners.
@@ -78,6 +79,28 @@ func textOf(t *testing.T, document string) string {
 		t.Fatal(err)
 	}
 	return answer.text
+}
+
+// Clients that keep their connections open between two requests shut out no others: as many as may connect have done so,
+// and another one is answered at once.
+func TestIdleConnectionsGiveWay(t *testing.T) {
+	s := launch(t, "--max-connections", "2")
+	for client := range 5 {
+		connection := s.dial() // open until the test ends
+		if err := connection.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := connection.Write([]byte("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(connection), nil)
+		if err != nil {
+			t.Fatalf("client %d: %v", client, err)
+		}
+		if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != http.StatusOK {
+			t.Fatalf("client %d: status %d, %v", client, response.StatusCode, err)
+		}
+	}
 }
 
 // What is no HTTP, or too much of it, ends its connection with a status, and the server goes on.

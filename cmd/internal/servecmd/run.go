@@ -77,6 +77,7 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 		Timeout: flags.requestTimeout, Keys: door.keys, LocalOnly: door.local && door.keys == nil, Logf: ui.Warnf,
 	})
 	s := &service{ui: ui, server: server, api: api, web: api.HTTPServer(), cancel: cancel, drain: flags.drainTimeout}
+	s.web.ConnState = (&connections{most: flags.maxConnections, open: map[net.Conn]bool{}}).changed
 	s.begin(work, door)
 	ui.Printf("%s/v1 serves %s, %d at a time, with a context of %d\n", door.url(), flags.model, flags.slots,
 		plan.MaxContext)

@@ -87,9 +87,9 @@ func New(ui *cli.Streams, drivers []driver.Driver) *cobra.Command {
 	flags.StringVar(&given.tlsCert, "tls-cert", "", "PEM file with the certificate chain to serve HTTPS with")
 	flags.StringVar(&given.tlsKey, "tls-key", "", "PEM file with the certificate's private key")
 	flags.StringVar(&given.maxBody, "max-body", "1MiB", "largest body of a request")
-	flags.IntVar(&given.maxQueue, "max-queue", 64, "most requests that wait for a slot; further ones get status 429")
+	flags.IntVar(&given.maxQueue, "max-queue", 64, "most requests of a class that wait for a slot; further ones get status 429")
 	flags.IntVar(&given.maxTokens, "max-tokens", 0, "most tokens of an answer; 0: as many as the context holds")
-	flags.IntVar(&given.maxConnections, "max-connections", 256, "most connections at a time; further ones wait")
+	flags.IntVar(&given.maxConnections, "max-connections", 256, "most connections at a time; further ones take the place of idle ones, or wait")
 	flags.DurationVar(&given.requestTimeout, "request-timeout", 10*time.Minute,
 		"longest time of a request, from its body to the end of its answer")
 	flags.DurationVar(&given.drainTimeout, "drain-timeout", 30*time.Second,
