@@ -40,8 +40,9 @@ type Streams struct {
 	Err  io.Writer // everything else
 	JSON bool      // results and errors as one JSON document on Out
 
-	answered bool  // there was a result: an error that follows has no document of its own
-	line     *Line // of progress, nil: none
+	answered bool     // there was a result: an error that follows has no document of its own
+	line     *Line    // of progress, nil: none
+	broken   []string // names with line breaks, which take one line in what is said
 }
 
 // Printf writes a part of the human result; under --json it is silent.
@@ -77,6 +78,9 @@ func (s *Streams) Notef(format string, args ...any) {
 // say writes each line of a text to standard error after the program's name and what it is.
 func (s *Streams) say(kind, text string) {
 	s.line.clear()
+	for _, name := range s.broken {
+		text = strings.ReplaceAll(text, name, visible(name))
+	}
 	for line := range strings.SplitSeq(text, "\n") {
 		fmt.Fprintf(s.Err, "%s: %s%s\n", s.Tool, kind, visible(line))
 	}
@@ -196,8 +200,40 @@ type finding struct {
 	Hint    string `json:"hint,omitempty"`
 }
 
+// noteBreaks keeps those parts of file names that contain line breaks. A text has several lines where it tells of
+// several things, and a name must not look like one of them.
+func (s *Streams) noteBreaks(names ...string) {
+	for _, name := range names {
+		for _, part := range strings.FieldsFunc(name, func(r rune) bool { return r == '/' || r == '=' }) {
+			if strings.Contains(part, "\n") && strings.TrimSpace(part) != "" {
+				s.broken = append(s.broken, part)
+			}
+		}
+	}
+}
+
+// pathsOf lists the files that the operating system's errors in err's chain name.
+func pathsOf(err error) (paths []string) {
+	switch of := err.(type) {
+	case *os.PathError:
+		paths = []string{of.Path}
+	case *os.LinkError:
+		paths = []string{of.Old, of.New}
+	}
+	switch wrapper := err.(type) {
+	case interface{ Unwrap() error }:
+		return append(paths, pathsOf(wrapper.Unwrap())...)
+	case interface{ Unwrap() []error }:
+		for _, cause := range wrapper.Unwrap() {
+			paths = append(paths, pathsOf(cause)...)
+		}
+	}
+	return paths
+}
+
 // report prints an error and returns the exit code.
 func (s *Streams) report(err error) int {
+	s.noteBreaks(pathsOf(err)...)
 	class := diag.ClassOf(err)
 	switch {
 	// what the system refuses is no defect of this program
@@ -335,6 +371,7 @@ func Main(
 ) (code int) {
 	results := &stickyWriter{w: out}
 	ui := &Streams{Tool: tool, In: in, Out: results, Err: errw}
+	ui.noteBreaks(args...)
 	defer func() {
 		if p := recover(); p != nil {
 			code = ui.report(diag.New(diag.ClassInternal, "a defect of %s: %v", tool, p).

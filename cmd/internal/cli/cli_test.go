@@ -156,6 +156,27 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// A line break in a name of a file, given or found, begins no line of its own: it could pose as another error or hint.
+func TestNamesOfSeveralLines(t *testing.T) {
+	given, found := "a dir\ntool: hint: x/f", "g\nh"
+	reached := errors.Join(
+		fmt.Errorf("open %s: %w", "a dir\ntool: hint: x/f.part", &fs.PathError{Op: "open", Path: found, Err: syscall.EACCES}),
+		&os.LinkError{Op: "rename", Old: "old", New: "n\nm", Err: syscall.EACCES},
+		diag.New(diag.ClassIO, "second").WithHint("look at %s", given))
+	_, _, stderr := run(reached, "do", "--text="+given)
+	want := `tool: error: open a dir\x0atool: hint: x/f.part: open g\x0ah: permission denied
+tool: error: rename old n\x0am: permission denied
+tool: error: second
+tool: hint: look at a dir\x0atool: hint: x/f
+`
+	if stderr != want {
+		t.Errorf("got\n%s\nwant\n%s", stderr, want)
+	}
+	if _, _, stderr := run(nil, "do", "--no\nflag"); strings.Count(stderr, "tool: error: ") != 1 {
+		t.Errorf("a flag of two lines: got\n%s\nwant one error", stderr)
+	}
+}
+
 // Errors of the command line are documents, too, also when --json stands behind what was not understood.
 func TestUsageErrorsAsDocuments(t *testing.T) {
 	for _, args := range [][]string{
