@@ -35,6 +35,7 @@ func TestSignals(t *testing.T) {
 		{args: "profile --soc $B/board.yaml --model $A/model -o x", delay: 400 * time.Millisecond, keeps: "x", hint: "--resume goes on"},
 		{args: "fit --soc snapdragon-8gen3 --record $B/big.jsonl -o x", delay: 100 * time.Millisecond, hint: "run the same command again"},
 		{args: "solve --soc snapdragon-8gen3 --record $B/big.jsonl --model llama-3-8b -o x", delay: 2 * time.Second, hint: "run the same command again"},
+		{args: "solve --soc snapdragon-8gen3 --record $B/big.jsonl --model llama-3-8b --write-models x/models -o y", delay: 2 * time.Second, hint: "run the same command again"},
 		{args: "emit --plan $A/plan.yaml --model $A/model --key $A/k.key --with-reference -o x", delay: 150 * time.Millisecond, hint: "run the same command again"},
 		{args: "models synth llama-3-8b -o x", delay: 500 * time.Millisecond, hint: "run the same command again"},
 		{args: "models synth llama-3-8b -o x.gguf", delay: 500 * time.Millisecond, hint: "run the same command again"},

@@ -2,8 +2,11 @@ package solving
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path"
@@ -72,18 +75,28 @@ func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, 
 		return nil, nil, diag.New(diag.ClassUsage, "--engine %q: want auto, exact, highs or highs-native", f.engine)
 	}
 	if f.models != "" {
-		if err := os.MkdirAll(f.models, 0o777); err != nil {
-			return nil, nil, diag.New(diag.ClassIO, "make directory %q: %w", f.models, err)
-		}
 		if _, err := path.Match(f.of, ""); err != nil || f.of == "" {
 			return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q is no pattern", f.of).
 				WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
 		}
-		log.models, log.of = f.models, f.of
+		log.models, log.of, log.made = f.models, f.of, missing(f.models)
+		if err := os.MkdirAll(f.models, 0o777); err != nil {
+			return nil, nil, errors.Join(diag.New(diag.ClassIO, "make directory %q: %w", f.models, err), log.discard())
+		}
 		// A watch around the whole engine: linear programs are written whichever engine solves them.
 		engine = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(engine)
 	}
 	return engine, log, nil
+}
+
+// missing lists the directories that making one at path makes, the deepest first.
+func missing(path string) (dirs []string) {
+	for at := filepath.Clean(path); ; at = filepath.Dir(at) {
+		if _, err := os.Lstat(at); err == nil || at == filepath.Dir(at) {
+			return dirs
+		}
+		dirs = append(dirs, at)
+	}
 }
 
 // Log is what engines did.
@@ -97,11 +110,12 @@ type Log struct {
 	Solves []Solved
 	err    error // of writing models, the first
 
-	models  string // directory of the linear programs, "" for none
-	of      string // which of them
-	files   int
-	bytes   int64 // of those that are there
-	skipped int   // for lack of room
+	models  string   // directory of the linear programs, "" for none
+	made    []string // directories that were made for it, the deepest first
+	of      string   // which of them
+	files   []string // that were written
+	bytes   int64    // of those that are there
+	skipped int      // for lack of room
 	index   []Indexed
 }
 
@@ -240,8 +254,8 @@ func (l *Log) write(problem *milp.Model) (file string) {
 		return ""
 	}
 	l.bytes += int64(text.Len())
-	l.files++
-	file = fmt.Sprintf("%03d-%s.lp", l.files, name[:min(len(name), 100)])
+	file = fmt.Sprintf("%03d-%s.lp", len(l.files)+1, name[:min(len(name), 100)])
+	l.files = append(l.files, file)
 	l.err = wholefile.Write(filepath.Join(l.models, file), text.Bytes())
 	return file
 }
@@ -301,8 +315,8 @@ func (l *Log) ShowModels() {
 		return
 	}
 	others := ""
-	if l.of == ofPlan && l.files > len(l.index) {
-		others = fmt.Sprintf(", of %d; --write-models-of %s keeps every one", l.files, ofAll)
+	if l.of == ofPlan && len(l.files) > len(l.index) {
+		others = fmt.Sprintf(", of %d; --write-models-of %s keeps every one", len(l.files), ofAll)
 	}
 	l.s.Printf("%s: %d linear programs, %v%s\n", l.models, len(l.index), unit.Bytes(l.bytes), others)
 	if l.skipped > 0 {
@@ -320,6 +334,23 @@ func (l *Log) Written() error {
 		return diag.New(diag.ClassOr(l.err, diag.ClassIO), "write models: %w", l.err)
 	}
 	return nil
+}
+
+// discard removes the linear programs of an interrupted solve, and the directories that were made for them.
+func (l *Log) discard() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = context.Canceled // an engine that has not ended yet writes no more
+	var failed error
+	for _, file := range l.files {
+		if err := os.Remove(filepath.Join(l.models, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	for _, dir := range l.made {
+		_ = os.Remove(dir) // unless someone else has put something there
+	}
+	return failed
 }
 
 // writeIndex writes a line of JSON per linear program, in the order of the files.

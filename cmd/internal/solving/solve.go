@@ -115,21 +115,25 @@ func (o *Options) open(c *cobra.Command) (*solver.Input, error) {
 
 // decide solves with the engine that the flags name.
 func (o *Options) decide(ctx context.Context, s *cli.Streams, input *solver.Input) (*solver.Result, *Log, error) {
-	engine, log, err := o.Engine.Open(s, input.WorkingMemory)
-	if err != nil {
-		return nil, nil, err
-	}
-	input.Engine = engine
 	for _, name := range o.Strategies {
 		input.Strategies = append(input.Strategies, planir.Strategy(name))
 	}
+	var err error
 	if input.Ratio, err = parts(o.Ratio); err != nil {
 		return nil, nil, err
 	}
 	if input.TierRule, err = solver.ParseTierRule(o.Tiers); err != nil {
 		return nil, nil, err
 	}
+	engine, log, err := o.Engine.Open(s, input.WorkingMemory)
+	if err != nil {
+		return nil, nil, err
+	}
+	input.Engine = engine
 	result, err := solver.Solve(ctx, *input)
+	if ctx.Err() != nil && err != nil {
+		return nil, nil, errors.Join(err, log.discard())
+	}
 	if err != nil {
 		// The models of a solve that failed are what another solver would be asked about, so they are kept.
 		return nil, nil, errors.Join(explain.Diagnose(ctx, *input, err), log.Written())
