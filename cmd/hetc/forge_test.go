@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"strings"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/bundle/bundletest"
 )
 
 // forge signs a bundle again in which an artifact of a group of experts is another one: forge KIND BUNDLE KEY OUT. The
@@ -45,19 +45,8 @@ func forge(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("forge %s: nothing is changed in %d groups of experts", args[0], len(groups))
 	}
 
-	manifest := *from.Manifest()
-	manifest.Blobs = nil
-	var sources []bundle.Source
-	for _, old := range from.Manifest().Blobs {
-		data, ok := changed[old.Name]
-		if !ok {
-			data = blob(old.Name)
-		}
-		sources = append(sources, bundle.Source{Name: old.Name, Role: old.Role, Type: old.Type, Align: old.Align,
-			Bytes: int64(len(data)), Content: bytes.NewReader(data)})
-	}
-	_, err = bundle.Write(context.Background(), ts.MkAbs(args[3]), manifest, sources, key.Signer())
-	ts.Check(err)
+	ts.Check(bundletest.Resign(context.Background(), ts.MkAbs(args[3]), from, bundletest.Changes{Contents: changed},
+		key.Signer()))
 }
 
 // forged are ways to change the artifacts of groups, by name.

@@ -2,8 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"io"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +9,7 @@ import (
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/bundle/bundletest"
 )
 
 // A trusted key that signed a blob under a role it is not used as, or that begins with another plan: refused where the
@@ -35,21 +34,9 @@ func TestWrongRoles(t *testing.T) {
 	defer b.Close()
 
 	resigned := func(entrypoint string, role func(name string, role bundle.Role) bundle.Role) string {
-		m := *b.Manifest()
-		m.Blobs, m.Entrypoint = nil, entrypoint
-		var sources []bundle.Source
-		for _, x := range b.Manifest().Blobs {
-			sources = append(sources, bundle.Source{Name: x.Name, Role: role(x.Name, x.Role), Type: x.Type, Bytes: x.Bytes, Align: x.Align,
-				Write: func(w io.Writer) error {
-					data, err := b.Bytes(x.Name)
-					if err == nil {
-						_, err = w.Write(data)
-					}
-					return err
-				}})
-		}
 		path := filepath.Join(t.TempDir(), "x.hetb")
-		if _, err := bundle.Write(context.Background(), path, m, sources, key.Signer()); err != nil {
+		changes := bundletest.Changes{Entrypoint: entrypoint, Role: role}
+		if err := bundletest.Resign(t.Context(), path, b, changes, key.Signer()); err != nil {
 			t.Fatal(err)
 		}
 		return path

@@ -41,6 +41,7 @@ var table = []room{
 	{path: "internal/depcheck"},
 
 	{path: "planir/op"},
+	{path: "planir/op/optest", may: []string{"planir/op"}},
 	{path: "planir/capability", may: []string{"planir/op"}},
 	{path: "planir/source"},
 	{path: "internal/number", may: []string{"planir/op"}},
@@ -59,6 +60,7 @@ var table = []room{
 	{path: "planir/moves", may: []string{"planir"}},
 	{path: "planir/prefix", may: []string{"planir"}},
 	{path: "planir/bundle", may: []string{"internal/mem", "internal/shalanes"}},
+	{path: "planir/bundle/bundletest", may: []string{"planir/bundle"}},
 
 	{path: "profiler/stat"},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode", "internal/filelock"}},
