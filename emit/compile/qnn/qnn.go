@@ -107,52 +107,48 @@ func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights,
 // alone), "spill_bytes" and "vtcm_bytes" of memory, "nodes" of the artifact's model, "edge_nodes" of them that
 // convert on the CPU, "cpu_nodes" (always 0), "arch" and "soc_model" that the binary is for.
 func (c *compiler) CompileGroup(ctx context.Context, group []driver.Piece, asked driver.Target) (*driver.CompiledGroup, error) {
-	fail := func(err error) (*driver.CompiledGroup, error) {
+	compiled, err := c.compileGroup(ctx, group, asked)
+	if err != nil {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "compile for processor %q: %w", asked.Proc, err)
 	}
+	return compiled, nil
+}
+
+// compileGroup is CompileGroup, whose errors name the processor.
+func (c *compiler) compileGroup(ctx context.Context, group []driver.Piece, asked driver.Target) (*driver.CompiledGroup, error) {
 	if len(group) == 0 {
-		return fail(diag.New(diag.ClassInput, "no graph"))
+		return nil, diag.New(diag.ClassInput, "no graph")
 	}
 	to, err := readTarget(asked)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	cache, err := c.cache()
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	if cache != nil {
 		defer cache.Close()
 	}
 	tools, err := c.tools(ctx, to, cache)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
-	job := &groupJob{compiler: c, cache: cache, tools: tools, to: to, group: group, refused: map[int]error{},
+	work := &groupJob{compiler: c, cache: cache, tools: tools, to: to, group: group, refused: map[int]error{},
 		result: driver.CompiledGroup{Artifacts: make([]driver.CompiledArtifact, len(group)), Cached: true}}
-	for i := range group {
-		one, err := prepare(&group[i])
-		if err != nil {
-			job.refuse(i, err)
-		}
-		job.jobs = append(job.jobs, one)
-	}
+	work.prepare()
 	if asked.Emulator {
-		err = job.compileEach(ctx)
+		err = work.compileEach(ctx)
 	} else {
-		err = job.compileShared(ctx)
+		err = work.compileShared(ctx)
 	}
-	if err == nil && len(job.refused) > 0 {
-		refused := &driver.Refused{Pieces: slices.Sorted(maps.Keys(job.refused))}
-		for _, i := range refused.Pieces {
-			refused.Reasons = append(refused.Reasons, job.refused[i])
-		}
-		err = refused
+	if err == nil {
+		err = work.refusal()
 	}
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
-	return &job.result, nil
+	return &work.result, nil
 }
 
 // groupJob is a group in the making.
@@ -165,6 +161,29 @@ type groupJob struct {
 	jobs    []*job               // one for each piece
 	refused map[int]error        // by piece, why it is not compiled
 	result  driver.CompiledGroup // what was made so far
+}
+
+// prepare makes the jobs of all graphs, and refuses the graphs that are not valid.
+func (b *groupJob) prepare() {
+	for i := range b.group {
+		one, err := prepare(&b.group[i])
+		if err != nil {
+			b.refuse(i, err)
+		}
+		b.jobs = append(b.jobs, one)
+	}
+}
+
+// refusal is the error that names the graphs which were refused, nil where none was.
+func (b *groupJob) refusal() error {
+	if len(b.refused) == 0 {
+		return nil
+	}
+	refused := &driver.Refused{Pieces: slices.Sorted(maps.Keys(b.refused))}
+	for _, i := range refused.Pieces {
+		refused.Reasons = append(refused.Reasons, b.refused[i])
+	}
+	return refused
 }
 
 // refuse notes a graph that is not compiled.
