@@ -154,34 +154,7 @@ func (in *Input) density() (*attention, error) {
 	if err != nil {
 		return nil, err
 	}
-	fewest := int64(math.MaxInt64)
-	for i := range measured.Losses {
-		loss := &measured.Losses[i]
-		alone := measured.DensityLoss(calibration.RuleHeads, loss.Density, loss.Least)
-		rest := measured.DensityLoss(calibration.RuleRest, loss.Density, loss.Least)
-		better := alone // of the two rules that plans may have
-		if alone == nil || rest != nil && rest.KL < alone.KL {
-			better = rest
-		}
-		asked := want.Density == 0 || loss.Density == want.Density
-		within := loss.KL < limit
-		if limit == 0 { // a density alone: nothing asks for a least number
-			within = want.Density > 0 && loss.Least == 0
-		}
-		if loss != better || !asked || !within {
-			continue
-		}
-		attended := attendedTo(demand, loss, measured.Block)
-		if attended > fewest || attended == fewest && loss.KL >= out.kl {
-			continue
-		}
-		fewest = attended
-		out.Density, out.Least, out.kl, out.Rest, out.decodeKL = loss.Density, loss.Least, loss.KL, loss == rest, 0
-		if alone != nil {
-			out.decodeKL = alone.KL
-		}
-	}
-	if fewest < math.MaxInt64 || want.Density > 0 && limit == 0 {
+	if out.chooseDensity(measured, demand, limit) || want.Density > 0 && limit == 0 {
 		out.Estimated = measured.Estimated(out.Density)
 		return out, nil
 	}
@@ -196,6 +169,42 @@ func (in *Input) density() (*attention, error) {
 			"loses less than the %v nats a token that prefill may", want.Title(), want.Attention, measured.Densities,
 		limit).
 		WithHint("raise quality.max_kl.prefill, or leave density and attention out")
+}
+
+// chooseDensity takes, of the measured densities that lose less than limit, the one with which prompts attend to fewest
+// positions; of the density that is asked for, if one is (then a limit of 0 is none). False where there is none.
+func (a *attention) chooseDensity(measured *calibration.Attention, demand *workload.Demand, limit float64) bool {
+	asked, fewest := a.Density, int64(math.MaxInt64)
+	for i := range measured.Losses {
+		loss := &measured.Losses[i]
+		within := loss.KL < limit
+		if limit == 0 { // a density alone: nothing asks for a least number
+			within = asked > 0 && loss.Least == 0
+		}
+		if !within || asked != 0 && loss.Density != asked {
+			continue
+		}
+		// Of the two rules that plans may have, the one that loses less.
+		alone := measured.DensityLoss(calibration.RuleHeads, loss.Density, loss.Least)
+		rest := measured.DensityLoss(calibration.RuleRest, loss.Density, loss.Least)
+		better := alone
+		if alone == nil || rest != nil && rest.KL < alone.KL {
+			better = rest
+		}
+		if loss != better {
+			continue
+		}
+		attended := attendedTo(demand, loss, measured.Block)
+		if attended > fewest || attended == fewest && loss.KL >= a.kl {
+			continue
+		}
+		fewest = attended
+		a.Density, a.Least, a.kl, a.Rest, a.decodeKL = loss.Density, loss.Least, loss.KL, loss == rest, 0
+		if alone != nil {
+			a.decodeKL = alone.KL
+		}
+	}
+	return fewest < math.MaxInt64
 }
 
 // attendedTo is how many pairs of a query and a position sparse attention computes in prompts of a workload, in no unit but

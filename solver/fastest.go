@@ -379,7 +379,6 @@ func (s *request) polished(c *contest) polished {
 	out.start = rivalPlan{c.program, c.choices, c.program.report.ObjectiveNS}
 	if c.winner != nil {
 		out.start = *c.winner
-		c.choices, c.decisions = c.winner.choices, c.winner.shares()
 	}
 	for k, in := range c.program.instances {
 		for node := range in.candidates {
@@ -462,34 +461,20 @@ type contest struct {
 
 // race times all rivals: the first of every program in one lowered plan, then the second of every one, and so on.
 func (s *request) race(plan *planir.Plan, field []contest) error {
-	for round := 0; ; round++ {
-		trial, decisions := *plan, make([][]planir.Decision, len(field))
-		running := false
+	most := 0
+	for i := range field {
+		most = max(most, len(field[i].rivals))
+	}
+	for round := range most {
+		tried := make([]*rivalPlan, len(field))
 		for i := range field {
-			decisions[i] = field[i].decisions
 			if round < len(field[i].rivals) {
-				decisions[i], running = field[i].rivals[round].shares(), true
+				tried[i] = &field[i].rivals[round]
 			}
 		}
-		if !running {
-			return nil
-		}
-		if err := s.decide(&trial, decisions); err != nil {
+		if _, err := s.try(plan, field, tried); err != nil {
 			return err
 		}
-		for i, rows := range s.want.Rows() {
-			contest := &field[i]
-			if round >= len(contest.rivals) {
-				continue
-			}
-			ns, err := s.timed(&trial, rows)
-			if err != nil {
-				return err
-			}
-			rival := &contest.rivals[round]
-			if ns += rival.program.idleNS(&trial); ns < contest.best {
-				contest.best, contest.winner = ns, rival
-			}
-		}
 	}
+	return nil
 }

@@ -134,22 +134,14 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 		}
 		list := pr.decided(plan)
 		if size == rows {
-			divided := slices.ContainsFunc(list, func(d planir.Decision) bool { return len(d.Shares) > 1 })
-			kept := pr.kept(&s.request, []restraint{{[]planir.Strategy{planir.Single, planir.Padding},
-				s.rivalSets()[0]}})
-			if !divided || kept == nil {
+			if !slices.ContainsFunc(list, func(d planir.Decision) bool { return len(d.Shares) > 1 }) {
 				return nil, nil
 			}
-			fewer := pr.among(kept)
-			found, err := solvePartition(ctx, problem.Direct(s.in.Engine), fewer.partition(&s.request, problem.Time))
-			if diag.ClassOf(err) == diag.ClassInfeasible {
-				return nil, nil
-			}
-			if err != nil {
+			var objective int64
+			if list, objective, err = s.wholeOperators(ctx, pr); err != nil || list == nil {
 				return nil, err
 			}
-			list = pr.decisions(original(fewer.nodes(found.Choices), kept))
-			out.Solver[i].ObjectiveNS, out.Solver[i].Status = found.ObjectiveNS, StatusFaster
+			out.Solver[i].ObjectiveNS, out.Solver[i].Status = objective, StatusFaster
 		}
 		decisions = append(decisions, list)
 	}
@@ -170,6 +162,24 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 	out.Predictions = slices.Clone(plan.Predictions)
 	*promptPrediction(&out, rows) = predicted
 	return &out, nil
+}
+
+// wholeOperators are the best decisions of a program that leave every operator whole on one processor, nil where there
+// are none.
+func (s *session) wholeOperators(ctx context.Context, pr *program) ([]planir.Decision, int64, error) {
+	kept := pr.kept(&s.request, []restraint{{[]planir.Strategy{planir.Single, planir.Padding}, s.rivalSets()[0]}})
+	if kept == nil {
+		return nil, 0, nil
+	}
+	fewer := pr.among(kept)
+	found, err := solvePartition(ctx, problem.Direct(s.in.Engine), fewer.partition(&s.request, problem.Time))
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return pr.decisions(original(fewer.nodes(found.Choices), kept)), found.ObjectiveNS, nil
 }
 
 // orderChunks is the plan with the chunks of prompts in flight in the order with the least time; nil with the reason
@@ -316,21 +326,26 @@ func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, ro
 	for i := range tasks {
 		posed.Tasks[i].Lane = slices.Index(names, tasks[i].Proc)
 	}
+	handovers, err := s.laneHandovers(names)
+	posed.Handover = func(from, to int) int64 { return handovers[[2]int{from, to}] }
+	return posed, err
+}
+
+// laneHandovers are the times of hand-overs between the lanes of these processors, in ns; 0 within one thread.
+func (s *session) laneHandovers(procs []string) (map[[2]int]int64, error) {
 	var failed error
-	handovers := map[[2]int]int64{}
-	for from := range names {
-		for to := range names {
-			if from == to || s.Thread(names[from]) == s.Thread(names[to]) ||
-				s.Apart[[2]string{names[from], names[to]}] {
+	out := map[[2]int]int64{}
+	for from := range procs {
+		for to := range procs {
+			if from == to || s.Thread(procs[from]) == s.Thread(procs[to]) || s.Apart[[2]string{procs[from], procs[to]}] {
 				continue
 			}
-			estimate, err := s.prices.Handover(names[from], names[to])
+			estimate, err := s.prices.Handover(procs[from], procs[to])
 			failed = errors.Join(failed, err)
-			handovers[[2]int{from, to}] = estimate.NS
+			out[[2]int{from, to}] = estimate.NS
 		}
 	}
-	posed.Handover = func(from, to int) int64 { return handovers[[2]int{from, to}] }
-	return posed, failed
+	return out, failed
 }
 
 // predictInFlight predicts the program of chunks in flight. energy is a chunk's, in microjoules.

@@ -133,35 +133,37 @@ func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 			for i := range plan.Program.Graphs {
 				out[bound.quantity] += openNS(s.in.SoC.Processor(plan.Program.Graphs[i].Proc))
 			}
-		case problem.LimitPartNS, problem.LimitEnergyNJ:
-			// Energy is of a request: each program counts as often as the workload calls it.
-			energy := 0.0
-			for i, rows := range s.want.Rows() {
-				name := s.programName(rows)
-				if bound.kind == problem.LimitPartNS && name != bound.name {
-					continue
-				}
-				ph := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Name == name })
-				pred, err := s.prediction(plan, &plan.Program.Programs[ph])
-				if err != nil {
-					return nil, err
-				}
-				if bound.kind == problem.LimitPartNS {
-					out[bound.quantity] = pred.PlanNS
-					continue
-				}
-				nj, _, err := s.energy(plan, &plan.Program.Programs[ph])
-				if err != nil {
-					return nil, err
-				}
-				energy += float64(s.weight(i) * float64(1000*microjoules(nj)))
+		case problem.LimitPartNS:
+			at := slices.IndexFunc(plan.Program.Programs,
+				func(ph planir.PhaseProgram) bool { return ph.Name == bound.name })
+			pred, err := s.prediction(plan, &plan.Program.Programs[at])
+			if err != nil {
+				return nil, err
 			}
-			if bound.kind == problem.LimitEnergyNJ {
-				out[bound.quantity] = price.Whole(energy)
+			out[bound.quantity] = pred.PlanNS
+		case problem.LimitEnergyNJ:
+			var err error
+			if out[bound.quantity], err = s.requestEnergy(plan); err != nil {
+				return nil, err
 			}
 		}
 	}
 	return out, nil
+}
+
+// requestEnergy is the energy of a request in nJ: each program counts as often as the workload calls it.
+func (s *session) requestEnergy(plan *planir.Plan) (int64, error) {
+	total := 0.0
+	for i, rows := range s.want.Rows() {
+		name := s.programName(rows)
+		at := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Name == name })
+		nj, _, err := s.energy(plan, &plan.Program.Programs[at])
+		if err != nil {
+			return 0, err
+		}
+		total += float64(s.weight(i) * float64(1000*microjoules(nj)))
+	}
+	return price.Whole(total), nil
 }
 
 // openNS is the time to open one graph on a processor.

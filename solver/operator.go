@@ -118,58 +118,59 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 		return nil, diag.New(diag.ClassInput, "explain %q: %w", about.Node, err)
 	}
 	for i := range sections {
-		sec := &sections[i]
-		at := slices.IndexFunc(sec.Nodes, func(n lower.Node) bool { return n.Name == about.Node })
-		if at < 0 {
-			continue
+		isIt := func(n lower.Node) bool { return n.Name == about.Node }
+		if at := slices.IndexFunc(sections[i].Nodes, isIt); at >= 0 {
+			return fresh.repriceIn(&sections[i], at, plan, about)
 		}
-		// Every node of the section as the plan decides it.
-		var decided []planir.Decision
-		for i := range sec.Nodes {
-			x := DecisionAt(plan, sec.Nodes[i].Name, about.Rows)
-			if x == nil {
-				return nil, diag.New(diag.ClassInput, "explain %q: the plan does not decide %q at %d rows",
-					about.Node, sec.Nodes[i].Name, about.Rows)
-			}
-			decided = append(decided, *x)
-		}
-		// Candidates at the given costs, with the plan's own ways among them even where they would not be listed.
-		st := fresh.stage(sec, about.Rows)
-		lists, errs := st.Candidates()
-		for i := range decided {
-			if errs[i] != nil {
-				return nil, errs[i]
-			}
-			lists[i] = st.WithExactly(st.With(lists[i], i, &decided[i]), i, &decided[i])
-		}
-		// The section as a problem, in which one node's choice changes while all others stay.
-		inst, err := pose(st, lists)
-		if err != nil {
-			return nil, err
-		}
-		choices := make([]int, len(decided))
-		for i := range decided {
-			choices[i] = inst.find(i, &decided[i])
-			if choices[i] < 0 {
-				return nil, diag.New(diag.ClassInput,
-					"explain %q: costs and SoC have no price for %q as the plan has it (%s)",
-					about.Node, decided[i].Node, decided[i].ShareText())
-			}
-		}
-		out := []Row{{Strategy: about.Strategy, Shares: about.ShareText(), NS: inst.price(choices, at, choices[at]),
-			Source: inst.decisionSource(choices, at), Chosen: true}}
-		for _, alternative := range inst.alternatives(choices, at) {
-			out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
-				NS: alternative.PredictNS, Source: alternative.Source,
-				Note: obstacle(plan, about, alternative, in.SoC)})
-		}
-		// Processors that cannot execute the operator are told with the reason.
-		for _, r := range inst.stage.Refused[about.Node] {
-			out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})
-		}
-		return out, nil
 	}
 	return nil, diag.New(diag.ClassInput, "explain %q: the model has no such operator", about.Node)
+}
+
+// repriceIn poses the problem of a section as the plan decides it, in which the choice of the node at index at changes
+// while all others stay.
+func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about *planir.Decision) ([]Row, error) {
+	var decided []planir.Decision
+	for i := range sec.Nodes {
+		x := DecisionAt(plan, sec.Nodes[i].Name, about.Rows)
+		if x == nil {
+			return nil, diag.New(diag.ClassInput, "explain %q: the plan does not decide %q at %d rows",
+				about.Node, sec.Nodes[i].Name, about.Rows)
+		}
+		decided = append(decided, *x)
+	}
+	// Candidates at the given costs, with the plan's own ways among them even where they would not be listed.
+	st := s.stage(sec, about.Rows)
+	lists, errs := st.Candidates()
+	for i := range decided {
+		if errs[i] != nil {
+			return nil, errs[i]
+		}
+		lists[i] = st.WithExactly(st.With(lists[i], i, &decided[i]), i, &decided[i])
+	}
+	posed, err := pose(st, lists)
+	if err != nil {
+		return nil, err
+	}
+	choices := make([]int, len(decided))
+	for i := range decided {
+		if choices[i] = posed.find(i, &decided[i]); choices[i] < 0 {
+			return nil, diag.New(diag.ClassInput,
+				"explain %q: costs and SoC have no price for %q as the plan has it (%s)",
+				about.Node, decided[i].Node, decided[i].ShareText())
+		}
+	}
+	out := []Row{{Strategy: about.Strategy, Shares: about.ShareText(), NS: posed.price(choices, at, choices[at]),
+		Source: posed.decisionSource(choices, at), Chosen: true}}
+	for _, alternative := range posed.alternatives(choices, at) {
+		out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
+			NS: alternative.PredictNS, Source: alternative.Source,
+			Note: obstacle(plan, about, alternative, s.in.SoC)})
+	}
+	// Processors that cannot execute the operator are told with the reason.
+	for _, r := range posed.stage.Refused[about.Node] {
+		out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})
+	}
+	return out, nil
 }
 
 // obstacle says why an alternative that costs less in its place was not chosen; "" where it costs no less. The reason

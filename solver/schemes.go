@@ -244,27 +244,32 @@ func (s *request) ranged(class *productClass, scheme op.Scheme) error {
 		for _, node := range sec.Nodes {
 			name := sec.Name + "." + node.Name
 			for layer := 0; layer < max(1, sec.Layers) && slices.Contains(class.nodes, name); layer++ {
-				a := s.in.Calibration.Activation(name, sec.First+layer)
-				if a != nil && scheme.Grid() && len(a.OutMax) == 0 {
-					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about "+
-						"what it computes, and steps of results are wanted", name, sec.First+layer, scheme).
-						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
-				}
-				if a == nil {
-					return diag.New(diag.ClassInput,
-						"%q in layer %d with %q: the calibration says nothing about what enters it",
-						name, sec.First+layer, scheme).
-						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
-				}
-				if scales := scheme.Scales(); scales > 1 &&
-					s.in.Calibration.RowScales(name, sec.First+layer, scales) == nil {
-					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about "+
-						"%d static scales of what enters it", name, sec.First+layer, scheme, scales).
-						WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml",
-							scheme)
+				if err := s.rangedIn(name, sec.First+layer, scheme); err != nil {
+					return err
 				}
 			}
 		}
+	}
+	return nil
+}
+
+// rangedIn is ranged for one layer of one node.
+func (s *request) rangedIn(name string, layer int, scheme op.Scheme) error {
+	const again = "measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml"
+	activation := s.in.Calibration.Activation(name, layer)
+	switch {
+	case activation == nil:
+		return diag.New(diag.ClassInput,
+			"%q in layer %d with %q: the calibration says nothing about what enters it", name, layer, scheme).
+			WithHint(again)
+	case scheme.Grid() && len(activation.OutMax) == 0:
+		return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about what it "+
+			"computes, and steps of results are wanted", name, layer, scheme).WithHint(again)
+	}
+	if scales := scheme.Scales(); scales > 1 && s.in.Calibration.RowScales(name, layer, scales) == nil {
+		return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about "+
+			"%d static scales of what enters it", name, layer, scheme, scales).
+			WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml", scheme)
 	}
 	return nil
 }

@@ -228,19 +228,7 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 			}
 		}
 		arrive := grown(&m.arrive, leg.nb)
-		for to := range arrive {
-			arrive[to] = unknownCost
-		}
-		for i, cost := range leg.cost {
-			left := rest[leg.after[i]]
-			// The choice needs schemes that are not in the set, or leads nowhere.
-			if leg.mask[i]&^set != 0 || left == unknownCost {
-				continue
-			}
-			if ns := left + repeat*cost; ns < arrive[leg.before[i]] {
-				arrive[leg.before[i]] = ns
-			}
-		}
+		leg.costBefore(arrive, rest, set, repeat)
 		if i == 0 {
 			if start >= 0 {
 				return arrive[start]
@@ -248,20 +236,43 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 			return slices.Min(arrive)
 		}
 		rest = grown(&m.rest, m.chain[i-1].na)
-		for from := range rest {
-			best := int64(unknownCost)
-			for to, ns := range leg.edge[from] {
-				if left := arrive[to]; left != unknownCost {
-					best = min(best, left+repeat*ns)
-				}
-			}
-			rest[from] = best
-		}
+		leg.costAfterNeighbour(rest, arrive, repeat)
 		for j := range cuts {
 			if cut := &cuts[j]; cut.split == i-1 {
 				rest[cut.entry] = min(rest[cut.entry], cut.left)
 			}
 		}
+	}
+}
+
+// costBefore writes what is left to pay at least from each class that the node may read from. rest is what is left
+// from each class that it leaves its result in.
+func (l *leg) costBefore(arrive, rest []int64, set uint64, repeat int64) {
+	for to := range arrive {
+		arrive[to] = unknownCost
+	}
+	for i, cost := range l.cost {
+		left := rest[l.after[i]]
+		// The choice needs processors that are not in the set, or leads nowhere.
+		if l.mask[i]&^set != 0 || left == unknownCost {
+			continue
+		}
+		if ns := left + repeat*cost; ns < arrive[l.before[i]] {
+			arrive[l.before[i]] = ns
+		}
+	}
+}
+
+// costAfterNeighbour writes what is left to pay at least from each class that the node before leaves its result in.
+func (l *leg) costAfterNeighbour(rest, arrive []int64, repeat int64) {
+	for from := range rest {
+		best := int64(unknownCost)
+		for to, ns := range l.edge[from] {
+			if left := arrive[to]; left != unknownCost {
+				best = min(best, left+repeat*ns)
+			}
+		}
+		rest[from] = best
 	}
 }
 

@@ -78,14 +78,8 @@ func (s *session) shadows(ctx context.Context, plan *planir.Plan) error {
 	if len(plan.Shadows) == 0 {
 		return nil
 	}
-	report := planir.Solve{Problem: "shadows", Status: string(solution.Status), Choices: posed.choices(),
-		ObjectiveNS: posed.ns(solution.Objective), BoundNS: posed.ns(solution.Bound)}
-	if want.Slower > 0 { // the objective is a loss
-		report.ObjectiveNS, report.BoundNS = solution.Objective, solution.Bound
-		report.Problem = "shadows (loss, 1e-12 nats)"
-	}
-	plan.Solver = append(slices.Clone(plan.Solver), report)
-	if err := s.lowerPruned(plan); err != nil {
+	plan.Solver = append(slices.Clone(plan.Solver), posed.report(&solution, want))
+	if err := s.lowerPruned(plan); err != nil || want.Slower > 0 {
 		return err
 	}
 	// The problem does not see what changes where layers of different sets meet.
@@ -94,13 +88,10 @@ func (s *session) shadows(ctx context.Context, plan *planir.Plan) error {
 		return err
 	}
 	pruned, err := s.expectedNS(plan)
-	if err != nil {
-		return err
-	}
-	if want.Slower == 0 && pruned >= old {
+	if err == nil && pruned >= old {
 		*plan = before
 	}
-	return nil
+	return err
 }
 
 // shadowSections are the products of a plan with shadow outliers, by section, in any of its programs.
@@ -324,6 +315,17 @@ func poseShadows(s *session, sections []shadowSection, total, slack float64, wan
 		}
 	}
 	return posed
+}
+
+// report is what the plan says of the problem. Where time is bounded, its objective is a loss.
+func (p *posedShadows) report(solution *problem.ShadowSolution, want workload.Shadows) planir.Solve {
+	report := planir.Solve{Problem: "shadows", Status: string(solution.Status), Choices: p.choices(),
+		ObjectiveNS: p.ns(solution.Objective), BoundNS: p.ns(solution.Bound)}
+	if want.Slower > 0 {
+		report.Problem = "shadows (loss, 1e-12 nats)"
+		report.ObjectiveNS, report.BoundNS = solution.Objective, solution.Bound
+	}
+	return report
 }
 
 // shadows are what options mean for a plan.

@@ -20,12 +20,12 @@ import (
 // of scratch the least. A step counts where it is joined to no other whatever is chosen, and a buffer where no graph
 // can keep its value inside.
 func (s *planner) leastBytes(ctx context.Context) (int64, error) {
-	// First what every program needs, which decides where packs and buffers are divided into assets.
 	assets := s.newAssets()
 	assets.memory, assets.pool, assets.least, assets.regions[""] = true, true, true, 0
 	packs := packsOnce{of: assets, all: map[[2]string]*onePack{}}
 	var programs []*program
 	kept := int64(0) // for this problem only
+	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
 	for _, rows := range s.want.Rows() {
 		pr, err := s.program(rows, s.assigned(rows))
 		if err != nil {
@@ -46,24 +46,9 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 			packs.scanAll(all)
 		}
 	}
-	// Then a problem with one choice for each kind of candidates.
-	j := &joint{Joint: &problem.Joint{Name: "least memory",
-		Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
-	for _, pr := range programs {
-		posed := pr.partition(&s.request, problem.Time)
-		for i, in := range pr.instances {
-			chain := problem.Chain{Name: posed.Chains[i].Name, Repeat: 1}
-			ends := endings(in.needs)
-			for node := range in.candidates {
-				item, err := in.commonNeeds(assets, node, ends[node], pr.name)
-				if err != nil {
-					return 0, err
-				}
-				chain.Items = append(chain.Items, item)
-			}
-			posed.Chains[i] = chain
-		}
-		j.Parts = append(j.Parts, problem.Part{Partition: posed, Weight: 1})
+	j, err := s.leastMemoryProblem(programs, assets)
+	if err != nil {
+		return 0, err
 	}
 	j.keep(assets.list)
 	if kept += j.bytes(); s.ledger.over(kept) {
@@ -81,6 +66,29 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 	}
 	weights, err := packs.bytes()
 	return sol.Bound + weights, err
+}
+
+// leastMemoryProblem is the joint problem of leastBytes: one choice for each kind of candidates, and no costs.
+func (s *planner) leastMemoryProblem(programs []*program, assets *assets) (*joint, error) {
+	j := &joint{Joint: &problem.Joint{Name: "least memory",
+		Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
+	for _, pr := range programs {
+		posed := pr.partition(&s.request, problem.Time)
+		for i, in := range pr.instances {
+			chain := problem.Chain{Name: posed.Chains[i].Name, Repeat: 1}
+			ends := endings(in.needs)
+			for node := range in.candidates {
+				item, err := in.commonNeeds(assets, node, ends[node], pr.name)
+				if err != nil {
+					return nil, err
+				}
+				chain.Items = append(chain.Items, item)
+			}
+			posed.Chains[i] = chain
+		}
+		j.Parts = append(j.Parts, problem.Part{Partition: posed, Weight: 1})
+	}
+	return j, nil
 }
 
 // packsOnce are the weights that programs read, by name and format: however they are divided, all of each is packed.

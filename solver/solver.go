@@ -196,8 +196,25 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	}
 	defer s.close()
 	plan.Memory.Max = bound
-	if err := s.shadows(ctx, plan); err != nil {
+	if err := s.extend(ctx, plan); err != nil {
 		return nil, err
+	}
+	if err := in.checkPlan(plan); err != nil {
+		return nil, err
+	}
+	s.checkMemory(plan)
+	expected, err := s.expectedNS(plan)
+	if err != nil {
+		return nil, err
+	}
+	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected - s.inFlightGain(plan),
+		ExpectedNJ: s.expectedNJ(plan), by: s}, nil
+}
+
+// extend decides what a plan has beside schemes and placements, each with those before it.
+func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
+	if err := s.shadows(ctx, plan); err != nil {
+		return err
 	}
 	s.noteOutliers(plan)
 	plan.Quality, plan.Compiled = s.quality(), s.compiled(plan)
@@ -206,33 +223,31 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", packed.not)
 	}
 	if err := s.headPipelines(ctx, plan); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.beside(plan); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.drafts(plan); err != nil {
-		return nil, err
+		return err
 	}
-	if err := s.inFlight(ctx, plan); err != nil {
-		return nil, err
-	}
+	return s.inFlight(ctx, plan)
+}
+
+// checkPlan has the checker look at a plan. It shares no code with the solver: what it finds is a defect of the solver,
+// except P027 (more memory than the SoC has).
+func (in *Input) checkPlan(plan *planir.Plan) error {
 	found := check.Plan(plan, in.Model, in.WholeSoC())
-	if err := found.Err(); err != nil {
-		// The checker is independent of the solver: what it finds is a defect of the solver, but for P027.
-		full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
-		if full < 0 {
-			return nil, diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
-		}
-		return nil, diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", found[full].Summary).
-			WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
+	err := found.Err()
+	if err == nil {
+		return nil
 	}
-	s.checkMemory(plan)
-	expected, err := s.expectedNS(plan)
-	if err != nil {
-		return nil, err
+	full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
+	if full < 0 {
+		return diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
 	}
-	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected - s.inFlightGain(plan), ExpectedNJ: s.expectedNJ(plan), by: s}, nil
+	return diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", found[full].Summary).
+		WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
 }
 
 // A solve is made of layers, each of which knows those it embeds and nothing of those above: what is asked, what
@@ -286,30 +301,37 @@ func (s *request) calibrated() error {
 	return s.in.Calibration.CheckModel(s.in.Model.Name, digest)
 }
 
-// newSession checks that the inputs belong together. Costs of another SoC are of class ClassInput, unless a what-if has
-// changed the SoC on purpose.
-func newSession(in Input) (*session, error) {
-	switch {
-	case in.Model == nil || in.SoC == nil || in.Costs == nil || in.Engine == nil:
-		panic("BUG: solve needs a model, a SoC, costs and an engine")
-	case in.Costs.SoC != in.SoC.Name || in.Costs.Fingerprint != in.SoC.Fingerprint:
-		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q (fingerprint %q), and this is %q (%q)",
+// checkCosts refuses costs of another SoC, unless a what-if has changed the SoC on purpose.
+func (in *Input) checkCosts() error {
+	if in.Costs.SoC != in.SoC.Name || in.Costs.Fingerprint != in.SoC.Fingerprint {
+		return diag.New(diag.ClassInput, "solve: costs are of SoC %q (fingerprint %q), and this is %q (%q)",
 			in.Costs.SoC, in.Costs.Fingerprint, in.SoC.Name, in.SoC.Fingerprint).
 			WithHint("profile this SoC and fit its costs")
 	}
 	digest, err := in.WholeSoC().Digest()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if in.Costs.SoCDigest != digest && !in.WhatIf.OtherSoC {
-		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q with digest %.12s, want %.12s",
+		return diag.New(diag.ClassInput, "solve: costs are of SoC %q with digest %.12s, want %.12s",
 			in.Costs.SoC, in.Costs.SoCDigest, digest).
 			WithHint("give the SoC file the costs were fitted with, or profile again")
 	}
 	if in.Costs.Simulated != in.SoC.Simulated() { // a plan says whether its times were measured: this decides it
-		return nil, diag.New(diag.ClassInput, "solve: costs say simulated: %v, and SoC %q says %v",
+		return diag.New(diag.ClassInput, "solve: costs say simulated: %v, and SoC %q says %v",
 			in.Costs.Simulated, in.SoC.Name, in.SoC.Simulated()).
 			WithHint("fit the costs again from their record")
+	}
+	return nil
+}
+
+// newSession checks that the inputs belong together.
+func newSession(in Input) (*session, error) {
+	if in.Model == nil || in.SoC == nil || in.Costs == nil || in.Engine == nil {
+		panic("BUG: solve needs a model, a SoC, costs and an engine")
+	}
+	if err := in.checkCosts(); err != nil {
+		return nil, err
 	}
 	if in.Workload == nil {
 		in.Workload = workload.Default()

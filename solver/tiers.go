@@ -62,7 +62,6 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 	if in.Workload != nil {
 		want = in.Workload.Experts
 	}
-	pr := price.NewFitted(in.Costs, in.SoC)
 	p := &problem.Tiers{
 		Name: fmt.Sprintf("%s on %s, %d rows", in.Model.Name, in.SoC.Name, rows), Tile: max(1, npu.Tile.M),
 		MaxTiers: cmp.Or(want.Tiers, workload.DefaultTiers), ExpertBytes: in.Model.ExpertBytes(schemes),
@@ -75,16 +74,10 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 	// Processors that share a core cannot work at the same time.
 	p.Serial = slices.ContainsFunc(npu.Cores,
 		func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
-	loads, err := in.Loads.Scaled(rows)
+	x.Problem = p
+	most, err := x.addLoads()
 	if err != nil {
 		return nil, err
-	}
-	most := 0 // rows of an expert in any chunk
-	for l, layer := range loads {
-		p.Layers = append(p.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", x.Layers[l]), Rows: layer})
-		for _, list := range layer {
-			most = max(most, int(slices.Max(list)))
-		}
 	}
 	if p.Capacities = want.Capacities; len(p.Capacities) == 0 {
 		p.Capacities = capacities(p.Tile, most)
@@ -95,16 +88,41 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 				"experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
 		}
 	}
-	if p.GroupNS, err = groupPrices(pr, x, in.Model, p, npu.Fuses); err != nil {
+	if err := x.addPrices(price.NewFitted(in.Costs, in.SoC), in.Model, most, npu.Fuses); err != nil {
 		return nil, err
 	}
-	// Times of the control processor by number of rows, so that any overflow is a look-up.
+	return x, p.Validate()
+}
+
+// addLoads fills in the rows of every expert, and returns the most that one gets in any chunk.
+func (x *TierInstance) addLoads() (most int, err error) {
+	loads, err := x.Loads.Scaled(x.Rows)
+	if err != nil {
+		return 0, err
+	}
+	for l, layer := range loads {
+		x.Problem.Layers = append(x.Problem.Layers,
+			problem.TierLayer{Name: fmt.Sprintf("layers.%d", x.Layers[l]), Rows: layer})
+		for _, list := range layer {
+			most = max(most, int(slices.Max(list)))
+		}
+	}
+	return most, nil
+}
+
+// addPrices fills in the times of groups on the NPU, of up to most rows of an expert on the control processor, so that
+// any overflow is a look-up, and of the hand-overs of a layer.
+func (x *TierInstance) addPrices(pr *price.Fitted, model *models.Model, most int, fuses bool) (err error) {
+	p := x.Problem
+	if p.GroupNS, err = groupPrices(pr, x, model, p, fuses); err != nil {
+		return err
+	}
 	p.CPUNS = make([]int64, most+1)
 	for n := 1; n <= most; n++ {
-		for _, operator := range expertOps(in.Model, schemes, n) {
+		for _, operator := range expertOps(model, x.Schemes, n) {
 			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: operator})
 			if err != nil {
-				return nil, fmt.Errorf("price an expert: %w", err)
+				return fmt.Errorf("price an expert: %w", err)
 			}
 			p.CPUNS[n] += estimate.NS
 		}
@@ -112,12 +130,11 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 	for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
 		estimate, err := pr.Handover(link[0], link[1])
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p.LayerNS += estimate.NS
 	}
-	x.Problem = p
-	return x, p.Validate()
+	return nil
 }
 
 // openingNS is the part of opening a graph that each of so many calls pays, 0 of any number.

@@ -39,10 +39,7 @@ func (s *session) complete(ctx context.Context) (*planir.Plan, error) {
 // them fit; trying one makes the plan, whose divisions follow from the schemes. The best so far bounds all later
 // searches.
 func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*session, *planir.Plan, error) {
-	var best *planir.Plan
-	var by *session
-	var notes diag.List
-	bestNS := math.Inf(1)
+	best := &withinMemory{asked: s, bound: bound, ns: math.Inf(1)}
 	for buckets := len(s.want.Buckets); buckets >= s.fewest(); buckets-- {
 		other := s
 		if buckets < len(s.want.Buckets) {
@@ -51,64 +48,80 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 				return nil, nil, err
 			}
 		}
-		other.bind(bound)
-		other.nodes, other.phase = triedNodes, fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(bound), buckets)
-		var last *planir.Plan
-		unproved := false // some pair may have a plan that was not found
-		try := func(prefill, decode assignment) (float64, bool, error) {
-			other.prefill, other.decode, other.chosen = prefill, decode, nil
-			plan, err := other.complete(ctx)
-			if err != nil {
-				if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
-					unproved = unproved || !Proved(err)
-					return 0, false, nil
-				}
-				return 0, false, err
-			}
-			last = plan
-			return other.objective(plan), plan.Memory.Total <= bound, nil
-		}
-		// A lower bound on all bytes but weights; a known plan (free) gives a tighter one.
-		rest := other.leastPool() + planir.FixedBytes
-		if free != nil {
-			rest = other.leastPool() + other.fixedPart(free)
-		}
-		found, err := other.search(ctx, bestNS, func(prefill, decode assignment) bool {
-			return other.weightBytes(prefill, decode)+rest <= bound
-		}, func(prefill, decode assignment) (float64, bool, error) {
-			ns, ok, err := try(prefill, decode)
-			if ok && ns < bestNS {
-				best, bestNS = last, ns
-				if by != nil && by != other && by != s {
-					by.close()
-				}
-				by = other
-			}
-			return ns, ok, err
-		})
-		if err != nil {
+		if err := best.look(ctx, other, free); err != nil {
 			return nil, nil, err
 		}
-		if by == other {
-			if unproved && found.report != nil {
-				found.report.Status, found.report.BoundNS = string(problem.Feasible), min(price.Whole(other.lowest()),
-					found.report.ObjectiveNS)
-			}
-			other.prefill, other.decode, other.chosen = found.prefill, found.decode, found.report
-			best.Solver = append(slices.Clone(best.Solver), *found.report)
-			notes = other.notes
-		}
-		if other != s && by != other {
+		if other != s && best.by != other {
 			other.close()
 		}
 	}
-	if best == nil {
+	if best.plan == nil {
 		return s.fromSmallest(ctx, bound)
 	}
-	if by != s {
-		by.notes = notes
+	if best.by != s {
+		best.by.notes = best.notes
 	}
-	return by, best, nil
+	return best.by, best.plan, nil
+}
+
+// withinMemory is the best plan found within a bound of memory.
+type withinMemory struct {
+	asked *session // for it
+	bound int64
+	plan  *planir.Plan // nil: none so far
+	by    *session     // that made it
+	ns    float64
+	notes diag.List // of by
+}
+
+// look searches the pairs of schemes of a session for a better plan.
+func (w *withinMemory) look(ctx context.Context, s *session, free *planir.Plan) error {
+	s.bind(w.bound)
+	s.nodes = triedNodes
+	s.phase = fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(w.bound), len(s.want.Buckets))
+	// A lower bound on all bytes but weights; a known plan (free) gives a tighter one.
+	rest := s.leastPool() + planir.FixedBytes
+	if free != nil {
+		rest = s.leastPool() + s.fixedPart(free)
+	}
+	unproved := false // some pair may have a plan that was not found
+	found, err := s.search(ctx, w.ns, func(prefill, decode assignment) bool {
+		return s.weightBytes(prefill, decode)+rest <= w.bound
+	}, func(prefill, decode assignment) (float64, bool, error) {
+		s.prefill, s.decode, s.chosen = prefill, decode, nil
+		plan, err := s.complete(ctx)
+		if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
+			unproved = unproved || !Proved(err)
+			return 0, false, nil
+		}
+		if err != nil {
+			return 0, false, err
+		}
+		ns, ok := s.objective(plan), plan.Memory.Total <= w.bound
+		if ok && ns < w.ns {
+			w.take(s, plan, ns)
+		}
+		return ns, ok, nil
+	})
+	if err != nil || w.by != s {
+		return err
+	}
+	if unproved && found.report != nil {
+		found.report.Status = string(problem.Feasible)
+		found.report.BoundNS = min(price.Whole(s.lowest()), found.report.ObjectiveNS)
+	}
+	s.prefill, s.decode, s.chosen = found.prefill, found.decode, found.report
+	w.plan.Solver = append(slices.Clone(w.plan.Solver), *found.report)
+	w.notes = s.notes
+	return nil
+}
+
+// take replaces the best plan, and closes the session of the one before.
+func (w *withinMemory) take(s *session, plan *planir.Plan, ns float64) {
+	if w.by != nil && w.by != s && w.by != w.asked {
+		w.by.close()
+	}
+	w.plan, w.by, w.ns = plan, s, ns
 }
 
 // triedNodes bounds the search for one of many combinations of schemes and buckets.
