@@ -1,0 +1,102 @@
+package pack
+
+import (
+	"math"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Unpack writes the values that a packed weight stands for to dst, row-major [K,N].
+func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
+	total, err := Bytes(spec)
+	if err != nil {
+		return err
+	}
+	if int64(len(packed)) != total {
+		return diag.New(diag.ClassInput, "unpack weight %q: got %d bytes, want %d", spec.Name, len(packed), total)
+	}
+	if spec.Experts != 0 || int64(len(dst)) != int64(spec.K)*int64(spec.N) {
+		return diag.New(diag.ClassInput, "unpack weight %q: destination has %d values, want %d", spec.Name, len(dst),
+			int64(spec.K)*int64(spec.N))
+	}
+	if spec.Layout == op.RowsLayout {
+		number.Decode(dst, packed, op.Type(spec.Scheme))
+		return nil
+	}
+	if spec.Layout == Onnx {
+		return unpackOnnx(dst, spec, packed)
+	}
+	count := tiles(spec.N)
+	tile := int(total) / count
+	return parallel(count, func() func(int) error {
+		return func(index int) error {
+			unpackTile(dst, spec, packed[index*tile:(index+1)*tile], index*TileN)
+			return nil
+		}
+	})
+}
+
+// UnpackTile writes the values [rows,TileN] that one tile of layout N32 stands for to dst.
+func UnpackTile(dst []float32, scheme string, rows int, tile []byte) {
+	unpackTile(dst, op.WeightSpec{K: rows, N: TileN, Scheme: scheme}, tile, 0)
+}
+
+// unpackTile is the inverse of packing a tile in layout N32, scheme by scheme.
+func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
+	width := min(TileN, spec.N-n0)
+	// at is the part of a row of dst that the tile fills; padding columns are left out.
+	at := func(row int) []float32 { return dst[row*spec.N+n0 : row*spec.N+n0+width] }
+	switch spec.Scheme {
+	case "w32":
+		for row := range spec.K {
+			number.Decode(at(row), tile[row*4*TileN:], op.F32)
+		}
+	case "q8c":
+		var scale [TileN]float32
+		number.Decode(scale[:], tile[len(tile)-8*TileN:], op.F32)
+		for k := range spec.K {
+			row := at(k)
+			for column := range row {
+				// Four rows of a column lie side by side: the operands of one dot-product instruction.
+				row[column] = float32(int8(tile[k>>2<<7+column*4+k&3])) * scale[column]
+			}
+		}
+	case "q4c":
+		var scale [TileN]float32
+		number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
+		for k := range spec.K {
+			row := at(k)
+			for column := range row {
+				// Columns 0 to 15 are in the low nibbles, 16 to 31 in the high ones.
+				nibbles := tile[k>>2<<6+column%16*4+k&3] >> (4 * (column / 16)) & 15
+				row[column] = float32(int32(nibbles)-8) * scale[column]
+			}
+		}
+	case "w16":
+		for k := range spec.K {
+			row := at(k)
+			from := tile[2*TileN*k : 2*TileN*(k+1)]
+			for column := range row {
+				at := column%16*4 + column/16*2
+				row[column] = math.Float32frombits(uint32(from[at])<<16 | uint32(from[at+1])<<24)
+			}
+		}
+	case "q4b32", "q4b128":
+		var scale [TileN]float32
+		size := q4Block(spec.Scheme)
+		for k := range spec.K {
+			block := tile[k/size*q4Bytes(size):]
+			if k%size == 0 {
+				number.Decode(scale[:], block[16*size:], op.F16)
+			}
+			i := k % size
+			row := at(k)
+			for column := range row {
+				nibbles := block[i>>2<<6+column%16*4+i&3] >> (4 * (column / 16)) & 15
+				row[column] = float32(int32(nibbles)-8) * scale[column]
+			}
+		}
+	}
+}
