@@ -341,39 +341,8 @@ func specOf(ref planir.WeightRef, packed *planir.Pack) (op.WeightSpec, int64) {
 func (c *Content) source(pl planir.Placement, expert int, front bool) (matrix pack.Source, names []string, err error) {
 	weight := c.weight(pl)
 	switch weight.Kind() {
-	case op.ScalesWeight: // is packed whole
-		scales, err := c.staticScales(weight, pl.Layer)
-		if err != nil {
-			return nil, nil, err
-		}
-		matrix, err = pack.Floats(scales, 1, len(scales))
-		return matrix, nil, err
-	case op.HeadsWeight:
-		heads, err := c.heads(weight, pl.Layer)
-		if err != nil {
-			return nil, nil, err
-		}
-		if matrix, err = pack.Floats(heads, 1, weight.N); err != nil {
-			return nil, nil, err
-		}
-		matrix, err = part(matrix, 0, 1, pl.Pack.N0, pl.Pack.N1)
-		return matrix, nil, err
-	case op.StepsWeight: // both rows are packed, and their folds are in them
-		steps, err := c.steps(weight, pl.Layer)
-		if err != nil {
-			return nil, nil, err
-		}
-		if matrix, err = pack.Floats(steps, 2, weight.N); err != nil {
-			return nil, nil, err
-		}
-		matrix, err = part(matrix, 0, 2, pl.Pack.N0, pl.Pack.N1)
-		return matrix, nil, err
-	case op.SlotsWeight:
-		var slots []float32
-		for _, expert := range c.plan.TiersOf(weight.SlotsOf).Layer(pl.Layer).Slots {
-			slots = append(slots, float32(expert))
-		}
-		matrix, err = pack.Floats(slots, 1, len(slots))
+	case op.ScalesWeight, op.HeadsWeight, op.StepsWeight, op.SlotsWeight:
+		matrix, err = c.computed(weight, pl)
 		return matrix, nil, err
 	case op.ConstantWeight:
 		matrix, err = pack.Floats(weight.Const, weight.K, weight.N)
@@ -399,6 +368,38 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (matrix pa
 	}
 	matrix, err = part(matrix, k0, pl.Pack.K1, pl.Pack.N0, pl.Pack.N1)
 	return matrix, names, err
+}
+
+// computed is what a placement packs of a weight that the calibration or the plan decides. Scales and slots are packed
+// whole, steps with both rows; no fold in front of it applies, as steps have theirs in them.
+func (c *Content) computed(weight *op.Weight, pl planir.Placement) (pack.Source, error) {
+	rows := 1
+	var values []float32
+	var err error
+	switch weight.Kind() {
+	case op.ScalesWeight:
+		values, err = c.staticScales(weight, pl.Layer)
+	case op.HeadsWeight:
+		values, err = c.heads(weight, pl.Layer)
+	case op.StepsWeight:
+		rows = 2
+		values, err = c.steps(weight, pl.Layer)
+	default:
+		for _, expert := range c.plan.TiersOf(weight.SlotsOf).Layer(pl.Layer).Slots {
+			values = append(values, float32(expert))
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if weight.Kind() == op.ScalesWeight || weight.Kind() == op.SlotsWeight {
+		return pack.Floats(values, 1, len(values))
+	}
+	matrix, err := pack.Floats(values, rows, weight.N)
+	if err != nil {
+		return nil, err
+	}
+	return part(matrix, 0, rows, pl.Pack.N0, pl.Pack.N1)
 }
 
 // part is rows [k0,k1) and columns [n0,n1) of a matrix, the matrix itself where that is all of it.

@@ -102,7 +102,6 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 			err = failed
 		}
 	}()
-	// The plan with what it needs, then the report, the reference, the self-test and the files of the tokenizer.
 	sources, err := content.sources(ctx, "", bundle.RoleWeights)
 	if err != nil {
 		return bundle.Digest{}, err
@@ -117,37 +116,11 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 		sources = append(sources, blob(ReportBlob, bundle.RoleReport, "application/vnd.hetc.npu-report.v1+json", text))
 		components = report.components()
 	}
-	if options.Reference {
-		more, err := options.referenceSources(ctx, content.plan)
-		if err != nil {
-			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
-		}
-		sources = append(sources, more...)
+	more, err := options.optionalSources(ctx, content)
+	if err != nil {
+		return bundle.Digest{}, err
 	}
-	if options.Prebuild != nil {
-		binaries, err := content.programSources(ctx, options.Prebuild)
-		if err != nil {
-			return bundle.Digest{}, fmt.Errorf("emit: %w", err)
-		}
-		sources = append(sources, binaries...)
-	}
-	if options.SelfTest != nil {
-		tests, err := content.selfTestSources(ctx, options.SelfTest, options.SelfTestOptions)
-		if err != nil {
-			return bundle.Digest{}, fmt.Errorf("emit: %w", err)
-		}
-		sources = append(sources, tests...)
-	}
-	if options.Prefix != nil {
-		computed, err := options.Prefix(ctx, content.plan, content)
-		if err != nil {
-			return bundle.Digest{}, fmt.Errorf("emit prefix: %w", err)
-		}
-		sources = append(sources, blob(PrefixBlob, bundle.RolePrefix, "application/octet-stream", computed))
-	}
-	for name, data := range options.Files {
-		sources = append(sources, blob(name, bundle.Role(name), "application/json", data))
-	}
+	sources = append(sources, more...)
 	slices.SortFunc(sources, func(a, b bundle.Source) int { return strings.Compare(a.Name, b.Name) })
 	// The manifest's blobs are filled in when the contents are written and digested.
 	manifest := bundle.Manifest{
@@ -160,6 +133,40 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 	}
 	// Weights and artifacts are written as they come, so an error here leaves no bundle behind.
 	return bundle.Write(ctx, path, manifest, sources, options.Signers...)
+}
+
+// optionalSources are the blobs that the options ask for beside the plan and what it needs.
+func (o *Options) optionalSources(ctx context.Context, content *Content) (sources []bundle.Source, err error) {
+	if o.Reference {
+		if sources, err = o.referenceSources(ctx, content.plan); err != nil {
+			return nil, fmt.Errorf("emit reference: %w", err)
+		}
+	}
+	if o.Prebuild != nil {
+		binaries, err := content.programSources(ctx, o.Prebuild)
+		if err != nil {
+			return nil, fmt.Errorf("emit: %w", err)
+		}
+		sources = append(sources, binaries...)
+	}
+	if o.SelfTest != nil {
+		tests, err := content.selfTestSources(ctx, o.SelfTest, o.SelfTestOptions)
+		if err != nil {
+			return nil, fmt.Errorf("emit: %w", err)
+		}
+		sources = append(sources, tests...)
+	}
+	if o.Prefix != nil {
+		computed, err := o.Prefix(ctx, content.plan, content)
+		if err != nil {
+			return nil, fmt.Errorf("emit prefix: %w", err)
+		}
+		sources = append(sources, blob(PrefixBlob, bundle.RolePrefix, "application/octet-stream", computed))
+	}
+	for name, data := range o.Files {
+		sources = append(sources, blob(name, bundle.Role(name), "application/json", data))
+	}
+	return sources, nil
 }
 
 // referenceSources are the blobs of the reference program. Its content holds nothing but memory, which the sources
@@ -250,36 +257,18 @@ func roleOf(p *planir.Proc) bundle.Role {
 // float32 with float64 accumulation on the values that are stored. It shares no packed weights, graphs
 // or flags with the plan it checks.
 func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error) {
-	const name = "reference"
 	ref := &planir.Plan{
 		Schema: planir.Schema, Model: plan.Model, Folds: plan.Folds, Shadows: plan.Shadows,
 		MaxContext: plan.MaxContext, KV: op.F32,
 		SoC: planir.SoCRef{Name: plan.SoC.Name, Digest: plan.SoC.Digest, Fingerprint: plan.SoC.Fingerprint,
-			Control: name},
+			Control: referenceName},
 	}
 	for _, in := range plan.Inputs {
 		if in.Kind == planir.CalibrationInput {
 			ref.Inputs = append(ref.Inputs, in) // its weights are folded and rounded as the plan's are
 		}
 	}
-	// A processor without limits: all schemes, one layout, any rows and ranges, so that no decision has to be made.
-	proc := planir.Proc{
-		Name: name, Kind: "cpu", Driver: "host", Select: "0", Options: map[string]string{"kernels": name},
-		Cores: []int{0},
-		Set: capability.Set{
-			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes, Layouts: map[string]string{},
-			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
-			Memory: socs.DefaultMemory(false),
-		},
-	}
-	// Where the plan's control processor is a host CPU too, the reference runs on its cores.
-	if control := plan.Proc(plan.SoC.Control); control.Driver == proc.Driver {
-		proc.Select, proc.Cores = control.Select, control.Cores // cores this machine lets us use
-	}
-	for _, scheme := range op.Schemes {
-		proc.Layouts[scheme.Weight()] = pack.N32
-	}
-	ref.Procs = []planir.Proc{proc}
+	ref.Procs = []planir.Proc{referenceProc(plan)}
 	graph := model.Graph()
 	if plan.Attention != nil { // it attends to as few positions, in no order of heads
 		ref.Attention = new(*plan.Attention)
@@ -292,7 +281,7 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 		}
 	}
 	var err error
-	ref.Decisions, err = lower.TrivialOf(ref, &graph, name, rows, func(node string, r int) op.Scheme {
+	ref.Decisions, err = lower.TrivialOf(ref, &graph, referenceName, rows, func(node string, r int) op.Scheme {
 		// The head is decided at one row for programs of any number of them.
 		for _, at := range []int{r, 1} {
 			if decision := plan.DecisionFor(node, at); decision != nil {
@@ -308,4 +297,28 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 		return nil, err
 	}
 	return ref, planir.Check(ref).Err()
+}
+
+// referenceName is the name of the reference program's processor, and of the kernels that it runs.
+const referenceName = "reference"
+
+// referenceProc is a processor without limits: all schemes, one layout, any rows and ranges, so that no decision has to
+// be made. Where the plan's control processor is a host CPU too, it has its cores, which this machine lets us use.
+func referenceProc(plan *planir.Plan) planir.Proc {
+	proc := planir.Proc{
+		Name: referenceName, Kind: "cpu", Driver: "host", Select: "0",
+		Options: map[string]string{"kernels": referenceName}, Cores: []int{0},
+		Set: capability.Set{
+			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes, Layouts: map[string]string{},
+			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+			Memory: socs.DefaultMemory(false),
+		},
+	}
+	if control := plan.Proc(plan.SoC.Control); control.Driver == proc.Driver {
+		proc.Select, proc.Cores = control.Select, control.Cores
+	}
+	for _, scheme := range op.Schemes {
+		proc.Layouts[scheme.Weight()] = pack.N32
+	}
+	return proc
 }
