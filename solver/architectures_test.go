@@ -296,7 +296,7 @@ func TestOneProcessorAddsUp(t *testing.T) {
 	for _, m := range architectures(t) {
 		for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
 			ses := exactSession(t, s, m, scheme)
-			p, err := ses.free(context.Background())
+			p, err := ses.eachAlone(context.Background())
 			if err == nil {
 				err = ses.predict(p)
 			}
@@ -324,12 +324,12 @@ func TestOneProcessorAddsUp(t *testing.T) {
 			}
 			layers := 0
 			for _, in := range pr.instances {
-				if in.stage.Layers > 0 {
+				if in.section.Layers > 0 {
 					layers += in.prob.Repeat
 					runs = max(runs, in.prob.Breaks+1)
 				}
 				for _, d := range in.decisions(make([]int, len(in.candidates))) {
-					if in.stage.Exact[d.Node] && d.Scheme != op.A32W32 {
+					if in.section.Exact[d.Node] && d.Scheme != op.A32W32 {
 						t.Errorf("%s: %s is decided in %s", m.Name, d.Node, d.Scheme)
 					}
 				}
@@ -531,7 +531,7 @@ func newDrawn(t *testing.T, s *socs.SoC, m *models.Model, scheme op.Scheme) *dra
 	t.Helper()
 	x := &drawn{model: m, scheme: scheme, session: exactSession(t, s, m, scheme)}
 	var err error
-	if x.plan, err = x.session.free(context.Background()); err != nil {
+	if x.plan, err = x.session.eachAlone(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	g := m.Graph()

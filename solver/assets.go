@@ -100,7 +100,7 @@ func (in *instance) loads() ([][][]need, error) {
 		all := make([][][]need, len(in.candidates))
 		for i := range in.candidates {
 			for j := range in.candidates[i] {
-				x, err := needsOf(in.stage, i, &in.candidates[i][j])
+				x, err := needsOf(in.section, i, &in.candidates[i][j])
 				if err != nil {
 					return nil, err
 				}
@@ -444,7 +444,7 @@ func (in *instance) attach(chain *problem.Chain, assets *assets, program string)
 				}
 			}
 			if assets.pool {
-				list = assets.steps(steps, ends[node], items[node].Name+"@"+program, in.stage.Repeat, list)
+				list = assets.steps(steps, ends[node], items[node].Name+"@"+program, in.section.Repeat, list)
 			}
 			slices.Sort(list)
 			items[node].Choices[i].Assets = slices.Compact(list)

@@ -32,11 +32,11 @@ func (a *attention) sparse(rows int, decodes bool) bool {
 	return a.every || slices.Contains(a.Rows, rows)
 }
 
-// solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without, and
-// so is decoding over few positions: all scores are estimated before those that count are computed. So it solves with
-// dense attention in all programs and with sparse attention in all that may have it, compares each program's predicted
-// time, and solves again with either where it is faster. Of these plans it takes the one that takes least, of equal ones
-// the densest. With attention "sparse" it is prompts that are sparse, as in the paper.
+// solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without,
+// and so is decoding over few positions: all scores are estimated before those that count are computed. So it solves
+// with dense attention in all programs and with sparse attention in all that may have it, compares each program's
+// predicted time, and solves again with either where it is faster. Of these plans it takes the one that takes least, of
+// equal ones the densest. With attention "sparse" it is prompts that are sparse, as in the paper.
 func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	mode := in.Workload.Attention
 	chosen, err := in.density()
@@ -97,9 +97,9 @@ func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error)
 	return Solve(ctx, in)
 }
 
-// mayDecodeSparsely reports whether the program that decodes one sequence may select positions: what that loses is known
-// and within the limit of quality, and no other program decodes. A sequence would get other logits in a batch, which is
-// dense, than alone.
+// mayDecodeSparsely reports whether the program that decodes one sequence may select positions: what that loses is
+// known and within the limit of quality, and no other program decodes. A sequence would get other logits in a batch,
+// which is dense, than alone.
 func (in *Input) mayDecodeSparsely(at *attention) bool {
 	limit := in.Workload.Quality.MaxKL.Decode
 	return len(in.Workload.Batches) == 0 && (limit == 0 || at.decodeKL > 0 && at.decodeKL < limit)
@@ -132,9 +132,9 @@ func faster(sparse, dense *planir.Plan) (rows []int) {
 	return rows
 }
 
-// density is the share of positions that sparse attention keeps, and the least number of them: of those within the limit
-// of quality by the calibration the ones with which prompts attend to fewest positions, of the workload's density if it
-// says one.
+// density is the share of positions that sparse attention keeps, and the least number of them: of those within the
+// limit of quality by the calibration the ones with which prompts attend to fewest positions, of the workload's density
+// if it says one.
 func (in *Input) density() (*attention, error) {
 	want := in.Workload
 	if in.Calibration == nil || in.Calibration.Attention == nil {
@@ -207,8 +207,8 @@ func (a *attention) chooseDensity(measured *calibration.Attention, demand *workl
 	return fewest < math.MaxInt64
 }
 
-// attendedTo is how many pairs of a query and a position sparse attention computes in prompts of a workload, in no unit but
-// its own: of a context's worth of tokens where no prompts are said.
+// attendedTo is how many pairs of a query and a position sparse attention computes in prompts of a workload, in no unit
+// but its own: of a context's worth of tokens where no prompts are said.
 func attendedTo(demand *workload.Demand, loss *calibration.DensityLoss, block int) (sum int64) {
 	pairs := func(tokens int) int64 {
 		return op.Op{Kind: op.SparseAttend, M: tokens, Heads: 1, KVHeads: 1, HeadDim: 1, Context: tokens, Block: block,

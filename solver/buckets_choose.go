@@ -13,15 +13,15 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// open reports whether the workload leaves buckets or batches to be chosen.
-func (s *request) open() bool {
+// choosesSizes reports whether the workload leaves buckets or batches to be chosen.
+func (s *request) choosesSizes() bool {
 	return s.in.Workload.Buckets.Max() > 0 || s.in.Workload.Batches.Max() > 0
 }
 
-// more are the candidates up to the ladder's largest that need not have been measured, because their costs lie
+// denser are the candidates up to the ladder's largest that need not have been measured, because their costs lie
 // between those of the ladder: multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond. Processors with
 // static shapes add multiples of their tile.
-func (s *request) more(ladder []int) []int {
+func (s *request) denser(ladder []int) []int {
 	if len(ladder) == 0 {
 		return nil
 	}
@@ -70,7 +70,7 @@ func (s *session) resized(buckets, batches []int) (*session, error) {
 	return other, nil
 }
 
-// sized chooses buckets and batches and makes the plan for them.
+// solveWithSizes chooses buckets and batches and makes the plan for them.
 //
 // A call of a bucket's program costs the same whatever other buckets there are. So every candidate that some
 // permitted scheme has prices for is solved by itself once. Choosing among them is a problem of its own
@@ -78,12 +78,12 @@ func (s *session) resized(buckets, batches []int) (*session, error) {
 //
 // Limits of memory, or of what processors hold, couple programs, which that problem does not see. Where the plan for
 // its answer breaks one, the problem is posed again with fewer buckets.
-func (s *session) sized(ctx context.Context) (*Result, error) {
+func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 	if err := s.calibrated(); err != nil {
 		return nil, err
 	}
 	if s.measure() == problem.Memory {
-		return s.fewSizes(ctx)
+		return s.fewestSizes(ctx)
 	}
 	costs, err := s.candidates(ctx)
 	if err != nil {
@@ -156,9 +156,9 @@ func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
 	return buckets, batches, reports, nil
 }
 
-// fewSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch.
+// fewestSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch.
 // Others only add to what a process holds.
-func (s *session) fewSizes(ctx context.Context) (*Result, error) {
+func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 	buckets, batches := s.want.Buckets, s.want.Batches
 	if s.in.Workload.Batches.Max() > 0 {
 		batches = nil
@@ -197,11 +197,11 @@ func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 		in := s.in
 		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = 0 })
 		in.Minimise(problem.Energy)
-		frugal, err := sessionFor(in, s.want)
+		leastEnergy, err := sessionFor(in, s.want)
 		if err != nil {
 			return nil, err
 		}
-		if result, err := frugal.sized(ctx); err == nil {
+		if result, err := leastEnergy.solveWithSizes(ctx); err == nil {
 			other, err := s.resized(result.by.want.Buckets, result.by.want.Batches)
 			if err != nil {
 				return nil, err
@@ -212,7 +212,7 @@ func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 		}
 	}
 	if s.in.MaxMemory > 0 || s.in.Workload.Memory > 0 {
-		if result, err := s.fewSizes(ctx); err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
+		if result, err := s.fewestSizes(ctx); err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
 			return result, err
 		}
 	}
@@ -239,7 +239,7 @@ type sizeCosts struct {
 func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 	buckets := s.want.Buckets
 	if s.in.Workload.Buckets.Max() > 0 {
-		buckets = s.more(buckets)
+		buckets = s.denser(buckets)
 	}
 	all, err := s.averaged(buckets, s.want.Batches)
 	if err != nil {
@@ -266,7 +266,7 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 	}
 	sizes := &sizeCosts{all, map[int]int64{}}
 	for _, rows := range all.want.Rows() {
-		if sizes.costs[rows], err = all.call(ctx, rows, all.assigned(rows)); err != nil {
+		if sizes.costs[rows], err = all.callNS(ctx, rows, all.assigned(rows)); err != nil {
 			return nil, err
 		}
 	}
@@ -303,8 +303,8 @@ func (s *planner) priceable(ctx context.Context, rows []int, schemes []op.Scheme
 	return out, why, nil
 }
 
-// call is what a call of a program costs, in ns.
-func (s *planner) call(ctx context.Context, rows int, schemes assignment) (int64, error) {
+// callNS is what a call of a program costs, in ns.
+func (s *planner) callNS(ctx context.Context, rows int, schemes assignment) (int64, error) {
 	pr, err := s.program(rows, schemes)
 	if err != nil {
 		return 0, err

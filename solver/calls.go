@@ -7,8 +7,8 @@ import (
 )
 
 // Caller predicts single calls of a plan, of any number of rows and at any position. A plan's own predictions are of
-// whole programs, with attention over as many positions as its workload expects: a prompt of several chunks takes longer
-// for each than for the one before, and its last chunk may be a part of one.
+// whole programs, with attention over as many positions as its workload expects: a prompt of several chunks takes
+// longer for each than for the one before, and its last chunk may be a part of one.
 type Caller struct {
 	session *session
 	plan    *planir.Plan

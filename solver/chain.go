@@ -13,7 +13,7 @@ import (
 
 // instance is a section's part of a partition problem with the candidates its choices stand for.
 type instance struct {
-	stage      *price.Section
+	section    *price.Section
 	candidates [][]price.Candidate
 	prob       problem.Chain // without the ways through forks
 	posed      problem.Chain // with them
@@ -144,10 +144,10 @@ func (in *instance) entrySource(choices []int, i int) source.Source {
 	} else if len(in.prob.Items[i].EdgeNS) == 0 {
 		return ""
 	}
-	values := in.stage.Nodes[before].Out
-	_, from, err := in.stage.Handover(
-		in.stage.Regions(in.candidates[before][choices[before]].Writes, values),
-		in.stage.Regions(in.candidates[i][choices[i]].Reads, values))
+	values := in.section.Nodes[before].Out
+	_, from, err := in.section.Handover(
+		in.section.Regions(in.candidates[before][choices[before]].Writes, values),
+		in.section.Regions(in.candidates[i][choices[i]].Reads, values))
 	if err != nil {
 		panic("BUG: a hand-over that was priced has no price: " + err.Error())
 	}
@@ -224,7 +224,7 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 			PredictNS: in.price(choices, i, choice), Source: in.alternativeSource(choices, i, choice),
 		})
 	}
-	if plain, err := in.stage.Plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
+	if plain, err := in.section.Plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
 		candidate := &in.candidates[i][choices[i]]
 		out = append(out, planir.Alternative{
 			Strategy: plain.Strategy, Shares: plain.ShareText(),

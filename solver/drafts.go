@@ -8,8 +8,8 @@ import (
 )
 
 // drafts decides how many tokens a request that decodes alone guesses at a time, where the workload asks for it. A
-// draft of k tokens is verified by a call of k+1 rows, whose time is that of its operators with so many rows, and of the
-// head for each of them. The length with which a token takes the least time at the workload's acceptance is taken;
+// draft of k tokens is verified by a call of k+1 rows, whose time is that of its operators with so many rows, and of
+// the head for each of them. The length with which a token takes the least time at the workload's acceptance is taken;
 // that may be 0.
 func (s *session) drafts(plan *planir.Plan) error {
 	if s.want.Drafts == nil {

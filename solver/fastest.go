@@ -12,12 +12,12 @@ import (
 )
 
 // The posed problem simplifies: an operator begins when the slowest share of the one before has ended, and meetings of
-// lanes between sections cost nothing. The timeline starts some shares earlier and charges for meetings. The optimum is therefore
-// compared by the timeline with its rivals: the optima of problems that have fewer choices, some processors only or some
-// strategies only. A user who restricts solve to one of them then never gets a faster plan. In the fastest of all, single
-// operators are then moved for as long as the timeline gets shorter (polish).
+// lanes between sections cost nothing. The timeline starts some shares earlier and charges for meetings. The optimum is
+// therefore compared by the timeline with variants: the optima of problems that have fewer choices, some processors
+// only or some strategies only. A user who restricts solve to one of them then never gets a faster plan. In the fastest
+// of all, single operators are then moved for as long as the timeline gets shorter (localSearch).
 
-// families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no
+// families are sets of strategies that variants are made of; nil is all. As for Input.Strategies, nodes that have no
 // choice of a family are executed by one processor.
 var families = [][]planir.Strategy{
 	nil,
@@ -31,26 +31,26 @@ var families = [][]planir.Strategy{
 	{planir.ActivationDivide, planir.Pipe},
 }
 
-// maxRivalSets is how many sets of processors rivals are made of.
-const maxRivalSets = 1<<4 - 1
+// maxProcessorSets is how many sets of processors variants are made of.
+const maxProcessorSets = 1<<4 - 1
 
-// rivalSpread is how much more a rival's objective may be than the optimum's: more is not made up for by what the
+// variantSpread is how much more a variant's objective may be than the optimum's: more is not made up for by what the
 // timeline knows better.
-const rivalSpread = 1.15
+const variantSpread = 1.15
 
-// rivalPlan is a solution of a restricted problem.
-type rivalPlan struct {
+// variant is a solution of a restricted problem.
+type variant struct {
 	program   *program
 	choices   [][]int // of nodes
 	objective int64
 }
 
-// rivals are the optima of a program's problem under restrictions, without the program's own.
-func (pr *program) rivals(ctx context.Context, s *request) (out []rivalPlan, err error) {
+// restrictedOptima are the optima of a program's problem under restrictions, without the program's own.
+func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []variant, err error) {
 	engine := problem.Direct(s.in.Engine)
 	seen := [][][]int{pr.nodes(pr.choices)}
 	posed := map[string]bool{}
-	for _, x := range s.restraints() {
+	for _, x := range s.choiceFilters() {
 		kept := pr.kept(s, x)
 		key := fmt.Sprint(kept)
 		if kept == nil || posed[key] {
@@ -65,20 +65,20 @@ func (pr *program) rivals(ctx context.Context, s *request) (out []rivalPlan, err
 		if err != nil {
 			return nil, err
 		}
-		if float64(sol.ObjectiveNS) > rivalSpread*float64(pr.report.ObjectiveNS) {
+		if float64(sol.ObjectiveNS) > variantSpread*float64(pr.report.ObjectiveNS) {
 			continue
 		}
 		nodes := original(fewer.nodes(sol.Choices), kept)
 		if !slices.ContainsFunc(seen, func(x [][]int) bool { return slices.EqualFunc(x, nodes, slices.Equal) }) {
 			seen = append(seen, nodes)
-			out = append(out, rivalPlan{pr, nodes, sol.ObjectiveNS})
+			out = append(out, variant{pr, nodes, sol.ObjectiveNS})
 		}
 	}
 	return out, nil
 }
 
-// shares are the decisions of a rival as lowering needs them, without prices and alternatives.
-func (r *rivalPlan) shares() (out []planir.Decision) {
+// shares are the decisions of a variant as lowering needs them, without prices and alternatives.
+func (r *variant) shares() (out []planir.Decision) {
 	for j, in := range r.program.instances {
 		for i, choice := range r.choices[j] {
 			out = append(out, in.candidates[i][choice].Decision)
@@ -91,8 +91,8 @@ func (r *rivalPlan) shares() (out []planir.Decision) {
 func (pr *program) decided(plan *planir.Plan) (out []planir.Decision) {
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			decision := *DecisionAt(plan, in.stage.Nodes[i].Name, in.stage.Rows)
-			decision.Rows = in.stage.Rows
+			decision := *DecisionAt(plan, in.section.Nodes[i].Name, in.section.Rows)
+			decision.Rows = in.section.Rows
 			out = append(out, decision)
 		}
 	}
@@ -120,10 +120,10 @@ func (pr *program) nodes(posed [][]int) [][]int {
 	return out
 }
 
-// rivalSets are the sets of processors that rivals may use, those of many processors first.
-func (s *request) rivalSets() (out []uint64) {
+// processorSets are the sets of processors that variants may use, those of many processors first.
+func (s *request) processorSets() (out []uint64) {
 	procs := len(s.Procs)
-	for set := uint64(1)<<min(procs, 16) - 1; set > 0 && len(out) < maxRivalSets; set-- {
+	for set := uint64(1)<<min(procs, 16) - 1; set > 0 && len(out) < maxProcessorSets; set-- {
 		out = append(out, set)
 	}
 	for proc := range procs { // one alone is always among them
@@ -134,25 +134,25 @@ func (s *request) rivalSets() (out []uint64) {
 	return out
 }
 
-// restraint reduces the choices of a rival to some strategies, then to some processors.
-type restraint struct {
+// choiceFilter reduces the choices of a variant to some strategies, then to some processors.
+type choiceFilter struct {
 	strategies []planir.Strategy
 	procs      uint64
 }
 
-// restraints are what rivals are made under: a set of strategies on a set of processors. Where Input.Only restricts
-// the solve, some rivals are restricted twice: by Input.Only first, then by such a set.
-func (s *request) restraints() (out [][]restraint) {
-	sets := s.rivalSets()
+// choiceFilters are what variants are made under: a set of strategies on a set of processors. Where Input.Only
+// restricts the solve, some variants are restricted twice: by Input.Only first, then by such a set.
+func (s *request) choiceFilters() (out [][]choiceFilter) {
+	sets := s.processorSets()
 	for _, set := range sets {
 		for _, family := range families {
-			out = append(out, []restraint{{family, set}})
+			out = append(out, []choiceFilter{{family, set}})
 		}
 	}
 	for _, only := range sets[1:] {
 		for _, set := range sets[1:] {
 			for _, family := range families {
-				out = append(out, []restraint{{nil, only}, {family, set}})
+				out = append(out, []choiceFilter{{nil, only}, {family, set}})
 			}
 		}
 	}
@@ -160,7 +160,7 @@ func (s *request) restraints() (out [][]restraint) {
 }
 
 // kept are the choices of each node under restraints; nil where a node is left without one.
-func (pr *program) kept(s *request, all []restraint) (kept [][][]int) {
+func (pr *program) kept(s *request, all []choiceFilter) (kept [][][]int) {
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
 		for i := range in.candidates {
@@ -230,7 +230,7 @@ func (s *request) assisted(in *instance, node int, list []int, set uint64) uint6
 
 // among is the instance with some of its candidates.
 func (in *instance) among(kept [][]int) *instance {
-	out := &instance{stage: in.stage, prob: in.prob}
+	out := &instance{section: in.section, prob: in.prob}
 	out.prob.Items = slices.Clone(in.prob.Items)
 	for i, list := range kept {
 		out.candidates, out.masks = append(out.candidates, pick(in.candidates[i], list)), append(out.masks,
@@ -240,7 +240,7 @@ func (in *instance) among(kept [][]int) *instance {
 	for _, fork := range in.forks {
 		fork.entry.class, fork.exit.class = pick(fork.entry.class, kept[fork.second]), pick(fork.exit.class,
 			kept[fork.join])
-		fork.crossing = nil // known for all choices
+		fork.cache = nil // known for all choices
 		out.forks = append(out.forks, fork)
 	}
 	out.findPaths()
@@ -268,55 +268,56 @@ func original(choices [][]int, kept [][][]int) [][]int {
 	return out
 }
 
-// compete returns the plan in which every program is the fastest of its optimum and its rivals by the timeline, with
-// what short calls leave idle. A program that is not its problem's optimum is no longer said to be.
+// fasterByTimeline returns the plan in which every program is the fastest of its optimum and its variants by the
+// timeline, with what short calls leave idle. A program that is not its problem's optimum is no longer said to be.
 //
 // The problem of a program adds up times, and does not see where processors meet between sections or when each share
-// ends. The timeline does, but only of a lowered plan. So solutions of restricted problems are timed beside the
-// optimum (race), and the fastest of them is improved node by node (polish).
-func (s *planner) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+// ends. The timeline does, but only of a lowered plan. So solutions of restricted problems are timed beside the optimum
+// (tryVariants), and the fastest of them is improved node by node (localSearch).
+func (s *planner) fasterByTimeline(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
 		return plan, nil // what is asked for is not the least time of every program
 	}
 	rows := s.want.Rows()
-	field := make([]contest, len(rows))
+	incumbents := make([]incumbent, len(rows))
 	for i, size := range rows {
 		pr, err := s.program(size, s.assigned(size))
 		if err != nil {
 			return nil, err
 		}
-		contest := &field[i]
-		contest.program, contest.choices = pr, pr.nodes(pr.choices)
-		contest.decisions = pr.decided(plan)
-		if contest.rivals, err = pr.rivals(ctx, &s.request); err != nil {
+		incumbent := &incumbents[i]
+		incumbent.program, incumbent.choices = pr, pr.nodes(pr.choices)
+		incumbent.decisions = pr.decided(plan)
+		if incumbent.variants, err = pr.restrictedOptima(ctx, &s.request); err != nil {
 			return nil, err
 		}
-		if contest.best, err = s.timed(plan, size); err != nil {
+		if incumbent.bestNS, err = s.timed(plan, size); err != nil {
 			return nil, err
 		}
-		contest.best += pr.idleNS(plan)
+		incumbent.bestNS += pr.idleNS(plan)
 	}
-	if err := s.race(plan, field); err != nil {
+	if err := s.tryVariants(plan, incumbents); err != nil {
 		return nil, err
 	}
-	// A restricted plan is not polished: moving could take it to a better one than that without the restriction.
+	// Without localSearch for a restricted plan: moving could take it to a better one than that without the
+	// restriction.
 	if len(s.in.Only) == 0 && len(s.in.Strategies) == 0 {
-		if err := s.polish(ctx, plan, field); err != nil {
+		if err := s.localSearch(ctx, plan, incumbents); err != nil {
 			return nil, err
 		}
 	}
 	out := *plan
 	out.Solver = slices.Clone(plan.Solver)
-	decisions := make([][]planir.Decision, len(field))
+	decisions := make([][]planir.Decision, len(incumbents))
 	changed := false
-	for i := range field {
-		contest := &field[i]
-		decisions[i] = contest.decisions
-		if contest.winner != nil {
+	for i := range incumbents {
+		incumbent := &incumbents[i]
+		decisions[i] = incumbent.decisions
+		if incumbent.variant != nil {
 			changed = true
-			decisions[i] = contest.winner.program.decisions(contest.winner.choices)
+			decisions[i] = incumbent.variant.program.decisions(incumbent.variant.choices)
 			report := &out.Solver[i]
-			report.ObjectiveNS, report.Status = contest.winner.objective, StatusFaster
+			report.ObjectiveNS, report.Status = incumbent.variant.objective, StatusFaster
 		}
 	}
 	if !changed {
@@ -325,30 +326,30 @@ func (s *planner) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	return &out, s.decide(&out, decisions)
 }
 
-// polish starts from the fastest choices known of every program. It moves one node to the cheapest choice of another
-// kind, keeps the move if the timeline gets shorter, and goes on with the next node until no move helps: a local
-// search with first improvement. As lowering makes all programs at a time, each trial plan has one move of every
+// localSearch starts from the fastest choices known of every program. It moves one node to the cheapest choice of
+// another kind, keeps the move if the timeline gets shorter, and goes on with the next node until no move helps: a
+// local search with first improvement. As lowering makes all programs at a time, each trial plan has one move of every
 // program; programs do not change each other's times.
-func (s *request) polish(ctx context.Context, plan *planir.Plan, field []contest) error {
-	starts := make([]polished, len(field))
+func (s *request) localSearch(ctx context.Context, plan *planir.Plan, incumbents []incumbent) error {
+	starts := make([]neighbourhood, len(incumbents))
 	most := 0
-	for i := range field {
-		starts[i] = s.polished(&field[i])
+	for i := range incumbents {
+		starts[i] = s.neighbourhoodOf(&incumbents[i])
 		most = max(most, len(starts[i].moves))
 	}
-	for range polishPasses {
+	for range searchPasses {
 		better := false
 		for round := range most {
 			if err := ctx.Err(); err != nil {
 				return diag.New(diag.ClassInterrupted, "solve: %w", err)
 			}
-			tried := make([]*rivalPlan, len(field))
-			for i := range field {
+			tried := make([]*variant, len(incumbents))
+			for i := range incumbents {
 				if round < len(starts[i].moves) {
-					tried[i] = starts[i].after(starts[i].moves[round])
+					tried[i] = starts[i].moved(starts[i].moves[round])
 				}
 			}
-			faster, err := s.try(plan, field, tried)
+			faster, err := s.try(plan, incumbents, tried)
 			if err != nil {
 				return err
 			}
@@ -364,21 +365,21 @@ func (s *request) polish(ctx context.Context, plan *planir.Plan, field []contest
 // move gives a node another choice.
 type move struct{ instance, node, choice int }
 
-// polished is a program whose nodes are moved, from where that starts.
-type polished struct {
-	*contest
+// neighbourhood is a program whose nodes are moved, from where that starts.
+type neighbourhood struct {
+	*incumbent
 	moves   []move
 	problem *problem.Partition
-	start   rivalPlan
+	start   variant
 }
 
-// polished sets a program up for polish, from its winner so far, with one move for each kind of candidate of each
-// node.
-func (s *request) polished(c *contest) polished {
-	out := polished{contest: c, problem: c.program.partition(s, problem.Time)}
-	out.start = rivalPlan{c.program, c.choices, c.program.report.ObjectiveNS}
-	if c.winner != nil {
-		out.start = *c.winner
+// neighbourhoodOf sets a program up for localSearch, from its best variant so far, with one move for each kind of
+// candidate of each node.
+func (s *request) neighbourhoodOf(c *incumbent) neighbourhood {
+	out := neighbourhood{incumbent: c, problem: c.program.partition(s, problem.Time)}
+	out.start = variant{c.program, c.choices, c.program.report.ObjectiveNS}
+	if c.variant != nil {
+		out.start = *c.variant
 	}
 	for k, in := range c.program.instances {
 		for node := range in.candidates {
@@ -390,34 +391,34 @@ func (s *request) polished(c *contest) polished {
 	return out
 }
 
-// after is the program with one node moved; nil where the node is there already, processors exclude each other, or
+// moved is the program with one node moved; nil where the node is there already, processors exclude each other, or
 // the problem says that the program takes far too long.
-func (p *polished) after(m move) *rivalPlan {
+func (p *neighbourhood) moved(m move) *variant {
 	if p.choices[m.instance][m.node] == m.choice {
 		return nil
 	}
-	rival := &rivalPlan{program: p.program, choices: slices.Clone(p.choices)}
-	rival.choices[m.instance] = slices.Clone(rival.choices[m.instance])
-	rival.choices[m.instance][m.node] = m.choice
+	tested := &variant{program: p.program, choices: slices.Clone(p.choices)}
+	tested.choices[m.instance] = slices.Clone(tested.choices[m.instance])
+	tested.choices[m.instance][m.node] = m.choice
 	// Nodes are posed one after the other; what branches save side by side counts as it did before.
-	moved := p.start.objective + p.problem.ObjectiveNS(rival.choices) - p.problem.ObjectiveNS(p.start.choices)
-	rival.objective = max(p.program.report.BoundNS, moved)
-	_, _, excluded := p.problem.Conflict(rival.choices)
-	if excluded || float64(rival.objective) > polishSpread*float64(p.program.report.ObjectiveNS) {
+	moved := p.start.objective + p.problem.ObjectiveNS(tested.choices) - p.problem.ObjectiveNS(p.start.choices)
+	tested.objective = max(p.program.report.BoundNS, moved)
+	_, _, excluded := p.problem.Conflict(tested.choices)
+	if excluded || float64(tested.objective) > moveSpread*float64(p.program.report.ObjectiveNS) {
 		return nil
 	}
-	return rival
+	return tested
 }
 
-// try times one rival of each program, nil for none, in one lowered plan, and reports whether one is the fastest so
+// try times one variant of each program, nil for none, in one lowered plan, and reports whether one is the fastest so
 // far.
-func (s *request) try(plan *planir.Plan, field []contest, rivals []*rivalPlan) (better bool, err error) {
-	trial, decisions := *plan, make([][]planir.Decision, len(field))
+func (s *request) try(plan *planir.Plan, incumbents []incumbent, variants []*variant) (better bool, err error) {
+	trial, decisions := *plan, make([][]planir.Decision, len(incumbents))
 	some := false
-	for i := range field {
-		decisions[i] = field[i].decisions
-		if rivals[i] != nil {
-			decisions[i], some = rivals[i].shares(), true
+	for i := range incumbents {
+		decisions[i] = incumbents[i].decisions
+		if variants[i] != nil {
+			decisions[i], some = variants[i].shares(), true
 		}
 	}
 	if !some {
@@ -427,52 +428,53 @@ func (s *request) try(plan *planir.Plan, field []contest, rivals []*rivalPlan) (
 		return false, err
 	}
 	for i, rows := range s.want.Rows() {
-		contest, rival := &field[i], rivals[i]
-		if rival == nil {
+		incumbent, tested := &incumbents[i], variants[i]
+		if tested == nil {
 			continue
 		}
 		ns, err := s.timed(&trial, rows)
 		if err != nil {
 			return false, err
 		}
-		if ns += rival.program.idleNS(&trial); ns < contest.best {
-			contest.best, contest.winner, better = ns, rival, true
-			contest.choices, contest.decisions = rival.choices, decisions[i]
+		if ns += tested.program.idleNS(&trial); ns < incumbent.bestNS {
+			incumbent.bestNS, incumbent.variant, better = ns, tested, true
+			incumbent.choices, incumbent.decisions = tested.choices, decisions[i]
 		}
 	}
 	return better, nil
 }
 
-// Limits of polish.
+// Limits of localSearch.
 const (
-	polishPasses = 4    // over all nodes
-	polishSpread = 1.05 // as rivalSpread: one node moves at a time
+	searchPasses = 4    // over all nodes
+	moveSpread   = 1.05 // as variantSpread: one node moves at a time
 )
 
-// contest is a program's optimum and its rivals.
-type contest struct {
+// incumbent is the best that is known of a program, and what is tried beside it.
+type incumbent struct {
 	program   *program
 	choices   [][]int // of nodes: the best that there is
 	decisions []planir.Decision
-	rivals    []rivalPlan
-	best      int64      // predicted, and idle
-	winner    *rivalPlan // nil: the optimum
+	variants  []variant
+	bestNS    int64    // predicted, and idle
+	variant   *variant // nil: the optimum
 }
 
-// race times all rivals: the first of every program in one lowered plan, then the second of every one, and so on.
-func (s *request) race(plan *planir.Plan, field []contest) error {
+// tryVariants times all variants: the first of every program in one lowered plan, then the second of every one, and so
+// on.
+func (s *request) tryVariants(plan *planir.Plan, incumbents []incumbent) error {
 	most := 0
-	for i := range field {
-		most = max(most, len(field[i].rivals))
+	for i := range incumbents {
+		most = max(most, len(incumbents[i].variants))
 	}
 	for round := range most {
-		tried := make([]*rivalPlan, len(field))
-		for i := range field {
-			if round < len(field[i].rivals) {
-				tried[i] = &field[i].rivals[round]
+		tried := make([]*variant, len(incumbents))
+		for i := range incumbents {
+			if round < len(incumbents[i].variants) {
+				tried[i] = &incumbents[i].variants[round]
 			}
 		}
-		if _, err := s.try(plan, field, tried); err != nil {
+		if _, err := s.try(plan, incumbents, tried); err != nil {
 			return err
 		}
 	}

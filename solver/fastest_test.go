@@ -33,7 +33,7 @@ func TestNoMoveIsFaster(t *testing.T) {
 			best += pr.idleNS(plan)
 			for _, in := range pr.instances {
 				for n := range in.candidates {
-					node := in.stage.Nodes[n].Name
+					node := in.section.Nodes[n].Name
 					for _, c := range kinds(in.candidates[n]) {
 						other := *plan
 						decisions := make([][]planir.Decision, len(ses.want.Rows()))

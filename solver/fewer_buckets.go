@@ -101,7 +101,7 @@ func (s *schemeChoice) mayBeat(buckets int, plan *planir.Plan, most float64) (bo
 			continue
 		}
 		shorter := fewer.ContextAt(rows) < s.want.ContextAt(rows)
-		total += float64(s.want.Weights.Prefill*fewer.Share[i]) * s.leastOver(rows, shorter, s.bare)
+		total += float64(s.want.Weights.Prefill*fewer.Share[i]) * s.leastOver(rows, shorter, s.costWithoutIdle)
 		if total >= most {
 			return false, nil
 		}
@@ -128,16 +128,16 @@ func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 // the least that a candidate takes.
 func (s *pricing) leastOver(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
 	cheapest := map[string]float64{}
-	for key, pool := range s.pools {
-		if key.rows != rows || pool.err != nil {
+	for key, set := range s.candidateSets {
+		if key.rows != rows || set.err != nil {
 			continue
 		}
-		if noAttention && pool.st.Nodes[pool.node].Op().Kind == op.Attention {
+		if noAttention && set.st.Nodes[set.node].Op().Kind == op.Attention {
 			continue
 		}
 		least := math.Inf(1)
-		for i := range pool.list {
-			least = min(least, takes(&pool.list[i]))
+		for i := range set.list {
+			least = min(least, takes(&set.list[i]))
 		}
 		if old, ok := cheapest[key.node]; !ok || least < old {
 			cheapest[key.node] = least
@@ -155,8 +155,8 @@ func (s *pricing) leastOver(rows int, noAttention bool, takes func(c *price.Cand
 	return total
 }
 
-// bare is the time or energy of a candidate, whichever is minimised, without what short calls leave idle.
-func (s *request) bare(candidate *price.Candidate) float64 {
+// costWithoutIdle is the time or energy of a candidate, whichever is minimised, without what short calls leave idle.
+func (s *request) costWithoutIdle(candidate *price.Candidate) float64 {
 	if s.measure() == problem.Energy {
 		return float64(candidate.EnergyNJ)
 	}
@@ -168,13 +168,13 @@ func (pr *program) idleNS(plan *planir.Plan) int64 {
 	var total int64
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			decision := DecisionAt(plan, in.stage.Nodes[i].Name, in.stage.Rows)
+			decision := DecisionAt(plan, in.section.Nodes[i].Name, in.section.Rows)
 			at := in.find(i, decision)
 			if at < 0 {
 				continue
 			}
 			candidate := &in.candidates[i][at]
-			total += (candidate.CostNS - candidate.PredictNS) * int64(in.stage.Repeat)
+			total += (candidate.CostNS - candidate.PredictNS) * int64(in.section.Repeat)
 		}
 	}
 	return total

@@ -34,16 +34,16 @@ import (
 // other. join is the first node that needs both.
 type forkJoin struct {
 	split, second, join int
-	entry               waits     // of the second branch's first node for split
-	exit                waits     // of join for the first branch's last node
-	crossing            *crossing // what is known of it, also to other sections that have the same fork
+	entry               forkHandover // of the second branch's first node for split
+	exit                forkHandover // of join for the first branch's last node
+	cache               *forkCache   // what is known of it, also to other sections that have the same fork
 	paths               []path
 	pieces              map[[2]int][]piece // of nodes and choices
 }
 
-// waits are hand-overs between nodes that are no neighbours in the chain: from classes that the writer leaves its
-// outputs in to classes that choices of the reader read them from.
-type waits struct {
+// forkHandover are hand-overs between nodes that are no neighbours in the chain: from classes that the writer leaves
+// its outputs in to classes that choices of the reader read them from.
+type forkHandover struct {
 	class []int // of each choice of the reader
 	ns    [][]int64
 }
@@ -136,7 +136,7 @@ func (in *instance) sideBySide(fork *forkJoin, choices []int) bool {
 			second |= in.masks[i][choices[i]]
 		}
 	}
-	return in.stage.SideBySide(first, second)
+	return in.section.SideBySide(first, second)
 }
 
 // costOf is what a node's choice counts for, in ns.
@@ -148,7 +148,7 @@ func (in *instance) cost(node, choice int) int64 { return in.prob.Items[node].Ch
 // through is the time from the end of split to the end of join when the fork's branches run side by side.
 func (in *instance) through(fork *forkJoin, choices []int, of costOf) int64 {
 	ns := in.apart(fork, choices, of)
-	if in.stage.Memory == nil {
+	if in.section.Memory == nil {
 		return ns
 	}
 	return max(ns, in.contended(fork, choices, fork.join+1, of))
@@ -254,8 +254,8 @@ func (in *instance) findPaths() {
 	for i := range in.forks {
 		fork := &in.forks[i]
 		fork.pieces = map[[2]int][]piece{}
-		if fork.crossing == nil {
-			fork.crossing = newCrossing(newSide(nil), newSide(nil), nil)
+		if fork.cache == nil {
+			fork.cache = newForkCache(newBranchCache(nil), newBranchCache(nil), nil)
 		}
 		fork.paths = in.paths(fork, come, togo)
 	}

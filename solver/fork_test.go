@@ -103,7 +103,7 @@ func drawnFork(t *rapid.T) *instance {
 	f.second = f.split + 1 + first
 	f.join = f.second + second
 	length := f.join + 1 + ints("behind", 0, 1)
-	in := &instance{stage: st, prob: problem.Chain{Name: "layers", Repeat: ints("repeat", 1, 3)}}
+	in := &instance{section: st, prob: problem.Chain{Name: "layers", Repeat: ints("repeat", 1, 3)}}
 	edges := func(from, to int) (out [][]int64) {
 		for range from {
 			row := make([]int64, to)
@@ -141,7 +141,7 @@ func drawnFork(t *rapid.T) *instance {
 		}
 		return out
 	}
-	f.entry, f.exit = waits{class(f.second), edges(2, 2)}, waits{class(f.join), edges(2, 2)}
+	f.entry, f.exit = forkHandover{class(f.second), edges(2, 2)}, forkHandover{class(f.join), edges(2, 2)}
 	in.forks = []forkJoin{f}
 	in.findPaths()
 	in.posed = in.widen()
@@ -227,8 +227,8 @@ func TestForkHiGHS(t *testing.T) {
 
 func partitionOf(in *instance) *problem.Partition {
 	p := &problem.Partition{Name: "drawn", Chains: []problem.Chain{in.posed}}
-	for i := range in.stage.Procs {
-		p.Procs = append(p.Procs, in.stage.Procs[i].Name)
+	for i := range in.section.Procs {
+		p.Procs = append(p.Procs, in.section.Procs[i].Name)
 	}
 	return p
 }

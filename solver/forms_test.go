@@ -87,7 +87,7 @@ func TestFormsAgainstAll(t *testing.T) {
 	chosen := map[op.Form]bool{}
 	for seed := range 6 {
 		session.prices = lottery{seed}
-		st := session.stage(&sec, 30)
+		st := session.section(&sec, 30)
 		lists, errs := st.Candidates()
 		all := make([][]price.Candidate, len(lists))
 		for i := range sec.Nodes {

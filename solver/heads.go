@@ -47,14 +47,14 @@ func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
 			return err
 		}
 		for _, in := range posed.instances {
-			for at := range in.stage.Nodes {
-				if in.stage.Nodes[at].Op().Kind != op.SparseAttend || at < 2 {
+			for at := range in.section.Nodes {
+				if in.section.Nodes[at].Op().Kind != op.SparseAttend || at < 2 {
 					continue
 				}
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				if err := s.headPipeline(plan, in.stage, at); err != nil {
+				if err := s.headPipeline(plan, in.section, at); err != nil {
 					return err
 				}
 			}
@@ -138,8 +138,8 @@ func meanOf(heads []keptHeads) (mean keptHeads) {
 	return keptHeads{rounded(mean.density), rounded(mean.estimated)}
 }
 
-// keptHeads is what the query heads of each key head keep, over the layers of a section; without a calibration the plan's
-// density.
+// keptHeads is what the query heads of each key head keep, over the layers of a section; without a calibration the
+// plan's density.
 func (s *session) keptHeads(section string, count int) []keptHeads {
 	out := slices.Repeat([]keptHeads{{s.in.attention.Density, 1}}, count)
 	if s.in.Calibration == nil || s.in.Calibration.Attention == nil {

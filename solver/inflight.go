@@ -167,7 +167,7 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 // wholeOperators are the best decisions of a program that leave every operator whole on one processor, nil where there
 // are none.
 func (s *session) wholeOperators(ctx context.Context, pr *program) ([]planir.Decision, int64, error) {
-	kept := pr.kept(&s.request, []restraint{{[]planir.Strategy{planir.Single, planir.Padding}, s.rivalSets()[0]}})
+	kept := pr.kept(&s.request, []choiceFilter{{[]planir.Strategy{planir.Single, planir.Padding}, s.processorSets()[0]}})
 	if kept == nil {
 		return nil, 0, nil
 	}

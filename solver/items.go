@@ -10,30 +10,30 @@ import (
 )
 
 // A node's choices depend on its own scheme, and the hand-over into it on its scheme and its neighbour's. All
-// combinations of schemes are therefore posed of the same items, which a shelf keeps.
+// combinations of schemes are therefore posed of the same items, which a cache keeps.
 
-// shelf is the menus and items that chains have been posed of.
-type shelf struct {
-	menus map[poolKey]*menu
-	items map[itemKey]*item
-	bytes int64 // that the session counts for them
-	room  leastScratch
+// itemCache is the choices and items that chains have been posed of.
+type itemCache struct {
+	choices map[nodeKey]*nodeChoices
+	items   map[itemKey]*item
+	bytes   int64 // that the session counts for them
+	scratch pathScratch
 }
 
-// newShelf is an empty shelf.
-func newShelf() *shelf {
-	return &shelf{menus: map[poolKey]*menu{}, items: map[itemKey]*item{}}
+// newItemCache is an empty cache.
+func newItemCache() *itemCache {
+	return &itemCache{choices: map[nodeKey]*nodeChoices{}, items: map[itemKey]*item{}}
 }
 
 // itemKey names a node behind another one. meets is false for the first node of a section that never follows itself:
 // nothing is handed over to it.
 type itemKey struct {
-	before, node poolKey
+	before, node nodeKey
 	meets        bool
 }
 
-// menu is what a node can be executed as, in one scheme.
-type menu struct {
+// nodeChoices is what a node can be executed as, in one scheme.
+type nodeChoices struct {
 	list    []price.Candidate
 	choices []problem.Choice // without Before
 	after   []string         // location classes
@@ -42,10 +42,10 @@ type menu struct {
 	masks   []uint64         // processors, by choice
 }
 
-// newMenu is the menu of a node with these candidates. Candidates that write to the same places share a location
-// class.
-func newMenu(st *price.Section, node int, list []price.Candidate) *menu {
-	options := &menu{list: list, out: st.Nodes[node].Out}
+// newNodeChoices is the choices of a node with these candidates. Candidates that write to the same places share a
+// location class.
+func newNodeChoices(st *price.Section, node int, list []price.Candidate) *nodeChoices {
+	options := &nodeChoices{list: list, out: st.Nodes[node].Out}
 	seen := map[string]int{}
 	for i := range list {
 		candidate := &list[i]
@@ -69,8 +69,8 @@ func newMenu(st *price.Section, node int, list []price.Candidate) *menu {
 	return options
 }
 
-// of reports whether a menu is of these candidates, the very same ones.
-func (m *menu) of(list []price.Candidate) bool {
+// madeOf reports whether the choices are of these candidates, the very same ones.
+func (m *nodeChoices) madeOf(list []price.Candidate) bool {
 	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
 }
 
@@ -85,13 +85,13 @@ func maskOf(procs []int) (mask uint64) {
 // item is a node behind a neighbour, as chains have it.
 type item struct {
 	problem.Item
-	masks []uint64 // processors, by choice
-	leg   *leg     // once asked for
+	masks   []uint64     // processors, by choice
+	reduced *reducedItem // once asked for
 }
 
 // newItem is the item of a node behind another one, with the hand-over times between their location classes. What the
 // node reads of earlier ones (the residual stream) has long been written and costs no wait.
-func newItem(st *price.Section, node int, options, before *menu, meets bool) (*item, error) {
+func newItem(st *price.Section, node int, options, before *nodeChoices, meets bool) (*item, error) {
 	posed := &item{Item: problem.Item{Name: st.Nodes[node].Name, Choices: slices.Clone(options.choices),
 		After: options.after}, masks: options.masks}
 	var reads [][]price.Region
@@ -127,9 +127,9 @@ func newItem(st *price.Section, node int, options, before *menu, meets bool) (*i
 	return posed, nil
 }
 
-// waits are the hand-overs into an item from a node that is not its neighbour in the chain.
-func (x *item) waits() waits {
-	w := waits{ns: x.EdgeNS}
+// handovers are the hand-overs into an item from a node that is not its neighbour in the chain.
+func (x *item) handovers() forkHandover {
+	w := forkHandover{ns: x.EdgeNS}
 	for i := range x.Choices {
 		w.class = append(w.class, x.Choices[i].Before)
 	}
@@ -138,12 +138,12 @@ func (x *item) waits() waits {
 
 // pose poses the problem of a section: its nodes in order, with candidates.
 func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) {
-	menus := make([]*menu, len(candidates))
+	nodes := make([]*nodeChoices, len(candidates))
 	for i, list := range candidates {
-		menus[i] = newMenu(st, i, list)
+		nodes[i] = newNodeChoices(st, i, list)
 	}
 	in, err := assemble(st, candidates, func(before, node int, meets bool) (*item, error) {
-		return newItem(st, node, menus[node], menus[before], meets)
+		return newItem(st, node, nodes[node], nodes[before], meets)
 	})
 	if err != nil {
 		return nil, err
@@ -157,7 +157,7 @@ func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) 
 // one. The first node comes behind the last one, since sections repeat.
 func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int,
 	meets bool) (*item, error)) (*instance, error) {
-	in := &instance{stage: st, candidates: candidates}
+	in := &instance{section: st, candidates: candidates}
 	in.prob = problem.Chain{Name: st.Name, Repeat: st.Repeat, Breaks: st.Breaks}
 	length := len(candidates)
 	for i := range candidates {
@@ -179,7 +179,7 @@ func assemble(st *price.Section, candidates [][]price.Candidate, of func(before,
 		if err != nil {
 			return nil, err
 		}
-		fork.entry, fork.exit = second.waits(), join.waits()
+		fork.entry, fork.exit = second.handovers(), join.handovers()
 	}
 	return in, nil
 }
@@ -188,20 +188,20 @@ func assemble(st *price.Section, candidates [][]price.Candidate, of func(before,
 func (s *pricing) assembled(sec *lower.Section, rows int) (*instance, error) {
 	lists := make([][]price.Candidate, len(sec.Nodes))
 	for i := range sec.Nodes {
-		key := poolOf(rows, &sec.Nodes[i])
-		if s.pools[key] == nil {
+		key := keyOfNode(rows, &sec.Nodes[i])
+		if s.candidateSets[key] == nil {
 			s.price(sec, rows)
 		}
-		pool := s.pools[key]
-		if pool.err != nil {
-			return nil, pool.err
+		set := s.candidateSets[key]
+		if set.err != nil {
+			return nil, set.err
 		}
-		lists[i] = pool.list
-		if m := s.shelf.menus[key]; m != nil && !m.of(pool.list) {
-			s.renew() // a session that shares the candidates has others
+		lists[i] = set.list
+		if m := s.items.choices[key]; m != nil && !m.madeOf(set.list) {
+			s.dropItems() // a session that shares the candidates has others
 		}
 	}
-	st := s.stage(sec, rows)
+	st := s.section(sec, rows)
 	in, err := assemble(st, lists, func(before, node int, meets bool) (*item, error) {
 		return s.item(st, lists, before, node, meets)
 	})
@@ -209,45 +209,46 @@ func (s *pricing) assembled(sec *lower.Section, rows int) (*instance, error) {
 		return nil, err
 	}
 	for i := range in.forks {
-		s.crossing(in, &in.forks[i])
+		s.findForkCache(in, &in.forks[i])
 	}
 	return in, nil
 }
 
-// item is that of a node of a section, from the shelf.
+// item is that of a node of a section, from the cache.
 func (s *pricing) item(st *price.Section, lists [][]price.Candidate, before, node int, meets bool) (*item, error) {
-	menu := func(i int) *menu {
-		key := poolOf(st.Rows, &st.Nodes[i])
-		menu := s.shelf.menus[key]
-		if menu == nil {
-			menu = newMenu(st, i, lists[i])
-			s.shelf.menus[key] = menu
-			s.keepOnShelf(menu.bytes())
+	choicesOf := func(i int) *nodeChoices {
+		key := keyOfNode(st.Rows, &st.Nodes[i])
+		known := s.items.choices[key]
+		if known == nil {
+			known = newNodeChoices(st, i, lists[i])
+			s.items.choices[key] = known
+			s.takeItems(known.bytes())
 		}
-		return menu
+		return known
 	}
-	key := itemKey{poolOf(st.Rows, &st.Nodes[before]), poolOf(st.Rows, &st.Nodes[node]), meets}
-	if item := s.shelf.items[key]; item != nil {
+	key := itemKey{keyOfNode(st.Rows, &st.Nodes[before]), keyOfNode(st.Rows, &st.Nodes[node]), meets}
+	if item := s.items.items[key]; item != nil {
 		return item, nil
 	}
-	item, err := newItem(st, node, menu(node), menu(before), meets)
+	item, err := newItem(st, node, choicesOf(node), choicesOf(before), meets)
 	if err == nil {
-		s.shelf.items[key] = item
-		s.keepOnShelf(item.bytes())
+		s.items.items[key] = item
+		s.takeItems(item.bytes())
 	}
 	return item, err
 }
 
-// keepOnShelf counts bytes that the shelf keeps.
-func (s *pricing) keepOnShelf(bytes int64) {
-	s.shelf.bytes += bytes
+// takeItems counts bytes that the cache keeps.
+func (s *pricing) takeItems(bytes int64) {
+	s.items.bytes += bytes
 	s.take(bytes)
 }
 
-// renew forgets everything that was posed of candidates which have changed, and gives its memory back to the ledger.
-func (s *pricing) renew() {
+// dropItems forgets everything that was posed of candidates which have changed, and gives its memory back to the
+// budget.
+func (s *pricing) dropItems() {
 	s.forget()
-	s.kept -= s.shelf.bytes
-	s.ledger.release(s.shelf.bytes)
-	s.shelf = newShelf()
+	s.kept -= s.items.bytes
+	s.budget.release(s.items.bytes)
+	s.items = newItemCache()
 }

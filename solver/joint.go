@@ -54,7 +54,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 				return nil, err
 			}
 			if fresh {
-				s.cache(needsBytes(all))
+				s.takeCached(needsBytes(all))
 			}
 			assets.scanAll(all)
 		}
@@ -70,7 +70,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 		j.Parts = append(j.Parts, problem.Part{Partition: partition, Weight: weight, MaxNS: slowest[program.name]})
 	}
 	j.Assets = assets.list
-	return j, s.ledger.lend(j.bytes(), "the problem of all programs together")
+	return j, s.budget.checkWith(j.bytes(), "the problem of all programs together")
 }
 
 // limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. The
@@ -127,7 +127,7 @@ func (j *joint) choices(plan *planir.Plan) [][][]int {
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
 			for i := range list {
-				decision := DecisionAt(plan, in.stage.Nodes[i].Name, in.stage.Rows)
+				decision := DecisionAt(plan, in.section.Nodes[i].Name, in.section.Rows)
 				if list[i] = in.find(i, decision); list[i] < 0 {
 					panic("BUG: decision on " + decision.Node + " is none of its candidates")
 				}
@@ -139,9 +139,9 @@ func (j *joint) choices(plan *planir.Plan) [][][]int {
 	return out
 }
 
-// models is what choices take of everything bounded, as the problem counts it, in the units of bounds. See unseen for
+// modelled is what choices take of everything bounded, as the problem counts it, in the units of bounds. See unseen for
 // what a lowered plan takes beyond that.
-func (j *joint) models(fresh *session, choices [][][]int) map[quantity]int64 {
+func (j *joint) modelled(fresh *session, choices [][][]int) map[quantity]int64 {
 	use := j.Use(choices)
 	out := map[quantity]int64{}
 	for _, bound := range fresh.bounds {

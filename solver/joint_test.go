@@ -106,7 +106,7 @@ func TestJointCountsWhatIsLoaded(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				said := j.models(s, choices)
+				said := j.modelled(s, choices)
 				for _, name := range []string{"c0", "c1"} {
 					load := check.Load(p, c.soc.Processor(name))
 					graphs, bytes := said[quantity{problem.LimitRegionGraphs, name}], said[quantity{problem.LimitRegionBytes, name}]

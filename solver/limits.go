@@ -251,7 +251,7 @@ func (s *session) posesAll() bool {
 			return false
 		}
 	}
-	return !s.thinned && len(s.want.Buckets) <= s.fewestForTime()
+	return !s.reduced && len(s.want.Buckets) <= s.fewestForTime()
 }
 
 // countsExactly reports whether a joint problem counts of a limit what the lowered plan takes: what a processor

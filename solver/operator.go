@@ -139,7 +139,7 @@ func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about
 		decided = append(decided, *x)
 	}
 	// Candidates at the given costs, with the plan's own ways among them even where they would not be listed.
-	st := s.stage(sec, about.Rows)
+	st := s.section(sec, about.Rows)
 	lists, errs := st.Candidates()
 	for i := range decided {
 		if errs[i] != nil {
@@ -167,7 +167,7 @@ func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about
 			Note: obstacle(plan, about, alternative, s.in.SoC)})
 	}
 	// Processors that cannot execute the operator are told with the reason.
-	for _, r := range posed.stage.Refused[about.Node] {
+	for _, r := range posed.section.Refused[about.Node] {
 		out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})
 	}
 	return out, nil

@@ -54,8 +54,8 @@ func (s *request) outliersOf(plan *planir.Plan) (out []planir.Outliers) {
 	return out
 }
 
-// hotOf lists the rows of weights that shadow outliers are expected to be multiplied by most often, for the layers of a plan
-// that keep them, as far as the calibration counted them.
+// hotOf lists the rows of weights that shadow outliers are expected to be multiplied by most often, for the layers of a
+// plan that keep them, as far as the calibration counted them.
 func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
 	if s.in.Calibration == nil {
 		return nil
@@ -81,8 +81,8 @@ func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
 	return out
 }
 
-// boundHot leaves hot rows out of a lowered plan whose memory is limited, unless it is predicted to hold less with them:
-// problems under a limit count whole weights, and a plan that they found to fit has to fit.
+// boundHot leaves hot rows out of a lowered plan whose memory is limited, unless it is predicted to hold less with
+// them: problems under a limit count whole weights, and a plan that they found to fit has to fit.
 func (s *request) boundHot(plan *planir.Plan) {
 	if len(plan.Hot) == 0 || s.in.MaxMemory == 0 && s.in.Workload.Memory == 0 {
 		return

@@ -70,8 +70,8 @@ type solved struct {
 	reports   []planir.Solve
 }
 
-// free solves every program by itself and lowers the plan.
-func (s *planner) free(ctx context.Context) (*planir.Plan, error) {
+// eachAlone solves every program by itself and lowers the plan.
+func (s *planner) eachAlone(ctx context.Context) (*planir.Plan, error) {
 	var made solved
 	for _, rows := range s.want.Rows() {
 		pr, err := s.program(rows, s.assigned(rows))
@@ -160,7 +160,7 @@ func (s *schemeChoice) assigned(rows int) assignment {
 // One program is given away at a time, and everything is predicted again, since programs are lowered together. Where
 // a bound breaks, the last change is taken back and no more are made.
 func (s *session) predict(plan *planir.Plan) error {
-	kept := s.settled || s.measure() != problem.Time || len(s.in.Ratio) > 0
+	kept := s.keepPrograms || s.measure() != problem.Time || len(s.in.Ratio) > 0
 	if err := s.timeSingles(plan); err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (s *session) predict(plan *planir.Plan) error {
 				}
 			}
 			if best >= 0 && !changed && !kept {
-				if changed, err = s.giveTo(plan, ph.Rows, pred.Singles[best].Proc); err != nil {
+				if changed, err = s.placeOn(plan, ph.Rows, pred.Singles[best].Proc); err != nil {
 					return err
 				}
 			}
@@ -205,9 +205,9 @@ func (s *session) predict(plan *planir.Plan) error {
 	}
 }
 
-// giveTo decides a program's own sections for one processor. It returns false when they are decided so already. The
+// placeOn decides a program's own sections for one processor. It returns false when they are decided so already. The
 // program's report then says that its solution was replaced.
-func (s *planner) giveTo(plan *planir.Plan, rows int, proc string) (bool, error) {
+func (s *planner) placeOn(plan *planir.Plan, rows int, proc string) (bool, error) {
 	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {
 		return false, err

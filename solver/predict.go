@@ -73,7 +73,7 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, 
 	total := 0.0
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			decision := DecisionAt(plan, in.stage.Nodes[i].Name, ph.Rows)
+			decision := DecisionAt(plan, in.section.Nodes[i].Name, ph.Rows)
 			busy := 0.0
 			for _, sh := range decision.Shares {
 				if s.Power[sh.Proc] == 0 {
@@ -88,7 +88,7 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, 
 				}
 				busy = float64(in.candidates[i][choice].EnergyNJ)
 			}
-			repeat := float64(in.stage.Repeat) * s.keptShare(plan, in.stage.Nodes[i].Name)
+			repeat := float64(in.section.Repeat) * s.keptShare(plan, in.section.Nodes[i].Name)
 			total += float64(repeat * busy)
 		}
 	}

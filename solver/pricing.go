@@ -11,18 +11,18 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// poolKey names the candidates of a node: they depend on nothing else.
-type poolKey struct {
+// nodeKey names the candidates of a node: they depend on nothing else.
+type nodeKey struct {
 	rows   int
 	node   string
 	scheme op.Scheme
 }
 
-// poolOf is the key of a node's candidates.
-func poolOf(rows int, n *lower.Node) poolKey { return poolKey{rows, n.Name, n.Op().Scheme} }
+// keyOfNode is the key of a node's candidates.
+func keyOfNode(rows int, n *lower.Node) nodeKey { return nodeKey{rows, n.Name, n.Op().Scheme} }
 
-// pool is the ways to execute a node, or why there are none.
-type pool struct {
+// candidateSet is the ways to execute a node, or why there are none.
+type candidateSet struct {
 	list []price.Candidate
 	err  error
 	st   *price.Section // that made them
@@ -39,17 +39,17 @@ func (s *pricing) price(sec *lower.Section, rows int) {
 		return
 	}
 	s.priced[key] = true
-	st := s.stage(sec, rows)
+	st := s.section(sec, rows)
 	lists, errs := st.Candidates()
 	for i := range lists {
 		lists[i] = st.Restrict(i, lists[i])
 	}
 	for i := range sec.Nodes {
-		key := poolOf(rows, &sec.Nodes[i])
-		old := s.pools[key]
+		key := keyOfNode(rows, &sec.Nodes[i])
+		old := s.candidateSets[key]
 		switch {
 		case old == nil:
-			s.pools[key] = &pool{lists[i], errs[i], st, i}
+			s.candidateSets[key] = &candidateSet{lists[i], errs[i], st, i}
 			s.take(candidatesBytes(lists[i]))
 		case !sec.Nodes[i].Op().HasScheme() && !s.listed:
 			seen := map[string]bool{}
@@ -106,25 +106,25 @@ func (s *pricing) instance(sec *lower.Section, rows int) (*instance, error) {
 // pricing keeps the candidates of operators and what was posed of them, and counts the memory that they take.
 type pricing struct {
 	request
-	pools     map[poolKey]*pool
-	listed    bool              // bounds on assignments rely on the pools
-	priced    map[string]bool   // by sectionKey
-	noted     map[string]bool   // processors whose lack of prices was mentioned
-	divisions []planir.Decision // how programs divide columns, offered to each other
-	shelf     *shelf
-	instances map[string]*instance    // by sectionKey
-	programs  map[programKey]*program // posed so far
-	leasts    map[string][]int64      // by sectionKey, of each set of processors; nil: not known
-	sides     map[string]*branchWays  // branches of forks, by the schemes of their nodes
-	crossings map[string]*crossing    // forks, by the same
-	ledger    *ledger                 // of what is kept, shared with sessions of the same solve
-	kept      int64                   // bytes of it, of candidates and combinations
-	cached    int64                   // bytes of it, of posed problems
+	candidateSets map[nodeKey]*candidateSet
+	listed        bool              // bounds on assignments rely on the candidate sets
+	priced        map[string]bool   // by sectionKey
+	noted         map[string]bool   // processors whose lack of prices was mentioned
+	divisions     []planir.Decision // how programs divide columns, offered to each other
+	items         *itemCache
+	instances     map[string]*instance    // by sectionKey
+	programs      map[programKey]*program // posed so far
+	leasts        map[string][]int64      // by sectionKey, of each set of processors; nil: not known
+	branchCaches  map[string]*branchCache // branches of forks, by the schemes of their nodes
+	forkCaches    map[string]*forkCache   // forks, by the same
+	budget        *memoryBudget           // of what is kept, shared with sessions of the same solve
+	kept          int64                   // bytes of it, of candidates and combinations
+	cached        int64                   // bytes of it, of posed problems
 }
 
-// offer adds a plan's divisions of columns to the candidates of every program. If programs divide a matrix alike, a
-// processor holds one region of it rather than one for each program.
-func (s *pricing) offer(plan *planir.Plan) {
+// offerDivisions adds a plan's divisions of columns to the candidates of every program. If programs divide a matrix
+// alike, a processor holds one region of it rather than one for each program.
+func (s *pricing) offerDivisions(plan *planir.Plan) {
 	for _, decision := range plan.Decisions {
 		if decision.Axis != planir.AxisCols && decision.Axis != planir.AxisK {
 			continue
@@ -139,12 +139,12 @@ func (s *pricing) offer(plan *planir.Plan) {
 			s.divisions = append(s.divisions, decision)
 		}
 	}
-	for _, pool := range s.pools {
+	for _, set := range s.candidateSets {
 		for i := range s.divisions {
-			if pool.err == nil && s.divisions[i].Node == pool.st.Nodes[pool.node].Name {
-				pool.list = pool.st.With(pool.list, pool.node, &s.divisions[i])
+			if set.err == nil && s.divisions[i].Node == set.st.Nodes[set.node].Name {
+				set.list = set.st.With(set.list, set.node, &s.divisions[i])
 			}
 		}
 	}
-	s.renew()
+	s.dropItems()
 }

@@ -18,7 +18,7 @@ const (
 	// StatusReplaced: the problem was solved as BoundNS says, and the best single processor is taken instead, which a
 	// timeline of the whole program predicts to be faster. ObjectiveNS is what it takes in the problem.
 	StatusReplaced = "single processor instead"
-	// StatusFaster: likewise, and the optimum of a problem with fewer choices is taken instead (see rivals).
+	// StatusFaster: likewise, and the optimum of a problem with fewer choices is taken instead (fastest.go).
 	StatusFaster = "predicted faster than the optimum"
 )
 

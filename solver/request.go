@@ -64,9 +64,9 @@ func (s *request) sharing() *timeline.Machine {
 	return s.memory
 }
 
-// stage sets a section up for pricing: how often it is executed, and what its calls are like. A section that occurs
-// several times in the model is one stage that repeats, with a break between occurrences.
-func (s *request) stage(sec *lower.Section, rows int) *price.Section {
+// section sets a section up for pricing: how often it is executed, and what its calls are like. A section that occurs
+// several times in the model is one that repeats, with a break between occurrences.
+func (s *request) section(sec *lower.Section, rows int) *price.Section {
 	st := price.NewSection(sec, s.Machine, s.prices)
 	st.Facts, st.Policy, st.Memory = s.facts, *s.in.policy(), s.sharing()
 	st.Rows, st.Context, st.Buckets, st.Lengths = rows, s.want.ContextAt(rows), s.want.Buckets, s.want.Lengths[rows]

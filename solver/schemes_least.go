@@ -12,7 +12,7 @@ import (
 )
 
 // What a program costs under an assignment is a shortest path through each of its sections (Bokhari 1988, as
-// exact.Engine solves it), with the ways through its forks as short cuts. Items come from the shelf, as numbers that
+// exact.Engine solves it), with the ways through its forks as short cuts. Items come from a cache, as numbers that
 // all assignments share, so that the least cost of one more assignment takes a pass over them, and nothing is kept of
 // it but the result. Posing each assignment as a problem of its own took 160 KB for every section and number of rows,
 // and five times as long.
@@ -22,9 +22,9 @@ import (
 // processors without a conflict are gone through one after the other. The result is what the engine proves for the
 // program, or, with more sets than sets() lists, a lower bound.
 
-// leg is the choices of an item as a shortest-path pass needs them, in parallel lists. Of choices with equal location
-// classes and processors only the cheapest is kept, by what is minimised.
-type leg struct {
+// reducedItem is the choices of an item as a shortest-path pass needs them, in parallel lists. Of choices with equal
+// location classes and processors only the cheapest is kept, by what is minimised.
+type reducedItem struct {
 	cost          []int64
 	before, after []int32
 	mask          []uint64
@@ -41,15 +41,15 @@ type shortCut struct {
 	left        int64 // scratch of a pass: with what is left to pay behind it
 }
 
-// leastScratch is what a pass writes into.
-type leastScratch struct {
-	chain        []*leg
+// pathScratch is what a pass writes into.
+type pathScratch struct {
+	chain        []*reducedItem
 	rest, arrive []int64
-	starts       []leastStart
+	starts       []pathStart
 }
 
-// leastStart is a class that the first node may read from, with a lower bound of what starting there costs.
-type leastStart struct {
+// pathStart is a class that the first node may read from, with a lower bound of what starting there costs.
+type pathStart struct {
 	class int32
 	bound int64
 }
@@ -99,10 +99,10 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 		s.leasts[key] = nil // posing the section reports why
 		return nil
 	}
-	room := &s.shelf.room
+	room := &s.items.scratch
 	room.chain = room.chain[:0]
 	for _, item := range in.items {
-		room.chain = append(room.chain, s.leg(item))
+		room.chain = append(room.chain, s.reduced(item))
 	}
 	var cuts []shortCut
 	if s.measure() != problem.Energy { // of which side by side takes as much
@@ -114,7 +114,7 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 		costs[i] = room.shortest(cuts, set, int64(in.prob.Repeat), int64(in.prob.Wraps()))
 	}
 	s.leasts[key] = costs
-	s.cache(leastBytes + 16*int64(len(costs)))
+	s.takeCached(leastBytes + 16*int64(len(costs)))
 	return costs
 }
 
@@ -135,16 +135,16 @@ func (in *instance) shortCuts() (out []shortCut) {
 	return out
 }
 
-// leg is that of an item, by the session's measure. It is made once, and kept with the item.
-func (s *pricing) leg(posed *item) *leg {
-	if posed.leg != nil {
-		return posed.leg
+// reduced is that of an item, by the session's measure. It is made once, and kept with the item.
+func (s *pricing) reduced(posed *item) *reducedItem {
+	if posed.reduced != nil {
+		return posed.reduced
 	}
 	type kind struct {
 		before, after int32
 		mask          uint64
 	}
-	merged := &leg{nb: len(posed.Before), na: len(posed.After), edge: posed.EdgeNS}
+	merged := &reducedItem{nb: len(posed.Before), na: len(posed.After), edge: posed.EdgeNS}
 	energy := s.measure() == problem.Energy
 	if energy { // handing over takes none
 		merged.edge = slices.Repeat([][]int64{make([]int64, merged.nb)}, len(posed.EdgeNS))
@@ -165,13 +165,13 @@ func (s *pricing) leg(posed *item) *leg {
 		merged.cost, merged.before, merged.after, merged.mask = append(merged.cost, cost), append(merged.before,
 			key.before), append(merged.after, key.after), append(merged.mask, key.mask)
 	}
-	posed.leg = merged
-	s.keepOnShelf(int64(len(merged.cost)) * legBytes)
+	posed.reduced = merged
+	s.takeItems(int64(len(merged.cost)) * reducedBytes)
 	return merged
 }
 
 // shortest is the least cost of a chain on a set of processors, unknownCost where they cannot execute it.
-func (m *leastScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64) int64 {
+func (m *pathScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
 	// Without the way back it is a lower bound, and exact where the section does not follow itself.
 	ns := m.backward(cuts, set, -1, repeat, 0)
@@ -188,9 +188,9 @@ func (m *leastScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64
 		for from := range last.na {
 			back = min(back, first.edge[from][to])
 		}
-		starts = append(starts, leastStart{int32(to), ns + wraps*back})
+		starts = append(starts, pathStart{int32(to), ns + wraps*back})
 	}
-	slices.SortStableFunc(starts, func(a, b leastStart) int { return cmp.Compare(a.bound, b.bound) })
+	slices.SortStableFunc(starts, func(a, b pathStart) int { return cmp.Compare(a.bound, b.bound) })
 	m.starts = starts
 	best := int64(unknownCost)
 	for _, from := range starts {
@@ -206,7 +206,7 @@ func (m *leastScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64
 // a node leaves its result (rest) or reads it (arrive); a value is the least that is left to pay from there. start is
 // the class that the first node reads from, -1 for any (the way back to it is then left out). It costs one look at
 // every choice and every pair of neighbouring classes.
-func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, wraps int64) int64 {
+func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
 	rest := grown(&m.rest, last.na)
 	for from := range rest {
@@ -216,7 +216,7 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 		}
 	}
 	for i := len(m.chain) - 1; ; i-- {
-		leg := m.chain[i]
+		item := m.chain[i]
 		for j := range cuts {
 			// A way through a fork that ends at this node: what it leaves to pay is known now, and counts at its entry
 			// below.
@@ -227,8 +227,8 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 				}
 			}
 		}
-		arrive := grown(&m.arrive, leg.nb)
-		leg.costBefore(arrive, rest, set, repeat)
+		arrive := grown(&m.arrive, item.nb)
+		item.costBefore(arrive, rest, set, repeat)
 		if i == 0 {
 			if start >= 0 {
 				return arrive[start]
@@ -236,7 +236,7 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 			return slices.Min(arrive)
 		}
 		rest = grown(&m.rest, m.chain[i-1].na)
-		leg.costAfterNeighbour(rest, arrive, repeat)
+		item.costAfterNeighbour(rest, arrive, repeat)
 		for j := range cuts {
 			if cut := &cuts[j]; cut.split == i-1 {
 				rest[cut.entry] = min(rest[cut.entry], cut.left)
@@ -247,7 +247,7 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 
 // costBefore writes what is left to pay at least from each class that the node may read from. rest is what is left
 // from each class that it leaves its result in.
-func (l *leg) costBefore(arrive, rest []int64, set uint64, repeat int64) {
+func (l *reducedItem) costBefore(arrive, rest []int64, set uint64, repeat int64) {
 	for to := range arrive {
 		arrive[to] = unknownCost
 	}
@@ -264,7 +264,7 @@ func (l *leg) costBefore(arrive, rest []int64, set uint64, repeat int64) {
 }
 
 // costAfterNeighbour writes what is left to pay at least from each class that the node before leaves its result in.
-func (l *leg) costAfterNeighbour(rest, arrive []int64, repeat int64) {
+func (l *reducedItem) costAfterNeighbour(rest, arrive []int64, repeat int64) {
 	for from := range rest {
 		best := int64(unknownCost)
 		for to, ns := range l.edge[from] {
@@ -338,13 +338,13 @@ func (r *ranking) at(k int) (ranked, bool) {
 	return r.order[k], true
 }
 
-// headed are the rankings of both phases under one choice of schemes for the head, which decode makes for the
+// headRankings are the rankings of both phases under one choice of schemes for the head, which decode makes for the
 // programs of prefill as well: what a pair costs is then the sum of what its points cost.
-type headed struct{ prefill, decode *ranking }
+type headRankings struct{ prefill, decode *ranking }
 
 // rankings are those of every choice for the head. Where no prompt has a program prefill has one point that costs
 // nothing.
-func (s *schemeChoice) rankings() (out []headed) {
+func (s *schemeChoice) rankings() (out []headRankings) {
 	// within are the points of prefill whose loss, with the head's, is permitted.
 	within := func(head assignment) (out []int) {
 		limit, lost := s.phases[0].max, s.headKL(head)
@@ -369,7 +369,7 @@ func (s *schemeChoice) rankings() (out []headed) {
 		if !ok {
 			at = len(out)
 			index[head.key()] = at
-			x := headed{&ranking{s: s, ph: s.phases[0], head: head, points: within(head)},
+			x := headRankings{&ranking{s: s, ph: s.phases[0], head: head, points: within(head)},
 				&ranking{s: s, ph: s.phases[1]}}
 			if len(s.phases[0].rows) == 0 {
 				x.prefill = &ranking{order: []ranked{{}}}

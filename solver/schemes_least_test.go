@@ -143,9 +143,9 @@ func TestSharedCandidates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := poolOf(16, &before.sections[1].Nodes[0])
-	other.pools[key].list = append(other.pools[key].list, other.pools[key].list[0])
-	other.renew()
+	key := keyOfNode(16, &before.sections[1].Nodes[0])
+	other.candidateSets[key].list = append(other.candidateSets[key].list, other.candidateSets[key].list[0])
+	other.dropItems()
 	s.forget()
 	after, err := s.program(16, s.prefill)
 	if err != nil {

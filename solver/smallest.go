@@ -133,7 +133,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 				continue
 			}
 			tried++
-			plan, err = s.lean(ctx)
+			plan, err = s.smallestForSchemes(ctx)
 		}
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			first = cmp.Or(first, err)
@@ -161,7 +161,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	if report.BoundNS < report.ObjectiveNS {
 		report.Status = string(problem.Feasible)
 	}
-	s.ledger.joints[report] = s.ledger.joints[best.Solver[0]]
+	s.budget.joints[report] = s.budget.joints[best.Solver[0]]
 	best.Solver = []planir.Solve{report}
 	return best, nil
 }
@@ -175,9 +175,9 @@ func (s *schemeChoice) fixedPart(plan *planir.Plan) int64 {
 	return total
 }
 
-// lean is the plan that holds least of those found with the schemes that are set: the joint problem's, each
-// processor's own, and what moving single operators makes of the best; of equally small ones the fastest found.
-func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
+// smallestForSchemes is the plan that holds least of those found with the schemes that are set: the joint problem's,
+// each processor's own, and what moving single operators makes of the best; of equally small ones the fastest found.
+func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) {
 	best, err := s.fit(ctx)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, err
@@ -185,7 +185,7 @@ func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
 	why := err
 	free := best
 	if free == nil {
-		if free, err = s.free(ctx); err != nil {
+		if free, err = s.eachAlone(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -226,7 +226,7 @@ func (s *session) quickest(ctx context.Context, plan *planir.Plan) (*planir.Plan
 	other.bind(memory.Total)
 	other.tight = true
 	other.nodes = triedNodes
-	faster, err := other.together(ctx, plan)
+	faster, err := other.solveJointly(ctx, plan)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, err
 	}
@@ -239,15 +239,15 @@ func (s *session) quickest(ctx context.Context, plan *planir.Plan) (*planir.Plan
 
 // mover changes plans operator by operator. It lowers every change, since only a lowered plan says what it holds.
 type mover struct {
-	s       *session
-	j       *joint
-	like    *planir.Plan // for everything but decisions
-	restore func()
+	s        *session
+	j        *joint
+	template *planir.Plan // for everything but decisions
+	restore  func()
 }
 
 // mover makes a mover for plans with the schemes that are set. Its restore has to be called.
 func (s *session) mover(plan *planir.Plan) (*mover, error) {
-	m := &mover{s: s, like: plan, restore: s.thin(plan)}
+	m := &mover{s: s, template: plan, restore: s.reduceCandidates(plan)}
 	var err error
 	if m.j, err = s.joint(nil); err != nil {
 		m.restore()
@@ -261,7 +261,7 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	if !m.permitted(choices) {
 		return nil, nil
 	}
-	made := solved{reports: m.like.Solver}
+	made := solved{reports: m.template.Solver}
 	for i, pr := range m.j.programs {
 		var list []planir.Decision
 		for j, in := range pr.instances {
@@ -271,7 +271,7 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 		}
 		made.decisions = append(made.decisions, list)
 	}
-	plan := *m.like
+	plan := *m.template
 	plan.Decisions, plan.Program, plan.Memory = m.s.merged(&made), planir.Program{}, nil
 	if err := m.s.lower(&plan); err != nil {
 		return nil, err
@@ -419,14 +419,14 @@ func (s *session) minimising(goal problem.Measure) (*session, error) {
 	t := *s
 	t.goal, t.chosen, t.notes = goal, nil, slices.Clone(s.notes)
 	t.kept, t.cached = 0, 0 // the session they were counted for releases them
-	t.shelf = newShelf()
+	t.items = newItemCache()
 	t.forget()
 	for i, ph := range s.phases {
 		if ph == nil {
 			continue
 		}
 		other := *ph
-		other.points, other.worth = nil, nil
+		other.points, other.objectives = nil, nil
 		t.phases[i] = &other
 		if len(other.rows) == 0 {
 			continue

@@ -51,13 +51,13 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	j.keep(assets.list)
-	if kept += j.bytes(); s.ledger.over(kept) {
+	if kept += j.bytes(); s.budget.over(kept) {
 		// The problem takes more than solving may keep: a weaker bound needs none.
 		return s.weightBytes(s.prefill, s.decode) + s.leastPool(), nil
 	}
-	s.ledger.take(kept)
-	defer s.ledger.release(kept)
-	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(0)})
+	s.budget.take(kept)
+	defer s.budget.release(kept)
+	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.budget.left(0)})
 	if err != nil {
 		return 0, err
 	}
@@ -156,7 +156,7 @@ func (p *packsOnce) bytes() (total int64, err error) {
 // commonNeeds is the item of a node with one choice for each kind of its candidates. A choice needs the intersection
 // of the assets that its candidates need, so that the problem takes no more than any plan.
 func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
-	name := in.stage.Nodes[node].Name
+	name := in.section.Nodes[node].Name
 	item := problem.Item{Name: name, Before: []string{""}, After: []string{""}}
 	if node > 0 {
 		item.EdgeNS = [][]int64{{0}}
@@ -171,7 +171,7 @@ func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, 
 				return item, err
 			}
 		}
-		list = shared.steps(needs, ends, name+"@"+program, in.stage.Repeat, list)
+		list = shared.steps(needs, ends, name+"@"+program, in.section.Repeat, list)
 		slices.Sort(list)
 		list = slices.Compact(list)
 		key := candidate.Kind()

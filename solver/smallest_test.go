@@ -57,7 +57,7 @@ func TestNoPlanHoldsLess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			free, err := by.free(t.Context())
+			free, err := by.eachAlone(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -154,7 +154,7 @@ func TestLeastBytesIsABound(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		if x.plan, err = x.session.free(t.Context()); err != nil {
+		if x.plan, err = x.session.eachAlone(t.Context()); err != nil {
 			rt.Fatal(err)
 		}
 		var plans []*planir.Plan

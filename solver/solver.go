@@ -1,11 +1,18 @@
-// Package solver knows which processor should execute which part of every operator: it prices the ways
-// to execute them, poses the partition problem of each section and number of rows, has an engine solve
-// it, and turns the answers into a plan that carries its alternatives, predictions and proofs.
+// Package solver knows which processor should execute which part of every operator: it prices the ways to execute them,
+// poses the partition problem of each section and number of rows, has an engine solve it, and turns the answers into a
+// plan that carries its alternatives, predictions and proofs.
 //
 // Read Solve (solver.go) first, then session.solve below it, which names the steps: schemes (schemes.go), plans within
-// a bound of memory (within_memory.go), what is decided beside the partition (shadows.go, heads.go, drafts.go,
-// inflight.go), and the independent check. Prices are those of solver/price, problems those of solver/problem, engines
-// those of solver/exact and solver/highs.
+// limits (within_limits.go), what is decided beside the partition (shadows.go, heads.go, drafts.go, inflight.go), and
+// the independent check. Prices are those of solver/price, problems those of solver/problem, engines those of
+// solver/exact and solver/highs.
+//
+// Words of this package: A program is the model at one number of rows: a bucket of prompts, or a batch of sequences
+// that decode. It has sections, which repeat for each layer, and these have nodes. A candidate is a way to execute a
+// node, with its price. The problem of a program has a chain for each section, an item for each node, and a choice for
+// each candidate. Choices that leave a node's result in the same places share a location class, on which the hand-over
+// to the next node depends. Nodes that multiply by one weight share a product class, which has one scheme; an
+// assignment gives every product class one.
 package solver
 
 import (
@@ -85,7 +92,7 @@ type Input struct {
 
 	attention *attention           // that is tried; nil: the workload's
 	cache     op.Type              // that is tried of those the workload leaves open; empty: the workload's
-	ledger    *ledger              // nil: of one session alone
+	budget    *memoryBudget        // nil: of one session alone
 	tiers     []planir.ExpertTiers // decided, by bucket
 	drops     *drops               // that are tried; nil: the workload's
 }
@@ -148,14 +155,14 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if in.drops == nil && in.mayDrop() {
 		return solveDrops(ctx, in)
 	}
-	in.ledger = newLedger(&in)
+	in.budget = newMemoryBudget(&in)
 	fresh, err := newSession(in)
 	if err != nil {
 		return nil, err
 	}
 	var result *Result
-	if fresh.open() {
-		result, err = fresh.sized(ctx)
+	if fresh.choosesSizes() {
+		result, err = fresh.solveWithSizes(ctx)
 	} else {
 		result, err = fresh.solve(ctx)
 	}
@@ -165,9 +172,9 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	result.WorkingBytes = in.ledger.peak
+	result.WorkingBytes = in.budget.peak
 	for _, report := range result.Plan.Solver {
-		result.JointObjective += in.ledger.joints[report]
+		result.JointObjective += in.budget.joints[report]
 	}
 	return result, nil
 }
@@ -267,11 +274,11 @@ type schemeChoice struct {
 // session is one solve: programs that keep bounds together.
 type session struct {
 	planner
-	bounds  []bound             // that all programs keep together
-	waived  []problem.LimitKind // bounds that do not count
-	settled bool                // no program is given to its best single processor
-	thinned bool                // joint problems do not have all candidates
-	tight   bool                // joint problems count buffers, scratch and steps where memory is bounded
+	bounds       []bound             // that all programs keep together
+	waived       []problem.LimitKind // bounds that do not count
+	keepPrograms bool                // no program is given to its best single processor
+	reduced      bool                // joint problems do not have all candidates
+	tight        bool                // joint problems count buffers, scratch and steps where memory is bounded
 }
 
 // calibrated checks that limits of quality and static scales come with a calibration of this model.
@@ -377,9 +384,9 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	fresh.request = request{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise,
 		prices: in.Prices.With(in.SoC)}
 	fresh.noted, fresh.priced = map[string]bool{}, map[string]bool{}
-	fresh.pools, fresh.shelf = map[poolKey]*pool{}, newShelf()
-	if fresh.ledger = in.ledger; fresh.ledger == nil {
-		fresh.ledger = newLedger(&in)
+	fresh.candidateSets, fresh.items = map[nodeKey]*candidateSet{}, newItemCache()
+	if fresh.budget = in.budget; fresh.budget == nil {
+		fresh.budget = newMemoryBudget(&in)
 	}
 	fresh.forget()
 	if in.WhatIf.AnyScheme {
@@ -411,13 +418,13 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 // fit returns the best plan whose programs keep all bounds: without one in the way, each program's optimum; else that
 // of all programs together.
 func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
-	plan, err := s.free(ctx)
+	plan, err := s.eachAlone(ctx)
 	if err != nil {
 		return nil, err
 	}
 	plans := []*planir.Plan{plan}
 	if s.nodes == 0 { // not one of many combinations
-		faster, err := s.compete(ctx, plan)
+		faster, err := s.fasterByTimeline(ctx, plan)
 		if err != nil {
 			return nil, err
 		}
@@ -432,5 +439,5 @@ func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
 			return plan, nil
 		}
 	}
-	return s.together(ctx, plan)
+	return s.solveJointly(ctx, plan)
 }

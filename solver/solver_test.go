@@ -473,7 +473,7 @@ func TestDearHandoversPair(t *testing.T) {
 		}
 		w := permit(op.A32W32)
 		w.Buckets = []int{64}
-		p, err := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).free(t.Context())
+		p, err := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).eachAlone(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,10 +1,8 @@
 package solver
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 
@@ -13,8 +11,6 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
-	"github.com/hetc/hetc/solver/price"
-	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -26,124 +22,6 @@ import (
 // them, an engine chooses slots and the expert in each, and Plan writes that down. The problem knows two processors and
 // how long experts keep each. So its answer is tried: the whole plan is solved again with it, and it is kept for the
 // buckets whose programs are predicted to take less time.
-
-// TierInstance is the tiers problem of one bucket with what its indices mean.
-type TierInstance struct {
-	Problem  *problem.Tiers
-	NPU, CPU string
-	Schemes  []op.Scheme // of an expert's products, in order
-	Loads    *workload.Loads
-	Layers   []int  // numbers in the model
-	Rows     int    // of the bucket
-	Salience string // by which rows are dropped, empty: none are
-}
-
-// PoseTiers prices the experts of a model in a program of that many rows: groups on the SoC's processor of static
-// shapes, rows on its control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have
-// in common is left out: routing and summing up. The two processors work at the same time unless they share a core.
-func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierInstance, error) {
-	if err := in.Loads.Validate(); err != nil {
-		return nil, err
-	}
-	if err := in.Loads.Fits(in.Model); err != nil {
-		return nil, err
-	}
-	npu, err := staticProcessor(in.SoC)
-	if err != nil {
-		return nil, err
-	}
-	x := &TierInstance{Schemes: schemes, Loads: in.Loads, CPU: in.SoC.Control, NPU: npu.Name, Rows: rows,
-		Layers: in.Model.ExpertLayers()}
-	if x.CPU == x.NPU {
-		return nil, diag.New(diag.ClassInfeasible,
-			"capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
-	}
-	want := workload.Experts{}
-	if in.Workload != nil {
-		want = in.Workload.Experts
-	}
-	p := &problem.Tiers{
-		Name: fmt.Sprintf("%s on %s, %d rows", in.Model.Name, in.SoC.Name, rows), Tile: max(1, npu.Tile.M),
-		MaxTiers: cmp.Or(want.Tiers, workload.DefaultTiers), ExpertBytes: in.Model.ExpertBytes(schemes),
-		OwnGraphs: npu.WeightsInArtifacts, ShapeNS: openingNS(npu, want.CallsPerOpen), GraphBytes: npu.GraphBytes,
-		MaxGraphs: room.Graphs, Limits: room.limits(in.Model, schemes, npu),
-	}
-	if in.drops != nil && in.drops.salience != "" {
-		p.Drop, p.MaxDropPPM, x.Salience = true, ppm(in.drops.share), in.drops.salience
-	}
-	// Processors that share a core cannot work at the same time.
-	p.Serial = slices.ContainsFunc(npu.Cores,
-		func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
-	x.Problem = p
-	most, err := x.addLoads()
-	if err != nil {
-		return nil, err
-	}
-	if p.Capacities = want.Capacities; len(p.Capacities) == 0 {
-		p.Capacities = capacities(p.Tile, most)
-	}
-	for _, c := range p.Capacities {
-		if c%p.Tile != 0 {
-			return nil, diag.New(diag.ClassInput,
-				"experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
-		}
-	}
-	if err := x.addPrices(price.NewFitted(in.Costs, in.SoC), in.Model, most, npu.Fuses); err != nil {
-		return nil, err
-	}
-	return x, p.Validate()
-}
-
-// addLoads fills in the rows of every expert, and returns the most that one gets in any chunk.
-func (x *TierInstance) addLoads() (most int, err error) {
-	loads, err := x.Loads.Scaled(x.Rows)
-	if err != nil {
-		return 0, err
-	}
-	for l, layer := range loads {
-		x.Problem.Layers = append(x.Problem.Layers,
-			problem.TierLayer{Name: fmt.Sprintf("layers.%d", x.Layers[l]), Rows: layer})
-		for _, list := range layer {
-			most = max(most, int(slices.Max(list)))
-		}
-	}
-	return most, nil
-}
-
-// addPrices fills in the times of groups on the NPU, of up to most rows of an expert on the control processor, so that
-// any overflow is a look-up, and of the hand-overs of a layer.
-func (x *TierInstance) addPrices(pr *price.Fitted, model *models.Model, most int, fuses bool) (err error) {
-	p := x.Problem
-	if p.GroupNS, err = groupPrices(pr, x, model, p, fuses); err != nil {
-		return err
-	}
-	p.CPUNS = make([]int64, most+1)
-	for n := 1; n <= most; n++ {
-		for _, operator := range expertOps(model, x.Schemes, n) {
-			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: operator})
-			if err != nil {
-				return fmt.Errorf("price an expert: %w", err)
-			}
-			p.CPUNS[n] += estimate.NS
-		}
-	}
-	for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-		estimate, err := pr.Handover(link[0], link[1])
-		if err != nil {
-			return err
-		}
-		p.LayerNS += estimate.NS
-	}
-	return nil
-}
-
-// openingNS is the part of opening a graph that each of so many calls pays, 0 of any number.
-func openingNS(proc *socs.Processor, calls int) int64 {
-	if calls == 0 {
-		return 0
-	}
-	return openNS(proc) / int64(calls)
-}
 
 // opening is the part of opening its graphs that a call of a prompt's program of that many rows pays.
 func (in *Input) opening(plan *planir.Plan, rows int) (ns int64) {
@@ -165,208 +43,6 @@ func (in *Input) opening(plan *planir.Plan, rows int) (ns int64) {
 		}
 	}
 	return ns
-}
-
-// staticProcessor is the processor that groups of experts run on: the first NPU of static shapes, else any such.
-func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
-	var out *socs.Processor
-	for i := range soc.Processors {
-		if proc := &soc.Processors[i]; proc.StaticShapes && (out == nil || out.Kind != "npu" && proc.Kind == "npu") {
-			out = proc
-		}
-	}
-	if out == nil {
-		return nil, diag.New(diag.ClassInfeasible,
-			"capacity tiers: no processor of SoC %q has static shapes only, and tiers are for those", soc.Name).
-			WithHint("leave --loads out, or plan for a SoC with such an NPU: hetc socs list")
-	}
-	return out, nil
-}
-
-// ppm is a share in parts per million.
-func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
-
-// tileSteps are the capacities to choose from, in tiles.
-var tileSteps = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
-
-// leastCapacity is the fewest rows that are worth a capacity of their own.
-const leastCapacity = 8
-
-// capacities are tileSteps up to what holds the most rows. Tiles that are smaller than leastCapacity count several times.
-func capacities(tile, most int) (out []int) {
-	tile *= max(1, (leastCapacity+tile-1)/tile)
-	for _, n := range tileSteps {
-		out = append(out, n*tile)
-		if n*tile >= most {
-			break
-		}
-	}
-	return out
-}
-
-// expertOps are an expert's operators with their schemes, and the quantisation of rows that those need.
-func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
-	k := 0
-	for _, operator := range model.ExpertOps(rows) {
-		if operator.Kind == op.MatMul {
-			operator.Scheme = schemes[k]
-			if k++; operator.Scheme.QuantisedRows() {
-				out = append(out, operator.Scheme.QuantRows(rows, operator.K, 1))
-			}
-		}
-		out = append(out, operator)
-	}
-	return out
-}
-
-// maxGroup is the most experts of a group where no limit says.
-const maxGroup = 64
-
-// groupPrices are the times of groups in ns, by tier and number of experts: those of their operators as the plan's
-// program prices them, less all launches but one where the processor joins them, and what links copy in and out. A group
-// has at most as many experts as a graph's bytes hold.
-func groupPrices(
-	pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers, fuses bool,
-) (out [][]int64, err error) {
-	size := min(maxGroup, model.Experts)
-	if p.GraphBytes > 0 {
-		size = min(size, problem.MostExperts(p.GraphBytes, p.ExpertBytes))
-	}
-	launch, err := pr.Launch(x.NPU)
-	if err != nil {
-		return nil, err
-	}
-	for _, rows := range p.Capacities {
-		var list []int64
-		for experts := 1; experts <= size; experts++ {
-			operators := groupOps(model, x.Schemes, experts, rows)
-			var ns int64
-			for _, operator := range operators {
-				estimate, err := pr.One(price.Task{Proc: x.NPU, Op: operator})
-				if err != nil {
-					return nil, fmt.Errorf("price a group of %d experts of %d rows: %w", experts, rows, err)
-				}
-				ns += estimate.NS
-			}
-			if fuses {
-				ns = max(launch.NS, ns-int64(len(operators)-1)*launch.NS)
-			}
-			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-				moved, err := pr.Copy(link[0], link[1], int64(experts)*int64(rows)*int64(model.Hidden)*4)
-				if err != nil {
-					return nil, err
-				}
-				ns += moved.NS
-			}
-			list = append(list, ns)
-		}
-		out = append(out, list)
-	}
-	return out, nil
-}
-
-// groupOps are the operators of a group of so many experts with so many rows each.
-func groupOps(model *models.Model, schemes []op.Scheme, experts, rows int) []op.Op {
-	out := expertOps(model, schemes, experts*rows)
-	for i := range out {
-		if out[i].Kind == op.MatMul {
-			out[i].Kind, out[i].Experts = op.GroupMatMul, experts
-		}
-	}
-	return out
-}
-
-// Plan is a solution in the words of a plan, nil for the one without slots: experts are dynamic then. Large slots come
-// first, and in them the busiest experts.
-func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
-	p, groups := x.Problem, x.Problem.Groups()
-	chunks := int64(p.Chunks())
-	out := &planir.ExpertTiers{
-		Rows: x.Rows, Loads: x.Loads.Source, Experts: p.Experts(), Overflow: planir.OverflowExact,
-		ExpectNS: s.Objective / chunks, BoundNS: s.Bound / chunks, Status: string(s.Status),
-	}
-	if x.Loads.Generator != "" {
-		out.Loads += " " + x.Loads.Generator
-	}
-	if p.Drop {
-		out.Overflow, out.Salience = planir.OverflowDrop, x.Salience
-	}
-	var npu int64
-	for tier := len(s.Slots) - 1; tier >= 0; tier-- {
-		for _, size := range groups[tier].Sizes(s.Slots[tier]) {
-			ns := p.GroupNS[tier][size-1]
-			out.Groups = append(out.Groups, planir.ExpertGroup{Slots: size, Rows: p.Capacities[tier], ExpectNS: ns})
-			npu += ns
-		}
-	}
-	if len(out.Groups) == 0 {
-		return nil
-	}
-	left := int64(0) // rows for the dynamic products, in all layers and chunks
-	for l, choices := range s.Choices {
-		layer, dynamic := x.layer(l, choices, npu)
-		out.Layers = append(out.Layers, layer)
-		left += dynamic
-	}
-	if !p.Drop || out.Slots() < out.Experts {
-		all := chunks * int64(len(out.Layers))
-		out.Sent = int(max(1, (left+all-1)/all))
-	}
-	return out
-}
-
-// layer is what is decided and expected of one layer, and how many rows it leaves for the dynamic products in all
-// chunks.
-func (x *TierInstance) layer(l int, choices []int, npu int64) (out planir.ExpertLayer, dynamic int64) {
-	p := x.Problem
-	out.Layer = x.Layers[l]
-	loads := p.Layers[l].MeanLoads()
-	order := make([]int, len(choices))
-	for expert := range order {
-		order[expert] = expert
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(choices[b], choices[a]), cmp.Compare(loads[b], loads[a]))
-	})
-	var all, moved, over, ns int64
-	for _, expert := range order {
-		if choices[expert] > 0 {
-			out.Slots = append(out.Slots, expert)
-		}
-		for _, rows := range p.Layers[l].Rows[expert] {
-			left := int64(p.Left(rows, choices[expert]))
-			all += int64(rows)
-			if choices[expert] > 0 {
-				moved, over = moved+int64(rows)-left, over+left
-			}
-			if choices[expert] == 0 || !p.Drop {
-				dynamic += left
-			}
-		}
-	}
-	for chunk := range p.Chunks() {
-		cpu := p.CallNS
-		for expert, choice := range choices {
-			cpu += p.LeftNS(p.Layers[l].Rows[expert][chunk], choice)
-		}
-		if p.Serial {
-			ns += npu + cpu
-		} else {
-			ns += max(npu, cpu)
-		}
-	}
-	out.Moved, out.Overflow = share(float64(moved), float64(all)), share(float64(over), float64(all))
-	out.ExpectNS = ns/int64(p.Chunks()) + p.LayerNS
-	return out, dynamic
-}
-
-// share is part of all, rounded to six digits behind the point, so that equal solutions read alike on every machine; 0
-// of nothing.
-func share(part, all float64) float64 {
-	if all == 0 {
-		return 0
-	}
-	return math.Round(part/all*1e6) / 1e6
 }
 
 // withTiers solves a plan again with capacity tiers of experts, where its input has loads, and keeps those that make
@@ -427,8 +103,8 @@ func (in *Input) timeInAll(plan *planir.Plan) (ns int64) {
 	return ns
 }
 
-// tiersBy solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of them. Where
-// no plan with them keeps all limits, since it holds more than its slots, they are decided again for less room.
+// tiersBy solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of them.
+// Where no plan with them keeps all limits, since it holds more than its slots, they are decided again for less room.
 func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
 	npu, err := staticProcessor(s.in.SoC)
 	if err != nil {
@@ -464,8 +140,8 @@ func (r *Result) without(left []string, reports []planir.Solve) *Result {
 	return &out
 }
 
-// withDecided solves a plan again with decided tiers. Buckets that are no faster with theirs are solved without, unless all
-// are to be kept. It fails with class ClassInfeasible where no plan has room for the tiers.
+// withDecided solves a plan again with decided tiers. Buckets that are no faster with theirs are solved without, unless
+// all are to be kept. It fails with class ClassInfeasible where no plan has room for the tiers.
 func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *decidedTiers, rule TierRule,
 	all bool) (*Result, error) {
 	in := s.in
@@ -548,8 +224,8 @@ type decidedTiers struct {
 	left    []string
 }
 
-// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts, within a room
-// that the buckets share.
+// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts, within a
+// room that the buckets share.
 func (s *session) decideTiers(ctx context.Context, plan *planir.Plan, rule TierRule, all TierRoom,
 	npu *socs.Processor) (out *decidedTiers, err error) {
 	room := all

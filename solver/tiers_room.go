@@ -108,8 +108,8 @@ func slotRow(model *models.Model, schemes []op.Scheme, npu *socs.Processor) int6
 }
 
 // share leaves less of the room where the tiers of several buckets hold more than all of it together. A processor whose
-// graphs own their weights holds the experts of every bucket, another one each expert once; buffers of groups are shared
-// by buckets. It reports whether tiers are to be decided again.
+// graphs own their weights holds the experts of every bucket, another one each expert once; buffers of groups are
+// shared by buckets. It reports whether tiers are to be decided again.
 func (r *TierRoom) share(all TierRoom, tiers []planir.ExpertTiers, model *models.Model, schemes []op.Scheme,
 	npu *socs.Processor) (again bool) {
 	experts, own := int64(planir.MostSlotted(tiers)), int64(0)

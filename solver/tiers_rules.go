@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// TierRule is another way to choose capacity tiers than for the least time, to compare with. Its tiers are kept whatever
-// they gain, and their groups run on the processor of static shapes.
+// TierRule is another way to choose capacity tiers than for the least time, to compare with. Its tiers are kept
+// whatever they gain, and their groups run on the processor of static shapes.
 type TierRule struct {
 	Slots     string // a name of tierRules; "": solve's own choice, where it is faster
 	Ungrouped bool   // every slot is a graph of its own

@@ -20,9 +20,9 @@ type effort struct {
 }
 
 // sections lays a lowered program out for walks, one for each of its sections. Lanes have their steps, and instead of
-// flags the steps that set them. Lanes with equal thread(lane) share a thread. submit is what a step of a lane takes the
-// control processor's thread that gives it to the lane's processor, in ns. It knows nothing of how the decisions came
-// about.
+// flags the steps that set them. Lanes with equal thread(lane) share a thread. submit is what a step of a lane takes
+// the control processor's thread that gives it to the lane's processor, in ns. It knows nothing of how the decisions
+// came about.
 func sections(ph *planir.PhaseProgram, control string, thread func(lane string) string,
 	submit func(lane string) float64) []timeline.Section {
 	out := make([]timeline.Section, len(ph.Sections))
@@ -202,7 +202,8 @@ func (s *request) effortsOf(plan *planir.Plan, ph *planir.PhaseProgram, called c
 	return s.effortsAt(plan, ph, called.rows, func(int) int { return called.context })
 }
 
-// effortsAt is efforts of a call of so many rows, with the positions that attention of a step works on by its first row.
+// effortsAt is efforts of a call of so many rows, with the positions that attention of a step works on by its first
+// row.
 func (s *request) effortsAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
 	context func(from int) int) (work, error) {
 	graphs := map[string]*planir.Graph{}

@@ -56,7 +56,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 		}
 	}
 	if best.plan == nil {
-		return s.fromSmallest(ctx, bound)
+		return s.fromLeastMemory(ctx, bound)
 	}
 	if best.by != s {
 		best.by.notes = best.notes

@@ -15,46 +15,46 @@ const DefaultWorkingMemory = 1 << 30
 // in so many.
 const cachedPart = 8
 
-// ledger counts the bytes of what a solve keeps: candidates, problems, combinations of schemes. It adds up lengths
-// times sizes, and never asks the system or the collector, so that what is decided by it is the same on every
+// memoryBudget counts the bytes of what a solve keeps: candidates, problems, combinations of schemes. It adds up
+// lengths times sizes, and never asks the system or the collector, so that what is decided by it is the same on every
 // machine. Several sessions share one.
-type ledger struct {
+type memoryBudget struct {
 	limit, held, peak int64
 	joints            map[planir.Solve]int64 // objectives of joint problems, as engines have them
 }
 
-// newLedger is the ledger of a solve, with the limit of its input.
-func newLedger(in *Input) *ledger {
+// newMemoryBudget is the budget of a solve, with the limit of its input.
+func newMemoryBudget(in *Input) *memoryBudget {
 	limit := in.WorkingMemory
 	if limit == 0 {
 		limit = DefaultWorkingMemory
 	}
-	return &ledger{limit: limit, joints: map[planir.Solve]int64{}}
+	return &memoryBudget{limit: limit, joints: map[planir.Solve]int64{}}
 }
 
 // take counts bytes that are kept from now on.
-func (l *ledger) take(bytes int64) {
+func (l *memoryBudget) take(bytes int64) {
 	l.held += bytes
 	l.peak = max(l.peak, l.held)
 }
 
 // release counts bytes that are no longer kept.
-func (l *ledger) release(bytes int64) { l.held -= bytes }
+func (l *memoryBudget) release(bytes int64) { l.held -= bytes }
 
 // over reports whether more is kept than is permitted, with more bytes still to come.
-func (l *ledger) over(more int64) bool { return l.held+more > l.limit }
+func (l *memoryBudget) over(more int64) bool { return l.held+more > l.limit }
 
 // left is what an engine may keep beside bytes that are needed for a while.
-func (l *ledger) left(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
+func (l *memoryBudget) left(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
 
 // check is an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be
 // impossible.
-func (l *ledger) check(what string) error {
-	return l.lend(0, what)
+func (l *memoryBudget) check(what string) error {
+	return l.checkWith(0, what)
 }
 
-// lend is check for bytes that are needed for a while.
-func (l *ledger) lend(bytes int64, what string) error {
+// checkWith is check for bytes that are needed for a while.
+func (l *memoryBudget) checkWith(bytes int64, what string) error {
 	l.peak = max(l.peak, l.held+bytes)
 	if !l.over(bytes) {
 		return nil
@@ -67,13 +67,13 @@ func (l *ledger) lend(bytes int64, what string) error {
 // take counts bytes that are kept until close.
 func (s *pricing) take(bytes int64) {
 	s.kept += bytes
-	s.ledger.take(bytes)
+	s.budget.take(bytes)
 }
 
 // close releases what the session keeps. It may be used again all the same: what it then takes counts again.
 func (s *pricing) close() {
 	s.forget()
-	s.ledger.release(s.kept)
+	s.budget.release(s.kept)
 	s.kept = 0
 }
 
@@ -95,9 +95,9 @@ const (
 	leastBytes     = 160 // of a section's cost, with its key
 	itemBytes      = 200
 	placeBytes     = 56
-	legBytes       = 24
-	sideBytes      = 120 // of what is known of a fork or a branch
-	slowedBytes    = 40
+	reducedBytes   = 24
+	branchBytes    = 120 // of what is known of a fork or a branch
+	contendedBytes = 40
 )
 
 // candidateSize is what a candidate keeps.
@@ -148,8 +148,8 @@ func sectionsBytes(list []lower.Section) (bytes int64) {
 	return bytes
 }
 
-// bytes is what a menu keeps beside its candidates.
-func (m *menu) bytes() (bytes int64) {
+// bytes is what the choices of a node keep beside its candidates.
+func (m *nodeChoices) bytes() (bytes int64) {
 	for i := range m.choices {
 		bytes += choiceBytes + int64(len(m.choices[i].Label)+8*len(m.choices[i].Procs)) + 8
 	}
@@ -159,7 +159,7 @@ func (m *menu) bytes() (bytes int64) {
 	return bytes
 }
 
-// bytes is what an item keeps beside its menu.
+// bytes is what an item keeps beside the choices.
 func (x *item) bytes() int64 {
 	bytes := itemBytes + int64(len(x.Choices))*choiceBytes
 	for _, name := range x.Before {
@@ -170,7 +170,7 @@ func (x *item) bytes() int64 {
 
 // bytes is what a solved branch keeps.
 func (b *branch) bytes() int64 {
-	bytes := sideBytes + 12*int64(len(b.ns)) + 12*int64(len(b.handed))
+	bytes := branchBytes + 12*int64(len(b.ns)) + 12*int64(len(b.handed))
 	for _, list := range b.choices {
 		bytes += 48 + 8*int64(len(list))
 	}
@@ -202,19 +202,19 @@ func (s *pricing) keep(key programKey, posed *program) error {
 			bytes += in.bytes()
 		}
 	}
-	s.cache(bytes)
-	return s.ledger.check("the problems of a plan")
+	s.takeCached(bytes)
+	return s.budget.check("the problems of a plan")
 }
 
-// cache counts bytes that forget lets go.
-func (s *pricing) cache(bytes int64) {
+// takeCached counts bytes that forget lets go.
+func (s *pricing) takeCached(bytes int64) {
 	s.cached += bytes
-	s.ledger.take(bytes)
+	s.budget.take(bytes)
 }
 
 // trim lets the posed problems go where they take too much, before those of another plan are posed.
 func (s *pricing) trim() {
-	if s.cached > s.ledger.limit/cachedPart {
+	if s.cached > s.budget.limit/cachedPart {
 		s.forget()
 	}
 }
@@ -222,7 +222,7 @@ func (s *pricing) trim() {
 // forget lets all posed problems go. What is in use elsewhere stays alive by itself.
 func (s *pricing) forget() {
 	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]int64{}
-	s.sides, s.crossings = map[string]*branchWays{}, map[string]*crossing{}
-	s.ledger.release(s.cached)
+	s.branchCaches, s.forkCaches = map[string]*branchCache{}, map[string]*forkCache{}
+	s.budget.release(s.cached)
 	s.cached = 0
 }

@@ -22,37 +22,37 @@ import (
 const (
 	jointCuts     = 8
 	jointRowCuts  = 4  // of rows, which nothing is shared for
-	thinnedChoice = 12 // so many candidates of a node are all kept
+	fewCandidates = 12 // so many candidates of a node are all kept
 )
 
-// thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they
-// are few or plan has them, until the function it returns is called: other schemes and buckets are to be tried with
-// all of them.
-func (s *session) thin(plan *planir.Plan) (restore func()) {
-	all := map[poolKey][]price.Candidate{}
+// reduceCandidates leaves of each node's candidates that divide an axis alike between the same processors only some,
+// unless they are few or plan has them, until the function it returns is called: other schemes and buckets are to be
+// tried with all of them.
+func (s *session) reduceCandidates(plan *planir.Plan) (restore func()) {
+	all := map[nodeKey][]price.Candidate{}
 	planned := map[string]bool{}
 	for i := range plan.Decisions {
 		planned[plan.Decisions[i].Node+" "+plan.Decisions[i].ShareText()] = true
 	}
-	for key, pool := range s.pools {
-		all[key] = pool.list
-		if len(pool.list) > thinnedChoice {
-			pool.list = s.thinner(pool.list, planned)
-			s.thinned = s.thinned || len(pool.list) < len(all[key])
+	for key, set := range s.candidateSets {
+		all[key] = set.list
+		if len(set.list) > fewCandidates {
+			set.list = s.reducedList(set.list, planned)
+			s.reduced = s.reduced || len(set.list) < len(all[key])
 		}
 	}
-	s.renew()
+	s.dropItems()
 	return func() {
 		for key, list := range all {
-			s.pools[key].list = list
+			s.candidateSets[key].list = list
 		}
-		s.renew()
+		s.dropItems()
 	}
 }
 
-// thinner keeps of each kind of candidates what is planned or offered, what divides an operator among more or fewer
-// than two processors, the cheapest, the most frugal, and those nearest to evenly spaced cuts.
-func (s *session) thinner(list []price.Candidate, planned map[string]bool) (out []price.Candidate) {
+// reducedList keeps of each kind of candidates what is planned or offered, what divides an operator among more or fewer
+// than two processors, the cheapest, the one of least energy, and those nearest to evenly spaced cuts.
+func (s *session) reducedList(list []price.Candidate, planned map[string]bool) (out []price.Candidate) {
 	kinds := map[string][]int{}
 	var order []string
 	for i := range list {
@@ -66,19 +66,19 @@ func (s *session) thinner(list []price.Candidate, planned map[string]bool) (out 
 	keep := make([]bool, len(list))
 	for _, kind := range order {
 		same := kinds[kind]
-		cheapest, frugal := same[0], same[0]
+		cheapest, leastEnergy := same[0], same[0]
 		for _, i := range same {
 			candidate := &list[i]
 			if candidate.CostNS < list[cheapest].CostNS {
 				cheapest = i
 			}
-			if candidate.EnergyNJ < list[frugal].EnergyNJ {
-				frugal = i
+			if candidate.EnergyNJ < list[leastEnergy].EnergyNJ {
+				leastEnergy = i
 			}
 			keep[i] = planned[candidate.Node+" "+candidate.ShareText()] || len(candidate.Shares) != 2 ||
 				s.offered(candidate)
 		}
-		keep[cheapest], keep[frugal] = true, true
+		keep[cheapest], keep[leastEnergy] = true, true
 		cuts := jointCuts
 		if list[cheapest].Axis == planir.AxisRows {
 			cuts = jointRowCuts
@@ -127,19 +127,20 @@ func nearestCut(list []price.Candidate, among []int, part, cuts int) int {
 // said.
 const jointRounds = 8
 
-// together returns the best plan whose programs keep all bounds together. plan is one that does not.
-func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
-	return s.togetherFrom(ctx, plan, false)
+// solveJointly returns the best plan whose programs keep all bounds together. plan is one that does not.
+func (s *session) solveJointly(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+	return s.solveJointlyFrom(ctx, plan, false)
 }
 
-// togetherFrom is together. Where plan keeps all bounds it is where the search starts, and nothing worse is returned.
+// solveJointlyFrom is solveJointly. Where plan keeps all bounds it is where the search starts, and nothing worse is
+// returned.
 //
 // The joint problem does not see everything that a lowered plan takes: joined graphs, hand-overs between sections,
 // padding. What its first answer takes beyond what the problem says is taken off the bounds, and the problem is posed
 // again, until a plan keeps them.
-func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps bool) (*planir.Plan, error) {
-	s.offer(plan)
-	defer s.thin(plan)()
+func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps bool) (*planir.Plan, error) {
+	s.offerDivisions(plan)
+	defer s.reduceCandidates(plan)()
 	less := map[quantity]int64{}
 	var last error
 	for round := range jointRounds {
@@ -148,7 +149,7 @@ func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps boo
 			return nil, err
 		}
 		if round == 0 { // what the problem does not see, as far as one plan tells
-			if less, err = s.unseen(j, plan, j.choices(plan), nil); err != nil {
+			if less, err = s.unmodelled(j, plan, j.choices(plan), nil); err != nil {
 				return nil, err
 			}
 			if j, err = s.joint(less); err != nil {
@@ -156,7 +157,7 @@ func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps boo
 			}
 		}
 		// Solve, lower, and compare what the plan takes with the bounds themselves.
-		limits := problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())}
+		limits := problem.Limits{Nodes: s.nodes, Bytes: s.budget.left(j.bytes())}
 		if keeps && round == 0 {
 			limits.Start = j.choices(plan)
 		}
@@ -177,7 +178,7 @@ func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps boo
 		}
 		last = s.exceeds("no plan was found that keeps", over, taken)
 		// Take what the problem did not see off its limits, and pose it again.
-		if less, err = s.unseen(j, plan, sol.Choices, less); err != nil {
+		if less, err = s.unmodelled(j, plan, sol.Choices, less); err != nil {
 			return nil, err
 		}
 	}
@@ -190,7 +191,7 @@ func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limit
 	plan *planir.Plan) (problem.JointSolution, error) {
 	sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)
 	if err == nil && sol.Choices == nil {
-		sol, err = s.foothold(ctx, j, sol)
+		sol, err = s.feasibleStart(ctx, j, sol)
 	}
 	if err != nil {
 		return sol, s.unreachable(err, plan, j)
@@ -224,12 +225,12 @@ func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limit
 func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan, error) {
 	report := planir.Solve{
 		Problem: jointProblem(s.measure()), Status: statusOf(sol.Status, sol.Objective, sol.Bound), Choices: j.Size(),
-		ObjectiveNS: price.Whole(s.worth(j, sol.Objective)), BoundNS: price.Whole(s.worth(j, sol.Bound)),
+		ObjectiveNS: price.Whole(s.inUnit(j, sol.Objective)), BoundNS: price.Whole(s.inUnit(j, sol.Bound)),
 	}
 	if sol.Status == problem.Feasible {
 		report.BoundNS = min(report.BoundNS, report.ObjectiveNS)
 	}
-	s.ledger.joints[report] = sol.Objective
+	s.budget.joints[report] = sol.Objective
 	made := solved{reports: []planir.Solve{report}}
 	for i, program := range j.programs {
 		made.decisions = append(made.decisions, program.decisions(sol.Choices[i]))
@@ -237,10 +238,10 @@ func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan,
 	return s.build(made)
 }
 
-// foothold is the best solution of a problem for which the engine found none. It first solves for what is limited
+// feasibleStart is the best solution of a problem for which the engine found none. It first solves for what is limited
 // (energy, memory or time) without that limit. If the answer keeps all limits, the engine begins again from it. Else
 // the result is none, the engine's first answer.
-func (s *session) foothold(ctx context.Context, j *joint, none problem.JointSolution) (problem.JointSolution, error) {
+func (s *session) feasibleStart(ctx context.Context, j *joint, none problem.JointSolution) (problem.JointSolution, error) {
 	for _, goal := range []problem.Measure{problem.Energy, problem.Memory, problem.Time} {
 		joint := *j.Joint
 		joint.Minimise = goal
@@ -257,7 +258,7 @@ func (s *session) foothold(ctx context.Context, j *joint, none problem.JointSolu
 		default:
 			continue
 		}
-		least, err := s.in.Engine.Joint(ctx, &joint, problem.Limits{Nodes: triedNodes, Bytes: s.ledger.left(j.bytes())})
+		least, err := s.in.Engine.Joint(ctx, &joint, problem.Limits{Nodes: triedNodes, Bytes: s.budget.left(j.bytes())})
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			continue
 		}
@@ -266,23 +267,23 @@ func (s *session) foothold(ctx context.Context, j *joint, none problem.JointSolu
 		}
 		if least.Choices != nil && j.Keeps(least.Choices) {
 			return s.in.Engine.Joint(ctx, j.Joint,
-				problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes()), Start: least.Choices})
+				problem.Limits{Nodes: s.nodes, Bytes: s.budget.left(j.bytes()), Start: least.Choices})
 		}
 	}
 	return none, nil
 }
 
-// worth is an objective of a joint problem in the unit of its measure.
-func (s *request) worth(j *joint, objective int64) float64 {
+// inUnit is an objective of a joint problem in the unit of its measure.
+func (s *request) inUnit(j *joint, objective int64) float64 {
 	if j.Minimise == problem.Memory {
 		return float64(objective)
 	}
 	return float64(objective) / j.unit
 }
 
-// unseen is what a lowered plan takes of every bound beyond what the problem says: the most of what was seen before,
-// and of this plan.
-func (s *session) unseen(j *joint, plan *planir.Plan, choices [][][]int,
+// unmodelled is what a lowered plan takes of every bound beyond what the problem says: the most of what was seen
+// before, and of this plan.
+func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	before map[quantity]int64) (map[quantity]int64, error) {
 	taken, err := s.taken(plan)
 	if err != nil {
@@ -292,7 +293,7 @@ func (s *session) unseen(j *joint, plan *planir.Plan, choices [][][]int,
 	if out == nil {
 		out = map[quantity]int64{}
 	}
-	for quantity, amount := range j.models(s, choices) {
+	for quantity, amount := range j.modelled(s, choices) {
 		more := taken[quantity] - amount
 		if old, ok := before[quantity]; ok {
 			more = max(more, old)

@@ -26,7 +26,7 @@ func (in *instance) pieces(fork *forkJoin, node, choice int) []piece {
 	if out, ok := fork.pieces[key]; ok {
 		return out
 	}
-	st := in.stage
+	st := in.section
 	cut, err := lower.Cut(st.Section, &st.Nodes[node], &in.candidates[node][choice].Decision, st.Proc)
 	var out []piece
 	for j := range cut {
@@ -77,9 +77,9 @@ func (in *instance) contended(fork *forkJoin, choices []int, end int, of costOf)
 			work.phases[lane] = append(work.phases[lane], phases)
 		}
 	}
-	ns, ok := timeline.Walk(in.stage.Memory, &lanes, work)
+	ns, ok := timeline.Walk(in.section.Memory, &lanes, work)
 	if !ok {
-		panic("BUG: branches of " + in.stage.Name + " wait in a circle")
+		panic("BUG: branches of " + in.section.Name + " wait in a circle")
 	}
 	return ns
 }

@@ -51,7 +51,7 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 		return nil, nil, err
 	}
 	// Step 2.
-	if impossible, failed := s.disproved(); impossible != nil || failed != nil {
+	if impossible, failed := s.proveInfeasible(); impossible != nil || failed != nil {
 		return nil, nil, cmp.Or(failed, impossible)
 	}
 
@@ -66,7 +66,7 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 		return by, plan, err
 	}
 	if s.limits(problem.LimitEnergyNJ) && s.measure() != problem.Energy {
-		return s.fromFrugal(ctx, bound, err)
+		return s.fromLeastEnergy(ctx, bound, err)
 	}
 	return nil, nil, err
 }
@@ -90,7 +90,7 @@ func (s *session) limited(ctx context.Context, why error) (*session, *planir.Pla
 		if other.lowest() >= bestNS {
 			continue
 		}
-		pairs, err := other.seeds(ctx)
+		pairs, err := other.startPairs(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -166,9 +166,9 @@ func (p schemePair) same(s *schemeChoice) bool {
 	return slices.Equal(p.prefill, s.prefill) && slices.Equal(p.decode, s.decode)
 }
 
-// seeds are the schemes that are best for the objective, for energy where that is limited, and those with the
+// startPairs are the schemes that are best for the objective, for energy where that is limited, and those with the
 // lightest weights.
-func (s *session) seeds(ctx context.Context) ([]schemePair, error) {
+func (s *session) startPairs(ctx context.Context) ([]schemePair, error) {
 	var out []schemePair
 	add := func(prefill, decode assignment) {
 		known := slices.ContainsFunc(out,
@@ -197,27 +197,27 @@ func (s *session) seeds(ctx context.Context) ([]schemePair, error) {
 }
 
 // bestSchemes is the pair with the least objective where no limit binds.
-func (s *planner) bestSchemes(ctx context.Context) (found, error) {
+func (s *planner) bestSchemes(ctx context.Context) (searchResult, error) {
 	return s.search(ctx, math.Inf(1), nil, func(prefill, decode assignment) (float64, bool, error) {
 		ns, err := s.value(ctx, prefill, decode)
 		return ns, err == nil, err
 	})
 }
 
-// fromFrugal starts from the plan of least energy and returns the best plan found from there; why is the error
+// fromLeastEnergy starts from the plan of least energy and returns the best plan found from there; why is the error
 // without it.
-func (s *session) fromFrugal(ctx context.Context, bound int64, why error) (*session, *planir.Plan, error) {
-	frugal, err := s.minimising(problem.Energy)
+func (s *session) fromLeastEnergy(ctx context.Context, bound int64, why error) (*session, *planir.Plan, error) {
+	leastEnergy, err := s.minimising(problem.Energy)
 	if err != nil {
 		return nil, nil, err
 	}
-	frugal.waive(problem.LimitEnergyNJ)
-	found, err := frugal.bestSchemes(ctx)
+	leastEnergy.waive(problem.LimitEnergyNJ)
+	found, err := leastEnergy.bestSchemes(ctx)
 	if err != nil || found.decode == nil {
 		return nil, nil, cmp.Or(err, why)
 	}
-	frugal.prefill, frugal.decode, frugal.chosen = found.prefill, found.decode, found.report
-	by, plan, err := frugal.planWithin(ctx, bound)
+	leastEnergy.prefill, leastEnergy.decode, leastEnergy.chosen = found.prefill, found.decode, found.report
+	by, plan, err := leastEnergy.planWithin(ctx, bound)
 	if diag.ClassOf(err) == diag.ClassInfeasible {
 		return nil, nil, why
 	}
@@ -227,14 +227,14 @@ func (s *session) fromFrugal(ctx context.Context, bound int64, why error) (*sess
 	return s.improved(ctx, by, plan, bound)
 }
 
-// fromSmallest starts from the plan that holds least and returns the best plan found from there.
-func (s *session) fromSmallest(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
-	lean, err := s.minimising(problem.Memory)
+// fromLeastMemory starts from the plan that holds least and returns the best plan found from there.
+func (s *session) fromLeastMemory(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
+	leastMemory, err := s.minimising(problem.Memory)
 	if err != nil {
 		return nil, nil, err
 	}
-	lean.bind(0)
-	by, plan, err := lean.smallest(ctx)
+	leastMemory.bind(0)
+	by, plan, err := leastMemory.smallest(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -273,7 +273,7 @@ func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 		return nil, nil, other.exceeds("no plan was found that keeps", over, taken)
 	}
 
-	better, err := other.togetherFrom(ctx, plan, true)
+	better, err := other.solveJointlyFrom(ctx, plan, true)
 	if err == nil {
 		better, err = other.measured(better)
 	}
@@ -282,7 +282,7 @@ func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 	}
 	// Nothing better: the plan itself, with its cost by this measure.
 	if err != nil || most > 0 && better.Memory.Total > most {
-		other.settled = true
+		other.keepPrograms = true
 		if better, err = other.restated(ctx, plan); err != nil {
 			return nil, nil, err
 		}
@@ -323,7 +323,7 @@ func (s *planner) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
 			for i := range list {
-				decision := DecisionAt(plan, in.stage.Nodes[i].Name, rows)
+				decision := DecisionAt(plan, in.section.Nodes[i].Name, rows)
 				if list[i] = in.find(i, decision); list[i] < 0 {
 					return nil, diag.New(diag.ClassInternal,
 						"BUG: decision on %q at %d rows is none of its candidates", decision.Node, rows)
@@ -347,11 +347,11 @@ func (s *session) waive(kinds ...problem.LimitKind) {
 		func(b bound) bool { return slices.Contains(s.waived, b.kind) })
 }
 
-// disproved is the error that a limit is below what every plan takes, whatever its schemes, buckets and placement;
-// nil where that is not known. Times count the work of all processors as if it were divided evenly among them, energy
-// every operator where it takes least. Memory has a proof of its own (tooLarge), beside what the smallest plan
-// consists of.
-func (s *session) disproved() (proof, err error) {
+// proveInfeasible is the error that a limit is below what every plan takes, whatever its schemes, buckets and
+// placement; nil where that is not known. Times count the work of all processors as if it were divided evenly among
+// them, energy every operator where it takes least. Memory has a proof of its own (tooLarge), beside what the smallest
+// plan consists of.
+func (s *session) proveInfeasible() (proof, err error) {
 	least := map[quantity]int64{}
 	for _, bound := range s.bounds {
 		switch bound.kind {

@@ -136,7 +136,7 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 			of = in.leastOfForks
 		}
 		if ns := of(); ns < never {
-			total += int64(in.stage.Repeat) * ns
+			total += int64(in.section.Repeat) * ns
 		}
 	}
 	return total
@@ -173,7 +173,7 @@ func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	fork.pieces = map[[2]int][]piece{}
 	across := in.cheapest(fork.split+1, fork.join+1, math.MaxUint64, func(int) int64 { return 0 })
 	best := slices.Min(across.ns)
-	for _, pair := range in.stage.Pairs() {
+	for _, pair := range in.section.Pairs() {
 		if free := in.branches(fork, pair, anywhere); max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
 			continue // not even with inputs that cost nothing
 		}
@@ -183,7 +183,7 @@ func (in *instance) leastOfFork(fork *forkJoin) int64 {
 			for _, end := range in.joined(fork, ways) {
 				if end.ns < best && !slices.Contains(seen, end.classes) {
 					seen = append(seen, end.classes)
-					best = min(best, max(in.slowed(fork, ways, entry, &end, false), least(ways, end.classes)))
+					best = min(best, max(in.contendedEnd(fork, ways, entry, &end, false), least(ways, end.classes)))
 				}
 			}
 		}

@@ -6,24 +6,24 @@ import (
 	"slices"
 )
 
-// crossing caches what is known of a fork, whatever comes before and after it: the ways through either branch, and
+// forkCache caches what is known of a fork, whatever comes before and after it: the ways through either branch, and
 // how long they take when the branches slow each other. Assignments that agree in the nodes of the fork share one,
 // and those that agree in a branch and its ends share the branch.
-type crossing struct {
-	sides  [2]*branchWays
-	slowed map[[3]int]int64 // by the numbers of the ways and the choice of join, or without
-	keep   func(bytes int64)
+type forkCache struct {
+	branches  [2]*branchCache
+	contended map[[3]int]int64 // by the numbers of the ways and the choice of join, or without
+	keep      func(bytes int64)
 }
 
-// branchWays is the ways through a branch.
-type branchWays struct {
-	ways    map[way]*branch
-	numbers map[string]int // of different choices
-	keep    func(bytes int64)
+// branchCache is the ways through a branch.
+type branchCache struct {
+	branches map[branchKey]*branch
+	numbers  map[string]int // of different choices
+	keep     func(bytes int64)
 }
 
-// way is the key of a solved branch: its processors, and the location class of its input.
-type way struct {
+// branchKey is the key of a solved branch: its processors, and the location class of its input.
+type branchKey struct {
 	set   uint64
 	entry int
 }
@@ -34,47 +34,47 @@ const anywhere = -1
 // withoutJoin stands for the choice of join where it does not count.
 const withoutJoin = -1
 
-// newSide is a branch of which nothing is known. keep counts the bytes that it takes later; nil: they are not
+// newBranchCache is a branch of which nothing is known. keep counts the bytes that it takes later; nil: they are not
 // counted.
-func newSide(keep func(int64)) *branchWays {
-	return &branchWays{map[way]*branch{}, map[string]int{}, keep}
+func newBranchCache(keep func(int64)) *branchCache {
+	return &branchCache{map[branchKey]*branch{}, map[string]int{}, keep}
 }
 
-// newCrossing is a fork of which nothing but its branches is known.
-func newCrossing(first, second *branchWays, keep func(int64)) *crossing {
-	return &crossing{[2]*branchWays{first, second}, map[[3]int]int64{}, keep}
+// newForkCache is a fork of which nothing but its branches is known.
+func newForkCache(first, second *branchCache, keep func(int64)) *forkCache {
+	return &forkCache{[2]*branchCache{first, second}, map[[3]int]int64{}, keep}
 }
 
-// crossing gives a fork what is known of it.
-func (s *pricing) crossing(in *instance, fork *forkJoin) {
+// findForkCache gives a fork what is known of it.
+func (s *pricing) findForkCache(in *instance, fork *forkJoin) {
 	key := func(from, to int) string {
-		name := fmt.Appendf(nil, "%d", in.stage.Rows)
+		name := fmt.Appendf(nil, "%d", in.section.Rows)
 		for i := from; i < to; i++ {
-			node := &in.stage.Nodes[i]
+			node := &in.section.Nodes[i]
 			name = append(append(append(append(name, ' '), node.Name...), ' '), node.Op().Scheme...)
 		}
 		return string(name)
 	}
 	// A branch depends on its own nodes and on those it gets its input from and gives its output to.
 	ends := key(fork.split, fork.split+1) + key(fork.join, fork.join+1)
-	side := func(from, to int) *branchWays {
+	side := func(from, to int) *branchCache {
 		name := ends + key(from, to)
-		side := s.sides[name]
+		side := s.branchCaches[name]
 		if side == nil {
-			side = newSide(s.cache)
-			s.sides[name] = side
-			s.cache(int64(len(name)) + sideBytes)
+			side = newBranchCache(s.takeCached)
+			s.branchCaches[name] = side
+			s.takeCached(int64(len(name)) + branchBytes)
 		}
 		return side
 	}
 	whole := key(fork.split, fork.join+1)
-	crossing := s.crossings[whole]
-	if crossing == nil {
-		crossing = newCrossing(side(fork.split+1, fork.second), side(fork.second, fork.join), s.cache)
-		s.crossings[whole] = crossing
-		s.cache(int64(len(whole)) + sideBytes)
+	known := s.forkCaches[whole]
+	if known == nil {
+		known = newForkCache(side(fork.split+1, fork.second), side(fork.second, fork.join), s.takeCached)
+		s.forkCaches[whole] = known
+		s.takeCached(int64(len(whole)) + branchBytes)
 	}
-	fork.crossing = crossing
+	fork.cache = known
 }
 
 // branches are both branches of a fork, each with processors of its set.
@@ -85,9 +85,9 @@ func (in *instance) branches(fork *forkJoin, pair [2]uint64, entry int) [2]*bran
 // branch is the first or second branch of a fork with processors of a set, solved from an entry class. handed and at
 // are filled in: the cheapest way to have its output in each class that join reads from.
 func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *branch {
-	side := fork.crossing.sides[which]
-	key := way{set, entry}
-	if branch := side.ways[key]; branch != nil {
+	side := fork.cache.branches[which]
+	key := branchKey{set, entry}
+	if branch := side.branches[key]; branch != nil {
 		return branch
 	}
 	enter := func(int) int64 { return 0 }
@@ -117,7 +117,7 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 			}
 		}
 	}
-	side.ways[key] = &branch
+	side.branches[key] = &branch
 	if side.keep != nil {
 		side.keep(branch.bytes())
 	}
@@ -125,7 +125,7 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 }
 
 // number identifies the choices of a branch that end in a class: equal choices have equal numbers.
-func (x *branchWays) number(ways *branch, class int) int {
+func (x *branchCache) number(ways *branch, class int) int {
 	if ways.numbers[class] == 0 {
 		choices := make([]int, len(ways.choices))
 		ways.follow(class, choices)
@@ -143,26 +143,26 @@ func (x *branchWays) number(ways *branch, class int) int {
 	return int(ways.numbers[class])
 }
 
-// slowed is how long an end takes when its branches share the memory's bandwidth, join included or not.
-func (in *instance) slowed(fork *forkJoin, ways [2]*branch, entry int, x *ending, join bool) int64 {
-	if in.stage.Memory == nil {
+// contendedEnd is how long an end takes when its branches share the memory's bandwidth, join included or not.
+func (in *instance) contendedEnd(fork *forkJoin, ways [2]*branch, entry int, x *ending, join bool) int64 {
+	if in.section.Memory == nil {
 		return 0
 	}
 	key := [3]int{0, 0, withoutJoin}
 	for which, class := range x.classes {
-		key[which] = fork.crossing.sides[which].number(ways[which], class)
+		key[which] = fork.cache.branches[which].number(ways[which], class)
 	}
 	end := fork.join
 	if join {
 		key[2] = x.join
 		end++
 	}
-	ns, ok := fork.crossing.slowed[key]
+	ns, ok := fork.cache.contended[key]
 	if !ok {
 		ns = in.contended(fork, in.whole(fork, in.ended(fork, ways, entry, x)), end, in.cost)
-		fork.crossing.slowed[key] = ns
-		if fork.crossing.keep != nil {
-			fork.crossing.keep(slowedBytes)
+		fork.cache.contended[key] = ns
+		if fork.cache.keep != nil {
+			fork.cache.keep(contendedBytes)
 		}
 	}
 	return ns
@@ -241,7 +241,7 @@ func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 	}
 	best += in.wrapMost()
 	var kept, spare []path
-	for _, pair := range in.stage.Pairs() {
+	for _, pair := range in.section.Pairs() {
 		found := in.pathsOf(fork, pair, come[fork.split], togo[fork.join], &best)
 		sort := func(a, b path) int { return cmp.Compare(in.bound(fork, a, come, togo), in.bound(fork, b, come, togo)) }
 		slices.SortStableFunc(found, sort)
@@ -314,7 +314,7 @@ func (in *instance) pathsOf(fork *forkJoin, pair [2]uint64, come, togo []int64, 
 				break // contention only adds to it
 			}
 			path := in.ended(fork, ways, entry, end)
-			path.ns = max(end.ns, in.slowed(fork, ways, entry, end, true))
+			path.ns = max(end.ns, in.contendedEnd(fork, ways, entry, end, true))
 			if out = append(out, path); path.ns > end.ns {
 				slowed++
 			}

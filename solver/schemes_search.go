@@ -22,7 +22,7 @@ func (s *planner) value(ctx context.Context, prefill, decode assignment) (float6
 			continue // no prompt has a program: a context of one position
 		}
 		key := schemes.key()
-		ns, ok := ph.worth[key]
+		ns, ok := ph.objectives[key]
 		if !ok {
 			for i, rows := range ph.rows {
 				if _, ok := s.leastOf(rows, schemes); ok && ph.weights[i] == 0 {
@@ -38,15 +38,15 @@ func (s *planner) value(ctx context.Context, prefill, decode assignment) (float6
 				}
 				ns += float64(ph.weights[i] * float64(report.ObjectiveNS))
 			}
-			ph.worth[key] = ns
+			ph.objectives[key] = ns
 		}
 		total += ns
 	}
 	return total, nil
 }
 
-// found is the outcome of a search: no decode when nothing is within the limits.
-type found struct {
+// searchResult is the outcome of a search: no decode when nothing is within the limits.
+type searchResult struct {
 	prefill, decode assignment
 	ns              float64
 	report          *planir.Solve // nil when there was nothing to choose
@@ -91,13 +91,13 @@ func (h *pairs) Pop() any {
 // for each choice of the head at first; a pair that is taken out puts in its neighbours in the rankings of both
 // phases, which have no lower bound.
 func (s *planner) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool,
-	try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
-	q := &pairQueue{groups: s.rankings(), below: below, ledger: s.ledger}
+	try func(prefill, decode assignment) (ns float64, ok bool, err error)) (searchResult, error) {
+	q := &pairQueue{groups: s.rankings(), below: below, budget: s.budget}
 	for group := range q.groups {
 		q.push(group, 0, 0)
 	}
 	defer q.release()
-	best := found{ns: below}
+	best := searchResult{ns: below}
 	status, bound := problem.Optimal, 0.0
 	seen, tried := 0, 0 // pairs that were taken out, and those of them that were admitted
 	for {
@@ -105,13 +105,13 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		if !ok || next.bound >= best.ns {
 			break
 		}
-		if seen++; seen > maxPairs || tried > maxTried || s.ledger.over(0) {
+		if seen++; seen > maxPairs || tried > maxTried || s.budget.over(0) {
 			status, bound = problem.Feasible, next.bound
 			break
 		}
 		s.trim()
 		if err := ctx.Err(); err != nil {
-			return found{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
+			return searchResult{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
 		}
 		// The neighbours wait even if this pair is not admitted: they may be.
 		q.pushNeighbours(next)
@@ -123,7 +123,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		s.searching(tried, next.bound, best.ns)
 		ns, ok, err := try(prefill, decode)
 		if err != nil {
-			return found{}, err
+			return searchResult{}, err
 		}
 		if ok && ns < best.ns {
 			best.prefill, best.decode, best.ns = prefill, decode, ns
@@ -149,7 +149,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 }
 
 // assignmentsOf are those of a pair.
-func (s *schemeChoice) assignmentsOf(group *headed, x pair) (prefill, decode assignment) {
+func (s *schemeChoice) assignmentsOf(group *headRankings, x pair) (prefill, decode assignment) {
 	var first *point
 	if len(s.phases[0].rows) > 0 {
 		first = &s.phases[0].points[group.prefill.order[x.p].point]
@@ -159,11 +159,11 @@ func (s *schemeChoice) assignmentsOf(group *headed, x pair) (prefill, decode ass
 
 // pairQueue is the pairs that wait in a search, least bound first.
 type pairQueue struct {
-	groups []headed // rankings of both phases, by choice of the head
-	below  float64  // pairs whose bound is no less do not wait
+	groups []headRankings // rankings of both phases, by choice of the head
+	below  float64        // pairs whose bound is no less do not wait
 	heap   pairs
-	most   int // that waited at a time, which the ledger counts
-	ledger *ledger
+	most   int // that waited at a time, which the budget counts
+	budget *memoryBudget
 }
 
 // push has the pair of the p-th and d-th assignments of the phases wait, where they have so many.
@@ -192,14 +192,14 @@ func (q *pairQueue) pop() (pair, bool) {
 		return pair{}, false
 	}
 	if waiting := len(q.heap); waiting > q.most {
-		q.ledger.take(int64(waiting-q.most) * pairBytes)
+		q.budget.take(int64(waiting-q.most) * pairBytes)
 		q.most = waiting
 	}
 	return heap.Pop(&q.heap).(pair), true
 }
 
 // release gives the queue's memory back.
-func (q *pairQueue) release() { q.ledger.release(int64(q.most) * pairBytes) }
+func (q *pairQueue) release() { q.budget.release(int64(q.most) * pairBytes) }
 
 // searching reports how far a search for schemes is.
 func (s *planner) searching(tried int, bound, best float64) {
