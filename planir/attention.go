@@ -57,26 +57,8 @@ func (a *Attention) Text() string {
 
 // attention is P030. Rows of a batch have no positions in common that they could select, so that a batch is dense.
 func (c *checker) attention() {
-	at := c.plan.Attention
-	if at != nil {
-		const most = 256 // of queries in a block, as op.Op has them
-		if !(at.Density > 0 && at.Density <= 1) || at.Block < 1 || at.Block > most {
-			c.fail("attention", "density %v in blocks of %d queries, want more than 0 and at most 1, and 1..%d", at.Density,
-				at.Block, most)
-		}
-		if at.Buckets != 0 && (at.Buckets == 1 || !slices.Contains(op.BucketCounts, at.Buckets)) {
-			c.fail("attention.buckets", "%d pairs of scales, want one of %v, 1 left out", at.Buckets, op.BucketCounts)
-		}
-		if !slices.Contains(op.SparseLeasts, at.Least) {
-			c.fail("attention.least", "at least %d positions are kept, want one of %v", at.Least, op.SparseLeasts)
-		}
-		if !(at.Estimated >= 0 && at.Estimated < 1) {
-			c.fail("attention.estimated", "scores of a share %v of the heads are estimated, want 0 (all) to below 1",
-				at.Estimated)
-		}
-		if len(at.Rows) == 0 || !slices.IsSorted(at.Rows) || len(slices.Compact(slices.Clone(at.Rows))) < len(at.Rows) {
-			c.fail("attention.rows", "rows are %v, want ascending numbers", at.Rows)
-		}
+	if c.plan.Attention != nil {
+		c.attentionNumbers(c.plan.Attention)
 	}
 	if c.plan.Sparse(1) && len(c.plan.Batches) > 0 {
 		c.fail("attention.rows", "one sequence selects positions, and %v sequences together do not: a sequence would get other "+
@@ -84,39 +66,77 @@ func (c *checker) attention() {
 	}
 	sparse := map[int]bool{} // numbers of rows of programs that select positions
 	for step := range c.plan.Program.steps() {
-		for _, node := range c.graphOf[step.Run].Graph.Nodes {
-			if node.Op.Kind == op.Estimate && at != nil && node.Op.Buckets != at.Buckets {
-				c.fail(step.path(".run"), "program %q estimates with %d pairs of scales, and the plan has %d",
-					step.program.Name, node.Op.Buckets, at.Buckets)
+		for i := range c.graphOf[step.Run].Graph.Nodes {
+			operator := &c.graphOf[step.Run].Graph.Nodes[i].Op
+			if c.plan.Attention != nil {
+				c.selection(step, operator)
 			}
-			if selects := node.Op.Kind == op.Estimate || node.Op.Kind == op.Select || node.Op.Kind == op.SparseAttend; selects &&
-				at != nil && node.Op.Least != at.Least {
-				c.fail(step.path(".run"), "program %q keeps at least %d positions in %q, and the plan %d", step.program.Name,
-					node.Op.Least, node.Op.Kind, at.Least)
-			}
-			if node.Op.Kind != op.SparseAttend {
+			if operator.Kind != op.SparseAttend {
 				continue
 			}
-			rows := step.program.Rows
-			if c.plan.InFlightOf(step.program) { // whose chunks are each like the program of one
-				rows = c.plan.InFlight.Rows
-			}
-			if sparse[rows] = true; at != nil && node.Op.Rest != (at.Rest && rows > 1) {
-				c.fail(step.path(".run"), "program %q has the rest of the positions count: %v, and the plan has it: %v, except "+
-					"for decoding", step.program.Name, node.Op.Rest, at.Rest)
-			}
+			rows := c.rowsOfChunk(step.program)
+			sparse[rows] = true
 			if !c.plan.Sparse(rows) || step.program.Batch() {
 				c.fail(step.path(".run"), "program %q selects positions, and the plan does not say so, or it is of several sequences",
 					step.program.Name)
 			}
 		}
 	}
-	if at == nil {
+	if c.plan.Attention == nil {
 		return
 	}
-	for i, rows := range at.Rows {
+	for i, rows := range c.plan.Attention.Rows {
 		if !sparse[rows] {
 			c.fail(fmt.Sprintf("attention.rows[%d]", i), "no program of %d rows selects positions", rows)
 		}
+	}
+}
+
+// rowsOfChunk is the rows of a program, of chunks in flight those of one: each is like the program of one.
+func (c *checker) rowsOfChunk(program *PhaseProgram) int {
+	if c.plan.InFlightOf(program) {
+		return c.plan.InFlight.Rows
+	}
+	return program.Rows
+}
+
+// attentionNumbers checks that what a plan says of sparse attention is in range.
+func (c *checker) attentionNumbers(at *Attention) {
+	const most = 256 // of queries in a block, as op.Op has them
+	if !(at.Density > 0 && at.Density <= 1) || at.Block < 1 || at.Block > most {
+		c.fail("attention", "density %v in blocks of %d queries, want more than 0 and at most 1, and 1..%d", at.Density,
+			at.Block, most)
+	}
+	if at.Buckets != 0 && (at.Buckets == 1 || !slices.Contains(op.BucketCounts, at.Buckets)) {
+		c.fail("attention.buckets", "%d pairs of scales, want one of %v, 1 left out", at.Buckets, op.BucketCounts)
+	}
+	if !slices.Contains(op.SparseLeasts, at.Least) {
+		c.fail("attention.least", "at least %d positions are kept, want one of %v", at.Least, op.SparseLeasts)
+	}
+	if !(at.Estimated >= 0 && at.Estimated < 1) {
+		c.fail("attention.estimated", "scores of a share %v of the heads are estimated, want 0 (all) to below 1",
+			at.Estimated)
+	}
+	if len(at.Rows) == 0 || !slices.IsSorted(at.Rows) || len(slices.Compact(slices.Clone(at.Rows))) < len(at.Rows) {
+		c.fail("attention.rows", "rows are %v, want ascending numbers", at.Rows)
+	}
+}
+
+// selection checks that an operator of a step selects positions as the plan says.
+func (c *checker) selection(step stepAt, operator *op.Op) {
+	at := c.plan.Attention
+	if operator.Kind == op.Estimate && operator.Buckets != at.Buckets {
+		c.fail(step.path(".run"), "program %q estimates with %d pairs of scales, and the plan has %d",
+			step.program.Name, operator.Buckets, at.Buckets)
+	}
+	selects := operator.Kind == op.Estimate || operator.Kind == op.Select || operator.Kind == op.SparseAttend
+	if selects && operator.Least != at.Least {
+		c.fail(step.path(".run"), "program %q keeps at least %d positions in %q, and the plan %d", step.program.Name,
+			operator.Least, operator.Kind, at.Least)
+	}
+	rest := at.Rest && c.rowsOfChunk(step.program) > 1
+	if operator.Kind == op.SparseAttend && operator.Rest != rest {
+		c.fail(step.path(".run"), "program %q has the rest of the positions count: %v, and the plan has it: %v, except "+
+			"for decoding", step.program.Name, operator.Rest, at.Rest)
 	}
 }

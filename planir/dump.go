@@ -3,87 +3,112 @@ package planir
 import (
 	"fmt"
 	"strings"
+
+	"github.com/hetc/hetc/planir/op"
 )
 
 // Dump renders a plan as text with one line per element and per step, in the order of execution
 // within each lane. Equal plans have equal dumps, and a changed step changes its line only.
 func Dump(plan *Plan) string {
-	var text strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
-	line("plan %s model %s soc %s control %s context %d kv %s", plan.Schema, plan.Model.Name, plan.SoC.Name,
+	text := &dump{}
+	text.decided(plan)
+	// The program is told in the order in which its parts refer to each other.
+	text.data(&plan.Program)
+	text.code(&plan.Program)
+	return text.String()
+}
+
+// dump is the text of a plan.
+type dump struct{ strings.Builder }
+
+// line adds a line.
+func (d *dump) line(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
+
+// decided tells what a plan is for, and what was decided.
+func (d *dump) decided(plan *Plan) {
+	d.line("plan %s model %s soc %s control %s context %d kv %s", plan.Schema, plan.Model.Name, plan.SoC.Name,
 		plan.SoC.Control, plan.MaxContext, plan.KV)
 	for i := range plan.Procs {
 		proc := &plan.Procs[i]
-		line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", proc.Name, proc.Kind, proc.Driver, proc.Select, proc.Cores,
+		d.line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", proc.Name, proc.Kind, proc.Driver, proc.Select, proc.Cores,
 			proc.Tile.K, proc.Tile.N, when(proc.WeightsInArtifacts, " weights in artifacts"), when(proc.Shares, " shares"))
 	}
 	if target := plan.Target; target != nil {
-		line("target %s%s%s", target.SoC, when(target.Emulator, " emulator"),
+		d.line("target %s%s%s", target.SoC, when(target.Emulator, " emulator"),
 			when(target.Simulated, " simulated times"))
 		for _, fallback := range target.Fallbacks {
-			line("fallback %s@%d from %s: %s", fallback.Node, fallback.Rows, fallback.From, fallback.Reason)
+			d.line("fallback %s@%d from %s: %s", fallback.Node, fallback.Rows, fallback.From, fallback.Reason)
 		}
 	}
-	// First what was decided, then the program it was lowered to.
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
-		line("decide %s@%d %s %s %s", decision.Node, decision.Rows, decision.Strategy,
+		d.line("decide %s@%d %s %s %s", decision.Node, decision.Rows, decision.Strategy,
 			orDash(string(decision.Scheme)), decision.ShareText())
 	}
-	// The program is told in the order in which its parts refer to each other.
-	pr := &plan.Program
-	line("cache %s layers %d heads %d context %d dim %d%s", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads,
+}
+
+// data tells of the cache, buffers, weights and packs of a program.
+func (d *dump) data(pr *Program) {
+	d.line("cache %s layers %d heads %d context %d dim %d%s", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads,
 		pr.Cache.MaxContext, pr.Cache.HeadDim, sequences(pr.Cache.Sequences))
 	for _, buffer := range pr.Buffers {
-		line("buffer %s %s [%d,%d]", buffer.Name, buffer.Type, buffer.Rows, buffer.Cols)
+		d.line("buffer %s %s [%d,%d]", buffer.Name, buffer.Type, buffer.Rows, buffer.Cols)
 	}
-	for _, weight := range pr.Weights {
-		folds := ""
-		if weight.FoldRows != "" {
-			folds += " rows times " + weight.FoldRows
-		}
-		if weight.FoldCols != "" {
-			folds += fmt.Sprintf(" columns of source %d by %s", weight.FoldSource, weight.FoldCols)
-		}
-		from := orDash(strings.Join(weight.From, " "))
-		if weight.ScaleOf != "" {
-			from = "the range of " + weight.ScaleOf
-		}
-		if weight.HeadsOf != "" {
-			from = fmt.Sprintf("the heads of %s, density %v", weight.HeadsOf, weight.Density)
-		}
-		line("weight %s [%d,%d] layers %v from %s%s", weight.Name, weight.K, weight.N, weight.Layers, from, folds)
+	for i := range pr.Weights {
+		d.weight(&pr.Weights[i])
 	}
 	for _, k := range pr.Packs {
-		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme,
+		d.line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme,
 			k.Layout, k.Bytes, when(k.InArtifact, " in artifact")+
 				when(k.Slotted, fmt.Sprintf(" of %d experts with slots", k.Experts)))
 	}
+}
+
+// weight tells what a weight is made of.
+func (d *dump) weight(weight *op.Weight) {
+	folds := ""
+	if weight.FoldRows != "" {
+		folds += " rows times " + weight.FoldRows
+	}
+	if weight.FoldCols != "" {
+		folds += fmt.Sprintf(" columns of source %d by %s", weight.FoldSource, weight.FoldCols)
+	}
+	from := orDash(strings.Join(weight.From, " "))
+	if weight.ScaleOf != "" {
+		from = "the range of " + weight.ScaleOf
+	}
+	if weight.HeadsOf != "" {
+		from = fmt.Sprintf("the heads of %s, density %v", weight.HeadsOf, weight.Density)
+	}
+	d.line("weight %s [%d,%d] layers %v from %s%s", weight.Name, weight.K, weight.N, weight.Layers, from, folds)
+}
+
+// code tells of the graphs, the programs with their steps, and the decider.
+func (d *dump) code(pr *Program) {
 	for _, graph := range pr.Graphs {
 		ops := make([]string, len(graph.Graph.Nodes))
 		for i, node := range graph.Graph.Nodes {
 			ops[i] = node.Op.Key()
 		}
-		line("graph %s on %s as %s%s: %s", graph.Name, graph.Proc, graph.Artifact,
+		d.line("graph %s on %s as %s%s: %s", graph.Name, graph.Proc, graph.Artifact,
 			when(graph.Context != "", " in "+graph.Context), strings.Join(ops, "; "))
 	}
 	for _, ph := range pr.All() {
-		line("program %s %s rows %d%s", ph.Name, ph.Phase, ph.Rows, when(ph.On != "", " on "+ph.On))
+		d.line("program %s %s rows %d%s", ph.Name, ph.Phase, ph.Rows, when(ph.On != "", " on "+ph.On))
 		for j := range ph.Sections {
 			section := &ph.Sections[j]
-			line("  section %s layers %d:%d flags %d logits %v", section.Name, section.First,
+			d.line("  section %s layers %d:%d flags %d logits %v", section.Name, section.First,
 				section.First+section.Layers, section.Flags, section.Logits)
 			for _, lane := range section.Lanes {
 				for k := range lane.Steps {
-					line("    %s %d %s", lane.Proc, k, lane.Steps[k].dump())
+					d.line("    %s %d %s", lane.Proc, k, lane.Steps[k].dump())
 				}
 			}
 		}
 	}
 	for _, entry := range pr.Decider {
-		line("tokens %d..%d: %s", entry.Min, entry.Max, entry.Program)
+		d.line("tokens %d..%d: %s", entry.Min, entry.Max, entry.Program)
 	}
-	return text.String()
 }
 
 // when is the text if the condition is set, else "".

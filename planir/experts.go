@@ -150,19 +150,7 @@ func (c *checker) expertTiers(at string, tiers *ExpertTiers) {
 		c.fail(at+".groups", "groups %v: want at least one: %v", tiers.Groups, err)
 		return
 	}
-	drop := tiers.Overflow == OverflowDrop
-	if !drop && tiers.Overflow != OverflowExact {
-		c.fail(at+".overflow", "overflow is %q, want exact or drop", tiers.Overflow)
-	}
-	if drop != slices.Contains(op.Saliences, tiers.Salience) || !drop && tiers.Salience != "" {
-		c.fail(at+".salience", "salience is %q and overflow %q, want one of %v with drop, else none", tiers.Salience,
-			tiers.Overflow, op.Saliences)
-	}
-	slots := tiers.Slots()
-	if tiers.Sent < 0 || tiers.Sent == 0 && (!drop || slots < tiers.Experts) {
-		c.fail(at+".sent", "%d rows are computed by dynamic products, want at least 1 where experts have no slot or "+
-			"overflow is exact", tiers.Sent)
-	}
+	c.expertOverflow(at, tiers)
 	if tiers.ExpectNS < 0 || tiers.ExpectNS > maxBytes || tiers.BoundNS < 0 || tiers.BoundNS > tiers.ExpectNS ||
 		tiers.Status != "optimal" && tiers.Status != "feasible" {
 		c.fail(at, "status is %q with %d ns and a bound of %d ns, want optimal or feasible and a bound of at most the time",
@@ -176,7 +164,23 @@ func (c *checker) expertTiers(at string, tiers *ExpertTiers) {
 		if layer.Layer < 0 || layer.Layer >= maxLayers || i > 0 && tiers.Layers[i-1].Layer >= layer.Layer {
 			c.fail(path+".layer", "layer %d, want ascending numbers", layer.Layer)
 		}
-		c.expertLayer(path, layer, slots, tiers.Experts)
+		c.expertLayer(path, layer, tiers.Slots(), tiers.Experts)
+	}
+}
+
+// expertOverflow checks what becomes of rows beyond the slots.
+func (c *checker) expertOverflow(at string, tiers *ExpertTiers) {
+	drop := tiers.Overflow == OverflowDrop
+	if !drop && tiers.Overflow != OverflowExact {
+		c.fail(at+".overflow", "overflow is %q, want exact or drop", tiers.Overflow)
+	}
+	if drop != slices.Contains(op.Saliences, tiers.Salience) || !drop && tiers.Salience != "" {
+		c.fail(at+".salience", "salience is %q and overflow %q, want one of %v with drop, else none", tiers.Salience,
+			tiers.Overflow, op.Saliences)
+	}
+	if tiers.Sent < 0 || tiers.Sent == 0 && (!drop || tiers.Slots() < tiers.Experts) {
+		c.fail(at+".sent", "%d rows are computed by dynamic products, want at least 1 where experts have no slot or "+
+			"overflow is exact", tiers.Sent)
 	}
 }
 

@@ -468,34 +468,49 @@ type Loaded struct {
 }
 
 // Load computes what a plan has a processor hold. Where its graphs own their weights, every graph counts its own.
-//
-// Steps may read overlapping column ranges of one pack, so ranges are united before they are counted. A range's bytes
-// are the pack's bytes times its share of the columns.
 func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 	pr := &plan.Program
-	// packs by name, and how many layers a weight has: each layer holds its own copy of a pack.
-	packs, layers := map[string]*planir.Pack{}, map[string]int64{}
-	for i := range pr.Packs {
-		packs[pr.Packs[i].Name] = &pr.Packs[i]
-	}
-	for _, weight := range pr.Weights {
-		layers[weight.Name] = int64(max(1, weight.LayerCount()))
-	}
-	buffers := map[string]int64{} // bytes, by name
-	for _, buffer := range pr.Buffers {
-		buffers[buffer.Name] = int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes())
-	}
-	// An owner of weights is a pack, or a pack in one graph where graphs do not share weights.
-	type span struct{ from, to int }
-	spans := map[string][]span{} // columns that are read, by owner
-	// Buffers that a step reads or writes, each counted once and in full.
-	touched := map[string]bool{}
+	use := usesOf(pr, sp)
 	var out Loaded
 	for i := range pr.Graphs {
 		if pr.Graphs[i].Proc == sp.Name {
 			out.Graphs++
 		}
 	}
+	layers := map[string]int64{} // of each weight: every layer holds its own copy of a pack
+	for _, weight := range pr.Weights {
+		layers[weight.Name] = int64(max(1, weight.LayerCount()))
+	}
+	for owner, list := range use.columns {
+		pack := use.packs[owner]
+		out.Bytes += layers[pack.Weight] * (pack.Bytes * united(list) / int64(pack.N1-pack.N0))
+	}
+	for _, buffer := range pr.Buffers {
+		if use.buffers[buffer.Name] {
+			out.Bytes += int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes())
+		}
+	}
+	return out
+}
+
+// columns is a range of a pack's columns.
+type columns struct{ from, to int }
+
+// processorUse is what the steps of a processor read and write. An owner of weights is a pack, or a pack in one graph
+// where graphs do not share weights.
+type processorUse struct {
+	columns map[string][]columns    // that are read, by owner
+	packs   map[string]*planir.Pack // by owner
+	buffers map[string]bool
+}
+
+// usesOf goes through the steps of a processor.
+func usesOf(pr *planir.Program, sp *socs.Processor) processorUse {
+	packs := map[string]*planir.Pack{}
+	for i := range pr.Packs {
+		packs[pr.Packs[i].Name] = &pr.Packs[i]
+	}
+	use := processorUse{columns: map[string][]columns{}, packs: map[string]*planir.Pack{}, buffers: map[string]bool{}}
 	seen := map[string]bool{}
 	for _, program := range pr.All() {
 		for j := range program.Sections {
@@ -505,7 +520,7 @@ func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 				}
 				for _, st := range lane.Steps {
 					for _, view := range slices.Concat(st.In, st.Out) {
-						touched[view.Buffer] = true
+						use.buffers[view.Buffer] = true
 					}
 					for _, ref := range st.W {
 						owner := ref.Pack
@@ -514,29 +529,26 @@ func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 						}
 						if id := owner + "\x00" + ref.String(); !seen[id] {
 							seen[id] = true
-							spans[owner] = append(spans[owner], span{ref.C0, ref.C1})
-							packs[owner] = packs[ref.Pack]
+							use.columns[owner] = append(use.columns[owner], columns{ref.C0, ref.C1})
+							use.packs[owner] = packs[ref.Pack]
 						}
 					}
 				}
 			}
 		}
 	}
-	// The union of sorted ranges: each counts only the columns behind the end of those before it.
-	for owner, list := range spans {
-		slices.SortFunc(list, func(a, b span) int { return a.from - b.from })
-		cols, end := int64(0), 0
-		for _, next := range list {
-			if next.to > end {
-				cols += int64(next.to - max(next.from, end))
-				end = next.to
-			}
+	return use
+}
+
+// united is how many columns ranges have together: steps may read overlapping ranges of one pack.
+func united(list []columns) (count int64) {
+	slices.SortFunc(list, func(a, b columns) int { return a.from - b.from })
+	end := 0
+	for _, next := range list {
+		if next.to > end {
+			count += int64(next.to - max(next.from, end))
+			end = next.to
 		}
-		pack := packs[owner]
-		out.Bytes += layers[pack.Weight] * (pack.Bytes * cols / int64(pack.N1-pack.N0))
 	}
-	for buffer := range touched {
-		out.Bytes += buffers[buffer]
-	}
-	return out
+	return count
 }

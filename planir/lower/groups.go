@@ -50,39 +50,16 @@ const expertNodes = 4
 
 // groups expands the experts of a layer, whose nodes of the model these are, for the tiers of its program.
 func (e *expansion) groups(nodes []models.Node, rows, context int) error {
-	first := &nodes[0]
+	if err := e.tiersFit(nodes); err != nil {
+		return err
+	}
+	first, sum := &nodes[0], &nodes[expertNodes-1]
 	name := e.section.Name + "." + first.Name
-	for i, kind := range []op.Kind{op.ExpertMatMul, op.GLU, op.ExpertMatMul, op.Combine} {
-		if i >= len(nodes) || len(nodes[i].Ops) != 1 || nodes[i].Ops[0].Kind != kind {
-			return fmt.Errorf("node %q: capacity tiers are for experts of a product, a gated activation, a product and a "+
-				"sum in this order", name)
-		}
-	}
-	if experts := first.Ops[0].Experts; experts != e.tiers.Experts {
-		return fmt.Errorf("node %q: capacity tiers are for %d experts, and a layer has %d", name, e.tiers.Experts,
-			experts)
-	}
-	for layer := e.section.First; layer < e.section.First+e.section.Layers; layer++ {
-		if e.tiers.Layer(layer) == nil {
-			return fmt.Errorf("node %q: capacity tiers say nothing of layer %d", name, layer)
-		}
-	}
-	// The values of the groups, after those of the model's nodes.
 	ids := first.In[1]
 	places, rest := ids+".places", ids+".rest"
 	e.section.Values[places] = e.section.Values[ids]
 	e.section.Values[rest] = e.section.Values[ids]
-	sum := &nodes[expertNodes-1]
-	collected := []string{}
-	dispatched := []string{}
-	for group, shape := range e.tiers.Groups {
-		for _, value := range []string{first.In[0], first.Out[0], nodes[1].Out[0], nodes[2].Out[0]} {
-			e.section.Values[value+groupSuffix(group)] = Value{op.F32, shape.Slots * shape.Rows,
-				e.section.Values[value].Cols, 1}
-		}
-		dispatched = append(dispatched, first.In[0]+groupSuffix(group))
-		collected = append(collected, nodes[2].Out[0]+groupSuffix(group))
-	}
+	dispatched, collected := e.groupValues(nodes)
 	// What the model's own products read is quantised before the rows are divided: groups and the rest are then branches
 	// of one fork.
 	if scheme := e.schemeOf(name); e.tiers.Sent > 0 && !first.Exact && scheme.QuantisedRows() {
@@ -102,15 +79,8 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 	}
 	collect := op.Op{Kind: op.Collect, Groups: e.tiers.Shape(), Sent: e.sent(rows, first.Ops[0].Fan)}
 	if e.tiers.Sent > 0 {
-		for i := range nodes[:expertNodes-1] {
-			own := nodes[i]
-			if own.Ops[0].Kind == op.ExpertMatMul {
-				own.In, own.Ops = []string{own.In[0], rest}, slices.Clone(own.Ops)
-				own.Ops[0].Sent = collect.Sent
-			}
-			if err := e.node(&own, rows, context); err != nil {
-				return err
-			}
+		if err := e.dynamic(nodes, rest, rows, context); err != nil {
+			return err
 		}
 		collected = append(collected, sum.In[0])
 	}
@@ -118,6 +88,58 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 	collect.N, collect.Fan = sum.Ops[0].N, sum.Ops[0].Fan
 	own.Ops, own.In = []op.Op{collect}, append(append(collected, places), sum.In[1])
 	return e.node(&own, rows, context)
+}
+
+// tiersFit checks that tiers are for a layer's nodes, its experts and all layers.
+func (e *expansion) tiersFit(nodes []models.Node) error {
+	name := e.section.Name + "." + nodes[0].Name
+	for i, kind := range []op.Kind{op.ExpertMatMul, op.GLU, op.ExpertMatMul, op.Combine} {
+		if i >= len(nodes) || len(nodes[i].Ops) != 1 || nodes[i].Ops[0].Kind != kind {
+			return fmt.Errorf("node %q: capacity tiers are for experts of a product, a gated activation, a product and a "+
+				"sum in this order", name)
+		}
+	}
+	if experts := nodes[0].Ops[0].Experts; experts != e.tiers.Experts {
+		return fmt.Errorf("node %q: capacity tiers are for %d experts, and a layer has %d", name, e.tiers.Experts,
+			experts)
+	}
+	for layer := e.section.First; layer < e.section.First+e.section.Layers; layer++ {
+		if e.tiers.Layer(layer) == nil {
+			return fmt.Errorf("node %q: capacity tiers say nothing of layer %d", name, layer)
+		}
+	}
+	return nil
+}
+
+// groupValues makes the values of the groups, after those of the model's nodes, and returns what rows are dispatched to
+// and what is collected.
+func (e *expansion) groupValues(nodes []models.Node) (dispatched, collected []string) {
+	first, result := &nodes[0], nodes[2].Out[0]
+	for group, shape := range e.tiers.Groups {
+		for _, value := range []string{first.In[0], first.Out[0], nodes[1].Out[0], result} {
+			e.section.Values[value+groupSuffix(group)] = Value{op.F32, shape.Slots * shape.Rows,
+				e.section.Values[value].Cols, 1}
+		}
+		dispatched = append(dispatched, first.In[0]+groupSuffix(group))
+		collected = append(collected, result+groupSuffix(group))
+	}
+	return dispatched, collected
+}
+
+// dynamic adds the model's own products, for the rows that no slot takes.
+func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int) error {
+	sent := e.sent(rows, nodes[0].Ops[0].Fan)
+	for i := range nodes[:expertNodes-1] {
+		own := nodes[i]
+		if own.Ops[0].Kind == op.ExpertMatMul {
+			own.In, own.Ops = []string{own.In[0], rest}, slices.Clone(own.Ops)
+			own.Ops[0].Sent = sent
+		}
+		if err := e.node(&own, rows, context); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sent is how many rows the dynamic products of a layer are expected to compute, of those that there are.

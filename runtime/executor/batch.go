@@ -63,83 +63,101 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request,
 
 // generate is continuous batching without preemption. Free sequences of the cache are given to
 // requests in order, whose prompts are processed one by one. Then one token of every running
-// request is decoded together, and ended requests return their sequences. The state is the list of
-// running requests, in the order in which they began, and of free sequences. A request's result
+// request is decoded together, and ended requests return their sequences. A request's result
 // does not depend on the others, because no operator mixes rows of several sequences.
 func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *Outcome)) error {
-	machine := c.m
-	active, tokens := make([]running, 0, machine.Sequences()), make([]Token, 0, machine.Sequences())
-	free := make([]int, 0, machine.Sequences())
-	for sequence := machine.Sequences() - 1; sequence >= 0; sequence-- {
-		free = append(free, sequence)
+	sequences := c.m.Sequences()
+	b := &batching{Control: c, requests: requests, out: out, ended: ended, active: make([]running, 0, sequences),
+		free: make([]int, 0, sequences)}
+	for sequence := sequences - 1; sequence >= 0; sequence-- {
+		b.free = append(b.free, sequence)
 	}
-	sample := func(i int, logits []float32) error {
-		sequence := &active[i]
-		sequence.next.ID, sequence.err = sequence.sampler.Next(logits)
-		return nil
-	}
-	first := func(_ int, logits []float32) error { return sample(len(active)-1, logits) }
-	// accept adds sampled tokens to the requests from number i on, and removes those that have
-	// ended.
-	accept := func(i int) {
-		rest := active[:i]
-		for _, sequence := range active[i:] {
-			request, outcome := &requests[sequence.request], &out[sequence.request]
-			if outcome.Err = sequence.err; outcome.Err == nil &&
-				!outcome.take(machine, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
-				rest = append(rest, sequence)
-				continue
-			}
-			ended(sequence.request, outcome)
-			machine.pos[sequence.next.Sequence] = 0
-			free = append(free, sequence.next.Sequence)
-		}
-		active = rest
-	}
+	tokens, sample := make([]Token, 0, sequences), b.sample // one function value, so that steps allocate nothing
 	for queued := 0; ; {
-		// fill the free sequences with the next requests
-		for queued < len(requests) && len(free) > 0 {
-			sequence := free[len(free)-1]
-			request, outcome := &requests[queued], &out[queued]
-			if outcome.Err = machine.admits(sequence, request.Prompt); outcome.Err != nil {
-				ended(queued, outcome)
-			} else {
-				most := min(request.MaxTokens, machine.plan.MaxContext-len(request.Prompt)+1)
-				outcome.Tokens, outcome.DecodeNS = make([]int32, 0, most), make([]int64, 0, most)
-				free = free[:len(free)-1]
-				active = append(active, running{request: queued, sampler: request.Sampler,
-					next: Token{Sequence: sequence}})
-				if request.Restore != nil {
-					var err error
-					if outcome.Cached, err = request.Restore(c, sequence); err != nil {
-						return err
-					}
-				}
-				timing, err := c.Extend(sequence, request.Prompt[outcome.Cached:], WantLast, first)
-				if err != nil {
-					return err
-				}
-				outcome.PrefillNS, outcome.Virtual = timing.NS, timing.Virtual
-				accept(len(active) - 1)
+		for queued < len(requests) && len(b.free) > 0 {
+			if err := b.begin(queued); err != nil {
+				return err
 			}
 			queued++
 		}
-		if len(active) == 0 {
+		if len(b.active) == 0 {
 			return nil
 		}
-		// one token of every running request
 		tokens = tokens[:0]
-		for i := range active {
-			tokens = append(tokens, active[i].next)
+		for i := range b.active {
+			tokens = append(tokens, b.active[i].next)
 		}
 		timing, err := c.Step(tokens, sample)
 		if err != nil {
 			return err
 		}
-		for i := range active {
-			outcome := &out[active[i].request]
+		for i := range b.active {
+			outcome := &out[b.active[i].request]
 			outcome.DecodeNS = append(outcome.DecodeNS, timing.NS)
 		}
-		accept(0)
+		b.accept(0)
 	}
+}
+
+// batching is the state of generate: the running requests, in the order in which they began, and the free sequences.
+type batching struct {
+	*Control
+	requests []Request
+	out      []Outcome
+	ended    func(int, *Outcome)
+	active   []running
+	free     []int
+}
+
+// begin processes the prompt of a request in a free sequence. One that is not admitted ends.
+func (b *batching) begin(number int) error {
+	sequence := b.free[len(b.free)-1]
+	request, outcome := &b.requests[number], &b.out[number]
+	if outcome.Err = b.m.admits(sequence, request.Prompt); outcome.Err != nil {
+		b.ended(number, outcome)
+		return nil
+	}
+	most := min(request.MaxTokens, b.m.plan.MaxContext-len(request.Prompt)+1)
+	outcome.Tokens, outcome.DecodeNS = make([]int32, 0, most), make([]int64, 0, most)
+	b.free = b.free[:len(b.free)-1]
+	b.active = append(b.active, running{request: number, sampler: request.Sampler, next: Token{Sequence: sequence}})
+	if request.Restore != nil {
+		var err error
+		if outcome.Cached, err = request.Restore(b.Control, sequence); err != nil {
+			return err
+		}
+	}
+	last := len(b.active) - 1
+	timing, err := b.Extend(sequence, request.Prompt[outcome.Cached:], WantLast,
+		func(_ int, logits []float32) error { return b.sample(last, logits) })
+	if err != nil {
+		return err
+	}
+	outcome.PrefillNS, outcome.Virtual = timing.NS, timing.Virtual
+	b.accept(last)
+	return nil
+}
+
+// sample chooses the next token of the i-th running request.
+func (b *batching) sample(i int, logits []float32) error {
+	sequence := &b.active[i]
+	sequence.next.ID, sequence.err = sequence.sampler.Next(logits)
+	return nil
+}
+
+// accept adds sampled tokens to the requests from number i on, and removes those that have ended.
+func (b *batching) accept(i int) {
+	rest := b.active[:i]
+	for _, sequence := range b.active[i:] {
+		request, outcome := &b.requests[sequence.request], &b.out[sequence.request]
+		if outcome.Err = sequence.err; outcome.Err == nil &&
+			!outcome.take(b.m, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
+			rest = append(rest, sequence)
+			continue
+		}
+		b.ended(sequence.request, outcome)
+		b.m.pos[sequence.next.Sequence] = 0
+		b.free = append(b.free, sequence.next.Sequence)
+	}
+	b.active = rest
 }
