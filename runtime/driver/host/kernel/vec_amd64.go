@@ -130,6 +130,7 @@ const (
 	mostQ4      = 2
 	most512     = 12
 	mostQ4x512  = 6
+	mostPanel   = 7 // of unpacked blocks
 )
 
 // mostF32 is the number of rows of a float32 product.
@@ -414,8 +415,8 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 
 // Panels are unpacked parts of a tile of 4-bit weights.
 const (
-	panelRows  = 13        // rows from which unpacking a weight beforehand pays: more than those of one call
-	panelBytes = 16 * 1280 // of unpacked blocks
+	panelRows  = 2*mostQ4x512 + 1 // rows from which unpacking a weight once pays: those of three calls of a kernel that unpacks it
+	panelBytes = 16 * 1280        // of unpacked blocks
 	cacheLine  = 64
 )
 
@@ -427,14 +428,12 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 	panelBlock := TileN*block + 8*TileN // bytes of an unpacked block
 	var space [panelBytes + cacheLine]byte
 	panel := space[-mem.Address(space[:])&(cacheLine-1):] // crossing lines costs a third of the speed
-	var last [most512 * pack.Block128]uint8               // the k%block last activations of each row
+	var last [mostPanel * pack.Block128]uint8             // the k%block last activations of each row
 	for i := range last {
 		last[i] = 128
 	}
-	var around [(most512 + 1) * TileN]float32
-	sums := around[-mem.Address(mem.Bytes(around[:]))&(cacheLine-1)/4:]
 	blocks, full, step := (k+block-1)/block, k/block, panelBytes/panelBlock
-	calls := (m + most512 - 1) / most512
+	calls := (m + mostPanel - 1) / mostPanel
 	at := 0
 	for j := 0; j < n; j += TileN {
 		for row := range m {
@@ -452,7 +451,7 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 			}
 			next := at + count*q4BlockBytes(block)
 			for row, call := 0, 0; row < m; call++ {
-				rows := share(m-row, most512)
+				rows := share(m-row, mostPanel)
 				ahead, stride := fetch(count*q4BlockBytes(block), block/4*count, call, calls, next == len(w))
 				var scale, wholeScale *float32
 				if index+count == blocks {
@@ -463,10 +462,10 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 				}
 				if whole > 0 {
 					if long {
-						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+index*block], ldx, whole,
+						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &x[row*ldx+index*block], ldx, whole,
 							&panel[0], &w[at], ahead, stride, wholeScale)
 					} else {
-						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+index*block], ldx, whole,
+						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &x[row*ldx+index*block], ldx, whole,
 							&panel[0], &w[at], ahead, stride, wholeScale)
 					}
 				}
@@ -476,10 +475,10 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 						copy(last[block*i:block*(i+1)], x[(row+i)*ldx+full*block:(row+i)*ldx+k])
 					}
 					if long {
-						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1,
+						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &last[0], block, 1,
 							&panel[whole*panelBlock], &w[at], 0, 0, scale)
 					} else {
-						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock],
+						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &last[0], block, 1, &panel[whole*panelBlock],
 							&w[at], 0, 0, scale)
 					}
 				}

@@ -32,19 +32,17 @@ func q4Unpack512(panel *uint8, w *uint8, blocks int)
 //go:noescape
 func q4x128Unpack512(panel *uint8, w *uint8, blocks int)
 
-// q4Panel512 adds the product of rows (1..12) rows of x, 32*blocks activations each, with unpacked blocks to y
-// [rows][32], and multiplies y by xscale unless that is nil. sums is scratch [rows][32]. w is the base of ahead. Strides
-// are in bytes.
+// q4Panel512 adds the product of rows (1..7) rows of x, 32*blocks activations each, with unpacked blocks to y
+// [rows][32], and multiplies y by xscale unless that is nil. w is the base of ahead. Strides are in bytes.
 //
 //go:noescape
-func q4Panel512(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
+func q4Panel512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
-// q4x128Panel512 adds the product of rows (1..12) rows of x, 128*blocks activations each, with unpacked blocks to y
-// [rows][32], and multiplies y by xscale unless that is nil. sums is scratch [rows][32]. w is the base of ahead. Strides
-// are in bytes.
+// q4x128Panel512 adds the product of rows (1..7) rows of x, 128*blocks activations each, with unpacked blocks to y
+// [rows][32], and multiplies y by xscale unless that is nil. w is the base of ahead. Strides are in bytes.
 //
 //go:noescape
-func q4x128Panel512(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
+func q4x128Panel512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
 // f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides
 // are in bytes.
@@ -114,13 +112,13 @@ func q4Spread512(panel *byte, w *byte, blocks int)
 func q4x128Spread512(panel *byte, w *byte, blocks int)
 
 // q4Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
-// [rows][32], and writes their product with xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
+// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
 //
 //go:noescape
 func q4Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
 
 // q4x128Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
-// [rows][32], and writes their product with xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
+// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
 //
 //go:noescape
 func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)

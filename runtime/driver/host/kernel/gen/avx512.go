@@ -232,7 +232,7 @@ func inSteps(id string, block int, body func()) {
 	JNZ(LabelRef(id + "_step"))
 }
 
-// q4Unpack512 unpacks 4-bit blocks once for all rows, which pays from about 7 rows on. An unpacked
+// q4Unpack512 unpacks 4-bit blocks once for all rows. An unpacked
 // block is [block/4][32][4] int8 of 16*(nibble-8); then for each column the int32 at which its sum
 // starts, -128*16*sum(nibble-8), for the offset of the activations; then the column scales over 16.
 func q4Unpack512(name string, block int) {
@@ -285,34 +285,24 @@ func q4Unpack512(name string, block int) {
 	RET()
 }
 
-// q4Panel512 multiplies rows with unpacked blocks. Float sums lie in memory, which leaves all
-// registers to 12 rows of integer sums. They lie in a dense scratch, because rows of y are often a
-// multiple of 4 KiB apart, where loads wait for unrelated stores.
+// q4Panel512 multiplies rows with unpacked blocks. The integer and float sums of 7 rows fill the registers, as in
+// q4Packed512.
 func q4Panel512(name string, block int) {
-	const most = 12
-	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)")
-	Doc(fmt.Sprintf("%s adds the product of rows (1..12) rows of x, %d*blocks activations each, with unpacked blocks to y", name, block),
-		"[rows][32], and multiplies y by xscale unless that is nil. sums is scratch [rows][32]. w is the base of ahead. Strides",
-		"are in bytes.")
+	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)")
+	Doc(fmt.Sprintf("%s adds the product of rows (1..%d) rows of x, %d*blocks activations each, with unpacked blocks to y", name, mostHalf, block),
+		"[rows][32], and multiplies y by xscale unless that is nil. w is the base of ahead. Strides are in bytes.")
 	Pragma("noescape")
-	dispatch(most, func(m int) {
+	dispatch(mostHalf, func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
-		w0, w1, acts := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		total := func(r, half int) reg.VecPhysical { return z[2*mostHalf+2*r+half] }
+		w0, w1, acts := z[30], z[31], z[4*mostHalf:30]
 		input := newRows(m)
-		ptr, count, panel, sums, out, ldy := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
-		sum := func(r, half int) Mem { return Mem{Base: sums, Disp: 128*r + 64*half} }
-		Load(Param("sums"), sums)
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		// copy y to the scratch
-		for row := range m {
-			for half := range 2 {
-				VMOVUPS(Mem{Base: out, Disp: 64 * half}, w0)
-				VMOVUPS(w0, sum(row, half))
-			}
-			ADDQ(ldy, out)
-		}
+		ptr, count, panel := GP64(), GP64(), GP64()
+		eachRow(m, func(row int, output reg.GPVirtual) {
+			VMOVUPS(Mem{Base: output}, total(row, 0))
+			VMOVUPS(Mem{Base: output, Disp: 64}, total(row, 1))
+		})
 		Load(Param("x"), ptr)
 		Load(Param("ldx"), input.ld)
 		input.set(ptr)
@@ -334,7 +324,7 @@ func q4Panel512(name string, block int) {
 					VMOVDQU64(Mem{Base: panel, Disp: 128*k4 + 64}, w1)
 					fetch.step(1)
 					for row := range m {
-						bcast := acts[row%4]
+						bcast := acts[row%2]
 						VPBROADCASTD(input.at(row, 4*k4), bcast)
 						VPDPBUSD(w0, bcast, acc(row, 0))
 						VPDPBUSD(w1, bcast, acc(row, 1))
@@ -346,33 +336,26 @@ func q4Panel512(name string, block int) {
 			VMOVUPS(Mem{Base: panel, Disp: 128}, w0)
 			VMOVUPS(Mem{Base: panel, Disp: 192}, w1)
 			for row := range m {
-				for half, src := range []reg.VecPhysical{w0, w1} {
-					dst := acc(row, half)
-					VCVTDQ2PS(dst, dst)
-					VFMADD213PS(sum(row, half), src, dst)
-					VMOVUPS(dst, sum(row, half))
+				for half, scales := range []reg.VecPhysical{w0, w1} {
+					VCVTDQ2PS(acc(row, half), acc(row, half))
+					VFMADD231PS(scales, acc(row, half), total(row, half))
 				}
 			}
 		}, func(int) { ADDQ(I32(256), panel) })
-		// write the scratch back, times xscale where that is given: the last call of a tile gives
-		// it
+		// the last call of a tile gives scales
 		Load(Param("xscale"), ptr)
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		one := GP32()
-		MOVL(U32(0x3f800000), one)
-		VPBROADCASTD(one, acts[0])
-		for line := range m {
-			TESTQ(ptr, ptr)
-			JZ(LabelRef(label(id+"_plain", line)))
-			VBROADCASTSS(Mem{Base: ptr, Disp: 4 * line}, acts[0])
-			Label(label(id+"_plain", line))
-			for half := range 2 {
-				VMULPS(sum(line, half), acts[0], w0)
-				VMOVUPS(w0, Mem{Base: out, Disp: 64 * half})
-			}
-			ADDQ(ldy, out)
+		TESTQ(ptr, ptr)
+		JZ(LabelRef(id + "_plain"))
+		for row := range m {
+			VBROADCASTSS(Mem{Base: ptr, Disp: 4 * row}, w0)
+			VMULPS(w0, total(row, 0), total(row, 0))
+			VMULPS(w0, total(row, 1), total(row, 1))
 		}
+		Label(id + "_plain")
+		eachRow(m, func(row int, output reg.GPVirtual) {
+			VMOVUPS(total(row, 0), Mem{Base: output})
+			VMOVUPS(total(row, 1), Mem{Base: output, Disp: 64})
+		})
 		VZEROUPPER()
 		RET()
 	})
