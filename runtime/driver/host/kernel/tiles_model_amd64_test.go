@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -57,65 +55,7 @@ func peakTilesAMX(config *byte, turns int, ones *byte, sums *int32) {
 	model("peakTilesAMX", config, turns, ones, sums)
 }
 
-// line of assembly: a mnemonic with its operands, or the bytes of an instruction.
-type modelLine struct {
-	name     string
-	operands []string
-	code     []byte
-}
-
-// modelled functions of the generated file, with the lines that labels name.
-type modelled struct {
-	lines  []modelLine
-	labels map[string]int
-}
-
-var modelFunctions = sync.OnceValue(func() map[string]*modelled {
-	source, err := os.ReadFile("vec_amx_amd64.s")
-	if err != nil {
-		panic(err)
-	}
-	functions := map[string]*modelled{}
-	var function *modelled
-	for text := range strings.Lines(string(source)) {
-		text = strings.TrimSpace(text)
-		if name, ok := strings.CutPrefix(text, "TEXT ·"); ok {
-			name, _, _ = strings.Cut(name, "(")
-			function = &modelled{labels: map[string]int{}}
-			functions[name] = function
-			continue
-		}
-		if text == "" || strings.HasPrefix(text, "//") || strings.HasPrefix(text, "#") {
-			if text == "" && function != nil { // ends the bytes of an instruction
-				function.lines = append(function.lines, modelLine{name: "NOP"})
-			}
-			continue
-		}
-		if name, ok := strings.CutSuffix(text, ":"); ok {
-			function.labels[name] = len(function.lines)
-			continue
-		}
-		name, rest, _ := strings.Cut(text, " ")
-		if name == "BYTE" {
-			value, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(rest), "$"), 0, 8)
-			if err != nil {
-				panic(err)
-			}
-			if last := len(function.lines) - 1; last >= 0 && function.lines[last].name == "BYTE" {
-				function.lines[last].code = append(function.lines[last].code, byte(value))
-			} else {
-				function.lines = append(function.lines, modelLine{name: "BYTE", code: []byte{byte(value)}})
-			}
-			continue
-		}
-		var operands []string
-		if rest = strings.TrimSpace(rest); rest != "" {
-			operands = strings.Split(rest, ", ")
-		}
-		function.lines = append(function.lines, modelLine{name: name, operands: operands})
-	}
-	return functions
-})
+var modelFunctions = sync.OnceValue(func() map[string]*assembly { return readAssembly("vec_amx_amd64.s") })
 
 // tile is a register of 16 rows of 64 bytes, of which the shape says how many count.
 type tile struct {
@@ -125,13 +65,10 @@ type tile struct {
 
 // machine is what the kernels see of a processor.
 type machine struct {
-	general    [16]uint64
+	integerMachine
 	vectors    [32][64]byte
-	equal      bool // flags of the last comparison
-	less       bool
 	configured bool
 	tiles      [8]tile
-	arguments  []uint64
 }
 
 // modelKeeps holds what a running kernel points to, so that it lies on the heap and stays there.
@@ -146,18 +83,20 @@ func model(name string, arguments ...any) {
 	defer modelLock.Unlock()
 	modelKeeps = arguments
 	cpu := &machine{}
+	var values []uint64
 	for _, argument := range arguments {
 		switch value := argument.(type) { // SAFETY: modelKeeps holds the pointers until the next call
 		case int:
-			cpu.arguments = append(cpu.arguments, uint64(value))
+			values = append(values, uint64(value))
 		case *byte:
-			cpu.arguments = append(cpu.arguments, uint64(uintptr(unsafe.Pointer(value))))
+			values = append(values, uint64(uintptr(unsafe.Pointer(value))))
 		case *int32:
-			cpu.arguments = append(cpu.arguments, uint64(uintptr(unsafe.Pointer(value))))
+			values = append(values, uint64(uintptr(unsafe.Pointer(value))))
 		case *float32:
-			cpu.arguments = append(cpu.arguments, uint64(uintptr(unsafe.Pointer(value))))
+			values = append(values, uint64(uintptr(unsafe.Pointer(value))))
 		}
 	}
+	cpu.argument = func(_ string, offset int) uint64 { return values[offset/8] }
 	function := modelFunctions()[name]
 	for at := 0; ; at++ {
 		line := &function.lines[at]
@@ -175,55 +114,10 @@ func model(name string, arguments ...any) {
 			at = function.labels[label] - 1
 			continue
 		}
-		cpu.instruction(line)
-	}
-}
-
-// jumps reports where a line jumps to, if it does.
-func (m *machine) jumps(line *modelLine) (label string, jumps bool) {
-	taken, ok := map[string]bool{"JMP": true, "JZ": m.equal, "JNZ": !m.equal, "JNE": !m.equal, "JLT": m.less}[line.name]
-	if !ok || !taken {
-		return "", false
-	}
-	return line.operands[0], true
-}
-
-var generalNames = []string{"AX", "CX", "DX", "BX", "SP", "BP", "SI", "DI", "R8", "R9", "R10", "R11", "R12", "R13",
-	"R14", "R15"}
-
-// general is the number of a register, -1 for what is none.
-func general(name string) int {
-	for i, known := range generalNames {
-		if name == known {
-			return i
+		if !cpu.instruction(line) {
+			cpu.vector(line.name, line.operands, line.operands[len(line.operands)-1])
 		}
 	}
-	return -1
-}
-
-var (
-	memoryForm   = regexp.MustCompile(`^(-?\d*)\((\w+)\)(?:\((\w+)\*(\d)\))?$`)
-	argumentForm = regexp.MustCompile(`^\w+\+(\d+)\(FP\)$`)
-)
-
-// address is where an operand in memory lies.
-func (m *machine) address(operand string) uint64 {
-	match := memoryForm.FindStringSubmatch(operand)
-	if match == nil {
-		panic("not in memory: " + operand)
-	}
-	address := m.general[general(match[2])]
-	if match[1] != "" {
-		disp, err := strconv.Atoi(match[1])
-		if err != nil {
-			panic(err)
-		}
-		address += uint64(disp)
-	}
-	if match[3] != "" {
-		address += m.general[general(match[3])] * uint64(match[4][0]-'0')
-	}
-	return address
 }
 
 // at is memory that a kernel addresses.
@@ -232,60 +126,6 @@ func at(address uint64, size int) []byte {
 	// SAFETY: an address is that of an argument, which modelKeeps holds, and an offset; a kernel that leaves its buffers
 	// is what the tests look for.
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&place))), size)
-}
-
-// value reads an integer operand.
-func (m *machine) value(operand string) uint64 {
-	if text, ok := strings.CutPrefix(operand, "$"); ok {
-		value, err := strconv.ParseInt(text, 0, 64)
-		if err != nil {
-			panic(err)
-		}
-		return uint64(value)
-	}
-	if match := argumentForm.FindStringSubmatch(operand); match != nil {
-		offset, err := strconv.Atoi(match[1])
-		if err != nil {
-			panic(err)
-		}
-		return m.arguments[offset/8]
-	}
-	return m.general[general(operand)]
-}
-
-// compare sets the flags of a-b.
-func (m *machine) compare(a, b uint64) { m.equal, m.less = a == b, int64(a) < int64(b) }
-
-// instruction executes what is neither a jump nor of tiles.
-func (m *machine) instruction(line *modelLine) {
-	operands := line.operands
-	last := ""
-	if len(operands) > 0 {
-		last = operands[len(operands)-1]
-	}
-	switch line.name {
-	case "NOP", "PREFETCHT0", "VZEROUPPER", "JZ", "JNZ", "JNE", "JLT":
-	case "MOVQ", "MOVL":
-		m.general[general(last)] = m.value(operands[0])
-	case "LEAQ":
-		m.general[general(last)] = m.address(operands[0])
-	case "ADDQ":
-		m.general[general(last)] += m.value(operands[0])
-	case "SUBQ":
-		m.general[general(last)] -= m.value(operands[0])
-		m.compare(m.general[general(last)], 0)
-	case "XORQ":
-		m.general[general(last)] ^= m.value(operands[0])
-	case "DECQ":
-		m.general[general(last)]--
-		m.compare(m.general[general(last)], 0)
-	case "CMPQ":
-		m.compare(m.value(operands[0]), m.value(operands[1]))
-	case "TESTQ":
-		m.compare(m.value(operands[0])&m.value(operands[1]), 0)
-	default:
-		m.vector(line.name, operands, last)
-	}
 }
 
 // width is the size of the vectors that operands name, and number that of one of them.

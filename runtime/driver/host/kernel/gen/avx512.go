@@ -401,7 +401,7 @@ func f32Rows512() {
 			VMOVUPS(Mem{Base: weights, Disp: 128 * i}, w0)
 			VMOVUPS(Mem{Base: weights, Disp: 128*i + 64}, w1)
 			if fetches(m, i) {
-				fetch.step(2)
+				fetch.step(stepLines(m))
 			}
 			for row := range m {
 				multiplyRow(input, row, 4*i, w0, w1, acts[row%4], acc(row, 0), acc(row, 1))
