@@ -109,9 +109,9 @@ func (t tier) set() *Set {
 			packedQ4(pack.Block128, y, ldy, x, xscale, w, scratch, m, k, n)
 		}
 	}
-	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, vecQuantRows,
-		vecQuantStatic, vecNorm, vecLayerNorm
-	set.GLU, set.Activate, set.Softcap, set.Gate, set.Scale = vecGLU, vecActivate, vecSoftcap, vecGate, vecScale
+	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, t.quantRows,
+		t.quantStatic, vecNorm, vecLayerNorm
+	set.GLU, set.Activate, set.Softcap, set.Gate, set.Scale = t.glu, vecActivate, vecSoftcap, vecGate, vecScale
 	set.Add, set.Combine, set.Rope = vecAdd, t.combine, vecRope
 	set.AttentionF32, set.AttentionF16, set.AttentionQ8 = t.attentionF32, t.attentionF16, t.attentionQ8
 	set.Peak, set.Below, set.PoolBelow = vecPeak, vecBelow, vecPoolBelow

@@ -285,6 +285,34 @@ func TestVecSilu(t *testing.T) {
 	}
 }
 
+// All tiers give the same bits: registers of 512 bits take the steps of those of 256.
+func TestVecGLUBits(t *testing.T) {
+	special := []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN()), 0, 87.33654, 87.33655, -87.33654,
+		-87.33655, 88.72283, 88.72284, -88.72283, -88.72284, 1e30, -1e30, 1e-40, -1e-40}
+	rng := rand.New(rand.NewPCG(7, 11))
+	const interleave, n = 48, 48 * 40
+	x := make([]float32, 2*n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64() * []float64{0.1, 2, 30}[i%3])
+		if i%5 == 0 {
+			x[i] = special[rng.IntN(len(special))]
+		}
+	}
+	for _, act := range op.Acts {
+		want := make([]float32, n)
+		avx2.set().GLU(want, n, x, 2*n, act, interleave, 1, n)
+		for _, s := range vectors(t) {
+			got := make([]float32, n)
+			s.GLU(got, n, x, 2*n, act, interleave, 1, n)
+			for i, value := range got {
+				if math.Float32bits(value) != math.Float32bits(want[i]) && (value == value || want[i] == want[i]) {
+					t.Fatalf("%s %s: element %d is %v, %v with avx2", s.Name, act, i, value, want[i])
+				}
+			}
+		}
+	}
+}
+
 // Arguments that are too short are our own bug, but must not reach the assembly.
 func TestVecShortArguments(t *testing.T) {
 	for _, s := range vectors(t) {

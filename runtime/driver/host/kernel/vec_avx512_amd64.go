@@ -205,3 +205,18 @@ func valuesWideQ8x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, 
 //
 //go:noescape
 func softmaxLines512(lines int, s *float32, lds int, n int, scale float32, state *float32)
+
+// siluMul512 computes Set.GLU with op.SiLU for groups groups of interleave columns, both at least 1; interleave is a multiple of 16.
+//
+//go:noescape
+func siluMul512(y *float32, x *float32, interleave int, groups int)
+
+// geluTanhMul512 computes Set.GLU with op.GELUTanh for groups groups of interleave columns, both at least 1; interleave is a multiple of 16.
+//
+//go:noescape
+func geluTanhMul512(y *float32, x *float32, interleave int, groups int)
+
+// quant512 quantises x to u8 as Set.QuantRows does. n is a multiple of 16.
+//
+//go:noescape
+func quant512(y *uint8, x *float32, n int, scale float32)

@@ -40565,3 +40565,220 @@ DATA exp2Poly512x5<>+20(SB)/4, $0x3aaddd0c
 DATA exp2Poly512x5<>+24(SB)/4, $0x3aaddd0c
 DATA exp2Poly512x5<>+28(SB)/4, $0x3aaddd0c
 GLOBL exp2Poly512x5<>(SB), RODATA|NOPTR, $32
+
+// func siluMul512(y *float32, x *float32, interleave int, groups int)
+// Requires: AVX, AVX512F
+TEXT ·siluMul512(SB), NOSPLIT, $0-32
+	MOVL         $0xc2aeac4f, AX
+	VPBROADCASTD AX, Z31
+	MOVL         $0x42b17217, AX
+	VPBROADCASTD AX, Z30
+	MOVL         $0x7f800000, AX
+	VPBROADCASTD AX, Z29
+	MOVL         $0x3fb8aa3b, AX
+	VPBROADCASTD AX, Z28
+	MOVL         $0x4b400000, AX
+	VPBROADCASTD AX, Z27
+	MOVL         $0x3f317200, AX
+	VPBROADCASTD AX, Z26
+	MOVL         $0x35bfbe8e, AX
+	VPBROADCASTD AX, Z25
+	MOVL         $0x0000007f, AX
+	VPBROADCASTD AX, Z24
+	MOVL         $0x3f800000, AX
+	VPBROADCASTD AX, Z15
+	MOVL         $0x3f800000, AX
+	VPBROADCASTD AX, Z16
+	MOVL         $0x3f000000, AX
+	VPBROADCASTD AX, Z17
+	MOVL         $0x3e2aaaab, AX
+	VPBROADCASTD AX, Z18
+	MOVL         $0x3d2aaaab, AX
+	VPBROADCASTD AX, Z19
+	MOVL         $0x3c088889, AX
+	VPBROADCASTD AX, Z20
+	MOVL         $0x3ab60b61, AX
+	VPBROADCASTD AX, Z21
+	MOVQ         y+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         interleave+16(FP), DX
+	MOVQ         groups+24(FP), BX
+
+group:
+	MOVQ DX, SI
+	SHRQ $0x04, SI
+	JZ   columns_done
+
+columns_loop:
+	VMOVUPS      (CX), Z0
+	VPXORD       Z1, Z1, Z1
+	VSUBPS       Z0, Z1, Z1
+	VMAXPS       Z1, Z31, Z3
+	VMINPS       Z3, Z30, Z3
+	VMOVAPS      Z27, Z2
+	VFMADD231PS  Z28, Z3, Z2
+	VSUBPS       Z27, Z2, Z4
+	VFNMADD231PS Z26, Z4, Z3
+	VFNMADD231PS Z25, Z4, Z3
+	VMOVAPS      Z21, Z4
+	VFMADD213PS  Z20, Z3, Z4
+	VFMADD213PS  Z19, Z3, Z4
+	VFMADD213PS  Z18, Z3, Z4
+	VFMADD213PS  Z17, Z3, Z4
+	VFMADD213PS  Z16, Z3, Z4
+	VFMADD213PS  Z15, Z3, Z4
+	VPSUBD       Z27, Z2, Z2
+	VPSRAD       $0x01, Z2, Z5
+	VPSUBD       Z5, Z2, Z2
+	VPADDD       Z24, Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z4, Z4
+	VPADDD       Z24, Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z4, Z4
+	VCMPPS       $0x0e, Z30, Z1, K1
+	VCMPPS       $0x05, Z31, Z1, K2
+	VMOVAPS      Z29, K1, Z4
+	VMOVAPS.Z    Z4, K2, Z1
+	VADDPS       Z15, Z1, Z1
+	VDIVPS       Z1, Z0, Z0
+	VMULPS       (CX)(DX*4), Z0, Z0
+	VMOVUPS      Z0, (AX)
+	ADDQ         $+64, AX
+	ADDQ         $+64, CX
+	DECQ         SI
+	JNZ          columns_loop
+
+columns_done:
+	LEAQ (CX)(DX*4), CX
+	DECQ BX
+	JNZ  group
+	VZEROUPPER
+	RET
+
+// func geluTanhMul512(y *float32, x *float32, interleave int, groups int)
+// Requires: AVX, AVX512F
+TEXT ·geluTanhMul512(SB), NOSPLIT, $0-32
+	MOVL         $0xc2aeac4f, AX
+	VPBROADCASTD AX, Z31
+	MOVL         $0x42b17217, AX
+	VPBROADCASTD AX, Z30
+	MOVL         $0x7f800000, AX
+	VPBROADCASTD AX, Z29
+	MOVL         $0x3fb8aa3b, AX
+	VPBROADCASTD AX, Z28
+	MOVL         $0x4b400000, AX
+	VPBROADCASTD AX, Z27
+	MOVL         $0x3f317200, AX
+	VPBROADCASTD AX, Z26
+	MOVL         $0x35bfbe8e, AX
+	VPBROADCASTD AX, Z25
+	MOVL         $0x0000007f, AX
+	VPBROADCASTD AX, Z24
+	MOVL         $0x3f800000, AX
+	VPBROADCASTD AX, Z15
+	MOVL         $0x3f800000, AX
+	VPBROADCASTD AX, Z16
+	MOVL         $0x3f000000, AX
+	VPBROADCASTD AX, Z17
+	MOVL         $0x3e2aaaab, AX
+	VPBROADCASTD AX, Z18
+	MOVL         $0x3d2aaaab, AX
+	VPBROADCASTD AX, Z19
+	MOVL         $0x3c088889, AX
+	VPBROADCASTD AX, Z20
+	MOVL         $0x3ab60b61, AX
+	VPBROADCASTD AX, Z21
+	MOVL         $0xbfcc422a, AX
+	VPBROADCASTD AX, Z23
+	MOVL         $0xbd922279, AX
+	VPBROADCASTD AX, Z22
+	MOVQ         y+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         interleave+16(FP), DX
+	MOVQ         groups+24(FP), BX
+
+group:
+	MOVQ DX, SI
+	SHRQ $0x04, SI
+	JZ   columns_done
+
+columns_loop:
+	VMOVUPS      (CX), Z0
+	VMULPS       Z0, Z0, Z2
+	VMOVAPS      Z22, Z1
+	VFMADD213PS  Z23, Z2, Z1
+	VMULPS       Z0, Z1, Z1
+	VMAXPS       Z1, Z31, Z3
+	VMINPS       Z3, Z30, Z3
+	VMOVAPS      Z27, Z2
+	VFMADD231PS  Z28, Z3, Z2
+	VSUBPS       Z27, Z2, Z4
+	VFNMADD231PS Z26, Z4, Z3
+	VFNMADD231PS Z25, Z4, Z3
+	VMOVAPS      Z21, Z4
+	VFMADD213PS  Z20, Z3, Z4
+	VFMADD213PS  Z19, Z3, Z4
+	VFMADD213PS  Z18, Z3, Z4
+	VFMADD213PS  Z17, Z3, Z4
+	VFMADD213PS  Z16, Z3, Z4
+	VFMADD213PS  Z15, Z3, Z4
+	VPSUBD       Z27, Z2, Z2
+	VPSRAD       $0x01, Z2, Z5
+	VPSUBD       Z5, Z2, Z2
+	VPADDD       Z24, Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z4, Z4
+	VPADDD       Z24, Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z4, Z4
+	VCMPPS       $0x0e, Z30, Z1, K1
+	VCMPPS       $0x05, Z31, Z1, K2
+	VMOVAPS      Z29, K1, Z4
+	VMOVAPS.Z    Z4, K2, Z1
+	VADDPS       Z15, Z1, Z1
+	VDIVPS       Z1, Z0, Z0
+	VMULPS       (CX)(DX*4), Z0, Z0
+	VMOVUPS      Z0, (AX)
+	ADDQ         $+64, AX
+	ADDQ         $+64, CX
+	DECQ         SI
+	JNZ          columns_loop
+
+columns_done:
+	LEAQ (CX)(DX*4), CX
+	DECQ BX
+	JNZ  group
+	VZEROUPPER
+	RET
+
+// func quant512(y *uint8, x *float32, n int, scale float32)
+// Requires: AVX, AVX512F
+TEXT ·quant512(SB), NOSPLIT, $0-28
+	MOVQ         y+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS scale+24(FP), Z2
+	MOVL         $0x80808080, BX
+	VPBROADCASTD BX, Z3
+	MOVL         $0x81818181, BX
+	VPBROADCASTD BX, Z4
+	SHRQ         $0x04, DX
+	JZ           quant_done
+
+quant_loop:
+	VMOVUPS   (CX), Z0
+	VDIVPS    Z2, Z0, Z0
+	VCVTPS2DQ Z0, Z0
+	VPMOVSDB  Z0, X1
+	VPMAXSB   X4, X1, X1
+	VPXOR     X3, X1, X1
+	VMOVDQU   X1, (AX)
+	ADDQ      $+64, CX
+	ADDQ      $+16, AX
+	DECQ      DX
+	JNZ       quant_loop
+
+quant_done:
+	VZEROUPPER
+	RET

@@ -6,13 +6,13 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// The functions on rows are the same for all tiers, since AVX2 is enough to keep up with the
-// caches. The assembly takes multiples of vecN numbers, and the portable functions do the rest.
+// Most functions on rows are the same for all tiers, since AVX2 is enough to keep up with the
+// caches. Those that divide or compute exponentials have kernels of 512 bits too, with the same bits. The assembly takes multiples of vecN numbers, and the portable functions do the rest.
 // Those whose names begin with vec implement the fields of Set of the same name.
 const vecN = 16
 
-// vecQuantRows is quantRows in vectors; what follows the last whole vector of a row is computed one by one.
-func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
+// quantRows is the function of that name in vectors; what follows the last whole vector of a row is computed one by one.
+func (t tier) quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
 		return quantRows(y, ldy, scale, x, ldx, m, n)
@@ -31,7 +31,7 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 			}
 			continue
 		}
-		quant256(&out[0], &row[0], whole, step)
+		t.quant(&out[0], &row[0], whole, step)
 		// the same rounding as the assembly's
 		for col, value := range row[whole:] {
 			i := int32(math.Float32bits(value/step+0x1.8p23)) - 0x4b400000
@@ -41,8 +41,8 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 	return -1
 }
 
-// vecQuantStatic leaves rows whose largest quotient overflows the assembly's conversion to Go.
-func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
+// quantStatic leaves rows whose largest quotient overflows the assembly's conversion to Go.
+func (t tier) quantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
 	const most = 1 << 30 // what the assembly's conversion to integers can take
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
@@ -59,7 +59,7 @@ func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 		scale[line] = step
 		done := 0
 		if largest/step < most {
-			quant256(&out[0], &row[0], whole, step)
+			t.quant(&out[0], &row[0], whole, step)
 			done = whole
 		}
 		for col, value := range row[done:] {
@@ -67,6 +67,15 @@ func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 		}
 	}
 	return -1
+}
+
+// quant calls the kernel of the tier.
+func (t tier) quant(y *uint8, x *float32, n int, step float32) {
+	if t.wide() {
+		quant512(y, x, n, step)
+		return
+	}
+	quant256(y, x, n, step)
 }
 
 // vecNorm sums squares by the assembly in another order than norm, hence the tolerance in Set.
@@ -116,20 +125,24 @@ func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float
 	}
 }
 
-// vecGLU needs whole vectors of gate columns.
-func vecGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
-	if interleave%vecN != 0 || act == op.ReLU {
+// glu needs whole vectors of gate columns.
+func (t tier) glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
+	if interleave%vecN != 0 || n == 0 || act == op.ReLU {
 		glu(y, ldy, x, ldx, act, interleave, m, n)
 		return
 	}
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+2*n], y[line*ldy:line*ldy+n]
-		switch groups := n / interleave; act {
-		case op.SiLU:
+		switch groups := n / interleave; {
+		case t.wide() && act == op.SiLU:
+			siluMul512(&out[0], &row[0], interleave, groups)
+		case t.wide() && act == op.GELUTanh:
+			geluTanhMul512(&out[0], &row[0], interleave, groups)
+		case act == op.SiLU:
 			siluMul256(&out[0], &row[0], interleave, groups)
-		case op.GELU:
+		case act == op.GELU:
 			geluMul256(&out[0], &row[0], interleave, groups)
-		case op.GELUTanh:
+		case act == op.GELUTanh:
 			geluTanhMul256(&out[0], &row[0], interleave, groups)
 		}
 	}

@@ -39,6 +39,8 @@ func avx512() {
 	f32Add512()
 	packed512()
 	fewLines512()
+	glu512()
+	quant512()
 }
 
 // q8cRows512 computes up to 12 rows with VPDPBUSD, whose 32-bit sums do not saturate. Activations

@@ -19,7 +19,7 @@ var (
 )
 
 // vectors256 writes the functions on rows. They process 16 numbers a turn, in registers of 8, and
-// use AVX2 in all tiers: that is enough to keep up with the caches.
+// use AVX2, which mostly is enough to keep up with the caches (see rows512.go for what is not).
 func vectors256() {
 	expLow, expHigh = f32("expLow256", -87.33654), f32("expHigh256", 88.72283)
 	expInf, expLog2e = const32("expInf256", 0x7f800000), f32("expLog2e256", math.Log2E)

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"math"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// glu512 writes the gated functions whose gate is a sigmoid, in registers of 512 bits: what unit256 writes, with the same
+// bits, but constants stay in registers.
+func glu512() {
+	low, high, infinite, log2e, round := z[31], z[30], z[29], z[28], z[27]
+	ln2Hi, ln2Lo, bias, linear, cubic := z[26], z[25], z[24], z[23], z[22]
+	poly := z[15:22] // poly[0] is 1
+	spread := func(v float32, to reg.VecPhysical) { broadcast32(math.Float32bits(v), to) }
+	// exponent is the function of the same name for registers of 256 bits, where x may be positive
+	exponent := func(x, t, f, p, u reg.VecPhysical) {
+		VMAXPS(x, low, f)
+		VMINPS(f, high, f)
+		VMOVAPS(round, t)
+		VFMADD231PS(log2e, f, t) // the integer in the low bits
+		VSUBPS(round, t, p)      // and as a number
+		VFNMADD231PS(ln2Hi, p, f)
+		VFNMADD231PS(ln2Lo, p, f)
+		VMOVAPS(poly[6], p)
+		for i := 5; i >= 0; i-- {
+			VFMADD213PS(poly[i], f, p)
+		}
+		VPSUBD(round, t, t)
+		VPSRAD(U8(1), t, u) // two steps, because 2^128 is not a float32
+		VPSUBD(u, t, t)
+		for _, half := range []reg.VecPhysical{t, u} {
+			VPADDD(bias, half, half)
+			VPSLLD(U8(23), half, half)
+			VMULPS(half, p, p)
+		}
+		VCMPPS(U8(14), high, x, reg.K1) // x > high
+		VCMPPS(U8(5), low, x, reg.K2)   // not x < low
+		VMOVAPS(infinite, reg.K1, p)
+		VMOVAPS_Z(p, reg.K2, x)
+	}
+	for _, gate := range []struct{ name, act string }{{"siluMul512", "op.SiLU"}, {"geluTanhMul512", "op.GELUTanh"}} {
+		function(gate.name, "(y *float32, x *float32, interleave int, groups int)",
+			"computes Set.GLU with "+gate.act+" for groups groups of interleave columns, both at least 1; interleave is a multiple of 16.")
+		spread(-87.33654, low)
+		spread(88.72283, high)
+		broadcast32(0x7f800000, infinite)
+		spread(math.Log2E, log2e)
+		spread(0x1.8p23, round)
+		spread(0x1.62e4p-1, ln2Hi)
+		spread(0x1.7f7d1cf79abcap-20, ln2Lo)
+		broadcast32(127, bias)
+		for i, coef := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
+			spread(coef, poly[i])
+		}
+		if gate.act == "op.GELUTanh" {
+			spread(-2*0.7978845608028654, linear)
+			spread(-2*0.7978845608028654*0.044715, cubic)
+		}
+		out, input, gap, groups, count := param("y"), param("x"), param("interleave"), param("groups"), GP64()
+		Label("group")
+		MOVQ(gap, count)
+		along("columns", count, 64, []reg.GPVirtual{out, input}, func() {
+			x, e := z[0], z[1]
+			VMOVUPS(Mem{Base: input}, x)
+			if gate.act == "op.GELUTanh" { // 0.5 + 0.5*tanh(u) is the sigmoid of 2u, u = sqrt(2/pi)*(x+0.044715*x^3)
+				VMULPS(x, x, z[2])
+				VMOVAPS(cubic, e)
+				VFMADD213PS(linear, z[2], e)
+				VMULPS(x, e, e)
+			} else {
+				zero512(e)
+				VSUBPS(x, e, e)
+			}
+			exponent(e, z[2], z[3], z[4], z[5])
+			VADDPS(poly[0], e, e)
+			VDIVPS(e, x, x)
+			VMULPS(Mem{Base: input, Index: gap, Scale: 4}, x, x)
+			VMOVUPS(x, Mem{Base: out})
+		})
+		LEAQ(Mem{Base: input, Index: gap, Scale: 4}, input)
+		DECQ(groups)
+		JNZ(LabelRef("group"))
+		VZEROUPPER()
+		RET()
+	}
+}
+
+// quant512 is quant256 in registers of 512 bits, which one instruction packs with saturation.
+func quant512() {
+	function("quant512", "(y *uint8, x *float32, n int, scale float32)",
+		"quantises x to u8 as Set.QuantRows does. n is a multiple of 16.")
+	out, input, count := param("y"), param("x"), param("n")
+	scale, _ := Param("scale").Resolve()
+	values, packed := z[0], z[1].AsX()
+	VBROADCASTSS(scale.Addr, z[2])
+	broadcast32(0x80808080, z[3])
+	broadcast32(0x81818181, z[4]) // -127 in every byte
+	loop16("quant", count, func() {
+		VMOVUPS(Mem{Base: input}, values)
+		VDIVPS(z[2], values, values)
+		VCVTPS2DQ(values, values)
+		VPMOVSDB(values, packed)
+		VPMAXSB(z[4].AsX(), packed, packed)
+		VPXOR(z[3].AsX(), packed, packed)
+		VMOVDQU(packed, Mem{Base: out})
+	}, map[reg.GPVirtual]int{input: 64, out: 16}, input, out)
+	VZEROUPPER()
+	RET()
+}
