@@ -69,7 +69,7 @@ const (
 	ByCells              // an item for each element, in groups of GroupItems
 	ByGroups             // a group of GroupItems items for each row
 	ByHeads              // an item for each head of each row
-	ByTiles              // an item for Rows rows of 16 columns; of a single row every other item has 32, and the rest none
+	ByTiles              // an item for Rows rows of 16 columns; where one item is to compute a whole tile, the next one does nothing
 	ByColumn             // a group of 32 x Slices items for Rows rows of 32 columns
 )
 

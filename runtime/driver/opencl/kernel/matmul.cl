@@ -198,17 +198,6 @@ short16 nibbles(uint4 words, int side) {
 
 int4 pairs(int8 v) { return v.even + v.odd; }
 
-#if ROWS == 1
-// A single row is bound by reading the weight, which is fastest in one go: the item of a tile's first half computes the
-// whole tile, and that of the second half nothing.
-
-// word4 is four codes of a row; those beyond it stand for zero.
-uint word4(__global const uchar *x, int p, int k) {
-	if (p + 4 <= k)
-		return as_uint(vload4(0, x + p));
-	return x[p] | (p + 1 < k ? x[p + 1] : 128u) << 8 | (p + 2 < k ? x[p + 2] : 128u) << 16 | 128u << 24;
-}
-
 // BYTES: weights of 4 bits are multiplied as bytes, where the device's compiler offers that. Products of nibbles and codes,
 // added in pairs, are less than 3,841 in magnitude, so that eight of them fit 16 bits.
 #if defined Q4 && defined __has_builtin
@@ -222,75 +211,114 @@ short16 multiply_bytes(uint8 nibbles, uint8 codes) {
 #endif
 #endif
 
+#if ROWS == 1 || defined BYTES
+// A single row is bound by reading the weight, which is fastest in one go, and both halves of a tile of 4-bit weights lie
+// in the same bytes: the item of the first half computes the whole tile, and that of the second half nothing.
+
+// word4 is four codes of a row; those beyond it stand for zero.
+uint word4(__global const uchar *x, int p, int k) {
+	if (p + 4 <= k)
+		return as_uint(vload4(0, x + p));
+	return x[p] | (p + 1 < k ? x[p + 1] : 128u) << 8 | (p + 2 < k ? x[p + 2] : 128u) << 16 | 128u << 24;
+}
+
+#define EACH_ROW(i) for (int i = 0; i < ROWS; i++)
+
 __kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
 	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS GRID_ARGUMENT) {
 	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
-	int r0 = first + (int)get_global_id(0), column = (int)get_global_id(1) * 16;
+	int r0 = first + (int)get_global_id(0) * ROWS, column = (int)get_global_id(1) * 16;
 	if (column % 32)
 		return;
 	CHOOSE(uchar, ZERO32)
 	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
-	x += (long)INPUT_ROW(0) * x_ld;
-	float16 left = 0, right = 0;
+	__global const uchar *row[ROWS];
+	float16 left[ROWS], right[ROWS];
+	EACH_ROW(i) {
+		row[i] = x + (long)INPUT_ROW(i) * x_ld;
+		left[i] = right[i] = 0;
+	}
 #ifdef Q8C
 	int8 sums[8]; // of four columns each
-	for (int i = 0; i < 8; i++)
-		sums[i] = 0;
+	for (int j = 0; j < 8; j++)
+		sums[j] = 0;
 	for (int p = 0; p < k; p += 4) {
 		__global const char *codes = (__global const char *)tile + p * 32;
-		short16 row = convert_short16(as_uchar16((uint4)word4(x, p, k))) - (short)128;
-		for (int i = 0; i < 8; i++)
-			sums[i] += multiply_pairs(convert_short16(vload16(i, codes)), row);
+		short16 four = convert_short16(as_uchar16((uint4)word4(row[0], p, k))) - (short)128;
+		for (int j = 0; j < 8; j++)
+			sums[j] += multiply_pairs(convert_short16(vload16(j, codes)), four);
 	}
 	__global const float *factors = (__global const float *)(tile + (k + 3) / 4 * 128);
-	left = vload16(0, factors) * convert_float16((int16)(pairs(sums[0]), pairs(sums[1]), pairs(sums[2]), pairs(sums[3])));
-	right = vload16(1, factors) * convert_float16((int16)(pairs(sums[4]), pairs(sums[5]), pairs(sums[6]), pairs(sums[7])));
+	left[0] = vload16(0, factors) * convert_float16((int16)(pairs(sums[0]), pairs(sums[1]), pairs(sums[2]), pairs(sums[3])));
+	right[0] = vload16(1, factors) * convert_float16((int16)(pairs(sums[4]), pairs(sums[5]), pairs(sums[6]), pairs(sums[7])));
 #else
 	for (int from = 0; from < k; from += Q4) {
 		__global const uchar *block = tile + (long)(from / Q4) * BLOCK;
+		int16 low[ROWS], high[ROWS];
 #ifdef BYTES
-		int8 sums[4]; // of eight columns each
-		for (int i = 0; i < 4; i++)
-			sums[i] = 0;
+		int8 sums[ROWS][4]; // of eight columns each
+		EACH_ROW(i)
+			for (int j = 0; j < 4; j++)
+				sums[i][j] = 0;
 		for (int begin = from; begin < min(k, from + Q4); begin += 32) {
-			short16 parts[4], eights = 0;
-			for (int i = 0; i < 4; i++)
-				parts[i] = 0;
+			short16 parts[ROWS][4], eights[ROWS];
+			EACH_ROW(i) {
+				eights[i] = 0;
+				for (int j = 0; j < 4; j++)
+					parts[i][j] = 0;
+			}
 			for (int p = begin; p < min(k, begin + 32); p += 4) {
 				__global const uint *words = (__global const uint *)block + (p - from) * 4;
-				uint8 row = word4(x, p, k) ^ 0x80808080u, first8 = vload8(0, words), last8 = vload8(1, words);
-				eights += multiply_bytes((uint8)0x08080808u, row);
-				parts[0] += multiply_bytes(first8 & 0x0f0f0f0fu, row);
-				parts[1] += multiply_bytes(last8 & 0x0f0f0f0fu, row);
-				parts[2] += multiply_bytes(first8 >> 4 & 0x0f0f0f0fu, row);
-				parts[3] += multiply_bytes(last8 >> 4 & 0x0f0f0f0fu, row);
+				uint8 first8 = vload8(0, words), last8 = vload8(1, words);
+				uint8 nibbles0 = first8 & 0x0f0f0f0fu, nibbles1 = last8 & 0x0f0f0f0fu;
+				uint8 nibbles2 = first8 >> 4 & 0x0f0f0f0fu, nibbles3 = last8 >> 4 & 0x0f0f0f0fu;
+				EACH_ROW(i) {
+					uint8 four = word4(row[i], p, k) ^ 0x80808080u;
+					eights[i] += multiply_bytes((uint8)0x08080808u, four);
+					parts[i][0] += multiply_bytes(nibbles0, four);
+					parts[i][1] += multiply_bytes(nibbles1, four);
+					parts[i][2] += multiply_bytes(nibbles2, four);
+					parts[i][3] += multiply_bytes(nibbles3, four);
+				}
 			}
-			for (int i = 0; i < 4; i++)
-				sums[i] += multiply_pairs(parts[i] - eights, (short16)1);
+			EACH_ROW(i)
+				for (int j = 0; j < 4; j++)
+					sums[i][j] += multiply_pairs(parts[i][j] - eights[i], (short16)1);
 		}
-		int16 low = (int16)(sums[0], sums[1]), high = (int16)(sums[2], sums[3]);
+		EACH_ROW(i) {
+			low[i] = (int16)(sums[i][0], sums[i][1]);
+			high[i] = (int16)(sums[i][2], sums[i][3]);
+		}
 #else
-		int8 sums[8];
-		for (int i = 0; i < 8; i++)
-			sums[i] = 0;
+		int8 sums[8]; // of four columns each
+		for (int j = 0; j < 8; j++)
+			sums[j] = 0;
 		for (int p = from; p < min(k, from + Q4); p += 4) {
 			__global const uint *words = (__global const uint *)block + (p - from) * 4;
-			short16 row = convert_short16(as_uchar16((uint4)word4(x, p, k))) - (short)128;
-			for (int i = 0; i < 8; i++)
-				sums[i] += multiply_pairs(nibbles(vload4(i % 4, words), i / 4), row);
+			short16 four = convert_short16(as_uchar16((uint4)word4(row[0], p, k))) - (short)128;
+			for (int j = 0; j < 8; j++)
+				sums[j] += multiply_pairs(nibbles(vload4(j % 4, words), j / 4), four);
 		}
-		int16 low = (int16)(pairs(sums[0]), pairs(sums[1]), pairs(sums[2]), pairs(sums[3]));
-		int16 high = (int16)(pairs(sums[4]), pairs(sums[5]), pairs(sums[6]), pairs(sums[7]));
+		low[0] = (int16)(pairs(sums[0]), pairs(sums[1]), pairs(sums[2]), pairs(sums[3]));
+		high[0] = (int16)(pairs(sums[4]), pairs(sums[5]), pairs(sums[6]), pairs(sums[7]));
 #endif
-		left += vload_half16(0, (__global const half *)(block + 16 * Q4)) * convert_float16(low);
-		right += vload_half16(1, (__global const half *)(block + 16 * Q4)) * convert_float16(high);
+		float16 factor0 = vload_half16(0, (__global const half *)(block + 16 * Q4));
+		float16 factor1 = vload_half16(1, (__global const half *)(block + 16 * Q4));
+		EACH_ROW(i) {
+			left[i] += factor0 * convert_float16(low[i]);
+			right[i] += factor1 * convert_float16(high[i]);
+		}
 	}
 #endif
-	y += (long)r0 * y_ld;
-	float factor = scale[(long)INPUT_ROW(0) * scale_ld];
-	store16(y, left * factor, bias, biased, column, n, notes, refusals, r0, RESULT_STEP);
-	if (column + 16 < n)
-		store16(y, right * factor, bias, biased, column + 16, n, notes, refusals, r0, RESULT_STEP);
+	EACH_ROW(i) {
+		if (r0 + i >= rows)
+			break;
+		__global float *to = y + (long)(r0 + i) * y_ld;
+		float factor = scale[(long)INPUT_ROW(i) * scale_ld];
+		store16(to, left[i] * factor, bias, biased, column, n, notes, refusals, r0 + i, RESULT_STEP);
+		if (column + 16 < n)
+			store16(to, right[i] * factor, bias, biased, column + 16, n, notes, refusals, r0 + i, RESULT_STEP);
+	}
 }
 #else
 __kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
