@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
@@ -33,6 +34,9 @@ type line struct {
 	Tokens   []int32         `json:"tokens"`
 }
 
+// wants are the JSON types of the keys of a line that have one.
+var wants = map[string]string{"prompt": "a string", "tokens": "a list of token ids"}
+
 // jobs reads the prompts of a file: JSON lines when its name ends in .jsonl, otherwise one text per line. Empty
 // lines are nothing.
 func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokenizer) ([]job, error) {
@@ -40,6 +44,7 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 	if err != nil {
 		return nil, err
 	}
+	data = strings.TrimPrefix(data, "\ufeff") // editors on Windows begin a text so
 	var out []job
 	seen := map[string]int{}
 	// All prompts are read before the first is answered: a mistake in the last one costs no generation.
@@ -93,6 +98,16 @@ func parseLine(text string) (line, error) {
 			err = errors.New("more than one value")
 		}
 	}
+	if err == nil {
+		err = onceEach(text)
+	}
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		err = fmt.Errorf("got %s, want an object", wrong.Value)
+		if want, ok := wants[wrong.Field]; ok {
+			err = fmt.Errorf("key %q: got %s, want %s", wrong.Field, wrong.Value, want)
+		}
+	}
 	if err != nil {
 		return asked, diag.New(diag.ClassInput, "%w", err).
 			WithHint(`write {"id": "a", "prompt": "Hello"}, or instead of prompt messages or tokens`)
@@ -109,6 +124,32 @@ func parseLine(text string) (line, error) {
 	return asked, nil
 }
 
+// onceEach refuses an object of JSON that has a key twice: which of the values was meant nobody knows.
+func onceEach(object string) error {
+	decoder := json.NewDecoder(strings.NewReader(object))
+	if begin, err := decoder.Token(); err != nil || begin != json.Delim('{') {
+		return err
+	}
+	seen := map[string]bool{}
+	for decoder.More() {
+		key, err := decoder.Token()
+		if err != nil {
+			return err
+		}
+		// Go's decoder takes "Prompt" for "prompt", too.
+		name := strings.ToLower(fmt.Sprint(key))
+		if seen[name] {
+			return fmt.Errorf("key %q twice", key)
+		}
+		seen[name] = true
+		var value json.RawMessage
+		if err := decoder.Decode(&value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // job encodes a prompt that stands in line number n.
 func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, asked *line, n int) (job, error) {
 	j := job{id: strconv.Itoa(n)}
@@ -120,6 +161,10 @@ func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, asked *line,
 		j.id = id.String()
 	default:
 		return j, diag.New(diag.ClassInput, "id is %v, want a string or a number", id)
+	}
+	// Answers are lines that begin with the id: one with a line feed would look like two answers.
+	if strings.ContainsFunc(j.id, unicode.IsControl) {
+		return j, diag.New(diag.ClassInput, "id %q has control characters", j.id).WithHint("give it another id")
 	}
 	if asked.Tokens != nil {
 		j.ids = asked.Tokens

@@ -2,6 +2,7 @@ package runcmd
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -31,6 +32,30 @@ func FuzzPromptLine(f *testing.F) {
 			t.Errorf("%q: %+v, %v", text, j, err)
 		}
 	})
+}
+
+// A mistake in a line of prompts is told in words, and nothing is guessed.
+func TestPromptLines(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"id": "a", "tokens": [1.5]}`:       `key "tokens": got number 1.5, want a list of token ids`,
+		`{"tokens": "5"}`:                    `key "tokens": got string, want a list of token ids`,
+		`{"prompt": 7}`:                      `key "prompt": got number, want a string`,
+		`[1]`:                                "got array, want an object",
+		`{"prompt": "a", "prompt": "b"}`:     `key "prompt" twice`,
+		`{"tokens": [1], "Tokens": [2]}`:     `key "Tokens" twice`,
+		`{"id": "a\n[b] ", "tokens": [1]}`:   `id "a\n[b] " has control characters`,
+		`{"id": "\u001b[2J", "tokens": [1]}`: `has control characters`,
+		`{"id": "ä", "tokens": [1]}`:         "",
+	} {
+		asked, err := parseLine(text)
+		if err == nil {
+			_, err = (&options{}).job(t.Context(), nil, &asked, 1)
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) ||
+			diag.ClassOf(err) != diag.ClassInput) {
+			t.Errorf("%s: got %v, want %s", text, err, want)
+		}
+	}
 }
 
 // A single NaN anywhere fails --check: nothing that follows may hide it.
