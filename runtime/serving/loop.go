@@ -107,6 +107,7 @@ func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	for _, id := range next.Requests {
 		*batch = append(*batch, s.answers[id])
 	}
+	s.tell(next)
 	return next.Kind, next.Kind == scheduler.Idle && s.draining && len(s.answers) == 0
 }
 
@@ -299,4 +300,27 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 		}
 	}
 	s.finish(answer)
+}
+
+// mostUntold is how long a token may be there, by the plan's times, before its reader is told, in ns. A reader that wakes
+// up needs a core, which a processor may be working on: where steps take less than that, it is woken for several tokens
+// at a time. Nobody reads that fast.
+const mostUntold = 1e6
+
+// tell tells readers of the tokens that are there, unless their answer goes on at once, and takes not long: then they are
+// told of several together. First tokens and last ones never wait. The mutex is held.
+func (s *Server) tell(next scheduler.Action) {
+	end := int64(math.MaxInt64) // of the next call
+	if next.Kind == scheduler.Decode {
+		end = s.now() + s.times.Decode(len(next.Requests))
+	}
+	for _, answer := range s.answers {
+		if answer.untold == 0 {
+			continue
+		}
+		goesOn := answer.untold < answer.usage.GeneratedTokens && slices.Contains(next.Requests, answer.id)
+		if !goesOn || end-answer.since > mostUntold {
+			answer.tell()
+		}
+	}
 }

@@ -113,7 +113,9 @@ type Answer struct {
 	// What follows is guarded by the server's mutex. A request takes memory for the tokens that it has, not for those that
 	// it may get: many of long contexts may wait. A slow reader holds up no other request.
 	tokens []Token
-	taken  int // of them, by the reader
+	taken  int   // of them, by the reader
+	untold int   // of them, that the reader does not know of
+	since  int64 // when the first of those was there, on the server's clock
 	ended  bool
 	ending Reason // why its reader wants it to end; "": it does not
 
@@ -129,7 +131,8 @@ type Answer struct {
 	arrived int64 // on the server's clock
 }
 
-// Next waits for the next token. There is none when the request has ended, or when ctx has: then with its error.
+// Next waits for the next token: the first one at once, later ones at most a millisecond longer than they take, so that a
+// reader of a fast model is not woken for each. There is none when the request has ended, or when ctx has: then with its error.
 func (a *Answer) Next(ctx context.Context) (token Token, there bool, err error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -155,19 +158,30 @@ func (a *Answer) take() (token Token, there, ended bool) {
 	}
 	token = a.tokens[a.taken]
 	if a.taken++; a.taken == len(a.tokens) {
-		a.tokens, a.taken = a.tokens[:0], 0
+		a.tokens, a.taken, a.untold = a.tokens[:0], 0, 0
 	}
 	return token, true, a.ended
 }
 
-// give adds a token. The mutex is held.
-func (a *Answer) give(token Token) {
-	a.tokens = append(a.tokens, token)
-	a.tell()
+// Ready reports whether Next returns at once.
+func (a *Answer) Ready() bool {
+	a.server.mutex.Lock()
+	defer a.server.mutex.Unlock()
+	return a.taken < len(a.tokens) || a.ended
 }
 
-// tell has the reader look again.
+// give adds a token, which the server tells of before its next call. The mutex is held.
+func (a *Answer) give(token Token) {
+	if a.untold == 0 {
+		a.since = a.arrived + token.AfterNS
+	}
+	a.tokens = append(a.tokens, token)
+	a.untold++
+}
+
+// tell has the reader look again. The mutex is held.
 func (a *Answer) tell() {
+	a.untold = 0
 	select {
 	case a.more <- struct{}{}:
 	default: // it is going to

@@ -17,6 +17,7 @@ type Engine interface {
 // Answer is a request under way: serving.Answer.
 type Answer interface {
 	Next(ctx context.Context) (token serving.Token, there bool, err error)
+	Ready() bool
 	Cancel()
 	Enough()
 	End() (serving.Reason, error)

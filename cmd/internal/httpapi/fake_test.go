@@ -56,6 +56,7 @@ func (f *fakeAnswer) Next(ctx context.Context) (serving.Token, bool, error) {
 		return serving.Token{}, false, ctx.Err()
 	}
 }
+func (f *fakeAnswer) Ready() bool                  { return len(f.tokens) > 0 }
 func (f *fakeAnswer) Cancel()                      { f.cancel.Do(func() { close(f.cancelled) }) }
 func (f *fakeAnswer) Enough()                      { f.enough = true }
 func (f *fakeAnswer) End() (serving.Reason, error) { return f.reason, f.err }

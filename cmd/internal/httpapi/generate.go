@@ -286,9 +286,14 @@ const (
 	finishLength = "length"
 )
 
-// follow hands on each piece of the answer as it is there, and returns why the answer ended.
-func (g *generation) follow(ctx context.Context, show func(part) error) (finish string, err error) {
+// follow hands on each piece of the answer as it is there, and returns why the answer ended. It calls pause before it waits.
+func (g *generation) follow(ctx context.Context, show func(part) error, pause func() error) (finish string, err error) {
 	for {
+		if !g.answer.Ready() {
+			if err := pause(); err != nil {
+				return "", err
+			}
+		}
 		token, there, err := g.answer.Next(ctx)
 		if err != nil {
 			return "", err
@@ -360,7 +365,7 @@ func (g *generation) whole(ctx context.Context, w http.ResponseWriter) {
 		text.WriteString(p.text)
 		all.scores = append(all.scores, p.scores...)
 		return nil
-	})
+	}, func() error { return nil })
 	if err != nil {
 		g.api.failed(ctx, w, err)
 		return
@@ -379,48 +384,68 @@ func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
 	if g.asked.usage {
 		counted = new(*usage)
 	}
+	out := eventStream{w: w, control: http.NewResponseController(w), held: true} // the head
 	show := func(p part) error {
-		return send(w, encode(g.format.event(g.head, p, g.asked.logProbs, counted)))
+		return out.send(encode(g.format.event(g.head, p, g.asked.logProbs, counted)))
 	}
-	begin := func() error { return show(part{first: true}) }
-	if g.format == (textFormat{}) {
-		begin = func() error { return put(w, "") } // the head alone
+	var err error
+	if g.format != (textFormat{}) {
+		err = show(part{first: true})
 	}
-	err := begin()
 	finish := ""
 	if err == nil {
-		finish, err = g.follow(ctx, show)
+		finish, err = g.follow(ctx, show, out.flush)
 	}
 	if err == nil {
 		err = show(part{finish: &finish})
 	}
 	if err == nil && g.asked.usage {
-		err = send(w, encode(g.format.last(g.head, g.usage())))
+		err = out.send(encode(g.format.last(g.head, g.usage())))
 	}
 	if err == nil {
-		err = send(w, []byte("[DONE]\n"))
+		err = out.send([]byte("[DONE]\n"))
 	}
 	if err != nil && !errors.Is(err, errGone) {
 		abortIfLeft(ctx)
-		_ = send(w, encode(g.api.problemOf(ctx, err)))
+		_ = out.send(encode(g.api.problemOf(ctx, err)))
 	}
+	_ = out.flush()
 }
 
 // errGone says that a client takes no more.
 var errGone = errors.New("the client has gone")
 
-// send writes an event; data ends with a line feed.
-func send(w http.ResponseWriter, data []byte) error { return put(w, "data: "+string(data)+"\n") }
+// eventStream is a stream of server-sent events. Those that are there at the same time go out together: each write costs the
+// machine, and its client, as much as a small model's step.
+type eventStream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	held    bool // something has not gone out
+}
 
-// put writes a text, and the head before it. A client that does not take it within the time limit is gone.
-func put(w http.ResponseWriter, text string) error {
-	control := http.NewResponseController(w)
-	err := control.SetWriteDeadline(time.Now().Add(writeTimeout))
-	if err == nil || errors.Is(err, http.ErrNotSupported) {
-		_, err = io.WriteString(w, text)
+// send writes an event; data ends with a line feed.
+func (e *eventStream) send(data []byte) error {
+	e.held = true
+	return e.within(func() error {
+		_, err := fmt.Fprintf(e.w, "data: %s\n", data)
+		return err
+	})
+}
+
+// flush has everything go out.
+func (e *eventStream) flush() error {
+	if !e.held {
+		return nil
 	}
-	if err == nil {
-		err = control.Flush()
+	e.held = false
+	return e.within(e.control.Flush)
+}
+
+// within writes. A client that does not take it within the time limit is gone.
+func (e *eventStream) within(write func() error) error {
+	err := e.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if err == nil || errors.Is(err, http.ErrNotSupported) {
+		err = write()
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", errGone, err)
