@@ -464,6 +464,39 @@ func TestBodyComesTooLate(t *testing.T) {
 	f.refused(recorded.Result(), recorded.Body.String(), http.StatusRequestTimeout, "body_timeout", "within 30s")
 }
 
+// A client that sends all of a body that is too large before it reads is told so, and one that asks before it sends is told
+// at once. What is discarded takes no memory.
+func TestTooLargeIsTold(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
+	const size = 16 << 20 // more than a connection holds on its way
+	connection := f.dial("/v1/completions", "", size)
+	defer connection.Close()
+	if _, err := connection.Write(make([]byte, size)); err != nil {
+		t.Fatalf("send the body: %v", err)
+	}
+	response, err := http.ReadResponse(bufio.NewReader(connection), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.refused(response, string(text), http.StatusRequestEntityTooLarge, "request_too_large", "more than 65536 bytes")
+
+	asking, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asking.Close()
+	fmt.Fprintf(asking, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
+		"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n", size)
+	if response, err = http.ReadResponse(bufio.NewReader(asking), nil); err != nil ||
+		response.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("a client that asks before it sends %d bytes: %+v, %v, want status 413", size, response, err)
+	}
+}
+
 // lateReader is the rest of a body that does not come.
 type lateReader struct{}
 

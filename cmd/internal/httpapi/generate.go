@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"mime"
 	"net/http"
 	"os"
@@ -134,10 +135,9 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 		return nil, refuse("", "content encoding %q; send the body as it is, without that header", brief(encoding)).
 			as(http.StatusUnsupportedMediaType, "unsupported_media_type")
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, a.MaxBody))
-	var large *http.MaxBytesError
+	body, large, err := a.read(r)
 	switch {
-	case errors.As(err, &large):
+	case large:
 		return nil, refuse("", "the body has more than %d bytes; shorten it, or have the server started with another "+
 			"--max-body", a.MaxBody).as(http.StatusRequestEntityTooLarge, "request_too_large")
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -151,6 +151,20 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 	// From here on only the client's leaving ends the request; its connection is read to notice that.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	return body, nil
+}
+
+// read is the body of a request, or that it is too large. What is too much of it is read, too, and forgotten: most clients
+// send everything before they read an answer, and would be told that the connection broke. One that asks for leave to send
+// gets none.
+func (a *API) read(r *http.Request) (body []byte, large bool, err error) {
+	if r.ContentLength > a.MaxBody && r.Header.Get("Expect") != "" {
+		return nil, true, nil
+	}
+	body, err = io.ReadAll(io.LimitReader(r.Body, min(a.MaxBody, math.MaxInt64-1)+1))
+	if large = int64(len(body)) > a.MaxBody; large {
+		_, err = io.Copy(io.Discard, r.Body)
+	}
+	return body, large, err
 }
 
 // classHeader overrides the class that follows from service_tier.
