@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"cmp"
 	"context"
 	"math"
 	"math/rand/v2"
@@ -20,9 +19,13 @@ type Sampler struct {
 	TopP        float64
 	Seed        uint64
 
-	rng   *rand.Rand
-	order []int32
-	p     []float64
+	rng *rand.Rand
+	// of the logits at hand
+	logits []float32
+	best   float64   // of them
+	order  []int32   // the likeliest tokens, as many as were wanted
+	p      []float64 // their probabilities, unnormalised
+	rest   []int32   // a heap of the others
 }
 
 // Validate refuses settings that mean nothing.
@@ -54,52 +57,86 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	if s.rng == nil {
 		s.rng = rand.New(rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15))
 	}
-	s.sort(logits)
-	point := s.rng.Float64() * s.cut(logits, float64(logits[best]))
-	for i, weight := range s.p {
-		if point -= weight; point < 0 {
+	s.rank(logits, float64(logits[best]))
+	count, whole := len(s.rest), 0.0
+	if s.TopK > 0 && s.TopK < count {
+		count = s.TopK
+		for i := range count {
+			whole += s.nth(i)
+		}
+	} else {
+		for _, id := range s.rest {
+			whole += s.weight(id)
+		}
+	}
+	if s.TopP > 0 && s.TopP < 1 {
+		part := 0.0
+		for i := range count {
+			if part += s.nth(i); part >= s.TopP*whole {
+				count, whole = i+1, part
+				break
+			}
+		}
+	}
+	point := s.rng.Float64() * whole
+	for i := range count {
+		if point -= s.nth(i); point < 0 {
 			return s.order[i], nil
 		}
 	}
-	return s.order[len(s.order)-1], nil
+	return s.order[count-1], nil
 }
 
-// sort orders the TopK likeliest tokens. It sorts stably, so that equal logits keep the order of
-// ids.
-func (s *Sampler) sort(logits []float32) {
-	s.order = s.order[:0]
+// rank prepares to take tokens in descending order of their logits. Few are likely, so that most are never put in order:
+// the rest is a heap whose first token is the likeliest.
+func (s *Sampler) rank(logits []float32, best float64) {
+	s.logits, s.best = logits, best
+	s.order, s.p, s.rest = s.order[:0], s.p[:0], s.rest[:0]
 	for i, logit := range logits {
 		if logit == logit && !math.IsInf(float64(logit), -1) {
-			s.order = append(s.order, int32(i))
+			s.rest = append(s.rest, int32(i))
 		}
 	}
-	slices.SortStableFunc(s.order, func(a, b int32) int { return cmp.Compare(logits[b], logits[a]) })
-	if s.TopK > 0 && s.TopK < len(s.order) {
-		s.order = s.order[:s.TopK]
+	for i := len(s.rest)/2 - 1; i >= 0; i-- {
+		s.sift(i)
 	}
 }
 
-// cut computes the unnormalised probabilities of the tokens in order, keeps as few as make up TopP,
-// and returns their sum.
-func (s *Sampler) cut(logits []float32, best float64) float64 {
-	sum := 0.0
-	s.p = s.p[:0]
-	for _, i := range s.order {
-		weight := math.Exp((float64(logits[i]) - best) / s.Temperature)
-		s.p = append(s.p, weight)
-		sum += weight
-	}
-	if s.TopP <= 0 || s.TopP >= 1 {
-		return sum
-	}
-	part := 0.0
-	for i, weight := range s.p {
-		if part += weight; part >= s.TopP*sum {
-			s.order, s.p = s.order[:i+1], s.p[:i+1]
-			return part
+// sift moves the token at a place of the heap down to where none below it is likelier.
+func (s *Sampler) sift(at int) {
+	for {
+		below := 2*at + 1
+		if below+1 < len(s.rest) && s.likelier(s.rest[below+1], s.rest[below]) {
+			below++
 		}
+		if below >= len(s.rest) || !s.likelier(s.rest[below], s.rest[at]) {
+			return
+		}
+		s.rest[at], s.rest[below] = s.rest[below], s.rest[at]
+		at = below
 	}
-	return sum
+}
+
+// likelier is the order of tokens; equal logits keep the order of ids.
+func (s *Sampler) likelier(a, b int32) bool {
+	return s.logits[a] > s.logits[b] || s.logits[a] == s.logits[b] && a < b
+}
+
+// nth is the unnormalised probability of the token that is likelier than all but i; it is s.order[i] then.
+func (s *Sampler) nth(i int) float64 {
+	for len(s.order) <= i {
+		id, last := s.rest[0], len(s.rest)-1
+		s.rest[0] = s.rest[last]
+		s.rest = s.rest[:last]
+		s.sift(0)
+		s.order, s.p = append(s.order, id), append(s.p, s.weight(id))
+	}
+	return s.p[i]
+}
+
+// weight is the unnormalised probability of a token.
+func (s *Sampler) weight(id int32) float64 {
+	return math.Exp((float64(s.logits[id]) - s.best) / s.Temperature)
 }
 
 // Generation is the outcome of Generate. Times are on the control processor's clock.
