@@ -169,7 +169,8 @@ type Step struct {
 	In     []View      `json:"in,omitempty" yaml:"in,omitempty,flow"`
 	W      []WeightRef `json:"w,omitempty" yaml:"w,omitempty,flow"`
 	Out    []View      `json:"out,omitempty" yaml:"out,omitempty,flow"`
-	// Full: its rows are no tokens, and every call executes all of them
+	// Full: its rows are no tokens, and every call executes all of them. R0 counts them; those of a second chunk in
+	// flight follow those of the first.
 	Full bool `json:"full,omitempty" yaml:"full,omitempty"`
 	// cache heads [from,to) of a graph with state
 	Heads    *[2]int `json:"heads,omitempty" yaml:"heads,omitempty,flow"`

@@ -282,9 +282,12 @@ func (c *checker) usesOf(section sectionAt) (uses map[nodeWeight][]use, order []
 			if uses[key] == nil {
 				order = append(order, key)
 			}
+			rows := span{step.R0, step.R0 + graph.Nodes[0].Op.M}
+			if !step.Full { // padding rows are multiplied, too
+				rows.to = min(rows.to, tokens)
+			}
 			uses[key] = append(uses[key], use{
-				k: span{pack.K0, pack.K1}, n: span{pack.N0 + ref.C0, pack.N0 + ref.C1},
-				rows: span{step.R0, min(step.R0+graph.Nodes[0].Op.M, tokens)},
+				k: span{pack.K0, pack.K1}, n: span{pack.N0 + ref.C0, pack.N0 + ref.C1}, rows: rows,
 			})
 		}
 	}

@@ -115,7 +115,11 @@ func (b *builder) moveTo(section *Section, node *Node, pieces []Piece) error {
 	rows := b.plan.InFlight.Rows
 	for i := range pieces {
 		piece := &pieces[i]
-		piece.R0 += b.from
+		if node.Slots == nil {
+			piece.R0 += b.from
+		} else { // its rows are no tokens: those of a chunk follow those of the chunks before
+			piece.R0 += b.from / rows * section.Values[node.Out[0]].Rows
+		}
 		for _, views := range [][]planir.View{piece.In, piece.Out} {
 			for j := range views {
 				value, ok := section.Values[views[j].Buffer]

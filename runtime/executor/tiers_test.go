@@ -102,6 +102,29 @@ func TestTiersGiveTheSameBits(t *testing.T) {
 	}
 }
 
+// Slots of experts keep chunks in flight apart: the bits are those of one chunk after the other, whatever room the slots
+// have, with groups on one processor or on another, and with the second chunk a part of a layer behind.
+func TestTiersInFlight(t *testing.T) {
+	a, b := cores(t)
+	m, ids := moeModel(t, "olmoe-plain", 130)
+	pair := []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	for _, groups := range someGroups(m.Experts, 32) {
+		for i, layout := range []layoutOf{bySingle, groupsOn("b")} {
+			p := makePlan(t, m, pair, []int{1, 32}, 130, op.A8TQ8C, layout, tiersOf(m, 32, planir.OverflowExact, groups...))
+			one := machine(t, m, p, executor.Options{})
+			two := machine(t, m, inFlight(t, m, p, 32, i > 0, alternating), executor.Options{})
+			if d := maxDiff(allLogits(t, two, ids), allLogits(t, one, ids)); d != 0 {
+				t.Errorf("groups %v: logits differ by %g, want equal bits", groups, d)
+			}
+			if !slices.Contains(two.Loaded(), "prefill@32x2") {
+				t.Errorf("loaded %v, want prefill@32x2", two.Loaded())
+			}
+			one.Close()
+			two.Close()
+		}
+	}
+}
+
 // A processor that reads no ranges of packs has its own, of the experts that have a slot in some program and of no
 // others. Programs and layers differ in these. References to experts that a pack does not have are refused.
 func TestPacksOfSlots(t *testing.T) {
