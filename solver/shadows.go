@@ -73,6 +73,9 @@ func (s *session) shadows(ctx context.Context, plan *planir.Plan) error {
 	if solution.Options == nil {
 		return nil // stopped at a limit: all are kept
 	}
+	if err := posed.Verify(solution); err != nil {
+		return err
+	}
 	before := *plan
 	plan.Shadows = posed.shadows(solution.Options, s.in.Model.Layers)
 	if len(plan.Shadows) == 0 {

@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -8,11 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -92,6 +96,26 @@ func TestShadowsUnderALimit(t *testing.T) {
 	}
 	if last < 20 {
 		t.Errorf("with room for all %d shadows are pruned", last)
+	}
+}
+
+// wrongShadows is an engine that says of a solution that it costs less than it does.
+type wrongShadows struct{ problem.Engine }
+
+func (w wrongShadows) Shadows(ctx context.Context, posed *problem.Shadows, limits problem.Limits) (problem.ShadowSolution, error) {
+	solution, err := w.Engine.Shadows(ctx, posed, limits)
+	solution.Objective--
+	solution.Bound--
+	return solution, err
+}
+
+// What an engine says of shadow outliers is verified, as its answers to other problems are.
+func TestShadowsAreVerified(t *testing.T) {
+	in := shadowInput(t, 0.01)
+	in.Engine = wrongShadows{exact.Engine{}}
+	_, err := Solve(t.Context(), in)
+	if diag.ClassOf(err) != diag.ClassInternal || err == nil || !strings.Contains(err.Error(), "verify shadows") {
+		t.Errorf("got %v, want an error of class %v about shadows", err, diag.ClassInternal)
 	}
 }
 
