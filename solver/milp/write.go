@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Both formats name variable j x<j>_<name> and row i r<i>_<name>, with what the formats do not take in names replaced:
-// such names are unique, and no reader takes one for a number or a keyword. The offset is the cost of a
-// variable "constant", fixed at 1, because readers differ in the sign of an offset.
+// In a file variable j is named x<j>_<name> and row i r<i>_<name>, with what the format does not take in names replaced:
+// such names are unique, and no reader takes one for a number or a keyword. The offset is the cost of a variable
+// "constant", fixed at 1, because readers differ in the sign of an offset.
 
 // spelled is a name for a file.
 func spelled(kind string, i int, name string) string {
@@ -141,101 +141,4 @@ func (w *writer) term(before int, coef float64, name string) {
 		sign, coef = "-", -coef
 	}
 	w.printf(" %s %s %s", sign, number(coef), name)
-}
-
-// WriteMPS writes a valid model in the free MPS format. Rows without a bound are left out.
-func (m *Model) WriteMPS(to io.Writer) error {
-	w := newWriter(m, to)
-	if m.Note != "" {
-		w.printf("* %s\n", m.Note)
-	}
-	w.printf("NAME %s FREE\nROWS\n N obj\n", spelled("model", 0, m.Name))
-	for i, row := range m.Rows {
-		switch {
-		case row.Low == row.High:
-			w.printf(" E %s\n", w.rows[i])
-		case bounded(row.Low):
-			w.printf(" G %s\n", w.rows[i])
-		case bounded(row.High):
-			w.printf(" L %s\n", w.rows[i])
-		}
-	}
-	w.mpsColumns()
-	w.printf(" %s obj %s\nRHS\n", constant, number(m.Offset))
-	for i, row := range m.Rows {
-		bound := row.Low
-		if !bounded(bound) {
-			bound = row.High
-		}
-		if w.rows[i] != "" && bound != 0 {
-			w.printf(" RHS %s %s\n", w.rows[i], number(bound))
-		}
-	}
-	w.printf("RANGES\n")
-	for i, row := range m.Rows {
-		if row.Low != row.High && bounded(row.Low) && bounded(row.High) {
-			w.printf(" RNG %s %s\n", w.rows[i], number(row.High-row.Low))
-		}
-	}
-	w.printf("BOUNDS\n")
-	for j := range m.Vars {
-		w.mpsBounds(j)
-	}
-	w.printf(" FX BND %s 1\nENDATA\n", constant)
-	return w.Flush()
-}
-
-// mpsColumns writes the terms by variable; markers enclose whole ones.
-func (w *writer) mpsColumns() {
-	columns := make([][]Term, len(w.model.Vars)) // Var is a row here
-	for i, row := range w.model.Rows {
-		for _, term := range row.Terms {
-			if w.rows[i] != "" && term.Coef != 0 {
-				columns[term.Var] = append(columns[term.Var], Term{i, term.Coef})
-			}
-		}
-	}
-	w.printf("COLUMNS\n")
-	whole := false
-	marker := func(on bool) {
-		switch {
-		case on && !whole:
-			w.printf(" M1 'MARKER' 'INTORG'\n")
-		case !on && whole:
-			w.printf(" M2 'MARKER' 'INTEND'\n")
-		}
-		whole = on
-	}
-	for j, variable := range w.model.Vars {
-		marker(variable.Integer)
-		name := w.variable(j)
-		w.printf(" %s obj %s\n", name, number(variable.Cost))
-		for _, term := range columns[j] {
-			w.printf(" %s %s %s\n", name, w.rows[term.Var], number(term.Coef))
-		}
-	}
-	marker(false)
-}
-
-// mpsBounds writes both bounds of variable j.
-func (w *writer) mpsBounds(j int) {
-	variable, name := &w.model.Vars[j], w.variable(j)
-	low, high := bounded(variable.Low), bounded(variable.High)
-	switch {
-	case variable.Low == variable.High:
-		w.printf(" FX BND %s %s\n", name, number(variable.Low))
-		return
-	case !low && !high:
-		w.printf(" FR BND %s\n", name)
-		return
-	case low: // also when 0: an upper bound below 0 would change it
-		w.printf(" LO BND %s %s\n", name, number(variable.Low))
-	default:
-		w.printf(" MI BND %s\n", name)
-	}
-	if high {
-		w.printf(" UP BND %s %s\n", name, number(variable.High))
-	} else {
-		w.printf(" PL BND %s\n", name)
-	}
 }
