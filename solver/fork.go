@@ -212,12 +212,6 @@ func (in *instance) once(choices []int, of costOf) (total int64) {
 	return total
 }
 
-// objective is what choices of nodes count for in a solution.
-func (in *instance) objective(choices []int) int64 {
-	first := in.edge(0, choices[len(choices)-1], choices[0])
-	return int64(in.prob.Repeat)*(in.once(choices, in.cost)-first) + int64(in.prob.Wraps())*first
-}
-
 // forkAfter is the fork that begins behind a node, nil for none.
 func (in *instance) forkAfter(node int) *forkJoin {
 	for i := range in.forks {

@@ -148,6 +148,12 @@ func drawnFork(t *rapid.T) *instance {
 	return in
 }
 
+// objective is what choices of nodes count for in a solution.
+func (in *instance) objective(choices []int) int64 {
+	first := in.edge(0, choices[len(choices)-1], choices[0])
+	return int64(in.prob.Repeat)*(in.once(choices, in.cost)-first) + int64(in.prob.Wraps())*first
+}
+
 // Where nothing slows down beside other work, the chain with its ways through a fork has the optimum of all choices
 // of nodes, as going through both branches at once tells it.
 func TestForkAgainstEnumeration(t *testing.T) {

@@ -187,11 +187,6 @@ type call struct {
 	context int // positions that attention works on
 }
 
-// whole is a call of all rows of a program.
-func (s *request) whole(ph *planir.PhaseProgram) call {
-	return call{ph.Rows, s.want.ContextAt(ph.Rows)}
-}
-
 // efforts are what the steps of a program do: the operators of their graphs, which are launched once.
 func (s *request) efforts(plan *planir.Plan, ph *planir.PhaseProgram) (work, error) {
 	return s.effortsAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
