@@ -68,48 +68,15 @@ func follows(later, earlier *lower.Node) bool {
 // one with the slots of experts in one branch and dynamic products in the other first, then those with most products in
 // the smaller branch.
 func findForks(sec *lower.Section) (out []forkJoin) {
-	nodes := sec.Nodes
-	products := func(from, to int) (count int) {
-		for i := from; i < to; i++ {
-			if nodes[i].Op().HasMatrix() {
-				count++
-			}
-		}
-		return count
-	}
-	between := func(node, from, to int) bool { // it follows one of these
-		return slices.ContainsFunc(nodes[from:to], func(x lower.Node) bool { return follows(&nodes[node], &x) })
-	}
-	var found []forkJoin
-	for second := 2; second < len(nodes); second++ {
-		split := second - 1
-		for split >= 0 && !follows(&nodes[second], &nodes[split]) {
-			split--
-		}
-		if split < 0 || split == second-1 {
-			continue
-		}
-		join := second + 1
-		for join < len(nodes) && !between(join, split+1, second) {
-			join++
-		}
-		if join < len(nodes) && products(split+1, second) > 0 && products(second, join) > 0 {
-			found = append(found, forkJoin{split: split, second: second, join: join})
-		}
-	}
+	found := allForks(sec.Nodes)
+	products := func(from, to int) int { return countNodes(sec.Nodes[from:to], (*op.Op).HasMatrix) }
 	smaller := func(f forkJoin) int { return min(products(f.split+1, f.second), products(f.second, f.join)) }
 	// The slots of experts, of whatever groups, are executed beside the dynamic products.
-	slots := func(from, to int) (count int) {
-		for i := from; i < to; i++ {
-			if nodes[i].Op().Kind == op.GroupMatMul {
-				count++
-			}
-		}
-		return count
-	}
-	all := slots(0, len(nodes))
+	isSlot := func(operator *op.Op) bool { return operator.Kind == op.GroupMatMul }
+	all := countNodes(sec.Nodes, isSlot)
 	apart := func(f forkJoin) int {
-		if all > 0 && slots(f.split+1, f.second) == all && slots(f.second, f.join) == 0 {
+		if all > 0 && countNodes(sec.Nodes[f.split+1:f.second], isSlot) == all &&
+			countNodes(sec.Nodes[f.second:f.join], isSlot) == 0 {
 			return 1
 		}
 		return 0
@@ -123,6 +90,41 @@ func findForks(sec *lower.Section) (out []forkJoin) {
 		}
 	}
 	return out
+}
+
+// allForks lists the forks that have products in both branches, by the first node of the second branch. That node does
+// not follow the one before it: split is the last node that it follows, join the first one that follows the first
+// branch.
+func allForks(nodes []lower.Node) (found []forkJoin) {
+	for second := 2; second < len(nodes); second++ {
+		split := second - 1
+		for split >= 0 && !follows(&nodes[second], &nodes[split]) {
+			split--
+		}
+		if split < 0 || split == second-1 {
+			continue
+		}
+		join := second + 1
+		for join < len(nodes) && !slices.ContainsFunc(nodes[split+1:second],
+			func(x lower.Node) bool { return follows(&nodes[join], &x) }) {
+			join++
+		}
+		if join < len(nodes) && countNodes(nodes[split+1:second], (*op.Op).HasMatrix) > 0 &&
+			countNodes(nodes[second:join], (*op.Op).HasMatrix) > 0 {
+			found = append(found, forkJoin{split: split, second: second, join: join})
+		}
+	}
+	return found
+}
+
+// countNodes is how many nodes have a main operator of some kind.
+func countNodes(nodes []lower.Node, is func(*op.Op) bool) (count int) {
+	for i := range nodes {
+		if operator := nodes[i].Op(); is(&operator) {
+			count++
+		}
+	}
+	return count
 }
 
 // sideBySide reports whether the branches of a fork use no processor and no thread in common: lanes then execute both
