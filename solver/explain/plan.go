@@ -16,9 +16,9 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// ProgramStory is where the time of one execution of a program goes, as the plan itself predicts it. Nothing of it is
+// ProgramTimes is where the time of one execution of a program goes, as the plan itself predicts it. Nothing of it is
 // measured here.
-type ProgramStory struct {
+type ProgramTimes struct {
 	Program string `json:"program"`
 	Phase   string `json:"phase"`
 	Rows    int    `json:"rows"` // tokens
@@ -57,38 +57,38 @@ type OperatorTime struct {
 }
 
 // Gain is how many times as fast the program is as its best single processor; 0 where there is none.
-func (s *ProgramStory) Gain() float64 {
+func (s *ProgramTimes) Gain() float64 {
 	if s.Best == nil || s.PlanNS <= 0 {
 		return 0
 	}
 	return float64(s.Best.NS) / float64(s.PlanNS)
 }
 
-// Stories tells of every program of a plan, in the plan's order.
-func Stories(plan *planir.Plan) []ProgramStory {
+// TimesOf lists the times of every program of a plan, in the order of the plan.
+func TimesOf(plan *planir.Plan) []ProgramTimes {
 	graphs := map[string]*op.Graph{}
 	for i := range plan.Program.Graphs {
 		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i].Graph
 	}
-	var out []ProgramStory
+	var out []ProgramTimes
 	for i := range plan.Program.Programs {
 		ph := &plan.Program.Programs[i]
-		t := tally{
-			ProgramStory: ProgramStory{Program: ph.Name, Phase: ph.Phase, Rows: ph.Rows},
+		t := timesSum{
+			ProgramTimes: ProgramTimes{Program: ph.Name, Phase: ph.Phase, Rows: ph.Rows},
 			plan:         plan, graphs: graphs, busy: map[string]int64{}, times: map[string]int64{},
 		}
 		t.predictions()
 		for i := range ph.Sections {
 			t.section(&ph.Sections[i])
 		}
-		out = append(out, t.story())
+		out = append(out, t.sum())
 	}
 	return out
 }
 
-// tally adds up where the time of a program goes.
-type tally struct {
-	ProgramStory
+// timesSum adds up the times of a program.
+type timesSum struct {
+	ProgramTimes
 	plan    *planir.Plan
 	graphs  map[string]*op.Graph
 	busy    map[string]int64 // by processor
@@ -97,7 +97,7 @@ type tally struct {
 }
 
 // predictions takes over what the plan predicts of the program.
-func (t *tally) predictions() {
+func (t *timesSum) predictions() {
 	for _, prediction := range t.plan.Predictions {
 		if prediction.Program != t.Program {
 			continue
@@ -112,7 +112,7 @@ func (t *tally) predictions() {
 }
 
 // section adds the steps and operators of a section, in all its layers.
-func (t *tally) section(sec *planir.Section) {
+func (t *timesSum) section(sec *planir.Section) {
 	// A section is executed once for each layer; sections outside layers have none.
 	layers := int64(max(1, sec.Layers))
 	kinds := map[string]op.Kind{} // by operator
@@ -150,7 +150,7 @@ func (t *tally) section(sec *planir.Section) {
 }
 
 // work adds what a graph reads and computes.
-func (t *tally) work(graph *op.Graph, layers int64) {
+func (t *timesSum) work(graph *op.Graph, layers int64) {
 	for _, node := range graph.Nodes {
 		operator := node.Op
 		product := operator.HasScheme() && operator.Kind == op.MatMul
@@ -169,7 +169,7 @@ func (t *tally) work(graph *op.Graph, layers int64) {
 }
 
 // operator adds the time of an operator by its kind, without its hand-over.
-func (t *tally) operator(name string, kind op.Kind, layers int64) {
+func (t *timesSum) operator(name string, kind op.Kind, layers int64) {
 	decision := solver.DecisionAt(t.plan, name, t.Rows)
 	if decision == nil {
 		return
@@ -195,9 +195,9 @@ func (t *tally) operator(name string, kind op.Kind, layers int64) {
 	}
 }
 
-// story is what was added up.
-func (t *tally) story() ProgramStory {
-	out := t.ProgramStory
+// sum is the result.
+func (t *timesSum) sum() ProgramTimes {
+	out := t.ProgramTimes
 	if out.ProductsNS > 0 {
 		out.Divided = float64(t.divided) / float64(out.ProductsNS)
 	}
@@ -364,9 +364,9 @@ func cantSolve(err error, other Alternative) error {
 		WithHint("give the inputs the plan was solved with")
 }
 
-// BucketStory is why a bucket exists: the prompts it is for, and what prefill would cost without it and with one
+// BucketEffect is what a bucket is for: its prompts, and what prefill would cost without it and with one
 // more.
-type BucketStory struct {
+type BucketEffect struct {
 	Rows int `json:"rows"`
 	// From and To are the lengths of calls that the bucket takes; longer prompts are cut into pieces of the largest
 	// bucket.
@@ -385,7 +385,7 @@ type BucketStory struct {
 //
 // With inputs it solves for the same prompts with other sets of buckets: those of the plan, without this one, and with
 // one more halfway to the neighbour on either side.
-func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) (*BucketStory, error) {
+func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) (*BucketEffect, error) {
 	var buckets []int
 	for _, program := range plan.Program.Programs {
 		if program.Phase == "prefill" {
@@ -399,7 +399,7 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 			WithHint("it has %s", strings.Trim(fmt.Sprint(buckets), "[]"))
 	}
 	// A prompt of one token is what decode's program executes.
-	out := &BucketStory{Rows: rows, From: 2, To: rows}
+	out := &BucketEffect{Rows: rows, From: 2, To: rows}
 	if at > 0 {
 		out.From = buckets[at-1] + 1
 	}
@@ -533,8 +533,8 @@ func callsOf(work *workload.Workload, maxContext int, plan *planir.Plan, rows in
 	return calls, part
 }
 
-// LimitStory is a limit, what the plan takes of it, and what relaxing it would buy.
-type LimitStory struct {
+// LimitEffect is a limit, what the plan takes of it, and what relaxing it would buy.
+type LimitEffect struct {
 	Limit
 	Used  string `json:"used,omitempty"`
 	Binds bool   `json:"binds"` // without it the expected time would be less
@@ -550,7 +550,7 @@ const better = 0.9995
 
 // LimitsOf tells for every limit of an input whether it binds, by solving again without it and with it relaxed: by 10
 // %, then 20, 40 ... % until something changes. expectedNS is the objective as it is.
-func LimitsOf(ctx context.Context, in solver.Input) (list []LimitStory, expectedNS float64, err error) {
+func LimitsOf(ctx context.Context, in solver.Input) (list []LimitEffect, expectedNS float64, err error) {
 	trial := newTrial(in, limitsOf(&in))
 	base, result, err := trial.alternative(ctx, "as it is", 1)
 	if err != nil || result == nil {
@@ -562,41 +562,41 @@ func LimitsOf(ctx context.Context, in solver.Input) (list []LimitStory, expected
 			continue // hypothetical: how fast they would be is not known
 		}
 		trial.what = fmt.Sprintf("limit %d/%d %s", i+1, len(trial.limits), limit.Key)
-		story := LimitStory{Limit: *limit}
+		effect := LimitEffect{Limit: *limit}
 		if limit.used != nil {
 			if used := limit.used(&trial.in, result); !math.IsNaN(used) {
-				story.Used = limit.format(used)
+				effect.Used = limit.format(used)
 			}
 		}
 		// A limit binds where the plan without it is faster; only then is a smaller relaxation tried.
-		if err := trial.without(ctx, &story, base.ExpectedNS); err != nil {
+		if err := trial.without(ctx, &effect, base.ExpectedNS); err != nil {
 			return nil, 0, err
 		}
-		if story.Binds {
-			if err := trial.relax(ctx, &story, base.ExpectedNS); err != nil {
+		if effect.Binds {
+			if err := trial.relax(ctx, &effect, base.ExpectedNS); err != nil {
 				return nil, 0, err
 			}
 		}
-		list = append(list, story)
+		list = append(list, effect)
 	}
 	return list, base.ExpectedNS, nil
 }
 
 // without fills in what solving without the limit gives.
-func (t *trial) without(ctx context.Context, story *LimitStory, base float64) error {
-	free, result, err := t.alternative(ctx, "without it", base, story.Limit.without)
+func (t *trial) without(ctx context.Context, effect *LimitEffect, base float64) error {
+	free, result, err := t.alternative(ctx, "without it", base, effect.Limit.without)
 	if err != nil {
 		return err
 	}
 	switch {
 	case result == nil:
-		story.Note = free.Note
+		effect.Note = free.Note
 	case free.Ratio < better:
-		story.Binds, story.Free = true, &free
+		effect.Binds, effect.Free = true, &free
 	default:
 		for _, warning := range result.Warnings {
 			if strings.Contains(warning.Summary, "is left out of") {
-				story.Note = "other schemes were not measured, or not calibrated"
+				effect.Note = "other schemes were not measured, or not calibrated"
 			}
 		}
 	}
@@ -604,8 +604,8 @@ func (t *trial) without(ctx context.Context, story *LimitStory, base float64) er
 }
 
 // relax fills in the next value of a limit that changes anything, or the best addition to a list.
-func (t *trial) relax(ctx context.Context, story *LimitStory, base float64) error {
-	limit := &story.Limit
+func (t *trial) relax(ctx context.Context, effect *LimitEffect, base float64) error {
+	limit := &effect.Limit
 	// Steps double, so that few solves reach a hundred times the limit.
 	for more := 0.1; limit.set != nil && more < 100; more *= 2 {
 		value := limit.number * (1 + more)
@@ -618,7 +618,7 @@ func (t *trial) relax(ctx context.Context, story *LimitStory, base float64) erro
 			return err
 		}
 		if result != nil && step.Ratio < better {
-			story.Step = &step
+			effect.Step = &step
 			break
 		}
 	}
@@ -627,8 +627,8 @@ func (t *trial) relax(ctx context.Context, story *LimitStory, base float64) erro
 		if err != nil {
 			return err
 		}
-		if result != nil && step.Ratio < better && (story.Step == nil || step.Ratio < story.Step.Ratio) {
-			story.Step = &step
+		if result != nil && step.Ratio < better && (effect.Step == nil || step.Ratio < effect.Step.Ratio) {
+			effect.Step = &step
 		}
 	}
 	return nil

@@ -303,14 +303,14 @@ type choice struct {
 // plan tells of the whole plan: sentences first, then the tables.
 func (x *answer) plan() error {
 	plan, ui := x.p, x.s
-	stories := explain.Stories(plan)
-	summary := x.summary(stories)
+	times := explain.TimesOf(plan)
+	summary := x.summary(times)
 	x.title(plan.Model.Name)
 	for _, line := range summary {
 		ui.Printf("- %s\n", line)
 	}
 	x.stored("plans without each of the processors are not stored")
-	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions,
+	doc := map[string]any{"summary": summary, "programs": times, "predictions": plan.Predictions,
 		"decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
 		"grounds": solver.GroundsOf(plan),
 		"quality": plan.Quality, "memory": plan.Memory, "drafts": plan.Drafts, "simulated": plan.SoC.Simulated,
@@ -345,8 +345,8 @@ func (x *answer) plan() error {
 }
 
 // summary is the plan in sentences.
-func (x *answer) summary(stories []explain.ProgramStory) []string {
-	if len(stories) == 0 {
+func (x *answer) summary(times []explain.ProgramTimes) []string {
+	if len(times) == 0 {
 		return []string{"the plan has no programs"}
 	}
 	var out []string
@@ -354,16 +354,16 @@ func (x *answer) summary(stories []explain.ProgramStory) []string {
 		out = append(out, "It is planned for the device: only processors with target data take part, with the "+
 			"operators and schemes they execute there.")
 	}
-	out = append(out, x.where(stories)...)
-	decode, prefill := timed(stories)
+	out = append(out, x.where(times)...)
+	decode, prefill := timed(times)
 	if decode != nil {
 		out = append(out, fmt.Sprintf("An answer takes %s a token (%.0f tokens/s)%s.",
 			ms(decode.PlanNS), 1e9/float64(decode.PlanNS), against(decode)))
 	}
-	var large *explain.ProgramStory
+	var large *explain.ProgramTimes
 	if len(prefill) > 0 {
 		// The largest bucket stands for prompts: long ones consist of it.
-		large = slices.MaxFunc(prefill, func(a, b *explain.ProgramStory) int { return a.Rows - b.Rows })
+		large = slices.MaxFunc(prefill, func(a, b *explain.ProgramTimes) int { return a.Rows - b.Rows })
 		out = append(out, fmt.Sprintf("A prompt of %d tokens takes %s (%.0f tokens/s)%s.",
 			large.Rows, ms(large.PlanNS), float64(large.Rows)*1e9/float64(large.PlanNS), against(large)))
 		out = append(out, gains(large, prefill)...)
@@ -387,15 +387,15 @@ func (x *answer) summary(stories []explain.ProgramStory) []string {
 }
 
 // timed are the programs that have a predicted time: of one token, nil where there is none, and of prompts.
-func timed(stories []explain.ProgramStory) (decode *explain.ProgramStory, prefill []*explain.ProgramStory) {
-	for i := range stories {
-		story := &stories[i]
+func timed(times []explain.ProgramTimes) (decode *explain.ProgramTimes, prefill []*explain.ProgramTimes) {
+	for i := range times {
+		program := &times[i]
 		switch {
-		case story.PlanNS <= 0:
-		case story.Phase == "decode" && story.Rows == 1:
-			decode = story
-		case story.Phase == "prefill":
-			prefill = append(prefill, story)
+		case program.PlanNS <= 0:
+		case program.Phase == "decode" && program.Rows == 1:
+			decode = program
+		case program.Phase == "prefill":
+			prefill = append(prefill, program)
 		}
 	}
 	return decode, prefill
@@ -403,14 +403,14 @@ func timed(stories []explain.ProgramStory) (decode *explain.ProgramStory, prefil
 
 // gains says between what the gain over the best single processor is, where there are several sizes. The largest
 // one counts where others gain the same.
-func gains(large *explain.ProgramStory, prefill []*explain.ProgramStory) []string {
+func gains(large *explain.ProgramTimes, prefill []*explain.ProgramTimes) []string {
 	least, most := large, large
-	for _, story := range prefill {
-		if story.Gain() < least.Gain() {
-			least = story
+	for _, program := range prefill {
+		if program.Gain() < least.Gain() {
+			least = program
 		}
-		if story.Gain() > most.Gain() {
-			most = story
+		if program.Gain() > most.Gain() {
+			most = program
 		}
 	}
 	// A gain of 0 means that no single processor executes the program.
@@ -487,14 +487,14 @@ func waits(plan *planir.Plan) (out []string) {
 }
 
 // where tells which processors do what, of programs that do alike together.
-func (x *answer) where(stories []explain.ProgramStory) []string {
+func (x *answer) where(times []explain.ProgramTimes) []string {
 	type group struct {
 		text     string
 		programs []string
 	}
 	var groups []group
-	for i := range stories {
-		st := &stories[i]
+	for i := range times {
+		st := &times[i]
 		var total int64
 		for _, busy := range st.Busy {
 			total += busy.NS
@@ -536,7 +536,7 @@ func (x *answer) where(stories []explain.ProgramStory) []string {
 	var out []string
 	for _, group := range groups {
 		who := cli.Enumerate(spoken(group.programs))
-		if len(group.programs) == len(stories) && len(stories) > 1 {
+		if len(group.programs) == len(times) && len(times) > 1 {
 			who = "answers and prompts of every size"
 		}
 		out = append(out, fmt.Sprintf("For %s: %s.", who, group.text))
@@ -545,7 +545,7 @@ func (x *answer) where(stories []explain.ProgramStory) []string {
 }
 
 // bounds tells what takes the time of a program.
-func (x *answer) bounds(st *explain.ProgramStory) string {
+func (x *answer) bounds(st *explain.ProgramTimes) string {
 	total := st.ProductsNS + st.AttentionNS + st.OtherNS + st.HandoverNS
 	parts := []string{shareText(st.ProductsNS, total) + " of the time is matrix products"}
 	for _, part := range []struct {
@@ -604,7 +604,7 @@ func (x *answer) alternatives(list []explain.Alternative) {
 // program tells where the time of one goes.
 func (x *answer) program(name string) error {
 	ui := x.s
-	for _, st := range explain.Stories(x.p) {
+	for _, st := range explain.TimesOf(x.p) {
 		if st.Program != name {
 			continue
 		}
@@ -616,7 +616,7 @@ func (x *answer) program(name string) error {
 		}
 		lines = append(lines, fmt.Sprintf("It takes %s %s (%.0f tokens/s; between %s and %s)%s.", ms(st.PlanNS), unitOf,
 			float64(st.Rows)*1e9/float64(max(1, st.PlanNS)), ms(st.LowNS), ms(st.HighNS), against(&st)))
-		lines = append(lines, x.where([]explain.ProgramStory{st})...)
+		lines = append(lines, x.where([]explain.ProgramTimes{st})...)
 		lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
 		if st.Rows == 1 {
 			lines = append(lines, "What would help: weights of fewer bits (schemes or quality.max_kl in the "+
@@ -632,7 +632,7 @@ func (x *answer) program(name string) error {
 }
 
 // parts are tables of how long each lane works, and of the slowest operators.
-func (x *answer) parts(st *explain.ProgramStory) {
+func (x *answer) parts(st *explain.ProgramTimes) {
 	var rows [][]string
 	for _, busy := range st.Busy {
 		rows = append(rows, []string{busy.Proc, ms(busy.NS), shareText(busy.NS, st.PlanNS)})
@@ -656,57 +656,57 @@ func (x *answer) parts(st *explain.ProgramStory) {
 
 // bucket tells why a size of prefill exists.
 func (x *answer) bucket(rows int) error {
-	story, err := explain.Bucket(x.ctx, x.p, rows, x.input)
+	effect, err := explain.Bucket(x.ctx, x.p, rows, x.input)
 	if err != nil {
 		return err
 	}
 	ui, plan := x.s, x.p
 	x.title(fmt.Sprintf("prefill@%d", rows))
-	var st explain.ProgramStory
+	var st explain.ProgramTimes
 	largest := 0
 	// The largest bucket has to be known to say what becomes of longer prompts.
-	for _, story := range explain.Stories(x.p) {
-		if story.Phase == "prefill" {
-			largest = max(largest, story.Rows)
-			if story.Rows == rows {
-				st = story
+	for _, program := range explain.TimesOf(x.p) {
+		if program.Phase == "prefill" {
+			largest = max(largest, program.Rows)
+			if program.Rows == rows {
+				st = program
 			}
 		}
 	}
 	var lines []string
 	switch {
-	case story.From == story.To:
+	case effect.From == effect.To:
 		lines = append(lines, fmt.Sprintf("Prompts of %d tokens run in it.", rows))
 	// Only the largest bucket is repeated for long prompts; the others take what is left of them.
 	case rows == largest:
 		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor "+
-			"needs that; longer ones are cut into pieces of %d.", story.From, story.To, rows, rows))
+			"needs that; longer ones are cut into pieces of %d.", effect.From, effect.To, rows, rows))
 	default:
 		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor "+
-			"needs that, and so do the last %d to %d tokens of longer ones.", story.From, story.To, rows, story.From,
-			story.To))
+			"needs that, and so do the last %d to %d tokens of longer ones.", effect.From, effect.To, rows, effect.From,
+			effect.To))
 	}
 	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS),
 		float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
-	lines = append(lines, x.where([]explain.ProgramStory{st})...)
+	lines = append(lines, x.where([]explain.ProgramTimes{st})...)
 	lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
 	lines = append(lines, planview.CompiledWords(planview.CompiledFor(plan, rows))...)
 	if x.input != nil {
 		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of "+
-			"prefill.", story.Calls, 100*story.Time))
+			"prefill.", effect.Calls, 100*effect.Time))
 	}
 	for _, l := range lines {
 		ui.Printf("- %s\n", l)
 	}
 	// The plan alone does not hold what other buckets would cost: that is solved again, which needs all inputs.
 	x.stored("what prefill would cost without it, or with one more, is not stored in the plan")
-	if len(story.Sets) > 0 {
+	if len(effect.Sets) > 0 {
 		ui.Printf("\nsolved again for the same prompts, expected time of a prompt and its answer:\n")
-		x.alternatives(story.Sets)
+		x.alternatives(effect.Sets)
 	}
 	x.parts(&st)
 	return ui.Result(map[string]any{
-		"bucket": story, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported,
+		"bucket": effect, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported,
 		"stored_only": x.input == nil,
 	})
 }
@@ -736,15 +736,15 @@ func (x *answer) limits() error {
 		return err
 	}
 	var rows [][]string
-	for _, story := range list {
-		row := []string{story.Key, story.Value, story.Used, "no", "", "", story.Note}
-		if story.Binds {
+	for _, effect := range list {
+		row := []string{effect.Key, effect.Value, effect.Used, "no", "", "", effect.Note}
+		if effect.Binds {
 			row[3] = "yes"
-			if story.Step != nil {
-				row[4] = story.Step.What + ": " + change(story.Step.Ratio)
+			if effect.Step != nil {
+				row[4] = effect.Step.What + ": " + change(effect.Step.Ratio)
 			}
-			if story.Free != nil {
-				row[5] = change(story.Free.Ratio)
+			if effect.Free != nil {
+				row[5] = change(effect.Free.Ratio)
 			}
 		}
 		rows = append(rows, row)
@@ -752,8 +752,8 @@ func (x *answer) limits() error {
 	ui.Printf("expected time of a prompt and its answer: %.3f ms; changes are of that\n", expected/1e6)
 	ui.Table([]string{"limit", "value", "the plan takes", "binds", "the next step buys", ">without it", ""}, rows)
 	binding := 0
-	for _, story := range list {
-		if story.Binds {
+	for _, effect := range list {
+		if effect.Binds {
 			binding++
 		}
 	}

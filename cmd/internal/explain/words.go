@@ -28,7 +28,7 @@ func shareText(part, all int64) string {
 }
 
 // against compares a program with its best single processor.
-func against(st *explain.ProgramStory) string {
+func against(st *explain.ProgramTimes) string {
 	switch gain := st.Gain(); {
 	case st.Best == nil:
 		return "; no single processor could execute all of it"

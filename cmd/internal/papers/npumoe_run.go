@@ -185,9 +185,9 @@ func moeCost(ctx context.Context, from *chain, prompt, chunk int, within restric
 			out.joules = float64(plan.Predictions[i].EnergyUJ) / 1e6
 		}
 	}
-	for _, story := range explain.Stories(plan.Plan) {
-		for _, busy := range story.Busy {
-			if story.Program == program && busy.Proc == "cpu" {
+	for _, times := range explain.TimesOf(plan.Plan) {
+		for _, busy := range times.Busy {
+			if times.Program == program && busy.Proc == "cpu" {
 				out.cpu = float64(busy.NS)
 			}
 		}
