@@ -862,7 +862,7 @@ func (b *builder) kvAppend() step {
 func (b *builder) attention() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	group, dim := operator.Heads/operator.KVHeads, operator.HeadDim
-	_, cols := operator.KV.CacheRow(dim)
+	element, cols := operator.KV.CacheRow(dim)
 	size, err := attentionScratch(group, dim)
 	if err != nil {
 		return step{}, err
@@ -877,6 +877,11 @@ func (b *builder) attention() (step, error) {
 		most, least = 1, 1 // rows have no keys in common
 	}
 	var rows, block, blocks int
+	// place is the key head of a task, its first row, and where that row's sequence has the head's keys in the caches.
+	place := func(t int) (kvHead, row, from int) {
+		kvHead, row = t/blocks, (blocks-1-t%blocks)*block
+		return kvHead, row, exe.at(row).Sequence*exe.perSeq + kvHead*exe.maxContext*cols
+	}
 	return step{
 		m: operator.M,
 		plan: func(n int) int {
@@ -890,14 +895,19 @@ func (b *builder) attention() (step, error) {
 		},
 		task: func(worker, t int) {
 			// A worker has some heads, and so their keys in its cache; the longest rows come first.
-			kvHead, r0 := t/blocks, (blocks-1-t%blocks)*block
-			at, call := exe.at(r0), call
-			call.M, call.Pos = min(block, rows-r0), at.Pos
+			kvHead, r0, from := place(t)
+			call := call
+			call.M, call.Pos = min(block, rows-r0), exe.at(r0).Pos
 			queries := input.f32[r0*input.ld+kvHead*(group+2)*dim:]
 			out := output.f32[r0*output.ld+kvHead*group*dim:]
 			scratch := exe.have.mine(worker)[:size]
-			from := at.Sequence*exe.perSeq + kvHead*exe.maxContext*cols
 			to := from + (call.Pos+call.M)*cols
+			if t+1 < blocks*operator.KVHeads {
+				if _, row, next := place(t + 1); next != from {
+					first, last := next*element.Bytes(), (next+(exe.at(row).Pos+1)*cols)*element.Bytes()
+					call.NextKeys, call.NextValues = exe.k.raw[first:last], exe.v.raw[first:last]
+				}
+			}
 			switch operator.KV {
 			case op.F32:
 				set.AttentionF32(out, output.ld, queries, input.ld, exe.k.f32[from:to], exe.v.f32[from:to], scratch,

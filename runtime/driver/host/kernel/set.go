@@ -188,6 +188,10 @@ type Attention struct {
 	Scale         float64 // of scores; positive
 	Cap           float64 // a score s becomes Cap*tanh(s/Cap), 0: stays
 	Rest          Rest
+
+	// NextKeys and NextValues are what the caller reads next, as they are cached: kernels may ask memory for the first of
+	// them. They may be empty.
+	NextKeys, NextValues []byte
 }
 
 // Rest is a position outside the cache that every row attends to, and whose weight in the softmax counts Count times. All

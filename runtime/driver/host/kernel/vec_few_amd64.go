@@ -44,11 +44,19 @@ func (t *lineTask) turnQueries() {
 	keysF32x16(&t.keys[ownQueries:][:tileKeys*t.Dim][0], &t.queries[:mostFewLines*t.Dim][0], 4*t.Dim, t.Dim)
 }
 
-// far is what is farAhead bytes ahead of the keys and values from..to.
+// far is what is farAhead bytes ahead of the keys and values from..to: behind the last of them what the caller reads next.
 func (t *lineTask) far(from, to int) (k, v []byte) {
 	row, _ := t.from.bytes(0, 1, t.Dim)
 	rows := farAhead / len(row)
-	return t.stored(min(from+rows, t.context()), min(to+rows, t.context()))
+	from, to = from+rows, to+rows
+	if from < t.context() {
+		return t.stored(from, min(to, t.context()))
+	}
+	first, last := (from-t.context())*len(row), (to-t.context())*len(row)
+	if last > min(len(t.NextKeys), len(t.NextValues)) {
+		return nil, nil
+	}
+	return t.NextKeys[first:last], t.NextValues[first:last]
 }
 
 // toNear is the distance from what is prefetched far ahead to what is near, 0 where nothing is to be prefetched.

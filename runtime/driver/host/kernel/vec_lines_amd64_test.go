@@ -3,6 +3,8 @@ package kernel
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/hetc/hetc/internal/mem"
 )
 
 // Attention gives the same bits with tiles of either width, and for few lines without tiles.
@@ -44,6 +46,9 @@ func sameAttention(t *testing.T, a Attention, seed uint64) {
 	toF16(k16, k)
 	toF16(v16, v)
 	k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
+	if seed%2 == 1 { // more than is asked for, or less
+		a.NextKeys, a.NextValues = mem.Bytes(k), mem.Bytes(v)[:rng.IntN(4*len(v)+1)]
+	}
 	others := otherTiles()
 	for i, own := range vectorSets() {
 		for _, form := range []string{"f32", "f16", "q8"} {

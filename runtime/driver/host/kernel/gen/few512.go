@@ -370,7 +370,7 @@ func valuesWide512(suffix string, vecs, most int, form valueForm) {
 			row = form.begin()
 		}
 		Label(id + "_step")
-		next.step(16 * vecs)
+		next.lines(max(1, form.bytes*vecs/64))
 		row(at)
 		for part := range vecs {
 			form.load(Mem{Base: at, Disp: form.bytes * part}, z[24+part])
