@@ -237,6 +237,11 @@ var definitions = map[op.Kind]func(*evaluation){
 				term := (value - min(max(value, -limit), limit)) * float64(e.w[0].v[k*e.N+j])
 				sum, size = sum+term, size+math.Abs(term)
 			}
+			// Sums of several passes are rounded in between.
+			if e.Channels > 0 {
+				passes := (e.K + e.Channels - 1) / e.Channels
+				e.out[0].doubt[row*e.N+j] = 0x1p-24 * float64(passes-1) * size
+			}
 			return sum, size
 		})
 	},

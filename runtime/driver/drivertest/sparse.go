@@ -178,9 +178,9 @@ func sparseAttention(e *evaluation) {
 				shares, steep := e.sharesOf(row, query, begin, count, func(pos int) bool {
 					return pos < span.Inner || pos >= span.Block || seen[pos]
 				})
-				own, means := 1.0, []float64(nil)
+				own, rest := 1.0, (*array)(nil)
 				if unseen := span.Block - span.Inner - len(seen); e.Rest && unseen > 0 {
-					own, means = e.withRest(row, query, begin, unseen, &span, shares)
+					own, rest = e.withRest(row, query, begin, unseen, &span, shares)
 				}
 				for i := range e.HeadDim {
 					sum, size := 0.0, 0.0
@@ -188,10 +188,12 @@ func sparseAttention(e *evaluation) {
 						term := own * share * e.cache.v[(begin+pos)*e.HeadDim+i]
 						sum, size = sum+term, size+math.Abs(term)
 					}
-					if means != nil {
-						sum, size = sum+(1-own)*means[i], size+math.Abs((1-own)*means[i])
+					out := head*e.HeadDim + i
+					if rest != nil { // means are rounded before they are multiplied
+						sum, size = sum+(1-own)*rest.v[i], size+(1-own)*rest.size[i]
+						e.out[0].doubt[row*e.out[0].value.Cols+out] = 1e-6 * steep * (1 - own) * size
 					}
-					e.out[0].set(row, head*e.HeadDim+i, sum, e.cached(size)*steep)
+					e.out[0].set(row, out, sum, e.cached(size)*steep)
 				}
 			}
 		}
@@ -199,16 +201,17 @@ func sparseAttention(e *evaluation) {
 }
 
 // withRest is how much of a query's attention is left to the positions that have these shares of it when the others
-// before its block count as one, and the mean value of all before the block.
+// before its block count as one, and the mean value [1,HeadDim] of all before the block.
 func (e *evaluation) withRest(row, query, begin, unseen int, span *op.SparseSpan, shares []float64) (own float64,
-	means []float64) {
+	mean *array) {
 	count := float64(span.Block - span.Inner)
 	key := make([]float64, e.HeadDim)
-	means = make([]float64, e.HeadDim)
+	mean = newArray(op.Value{Rows: 1, Cols: e.HeadDim})
 	for pos := span.Inner; pos < span.Block; pos++ {
 		for i := range e.HeadDim {
+			value := e.cache.v[(begin+pos)*e.HeadDim+i] / count
 			key[i] += e.cache.k[(begin+pos)*e.HeadDim+i] / count
-			means[i] += e.cache.v[(begin+pos)*e.HeadDim+i] / count
+			mean.v[i], mean.size[i] = mean.v[i]+value, mean.size[i]+math.Abs(value)
 		}
 	}
 	score := func(key []float64) float64 {
@@ -227,7 +230,7 @@ func (e *evaluation) withRest(row, query, begin, unseen int, span *op.SparseSpan
 	// The row's own position has a share, so that the sum of all weights follows from its score.
 	last := len(shares) - 1
 	total := score(e.cache.k[(begin+last)*e.HeadDim:][:e.HeadDim]) - math.Log(shares[last])
-	return 1 / (1 + float64(unseen)*math.Exp(score(key)-total)), means
+	return 1 / (1 + float64(unseen)*math.Exp(score(key)-total)), mean
 }
 
 // headNumbers are two scales with which a few numbers saturate, and the share of positions that a head keeps.
