@@ -101,8 +101,7 @@ func parseLine(text string) (line, error) {
 	if err == nil {
 		err = onceEach(text)
 	}
-	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		err = fmt.Errorf("got %s, want an object", wrong.Value)
 		if want, ok := wants[wrong.Field]; ok {
 			err = fmt.Errorf("key %q: got %s, want %s", wrong.Field, wrong.Value, want)
