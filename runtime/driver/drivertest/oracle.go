@@ -220,31 +220,16 @@ var definitions = map[op.Kind]func(*evaluation){
 			}
 		}
 	},
-	op.Norm:         norm,
-	op.LayerNorm:    layerNorm,
-	op.QKNorm:       qkNorm,
-	op.QuantRows:    quantRows,
-	op.MatMul:       matMul,
-	op.ExpertMatMul: expertMatMul,
-	op.GroupMatMul:  groupMatMul,
-	op.Dispatch:     dispatch,
-	op.Collect:      collect,
-	op.OutlierMatMul: func(e *evaluation) {
-		limit := float64(127 * e.w[1].v[0])
-		e.each(func(row, j int) (sum, size float64) {
-			for k := range e.K {
-				value := e.in[0].at(row, k)
-				term := (value - min(max(value, -limit), limit)) * float64(e.w[0].v[k*e.N+j])
-				sum, size = sum+term, size+math.Abs(term)
-			}
-			// Sums of several passes are rounded in between.
-			if e.Channels > 0 {
-				passes := (e.K + e.Channels - 1) / e.Channels
-				e.out[0].doubt[row*e.N+j] = 0x1p-24 * float64(passes-1) * size
-			}
-			return sum, size
-		})
-	},
+	op.Norm:          norm,
+	op.LayerNorm:     layerNorm,
+	op.QKNorm:        qkNorm,
+	op.QuantRows:     quantRows,
+	op.MatMul:        matMul,
+	op.ExpertMatMul:  expertMatMul,
+	op.GroupMatMul:   groupMatMul,
+	op.Dispatch:      dispatch,
+	op.Collect:       collect,
+	op.OutlierMatMul: outlierMatMul,
 	op.Route: func(e *evaluation) {
 		for row := range e.tokens {
 			for j, chosen := range chooseExperts(e.Op, e.in[0].v[row*e.Experts:(row+1)*e.Experts]) {
@@ -425,6 +410,37 @@ func qkNorm(e *evaluation) {
 			}
 		}
 	}
+}
+
+// outlierMatMul multiplies what lies beyond the scale. Of more channels than one pass takes the sums are rounded in
+// between.
+func outlierMatMul(e *evaluation) {
+	limit := float64(127 * e.w[1].v[0])
+	beyond := func(row, k int) float64 {
+		value := e.in[0].at(row, k)
+		return value - min(max(value, -limit), limit)
+	}
+	channels := 0
+	for k := range e.K {
+		for row := range e.tokens {
+			if beyond(row, k) != 0 {
+				channels++
+				break
+			}
+		}
+	}
+	rounded := 0.0
+	if e.Channels > 0 && channels > e.Channels {
+		rounded = 0x1p-24 * float64((channels-1)/e.Channels)
+	}
+	e.each(func(row, j int) (sum, size float64) {
+		for k := range e.K {
+			term := beyond(row, k) * float64(e.w[0].v[k*e.N+j])
+			sum, size = sum+term, size+math.Abs(term)
+		}
+		e.out[0].doubt[row*e.N+j] = rounded * size
+		return sum, size
+	})
 }
 
 // quantRows rounds to codes around 128. doubt is 1 where the exact quotient lies in the middle of
