@@ -148,8 +148,8 @@ func (c *Content) Blob(name string) ([]byte, error) {
 	return made.read()
 }
 
-// Range returns the packed weight that lies there in a weights blob, or a part of one, in memory; a weight begins 64-byte
-// aligned. It implements executor.Source.
+// Range returns the packed weight that lies there in a weights blob, or a part of one, in memory; a weight begins
+// 64-byte aligned. It implements executor.Source.
 func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
 	blob := c.blobs[name]
 	i := slices.IndexFunc(blob.Packs, func(pl planir.Placement) bool {

@@ -34,7 +34,8 @@ type Options struct {
 	AllowFallback bool    // what the target does not execute, or its compiler refuses, goes to the control processor
 	// Oracle computes in float32 what samples of graphs with weights are compared with; nil: no graph is tried.
 	Oracle driver.Driver
-	// Watch is told about groups of graphs that are compiled with their weights, by several goroutines; nil: nothing is.
+	// Watch is told about groups of graphs that are compiled with their weights, by several goroutines; nil: nothing
+	// is.
 	Watch func(Event)
 	// Memo keeps what was packed and tried, so that it is not packed and tried again as far as compilers keep what they
 	// made; nil: it is.

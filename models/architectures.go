@@ -248,8 +248,8 @@ func (c *config) attentionBias(model *Model) {
 	model.dec.qkvBias, model.dec.outBias = bias, bias
 }
 
-// readMistral reads a Llama without biases, whose layers all have the sliding window unless layer_types tells them apart
-// (Ministral, whose files name Mistral).
+// readMistral reads a Llama without biases, whose layers all have the sliding window unless layer_types tells them
+// apart (Ministral, whose files name Mistral).
 func readMistral(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 8, context: 4096 * 32, eps: 1e-6})
 	cfg.layerTypes(model, cfg.window(4096), func(int) bool { return true })

@@ -878,8 +878,8 @@ func TestExpertsInNoLayer(t *testing.T) {
 	}
 }
 
-// A tensor of several projections or experts that holds more or less than the configuration says belongs to another one:
-// the rest would be read from the wrong rows, or one expert in the place of all.
+// A tensor of several projections or experts that holds more or less than the configuration says belongs to another
+// one: the rest would be read from the wrong rows, or one expert in the place of all.
 func TestTensorsOfSeveralAreWhole(t *testing.T) {
 	for _, test := range []struct{ model, old, new, tensor, shape, want string }{
 		{"phi3-window", `"num_key_value_heads": 2`, `"num_key_value_heads": 1`, "", "",

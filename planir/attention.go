@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Attention says which programs have sparse attention (shadowAttn), the others being dense. All share the weights and the
-// cache. The share of positions of each head follows from the calibration, and their mean is Density.
+// Attention says which programs have sparse attention (shadowAttn), the others being dense. All share the weights and
+// the cache. The share of positions of each head follows from the calibration, and their mean is Density.
 type Attention struct {
 	Density float64 `json:"density" yaml:"density"`
 	Block   int     `json:"block" yaml:"block"` // queries that share a selection

@@ -67,8 +67,8 @@ type Pack struct {
 	Name    string `json:"name" yaml:"name"`
 	Weight  string `json:"weight" yaml:"weight"`
 	Experts int    `json:"experts,omitempty" yaml:"experts,omitempty"`
-	// Slotted: it holds of each layer only the experts that have a slot in some program (Plan.Slotted), since its processor
-	// computes no others. Experts is then how many a layer has at most.
+	// Slotted: it holds of each layer only the experts that have a slot in some program (Plan.Slotted), since its
+	// processor computes no others. Experts is then how many a layer has at most.
 	Slotted bool   `json:"slotted,omitempty" yaml:"slotted,omitempty"`
 	K0      int    `json:"k0" yaml:"k0"`
 	K1      int    `json:"k1" yaml:"k1"`
@@ -77,8 +77,8 @@ type Pack struct {
 	Scheme  string `json:"scheme" yaml:"scheme"` // weight scheme: "q8c", or an element type for rows
 	Layout  string `json:"layout" yaml:"layout"`
 	Bytes   int64  `json:"bytes" yaml:"bytes"` // of one packing
-	// InArtifact: it is in no weights blob, because the artifacts of the processor that reads it hold it. It is laid out as
-	// that processor's compiler takes it.
+	// InArtifact: it is in no weights blob, because the artifacts of the processor that reads it hold it. It is laid
+	// out as that processor's compiler takes it.
 	InArtifact bool `json:"in_artifact,omitempty" yaml:"in_artifact,omitempty"`
 }
 
@@ -267,8 +267,9 @@ func (w *Wait) UnmarshalText(data []byte) error {
 	return nil
 }
 
-// WeightRef is a column range of a pack, relative to the pack, written "pack[c0:c1]". With Tiers it is the expert of the
-// pack that is in a slot of the layer, by the tiers of the program of so many rows, written "pack[c0:c1,tiers:slot]".
+// WeightRef is a column range of a pack, relative to the pack, written "pack[c0:c1]". With Tiers it is the expert of
+// the pack that is in a slot of the layer, by the tiers of the program of so many rows, written
+// "pack[c0:c1,tiers:slot]".
 type WeightRef struct {
 	Pack   string
 	C0, C1 int

@@ -116,8 +116,8 @@ func (r *runner) fill(ctx context.Context, ld *load, layout string, footprint in
 	return nil
 }
 
-// touch executes every copy but the first once. What a library allocates in the first execution of a graph lies on pages
-// that nobody has used, and in those of a running model does not.
+// touch executes every copy but the first once. What a library allocates in the first execution of a graph lies on
+// pages that nobody has used, and in those of a running model does not.
 func (ld *load) touch(ctx context.Context) error {
 	return ld.lane.do(ctx, func() error {
 		for i := 1; i < len(ld.exes); i++ {

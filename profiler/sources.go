@@ -43,7 +43,7 @@ func (a alone) settle(ctx context.Context, footprint int64) error {
 			sum(data[:min(int64(len(data)), footprint)/512*512])
 		}
 		if _, ok := a.lane.proc.(driver.Asynchronous); ok {
-			return nil // a sample of several calls begins with one that is not counted
+			return nil // a sample is the difference of two runs, of which the first is not counted
 		}
 		return a.once(a.lane.proc)
 	})

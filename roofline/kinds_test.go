@@ -324,8 +324,8 @@ func TestDensitiesBetween(t *testing.T) {
 	}
 }
 
-// The product of some channels beyond a scale takes what lies between few and the usual number, and more beyond it; from a
-// record without few, as older ones are, no less than the usual number.
+// The product of some channels beyond a scale takes what lies between few and the usual number, and more beyond it;
+// from a record without few, as older ones are, no less than the usual number.
 func TestOutlierChannels(t *testing.T) {
 	s := openSoC(t, "core-ultra-5-125h")
 	usual := op.Op{Kind: op.OutlierMatMul, M: 64, K: 2048, N: 512, Scheme: op.A32W16}

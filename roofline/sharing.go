@@ -122,8 +122,8 @@ func (c *Costs) Phase(load Load) (timeline.Phase, error) {
 	if err != nil || asked.Kind != op.GroupMatMul && asked.Channels == load.Op.Channels && !between {
 		return phase, err
 	}
-	// The parts of its products one after another, behind one launch; or those of a density, or of a number of channels,
-	// that was measured.
+	// The parts of its products one after another, behind one launch; or those of a density, or of a number of
+	// channels, that was measured.
 	whole, err := c.Op(load.Proc, asked, load.Cold)
 	if alone := phase.NS(); err == nil && alone > 0 {
 		phase = phase.Times(float64(whole.NS) / alone)

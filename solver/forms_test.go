@@ -239,8 +239,8 @@ func TestFormsOnThePhone(t *testing.T) {
 	}
 }
 
-// A product with a static scale is padded to the rows of what quantises for it, whatever form is faster with more: compilers
-// take both as one graph.
+// A product with a static scale is padded to the rows of what quantises for it, whatever form is faster with more:
+// compilers take both as one graph.
 func TestStaticFormsKeepTheirRows(t *testing.T) {
 	s := withNPU(t, func(npu *socs.Processor) {
 		npu.Forms = map[op.Scheme][]op.Form{op.A8SQ8C: {op.Conv}}

@@ -18,11 +18,11 @@ import (
 // RATIONALE: How are shadow outliers pruned layer by layer?
 //
 // Which layers keep shadow outliers (llm.npu sec. 3.3) is decided once a plan has schemes and placements. The losses of
-// pruned ones add up, by what calibrate measured in each layer. What a layer takes with some of its products' shadows is
-// what the timeline says of a program that is lowered so: shadows beside the product on another processor may take no
-// time at all, and two of them less than each by itself, so that times do not add up. The problem is a multiple-choice
-// knapsack (problem.Shadows): a group for each layer, an option for each set of its products. The plan is then lowered
-// and predicted as decided, and what it loses as a whole is for hetc quality to measure.
+// pruned ones add up, by what calibrate measured in each layer. What a layer takes with some of its products' shadows
+// is what the timeline says of a program that is lowered so: shadows beside the product on another processor may take
+// no time at all, and two of them less than each by itself, so that times do not add up. The problem is a
+// multiple-choice knapsack (problem.Shadows): a group for each layer, an option for each set of its products. The plan
+// is then lowered and predicted as decided, and what it loses as a whole is for hetc quality to measure.
 
 // maxShadowProducts bounds the products of a section, all of whose sets are lowered.
 const maxShadowProducts = 6
@@ -395,8 +395,8 @@ func (s *session) prunedQuality(plan *planir.Plan) {
 	}
 }
 
-// keptShare is the share of its layers in which a node is executed: less than 1 where it computes shadow outliers that are
-// pruned in some.
+// keptShare is the share of its layers in which a node is executed: less than 1 where it computes shadow outliers that
+// are pruned in some.
 func (s *request) keptShare(plan *planir.Plan, node string) float64 {
 	product, ok := lower.ShadowOf(node)
 	if !ok || len(plan.Shadows) == 0 {

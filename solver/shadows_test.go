@@ -62,8 +62,8 @@ func lost(p *planir.Plan, cal *calibration.Calibration) (sum float64, count int)
 	return sum, count
 }
 
-// Under a limit of quality shadows are pruned where that saves time: the looser the limit, the faster, always within it,
-// and no other choice of as many layers of a class loses less.
+// Under a limit of quality shadows are pruned where that saves time: the looser the limit, the faster, always within
+// it, and no other choice of as many layers of a class loses less.
 func TestShadowsUnderALimit(t *testing.T) {
 	require.Slow(t)
 	last, fastest := -1, int64(math.MaxInt64)
@@ -119,8 +119,8 @@ func TestShadowsAreVerified(t *testing.T) {
 	}
 }
 
-// Without a limit nobody permits to lose more, and nothing is pruned; a share of the workload's is pruned by the paper's
-// rule, whatever the limit, which then is noted.
+// Without a limit nobody permits to lose more, and nothing is pruned; a share of the workload's is pruned by the
+// paper's rule, whatever the limit, which then is noted.
 func TestShadowsByShare(t *testing.T) {
 	in := shadowInput(t, 0)
 	if p := solve(t, in).Plan; len(p.Shadows) > 0 {
@@ -222,8 +222,8 @@ func TestOutlierChannelsFromCounts(t *testing.T) {
 	}
 }
 
-// Hot rows are those of the calibration, for the layers that keep shadow outliers; a limit of memory permits them only where
-// the plan then holds no more.
+// Hot rows are those of the calibration, for the layers that keep shadow outliers; a limit of memory permits them only
+// where the plan then holds no more.
 func TestHotRowsFollowTheCalibration(t *testing.T) {
 	in := shadowInput(t, 0)
 	for i, activation := range in.Calibration.Activations {

@@ -24,8 +24,8 @@ import (
 //     the error says what it takes. Else it is where the search for a faster plan starts, and what is returned if there
 //     is none.
 //
-// If minimising a quantity reaches a value within its limit, there is always a plan. An error says whether it was proved that
-// there is none (step 2, or a joint problem to which nothing was an alternative), or that none was found.
+// If minimising a quantity reaches a value within its limit, there is always a plan. An error says whether it was
+// proved that there is none (step 2, or a joint problem to which nothing was an alternative), or that none was found.
 
 // planWithin is the best plan found within all limits, bound bytes among them (0: no limit), with the session that
 // made it.

@@ -61,7 +61,8 @@ func newBenchServing(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
-// newBenchDrafts answers whether guessing tokens pays; traffic.RunDrafts decodes the same answers with drafts and without.
+// newBenchDrafts answers whether guessing tokens pays; traffic.RunDrafts decodes the same answers with drafts and
+// without.
 func newBenchDrafts(ui *cli.Streams) *cobra.Command {
 	var options traffic.Options
 	cmd := &cobra.Command{

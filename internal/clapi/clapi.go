@@ -224,9 +224,9 @@ type Device struct {
 	id       uintptr
 }
 
-// Platforms lists the platforms with their devices, in the order in which the library lists them. A loader that knows no
-// platform gives an empty list. One platform that fails is listed with its error: a vendor's driver that is broken, or
-// whose device was taken away, must not cost the devices of other vendors.
+// Platforms lists the platforms with their devices, in the order in which the library lists them. A loader that knows
+// no platform gives an empty list. One platform that fails is listed with its error: a vendor's driver that is broken,
+// or whose device was taken away, must not cost the devices of other vendors.
 func (l *Library) Platforms() (list []*Platform, err error) {
 	native.KeepSignals(func() { list, err = l.platforms() }) // a loader opens the vendors' libraries now
 	return list, err

@@ -73,7 +73,8 @@ func (c *Context) NewImage(over *Buffer, words int64) (*Buffer, error) {
 		return nil, diag.New(diag.ClassInput, "opencl: create image of %d words", words)
 	}
 	format := [2]uint32{channelR, channelUint32}
-	// A description is its type, width, height, depth, number of images, pitches, two numbers of 32 bits, and the buffer.
+	// A description is its type, width, height, depth, number of images, pitches, two numbers of 32 bits, and the
+	// buffer.
 	description := [9]uintptr{imageOverBuffer, uintptr(words), 0, 0, 0, 0, 0, 0, over.id}
 	var code int32
 	id := native.Call(c.lib.fn[fnCreateImage], c.id, ReadOnly, uintptr(unsafe.Pointer(&format[0])),
@@ -267,8 +268,8 @@ func (k *Kernel) Arguments() (int, error) {
 	return int(count), check("describe kernel "+k.name, code)
 }
 
-// WorkGroup is the number of items of the largest work group that the device launches the kernel with. It may be less than
-// the device's own, where each item needs much.
+// WorkGroup is the number of items of the largest work group that the device launches the kernel with. It may be less
+// than the device's own, where each item needs much.
 func (k *Kernel) WorkGroup() (int, error) {
 	var largest uintptr
 	code := native.Call(k.program.context.lib.fn[fnGetKernelWorkGroupInfo], k.id, k.program.context.device.id,

@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/internal/native"
 )
 
-// imitation is a library with three platforms: the first has two devices, the second does not list its own, and the third
-// has one device of which the name cannot be read while nameless is set.
+// imitation is a library with three platforms: the first has two devices, the second does not list its own, and the
+// third has one device of which the name cannot be read while nameless is set.
 type imitation struct{ nameless, unnamed bool }
 
 // Objects of an imitation.

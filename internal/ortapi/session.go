@@ -248,8 +248,8 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	return nil
 }
 
-// setExecution sets how a session executes: one operator after the other, without memory pattern and arena of its own, on
-// so many threads.
+// setExecution sets how a session executes: one operator after the other, without memory pattern and arena of its own,
+// on so many threads.
 func (l *Library) setExecution(opts uintptr, o *SessionOptions) error {
 	if o.Threads < 0 || o.Threads > 1024 {
 		return usage("%d threads, want 0 to 1024", o.Threads)

@@ -114,8 +114,8 @@ func rotaryPair(r, dim int) int {
 }
 
 // newView makes the view of a tensor, or of a part of it; vector and matrix shapes of one row differ between the two
-// worlds, so the shape wanted decides. A part is one of as many rows as the tensor has: where the tensor has others, the
-// part would be rows of another projection.
+// worlds, so the shape wanted decides. A part is one of as many rows as the tensor has: where the tensor has others,
+// the part would be rows of another projection.
 func newView(tensor Tensor, vector bool, part *span) (View, error) {
 	// A vector's elements count as rows here, because they are rows of the matrix beside it.
 	all := tensor.Rows()

@@ -60,8 +60,8 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 	e.section.Values[places] = e.section.Values[ids]
 	e.section.Values[rest] = e.section.Values[ids]
 	dispatched, collected := e.groupValues(nodes)
-	// What the model's own products read is quantised before the rows are divided: groups and the rest are then branches
-	// of one fork.
+	// What the model's own products read is quantised before the rows are divided: groups and the rest are then
+	// branches of one fork.
 	if scheme := e.schemeOf(name); e.tiers.Sent > 0 && !first.Exact && scheme.QuantisedRows() {
 		e.quantise(&Node{Name: name, In: first.In}, scheme)
 	}
@@ -145,8 +145,8 @@ func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int)
 // sent is how many rows the dynamic products of a layer are expected to compute, of those that there are.
 func (e *expansion) sent(rows, fan int) int { return min(e.tiers.Sent, rows*max(1, fan)) }
 
-// dispatch adds the node that moves rows to the slots of the first product's experts, whose results sum adds up. Salience
-// is read from the attention's result or from the router's weights.
+// dispatch adds the node that moves rows to the slots of the first product's experts, whose results sum adds up.
+// Salience is read from the attention's result or from the router's weights.
 func (e *expansion) dispatch(name string, first, sum *models.Node, out []string, rest string, rows int) error {
 	product := first.Ops[0]
 	operator := op.Op{Kind: op.Dispatch, M: rows, N: product.K, Experts: product.Experts, Fan: product.Fan,

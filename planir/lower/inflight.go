@@ -10,9 +10,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// A program of several chunks in flight has the tasks of a chunk's program once for each chunk. Those of chunk c work on
-// the rows from c times the chunk's on, of all values: nothing but the caches is shared. The list of tasks, from which
-// flags follow, is an interleaving of the chunks' lists, in the order that the plan gives (planir.ChunkOrder).
+// A program of several chunks in flight has the tasks of a chunk's program once for each chunk. Those of chunk c work
+// on the rows from c times the chunk's on, of all values: nothing but the caches is shared. The list of tasks, from
+// which flags follow, is an interleaving of the chunks' lists, in the order that the plan gives (planir.ChunkOrder).
 
 // inFlightName is the name of the program of so many chunks of that many rows: "prefill@256x2".
 func inFlightName(rows, chunks int) string {

@@ -12,9 +12,9 @@ type Reuse struct {
 	Long int
 }
 
-// Cached is what a sequence of the cache holds. The first Prefilled of its tokens were processed as parts of prompts, the
-// longest of which had Longest tokens; the others by the program that decodes. Calls are those that processed the first
-// tokens, in order, of prompts: there may be fewer of them than tokens.
+// Cached is what a sequence of the cache holds. The first Prefilled of its tokens were processed as parts of prompts,
+// the longest of which had Longest tokens; the others by the program that decodes. Calls are those that processed the
+// first tokens, in order, of prompts: there may be fewer of them than tokens.
 type Cached struct {
 	Tokens             []int32
 	Prefilled, Longest int
@@ -123,8 +123,8 @@ func (r *Reuse) Computed(tokens []int32) Cached {
 	return out
 }
 
-// Useful is how many of the first tokens of a prefix some longer prompt reuses. It is all of them but where the tokens of
-// a call depend on each other: of a prefix that ends within a call, no longer prompt has that call.
+// Useful is how many of the first tokens of a prefix some longer prompt reuses. It is all of them but where the tokens
+// of a call depend on each other: of a prefix that ends within a call, no longer prompt has that call.
 func (r *Reuse) Useful(tokens []int32, context int) int {
 	if !r.byCall {
 		return len(tokens)

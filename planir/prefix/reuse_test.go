@@ -8,8 +8,8 @@ import (
 	"github.com/hetc/hetc/planir/prefix"
 )
 
-// Of a plan whose tokens depend on their calls, tokens are reused by whole calls that the prompt would begin with. Of any
-// other plan all that are the same are.
+// Of a plan whose tokens depend on their calls, tokens are reused by whole calls that the prompt would begin with. Of
+// any other plan all that are the same are.
 func TestReuseByCalls(t *testing.T) {
 	plan := &planir.Plan{Program: planir.Program{
 		Programs: []planir.PhaseProgram{{Name: "decode", Rows: 1}, {Name: "prefill@4", Rows: 4}, {Name: "prefill@8", Rows: 8}},
@@ -69,8 +69,8 @@ func TestReuseByCalls(t *testing.T) {
 	}
 }
 
-// Where decoding has other schemes than prefill, tokens that it has processed are processed again: those of answers, and
-// the last one of a prompt that was left over by itself.
+// Where decoding has other schemes than prefill, tokens that it has processed are processed again: those of answers,
+// and the last one of a prompt that was left over by itself.
 func TestReuseOfOtherSchemes(t *testing.T) {
 	decision := func(rows int, scheme op.Scheme) planir.Decision {
 		return planir.Decision{Node: "head.lm_head", Rows: rows, Scheme: scheme}

@@ -12,8 +12,8 @@ type Request struct {
 	MaxTokens int // at least 1
 	Sampler   Sampler
 	OnToken   func(id int32) bool // sees every token of the result, and ends it by false; may be nil
-	// Restore puts what is known of the prompt into the sequence (Control.Restore), and returns how many tokens that is,
-	// fewer than all; nil: nothing is known.
+	// Restore puts what is known of the prompt into the sequence (Control.Restore), and returns how many tokens that
+	// is, fewer than all; nil: nothing is known.
 	Restore func(control *Control, sequence int) (tokens int, err error)
 }
 

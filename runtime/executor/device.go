@@ -307,8 +307,8 @@ func (s *section) leadsOn(next *section) bool {
 }
 
 // block waits for a call in the processor's own way, where the plan says that this is best, and returns whether it has.
-// A call that is about to end is asked for instead, for a while: lanes that share an operator mostly end within less time
-// than it takes the system to wake a thread.
+// A call that is about to end is asked for instead, for a while: lanes that share an operator mostly end within less
+// time than it takes the system to wake a thread.
 func (m *Machine) block(cs *crewSection) bool {
 	for _, ls := range cs.lanes {
 		queue := ls.lane.queue

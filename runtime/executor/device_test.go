@@ -184,8 +184,8 @@ func TestDeviceBatches(t *testing.T) {
 	}
 }
 
-// A model on a device with memory of its own moves token ids there and logits back. Divided, it moves what one processor
-// computes and another one needs, and no cache.
+// A model on a device with memory of its own moves token ids there and logits back. Divided, it moves what one
+// processor computes and another one needs, and no cache.
 func TestDeviceMoves(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)

@@ -42,8 +42,8 @@ func blames(err error, processor string) bool {
 		processor+`" is not done.*hangs$`).MatchString(err.Error())
 }
 
-// A driver that does not return from loading a graph, and a caller that does not return, are told apart from a step that
-// hangs.
+// A driver that does not return from loading a graph, and a caller that does not return, are told apart from a step
+// that hangs.
 func TestWhatHangs(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)

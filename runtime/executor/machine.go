@@ -6,8 +6,8 @@
 // plan's control processor. It starts sections, meets the other crews between them, and runs whatever a caller does
 // between two program calls (sampling), so that decoding needs no switch to another thread.
 //
-// Read Open (machine.go) and load.go for what is loaded, run.go for one program call, and crew.go for how a thread walks
-// the steps of its lanes and waits for flags. device.go is about processors that execute calls by themselves.
+// Read Open (machine.go) and load.go for what is loaded, run.go for one program call, and crew.go for how a thread
+// walks the steps of its lanes and waits for flags. device.go is about processors that execute calls by themselves.
 package executor
 
 import (
@@ -180,7 +180,8 @@ func (st *step) add(c call) {
 	st.calls = append(st.calls, c)
 }
 
-// describe names a step in an iteration, with its graph, its layer and the operator that takes most of the time, for errors.
+// describe names a step in an iteration, with its graph, its layer and the operator that takes most of the time, for
+// errors.
 func (st *step) describe(iter int) string {
 	operator := ""
 	if len(st.graph.Nodes) > 0 {
@@ -200,8 +201,8 @@ type lane struct {
 	// what an asynchronous processor has in flight, and how its end is noticed; nil: Run is called, and returns
 	queue *queue
 	wait  capability.Waiting
-	// what the processor has to do: the call that it executes (an asynchronous one: the oldest in flight), and the graph
-	// that its driver loads; nil: none. An error about a processor that hangs names them.
+	// what the processor has to do: the call that it executes (an asynchronous one: the oldest in flight), and the
+	// graph that its driver loads; nil: none. An error about a processor that hangs names them.
 	executes atomic.Pointer[call]
 	loads    atomic.Pointer[planir.Graph]
 	// number of the memory that the processor computes on, 0: the host's

@@ -15,8 +15,8 @@ import (
 // processor that computes on its lane's thread, and an asynchronous one. In every turn the first one computes, the
 // asynchronous one gets a call that waits for it, the first one computes beside that call, and goes on once the call is
 // known to be done. Between two calls the asynchronous processor has nothing to do, as in a program of one-row steps:
-// what it does when it is idle (threads go to sleep, clocks and caches change) is part of what a hand-over takes, and is
-// not seen where calls follow each other at once. Nor would a call be seen that begins only when the thread stops.
+// what it does when it is idle (threads go to sleep, clocks and caches change) is part of what a hand-over takes, and
+// is not seen where calls follow each other at once. Nor would a call be seen that begins only when the thread stops.
 type Relay struct {
 	m      *Machine
 	s      *section

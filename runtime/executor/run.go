@@ -562,7 +562,8 @@ func (m *Machine) Outliers() (out []OutlierStat) {
 	return out
 }
 
-// hotRows is how many rows of the weight of a node that reads few of them are held in memory, for an iteration of a step.
+// hotRows is how many rows of the weight of a node that reads few of them are held in memory, for an iteration of a
+// step.
 func (w *weights) hotRows(st *step, node, iter int) int {
 	name := st.graph.Nodes[node].W[0]
 	number := slices.IndexFunc(st.graph.Weights, func(spec op.WeightSpec) bool { return spec.Name == name })

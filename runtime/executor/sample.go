@@ -87,8 +87,8 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	return s.order[count-1], nil
 }
 
-// rank prepares to take tokens in descending order of their logits. Few are likely, so that most are never put in order:
-// the rest is a heap whose first token is the likeliest.
+// rank prepares to take tokens in descending order of their logits. Few are likely, so that most are never put in
+// order: the rest is a heap whose first token is the likeliest.
 func (s *Sampler) rank(logits []float32, best float64) {
 	s.logits, s.best = logits, best
 	s.order, s.p, s.rest = s.order[:0], s.p[:0], s.rest[:0]

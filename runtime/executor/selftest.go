@@ -28,10 +28,10 @@ type Tried struct {
 // ErrLeftBehind says that a thread may still compute, so that what it reads, src among it, must stay as it is.
 var ErrLeftBehind = errors.New("its thread is left behind, with the memory that it uses")
 
-// SelfTest executes every case of a plan's self-test on the processors called procs, with the weights of the first layer
-// that a graph runs in, and compares with the results that the test holds. It opens processors for itself, and closes
-// them. A result that is too far off is an error of class ClassRun that names processor, graph, operator and error. A
-// call that does not return within the deadline (0: two minutes) is one as well, and is ErrLeftBehind.
+// SelfTest executes every case of a plan's self-test on the processors called procs, with the weights of the first
+// layer that a graph runs in, and compares with the results that the test holds. It opens processors for itself, and
+// closes them. A result that is too far off is an error of class ClassRun that names processor, graph, operator and
+// error. A call that does not return within the deadline (0: two minutes) is one as well, and is ErrLeftBehind.
 func SelfTest(ctx context.Context, plan *planir.Plan, src Source, test *selftest.Test, procs []string,
 	options Options) ([]Tried, error) {
 	if options.Deadline == 0 {

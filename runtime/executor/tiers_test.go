@@ -102,8 +102,8 @@ func TestTiersGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// Slots of experts keep chunks in flight apart: the bits are those of one chunk after the other, whatever room the slots
-// have, with groups on one processor or on another, and with the second chunk a part of a layer behind.
+// Slots of experts keep chunks in flight apart: the bits are those of one chunk after the other, whatever room the
+// slots have, with groups on one processor or on another, and with the second chunk a part of a layer behind.
 func TestTiersInFlight(t *testing.T) {
 	a, b := cores(t)
 	m, ids := moeModel(t, "olmoe-plain", 130)

@@ -237,8 +237,8 @@ func (r *random) once() error {
 	return r.m.Do(context.Background(), func(c *Control) error { return r.m.section(r.s, driver.Scalars{Rows: 1}, false) })
 }
 
-// Whatever lanes there are, on whatever threads, and whoever waits for whom: every step runs once in every iteration, after
-// those it waits for, and nothing hangs.
+// Whatever lanes there are, on whatever threads, and whoever waits for whom: every step runs once in every iteration,
+// after those it waits for, and nothing hangs.
 func TestRandomSections(t *testing.T) {
 	require.Slow(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -338,8 +338,8 @@ func TestCrews(t *testing.T) {
 	}
 }
 
-// A processor that works by itself is fed by the control thread unless that computes while others wait for the processor,
-// or it for them.
+// A processor that works by itself is fed by the control thread unless that computes while others wait for the
+// processor, or it for them.
 func TestCrewsOfDevices(t *testing.T) {
 	flag := func(n int) *int { return &n }
 	waits := func(n int) []planir.Wait { return []planir.Wait{{Flag: n}} }

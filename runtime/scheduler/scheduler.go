@@ -49,8 +49,8 @@ type Config struct {
 	// Reserved is how many slots proactive requests leave free, less than Slots: a reactive request then seldom waits
 	// until another one ends.
 	Reserved int
-	// Queue is how many requests may wait for a slot, 0: as many as come. Of policy Full it counts each class by itself, so
-	// that background work that waits refuses nobody who waits.
+	// Queue is how many requests may wait for a slot, 0: as many as come. Of policy Full it counts each class by
+	// itself, so that background work that waits refuses nobody who waits.
 	Queue int
 	// AgeNS is how long a proactive request may go without progress before it counts as reactive; 0: for ever.
 	AgeNS int64
@@ -65,8 +65,8 @@ type Config struct {
 	ChunkNS func(n int) (tokens int, ns int64)
 	// DecodeNS predicts an iteration that decodes one token of each of n requests.
 	DecodeNS func(n int) int64
-	// Beside predicts what happens when one processor processes the next chunk of n tokens of a prompt while another one
-	// decodes a token of each of batch requests, again and again; false: that is not possible. nil: it never is.
+	// Beside predicts what happens when one processor processes the next chunk of n tokens of a prompt while another
+	// one decodes a token of each of batch requests, again and again; false: that is not possible. nil: it never is.
 	Beside func(n, batch int) (Side, bool)
 }
 
@@ -354,7 +354,8 @@ func (s *State) byClass(now int64) Action {
 		}
 	}
 	batch := s.piggyback(urgent, proactive)
-	// Of a time t, decoding takes (1-Gap)*t and proactive prompts Gap*t. Credit does not grow while no request needs it.
+	// Of a time t, decoding takes (1-Gap)*t and proactive prompts Gap*t. Credit does not grow while no request needs
+	// it.
 	if next != nil {
 		s.credit += int64(float64(s.config.DecodeNS(len(batch))) * s.config.Gap / (1 - s.config.Gap))
 	}

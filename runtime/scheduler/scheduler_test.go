@@ -242,9 +242,9 @@ func TestNothingStarves(t *testing.T) {
 	})
 }
 
-// Under overload every background request that waits grows old. Reactive requests then still find a slot, and wait for the
-// chunks of no more old requests than have one. When all of them took turns by arrival, reactive ones waited for the whole
-// queue.
+// Under overload every background request that waits grows old. Reactive requests then still find a slot, and wait for
+// the chunks of no more old requests than have one. When all of them took turns by arrival, reactive ones waited for
+// the whole queue.
 func TestOldRequestsLeaveASlot(t *testing.T) {
 	c := config(scheduler.Full, 4)
 	c.AgeNS, c.Queue = 5e6, 0
@@ -320,8 +320,8 @@ func TestPiggyback(t *testing.T) {
 }
 
 // Background prompts are processed beside decoding where that takes less time than turns, and beside reactive decoding
-// where it stays within the slack. A reactive prompt gets all processors, unless one of them is about as soon while others
-// decode, and waits for the chunk that was begun.
+// where it stays within the slack. A reactive prompt gets all processors, unless one of them is about as soon while
+// others decode, and waits for the chunk that was begun.
 func TestBeside(t *testing.T) {
 	want := func(what string, c scheduler.Config, classes []scheduler.Class, kinds ...string) {
 		t.Helper()
@@ -349,8 +349,8 @@ func TestBeside(t *testing.T) {
 	c.Slack = 0.1
 	want("beyond the slack", c, urgent, "prefill", "decode", "decode", "decode")
 	want("a reactive prompt", c, []scheduler.Class{1, 1}, "prefill", "decode", "prefill")
-	// Algorithm 1: beside requests that decode one processor has the chunk, where that ends it little later than turns of
-	// 1 ms and a step; beside nobody all of them have it
+	// Algorithm 1: beside requests that decode one processor has the chunk, where that ends it little later than turns
+	// of 1 ms and a step; beside nobody all of them have it
 	quick := c
 	quick.Slack = 0.25
 	side(&quick)
@@ -438,8 +438,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Background work that waits leaves room in the queue for those who wait, and the other way round. Without classes there is
-// one queue.
+// Background work that waits leaves room in the queue for those who wait, and the other way round. Without classes
+// there is one queue.
 func TestQueuesOfClasses(t *testing.T) {
 	for policy, full := range map[scheduler.Policy]bool{scheduler.Full: false, scheduler.Batching: true, scheduler.FCFS: true} {
 		for _, first := range []scheduler.Class{scheduler.Proactive, scheduler.Reactive} {

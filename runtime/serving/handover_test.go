@@ -8,8 +8,8 @@ import (
 	"github.com/hetc/hetc/runtime/serving"
 )
 
-// readerClock is a clock on which program calls take what the plan says. It notes when a reader could first have had each
-// token of the one answer.
+// readerClock is a clock on which program calls take what the plan says. It notes when a reader could first have had
+// each token of the one answer.
 type readerClock struct {
 	t      *testing.T
 	server *serving.Server
@@ -52,8 +52,8 @@ func (c *readerClock) look() {
 	}
 }
 
-// Readers of a fast model are woken for several tokens at a time, but for the first one at once, and for no token more than a
-// millisecond after it was there. Where a step takes as long, they are woken for each.
+// Readers of a fast model are woken for several tokens at a time, but for the first one at once, and for no token more
+// than a millisecond after it was there. Where a step takes as long, they are woken for each.
 func TestReadersAreWokenSeldom(t *testing.T) {
 	x := machine(t, demo)
 	for _, test := range []struct {

@@ -85,8 +85,8 @@ func (s *Server) act(control *executor.Control, action scheduler.Kind, batch []*
 	return err
 }
 
-// decide forgets requests whose readers want no more and asks the scheduler what to do next, for which answers. It is over
-// when no request is left and none is accepted.
+// decide forgets requests whose readers want no more and asks the scheduler what to do next, for which answers. It is
+// over when no request is left and none is accepted.
 func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -302,13 +302,13 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 	s.finish(answer)
 }
 
-// mostUntold is how long a token may be there, by the plan's times, before its reader is told, in ns. A reader that wakes
-// up needs a core, which a processor may be working on: where steps take less than that, it is woken for several tokens
-// at a time. Nobody reads that fast.
+// mostUntold is how long a token may be there, by the plan's times, before its reader is told, in ns. A reader that
+// wakes up needs a core, which a processor may be working on: where steps take less than that, it is woken for several
+// tokens at a time. Nobody reads that fast.
 const mostUntold = 1e6
 
-// tell tells readers of the tokens that are there, unless their answer goes on at once, and takes not long: then they are
-// told of several together. First tokens and last ones never wait. The mutex is held.
+// tell tells readers of the tokens that are there, unless their answer goes on at once, and takes not long: then they
+// are told of several together. First tokens and last ones never wait. The mutex is held.
 func (s *Server) tell(next scheduler.Action) {
 	end := int64(math.MaxInt64) // of the next call
 	if next.Kind == scheduler.Decode {

@@ -27,18 +27,18 @@ type Options struct {
 	// predict times are the plan's.
 	Scheduler scheduler.Config
 	// Draft is how many tokens are guessed at most from what has come before, and verified together, when one request
-	// decodes alone and the plan's times promise a gain; 0: none; below 0: as the plan says. A plan whose programs differ
-	// in schemes, or compute in floating point, would not verify drafts to the bit, and gets none.
+	// decodes alone and the plan's times promise a gain; 0: none; below 0: as the plan says. A plan whose programs
+	// differ in schemes, or compute in floating point, would not verify drafts to the bit, and gets none.
 	Draft int
 	// Prefix are tokens whose cache was computed ahead of time by this plan, and PrefixCache is that
-	// (executor.Control.Cached); nil: there are none. Prompts that begin with them, or with some of them, do not process
-	// these again.
+	// (executor.Control.Cached); nil: there are none. Prompts that begin with them, or with some of them, do not
+	// process these again.
 	Prefix      []int32
 	PrefixCache []byte
 	// Ended is told of every request that got a token, when it ends; nil: nothing is. It must not call the Server.
 	Ended func(Ended)
-	// Clock is the time of a simulated machine; nil: it is real. On a simulated clock nothing is processed beside decoding
-	// and nothing is drafted: what these gain is measured in real time.
+	// Clock is the time of a simulated machine; nil: it is real. On a simulated clock nothing is processed beside
+	// decoding and nothing is drafted: what these gain is measured in real time.
 	Clock Clock
 }
 
@@ -57,8 +57,8 @@ type Request struct {
 	Sampler   executor.Sampler
 	// IgnoreEnd generates MaxTokens whatever the model says: for measurements.
 	IgnoreEnd bool
-	// Given are the tokens of the answer, at least MaxTokens, whatever the logits say: for measurements of a text of the
-	// caller's choice. nil: the sampler draws them.
+	// Given are the tokens of the answer, at least MaxTokens, whatever the logits say: for measurements of a text of
+	// the caller's choice. nil: the sampler draws them.
 	Given    []int32
 	LogProbs int // how many of the likeliest tokens come with every token, beside its own log probability; -1: neither
 }
@@ -110,8 +110,8 @@ type Answer struct {
 	request Request
 	more    chan struct{} // with room for one: there is something new
 
-	// What follows is guarded by the server's mutex. A request takes memory for the tokens that it has, not for those that
-	// it may get: many of long contexts may wait. A slow reader holds up no other request.
+	// What follows is guarded by the server's mutex. A request takes memory for the tokens that it has, not for those
+	// that it may get: many of long contexts may wait. A slow reader holds up no other request.
 	tokens []Token
 	taken  int   // of them, by the reader
 	untold int   // of them, that the reader does not know of
@@ -131,8 +131,9 @@ type Answer struct {
 	arrived int64 // on the server's clock
 }
 
-// Next waits for the next token: the first one at once, later ones at most a millisecond longer than they take, so that a
-// reader of a fast model is not woken for each. There is none when the request has ended, or when ctx has: then with its error.
+// Next waits for the next token: the first one at once, later ones at most a millisecond longer than they take, so that
+// a reader of a fast model is not woken for each. There is none when the request has ended, or when ctx has: then with
+// its error.
 func (a *Answer) Next(ctx context.Context) (token Token, there bool, err error) {
 	for {
 		if err := ctx.Err(); err != nil {

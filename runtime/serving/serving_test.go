@@ -257,8 +257,8 @@ func drawRequests(n, vocabulary int) (out []serving.Request) {
 	return out
 }
 
-// Every request gets the tokens that it gets alone, whatever runs beside it, is cancelled beside it, or was in the cache
-// before; under every policy.
+// Every request gets the tokens that it gets alone, whatever runs beside it, is cancelled beside it, or was in the
+// cache before; under every policy.
 func TestAnswersAreThoseAlone(t *testing.T) {
 	answersAreThoseAlone(t, machine(t, demo))
 }
@@ -454,7 +454,8 @@ func TestLongPromptsReuseNothing(t *testing.T) {
 	}
 }
 
-// With drafts, every answer is that of plain decoding, greedy or sampled; some of the guesses are right, and others not.
+// With drafts, every answer is that of plain decoding, greedy or sampled; some of the guesses are right, and others
+// not.
 func TestDraftsChangeNothing(t *testing.T) {
 	require.Slow(t)
 	x := machine(t, demo)
@@ -542,9 +543,9 @@ func TestGivenAnswers(t *testing.T) {
 	}
 }
 
-// Where decoding has other schemes than prefill, only what was a prompt serves another prompt, and drafts are not tried:
-// a conversation gets the answers that it gets alone. So does a prompt that begins with one whose last token was decoded,
-// because it was left over by itself.
+// Where decoding has other schemes than prefill, only what was a prompt serves another prompt, and drafts are not
+// tried: a conversation gets the answers that it gets alone. So does a prompt that begins with one whose last token was
+// decoded, because it was left over by itself.
 func TestOtherSchemesInDecode(t *testing.T) {
 	x := machineIn(t, demo, func(_ string, rows int) op.Scheme {
 		if rows <= 4 {
@@ -790,8 +791,8 @@ func TestPlaceThatIsTakenIsReused(t *testing.T) {
 	}
 }
 
-// Prompts that begin with what was computed ahead of time, or with a part of it, do not process that, and get the tokens
-// that they get alone.
+// Prompts that begin with what was computed ahead of time, or with a part of it, do not process that, and get the
+// tokens that they get alone.
 func TestPrefixIsNotProcessedAgain(t *testing.T) {
 	x := machine(t, demo)
 	random := rand.New(rand.NewPCG(3, 22))

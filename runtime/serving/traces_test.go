@@ -39,8 +39,8 @@ type exchange struct {
 	left   bool // its reader wanted no more
 }
 
-// users send random requests until each has sent as many: conversations that go on and that begin alike, repeat what was
-// said, are greedy or drawn, wait or are waited for, want scores, end early or leave.
+// users send random requests until each has sent as many: conversations that go on and that begin alike, repeat what
+// was said, are greedy or drawn, wait or are waited for, want scores, end early or leave.
 func users(t *testing.T, server *serving.Server, begin []int32, many, each int) (all []exchange) {
 	t.Helper()
 	var mutex sync.Mutex
@@ -96,7 +96,8 @@ func users(t *testing.T, server *serving.Server, begin []int32, many, each int) 
 	return all
 }
 
-// says is the next message of a conversation: some of what all begin with, something new, something that was said before.
+// says is the next message of a conversation: some of what all begin with, something new, something that was said
+// before.
 func says(random *rand.Rand, begin, history []int32) (out []int32) {
 	if len(history) == 0 && random.IntN(4) > 0 {
 		out = append(out, begin[:random.IntN(len(begin)+1)]...)
@@ -136,8 +137,9 @@ func same(a, b serving.Token) bool {
 	return a.ID == b.ID && a.LogProb == b.LogProb && slices.Equal(a.Likely, b.Likely)
 }
 
-// Of random traces every request gets the tokens that it gets alone, with the same bits of log probabilities: whatever runs
-// beside it or before it, what of its prompt is in the cache or was computed ahead of time, and whatever is guessed.
+// Of random traces every request gets the tokens that it gets alone, with the same bits of log probabilities: whatever
+// runs beside it or before it, what of its prompt is in the cache or was computed ahead of time, and whatever is
+// guessed.
 func TestTracesAreThoseAlone(t *testing.T) {
 	for name, of := range map[string]func(t *testing.T) (string, shape){
 		"one core":          func(*testing.T) (string, shape) { return demo, shape{} },
@@ -162,8 +164,8 @@ func TestTracesAreThoseAlone(t *testing.T) {
 	}
 }
 
-// Where programs compute the same row in unlike ways, nothing is guessed, and nothing processed beside decoding: what these
-// compute would not be what plain decoding does. They were tried before, and answers differed.
+// Where programs compute the same row in unlike ways, nothing is guessed, and nothing processed beside decoding: what
+// these compute would not be what plain decoding does. They were tried before, and answers differed.
 func TestUnlikeProgramsGuessNothing(t *testing.T) {
 	for name, of := range map[string]func(t *testing.T) (string, shape){
 		"sums divided in prefill":  func(t *testing.T) (string, shape) { return demo, onTwoCores(t, byPairs) },

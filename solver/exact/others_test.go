@@ -18,7 +18,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// command solves models with another solver's command, through a file: a general engine whose answers a relay reads and verifies.
+// command solves models with another solver's command, through a file: a general engine whose answers a relay reads and
+// verifies.
 type command struct {
 	dir, name string
 }

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// In a file variable j is named x<j>_<name> and row i r<i>_<name>, with what the format does not take in names replaced:
-// such names are unique, and no reader takes one for a number or a keyword. The offset is the cost of a variable
-// "constant", fixed at 1, because readers differ in the sign of an offset.
+// In a file variable j is named x<j>_<name> and row i r<i>_<name>, with what the format does not take in names
+// replaced: such names are unique, and no reader takes one for a number or a keyword. The offset is the cost of a
+// variable "constant", fixed at 1, because readers differ in the sign of an offset.
 
 // spelled is a name for a file.
 func spelled(kind string, i int, name string) string {

@@ -464,8 +464,8 @@ func TestBodyComesTooLate(t *testing.T) {
 	f.refused(recorded.Result(), recorded.Body.String(), http.StatusRequestTimeout, "body_timeout", "within 30s")
 }
 
-// A client that sends all of a body that is too large before it reads is told so, and one that asks before it sends is told
-// at once. What is discarded takes no memory.
+// A client that sends all of a body that is too large before it reads is told so, and one that asks before it sends is
+// told at once. What is discarded takes no memory.
 func TestTooLargeIsTold(t *testing.T) {
 	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
 	const size = 16 << 20 // more than a connection holds on its way

@@ -153,9 +153,9 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 	return body, nil
 }
 
-// read is the body of a request, or that it is too large. What is too much of it is read, too, and forgotten: most clients
-// send everything before they read an answer, and would be told that the connection broke. One that asks for leave to send
-// gets none.
+// read is the body of a request, or that it is too large. What is too much of it is read, too, and forgotten: most
+// clients send everything before they read an answer, and would be told that the connection broke. One that asks for
+// leave to send gets none.
 func (a *API) read(r *http.Request) (body []byte, large bool, err error) {
 	if r.ContentLength > a.MaxBody && r.Header.Get("Expect") != "" {
 		return nil, true, nil
@@ -300,7 +300,8 @@ const (
 	finishLength = "length"
 )
 
-// follow hands on each piece of the answer as it is there, and returns why the answer ended. It calls pause before it waits.
+// follow hands on each piece of the answer as it is there, and returns why the answer ended. It calls pause before it
+// waits.
 func (g *generation) follow(ctx context.Context, show func(part) error, pause func() error) (finish string, err error) {
 	for {
 		if !g.answer.Ready() {
@@ -429,8 +430,8 @@ func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
 // errGone says that a client takes no more.
 var errGone = errors.New("the client has gone")
 
-// eventStream is a stream of server-sent events. Those that are there at the same time go out together: each write costs the
-// machine, and its client, as much as a small model's step.
+// eventStream is a stream of server-sent events. Those that are there at the same time go out together: each write
+// costs the machine, and its client, as much as a small model's step.
 type eventStream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController

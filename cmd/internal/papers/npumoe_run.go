@@ -163,8 +163,8 @@ func span(printed value) any {
 	return printed.num()
 }
 
-// cost is what a prompt takes in ns, on the virtual clock and as predicted, and a chunk of it in joules and in ns of the
-// CPU.
+// cost is what a prompt takes in ns, on the virtual clock and as predicted, and a chunk of it in joules and in ns of
+// the CPU.
 type cost struct{ ns, predicted, joules, cpu float64 }
 
 // moeCost solves within a restriction, and predicts and executes a prompt.
@@ -209,8 +209,8 @@ type moeTrial struct {
 	text, profiled, alike, far *trial.Text
 }
 
-// openMoE opens tiny-moe-kjv, nil where --models names no folder that has it, as a row then says. The text of another kind
-// is what is transcribed of this paper: English and numbers, where the model was trained on a book.
+// openMoE opens tiny-moe-kjv, nil where --models names no folder that has it, as a row then says. The text of another
+// kind is what is transcribed of this paper: English and numbers, where the model was trained on a book.
 func openMoE(ctx context.Context, rows *sheet) (*moeTrial, error) {
 	dir, ok := rows.model("tiny-moe-kjv")
 	if !ok {
@@ -240,8 +240,8 @@ func openMoE(ctx context.Context, rows *sheet) (*moeTrial, error) {
 	return out, nil
 }
 
-// moeExecuted traces the routers of tiny-moe-kjv, solves with those loads, and executes other windows of the text, and a
-// text of another kind, with the paper's tiers and with dynamic experts on simulated SoCs.
+// moeExecuted traces the routers of tiny-moe-kjv, solves with those loads, and executes other windows of the text, and
+// a text of another kind, with the paper's tiers and with dynamic experts on simulated SoCs.
 func moeExecuted(ctx context.Context, rows *sheet) error {
 	trained, err := openMoE(ctx, rows)
 	if trained == nil {

@@ -39,8 +39,8 @@ import (
 	"github.com/hetc/hetc/runtime/programs"
 )
 
-// vendor is the host's driver as if a vendor had made it: with a version, for a device, and perhaps a product of one row that
-// it gets wrong. It counts calls before the model runs.
+// vendor is the host's driver as if a vendor had made it: with a version, for a device, and perhaps a product of one
+// row that it gets wrong. It counts calls before the model runs.
 type vendor struct {
 	driver.Driver
 	version string

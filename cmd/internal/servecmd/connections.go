@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// connections keeps a place for who comes next. Clients leave connections open between two requests: when as many are open
-// as may be, the one that has been idle for the longest time is closed.
+// connections keeps a place for who comes next. Clients leave connections open between two requests: when as many are
+// open as may be, the one that has been idle for the longest time is closed.
 type connections struct {
 	most int
 

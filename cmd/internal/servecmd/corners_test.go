@@ -81,8 +81,8 @@ func textOf(t *testing.T, document string) string {
 	return answer.text
 }
 
-// Clients that keep their connections open between two requests shut out no others: as many as may connect have done so,
-// and another one is answered at once.
+// Clients that keep their connections open between two requests shut out no others: as many as may connect have done
+// so, and another one is answered at once.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	s := launch(t, "--max-connections", "2")
 	for client := range 5 {

@@ -15,8 +15,8 @@ import (
 // hetserve.
 const ownBytes = 48 << 20
 
-// A thousand requests and more, many at a time, make a server hold no more than a few hundred do, and that is what the plan predicts of
-// a full cache, for a few sequences and for many.
+// A thousand requests and more, many at a time, make a server hold no more than a few hundred do, and that is what the
+// plan predicts of a full cache, for a few sequences and for many.
 func TestMemoryIsWhatThePlanPredicts(t *testing.T) {
 	require.Slow(t)
 	for _, name := range []string{oneCore, manyHere} {

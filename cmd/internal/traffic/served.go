@@ -14,8 +14,8 @@ import (
 )
 
 // A plan predicts program calls on a machine that does nothing else. In a server they take longer (serving.CallTimes),
-// which matters where calls take a tenth of a millisecond. A simulation therefore may know what each kind of call took in
-// a server that answered other requests, and how long tokens were there before their clients had them. The scheduler
+// which matters where calls take a tenth of a millisecond. A simulation therefore may know what each kind of call took
+// in a server that answered other requests, and how long tokens were there before their clients had them. The scheduler
 // decides by the plan in any case, as it does in the server.
 
 // Overheads are what a server was measured to take beside what a plan predicts.
@@ -120,8 +120,8 @@ func predicted(times *serving.Times, request *Request) (total float64) {
 	return total + float64(times.Decode(1))*float64(request.Output-1)
 }
 
-// measureOverheads measures the server on this machine with requests of its own, such as bursts. Only the policy Full processes prompts
-// beside decoding, and only without classes do all requests always decode together.
+// measureOverheads measures the server on this machine with requests of its own, such as bursts. Only the policy Full
+// processes prompts beside decoding, and only without classes do all requests always decode together.
 func measureOverheads(ctx context.Context, machine *executor.Machine, slots int, trace []Request) (*Overheads, error) {
 	out := &Overheads{}
 	read, policies := 0.0, []scheduler.Policy{scheduler.Batching, scheduler.Full}

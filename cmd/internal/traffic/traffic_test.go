@@ -64,8 +64,8 @@ func TestSimulateByHand(t *testing.T) {
 	}
 }
 
-// By hand, one request after the other. Of two chunks of 50 ms the first one, after an idle time, takes 3 ms more in the
-// server, the second 1 ms; iterations of 10 ms take 11, and clients have tokens 0.5 ms later.
+// By hand, one request after the other. Of two chunks of 50 ms the first one, after an idle time, takes 3 ms more in
+// the server, the second 1 ms; iterations of 10 ms take 11, and clients have tokens 0.5 ms later.
 func TestSimulateServedByHand(t *testing.T) {
 	trace := []Request{{AtMS: 5, Class: "proactive", Prompt: 150, Output: 4}, {AtMS: 20, Class: "reactive", Prompt: 80, Output: 2}}
 	config := scheduler.Default(4)
@@ -89,7 +89,8 @@ func TestSimulateServedByHand(t *testing.T) {
 	}
 }
 
-// What a call takes in the server: the plan's time and what that kind of call took beyond it; a factor where it took less.
+// What a call takes in the server: the plan's time and what that kind of call took beyond it; a factor where it took
+// less.
 func TestServedTimes(t *testing.T) {
 	key := func(kind serving.CallKind, size int, woken bool) serving.CallKey {
 		return serving.CallKey{Kind: kind, Size: size, Woken: woken}
@@ -125,8 +126,8 @@ func TestServedTimes(t *testing.T) {
 	}
 }
 
-// Every number of requests comes at a time, twice at least, within the context of any plan, and leaves the machine an idle
-// time although every call takes 5 ms longer than planned.
+// Every number of requests comes at a time, twice at least, within the context of any plan, and leaves the machine an
+// idle time although every call takes 5 ms longer than planned.
 func TestBursts(t *testing.T) {
 	plan := planOf()
 	for _, context := range []int{2, 20, 1024} {
@@ -163,7 +164,8 @@ func TestBursts(t *testing.T) {
 	}
 }
 
-// The server on this machine is measured with all numbers of requests at a time, with and without an idle time before them.
+// The server on this machine is measured with all numbers of requests at a time, with and without an idle time before
+// them.
 func TestMeasureOverheads(t *testing.T) {
 	const slots = 4
 	machine := onOneCore(t)
@@ -193,9 +195,9 @@ func TestMeasureOverheads(t *testing.T) {
 	}
 }
 
-// By hand, with a processor that processes prompts beside decoding: 90 ms a chunk, and 12 ms an iteration meanwhile. The
-// reactive request has its prompt at 50 and a token at 60, when the proactive one comes; of its chunk 8 iterations pass
-// until 156; one for both until 168; the reactive one alone until 258.
+// By hand, with a processor that processes prompts beside decoding: 90 ms a chunk, and 12 ms an iteration meanwhile.
+// The reactive request has its prompt at 50 and a token at 60, when the proactive one comes; of its chunk 8 iterations
+// pass until 156; one for both until 168; the reactive one alone until 258.
 func TestSimulateBesideByHand(t *testing.T) {
 	plan := planOf()
 	plan.Beside = &planir.Beside{Prefill: "b", Decode: "a", Pairs: []planir.BesidePair{
@@ -281,8 +283,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Energy is the power of each processor for as long as it is busy, and utilisation its share of the time: by hand, a chunk
-// of which two processors work half and all of the time, and two iterations of one of them.
+// Energy is the power of each processor for as long as it is busy, and utilisation its share of the time: by hand, a
+// chunk of which two processors work half and all of the time, and two iterations of one of them.
 func TestEnergy(t *testing.T) {
 	plan := planOf()
 	plan.Procs = []planir.Proc{{Name: "gpu"}, {Name: "npu"}}

@@ -143,9 +143,9 @@ func TestSimulateIsServing(t *testing.T) {
 	}
 }
 
-// What calls take in a server is learnt from some requests, and predicts others: on a clock on which the server takes a time
-// of its own for every kind of call, and for waking up, the simulation says of other requests at what time each gets each
-// token. By the plan alone first tokens come too early.
+// What calls take in a server is learnt from some requests, and predicts others: on a clock on which the server takes a
+// time of its own for every kind of call, and for waking up, the simulation says of other requests at what time each
+// gets each token. By the plan alone first tokens come too early.
 func TestServedCallsPredictOtherRequests(t *testing.T) {
 	machine := onOneCore(t)
 	times := serving.TimesOf(machine.Plan())
@@ -270,10 +270,10 @@ func simulatedMachine(t *testing.T, name string) *executor.Machine {
 	return machine
 }
 
-// What the server takes on the clock of simulated processors is what the simulation predicts of the plan: throughput and
-// mean times to the first token, of both classes under every policy, and steps of every number of sequences, also of 3, for
-// which the plan has no program of its own. What is left is where in a text a call is: the plan predicts the mean of its
-// workload.
+// What the server takes on the clock of simulated processors is what the simulation predicts of the plan: throughput
+// and mean times to the first token, of both classes under every policy, and steps of every number of sequences, also
+// of 3, for which the plan has no program of its own. What is left is where in a text a call is: the plan predicts the
+// mean of its workload.
 func TestServingTakesAsLongAsSimulated(t *testing.T) {
 	machine := simulatedMachine(t, "core-ultra-5-125h")
 	_, chunk := serving.TimesOf(machine.Plan()).Chunk(64)

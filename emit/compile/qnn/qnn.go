@@ -99,8 +99,8 @@ func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights,
 	return artifact, nil
 }
 
-// CompileGroup compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it makes
-// depend on the graphs, their weights, the target and the libraries, not on names, folders, or the order of the
+// CompileGroup compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it
+// makes depend on the graphs, their weights, the target and the libraries, not on names, folders, or the order of the
 // pieces.
 //
 // Facts: "bytes" of the artifact, "context_bytes" of the binary that holds the graph (with others of the group, or

@@ -109,8 +109,8 @@ func (s *partsSum) call(fetch, hand []driver.Rect) error {
 	})
 }
 
-// check compares what the host has: in the parts that were handed over sums of base 1000, or of 2000 where operands were
-// fetched since, and elsewhere what was there before.
+// check compares what the host has: in the parts that were handed over sums of base 1000, or of 2000 where operands
+// were fetched since, and elsewhere what was there before.
 func (s *partsSum) check(fetched, handed []driver.Rect) {
 	s.t.Helper()
 	bytes := s.bind.Out[0].Buffer.Bytes()

@@ -184,9 +184,10 @@ func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, 
 	return nil
 }
 
-// fits compares how many arguments a kernel has with how many it will be given, and how many items it is launched in groups
-// of with how many the device executes it in, which depends on what each item needs. A source or a binary of another version
-// is refused here, before any of it is executed; what has as many arguments of other types, by the self-test.
+// fits compares how many arguments a kernel has with how many it will be given, and how many items it is launched in
+// groups of with how many the device executes it in, which depends on what each item needs. A source or a binary of
+// another version is refused here, before any of it is executed; what has as many arguments of other types, by the
+// self-test.
 // RATIONALE: What keeps a damaged program from a GPU?
 func fits(made *clapi.Kernel, variant *kernel.Variant, args []argument) error {
 	have, err := made.Arguments()

@@ -476,8 +476,8 @@ func FuzzMoves(f *testing.F) {
 	})
 }
 
-// An artifact of an estimate without its kernels, of another operator than its sources, or with scales that make no sense
-// is refused with the reason, and the processor stays usable.
+// An artifact of an estimate without its kernels, of another operator than its sources, or with scales that make no
+// sense is refused with the reason, and the processor stays usable.
 func TestEstimateArtifactsRefused(t *testing.T) {
 	p := openFirst(t, nil)
 	operator := op.Op{Kind: op.Estimate, M: 40, Heads: 4, KVHeads: 2, HeadDim: 16, Context: 96, KV: op.F32, Block: op.SparseBlock}

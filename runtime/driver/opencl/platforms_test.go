@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// A platform that fails is skipped with its reason and keeps its number: what selects a device of another platform selects
-// it as before, and a plan for a device of the one that fails is not carried out on another one's.
+// A platform that fails is skipped with its reason and keeps its number: what selects a device of another platform
+// selects it as before, and a plan for a device of the one that fails is not carried out on another one's.
 func TestPlatformThatFails(t *testing.T) {
 	device := func(names ...string) (list []*clapi.Device) {
 		for _, name := range names {

@@ -121,9 +121,9 @@ type programs struct {
 // idlePrograms is that number: more than a model needs.
 const idlePrograms = 64
 
-// programKey is what a program was made of. The device and its driver are those of the map that it is in, and the options of
-// the compiler follow from the source. A binary is one bundle's word for what the source computes: another bundle takes
-// it only if it carries the same one, and bundles without a binary share what was built from the source.
+// programKey is what a program was made of. The device and its driver are those of the map that it is in, and the
+// options of the compiler follow from the source. A binary is one bundle's word for what the source computes: another
+// bundle takes it only if it carries the same one, and bundles without a binary share what was built from the source.
 // RATIONALE: What keeps a damaged program from a GPU?
 type programKey struct{ source, binary [sha256.Size]byte } // binary is zero where there is none
 
@@ -136,8 +136,8 @@ type built struct {
 	used       uint64 // when it was last taken
 }
 
-// take returns the program of a source: made of the binary that the store has, or built. A binary that the device refuses
-// counts as none. Whoever takes a program gives it back.
+// take returns the program of a source: made of the binary that the store has, or built. A binary that the device
+// refuses counts as none. Whoever takes a program gives it back.
 func (p *programs) take(source string, store driver.Programs) (*built, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

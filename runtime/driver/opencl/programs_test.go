@@ -234,8 +234,8 @@ func TestNamedVariants(t *testing.T) {
 const sevens = "__kernel void add(__global float *a, long b, int c, __global float *d, long e, int f, " +
 	"__global float *g, long h, int i, int j) { for (int at = 0; at < 2 * i; at++) g[at] = 7; }"
 
-// A binary serves the bundle that carries it and no other one of the process: the next bundle has the program of its own
-// binary, or of its source.
+// A binary serves the bundle that carries it and no other one of the process: the next bundle has the program of its
+// own binary, or of its source.
 func TestProgramsOfTwoBundles(t *testing.T) {
 	implementations(t, func(t *testing.T, library map[string]string) {
 		right, err := New().(driver.Prebuilder).Prebuild(t.Context(), driver.Config{Options: library}, artifactOfASum(t))
@@ -266,8 +266,8 @@ func TestProgramsOfTwoBundles(t *testing.T) {
 	})
 }
 
-// However many programs bundles bring, a device keeps few that no processor uses, those that were used last; a processor
-// keeps no artifact of which nothing is loaded.
+// However many programs bundles bring, a device keeps few that no processor uses, those that were used last; a
+// processor keeps no artifact of which nothing is loaded.
 func TestProgramsAreBounded(t *testing.T) {
 	anew()
 	defer anew()
@@ -316,7 +316,8 @@ func binaryOf(t testing.TB, library map[string]string, source string) []byte {
 	return made.Binary
 }
 
-// The binary of other kernels, or of some with other arguments, is an error before anything is executed, or of the call.
+// The binary of other kernels, or of some with other arguments, is an error before anything is executed, or of the
+// call.
 func TestBinariesOfOtherKernels(t *testing.T) {
 	implementations(t, binariesOfOtherKernels)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/hetc/hetc/internal/clapi"
 )
 
-// A device made of the CPU's cores executes on threads of the library, which the system may put on any core: also on that
-// of the thread that has just submitted a call, so that both take turns instead of working side by side. While such a
-// device is used, the library's threads are restricted to its cores.
+// A device made of the CPU's cores executes on threads of the library, which the system may put on any core: also on
+// that of the thread that has just submitted a call, so that both take turns instead of working side by side. While
+// such a device is used, the library's threads are restricted to its cores.
 // RATIONALE: How are a library's threads found?
 
 // threadName is what threads of the library are called.
@@ -38,8 +38,8 @@ func inherit(work func() error) error {
 }
 
 // coresOf are the cores of a device made of them, nil for others: those of all compute units are all of the process's.
-// The threads of a part get cores that no other part has, as long as there is a core for each; a part has the last ones,
-// and plans give others the first.
+// The threads of a part get cores that no other part has, as long as there is a core for each; a part has the last
+// ones, and plans give others the first.
 func coresOf(from *found, units int) ([]int, error) {
 	kind, err := from.Number(clapi.DeviceType)
 	if err != nil || kind&clapi.TypeCPU == 0 {
@@ -58,8 +58,8 @@ func coresOf(from *found, units int) ([]int, error) {
 
 // claimThreads moves the library's threads to the processor's cores, unless they are there or the device has none.
 // Processors of one process share the threads: the one that is used last has them. Where the system refuses, they stay
-// where they are. While another goroutine's own thread has the name they stay too, because that thread would be moved with
-// them; the next call tries again.
+// where they are. While another goroutine's own thread has the name they stay too, because that thread would be moved
+// with them; the next call tries again.
 func (p *processor) claimThreads() {
 	if p.cores == nil {
 		return

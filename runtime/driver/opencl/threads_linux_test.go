@@ -58,8 +58,8 @@ func ofCores(t *testing.T, want []int) {
 	}
 }
 
-// The library's threads run on the cores of the processor that was used last, and not on that of the thread that submits
-// calls to it.
+// The library's threads run on the cores of the processor that was used last, and not on that of the thread that
+// submits calls to it.
 func TestThreadsStayOnTheirCores(t *testing.T) {
 	cores := affinity.Cores()
 	if len(cores) < 2 {
@@ -85,8 +85,8 @@ func TestThreadsStayOnTheirCores(t *testing.T) {
 	})
 }
 
-// Threads that a library starts when a device is opened are moved too, although those of another library are on the cores
-// of the device already.
+// Threads that a library starts when a device is opened are moved too, although those of another library are on the
+// cores of the device already.
 func TestThreadsOfTwoLibraries(t *testing.T) {
 	cores := affinity.Cores()
 	if len(cores) < 2 {
@@ -97,8 +97,8 @@ func TestThreadsOfTwoLibraries(t *testing.T) {
 	if _, err := os.Stat(file); err != nil {
 		t.Skip("needs two implementations of OpenCL: make deps-opencl")
 	}
-	// The system's implementation starts its threads when it is asked for devices, which no test before this one has done
-	// where it runs by itself.
+	// The system's implementation starts its threads when it is asked for devices, which no test before this one has
+	// done where it runs by itself.
 	for _, library := range []map[string]string{{optLibrary: file}, nil} {
 		p := openFirst(t, with(library, optUnits, "1"))
 		if p.cores == nil {

@@ -36,11 +36,11 @@ const EnvVar = "HETC_HOST_KERNELS"
 // Set is one implementation of every function.
 //
 // The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, BlockSums,
-// QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions. The others differ by rounding: in units of
-// 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows, by at most 2+2k in MatMulF32
-// and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in Combine, 12 in GLU,
-// Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores' rounding too. Within
-// a set a result's bits depend neither on the rows nor on the columns computed with it.
+// QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions. The others differ by
+// rounding: in units of 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows, by at
+// most 2+2k in MatMulF32 and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in
+// Combine, 12 in GLU, Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores'
+// rounding too. Within a set a result's bits depend neither on the rows nor on the columns computed with it.
 //
 // m, k, n are always rows, reduction length and
 // columns of the call; m may be 0, k and n are at least 1.
@@ -189,13 +189,13 @@ type Attention struct {
 	Cap           float64 // a score s becomes Cap*tanh(s/Cap), 0: stays
 	Rest          Rest
 
-	// NextKeys and NextValues are what the caller reads next, as they are cached: kernels may ask memory for the first of
-	// them. They may be empty.
+	// NextKeys and NextValues are what the caller reads next, as they are cached: kernels may ask memory for the first
+	// of them. They may be empty.
 	NextKeys, NextValues []byte
 }
 
-// Rest is a position outside the cache that every row attends to, and whose weight in the softmax counts Count times. All
-// heads of a call share it. Without a count there is none.
+// Rest is a position outside the cache that every row attends to, and whose weight in the softmax counts Count times.
+// All heads of a call share it. Without a count there is none.
 type Rest struct {
 	Key, Value []float32 // [Dim]
 	Count      int
@@ -256,8 +256,8 @@ func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()
 // vectorSets are the sets of vector instructions that this machine can run.
 func vectorSets() []*Set { return append(measuredSets(), namedSets()...) }
 
-// Best returns the fastest set this machine can run. Sets that were never timed on a CPU that has their instructions are
-// not among those it looks at: they are used where they are named.
+// Best returns the fastest set this machine can run. Sets that were never timed on a CPU that has their instructions
+// are not among those it looks at: they are used where they are named.
 func Best() *Set {
 	sets := append([]*Set{Portable()}, measuredSets()...)
 	return sets[len(sets)-1]

@@ -123,8 +123,8 @@ func model(name string, arguments ...any) {
 // at is memory that a kernel addresses.
 func at(address uint64, size int) []byte {
 	place := uintptr(address)
-	// SAFETY: an address is that of an argument, which modelKeeps holds, and an offset; a kernel that leaves its buffers
-	// is what the tests look for.
+	// SAFETY: an address is that of an argument, which modelKeeps holds, and an offset; a kernel that leaves its
+	// buffers is what the tests look for.
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&place))), size)
 }
 

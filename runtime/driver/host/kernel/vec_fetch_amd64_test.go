@@ -6,9 +6,9 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// Kernels for rows that are not packed ask memory for what they multiply next: with one call for a tile, for what lies a
-// little ahead, with several, for the next tile. Their assembly is executed without its vectors, and the lines that it
-// prefetches are counted; steps that are no multiple of a line may leave out one of a hundred.
+// Kernels for rows that are not packed ask memory for what they multiply next: with one call for a tile, for what lies
+// a little ahead, with several, for the next tile. Their assembly is executed without its vectors, and the lines that
+// it prefetches are counted; steps that are no multiple of a line may leave out one of a hundred.
 func TestVecFetchesAll(t *testing.T) {
 	const k = 2048
 	q8cBytes, _ := q8cTileBytes(k)

@@ -44,7 +44,8 @@ func (t *lineTask) turnQueries() {
 	keysF32x16(&t.keys[ownQueries:][:tileKeys*t.Dim][0], &t.queries[:mostFewLines*t.Dim][0], 4*t.Dim, t.Dim)
 }
 
-// far is what is farAhead bytes ahead of the keys and values from..to: behind the last of them what the caller reads next.
+// far is what is farAhead bytes ahead of the keys and values from..to: behind the last of them what the caller reads
+// next.
 func (t *lineTask) far(from, to int) (k, v []byte) {
 	row, _ := t.from.bytes(0, 1, t.Dim)
 	rows := farAhead / len(row)
@@ -147,8 +148,8 @@ func (t *lineTask) scoreWide(s *float32, ld, pos, turns int, next *byte, near, s
 	}
 }
 
-// wideColumns is how many of left columns a kernel of 512 bits takes for n lines; fewer than a vector are left to one of
-// 256.
+// wideColumns is how many of left columns a kernel of 512 bits takes for n lines; fewer than a vector are left to one
+// of 256.
 func wideColumns(n, left int) int {
 	switch {
 	case left >= 64 && n <= 6:

@@ -12,9 +12,10 @@ import (
 //
 // A line is one query head of one row; lines of all rows and heads of a call lie behind each other, because they
 // share keys and values. For each block the keys are turned into tiles [dim][16], or [dim][32] for 512 bits, once for
-// all lines; then scores = q k^T tile by tile, softmax line by line, and sums += weights v by columns. Tiles of positions that no
-// row attends to are left out, and so are the lines of rows that attend to none of a tile. The cost is that of the
-// multiply-adds, 2*dim for each line and position, and about 8 instructions of softmax for each 8 scores.
+// all lines; then scores = q k^T tile by tile, softmax line by line, and sums += weights v by columns. Tiles of
+// positions that no row attends to are left out, and so are the lines of rows that attend to none of a tile. The cost
+// is that of the multiply-adds, 2*dim for each line and position, and about 8 instructions of softmax for each 8
+// scores.
 //
 // A decode step has few lines, which share no tile often enough to pay for making it: keys are transposed in registers
 // and multiplied at once, and values of float16 are widened as they are used.
@@ -30,8 +31,8 @@ const (
 	pieceKeys = 64
 )
 
-// tilePitch is the distance of two tiles in elements: a line more than a tile, because kernels read several side by side
-// and caches find addresses slowly that are a power of two apart.
+// tilePitch is the distance of two tiles in elements: a line more than a tile, because kernels read several side by
+// side and caches find addresses slowly that are a power of two apart.
 func tilePitch(dim, width int) int { return (dim + 1) * width }
 
 // source is where keys and values of one head lie, as rows of Dim numbers of one of these types.
@@ -215,8 +216,8 @@ func (t *lineTask) stored(from, to int) (k, v []byte) {
 const maxLines = 6
 
 // ahead divides what is to be prefetched among calls: it returns where the part of a call begins for n lines of steps
-// steps each, and the bytes of a step. Where nothing is to be prefetched it returns memory in use, because asking for an
-// address that is not mapped takes long.
+// steps each, and the bytes of a step. Where nothing is to be prefetched it returns memory in use, because asking for
+// an address that is not mapped takes long.
 func (t *lineTask) ahead(next []byte, call, calls, n, steps int) (first []byte, stride int) {
 	if len(next) == 0 {
 		return mem.Bytes(t.keys), 0
@@ -276,7 +277,8 @@ func (t *lineTask) score(pos, from, to int, next []byte) {
 	}
 }
 
-// scoreHalf computes the scores of lines first..last-1 for the first half of a tile, the positions of a block from at on.
+// scoreHalf computes the scores of lines first..last-1 for the first half of a tile, the positions of a block from at
+// on.
 func (t *lineTask) scoreHalf(first, last, at int, keys *float32) {
 	for first < last {
 		count := share(last-first, mostFewLines)
@@ -455,8 +457,8 @@ func (t *lineTask) finish(y []float32, ldy int) {
 	}
 }
 
-// tiles writes keys from..to as tiles [dim][width]; columns beyond to may become anything. room is for eight keys. width is
-// tileKeys or TileN, but of 8-bit keys tileKeys, with dim a multiple of 8.
+// tiles writes keys from..to as tiles [dim][width]; columns beyond to may become anything. room is for eight keys.
+// width is tileKeys or TileN, but of 8-bit keys tileKeys, with dim a multiple of 8.
 func (s *source) tiles(dst, room []float32, width, from, to, dim int) {
 	column := func(pos int) []float32 {
 		index := pos - from
@@ -472,8 +474,8 @@ func (s *source) tiles(dst, room []float32, width, from, to, dim int) {
 	}
 }
 
-// turnEight writes eight keys as columns of a tile: as many of their numbers as are a multiple of eight by a kernel, and
-// the others one by one.
+// turnEight writes eight keys as columns of a tile: as many of their numbers as are a multiple of eight by a kernel,
+// and the others one by one.
 func (s *source) turnEight(dst []float32, width, pos, dim int) {
 	whole := dim &^ (keyGroup - 1)
 	switch {

@@ -16,7 +16,8 @@ func TestVecAttentionTiles(t *testing.T) {
 		// rows that attend to half a tile, groups of the most rows, windows that end within a tile
 		{M: 8, Heads: 8, Dim: 64, Pos: 120}, {M: 64, Heads: 1, Dim: 80, Pos: 137}, {M: 64, Heads: 1, Dim: 48, Pos: 150, Window: 37},
 	}
-	// of few lines: every number of them, contexts around a group of keys and around a block, windows that end within one
+	// of few lines: every number of them, contexts around a group of keys and around a block, windows that end within
+	// one
 	for lines := 1; lines <= mostFewLines; lines++ {
 		for i, pos := range []int{0, 6, 7, 15, 127, 130, 390} {
 			shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: 8 + 8*((lines+5*i)%16), Pos: pos})

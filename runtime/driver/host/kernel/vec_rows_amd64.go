@@ -7,11 +7,13 @@ import (
 )
 
 // Most functions on rows are the same for all tiers, since AVX2 is enough to keep up with the
-// caches. Those that divide or compute exponentials have kernels of 512 bits too, with the same bits. The assembly takes multiples of vecN numbers, and the portable functions do the rest.
-// Those whose names begin with vec implement the fields of Set of the same name.
+// caches. Those that divide or compute exponentials have kernels of 512 bits too, with the same bits. The assembly
+// takes multiples of vecN numbers, and the portable functions do the rest. Those whose names begin with vec implement
+// the fields of Set of the same name.
 const vecN = 16
 
-// quantRows is the function of that name in vectors; what follows the last whole vector of a row is computed one by one.
+// quantRows is the function of that name in vectors; what follows the last whole vector of a row is computed one by
+// one.
 func (t tier) quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {

@@ -176,8 +176,8 @@ func products() (list []family) {
 	return list
 }
 
-// single are variants that compute one row at a time, as products of experts do: neighbouring rows have different weights.
-// An image has no place to begin at, so that none is read through one.
+// single are variants that compute one row at a time, as products of experts do: neighbouring rows have different
+// weights. An image has no place to begin at, so that none is read through one.
 func single(variants []Variant) (list []Variant) {
 	for _, variant := range variants {
 		if variant.Image {
