@@ -39,7 +39,7 @@ func (s *Sampler) Validate() error {
 	return nil
 }
 
-// Next returns the id of the chosen token. Logits that are all NaN are an error.
+// Next returns the id of the chosen token. Logits of which none is a finite number are an error.
 func (s *Sampler) Next(logits []float32) (int32, error) {
 	best := -1
 	for i, logit := range logits {
@@ -47,7 +47,7 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 			best = i
 		}
 	}
-	if best < 0 || math.IsInf(float64(logits[best]), 1) {
+	if best < 0 || math.IsInf(float64(logits[best]), 0) {
 		return 0, diag.New(diag.ClassRun, "sample: logits hold no finite maximum").
 			WithHint("run hetrun --check against the reference, or verify the model's weights")
 	}

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -75,4 +76,17 @@ func TestSamplerDrawsInOrder(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Logits of which none is a finite number are refused, drawn or not.
+func TestSamplerNeedsANumber(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	for _, logits := range [][]float32{{-inf, -inf}, {nan, -inf}, {nan}, {1, inf}} {
+		for _, temperature := range []float64{0, 1} {
+			s := executor.Sampler{Temperature: temperature}
+			if id, err := s.Next(logits); diag.ClassOf(err) != diag.ClassRun {
+				t.Errorf("%v at temperature %v: got token %d (%v), want an error", logits, temperature, id, err)
+			}
+		}
+	}
 }
