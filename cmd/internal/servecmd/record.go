@@ -3,6 +3,7 @@ package servecmd
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 
@@ -13,7 +14,7 @@ import (
 // recording appends a line to a trace for every request that ends. Where a file is continued, so are its times.
 type recording struct {
 	file   *os.File
-	origin float64 // ms of the file's last line
+	origin float64 // ms of the latest request in the file
 	warn   func(format string, args ...any)
 	failed bool
 }
@@ -33,7 +34,7 @@ type recorded struct {
 // firstKey is what every line begins with.
 const firstKey = `{"at_ms":`
 
-// lastLines is how much of the end of a file is looked at for its last line.
+// lastLines is how much of the end of a file is looked at for its last lines.
 const lastLines = 4096
 
 // record opens a file to append to. A line that was cut off, because the machine stopped while it was written, goes.
@@ -50,17 +51,14 @@ func record(path string, warn func(format string, args ...any)) (*recording, err
 	if err == nil && size > 0 {
 		tail := make([]byte, min(size, lastLines))
 		if _, err = file.ReadAt(tail, size-int64(len(tail))); err == nil {
-			end := bytes.LastIndexByte(tail, '\n') + 1
-			var last recorded
-			line := tail[bytes.LastIndexByte(tail[:max(0, end-1)], '\n')+1 : end]
-			onlyCutOff := end == 0 && bytes.HasPrefix(tail, []byte(firstKey))
-			if wrong := json.Unmarshal(line, &last); wrong != nil && !onlyCutOff {
+			latest, cutOff, wrong := ending(tail, size > lastLines)
+			if wrong != nil {
 				_ = file.Close()
 				return nil, diag.New(diag.ClassInput, "--record %q: its last line is no request: %w", path, wrong).
 					WithHint("give a file that hetserve has written, or a new one")
 			}
-			out.origin = last.AtMS
-			err = file.Truncate(size - int64(len(tail)) + int64(end))
+			out.origin = latest
+			err = file.Truncate(size - int64(cutOff))
 		}
 	}
 	if err != nil {
@@ -68,6 +66,35 @@ func record(path string, warn func(format string, args ...any)) (*recording, err
 		return fail(err)
 	}
 	return out, nil
+}
+
+// ending is the latest time of the requests at the end of a recording, and the length of a line behind them that was
+// cut off. Lines are in the order in which requests ended, so that the last one need not be the latest. The error says
+// that this is no recording. partial: the first line began before tail does.
+func ending(tail []byte, partial bool) (latest float64, cutOff int, err error) {
+	lines := bytes.Split(tail, []byte("\n"))
+	last := lines[len(lines)-1]
+	lines = lines[:len(lines)-1]
+	if partial {
+		if len(lines) < 2 {
+			return 0, 0, fmt.Errorf("want lines of less than %d bytes", len(tail))
+		}
+		lines = lines[1:]
+	}
+	for _, line := range lines {
+		var request recorded
+		if err := json.Unmarshal(line, &request); err != nil {
+			return 0, 0, err
+		}
+		if !bytes.HasPrefix(line, []byte(firstKey)) || !(request.AtMS >= 0) {
+			return 0, 0, fmt.Errorf("got %.40q, want a line that begins with %s and a time", line, firstKey)
+		}
+		latest = max(latest, request.AtMS)
+	}
+	if !bytes.HasPrefix(last, []byte(firstKey)) && !bytes.HasPrefix([]byte(firstKey), last) {
+		return 0, 0, fmt.Errorf("got %.40q behind the last whole line, want a line that begins with %s", last, firstKey)
+	}
+	return latest, len(last), nil
 }
 
 // ended appends a request. What cannot be written is told once, and ends the recording, not the service.

@@ -50,7 +50,22 @@ func TestRecordingGoesOn(t *testing.T) {
 	if got, err := os.ReadFile(path); err != nil || !strings.HasPrefix(string(got), `{"at_ms":250,`) {
 		t.Errorf("behind a first line that was cut off: %q, %v", got, err)
 	}
-	for name, content := range map[string]string{"a text": "In the beginning\n", "no line": strings.Repeat("x", 5000)} {
+	// The request that ended last need not have come last.
+	if err := os.WriteFile(path, []byte(`{"at_ms":9000,"class":"reactive","prompt_tokens":12,"output_tokens":3}
+{"at_ms":1500,"class":"reactive","prompt_tokens":12,"output_tokens":300}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(250)
+	if got, err := os.ReadFile(path); err != nil || !strings.Contains(string(got), "\n"+`{"at_ms":9250,`) {
+		t.Errorf("behind lines in the order in which requests ended: %q, %v", got, err)
+	}
+	for name, content := range map[string]string{
+		"a text": "In the beginning\n", "no line": strings.Repeat("x", 5000),
+		"other JSON": "{\"prompt\":120}\n", "no object": "null\n", "before the beginning": "{\"at_ms\":-1}\n",
+		"other JSON without a line feed at its end": "{\"prompt\":120}\n{\"prompt\":130}",
+		"something else behind a request":           "{\"at_ms\":1,\"class\":\"reactive\"}\nmine",
+	} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
