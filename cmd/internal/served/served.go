@@ -5,6 +5,7 @@ package served
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -122,6 +123,7 @@ func parse(text []byte) ([]serving.CallTimes, error) {
 	}
 	byKey := map[serving.CallKey]*serving.CallTimes{}
 	for _, sum := range sums {
+		seen := map[serving.CallKey]bool{}
 		for _, metric := range families[sum.name].GetMetric() {
 			labels := map[string]string{}
 			for _, label := range metric.GetLabel() {
@@ -138,6 +140,11 @@ func parse(text []byte) ([]serving.CallTimes, error) {
 			if !(value >= 0 && value < math.MaxInt64/2) {
 				return nil, fmt.Errorf("%s: %v of %v, want a number of at least 0", sum.name, value/sum.unit, labels)
 			}
+			// Of two servers, or of one at two times, it is not known which one is meant.
+			if seen[key] {
+				return nil, fmt.Errorf("%s of %v appears twice, want the metrics of one server", sum.name, labels)
+			}
+			seen[key] = true
 			if byKey[key] == nil {
 				byKey[key] = &serving.CallTimes{CallKey: key}
 			}
@@ -145,7 +152,8 @@ func parse(text []byte) ([]serving.CallTimes, error) {
 		}
 	}
 	var out []serving.CallTimes
-	for key, times := range byKey {
+	for _, key := range slices.SortedFunc(maps.Keys(byKey), serving.CallKey.Compare) {
+		times := byKey[key]
 		if times.Calls == 0 || times.ServedNS == 0 {
 			return nil, fmt.Errorf("%d calls of %q with %d ns, want at least one call that took time", times.Calls, key.Kind,
 				times.ServedNS)
@@ -155,7 +163,6 @@ func parse(text []byte) ([]serving.CallTimes, error) {
 	if len(out) == 0 {
 		return nil, fmt.Errorf("got no %s, want at least one", sums[0].name)
 	}
-	slices.SortFunc(out, func(a, b serving.CallTimes) int { return a.Compare(b.CallKey) })
 	return out, nil
 }
 

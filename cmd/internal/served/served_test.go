@@ -61,6 +61,11 @@ func TestRefusesWhatIsNoTime(t *testing.T) {
 		strings.ReplaceAll(good, " 1\n", " +Inf\n"):     "at least 0",
 		strings.ReplaceAll(good, " 1\n", " 0\n"):        "want at least one call that took time",
 		strings.Split(good, "\n")[1] + "\n":             "want at least one call that took time",
+		good + good:                                     "twice",
+		// the first one of several, every time
+		"hetserve_calls_total" + strings.Replace(labels, `"1"`, `"9"`, 1) + " 0\n" +
+			"hetserve_calls_total" + strings.Replace(labels, `"1"`, `"5"`, 1) + " 7\n" +
+			strings.ReplaceAll(good, " 1\n", " 0\n"): "2 calls",
 	} {
 		if _, err := parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %q", text, err, want)

@@ -17,13 +17,16 @@ import (
 	"github.com/hetc/hetc/runtime/serving"
 )
 
-// fits refuses a trace that the context of a plan does not hold.
+// fits refuses a trace that the context of a plan does not hold. The last token of an answer takes no position: nothing
+// is computed from it.
 func fits(plan *planir.Plan, trace []Request) error {
 	for i := range trace {
-		if need := trace[i].Prompt + trace[i].Output; need > plan.MaxContext {
+		request := &trace[i]
+		if request.Prompt > plan.MaxContext || request.Output-1 > plan.MaxContext-request.Prompt {
 			return diag.New(diag.ClassInput,
-				"request %d of the trace needs %d positions, and the plan has a context of %d",
-				i+1, need, plan.MaxContext).WithHint("solve with a larger context in the workload, or draw shorter requests")
+				"request %d of the trace has %d tokens and an answer of %d, and the plan has a context of %d",
+				i+1, request.Prompt, request.Output, plan.MaxContext).
+				WithHint("solve with a larger context in the workload, or draw shorter requests")
 		}
 	}
 	return nil
@@ -98,9 +101,19 @@ type simulation struct {
 	overheads *Overheads // nil: program calls take what the plan predicts
 }
 
+// A clock counts ns: a call takes less than half of what it can count (served.Read), and so does all before.
+const (
+	year   = 365 * 24 * 3600 * int64(1e9)
+	mostNS = 100 * year
+)
+
 // run plays the trace to its end.
 func (s *simulation) run() error {
 	for {
+		if s.now > mostNS {
+			return diag.New(diag.ClassInput,
+				"simulate: the trace takes more than %d years with these times of program calls", mostNS/year)
+		}
 		if err := s.arrivals(); err != nil {
 			return err
 		}

@@ -36,7 +36,7 @@ func (o *Overheads) served(key serving.CallKey, planned int64) int64 {
 	case sum == nil || sum.PlannedNS == 0:
 		return planned
 	case sum.ServedNS < sum.PlannedNS:
-		return int64(float64(planned) * float64(sum.ServedNS) / float64(sum.PlannedNS))
+		return max(1, int64(float64(planned)*float64(sum.ServedNS)/float64(sum.PlannedNS)))
 	}
 	return planned + (sum.ServedNS-sum.PlannedNS)/sum.Calls
 }

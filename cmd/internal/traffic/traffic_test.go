@@ -261,8 +261,46 @@ func TestBadTraces(t *testing.T) {
 			t.Errorf("%q: got %v, want %q", text, err, want)
 		}
 	}
-	if _, err := Simulate(planOf(), []Request{{Class: "reactive", Prompt: 1000, Output: 25}}, scheduler.Default(4)); err == nil {
-		t.Error("a request beyond the context was accepted")
+}
+
+// A context of 1024 holds a prompt and all of its answer but the last token, as hetserve answers and records it.
+func TestTraceFitsTheContext(t *testing.T) {
+	for _, request := range []struct {
+		prompt, output int
+		fits           bool
+	}{
+		{1000, 24, true}, {1000, 25, true}, {1000, 26, false}, {1024, 1, true}, {1025, 1, false}, {1, 1024, true},
+		{1, 1025, false}, {1, math.MaxInt, false}, {math.MaxInt, 1, false}, {math.MaxInt, math.MaxInt, false},
+	} {
+		err := fits(planOf(), []Request{{Class: "reactive", Prompt: request.prompt, Output: request.output}})
+		if (err == nil) != request.fits {
+			t.Errorf("%d tokens and an answer of %d: got %v", request.prompt, request.output, err)
+		}
+		if err != nil && (diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0) {
+			t.Errorf("%d tokens and an answer of %d: got %v, want it refused with a hint", request.prompt, request.output,
+				err)
+		}
+	}
+}
+
+// Times that no server has neither stop the clock nor turn it back.
+func TestServedTimesWithinAClock(t *testing.T) {
+	trace := []Request{{Class: "reactive", Prompt: 80, Output: 4}}
+	of := func(servedNS, plannedNS int64) *Overheads {
+		out := &Overheads{}
+		for _, key := range []serving.CallKey{{Kind: serving.LastChunkCall, Size: 100}, {Kind: serving.DecodeCall, Size: 1}} {
+			out.Calls = append(out.Calls,
+				serving.CallTimes{CallKey: key, Calls: 1, ServedNS: servedNS, PlannedNS: plannedNS})
+		}
+		return out
+	}
+	report, err := simulateServed(planOf(), trace, scheduler.Default(4), of(1, math.MaxInt64/4))
+	if err != nil || !(report.Seconds > 0) || math.IsInf(report.Rate, 0) || math.IsNaN(report.Busy) {
+		t.Errorf("calls that take nothing: got %+v (%v), want numbers", report, err)
+	}
+	_, err = simulateServed(planOf(), trace, scheduler.Default(4), of(math.MaxInt64/2-1, 1))
+	if diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("calls that take longer than a clock counts: got %v, want them refused", err)
 	}
 }
 
