@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
 // groupMatMul multiplies the rows of each slot by the weight of its expert. A row's result has the same bits as that of
@@ -304,8 +305,8 @@ func (b *builder) collect() step {
 					clear(to)
 				}
 			}
-			set.Combine(output.f32[token*output.ld:], output.ld, gathered, operator.N, weights.f32[token*weights.ld:],
-				weights.ld, 1, operator.Fan, operator.N)
+			set.Combine(output.from(token, 0), kernel.Rows(gathered, operator.N), weights.from(token, 0),
+				1, operator.Fan, operator.N)
 		}
 	})
 	step.refused = func(int) error {

@@ -30,6 +30,11 @@ type operand struct {
 	ld  int // elements from row to row
 }
 
+// from returns the float32 rows from row on, without the columns before column.
+func (o *operand) from(row, column int) kernel.Matrix[float32] {
+	return kernel.Rows(o.f32, o.ld).From(row, column)
+}
+
 // use says how a node uses an operand: perToken rows for each of at most tokens tokens.
 type use struct{ tokens, perToken int }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
 var (
@@ -92,7 +93,8 @@ func (b *builder) narrowMatMul() (step, error) {
 				out := output.f32[column:]
 				set.MatMulF32(out, output.ld, exe.have.row, operator.K, weight, rows, operator.K, cols)
 				if bias != nil {
-					set.Add(out, output.ld, out, output.ld, bias[column:], 0, rows, cols)
+					products := output.from(0, column)
+					set.Add(products, products, kernel.Rows(bias[column:], 0), rows, cols)
 				}
 				for at := range rows {
 					if row := out[at*output.ld:][:cols]; !roundOut(row, row) {

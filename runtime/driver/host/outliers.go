@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
 // outlierCols is how many columns of a result one task computes; the driver states it (memory).
@@ -112,7 +113,8 @@ func (b *builder) outliers() (step, error) {
 					sum := output.f32[row*output.ld+column:][:cols]
 					copy(weight, sum)
 					factors[0] = 1
-					set.Combine(sum, output.ld, weight, outlierCols, factors, len(factors), 1, 1+len(channels), cols)
+					set.Combine(output.from(row, column), kernel.Rows(weight, outlierCols), kernel.Rows(factors, len(factors)),
+						1, 1+len(channels), cols)
 				}
 			}
 		},

@@ -124,8 +124,8 @@ func (b *builder) rope() (step, error) {
 	// turn rotates rows [r0,r1) of a group by a table whose first row is that of row from
 	width := (group + 2) * operator.HeadDim
 	turn := func(t *ropeTable, kvHead, from, r0, r1 int) { // the group's queries and its key lie together
-		kernel(output.f32[r0*output.ld+kvHead*width:], output.ld, t.cos[(r0-from)*half:], t.sin[(r0-from)*half:],
-			r1-r0, group+1, operator.HeadDim, rotary)
+		kernel(output.from(r0, kvHead*width), t.cos[(r0-from)*half:], t.sin[(r0-from)*half:], r1-r0, group+1,
+			operator.HeadDim, rotary)
 	}
 	step := b.byGroups(8*(operator.Heads+operator.KVHeads)*rotary, func(_, kvHead, r0, r1 int) {
 		if input != output {

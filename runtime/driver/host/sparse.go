@@ -612,8 +612,9 @@ func (s *sparse) addRows(sums, wide []float32, side *operand, kvHead, from, to i
 				}
 			}
 		}
+		total := kernel.Rows(sums, dim)
 		for row := range rows {
-			set.Add(sums, dim, sums, dim, values[row*dim:], dim, 1, dim)
+			set.Add(total, total, kernel.Rows(values, dim).From(row, 0), 1, dim)
 		}
 	}
 }

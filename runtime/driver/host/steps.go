@@ -218,20 +218,19 @@ var builders = map[op.Kind]func(*builder) (step, error){
 	op.Combine: func(b *builder) (step, error) {
 		x, weights, y, fan, cols, set := b.in[0], b.in[1], b.out[0], max(1, b.op.Fan), b.op.N, b.e.p.set
 		return b.byRows(2*fan*cols, func(_, r0, r1 int) {
-			set.Combine(y.f32[r0*y.ld:], y.ld, x.f32[r0*fan*x.ld:], x.ld, weights.f32[r0*weights.ld:], weights.ld,
-				r1-r0, fan, cols)
+			set.Combine(y.from(r0, 0), x.from(r0*fan, 0), weights.from(r0, 0), r1-r0, fan, cols)
 		}), nil
 	},
 	op.GLU: func(b *builder) (step, error) {
 		x, y, operator, set := b.in[0], b.out[0], b.op, b.e.p.set
 		return b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
-			set.GLU(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, operator.Act, operator.Interleave, r1-r0, operator.N)
+			set.GLU(y.from(r0, 0), x.from(r0, 0), operator.Act, operator.Interleave, r1-r0, operator.N)
 		}), nil
 	},
 	op.Activate: func(b *builder) (step, error) {
 		x, y, operator, set := b.in[0], b.out[0], b.op, b.e.p.set
 		return b.byBlocks(max(1, operator.Fan), 5*operator.N, func(_, r0, r1 int) {
-			set.Activate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, operator.Act, r1-r0, operator.N)
+			set.Activate(y.from(r0, 0), x.from(r0, 0), operator.Act, r1-r0, operator.N)
 		}), nil
 	},
 	op.Clip: func(b *builder) (step, error) {
@@ -248,20 +247,19 @@ var builders = map[op.Kind]func(*builder) (step, error){
 	op.Softcap: func(b *builder) (step, error) {
 		x, y, operator, set := b.in[0], b.out[0], b.op, b.e.p.set
 		return b.byRows(5*operator.N, func(_, r0, r1 int) {
-			set.Softcap(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, operator.Cap, r1-r0, operator.N)
+			set.Softcap(y.from(r0, 0), x.from(r0, 0), operator.Cap, r1-r0, operator.N)
 		}), nil
 	},
 	op.Gate: func(b *builder) (step, error) {
 		x, gate, y, cols, set := b.in[0], b.in[1], b.out[0], b.op.N, b.e.p.set
 		return b.byRows(cols, func(_, r0, r1 int) {
-			set.Gate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, gate.f32[r0*gate.ld:], gate.ld, r1-r0, cols)
+			set.Gate(y.from(r0, 0), x.from(r0, 0), gate.from(r0, 0), r1-r0, cols)
 		}), nil
 	},
 	op.Add: func(b *builder) (step, error) {
 		left, right, y, cols, set := b.in[0], b.in[1], b.out[0], b.op.N, b.e.p.set
 		return b.byRows(cols, func(_, r0, r1 int) {
-			set.Add(y.f32[r0*y.ld:], y.ld, left.f32[r0*left.ld:], left.ld, right.f32[r0*right.ld:], right.ld, r1-r0,
-				cols)
+			set.Add(y.from(r0, 0), left.from(r0, 0), right.from(r0, 0), r1-r0, cols)
 		}), nil
 	},
 	op.Copy: func(b *builder) (step, error) {
@@ -385,8 +383,7 @@ func (b *builder) norm() (step, error) {
 		return step{}, err
 	}
 	return b.byRows(4*operator.N, func(_, r0, r1 int) {
-		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], operator.Eps,
-			r1-r0, operator.N)
+		kernel(output.from(r0, 0), input.from(r0, 0), vectors[0], operator.Eps, r1-r0, operator.N)
 	}), nil
 }
 
@@ -401,8 +398,7 @@ func (b *builder) layerNorm() (step, error) {
 		return step{}, err
 	}
 	return b.byRows(6*operator.N, func(_, r0, r1 int) {
-		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], vectors[1],
-			operator.Eps, r1-r0, operator.N)
+		kernel(output.from(r0, 0), input.from(r0, 0), vectors[0], vectors[1], operator.Eps, r1-r0, operator.N)
 	}), nil
 }
 
@@ -410,7 +406,7 @@ func (b *builder) layerNorm() (step, error) {
 // queries, the key and the value of a group lie together, so the joint form copies heads together,
 // normalises and copies them back.
 func (b *builder) qkNorm() (step, error) {
-	exe, operator, input, output, kernel := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Norm
+	exe, operator, input, output, normalise := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Norm
 	vectors, err := b.vectors()
 	if err == nil {
 		err = b.eps()
@@ -430,8 +426,8 @@ func (b *builder) qkNorm() (step, error) {
 				if i == group {
 					gain = kgain
 				}
-				head := output.f32[r0*output.ld+kvHead*width+i*dim:]
-				kernel(head, output.ld, head, output.ld, gain, operator.Eps, r1-r0, dim)
+				head := output.from(r0, kvHead*width+i*dim)
+				normalise(head, head, gain, operator.Eps, r1-r0, dim)
 			}
 		}), nil
 	}
@@ -441,7 +437,8 @@ func (b *builder) qkNorm() (step, error) {
 			copy(together[kvHead*columns:(kvHead+1)*columns], row[kvHead*width:])
 		}
 		kvCols := operator.KVHeads * columns
-		kernel(together, kvCols, together, kvCols, gain, operator.Eps, 1, kvCols)
+		heads := kernel.Rows(together, kvCols)
+		normalise(heads, heads, gain, operator.Eps, 1, kvCols)
 		for kvHead := range operator.KVHeads {
 			copy(row[kvHead*width:], together[kvHead*columns:(kvHead+1)*columns])
 		}
@@ -811,7 +808,8 @@ func (b *builder) matMul() (step, error) {
 					multiply(out, output.ld, b.rows(input, r0, r0, sums), tile*tileBytes, rows, cols)
 				}
 				if bias != nil {
-					set.Add(out, output.ld, out, output.ld, bias[column:], 0, rows, cols)
+					products := output.from(r0, column)
+					set.Add(products, products, kernel.Rows(bias[column:], 0), rows, cols)
 				}
 			}
 		},

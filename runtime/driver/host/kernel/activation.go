@@ -8,9 +8,9 @@ import (
 
 // Activation functions in float32, within a few units of the last place of their largest term. The
 // functions on matrices below implement the fields of Set of the same name.
-func glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
+func glu(y, x Matrix[float32], act string, interleave, m, n int) {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+2*n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, 2*n), y.row(line, n)
 		for col := 0; col < n; col += interleave {
 			out := out[col : col+interleave]
 			activateRow(out, row[2*col:2*col+interleave], act)
@@ -21,10 +21,10 @@ func glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, 
 	}
 }
 
-// activate applies an activation function to rows [m,n] of x; ldx and ldy are the strides in elements.
-func activate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
+// activate applies an activation function to rows [m,n] of x.
+func activate(y, x Matrix[float32], act string, m, n int) {
 	for row := range m {
-		activateRow(y[row*ldy:row*ldy+n], x[row*ldx:row*ldx+n], act)
+		activateRow(y.row(row, n), x.row(row, n), act)
 	}
 }
 
@@ -86,9 +86,9 @@ func gelu(x float32) float32 {
 }
 
 // softcap bounds x smoothly, by limit*tanh(x/limit), a row at a time.
-func softcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
+func softcap(y, x Matrix[float32], limit float64, m, n int) {
 	for row := range m {
-		softcapRow(y[row*ldy:row*ldy+n], x[row*ldx:row*ldx+n], float32(limit))
+		softcapRow(y.row(row, n), x.row(row, n), float32(limit))
 	}
 }
 
@@ -131,11 +131,11 @@ func tanhf(x float32) float32 {
 }
 
 // gate scales each row by the sigmoid of one number, its gate.
-func gate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
+func gate(y, x, gate Matrix[float32], m, n int) {
 	for row := range m {
-		share := 1 / (1 + expf(-gate[row*ldgate]))
-		out := y[row*ldy : row*ldy+n]
-		for col, value := range x[row*ldx : row*ldx+n] {
+		share := 1 / (1 + expf(-gate.Data[row*gate.Stride]))
+		out := y.row(row, n)
+		for col, value := range x.row(row, n) {
 			out[col] = value * share
 		}
 	}

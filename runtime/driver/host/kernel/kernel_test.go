@@ -503,7 +503,7 @@ func TestNorm(t *testing.T) {
 				gain := newStrided(t, 1, n, 0, normal(rng))
 				y := newStrided(t, m, n, 4, zero)
 				for _, eps := range []float64{0, 1e-5} {
-					s.Norm(y.v, y.ld, x.v, x.ld, gain.v, eps, m, n)
+					s.Norm(Rows(y.v, y.ld), Rows(x.v, x.ld), gain.v, eps, m, n)
 					y.gapsIntact(t)
 					for r := range m {
 						sum := 0.0
@@ -520,9 +520,9 @@ func TestNorm(t *testing.T) {
 					}
 				}
 				copy(y.v, x.v[:n])
-				s.Norm(y.v, n, y.v, n, gain.v, 1e-5, 1, n) // in place
+				s.Norm(Rows(y.v, n), Rows(y.v, n), gain.v, 1e-5, 1, n) // in place
 				z := newStrided(t, 1, n, 0, zero)
-				s.Norm(z.v, n, x.v, n, gain.v, 1e-5, 1, n)
+				s.Norm(Rows(z.v, n), Rows(x.v, n), gain.v, 1e-5, 1, n)
 				if !slices.Equal(y.v[:n], z.v) {
 					t.Fatalf("n=%d: in place differs", n)
 				}
@@ -538,7 +538,7 @@ func TestElementwise(t *testing.T) {
 			const m = 3
 			a, b := newStrided(t, m, n, 1, normal(rng)), newStrided(t, m, n, 2, normal(rng))
 			y := newStrided(t, m, n, 3, zero)
-			s.Add(y.v, y.ld, a.v, a.ld, b.v, b.ld, m, n)
+			s.Add(Rows(y.v, y.ld), Rows(a.v, a.ld), Rows(b.v, b.ld), m, n)
 			y.gapsIntact(t)
 			for r := range m {
 				for c := range n {
@@ -547,7 +547,7 @@ func TestElementwise(t *testing.T) {
 					}
 				}
 			}
-			s.Add(a.v, a.ld, a.v, a.ld, b.v, b.ld, m, n) // in place
+			s.Add(Rows(a.v, a.ld), Rows(a.v, a.ld), Rows(b.v, b.ld), m, n) // in place
 			for r := range m {
 				if !slices.Equal(a.v[r*a.ld:r*a.ld+n], y.v[r*y.ld:r*y.ld+n]) {
 					t.Fatalf("add in place n=%d differs", n)
@@ -563,7 +563,7 @@ func TestElementwise(t *testing.T) {
 					x.v[i] = special[i] // gates of the first group
 				}
 				for _, act := range op.Acts {
-					s.GLU(y.v, y.ld, x.v, x.ld, act, width, m, n)
+					s.GLU(Rows(y.v, y.ld), Rows(x.v, x.ld), act, width, m, n)
 					y.gapsIntact(t)
 					for r := range m {
 						for c := range n {
@@ -577,7 +577,7 @@ func TestElementwise(t *testing.T) {
 			}
 			x := newStrided(t, m, n, 1, func() float32 { return float32(rng.NormFloat64() * 4) })
 			for _, act := range op.Acts {
-				s.Activate(y.v, y.ld, x.v, x.ld, act, m, n)
+				s.Activate(Rows(y.v, y.ld), Rows(x.v, x.ld), act, m, n)
 				y.gapsIntact(t)
 				for r := range m {
 					for c := range n {
@@ -586,7 +586,7 @@ func TestElementwise(t *testing.T) {
 					}
 				}
 				z := strided{v: slices.Clone(x.v), rows: m, cols: n, ld: x.ld}
-				s.Activate(z.v, z.ld, z.v, z.ld, act, m, n) // in place
+				s.Activate(Rows(z.v, z.ld), Rows(z.v, z.ld), act, m, n) // in place
 				for r := range m {
 					if !slices.Equal(z.v[r*z.ld:r*z.ld+n], y.v[r*y.ld:r*y.ld+n]) {
 						t.Fatalf("%s n=%d in place differs", act, n)
@@ -594,7 +594,7 @@ func TestElementwise(t *testing.T) {
 				}
 			}
 			for _, limit := range []float64{1, 30, 1e-3} {
-				s.Softcap(y.v, y.ld, x.v, x.ld, limit, m, n)
+				s.Softcap(Rows(y.v, y.ld), Rows(x.v, x.ld), limit, m, n)
 				y.gapsIntact(t)
 				for r := range m {
 					for c := range n {
@@ -604,7 +604,7 @@ func TestElementwise(t *testing.T) {
 				}
 			}
 			g := newStrided(t, m, 1, 2, normal(rng))
-			s.Gate(y.v, y.ld, x.v, x.ld, g.v, g.ld, m, n)
+			s.Gate(Rows(y.v, y.ld), Rows(x.v, x.ld), Rows(g.v, g.ld), m, n)
 			y.gapsIntact(t)
 			for r := range m {
 				for c := range n {
@@ -644,14 +644,14 @@ func TestActivationRanges(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		y := make([]float32, len(x))
 		for _, act := range op.Acts {
-			s.Activate(y, len(x), x, len(x), act, 1, len(x))
+			s.Activate(Rows(y, len(x)), Rows(x, len(x)), act, 1, len(x))
 			for i, v := range x {
 				if want := refAct(act, float64(v)); !(math.Abs(float64(y[i])-want) <= 1e-6*max(1, math.Abs(want))) {
 					t.Fatalf("%s(%v): got %v, want %v", act, v, y[i], want)
 				}
 			}
 		}
-		s.Softcap(y, len(x), x, len(x), 2.5, 1, len(x))
+		s.Softcap(Rows(y, len(x)), Rows(x, len(x)), 2.5, 1, len(x))
 		for i, v := range x {
 			if want := 2.5 * math.Tanh(float64(v)/2.5); !(math.Abs(float64(y[i])-want) <= 1e-6*math.Abs(want)+1e-44) {
 				t.Fatalf("softcap(%v): got %v, want %v", v, y[i], want)
@@ -659,7 +659,7 @@ func TestActivationRanges(t *testing.T) {
 		}
 		for _, act := range op.Acts {
 			nan := slices.Repeat([]float32{float32(math.NaN())}, 33)
-			s.Activate(nan, 33, nan, 33, act, 1, 33)
+			s.Activate(Rows(nan, 33), Rows(nan, 33), act, 1, 33)
 			for i, v := range nan {
 				if v == v {
 					t.Fatalf("%s of NaN at %d: got %v", act, i, v)
@@ -685,7 +685,7 @@ func TestLayerNorm(t *testing.T) {
 				gain, bias := newStrided(t, 1, n, 0, normal(rng)), newStrided(t, 1, n, 0, normal(rng))
 				y := newStrided(t, m, n, 4, zero)
 				for _, eps := range []float64{0, 1e-5} {
-					s.LayerNorm(y.v, y.ld, x.v, x.ld, gain.v, bias.v, eps, m, n)
+					s.LayerNorm(Rows(y.v, y.ld), Rows(x.v, x.ld), gain.v, bias.v, eps, m, n)
 					y.gapsIntact(t)
 					for r := range m {
 						mean, sum := 0.0, 0.0
@@ -705,9 +705,9 @@ func TestLayerNorm(t *testing.T) {
 					}
 				}
 				copy(y.v, x.v[:n])
-				s.LayerNorm(y.v, n, y.v, n, gain.v, bias.v, 1e-5, 1, n) // in place
+				s.LayerNorm(Rows(y.v, n), Rows(y.v, n), gain.v, bias.v, 1e-5, 1, n) // in place
 				z := newStrided(t, 1, n, 0, zero)
-				s.LayerNorm(z.v, n, x.v, n, gain.v, bias.v, 1e-5, 1, n)
+				s.LayerNorm(Rows(z.v, n), Rows(x.v, n), gain.v, bias.v, 1e-5, 1, n)
 				if !slices.Equal(y.v[:n], z.v) {
 					t.Fatalf("n=%d: in place differs", n)
 				}
@@ -724,7 +724,7 @@ func TestCombine(t *testing.T) {
 				const m = 3
 				x, w := newStrided(t, m*fan, n, 3, normal(rng)), newStrided(t, m, fan, 1, normal(rng))
 				y := newStrided(t, m, n, 2, zero)
-				s.Combine(y.v, y.ld, x.v, x.ld, w.v, w.ld, m, fan, n)
+				s.Combine(Rows(y.v, y.ld), Rows(x.v, x.ld), Rows(w.v, w.ld), m, fan, n)
 				y.gapsIntact(t)
 				for r := range m {
 					for c := range n {
@@ -747,7 +747,7 @@ func TestAddRow(t *testing.T) {
 		for _, n := range []int{1, 16, 37} {
 			x, row := newStrided(t, 3, n, 2, normal(rng)), newStrided(t, 1, n, 0, normal(rng))
 			old := slices.Clone(x.v)
-			s.Add(x.v, x.ld, x.v, x.ld, row.v, 0, 3, n)
+			s.Add(Rows(x.v, x.ld), Rows(x.v, x.ld), Rows(row.v, 0), 3, n)
 			x.gapsIntact(t)
 			for r := range 3 {
 				for c := range n {
@@ -773,7 +773,7 @@ func TestRope(t *testing.T) {
 			for i, a := range angle.v {
 				cos.v[i], sin.v[i] = float32(math.Cos(float64(a))), float32(math.Sin(float64(a)))
 			}
-			s.Rope(x.v, x.ld, cos.v, sin.v, m, heads, dim, 2*half)
+			s.Rope(Rows(x.v, x.ld), cos.v, sin.v, m, heads, dim, 2*half)
 			x.gapsIntact(t)
 			for r := range m {
 				for h := range heads {

@@ -306,9 +306,9 @@ func magnitude(x []float32, top uint32) uint32 {
 }
 
 // norm is RMS normalisation, sums and the factor in float64.
-func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
+func norm(y, x Matrix[float32], gain []float32, eps float64, m, n int) {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		sum := 0.0 // float64: a float32 square may overflow
 		for _, value := range row {
 			sum += float64(value) * float64(value)
@@ -321,9 +321,9 @@ func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float6
 }
 
 // layerNorm sums in float64, as norm does.
-func layerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
+func layerNorm(y, x Matrix[float32], gain, bias []float32, eps float64, m, n int) {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		mean := mean(row)
 		sum := 0.0
 		for _, value := range row {
@@ -354,10 +354,10 @@ func mean(x []float32) float64 {
 	return (s0 + s1 + (s2 + s3)) / float64(len(x))
 }
 
-// add reads the same row of b for all rows where ldb is 0.
-func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
+// add reads the same row of b for all rows where its stride is 0.
+func add(y, a, b Matrix[float32], m, n int) {
 	for row := range m {
-		out, left, right := y[row*ldy:row*ldy+n], a[row*lda:row*lda+n], b[row*ldb:row*ldb+n]
+		out, left, right := y.row(row, n), a.row(row, n), b.row(row, n)
 		for col := range out {
 			out[col] = left[col] + right[col]
 		}
@@ -365,12 +365,12 @@ func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int)
 }
 
 // combine adds the fan rows of each token up, times their weights.
-func combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
+func combine(y, x, weight Matrix[float32], m, fan, n int) {
 	for row := range m {
-		out := y[row*ldy : row*ldy+n]
+		out := y.row(row, n)
 		clear(out)
-		for j := range fan {
-			addScaled(out, x[(row*fan+j)*ldx:(row*fan+j)*ldx+n], weight[row*ldw+j])
+		for j, share := range weight.row(row, fan) {
+			addScaled(out, x.row(row*fan+j, n), share)
 		}
 	}
 }
@@ -384,13 +384,13 @@ func scale(x []float32, s float64) {
 }
 
 // rope rotates pairs of columns that lie half of rotary apart, the NeoX order.
-func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
+func rope(x Matrix[float32], cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
 	for row := range m {
 		cosines, sines := cos[row*half:(row+1)*half], sin[row*half:(row+1)*half]
 		for head := range heads {
-			low := x[row*ldx+head*headDim : row*ldx+head*headDim+half]
-			high := x[row*ldx+head*headDim+half : row*ldx+head*headDim+rotary]
+			columns := x.row(row, heads*headDim)[head*headDim:]
+			low, high := columns[:half], columns[half:rotary]
 			for i := range low {
 				left, value := low[i], high[i]
 				low[i], high[i] = left*cosines[i]-value*sines[i], value*cosines[i]+left*sines[i]

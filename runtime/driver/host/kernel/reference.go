@@ -181,9 +181,9 @@ func refQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 }
 
 // refNorm is the root mean square norm of each row, times gain [n].
-func refNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
+func refNorm(y, x Matrix[float32], gain []float32, eps float64, m, n int) {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		sum := 0.0
 		for _, value := range row {
 			sum += float64(value) * float64(value)
@@ -204,9 +204,9 @@ func rootInverse(v float64) float64 {
 }
 
 // refLayerNorm subtracts the mean of each row and divides by its deviation; gain and bias have [n] elements.
-func refLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
+func refLayerNorm(y, x Matrix[float32], gain, bias []float32, eps float64, m, n int) {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		mean := mean(row)
 		sum := 0.0
 		for _, value := range row {
@@ -238,39 +238,43 @@ func refAct(act string, x float64) float64 {
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
 // refGLU is act(gate)*up, where a row of x has columns of both in turn, interleave of each at a time.
-func refGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
-	for row := range m {
-		for col := range n {
-			pair := x[row*ldx+col/interleave*2*interleave+col%interleave:]
-			y[row*ldy+col] = float32(refAct(act, float64(pair[0])) * float64(pair[interleave]))
+func refGLU(y, x Matrix[float32], act string, interleave, m, n int) {
+	for line := range m {
+		row, out := x.row(line, 2*n), y.row(line, n)
+		for col := range out {
+			pair := row[col/interleave*2*interleave+col%interleave:]
+			out[col] = float32(refAct(act, float64(pair[0])) * float64(pair[interleave]))
 		}
 	}
 }
 
 // refActivate applies an activation function to rows [m,n].
-func refActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
+func refActivate(y, x Matrix[float32], act string, m, n int) {
 	for row := range m {
-		for col := range n {
-			y[row*ldy+col] = float32(refAct(act, float64(x[row*ldx+col])))
+		out := y.row(row, n)
+		for col, value := range x.row(row, n) {
+			out[col] = float32(refAct(act, float64(value)))
 		}
 	}
 }
 
 // refSoftcap is limit*tanh(x/limit).
-func refSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
+func refSoftcap(y, x Matrix[float32], limit float64, m, n int) {
 	for row := range m {
-		for col := range n {
-			y[row*ldy+col] = float32(limit * math.Tanh(float64(x[row*ldx+col])/limit))
+		out := y.row(row, n)
+		for col, value := range x.row(row, n) {
+			out[col] = float32(limit * math.Tanh(float64(value)/limit))
 		}
 	}
 }
 
 // refGate multiplies each row by the sigmoid of its gate, the first element of a row of gate.
-func refGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
+func refGate(y, x, gate Matrix[float32], m, n int) {
 	for row := range m {
-		share := sigmoid(float64(gate[row*ldgate]))
-		for col := range n {
-			y[row*ldy+col] = float32(float64(x[row*ldx+col]) * share)
+		share := sigmoid(float64(gate.Data[row*gate.Stride]))
+		out := y.row(row, n)
+		for col, value := range x.row(row, n) {
+			out[col] = float32(float64(value) * share)
 		}
 	}
 }
@@ -283,25 +287,26 @@ func refScale(x []float32, s float64) {
 }
 
 // refCombine adds up the fan rows that belong to each of m tokens, weighted by weight [m,fan].
-func refCombine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
+func refCombine(y, x, weight Matrix[float32], m, fan, n int) {
 	for row := range m {
-		for col := range n {
+		out, shares := y.row(row, n), weight.row(row, fan)
+		for col := range out {
 			sum := 0.0
-			for j := range fan {
-				sum += float64(weight[row*ldw+j]) * float64(x[(row*fan+j)*ldx+col])
+			for j, share := range shares {
+				sum += float64(share) * float64(x.row(row*fan+j, n)[col])
 			}
-			y[row*ldy+col] = float32(sum)
+			out[col] = float32(sum)
 		}
 	}
 }
 
 // refRope rotates the first rotary elements of each head in place; cos and sin are [m,rotary/2], and element i is
 // paired with element i+rotary/2.
-func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
+func refRope(x Matrix[float32], cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
 	for row := range m {
 		for index := range heads {
-			head := x[row*ldx+index*headDim : row*ldx+(index+1)*headDim]
+			head := x.row(row, heads*headDim)[index*headDim:]
 			for i := range half {
 				low, high := float64(head[i]), float64(head[i+half])
 				cosine, sine := float64(cos[row*half+i]), float64(sin[row*half+i])

@@ -6,8 +6,8 @@
 // lengths; a function reads and writes nothing outside the documented elements (not even the
 // padding between rows), because the memory beyond may belong to another lane's output.
 //
-// Matrices are row-major with a leading dimension in elements: x[r*ldx+c]. Packed weights are
-// sequences of n32 tiles (see planir/pack): 32 columns each, the last one padded with zeros.
+// Matrices are row-major, see Matrix; some functions take their elements and the stride, ldx of x, as two arguments.
+// Packed weights are sequences of n32 tiles (see planir/pack): 32 columns each, the last one padded with zeros.
 package kernel
 
 import (
@@ -111,37 +111,37 @@ type Set struct {
 
 	// Norm computes y[r,c] = gain[c] * (x[r,c] / sqrt(mean_c(x[r,c]^2) + eps)); a zero row gives zeros
 	// even when eps is 0. y may be x.
-	Norm func(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int)
+	Norm func(y, x Matrix[float32], gain []float32, eps float64, m, n int)
 
 	// LayerNorm computes y[r,c] = gain[c] * (d[c] / sqrt(mean_c(d[c]^2) + eps)) + bias[c] for d[c] = x[r,c] -
 	// mean_c(x[r,c]); a constant row gives bias even when eps is 0. y may be x.
-	LayerNorm func(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int)
+	LayerNorm func(y, x Matrix[float32], gain, bias []float32, eps float64, m, n int)
 
 	// GLU computes y[r,c] = act(gate) * up for one of op.Acts. A row of x is groups of interleave gate
-	// columns and then as many up columns; n (columns of y) is a multiple of interleave.
-	GLU func(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int)
+	// columns and then as many up columns; n, the columns of y, is a multiple of interleave.
+	GLU func(y, x Matrix[float32], act string, interleave, m, n int)
 
 	// Activate computes y[r,c] = act(x[r,c]) for one of op.Acts. y may be x.
-	Activate func(y []float32, ldy int, x []float32, ldx int, act string, m, n int)
+	Activate func(y, x Matrix[float32], act string, m, n int)
 
 	// Softcap computes y[r,c] = limit*tanh(x[r,c]/limit). y may be x.
-	Softcap func(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int)
+	Softcap func(y, x Matrix[float32], limit float64, m, n int)
 
-	// Gate computes y[r,c] = x[r,c] * 1/(1+exp(-gate[r*ldgate])). y may be x.
-	Gate func(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int)
+	// Gate computes y[r,c] = x[r,c] * 1/(1+exp(-gate[r,0])). y may be x.
+	Gate func(y, x, gate Matrix[float32], m, n int)
 
 	// Scale multiplies x by s in place.
 	Scale func(x []float32, s float64)
 
-	// Add computes y[r,c] = a[r,c] + b[r,c]. y may be a or b; a pitch of 0 adds one row to all.
-	Add func(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int)
+	// Add computes y[r,c] = a[r,c] + b[r,c]. y may be a or b; a stride of 0 adds one row to all.
+	Add func(y, a, b Matrix[float32], m, n int)
 
-	// Combine computes y[r,c] = sum_j weight[r*ldw+j] * x[(r*fan+j)*ldx+c] over j < fan, in the order of j.
-	Combine func(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int)
+	// Combine computes y[r,c] = sum_j weight[r,j] * x[r*fan+j,c] over j < fan, in the order of j.
+	Combine func(y, x, weight Matrix[float32], m, fan, n int)
 
 	// Rope rotates heads consecutive heads of headDim columns in place, in each the pairs (i, i+rotary/2) of
 	// the first rotary columns, by the angle whose cosine and sine are cos[r*rotary/2+i] and sin[..].
-	Rope func(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int)
+	Rope func(x Matrix[float32], cos, sin []float32, m, heads, headDim, rotary int)
 
 	// AttentionF32 is causal attention of the rows of all query heads that share one key/value head: head h of
 	// row r is at q[r*ldq+h*Dim] and y[r*ldy+h*Dim]; k and v are [Pos+M, Dim] dense. scratch has

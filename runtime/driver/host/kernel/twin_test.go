@@ -653,18 +653,18 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 	}
 	check("Add", 1, func(set *Set, m_ *memory) result {
 		y, a, b := outputF32(m_, m, n, ldy), input(m_, a), input(m_, b)
-		set.Add(y, ldy, a, ldx, b, ldy, m, n)
+		set.Add(Rows(y, ldy), Rows(a, ldx), Rows(b, ldy), m, n)
 		return result{f: y}
 	}, none)
 	check("Add", 1, func(set *Set, m_ *memory) result {
 		y, a, row := outputF32(m_, m, n, ldy), input(m_, a), input(m_, gain)
-		set.Add(y, ldy, a, ldx, row, 0, m, n)
+		set.Add(Rows(y, ldy), Rows(a, ldx), Rows(row, 0), m, n)
 		return result{f: y}
 	}, none)
 	for _, eps := range []float64{0, 1e-6} {
 		check("Norm", n, func(set *Set, m_ *memory) result {
 			y, a, gain := outputF32(m_, m, n, ldy), input(m_, a), input(m_, gain)
-			set.Norm(y, ldy, a, ldx, gain, eps, m, n)
+			set.Norm(Rows(y, ldy), Rows(a, ldx), gain, eps, m, n)
 			return result{f: y}
 		}, func(r, c int) float64 {
 			if !rowFinite(r) {
@@ -674,7 +674,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 		})
 		check("LayerNorm", n, func(set *Set, m_ *memory) result {
 			y, a, gain, bias := outputF32(m_, m, n, ldy), input(m_, a), input(m_, gain), input(m_, bias)
-			set.LayerNorm(y, ldy, a, ldx, gain, bias, eps, m, n)
+			set.LayerNorm(Rows(y, ldy), Rows(a, ldx), gain, bias, eps, m, n)
 			return result{f: y}
 		}, func(r, c int) float64 {
 			if !rowFinite(r) {
@@ -687,7 +687,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 	for _, act := range op.Acts {
 		check("Activate", 1, func(set *Set, m_ *memory) result {
 			y, a := outputF32(m_, m, n, ldy), input(m_, a)
-			set.Activate(y, ldy, a, ldx, act, m, n)
+			set.Activate(Rows(y, ldy), Rows(a, ldx), act, m, n)
 			return result{f: y}
 		}, func(r, c int) float64 {
 			if math.IsInf(at(r, c), 0) {
@@ -702,7 +702,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 			pairs := x.matrix(m, 2*n, 2*n+s.gapX, 1e19)
 			check("GLU", 1, func(set *Set, m_ *memory) result {
 				y, pairs := outputF32(m_, m, n, ldy), input(m_, pairs)
-				set.GLU(y, ldy, pairs, 2*n+s.gapX, act, width, m, n)
+				set.GLU(Rows(y, ldy), Rows(pairs, 2*n+s.gapX), act, width, m, n)
 				return result{f: y}
 			}, func(r, c int) float64 {
 				g := pairs[r*(2*n+s.gapX)+c/width*2*width+c%width:]
@@ -717,13 +717,13 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 	for _, limit := range []float64{1e-3, 1, 30, 1e6} {
 		check("Softcap", 1, func(set *Set, m_ *memory) result {
 			y, a := outputF32(m_, m, n, ldy), input(m_, a)
-			set.Softcap(y, ldy, a, ldx, limit, m, n)
+			set.Softcap(Rows(y, ldy), Rows(a, ldx), limit, m, n)
 			return result{f: y}
 		}, func(r, c int) float64 { return limit*math.Abs(math.Tanh(at(r, c)/limit)) + 0x1p-125*limit })
 	}
 	check("Gate", 1, func(set *Set, m_ *memory) result {
 		y, a, g := outputF32(m_, m, n, ldy), input(m_, a), input(m_, b)
-		set.Gate(y, ldy, a, ldx, g, ldy, m, n)
+		set.Gate(Rows(y, ldy), Rows(a, ldx), Rows(g, ldy), m, n)
 		return result{f: y}
 	}, none)
 	check("Scale", 1, func(set *Set, m_ *memory) result {
@@ -735,7 +735,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 		rows, weight := x.matrix(m*fan, n, ldx, 1e15), x.matrix(m, fan, fan+s.gapS, 1e15)
 		check("Combine", fan, func(set *Set, m_ *memory) result {
 			y, rows, weight := outputF32(m_, m, n, ldy), input(m_, rows), input(m_, weight)
-			set.Combine(y, ldy, rows, ldx, weight, fan+s.gapS, m, fan, n)
+			set.Combine(Rows(y, ldy), Rows(rows, ldx), Rows(weight, fan+s.gapS), m, fan, n)
 			return result{f: y}
 		}, func(r, c int) float64 {
 			sum := 0.0
@@ -754,7 +754,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 			cos, sin := x.matrix(m, half, half, 1), x.matrix(m, half, half, 1)
 			check("Rope", 2, func(set *Set, m_ *memory) result {
 				y, cos, sin := fenced(m_, b), input(m_, cos), input(m_, sin)
-				set.Rope(y, ldy, cos, sin, m, heads, dim, 2*half)
+				set.Rope(Rows(y, ldy), cos, sin, m, heads, dim, 2*half)
 				return result{f: y}
 			}, none)
 		}

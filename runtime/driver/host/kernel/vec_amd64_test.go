@@ -192,12 +192,12 @@ func TestVecAllocates(t *testing.T) {
 			s.StoreQ8(kv8[:dim+cachedScale], kv[:dim], scratch)
 			s.AttentionQ8(att, heads*dim, att, heads*dim, kv8, kv8, scratch, a)
 			s.QuantRows(c.u8, c.ldx, c.xscale, c.f32, c.ldx, c.m, c.k)
-			s.Norm(att, 64, att, 64, kv, 1e-5, 5, 64)
-			s.LayerNorm(att, 64, att, 64, kv, kv, 1e-5, 5, 64)
-			s.GLU(att, 64, att, 128, op.SiLU, 16, 5, 64)
-			s.GLU(att, 64, att, 128, op.GELUTanh, 16, 5, 64)
-			s.Activate(att, 64, att, 64, op.GELU, 5, 64)
-			s.Combine(att[:64], 64, kv, 64, kv, 4, 1, 4, 64)
+			s.Norm(Rows(att, 64), Rows(att, 64), kv, 1e-5, 5, 64)
+			s.LayerNorm(Rows(att, 64), Rows(att, 64), kv, kv, 1e-5, 5, 64)
+			s.GLU(Rows(att, 64), Rows(att, 128), op.SiLU, 16, 5, 64)
+			s.GLU(Rows(att, 64), Rows(att, 128), op.GELUTanh, 16, 5, 64)
+			s.Activate(Rows(att, 64), Rows(att, 64), op.GELU, 5, 64)
+			s.Combine(Rows(att[:64], 64), Rows(kv, 64), Rows(kv, 4), 1, 4, 64)
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", s.Name, n)
 		}
@@ -272,8 +272,8 @@ func TestVecSilu(t *testing.T) {
 	}
 	for _, s := range vectors(t) {
 		got, want := make([]float32, n), make([]float32, n)
-		s.GLU(got, n, x, 2*n, op.SiLU, 16, 1, n)
-		Portable().GLU(want, n, x, 2*n, op.SiLU, 16, 1, n)
+		s.GLU(Rows(got, n), Rows(x, 2*n), op.SiLU, 16, 1, n)
+		Portable().GLU(Rows(want, n), Rows(x, 2*n), op.SiLU, 16, 1, n)
 		for i, g := range gates {
 			if got[i] != got[i] && want[i] != want[i] {
 				continue
@@ -300,10 +300,10 @@ func TestVecGLUBits(t *testing.T) {
 	}
 	for _, act := range op.Acts {
 		want := make([]float32, n)
-		avx2.set().GLU(want, n, x, 2*n, act, interleave, 1, n)
+		avx2.set().GLU(Rows(want, n), Rows(x, 2*n), act, interleave, 1, n)
 		for _, s := range vectors(t) {
 			got := make([]float32, n)
-			s.GLU(got, n, x, 2*n, act, interleave, 1, n)
+			s.GLU(Rows(got, n), Rows(x, 2*n), act, interleave, 1, n)
 			for i, value := range got {
 				if math.Float32bits(value) != math.Float32bits(want[i]) && (value == value || want[i] == want[i]) {
 					t.Fatalf("%s %s: element %d is %v, %v with avx2", s.Name, act, i, value, want[i])
@@ -504,16 +504,16 @@ func BenchmarkVecRows(b *testing.B) {
 			f    func()
 		}{
 			{"quant", func() { s.QuantRows(u, n, scale, x, n, m, n) }},
-			{"norm", func() { s.Norm(y, n, x, n, gain, 1e-5, m, n) }},
-			{"silu", func() { s.GLU(y, n, x, 2*n, op.SiLU, 16, m, n) }},
-			{"gelu_tanh", func() { s.GLU(y, n, x, 2*n, op.GELUTanh, 16, m, n) }},
-			{"gelu_tanh wide", func() { s.GLU(y, n, x, 2*n, op.GELUTanh, n, m, n) }},
-			{"gelu", func() { s.Activate(y, n, x, n, op.GELU, m, n) }},
-			{"softcap", func() { s.Softcap(y, n, x, n, 30, m, n) }},
-			{"layer_norm", func() { s.LayerNorm(y, n, x, n, gain, gain, 1e-5, m, n) }},
-			{"combine 8", func() { s.Combine(y, n, x, n, x, 8, m/8, 8, n) }},
-			{"add", func() { s.Add(y, n, x, n, x, n, m, n) }},
-			{"rope", func() { s.Rope(y, n, angles[0], angles[1], m, n/64, 64, 64) }},
+			{"norm", func() { s.Norm(Rows(y, n), Rows(x, n), gain, 1e-5, m, n) }},
+			{"silu", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.SiLU, 16, m, n) }},
+			{"gelu_tanh", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.GELUTanh, 16, m, n) }},
+			{"gelu_tanh wide", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.GELUTanh, n, m, n) }},
+			{"gelu", func() { s.Activate(Rows(y, n), Rows(x, n), op.GELU, m, n) }},
+			{"softcap", func() { s.Softcap(Rows(y, n), Rows(x, n), 30, m, n) }},
+			{"layer_norm", func() { s.LayerNorm(Rows(y, n), Rows(x, n), gain, gain, 1e-5, m, n) }},
+			{"combine 8", func() { s.Combine(Rows(y, n), Rows(x, n), Rows(x, 8), m/8, 8, n) }},
+			{"add", func() { s.Add(Rows(y, n), Rows(x, n), Rows(x, n), m, n) }},
+			{"rope", func() { s.Rope(Rows(y, n), angles[0], angles[1], m, n/64, 64, 64) }},
 			{"sums", func() { s.BlockSums(sums, n/BlockK, u, n, m, n) }},
 			{"tof16", func() { s.ToF16(half, y) }},
 			{"fromf16", func() { s.FromF16(y, half) }},

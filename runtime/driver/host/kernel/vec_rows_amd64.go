@@ -81,15 +81,15 @@ func (t tier) quant(y *uint8, x *float32, n int, step float32) {
 }
 
 // vecNorm sums squares by the assembly in another order than norm, hence the tolerance in Set.
-func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
+func vecNorm(y, x Matrix[float32], gain []float32, eps float64, m, n int) {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
-		norm(y, ldy, x, ldx, gain, eps, m, n)
+		norm(y, x, gain, eps, m, n)
 		return
 	}
 	gain = gain[:n]
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		sum := sumSquares256(&row[0], whole, 0)
 		for _, value := range row[whole:] {
 			sum += float64(value) * float64(value)
@@ -103,15 +103,15 @@ func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps flo
 }
 
 // vecLayerNorm is layerNorm in vectors.
-func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
+func vecLayerNorm(y, x Matrix[float32], gain, bias []float32, eps float64, m, n int) {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
-		layerNorm(y, ldy, x, ldx, gain, bias, eps, m, n)
+		layerNorm(y, x, gain, bias, eps, m, n)
 		return
 	}
 	gain, bias = gain[:n], bias[:n]
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		mean := mean(row)
 		sum := sumSquares256(&row[0], whole, mean)
 		for _, value := range row[whole:] {
@@ -128,13 +128,13 @@ func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float
 }
 
 // glu needs whole vectors of gate columns.
-func (t tier) glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
+func (t tier) glu(y, x Matrix[float32], act string, interleave, m, n int) {
 	if interleave%vecN != 0 || n == 0 || act == op.ReLU {
-		glu(y, ldy, x, ldx, act, interleave, m, n)
+		glu(y, x, act, interleave, m, n)
 		return
 	}
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+2*n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, 2*n), y.row(line, n)
 		switch groups := n / interleave; {
 		case t.wide() && act == op.SiLU:
 			siluMul512(&out[0], &row[0], interleave, groups)
@@ -151,13 +151,13 @@ func (t tier) glu(y []float32, ldy int, x []float32, ldx int, act string, interl
 }
 
 // vecActivate is activate in vectors.
-func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
+func vecActivate(y, x Matrix[float32], act string, m, n int) {
 	whole := n &^ (vecN - 1)
 	if act == op.ReLU {
 		whole = 0
 	}
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		switch act {
 		case op.SiLU:
 			silu256(&out[0], &row[0], whole)
@@ -171,21 +171,21 @@ func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n in
 }
 
 // vecSoftcap is softcapRow of each row, in vectors.
-func vecSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
+func vecSoftcap(y, x Matrix[float32], limit float64, m, n int) {
 	whole := n &^ (vecN - 1)
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.row(line, n)
 		softcap256(&out[0], &row[0], whole, float32(1/limit), float32(limit))
 		softcapRow(out[whole:], row[whole:], float32(limit))
 	}
 }
 
 // vecGate copies rows and scales them by the sigmoid of their gates.
-func vecGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
+func vecGate(y, x, gate Matrix[float32], m, n int) {
 	for row := range m {
-		out := y[row*ldy : row*ldy+n]
-		copy(out, x[row*ldx:row*ldx+n])
-		vecScale(out, float64(1/(1+expf(-gate[row*ldgate]))))
+		out := y.row(row, n)
+		copy(out, x.row(row, n))
+		vecScale(out, float64(1/(1+expf(-gate.Data[row*gate.Stride]))))
 	}
 }
 
@@ -199,18 +199,20 @@ func vecScale(x []float32, s float64) {
 }
 
 // combine is the product of one row of weights with the fan rows of a token.
-func (t tier) combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
+func (t tier) combine(y, x, weight Matrix[float32], m, fan, n int) {
 	whole := n &^ (TileN - 1)
 	for row := range m {
-		out, shares, rows := y[row*ldy:row*ldy+n], weight[row*ldw:row*ldw+fan], x[row*fan*ldx:((row+1)*fan-1)*ldx+n]
+		out, shares, rows := y.row(row, n), weight.row(row, fan), x.From(row*fan, 0)
+		_ = rows.row(fan-1, n) // the assembly trusts its arguments
 		clear(out)
 		for col := 0; col < whole; col += TileN {
-			t.addF32(1, &out[col], ldy, &shares[0], ldw, fan, &rows[col], ldx)
+			t.addF32(1, &out[col], y.Stride, &shares[0], weight.Stride, fan, &rows.Data[col], x.Stride)
 		}
-		for j, v := range shares { // rounded like the columns before, so that shares give equal bits wherever they end
-			tail := out[whole:]
-			for col, x := range rows[j*ldx+whole : j*ldx+n] {
-				tail[col] = fma32(v, x, tail[col])
+		// The other columns are rounded in the same way, so that their bits do not depend on where a call ends.
+		tail := out[whole:]
+		for j, share := range shares {
+			for col, value := range rows.row(j, n)[whole:] {
+				tail[col] = fma32(share, value, tail[col])
 			}
 		}
 	}
@@ -237,10 +239,10 @@ func fma32(a, b, c float32) float32 {
 }
 
 // vecAdd is a+b row by row.
-func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
+func vecAdd(y, a, b Matrix[float32], m, n int) {
 	whole := n &^ (vecN - 1)
 	for row := range m {
-		out, left, right := y[row*ldy:row*ldy+n], a[row*lda:row*lda+n], b[row*ldb:row*ldb+n]
+		out, left, right := y.row(row, n), a.row(row, n), b.row(row, n)
 		add256(&out[0], &left[0], &right[0], whole)
 		for col := whole; col < n; col++ {
 			out[col] = left[col] + right[col]
@@ -249,16 +251,16 @@ func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n i
 }
 
 // vecRope needs whole vectors of pairs.
-func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
+func vecRope(x Matrix[float32], cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
 	if half%vecN != 0 || half == 0 {
-		rope(x, ldx, cos, sin, m, heads, headDim, rotary)
+		rope(x, cos, sin, m, heads, headDim, rotary)
 		return
 	}
 	for row := range m {
 		cosines, sines := cos[row*half:(row+1)*half], sin[row*half:(row+1)*half]
 		for index := range heads {
-			head := x[row*ldx+index*headDim : row*ldx+index*headDim+rotary]
+			head := x.row(row, heads*headDim)[index*headDim:][:rotary]
 			rope256(&head[0], &head[half], &cosines[0], &sines[0], half)
 		}
 	}
