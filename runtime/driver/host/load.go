@@ -85,16 +85,8 @@ type executable struct {
 	have     scratch // of the arena numbered arena
 	arena    int
 
-	kv         op.Type // of the cache, "" for a graph without state
-	kvHeads    int
-	headDim    int
-	k, v       operand
-	maxContext int
-	scalars    driver.Scalars
-	needsSeq   bool // a rotation depends on the length of the sequence
-	placed     bool // nodes ask for the place of rows
-	batch      bool // and find it in scalars.Batch
-	perSeq     int  // elements of the caches from one sequence to the next
+	driver.State
+	k, v operand // the caches of all sequences
 
 	beyondScale [5]atomic.Int64 // what OutlierCount has, in its order
 
@@ -271,23 +263,9 @@ func (e *executable) declare() (map[string]int, error) {
 
 // bind checks the operands of a call and makes them current.
 func (e *executable) bind(bindings *driver.Bindings) error {
-	if err := bindings.Matches(&e.graph); err != nil {
+	rows, err := e.Bind(bindings, &e.graph)
+	if err != nil || rows == 0 {
 		return err
-	}
-	e.scalars = *bindings.Scalars
-	scalars := &e.scalars
-	if scalars.Pos > math.MaxInt32 {
-		return fmt.Errorf("got position %d, want at most %d", scalars.Pos, math.MaxInt32)
-	}
-	if scalars.Rows == 0 {
-		return nil
-	}
-	if e.batch {
-		if err := bindings.CheckPlaces(min(e.graph.Rows(), scalars.Rows), e.kv != ""); err != nil {
-			return err
-		}
-	} else if e.needsSeq && scalars.Seq <= scalars.Pos {
-		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length", scalars.Seq, scalars.Pos)
 	}
 	// The processor's arena has grown since this executable last ran, so that its temporaries lie elsewhere.
 	if e.arena != e.p.arenas {
@@ -320,8 +298,24 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 			}
 		}
 	}
-	if e.kv != "" {
-		return e.bindCache(bindings)
+	if e.KV == "" {
+		return nil
+	}
+	keys, values, err := e.BindCaches(bindings, rows)
+	if err != nil {
+		return err
+	}
+	if err := e.k.hold(keys, &bindings.K, "k"); err != nil {
+		return err
+	}
+	return e.v.hold(values, &bindings.V, "v")
+}
+
+// hold makes one cache of all sequences current.
+func (o *operand) hold(cache []byte, view *driver.View, name string) error {
+	o.value = op.Value{Name: name, Type: view.Type}
+	if err := o.set(cache, view.Stride); err != nil {
+		return fmt.Errorf("cache %q: %w", name, err)
 	}
 	return nil
 }
@@ -373,7 +367,7 @@ func (e *executable) place() error {
 
 // view checks a binding against a value and makes it current.
 func (e *executable) view(o *operand, v *driver.View, role string) error {
-	rows := o.rows(e.scalars.Rows)
+	rows := o.rows(e.Scalars.Rows)
 	if v.Type != o.value.Type || v.Cols != o.value.Cols || v.Rows < rows {
 		return fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, o.value.Name, v.Type, v.Rows, v.Cols,
 			o.value.Type, rows, o.value.Cols)
@@ -393,54 +387,11 @@ func (o *operand) window(v *driver.View, rows int, role string) error {
 	return nil
 }
 
-// at is the sequence and position of a row in use.
-func (e *executable) at(row int) driver.Place {
-	if e.batch {
-		return e.scalars.Batch[row]
-	}
-	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
-}
-
-// bindCache checks that the caches hold all sequences at their distance, and makes them current.
-func (e *executable) bindCache(bindings *driver.Bindings) error {
-	if e.batch && bindings.MaxContext < 1 {
-		return fmt.Errorf("a cache of %d positions, want at least 1", bindings.MaxContext)
-	}
-	if !e.batch {
-		if err := bindings.CheckSpan(min(e.graph.Rows(), e.scalars.Rows)); err != nil {
-			return err
-		}
-	}
-	e.maxContext = bindings.MaxContext
-	if err := e.cache(&e.k, &bindings.K, bindings, "k"); err != nil {
-		return err
-	}
-	return e.cache(&e.v, &bindings.V, bindings, "v")
-}
-
-// cache makes one cache of all sequences current, perSeq elements apart.
-func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bindings, name string) error {
-	held, err := bindings.CheckCache(view, name, e.kv, e.kvHeads, e.headDim)
-	if err != nil {
-		return err
-	}
-	if bindings.Sequences > 1 {
-		e.perSeq = int(bindings.SequenceBytes / int64(view.Type.Bytes()))
-		others := int64(bindings.Sequences-1) * bindings.SequenceBytes
-		held = view.Buffer.Bytes()[view.Offset : view.Offset+others+int64(len(held))]
-	}
-	side.value = op.Value{Name: name, Type: view.Type}
-	if err := side.set(held, view.Stride); err != nil {
-		return fmt.Errorf("cache %q: %w", name, err)
-	}
-	return nil
-}
-
 // run executes the steps of the bound call, each when the one before is done.
 func (e *executable) run() error {
 	for i := range e.steps {
 		step := &e.steps[i]
-		rows := min(step.m, e.scalars.Rows)
+		rows := min(step.m, e.Scalars.Rows)
 		if rows == 0 {
 			return nil
 		}

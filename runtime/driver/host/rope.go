@@ -119,7 +119,6 @@ func (b *builder) rope() (step, error) {
 	} else {
 		angles.grow(2, operator.M, half)
 	}
-	exe.needsSeq = exe.needsSeq || operator.LongFrom > 0
 	tables := make([]*ropeTable, most)
 	// turn rotates rows [r0,r1) of a group by a table whose first row is that of row from
 	width := (group + 2) * operator.HeadDim
@@ -156,11 +155,11 @@ func (b *builder) rope() (step, error) {
 	}
 	step.prepare = func(rows int) {
 		if !operator.Batch {
-			tables[0] = angles.get(rotate(exe.scalars.Pos, exe.scalars.Seq), rows)
+			tables[0] = angles.get(rotate(exe.Scalars.Pos, exe.Scalars.Seq), rows)
 			return
 		}
-		for i, at := range exe.scalars.Batch[:rows] {
-			tables[i] = angles.get(rotate(at.Pos, at.Pos+1), 1)
+		for row := range rows {
+			tables[row] = angles.get(rotate(exe.At(row).Pos, exe.Seq(row)), 1)
 		}
 	}
 	return step, nil

@@ -67,7 +67,7 @@ func (b *builder) newSparse() (*sparse, error) {
 // begin finds the blocks of a call, and refuses one whose context is longer than the values that hold a number for each
 // position.
 func (s *sparse) begin(rows int) bool {
-	pos := s.e.scalars.Pos
+	pos := s.e.Scalars.Pos
 	if pos+rows > s.op.Context {
 		s.e.refuse(0)
 		return false
@@ -150,7 +150,7 @@ func (s *estimate) tile(kvHead, number int) []byte {
 
 // refused is the error of either step.
 func (s *estimate) refused(int) error {
-	if s.e.scalars.Pos+min(s.op.M, s.e.scalars.Rows) > s.op.Context {
+	if s.e.Scalars.Pos+min(s.op.M, s.e.Scalars.Rows) > s.op.Context {
 		return s.tooLong()
 	}
 	return errors.New("a query or a cached key is NaN or infinite, which 8 bits cannot represent")
@@ -263,7 +263,7 @@ func largestOf(values []float32, largest float32) float32 {
 // largestKey is the largest magnitude of the keys from..to-1 of a head.
 func (s *sparse) largestKey(kvHead, from, to int, own []float32) (largest float32) {
 	exe, dim := s.e, s.op.HeadDim
-	begin := exe.scalars.Sequence*exe.perSeq + kvHead*exe.maxContext*dim
+	begin := exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*dim
 	for pos := from; pos < to; pos++ {
 		if at := begin + pos*dim; s.op.KV == op.F16 {
 			wide := own[:dim]
@@ -299,7 +299,7 @@ func (s *sparse) packKeys(tile []byte, kvHead, pos, end int, own []float32) bool
 		clear(tile)
 	}
 	for column := range min(pack.TileN, end-pos) {
-		from := exe.scalars.Sequence*exe.perSeq + (kvHead*exe.maxContext+pos+column)*cols
+		from := exe.Scalars.Sequence*exe.PerSeq + (kvHead*exe.MaxContext+pos+column)*cols
 		own[0] = scale[0]
 		key := codes
 		switch s.op.KV {
@@ -498,7 +498,7 @@ func (b *builder) sparseAttention() (step, error) {
 		}
 		queries := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
 		out := output.f32[block.r0*output.ld+head*dim:]
-		begin := exe.scalars.Sequence*exe.perSeq + kvHead*exe.maxContext*cols // elements
+		begin := exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*cols // elements
 		call.M, call.Pos, call.Window = block.rows, block.Block, operator.Window
 		keys, values := exe.k.raw[begin*element.Bytes():], exe.v.raw[begin*element.Bytes():]
 		if kept < block.Block-block.Inner {
@@ -537,7 +537,7 @@ func (b *builder) sparseAttention() (step, error) {
 			}
 		},
 		refused: func(int) error {
-			if exe.scalars.Pos+min(operator.M, exe.scalars.Rows) > operator.Context {
+			if exe.Scalars.Pos+min(operator.M, exe.Scalars.Rows) > operator.Context {
 				return s.tooLong()
 			}
 			return errors.New("selected positions are not ascending ones before the block")
@@ -593,7 +593,7 @@ func (s *sparse) rests() step {
 func (s *sparse) addRows(sums, wide []float32, side *operand, kvHead, from, to int) {
 	exe, dim, set := s.e, s.op.HeadDim, s.e.p.set
 	_, cols := s.op.KV.CacheRow(dim)
-	begin := exe.scalars.Sequence*exe.perSeq + kvHead*exe.maxContext*cols
+	begin := exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*cols
 	for pos := from; pos < to; pos += restRows {
 		rows := min(restRows, to-pos)
 		at := begin + pos*cols

@@ -157,7 +157,7 @@ func (b *builder) build() (step, error) {
 			return step{}, fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
 		}
 	}
-	if err := b.state(); err != nil {
+	if err := b.e.Join(&operator); err != nil {
 		return step{}, err
 	}
 	of := builders[operator.Kind]
@@ -165,28 +165,6 @@ func (b *builder) build() (step, error) {
 		return step{}, fmt.Errorf("operator %q is not supported", operator.Kind)
 	}
 	return of(b)
-}
-
-// state compares what a node says about positions and the cache with the nodes before it. All must
-// agree, because a call has one cache and one kind of rows.
-func (b *builder) state() error {
-	exe, operator := b.e, b.op
-	switch operator.Kind {
-	case op.Rope, op.KVAppend, op.Attention, op.Estimate, op.Select, op.SparseAttend:
-		if exe.placed && exe.batch != operator.Batch {
-			return errors.New("rows are of one sequence for some nodes, and of one each for others")
-		}
-		exe.placed, exe.batch = true, operator.Batch
-	}
-	if !operator.Kind.Has("kv") {
-		return nil
-	}
-	if exe.kv != "" && (exe.kv != operator.KV || exe.kvHeads != operator.KVHeads || exe.headDim != operator.HeadDim) {
-		return fmt.Errorf("cache %s of %d heads of %d columns differs from that of another node, %s of %d heads of %d",
-			operator.KV, operator.KVHeads, operator.HeadDim, exe.kv, exe.kvHeads, exe.headDim)
-	}
-	exe.kv, exe.kvHeads, exe.headDim = operator.KV, operator.KVHeads, operator.HeadDim
-	return nil
 }
 
 // builders make the step of each kind of operator.
@@ -341,7 +319,7 @@ func (b *builder) selectRow() step {
 		m:    b.op.M,
 		plan: func(r int) int { rows = r; return 1 },
 		task: func(_, _ int) {
-			row := exe.scalars.Row
+			row := exe.Scalars.Row
 			if row < 0 || row >= rows {
 				exe.refuse(row)
 				return
@@ -838,9 +816,9 @@ func (b *builder) kvAppend() step {
 	}
 	step := b.byGroups(2*operator.KVHeads*dim, func(worker, kvHead, r0, r1 int) {
 		for row := r0; row < r1; row++ {
-			at := exe.at(row)
+			at := exe.At(row)
 			key := row*input.ld + (kvHead*(group+2)+group)*dim
-			to := at.Sequence*exe.perSeq + (kvHead*exe.maxContext+at.Pos)*cols
+			to := at.Sequence*exe.PerSeq + (kvHead*exe.MaxContext+at.Pos)*cols
 			if !store(worker, &exe.k, to, input.f32[key:key+dim]) ||
 				!store(worker, &exe.v, to, input.f32[key+dim:key+2*dim]) {
 				exe.refuse(row)
@@ -878,7 +856,7 @@ func (b *builder) attention() (step, error) {
 	// place is the key head of a task, its first row, and where that row's sequence has the head's keys in the caches.
 	place := func(t int) (kvHead, row, from int) {
 		kvHead, row = t/blocks, (blocks-1-t%blocks)*block
-		return kvHead, row, exe.at(row).Sequence*exe.perSeq + kvHead*exe.maxContext*cols
+		return kvHead, row, exe.At(row).Sequence*exe.PerSeq + kvHead*exe.MaxContext*cols
 	}
 	return step{
 		m: operator.M,
@@ -895,14 +873,14 @@ func (b *builder) attention() (step, error) {
 			// A worker has some heads, and so their keys in its cache; the longest rows come first.
 			kvHead, r0, from := place(t)
 			call := call
-			call.M, call.Pos = min(block, rows-r0), exe.at(r0).Pos
+			call.M, call.Pos = min(block, rows-r0), exe.At(r0).Pos
 			queries := input.f32[r0*input.ld+kvHead*(group+2)*dim:]
 			out := output.f32[r0*output.ld+kvHead*group*dim:]
 			scratch := exe.have.mine(worker)[:size]
 			to := from + (call.Pos+call.M)*cols
 			if t+1 < blocks*operator.KVHeads {
 				if _, row, next := place(t + 1); next != from {
-					first, last := next*element.Bytes(), (next+(exe.at(row).Pos+1)*cols)*element.Bytes()
+					first, last := next*element.Bytes(), (next+(exe.At(row).Pos+1)*cols)*element.Bytes()
 					call.NextKeys, call.NextValues = exe.k.raw[first:last], exe.v.raw[first:last]
 				}
 			}

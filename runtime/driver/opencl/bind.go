@@ -9,27 +9,15 @@ import (
 
 // bind checks the operands of a call and makes them current. It returns before it changes anything but fields.
 func (e *executable) bind(bindings *driver.Bindings) error {
-	if err := bindings.Matches(&e.graph); err != nil {
+	rows, err := e.Bind(bindings, &e.graph)
+	switch {
+	case err != nil:
 		return err
-	}
-	e.scalars = *bindings.Scalars
-	scalars := &e.scalars
-	if scalars.Pos > math.MaxInt32 || bindings.MaxContext > math.MaxInt32 {
-		return fmt.Errorf("got position %d in a cache of %d, want at most %d", scalars.Pos, bindings.MaxContext,
-			math.MaxInt32)
-	}
-	if scalars.Rows == 0 {
+	case bindings.MaxContext > math.MaxInt32:
+		return fmt.Errorf("got a cache of %d positions, want at most %d", bindings.MaxContext, math.MaxInt32)
+	case rows == 0:
 		return nil
-	}
-	if e.batch {
-		if err := bindings.CheckPlaces(min(e.graph.Rows(), scalars.Rows), e.kv != ""); err != nil {
-			return err
-		}
-	} else if e.needsSeq && scalars.Seq <= scalars.Pos {
-		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length",
-			scalars.Seq, scalars.Pos)
-	}
-	if rows := min(e.graph.Rows(), scalars.Rows); e.longest > 0 && scalars.Pos+rows > e.longest {
+	case e.longest > 0 && e.Scalars.Pos+rows > e.longest:
 		return fmt.Errorf("the context reaches beyond %d positions, for which the graph was made", e.longest)
 	}
 	if bindings.Moves != nil {
@@ -42,15 +30,21 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 			return err
 		}
 	}
-	if e.kv != "" {
-		return e.bindCache(bindings)
+	if e.KV == "" {
+		return nil
 	}
-	return nil
+	if _, _, err := e.BindCaches(bindings, rows); err != nil {
+		return err
+	}
+	if err := e.hold(&e.sides[0], &bindings.K, "k"); err != nil {
+		return err
+	}
+	return e.hold(&e.sides[1], &bindings.V, "v")
 }
 
 // bindOperand makes one operand current. One that is computed in place has the same memory in both bindings.
 func (e *executable) bindOperand(o *operand, bindings *driver.Bindings) error {
-	o.rows = o.inUse(e.scalars.Rows)
+	o.rows = o.inUse(e.Scalars.Rows)
 	if o.temp >= 0 {
 		o.device, o.at = e.p.arena, o.temp
 		return nil
@@ -101,43 +95,11 @@ func (e *executable) locate(v *driver.View, rows int, to **buffer) error {
 	return nil
 }
 
-// at is the sequence and position of a row in use.
-func (e *executable) at(row int) driver.Place {
-	if e.batch {
-		return e.scalars.Batch[row]
-	}
-	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
-}
-
-// bindCache checks that the caches hold all sequences at their distance, and makes them current.
-func (e *executable) bindCache(bindings *driver.Bindings) error {
-	if e.batch && bindings.MaxContext < 1 {
-		return fmt.Errorf("a cache of %d positions, want at least 1", bindings.MaxContext)
-	}
-	if !e.batch {
-		if err := bindings.CheckSpan(min(e.graph.Rows(), e.scalars.Rows)); err != nil {
-			return err
-		}
-	}
-	e.maxContext, e.perSeq = bindings.MaxContext, 0
-	if err := e.cache(&e.sides[0], &bindings.K, bindings, "k"); err != nil {
-		return err
-	}
-	return e.cache(&e.sides[1], &bindings.V, bindings, "v")
-}
-
-// cache makes one cache of all sequences current, perSeq elements apart.
-func (e *executable) cache(side *cacheSide, view *driver.View, bindings *driver.Bindings, name string) error {
-	if _, err := bindings.CheckCache(view, name, e.kv, e.kvHeads, e.headDim); err != nil {
-		return err
-	}
+// hold makes one cache of all sequences current.
+func (e *executable) hold(side *cacheSide, view *driver.View, name string) error {
 	if err := e.locate(view, view.Rows, &side.buffer); err != nil {
 		return fmt.Errorf("cache %q: %w", name, err)
 	}
-	size := int64(view.Type.Bytes())
-	side.at = view.Offset / size
-	if bindings.Sequences > 1 {
-		e.perSeq = bindings.SequenceBytes / size
-	}
+	side.at = view.Offset / int64(view.Type.Bytes())
 	return nil
 }

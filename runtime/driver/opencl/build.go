@@ -37,7 +37,7 @@ func (b *builder) build() error {
 			return fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
 		}
 	}
-	if err := b.state(); err != nil {
+	if err := b.e.Join(&b.op); err != nil {
 		return err
 	}
 	of := builders[operator.Kind]
@@ -45,28 +45,6 @@ func (b *builder) build() error {
 		return fmt.Errorf("operator %q is not supported", operator.Kind)
 	}
 	return of(b)
-}
-
-// state compares what a node says about positions and the cache with the nodes before it. All must agree, because a
-// call has one cache and one kind of rows.
-func (b *builder) state() error {
-	e, operator := b.e, &b.op
-	if operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention ||
-		operator.Kind == op.Estimate {
-		if e.placed && e.batch != operator.Batch {
-			return errors.New("rows are of one sequence for some nodes, and of one each for others")
-		}
-		e.placed, e.batch = true, operator.Batch
-	}
-	if !operator.Kind.Has("kv") {
-		return nil
-	}
-	if e.kv != "" && (e.kv != operator.KV || e.kvHeads != operator.KVHeads || e.headDim != operator.HeadDim) {
-		return fmt.Errorf("cache %s of %d heads of %d columns differs from that of another node, %s of %d heads of %d",
-			operator.KV, operator.KVHeads, operator.HeadDim, e.kv, e.kvHeads, e.headDim)
-	}
-	e.kv, e.kvHeads, e.headDim = operator.KV, operator.KVHeads, operator.HeadDim
-	return nil
 }
 
 // Arguments of kernels.

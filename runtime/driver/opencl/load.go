@@ -68,20 +68,12 @@ type executable struct {
 	places   int   // word of a call's notes at which the places of rows begin
 	words    int   // of a call's notes
 
-	kv         op.Type // of the cache, "" for a graph without state
-	kvHeads    int
-	headDim    int
-	appends    bool // it stores keys and values
-	placed     bool // nodes ask for the place of rows
-	batch      bool // and find it in Scalars.Batch
-	longest    int  // context that the estimates of scores were made for, 0: there are none
-	longFrom   int  // sequences beyond it are rotated differently, 0: none are
-	needsSeq   bool
-	sides      [2]cacheSide
-	scalars    driver.Scalars
-	maxContext int
-	perSeq     int64 // elements of the caches from one sequence to the next
-	slot       int   // first word of the call's notes
+	driver.State
+	appends  bool // it stores keys and values
+	longest  int  // context that the estimates of scores were made for, 0: there are none
+	longFrom int  // sequences beyond it are rotated differently, 0: none are
+	sides    [2]cacheSide
+	slot     int // first word of the call's notes
 }
 
 // cacheSide is one of the two caches of a call.
@@ -223,7 +215,7 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 func (e *executable) lay() {
 	e.words = e.refusals
 	e.places = e.words
-	if e.placed {
+	if e.Placed {
 		e.words += placeWords * e.graph.Rows()
 	}
 	for i := range e.steps {

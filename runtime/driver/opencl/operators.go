@@ -411,11 +411,7 @@ func (r *rotation) fill(e *executable, words []int32, rows int) {
 		rows = 1
 	}
 	for row := range rows {
-		seq := e.scalars.Seq
-		if r.op.Batch {
-			seq = e.scalars.Batch[row].Pos + 1
-		}
-		growth := 1.0
+		seq, growth := e.Seq(row), 1.0
 		if seq > r.op.LongFrom {
 			growth = r.op.NTK*float64(seq)/float64(r.op.LongFrom) - (r.op.NTK - 1)
 		}
@@ -435,7 +431,7 @@ func (b *builder) rope() error {
 		return fmt.Errorf("rotations change beyond %d positions here and beyond %d elsewhere, want one of them",
 			operator.LongFrom, e.longFrom)
 	}
-	e.longFrom, e.needsSeq = max(e.longFrom, operator.LongFrom), e.needsSeq || operator.LongFrom > 0
+	e.longFrom = max(e.longFrom, operator.LongFrom)
 	s, group, half := b.step(), operator.Heads/operator.KVHeads, operator.Rotary()/2
 	own, each := number(0), 0
 	if operator.NTK != 0 && operator.LongFrom > 0 {

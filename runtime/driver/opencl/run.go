@@ -33,7 +33,7 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 		p.early = &driver.Failure{Ticket: before, Err: inFlight.err}
 	}
 	*inFlight = call{start: p.Now()}
-	if e.scalars.Rows > 0 {
+	if e.Scalars.Rows > 0 {
 		event, err := p.commands(e, b, ticket)
 		if err != nil {
 			if p.check(err); p.lost == nil { // what was enqueued reads this call's notes
@@ -51,8 +51,8 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 func (e *executable) checkSelected() error {
 	for i := range e.steps {
 		step := &e.steps[i]
-		rows := min(step.m, e.scalars.Rows)
-		if row := e.scalars.Row; step.selects && rows > 0 && (row < 0 || row >= rows) {
+		rows := min(step.m, e.Scalars.Rows)
+		if row := e.Scalars.Row; step.selects && rows > 0 && (row < 0 || row >= rows) {
 			return fmt.Errorf("node %d (%s), row %d: want a row in 0..%d", step.node, e.graph.Nodes[step.node].Op.Kind,
 				row, rows-1)
 		}
@@ -73,7 +73,7 @@ func (p *processor) commands(e *executable, b *driver.Bindings, ticket driver.Ti
 	var held *launch
 	for i := range e.steps {
 		step := &e.steps[i]
-		rows := min(step.m, e.scalars.Rows) * step.fan
+		rows := min(step.m, e.Scalars.Rows) * step.fan
 		if step.selects {
 			rows = 1
 		}
@@ -124,15 +124,11 @@ func (e *executable) note() {
 	for i := range e.refusals {
 		words[i] = math.MaxInt32
 	}
-	rows := min(e.graph.Rows(), e.scalars.Rows)
-	if e.placed {
+	rows := min(e.graph.Rows(), e.Scalars.Rows)
+	if e.Placed {
 		for row := range rows {
-			at, seq := e.at(row), e.scalars.Seq
-			if e.batch {
-				seq = at.Pos + 1
-			}
-			longer := int32(0)
-			if e.longFrom > 0 && seq > e.longFrom {
+			at, longer := e.At(row), int32(0)
+			if e.longFrom > 0 && e.Seq(row) > e.longFrom {
 				longer = 1
 			}
 			place := words[e.places+placeWords*row:][:placeWords]
@@ -224,13 +220,13 @@ func (e *executable) argument(l *launch, arg *argument, rows, parts int) (buffer
 		side := &e.sides[arg.operand]
 		return side.buffer.device, side.at, long
 	case argContext:
-		return nil, int64(e.maxContext), word
+		return nil, int64(e.MaxContext), word
 	case argSequence:
-		return nil, e.perSeq, long
+		return nil, int64(e.PerSeq), long
 	case argParts:
 		return nil, int64(parts), word
 	case argSelected:
-		return nil, int64(e.scalars.Row), word
+		return nil, int64(e.Scalars.Row), word
 	case argScratch:
 		return e.p.arena, arg.offset, long
 	}
@@ -257,7 +253,7 @@ func (e *executable) fetch(b *driver.Bindings) error {
 			return err
 		}
 	}
-	if b.Moves != nil || e.kv == "" {
+	if b.Moves != nil || e.KV == "" {
 		return nil
 	}
 	return e.travelCache(true)
@@ -312,16 +308,16 @@ func (e *executable) travel(o *operand, parts []driver.Rect, toDevice bool) erro
 
 // travelCache copies the positions that a call reads to the device, or those that it added to the host.
 func (e *executable) travelCache(toDevice bool) error {
-	rows := min(e.graph.Rows(), e.scalars.Rows)
-	if e.batch {
+	rows := min(e.graph.Rows(), e.Scalars.Rows)
+	if e.Batch {
 		for row := range rows {
-			if err := e.travelPositions(e.scalars.Batch[row], 1, toDevice); err != nil {
+			if err := e.travelPositions(e.At(row), 1, toDevice); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	return e.travelPositions(e.at(0), rows, toDevice)
+	return e.travelPositions(e.At(0), rows, toDevice)
 }
 
 // travelPositions copies positions of one sequence, of all heads: those before a place, or count from it on. What a
@@ -338,16 +334,16 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 	if count == 0 {
 		return nil
 	}
-	element, cols := e.kv.CacheRow(e.headDim)
+	element, cols := e.KV.CacheRow(e.HeadDim)
 	size, row := int64(element.Bytes()), int64(cols)
 	for s := range e.sides {
 		side := &e.sides[s]
 		if !side.buffer.copies {
 			continue
 		}
-		for head := range e.kvHeads {
-			begin := (side.at + int64(at.Sequence)*e.perSeq +
-				(int64(head)*int64(e.maxContext)+int64(from))*row) * size
+		for head := range e.KVHeads {
+			begin := (side.at + int64(at.Sequence)*int64(e.PerSeq) +
+				(int64(head)*int64(e.MaxContext)+int64(from))*row) * size
 			bytes := int64(count) * row * size
 			if err := e.p.queue.Copy(side.buffer.device, clapi.Rect{Offset: begin, Rows: 1, Width: int(bytes),
 				Pitch: int(bytes), Host: side.buffer.host[begin : begin+bytes], ToDevice: toDevice}); err != nil {

@@ -124,7 +124,7 @@ func (s *step) parts(e *executable, rows int) int {
 	}
 	longest := 0
 	for row := range rows {
-		longest = max(longest, e.at(row).Pos+1)
+		longest = max(longest, e.At(row).Pos+1)
 	}
 	return max(1, min(s.split/(rows*s.heads), longest/leastPart))
 }
