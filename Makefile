@@ -60,12 +60,13 @@ lint:
 papers:
 	GO=$(GO) .ci/papers.sh
 
-# On arm64 packages are vetted that have other files there, and what runs on phones is built. For other systems types are
-# checked; systems builds the programs for them, which compiles the standard library for each.
+# On arm64 packages are vetted that have other files there, and what runs on phones is built. Types are checked of all
+# packages and tests, also for other systems; systems builds the programs for those, which compiles the standard library
+# for each.
 platforms:
 	GOOS=linux GOARCH=arm64 $(GO) vet $$(for arch in amd64 arm64; do GOOS=linux GOARCH=$$arch $(GO) list -f '$(FILES)' $(PKGS); done | sort | uniq -u | cut -d' ' -f1 | sort -u)
 	GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
-	$(GO) run ./.ci/types darwin/arm64 windows/amd64 -- ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
+	$(GO) run ./.ci/types darwin/arm64 windows/amd64 linux/arm64 -- $(PKGS)
 FILES := {{.ImportPath}} {{.GoFiles}} {{.SFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}
 
 systems:

@@ -1,6 +1,7 @@
-// Command types checks the types of programs and of everything that they import for other systems, from source:
+// Command types checks the types of packages, of their tests and of everything that they import for other systems, from
+// source:
 //
-//	go run ./.ci/types darwin/arm64 windows/amd64 -- ./cmd/hetc ./cmd/hetrun
+//	go run ./.ci/types darwin/arm64 windows/amd64 -- ./...
 //
 // It finds what compiling would find in Go code, in seconds where compiling the standard library takes minutes. It does
 // not assemble or link: assembly differs between processors only, and those are compiled elsewhere.
@@ -52,10 +53,11 @@ func main() {
 	}
 }
 
-// check type-checks the packages and what they import, in the order of go list, which names what is imported first. It
-// returns how many there are.
+// check type-checks the packages, their tests and what they import, in the order of go list, which names what is
+// imported first. It returns how many there are. A package with its tests is another one than without.
 func check(system, processor string, packages []string) (int, error) {
-	command := exec.Command("go", append([]string{"list", "-deps", "-json=ImportPath,Dir,GoFiles,ImportMap,Module"}, packages...)...)
+	command := exec.Command("go", append([]string{"list", "-deps", "-test",
+		"-json=ImportPath,Dir,GoFiles,ImportMap,Module"}, packages...)...)
 	command.Env = append(os.Environ(), "GOOS="+system, "GOARCH="+processor, "CGO_ENABLED=0")
 	command.Stderr = os.Stderr
 	output, err := command.Output()
@@ -72,7 +74,8 @@ func check(system, processor string, packages []string) (int, error) {
 		} else if err != nil {
 			return 0, fmt.Errorf("what go list printed: %w", err)
 		}
-		if one.ImportPath == "unsafe" {
+		// The main packages of tests are generated.
+		if one.ImportPath == "unsafe" || strings.HasSuffix(one.ImportPath, ".test") {
 			continue
 		}
 		errs := one.check(known, sizes)
@@ -111,7 +114,8 @@ func (one *listed) check(known map[string]*types.Package, sizes types.Sizes) (er
 			}
 		},
 	}
-	pack, err := config.Check(one.ImportPath, set, files, nil)
+	path, _, _ := strings.Cut(one.ImportPath, " ") // behind it stands whose tests it is compiled for
+	pack, err := config.Check(path, set, files, nil)
 	if err != nil && !own {
 		errs = append(errs, err)
 	}

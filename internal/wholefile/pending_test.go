@@ -62,18 +62,6 @@ func begin(t *testing.T, path string) (c *exec.Cmd, end func() error) {
 	}
 }
 
-func names(t *testing.T, dir string) (list []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		list = append(list, e.Name())
-	}
-	return list
-}
-
 // What a process left that was killed in the middle is removed by the next writer of the same file, whatever it calls.
 func TestKilledWriter(t *testing.T) {
 	for name, write := range map[string]func(path string) error{

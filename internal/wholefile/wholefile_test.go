@@ -10,6 +10,19 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// names are those of what a directory holds.
+func names(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
 func TestWriteReplacesWholeOrNotAtAll(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x")

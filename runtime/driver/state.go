@@ -23,8 +23,8 @@ type State struct {
 	PerSeq     int     // elements of its caches from one sequence to the next, 0 where there is one sequence
 }
 
-// Join adds what an operator says. It refuses one that contradicts those before it, because a call has one cache and one
-// kind of rows.
+// Join adds what an operator says. It refuses one that contradicts those before it, because a call has one cache and
+// one kind of rows.
 func (s *State) Join(operator *op.Op) error {
 	if operator.Kind.Has("batch") || operator.Kind.Has("context") {
 		if s.Placed && s.Batch != operator.Batch {
@@ -44,8 +44,8 @@ func (s *State) Join(operator *op.Op) error {
 	return nil
 }
 
-// Bind makes the scalars of a call current, after checking that the bindings are those of the graph and that the rows in
-// use have places. It returns how many rows these are; with 0 the call has nothing to do.
+// Bind makes the scalars of a call current, after checking that the bindings are those of the graph and that the rows
+// in use have places. It returns how many rows these are; with 0 the call has nothing to do.
 func (s *State) Bind(b *Bindings, g *op.Graph) (rows int, err error) {
 	if err := b.Matches(g); err != nil {
 		return 0, err

@@ -15,7 +15,8 @@ func mentions(t *testing.T, what string, err error, word string) {
 	}
 }
 
-// Operators that speak of other caches, or of rows of another kind, are refused; those without places or a cache are not.
+// Operators that speak of other caches, or of rows of another kind, are refused; those without places or a cache are
+// not.
 func TestStateJoin(t *testing.T) {
 	store := op.Op{Kind: op.KVAppend, M: 2, KVHeads: 2, HeadDim: 8, KV: op.F16}
 	attend := op.Op{Kind: op.Attention, M: 2, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 8}

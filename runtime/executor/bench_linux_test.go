@@ -156,9 +156,6 @@ type planned struct {
 	bind   driver.Bindings
 }
 
-// on is a processor of one core that does what it is told.
-func on(core int) *noted { return &noted{caps: driver.Capabilities{Cores: []int{core}}} }
-
 func do(f func(iter int)) func(int) driver.Executable {
 	return func(iter int) driver.Executable { return &notedStep{func() error { f(iter); return nil }} }
 }

@@ -29,6 +29,9 @@ type noted struct {
 	beside *noted       // has the same thread: never inside Run at the same time
 }
 
+// on is a processor of one core that does what it is told.
+func on(core int) *noted { return &noted{caps: driver.Capabilities{Cores: []int{core}}} }
+
 type notedStep struct{ run func() error }
 
 func (*notedStep) Close() error { return nil }
