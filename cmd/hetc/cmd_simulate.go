@@ -56,7 +56,7 @@ func newBenchServing(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.LlamaGGUF, "llama-gguf", "",
 		"GGUF file of the same model, with a tokenizer: llama.cpp's server plays the traces too")
 	flags.StringVar(&options.WriteServed, "write-served", "",
-		"write what program calls took before, with other requests, to this file: hetc simulate --served reads it")
+		"write what program calls took with requests of its own to this file: hetc simulate --served reads it")
 	flags.IntVar(&options.Rounds, "rounds", 1, "measured rounds; the one with the median rate is shown")
 	return cmd
 }

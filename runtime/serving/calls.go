@@ -30,22 +30,63 @@ func (k CallKind) String() string {
 	return [...]string{"chunk", "last chunk", "decode", "decode beside a chunk", "verify a draft"}[k]
 }
 
+// After is what a program call comes after: another call, or an idle time, see AfterIdle. A call of another kind or size
+// is of another program, whose weights are not in the cache, or has just woken up who reads a first token. And the
+// longer a core had nothing to do, the deeper it sleeps.
+type After uint8
+
+// What a call that begins when the one before it ends comes after.
+const (
+	AfterSame  After = iota // one of the same kind and size
+	AfterOther              // any other one
+)
+
+// idleBounds part idle times, in ns: up to the first one, and so on.
+var idleBounds = [...]int64{10e6, 40e6, 160e6}
+
+// Afters is how many there are.
+const Afters = int(AfterOther) + len(idleBounds) + 2
+
+// AfterIdle is a call that begins when its request arrives, idle ns after the call before it.
+func AfterIdle(idle int64) After {
+	after := AfterOther + 1
+	for _, bound := range idleBounds {
+		if idle > bound {
+			after++
+		}
+	}
+	return after
+}
+
+// Idle reports whether it is an idle time.
+func (a After) Idle() bool { return a > AfterOther }
+
+// String is the word for it.
+func (a After) String() string {
+	return [Afters]string{"the same", "another", "idle up to 10 ms", "idle up to 40 ms", "idle up to 160 ms", "idle longer"}[a]
+}
+
 // CallKey is what program calls are told apart by.
 type CallKey struct {
 	Kind  CallKind
-	Size  int  // rows of the program of a chunk; else sequences, or tokens of the draft
-	Woken bool // there was nothing to do before it: it begins when its request arrives
+	Size  int // rows of the program of a chunk; else sequences, or tokens of the draft
+	After After
+}
+
+// Follow is the key of a call that comes after another one, or ends an idle time; 0: none.
+func (k CallKey) Follow(before CallKey, woken After) CallKey {
+	switch {
+	case woken.Idle():
+		k.After = woken
+	case k.Kind != before.Kind || k.Size != before.Size:
+		k.After = AfterOther
+	}
+	return k
 }
 
 // Compare orders keys.
 func (k CallKey) Compare(other CallKey) int {
-	woken := func(k CallKey) int {
-		if k.Woken {
-			return 1
-		}
-		return 0
-	}
-	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Size, other.Size), woken(k)-woken(other))
+	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Size, other.Size), cmp.Compare(k.After, other.After))
 }
 
 // CallTimes are sums over the calls of one kind.
@@ -87,16 +128,19 @@ func (t *Times) Planned(call Call) (CallKey, int64) {
 type tally struct {
 	times  *Times
 	sums   map[CallKey]CallTimes
-	ended  int64 // when the latest action ended
-	idle   bool  // nothing has been done since then
-	latest Call  // of the action under way; without sequences and tokens: it has called no program
+	ended  int64   // when the latest action ended
+	idle   bool    // nothing has been done since then
+	woken  After   // the idle time that the action under way ended; 0: none
+	before CallKey // the latest program call
+	latest Call    // of the action under way; without sequences and tokens: it has called no program
 }
 
 // begins says that there is something to do again since a request arrived. What the server did between two actions
 // counts as the second one's.
 func (t *tally) begins(arrived int64) {
 	if t.idle {
-		t.ended = max(t.ended, arrived)
+		t.woken = AfterIdle(arrived - t.ended)
+		t.ended, t.idle = max(t.ended, arrived), false
 	}
 }
 
@@ -107,14 +151,15 @@ func (t *tally) ends(now int64) {
 		return
 	}
 	key, planned := t.times.Planned(call)
-	key.Woken = t.idle
+	key = key.Follow(t.before, t.woken)
+	t.before = key
 	sum := t.sums[key]
 	t.sums[key] = CallTimes{key, sum.Calls + 1, sum.ServedNS + now - t.ended, sum.CallNS + call.NS, sum.PlannedNS + planned}
 	t.rests(now)
 }
 
 // rests says that what comes after now is no part of what was called before.
-func (t *tally) rests(now int64) { t.ended, t.idle, t.latest = now, false, Call{} }
+func (t *tally) rests(now int64) { t.ended, t.woken, t.latest = now, 0, Call{} }
 
 // all are the sums, in order.
 func (t *tally) all() []CallTimes {

@@ -100,7 +100,7 @@ func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 		s.finish(answer)
 	}
 	next := s.state.Next(s.now())
-	if next.Kind != scheduler.Idle && s.tally.idle {
+	if next.Kind != scheduler.Idle {
 		s.tally.begins(s.earliest())
 	}
 	*batch = (*batch)[:0]

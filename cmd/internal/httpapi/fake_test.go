@@ -118,7 +118,7 @@ func (f *fakeEngine) Submit(request serving.Request) (Answer, error) {
 
 func (f *fakeEngine) Metrics() serving.Metrics {
 	return serving.Metrics{Waiting: [2]int{1, 2}, PromptTokens: 42, BusyNS: 1_500_000_000,
-		Calls: []serving.CallTimes{{CallKey: serving.CallKey{Kind: serving.LastChunkCall, Size: 64, Woken: true}, Calls: 3,
+		Calls: []serving.CallTimes{{CallKey: serving.CallKey{Kind: serving.LastChunkCall, Size: 64, After: serving.AfterIdle(1e6)}, Calls: 3,
 			ServedNS: 250_000_000, CallNS: 200_000_000, PlannedNS: 125_000_000}}}
 }
 

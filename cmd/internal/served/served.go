@@ -26,9 +26,6 @@ const (
 	afterLabel = "after"
 )
 
-// afters are the values of afterLabel.
-var afters = map[bool]string{false: "call", true: "idle"}
-
 // sums are the metrics of a kind of call.
 var sums = []struct {
 	name, help string
@@ -68,7 +65,7 @@ func Collect(times []serving.CallTimes, out chan<- prometheus.Metric) {
 		of := &times[i]
 		for j, sum := range sums {
 			out <- prometheus.MustNewConstMetric(descs[j], prometheus.CounterValue, float64(*sum.of(of))/sum.unit,
-				of.Kind.String(), strconv.Itoa(of.Size), afters[of.Woken])
+				of.Kind.String(), strconv.Itoa(of.Size), of.After.String())
 		}
 	}
 }
@@ -168,24 +165,27 @@ func parse(text []byte) ([]serving.CallTimes, error) {
 
 // keyOf reads the labels of a metric.
 func keyOf(labels map[string]string) (key serving.CallKey, err error) {
-	known := false
-	for kind := range serving.CallKind(serving.Kinds) {
-		if kind.String() == labels[kindLabel] {
-			key.Kind, known = kind, true
-		}
-	}
-	if !known {
-		return key, fmt.Errorf("label %s is %q, want a kind of program call", kindLabel, labels[kindLabel])
+	if key.Kind, err = labelled(labels, kindLabel, serving.CallKind(serving.Kinds)); err != nil {
+		return key, err
 	}
 	if key.Size, err = strconv.Atoi(labels[sizeLabel]); err != nil || key.Size < 0 {
 		return key, fmt.Errorf("label %s is %q, want a whole number", sizeLabel, labels[sizeLabel])
 	}
-	switch labels[afterLabel] {
-	case afters[true]:
-		key.Woken = true
-	case afters[false]:
-	default:
-		return key, fmt.Errorf("label %s is %q, want %q or %q", afterLabel, labels[afterLabel], afters[true], afters[false])
+	key.After, err = labelled(labels, afterLabel, serving.After(serving.Afters))
+	return key, err
+}
+
+// labelled is the one of the first count values whose word is the value of a label.
+func labelled[T interface {
+	~uint8
+	fmt.Stringer
+}](labels map[string]string, label string, count T) (T, error) {
+	var words []string
+	for value := range count {
+		if value.String() == labels[label] {
+			return value, nil
+		}
+		words = append(words, value.String())
 	}
-	return key, nil
+	return 0, fmt.Errorf("label %s is %q, want one of %q", label, labels[label], words)
 }

@@ -11,9 +11,9 @@ import (
 
 // CallReport is what the program calls of one kind took, beside what the plan predicts of them: means in ms.
 type CallReport struct {
-	Kind        string  `json:"kind"`                 // serving.CallKind
-	Size        int     `json:"size"`                 // serving.CallKey
-	AfterIdle   bool    `json:"after_idle,omitempty"` // there was nothing to do before
+	Kind        string  `json:"kind"`  // serving.CallKind
+	Size        int     `json:"size"`  // serving.CallKey
+	After       string  `json:"after"` // serving.After
 	Calls       int64   `json:"calls"`
 	ServedMS    float64 `json:"served_ms"`   // from the end of the call before, or the request's arrival after an idle time
 	MeasuredMS  float64 `json:"measured_ms"` // of that, the call itself
@@ -24,7 +24,7 @@ type CallReport struct {
 func callReports(times []serving.CallTimes) (out []CallReport) {
 	for _, sum := range times {
 		mean := func(ns int64) float64 { return float64(ns) / float64(sum.Calls) / 1e6 }
-		out = append(out, CallReport{sum.Kind.String(), sum.Size, sum.Woken, sum.Calls, mean(sum.ServedNS), mean(sum.CallNS),
+		out = append(out, CallReport{sum.Kind.String(), sum.Size, sum.After.String(), sum.Calls, mean(sum.ServedNS), mean(sum.CallNS),
 			mean(sum.PlannedNS)})
 	}
 	return out
@@ -45,14 +45,11 @@ func merge(lists ...[]serving.CallTimes) []serving.CallTimes {
 func showCalls(ui *cli.Streams, times []serving.CallTimes) {
 	var rows [][]string
 	for _, row := range callReports(times) {
-		after, ratio := "call", "-"
-		if row.AfterIdle {
-			after = "idle"
-		}
+		ratio := "-"
 		if row.PredictedMS > 0 {
 			ratio = fmt.Sprintf("%.2f", row.ServedMS/row.PredictedMS)
 		}
-		rows = append(rows, []string{row.Kind, fmt.Sprint(row.Size), after, fmt.Sprint(row.Calls), fmt.Sprintf("%.3f", row.ServedMS),
+		rows = append(rows, []string{row.Kind, fmt.Sprint(row.Size), row.After, fmt.Sprint(row.Calls), fmt.Sprintf("%.3f", row.ServedMS),
 			fmt.Sprintf("%.3f", row.MeasuredMS), fmt.Sprintf("%.3f", row.PredictedMS), ratio})
 	}
 	ui.Table([]string{"program call", ">size", "after", ">calls", ">served ms", ">call ms", ">predicted ms",

@@ -271,19 +271,25 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	defer on.Close()
-	began := time.Now()
-	if err := serving.Warm(ctx, on.machine); err != nil {
-		return err
-	}
-	ui.Notef("every program was loaded and executed once, in %.1f s", time.Since(began).Seconds())
-	overheads, err := options.overheads(ctx, ui, on, longestPromptOf(loads))
+	inBursts, err := options.bursts(on.plan, longestPromptOf(loads))
 	if err != nil {
 		return err
 	}
 	seconds := 0.0
 	for _, load := range loads {
-		seconds += load.trace[len(load.trace)-1].AtMS / 1e3 * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
+		if err := fits(on.plan, load.trace); err != nil {
+			return err
+		}
+		seconds += lasts(load.trace) * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
+		for _, trace := range inBursts {
+			seconds += lasts(trace) * float64(options.Rounds)
+		}
 	}
+	began := time.Now()
+	if err := serving.Warm(ctx, on.machine); err != nil {
+		return err
+	}
+	ui.Notef("every program was loaded and executed once, in %.1f s", time.Since(began).Seconds())
 	predicted := *on.plan
 	if on.plan.SoC.Simulated {
 		predicted.Beside = nil // as on the virtual clock
@@ -304,13 +310,14 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-	var reports []*Report
+	measuring := bench{ui, options, on.machine, peer, distance, inBursts}
+	var reports, others []*Report
 	for _, load := range loads {
-		simulated, err := simulateAll(&predicted, load.trace, options, overheads)
+		measured, before, err := measuring.measure(ctx, load.trace)
 		if err != nil {
 			return err
 		}
-		measured, err := measureAll(ctx, ui, on.machine, peer, distance, load.trace, options)
+		simulated, err := simulateAll(&predicted, load.trace, options, overheadsOf(before))
 		if err != nil {
 			return err
 		}
@@ -318,43 +325,55 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 			report.Load = load.name
 			reports = append(reports, report)
 		}
+		others = append(others, before...)
 	}
 	Show(ui, reports)
+	if err := options.showServed(ui, overheadsOf(others)); err != nil {
+		return err
+	}
 	ui.Notef("what program calls took while the loads were measured:")
 	showCalls(ui, measuredCalls(reports))
 	showHandovers(ui, reports)
 	return ui.Result(reports)
 }
 
-// overheads measures the server before anything else, and tells what it found; nil on a simulated machine, whose calls
-// take what they take. Prompts have up to longest tokens.
-func (o *Options) overheads(ctx context.Context, ui *cli.Streams, on *opened, longest int) (*Overheads, error) {
-	if on.plan.SoC.Simulated {
+// lasts is how long the requests of a trace take to arrive, in seconds.
+func lasts(trace []Request) float64 { return trace[len(trace)-1].AtMS / 1e3 }
+
+// bursts are the requests of the server's own, for each policy; nil on a simulated machine, whose calls take what they
+// take. Prompts have up to longest tokens.
+func (o *Options) bursts(plan *planir.Plan, longest int) ([][]Request, error) {
+	if plan.SoC.Simulated {
 		if o.WriteServed != "" {
 			return nil, diag.New(diag.ClassUsage, "--write-served: the plan is for the simulated SoC %q, whose calls take nothing beside",
-				on.plan.SoC.Name).WithHint("take a plan for this machine")
+				plan.SoC.Name).WithHint("take a plan for this machine")
 		}
 		return nil, nil
 	}
-	config, err := o.config(on.plan, scheduler.Batching)
+	config, err := o.config(plan, scheduler.Batching)
 	if err != nil {
 		return nil, err
 	}
-	out, err := measureOverheads(ctx, on.machine, config.Slots, bursts(on.plan, config.Slots, longest))
-	if err != nil {
-		return nil, err
+	return bursts(plan, config.Slots, longest, len(scheduler.Policies)), nil
+}
+
+// showServed tells what the server took while it was measured with requests of its own, and writes it to the file that
+// was asked for; nil: the machine is simulated.
+func (o *Options) showServed(ui *cli.Streams, overheads *Overheads) error {
+	if overheads == nil {
+		return nil
 	}
-	ui.Notef("measured with other requests, in bursts: what program calls take in the server, which is what is simulated; a first "+
-		"token is there %v before its client has it", time.Duration(out.ReadNS).Round(time.Microsecond))
-	showCalls(ui, out.Calls)
+	ui.Notef("what program calls took with other requests, in bursts before each measurement, which is what is simulated; a first "+
+		"token was there %v before its client had it:", time.Duration(overheads.ReadNS).Round(time.Microsecond))
+	showCalls(ui, overheads.Calls)
 	if o.WriteServed == "" {
-		return out, nil
+		return nil
 	}
-	if err := served.Write(o.WriteServed, out.Calls); err != nil {
-		return nil, err
+	if err := served.Write(o.WriteServed, overheads.Calls); err != nil {
+		return err
 	}
-	cli.Wrote(ui, o.WriteServed, "%d kinds of program calls", len(out.Calls))
-	return out, nil
+	cli.Wrote(ui, o.WriteServed, "%d kinds of program calls", len(overheads.Calls))
+	return nil
 }
 
 // urgent are the reactive requests of a trace.
@@ -384,59 +403,94 @@ func (o *Options) peer(ctx context.Context, plan *planir.Plan) (*llamaServer, er
 	return startLlamaServer(ctx, plan, o.LlamaGGUF, config.Slots)
 }
 
-// measureAll measures every policy in every round, llama.cpp's server if it is there, and the reactive requests by
-// themselves under the policy Full, and returns the round with the median rate of each. What llama.cpp's server does
-// not answer costs its own row and no other.
-func measureAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine, peer *llamaServer, distance *gauge,
-	trace []Request, options *Options) ([]*Report, error) {
-	type play struct {
-		policy scheduler.Policy
-		trace  []Request
-		idle   bool
-	}
-	var plays []play
-	for _, policy := range scheduler.Policies {
-		plays = append(plays, play{policy, trace, false})
+// bench measures loads.
+type bench struct {
+	ui       *cli.Streams
+	options  *Options
+	machine  *executor.Machine
+	peer     *llamaServer // nil: there is none
+	distance *gauge
+	bursts   [][]Request // for each policy, played before it is measured; nil: the machine is simulated
+}
+
+// play is what is measured in a round.
+type play struct {
+	policy scheduler.Policy
+	trace  []Request
+	idle   bool      // there is nothing but the load's reactive requests
+	bursts []Request // played before, under the same policy
+}
+
+// plays are the policies, the trace's reactive requests by themselves under the policy Full, and llama.cpp's server if
+// it is there.
+func (b *bench) plays(trace []Request) (out []play) {
+	for i, policy := range scheduler.Policies {
+		one := play{policy: policy, trace: trace}
+		if b.bursts != nil {
+			one.bursts = b.bursts[i]
+		}
+		out = append(out, one)
 	}
 	if alone := urgent(trace); len(alone) > 0 && len(alone) < len(trace) {
-		plays = append(plays, play{scheduler.Full, alone, true})
+		out = append(out, play{policy: scheduler.Full, trace: alone, idle: true})
 	}
-	if peer != nil {
-		plays = append(plays, play{llamaPolicy, trace, false})
+	if b.peer != nil {
+		out = append(out, play{policy: llamaPolicy, trace: trace})
 	}
+	return out
+}
+
+// measure measures everything in every round, and returns of each the round with its median rate, and all that was
+// measured with bursts.
+func (b *bench) measure(ctx context.Context, trace []Request) (measured, inBursts []*Report, err error) {
+	plays := b.plays(trace)
 	rounds := make([][]*Report, len(plays))
-	for range options.Rounds {
-		for i, play := range plays {
-			var report *Report
-			var err error
-			if play.policy == llamaPolicy {
-				if report, err = peer.measure(ctx, play.trace, prompts(machine, play.trace)); err != nil && ctx.Err() == nil {
-					ui.Warnf("no row of %s in this round: %v", llamaServerName, err)
-					continue
+	for range b.options.Rounds {
+		for i := range plays {
+			if len(plays[i].bursts) > 0 {
+				report, err := b.once(ctx, plays[i].policy, plays[i].bursts)
+				if err != nil {
+					return nil, nil, fmt.Errorf("measure what the server takes beside the plan: %w", err)
 				}
-			} else {
-				var config scheduler.Config
-				if config, err = options.config(machine.Plan(), play.policy); err == nil {
-					report, err = Measure(ctx, machine, play.trace, config)
-				}
+				inBursts = append(inBursts, report)
 			}
+			report, err := b.once(ctx, plays[i].policy, plays[i].trace)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
-			report.Idle = play.idle
-			if report.Handover, err = distance.report(ctx); err != nil {
-				return nil, err
+			if report == nil {
+				continue
+			}
+			report.Idle = plays[i].idle
+			if report.Handover, err = b.distance.report(ctx); err != nil {
+				return nil, nil, err
 			}
 			rounds[i] = append(rounds[i], report)
 		}
 	}
-	var out []*Report
 	for _, list := range rounds {
 		if len(list) == 0 {
 			continue
 		}
 		slices.SortFunc(list, func(a, b *Report) int { return cmp.Compare(a.Rate, b.Rate) })
-		out = append(out, list[len(list)/2])
+		measured = append(measured, list[len(list)/2])
 	}
-	return out, nil
+	return measured, inBursts, nil
+}
+
+// once plays a trace. What llama.cpp's server does not answer costs its own row and no other: nil.
+func (b *bench) once(ctx context.Context, policy scheduler.Policy, trace []Request) (*Report, error) {
+	if policy == llamaPolicy {
+		report, err := b.peer.measure(ctx, trace, prompts(b.machine, trace))
+		if err != nil && ctx.Err() == nil {
+			b.ui.Warnf("no row of %s in this round: %v", llamaServerName, err)
+			return nil, nil
+		}
+		return report, err
+	}
+	config, err := b.options.config(b.machine.Plan(), policy)
+	if err != nil {
+		return nil, err
+	}
+	return Measure(ctx, b.machine, trace, config)
 }

@@ -93,7 +93,8 @@ func TestFailingPeerCostsItsRow(t *testing.T) {
 	var warnings strings.Builder
 	ui := &cli.Streams{Tool: "hetc", Out: io.Discard, Err: &warnings}
 	trace := []Request{{AtMS: 0, Class: "proactive", Prompt: 4, Output: 3}, {AtMS: 1, Class: "proactive", Prompt: 8, Output: 2}}
-	reports, err := measureAll(t.Context(), ui, onOneCore(t), &llamaServer{url: server.URL}, nil, trace, &Options{Rounds: 2})
+	measuring := bench{ui: ui, options: &Options{Rounds: 2}, machine: onOneCore(t), peer: &llamaServer{url: server.URL}}
+	reports, _, err := measuring.measure(t.Context(), trace)
 	if err != nil {
 		t.Fatal(err)
 	}

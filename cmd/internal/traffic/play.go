@@ -58,7 +58,7 @@ func simulateServed(plan *planir.Plan, trace []Request, config scheduler.Config,
 		return nil, err
 	}
 	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace,
-		overheads: overheads, idle: true, courses: make([]course, len(trace)), pending: make([]int64, len(trace)),
+		overheads: overheads, woken: serving.AfterIdle(0), courses: make([]course, len(trace)), pending: make([]int64, len(trace)),
 		left: make([]int, len(trace))}
 	if err := play.run(); err != nil {
 		return nil, err
@@ -94,9 +94,10 @@ type simulation struct {
 	arrived int     // requests so far
 	now     int64
 	busy    int64
-	idle    bool         // there was nothing to do before now
-	beside  scheduler.ID // whose chunk is processed beside decoding; 0: none
-	part    float64      // of that chunk that is done
+	before  serving.CallKey // the latest program call
+	woken   serving.After   // the idle time that the next one ends; 0: none
+	beside  scheduler.ID    // whose chunk is processed beside decoding; 0: none
+	part    float64         // of that chunk that is done
 
 	overheads *Overheads // nil: program calls take what the plan predicts
 }
@@ -123,7 +124,8 @@ func (s *simulation) run() error {
 			if s.arrived == len(s.trace) {
 				return nil
 			}
-			s.now, s.idle = s.at(s.arrived), true
+			s.woken = serving.AfterIdle(s.at(s.arrived) - s.now)
+			s.now = s.at(s.arrived)
 		case scheduler.Prefill:
 			id := action.Requests[0]
 			s.begun(id)
@@ -214,7 +216,8 @@ func (s *simulation) arrive() {
 // call lets the clock go on while the server executes a program call.
 func (s *simulation) call(call serving.Call) {
 	key, planned := s.times.Planned(call)
-	key.Woken = s.idle
+	key = key.Follow(s.before, s.woken)
+	s.before = key
 	s.spend(s.overheads.served(key, planned))
 }
 
@@ -222,7 +225,7 @@ func (s *simulation) call(call serving.Call) {
 func (s *simulation) spend(ns int64) {
 	s.now += ns
 	s.busy += ns
-	s.idle = false
+	s.woken = 0
 }
 
 // arrivals submits the requests that have arrived by now.

@@ -2,13 +2,10 @@ package traffic
 
 import (
 	"cmp"
-	"context"
-	"fmt"
 	"math"
 	"math/rand/v2"
 
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 	"github.com/hetc/hetc/runtime/serving"
 )
@@ -41,29 +38,37 @@ func (o *Overheads) served(key serving.CallKey, planned int64) int64 {
 	return planned + (sum.ServedNS-sum.PlannedNS)/sum.Calls
 }
 
-// nearest are the calls of that kind whose size is nearest, the smaller one of two, and that came after an idle time as
-// well if there are such; nil: none are known.
+// nearest are the calls of that kind that came after the same, or else after what is most similar to that; of these the
+// ones whose size is nearest, the smaller one of two. nil: none are known.
 func (o *Overheads) nearest(key serving.CallKey) (best *serving.CallTimes) {
 	if o == nil {
 		return nil
 	}
-	distance := func(of *serving.CallTimes) float64 { return math.Abs(float64(of.Size - key.Size)) }
-	for _, woken := range []bool{key.Woken, false} {
-		for i := range o.Calls {
-			candidate := &o.Calls[i]
-			if candidate.Kind != key.Kind || candidate.Woken != woken {
-				continue
-			}
-			if best == nil || distance(candidate) < distance(best) {
-				best = candidate
-			}
+	away := func(of *serving.CallTimes) (after, size int) {
+		if after = distance(int(of.After), int(key.After)); of.After.Idle() != key.After.Idle() {
+			after += serving.Afters
 		}
-		if best != nil {
-			return best
+		return after, distance(of.Size, key.Size)
+	}
+	for i := range o.Calls {
+		candidate := &o.Calls[i]
+		if candidate.Kind != key.Kind || candidate.After.Idle() && !key.After.Idle() {
+			continue
+		}
+		if best == nil {
+			best = candidate
+			continue
+		}
+		after, size := away(candidate)
+		bestAfter, bestSize := away(best)
+		if cmp.Or(cmp.Compare(after, bestAfter), cmp.Compare(size, bestSize)) < 0 {
+			best = candidate
 		}
 	}
-	return nil
+	return best
 }
+
+func distance(a, b int) int { return max(a-b, b-a) }
 
 // other reports whether another plan than this one predicted the calls.
 func (o *Overheads) other(plan *planir.Plan) bool {
@@ -82,32 +87,39 @@ func (o *Overheads) other(plan *planir.Plan) bool {
 }
 
 const (
-	burstPause   = 20e6  // ns between two bursts of requests: the machine is idle then
-	mostDelayed  = 200e6 // ns that a burst may take longer than predicted, if it may take twice as long, and leave a pause
-	burstTokens  = 4     // each request of a burst generates so many tokens more than the one before it
-	burstsAtMost = 200
-	burstSeconds = 3 // of predicted time, but each number of requests occurs at least twice
+	shortestPause = 5e6   // ns between two bursts of requests: the machine is idle then
+	longestPause  = 320e6 // short and long ones are as frequent, by their logarithm
+	mostDelayed   = 200e6 // ns that a burst may take longer than predicted, if it may take twice as long, and leave a pause
+	burstTokens   = 8     // each request of a burst generates so many tokens more than the one before it
+	burstsAtMost  = 200
+	burstSeconds  = 10 // of predicted time, but each number of requests occurs at least once
 )
 
-// bursts are requests that a server is measured with before others are simulated: 1 to slots at a time, which decode
-// together, fewer and fewer, with an idle time before the next ones. Prompts have up to longest tokens.
-func bursts(plan *planir.Plan, slots, longest int) (trace []Request) {
+// bursts are requests that a server is measured with besides those that are simulated: 1 to slots at a time, which
+// decode together, fewer and fewer, with idle times of different lengths between them. Prompts have up to longest
+// tokens. They are several traces; in each every number of requests occurs.
+func bursts(plan *planir.Plan, slots, longest, traces int) [][]Request {
 	times := serving.TimesOf(plan)
 	random := rand.New(rand.NewPCG(2, 22))
-	at := 0.0 // ns
-	for i := 0; i < 2*slots || i < burstsAtMost && at < burstSeconds*1e9; i++ {
+	out := make([][]Request, traces)
+	ends := make([]float64, traces) // ns
+	total := 0.0
+	for i := 0; i < traces*slots || i < burstsAtMost && total < burstSeconds*1e9; i++ {
+		part := i / slots % traces
 		alone := 0.0 // time of the burst's requests
 		for j := range 1 + i%slots {
 			output := burstTokens * (j + 1)
 			most := max(1, min(longest, plan.MaxContext-output))
-			request := Request{AtMS: at / 1e6, Class: scheduler.Class((i + j) % 2).String(), Prompt: 1 + random.IntN(most),
+			request := Request{AtMS: ends[part] / 1e6, Class: scheduler.Class((i + j) % 2).String(), Prompt: 1 + random.IntN(most),
 				Output: min(output, plan.MaxContext-1)}
-			trace = append(trace, request)
+			out[part] = append(out[part], request)
 			alone += predicted(times, &request)
 		}
-		at += alone + min(alone, mostDelayed) + burstPause
+		lasts := alone + min(alone, mostDelayed) + shortestPause*math.Pow(longestPause/shortestPause, random.Float64())
+		ends[part] += lasts
+		total += lasts
 	}
-	return trace
+	return out
 }
 
 // predicted is the time of a request alone, in ns.
@@ -120,23 +132,16 @@ func predicted(times *serving.Times, request *Request) (total float64) {
 	return total + float64(times.Decode(1))*float64(request.Output-1)
 }
 
-// measureOverheads measures the server on this machine with requests of its own, such as bursts. Only the policy Full
-// processes prompts beside decoding, and only without classes do all requests always decode together.
-func measureOverheads(ctx context.Context, machine *executor.Machine, slots int, trace []Request) (*Overheads, error) {
-	out := &Overheads{}
-	read, policies := 0.0, []scheduler.Policy{scheduler.Batching, scheduler.Full}
-	for _, policy := range policies {
-		config := scheduler.Default(slots)
-		config.Policy = policy
-		report, err := Measure(ctx, machine, trace, config)
-		if err != nil {
-			return nil, fmt.Errorf("measure what the server takes beside the plan: %w", err)
-		}
-		out.Calls = merge(out.Calls, report.times)
-		read += report.ReadMS * 1e6 / float64(len(policies))
+// overheadsOf is what the server took while these were measured; nil: nothing was.
+func overheadsOf(reports []*Report) *Overheads {
+	if len(reports) == 0 {
+		return nil
 	}
-	out.ReadNS = int64(read)
-	return out, nil
+	read := 0.0
+	for _, report := range reports {
+		read += report.ReadMS * 1e6 / float64(len(reports))
+	}
+	return &Overheads{Calls: measuredCalls(reports), ReadNS: int64(read)}
 }
 
 // longestPromptOf is the most tokens of a prompt that the requests of these loads have to process.

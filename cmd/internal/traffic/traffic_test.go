@@ -71,7 +71,7 @@ func TestSimulateServedByHand(t *testing.T) {
 	config := scheduler.Default(4)
 	config.Policy = scheduler.FCFS
 	overheads := &Overheads{ReadNS: 500e3, Calls: []serving.CallTimes{
-		{CallKey: serving.CallKey{Kind: serving.ChunkCall, Size: 100, Woken: true}, Calls: 2, ServedNS: 106e6, PlannedNS: 100e6},
+		{CallKey: serving.CallKey{Kind: serving.ChunkCall, Size: 100, After: serving.AfterIdle(5e6)}, Calls: 2, ServedNS: 106e6, PlannedNS: 100e6},
 		{CallKey: serving.CallKey{Kind: serving.LastChunkCall, Size: 100}, Calls: 3, ServedNS: 93e6, PlannedNS: 90e6},
 		{CallKey: serving.CallKey{Kind: serving.DecodeCall, Size: 1}, Calls: 1, ServedNS: 11e6, PlannedNS: 10e6},
 	}}
@@ -92,73 +92,85 @@ func TestSimulateServedByHand(t *testing.T) {
 // What a call takes in the server: the plan's time and what that kind of call took beyond it; a factor where it took
 // less.
 func TestServedTimes(t *testing.T) {
-	key := func(kind serving.CallKind, size int, woken bool) serving.CallKey {
-		return serving.CallKey{Kind: kind, Size: size, Woken: woken}
+	const call, other = serving.AfterSame, serving.AfterOther
+	short, long, longest := serving.AfterIdle(5e6), serving.AfterIdle(50e6), serving.AfterIdle(5e9)
+	key := func(kind serving.CallKind, size int, after serving.After) serving.CallKey {
+		return serving.CallKey{Kind: kind, Size: size, After: after}
 	}
 	overheads := &Overheads{Calls: []serving.CallTimes{
-		{CallKey: key(serving.ChunkCall, 32, false), Calls: 10, ServedNS: 1500, PlannedNS: 1000},
-		{CallKey: key(serving.ChunkCall, 64, false), Calls: 10, ServedNS: 700, PlannedNS: 1000},
-		{CallKey: key(serving.ChunkCall, 64, true), Calls: 1, ServedNS: 1300, PlannedNS: 100},
-		{CallKey: key(serving.DecodeCall, 2, false), Calls: 4, ServedNS: 480, PlannedNS: 400},
-		{CallKey: key(serving.VerifyCall, 2, false), Calls: 4, ServedNS: 480},
+		{CallKey: key(serving.ChunkCall, 32, call), Calls: 10, ServedNS: 1500, PlannedNS: 1000},
+		{CallKey: key(serving.ChunkCall, 64, call), Calls: 10, ServedNS: 700, PlannedNS: 1000},
+		{CallKey: key(serving.ChunkCall, 64, short), Calls: 1, ServedNS: 1300, PlannedNS: 100},
+		{CallKey: key(serving.ChunkCall, 16, long), Calls: 1, ServedNS: 2300, PlannedNS: 100},
+		{CallKey: key(serving.ChunkCall, 64, long), Calls: 2, ServedNS: 3600, PlannedNS: 200},
+		{CallKey: key(serving.DecodeCall, 2, call), Calls: 4, ServedNS: 480, PlannedNS: 400},
+		{CallKey: key(serving.DecodeCall, 3, other), Calls: 2, ServedNS: 600, PlannedNS: 400},
+		{CallKey: key(serving.VerifyCall, 2, call), Calls: 4, ServedNS: 480},
 	}}
 	for _, test := range []struct {
 		key  serving.CallKey
 		want int64 // of 200 ns
 		why  string
 	}{
-		{key(serving.ChunkCall, 32, false), 250, "50 ns beyond the plan"},
-		{key(serving.ChunkCall, 64, false), 140, "0.7 of the plan"},
-		{key(serving.ChunkCall, 64, true), 1400, "after an idle time"},
-		{key(serving.ChunkCall, 32, true), 1400, "the nearest size after an idle time"},
-		{key(serving.ChunkCall, 48, false), 250, "the smaller of two sizes"},
-		{key(serving.ChunkCall, 49, false), 140, "the nearer of two sizes"},
-		{key(serving.DecodeCall, 1, true), 220, "never seen after an idle time"},
-		{key(serving.VerifyCall, 2, false), 200, "the plan predicted nothing"},
-		{key(serving.LastChunkCall, 32, false), 200, "never seen"},
+		{key(serving.ChunkCall, 32, call), 250, "50 ns beyond the plan"},
+		{key(serving.ChunkCall, 64, call), 140, "0.7 of the plan"},
+		{key(serving.ChunkCall, 64, short), 1400, "after a short idle time"},
+		{key(serving.ChunkCall, 64, long), 1900, "after a longer one"},
+		{key(serving.ChunkCall, 64, longest), 1900, "after the longest of the idle times that were seen"},
+		{key(serving.ChunkCall, 32, short), 1400, "the nearest size after such an idle time"},
+		{key(serving.ChunkCall, 32, longest), 2400, "the nearest size after the longest"},
+		{key(serving.ChunkCall, 48, call), 250, "the smaller of two sizes"},
+		{key(serving.ChunkCall, 49, call), 140, "the nearer of two sizes"},
+		{key(serving.DecodeCall, 1, other), 300, "after another call"},
+		{key(serving.DecodeCall, 1, call), 220, "after the same one"},
+		{key(serving.DecodeCall, 1, short), 300, "never seen after an idle time"},
+		{key(serving.ChunkCall, 64, other), 140, "never seen after another call"},
+		{key(serving.VerifyCall, 2, call), 200, "the plan predicted nothing"},
+		{key(serving.LastChunkCall, 32, call), 200, "never seen"},
 	} {
 		if got := overheads.served(test.key, 200); got != test.want {
 			t.Errorf("%+v, %s: got %d ns, want %d", test.key, test.why, got, test.want)
 		}
 	}
-	if got := (*Overheads)(nil).served(key(serving.ChunkCall, 32, false), 200); got != 200 {
+	if got := (*Overheads)(nil).served(key(serving.ChunkCall, 32, call), 200); got != 200 {
 		t.Errorf("with nothing known: got %d ns, want 200", got)
 	}
 }
 
-// Every number of requests comes at a time, twice at least, within the context of any plan, and leaves the machine an
-// idle time although every call takes 5 ms longer than planned.
+// In each trace every number of requests comes at a time, within the context of any plan, and leaves the machine an idle
+// time although every call takes 5 ms longer than planned.
 func TestBursts(t *testing.T) {
 	plan := planOf()
 	for _, context := range []int{2, 20, 1024} {
 		plan.MaxContext = context
 		for slots := 1; slots <= 4; slots++ {
-			trace := bursts(plan, slots, 150)
-			if err := fits(plan, trace); err != nil {
-				t.Errorf("a context of %d, %d slots: %v", context, slots, err)
-			}
-			together := map[float64]int{}
-			for _, request := range trace {
-				together[request.AtMS]++
-			}
-			times := make([]int, slots+1)
-			for _, count := range together {
-				times[count]++
-			}
-			if slices.Min(times[1:]) < 2 {
-				t.Errorf("a context of %d: requests came together %v times", context, times)
-			}
-			overheads := &Overheads{}
-			for _, program := range []serving.CallKey{{Kind: serving.ChunkCall}, {Kind: serving.LastChunkCall}, {Kind: serving.DecodeCall}} {
-				overheads.Calls = append(overheads.Calls, serving.CallTimes{CallKey: program, Calls: 1, ServedNS: 15e6, PlannedNS: 10e6})
-			}
-			config := scheduler.Default(slots)
-			report, err := simulateServed(plan, trace, config, overheads)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if report.Busy > 0.95 {
-				t.Errorf("a context of %d, %d slots: the machine is busy for %.3f of the time", context, slots, report.Busy)
+			for _, trace := range bursts(plan, slots, 150, 3) {
+				if err := fits(plan, trace); err != nil {
+					t.Errorf("a context of %d, %d slots: %v", context, slots, err)
+				}
+				together := map[float64]int{}
+				for _, request := range trace {
+					together[request.AtMS]++
+				}
+				times := make([]int, slots+1)
+				for _, count := range together {
+					times[count]++
+				}
+				if slices.Min(times[1:]) < 1 {
+					t.Errorf("a context of %d: requests came together %v times", context, times)
+				}
+				overheads := &Overheads{}
+				for _, kind := range []serving.CallKind{serving.ChunkCall, serving.LastChunkCall, serving.DecodeCall} {
+					overheads.Calls = append(overheads.Calls,
+						serving.CallTimes{CallKey: serving.CallKey{Kind: kind}, Calls: 1, ServedNS: 15e6, PlannedNS: 10e6})
+				}
+				report, err := simulateServed(plan, trace, scheduler.Default(slots), overheads)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if report.Busy > 0.95 {
+					t.Errorf("a context of %d, %d slots: the machine is busy for %.3f of the time", context, slots, report.Busy)
+				}
 			}
 		}
 	}
@@ -169,10 +181,13 @@ func TestBursts(t *testing.T) {
 func TestMeasureOverheads(t *testing.T) {
 	const slots = 4
 	machine := onOneCore(t)
-	got, err := measureOverheads(t.Context(), machine, slots, bursts(machine.Plan(), slots, 150)[:30])
+	config := scheduler.Default(slots)
+	config.Policy = scheduler.Batching
+	report, err := Measure(t.Context(), machine, bursts(machine.Plan(), slots, 150, 1)[0][:60], config)
 	if err != nil {
 		t.Fatal(err)
 	}
+	got := overheadsOf([]*Report{report})
 	if got.ReadNS <= 0 {
 		t.Errorf("clients have their first tokens %d ns after they are there, want more than 0", got.ReadNS)
 	}
@@ -183,8 +198,9 @@ func TestMeasureOverheads(t *testing.T) {
 			t.Errorf("%+v: want calls that take time, and longer in the server", sum)
 		}
 	}
-	want := []serving.CallKey{{Kind: serving.ChunkCall, Size: 64}, {Kind: serving.ChunkCall, Size: 64, Woken: true},
-		{Kind: serving.LastChunkCall, Size: 16}, {Kind: serving.LastChunkCall, Size: 64}}
+	want := []serving.CallKey{{Kind: serving.ChunkCall, Size: 64}, {Kind: serving.ChunkCall, Size: 64, After: serving.AfterIdle(50e6)},
+		{Kind: serving.LastChunkCall, Size: 16, After: serving.AfterOther},
+		{Kind: serving.LastChunkCall, Size: 64, After: serving.AfterOther}}
 	for n := 1; n <= slots; n++ {
 		want = append(want, serving.CallKey{Kind: serving.DecodeCall, Size: n})
 	}

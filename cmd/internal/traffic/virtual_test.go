@@ -144,7 +144,7 @@ func TestSimulateIsServing(t *testing.T) {
 }
 
 // What calls take in a server is learnt from some requests, and predicts others: on a clock on which the server takes a
-// time of its own for every kind of call, and for waking up, the simulation says of other requests at what time each
+// time of its own for every kind of call, and for waking up after short and long idle times, the simulation says of other requests at what time each
 // gets each token. By the plan alone first tokens come too early.
 func TestServedCallsPredictOtherRequests(t *testing.T) {
 	machine := onOneCore(t)
@@ -165,7 +165,7 @@ func TestServedCallsPredictOtherRequests(t *testing.T) {
 				ns += 900e3
 			}
 			if clock.now > ended { // there was nothing to do
-				ns += 1700e3
+				ns += 700e3 * int64(serving.AfterIdle(clock.now-max(ended, 0)))
 			}
 			ended = clock.now + ns
 			return ns
@@ -178,18 +178,23 @@ func TestServedCallsPredictOtherRequests(t *testing.T) {
 		return summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
 			Iterations: metrics.Iterations, Preemptions: metrics.Preemptions}), metrics.Calls
 	}
+	drawn := func(seed uint64, seconds float64) []Request {
+		pattern := Pattern{Seconds: seconds, Reactive: 600, Proactive: 1800, Prompt: Range{1, 150}, Output: Range{1, 20}, Seed: seed}
+		trace, err := pattern.Draw()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return trace
+	}
 	overheads := &Overheads{}
 	for _, policy := range []scheduler.Policy{scheduler.Batching, scheduler.Full} {
 		config := scheduler.Default(4)
 		config.Policy = policy
-		_, calls := serve(bursts(machine.Plan(), 4, 150)[:60], config)
-		overheads.Calls = merge(overheads.Calls, calls)
+		_, inBursts := serve(bursts(machine.Plan(), 4, 150, 1)[0], config)
+		_, others := serve(drawn(8, 3), config) // with all idle times before all kinds of calls
+		overheads.Calls = merge(overheads.Calls, inBursts, others)
 	}
-	pattern := Pattern{Seconds: 1, Reactive: 600, Proactive: 1800, Prompt: Range{1, 150}, Output: Range{1, 20}, Seed: 9}
-	trace, err := pattern.Draw()
-	if err != nil {
-		t.Fatal(err)
-	}
+	trace := drawn(9, 1)
 	for _, policy := range scheduler.Policies {
 		config := scheduler.Default(4)
 		config.Policy, config.AgeNS = policy, 40e6
