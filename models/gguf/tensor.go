@@ -110,23 +110,29 @@ func (t *Tensor) slice(i int) (Tensor, error) {
 // row by row; len(dst) is exactly their number. Quantised values are those of the format's reference,
 // bit by bit.
 func (t *Tensor) Read(dst []float32, row0, row1, col0, col1 int) error {
-	return readRows(t.Name, t.Rows(), t.Cols(), t.row, dst, row0, row1, col0, col1)
+	return rowReader{t.Name, t.Rows(), t.Cols(), t.row}.read(dst, row0, row1, col0, col1)
 }
 
-// readRows checks a range of a matrix [rows, cols] and decodes it row by row.
-func readRows(name string, rows, cols int, decode func(dst []float32, row, col int),
-	dst []float32, row0, row1, col0, col1 int) error {
-	if row0 < 0 || row1 < row0 || row1 > rows || col0 < 0 || col1 < col0 || col1 > cols {
+// rowReader reads a matrix [rows, cols] row by row.
+type rowReader struct {
+	name       string
+	rows, cols int
+	decode     func(dst []float32, row, col int) // len(dst) values of a row from column col on
+}
+
+// read checks the range and decodes it to dst.
+func (r rowReader) read(dst []float32, row0, row1, col0, col1 int) error {
+	if row0 < 0 || row1 < row0 || row1 > r.rows || col0 < 0 || col1 < col0 || col1 > r.cols {
 		return diag.New(diag.ClassInput, "read tensor %q: rows [%d, %d) and columns [%d, %d), want within [%d, %d]",
-			name, row0, row1, col0, col1, rows, cols)
+			r.name, row0, row1, col0, col1, r.rows, r.cols)
 	}
 	width := col1 - col0
 	if want := (row1 - row0) * width; len(dst) != want {
-		return diag.New(diag.ClassInput, "read tensor %q: room for %d values, want %d", name, len(dst), want)
+		return diag.New(diag.ClassInput, "read tensor %q: room for %d values, want %d", r.name, len(dst), want)
 	}
 	return mem.CatchFault(func() {
 		for row := row0; row < row1; row++ {
-			decode(dst[:width], row, col0)
+			r.decode(dst[:width], row, col0)
 			dst = dst[width:]
 		}
 	})

@@ -77,7 +77,7 @@ func (v View) Plain() ([]byte, bool) {
 // Read writes columns [col0, col1) of rows [row0, row1) to dst as float32, row by row; a vector is
 // one row. len(dst) is exactly their number.
 func (v View) Read(dst []float32, row0, row1, col0, col1 int) error {
-	return readRows(v.t.Name, v.rows(), v.cols(), v.row, dst, row0, row1, col0, col1)
+	return rowReader{v.t.Name, v.rows(), v.cols(), v.row}.read(dst, row0, row1, col0, col1)
 }
 
 // row decodes len(dst) values of row r from column col on; the range was checked.

@@ -91,19 +91,17 @@ func (p *printer) end() {
 }
 
 // generate streams an answer to standard output. The first known tokens of the prompt are in the cache.
-func (o *options) generate(
-	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, known int,
-	watch *stopwatch, copied int64,
-) error {
+func (x *execution) generate(ctx context.Context, known int) error {
+	ui, machine, prompt, watch := x.ui, x.machine, x.prompt, x.watch
 	answer := &printer{out: bufio.NewWriter(ui.Out), quiet: ui.JSON, first: true}
-	if tok != nil {
-		answer.stream = tok.Stream()
-		if o.tokens == "" && !o.answers() {
-			answer.prompt = o.prompt
+	if x.tok != nil {
+		answer.stream = x.tok.Stream()
+		if x.tokens == "" && !x.answers() {
+			answer.prompt = x.options.prompt
 		}
 	}
 	// The stopwatch is split at the first token: what came before is prefill.
-	generation, err := machine.Generate(ctx, prompt[known:], o.maxTokens, &o.sampler, func(id int32) bool {
+	generation, err := machine.Generate(ctx, prompt[known:], x.maxTokens, &x.sampler, func(id int32) bool {
 		if answer.first {
 			watch.split("load and verify weights", machine.LoadTime(), "prefill and first token")
 			answer.begin()
@@ -127,12 +125,12 @@ func (o *options) generate(
 		Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
 		Stopped: generation.Stopped, Full: generation.Full,
 	}
-	if o.steps {
+	if x.steps {
 		result.Steps = machine.Stats()
 		printSteps(ui, result.Steps)
 	}
-	if o.stats {
-		result.Stats = watch.stats(machine, len(prompt)-known, tok != nil, copied)
+	if x.stats {
+		result.Stats = watch.stats(machine, len(prompt)-known, x.tok != nil, x.bundle.CopiedBytes())
 		result.Stats.print(ui)
 	}
 	return ui.Result(result)

@@ -196,7 +196,7 @@ func (x *execution) execute(ctx context.Context) error {
 	if known > 0 {
 		x.watch.mark("cache of the prompt's beginning")
 	}
-	return x.generate(ctx, x.ui, x.machine, x.tok, x.prompt, known, x.watch, x.bundle.CopiedBytes())
+	return x.generate(ctx, known)
 }
 
 // emulatedNote says whose times these are.
