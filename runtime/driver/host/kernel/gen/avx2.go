@@ -181,7 +181,7 @@ func q4Rows256(name string, block int, vnni bool) {
 		Label(id + "_start")
 		input.set(row)
 		scale := func(half int, scales Mem) {
-			q4Scale256(m, half, vnni, scales, one, q4Sums{sums, ldsums}, iacc, facc)
+			q4Accumulators{iacc, facc}.scale(m, half, vnni, scales, one, q4Sums{sums, ldsums})
 		}
 		step := func(scales Mem) {
 			for half := range 2 {
@@ -252,9 +252,14 @@ func q4Rows256(name string, block int, vnni bool) {
 // q4Sums are where the sums of a block of activations lie: of the first row, and how far on that of the next one is.
 type q4Sums struct{ first, pitch reg.GPVirtual }
 
-// q4Scale256 adds half of a step's integer sums to the float32 sums of q4Rows256, with the scales of columns 8*half to
-// 8*half+7 and 16+8*half on: product = sum - 8 * sum of the activations.
-func q4Scale256(m, half int, vnni bool, scales, one Mem, sums q4Sums, iacc, facc func(row, number int) reg.VecPhysical) {
+// q4Accumulators are the registers of q4Rows256 for the integer sums of half a step and the float32 sums of a row.
+type q4Accumulators struct {
+	ints, floats func(row, number int) reg.VecPhysical
+}
+
+// scale adds half of a step's integer sums to the float32 sums, with the scales of columns 8*half to 8*half+7 and
+// 16+8*half on: product = sum - 8 * sum of the activations.
+func (a q4Accumulators) scale(m, half int, vnni bool, scales, one Mem, sums q4Sums) {
 	weight, nib, act, tmp := y[12], y[13], y[14], y[15]
 	low, high := scales, scales
 	low.Disp, high.Disp = scales.Disp+16*half, scales.Disp+32+16*half
@@ -269,13 +274,13 @@ func q4Scale256(m, half int, vnni bool, scales, one Mem, sums q4Sums, iacc, facc
 		VPSLLD(I8(3), act, act)
 		for number, src := range []reg.VecPhysical{weight, nib} {
 			if vnni {
-				VPSUBD(act, iacc(row, number), tmp)
+				VPSUBD(act, a.ints(row, number), tmp)
 			} else {
-				VPMADDWD(one, iacc(row, number), tmp)
+				VPMADDWD(one, a.ints(row, number), tmp)
 				VPSUBD(act, tmp, tmp)
 			}
 			VCVTDQ2PS(tmp, tmp)
-			VFMADD231PS(src, tmp, facc(row, 2*number+half))
+			VFMADD231PS(src, tmp, a.floats(row, 2*number+half))
 		}
 	}
 }

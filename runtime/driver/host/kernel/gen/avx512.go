@@ -363,18 +363,21 @@ func q4Panel512(name string, block int) {
 	})
 }
 
-// multiplyRow adds to acc0 and acc1 the products of row r's element at disp with w0 and w1. The
+// pair is the registers of both halves of a row of a tile.
+type pair [2]reg.VecPhysical
+
+// multiplyRow adds to sums the products of row r's element at disp with the weights. The
 // load is an operand of the multiply-adds where the row's address allows it, which saves an
-// instruction; else it is broadcast to b.
-func multiplyRow(x rows, r, disp int, w0, w1, b, acc0, acc1 reg.VecPhysical) {
+// instruction; else it is broadcast to value.
+func multiplyRow(x rows, r, disp int, weights, sums pair, value reg.VecPhysical) {
 	if x.plain(r) {
-		VFMADD231PS_BCST(x.at(r, disp), w0, acc0)
-		VFMADD231PS_BCST(x.at(r, disp), w1, acc1)
+		VFMADD231PS_BCST(x.at(r, disp), weights[0], sums[0])
+		VFMADD231PS_BCST(x.at(r, disp), weights[1], sums[1])
 		return
 	}
-	VBROADCASTSS(x.at(r, disp), b)
-	VFMADD231PS(w0, b, acc0)
-	VFMADD231PS(w1, b, acc1)
+	VBROADCASTSS(x.at(r, disp), value)
+	VFMADD231PS(weights[0], value, sums[0])
+	VFMADD231PS(weights[1], value, sums[1])
 }
 
 // f32Rows512 is f32Rows256 with up to 12 rows in 24 registers: one accumulator per result and k in
@@ -406,7 +409,7 @@ func f32Rows512() {
 				fetch.step(stepLines(m))
 			}
 			for row := range m {
-				multiplyRow(input, row, 4*i, w0, w1, acts[row%4], acc(row, 0), acc(row, 1))
+				multiplyRow(input, row, 4*i, pair{w0, w1}, pair{acc(row, 0), acc(row, 1)}, acts[row%4])
 			}
 		}, func(c int) {
 			input.advance(4 * c)
@@ -450,7 +453,7 @@ func bf16Rows512() {
 			VPANDD(upper, w1, w1)
 			fetch.step(1)
 			for row := range m {
-				multiplyRow(input, row, 4*i, w0, w1, acts[row%4], acc(row, 0), acc(row, 1))
+				multiplyRow(input, row, 4*i, pair{w0, w1}, pair{acc(row, 0), acc(row, 1)}, acts[row%4])
 			}
 		}, func(c int) {
 			input.advance(4 * c)

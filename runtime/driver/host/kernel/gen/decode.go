@@ -179,7 +179,7 @@ func scoresFew256(form keyForm) {
 			Label(part + "_next")
 			CMPQ(count, I8(groups))
 			JLT(LabelRef(part + "_end"))
-			eightKeys(form, part, m, groups, out, next, queries, keys)
+			form.eightKeys(part, m, groups, out, next, queries, keys)
 			SUBQ(I8(groups), count)
 			JMP(LabelRef(part + "_next"))
 			Label(part + "_end")
@@ -189,8 +189,10 @@ func scoresFew256(form keyForm) {
 	})
 }
 
-// eightKeys emits the product of m lines with groups of eight keys, and moves on to the next keys.
-func eightKeys(form keyForm, id string, m, groups int, out reg.GPVirtual, next prefetcher, queries rows, keys eightRows) {
+// eightKeys emits the product of m lines of queries with groups of eight keys, and moves on to the next keys.
+func (form keyForm) eightKeys(
+	id string, m, groups int, out reg.GPVirtual, next prefetcher, queries rows, keys eightRows,
+) {
 	acc := func(line, group int) reg.VecPhysical { return y[8+groups*line+group] }
 	zero256(y[8 : 8+groups*m]...)
 	each := []eightRows{keys}
