@@ -94,6 +94,13 @@ func SkipsSlow(name string) string {
 	return ""
 }
 
+// InPart reports whether a part of the slow tests runs, and what has the name is in it: a case of a test, of which others
+// are enough for a short one.
+func InPart(name string) bool {
+	part := os.Getenv(Part)
+	return part != "" && inPart(part, name)
+}
+
 // inPart reports whether a test is in the part: names are divided by their hashes, so that a new test moves no other.
 func inPart(part, name string) bool {
 	var number, count uint32

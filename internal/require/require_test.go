@@ -48,11 +48,17 @@ func TestSkipsSlow(t *testing.T) {
 	if skips := SkipsSlow("TestOne") != ""; skips != testing.Short() {
 		t.Errorf("without parts: skipped %v, with -short %v", skips, testing.Short())
 	}
+	if InPart("TestOne") {
+		t.Error("without parts: a test is in one")
+	}
 	used := map[string]bool{}
 	for number := range 100 {
 		name, times := fmt.Sprint("Test", number), 0
 		for _, part := range []string{"1/3", "2/3", "3/3"} {
 			t.Setenv(Part, part)
+			if (SkipsSlow(name) == "") != InPart(name) {
+				t.Errorf("%s in %s: slow tests say another part than InPart", name, part)
+			}
 			if SkipsSlow(name) == "" {
 				used[part] = true
 				times++

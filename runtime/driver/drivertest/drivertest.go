@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -180,6 +181,10 @@ func testCapabilities(t *testing.T, f *Factory) {
 // Plain tests try every variant.
 func sampled() bool { return Race || testing.Short() }
 
+// due reports whether a short test tries a variant that others could stand for: each part of the slow tests
+// (require.Part) has some of the variants, and all parts together have all.
+func due(variant string) bool { return !Race && require.InPart(variant) }
+
 // testContext is the number of positions of the caches that graphs are tried with.
 const testContext = 64
 
@@ -261,12 +266,12 @@ func testOperators(t *testing.T, f *Factory) {
 		}
 		tried[operator.Kind]++
 		// Short runs try six variants of each kind and scheme, and of variants of kernels, which take long to build,
-		// some.
+		// some; beside those they try what is due.
 		of, few := op.Op{Kind: operator.Kind, Scheme: operator.Scheme}, 6
 		if operator.Form.Kernel() != "" {
 			of.Form, few = operator.Form, 1-i%3
 		}
-		if alike[of]++; (f.Sampled || sampled()) && alike[of] > few {
+		if alike[of]++; alike[of] > few && (f.Sampled || sampled() && !due(name)) {
 			continue
 		}
 		// A copy moves values of any type; its type is that of its operands.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -39,22 +40,25 @@ func selectors(t testing.TB) []string {
 	return []string{devices[0].Select, devices[len(devices)-1].Select}
 }
 
-// The whole suite on one core with every kernel set, and on all cores with the best. Under the race detector, which has
-// nothing to find in one lane's arithmetic, only with the best.
+// The whole suite on one core with every kernel set, and on all cores with the best. Short tests, and those under the
+// race detector, which has nothing to find in one lane's arithmetic, have the best alone; a part of the slow tests has
+// all sets, in its part of the shapes.
 func TestConformance(t *testing.T) {
 	all := selectors(t)
+	few := drivertest.Race || testing.Short() && os.Getenv(require.Part) == ""
 	for i, sel := range all {
-		if testing.Short() && i < len(all)-1 {
-			continue // the last has workers besides
-		}
 		for _, set := range kernel.Sets() {
-			if (i > 0 || drivertest.Race || testing.Short()) && set.Name != kernel.Best().Name {
+			best := set.Name == kernel.Best().Name
+			if !best && (i > 0 || few) {
 				continue
+			}
+			if best && testing.Short() && i < len(all)-1 {
+				continue // the last has workers besides
 			}
 			t.Run(fmt.Sprintf("%s %s", sel, set.Name), func(t *testing.T) {
 				options := map[string]string{"kernels": set.Name}
 				f := drivertest.Factory{Driver: host.New(), Compiler: compile.New(), Config: driver.Config{Select: sel, Options: options}}
-				f.Sampled = i < len(all)-1 && set.Name == kernel.Best().Name // the last has all of them with these kernels
+				f.Sampled = best && i < len(all)-1 // the last has all of them with these kernels
 				if set.Name == "reference" {
 					f.Tolerance = 1.3e-7 // one rounding of the result
 				}
