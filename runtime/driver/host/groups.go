@@ -36,12 +36,7 @@ func (b *builder) groupMatMul() (step, error) {
 		m: operator.M,
 		plan: func(count int) int {
 			rows = count
-			if operator.Scheme.QuantisedRows() { // kernels want scales without gaps
-				scale := b.in[1]
-				for row := range count {
-					exe.have.scale[row] = scale.f32[row*scale.ld]
-				}
-			}
+			b.gatherScales(count)
 			if sums > 0 {
 				exe.p.set.BlockSums(exe.have.sum, sums, input.raw, input.ld, count, operator.K)
 			}

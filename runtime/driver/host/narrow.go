@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
@@ -22,28 +23,19 @@ var (
 // dense copy. A worker unpacks one tile of the weight after the other, multiplies in float32, and
 // rounds the results.
 func (b *builder) narrowMatMul() (step, error) {
-	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	exe, operator, output, set := b.e, b.op, b.out[0], b.e.p.set
 	scheme := operator.Scheme.Weight()
 	tileBytes, err := pack.TileBytes(scheme, operator.K)
 	if err != nil {
 		return step{}, err
 	}
-	round, roundOut, bad := halve, halve, errNotHalf
-	weights := b.w
+	round, weights := roundings{activations: halve, results: halve, bad: errNotHalf}, b.w
 	if operator.Scheme.Grid() {
-		// a grid has one step for all activations and one for all results
-		steps, err := mem.View[float32](weights[len(weights)-1].Bytes)
-		if err != nil {
+		last := len(weights) - 1
+		if round, err = gridRoundings(&weights[last], operator.N); err != nil {
 			return step{}, err
 		}
-		for i, width := range steps {
-			if !(width > 0 && width <= math.MaxFloat32) || width != steps[i/operator.N*operator.N] {
-				return step{}, fmt.Errorf("step %d of column %d is %v, want one positive number for all columns",
-					i/operator.N, i%operator.N, width)
-			}
-		}
-		round, roundOut, bad = onGrid(steps[0]), onGrid(steps[operator.N]), errNotOnGrid
-		weights = weights[:len(weights)-1]
+		weights = weights[:last]
 	}
 	var bias []float32
 	if operator.Bias {
@@ -57,16 +49,7 @@ func (b *builder) narrowMatMul() (step, error) {
 	// One unpacked tile for each worker.
 	exe.need.local = max(exe.need.local, operator.K*pack.TileN)
 	// Activations are rounded once for all columns.
-	before := b.byRows(6*operator.K, func(_, r0, r1 int) {
-		for row := r0; row < r1; row++ {
-			if !round(exe.have.row[row*operator.K:][:operator.K], input.f32[row*input.ld:][:operator.K]) {
-				exe.refuse(row)
-				return
-			}
-		}
-	})
-	before.refused = func(int) error { return bad }
-	b.before = append(b.before, before)
+	b.before = append(b.before, b.roundRows(round))
 
 	workers, tiles := len(exe.p.cores), (operator.N+pack.TileN-1)/pack.TileN
 	var rows int
@@ -97,15 +80,53 @@ func (b *builder) narrowMatMul() (step, error) {
 					set.Add(products, products, kernel.Rows(bias[column:], 0), rows, cols)
 				}
 				for at := range rows {
-					if row := out[at*output.ld:][:cols]; !roundOut(row, row) {
+					if row := out[at*output.ld:][:cols]; !round.results(row, row) {
 						exe.refuse(at)
 						break
 					}
 				}
 			}
 		},
-		refused: func(int) error { return bad },
+		refused: func(int) error { return round.bad },
 	}, nil
+}
+
+// roundRows makes the step that writes the rounded activations to scratch.
+func (b *builder) roundRows(round roundings) step {
+	exe, cols, input := b.e, b.op.K, b.in[0]
+	rounded := b.byRows(6*cols, func(_, r0, r1 int) {
+		for row := r0; row < r1; row++ {
+			if !round.activations(exe.have.row[row*cols:][:cols], input.f32[row*input.ld:][:cols]) {
+				exe.refuse(row)
+				return
+			}
+		}
+	})
+	rounded.refused = func(int) error { return round.bad }
+	return rounded
+}
+
+// roundings are how a product rounds its activations and its results. They return false for what has no rounded form,
+// which is the error bad.
+type roundings struct {
+	activations, results func(dst, src []float32) bool
+	bad                  error
+}
+
+// gridRoundings returns the roundings to a grid. Its weight has a step of the activations and one of the results, each
+// repeated for all n columns.
+func gridRoundings(weight *driver.Packed, n int) (roundings, error) {
+	steps, err := mem.View[float32](weight.Bytes)
+	if err != nil {
+		return roundings{}, err
+	}
+	for i, width := range steps {
+		if !(width > 0 && width <= math.MaxFloat32) || width != steps[i/n*n] {
+			return roundings{}, fmt.Errorf("step %d of column %d is %v, want one positive number for all columns",
+				i/n, i%n, width)
+		}
+	}
+	return roundings{activations: onGrid(steps[0]), results: onGrid(steps[n]), bad: errNotOnGrid}, nil
 }
 
 // onGrid returns a function that rounds numbers to multiples of step, halves to even, saturating at

@@ -46,41 +46,13 @@ func (b *builder) outliers() (step, error) {
 	most := operator.Gathered()
 	exe.need.local = max(exe.need.local, (most+1)*(outlierCols+1))
 	found := &exe.p.exceeding
-	mark := b.byRows(operator.K, func(worker, r0, r1 int) {
-		mine := found.marks[worker*operator.K:][:operator.K]
-		for row := r0; row < r1; row++ {
-			for channel, value := range input.f32[row*input.ld:][:operator.K] {
-				if value >= -limit && value <= limit {
-					continue
-				}
-				mine[channel] = true
-				if value-value != 0 { // NaN, infinite
-					exe.refuse(row)
-				}
-			}
-		}
-	})
-	mark.prepare = func(int) { found.begin(workers, operator.K) }
-	mark.refused = func(row int) error {
-		values := input.f32[row*input.ld:][:operator.K]
-		at := slices.IndexFunc(values, func(value float32) bool { return value-value != 0 })
-		return fmt.Errorf("value %d is %v, and no finite scale holds it", at, values[at])
-	}
-	b.before = append(b.before, mark)
+	b.before = append(b.before, b.markExceeding(limit))
 
 	var rows, rowBlock, ranges int
 	return step{
 		m: operator.M,
 		fetch: func() error {
-			found.channels = found.channels[:0]
-			for channel := range operator.K {
-				for worker := range workers {
-					if found.marks[worker*operator.K+channel] {
-						found.channels = append(found.channels, channel)
-						break
-					}
-				}
-			}
+			found.collect(workers, operator.K)
 			cold, err := matrix.fetch(found)
 			exe.count(len(found.channels), most, cold)
 			return err
@@ -121,6 +93,32 @@ func (b *builder) outliers() (step, error) {
 	}, nil
 }
 
+// markExceeding makes the step that marks the channels of which some row exceeds the limit.
+func (b *builder) markExceeding(limit float32) step {
+	exe, channels, input, found := b.e, b.op.K, b.in[0], &b.e.p.exceeding
+	mark := b.byRows(channels, func(worker, r0, r1 int) {
+		mine := found.marks[worker*channels:][:channels]
+		for row := r0; row < r1; row++ {
+			for channel, value := range input.f32[row*input.ld:][:channels] {
+				if value >= -limit && value <= limit {
+					continue
+				}
+				mine[channel] = true
+				if value-value != 0 { // NaN, infinite
+					exe.refuse(row)
+				}
+			}
+		}
+	})
+	mark.prepare = func(int) { found.begin(len(exe.p.cores), channels) }
+	mark.refused = func(row int) error {
+		values := input.f32[row*input.ld:][:channels]
+		at := slices.IndexFunc(values, func(value float32) bool { return value-value != 0 })
+		return fmt.Errorf("value %d is %v, and no finite scale holds it", at, values[at])
+	}
+	return mark
+}
+
 // exceeding is what a call has found beyond its static scale. A processor executes one call at a time, so that its steps
 // share the memory: it has as much as the step with most channels needs.
 type exceeding struct {
@@ -134,6 +132,19 @@ func (e *exceeding) begin(workers, channels int) {
 	e.marks = slices.Grow(e.marks[:0], workers*channels)[:workers*channels]
 	clear(e.marks)
 	e.channels, e.rows = slices.Grow(e.channels[:0], channels), slices.Grow(e.rows[:0], channels)
+}
+
+// collect lists the channels that some worker has marked.
+func (e *exceeding) collect(workers, channels int) {
+	e.channels = e.channels[:0]
+	for channel := range channels {
+		for worker := range workers {
+			if e.marks[worker*channels+channel] {
+				e.channels = append(e.channels, channel)
+				break
+			}
+		}
+	}
 }
 
 // widen converts bfloat16 values, as many as out holds.

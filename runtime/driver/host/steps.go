@@ -755,13 +755,7 @@ func (b *builder) matMul() (step, error) {
 		m: operator.M,
 		plan: func(count int) int {
 			work = b.divide(count, tileBytes, packs(count))
-			// kernels want scales without gaps
-			if operator.Scheme.QuantisedRows() {
-				scale := b.in[1]
-				for row := range count {
-					exe.have.scale[row] = scale.f32[row*scale.ld]
-				}
-			}
+			b.gatherScales(count)
 			if sums > 0 && !packs(count) {
 				set.BlockSums(exe.have.sum, sums, input.raw, input.ld, count, operator.K)
 			}
@@ -792,6 +786,17 @@ func (b *builder) matMul() (step, error) {
 			}
 		},
 	}, nil
+}
+
+// gatherScales copies the scales of quantised rows to scratch, because kernels want them without gaps.
+func (b *builder) gatherScales(rows int) {
+	if !b.op.Scheme.QuantisedRows() {
+		return
+	}
+	scale := b.in[1]
+	for row := range rows {
+		b.e.have.scale[row] = scale.f32[row*scale.ld]
+	}
 }
 
 // kvAppend stores the key and the value of each row and head at the row's position in the cache of
