@@ -62,7 +62,7 @@ func (k *Kernel) Reached() bool { return k.Share >= k.Mark }
 // measured.
 var (
 	gemmMarks = map[op.Scheme]float64{op.A8TQ8C: 0.85, op.A32W32: 0.80}
-	gemvMarks = map[op.Scheme]float64{op.A8TQ8C: 0.90, op.A8TQ4B32: 0.75}
+	gemvMarks = map[op.Scheme]float64{op.A8TQ8C: 0.90, op.A8TQ6C: 0.85, op.A8TQ4B32: 0.75}
 )
 
 // attentionMark is the share of the float32 peak that attention of a prompt has to reach.

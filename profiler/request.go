@@ -359,15 +359,25 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 				b.template(operator, b.schemesOf(node), at, more)
 				// an embedding that shares its weight with the head may be read from the head's
 				// packed weight
-				if node.Packed != "" &&
-					slices.ContainsFunc(b.schemes,
-						func(scheme op.Scheme) bool { return scheme.Weight() == op.I32Q8C.Weight() }) {
-					operator.Scheme, operator.Table = op.I32Q8C, ""
-					b.template(operator, nil, at, more)
+				for _, table := range b.tables() {
+					if node.Packed != "" {
+						operator.Scheme, operator.Table = table, ""
+						b.template(operator, nil, at, more)
+					}
 				}
 			}
 		}
 	}
+}
+
+// tables are the schemes of an embedding that looks rows up in a weight of one of the schemes, each once.
+func (b *builder) tables() (out []op.Scheme) {
+	for _, scheme := range b.schemes {
+		if table := scheme.Table(); table != "" && !slices.Contains(out, table) {
+			out = append(out, table)
+		}
+	}
+	return out
 }
 
 // halfEstimated is a share of query heads whose scores are estimated, the others' being decided without.

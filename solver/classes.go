@@ -56,19 +56,26 @@ func (s *schemeChoice) findClasses() {
 	}
 }
 
-// packed is an embedding that looks rows up in the matrix of a tied head where that is packed in 8 bit: one copy
+// packed is an embedding that looks rows up in the matrix of a tied head where that is packed in 8 or 6 bit: one copy
 // serves both.
 type packed struct {
-	node string // "embed.embed"
-	head int    // class
-	not  error  // why the embedding reads rows as they are stored all the same, though a processor could
+	node   string      // "embed.embed"
+	head   int         // class
+	tables []op.Scheme // of the embedding, as the head's scheme may have them
+	// why the embedding reads rows as they are stored under other schemes of the head, though a processor could
+	not map[op.Scheme]error
 }
 
-// works reports whether rows are looked up in the head where that has 8 bit.
-func (p *packed) works() bool { return p != nil && p.not == nil }
+// works reports whether rows are looked up in the head under some scheme of that.
+func (p *packed) works() bool { return p != nil && len(p.tables) > 0 }
 
-// under reports whether rows are looked up in the head under an assignment.
-func (p *packed) under(a assignment) bool { return p.works() && eightBit(a[p.head]) }
+// table is the scheme of the embedding where the head has a scheme, "" where it reads rows as they are stored.
+func (p *packed) table(head op.Scheme) op.Scheme {
+	if p != nil && slices.Contains(p.tables, head.Table()) {
+		return head.Table()
+	}
+	return ""
+}
 
 // findPacked decides whether the embedding follows the head: one processor at least has to be able to, for a
 // price that is known, and if quality is bounded, for a loss that is known.
@@ -77,7 +84,7 @@ func (s *schemeChoice) findPacked() {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
 			k := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.Packed })
-			if node.Packed == "" || k < 0 || !slices.ContainsFunc(s.permitted(&s.classes[k]), eightBit) {
+			if node.Packed == "" || k < 0 {
 				continue
 			}
 			cal := s.in.Calibration
@@ -86,33 +93,41 @@ func (s *schemeChoice) findPacked() {
 			}) {
 				continue // the head no longer holds the table's values
 			}
-			ok, err := s.looksUp(&node)
-			if !ok && err == nil {
-				continue
+			found := &packed{node: sec.Name + "." + node.Name, head: k, not: map[op.Scheme]error{}}
+			for _, scheme := range s.permitted(&s.classes[k]) {
+				table := scheme.Table()
+				if table == "" || slices.Contains(found.tables, table) {
+					continue
+				}
+				ok, err := s.looksUp(&node, table)
+				if ok && cal != nil && s.want.MaxKL != (workload.KLLimit{}) && s.tableLoss(found.node, table) == nil {
+					ok, err = false, errors.New("the calibration does not say what that loses")
+				}
+				if ok {
+					found.tables = append(found.tables, table)
+				} else if err != nil {
+					found.not[table] = err
+				}
 			}
-			s.packed = &packed{node: sec.Name + "." + node.Name, head: k, not: err}
-			if ok && cal != nil && s.want.MaxKL != (workload.KLLimit{}) && s.tableLoss(s.packed.node) == nil {
-				s.packed.not = errors.New("the calibration does not say what that loses")
+			if len(found.tables)+len(found.not) > 0 {
+				s.packed = found
 			}
 		}
 	}
 }
 
-// eightBit reports whether a scheme packs weights as the lookup of rows reads them.
-func eightBit(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }
-
 // looksUp reports whether a processor looks rows up in packed tiles; the error is why the price of one that could
 // is not known.
-func (s *request) looksUp(node *models.Node) (ok bool, err error) {
+func (s *request) looksUp(node *models.Node, table op.Scheme) (ok bool, err error) {
 	for _, proc := range s.Procs {
 		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, op.Embed) ||
-			proc.Layouts[op.I32Q8C.Weight()] != op.TilesLayout {
+			proc.Layouts[table.Weight()] != op.TilesLayout {
 			continue
 		}
 		var unknown error
 		for _, rows := range s.want.Rows() {
 			operator := node.Ops[0]
-			operator.M, operator.Scheme, operator.Table = rows, op.I32Q8C, ""
+			operator.M, operator.Scheme, operator.Table = rows, table, ""
 			if _, unknown = s.prices.Together([]price.Task{{Proc: proc.Name, Op: operator}}); unknown != nil {
 				break
 			}
@@ -125,17 +140,19 @@ func (s *request) looksUp(node *models.Node) (ok bool, err error) {
 	return false, err
 }
 
-// tableLoss is what looking rows up in the 8-bit head loses by the calibration, nil when that was not measured.
-func (s *request) tableLoss(node string) *calibration.Loss {
-	return s.in.Calibration.Loss(node, op.I32Q8C, false)
+// tableLoss is what looking rows up in the head loses by the calibration, nil when that was not measured.
+func (s *request) tableLoss(node string, table op.Scheme) *calibration.Loss {
+	return s.in.Calibration.Loss(node, table, false)
 }
 
 // schemeOf is the scheme of a node under an assignment; exact nodes ignore it. Groups of experts have that of the
 // products whose rows they compute.
 func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme {
 	return func(node string) op.Scheme {
-		if p := s.packed; p.under(schemes) && node == p.node {
-			return op.I32Q8C
+		if p := s.packed; p != nil && node == p.node {
+			if table := p.table(schemes[p.head]); table != "" {
+				return table
+			}
 		}
 		if k, ok := s.classOf[lower.ClassOf(node)]; ok {
 			return schemes[k]
@@ -145,7 +162,7 @@ func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme 
 }
 
 // loss is what a scheme costs in a class by the calibration, as KL divergence added up over its nodes; false when
-// that was not measured. The head's 8-bit scheme includes the embedding that is looked up in it.
+// that was not measured. The head's scheme includes the embedding that is looked up in it.
 func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, bool) {
 	if scheme == op.A32W32 {
 		return 0, true
@@ -165,8 +182,8 @@ func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, boo
 		}
 		total += max(0, loss.KL)
 	}
-	if packed := s.packed; packed.works() && class == &s.classes[packed.head] && eightBit(scheme) {
-		loss := s.tableLoss(packed.node)
+	if packed := s.packed; packed.table(scheme) != "" && class == &s.classes[packed.head] {
+		loss := s.tableLoss(packed.node, packed.table(scheme))
 		if loss == nil {
 			return 0, false
 		}

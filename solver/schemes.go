@@ -232,8 +232,9 @@ func (s *schemeChoice) quality() []planir.Quality {
 		}
 		for i := range s.classes {
 			kl, ok := s.loss(&s.classes[i], schemes[i])
-			if packed := s.packed; !ok && packed.under(schemes) && packed.head == i && s.tableLoss(packed.node) == nil {
-				missing = append(missing, fmt.Sprintf("%s in %s", op.I32Q8C, packed.node))
+			table := s.packed.table(schemes[i])
+			if !ok && table != "" && s.packed.head == i && s.tableLoss(s.packed.node, table) == nil {
+				missing = append(missing, fmt.Sprintf("%s in %s", table, s.packed.node))
 			} else if !ok {
 				missing = append(missing, fmt.Sprintf("%s in %s", schemes[i], s.classes[i].nodes[0]))
 			}

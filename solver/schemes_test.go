@@ -713,6 +713,32 @@ func TestPackedEmbedding(t *testing.T) {
 	}
 }
 
+// A tied model's embedding is looked up in the head in the precision that the head has.
+func TestEmbeddingFollowsTheHead(t *testing.T) {
+	require.Slow(t)
+	m, s := demo(t), twoCores(t, 1)
+	for i := range s.Processors {
+		proc := &s.Processors[i]
+		proc.Schemes, proc.Layouts["q6c"] = append(proc.Schemes, op.A8TQ6C), op.TilesLayout
+		proc.Sim.Schemes[op.A8TQ6C] = proc.Sim.Schemes[op.A8TQ8C]
+	}
+	prices := costs(t, s, m, op.A32W32, op.A8TQ8C, op.A8TQ6C)
+	for head, want := range map[op.Scheme]op.Scheme{op.A8TQ8C: op.I32Q8C, op.A8TQ6C: op.I32Q6C, op.A32W32: ""} {
+		w := quick()
+		w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A8TQ8C},
+			Head: []op.Scheme{head}}
+		plan := solve(t, Input{Model: m, SoC: s, Costs: prices, Workload: w}).Plan
+		if found := check.Plan(plan, m, s); len(found) > 0 {
+			t.Fatalf("%s: %v", head, found)
+		}
+		for _, rows := range []int{1, 16, 256} {
+			if got := plan.DecisionFor("embed.embed", rows).Scheme; got != want {
+				t.Errorf("head in %s, %d rows: embedding in %q, want %q", head, rows, got, want)
+			}
+		}
+	}
+}
+
 // Of permitted schemes, --only takes those that its processors execute, however fast others are with the rest.
 func TestOnlyDecidesSchemes(t *testing.T) {
 	require.Slow(t)

@@ -226,8 +226,10 @@ func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
 	s.noteOutliers(plan)
 	plan.Quality, plan.Compiled = s.quality(), s.compiled(plan)
 	s.prunedQuality(plan)
-	if packed := s.packed; packed != nil && packed.not != nil && eightBit(s.decode[packed.head]) {
-		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", packed.not)
+	if packed := s.packed; packed != nil {
+		if err := packed.not[s.decode[packed.head].Table()]; err != nil {
+			s.note("the embedding is not looked up in the packed head, and takes memory beside it: %v", err)
+		}
 	}
 	if err := s.headPipelines(ctx, plan); err != nil {
 		return err

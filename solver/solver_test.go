@@ -138,9 +138,9 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 				for _, sec := range sections {
 					for _, n := range sec.Nodes {
 						for _, o := range n.Ops {
-							if o.Kind == op.Embed && scheme == op.A8TQ8C {
+							if o.Kind == op.Embed && scheme.QuantisedRows() && scheme.Table() != "" {
 								packed := o
-								packed.Scheme, packed.Table = op.I32Q8C, ""
+								packed.Scheme, packed.Table = scheme.Table(), ""
 								add(p, packed)
 							}
 							for _, c := range []int{64, 320, 1024} {

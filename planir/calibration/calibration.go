@@ -103,10 +103,10 @@ type Outlier struct {
 	Share   float64 `json:"share" yaml:"share"`
 }
 
-// Loss is what Scheme costs when only the weights of Class (or an embedding, with op.I32Q8C) have it and everything
-// else is a32/w32: the mean Kullback-Leibler divergence from float32 in nats a token with its 95 % interval, and the
-// share of positions where both find the same token most likely. Folded says whether the calibration's folds were
-// applied.
+// Loss is what Scheme costs when only the weights of Class (or an embedding, with op.I32Q8C or op.I32Q6C) have it and
+// everything else is a32/w32: the mean Kullback-Leibler divergence from float32 in nats a token with its 95 % interval,
+// and the share of positions where both find the same token most likely. Folded says whether the calibration's folds
+// were applied.
 type Loss struct {
 	Class        string    `json:"class" yaml:"class" decode:"required"` // or All
 	Scheme       op.Scheme `json:"scheme" yaml:"scheme" decode:"required"`

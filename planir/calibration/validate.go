@@ -405,7 +405,7 @@ func (v *validator) directions(i int, activation *Activation) {
 func (v *validator) loss(i int, loss *Loss, folds bool) {
 	path := func(key string) []any { return []any{"losses", i, key} }
 	v.name(path("class"), loss.Class)
-	if _, err := op.ParseScheme(string(loss.Scheme)); err != nil && loss.Scheme != op.I32Q8C {
+	if _, err := op.ParseScheme(string(loss.Scheme)); err != nil && !loss.Scheme.LooksUp() {
 		v.fail(path("scheme"), "%w", err)
 	} else if loss.Scheme == op.A32W32 {
 		v.fail(path("scheme"), "scheme %q loses nothing", loss.Scheme)

@@ -199,7 +199,7 @@ func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 	}
 	out, depth := s.inputs(operator, rows), int64(operator.K)
 	tiles := (int64(operator.N) + s.Block - 1) / s.Block
-	if rows < s.PackRows || tiles < max(s.PackTiles, s.PackTilesPerCore*cores) {
+	if rows < s.PackRows || tiles < max(s.PackTiles, s.PackTilesPerCore*cores) || operator.Scheme.FewRows() {
 		return out
 	}
 	switch block := int64(operator.Scheme.BlockK()); {

@@ -54,13 +54,13 @@ type Value struct {
 }
 
 // Expand fixes rows, context and schemes. Matmuls get the scheme that schemeOf returns for their name (exact ones
-// float32), and an embedding op.I32Q8C if that is returned for it. Where a scheme quantises activations, a node
-// NAME_quant precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may
-// be static: it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its
-// steps as the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand two nodes more:
-// NAME_outliers multiplies what its static scale cuts off, of as many channels at once as channels returns for its name
-// and its rows (0, nil: the usual number), and NAME_merge adds that to the result. With tiers (nil: none) experts are
-// executed by groups as well (see groups.go).
+// float32). An embedding that gets op.I32Q8C or op.I32Q6C so looks rows up in the weight of a product. Where a scheme
+// quantises activations, a node NAME_quant precedes the first matmul that reads the value. Such a node is decided about
+// like any other. Its scale may be static: it is then the weight ScaleWeight of that matmul, and no weight of the model.
+// A matmul on a grid takes its steps as the weight StepsWeight behind its own. Behind a matmul with shadow outliers
+// stand two nodes more: NAME_outliers multiplies what its static scale cuts off, of as many channels at once as channels
+// returns for its name and its rows (0, nil: the usual number), and NAME_merge adds that to the result. With tiers (nil:
+// none) experts are executed by groups as well (see groups.go).
 func Expand(
 	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme, tiers *planir.ExpertTiers,
 	channels func(node string, rows int) int,
@@ -223,13 +223,14 @@ func prunedNodes(nodes []Node, plan *planir.Plan, layer int) (out []Node) {
 
 // embedding looks rows up in the packed weight of a product, if that is the scheme.
 func (e *expansion) embedding(model *models.Node, node *Node, operator *op.Op) error {
-	if e.schemeOf(node.Name) != op.I32Q8C {
+	scheme := e.schemeOf(node.Name)
+	if !scheme.LooksUp() {
 		return nil
 	}
 	if model.Packed == "" {
-		return fmt.Errorf("scheme %q, and no weight of a product holds the same matrix", op.I32Q8C)
+		return fmt.Errorf("scheme %q, and no weight of a product holds the same matrix", scheme)
 	}
-	operator.Scheme, operator.Table, node.W = op.I32Q8C, "", []string{model.Packed}
+	operator.Scheme, operator.Table, node.W = scheme, "", []string{model.Packed}
 	return nil
 }
 

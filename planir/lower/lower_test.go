@@ -263,6 +263,27 @@ func TestPackedTable(t *testing.T) {
 	if m := planir.MemoryOf(p); m.Tables != 0 {
 		t.Errorf("%d bytes of tables beside the weights", m.Tables)
 	}
+	// So it can where the head has 6 bits.
+	p, err = packed(func(p *planir.Plan) {
+		for i := range p.Procs {
+			p.Procs[i].Schemes = append(slices.Clone(p.Procs[i].Schemes), op.A8TQ6C)
+			p.Procs[i].Layouts = map[string]string{"q8c": "n32", "q6c": "n32", "w32": "n32"}
+		}
+		for i := range p.Decisions {
+			switch d := &p.Decisions[i]; d.Node {
+			case "embed.embed":
+				d.Scheme = op.I32Q6C
+			case "head.lm_head":
+				d.Scheme = op.A8TQ6C
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := packs(p); !slices.Equal(got, []string{"head.lm_head/q6c.n32"}) || planir.MemoryOf(p).Tables != 0 {
+		t.Errorf("packed as %q, want one copy in 6 bits", got)
+	}
 	// A processor that owns its copies has one more.
 	p, err = packed(func(p *planir.Plan) {
 		p.DecisionFor("embed.embed", 1).Shares[0].Proc = "c"

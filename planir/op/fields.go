@@ -200,8 +200,8 @@ func (o Op) Validate() error {
 // checkEmbed: rows come from a packed weight, or from a table of a plain element type.
 func checkEmbed(operator Op) error {
 	switch {
-	case operator.Scheme != "" && operator.Scheme != I32Q8C:
-		return operator.bad("scheme", operator.Scheme, fmt.Sprintf("%s, or none", I32Q8C))
+	case operator.Scheme != "" && !operator.Scheme.LooksUp():
+		return operator.bad("scheme", operator.Scheme, fmt.Sprintf("%s, %s, or none", I32Q8C, I32Q6C))
 	case operator.Scheme != "" && operator.Table != "":
 		return operator.bad("table", operator.Table, "none beside a scheme")
 	case operator.Scheme == "" && operator.Table.Bytes() == 0:

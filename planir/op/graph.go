@@ -12,8 +12,8 @@ type Value struct {
 }
 
 // WeightSpec says what a packed weight holds: a [K,N] matrix (or a [1,N] vector) quantised as Scheme ("w32", "w16",
-// "q8c", "q4c", "q4b32", "q4b128"; "f32"/"bf16"/"f16" for plain rows), laid out as Layout (see planir/pack). Experts >
-// 0 means as many of them, one behind the other.
+// "q8c", "q6c", "q4c", "q4b32", "q4b128"; "f32"/"bf16"/"f16" for plain rows), laid out as Layout (see planir/pack).
+// Experts > 0 means as many of them, one behind the other.
 type WeightSpec struct {
 	Name    string `json:"name" yaml:"name"`
 	Experts int    `json:"experts,omitempty" yaml:"experts,omitempty"`

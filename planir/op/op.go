@@ -92,7 +92,7 @@ type Op struct {
 	K    int  `json:"k,omitempty" yaml:"k,omitempty"` // reduction length (MatMul), vocabulary (Embed)
 	N    int  `json:"n,omitempty" yaml:"n,omitempty"` // output columns
 
-	Scheme Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // products; Embed: I32Q8C, or empty
+	Scheme Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // products; Embed: I32Q8C, I32Q6C, or empty
 	Table  Type   `json:"table,omitempty" yaml:"table,omitempty"`   // Embed without Scheme: element type of the table
 
 	Heads   int `json:"heads,omitempty" yaml:"heads,omitempty"`       // query heads

@@ -275,13 +275,13 @@ func TestWeightBytes(t *testing.T) {
 		k, n   int
 		want   int64
 	}{
-		{"w32", 3, 5, 60}, {"w16", 3, 5, 30}, {"q8c", 3, 5, 55}, {"q4b32", 32, 5, 90}, {"q4b32", 33, 5, 180}, {"q4b128", 128, 5, 330}, {"q4b128", 129, 5, 660}, {"q3", 1, 1, 0},
+		{"w32", 3, 5, 60}, {"w16", 3, 5, 30}, {"q8c", 3, 5, 55}, {"q6c", 16, 5, 80}, {"q6c", 3, 5, 35}, {"q4b32", 32, 5, 90}, {"q4b32", 33, 5, 180}, {"q4b128", 128, 5, 330}, {"q4b128", 129, 5, 660}, {"q3", 1, 1, 0},
 	} {
 		if got := WeightBytes(c.weight, c.k, c.n); got != c.want {
 			t.Errorf("%s [%d,%d]: %d bytes, want %d", c.weight, c.k, c.n, got, c.want)
 		}
 	}
-	for scheme, want := range map[Scheme]int{A32W32: 1, A32W16: 1, A8TQ8C: 1, A8TQ4B32: 32, A8TQ4B128: 128} {
+	for scheme, want := range map[Scheme]int{A32W32: 1, A32W16: 1, A8TQ8C: 1, A8TQ6C: 1, A8TQ4B32: 32, A8TQ4B128: 128} {
 		if got := scheme.BlockK(); got != want {
 			t.Errorf("%s: parts along K are multiples of %d, want %d", scheme, got, want)
 		}

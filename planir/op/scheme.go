@@ -18,6 +18,7 @@ const (
 	A8S2Q8C   Scheme = "a8s2/q8c"
 	A8S4Q8C   Scheme = "a8s4/q8c"
 	A8OQ8C    Scheme = "a8o/q8c"
+	A8TQ6C    Scheme = "a8t/q6c"
 	A8TQ4B32  Scheme = "a8t/q4b32"
 	A8TQ4B128 Scheme = "a8t/q4b128"
 	A16SQ8C   Scheme = "a16s/q8c"
@@ -45,6 +46,7 @@ var schemeTable = []schemeRow{
 	{scheme: A8S2Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
 	{scheme: A8S4Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
 	{scheme: A8OQ8C, drivers: []string{"host", "ort", "qnn", "opencl"}, twin: A8TQ8C}, // llm.npu's shadow outliers
+	{scheme: A8TQ6C, drivers: []string{"host"}},
 	{scheme: A8TQ4B32, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A8TQ4B128, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A16SQ8C, drivers: []string{"host", "qnn", "opencl"}},
@@ -92,21 +94,45 @@ type weightRow struct {
 	block       int    // values of a column that share one scale, 0: no blocks
 	blockBytes  int    // beside the values of a block
 	columnBytes int    // beside the values of a column
+	table       Scheme // of an Embed that looks rows up in it, "": none does
+	fewRows     bool   // no kernel packs rows to multiply them with it
 }
 
 // weightTable has a row for each second half of a scheme.
 var weightTable = []weightRow{
 	{name: "w32", does: "float32: whatever was stored, exactly", bits: 32},
 	{name: "w16", does: "16-bit floats: the stored values of a model in bfloat16", bits: 16},
-	{name: "q8c", does: "8 bit with a scale per column", bits: 8, columnBytes: 8}, // and the sum of the column
+	{name: "q8c", does: "8 bit with a scale per column", bits: 8, columnBytes: 8, // and the sum of the column
+		table: I32Q8C},
+	{name: "q6c", does: "6 bit with a scale per column", bits: 6, columnBytes: 4, table: I32Q6C, fewRows: true},
 	{name: "q4c", does: "4 bit with a searched scale per column", bits: 4, columnBytes: 4},
 	{name: "q4b32", does: "4 bit with a float16 scale per 32 values of a column", bits: 4, block: 32, blockBytes: 2},
 	{name: "q4b128", does: "4 bit with a float16 scale per 128 values of a column", bits: 4, block: 128, blockBytes: 2},
 }
 
-// I32Q8C is the scheme of an Embed (ids are i32) that looks rows up in the 8-bit weight of a tied head. It is none of
-// Schemes: a processor that executes Embed and reads 8-bit weights in hetc's own tiles can do it.
-const I32Q8C Scheme = "i32/q8c"
+// I32Q8C and I32Q6C are the schemes of an Embed (ids are i32) that looks rows up in the weight of a tied head. They are
+// none of Schemes: a processor that executes Embed and reads such weights in hetc's own tiles can do it.
+const (
+	I32Q8C Scheme = "i32/q8c"
+	I32Q6C Scheme = "i32/q6c"
+)
+
+// Table is the scheme of an Embed that looks rows up in a weight packed under the scheme, "" where none does.
+func (s Scheme) Table() Scheme {
+	if packed := weightRowOf(s.Weight()); packed != nil {
+		return packed.table
+	}
+	return ""
+}
+
+// FewRows reports whether weights of the scheme are for few rows: no kernel packs rows to multiply them with these.
+func (s Scheme) FewRows() bool {
+	packed := weightRowOf(s.Weight())
+	return packed != nil && packed.fewRows
+}
+
+// LooksUp reports whether the scheme is that of an Embed.
+func (s Scheme) LooksUp() bool { return s != "" && s == s.Table() }
 
 // GridMax is the largest multiple of its step that a 16-bit activation takes, of either sign.
 const GridMax = 1<<15 - 1

@@ -9,6 +9,10 @@
 //	w32    [K][32] float32
 //	q8c    [Kp/4][32][4] int8 (Kp: K rounded up to 4), 32 float32 column scales, 32 int32 column
 //	       sums. W = q*scale with scale = absmax/127 and q in -127..127.
+//	q6c    [Kp/16] groups (Kp: K rounded up to 16) of [3][32][4] bytes, 32 float32 column scales. A group is four
+//	       quads of k, each in the order of q8c: bytes 0 hold the low four bits of the codes of quad 0 and, as
+//	       high nibbles, quad 1, bytes 1 those of quads 2 and 3, bytes 2 the high two bits of all four, those of
+//	       quad 0 lowest. W = (code-32)*scale with scale = absmax/31 and codes 1..63.
 //	q4b32  [Kp/32] blocks (Kp: K rounded up to 32) of 512 nibble bytes and 32 float16 column
 //	       scales. Nibble bytes are [8][64]: byte j of row k4 belongs to k = 4*k4 + j%4 of the
 //	       block, its low nibble to column j/4, its high nibble to column 16 + j/4.
@@ -78,6 +82,8 @@ func TileBytes(scheme string, rows int) (int64, error) {
 		return 4 * TileN * kk, nil
 	case "q8c":
 		return TileN*((kk+3)&^3) + 8*TileN, nil
+	case "q6c":
+		return (kk+sixRows-1)/sixRows*sixGroup + 4*TileN, nil
 	case "q4b32", "q4b128":
 		block := q4Block(scheme)
 		return int64((rows+block-1)/block) * int64(q4Bytes(block)), nil
@@ -86,7 +92,7 @@ func TileBytes(scheme string, rows int) (int64, error) {
 	case "w16":
 		return 2 * TileN * kk, nil
 	}
-	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, w16, q8c, q4c, q4b32, q4b128", scheme)
+	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, w16, q8c, q6c, q4c, q4b32, q4b128", scheme)
 }
 
 // Bytes is the packed size of a weight in any layout, of all its experts.

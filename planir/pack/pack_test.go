@@ -94,6 +94,39 @@ func TestLayoutQ8C(t *testing.T) {
 	expect(t, b, func(int) byte { return 0 }, want)
 }
 
+func TestLayoutQ6C(t *testing.T) {
+	// W [22,18]: column 0 and column 17 are set, the others zero.
+	const k, n = 22, 18
+	w := make([]float32, k*n)
+	w[0*n+0] = 31     // scale 1, code 63
+	w[5*n+0] = -31    // code 1
+	w[10*n+0] = 2.5   // code 34: half to even
+	w[15*n+0] = -1    // code 31
+	w[21*n+0] = 16    // code 48
+	w[3*n+17] = -15.5 // scale 0.5, code 1
+	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q6c", Layout: N32}, floats(t, w, k, n))
+	if len(b) != 2*384+128 {
+		t.Fatalf("got %d bytes", len(b))
+	}
+	fill := func(i int) byte { // code 32
+		if i < 2*384 && i%384 >= 256 {
+			return 0xaa
+		}
+		return 0
+	}
+	want := map[int]byte{
+		0: 0x0f, 256 + 0: 0xab, // k 0: quad 0, byte 0
+		1: 0x10, 256 + 1: 0xa2, // k 5: quad 1, byte 1
+		128 + 2: 0x02,                // k 10: quad 2, byte 2
+		128 + 3: 0xf0, 256 + 3: 0x6a, // k 15: quad 3, byte 3
+		384 + 256 + 1: 0xae,                       // k 21: quad 1 of the second group
+		4*17 + 3:      0x01, 256 + 4*17 + 3: 0xa8, // k 3 of column 17
+	}
+	put32(want, 768, math.Float32bits(1))
+	put32(want, 768+4*17, math.Float32bits(0.5))
+	expect(t, b, fill, want)
+}
+
 func TestLayoutQ4B32(t *testing.T) {
 	// W [34,17]: column 0 and column 16 are set, the others zero.
 	const k, n = 34, 17
@@ -265,7 +298,7 @@ func TestSizes(t *testing.T) {
 		scheme string
 		k      int
 		want   int64
-	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}, {"q4b128", 1, 2112}, {"q4b128", 129, 4224}, {"w16", 3, 192}, {"q4c", 1, 640}, {"q4c", 32, 640}, {"q4c", 33, 1152}} {
+	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q6c", 1, 512}, {"q6c", 16, 512}, {"q6c", 17, 896}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}, {"q4b128", 1, 2112}, {"q4b128", 129, 4224}, {"w16", 3, 192}, {"q4c", 1, 640}, {"q4c", 32, 640}, {"q4c", 33, 1152}} {
 		if got, err := TileBytes(c.scheme, c.k); err != nil || got != c.want {
 			t.Errorf("TileBytes(%q, %d) = %d, %v, want %d", c.scheme, c.k, got, err, c.want)
 		}
@@ -289,7 +322,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-var schemes = []string{"w32", "w16", "q8c", "q4c", "q4b32", "q4b128"}
+var schemes = []string{"w32", "w16", "q8c", "q6c", "q4c", "q4b32", "q4b128"}
 
 // drawMatrix makes a matrix with outliers, zero columns and repeated magnitudes.
 func drawMatrix(t *rapid.T) (w []float32, k, n int) {
@@ -347,6 +380,8 @@ func TestQuantisationError(t *testing.T) {
 					bound(0, k, 0)
 				case "q8c":
 					bound(0, k, 0.5/127+1e-6)
+				case "q6c":
+					bound(0, k, 0.5/31+1e-6)
 				case "w16":
 					for i := range k {
 						bound(i, i+1, 1.0/256)
@@ -362,7 +397,7 @@ func TestQuantisationError(t *testing.T) {
 				}
 			}
 			// Quantised values are a fixed point: packing what was unpacked changes no value.
-			if scheme == "q8c" {
+			if scheme == "q8c" || scheme == "q6c" {
 				again := make([]byte, len(b))
 				if err := Pack(again, spec, must(Floats(got, k, n))); err != nil {
 					t.Fatal(err)
@@ -468,7 +503,7 @@ func TestSourcesAgree(t *testing.T) {
 			t.Fatalf("columns [%d,%d) differ from the tile range", n0, n1)
 		}
 		// A row range at a block boundary, for schemes whose scales do not span it.
-		if block := q4Block(scheme); k > block && scheme != "q8c" && scheme != "q4c" {
+		if block := q4Block(scheme); k > block && scheme != "q8c" && scheme != "q6c" && scheme != "q4c" {
 			rows := op.WeightSpec{Name: "w", K: k - block, N: n, Scheme: scheme, Layout: N32}
 			b := pack(rows, must(Slice(src, block, k, 0, n)))
 			tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-block)))
@@ -543,7 +578,8 @@ func TestLongColumns(t *testing.T) {
 	for _, scheme := range schemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		got := mustUnpack(t, spec, mustPack(t, spec, floats(t, w, k, n)))
-		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q4c": 1000, "q4b32": 1000.0 / 4, "q4b128": 1000.0 / 4}[scheme]
+		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q6c": 0.51 * 1000 / 31,
+			"q4c": 1000, "q4b32": 1000.0 / 4, "q4b128": 1000.0 / 4}[scheme]
 		for i := range w {
 			if d := math.Abs(float64(got[i] - w[i])); d > limit {
 				t.Fatalf("%s: value %d: got %v, want %v", scheme, i, got[i], w[i])
@@ -569,6 +605,7 @@ func TestRefusesNonFinite(t *testing.T) {
 		for _, spec := range []op.WeightSpec{
 			{Name: "layers.0.up", K: k, N: n, Scheme: "w32", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q8c", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "q6c", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q4b32", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q4c", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q4c", Layout: Onnx},
@@ -796,6 +833,7 @@ func TestHalf(t *testing.T) {
 // Unpack is given bytes and shapes from files.
 func FuzzUnpack(f *testing.F) {
 	f.Add("q8c", N32, 5, 2, 512)
+	f.Add("q6c", N32, 17, 2, 896)
 	f.Add("q4b32", N32, 34, 17, 1152)
 	f.Add("q4b128", N32, 130, 17, 4224)
 	f.Add("w16", N32, 3, 33, 384)

@@ -68,12 +68,14 @@ func (p *tilePacker) absmax(values []float32, k0, column int) (float32, error) {
 // pack writes a tile to dst, which is not used for layout Onnx. It reads as many rows at a time as the buffer holds;
 // rows in front of those that are packed only feed their errors forward.
 func (p *tilePacker) pack(dst []byte, tile int) error {
-	var scale [TileN]float32 // of a column; of q8c complete only after all rows were seen
+	var scale [TileN]float32 // of a column; of q8c and q6c complete only after all rows were seen
 	var sum [TileN]int32
 	var err error
 	switch {
 	case p.spec.Scheme == "q8c" && p.rows < p.spec.K:
-		err = p.columnScales(&scale, tile)
+		err = p.columnScales(&scale, tile, 127)
+	case p.spec.Scheme == "q6c" && p.rows < p.spec.K:
+		err = p.columnScales(&scale, tile, mostSix)
 	case p.spec.Scheme == "q4c":
 		err = p.searchColumns(&scale, tile)
 	}
@@ -111,6 +113,8 @@ func (p *tilePacker) packChunk(dst []byte, tile, k0, k1 int, scale *[TileN]float
 		return p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, tile, k0)
 	case "q8c":
 		return p.rowsQ8C(dst, &cols, tile, k0, k1, scale, sum)
+	case "q6c":
+		return p.rowsQ6C(dst, &cols, tile, k0, k1, scale)
 	case "q4b32", "q4b128":
 		return p.rowsQ4(dst, &cols, tile, k0, k1)
 	case "q4c":
@@ -130,7 +134,7 @@ func (p *tilePacker) packTail(dst []byte, tile int, scale *[TileN]float32, sum *
 		for column := range TileN {
 			binary.LittleEndian.PutUint32(tail[4*TileN+4*column:], uint32(sum[column]))
 		}
-	case p.spec.Scheme == "q4c":
+	case p.spec.Scheme == "q4c", p.spec.Scheme == "q6c":
 		putScales(dst[len(dst)-4*TileN:], scale)
 	}
 }
@@ -146,14 +150,8 @@ func putScales(dst []byte, scale *[TileN]float32) {
 func (p *tilePacker) rowsQ8C(
 	dst []byte, cols *[TileN][]float32, tile, k0, k1 int, scale *[TileN]float32, sum *[TileN]int32,
 ) error {
-	if p.rows >= p.spec.K {
-		for column, col := range cols {
-			top, err := p.absmax(col, k0, tile*TileN+column)
-			if err != nil {
-				return err
-			}
-			scale[column] = top / 127
-		}
+	if err := p.wholeScales(scale, cols, tile, k0, 127); err != nil {
+		return err
 	}
 	if p.onnx == nil {
 		packQ8C(dst[k0*TileN:], cols, k1-k0, scale, sum)
@@ -162,6 +160,67 @@ func (p *tilePacker) rowsQ8C(
 	packQ8C(p.onnx.chunk, cols, k1-k0, scale, sum)
 	p.onnx.q8c(p.spec.N, tile, k0, k1)
 	return nil
+}
+
+// wholeScales determines the scales of columns that are all rows of a tile: their largest magnitudes become most.
+func (p *tilePacker) wholeScales(scale *[TileN]float32, cols *[TileN][]float32, tile, k0 int, most float32) error {
+	if p.rows < p.spec.K {
+		return nil // see columnScales
+	}
+	for column, col := range cols {
+		top, err := p.absmax(col, k0, tile*TileN+column)
+		if err != nil {
+			return err
+		}
+		scale[column] = top / most
+	}
+	return nil
+}
+
+// Codes of q6c lie in groups of sixRows rows, sixGroup bytes each: three planes. They are 1 to 63 and stand for as much
+// above or below sixZero.
+const (
+	sixRows  = 16
+	sixPlane = 4 * TileN
+	sixGroup = 3 * sixPlane
+	sixZero  = 32
+	mostSix  = sixZero - 1
+)
+
+// rowsQ6C packs rows [k0,k1) in q6c, k0 being the first of a group. Where they are all rows, it determines the scales
+// first.
+func (p *tilePacker) rowsQ6C(dst []byte, cols *[TileN][]float32, tile, k0, k1 int, scale *[TileN]float32) error {
+	if err := p.wholeScales(scale, cols, tile, k0, mostSix); err != nil {
+		return err
+	}
+	for k := k0; k < k1; k += sixRows {
+		group := dst[k/sixRows*sixGroup:][:sixGroup]
+		clear(group)
+		for column, col := range cols {
+			step := scale[column]
+			for i := range sixRows {
+				code := int32(sixZero)
+				if row := k - k0 + i; col != nil && step != 0 && row < len(col) {
+					code += max(-mostSix, min(mostSix, roundEven(col[row]/step)))
+				}
+				putSix(group, code, i, column)
+			}
+		}
+	}
+	return nil
+}
+
+// putSix writes the code of a row of a group, which was cleared.
+func putSix(group []byte, code int32, row, column int) {
+	quad, at := row/4, 4*column+row%4
+	group[quad/2*sixPlane+at] |= byte(code&15) << (quad % 2 * 4)
+	group[2*sixPlane+at] |= byte(code>>4) << (2 * quad)
+}
+
+// sixAt is the code of a row of a tile.
+func sixAt(tile []byte, row, column int) int32 {
+	group, quad, at := tile[row/sixRows*sixGroup:], row%sixRows/4, 4*column+row%4
+	return int32(group[quad/2*sixPlane+at]>>(quad%2*4)&15 | group[2*sixPlane+at]>>(2*quad)&3<<4)
 }
 
 // rowsQ4 packs rows [k0,k1) in blocks of 4 bits.
@@ -184,8 +243,8 @@ func (p *tilePacker) rowsQ4(dst []byte, cols *[TileN][]float32, tile, k0, k1 int
 	return nil
 }
 
-// columnScales is the extra pass over columns that are too long for the buffer.
-func (p *tilePacker) columnScales(scale *[TileN]float32, tile int) error {
+// columnScales is wholeScales for columns that are too long for the buffer: an extra pass over them.
+func (p *tilePacker) columnScales(scale *[TileN]float32, tile int, most float32) error {
 	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
 		cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))
 		if err != nil {
@@ -196,7 +255,7 @@ func (p *tilePacker) columnScales(scale *[TileN]float32, tile int) error {
 			if err != nil {
 				return err
 			}
-			scale[column] = max(scale[column], top/127)
+			scale[column] = max(scale[column], top/most)
 		}
 	}
 	return nil

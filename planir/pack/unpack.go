@@ -63,6 +63,15 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 				row[column] = float32(int8(tile[k>>2<<7+column*4+k&3])) * scale[column]
 			}
 		}
+	case "q6c":
+		var scale [TileN]float32
+		number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
+		for k := range spec.K {
+			row := at(k)
+			for column := range row {
+				row[column] = float32(sixAt(tile, k, column)-sixZero) * scale[column]
+			}
+		}
 	case "q4c":
 		var scale [TileN]float32
 		number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)

@@ -213,7 +213,7 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 // list lists the losses to be measured, and the schemes that round activations, which folds are for.
 func (c *calibrating) list() {
 	// A tied embedding can be read from the packed head: its loss is that of the head's weights.
-	table := candidate{c.PackedTable(), op.I32Q8C}
+	embedding := c.PackedTable()
 	for _, scheme := range c.o.Schemes {
 		for _, class := range append(c.Classes(), calibration.All) {
 			if c.takes(class, scheme) {
@@ -223,8 +223,8 @@ func (c *calibrating) list() {
 		if scheme.QuantisedRows() && scheme.Scales() <= 1 {
 			c.rounded = append(c.rounded, scheme)
 		}
-		sameWeights := scheme.Weight() == table.scheme.Weight()
-		if table.class != "" && sameWeights && !slices.Contains(c.candidates, table) {
+		table := candidate{embedding, scheme.Table()}
+		if table.class != "" && table.scheme != "" && !slices.Contains(c.candidates, table) {
 			c.candidates = append(c.candidates, table)
 		}
 	}

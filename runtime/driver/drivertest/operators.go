@@ -60,7 +60,8 @@ func rowOperators(add func(ops ...op.Op)) {
 					op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem, Scale: 11.3})
 			}
 			add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Scheme: op.I32Q8C},
-				op.Op{Kind: op.Embed, M: rows, K: 32, N: cols, Scheme: op.I32Q8C, Scale: 11.3})
+				op.Op{Kind: op.Embed, M: rows, K: 32, N: cols, Scheme: op.I32Q8C, Scale: 11.3},
+				op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Scheme: op.I32Q6C, Scale: 11.3})
 		}
 	}
 	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU},

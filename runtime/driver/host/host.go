@@ -89,7 +89,8 @@ func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, e
 
 // layouts is the packed layout of every weight scheme, and of tables of plain values.
 var layouts = map[string]string{
-	"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4c": pack.N32, "q4b32": pack.N32, "q4b128": pack.N32,
+	"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q6c": pack.N32, "q4c": pack.N32,
+	"q4b32": pack.N32, "q4b128": pack.N32,
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 

@@ -266,14 +266,18 @@ func copyColumns(y, x *operand, c0, count, r0, r1 int) {
 	}
 }
 
-// embed looks up the rows of a table. A packed 8-bit weight is a table too, whose rows are the
+// embed looks up the rows of a table. A packed 8-bit or 6-bit weight is a table too, whose rows are the
 // weight's columns.
 func (b *builder) embed() (step, error) {
 	exe, operator, ids, output := b.e, b.op, b.in[0], b.out[0]
 	var row func(out []float32, id int)
 	if operator.Scheme != "" {
 		table := b.w[0].Bytes
-		row = func(out []float32, id int) { kernel.ColumnQ8C(out, table, id) }
+		column := kernel.ColumnQ8C
+		if operator.Scheme == op.I32Q6C {
+			column = kernel.ColumnQ6C
+		}
+		row = func(out []float32, id int) { column(out, table, id) }
 	} else if operator.Table == op.F32 {
 		table, err := mem.View[float32](b.w[0].Bytes)
 		if err != nil {
@@ -492,7 +496,7 @@ func (b *builder) quantStatic() (step, error) {
 const maxDotK = math.MaxInt32 / (127 * 128)
 
 // activations are the rows that a weight is multiplied with: f32, or u8 with row scales and, for
-// 4-bit weights, block sums.
+// 6-bit and 4-bit weights, block sums.
 type activations struct {
 	f32 []float32
 	u8  []byte
@@ -540,9 +544,12 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y []float32, ldy int, x activations, at, m, n int) {
 			set.MatMulQ8C(y, ldy, x.u8, x.ld, x.scale, packed[at:], m, operator.K, n)
 		}, int(size), 0, nil
-	case op.A8TQ4B32, op.A8TQ4B128:
+	case op.A8TQ6C, op.A8TQ4B32, op.A8TQ4B128:
 		multiply := set.MatMulQ4B32
-		if operator.Scheme == op.A8TQ4B128 {
+		switch operator.Scheme {
+		case op.A8TQ6C:
+			multiply = set.MatMulQ6C
+		case op.A8TQ4B128:
 			multiply = set.MatMulQ4B128
 		}
 		return func(y []float32, ldy int, x activations, at, m, n int) {
@@ -604,7 +611,7 @@ func (b *builder) packed() (*packed, error) {
 		}
 		return product, err
 	}
-	if set.PackRows == nil {
+	if set.PackRows == nil || operator.Scheme.FewRows() {
 		return nil, nil
 	}
 	// block 0 means one scale for each column.

@@ -233,6 +233,47 @@ func TestMatMulQ8C(t *testing.T) {
 	})
 }
 
+func TestMatMulQ6C(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(13, 14))
+		for _, sh := range shapes {
+			for _, gap := range []int{0, 5} {
+				w := make([]float32, sh.k*sh.n)
+				for i := range w {
+					w[i] = float32(rng.NormFloat64())
+				}
+				tiles := packWeight(t, "q6c", w, sh.k, sh.n)
+				x := newQuantised(t, rng, sh.m, sh.k, gap)
+				y := newStrided(t, sh.m, sh.n, gap, zero)
+				blocks := (sh.k + 31) / 32
+				sums := guardedSlice[int32](t, sh.m*blocks)
+				s.BlockSums(sums, blocks, x.u, x.ld, sh.m, sh.k)
+				s.MatMulQ6C(y.v, y.ld, x.u, x.ld, x.scale, sums, blocks, tiles, sh.m, sh.k, sh.n)
+				y.gapsIntact(t)
+				groups := (sh.k + 15) / 16
+				for r := range sh.m {
+					for j := range sh.n {
+						tile, c := tiles[j/32*(384*groups+128):], j%32
+						dot := 0
+						for p := range sh.k {
+							group, quad, at := tile[p/16*384:], p%16/4, c*4+p%4
+							low, high := group[quad/2*128+at], group[256+at]>>(2*quad)&3
+							if quad%2 == 1 {
+								low >>= 4
+							}
+							dot += x.at(r, p) * (int(16*high+low&15) - 32)
+						}
+						want := float32(dot) * (x.scale[r] * f32at(tile[384*groups:], c))
+						if got := y.v[r*y.ld+j]; ulps(got, want) > 1 {
+							t.Fatalf("%v y[%d,%d]: got %v, want %v", sh, r, j, got, want)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
 func TestMatMulQ4(t *testing.T) {
 	for _, block := range []int{32, 128} {
 		t.Run(fmt.Sprintf("q4b%d", block), func(t *testing.T) { testMatMulQ4(t, block) })
@@ -329,6 +370,7 @@ func TestMatMulDivision(t *testing.T) {
 			t.Fatal(err)
 		}
 		q8, q4, q128 := packWeight(t, "q8c", w, k, n), packWeight(t, "q4b32", w, k, n), packWeight(t, "q4b128", w, k, n)
+		q6 := packWeight(t, "q6c", w, k, n)
 		sums := make([]int32, m*blocks)
 		s.BlockSums(sums, blocks, xq.u, k, m, k)
 		for name, f := range map[string]func(y []float32, tile, n, r0, r1 int){
@@ -340,6 +382,9 @@ func TestMatMulDivision(t *testing.T) {
 			},
 			"q8c": func(y []float32, tile, n, r0, r1 int) {
 				s.MatMulQ8C(y, 96, xq.u[r0*k:], k, xq.scale[r0:], q8[tile*(32*k+256):], r1-r0, k, n)
+			},
+			"q6c": func(y []float32, tile, n, r0, r1 int) {
+				s.MatMulQ6C(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*blocks:], blocks, q6[tile*len(q6)/3:], r1-r0, k, n)
 			},
 			"q4b32": func(y []float32, tile, n, r0, r1 int) {
 				s.MatMulQ4B32(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*blocks:], blocks, q4[tile*len(q4)/3:], r1-r0, k, n)

@@ -23,6 +23,7 @@ func Portable() *Set {
 			w []byte, m, k, n int) {
 			matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 		},
+		MatMulQ6C: matMulQ6C,
 		QuantRows: quantRows, QuantStatic: quantStatic, Norm: norm, LayerNorm: layerNorm,
 		GLU: glu, Activate: activate, Softcap: softcap, Gate: gate, Scale: scale,
 		Add: add, Combine: combine, Rope: rope,

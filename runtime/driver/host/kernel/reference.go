@@ -24,6 +24,7 @@ func Reference() *Set {
 			k, n int) {
 			refMatMulQ4(pack.Block128, y, ldy, x, ldx, xscale, w, m, k, n)
 		},
+		MatMulQ6C: refMatMulQ6C,
 		QuantRows: refQuantRows, QuantStatic: refQuantStatic, Norm: refNorm, LayerNorm: refLayerNorm,
 		GLU: refGLU, Activate: refActivate, Softcap: refSoftcap, Gate: refGate, Scale: refScale,
 		Add: add, Combine: refCombine, Rope: refRope,

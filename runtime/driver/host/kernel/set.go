@@ -35,11 +35,11 @@ const EnvVar = "HETC_HOST_KERNELS"
 
 // Set is one implementation of every function.
 //
-// The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, BlockSums,
-// QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions. The others differ by
-// rounding: in units of 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows, by at
-// most 2+2k in MatMulF32 and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in
-// Combine, 12 in GLU, Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores'
+// The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, MatMulQ6C,
+// BlockSums, QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions. The others
+// differ by rounding: in units of 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows,
+// by at most 2+2k in MatMulF32 and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan
+// in Combine, 12 in GLU, Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores'
 // rounding too. Within a set a result's bits depend neither on the rows nor on the columns computed with it.
 //
 // m, k, n are always rows, reduction length and
@@ -60,8 +60,13 @@ type Set struct {
 	// Kp = k rounded up to 4.
 	MatMulQ8C func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int)
 
+	// MatMulQ6C is MatMulQ8C for weights q = code-32, from tiles of ceil(k/16) groups of 384 bytes, which are
+	// [3][32][4] (see planir/pack), and 32 float32 scales. sums are those of BlockSums.
+	MatMulQ6C func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
+		m, k, n int)
+
 	// BlockSums computes sums[r*ldsums+b] = sum of (x[r,p]-128) over the p < k of block b
-	// (p/32 == b), the term of MatMulQ4B32 that does not depend on the weight. ldsums >= ceil(k/32).
+	// (p/32 == b), the term of 6-bit and 4-bit products that does not depend on the weight. ldsums >= ceil(k/32).
 	BlockSums func(sums []int32, ldsums int, x []uint8, ldx, m, k int)
 
 	// MatMulQ4B32 computes y[r,j] = xscale[r] * sum_b float32(dot_b) * scale[b,j], where
@@ -245,7 +250,7 @@ func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 
 // Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable",
 // then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as
-// avx2), "avxvnni" (8-bit and 4-bit products with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
+// avx2), "avxvnni" (products of quantised rows with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
 // with 512 bit). Where a CPU has avx512 and avxvnni alone, which no known one does, the latter counts as faster,
 // because quantised weights are what machines are short of time for. On arm64 "neon" (with the dot product
 // instructions; functions on rows as portable) and "i8mm" (8-bit and 4-bit products of two rows and more with matrix

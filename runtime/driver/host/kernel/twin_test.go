@@ -28,6 +28,7 @@ var tolerance = map[string]func(n int) float64{
 	"MatMulF32":    func(k int) float64 { return 2 + 2*float64(k) },
 	"MatMulBF16":   func(k int) float64 { return 2 + 2*float64(k) },
 	"MatMulQ8C":    exact,
+	"MatMulQ6C":    exact,
 	"MatMulQ4B32":  func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
 	"MatMulQ4B128": func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
 	"BlockSums":    exact,
@@ -339,6 +340,27 @@ func tiledWeight(v *values, scheme string, k, n int) (b []byte, w []float64) {
 				le.PutUint32(tile[kp*TileN+4*c:], math.Float32bits(scale))
 				le.PutUint32(tile[kp*TileN+4*TileN+4*c:], uint32(sum))
 			}
+		case "q6c":
+			codes := tile[:len(tile)-4*TileN]
+			for i := range codes {
+				codes[i] = v.code(0)
+			}
+			if v.kind == lowest { // 0, which pack does not make
+				clear(codes)
+			}
+			for c := range TileN {
+				scale := float32(math.Abs(float64(v.float(1e12))))
+				if v.kind == lowest {
+					scale = 0.25 // the codes shall count
+				}
+				for p := range k {
+					group, quad := codes[p/16*384:], p%16/4
+					low := group[quad/2*128+4*c+p%4] >> (quad % 2 * 4) & 15
+					high := group[256+4*c+p%4] >> (2 * quad) & 3
+					set(p, t*TileN+c, float64(int(16*high+low)-32)*float64(scale))
+				}
+				le.PutUint32(tile[len(codes)+4*c:], math.Float32bits(scale))
+			}
 		default:
 			block := map[string]int{"q4b32": 32, "q4b128": 128}[scheme]
 			bytes := 16*block + 2*TileN
@@ -368,7 +390,8 @@ func tiledWeight(v *values, scheme string, k, n int) (b []byte, w []float64) {
 }
 
 // matmuls names the products with the scheme of their weight.
-var matmuls = map[string]string{"MatMulF32": "w32", "MatMulBF16": "w16", "MatMulQ8C": "q8c", "MatMulQ4B32": "q4b32", "MatMulQ4B128": "q4b128"}
+var matmuls = map[string]string{"MatMulF32": "w32", "MatMulBF16": "w16", "MatMulQ8C": "q8c",
+	"MatMulQ6C": "q6c", "MatMulQ4B32": "q4b32", "MatMulQ4B128": "q4b128"}
 
 // twinMatMul compares one product of all sets.
 func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, before bool) {
@@ -421,6 +444,8 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 			set.MatMulBF16(y, ldy, f, ldx, w16, s.m, s.k, s.n)
 		case "MatMulQ8C":
 			set.MatMulQ8C(y, ldy, u, ldx, scale, tiled, s.m, s.k, s.n)
+		case "MatMulQ6C":
+			set.MatMulQ6C(y, ldy, u, ldx, scale, sums, lds, tiled, s.m, s.k, s.n)
 		case "MatMulQ4B32":
 			set.MatMulQ4B32(y, ldy, u, ldx, scale, sums, lds, tiled, s.m, s.k, s.n)
 		case "MatMulQ4B128":
@@ -481,7 +506,8 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 	}
 	for _, set := range sets {
 		got := call(set)
-		if (f != nil && set.PackRowsF32 != nil || u != nil && set.PackRows != nil) && s.m >= set.PackFrom {
+		if packs := f != nil && set.PackRowsF32 != nil || u != nil && set.PackRows != nil; packs && scheme != "q6c" &&
+			s.m >= set.PackFrom {
 			for i, v := range callPacked(set) {
 				if i%ldy < s.n && math.Float32bits(v) != math.Float32bits(got[i]) && (v == v || got[i] == got[i]) {
 					t.Fatalf("%s %s %v, activations of kind %d, weights of kind %d: y[%d,%d] = %v of packed rows, %v of others",
@@ -512,7 +538,7 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 	}
 }
 
-var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"}
+var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulQ6C"}
 
 func TestTwinMatMul(t *testing.T) {
 	require.Slow(t)

@@ -96,6 +96,7 @@ func (t tier) set() *Set {
 		w []byte, m, k, n int) {
 		t.matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 	}
+	set.MatMulQ6C = t.matMulQ6C
 	if t.wide() {
 		set.PackFrom, set.PackRowsF32 = packFrom, packRowsF32
 		set.PackedF32, set.PackedBF16 = packedF32, packedBF16
@@ -130,6 +131,8 @@ const (
 	mostQ4      = 2
 	most512     = 12
 	mostQ4x512  = 6
+	mostQ6C     = 2
+	mostQ6Cx512 = 8
 	mostPanel   = 7 // of unpacked blocks
 )
 
@@ -324,6 +327,61 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 			}
 			row += rows
 		}
+	}
+}
+
+// matMulQ6C unpacks a tile for each call of a kernel: weights of 6 bits are for few rows.
+func (t tier) matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
+	m, k, n int) {
+	if m == 0 {
+		return
+	}
+	groups, whole, blocks := (k+sixRows-1)/sixRows, k/sixRows, (k+BlockK-1)/BlockK
+	bytes, _ := q6cTileBytes(k)
+	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+blocks-1],
+		w[(n+TileN-1)/TileN*bytes-1]
+	most := mostQ6C
+	if t == avx512vnni {
+		most = mostQ6Cx512
+	}
+	var out [maxRows * TileN]float32
+	var start [maxRows]int32
+	var last [maxRows * sixRows]uint8 // the k%sixRows last activations of each row
+	var tail *uint8
+	// 128 stands for 0, so padding adds nothing
+	if k%sixRows != 0 {
+		tail = &last[0]
+		for i := range last {
+			last[i] = 128
+		}
+	}
+	calls := (m + most - 1) / most
+	for row, call := 0, 0; row < m; call++ {
+		rows := share(m-row, most)
+		for i := range rows {
+			start[i] = sixStart(sums[(row+i)*ldsums:][:blocks])
+			if tail != nil {
+				copy(last[sixRows*i:sixRows*(i+1)], x[(row+i)*ldx+whole*sixRows:(row+i)*ldx+k])
+			}
+		}
+		for j := 0; j < n; j += TileN {
+			cols := min(TileN, n-j)
+			tile := &w[j/TileN*bytes]
+			dst, ld := output(y, ldy, row, j, cols, &out)
+			ahead, stride := fetch(bytes, groups, call, calls, j+TileN >= n)
+			switch t {
+			case avx512vnni:
+				q6cRows512(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, tile, ahead, stride, &xscale[row], &start[0])
+			case avxvnni:
+				q6cRowsVNNI(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, tile, ahead, stride, &xscale[row], &start[0])
+			default:
+				q6cRows256(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, tile, ahead, stride, &xscale[row], &start[0])
+			}
+			if cols < TileN {
+				copyColumns(y, ldy, row, j, cols, rows, out[:])
+			}
+		}
+		row += rows
 	}
 }
 

@@ -73,6 +73,7 @@ type matmul struct {
 	w16           []uint16
 	q8c           []byte
 	q4b32, q4b128 []byte
+	q6c           []byte
 }
 
 func newMatmul(t testing.TB, m, k, n int, seed uint64) *matmul {
@@ -106,6 +107,7 @@ func newMatmul(t testing.TB, m, k, n int, seed uint64) *matmul {
 		t.Fatal(err)
 	}
 	c.q8c, c.q4b32, c.q4b128 = packed(t, "q8c", w, k, n), packed(t, "q4b32", w, k, n), packed(t, "q4b128", w, k, n)
+	c.q6c = packed(t, "q6c", w, k, n)
 	return c
 }
 
@@ -183,6 +185,7 @@ func TestVecAllocates(t *testing.T) {
 			}
 			s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n)
 			s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale, c.q8c, c.m, c.k, c.n)
+			s.MatMulQ6C(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q6c, c.m, c.k, c.n)
 			s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
 			s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b128, c.m, c.k, c.n)
 			s.MatMulBF16(y, c.ldy, c.f32, c.ldx, c.w16, c.m, c.k, c.n)
@@ -323,6 +326,9 @@ func TestVecShortArguments(t *testing.T) {
 			func() { s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32[1:], c.m, c.k, c.n) },
 			func() { s.MatMulQ8C(y, c.ldy, c.u8[1:], c.ldx, c.xscale, c.q8c, c.m, c.k, c.n) },
 			func() { s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale[1:], c.q8c, c.m, c.k, c.n) },
+			func() { s.MatMulQ6C(y, c.ldy, c.u8[1:], c.ldx, c.xscale, c.sums, c.lds, c.q6c, c.m, c.k, c.n) },
+			func() { s.MatMulQ6C(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums[1:], c.lds, c.q6c, c.m, c.k, c.n) },
+			func() { s.MatMulQ6C(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q6c[1:], c.m, c.k, c.n) },
 			func() { s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32[1:], c.m, c.k, c.n) },
 			func() { s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b128[1:], c.m, c.k, c.n) },
 			func() { s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums[1:], c.lds, c.q4b128, c.m, c.k, c.n) },
@@ -423,7 +429,7 @@ func BenchmarkVec(b *testing.B) {
 	for i := range w {
 		w[i] = float32(rng.NormFloat64())
 	}
-	for _, scheme := range []string{"q8c", "q4b32", "q4b128", "w16", "w32"} {
+	for _, scheme := range []string{"q8c", "q6c", "q4b32", "q4b128", "w16", "w32"} {
 		one := packed(b, scheme, w, k, n)
 		for _, m := range []int{1, 2, 4, 6, 8, 12, 13, 16, 24, 32, 64, 256} {
 			copies := 1
@@ -454,6 +460,8 @@ func BenchmarkVec(b *testing.B) {
 						switch scheme {
 						case "q8c":
 							s.MatMulQ8C(y, n, u, k, xs, p, m, k, n)
+						case "q6c":
+							s.MatMulQ6C(y, n, u, k, xs, sums, k/BlockK, p, m, k, n)
 						case "q4b32":
 							s.MatMulQ4B32(y, n, u, k, xs, sums, k/BlockK, p, m, k, n)
 						case "q4b128":

@@ -50,6 +50,7 @@ func measuredSets() []*Set {
 		byteProduct(pack.Block128, y, ldy, x, ldx, xscale, w,
 			(k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
 	}
+	set.MatMulQ6C = sixProduct
 	set.PeakI8 = func(ops int64) int64 {
 		return counted(ops, 2*24*16, func(turns int) int64 {
 			var sum [16]byte
@@ -147,6 +148,51 @@ func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 			}
 			row += rows
 		}
+	}
+}
+
+// mostQ6C is the number of rows of one call of the kernel of 6-bit weights.
+const mostQ6C = 2
+
+// sixProduct is MatMulQ6C.
+func sixProduct(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
+	m, k, n int) {
+	if m == 0 {
+		return
+	}
+	tileBytes, _ := q6cTileBytes(k)
+	whole, blocks := k/sixRows, (k+BlockK-1)/BlockK
+	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+blocks-1],
+		w[(n+TileN-1)/TileN*tileBytes-1]
+	var out [mostQ6C * TileN]float32
+	var start [mostQ6C]int32
+	var last [mostQ6C * sixRows]uint8 // the k%sixRows last activations of each row
+	var tail *uint8
+	if k%sixRows != 0 {
+		tail = &last[0]
+		for i := range last {
+			last[i] = 128
+		}
+	}
+	for row := 0; row < m; {
+		rows := share(m-row, mostQ6C)
+		for i := range rows {
+			start[i] = sixStart(sums[(row+i)*ldsums:][:blocks])
+			if tail != nil {
+				copy(last[sixRows*i:sixRows*(i+1)], x[(row+i)*ldx+whole*sixRows:(row+i)*ldx+k])
+			}
+		}
+		for j := 0; j < n; j += TileN {
+			cols, dst, ld := min(TileN, n-j), &y[row*ldy+j], ldy
+			if cols < TileN {
+				dst, ld = &out[0], TileN
+			}
+			q6cRowsNEON(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, &w[j/TileN*tileBytes], &xscale[row], &start[0])
+			if cols < TileN {
+				copyColumns(y, ldy, row, j, cols, rows, out[:])
+			}
+		}
+		row += rows
 	}
 }
 

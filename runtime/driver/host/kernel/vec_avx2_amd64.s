@@ -394,6 +394,559 @@ q8c01_sum:
 	VZEROUPPER
 	RET
 
+DATA q6cRows256Low<>+0(SB)/4, $0x0f0f0f0f
+DATA q6cRows256Low<>+4(SB)/4, $0x0f0f0f0f
+DATA q6cRows256Low<>+8(SB)/4, $0x0f0f0f0f
+DATA q6cRows256Low<>+12(SB)/4, $0x0f0f0f0f
+DATA q6cRows256Low<>+16(SB)/4, $0x0f0f0f0f
+DATA q6cRows256Low<>+20(SB)/4, $0x0f0f0f0f
+DATA q6cRows256Low<>+24(SB)/4, $0x0f0f0f0f
+DATA q6cRows256Low<>+28(SB)/4, $0x0f0f0f0f
+GLOBL q6cRows256Low<>(SB), RODATA|NOPTR, $32
+
+DATA q6cRows256High<>+0(SB)/4, $0x30303030
+DATA q6cRows256High<>+4(SB)/4, $0x30303030
+DATA q6cRows256High<>+8(SB)/4, $0x30303030
+DATA q6cRows256High<>+12(SB)/4, $0x30303030
+DATA q6cRows256High<>+16(SB)/4, $0x30303030
+DATA q6cRows256High<>+20(SB)/4, $0x30303030
+DATA q6cRows256High<>+24(SB)/4, $0x30303030
+DATA q6cRows256High<>+28(SB)/4, $0x30303030
+GLOBL q6cRows256High<>(SB), RODATA|NOPTR, $32
+
+DATA q6cRows256C80<>+0(SB)/4, $0x80808080
+DATA q6cRows256C80<>+4(SB)/4, $0x80808080
+DATA q6cRows256C80<>+8(SB)/4, $0x80808080
+DATA q6cRows256C80<>+12(SB)/4, $0x80808080
+DATA q6cRows256C80<>+16(SB)/4, $0x80808080
+DATA q6cRows256C80<>+20(SB)/4, $0x80808080
+DATA q6cRows256C80<>+24(SB)/4, $0x80808080
+DATA q6cRows256C80<>+28(SB)/4, $0x80808080
+GLOBL q6cRows256C80<>(SB), RODATA|NOPTR, $32
+
+DATA q6cRows256One<>+0(SB)/4, $0x00010001
+DATA q6cRows256One<>+4(SB)/4, $0x00010001
+DATA q6cRows256One<>+8(SB)/4, $0x00010001
+DATA q6cRows256One<>+12(SB)/4, $0x00010001
+DATA q6cRows256One<>+16(SB)/4, $0x00010001
+DATA q6cRows256One<>+20(SB)/4, $0x00010001
+DATA q6cRows256One<>+24(SB)/4, $0x00010001
+DATA q6cRows256One<>+28(SB)/4, $0x00010001
+GLOBL q6cRows256One<>(SB), RODATA|NOPTR, $32
+
+// func q6cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+// Requires: AVX, AVX2, MMX+
+TEXT ·q6cRows256(SB), NOSPLIT, $0-96
+	MOVQ         rows+0(FP), AX
+	CMPQ         AX, $+1
+	JEQ          rows01
+	MOVQ         x+24(FP), DX
+	MOVQ         ldx+32(FP), AX
+	MOVQ         groups+40(FP), BX
+	MOVQ         tail+48(FP), SI
+	MOVQ         w+56(FP), DI
+	MOVQ         ahead+64(FP), R8
+	MOVQ         stride+72(FP), R9
+	ADDQ         DI, R8
+	MOVQ         start+88(FP), CX
+	VPBROADCASTD (CX), Y0
+	VMOVDQA      Y0, Y1
+	VMOVDQA      Y0, Y2
+	VMOVDQA      Y0, Y3
+	VPBROADCASTD 4(CX), Y4
+	VMOVDQA      Y4, Y5
+	VMOVDQA      Y4, Y6
+	VMOVDQA      Y4, Y7
+
+q6c02_start:
+	LEAQ  (AX)(AX*2), CX
+	MOVQ  DX, CX
+	TESTQ BX, BX
+	JZ    q6c02_done
+
+q6c02_one:
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	PREFETCHT0   128(R8)
+	PREFETCHT0   192(R8)
+	PREFETCHT0   256(R8)
+	PREFETCHT0   320(R8)
+	ADDQ         R9, R8
+	VMOVDQU      (DI), Y8
+	VMOVDQU      128(DI), Y9
+	VMOVDQU      256(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y0, Y0
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y4, Y4
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y0, Y0
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y4, Y4
+	VMOVDQU      32(DI), Y8
+	VMOVDQU      160(DI), Y9
+	VMOVDQU      288(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y1, Y1
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y5, Y5
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y1, Y1
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y5, Y5
+	VMOVDQU      64(DI), Y8
+	VMOVDQU      192(DI), Y9
+	VMOVDQU      320(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y2, Y2
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y6, Y6
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y2, Y2
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y6, Y6
+	VMOVDQU      96(DI), Y8
+	VMOVDQU      224(DI), Y9
+	VMOVDQU      352(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y3, Y3
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y7, Y7
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y14
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y15
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y3, Y3
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRows256C80<>+0(SB), Y13, Y13
+	VPMADDUBSW   Y13, Y11, Y12
+	VPADDW       Y12, Y15, Y15
+	VPMADDWD     q6cRows256One<>+0(SB), Y15, Y15
+	VPADDD       Y15, Y7, Y7
+	ADDQ         $+16, CX
+	ADDQ         $+384, DI
+	DECQ         BX
+	JNZ          q6c02_one
+
+q6c02_done:
+	TESTQ SI, SI
+	JZ    q6c02_sum
+	MOVQ  SI, DX
+	XORQ  SI, SI
+	MOVQ  $+1, BX
+	MOVQ  $+16, AX
+	JMP   q6c02_start
+
+q6c02_sum:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	MOVQ         xscale+80(FP), DX
+	VBROADCASTSS (DX), Y13
+	VCVTDQ2PS    Y0, Y0
+	VMULPS       (DI), Y13, Y12
+	VMULPS       Y12, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       32(DI), Y13, Y12
+	VMULPS       Y12, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       64(DI), Y13, Y12
+	VMULPS       Y12, Y2, Y2
+	VMOVUPS      Y2, 64(AX)
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       96(DI), Y13, Y12
+	VMULPS       Y12, Y3, Y3
+	VMOVUPS      Y3, 96(AX)
+	ADDQ         CX, AX
+	VBROADCASTSS 4(DX), Y13
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       (DI), Y13, Y12
+	VMULPS       Y12, Y4, Y4
+	VMOVUPS      Y4, (AX)
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       32(DI), Y13, Y12
+	VMULPS       Y12, Y5, Y5
+	VMOVUPS      Y5, 32(AX)
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       64(DI), Y13, Y12
+	VMULPS       Y12, Y6, Y6
+	VMOVUPS      Y6, 64(AX)
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       96(DI), Y13, Y12
+	VMULPS       Y12, Y7, Y7
+	VMOVUPS      Y7, 96(AX)
+	VZEROUPPER
+	RET
+
+rows01:
+	MOVQ         x+24(FP), CX
+	MOVQ         ldx+32(FP), AX
+	MOVQ         groups+40(FP), DX
+	MOVQ         tail+48(FP), BX
+	MOVQ         w+56(FP), SI
+	MOVQ         ahead+64(FP), R8
+	MOVQ         stride+72(FP), R9
+	ADDQ         SI, R8
+	MOVQ         start+88(FP), DI
+	VPBROADCASTD (DI), Y0
+	VMOVDQA      Y0, Y1
+	VMOVDQA      Y0, Y2
+	VMOVDQA      Y0, Y3
+
+q6c01_start:
+	LEAQ  (AX)(AX*2), AX
+	MOVQ  CX, AX
+	TESTQ DX, DX
+	JZ    q6c01_done
+
+q6c01_one:
+	VPBROADCASTD (AX), Y4
+	VPXOR        q6cRows256C80<>+0(SB), Y4, Y4
+	VPBROADCASTD 4(AX), Y5
+	VPXOR        q6cRows256C80<>+0(SB), Y5, Y5
+	VPBROADCASTD 8(AX), Y6
+	VPXOR        q6cRows256C80<>+0(SB), Y6, Y6
+	VPBROADCASTD 12(AX), Y7
+	VPXOR        q6cRows256C80<>+0(SB), Y7, Y7
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	PREFETCHT0   128(R8)
+	PREFETCHT0   192(R8)
+	PREFETCHT0   256(R8)
+	PREFETCHT0   320(R8)
+	ADDQ         R9, R8
+	VMOVDQU      (SI), Y8
+	VMOVDQU      128(SI), Y9
+	VMOVDQU      256(SI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y4, Y11, Y14
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y5, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y0, Y0
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y6, Y11, Y14
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y7, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y0, Y0
+	VMOVDQU      32(SI), Y8
+	VMOVDQU      160(SI), Y9
+	VMOVDQU      288(SI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y4, Y11, Y14
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y5, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y1, Y1
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y6, Y11, Y14
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y7, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y1, Y1
+	VMOVDQU      64(SI), Y8
+	VMOVDQU      192(SI), Y9
+	VMOVDQU      320(SI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y4, Y11, Y14
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y5, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y2, Y2
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y6, Y11, Y14
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y7, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y2, Y2
+	VMOVDQU      96(SI), Y8
+	VMOVDQU      224(SI), Y9
+	VMOVDQU      352(SI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y4, Y11, Y14
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y5, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y3, Y3
+	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND        q6cRows256High<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y6, Y11, Y14
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND        q6cRows256High<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPMADDUBSW   Y7, Y11, Y12
+	VPADDW       Y12, Y14, Y14
+	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD       Y14, Y3, Y3
+	ADDQ         $+16, AX
+	ADDQ         $+384, SI
+	DECQ         DX
+	JNZ          q6c01_one
+
+q6c01_done:
+	TESTQ BX, BX
+	JZ    q6c01_sum
+	MOVQ  BX, CX
+	XORQ  BX, BX
+	MOVQ  $+1, DX
+	MOVQ  $+16, AX
+	JMP   q6c01_start
+
+q6c01_sum:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	MOVQ         xscale+80(FP), CX
+	VBROADCASTSS (CX), Y13
+	VCVTDQ2PS    Y0, Y0
+	VMULPS       (SI), Y13, Y12
+	VMULPS       Y12, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       32(SI), Y13, Y12
+	VMULPS       Y12, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       64(SI), Y13, Y12
+	VMULPS       Y12, Y2, Y2
+	VMOVUPS      Y2, 64(AX)
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       96(SI), Y13, Y12
+	VMULPS       Y12, Y3, Y3
+	VMOVUPS      Y3, 96(AX)
+	VZEROUPPER
+	RET
+
 DATA q4Rows256F0<>+0(SB)/4, $0x0f0f0f0f
 DATA q4Rows256F0<>+4(SB)/4, $0x0f0f0f0f
 DATA q4Rows256F0<>+8(SB)/4, $0x0f0f0f0f

@@ -10,6 +10,13 @@ package kernel
 //go:noescape
 func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
+// q6cRows512 computes rows (1..8) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's
+// activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin
+// at. Strides are in bytes.
+//
+//go:noescape
+func q6cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+
 // q4Rows512 computes rows (1..6) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's
 // activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.
 //

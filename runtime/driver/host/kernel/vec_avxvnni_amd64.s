@@ -765,6 +765,621 @@ q8c01_sum:
 	VZEROUPPER
 	RET
 
+DATA q6cRowsVNNILow<>+0(SB)/4, $0x0f0f0f0f
+DATA q6cRowsVNNILow<>+4(SB)/4, $0x0f0f0f0f
+DATA q6cRowsVNNILow<>+8(SB)/4, $0x0f0f0f0f
+DATA q6cRowsVNNILow<>+12(SB)/4, $0x0f0f0f0f
+DATA q6cRowsVNNILow<>+16(SB)/4, $0x0f0f0f0f
+DATA q6cRowsVNNILow<>+20(SB)/4, $0x0f0f0f0f
+DATA q6cRowsVNNILow<>+24(SB)/4, $0x0f0f0f0f
+DATA q6cRowsVNNILow<>+28(SB)/4, $0x0f0f0f0f
+GLOBL q6cRowsVNNILow<>(SB), RODATA|NOPTR, $32
+
+DATA q6cRowsVNNIHigh<>+0(SB)/4, $0x30303030
+DATA q6cRowsVNNIHigh<>+4(SB)/4, $0x30303030
+DATA q6cRowsVNNIHigh<>+8(SB)/4, $0x30303030
+DATA q6cRowsVNNIHigh<>+12(SB)/4, $0x30303030
+DATA q6cRowsVNNIHigh<>+16(SB)/4, $0x30303030
+DATA q6cRowsVNNIHigh<>+20(SB)/4, $0x30303030
+DATA q6cRowsVNNIHigh<>+24(SB)/4, $0x30303030
+DATA q6cRowsVNNIHigh<>+28(SB)/4, $0x30303030
+GLOBL q6cRowsVNNIHigh<>(SB), RODATA|NOPTR, $32
+
+DATA q6cRowsVNNIC80<>+0(SB)/4, $0x80808080
+DATA q6cRowsVNNIC80<>+4(SB)/4, $0x80808080
+DATA q6cRowsVNNIC80<>+8(SB)/4, $0x80808080
+DATA q6cRowsVNNIC80<>+12(SB)/4, $0x80808080
+DATA q6cRowsVNNIC80<>+16(SB)/4, $0x80808080
+DATA q6cRowsVNNIC80<>+20(SB)/4, $0x80808080
+DATA q6cRowsVNNIC80<>+24(SB)/4, $0x80808080
+DATA q6cRowsVNNIC80<>+28(SB)/4, $0x80808080
+GLOBL q6cRowsVNNIC80<>(SB), RODATA|NOPTR, $32
+
+// func q6cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+// Requires: AVX, AVX2, MMX+
+TEXT ·q6cRowsVNNI(SB), NOSPLIT, $0-96
+	MOVQ         rows+0(FP), AX
+	CMPQ         AX, $+1
+	JEQ          rows01
+	MOVQ         x+24(FP), DX
+	MOVQ         ldx+32(FP), AX
+	MOVQ         groups+40(FP), BX
+	MOVQ         tail+48(FP), SI
+	MOVQ         w+56(FP), DI
+	MOVQ         ahead+64(FP), R8
+	MOVQ         stride+72(FP), R9
+	ADDQ         DI, R8
+	MOVQ         start+88(FP), CX
+	VPBROADCASTD (CX), Y0
+	VMOVDQA      Y0, Y1
+	VMOVDQA      Y0, Y2
+	VMOVDQA      Y0, Y3
+	VPBROADCASTD 4(CX), Y4
+	VMOVDQA      Y4, Y5
+	VMOVDQA      Y4, Y6
+	VMOVDQA      Y4, Y7
+
+q6c02_start:
+	LEAQ  (AX)(AX*2), CX
+	MOVQ  DX, CX
+	TESTQ BX, BX
+	JZ    q6c02_done
+
+q6c02_one:
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	PREFETCHT0   128(R8)
+	PREFETCHT0   192(R8)
+	PREFETCHT0   256(R8)
+	PREFETCHT0   320(R8)
+	ADDQ         R9, R8
+	VMOVDQU      (DI), Y8
+	VMOVDQU      128(DI), Y9
+	VMOVDQU      256(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y0
+	BYTE         $0xc4
+	LONG         $0xc55025c2
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y4
+	BYTE         $0xc4
+	LONG         $0xe55025c2
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y0
+	BYTE         $0xc4
+	LONG         $0xc55025c2
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y4
+	BYTE         $0xc4
+	LONG         $0xe55025c2
+	VPAND        q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y0
+	BYTE         $0xc4
+	LONG         $0xc55025c2
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y4
+	BYTE         $0xc4
+	LONG         $0xe55025c2
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y0
+	BYTE         $0xc4
+	LONG         $0xc55025c2
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y4
+	BYTE         $0xc4
+	LONG         $0xe55025c2
+	VMOVDQU      32(DI), Y8
+	VMOVDQU      160(DI), Y9
+	VMOVDQU      288(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y1
+	BYTE         $0xc4
+	LONG         $0xcd5025c2
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y5
+	BYTE         $0xc4
+	LONG         $0xed5025c2
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y1
+	BYTE         $0xc4
+	LONG         $0xcd5025c2
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y5
+	BYTE         $0xc4
+	LONG         $0xed5025c2
+	VPAND        q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y1
+	BYTE         $0xc4
+	LONG         $0xcd5025c2
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y5
+	BYTE         $0xc4
+	LONG         $0xed5025c2
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y1
+	BYTE         $0xc4
+	LONG         $0xcd5025c2
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y5
+	BYTE         $0xc4
+	LONG         $0xed5025c2
+	VMOVDQU      64(DI), Y8
+	VMOVDQU      192(DI), Y9
+	VMOVDQU      320(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y2
+	BYTE         $0xc4
+	LONG         $0xd55025c2
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y6
+	BYTE         $0xc4
+	LONG         $0xf55025c2
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y2
+	BYTE         $0xc4
+	LONG         $0xd55025c2
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y6
+	BYTE         $0xc4
+	LONG         $0xf55025c2
+	VPAND        q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y2
+	BYTE         $0xc4
+	LONG         $0xd55025c2
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y6
+	BYTE         $0xc4
+	LONG         $0xf55025c2
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y2
+	BYTE         $0xc4
+	LONG         $0xd55025c2
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y6
+	BYTE         $0xc4
+	LONG         $0xf55025c2
+	VMOVDQU      96(DI), Y8
+	VMOVDQU      224(DI), Y9
+	VMOVDQU      352(DI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD (CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y3
+	BYTE         $0xc4
+	LONG         $0xdd5025c2
+	VPBROADCASTD (CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y7
+	BYTE         $0xc4
+	LONG         $0xfd5025c2
+	VPSRLW       $+4, Y8, Y11
+	VPSLLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 4(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y3
+	BYTE         $0xc4
+	LONG         $0xdd5025c2
+	VPBROADCASTD 4(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y7
+	BYTE         $0xc4
+	LONG         $0xfd5025c2
+	VPAND        q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 8(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y3
+	BYTE         $0xc4
+	LONG         $0xdd5025c2
+	VPBROADCASTD 8(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y7
+	BYTE         $0xc4
+	LONG         $0xfd5025c2
+	VPSRLW       $+4, Y9, Y11
+	VPSRLW       $+2, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+	VPBROADCASTD 12(CX), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y3
+	BYTE         $0xc4
+	LONG         $0xdd5025c2
+	VPBROADCASTD 12(CX)(AX*1), Y13
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y13, Y13
+
+	// VPDPBUSD Y13, Y11, Y7
+	BYTE $0xc4
+	LONG $0xfd5025c2
+	ADDQ $+16, CX
+	ADDQ $+384, DI
+	DECQ BX
+	JNZ  q6c02_one
+
+q6c02_done:
+	TESTQ SI, SI
+	JZ    q6c02_sum
+	MOVQ  SI, DX
+	XORQ  SI, SI
+	MOVQ  $+1, BX
+	MOVQ  $+16, AX
+	JMP   q6c02_start
+
+q6c02_sum:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	MOVQ         xscale+80(FP), DX
+	VBROADCASTSS (DX), Y13
+	VCVTDQ2PS    Y0, Y0
+	VMULPS       (DI), Y13, Y12
+	VMULPS       Y12, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       32(DI), Y13, Y12
+	VMULPS       Y12, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       64(DI), Y13, Y12
+	VMULPS       Y12, Y2, Y2
+	VMOVUPS      Y2, 64(AX)
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       96(DI), Y13, Y12
+	VMULPS       Y12, Y3, Y3
+	VMOVUPS      Y3, 96(AX)
+	ADDQ         CX, AX
+	VBROADCASTSS 4(DX), Y13
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       (DI), Y13, Y12
+	VMULPS       Y12, Y4, Y4
+	VMOVUPS      Y4, (AX)
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       32(DI), Y13, Y12
+	VMULPS       Y12, Y5, Y5
+	VMOVUPS      Y5, 32(AX)
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       64(DI), Y13, Y12
+	VMULPS       Y12, Y6, Y6
+	VMOVUPS      Y6, 64(AX)
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       96(DI), Y13, Y12
+	VMULPS       Y12, Y7, Y7
+	VMOVUPS      Y7, 96(AX)
+	VZEROUPPER
+	RET
+
+rows01:
+	MOVQ         x+24(FP), CX
+	MOVQ         ldx+32(FP), AX
+	MOVQ         groups+40(FP), DX
+	MOVQ         tail+48(FP), BX
+	MOVQ         w+56(FP), SI
+	MOVQ         ahead+64(FP), R8
+	MOVQ         stride+72(FP), R9
+	ADDQ         SI, R8
+	MOVQ         start+88(FP), DI
+	VPBROADCASTD (DI), Y0
+	VMOVDQA      Y0, Y1
+	VMOVDQA      Y0, Y2
+	VMOVDQA      Y0, Y3
+
+q6c01_start:
+	LEAQ  (AX)(AX*2), AX
+	MOVQ  CX, AX
+	TESTQ DX, DX
+	JZ    q6c01_done
+
+q6c01_one:
+	VPBROADCASTD (AX), Y4
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y4, Y4
+	VPBROADCASTD 4(AX), Y5
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y5, Y5
+	VPBROADCASTD 8(AX), Y6
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y6, Y6
+	VPBROADCASTD 12(AX), Y7
+	VPXOR        q6cRowsVNNIC80<>+0(SB), Y7, Y7
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	PREFETCHT0   128(R8)
+	PREFETCHT0   192(R8)
+	PREFETCHT0   256(R8)
+	PREFETCHT0   320(R8)
+	ADDQ         R9, R8
+	VMOVDQU      (SI), Y8
+	VMOVDQU      128(SI), Y9
+	VMOVDQU      256(SI), Y10
+	VPSLLW       $+4, Y10, Y12
+	VPAND        q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR         Y12, Y11, Y11
+
+	// VPDPBUSD Y4, Y11, Y0
+	BYTE   $0xc4
+	LONG   $0xc45025e2
+	VPSRLW $+4, Y8, Y11
+	VPSLLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y5, Y11, Y0
+	BYTE  $0xc4
+	LONG  $0xc55025e2
+	VPAND q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR  Y12, Y11, Y11
+
+	// VPDPBUSD Y6, Y11, Y0
+	BYTE   $0xc4
+	LONG   $0xc65025e2
+	VPSRLW $+4, Y9, Y11
+	VPSRLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y7, Y11, Y0
+	BYTE    $0xc4
+	LONG    $0xc75025e2
+	VMOVDQU 32(SI), Y8
+	VMOVDQU 160(SI), Y9
+	VMOVDQU 288(SI), Y10
+	VPSLLW  $+4, Y10, Y12
+	VPAND   q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND   q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR    Y12, Y11, Y11
+
+	// VPDPBUSD Y4, Y11, Y1
+	BYTE   $0xc4
+	LONG   $0xcc5025e2
+	VPSRLW $+4, Y8, Y11
+	VPSLLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y5, Y11, Y1
+	BYTE  $0xc4
+	LONG  $0xcd5025e2
+	VPAND q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR  Y12, Y11, Y11
+
+	// VPDPBUSD Y6, Y11, Y1
+	BYTE   $0xc4
+	LONG   $0xce5025e2
+	VPSRLW $+4, Y9, Y11
+	VPSRLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y7, Y11, Y1
+	BYTE    $0xc4
+	LONG    $0xcf5025e2
+	VMOVDQU 64(SI), Y8
+	VMOVDQU 192(SI), Y9
+	VMOVDQU 320(SI), Y10
+	VPSLLW  $+4, Y10, Y12
+	VPAND   q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND   q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR    Y12, Y11, Y11
+
+	// VPDPBUSD Y4, Y11, Y2
+	BYTE   $0xc4
+	LONG   $0xd45025e2
+	VPSRLW $+4, Y8, Y11
+	VPSLLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y5, Y11, Y2
+	BYTE  $0xc4
+	LONG  $0xd55025e2
+	VPAND q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR  Y12, Y11, Y11
+
+	// VPDPBUSD Y6, Y11, Y2
+	BYTE   $0xc4
+	LONG   $0xd65025e2
+	VPSRLW $+4, Y9, Y11
+	VPSRLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y7, Y11, Y2
+	BYTE    $0xc4
+	LONG    $0xd75025e2
+	VMOVDQU 96(SI), Y8
+	VMOVDQU 224(SI), Y9
+	VMOVDQU 352(SI), Y10
+	VPSLLW  $+4, Y10, Y12
+	VPAND   q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND   q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR    Y12, Y11, Y11
+
+	// VPDPBUSD Y4, Y11, Y3
+	BYTE   $0xc4
+	LONG   $0xdc5025e2
+	VPSRLW $+4, Y8, Y11
+	VPSLLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y5, Y11, Y3
+	BYTE  $0xc4
+	LONG  $0xdd5025e2
+	VPAND q6cRowsVNNILow<>+0(SB), Y9, Y11
+	VPAND q6cRowsVNNIHigh<>+0(SB), Y10, Y12
+	VPOR  Y12, Y11, Y11
+
+	// VPDPBUSD Y6, Y11, Y3
+	BYTE   $0xc4
+	LONG   $0xde5025e2
+	VPSRLW $+4, Y9, Y11
+	VPSRLW $+2, Y10, Y12
+	VPAND  q6cRowsVNNILow<>+0(SB), Y11, Y11
+	VPAND  q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR   Y12, Y11, Y11
+
+	// VPDPBUSD Y7, Y11, Y3
+	BYTE $0xc4
+	LONG $0xdf5025e2
+	ADDQ $+16, AX
+	ADDQ $+384, SI
+	DECQ DX
+	JNZ  q6c01_one
+
+q6c01_done:
+	TESTQ BX, BX
+	JZ    q6c01_sum
+	MOVQ  BX, CX
+	XORQ  BX, BX
+	MOVQ  $+1, DX
+	MOVQ  $+16, AX
+	JMP   q6c01_start
+
+q6c01_sum:
+	MOVQ         y+8(FP), AX
+	MOVQ         ldy+16(FP), CX
+	MOVQ         xscale+80(FP), CX
+	VBROADCASTSS (CX), Y13
+	VCVTDQ2PS    Y0, Y0
+	VMULPS       (SI), Y13, Y12
+	VMULPS       Y12, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       32(SI), Y13, Y12
+	VMULPS       Y12, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       64(SI), Y13, Y12
+	VMULPS       Y12, Y2, Y2
+	VMOVUPS      Y2, 64(AX)
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       96(SI), Y13, Y12
+	VMULPS       Y12, Y3, Y3
+	VMOVUPS      Y3, 96(AX)
+	VZEROUPPER
+	RET
+
 DATA q4RowsVNNIF0<>+0(SB)/4, $0x0f0f0f0f
 DATA q4RowsVNNIF0<>+4(SB)/4, $0x0f0f0f0f
 DATA q4RowsVNNIF0<>+8(SB)/4, $0x0f0f0f0f

@@ -12,14 +12,16 @@ import (
 func TestVecFetchesAll(t *testing.T) {
 	const k = 2048
 	q8cBytes, _ := q8cTileBytes(k)
+	q6cBytes, _ := q6cTileBytes(k)
 	tests := []struct {
 		kernel      string
 		least, most int
 		bytes       int // of a tile
-		steps       int // the argument of that name, or that named blocks or k
+		steps       int // the argument of that name, or that named groups, blocks or k
 		fetches     func(rows int) int
 	}{
 		{"q8cRows512", 1, most512, q8cBytes, k / 4, func(rows int) int { return avx512vnni.fetches(k/4, rows) }},
+		{"q6cRows512", 1, mostQ6Cx512, q6cBytes, k / sixRows, func(int) int { return k / sixRows }},
 		{"q4Rows512", 1, mostQ4x512, k / BlockK * q4BlockBytes(BlockK), k / BlockK,
 			func(int) int { return k / BlockK * (BlockK/4 + 1) }},
 		{"q4x128Rows512", 1, mostQ4x512, k / pack.Block128 * q4BlockBytes(pack.Block128), k / pack.Block128,
@@ -40,7 +42,7 @@ func TestVecFetchesAll(t *testing.T) {
 						begin = uint64(weight + ahead)
 					}
 					steps := uint64(test.steps)
-					arguments := map[string]uint64{"rows": uint64(rows), "steps": steps, "blocks": steps, "k": steps,
+					arguments := map[string]uint64{"rows": uint64(rows), "steps": steps, "groups": steps, "blocks": steps, "k": steps,
 						"w": weight, "ahead": uint64(ahead), "stride": uint64(stride)} // others are 0
 					execute(t, functions[test.kernel], &integerMachine{
 						argument: func(name string, _ int) uint64 { return arguments[name] },

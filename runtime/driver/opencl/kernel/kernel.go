@@ -341,8 +341,11 @@ func FamiliesOf(operator *op.Op) []string {
 		return []string{fmt.Sprintf("%s:%d", name, operator.HeadDim)}
 	}
 	name := kinds[operator.Kind]
-	if operator.Kind == op.KVAppend {
+	switch {
+	case operator.Kind == op.KVAppend:
 		name = "heads " + kv
+	case operator.Kind == op.Embed && operator.Scheme != "" && operator.Scheme != op.I32Q8C:
+		return nil
 	}
 	if find(name) == nil {
 		return nil

@@ -26,6 +26,7 @@ func zero256(v ...reg.VecPhysical) {
 // avx2 generates the kernels of the tier avx2, in the order of their file.
 func avx2() {
 	q8cRows256()
+	q6cRows256("q6cRows256", false)
 	q4Rows256("q4Rows256", 32, false)
 	q4Rows256("q4x128Rows256", 128, false)
 	f32Rows256()

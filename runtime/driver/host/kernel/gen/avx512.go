@@ -28,6 +28,7 @@ func zero512(v ...reg.VecPhysical) {
 // avx512 generates the kernels of the tier avx512.
 func avx512() {
 	q8cRows512()
+	q6cRows512()
 	q4Rows512("q4Rows512", 32)
 	q4Rows512("q4x128Rows512", 128)
 	q4Unpack512("q4Unpack512", 32)

@@ -7,10 +7,11 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// avxvnni writes the kernels of 8-bit and 4-bit products for CPUs with VPDPBUSD on 256-bit
+// avxvnni writes the kernels of 8-bit, 6-bit and 4-bit products for CPUs with VPDPBUSD on 256-bit
 // registers. Its other functions are those of the avx2 tier.
 func avxvnni() {
 	q8cRowsVNNI()
+	q6cRows256("q6cRowsVNNI", true)
 	q4Rows256("q4RowsVNNI", 32, true)
 	q4Rows256("q4x128RowsVNNI", 128, true)
 }

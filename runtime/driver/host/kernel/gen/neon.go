@@ -16,6 +16,7 @@ import (
 func neon() {
 	asm := &arm{least: 1, most: 3}
 	asm.q8cRows()
+	asm.q6cRows()
 	asm.q4Rows()
 	asm.f32Rows()
 	asm.f32Add()
@@ -217,18 +218,90 @@ func (a *arm) q8cRows() {
 			}
 		})
 		a.tail(m, "MOVD $4, R4")
-		for row := range m { // y = float32(acc) * (xscale*scale)
-			a.f("MOVD R7, R14")
-			a.f("VLD1R.P 4(R8), [V24.S4]")
-			for part := range 8 {
-				a.f("VLD1.P 16(R14), [V25.S4]")
-				a.fmul(25, 24, 25)
-				a.scvtf(8*row + part)
-				a.fmul(8*row+part, 8*row+part, 25)
-			}
-		}
+		a.scaled(m)
 		a.store(m)
 	})
+}
+
+// q6cRows takes two rows, which leaves registers for the planes of 16 bytes of a group (see six.go). A group is as many
+// activations as a vector holds.
+func (a *arm) q6cRows() {
+	most := a.most
+	defer func() { a.most = most }()
+	a.most = 2
+	a.function("q6cRowsNEON", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "groups int",
+		"tail *uint8", "w *uint8", "xscale *float32", "start *int32"},
+		"computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's",
+		"activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin",
+		"at. Strides are in bytes.")(func(m int) {
+		const low, high, top, code, bits = 30, 29, 18, 19, 20
+		a.bytes(0x80, 31)
+		a.bytes(0x0f, low)
+		a.bytes(0x30, high)
+		for row := range m {
+			a.f("VLD1R.P 4(R9), [V%d.S4]", 8*row)
+			for part := 1; part < 8; part++ {
+				a.f("VMOV V%d.B16, V%d.B16", 8*row, 8*row+part)
+			}
+		}
+		a.label("start%d", m)
+		a.point(m, "R3", "R4")
+		a.f("CBZ R5, after%d", m)
+		a.label("group%d", m)
+		for line := range m {
+			a.f("VLD1.P 16(R%d), [V%d.B16]", row+line, 24+line)
+		}
+		a.signed(m)
+		a.f("ADD $%d, R7, R13", sixPlane)
+		a.f("ADD $%d, R7, R14", 2*sixPlane)
+		for part := range 8 {
+			a.f("VLD1.P 16(R7), [V16.B16]")
+			a.f("VLD1.P 16(R13), [V17.B16]")
+			a.f("VLD1.P 16(R14), [V%d.B16]", top)
+			for quad := range 4 {
+				nibbles, from := 16+quad/2, bits
+				if quad%2 == 0 {
+					a.f("VAND V%d.B16, V%d.B16, V%d.B16", low, nibbles, code)
+				} else {
+					a.f("VUSHR $4, V%d.B16, V%d.B16", nibbles, code)
+				}
+				switch quad {
+				case 0, 1:
+					a.f("VSHL $%d, V%d.B16, V%d.B16", 4-2*quad, top, bits)
+				case 2:
+					from = top
+				case 3:
+					a.f("VUSHR $2, V%d.B16, V%d.B16", top, bits)
+				}
+				a.f("VAND V%d.B16, V%d.B16, V%d.B16", high, from, bits)
+				a.f("VORR V%d.B16, V%d.B16, V%d.B16", bits, code, code)
+				for row := range m {
+					a.sdot(8*row+part, code, 24+row, quad)
+				}
+			}
+		}
+		a.f("MOVD R14, R7")
+		a.f("SUBS $1, R5, R5")
+		a.f("BNE group%d", m)
+		a.label("after%d", m)
+		a.tail(m, fmt.Sprintf("MOVD $%d, R4", sixRows))
+		a.scaled(m)
+		a.store(m)
+	})
+}
+
+// scaled makes the integer sums of m rows results, y = float32(sum) * (xscale*scale), with the scales at R7.
+func (a *arm) scaled(m int) {
+	for row := range m {
+		a.f("MOVD R7, R14")
+		a.f("VLD1R.P 4(R8), [V24.S4]")
+		for part := range 8 {
+			a.f("VLD1.P 16(R14), [V25.S4]")
+			a.fmul(25, 24, 25)
+			a.scvtf(8*row + part)
+			a.fmul(8*row+part, 8*row+part, 25)
+		}
+	}
 }
 
 // q4Rows keeps the float sums in y, which leaves the registers to three rows of integer sums. A
