@@ -15,9 +15,9 @@ import (
 
 // A plan under limits is looked for in four steps, each where the one before it found none.
 //
-//  1. The best schemes without limits, and all buckets: the joint problem of all programs.
-//  2. A lower bound of each limited quantity over all schemes, buckets and placements. Where one exceeds its limit, no
-//     plan exists.
+//  1. A lower bound of each limited quantity over all schemes, buckets and placements. Where one exceeds its limit, no
+//     plan exists. It takes a pass over the candidates, the next steps one solve or many.
+//  2. The best schemes without limits, and all buckets: the joint problem of all programs.
 //  3. Other schemes and fewer buckets: with a bound of memory all pairs of assignments in the order of their bounds,
 //     else the pairs that are best for what is limited.
 //  4. The plan that takes least of what is limited, of energy and of memory: if even that one is not within its limit
@@ -25,11 +25,15 @@ import (
 //     is none.
 //
 // If minimising a quantity reaches a value within its limit, there is always a plan. An error says whether it was
-// proved that there is none (step 2, or a joint problem to which nothing was an alternative), or that none was found.
+// proved that there is none (step 1, or a joint problem to which nothing was an alternative), or that none was found.
 
 // planWithin is the best plan found within all limits, bound bytes among them (0: no limit), with the session that
 // made it.
 func (s *session) planWithin(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
+	// Step 1.
+	if impossible, failed := s.proveInfeasible(); impossible != nil || failed != nil {
+		return nil, nil, cmp.Or(failed, impossible)
+	}
 	if s.measure() == problem.Memory {
 		by, plan, err := s.smallest(ctx)
 		if err == nil && bound > 0 && plan.Memory.Total > bound {
@@ -38,7 +42,7 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 		return by, plan, err
 	}
 
-	// Step 1: the session's own schemes, with all buckets and with fewer.
+	// Step 2: the session's own schemes, with all buckets and with fewer.
 	by := s
 	plan, err := s.complete(ctx)
 	if err == nil {
@@ -49,10 +53,6 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 	}
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, nil, err
-	}
-	// Step 2.
-	if impossible, failed := s.proveInfeasible(); impossible != nil || failed != nil {
-		return nil, nil, cmp.Or(failed, impossible)
 	}
 
 	// Step 3.

@@ -1,7 +1,10 @@
 package solver
 
 import (
+	"context"
+	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
@@ -90,6 +93,36 @@ func TestLeastMemoryIsLeast(t *testing.T) {
 			change(&x)
 			if r := solve(t, x); r.Plan.Memory.Total < small.Memory.Total {
 				t.Errorf("seed %d: %s holds %d bytes, the least is said to be %d", seed, name, r.Plan.Memory.Total, small.Memory.Total)
+			}
+		}
+	}
+}
+
+// noJoint is an engine that is not asked about all programs together.
+type noJoint struct {
+	problem.Engine
+	t *testing.T
+}
+
+func (n noJoint) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
+	n.t.Errorf("a joint problem is posed, of %d programs", len(j.Parts))
+	return n.Engine.Joint(ctx, j, limits)
+}
+
+// A limit below what every plan takes is told before a plan is looked for, whatever is minimised.
+func TestHopelessLimitsAreToldAtOnce(t *testing.T) {
+	in := limitedCase(t, 0)
+	in.Engine = noJoint{exact.Engine{}, t}
+	for _, measure := range []problem.Measure{problem.Time, problem.Energy, problem.Memory} {
+		for name, limits := range map[string]workload.Limits{
+			workload.KeyEnergy: {EnergyMJ: 1e-6}, workload.KeyDecode: {DecodeMS: 1e-6}, workload.KeyPrefill: {PrefillMS: 1e-6},
+		} {
+			x := in
+			x.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits, w.Minimise = limits, measure })
+			_, err := Solve(t.Context(), x)
+			var why *LimitError
+			if !errors.As(err, &why) || !why.Proved || !slices.Equal(why.Names, []string{name}) {
+				t.Errorf("least %s with %s: got %v, want a proof that names it", measure, name, err)
 			}
 		}
 	}

@@ -305,7 +305,7 @@ func (x *Conflicting) name(l *Limit, value float64) {
 }
 
 // fromLeast is a value that works, from the plan that takes least of the limit: solve says what that is, or has it as
-// a goal.
+// a goal. It is 0 where a workload may not give the limit such a value.
 func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok bool, err error) {
 	now, err := t.holding(ctx, slices.Repeat([]bool{true}, len(t.limits)))
 	if err != nil {
@@ -323,7 +323,11 @@ func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok 
 	if err != nil || attempt.result == nil {
 		return 0, false, err
 	}
-	return t.works(ctx, limit, limit.used(&t.in, attempt.result))
+	value = limit.used(&t.in, attempt.result)
+	if limit.most > 0 && limit.ceil(value) > limit.most {
+		return 0, true, nil // what works may not be written
+	}
+	return t.works(ctx, limit, value)
 }
 
 // works is a value, rounded up to what is written, if solve finds a plan with that.

@@ -330,3 +330,27 @@ func TestNamedValuesWork(t *testing.T) {
 		}
 	}
 }
+
+// Where no value that a workload may give works, that is said without solving for one.
+func TestNoValueWorksThatMayBeWritten(t *testing.T) {
+	in := limitedCase(t, 0)
+	in.Workload.Weights = workload.Weights{Prefill: 1e12, Decode: 1e12}
+	in.Workload.Limits.EnergyMJ = workload.MaxLimit
+	_, err := solver.Solve(t.Context(), in)
+	if diag.ClassOf(err) != diag.ClassInfeasible {
+		t.Fatalf("got %v, want no plan", err)
+	}
+	solves := map[string]bool{} // that look for a value
+	in.Progress = func(p solver.Progress) {
+		if part := strings.SplitN(p.Phase, ": ", 2); strings.HasPrefix(p.Phase, nearestPhase) && len(part) == 2 {
+			solves[part[0]] = true
+		}
+	}
+	found, failed := findConflict(t.Context(), in, err)
+	if failed != nil || found == nil || len(found.Limits) != 1 || found.Limits[0].Nearest != "" {
+		t.Fatalf("got %+v (%v), want a conflict with one limit and no value", found, failed)
+	}
+	if len(solves) > 2 {
+		t.Errorf("%d solves look for a value, want one without the limit and one for the least: %v", len(solves), solves)
+	}
+}

@@ -27,6 +27,7 @@ type Limit struct {
 	Value string `json:"value"` // as people write it
 
 	number      float64 // of a number, in the unit that format takes
+	most        float64 // that it may be; 0: not known
 	format      func(float64) string
 	holdsMemory bool                                        // of what a process holds
 	whole       bool                                        // values between two whole numbers mean nothing

@@ -50,7 +50,7 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 		}
 		limit := numeric(x.key, of, value, text, set,
 			func(_ *solver.Input, r *solver.Result) float64 { return x.used(r) })
-		limit.least = x.least
+		limit.least, limit.most = x.least, workload.MaxLimit
 		out = append(out, limit)
 	}
 	out = append(out, perProcessor(work, of, workload.KeyAddress, bytesText, machine,
