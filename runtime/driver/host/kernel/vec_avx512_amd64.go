@@ -137,6 +137,12 @@ func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, bloc
 //go:noescape
 func scoresWideF32(rows int, s *float32, lds int, q *float32, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)
 
+// turnWideF32 stores 16 rows of n numbers (a multiple of 4), as they are cached, ld bytes apart, as
+// 16 columns of dst [n][32].
+//
+//go:noescape
+func turnWideF32(dst *float32, src *float32, ld int, n int)
+
 // scoresWideF16 computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim
 // numbers (a multiple of 8), as they are cached. It prefetches from next on, and once more near bytes behind
 // that, stride bytes for each turn over 8 numbers of 8 keys. Strides are in bytes.
@@ -144,12 +150,24 @@ func scoresWideF32(rows int, s *float32, lds int, q *float32, k *float32, ld int
 //go:noescape
 func scoresWideF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, near int, stride int)
 
+// turnWideF16 stores 16 rows of n numbers (a multiple of 8), as they are cached, ld bytes apart, as
+// 16 columns of dst [n][32].
+//
+//go:noescape
+func turnWideF16(dst *float32, src *uint16, ld int, n int)
+
 // scoresWideQ8 computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim
 // numbers (a multiple of 16), as they are cached. It prefetches from next on, and once more near bytes behind
 // that, stride bytes for each turn over 16 numbers of 8 keys. Strides are in bytes.
 //
 //go:noescape
 func scoresWideQ8(rows int, s *float32, lds int, q *float32, k *uint8, ld int, dim int, groups int, next *byte, near int, stride int)
+
+// turnWideQ8 stores 16 rows of n numbers (a multiple of 16), as they are cached, ld bytes apart, as
+// 16 columns of dst [n][32].
+//
+//go:noescape
+func turnWideQ8(dst *float32, src *uint8, ld int, n int)
 
 // valuesWideF32x64 adds x v to y for 64 columns of k rows v and rows lines (1..6) x of k weights. It
 // prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.

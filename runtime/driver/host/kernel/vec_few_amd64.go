@@ -1,5 +1,7 @@
 package kernel
 
+import "github.com/hetc/hetc/internal/mem"
+
 // The kernels of few lines take keys in groups of keyGroup, and at most mostFewLines lines. Of float32 more than
 // mostKeyLines lines stand side by side in vectors, and else keys do.
 const (
@@ -9,7 +11,7 @@ const (
 	mostKeyLines = 6
 )
 
-// Few lines read a part of the cache, keys or values, in order. What is farAhead bytes ahead in the same part is
+// Few lines read a part of the cache, keys or values, in order. What is about farAhead bytes ahead in the same part is
 // prefetched into the second-level cache, and what is nearAhead bytes ahead into the first.
 const (
 	farAhead  = 16 << 10
@@ -44,28 +46,55 @@ func (t *lineTask) turnQueries() {
 	keysF32x16(&t.keys[ownQueries:][:tileKeys*t.Dim][0], &t.queries[:mostFewLines*t.Dim][0], 4*t.Dim, t.Dim)
 }
 
-// far is what is farAhead bytes ahead of the keys and values from..to: behind the last of them what the caller reads
-// next.
-func (t *lineTask) far(from, to int) (k, v []byte) {
-	row, _ := t.from.bytes(0, 1, t.Dim)
-	rows := farAhead / len(row)
-	from, to = from+rows, to+rows
-	if from < t.context() {
-		return t.stored(from, min(to, t.context()))
-	}
-	first, last := (from-t.context())*len(row), (to-t.context())*len(row)
-	if last > min(len(t.NextKeys), len(t.NextValues)) {
-		return nil, nil
-	}
-	return t.NextKeys[first:last], t.NextValues[first:last]
+// wideKeys is the number of positions that kernels of 512 bits take at a time.
+const wideKeys = wideGroups * keyGroup
+
+// lookAhead is how far ahead few lines prefetch.
+type lookAhead struct {
+	row  int // bytes of a key or a value
+	rows int // about farAhead bytes, and at most a block
+	// last is the position from which on what is rows ahead is the caller's next part instead of the task's, of which
+	// less than wideKeys positions are left out.
+	last int
 }
 
-// toNear is the distance from what is prefetched far ahead to what is near, 0 where nothing is to be prefetched.
-func toNear(far []byte) int {
+func (t *lineTask) newLookAhead() lookAhead {
+	row, _ := t.from.bytes(0, 1, t.Dim)
+	out := lookAhead{row: len(row)}
+	out.rows = min(keyBlock, (farAhead/out.row+wideKeys-1)&^(wideKeys-1))
+	out.last = (t.context() - out.rows) &^ (wideKeys - 1)
+	return out
+}
+
+// oneAhead is the end of the first part of the positions from..to for which what is ahead is one piece of memory.
+func (a *lookAhead) oneAhead(from, to int) int {
+	if from < a.last {
+		return min(to, a.last)
+	}
+	return to
+}
+
+// far is what is far ahead of the keys and values from..to, see oneAhead: behind the last of them what the caller reads
+// next.
+func (t *lineTask) far(from, to int) (k, v []byte) {
+	a := &t.lookAhead
+	if from < a.last {
+		return t.stored(from+a.rows, min(to+a.rows, t.context()))
+	}
+	first, end := (from-a.last)*a.row, (to-a.last)*a.row
+	if end > min(len(t.NextKeys), len(t.NextValues)) {
+		return nil, nil
+	}
+	return t.NextKeys[first:end], t.NextValues[first:end]
+}
+
+// toNear is the distance from what is prefetched far ahead to what is nearAhead bytes ahead of current, 0 where nothing
+// is to be prefetched.
+func toNear(current, far []byte) int {
 	if len(far) == 0 {
 		return 0
 	}
-	return nearAhead - farAhead
+	return nearAhead + int(mem.Address(current)-mem.Address(far))
 }
 
 // scoreFew computes the scores of all lines for the positions of a block that one of them attends to.
@@ -76,9 +105,12 @@ func (t *lineTask) scoreFew(pos, count int) {
 	if from >= to {
 		return
 	}
-	if groups := (to - from) / keyGroup; groups > 0 {
-		far, _ := t.far(pos+from, pos+to)
-		t.scoreGroups(t.scores[from:], keyBlock, pos+from, groups, far)
+	whole := to - (to-from)%keyGroup
+	for at := from; at < whole; {
+		end := t.oneAhead(pos+at, pos+whole) - pos
+		far, _ := t.far(pos+at, pos+end)
+		t.scoreGroups(t.scores[at:], keyBlock, pos+at, (end-at)/keyGroup, far)
+		at = end
 	}
 	// What is left is less than a group. The group that ends with it is computed whole, and its last scores are taken.
 	if rest := (to - from) % keyGroup; rest > 0 {
@@ -92,6 +124,8 @@ func (t *lineTask) scoreFew(pos, count int) {
 
 // scoreGroups computes the scores of all lines for groups of keys from pos on, ld elements apart for each line.
 func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte) {
+	current, _ := t.from.bytes(pos, pos+groups*keyGroup, t.Dim)
+	near := toNear(current, far)
 	steps := groups * t.Dim / 8 // of the kernel, each of which prefetches once
 	if t.from.k32 != nil {
 		steps *= 2
@@ -102,12 +136,12 @@ func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte
 			wideSteps /= 2
 		}
 		first, stride := t.ahead(far, 0, 1, 1, wideSteps)
-		t.scoreWide(&scores[0], ld, pos, wide, &first[0], toNear(far), stride)
-		done := wide * wideGroups * keyGroup
+		t.scoreWide(&scores[0], ld, pos, wide, &first[0], near, stride)
+		done := wide * wideKeys
 		if groups -= wide * wideGroups; groups == 0 {
 			return
 		}
-		scores, pos, far = scores[done:], pos+done, nil
+		scores, pos, far, near = scores[done:], pos+done, nil, 0
 	}
 	if t.eight() {
 		steps *= 2
@@ -117,23 +151,23 @@ func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte
 	switch {
 	case t.eight():
 		keys := t.from.k32[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
-		scoresEight256(groups*keyGroup, s, 4*ld, &t.keys[ownQueries], &keys[0], t.Dim, next, toNear(far), stride)
+		scoresEight256(groups*keyGroup, s, 4*ld, &t.keys[ownQueries], &keys[0], t.Dim, next, near, stride)
 	case t.from.k8 != nil:
 		pitch := t.Dim + cachedScale
 		keys := t.from.k8[pos*pitch : (pos+groups*keyGroup)*pitch]
-		scoresFewQ8(t.lines, s, 4*ld, q, ldq, &keys[0], pitch, t.Dim, groups, next, toNear(far), stride)
+		scoresFewQ8(t.lines, s, 4*ld, q, ldq, &keys[0], pitch, t.Dim, groups, next, near, stride)
 	case t.from.k16 != nil:
 		keys := t.from.k16[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
-		scoresFewF16(t.lines, s, 4*ld, q, ldq, &keys[0], 2*t.Dim, t.Dim, groups, next, toNear(far), stride)
+		scoresFewF16(t.lines, s, 4*ld, q, ldq, &keys[0], 2*t.Dim, t.Dim, groups, next, near, stride)
 	default:
 		keys := t.from.k32[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
-		scoresFewF32(t.lines, s, 4*ld, q, ldq, &keys[0], 4*t.Dim, t.Dim, groups, next, toNear(far), stride)
+		scoresFewF32(t.lines, s, 4*ld, q, ldq, &keys[0], 4*t.Dim, t.Dim, groups, next, near, stride)
 	}
 }
 
 // scoreWide is scoreGroups with 512 bits, for turns of wideGroups groups.
 func (t *lineTask) scoreWide(s *float32, ld, pos, turns int, next *byte, near, stride int) {
-	q, end := &t.keys[ownQueries], pos+turns*wideGroups*keyGroup
+	q, end := &t.keys[ownQueries], pos+turns*wideKeys
 	switch {
 	case t.from.k8 != nil:
 		pitch := t.Dim + cachedScale

@@ -47,12 +47,13 @@ type lineTask struct {
 	Attention
 	lines, ld                    int       // ld is the pitch of a line of sums
 	queries, scores, sums, state []float32 // of lines: [dim], [keyBlock], [ld], [4] as of softmaxLines256
-	keys, wide, plain            []float32 // keys of a piece, values; plain are 8-bit keys widened
+	keys, wide                   []float32 // keys of a piece, in tiles, and values
 	scale, capScale, limit       float32
 	from                         source
 	tier                         tier
 	width                        int  // positions of a tile: TileN for the kernels of matrix products, else tileKeys
 	few                          bool // keys are read as they are cached, without tiles
+	lookAhead                         // of few
 }
 
 // attention computes groups of rows, each over all blocks, with tiles of width keys.
@@ -86,13 +87,14 @@ func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, s
 func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows int, from source) lineTask {
 	task := lineTask{tier: t, width: width, Attention: all, lines: rows * all.Heads, ld: (all.Dim + vecN - 1) &^ (vecN - 1), from: from}
 	task.M, task.Pos = rows, all.Pos+row
-	task.few = task.isFew()
+	if task.few = task.isFew(); task.few {
+		task.lookAhead = task.newLookAhead()
+	}
 	take := func(size int) (part []float32) {
 		part, scratch = scratch[:size], scratch[size:]
 		return part
 	}
 	task.keys, task.wide = take(pieceKeys/width*tilePitch(all.Dim, width)), take(keyBlock*task.ld)
-	task.plain = task.wide[pieceKeys*task.ld:] // keys are in tiles when values are widened
 	room := task.lines
 	if task.turned() {
 		room = mostFewLines
@@ -135,12 +137,7 @@ func (t *lineTask) block(pos, count int) {
 	}
 	for at := 0; at < count; at += pieceKeys {
 		end := min(at+pieceKeys, count)
-		keys, first := &t.from, pos+at
-		if t.from.k8 != nil && (t.width == TileN || t.Dim%8 != 0) {
-			widenQ8(t.plain, t.Dim, t.from.k8, pos+at, pos+end, t.Dim)
-			keys, first = &source{k32: t.plain}, 0
-		}
-		keys.tiles(t.keys, t.wide, t.width, first, first+end-at, t.Dim)
+		t.tiles(pos+at, pos+end)
 		next, _ := t.stored(pos+end, pos+min(end+pieceKeys, count))
 		switch {
 		case t.width == TileN: // whose kernels prefetch beside scores only
@@ -160,18 +157,22 @@ func (t *lineTask) weighBlock(pos, count int, partial bool) {
 	if t.width == TileN { // whose kernels take so few columns that all values of a block stay in the cache
 		piece = keyBlock
 	}
-	for at := 0; at < count; at += piece {
-		end := min(at+piece, count)
-		values := t.values(pos+at, pos+end)
+	for at, end := 0, 0; at < count; at = end {
+		end = min(at+piece, count)
+		near := 0
 		_, next := t.stored(pos+end, pos+min(end+pieceKeys, count))
 		switch {
 		case t.few:
+			end = t.oneAhead(pos+at, pos+end) - pos
+			_, current := t.from.bytes(pos+at, pos+end, t.Dim)
 			_, next = t.far(pos+at, pos+end)
+			near = toNear(current, next)
 		case end == count:
 			next, _ = t.stored(pos+end, min(pos+end+pieceKeys, t.context()))
 		}
+		values := t.values(pos+at, pos+end)
 		if !partial {
-			t.weigh(0, t.M, at, end, values, next)
+			t.weigh(0, t.M, at, end, values, next, near)
 			continue
 		}
 		// Neighbouring rows attend to nearly the same positions. Their lines shall fill whole groups.
@@ -181,7 +182,7 @@ func (t *lineTask) weighBlock(pos, count int, partial bool) {
 			from, _ := t.span(row, pos, count)
 			_, to := t.span(row+rows-1, pos, count)
 			if from, to = max(from, at), min(to, end); from < to {
-				t.weigh(row, rows, from, to, values.from(from-at), nil)
+				t.weigh(row, rows, from, to, values.from(from-at), nil, 0)
 			}
 		}
 	}
@@ -374,7 +375,7 @@ func (t *lineTask) maskRow(row, low, high, pos, count int) {
 }
 
 // weigh adds values, the rows of positions from..to-1 of a block, weighted to the sums of rows from row on.
-func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte) {
+func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte, near int) {
 	line, n, k := row*t.Heads, rows*t.Heads, to-from
 	x, columns := &t.scores[line*keyBlock+from], (t.Dim+7)&^7
 	for column := 0; column < columns; {
@@ -415,12 +416,12 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte)
 		stride *= width / 8
 		y := &t.sums[line*t.ld+column]
 		if wide {
-			weighWide(width, n, y, 4*t.ld, x, k, values, column, &first[0], toNear(next), stride)
+			weighWide(width, n, y, 4*t.ld, x, k, values, column, &first[0], near, stride)
 			column += width
 			continue
 		}
 		if t.few {
-			weighFew(width, n, y, 4*t.ld, x, k, values, column, &first[0], toNear(next), stride)
+			weighFew(width, n, y, 4*t.ld, x, k, values, column, &first[0], near, stride)
 			column += width
 			continue
 		}
@@ -457,20 +458,48 @@ func (t *lineTask) finish(y []float32, ldy int) {
 	}
 }
 
-// tiles writes keys from..to as tiles [dim][width]; columns beyond to may become anything. room is for eight keys.
-// width is tileKeys or TileN, but of 8-bit keys tileKeys, with dim a multiple of 8.
-func (s *source) tiles(dst, room []float32, width, from, to, dim int) {
+// tiles writes keys from..to as tiles [Dim][width]; columns beyond to may become anything. Those of a cache that no
+// kernel turns are widened before.
+func (t *lineTask) tiles(from, to int) {
+	s, dim, width, pos := &t.from, t.Dim, t.width, from
 	column := func(pos int) []float32 {
 		index := pos - from
-		return dst[index/width*tilePitch(dim, width):][index%width : width*dim]
+		return t.keys[index/width*tilePitch(dim, width):][index%width : width*dim]
 	}
-	groups := from + (to-from)&^(keyGroup-1)
-	for pos := from; pos < groups; pos += keyGroup {
-		s.turnEight(column(pos), width, pos, dim)
+	if width == TileN && t.tier.wide() && dim%t.turnedNumbers() == 0 {
+		for ; pos+vecN <= to; pos += vecN {
+			s.turnSixteen(column(pos), pos, dim)
+		}
 	}
-	if groups < to {
-		s.widenKeys(room, groups, to, dim)
-		(&source{k32: room[:keyGroup*dim]}).turnEight(column(groups), width, 0, dim)
+	if s.k8 == nil || width == tileKeys && dim%keyGroup == 0 {
+		for ; pos+keyGroup <= to; pos += keyGroup {
+			s.turnEight(column(pos), width, pos, dim)
+		}
+	}
+	for ; pos < to; pos += keyGroup {
+		s.widenKeys(t.wide, pos, min(pos+keyGroup, to), dim)
+		(&source{k32: t.wide[:keyGroup*dim]}).turnEight(column(pos), width, 0, dim)
+	}
+}
+
+// turnedNumbers is the number that the numbers of a key must be a multiple of for turnSixteen.
+func (t *lineTask) turnedNumbers() int {
+	if t.from.k8 != nil {
+		return vecN
+	}
+	return keyGroup
+}
+
+// turnSixteen writes sixteen keys as columns of a tile of TileN.
+func (s *source) turnSixteen(dst []float32, pos, dim int) {
+	switch {
+	case s.k8 != nil:
+		pitch := dim + cachedScale
+		turnWideQ8(&dst[0], &s.k8[pos*pitch], pitch, dim)
+	case s.k16 != nil:
+		turnWideF16(&dst[0], &s.k16[pos*dim], 2*dim, dim)
+	default:
+		turnWideF32(&dst[0], &s.k32[pos*dim], 4*dim, dim)
 	}
 }
 

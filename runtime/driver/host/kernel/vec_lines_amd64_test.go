@@ -99,3 +99,41 @@ func otherTiles() (sets []*Set) {
 	}
 	return sets
 }
+
+// Few lines ask for all keys of a head but its first ones, and for those of the next head, whichever part of a block
+// they are.
+func TestVecAttentionAsksForAll(t *testing.T) {
+	for _, dim := range []int{64, 80, 96, 128} {
+		for _, context := range []int{200, 1000, 1024} {
+			next, numbers, scratch := make([]byte, 4*dim*context), dim*context, make([]float32, AttentionScratch(4, dim))
+			for _, from := range []source{
+				{k32: make([]float32, numbers), v32: make([]float32, numbers)},
+				{k16: make([]uint16, numbers), v16: make([]uint16, numbers)},
+				{k8: make([]uint8, numbers+cachedScale*context), v8: make([]uint8, numbers+cachedScale*context)},
+			} {
+				a := Attention{M: 1, Heads: 4, Dim: dim, Pos: context - 1, NextKeys: next, NextValues: next}
+				task := avx512vnni.newLineTask(tileKeys, scratch, a, 0, 1, from)
+				asked := map[uintptr]bool{}
+				for pos := 0; pos < context; pos += keyBlock {
+					for at, block := pos, min(pos+keyBlock, context); at < block; {
+						end := task.oneAhead(at, block)
+						keys, _ := task.far(at, end)
+						for i := 0; i < len(keys); i += task.row {
+							asked[mem.Address(keys[i:])] = true
+						}
+						at = end
+					}
+				}
+				own, _ := from.bytes(task.rows, context-wideKeys, dim)
+				for name, want := range map[string][]byte{"own": own, "next": next[:task.rows*task.row]} {
+					for i := 0; i < len(want); i += task.row {
+						if !asked[mem.Address(want[i:])] {
+							t.Fatalf("dim %d, %d positions, rows of %d bytes: row %d of the %s keys is not asked for",
+								dim, context, task.row, i/task.row, name)
+						}
+					}
+				}
+			}
+		}
+	}
+}

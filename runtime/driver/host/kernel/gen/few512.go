@@ -38,27 +38,41 @@ var (
 	formVecs    = z[13:16] // constants of a form
 )
 
-// fewLines512 writes the kernels of attention for few lines.
+// fewLines512 writes the kernels of attention for few lines, and those that turn keys for many.
 func fewLines512() {
-	scoresWide512(wideForm{
+	middle := f32("codesMiddle512", 128)
+	for _, form := range wideForms(middle) {
+		scoresWide512(form)
+		turnWide512(form)
+	}
+	for _, form := range valueForms() {
+		valuesWide512("x64", 4, 6, form)
+		valuesWide512("x32", 2, mostWideLines, form)
+		valuesWide512("x16", 1, mostWideLines, form)
+	}
+	softmaxLines512()
+}
+
+// wideForms are the forms of keys. Of 8 bits middle is the code of 0.
+func wideForms(middle Mem) []wideForm {
+	full := wideForm{
 		name: "F32", typ: "float32", numbers: 4, bytes: 16, parts: 1,
 		begin: func(int, sixteenRows, reg.GPVirtual) {}, load: loadF32x16,
 		widen: func(group, number int) reg.VecPhysical { return z[8*group+number] },
-	})
-	halves, even := formVecs[0], evenQuads()
-	scoresWide512(wideForm{
+	}
+	pairs := [2]reg.VecPhysical{formVecs[0], formVecs[1]}
+	indices := pairIndices()
+	half := wideForm{
 		name: "F16", typ: "uint16", numbers: 8, bytes: 16, parts: 1,
 		begin: func(group int, _ sixteenRows, _ reg.GPVirtual) {
-			if group == 0 {
-				VMOVDQU64(even, halves)
+			if group > 0 {
+				return
+			}
+			for i, pair := range pairs {
+				VMOVDQU64(indices.Offset(64*i), pair)
 			}
 		},
-		load: func(group int, keys sixteenRows) {
-			loadF16x16(group, keys)
-			for i := range 4 {
-				VPERMQ(z[8*group+i], halves, z[8*group+i])
-			}
-		},
+		load: func(group int, keys sixteenRows) { loadF16x16(group, keys, pairs) },
 		widen: func(group, number int) reg.VecPhysical {
 			pair, wide := z[8*group+number/2], temporaries[2*group+number%2]
 			if number%2 == 1 {
@@ -67,9 +81,9 @@ func fewLines512() {
 			VCVTPH2PS(pair.AsY(), wide)
 			return wide
 		},
-	})
-	spread, middle := spreadBytes512(), f32("codesMiddle512", 128)
-	scoresWide512(wideForm{
+	}
+	spread := spreadBytes512()
+	codes := wideForm{
 		name: "Q8", typ: "uint8", numbers: 16, bytes: 16, behind: 4, parts: 4,
 		begin: func(group int, keys sixteenRows, dim reg.GPVirtual) {
 			if group == 0 {
@@ -86,20 +100,17 @@ func fewLines512() {
 			VMULPS(formVecs[group], wide, wide)
 			return wide
 		},
-	})
-	for _, form := range valueForms(middle) {
-		valuesWide512("x64", 4, 6, form)
-		valuesWide512("x32", 2, mostWideLines, form)
-		valuesWide512("x16", 1, mostWideLines, form)
 	}
-	softmaxLines512()
+	return []wideForm{full, half, codes}
 }
 
-// evenQuads are the indices of the quadwords of even numbers, then of odd ones.
-func evenQuads() Mem {
-	mem := GLOBL("evenQuads512", 8|16)
-	for i := range 8 {
-		DATA(8*i, U64(2*(i%4)+i/4))
+// pairIndices are, for numbers 0 and 1 and for numbers 2 and 3 of two vectors of pairs of keys, the indices of these
+// pairs: those of the first number of sixteen keys in order, then of the second.
+func pairIndices() Mem {
+	mem := GLOBL("keyPairs512", 8|16)
+	for i := range 32 {
+		number, lane, second := i/8, i%8/2, i%2 // the pairs of the second vector have indices from 16 on
+		DATA(4*i, U32(16*second+4*lane+number))
 	}
 	return mem
 }
@@ -114,21 +125,33 @@ func (r sixteenRows) at(i int) Mem {
 	return r.high.at(i - 8)
 }
 
-// loadLanes emits loads of 16 bytes of keys i, i+4, i+8 and i+12 to each of four registers.
-func loadLanes(group int, keys sixteenRows) {
+// loadLanes emits loads of 16 bytes of keys i, i+4, i+8 and i+12 to each of four registers. On an AMD EPYC (Zen 5
+// class) insertions from memory, which are fewer instructions, delay the multiply-adds of the turn before; but float32
+// keys, which mostly wait for memory, take up to 6 % less time with them.
+func loadLanes(group int, keys sixteenRows, inserted bool) {
+	second, third, fourth := temporaries[0], temporaries[1], temporaries[2]
 	for i := range 4 {
-		to := z[8*group+i]
-		VMOVUPS(keys.at(i), to.AsX())
-		VINSERTF128(U8(1), keys.at(i+4), to.AsY(), to.AsY())
-		VINSERTF32X4(U8(2), keys.at(i+8), to, to)
-		VINSERTF32X4(U8(3), keys.at(i+12), to, to)
+		first := z[8*group+i]
+		VMOVUPS(keys.at(i), first.AsX())
+		if inserted {
+			VINSERTF128(U8(1), keys.at(i+4), first.AsY(), first.AsY())
+			VINSERTF32X4(U8(2), keys.at(i+8), first, first)
+			VINSERTF32X4(U8(3), keys.at(i+12), first, first)
+			continue
+		}
+		for lane, to := range []reg.VecPhysical{second, third, fourth} {
+			VMOVUPS(keys.at(i+4*(lane+1)), to.AsX())
+		}
+		VINSERTF128(U8(1), second.AsX(), first.AsY(), first.AsY())
+		VINSERTF128(U8(1), fourth.AsX(), third.AsY(), third.AsY())
+		VINSERTF64X4(U8(1), third.AsY(), first, first)
 	}
 }
 
 // loadF32x16 is transposeRows256 in four lanes.
 func loadF32x16(group int, keys sixteenRows) {
 	key, tmp := z[8*group:8*group+4], temporaries
-	loadLanes(group, keys)
+	loadLanes(group, keys, true)
 	VUNPCKLPS(key[1], key[0], tmp[0])
 	VUNPCKHPS(key[1], key[0], tmp[1])
 	VUNPCKLPS(key[3], key[2], tmp[2])
@@ -139,18 +162,18 @@ func loadF32x16(group int, keys sixteenRows) {
 	VUNPCKHPD(tmp[3], tmp[1], key[3])
 }
 
-// loadF16x16 is transposeHalves256 in four lanes.
-func loadF16x16(group int, keys sixteenRows) {
+// loadF16x16 makes four vectors of two numbers of sixteen keys each: first those of the one number, then of the other.
+func loadF16x16(group int, keys sixteenRows, pairs [2]reg.VecPhysical) {
 	key, tmp := z[8*group:8*group+4], temporaries
-	loadLanes(group, keys)
+	loadLanes(group, keys, false)
 	VPUNPCKLWD(key[1], key[0], tmp[0])
 	VPUNPCKHWD(key[1], key[0], tmp[1])
 	VPUNPCKLWD(key[3], key[2], tmp[2])
 	VPUNPCKHWD(key[3], key[2], tmp[3])
-	VPUNPCKLDQ(tmp[2], tmp[0], key[0])
-	VPUNPCKHDQ(tmp[2], tmp[0], key[1])
-	VPUNPCKLDQ(tmp[3], tmp[1], key[2])
-	VPUNPCKHDQ(tmp[3], tmp[1], key[3])
+	for i, vec := range key { // the indices are overwritten
+		VMOVDQA64(pairs[i%2], vec)
+		VPERMI2D(tmp[2+i/2], tmp[i/2], vec)
+	}
 }
 
 // spreadBytes512 are, for each of four numbers, the bytes of a lane that hold it for four keys, each to become the lowest
@@ -185,7 +208,7 @@ func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual) {
 // loadQ8x16 makes four vectors of four numbers of sixteen keys each: of each number four keys in a lane.
 func loadQ8x16(group int, keys sixteenRows) {
 	key, tmp := z[8*group:8*group+4], temporaries
-	loadLanes(group, keys)
+	loadLanes(group, keys, false)
 	for i := range 2 { // pairs of keys
 		VPUNPCKLBW(key[2*i+1], key[2*i], tmp[2*i])
 		VPUNPCKHBW(key[2*i+1], key[2*i], tmp[2*i+1])
@@ -305,6 +328,37 @@ func thirtyTwoKeys(form wideForm, id string, m int, out reg.GPVirtual, next pref
 	ADDQ(I32(64*groups), out)
 }
 
+// turnWide512 makes sixteen keys columns of a tile, each number of which many lines then share.
+func turnWide512(form wideForm) {
+	function("turnWide"+form.name, "(dst *float32, src *"+form.typ+", ld int, n int)",
+		fmt.Sprintf("stores 16 rows of n numbers (a multiple of %d), as they are cached, ld bytes apart, as", form.numbers),
+		"16 columns of dst [n][32].")
+	low := newEightRows(param("src"), param("ld"))
+	high := low
+	high.base = GP64()
+	LEAQ(Mem{Base: low.base, Index: low.ld, Scale: 8}, high.base)
+	keys, dst, left := sixteenRows{low, high}, param("dst"), param("n")
+	form.begin(0, keys, left)
+	Label("turn_next")
+	form.load(0, keys)
+	ADDQ(I8(form.bytes), low.base)
+	ADDQ(I8(form.bytes), high.base)
+	each := form.numbers / form.parts
+	for part := range form.parts {
+		if part > 0 {
+			VMOVDQA64(z[part], z[0])
+		}
+		for number := range each {
+			VMOVUPS(form.widen(0, number), Mem{Base: dst, Disp: 128 * (part*each + number)})
+		}
+	}
+	ADDQ(I32(128*form.numbers), dst)
+	SUBQ(I8(form.numbers), left)
+	JNZ(LabelRef("turn_next"))
+	VZEROUPPER()
+	RET()
+}
+
 // valueForm is how sixteen numbers of a row of values become a vector.
 type valueForm struct {
 	name, typ string
@@ -314,23 +368,23 @@ type valueForm struct {
 	load  func(from Mem, to reg.VecPhysical)
 }
 
-// valueForms are the forms of values. Of 8 bits middle is the code of 0; the scale of a row lies behind it.
-func valueForms(middle Mem) []valueForm {
-	scale, offset := z[30], z[31]
+// valueForms are the forms of values. Of 8 bits the scale of a row lies behind it.
+func valueForms() []valueForm {
+	scale, sign := z[30], z[31]
 	return []valueForm{
 		{name: "F32", typ: "float32", bytes: 64, load: func(from Mem, to reg.VecPhysical) { VMOVUPS(from, to) }},
 		{name: "F16", typ: "uint16", bytes: 32, load: func(from Mem, to reg.VecPhysical) { VCVTPH2PS(from, to) }},
 		{
 			name: "Q8", typ: "uint8", bytes: 16,
 			begin: func() func(reg.GPVirtual) {
-				VBROADCASTSS(middle, offset)
+				broadcast32(0x80808080, sign)
 				behind := param("scale")
 				return func(at reg.GPVirtual) { VBROADCASTSS(Mem{Base: at, Index: behind, Scale: 1}, scale) }
 			},
 			load: func(from Mem, to reg.VecPhysical) {
-				VPMOVZXBD(from, to)
+				VPXORD(from, sign.AsX(), to.AsX())
+				VPMOVSXBD(to.AsX(), to)
 				VCVTDQ2PS(to, to)
-				VSUBPS(offset, to, to)
 				VMULPS(scale, to, to)
 			},
 		},
@@ -419,9 +473,38 @@ func softmaxLines512() {
 		VCMPPS(U8(5), low, x, reg.K1) // not x < low
 		VPADDD_Z(whole, value, reg.K1, x)
 	}
-	each := softmaxPasses{param("s"), param("lds"), param("state")}.each
-	row, left := GP64(), GP64()
-	each("top", func(line, stat reg.GPVirtual) {
+	// masks of the numbers of state in four lines
+	tops, sums, fades := reg.K2, reg.K3, reg.K4
+	for number, mask := range []reg.Register{tops, sums, fades} {
+		bits := GP32()
+		MOVL(U32(0x1111<<number), bits)
+		KMOVW(bits, mask)
+	}
+	passes, row, left := softmaxPasses{param("s"), param("lds"), param("state")}, GP64(), GP64()
+	passes.inFours("top", func(lines rows, stat reg.GPVirtual) {
+		for i := range 4 {
+			VMOVUPS(lines.at(i, 0), z[i])
+		}
+		Load(Param("n"), left)
+		along("lines_top", left, 64, lines.base, func() {
+			for i := range 4 {
+				VMAXPS(lines.at(i, 0), z[i], z[i])
+			}
+		})
+		most, fade, state := z[0], z[5], z[6]
+		foldLines512(most, z[4], VMAXPS)
+		exchange512(most, z[4], 0x4e, VMAXPS)
+		exchange512(most, z[4], 0xb1, VMAXPS)
+		VMULPS(scale, most, most)
+		VMOVUPS(Mem{Base: stat}, state)
+		VPERMILPS(U8(0), state, fade)
+		VMAXPS(fade, most, top)
+		VSUBPS(top, fade, fade)
+		power(fade, z[0], z[1], z[2])
+		VMOVAPS(top, tops, state)
+		VMOVAPS(fade, fades, state)
+		VMOVUPS(state, Mem{Base: stat})
+	}, func(line, stat reg.GPVirtual) {
 		VMOVUPS(Mem{Base: line}, z[0])
 		MOVQ(line, row)
 		Load(Param("n"), left)
@@ -437,7 +520,37 @@ func softmaxLines512() {
 		VMOVSS(top.AsX(), Mem{Base: stat})
 		VMOVSS(fade.AsX(), Mem{Base: stat, Disp: 8})
 	})
-	each("exp", func(line, stat reg.GPVirtual) {
+	passes.inFours("exp", func(lines rows, stat reg.GPVirtual) {
+		top, sum := z[8:12], z[12:16]
+		for i := range 4 {
+			VBROADCASTSS(Mem{Base: stat, Disp: 16 * i}, top[i])
+		}
+		zero512(sum...)
+		Load(Param("n"), left)
+		along("lines_exp", left, 64, lines.base, func() {
+			for i := range 4 {
+				exp := z[4*(i%2)]
+				VMOVUPS(lines.at(i, 0), exp)
+				VFMSUB213PS(top[i], scale, exp)
+				power(exp, z[4*(i%2)+1], z[4*(i%2)+2], z[4*(i%2)+3])
+				VMOVUPS(exp, lines.at(i, 0))
+				VADDPS(exp, sum[i], sum[i])
+			}
+		})
+		for i := range 4 {
+			VMOVAPS(sum[i], z[i])
+		}
+		all, state, before, fade := z[0], z[5], z[6], z[7]
+		foldLines512(all, z[4], VADDPS)
+		exchange512(all, z[4], 0xb1, VADDPS)
+		exchange512(all, z[4], 0x4e, VADDPS)
+		VMOVUPS(Mem{Base: stat}, state)
+		VPERMILPS(U8(0x55), state, before)
+		VPERMILPS(U8(0xaa), state, fade)
+		VFMADD231PS(fade, before, all)
+		VMOVAPS(all, sums, state)
+		VMOVUPS(state, Mem{Base: stat})
+	}, func(line, stat reg.GPVirtual) {
 		VBROADCASTSS(Mem{Base: stat}, top)
 		zero512(sum)
 		MOVQ(line, row)
@@ -456,4 +569,55 @@ func softmaxLines512() {
 	})
 	VZEROUPPER()
 	RET()
+}
+
+// inFours emits a loop over four lines at a time, so that one is computed while another one is waited for, and what is
+// done once for a line is done once for four. The lines that are left pass one by one. four may move the base of its
+// lines.
+func (p softmaxPasses) inFours(
+	id string, four func(lines rows, stat reg.GPVirtual), one func(line, stat reg.GPVirtual),
+) {
+	count, line, stat, lines := param("lines"), GP64(), GP64(), newRows(4)
+	MOVQ(p.lds, lines.ld)
+	MOVQ(p.scores, line)
+	MOVQ(p.state, stat)
+	SUBQ(I8(4), count)
+	JLT(LabelRef(id + "_few"))
+	Label(id + "_four")
+	lines.set(line)
+	four(lines, stat)
+	LEAQ(Mem{Base: line, Index: lines.ld, Scale: 4}, line)
+	ADDQ(I8(64), stat)
+	SUBQ(I8(4), count)
+	JGE(LabelRef(id + "_four"))
+	Label(id + "_few")
+	ADDQ(I8(4), count)
+	JZ(LabelRef(id + "_end"))
+	Label(id + "_one")
+	one(line, stat)
+	ADDQ(p.lds, line)
+	ADDQ(I8(16), stat)
+	DECQ(count)
+	JNZ(LabelRef(id + "_one"))
+	Label(id + "_end")
+}
+
+// foldLines512 emits the folding of four vectors, in registers 0 to 3, to four numbers each, which become the lanes of
+// vec.
+func foldLines512(vec, other reg.VecPhysical, fold func(ops ...Op)) {
+	for i := range 4 {
+		VEXTRACTF64X4(U8(1), z[i], other.AsY())
+		fold(other.AsY(), y[i], y[i])
+		VEXTRACTF128(U8(1), y[i], other.AsX())
+		fold(other.AsX(), y[i].AsX(), y[i].AsX())
+	}
+	VINSERTF128(U8(1), reg.X1, y[0], y[0])
+	VINSERTF128(U8(1), reg.X3, y[2], y[2])
+	VINSERTF64X4(U8(1), y[2], z[0], vec)
+}
+
+// exchange512 emits the folding of a vector with its numbers exchanged within lanes.
+func exchange512(vec, other reg.VecPhysical, order uint8, fold func(ops ...Op)) {
+	VPERMILPS(U8(order), vec, other)
+	fold(other, vec, vec)
 }
