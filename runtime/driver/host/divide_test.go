@@ -20,32 +20,30 @@ import (
 func packing() *kernel.Set {
 	set := kernel.Portable()
 	set.Name, set.PackFrom = "packing", 24
-	set.PackRows = func(dst []byte, x []uint8, ldx, m, k, block, group int) {
+	set.PackRows = func(dst []byte, x kernel.Matrix[uint8], m, k, block, group int) {
 		stride, groups := kernel.PackedBytes(1, k, block), kernel.PackGroups(m)
 		for row := group * m / groups; row < (group+1)*m/groups; row++ {
 			binary.LittleEndian.PutUint32(dst[row*stride:], uint32(row+m))
-			copy(dst[row*stride+4:][:k], x[row*ldx:])
+			copy(dst[row*stride+4:][:k], x.From(row, 0).Data)
 		}
 	}
-	rows := func(x []byte, m, k, block int) ([]byte, int) {
-		stride := kernel.PackedBytes(1, k, block)
-		for row := range m {
-			if got := binary.LittleEndian.Uint32(x[row*stride:]); got != uint32(row+m) {
-				panic(fmt.Sprintf("row %d of %d was packed as another one", row, m))
+	rows := func(x kernel.PackedRows, block int) kernel.Quantised {
+		stride := kernel.PackedBytes(1, x.K, block)
+		for row := range x.M {
+			if got := binary.LittleEndian.Uint32(x.Bytes[row*stride:]); got != uint32(row+x.M) {
+				panic(fmt.Sprintf("row %d of %d was packed as another one", row, x.M))
 			}
 		}
-		return x[4:], stride
+		return kernel.Quantised{Codes: kernel.Rows(x.Bytes[4:], stride), Scale: x.Scale}
 	}
-	set.PackedQ8C = func(y []float32, ldy int, x []byte, xscale []float32, w, _ []byte, m, k, n int) {
-		codes, ld := rows(x, m, k, 0)
-		set.MatMulQ8C(y, ldy, codes, ld, xscale, w, m, k, n)
+	set.PackedQ8C = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
+		set.MatMulQ8C(y, rows(x, 0), w, x.M, x.K, n)
 	}
-	set.PackedQ4B32 = func(y []float32, ldy int, x []byte, xscale []float32, w, _ []byte, m, k, n int) {
-		codes, ld := rows(x, m, k, pack.BlockK)
-		blocks := (k + pack.BlockK - 1) / pack.BlockK
-		sums := make([]int32, m*blocks)
-		set.BlockSums(sums, blocks, codes, ld, m, k)
-		set.MatMulQ4B32(y, ldy, codes, ld, xscale, sums, blocks, w, m, k, n)
+	set.PackedQ4B32 = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
+		quantised, blocks := rows(x, pack.BlockK), (x.K+pack.BlockK-1)/pack.BlockK
+		quantised.Sums = kernel.Rows(make([]int32, x.M*blocks), blocks)
+		set.BlockSums(quantised.Sums, quantised.Codes, x.M, x.K)
+		set.MatMulQ4B32(y, quantised, w, x.M, x.K, n)
 	}
 	return set
 }

@@ -132,7 +132,8 @@ func (x *experts) gather(p0, p1 int) {
 		}
 		source := x.input.raw[from*x.input.ld*size:][:x.op.K*size]
 		if x.sums > 0 {
-			x.exe.p.set.BlockSums(have.sum[place*x.sums:], x.sums, source, x.op.K, 1, x.op.K)
+			sums := kernel.Rows(have.sum, x.sums).From(place, 0)
+			x.exe.p.set.BlockSums(sums, x.input.codes(from), 1, x.op.K)
 		}
 		if i := x.expert(row); x.ends[i+1]-x.ends[i] > 1 {
 			copy(mem.Bytes(have.row)[place*x.op.K*size:], source)
@@ -237,13 +238,12 @@ func (x *experts) task(worker, task int) {
 	cols, at := min(x.op.N-column, group.tileBlock*pack.TileN), group.expert*x.stride+tile*x.tileBytes
 	if group.to-group.from == 1 { // in place
 		row := int(have.rank[p0])
-		x.multiply(output.f32[row*output.ld+column:], output.ld, x.b.rows(x.input, row/x.perToken, p0, x.sums), at, 1,
-			cols)
+		x.multiply(output.from(row, column), x.b.rows(x.input, row/x.perToken, p0, x.sums), at, 1, cols)
 		return
 	}
 	// multiply to scratch, then scatter the rows
 	out := have.mine(worker)[:(p1-p0)*cols]
-	x.multiply(out, cols, x.b.rows(&x.together, p0, p0, x.sums), at, p1-p0, cols)
+	x.multiply(kernel.Rows(out, cols), x.b.rows(&x.together, p0, p0, x.sums), at, p1-p0, cols)
 	for place := p0; place < p1; place++ {
 		to := int(have.rank[place])*output.ld + column
 		copy(output.f32[to:to+cols], out[(place-p0)*cols:])

@@ -38,7 +38,7 @@ func (b *builder) groupMatMul() (step, error) {
 			rows = count
 			b.gatherScales(count)
 			if sums > 0 {
-				exe.p.set.BlockSums(exe.have.sum, sums, input.raw, input.ld, count, operator.K)
+				exe.p.set.BlockSums(kernel.Rows(exe.have.sum, sums), input.codes(0), count, operator.K)
 			}
 			slots := (count + each - 1) / each
 			tileBlock = tiles
@@ -52,7 +52,7 @@ func (b *builder) groupMatMul() (step, error) {
 		task: func(_, task int) {
 			slot, tile := task/perSlot, task%perSlot*tileBlock
 			r0, column := slot*each, tile*pack.TileN
-			multiply[slot](output.f32[r0*output.ld+column:], output.ld, b.rows(input, r0, r0, sums), tile*tileBytes,
+			multiply[slot](output.from(r0, column), b.rows(input, r0, r0, sums), tile*tileBytes,
 				min(rows-r0, each), min(operator.N-column, tileBlock*pack.TileN))
 		},
 	}, nil

@@ -35,6 +35,9 @@ func (o *operand) from(row, column int) kernel.Matrix[float32] {
 	return kernel.Rows(o.f32, o.ld).From(row, column)
 }
 
+// codes returns the 8-bit rows from row on.
+func (o *operand) codes(row int) kernel.Matrix[uint8] { return kernel.Rows(o.raw, o.ld).From(row, 0) }
+
 // use says how a node uses an operand: perToken rows for each of at most tokens tokens.
 type use struct{ tokens, perToken int }
 

@@ -73,14 +73,13 @@ func (b *builder) narrowMatMul() (step, error) {
 				}
 				column := tile * pack.TileN
 				cols := min(pack.TileN, operator.N-column)
-				out := output.f32[column:]
-				set.MatMulF32(out, output.ld, exe.have.row, operator.K, weight, rows, operator.K, cols)
+				products := output.from(0, column)
+				set.MatMulF32(products, kernel.Rows(exe.have.row, operator.K), weight, rows, operator.K, cols)
 				if bias != nil {
-					products := output.from(0, column)
 					set.Add(products, products, kernel.Rows(bias[column:], 0), rows, cols)
 				}
 				for at := range rows {
-					if row := out[at*output.ld:][:cols]; !round.results(row, row) {
+					if row := products.Data[at*products.Stride:][:cols]; !round.results(row, row) {
 						exe.refuse(at)
 						break
 					}

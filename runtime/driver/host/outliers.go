@@ -85,8 +85,8 @@ func (b *builder) outliers() (step, error) {
 					sum := output.f32[row*output.ld+column:][:cols]
 					copy(weight, sum)
 					factors[0] = 1
-					set.Combine(output.from(row, column), kernel.Rows(weight, outlierCols), kernel.Rows(factors, len(factors)),
-						1, 1+len(channels), cols)
+					set.Combine(output.from(row, column), kernel.Rows(weight, outlierCols),
+						kernel.Rows(factors, len(factors)), 1, 1+len(channels), cols)
 				}
 			}
 		},

@@ -192,8 +192,9 @@ func (s *estimate) score(kvHead, i int, block *sparseBlock, own []float32) (bad 
 	dim, head, rows := s.op.HeadDim, kvHead*s.group+i, min(s.op.Block, s.op.M)
 	scales, codes := own[:rows], mem.Bytes(own[rows:rows+(rows*dim+3)/4])
 	scores := own[rows+(rows*dim+3)/4:]
-	query := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
-	bad = set.QuantStatic(codes, dim, scales, s.queryScales[head:head+1], query, input.ld, block.rows, dim)
+	query := input.from(block.r0, (kvHead*(s.group+2)+i)*dim)
+	queries := kernel.Quantised{Codes: kernel.Rows(codes, dim), Scale: scales}
+	bad = set.QuantStatic(queries, s.queryScales[head:head+1], query, block.rows, dim)
 	if bad >= 0 {
 		return bad
 	}
@@ -201,7 +202,7 @@ func (s *estimate) score(kvHead, i int, block *sparseBlock, own []float32) (bad 
 	columns, skip := block.Block-start*pack.TileN, block.Inner-start*pack.TileN
 	ld := op.RoundUp(columns, pack.TileN)
 	packed := mem.Bytes(s.e.have.pack)[(kvHead*s.tiles+start)*s.tileBytes:]
-	set.MatMulQ8C(scores, ld, codes, dim, scales, packed, block.rows, dim, columns)
+	set.MatMulQ8C(kernel.Rows(scores, ld), queries, packed, block.rows, dim, columns)
 	out := output.f32[block.index*output.ld+head*s.op.Context+block.Inner:][:columns-skip]
 	for row := range block.rows {
 		line := scores[row*ld+skip : row*ld+columns]
@@ -295,6 +296,7 @@ func (s *sparse) packKeys(tile []byte, kvHead, pos, end int, own []float32) bool
 	scales := tile[words*pack.TileN:]
 	sums := scales[4*pack.TileN:]
 	wide, codes := own[1:1+dim], mem.Bytes(own[1+dim : 1+dim+(dim+3)/4])[:dim]
+	quantised := kernel.Quantised{Codes: kernel.Rows(codes, dim), Scale: own[:1]}
 	if end < pos+pack.TileN {
 		clear(tile)
 	}
@@ -308,11 +310,11 @@ func (s *sparse) packKeys(tile []byte, kvHead, pos, end int, own []float32) bool
 			own[0] = kernel.ScaleQ8(exe.k.raw[from:], dim)
 		case op.F16:
 			set.FromF16(wide, exe.k.u16[from:from+dim])
-			if set.QuantStatic(codes, dim, own[:1], scale, wide, dim, 1, dim) >= 0 {
+			if set.QuantStatic(quantised, scale, kernel.Rows(wide, dim), 1, dim) >= 0 {
 				return false
 			}
 		default:
-			if set.QuantStatic(codes, dim, own[:1], scale, exe.k.f32[from:from+dim], dim, 1, dim) >= 0 {
+			if set.QuantStatic(quantised, scale, kernel.Rows(exe.k.f32[from:from+dim], dim), 1, dim) >= 0 {
 				return false
 			}
 		}

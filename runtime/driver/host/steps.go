@@ -442,15 +442,15 @@ var errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot
 // quantRows rounds each row to 8 bits with a scale of its own, and refuses rows that hold NaN or an
 // infinity.
 func (b *builder) quantRows() (step, error) {
-	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
+	exe, operator, input, output, scale, quantise := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
 	if operator.Static {
 		return b.quantStatic()
 	}
 	exe.need.scales = max(exe.need.scales, operator.Rows())
 	step := b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
 		dense := exe.have.scale[r0:r1]
-		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, input.f32[r0*input.ld:], input.ld, r1-r0,
-			operator.N); bad >= 0 {
+		rows := kernel.Quantised{Codes: output.codes(r0), Scale: dense}
+		if bad := quantise(rows, input.from(r0, 0), r1-r0, operator.N); bad >= 0 {
 			exe.refuse(r0 + bad)
 			return
 		}
@@ -465,7 +465,7 @@ func (b *builder) quantRows() (step, error) {
 // quantStatic is quantRows with scales that are weights of the graph: a row gets the smallest scale
 // that covers its largest value.
 func (b *builder) quantStatic() (step, error) {
-	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantStatic
+	exe, operator, input, output, scale, quantise := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantStatic
 	weight, err := mem.View[float32](b.w[0].Bytes)
 	if err != nil {
 		return step{}, err
@@ -479,8 +479,8 @@ func (b *builder) quantStatic() (step, error) {
 	exe.need.scales = max(exe.need.scales, operator.Rows())
 	step := b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
 		dense := exe.have.scale[r0:r1]
-		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, weight, input.f32[r0*input.ld:], input.ld,
-			r1-r0, operator.N); bad >= 0 {
+		rows := kernel.Quantised{Codes: output.codes(r0), Scale: dense}
+		if bad := quantise(rows, weight, input.from(r0, 0), r1-r0, operator.N); bad >= 0 {
 			exe.refuse(r0 + bad)
 			return
 		}
@@ -495,21 +495,14 @@ func (b *builder) quantStatic() (step, error) {
 // maxDotK bounds K of 8-bit products, so that their sums are exact in int32.
 const maxDotK = math.MaxInt32 / (127 * 128)
 
-// activations are the rows that a weight is multiplied with: f32, or u8 with row scales and, for
-// 6-bit and 4-bit weights, block sums.
+// activations are the rows that a weight is multiplied with, in the form that its scheme says.
 type activations struct {
-	f32 []float32
-	u8  []byte
-	// elements from one row to the next
-	ld int
-	// of each row
-	scale []float32
-	// of the codes of each block of a row
-	sum []int32
+	floats    kernel.Matrix[float32]
+	quantised kernel.Quantised // with sums for 6-bit and 4-bit weights
 }
 
 // product multiplies m rows by the n columns that begin with the tile at byte at of the weight.
-type product func(y []float32, ldy int, x activations, at, m, n int)
+type product func(y kernel.Matrix[float32], x activations, at, m, n int)
 
 // product returns the multiplication of the node's scheme, the bytes of a tile, and the number of
 // block sums of a row, 0 for schemes without them.
@@ -526,23 +519,23 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		if err != nil {
 			return nil, 0, 0, err
 		}
-		return func(y []float32, ldy int, x activations, at, m, n int) {
-			set.MatMulF32(y, ldy, x.f32, x.ld, weight[at/4:], m, operator.K, n)
+		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+			set.MatMulF32(y, x.floats, weight[at/4:], m, operator.K, n)
 		}, int(size), 0, nil
 	case op.A32W16:
 		weight, err := mem.View[uint16](packed)
 		if err != nil {
 			return nil, 0, 0, err
 		}
-		return func(y []float32, ldy int, x activations, at, m, n int) {
-			set.MatMulBF16(y, ldy, x.f32, x.ld, weight[at/2:], m, operator.K, n)
+		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+			set.MatMulBF16(y, x.floats, weight[at/2:], m, operator.K, n)
 		}, int(size), 0, nil
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8OQ8C:
 		if operator.K > maxDotK {
 			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
 		}
-		return func(y []float32, ldy int, x activations, at, m, n int) {
-			set.MatMulQ8C(y, ldy, x.u8, x.ld, x.scale, packed[at:], m, operator.K, n)
+		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+			set.MatMulQ8C(y, x.quantised, packed[at:], m, operator.K, n)
 		}, int(size), 0, nil
 	case op.A8TQ6C, op.A8TQ4B32, op.A8TQ4B128:
 		multiply := set.MatMulQ4B32
@@ -552,8 +545,8 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		case op.A8TQ4B128:
 			multiply = set.MatMulQ4B128
 		}
-		return func(y []float32, ldy int, x activations, at, m, n int) {
-			multiply(y, ldy, x.u8, x.ld, x.scale, x.sum, blocks, packed[at:], m, operator.K, n)
+		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+			multiply(y, x.quantised, packed[at:], m, operator.K, n)
 		}, int(size), blocks, nil
 	}
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", operator.Scheme)
@@ -567,7 +560,7 @@ type packed struct {
 	pack func(x *operand, r0, rows, group int)
 	// multiply is for m rows from r0 on, packed together, and the n columns that start with the tile at byte at of the
 	// weight.
-	multiply func(y []float32, ldy, r0, at int, scratch []byte, m, n int)
+	multiply func(y kernel.Matrix[float32], r0, at int, scratch []byte, m, n int)
 }
 
 // The least numbers of tiles that rows are packed for: of quantised rows, of float32 rows, whose
@@ -595,19 +588,19 @@ func (b *builder) packed() (*packed, error) {
 			return nil, nil
 		}
 		product := &packed{bytes: 4 * operator.M * operator.K, pack: func(x *operand, r0, rows, group int) {
-			set.PackRowsF32(exe.have.pack[r0*operator.K:], x.f32[r0*x.ld:], x.ld, rows, operator.K, group)
+			set.PackRowsF32(exe.have.pack[r0*operator.K:], x.from(r0, 0), rows, operator.K, group)
 		}}
 		if operator.Scheme == op.A32W16 {
 			// Weights are views, not copies: at counts bytes, so it is halved or quartered.
 			values, err := mem.View[uint16](weight)
-			product.multiply = func(y []float32, ldy, r0, at int, _ []byte, m, n int) {
-				set.PackedBF16(y, ldy, exe.have.pack[r0*operator.K:], values[at/2:], m, operator.K, n)
+			product.multiply = func(y kernel.Matrix[float32], r0, at int, _ []byte, m, n int) {
+				set.PackedBF16(y, exe.have.pack[r0*operator.K:], values[at/2:], m, operator.K, n)
 			}
 			return product, err
 		}
 		values, err := mem.View[float32](weight)
-		product.multiply = func(y []float32, ldy, r0, at int, _ []byte, m, n int) {
-			set.PackedF32(y, ldy, exe.have.pack[r0*operator.K:], values[at/4:], m, operator.K, n)
+		product.multiply = func(y kernel.Matrix[float32], r0, at int, _ []byte, m, n int) {
+			set.PackedF32(y, exe.have.pack[r0*operator.K:], values[at/4:], m, operator.K, n)
 		}
 		return product, err
 	}
@@ -626,25 +619,28 @@ func (b *builder) packed() (*packed, error) {
 		bytes: kernel.PackedBytes(operator.M, operator.K, block),
 		local: kernel.PackedScratch(operator.K, block),
 		pack: func(x *operand, r0, rows, group int) {
-			set.PackRows(mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):], x.raw[r0*x.ld:], x.ld, rows,
-				operator.K, block, group)
+			set.PackRows(mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):], x.codes(r0), rows, operator.K,
+				block, group)
 		},
-		multiply: func(y []float32, ldy, r0, at int, scratch []byte, m, n int) {
-			multiply(y, ldy, mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):], exe.have.scale[r0:],
-				weight[at:], scratch, m, operator.K, n)
+		multiply: func(y kernel.Matrix[float32], r0, at int, scratch []byte, m, n int) {
+			rows := kernel.PackedRows{
+				Bytes: mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):],
+				Scale: exe.have.scale[r0:], M: m, K: operator.K,
+			}
+			multiply(y, rows, weight[at:], scratch, n)
 		},
 	}, nil
 }
 
 // rows are the rows of x from r on, with their scales and sums from place p of the scratch.
 func (b *builder) rows(x *operand, r, p, sums int) activations {
-	rows, have := activations{ld: x.ld}, &b.e.have
 	if !b.op.Scheme.QuantisedRows() {
-		rows.f32 = x.f32[r*x.ld:]
-		return rows
+		return activations{floats: x.from(r, 0)}
 	}
-	rows.u8, rows.scale, rows.sum = x.raw[r*x.ld:], have.scale[p:], have.sum[p*sums:]
-	return rows
+	have := &b.e.have
+	return activations{quantised: kernel.Quantised{
+		Codes: x.codes(r), Scale: have.scale[p:], Sums: kernel.Rows(have.sum, sums).From(p, 0),
+	}}
 }
 
 // tileTasks divides the tiles of a weight into tasks of block tiles. Workers claim several at once,
@@ -764,7 +760,7 @@ func (b *builder) matMul() (step, error) {
 			work = b.divide(count, tileBytes, packs(count))
 			b.gatherScales(count)
 			if sums > 0 && !packs(count) {
-				set.BlockSums(exe.have.sum, sums, input.raw, input.ld, count, operator.K)
+				set.BlockSums(kernel.Rows(exe.have.sum, sums), input.codes(0), count, operator.K)
 			}
 			return work.count() * work.blocks
 		},
@@ -780,14 +776,13 @@ func (b *builder) matMul() (step, error) {
 				from = next
 				column := tile * pack.TileN
 				rows, cols := r1-r0, min(operator.N, end*pack.TileN)-column
-				out := output.f32[r0*output.ld+column:]
+				products := output.from(r0, column)
 				if packs(work.rows) {
-					packed.multiply(out, output.ld, r0, tile*tileBytes, mem.Bytes(exe.have.mine(worker)), rows, cols)
+					packed.multiply(products, r0, tile*tileBytes, mem.Bytes(exe.have.mine(worker)), rows, cols)
 				} else {
-					multiply(out, output.ld, b.rows(input, r0, r0, sums), tile*tileBytes, rows, cols)
+					multiply(products, b.rows(input, r0, r0, sums), tile*tileBytes, rows, cols)
 				}
 				if bias != nil {
-					products := output.from(r0, column)
 					set.Add(products, products, kernel.Rows(bias[column:], 0), rows, cols)
 				}
 			}

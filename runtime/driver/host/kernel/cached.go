@@ -13,7 +13,7 @@ const cachedScale = 4 // bytes of the scale
 // number. It reports whether the row holds neither NaN nor an infinity, which 8 bits cannot represent.
 func (s *Set) StoreQ8(row []uint8, x, own []float32) bool {
 	dim := len(x)
-	if s.QuantRows(row[:dim], dim, own[:1], x, dim, 1, dim) >= 0 {
+	if s.QuantRows(Quantised{Codes: Rows(row[:dim], dim), Scale: own[:1]}, Rows(x, dim), 1, dim) >= 0 {
 		return false
 	}
 	binary.LittleEndian.PutUint32(row[dim:dim+cachedScale], math.Float32bits(own[0]))

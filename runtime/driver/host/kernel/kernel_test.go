@@ -152,13 +152,13 @@ func testMatMulF32(t *testing.T, scheme string) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					s.MatMulBF16(y.v, y.ld, x.v, x.ld, w16, sh.m, sh.k, sh.n)
+					s.MatMulBF16(Rows(y.v, y.ld), Rows(x.v, x.ld), w16, sh.m, sh.k, sh.n)
 				} else {
 					w32, err := mem.View[float32](tiles)
 					if err != nil {
 						t.Fatal(err)
 					}
-					s.MatMulF32(y.v, y.ld, x.v, x.ld, w32, sh.m, sh.k, sh.n)
+					s.MatMulF32(Rows(y.v, y.ld), Rows(x.v, x.ld), w32, sh.m, sh.k, sh.n)
 				}
 				y.gapsIntact(t)
 				for r := range sh.m {
@@ -212,7 +212,7 @@ func TestMatMulQ8C(t *testing.T) {
 				tiles := packWeight(t, "q8c", w, sh.k, sh.n)
 				x := newQuantised(t, rng, sh.m, sh.k, gap)
 				y := newStrided(t, sh.m, sh.n, gap, zero)
-				s.MatMulQ8C(y.v, y.ld, x.u, x.ld, x.scale, tiles, sh.m, sh.k, sh.n)
+				s.MatMulQ8C(Rows(y.v, y.ld), Quantised{Codes: Rows(x.u, x.ld), Scale: x.scale}, tiles, sh.m, sh.k, sh.n)
 				y.gapsIntact(t)
 				kp := (sh.k + 3) / 4 * 4
 				for r := range sh.m {
@@ -247,8 +247,10 @@ func TestMatMulQ6C(t *testing.T) {
 				y := newStrided(t, sh.m, sh.n, gap, zero)
 				blocks := (sh.k + 31) / 32
 				sums := guardedSlice[int32](t, sh.m*blocks)
-				s.BlockSums(sums, blocks, x.u, x.ld, sh.m, sh.k)
-				s.MatMulQ6C(y.v, y.ld, x.u, x.ld, x.scale, sums, blocks, tiles, sh.m, sh.k, sh.n)
+				s.BlockSums(Rows(sums, blocks), Rows(x.u, x.ld), sh.m, sh.k)
+				s.MatMulQ6C(Rows(y.v, y.ld),
+					Quantised{Codes: Rows(x.u, x.ld), Scale: x.scale, Sums: Rows(sums, blocks)}, tiles, sh.m, sh.k,
+					sh.n)
 				y.gapsIntact(t)
 				groups := (sh.k + 15) / 16
 				for r := range sh.m {
@@ -294,12 +296,13 @@ func testMatMulQ4(t *testing.T, size int) {
 				y := newStrided(t, sh.m, sh.n, gap, zero)
 				blocks := (sh.k + 31) / 32
 				sums := guardedSlice[int32](t, sh.m*blocks)
-				s.BlockSums(sums, blocks, x.u, x.ld, sh.m, sh.k)
+				s.BlockSums(Rows(sums, blocks), Rows(x.u, x.ld), sh.m, sh.k)
 				multiply := s.MatMulQ4B32
 				if size == 128 {
 					multiply = s.MatMulQ4B128
 				}
-				multiply(y.v, y.ld, x.u, x.ld, x.scale, sums, blocks, tiles, sh.m, sh.k, sh.n)
+				rows := Quantised{Codes: Rows(x.u, x.ld), Scale: x.scale, Sums: Rows(sums, blocks)}
+				multiply(Rows(y.v, y.ld), rows, tiles, sh.m, sh.k, sh.n)
 				y.gapsIntact(t)
 				for r := range sh.m {
 					for b := range blocks {
@@ -372,25 +375,32 @@ func TestMatMulDivision(t *testing.T) {
 		q8, q4, q128 := packWeight(t, "q8c", w, k, n), packWeight(t, "q4b32", w, k, n), packWeight(t, "q4b128", w, k, n)
 		q6 := packWeight(t, "q6c", w, k, n)
 		sums := make([]int32, m*blocks)
-		s.BlockSums(sums, blocks, xq.u, k, m, k)
+		s.BlockSums(Rows(sums, blocks), Rows(xq.u, k), m, k)
 		for name, f := range map[string]func(y []float32, tile, n, r0, r1 int){
 			"w32": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulF32(y, 96, xf.v[r0*k:], k, w32[tile*32*k:], r1-r0, k, n)
+				s.MatMulF32(Rows(y, 96), Rows(xf.v[r0*k:], k), w32[tile*32*k:], r1-r0, k, n)
 			},
 			"w16": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulBF16(y, 96, xf.v[r0*k:], k, w16[tile*32*k:], r1-r0, k, n)
+				s.MatMulBF16(Rows(y, 96), Rows(xf.v[r0*k:], k), w16[tile*32*k:], r1-r0, k, n)
 			},
 			"q8c": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ8C(y, 96, xq.u[r0*k:], k, xq.scale[r0:], q8[tile*(32*k+256):], r1-r0, k, n)
+				s.MatMulQ8C(Rows(y, 96), Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:]},
+					q8[tile*(32*k+256):], r1-r0, k, n)
 			},
 			"q6c": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ6C(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*blocks:], blocks, q6[tile*len(q6)/3:], r1-r0, k, n)
+				s.MatMulQ6C(Rows(y, 96),
+					Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:], Sums: Rows(sums[r0*blocks:], blocks)},
+					q6[tile*len(q6)/3:], r1-r0, k, n)
 			},
 			"q4b32": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ4B32(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*blocks:], blocks, q4[tile*len(q4)/3:], r1-r0, k, n)
+				s.MatMulQ4B32(Rows(y, 96),
+					Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:], Sums: Rows(sums[r0*blocks:], blocks)},
+					q4[tile*len(q4)/3:], r1-r0, k, n)
 			},
 			"q4b128": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ4B128(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*blocks:], blocks, q128[tile*len(q128)/3:], r1-r0, k, n)
+				s.MatMulQ4B128(Rows(y, 96),
+					Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:], Sums: Rows(sums[r0*blocks:], blocks)},
+					q128[tile*len(q128)/3:], r1-r0, k, n)
 			},
 		} {
 			whole, parts := make([]float32, m*n), make([]float32, m*n)
@@ -435,7 +445,7 @@ func TestQuantRows(t *testing.T) {
 			})
 			y := guardedSlice[uint8](t, (m-1)*(n+3)+n)
 			scale := guardedSlice[float32](t, m)
-			if bad := s.QuantRows(y, n+3, scale, x.v, x.ld, m, n); bad != -1 {
+			if bad := s.QuantRows(Quantised{Codes: Rows(y, n+3), Scale: scale}, Rows(x.v, x.ld), m, n); bad != -1 {
 				t.Fatalf("n=%d: refused row %d", n, bad)
 			}
 			for r := range m {
@@ -465,7 +475,7 @@ func TestQuantRows(t *testing.T) {
 				r, c := rng.IntN(m), rng.IntN(n)
 				old := x.v[r*x.ld+c]
 				x.v[r*x.ld+c] = float32(bad)
-				if got := s.QuantRows(y, n+3, scale, x.v, x.ld, m, n); got != r {
+				if got := s.QuantRows(Quantised{Codes: Rows(y, n+3), Scale: scale}, Rows(x.v, x.ld), m, n); got != r {
 					t.Fatalf("n=%d: %v at [%d,%d] was answered %d", n, bad, r, c, got)
 				}
 				x.v[r*x.ld+c] = old
@@ -489,7 +499,8 @@ func TestQuantStatic(t *testing.T) {
 				})
 				y := guardedSlice[uint8](t, (m-1)*(n+3)+n)
 				got := guardedSlice[float32](t, m)
-				if bad := s.QuantStatic(y, n+3, got, from, x.v, x.ld, m, n); bad != -1 {
+				if bad := s.QuantStatic(Quantised{Codes: Rows(y, n+3), Scale: got}, from, Rows(x.v, x.ld), m,
+					n); bad != -1 {
 					t.Fatalf("n=%d: refused row %d", n, bad)
 				}
 				var holds [m]float32 // the smallest that does, else the largest
@@ -522,7 +533,8 @@ func TestQuantStatic(t *testing.T) {
 					r, c := rng.IntN(m), rng.IntN(n)
 					old := x.v[r*x.ld+c]
 					x.v[r*x.ld+c] = float32(bad)
-					if got := s.QuantStatic(y, n+3, got, from, x.v, x.ld, m, n); got != r {
+					if got := s.QuantStatic(Quantised{Codes: Rows(y, n+3), Scale: got}, from, Rows(x.v, x.ld), m,
+						n); got != r {
 						t.Fatalf("n=%d: %v at [%d,%d] was answered %d", n, bad, r, c, got)
 					}
 					x.v[r*x.ld+c] = old
@@ -1062,7 +1074,7 @@ func BenchmarkPortable(b *testing.B) {
 		b.Run(fmt.Sprintf("w32/m=%d", m), func(b *testing.B) {
 			tiles, _ := mem.View[float32](packWeight(b, "w32", w, k, n))
 			for b.Loop() {
-				s.MatMulF32(y, n, x, k, tiles, m, k, n)
+				s.MatMulF32(Rows(y, n), Rows(x, k), tiles, m, k, n)
 			}
 			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 		})
@@ -1070,14 +1082,15 @@ func BenchmarkPortable(b *testing.B) {
 		b.Run(fmt.Sprintf("q8c/m=%d", m), func(b *testing.B) {
 			tiles := packWeight(b, "q8c", w, k, n)
 			for b.Loop() {
-				s.MatMulQ8C(y, n, q, k, scale, tiles, m, k, n)
+				s.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(q, k), Scale: scale}, tiles, m, k, n)
 			}
 			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
 		})
 		b.Run(fmt.Sprintf("q4b32/m=%d", m), func(b *testing.B) {
 			tiles := packWeight(b, "q4b32", w, k, n)
 			for b.Loop() {
-				s.MatMulQ4B32(y, n, q, k, scale, sums, k/32, tiles, m, k, n)
+				s.MatMulQ4B32(Rows(y, n), Quantised{Codes: Rows(q, k), Scale: scale, Sums: Rows(sums, k/32)}, tiles, m,
+					k, n)
 			}
 			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
 		})

@@ -15,13 +15,11 @@ func Portable() *Set {
 	return &Set{
 		Name: "portable", TileStep: 1,
 		MatMulF32: matMulF32, MatMulBF16: matMulBF16, MatMulQ8C: matMulQ8C, BlockSums: blockSums,
-		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-			w []byte, m, k, n int) {
-			matMulQ4(BlockK, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+		MatMulQ4B32: func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+			matMulQ4(BlockK, y, x, w, m, k, n)
 		},
-		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-			w []byte, m, k, n int) {
-			matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+		MatMulQ4B128: func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+			matMulQ4(pack.Block128, y, x, w, m, k, n)
 		},
 		MatMulQ6C: matMulQ6C,
 		QuantRows: quantRows, QuantStatic: quantStatic, Norm: norm, LayerNorm: layerNorm,
@@ -40,28 +38,28 @@ const panelK = 128
 
 // matMulF32 multiplies two rows at a time with panels of a tile, and the last row of an odd number
 // alone.
-func matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+func matMulF32(y, x Matrix[float32], w []float32, m, k, n int) {
 	for j := 0; j < n; j += TileN {
-		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
+		tile := w[j*k : (j+TileN)*k]
 		row := 0
 		for ; row+2 <= m; row += 2 {
 			var acc [2][TileN]float32
-			x0, x1 := x[row*ldx:row*ldx+k], x[(row+1)*ldx:(row+1)*ldx+k]
+			x0, x1 := x.row(row, k), x.row(row+1, k)
 			for pos := 0; pos < k; pos += panelK {
 				end := min(pos+panelK, k)
 				panelPair(&acc, x0[pos:end], x1[pos:end], tile[pos*TileN:end*TileN])
 			}
-			copy(y[row*ldy+j:row*ldy+j+cols], acc[0][:])
-			copy(y[(row+1)*ldy+j:(row+1)*ldy+j+cols], acc[1][:])
+			copy(y.row(row, n)[j:], acc[0][:])
+			copy(y.row(row+1, n)[j:], acc[1][:])
 		}
 		if row < m {
 			var acc [TileN]float32
-			x0 := x[row*ldx : row*ldx+k]
+			x0 := x.row(row, k)
 			for pos := 0; pos < k; pos += panelK {
 				end := min(pos+panelK, k)
 				panelRow(&acc, x0[pos:end], tile[pos*TileN:end*TileN])
 			}
-			copy(y[row*ldy+j:row*ldy+j+cols], acc[:])
+			copy(y.row(row, n)[j:], acc[:])
 		}
 	}
 }
@@ -112,7 +110,7 @@ func panelRow(acc *[TileN]float32, x, panel []float32) {
 
 // matMulBF16 widens a panel of a tile once for all rows, into the order of a w32 tile. Sums
 // continue in y from panel to panel.
-func matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+func matMulBF16(y, x Matrix[float32], w []uint16, m, k, n int) {
 	var panel [panelK * TileN]float32
 	for j := 0; j < n; j += TileN {
 		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
@@ -127,11 +125,11 @@ func matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n 
 			}
 			for row := range m {
 				var acc [TileN]float32
-				out := y[row*ldy+j : row*ldy+j+cols]
+				out := y.row(row, n)[j : j+cols]
 				if pos > 0 {
 					copy(acc[:], out)
 				}
-				panelRow(&acc, x[row*ldx+pos:row*ldx+end], panel[:(end-pos)*TileN])
+				panelRow(&acc, x.row(row, k)[pos:end], panel[:(end-pos)*TileN])
 				copy(out, acc[:])
 			}
 		}
@@ -139,16 +137,16 @@ func matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n 
 }
 
 // matMulQ8C scales exact integer products; the column sums of the tile are not needed here.
-func matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func matMulQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	bytes, scales := q8cTileBytes(k)
 	for j := 0; j < n; j += TileN {
 		tile := w[j/TileN*bytes : (j/TileN+1)*bytes]
 		for row := range m {
 			var dot [TileN]int32
-			dotU8I8(&dot, x[row*ldx:row*ldx+k], tile)
-			out := y[row*ldy+j : row*ldy+min(n, j+TileN)]
+			dotU8I8(&dot, x.Codes.row(row, k), tile)
+			out := y.row(row, n)[j:min(n, j+TileN)]
 			for col := range out {
-				out[col] = float32(dot[col]) * (xscale[row] * f32at(tile[scales:], col))
+				out[col] = float32(dot[col]) * (x.Scale[row] * f32at(tile[scales:], col))
 			}
 		}
 	}
@@ -182,23 +180,23 @@ func dotU8I8(dot *[TileN]int32, x []uint8, q []byte) {
 }
 
 // blockSums also handles a last block of less than BlockK activations.
-func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
+func blockSums(sums Matrix[int32], x Matrix[uint8], m, k int) {
 	for row := range m {
-		for index := 0; index*BlockK < k; index++ {
-			block := x[row*ldx+index*BlockK : row*ldx+min(k, (index+1)*BlockK)]
+		codes, out := x.row(row, k), sums.row(row, (k+BlockK-1)/BlockK)
+		for index := range out {
+			block := codes[index*BlockK : min(k, (index+1)*BlockK)]
 			sum := int32(-128 * len(block))
 			for _, value := range block {
 				sum += int32(value)
 			}
-			sums[row*ldsums+index] = sum
+			out[index] = sum
 		}
 	}
 }
 
 // matMulQ4 unpacks BlockK rows of a tile at a time into the order of a q8c tile, for up to four
 // rows of activations, and multiplies by dotU8I8. size is the number of rows of a block.
-func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-	w []byte, m, k, n int) {
+func matMulQ4(size int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	const rows = 4 // rows that share one unpacked piece
 	blocks, bytes := (k+size-1)/size, q4BlockBytes(size)
 	for j := 0; j < n; j += TileN {
@@ -222,9 +220,9 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 					for i := range count {
 						row := r0 + i
 						var dot [TileN]int32
-						dotU8I8(&dot, x[row*ldx+pos:row*ldx+min(k, pos+BlockK)], nibbles[:])
+						dotU8I8(&dot, x.Codes.row(row, k)[pos:min(k, pos+BlockK)], nibbles[:])
 						// a nibble stands for nibble-8
-						zero := 8 * sums[row*ldsums+pos/BlockK]
+						zero := 8 * *x.Sums.at(row, pos/BlockK)
 						for col, sum := range dot {
 							dots[i][col] += sum - zero
 						}
@@ -238,9 +236,9 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 				}
 			}
 			for i := range count {
-				out := y[(r0+i)*ldy+j : (r0+i)*ldy+min(n, j+TileN)]
+				out := y.row(r0+i, n)[j:min(n, j+TileN)]
 				for col := range out {
-					out[col] = xscale[r0+i] * acc[i][col]
+					out[col] = x.Scale[r0+i] * acc[i][col]
 				}
 			}
 		}
@@ -248,16 +246,16 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 }
 
 // quantRows scales each row by its largest magnitude, which becomes 127.
-func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
+func quantRows(y Quantised, x Matrix[float32], m, n int) int {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.Codes.row(line, n)
 		top := magnitude(row, 0)
 		// NaN and infinities have no quantised form
 		if top >= notFinite {
 			return line
 		}
 		step := math.Float32frombits(top) / 127
-		scale[line] = step
+		y.Scale[line] = step
 		if step == 0 {
 			for col := range out {
 				out[col] = 128
@@ -274,15 +272,15 @@ func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) 
 }
 
 // quantStatic chooses each row's scale from the given ones; larger values saturate.
-func quantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
+func quantStatic(y Quantised, from []float32, x Matrix[float32], m, n int) int {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.Codes.row(line, n)
 		top := magnitude(row, 0)
 		if top >= notFinite {
 			return line
 		}
 		step := op.StaticScale(from, math.Float32frombits(top))
-		scale[line] = step
+		y.Scale[line] = step
 		for col, value := range row {
 			out[col] = saturate(value / step)
 		}

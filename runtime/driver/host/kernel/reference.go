@@ -16,13 +16,11 @@ func Reference() *Set {
 	return &Set{
 		Name: "reference", TileStep: 1,
 		MatMulF32: refMatMulF32, MatMulBF16: refMatMulBF16, MatMulQ8C: refMatMulQ8C, BlockSums: blockSums,
-		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
-			k, n int) {
-			refMatMulQ4(BlockK, y, ldy, x, ldx, xscale, w, m, k, n)
+		MatMulQ4B32: func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+			refMatMulQ4(BlockK, y, x, w, m, k, n)
 		},
-		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
-			k, n int) {
-			refMatMulQ4(pack.Block128, y, ldy, x, ldx, xscale, w, m, k, n)
+		MatMulQ4B128: func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+			refMatMulQ4(pack.Block128, y, x, w, m, k, n)
 		},
 		MatMulQ6C: refMatMulQ6C,
 		QuantRows: refQuantRows, QuantStatic: refQuantStatic, Norm: refNorm, LayerNorm: refLayerNorm,
@@ -53,15 +51,15 @@ func refQ8(rows []uint8, dim, i int) float64 {
 }
 
 // The reference functions implement the fields of Set of the same name by their formulas.
-func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+func refMatMulF32(y, x Matrix[float32], w []float32, m, k, n int) {
 	for row := range m {
 		for j := range n {
 			tile := w[j/TileN*k*TileN+j%TileN:]
 			sum := 0.0
-			for pos := range k {
-				sum += float64(x[row*ldx+pos]) * float64(tile[pos*TileN])
+			for pos, value := range x.row(row, k) {
+				sum += float64(value) * float64(tile[pos*TileN])
 			}
-			y[row*ldy+j] = float32(sum)
+			*y.at(row, j) = float32(sum)
 		}
 	}
 }
@@ -71,14 +69,14 @@ func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k,
 func brainAt(p, j, k int) int { return (j/TileN*k+p)*TileN + j%16*2 + j%TileN/16 }
 
 // refMatMulBF16 is y = x w with weights in bfloat16, laid out by brainAt.
-func refMatMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+func refMatMulBF16(y, x Matrix[float32], w []uint16, m, k, n int) {
 	for row := range m {
 		for j := range n {
 			sum := 0.0
-			for pos := range k {
-				sum += float64(x[row*ldx+pos]) * float64(math.Float32frombits(uint32(w[brainAt(pos, j, k)])<<16))
+			for pos, value := range x.row(row, k) {
+				sum += float64(value) * float64(math.Float32frombits(uint32(w[brainAt(pos, j, k)])<<16))
 			}
-			y[row*ldy+j] = float32(sum)
+			*y.at(row, j) = float32(sum)
 		}
 	}
 }
@@ -99,25 +97,26 @@ func f32at(b []byte, i int) float32 {
 
 // refMatMulQ8C is a product of codes: x around 128 with a scale for each row, w with one for each column. The integer
 // sum is exact, so only the final scaling rounds.
-func refMatMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func refMatMulQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	bytes, scales := q8cTileBytes(k)
 	for row := range m {
 		for j := range n {
 			tile, col := w[j/TileN*bytes:], j%TileN
 			dot := int64(0)
-			for pos := range k {
-				dot += (int64(x[row*ldx+pos]) - 128) * int64(int8(tile[pos/4*4*TileN+col*4+pos%4]))
+			for pos, code := range x.Codes.row(row, k) {
+				dot += (int64(code) - 128) * int64(int8(tile[pos/4*4*TileN+col*4+pos%4]))
 			}
-			y[row*ldy+j] = float32(float64(dot) * (float64(xscale[row]) * float64(f32at(tile[scales:], col))))
+			*y.at(row, j) = float32(float64(dot) * (float64(x.Scale[row]) * float64(f32at(tile[scales:], col))))
 		}
 	}
 }
 
 // refMatMulQ4 addresses every nibble by itself: byte k/4, column%16, k%4 of the block, the upper
 // half for columns 16..31.
-func refMatMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func refMatMulQ4(size int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	blocks, bytes := (k+size-1)/size, q4BlockBytes(size)
 	for row := range m {
+		codes := x.Codes.row(row, k)
 		for j := range n {
 			tile, col := w[j/TileN*blocks*bytes:], j%TileN
 			sum := 0.0
@@ -127,19 +126,19 @@ func refMatMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 				for pos := b * size; pos < min(k, (b+1)*size); pos++ {
 					i := pos % size
 					nibble := block[i/4*64+col%16*4+i%4] >> (col / 16 * 4) & 15
-					dot += (int(x[row*ldx+pos]) - 128) * (int(nibble) - 8)
+					dot += (int(codes[pos]) - 128) * (int(nibble) - 8)
 				}
 				sum += float64(dot) * float64(number.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*col:])))
 			}
-			y[row*ldy+j] = float32(float64(xscale[row]) * sum)
+			*y.at(row, j) = float32(float64(x.Scale[row]) * sum)
 		}
 	}
 }
 
 // refQuantRows differs from the portable form by nothing: rounding is exact in both.
-func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
+func refQuantRows(y Quantised, x Matrix[float32], m, n int) int {
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.Codes.row(line, n)
 		absmax := 0.0
 		for _, value := range row {
 			size := math.Abs(float64(value))
@@ -149,7 +148,7 @@ func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 			absmax = max(absmax, size)
 		}
 		step := float32(absmax) / 127
-		scale[line] = step
+		y.Scale[line] = step
 		for col, value := range row {
 			out[col] = 128
 			if step != 0 { // the clamp matters only where step is subnormal
@@ -162,9 +161,9 @@ func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 
 // refQuantStatic quantises rows [m,n], each by the smallest scale of from that holds it, else the largest. It returns
 // the first row with a value that is not finite, else -1.
-func refQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
+func refQuantStatic(y Quantised, from []float32, x Matrix[float32], m, n int) int {
 	for line := range m {
-		row, top := x[line*ldx:line*ldx+n], float32(0)
+		row, out, top := x.row(line, n), y.Codes.row(line, n), float32(0)
 		for _, value := range row {
 			if math.IsNaN(float64(value)) || math.IsInf(float64(value), 0) {
 				return line
@@ -173,9 +172,10 @@ func refQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 		}
 		sorted := slices.Sorted(slices.Values(from))
 		i, _ := slices.BinarySearch(sorted, top/127)
-		scale[line] = sorted[min(i, len(sorted)-1)]
+		step := sorted[min(i, len(sorted)-1)]
+		y.Scale[line] = step
 		for col, value := range row {
-			y[line*ldy+col] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(value/scale[line])))))
+			out[col] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(value/step)))))
 		}
 	}
 	return -1

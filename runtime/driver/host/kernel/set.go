@@ -53,32 +53,29 @@ type Set struct {
 
 	// MatMulF32 computes y[r,j] = sum_p x[r,p] w[p,j] for r < m, j < n. w is ceil(n/32) tiles of
 	// [k][32] float32.
-	MatMulF32 func(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int)
+	MatMulF32 func(y, x Matrix[float32], w []float32, m, k, n int)
 
-	// MatMulQ8C computes y[r,j] = float32(dot) * (xscale[r] * scale[j]), dot = sum_p (x[r,p]-128) q[p,j]
+	// MatMulQ8C computes y[r,j] = float32(dot) * (x.Scale[r] * scale[j]), dot = sum_p (x[r,p]-128) q[p,j]
 	// exact. w is ceil(n/32) tiles of [Kp/4][32][4] int8, 32 float32 scales, 32 int32 column sums,
 	// Kp = k rounded up to 4.
-	MatMulQ8C func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int)
+	MatMulQ8C func(y Matrix[float32], x Quantised, w []byte, m, k, n int)
 
 	// MatMulQ6C is MatMulQ8C for weights q = code-32, from tiles of ceil(k/16) groups of 384 bytes, which are
-	// [3][32][4] (see planir/pack), and 32 float32 scales. sums are those of BlockSums.
-	MatMulQ6C func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
-		m, k, n int)
+	// [3][32][4] (see planir/pack), and 32 float32 scales. It needs x.Sums.
+	MatMulQ6C func(y Matrix[float32], x Quantised, w []byte, m, k, n int)
 
-	// BlockSums computes sums[r*ldsums+b] = sum of (x[r,p]-128) over the p < k of block b
-	// (p/32 == b), the term of 6-bit and 4-bit products that does not depend on the weight. ldsums >= ceil(k/32).
-	BlockSums func(sums []int32, ldsums int, x []uint8, ldx, m, k int)
+	// BlockSums computes sums[r,b] = sum of (x[r,p]-128) over the p < k of block b
+	// (p/32 == b), the term of 6-bit and 4-bit products that does not depend on the weight.
+	BlockSums func(sums Matrix[int32], x Matrix[uint8], m, k int)
 
-	// MatMulQ4B32 computes y[r,j] = xscale[r] * sum_b float32(dot_b) * scale[b,j], where
-	// dot_b = sum_{p in b} nibble[p,j] (x[r,p]-128) - 8 sums[r,b] is exact and the sum over blocks is
+	// MatMulQ4B32 computes y[r,j] = x.Scale[r] * sum_b float32(dot_b) * scale[b,j], where
+	// dot_b = sum_{p in b} nibble[p,j] (x[r,p]-128) - 8 x.Sums[r,b] is exact and the sum over blocks is
 	// sequential. w is ceil(n/32) tiles of Kp/32 blocks of 576 bytes: nibbles [8][64], 32 float16 scales.
-	MatMulQ4B32 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
-		m, k, n int)
+	MatMulQ4B32 func(y Matrix[float32], x Quantised, w []byte, m, k, n int)
 
 	// MatMulQ4B128 is MatMulQ4B32 for tiles of ceil(k/128) blocks of 2112 bytes: nibbles [32][64], 32 float16
-	// scales. sums are the same, one for each 32.
-	MatMulQ4B128 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
-		m, k, n int)
+	// scales. x.Sums are the same, one for each 32.
+	MatMulQ4B128 func(y Matrix[float32], x Quantised, w []byte, m, k, n int)
 
 	// PackFrom is the number of rows from which packing them first pays where they are multiplied with several tiles.
 	// Sets without a way to multiply packed rows have nil functions.
@@ -86,33 +83,32 @@ type Set struct {
 
 	// PackRows writes group g of PackGroups(m) of m rows to dst, of PackedBytes(m, k, block) bytes, for a weight in
 	// blocks of block rows, 0: one of all. The order is the set's own.
-	PackRows func(dst []byte, x []uint8, ldx, m, k, block, g int)
+	PackRows func(dst []byte, x Matrix[uint8], m, k, block, g int)
 
 	// PackRowsF32 is PackRows for float32 and weights without blocks; dst has m*k elements.
-	PackRowsF32 func(dst []float32, x []float32, ldx, m, k, g int)
+	PackRowsF32 func(dst []float32, x Matrix[float32], m, k, g int)
 
 	// PackedF32 and PackedBF16 are MatMulF32 and MatMulBF16, and give the same bits, for at least PackFrom rows from
 	// PackRowsF32.
-	PackedF32  func(y []float32, ldy int, x, w []float32, m, k, n int)
-	PackedBF16 func(y []float32, ldy int, x []float32, w []uint16, m, k, n int)
+	PackedF32  func(y Matrix[float32], x, w []float32, m, k, n int)
+	PackedBF16 func(y Matrix[float32], x []float32, w []uint16, m, k, n int)
 
 	// PackedQ8C, PackedQ4B32 and PackedQ4B128 are MatMulQ8C, MatMulQ4B32 and MatMulQ4B128, and give the same bits,
-	// for at least PackFrom rows from PackRows. scratch has PackedScratch(k, block) bytes of any content.
-	PackedQ8C, PackedQ4B32, PackedQ4B128 func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m,
-		k, n int)
+	// for at least PackFrom rows from PackRows. scratch has PackedScratch(x.K, block) bytes of any content.
+	PackedQ8C, PackedQ4B32, PackedQ4B128 func(y Matrix[float32], x PackedRows, w, scratch []byte, n int)
 
 	// MatMulBF16 is MatMulF32 for ceil(n/32) tiles of [k][32] bfloat16, columns c and 16+c side by side.
-	MatMulBF16 func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int)
+	MatMulBF16 func(y, x Matrix[float32], w []uint16, m, k, n int)
 
-	// QuantRows quantises each row: scale[r] = absmax/127 (0 for a zero row),
-	// y[r,c] = 128 + clamp(roundHalfEven(x[r,c]/scale[r]), -127, 127), 128 throughout when scale[r] is 0.
+	// QuantRows quantises each row: y.Scale[r] = absmax/127 (0 for a zero row),
+	// y[r,c] = 128 + clamp(roundHalfEven(x[r,c]/y.Scale[r]), -127, 127), 128 throughout when y.Scale[r] is 0.
 	// It returns the first row that holds NaN or an infinity, which has no such form, or -1; rows from
 	// that one on are then undefined.
-	QuantRows func(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int
+	QuantRows func(y Quantised, x Matrix[float32], m, n int) int
 
 	// QuantStatic is QuantRows where each row has the one of the scales from, which are positive and finite, that
 	// op.StaticScale names: what is larger than 127 times it saturates.
-	QuantStatic func(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int
+	QuantStatic func(y Quantised, from []float32, x Matrix[float32], m, n int) int
 
 	// Norm computes y[r,c] = gain[c] * (x[r,c] / sqrt(mean_c(x[r,c]^2) + eps)); a zero row gives zeros
 	// even when eps is 0. y may be x.

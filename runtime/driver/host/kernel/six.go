@@ -44,8 +44,7 @@ func unpackSix(to *[sixRows * TileN]byte, group []byte) {
 }
 
 // matMulQ6C unpacks one group at a time for up to four rows of activations, and multiplies by dotU8I8.
-func matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
-	m, k, n int) {
+func matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	const rows = 4 // rows that share one unpacked group
 	bytes, scales := q6cTileBytes(k)
 	blocks := (k + BlockK - 1) / BlockK
@@ -58,9 +57,8 @@ func matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums 
 				var codes [sixRows * TileN]byte
 				unpackSix(&codes, tile[pos/sixRows*sixGroup:][:sixGroup])
 				for i := range count {
-					row := (r0 + i) * ldx
 					var dot [TileN]int32
-					dotU8I8(&dot, x[row+pos:row+min(k, pos+sixRows)], codes[:])
+					dotU8I8(&dot, x.Codes.row(r0+i, k)[pos:min(k, pos+sixRows)], codes[:])
 					for col, sum := range dot {
 						acc[i][col] += sum
 					}
@@ -68,10 +66,10 @@ func matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums 
 			}
 			for i := range count {
 				row := r0 + i
-				start := sixStart(sums[row*ldsums:][:blocks])
-				out := y[row*ldy+j : row*ldy+min(n, j+TileN)]
+				start := sixStart(x.Sums.row(row, blocks))
+				out := y.row(row, n)[j:min(n, j+TileN)]
 				for col := range out {
-					out[col] = float32(acc[i][col]+start) * (xscale[row] * f32at(tile[scales:], col))
+					out[col] = float32(acc[i][col]+start) * (x.Scale[row] * f32at(tile[scales:], col))
 				}
 			}
 		}
@@ -79,16 +77,16 @@ func matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums 
 }
 
 // refMatMulQ6C is a product of codes, as refMatMulQ8C.
-func refMatMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+func refMatMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	bytes, scales := q6cTileBytes(k)
 	for row := range m {
 		for j := range n {
 			tile, col := w[j/TileN*bytes:], j%TileN
 			dot := int64(0)
-			for pos := range k {
-				dot += (int64(x[row*ldx+pos]) - 128) * int64(sixCode(tile, pos, col))
+			for pos, code := range x.Codes.row(row, k) {
+				dot += (int64(code) - 128) * int64(sixCode(tile, pos, col))
 			}
-			y[row*ldy+j] = float32(float64(dot) * (float64(xscale[row]) * float64(f32at(tile[scales:], col))))
+			*y.at(row, j) = float32(float64(dot) * (float64(x.Scale[row]) * float64(f32at(tile[scales:], col))))
 		}
 	}
 }

@@ -102,7 +102,7 @@ func TestPackTiles(t *testing.T) {
 				padded, width := tiledK(k, block), tileWidth(block)
 				got := bytes.Repeat([]byte{0x5a}, m*padded)
 				for g := range PackGroups(m) {
-					packTiles(got, x, k, m, k, block, g)
+					packTiles(got, Rows(x, k), m, k, block, g)
 				}
 				for row := range m {
 					first := row / tileRows * tileRows
@@ -130,13 +130,11 @@ func tilesSet(t *testing.T) *Set {
 	t.Helper()
 	if tilesModelled {
 		set := amxSet(Portable())
-		set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
-			k, n int) {
-			fusedQ4(BlockK, y, ldy, x, ldx, xscale, w, m, k, n)
+		set.MatMulQ4B32 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+			fusedQ4(BlockK, y, x, w, m, k, n)
 		}
-		set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
-			k, n int) {
-			fusedQ4(pack.Block128, y, ldy, x, ldx, xscale, w, m, k, n)
+		set.MatMulQ4B128 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+			fusedQ4(pack.Block128, y, x, w, m, k, n)
 		}
 		return set
 	}
@@ -151,7 +149,7 @@ func tilesSet(t *testing.T) *Set {
 }
 
 // fusedQ4 is a product with 4-bit weights rounded as every set with fused multiply-adds rounds it.
-func fusedQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func fusedQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	blocks, bytes := (k+block-1)/block, q4BlockBytes(block)
 	for row := range m {
 		for col := range n {
@@ -162,12 +160,12 @@ func fusedQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 				for pos := index * block; pos < min(k, (index+1)*block); pos++ {
 					in := pos % block
 					nibble := packed[in/4*64+col%16*4+in%4] >> (col % TileN / 16 * 4) & 15
-					dot += (int32(nibble) - 8) * (int32(x[row*ldx+pos]) - 128)
+					dot += (int32(nibble) - 8) * (int32(*x.Codes.at(row, pos)) - 128)
 				}
 				scale := number.HalfToFloat(binary.LittleEndian.Uint16(packed[16*block+2*(col%TileN):]))
 				sum = fma32(float32(dot), scale, sum)
 			}
-			y[row*ldy+col] = sum * xscale[row]
+			*y.at(row, col) = sum * x.Scale[row]
 		}
 	}
 }

@@ -37,13 +37,14 @@ func TestTilesUnderSignals(t *testing.T) {
 	product := func() []float32 {
 		y, packed := make([]float32, m*n), make([]byte, PackedBytes(m, k, 0))
 		for g := range PackGroups(m) {
-			set.PackRows(packed, x, k, m, k, 0, g)
+			set.PackRows(packed, Rows(x, k), m, k, 0, g)
 		}
-		set.PackedQ8C(y, n, packed, scale, w, make([]byte, PackedScratch(k, 0)), m, k, n)
+		set.PackedQ8C(Rows(y, n), PackedRows{Bytes: packed, Scale: scale, M: m, K: k}, w,
+			make([]byte, PackedScratch(k, 0)), n)
 		return y
 	}
 	want := make([]float32, m*n)
-	Portable().MatMulQ8C(want, n, x, k, scale, w, m, k, n)
+	Portable().MatMulQ8C(Rows(want, n), Quantised{Codes: Rows(x, k), Scale: scale}, w, m, k, n)
 	until := time.Now().Add(time.Second)
 	if os.Getenv(besideEnv) == "" {
 		beside := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestTilesUnderSignals$")

@@ -424,32 +424,33 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 		}
 	}
 	sums := make([]int32, max(0, (s.m-1)*lds+blocks))
-	blockSums(sums, lds, u, ldx, min(s.m, len(u)), s.k)
+	blockSums(Rows(sums, lds), Rows(u, ldx), min(s.m, len(u)), s.k)
 	call := func(set *Set) []float32 {
 		m := &memory{t: t, before: before}
 		y := outputF32(m, s.m, s.n, ldy)
 		f, u, scale, sums, tiled := input(m, f), input(m, u), input(m, scale), input(m, sums), input(m, tiled)
+		codes := Quantised{Codes: Rows(u, ldx), Scale: scale, Sums: Rows(sums, lds)}
 		switch name {
 		case "MatMulF32":
 			w32, err := mem.View[float32](tiled)
 			if err != nil {
 				t.Fatal(err)
 			}
-			set.MatMulF32(y, ldy, f, ldx, w32, s.m, s.k, s.n)
+			set.MatMulF32(Rows(y, ldy), Rows(f, ldx), w32, s.m, s.k, s.n)
 		case "MatMulBF16":
 			w16, err := mem.View[uint16](tiled)
 			if err != nil {
 				t.Fatal(err)
 			}
-			set.MatMulBF16(y, ldy, f, ldx, w16, s.m, s.k, s.n)
+			set.MatMulBF16(Rows(y, ldy), Rows(f, ldx), w16, s.m, s.k, s.n)
 		case "MatMulQ8C":
-			set.MatMulQ8C(y, ldy, u, ldx, scale, tiled, s.m, s.k, s.n)
+			set.MatMulQ8C(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
 		case "MatMulQ6C":
-			set.MatMulQ6C(y, ldy, u, ldx, scale, sums, lds, tiled, s.m, s.k, s.n)
+			set.MatMulQ6C(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
 		case "MatMulQ4B32":
-			set.MatMulQ4B32(y, ldy, u, ldx, scale, sums, lds, tiled, s.m, s.k, s.n)
+			set.MatMulQ4B32(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
 		case "MatMulQ4B128":
-			set.MatMulQ4B128(y, ldy, u, ldx, scale, sums, lds, tiled, s.m, s.k, s.n)
+			set.MatMulQ4B128(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
 		}
 		got := slices.Clone(y)
 		m.done(fmt.Sprintf("%s %s %v", set.Name, name, s))
@@ -462,7 +463,7 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 		if f != nil {
 			f, rows := input(m, f), fenced(m, make([]float32, s.m*s.k))
 			for g := range PackGroups(s.m) {
-				set.PackRowsF32(rows, f, ldx, s.m, s.k, g)
+				set.PackRowsF32(rows, Rows(f, ldx), s.m, s.k, g)
 			}
 			rows = input(m, rows)
 			if name == "MatMulF32" {
@@ -470,13 +471,13 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 				if err != nil {
 					t.Fatal(err)
 				}
-				set.PackedF32(y, ldy, rows, w, s.m, s.k, s.n)
+				set.PackedF32(Rows(y, ldy), rows, w, s.m, s.k, s.n)
 			} else {
 				w, err := mem.View[uint16](tiled)
 				if err != nil {
 					t.Fatal(err)
 				}
-				set.PackedBF16(y, ldy, rows, w, s.m, s.k, s.n)
+				set.PackedBF16(Rows(y, ldy), rows, w, s.m, s.k, s.n)
 			}
 			got := slices.Clone(y)
 			m.done(fmt.Sprintf("%s %s of packed rows %v", set.Name, name, s))
@@ -491,10 +492,10 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 		}
 		rows := fenced(m, bytes.Repeat([]byte{0x5a}, PackedBytes(s.m, s.k, block)))
 		for g := range PackGroups(s.m) {
-			set.PackRows(rows, u, ldx, s.m, s.k, block, g)
+			set.PackRows(rows, Rows(u, ldx), s.m, s.k, block, g)
 		}
-		rows = input(m, rows)
-		f(y, ldy, rows, scale, tiled, fenced(m, bytes.Repeat([]byte{0xff}, PackedScratch(s.k, block))), s.m, s.k, s.n)
+		packed := PackedRows{Bytes: input(m, rows), Scale: scale, M: s.m, K: s.k}
+		f(Rows(y, ldy), packed, tiled, fenced(m, bytes.Repeat([]byte{0xff}, PackedScratch(s.k, block))), s.n)
 		got := slices.Clone(y)
 		m.done(fmt.Sprintf("%s %s of packed rows %v", set.Name, name, s))
 		return got
@@ -598,12 +599,12 @@ func TestTwinNonFinite(t *testing.T) {
 	clean := x.matrix(m, k, k, 1)
 	for _, s := range sets {
 		want := make([]float32, m*n)
-		s.MatMulF32(want, n, clean, k, w32, m, k, n)
+		s.MatMulF32(Rows(want, n), Rows(clean, k), w32, m, k, n)
 		for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 			for _, p := range []int{0, 33, k - 1} {
 				dirty, got := slices.Clone(clean), make([]float32, m*n)
 				dirty[6*k+p] = float32(bad)
-				s.MatMulF32(got, n, dirty, k, w32, m, k, n)
+				s.MatMulF32(Rows(got, n), Rows(dirty, k), w32, m, k, n)
 				for i, v := range got {
 					if i/n == 6 {
 						if !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0) {
@@ -787,7 +788,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 	}
 	check("QuantRows", 1, func(set *Set, m_ *memory) result {
 		y, a, scale := outputU8(m_, m, n, ldy), input(m_, a), fenced(m_, make([]float32, m))
-		bad := set.QuantRows(y, ldy, scale, a, ldx, m, n)
+		bad := set.QuantRows(Quantised{Codes: Rows(y, ldy), Scale: scale}, Rows(a, ldx), m, n)
 		u := make([]uint8, 0, m*n)
 		for r := range m {
 			if r == bad {
@@ -808,7 +809,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 	check("QuantStatic", 1, func(set *Set, m_ *memory) result {
 		y, a := outputU8(m_, m, n, ldy), input(m_, a)
 		scale := make([]float32, m)
-		bad := set.QuantStatic(y, ldy, scale, static, a, ldx, m, n)
+		bad := set.QuantStatic(Quantised{Codes: Rows(y, ldy), Scale: scale}, static, Rows(a, ldx), m, n)
 		rows := m
 		if bad >= 0 {
 			rows = bad
@@ -827,7 +828,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 	check("BlockSums", 1, func(set *Set, m_ *memory) result {
 		blocks := (n + BlockK - 1) / BlockK
 		sums, u := fenced(m_, make([]int32, max(0, (m-1)*(blocks+s.gapS)+blocks))), input(m_, u)
-		set.BlockSums(sums, blocks+s.gapS, u, ldx, m, n)
+		set.BlockSums(Rows(sums, blocks+s.gapS), Rows(u, ldx), m, n)
 		return result{i: sums}
 	}, none)
 	h := make([]uint16, n)

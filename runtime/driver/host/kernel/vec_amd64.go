@@ -88,13 +88,11 @@ func (t tier) set() *Set {
 	set := Portable()
 	set.Name = [...]string{avx2: "avx2", avx512: "avx512", avxvnni: "avxvnni", avx512vnni: "avx512vnni"}[t]
 	set.MatMulF32, set.MatMulBF16, set.MatMulQ8C = t.matMulF32, t.matMulBF16, t.matMulQ8C
-	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-		w []byte, m, k, n int) {
-		t.matMulQ4(BlockK, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+	set.MatMulQ4B32 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+		t.matMulQ4(BlockK, y, x, w, m, k, n)
 	}
-	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-		w []byte, m, k, n int) {
-		t.matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+	set.MatMulQ4B128 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+		t.matMulQ4(pack.Block128, y, x, w, m, k, n)
 	}
 	set.MatMulQ6C = t.matMulQ6C
 	if t.wide() {
@@ -103,11 +101,11 @@ func (t tier) set() *Set {
 	}
 	if t == avx512vnni {
 		set.PackRows, set.PackedQ8C = packRows, packedQ8C
-		set.PackedQ4B32 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
-			packedQ4(BlockK, y, ldy, x, xscale, w, scratch, m, k, n)
+		set.PackedQ4B32 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+			packedQ4(BlockK, y, x, w, scratch, n)
 		}
-		set.PackedQ4B128 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
-			packedQ4(pack.Block128, y, ldy, x, xscale, w, scratch, m, k, n)
+		set.PackedQ4B128 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+			packedQ4(pack.Block128, y, x, w, scratch, n)
 		}
 	}
 	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, t.quantRows,
@@ -171,15 +169,6 @@ func (t tier) fetches(steps, rows int) int {
 // manyRows is the constant of the same name in gen.
 const manyRows = 7
 
-// output is where a kernel writes columns j.. of rows r..: y itself, or out where fewer than TileN
-// columns exist in y. ld is in elements.
-func output(y []float32, ldy, r, j, cols int, out *[maxRows * TileN]float32) (dst *float32, ld int) {
-	if cols < TileN {
-		return &out[0], TileN
-	}
-	return &y[r*ldy+j], ldy
-}
-
 // A pass takes some rows and some k of the activations over all tiles of a weight, so that they and the tiles' part
 // stay in the second-level cache meanwhile.
 const (
@@ -191,40 +180,44 @@ const (
 func passOf(left int) int { return min(left, (share(left, passRows)+maxRows-1)/maxRows*maxRows) }
 
 // matMulF32 divides the product into passes over rows and k.
-func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+func (t tier) matMulF32(y, x Matrix[float32], w []float32, m, k, n int) {
 	if m == 0 {
 		return
 	}
-	// The assembly trusts its arguments: their ends must exist.
-	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	_ = w[(n+TileN-1)/TileN*TileN*k-1]
 	for row := 0; row < m; {
 		rows, count := passOf(m-row), k
 		if rows > t.mostF32() { // else every weight is used only once
 			count = share(k, passBytes/(4*(rows+2*TileN))) // two tiles: this one and the next
 		}
 		for pos := 0; pos < k; pos += count {
-			t.passF32(y[row*ldy:], ldy, x[row*ldx:], ldx, w, rows, k, n, pos, min(count, k-pos))
+			t.passF32(y.From(row, 0), x.From(row, 0), w, rows, k, n, part{pos, min(count, k-pos)})
 		}
 		row += rows
 	}
 }
 
-// passF32 is the part of matMulF32 over count of k from p on, added to y unless p is 0. Sums run in
-// the order of k, so they are the same as in one pass.
-func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n, p, count int) {
+// part is count numbers of the k of a product, from from on.
+type part struct{ from, count int }
+
+// passF32 is a part of matMulF32, added to y unless it is the first. Sums run in the order of k, so they are the same
+// as in one pass.
+func (t tier) passF32(y, x Matrix[float32], w []float32, m, k, n int, part part) {
 	var out [maxRows * TileN]float32
-	more := min(p, 1)
+	count, more := part.count, min(part.from, 1)
 	most := t.mostF32()
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
 		for row, call := 0, 0; row < m; call++ {
 			rows := share(m-row, most)
-			dst, ld := output(y, ldy, row, j, cols, &out)
+			dst, ld := output(y, row, j, cols, out[:])
 			// the sum continues in out
 			if cols < TileN && more != 0 {
 				for i := range rows {
-					copy(out[i*TileN:], y[(row+i)*ldy+j:(row+i)*ldy+j+cols])
+					copy(out[i*TileN:], y.row(row+i, n)[j:])
 				}
 			}
 			ahead, stride := fetch(4*count*TileN, t.fetches(count, rows), call, calls, j+TileN >= n)
@@ -232,9 +225,10 @@ func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m
 			if calls > 1 {
 				ahead += 4 * (k - count) * TileN
 			}
-			t.rowsF32(rows, dst, ld, &x[row*ldx+p], ldx, count, &w[j*k+p*TileN], ahead, stride, more)
+			from, weights := x.at(row, part.from), &w[j*k+part.from*TileN]
+			t.rowsF32(rows, dst, ld, from, x.Stride, count, weights, ahead, stride, more)
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
@@ -242,11 +236,13 @@ func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m
 }
 
 // matMulBF16 takes all rows and all of k in one pass.
-func (t tier) matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+func (t tier) matMulBF16(y, x Matrix[float32], w []uint16, m, k, n int) {
 	if m == 0 {
 		return
 	}
-	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	_ = w[(n+TileN-1)/TileN*TileN*k-1]
 	var out [maxRows * TileN]float32
 	most := t.mostF32()
 	calls := (m + most - 1) / most
@@ -254,15 +250,15 @@ func (t tier) matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16,
 		cols := min(TileN, n-j)
 		for row, call := 0, 0; row < m; call++ {
 			rows := share(m-row, most)
-			dst, ld := output(y, ldy, row, j, cols, &out)
+			dst, ld := output(y, row, j, cols, out[:])
 			ahead, stride := fetch(2*k*TileN, k, call, calls, j+TileN >= n)
 			if t.wide() {
-				bf16Rows512(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w[j*k], ahead, stride)
+				bf16Rows512(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w[j*k], ahead, stride)
 			} else {
-				bf16Rows256(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w[j*k], ahead, stride)
+				bf16Rows256(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w[j*k], ahead, stride)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
@@ -270,25 +266,28 @@ func (t tier) matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16,
 }
 
 // matMulQ8C divides the product into passes over rows only: 8-bit rows are short.
-func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func (t tier) matMulQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
 	bytes, _ := q8cTileBytes(k)
-	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*bytes-1]
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	_ = w[(n+TileN-1)/TileN*bytes-1]
 	if m >= wordsFrom && (t == avx2 || t == avx512) {
-		wordsQ8C(y, ldy, x, ldx, xscale, w, m, k, n)
+		wordsQ8C(y, x, w, m, k, n)
 		return
 	}
 	for row := 0; row < m; {
 		rows := passOf(m - row)
-		t.passQ8C(y[row*ldy:], ldy, x[row*ldx:], ldx, xscale[row:], w, rows, k, n)
+		t.passQ8C(y.From(row, 0), x.From(row), w, rows, k, n)
 		row += rows
 	}
 }
 
 // passQ8C is matMulQ8C for rows that stay in the second-level cache.
-func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func (t tier) passQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+	codes := x.Codes
 	bytes, _ := q8cTileBytes(k)
 	var out [maxRows * TileN]float32
 	var last [maxRows * 4]uint8 // the k%4 last activations of each row
@@ -309,21 +308,22 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 			rows := share(m-row, most)
 			if tail != nil {
 				for i := range rows {
-					copy(last[4*i:4*i+4], x[(row+i)*ldx+k&^3:(row+i)*ldx+k])
+					copy(last[4*i:4*i+4], codes.row(row+i, k)[k&^3:])
 				}
 			}
-			dst, ld := output(y, ldy, row, j, cols, &out)
+			dst, ld := output(y, row, j, cols, out[:])
 			ahead, stride := fetch(bytes, t.fetches((k+3)/4, rows), call, calls, j+TileN >= n)
+			from, scale := codes.at(row, 0), &x.Scale[row]
 			switch t {
 			case avx512vnni:
-				q8cRows512(rows, dst, 4*ld, &x[row*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[row])
+				q8cRows512(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ahead, stride, scale)
 			case avxvnni:
-				q8cRowsVNNI(rows, dst, 4*ld, &x[row*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[row])
+				q8cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ahead, stride, scale)
 			default:
-				q8cRows256(rows, dst, 4*ld, &x[row*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[row])
+				q8cRows256(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ahead, stride, scale)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
@@ -331,15 +331,17 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 }
 
 // matMulQ6C unpacks a tile for each call of a kernel: weights of 6 bits are for few rows.
-func (t tier) matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
-	m, k, n int) {
+func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
 	groups, whole, blocks := (k+sixRows-1)/sixRows, k/sixRows, (k+BlockK-1)/BlockK
 	bytes, _ := q6cTileBytes(k)
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+blocks-1],
-		w[(n+TileN-1)/TileN*bytes-1]
+	codes := x.Codes
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	x.Sums.mustHold(m, blocks)
+	_ = w[(n+TileN-1)/TileN*bytes-1]
 	most := mostQ6C
 	if t == avx512vnni {
 		most = mostQ6Cx512
@@ -359,26 +361,27 @@ func (t tier) matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 	for row, call := 0, 0; row < m; call++ {
 		rows := share(m-row, most)
 		for i := range rows {
-			start[i] = sixStart(sums[(row+i)*ldsums:][:blocks])
+			start[i] = sixStart(x.Sums.row(row+i, blocks))
 			if tail != nil {
-				copy(last[sixRows*i:sixRows*(i+1)], x[(row+i)*ldx+whole*sixRows:(row+i)*ldx+k])
+				copy(last[sixRows*i:sixRows*(i+1)], codes.row(row+i, k)[whole*sixRows:])
 			}
 		}
+		from, scale := codes.at(row, 0), &x.Scale[row]
 		for j := 0; j < n; j += TileN {
 			cols := min(TileN, n-j)
 			tile := &w[j/TileN*bytes]
-			dst, ld := output(y, ldy, row, j, cols, &out)
+			dst, ld := output(y, row, j, cols, out[:])
 			ahead, stride := fetch(bytes, groups, call, calls, j+TileN >= n)
 			switch t {
 			case avx512vnni:
-				q6cRows512(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, tile, ahead, stride, &xscale[row], &start[0])
+				q6cRows512(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, &start[0])
 			case avxvnni:
-				q6cRowsVNNI(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, tile, ahead, stride, &xscale[row], &start[0])
+				q6cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, &start[0])
 			default:
-				q6cRows256(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, tile, ahead, stride, &xscale[row], &start[0])
+				q6cRows256(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, &start[0])
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 		}
 		row += rows
@@ -386,27 +389,36 @@ func (t tier) matMulQ6C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 }
 
 // matMulQ4 is the product of 4-bit weights in blocks of block rows, BlockK or pack.Block128.
-func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32,
-	ldsums int, w []byte, m, k, n int) {
+func (t tier) matMulQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
-	blocks, full := (k+block-1)/block, k/block
-	bytes := blocks * q4BlockBytes(block)
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+(k+BlockK-1)/BlockK-1],
-		w[(n+TileN-1)/TileN*bytes-1]
+	bytes := (k + block - 1) / block * q4BlockBytes(block)
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	x.Sums.mustHold(m, (k+BlockK-1)/BlockK)
+	_ = w[(n+TileN-1)/TileN*bytes-1]
 	if m >= nibblesFrom && (t == avx2 || t == avx512) {
-		nibblesQ4(block, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+		nibblesQ4(block, y, x, w, m, k, n)
 		return
 	}
 	// Many rows: unpack whole tiles first, and do the rest below.
 	if whole := n &^ (TileN - 1); t == avx512vnni && m >= panelRows && whole > 0 {
-		matMulQ4Panels(block, y, ldy, x, ldx, xscale, w[:whole/TileN*bytes], m, k, whole)
-		if y, w, n = y[whole:], w[whole/TileN*bytes:], n-whole; n == 0 {
+		matMulQ4Panels(block, y, x, w[:whole/TileN*bytes], m, k, whole)
+		if n == whole {
 			return
 		}
+		y, w, n = y.From(0, whole), w[whole/TileN*bytes:], n-whole
 	}
+	t.rowsQ4(block, y, x, w, m, k, n)
+}
+
+// rowsQ4 is matMulQ4 by kernels that unpack a tile for each call, of as many rows as they have registers for.
+func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+	blocks, full := (k+block-1)/block, k/block
+	bytes := blocks * q4BlockBytes(block)
 	var out [maxRows * TileN]float32
+	codes, sums := x.Codes, x.Sums
 	var last [mostQ4x512 * pack.Block128]uint8 // the k%block last activations of each row
 	var tail *uint8
 	pitch := block
@@ -427,61 +439,67 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
 		tile := &w[j/TileN*bytes]
-		// rows share the tile; each call takes as many as its kernel has registers for
 		for line, call := 0, 0; line < m; call++ {
 			rows := share(m-line, most)
 			if tail != nil {
 				for i := range rows {
-					row := last[pitch*i : pitch*(i+1)]
-					copy(row[:block], x[(line+i)*ldx+full*block:(line+i)*ldx+k])
-					for index := range (pitch - block) / 4 {
-						sum := int32(0)
-						if pos := full*block/BlockK + index; pos*BlockK < k {
-							sum = sums[(line+i)*ldsums+pos]
-						}
-						binary.LittleEndian.PutUint32(row[block+4*index:], uint32(sum))
-					}
+					x.lastBlock(last[pitch*i:pitch*(i+1)], line+i, k, block)
 				}
 			}
-			dst, ld := output(y, ldy, line, j, cols, &out)
+			dst, ld := output(y, line, j, cols, out[:])
 			ahead, stride := fetch(bytes, (block/4+1)*blocks, call, calls, j+TileN >= n)
+			from, scale, sum := codes.at(line, 0), &x.Scale[line], sums.at(line, 0)
 			switch long := block != BlockK; {
 			case t == avx512vnni && long:
-				q4x128Rows512(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line])
+				q4x128Rows512(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale)
 			case t == avx512vnni:
-				q4Rows512(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line])
+				q4Rows512(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale)
 			case t == avxvnni && long:
-				q4x128RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
-					&sums[line*ldsums], 4*ldsums)
+				q4x128RowsVNNI(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
+					4*sums.Stride)
 			case t == avxvnni:
-				q4RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
-					&sums[line*ldsums], 4*ldsums)
+				q4RowsVNNI(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
+					4*sums.Stride)
 			case long:
-				q4x128Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
-					&sums[line*ldsums], 4*ldsums)
+				q4x128Rows256(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
+					4*sums.Stride)
 			default:
-				q4Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
-					&sums[line*ldsums], 4*ldsums)
+				q4Rows256(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
+					4*sums.Stride)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, line, j, cols, rows, out[:])
+				copyColumns(y, line, j, cols, rows, out[:])
 			}
 			line += rows
 		}
 	}
 }
 
+// lastBlock writes the k%block last codes of row r, and if dst has room for them behind block codes, their sums.
+func (x *Quantised) lastBlock(dst []byte, r, k, block int) {
+	from := k / block * block
+	copy(dst[:block], x.Codes.row(r, k)[from:])
+	for i := range (len(dst) - block) / 4 {
+		sum := int32(0)
+		if pos := from/BlockK + i; pos*BlockK < k {
+			sum = *x.Sums.at(r, pos)
+		}
+		binary.LittleEndian.PutUint32(dst[block+4*i:], uint32(sum))
+	}
+}
+
 // Panels are unpacked parts of a tile of 4-bit weights.
 const (
-	panelRows  = 2*mostQ4x512 + 1 // rows from which unpacking a weight once pays: those of three calls of a kernel that unpacks it
+	panelRows  = 2*mostQ4x512 + 1 // rows from which unpacking a weight once pays: three calls would unpack it
 	panelBytes = 16 * 1280        // of unpacked blocks
 	cacheLine  = 64
 )
 
 // matMulQ4Panels is matMulQ4 for n a multiple of TileN: each panel of a tile is unpacked once for
 // all rows. Kernels add to y, which starts at zero, and the last call of a tile multiplies by
-// xscale.
-func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+// the scales.
+func matMulQ4Panels(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+	codes := x.Codes
 	long := block != BlockK
 	panelBlock := TileN*block + 8*TileN // bytes of an unpacked block
 	var space [panelBytes + cacheLine]byte
@@ -495,7 +513,7 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 	at := 0
 	for j := 0; j < n; j += TileN {
 		for row := range m {
-			clear(y[row*ldy+j : row*ldy+j+TileN])
+			clear(y.row(row, n)[j : j+TileN])
 		}
 		// whole counts the blocks of this panel that have all their activations: all, or all but
 		// the last
@@ -513,30 +531,30 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 				ahead, stride := fetch(count*q4BlockBytes(block), block/4*count, call, calls, next == len(w))
 				var scale, wholeScale *float32
 				if index+count == blocks {
-					scale = &xscale[row]
+					scale = &x.Scale[row]
 				}
 				if whole == count {
 					wholeScale = scale
 				}
 				if whole > 0 {
 					if long {
-						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &x[row*ldx+index*block], ldx, whole,
+						q4x128Panel512(rows, y.at(row, j), 4*y.Stride, codes.at(row, index*block), codes.Stride, whole,
 							&panel[0], &w[at], ahead, stride, wholeScale)
 					} else {
-						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &x[row*ldx+index*block], ldx, whole,
+						q4Panel512(rows, y.at(row, j), 4*y.Stride, codes.at(row, index*block), codes.Stride, whole,
 							&panel[0], &w[at], ahead, stride, wholeScale)
 					}
 				}
 				// the last block, with padded activations
 				if whole < count {
 					for i := range rows {
-						copy(last[block*i:block*(i+1)], x[(row+i)*ldx+full*block:(row+i)*ldx+k])
+						copy(last[block*i:block*(i+1)], codes.row(row+i, k)[full*block:])
 					}
 					if long {
-						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &last[0], block, 1,
+						q4x128Panel512(rows, y.at(row, j), 4*y.Stride, &last[0], block, 1,
 							&panel[whole*panelBlock], &w[at], 0, 0, scale)
 					} else {
-						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &last[0], block, 1, &panel[whole*panelBlock],
+						q4Panel512(rows, y.at(row, j), 4*y.Stride, &last[0], block, 1, &panel[whole*panelBlock],
 							&w[at], 0, 0, scale)
 					}
 				}

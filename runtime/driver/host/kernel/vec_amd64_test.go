@@ -76,6 +76,11 @@ type matmul struct {
 	q6c           []byte
 }
 
+// quantised returns the activations in 8 bits.
+func (c *matmul) quantised() Quantised {
+	return Quantised{Codes: Rows(c.u8, c.ldx), Scale: c.xscale, Sums: Rows(c.sums, c.lds)}
+}
+
 func newMatmul(t testing.TB, m, k, n int, seed uint64) *matmul {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	c := &matmul{m: m, k: k, n: n, ldx: k + int(seed%3)*5, ldy: n + int(seed%4)*3}
@@ -97,7 +102,7 @@ func newMatmul(t testing.TB, m, k, n int, seed uint64) *matmul {
 	}
 	c.f32, c.u8, c.xscale = guarded(t, x), guarded(t, u), guarded(t, scale)
 	sums := make([]int32, (m-1)*c.lds+blocks)
-	blockSums(sums, c.lds, u, c.ldx, m, k)
+	blockSums(Rows(sums, c.lds), Rows(u, c.ldx), m, k)
 	c.sums = guarded(t, sums)
 	var err error
 	if c.w32, err = mem.View[float32](packed(t, "w32", w, k, n)); err != nil {
@@ -129,7 +134,7 @@ func TestVecLongSums(t *testing.T) {
 	for _, s := range vectors(t) {
 		for _, m := range []int{1, 13} {
 			y := make([]float32, m*n)
-			s.MatMulQ8C(y, n, u, k, scale, b, m, k, n)
+			s.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(u, k), Scale: scale}, b, m, k, n)
 			for i, v := range y {
 				if v != 127*127*k {
 					t.Fatalf("%s, %d rows: y[%d] = %v, want %d", s.Name, m, i, v, 127*127*k)
@@ -141,9 +146,10 @@ func TestVecLongSums(t *testing.T) {
 		}
 		y, rows := make([]float32, most*n), make([]byte, PackedBytes(most, k, 0))
 		for g := range PackGroups(most) {
-			s.PackRows(rows, u, k, most, k, 0, g)
+			s.PackRows(rows, Rows(u, k), most, k, 0, g)
 		}
-		s.PackedQ8C(y, n, rows, scale, b, make([]byte, PackedScratch(k, 0)), most, k, n)
+		s.PackedQ8C(Rows(y, n), PackedRows{Bytes: rows, Scale: scale, M: most, K: k}, b,
+			make([]byte, PackedScratch(k, 0)), n)
 		for i, v := range y {
 			if v != 127*127*k {
 				t.Fatalf("%s, packed rows: y[%d] = %v, want %d", s.Name, i, v, 127*127*k)
@@ -171,30 +177,33 @@ func TestVecAllocates(t *testing.T) {
 		work := make([]byte, max(PackedScratch(p.k, 0), PackedScratch(p.k, BlockK), PackedScratch(p.k, pack.Block128)))
 		if n := testing.AllocsPerRun(10, func() {
 			if s.PackRowsF32 != nil {
-				s.PackRowsF32(floats, p.f32, p.ldx, p.m, p.k, 1)
-				s.PackedF32(yp, p.ldy, floats, p.w32, p.m, p.k, p.n)
-				s.PackedBF16(yp, p.ldy, floats, p.w16, p.m, p.k, p.n)
+				s.PackRowsF32(floats, Rows(p.f32, p.ldx), p.m, p.k, 1)
+				s.PackedF32(Rows(yp, p.ldy), floats, p.w32, p.m, p.k, p.n)
+				s.PackedBF16(Rows(yp, p.ldy), floats, p.w16, p.m, p.k, p.n)
 			}
 			if s.PackRows != nil {
 				for i, block := range []int{0, BlockK, pack.Block128} {
-					s.PackRows(rows[i], p.u8, p.ldx, p.m, p.k, block, 1)
+					s.PackRows(rows[i], Rows(p.u8, p.ldx), p.m, p.k, block, 1)
 				}
-				s.PackedQ8C(yp, p.ldy, rows[0], p.xscale, p.q8c, work, p.m, p.k, p.n)
-				s.PackedQ4B32(yp, p.ldy, rows[1], p.xscale, p.q4b32, work, p.m, p.k, p.n)
-				s.PackedQ4B128(yp, p.ldy, rows[2], p.xscale, p.q4b128, work, p.m, p.k, p.n)
+				s.PackedQ8C(Rows(yp, p.ldy), PackedRows{Bytes: rows[0], Scale: p.xscale, M: p.m, K: p.k}, p.q8c, work,
+					p.n)
+				s.PackedQ4B32(Rows(yp, p.ldy), PackedRows{Bytes: rows[1], Scale: p.xscale, M: p.m, K: p.k}, p.q4b32,
+					work, p.n)
+				s.PackedQ4B128(Rows(yp, p.ldy), PackedRows{Bytes: rows[2], Scale: p.xscale, M: p.m, K: p.k}, p.q4b128,
+					work, p.n)
 			}
-			s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n)
-			s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale, c.q8c, c.m, c.k, c.n)
-			s.MatMulQ6C(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q6c, c.m, c.k, c.n)
-			s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
-			s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b128, c.m, c.k, c.n)
-			s.MatMulBF16(y, c.ldy, c.f32, c.ldx, c.w16, c.m, c.k, c.n)
+			s.MatMulF32(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w32, c.m, c.k, c.n)
+			s.MatMulQ8C(Rows(y, c.ldy), c.quantised(), c.q8c, c.m, c.k, c.n)
+			s.MatMulQ6C(Rows(y, c.ldy), c.quantised(), c.q6c, c.m, c.k, c.n)
+			s.MatMulQ4B32(Rows(y, c.ldy), c.quantised(), c.q4b32, c.m, c.k, c.n)
+			s.MatMulQ4B128(Rows(y, c.ldy), c.quantised(), c.q4b128, c.m, c.k, c.n)
+			s.MatMulBF16(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w16, c.m, c.k, c.n)
 			a := Attention{M: 5, Heads: heads, Dim: dim, Pos: pos, Window: 40, Scale: 0.1, Cap: 20}
 			s.AttentionF32(att, heads*dim, att, heads*dim, kv, kv, scratch, a)
 			s.AttentionF16(att, heads*dim, att, heads*dim, kv16, kv16, scratch, a)
 			s.StoreQ8(kv8[:dim+cachedScale], kv[:dim], scratch)
 			s.AttentionQ8(att, heads*dim, att, heads*dim, kv8, kv8, scratch, a)
-			s.QuantRows(c.u8, c.ldx, c.xscale, c.f32, c.ldx, c.m, c.k)
+			s.QuantRows(c.quantised(), Rows(c.f32, c.ldx), c.m, c.k)
 			s.Norm(Rows(att, 64), Rows(att, 64), kv, 1e-5, 5, 64)
 			s.LayerNorm(Rows(att, 64), Rows(att, 64), kv, kv, 1e-5, 5, 64)
 			s.GLU(Rows(att, 64), Rows(att, 128), op.SiLU, 16, 5, 64)
@@ -321,48 +330,56 @@ func TestVecShortArguments(t *testing.T) {
 	for _, s := range vectors(t) {
 		c := newMatmul(t, 3, 64, 64, 4)
 		y := make([]float32, c.m*c.ldy)
+		x := c.quantised()
+		lessCodes, lessScale, lessSums := x, x, x
+		lessCodes.Codes.Data, lessScale.Scale, lessSums.Sums.Data = c.u8[1:], c.xscale[1:], c.sums[1:]
 		tests := []func(){
-			func() { s.MatMulF32(y[:2*c.ldy], c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n) },
-			func() { s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ8C(y, c.ldy, c.u8[1:], c.ldx, c.xscale, c.q8c, c.m, c.k, c.n) },
-			func() { s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale[1:], c.q8c, c.m, c.k, c.n) },
-			func() { s.MatMulQ6C(y, c.ldy, c.u8[1:], c.ldx, c.xscale, c.sums, c.lds, c.q6c, c.m, c.k, c.n) },
-			func() { s.MatMulQ6C(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums[1:], c.lds, c.q6c, c.m, c.k, c.n) },
-			func() { s.MatMulQ6C(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q6c[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b128[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums[1:], c.lds, c.q4b128, c.m, c.k, c.n) },
-			func() { s.MatMulBF16(y, c.ldy, c.f32, c.ldx, c.w16[1:], c.m, c.k, c.n) },
+			func() { s.MatMulF32(Rows(y[:2*c.ldy], c.ldy), Rows(c.f32, c.ldx), c.w32, c.m, c.k, c.n) },
+			func() { s.MatMulF32(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w32[1:], c.m, c.k, c.n) },
+			func() { s.MatMulQ8C(Rows(y, c.ldy), lessCodes, c.q8c, c.m, c.k, c.n) },
+			func() { s.MatMulQ8C(Rows(y, c.ldy), lessScale, c.q8c, c.m, c.k, c.n) },
+			func() { s.MatMulQ6C(Rows(y, c.ldy), lessCodes, c.q6c, c.m, c.k, c.n) },
+			func() { s.MatMulQ6C(Rows(y, c.ldy), lessSums, c.q6c, c.m, c.k, c.n) },
+			func() { s.MatMulQ6C(Rows(y, c.ldy), x, c.q6c[1:], c.m, c.k, c.n) },
+			func() { s.MatMulQ4B32(Rows(y, c.ldy), x, c.q4b32[1:], c.m, c.k, c.n) },
+			func() { s.MatMulQ4B128(Rows(y, c.ldy), x, c.q4b128[1:], c.m, c.k, c.n) },
+			func() { s.MatMulQ4B128(Rows(y, c.ldy), lessSums, c.q4b128, c.m, c.k, c.n) },
+			func() { s.MatMulBF16(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w16[1:], c.m, c.k, c.n) },
 		}
 		if s.PackRowsF32 != nil {
 			c := newMatmul(t, packFrom, 64, 64, 5)
 			y, rows := make([]float32, (c.m-1)*c.ldy+c.n), make([]float32, c.m*c.k)
 			tests = append(tests,
-				func() { s.PackRowsF32(rows[1:], c.f32, c.ldx, c.m, c.k, 1) },
-				func() { s.PackRowsF32(rows, c.f32[1:], c.ldx, c.m, c.k, 1) },
-				func() { s.PackedF32(y[1:], c.ldy, rows, c.w32, c.m, c.k, c.n) },
-				func() { s.PackedF32(y, c.ldy, rows[1:], c.w32, c.m, c.k, c.n) },
-				func() { s.PackedF32(y, c.ldy, rows, c.w32[1:], c.m, c.k, c.n) },
-				func() { s.PackedBF16(y, c.ldy, rows, c.w16[1:], c.m, c.k, c.n) })
+				func() { s.PackRowsF32(rows[1:], Rows(c.f32, c.ldx), c.m, c.k, 1) },
+				func() { s.PackRowsF32(rows, Rows(c.f32[1:], c.ldx), c.m, c.k, 1) },
+				func() { s.PackedF32(Rows(y[1:], c.ldy), rows, c.w32, c.m, c.k, c.n) },
+				func() { s.PackedF32(Rows(y, c.ldy), rows[1:], c.w32, c.m, c.k, c.n) },
+				func() { s.PackedF32(Rows(y, c.ldy), rows, c.w32[1:], c.m, c.k, c.n) },
+				func() { s.PackedBF16(Rows(y, c.ldy), rows, c.w16[1:], c.m, c.k, c.n) })
 		}
 		if s.PackRows != nil {
 			c := newMatmul(t, packFrom, 64, 64, 5)
 			y := make([]float32, (c.m-1)*c.ldy+c.n)
 			rows, work := make([]byte, PackedBytes(c.m, c.k, 0)), make([]byte, PackedScratch(c.k, 0))
 			rows4, work4 := make([]byte, PackedBytes(c.m, c.k, BlockK)), make([]byte, PackedScratch(c.k, BlockK))
+			x := PackedRows{Bytes: rows, Scale: c.xscale, M: c.m, K: c.k}
+			lessRows, lessScale, fewRows := x, x, x
+			lessRows.Bytes, lessScale.Scale, fewRows.M = rows[1:], c.xscale[1:], packFrom-1
+			x4, less4 := x, x
+			x4.Bytes, less4.Bytes = rows4, rows4[1:]
 			tests = append(tests,
-				func() { s.PackRows(rows[1:], c.u8, c.ldx, c.m, c.k, 0, 1) },
-				func() { s.PackRows(rows, c.u8[:(c.m-1)*c.ldx+c.k-1], c.ldx, c.m, c.k, 0, 1) },
-				func() { s.PackedQ8C(y[1:], c.ldy, rows, c.xscale, c.q8c, work, c.m, c.k, c.n) },
-				func() { s.PackedQ8C(y, c.ldy, rows[1:], c.xscale, c.q8c, work, c.m, c.k, c.n) },
-				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale[1:], c.q8c, work, c.m, c.k, c.n) },
-				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale, c.q8c[1:], work, c.m, c.k, c.n) },
-				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale, c.q8c, work[1:], c.m, c.k, c.n) },
-				func() { s.PackedQ4B32(y[1:], c.ldy, rows4, c.xscale, c.q4b32, work4, c.m, c.k, c.n) },
-				func() { s.PackedQ4B32(y, c.ldy, rows4[1:], c.xscale, c.q4b32, work4, c.m, c.k, c.n) },
-				func() { s.PackedQ4B32(y, c.ldy, rows4, c.xscale, c.q4b32[1:], work4, c.m, c.k, c.n) },
-				func() { s.PackedQ4B32(y, c.ldy, rows4, c.xscale, c.q4b32, work4[:len(work4)-1], c.m, c.k, c.n) },
-				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale, c.q8c, work, packFrom-1, c.k, c.n) })
+				func() { s.PackRows(rows[1:], Rows(c.u8, c.ldx), c.m, c.k, 0, 1) },
+				func() { s.PackRows(rows, Rows(c.u8[:(c.m-1)*c.ldx+c.k-1], c.ldx), c.m, c.k, 0, 1) },
+				func() { s.PackedQ8C(Rows(y[1:], c.ldy), x, c.q8c, work, c.n) },
+				func() { s.PackedQ8C(Rows(y, c.ldy), lessRows, c.q8c, work, c.n) },
+				func() { s.PackedQ8C(Rows(y, c.ldy), lessScale, c.q8c, work, c.n) },
+				func() { s.PackedQ8C(Rows(y, c.ldy), x, c.q8c[1:], work, c.n) },
+				func() { s.PackedQ8C(Rows(y, c.ldy), x, c.q8c, work[1:], c.n) },
+				func() { s.PackedQ4B32(Rows(y[1:], c.ldy), x4, c.q4b32, work4, c.n) },
+				func() { s.PackedQ4B32(Rows(y, c.ldy), less4, c.q4b32, work4, c.n) },
+				func() { s.PackedQ4B32(Rows(y, c.ldy), x4, c.q4b32[1:], work4, c.n) },
+				func() { s.PackedQ4B32(Rows(y, c.ldy), x4, c.q4b32, work4[:len(work4)-1], c.n) },
+				func() { s.PackedQ8C(Rows(y, c.ldy), fewRows, c.q8c, work, c.n) })
 		}
 		for i, f := range tests {
 			func() {
@@ -450,7 +467,7 @@ func BenchmarkVec(b *testing.B) {
 			}
 			xs, y := make([]float32, m), make([]float32, m*n)
 			sums := make([]int32, m*k/BlockK)
-			blockSums(sums, k/BlockK, u, k, m, k)
+			blockSums(Rows(sums, k/BlockK), Rows(u, k), m, k)
 			for _, s := range append([]*Set{}, vectorSets()...) {
 				b.Run(fmt.Sprintf("%s/m=%d/%s", scheme, m, s.Name), func(b *testing.B) {
 					i := 0
@@ -459,25 +476,28 @@ func BenchmarkVec(b *testing.B) {
 						i++
 						switch scheme {
 						case "q8c":
-							s.MatMulQ8C(y, n, u, k, xs, p, m, k, n)
+							s.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(u, k), Scale: xs}, p, m, k, n)
 						case "q6c":
-							s.MatMulQ6C(y, n, u, k, xs, sums, k/BlockK, p, m, k, n)
+							s.MatMulQ6C(Rows(y, n),
+								Quantised{Codes: Rows(u, k), Scale: xs, Sums: Rows(sums, k/BlockK)}, p, m, k, n)
 						case "q4b32":
-							s.MatMulQ4B32(y, n, u, k, xs, sums, k/BlockK, p, m, k, n)
+							s.MatMulQ4B32(Rows(y, n),
+								Quantised{Codes: Rows(u, k), Scale: xs, Sums: Rows(sums, k/BlockK)}, p, m, k, n)
 						case "q4b128":
-							s.MatMulQ4B128(y, n, u, k, xs, sums, k/BlockK, p, m, k, n)
+							s.MatMulQ4B128(Rows(y, n),
+								Quantised{Codes: Rows(u, k), Scale: xs, Sums: Rows(sums, k/BlockK)}, p, m, k, n)
 						case "w16":
 							v, err := mem.View[uint16](p)
 							if err != nil {
 								b.Fatal(err)
 							}
-							s.MatMulBF16(y, n, x, k, v, m, k, n)
+							s.MatMulBF16(Rows(y, n), Rows(x, k), v, m, k, n)
 						case "w32":
 							v, err := mem.View[float32](p)
 							if err != nil {
 								b.Fatal(err)
 							}
-							s.MatMulF32(y, n, x, k, v, m, k, n)
+							s.MatMulF32(Rows(y, n), Rows(x, k), v, m, k, n)
 						}
 					}
 					sec := b.Elapsed().Seconds() / float64(b.N)
@@ -511,7 +531,7 @@ func BenchmarkVecRows(b *testing.B) {
 			name string
 			f    func()
 		}{
-			{"quant", func() { s.QuantRows(u, n, scale, x, n, m, n) }},
+			{"quant", func() { s.QuantRows(Quantised{Codes: Rows(u, n), Scale: scale}, Rows(x, n), m, n) }},
 			{"norm", func() { s.Norm(Rows(y, n), Rows(x, n), gain, 1e-5, m, n) }},
 			{"silu", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.SiLU, 16, m, n) }},
 			{"gelu_tanh", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.GELUTanh, 16, m, n) }},
@@ -522,7 +542,7 @@ func BenchmarkVecRows(b *testing.B) {
 			{"combine 8", func() { s.Combine(Rows(y, n), Rows(x, n), Rows(x, 8), m/8, 8, n) }},
 			{"add", func() { s.Add(Rows(y, n), Rows(x, n), Rows(x, n), m, n) }},
 			{"rope", func() { s.Rope(Rows(y, n), angles[0], angles[1], m, n/64, 64, 64) }},
-			{"sums", func() { s.BlockSums(sums, n/BlockK, u, n, m, n) }},
+			{"sums", func() { s.BlockSums(Rows(sums, n/BlockK), Rows(u, n), m, n) }},
 			{"tof16", func() { s.ToF16(half, y) }},
 			{"fromf16", func() { s.FromF16(y, half) }},
 		} {

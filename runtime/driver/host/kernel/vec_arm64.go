@@ -31,24 +31,20 @@ func measuredSets() []*Set {
 	}
 	set := Portable()
 	set.Name = "neon"
-	set.MatMulF32 = func(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
-		floatProduct(y, ldy, x, ldx, w, nil, m, k, n)
+	set.MatMulF32 = func(y, x Matrix[float32], w []float32, m, k, n int) {
+		floatProduct(y, x, w, nil, m, k, n)
 	}
-	set.MatMulBF16 = func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
-		floatProduct(y, ldy, x, ldx, nil, w, m, k, n)
+	set.MatMulBF16 = func(y, x Matrix[float32], w []uint16, m, k, n int) {
+		floatProduct(y, x, nil, w, m, k, n)
 	}
-	set.MatMulQ8C = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
-		bytes, _ := q8cTileBytes(k)
-		byteProduct(4, y, ldy, x, ldx, xscale, w, bytes, m, k, n)
+	set.MatMulQ8C = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+		byteProduct(4, y, x, w, m, k, n)
 	}
-	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
-		k, n int) {
-		byteProduct(BlockK, y, ldy, x, ldx, xscale, w, (k+BlockK-1)/BlockK*q4BlockBytes(BlockK), m, k, n)
+	set.MatMulQ4B32 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+		byteProduct(BlockK, y, x, w, m, k, n)
 	}
-	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
-		k, n int) {
-		byteProduct(pack.Block128, y, ldy, x, ldx, xscale, w,
-			(k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
+	set.MatMulQ4B128 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
+		byteProduct(pack.Block128, y, x, w, m, k, n)
 	}
 	set.MatMulQ6C = sixProduct
 	set.PeakI8 = func(ops int64) int64 {
@@ -74,12 +70,12 @@ func measuredSets() []*Set {
 const mostRows = 3
 
 // floatProduct is MatMulF32 of w32, or MatMulBF16 of w16 where w32 is nil.
-func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16 []uint16, m, k, n int) {
+func floatProduct(y, x Matrix[float32], w32 []float32, w16 []uint16, m, k, n int) {
 	if m == 0 {
 		return
 	}
-	// The assembly trusts its arguments: their ends must exist.
-	_, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1]
+	y.mustHold(m, n)
+	x.mustHold(m, k)
 	if size := (n + TileN - 1) / TileN * TileN * k; w32 != nil {
 		_ = w32[size-1]
 	} else {
@@ -90,17 +86,14 @@ func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16
 		cols := min(TileN, n-j)
 		for row := 0; row < m; {
 			rows := share(m-row, mostRows)
-			dst, ld := &y[row*ldy+j], ldy
-			if cols < TileN {
-				dst, ld = &out[0], TileN
-			}
+			dst, ld := output(y, row, j, cols, out[:])
 			if w32 != nil {
-				f32RowsNEON(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w32[j*k])
+				f32RowsNEON(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w32[j*k])
 			} else {
-				bf16RowsNEON(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w16[j*k])
+				bf16RowsNEON(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w16[j*k])
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
@@ -110,12 +103,14 @@ func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16
 // byteProduct multiplies 8-bit rows with weights that come in steps of rows: 4 in a q8c tile, a
 // block in a tile of 4-bit weights. The last, incomplete step takes its activations from a padded
 // copy.
-func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, tileBytes, m, k,
-	n int) {
+func byteProduct(step int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
-	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*tileBytes-1]
+	codes, tileBytes := x.Codes, stepTileBytes(step, k)
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	_ = w[(n+TileN-1)/TileN*tileBytes-1]
 	var out [mostRows * TileN]float32
 	var last [mostRows * pack.Block128]uint8 // the k%step last activations of each row
 	var tail *uint8
@@ -131,20 +126,18 @@ func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 			rows := share(m-row, mostRows)
 			if tail != nil {
 				for i := range rows {
-					copy(last[step*i:step*(i+1)], x[(row+i)*ldx+k/step*step:(row+i)*ldx+k])
+					copy(last[step*i:step*(i+1)], codes.row(row+i, k)[k/step*step:])
 				}
 			}
-			dst, ld := &y[row*ldy+j], ldy
-			if cols < TileN {
-				dst, ld = &out[0], TileN
-			}
+			dst, ld := output(y, row, j, cols, out[:])
+			from, scale := codes.at(row, 0), &x.Scale[row]
 			if step == 4 {
-				q8cRowsNEON(rows, dst, 4*ld, &x[row*ldx], ldx, k/step, tail, tile, &xscale[row])
+				q8cRowsNEON(rows, dst, 4*ld, from, codes.Stride, k/step, tail, tile, scale)
 			} else {
-				q4RowsNEON(rows, dst, 4*ld, &x[row*ldx], ldx, k/step, tail, tile, &xscale[row], step/BlockK)
+				q4RowsNEON(rows, dst, 4*ld, from, codes.Stride, k/step, tail, tile, scale, step/BlockK)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
@@ -155,15 +148,16 @@ func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 const mostQ6C = 2
 
 // sixProduct is MatMulQ6C.
-func sixProduct(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
-	m, k, n int) {
+func sixProduct(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
 	tileBytes, _ := q6cTileBytes(k)
-	whole, blocks := k/sixRows, (k+BlockK-1)/BlockK
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+blocks-1],
-		w[(n+TileN-1)/TileN*tileBytes-1]
+	codes, whole, blocks := x.Codes, k/sixRows, (k+BlockK-1)/BlockK
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	x.Sums.mustHold(m, blocks)
+	_ = w[(n+TileN-1)/TileN*tileBytes-1]
 	var out [mostQ6C * TileN]float32
 	var start [mostQ6C]int32
 	var last [mostQ6C * sixRows]uint8 // the k%sixRows last activations of each row
@@ -177,23 +171,31 @@ func sixProduct(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums
 	for row := 0; row < m; {
 		rows := share(m-row, mostQ6C)
 		for i := range rows {
-			start[i] = sixStart(sums[(row+i)*ldsums:][:blocks])
+			start[i] = sixStart(x.Sums.row(row+i, blocks))
 			if tail != nil {
-				copy(last[sixRows*i:sixRows*(i+1)], x[(row+i)*ldx+whole*sixRows:(row+i)*ldx+k])
+				copy(last[sixRows*i:sixRows*(i+1)], codes.row(row+i, k)[whole*sixRows:])
 			}
 		}
+		from, scale := codes.at(row, 0), &x.Scale[row]
 		for j := 0; j < n; j += TileN {
-			cols, dst, ld := min(TileN, n-j), &y[row*ldy+j], ldy
+			cols := min(TileN, n-j)
+			dst, ld := output(y, row, j, cols, out[:])
+			q6cRowsNEON(rows, dst, 4*ld, from, codes.Stride, whole, tail, &w[j/TileN*tileBytes], scale, &start[0])
 			if cols < TileN {
-				dst, ld = &out[0], TileN
-			}
-			q6cRowsNEON(rows, dst, 4*ld, &x[row*ldx], ldx, whole, tail, &w[j/TileN*tileBytes], &xscale[row], &start[0])
-			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 		}
 		row += rows
 	}
+}
+
+// stepTileBytes is the size of a tile of k rows that come in steps: of less than a block in a q8c tile.
+func stepTileBytes(step, k int) int {
+	if step < BlockK {
+		bytes, _ := q8cTileBytes(k)
+		return bytes
+	}
+	return (k + step - 1) / step * q4BlockBytes(step)
 }
 
 // tier is what attention is built on: products of float32 from the assembly, the rest in Go.

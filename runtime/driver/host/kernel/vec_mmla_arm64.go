@@ -13,30 +13,26 @@ const mmlaRows = 6
 func i8mm(neon *Set) *Set {
 	set := *neon
 	set.Name = "i8mm"
-	set.MatMulQ8C = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	set.MatMulQ8C = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 		if m == 1 {
-			neon.MatMulQ8C(y, ldy, x, ldx, xscale, w, m, k, n)
+			neon.MatMulQ8C(y, x, w, m, k, n)
 			return
 		}
-		bytes, _ := q8cTileBytes(k)
-		pairProduct(mmlaK, y, ldy, x, ldx, xscale, w, bytes, m, k, n)
+		pairProduct(mmlaK, y, x, w, m, k, n)
 	}
-	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-		w []byte, m, k, n int) {
+	set.MatMulQ4B32 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 		if m == 1 {
-			neon.MatMulQ4B32(y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+			neon.MatMulQ4B32(y, x, w, m, k, n)
 			return
 		}
-		pairProduct(BlockK, y, ldy, x, ldx, xscale, w, (k+BlockK-1)/BlockK*q4BlockBytes(BlockK), m, k, n)
+		pairProduct(BlockK, y, x, w, m, k, n)
 	}
-	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-		w []byte, m, k, n int) {
+	set.MatMulQ4B128 = func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 		if m == 1 {
-			neon.MatMulQ4B128(y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+			neon.MatMulQ4B128(y, x, w, m, k, n)
 			return
 		}
-		pairProduct(pack.Block128, y, ldy, x, ldx, xscale, w,
-			(k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
+		pairProduct(pack.Block128, y, x, w, m, k, n)
 	}
 	set.PeakI8 = func(ops int64) int64 {
 		return counted(ops, 2*24*32, func(turns int) int64 {
@@ -52,13 +48,14 @@ func i8mm(neon *Set) *Set {
 const mmlaK = 8
 
 // pairProduct is byteProduct with SMMLA, for at least two rows. step is mmlaK for q8c.
-func pairProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, tileBytes, m, k,
-	n int) {
+func pairProduct(step int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
-	// The assembly trusts its arguments: their ends must exist.
-	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*tileBytes-1]
+	codes, tileBytes := x.Codes, stepTileBytes(step, k)
+	y.mustHold(m, n)
+	x.mustHold(m, k)
+	_ = w[(n+TileN-1)/TileN*tileBytes-1]
 	var out [mmlaRows * TileN]float32
 	var last [mmlaRows * pack.Block128]uint8 // the k%step last activations of each row
 	var tail *uint8
@@ -74,20 +71,18 @@ func pairProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 			rows := share(m-row, mmlaRows)
 			if tail != nil {
 				for i := range rows {
-					copy(last[step*i:step*(i+1)], x[(row+i)*ldx+k/step*step:(row+i)*ldx+k])
+					copy(last[step*i:step*(i+1)], codes.row(row+i, k)[k/step*step:])
 				}
 			}
-			dst, ld := &y[row*ldy+j], ldy
-			if cols < TileN {
-				dst, ld = &out[0], TileN
-			}
+			dst, ld := output(y, row, j, cols, out[:])
+			from, scale := codes.at(row, 0), &x.Scale[row]
 			if step == mmlaK {
-				q8cPairsI8MM(rows, dst, 4*ld, &x[row*ldx], ldx, k/step, tail, (k%step+3)/4, tile, &xscale[row])
+				q8cPairsI8MM(rows, dst, 4*ld, from, codes.Stride, k/step, tail, (k%step+3)/4, tile, scale)
 			} else {
-				q4PairsI8MM(rows, dst, 4*ld, &x[row*ldx], ldx, k/step, tail, tile, &xscale[row], step/BlockK)
+				q4PairsI8MM(rows, dst, 4*ld, from, codes.Stride, k/step, tail, tile, scale, step/BlockK)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, out[:])
+				copyColumns(y, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}

@@ -64,15 +64,17 @@ func TestMatrixProductsOfOneRow(t *testing.T) {
 	}
 	blocks := (k + BlockK - 1) / BlockK
 	sums := make([]int32, m*blocks)
-	set.BlockSums(sums, blocks, x, k, m, k)
+	set.BlockSums(Rows(sums, blocks), Rows(x, k), m, k)
 	w8, _ := tiledWeight(newValues(plain, 8, nil), "q8c", k, n)
 	w4, _ := tiledWeight(newValues(plain, 9, nil), "q4b32", k, n)
 	for name, multiply := range map[string]func(y []float32, first, rows int){
 		"q8c": func(y []float32, first, rows int) {
-			set.MatMulQ8C(y, n, x[first*k:], k, scale[first:], w8, rows, k, n)
+			set.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(x[first*k:], k), Scale: scale[first:]}, w8, rows, k, n)
 		},
 		"q4b32": func(y []float32, first, rows int) {
-			set.MatMulQ4B32(y, n, x[first*k:], k, scale[first:], sums[first*blocks:], blocks, w4, rows, k, n)
+			set.MatMulQ4B32(Rows(y, n),
+				Quantised{Codes: Rows(x[first*k:], k), Scale: scale[first:], Sums: Rows(sums[first*blocks:], blocks)},
+				w4, rows, k, n)
 		},
 	} {
 		together, alone := make([]float32, m*n), make([]float32, m*n)

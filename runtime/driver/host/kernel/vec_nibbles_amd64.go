@@ -26,10 +26,9 @@ type nibbles struct {
 
 // nibblesQ4 is matMulQ4 for several rows on tiers without VNNI. A pass goes over k in parts, for each part over some
 // tiles, and for each tile over all rows of the pass.
-func nibblesQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-	w []byte, m, k, n int) {
+func nibblesQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	if m <= nibbleFew {
-		nibblesFew(block, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+		nibblesFew(block, y, x, w, m, k, n)
 		return
 	}
 	var signed [nibblePass*nibbleDepth + cacheLine]int8
@@ -37,44 +36,40 @@ func nibblesQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []flo
 	var space [nibbleTiles*nibblePass*TileN + cacheLine/4]float32
 	var out [nibbleRows * TileN]float32
 	many := nibbles{block, nibblePass, aligned(signed[:]), eights[:], aligned(space[:]), out[:]}
-	many.multiply(y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+	many.multiply(y, x, w, m, k, n)
 }
 
 // nibblesFew is nibblesQ4 for at most nibbleFew rows.
-func nibblesFew(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-	w []byte, m, k, n int) {
+func nibblesFew(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	var signed [nibbleFew*nibbleDepth + cacheLine]int8
 	var eights [nibbleFew * nibbleDepth / BlockK]int32
 	var space [nibbleTiles*nibbleFew*TileN + cacheLine/4]float32
 	var out [nibbleRows * TileN]float32
 	few := nibbles{block, nibbleFew, aligned(signed[:]), eights[:], aligned(space[:]), out[:]}
-	few.multiply(y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+	few.multiply(y, x, w, m, k, n)
 }
 
 // multiply divides the product into passes.
-func (s *nibbles) multiply(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
-	w []byte, m, k, n int) {
+func (s *nibbles) multiply(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	bytes := (k + s.block - 1) / s.block * q4BlockBytes(s.block)
 	for row := 0; row < m; {
 		rows := share(m-row, s.pass)
 		for j := 0; j < n; j += nibbleTiles * TileN {
 			cols := min(nibbleTiles*TileN, n-j)
-			s.tiles(y[row*ldy+j:], ldy, x[row*ldx:], ldx, xscale[row:], sums[row*ldsums:], ldsums, w[j/TileN*bytes:], rows, k,
-				cols)
+			s.tiles(y.From(row, j), x.From(row), w[j/TileN*bytes:], rows, k, cols)
 		}
 		row += rows
 	}
 }
 
 // tiles multiplies the rows of a pass with some tiles.
-func (s *nibbles) tiles(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
-	m, k, n int) {
+func (s *nibbles) tiles(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	blocks, blockBytes := (k+s.block-1)/s.block, q4BlockBytes(s.block)
 	tileBytes, tiles, calls := blocks*blockBytes, (n+TileN-1)/TileN, (m+nibbleRows-1)/nibbleRows
 	clear(s.sums[:tiles*s.pass*TileN])
 	for first := 0; first < blocks; first += nibbleDepth / s.block {
 		count := min(nibbleDepth/s.block, blocks-first)
-		s.sign(x, ldx, sums, ldsums, m, k, first*s.block, count*s.block)
+		s.sign(x, m, k, first*s.block, count*s.block)
 		part := count * blockBytes
 		for tile := range tiles {
 			at := tile*tileBytes + first*blockBytes
@@ -102,41 +97,41 @@ func (s *nibbles) tiles(y []float32, ldy int, x []uint8, ldx int, xscale []float
 		}
 	}
 	for tile := range tiles {
-		s.scale(y[tile*TileN:], ldy, tile, xscale, m, min(TileN, n-tile*TileN))
+		s.scale(y.From(0, tile*TileN), tile, x.Scale, m, min(TileN, n-tile*TileN))
 	}
 }
 
 // scale writes the sums of a tile, of which cols columns exist, times the scales of their rows.
-func (s *nibbles) scale(y []float32, ldy, tile int, xscale []float32, m, cols int) {
+func (s *nibbles) scale(y Matrix[float32], tile int, scales []float32, m, cols int) {
 	sums := s.sums[tile*s.pass*TileN:]
 	if cols == TileN {
-		scaleSums256(m, &y[0], 4*ldy, &sums[0], &xscale[0])
+		scaleSums256(m, y.at(0, 0), 4*y.Stride, &sums[0], &scales[0])
 		return
 	}
 	for row := 0; row < m; row += nibbleRows {
 		rows := min(nibbleRows, m-row)
-		scaleSums256(rows, &s.out[0], 4*TileN, &sums[row*TileN], &xscale[row])
-		copyColumns(y, ldy, row, 0, cols, rows, s.out)
+		scaleSums256(rows, &s.out[0], 4*TileN, &sums[row*TileN], &scales[row])
+		copyColumns(y, row, 0, cols, rows, s.out)
 	}
 }
 
 // sign fills the signed rows with the activations pos..pos+depth-1 of m rows, and zeros beyond k, and the sums of each 32.
-func (s *nibbles) sign(x []uint8, ldx int, sums []int32, ldsums, m, k, pos, depth int) {
+func (s *nibbles) sign(x Quantised, m, k, pos, depth int) {
 	have := min(depth, k-pos)
 	vectors := have / 32
 	if vectors > 0 {
-		signRows256(&s.rows[0], &x[pos], ldx, m, vectors)
+		signRows256(&s.rows[0], x.Codes.at(0, pos), x.Codes.Stride, m, vectors)
 	}
 	quarters, parts := (have+BlockK-1)/BlockK, depth/BlockK
 	for row := range m {
 		if rest := s.rows[row*nibbleDepth:][32*vectors : depth]; len(rest) > 0 {
 			clear(rest)
-			for i, value := range x[row*ldx+pos+32*vectors : row*ldx+pos+have] {
+			for i, value := range x.Codes.row(row, k)[pos+32*vectors : pos+have] {
 				rest[i] = int8(value ^ 0x80)
 			}
 		}
 		eights := s.eights[row*nibbleDepth/BlockK:][:parts]
-		for i, sum := range sums[row*ldsums+pos/BlockK:][:quarters] {
+		for i, sum := range x.Sums.From(row, pos/BlockK).row(0, quarters) {
 			eights[i] = 8 * sum
 		}
 		clear(eights[quarters:])

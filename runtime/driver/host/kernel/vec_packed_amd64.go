@@ -12,12 +12,13 @@ const packPart = 16 * cacheLine
 // packRows packs group g of m rows of k activations (see PackGroups): whole cache lines by a
 // kernel, four rows at a time, the rest in Go. block is the number of rows of a weight block, 0 for
 // one block of all.
-func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
+func packRows(dst []byte, x Matrix[uint8], m, k, block, g int) {
 	line, rows := groupRows(m, g)
 	row, pitch := packedRow(k, block), 4*rows
 	checkPacked(m)
-	_, _ = dst[m*row-1], x[(m-1)*ldx+k-1]
-	dst, x = dst[line*row:(line+rows)*row], x[line*ldx:(line+rows-1)*ldx+k]
+	_ = dst[m*row-1]
+	x.mustHold(m, k)
+	dst, x = dst[line*row:(line+rows)*row], x.From(line, 0)
 	if block == 0 {
 		block = (k + 3) / 4 * 4
 	}
@@ -30,7 +31,7 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 		for q := 0; q < rows; q += 4 {
 			// the last four rows, some of them again, where rows is no multiple of 4
 			q := min(q, rows-4)
-			packBlocks512(&dst[pos/block*size+4*q], pitch, &x[q*ldx+pos], ldx, min(packPart, whole-pos)/cacheLine)
+			packBlocks512(&dst[pos/block*size+4*q], pitch, x.at(q, pos), x.Stride, min(packPart, whole-pos)/cacheLine)
 		}
 	}
 	// the blocks that packBlocks512 cannot write: one of all k, of 128, or the rest
@@ -42,7 +43,7 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 			for quad := 0; quad < rows; quad += 4 {
 				var head [4]int32
 				from := min(quad, rows-4)
-				packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, &x[from*ldx+part], ldx,
+				packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, x.at(from, part), x.Stride,
 					min(packPart, whole-part)/cacheLine, &head[0])
 				// rows packed twice count once
 				for i := quad; i < from+4; i++ {
@@ -54,7 +55,7 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 		clear(rest)
 		for i := range rows {
 			sum := sums[i]
-			for j, value := range x[i*ldx+whole : i*ldx+end] {
+			for j, value := range x.row(i, k)[whole:end] {
 				rest[j/4*pitch+4*i+j%4] = value ^ 0x80
 				sum -= 128 * (int32(value) - 128)
 			}
@@ -85,11 +86,12 @@ type packedTile [mostPacked * TileN]float32
 
 // packedQ8C multiplies packed rows with a q8c weight. The first group of a pass leaves the unsigned
 // weights of a tile in scratch for the others.
-func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
-	row := packedRow(k, 0)
+func packedQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+	m, k, row := x.M, x.K, packedRow(x.K, 0)
 	bytes, panelBytes := q8cTileBytes(k)
 	checkPacked(m)
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[m*row-1], xscale[m-1], w[(n+TileN-1)/TileN*bytes-1], scratch[panelBytes-1]
+	y.mustHold(m, n)
+	_, _, _, _ = x.Bytes[m*row-1], x.Scale[m-1], w[(n+TileN-1)/TileN*bytes-1], scratch[panelBytes-1]
 	var out packedTile
 	packedPasses(m, row, func(g0, g1 int) {
 		for j := 0; j < n; j += TileN {
@@ -97,19 +99,16 @@ func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []by
 			tile := &w[j/TileN*bytes]
 			for group := g0; group < g1; group++ {
 				line, rows := groupRows(m, group)
-				dst, ld := &out[0], TileN
-				if cols == TileN {
-					dst, ld = &y[line*ldy+j], ldy
-				}
+				dst, ld := output(y, line, j, cols, out[:])
+				from, scale := &x.Bytes[line*row], &x.Scale[line]
 				ahead, stride := fetch(bytes, ((k+3)/4+3)/4, group-g0, g1-g0, j+TileN >= n)
 				if group == g0 {
-					q8cFirst512(rows, dst, 4*ld, &x[line*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[line])
+					q8cFirst512(rows, dst, 4*ld, from, (k+3)/4, &scratch[0], tile, ahead, stride, scale)
 				} else {
-					q8cPacked512(rows, dst, 4*ld, &x[line*row], (k+3)/4, &scratch[0], tile, ahead, stride,
-						&xscale[line])
+					q8cPacked512(rows, dst, 4*ld, from, (k+3)/4, &scratch[0], tile, ahead, stride, scale)
 				}
 				if cols < TileN {
-					copyColumns(y, ldy, line, j, cols, rows, out[:])
+					copyColumns(y, line, j, cols, rows, out[:])
 				}
 			}
 		}
@@ -118,12 +117,14 @@ func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []by
 
 // packedQ4 is the product with 4-bit weights in blocks of block rows. Parts of a tile are unpacked
 // for all groups of a pass; float sums collect in scratch, and the last part scales them into y.
-func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
+func packedQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+	m, k := x.M, x.K
 	row, blocks := packedRow(k, block), (k+block-1)/block
 	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
 	checkPacked(m)
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[m*row-1], xscale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1],
-		scratch[PackedScratch(k, block)-1]
+	y.mustHold(m, n)
+	_, _, _ = x.Bytes[m*row-1], x.Scale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1]
+	_ = scratch[PackedScratch(k, block)-1]
 	panel := scratch[:spreadMost]
 	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*packedPassRows(row)])
 	if err != nil {
@@ -148,16 +149,13 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 				next := at + count*bytes
 				for group := g0; group < g1; group++ {
 					line, rows := groupRows(m, group)
-					dst, ld := &out[0], TileN
-					if cols == TileN {
-						dst, ld = &y[line*ldy+j], ldy
-					}
+					dst, ld := output(y, line, j, cols, out[:])
 					var scale *float32
 					if index+count == blocks {
-						scale = &xscale[line]
+						scale = &x.Scale[line]
 					}
 					ahead, stride := fetch(count*bytes, block/32*count, group-g0, g1-g0, next == len(w))
-					from := &x[line*row+index*(4+block)*rows]
+					from := &x.Bytes[line*row+index*(4+block)*rows]
 					if block == BlockK {
 						q4Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead,
 							stride, scale)
@@ -166,7 +164,7 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 							ahead, stride, scale)
 					}
 					if cols < TileN && scale != nil {
-						copyColumns(y, ldy, line, j, cols, rows, out[:])
+						copyColumns(y, line, j, cols, rows, out[:])
 					}
 				}
 				at = next
@@ -176,37 +174,39 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 }
 
 // packRowsF32 interleaves the rows of group g: one element of each row, then the next ones.
-func packRowsF32(dst []float32, x []float32, ldx, m, k, g int) {
+func packRowsF32(dst []float32, x Matrix[float32], m, k, g int) {
 	row, rows := groupRows(m, g)
 	checkPacked(m)
-	_, _ = dst[m*k-1], x[(m-1)*ldx+k-1]
-	dst, x = dst[row*k:(row+rows)*k], x[row*ldx:]
+	_ = dst[m*k-1]
+	x.mustHold(m, k)
+	dst, x = dst[row*k:(row+rows)*k], x.From(row, 0)
 	whole := k &^ 15
 	for pos := 0; pos < whole; pos += packPart / 4 {
 		for q := 0; q < rows; q += 4 {
 			q := min(q, rows-4)
-			packFloats512(&mem.Bytes(dst[pos*rows+q:])[0], 4*rows, &x[q*ldx+pos], 4*ldx, min(packPart/4, whole-pos)/16)
+			to, vectors := &mem.Bytes(dst[pos*rows+q:])[0], min(packPart/4, whole-pos)/16
+			packFloats512(to, 4*rows, x.at(q, pos), 4*x.Stride, vectors)
 		}
 	}
 	for i := range rows {
-		for pos, value := range x[i*ldx+whole : i*ldx+k] {
+		for pos, value := range x.row(i, k)[whole:] {
 			dst[(whole+pos)*rows+i] = value
 		}
 	}
 }
 
 // packedF32 and packedBF16 are y = x w of packed rows, with weights of either type.
-func packedF32(y []float32, ldy int, x, w []float32, m, k, n int) {
-	packedFloats(y, ldy, x, w, nil, m, k, n)
+func packedF32(y Matrix[float32], x, w []float32, m, k, n int) {
+	packedFloats(y, x, w, nil, m, k, n)
 }
 
-func packedBF16(y []float32, ldy int, x []float32, w []uint16, m, k, n int) {
-	packedFloats(y, ldy, x, nil, w, m, k, n)
+func packedBF16(y Matrix[float32], x []float32, w []uint16, m, k, n int) {
+	packedFloats(y, x, nil, w, m, k, n)
 }
 
 // packedFloats multiplies packed rows with the weight that is given, w or half. Passes take some
 // rows and some k, like those of matMulF32.
-func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n int) {
+func packedFloats(y Matrix[float32], x, w []float32, half []uint16, m, k, n int) {
 	size, last := 4, (n+TileN-1)/TileN*TileN*k-1
 	if half != nil {
 		size, _ = 2, half[last]
@@ -214,7 +214,8 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 		_ = w[last]
 	}
 	checkPacked(m)
-	_, _ = y[(m-1)*ldy+n-1], x[m*k-1]
+	y.mustHold(m, n)
+	_ = x[m*k-1]
 	var out packedTile
 	groups := PackGroups(m)
 	each := share(groups, packedPassFloats)
@@ -227,12 +228,11 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 				cols := min(TileN, n-j)
 				for group := g0; group < g1; group++ {
 					row, rows := groupRows(m, group)
-					dst, ld := &out[0], TileN
-					if cols == TileN {
-						dst, ld = &y[row*ldy+j], ldy
-					} else if pos > 0 {
+					dst, ld := output(y, row, j, cols, out[:])
+					// the sum continues in out
+					if cols < TileN && pos > 0 {
 						for i := range rows {
-							copy(out[i*TileN:], y[(row+i)*ldy+j:(row+i)*ldy+j+cols])
+							copy(out[i*TileN:], y.row(row+i, n)[j:])
 						}
 					}
 					ahead, stride := fetch(size*part*TileN, (part+1)/2, group-g0, g1-g0, j+TileN >= n)
@@ -248,7 +248,7 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 							min(pos, 1))
 					}
 					if cols < TileN {
-						copyColumns(y, ldy, row, j, cols, rows, out[:])
+						copyColumns(y, row, j, cols, rows, out[:])
 					}
 				}
 			}

@@ -23,13 +23,13 @@ func TestVecPasses(t *testing.T) {
 			for i := range y {
 				y[i] = float32(math.NaN()) // the first pass does not read it
 			}
-			s.MatMulF32(y, n, x, k, w, m, k, n)
+			s.MatMulF32(Rows(y, n), Rows(x, k), w, m, k, n)
 			if s.PackRowsF32 != nil && m >= s.PackFrom {
 				packed, rows := guarded(t, make([]float32, m*n)), make([]float32, m*k)
 				for g := range PackGroups(m) {
-					s.PackRowsF32(rows, x, k, m, k, g)
+					s.PackRowsF32(rows, Rows(x, k), m, k, g)
 				}
-				s.PackedF32(packed, n, rows, w, m, k, n)
+				s.PackedF32(Rows(packed, n), rows, w, m, k, n)
 				for i, v := range packed {
 					if v != y[i] {
 						t.Fatalf("%s %v: [%d,%d] is %v of packed rows, %v of others", s.Name, c, i/n, i%n, v, y[i])
@@ -37,7 +37,7 @@ func TestVecPasses(t *testing.T) {
 				}
 			}
 			for r := range m {
-				s.MatMulF32(want, n, x[r*k:], k, w, 1, k, n)
+				s.MatMulF32(Rows(want, n), Rows(x[r*k:], k), w, 1, k, n)
 				for j, v := range want {
 					if got := y[r*n+j]; got != v {
 						t.Fatalf("%s %v: [%d,%d] is %v, want %v", s.Name, c, r, j, got, v)

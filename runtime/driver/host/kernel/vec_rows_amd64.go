@@ -14,19 +14,19 @@ const vecN = 16
 
 // quantRows is the function of that name in vectors; what follows the last whole vector of a row is computed one by
 // one.
-func (t tier) quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
+func (t tier) quantRows(y Quantised, x Matrix[float32], m, n int) int {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
-		return quantRows(y, ldy, scale, x, ldx, m, n)
+		return quantRows(y, x, m, n)
 	}
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.Codes.row(line, n)
 		top := magnitude(row[whole:], maxAbs256(&row[0], whole))
 		if top >= notFinite {
 			return line
 		}
 		step := math.Float32frombits(top) / 127
-		scale[line] = step
+		y.Scale[line] = step
 		if step == 0 {
 			for col := range out {
 				out[col] = 128
@@ -44,21 +44,21 @@ func (t tier) quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m
 }
 
 // quantStatic leaves rows whose largest quotient overflows the assembly's conversion to Go.
-func (t tier) quantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
+func (t tier) quantStatic(y Quantised, from []float32, x Matrix[float32], m, n int) int {
 	const most = 1 << 30 // what the assembly's conversion to integers can take
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
-		return quantStatic(y, ldy, scale, from, x, ldx, m, n)
+		return quantStatic(y, from, x, m, n)
 	}
 	for line := range m {
-		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
+		row, out := x.row(line, n), y.Codes.row(line, n)
 		top := magnitude(row[whole:], maxAbs256(&row[0], whole))
 		if top >= notFinite {
 			return line
 		}
 		largest := math.Float32frombits(top)
 		step := op.StaticScale(from, largest)
-		scale[line] = step
+		y.Scale[line] = step
 		done := 0
 		if largest/step < most {
 			t.quant(&out[0], &row[0], whole, step)
@@ -267,15 +267,15 @@ func vecRope(x Matrix[float32], cos, sin []float32, m, heads, headDim, rotary in
 }
 
 // vecBlockSums leaves a last, incomplete block to Go.
-func vecBlockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
+func vecBlockSums(sums Matrix[int32], x Matrix[uint8], m, k int) {
 	blocks := k / BlockK
 	for line := range m {
 		if blocks > 0 {
-			row, out := x[line*ldx:line*ldx+k], sums[line*ldsums:line*ldsums+blocks]
+			row, out := x.row(line, k), sums.row(line, blocks)
 			blockSums256(&out[0], &row[0], blocks)
 		}
 		if k%BlockK != 0 {
-			blockSums(sums[line*ldsums+blocks:], 1, x[line*ldx+blocks*BlockK:], k%BlockK, 1, k%BlockK)
+			blockSums(sums.From(line, blocks), x.From(line, blocks*BlockK), 1, k%BlockK)
 		}
 	}
 }

@@ -23,11 +23,11 @@ func amxSet(other *Set) *Set {
 	set := *other
 	set.Name, set.PackFrom = "amx", packFrom
 	set.PackRows, set.PackedQ8C = packTiles, tilesQ8C
-	set.PackedQ4B32 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
-		tilesQ4(BlockK, y, ldy, x, xscale, w, scratch, m, k, n)
+	set.PackedQ4B32 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+		tilesQ4(BlockK, y, x, w, scratch, n)
 	}
-	set.PackedQ4B128 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
-		tilesQ4(pack.Block128, y, ldy, x, xscale, w, scratch, m, k, n)
+	set.PackedQ4B128 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+		tilesQ4(pack.Block128, y, x, w, scratch, n)
 	}
 	set.PeakI8 = peakTiles
 	return &set
@@ -72,12 +72,13 @@ func tiledK(k, block int) int {
 
 // packTiles is PackRows. Rows lie in groups of 16, the last one of what is left. In a group the tiles [rows][width] of
 // successive k follow each other; without blocks the last one is as wide as what is left of k.
-func packTiles(dst []byte, x []uint8, ldx, m, k, block, g int) {
+func packTiles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 	width, padded := tileWidth(block), tiledK(k, block)
-	_, _ = dst[m*padded-1], x[(m-1)*ldx+k-1]
+	_ = dst[m*padded-1]
+	x.mustHold(m, k)
 	first, count := groupRows(m, g)
 	for row := first; row < first+count; row++ {
-		from, group := x[row*ldx:row*ldx+k], row/tileRows
+		from, group := x.row(row, k), row/tileRows
 		rows, line := min(tileRows, m-group*tileRows), row%tileRows
 		to := dst[group*tileRows*padded:][:rows*padded]
 		whole := k / width
@@ -107,10 +108,12 @@ func aligned[T mem.Scalar](v []T) []T {
 
 // tilesQ8C is PackedQ8C. A part of a tile's k is multiplied with all rows of a pass, whose sums wait meanwhile. What is
 // left of k is one more part, of narrower tiles.
-func tilesQ8C(y []float32, ldy int, x []byte, xscale []float32, w, _ []byte, m, k, n int) {
+func tilesQ8C(y Matrix[float32], x PackedRows, w, _ []byte, n int) {
+	m, k := x.M, x.K
 	bytes, scales := q8cTileBytes(k)
 	padded := tiledK(k, 0)
-	_, _, _, _ = y[(m-1)*ldy+n-1], x[m*padded-1], xscale[m-1], w[(n+TileN-1)/TileN*bytes-1]
+	y.mustHold(m, n)
+	_, _, _ = x.Bytes[m*padded-1], x.Scale[m-1], w[(n+TileN-1)/TileN*bytes-1]
 	var around [tilePass*TileN + cacheLine/4]int32
 	var out [tileRows * TileN]float32
 	sums := aligned(around[:])
@@ -121,7 +124,7 @@ func tilesQ8C(y []float32, ldy int, x []byte, xscale []float32, w, _ []byte, m, 
 		groups := (count + tileRows - 1) / tileRows
 		for j := 0; j < n; j += TileN {
 			tile := w[j/TileN*bytes:][:bytes]
-			product := tileProduct{x: x, first: first, count: count, padded: padded, sums: sums}
+			product := tileProduct{x: x.Bytes, first: first, count: count, padded: padded, sums: sums}
 			if j+TileN < n { // the next tile is fetched by all pairs of groups, each a share
 				product.ahead, product.fetch = bytes, tileK*TileN/((groups+1)/2)
 			}
@@ -138,10 +141,10 @@ func tilesQ8C(y []float32, ldy int, x []byte, xscale []float32, w, _ []byte, m, 
 			cols := min(TileN, n-j)
 			for row := 0; row < count; row += tileRows {
 				rows := min(tileRows, count-row)
-				dst, ld := tileOutput(y, ldy, first+row, j, cols, &out)
-				q8cScaleAMX(rows, dst, 4*ld, &sums[row*TileN], &scale[0], &xscale[first+row])
+				dst, ld := output(y, first+row, j, cols, out[:])
+				q8cScaleAMX(rows, dst, 4*ld, &sums[row*TileN], &scale[0], &x.Scale[first+row])
 				if cols < TileN {
-					copyColumns(y, ldy, first+row, j, cols, rows, out[:])
+					copyColumns(y, first+row, j, cols, rows, out[:])
 				}
 			}
 		}
@@ -174,21 +177,15 @@ func (p *tileProduct) add(w *byte, pos, width, steps int) {
 	p.more = 1
 }
 
-// tileOutput is output for the rows of a tile.
-func tileOutput(y []float32, ldy, r, j, cols int, out *[tileRows * TileN]float32) (dst *float32, ld int) {
-	if cols < TileN {
-		return &out[0], TileN
-	}
-	return &y[r*ldy+j], ldy
-}
-
 // tilesQ4 is the product with 4-bit weights in blocks of block rows. As in packedQ4, parts of a tile are unpacked for
 // all rows of a pass, whose float sums collect in scratch.
-func tilesQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
+func tilesQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+	m, k := x.M, x.K
 	padded, blocks, width := tiledK(k, block), (k+block-1)/block, tileWidth(block)
 	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[m*padded-1], xscale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1],
-		scratch[PackedScratch(k, block)-1]
+	y.mustHold(m, n)
+	_, _, _ = x.Bytes[m*padded-1], x.Scale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1]
+	_ = scratch[PackedScratch(k, block)-1]
 	panel := scratch[:spreadMost]
 	pass := packedPassRows(packedRow(k, block)) &^ (tileRows - 1)
 	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*pass])
@@ -197,13 +194,14 @@ func tilesQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, scr
 	}
 	var around [2*tileRows*TileN + cacheLine/4]int32
 	var out [tileRows * TileN]float32
-	ints := aligned(around[:])
 	step := spreadMost / panelBlock
-	config := shapeTiles(tileRows, width)
 	for first := 0; first < m; first += pass {
 		count := min(pass, m-first)
-		whole, rest := count/tileRows, count%tileRows
-		last := shapeTiles(max(1, rest), width)
+		product := blockProduct{
+			block: block, width: width, x: x.Bytes, first: first, count: count, padded: padded,
+			whole: shapeTiles(tileRows, width), last: shapeTiles(max(1, count%tileRows), width),
+			ints: aligned(around[:]), sums: sums,
+		}
 		for j := 0; j < n; j += TileN {
 			tile := w[j/TileN*blocks*bytes:]
 			clear(sums[:(count+tileRows-1)/tileRows*tileRows*TileN])
@@ -214,36 +212,53 @@ func tilesQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, scr
 				} else {
 					tileUnpack128(&panel[0], &tile[index*bytes], part)
 				}
-				if whole > 0 {
-					from := &x[first*padded+index*block*tileRows]
-					q4Tiles(block, &config, whole, from, tileRows*padded, tileRows*width, &panel[0], part, &ints[0], &sums[0])
-				}
-				if rest > 0 {
-					from := &x[(first+whole*tileRows)*padded+index*block*rest]
-					q4Tiles(block, &last, 1, from, 0, rest*width, &panel[0], part, &ints[0], &sums[whole*tileRows*TileN])
-				}
+				product.add(&panel[0], index, part)
 			}
 			cols := min(TileN, n-j)
 			for row := 0; row < count; row += tileRows {
 				rows := min(tileRows, count-row)
-				dst, ld := tileOutput(y, ldy, first+row, j, cols, &out)
-				q4ScaleAMX(rows, dst, 4*ld, &sums[row*TileN], &xscale[first+row])
+				dst, ld := output(y, first+row, j, cols, out[:])
+				q4ScaleAMX(rows, dst, 4*ld, &sums[row*TileN], &x.Scale[first+row])
 				if cols < TileN {
-					copyColumns(y, ldy, first+row, j, cols, rows, out[:])
+					copyColumns(y, first+row, j, cols, rows, out[:])
 				}
 			}
 		}
 	}
 }
 
-// q4Tiles calls the kernel of the block size.
-func q4Tiles(block int, config *tileConfig, groups int, x *byte, pitch, advance int, panel *byte, blocks int,
-	ints *int32, sums *float32) {
-	if block == BlockK {
-		q4TilesAMX(&config[0], groups, x, pitch, advance, panel, blocks, ints, sums)
-		return
+// blockProduct is the product of some packed rows, from first on, with a tile of 4-bit weights: sums of floats.
+type blockProduct struct {
+	block, width int // rows of a block, and of them the k of a tile of x
+	x            []byte
+	first, count int
+	padded       int        // bytes of a row
+	whole, last  tileConfig // for all rows of a group, and for those of the last one
+	ints         []int32    // room for the sums of a block
+	sums         []float32
+}
+
+// add adds the products of some blocks from index on, unpacked in panel.
+func (p *blockProduct) add(panel *byte, index, blocks int) {
+	whole, rest := p.count/tileRows, p.count%tileRows
+	if whole > 0 {
+		from, sums := &p.x[p.first*p.padded+index*p.block*tileRows], &p.sums[0]
+		pitch, advance := tileRows*p.padded, tileRows*p.width
+		if p.block == BlockK {
+			q4TilesAMX(&p.whole[0], whole, from, pitch, advance, panel, blocks, &p.ints[0], sums)
+		} else {
+			q4x128TilesAMX(&p.whole[0], whole, from, pitch, advance, panel, blocks, &p.ints[0], sums)
+		}
 	}
-	q4x128TilesAMX(&config[0], groups, x, pitch, advance, panel, blocks, ints, sums)
+	if rest > 0 {
+		row := whole * tileRows
+		from, sums := &p.x[(p.first+row)*p.padded+index*p.block*rest], &p.sums[row*TileN]
+		if p.block == BlockK {
+			q4TilesAMX(&p.last[0], 1, from, 0, rest*p.width, panel, blocks, &p.ints[0], sums)
+		} else {
+			q4x128TilesAMX(&p.last[0], 1, from, 0, rest*p.width, panel, blocks, &p.ints[0], sums)
+		}
+	}
 }
 
 // peakTiles is PeakI8: four products of whole tiles a turn.

@@ -21,7 +21,7 @@ type words struct {
 
 // wordsQ8C is matMulQ8C for many rows on tiers that have no exact product of bytes: it multiplies words. A pass goes
 // over k in parts, for each part over some tiles, and for each tile over all rows of the pass.
-func wordsQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func wordsQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	var rowWords [wordPass*wordDepth + cacheLine/2]int16
 	var panelWords [wordDepth*TileN + cacheLine/2]int16
 	var sums [wordTiles*wordPass*TileN + cacheLine/4]int32
@@ -32,37 +32,34 @@ func wordsQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []by
 		rows := share(m-row, wordPass)
 		for j := 0; j < n; j += wordTiles * TileN {
 			cols := min(wordTiles*TileN, n-j)
-			space.tiles(y[row*ldy+j:], ldy, x[row*ldx:], ldx, xscale[row:], w[j/TileN*bytes:], rows, k, cols)
+			space.tiles(y.From(row, j), x.From(row), w[j/TileN*bytes:], rows, k, cols)
 		}
 		row += rows
 	}
 }
 
 // tiles multiplies the rows of a pass with some tiles.
-func (s *words) tiles(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+func (s *words) tiles(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	bytes, _ := q8cTileBytes(k)
 	for pos := 0; pos < k; pos += wordDepth {
 		depth := min(wordDepth, k-pos)
 		quads := (depth + 3) / 4
-		s.widen(x[pos:], ldx, m, depth)
+		s.widen(x.Codes.From(0, pos), m, depth)
 		for j := 0; j < n; j += TileN {
 			tile := w[j/TileN*bytes:][:bytes]
 			widenTile256(&s.panel[0], &tile[pos*TileN], quads)
 			cols := min(TileN, n-j)
 			for row := 0; row < m; {
 				rows := share(m-row, wordRows)
-				dst, ld := &s.out[0], TileN
-				if cols == TileN {
-					dst, ld = &y[row*ldy+j], ldy
-				}
+				dst, ld := output(y, row, j, cols, s.out)
 				var scale *float32
 				if pos+depth == k {
-					scale = &xscale[row]
+					scale = &x.Scale[row]
 				}
 				q8cWords256(rows, dst, 4*ld, &s.sums[(j/TileN*wordPass+row)*TileN], &s.rows[row*wordDepth], 2*quads,
 					&s.panel[0], pos, &tile[(k+3)/4*4*TileN], scale)
 				if cols < TileN && scale != nil {
-					copyColumns(y, ldy, row, j, cols, rows, s.out)
+					copyColumns(y, row, j, cols, rows, s.out)
 				}
 				row += rows
 			}
@@ -71,15 +68,15 @@ func (s *words) tiles(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 }
 
 // widen fills the widened rows with depth activations of each of m rows, and zeros up to a multiple of 4.
-func (s *words) widen(x []uint8, ldx, m, depth int) {
+func (s *words) widen(x Matrix[uint8], m, depth int) {
 	vectors := depth / 16
 	if vectors > 0 {
-		widenRows256(&s.rows[0], &x[0], ldx, m, vectors)
+		widenRows256(&s.rows[0], x.at(0, 0), x.Stride, m, vectors)
 	}
 	for row := range m {
 		rest := s.rows[row*wordDepth:][16*vectors : (depth+3)/4*4]
 		clear(rest)
-		for i, value := range x[row*ldx+16*vectors : row*ldx+depth] {
+		for i, value := range x.row(row, depth)[16*vectors:] {
 			rest[i] = int16(value) - 128
 		}
 	}
