@@ -277,6 +277,8 @@ var brokenInputs = []broken{
 	{name: "record of the future", make: func(d *dir) { d.edited("rec.jsonl", `hetc.record/1`, `hetc.record/2`) }, args: fitIt, code: 3, want: `schema is "hetc.record/2"`, hint: `update hetc`},
 	{name: "record cut in its header", make: func(d *dir) { d.write("rec.jsonl", d.read(d.artifacts + "/rec.jsonl")[:40]) }, args: fitIt, code: 3, want: `record has no header line`, hint: `run it again`},
 	{name: "record of another SoC", args: "hetc fit --soc apple-m2-ultra --record $A/rec.jsonl -o x.yaml", code: 3, want: `the record is about SoC "snapdragon-8gen3"`, hint: `the record was made with`},
+	{name: "costs for a record", args: "hetc solve --soc snapdragon-8gen3 --record $A/costs.yaml --model $M -o x.yaml", code: 3, want: `record.syntax: line is not a JSON object`, hint: `this is a costs file, not a record`},
+	{name: "a record for costs", args: "hetc solve --soc snapdragon-8gen3 --costs $A/rec.jsonl --model $M -o x.yaml", code: 3, want: `rec.jsonl:2: decode.syntax: not valid JSON`, hint: `this is a record of hetc profile`},
 	{name: "resuming a file that is no record", make: func(d *dir) { d.write("notes.txt", "keep me\n") }, args: "hetc profile --soc snapdragon-8gen3 --model $M -o notes.txt --resume", code: 3, want: `notes.txt:1: record.syntax`, hint: `.`},
 	{name: "edited costs", make: func(d *dir) { d.edited("costs.yaml", "sharpness: ", "sharpness: -") }, args: solveIt, code: 3, want: `costs.value: .*sharpness -\d+, want`, hint: `hetc fit`},
 	{name: "costs that deny the simulation", make: func(d *dir) { d.edited("costs.yaml", "simulated: true\n", "simulated: false\n") }, args: solveIt, code: 3, want: `costs say simulated: false`, hint: `fit the costs again`},

@@ -97,6 +97,8 @@ func TestExplainRoof(t *testing.T) {
 		`layers.ffn_down@64 single a8t/q8c cpu 100.0 - 25 % of int8 peak`,
 		`layers.ffn_down@1 single a8t/q8c cpu 100.0 - 20 % of stream bandwidth`,
 		`layers.attn_norm@64 single cpu 100.0 - -`,
+		// The time is that of the prompts' mean context, the graph has the whole cache.
+		`layers.attention@64 single cpu 100.0 - -`,
 	} {
 		if !strings.Contains(words(all), want) {
 			t.Errorf("explain --soc lacks %q:\n%s", want, all)
@@ -110,6 +112,10 @@ the plan stores these alternatives, the best of each strategy; with --soc, --cos
 `
 	if got := explain("layers.ffn_down@64", "--soc", socFile); words(got) != words(one) {
 		t.Errorf("got\n%swant\n%s", got, one)
+	}
+	// Six layers of 2*64*786432 operations in 400 us, and the head's product of one row in 100.
+	if want, got := "arithmetic, 242 Gop/s in matrix products: ", explain("prefill@64"); !strings.Contains(got, want) {
+		t.Errorf("explain prefill@64 lacks %q:\n%s", want, got)
 	}
 	if got := explain(); strings.Contains(got, "roof") {
 		t.Errorf("a roof without a SoC:\n%s", got)

@@ -297,7 +297,12 @@ func (p *parser) json(data []byte) (*Node, error) {
 	if err := json.Unmarshal(data, &raw); err != nil {
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			lines.to(syntax.Offset)
-			return nil, p.fail(lines.line, "not valid JSON: %s", syntax.Error())
+			failure := p.fail(lines.line, "not valid JSON: %s", syntax.Error())
+			first, _, several := bytes.Cut(data, []byte("\n"))
+			if several && json.Valid(first) && bytes.Contains(first, []byte(`"hetc.record/`)) {
+				return nil, failure.WithHint("this is a record of hetc profile, a JSON document on each line")
+			}
+			return nil, failure
 		}
 		return nil, p.fail(p.first, "not valid JSON: %w", err)
 	}

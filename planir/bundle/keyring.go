@@ -180,7 +180,7 @@ func ParseTrust(data []byte, name string) (*Keyring, error) {
 	ring, err := parseTrust(data, name)
 	if err != nil {
 		return nil, refuseAs(diag.ClassInput, stepKeyring, "trusted keys %q: %w", name, err).
-			hint("make one with `hetc keygen`")
+			hint("`hetc keygen --out NAME` writes NAME.pub, which is trusted, beside NAME.key, which signs")
 	}
 	return ring, nil
 }

@@ -117,8 +117,13 @@ func readHeader(name string, line int, text []byte) (*Set, error) {
 // parse reads one line as a JSON object.
 func parse(name string, line int, text []byte) (*decode.Document, error) {
 	if t := bytes.TrimSpace(text); len(t) == 0 || t[0] != '{' {
-		return nil, diag.New(diag.ClassInput, "line is not a JSON object").
+		failure := diag.New(diag.ClassInput, "line is not a JSON object").
 			WithCode("record.syntax").At("%s:%d", name, line)
+		if kind, ok := bytes.CutPrefix(t, []byte("schema: hetc.")); ok {
+			kind, _, _ = bytes.Cut(kind, []byte("/"))
+			return nil, failure.WithHint("this is a %s file, not a record", kind)
+		}
+		return nil, failure
 	}
 	return decode.ParseJSON(name, line, text)
 }

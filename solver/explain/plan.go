@@ -35,7 +35,7 @@ type ProgramTimes struct {
 	AttentionNS int64 `json:"attention_ns"`
 	OtherNS     int64 `json:"other_ns"`
 	HandoverNS  int64 `json:"handover_ns"`
-	// WeightBytes are read by matrix products, and Flops computed by them and by attentions.
+	// WeightBytes are read by matrix products, and Flops computed by them.
 	WeightBytes int64 `json:"weight_bytes"`
 	Flops       int64 `json:"flops"`
 	// Divided is the share of ProductsNS in which several processors work on one product.
@@ -161,8 +161,6 @@ func (t *timesSum) work(graph *op.Graph, layers int64) {
 				experts = min(operator.Rows(), operator.Experts)
 			}
 			t.WeightBytes += layers * int64(experts) * op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
-		}
-		if product || operator.Kind == op.Attention {
 			t.Flops += layers * operator.Flops()
 		}
 	}

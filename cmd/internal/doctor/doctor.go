@@ -60,7 +60,7 @@ func (f Finding) but(s Status, hint string, args ...any) Finding {
 
 // failed turns an error into a finding, with the error's own hint if it has one.
 func failed(check string, err error) Finding {
-	finding := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names",
+	finding := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names, or fetch it again",
 		class: diag.ClassOf(err)}
 	if h := diag.HintsOf(err); len(h) > 0 {
 		finding.Hint = h[0]

@@ -34,7 +34,7 @@ func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 		return out, nil
 	}
 	defer model.Close()
-	out := []Finding{ok("model", "%s, %s, %.2fe9 parameters stored as %s, context %d", model.Name, model.Architecture,
+	out := []Finding{ok("model", "%s, %s, %.3ge9 parameters stored as %s, context %d", model.Name, model.Architecture,
 		float64(model.Parameters())/1e9, model.Stored, model.MaxContext)}
 	if model.Dir == "" {
 		return append(out, ok("weights", "none: a catalog entry has shapes only").but(Note,

@@ -581,8 +581,7 @@ func (x *answer) bounds(st *explain.ProgramTimes) string {
 		}
 		text += ": " + cli.Enumerate(parts)
 	default:
-		text = fmt.Sprintf("arithmetic, %.0f Gop/s in matrix products and attention: %s",
-			float64(st.Flops)/float64(max(1, st.ProductsNS+st.AttentionNS)), text)
+		text = fmt.Sprintf("arithmetic, %.0f Gop/s in matrix products: %s", float64(st.Flops)/float64(st.ProductsNS), text)
 	}
 	return text
 }

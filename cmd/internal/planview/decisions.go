@@ -34,7 +34,7 @@ func RoofText(roof *roofline.Roof) string {
 	return roof.String()
 }
 
-// operators are those that the plan's program executes for a decision, one per share.
+// operators are those that the plan's program executes for a decision, one per share, without those of attention.
 func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 	graphs := map[string]*op.Graph{}
 	for i := range p.Program.Graphs {
@@ -51,7 +51,11 @@ func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 					// Only steps that execute a share have an expected time; the others move data or wait.
 					if graph := graphs[st.Run]; graph != nil && st.Node == decision.Node && st.ExpectNS > 0 {
 						for _, node := range graph.Nodes {
-							ops = append(ops, node.Op)
+							// Graphs of attention name the whole cache, and the time is that of the prompts'
+							// mean context, which plans do not store: the two cannot be compared.
+							if !node.Op.Kind.Has("context") {
+								ops = append(ops, node.Op)
+							}
 						}
 					}
 				}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -38,7 +37,7 @@ type Options struct {
 
 // Solve decides, writes the plan unless the same bytes are there, and tells what was decided and how well it is proved.
 func Solve(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
-	options.Working.Began = time.Now()
+	options.Working.Start()
 	if err := options.checkOutput(cmd); err != nil {
 		return err
 	}

@@ -22,8 +22,17 @@ type Working struct {
 	most string
 	tell bool
 
-	Began time.Time
+	began time.Time
+	used  time.Duration // processor time of the process when it began
 	line  *cli.Line
+}
+
+// Start begins to count the time: solving includes reading its inputs.
+func (w *Working) Start() { w.began, w.used = time.Now(), cli.ProcessorTime() }
+
+// took is the wall time and the processor time since Start.
+func (w *Working) took() (wall, processor time.Duration) {
+	return time.Since(w.began), cli.ProcessorTime() - w.used
 }
 
 // Flags adds the flags to a command.
@@ -44,12 +53,12 @@ func (w *Working) Begin(ui *cli.Streams, in *solver.Input) (end func(), err erro
 	in.WorkingMemory = int64(bytes)
 	// The collector comes more often near that; what is decided depends on what is counted alone.
 	before := debug.SetMemoryLimit(int64(bytes) + baseBytes)
-	if w.Began.IsZero() {
-		w.Began = time.Now()
+	if w.began.IsZero() {
+		w.Start()
 	}
 	w.line = ui.Line(w.tell)
 	if w.line != nil {
-		in.Progress = func(p solver.Progress) { w.line.Show("%s", progressText(p, time.Since(w.Began))) }
+		in.Progress = func(p solver.Progress) { w.line.Show("%s", progressText(p, time.Since(w.began))) }
 	}
 	return func() {
 		w.line.End()
@@ -79,9 +88,8 @@ func progressText(progress solver.Progress, passed time.Duration) string {
 	return text
 }
 
-// spent is all of the time since begin: wall time, and processor time where that is more.
-func (w *Working) spent() string {
-	wall, processor := time.Since(w.Began), cli.ProcessorTime()
+// spent is the wall time of solving, and its processor time where that is more.
+func spent(wall, processor time.Duration) string {
 	text := seconds(wall)
 	if processor > wall {
 		text += fmt.Sprintf(" (%s of processor time)", seconds(processor))
@@ -94,10 +102,10 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds())
 
 // Show tells what solving took, and returns it for --json.
 func (w *Working) Show(s *cli.Streams, r *solver.Result) map[string]any {
-	s.Printf("solving took %s in all; working memory: at most %v, as counted, of %s\n", w.spent(),
+	wall, processor := w.took()
+	s.Printf("solving took %s in all; working memory: at most %v, as counted, of %s\n", spent(wall, processor),
 		unit.Bytes(r.WorkingBytes), w.most)
 	return map[string]any{
-		"ms": time.Since(w.Began).Milliseconds(), "processor_ms": cli.ProcessorTime().Milliseconds(),
-		"working_bytes": r.WorkingBytes,
+		"ms": wall.Milliseconds(), "processor_ms": processor.Milliseconds(), "working_bytes": r.WorkingBytes,
 	}
 }
