@@ -94,8 +94,8 @@ func SkipsSlow(name string) string {
 	return ""
 }
 
-// InPart reports whether a part of the slow tests runs, and what has the name is in it: a case of a test, of which others
-// are enough for a short one.
+// InPart reports whether a part of the slow tests runs, and what has the name is in it: a case of a test, of which
+// others are enough for a short one.
 func InPart(name string) bool {
 	part := os.Getenv(Part)
 	return part != "" && inPart(part, name)
