@@ -137,6 +137,40 @@ func TestSlow(t *testing.T) {
 	}
 }
 
+// counted counts the steps of a lane.
+type counted struct {
+	steps
+	runs []int
+}
+
+func (x *counted) Ran(lane, step, iteration int, idle, start, end int64) {
+	x.runs[lane]++
+	x.steps.Ran(lane, step, iteration, idle, start, end)
+}
+
+// A lane that is repeated all along takes no more events than a lane of any length needs, and one without work none.
+func TestEndless(t *testing.T) {
+	m := Machine{Memory: both(1.5)}
+	for _, c := range []struct {
+		name    string
+		own     float64
+		ns      int64
+		atLeast int
+	}{
+		{"often", 1e4, 133_333_333, 900},
+		{"too often", 1e-3, 133_333_333, 900},
+		{"without work", 0, 100_000_000, 0},
+	} {
+		x := counted{steps{phases: [][][]Phase{{reading(0, 1e8)}, {reading(0, c.own/2), reading(0, c.own/2)}}}, make([]int, 2)}
+		s := Section{Lanes: []Lane{{Proc: "a", Thread: 0, Steps: make([]Step, 1)},
+			{Proc: "b", Thread: 1, Steps: make([]Step, 2), Endless: true}}}
+		ns, ok := Walk(&m, &s, &x)
+		if !ok || max(ns-c.ns, c.ns-ns) > 1000 || x.runs[1] < c.atLeast || x.runs[1] > 4*mostRounds {
+			t.Errorf("%s: %d ns, %v, want %d ns; %d steps of the other lane", c.name, ns, ok, c.ns, x.runs[1])
+		}
+	}
+}
+
 // However lanes contend, a section takes at least as long as its longest lane alone, and every step runs after what it waits for.
 func TestWalkOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

@@ -18,7 +18,9 @@ type Lane struct {
 	// Thread is what executes the lane: lanes with the same number take turns. Steps of one thread never overlap.
 	Thread int
 	Steps  []Step // of one iteration
-	// Endless lanes repeat their steps until all others are done; no step waits for them.
+	// Endless lanes repeat their first iteration until all others are done; no step waits for them. One whose iteration
+	// takes next to nothing beside the work of the others is walked in longer steps, and one that takes nothing is left
+	// out.
 	Endless bool
 	// SubmitNS is how long a thread that computes besides, Feeder, takes to give the processor one step; 0: nobody's
 	// time is spent. Steps are given in order, as soon as what they wait for is there and before the thread computes on.
@@ -61,6 +63,7 @@ func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
 	state := walk{machine: m, work: work, given: len(section.Lanes), slow: map[[4]*Phase][4]float64{}}
 	state.section, state.feeds = submitted(section)
 	state.prepare()
+	state.lengthen()
 	for state.left > 0 {
 		if !state.event() {
 			return 0, false
@@ -130,6 +133,7 @@ type laneState struct {
 	end             float64   // of its latest step
 	ends            []float64 // of all its steps so far
 	submission      []Phase   // what each takes, in a lane of submissions
+	longer          [][]Phase // steps of an endless lane that are walked as longer ones
 }
 
 // threadState is what a thread does.
@@ -169,7 +173,10 @@ func (w *walk) reaches(from, to int) float64 {
 // phases are those of a lane's next step. A step without any is not submitted.
 func (w *walk) phases(lane int) []Phase {
 	state := &w.lanes[lane]
-	if lane < w.given {
+	switch {
+	case state.longer != nil:
+		return state.longer[state.step]
+	case lane < w.given:
 		return w.work.Phases(lane, state.step, state.iteration)
 	}
 	if len(w.work.Phases(w.feeds[lane-w.given], state.step, state.iteration)) == 0 {
@@ -204,6 +211,46 @@ func (w *walk) prepare() {
 		w.lanes[i].done = len(lane.Steps) == 0
 		if !w.lanes[i].done && !lane.Endless {
 			w.left++
+		}
+	}
+}
+
+// mostRounds is how often an endless lane is repeated while the others work: more of it changes next to nothing, and a
+// file that describes one processor as absurdly slow beside another would keep a walk busy for ever.
+const mostRounds = 1000
+
+// lengthen makes the steps of endless lanes so long that they are repeated mostRounds times at most.
+func (w *walk) lengthen() {
+	iteration := func(lane int) (sum float64) {
+		for step := range w.section.Lanes[lane].Steps {
+			sum += ns(w.work.Phases(lane, step, 0))
+		}
+		return sum
+	}
+	long := 0.0
+	for i := range w.given {
+		if !w.section.Lanes[i].Endless {
+			long += float64(w.iterations) * iteration(i)
+		}
+	}
+	for i := range w.given {
+		state, lane := &w.lanes[i], &w.section.Lanes[i]
+		if state.done || !lane.Endless {
+			continue
+		}
+		own := iteration(i)
+		factor := long / own / mostRounds
+		switch {
+		case own == 0:
+			state.done = true
+		case factor > 1:
+			for step := range lane.Steps {
+				phases := slices.Clone(w.work.Phases(i, step, 0))
+				for k := range phases {
+					phases[k] = phases[k].Times(factor)
+				}
+				state.longer = append(state.longer, phases)
+			}
 		}
 	}
 }
@@ -420,23 +467,9 @@ func Together(m *Machine, procs []string, phases [][]Phase) []float64 {
 
 // Beside is how long the first activity takes while the others are repeated all along.
 func Beside(machine *Machine, procs []string, phases [][]Phase) float64 {
-	const rounds = 1000 // more of them only take time
-	section, measured := Section{}, times{slices.Clone(phases), make([]float64, len(phases))}
-	long := ns(phases[0])
+	section, measured := Section{}, times{phases, make([]float64, len(phases))}
 	for i := range procs {
-		lane := Lane{Proc: procs[i], Thread: i, Steps: make([]Step, 1), Endless: i > 0}
-		if i > 0 {
-			own := ns(phases[i])
-			if own == 0 {
-				lane.Steps = nil
-			} else if factor := long / own / rounds; factor > 1 {
-				measured.phases[i] = slices.Clone(phases[i])
-				for phase := range measured.phases[i] {
-					measured.phases[i][phase] = phases[i][phase].Times(factor)
-				}
-			}
-		}
-		section.Lanes = append(section.Lanes, lane)
+		section.Lanes = append(section.Lanes, Lane{Proc: procs[i], Thread: i, Steps: make([]Step, 1), Endless: i > 0})
 	}
 	Walk(machine, &section, &measured)
 	return measured.ends[0]
