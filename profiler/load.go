@@ -409,6 +409,17 @@ func (ld *load) run(times int) (float64, error) {
 	return float64(proc.Now()-start-uncounted) / float64(times), nil
 }
 
+// draw has times on a virtual clock begin a sequence of noise.
+func (ld *load) draw(sequence string) {
+	proc, ok := ld.lane.proc.(driver.Virtual)
+	if !ok {
+		return
+	}
+	for _, exe := range slices.Compact(slices.Clone(ld.exes)) {
+		proc.Draw(exe, sequence)
+	}
+}
+
 // once executes the operator with the next copy of its operands.
 func (ld *load) once(proc driver.Processor) error {
 	_, err := proc.Run(ld.exes[ld.next], &ld.binds[ld.next])

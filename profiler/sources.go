@@ -2,6 +2,7 @@ package profiler
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -368,9 +369,24 @@ func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (sou
 		closeAll()
 		return nil, err
 	case len(partners) == 0:
+		ld.draw(r.sequence(what, ""))
 		return alone{ld}, nil
 	}
+	sequence := r.sequence(what, what.Key())
+	ld.draw(sequence)
+	for _, partner := range partners {
+		partner.draw(sequence)
+	}
 	return &settled{ld, partners}, nil
+}
+
+// sequence is the noise that a request meets on a virtual clock. Each has its own, whatever was measured before it, so
+// that a run that was broken off and goes on records what one run does.
+func (r *runner) sequence(what *record.Measurement, name string) string {
+	if visits := r.w.Set().Rounds(what.Key()); visits > 0 { // it is measured anew
+		name += fmt.Sprintf(" visit %d", visits)
+	}
+	return name
 }
 
 // settled runs one operator on a virtual clock while others repeat theirs.

@@ -194,6 +194,9 @@ type Rouser interface {
 // virtual time and takes as long as alone. When calls of several processors ran is settled once all of them are done.
 type Virtual interface {
 	Processor
+	// Draw has the executable's times begin a sequence of noise of that name, which depends on nothing else that ran.
+	// Until then executables of one graph share a sequence, as calls of layers do.
+	Draw(exe Executable, sequence string)
 	// Last is what the latest call of Run did, for Settle.
 	Last() Work
 	// Settle finds out when the calls of a schedule ran, on this and other processors of the same machine. It moves

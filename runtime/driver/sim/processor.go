@@ -31,9 +31,9 @@ type processor struct {
 	seed   uint64
 	beside string
 
-	now    atomic.Int64      // other lanes' goroutines may look
-	counts map[string]uint64 // runs so far of each graph
-	last   []timeline.Phase  // of the latest call
+	now    atomic.Int64         // other lanes' goroutines may look
+	drawn  map[string]*sequence // of noise, by graph
+	last   []timeline.Phase     // of the latest call
 	closed bool
 }
 
@@ -41,13 +41,31 @@ type processor struct {
 type executable struct {
 	p     *processor
 	graph op.Graph
-	// processor, company and graph: executions of one key share their noise's counter
-	key string
+	noise *sequence
 	// nil where nothing is computed
 	host driver.Executable
 
 	closed bool
 }
+
+// sequence is a sequence of noise.
+type sequence struct {
+	key  string // processor, company and graph, and a name where it has one
+	runs uint64 // so far
+}
+
+// Draw gives the executable a sequence of its own.
+func (p *processor) Draw(exe driver.Executable, name string) {
+	if loaded, ok := exe.(*executable); ok {
+		loaded.noise = &sequence{key: p.noiseKey(&loaded.graph)}
+		if name != "" {
+			loaded.noise.key += "|" + name
+		}
+	}
+}
+
+// noiseKey is the key of the sequence that executables of a graph share.
+func (p *processor) noiseKey(g *op.Graph) string { return p.name + "|" + p.beside + "|" + graphKey(g) }
 
 // Capabilities are those that the SoC file describes.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
@@ -122,7 +140,11 @@ func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights 
 	if err := executes(p.desc, p.caps, &graph); err != nil {
 		return fail(err)
 	}
-	exe := &executable{p: p, graph: graph, key: p.name + "|" + p.beside + "|" + graphKey(&graph)}
+	key := p.noiseKey(&graph)
+	if p.drawn[key] == nil {
+		p.drawn[key] = &sequence{key: key}
+	}
+	exe := &executable{p: p, graph: graph, noise: p.drawn[key]}
 	if p.host != nil {
 		artifact.Driver = host.Name
 		if exe.host, err = p.host.Load(ctx, artifact, weights); err != nil {
@@ -205,9 +227,8 @@ func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (drive
 	if p.noisy {
 		cv = p.desc.Sim.NoiseCV
 	}
-	i := p.counts[loaded.key]
-	p.counts[loaded.key]++
-	took := max(noisy(time, cv, p.seed, loaded.key, i), 0)
+	took := max(noisy(time, cv, p.seed, loaded.noise.key, loaded.noise.runs), 0)
+	loaded.noise.runs++
 	for last := range p.last {
 		p.last[last] = p.last[last].Times(float64(took) / max(time, 1e-9))
 	}

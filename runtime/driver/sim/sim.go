@@ -69,7 +69,7 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 			strings.Join(names, ", "))
 	}
 	proc := &processor{name: config.Select, caps: capabilities(desc), desc: desc, noisy: true,
-		counts: map[string]uint64{}}
+		drawn: map[string]*sequence{}}
 	proc.model, proc.soc = model{desc: desc, memory: memory(d.soc)}, d.soc
 	compute := true
 	// Sorted, so that of two wrong options always the same one is told.

@@ -184,10 +184,19 @@ func TestNoise(t *testing.T) {
 	s := phone(t)
 	o := matmul(256, 14336, 4096, op.A8TQ4B32)
 	exact := float64(ns(t, s, "npu", o))
+	sequence := ""
 	draw := func(options map[string]string, n int) []float64 {
 		options["compute"] = "false"
 		p := open(t, s, "npu", options)
 		e := load(t, s, p, "npu", o, nil)
+		if sequence != "" {
+			for range 3 {
+				if _, err := p.Run(e, nil); err != nil { // counts for the sequence before
+					t.Fatal(err)
+				}
+			}
+			p.(driver.Virtual).Draw(e, sequence)
+		}
 		var out []float64
 		for range n {
 			span, err := p.Run(e, nil)
@@ -216,6 +225,12 @@ func TestNoise(t *testing.T) {
 	}
 	if c := draw(map[string]string{"noise": "false"}, 2); c[0] != exact || c[1] != exact {
 		t.Errorf("without noise: %v, want %v", c, exact)
+	}
+	sequence = "one"
+	one, again := draw(map[string]string{}, 2), draw(map[string]string{}, 2)
+	sequence = "other"
+	if other := draw(map[string]string{}, 2); !slices.Equal(one, again) || slices.Equal(one, other) || one[0] == a[0] {
+		t.Errorf("sequences: %v, again %v, another %v, none %v", one, again, other, a[:2])
 	}
 }
 
