@@ -498,8 +498,7 @@ func (b *builder) sparseAttention() (step, error) {
 		if kept < 0 || kept > block.Block-block.Inner || !within(list[1:1+kept], block.Inner, block.Block) {
 			return false
 		}
-		queries := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
-		out := output.f32[block.r0*output.ld+head*dim:]
+		queries, out := input.from(block.r0, (kvHead*(s.group+2)+i)*dim), output.from(block.r0, head*dim)
 		begin := exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*cols // elements
 		call.M, call.Pos, call.Window = block.rows, block.Block, operator.Window
 		keys, values := exe.k.raw[begin*element.Bytes():], exe.v.raw[begin*element.Bytes():]
@@ -630,8 +629,10 @@ func gatherWords(operator op.Op) int {
 }
 
 // dense computes attention on keys and values that lie one behind the other.
-func (s *sparse) dense(out, queries []float32, keys, values []byte, scratch []float32, call kernel.Attention) error {
-	set, ldy, ldq := s.e.p.set, s.out[0].ld, s.in[0].ld
+func (s *sparse) dense(
+	out, queries kernel.Matrix[float32], keys, values []byte, scratch []float32, call kernel.Attention,
+) error {
+	set := s.e.p.set
 	switch s.op.KV {
 	case op.F32:
 		k, err := mem.View[float32](keys)
@@ -639,16 +640,16 @@ func (s *sparse) dense(out, queries []float32, keys, values []byte, scratch []fl
 		if err := cmp.Or(err, other); err != nil {
 			return err
 		}
-		set.AttentionF32(out, ldy, queries, ldq, k, v, scratch, call)
+		set.AttentionF32(out, queries, k, v, scratch, call)
 	case op.Q8:
-		set.AttentionQ8(out, ldy, queries, ldq, keys, values, scratch, call)
+		set.AttentionQ8(out, queries, keys, values, scratch, call)
 	default:
 		k, err := mem.View[uint16](keys)
 		v, other := mem.View[uint16](values)
 		if err := cmp.Or(err, other); err != nil {
 			return err
 		}
-		set.AttentionF16(out, ldy, queries, ldq, k, v, scratch, call)
+		set.AttentionF16(out, queries, k, v, scratch, call)
 	}
 	return nil
 }

@@ -881,8 +881,7 @@ func (b *builder) attention() (step, error) {
 			kvHead, r0, from := place(t)
 			call := call
 			call.M, call.Pos = min(block, rows-r0), exe.At(r0).Pos
-			queries := input.f32[r0*input.ld+kvHead*(group+2)*dim:]
-			out := output.f32[r0*output.ld+kvHead*group*dim:]
+			queries, out := input.from(r0, kvHead*(group+2)*dim), output.from(r0, kvHead*group*dim)
 			scratch := exe.have.mine(worker)[:size]
 			to := from + (call.Pos+call.M)*cols
 			if t+1 < blocks*operator.KVHeads {
@@ -893,13 +892,11 @@ func (b *builder) attention() (step, error) {
 			}
 			switch operator.KV {
 			case op.F32:
-				set.AttentionF32(out, output.ld, queries, input.ld, exe.k.f32[from:to], exe.v.f32[from:to], scratch,
-					call)
+				set.AttentionF32(out, queries, exe.k.f32[from:to], exe.v.f32[from:to], scratch, call)
 			case op.Q8:
-				set.AttentionQ8(out, output.ld, queries, input.ld, exe.k.raw[from:to], exe.v.raw[from:to], scratch, call)
+				set.AttentionQ8(out, queries, exe.k.raw[from:to], exe.v.raw[from:to], scratch, call)
 			default:
-				set.AttentionF16(out, output.ld, queries, input.ld, exe.k.u16[from:to], exe.v.u16[from:to], scratch,
-					call)
+				set.AttentionF16(out, queries, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
 			}
 		},
 	}, nil

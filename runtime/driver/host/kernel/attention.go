@@ -3,9 +3,9 @@ package kernel
 import "math"
 
 // attentionF32 takes rows in groups of attentionRows, each over all blocks of keyBlock positions.
-func attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, s Attention) {
+func attentionF32(y, q Matrix[float32], k, v []float32, scratch []float32, s Attention) {
 	for row := 0; row < s.M; row += attentionRows {
-		state := newAttention(y[row*ldy:], ldy, q[row*ldq:], ldq, scratch, s, row)
+		state := newAttention(y.From(row, 0), q.From(row, 0), scratch, s, row)
 		for pos := state.start(); pos < state.context(); pos += keyBlock {
 			end := min(pos+keyBlock, state.context())
 			state.block(k[pos*s.Dim:end*s.Dim], v[pos*s.Dim:end*s.Dim], pos, end)
@@ -16,10 +16,10 @@ func attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, sc
 
 // attentionF16 widens each block of keys and values to the end of scratch, which newAttention
 // leaves free.
-func attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, s Attention) {
+func attentionF16(y, q Matrix[float32], k, v []uint16, scratch []float32, s Attention) {
 	wide := scratch[len(scratch)-2*keyBlock*s.Dim:]
 	for row := 0; row < s.M; row += attentionRows {
-		state := newAttention(y[row*ldy:], ldy, q[row*ldq:], ldq, scratch, s, row)
+		state := newAttention(y.From(row, 0), q.From(row, 0), scratch, s, row)
 		for pos := state.start(); pos < state.context(); pos += keyBlock {
 			end := min(pos+keyBlock, state.context())
 			size := (end - pos) * s.Dim
@@ -38,17 +38,16 @@ func attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scr
 // block.
 type blockwise struct {
 	Attention
-	y, q                    []float32
-	ldy, ldq                int
+	y, q                    Matrix[float32]
 	scale, cap              float32
 	acc, top, total, scores []float32 // acc [M*Heads][Dim], top and total [M*Heads], scores [keyBlock]
 }
 
 // newAttention begins with the rows from r of s, which are the first of y and q.
-func newAttention(y []float32, ldy int, q []float32, ldq int, scratch []float32, s Attention, r int) blockwise {
+func newAttention(y, q Matrix[float32], scratch []float32, s Attention, r int) blockwise {
 	s.M, s.Pos = min(attentionRows, s.M-r), s.Pos+r
 	count := s.M * s.Heads
-	state := blockwise{Attention: s, y: y, q: q, ldy: ldy, ldq: ldq, scale: float32(s.Scale), cap: float32(s.Cap)}
+	state := blockwise{Attention: s, y: y, q: q, scale: float32(s.Scale), cap: float32(s.Cap)}
 	state.acc, scratch = scratch[:count*s.Dim], scratch[count*s.Dim:]
 	state.top, scratch = scratch[:count], scratch[count:]
 	state.total, scratch = scratch[:count], scratch[count:]
@@ -63,7 +62,7 @@ func newAttention(y []float32, ldy int, q []float32, ldq int, scratch []float32,
 	}
 	for i := range count {
 		row, head := i/s.Heads, i%s.Heads
-		state.top[i] = s.restScore(q[row*ldq+head*s.Dim:][:s.Dim])
+		state.top[i] = s.restScore(q.From(row, head*s.Dim).row(0, s.Dim))
 		state.total[i] = 1
 		copy(state.acc[i*s.Dim:], s.Rest.Value)
 	}
@@ -90,7 +89,7 @@ func (a *blockwise) block(k, v []float32, p, end int) {
 		for head := range a.Heads {
 			i := row*a.Heads + head
 			acc := a.acc[i*dim : (i+1)*dim]
-			query := a.q[row*a.ldq+head*dim : row*a.ldq+(head+1)*dim]
+			query := a.q.From(row, head*dim).row(0, dim)
 			for j := range scores {
 				scores[j] = a.scale * dot(query, keys[j*dim:(j+1)*dim])
 			}
@@ -124,7 +123,7 @@ func (a *blockwise) finish() {
 	for row := range a.M {
 		for head := range a.Heads {
 			i := row*a.Heads + head
-			out := a.y[row*a.ldy+head*a.Dim : row*a.ldy+(head+1)*a.Dim]
+			out := a.y.From(row, head*a.Dim).row(0, a.Dim)
 			for dim, value := range a.acc[i*a.Dim : (i+1)*a.Dim] {
 				out[dim] = value / a.total[i]
 			}

@@ -35,11 +35,11 @@ func ScaleQ8(row []uint8, dim int) float32 {
 }
 
 // attentionQ8 widens each block of keys and values to the end of scratch, as attentionF16 does.
-func attentionQ8(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, s Attention) {
+func attentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, s Attention) {
 	dim, pitch := s.Dim, s.Dim+cachedScale
 	wide := scratch[len(scratch)-2*keyBlock*dim:]
 	for row := 0; row < s.M; row += attentionRows {
-		state := newAttention(y[row*ldy:], ldy, q[row*ldq:], ldq, scratch, s, row)
+		state := newAttention(y.From(row, 0), q.From(row, 0), scratch, s, row)
 		for pos := state.start(); pos < state.context(); pos += keyBlock {
 			end := min(pos+keyBlock, state.context())
 			size := (end - pos) * dim

@@ -894,11 +894,11 @@ func TestAttention(t *testing.T) {
 					}
 					switch form {
 					case "f16":
-						s.AttentionF16(y.v, y.ld, q.v, q.ld, k16, v16, scratch, a)
+						s.AttentionF16(Rows(y.v, y.ld), Rows(q.v, q.ld), k16, v16, scratch, a)
 					case "q8":
-						s.AttentionQ8(y.v, y.ld, q.v, q.ld, k8, v8, scratch, a)
+						s.AttentionQ8(Rows(y.v, y.ld), Rows(q.v, q.ld), k8, v8, scratch, a)
 					default:
-						s.AttentionF32(y.v, y.ld, q.v, q.ld, k.v, v.v, scratch, a)
+						s.AttentionF32(Rows(y.v, y.ld), Rows(q.v, q.ld), k.v, v.v, scratch, a)
 					}
 					y.gapsIntact(t)
 					for r := range c.m {
@@ -951,12 +951,13 @@ func TestAttentionRest(t *testing.T) {
 			fill := func(rows, cols int) []float32 { return newStrided(t, rows, cols, 0, normal(rng)).v }
 			q, k, v, got := fill(a.M, width), fill(context, a.Dim), fill(context, a.Dim), make([]float32, a.M*width)
 			a.Rest = Rest{Key: fill(1, a.Dim), Value: fill(1, a.Dim), Count: count}
-			s.AttentionF32(got, width, q, width, k, v, make([]float32, AttentionScratch(a.Heads, a.Dim)), a)
+			s.AttentionF32(Rows(got, width), Rows(q, width), k, v, make([]float32, AttentionScratch(a.Heads, a.Dim)), a)
 			long := a
 			long.Pos, long.Rest = a.Pos+count, Rest{}
 			keys, values := slices.Repeat(a.Rest.Key, count), slices.Repeat(a.Rest.Value, count)
 			want := make([]float32, a.M*width)
-			Reference().AttentionF32(want, width, q, width, append(keys, k...), append(values, v...), nil, long)
+			Reference().AttentionF32(Rows(want, width), Rows(q, width), append(keys, k...), append(values, v...), nil,
+				long)
 			for i := range got {
 				near(t, fmt.Sprintf("%+v element %d", [4]int{a.M, a.Heads, a.Dim, a.Pos}, i), float64(got[i]), float64(want[i]), 1)
 			}

@@ -26,16 +26,16 @@ func Reference() *Set {
 		QuantRows: refQuantRows, QuantStatic: refQuantStatic, Norm: refNorm, LayerNorm: refLayerNorm,
 		GLU: refGLU, Activate: refActivate, Softcap: refSoftcap, Gate: refGate, Scale: refScale,
 		Add: add, Combine: refCombine, Rope: refRope,
-		AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v []float32, _ []float32, a Attention) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) },
+		AttentionF32: func(y, q Matrix[float32], k, v []float32, _ []float32, a Attention) {
+			refAttention(y, q, func(i int) float64 { return float64(k[i]) },
 				func(i int) float64 { return float64(v[i]) }, a)
 		},
-		AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, _ []float32, a Attention) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(number.HalfToFloat(k[i])) },
+		AttentionF16: func(y, q Matrix[float32], k, v []uint16, _ []float32, a Attention) {
+			refAttention(y, q, func(i int) float64 { return float64(number.HalfToFloat(k[i])) },
 				func(i int) float64 { return float64(number.HalfToFloat(v[i])) }, a)
 		},
-		AttentionQ8: func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, _ []float32, a Attention) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return refQ8(k, a.Dim, i) },
+		AttentionQ8: func(y, q Matrix[float32], k, v []uint8, _ []float32, a Attention) {
+			refAttention(y, q, func(i int) float64 { return refQ8(k, a.Dim, i) },
 				func(i int) float64 { return refQ8(v, a.Dim, i) }, a)
 		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
@@ -320,12 +320,12 @@ func refRope(x Matrix[float32], cos, sin []float32, m, heads, headDim, rotary in
 
 // refAttention recomputes scores instead of storing them, so that it needs no scratch: once for the
 // maximum, then once for every 64 columns of the result.
-func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) float64, a Attention) {
+func refAttention(y, q Matrix[float32], k, v func(i int) float64, a Attention) {
 	headDim := a.Dim
 	for row := range a.M {
 		from, to := a.first(row), a.Pos+row+1
 		for head := range a.Heads {
-			query := q[row*ldq+head*headDim : row*ldq+(head+1)*headDim]
+			query, out := q.From(row, head*headDim).row(0, headDim), y.From(row, head*headDim).row(0, headDim)
 			score := func(p int) float64 {
 				dot := 0.0
 				for dim, value := range query {
@@ -370,7 +370,7 @@ func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) f
 					}
 				}
 				for dim := range width {
-					y[row*ldy+head*headDim+d0+dim] = float32(acc[dim] / sum)
+					out[d0+dim] = float32(acc[dim] / sum)
 				}
 			}
 		}

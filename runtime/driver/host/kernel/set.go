@@ -6,8 +6,8 @@
 // lengths; a function reads and writes nothing outside the documented elements (not even the
 // padding between rows), because the memory beyond may belong to another lane's output.
 //
-// Matrices are row-major, see Matrix; some functions take their elements and the stride, ldx of x, as two arguments.
-// Packed weights are sequences of n32 tiles (see planir/pack): 32 columns each, the last one padded with zeros.
+// Matrices are row-major, see Matrix. Packed weights are sequences of n32 tiles (see planir/pack): 32 columns each, the
+// last one padded with zeros.
 package kernel
 
 import (
@@ -145,16 +145,16 @@ type Set struct {
 	Rope func(x Matrix[float32], cos, sin []float32, m, heads, headDim, rotary int)
 
 	// AttentionF32 is causal attention of the rows of all query heads that share one key/value head: head h of
-	// row r is at q[r*ldq+h*Dim] and y[r*ldy+h*Dim]; k and v are [Pos+M, Dim] dense. scratch has
+	// row r begins at column h*Dim of q and y; k and v are [Pos+M, Dim] dense. scratch has
 	// AttentionScratch(Heads, Dim) elements of any content.
-	AttentionF32 func(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention)
+	AttentionF32 func(y, q Matrix[float32], k, v []float32, scratch []float32, a Attention)
 
 	// AttentionF16 is AttentionF32 over a float16 cache.
-	AttentionF16 func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention)
+	AttentionF16 func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention)
 
 	// AttentionQ8 is AttentionF32 over an 8-bit cache, whose keys and values are rows of Dim+4 bytes as StoreQ8 makes
 	// them. arm64 has the portable form only.
-	AttentionQ8 func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention)
+	AttentionQ8 func(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention)
 
 	// Peak is the largest of at least one finite number.
 	Peak func(x []float32) float32

@@ -927,11 +927,11 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 			scratch = fenced(m, scratch)
 			switch form {
 			case "f16":
-				set.AttentionF16(y, ldy, q, ldq, input(m, k16), input(m, v16), scratch, a)
+				set.AttentionF16(Rows(y, ldy), Rows(q, ldq), input(m, k16), input(m, v16), scratch, a)
 			case "q8":
-				set.AttentionQ8(y, ldy, q, ldq, input(m, k8), input(m, v8), scratch, a)
+				set.AttentionQ8(Rows(y, ldy), Rows(q, ldq), input(m, k8), input(m, v8), scratch, a)
 			default:
-				set.AttentionF32(y, ldy, q, ldq, input(m, k), input(m, v), scratch, a)
+				set.AttentionF32(Rows(y, ldy), Rows(q, ldq), input(m, k), input(m, v), scratch, a)
 			}
 			got := slices.Clone(y)
 			m.done(fmt.Sprintf("%s attention %+v %s", set.Name, a, form))

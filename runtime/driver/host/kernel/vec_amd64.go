@@ -226,7 +226,11 @@ func (t tier) passF32(y, x Matrix[float32], w []float32, m, k, n int, part part)
 				ahead += 4 * (k - count) * TileN
 			}
 			from, weights := x.at(row, part.from), &w[j*k+part.from*TileN]
-			t.rowsF32(rows, dst, ld, from, x.Stride, count, weights, ahead, stride, more)
+			if t.wide() {
+				f32Rows512(rows, dst, 4*ld, from, 4*x.Stride, count, weights, ahead, stride, more)
+			} else {
+				f32Rows256(rows, dst, 4*ld, from, 4*x.Stride, count, weights, ahead, stride, more)
+			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
 			}

@@ -199,10 +199,10 @@ func TestVecAllocates(t *testing.T) {
 			s.MatMulQ4B128(Rows(y, c.ldy), c.quantised(), c.q4b128, c.m, c.k, c.n)
 			s.MatMulBF16(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w16, c.m, c.k, c.n)
 			a := Attention{M: 5, Heads: heads, Dim: dim, Pos: pos, Window: 40, Scale: 0.1, Cap: 20}
-			s.AttentionF32(att, heads*dim, att, heads*dim, kv, kv, scratch, a)
-			s.AttentionF16(att, heads*dim, att, heads*dim, kv16, kv16, scratch, a)
+			s.AttentionF32(Rows(att, heads*dim), Rows(att, heads*dim), kv, kv, scratch, a)
+			s.AttentionF16(Rows(att, heads*dim), Rows(att, heads*dim), kv16, kv16, scratch, a)
 			s.StoreQ8(kv8[:dim+cachedScale], kv[:dim], scratch)
-			s.AttentionQ8(att, heads*dim, att, heads*dim, kv8, kv8, scratch, a)
+			s.AttentionQ8(Rows(att, heads*dim), Rows(att, heads*dim), kv8, kv8, scratch, a)
 			s.QuantRows(c.quantised(), Rows(c.f32, c.ldx), c.m, c.k)
 			s.Norm(Rows(att, 64), Rows(att, 64), kv, 1e-5, 5, 64)
 			s.LayerNorm(Rows(att, 64), Rows(att, 64), kv, kv, 1e-5, 5, 64)
@@ -245,9 +245,11 @@ func TestVecAttentionChunks(t *testing.T) {
 						a := shape
 						a.M, a.Heads, a.Dim, a.Pos, a.Scale = m, heads, dim, r, 0.125
 						if half {
-							s.AttentionF16(y[r*ld:], ld, q[r*ld:], ld, k16[:(r+m)*dim], v16[:(r+m)*dim], scratch, a)
+							s.AttentionF16(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), k16[:(r+m)*dim], v16[:(r+m)*dim],
+								scratch, a)
 						} else {
-							s.AttentionF32(y[r*ld:], ld, q[r*ld:], ld, k[:(r+m)*dim], v[:(r+m)*dim], scratch, a)
+							s.AttentionF32(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), k[:(r+m)*dim], v[:(r+m)*dim],
+								scratch, a)
 						}
 					}
 					return y
@@ -573,9 +575,9 @@ func BenchmarkVecAttention(b *testing.B) {
 				b.Run(fmt.Sprintf("m=%d/heads=%d/f16=%v/%s", c.m, c.heads, half, s.Name), func(b *testing.B) {
 					for b.Loop() {
 						if half {
-							s.AttentionF16(y, c.heads*dim, q, c.heads*dim, kv16, kv16, scratch, a)
+							s.AttentionF16(Rows(y, c.heads*dim), Rows(q, c.heads*dim), kv16, kv16, scratch, a)
 						} else {
-							s.AttentionF32(y, c.heads*dim, q, c.heads*dim, kv, kv, scratch, a)
+							s.AttentionF32(Rows(y, c.heads*dim), Rows(q, c.heads*dim), kv, kv, scratch, a)
 						}
 					}
 					b.ReportMetric(4*float64(c.m*c.heads*context*dim)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GF/s")

@@ -209,9 +209,9 @@ func (tier) dots(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32)
 	f32RowsNEON(n, y, 4*ldy, x, 4*ldx, k, w)
 }
 
-// addF32 adds to n lines of y 32 columns of x w, w [k] rows ldw apart; strides are in elements.
-func (tier) addF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ldw int) {
-	f32AddNEON(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)
+// addF32 adds to 32 columns of n lines of y the product of x [n,k] and w [k,32].
+func (tier) addF32(n int, y, x Matrix[float32], k int, w Matrix[float32]) {
+	f32AddNEON(n, &y.Data[0], 4*y.Stride, &x.Data[0], 4*x.Stride, k, &w.Data[0], 4*w.Stride)
 }
 
 const vecN = 16 // scores are taken in multiples of it

@@ -9,9 +9,9 @@ import "math"
 // cut into chunks.
 
 // attentionF32 pads the values of heads that are no whole tiles wide.
-func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention) {
+func (t tier) attentionF32(y, q Matrix[float32], k, v []float32, scratch []float32, a Attention) {
 	dim, padded := a.Dim, paddedDim(a.Dim)
-	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
+	t.attention(y, q, scratch, a, func(keys, wide []float32, from, to int) []float32 {
 		transpose(keys, k[from*dim:to*dim], dim)
 		if dim == padded {
 			return v[from*dim : to*dim]
@@ -25,9 +25,9 @@ func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []fl
 }
 
 // attentionF16 widens keys while transposing them, and values into wide.
-func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
+func (t tier) attentionF16(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
 	dim, padded := a.Dim, paddedDim(a.Dim)
-	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
+	t.attention(y, q, scratch, a, func(keys, wide []float32, from, to int) []float32 {
 		transpose16(keys, k[from*dim:to*dim], dim)
 		if dim == padded {
 			widen(wide[:(to-from)*dim], v[from*dim:to*dim])
@@ -45,13 +45,14 @@ func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []ui
 // attention computes all rows of all. block provides positions from..to: it writes their keys as
 // tiles [Dim][32] to keys and returns their values as rows of paddedDim, in wide if they had to be
 // copied.
-func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention,
+func (t tier) attention(y, q Matrix[float32], scratch []float32, all Attention,
 	block func(keys, wide []float32, from, to int) []float32) {
 	if all.M == 0 {
 		return
 	}
 	heads, dim, padded := all.Heads, all.Dim, paddedDim(all.Dim)
-	_, _ = y[(all.M-1)*ldy+heads*dim-1], q[(all.M-1)*ldq+heads*dim-1]
+	y.mustHold(all.M, heads*dim)
+	q.mustHold(all.M, heads*dim)
 	scratch = scratch[:AttentionScratch(heads, dim)]
 	keys, scratch := scratch[:keyBlock*dim], scratch[keyBlock*dim:]
 	wide, scratch := scratch[:keyBlock*padded], scratch[keyBlock*padded:]
@@ -66,9 +67,9 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 	for r0 := 0; r0 < all.M; r0 += attentionRows {
 		rows := all
 		rows.M, rows.Pos = min(attentionRows, all.M-r0), all.Pos+r0
-		out, queries := y[r0*ldy:], q[r0*ldq:]
+		out, queries := y.From(r0, 0), q.From(r0, 0)
 		// A head of a row is summed up at acc[row*ld+head*padded]: in its place, unless its columns are no whole tiles.
-		acc, ld := out, ldy
+		acc, ld := out.Data, out.Stride
 		if dim != padded {
 			acc, ld = sums, heads*padded
 		}
@@ -78,7 +79,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 		for i := range rows.M * heads {
 			state[2*i], state[2*i+1] = minusInf, 0 // maximum and sum
 			if row, head := i/heads, i%heads; all.Rest.Count > 0 {
-				state[2*i], state[2*i+1] = all.restScore(queries[row*ldq+head*dim:][:dim]), 1
+				state[2*i], state[2*i+1] = all.restScore(queries.From(row, head*dim).row(0, dim)), 1
 				copy(acc[row*ld+head*padded:], all.Rest.Value)
 			}
 		}
@@ -89,7 +90,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 			for col := 0; col < count; col += TileN {
 				t.lines(rows.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.dots(n, &scores[(r*heads+h)*keyBlock+col], (nextRow*heads+nextHead)*keyBlock,
-						&queries[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[col*dim])
+						queries.at(r, h*dim), nextRow*queries.Stride+nextHead*dim, dim, &keys[col*dim])
 				})
 			}
 			// Softmax: mask the positions that a row does not attend to, and fade what it has
@@ -122,8 +123,9 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 			// y += weights v
 			for dim := 0; dim < padded; dim += TileN {
 				t.lines(rows.M, heads, func(n, r, h, nextRow, nextHead int) {
-					t.addF32(n, &acc[r*ld+h*padded+dim], nextRow*ld+nextHead*padded,
-						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[dim], padded)
+					sums := Rows(acc[r*ld+h*padded+dim:], nextRow*ld+nextHead*padded)
+					weights := Rows(scores[(r*heads+h)*keyBlock:], (nextRow*heads+nextHead)*keyBlock)
+					t.addF32(n, sums, weights, count, Rows(values[dim:], padded))
 				})
 			}
 		}
@@ -133,7 +135,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 				sum := acc[row*ld+head*padded : row*ld+(head+1)*padded]
 				scaleRow(sum, 1/state[2*(row*heads+head)+1])
 				if dim != padded {
-					copy(out[row*ldy+head*dim:row*ldy+(head+1)*dim], sum)
+					copy(out.From(row, head*dim).row(0, dim), sum)
 				}
 			}
 		}

@@ -196,20 +196,35 @@ func wideColumns(n, left int) int {
 	return left
 }
 
-// weighWide is weighFew with 512 bits, for 16, 32 or 64 columns.
-func weighWide(
-	width, n int, y *float32, ldy int, x *float32, k int, values valueRows, column int, far *byte, near, stride int,
-) {
+// weightedLines are the weights of k values in each of some lines, keyBlock apart, and the sums to which the weighted
+// values are added, pitch bytes apart.
+type weightedLines struct {
+	lines, k      int
+	weights, sums *float32
+	pitch         int
+}
+
+// prefetch is where a kernel of few lines begins to prefetch, how far behind that it does so once more, and by how many
+// bytes it moves on.
+type prefetch struct {
+	first        *byte
+	near, stride int
+}
+
+// addWide is add with 512 bits, for 16, 32 or 64 columns.
+func (l weightedLines) addWide(width int, values valueRows, column int, ahead prefetch) {
 	const ldx = 4 * keyBlock
+	n, k, x, y, ldy := l.lines, l.k, l.weights, l.sums, l.pitch
+	first, near, stride := ahead.first, ahead.near, ahead.stride
 	if values.codes != nil {
 		v, ldv, scale := &values.codes[column], values.ld, values.ld-cachedScale-column
 		switch width {
 		case 64:
-			valuesWideQ8x64(n, y, ldy, x, ldx, k, v, ldv, scale, far, near, stride)
+			valuesWideQ8x64(n, y, ldy, x, ldx, k, v, ldv, scale, first, near, stride)
 		case 32:
-			valuesWideQ8x32(n, y, ldy, x, ldx, k, v, ldv, scale, far, near, stride)
+			valuesWideQ8x32(n, y, ldy, x, ldx, k, v, ldv, scale, first, near, stride)
 		default:
-			valuesWideQ8x16(n, y, ldy, x, ldx, k, v, ldv, scale, far, near, stride)
+			valuesWideQ8x16(n, y, ldy, x, ldx, k, v, ldv, scale, first, near, stride)
 		}
 		return
 	}
@@ -217,55 +232,57 @@ func weighWide(
 		v, ldv := &values.half[column], 2*values.ld
 		switch width {
 		case 64:
-			valuesWideF16x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesWideF16x64(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		case 32:
-			valuesWideF16x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesWideF16x32(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		default:
-			valuesWideF16x16(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesWideF16x16(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		}
 		return
 	}
 	v, ldv := &values.wide[column], 4*values.ld
 	switch width {
 	case 64:
-		valuesWideF32x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesWideF32x64(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	case 32:
-		valuesWideF32x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesWideF32x32(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	default:
-		valuesWideF32x16(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesWideF32x16(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	}
 }
 
-// weighFew calls the kernel of few lines for width columns of values, float32 or float16, from column on.
-func weighFew(width, n int, y *float32, ldy int, x *float32, k int, values valueRows, column int, far *byte, near, stride int) {
+// add calls the kernel of few lines for width columns of values, float32 or float16, from column on.
+func (l weightedLines) add(width int, values valueRows, column int, ahead prefetch) {
 	const ldx = 4 * keyBlock
+	n, k, x, y, ldy := l.lines, l.k, l.weights, l.sums, l.pitch
+	first, near, stride := ahead.first, ahead.near, ahead.stride
 	if values.half != nil {
 		v, ldv := &values.half[column], 2*values.ld
 		switch width {
 		case 64:
-			valuesFewF16x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesFewF16x64(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		case 32:
-			valuesFewF16x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesFewF16x32(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		case 24:
-			valuesFewF16x24(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesFewF16x24(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		case 16:
-			valuesFewF16(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesFewF16(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		default:
-			valuesFewF16x8(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+			valuesFewF16x8(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 		}
 		return
 	}
 	v, ldv := &values.wide[column], 4*values.ld
 	switch width {
 	case 64:
-		valuesFewF32x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesFewF32x64(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	case 32:
-		valuesFewF32x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesFewF32x32(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	case 24:
-		valuesFewF32x24(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesFewF32x24(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	case 16:
-		valuesFewF32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesFewF32(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	default:
-		valuesFewF32x8(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		valuesFewF32x8(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
 	}
 }

@@ -57,18 +57,19 @@ type lineTask struct {
 }
 
 // attention computes groups of rows, each over all blocks, with tiles of width keys.
-func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention, from source) {
+func (t tier) attention(width int, y, q Matrix[float32], scratch []float32, all Attention, from source) {
 	if all.M == 0 {
 		return
 	}
 	columns := all.Heads * all.Dim
-	_, _ = y[(all.M-1)*ldy+columns-1], q[(all.M-1)*ldq+columns-1]
+	y.mustHold(all.M, columns)
+	q.mustHold(all.M, columns)
 	scratch = scratch[:AttentionScratch(all.Heads, all.Dim)]
 	most := AttentionRows(all.Heads)
 	for row := 0; row < all.M; row += most {
 		task := t.newLineTask(width, scratch, all, row, min(most, all.M-row), from)
 		for i := range task.M {
-			copy(task.queries[i*columns:(i+1)*columns], q[(row+i)*ldq:])
+			copy(task.queries[i*columns:], q.row(row+i, columns))
 		}
 		if task.turned() {
 			task.turnQueries()
@@ -79,7 +80,7 @@ func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, s
 		for pos := task.start(); pos < task.context(); pos += keyBlock {
 			task.block(pos, min(keyBlock, task.context()-pos))
 		}
-		task.finish(y[row*ldy:], ldy)
+		task.finish(y.From(row, 0))
 	}
 }
 
@@ -262,8 +263,12 @@ func (t *lineTask) score(pos, from, to int, next []byte) {
 				distance := int(mem.Address(first) - mem.Address(mem.Bytes(t.keys[call*tilePitch(t.Dim, t.width):])))
 				for done := 0; done < n; {
 					count := share(n-done, t.tier.mostF32())
-					t.tier.rowsF32(count, &t.scores[(line+done)*keyBlock+at], keyBlock, &t.queries[(line+done)*t.Dim], t.Dim,
-						t.Dim, keys, distance, 2*stride, 0)
+					out, queries := &t.scores[(line+done)*keyBlock+at], &t.queries[(line+done)*t.Dim]
+					if t.tier.wide() {
+						f32Rows512(count, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, distance, 2*stride, 0)
+					} else {
+						f32Rows256(count, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, distance, 2*stride, 0)
+					}
 					done += count
 				}
 			case tiles == 4:
@@ -376,16 +381,16 @@ func (t *lineTask) maskRow(row, low, high, pos, count int) {
 
 // weigh adds values, the rows of positions from..to-1 of a block, weighted to the sums of rows from row on.
 func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte, near int) {
-	line, n, k := row*t.Heads, rows*t.Heads, to-from
-	x, columns := &t.scores[line*keyBlock+from], (t.Dim+7)&^7
+	line, n, k, columns := row*t.Heads, rows*t.Heads, to-from, (t.Dim+7)&^7
+	weights, sums := Rows(t.scores, keyBlock).From(line, from), Rows(t.sums, t.ld).From(line, 0)
 	for column := 0; column < columns; {
 		width := min(16, columns-column)
 		switch left := columns - column; {
 		case t.width == TileN && left >= TileN:
 			for done := 0; done < n; {
 				count := share(n-done, t.tier.mostF32())
-				t.tier.addF32(count, &t.sums[(line+done)*t.ld+column], t.ld, &t.scores[(line+done)*keyBlock+from], keyBlock, k,
-					&values.wide[column], values.ld)
+				vectors := Rows(values.wide[column:], values.ld)
+				t.tier.addF32(count, sums.From(done, column), weights.From(done, 0), k, vectors)
 				done += count
 			}
 			column += TileN
@@ -393,8 +398,8 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte,
 		case t.width == TileN && t.tier.wide() && left >= vecN:
 			for done := 0; done < n; {
 				count := share(n-done, mostFewLines)
-				weighWide(vecN, count, &t.sums[(line+done)*t.ld+column], 4*t.ld, &t.scores[(line+done)*keyBlock+from], k,
-					values, column, &mem.Bytes(t.keys)[0], 0, 0)
+				part := weightedLines{count, k, weights.at(done, 0), sums.at(done, column), 4 * t.ld}
+				part.addWide(vecN, values, column, prefetch{first: &mem.Bytes(t.keys)[0]})
 				done += count
 			}
 			column += vecN
@@ -414,14 +419,14 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte,
 		}
 		first, stride := t.ahead(next, column/8, columns/8, times, k)
 		stride *= width / 8
-		y := &t.sums[line*t.ld+column]
-		if wide {
-			weighWide(width, n, y, 4*t.ld, x, k, values, column, &first[0], near, stride)
-			column += width
-			continue
-		}
+		y, x := sums.at(0, column), weights.at(0, 0)
 		if t.few {
-			weighFew(width, n, y, 4*t.ld, x, k, values, column, &first[0], near, stride)
+			part := weightedLines{n, k, x, y, 4 * t.ld}
+			if ahead := (prefetch{&first[0], near, stride}); wide {
+				part.addWide(width, values, column, ahead)
+			} else {
+				part.add(width, values, column, ahead)
+			}
 			column += width
 			continue
 		}
@@ -441,13 +446,13 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte,
 }
 
 // finish divides by the sums of the weights.
-func (t *lineTask) finish(y []float32, ldy int) {
+func (t *lineTask) finish(y Matrix[float32]) {
 	for line := range t.lines {
 		t.state[4*line+3] = 1 / t.state[4*line+1]
 	}
 	fadeLines256(t.lines, &t.sums[0], 4*t.ld, t.ld, &t.state[3])
 	for row := range t.M {
-		out, sums := y[row*ldy:row*ldy+t.Heads*t.Dim], t.sums[row*t.Heads*t.ld:]
+		out, sums := y.row(row, t.Heads*t.Dim), t.sums[row*t.Heads*t.ld:]
 		if t.ld == t.Dim {
 			copy(out, sums)
 			continue
@@ -634,18 +639,18 @@ func (s *source) bytes(from, to, dim int) (k, v []byte) {
 }
 
 // attentionF32 is Set.AttentionF32.
-func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention) {
-	t.attention(t.keysWidth(a), y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
+func (t tier) attentionF32(y, q Matrix[float32], k, v []float32, scratch []float32, a Attention) {
+	t.attention(t.keysWidth(a), y, q, scratch, a, source{k32: k, v32: v})
 }
 
 // attentionF16 is Set.AttentionF16.
-func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
-	t.attention(t.keysWidth(a), y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
+func (t tier) attentionF16(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
+	t.attention(t.keysWidth(a), y, q, scratch, a, source{k16: k, v16: v})
 }
 
 // attentionQ8 is Set.AttentionQ8.
-func (t tier) attentionQ8(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention) {
-	t.attention(t.keysWidth(a), y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
+func (t tier) attentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
+	t.attention(t.keysWidth(a), y, q, scratch, a, source{k8: k, v8: v})
 }
 
 // keysWidth is the number of positions of a tile of keys for the lines of a call. Those of few lines, where there are

@@ -57,11 +57,11 @@ func sameAttention(t *testing.T, a Attention, seed uint64) {
 				y, scratch := make([]float32, a.M*ld), make([]float32, AttentionScratch(a.Heads, a.Dim))
 				switch form {
 				case "f32":
-					set.AttentionF32(y, ld, q, ld, k, v, scratch, a)
+					set.AttentionF32(Rows(y, ld), Rows(q, ld), k, v, scratch, a)
 				case "f16":
-					set.AttentionF16(y, ld, q, ld, k16, v16, scratch, a)
+					set.AttentionF16(Rows(y, ld), Rows(q, ld), k16, v16, scratch, a)
 				default:
-					set.AttentionQ8(y, ld, q, ld, k8, v8, scratch, a)
+					set.AttentionQ8(Rows(y, ld), Rows(q, ld), k8, v8, scratch, a)
 				}
 				return y
 			}
@@ -86,14 +86,14 @@ func otherTiles() (sets []*Set) {
 		width := func(a Attention) int { return tileKeys + TileN - tier.keysWidth(a) }
 		sets = append(sets, &Set{
 			Name: set.Name + " with other tiles",
-			AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v, scratch []float32, a Attention) {
-				tier.attention(width(a), y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
+			AttentionF32: func(y, q Matrix[float32], k, v, scratch []float32, a Attention) {
+				tier.attention(width(a), y, q, scratch, a, source{k32: k, v32: v})
 			},
-			AttentionQ8: func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention) {
-				tier.attention(width(a), y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
+			AttentionQ8: func(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
+				tier.attention(width(a), y, q, scratch, a, source{k8: k, v8: v})
 			},
-			AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
-				tier.attention(width(a), y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
+			AttentionF16: func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
+				tier.attention(width(a), y, q, scratch, a, source{k16: k, v16: v})
 			},
 		})
 	}

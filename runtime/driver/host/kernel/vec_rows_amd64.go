@@ -206,7 +206,7 @@ func (t tier) combine(y, x, weight Matrix[float32], m, fan, n int) {
 		_ = rows.row(fan-1, n) // the assembly trusts its arguments
 		clear(out)
 		for col := 0; col < whole; col += TileN {
-			t.addF32(1, &out[col], y.Stride, &shares[0], weight.Stride, fan, &rows.Data[col], x.Stride)
+			t.addF32(1, y.From(row, col), weight.From(row, 0), fan, rows.From(0, col))
 		}
 		// The other columns are rounded in the same way, so that their bits do not depend on where a call ends.
 		tail := out[whole:]
