@@ -140,7 +140,8 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 	}
 	defer twin.Close()
 	if !slices.ContainsFunc(twin.Manifest().Blobs, func(x bundle.Blob) bool { return x.Name == emit.ReportBlob }) {
-		return fail(errors.New("the bundle holds no graphs that were compiled with their weights"), again)
+		return fail(errors.New("the bundle holds no graphs that were compiled with their weights"),
+			again+"; of a plan that gives nothing to an NPU there is no twin to name: leave it out")
 	}
 	if err := twin.VerifyAll(ctx, nil); err != nil {
 		return fail(err, "")
