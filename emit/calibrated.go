@@ -2,7 +2,6 @@ package emit
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -173,11 +172,11 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 	return values, nil
 }
 
-// importance is what the calibration says about the rows of a weight that is packed in blocks, after folding; nil
+// importance is what the calibration says about the rows of a weight whose scales are searched, after folding; nil
 // where it says nothing. Folding multiplies a row of the weight and divides what enters it, so mean squares and main
 // directions are divided by the same factors.
 func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
-	if c.cal == nil || !inBlocks(pl.Pack.Scheme) {
+	if c.cal == nil || !pack.Searched(pl.Pack.Scheme) {
 		return nil, nil
 	}
 	weight := c.weight(pl)
@@ -215,11 +214,6 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 	clear(c.important) // placements of one weight and layer follow one another
 	c.important[at] = imp
 	return imp, nil
-}
-
-// inBlocks reports whether values are rounded block by block, where the calibration decides how.
-func inBlocks(scheme string) bool {
-	return strings.HasPrefix(scheme, "q4")
 }
 
 // className is the node that multiplies by a weight in a layer, as the calibration names classes; "" for none.

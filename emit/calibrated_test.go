@@ -161,22 +161,25 @@ func TestCalibratedIsDeterministic(t *testing.T) {
 	require.Slow(t)
 	m := openModel(t, demo)
 	cal := calibrate(t, m, 3)
-	p := planOf(t, m, cal, op.A8TQ4B32, false)
-	plain := packedBytes(t, contentOf(t, planOf(t, m, nil, op.A8TQ4B32, false), m, nil))
-	var first []byte
-	for _, procs := range []int{1, 2, 3} {
-		old := runtime.GOMAXPROCS(procs)
-		b := packedBytes(t, contentOf(t, p, m, cal))
-		runtime.GOMAXPROCS(old)
-		if first == nil {
-			first = b
+	for _, scheme := range []op.Scheme{op.A8TQ4B32, op.A8TQ6C} {
+		p := planOf(t, m, cal, scheme, false)
+		plain := packedBytes(t, contentOf(t, planOf(t, m, nil, scheme, false), m, nil))
+		var first []byte
+		for _, procs := range []int{1, 2, 3} {
+			old := runtime.GOMAXPROCS(procs)
+			b := packedBytes(t, contentOf(t, p, m, cal))
+			runtime.GOMAXPROCS(old)
+			if first == nil {
+				first = b
+			}
+			if !bytes.Equal(b, first) {
+				t.Errorf("%s: bytes differ with %d cores", scheme, procs)
+			}
 		}
-		if !bytes.Equal(b, first) {
-			t.Errorf("bytes differ with %d cores", procs)
+		if len(plain) != len(first) || bytes.Equal(plain, first) {
+			t.Errorf("%s: %d bytes with a calibration and %d without, equal: %v", scheme, len(first), len(plain),
+				bytes.Equal(plain, first))
 		}
-	}
-	if len(plain) != len(first) || bytes.Equal(plain, first) {
-		t.Errorf("%d bytes with a calibration and %d without, equal: %v", len(first), len(plain), bytes.Equal(plain, first))
 	}
 }
 

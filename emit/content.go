@@ -203,7 +203,8 @@ type packKey struct {
 // calibration.
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
 	weight := o.weight(pl)
-	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || weight.HeadsOf != "" || inBlocks(pl.Pack.Scheme)
+	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || weight.HeadsOf != "" ||
+		pack.Searched(pl.Pack.Scheme)
 	if calibrated && c.plan.Calibration() != o.plan.Calibration() || pl.Pack.Slotted { // which experts it has is the plan's
 		return planir.Placement{}, false
 	}

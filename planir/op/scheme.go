@@ -104,7 +104,7 @@ var weightTable = []weightRow{
 	{name: "w16", does: "16-bit floats: the stored values of a model in bfloat16", bits: 16},
 	{name: "q8c", does: "8 bit with a scale per column", bits: 8, columnBytes: 8, // and the sum of the column
 		table: I32Q8C},
-	{name: "q6c", does: "6 bit with a scale per column", bits: 6, columnBytes: 4, table: I32Q6C, fewRows: true},
+	{name: "q6c", does: "6 bit with a searched scale per column", bits: 6, columnBytes: 4, table: I32Q6C, fewRows: true},
 	{name: "q4c", does: "4 bit with a searched scale per column", bits: 4, columnBytes: 4},
 	{name: "q4b32", does: "4 bit with a float16 scale per 32 values of a column", bits: 4, block: 32, blockBytes: 2},
 	{name: "q4b128", does: "4 bit with a float16 scale per 128 values of a column", bits: 4, block: 128, blockBytes: 2},

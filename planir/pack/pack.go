@@ -12,7 +12,7 @@
 //	q6c    [Kp/16] groups (Kp: K rounded up to 16) of [3][32][4] bytes, 32 float32 column scales. A group is four
 //	       quads of k, each in the order of q8c: bytes 0 hold the low four bits of the codes of quad 0 and, as
 //	       high nibbles, quad 1, bytes 1 those of quads 2 and 3, bytes 2 the high two bits of all four, those of
-//	       quad 0 lowest. W = (code-32)*scale with scale = absmax/31 and codes 1..63.
+//	       quad 0 lowest. W = (code-32)*scale with codes 1..63 and a searched scale, never negative.
 //	q4b32  [Kp/32] blocks (Kp: K rounded up to 32) of 512 nibble bytes and 32 float16 column
 //	       scales. Nibble bytes are [8][64]: byte j of row k4 belongs to k = 4*k4 + j%4 of the
 //	       block, its low nibble to column j/4, its high nibble to column 16 + j/4.
@@ -232,9 +232,9 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	return parallel(count, func() func(int) error {
 		packer := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
 		if blocks {
-			packer.imp, packer.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8)
-		} else if spec.Scheme == "q4c" {
-			packer.imp, packer.feed = imp, newFeedback(imp, BlockK, -7)
+			packer.imp, packer.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8, 7)
+		} else if most := mostCode(spec.Scheme); most > 0 {
+			packer.imp, packer.feed = imp, newFeedback(imp, BlockK, -most, most)
 		}
 		if spec.Layout == Onnx {
 			packer.onnx = newOnnxPacker(dst, scalesAt, spec, rows)

@@ -100,7 +100,7 @@ func TestLayoutQ6C(t *testing.T) {
 	w := make([]float32, k*n)
 	w[0*n+0] = 31     // scale 1, code 63
 	w[5*n+0] = -31    // code 1
-	w[10*n+0] = 2.5   // code 34: half to even
+	w[10*n+0] = 2     // code 34
 	w[15*n+0] = -1    // code 31
 	w[21*n+0] = 16    // code 48
 	w[3*n+17] = -15.5 // scale 0.5, code 1
@@ -380,13 +380,11 @@ func TestQuantisationError(t *testing.T) {
 					bound(0, k, 0)
 				case "q8c":
 					bound(0, k, 0.5/127+1e-6)
-				case "q6c":
-					bound(0, k, 0.5/31+1e-6)
 				case "w16":
 					for i := range k {
 						bound(i, i+1, 1.0/256)
 					}
-				case "q4c":
+				case "q4c", "q6c":
 					bound(0, k, 1)
 				case "q4b32", "q4b128":
 					// A searched scale may clip the largest values; see TestSearchIsNeverWorse.
@@ -397,7 +395,7 @@ func TestQuantisationError(t *testing.T) {
 				}
 			}
 			// Quantised values are a fixed point: packing what was unpacked changes no value.
-			if scheme == "q8c" || scheme == "q6c" {
+			if scheme == "q8c" {
 				again := make([]byte, len(b))
 				if err := Pack(again, spec, must(Floats(got, k, n))); err != nil {
 					t.Fatal(err)
@@ -578,8 +576,8 @@ func TestLongColumns(t *testing.T) {
 	for _, scheme := range schemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		got := mustUnpack(t, spec, mustPack(t, spec, floats(t, w, k, n)))
-		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q6c": 0.51 * 1000 / 31,
-			"q4c": 1000, "q4b32": 1000.0 / 4, "q4b128": 1000.0 / 4}[scheme]
+		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q6c": 1000, "q4c": 1000,
+			"q4b32": 1000.0 / 4, "q4b128": 1000.0 / 4}[scheme]
 		for i := range w {
 			if d := math.Abs(float64(got[i] - w[i])); d > limit {
 				t.Fatalf("%s: value %d: got %v, want %v", scheme, i, got[i], w[i])

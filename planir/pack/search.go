@@ -131,6 +131,11 @@ func (p *Importance) blockGains(block int) []float32 {
 	return gains
 }
 
+// Searched reports whether packing searches the scales of a weight scheme: then an Importance changes how it rounds.
+func Searched(scheme string) bool {
+	return scheme == "q4b32" || scheme == "q4b128" || mostCode(scheme) > 0
+}
+
 // Scales are searched between the largest magnitude over searchTo and over searchFrom: candidates that
 // clip it, and those that spend fewer codes on it.
 const (
@@ -281,32 +286,40 @@ func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 // quant4 is the code of a value in units of its scale, which is not large.
 func quant4(x float32) int32 { return max(-8, min(7, roundEven(x))) }
 
-// Scales of 4-bit columns are searched between the largest magnitude over columnFrom, which clips nothing, and over
-// columnTo.
-const (
-	columnFrom = 7
-	columnBins = 64
-	columnStep = 4 // bins per unit
-	columnTo   = columnFrom + columnBins/columnStep
-)
+// columnBins is how many scales of a column are searched, besides the one that clips nothing.
+const columnBins = 64
 
-// columnSearch finds the scales of the 4-bit columns of a tile.
-type columnSearch [TileN]struct {
-	top  float32             // largest magnitude
-	a, b float64             // sums w|u|q and w q^2 of the codes at columnFrom, u the values over top
-	da   [columnBins]float64 // what passing a bin adds to them
-	db   [columnBins]float64
+// columnSearch finds the scales of the columns of a tile: between the largest magnitude over most, the largest code,
+// which clips nothing, and over to.
+type columnSearch struct {
+	most, to float64
+	columns  [TileN]struct {
+		top  float32             // largest magnitude
+		a, b float64             // sums w|u|q and w q^2 of the codes that clip nothing, u the values over top
+		da   [columnBins]float64 // what passing a bin adds to them
+		db   [columnBins]float64
+	}
+}
+
+// newColumnSearch searches scales for codes up to most: 7 in 4 bits, 31 in 6, of which fewer need be clipped.
+func newColumnSearch(most int32) *columnSearch {
+	step := 4.0 // bins per unit
+	if most > 7 {
+		step = 2
+	}
+	return &columnSearch{most: float64(most), to: float64(most) + columnBins/step}
 }
 
 // add counts values x of a column whose largest magnitude is known; errors of theirs cost w, nil is all ones.
 func (s *columnSearch) add(column int, values, weight []float32) {
-	sums := &s[column]
+	sums := &s.columns[column]
 	if sums.top == 0 {
 		return
 	}
+	perUnit := columnBins / (s.to - s.most) // bins
 	for i, value := range values {
 		magnitude := float64(abs(value)) / float64(sums.top)
-		if magnitude*columnTo < 0.5 {
+		if magnitude*s.to < 0.5 {
 			continue
 		}
 		wi := 1.0
@@ -314,11 +327,11 @@ func (s *columnSearch) add(column int, values, weight []float32) {
 			wi = float64(weight[i])
 		}
 		wm := wi * magnitude
-		code := min(7, math.Floor(float64(magnitude*columnFrom)+0.5))
+		code := min(s.most, math.Floor(float64(magnitude*s.most)+0.5))
 		sums.a += float64(wm * code)
 		sums.b += float64(wi * float64(code*code))
-		step := columnStep / magnitude
-		for next := float64((code+0.5)*step) - columnFrom*columnStep; code < 7 && next < columnBins; next += step {
+		step := perUnit / magnitude
+		for next := float64((code+0.5)*step) - s.most*perUnit; code < s.most && next < columnBins; next += step {
 			bin := max(0, int(next))
 			sums.da[bin] += wm
 			sums.db[bin] += float64(wi * float64(2*code+1))
@@ -327,10 +340,10 @@ func (s *columnSearch) add(column int, values, weight []float32) {
 	}
 }
 
-// scale is the scale d of column c that makes sum w (x - d q)^2 small for codes q = round(x/d) in -7..7: of those
-// searched the best, as least squares give it for the codes it makes. 0 where all values are.
+// scale is the scale d of column c that makes sum w (x - d q)^2 small for codes q = round(x/d) in -most..most: of
+// those searched the best, as least squares give it for the codes it makes. 0 where all values are.
 func (s *columnSearch) scale(at int) float32 {
-	column := &s[at]
+	column := &s.columns[at]
 	if column.top == 0 {
 		return 0
 	}
@@ -354,16 +367,17 @@ type feedback struct {
 	cross []float32 // see Importance.cross
 	block int       // rows
 	low   int32     // smallest code
+	high  int32     // largest code
 	state []float32 // [TileN,rank]: what the errors so far are along each direction
 	x     []float32 // [TileN,block]: what the rows of a block are to be, from the errors before it
 }
 
 // newFeedback is nil where no correlations are known: then errors cannot make up for each other.
-func newFeedback(imp *Importance, block int, low int32) *feedback {
+func newFeedback(imp *Importance, block int, low, high int32) *feedback {
 	if imp == nil || imp.rank == 0 {
 		return nil
 	}
-	return &feedback{imp: imp, cross: imp.blockGains(block), block: block, low: low,
+	return &feedback{imp: imp, cross: imp.blockGains(block), block: block, low: low, high: high,
 		state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
 }
 
@@ -427,7 +441,7 @@ func (f *feedback) codes(q []int32, values, want []float32, first, column int, s
 		if !(abs(level) < 1024) {
 			level = float32(math.Copysign(1024, float64(level)))
 		}
-		q[i] = max(f.low, quant4(level))
+		q[i] = max(f.low, min(f.high, roundEven(level)))
 		misses[i] = float32(float32(q[i])*step) - values[i]
 	}
 	rank := f.imp.rank

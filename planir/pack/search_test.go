@@ -141,7 +141,18 @@ func packFor(t *testing.T, spec op.WeightSpec, src Source, imp *Importance) []by
 	return dst
 }
 
-// What the search and the feedback of errors gain where they can: a third and more.
+// plain6 rounds values to 31 steps of the largest magnitude, of either sign.
+func plain6(x []float32) []float32 {
+	out := make([]float32, len(x))
+	step := abs(x[largest(x)]) / 31
+	for i, value := range x {
+		out[i] = float32(math.RoundToEven(float64(value/step))) * step
+	}
+	return out
+}
+
+// What the search and the feedback of errors gain where they can: a third and more. With 6 bits and such numbers clipping
+// gains next to nothing.
 func TestSearchAndFeedbackGain(t *testing.T) {
 	const k, n, rank = 256, 40, 6
 	w, ms, dir, h := random(k, n, rank)
@@ -149,13 +160,17 @@ func TestSearchAndFeedbackGain(t *testing.T) {
 		scheme string
 		search float64 // at most this share of what came before
 		feed   float64
-	}{{"q4b32", 0.95, 0.5}, {"q4b128", 0.85, 0.5}, {"q4c", 0.95, 0.5}} {
+	}{{"q4b32", 0.95, 0.5}, {"q4b128", 0.85, 0.5}, {"q4c", 0.95, 0.5}, {"q6c", 1, 0.5}} {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: c.scheme, Layout: N32}
 		src := floats(t, w, k, n)
 		plain := make([]float32, k*n)
 		block := q4Block(c.scheme)
-		if c.scheme == "q4c" {
+		if mostCode(c.scheme) > 0 {
 			block = k
+		}
+		rounded := plain4
+		if c.scheme == "q6c" {
+			rounded = plain6
 		}
 		for col := range n {
 			for k0 := 0; k0 < k; k0 += block {
@@ -163,7 +178,7 @@ func TestSearchAndFeedbackGain(t *testing.T) {
 				for i := range block {
 					x = append(x, w[(k0+i)*n+col])
 				}
-				for i, v := range plain4(x) {
+				for i, v := range rounded(x) {
 					plain[(k0+i)*n+col] = v
 				}
 			}
@@ -216,7 +231,7 @@ func TestRowsBehindOthers(t *testing.T) {
 func TestFeedbackDeterministicOverCores(t *testing.T) {
 	const k, n, rank = 256, 200, 9
 	w, ms, dir, _ := random(k, n, rank)
-	for _, scheme := range []string{"q4b32", "q4b128", "q4c"} {
+	for _, scheme := range []string{"q4b32", "q4b128", "q4c", "q6c"} {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		var first []byte
 		for _, procs := range []int{1, 2, 5} {
@@ -248,7 +263,7 @@ func TestFeedbackExtremes(t *testing.T) {
 			dir[i] = rapid.SampledFrom([]float32{0, 1, -1, 1e-6, 1e6}).Draw(t, "direction") * float32(math.Sqrt(float64(scale)))
 		}
 		imp := must(NewImportance(ms, dir))
-		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: rapid.SampledFrom([]string{"q4b32", "q4b128", "q4c"}).Draw(t, "scheme"), Layout: N32}
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: rapid.SampledFrom([]string{"q4b32", "q4b128", "q4c", "q6c"}).Draw(t, "scheme"), Layout: N32}
 		dst := make([]byte, must(Bytes(spec)))
 		if err := PackFor(dst, spec, must(Floats(w, k, n)), imp); err != nil {
 			if !strings.Contains(err.Error(), "too large") {

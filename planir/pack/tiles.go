@@ -17,11 +17,11 @@ type tilePacker struct {
 	rows  int       // that buf holds
 	buf   []float32 // [TileN,rows]
 
-	imp    *Importance // of 4-bit values, nil: all errors count alike
-	feed   *feedback   // of 4-bit values, nil: rows do not make up for each other's errors
+	imp    *Importance // of 6-bit and 4-bit values, nil: all errors count alike
+	feed   *feedback   // of the same, nil: rows do not make up for each other's errors
 	search blockSearch
-	codes  [Block128]int32  // of 4-bit values: those of one block of a column
-	held   [TileN][]float32 // of q4c: the columns in buf
+	codes  [Block128]int32  // of the same: those of one block of a column
+	held   [TileN][]float32 // of q6c and q4c: the columns in buf
 
 	onnx *onnxPacker // nil: layout N32
 }
@@ -68,15 +68,13 @@ func (p *tilePacker) absmax(values []float32, k0, column int) (float32, error) {
 // pack writes a tile to dst, which is not used for layout Onnx. It reads as many rows at a time as the buffer holds;
 // rows in front of those that are packed only feed their errors forward.
 func (p *tilePacker) pack(dst []byte, tile int) error {
-	var scale [TileN]float32 // of a column; of q8c and q6c complete only after all rows were seen
+	var scale [TileN]float32 // of a column; of q8c complete only after all rows were seen
 	var sum [TileN]int32
 	var err error
 	switch {
 	case p.spec.Scheme == "q8c" && p.rows < p.spec.K:
-		err = p.columnScales(&scale, tile, 127)
-	case p.spec.Scheme == "q6c" && p.rows < p.spec.K:
-		err = p.columnScales(&scale, tile, mostSix)
-	case p.spec.Scheme == "q4c":
+		err = p.columnScales(&scale, tile)
+	case mostCode(p.spec.Scheme) > 0:
 		err = p.searchColumns(&scale, tile)
 	}
 	if err != nil {
@@ -114,7 +112,7 @@ func (p *tilePacker) packChunk(dst []byte, tile, k0, k1 int, scale *[TileN]float
 	case "q8c":
 		return p.rowsQ8C(dst, &cols, tile, k0, k1, scale, sum)
 	case "q6c":
-		return p.rowsQ6C(dst, &cols, tile, k0, k1, scale)
+		p.packQ6C(dst[k0/sixRows*sixGroup:], &cols, k1-k0, k0, scale)
 	case "q4b32", "q4b128":
 		return p.rowsQ4(dst, &cols, tile, k0, k1)
 	case "q4c":
@@ -150,8 +148,14 @@ func putScales(dst []byte, scale *[TileN]float32) {
 func (p *tilePacker) rowsQ8C(
 	dst []byte, cols *[TileN][]float32, tile, k0, k1 int, scale *[TileN]float32, sum *[TileN]int32,
 ) error {
-	if err := p.wholeScales(scale, cols, tile, k0, 127); err != nil {
-		return err
+	if p.rows >= p.spec.K {
+		for column, col := range cols {
+			top, err := p.absmax(col, k0, tile*TileN+column)
+			if err != nil {
+				return err
+			}
+			scale[column] = top / 127
+		}
 	}
 	if p.onnx == nil {
 		packQ8C(dst[k0*TileN:], cols, k1-k0, scale, sum)
@@ -162,19 +166,15 @@ func (p *tilePacker) rowsQ8C(
 	return nil
 }
 
-// wholeScales determines the scales of columns that are all rows of a tile: their largest magnitudes become most.
-func (p *tilePacker) wholeScales(scale *[TileN]float32, cols *[TileN][]float32, tile, k0 int, most float32) error {
-	if p.rows < p.spec.K {
-		return nil // see columnScales
+// mostCode is the largest code of a scheme that has a searched scale for each column, 0 for others.
+func mostCode(scheme string) int32 {
+	switch scheme {
+	case "q6c":
+		return 31
+	case "q4c":
+		return 7
 	}
-	for column, col := range cols {
-		top, err := p.absmax(col, k0, tile*TileN+column)
-		if err != nil {
-			return err
-		}
-		scale[column] = top / most
-	}
-	return nil
+	return 0
 }
 
 // Codes of q6c lie in groups of sixRows rows, sixGroup bytes each: three planes. They are 1 to 63 and stand for as much
@@ -184,30 +184,27 @@ const (
 	sixPlane = 4 * TileN
 	sixGroup = 3 * sixPlane
 	sixZero  = 32
-	mostSix  = sixZero - 1
 )
 
-// rowsQ6C packs rows [k0,k1) in q6c, k0 being the first of a group. Where they are all rows, it determines the scales
-// first.
-func (p *tilePacker) rowsQ6C(dst []byte, cols *[TileN][]float32, tile, k0, k1 int, scale *[TileN]float32) error {
-	if err := p.wholeScales(scale, cols, tile, k0, mostSix); err != nil {
-		return err
-	}
-	for k := k0; k < k1; k += sixRows {
-		group := dst[k/sixRows*sixGroup:][:sixGroup]
-		clear(group)
-		for column, col := range cols {
-			step := scale[column]
-			for i := range sixRows {
+// packQ6C quantises rows of a tile, from row k0 of the weight, with known column scales.
+func (p *tilePacker) packQ6C(dst []byte, cols *[TileN][]float32, rows, k0 int, scale *[TileN]float32) {
+	groups := (rows + sixRows - 1) / sixRows
+	clear(dst[:groups*sixGroup])
+	for column, col := range cols {
+		for first := 0; first < groups*sixRows; first += BlockK {
+			var codes []int32
+			if first < len(col) {
+				codes = p.columnCodes(col[first:min(first+BlockK, len(col))], k0+first, column, scale[column])
+			}
+			for i := first; i < min(first+BlockK, groups*sixRows); i++ {
 				code := int32(sixZero)
-				if row := k - k0 + i; col != nil && step != 0 && row < len(col) {
-					code += max(-mostSix, min(mostSix, roundEven(col[row]/step)))
+				if i-first < len(codes) {
+					code += codes[i-first]
 				}
-				putSix(group, code, i, column)
+				putSix(dst[i/sixRows*sixGroup:], code, i%sixRows, column)
 			}
 		}
 	}
-	return nil
 }
 
 // putSix writes the code of a row of a group, which was cleared.
@@ -243,8 +240,8 @@ func (p *tilePacker) rowsQ4(dst []byte, cols *[TileN][]float32, tile, k0, k1 int
 	return nil
 }
 
-// columnScales is wholeScales for columns that are too long for the buffer: an extra pass over them.
-func (p *tilePacker) columnScales(scale *[TileN]float32, tile int, most float32) error {
+// columnScales is the extra pass over columns that are too long for the buffer.
+func (p *tilePacker) columnScales(scale *[TileN]float32, tile int) error {
 	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
 		cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))
 		if err != nil {
@@ -255,7 +252,7 @@ func (p *tilePacker) columnScales(scale *[TileN]float32, tile int, most float32)
 			if err != nil {
 				return err
 			}
-			scale[column] = max(scale[column], top/most)
+			scale[column] = max(scale[column], top/127)
 		}
 	}
 	return nil
@@ -453,10 +450,9 @@ func putNibbles(block []byte, codes []int32, column int) {
 	}
 }
 
-// searchColumns finds the scales of the 4-bit columns of a tile, in two more passes over what is longer than the
-// buffer.
+// searchColumns finds the scales of the columns of a tile, in two more passes over what is longer than the buffer.
 func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
-	var search columnSearch
+	search := newColumnSearch(mostCode(p.spec.Scheme))
 	for pass := range 2 {
 		for k0 := 0; k0 < p.spec.K; k0 += p.rows {
 			if pass == 0 || p.rows < p.spec.K {
@@ -475,7 +471,7 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 					if err != nil {
 						return err
 					}
-					search[column].top = max(search[column].top, top)
+					search.columns[column].top = max(search.columns[column].top, top)
 					continue
 				}
 				var weight []float32
@@ -492,30 +488,34 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 	return nil
 }
 
+// columnCodes are the codes of a block of a column, whose first value is row first of the weight, with a known scale.
+func (p *tilePacker) columnCodes(values []float32, first, column int, step float32) []int32 {
+	codes, most := p.codes[:len(values)], mostCode(p.spec.Scheme)
+	switch {
+	case p.feed != nil:
+		p.feed.codes(codes, values, p.feed.targets(values, first, column), first, column, step)
+	case step == 0:
+		clear(codes)
+	default:
+		for i, value := range values {
+			codes[i] = max(-most, min(most, roundEven(value/step)))
+		}
+	}
+	return codes
+}
+
 // packQ4C quantises rows of a tile, from row k0 of the weight, with known column scales.
 func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, rows, k0 int, scale *[TileN]float32) {
 	dst = dst[:(rows+BlockK-1)/BlockK*16*BlockK]
 	clearNibbles(dst)
 	for column, col := range cols {
-		step := scale[column]
 		if col == nil {
 			continue
 		}
 		for index := 0; index*BlockK < rows; index++ {
 			values := col[index*BlockK : min((index+1)*BlockK, rows)]
-			codes := p.codes[:len(values)]
-			first := k0 + index*BlockK
-			switch {
-			case p.feed != nil:
-				p.feed.codes(codes, values, p.feed.targets(values, first, column), first, column, step)
-			case step != 0:
-				for i, value := range values {
-					codes[i] = max(-7, quant4(value/step))
-				}
-			}
-			if step != 0 {
-				putNibbles(dst[index*16*BlockK:], codes, column)
-			}
+			codes := p.columnCodes(values, k0+index*BlockK, column, scale[column])
+			putNibbles(dst[index*16*BlockK:], codes, column)
 		}
 	}
 }
