@@ -860,6 +860,7 @@ func (b *builder) attention() (step, error) {
 		most, least = 1, 1 // rows have no keys in common
 	}
 	var rows, block, blocks int
+	queriesOf := func(row, kvHead int) kernel.Matrix[float32] { return input.from(row, kvHead*(group+2)*dim) }
 	// place is the key head of a task, its first row, and where that row's sequence has the head's keys in the caches.
 	place := func(t int) (kvHead, row, from int) {
 		kvHead, row = t/blocks, (blocks-1-t%blocks)*block
@@ -881,11 +882,13 @@ func (b *builder) attention() (step, error) {
 			kvHead, r0, from := place(t)
 			call := call
 			call.M, call.Pos = min(block, rows-r0), exe.At(r0).Pos
-			queries, out := input.from(r0, kvHead*(group+2)*dim), output.from(r0, kvHead*group*dim)
+			queries, out := queriesOf(r0, kvHead), output.from(r0, kvHead*group*dim)
 			scratch := exe.have.mine(worker)[:size]
 			to := from + (call.Pos+call.M)*cols
 			if t+1 < blocks*operator.KVHeads {
-				if _, row, next := place(t + 1); next != from {
+				nextHead, row, next := place(t + 1)
+				call.NextQueries = queriesOf(row, nextHead)
+				if next != from {
 					first, last := next*element.Bytes(), (next+(exe.At(row).Pos+1)*cols)*element.Bytes()
 					call.NextKeys, call.NextValues = exe.k.raw[first:last], exe.v.raw[first:last]
 				}

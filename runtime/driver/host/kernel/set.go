@@ -193,6 +193,9 @@ type Attention struct {
 	// NextKeys and NextValues are what the caller reads next, as they are cached: kernels may ask memory for the first
 	// of them. They may be empty.
 	NextKeys, NextValues []byte
+
+	// NextQueries are those of the rows that the caller computes next. Kernels may ask memory for them. It may be empty.
+	NextQueries Matrix[float32]
 }
 
 // Rest is a position outside the cache that every row attends to, and whose weight in the softmax counts Count times.

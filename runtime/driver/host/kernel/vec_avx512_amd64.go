@@ -137,8 +137,8 @@ func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, bloc
 //go:noescape
 func scoresWideF32(rows int, s *float32, lds int, q *float32, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)
 
-// turnWideF32 stores 16 rows of n numbers (a multiple of 4), as they are cached, ld bytes apart, as
-// 16 columns of dst [n][32].
+// turnWideF32 stores 16 rows of n numbers (a multiple of 4), as they are cached, ld bytes apart,
+// as 16 columns of dst [n][32].
 //
 //go:noescape
 func turnWideF32(dst *float32, src *float32, ld int, n int)
@@ -150,8 +150,8 @@ func turnWideF32(dst *float32, src *float32, ld int, n int)
 //go:noescape
 func scoresWideF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, near int, stride int)
 
-// turnWideF16 stores 16 rows of n numbers (a multiple of 8), as they are cached, ld bytes apart, as
-// 16 columns of dst [n][32].
+// turnWideF16 stores 16 rows of n numbers (a multiple of 8), as they are cached, ld bytes apart,
+// as 16 columns of dst [n][32].
 //
 //go:noescape
 func turnWideF16(dst *float32, src *uint16, ld int, n int)
@@ -163,8 +163,8 @@ func turnWideF16(dst *float32, src *uint16, ld int, n int)
 //go:noescape
 func scoresWideQ8(rows int, s *float32, lds int, q *float32, k *uint8, ld int, dim int, groups int, next *byte, near int, stride int)
 
-// turnWideQ8 stores 16 rows of n numbers (a multiple of 16), as they are cached, ld bytes apart, as
-// 16 columns of dst [n][32].
+// turnWideQ8 stores 16 rows of n numbers (a multiple of 16), as they are cached, ld bytes apart,
+// as 16 columns of dst [n][32].
 //
 //go:noescape
 func turnWideQ8(dst *float32, src *uint8, ld int, n int)
@@ -181,7 +181,7 @@ func valuesWideF32x64(rows int, y *float32, ldy int, x *float32, ldx int, k int,
 //go:noescape
 func valuesWideF32x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
 
-// valuesWideF32x16 adds x v to y for 16 columns of k rows v and rows lines (1..8) x of k weights. It
+// valuesWideF32x16 adds x v to y for 16 columns of k rows v and rows lines (1..12) x of k weights. It
 // prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
 //
 //go:noescape

@@ -9,6 +9,8 @@ const (
 	wideGroups   = 4 // of those that kernels of 512 bits take at a time
 	mostFewLines = 8
 	mostKeyLines = 6
+
+	mostNarrowLines = 12 // that the kernel of 16 columns of float32 values takes, also of many lines
 )
 
 // Few lines read a part of the cache, keys or values, in order. What is about farAhead bytes ahead in the same part is

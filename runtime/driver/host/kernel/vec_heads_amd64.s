@@ -9004,6 +9004,28 @@ fade_end:
 	VZEROUPPER
 	RET
 
+// func fetchRows(at *float32, ld int, rows int, lines int)
+// Requires: MMX+
+TEXT ·fetchRows(SB), NOSPLIT, $0-32
+	MOVQ at+0(FP), AX
+	MOVQ ld+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ lines+24(FP), BX
+
+fetch_row:
+	MOVQ AX, SI
+	MOVQ BX, DI
+
+fetch_line:
+	PREFETCHT1 (SI)
+	ADDQ       $+64, SI
+	DECQ       DI
+	JNZ        fetch_line
+	ADDQ       CX, AX
+	DECQ       DX
+	JNZ        fetch_row
+	RET
+
 // func scoresFewF32(rows int, s *float32, lds int, q *float32, ldq int, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·scoresFewF32(SB), NOSPLIT, $8-96

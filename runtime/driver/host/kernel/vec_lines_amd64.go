@@ -54,6 +54,7 @@ type lineTask struct {
 	width                        int  // positions of a tile: TileN for the kernels of matrix products, else tileKeys
 	few                          bool // keys are read as they are cached, without tiles
 	lookAhead                         // of few
+	needed                       [2]neededRows
 }
 
 // attention computes groups of rows, each over all blocks, with tiles of width keys.
@@ -71,6 +72,11 @@ func (t tier) attention(width int, y, q Matrix[float32], scratch []float32, all 
 		for i := range task.M {
 			copy(task.queries[i*columns:], q.row(row+i, columns))
 		}
+		next := all.NextQueries
+		if row+most < all.M {
+			next = q.From(row+most, 0)
+		}
+		task.need(y.From(row, 0), next)
 		if task.turned() {
 			task.turnQueries()
 		}
@@ -155,7 +161,9 @@ func (t *lineTask) block(pos, count int) {
 // all of the block.
 func (t *lineTask) weighBlock(pos, count int, partial bool) {
 	piece := pieceKeys
-	if t.width == TileN { // whose kernels take so few columns that all values of a block stay in the cache
+	// Of a block that is no more than what few lines prefetch, all values stay in the cache, as they do where kernels
+	// take few columns.
+	if t.width == TileN || t.few && t.tier.wide() && t.rows == keyBlock {
 		piece = keyBlock
 	}
 	for at, end := 0, 0; at < count; at = end {
@@ -262,6 +270,7 @@ func (t *lineTask) score(pos, from, to int, next []byte) {
 				}
 				distance := int(mem.Address(first) - mem.Address(mem.Bytes(t.keys[call*tilePitch(t.Dim, t.width):])))
 				for done := 0; done < n; {
+					t.askNeeded()
 					count := share(n-done, t.tier.mostF32())
 					out, queries := &t.scores[(line+done)*keyBlock+at], &t.queries[(line+done)*t.Dim]
 					if t.tier.wide() {
@@ -287,7 +296,7 @@ func (t *lineTask) score(pos, from, to int, next []byte) {
 // on.
 func (t *lineTask) scoreHalf(first, last, at int, keys *float32) {
 	for first < last {
-		count := share(last-first, mostFewLines)
+		count := share(last-first, mostNarrowLines)
 		for line := first; line < first+count; line++ {
 			clear(t.scores[line*keyBlock+at : line*keyBlock+at+TileN/2])
 		}
@@ -348,10 +357,13 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 	fadeLines256(last-first, &t.sums[first*t.ld], 4*t.ld, t.ld, &t.state[4*first+2])
 }
 
+// mostBehind is the most that is overwritten behind what a row attends to.
+const mostBehind = vecN + maxRows
+
 // Scores around those that a row attends to: what is in a vector with them counts nothing in its softmax, and beyond it
 // are weights of nothing, because values are weighed with those of at most maxRows rows (see rowsTogether), whose spans
 // begin and end as many positions apart.
-var beforeSpan, behindSpan = func() (before [maxRows + vecN]float32, behind [vecN + maxRows]float32) {
+var beforeSpan, behindSpan = func() (before [maxRows + vecN]float32, behind [vecN + mostBehind]float32) {
 	for i := range vecN {
 		before[maxRows+i], behind[i] = float32(math.Inf(-1)), float32(math.Inf(-1))
 	}
@@ -375,7 +387,11 @@ func (t *lineTask) maskRow(row, low, high, pos, count int) {
 			capScores(scores[low:high], t.capScale, t.limit)
 		}
 		copy(scores[least:from], beforeSpan[maxRows-(low-least):])
-		copy(scores[to:most], behindSpan[vecN-(high-to):])
+		if behind := behindSpan[vecN-(high-to):]; to+mostBehind <= keyBlock {
+			*(*[mostBehind]float32)(scores[to:]) = *(*[mostBehind]float32)(behind) // more than needed, without a call
+		} else {
+			copy(scores[to:most], behind)
+		}
 	}
 }
 
@@ -397,7 +413,7 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte,
 			continue
 		case t.width == TileN && t.tier.wide() && left >= vecN:
 			for done := 0; done < n; {
-				count := share(n-done, mostFewLines)
+				count := share(n-done, mostNarrowLines)
 				part := weightedLines{count, k, weights.at(done, 0), sums.at(done, column), 4 * t.ld}
 				part.addWide(vecN, values, column, prefetch{first: &mem.Bytes(t.keys)[0]})
 				done += count

@@ -49,6 +49,7 @@ func sameAttention(t *testing.T, a Attention, seed uint64) {
 	k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
 	if seed%2 == 1 { // more than is asked for, or less
 		a.NextKeys, a.NextValues = mem.Bytes(k), mem.Bytes(v)[:rng.IntN(4*len(v)+1)]
+		a.NextQueries = Rows(q[:rng.IntN(len(q)+1)], ld)
 	}
 	others := otherTiles()
 	for i, own := range vectorSets() {

@@ -46,6 +46,7 @@ func attentionTiles256() {
 	fromQ8x256()
 	softmaxLines256()
 	fadeLines256()
+	fetchRows()
 	fewLines256()
 }
 
@@ -545,6 +546,26 @@ func fadeLines256() {
 		Label("fade_next")
 	})
 	VZEROUPPER()
+	RET()
+}
+
+// fetchRows asks for what is needed later than what other kernels prefetch.
+func fetchRows() {
+	function("fetchRows", "(at *float32, ld int, rows int, lines int)",
+		"asks for some cache lines of each of rows rows, both at least 1, in the second-level cache. ld is in bytes.")
+	at, ld, rows, lines := param("at"), param("ld"), param("rows"), param("lines")
+	line, left := GP64(), GP64()
+	Label("fetch_row")
+	MOVQ(at, line)
+	MOVQ(lines, left)
+	Label("fetch_line")
+	PREFETCHT1(Mem{Base: line})
+	ADDQ(I8(64), line)
+	DECQ(left)
+	JNZ(LabelRef("fetch_line"))
+	ADDQ(ld, at)
+	DECQ(rows)
+	JNZ(LabelRef("fetch_row"))
 	RET()
 }
 

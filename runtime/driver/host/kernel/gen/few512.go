@@ -13,8 +13,12 @@ import (
 // lines over two groups of sixteen keys, so that each number of a query is read once for both. Kernels take whole pairs
 // of groups, and leave fewer keys to those of 256 bits. Results are the same bits.
 
-// mostWideLines is the number of lines.
-const mostWideLines = 8
+// mostWideLines is the number of lines, mostNarrowLines that of sixteen columns of float32 values, which many lines
+// have, too.
+const (
+	mostWideLines   = 8
+	mostNarrowLines = 12
+)
 
 // wideForm is how sixteen keys become vectors of one number of each.
 type wideForm struct {
@@ -48,7 +52,11 @@ func fewLines512() {
 	for _, form := range valueForms() {
 		valuesWide512("x64", 4, 6, form)
 		valuesWide512("x32", 2, mostWideLines, form)
-		valuesWide512("x16", 1, mostWideLines, form)
+		most := mostWideLines
+		if form.begin == nil && form.bytes == 64 {
+			most = mostNarrowLines
+		}
+		valuesWide512("x16", 1, most, form)
 	}
 	softmaxLines512()
 }
@@ -331,8 +339,8 @@ func thirtyTwoKeys(form wideForm, id string, m int, out reg.GPVirtual, next pref
 // turnWide512 makes sixteen keys columns of a tile, each number of which many lines then share.
 func turnWide512(form wideForm) {
 	function("turnWide"+form.name, "(dst *float32, src *"+form.typ+", ld int, n int)",
-		fmt.Sprintf("stores 16 rows of n numbers (a multiple of %d), as they are cached, ld bytes apart, as", form.numbers),
-		"16 columns of dst [n][32].")
+		fmt.Sprintf("stores 16 rows of n numbers (a multiple of %d), as they are cached, ld bytes apart,", form.numbers),
+		"as 16 columns of dst [n][32].")
 	low := newEightRows(param("src"), param("ld"))
 	high := low
 	high.base = GP64()
@@ -393,9 +401,9 @@ func valueForms() []valueForm {
 
 // valuesWide512 adds weighted rows of values: 16*vecs of their columns.
 func valuesWide512(suffix string, vecs, most int, form valueForm) {
-	name := "valuesWide" + form.name + suffix
+	name, columns := "valuesWide"+form.name+suffix, suffix[1:]
 	behind, doc := "", []string{
-		"adds x v to y for " + suffix[1:] + " columns of k rows v and rows lines (1.." + string(rune('0'+most)) + ") x of k weights. It",
+		fmt.Sprintf("adds x v to y for %s columns of k rows v and rows lines (1..%d) x of k weights. It", columns, most),
 		"prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.",
 	}
 	if form.begin != nil {
