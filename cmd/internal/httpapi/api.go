@@ -57,7 +57,8 @@ type API struct {
 	keys     [][sha256.Size]byte
 	began    time.Time
 	draining atomic.Bool
-	reading  chan struct{} // with room for those that are understood at a time
+	// with room for those that are understood at a time, and for those of them that are long
+	reading, readingLong chan struct{}
 
 	mu     sync.Mutex
 	random *rand.Rand // of ids and of seeds that no client gave; nothing secret
@@ -66,7 +67,7 @@ type API struct {
 // New returns an API of an engine.
 func New(engine Engine, o Options) *API {
 	a := &API{Options: o, engine: engine, mux: http.NewServeMux(), began: time.Now(),
-		reading: make(chan struct{}, readers)}
+		reading: make(chan struct{}, readers), readingLong: make(chan struct{}, 1)}
 	a.random = rand.New(rand.NewPCG(uint64(a.began.UnixNano()), 0))
 	a.metrics = newMetrics(engine)
 	for _, key := range o.Keys {

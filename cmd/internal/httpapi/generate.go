@@ -88,17 +88,44 @@ func (a *API) generate(w http.ResponseWriter, r *http.Request, e *endpoint) {
 }
 
 // readers is how many requests are understood at a time: what their texts cost beyond their bytes is bounded then, and
-// they leave cores to the model.
-const readers = 2
+// they leave cores to the model. Of bodies beyond longBody, which take many times their bytes and tenths of a second,
+// one at a time is understood, so that shorter ones do not wait for them.
+const (
+	readers  = 2
+	longBody = 64 << 10
+)
+
+// await waits for its turn to understand a body of so many bytes; the caller calls leave when it is done.
+func (a *API) await(ctx context.Context, size int) (leave func(), err error) {
+	turns := []chan struct{}{a.reading}
+	if size > longBody {
+		turns = []chan struct{}{a.readingLong, a.reading}
+	}
+	held := 0
+	leave = func() {
+		for _, turn := range turns[:held] {
+			<-turn
+		}
+	}
+	for _, turn := range turns {
+		select {
+		case turn <- struct{}{}:
+			held++
+		case <-ctx.Done():
+			leave()
+			return nil, ctx.Err()
+		}
+	}
+	return leave, nil
+}
 
 // understand makes of a body what the engine is asked for.
 func (a *API) understand(ctx context.Context, e *endpoint, body []byte, class string) (*request, error) {
-	select {
-	case a.reading <- struct{}{}:
-		defer func() { <-a.reading }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	leave, err := a.await(ctx, len(body))
+	if err != nil {
+		return nil, err
 	}
+	defer leave()
 	asked, wrong := parse(body, e.fields)
 	if wrong == nil && asked.model != "" {
 		wrong = a.named(asked.model)
@@ -160,11 +187,30 @@ func (a *API) read(r *http.Request) (body []byte, large bool, err error) {
 	if r.ContentLength > a.MaxBody && r.Header.Get("Expect") != "" {
 		return nil, true, nil
 	}
+	if size := r.ContentLength; 0 <= size && size <= a.MaxBody {
+		body, err = readSized(r.Body, int(size))
+		return body, false, err
+	}
 	body, err = io.ReadAll(io.LimitReader(r.Body, min(a.MaxBody, math.MaxInt64-1)+1))
 	if large = int64(len(body)) > a.MaxBody; large {
 		_, err = io.Copy(io.Discard, r.Body)
 	}
 	return body, large, err
+}
+
+// firstPart is how much of a body is read before memory is taken for all that its head announces.
+const firstPart = 64 << 10
+
+// readSized reads a body of which the size is known, into as many bytes.
+func readSized(from io.Reader, size int) ([]byte, error) {
+	body := make([]byte, min(size, firstPart))
+	read, err := io.ReadFull(from, body)
+	if err != nil || read == size {
+		return body, err
+	}
+	body = append(make([]byte, 0, size), body...)[:size]
+	_, err = io.ReadFull(from, body[read:])
+	return body, err
 }
 
 // classHeader overrides the class that follows from service_tier.

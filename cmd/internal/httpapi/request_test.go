@@ -2,7 +2,9 @@ package httpapi
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/hetc/hetc/runtime/executor"
@@ -235,4 +238,50 @@ func FuzzServedBody(f *testing.F) {
 			}
 		}
 	})
+}
+
+// One long body is understood at a time, and short ones beside it. One that has waited in vain leaves no place taken.
+func TestTurns(t *testing.T) {
+	a := New(&fakeEngine{}, Options{})
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	leave, err := a.await(t.Context(), longBody+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.await(soon, longBody+1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second long body: %v, want it to wait", err)
+	}
+	short, err := a.await(t.Context(), longBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.await(soon, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a third body: %v, want it to wait", err)
+	}
+	leave()
+	short()
+	for range 2 {
+		if leave, err = a.await(t.Context(), longBody+1); err != nil {
+			t.Fatal(err)
+		}
+		leave()
+	}
+	if len(a.reading)+len(a.readingLong) > 0 {
+		t.Error("places are taken though nobody reads")
+	}
+}
+
+// A body arrives whole whatever its size, in pieces, and one that is cut is an error.
+func TestReadSized(t *testing.T) {
+	for _, size := range []int{0, 1, firstPart - 1, firstPart, firstPart + 1, 3*firstPart + 7} {
+		sent := bytes.Repeat([]byte("abcdefg"), size/7+1)[:size]
+		got, err := readSized(iotest.HalfReader(bytes.NewReader(sent)), size)
+		if err != nil || !bytes.Equal(got, sent) || cap(got) > size+1 {
+			t.Errorf("%d bytes: %d in %d, %v", size, len(got), cap(got), err)
+		}
+		if _, err := readSized(bytes.NewReader(sent), size+1); err == nil {
+			t.Errorf("%d bytes of %d: no error", size, size+1)
+		}
+	}
 }

@@ -2,7 +2,11 @@ package servecmd
 
 import (
 	"fmt"
+	"io"
 	"math"
+	"net/http"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/hetc/hetc/cmd/internal/machine"
@@ -53,6 +57,52 @@ func TestMemoryIsWhatThePlanPredicts(t *testing.T) {
 		})
 	}
 }
+
+// Bodies as large as may be, sixteen at a time: what the server holds of them beside the bytes themselves is what one
+// of them takes to be understood, whatever it is made of.
+func TestMemoryOfLargeBodies(t *testing.T) {
+	require.Slow(t)
+	const clients, body = 16, 1<<20 - 100
+	p := spawnOf(t, oneCore)
+	peak := func() int64 {
+		return machine.MemoryField(fmt.Sprintf("/proc/%d/status", p.command.Process.Pid), "VmHWM:")
+	}
+	started := peak()
+	list := func(element string) string {
+		return "[" + strings.Repeat(element+",", body/(len(element)+1)-2) + element + "]"
+	}
+	text := func(part string) string { return `"` + strings.Repeat(part, body/len(part)) + `"` }
+	for _, c := range []struct{ name, path, field, value string }{
+		{"words", "/completions", "prompt", text("In the beginning God created the heaven and the earth. ")},
+		{"one word", "/completions", "prompt", text("begat")},
+		{"numbers", "/chat/completions", "messages", list("7")},
+	} {
+		var all sync.WaitGroup
+		for range clients {
+			all.Go(func() {
+				response, err := p.client.Post(p.started.URL+c.path, "application/json",
+					strings.NewReader(`{"`+c.field+`":`+c.value+`}`))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer response.Body.Close()
+				if answer, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusBadRequest {
+					t.Errorf("%s: status %d, %.200s (%v)", c.name, response.StatusCode, answer, err)
+				}
+			})
+		}
+		all.Wait()
+		t.Logf("%s: resident at most %.1f MiB more than when it listened", c.name, mib(peak()-started))
+	}
+	if grown := peak() - started; grown > bodiesBytes {
+		t.Errorf("resident at most %.1f MiB more than when it listened, want at most %d", mib(grown), bodiesBytes>>20)
+	}
+}
+
+// bodiesBytes is what a server holds at most of sixteen bodies of 1 MiB: the bytes themselves, what becomes of the one
+// that is understood at the time, and as much again that the collector has not come by for.
+const bodiesBytes = 128 << 20
 
 // mib is a size in MiB.
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
