@@ -115,10 +115,14 @@ func TestHopelessLimitsAreToldAtOnce(t *testing.T) {
 	in.Engine = noJoint{exact.Engine{}, t}
 	for _, measure := range []problem.Measure{problem.Time, problem.Energy, problem.Memory} {
 		for name, limits := range map[string]workload.Limits{
-			workload.KeyEnergy: {EnergyMJ: 1e-6}, workload.KeyDecode: {DecodeMS: 1e-6}, workload.KeyPrefill: {PrefillMS: 1e-6},
+			workload.KeyEnergy:  {EnergyMJ: 1e-6},
+			workload.KeyDecode:  {DecodeMS: 1e-6},
+			workload.KeyPrefill: {PrefillMS: 1e-6},
 		} {
 			x := in
-			x.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits, w.Minimise = limits, measure })
+			x.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+				w.Limits, w.Minimise = limits, measure
+			})
 			_, err := Solve(t.Context(), x)
 			var why *LimitError
 			if !errors.As(err, &why) || !why.Proved || !slices.Equal(why.Names, []string{name}) {

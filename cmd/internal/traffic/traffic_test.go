@@ -293,8 +293,7 @@ func TestTraceFitsTheContext(t *testing.T) {
 			t.Errorf("%d tokens and an answer of %d: got %v", request.prompt, request.output, err)
 		}
 		if err != nil && (diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0) {
-			t.Errorf("%d tokens and an answer of %d: got %v, want it refused with a hint", request.prompt, request.output,
-				err)
+			t.Errorf("%d tokens and an answer of %d: got %v, want a hint", request.prompt, request.output, err)
 		}
 	}
 }
@@ -304,7 +303,9 @@ func TestServedTimesWithinAClock(t *testing.T) {
 	trace := []Request{{Class: "reactive", Prompt: 80, Output: 4}}
 	of := func(servedNS, plannedNS int64) *Overheads {
 		out := &Overheads{}
-		for _, key := range []serving.CallKey{{Kind: serving.LastChunkCall, Size: 100}, {Kind: serving.DecodeCall, Size: 1}} {
+		chunk := serving.CallKey{Kind: serving.LastChunkCall, Size: 100}
+		step := serving.CallKey{Kind: serving.DecodeCall, Size: 1}
+		for _, key := range []serving.CallKey{chunk, step} {
 			out.Calls = append(out.Calls,
 				serving.CallTimes{CallKey: key, Calls: 1, ServedNS: servedNS, PlannedNS: plannedNS})
 		}
