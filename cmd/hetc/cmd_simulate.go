@@ -19,7 +19,7 @@ func newSimulate(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "plan"); err != nil {
 				return err
 			}
-			return traffic.RunSimulate(ui, &options)
+			return traffic.RunSimulate(cmd.Context(), ui, &options)
 		},
 	}
 	options.Register(cmd.Flags())

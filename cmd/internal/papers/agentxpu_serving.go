@@ -99,12 +99,12 @@ type outcome struct {
 }
 
 // play is how the server fares with arrivals of both classes a minute.
-func (s *server) play(minutes, reactive, proactive float64) (out outcome, err error) {
+func (s *server) play(ctx context.Context, minutes, reactive, proactive float64) (out outcome, err error) {
 	const seeds = 5
 	for seed := range uint64(seeds) {
 		config := scheduler.Default(32)
 		config.Policy = s.policy
-		report, err := traffic.Simulate(s.plan, agentTrace(seed, minutes, reactive, proactive), config)
+		report, err := traffic.Simulate(ctx, s.plan, agentTrace(seed, minutes, reactive, proactive), config)
 		if err != nil {
 			return out, err
 		}
@@ -130,10 +130,10 @@ func (s *server) play(minutes, reactive, proactive float64) (out outcome, err er
 }
 
 // playAll is how each server fares, by name.
-func playAll(servers []server, minutes, reactive, proactive float64) (map[string]outcome, error) {
+func playAll(ctx context.Context, servers []server, minutes, reactive, proactive float64) (map[string]outcome, error) {
 	out := map[string]outcome{}
 	for i := range servers {
-		fared, err := servers[i].play(minutes, reactive, proactive)
+		fared, err := servers[i].play(ctx, minutes, reactive, proactive)
 		if err != nil {
 			return nil, err
 		}
@@ -153,13 +153,13 @@ func agentServing(ctx context.Context, rows *sheet) error {
 		if err != nil {
 			return err
 		}
-		if err := agentMixed(rows, model.row+"/", model.data, servers); err != nil {
+		if err := agentMixed(ctx, rows, model.row+"/", model.data, servers); err != nil {
 			return err
 		}
-		if err := agentBackground(rows, model.row+"/", servers); err != nil {
+		if err := agentBackground(ctx, rows, model.row+"/", servers); err != nil {
 			return err
 		}
-		if err := agentOverhead(rows, model.row+"/", servers); err != nil {
+		if err := agentOverhead(ctx, rows, model.row+"/", servers); err != nil {
 			return err
 		}
 	}
@@ -168,7 +168,7 @@ func agentServing(ctx context.Context, rows *sheet) error {
 
 // agentMixed are requests of both classes (Fig. 11): reactive ones a minute as printed, beside a fixed rate of others,
 // and the other way round.
-func agentMixed(rows *sheet, row, data string, servers []server) error {
+func agentMixed(ctx context.Context, rows *sheet, row, data string, servers []server) error {
 	points := agent("wl_mixed_points_named").at("values")
 	fixed, minutes := points.at("proactive_fixed").num(), agent("wl_trace").at("values").num()
 	reactive := agent("r_mixed_reactive_mean").at("values", data).nums()
@@ -177,7 +177,7 @@ func agentMixed(rows *sheet, row, data string, servers []server) error {
 	// The paper prints two ends of a range, which are taken to be those of the lowest and the highest rate.
 	proactive := map[int]any{0: ends[0], len(rates) - 1: ends[1]}
 	for i, rate := range rates {
-		fared, err := playAll(servers, minutes, rate, fixed)
+		fared, err := playAll(ctx, servers, minutes, rate, fixed)
 		if err != nil {
 			return err
 		}
@@ -201,7 +201,7 @@ func agentMixed(rows *sheet, row, data string, servers []server) error {
 	sweep, others := points.at("proactive_sweep").nums(), points.at("breakdown", "reactive").num()
 	var grown []float64
 	for _, rate := range sweep {
-		fared, err := servers[0].play(minutes, others, rate)
+		fared, err := servers[0].play(ctx, minutes, others, rate)
 		if err != nil {
 			return err
 		}
@@ -213,9 +213,9 @@ func agentMixed(rows *sheet, row, data string, servers []server) error {
 }
 
 // agentBackground are background requests alone (Fig. 10), more than any server keeps up with: tokens a second.
-func agentBackground(rows *sheet, row string, servers []server) error {
+func agentBackground(ctx context.Context, rows *sheet, row string, servers []server) error {
 	const minutes, arrivals = 5, 240
-	fared, err := playAll(servers, minutes, 0, arrivals)
+	fared, err := playAll(ctx, servers, minutes, 0, arrivals)
 	if err != nil {
 		return err
 	}
@@ -234,9 +234,9 @@ func agentBackground(rows *sheet, row string, servers []server) error {
 }
 
 // agentOverhead is what is waited for and spent at the rates of the paper's breakdown (Fig. 12 and 13).
-func agentOverhead(rows *sheet, row string, servers []server) error {
+func agentOverhead(ctx context.Context, rows *sheet, row string, servers []server) error {
 	rates := agent("wl_mixed_points_named").at("values", "breakdown")
-	fared, err := playAll(servers, agent("wl_trace").at("values").num(), rates.at("reactive").num(),
+	fared, err := playAll(ctx, servers, agent("wl_trace").at("values").num(), rates.at("reactive").num(),
 		rates.at("proactive").num())
 	if err != nil {
 		return err

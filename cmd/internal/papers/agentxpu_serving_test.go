@@ -31,7 +31,7 @@ func TestElasticChunksOnTheSoC(t *testing.T) {
 		t.Helper()
 		config := scheduler.Default(8)
 		config.Slack = slack
-		report, err := traffic.Simulate(plan.Plan, trace, config)
+		report, err := traffic.Simulate(t.Context(), plan.Plan, trace, config)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -105,7 +105,7 @@ func (o *Options) config(plan *planir.Plan, policy scheduler.Policy) (scheduler.
 }
 
 // RunSimulate plays a trace on a virtual clock under every policy.
-func RunSimulate(ui *cli.Streams, options *Options) error {
+func RunSimulate(ctx context.Context, ui *cli.Streams, options *Options) error {
 	plan, err := plantext.Read(options.Plan)
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func RunSimulate(ui *cli.Streams, options *Options) error {
 		}
 		from = fmt.Sprintf("what they took in the server of %s, measured", options.Served)
 	}
-	reports, err := simulateAll(plan, trace, options, overheads)
+	reports, err := simulateAll(ctx, plan, trace, options, overheads)
 	if err != nil {
 		return err
 	}
@@ -145,13 +145,14 @@ func RunSimulate(ui *cli.Streams, options *Options) error {
 }
 
 // simulateAll is a simulation under every policy; without overheads, by the plan alone.
-func simulateAll(plan *planir.Plan, trace []Request, options *Options, overheads *Overheads) (reports []*Report, err error) {
+func simulateAll(ctx context.Context, plan *planir.Plan, trace []Request, options *Options, overheads *Overheads) (
+	reports []*Report, err error) {
 	for _, policy := range scheduler.Policies {
 		config, err := options.config(plan, policy)
 		if err != nil {
 			return nil, err
 		}
-		report, err := simulateServed(plan, trace, config, overheads)
+		report, err := simulateServed(ctx, plan, trace, config, overheads)
 		if err != nil {
 			return nil, err
 		}
@@ -317,7 +318,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		if err != nil {
 			return err
 		}
-		simulated, err := simulateAll(&predicted, load.trace, options, overheadsOf(before))
+		simulated, err := simulateAll(ctx, &predicted, load.trace, options, overheadsOf(before))
 		if err != nil {
 			return err
 		}

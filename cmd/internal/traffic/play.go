@@ -34,12 +34,13 @@ func fits(plan *planir.Plan, trace []Request) error {
 
 // Simulate plays a trace on a virtual clock: program calls take what the plan predicts, and nothing else takes time.
 // The slots of the configuration are the plan's sequences if they are 0.
-func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Report, error) {
-	return simulateServed(plan, trace, config, nil)
+func Simulate(ctx context.Context, plan *planir.Plan, trace []Request, config scheduler.Config) (*Report, error) {
+	return simulateServed(ctx, plan, trace, config, nil)
 }
 
 // simulateServed is Simulate where program calls take what they took in a server; nil: what the plan predicts.
-func simulateServed(plan *planir.Plan, trace []Request, config scheduler.Config, overheads *Overheads) (*Report, error) {
+func simulateServed(ctx context.Context, plan *planir.Plan, trace []Request, config scheduler.Config,
+	overheads *Overheads) (*Report, error) {
 	if err := fits(plan, trace); err != nil {
 		return nil, err
 	}
@@ -60,7 +61,7 @@ func simulateServed(plan *planir.Plan, trace []Request, config scheduler.Config,
 	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace,
 		overheads: overheads, woken: serving.AfterIdle(0), courses: make([]course, len(trace)), pending: make([]int64, len(trace)),
 		left: make([]int, len(trace))}
-	if err := play.run(); err != nil {
+	if err := play.run(ctx); err != nil {
 		return nil, err
 	}
 	if overheads != nil {
@@ -109,8 +110,11 @@ const (
 )
 
 // run plays the trace to its end.
-func (s *simulation) run() error {
+func (s *simulation) run(ctx context.Context) error {
 	for {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("simulate: %w", err)
+		}
 		if s.now > mostNS {
 			return diag.New(diag.ClassInput,
 				"simulate: the trace takes more than %d years with these times of program calls", mostNS/year)

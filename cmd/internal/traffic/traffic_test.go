@@ -1,6 +1,8 @@
 package traffic
 
 import (
+	"context"
+	"errors"
 	"math"
 	"os"
 	"slices"
@@ -45,7 +47,7 @@ func TestSimulateByHand(t *testing.T) {
 	} {
 		config := scheduler.Default(4)
 		config.Policy = policy
-		report, err := Simulate(planOf(), trace, config)
+		report, err := Simulate(t.Context(), planOf(), trace, config)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +77,7 @@ func TestSimulateServedByHand(t *testing.T) {
 		{CallKey: serving.CallKey{Kind: serving.LastChunkCall, Size: 100}, Calls: 3, ServedNS: 93e6, PlannedNS: 90e6},
 		{CallKey: serving.CallKey{Kind: serving.DecodeCall, Size: 1}, Calls: 1, ServedNS: 11e6, PlannedNS: 10e6},
 	}}
-	report, err := simulateServed(planOf(), trace, config, overheads)
+	report, err := simulateServed(t.Context(), planOf(), trace, config, overheads)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +166,7 @@ func TestBursts(t *testing.T) {
 					overheads.Calls = append(overheads.Calls,
 						serving.CallTimes{CallKey: serving.CallKey{Kind: kind}, Calls: 1, ServedNS: 15e6, PlannedNS: 10e6})
 				}
-				report, err := simulateServed(plan, trace, scheduler.Default(slots), overheads)
+				report, err := simulateServed(t.Context(), plan, trace, scheduler.Default(slots), overheads)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -221,7 +223,7 @@ func TestSimulateBesideByHand(t *testing.T) {
 		{PrefillRows: 100, DecodeRows: 4, PrefillNS: 96e6, DecodeNS: 14e6},
 	}}
 	trace := []Request{{AtMS: 0, Class: "reactive", Prompt: 100, Output: 20}, {AtMS: 60, Class: "proactive", Prompt: 140, Cached: 40, Output: 2}}
-	report, err := Simulate(plan, trace, scheduler.Default(4))
+	report, err := Simulate(t.Context(), plan, trace, scheduler.Default(4))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,11 +313,11 @@ func TestServedTimesWithinAClock(t *testing.T) {
 		}
 		return out
 	}
-	report, err := simulateServed(planOf(), trace, scheduler.Default(4), of(1, math.MaxInt64/4))
+	report, err := simulateServed(t.Context(), planOf(), trace, scheduler.Default(4), of(1, math.MaxInt64/4))
 	if err != nil || !(report.Seconds > 0) || math.IsInf(report.Rate, 0) || math.IsNaN(report.Busy) {
 		t.Errorf("calls that take nothing: got %+v (%v), want numbers", report, err)
 	}
-	_, err = simulateServed(planOf(), trace, scheduler.Default(4), of(math.MaxInt64/2-1, 1))
+	_, err = simulateServed(t.Context(), planOf(), trace, scheduler.Default(4), of(math.MaxInt64/2-1, 1))
 	if diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("calls that take longer than a clock counts: got %v, want them refused", err)
 	}
@@ -349,7 +351,8 @@ func TestEnergy(t *testing.T) {
 	plan.Program.Programs[0].Sections = []planir.Section{{Layers: 2, Lanes: []planir.Lane{lane("gpu", 4e6)}}} // 8 of 10 ms
 	plan.Program.Programs[2].Sections = []planir.Section{{Layers: 2, Lanes: []planir.Lane{lane("gpu", 12_500_000)}},
 		{Lanes: []planir.Lane{lane("npu", 50e6)}}}
-	report, err := Simulate(plan, []Request{{Class: "reactive", Prompt: 100, Output: 3}}, scheduler.Default(4))
+	trace := []Request{{Class: "reactive", Prompt: 100, Output: 3}}
+	report, err := Simulate(t.Context(), plan, trace, scheduler.Default(4))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,5 +382,15 @@ func TestTraceIsAFile(t *testing.T) {
 	_, err := Read(os.DevNull)
 	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "want a file") || len(diag.HintsOf(err)) == 0 {
 		t.Errorf("read a device as a trace: got %v, want it refused with a hint", err)
+	}
+}
+
+// A simulation ends where its context does: a trace may take hours.
+func TestSimulationIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	trace := []Request{{Class: "reactive", Prompt: 80, Output: 4}}
+	if report, err := Simulate(ctx, planOf(), trace, scheduler.Default(4)); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %+v (%v), want it to be interrupted", report, err)
 	}
 }

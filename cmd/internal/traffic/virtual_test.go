@@ -114,7 +114,7 @@ func TestSimulateIsServing(t *testing.T) {
 		for _, policy := range scheduler.Policies {
 			config := scheduler.Default(4)
 			config.Policy, config.AgeNS = policy, 40e6
-			want, err := Simulate(machine.Plan(), trace, config)
+			want, err := Simulate(t.Context(), machine.Plan(), trace, config)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,11 +199,11 @@ func TestServedCallsPredictOtherRequests(t *testing.T) {
 		config := scheduler.Default(4)
 		config.Policy, config.AgeNS = policy, 40e6
 		want, _ := serve(trace, config)
-		got, err := simulateServed(machine.Plan(), trace, config, overheads)
+		got, err := simulateServed(t.Context(), machine.Plan(), trace, config, overheads)
 		if err != nil {
 			t.Fatal(err)
 		}
-		byPlan, err := Simulate(machine.Plan(), trace, config)
+		byPlan, err := Simulate(t.Context(), machine.Plan(), trace, config)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +293,7 @@ func TestServingTakesAsLongAsSimulated(t *testing.T) {
 	for _, policy := range scheduler.Policies {
 		config := scheduler.Default(4)
 		config.Policy = policy
-		want, err := Simulate(machine.Plan(), trace, config)
+		want, err := Simulate(t.Context(), machine.Plan(), trace, config)
 		if err != nil {
 			t.Fatal(err)
 		}
