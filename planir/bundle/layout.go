@@ -69,7 +69,7 @@ func encodeHeader(envelopeBytes int) []byte {
 // decodeHeader returns the length of the envelope.
 func decodeHeader(header []byte, fileBytes int64) (int, error) {
 	if string(header[:8]) != magic {
-		return 0, fmt.Errorf("magic %x, want %x: not a bundle, or one damaged in transfer", header[:8], magic)
+		return 0, fmt.Errorf("begins with %q, want %q: not a bundle, or one damaged in transfer", header[:8], magic)
 	}
 	if version := binary.LittleEndian.Uint32(header[8:]); version != 1 {
 		return 0, fmt.Errorf("container version %d, want 1", version)
