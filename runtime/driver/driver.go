@@ -131,7 +131,8 @@ func (c *Capabilities) Supports(operator op.Op) error {
 		return nil
 	}
 	if scheme := operator.Scheme.Weight(); scheme != "" && c.Layouts[scheme] != op.TilesLayout {
-		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", scheme, op.TilesLayout)
+		return fmt.Errorf("scheme %q: weights %q are not read in layout %q, in which rows are looked up",
+			operator.Scheme, scheme, op.TilesLayout)
 	}
 	if operator.Kind.Has("kv") {
 		if slices.Contains(c.KV, operator.KV) {

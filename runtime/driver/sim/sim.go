@@ -136,5 +136,9 @@ func capabilities(p *socs.Processor) *driver.Capabilities {
 	caps.Layouts = map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout,
 		string(op.BF16): op.RowsLayout}
 	maps.Copy(caps.Layouts, p.Layouts)
+	outliers := op.Op{Kind: op.OutlierMatMul, Scheme: op.A32W16}
+	if caps.Supports(outliers) != nil { // rows of its weight are looked up, in a layout that the processor does not read
+		caps.Kinds = slices.DeleteFunc(caps.Kinds, func(kind op.Kind) bool { return kind == op.OutlierMatMul })
+	}
 	return caps
 }
