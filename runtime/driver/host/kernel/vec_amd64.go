@@ -519,8 +519,6 @@ func matMulQ4Panels(block int, y Matrix[float32], x Quantised, w []byte, m, k, n
 		for row := range m {
 			clear(y.row(row, n)[j : j+TileN])
 		}
-		// whole counts the blocks of this panel that have all their activations: all, or all but
-		// the last
 		for index := 0; index < blocks; index += step {
 			count := min(step, blocks-index)
 			whole := min(count, full-index) // blocks with all activations: all, or all but the last
@@ -540,13 +538,13 @@ func matMulQ4Panels(block int, y Matrix[float32], x Quantised, w []byte, m, k, n
 				if whole == count {
 					wholeScale = scale
 				}
+				out, pitch := y.at(row, j), 4*y.Stride
 				if whole > 0 {
+					from, ldx := codes.at(row, index*block), codes.Stride
 					if long {
-						q4x128Panel512(rows, y.at(row, j), 4*y.Stride, codes.at(row, index*block), codes.Stride, whole,
-							&panel[0], &w[at], ahead, stride, wholeScale)
+						q4x128Panel512(rows, out, pitch, from, ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
 					} else {
-						q4Panel512(rows, y.at(row, j), 4*y.Stride, codes.at(row, index*block), codes.Stride, whole,
-							&panel[0], &w[at], ahead, stride, wholeScale)
+						q4Panel512(rows, out, pitch, from, ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
 					}
 				}
 				// the last block, with padded activations
@@ -554,12 +552,11 @@ func matMulQ4Panels(block int, y Matrix[float32], x Quantised, w []byte, m, k, n
 					for i := range rows {
 						copy(last[block*i:block*(i+1)], codes.row(row+i, k)[full*block:])
 					}
+					rest := &panel[whole*panelBlock]
 					if long {
-						q4x128Panel512(rows, y.at(row, j), 4*y.Stride, &last[0], block, 1,
-							&panel[whole*panelBlock], &w[at], 0, 0, scale)
+						q4x128Panel512(rows, out, pitch, &last[0], block, 1, rest, &w[at], 0, 0, scale)
 					} else {
-						q4Panel512(rows, y.at(row, j), 4*y.Stride, &last[0], block, 1, &panel[whole*panelBlock],
-							&w[at], 0, 0, scale)
+						q4Panel512(rows, out, pitch, &last[0], block, 1, rest, &w[at], 0, 0, scale)
 					}
 				}
 				row += rows

@@ -400,35 +400,12 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte,
 	line, n, k, columns := row*t.Heads, rows*t.Heads, to-from, (t.Dim+7)&^7
 	weights, sums := Rows(t.scores, keyBlock).From(line, from), Rows(t.sums, t.ld).From(line, 0)
 	for column := 0; column < columns; {
-		width := min(16, columns-column)
-		switch left := columns - column; {
-		case t.width == TileN && left >= TileN:
-			for done := 0; done < n; {
-				count := share(n-done, t.tier.mostF32())
-				vectors := Rows(values.wide[column:], values.ld)
-				t.tier.addF32(count, sums.From(done, column), weights.From(done, 0), k, vectors)
-				done += count
-			}
-			column += TileN
+		left := columns - column
+		if t.width == TileN && (left >= TileN || t.tier.wide() && left >= vecN) {
+			column += t.weighTile(n, k, sums.From(0, column), weights, Rows(values.wide[column:], values.ld), left)
 			continue
-		case t.width == TileN && t.tier.wide() && left >= vecN:
-			for done := 0; done < n; {
-				count := share(n-done, mostNarrowLines)
-				part := weightedLines{count, k, weights.at(done, 0), sums.at(done, column), 4 * t.ld}
-				part.addWide(vecN, values, column, prefetch{first: &mem.Bytes(t.keys)[0]})
-				done += count
-			}
-			column += vecN
-			continue
-		case t.few && t.tier.wide():
-			width = wideColumns(n, left)
-		case n == 1 && left >= 64:
-			width = 64
-		case n <= 3 && left >= 32:
-			width = 32
-		case t.few && (n == 4 || n > maxLines) && left >= 24:
-			width = 24
 		}
+		width := t.columnsAtOnce(n, left)
 		wide, times := t.few && t.tier.wide() && width > keyGroup, n
 		if wide {
 			times = 1 // all lines take one turn
@@ -459,6 +436,41 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte,
 		}
 		column += width
 	}
+}
+
+// columnsAtOnce is how many of left columns of values a kernel adds to the sums of n lines.
+func (t *lineTask) columnsAtOnce(n, left int) int {
+	switch {
+	case t.few && t.tier.wide():
+		return wideColumns(n, left)
+	case n == 1 && left >= 64:
+		return 64
+	case n <= 3 && left >= 32:
+		return 32
+	case t.few && (n == 4 || n > maxLines) && left >= 24:
+		return 24
+	}
+	return min(16, left)
+}
+
+// weighTile adds TileN columns of k values, or vecN where fewer are left, to the sums of n lines, as many at a time as a
+// kernel has registers for. It returns the number of columns.
+func (t *lineTask) weighTile(n, k int, sums, weights, values Matrix[float32], left int) int {
+	if left >= TileN {
+		for done := 0; done < n; {
+			count := share(n-done, t.tier.mostF32())
+			t.tier.addF32(count, sums.From(done, 0), weights.From(done, 0), k, values)
+			done += count
+		}
+		return TileN
+	}
+	for done := 0; done < n; {
+		count := share(n-done, mostNarrowLines)
+		part := weightedLines{count, k, weights.at(done, 0), sums.at(done, 0), 4 * t.ld}
+		part.addWide(vecN, valueRows{wide: values.Data, ld: values.Stride}, 0, prefetch{first: &mem.Bytes(t.keys)[0]})
+		done += count
+	}
+	return vecN
 }
 
 // finish divides by the sums of the weights.

@@ -33,18 +33,19 @@ func packed512() {
 	q4Packed512("q4x128Packed512", 128)
 }
 
-// packedRows emits one step: every row's activation times w0 and w1. Most rows take it from memory as an operand, which
+// packedRows emits one step: every row's activation times both weights. Most rows take it from memory as an operand, which
 // is a load for each of the two; every third row loads it once, to one of the registers b. Of 14 rows 25 loads and 35
 // instructions make 28 multiply-adds: a core begins 28 loads in the time of these, and, while its other hardware thread
 // is busy, 42 instructions.
-func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical,
-	acc func(r, half int) reg.VecPhysical, floats bool) {
+func packedRows(
+	x reg.Register, disp, m int, weights pair, b []reg.VecPhysical, acc func(r, half int) reg.VecPhysical, floats bool,
+) {
 	loaded := (m + 2) / 3
 	next := 0
 	for row := range m {
 		at := Mem{Base: x, Disp: disp + 4*row}
 		if row*loaded/m == (row+1)*loaded/m {
-			for half, weight := range []reg.VecPhysical{w0, w1} {
+			for half, weight := range weights {
 				if floats {
 					VFMADD231PS_BCST(at, weight, acc(row, half))
 				} else {
@@ -56,7 +57,7 @@ func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.Vec
 		vec := b[next%len(b)]
 		next++
 		VPBROADCASTD(at, vec)
-		for half, weight := range []reg.VecPhysical{w0, w1} {
+		for half, weight := range weights {
 			if floats {
 				VFMADD231PS(vec, weight, acc(row, half))
 			} else {
@@ -235,7 +236,7 @@ func q8cPacked512(name string, first bool) {
 			if i%4 == 0 { // one line of two: the core fetches its neighbour
 				fetch.step(1)
 			}
-			packedRows(input, 4*m*i, m, w0, w1, bcasts, acc, false)
+			packedRows(input, 4*m*i, m, pair{w0, w1}, bcasts, acc, false)
 		}, func(c int) {
 			ADDQ(I32(4*m*c), input)
 			ADDQ(I32(128*c), panel)
@@ -376,7 +377,7 @@ func q4Half512(half q4Half) {
 				if k4 == 0 {
 					half.fetch()
 				}
-				packedRows(input, 4*half.group*k4, half.rows, w0, w1, bcasts, acc, false)
+				packedRows(input, 4*half.group*k4, half.rows, pair{w0, w1}, bcasts, acc, false)
 			}
 			ADDQ(I32(32*half.group), input)
 			ADDQ(I32(1024), panel)
@@ -447,7 +448,7 @@ func f32Packed512(name string, bf16 bool) {
 			if i%2 == 0 {
 				fetch.step(1)
 			}
-			packedRows(input, 4*m*i, m, w0, w1, bcasts, acc, true)
+			packedRows(input, 4*m*i, m, pair{w0, w1}, bcasts, acc, true)
 		}, func(c int) {
 			ADDQ(I32(4*m*c), input)
 			ADDQ(I32(row*c), weights)
