@@ -117,11 +117,13 @@ func TestPromptSources(t *testing.T) {
 		"0\n":               "request of 0 tokens",
 		"5\n5 -1\n":         "trace.txt:2",
 		"{\"output\": 3}\n": `no "prompt"`,
-		`{"prompt_tokens": 3, "cached_tokens": 3}`: "request of 0 tokens",
-		"{\"prompt\": 3\n":                         "no JSON object",
-		"# nothing\n":                              "has no request",
-		"{\"prompt\":1.5}":                         "no JSON object",
-		strings.Repeat("1", 1<<17):                 "token too long",
+		`{"prompt_tokens": 3, "cached_tokens": 3}`:                    "request of 0 tokens",
+		`{"prompt_tokens": 3, "cached_tokens": -4}`:                   "-4 cached tokens",
+		`{"prompt_tokens": -9, "cached_tokens": 9223372036854775807}`: "9223372036854775807 cached tokens",
+		"{\"prompt\": 3\n":         "no JSON object",
+		"# nothing\n":              "has no request",
+		"{\"prompt\":1.5}":         "no JSON object",
+		strings.Repeat("1", 1<<17): "token too long",
 	} {
 		if _, err := parseTrace("trace.txt", []byte(text)); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%q: %v, want %q", text[:min(20, len(text))], err, want)

@@ -116,6 +116,9 @@ func parseObject(text string) (r request, err error) {
 		return r, fmt.Errorf("request is no JSON object of numbers: %v", err)
 	}
 	if object.Prompt == nil && object.PromptTokens != nil {
+		if !within(object.CachedTokens, 0, maxLength) {
+			return r, fmt.Errorf("request with %d cached tokens, want 0..%d", object.CachedTokens, maxLength)
+		}
 		fresh := *object.PromptTokens - object.CachedTokens
 		object.Prompt, object.Output = &fresh, object.OutputTokens
 	}
