@@ -26,7 +26,7 @@ func (a Matrix[T]) mustHold(m, n int) { _ = a.Data[(m-1)*a.Stride+n-1] }
 type Quantised struct {
 	Codes Matrix[uint8]
 	Scale []float32     // of each row
-	Sums  Matrix[int32] // of the blocks of each row, as BlockSums computes them; only 4-bit weights need them
+	Sums  Matrix[int32] // of the blocks of each row, as BlockSums computes them; only 6-bit and 4-bit weights need them
 }
 
 // From returns the rows from r on.
