@@ -27,8 +27,8 @@ const outlierCols = 8 * pack.TileN
 // Scratch holds Gathered rows of the weight at a time. Where more channels are marked, they are taken in several
 // passes, each of which begins with the sum so far.
 //
-// Where single rows of the weight are given (driver.Rows), those of the marked channels are got between the two steps, by
-// one thread: a row that cannot be verified fails the call before anything is computed with it.
+// Where single rows of the weight are given (driver.Rows), those of the marked channels are got between the two steps,
+// by one thread: a row that cannot be verified fails the call before anything is computed with it.
 func (b *builder) outliers() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	scale, err := mem.View[float32](b.w[1].Bytes)
@@ -119,8 +119,8 @@ func (b *builder) markExceeding(limit float32) step {
 	return mark
 }
 
-// exceeding is what a call has found beyond its static scale. A processor executes one call at a time, so that its steps
-// share the memory: it has as much as the step with most channels needs.
+// exceeding is what a call has found beyond its static scale. A processor executes one call at a time, so that its
+// steps share the memory: it has as much as the step with most channels needs.
 type exceeding struct {
 	marks    []bool     // [worker][channel] that some row exceeds
 	channels []int      // those that are marked, ascending
@@ -210,8 +210,8 @@ func (m *matrixRows) fetch(found *exceeding) (cold int, err error) {
 	return cold, nil
 }
 
-// count notes how many channels a call of an operator had beyond the scale, and of how many the row was read from a file.
-// One call runs at a time.
+// count notes how many channels a call of an operator had beyond the scale, and of how many the row was read from a
+// file. One call runs at a time.
 func (e *executable) count(channels, most, cold int) {
 	counts := &e.beyondScale
 	counts[0].Add(1)

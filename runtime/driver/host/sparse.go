@@ -185,8 +185,8 @@ func (s *estimate) packing() step {
 	}
 }
 
-// score writes what positions are worth to a block of queries of head i of a key head. It returns the first query that is
-// not finite, else -1.
+// score writes what positions are worth to a block of queries of head i of a key head. It returns the first query that
+// is not finite, else -1.
 func (s *estimate) score(kvHead, i int, block *sparseBlock, own []float32) (bad int) {
 	input, output, set := s.in[0], s.out[0], s.e.p.set
 	dim, head, rows := s.op.HeadDim, kvHead*s.group+i, min(s.op.Block, s.op.M)
@@ -277,8 +277,8 @@ func (s *sparse) largestKey(kvHead, from, to int, own []float32) (largest float3
 	return largest
 }
 
-// sparseWords is the scratch of estimate in units of 4 bytes: of all workers, the packed keys; of each, the queries of a
-// block, their scales and scores, or a key on its way to a tile.
+// sparseWords is the scratch of estimate in units of 4 bytes: of all workers, the packed keys; of each, the queries of
+// a block, their scales and scores, or a key on its way to a tile.
 func sparseWords(operator op.Op, tileBytes int) (packs, local int) {
 	rows, dim := min(operator.Block, operator.M), operator.HeadDim
 	tiles := (operator.Context + pack.TileN - 1) / pack.TileN
@@ -286,8 +286,8 @@ func sparseWords(operator op.Op, tileBytes int) (packs, local int) {
 	return packs, max(rows+(rows*dim+3)/4+rows*tiles*pack.TileN, 2*dim+1)
 }
 
-// packKeys writes keys pos..pos+TileN-1 of a head, those below end, as a tile of a weight with 8 bits. It reports whether
-// all numbers are finite.
+// packKeys writes keys pos..pos+TileN-1 of a head, those below end, as a tile of a weight with 8 bits. It reports
+// whether all numbers are finite.
 func (s *sparse) packKeys(tile []byte, kvHead, pos, end int, own []float32) bool {
 	exe, dim, set := s.e, s.op.HeadDim, s.e.p.set
 	scale := s.keyScales[kvHead*s.group:][:1]
@@ -355,11 +355,12 @@ func (b *builder) selectPositions() (step, error) {
 	}, nil
 }
 
-// choose writes count of the positions from..to-1, ascending: the first op.SparseFirst of a context, then those with the
-// largest scores, of equal ones the lower. NaN is larger than every number.
+// choose writes count of the positions from..to-1, ascending: the first op.SparseFirst of a context, then those with
+// the largest scores, of equal ones the lower. NaN is larger than every number.
 //
-// It counts scores by their leading bits, which tells the interval of the smallest chosen one, and finds that by quickselect
-// among the few of the interval. Then it takes all that are larger and as many of the equal ones as are left: linear time.
+// It counts scores by their leading bits, which tells the interval of the smallest chosen one, and finds that by
+// quickselect among the few of the interval. Then it takes all that are larger and as many of the equal ones as are
+// left: linear time.
 func choose(out []int32, scores []float32, from, to, count int, own []float32) {
 	next := 0
 	for ; from < min(to, op.SparseFirst) && count > 0; from++ {
@@ -552,8 +553,8 @@ func (s *sparse) rest(kvHead int, block *sparseBlock) []float32 {
 	return s.e.have.pack[(kvHead*s.op.Blocks()+block.index)*words:][:words]
 }
 
-// rests makes the step that computes these means. Blocks of a key head follow one another, so that without a window each
-// adds to the sums of the one before it.
+// rests makes the step that computes these means. Blocks of a key head follow one another, so that without a window
+// each adds to the sums of the one before it.
 func (s *sparse) rests() step {
 	dim := s.op.HeadDim
 	return step{

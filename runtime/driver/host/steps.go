@@ -615,18 +615,18 @@ func (b *builder) packed() (*packed, error) {
 	case op.A8TQ4B128:
 		block, multiply = pack.Block128, set.PackedQ4B128
 	}
+	// packedFrom is the memory of the packed rows from r0 on.
+	packedFrom := func(r0 int) []byte {
+		return mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):]
+	}
 	return &packed{
 		bytes: kernel.PackedBytes(operator.M, operator.K, block),
 		local: kernel.PackedScratch(operator.K, block),
 		pack: func(x *operand, r0, rows, group int) {
-			set.PackRows(mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):], x.codes(r0), rows, operator.K,
-				block, group)
+			set.PackRows(packedFrom(r0), x.codes(r0), rows, operator.K, block, group)
 		},
 		multiply: func(y kernel.Matrix[float32], r0, at int, scratch []byte, m, n int) {
-			rows := kernel.PackedRows{
-				Bytes: mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):],
-				Scale: exe.have.scale[r0:], M: m, K: operator.K,
-			}
+			rows := kernel.PackedRows{Bytes: packedFrom(r0), Scale: exe.have.scale[r0:], M: m, K: operator.K}
 			multiply(y, rows, weight[at:], scratch, n)
 		},
 	}, nil

@@ -61,8 +61,9 @@ type board struct {
 }
 
 // taskRun is the tasks [from,to) that a worker has not begun, with the number of the job. One of another job stands for
-// the run that the worker begins with (see left), which no other worker has touched yet. Every job empties all runs, so that
-// some bits of its number tell it from the one before. The bits are all there is to know of a run: they may come back.
+// the run that the worker begins with (see left), which no other worker has touched yet. Every job empties all runs, so
+// that some bits of its number tell it from the one before. The bits are all there is to know of a run: they may come
+// back.
 type taskRun struct {
 	bits atomic.Uint64
 	_    [120]byte

@@ -42,8 +42,7 @@ const EnvVar = "HETC_HOST_KERNELS"
 // in Combine, 12 in GLU, Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores'
 // rounding too. Within a set a result's bits depend neither on the rows nor on the columns computed with it.
 //
-// m, k, n are always rows, reduction length and
-// columns of the call; m may be 0, k and n are at least 1.
+// m, k, n are always rows, reduction length and columns of the call; m may be 0, k and n are at least 1.
 type Set struct {
 	Name string
 
@@ -194,7 +193,8 @@ type Attention struct {
 	// of them. They may be empty.
 	NextKeys, NextValues []byte
 
-	// NextQueries are those of the rows that the caller computes next. Kernels may ask memory for them. It may be empty.
+	// NextQueries are those of the rows that the caller computes next. Kernels may ask memory for them. It may be
+	// empty.
 	NextQueries Matrix[float32]
 }
 

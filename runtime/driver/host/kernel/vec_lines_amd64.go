@@ -92,7 +92,10 @@ func (t tier) attention(width int, y, q Matrix[float32], scratch []float32, all 
 
 // newLineTask divides scratch for rows of all from row on.
 func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows int, from source) lineTask {
-	task := lineTask{tier: t, width: width, Attention: all, lines: rows * all.Heads, ld: (all.Dim + vecN - 1) &^ (vecN - 1), from: from}
+	task := lineTask{
+		tier: t, width: width, Attention: all, from: from,
+		lines: rows * all.Heads, ld: (all.Dim + vecN - 1) &^ (vecN - 1),
+	}
 	task.M, task.Pos = rows, all.Pos+row
 	if task.few = task.isFew(); task.few {
 		task.lookAhead = task.newLookAhead()
@@ -453,8 +456,8 @@ func (t *lineTask) columnsAtOnce(n, left int) int {
 	return min(16, left)
 }
 
-// weighTile adds TileN columns of k values, or vecN where fewer are left, to the sums of n lines, as many at a time as a
-// kernel has registers for. It returns the number of columns.
+// weighTile adds TileN columns of k values, or vecN where fewer are left, to the sums of n lines, as many at a time as
+// a kernel has registers for. It returns the number of columns.
 func (t *lineTask) weighTile(n, k int, sums, weights, values Matrix[float32], left int) int {
 	if left >= TileN {
 		for done := 0; done < n; {

@@ -115,7 +115,8 @@ func (s *nibbles) scale(y Matrix[float32], tile int, scales []float32, m, cols i
 	}
 }
 
-// sign fills the signed rows with the activations pos..pos+depth-1 of m rows, and zeros beyond k, and the sums of each 32.
+// sign fills the signed rows with the activations pos..pos+depth-1 of m rows and zeros beyond k, and the sums of every
+// 32 of them.
 func (s *nibbles) sign(x Quantised, m, k, pos, depth int) {
 	have := min(depth, k-pos)
 	vectors := have / 32

@@ -1,8 +1,8 @@
 package kernel
 
-// Blocking of wordsQ8C. A call of the kernel takes wordRows rows; a widened row holds wordDepth activations, so that the
-// widened part of a tile, 16 KiB, stays in the first-level cache beside the rows of a call. A pass takes wordPass rows
-// and wordTiles tiles, which share the widened rows; their sums stay in the second-level cache.
+// Blocking of wordsQ8C. A call of the kernel takes wordRows rows; a widened row holds wordDepth activations, so that
+// the widened part of a tile, 16 KiB, stays in the first-level cache beside the rows of a call. A pass takes wordPass
+// rows and wordTiles tiles, which share the widened rows; their sums stay in the second-level cache.
 const (
 	wordRows  = 6
 	wordDepth = 256
