@@ -30,9 +30,9 @@ func (k CallKind) String() string {
 	return [...]string{"chunk", "last chunk", "decode", "decode beside a chunk", "verify a draft"}[k]
 }
 
-// After is what a program call comes after: another call, or an idle time, see AfterIdle. A call of another kind or size
-// is of another program, whose weights are not in the cache, or has just woken up who reads a first token. And the
-// longer a core had nothing to do, the deeper it sleeps.
+// After is what a program call comes after. A call that follows one of another kind or size executes another program,
+// whose weights are not in the cache, and often a reader has just been woken for a first token. A call that follows an
+// idle time wakes cores, which sleep the deeper the longer they had nothing to do.
 type After uint8
 
 // What a call that begins when the one before it ends comes after.
