@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/models/safetensors"
 )
 
 // recorded are answers to {depth: 16, gen: 4, reps: 2, threads: 2} of each peer, and what of its error output is read.
@@ -122,43 +122,27 @@ func TestFindPythonRefuses(t *testing.T) {
 
 const tinyModel = "../../../testdata/models/tiny-llama-kjv"
 
-// reference reads sequences of tokens and their logits from the tiny model's reference, which transformers computed.
-func reference(t *testing.T) (sequences [][]int, logits [][]float32) {
+// reference reads sequences of tokens and their logits from a file that transformers computed.
+func reference(t *testing.T, path string, names ...string) (sequences [][]int, logits [][]float32) {
 	t.Helper()
-	data, err := os.ReadFile(tinyModel + "/reference.safetensors")
+	file, err := safetensors.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := binary.LittleEndian.Uint64(data)
-	var entries map[string]struct {
-		Dtype   string `json:"dtype"`
-		Offsets [2]int `json:"data_offsets"`
-	}
-	var all map[string]json.RawMessage
-	if err := json.Unmarshal(data[8:8+head], &all); err != nil {
-		t.Fatal(err)
-	}
-	delete(all, "__metadata__")
-	text, err := json.Marshal(all)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &entries); err != nil {
-		t.Fatal(err)
-	}
-	body := data[8+head:]
-	for _, number := range []string{"0", "3"} { // a short one, and a window
-		ids, values := entries["ids_"+number], entries["logits_"+number]
-		raw := body[ids.Offsets[0]:ids.Offsets[1]]
-		var sequence []int
-		width := map[string]int{"I32": 4, "I64": 8}[ids.Dtype]
-		for i := 0; i < len(raw); i += width {
-			sequence = append(sequence, int(binary.LittleEndian.Uint32(raw[i:])))
+	defer file.Close()
+	for _, name := range names {
+		ids, ok := file.Tensor("ids_" + name)
+		values, also := file.Tensor("logits_" + name)
+		if !ok || !also {
+			t.Fatalf("%s has no tokens and logits %q", path, name)
 		}
-		raw = body[values.Offsets[0]:values.Offsets[1]]
-		var numbers []float32
-		for i := 0; i < len(raw); i += 4 {
-			numbers = append(numbers, math.Float32frombits(binary.LittleEndian.Uint32(raw[i:])))
+		sequence := make([]int, ids.Shape[0])
+		for i := range sequence {
+			sequence[i] = int(binary.LittleEndian.Uint32(ids.Data[4*i:]))
+		}
+		numbers := make([]float32, values.Shape[0]*values.Shape[1])
+		if err := values.Floats(numbers, 0); err != nil {
+			t.Fatal(err)
 		}
 		sequences, logits = append(sequences, sequence), append(logits, numbers)
 	}
@@ -178,7 +162,7 @@ func TestPythonPeersReal(t *testing.T) {
 		t.Fatal(err)
 	}
 	limits := Limits{Cores: cores, Time: 10 * time.Minute}
-	sequences, want := reference(t)
+	sequences, want := reference(t, tinyModel+"/reference.safetensors", "0", "3") // a short one, and a window
 	scripts := t.TempDir()
 	for i := range PythonPeers {
 		row := &PythonPeers[i]
@@ -200,6 +184,7 @@ func TestPythonPeersReal(t *testing.T) {
 			if worst := difference(t, logits, want); worst > near {
 				t.Errorf("in float32 the logits differ from transformers' by %g, want at most %g", worst, near)
 			}
+			checkRotations(t, peer, limits, dir)
 			for _, form := range peer.Forms {
 				checkForm(t, peer, limits, dir, float, form, sequences)
 			}
@@ -215,6 +200,34 @@ func TestPythonPeersReal(t *testing.T) {
 				t.Errorf("left %v, %v", left, err)
 			}
 		})
+	}
+}
+
+// checkRotations compares logits in float32 of models whose rotary embedding is scaled. YaRN is refused, and by
+// CTranslate2 any scaling.
+func checkRotations(t *testing.T, peer *Python, limits Limits, dir string) {
+	t.Helper()
+	for _, name := range []string{"llama-linear", "llama-llama3", "llama-yarn"} {
+		model := "../../../testdata/arch/" + name
+		sequences, want := reference(t, model+"/logits.safetensors", "7", "33")
+		folder, err := peer.Convert(t.Context(), limits, model, dir, name, Float32, sequences)
+		if name == "llama-yarn" || peer.Key == "ctranslate2" {
+			if !Refused(err) || !strings.Contains(err.Error(), "rotary embedding of type") {
+				t.Errorf("%s: %v, want a refusal", name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		logits, err := peer.Logits(t.Context(), limits, folder, Float32, sequences)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		const near = 1e-3
+		if worst := difference(t, logits, want); worst > near {
+			t.Errorf("%s: in float32 the logits differ from transformers' by %g, want at most %g", name, worst, near)
+		}
 	}
 }
 

@@ -37,9 +37,10 @@ class Model:
         if names[0] not in ARCHITECTURES:
             raise Refusal(f'architecture "{names[0]}": want one of {", ".join(ARCHITECTURES)}')
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise Refusal(f'rotary embedding of type "{kind}": want "default"')
+        self.rope = rope
+        self.rope_type = rope.get("rope_type", rope.get("type", "default"))
+        if self.rope_type not in ("default", "linear", "llama3"):
+            raise Refusal(f'rotary embedding of type "{self.rope_type}": want "default", "linear" or "llama3"')
         if config.get("hidden_act", "silu") != "silu":
             raise Refusal(f'activation "{config["hidden_act"]}": want "silu"')
         self.biases = ARCHITECTURES[names[0]] or config.get("attention_bias", False)
@@ -94,7 +95,16 @@ class Model:
 
     def rotation(self):
         """Inverse frequencies of the rotary embedding, [head_size / 2]."""
-        return (1.0 / self.theta ** (np.arange(0, self.head_size, 2) / self.head_size)).astype(np.float32)
+        base = 1.0 / self.theta ** (np.arange(0, self.head_size, 2) / self.head_size)
+        if self.rope_type == "linear":
+            base = base / self.rope["factor"]
+        elif self.rope_type == "llama3":
+            # What turns less than low times within the original context is slowed down, more than high times left.
+            low, high = self.rope["low_freq_factor"], self.rope["high_freq_factor"]
+            turns = self.rope["original_max_position_embeddings"] * base / (2 * math.pi)
+            kept = np.clip((turns - low) / (high - low), 0, 1)
+            base = base * (kept + (1 - kept) / self.rope["factor"])
+        return base.astype(np.float32)
 
 
 class Session:

@@ -19,6 +19,8 @@ def convert(model, out, form, _tokens):
     """Writes the model in a form."""
     if form not in FORMS:
         raise common.Refusal(f'form "{form}": want one of {", ".join(FORMS)}')
+    if model.rope_type != "default":
+        raise common.Refusal(f'rotary embedding of type "{model.rope_type}": want "default"')
     if model.head_size * model.heads != model.hidden:
         raise common.Refusal(f"{model.heads} heads of {model.head_size} for {model.hidden} channels: want as many")
     spec = ctranslate2.specs.TransformerDecoderModelSpec.from_config(
