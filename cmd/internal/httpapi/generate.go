@@ -9,6 +9,7 @@ import (
 	"mime"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -89,7 +90,8 @@ func (a *API) generate(w http.ResponseWriter, r *http.Request, e *endpoint) {
 
 // readers is how many requests are understood at a time: what their texts cost beyond their bytes is bounded then, and
 // they leave cores to the model. Of bodies beyond longBody, which take many times their bytes and tenths of a second,
-// one at a time is understood, so that shorter ones do not wait for them.
+// one at a time is understood, so that shorter ones do not wait for them, and what the one before it has left is
+// collected first: that takes milliseconds, and several of them would be several times as much memory.
 const (
 	readers  = 2
 	longBody = 64 << 10
@@ -126,6 +128,9 @@ func (a *API) understand(ctx context.Context, e *endpoint, body []byte, class st
 		return nil, err
 	}
 	defer leave()
+	if len(body) > longBody {
+		runtime.GC()
+	}
 	asked, wrong := parse(body, e.fields)
 	if wrong == nil && asked.model != "" {
 		wrong = a.named(asked.model)
