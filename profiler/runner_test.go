@@ -66,7 +66,7 @@ func everyKind() (out []Request) {
 
 // work is a plausible cost: proportional to the operator, with a slow first run.
 func work(_ string, o op.Op, i int) float64 {
-	ns := 1000 + float64(o.Flops()+o.Bytes())/4
+	ns := 1000 + float64((o.Flops()+o.Bytes())/4) // whole, as the clock counts them
 	if i == 0 {
 		ns *= 7
 	}

@@ -370,7 +370,7 @@ var brokenInputs = []broken{
 	}, args: "hetc build", code: 3, want: `unknown key "workload"`, hint: `did you mean "workloads"`},
 	{name: "matrix that is a pipe", make: func(d *dir) { d.pipe("hetc.yaml") }, args: "hetc build", code: 3, want: `it is a pipe`, hint: `into a file first`},
 	{name: "quick without weights", args: "hetc quick tinyllama-1.1b", code: 3, want: `it has shapes and no weights`, hint: `hetc models synth tinyllama-1.1b`},
-	{name: "quick with an unknown scheme", args: "hetc quick $M --schemes a8t/q9c", code: 2, want: `--schemes "a8t/q9c": no such scheme`, hint: `did you mean "a8t/q8c"`},
+	{name: "quick with an unknown scheme", args: "hetc quick $M --schemes a8t/q8d", code: 2, want: `--schemes "a8t/q8d": no such scheme`, hint: `did you mean "a8t/q8c"`},
 	{name: "quick into a file", make: func(d *dir) { d.write("x", "") }, args: "hetc quick $M -o x", code: 9, want: `not a directory`, hint: `.`},
 
 	// Limits

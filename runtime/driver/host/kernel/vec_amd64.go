@@ -480,13 +480,13 @@ func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, 
 }
 
 // lastBlock writes the k%block last codes of row r, and if dst has room for them behind block codes, their sums.
-func (x *Quantised) lastBlock(dst []byte, r, k, block int) {
+func (a *Quantised) lastBlock(dst []byte, r, k, block int) {
 	from := k / block * block
-	copy(dst[:block], x.Codes.row(r, k)[from:])
+	copy(dst[:block], a.Codes.row(r, k)[from:])
 	for i := range (len(dst) - block) / 4 {
 		sum := int32(0)
 		if pos := from/BlockK + i; pos*BlockK < k {
-			sum = *x.Sums.at(r, pos)
+			sum = *a.Sums.at(r, pos)
 		}
 		binary.LittleEndian.PutUint32(dst[block+4*i:], uint32(sum))
 	}

@@ -169,7 +169,8 @@ func (t *lineTask) weighBlock(pos, count int, partial bool) {
 	if t.width == TileN || t.few && t.tier.wide() && t.rows == keyBlock {
 		piece = keyBlock
 	}
-	for at, end := 0, 0; at < count; at = end {
+	var end int
+	for at := 0; at < count; at = end {
 		end = min(at+piece, count)
 		near := 0
 		_, next := t.stored(pos+end, pos+min(end+pieceKeys, count))
