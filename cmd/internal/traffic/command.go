@@ -226,15 +226,16 @@ func (o *opened) Close() {
 
 // load is a trace, and what it is called beside others.
 type load struct {
-	name  string
-	trace []Request
+	name   string
+	trace  []Request
+	bursts [][]Request // for each policy, played before it is measured; nil: the machine is simulated
 }
 
 // loads are the traces to measure: the one that is named, or one drawn for each factor of the arrival rates.
 func (o *Options) loads(ui *cli.Streams) (out []load, err error) {
 	if o.Trace != "" || len(o.Loads) == 0 {
 		trace, err := o.requests(ui)
-		return []load{{"", trace}}, err
+		return []load{{trace: trace}}, err
 	}
 	if o.WriteTrace != "" {
 		return nil, diag.New(diag.ClassUsage, "--write-trace is for one trace, and --loads draws several")
@@ -251,7 +252,7 @@ func (o *Options) loads(ui *cli.Streams) (out []load, err error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, load{strconv.FormatFloat(factor, 'g', -1, 64), trace})
+		out = append(out, load{name: strconv.FormatFloat(factor, 'g', -1, 64), trace: trace})
 	}
 	return out, nil
 }
@@ -272,17 +273,17 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	defer on.Close()
-	inBursts, err := options.bursts(on.plan, longestPromptOf(loads))
-	if err != nil {
-		return err
+	if on.plan.SoC.Simulated && options.WriteServed != "" {
+		return diag.New(diag.ClassUsage, "--write-served: the plan is for the simulated SoC %q, whose calls take nothing beside",
+			on.plan.SoC.Name).WithHint("take a plan for this machine")
 	}
 	seconds := 0.0
-	for _, load := range loads {
-		if err := fits(on.plan, load.trace); err != nil {
+	for i := range loads {
+		if loads[i].bursts, err = options.bursts(ctx, on.plan, loads[i].trace); err != nil {
 			return err
 		}
-		seconds += lasts(load.trace) * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
-		for _, trace := range inBursts {
+		seconds += lasts(loads[i].trace) * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
+		for _, trace := range loads[i].bursts {
 			seconds += lasts(trace) * float64(options.Rounds)
 		}
 	}
@@ -311,10 +312,10 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-	measuring := bench{ui, options, on.machine, peer, distance, inBursts}
+	measuring := bench{ui, options, on.machine, peer, distance}
 	var reports, others []*Report
 	for _, load := range loads {
-		measured, before, err := measuring.measure(ctx, load.trace)
+		measured, before, err := measuring.measure(ctx, &load)
 		if err != nil {
 			return err
 		}
@@ -341,21 +342,18 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 // lasts is how long the requests of a trace take to arrive, in seconds.
 func lasts(trace []Request) float64 { return trace[len(trace)-1].AtMS / 1e3 }
 
-// bursts are the requests of the server's own, for each policy; nil on a simulated machine, whose calls take what they
-// take. Prompts have up to longest tokens.
-func (o *Options) bursts(plan *planir.Plan, longest int) ([][]Request, error) {
-	if plan.SoC.Simulated {
-		if o.WriteServed != "" {
-			return nil, diag.New(diag.ClassUsage, "--write-served: the plan is for the simulated SoC %q, whose calls take nothing beside",
-				plan.SoC.Name).WithHint("take a plan for this machine")
-		}
-		return nil, nil
-	}
+// bursts are requests to measure the server with before each policy of a load, which keep the machine as busy as that
+// does; nil on a simulated machine, whose calls take what they take.
+func (o *Options) bursts(ctx context.Context, plan *planir.Plan, trace []Request) ([][]Request, error) {
 	config, err := o.config(plan, scheduler.Batching)
 	if err != nil {
 		return nil, err
 	}
-	return bursts(plan, config.Slots, longest, len(scheduler.Policies)), nil
+	expected, err := Simulate(ctx, plan, trace, config)
+	if err != nil || plan.SoC.Simulated {
+		return nil, err
+	}
+	return bursts(plan, config.Slots, longestToProcess(trace), len(scheduler.Policies), expected.Busy), nil
 }
 
 // showServed tells what the server took while it was measured with requests of its own, and writes it to the file that
@@ -411,7 +409,6 @@ type bench struct {
 	machine  *executor.Machine
 	peer     *llamaServer // nil: there is none
 	distance *gauge
-	bursts   [][]Request // for each policy, played before it is measured; nil: the machine is simulated
 }
 
 // play is what is measured in a round.
@@ -424,11 +421,12 @@ type play struct {
 
 // plays are the policies, the trace's reactive requests by themselves under the policy Full, and llama.cpp's server if
 // it is there.
-func (b *bench) plays(trace []Request) (out []play) {
+func (b *bench) plays(load *load) (out []play) {
+	trace := load.trace
 	for i, policy := range scheduler.Policies {
 		one := play{policy: policy, trace: trace}
-		if b.bursts != nil {
-			one.bursts = b.bursts[i]
+		if load.bursts != nil {
+			one.bursts = load.bursts[i]
 		}
 		out = append(out, one)
 	}
@@ -443,8 +441,8 @@ func (b *bench) plays(trace []Request) (out []play) {
 
 // measure measures everything in every round, and returns of each the round with its median rate, and all that was
 // measured with bursts.
-func (b *bench) measure(ctx context.Context, trace []Request) (measured, inBursts []*Report, err error) {
-	plays := b.plays(trace)
+func (b *bench) measure(ctx context.Context, load *load) (measured, inBursts []*Report, err error) {
+	plays := b.plays(load)
 	rounds := make([][]*Report, len(plays))
 	for range b.options.Rounds {
 		for i := range plays {

@@ -94,7 +94,7 @@ func TestFailingPeerCostsItsRow(t *testing.T) {
 	ui := &cli.Streams{Tool: "hetc", Out: io.Discard, Err: &warnings}
 	trace := []Request{{AtMS: 0, Class: "proactive", Prompt: 4, Output: 3}, {AtMS: 1, Class: "proactive", Prompt: 8, Output: 2}}
 	measuring := bench{ui: ui, options: &Options{Rounds: 2}, machine: onOneCore(t), peer: &llamaServer{url: server.URL}}
-	reports, _, err := measuring.measure(t.Context(), trace)
+	reports, _, err := measuring.measure(t.Context(), &load{trace: trace})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,20 +87,21 @@ func (o *Overheads) other(plan *planir.Plan) bool {
 }
 
 const (
-	shortestPause = 5e6   // ns between two bursts of requests: the machine is idle then
-	longestPause  = 320e6 // short and long ones are as frequent, by their logarithm
-	mostDelayed   = 200e6 // ns that a burst may take longer than predicted, if it may take twice as long, and leave a pause
-	burstTokens   = 8     // each request of a burst generates so many tokens more than the one before it
-	burstsAtMost  = 200
-	burstSeconds  = 10 // of predicted time, but each number of requests occurs at least once
+	longestPause = 320e6 // ns between two bursts in the mean
+	mostBusy     = 0.9   // share of the time that bursts take by the plan's predictions: a server takes longer
+	burstTokens  = 8     // each request of a burst generates so many tokens more than the one before it
+	burstsAtMost = 200
+	burstSeconds = 10 // of predicted time, but each number of requests occurs at least once
 )
 
 // bursts are requests that a server is measured with besides those that are simulated: 1 to slots at a time, which
-// decode together, fewer and fewer, with idle times of different lengths between them. Prompts have up to longest
-// tokens. They are several traces; in each every number of requests occurs.
-func bursts(plan *planir.Plan, slots, longest, traces int) [][]Request {
+// decode together, fewer and fewer. Between two bursts lie times as random as between arrivals, so long that the machine
+// is busy for the given share of the time by the plan's predictions: cores that seldom sleep are faster. Prompts have up
+// to longest tokens. They are several traces; in each every number of requests occurs.
+func bursts(plan *planir.Plan, slots, longest, traces int, busy float64) [][]Request {
 	times := serving.TimesOf(plan)
 	random := rand.New(rand.NewPCG(2, 22))
+	busy = min(max(busy, 1e-6), mostBusy)
 	out := make([][]Request, traces)
 	ends := make([]float64, traces) // ns
 	total := 0.0
@@ -115,7 +116,7 @@ func bursts(plan *planir.Plan, slots, longest, traces int) [][]Request {
 			out[part] = append(out[part], request)
 			alone += predicted(times, &request)
 		}
-		lasts := alone + min(alone, mostDelayed) + shortestPause*math.Pow(longestPause/shortestPause, random.Float64())
+		lasts := alone + random.ExpFloat64()*min(longestPause, alone*(1-busy)/busy)
 		ends[part] += lasts
 		total += lasts
 	}
@@ -144,12 +145,10 @@ func overheadsOf(reports []*Report) *Overheads {
 	return &Overheads{Calls: measuredCalls(reports), ReadNS: int64(read)}
 }
 
-// longestPromptOf is the most tokens of a prompt that the requests of these loads have to process.
-func longestPromptOf(loads []load) (longest int) {
-	for _, load := range loads {
-		for i := range load.trace {
-			longest = max(longest, load.trace[i].fresh())
-		}
+// longestToProcess is the most tokens of a prompt that the requests of a trace have to process.
+func longestToProcess(trace []Request) (longest int) {
+	for i := range trace {
+		longest = max(longest, trace[i].fresh())
 	}
 	return cmp.Or(longest, 1)
 }

@@ -190,7 +190,7 @@ func TestServedCallsPredictOtherRequests(t *testing.T) {
 	for _, policy := range []scheduler.Policy{scheduler.Batching, scheduler.Full} {
 		config := scheduler.Default(4)
 		config.Policy = policy
-		_, inBursts := serve(bursts(machine.Plan(), 4, 150, 1)[0], config)
+		_, inBursts := serve(bursts(machine.Plan(), 4, 150, 1, 0.5)[0], config)
 		_, others := serve(drawn(8, 3), config) // with all idle times before all kinds of calls
 		overheads.Calls = merge(overheads.Calls, inBursts, others)
 	}
