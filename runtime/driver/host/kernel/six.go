@@ -31,6 +31,31 @@ func sixStart(sums []int32) (start int32) {
 	return 32 * start
 }
 
+// mostSix is the most rows that a kernel of 6-bit weights takes.
+const mostSix = 8
+
+// sixInput is what kernels of 6-bit weights take of some rows besides their whole groups of activations.
+type sixInput struct {
+	start [mostSix]int32           // what the sums of each row begin at
+	tail  [mostSix * sixRows]uint8 // the last k%sixRows activations of each row
+}
+
+// set fills it for rows of x, of k activations each, from row first on. It returns the tail, nil if there is none.
+func (s *sixInput) set(x Quantised, first, rows, k int) (tail *uint8) {
+	whole := k / sixRows * sixRows
+	if whole < k {
+		tail = &s.tail[0]
+		for i := range s.tail {
+			s.tail[i] = 128 // stands for 0, so that padding adds nothing
+		}
+	}
+	for i := range rows {
+		s.start[i] = sixStart(x.Sums.row(first+i, (k+BlockK-1)/BlockK))
+		copy(s.tail[sixRows*i:sixRows*(i+1)], x.Codes.row(first+i, k)[whole:])
+	}
+	return tail
+}
+
 // unpackSix writes the codes of a group in the order of a q8c tile, as they are.
 func unpackSix(to *[sixRows * TileN]byte, group []byte) {
 	for pair := range 2 {

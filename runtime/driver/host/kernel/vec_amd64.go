@@ -351,25 +351,11 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 		most = mostQ6Cx512
 	}
 	var out [maxRows * TileN]float32
-	var start [maxRows]int32
-	var last [maxRows * sixRows]uint8 // the k%sixRows last activations of each row
-	var tail *uint8
-	// 128 stands for 0, so padding adds nothing
-	if k%sixRows != 0 {
-		tail = &last[0]
-		for i := range last {
-			last[i] = 128
-		}
-	}
+	var input sixInput
 	calls := (m + most - 1) / most
 	for row, call := 0, 0; row < m; call++ {
 		rows := share(m-row, most)
-		for i := range rows {
-			start[i] = sixStart(x.Sums.row(row+i, blocks))
-			if tail != nil {
-				copy(last[sixRows*i:sixRows*(i+1)], codes.row(row+i, k)[whole*sixRows:])
-			}
-		}
+		tail, start := input.set(x, row, rows, k), &input.start[0]
 		from, scale := codes.at(row, 0), &x.Scale[row]
 		for j := 0; j < n; j += TileN {
 			cols := min(TileN, n-j)
@@ -378,11 +364,11 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 			ahead, stride := fetch(bytes, groups, call, calls, j+TileN >= n)
 			switch t {
 			case avx512vnni:
-				q6cRows512(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, &start[0])
+				q6cRows512(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, start)
 			case avxvnni:
-				q6cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, &start[0])
+				q6cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, start)
 			default:
-				q6cRows256(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, &start[0])
+				q6cRows256(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, start)
 			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])

@@ -159,28 +159,15 @@ func sixProduct(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	x.Sums.mustHold(m, blocks)
 	_ = w[(n+TileN-1)/TileN*tileBytes-1]
 	var out [mostQ6C * TileN]float32
-	var start [mostQ6C]int32
-	var last [mostQ6C * sixRows]uint8 // the k%sixRows last activations of each row
-	var tail *uint8
-	if k%sixRows != 0 {
-		tail = &last[0]
-		for i := range last {
-			last[i] = 128
-		}
-	}
+	var input sixInput
 	for row := 0; row < m; {
 		rows := share(m-row, mostQ6C)
-		for i := range rows {
-			start[i] = sixStart(x.Sums.row(row+i, blocks))
-			if tail != nil {
-				copy(last[sixRows*i:sixRows*(i+1)], codes.row(row+i, k)[whole*sixRows:])
-			}
-		}
+		tail, start := input.set(x, row, rows, k), &input.start[0]
 		from, scale := codes.at(row, 0), &x.Scale[row]
 		for j := 0; j < n; j += TileN {
 			cols := min(TileN, n-j)
 			dst, ld := output(y, row, j, cols, out[:])
-			q6cRowsNEON(rows, dst, 4*ld, from, codes.Stride, whole, tail, &w[j/TileN*tileBytes], scale, &start[0])
+			q6cRowsNEON(rows, dst, 4*ld, from, codes.Stride, whole, tail, &w[j/TileN*tileBytes], scale, start)
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
 			}
