@@ -454,129 +454,156 @@ func valuesWide512(suffix string, vecs, most int, form valueForm) {
 	})
 }
 
+// softmax512 holds what all passes of softmaxLines512 keep in registers.
+type softmax512 struct {
+	scale, low, round reg.VecPhysical
+	poly              []reg.VecPhysical
+	tops, sums, fades reg.Register    // masks of the numbers of state in four lines
+	top, sum          reg.VecPhysical // of a line by itself; top of four lines, too
+	row, left         reg.GPVirtual
+}
+
 // softmaxLines512 is softmaxLines256 with sixteen scores in a vector, whose two halves are added where that adds its
 // two vectors, so that results are the same bits.
 func softmaxLines512() {
 	function("softmaxLines512", "(lines int, s *float32, lds int, n int, scale float32, state *float32)",
 		"is softmaxLines256.")
-	scale, top, sum, low, round := z[31], z[30], z[29], z[28], z[27]
-	poly := z[21:27]
+	s := softmax512{scale: z[31], top: z[30], sum: z[29], low: z[28], round: z[27], poly: z[21:27],
+		tops: reg.K2, sums: reg.K3, fades: reg.K4}
+	s.constants()
+	passes := softmaxPasses{param("s"), param("lds"), param("state")}
+	s.row, s.left = GP64(), GP64()
+	passes.inFours("top", s.topsOfFour, s.topOfOne)
+	passes.inFours("exp", s.powersOfFour, s.powersOfOne)
+	VZEROUPPER()
+	RET()
+}
+
+// constants loads what does not change.
+func (s *softmax512) constants() {
 	spread := func(name string, v float32, to reg.VecPhysical) { VBROADCASTSS(f32(name, v), to) }
-	spread("exp2Low512", exp2Low, low)
-	spread("exp2Round512", exp2Round, round)
+	spread("exp2Low512", exp2Low, s.low)
+	spread("exp2Round512", exp2Round, s.round)
 	for i, coef := range exp2Poly {
-		spread("exp2Poly512x"+string(rune('0'+i)), coef, poly[i])
+		spread("exp2Poly512x"+string(rune('0'+i)), coef, s.poly[i])
 	}
 	sc, _ := Param("scale").Resolve()
-	VBROADCASTSS(sc.Addr, scale)
-	power := func(x, whole, rest, value reg.VecPhysical) {
-		VADDPS(round, x, whole)
-		VSUBPS(round, whole, rest)
-		VSUBPS(rest, x, rest)
-		VMOVAPS(poly[5], value)
-		for i := 4; i >= 0; i-- {
-			VFMADD213PS(poly[i], rest, value)
-		}
-		VPSLLD(U8(23), whole, whole)
-		VCMPPS(U8(5), low, x, reg.K1) // not x < low
-		VPADDD_Z(whole, value, reg.K1, x)
-	}
-	// masks of the numbers of state in four lines
-	tops, sums, fades := reg.K2, reg.K3, reg.K4
-	for number, mask := range []reg.Register{tops, sums, fades} {
+	VBROADCASTSS(sc.Addr, s.scale)
+	for number, mask := range []reg.Register{s.tops, s.sums, s.fades} {
 		bits := GP32()
 		MOVL(U32(0x1111<<number), bits)
 		KMOVW(bits, mask)
 	}
-	passes, row, left := softmaxPasses{param("s"), param("lds"), param("state")}, GP64(), GP64()
-	passes.inFours("top", func(lines rows, stat reg.GPVirtual) {
+}
+
+// power makes x two to the power of x, 0 where x is below low. The other registers are overwritten.
+func (s *softmax512) power(x, whole, rest, value reg.VecPhysical) {
+	VADDPS(s.round, x, whole)
+	VSUBPS(s.round, whole, rest)
+	VSUBPS(rest, x, rest)
+	VMOVAPS(s.poly[5], value)
+	for i := 4; i >= 0; i-- {
+		VFMADD213PS(s.poly[i], rest, value)
+	}
+	VPSLLD(U8(23), whole, whole)
+	VCMPPS(U8(5), s.low, x, reg.K1) // not x < low
+	VPADDD_Z(whole, value, reg.K1, x)
+}
+
+// topsOfFour finds the largest score of each of four lines, and what earlier sums fade by.
+func (s *softmax512) topsOfFour(lines rows, stat reg.GPVirtual) {
+	for i := range 4 {
+		VMOVUPS(lines.at(i, 0), z[i])
+	}
+	Load(Param("n"), s.left)
+	along("lines_top", s.left, 64, lines.base, func() {
 		for i := range 4 {
-			VMOVUPS(lines.at(i, 0), z[i])
+			VMAXPS(lines.at(i, 0), z[i], z[i])
 		}
-		Load(Param("n"), left)
-		along("lines_top", left, 64, lines.base, func() {
-			for i := range 4 {
-				VMAXPS(lines.at(i, 0), z[i], z[i])
-			}
-		})
-		most, fade, state := z[0], z[5], z[6]
-		foldLines512(most, z[4], VMAXPS)
-		exchange512(most, z[4], 0x4e, VMAXPS)
-		exchange512(most, z[4], 0xb1, VMAXPS)
-		VMULPS(scale, most, most)
-		VMOVUPS(Mem{Base: stat}, state)
-		VPERMILPS(U8(0), state, fade)
-		VMAXPS(fade, most, top)
-		VSUBPS(top, fade, fade)
-		power(fade, z[0], z[1], z[2])
-		VMOVAPS(top, tops, state)
-		VMOVAPS(fade, fades, state)
-		VMOVUPS(state, Mem{Base: stat})
-	}, func(line, stat reg.GPVirtual) {
-		VMOVUPS(Mem{Base: line}, z[0])
-		MOVQ(line, row)
-		Load(Param("n"), left)
-		along("line_top", left, 64, []reg.GPVirtual{row}, func() { VMAXPS(Mem{Base: row}, z[0], z[0]) })
-		VEXTRACTF64X4(U8(1), z[0], y[1])
-		largestOf256(y[0], y[1])
-		fade := z[2]
-		VMULPS(scale, z[0], z[0])
-		VBROADCASTSS(Mem{Base: stat}, fade)
-		VMAXPS(fade, z[0], top)
-		VSUBPS(top, fade, fade)
-		power(fade, z[0], z[1], z[3])
-		VMOVSS(top.AsX(), Mem{Base: stat})
-		VMOVSS(fade.AsX(), Mem{Base: stat, Disp: 8})
 	})
-	passes.inFours("exp", func(lines rows, stat reg.GPVirtual) {
-		top, sum := z[8:12], z[12:16]
+	most, fade, state := z[0], z[5], z[6]
+	foldLines512(most, z[4], VMAXPS)
+	exchange512(most, z[4], 0x4e, VMAXPS)
+	exchange512(most, z[4], 0xb1, VMAXPS)
+	VMULPS(s.scale, most, most)
+	VMOVUPS(Mem{Base: stat}, state)
+	VPERMILPS(U8(0), state, fade)
+	VMAXPS(fade, most, s.top)
+	VSUBPS(s.top, fade, fade)
+	s.power(fade, z[0], z[1], z[2])
+	VMOVAPS(s.top, s.tops, state)
+	VMOVAPS(fade, s.fades, state)
+	VMOVUPS(state, Mem{Base: stat})
+}
+
+// topOfOne is topsOfFour of a single line.
+func (s *softmax512) topOfOne(line, stat reg.GPVirtual) {
+	VMOVUPS(Mem{Base: line}, z[0])
+	MOVQ(line, s.row)
+	Load(Param("n"), s.left)
+	along("line_top", s.left, 64, []reg.GPVirtual{s.row}, func() { VMAXPS(Mem{Base: s.row}, z[0], z[0]) })
+	VEXTRACTF64X4(U8(1), z[0], y[1])
+	largestOf256(y[0], y[1])
+	fade := z[2]
+	VMULPS(s.scale, z[0], z[0])
+	VBROADCASTSS(Mem{Base: stat}, fade)
+	VMAXPS(fade, z[0], s.top)
+	VSUBPS(s.top, fade, fade)
+	s.power(fade, z[0], z[1], z[3])
+	VMOVSS(s.top.AsX(), Mem{Base: stat})
+	VMOVSS(fade.AsX(), Mem{Base: stat, Disp: 8})
+}
+
+// powersOfFour makes weights of the scores of four lines, and adds them up.
+func (s *softmax512) powersOfFour(lines rows, stat reg.GPVirtual) {
+	top, sum := z[8:12], z[12:16]
+	for i := range 4 {
+		VBROADCASTSS(Mem{Base: stat, Disp: 16 * i}, top[i])
+	}
+	zero512(sum...)
+	Load(Param("n"), s.left)
+	along("lines_exp", s.left, 64, lines.base, func() {
 		for i := range 4 {
-			VBROADCASTSS(Mem{Base: stat, Disp: 16 * i}, top[i])
+			exp := z[4*(i%2)]
+			VMOVUPS(lines.at(i, 0), exp)
+			VFMSUB213PS(top[i], s.scale, exp)
+			s.power(exp, z[4*(i%2)+1], z[4*(i%2)+2], z[4*(i%2)+3])
+			VMOVUPS(exp, lines.at(i, 0))
+			VADDPS(exp, sum[i], sum[i])
 		}
-		zero512(sum...)
-		Load(Param("n"), left)
-		along("lines_exp", left, 64, lines.base, func() {
-			for i := range 4 {
-				exp := z[4*(i%2)]
-				VMOVUPS(lines.at(i, 0), exp)
-				VFMSUB213PS(top[i], scale, exp)
-				power(exp, z[4*(i%2)+1], z[4*(i%2)+2], z[4*(i%2)+3])
-				VMOVUPS(exp, lines.at(i, 0))
-				VADDPS(exp, sum[i], sum[i])
-			}
-		})
-		for i := range 4 {
-			VMOVAPS(sum[i], z[i])
-		}
-		all, state, before, fade := z[0], z[5], z[6], z[7]
-		foldLines512(all, z[4], VADDPS)
-		exchange512(all, z[4], 0xb1, VADDPS)
-		exchange512(all, z[4], 0x4e, VADDPS)
-		VMOVUPS(Mem{Base: stat}, state)
-		VPERMILPS(U8(0x55), state, before)
-		VPERMILPS(U8(0xaa), state, fade)
-		VFMADD231PS(fade, before, all)
-		VMOVAPS(all, sums, state)
-		VMOVUPS(state, Mem{Base: stat})
-	}, func(line, stat reg.GPVirtual) {
-		VBROADCASTSS(Mem{Base: stat}, top)
-		zero512(sum)
-		MOVQ(line, row)
-		Load(Param("n"), left)
-		along("line_exp", left, 64, []reg.GPVirtual{row}, func() {
-			exp := z[4]
-			VMOVUPS(Mem{Base: row}, exp)
-			VFMSUB213PS(top, scale, exp)
-			power(exp, z[5], z[6], z[7])
-			VMOVUPS(exp, Mem{Base: row})
-			VADDPS(exp, sum, sum)
-		})
-		VEXTRACTF64X4(U8(1), sum, y[1])
-		VADDPS(y[1], sum.AsY(), y[0])
-		sumToState(y[0], stat)
 	})
-	VZEROUPPER()
-	RET()
+	for i := range 4 {
+		VMOVAPS(sum[i], z[i])
+	}
+	all, state, before, fade := z[0], z[5], z[6], z[7]
+	foldLines512(all, z[4], VADDPS)
+	exchange512(all, z[4], 0xb1, VADDPS)
+	exchange512(all, z[4], 0x4e, VADDPS)
+	VMOVUPS(Mem{Base: stat}, state)
+	VPERMILPS(U8(0x55), state, before)
+	VPERMILPS(U8(0xaa), state, fade)
+	VFMADD231PS(fade, before, all)
+	VMOVAPS(all, s.sums, state)
+	VMOVUPS(state, Mem{Base: stat})
+}
+
+// powersOfOne is powersOfFour of a single line.
+func (s *softmax512) powersOfOne(line, stat reg.GPVirtual) {
+	VBROADCASTSS(Mem{Base: stat}, s.top)
+	zero512(s.sum)
+	MOVQ(line, s.row)
+	Load(Param("n"), s.left)
+	along("line_exp", s.left, 64, []reg.GPVirtual{s.row}, func() {
+		exp := z[4]
+		VMOVUPS(Mem{Base: s.row}, exp)
+		VFMSUB213PS(s.top, s.scale, exp)
+		s.power(exp, z[5], z[6], z[7])
+		VMOVUPS(exp, Mem{Base: s.row})
+		VADDPS(exp, s.sum, s.sum)
+	})
+	VEXTRACTF64X4(U8(1), s.sum, y[1])
+	VADDPS(y[1], s.sum.AsY(), y[0])
+	sumToState(y[0], stat)
 }
 
 // inFours emits a loop over four lines at a time, so that one is computed while another one is waited for, and what is
