@@ -180,7 +180,7 @@ func TestBursts(t *testing.T) {
 
 // The server on this machine is measured with all numbers of requests at a time, with and without an idle time before
 // them.
-func TestMeasureOverheads(t *testing.T) {
+func TestOverheadsOfBursts(t *testing.T) {
 	const slots = 4
 	machine := onOneCore(t)
 	config := scheduler.Default(slots)
