@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 )
 
-// TestResumeMeasuresWhatWasSkipped goes on again and again with a short budget: each run takes what was skipped first, so
-// that all is measured in the end, and what is there is not called new.
+// TestResumeMeasuresWhatWasSkipped goes on again and again with a short budget: each run takes what was skipped first,
+// so that all is measured in the end, and what is there is not called new.
 func TestResumeMeasuresWhatWasSkipped(t *testing.T) {
 	f := &fake{cost: func(p string, o op.Op, i int) float64 { return 1e6 }}
 	s := fakeSoC()
@@ -43,7 +43,8 @@ func TestResumeMeasuresWhatWasSkipped(t *testing.T) {
 	}
 }
 
-// TestFlaggedAnew measures on a machine that is busy at first: later measurements take the place of those that were flagged.
+// TestFlaggedAnew measures on a machine that is busy at first: later measurements take the place of those that were
+// flagged.
 func TestFlaggedAnew(t *testing.T) {
 	for _, rounds := range []int{1, Rounds} {
 		rng := rand.New(rand.NewPCG(1, 1))

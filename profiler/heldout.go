@@ -60,11 +60,11 @@ func HeldOut(
 	}
 	// draw, and reject what lies near a sample
 	rng := rand.New(rand.NewPCG(seed, 0x68656c64))
-	for tries := 0; len(list.out) < count; tries++ {
+	for tries := 0; len(list.requests) < count; tries++ {
 		if tries > 1000*count {
 			return nil, diag.New(diag.ClassInput,
 				"hold out %d operators: only %d lie more than 5 %% away from every sampled row count", count,
-				len(list.out))
+				len(list.requests))
 		}
 		request := whole[rng.IntN(len(whole))]
 		operator := *request.What.Op
@@ -81,5 +81,5 @@ func HeldOut(
 		what.Op, what.HeldOut = &operator, true
 		list.add(priorityBase, what)
 	}
-	return list.out, nil
+	return list.requests, nil
 }

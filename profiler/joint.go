@@ -37,7 +37,7 @@ func (p *prober) measureJoint(ctx context.Context, run *runner, proc *socs.Proce
 	if !ok {
 		return nil
 	}
-	ld, err := run.newLoad(ctx, lane, large, "", 0)
+	ld, err := run.loadOp(ctx, lane, large, "", 0)
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (p *prober) measureJoint(ctx context.Context, run *runner, proc *socs.Proce
 		cores := fmt.Sprint(other.Cores)
 		if _, ok := known[cores]; !ok {
 			p.o.note("memory bandwidth of %s beside cores %v", proc.Name, other.Cores)
-			if known[cores], err = p.together(ctx, run, ld, queue, other.Cores); err != nil {
+			if known[cores], err = p.jointBandwidth(ctx, run, ld, queue, other.Cores); err != nil {
 				return fmt.Errorf("measure %s beside cores %v: %w", proc.Name, other.Cores, err)
 			}
 		}
@@ -64,17 +64,18 @@ func (p *prober) measureJoint(ctx context.Context, run *runner, proc *socs.Proce
 	return nil
 }
 
-// flown is when calls were submitted and when the last of them was done.
-type flown struct{ from, to time.Time }
+// submission is a group of calls: when it was submitted and when its last call was done.
+type submission struct{ from, to time.Time }
 
-// together is how many GB/s a device and cores reach at the same time.
-func (p *prober) together(ctx context.Context, run *runner, ld *load, queue driver.Asynchronous, cores []int) (float64,
-	error) {
+// jointBandwidth is how many GB/s a device and cores reach at the same time.
+func (p *prober) jointBandwidth(
+	ctx context.Context, run *runner, ld *loadedOp, queue driver.Asynchronous, cores []int,
+) (float64, error) {
 	memory, err := run.stream()
 	if err != nil {
 		return 0, err
 	}
-	var flights []flown
+	var flights []submission
 	var stop atomic.Bool
 	started := make(chan struct{})
 	begun := sync.OnceFunc(func() { close(started) })
@@ -82,10 +83,10 @@ func (p *prober) together(ctx context.Context, run *runner, ld *load, queue driv
 		defer begun() // also after an error
 		for !stop.Load() {
 			from := time.Now()
-			if _, err := ld.flight(queue, jointFlight); err != nil {
+			if _, err := ld.timeSubmitted(queue, jointFlight); err != nil {
 				return err
 			}
-			flights = append(flights, flown{from, time.Now()})
+			flights = append(flights, submission{from, time.Now()})
 			begun()
 		}
 		return nil

@@ -121,7 +121,7 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	}
 	machine := readMachine("/", options.Cores)
 	lastCache := (&socs.SoC{CPU: &socs.CPU{Caches: machine.caches}}).LastCacheBytes()
-	compared := &comparison{o: options, size: options.sizes(lastCache)}
+	compared := &comparison{options: options, size: options.sizes(lastCache)}
 	soc := &socs.SoC{}
 	groups := [][]int{options.Cores[:1]}
 	if len(options.Cores) > 1 {
@@ -136,10 +136,10 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 		}
 	}
 	name := options.Driver.Name()
-	compared.r = &runner{
-		soc: soc, lanes: map[string]*lane{}, ids: 1, coldBytes: compared.size.cold,
+	compared.runner = &runner{
+		soc: soc, lanes: map[string]*lane{}, vocabulary: 1, coldBytes: compared.size.cold,
 		stores: stores{seed: options.Seed, limit: memoryLimit(), all: map[string]*store{}},
-		o: Options{
+		options: Options{
 			Drivers:   map[string]driver.Driver{name: options.Driver},
 			Compilers: map[string]driver.Compiler{name: options.Compiler}, Seed: options.Seed,
 		},
@@ -148,28 +148,28 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), len(options.Cores)+2)))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	err := compared.run(ctx, soc, len(groups))
-	if cerr := compared.r.close(ctx); err == nil {
+	if cerr := compared.runner.close(ctx); err == nil {
 		err = cerr
 	}
 	if err != nil {
 		return nil, err
 	}
-	return compared.lines()
+	return compared.summarise()
 }
 
 // comparison is the state of Kernels.
 type comparison struct {
-	o KernelOptions
+	options KernelOptions
 	// issue reads the rate at which the first n cores begin instructions; nil where that cannot be told.
-	issue func(ctx context.Context, n int) ([]float64, error)
-	r     *runner
-	size  kernelSizes
-	all   []*contender
+	readIssue func(ctx context.Context, n int) ([]float64, error)
+	runner    *runner
+	size      kernelSizes
+	lines     []*kernelLine
 }
 
-// contender is one line of the comparison and its samples, one a round.
-type contender struct {
-	line   Kernel
+// kernelLine is one line of the comparison and its samples, one a round.
+type kernelLine struct {
+	kernel Kernel
 	visit  func(ctx context.Context) (rate, bound float64, err error) // one sample of both
 	rates  []float64
 	shares []float64
@@ -180,32 +180,32 @@ type contender struct {
 // number of processors of a set: on one core and, with more cores, on all.
 func (c *comparison) run(ctx context.Context, soc *socs.SoC, groups int) error {
 	for i := 0; i < len(soc.Processors); i += groups {
-		one, err := c.r.lane(ctx, soc.Processors[i].Name, nil)
+		one, err := c.runner.lane(ctx, soc.Processors[i].Name, nil)
 		if err != nil {
 			return err
 		}
 		many := one
 		if groups > 1 {
-			if many, err = c.r.lane(ctx, soc.Processors[i+1].Name, nil); err != nil {
+			if many, err = c.runner.lane(ctx, soc.Processors[i+1].Name, nil); err != nil {
 				return err
 			}
 		}
-		if err := c.enter(ctx, c.o.Sets[i/groups], one, many); err != nil {
+		if err := c.addSet(ctx, c.options.Sets[i/groups], one, many); err != nil {
 			return err
 		}
 	}
-	rng := rand.New(rand.NewPCG(c.o.Seed, 5))
-	for round := -1; round < c.o.Rounds; round++ { // the first one warms up
-		if c.o.Progress != nil && round >= 0 {
-			c.o.Progress(round)
+	rng := rand.New(rand.NewPCG(c.options.Seed, 5))
+	for round := -1; round < c.options.Rounds; round++ { // the first one warms up
+		if c.options.Progress != nil && round >= 0 {
+			c.options.Progress(round)
 		}
-		for _, i := range rng.Perm(len(c.all)) {
+		for _, i := range rng.Perm(len(c.lines)) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			x := c.all[i]
+			x := c.lines[i]
 			if err := c.sample(ctx, x, round >= 0); err != nil {
-				return fmt.Errorf("measure %s %s with kernels %q: %w", x.line.What, x.line.Shape, x.line.Set, err)
+				return fmt.Errorf("measure %s %s with kernels %q: %w", x.kernel.What, x.kernel.Shape, x.kernel.Set, err)
 			}
 		}
 		runtime.GC()
@@ -214,8 +214,8 @@ func (c *comparison) run(ctx context.Context, soc *socs.SoC, groups int) error {
 }
 
 // sample visits a line, between two readings of its cores, and keeps the values where they count.
-func (c *comparison) sample(ctx context.Context, x *contender, counts bool) error {
-	before, err := c.issued(ctx, x)
+func (c *comparison) sample(ctx context.Context, x *kernelLine, counts bool) error {
+	before, err := c.issueRates(ctx, x)
 	if err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func (c *comparison) sample(ctx context.Context, x *contender, counts bool) erro
 	if err != nil {
 		return err
 	}
-	after, err := c.issued(ctx, x)
+	after, err := c.issueRates(ctx, x)
 	if err != nil || !counts {
 		return err
 	}
@@ -238,28 +238,28 @@ func (c *comparison) sample(ctx context.Context, x *contender, counts bool) erro
 	return nil
 }
 
-// issued reads the issue rate of each core of a line now; nil where the driver cannot tell.
-func (c *comparison) issued(ctx context.Context, line *contender) ([]float64, error) {
-	if c.issue == nil {
+// issueRates reads the issue rate of each core of a line now; nil where the driver cannot tell.
+func (c *comparison) issueRates(ctx context.Context, line *kernelLine) ([]float64, error) {
+	if c.readIssue == nil {
 		return nil, nil
 	}
-	return c.issue(ctx, line.line.Cores)
+	return c.readIssue(ctx, line.kernel.Cores)
 }
 
-// watch makes c.issue from a loop of instructions that depend on nothing. The first core is read on
+// watchIssueRate makes c.issue from a loop of instructions that depend on nothing. The first core is read on
 // its lane's thread, the others on threads of their own.
-func (c *comparison) watch(ctx context.Context, one *lane, loop func(int64) int64) error {
+func (c *comparison) watchIssueRate(ctx context.Context, one *lane, loop func(int64) int64) error {
 	own, err := c.newLoop(ctx, one, loop)
 	if err != nil {
 		return err
 	}
-	c.issue = func(ctx context.Context, cores int) ([]float64, error) {
+	c.readIssue = func(ctx context.Context, cores int) ([]float64, error) {
 		out := make([]float64, cores)
 		if err := one.do(ctx, func() error { out[0] = own.run(); return nil }); err != nil {
 			return nil, err
 		}
 		for i := range out[1:] {
-			rate, err := rates(ctx, c.o.Cores[i+1:i+2], nil, 1, c.size.loop/4, computing(loop))
+			rate, err := rates(ctx, c.options.Cores[i+1:i+2], nil, 1, c.size.loop/4, computing(loop))
 			if err != nil {
 				return nil, err
 			}
@@ -270,8 +270,8 @@ func (c *comparison) watch(ctx context.Context, one *lane, loop func(int64) int6
 	return nil
 }
 
-// own says of every visit whether its cores were undisturbed. best are the cores' best readings.
-func (x *contender) own(best []float64) []bool {
+// undisturbed says of every visit whether its cores were undisturbed. best are the cores' best readings.
+func (x *kernelLine) undisturbed(best []float64) []bool {
 	out := make([]bool, len(x.issued))
 	for i, cores := range x.issued {
 		out[i] = true
@@ -282,8 +282,8 @@ func (x *contender) own(best []float64) []bool {
 	return out
 }
 
-// chosen returns the values of the undisturbed visits, or all values where these are too few.
-func chosen(values []float64, own []bool) []float64 {
+// undisturbedOnly returns the values of the undisturbed visits, or all values where these are too few.
+func undisturbedOnly(values []float64, own []bool) []float64 {
 	var out []float64
 	for i, value := range values {
 		if own[i] {
@@ -296,10 +296,10 @@ func chosen(values []float64, own []bool) []float64 {
 	return out
 }
 
-// best returns the cores' best readings: the 90th percentile, so that one outlier does not count.
-func (c *comparison) best() []float64 {
-	all := make([][]float64, len(c.o.Cores))
-	for _, line := range c.all {
+// bestIssue returns the cores' best readings: the 90th percentile, so that one outlier does not count.
+func (c *comparison) bestIssue() []float64 {
+	all := make([][]float64, len(c.options.Cores))
+	for _, line := range c.lines {
 		for _, cores := range line.issued {
 			for core, v := range cores {
 				all[core] = append(all[core], v)
@@ -338,23 +338,23 @@ func (s *kernelSet) peak(numbers op.Type) func(int64) int64 {
 
 // mark is what a line has to reach, 0 in sets that are only compared with.
 func (s *kernelSet) mark(value float64) float64 {
-	if s.set != s.o.Marked {
+	if s.set != s.options.Marked {
 		return 0
 	}
 	return value
 }
 
-// enter adds the lines of one set: register-only loops, products, attention, and all cores
+// addSet adds the lines of one set: register-only loops, products, attention, and all cores
 // together.
-func (c *comparison) enter(ctx context.Context, set string, one, many *lane) error {
+func (c *comparison) addSet(ctx context.Context, set string, one, many *lane) error {
 	bounded, ok := one.proc.(driver.Bounded)
 	if !ok {
 		return diag.New(diag.ClassUnavailable, "measure kernels: driver %q does not tell what bounds them",
-			c.o.Driver.Name())
+			c.options.Driver.Name())
 	}
 	s := &kernelSet{comparison: c, set: set, one: one, many: many, bounds: bounded.Bounds(), loops: map[op.Type]*loop{}}
-	if c.issue == nil && s.bounds.Issue != nil {
-		if err := c.watch(ctx, one, s.bounds.Issue); err != nil {
+	if c.readIssue == nil && s.bounds.Issue != nil {
+		if err := c.watchIssueRate(ctx, one, s.bounds.Issue); err != nil {
 			return err
 		}
 	}
@@ -370,21 +370,21 @@ func (c *comparison) enter(ctx context.Context, set string, one, many *lane) err
 			return rate, 0, err
 		})
 	}
-	if err := s.matrices(ctx); err != nil {
+	if err := s.addMatrices(ctx); err != nil {
 		return err
 	}
-	if err := s.attention(ctx); err != nil {
+	if err := s.addAttention(ctx); err != nil {
 		return err
 	}
 	if many == one {
 		return nil
 	}
-	return s.together(ctx)
+	return s.allCores(ctx)
 }
 
-// matrices adds matrix products of every scheme: all shapes for schemes that have marks, one shape
+// addMatrices adds matrix products of every scheme: all shapes for schemes that have marks, one shape
 // for the others.
-func (s *kernelSet) matrices(ctx context.Context) error {
+func (s *kernelSet) addMatrices(ctx context.Context) error {
 	middle, middleShape := s.size.rows[len(s.size.rows)/2], s.size.gemm[len(s.size.gemm)/2]
 	for _, scheme := range s.one.caps.Offered().Schemes {
 		numbers, what := op.F32, string(scheme)+" matmul"
@@ -398,7 +398,7 @@ func (s *kernelSet) matrices(ctx context.Context) error {
 					continue
 				}
 				operator := op.Op{Kind: op.MatMul, M: rows, K: kn[0], N: kn[1], Scheme: scheme}
-				if err := s.gemm(ctx, operator, numbers, what, s.mark(gemmMarks[scheme])); err != nil {
+				if err := s.addGEMM(ctx, operator, numbers, what, s.mark(gemmMarks[scheme])); err != nil {
 					return err
 				}
 			}
@@ -406,7 +406,7 @@ func (s *kernelSet) matrices(ctx context.Context) error {
 		for _, kn := range s.size.gemv {
 			operator := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
 			bytes := op.WeightBytes(scheme.Weight(), operator.K, operator.N)
-			if err := s.gemv(ctx, operator, bytes, what, s.mark(gemvMarks[scheme])); err != nil {
+			if err := s.addGEMV(ctx, operator, bytes, what, s.mark(gemvMarks[scheme])); err != nil {
 				return err
 			}
 		}
@@ -414,8 +414,8 @@ func (s *kernelSet) matrices(ctx context.Context) error {
 	return nil
 }
 
-// gemm adds an operator that is bound by arithmetic: it is measured between two register-only loops.
-func (s *kernelSet) gemm(ctx context.Context, operator op.Op, numbers op.Type, what string, mark float64) error {
+// addGEMM adds an operator that is bound by arithmetic: it is measured between two register-only loops.
+func (s *kernelSet) addGEMM(ctx context.Context, operator op.Op, numbers op.Type, what string, mark float64) error {
 	register := s.loops[numbers]
 	if took := time.Duration(float64(operator.Flops()) / register.rate); took > s.size.longest {
 		return nil
@@ -439,10 +439,10 @@ func (s *kernelSet) gemm(ctx context.Context, operator op.Op, numbers op.Type, w
 	return nil
 }
 
-// gemv adds an operator that is bound by memory, measured between two readings of the memory in
+// addGEMV adds an operator that is bound by memory, measured between two readings of the memory in
 // which its weights lie. The readings are half of that memory away from the weights in use, so that
 // they find nothing in a cache. It also adds one line for the reading itself.
-func (s *kernelSet) gemv(ctx context.Context, operator op.Op, bytes int64, what string, mark float64) error {
+func (s *kernelSet) addGEMV(ctx context.Context, operator op.Op, bytes int64, what string, mark float64) error {
 	ld, times, err := s.load(ctx, s.one, operator, s.size.cold)
 	if err != nil {
 		return err
@@ -481,11 +481,12 @@ func (s *kernelSet) gemv(ctx context.Context, operator op.Op, bytes int64, what 
 // that are multiples of 32 and that are not. The first are measured over every type of cache, the others over one.
 var headShapes = []struct{ heads, kvHeads, dim int }{{32, 4, 64}, {14, 2, 64}, {16, 16, 80}, {24, 6, 96}, {32, 8, 128}}
 
-// longPrompt is how many times the rows of a call the positions are in a call at the end of a long prompt, and in a step.
+// longPrompt is how many times the rows of a call the positions are in a call at the end of a long prompt, and in a
+// step.
 const longPrompt = 4
 
-// attention adds attention of a prompt, of the end of a longer one, and of a decode step.
-func (s *kernelSet) attention(ctx context.Context) error {
+// addAttention adds attention of a prompt, of the end of a longer one, and of a decode step.
+func (s *kernelSet) addAttention(ctx context.Context) error {
 	usual := s.one.caps.KV[0]
 	if slices.Contains(s.one.caps.KV, op.F16) {
 		usual = op.F16
@@ -501,13 +502,13 @@ func (s *kernelSet) attention(ctx context.Context) error {
 			}
 			for _, positions := range []int{rows, longPrompt * rows} {
 				operator.Context = positions
-				if err := s.gemm(ctx, operator, op.F32, "attention", s.mark(attentionMark)); err != nil {
+				if err := s.addGEMM(ctx, operator, op.F32, "attention", s.mark(attentionMark)); err != nil {
 					return err
 				}
 			}
 			operator.M = 1
 			bytes := 2 * int64(operator.Context*operator.KVHeads) * operator.KV.CacheRowBytes(operator.HeadDim)
-			if err := s.gemv(ctx, operator, bytes, "attention", 0); err != nil {
+			if err := s.addGEMV(ctx, operator, bytes, "attention", 0); err != nil {
 				return err
 			}
 		}
@@ -515,19 +516,19 @@ func (s *kernelSet) attention(ctx context.Context) error {
 	return nil
 }
 
-// together adds the lines of all cores.
-func (s *kernelSet) together(ctx context.Context) error {
-	if err := s.gains(ctx, op.I8, op.A8TQ8C); err != nil {
+// allCores adds the lines of all cores.
+func (s *kernelSet) allCores(ctx context.Context) error {
+	if err := s.addSpeedUp(ctx, op.I8, op.A8TQ8C); err != nil {
 		return err
 	}
-	if err := s.gains(ctx, op.F32, op.A32W32); err != nil {
+	if err := s.addSpeedUp(ctx, op.F32, op.A32W32); err != nil {
 		return err
 	}
 	for _, scheme := range s.many.caps.Offered().Schemes {
 		if _, ok := gemvMarks[scheme]; !ok {
 			continue
 		}
-		if err := s.stream(ctx, scheme); err != nil {
+		if err := s.addStream(ctx, scheme); err != nil {
 			return err
 		}
 	}
@@ -543,10 +544,10 @@ func (s *kernelSet) rate(ctx context.Context, cores []int, work func(int) func()
 	return all[0], nil
 }
 
-// gains adds the register-only loop of all cores, and matrix products whose bound is their rate on
+// addSpeedUp adds the register-only loop of all cores, and matrix products whose bound is their rate on
 // one core times the speed-up of that loop.
-func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme) error {
-	cores := s.o.Cores
+func (s *kernelSet) addSpeedUp(ctx context.Context, numbers op.Type, scheme op.Scheme) error {
+	cores := s.options.Cores
 	work := computing(s.peak(numbers))
 	peak := Kernel{Set: s.set, What: peakNames[numbers], Cores: len(cores), Unit: "Gop/s"}
 	s.add(peak, func(ctx context.Context) (rate, _ float64, err error) {
@@ -582,11 +583,11 @@ func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme
 			if err != nil {
 				return 0, 0, err
 			}
-			aloneNS, err := steady(ctx, alone, aloneTimes)
+			aloneNS, err := steadyTime(ctx, alone, aloneTimes)
 			if err != nil {
 				return 0, 0, err
 			}
-			ns, err := steady(ctx, joint, jointTimes)
+			ns, err := steadyTime(ctx, joint, jointTimes)
 			if err != nil {
 				return 0, 0, err
 			}
@@ -596,9 +597,9 @@ func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme
 	return nil
 }
 
-// stream adds a product of one row on all cores, bounded by how fast these cores read its weights.
-func (s *kernelSet) stream(ctx context.Context, scheme op.Scheme) error {
-	cores := s.o.Cores
+// addStream adds a product of one row on all cores, bounded by how fast these cores read its weights.
+func (s *kernelSet) addStream(ctx context.Context, scheme op.Scheme) error {
+	cores := s.options.Cores
 	kn := s.size.gemv[len(s.size.gemv)/2]
 	operator := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
 	ld, times, err := s.load(ctx, s.many, operator, s.size.cold)
@@ -617,38 +618,38 @@ func (s *kernelSet) stream(ctx context.Context, scheme op.Scheme) error {
 		if bound, err = s.rate(ctx, cores, reading(memory, len(cores), s.bounds.Stream)); err != nil {
 			return 0, 0, err
 		}
-		ns, err := steady(ctx, ld, times)
+		ns, err := steadyTime(ctx, ld, times)
 		return float64(op.WeightBytes(scheme.Weight(), operator.K, operator.N)) / ns, bound, err
 	})
 	return nil
 }
 
-// steady is the time of an execution that follows another, as in a program: the first one after a
+// steadyTime is the time of an execution that follows another, as in a program: the first one after a
 // pause wakes threads.
-func steady(ctx context.Context, ld *load, loops int) (float64, error) {
-	if _, err := (alone{ld}).sample(ctx, 1); err != nil {
+func steadyTime(ctx context.Context, ld *loadedOp, loops int) (float64, error) {
+	if _, err := (soloSource{ld}).sample(ctx, 1); err != nil {
 		return 0, err
 	}
-	return alone{ld}.sample(ctx, loops)
+	return soloSource{ld}.sample(ctx, loops)
 }
 
 // add adds a line. visit takes one sample of its rate and of its bound, 0 where nothing bounds it.
 func (c *comparison) add(line Kernel, visit func(context.Context) (float64, float64, error)) {
-	c.all = append(c.all, &contender{line: line, visit: visit})
+	c.lines = append(c.lines, &kernelLine{kernel: line, visit: visit})
 }
 
 // has reports whether a set has a line of that name.
 func (c *comparison) has(set, what string) bool {
-	return slices.ContainsFunc(c.all, func(line *contender) bool {
-		return line.line.Set == set && line.line.What == what
+	return slices.ContainsFunc(c.lines, func(line *kernelLine) bool {
+		return line.kernel.Set == set && line.kernel.What == what
 	})
 }
 
 // hasShape reports whether a matrix product is measured on one core.
 func (c *comparison) hasShape(set string, operator op.Op) bool {
-	return slices.ContainsFunc(c.all, func(line *contender) bool {
-		return line.line.Set == set && line.line.Shape == shapeOf(operator) &&
-			line.line.What == string(operator.Scheme)+" matmul"
+	return slices.ContainsFunc(c.lines, func(line *kernelLine) bool {
+		return line.kernel.Set == set && line.kernel.Shape == shapeOf(operator) &&
+			line.kernel.What == string(operator.Scheme)+" matmul"
 	})
 }
 
@@ -662,8 +663,8 @@ func shapeOf(operator op.Op) string {
 }
 
 // load loads an operator and returns how many executions fill a visit.
-func (c *comparison) load(ctx context.Context, lane *lane, operator op.Op, footprint int64) (*load, int, error) {
-	ld, err := c.r.newLoad(ctx, lane, operator, lane.caps.Layouts[operator.Scheme.Weight()], footprint)
+func (c *comparison) load(ctx context.Context, lane *lane, operator op.Op, footprint int64) (*loadedOp, int, error) {
+	ld, err := c.runner.loadOp(ctx, lane, operator, lane.caps.Layouts[operator.Scheme.Weight()], footprint)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -707,15 +708,15 @@ func (x *loop) run() float64 {
 	return float64(done) / float64(max(time.Since(start).Nanoseconds(), 1))
 }
 
-// lines summarises the samples, sorted: by set, one core before many, what bounds before what is
+// summarise summarises the samples, sorted: by set, one core before many, what bounds before what is
 // bounded.
-func (c *comparison) lines() ([]Kernel, error) {
+func (c *comparison) summarise() ([]Kernel, error) {
 	var out []Kernel
-	best := c.best()
-	for _, x := range c.all {
-		result, own := x.line, x.own(best)
+	best := c.bestIssue()
+	for _, x := range c.lines {
+		result, own := x.kernel, x.undisturbed(best)
 		// Rounds in which the machine was disturbed do not count; AllRate and AllShare show them.
-		counted := chosen(x.rates, own)
+		counted := undisturbedOnly(x.rates, own)
 		rate, err := stat.Summarise(counted)
 		if err != nil {
 			return nil, err
@@ -728,7 +729,7 @@ func (c *comparison) lines() ([]Kernel, error) {
 		result.Rate = round(rate.Median, 4)
 		result.Spread = round(max(rate.High-rate.Median, rate.Median-rate.Low)/rate.Median, 3)
 		if len(x.shares) > 0 {
-			share, err := stat.Summarise(chosen(x.shares, own))
+			share, err := stat.Summarise(undisturbedOnly(x.shares, own))
 			if err != nil {
 				return nil, err
 			}
@@ -742,7 +743,7 @@ func (c *comparison) lines() ([]Kernel, error) {
 		out = append(out, result)
 	}
 	set := map[string]int{}
-	for i, name := range c.o.Sets {
+	for i, name := range c.options.Sets {
 		set[name] = i
 	}
 	slices.SortStableFunc(out, func(first, second Kernel) int {

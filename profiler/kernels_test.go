@@ -65,9 +65,10 @@ func TestKernels(t *testing.T) {
 	}
 }
 
-// Rounds in which a core began fewer instructions than it can do not count, on any of a line's cores, unless too few are left.
+// Rounds in which a core began fewer instructions than it can do not count, on any of a line's cores, unless too few
+// are left.
 func TestOwnRounds(t *testing.T) {
-	x := &contender{}
+	x := &kernelLine{}
 	for i := range 30 {
 		core := func(busy bool) float64 {
 			if busy {
@@ -78,8 +79,8 @@ func TestOwnRounds(t *testing.T) {
 		x.issued = append(x.issued, []float64{core(i%2 == 1), core(i%3 == 2)})
 		x.rates = append(x.rates, float64(i))
 	}
-	c := &comparison{o: KernelOptions{Cores: []int{0, 1}}, all: []*contender{x}}
-	best := c.best()
+	c := &comparison{options: KernelOptions{Cores: []int{0, 1}}, lines: []*kernelLine{x}}
+	best := c.bestIssue()
 	if !(best[0] > 19 && best[0] <= 20 && best[1] > 19 && best[1] <= 20) {
 		t.Errorf("best %v, want about 20", best)
 	}
@@ -89,17 +90,17 @@ func TestOwnRounds(t *testing.T) {
 			want = append(want, float64(i))
 		}
 	}
-	own := x.own(best)
-	if got := chosen(x.rates, own); !slices.Equal(got, want) {
+	own := x.undisturbed(best)
+	if got := undisturbedOnly(x.rates, own); !slices.Equal(got, want) {
 		t.Errorf("rounds %v count, want %v", got, want)
 	}
 	for i := range own[:20] {
 		own[i] = false
 	}
-	if got := chosen(x.rates, own); len(got) != 30 {
+	if got := undisturbedOnly(x.rates, own); len(got) != 30 {
 		t.Errorf("%d rounds count, want all: too few are left", len(got))
 	}
-	for _, x := range (&contender{issued: [][]float64{nil, nil}}).own([]float64{0}) {
+	for _, x := range (&kernelLine{issued: [][]float64{nil, nil}}).undisturbed([]float64{0}) {
 		if !x {
 			t.Error("a round that nobody could judge does not count")
 		}

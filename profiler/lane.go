@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -21,9 +22,8 @@ type lane struct {
 	caps   *driver.Capabilities
 	jobs   chan func()
 	closed chan struct{}
-	// set where a job did not return: the thread may hang in the driver
-	dead bool // a job was left behind: the thread may hang in the driver
-	ops  *operands
+	dead   bool // a job did not return: the thread may hang in the driver
+	ops    *operands
 
 	sentinel *sentinel
 }
@@ -122,4 +122,66 @@ func (l *lane) close() error {
 		l.ops.close()
 	}
 	return err
+}
+
+// unknown is the error for a request on a processor that the SoC lacks.
+func (r *runner) unknown(name string) error {
+	return diag.New(diag.ClassInput, "measure on %q: SoC %q has no such processor, it has %s", name, r.soc.Name,
+		strings.Join(processorNames(r.soc), ", "))
+}
+
+// virtual reports whether a processor is simulated: its clock is virtual, and measuring it is
+// exact.
+func (r *runner) virtual(name string) bool {
+	proc := r.soc.Processor(name)
+	return proc != nil && proc.Driver == socs.SimDriver
+}
+
+// lane returns the open processor of a name, opened with more options where given. Emulators are
+// refused, because their times say nothing about the device.
+func (r *runner) lane(ctx context.Context, name string, options map[string]string) (*lane, error) {
+	proc := r.soc.Processor(name)
+	if proc == nil {
+		return nil, r.unknown(name)
+	}
+	// A processor with other options is another lane, opened beside the first.
+	key := name
+	for _, option := range sortedNames(options) {
+		key += " " + option + "=" + options[option]
+	}
+	if opened := r.lanes[key]; opened != nil {
+		return opened, nil
+	}
+	from := r.options.Drivers[proc.Driver]
+	if from == nil {
+		return nil, &driver.Unavailable{Driver: proc.Driver, Found: "no such driver in this build"}
+	}
+	// On a virtual clock the time does not depend on what is computed, so nothing is.
+	if r.virtual(name) {
+		all := map[string]string{"compute": "false"}
+		maps.Copy(all, options)
+		options = all
+	}
+	opened, err := openLane(ctx, proc, from, options)
+	if err != nil {
+		return nil, err
+	}
+	if opened.caps.Emulated {
+		opened.close()
+		return nil, diag.New(diag.ClassUnavailable,
+			"processor %q of driver %q is an emulator (%q): its times are none of the device's, and are not measured",
+			name, proc.Driver, proc.Select).
+			WithHint("profile on the device; what the compiler says of its graphs is recorded without one by hetc " +
+				"profile --compiler-only")
+	}
+	// A record is of one clock: times of both must not meet in one fit.
+	if opened.caps.Virtual != r.virtual(name) {
+		opened.close()
+		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v",
+			name, proc.Driver, opened.caps.Virtual, r.virtual(name))
+	}
+	opened.ops = &operands{proc: opened.proc, seed: r.options.Seed, bufs: map[string]driver.Buffer{},
+		vocabulary: r.vocabulary}
+	r.lanes[key] = opened
+	return opened, nil
 }

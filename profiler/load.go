@@ -12,9 +12,9 @@ import (
 // maxCopies bounds how many sets of bindings rotate through cold operands.
 const maxCopies = 1024
 
-// load is an operator that is ready to run on a lane: one executable per copy of its weights, and
+// loadedOp is an operator that is ready to run on a lane: one executable per copy of its weights, and
 // bindings that rotate through the copies.
-type load struct {
+type loadedOp struct {
 	lane *lane
 	op   op.Op
 	// exes and binds correspond: each execution uses the pair at next, and moves on.
@@ -28,7 +28,7 @@ type load struct {
 	// cold although the copies are few.
 	evict []byte
 
-	eachNS float64 // of an asynchronous processor: what a call took in the latest sample
+	callNS float64 // of an asynchronous processor: what a call took in the latest sample
 }
 
 // Numbers of copies of the weights for processors that store their own: loading takes long, and
@@ -38,20 +38,20 @@ const (
 	someCopies = 64 // of operators side by side, whose company must not stop
 )
 
-// newLoad compiles an operator and loads it on a lane. Its weights or cache rotate through
+// loadOp compiles an operator and loads it on a lane. Its weights or cache rotate through
 // footprint bytes; 0 means one copy.
-func (r *runner) newLoad(
+func (r *runner) loadOp(
 	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64,
-) (*load, error) {
-	return r.loadFor(ctx, lane, operator, layout, footprint, false)
+) (*loadedOp, error) {
+	return r.loadOpFor(ctx, lane, operator, layout, footprint, false)
 }
 
-// loadFor is newLoad for an operator that runs side by side with others (company) or alone.
-func (r *runner) loadFor(
+// loadOpFor is newLoad for an operator that runs side by side with others (company) or alone.
+func (r *runner) loadOpFor(
 	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, company bool,
-) (*load, error) {
-	ld := &load{lane: lane, op: operator}
-	if err := r.fill(ctx, ld, layout, footprint, company); err != nil {
+) (*loadedOp, error) {
+	ld := &loadedOp{lane: lane, op: operator}
+	if err := r.loadCopies(ctx, ld, layout, footprint, company); err != nil {
 		ld.close(ctx)
 		return nil, err
 	}
@@ -59,14 +59,14 @@ func (r *runner) loadFor(
 	return ld, nil
 }
 
-// fill lays out the operands and loads every copy.
-func (r *runner) fill(ctx context.Context, ld *load, layout string, footprint int64, company bool) error {
+// loadCopies lays out the operands and loads every copy.
+func (r *runner) loadCopies(ctx context.Context, ld *loadedOp, layout string, footprint int64, company bool) error {
 	lane := ld.lane
 	graph := op.Single(ld.op, layout)
 	if err := lane.caps.Supports(ld.op); err != nil {
 		return diag.New(diag.ClassInfeasible, "%s on processor %q: %w", ld.op.Key(), lane.name, err)
 	}
-	compiler := r.o.Compilers[lane.soc.Driver]
+	compiler := r.options.Compilers[lane.soc.Driver]
 	if compiler == nil {
 		return diag.New(diag.ClassUnavailable, "measure on processor %q: no compiler for driver %q in this build",
 			lane.name, lane.soc.Driver)
@@ -75,12 +75,12 @@ func (r *runner) fill(ctx context.Context, ld *load, layout string, footprint in
 	if err != nil {
 		return err
 	}
-	if copies, err = r.fewer(ld, copies, footprint, company); err != nil {
+	if copies, err = r.reduceCopies(ld, copies, footprint, company); err != nil {
 		return err
 	}
 	views, caches, err := r.bindings(ld, &graph, footprint)
 	if err == nil {
-		err = ld.push(ctx, views.In)
+		err = ld.copyToDevice(ctx, views.In)
 	}
 	if err != nil {
 		return err
@@ -106,19 +106,19 @@ func (r *runner) fill(ctx context.Context, ld *load, layout string, footprint in
 			ld.exes = append(ld.exes, ld.exes[i-1])
 			continue
 		}
-		if err := ld.add(ctx, compiler, graph, ld.copyOf(weights, copies[i/each], i)); err != nil {
+		if err := ld.loadCopy(ctx, compiler, graph, ld.weightsOfCopy(weights, copies[i/each], i)); err != nil {
 			return err
 		}
 	}
 	if lane.caps.Prepacks {
-		return ld.touch(ctx)
+		return ld.runEachOnce(ctx)
 	}
 	return nil
 }
 
-// touch executes every copy but the first once. What a library allocates in the first execution of a graph lies on
-// pages that nobody has used, and in those of a running model does not.
-func (ld *load) touch(ctx context.Context) error {
+// runEachOnce executes every copy but the first once. What a library allocates in the first execution of a graph lies
+// on pages that nobody has used, and in those of a running model does not.
+func (ld *loadedOp) runEachOnce(ctx context.Context) error {
 	return ld.lane.do(ctx, func() error {
 		for i := 1; i < len(ld.exes); i++ {
 			if _, err := ld.lane.proc.Run(ld.exes[i], &ld.binds[i]); err != nil {
@@ -131,7 +131,7 @@ func (ld *load) touch(ctx context.Context) error {
 
 // expertChoices are the operands that choose experts, for products of experts on a real processor; nil for all others.
 // Without a footprint there is one choice, so that the weights are as warm as they can be.
-func (ld *load) expertChoices(footprint int64) ([]driver.View, error) {
+func (ld *loadedOp) expertChoices(footprint int64) ([]driver.View, error) {
 	if ld.op.Kind != op.ExpertMatMul || ld.lane.caps.Virtual {
 		return nil, nil
 	}
@@ -142,9 +142,9 @@ func (ld *load) expertChoices(footprint int64) ([]driver.View, error) {
 	return choices, err
 }
 
-// copyOf are the weights with the first one at an offset of its store. A library that packs weights again may keep
-// equal ones once. There each copy gets its number in the lowest bits, which change no value much.
-func (ld *load) copyOf(weights driver.Weights, at int64, number int) driver.Weights {
+// weightsOfCopy are the weights with the first one at an offset of its store. A library that packs weights again may
+// keep equal ones once. There each copy gets its number in the lowest bits, which change no value much.
+func (ld *loadedOp) weightsOfCopy(weights driver.Weights, at int64, number int) driver.Weights {
 	packed := slices.Clone(weights)
 	if len(packed) == 0 {
 		return packed
@@ -157,26 +157,26 @@ func (ld *load) copyOf(weights driver.Weights, at int64, number int) driver.Weig
 	return packed
 }
 
-// fewer reduces the number of copies where a processor stores a copy of its own of each. An operator that is measured
-// alone then has other memory read between passes, which evicts the copies from the caches. Beside other processors
-// that would disturb them, so more copies are kept instead.
-func (r *runner) fewer(ld *load, copies []int64, footprint int64, company bool) ([]int64, error) {
+// reduceCopies reduces the number of copies where a processor stores a copy of its own of each. An operator that is
+// measured alone then has other memory read between passes, which evicts the copies from the caches. Beside other
+// processors that would disturb them, so more copies are kept instead.
+func (r *runner) reduceCopies(ld *loadedOp, copies []int64, footprint int64, company bool) ([]int64, error) {
 	if !ld.lane.caps.Prepacks || len(copies) <= fewCopies {
 		return copies, nil
 	}
 	if company {
-		return thin(copies, someCopies), nil
+		return evenlySpaced(copies, someCopies), nil
 	}
 	evict, err := r.stream()
 	if err != nil {
 		return nil, err
 	}
 	ld.evict = evict[:min(int64(len(evict)), footprint)/512*512]
-	return thin(copies, fewCopies), nil
+	return evenlySpaced(copies, fewCopies), nil
 }
 
-// push copies operands to a processor with memory of its own, where they stay.
-func (ld *load) push(ctx context.Context, views []driver.View) error {
+// copyToDevice copies operands to a processor with memory of its own, where they stay.
+func (ld *loadedOp) copyToDevice(ctx context.Context, views []driver.View) error {
 	return ld.lane.do(ctx, func() error {
 		for i := range views {
 			mirror, ok := views[i].Buffer.(driver.Mirror)
@@ -191,8 +191,10 @@ func (ld *load) push(ctx context.Context, views []driver.View) error {
 	})
 }
 
-// add compiles the graph with weights and loads it.
-func (ld *load) add(ctx context.Context, compiler driver.Compiler, graph op.Graph, weights driver.Weights) error {
+// loadCopy compiles the graph with weights and loads it.
+func (ld *loadedOp) loadCopy(
+	ctx context.Context, compiler driver.Compiler, graph op.Graph, weights driver.Weights,
+) error {
 	lane := ld.lane
 	return lane.do(ctx, func() error {
 		target := driver.Target{Proc: lane.name, Options: lane.soc.Options}
@@ -215,7 +217,7 @@ func (ld *load) add(ctx context.Context, compiler driver.Compiler, graph op.Grap
 
 // weights returns the weights of the graph, and the offsets of the copies of the first one in its
 // store. Only matrices have several copies.
-func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Weights, []int64, error) {
+func (r *runner) weights(ld *loadedOp, graph *op.Graph, footprint int64) (driver.Weights, []int64, error) {
 	copies := []int64{0}
 	if ld.lane.caps.Virtual {
 		return nil, copies, nil
@@ -253,7 +255,7 @@ func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Wei
 // bindings places the operands of the graph in the lane's buffers, and caches for operators that
 // have state. The scalars are those of the last chunk of a prompt that fills the operator's
 // context.
-func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bindings, [][2]driver.View, error) {
+func (r *runner) bindings(ld *loadedOp, graph *op.Graph, footprint int64) (driver.Bindings, [][2]driver.View, error) {
 	operator, ops := ld.op, ld.lane.ops
 	pos := 0
 	if operator.Kind.Has("context") {
@@ -280,11 +282,11 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	inPlace := len(graph.Inputs) == 1 && len(graph.Outputs) == 1 && graph.Inputs[0] == graph.Outputs[0]
 	if inPlace {
 		// Its own buffer: rotated again and again, the values stay of the same size.
-		if out.In, err = ops.lay("in place ", graph.Inputs, offsets); err == nil {
+		if out.In, err = ops.layOut("in place ", graph.Inputs, offsets); err == nil {
 			out.Out = out.In
 		}
-	} else if out.In, err = ops.lay("in ", graph.Inputs, offsets); err == nil {
-		out.Out, err = ops.lay("out ", graph.Outputs, offsets)
+	} else if out.In, err = ops.layOut("in ", graph.Inputs, offsets); err == nil {
+		out.Out, err = ops.layOut("out ", graph.Outputs, offsets)
 	}
 	if err == nil && operator.Kind == op.OutlierMatMul {
 		out.In[0], err = ops.outliers(operator)
@@ -292,7 +294,7 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	if err == nil && operator.Kind == op.SparseAttend {
 		out.In[len(out.In)-1], err = ops.positions(operator, pos)
 	}
-	if ld.lane.caps.OwnMemory && !r.moves {
+	if ld.lane.caps.OwnMemory && !r.copyOperands {
 		// Operands stay on the processor: what copying them takes is the price of a link, for those that travel.
 		out.Moves = &driver.Moves{Fetch: make([][]driver.Rect, len(out.In)), Hand: make([][]driver.Rect, len(out.Out))}
 	}
@@ -305,9 +307,9 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	return out, caches, err
 }
 
-// lay places values one after the other in the buffers of a name, one buffer per type; offsets
+// layOut places values one after the other in the buffers of a name, one buffer per type; offsets
 // holds how far each buffer is used.
-func (o *operands) lay(name string, values []op.Value, offsets map[string]int64) (views []driver.View, err error) {
+func (o *operands) layOut(name string, values []op.Value, offsets map[string]int64) (views []driver.View, err error) {
 	for _, value := range values {
 		buffer := name + string(value.Type)
 		bytes := int64(value.Rows) * int64(value.Cols) * int64(value.Type.Bytes())
@@ -329,7 +331,7 @@ func (o *operands) lay(name string, values []op.Value, offsets map[string]int64)
 
 // caches places pairs of key and value caches of all sequences in a store, as many as the footprint
 // has room for.
-func (r *runner) caches(ld *load, binds *driver.Bindings, footprint int64) (out [][2]driver.View, err error) {
+func (r *runner) caches(ld *loadedOp, binds *driver.Bindings, footprint int64) (out [][2]driver.View, err error) {
 	operator := ld.op
 	each := op.RoundUp(int64(binds.Sequences)*binds.SequenceBytes, 64)
 	if each > maxActivation {
@@ -378,7 +380,7 @@ const (
 
 // run executes the operator the given number of times on the lane's thread and returns nanoseconds per execution.
 // Before that it wakes the processor's threads.
-func (ld *load) run(times int) (float64, error) {
+func (ld *loadedOp) run(times int) (float64, error) {
 	proc := ld.lane.proc
 	if !ld.lane.caps.Virtual {
 		if rouser, ok := proc.(driver.Rouser); ok {
@@ -389,7 +391,7 @@ func (ld *load) run(times int) (float64, error) {
 		}
 	}
 	if queue, ok := proc.(driver.Asynchronous); ok && !ld.lane.caps.Virtual {
-		return ld.queued(queue, times)
+		return ld.runQueued(queue, times)
 	}
 	start, uncounted := proc.Now(), driver.Tick(0)
 	for range times {
@@ -397,20 +399,20 @@ func (ld *load) run(times int) (float64, error) {
 		if ld.next == 0 && ld.evict != nil {
 			began := proc.Now()
 			sum(ld.evict)
-			if err := ld.once(proc); err != nil {
+			if err := ld.runOnce(proc); err != nil {
 				return 0, err
 			}
 			uncounted += proc.Now() - began
 		}
-		if err := ld.once(proc); err != nil {
+		if err := ld.runOnce(proc); err != nil {
 			return 0, err
 		}
 	}
 	return float64(proc.Now()-start-uncounted) / float64(times), nil
 }
 
-// draw has times on a virtual clock begin a sequence of noise.
-func (ld *load) draw(sequence string) {
+// startNoise has times on a virtual clock begin a sequence of noise.
+func (ld *loadedOp) startNoise(sequence string) {
 	proc, ok := ld.lane.proc.(driver.Virtual)
 	if !ok {
 		return
@@ -420,8 +422,8 @@ func (ld *load) draw(sequence string) {
 	}
 }
 
-// once executes the operator with the next copy of its operands.
-func (ld *load) once(proc driver.Processor) error {
+// runOnce executes the operator with the next copy of its operands.
+func (ld *loadedOp) runOnce(proc driver.Processor) error {
 	_, err := proc.Run(ld.exes[ld.next], &ld.binds[ld.next])
 	if ld.next++; ld.next == len(ld.exes) {
 		ld.next = 0
@@ -429,8 +431,8 @@ func (ld *load) once(proc driver.Processor) error {
 	return err
 }
 
-// thin returns count of the copies, evenly spaced.
-func thin(copies []int64, count int) []int64 {
+// evenlySpaced returns count of the copies, evenly spaced.
+func evenlySpaced(copies []int64, count int) []int64 {
 	if len(copies) <= count {
 		return copies
 	}
@@ -442,7 +444,7 @@ func thin(copies []int64, count int) []int64 {
 }
 
 // close frees the executables, each once, and releases the stores.
-func (ld *load) close(ctx context.Context) {
+func (ld *loadedOp) close(ctx context.Context) {
 	if ld == nil {
 		return
 	}

@@ -23,7 +23,8 @@ const (
 	meetingAlike = 1.03
 )
 
-// meetingColumns are the lengths of the vectors that a call adds: one that ends at once, and one that a lane sleeps for.
+// meetingColumns are the lengths of the vectors that a call adds: one that ends at once, and one that a lane sleeps
+// for.
 var meetingColumns = []int{1, 1 << 20}
 
 // meeting is a way in which a lane meets the calls of a device: how it waits, with options of the driver.
@@ -61,10 +62,10 @@ func (m *meeting) word() string {
 	return text
 }
 
-// measureMeetings measures every way of meeting a device's calls, by the executor's own code and side by side, and writes
-// the best one into the processor: with the least time over all lengths, and of those that are alike the one that takes
-// least of a core. What a call takes beyond launchNS, which it takes among others in flight, is the way there and back:
-// submitting it, and noticing its end.
+// measureMeetings measures every way of meeting a device's calls, by the executor's own code and side by side, and
+// writes the best one into the processor: with the least time over all lengths, and of those that are alike the one
+// that takes least of a core. What a call takes beyond launchNS, which it takes among others in flight, is the way
+// there and back: submitting it, and noticing its end.
 func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Processor, launchNS float64) (best *meeting,
 	err error) {
 	p.o.note("ways of waiting for %s", proc.Name)
@@ -122,9 +123,9 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	return best, nil
 }
 
-// waysToWait are those that may be best for a device. One that is made of cores of the CPU is waited for by its event, as
-// its driver makes it: a lane that asks again and again, for an event or a word of memory, slows its threads down in a
-// whole program, which single turns do not show.
+// waysToWait are those that may be best for a device. One that is made of cores of the CPU is waited for by its event,
+// as its driver makes it: a lane that asks again and again, for an event or a word of memory, slows its threads down in
+// a whole program, which single turns do not show.
 func waysToWait(proc *socs.Processor) []capability.Waiting {
 	if len(proc.Cores) > 0 {
 		return []capability.Waiting{capability.WaitEvent}
@@ -132,8 +133,8 @@ func waysToWait(proc *socs.Processor) []capability.Waiting {
 	return capability.Waitings
 }
 
-// bestMeeting is the way with the least relative time over all lengths; of those that are alike the one that takes least
-// of a core.
+// bestMeeting is the way with the least relative time over all lengths; of those that are alike the one that takes
+// least of a core.
 func bestMeeting(list []*meeting) *meeting {
 	ratio, core := make([]float64, len(list)), make([]float64, len(list))
 	for i := range list[0].lanes {
@@ -200,7 +201,7 @@ func (p *prober) meet(ctx context.Context, run *runner, proc *socs.Processor, ho
 		options = map[string]string{}
 	}
 	maps.Copy(options, proc.Options)
-	return OpenMeeting(ctx, run.o.Drivers[proc.Driver], run.o.Compilers[proc.Driver],
+	return OpenMeeting(ctx, run.options.Drivers[proc.Driver], run.options.Compilers[proc.Driver],
 		driver.Config{Select: proc.Select, Options: options}, how.wait, columns)
 }
 
@@ -230,7 +231,7 @@ func (r *runner) submission(ctx context.Context, name string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	ld, err := r.newLoad(ctx, lane, op.Op{Kind: op.Add, M: 1, N: 1}, "", 0)
+	ld, err := r.loadOp(ctx, lane, op.Op{Kind: op.Add, M: 1, N: 1}, "", 0)
 	if err != nil {
 		return 0, err
 	}
@@ -249,7 +250,7 @@ func (r *runner) submission(ctx context.Context, name string) (float64, error) {
 			}
 			took := float64(queue.Now() - began)
 			if _, err := queue.Wait(ticket); err != nil {
-				return plain(err)
+				return withoutCallNumber(err)
 			}
 			if i >= meetingWarm {
 				samples = append(samples, took)

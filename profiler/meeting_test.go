@@ -15,7 +15,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// slowQueue is an asynchronous processor on a clock of its own: what submitting, executing and noticing an end take in ns.
+// slowQueue is an asynchronous processor on a clock of its own: what submitting, executing and noticing an end take in
+// ns.
 type slowQueue struct {
 	driver.Processor
 	submit, execute, notice driver.Tick
@@ -67,9 +68,9 @@ func TestQueuedOperators(t *testing.T) {
 	} {
 		for _, times := range []int{1, 7, 300} {
 			queue := c.queue
-			load := &load{exes: make([]driver.Executable, 3), binds: make([]driver.Bindings, 3)}
+			load := &loadedOp{exes: make([]driver.Executable, 3), binds: make([]driver.Bindings, 3)}
 			for range 3 { // the later ones know how long a call takes
-				got, err := load.queued(&queue, times)
+				got, err := load.runQueued(&queue, times)
 				// Waiting for half of the calls in flight leaves the queue something to do.
 				if err != nil || math.Abs(got/c.want-1) > 0.02 {
 					t.Errorf("%d calls: %.0f ns each (%v), want %.0f", times, got, err, c.want)
@@ -87,9 +88,9 @@ func TestQueuedOperators(t *testing.T) {
 func TestDisturbedQueue(t *testing.T) {
 	for disturbed := range 8 {
 		queue := slowQueue{submit: 2_000, execute: 10_000, notice: 50_000, slow: disturbed, by: 5_000_000}
-		load := &load{exes: make([]driver.Executable, 1), binds: make([]driver.Bindings, 1)}
+		load := &loadedOp{exes: make([]driver.Executable, 1), binds: make([]driver.Bindings, 1)}
 		for range 4 {
-			got, err := load.queued(&queue, 1)
+			got, err := load.runQueued(&queue, 1)
 			if err != nil || got < 9_900 || got > 400_000 {
 				t.Errorf("flight %d takes long: %.0f ns each (%v), want about 10000, and never next to nothing",
 					disturbed, got, err)

@@ -18,10 +18,10 @@ import (
 // operands is the memory for activations of one lane's measurements. All operators share it: only
 // one runs at a time, and in a model, too, activations are warm from the operator before.
 type operands struct {
-	proc driver.Processor
-	seed uint64
-	bufs map[string]driver.Buffer
-	ids  int // embedding ids are below this
+	proc       driver.Processor
+	seed       uint64
+	bufs       map[string]driver.Buffer
+	vocabulary int // embedding ids are below this
 }
 
 // close frees the buffers of all operands of the lane.
@@ -97,7 +97,8 @@ func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 	return out, nil
 }
 
-// outliers returns a view [M,K] of rows of which as many channels exceed the static scale as a model is expected to have.
+// outliers returns a view [M,K] of rows of which as many channels exceed the static scale as a model is expected to
+// have.
 func (o *operands) outliers(operator op.Op) (driver.View, error) {
 	name := fmt.Sprintf("%d outliers of %d channels", operator.Gathered(), operator.K)
 	before := o.bufs[name]
@@ -120,8 +121,8 @@ func (o *operands) outliers(operator op.Op) (driver.View, error) {
 // staticScale is the scale that holds all values of fill.
 const staticScale = 1.0 / 127
 
-// positions returns a view [blocks,heads*(1+context)] of what a sparse attention whose call begins at pos may select: of
-// each head as many positions as its density keeps, spread evenly over those that are seen.
+// positions returns a view [blocks,heads*(1+context)] of what a sparse attention whose call begins at pos may select:
+// of each head as many positions as its density keeps, spread evenly over those that are seen.
 func (o *operands) positions(operator op.Op, pos int) (driver.View, error) {
 	name, line, cols := "positions of "+operator.Key(), 1+operator.Context, operator.Heads*(1+operator.Context)
 	before := o.bufs[name]
@@ -147,8 +148,8 @@ func (o *operands) positions(operator op.Op, pos int) (driver.View, error) {
 // constants are the weights, by role, that are one positive number: steps of a grid, and a static scale.
 var constants = map[string]float32{"steps": 1.0 / op.GridMax, "scale": staticScale}
 
-// headNumbers are the weight of an estimate or a selection: scales, and shares of positions. A part of the heads, spread
-// evenly, keeps some, and the others keep all; 0 stands for no others.
+// headNumbers are the weight of an estimate or a selection: scales, and shares of positions. A part of the heads,
+// spread evenly, keeps some, and the others keep all; 0 stands for no others.
 func headNumbers(heads int, estimated float64) []float32 {
 	const some, all = 0.2, 2
 	numbers := slices.Repeat([]op.SparseHead{{QueryScale: some, KeyScale: some, Share: some}}, heads)
@@ -164,7 +165,7 @@ func headNumbers(heads int, estimated float64) []float32 {
 // row-quantised bytes, ids below o.ids.
 func (o *operands) fill(data []byte, numbers op.Type) {
 	rng := rand.New(rand.NewPCG(o.seed, 1))
-	fillValues(data, numbers, max(o.ids, 1), rng)
+	fillValues(data, numbers, max(o.vocabulary, 1), rng)
 }
 
 // fillValues fills data with a few thousand random values, repeated.
@@ -203,11 +204,9 @@ func repeat(data, pattern []byte) {
 // a valid weight, so that cold operands can be placed anywhere in it.
 type store struct {
 	region *mem.Region
-	// offsets of operands are multiples of unit, in bytes
-	unit int64 // offsets are multiples
-	refs int
-	// value of the clock of stores at the last use, for eviction
-	used uint64 // when, for eviction
+	unit   int64  // in bytes: offsets of operands are multiples
+	refs   int    // loaded operators that use it
+	used   uint64 // stores.clock at the last use, for eviction
 }
 
 // stores holds the memory for cold operands of all lanes, within a limit in bytes.

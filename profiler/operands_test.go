@@ -94,7 +94,7 @@ func TestStoresKeepTheirLimit(t *testing.T) {
 }
 
 func TestFillIsValid(t *testing.T) {
-	o := &operands{seed: 1, ids: 10}
+	o := &operands{seed: 1, vocabulary: 10}
 	b := make([]byte, 40_000)
 	for _, typ := range []op.Type{op.F32, op.F16, op.BF16, op.I32, op.U8} {
 		o.fill(b, typ)

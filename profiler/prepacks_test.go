@@ -52,7 +52,8 @@ type renamed struct{ driver.Driver }
 
 func (renamed) Name() string { return "again" }
 
-// Processors of a further driver lie on the same cores: what memory and hand-overs are to them is what they are to the first's.
+// Processors of a further driver lie on the same cores: what memory and hand-overs are to them is what they are to the
+// first's.
 func TestProbeOthers(t *testing.T) {
 	require.Slow(t)
 	s, err := Probe(context.Background(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), Others: []driver.Driver{renamed{host.New()}}, memory: 16 << 20, window: 1e6})

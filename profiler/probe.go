@@ -2,9 +2,13 @@
 // which shapes are worth timing for a model, and how to time them so that the numbers can be
 // trusted.
 //
-// Requests (request.go) makes the list, Run (runner.go) works through it on drivers and appends to a record. Probe
-// describes this machine as a SoC. load.go makes an operator ready to run, sources.go takes its samples, and
-// profiler/stat says when there are enough of them.
+// There are three entry points: Probe (probe.go) describes this machine as a SoC, Requests (request.go) lists what to
+// measure for a model, and Run (runner.go) measures the list and appends to a record.
+//
+// Run keeps several tasks in progress, each a Request. For a task, load.go compiles and loads the operator, operands.go
+// holds the memory of its operands, a source (sources.go) takes samples, and profiler/stat says when there are enough.
+// All calls of a processor come from the thread of its lane (lane.go), and a sentinel (sentinel.go) notices when the
+// machine changes. Kernels (kernels.go), for hetc bench kernels, compares products with the limits of the hardware.
 package profiler
 
 import (

@@ -114,11 +114,13 @@ func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver
 	if first == len(p.soc.Processors) {
 		return nil
 	}
-	run := &runner{soc: p.soc, o: Options{Drivers: map[string]driver.Driver{}, Compilers: p.o.Compilers, memory: p.o.memory},
-		lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(1, 4)), coldBytes: 1 << 20,
+	run := &runner{
+		soc:     p.soc,
+		options: Options{Drivers: map[string]driver.Driver{}, Compilers: p.o.Compilers, memory: p.o.memory},
+		lanes:   map[string]*lane{}, rng: rand.New(rand.NewPCG(1, 4)), coldBytes: 1 << 20,
 		stores: stores{seed: 1, limit: memoryLimit(), all: map[string]*store{}}}
 	for _, drv := range drivers {
-		run.o.Drivers[drv.Name()] = drv
+		run.options.Drivers[drv.Name()] = drv
 	}
 	defer func() {
 		if failed := run.close(ctx); err == nil {
@@ -163,9 +165,9 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 	}
 	if proc.OwnMemory {
 		p.o.note("copies of %s", proc.Name)
-		run.moves = true
+		run.copyOperands = true
 		travelling, err := run.additions(ctx, proc.Name, small, large)
-		run.moves = false
+		run.copyOperands = false
 		if err != nil {
 			return err
 		}
@@ -181,8 +183,8 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 }
 
 // linkDevice links a device with every processor that can work beside it. copies is a link with the prices of copies,
-// and copied says how these were measured. Hand-overs are those of a relay with the other processor's first core; between two
-// devices, and where a processor adds no vectors, they are those of a single call.
+// and copied says how these were measured. Hand-overs are those of a relay with the other processor's first core;
+// between two devices, and where a processor adds no vectors, they are those of a single call.
 func (p *prober) linkDevice(ctx context.Context, run *runner, proc *socs.Processor, met *meeting, copies socs.Link,
 	copied string) error {
 	measured := map[int]handovers{} // by core
@@ -221,8 +223,9 @@ func (p *prober) linkDevice(ctx context.Context, run *runner, proc *socs.Process
 
 // relays reports whether a processor can take turns with a device: it computes on the thread of its lane, and adds.
 func (p *prober) relays(run *runner, other *socs.Processor) bool {
-	return len(other.Cores) > 0 && !other.SingleQueue && other.Executes(op.Add) && run.o.Compilers[other.Driver] != nil &&
-		run.o.Drivers[other.Driver] != nil
+	return len(other.Cores) > 0 && !other.SingleQueue && other.Executes(op.Add) &&
+		run.options.Compilers[other.Driver] != nil &&
+		run.options.Drivers[other.Driver] != nil
 }
 
 // link adds a link with its source.

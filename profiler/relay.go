@@ -51,7 +51,7 @@ func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Proce
 		options := map[string]string{}
 		maps.Copy(options, more)
 		maps.Copy(options, proc.Options)
-		made, closing, err := openAddition(ctx, run.o.Drivers[proc.Driver], run.o.Compilers[proc.Driver],
+		made, closing, err := openAddition(ctx, run.options.Drivers[proc.Driver], run.options.Compilers[proc.Driver],
 			driver.Config{Select: proc.Select, Options: options}, relayColumns, relayTurns)
 		closers = append(closers, closing...)
 		return made, err

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -39,7 +38,8 @@ type Want struct {
 	Schemes    []op.Scheme // of matrix multiplications; default the stored precision, a32/w32
 	MaxContext int         // positions; default what the largest bucket leaves room for, at least 512
 	Caches     []op.Type   // in which keys and values may be cached; default f32
-	// Densities are mean shares of the positions that sparse attention is measured with; default none, and no part of it.
+	// Densities are mean shares of the positions that sparse attention is measured with; default none, and no part of
+	// it.
 	Densities []float64
 	// Besides are operators beside those that every plan may need, such as odd shares of a matrix.
 	Besides []Placed
@@ -61,7 +61,6 @@ const (
 	maxBucket  = 1 << 16
 	maxContext = 1 << 24
 
-	// bandwidthBytes is the size that the recorded times of bandwidth refer to.
 	// bandwidthBytes is the amount that samples of bandwidth are times of.
 	bandwidthBytes = 64 << 20
 )
@@ -82,25 +81,25 @@ func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) 
 	if err := list.want(model, want); err != nil {
 		return nil, err
 	}
-	list.base()
+	list.addBase()
 	graph := model.Graph()
-	list.model(&graph, list.rows(), list.between())
+	list.addModel(&graph, list.rows(), list.between())
 	if batch := graph.Batch(); len(want.Batches) > 0 {
-		list.model(&batch, want.Batches, nil)
+		list.addModel(&batch, want.Batches, nil)
 	}
 	for _, density := range want.Densities {
-		list.sparse(&graph, op.Sparsity{Density: density, Block: op.SparseBlock})
+		list.addSparse(&graph, op.Sparsity{Density: density, Block: op.SparseBlock})
 	}
 	if len(want.Densities) > 0 { // what estimates take by how many heads they have follows from two points
-		list.sparse(&graph, op.Sparsity{Density: want.Densities[0], Block: op.SparseBlock, Estimated: halfEstimated})
+		list.addSparse(&graph, op.Sparsity{Density: want.Densities[0], Block: op.SparseBlock, Estimated: halfEstimated})
 	}
-	list.experts(model)
-	if err := list.besides(want); err != nil {
+	list.addExperts(model)
+	if err := list.addWanted(want); err != nil {
 		return nil, err
 	}
-	list.footprints(&graph)
-	sort.SliceStable(list.out, func(i, j int) bool { return list.out[i].Priority < list.out[j].Priority })
-	return list.out, nil
+	list.setFootprints(&graph)
+	slices.SortStableFunc(list.requests, func(a, b Request) int { return a.Priority - b.Priority })
+	return list.requests, nil
 }
 
 // builder collects requests, each key once.
@@ -115,9 +114,9 @@ type builder struct {
 	static []op.Scheme
 	shadow bool // some scheme has shadow outliers: what is multiplied beside its products is measured
 	// positions that attention is measured up to, and the types they may be cached in
-	context int
-	caches  []op.Type
-	out     []Request
+	context  int
+	caches   []op.Type
+	requests []Request
 	// keys of out
 	seen map[string]bool
 }
@@ -267,11 +266,11 @@ func (b *builder) add(priority int, what record.Measurement) {
 		return
 	}
 	b.seen[key] = true
-	b.out = append(b.out, Request{What: what, Priority: priority})
+	b.requests = append(b.requests, Request{What: what, Priority: priority})
 }
 
-// op asks for an operator on one processor, if it executes it.
-func (b *builder) op(priority int, proc *socs.Processor, operator op.Op) {
+// addOp asks for an operator on one processor, if it executes it.
+func (b *builder) addOp(priority int, proc *socs.Processor, operator op.Op) {
 	if what, ok := b.measurement(proc, operator); ok {
 		b.add(priority, what)
 	}
@@ -306,8 +305,8 @@ func (b *builder) measurement(proc *socs.Processor, operator op.Op) (record.Meas
 	return what, true
 }
 
-// base asks for what does not depend on the model.
-func (b *builder) base() {
+// addBase asks for what does not depend on the model.
+func (b *builder) addBase() {
 	for _, proc := range b.procs {
 		b.add(priorityBase, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes})
 		operator := op.Op{Kind: op.Copy, M: 1, N: 1}
@@ -339,8 +338,8 @@ func (b *builder) base() {
 	}
 }
 
-// model adds the operators of the graph, at row counts that a plan uses and at others between them.
-func (b *builder) model(graph *models.Graph, rows, between []int) {
+// addModel adds the operators of the graph, at row counts that a plan uses and at others between them.
+func (b *builder) addModel(graph *models.Graph, rows, between []int) {
 	for i := range graph.Sections {
 		section := &graph.Sections[i]
 		for j := range section.Nodes {
@@ -383,8 +382,8 @@ func (b *builder) tables() (out []op.Scheme) {
 // halfEstimated is a share of query heads whose scores are estimated, the others' being decided without.
 const halfEstimated = 0.5
 
-// sparse adds the parts of a sparse attention, in the shapes of the dense one.
-func (b *builder) sparse(graph *models.Graph, sparsity op.Sparsity) {
+// addSparse adds the parts of a sparse attention, in the shapes of the dense one.
+func (b *builder) addSparse(graph *models.Graph, sparsity op.Sparsity) {
 	graph = new(graph.Sparse(sparsity))
 	for i := range graph.Sections {
 		for j := range graph.Sections[i].Nodes {
@@ -405,7 +404,8 @@ func (b *builder) schemesOf(node *models.Node) []op.Scheme {
 	return b.schemes
 }
 
-// template adds an operator at every row count, a matrix in all schemes, and what works on a cache with every type of it.
+// template adds an operator at every row count, a matrix in all schemes, and what works on a cache with every type of
+// it.
 func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []int) {
 	if !operator.Kind.Has("kv") {
 		b.atRows(operator, schemes, rows, between)
@@ -423,12 +423,12 @@ func (b *builder) atRows(operator op.Op, schemes []op.Scheme, rows, between []in
 			operator.M = count
 			switch {
 			case operator.HasScheme():
-				b.matrix(proc, operator, schemes)
-				b.outliers(proc, operator)
+				b.addMatrix(proc, operator, schemes)
+				b.addOutliers(proc, operator)
 			case operator.Kind.Has("context"):
-				b.attention(proc, operator)
+				b.addAttention(proc, operator)
 			default:
-				b.glue(proc, operator)
+				b.addGlue(proc, operator)
 			}
 		}
 		for _, count := range between {
@@ -436,8 +436,8 @@ func (b *builder) atRows(operator op.Op, schemes []op.Scheme, rows, between []in
 			switch {
 			case operator.HasScheme():
 				eachScheme(operator, schemes, func(operator op.Op) {
-					b.op(priorityBetween, proc, operator)
-					b.forms(priorityBetween, proc, operator, false, true)
+					b.addOp(priorityBetween, proc, operator)
+					b.addForms(priorityBetween, proc, operator, false, true)
 				})
 			default:
 				// Linear in M, or nearly: two points between say where the line bends.
@@ -446,13 +446,13 @@ func (b *builder) atRows(operator op.Op, schemes []op.Scheme, rows, between []in
 					if operator.Kind.Has("context") {
 						operator.Context = count
 					}
-					b.op(priorityBetween, proc, operator)
+					b.addOp(priorityBetween, proc, operator)
 				}
 			}
 		}
 	}
 	if operator.HasScheme() {
-		b.beside(operator, schemes, rows)
+		b.addPairs(operator, schemes, rows)
 	}
 }
 
@@ -464,13 +464,13 @@ func eachScheme(operator op.Op, schemes []op.Scheme, visit func(op.Op)) {
 	}
 }
 
-// matrix adds a weight at one row count that a plan uses: whole, and the operators that come with
+// addMatrix adds a weight at one row count that a plan uses: whole, and the operators that come with
 // it. At M = 1 and at the largest bucket it also adds parts: along N down to one tile, and along K
 // where the weight is one matrix.
-func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Scheme) {
+func (b *builder) addMatrix(proc *socs.Processor, operator op.Op, schemes []op.Scheme) {
 	eachScheme(operator, schemes, func(operator op.Op) {
-		b.op(priorityBase, proc, operator)
-		b.forms(priorityShards, proc, operator, true, true)
+		b.addOp(priorityBase, proc, operator)
+		b.addForms(priorityShards, proc, operator, true, true)
 		fan := 0 // rows per token of what it computes
 		if operator.Fan > 1 {
 			fan = operator.Fan
@@ -480,16 +480,17 @@ func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Sche
 			if operator.Spread {
 				quant.Fan = 0
 			}
-			b.op(priorityGlue, proc, quant)
+			b.addOp(priorityGlue, proc, quant)
 		}
 		// Parts are gathered by a copy where outputs cannot be strided.
-		b.op(priorityGlue, proc, op.Op{Kind: op.Copy, M: operator.M, N: part(operator.N, 1, 2, proc.Tile.N), Fan: fan})
+		half := part(operator.N, 1, 2, proc.Tile.N)
+		b.addOp(priorityGlue, proc, op.Op{Kind: op.Copy, M: operator.M, N: half, Fan: fan})
 		often := operator.M == 1 || operator.M == b.largest()
 		shard := func(operator op.Op) {
 			if often {
-				b.op(priorityShards, proc, operator)
+				b.addOp(priorityShards, proc, operator)
 			}
-			b.forms(priorityShards, proc, operator, false, often)
+			b.addForms(priorityShards, proc, operator, false, often)
 		}
 		// the last is one tile: how much few columns take does not follow from many
 		for _, quarter := range []int{2, 1, 3, 0} {
@@ -500,38 +501,39 @@ func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Sche
 		if operator.Kind != op.MatMul || operator.Scheme.Grid() { // results on a grid have no partial sums
 			return
 		}
-		half := operator
-		half.K = part(operator.K, 1, 2, proc.Tile.K)
-		shard(half)
+		partial := operator
+		partial.K = part(operator.K, 1, 2, proc.Tile.K)
+		shard(partial)
 		if operator.Bias { // the first part adds it, the others do not
-			operator.Bias, half.Bias = false, false
+			operator.Bias, partial.Bias = false, false
 			shard(operator)
-			shard(half)
+			shard(partial)
 		}
 	})
 }
 
-// outliers adds what stands behind a product with shadow outliers: the product of what its scale cuts off, whole and in
-// halves, also with few channels beyond the scale, and the addition.
-func (b *builder) outliers(proc *socs.Processor, operator op.Op) {
+// addOutliers adds what stands behind a product with shadow outliers: the product of what its scale cuts off, whole and
+// in halves, also with few channels beyond the scale, and the addition.
+func (b *builder) addOutliers(proc *socs.Processor, operator op.Op) {
 	if !b.shadow || operator.Kind != op.MatMul {
 		return
 	}
 	for _, cols := range []int{operator.N, part(operator.N, 1, 2, proc.Tile.N)} {
-		b.op(priorityGlue, proc, op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: cols, Scheme: op.A32W16})
-		b.op(priorityGlue, proc, op.Op{Kind: op.Add, M: operator.M, N: cols})
+		b.addOp(priorityGlue, proc, op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: cols,
+			Scheme: op.A32W16})
+		b.addOp(priorityGlue, proc, op.Op{Kind: op.Add, M: operator.M, N: cols})
 	}
 	if operator.K > op.FewChannels {
-		b.op(priorityGlue, proc, op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N,
+		b.addOp(priorityGlue, proc, op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N,
 			Scheme: op.A32W16, Channels: op.FewChannels})
 	}
 }
 
-// forms adds a product in the other forms that the processor has. A convolution is added as its
+// addForms adds a product in the other forms that the processor has. A convolution is added as its
 // squarest image; with all, every factorisation of the rows (llm.npu sec. 4) follows at low
 // priority. Without others only images are added: an image of other rows tells nothing about this
 // one, so that each needs its own shapes. A form that static schemes alone have is measured in one of them.
-func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all, others bool) {
+func (b *builder) addForms(priority int, proc *socs.Processor, operator op.Op, all, others bool) {
 	if operator.Kind != op.MatMul {
 		return
 	}
@@ -553,7 +555,7 @@ func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all,
 			}
 			formed := operator
 			formed.Scheme, formed.Form = scheme, form
-			b.op(at, proc, formed)
+			b.addOp(at, proc, formed)
 			asked = append(asked, form)
 		}
 	}
@@ -562,9 +564,9 @@ func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all,
 // expertRows are the row counts at which single experts are measured.
 var expertRows = []int{1, 16, 32, 64, 128, 256, 512, 1024}
 
-// experts adds single experts where the SoC has a processor of static shapes: on such processors,
+// addExperts adds single experts where the SoC has a processor of static shapes: on such processors,
 // and on the control processor, which executes what exceeds their capacities (solver.PoseTiers).
-func (b *builder) experts(model *models.Model) {
+func (b *builder) addExperts(model *models.Model) {
 	static := func(proc *socs.Processor) bool { return proc.StaticShapes }
 	if model.Experts == 0 || !slices.ContainsFunc(b.procs, static) {
 		return
@@ -576,15 +578,15 @@ func (b *builder) experts(model *models.Model) {
 		for _, rows := range expertRows {
 			for _, operator := range model.ExpertOps(rows) {
 				if operator.Kind != op.MatMul {
-					b.op(priorityShards, proc, operator)
+					b.addOp(priorityShards, proc, operator)
 					continue
 				}
 				for _, scheme := range b.schemes {
 					operator.Scheme = scheme
-					b.op(priorityShards, proc, operator)
-					b.forms(priorityShards, proc, operator, false, true)
+					b.addOp(priorityShards, proc, operator)
+					b.addForms(priorityShards, proc, operator, false, true)
 					if scheme.QuantisedRows() {
-						b.op(priorityShards, proc, scheme.QuantRows(rows, operator.K, 1))
+						b.addOp(priorityShards, proc, scheme.QuantRows(rows, operator.K, 1))
 					}
 				}
 			}
@@ -604,9 +606,9 @@ func part(whole, num, den, tile int) int {
 	return min(max(size, tile), whole)
 }
 
-// attention adds attention of M rows over contexts that grow by a factor of 4, with all heads and
+// addAttention adds attention of M rows over contexts that grow by a factor of 4, with all heads and
 // with half of the key/value heads.
-func (b *builder) attention(proc *socs.Processor, operator op.Op) {
+func (b *builder) addAttention(proc *socs.Processor, operator op.Op) {
 	contexts := []int{operator.M}
 	most := b.context
 	if operator.Window > 0 && operator.Window < most {
@@ -621,11 +623,11 @@ func (b *builder) attention(proc *socs.Processor, operator op.Op) {
 			continue
 		}
 		operator.Context = context
-		b.op(priorityGlue, proc, operator)
+		b.addOp(priorityGlue, proc, operator)
 		for part := operator; part.KVHeads > 1; {
 			part.KVHeads /= 2
 			part.Heads = operator.Heads / operator.KVHeads * part.KVHeads
-			b.op(priorityShards, proc, part)
+			b.addOp(priorityShards, proc, part)
 			if operator.Block == 0 { // only sparse attention has launches of a few heads
 				break
 			}
@@ -633,9 +635,9 @@ func (b *builder) attention(proc *socs.Processor, operator op.Op) {
 	}
 }
 
-// glue adds an operator between the matrices, whole and halved in the way plans divide it.
-func (b *builder) glue(proc *socs.Processor, operator op.Op) {
-	b.op(priorityGlue, proc, operator)
+// addGlue adds an operator between the matrices, whole and halved in the way plans divide it.
+func (b *builder) addGlue(proc *socs.Processor, operator op.Op) {
+	b.addOp(priorityGlue, proc, operator)
 	half := operator
 	switch {
 	case operator.Kind == op.Add: // reads and writes alone: half the columns take half the time
@@ -651,12 +653,12 @@ func (b *builder) glue(proc *socs.Processor, operator op.Op) {
 	default:
 		return
 	}
-	b.op(priorityShards, proc, half)
+	b.addOp(priorityShards, proc, half)
 }
 
-// beside adds both halves of a weight on two processors at the same time: at M = 1, where they
+// addPairs adds both halves of a weight on two processors at the same time: at M = 1, where they
 // compete for memory, and at the largest row count.
-func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
+func (b *builder) addPairs(operator op.Op, schemes []op.Scheme, rows []int) {
 	at := []int{1}
 	if last := rows[len(rows)-1]; last != 1 {
 		at = append(at, last)
@@ -684,9 +686,9 @@ func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
 	}
 }
 
-// besides asks for operators and joint bandwidths that are wanted beside the model's own. A scheme with static scales
+// addWanted asks for operators and joint bandwidths that are wanted beside the model's own. A scheme with static scales
 // is its twin where the processor has it. A processor that is not to be measured is an error.
-func (b *builder) besides(want Want) error {
+func (b *builder) addWanted(want Want) error {
 	find := func(name string) (*socs.Processor, error) {
 		at := slices.IndexFunc(b.procs, func(proc *socs.Processor) bool { return proc.Name == name })
 		if at < 0 {
@@ -708,7 +710,7 @@ func (b *builder) besides(want Want) error {
 		if operator.Scheme.Static() && slices.Contains(proc.Schemes, twin) && proc.HasForm(twin, operator.Form) {
 			operator.Scheme = twin
 		}
-		b.op(priorityShards, proc, operator)
+		b.addOp(priorityShards, proc, operator)
 	}
 	for _, set := range want.Together {
 		for _, name := range set {
@@ -728,15 +730,15 @@ func (b *builder) besides(want Want) error {
 	return nil
 }
 
-// passed is how many bytes a model reads between two uses of an operand.
-type passed struct {
+// traffic is how many bytes a model reads between two uses of an operand.
+type traffic struct {
 	read, held map[op.Scheme]int64 // of matrices by scheme: those that one token reads, and those of all experts
 	cache      int64               // keys and values of all layers
 }
 
-// passed adds up what one pass through the model reads.
-func (b *builder) passed(graph *models.Graph) passed {
-	out := passed{read: map[op.Scheme]int64{}, held: map[op.Scheme]int64{}}
+// trafficOf adds up what one pass through the model reads.
+func (b *builder) trafficOf(graph *models.Graph) traffic {
+	out := traffic{read: map[op.Scheme]int64{}, held: map[op.Scheme]int64{}}
 	for i := range graph.Sections {
 		section := &graph.Sections[i]
 		times := int64(max(section.Layers, 1))
@@ -765,13 +767,13 @@ func (b *builder) passed(graph *models.Graph) passed {
 	return out
 }
 
-// footprints sets through how many bytes cold operands rotate: the model's own, where a cache could
+// setFootprints sets through how many bytes cold operands rotate: the model's own, where a cache could
 // hold these. 0 stands for more than the caches hold.
-func (b *builder) footprints(graph *models.Graph) {
+func (b *builder) setFootprints(graph *models.Graph) {
 	if b.soc.Simulated() {
 		return
 	}
-	all := b.passed(graph)
+	all := b.trafficOf(graph)
 	enough := beyondCaches(b.soc)
 	bound := func(bytes int64) int64 {
 		if bytes >= enough {
@@ -779,8 +781,8 @@ func (b *builder) footprints(graph *models.Graph) {
 		}
 		return bytes
 	}
-	for i := range b.out {
-		what := &b.out[i].What
+	for i := range b.requests {
+		what := &b.requests[i].What
 		if what.Op == nil || !what.Cold {
 			continue
 		}

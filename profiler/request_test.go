@@ -329,8 +329,8 @@ func TestRequestsOfTwins(t *testing.T) {
 	}
 }
 
-// Forms are asked of processors that have them, in the schemes that do: weights in every factorisation of their rows, parts and rows
-// between in the squarest; and the default comes first.
+// Forms are asked of processors that have them, in the schemes that do: weights in every factorisation of their rows,
+// parts and rows between in the squarest; and the default comes first.
 func TestRequestsOfForms(t *testing.T) {
 	m, s := openModel(t, "tinyllama-1.1b"), fakeSoC()
 	p := &s.Processors[1]
@@ -368,8 +368,8 @@ func TestRequestsOfForms(t *testing.T) {
 	}
 }
 
-// Products with static scales may have forms that those with scales of rows lack. These are asked of the first wanted scheme
-// that has them, though products in the default form are asked of the twin.
+// Products with static scales may have forms that those with scales of rows lack. These are asked of the first wanted
+// scheme that has them, though products in the default form are asked of the twin.
 func TestRequestsOfStaticForms(t *testing.T) {
 	m, s := openModel(t, "tinyllama-1.1b"), fakeSoC()
 	p := &s.Processors[1]

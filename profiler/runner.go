@@ -11,7 +11,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"sort"
-	"strings"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -152,24 +151,25 @@ func Run(
 	limit := memoryLimit()
 	all := Pending(requests, nil, 1, options.Seed)
 	r := &runner{
-		soc: soc, o: options, w: writer, lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(options.Seed, 4)),
+		soc: soc, options: options, writer: writer, lanes: map[string]*lane{},
+		rng:   rand.New(rand.NewPCG(options.Seed, 4)),
 		began: options.now(), coldBytes: min(max(beyondCaches(soc), 64<<20), limit/4),
 		stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}},
-		report: Report{Warnings: map[string]int{}}, ids: smallestTable(requests),
-		total: len(all) * options.Rounds, done: map[string]bool{}, begun: writer.Set().Len() > 0,
+		report: Report{Warnings: map[string]int{}}, vocabulary: smallestTable(requests),
+		total: len(all) * options.Rounds, done: map[string]bool{}, resumed: writer.Set().Len() > 0,
 	}
 	if options.Flagged {
 		r.flagged = Flagged(requests, writer.Set(), options.Seed)
 		r.total += len(r.flagged)
 	}
 	for _, request := range all {
-		r.before += min(writer.Set().Rounds(request.Key()), r.o.Rounds)
+		r.visitsBefore += min(writer.Set().Rounds(request.Key()), r.options.Rounds)
 	}
 	// A collection in the middle of a sample would be measured.
 	if !soc.Simulated() {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
-	err := r.rounds(ctx, requests)
+	err := r.visitAll(ctx, requests)
 	r.count(all)
 	if cerr := r.close(ctx); err == nil {
 		err = cerr
@@ -192,7 +192,7 @@ func beyondCaches(soc *socs.SoC) int64 { return 8 * soc.LastCacheBytes() }
 
 // count reports which requests the record had before, and which are flagged now.
 func (r *runner) count(requests []Request) {
-	set := r.w.Set()
+	set := r.writer.Set()
 	for _, request := range requests {
 		key := request.Key()
 		known := set.Lookup(key)
@@ -200,7 +200,7 @@ func (r *runner) count(requests []Request) {
 		case known == nil:
 		case !r.done[key]:
 			r.report.Present++
-		case set.Rounds(key) >= r.o.Rounds:
+		case set.Rounds(key) >= r.options.Rounds:
 			for _, flag := range known.Warnings {
 				r.report.Warnings[flag]++
 			}
@@ -210,82 +210,83 @@ func (r *runner) count(requests []Request) {
 
 // runner is the state of one Run.
 type runner struct {
-	moves  bool // operands of processors with memory of their own travel in every call
-	soc    *socs.SoC
-	o      Options
-	w      *record.Writer
-	lanes  map[string]*lane
-	stores stores
-	memory []byte // for bandwidth
-	free   func() error
-
-	queue   []Request
-	ahead   int // visits after those of the queue
-	active  []*task
-	must    bool            // what no plan can do without is measured although the budget has ended
-	total   int             // visits
-	before  int             // visits that the record had when the run began
-	visits  int             // of this run
-	begun   bool            // the record had measurements when the run began
-	anew    bool            // what is visited is measured anew, in one visit
-	flagged []Request       // measurements that the record had flagged when the run began
-	done    map[string]bool // keys of this run
-	rng     *rand.Rand
-	began   time.Time
+	soc     *socs.SoC
+	options Options
+	writer  *record.Writer
 	report  Report
-	last    *lane // that ran a sample last
+	began   time.Time
+	rng     *rand.Rand
 
-	coldBytes int64 // through which operands are rotated that no cache shall hold
-	// embedding ids are below it
-	ids   int
-	loads int // executables loaded since the last collection
+	// What is to be measured, in visits: one is a few samples of one request.
+	queue        []Request
+	active       []*task         // in progress, their samples interleaved
+	laterVisits  int             // visits that follow those of the queue
+	total        int             // all visits
+	visitsBefore int             // visits that the record had when the run began
+	visits       int             // visits of this run
+	done         map[string]bool // keys measured in this run
+	flagged      []Request       // measurements that the record had flagged when the run began
+	resumed      bool            // the record had measurements when the run began
+	mandatory    bool            // the queue is measured although the budget has ended: no plan can do without it
+	remeasuring  bool            // the queue is measured anew, each request in one visit
+
+	// Processors and the memory of operands.
+	lanes        map[string]*lane
+	lastLane     *lane // that ran the latest sample
+	stores       stores
+	memory       []byte // read to measure bandwidth
+	freeMemory   func() error
+	coldBytes    int64 // cold operands rotate through so many bytes, more than the caches hold
+	copyOperands bool  // every call copies operands to and from processors with memory of their own
+	vocabulary   int   // embedding ids are below it
+	loads        int   // executables loaded since the last garbage collection
 }
 
 // task is a request in progress.
 type task struct {
-	req  Request
-	src  source
-	lane *lane // whose sentinel watches it, nil for none
-	// ns of the first execution
-	first float64
-	// executions of a sample
-	loops int
-	// ns per execution
-	samples  []float64
-	spent    time.Duration
-	block    int // samples since the sentinel last agreed
-	requeued int
-	dear     bool          // three samples have to do
-	drifted  bool          // some samples were taken while the machine changed
-	cap      time.Duration // of sampling, once there is the minimum of samples
-	verdict  string        // warning that belongs to the samples so far
-	done     bool
-	ns       float64 // of one execution, from warming up
+	request Request
+	source  source
+	lane    *lane // whose sentinel watches it, nil for none
+
+	first float64 // ns of the first execution
+	ns    float64 // ns of one execution, from warming up
+	loops int     // executions of a sample
+
+	samples     []float64     // ns per execution
+	spent       time.Duration // on samples
+	sampleLimit time.Duration // of spent, once there is the minimum of samples
+	expensive   bool          // three samples have to do
+	verdict     string        // warning that belongs to the samples so far
+	done        bool
+
+	sinceSentinel int  // samples since the sentinel last agreed
+	requeued      int  // how often samples were dropped because the machine changed
+	drifted       bool // some samples were taken while the machine changed
 }
 
-// rounds visits every request once a round. Without a budget, a round goes over all of them. With a
+// visitAll visits every request once a round. Without a budget, a round goes over all of them. With a
 // budget, first everything that no plan can do without is visited once. Then comes what an earlier
 // run left, and then all rounds of a priority before the first of the next one. Flagged
 // measurements are repeated at the end.
-func (r *runner) rounds(ctx context.Context, requests []Request) error {
+func (r *runner) visitAll(ctx context.Context, requests []Request) error {
 	classes := [][]Request{requests}
-	if r.o.Budget > 0 {
+	if r.options.Budget > 0 {
 		classes = byPriority(requests)
 	}
 	visit := func(class, round int) error {
-		r.ahead = 0
+		r.laterVisits = 0
 		for _, later := range classes[class+1:] {
-			r.ahead += len(later) * r.o.Rounds
+			r.laterVisits += len(later) * r.options.Rounds
 		}
-		r.ahead += len(classes[class]) * (r.o.Rounds - 1 - round)
-		r.queue = Pending(classes[class], r.w.Set(), round+1, r.o.Seed+uint64(round))
+		r.laterVisits += len(classes[class]) * (r.options.Rounds - 1 - round)
+		r.queue = Pending(classes[class], r.writer.Set(), round+1, r.options.Seed+uint64(round))
 		return r.run(ctx)
 	}
 	for number, class := range classes {
-		if r.o.Budget > 0 && class[0].Priority <= priorityGlue {
-			r.must = true
+		if r.options.Budget > 0 && class[0].Priority <= priorityGlue {
+			r.mandatory = true
 			err := visit(number, 0)
-			r.must = false
+			r.mandatory = false
 			if err != nil {
 				return err
 			}
@@ -293,7 +294,7 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 	}
 	// What an earlier run left comes before more visits to what it measured.
 	for class := range classes {
-		if !r.begun {
+		if !r.resumed {
 			break
 		}
 		if err := visit(class, 0); err != nil {
@@ -301,13 +302,13 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 		}
 	}
 	for class := range classes {
-		for round := range r.o.Rounds {
+		for round := range r.options.Rounds {
 			if err := visit(class, round); err != nil {
 				return err
 			}
 		}
 	}
-	r.ahead, r.queue, r.anew = 0, r.flagged, true
+	r.laterVisits, r.queue, r.remeasuring = 0, r.flagged, true
 	if err := r.run(ctx); err != nil {
 		return err
 	}
@@ -333,8 +334,8 @@ func (r *runner) listLeft(requests []Request) {
 	for _, refusal := range r.report.Refused {
 		refused[refusal.Key] = true
 	}
-	for _, request := range Pending(requests, nil, 1, r.o.Seed) {
-		if key := request.Key(); !r.w.Set().Has(key) && !refused[key] {
+	for _, request := range Pending(requests, nil, 1, r.options.Seed) {
+		if key := request.Key(); !r.writer.Set().Has(key) && !refused[key] {
 			r.report.Left = append(r.report.Left, key)
 		}
 	}
@@ -365,26 +366,26 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// over reports whether the budget has ended.
-func (r *runner) over() bool {
-	return r.o.Budget > 0 && r.o.now().Sub(r.began) >= r.o.Budget
+// budgetEnded reports whether the budget has ended.
+func (r *runner) budgetEnded() bool {
+	return r.options.Budget > 0 && r.options.now().Sub(r.began) >= r.options.Budget
 }
 
 // fillWindow begins requests until enough are in progress or the budget has ended.
 func (r *runner) fillWindow(ctx context.Context) error {
 	together := window
-	if r.o.Rounds > 1 && !r.anew {
+	if r.options.Rounds > 1 && !r.remeasuring {
 		together = 1 // rounds interleave already, and a kill then loses one visit
 	}
 	for len(r.active) < together && len(r.queue) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if r.over() && !r.must {
+		if r.budgetEnded() && !r.mandatory {
 			r.queue = nil // rounds lists what is left
 			return nil
 		}
-		taken := &task{req: r.queue[0]}
+		taken := &task{request: r.queue[0]}
 		r.queue = r.queue[1:]
 		r.progress(taken, false)
 		err := r.begin(ctx, taken)
@@ -405,31 +406,31 @@ func (r *runner) refuse(ctx context.Context, failed *task, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if failed.src != nil {
-		failed.src.close(ctx)
+	if failed.source != nil {
+		failed.source.close(ctx)
 	}
 	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == failed })
 	switch {
 	case errors.Is(err, driver.ErrUnavailable), diag.ClassOf(err) == diag.ClassUnavailable,
 		diag.ClassOf(err) == diag.ClassIO:
-		return fmt.Errorf("measure %s: %w", failed.req.Key(), err)
+		return fmt.Errorf("measure %s: %w", failed.request.Key(), err)
 	case failed.lane != nil && failed.lane.dead:
-		return fmt.Errorf("measure %s: %w", failed.req.Key(), err)
+		return fmt.Errorf("measure %s: %w", failed.request.Key(), err)
 	}
-	r.report.Refused = append(r.report.Refused, Refusal{failed.req.Key(), err})
+	r.report.Refused = append(r.report.Refused, Refusal{failed.request.Key(), err})
 	return nil
 }
 
 // begin opens a task, runs it once, warms it up, and decides on the length and number of its
 // samples.
 func (r *runner) begin(ctx context.Context, task *task) (err error) {
-	what := &task.req.What
+	what := &task.request.What
 	if r.loads > gcEvery {
 		r.loads = 0
 		runtime.GC() // here, because it is off while samples are taken
 	}
-	start := r.o.now()
-	if task.src, err = r.open(ctx, what); err != nil {
+	start := r.options.now()
+	if task.source, err = r.openSource(ctx, what); err != nil {
 		return err
 	}
 	virtual := r.virtual(what.Proc)
@@ -441,12 +442,12 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 			return err
 		}
 	}
-	r.quiet(task.lane)
-	if task.first, err = task.src.sample(ctx, 1); err != nil {
+	r.letOthersSleep(task.lane)
+	if task.first, err = task.source.sample(ctx, 1); err != nil {
 		return err
 	}
 	task.ns, task.loops = task.first, 1
-	task.cap = r.sampleCap()
+	task.sampleLimit = r.sampleCap()
 	switch {
 	case virtual:
 		return nil // nothing has to warm up
@@ -457,8 +458,9 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 		return nil
 	}
 	// Operators so dear that ten samples would take an undue part of the budget get three and a flag.
-	task.dear = r.o.Budget > 0 && time.Duration(task.first)*time.Duration(r.o.Rule.Min) > r.o.Budget/200
-	if task.dear && time.Duration(task.first) > r.o.Budget/1000 {
+	first, budget := time.Duration(task.first), r.options.Budget
+	task.expensive = budget > 0 && first*time.Duration(r.options.Rule.Min) > budget/200
+	if task.expensive && first > r.options.Budget/1000 {
 		return nil // the first run has warmed it up
 	}
 	return r.warm(ctx, task, start)
@@ -468,11 +470,11 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err error) {
 	before := task.first
 	for i := range warmWindows {
-		if task.ns, err = task.src.sample(ctx, task.loops); err != nil {
+		if task.ns, err = task.source.sample(ctx, task.loops); err != nil {
 			return err
 		}
 		task.loops = loopsFor(task.ns)
-		if i > 0 && math.Abs(task.ns-before) <= warmAgree*before || r.o.now().Sub(start) > warmTime {
+		if i > 0 && math.Abs(task.ns-before) <= warmAgree*before || r.options.now().Sub(start) > warmTime {
 			break
 		}
 		before = task.ns
@@ -483,12 +485,13 @@ func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err err
 // sampleCap divides three fifths of the budget that is left among what is left to do; the rest is
 // for loading and warming up. Operators that are precise earlier leave their part to the others.
 func (r *runner) sampleCap() time.Duration {
-	if r.o.Budget == 0 {
+	if r.options.Budget == 0 {
 		return maxTime
 	}
-	left := r.o.Budget - r.o.now().Sub(r.began)
-	return min(max(left*3/5/time.Duration(len(r.queue)+len(r.active)+r.ahead+1), minTime/time.Duration(r.o.Rounds)),
-		maxTime)
+	left := r.options.Budget - r.options.now().Sub(r.began)
+	visits := len(r.queue) + len(r.active) + r.laterVisits + 1
+	least := minTime / time.Duration(r.options.Rounds)
+	return min(max(left*3/5/time.Duration(visits), least), maxTime)
 }
 
 // loopsFor is how many executions of ns nanoseconds make a sample of minSample.
@@ -499,34 +502,34 @@ func loopsFor(ns float64) int {
 	return int(min(max(math.Ceil(float64(minSample.Nanoseconds())/ns), 1), maxLoops))
 }
 
-// quiet waits until the threads of the processor that ran before are asleep.
-func (r *runner) quiet(lane *lane) {
-	if lane != nil && r.last != nil && lane != r.last {
+// letOthersSleep waits until the threads of the processor that ran before are asleep.
+func (r *runner) letOthersSleep(lane *lane) {
+	if lane != nil && r.lastLane != nil && lane != r.lastLane {
 		time.Sleep(quietTime)
 	}
 	if lane != nil {
-		r.last = lane
+		r.lastLane = lane
 	}
 }
 
 // sample takes one sample of a task.
 func (r *runner) sample(ctx context.Context, task *task) error {
-	r.quiet(task.lane)
-	start := r.o.now()
-	if source, ok := task.src.(alone); ok && !r.virtual(task.req.What.Proc) {
-		if err := source.settle(ctx, task.req.What.Footprint); err != nil {
+	r.letOthersSleep(task.lane)
+	start := r.options.now()
+	if source, ok := task.source.(soloSource); ok && !r.virtual(task.request.What.Proc) {
+		if err := source.warmOperands(ctx, task.request.What.Footprint); err != nil {
 			return err
 		}
 	}
-	ns, err := task.src.sample(ctx, task.loops)
+	ns, err := task.source.sample(ctx, task.loops)
 	if err != nil {
 		return err
 	}
-	if !r.virtual(task.req.What.Proc) { // how long a simulation takes must not show in its record
-		task.spent += r.o.now().Sub(start)
+	if !r.virtual(task.request.What.Proc) { // how long a simulation takes must not show in its record
+		task.spent += r.options.now().Sub(start)
 	}
 	task.samples = append(task.samples, round(ns, 7))
-	task.block++
+	task.sinceSentinel++
 	if task.lane != nil {
 		task.lane.sentinel.since++
 	}
@@ -537,10 +540,10 @@ func (r *runner) sample(ctx context.Context, task *task) error {
 // machine is still what it was. Samples taken while it changed are dropped and taken again. Tasks
 // that pass are written.
 func (r *runner) judge(ctx context.Context) error {
-	over := r.over()
+	over := r.budgetEnded()
 	ask := map[*lane]bool{}
 	for _, task := range r.active {
-		task.done = r.enough(task, over)
+		task.done = r.hasEnough(task, over)
 		if task.lane != nil && (task.done || task.lane.sentinel.since >= sentinelEvery) {
 			ask[task.lane] = true
 		}
@@ -560,14 +563,14 @@ func (r *runner) judge(ctx context.Context) error {
 			}
 			switch {
 			case steady:
-				task.block = 0
+				task.sinceSentinel = 0
 			case task.requeued < maxRequeues && !over:
 				// What was sampled while the machine changed is not kept.
-				task.samples = task.samples[:len(task.samples)-task.block]
-				task.block, task.done = 0, false
+				task.samples = task.samples[:len(task.samples)-task.sinceSentinel]
+				task.sinceSentinel, task.done = 0, false
 				task.requeued++
 			default:
-				task.block, task.drifted = 0, true
+				task.sinceSentinel, task.drifted = 0, true
 			}
 		}
 	}
@@ -582,54 +585,56 @@ func (r *runner) judge(ctx context.Context) error {
 	return nil
 }
 
-// enough applies the stopping rule and sets the warning that belongs to the samples.
-func (r *runner) enough(task *task, over bool) bool {
+// hasEnough applies the stopping rule and sets the warning that belongs to the samples.
+func (r *runner) hasEnough(task *task, over bool) bool {
 	count := len(task.samples)
 	task.verdict = ""
-	if r.o.Rounds > 1 && !r.anew {
-		return r.visited(task, over)
+	if r.options.Rounds > 1 && !r.remeasuring {
+		return r.visitComplete(task, over)
 	}
-	if r.virtual(task.req.What.Proc) && count >= fewSamples && slices.Max(task.samples) == slices.Min(task.samples) {
+	virtual := r.virtual(task.request.What.Proc)
+	if virtual && count >= fewSamples && slices.Max(task.samples) == slices.Min(task.samples) {
 		return true // no noise: more samples say the same
 	}
-	if task.dear || over {
+	if task.expensive || over {
 		if count < fewSamples {
 			return false
 		}
-		if count < r.o.Rule.Min {
+		if count < r.options.Rule.Min {
 			task.verdict = record.FewSamples
 			return true
 		}
 	}
-	switch verdict := r.o.Rule.Judge(task.samples); {
+	switch verdict := r.options.Rule.Judge(task.samples); {
 	case verdict == stat.Precise:
 		return true
-	case verdict != stat.More, over, count >= r.o.Rule.Min && task.spent >= task.cap:
+	case verdict != stat.More, over, count >= r.options.Rule.Min && task.spent >= task.sampleLimit:
 		task.verdict = record.Noisy
 		return true
 	}
 	return false
 }
 
-// visited is the stopping rule of one visit among several. Each visit takes the same few samples,
+// visitComplete is the stopping rule of one visit among several. Each visit takes the same few samples,
 // so that no moment of the machine counts more than another; the last visit judges all samples
 // together.
-func (r *runner) visited(task *task, over bool) bool {
-	each := (r.o.Rule.Min+r.o.Rounds-1)/r.o.Rounds + 1
-	if task.dear {
+func (r *runner) visitComplete(task *task, over bool) bool {
+	each := (r.options.Rule.Min+r.options.Rounds-1)/r.options.Rounds + 1
+	if task.expensive {
 		each = 1
 	}
 	if len(task.samples) < each && !over {
 		return false
 	}
 	samples := task.samples
-	if old := r.w.Set().Lookup(task.req.Key()); old != nil {
+	if old := r.writer.Set().Lookup(task.request.Key()); old != nil {
 		samples = slices.Concat(old.Samples, samples)
 	}
 	switch {
-	case len(samples) < r.o.Rule.Min:
+	case len(samples) < r.options.Rule.Min:
 		task.verdict = record.FewSamples
-	case r.w.Set().Rounds(task.req.Key())+1 >= r.o.Rounds && r.o.Rule.Judge(samples) != stat.Precise:
+	case r.writer.Set().Rounds(task.request.Key())+1 >= r.options.Rounds &&
+		r.options.Rule.Judge(samples) != stat.Precise:
 		task.verdict = record.Noisy
 	}
 	return true
@@ -637,22 +642,22 @@ func (r *runner) visited(task *task, over bool) bool {
 
 // finish writes a task's measurement.
 func (r *runner) finish(ctx context.Context, ended *task) error {
-	what := ended.req.What
+	what := ended.request.What
 	what.First, what.Loops, what.Samples = round(ended.first, 7), ended.loops, ended.samples
 	what.Simulated = r.virtual(what.Proc)
-	what.Round = r.w.Set().Rounds(what.Key())
+	what.Round = r.writer.Set().Rounds(what.Key())
 	if ended.drifted || stat.Drift(what.Samples, sentinelDrift) {
 		what.Warnings = append(what.Warnings, record.Drifted)
 	}
 	if ended.verdict != "" {
 		what.Warnings = append(what.Warnings, ended.verdict)
 	}
-	old := r.w.Set().Lookup(what.Key())
+	old := r.writer.Set().Lookup(what.Key())
 	// a repetition replaces the flagged measurement only if it is better
-	what.Anew = r.anew && (len(what.Warnings) == 0 || narrower(what.Samples, old.Samples))
-	ended.src.close(ctx)
+	what.Anew = r.remeasuring && (len(what.Warnings) == 0 || narrower(what.Samples, old.Samples))
+	ended.source.close(ctx)
 	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == ended })
-	if err := r.w.Append(&what); err != nil {
+	if err := r.writer.Append(&what); err != nil {
 		return err
 	}
 	r.visits++
@@ -673,162 +678,22 @@ func narrower(first, second []float64) bool {
 
 // progress reports where the run stands. The time left is estimated from the visits so far.
 func (r *runner) progress(task *task, ended bool) {
-	if r.o.Progress == nil {
+	if r.options.Progress == nil {
 		return
 	}
-	done := r.before + r.visits + len(r.report.Refused)
-	now := Progress{Key: task.req.Key(), Ended: ended, Done: done, Total: r.total, Elapsed: r.o.now().Sub(r.began)}
+	done := r.visitsBefore + r.visits + len(r.report.Refused)
+	now := Progress{Key: task.request.Key(), Ended: ended, Done: done, Total: r.total,
+		Elapsed: r.options.now().Sub(r.began)}
 	if count := r.visits; count > 0 {
 		now.Left = time.Duration(float64(now.Elapsed) / float64(count) * float64(r.total-done))
 	}
-	if r.o.Budget > 0 {
-		left := max(r.o.Budget-now.Elapsed, 0)
+	if r.options.Budget > 0 {
+		left := max(r.options.Budget-now.Elapsed, 0)
 		if now.Left == 0 || now.Left > left {
 			now.Left = left
 		}
 	}
-	r.o.Progress(now)
-}
-
-// ---- the sentinel
-
-// sentinel is one operator that is measured again and again: when its time moves, the machine has
-// changed.
-type sentinel struct {
-	// executions of a sample, and the medians of the last readings in ns
-	src   source
-	loops int
-	past  []float64
-	since int // samples of others since it was asked
-}
-
-// sentinelMemory is the number of past readings that a new one is compared with.
-const sentinelMemory = 15
-
-// sentinel makes the lane's sentinel if it has none yet: an addition in the second-level cache,
-// which feels both the clock and the neighbours. A processor without additions gets the operator of
-// what.
-func (r *runner) sentinel(ctx context.Context, lane *lane, what *record.Measurement) error {
-	if lane.sentinel != nil {
-		return nil
-	}
-	operator, layout := op.Op{Kind: op.Add, M: 64, N: 1024}, ""
-	if lane.caps.Supports(operator) != nil {
-		operator, layout = *what.Op, what.Layout
-	}
-	ld, err := r.newLoad(ctx, lane, operator, layout, 0)
-	if err != nil {
-		return err
-	}
-	made := &sentinel{src: alone{ld}, loops: 1}
-	for range 5 {
-		ns, err := made.src.sample(ctx, made.loops)
-		if err != nil {
-			return err
-		}
-		made.loops = loopsFor(ns)
-	}
-	lane.sentinel = made
-	for range 3 {
-		if _, err := r.steady(ctx, lane); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// steady asks the lane's sentinel whether its time is that of its recent past, within 3 % or within
-// its own noise.
-func (r *runner) steady(ctx context.Context, lane *lane) (bool, error) {
-	watch := lane.sentinel
-	r.quiet(lane)
-	var xs []float64
-	for range sentinelSamples {
-		ns, err := watch.src.sample(ctx, watch.loops)
-		if err != nil {
-			return false, err
-		}
-		xs = append(xs, ns)
-	}
-	now := stat.Median(xs)
-	watch.since = 0
-	ok := true
-	if len(watch.past) >= 3 {
-		sum, err := stat.Summarise(watch.past)
-		if err != nil {
-			return false, err
-		}
-		// 4 MAD is about 2.7 standard deviations of a normal distribution.
-		ok = math.Abs(now-sum.Median) <= max(sentinelDrift*sum.Median, 4*sum.MAD)
-	}
-	watch.past = append(watch.past, now)
-	if len(watch.past) > sentinelMemory {
-		watch.past = watch.past[1:]
-	}
-	return ok, nil
-}
-
-// ---- processors and memory
-
-// unknown is the error for a request on a processor that the SoC lacks.
-func (r *runner) unknown(name string) error {
-	return diag.New(diag.ClassInput, "measure on %q: SoC %q has no such processor, it has %s", name, r.soc.Name,
-		strings.Join(processorNames(r.soc), ", "))
-}
-
-// virtual reports whether a processor is simulated: its clock is virtual, and measuring it is
-// exact.
-func (r *runner) virtual(name string) bool {
-	proc := r.soc.Processor(name)
-	return proc != nil && proc.Driver == socs.SimDriver
-}
-
-// lane returns the open processor of a name, opened with more options where given. Emulators are
-// refused, because their times say nothing about the device.
-func (r *runner) lane(ctx context.Context, name string, options map[string]string) (*lane, error) {
-	proc := r.soc.Processor(name)
-	if proc == nil {
-		return nil, r.unknown(name)
-	}
-	// A processor with other options is another lane, opened beside the first.
-	key := name
-	for _, option := range sortedNames(options) {
-		key += " " + option + "=" + options[option]
-	}
-	if opened := r.lanes[key]; opened != nil {
-		return opened, nil
-	}
-	from := r.o.Drivers[proc.Driver]
-	if from == nil {
-		return nil, &driver.Unavailable{Driver: proc.Driver, Found: "no such driver in this build"}
-	}
-	// On a virtual clock the time does not depend on what is computed, so nothing is.
-	if r.virtual(name) {
-		all := map[string]string{"compute": "false"}
-		maps.Copy(all, options)
-		options = all
-	}
-	opened, err := openLane(ctx, proc, from, options)
-	if err != nil {
-		return nil, err
-	}
-	if opened.caps.Emulated {
-		opened.close()
-		return nil, diag.New(diag.ClassUnavailable,
-			"processor %q of driver %q is an emulator (%q): its times are none of the device's, and are not measured",
-			name, proc.Driver, proc.Select).
-			WithHint("profile on the device; what the compiler says of its graphs is recorded without one by hetc " +
-				"profile --compiler-only")
-	}
-	// A record is of one clock: times of both must not meet in one fit.
-	if opened.caps.Virtual != r.virtual(name) {
-		opened.close()
-		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v",
-			name, proc.Driver, opened.caps.Virtual, r.virtual(name))
-	}
-	opened.ops = &operands{proc: opened.proc, seed: r.o.Seed, bufs: map[string]driver.Buffer{}, ids: r.ids}
-	r.lanes[key] = opened
-	return opened, nil
+	r.options.Progress(now)
 }
 
 // smallestTable is the smallest vocabulary among the requests: ids below it are valid in every
@@ -846,7 +711,7 @@ func smallestTable(requests []Request) int {
 // stream returns the memory for bandwidth, which is allocated at the first call.
 func (r *runner) stream() ([]byte, error) {
 	if r.memory == nil {
-		bytes := r.o.memory
+		bytes := r.options.memory
 		if bytes == 0 {
 			bytes = streamBytes(r.soc.LastCacheBytes())
 		}
@@ -854,7 +719,7 @@ func (r *runner) stream() ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.memory, r.free = region.Bytes(), region.Close
+		r.memory, r.freeMemory = region.Bytes(), region.Close
 	}
 	return r.memory, nil
 }
@@ -862,8 +727,8 @@ func (r *runner) stream() ([]byte, error) {
 // close ends tasks and lanes. Memory that the thread of a dead lane may still read stays allocated.
 func (r *runner) close(ctx context.Context) error {
 	for _, task := range r.active {
-		if task.src != nil {
-			task.src.close(ctx)
+		if task.source != nil {
+			task.source.close(ctx)
 		}
 	}
 	var first error
@@ -871,7 +736,7 @@ func (r *runner) close(ctx context.Context) error {
 	for _, name := range sortedNames(r.lanes) {
 		lane := r.lanes[name]
 		if lane.sentinel != nil {
-			lane.sentinel.src.close(ctx)
+			lane.sentinel.source.close(ctx)
 		}
 		if err := lane.close(); err != nil && first == nil {
 			first = fmt.Errorf("close processor %q: %w", lane.name, err)
@@ -882,8 +747,8 @@ func (r *runner) close(ctx context.Context) error {
 		return first // its thread may still touch the memory
 	}
 	r.stores.close()
-	if r.free != nil {
-		if err := r.free(); err != nil && first == nil {
+	if r.freeMemory != nil {
+		if err := r.freeMemory(); err != nil && first == nil {
 			first = err
 		}
 	}

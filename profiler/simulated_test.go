@@ -173,7 +173,8 @@ func TestSimulatedResume(t *testing.T) {
 	}
 }
 
-// TestSimulatedAbsurdLaunch measures a processor that takes a quarter of an hour to launch anything, also beside others.
+// TestSimulatedAbsurdLaunch measures a processor that takes a quarter of an hour to launch anything, also beside
+// others.
 func TestSimulatedAbsurdLaunch(t *testing.T) {
 	phone := simulatedPhone(t, func(s *socs.SoC) {
 		s.Processor("npu").LaunchUS = 1e9

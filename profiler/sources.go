@@ -22,11 +22,11 @@ type source interface {
 	close(ctx context.Context)
 }
 
-// alone runs one operator on an idle machine.
-type alone struct{ *load }
+// soloSource runs one operator while all other processors are idle.
+type soloSource struct{ *loadedOp }
 
 // sample executes the operator times times in a row on its lane.
-func (a alone) sample(ctx context.Context, times int) (ns float64, err error) {
+func (a soloSource) sample(ctx context.Context, times int) (ns float64, err error) {
 	err = a.lane.do(ctx, func() error {
 		ns, err = a.run(times)
 		return err
@@ -34,10 +34,10 @@ func (a alone) sample(ctx context.Context, times int) (ns float64, err error) {
 	return ns, err
 }
 
-// settle reads the operands through which the operator rotates, of so many bytes, which then lie in the caches where a
-// running model finds its own, whatever was measured meanwhile, and executes the operator once.
+// warmOperands brings the caches into the state in which a running model finds them, whatever was measured meanwhile:
+// it reads footprint bytes of the operands through which the operator rotates, and executes the operator once.
 // RATIONALE: Why does an execution that is not counted precede each sample?
-func (a alone) settle(ctx context.Context, footprint int64) error {
+func (a soloSource) warmOperands(ctx context.Context, footprint int64) error {
 	return a.lane.do(ctx, func() error {
 		for _, st := range a.stores {
 			data := st.region.Bytes()
@@ -46,20 +46,20 @@ func (a alone) settle(ctx context.Context, footprint int64) error {
 		if _, ok := a.lane.proc.(driver.Asynchronous); ok {
 			return nil // a sample is the difference of two runs, of which the first is not counted
 		}
-		return a.once(a.lane.proc)
+		return a.runOnce(a.lane.proc)
 	})
 }
 
-// beside runs one operator while other processors are kept busy, by operators or by reading memory.
-type beside struct {
-	*load
-	others []*load
+// concurrentSource runs one operator while other processors are busy, with operators or with reading memory.
+type concurrentSource struct {
+	*loadedOp
+	others []*loadedOp
 	stream *streamPartner
 }
 
 // sample starts the others, waits until each has finished once, and stops them after its own runs.
 // So every execution that counts had company from beginning to end.
-func (b *beside) sample(ctx context.Context, times int) (ns float64, err error) {
+func (b *concurrentSource) sample(ctx context.Context, times int) (ns float64, err error) {
 	var stop, failed atomic.Bool
 	var waits []func() error
 	begun := make([]atomic.Bool, len(b.others))
@@ -116,8 +116,8 @@ func await(ctx context.Context, begun []atomic.Bool, failed *atomic.Bool) bool {
 }
 
 // close frees the executables of the measured operator and of its company.
-func (b *beside) close(ctx context.Context) {
-	b.load.close(ctx)
+func (b *concurrentSource) close(ctx context.Context) {
+	b.loadedOp.close(ctx)
 	for _, other := range b.others {
 		other.close(ctx)
 	}
@@ -139,8 +139,8 @@ func (s *streamPartner) start() (err error) {
 // stop ends the workers.
 func (s *streamPartner) stop() { s.ws.close() }
 
-// loading measures Load itself.
-type loading struct {
+// loadSource measures how long a driver takes to load an operator.
+type loadSource struct {
 	r      *runner
 	lane   *lane
 	op     op.Op
@@ -148,10 +148,10 @@ type loading struct {
 }
 
 // sample loads and unloads the operator times times; compiling it is not counted.
-func (s *loading) sample(ctx context.Context, times int) (float64, error) {
+func (s *loadSource) sample(ctx context.Context, times int) (float64, error) {
 	total := 0.0
 	for range times {
-		ld, err := s.r.newLoad(ctx, s.lane, s.op, s.layout, 0)
+		ld, err := s.r.loadOp(ctx, s.lane, s.op, s.layout, 0)
 		if err != nil {
 			return 0, err
 		}
@@ -162,24 +162,23 @@ func (s *loading) sample(ctx context.Context, times int) (float64, error) {
 }
 
 // close has nothing to free: sample has freed what it loaded.
-func (s *loading) close(context.Context) {}
+func (s *loadSource) close(context.Context) {}
 
-// given repeats a value that the SoC states: what the lanes of a simulated SoC cost each other is
-// part of its description, and no processor executes it.
-type given float64
+// statedSource repeats a value that the SoC's description states: hand-overs of a simulated SoC are not executed.
+type statedSource float64
 
 // sample needs no measurement, so that all samples are equal.
-func (g given) sample(context.Context, int) (float64, error) { return float64(g), nil }
-func (g given) close(context.Context)                        {}
+func (g statedSource) sample(context.Context, int) (float64, error) { return float64(g), nil }
+func (g statedSource) close(context.Context)                        {}
 
-// copying measures a copy between two buffers, on the thread of the processor that needs the data.
-type copying struct {
+// copySource measures a copy between two buffers, on the thread of the processor that needs the data.
+type copySource struct {
 	lane     *lane
 	dst, src []byte
 }
 
 // sample copies the whole buffer times times; the result is the time of one copy.
-func (c *copying) sample(ctx context.Context, times int) (ns float64, err error) {
+func (c *copySource) sample(ctx context.Context, times int) (ns float64, err error) {
 	err = c.lane.do(ctx, func() error {
 		start := c.lane.proc.Now()
 		for range times {
@@ -192,11 +191,11 @@ func (c *copying) sample(ctx context.Context, times int) (ns float64, err error)
 }
 
 // close leaves the buffers to the stores.
-func (c *copying) close(context.Context) {}
+func (c *copySource) close(context.Context) {}
 
-// streaming measures bandwidth with readers of its own, one per core; its samples are the time of
+// streamSource measures bandwidth with readers of its own, one per core; its samples are the time of
 // bytes bytes.
-type streaming struct {
+type streamSource struct {
 	memory        []byte
 	cores, beside []int
 	bytes         int64
@@ -204,7 +203,7 @@ type streaming struct {
 }
 
 // sample reads for a window of time, whatever the number of executions asked for.
-func (s *streaming) sample(ctx context.Context, _ int) (float64, error) {
+func (s *streamSource) sample(ctx context.Context, _ int) (float64, error) {
 	xs, err := rates(ctx, s.cores, s.beside, 1, s.window, reading(s.memory, len(s.cores)+len(s.beside), sum))
 	if err != nil {
 		return 0, err
@@ -213,13 +212,13 @@ func (s *streaming) sample(ctx context.Context, _ int) (float64, error) {
 }
 
 // close leaves the memory to the runner, which all streams share.
-func (s *streaming) close(context.Context) {}
+func (s *streamSource) close(context.Context) {}
 
-// handing measures the hand-over of a flag between two cores.
-type handing struct{ a, b int }
+// handoverSource measures how long a flag takes from one core to another.
+type handoverSource struct{ a, b int }
 
 // sample passes the flag back and forth times times; the result is the time of one way.
-func (h *handing) sample(ctx context.Context, times int) (float64, error) {
+func (h *handoverSource) sample(ctx context.Context, times int) (float64, error) {
 	_, xs, err := handover(ctx, h.a, h.b, 1, uint32(times))
 	if err != nil {
 		return 0, err
@@ -228,10 +227,10 @@ func (h *handing) sample(ctx context.Context, times int) (float64, error) {
 }
 
 // close has nothing to free: the threads end with each sample.
-func (h *handing) close(context.Context) {}
+func (h *handoverSource) close(context.Context) {}
 
-// open prepares the source of a request's samples.
-func (r *runner) open(ctx context.Context, what *record.Measurement) (source, error) {
+// openSource prepares the source of a request's samples.
+func (r *runner) openSource(ctx context.Context, what *record.Measurement) (source, error) {
 	switch what.Kind {
 	case record.Op, record.Launch:
 		return r.openOp(ctx, what)
@@ -240,7 +239,7 @@ func (r *runner) open(ctx context.Context, what *record.Measurement) (source, er
 		if err != nil {
 			return nil, err
 		}
-		return &loading{r, lane, *what.Op, what.Layout}, nil
+		return &loadSource{r, lane, *what.Op, what.Layout}, nil
 	case record.Bandwidth:
 		return r.openBandwidth(ctx, what)
 	case record.Sync:
@@ -272,12 +271,12 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	if err != nil {
 		return nil, err
 	}
-	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
+	ld, err := r.loadOpFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
 		len(what.Concurrent) > 0)
 	if err != nil || len(what.Concurrent) == 0 {
-		return alone{ld}, err
+		return soloSource{ld}, err
 	}
-	out := &beside{load: ld}
+	out := &concurrentSource{loadedOp: ld}
 	for _, partner := range what.Concurrent {
 		if err := r.addPartner(ctx, out, what, partner); err != nil {
 			out.close(ctx)
@@ -289,7 +288,9 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 
 // addPartner loads what one partner runs beside the measured operator. A partner without an operator reads memory: on
 // its cores where it has some, in one group with all other readers, and otherwise by adding large matrices.
-func (r *runner) addPartner(ctx context.Context, out *beside, what *record.Measurement, partner record.Partner) error {
+func (r *runner) addPartner(
+	ctx context.Context, out *concurrentSource, what *record.Measurement, partner record.Partner,
+) error {
 	if err := r.soc.Concurrent(what.Proc, partner.Proc); err != nil {
 		return err
 	}
@@ -313,7 +314,7 @@ func (r *runner) addPartner(ctx context.Context, out *beside, what *record.Measu
 	if err != nil {
 		return err
 	}
-	other, err := r.loadFor(ctx, lane, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint), true)
+	other, err := r.loadOpFor(ctx, lane, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint), true)
 	if err != nil {
 		return err
 	}
@@ -326,7 +327,7 @@ func (r *runner) addPartner(ctx context.Context, out *beside, what *record.Measu
 // each would have run.
 func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (source, error) {
 	var streams []string
-	var partners []*load
+	var partners []*loadedOp
 	open := func(partner record.Partner) error {
 		if partner.Op == nil {
 			streams = append(streams, partner.Proc)
@@ -336,7 +337,7 @@ func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (sou
 		if err != nil {
 			return err
 		}
-		ld, err := r.newLoad(ctx, lane, *partner.Op, partner.Layout, 0)
+		ld, err := r.loadOp(ctx, lane, *partner.Op, partner.Layout, 0)
 		if err == nil {
 			partners = append(partners, ld)
 		}
@@ -362,43 +363,43 @@ func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (sou
 		closeAll()
 		return nil, err
 	}
-	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
+	ld, err := r.loadOpFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
 		len(what.Concurrent) > 0)
 	switch {
 	case err != nil:
 		closeAll()
 		return nil, err
 	case len(partners) == 0:
-		ld.draw(r.sequence(what, ""))
-		return alone{ld}, nil
+		ld.startNoise(r.sequence(what, ""))
+		return soloSource{ld}, nil
 	}
 	sequence := r.sequence(what, what.Key())
-	ld.draw(sequence)
+	ld.startNoise(sequence)
 	for _, partner := range partners {
-		partner.draw(sequence)
+		partner.startNoise(sequence)
 	}
-	return &settled{ld, partners}, nil
+	return &virtualSource{ld, partners}, nil
 }
 
-// sequence is the noise that a request meets on a virtual clock. Each has its own, whatever was measured before it, so
-// that a run that was broken off and goes on records what one run does.
+// sequence names the noise that a request gets on a virtual clock. It depends on nothing measured before, so that an
+// interrupted run that is resumed records the same as an uninterrupted one.
 func (r *runner) sequence(what *record.Measurement, name string) string {
-	if visits := r.w.Set().Rounds(what.Key()); visits > 0 { // it is measured anew
+	if visits := r.writer.Set().Rounds(what.Key()); visits > 0 { // it is measured anew
 		name += fmt.Sprintf(" visit %d", visits)
 	}
 	return name
 }
 
-// settled runs one operator on a virtual clock while others repeat theirs.
-type settled struct {
-	*load
-	others []*load
+// virtualSource runs one operator on a virtual clock while others repeat theirs.
+type virtualSource struct {
+	*loadedOp
+	others []*loadedOp
 }
 
 // sample runs each operator once, then lets the driver compute how long the first takes while the
 // others repeat.
-func (s *settled) sample(ctx context.Context, times int) (ns float64, err error) {
-	loads := append([]*load{s.load}, s.others...)
+func (s *virtualSource) sample(ctx context.Context, times int) (ns float64, err error) {
+	loads := append([]*loadedOp{s.loadedOp}, s.others...)
 	for range times {
 		schedule := driver.Schedule{}
 		for i, ld := range loads {
@@ -407,7 +408,7 @@ func (s *settled) sample(ctx context.Context, times int) (ns float64, err error)
 				return 0, diag.New(diag.ClassRun, "measure side by side: processor %q does not tell what its calls did",
 					ld.lane.name)
 			}
-			if _, err := (alone{ld}).sample(ctx, 1); err != nil {
+			if _, err := (soloSource{ld}).sample(ctx, 1); err != nil {
 				return 0, err
 			}
 			schedule.Lanes = append(schedule.Lanes, driver.ScheduleLane{Proc: proc,
@@ -423,8 +424,8 @@ func (s *settled) sample(ctx context.Context, times int) (ns float64, err error)
 }
 
 // close frees the loads of the operator and of the others.
-func (s *settled) close(ctx context.Context) {
-	s.load.close(ctx)
+func (s *virtualSource) close(ctx context.Context) {
+	s.loadedOp.close(ctx)
 	for _, other := range s.others {
 		other.close(ctx)
 	}
@@ -454,13 +455,13 @@ func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (s
 		if err != nil {
 			return nil, err
 		}
-		return &scaled{src, float64(what.Bytes) / float64(operator.Bytes())}, nil
+		return &scaledSource{src, float64(what.Bytes) / float64(operator.Bytes())}, nil
 	}
 	memory, err := r.stream()
 	if err != nil {
 		return nil, err
 	}
-	out := &streaming{memory: memory, cores: proc.Cores, bytes: what.Bytes, window: r.o.window}
+	out := &streamSource{memory: memory, cores: proc.Cores, bytes: what.Bytes, window: r.options.window}
 	for _, partner := range what.Concurrent {
 		if err := r.soc.Concurrent(what.Proc, partner.Proc); err != nil {
 			return nil, err
@@ -480,14 +481,14 @@ func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (s
 	return out, nil
 }
 
-// scaled turns times of one amount of work into times of another.
-type scaled struct {
+// scaledSource turns times of one amount of work into times of another.
+type scaledSource struct {
 	source
 	factor float64
 }
 
 // sample is a sample of the source, multiplied.
-func (s *scaled) sample(ctx context.Context, times int) (float64, error) {
+func (s *scaledSource) sample(ctx context.Context, times int) (float64, error) {
 	ns, err := s.source.sample(ctx, times)
 	return ns * s.factor, err
 }
@@ -513,16 +514,16 @@ func (r *runner) openSync(what *record.Measurement) (source, error) {
 				"hand-over from %q to %q: it cannot be measured on these processors, and SoC %q does not state it",
 				what.Proc, what.To, r.soc.Name)
 		}
-		return given(1e3 * link.HandoverUS), nil
+		return statedSource(1e3 * link.HandoverUS), nil
 	}
-	return &handing{from.Cores[0], to.Cores[0]}, nil
+	return &handoverSource{from.Cores[0], to.Cores[0]}, nil
 }
 
 // openCopy prepares copying between buffers of two processors, or of one; a simulated SoC states the speed.
 func (r *runner) openCopy(ctx context.Context, what *record.Measurement) (source, error) {
 	link, ok := r.soc.Link(what.Proc, what.To)
 	if ok && link.CopyGBps > 0 { // of a simulated SoC, or into a memory that is not the host's: probe has measured it
-		return given(1e3*link.CopyLaunchUS + float64(what.Bytes)/link.CopyGBps), nil
+		return statedSource(1e3*link.CopyLaunchUS + float64(what.Bytes)/link.CopyGBps), nil
 	}
 	if r.virtual(what.Proc) {
 		return nil, diag.New(diag.ClassInput, "copy from %q to %q: SoC %q does not state its speed", what.Proc,
@@ -546,5 +547,5 @@ func (r *runner) openCopy(ctx context.Context, what *record.Measurement) (source
 	if err != nil {
 		return nil, err
 	}
-	return &copying{dst, to.Bytes()[:what.Bytes], from.Bytes()[:what.Bytes]}, nil
+	return &copySource{dst, to.Bytes()[:what.Bytes], from.Bytes()[:what.Bytes]}, nil
 }
