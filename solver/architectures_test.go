@@ -325,8 +325,8 @@ func TestOneProcessorAddsUp(t *testing.T) {
 			layers := 0
 			for _, in := range pr.instances {
 				if in.section.Layers > 0 {
-					layers += in.prob.Repeat
-					runs = max(runs, in.prob.Breaks+1)
+					layers += in.chain.Repeat
+					runs = max(runs, in.chain.Breaks+1)
 				}
 				for _, d := range in.decisions(make([]int, len(in.candidates))) {
 					if in.section.Exact[d.Node] && d.Scheme != op.A32W32 {

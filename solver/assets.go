@@ -93,9 +93,9 @@ func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	return most
 }
 
-// loads are what all candidates of an instance need, by node and candidate. It is computed once and kept in the
-// instance.
-func (in *instance) loads() ([][][]need, error) {
+// candidateNeeds are what all candidates of an instance need, by node and candidate. It is computed once and kept in
+// the instance.
+func (in *instance) candidateNeeds() ([][][]need, error) {
 	if in.needs == nil {
 		all := make([][][]need, len(in.candidates))
 		for i := range in.candidates {
@@ -141,7 +141,7 @@ type sizeKey struct {
 // newAssets is an empty collection.
 func (s *request) newAssets() *assets {
 	shared := &assets{
-		s: s, index: map[string]int{}, layers: s.layers(), experts: map[string]int{}, cuts: map[string][]int{},
+		s: s, index: map[string]int{}, layers: s.layersPerWeight(), experts: map[string]int{}, cuts: map[string][]int{},
 		whole: map[string]planir.Pack{},
 		rows:  map[string]int{}, levels: map[string][]int{}, regions: map[string]int{}, sizes: map[sizeKey]int64{},
 		procs: map[string]*socs.Processor{},
@@ -192,10 +192,10 @@ func (a *assets) scan(step *need) {
 	}
 	for _, buf := range step.buffers {
 		a.rows[buf.name] = max(a.rows[buf.name], buf.rows)
-		a.level(buf.name, buf.rows)
+		a.noteSize(buf.name, buf.rows)
 	}
 	if a.pool {
-		a.level("scratch "+step.proc, int(step.scratch))
+		a.noteSize("scratch "+step.proc, int(step.scratch))
 	}
 }
 
@@ -210,8 +210,8 @@ func (a *assets) scanAll(needs [][][]need) {
 	}
 }
 
-// level notes a size that something of growing size may have.
-func (a *assets) level(name string, size int) {
+// noteSize notes a size that something of growing size may have.
+func (a *assets) noteSize(name string, size int) {
 	if at, found := slices.BinarySearch(a.levels[name], size); !found {
 		a.levels[name] = slices.Insert(a.levels[name], at, size)
 	}
@@ -251,8 +251,8 @@ func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
 	return bytes, nil
 }
 
-// add is the number of an asset, which is new where none has its name.
-func (a *assets) add(asset problem.Asset) int {
+// intern returns the number of an asset. An asset whose name is not known yet gets a new number.
+func (a *assets) intern(asset problem.Asset) int {
 	i, ok := a.index[asset.Name]
 	if !ok {
 		i = len(a.list)
@@ -262,58 +262,59 @@ func (a *assets) add(asset problem.Asset) int {
 	return i
 }
 
-// of appends the assets of a step to out: its part of what the process holds, and of what its processor loads. Only
+// ofStep appends the assets of a step to out: its part of what the process holds, and of what its processor loads. Only
 // what some limit or the measure counts is an asset.
-func (a *assets) of(step *need, out []int) ([]int, error) {
+func (a *assets) ofStep(step *need, out []int) ([]int, error) {
 	if a.pool {
-		out = a.held(step, out)
+		out = a.heldAssets(step, out)
 	}
 	region, bounded := a.regions[step.proc]
 	if bounded {
-		out = a.loaded(step, region, out)
+		out = a.loadedAssets(step, region, out)
 	}
 	for i := range step.weights {
 		var err error
-		if out, err = a.packs(step, &step.weights[i], out); err != nil {
+		if out, err = a.packAssets(step, &step.weights[i], out); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// held lists the buffers and the scratch of a step, and its library.
-func (a *assets) held(step *need, out []int) []int {
+// heldAssets lists the buffers and the scratch of a step, and its library.
+func (a *assets) heldAssets(step *need, out []int) []int {
 	if !step.inside {
 		for i := range step.buffers {
-			out = a.upTo("pool", &step.buffers[i], a.regions[""], planir.BufferBytes, out)
+			out = a.bufferParts("pool", &step.buffers[i], a.regions[""], planir.BufferBytes, out)
 		}
 	}
 	scratch := buffer{name: "scratch " + step.proc, rows: int(step.scratch), cols: 1, size: 1}
-	out = a.upTo("held", &scratch, a.regions[""], sameBytes, out)
+	out = a.bufferParts("held", &scratch, a.regions[""], unrounded, out)
 	if once := a.procs[step.proc].KernelMemory().LibraryBytes; once > 0 {
-		out = append(out, a.add(problem.Asset{Name: "library", Region: a.regions[""], Bytes: once}))
+		out = append(out, a.intern(problem.Asset{Name: "library", Region: a.regions[""], Bytes: once}))
 	}
 	return out
 }
 
-// loaded lists the graph of a step and its buffers in the region of its processor.
-func (a *assets) loaded(step *need, region int, out []int) []int {
+// loadedAssets lists the graph of a step and its buffers in the region of its processor.
+func (a *assets) loadedAssets(step *need, region int, out []int) []int {
 	graph := problem.Asset{Name: "graph " + step.graph, Region: region, Graphs: 1, OpenNS: openNS(a.procs[step.proc])}
-	out = append(out, a.add(graph))
+	out = append(out, a.intern(graph))
 	for i := range step.buffers {
 		buf := &step.buffers[i]
 		if buf.own {
-			out = a.upTo(step.proc+" buffer", buf, region, sameBytes, out)
+			out = a.bufferParts(step.proc+" buffer", buf, region, unrounded, out)
 			continue
 		}
 		bytes := int64(a.rows[buf.name]) * int64(buf.cols) * int64(buf.size)
-		out = append(out, a.add(problem.Asset{Name: step.proc + " buffer " + buf.name, Region: region, Bytes: bytes}))
+		name := step.proc + " buffer " + buf.name
+		out = append(out, a.intern(problem.Asset{Name: name, Region: region, Bytes: bytes}))
 	}
 	return out
 }
 
-// upTo lists the parts of a buffer up to its rows: what uses it at several sizes shares the smaller ones.
-func (a *assets) upTo(prefix string, buf *buffer, region int, rounded func(bytes int64) int64, out []int) []int {
+// bufferParts lists the parts of a buffer up to its rows: what uses it at several sizes shares the smaller ones.
+func (a *assets) bufferParts(prefix string, buf *buffer, region int, rounded func(bytes int64) int64, out []int) []int {
 	from := int64(0)
 	for _, level := range a.levels[buf.name] {
 		if level > buf.rows {
@@ -321,18 +322,18 @@ func (a *assets) upTo(prefix string, buf *buffer, region int, rounded func(bytes
 		}
 		to := rounded(int64(level) * int64(buf.cols) * int64(buf.size))
 		name := fmt.Sprintf("%s %s to row %d", prefix, buf.name, level)
-		out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: to - from}))
+		out = append(out, a.intern(problem.Asset{Name: name, Region: region, Bytes: to - from}))
 		from = to
 	}
 	return out
 }
 
-// sameBytes rounds nothing: a processor's own buffers are counted by the byte.
-func sameBytes(bytes int64) int64 { return bytes }
+// unrounded rounds nothing: a processor's own buffers are counted by the byte.
+func unrounded(bytes int64) int64 { return bytes }
 
-// packs lists the parts of a weight that a step reads: in the region of its processor, in the process, and as the
+// packAssets lists the parts of a weight that a step reads: in the region of its processor, in the process, and as the
 // processor's library packs them again.
-func (a *assets) packs(step *need, use *lower.Use, out []int) ([]int, error) {
+func (a *assets) packAssets(step *need, use *lower.Use, out []int) ([]int, error) {
 	proc := a.procs[step.proc]
 	region, bounded := a.regions[step.proc]
 	cuts, each := a.cuts[packKey(use)], ""
@@ -342,20 +343,20 @@ func (a *assets) packs(step *need, use *lower.Use, out []int) ([]int, error) {
 	}
 	var err error
 	if bounded {
-		out, err = a.atoms(step.proc, each, region, use, cuts, 1, out)
+		out, err = a.rangeAssets(step.proc, each, region, use, cuts, 1, out)
 	}
 	owned := use.Owner != "" && each == ""
 	if err == nil && a.memory && !a.least && !step.table && !(bounded && owned) {
-		out, err = a.atoms("memory", "", a.regions[""], use, coarse(cuts), planir.PageBytes, out)
+		out, err = a.rangeAssets("memory", "", a.regions[""], use, coarsened(cuts), planir.PageBytes, out)
 	}
 	if err == nil && a.memory && proc.Prepacks && use.Layout != op.RowsLayout {
-		out, err = a.atoms("prepacked", "", a.regions[""], use, coarse(cuts), planir.PageBytes, out)
+		out, err = a.rangeAssets("prepacked", "", a.regions[""], use, coarsened(cuts), planir.PageBytes, out)
 	}
 	return out, err
 }
 
-// atoms lists an asset for every part of a range between two of the cuts.
-func (a *assets) atoms(prefix, suffix string, region int, use *lower.Use, cuts []int, unit int64,
+// rangeAssets lists an asset for every part of a range between two of the cuts.
+func (a *assets) rangeAssets(prefix, suffix string, region int, use *lower.Use, cuts []int, unit int64,
 	out []int) ([]int, error) {
 	key := packKey(use)
 	from, found := slices.BinarySearch(cuts, use.N0)
@@ -368,7 +369,7 @@ func (a *assets) atoms(prefix, suffix string, region int, use *lower.Use, cuts [
 			return nil, err
 		}
 		name := fmt.Sprintf("%s %s n%d-%d%s", prefix, key, cuts[from], cuts[from+1], suffix)
-		out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: bytes}))
+		out = append(out, a.intern(problem.Asset{Name: name, Region: region, Bytes: bytes}))
 	}
 	return out, nil
 }
@@ -376,8 +377,8 @@ func (a *assets) atoms(prefix, suffix string, region int, use *lower.Use, cuts [
 // Which steps lowering joins depends on the choices of neighbours, which no asset can say. So a step counts only
 // where no choice joins it: two nodes that may be joined count as one step, whether they are or not.
 
-// endings are, for each node, the processors that may join its first step to the only step of the node before.
-func endings(needs [][][]need) []map[string]bool {
+// joiningProcs are, for each node, the processors that may join its first step to the only step of the node before.
+func joiningProcs(needs [][][]need) []map[string]bool {
 	out := []map[string]bool{{}}
 	for _, list := range needs {
 		ends := map[string]bool{}
@@ -391,10 +392,10 @@ func endings(needs [][][]need) []map[string]bool {
 	return out
 }
 
-// steps lists the assets of a candidate's steps but for those that may be joined to another one that counts: the
+// ofCandidate lists the assets of a candidate's steps but for those that may be joined to another one that counts: the
 // first to the only step of the node before it, by processors of ends; the last of several, a sum, to the first of
 // the next node.
-func (a *assets) steps(needs []need, ends map[string]bool, name string, repeat int, out []int) []int {
+func (a *assets) ofCandidate(needs []need, ends map[string]bool, name string, repeat int, out []int) []int {
 	for step := range needs {
 		need := &needs[step]
 		afterNode, afterStep := step == 0 && ends[need.proc], step > 0 && needs[step-1].joins &&
@@ -407,7 +408,7 @@ func (a *assets) steps(needs []need, ends map[string]bool, name string, repeat i
 		if told.LibraryBytes > 0 {
 			text += " in a library"
 		}
-		out = append(out, a.add(problem.Asset{Name: text, Region: a.regions[""], Bytes: int64(repeat) * bytes}))
+		out = append(out, a.intern(problem.Asset{Name: text, Region: a.regions[""], Bytes: int64(repeat) * bytes}))
 	}
 	return out
 }
@@ -415,9 +416,9 @@ func (a *assets) steps(needs []need, ends map[string]bool, name string, repeat i
 // maxAtoms is how many parts of one packed copy are told apart in what a process holds.
 const maxAtoms = 8
 
-// coarse is a selection of cuts: a range then counts as up to the next of them, as a copy is packed whole between the
-// ends of its uses.
-func coarse(cuts []int) []int {
+// coarsened is a selection of cuts: a range then counts as up to the next of them, as a copy is packed whole between
+// the ends of its uses.
+func coarsened(cuts []int) []int {
 	if len(cuts) <= maxAtoms+1 {
 		return cuts
 	}
@@ -428,23 +429,23 @@ func coarse(cuts []int) []int {
 	return out
 }
 
-// attach gives the choices of an instance's chain the assets that they need.
-func (in *instance) attach(chain *problem.Chain, assets *assets, program string) error {
+// attachAssets gives the choices of an instance's chain the assets that they need.
+func (in *instance) attachAssets(chain *problem.Chain, assets *assets, program string) error {
 	items := slices.Clone(chain.Items)
-	ends := endings(in.needs)
+	ends := joiningProcs(in.needs)
 	for node := range items {
 		items[node].Choices = slices.Clone(items[node].Choices)
 		for i := range items[node].Choices {
 			var err error
 			var list []int
-			steps := in.needs[node][in.node(node, i)]
+			steps := in.needs[node][in.choiceOfNode(node, i)]
 			for k := range steps {
-				if list, err = assets.of(&steps[k], list); err != nil {
+				if list, err = assets.ofStep(&steps[k], list); err != nil {
 					return err
 				}
 			}
 			if assets.pool {
-				list = assets.steps(steps, ends[node], items[node].Name+"@"+program, in.section.Repeat, list)
+				list = assets.ofCandidate(steps, ends[node], items[node].Name+"@"+program, in.section.Repeat, list)
 			}
 			slices.Sort(list)
 			items[node].Choices[i].Assets = slices.Compact(list)

@@ -66,7 +66,7 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 		return dense, nil
 	}
 	plans := []*Result{dense, sparse}
-	if rows := faster(sparse.Plan, dense.Plan); len(rows) > 0 && len(rows) < len(sparse.Plan.Attention.Rows) {
+	if rows := fasterSparseRows(sparse.Plan, dense.Plan); len(rows) > 0 && len(rows) < len(sparse.Plan.Attention.Rows) {
 		mixed := *chosen
 		mixed.every, mixed.Rows, mixed.decode = false, rows, rows[0] == 1
 		in.attention = &mixed
@@ -78,7 +78,7 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	}
 	best := dense
 	for _, result := range plans {
-		if result.takes(in.Workload.Minimise) < best.takes(in.Workload.Minimise) {
+		if result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) {
 			best = result
 		}
 	}
@@ -112,9 +112,9 @@ func warning(format string, args ...any) *diag.Diagnostic {
 	return out
 }
 
-// faster are the rows of the programs with sparse attention that are predicted to take less time than those of the same
-// name of another plan, or that it does not have.
-func faster(sparse, dense *planir.Plan) (rows []int) {
+// fasterSparseRows are the rows of the programs with sparse attention that are predicted to take less time than those
+// of the same name of another plan, or that it does not have.
+func fasterSparseRows(sparse, dense *planir.Plan) (rows []int) {
 	times := map[string]int64{}
 	for _, prediction := range dense.Predictions {
 		times[prediction.Program] = prediction.PlanNS
@@ -194,7 +194,7 @@ func (a *attention) chooseDensity(measured *calibration.Attention, demand *workl
 		if loss != better {
 			continue
 		}
-		attended := attendedTo(demand, loss, measured.Block)
+		attended := attendedPairs(demand, loss, measured.Block)
 		if attended > fewest || attended == fewest && loss.KL >= a.kl {
 			continue
 		}
@@ -207,9 +207,9 @@ func (a *attention) chooseDensity(measured *calibration.Attention, demand *workl
 	return fewest < math.MaxInt64
 }
 
-// attendedTo is how many pairs of a query and a position sparse attention computes in prompts of a workload, in no unit
-// but its own: of a context's worth of tokens where no prompts are said.
-func attendedTo(demand *workload.Demand, loss *calibration.DensityLoss, block int) (sum int64) {
+// attendedPairs is how many pairs of a query and a position sparse attention computes in prompts of a workload, in no
+// unit but its own: of a context's worth of tokens where no prompts are said.
+func attendedPairs(demand *workload.Demand, loss *calibration.DensityLoss, block int) (sum int64) {
 	pairs := func(tokens int) int64 {
 		return op.Op{Kind: op.SparseAttend, M: tokens, Heads: 1, KVHeads: 1, HeadDim: 1, Context: tokens, Block: block,
 			Density: loss.Density, Least: loss.Least}.Flops()
@@ -223,8 +223,8 @@ func attendedTo(demand *workload.Demand, loss *calibration.DensityLoss, block in
 	return sum
 }
 
-// payForAttention takes what sparse attention loses off the limits of quality of the phases that have it.
-func (in *Input) payForAttention(want *workload.Demand) {
+// deductAttentionLoss takes what sparse attention loses off the limits of quality of the phases that have it.
+func (in *Input) deductAttentionLoss(want *workload.Demand) {
 	if in.attention == nil {
 		return
 	}

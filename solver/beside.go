@@ -13,17 +13,17 @@ import (
 // worthwhile is the share of the time of turns that work side by side must stay below: less would not be seen.
 const worthwhile = 0.98
 
-// beside decides which processor processes prompts while another one decodes (Agent.xpu sec. 4.3), where the workload
-// asks for it. Every pair of processors that may work at the same time is lowered and predicted. A pair is judged by a
-// ratio: the time in which it processes a chunk of a prompt and decodes tokens meanwhile, over the time of the plan's
-// own programs for the same work by turns, in the mean over all buckets and batches. The pair with the least ratio is
-// taken, if that is below worthwhile and the plan still keeps all bounds.
-func (s *session) beside(plan *planir.Plan) error {
+// planBeside decides which processor processes prompts while another one decodes (Agent.xpu sec. 4.3), where the
+// workload asks for it. Every pair of processors that may work at the same time is lowered and predicted. A pair is
+// judged by a ratio: the time in which it processes a chunk of a prompt and decodes tokens meanwhile, over the time of
+// the plan's own programs for the same work by turns, in the mean over all buckets and batches. The pair with the least
+// ratio is taken, if that is below worthwhile and the plan still keeps all bounds.
+func (s *session) planBeside(plan *planir.Plan) error {
 	if !s.want.Beside {
 		return nil
 	}
-	if why := s.besideNot(plan); why != "" {
-		s.note("nothing is processed beside decoding: %s", why)
+	if why := s.whyNotBeside(plan); why != "" {
+		s.warn("nothing is processed beside decoding: %s", why)
 		return nil
 	}
 	best, least := plan, worthwhile
@@ -48,12 +48,12 @@ func (s *session) beside(plan *planir.Plan) error {
 				continue // weights would be held twice
 			}
 			candidate.Memory = &memory
-			taken, err := s.taken(&candidate)
+			taken, err := s.amountsTaken(&candidate)
 			if err != nil {
 				return err
 			}
-			if memory.Max > 0 && memory.Total > memory.Max || len(s.broken(&candidate, taken)) > 0 {
-				s.note("%s could process prompts while %s decodes, and the buffers for it break a bound", prefill.Name,
+			if memory.Max > 0 && memory.Total > memory.Max || len(s.brokenBounds(&candidate, taken)) > 0 {
+				s.warn("%s could process prompts while %s decodes, and the buffers for it break a bound", prefill.Name,
 					decode.Name)
 				continue
 			}
@@ -61,16 +61,16 @@ func (s *session) beside(plan *planir.Plan) error {
 		}
 	}
 	if best == plan {
-		s.note("nothing is processed beside decoding: no two processors get more done side by side than by turns")
+		s.warn("nothing is processed beside decoding: no two processors get more done side by side than by turns")
 		return nil
 	}
 	*plan = *best
 	return nil
 }
 
-// besideNot is why no processors of a plan may work side by side, "" where some may. Requests are to get the same bits,
-// whichever programs process them.
-func (s *session) besideNot(plan *planir.Plan) string {
+// whyNotBeside is why no processors of a plan may work side by side, "" where some may. Requests are to get the same
+// bits, whichever programs process them.
+func (s *session) whyNotBeside(plan *planir.Plan) string {
 	alike, exact := plan.Precision()
 	switch {
 	case len(s.want.Buckets) == 0:
@@ -113,7 +113,7 @@ func (s *session) mayWorkBeside(prefill, decode *planir.Proc) bool {
 		if err != nil {
 			return false
 		}
-		if _, whole := posed.only(on); !whole {
+		if _, whole := posed.decisionsOn(on); !whole {
 			return false
 		}
 	}
@@ -134,11 +134,11 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 	phases := map[int][]timeline.Phase{} // of programs, by rows
 	for i := range plan.Program.Beside {
 		program := &plan.Program.Beside[i]
-		of, err := s.efforts(plan, program)
+		of, err := s.workOf(plan, program)
 		if err != nil {
 			return 0, err
 		}
-		phases[program.Rows] = inOrder(program, of)
+		phases[program.Rows] = phasesInOrder(program, of)
 	}
 	sum, pairs := 0.0, 0
 	for _, rows := range s.want.Buckets {
@@ -164,11 +164,11 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 	return sum / float64(pairs), nil
 }
 
-// inOrder is what a program of one processor does, from the first section to the last, layer by layer.
-func inOrder(program *planir.PhaseProgram, done work) (out []timeline.Phase) {
+// phasesInOrder is what a program of one processor does, from the first section to the last, layer by layer.
+func phasesInOrder(program *planir.PhaseProgram, done programWork) (out []timeline.Phase) {
 	for i := range program.Sections {
 		section := &program.Sections[i]
-		does := assume(section, done.of, func(e price.Estimate) int64 { return e.NS })
+		does := assumeTimes(section, done.of, func(e price.Estimate) int64 { return e.NS })
 		does.number, does.copied = i, done.copied
 		for iteration := range max(1, section.Layers) {
 			for lane := range section.Lanes {

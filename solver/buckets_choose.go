@@ -18,10 +18,10 @@ func (s *request) choosesSizes() bool {
 	return s.in.Workload.Buckets.Max() > 0 || s.in.Workload.Batches.Max() > 0
 }
 
-// denser are the candidates up to the ladder's largest that need not have been measured, because their costs lie
-// between those of the ladder: multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond. Processors with
+// denserCandidates are the candidates up to the ladder's largest that need not have been measured, because their costs
+// lie between those of the ladder: multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond. Processors with
 // static shapes add multiples of their tile.
-func (s *request) denser(ladder []int) []int {
+func (s *request) denserCandidates(ladder []int) []int {
 	if len(ladder) == 0 {
 		return nil
 	}
@@ -53,8 +53,8 @@ func (s *request) denser(ladder []int) []int {
 	return slices.Compact(out)
 }
 
-// resized is a session for the same prompts with other buckets and batches.
-func (s *session) resized(buckets, batches []int) (*session, error) {
+// withSizes is a session for the same prompts with other buckets and batches.
+func (s *session) withSizes(buckets, batches []int) (*session, error) {
 	w := *s.in.Workload
 	w.Buckets, w.Batches, w.Prompts, w.Context = buckets, batches, s.want.Prompts, s.want.Context
 	want, err := w.Apply(s.in.Model.MaxContext)
@@ -79,13 +79,13 @@ func (s *session) resized(buckets, batches []int) (*session, error) {
 // Limits of memory, or of what processors hold, couple programs, which that problem does not see. Where the plan for
 // its answer breaks one, the problem is posed again with fewer buckets.
 func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
-	if err := s.calibrated(); err != nil {
+	if err := s.checkCalibration(); err != nil {
 		return nil, err
 	}
 	if s.measure() == problem.Memory {
 		return s.fewestSizes(ctx)
 	}
-	costs, err := s.candidates(ctx)
+	costs, err := s.sizeCandidates(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		other, err := s.resized(buckets, batches)
+		other, err := s.withSizes(buckets, batches)
 		if err != nil {
 			return nil, err
 		}
@@ -123,7 +123,7 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 		}
 	}
 	if best == nil {
-		return s.otherSizes(ctx, first)
+		return s.sizesWithinLimits(ctx, first)
 	}
 	return best, nil
 }
@@ -172,7 +172,7 @@ func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 	}
 	var first error
 	for _, list := range sets {
-		other, err := s.resized(list, batches)
+		other, err := s.withSizes(list, batches)
 		if err != nil {
 			return nil, err
 		}
@@ -190,9 +190,9 @@ func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 // fewestTried is how many of the smallest candidates are tried alone.
 const fewestTried = 3
 
-// otherSizes is the plan for the sizes that take least of what is limited: of energy first, then of memory. why is
-// the error for the sizes that are fastest, and the answer where no others help.
-func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
+// sizesWithinLimits is the plan for the sizes that take least of what is limited: of energy first, then of memory. why
+// is the error for the sizes that are fastest, and the answer where no others help.
+func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
 		in := s.in
 		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = 0 })
@@ -202,7 +202,7 @@ func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 			return nil, err
 		}
 		if result, err := leastEnergy.solveWithSizes(ctx); err == nil {
-			other, err := s.resized(result.by.want.Buckets, result.by.want.Batches)
+			other, err := s.withSizes(result.session.want.Buckets, result.session.want.Batches)
 			if err != nil {
 				return nil, err
 			}
@@ -235,13 +235,13 @@ type sizeCosts struct {
 	costs map[int]int64
 }
 
-// candidates prices every number of rows that may be chosen and that some permitted scheme has prices for, and 1.
-func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
+// sizeCandidates prices every number of rows that may be chosen and that some permitted scheme has prices for, and 1.
+func (s *session) sizeCandidates(ctx context.Context) (*sizeCosts, error) {
 	buckets := s.want.Buckets
 	if s.in.Workload.Buckets.Max() > 0 {
-		buckets = s.denser(buckets)
+		buckets = s.denserCandidates(buckets)
 	}
-	all, err := s.averaged(buckets, s.want.Batches)
+	all, err := s.withSizesAlone(buckets, s.want.Batches)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +257,7 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 		return nil, why
 	}
 	if len(left) < len(buckets) || len(batches) < len(s.want.Batches) {
-		if all, err = s.averaged(left, batches); err != nil {
+		if all, err = s.withSizesAlone(left, batches); err != nil {
 			return nil, err
 		}
 	}
@@ -273,9 +273,9 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 	return sizes, nil
 }
 
-// averaged is a session with other buckets and batches, each bucket's attention as if it were the only one.
-func (s *session) averaged(buckets, batches []int) (*session, error) {
-	other, err := s.resized(buckets, batches)
+// withSizesAlone is a session with other buckets and batches, each bucket's attention as if it were the only one.
+func (s *session) withSizesAlone(buckets, batches []int) (*session, error) {
+	other, err := s.withSizes(buckets, batches)
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +316,7 @@ func (s *planner) callNS(ctx context.Context, rows int, schemes assignment) (int
 // buckets chooses at most that many.
 func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve, error) {
 	fresh := c.s
-	return solveSizes(ctx, fresh.in.Engine, sizesOf(fresh.want.Prompts, fresh.want.Buckets, c.costs, most))
+	return solveSizes(ctx, fresh.in.Engine, poseSizes(fresh.want.Prompts, fresh.want.Buckets, c.costs, most))
 }
 
 // batches chooses among the candidates: sequences that come together are cut as prompts are. The shares of the
@@ -327,7 +327,7 @@ func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	for _, p := range work.Parallel {
 		steps = append(steps, workload.Prompt{Tokens: p.Sequences, Share: p.Share / float64(p.Sequences)})
 	}
-	p := sizesOf(steps, c.s.want.Batches, c.costs, work.Batches.Max())
+	p := poseSizes(steps, c.s.want.Batches, c.costs, work.Batches.Max())
 	p.Name = "batches"
 	rows, report, err := solveSizes(ctx, c.s.in.Engine, p)
 	all, each := 0.0, 0.0
@@ -340,9 +340,9 @@ func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	return rows, report, err
 }
 
-// sizesOf poses the choice among rows at these costs of a call. Prompts of one length are one entry, with its share as
-// a whole number for a weight.
-func sizesOf(prompts workload.Prompts, rows []int, costs map[int]int64, most int) *problem.Buckets {
+// poseSizes poses the choice among rows at these costs of a call. Prompts of one length are one entry, with its share
+// as a whole number for a weight.
+func poseSizes(prompts workload.Prompts, rows []int, costs map[int]int64, most int) *problem.Buckets {
 	posed := &problem.Buckets{Name: "buckets", Max: most, OneNS: max(1, costs[1])}
 	total, mean := 0.0, 0.0
 	for _, prompt := range prompts {

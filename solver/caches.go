@@ -35,7 +35,7 @@ func solveCaches(ctx context.Context, in Input) (*Result, error) {
 			left = append(left, diag.New(diag.ClassOf(err), "no plan caches keys and values in %s: %w", cache, err))
 			continue
 		}
-		if takes := result.takes(in.Workload.Minimise); takes < most {
+		if takes := result.amountOf(in.Workload.Minimise); takes < most {
 			best, most = result, takes
 		}
 	}
@@ -46,8 +46,8 @@ func solveCaches(ctx context.Context, in Input) (*Result, error) {
 	return best, nil
 }
 
-// takes is how much the plan takes of a measure.
-func (r *Result) takes(measure problem.Measure) float64 {
+// amountOf is how much the plan takes of a measure.
+func (r *Result) amountOf(measure problem.Measure) float64 {
 	switch measure {
 	case problem.Energy:
 		return r.ExpectedNJ
@@ -57,8 +57,8 @@ func (r *Result) takes(measure problem.Measure) float64 {
 	return r.ExpectedNS
 }
 
-// payForCache takes what the type of the cache loses off the limits of quality.
-func (in *Input) payForCache(want *workload.Demand) error {
+// deductCacheLoss takes what the type of the cache loses off the limits of quality.
+func (in *Input) deductCacheLoss(want *workload.Demand) error {
 	if in.Calibration == nil || want.MaxKL == (workload.KLLimit{}) {
 		return nil
 	}

@@ -34,10 +34,10 @@ func (c *Caller) NS(rows, context int) (int64, error) {
 	if flight := c.plan.InFlight; c.plan.InFlightOf(program) {
 		at = func(from int) int { return context - rows + (from/flight.Rows+1)*flight.Rows }
 	}
-	of, err := c.session.effortsAt(c.plan, program, rows, at)
+	of, err := c.session.workAt(c.plan, program, rows, at)
 	if err != nil {
 		return 0, err
 	}
-	total, _, err := c.session.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+	total, _, err := c.session.predictSections(program, of, func(e price.Estimate) int64 { return e.NS })
 	return total, err
 }

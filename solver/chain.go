@@ -15,9 +15,9 @@ import (
 type instance struct {
 	section    *price.Section
 	candidates [][]price.Candidate
-	prob       problem.Chain // without the ways through forks
-	posed      problem.Chain // with them
-	items      []*item       // that prob has, where they are kept
+	chain      problem.Chain // one item for each node
+	posed      problem.Chain // the same, with the ways through forks as further choices
+	items      []*item       // those of chain, where the session keeps them
 	forks      []forkJoin
 	masks      [][]uint64 // processors, by node and choice
 	needs      [][][]need // by node and candidate, once asked for
@@ -43,7 +43,7 @@ func (pr *program) partition(s *request, measure problem.Measure) *problem.Parti
 
 // energy is the chain with nanojoules where times were.
 func (in *instance) energy() problem.Chain {
-	chain := in.prob
+	chain := in.chain
 	chain.Items = slices.Clone(chain.Items)
 	for i := range chain.Items {
 		it := &chain.Items[i]
@@ -107,11 +107,11 @@ func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
 // Of branches that run side by side each decision says what it takes, and the section takes as long as the longer
 // branch.
 func (in *instance) decisions(choices []int) []planir.Decision {
-	choices = in.nodes(choices)
+	choices = in.choicesOfNodes(choices)
 	out := make([]planir.Decision, len(choices))
 	for i, chosen := range choices {
 		decision := in.candidates[i][chosen].Decision
-		decision.PredictNS = in.entry(choices, i, chosen) + in.candidates[i][chosen].PredictNS
+		decision.PredictNS = in.handoverInto(choices, i, chosen) + in.candidates[i][chosen].PredictNS
 		decision.Source = in.decisionSource(choices, i)
 		decision.Alternatives = in.alternatives(choices, i)
 		out[i] = decision
@@ -119,29 +119,29 @@ func (in *instance) decisions(choices []int) []planir.Decision {
 	return out
 }
 
-// entry is the hand-over into node i when it is executed as choice c and the others as in choices.
-func (in *instance) entry(choices []int, i, choice int) int64 {
+// handoverInto is the time of the hand-over into node i when it is executed as choice and the others as in choices.
+func (in *instance) handoverInto(choices []int, i, choice int) int64 {
 	if fork := in.forkOf(i); fork != nil && i > fork.split {
-		if as := with(choices, i, choice); in.sideBySide(fork, as) {
+		if as := withChoice(choices, i, choice); in.sideBySide(fork, as) {
 			return in.forkEntry(fork, as, i, choice)
 		}
 	}
-	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], choice)
+	return in.neighbourHandover(i, choices[(i+len(choices)-1)%len(choices)], choice)
 }
 
-// with is choices with another one of node i.
-func with(choices []int, i, choice int) []int {
+// withChoice is a copy of choices in which node i has another one.
+func withChoice(choices []int, i, choice int) []int {
 	out := slices.Clone(choices)
 	out[i] = choice
 	return out
 }
 
-// entrySource is what the hand-over into node i rests on; empty where it is none.
-func (in *instance) entrySource(choices []int, i int) source.Source {
+// handoverSource is what the hand-over into node i rests on; empty where it is none.
+func (in *instance) handoverSource(choices []int, i int) source.Source {
 	before := (i + len(choices) - 1) % len(choices)
 	if fork := in.forkOf(i); fork != nil && i == fork.second && in.sideBySide(fork, choices) {
 		before = fork.split
-	} else if len(in.prob.Items[i].EdgeNS) == 0 {
+	} else if len(in.chain.Items[i].EdgeNS) == 0 {
 		return ""
 	}
 	values := in.section.Nodes[before].Out
@@ -156,37 +156,38 @@ func (in *instance) entrySource(choices []int, i int) source.Source {
 
 // decisionSource is what the time of node i's decision rests on: its hand-over and execution.
 func (in *instance) decisionSource(choices []int, i int) source.Source {
-	return source.Weakest(in.candidates[i][choices[i]].Source, in.entrySource(choices, i))
+	return source.Weakest(in.candidates[i][choices[i]].Source, in.handoverSource(choices, i))
 }
 
 // alternativeSource is what the time of node i executed as another choice rests on: in that the hand-over into the next
 // node counts, too.
 func (in *instance) alternativeSource(choices []int, i, choice int) source.Source {
-	as := with(choices, i, choice)
-	return source.Weakest(in.decisionSource(as, i), in.entrySource(as, (i+1)%len(choices)))
+	as := withChoice(choices, i, choice)
+	return source.Weakest(in.decisionSource(as, i), in.handoverSource(as, (i+1)%len(choices)))
 }
 
-// predicted is the time of a node's choice, in ns, without what short calls leave idle.
-func (in *instance) predicted(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
+// predictedNS is the time of a node's choice, in ns, without what short calls leave idle.
+func (in *instance) predictedNS(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
 
-// price is what a decision of node i would say if it were executed as choice c: what the node takes now, and by how
-// much the section's time would change.
-func (in *instance) price(choices []int, i, choice int) int64 {
-	own := in.entry(choices, i, choices[i]) + in.predicted(i, choices[i])
+// decisionNS is what a decision of node i would say if it were executed as choice c: what the node takes now, and by
+// how much the section's time would change.
+func (in *instance) decisionNS(choices []int, i, choice int) int64 {
+	own := in.handoverInto(choices, i, choices[i]) + in.predictedNS(i, choices[i])
 	if choice == choices[i] {
 		return own
 	}
-	return max(1, own+in.around(choices, i, choice)-in.around(choices, i, choices[i]))
+	return max(1, own+in.localCost(choices, i, choice)-in.localCost(choices, i, choices[i]))
 }
 
-// around is the part of the section's time that depends on node i, when it is executed as choice c.
-func (in *instance) around(choices []int, i, choice int) int64 {
+// localCost is the part of the section's time that depends on node i when it is executed as the given choice: its own
+// and the hand-overs to and from its neighbours.
+func (in *instance) localCost(choices []int, i, choice int) int64 {
 	if in.forkOf(i) != nil {
-		return in.once(with(choices, i, choice), in.predicted)
+		return in.sectionNS(withChoice(choices, i, choice), in.predictedNS)
 	}
-	next := (i + 1) % len(choices)
-	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], choice) + in.predicted(i, choice) + in.edge(next,
-		choice, choices[next])
+	previous, next := (i+len(choices)-1)%len(choices), (i+1)%len(choices)
+	return in.neighbourHandover(i, choices[previous], choice) + in.predictedNS(i, choice) +
+		in.neighbourHandover(next, choice, choices[next])
 }
 
 // alternatives lists for every strategy and tuple of processors but the chosen one the cheapest
@@ -209,7 +210,7 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 		if !ok {
 			order = append(order, key)
 		}
-		if !ok || in.price(choices, i, choice) < in.price(choices, i, old) {
+		if !ok || in.decisionNS(choices, i, choice) < in.decisionNS(choices, i, old) {
 			best[key] = choice
 		}
 	}
@@ -221,29 +222,29 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 		choice := best[key]
 		out = append(out, planir.Alternative{
 			Strategy: in.candidates[i][choice].Strategy, Shares: in.candidates[i][choice].ShareText(),
-			PredictNS: in.price(choices, i, choice), Source: in.alternativeSource(choices, i, choice),
+			PredictNS: in.decisionNS(choices, i, choice), Source: in.alternativeSource(choices, i, choice),
 		})
 	}
 	if plain, err := in.section.Plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
 		candidate := &in.candidates[i][choices[i]]
 		out = append(out, planir.Alternative{
 			Strategy: plain.Strategy, Shares: plain.ShareText(),
-			PredictNS: in.price(choices, i, choices[i]) + plain.PredictNS - candidate.PredictNS,
-			Source:    source.Weakest(plain.Source, in.entrySource(choices, i)),
+			PredictNS: in.decisionNS(choices, i, choices[i]) + plain.PredictNS - candidate.PredictNS,
+			Source:    source.Weakest(plain.Source, in.handoverSource(choices, i)),
 		})
 	}
 	sort.SliceStable(out, func(a, b int) bool { return out[a].PredictNS < out[b].PredictNS })
 	return out
 }
 
-// find is the candidate of node i that divides it as d does, -1 when there is none.
-func (in *instance) find(i int, decision *planir.Decision) int {
+// candidateLike is the candidate of node i that divides it as the decision does, -1 when there is none.
+func (in *instance) candidateLike(i int, decision *planir.Decision) int {
 	return slices.IndexFunc(in.candidates[i],
 		func(c price.Candidate) bool { return price.SameShares(&c.Decision, decision) })
 }
 
-// single is the section executed by one processor alone; false when it cannot.
-func (in *instance) single(proc string) (choices []int, ns int64, ok bool) {
+// onProcessor is the section executed by one processor alone; false when it cannot.
+func (in *instance) onProcessor(proc string) (choices []int, ns int64, ok bool) {
 	for i := range in.candidates {
 		candidate := slices.IndexFunc(in.candidates[i], func(candidate price.Candidate) bool {
 			return candidate.Axis == planir.AxisNone && candidate.Shares[0].Proc == proc
@@ -253,5 +254,5 @@ func (in *instance) single(proc string) (choices []int, ns int64, ok bool) {
 		}
 		choices = append(choices, candidate)
 	}
-	return choices, in.prob.ObjectiveNS(choices), true
+	return choices, in.chain.ObjectiveNS(choices), true
 }

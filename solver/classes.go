@@ -56,9 +56,9 @@ func (s *schemeChoice) findClasses() {
 	}
 }
 
-// packed is an embedding that looks rows up in the matrix of a tied head where that is packed in 8 or 6 bit: one copy
-// serves both.
-type packed struct {
+// tiedEmbedding is an embedding that looks rows up in the matrix of a tied head where that is packed in 8 or 6 bit: one
+// copy serves both.
+type tiedEmbedding struct {
 	node   string      // "embed.embed"
 	head   int         // class
 	tables []op.Scheme // of the embedding, as the head's scheme may have them
@@ -66,20 +66,20 @@ type packed struct {
 	not map[op.Scheme]error
 }
 
-// works reports whether rows are looked up in the head under some scheme of that.
-func (p *packed) works() bool { return p != nil && len(p.tables) > 0 }
+// exists reports whether rows are looked up in the head under some scheme of that.
+func (p *tiedEmbedding) exists() bool { return p != nil && len(p.tables) > 0 }
 
 // table is the scheme of the embedding where the head has a scheme, "" where it reads rows as they are stored.
-func (p *packed) table(head op.Scheme) op.Scheme {
+func (p *tiedEmbedding) table(head op.Scheme) op.Scheme {
 	if p != nil && slices.Contains(p.tables, head.Table()) {
 		return head.Table()
 	}
 	return ""
 }
 
-// findPacked decides whether the embedding follows the head: one processor at least has to be able to, for a
+// findTiedEmbedding decides whether the embedding follows the head: one processor at least has to be able to, for a
 // price that is known, and if quality is bounded, for a loss that is known.
-func (s *schemeChoice) findPacked() {
+func (s *schemeChoice) findTiedEmbedding() {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
@@ -93,7 +93,7 @@ func (s *schemeChoice) findPacked() {
 			}) {
 				continue // the head no longer holds the table's values
 			}
-			found := &packed{node: sec.Name + "." + node.Name, head: k, not: map[op.Scheme]error{}}
+			found := &tiedEmbedding{node: sec.Name + "." + node.Name, head: k, not: map[op.Scheme]error{}}
 			for _, scheme := range s.permitted(&s.classes[k]) {
 				table := scheme.Table()
 				if table == "" || slices.Contains(found.tables, table) {
@@ -110,7 +110,7 @@ func (s *schemeChoice) findPacked() {
 				}
 			}
 			if len(found.tables)+len(found.not) > 0 {
-				s.packed = found
+				s.tied = found
 			}
 		}
 	}
@@ -149,7 +149,7 @@ func (s *request) tableLoss(node string, table op.Scheme) *calibration.Loss {
 // products whose rows they compute.
 func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme {
 	return func(node string) op.Scheme {
-		if p := s.packed; p != nil && node == p.node {
+		if p := s.tied; p != nil && node == p.node {
 			if table := p.table(schemes[p.head]); table != "" {
 				return table
 			}
@@ -182,7 +182,7 @@ func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, boo
 		}
 		total += max(0, loss.KL)
 	}
-	if packed := s.packed; packed.table(scheme) != "" && class == &s.classes[packed.head] {
+	if packed := s.tied; packed.table(scheme) != "" && class == &s.classes[packed.head] {
 		loss := s.tableLoss(packed.node, packed.table(scheme))
 		if loss == nil {
 			return 0, false
@@ -200,8 +200,8 @@ func (s *request) permitted(class *productClass) []op.Scheme {
 	return s.want.Decode
 }
 
-// heads is the number of classes with one row whatever the bucket is.
-func (s *schemeChoice) heads() (count int) {
+// countHeads is the number of classes with one row whatever the bucket is.
+func (s *schemeChoice) countHeads() (count int) {
 	for i := range s.classes {
 		if s.classes[i].head {
 			count++

@@ -14,14 +14,14 @@ import (
 // FactsInput is the kind of a plan's input that stands for compiler facts.
 const FactsInput = "facts"
 
-// compiled lists what the plan's graphs of products take by the compiler's facts, by processor and node. Only
+// compilerFacts lists what the plan's graphs of products take by the compiler's facts, by processor and node. Only
 // operators that one processor executes whole have facts; shares are compiled with other shapes.
-func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
+func (s *request) compilerFacts(plan *planir.Plan) []planir.Compiled {
 	if s.facts == nil {
 		return nil
 	}
 	// Gather, for each product on a processor, the rows of its graphs and the programs that execute them.
-	layers := s.layers()
+	layers := s.layersPerWeight()
 	type key struct{ proc, node string }
 	type graphs struct {
 		op       op.Op
@@ -126,10 +126,10 @@ func (s *request) product(decision *planir.Decision) (operator op.Op, weight str
 	return operator, "", false
 }
 
-// uncounted is what binaries take on a processor, in bytes, beyond the weights that the plan's program holds there.
-// It follows from the compiler's facts; a binary that takes less than its weights counts as 0.
-func (s *request) uncounted(plan *planir.Plan, proc string) (more int64) {
-	for _, compiled := range s.compiled(plan) {
+// bytesBeyondWeights is what binaries take on a processor, in bytes, beyond the weights that the plan's program holds
+// there. It follows from the compiler's facts; a binary that takes less than its weights counts as 0.
+func (s *request) bytesBeyondWeights(plan *planir.Plan, proc string) (more int64) {
+	for _, compiled := range s.compilerFacts(plan) {
 		if compiled.Proc != proc {
 			continue
 		}

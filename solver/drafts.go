@@ -7,16 +7,16 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// drafts decides how many tokens a request that decodes alone guesses at a time, where the workload asks for it. A
+// planDrafts decides how many tokens a request that decodes alone guesses at a time, where the workload asks for it. A
 // draft of k tokens is verified by a call of k+1 rows, whose time is that of its operators with so many rows, and of
 // the head for each of them. The length with which a token takes the least time at the workload's acceptance is taken;
 // that may be 0.
-func (s *session) drafts(plan *planir.Plan) error {
+func (s *session) planDrafts(plan *planir.Plan) error {
 	if s.want.Drafts == nil {
 		return nil
 	}
-	if why := s.draftsNot(plan); why != "" {
-		s.note("no tokens are guessed: %s", why)
+	if why := s.whyNoDrafts(plan); why != "" {
+		s.warn("no tokens are guessed: %s", why)
 		return nil
 	}
 	drafts := &planir.Drafts{Acceptance: s.want.Drafts.Acceptance}
@@ -45,9 +45,9 @@ func (s *session) drafts(plan *planir.Plan) error {
 	return nil
 }
 
-// draftsNot is why drafts cannot be verified by a plan, "" where they can: requests are to get the bits of plain
+// whyNoDrafts is why drafts cannot be verified by a plan, "" where they can: requests are to get the bits of plain
 // decoding.
-func (s *session) draftsNot(plan *planir.Plan) string {
+func (s *session) whyNoDrafts(plan *planir.Plan) string {
 	alike, exact := plan.Precision()
 	switch {
 	case len(s.want.Buckets) == 0:
@@ -69,11 +69,11 @@ func (s *session) draftsNot(plan *planir.Plan) string {
 
 // verifyNS predicts a call of a program with the logits of every row: the head runs once for each.
 func (s *session) verifyNS(plan *planir.Plan, program *planir.PhaseProgram, called call) (total int64, err error) {
-	of, err := s.effortsOf(plan, program, called)
+	of, err := s.workOfCall(plan, program, called)
 	if err != nil {
 		return 0, err
 	}
-	_, each, err := s.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+	_, each, err := s.predictSections(program, of, func(e price.Estimate) int64 { return e.NS })
 	if err != nil {
 		return 0, err
 	}

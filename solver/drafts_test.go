@@ -83,7 +83,7 @@ func TestVerifyingAllRows(t *testing.T) {
 	program := result.Plan.Program.For(16)
 	predicted := predictionOf(t, result.Plan, program.Name)
 	head := predicted.Sections[len(predicted.Sections)-1]
-	got, err := result.by.verifyNS(result.Plan, program, call{program.Rows, result.by.want.ContextAt(program.Rows)})
+	got, err := result.session.verifyNS(result.Plan, program, call{program.Rows, result.session.want.ContextAt(program.Rows)})
 	if want := predicted.PlanNS + 15*head.NS; err != nil || head.Section != "head" || got != want {
 		t.Errorf("16 rows take %d ns, want %d (%v)", got, want, err)
 	}

@@ -73,15 +73,15 @@ func solveDrops(ctx context.Context, in Input) (*Result, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err == nil && result.takes(in.Workload.Minimise) < best.takes(in.Workload.Minimise) {
+		if err == nil && result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) {
 			best = result
 		}
 	}
 	return best, nil
 }
 
-// payForDrops takes what dropped rows lose off the limit of quality of prompts.
-func (in *Input) payForDrops(want *workload.Demand) {
+// deductDropLoss takes what dropped rows lose off the limit of quality of prompts.
+func (in *Input) deductDropLoss(want *workload.Demand) {
 	if in.drops != nil && want.MaxKL.Prefill > 0 {
 		want.MaxKL.Prefill = max(workload.Lossless, want.MaxKL.Prefill-in.drops.kl)
 	}

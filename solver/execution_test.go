@@ -320,7 +320,7 @@ func TestExecutionInPieces(t *testing.T) {
 				}
 				x.decisions, x.reports = append(x.decisions, list), append(x.reports, planir.Solve{})
 			}
-			p, err := ses.build(x)
+			p, err := ses.buildPlan(x)
 			if err != nil {
 				t.Fatal(err)
 			}

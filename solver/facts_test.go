@@ -192,7 +192,7 @@ func TestSharedLengthsAreChargedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	more := session.uncounted(r.Plan, "npu")
+	more := session.bytesBeyondWeights(r.Plan, "npu")
 	if want := int64(c.Copies) * (c.ChargedBytes - op.WeightBytes("q8c", 2048, 2048)); more < want*9/10 || more > want*11/10+1<<20 {
 		t.Errorf("%d bytes beyond the packed weights, want about %d", more, want)
 	}

@@ -48,16 +48,16 @@ type variant struct {
 // restrictedOptima are the optima of a program's problem under restrictions, without the program's own.
 func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []variant, err error) {
 	engine := problem.Direct(s.in.Engine)
-	seen := [][][]int{pr.nodes(pr.choices)}
+	seen := [][][]int{pr.choicesOfNodes(pr.choices)}
 	posed := map[string]bool{}
 	for _, x := range s.choiceFilters() {
-		kept := pr.kept(s, x)
+		kept := pr.filtered(s, x)
 		key := fmt.Sprint(kept)
 		if kept == nil || posed[key] {
 			continue
 		}
 		posed[key] = true
-		fewer := pr.among(kept)
+		fewer := pr.restrictedTo(kept)
 		sol, err := solvePartition(ctx, engine, fewer.partition(s, problem.Time))
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			continue // processors that exclude each other are left
@@ -68,7 +68,7 @@ func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []vari
 		if float64(sol.ObjectiveNS) > variantSpread*float64(pr.report.ObjectiveNS) {
 			continue
 		}
-		nodes := original(fewer.nodes(sol.Choices), kept)
+		nodes := toOriginal(fewer.choicesOfNodes(sol.Choices), kept)
 		if !slices.ContainsFunc(seen, func(x [][]int) bool { return slices.EqualFunc(x, nodes, slices.Equal) }) {
 			seen = append(seen, nodes)
 			out = append(out, variant{pr, nodes, sol.ObjectiveNS})
@@ -87,8 +87,8 @@ func (r *variant) shares() (out []planir.Decision) {
 	return out
 }
 
-// decided are a program's decisions as a plan has them.
-func (pr *program) decided(plan *planir.Plan) (out []planir.Decision) {
+// decisionsIn are a program's decisions as a plan has them.
+func (pr *program) decisionsIn(plan *planir.Plan) (out []planir.Decision) {
 	for _, in := range pr.instances {
 		for i := range in.candidates {
 			decision := *DecisionAt(plan, in.section.Nodes[i].Name, in.section.Rows)
@@ -99,23 +99,23 @@ func (pr *program) decided(plan *planir.Plan) (out []planir.Decision) {
 	return out
 }
 
-// timed is what the timeline says a program takes.
-func (s *request) timed(plan *planir.Plan, rows int) (int64, error) {
+// timelineNS is what the timeline says a program takes.
+func (s *request) timelineNS(plan *planir.Plan, rows int) (int64, error) {
 	at := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Rows == rows })
 	ph := &plan.Program.Programs[at]
-	of, err := s.efforts(plan, ph)
+	of, err := s.workOf(plan, ph)
 	if err != nil {
 		return 0, err
 	}
-	ns, _, err := s.walk(ph, of, func(e price.Estimate) int64 { return e.NS })
+	ns, _, err := s.predictSections(ph, of, func(e price.Estimate) int64 { return e.NS })
 	return ns, err
 }
 
-// nodes are the choices of nodes that choices of the posed chains stand for.
-func (pr *program) nodes(posed [][]int) [][]int {
+// choicesOfNodes are the choices of nodes that choices of the posed chains stand for.
+func (pr *program) choicesOfNodes(posed [][]int) [][]int {
 	out := make([][]int, len(posed))
 	for i, in := range pr.instances {
-		out[i] = in.nodes(posed[i])
+		out[i] = in.choicesOfNodes(posed[i])
 	}
 	return out
 }
@@ -159,15 +159,15 @@ func (s *request) choiceFilters() (out [][]choiceFilter) {
 	return out
 }
 
-// kept are the choices of each node under restraints; nil where a node is left without one.
-func (pr *program) kept(s *request, all []choiceFilter) (kept [][][]int) {
+// filtered are the choices of each node under restraints; nil where a node is left without one.
+func (pr *program) filtered(s *request, all []choiceFilter) (kept [][][]int) {
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
 		for i := range in.candidates {
-			list := numbers(len(in.candidates[i]))
+			list := indices(len(in.candidates[i]))
 			for _, r := range all {
-				list = in.family(i, list, r.strategies)
-				may := s.assisted(in, i, list, r.procs)
+				list = in.withStrategies(i, list, r.strategies)
+				may := s.withHelpers(in, i, list, r.procs)
 				list = slices.DeleteFunc(list, func(c int) bool { return in.masks[i][c]&^may != 0 })
 			}
 			if len(list) == 0 {
@@ -180,17 +180,17 @@ func (pr *program) kept(s *request, all []choiceFilter) (kept [][][]int) {
 	return kept
 }
 
-// among is a program reduced to some choices of its nodes.
-func (pr *program) among(kept [][][]int) *program {
+// restrictedTo is a program reduced to some choices of its nodes.
+func (pr *program) restrictedTo(kept [][][]int) *program {
 	out := &program{name: pr.name, sections: pr.sections}
 	for i, in := range pr.instances {
-		out.instances = append(out.instances, in.among(kept[i]))
+		out.instances = append(out.instances, in.restrictedTo(kept[i]))
 	}
 	return out
 }
 
-// family are those of a node's choices that have some strategies; where there is none, those of one processor.
-func (in *instance) family(node int, list []int, strategies []planir.Strategy) (kept []int) {
+// withStrategies are those of a node's choices that have some strategies; where there is none, those of one processor.
+func (in *instance) withStrategies(node int, list []int, strategies []planir.Strategy) (kept []int) {
 	if strategies == nil {
 		return list
 	}
@@ -210,9 +210,9 @@ func (in *instance) family(node int, list []int, strategies []planir.Strategy) (
 	return kept
 }
 
-// assisted is a set of processors with those that execute a node for one of them that cannot by any of the listed
+// withHelpers is a set of processors with those that execute a node for one of them that cannot by any of the listed
 // choices (Input.Only).
-func (s *request) assisted(in *instance, node int, list []int, set uint64) uint64 {
+func (s *request) withHelpers(in *instance, node int, list []int, set uint64) uint64 {
 	out := set
 	for proc := range s.Procs {
 		alone := slices.ContainsFunc(list, func(choice int) bool {
@@ -228,28 +228,28 @@ func (s *request) assisted(in *instance, node int, list []int, set uint64) uint6
 	return out
 }
 
-// among is the instance with some of its candidates.
-func (in *instance) among(kept [][]int) *instance {
-	out := &instance{section: in.section, prob: in.prob}
-	out.prob.Items = slices.Clone(in.prob.Items)
+// restrictedTo is the instance with some of its candidates.
+func (in *instance) restrictedTo(kept [][]int) *instance {
+	out := &instance{section: in.section, chain: in.chain}
+	out.chain.Items = slices.Clone(in.chain.Items)
 	for i, list := range kept {
-		out.candidates, out.masks = append(out.candidates, pick(in.candidates[i], list)), append(out.masks,
-			pick(in.masks[i], list))
-		out.prob.Items[i].Choices = pick(in.prob.Items[i].Choices, list)
+		out.candidates, out.masks = append(out.candidates, elementsAt(in.candidates[i], list)), append(out.masks,
+			elementsAt(in.masks[i], list))
+		out.chain.Items[i].Choices = elementsAt(in.chain.Items[i].Choices, list)
 	}
 	for _, fork := range in.forks {
-		fork.entry.class, fork.exit.class = pick(fork.entry.class, kept[fork.second]), pick(fork.exit.class,
+		fork.entry.class, fork.exit.class = elementsAt(fork.entry.class, kept[fork.second]), elementsAt(fork.exit.class,
 			kept[fork.join])
 		fork.cache = nil // known for all choices
 		out.forks = append(out.forks, fork)
 	}
 	out.findPaths()
-	out.posed = out.widen()
+	out.posed = out.withForkChoices()
 	return out
 }
 
-// pick is the elements of a list with these numbers, in their order.
-func pick[T any](all []T, list []int) []T {
+// elementsAt is the elements of a list with these numbers, in their order.
+func elementsAt[T any](all []T, list []int) []T {
 	out := make([]T, len(list))
 	for i, number := range list {
 		out[i] = all[number]
@@ -257,8 +257,8 @@ func pick[T any](all []T, list []int) []T {
 	return out
 }
 
-// original translates choices of a reduced problem into those of the whole one.
-func original(choices [][]int, kept [][][]int) [][]int {
+// toOriginal translates choices of a reduced problem into those of the whole one.
+func toOriginal(choices [][]int, kept [][][]int) [][]int {
 	out := make([][]int, len(choices))
 	for j := range choices {
 		for i, choice := range choices[j] {
@@ -286,12 +286,12 @@ func (s *planner) fasterByTimeline(ctx context.Context, plan *planir.Plan) (*pla
 			return nil, err
 		}
 		incumbent := &incumbents[i]
-		incumbent.program, incumbent.choices = pr, pr.nodes(pr.choices)
-		incumbent.decisions = pr.decided(plan)
+		incumbent.program, incumbent.choices = pr, pr.choicesOfNodes(pr.choices)
+		incumbent.decisions = pr.decisionsIn(plan)
 		if incumbent.variants, err = pr.restrictedOptima(ctx, &s.request); err != nil {
 			return nil, err
 		}
-		if incumbent.bestNS, err = s.timed(plan, size); err != nil {
+		if incumbent.bestNS, err = s.timelineNS(plan, size); err != nil {
 			return nil, err
 		}
 		incumbent.bestNS += pr.idleNS(plan)
@@ -323,7 +323,7 @@ func (s *planner) fasterByTimeline(ctx context.Context, plan *planir.Plan) (*pla
 	if !changed {
 		return plan, nil
 	}
-	return &out, s.decide(&out, decisions)
+	return &out, s.lowerDecisions(&out, decisions)
 }
 
 // localSearch starts from the fastest choices known of every program. It moves one node to the cheapest choice of
@@ -346,10 +346,10 @@ func (s *request) localSearch(ctx context.Context, plan *planir.Plan, incumbents
 			tried := make([]*variant, len(incumbents))
 			for i := range incumbents {
 				if round < len(starts[i].moves) {
-					tried[i] = starts[i].moved(starts[i].moves[round])
+					tried[i] = starts[i].apply(starts[i].moves[round])
 				}
 			}
-			faster, err := s.try(plan, incumbents, tried)
+			faster, err := s.tryOneEach(plan, incumbents, tried)
 			if err != nil {
 				return err
 			}
@@ -383,7 +383,7 @@ func (s *request) neighbourhoodOf(c *incumbent) neighbourhood {
 	}
 	for k, in := range c.program.instances {
 		for node := range in.candidates {
-			for _, choice := range kinds(in.candidates[node]) {
+			for _, choice := range cheapestOfKinds(in.candidates[node]) {
 				out.moves = append(out.moves, move{k, node, choice})
 			}
 		}
@@ -391,9 +391,9 @@ func (s *request) neighbourhoodOf(c *incumbent) neighbourhood {
 	return out
 }
 
-// moved is the program with one node moved; nil where the node is there already, processors exclude each other, or
+// apply is the program with one node moved; nil where the node is there already, processors exclude each other, or
 // the problem says that the program takes far too long.
-func (p *neighbourhood) moved(m move) *variant {
+func (p *neighbourhood) apply(m move) *variant {
 	if p.choices[m.instance][m.node] == m.choice {
 		return nil
 	}
@@ -410,9 +410,9 @@ func (p *neighbourhood) moved(m move) *variant {
 	return tested
 }
 
-// try times one variant of each program, nil for none, in one lowered plan, and reports whether one is the fastest so
-// far.
-func (s *request) try(plan *planir.Plan, incumbents []incumbent, variants []*variant) (better bool, err error) {
+// tryOneEach times one variant of each program, nil for none, in one lowered plan, and reports whether one is the
+// fastest so far.
+func (s *request) tryOneEach(plan *planir.Plan, incumbents []incumbent, variants []*variant) (better bool, err error) {
 	trial, decisions := *plan, make([][]planir.Decision, len(incumbents))
 	some := false
 	for i := range incumbents {
@@ -424,7 +424,7 @@ func (s *request) try(plan *planir.Plan, incumbents []incumbent, variants []*var
 	if !some {
 		return false, nil
 	}
-	if err := s.decide(&trial, decisions); err != nil {
+	if err := s.lowerDecisions(&trial, decisions); err != nil {
 		return false, err
 	}
 	for i, rows := range s.want.Rows() {
@@ -432,7 +432,7 @@ func (s *request) try(plan *planir.Plan, incumbents []incumbent, variants []*var
 		if tested == nil {
 			continue
 		}
-		ns, err := s.timed(&trial, rows)
+		ns, err := s.timelineNS(&trial, rows)
 		if err != nil {
 			return false, err
 		}
@@ -474,7 +474,7 @@ func (s *request) tryVariants(plan *planir.Plan, incumbents []incumbent) error {
 				tried[i] = &incumbents[i].variants[round]
 			}
 		}
-		if _, err := s.try(plan, incumbents, tried); err != nil {
+		if _, err := s.tryOneEach(plan, incumbents, tried); err != nil {
 			return err
 		}
 	}

@@ -17,7 +17,7 @@ func TestNoMoveIsFaster(t *testing.T) {
 		m, s := open(t, name), coresAndNPU(t)
 		w := small(m, op.A8TQ8C)
 		ses := prepared(t, Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w})
-		plan, err := ses.complete(t.Context())
+		plan, err := ses.completePlan(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -26,7 +26,7 @@ func TestNoMoveIsFaster(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			best, err := ses.timed(plan, rows)
+			best, err := ses.timelineNS(plan, rows)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -34,7 +34,7 @@ func TestNoMoveIsFaster(t *testing.T) {
 			for _, in := range pr.instances {
 				for n := range in.candidates {
 					node := in.section.Nodes[n].Name
-					for _, c := range kinds(in.candidates[n]) {
+					for _, c := range cheapestOfKinds(in.candidates[n]) {
 						other := *plan
 						decisions := make([][]planir.Decision, len(ses.want.Rows()))
 						for k, r := range ses.want.Rows() {
@@ -42,14 +42,14 @@ func TestNoMoveIsFaster(t *testing.T) {
 							if err != nil {
 								t.Fatal(err)
 							}
-							decisions[k] = x.decided(plan)
+							decisions[k] = x.decisionsIn(plan)
 						}
 						at := slices.IndexFunc(decisions[i], func(d planir.Decision) bool { return d.Node == node })
 						decisions[i][at] = in.candidates[n][c].Decision
-						if err := ses.decide(&other, decisions); err != nil {
+						if err := ses.lowerDecisions(&other, decisions); err != nil {
 							t.Fatal(err)
 						}
-						ns, err := ses.timed(&other, rows)
+						ns, err := ses.timelineNS(&other, rows)
 						if err != nil {
 							t.Fatal(err)
 						}

@@ -19,27 +19,27 @@ import (
 // limit could give a faster plan than none. Without prompts the list says what is to be
 // executed, and only memory leaves buckets out.
 
-// fewest is the least number of buckets that a plan may have.
-func (s *request) fewest() int {
+// fewestBuckets is the least number of buckets that a plan may have.
+func (s *request) fewestBuckets() int {
 	if s.in.AllBuckets {
 		return len(s.want.Buckets)
 	}
 	return min(1, len(s.want.Buckets))
 }
 
-// fewestForTime is fewest where the time of prompts, and not memory, is the reason to leave buckets out.
-func (s *request) fewestForTime() int {
+// fewestBucketsForTime is fewest where the time of prompts, and not memory, is the reason to leave buckets out.
+func (s *request) fewestBucketsForTime() int {
 	if len(s.want.Prompts) == 0 {
 		return len(s.want.Buckets)
 	}
-	return s.fewest()
+	return s.fewestBuckets()
 }
 
-// withFewer is the better one of a plan for all buckets and the best plan for the first of them only, with its
+// tryFewerBuckets is the better one of a plan for all buckets and the best plan for the first of them only, with its
 // session. Sets of buckets whose lower bound is no better are not solved.
-func (s *session) withFewer(ctx context.Context, plan *planir.Plan) (*session, *planir.Plan, error) {
+func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*session, *planir.Plan, error) {
 	by, best, bestNS := s, plan, s.objective(plan)
-	for buckets := len(s.want.Buckets) - 1; buckets >= s.fewestForTime(); buckets-- {
+	for buckets := len(s.want.Buckets) - 1; buckets >= s.fewestBucketsForTime(); buckets-- {
 		promising, err := s.mayBeat(buckets, plan, bestNS)
 		if err != nil {
 			return nil, nil, err
@@ -47,11 +47,11 @@ func (s *session) withFewer(ctx context.Context, plan *planir.Plan) (*session, *
 		if !promising {
 			continue
 		}
-		t, err := s.fewer(ctx, buckets)
+		t, err := s.withFirstBuckets(ctx, buckets)
 		if err != nil {
 			return nil, nil, err
 		}
-		other, err := t.below(ctx, bestNS)
+		other, err := t.planBelow(ctx, bestNS)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -67,17 +67,17 @@ func (s *session) withFewer(ctx context.Context, plan *planir.Plan) (*session, *
 	return by, best, nil
 }
 
-// below is the best plan of a prepared session if its objective is below a number, else nil.
-func (s *session) below(ctx context.Context, most float64) (*planir.Plan, error) {
+// planBelow is the best plan of a prepared session if its objective is below a number, else nil.
+func (s *session) planBelow(ctx context.Context, most float64) (*planir.Plan, error) {
 	found, err := s.search(ctx, most, nil, func(prefill, decode assignment) (float64, bool, error) {
-		ns, err := s.value(ctx, prefill, decode)
+		ns, err := s.solvedObjective(ctx, prefill, decode)
 		return ns, err == nil, err
 	})
 	if err != nil || found.decode == nil {
 		return nil, err
 	}
 	s.prefill, s.decode, s.chosen = found.prefill, found.decode, found.report
-	plan, err := s.complete(ctx)
+	plan, err := s.completePlan(ctx)
 	if diag.ClassOf(err) == diag.ClassInfeasible {
 		return nil, nil
 	}
@@ -101,7 +101,7 @@ func (s *schemeChoice) mayBeat(buckets int, plan *planir.Plan, most float64) (bo
 			continue
 		}
 		shorter := fewer.ContextAt(rows) < s.want.ContextAt(rows)
-		total += float64(s.want.Weights.Prefill*fewer.Share[i]) * s.leastOver(rows, shorter, s.costWithoutIdle)
+		total += float64(s.want.Weights.Prefill*fewer.Share[i]) * s.leastCallCost(rows, shorter, s.costWithoutIdle)
 		if total >= most {
 			return false, nil
 		}
@@ -119,20 +119,20 @@ func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 	}
 	total := 0.0
 	for i := range s.want.DecodeRows() {
-		total += float64(s.weight(i) * float64(plan.Solver[i].ObjectiveNS))
+		total += float64(s.callWeight(i) * float64(plan.Solver[i].ObjectiveNS))
 	}
 	return total
 }
 
-// leastOver is a lower bound of one call of the program of that many rows, whatever its schemes: of every operator
+// leastCallCost is a lower bound of one call of the program of that many rows, whatever its schemes: of every operator
 // the least that a candidate takes.
-func (s *pricing) leastOver(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
+func (s *pricing) leastCallCost(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
 	cheapest := map[string]float64{}
 	for key, set := range s.candidateSets {
 		if key.rows != rows || set.err != nil {
 			continue
 		}
-		if noAttention && set.st.Nodes[set.node].Op().Kind == op.Attention {
+		if noAttention && set.section.Nodes[set.node].Op().Kind == op.Attention {
 			continue
 		}
 		least := math.Inf(1)
@@ -169,7 +169,7 @@ func (pr *program) idleNS(plan *planir.Plan) int64 {
 	for _, in := range pr.instances {
 		for i := range in.candidates {
 			decision := DecisionAt(plan, in.section.Nodes[i].Name, in.section.Rows)
-			at := in.find(i, decision)
+			at := in.candidateLike(i, decision)
 			if at < 0 {
 				continue
 			}

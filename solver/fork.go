@@ -25,7 +25,7 @@ import (
 // the chain has: it takes the time of the longer branch once and nothing afterwards. Engines see an ordinary chain.
 //
 // Branches that run at once share the memory's bandwidth. Each way is therefore priced by going through both branches
-// together (contended); the dynamic programme, in which neither slows the other, bounds that from below. Of a pair of
+// together (contendedNS); the dynamic programme, in which neither slows the other, bounds that from below. Of a pair of
 // sets it only finds the ways that are fastest without contention: where one branch had better leave bandwidth to the
 // other, "optimal" is about the ways that are posed. A branch that uses a processor of the other one for part of the
 // time is posed as if it did so throughout, one after the other.
@@ -145,19 +145,19 @@ func (in *instance) sideBySide(fork *forkJoin, choices []int) bool {
 type costOf func(node, choice int) int64
 
 // cost is what a choice of a node takes by itself, in the objective's unit.
-func (in *instance) cost(node, choice int) int64 { return in.prob.Items[node].Choices[choice].CostNS }
+func (in *instance) cost(node, choice int) int64 { return in.chain.Items[node].Choices[choice].CostNS }
 
-// through is the time from the end of split to the end of join when the fork's branches run side by side.
-func (in *instance) through(fork *forkJoin, choices []int, of costOf) int64 {
-	ns := in.apart(fork, choices, of)
+// sideBySideNS is the time from the end of split to the end of join when the fork's branches run side by side.
+func (in *instance) sideBySideNS(fork *forkJoin, choices []int, of costOf) int64 {
+	ns := in.uncontendedNS(fork, choices, of)
 	if in.section.Memory == nil {
 		return ns
 	}
-	return max(ns, in.contended(fork, choices, fork.join+1, of))
+	return max(ns, in.contendedNS(fork, choices, fork.join+1, of))
 }
 
-// apart is through where neither branch slows the other.
-func (in *instance) apart(fork *forkJoin, choices []int, of costOf) int64 {
+// uncontendedNS is sideBySideNS where neither branch slows the other.
+func (in *instance) uncontendedNS(fork *forkJoin, choices []int, of costOf) int64 {
 	var done [2]int64
 	for i := fork.split + 1; i < fork.join; i++ {
 		branch := 0
@@ -166,34 +166,34 @@ func (in *instance) apart(fork *forkJoin, choices []int, of costOf) int64 {
 		}
 		done[branch] += in.forkEntry(fork, choices, i, choices[i]) + of(i, choices[i])
 	}
-	from := in.prob.Items[fork.second-1].Choices[choices[fork.second-1]].After
+	from := in.chain.Items[fork.second-1].Choices[choices[fork.second-1]].After
 	to := choices[fork.join]
 	return max(done[0]+fork.exit.ns[from][fork.exit.class[to]],
-		done[1]+in.edge(fork.join, choices[fork.join-1], to)) + of(fork.join, to)
+		done[1]+in.neighbourHandover(fork.join, choices[fork.join-1], to)) + of(fork.join, to)
 }
 
-// edge is the hand-over between neighbours of the chain.
-func (in *instance) edge(node, before, choice int) int64 {
-	it := &in.prob.Items[node]
+// neighbourHandover is the hand-over between neighbours of the chain.
+func (in *instance) neighbourHandover(node, before, choice int) int64 {
+	it := &in.chain.Items[node]
 	if len(it.EdgeNS) == 0 {
 		return 0
 	}
-	prev := (node + len(in.prob.Items) - 1) % len(in.prob.Items)
-	return it.EdgeNS[in.prob.Items[prev].Choices[before].After][it.Choices[choice].Before]
+	prev := (node + len(in.chain.Items) - 1) % len(in.chain.Items)
+	return it.EdgeNS[in.chain.Items[prev].Choices[before].After][it.Choices[choice].Before]
 }
 
 // forkEntry is the hand-over into a node of a branch whose fork runs side by side.
 func (in *instance) forkEntry(fork *forkJoin, choices []int, node, choice int) int64 {
 	if node == fork.second {
-		return fork.entry.ns[in.prob.Items[fork.split].Choices[choices[fork.split]].After][fork.entry.class[choice]]
+		return fork.entry.ns[in.chain.Items[fork.split].Choices[choices[fork.split]].After][fork.entry.class[choice]]
 	}
-	return in.edge(node, choices[node-1], choice)
+	return in.neighbourHandover(node, choices[node-1], choice)
 }
 
-// once is the time of one execution of the section, with the hand-over into its first node where there is one.
-func (in *instance) once(choices []int, of costOf) (total int64) {
+// sectionNS is the time of one execution of the section, with the hand-over into its first node where there is one.
+func (in *instance) sectionNS(choices []int, of costOf) (total int64) {
 	one := func(i int) int64 {
-		return in.edge(i, choices[(i+len(choices)-1)%len(choices)], choices[i]) + of(i, choices[i])
+		return in.neighbourHandover(i, choices[(i+len(choices)-1)%len(choices)], choices[i]) + of(i, choices[i])
 	}
 	for i := 0; i < len(choices); i++ {
 		total += one(i)
@@ -207,7 +207,7 @@ func (in *instance) once(choices []int, of costOf) (total int64) {
 		}
 		i--
 		if in.sideBySide(fork, choices) {
-			across = min(across, in.through(fork, choices, of))
+			across = min(across, in.sideBySideNS(fork, choices, of))
 		}
 		total += across
 	}
@@ -246,7 +246,7 @@ func (in *instance) findPaths() {
 	if len(in.forks) == 0 {
 		return
 	}
-	come, togo := in.relaxed()
+	come, togo := in.relaxedCosts()
 	for i := range in.forks {
 		fork := &in.forks[i]
 		fork.pieces = map[[2]int][]piece{}
@@ -257,18 +257,18 @@ func (in *instance) findPaths() {
 	}
 }
 
-// relaxed are the cheapest ways from the section's start to each class in which a node leaves its outputs, and from
-// there to its end: one execution of the chain that need not end where it began.
-func (in *instance) relaxed() (come, togo [][]int64) {
-	items := in.prob.Items
+// relaxedCosts are the cheapest ways from the section's start to each class in which a node leaves its outputs, and
+// from there to its end: one execution of the chain that need not end where it began.
+func (in *instance) relaxedCosts() (come, togo [][]int64) {
+	items := in.chain.Items
 	come, togo = make([][]int64, len(items)), make([][]int64, len(items))
 	for i := range items {
 		it := &items[i]
 		arrive := make([]int64, len(it.Before))
 		if i > 0 {
-			arrive = in.arrive(come[i-1], it.EdgeNS, len(it.Before))
+			arrive = in.cheapestInputs(come[i-1], it.EdgeNS, len(it.Before))
 		}
-		come[i] = fill(len(it.After))
+		come[i] = neverCosts(len(it.After))
 		for j := range it.Choices {
 			choice := &it.Choices[j]
 			come[i][choice.After] = min(come[i][choice.After], arrive[choice.Before]+choice.CostNS)
@@ -278,12 +278,12 @@ func (in *instance) relaxed() (come, togo [][]int64) {
 	togo[last] = make([]int64, len(items[last].After))
 	for i := last; i > 0; i-- {
 		it := &items[i]
-		enter := fill(len(it.Before))
+		enter := neverCosts(len(it.Before))
 		for j := range it.Choices {
 			choice := &it.Choices[j]
 			enter[choice.Before] = min(enter[choice.Before], choice.CostNS+togo[i][choice.After])
 		}
-		togo[i-1] = fill(len(items[i-1].After))
+		togo[i-1] = neverCosts(len(items[i-1].After))
 		for from, row := range it.EdgeNS {
 			for to, ns := range row {
 				togo[i-1][from] = min(togo[i-1][from], ns+enter[to])
@@ -296,12 +296,12 @@ func (in *instance) relaxed() (come, togo [][]int64) {
 // never is a cost above all others; two of them add up without overflow.
 const never = math.MaxInt64 / 4
 
-// fill is n costs that are never.
-func fill(n int) []int64 { return slices.Repeat([]int64{never}, n) }
+// neverCosts are n costs of what cannot be executed.
+func neverCosts(n int) []int64 { return slices.Repeat([]int64{never}, n) }
 
-// arrive is the cheapest way to have a node's input in each class it reads from.
-func (in *instance) arrive(come []int64, edge [][]int64, classes int) []int64 {
-	out := fill(classes)
+// cheapestInputs is the cheapest way to have a node's input in each class it reads from.
+func (in *instance) cheapestInputs(come []int64, edge [][]int64, classes int) []int64 {
+	out := neverCosts(classes)
 	for from, row := range edge {
 		for to, ns := range row {
 			out[to] = min(out[to], come[from]+ns)
@@ -310,30 +310,30 @@ func (in *instance) arrive(come []int64, edge [][]int64, classes int) []int64 {
 	return out
 }
 
-// widen is the chain with the ways through its forks as further choices of their items.
-func (in *instance) widen() problem.Chain {
-	chain := in.prob
+// withForkChoices is the chain with the ways through its forks as further choices of their items.
+func (in *instance) withForkChoices() problem.Chain {
+	chain := in.chain
 	chain.Items = slices.Clone(chain.Items)
-	closed := in.closed()
+	closed := in.prohibitiveCost()
 	for i := range in.forks {
 		fork := &in.forks[i]
 		if len(fork.paths) == 0 {
 			continue
 		}
 		for i := fork.split + 1; i <= fork.join; i++ {
-			chain.Items[i] = in.widened(fork, i, closed)
+			chain.Items[i] = in.forkItem(fork, i, closed)
 		}
 	}
 	return chain
 }
 
-// closed is more than all that an execution of the chain can take: a hand-over that leads from one way into another
-// takes that long. A solution that takes it still stands for choices of the chain, needs what those need, and pays
-// for the detour.
-func (in *instance) closed() int64 {
+// prohibitiveCost is more than all that an execution of the chain can take: a hand-over that leads from one way into
+// another takes that long. A solution that takes it still stands for choices of the chain, needs what those need, and
+// pays for the detour.
+func (in *instance) prohibitiveCost() int64 {
 	total := int64(1)
-	for i := range in.prob.Items {
-		it := &in.prob.Items[i]
+	for i := range in.chain.Items {
+		it := &in.chain.Items[i]
 		var cost, edge int64
 		for i := range it.Choices {
 			cost = max(cost, it.Choices[i].CostNS)
@@ -346,9 +346,9 @@ func (in *instance) closed() int64 {
 	return total
 }
 
-// widened is an item of a fork with a choice for every path: the first takes the time of all of them.
-func (in *instance) widened(fork *forkJoin, i int, closed int64) problem.Item {
-	it := in.prob.Items[i]
+// forkItem is an item of a fork with a choice for every path: the first takes the time of all of them.
+func (in *instance) forkItem(fork *forkJoin, i int, closed int64) problem.Item {
+	it := in.chain.Items[i]
 	first, last := i == fork.split+1, i == fork.join
 	it.Choices, it.Before, it.After = slices.Clone(it.Choices), slices.Clone(it.Before), slices.Clone(it.After)
 	for j, path := range fork.paths {
@@ -390,18 +390,18 @@ func (in *instance) widened(fork *forkJoin, i int, closed int64) problem.Item {
 	return it
 }
 
-// nodes are the choices of nodes that choices of the posed chain stand for.
-func (in *instance) nodes(posed []int) []int {
+// choicesOfNodes are the choices of nodes that choices of the posed chain stand for.
+func (in *instance) choicesOfNodes(posed []int) []int {
 	out := slices.Clone(posed)
 	for i := range out {
-		out[i] = in.node(i, posed[i])
+		out[i] = in.choiceOfNode(i, posed[i])
 	}
 	return out
 }
 
-// node is the choice of a node that one of the posed item stands for.
-func (in *instance) node(i, posed int) int {
-	way := posed - len(in.prob.Items[i].Choices)
+// choiceOfNode is the choice of a node that one of the posed item stands for.
+func (in *instance) choiceOfNode(i, posed int) int {
+	way := posed - len(in.chain.Items[i].Choices)
 	if way < 0 {
 		return posed
 	}

@@ -92,9 +92,9 @@ func (b *partBound) findClasses(s *schemeChoice) {
 	}
 }
 
-// of is the bound under an assignment, in the unit of the objective. It is computed once for each combination of the
-// schemes that a part depends on.
-func (b *partBounds) of(schemes assignment) (total float64) {
+// totalFor is the bound under an assignment, in the unit of the objective. It is computed once for each combination of
+// the schemes that a part depends on.
+func (b *partBounds) totalFor(schemes assignment) (total float64) {
 	for which := range b.parts {
 		part := &b.parts[which]
 		key := ""
@@ -124,14 +124,14 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 	}
 	for i := range sections {
 		sec := &sections[i]
-		if repeats(sections, i) || len(findForks(sec)) == 0 {
+		if isRepeated(sections, i) || len(findForks(sec)) == 0 {
 			continue
 		}
-		in, err := s.assembled(sec, rows)
+		in, err := s.assembleCached(sec, rows)
 		if err != nil {
 			return 0
 		}
-		of := in.leastAround
+		of := in.leastOutsideForks
 		if forks {
 			of = in.leastOfForks
 		}
@@ -142,11 +142,11 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 	return total
 }
 
-// leastAround is what the nodes outside of forks take at least, in ns. Hand-overs to and from forks count as 0.
-func (in *instance) leastAround() (total int64) {
+// leastOutsideForks is what the nodes outside of forks take at least, in ns. Hand-overs to and from forks count as 0.
+func (in *instance) leastOutsideForks() (total int64) {
 	part := func(from, to int) {
 		if from < to {
-			branch := in.cheapest(from, to, math.MaxUint64, func(int) int64 { return 0 })
+			branch := in.solveBranch(from, to, math.MaxUint64, func(int) int64 { return 0 })
 			total = min(never, total+slices.Min(branch.ns))
 		}
 	}
@@ -155,7 +155,7 @@ func (in *instance) leastAround() (total int64) {
 		part(from, fork.split+1)
 		from = fork.join + 1
 	}
-	part(from, len(in.prob.Items))
+	part(from, len(in.chain.Items))
 	return total
 }
 
@@ -171,19 +171,19 @@ func (in *instance) leastOfForks() (total int64) {
 // may be posed, where join counts nothing.
 func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	fork.pieces = map[[2]int][]piece{}
-	across := in.cheapest(fork.split+1, fork.join+1, math.MaxUint64, func(int) int64 { return 0 })
+	across := in.solveBranch(fork.split+1, fork.join+1, math.MaxUint64, func(int) int64 { return 0 })
 	best := slices.Min(across.ns)
 	for _, pair := range in.section.Pairs() {
 		if free := in.branches(fork, pair, anywhere); max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
 			continue // not even with inputs that cost nothing
 		}
-		for entry := range in.prob.Items[fork.split].After {
+		for entry := range in.chain.Items[fork.split].After {
 			ways := in.branches(fork, pair, entry)
 			var seen [][2]int // few: where they end hardly depends on join
-			for _, end := range in.joined(fork, ways) {
+			for _, end := range in.joinEndings(fork, ways) {
 				if end.ns < best && !slices.Contains(seen, end.classes) {
 					seen = append(seen, end.classes)
-					best = min(best, max(in.contendedEnd(fork, ways, entry, &end, false), least(ways, end.classes)))
+					best = min(best, max(in.endingNS(fork, ways, entry, &end, false), uncontendedLeast(ways, end.classes)))
 				}
 			}
 		}
@@ -191,7 +191,7 @@ func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	return best
 }
 
-// least is how long branches that end in classes take where neither slows the other.
-func least(ways [2]*branch, classes [2]int) int64 {
+// uncontendedLeast is how long branches that end in classes take where neither slows the other.
+func uncontendedLeast(ways [2]*branch, classes [2]int) int64 {
 	return max(ways[0].ns[classes[0]], ways[1].ns[classes[1]])
 }

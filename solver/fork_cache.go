@@ -61,18 +61,18 @@ func (s *pricing) findForkCache(in *instance, fork *forkJoin) {
 		name := ends + key(from, to)
 		side := s.branchCaches[name]
 		if side == nil {
-			side = newBranchCache(s.takeCached)
+			side = newBranchCache(s.reserveCached)
 			s.branchCaches[name] = side
-			s.takeCached(int64(len(name)) + branchBytes)
+			s.reserveCached(int64(len(name)) + branchBytes)
 		}
 		return side
 	}
 	whole := key(fork.split, fork.join+1)
 	known := s.forkCaches[whole]
 	if known == nil {
-		known = newForkCache(side(fork.split+1, fork.second), side(fork.second, fork.join), s.takeCached)
+		known = newForkCache(side(fork.split+1, fork.second), side(fork.second, fork.join), s.reserveCached)
 		s.forkCaches[whole] = known
-		s.takeCached(int64(len(whole)) + branchBytes)
+		s.reserveCached(int64(len(whole)) + branchBytes)
 	}
 	fork.cache = known
 }
@@ -95,17 +95,17 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 	// fork's.
 	first, end, exit := fork.split+1, fork.second, fork.exit.ns
 	if which == 1 {
-		first, end, exit = fork.second, fork.join, in.prob.Items[fork.join].EdgeNS
+		first, end, exit = fork.second, fork.join, in.chain.Items[fork.join].EdgeNS
 	}
-	switch it := &in.prob.Items[first]; {
+	switch it := &in.chain.Items[first]; {
 	case entry == anywhere:
 	case which == 0:
 		enter = func(k int) int64 { return it.EdgeNS[entry][it.Choices[k].Before] }
 	default:
 		enter = func(k int) int64 { return fork.entry.ns[entry][fork.entry.class[k]] }
 	}
-	branch := in.cheapest(first, end, set, enter)
-	branch.handed, branch.at, branch.numbers = fill(len(exit[0])), make([]int32, len(exit[0])), make([]int32,
+	branch := in.solveBranch(first, end, set, enter)
+	branch.handed, branch.at, branch.numbers = neverCosts(len(exit[0])), make([]int32, len(exit[0])), make([]int32,
 		len(branch.ns))
 	for from, row := range exit {
 		if branch.ns[from] >= never {
@@ -124,11 +124,11 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 	return &branch
 }
 
-// number identifies the choices of a branch that end in a class: equal choices have equal numbers.
-func (x *branchCache) number(ways *branch, class int) int {
+// idOf identifies the choices of a branch that end in a class: equal choices have equal numbers.
+func (x *branchCache) idOf(ways *branch, class int) int {
 	if ways.numbers[class] == 0 {
 		choices := make([]int, len(ways.choices))
-		ways.follow(class, choices)
+		ways.writeChoices(class, choices)
 		key := make([]byte, 0, 3*len(choices))
 		for _, k := range choices {
 			key = append(key, byte(k), byte(k>>8), byte(k>>16))
@@ -143,14 +143,14 @@ func (x *branchCache) number(ways *branch, class int) int {
 	return int(ways.numbers[class])
 }
 
-// contendedEnd is how long an end takes when its branches share the memory's bandwidth, join included or not.
-func (in *instance) contendedEnd(fork *forkJoin, ways [2]*branch, entry int, x *ending, join bool) int64 {
+// endingNS is how long an end takes when its branches share the memory's bandwidth, join included or not.
+func (in *instance) endingNS(fork *forkJoin, ways [2]*branch, entry int, x *ending, join bool) int64 {
 	if in.section.Memory == nil {
 		return 0
 	}
 	key := [3]int{0, 0, withoutJoin}
 	for which, class := range x.classes {
-		key[which] = fork.cache.branches[which].number(ways[which], class)
+		key[which] = fork.cache.branches[which].idOf(ways[which], class)
 	}
 	end := fork.join
 	if join {
@@ -159,7 +159,7 @@ func (in *instance) contendedEnd(fork *forkJoin, ways [2]*branch, entry int, x *
 	}
 	ns, ok := fork.cache.contended[key]
 	if !ok {
-		ns = in.contended(fork, in.whole(fork, in.ended(fork, ways, entry, x)), end, in.cost)
+		ns = in.contendedNS(fork, in.choicesWith(fork, in.pathOf(fork, ways, entry, x)), end, in.cost)
 		fork.cache.contended[key] = ns
 		if fork.cache.keep != nil {
 			fork.cache.keep(contendedBytes)
@@ -179,16 +179,16 @@ type branch struct {
 	numbers []int32   // of choices, by class, once asked for
 }
 
-// cheapest solves a branch: a shortest path through its nodes, by the class that each leaves its output in. enter is
+// solveBranch solves a branch: a shortest path through its nodes, by the class that each leaves its output in. enter is
 // the cost to have the first node's input where a choice reads it.
-func (in *instance) cheapest(first, end int, set uint64, enter func(choice int) int64) (out branch) {
+func (in *instance) solveBranch(first, end int, set uint64, enter func(choice int) int64) (out branch) {
 	var now []int64
 	for i := first; i < end; i++ {
-		it := &in.prob.Items[i]
+		it := &in.chain.Items[i]
 		// First hand over to every class that the node reads from, then execute it, for every class that it writes
 		// to.
-		next, choice, from := fill(len(it.After)), make([]int32, len(it.After)), make([]int32, len(it.After))
-		arrive, via := fill(len(it.Before)), make([]int32, len(it.Before))
+		next, choice, from := neverCosts(len(it.After)), make([]int32, len(it.After)), make([]int32, len(it.After))
+		arrive, via := neverCosts(len(it.Before)), make([]int32, len(it.Before))
 		if i > first {
 			for from, row := range it.EdgeNS {
 				if now[from] >= never {
@@ -221,8 +221,8 @@ func (in *instance) cheapest(first, end int, set uint64, enter func(choice int) 
 	return out
 }
 
-// follow writes the choices of the way that ends in a class.
-func (b *branch) follow(class int, out []int) {
+// writeChoices writes the choices of the way that ends in a class.
+func (b *branch) writeChoices(class int, out []int) {
 	for i := len(b.choices) - 1; i >= 0; i-- {
 		out[i] = int(b.choices[i][class])
 		class = int(b.from[i][class])
@@ -239,11 +239,13 @@ func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 	for _, ns := range come[len(come)-1] {
 		best = min(best, ns)
 	}
-	best += in.wrapMost()
+	best += in.longestWrap()
 	var kept, spare []path
 	for _, pair := range in.section.Pairs() {
 		found := in.pathsOf(fork, pair, come[fork.split], togo[fork.join], &best)
-		sort := func(a, b path) int { return cmp.Compare(in.bound(fork, a, come, togo), in.bound(fork, b, come, togo)) }
+		sort := func(a, b path) int {
+			return cmp.Compare(in.pathBound(fork, a, come, togo), in.pathBound(fork, b, come, togo))
+		}
 		slices.SortStableFunc(found, sort)
 		if len(found) > 0 {
 			spare = append(spare, found[0])
@@ -251,11 +253,11 @@ func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 		}
 	}
 	// The best way of each pair stays even where it is beaten.
-	kept = slices.DeleteFunc(kept, func(p path) bool { return in.bound(fork, p, come, togo) > best })
+	kept = slices.DeleteFunc(kept, func(p path) bool { return in.pathBound(fork, p, come, togo) > best })
 	kept = append(spare, kept...)
 	slices.SortStableFunc(kept, func(a, b path) int {
-		return cmp.Compare(in.bound(fork, a, come, togo),
-			in.bound(fork, b, come, togo))
+		return cmp.Compare(in.pathBound(fork, a, come, togo),
+			in.pathBound(fork, b, come, togo))
 	})
 	kept = slices.CompactFunc(kept, func(a, b path) bool {
 		return a.entry == b.entry &&
@@ -264,9 +266,9 @@ func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 	return kept[:min(len(kept), maxPaths)]
 }
 
-// wrapMost is the longest hand-over from the section's last node to its first, in ns.
-func (in *instance) wrapMost() (most int64) {
-	for _, row := range in.prob.Items[0].EdgeNS {
+// longestWrap is the longest hand-over from the section's last node to its first, in ns.
+func (in *instance) longestWrap() (most int64) {
+	for _, row := range in.chain.Items[0].EdgeNS {
 		for _, ns := range row {
 			most = max(most, ns)
 		}
@@ -274,11 +276,11 @@ func (in *instance) wrapMost() (most int64) {
 	return most
 }
 
-// bound is what an execution with a path takes at least, in ns: the cheapest way to it, itself, and the cheapest way
-// on.
-func (in *instance) bound(fork *forkJoin, p path, come, togo [][]int64) int64 {
+// pathBound is what an execution with a path takes at least, in ns: the cheapest way to it, itself, and the cheapest
+// way on.
+func (in *instance) pathBound(fork *forkJoin, p path, come, togo [][]int64) int64 {
 	last := p.choices[len(p.choices)-1]
-	return come[fork.split][p.entry] + p.ns + togo[fork.join][in.prob.Items[fork.join].Choices[last].After]
+	return come[fork.split][p.entry] + p.ns + togo[fork.join][in.chain.Items[fork.join].Choices[last].After]
 }
 
 // pathsOf lists the ways through a fork on a pair of sets of processors that may be better than best, wherever the
@@ -290,45 +292,45 @@ func (in *instance) pathsOf(fork *forkJoin, pair [2]uint64, come, togo []int64, 
 		return nil
 	}
 	rest := int64(never)
-	for i := range in.prob.Items[fork.join].Choices {
-		choice := &in.prob.Items[fork.join].Choices[i]
+	for i := range in.chain.Items[fork.join].Choices {
+		choice := &in.chain.Items[fork.join].Choices[i]
 		rest = min(rest, choice.CostNS+togo[choice.After])
 	}
 	// Entries and endings go by what they take at least without contention, so that each loop ends at the first that
 	// cannot be better. Going through both branches together is the dear step: maxSlowed bounds how often it may find
 	// a delay.
 	slowed := 0
-	entries := numbers(len(come))
+	entries := indices(len(come))
 	slices.SortStableFunc(entries, func(a, b int) int { return cmp.Compare(come[a], come[b]) })
 	for nth, entry := range entries {
 		if come[entry] >= never || nth > 0 && come[entry]+least+rest > *best {
 			break
 		}
 		ways := in.branches(fork, pair, entry)
-		ends := in.joined(fork, ways)
-		after := func(x *ending) int64 { return togo[in.prob.Items[fork.join].Choices[x.join].After] }
+		ends := in.joinEndings(fork, ways)
+		after := func(x *ending) int64 { return togo[in.chain.Items[fork.join].Choices[x.join].After] }
 		slices.SortStableFunc(ends, func(a, b ending) int { return cmp.Compare(a.ns+after(&a), b.ns+after(&b)) })
 		for i := range ends {
 			end := &ends[i]
 			if len(out) > 0 && come[entry]+end.ns+after(end) > *best {
 				break // contention only adds to it
 			}
-			path := in.ended(fork, ways, entry, end)
-			path.ns = max(end.ns, in.contendedEnd(fork, ways, entry, end, true))
+			path := in.pathOf(fork, ways, entry, end)
+			path.ns = max(end.ns, in.endingNS(fork, ways, entry, end, true))
 			if out = append(out, path); path.ns > end.ns {
 				slowed++
 			}
 			if slowed == maxSlowed {
 				return out
 			}
-			*best = min(*best, come[entry]+path.ns+after(end)+in.wrapMost())
+			*best = min(*best, come[entry]+path.ns+after(end)+in.longestWrap())
 		}
 	}
 	return out
 }
 
-// numbers is 0, 1, ..., n-1.
-func numbers(n int) []int {
+// indices is 0, 1, ..., n-1.
+func indices(n int) []int {
 	out := make([]int, n)
 	for i := range out {
 		out[i] = i
@@ -336,9 +338,9 @@ func numbers(n int) []int {
 	return out
 }
 
-// whole are choices of all nodes with those of a path. Nodes outside the fork have choice 0, which is never read.
-func (in *instance) whole(fork *forkJoin, p path) []int {
-	out := make([]int, len(in.prob.Items))
+// choicesWith are choices of all nodes with those of a path. Nodes outside the fork have choice 0, which is never read.
+func (in *instance) choicesWith(fork *forkJoin, p path) []int {
+	out := make([]int, len(in.chain.Items))
 	copy(out[fork.split+1:], p.choices)
 	return out
 }
@@ -351,9 +353,9 @@ type ending struct {
 	ns      int64 // where neither branch slows the other
 }
 
-// joined are the best ways of two branches through join, one for every class that it leaves its outputs in.
-func (in *instance) joined(fork *forkJoin, ways [2]*branch) (out []ending) {
-	join := &in.prob.Items[fork.join]
+// joinEndings are the best ways of two branches through join, one for every class that it leaves its outputs in.
+func (in *instance) joinEndings(fork *forkJoin, ways [2]*branch) (out []ending) {
+	join := &in.chain.Items[fork.join]
 	ends := make([]ending, len(join.After))
 	for i := range ends {
 		ends[i].ns = never
@@ -368,11 +370,11 @@ func (in *instance) joined(fork *forkJoin, ways [2]*branch) (out []ending) {
 	return slices.DeleteFunc(ends, func(x ending) bool { return x.ns >= never })
 }
 
-// ended is the path that an end stands for.
-func (in *instance) ended(fork *forkJoin, ways [2]*branch, entry int, end *ending) path {
+// pathOf is the path that an end stands for.
+func (in *instance) pathOf(fork *forkJoin, ways [2]*branch, entry int, end *ending) path {
 	choices := make([]int, fork.join-fork.split)
-	ways[0].follow(end.classes[0], choices[:fork.second-fork.split-1])
-	ways[1].follow(end.classes[1], choices[fork.second-fork.split-1:])
+	ways[0].writeChoices(end.classes[0], choices[:fork.second-fork.split-1])
+	ways[1].writeChoices(end.classes[1], choices[fork.second-fork.split-1:])
 	choices[len(choices)-1] = end.join
 	return path{choices, entry, end.ns}
 }

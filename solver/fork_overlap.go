@@ -47,17 +47,17 @@ func (in *instance) pieces(fork *forkJoin, node, choice int) []piece {
 	return out
 }
 
-// contended goes through a fork as lanes do, in ns: what split leaves is there at the start, each step begins when
+// contendedNS goes through a fork as lanes do, in ns: what split leaves is there at the start, each step begins when
 // its lane is free and what it needs has been handed over, and steps that run at once share the memory. Nodes from
 // end on do not count.
-func (in *instance) contended(fork *forkJoin, choices []int, end int, of costOf) int64 {
-	var all []placed
+func (in *instance) contendedNS(fork *forkJoin, choices []int, end int, of costOf) int64 {
+	var all []placedPiece
 	var lanes timeline.Section
 	work := &forkWork{}
 	for i := fork.split + 1; i < end; i++ {
 		// of may count more than the predicted time (what short calls leave idle): the steps take that much longer.
 		stretch := 1.0
-		if ns := in.predicted(i, choices[i]); ns > 0 {
+		if ns := in.predictedNS(i, choices[i]); ns > 0 {
 			stretch = float64(of(i, choices[i])) / float64(ns)
 		}
 		for _, piece := range in.pieces(fork, i, choices[i]) {
@@ -72,8 +72,8 @@ func (in *instance) contended(fork *forkJoin, choices []int, end int, of costOf)
 				phases = stretched(phases, stretch)
 			}
 			l := &lanes.Lanes[lane]
-			l.Steps = append(l.Steps, timeline.Step{After: needs(all, &piece, lane)})
-			all = append(all, placed{piece, lane, len(l.Steps) - 1})
+			l.Steps = append(l.Steps, timeline.Step{After: waitsFor(all, &piece, lane)})
+			all = append(all, placedPiece{piece, lane, len(l.Steps) - 1})
 			work.phases[lane] = append(work.phases[lane], phases)
 		}
 	}
@@ -84,14 +84,14 @@ func (in *instance) contended(fork *forkJoin, choices []int, end int, of costOf)
 	return ns
 }
 
-// placed is a piece with its place in the lanes.
-type placed struct {
+// placedPiece is a piece with its place in the lanes.
+type placedPiece struct {
 	piece
 	lane, step int
 }
 
-// needs are the steps of other lanes that a piece waits for: the last of each that it must follow.
-func needs(all []placed, part *piece, lane int) (out []timeline.After) {
+// waitsFor are the steps of other lanes that a piece waits for: the last of each that it must follow.
+func waitsFor(all []placedPiece, part *piece, lane int) (out []timeline.After) {
 	for _, earlier := range slices.Backward(all) {
 		if earlier.lane == lane || slices.ContainsFunc(out, func(a timeline.After) bool { return a.Lane == earlier.lane }) {
 			continue

@@ -103,7 +103,7 @@ func drawnFork(t *rapid.T) *instance {
 	f.second = f.split + 1 + first
 	f.join = f.second + second
 	length := f.join + 1 + ints("behind", 0, 1)
-	in := &instance{section: st, prob: problem.Chain{Name: "layers", Repeat: ints("repeat", 1, 3)}}
+	in := &instance{section: st, chain: problem.Chain{Name: "layers", Repeat: ints("repeat", 1, 3)}}
 	edges := func(from, to int) (out [][]int64) {
 		for range from {
 			row := make([]int64, to)
@@ -126,17 +126,17 @@ func drawnFork(t *rapid.T) *instance {
 			}
 			it.Choices = append(it.Choices, ch)
 		}
-		if i > 0 || in.prob.Wraps() > 0 {
+		if i > 0 || in.chain.Wraps() > 0 {
 			it.EdgeNS = edges(2, 2)
 		}
 		masks := make([]uint64, len(it.Choices))
 		for k := range masks {
 			masks[k] = maskOf(it.Choices[k].Procs)
 		}
-		in.prob.Items, in.masks = append(in.prob.Items, it), append(in.masks, masks)
+		in.chain.Items, in.masks = append(in.chain.Items, it), append(in.masks, masks)
 	}
 	class := func(node int) (out []int) {
-		for range in.prob.Items[node].Choices {
+		for range in.chain.Items[node].Choices {
 			out = append(out, ints("class", 0, 1))
 		}
 		return out
@@ -144,14 +144,14 @@ func drawnFork(t *rapid.T) *instance {
 	f.entry, f.exit = forkHandover{class(f.second), edges(2, 2)}, forkHandover{class(f.join), edges(2, 2)}
 	in.forks = []forkJoin{f}
 	in.findPaths()
-	in.posed = in.widen()
+	in.posed = in.withForkChoices()
 	return in
 }
 
 // objective is what choices of nodes count for in a solution.
 func (in *instance) objective(choices []int) int64 {
-	first := in.edge(0, choices[len(choices)-1], choices[0])
-	return int64(in.prob.Repeat)*(in.once(choices, in.cost)-first) + int64(in.prob.Wraps())*first
+	first := in.neighbourHandover(0, choices[len(choices)-1], choices[0])
+	return int64(in.chain.Repeat)*(in.sectionNS(choices, in.cost)-first) + int64(in.chain.Wraps())*first
 }
 
 // Where nothing slows down beside other work, the chain with its ways through a fork has the optimum of all choices
@@ -162,7 +162,7 @@ func TestForkAgainstEnumeration(t *testing.T) {
 		in := drawnFork(rt)
 		p := partitionOf(in)
 		best := int64(never)
-		eachChoice(&in.prob, func(choices []int) { best = min(best, in.objective(choices)) })
+		eachChoice(&in.chain, func(choices []int) { best = min(best, in.objective(choices)) })
 		sol, err := exact.Engine{}.Partition(context.Background(), p)
 		if err == nil {
 			err = p.Verify(sol)
@@ -170,11 +170,11 @@ func TestForkAgainstEnumeration(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		nodes := in.nodes(sol.Choices[0])
+		nodes := in.choicesOfNodes(sol.Choices[0])
 		if sol.ObjectiveNS != best || in.objective(nodes) != best {
 			rt.Fatalf("objective %d ns, its nodes %v take %d, and the best of all %d", sol.ObjectiveNS, nodes, in.objective(nodes), best)
 		}
-		if in.sideBySide(&in.forks[0], nodes) && best < in.prob.ObjectiveNS(nodes) {
+		if in.sideBySide(&in.forks[0], nodes) && best < in.chain.ObjectiveNS(nodes) {
 			beside++
 		}
 	})
@@ -253,7 +253,7 @@ func TestForkAgainstTimeline(t *testing.T) {
 	w.Buckets, w.Context = []int{16}, 256
 	ses := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: w, Only: []string{"cpu", "gpu"},
 		Strategies: []planir.Strategy{planir.Single, planir.Padding}})
-	plan, err := ses.fit(t.Context())
+	plan, err := ses.bestWithinBounds(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestForkAgainstTimeline(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		mine, err := ses.timed(plan, rows)
+		mine, err := ses.timelineNS(plan, rows)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -276,7 +276,7 @@ func TestForkAgainstTimeline(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				decisions[i] = other.decided(plan)
+				decisions[i] = other.decisionsIn(plan)
 			}
 			for k := range decisions[at] {
 				d := &decisions[at][k]
@@ -287,10 +287,10 @@ func TestForkAgainstTimeline(t *testing.T) {
 				}
 			}
 			trial := *plan
-			if err := ses.decide(&trial, decisions); err != nil {
+			if err := ses.lowerDecisions(&trial, decisions); err != nil {
 				t.Fatal(err)
 			}
-			ns, err := ses.timed(&trial, rows)
+			ns, err := ses.timelineNS(&trial, rows)
 			if err != nil {
 				t.Fatal(err)
 			}

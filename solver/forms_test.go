@@ -74,7 +74,7 @@ func TestFormsAgainstAll(t *testing.T) {
 	w := permit(op.A32W32)
 	w.Buckets = []int{30}
 	session := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
-	sections, err := lower.Expand(session.of(30), 30, session.want.Context, op.F32, func(string) op.Scheme { return op.A32W32 }, nil, nil)
+	sections, err := lower.Expand(session.graphFor(30), 30, session.want.Context, op.F32, func(string) op.Scheme { return op.A32W32 }, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestFormsAgainstAll(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := exact.Engine{}.Partition(context.Background(), &problem.Partition{Name: "few", Procs: []string{"c0", "c1"}, Chains: []problem.Chain{few.prob}})
+		got, err := exact.Engine{}.Partition(context.Background(), &problem.Partition{Name: "few", Procs: []string{"c0", "c1"}, Chains: []problem.Chain{few.chain}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestFormsAgainstAll(t *testing.T) {
 		var try func(i int)
 		try = func(i int) {
 			if i == len(all) {
-				best = min(best, many.prob.ObjectiveNS(at))
+				best = min(best, many.chain.ObjectiveNS(at))
 				return
 			}
 			for at[i] = range all[i] {

@@ -27,14 +27,14 @@ const triedPipelines = 4
 // mostLaunches bounds the launches of an attention with many key heads.
 const mostLaunches = 16
 
-// headPipelines decides in which programs the heads of sparse attention pass through a pipeline (shadowAttn sec. 3.4):
-// one processor estimates scores, others select positions and attend, at the same time, for other heads.
+// planHeadPipelines decides in which programs the heads of sparse attention pass through a pipeline (shadowAttn sec.
+// 3.4): one processor estimates scores, others select positions and attend, at the same time, for other heads.
 //
 // For every choice of processors it divides the key heads into launches in many ways, and a launch into turns. It
 // orders the turns by Algorithm 1 and by an exact search, with the predicted times of launches and turns. The best few
 // of these are lowered and predicted like any program. One is taken where the program gets faster, by more than
 // predictions are off, and where the plan still keeps its bounds.
-func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
+func (s *session) planHeadPipelines(ctx context.Context, plan *planir.Plan) error {
 	// Baselines to compare with, and divisions that were asked for, stay as they are.
 	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 &&
 		!slices.Contains(s.in.Strategies, planir.WeightCentric)
@@ -54,7 +54,7 @@ func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				if err := s.headPipeline(plan, in.section, at); err != nil {
+				if err := s.planHeadPipeline(plan, in.section, at); err != nil {
 					return err
 				}
 			}
@@ -79,8 +79,8 @@ const (
 	stageAttend
 )
 
-// headPipeline decides about the attention at index at of a section, and changes the plan.
-func (s *session) headPipeline(plan *planir.Plan, section *price.Section, at int) error {
+// planHeadPipeline decides about the attention at index at of a section, and changes the plan.
+func (s *session) planHeadPipeline(plan *planir.Plan, section *price.Section, at int) error {
 	stages := &headStages{rows: section.Rows, context: section.Context}
 	for i := range stages.nodes {
 		stages.nodes[i] = &section.Nodes[at-2+i]
@@ -97,7 +97,7 @@ func (s *session) headPipeline(plan *planir.Plan, section *price.Section, at int
 		return err
 	}
 	name := lower.ProgramName(stages.rows, s.decodes(stages.rows))
-	least := float64(s.predicted(plan, name).PlanNS) * (1 - modelError)
+	least := float64(s.predictionFor(plan, name).PlanNS) * (1 - modelError)
 	if s.in.HeadOrder != "" {
 		least = math.Inf(1)
 	}
@@ -110,7 +110,7 @@ func (s *session) headPipeline(plan *planir.Plan, section *price.Section, at int
 		if candidate == nil {
 			continue
 		}
-		if ns := float64(s.predicted(candidate, name).PlanNS); ns < least {
+		if ns := float64(s.predictionFor(candidate, name).PlanNS); ns < least {
 			best, least = candidate, ns
 		}
 	}
@@ -118,8 +118,8 @@ func (s *session) headPipeline(plan *planir.Plan, section *price.Section, at int
 	return nil
 }
 
-// predicted is what a plan predicts of a program.
-func (s *session) predicted(plan *planir.Plan, program string) *planir.Prediction {
+// predictionFor is what a plan predicts of a program.
+func (s *session) predictionFor(plan *planir.Plan, program string) *planir.Prediction {
 	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
 		return pred.Program == program
 	})]
@@ -135,7 +135,7 @@ func meanOf(heads []keptHeads) (mean keptHeads) {
 		mean.density += head.density / float64(len(heads))
 		mean.estimated += head.estimated / float64(len(heads))
 	}
-	return keptHeads{rounded(mean.density), rounded(mean.estimated)}
+	return keptHeads{roundDensity(mean.density), roundDensity(mean.estimated)}
 }
 
 // keptHeads is what the query heads of each key head keep, over the layers of a section; without a calibration the
@@ -166,14 +166,14 @@ func (s *session) keptHeads(section string, count int) []keptHeads {
 		}
 	}
 	for i := range out {
-		out[i].density = rounded(out[i].density / float64(max(1, layers)))
-		out[i].estimated = rounded(out[i].estimated / float64(max(1, layers)))
+		out[i].density = roundDensity(out[i].density / float64(max(1, layers)))
+		out[i].estimated = roundDensity(out[i].estimated / float64(max(1, layers)))
 	}
 	return out
 }
 
-// rounded is a density as plans write it: four decimals, more than 0 and at most 1.
-func rounded(density float64) float64 {
+// roundDensity is a density as plans write it: four decimals, more than 0 and at most 1.
+func roundDensity(density float64) float64 {
 	const unit = 1e4
 	return min(1, max(1, math.Round(density*unit))/unit)
 }
@@ -204,7 +204,7 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 			exact, bound := posed.problem.Exact()
 			for by, found := range map[string]order.HeadOrder{planir.ByExact: exact,
 				planir.ByGreedy: posed.problem.Greedy()} {
-				made := posed.ordered(by, found)
+				made := posed.pipelineOf(by, found)
 				made.bound = min(bound, found.NS)
 				byRule[by] = append(byRule[by], made)
 			}
@@ -277,14 +277,14 @@ func divisions(heads int) (out [][][]int) {
 		}
 	} else {
 		for count := 1; count <= min(heads, mostLaunches); count++ {
-			launches = append(launches, parts(heads, count))
+			launches = append(launches, nearlyEqual(heads, count))
 		}
 	}
 	for _, sizes := range launches {
 		for turns := 1; turns <= slices.Max(sizes); turns *= 2 {
 			var division [][]int
 			for _, size := range sizes {
-				division = append(division, parts(size, min(size, turns)))
+				division = append(division, nearlyEqual(size, min(size, turns)))
 			}
 			out = append(out, division)
 		}
@@ -292,8 +292,8 @@ func divisions(heads int) (out [][][]int) {
 	return out
 }
 
-// parts divides a number into nearly equal ones, the larger ones last: the first is what others wait for.
-func parts(whole, count int) []int {
+// nearlyEqual divides a number into nearly equal ones, the larger ones last: the first is what others wait for.
+func nearlyEqual(whole, count int) []int {
 	out := slices.Repeat([]int{whole / count}, count)
 	for i := range whole % count {
 		out[count-1-i]++
@@ -391,8 +391,8 @@ func (s *session) headTime(stages *headStages, stage int, proc string, heads int
 	return estimates[0], nil
 }
 
-// ordered is the pipeline of an order.
-func (p *posedHeads) ordered(by string, found order.HeadOrder) orderedHeads {
+// pipelineOf is the pipeline of an order.
+func (p *posedHeads) pipelineOf(by string, found order.HeadOrder) orderedHeads {
 	return orderedHeads{
 		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by,
 			Launches: found.Launches,
@@ -435,15 +435,15 @@ func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orde
 	if err != nil {
 		return nil, err
 	}
-	*s.predicted(&out, program.Name) = predicted
+	*s.predictionFor(&out, program.Name) = predicted
 	memory := planir.MemoryOf(&out)
 	memory.Max = plan.Memory.Max
 	out.Memory = &memory
-	taken, err := s.taken(&out)
+	taken, err := s.amountsTaken(&out)
 	if err != nil {
 		return nil, err
 	}
-	if memory.Max > 0 && memory.Total > memory.Max || len(s.broken(&out, taken)) > 0 {
+	if memory.Max > 0 && memory.Total > memory.Max || len(s.brokenBounds(&out, taken)) > 0 {
 		return nil, nil
 	}
 	return &out, nil

@@ -20,7 +20,7 @@ import (
 // orderNodes bounds the search for the order of a layer.
 const orderNodes = 20000
 
-// inFlight decides whether chunks of prompts are processed together, two at a time, where the workload permits it
+// planInFlight decides whether chunks of prompts are processed together, two at a time, where the workload permits it
 // (llm.npu sec. 3.4). Only prompts with that many whole chunks of the largest program profit.
 //
 // A program that divides operators leaves other chunks nothing to fill, so the largest program is tried as decided, and
@@ -28,13 +28,13 @@ const orderNodes = 20000
 // paper's rule, and by an exact search, with the times of the plan. Each order is lowered and predicted like any
 // program. The fastest is taken if it beats one chunk after the other in the program as decided, by more than
 // predictions are off, and if the plan still keeps its bounds: the rows of a second chunk take memory.
-func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
+func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 	chunks := s.want.InFlight
 	if chunks < 2 {
 		return nil
 	}
 	none := func(format string, args ...any) error {
-		s.note("one chunk of a prompt is processed at a time: "+format, args...)
+		s.warn("one chunk of a prompt is processed at a time: "+format, args...)
 		return nil
 	}
 	if len(s.want.Buckets) == 0 {
@@ -44,7 +44,7 @@ func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
 	if chunks*rows > plan.MaxContext {
 		return none("%d of %d tokens exceed the context of %d", chunks, rows, plan.MaxContext)
 	}
-	turns, err := s.oneByOne(plan, rows, chunks)
+	turns, err := s.oneByOneNS(plan, rows, chunks)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
 		least = math.Inf(1)
 	}
 	bases := []*planir.Plan{plan}
-	if whole, err := s.undivided(ctx, plan, rows); err != nil {
+	if whole, err := s.withWholeOperators(ctx, plan, rows); err != nil {
 		return err
 	} else if whole != nil {
 		bases = append(bases, whole)
@@ -117,9 +117,9 @@ func (s *session) inFlightGain(plan *planir.Plan) float64 {
 	return s.want.Weights.Prefill * (turns - s.promptNS(flight.Rows, flight.Chunks, together, alone))
 }
 
-// undivided is the plan with every operator of a program whole on one processor; nil where it is so already, or where
-// programs were decided together and none can change by itself.
-func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*planir.Plan, error) {
+// withWholeOperators is the plan with every operator of a program whole on one processor; nil where it is so already,
+// or where programs were decided together and none can change by itself.
+func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, rows int) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) ||
 		len(plan.Shadows) > 0 {
 		return nil, nil
@@ -132,7 +132,7 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 		if err != nil {
 			return nil, err
 		}
-		list := pr.decided(plan)
+		list := pr.decisionsIn(plan)
 		if size == rows {
 			if !slices.ContainsFunc(list, func(d planir.Decision) bool { return len(d.Shares) > 1 }) {
 				return nil, nil
@@ -151,7 +151,7 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 			func(pipeline planir.HeadPipeline) bool { return pipeline.Rows == rows })
 		out.Attention = &alone
 	}
-	if err := s.decide(&out, decisions); err != nil {
+	if err := s.lowerDecisions(&out, decisions); err != nil {
 		return nil, err
 	}
 	at := slices.IndexFunc(out.Program.Programs, func(program planir.PhaseProgram) bool { return program.Rows == rows })
@@ -167,11 +167,12 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 // wholeOperators are the best decisions of a program that leave every operator whole on one processor, nil where there
 // are none.
 func (s *session) wholeOperators(ctx context.Context, pr *program) ([]planir.Decision, int64, error) {
-	kept := pr.kept(&s.request, []choiceFilter{{[]planir.Strategy{planir.Single, planir.Padding}, s.processorSets()[0]}})
+	whole := []planir.Strategy{planir.Single, planir.Padding}
+	kept := pr.filtered(&s.request, []choiceFilter{{whole, s.processorSets()[0]}})
 	if kept == nil {
 		return nil, 0, nil
 	}
-	fewer := pr.among(kept)
+	fewer := pr.restrictedTo(kept)
 	found, err := solvePartition(ctx, problem.Direct(s.in.Engine), fewer.partition(&s.request, problem.Time))
 	if diag.ClassOf(err) == diag.ClassInfeasible {
 		return nil, 0, nil
@@ -179,7 +180,7 @@ func (s *session) wholeOperators(ctx context.Context, pr *program) ([]planir.Dec
 	if err != nil {
 		return nil, 0, err
 	}
-	return pr.decisions(original(fewer.nodes(found.Choices), kept)), found.ObjectiveNS, nil
+	return pr.decisions(toOriginal(fewer.choicesOfNodes(found.Choices), kept)), found.ObjectiveNS, nil
 }
 
 // orderChunks is the plan with the chunks of prompts in flight in the order with the least time; nil with the reason
@@ -218,11 +219,11 @@ func (s *session) orderChunks(
 		memory := planir.MemoryOf(&candidate)
 		memory.Max = plan.Memory.Max
 		candidate.Memory = &memory
-		taken, err := s.taken(&candidate)
+		taken, err := s.amountsTaken(&candidate)
 		if err != nil {
 			return nil, "", err
 		}
-		if memory.Max > 0 && memory.Total > memory.Max || len(s.broken(&candidate, taken)) > 0 {
+		if memory.Max > 0 && memory.Total > memory.Max || len(s.brokenBounds(&candidate, taken)) > 0 {
 			return nil, fmt.Sprintf("the buffers of %d chunks of %d tokens break a bound", chunks, rows), nil
 		}
 		candidate.Predictions = append(candidate.Predictions, predicted)
@@ -292,7 +293,7 @@ func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, ro
 			if task.Step.Full {
 				called.rows = task.Graph.Rows()
 			}
-			effort, err := s.effort(plan.Proc(task.Proc), &task.Graph, called)
+			effort, err := s.graphWork(plan.Proc(task.Proc), &task.Graph, called)
 			if err != nil {
 				return nil, err
 			}
@@ -356,18 +357,18 @@ func (s *session) predictInFlight(plan *planir.Plan, energy int64) (planir.Predi
 	return out, err
 }
 
-// oneByOne is what chunks take that are processed one after the other by the plan's own program, in ns.
-func (s *session) oneByOne(plan *planir.Plan, rows, chunks int) (total int64, err error) {
+// oneByOneNS is what chunks take that are processed one after the other by the plan's own program, in ns.
+func (s *session) oneByOneNS(plan *planir.Plan, rows, chunks int) (total int64, err error) {
 	name := lower.ProgramName(rows, false)
 	at := slices.IndexFunc(plan.Program.Programs,
 		func(program planir.PhaseProgram) bool { return program.Name == name })
 	program := &plan.Program.Programs[at]
 	for chunk := range chunks {
-		of, err := s.effortsOf(plan, program, call{rows, s.chunkContext(rows, chunks, chunk)})
+		of, err := s.workOfCall(plan, program, call{rows, s.chunkContext(rows, chunks, chunk)})
 		if err != nil {
 			return 0, err
 		}
-		_, sections, err := s.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+		_, sections, err := s.predictSections(program, of, func(e price.Estimate) int64 { return e.NS })
 		if err != nil {
 			return 0, err
 		}

@@ -69,8 +69,8 @@ func newNodeChoices(st *price.Section, node int, list []price.Candidate) *nodeCh
 	return options
 }
 
-// madeOf reports whether the choices are of these candidates, the very same ones.
-func (m *nodeChoices) madeOf(list []price.Candidate) bool {
+// isOf reports whether the choices are of these candidates, the very same ones.
+func (m *nodeChoices) isOf(list []price.Candidate) bool {
 	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
 }
 
@@ -149,7 +149,7 @@ func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) 
 		return nil, err
 	}
 	in.findPaths()
-	in.posed = in.widen()
+	in.posed = in.withForkChoices()
 	return in, nil
 }
 
@@ -158,14 +158,14 @@ func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) 
 func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int,
 	meets bool) (*item, error)) (*instance, error) {
 	in := &instance{section: st, candidates: candidates}
-	in.prob = problem.Chain{Name: st.Name, Repeat: st.Repeat, Breaks: st.Breaks}
+	in.chain = problem.Chain{Name: st.Name, Repeat: st.Repeat, Breaks: st.Breaks}
 	length := len(candidates)
 	for i := range candidates {
-		item, err := of((i+length-1)%length, i, i > 0 || in.prob.Wraps() > 0)
+		item, err := of((i+length-1)%length, i, i > 0 || in.chain.Wraps() > 0)
 		if err != nil {
 			return nil, err
 		}
-		in.items, in.prob.Items, in.masks = append(in.items, item), append(in.prob.Items, item.Item), append(in.masks,
+		in.items, in.chain.Items, in.masks = append(in.items, item), append(in.chain.Items, item.Item), append(in.masks,
 			item.masks)
 	}
 	in.forks = findForks(st.Section)
@@ -184,20 +184,20 @@ func assemble(st *price.Section, candidates [][]price.Candidate, of func(before,
 	return in, nil
 }
 
-// assembled is the instance of a section of items that the session keeps.
-func (s *pricing) assembled(sec *lower.Section, rows int) (*instance, error) {
+// assembleCached is the instance of a section of items that the session keeps.
+func (s *pricing) assembleCached(sec *lower.Section, rows int) (*instance, error) {
 	lists := make([][]price.Candidate, len(sec.Nodes))
 	for i := range sec.Nodes {
 		key := keyOfNode(rows, &sec.Nodes[i])
 		if s.candidateSets[key] == nil {
-			s.price(sec, rows)
+			s.priceSection(sec, rows)
 		}
 		set := s.candidateSets[key]
 		if set.err != nil {
 			return nil, set.err
 		}
 		lists[i] = set.list
-		if m := s.items.choices[key]; m != nil && !m.madeOf(set.list) {
+		if m := s.items.choices[key]; m != nil && !m.isOf(set.list) {
 			s.dropItems() // a session that shares the candidates has others
 		}
 	}
@@ -222,7 +222,7 @@ func (s *pricing) item(st *price.Section, lists [][]price.Candidate, before, nod
 		if known == nil {
 			known = newNodeChoices(st, i, lists[i])
 			s.items.choices[key] = known
-			s.takeItems(known.bytes())
+			s.reserveItems(known.bytes())
 		}
 		return known
 	}
@@ -233,21 +233,21 @@ func (s *pricing) item(st *price.Section, lists [][]price.Candidate, before, nod
 	item, err := newItem(st, node, choicesOf(node), choicesOf(before), meets)
 	if err == nil {
 		s.items.items[key] = item
-		s.takeItems(item.bytes())
+		s.reserveItems(item.bytes())
 	}
 	return item, err
 }
 
-// takeItems counts bytes that the cache keeps.
-func (s *pricing) takeItems(bytes int64) {
+// reserveItems counts bytes that the cache keeps.
+func (s *pricing) reserveItems(bytes int64) {
 	s.items.bytes += bytes
-	s.take(bytes)
+	s.reserve(bytes)
 }
 
 // dropItems forgets everything that was posed of candidates which have changed, and gives its memory back to the
 // budget.
 func (s *pricing) dropItems() {
-	s.forget()
+	s.dropPrograms()
 	s.kept -= s.items.bytes
 	s.budget.release(s.items.bytes)
 	s.items = newItemCache()

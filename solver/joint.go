@@ -23,17 +23,17 @@ const weightScale = 1 << 14
 // jointProblem names the problem in reports.
 func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 
-// joint poses the problem of all programs. less is taken off each bound beforehand for what the problem leaves out.
+// poseJoint poses the problem of all programs. less is taken off each bound beforehand for what the problem leaves out.
 //
 // Programs are coupled by what they hold: a choice needs assets (a graph, columns of a packed weight, rows of a
 // buffer), an asset counts once however many choices need it, and regions bound the sum. The cost of a choice is what
 // the program by itself has, weighted by how often the program is called.
-func (s *session) joint(less map[quantity]int64) (*joint, error) {
+func (s *session) poseJoint(less map[quantity]int64) (*joint, error) {
 	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}, unit: weightScale}
 	// Weights of parts are whole numbers; the heaviest part gets weightScale.
 	heaviest := 0.0
 	for i := range s.want.Rows() {
-		heaviest = max(heaviest, s.weight(i))
+		heaviest = max(heaviest, s.callWeight(i))
 	}
 	if heaviest > 0 {
 		j.unit /= heaviest
@@ -49,12 +49,12 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 		j.programs = append(j.programs, program)
 		for _, in := range program.instances {
 			fresh := in.needs == nil
-			all, err := in.loads()
+			all, err := in.candidateNeeds()
 			if err != nil {
 				return nil, err
 			}
 			if fresh {
-				s.takeCached(needsBytes(all))
+				s.reserveCached(needsBytes(all))
 			}
 			assets.scanAll(all)
 		}
@@ -62,11 +62,11 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	for i, program := range j.programs {
 		partition := program.partition(&s.request, problem.Time)
 		for k, in := range program.instances {
-			if err := in.attach(&partition.Chains[k], assets, program.name); err != nil {
+			if err := in.attachAssets(&partition.Chains[k], assets, program.name); err != nil {
 				return nil, err
 			}
 		}
-		weight := max(1, int64(math.Round(s.weight(i)*j.unit)))
+		weight := max(1, int64(math.Round(s.callWeight(i)*j.unit)))
 		j.Parts = append(j.Parts, problem.Part{Partition: partition, Weight: weight, MaxNS: slowest[program.name]})
 	}
 	j.Assets = assets.list
@@ -128,7 +128,7 @@ func (j *joint) choices(plan *planir.Plan) [][][]int {
 			list := make([]int, len(in.candidates))
 			for i := range list {
 				decision := DecisionAt(plan, in.section.Nodes[i].Name, in.section.Rows)
-				if list[i] = in.find(i, decision); list[i] < 0 {
+				if list[i] = in.candidateLike(i, decision); list[i] < 0 {
 					panic("BUG: decision on " + decision.Node + " is none of its candidates")
 				}
 			}
@@ -139,9 +139,9 @@ func (j *joint) choices(plan *planir.Plan) [][][]int {
 	return out
 }
 
-// modelled is what choices take of everything bounded, as the problem counts it, in the units of bounds. See unseen for
-// what a lowered plan takes beyond that.
-func (j *joint) modelled(fresh *session, choices [][][]int) map[quantity]int64 {
+// modelledAmounts is what choices take of everything bounded, as the problem counts it, in the units of bounds. See
+// unseen for what a lowered plan takes beyond that.
+func (j *joint) modelledAmounts(fresh *session, choices [][][]int) map[quantity]int64 {
 	use := j.Use(choices)
 	out := map[quantity]int64{}
 	for _, bound := range fresh.bounds {

@@ -76,7 +76,7 @@ func (s *session) reducedList(list []price.Candidate, planned map[string]bool) (
 				leastEnergy = i
 			}
 			keep[i] = planned[candidate.Node+" "+candidate.ShareText()] || len(candidate.Shares) != 2 ||
-				s.offered(candidate)
+				s.isOffered(candidate)
 		}
 		keep[cheapest], keep[leastEnergy] = true, true
 		cuts := jointCuts
@@ -98,8 +98,8 @@ func (s *session) reducedList(list []price.Candidate, planned map[string]bool) (
 	return out
 }
 
-// offered reports whether a candidate divides its node as programs have offered each other.
-func (s *session) offered(candidate *price.Candidate) bool {
+// isOffered reports whether a candidate divides its node as programs have offered each other.
+func (s *session) isOffered(candidate *price.Candidate) bool {
 	return slices.ContainsFunc(s.divisions, func(d planir.Decision) bool {
 		return d.Node == candidate.Node && price.SameShares(&d, candidate.WithoutForms())
 	})
@@ -144,7 +144,7 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 	less := map[quantity]int64{}
 	var last error
 	for round := range jointRounds {
-		j, err := s.joint(less)
+		j, err := s.poseJoint(less)
 		if err != nil {
 			return nil, err
 		}
@@ -152,12 +152,12 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 			if less, err = s.unmodelled(j, plan, j.choices(plan), nil); err != nil {
 				return nil, err
 			}
-			if j, err = s.joint(less); err != nil {
+			if j, err = s.poseJoint(less); err != nil {
 				return nil, err
 			}
 		}
 		// Solve, lower, and compare what the plan takes with the bounds themselves.
-		limits := problem.Limits{Nodes: s.nodes, Bytes: s.budget.left(j.bytes())}
+		limits := problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(j.bytes())}
 		if keeps && round == 0 {
 			limits.Start = j.choices(plan)
 		}
@@ -168,15 +168,15 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 		if plan, err = s.buildJoint(j, sol); err != nil {
 			return nil, err
 		}
-		taken, err := s.taken(plan)
+		taken, err := s.amountsTaken(plan)
 		if err != nil {
 			return nil, err
 		}
-		over := s.broken(plan, taken)
+		over := s.brokenBounds(plan, taken)
 		if len(over) == 0 {
 			return plan, nil
 		}
-		last = s.exceeds("no plan was found that keeps", over, taken)
+		last = s.exceededError("no plan was found that keeps", over, taken)
 		// Take what the problem did not see off its limits, and pose it again.
 		if less, err = s.unmodelled(j, plan, sol.Choices, less); err != nil {
 			return nil, err
@@ -194,13 +194,13 @@ func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limit
 		sol, err = s.feasibleStart(ctx, j, sol)
 	}
 	if err != nil {
-		return sol, s.unreachable(err, plan, j)
+		return sol, s.infeasibleError(err, plan, j)
 	}
 	if err := j.Verify(sol); err != nil {
 		return sol, err
 	}
 	if sol.Choices == nil {
-		return sol, s.undecided("no plan was found that keeps", plan)
+		return sol, s.undecidedError("no plan was found that keeps", plan)
 	}
 	if j.Minimise != problem.Memory {
 		return sol, nil
@@ -225,7 +225,7 @@ func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limit
 func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan, error) {
 	report := planir.Solve{
 		Problem: jointProblem(s.measure()), Status: statusOf(sol.Status, sol.Objective, sol.Bound), Choices: j.Size(),
-		ObjectiveNS: price.Whole(s.inUnit(j, sol.Objective)), BoundNS: price.Whole(s.inUnit(j, sol.Bound)),
+		ObjectiveNS: price.Whole(s.inMeasureUnit(j, sol.Objective)), BoundNS: price.Whole(s.inMeasureUnit(j, sol.Bound)),
 	}
 	if sol.Status == problem.Feasible {
 		report.BoundNS = min(report.BoundNS, report.ObjectiveNS)
@@ -235,13 +235,15 @@ func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan,
 	for i, program := range j.programs {
 		made.decisions = append(made.decisions, program.decisions(sol.Choices[i]))
 	}
-	return s.build(made)
+	return s.buildPlan(made)
 }
 
 // feasibleStart is the best solution of a problem for which the engine found none. It first solves for what is limited
 // (energy, memory or time) without that limit. If the answer keeps all limits, the engine begins again from it. Else
 // the result is none, the engine's first answer.
-func (s *session) feasibleStart(ctx context.Context, j *joint, none problem.JointSolution) (problem.JointSolution, error) {
+func (s *session) feasibleStart(
+	ctx context.Context, j *joint, none problem.JointSolution,
+) (problem.JointSolution, error) {
 	for _, goal := range []problem.Measure{problem.Energy, problem.Memory, problem.Time} {
 		joint := *j.Joint
 		joint.Minimise = goal
@@ -250,7 +252,7 @@ func (s *session) feasibleStart(ctx context.Context, j *joint, none problem.Join
 			joint.MaxEnergyNJ = 0
 		case goal == problem.Memory && (joint.MaxBytes > 0 || len(joint.Regions) > 0):
 			joint.MaxBytes = 0
-		case goal == problem.Time && s.limits(problem.LimitPartNS):
+		case goal == problem.Time && s.isLimited(problem.LimitPartNS):
 			joint.Parts = slices.Clone(joint.Parts)
 			for i := range joint.Parts {
 				joint.Parts[i].MaxNS = 0
@@ -258,7 +260,8 @@ func (s *session) feasibleStart(ctx context.Context, j *joint, none problem.Join
 		default:
 			continue
 		}
-		least, err := s.in.Engine.Joint(ctx, &joint, problem.Limits{Nodes: triedNodes, Bytes: s.budget.left(j.bytes())})
+		limits := problem.Limits{Nodes: triedNodes, Bytes: s.budget.remaining(j.bytes())}
+		least, err := s.in.Engine.Joint(ctx, &joint, limits)
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			continue
 		}
@@ -267,14 +270,14 @@ func (s *session) feasibleStart(ctx context.Context, j *joint, none problem.Join
 		}
 		if least.Choices != nil && j.Keeps(least.Choices) {
 			return s.in.Engine.Joint(ctx, j.Joint,
-				problem.Limits{Nodes: s.nodes, Bytes: s.budget.left(j.bytes()), Start: least.Choices})
+				problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(j.bytes()), Start: least.Choices})
 		}
 	}
 	return none, nil
 }
 
-// inUnit is an objective of a joint problem in the unit of its measure.
-func (s *request) inUnit(j *joint, objective int64) float64 {
+// inMeasureUnit is an objective of a joint problem in the unit of its measure.
+func (s *request) inMeasureUnit(j *joint, objective int64) float64 {
 	if j.Minimise == problem.Memory {
 		return float64(objective)
 	}
@@ -285,7 +288,7 @@ func (s *request) inUnit(j *joint, objective int64) float64 {
 // before, and of this plan.
 func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	before map[quantity]int64) (map[quantity]int64, error) {
-	taken, err := s.taken(plan)
+	taken, err := s.amountsTaken(plan)
 	if err != nil {
 		return nil, err
 	}
@@ -293,7 +296,7 @@ func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	if out == nil {
 		out = map[quantity]int64{}
 	}
-	for quantity, amount := range j.modelled(s, choices) {
+	for quantity, amount := range j.modelledAmounts(s, choices) {
 		more := taken[quantity] - amount
 		if old, ok := before[quantity]; ok {
 			more = max(more, old)
@@ -303,8 +306,8 @@ func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	return out, nil
 }
 
-// exceeds is the error that a plan takes more than is allowed.
-func (s *request) exceeds(what string, over []bound, taken map[quantity]int64) error {
+// exceededError is the error that a plan takes more than is allowed.
+func (s *request) exceededError(what string, over []bound, taken map[quantity]int64) error {
 	failure := &LimitError{}
 	var parts []string
 	for i := range over {
@@ -312,7 +315,7 @@ func (s *request) exceeds(what string, over []bound, taken map[quantity]int64) e
 		if !slices.Contains(failure.Names, bound.user) {
 			failure.Names = append(failure.Names, bound.user)
 		}
-		subject, amount := bound.words()
+		subject, amount := bound.describe()
 		parts = append(parts, fmt.Sprintf("%s %s, and at most %s are allowed",
 			subject, amount(taken[bound.quantity]), amount(bound.max)))
 	}
@@ -323,11 +326,11 @@ func (s *request) exceeds(what string, over []bound, taken map[quantity]int64) e
 // limitHint says what helps against limits that cannot be kept.
 const limitHint = "raise a limit, or permit a scheme with fewer bits, or fewer buckets, in the workload"
 
-// undecided is the error that no plan is known that takes less of a limit than the given one.
-func (s *session) undecided(what string, plan *planir.Plan) error {
-	taken, err := s.taken(plan)
+// undecidedError is the error that no plan is known that takes less of a limit than the given one.
+func (s *session) undecidedError(what string, plan *planir.Plan) error {
+	taken, err := s.amountsTaken(plan)
 	if err != nil {
 		return err
 	}
-	return s.exceeds(what, s.broken(plan, taken), taken)
+	return s.exceededError(what, s.brokenBounds(plan, taken), taken)
 }

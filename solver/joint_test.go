@@ -77,7 +77,7 @@ func TestJointCountsWhatIsLoaded(t *testing.T) {
 			w := permit(c.scheme)
 			w.Buckets = []int{48, 256}
 			s := prepared(t, Input{Model: m, SoC: c.soc, Costs: costs(t, c.soc, m, c.scheme), Workload: w})
-			j, err := s.joint(nil)
+			j, err := s.poseJoint(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,11 +102,11 @@ func TestJointCountsWhatIsLoaded(t *testing.T) {
 					}
 					choices, x.decisions = append(choices, part), append(x.decisions, list)
 				}
-				p, err := s.build(x)
+				p, err := s.buildPlan(x)
 				if err != nil {
 					t.Fatal(err)
 				}
-				said := j.modelled(s, choices)
+				said := j.modelledAmounts(s, choices)
 				for _, name := range []string{"c0", "c1"} {
 					load := check.Load(p, c.soc.Processor(name))
 					graphs, bytes := said[quantity{problem.LimitRegionGraphs, name}], said[quantity{problem.LimitRegionBytes, name}]

@@ -104,16 +104,16 @@ func (s *session) findBounds() error {
 	return nil
 }
 
-// bind adds the bound of memory, which only some solves have.
-func (s *session) bind(memory int64) {
+// addMemoryBound adds the bound of memory, which only some solves have.
+func (s *session) addMemoryBound(memory int64) {
 	s.bounds = slices.DeleteFunc(slices.Clone(s.bounds), func(b bound) bool { return b.kind == problem.LimitBytes })
 	if memory > 0 {
 		s.bounds = append(s.bounds, bound{quantity{problem.LimitBytes, ""}, memory, workload.KeyMemory})
 	}
 }
 
-// taken is what a lowered plan takes of everything that is bounded, in the units of the bounds.
-func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
+// amountsTaken is what a lowered plan takes of everything that is bounded, in the units of the bounds.
+func (s *session) amountsTaken(plan *planir.Plan) (map[quantity]int64, error) {
 	out := map[quantity]int64{}
 	loads := map[string]check.Loaded{}
 	for _, bound := range s.bounds {
@@ -123,7 +123,7 @@ func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 			if _, ok := loads[bound.name]; !ok {
 				loads[bound.name] = check.Load(plan, s.in.SoC.Processor(bound.name))
 			}
-			out[bound.quantity] = loads[bound.name].Bytes + s.uncounted(plan, bound.name)
+			out[bound.quantity] = loads[bound.name].Bytes + s.bytesBeyondWeights(plan, bound.name)
 			if bound.kind == problem.LimitRegionGraphs {
 				out[bound.quantity] = int64(loads[bound.name].Graphs)
 			}
@@ -161,7 +161,7 @@ func (s *session) requestEnergy(plan *planir.Plan) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		total += float64(s.weight(i) * float64(1000*microjoules(nj)))
+		total += float64(s.callWeight(i) * float64(1000*microjoules(nj)))
 	}
 	return price.Whole(total), nil
 }
@@ -169,11 +169,11 @@ func (s *session) requestEnergy(plan *planir.Plan) (int64, error) {
 // openNS is the time to open one graph on a processor.
 func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
 
-// broken lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets, unless
-// copies of the same weights are part of what is held.
-func (s *session) broken(plan *planir.Plan, taken map[quantity]int64) (out []bound) {
+// brokenBounds lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets,
+// unless copies of the same weights are part of what is held.
+func (s *session) brokenBounds(plan *planir.Plan, taken map[quantity]int64) (out []bound) {
 	for _, bound := range s.bounds {
-		if taken[bound.quantity] > bound.max && (bound.kind != problem.LimitBytes || copies(plan)) {
+		if taken[bound.quantity] > bound.max && (bound.kind != problem.LimitBytes || packsTwice(plan)) {
 			out = append(out, bound)
 		}
 	}
@@ -203,10 +203,10 @@ func Proved(err error) bool {
 	return !errors.As(err, &limits) || limits.Proved
 }
 
-// unreachable turns an engine's error that no solution exists into one that names the limits of the input. plan is
+// infeasibleError turns an engine's error that no solution exists into one that names the limits of the input. plan is
 // one that breaks them, j is the problem that was posed. The error is a proof where the problem had every plan among
 // its solutions and counts the limits as lowered plans do.
-func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
+func (s *session) infeasibleError(err error, plan *planir.Plan, j *joint) error {
 	var joint *problem.InfeasibleError
 	if !errors.As(err, &joint) {
 		return err
@@ -223,7 +223,7 @@ func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 		if !slices.Contains(failure.Names, bound.user) {
 			failure.Names = append(failure.Names, bound.user)
 		}
-		what, amount := bound.words()
+		what, amount := bound.describe()
 		if len(joint.Limits) > 1 {
 			parts = append(parts, fmt.Sprintf("%s at most %s", what, amount(bound.max)))
 			continue
@@ -237,7 +237,7 @@ func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 			what, amount(need+bound.max-j.posed[bound.quantity]), amount(bound.max)))
 	}
 	if parts == nil { // not told
-		return s.undecided("no plan keeps", plan)
+		return s.undecidedError("no plan keeps", plan)
 	}
 	failure.text = fmt.Sprintf("no plan keeps %s: %s", strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)
@@ -251,7 +251,7 @@ func (s *session) posesAll() bool {
 			return false
 		}
 	}
-	return !s.reduced && len(s.want.Buckets) <= s.fewestForTime()
+	return !s.reduced && len(s.want.Buckets) <= s.fewestBucketsForTime()
 }
 
 // countsExactly reports whether a joint problem counts of a limit what the lowered plan takes: what a processor
@@ -264,8 +264,8 @@ func (s *request) countsExactly(limit problem.Limit) bool {
 	return i >= 0 && !s.Procs[i].Fuses && !s.Procs[i].DynamicRows
 }
 
-// words say what a bound is of, and its amounts.
-func (b *bound) words() (what string, amount func(int64) string) {
+// describe say what a bound is of, and its amounts.
+func (b *bound) describe() (what string, amount func(int64) string) {
 	ms := func(ns int64) string { return fmt.Sprintf("%.6g ms", float64(ns)/1e6) }
 	switch b.kind {
 	case problem.LimitRegionBytes:

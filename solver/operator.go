@@ -37,7 +37,7 @@ type Row struct {
 func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
 	decision := plan.DecisionFor(node, rows)
 	if decision == nil {
-		return nil, unknown(plan, node, rows)
+		return nil, unknownDecision(plan, node, rows)
 	}
 	var out []Row
 	if in == nil {
@@ -71,8 +71,9 @@ func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error)
 	return out, nil
 }
 
-// unknown is the error for an operator or a number of rows that the plan does not decide, with what it does decide.
-func unknown(plan *planir.Plan, node string, rows int) error {
+// unknownDecision is the error for an operator or a number of rows that the plan does not decide, with what it does
+// decide.
+func unknownDecision(plan *planir.Plan, node string, rows int) error {
 	var nodes []string
 	var have []int
 	for _, decision := range plan.Decisions {
@@ -107,7 +108,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 			fresh.want.Context, plan.MaxContext).
 			WithHint("give the workload the plan was solved for")
 	}
-	sections, err := lower.Expand(fresh.of(about.Rows), about.Rows, plan.MaxContext, plan.KV,
+	sections, err := lower.Expand(fresh.graphFor(about.Rows), about.Rows, plan.MaxContext, plan.KV,
 		func(node string) op.Scheme {
 			if x := DecisionAt(plan, node, about.Rows); x != nil {
 				return x.Scheme
@@ -153,13 +154,13 @@ func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about
 	}
 	choices := make([]int, len(decided))
 	for i := range decided {
-		if choices[i] = posed.find(i, &decided[i]); choices[i] < 0 {
+		if choices[i] = posed.candidateLike(i, &decided[i]); choices[i] < 0 {
 			return nil, diag.New(diag.ClassInput,
 				"explain %q: costs and SoC have no price for %q as the plan has it (%s)",
 				about.Node, decided[i].Node, decided[i].ShareText())
 		}
 	}
-	out := []Row{{Strategy: about.Strategy, Shares: about.ShareText(), NS: posed.price(choices, at, choices[at]),
+	out := []Row{{Strategy: about.Strategy, Shares: about.ShareText(), NS: posed.decisionNS(choices, at, choices[at]),
 		Source: posed.decisionSource(choices, at), Chosen: true}}
 	for _, alternative := range posed.alternatives(choices, at) {
 		out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,

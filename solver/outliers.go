@@ -11,9 +11,9 @@ import (
 // channelStep is what numbers of channels are rounded up to, so that few graphs differ by nothing else.
 const channelStep = 4
 
-// channels is how many channels beyond its static scale a step multiplies at once beside a product of that many rows:
-// the most that the calibration counted in a call, 0 where it counted none.
-func (s *request) channels(node string, rows int) int {
+// outlierChannels is how many channels beyond its static scale a step multiplies at once beside a product of that many
+// rows: the most that the calibration counted in a call, 0 where it counted none.
+func (s *request) outlierChannels(node string, rows int) int {
 	if s.in.Calibration == nil {
 		return 0
 	}
@@ -21,11 +21,11 @@ func (s *request) channels(node string, rows int) int {
 	if !counted {
 		return 0
 	}
-	return min(op.RoundUp(max(1, most), channelStep), op.MostChannels(s.depth(node)))
+	return min(op.RoundUp(max(1, most), channelStep), op.MostChannels(s.productDepth(node)))
 }
 
-// depth is how many channels enter the product of a node.
-func (s *request) depth(name string) int {
+// productDepth is how many channels enter the product of a node.
+func (s *request) productDepth(name string) int {
 	for i := range s.graph.Sections {
 		section := &s.graph.Sections[i]
 		for _, node := range section.Nodes {
@@ -44,7 +44,7 @@ func (s *request) outliersOf(plan *planir.Plan) (out []planir.Outliers) {
 		if !decision.Scheme.Shadow() {
 			continue
 		}
-		if channels := s.channels(decision.Node, decision.Rows); channels > 0 {
+		if channels := s.outlierChannels(decision.Node, decision.Rows); channels > 0 {
 			out = append(out, planir.Outliers{Node: decision.Node, Rows: decision.Rows, Channels: channels})
 		}
 	}
@@ -99,7 +99,7 @@ func (s *request) noteOutliers(plan *planir.Plan) {
 	for _, entry := range plan.Outliers {
 		most, _ := s.in.Calibration.MostExceeding(entry.Node, entry.Rows)
 		if most > entry.Channels {
-			s.note("%s at %d rows: in a call of the calibration %d channels exceeded the static scale, more than the %d that "+
+			s.warn("%s at %d rows: in a call of the calibration %d channels exceeded the static scale, more than the %d that "+
 				"are multiplied at once: such calls take several passes", entry.Node, entry.Rows, most, entry.Channels)
 		}
 	}

@@ -47,20 +47,20 @@ func (s *planner) program(rows int, schemes assignment) (*program, error) {
 		return nil, err
 	}
 	for i := range posed.sections {
-		if repeats(posed.sections, i) {
+		if isRepeated(posed.sections, i) {
 			continue
 		}
-		in, err := s.instance(&posed.sections[i], rows)
+		in, err := s.poseSection(&posed.sections[i], rows)
 		if err != nil {
 			return nil, err
 		}
 		posed.instances = append(posed.instances, in)
 	}
-	return posed, s.keep(key, posed)
+	return posed, s.keepProgram(key, posed)
 }
 
-// repeats reports whether a section of that name came before section i: it has the same decisions, for other layers.
-func repeats(sections []lower.Section, i int) bool {
+// isRepeated reports whether a section of that name came before section i: it has the same decisions, for other layers.
+func isRepeated(sections []lower.Section, i int) bool {
 	return slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sections[i].Name })
 }
 
@@ -84,12 +84,12 @@ func (s *planner) eachAlone(ctx context.Context) (*planir.Plan, error) {
 		}
 		made.decisions, made.reports = append(made.decisions, pr.decisions(pr.choices)), append(made.reports, report)
 	}
-	return s.build(made)
+	return s.buildPlan(made)
 }
 
-// build makes the plan of decisions and lowers it. The plan names everything it was made from: model, SoC and inputs
-// by their digests, so that a checker can tell whether they have changed.
-func (s *planner) build(made solved) (*planir.Plan, error) {
+// buildPlan makes the plan of decisions and lowers it. The plan names everything it was made from: model, SoC and
+// inputs by their digests, so that a checker can tell whether they have changed.
+func (s *planner) buildPlan(made solved) (*planir.Plan, error) {
 	plan := &planir.Plan{
 		Schema: planir.Schema, MaxContext: s.want.Context, KV: s.want.Cache, Batches: s.want.Batches,
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
@@ -139,7 +139,7 @@ func (s *planner) build(made solved) (*planir.Plan, error) {
 		plan.Solver = append(plan.Solver, *s.chosen)
 	}
 	// Last, as lowering reads what the plan says of model and processors.
-	if err := s.decide(plan, made.decisions); err != nil {
+	if err := s.lowerDecisions(plan, made.decisions); err != nil {
 		return nil, err
 	}
 	return plan, nil
@@ -195,11 +195,11 @@ func (s *session) predict(plan *planir.Plan) error {
 		if err := s.lower(plan); err != nil {
 			return err
 		}
-		taken, err := s.taken(plan)
+		taken, err := s.amountsTaken(plan)
 		if err != nil {
 			return err
 		}
-		if len(s.broken(plan, taken)) > 0 {
+		if len(s.brokenBounds(plan, taken)) > 0 {
 			*plan, kept = before, true
 		}
 	}
@@ -215,7 +215,7 @@ func (s *planner) placeOn(plan *planir.Plan, rows int, proc string) (bool, error
 	changed := false
 	var total int64
 	for _, in := range pr.instances {
-		choices, ns, ok := in.single(proc)
+		choices, ns, ok := in.onProcessor(proc)
 		if !ok {
 			panic("BUG: processor " + proc + " was said to execute everything")
 		}

@@ -27,7 +27,7 @@ func (s *planner) prediction(plan *planir.Plan, ph *planir.PhaseProgram) (planir
 	if ok {
 		pred.EnergyUJ = microjoules(nj)
 	}
-	pred.Singles, err = s.singles(ph.Rows)
+	pred.Singles, err = s.singleTimes(ph.Rows)
 	return pred, err
 }
 
@@ -35,18 +35,19 @@ func (s *planner) prediction(plan *planir.Plan, ph *planir.PhaseProgram) (planir
 // and hand-over.
 func (s *planner) predictTimes(plan *planir.Plan, ph *planir.PhaseProgram) (planir.Prediction, error) {
 	pred := planir.Prediction{Program: ph.Name}
-	of, err := s.efforts(plan, ph)
+	of, err := s.workOf(plan, ph)
 	if err != nil {
 		return pred, err
 	}
 	var sections []int64
-	if pred.PlanNS, sections, err = s.walk(ph, of, func(e price.Estimate) int64 { return e.NS }); err != nil {
+	expected := func(e price.Estimate) int64 { return e.NS }
+	if pred.PlanNS, sections, err = s.predictSections(ph, of, expected); err != nil {
 		return pred, err
 	}
-	if pred.LowNS, _, err = s.walk(ph, of, func(e price.Estimate) int64 { return e.Low }); err != nil {
+	if pred.LowNS, _, err = s.predictSections(ph, of, func(e price.Estimate) int64 { return e.Low }); err != nil {
 		return pred, err
 	}
-	if pred.HighNS, _, err = s.walk(ph, of, func(e price.Estimate) int64 { return e.High }); err != nil {
+	if pred.HighNS, _, err = s.predictSections(ph, of, func(e price.Estimate) int64 { return e.High }); err != nil {
 		return pred, err
 	}
 	// Samples without noise would leave no interval: their medians are exact, the model of what happens between them
@@ -82,7 +83,7 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, 
 				busy += float64(s.Power[sh.Proc] * float64(sh.PredictNS))
 			}
 			if pipeline, _ := lower.PipelineOf(plan, decision.Node, decision.Rows); pipeline == nil {
-				choice := in.find(i, decision)
+				choice := in.candidateLike(i, decision)
 				if choice < 0 {
 					panic("BUG: decision on " + decision.Node + " is none of its candidates")
 				}
@@ -95,8 +96,8 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, 
 	return price.Whole(math.Round(total)), true, nil
 }
 
-// singles are the times of a program on each processor that can execute all of it.
-func (s *planner) singles(rows int) (out []planir.SingleTime, err error) {
+// singleTimes are the times of a program on each processor that can execute all of it.
+func (s *planner) singleTimes(rows int) (out []planir.SingleTime, err error) {
 	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func (s *planner) singles(rows int) (out []planir.SingleTime, err error) {
 func (s *planner) timeSingles(plan *planir.Plan) error {
 	for i := range s.Procs {
 		name := s.Procs[i].Name
-		other, whole, err := s.onlyOn(plan, name)
+		other, whole, err := s.planOnOne(plan, name)
 		if err != nil {
 			return err
 		}
@@ -131,11 +132,11 @@ func (s *planner) timeSingles(plan *planir.Plan) error {
 			if pr == nil {
 				continue
 			}
-			of, err := s.efforts(other, ph)
+			of, err := s.workOf(other, ph)
 			if err != nil {
 				return err
 			}
-			ns, _, err := s.walk(ph, of, func(e price.Estimate) int64 { return e.NS })
+			ns, _, err := s.predictSections(ph, of, func(e price.Estimate) int64 { return e.NS })
 			if err != nil {
 				return err
 			}
@@ -148,9 +149,9 @@ func (s *planner) timeSingles(plan *planir.Plan) error {
 	return nil
 }
 
-// onlyOn is a plan in which a processor has all programs that it can execute by itself, and those programs by rows.
+// planOnOne is a plan in which a processor has all programs that it can execute by itself, and those programs by rows.
 // Both are nil where the time of each is known already.
-func (s *planner) onlyOn(plan *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
+func (s *planner) planOnOne(plan *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
 	other, whole := *plan, map[int]*program{}
 	other.Decisions = nil
 	given := map[int]bool{}
@@ -161,7 +162,7 @@ func (s *planner) onlyOn(plan *planir.Plan, name string) (*planir.Plan, map[int]
 		if err != nil {
 			return nil, nil, err
 		}
-		list, ok := pr.only(name)
+		list, ok := pr.decisionsOn(name)
 		if !ok {
 			continue
 		}
@@ -181,10 +182,10 @@ func (s *planner) onlyOn(plan *planir.Plan, name string) (*planir.Plan, map[int]
 	return &other, whole, nil
 }
 
-// only is the program's decisions if a processor executes all of it; false when it cannot.
-func (pr *program) only(name string) (out []planir.Decision, ok bool) {
+// decisionsOn is the program's decisions if a processor executes all of it; false when it cannot.
+func (pr *program) decisionsOn(name string) (out []planir.Decision, ok bool) {
 	for _, in := range pr.instances {
-		choices, _, ok := in.single(name)
+		choices, _, ok := in.onProcessor(name)
 		if !ok {
 			return nil, false
 		}

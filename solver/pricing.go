@@ -23,17 +23,17 @@ func keyOfNode(rows int, n *lower.Node) nodeKey { return nodeKey{rows, n.Name, n
 
 // candidateSet is the ways to execute a node, or why there are none.
 type candidateSet struct {
-	list []price.Candidate
-	err  error
-	st   *price.Section // that made them
-	node int            // its place in st
+	list    []price.Candidate
+	err     error
+	section *price.Section // that made them
+	node    int            // its place in st
 }
 
-// price makes the candidates of a section's nodes at a number of rows, once for each combination of its schemes.
+// priceSection makes the candidates of a section's nodes at a number of rows, once for each combination of its schemes.
 //
 // Nodes without a scheme are shared by all combinations. Their candidates may follow the boundaries of the products
 // around them, so that they grow with every combination, until bounds rely on them (listed).
-func (s *pricing) price(sec *lower.Section, rows int) {
+func (s *pricing) priceSection(sec *lower.Section, rows int) {
 	key := sectionKey(sec, rows)
 	if s.priced[key] {
 		return
@@ -50,7 +50,7 @@ func (s *pricing) price(sec *lower.Section, rows int) {
 		switch {
 		case old == nil:
 			s.candidateSets[key] = &candidateSet{lists[i], errs[i], st, i}
-			s.take(candidatesBytes(lists[i]))
+			s.reserve(candidatesBytes(lists[i]))
 		case !sec.Nodes[i].Op().HasScheme() && !s.listed:
 			seen := map[string]bool{}
 			for j := range old.list {
@@ -59,7 +59,7 @@ func (s *pricing) price(sec *lower.Section, rows int) {
 			for _, candidate := range lists[i] {
 				if !seen[candidate.Label()] {
 					old.list = append(old.list, candidate)
-					s.take(candidateSize(&candidate))
+					s.reserve(candidateSize(&candidate))
 				}
 			}
 		}
@@ -69,9 +69,9 @@ func (s *pricing) price(sec *lower.Section, rows int) {
 	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 	for _, proc := range s.Procs {
 		if err := st.Missing[proc.Name]; err != nil && !failed &&
-			diag.ClassOf(err) != diag.ClassInfeasible && !s.noted[proc.Name] {
-			s.noted[proc.Name] = true
-			s.note("some choices with processor %q are left out: %v", proc.Name, err)
+			diag.ClassOf(err) != diag.ClassInfeasible && !s.warned[proc.Name] {
+			s.warned[proc.Name] = true
+			s.warn("some choices with processor %q are left out: %v", proc.Name, err)
 		}
 	}
 }
@@ -87,18 +87,18 @@ func sectionKey(sec *lower.Section, rows int) string {
 	return key
 }
 
-// instance poses the problem of a section whose schemes are fixed.
-func (s *pricing) instance(sec *lower.Section, rows int) (*instance, error) {
+// poseSection poses the problem of a section whose schemes are fixed.
+func (s *pricing) poseSection(sec *lower.Section, rows int) (*instance, error) {
 	key := sectionKey(sec, rows)
 	if in := s.instances[key]; in != nil {
 		return in, nil
 	}
-	in, err := s.assembled(sec, rows)
+	in, err := s.assembleCached(sec, rows)
 	if err != nil {
 		return nil, err
 	}
 	in.findPaths()
-	in.posed = in.widen()
+	in.posed = in.withForkChoices()
 	s.instances[key] = in
 	return in, nil
 }
@@ -109,7 +109,7 @@ type pricing struct {
 	candidateSets map[nodeKey]*candidateSet
 	listed        bool              // bounds on assignments rely on the candidate sets
 	priced        map[string]bool   // by sectionKey
-	noted         map[string]bool   // processors whose lack of prices was mentioned
+	warned        map[string]bool   // processors whose lack of prices was mentioned
 	divisions     []planir.Decision // how programs divide columns, offered to each other
 	items         *itemCache
 	instances     map[string]*instance    // by sectionKey
@@ -141,8 +141,8 @@ func (s *pricing) offerDivisions(plan *planir.Plan) {
 	}
 	for _, set := range s.candidateSets {
 		for i := range s.divisions {
-			if set.err == nil && s.divisions[i].Node == set.st.Nodes[set.node].Name {
-				set.list = set.st.With(set.list, set.node, &s.divisions[i])
+			if set.err == nil && s.divisions[i].Node == set.section.Nodes[set.node].Name {
+				set.list = set.section.With(set.list, set.node, &s.divisions[i])
 			}
 		}
 	}

@@ -33,8 +33,8 @@ type request struct {
 	notes  diag.List         // warnings so far
 }
 
-// note adds a warning to the result.
-func (s *request) note(format string, args ...any) {
+// warn adds a warning to the result.
+func (s *request) warn(format string, args ...any) {
 	d := diag.New(diag.ClassInput, format, args...)
 	d.Severity = diag.Warning
 	s.notes = append(s.notes, d)
@@ -96,14 +96,14 @@ func (s *request) objective(plan *planir.Plan) float64 {
 	}
 	total := 0.0
 	for i := range s.want.Rows() {
-		total += float64(s.weight(i) * float64(plan.Solver[i].ObjectiveNS))
+		total += float64(s.callWeight(i) * float64(plan.Solver[i].ObjectiveNS))
 	}
 	return total
 }
 
-// copies reports whether some elements of a weight are packed twice in one format: two packs with common rows and
+// packsTwice reports whether some elements of a weight are packed twice in one format: two packs with common rows and
 // columns.
-func copies(plan *planir.Plan) bool {
+func packsTwice(plan *planir.Plan) bool {
 	packs := plan.Program.Packs
 	for i := range packs {
 		for j := range packs[:i] {
@@ -116,15 +116,15 @@ func copies(plan *planir.Plan) bool {
 	return false
 }
 
-// decide gives a plan the decisions of every program, and lowers it.
-func (s *request) decide(plan *planir.Plan, decisions [][]planir.Decision) error {
-	plan.Decisions = s.merged(&solved{decisions: decisions})
+// lowerDecisions gives a plan the decisions of every program, and lowers it.
+func (s *request) lowerDecisions(plan *planir.Plan, decisions [][]planir.Decision) error {
+	plan.Decisions = s.mergeDecisions(&solved{decisions: decisions})
 	return s.lower(plan)
 }
 
-// merged lists the decisions of all programs. The head is decided at one row, and in a bucket's program again only
-// where its shares differ.
-func (s *request) merged(x *solved) []planir.Decision {
+// mergeDecisions lists the decisions of all programs. The head is decided at one row, and in a bucket's program again
+// only where its shares differ.
+func (s *request) mergeDecisions(x *solved) []planir.Decision {
 	var out planir.Plan
 	for i, rows := range s.want.Rows() {
 		for j := range x.decisions[i] {
@@ -141,8 +141,8 @@ func (s *request) merged(x *solved) []planir.Decision {
 // decodes reports whether a program of that many rows decodes.
 func (s *request) decodes(rows int) bool { return slices.Contains(s.want.DecodeRows(), rows) }
 
-// of is the graph of a program of that many rows.
-func (s *request) of(rows int) *models.Graph {
+// graphFor is the graph of a program of that many rows.
+func (s *request) graphFor(rows int) *models.Graph {
 	if slices.Contains(s.want.Batches, rows) {
 		return &s.batch
 	}
@@ -186,8 +186,8 @@ func (s *request) lower(plan *planir.Plan) error {
 	return nil
 }
 
-// weight is what a call of the i-th program of demand.rows counts for.
-func (s *request) weight(i int) float64 {
+// callWeight is what a call of the i-th program of demand.rows counts for.
+func (s *request) callWeight(i int) float64 {
 	rows := s.want.Rows()[i]
 	if s.decodes(rows) {
 		return s.want.DecodeNS(rows, s.want.Weights.Decode)
@@ -195,9 +195,9 @@ func (s *request) weight(i int) float64 {
 	return s.want.Weights.Prefill * s.want.Share[slices.Index(s.want.Buckets, rows)]
 }
 
-// layers is how many layers have each weight, computed weights included. Constants and weights of sections without
-// layers are not in it.
-func (s *request) layers() map[string]int {
+// layersPerWeight is how many layers have each weight, computed weights included. Constants and weights of sections
+// without layers are not in it.
+func (s *request) layersPerWeight() map[string]int {
 	spans := map[string][][2]int{}
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
@@ -230,5 +230,5 @@ func (s *request) measure() problem.Measure {
 	return problem.Time
 }
 
-// tell reports where the session stands.
-func (s *request) tell(p Progress) { s.in.Tell(p) }
+// reportProgress reports where the session stands.
+func (s *request) reportProgress(p Progress) { s.in.Tell(p) }

@@ -110,7 +110,7 @@ func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w
 // takes is the predicted time of a program, with what short calls leave idle.
 func takes(t *testing.T, r *Result, ph *planir.PhaseProgram) int64 {
 	t.Helper()
-	pr, err := r.by.program(ph.Rows, r.by.assigned(ph.Rows))
+	pr, err := r.session.program(ph.Rows, r.session.assigned(ph.Rows))
 	if err != nil {
 		t.Fatal(err)
 	}

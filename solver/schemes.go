@@ -73,8 +73,8 @@ func (s *schemeChoice) uniform(scheme op.Scheme) assignment {
 
 // expand is the graph at a number of rows under an assignment.
 func (s *schemeChoice) expand(rows int, schemes assignment) ([]lower.Section, error) {
-	out, err := lower.Expand(s.of(rows), rows, s.want.Context, s.want.Cache, s.schemeOf(schemes),
-		s.in.tiersOf(rows), s.channels)
+	out, err := lower.Expand(s.graphFor(rows), rows, s.want.Context, s.want.Cache, s.schemeOf(schemes),
+		s.in.tiersOf(rows), s.outlierChannels)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
 	}
@@ -88,7 +88,7 @@ func (s *planner) chooseSchemes(ctx context.Context) error {
 		return err
 	}
 	found, err := s.search(ctx, math.Inf(1), nil, func(prefill, decode assignment) (float64, bool, error) {
-		ns, err := s.value(ctx, prefill, decode)
+		ns, err := s.solvedObjective(ctx, prefill, decode)
 		return ns, err == nil, err
 	})
 	if err != nil {
@@ -148,8 +148,8 @@ func (s *request) cost(candidate *price.Candidate) int64 {
 	return candidate.CostNS
 }
 
-// mask is the set of processors of shares, one bit for each.
-func (s *request) mask(shares []planir.Share) (set uint64) {
+// processorMask is the set of processors of shares, one bit for each.
+func (s *request) processorMask(shares []planir.Share) (set uint64) {
 	for _, sh := range shares {
 		set |= 1 << slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == sh.Proc })
 	}
@@ -232,16 +232,16 @@ func (s *schemeChoice) quality() []planir.Quality {
 		}
 		for i := range s.classes {
 			kl, ok := s.loss(&s.classes[i], schemes[i])
-			table := s.packed.table(schemes[i])
-			if !ok && table != "" && s.packed.head == i && s.tableLoss(s.packed.node, table) == nil {
-				missing = append(missing, fmt.Sprintf("%s in %s", table, s.packed.node))
+			table := s.tied.table(schemes[i])
+			if !ok && table != "" && s.tied.head == i && s.tableLoss(s.tied.node, table) == nil {
+				missing = append(missing, fmt.Sprintf("%s in %s", table, s.tied.node))
 			} else if !ok {
 				missing = append(missing, fmt.Sprintf("%s in %s", schemes[i], s.classes[i].nodes[0]))
 			}
 			quality.KL += kl
 		}
 		if missing != nil {
-			s.note("what %s loses is not known: the calibration says nothing about %s",
+			s.warn("what %s loses is not known: the calibration says nothing about %s",
 				ph.name, strings.Join(missing, ", "))
 			continue
 		}

@@ -68,7 +68,7 @@ func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 	totals := make([]int64, len(sets))
 	for i := range sections {
 		sec := &sections[i]
-		if repeats(sections, i) {
+		if isRepeated(sections, i) {
 			continue
 		}
 		costs := s.leastOfSection(sec, rows, sets)
@@ -94,7 +94,7 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 	if costs, ok := s.leasts[key]; ok {
 		return costs
 	}
-	in, err := s.assembled(sec, rows)
+	in, err := s.assembleCached(sec, rows)
 	if err != nil {
 		s.leasts[key] = nil // posing the section reports why
 		return nil
@@ -111,10 +111,10 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 	}
 	costs := make([]int64, len(sets))
 	for i, set := range sets {
-		costs[i] = room.shortest(cuts, set, int64(in.prob.Repeat), int64(in.prob.Wraps()))
+		costs[i] = room.shortest(cuts, set, int64(in.chain.Repeat), int64(in.chain.Wraps()))
 	}
 	s.leasts[key] = costs
-	s.takeCached(leastBytes + 16*int64(len(costs)))
+	s.reserveCached(leastBytes + 16*int64(len(costs)))
 	return costs
 }
 
@@ -125,7 +125,7 @@ func (in *instance) shortCuts() (out []shortCut) {
 		for _, path := range fork.paths {
 			last := path.choices[len(path.choices)-1]
 			cut := shortCut{split: fork.split, join: fork.join, entry: path.entry,
-				exit: in.prob.Items[fork.join].Choices[last].After, ns: path.ns}
+				exit: in.chain.Items[fork.join].Choices[last].After, ns: path.ns}
 			for i, choice := range path.choices {
 				cut.mask |= in.masks[fork.split+1+i][choice]
 			}
@@ -166,7 +166,7 @@ func (s *pricing) reduced(posed *item) *reducedItem {
 			key.before), append(merged.after, key.after), append(merged.mask, key.mask)
 	}
 	posed.reduced = merged
-	s.takeItems(int64(len(merged.cost)) * reducedBytes)
+	s.reserveItems(int64(len(merged.cost)) * reducedBytes)
 	return merged
 }
 
@@ -208,7 +208,7 @@ func (m *pathScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64)
 // every choice and every pair of neighbouring classes.
 func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
-	rest := grown(&m.rest, last.na)
+	rest := resized(&m.rest, last.na)
 	for from := range rest {
 		rest[from] = 0
 		if start >= 0 {
@@ -227,7 +227,7 @@ func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, w
 				}
 			}
 		}
-		arrive := grown(&m.arrive, item.nb)
+		arrive := resized(&m.arrive, item.nb)
 		item.costBefore(arrive, rest, set, repeat)
 		if i == 0 {
 			if start >= 0 {
@@ -235,7 +235,7 @@ func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, w
 			}
 			return slices.Min(arrive)
 		}
-		rest = grown(&m.rest, m.chain[i-1].na)
+		rest = resized(&m.rest, m.chain[i-1].na)
 		item.costAfterNeighbour(rest, arrive, repeat)
 		for j := range cuts {
 			if cut := &cuts[j]; cut.split == i-1 {
@@ -276,8 +276,8 @@ func (l *reducedItem) costAfterNeighbour(rest, arrive []int64, repeat int64) {
 	}
 }
 
-// grown is a slice of a length in memory that is used again.
-func grown(room *[]int64, length int) []int64 {
+// resized is a slice of a length in memory that is used again.
+func resized(room *[]int64, length int) []int64 {
 	if cap(*room) < length {
 		*room = make([]int64, length)
 	}
@@ -319,9 +319,9 @@ func (h *rankedHeap) Pop() any {
 	return ranked
 }
 
-// at is the k-th of the points; false where there are fewer. It prices points in the order of their bounds until the
+// nth is the k-th of the points; false where there are fewer. It prices points in the order of their bounds until the
 // cheapest priced one is below the bound of all that are left: that is the next of the ranking.
-func (r *ranking) at(k int) (ranked, bool) {
+func (r *ranking) nth(k int) (ranked, bool) {
 	for len(r.order) <= k {
 		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {
 			at := r.points[r.next]
@@ -353,7 +353,7 @@ func (s *schemeChoice) rankings() (out []headRankings) {
 				out = append(out, i)
 			}
 		}
-		s.take(int64(len(out)) * rankedBytes)
+		s.reserve(int64(len(out)) * rankedBytes)
 		return out
 	}
 	index := map[string]int{}

@@ -70,7 +70,7 @@ func TestLeastIsTheOptimum(t *testing.T) {
 						t.Fatalf("%s, %s: %d rows in %v are bounded by %v, and cost %v", name, measure, ph.rows[0], a, x.bound, most)
 					}
 					for k, in := range pr.instances {
-						if measure == problem.Time && report.ObjectiveNS < report.ObjectiveNS-in.posed.ObjectiveNS(pr.choices[k])+in.prob.ObjectiveNS(in.nodes(pr.choices[k])) {
+						if measure == problem.Time && report.ObjectiveNS < report.ObjectiveNS-in.posed.ObjectiveNS(pr.choices[k])+in.chain.ObjectiveNS(in.choicesOfNodes(pr.choices[k])) {
 							shortened++
 						}
 					}
@@ -139,20 +139,20 @@ func TestSharedCandidates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := s.minimising(problem.Energy)
+	other, err := s.withGoal(problem.Energy)
 	if err != nil {
 		t.Fatal(err)
 	}
 	key := keyOfNode(16, &before.sections[1].Nodes[0])
 	other.candidateSets[key].list = append(other.candidateSets[key].list, other.candidateSets[key].list[0])
 	other.dropItems()
-	s.forget()
+	s.dropPrograms()
 	after, err := s.program(16, s.prefill)
 	if err != nil {
 		t.Fatal(err)
 	}
 	in := after.instances[1]
-	if got, want := len(in.prob.Items[0].Choices), len(in.candidates[0]); got != want || want != len(before.instances[1].candidates[0])+1 {
+	if got, want := len(in.chain.Items[0].Choices), len(in.candidates[0]); got != want || want != len(before.instances[1].candidates[0])+1 {
 		t.Errorf("%d choices of %d candidates, %d before", got, want, len(before.instances[1].candidates[0]))
 	}
 }

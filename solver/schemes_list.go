@@ -101,7 +101,7 @@ func (e *enumeration) prepare() error {
 // addNode adds the least cost of a node, in all layers, to the options of its class, or to the fixed nodes.
 func (e *enumeration) addNode(sec *models.Section, node *models.Node) error {
 	name := sec.Name + "." + node.Name
-	if packed := e.packed; packed.works() && name == packed.node {
+	if packed := e.tied; packed.exists() && name == packed.node {
 		return nil // what it takes depends on the head
 	}
 	layers := float64(max(1, sec.Layers))
@@ -161,10 +161,10 @@ func (e *enumeration) complete() {
 	}
 	found := point{slices.Clone(e.pick), bound, e.losses[last]}
 	if e.parts != nil {
-		found.bound += e.parts.of(e.schemesOf(e.ph, &found, nil))
+		found.bound += e.parts.totalFor(e.schemesOf(e.ph, &found, nil))
 	}
 	e.ph.points = append(e.ph.points, found)
-	e.take(pointBytes + rankedBytes)
+	e.reserve(pointBytes + rankedBytes)
 }
 
 // cheapest is the least cost of a node's candidates that only use processors of a set; infinite when
@@ -177,7 +177,7 @@ func (s *pricing) cheapest(key nodeKey, set uint64) float64 {
 	best := math.Inf(1)
 	for i := range known.list {
 		candidate := &known.list[i]
-		if s.mask(candidate.Shares)&^set == 0 {
+		if s.processorMask(candidate.Shares)&^set == 0 {
 			best = min(best, float64(s.cost(candidate)))
 		}
 	}

@@ -25,7 +25,7 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 		}
 		var out leftOut
 		for k := range s.classes {
-			s.tell(Progress{Phase: "price " + ph.name, Done: i*len(s.classes) + k,
+			s.reportProgress(Progress{Phase: "price " + ph.name, Done: i*len(s.classes) + k,
 				All:  len(ph.permits) * len(s.classes),
 				What: s.classes[k].nodes[0] + " " + string(scheme)})
 			if err := s.permitClass(ctx, ph, k, scheme, &out); err != nil {
@@ -35,7 +35,7 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 		if first == nil {
 			first = out.why
 		}
-		s.mention(ph, scheme, &out)
+		s.warnLeftOut(ph, scheme, &out)
 	}
 	s.preferOnly(ph)
 	for k, list := range ph.options {
@@ -73,7 +73,7 @@ func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme
 		out.unmeasured = append(out.unmeasured, class.nodes...)
 		return nil
 	}
-	err := s.ranged(class, scheme)
+	err := s.checkScales(class, scheme)
 	if err == nil {
 		err = s.usable(ph, k, scheme)
 	}
@@ -97,11 +97,11 @@ func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme
 	return nil
 }
 
-// mention notes what a scheme is left out of.
-func (s *schemeChoice) mention(ph *phase, scheme op.Scheme, out *leftOut) {
+// warnLeftOut notes what a scheme is left out of.
+func (s *schemeChoice) warnLeftOut(ph *phase, scheme op.Scheme, out *leftOut) {
 	all := len(s.classes)
 	if ph.name == "prefill" {
-		all -= s.heads()
+		all -= s.countHeads()
 	}
 	of := func(nodes []string) string {
 		if len(nodes) >= all {
@@ -110,11 +110,11 @@ func (s *schemeChoice) mention(ph *phase, scheme op.Scheme, out *leftOut) {
 		return ph.name + " for " + strings.Join(nodes, ", ")
 	}
 	if out.unmeasured != nil && s.in.Calibration != nil {
-		s.note("scheme %q is left out of %s: the calibration says nothing about what it costs",
+		s.warn("scheme %q is left out of %s: the calibration says nothing about what it costs",
 			scheme, of(out.unmeasured))
 	}
 	if out.failing != nil && len(ph.permits) > 1 {
-		s.note("scheme %q is left out of %s: %v", scheme, of(out.failing), out.why)
+		s.warn("scheme %q is left out of %s: %v", scheme, of(out.failing), out.why)
 	}
 }
 
@@ -130,7 +130,7 @@ func (s *schemeChoice) preferOnly(ph *phase) {
 		fewest := math.MaxInt
 		foreign := make([]int, len(list))
 		for i, scheme := range list {
-			foreign[i] = s.foreign(ph, j, scheme)
+			foreign[i] = s.countForeign(ph, j, scheme)
 			fewest = min(fewest, foreign[i])
 		}
 		ph.options[j] = nil
@@ -146,14 +146,14 @@ func (s *schemeChoice) preferOnly(ph *phase) {
 		}
 	}
 	for _, scheme := range order {
-		s.note("scheme %q is left out of %s for %s: --only %s is kept with others",
+		s.warn("scheme %q is left out of %s for %s: --only %s is kept with others",
 			scheme, ph.name, strings.Join(left[scheme], ", "), strings.Join(s.in.Only, ","))
 	}
 }
 
-// foreign counts the products of a usable class, over the programs of a phase, that no processor of Input.Only
+// countForeign counts the products of a usable class, over the programs of a phase, that no processor of Input.Only
 // executes in a scheme.
-func (s *schemeChoice) foreign(ph *phase, k int, scheme op.Scheme) (count int) {
+func (s *schemeChoice) countForeign(ph *phase, k int, scheme op.Scheme) (count int) {
 	for _, rows := range ph.rows {
 		for _, name := range s.classes[k].nodes {
 			p := s.candidateSets[nodeKey{rows, name, scheme}]
@@ -184,8 +184,8 @@ func (s *schemeChoice) dominatedByDynamic(ph *phase, class *productClass, scheme
 	return !measured || ok && rows <= static
 }
 
-// ranged refuses static scales of which the calibration says nothing, in any layer of any node of the class.
-func (s *request) ranged(class *productClass, scheme op.Scheme) error {
+// checkScales refuses static scales of which the calibration says nothing, in any layer of any node of the class.
+func (s *request) checkScales(class *productClass, scheme op.Scheme) error {
 	if !scheme.Static() {
 		return nil
 	}
@@ -194,7 +194,7 @@ func (s *request) ranged(class *productClass, scheme op.Scheme) error {
 		for _, node := range sec.Nodes {
 			name := sec.Name + "." + node.Name
 			for layer := 0; layer < max(1, sec.Layers) && slices.Contains(class.nodes, name); layer++ {
-				if err := s.rangedIn(name, sec.First+layer, scheme); err != nil {
+				if err := s.checkScalesIn(name, sec.First+layer, scheme); err != nil {
 					return err
 				}
 			}
@@ -203,8 +203,8 @@ func (s *request) ranged(class *productClass, scheme op.Scheme) error {
 	return nil
 }
 
-// rangedIn is ranged for one layer of one node.
-func (s *request) rangedIn(name string, layer int, scheme op.Scheme) error {
+// checkScalesIn is checkScales for one layer of one node.
+func (s *request) checkScalesIn(name string, layer int, scheme op.Scheme) error {
 	const again = "measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml"
 	activation := s.in.Calibration.Activation(name, layer)
 	switch {
@@ -224,8 +224,9 @@ func (s *request) rangedIn(name string, layer int, scheme op.Scheme) error {
 	return nil
 }
 
-// around is the assignment in which a class in a scheme is priced: uniform, but for experts that do not have it.
-func (s *schemeChoice) around(ph *phase, k int, scheme op.Scheme) (assignment, error) {
+// pricingAssignment is the assignment in which a class in a scheme is priced: uniform, but for experts that do not have
+// it.
+func (s *schemeChoice) pricingAssignment(ph *phase, k int, scheme op.Scheme) (assignment, error) {
 	schemes := s.uniform(scheme)
 	if scheme.Experts() {
 		return schemes, nil
@@ -250,7 +251,7 @@ func (s *schemeChoice) around(ph *phase, k int, scheme op.Scheme) (assignment, e
 // usable prices a class in a scheme in all programs of a phase. The error is that of a node of the class, or of a
 // node without a scheme beside it; other products have other classes.
 func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
-	schemes, err := s.around(ph, k, scheme)
+	schemes, err := s.pricingAssignment(ph, k, scheme)
 	if err != nil {
 		return err
 	}
@@ -262,10 +263,10 @@ func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 		for i := range sections {
 			sec := &sections[i]
 			ofClass := func(n lower.Node) bool { return slices.Contains(s.classes[k].nodes, n.Name) }
-			if repeats(sections, i) || !slices.ContainsFunc(sec.Nodes, ofClass) {
+			if isRepeated(sections, i) || !slices.ContainsFunc(sec.Nodes, ofClass) {
 				continue
 			}
-			s.price(sec, rows)
+			s.priceSection(sec, rows)
 			for j := range sec.Nodes {
 				node := &sec.Nodes[j]
 				set := s.candidateSets[keyOfNode(rows, node)]

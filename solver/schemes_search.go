@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// value is the objective of a pair of assignments, solved.
-func (s *planner) value(ctx context.Context, prefill, decode assignment) (float64, error) {
+// solvedObjective is the objective of a pair of assignments, solved.
+func (s *planner) solvedObjective(ctx context.Context, prefill, decode assignment) (float64, error) {
 	total := 0.0
 	for i, schemes := range []assignment{prefill, decode} {
 		ph := s.phases[i]
@@ -105,11 +105,11 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		if !ok || next.bound >= best.ns {
 			break
 		}
-		if seen++; seen > maxPairs || tried > maxTried || s.budget.over(0) {
+		if seen++; seen > maxPairs || tried > maxTried || s.budget.exceededBy(0) {
 			status, bound = problem.Feasible, next.bound
 			break
 		}
-		s.trim()
+		s.trimPrograms()
 		if err := ctx.Err(); err != nil {
 			return searchResult{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
 		}
@@ -168,8 +168,8 @@ type pairQueue struct {
 
 // push has the pair of the p-th and d-th assignments of the phases wait, where they have so many.
 func (q *pairQueue) push(group, p, d int) {
-	prefill, ok := q.groups[group].prefill.at(p)
-	decode, also := q.groups[group].decode.at(d)
+	prefill, ok := q.groups[group].prefill.nth(p)
+	decode, also := q.groups[group].decode.nth(d)
 	if !ok || !also {
 		return
 	}
@@ -192,7 +192,7 @@ func (q *pairQueue) pop() (pair, bool) {
 		return pair{}, false
 	}
 	if waiting := len(q.heap); waiting > q.most {
-		q.budget.take(int64(waiting-q.most) * pairBytes)
+		q.budget.reserve(int64(waiting-q.most) * pairBytes)
 		q.most = waiting
 	}
 	return heap.Pop(&q.heap).(pair), true
@@ -210,7 +210,7 @@ func (s *planner) searching(tried int, bound, best float64) {
 			progress.Best = best / 1e6
 		}
 	}
-	s.tell(progress)
+	s.reportProgress(progress)
 }
 
 // tooLossy explains that no assignment is within the limits: what the least lossy one costs.

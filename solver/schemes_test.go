@@ -154,13 +154,13 @@ func TestSchemesAreTheBest(t *testing.T) {
 		if err := ses.chooseSchemes(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		got, err := ses.value(context.Background(), ses.prefill, ses.decode)
+		got, err := ses.solvedObjective(context.Background(), ses.prefill, ses.decode)
 		if err != nil {
 			t.Fatal(err)
 		}
 		best, free := math.Inf(1), math.Inf(1)
 		everyPair(ses, func(p, d assignment) {
-			ns, err := ses.value(context.Background(), p, d)
+			ns, err := ses.solvedObjective(context.Background(), p, d)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -181,7 +181,7 @@ func TestSchemesAreTheBest(t *testing.T) {
 		if ses.chosen == nil || ses.chosen.Status != "optimal" || ses.chosen.ObjectiveNS != price.Whole(best) {
 			t.Errorf("seed %d: %+v", seed, ses.chosen)
 		}
-		plan, err := ses.complete(context.Background())
+		plan, err := ses.completePlan(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -507,7 +507,7 @@ func TestMemoryBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	ses.nodes = triedNodes // as combinations are tried
-	free, err := ses.complete(ctx)
+	free, err := ses.completePlan(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -519,7 +519,7 @@ func TestMemoryBound(t *testing.T) {
 	for n := 2; n >= 1; n-- {
 		y := ses
 		if n == 1 {
-			if y, err = ses.fewer(ctx, 1); err != nil {
+			if y, err = ses.withFirstBuckets(ctx, 1); err != nil {
 				t.Fatal(err)
 			}
 			y.nodes = triedNodes
@@ -527,7 +527,7 @@ func TestMemoryBound(t *testing.T) {
 		keep := [2]assignment{y.prefill, y.decode}
 		everyPair(y, func(p, d assignment) {
 			y.prefill, y.decode, y.chosen = p, d, nil
-			plan, err := y.complete(ctx)
+			plan, err := y.completePlan(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -546,7 +546,7 @@ func TestMemoryBound(t *testing.T) {
 				best = min(best, p.ns)
 			}
 		}
-		by, plan, err := ses.within(ctx, bound, free)
+		by, plan, err := ses.planWithinMemory(ctx, bound, free)
 		if err != nil {
 			t.Fatalf("bound %d of %d..%d: %v", bound, least, free.Memory.Total, err)
 		}
@@ -566,11 +566,11 @@ func TestMemoryBound(t *testing.T) {
 		t.Errorf("%d different objectives: the case tests little", len(steps))
 	}
 	// Placed for memory rather than for time a plan holds still less; below that there is none.
-	_, lean, err := ses.within(ctx, least-1, free)
+	_, lean, err := ses.planWithinMemory(ctx, least-1, free)
 	if err != nil || lean.Memory.Total >= least {
 		t.Fatalf("one byte less than the least of the fastest placements (%d): %v", least, err)
 	}
-	smallest, err := ses.minimising(problem.Memory)
+	smallest, err := ses.withGoal(problem.Memory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -578,7 +578,7 @@ func TestMemoryBound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = ses.within(ctx, lean.Memory.Total-1, free)
+	_, _, err = ses.planWithinMemory(ctx, lean.Memory.Total-1, free)
 	if text := fmt.Sprint(err, diag.HintsOf(err)); diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(text, "of weights") || !strings.Contains(text, fmt.Sprintf("at least %d bytes", lean.Memory.Total)) {
 		t.Errorf("one byte less than the least (%d): %v", lean.Memory.Total, text)
 	}
@@ -619,7 +619,7 @@ func TestMemoryBoundOfCopies(t *testing.T) {
 	w.Buckets = []int{64} // no bucket to go without
 	in := Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w}
 	free := solve(t, in)
-	if !copies(free.Plan) {
+	if !packsTwice(free.Plan) {
 		t.Fatal("nothing is held twice: the case tests nothing")
 	}
 	once := int64(0)

@@ -41,16 +41,16 @@ type shadowSection struct {
 	ns       []float64 // by set of products that keep shadows: weighted time of a layer
 }
 
-// shadows prunes shadow outliers of a plan: by the share that the workload names, within the time that it names, or,
-// under a limit of quality, wherever that saves time and the limit is kept.
-func (s *session) shadows(ctx context.Context, plan *planir.Plan) error {
+// pruneShadows prunes shadow outliers of a plan: by the share that the workload names, within the time that it names,
+// or, under a limit of quality, wherever that saves time and the limit is kept.
+func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	sections := s.shadowSections(plan)
 	want := s.in.Workload.Shadows
 	if len(sections) == 0 || s.in.Calibration == nil {
 		return nil
 	}
 	if missing := s.unmeasuredShadow(sections); missing != "" {
-		s.note("shadow outliers are kept in all layers: the calibration does not say what those of %s are worth", missing)
+		s.warn("shadow outliers are kept in all layers: the calibration does not say what those of %s are worth", missing)
 		return nil
 	}
 	if want.Prune > 0 {
@@ -216,7 +216,7 @@ func (s *session) shadowsIn(plan *planir.Plan, phase string) bool {
 // programs, and what all programs take without any.
 func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (total float64, err error) {
 	none := keptShadows(sections, s.in.Model.Layers, func(*shadowSection, int, int, string) bool { return false })
-	if total, err = s.weighted(plan, none, ""); err != nil {
+	if total, err = s.weightedTime(plan, none, ""); err != nil {
 		return 0, err
 	}
 	for i := range sections {
@@ -225,7 +225,7 @@ func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (tota
 			trial := keptShadows(sections, s.in.Model.Layers, func(of *shadowSection, product, _ int, _ string) bool {
 				return of == section && kept>>product&1 == 1
 			})
-			ns, err := s.weighted(plan, trial, section.name)
+			ns, err := s.weightedTime(plan, trial, section.name)
 			if err != nil {
 				return 0, err
 			}
@@ -235,9 +235,9 @@ func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (tota
 	return total, nil
 }
 
-// weighted is what a plan's programs take with some shadows, each times its weight in the objective: a section of them,
-// or all ("").
-func (s *session) weighted(plan *planir.Plan, shadows []planir.Shadow, section string) (total float64, err error) {
+// weightedTime is what a plan's programs take with some shadows, each times its weight in the objective: a section of
+// them, or all ("").
+func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, section string) (total float64, err error) {
 	trial := *plan
 	trial.Shadows, trial.Beside = shadows, nil
 	if err := s.lower(&trial); err != nil {
@@ -245,15 +245,15 @@ func (s *session) weighted(plan *planir.Plan, shadows []planir.Shadow, section s
 	}
 	for i := range trial.Program.Programs {
 		program := &trial.Program.Programs[i]
-		weight := s.weightOf(program.Rows)
+		weight := s.weightOfRows(program.Rows)
 		if weight == 0 {
 			continue
 		}
-		of, err := s.efforts(&trial, program)
+		of, err := s.workOf(&trial, program)
 		if err != nil {
 			return 0, err
 		}
-		_, sections, err := s.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+		_, sections, err := s.predictSections(program, of, func(e price.Estimate) int64 { return e.NS })
 		if err != nil {
 			return 0, err
 		}
@@ -266,8 +266,8 @@ func (s *session) weighted(plan *planir.Plan, shadows []planir.Shadow, section s
 	return total, nil
 }
 
-// weightOf is the weight of a program of so many rows in the objective.
-func (s *session) weightOf(rows int) float64 {
+// weightOfRows is the weight of a program of so many rows in the objective.
+func (s *session) weightOfRows(rows int) float64 {
 	for _, phase := range s.phases {
 		if at := slices.Index(phase.rows, rows); at >= 0 {
 			return phase.weights[at]
@@ -388,7 +388,7 @@ func (s *session) prunedQuality(plan *planir.Plan) {
 		}
 		quality.KL = max(0, quality.KL)
 		if quality.MaxKL > 0 && quality.KL > quality.MaxKL {
-			s.note("%s is predicted to lose %.3g nats a token with the shadow outliers that the workload has pruned, more "+
+			s.warn("%s is predicted to lose %.3g nats a token with the shadow outliers that the workload has pruned, more "+
 				"than %s: without \"shadows\" solve keeps the limit", quality.Phase, quality.KL,
 				workload.KLText(quality.MaxKL))
 		}

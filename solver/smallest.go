@@ -37,11 +37,11 @@ const (
 func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) {
 	var first error
 	open := false // there may be a plan for fewer buckets that was not found
-	for buckets := s.fewest(); buckets <= len(s.want.Buckets); buckets++ {
+	for buckets := s.fewestBuckets(); buckets <= len(s.want.Buckets); buckets++ {
 		other := s
 		if buckets < len(s.want.Buckets) {
 			var err error
-			if other, err = s.fewer(ctx, buckets); err != nil {
+			if other, err = s.withFirstBuckets(ctx, buckets); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -122,14 +122,14 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 		pair := pairs[next]
 		// Enough was tried, or this pair and those behind it hold too much by their weights alone.
 		if tried == smallestPairs && best != nil || next >= 4*smallestPairs ||
-			best != nil && pair.bytes+s.leastPool()+s.fixedPart(best) >= best.Memory.Total {
+			best != nil && pair.bytes+s.leastPool()+s.fixedBytes(best) >= best.Memory.Total {
 			break
 		}
 		s.prefill, s.decode, s.chosen = pair.prefill, pair.decode, nil
 		var plan *planir.Plan
 		least, err := s.leastBytes(ctx)
 		if err == nil {
-			if bound = min(bound, least); best != nil && least+s.fixedPart(best) >= best.Memory.Total {
+			if bound = min(bound, least); best != nil && least+s.fixedBytes(best) >= best.Memory.Total {
 				continue
 			}
 			tried++
@@ -156,7 +156,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	s.prefill, s.decode = chosen.prefill, chosen.decode
 	report := planir.Solve{
 		Problem: jointProblem(problem.Memory), Status: string(problem.Optimal), Choices: best.Solver[0].Choices,
-		ObjectiveNS: best.Memory.Total, BoundNS: min(best.Memory.Total, bound+s.fixedPart(best)),
+		ObjectiveNS: best.Memory.Total, BoundNS: min(best.Memory.Total, bound+s.fixedBytes(best)),
 	}
 	if report.BoundNS < report.ObjectiveNS {
 		report.Status = string(problem.Feasible)
@@ -166,10 +166,10 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	return best, nil
 }
 
-// fixedPart is what every plan for these programs holds beside its weights, buffers and steps.
-func (s *schemeChoice) fixedPart(plan *planir.Plan) int64 {
+// fixedBytes is what every plan for these programs holds beside its weights, buffers and steps.
+func (s *schemeChoice) fixedBytes(plan *planir.Plan) int64 {
 	total := plan.Memory.Cache + planir.LeastFixed(plan)
-	if !s.packed.works() { // else the embedding may be the head's
+	if !s.tied.exists() { // else the embedding may be the head's
 		total += plan.Memory.Tables
 	}
 	return total
@@ -178,7 +178,7 @@ func (s *schemeChoice) fixedPart(plan *planir.Plan) int64 {
 // smallestForSchemes is the plan that holds least of those found with the schemes that are set: the joint problem's,
 // each processor's own, and what moving single operators makes of the best; of equally small ones the fastest found.
 func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) {
-	best, err := s.fit(ctx)
+	best, err := s.bestWithinBounds(ctx)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, err
 	}
@@ -209,21 +209,21 @@ func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) 
 	if best, err = mover.descend(ctx, best); err != nil {
 		return nil, err
 	}
-	if best, err = mover.explained(best); err != nil {
+	if best, err = mover.withAlternatives(best); err != nil {
 		return nil, err
 	}
-	return s.quickest(ctx, best)
+	return s.fastestAsSmall(ctx, best)
 }
 
-// quickest is the fastest plan found that holds no more than the given one.
-func (s *session) quickest(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+// fastestAsSmall is the fastest plan found that holds no more than the given one.
+func (s *session) fastestAsSmall(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	memory := planir.MemoryOf(plan)
 	plan.Memory = &memory
-	other, err := s.minimising(problem.Time)
+	other, err := s.withGoal(problem.Time)
 	if err != nil {
 		return nil, err
 	}
-	other.bind(memory.Total)
+	other.addMemoryBound(memory.Total)
 	other.tight = true
 	other.nodes = triedNodes
 	faster, err := other.solveJointly(ctx, plan)
@@ -249,7 +249,7 @@ type mover struct {
 func (s *session) mover(plan *planir.Plan) (*mover, error) {
 	m := &mover{s: s, template: plan, restore: s.reduceCandidates(plan)}
 	var err error
-	if m.j, err = s.joint(nil); err != nil {
+	if m.j, err = s.poseJoint(nil); err != nil {
 		m.restore()
 		return nil, err
 	}
@@ -265,18 +265,18 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	for i, pr := range m.j.programs {
 		var list []planir.Decision
 		for j, in := range pr.instances {
-			for node, pick := range in.nodes(choices[i][j]) {
+			for node, pick := range in.choicesOfNodes(choices[i][j]) {
 				list = append(list, in.candidates[node][pick].Decision)
 			}
 		}
 		made.decisions = append(made.decisions, list)
 	}
 	plan := *m.template
-	plan.Decisions, plan.Program, plan.Memory = m.s.merged(&made), planir.Program{}, nil
+	plan.Decisions, plan.Program, plan.Memory = m.s.mergeDecisions(&made), planir.Program{}, nil
 	if err := m.s.lower(&plan); err != nil {
 		return nil, err
 	}
-	taken, err := m.s.taken(&plan)
+	taken, err := m.s.amountsTaken(&plan)
 	if err != nil {
 		return nil, err
 	}
@@ -288,13 +288,13 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	return &plan, nil
 }
 
-// explained is a plan whose decisions say what they cost and what the alternatives were.
-func (m *mover) explained(plan *planir.Plan) (*planir.Plan, error) {
+// withAlternatives is a plan whose decisions say what they cost and what the alternatives were.
+func (m *mover) withAlternatives(plan *planir.Plan) (*planir.Plan, error) {
 	made := solved{reports: plan.Solver}
 	for i, part := range m.j.choices(plan) {
 		made.decisions = append(made.decisions, m.j.programs[i].decisions(part))
 	}
-	return m.s.build(made)
+	return m.s.buildPlan(made)
 }
 
 // permitted reports whether no program has processors that exclude each other.
@@ -365,7 +365,7 @@ func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, e
 						return nil, diag.New(diag.ClassInterrupted, "look for the least memory: %w", err)
 					}
 					kept := choices[i][j][node]
-					for _, pick := range kinds(in.candidates[node]) {
+					for _, pick := range cheapestOfKinds(in.candidates[node]) {
 						if pick == kept {
 							continue
 						}
@@ -392,8 +392,8 @@ func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, e
 	return plan, nil
 }
 
-// kinds is the cheapest candidate of every way to divide an operator between some processors.
-func kinds(list []price.Candidate) []int {
+// cheapestOfKinds is the cheapest candidate of every way to divide an operator between some processors.
+func cheapestOfKinds(list []price.Candidate) []int {
 	cheapest := map[string]int{}
 	var order []string
 	for i := range list {
@@ -414,13 +414,13 @@ func kinds(list []price.Candidate) []int {
 	return out
 }
 
-// minimising is the session with another measure, and its schemes as they are.
-func (s *session) minimising(goal problem.Measure) (*session, error) {
+// withGoal is the session with another measure, and its schemes as they are.
+func (s *session) withGoal(goal problem.Measure) (*session, error) {
 	t := *s
 	t.goal, t.chosen, t.notes = goal, nil, slices.Clone(s.notes)
 	t.kept, t.cached = 0, 0 // the session they were counted for releases them
 	t.items = newItemCache()
-	t.forget()
+	t.dropPrograms()
 	for i, ph := range s.phases {
 		if ph == nil {
 			continue

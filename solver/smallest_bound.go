@@ -12,7 +12,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// leastBytes is a lower bound of what all programs hold with the schemes that are set, in bytes, beside fixedPart. It
+// leastBytes is a lower bound of what all programs hold with the schemes that are set, in bytes, beside fixedBytes. It
 // adds two things: one packed copy of each weight for each format that they read it in, and the least of a joint
 // problem of everything else, without costs and other limits.
 //
@@ -22,7 +22,7 @@ import (
 func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 	assets := s.newAssets()
 	assets.memory, assets.pool, assets.least, assets.regions[""] = true, true, true, 0
-	packs := packsOnce{of: assets, all: map[[2]string]*onePack{}}
+	packs := distinctPacks{of: assets, all: map[[2]string]*onePack{}}
 	var programs []*program
 	kept := int64(0) // for this problem only
 	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
@@ -34,7 +34,7 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 		programs = append(programs, pr)
 		for _, in := range pr.instances {
 			fresh := in.needs == nil
-			all, err := in.loads()
+			all, err := in.candidateNeeds()
 			if err != nil {
 				return 0, err
 			}
@@ -50,14 +50,14 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	j.keep(assets.list)
-	if kept += j.bytes(); s.budget.over(kept) {
+	j.keepNeeded(assets.list)
+	if kept += j.bytes(); s.budget.exceededBy(kept) {
 		// The problem takes more than solving may keep: a weaker bound needs none.
 		return s.weightBytes(s.prefill, s.decode) + s.leastPool(), nil
 	}
-	s.budget.take(kept)
+	s.budget.reserve(kept)
 	defer s.budget.release(kept)
-	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.budget.left(0)})
+	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(0)})
 	if err != nil {
 		return 0, err
 	}
@@ -76,7 +76,7 @@ func (s *planner) leastMemoryProblem(programs []*program, assets *assets) (*join
 		posed := pr.partition(&s.request, problem.Time)
 		for i, in := range pr.instances {
 			chain := problem.Chain{Name: posed.Chains[i].Name, Repeat: 1}
-			ends := endings(in.needs)
+			ends := joiningProcs(in.needs)
 			for node := range in.candidates {
 				item, err := in.commonNeeds(assets, node, ends[node], pr.name)
 				if err != nil {
@@ -91,8 +91,9 @@ func (s *planner) leastMemoryProblem(programs []*program, assets *assets) (*join
 	return j, nil
 }
 
-// packsOnce are the weights that programs read, by name and format: however they are divided, all of each is packed.
-type packsOnce struct {
+// distinctPacks are the weights that programs read, by name and format: however they are divided, all of each is
+// packed.
+type distinctPacks struct {
 	of  *assets
 	all map[[2]string]*onePack
 }
@@ -105,7 +106,7 @@ type onePack struct {
 }
 
 // scanAll notes the weights that an instance needs, but for tables.
-func (p *packsOnce) scanAll(needs [][][]need) {
+func (p *distinctPacks) scanAll(needs [][][]need) {
 	for _, candidates := range needs {
 		for _, steps := range candidates {
 			for i := range steps {
@@ -118,7 +119,7 @@ func (p *packsOnce) scanAll(needs [][][]need) {
 }
 
 // scan widens the region of each weight and format to the uses, and notes their layouts.
-func (p *packsOnce) scan(uses []lower.Use) {
+func (p *distinctPacks) scan(uses []lower.Use) {
 	for i := range uses {
 		use := &uses[i]
 		key := [2]string{use.Weight, use.Scheme}
@@ -136,7 +137,7 @@ func (p *packsOnce) scan(uses []lower.Use) {
 }
 
 // bytes is what the packs take, each in the layout in which it is smallest.
-func (p *packsOnce) bytes() (total int64, err error) {
+func (p *distinctPacks) bytes() (total int64, err error) {
 	for key, once := range p.all {
 		least := int64(math.MaxInt64)
 		for _, layout := range once.layouts {
@@ -167,11 +168,11 @@ func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, 
 		var list []int
 		var err error
 		for step := range needs {
-			if list, err = shared.of(&needs[step], list); err != nil {
+			if list, err = shared.ofStep(&needs[step], list); err != nil {
 				return item, err
 			}
 		}
-		list = shared.steps(needs, ends, name+"@"+program, in.section.Repeat, list)
+		list = shared.ofCandidate(needs, ends, name+"@"+program, in.section.Repeat, list)
 		slices.Sort(list)
 		list = slices.Compact(list)
 		key := candidate.Kind()
@@ -179,7 +180,7 @@ func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, 
 		if !known {
 			byKind[key] = len(item.Choices)
 			item.Choices = append(item.Choices,
-				problem.Choice{Label: key, Procs: in.prob.Items[node].Choices[i].Procs, Assets: list})
+				problem.Choice{Label: key, Procs: in.chain.Items[node].Choices[i].Procs, Assets: list})
 			continue
 		}
 		item.Choices[at].Assets = slices.DeleteFunc(item.Choices[at].Assets, func(asset int) bool {
@@ -190,8 +191,8 @@ func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, 
 	return item, nil
 }
 
-// keep takes of the assets those that a choice needs, and numbers them anew in the choices.
-func (j *joint) keep(all []problem.Asset) {
+// keepNeeded takes of the assets those that a choice needs, and numbers them anew in the choices.
+func (j *joint) keepNeeded(all []problem.Asset) {
 	numbers := map[int]int{}
 	for i := range j.Parts {
 		for _, chain := range j.Parts[i].Partition.Chains {

@@ -113,7 +113,7 @@ func TestNoPlanHoldsLess(t *testing.T) {
 					if held.Total < found {
 						found, better = held.Total, other
 					}
-					if bound := atLeast + by.fixedPart(other); held.Total < bound {
+					if bound := atLeast + by.fixedBytes(other); held.Total < bound {
 						t.Fatalf("seed %d: a plan holds %d bytes (%v), with its schemes the bound is %d", seed, held.Total, held, bound)
 					}
 				}
@@ -167,7 +167,7 @@ func TestLeastBytesIsABound(t *testing.T) {
 		for _, p := range plans {
 			held := planir.MemoryOf(p)
 			p.Memory = &held
-			if fixed := x.session.fixedPart(p); held.Total < least+fixed || held.Total < x.session.weightBytes(x.session.prefill, x.session.decode)+x.session.leastPool()+fixed {
+			if fixed := x.session.fixedBytes(p); held.Total < least+fixed || held.Total < x.session.weightBytes(x.session.prefill, x.session.decode)+x.session.leastPool()+fixed {
 				rt.Fatalf("%s %s: a plan holds %d bytes (%v), the bound is %d\n%s", m.Name, scheme, held.Total, held, least+fixed, planir.Dump(p))
 			}
 		}

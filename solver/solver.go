@@ -1,18 +1,3 @@
-// Package solver knows which processor should execute which part of every operator: it prices the ways to execute them,
-// poses the partition problem of each section and number of rows, has an engine solve it, and turns the answers into a
-// plan that carries its alternatives, predictions and proofs.
-//
-// Read Solve (solver.go) first, then session.solve below it, which names the steps: schemes (schemes.go), plans within
-// limits (within_limits.go), what is decided beside the partition (shadows.go, heads.go, drafts.go, inflight.go), and
-// the independent check. Prices are those of solver/price, problems those of solver/problem, engines those of
-// solver/exact and solver/highs.
-//
-// Words of this package: A program is the model at one number of rows: a bucket of prompts, or a batch of sequences
-// that decode. It has sections, which repeat for each layer, and these have nodes. A candidate is a way to execute a
-// node, with its price. The problem of a program has a chain for each section, an item for each node, and a choice for
-// each candidate. Choices that leave a node's result in the same places share a location class, on which the hand-over
-// to the next node depends. Nodes that multiply by one weight share a product class, which has one scheme; an
-// assignment gives every product class one.
 package solver
 
 import (
@@ -127,7 +112,7 @@ type Result struct {
 	// JointObjective is that of the plan's joint problem, in the unit in which an engine got it; 0: there is none.
 	JointObjective int64
 
-	by *session // that decided it
+	session *session // that decided it
 }
 
 // policy is what restricts the ways to execute operators.
@@ -182,7 +167,7 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 // solve makes the plan for the buckets and batches there are.
 func (s *session) solve(ctx context.Context) (*Result, error) {
 	in := s.in
-	if err := s.calibrated(); err != nil {
+	if err := s.checkCalibration(); err != nil {
 		return nil, err
 	}
 	if err := s.chooseSchemes(ctx); err != nil {
@@ -215,32 +200,32 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected - s.inFlightGain(plan),
-		ExpectedNJ: s.expectedNJ(plan), by: s}, nil
+		ExpectedNJ: s.expectedNJ(plan), session: s}, nil
 }
 
 // extend decides what a plan has beside schemes and placements, each with those before it.
 func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
-	if err := s.shadows(ctx, plan); err != nil {
+	if err := s.pruneShadows(ctx, plan); err != nil {
 		return err
 	}
 	s.noteOutliers(plan)
-	plan.Quality, plan.Compiled = s.quality(), s.compiled(plan)
+	plan.Quality, plan.Compiled = s.quality(), s.compilerFacts(plan)
 	s.prunedQuality(plan)
-	if packed := s.packed; packed != nil {
+	if packed := s.tied; packed != nil {
 		if err := packed.not[s.decode[packed.head].Table()]; err != nil {
-			s.note("the embedding is not looked up in the packed head, and takes memory beside it: %v", err)
+			s.warn("the embedding is not looked up in the packed head, and takes memory beside it: %v", err)
 		}
 	}
-	if err := s.headPipelines(ctx, plan); err != nil {
+	if err := s.planHeadPipelines(ctx, plan); err != nil {
 		return err
 	}
-	if err := s.beside(plan); err != nil {
+	if err := s.planBeside(plan); err != nil {
 		return err
 	}
-	if err := s.drafts(plan); err != nil {
+	if err := s.planDrafts(plan); err != nil {
 		return err
 	}
-	return s.inFlight(ctx, plan)
+	return s.planInFlight(ctx, plan)
 }
 
 // checkPlan has the checker look at a plan. It shares no code with the solver: what it finds is a defect of the solver,
@@ -259,21 +244,18 @@ func (in *Input) checkPlan(plan *planir.Plan) error {
 		WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
 }
 
-// A solve is made of layers, each of which knows those it embeds and nothing of those above: what is asked, what
-// executing operators costs, which schemes they have, what programs then take, and which programs keep common bounds.
-
 // schemeChoice is the schemes that operators may have, and those they have.
 type schemeChoice struct {
 	pricing
 	classes []productClass
 	classOf map[string]int // by node
-	packed  *packed        // nil: the embedding reads rows as they are stored
+	tied    *tiedEmbedding // nil: the embedding reads rows as they are stored
 	phases  [2]*phase      // prefill, decode
 	prefill assignment     // chosen
 	decode  assignment
 }
 
-// session is one solve: programs that keep bounds together.
+// session is one solve: programs that keep common bounds. The package comment says what it embeds.
 type session struct {
 	planner
 	bounds       []bound             // that all programs keep together
@@ -283,8 +265,8 @@ type session struct {
 	tight        bool                // joint problems count buffers, scratch and steps where memory is bounded
 }
 
-// calibrated checks that limits of quality and static scales come with a calibration of this model.
-func (s *request) calibrated() error {
+// checkCalibration checks that limits of quality and static scales come with a calibration of this model.
+func (s *request) checkCalibration() error {
 	if s.in.Calibration == nil {
 		for _, scheme := range slices.Concat(s.want.Prefill, s.want.Decode, s.want.Head) {
 			if scheme.Static() && s.want.MaxKL == (workload.KLLimit{}) {
@@ -360,11 +342,11 @@ func newSession(in Input) (*session, error) {
 		return nil, err
 	}
 	want.Cache = cmp.Or(in.cache, want.Cache)
-	if err := in.payForCache(want); err != nil {
+	if err := in.deductCacheLoss(want); err != nil {
 		return nil, err
 	}
-	in.payForAttention(want)
-	in.payForDrops(want)
+	in.deductAttentionLoss(want)
+	in.deductDropLoss(want)
 	if err := in.checkTarget(want); err != nil {
 		return nil, err
 	}
@@ -385,12 +367,12 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	fresh := &session{}
 	fresh.request = request{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise,
 		prices: in.Prices.With(in.SoC)}
-	fresh.noted, fresh.priced = map[string]bool{}, map[string]bool{}
+	fresh.warned, fresh.priced = map[string]bool{}, map[string]bool{}
 	fresh.candidateSets, fresh.items = map[nodeKey]*candidateSet{}, newItemCache()
 	if fresh.budget = in.budget; fresh.budget == nil {
 		fresh.budget = newMemoryBudget(&in)
 	}
-	fresh.forget()
+	fresh.dropPrograms()
 	if in.WhatIf.AnyScheme {
 		fresh.prices = price.AnyScheme{Costs: fresh.prices}
 	}
@@ -407,19 +389,19 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	}
 	fresh.findClasses()
 	var err error
-	if fresh.Machine, err = price.NewMachine(in.SoC, in.Only, fresh.prices, fresh.want.Cache, fresh.note); err != nil {
+	if fresh.Machine, err = price.NewMachine(in.SoC, in.Only, fresh.prices, fresh.want.Cache, fresh.warn); err != nil {
 		return nil, err
 	}
-	fresh.findPacked()
+	fresh.findTiedEmbedding()
 	if err := fresh.findBounds(); err != nil {
 		return nil, err
 	}
 	return fresh, nil
 }
 
-// fit returns the best plan whose programs keep all bounds: without one in the way, each program's optimum; else that
-// of all programs together.
-func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
+// bestWithinBounds returns the best plan whose programs keep all bounds: without one in the way, each program's
+// optimum; else that of all programs together.
+func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 	plan, err := s.eachAlone(ctx)
 	if err != nil {
 		return nil, err
@@ -433,11 +415,11 @@ func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
 		plans = []*planir.Plan{faster, plan}
 	}
 	for _, plan := range plans {
-		taken, err := s.taken(plan)
+		taken, err := s.amountsTaken(plan)
 		if err != nil {
 			return nil, err
 		}
-		if s.measure() != problem.Memory && len(s.broken(plan, taken)) == 0 {
+		if s.measure() != problem.Memory && len(s.brokenBounds(plan, taken)) == 0 {
 			return plan, nil
 		}
 	}

@@ -23,8 +23,8 @@ import (
 // how long experts keep each. So its answer is tried: the whole plan is solved again with it, and it is kept for the
 // buckets whose programs are predicted to take less time.
 
-// opening is the part of opening its graphs that a call of a prompt's program of that many rows pays.
-func (in *Input) opening(plan *planir.Plan, rows int) (ns int64) {
+// openingPerCall is the part of opening its graphs that a call of a prompt's program of that many rows pays.
+func (in *Input) openingPerCall(plan *planir.Plan, rows int) (ns int64) {
 	opened := map[string]bool{}
 	for i := range plan.Program.Programs {
 		program := &plan.Program.Programs[i]
@@ -65,16 +65,16 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	if err != nil {
 		return nil, err
 	}
-	best, err := s.tiersBy(ctx, dynamic, in.TierRule, in.TierRule.find() != nil)
+	best, err := s.solveWithRule(ctx, dynamic, in.TierRule, in.TierRule.find() != nil)
 	if err != nil {
 		return nil, err
 	}
 	if s.groupsMayStay() {
-		other, err := s.tiersBy(ctx, dynamic, TierRule{Slots: "optimal"}, false)
+		other, err := s.solveWithRule(ctx, dynamic, TierRule{Slots: "optimal"}, false)
 		if err != nil {
 			return nil, err
 		}
-		if in.timeInAll(other.Plan) < in.timeInAll(best.Plan) {
+		if in.totalNS(other.Plan) < in.totalNS(best.Plan) {
 			best = other
 		}
 	}
@@ -91,21 +91,22 @@ func (s *session) groupsMayStay() bool {
 		(npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0)
 }
 
-// timeInAll is what all programs of a plan are predicted to take, with what each pays for opening its graphs.
-func (in *Input) timeInAll(plan *planir.Plan) (ns int64) {
+// totalNS is what all programs of a plan are predicted to take, with what each pays for opening its graphs.
+func (in *Input) totalNS(plan *planir.Plan) (ns int64) {
 	for i := range plan.Predictions {
 		ns += plan.Predictions[i].PlanNS
 	}
 	buckets, _ := programSizes(plan)
 	for _, rows := range buckets {
-		ns += in.opening(plan, rows)
+		ns += in.openingPerCall(plan, rows)
 	}
 	return ns
 }
 
-// tiersBy solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of them.
-// Where no plan with them keeps all limits, since it holds more than its slots, they are decided again for less room.
-func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
+// solveWithRule solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of
+// them. Where no plan with them keeps all limits, since it holds more than its slots, they are decided again for less
+// room.
+func (s *session) solveWithRule(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
 	npu, err := staticProcessor(s.in.SoC)
 	if err != nil {
 		return nil, err
@@ -121,19 +122,19 @@ func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, a
 			return best, err
 		}
 		if try < roomTries && room.limited() {
-			room = room.less()
+			room = room.smaller()
 			continue
 		}
 		if all {
 			return nil, err
 		}
 		left := append(slices.Clone(decided.left), fmt.Sprintf("no plan has room for them: %v", err))
-		return dynamic.without(left, decided.reports), nil
+		return dynamic.withoutTiers(left, decided.reports), nil
 	}
 }
 
-// without is the plan without tiers, and why others were left.
-func (r *Result) without(left []string, reports []planir.Solve) *Result {
+// withoutTiers is the plan without tiers, and why others were left.
+func (r *Result) withoutTiers(left []string, reports []planir.Solve) *Result {
 	out, plan := *r, *r.Plan
 	out.Plan, out.TiersLeft = &plan, left
 	plan.Solver = append(slices.Clip(plan.Solver), reports...)
@@ -149,14 +150,14 @@ func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *dec
 	tiers, left := decided.tiers, decided.left
 	for len(tiers) > 0 {
 		in.tiers = tiers
-		other, err := s.again(ctx, in, dynamic.Plan)
+		other, err := s.solveSame(ctx, in, dynamic.Plan)
 		if err != nil {
 			return nil, err
 		}
 		var kept []planir.ExpertTiers
 		for _, bucket := range tiers {
-			with := predicted(other.Plan, bucket.Rows) + in.opening(other.Plan, bucket.Rows)
-			without := predicted(dynamic.Plan, bucket.Rows) + in.opening(dynamic.Plan, bucket.Rows)
+			with := predictedPromptNS(other.Plan, bucket.Rows) + in.openingPerCall(other.Plan, bucket.Rows)
+			without := predictedPromptNS(dynamic.Plan, bucket.Rows) + in.openingPerCall(dynamic.Plan, bucket.Rows)
 			if with < without || all {
 				kept = append(kept, bucket)
 				continue
@@ -165,11 +166,11 @@ func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *dec
 				bucket.Rows, bucket.Shape(), float64(with)/1e6, float64(without)/1e6))
 		}
 		if len(kept) == len(tiers) {
-			return other.without(left, decided.reports), nil
+			return other.withoutTiers(left, decided.reports), nil
 		}
 		tiers = kept
 	}
-	return dynamic.without(left, decided.reports), nil
+	return dynamic.withoutTiers(left, decided.reports), nil
 }
 
 // tiersOf are the capacity tiers of the program of that many rows, nil where experts are dynamic.
@@ -178,8 +179,8 @@ func (in *Input) tiersOf(rows int) *planir.ExpertTiers {
 	return plan.TiersOf(rows)
 }
 
-// predicted is the expected time of a prompt's program of that many rows.
-func predicted(plan *planir.Plan, rows int) int64 {
+// predictedPromptNS is the expected time of a prompt's program of that many rows.
+func predictedPromptNS(plan *planir.Plan, rows int) int64 {
 	for i := range plan.Predictions {
 		if plan.Predictions[i].Program == fmt.Sprintf("prefill@%d", rows) {
 			return plan.Predictions[i].PlanNS
@@ -188,15 +189,15 @@ func predicted(plan *planir.Plan, rows int) int64 {
 	return 0
 }
 
-// again solves for the buckets and batches of a plan with another input.
-func (s *session) again(ctx context.Context, in Input, plan *planir.Plan) (*Result, error) {
+// solveSame solves for the buckets and batches of a plan with another input.
+func (s *session) solveSame(ctx context.Context, in Input, plan *planir.Plan) (*Result, error) {
 	fresh, err := sessionFor(in, s.want)
 	if err != nil {
 		return nil, err
 	}
 	fresh.prices = s.prices
 	buckets, batches := programSizes(plan)
-	sized, err := fresh.resized(buckets, batches)
+	sized, err := fresh.withSizes(buckets, batches)
 	if err != nil {
 		return nil, err
 	}

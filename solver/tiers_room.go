@@ -23,8 +23,8 @@ type TierRoom struct {
 // roomTries is how often tiers are decided again, with less room, because no plan with them keeps all limits.
 const roomTries = 4
 
-// less is three quarters of the room.
-func (r TierRoom) less() TierRoom {
+// smaller is three quarters of the room.
+func (r TierRoom) smaller() TierRoom {
 	for i := range roomLimits {
 		left := roomLimits[i].left(&r)
 		*left -= *left / 4
@@ -57,8 +57,10 @@ var roomLimits = []roomLimit{
 	}},
 }
 
-// of is the limit for slots of a model's experts on a processor.
-func (l *roomLimit) of(room TierRoom, model *models.Model, schemes []op.Scheme, npu *socs.Processor) problem.TierLimit {
+// tierLimit is the limit for slots of a model's experts on a processor.
+func (l *roomLimit) tierLimit(
+	room TierRoom, model *models.Model, schemes []op.Scheme, npu *socs.Processor,
+) problem.TierLimit {
 	return problem.TierLimit{Name: l.name, Bytes: *l.left(&room), Row: slotRow(model, schemes, npu),
 		Expert: l.copies(npu) * int64(len(model.ExpertLayers())) * packedExpert(model, schemes, npu)}
 }
@@ -66,7 +68,7 @@ func (l *roomLimit) of(room TierRoom, model *models.Model, schemes []op.Scheme, 
 // limits are those of the room that a problem of tiers has to keep.
 func (r TierRoom) limits(model *models.Model, schemes []op.Scheme, npu *socs.Processor) (out []problem.TierLimit) {
 	for i := range roomLimits {
-		if limit := roomLimits[i].of(r, model, schemes, npu); limit.Bytes > 0 {
+		if limit := roomLimits[i].tierLimit(r, model, schemes, npu); limit.Bytes > 0 {
 			out = append(out, limit)
 		}
 	}
@@ -128,7 +130,7 @@ func (r *TierRoom) share(all TierRoom, tiers []planir.ExpertTiers, model *models
 		rows += count
 	}
 	for i := range roomLimits {
-		limit := roomLimits[i].of(all, model, schemes, npu)
+		limit := roomLimits[i].tierLimit(all, model, schemes, npu)
 		if over := experts*limit.Expert + rows*limit.Row - limit.Bytes; limit.Bytes > 0 && over > 0 {
 			left := roomLimits[i].left(r)
 			*left, again = max(1, *left-over), true
@@ -154,7 +156,7 @@ func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom
 		if own := int64(limits.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
 			most = own
 		}
-		out.Region = max(1, most-used.Bytes-s.uncounted(plan, npu.Name))
+		out.Region = max(1, most-used.Bytes-s.bytesBeyondWeights(plan, npu.Name))
 	}
 	if most := cmp.Or(s.in.MaxMemory, int64(s.in.Workload.Memory)); most > 0 {
 		// The packs of slots begin on pages, in every layer.

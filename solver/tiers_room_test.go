@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// What the problem of tiers says that slots hold is what the plan with them holds more, in the region of their processor
-// and in the process.
+// What the problem of tiers says that slots hold is what the plan with them holds more, in the region of their
+// processor and in the process.
 func TestSlotsHoldWhatTheProblemSays(t *testing.T) {
 	const rows = 64
 	for _, fuses := range []bool{true, false} {
@@ -42,7 +42,7 @@ func TestSlotsHoldWhatTheProblemSays(t *testing.T) {
 			{roomLimits[0], check.Load(plan, npu).Bytes - check.Load(dynamic, npu).Bytes},
 			{roomLimits[1], planir.MemoryOf(plan).Total - planir.MemoryOf(dynamic).Total},
 		} {
-			limit := test.limit.of(TierRoom{}, in.Model, schemes, npu)
+			limit := test.limit.tierLimit(TierRoom{}, in.Model, schemes, npu)
 			want := int64(0)
 			for _, group := range tiers.Groups {
 				want += int64(group.Slots) * limit.Slot(group.Rows)
@@ -125,8 +125,8 @@ func TestSlotsBeyondTheRegion(t *testing.T) {
 	}
 }
 
-// Buckets share what there is: experts that are in slots of several count once, unless graphs own their weights, and the
-// buffers of a group count at their largest.
+// Buckets share what there is: experts that are in slots of several count once, unless graphs own their weights, and
+// the buffers of a group count at their largest.
 func TestBucketsShareTheRoom(t *testing.T) {
 	in := withSmallNPU(t, 64)
 	npu := in.SoC.Processor("c1")
@@ -139,7 +139,7 @@ func TestBucketsShareTheRoom(t *testing.T) {
 		tiers[0].Layers = append(tiers[0].Layers, planir.ExpertLayer{Layer: layer, Slots: []int{0}})
 		tiers[1].Layers = append(tiers[1].Layers, planir.ExpertLayer{Layer: layer, Slots: []int{1, 0}})
 	}
-	limit := roomLimits[0].of(TierRoom{}, in.Model, schemes, npu)
+	limit := roomLimits[0].tierLimit(TierRoom{}, in.Model, schemes, npu)
 	for _, test := range []struct {
 		weights string
 		experts int64

@@ -74,8 +74,8 @@ func TestTiersInThePlan(t *testing.T) {
 	}
 }
 
-// Where the region of an NPU is limited, no rule gives a plan that is faster than solve's own choice by more than half a
-// percent: the problem of tiers knows the buffers of slots, but not what moving rows to them costs.
+// Where the region of an NPU is limited, no rule gives a plan that is faster than solve's own choice by more than half
+// a percent: the problem of tiers knows the buffers of slots, but not what moving rows to them costs.
 func TestRulesInARegion(t *testing.T) {
 	require.Slow(t)
 	soc, err := socs.Open("snapdragon-8gen3")
@@ -97,12 +97,12 @@ func TestRulesInARegion(t *testing.T) {
 		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work, Engine: exact.Engine{},
 			Loads: loads, Only: []string{"cpu", "npu"}}
 		own := solve(t, in)
-		chosen := in.timeInAll(own.Plan)
+		chosen := in.totalNS(own.Plan)
 		for _, rule := range [][]string{{"paper"}, {"optimal"}, {"optimal", "ungrouped"}} {
 			if in.TierRule, err = ParseTierRule(rule); err != nil {
 				t.Fatal(err)
 			}
-			by := in.timeInAll(solve(t, in).Plan)
+			by := in.totalNS(solve(t, in).Plan)
 			t.Logf("%d rows, rule %v: %.1f ms, solve's own choice %.1f", test.rows, rule, float64(by)/1e6, float64(chosen)/1e6)
 			if by < chosen-chosen/200 {
 				t.Errorf("%d rows: rule %v takes %d ns, and solve's own choice %d", test.rows, rule, by, chosen)
@@ -111,8 +111,8 @@ func TestRulesInARegion(t *testing.T) {
 	}
 }
 
-// Rules choose tiers whatever they gain, with groups on the processor of static shapes and in the scheme of the products
-// whose rows they compute.
+// Rules choose tiers whatever they gain, with groups on the processor of static shapes and in the scheme of the
+// products whose rows they compute.
 func TestTierRules(t *testing.T) {
 	model, soc := open(t, "../testdata/arch/mixtral-full"), twoCores(t, 8)
 	soc.Processors = soc.Processors[:2]
@@ -273,8 +273,8 @@ func countsRows(t *testing.T, plan *planir.Plan, model *models.Model, stats []ex
 	}
 }
 
-// A plan with tiers that solve has chosen takes what was predicted on the virtual clock, less than the dynamic plan, and
-// gives the same logits.
+// A plan with tiers that solve has chosen takes what was predicted on the virtual clock, less than the dynamic plan,
+// and gives the same logits.
 func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 	const rows = 64
 	in := withSmallNPU(t, rows)

@@ -12,18 +12,18 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// effort is what a step does alone on its processor: its phases, and how long they take, as an interval with the
+// stepWork is what a step does alone on its processor: its phases, and how long they take, as an interval with the
 // expected time.
-type effort struct {
+type stepWork struct {
 	phases []timeline.Phase
 	price.Estimate
 }
 
-// sections lays a lowered program out for walks, one for each of its sections. Lanes have their steps, and instead of
-// flags the steps that set them. Lanes with equal thread(lane) share a thread. submit is what a step of a lane takes
-// the control processor's thread that gives it to the lane's processor, in ns. It knows nothing of how the decisions
-// came about.
-func sections(ph *planir.PhaseProgram, control string, thread func(lane string) string,
+// timelineSections lays a lowered program out for walks, one for each of its sections. Lanes have their steps, and
+// instead of flags the steps that set them. Lanes with equal thread(lane) share a thread. submit is what a step of a
+// lane takes the control processor's thread that gives it to the lane's processor, in ns. It knows nothing of how the
+// decisions came about.
+func timelineSections(ph *planir.PhaseProgram, control string, thread func(lane string) string,
 	submit func(lane string) float64) []timeline.Section {
 	out := make([]timeline.Section, len(ph.Sections))
 	for i := range ph.Sections {
@@ -63,13 +63,13 @@ func sections(ph *planir.PhaseProgram, control string, thread func(lane string) 
 	return out
 }
 
-// efforts are those of a section's steps, under one assumption about their times.
-type efforts struct {
-	section *planir.Section
-	phases  [][][]timeline.Phase // by lane and step
-	copied  transfers
-	number  int // of the section
-	with    map[copyKey][]timeline.Phase
+// sectionWork is the work of a section's steps, under one assumption about their times.
+type sectionWork struct {
+	section    *planir.Section
+	phases     [][][]timeline.Phase // by lane and step
+	copied     transfers
+	number     int // of the section
+	withCopies map[copyKey][]timeline.Phase
 }
 
 // transfers is what moving the operands of calls takes.
@@ -85,7 +85,7 @@ type copyKey struct {
 }
 
 // Phases are those of the step, the same in every iteration in which it has a layer, between its copies.
-func (e *efforts) Phases(lane, step, iteration int) []timeline.Phase {
+func (e *sectionWork) Phases(lane, step, iteration int) []timeline.Phase {
 	if _, works := e.section.Lanes[lane].Steps[step].Layer(e.section, iteration); !works {
 		return nil
 	}
@@ -95,22 +95,22 @@ func (e *efforts) Phases(lane, step, iteration int) []timeline.Phase {
 		return phases
 	}
 	key := copyKey{lane, step, took}
-	if e.with[key] == nil {
-		if e.with == nil {
-			e.with = map[copyKey][]timeline.Phase{}
+	if e.withCopies[key] == nil {
+		if e.withCopies == nil {
+			e.withCopies = map[copyKey][]timeline.Phase{}
 		}
-		e.with[key] = slices.Concat([]timeline.Phase{{SetupNS: took.fetch}}, phases,
+		e.withCopies[key] = slices.Concat([]timeline.Phase{{SetupNS: took.fetch}}, phases,
 			[]timeline.Phase{{SetupNS: took.hand}})
 	}
-	return e.with[key]
+	return e.withCopies[key]
 }
 
 // Ran notes nothing.
-func (e *efforts) Ran(_, _, _ int, _, _, _ int64) {}
+func (e *sectionWork) Ran(_, _, _ int, _, _, _ int64) {}
 
-// assume is the efforts of a section with their expected times, or those that pick selects.
-func assume(sec *planir.Section, of map[stepKey]effort, pick func(price.Estimate) int64) *efforts {
-	out := &efforts{section: sec, phases: make([][][]timeline.Phase, len(sec.Lanes))}
+// assumeTimes is the work of a section with the expected times of its steps, or those that pick selects.
+func assumeTimes(sec *planir.Section, of map[stepKey]stepWork, pick func(price.Estimate) int64) *sectionWork {
+	out := &sectionWork{section: sec, phases: make([][][]timeline.Phase, len(sec.Lanes))}
 	for l := range sec.Lanes {
 		lane := &sec.Lanes[l]
 		out.phases[l] = make([][]timeline.Phase, len(lane.Steps))
@@ -135,16 +135,16 @@ func stretched(phases []timeline.Phase, factor float64) []timeline.Phase {
 	return out
 }
 
-// work is what the steps of a program do in a call, and what its processors cost the control thread.
-type work struct {
-	of     map[stepKey]effort
+// programWork is what the steps of a program do in a call, and what its processors cost the control thread.
+type programWork struct {
+	of     map[stepKey]stepWork
 	copied transfers
 	submit map[string]float64 // ns of the control thread for each step, by processor
 }
 
-// walk predicts a program and each of its sections, in ns. pick selects the expected, the low or the high time of
-// every step and hand-over.
-func (s *request) walk(ph *planir.PhaseProgram, done work,
+// predictSections predicts a program and each of its sections, in ns. pick selects the expected, the low or the high
+// time of every step and hand-over.
+func (s *request) predictSections(ph *planir.PhaseProgram, done programWork,
 	pick func(price.Estimate) int64) (total int64, each []int64, err error) {
 	submit := func(lane string) float64 { return done.submit[lane] }
 	on := timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
@@ -157,8 +157,8 @@ func (s *request) walk(ph *planir.PhaseProgram, done work,
 		}
 		return float64(pick(h))
 	}}
-	for i, sec := range sections(ph, s.in.SoC.Control, s.Thread, submit) {
-		does := assume(&ph.Sections[i], done.of, pick)
+	for i, sec := range timelineSections(ph, s.in.SoC.Control, s.Thread, submit) {
+		does := assumeTimes(&ph.Sections[i], done.of, pick)
 		does.number, does.copied = i, done.copied
 		ns, ok := timeline.Walk(&on, &sec, does)
 		if !ok {
@@ -187,25 +187,25 @@ type call struct {
 	context int // positions that attention works on
 }
 
-// efforts are what the steps of a program do: the operators of their graphs, which are launched once.
-func (s *request) efforts(plan *planir.Plan, ph *planir.PhaseProgram) (work, error) {
-	return s.effortsAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
+// workOf are what the steps of a program do: the operators of their graphs, which are launched once.
+func (s *request) workOf(plan *planir.Plan, ph *planir.PhaseProgram) (programWork, error) {
+	return s.workAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
 }
 
-// effortsOf is efforts of a call with fewer rows: a processor that takes any number of rows computes just those.
-func (s *request) effortsOf(plan *planir.Plan, ph *planir.PhaseProgram, called call) (work, error) {
-	return s.effortsAt(plan, ph, called.rows, func(int) int { return called.context })
+// workOfCall is workOf for a call with fewer rows: a processor that takes any number of rows computes just those.
+func (s *request) workOfCall(plan *planir.Plan, ph *planir.PhaseProgram, called call) (programWork, error) {
+	return s.workAt(plan, ph, called.rows, func(int) int { return called.context })
 }
 
-// effortsAt is efforts of a call of so many rows, with the positions that attention of a step works on by its first
+// workAt is workOf for a call of so many rows, with the positions that attention of a step works on by its first
 // row.
-func (s *request) effortsAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
-	context func(from int) int) (work, error) {
+func (s *request) workAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
+	context func(from int) int) (programWork, error) {
 	graphs := map[string]*planir.Graph{}
 	for i := range plan.Program.Graphs {
 		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i]
 	}
-	out := map[stepKey]effort{}
+	out := map[stepKey]stepWork{}
 	for i := range ph.Sections {
 		for _, lane := range ph.Sections[i].Lanes {
 			for i := range lane.Steps {
@@ -218,17 +218,17 @@ func (s *request) effortsAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int
 				if st.Full { // its rows are no tokens: every call executes all of them
 					left.rows = graphs[st.Run].Graph.Rows()
 				}
-				effort, err := s.effort(plan.Proc(lane.Proc), &graphs[st.Run].Graph, left)
+				effort, err := s.graphWork(plan.Proc(lane.Proc), &graphs[st.Run].Graph, left)
 				if err != nil {
-					return work{}, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",
+					return programWork{}, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",
 						st.Node, ph.Name, err)
 				}
 				out[key] = effort
 			}
 		}
 	}
-	copied, err := s.copies(plan, ph, rows)
-	return work{out, copied, s.submissions(plan)}, err
+	copied, err := s.copyTimes(plan, ph, rows)
+	return programWork{out, copied, s.submissions(plan)}, err
 }
 
 // submissions are what a step of each processor takes the control thread, in ns, of those that it feeds. A device that
@@ -252,8 +252,8 @@ func (s *request) submissions(plan *planir.Plan) map[string]float64 {
 	return out
 }
 
-// copies prices what travels in a call between the host's memory and the processors that have their own.
-func (s *request) copies(plan *planir.Plan, ph *planir.PhaseProgram, rows int) (transfers, error) {
+// copyTimes prices what travels in a call between the host's memory and the processors that have their own.
+func (s *request) copyTimes(plan *planir.Plan, ph *planir.PhaseProgram, rows int) (transfers, error) {
 	sets := make([]*capability.Set, len(plan.Procs))
 	for i := range plan.Procs {
 		sets[i] = &plan.Procs[i].Set
@@ -309,10 +309,10 @@ func (s *request) copies(plan *planir.Plan, ph *planir.PhaseProgram, rows int) (
 	return out, nil
 }
 
-// effort is what a graph does on a processor: what its operators do, less the launches that one graph saves. It does
+// graphWork is what a graph does on a processor: what its operators do, less the launches that one graph saves. It does
 // nothing where no row of the call is left for it.
-func (s *request) effort(on *planir.Proc, graph *op.Graph, called call) (effort, error) {
-	var out effort
+func (s *request) graphWork(on *planir.Proc, graph *op.Graph, called call) (stepWork, error) {
+	var out stepWork
 	if called.rows == 0 {
 		return out, nil
 	}

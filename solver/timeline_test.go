@@ -28,19 +28,19 @@ func TestTimeline(t *testing.T) {
 	// Layer 0: first 0-10, beside 10-13; other 12-17 (hand-over 2); last 19-20. Layer 1 the same from 20. Flag 2 is
 	// waited for by the lane that sets it, without a hand-over. Lane b starts 2 later, which nobody notices, and has
 	// ended long before 40.
-	of := map[stepKey]effort{}
+	of := map[stepKey]stepWork{}
 	for _, s := range ph.Sections {
 		for _, l := range s.Lanes {
 			for _, st := range l.Steps {
 				ns := steps[st.Node]
-				of[stepKey{l.Proc, st.Node, "", 0}] = effort{[]timeline.Phase{{ComputeNS: float64(ns)}}, price.Estimate{NS: ns, Low: ns, High: 2 * ns}}
+				of[stepKey{l.Proc, st.Node, "", 0}] = stepWork{[]timeline.Phase{{ComputeNS: float64(ns)}}, price.Estimate{NS: ns, Low: ns, High: 2 * ns}}
 			}
 		}
 	}
 	walks := func(thread func(string) string, handover float64, pick func(price.Estimate) int64) (out []int64) {
 		m := timeline.Machine{Handover: func(string, string) float64 { return handover }}
-		for i, sec := range sections(ph, "a", thread, func(string) float64 { return 0 }) {
-			ns, ok := timeline.Walk(&m, &sec, assume(&ph.Sections[i], of, pick))
+		for i, sec := range timelineSections(ph, "a", thread, func(string) float64 { return 0 }) {
+			ns, ok := timeline.Walk(&m, &sec, assumeTimes(&ph.Sections[i], of, pick))
 			if !ok {
 				t.Fatal("a circle")
 			}

@@ -44,9 +44,9 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 
 	// Step 2: the session's own schemes, with all buckets and with fewer.
 	by := s
-	plan, err := s.complete(ctx)
+	plan, err := s.completePlan(ctx)
 	if err == nil {
-		by, plan, err = s.withFewer(ctx, plan)
+		by, plan, err = s.tryFewerBuckets(ctx, plan)
 	}
 	if err == nil && (bound == 0 || plan.Memory.Total <= bound) {
 		return by, plan, nil
@@ -58,36 +58,36 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 	// Step 3.
 	why := err
 	if bound > 0 {
-		by, plan, err = s.within(ctx, bound, plan)
+		by, plan, err = s.planWithinMemory(ctx, bound, plan)
 	} else {
-		by, plan, err = s.limited(ctx, why)
+		by, plan, err = s.planWithOtherSchemes(ctx, why)
 	}
 	if diag.ClassOf(err) != diag.ClassInfeasible {
 		return by, plan, err
 	}
-	if s.limits(problem.LimitEnergyNJ) && s.measure() != problem.Energy {
+	if s.isLimited(problem.LimitEnergyNJ) && s.measure() != problem.Energy {
 		return s.fromLeastEnergy(ctx, bound, err)
 	}
 	return nil, nil, err
 }
 
-// limits reports whether a quantity of that kind is bounded.
-func (s *session) limits(kind problem.LimitKind) bool {
+// isLimited reports whether a quantity of that kind is bounded.
+func (s *session) isLimited(kind problem.LimitKind) bool {
 	return slices.ContainsFunc(s.bounds, func(b bound) bool { return b.kind == kind })
 }
 
-// limited is the best plan found with the schemes that are best for what is limited, for all buckets or the first of
-// them. why is the error of the session's own schemes, and the answer where none of these has a plan.
-func (s *session) limited(ctx context.Context, why error) (*session, *planir.Plan, error) {
+// planWithOtherSchemes is the best plan found with the schemes that are best for what is limited, for all buckets or
+// the first of them. why is the error of the session's own schemes, and the answer where none of these has a plan.
+func (s *session) planWithOtherSchemes(ctx context.Context, why error) (*session, *planir.Plan, error) {
 	var by *session
 	var best *planir.Plan
 	bestNS := math.Inf(1)
-	for buckets := len(s.want.Buckets); buckets >= s.fewestForTime(); buckets-- {
+	for buckets := len(s.want.Buckets); buckets >= s.fewestBucketsForTime(); buckets-- {
 		other, err := s.withBuckets(ctx, buckets)
 		if err != nil {
 			return nil, nil, err
 		}
-		if other.lowest() >= bestNS {
+		if other.lowestObjective() >= bestNS {
 			continue
 		}
 		pairs, err := other.startPairs(ctx)
@@ -97,11 +97,11 @@ func (s *session) limited(ctx context.Context, why error) (*session, *planir.Pla
 		used := false
 		other.phase = fmt.Sprintf("fit the limits, %d buckets", buckets)
 		for _, pair := range pairs {
-			if buckets == len(s.want.Buckets) && pair.same(&s.schemeChoice) {
+			if buckets == len(s.want.Buckets) && pair.chosenBy(&s.schemeChoice) {
 				continue // it broke a limit
 			}
 			other.prefill, other.decode, other.chosen, other.nodes = pair.prefill, pair.decode, nil, triedNodes
-			plan, err := other.complete(ctx)
+			plan, err := other.completePlan(ctx)
 			if diag.ClassOf(err) == diag.ClassInfeasible {
 				continue
 			}
@@ -120,7 +120,7 @@ func (s *session) limited(ctx context.Context, why error) (*session, *planir.Pla
 	if best == nil {
 		return nil, nil, why
 	}
-	by.chosen = by.openSchemes(bestNS, s.lowest())
+	by.chosen = by.openSchemes(bestNS, s.lowestObjective())
 	best.Solver = append(slices.Clone(best.Solver), *by.chosen)
 	return by, best, nil
 }
@@ -128,15 +128,15 @@ func (s *session) limited(ctx context.Context, why error) (*session, *planir.Pla
 // withBuckets is the session with the first n buckets, prepared.
 func (s *session) withBuckets(ctx context.Context, buckets int) (*session, error) {
 	if buckets < len(s.want.Buckets) {
-		return s.fewer(ctx, buckets)
+		return s.withFirstBuckets(ctx, buckets)
 	}
 	other := *s
 	other.kept, other.cached = 0, 0 // the session they were counted for releases them
 	return &other, nil
 }
 
-// lowest is a lower bound of the objective over all schemes.
-func (s *schemeChoice) lowest() float64 {
+// lowestObjective is a lower bound of the objective over all schemes.
+func (s *schemeChoice) lowestObjective() float64 {
 	total := 0.0
 	for _, ph := range s.phases {
 		if ph != nil && len(ph.rows) > 0 && len(ph.points) > 0 {
@@ -161,8 +161,8 @@ func (s *schemeChoice) openSchemes(ns, bound float64) *planir.Solve {
 // schemePair is an assignment of each phase.
 type schemePair struct{ prefill, decode assignment }
 
-// same reports whether the pair is what a session has chosen.
-func (p schemePair) same(s *schemeChoice) bool {
+// chosenBy reports whether the pair is what a session has chosen.
+func (p schemePair) chosenBy(s *schemeChoice) bool {
 	return slices.Equal(p.prefill, s.prefill) && slices.Equal(p.decode, s.decode)
 }
 
@@ -178,11 +178,11 @@ func (s *session) startPairs(ctx context.Context) ([]schemePair, error) {
 		}
 	}
 	goals := []problem.Measure{s.measure()}
-	if s.limits(problem.LimitEnergyNJ) && s.measure() != problem.Energy {
+	if s.isLimited(problem.LimitEnergyNJ) && s.measure() != problem.Energy {
 		goals = append(goals, problem.Energy)
 	}
 	for _, goal := range goals {
-		other, err := s.minimising(goal)
+		other, err := s.withGoal(goal)
 		if err != nil {
 			return nil, err
 		}
@@ -199,7 +199,7 @@ func (s *session) startPairs(ctx context.Context) ([]schemePair, error) {
 // bestSchemes is the pair with the least objective where no limit binds.
 func (s *planner) bestSchemes(ctx context.Context) (searchResult, error) {
 	return s.search(ctx, math.Inf(1), nil, func(prefill, decode assignment) (float64, bool, error) {
-		ns, err := s.value(ctx, prefill, decode)
+		ns, err := s.solvedObjective(ctx, prefill, decode)
 		return ns, err == nil, err
 	})
 }
@@ -207,7 +207,7 @@ func (s *planner) bestSchemes(ctx context.Context) (searchResult, error) {
 // fromLeastEnergy starts from the plan of least energy and returns the best plan found from there; why is the error
 // without it.
 func (s *session) fromLeastEnergy(ctx context.Context, bound int64, why error) (*session, *planir.Plan, error) {
-	leastEnergy, err := s.minimising(problem.Energy)
+	leastEnergy, err := s.withGoal(problem.Energy)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -224,16 +224,16 @@ func (s *session) fromLeastEnergy(ctx context.Context, bound int64, why error) (
 	if err != nil {
 		return nil, nil, err
 	}
-	return s.improved(ctx, by, plan, bound)
+	return s.improveFrom(ctx, by, plan, bound)
 }
 
 // fromLeastMemory starts from the plan that holds least and returns the best plan found from there.
 func (s *session) fromLeastMemory(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
-	leastMemory, err := s.minimising(problem.Memory)
+	leastMemory, err := s.withGoal(problem.Memory)
 	if err != nil {
 		return nil, nil, err
 	}
-	leastMemory.bind(0)
+	leastMemory.addMemoryBound(0)
 	by, plan, err := leastMemory.smallest(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -241,14 +241,14 @@ func (s *session) fromLeastMemory(ctx context.Context, bound int64) (*session, *
 	if plan.Memory.Total > bound {
 		return nil, nil, s.tooLarge(bound, plan)
 	}
-	return s.improved(ctx, by, plan, bound)
+	return s.improveFrom(ctx, by, plan, bound)
 }
 
-// improved starts from a plan that another goal led to, with its schemes and buckets, and returns the best plan found
-// by the session's own measure: that plan itself where a limit leaves no room. most bounds the memory, 0: not.
-func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
+// improveFrom starts from a plan that another goal led to, with its schemes and buckets, and returns the best plan
+// found by the session's own measure: that plan itself where a limit leaves no room. most bounds the memory, 0: not.
+func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Plan,
 	most int64) (*session, *planir.Plan, error) {
-	other, err := by.minimising(s.measure())
+	other, err := by.withGoal(s.measure())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -257,9 +257,9 @@ func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 	if err := other.findBounds(); err != nil {
 		return nil, nil, err
 	}
-	other.bind(most)
+	other.addMemoryBound(most)
 	other.tight = most > 0
-	taken, err := other.taken(plan)
+	taken, err := other.amountsTaken(plan)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -270,12 +270,12 @@ func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 		}
 	}
 	if over != nil {
-		return nil, nil, other.exceeds("no plan was found that keeps", over, taken)
+		return nil, nil, other.exceededError("no plan was found that keeps", over, taken)
 	}
 
 	better, err := other.solveJointlyFrom(ctx, plan, true)
 	if err == nil {
-		better, err = other.measured(better)
+		better, err = other.withPredictions(better)
 	}
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, nil, err
@@ -283,20 +283,20 @@ func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 	// Nothing better: the plan itself, with its cost by this measure.
 	if err != nil || most > 0 && better.Memory.Total > most {
 		other.keepPrograms = true
-		if better, err = other.restated(ctx, plan); err != nil {
+		if better, err = other.repriced(ctx, plan); err != nil {
 			return nil, nil, err
 		}
-		if better, err = other.measured(better); err != nil {
+		if better, err = other.withPredictions(better); err != nil {
 			return nil, nil, err
 		}
 	}
-	other.chosen = other.openSchemes(other.objective(better), s.lowest())
+	other.chosen = other.openSchemes(other.objective(better), s.lowestObjective())
 	better.Solver = append(slices.Clone(better.Solver), *other.chosen)
 	return other, better, nil
 }
 
-// measured adds predictions and memory to a plan.
-func (s *session) measured(plan *planir.Plan) (*planir.Plan, error) {
+// withPredictions adds predictions and memory to a plan.
+func (s *session) withPredictions(plan *planir.Plan) (*planir.Plan, error) {
 	if err := s.predict(plan); err != nil {
 		return nil, err
 	}
@@ -305,9 +305,9 @@ func (s *session) measured(plan *planir.Plan) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// restated is a plan whose reports say what its decisions cost by the planner's measure, with each program's own
+// repriced is a plan whose reports say what its decisions cost by the planner's measure, with each program's own
 // optimum as the bound.
-func (s *planner) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+func (s *planner) repriced(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	out := *plan
 	out.Solver = nil
 	for _, rows := range s.want.Rows() {
@@ -324,7 +324,7 @@ func (s *planner) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan
 			list := make([]int, len(in.candidates))
 			for i := range list {
 				decision := DecisionAt(plan, in.section.Nodes[i].Name, rows)
-				if list[i] = in.find(i, decision); list[i] < 0 {
+				if list[i] = in.candidateLike(i, decision); list[i] < 0 {
 					return nil, diag.New(diag.ClassInternal,
 						"BUG: decision on %q at %d rows is none of its candidates", decision.Node, rows)
 				}
@@ -359,8 +359,8 @@ func (s *session) proveInfeasible() (proof, err error) {
 			for i, rows := range s.want.Rows() {
 				// The larger buckets may be left out.
 				if s.programName(rows) == bound.name &&
-					(s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestForTime()) {
-					work := s.leastOver(s.want.Rows()[i], false, s.work)
+					(s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestBucketsForTime()) {
+					work := s.leastCallCost(s.want.Rows()[i], false, s.busyNS)
 					least[bound.quantity] = price.Whole(work / float64(len(s.Procs)))
 				}
 			}
@@ -375,7 +375,7 @@ func (s *session) proveInfeasible() (proof, err error) {
 		if least[bound.quantity] <= bound.max {
 			continue
 		}
-		what, amount := bound.words()
+		what, amount := bound.describe()
 		failure := &LimitError{Names: []string{bound.user}, Proved: true}
 		failure.text = fmt.Sprintf("no plan keeps %s: %s at least %s, and at most %s are allowed",
 			bound.user, what, amount(least[bound.quantity]), amount(bound.max))
@@ -384,8 +384,8 @@ func (s *session) proveInfeasible() (proof, err error) {
 	return nil, nil
 }
 
-// work is how long a candidate keeps processors busy, in ns of all of them together.
-func (s *request) work(candidate *price.Candidate) float64 {
+// busyNS is how long a candidate keeps processors busy, in ns of all of them together.
+func (s *request) busyNS(candidate *price.Candidate) float64 {
 	total := 0.0
 	for _, x := range candidate.Times {
 		total += float64(x.NS)
@@ -397,18 +397,18 @@ func (s *request) work(candidate *price.Candidate) float64 {
 func (s *pricing) leastEnergy() (int64, error) {
 	energy := func(c *price.Candidate) float64 { return float64(c.EnergyNJ) }
 	least := math.Inf(1)
-	for buckets := len(s.want.Buckets); buckets >= s.fewestForTime(); buckets-- {
+	for buckets := len(s.want.Buckets); buckets >= s.fewestBucketsForTime(); buckets-- {
 		fewer, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
 		if err != nil {
 			return 0, err
 		}
 		total := 0.0
 		for _, rows := range fewer.DecodeRows() {
-			total += float64(fewer.DecodeNS(rows, s.want.Weights.Decode) * s.leastOver(rows, false, energy))
+			total += float64(fewer.DecodeNS(rows, s.want.Weights.Decode) * s.leastCallCost(rows, false, energy))
 		}
 		for i, rows := range fewer.Buckets {
 			shorter := fewer.ContextAt(rows) < s.want.ContextAt(rows)
-			total += float64(fewer.Weights.Prefill * fewer.Share[i] * s.leastOver(rows, shorter, energy))
+			total += float64(fewer.Weights.Prefill * fewer.Share[i] * s.leastCallCost(rows, shorter, energy))
 		}
 		least = min(least, total)
 	}

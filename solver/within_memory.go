@@ -16,9 +16,9 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// complete makes the plan of the chosen schemes: fitted to the processors, with its predictions and memory.
-func (s *session) complete(ctx context.Context) (*planir.Plan, error) {
-	plan, err := s.fit(ctx)
+// completePlan makes the plan of the chosen schemes: fitted to the processors, with its predictions and memory.
+func (s *session) completePlan(ctx context.Context) (*planir.Plan, error) {
+	plan, err := s.bestWithinBounds(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -30,25 +30,27 @@ func (s *session) complete(ctx context.Context) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// within is the plan with the least objective that holds at most bound bytes, with the session that made it. free is
-// the plan without a bound.
+// planWithinMemory is the plan with the least objective that holds at most bound bytes, with the session that made it.
+// free is the plan without a bound.
 //
 // Two things save memory: schemes (one packed copy of a weight serves both phases where they are equal), and leaving
 // out the largest buckets. So it goes through the numbers of buckets, all of them first, and for each has a
 // best-first search go through pairs of schemes. A pair is tried only if its weights and what every plan holds beside
 // them fit; trying one makes the plan, whose divisions follow from the schemes. The best so far bounds all later
 // searches.
-func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*session, *planir.Plan, error) {
+func (s *session) planWithinMemory(
+	ctx context.Context, bound int64, free *planir.Plan,
+) (*session, *planir.Plan, error) {
 	best := &withinMemory{asked: s, bound: bound, ns: math.Inf(1)}
-	for buckets := len(s.want.Buckets); buckets >= s.fewest(); buckets-- {
+	for buckets := len(s.want.Buckets); buckets >= s.fewestBuckets(); buckets-- {
 		other := s
 		if buckets < len(s.want.Buckets) {
 			var err error
-			if other, err = s.fewer(ctx, buckets); err != nil {
+			if other, err = s.withFirstBuckets(ctx, buckets); err != nil {
 				return nil, nil, err
 			}
 		}
-		if err := best.look(ctx, other, free); err != nil {
+		if err := best.searchSession(ctx, other, free); err != nil {
 			return nil, nil, err
 		}
 		if other != s && best.by != other {
@@ -74,22 +76,22 @@ type withinMemory struct {
 	notes diag.List // of by
 }
 
-// look searches the pairs of schemes of a session for a better plan.
-func (w *withinMemory) look(ctx context.Context, s *session, free *planir.Plan) error {
-	s.bind(w.bound)
+// searchSession searches the pairs of schemes of a session for a better plan.
+func (w *withinMemory) searchSession(ctx context.Context, s *session, free *planir.Plan) error {
+	s.addMemoryBound(w.bound)
 	s.nodes = triedNodes
 	s.phase = fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(w.bound), len(s.want.Buckets))
 	// A lower bound on all bytes but weights; a known plan (free) gives a tighter one.
 	rest := s.leastPool() + planir.FixedBytes
 	if free != nil {
-		rest = s.leastPool() + s.fixedPart(free)
+		rest = s.leastPool() + s.fixedBytes(free)
 	}
 	unproved := false // some pair may have a plan that was not found
 	found, err := s.search(ctx, w.ns, func(prefill, decode assignment) bool {
 		return s.weightBytes(prefill, decode)+rest <= w.bound
 	}, func(prefill, decode assignment) (float64, bool, error) {
 		s.prefill, s.decode, s.chosen = prefill, decode, nil
-		plan, err := s.complete(ctx)
+		plan, err := s.completePlan(ctx)
 		if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
 			unproved = unproved || !Proved(err)
 			return 0, false, nil
@@ -99,7 +101,7 @@ func (w *withinMemory) look(ctx context.Context, s *session, free *planir.Plan) 
 		}
 		ns, ok := s.objective(plan), plan.Memory.Total <= w.bound
 		if ok && ns < w.ns {
-			w.take(s, plan, ns)
+			w.keepBest(s, plan, ns)
 		}
 		return ns, ok, nil
 	})
@@ -108,7 +110,7 @@ func (w *withinMemory) look(ctx context.Context, s *session, free *planir.Plan) 
 	}
 	if unproved && found.report != nil {
 		found.report.Status = string(problem.Feasible)
-		found.report.BoundNS = min(price.Whole(s.lowest()), found.report.ObjectiveNS)
+		found.report.BoundNS = min(price.Whole(s.lowestObjective()), found.report.ObjectiveNS)
 	}
 	s.prefill, s.decode, s.chosen = found.prefill, found.decode, found.report
 	w.plan.Solver = append(slices.Clone(w.plan.Solver), *found.report)
@@ -116,8 +118,8 @@ func (w *withinMemory) look(ctx context.Context, s *session, free *planir.Plan) 
 	return nil
 }
 
-// take replaces the best plan, and closes the session of the one before.
-func (w *withinMemory) take(s *session, plan *planir.Plan, ns float64) {
+// keepBest replaces the best plan, and closes the session of the one before.
+func (w *withinMemory) keepBest(s *session, plan *planir.Plan, ns float64) {
 	if w.by != nil && w.by != s && w.by != w.asked {
 		w.by.close()
 	}
@@ -127,8 +129,8 @@ func (w *withinMemory) take(s *session, plan *planir.Plan, ns float64) {
 // triedNodes bounds the search for one of many combinations of schemes and buckets.
 const triedNodes = 24
 
-// fewer is a session for the same prompts with the first n buckets only.
-func (s *session) fewer(ctx context.Context, buckets int) (*session, error) {
+// withFirstBuckets is a session for the same prompts with the first n buckets only.
+func (s *session) withFirstBuckets(ctx context.Context, buckets int) (*session, error) {
 	want, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
 	if err != nil {
 		return nil, err

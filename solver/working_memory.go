@@ -32,8 +32,8 @@ func newMemoryBudget(in *Input) *memoryBudget {
 	return &memoryBudget{limit: limit, joints: map[planir.Solve]int64{}}
 }
 
-// take counts bytes that are kept from now on.
-func (l *memoryBudget) take(bytes int64) {
+// reserve counts bytes that are kept from now on.
+func (l *memoryBudget) reserve(bytes int64) {
 	l.held += bytes
 	l.peak = max(l.peak, l.held)
 }
@@ -41,11 +41,11 @@ func (l *memoryBudget) take(bytes int64) {
 // release counts bytes that are no longer kept.
 func (l *memoryBudget) release(bytes int64) { l.held -= bytes }
 
-// over reports whether more is kept than is permitted, with more bytes still to come.
-func (l *memoryBudget) over(more int64) bool { return l.held+more > l.limit }
+// exceededBy reports whether more is kept than is permitted, with more bytes still to come.
+func (l *memoryBudget) exceededBy(more int64) bool { return l.held+more > l.limit }
 
-// left is what an engine may keep beside bytes that are needed for a while.
-func (l *memoryBudget) left(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
+// remaining is what an engine may keep beside bytes that are needed for a while.
+func (l *memoryBudget) remaining(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
 
 // check is an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be
 // impossible.
@@ -56,7 +56,7 @@ func (l *memoryBudget) check(what string) error {
 // checkWith is check for bytes that are needed for a while.
 func (l *memoryBudget) checkWith(bytes int64, what string) error {
 	l.peak = max(l.peak, l.held+bytes)
-	if !l.over(bytes) {
+	if !l.exceededBy(bytes) {
 		return nil
 	}
 	return diag.New(diag.ClassUnavailable, "solve: %s take more working memory than the %v that are permitted",
@@ -64,15 +64,15 @@ func (l *memoryBudget) checkWith(bytes int64, what string) error {
 		WithHint("permit more with --working-memory, or fewer schemes, buckets or batches in the workload")
 }
 
-// take counts bytes that are kept until close.
-func (s *pricing) take(bytes int64) {
+// reserve counts bytes that are kept until close.
+func (s *pricing) reserve(bytes int64) {
 	s.kept += bytes
-	s.budget.take(bytes)
+	s.budget.reserve(bytes)
 }
 
 // close releases what the session keeps. It may be used again all the same: what it then takes counts again.
 func (s *pricing) close() {
-	s.forget()
+	s.dropPrograms()
 	s.budget.release(s.kept)
 	s.kept = 0
 }
@@ -117,7 +117,7 @@ func candidatesBytes(list []price.Candidate) (bytes int64) {
 // bytes is what an instance keeps beside candidates and items: the ways through its forks.
 func (in *instance) bytes() (bytes int64) {
 	for i := range in.posed.Items {
-		it, base := &in.posed.Items[i], &in.prob.Items[i]
+		it, base := &in.posed.Items[i], &in.chain.Items[i]
 		bytes += itemBytes
 		if len(it.Choices) > len(base.Choices) {
 			bytes += int64(len(it.Choices))*(choiceBytes+32) + int64(len(it.EdgeNS))*(24+8*int64(len(it.Before)))
@@ -192,8 +192,8 @@ func (j *joint) bytes() (bytes int64) {
 	return bytes + int64(len(j.Assets))*assetBytes
 }
 
-// keep puts a program among those that are used again.
-func (s *pricing) keep(key programKey, posed *program) error {
+// keepProgram caches a posed program.
+func (s *pricing) keepProgram(key programKey, posed *program) error {
 	s.programs[key] = posed
 	bytes := sectionsBytes(posed.sections)
 	for _, in := range posed.instances {
@@ -202,25 +202,25 @@ func (s *pricing) keep(key programKey, posed *program) error {
 			bytes += in.bytes()
 		}
 	}
-	s.takeCached(bytes)
+	s.reserveCached(bytes)
 	return s.budget.check("the problems of a plan")
 }
 
-// takeCached counts bytes that forget lets go.
-func (s *pricing) takeCached(bytes int64) {
+// reserveCached counts bytes of posed programs, which dropPrograms releases.
+func (s *pricing) reserveCached(bytes int64) {
 	s.cached += bytes
-	s.budget.take(bytes)
+	s.budget.reserve(bytes)
 }
 
-// trim lets the posed problems go where they take too much, before those of another plan are posed.
-func (s *pricing) trim() {
+// trimPrograms drops the posed programs where they take too much memory, before those of another plan are posed.
+func (s *pricing) trimPrograms() {
 	if s.cached > s.budget.limit/cachedPart {
-		s.forget()
+		s.dropPrograms()
 	}
 }
 
-// forget lets all posed problems go. What is in use elsewhere stays alive by itself.
-func (s *pricing) forget() {
+// dropPrograms drops all posed programs and their sections. What is in use elsewhere stays alive by itself.
+func (s *pricing) dropPrograms() {
 	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]int64{}
 	s.branchCaches, s.forkCaches = map[string]*branchCache{}, map[string]*forkCache{}
 	s.budget.release(s.cached)
