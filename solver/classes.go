@@ -17,7 +17,8 @@ import (
 type productClass struct {
 	weight string
 	nodes  []string // as decisions name them
-	head   bool     // one row whatever the bucket is: decode's scheme counts
+	head   bool     // one row whatever the bucket is
+	shared bool     // prefill has it in decode's scheme: the head, unless the workload lists prefill's
 	k, n   int
 	copies int // matrices of that size: layers and experts
 	expert bool
@@ -42,9 +43,10 @@ func (s *schemeChoice) findClasses() {
 			k := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.W[0] })
 			if k < 0 {
 				k = len(s.classes)
+				head := s.isHead(sec.Name)
 				s.classes = append(s.classes,
-					productClass{weight: node.W[0], k: operator.K, n: operator.N, head: s.isHead(sec.Name),
-						expert: operator.Kind == op.ExpertMatMul})
+					productClass{weight: node.W[0], k: operator.K, n: operator.N, head: head,
+						shared: head && len(s.want.PrefillHead) == 0, expert: operator.Kind == op.ExpertMatMul})
 			}
 			class, name := &s.classes[k], sec.Name+"."+node.Name
 			class.copies += max(1, sec.Layers) * max(1, operator.Experts)
@@ -94,7 +96,7 @@ func (s *schemeChoice) findTiedEmbedding() {
 				continue // the head no longer holds the table's values
 			}
 			found := &tiedEmbedding{node: sec.Name + "." + node.Name, head: k, not: map[op.Scheme]error{}}
-			for _, scheme := range s.permitted(&s.classes[k]) {
+			for _, scheme := range s.permittedInAny(&s.classes[k]) {
 				table := scheme.Table()
 				if table == "" || slices.Contains(found.tables, table) {
 					continue
@@ -192,18 +194,30 @@ func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, boo
 	return total, true
 }
 
-// permitted are the schemes that the workload permits a class when decoding.
-func (s *request) permitted(class *productClass) []op.Scheme {
-	if class.head && len(s.want.Head) > 0 {
+// permitted are the schemes that the workload permits a class in a phase, none where prefill has decode's.
+func (s *request) permitted(class *productClass, phase string) []op.Scheme {
+	switch {
+	case phase == "prefill" && class.shared:
+		return nil
+	case phase == "prefill" && class.head:
+		return s.want.PrefillHead
+	case phase == "prefill":
+		return s.want.Prefill
+	case class.head && len(s.want.Head) > 0:
 		return s.want.Head
 	}
 	return s.want.Decode
 }
 
-// countHeads is the number of classes with one row whatever the bucket is.
+// permittedInAny are the schemes that the workload permits a class in some phase.
+func (s *request) permittedInAny(class *productClass) []op.Scheme {
+	return slices.Concat(s.permitted(class, "decode"), s.permitted(class, "prefill"))
+}
+
+// countHeads is the number of classes that prefill has in decode's schemes.
 func (s *schemeChoice) countHeads() (count int) {
 	for i := range s.classes {
-		if s.classes[i].head {
+		if s.classes[i].shared {
 			count++
 		}
 	}

@@ -223,7 +223,7 @@ func (s *planner) placeOn(plan *planir.Plan, rows int, proc string) (bool, error
 		for _, decision := range in.decisions(choices) {
 			old := plan.DecisionFor(decision.Node, decision.Rows)
 			if old == nil { // the head, so far as in decode
-				if price.SameShares(plan.DecisionFor(decision.Node, 1), &decision) {
+				if sameHead(plan, &decision) {
 					continue
 				}
 				plan.Decisions = append(plan.Decisions, decision)

@@ -123,19 +123,25 @@ func (s *request) lowerDecisions(plan *planir.Plan, decisions [][]planir.Decisio
 }
 
 // mergeDecisions lists the decisions of all programs. The head is decided at one row, and in a bucket's program again
-// only where its shares differ.
+// only where its shares or its scheme differ.
 func (s *request) mergeDecisions(x *solved) []planir.Decision {
 	var out planir.Plan
 	for i, rows := range s.want.Rows() {
 		for j := range x.decisions[i] {
 			decision := &x.decisions[i][j]
-			if !s.decodes(rows) && s.isHead(decision.Node) && price.SameShares(out.DecisionFor(decision.Node, 1), decision) {
+			if !s.decodes(rows) && s.isHead(decision.Node) && sameHead(&out, decision) {
 				continue
 			}
 			out.Decisions = append(out.Decisions, *decision)
 		}
 	}
 	return out.Decisions
+}
+
+// sameHead reports whether a plan decides a node of the head at one row as a decision for a bucket does.
+func sameHead(plan *planir.Plan, decision *planir.Decision) bool {
+	one := plan.DecisionFor(decision.Node, 1)
+	return one.Scheme == decision.Scheme && price.SameShares(one, decision)
 }
 
 // decodes reports whether a program of that many rows decodes.

@@ -16,7 +16,8 @@ import (
 )
 
 // The choice of schemes. A class is a weight, whose products all have one scheme; an assignment gives every class one.
-// Prefill and decode are phases with an assignment each, but for the head, whose scheme is decode's.
+// Prefill and decode are phases with an assignment each. The head has decode's scheme in both, unless the workload
+// lists those of prefill.
 //
 // permit (schemes_permit.go) finds out which schemes each class of a phase may have. list (schemes_list.go) enumerates
 // the assignments within the limit of quality, each with a lower bound of its cost. search (schemes_search.go) then
@@ -102,20 +103,24 @@ func (s *planner) chooseSchemes(ctx context.Context) error {
 }
 
 // prepare lists the assignments of both phases with what bounds them. Decode comes first: prefill's programs execute
-// the head, whose options are decode's.
+// the head, whose options are decode's where it is shared.
 func (s *schemeChoice) prepare(ctx context.Context) error {
 	decode := &phase{name: "decode", rows: s.want.DecodeRows(),
 		permits: slices.Clone(s.want.Decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.MaxKL.Decode}
-	for _, scheme := range s.want.Head {
-		if !slices.Contains(decode.permits, scheme) {
-			decode.permits = append(decode.permits, scheme)
+	add := func(ph *phase, list []op.Scheme) {
+		for _, scheme := range list {
+			if !slices.Contains(ph.permits, scheme) {
+				ph.permits = append(ph.permits, scheme)
+			}
 		}
 	}
+	add(decode, s.want.Head)
 	for _, rows := range decode.rows {
 		decode.weights = append(decode.weights, s.want.DecodeNS(rows, s.want.Weights.Decode))
 	}
-	p := &phase{name: "prefill", rows: s.want.Buckets, permits: s.want.Prefill,
+	p := &phase{name: "prefill", rows: s.want.Buckets, permits: slices.Clone(s.want.Prefill),
 		asked: len(s.in.Workload.Schemes.Prefill) > 0, max: s.want.MaxKL.Prefill}
+	add(p, s.want.PrefillHead)
 	for _, share := range s.want.Share {
 		p.weights = append(p.weights, s.want.Weights.Prefill*share)
 	}
@@ -164,7 +169,7 @@ func (s *request) sets() []uint64 {
 	return []uint64{1<<len(s.Procs) - 1}
 }
 
-// assignments turns a pair of points into schemes. Prefill's has decode's for the head.
+// assignments turns a pair of points into schemes. Prefill's has decode's for a shared head.
 func (s *schemeChoice) assignments(p, d *point) (prefill, decode assignment) {
 	decode = s.schemesOf(s.phases[1], d, nil)
 	if p == nil {
@@ -190,11 +195,11 @@ func (s *schemeChoice) schemesOf(ph *phase, at *point, others assignment) assign
 	return schemes
 }
 
-// headKL is what the head costs in an assignment of decode: it counts in prefill too.
+// headKL is what a shared head costs in an assignment of decode: it counts in prefill too.
 func (s *schemeChoice) headKL(decode assignment) float64 {
 	total := 0.0
 	for i := range s.classes {
-		if s.classes[i].head {
+		if s.classes[i].shared {
 			kl, _ := s.loss(&s.classes[i], decode[i])
 			total += kl
 		}

@@ -338,8 +338,8 @@ func (r *ranking) nth(k int) (ranked, bool) {
 	return r.order[k], true
 }
 
-// headRankings are the rankings of both phases under one choice of schemes for the head, which decode makes for the
-// programs of prefill as well: what a pair costs is then the sum of what its points cost.
+// headRankings are the rankings of both phases under one choice of schemes for a shared head, which decode makes for
+// the programs of prefill as well: what a pair costs is then the sum of what its points cost.
 type headRankings struct{ prefill, decode *ranking }
 
 // rankings are those of every choice for the head. Where no prompt has a program prefill has one point that costs
@@ -361,7 +361,7 @@ func (s *schemeChoice) rankings() (out []headRankings) {
 		schemes := s.schemesOf(s.phases[1], &s.phases[1].points[i], nil)
 		head := s.uniform(op.A32W32)
 		for i := range s.classes {
-			if s.classes[i].head {
+			if s.classes[i].shared {
 				head[i] = schemes[i]
 			}
 		}

@@ -12,7 +12,7 @@ import (
 
 // list enumerates a phase's assignments, least bound first. The bound of an assignment is the sum of its nodes' least
 // costs, on the best set of processors that may work together. Hand-overs are left out, but in sections with forks
-// (partBounds). Prefill's bounds leave out the head.
+// (partBounds). Prefill's bounds leave out a shared head.
 func (s *schemeChoice) list(ph *phase) error {
 	total := 1
 	var vary []int

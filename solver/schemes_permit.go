@@ -39,7 +39,7 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 	}
 	s.preferOnly(ph)
 	for k, list := range ph.options {
-		if len(list) > 0 || s.classes[k].head && ph.name == "prefill" {
+		if len(list) > 0 || s.classes[k].shared && ph.name == "prefill" {
 			continue
 		}
 		if first != nil {
@@ -63,7 +63,7 @@ type leftOut struct {
 // reasons are looked at first: not permitted here, pointless, of unknown loss. Pricing comes last.
 func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme op.Scheme, out *leftOut) error {
 	class := &s.classes[k]
-	if class.head && ph.name == "prefill" || ph.name == "decode" && !slices.Contains(s.permitted(class), scheme) {
+	if !slices.Contains(s.permitted(class, ph.name), scheme) {
 		return nil
 	}
 	if s.dominatedByDynamic(ph, class, scheme) {
@@ -80,7 +80,7 @@ func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme
 	if full := s.budget.check("the candidates of operators"); full != nil {
 		return full
 	}
-	if err == nil && class.head { // runs in prefill's programs too
+	if err == nil && class.shared && ph.name == "decode" { // runs in prefill's programs too
 		err = s.usable(s.phases[0], k, scheme)
 	}
 	if err == nil {

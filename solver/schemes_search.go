@@ -219,11 +219,11 @@ func (s *schemeChoice) tooLossy() error {
 		if ph.max == 0 || len(ph.rows) == 0 {
 			continue
 		}
-		// What each class loses at least, added up. Prefill's programs execute the head with decode's schemes.
+		// What each class loses at least, added up. Prefill's programs execute a shared head with decode's schemes.
 		least := 0.0
 		for j := range s.classes {
 			list := ph.options[j]
-			if i == 0 && s.classes[j].head {
+			if i == 0 && s.classes[j].shared {
 				list = s.phases[1].options[j]
 			}
 			best := math.Inf(1)

@@ -737,6 +737,42 @@ func TestEmbeddingFollowsTheHead(t *testing.T) {
 			}
 		}
 	}
+	// The phases may have the head in precisions of their own; the lightest plan holds it once.
+	for _, c := range []struct {
+		minimise          problem.Measure
+		decode, embedding op.Scheme
+		copies            int
+	}{{problem.Time, op.A8TQ6C, op.I32Q6C, 2}, {problem.Memory, op.A8TQ8C, op.I32Q8C, 1}} {
+		w := quick()
+		w.Minimise = c.minimise
+		w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C},
+			Head: []op.Scheme{op.A8TQ8C, op.A8TQ6C}, PrefillHead: []op.Scheme{op.A8TQ8C}}
+		plan := solve(t, Input{Model: m, SoC: s, Costs: prices, Workload: w}).Plan
+		if found := check.Plan(plan, m, s); len(found) > 0 {
+			t.Fatalf("minimise %s: %v", c.minimise, found)
+		}
+		for _, program := range plan.Program.Programs {
+			wantHead, wantEmbedding := op.A8TQ8C, op.I32Q8C
+			if program.Phase == "decode" {
+				wantHead, wantEmbedding = c.decode, c.embedding
+			}
+			head := DecisionAt(plan, "head.lm_head", program.Rows).Scheme
+			embedding := plan.DecisionFor("embed.embed", program.Rows).Scheme
+			if head != wantHead || embedding != wantEmbedding {
+				t.Errorf("minimise %s, %s: head in %q, embedding in %q, want %q and %q", c.minimise, program.Name, head,
+					embedding, wantHead, wantEmbedding)
+			}
+		}
+		formats := map[string]bool{}
+		for _, packed := range plan.Program.Packs {
+			if packed.Weight == "head.lm_head" {
+				formats[packed.Scheme] = true
+			}
+		}
+		if len(formats) != c.copies {
+			t.Errorf("minimise %s: the head is packed as %v, want %d formats", c.minimise, formats, c.copies)
+		}
+	}
 }
 
 // Of permitted schemes, --only takes those that its processors execute, however fast others are with the rest.

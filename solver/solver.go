@@ -211,8 +211,12 @@ func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
 	s.noteOutliers(plan)
 	plan.Quality, plan.Compiled = s.quality(), s.compilerFacts(plan)
 	s.prunedQuality(plan)
-	if packed := s.tied; packed != nil {
-		if err := packed.not[s.decode[packed.head].Table()]; err != nil {
+	if tied := s.tied; tied != nil {
+		err := tied.not[s.decode[tied.head].Table()]
+		if err == nil && s.prefill != nil {
+			err = tied.not[s.prefill[tied.head].Table()]
+		}
+		if err != nil {
 			s.warn("the embedding is not looked up in the packed head, and takes memory beside it: %v", err)
 		}
 	}
@@ -268,7 +272,7 @@ type session struct {
 // checkCalibration checks that limits of quality and static scales come with a calibration of this model.
 func (s *request) checkCalibration() error {
 	if s.in.Calibration == nil {
-		for _, scheme := range slices.Concat(s.want.Prefill, s.want.Decode, s.want.Head) {
+		for _, scheme := range slices.Concat(s.want.Prefill, s.want.Decode, s.want.Head, s.want.PrefillHead) {
 			if scheme.Static() && s.want.MaxKL == (workload.KLLimit{}) {
 				return diag.New(diag.ClassInput,
 					"solve: %s permits %q, whose static scales come from a calibration, and none is given",

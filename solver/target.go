@@ -40,7 +40,7 @@ func (in *Input) checkTarget(want *workload.Demand) error {
 	if !in.Targeted() {
 		return nil
 	}
-	permitted := slices.Concat(want.Prefill, want.Decode, want.Head)
+	permitted := slices.Concat(want.Prefill, want.Decode, want.Head, want.PrefillHead)
 	for i := range in.SoC.Processors {
 		proc := &in.SoC.Processors[i]
 		if proc.Kind != socs.KindNPU || len(proc.Schemes) == 0 ||

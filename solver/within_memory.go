@@ -151,7 +151,7 @@ func (s *schemeChoice) weightBytes(prefill, decode assignment) int64 {
 		class := &s.classes[i]
 		p, digest := prefill[i].Weight(), decode[i].Weight()
 		total += class.bytes(digest)
-		if p != digest && !class.head && len(s.want.Buckets) > 0 {
+		if p != digest && !class.shared && len(s.want.Buckets) > 0 {
 			total += class.bytes(p)
 		}
 	}

@@ -247,9 +247,10 @@ func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 		{"prefill", func(s *workload.Schemes) *[]op.Scheme { return &s.Prefill }, work.Quality.MaxKL.Prefill},
 		{"decode", func(s *workload.Schemes) *[]op.Scheme { return &s.Decode }, work.Quality.MaxKL.Decode},
 		{"head", func(s *workload.Schemes) *[]op.Scheme { return &s.Head }, 0},
+		{"prefill_head", func(s *workload.Schemes) *[]op.Scheme { return &s.PrefillHead }, 0},
 	} {
 		list := *ph.of(&work.Schemes)
-		if len(list) == 0 && (ph.max > 0 || ph.name == "head") {
+		if len(list) == 0 && (ph.max > 0 || strings.HasSuffix(ph.name, "head")) {
 			continue // a limit of quality permits all
 		}
 		// A list can be taken away or made longer by one scheme, each of which is solved for itself.

@@ -23,6 +23,7 @@ type Demand struct {
 	Share           []float64
 	Prefill, Decode []op.Scheme
 	Head            []op.Scheme // instead of Decode for the last matrix; empty: Decode
+	PrefillHead     []op.Scheme // of the last matrix in prefill; empty: the one that decode has
 	MaxKL           KLLimit
 	OutputTokens    int
 	Weights         Weights
@@ -51,7 +52,7 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		Decode:    w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
 		Attention: cmp.Or(w.Attention, AttentionDense), Density: w.Density,
 		ScaleBuckets: w.ScaleBuckets,
-		Head:         w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, InFlight: max(1, w.ChunksInFlight),
+		Head:         w.Schemes.Head, PrefillHead: w.Schemes.PrefillHead, Beside: w.Beside, Drafts: w.Drafts, InFlight: max(1, w.ChunksInFlight),
 		contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {

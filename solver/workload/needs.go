@@ -31,7 +31,7 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	if err != nil {
 		return Needs{}, err
 	}
-	schemes := slices.Concat(demand.Prefill, demand.Decode, demand.Head)
+	schemes := slices.Concat(demand.Prefill, demand.Decode, demand.Head, demand.PrefillHead)
 	slices.Sort(schemes)
 	out := Needs{Buckets: demand.Buckets, Batches: demand.Batches, Schemes: slices.Compact(schemes),
 		Context: demand.Context, Caches: w.Caches(),
@@ -48,7 +48,7 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	if w.Quality.MaxKL == (KLLimit{}) {
 		return out, nil
 	}
-	listed := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode, w.Schemes.Head)
+	listed := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode, w.Schemes.Head, w.Schemes.PrefillHead)
 	for _, scheme := range out.Schemes {
 		if scheme != op.A32W32 && !slices.Contains(listed, scheme) {
 			out.Optional = append(out.Optional, scheme)

@@ -128,7 +128,8 @@ func (s *Schemes) validate(check *checker, outliers Outliers) {
 	for _, phase := range []struct {
 		path string
 		list []op.Scheme
-	}{{"schemes.prefill", s.Prefill}, {"schemes.decode", s.Decode}, {"schemes.head", s.Head}} {
+	}{{"schemes.prefill", s.Prefill}, {"schemes.decode", s.Decode}, {"schemes.head", s.Head},
+		{"schemes.prefill_head", s.PrefillHead}} {
 		for i, scheme := range phase.list {
 			path := fmt.Sprintf("%s[%d]", phase.path, i)
 			if _, err := op.ParseScheme(string(scheme)); err != nil {

@@ -150,11 +150,13 @@ type Parallel struct {
 }
 
 // Schemes are the permitted precisions by phase. The model's last matrix, which has one row in both phases,
-// may use Head's instead; empty: decode's.
+// may use Head's instead; empty: decode's. Both phases have it in one precision, so that it is stored once, unless
+// PrefillHead says which ones prefill may use.
 type Schemes struct {
-	Prefill []op.Scheme `json:"prefill,omitempty" yaml:"prefill,omitempty,flow"`
-	Decode  []op.Scheme `json:"decode,omitempty" yaml:"decode,omitempty,flow"`
-	Head    []op.Scheme `json:"head,omitempty" yaml:"head,omitempty,flow"`
+	Prefill     []op.Scheme `json:"prefill,omitempty" yaml:"prefill,omitempty,flow"`
+	Decode      []op.Scheme `json:"decode,omitempty" yaml:"decode,omitempty,flow"`
+	Head        []op.Scheme `json:"head,omitempty" yaml:"head,omitempty,flow"`
+	PrefillHead []op.Scheme `json:"prefill_head,omitempty" yaml:"prefill_head,omitempty,flow"`
 }
 
 // Quality bounds what a plan may lose.

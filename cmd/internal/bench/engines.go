@@ -505,12 +505,13 @@ func (b *enginesBench) solve(dir, model string) []string {
 }
 
 // writeWorkload writes the workload that the plan is solved for. A bounded plan may use the schemes
-// of both phases in each, so that one copy of the weights can serve both.
+// of both phases in each, so that one copy of the weights can serve both, but for the last matrix of prefill: every
+// error of that is one of a logit.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 	permits := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen,
 		Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
 		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32},
-			Head: []op.Scheme{op.A8TQ8C}}}
+			Head: []op.Scheme{op.A8TQ8C, op.A8TQ6C}, PrefillHead: []op.Scheme{op.A8TQ8C}}}
 	const largest = 512 // rows of a program: longer prompts come in pieces
 	// Powers of two, so that prompts of any length are cut into few pieces.
 	for n := 64; n <= largest && n <= slices.Max(b.Prompts); n *= 2 {
