@@ -32,6 +32,30 @@ func attentionF16(y, q Matrix[float32], k, v []uint16, scratch []float32, s Atte
 	}
 }
 
+// attentionBF16 is attentionF16 with queries and weights rounded to bfloat16. The rounded queries lie before the block.
+func attentionBF16(y, q Matrix[float32], k, v []uint16, scratch []float32, s Attention) {
+	columns := s.Heads * s.Dim
+	wide := scratch[len(scratch)-2*keyBlock*s.Dim:]
+	queries := Rows(scratch[len(scratch)-len(wide)-attentionRows*columns:len(scratch)-len(wide)], columns)
+	for row := 0; row < s.M; row += attentionRows {
+		for i := range min(attentionRows, s.M-row) {
+			copy(queries.row(i, columns), q.row(row+i, columns))
+			roundBF16(queries.row(i, columns))
+		}
+		state := newAttention(y.From(row, 0), queries, scratch, s, row)
+		state.brain = true
+		for pos := state.start(); pos < state.context(); pos += keyBlock {
+			end := min(pos+keyBlock, state.context())
+			size := (end - pos) * s.Dim
+			kw, vw := wide[:size], wide[size:2*size]
+			fromBF16(kw, k[pos*s.Dim:end*s.Dim])
+			fromBF16(vw, v[pos*s.Dim:end*s.Dim])
+			state.block(kw, vw, pos, end)
+		}
+		state.finish()
+	}
+}
+
 // blockwise is attention of at most attentionRows rows over blocks of positions, by online softmax:
 // it keeps the running maximum and sum of each row and head. When the maximum grows, what was
 // summed up before is scaled by e^(old-new), so that scores are never stored for more than one
@@ -40,6 +64,7 @@ type blockwise struct {
 	Attention
 	y, q                    Matrix[float32]
 	scale, cap              float32
+	brain                   bool      // weights are rounded to bfloat16
 	acc, top, total, scores []float32 // acc [M*Heads][Dim], top and total [M*Heads], scores [keyBlock]
 }
 
@@ -112,6 +137,9 @@ func (a *blockwise) block(k, v []float32, p, end int) {
 			for j, score := range scores {
 				weight := expf(score - top)
 				a.total[i] += weight
+				if a.brain {
+					weight = math.Float32frombits(uint32(brainOf(weight)) << 16)
+				}
 				addScaled(acc, values[j*dim:(j+1)*dim], weight)
 			}
 		}

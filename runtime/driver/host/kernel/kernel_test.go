@@ -852,18 +852,21 @@ func TestRope(t *testing.T) {
 	})
 }
 
+// attentionShapes are calls of attention; a scale of 0 is that of heads of dim columns.
+var attentionShapes = []struct {
+	m, heads, dim, pos, window int
+	scale, limit               float64
+}{
+	{1, 1, 1, 0, 0, 0, 0}, {1, 1, 64, 0, 0, 0, 0}, {1, 8, 64, 300, 0, 0, 0}, {1, 7, 80, 141, 0, 0, 0}, {1, 8, 16, 150, 30, 0, 5}, {3, 2, 5, 0, 0, 0, 0}, {9, 3, 16, 7, 0, 0, 0}, {17, 1, 128, 120, 0, 0, 0},
+	{8, 4, 64, 128, 0, 0, 0}, {11, 2, 80, 127, 0, 0, 0}, {12, 2, 100, 90, 0, 0, 0}, {16, 1, 33, 255, 0, 0, 0}, {40, 2, 48, 0, 0, 0, 0},
+	{1, 2, 64, 300, 1, 0, 0}, {17, 2, 64, 250, 1, 0, 0}, {9, 2, 64, 250, 100, 0, 0}, {40, 1, 32, 100, 130, 0, 0}, {40, 2, 5, 100, 130, 0, 0}, {9, 1, 64, 20, 500, 0, 0}, {5, 1, 96, 123, 128, 0, 0},
+	{9, 3, 64, 140, 0, 0, 5}, {9, 3, 20, 140, 0, 0, 5}, {9, 3, 32, 140, 70, 0.02, 50}, {9, 1, 16, 140, 200, 1.5, 30}, {3, 2, 256, 5, 0, 0.07, 0},
+}
+
 func TestAttention(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(17, 18))
-		for _, c := range []struct {
-			m, heads, dim, pos, window int
-			scale, limit               float64
-		}{
-			{1, 1, 1, 0, 0, 0, 0}, {1, 1, 64, 0, 0, 0, 0}, {1, 8, 64, 300, 0, 0, 0}, {1, 7, 80, 141, 0, 0, 0}, {1, 8, 16, 150, 30, 0, 5}, {3, 2, 5, 0, 0, 0, 0}, {9, 3, 16, 7, 0, 0, 0}, {17, 1, 128, 120, 0, 0, 0},
-			{8, 4, 64, 128, 0, 0, 0}, {11, 2, 80, 127, 0, 0, 0}, {12, 2, 100, 90, 0, 0, 0}, {16, 1, 33, 255, 0, 0, 0}, {40, 2, 48, 0, 0, 0, 0},
-			{1, 2, 64, 300, 1, 0, 0}, {17, 2, 64, 250, 1, 0, 0}, {9, 2, 64, 250, 100, 0, 0}, {40, 1, 32, 100, 130, 0, 0}, {40, 2, 5, 100, 130, 0, 0}, {9, 1, 64, 20, 500, 0, 0}, {5, 1, 96, 123, 128, 0, 0},
-			{9, 3, 64, 140, 0, 0, 5}, {9, 3, 20, 140, 0, 0, 5}, {9, 3, 32, 140, 70, 0.02, 50}, {9, 1, 16, 140, 200, 1.5, 30}, {3, 2, 256, 5, 0, 0.07, 0},
-		} {
+		for _, c := range attentionShapes {
 			a := Attention{M: c.m, Heads: c.heads, Dim: c.dim, Pos: c.pos, Window: c.window, Scale: c.scale, Cap: c.limit}
 			if c.scale == 0 {
 				a.Scale = 1 / math.Sqrt(float64(c.dim))
@@ -929,6 +932,79 @@ func TestAttention(t *testing.T) {
 								}
 								// An error of a score, relative to its size, is an error of its weight.
 								near(t, fmt.Sprintf("%v %s y[%d,%d]", c, form, r, h*c.dim+d), y.at(r, h*c.dim+d), want, mag*float64(sharp)+0.1)
+							}
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// Over a bfloat16 cache queries and weights are rounded, and nothing else. A weight in the middle of two bfloat16 numbers,
+// as far as float32 tells, may become either.
+func TestAttentionBF16(t *testing.T) {
+	brain := func(v float64) float64 {
+		return float64(math.Float32frombits(uint32(number.FloatToBrain(float32(v))) << 16))
+	}
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(27, 28))
+		for _, c := range attentionShapes {
+			a := Attention{M: c.m, Heads: c.heads, Dim: c.dim, Pos: c.pos, Window: c.window, Scale: c.scale, Cap: c.limit}
+			if c.scale == 0 {
+				a.Scale = 1 / math.Sqrt(float64(c.dim))
+			}
+			for _, sharp := range []float64{1, 30} {
+				context := c.pos + c.m
+				q := newStrided(t, c.m, c.heads*c.dim, 2*c.dim, func() float32 { return float32(sharp * rng.NormFloat64()) })
+				k, v := guardedSlice[uint16](t, context*c.dim), guardedSlice[uint16](t, context*c.dim)
+				for i := range k {
+					k[i] = number.FloatToBrain(float32(rng.NormFloat64()))
+					v[i] = number.FloatToBrain(float32(rng.NormFloat64()))
+				}
+				wide := func(x []uint16, i int) float64 { return float64(math.Float32frombits(uint32(x[i]) << 16)) }
+				scratch := guardedSlice[float32](t, AttentionScratch(c.heads, c.dim))
+				for i := range scratch {
+					scratch[i] = float32(math.NaN())
+				}
+				y := newStrided(t, c.m, c.heads*c.dim, 3, zero)
+				s.AttentionBF16(Rows(y.v, y.ld), Rows(q.v, q.ld), k, v, scratch, a)
+				y.gapsIntact(t)
+				for r := range c.m {
+					first, end := a.first(r), c.pos+r+1
+					for h := range c.heads {
+						scores, tops := make([]float64, end), make([]float64, end)
+						top := math.Inf(-1)
+						for p := first; p < end; p++ {
+							for d := range c.dim {
+								scores[p] += brain(q.at(r, h*c.dim+d)) * wide(k, p*c.dim+d) * a.Scale
+							}
+							if c.limit > 0 {
+								scores[p] = c.limit * math.Tanh(scores[p]/c.limit)
+							}
+							top = max(top, scores[p])
+							tops[p] = top
+						}
+						for p := end - 2; p >= first; p-- { // the largest one up to the end of the block
+							if (p+1)%128 != 0 {
+								tops[p] = tops[p+1]
+							}
+						}
+						sum, want := 0.0, make([]float64, c.dim)
+						slack := make([]float64, c.dim)
+						for p := first; p < end; p++ {
+							weight, fade := math.Exp(scores[p]-tops[p]), math.Exp(tops[p]-top)
+							sum += weight * fade
+							doubt := math.Abs(brain(weight*(1+1e-5*sharp)) - brain(weight*(1-1e-5*sharp)))
+							for d := range c.dim {
+								value := wide(v, p*c.dim+d)
+								want[d] += brain(weight) * fade * value
+								slack[d] += (doubt + 1e-5*sharp*weight) * fade * math.Abs(value)
+							}
+						}
+						for d := range c.dim {
+							if got := y.at(r, h*c.dim+d); !(math.Abs(got-want[d]/sum) <= slack[d]/sum+1e-6) {
+								t.Fatalf("%v y[%d,%d]: got %v, want %v within %v", c, r, h*c.dim+d, got, want[d]/sum, slack[d]/sum)
 							}
 						}
 					}
@@ -1009,6 +1085,64 @@ func TestConversions(t *testing.T) {
 					if s.ToF16(out, in) {
 						t.Fatalf("to f16: %v at %d of %d was accepted", bad, i, n)
 					}
+				}
+			}
+		}
+	})
+}
+
+// All numbers that bfloat16 has, those in the middle of two, and their neighbours in float32.
+func TestToBF16(t *testing.T) {
+	var in []float32
+	for brain := range uint32(1 << 16) {
+		for _, low := range []uint32{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff} {
+			in = append(in, math.Float32frombits(brain<<16|low))
+		}
+	}
+	// nearest is the bfloat16 number that is nearest, by comparing with its two candidates.
+	nearest := func(v float32) uint16 {
+		below := uint16(math.Float32bits(v) >> 16)
+		magnitude := math.Abs(float64(v))
+		if magnitude < 0x1p-126 {
+			return below & 0x8000
+		}
+		wide := func(brain uint16) float64 {
+			if brain&0x7fff == 0x7f80 {
+				return 0x1p128 // where the next number were
+			}
+			return math.Abs(float64(math.Float32frombits(uint32(brain) << 16)))
+		}
+		switch down, up := magnitude-wide(below), wide(below+1)-magnitude; {
+		case math.IsInf(magnitude, 0) || down < up || down == up && below%2 == 0:
+			return below
+		}
+		return below + 1
+	}
+	eachSet(t, func(t *testing.T, s *Set) {
+		out := make([]uint16, len(in))
+		if s.ToBF16(out, in) {
+			t.Fatal("infinities and NaN were accepted")
+		}
+		for i, v := range in {
+			if v != v {
+				if out[i]&0x7f80 != 0x7f80 || out[i]&0x7f == 0 {
+					t.Fatalf("to bf16 of NaN %08x: got %04x", math.Float32bits(v), out[i])
+				}
+			} else if want := nearest(v); out[i] != want {
+				t.Fatalf("to bf16 of %v: got %04x, want %04x", v, out[i], want)
+			}
+		}
+		for _, n := range []int{1, 7, 8, 15, 16, 17, 31, 32, 33, 64, 65} {
+			few, to := guardedSlice[float32](t, n), guardedSlice[uint16](t, n)
+			for i := range few {
+				for _, bad := range []float32{3.4e38, -3.4e38, float32(math.NaN()), float32(math.Inf(-1))} {
+					clear(few)
+					if few[i] = bad; s.ToBF16(to, few) {
+						t.Fatalf("to bf16: %v at %d of %d was accepted", bad, i, n)
+					}
+				}
+				if few[i] = 3.38e38; !s.ToBF16(to, few) {
+					t.Fatalf("to bf16: %v at %d of %d was refused", few[i], i, n)
 				}
 			}
 		}

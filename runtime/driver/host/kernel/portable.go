@@ -25,8 +25,9 @@ func Portable() *Set {
 		QuantRows: quantRows, QuantStatic: quantStatic, Norm: norm, LayerNorm: layerNorm,
 		GLU: glu, Activate: activate, Softcap: softcap, Gate: gate, Scale: scale,
 		Add: add, Combine: combine, Rope: rope,
-		AttentionF32: attentionF32, AttentionF16: attentionF16, AttentionQ8: attentionQ8,
-		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+		AttentionF32: attentionF32, AttentionF16: attentionF16, AttentionBF16: attentionBF16,
+		AttentionQ8: attentionQ8,
+		FromF16:     fromF16, FromBF16: fromBF16, ToF16: toF16, ToBF16: toBF16,
 		Peak: peak, Below: below, PoolBelow: poolBelow,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}

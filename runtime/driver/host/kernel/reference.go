@@ -34,11 +34,14 @@ func Reference() *Set {
 			refAttention(y, q, func(i int) float64 { return float64(number.HalfToFloat(k[i])) },
 				func(i int) float64 { return float64(number.HalfToFloat(v[i])) }, a)
 		},
+		AttentionBF16: func(y, q Matrix[float32], k, v []uint16, _ []float32, a Attention) {
+			refAttentionBF16(y, q, k, v, a)
+		},
 		AttentionQ8: func(y, q Matrix[float32], k, v []uint8, _ []float32, a Attention) {
 			refAttention(y, q, func(i int) float64 { return refQ8(k, a.Dim, i) },
 				func(i int) float64 { return refQ8(v, a.Dim, i) }, a)
 		},
-		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16, ToBF16: toBF16,
 		Peak: peak, Below: below, PoolBelow: poolBelow,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
@@ -371,6 +374,73 @@ func refAttention(y, q Matrix[float32], k, v func(i int) float64, a Attention) {
 				}
 				for dim := range width {
 					out[d0+dim] = float32(acc[dim] / sum)
+				}
+			}
+		}
+	}
+}
+
+// refAttentionBF16 is refAttention with what AttentionBF16 rounds, and nothing else, rounded to bfloat16. A weight is
+// rounded relative to the largest score up to the end of its block.
+func refAttentionBF16(y, q Matrix[float32], k, v []uint16, a Attention) {
+	wide := func(brain uint16) float64 { return float64(math.Float32frombits(uint32(brain) << 16)) }
+	round := func(x float64) float64 { return wide(brainOf(float32(x))) }
+	capped := func(score float64) float64 {
+		if a.Cap > 0 {
+			return a.Cap * math.Tanh(score/a.Cap)
+		}
+		return score
+	}
+	var scores [keyBlock]float64
+	for row := range a.M {
+		for head := range a.Heads {
+			query, out := q.From(row, head*a.Dim).row(0, a.Dim), y.From(row, head*a.Dim).row(0, a.Dim)
+			top, total := math.Inf(-1), 0.0
+			if a.Rest.Count > 0 {
+				score := 0.0
+				for i, value := range query {
+					score += round(float64(value)) * float64(a.Rest.Key[i])
+				}
+				top, total = capped(score*a.Scale)+math.Log(float64(a.Rest.Count)), 1
+			}
+			// Of the sums 64 columns are kept in float64 at a time.
+			first, firstTotal := top, total
+			for d0 := 0; d0 < a.Dim; d0 += 64 {
+				var sums [64]float64
+				width := min(64, a.Dim-d0)
+				top, total = first, firstTotal
+				for i := range width {
+					if a.Rest.Count > 0 {
+						sums[i] = float64(a.Rest.Value[d0+i])
+					}
+				}
+				for from, to := a.first(row), a.Pos+row+1; from < to; {
+					end := min(to, (from/keyBlock+1)*keyBlock)
+					before := top
+					for pos := from; pos < end; pos++ {
+						score := 0.0
+						for i, value := range query {
+							score += round(float64(value)) * wide(k[pos*a.Dim+i])
+						}
+						scores[pos-from] = capped(score * a.Scale)
+						top = math.Max(top, scores[pos-from])
+					}
+					fade := math.Exp(before - top)
+					total *= fade
+					for i := range width {
+						sums[i] *= fade
+					}
+					for pos := from; pos < end; pos++ {
+						weight := math.Exp(scores[pos-from] - top)
+						total += weight
+						for i := range width {
+							sums[i] += round(weight) * wide(v[pos*a.Dim+d0+i])
+						}
+					}
+					from = end
+				}
+				for i := range width {
+					out[d0+i] = float32(sums[i] / total)
 				}
 			}
 		}

@@ -40,7 +40,7 @@ const EnvVar = "HETC_HOST_KERNELS"
 // differ by rounding: in units of 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows,
 // by at most 2+2k in MatMulF32 and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan
 // in Combine, 12 in GLU, Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores'
-// rounding too. Within a set a result's bits depend neither on the rows nor on the columns computed with it.
+// rounding too. In AttentionBF16 that may round a weight to the other neighbour among bfloat16 numbers. Within a set a result's bits depend neither on the rows nor on the columns computed with it.
 //
 // m, k, n are always rows, reduction length and columns of the call; m may be 0, k and n are at least 1.
 type Set struct {
@@ -151,8 +151,15 @@ type Set struct {
 	// AttentionF16 is AttentionF32 over a float16 cache.
 	AttentionF16 func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention)
 
+	// AttentionBF16 is AttentionF32 over a bfloat16 cache, in whose products both factors are bfloat16: queries are
+	// rounded to it, and so are the weights of the softmax, each e to the power of its score less the largest one up to
+	// the end of its block of positions (see Attention). Products are added in float32. Scores, the softmax and the sum
+	// of its weights stay float32, and so does what concerns Rest but the queries. Numbers are rounded as ToBF16 does;
+	// what is less than 2^-126 may count as zero everywhere.
+	AttentionBF16 func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention)
+
 	// AttentionQ8 is AttentionF32 over an 8-bit cache, whose keys and values are rows of Dim+4 bytes as StoreQ8 makes
-	// them. arm64 has the portable form only.
+	// them. Of this one and AttentionBF16 arm64 has the portable forms only.
 	AttentionQ8 func(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention)
 
 	// Peak is the largest of at least one finite number.
@@ -166,6 +173,10 @@ type Set struct {
 
 	// ToF16 rounds src to float16 (nearest, ties to even) and reports whether all results are finite.
 	ToF16 func(dst []uint16, src []float32) bool
+
+	// ToBF16 rounds src to bfloat16 (nearest, ties to even; what is less than 2^-126 becomes zero) and reports whether
+	// all results are finite.
+	ToBF16 func(dst []uint16, src []float32) bool
 
 	// PeakI8 and PeakF32 do at least ops operations as the matrix kernels do theirs, two per multiply-add, but on
 	// registers alone, and return how many they did. ops is at most 1<<40.
@@ -224,7 +235,7 @@ func (a *Attention) first(r int) int {
 	return max(0, a.Pos+r+1-a.Window)
 }
 
-// Attention works on blocks of keyBlock positions, and of at most attentionRows rows, or of as many more as their
+// Attention works on blocks of keyBlock positions from the first one on, and of at most attentionRows rows, or of as many more as their
 // heads leave of attentionLines: the fewer heads share keys and values, the more rows must.
 const (
 	attentionRows  = 8

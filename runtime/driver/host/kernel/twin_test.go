@@ -48,6 +48,7 @@ var tolerance = map[string]func(n int) float64{
 	"FromF16":      exact,
 	"FromBF16":     exact,
 	"ToF16":        exact,
+	"ToBF16":       exact,
 }
 
 func exact(int) float64 { return 0 }
@@ -845,6 +846,16 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 		set.FromBF16(y, h)
 		return result{f: y}
 	}, none)
+	check("ToBF16", 1, func(set *Set, m_ *memory) result {
+		y, f := fenced(m_, make([]uint16, n)), input(m_, bias)
+		ok := set.ToBF16(y, f)
+		for i, v := range y {
+			if f[i] != f[i] { // a NaN of any kind
+				y[i] = v&0x7f80 | 0x40
+			}
+		}
+		return result{h: y, note: fmt.Sprint(ok)}
+	}, none)
 	check("ToF16", 1, func(set *Set, m_ *memory) result {
 		y, f := fenced(m_, make([]uint16, n)), input(m_, bias)
 		ok := set.ToF16(y, f)
@@ -905,8 +916,15 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 	toF16(v16, v)
 	sets = append(slices.Clone(sets), otherTiles()...)
 	k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
-	for _, form := range []string{"f32", "f16", "q8"} {
+	kb, vb := make([]uint16, len(k)), make([]uint16, len(v))
+	toBF16(kb, k)
+	toBF16(vb, v)
+	for _, form := range []string{"f32", "bf16", "f16", "q8"} {
 		switch form {
+		case "bf16":
+			k, v = slices.Clone(k), slices.Clone(v)
+			fromBF16(k, kb)
+			fromBF16(v, vb)
 		case "f16":
 			k, v = slices.Clone(k), slices.Clone(v)
 			fromF16(k, k16)
@@ -926,6 +944,8 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 			}
 			scratch = fenced(m, scratch)
 			switch form {
+			case "bf16":
+				set.AttentionBF16(Rows(y, ldy), Rows(q, ldq), input(m, kb), input(m, vb), scratch, a)
 			case "f16":
 				set.AttentionF16(Rows(y, ldy), Rows(q, ldq), input(m, k16), input(m, v16), scratch, a)
 			case "q8":
@@ -958,6 +978,9 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 					for d := range a.Dim {
 						i := r*ldy + h*a.Dim + d
 						mag := top[d] * (1 + worst*float64(4+2*a.Dim)/16)
+						if form == "bf16" {
+							mag *= 1 + 0x1p14 // weights may round to the other neighbour; TestAttentionBF16 is tight
+						}
 						if differs(got[i], want[i], tolerance["Attention"](a.Pos+r+1-a.first(r)), mag) {
 							t.Fatalf("%s attention %+v %s of kind %d: y[%d,%d] = %v, want %v (magnitude %v)", set.Name, a, form, x.kind, r, h*a.Dim+d, got[i], want[i], mag)
 						}

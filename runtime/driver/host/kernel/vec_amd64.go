@@ -113,8 +113,9 @@ func (t tier) set() *Set {
 	set.GLU, set.Activate, set.Softcap, set.Gate, set.Scale = t.glu, vecActivate, vecSoftcap, vecGate, vecScale
 	set.Add, set.Combine, set.Rope = vecAdd, t.combine, vecRope
 	set.AttentionF32, set.AttentionF16, set.AttentionQ8 = t.attentionF32, t.attentionF16, t.attentionQ8
+	set.AttentionBF16 = t.attentionBF16
 	set.Peak, set.Below, set.PoolBelow = vecPeak, vecBelow, vecPoolBelow
-	set.FromF16, set.FromBF16, set.ToF16 = vecFromF16, vecFromBF16, vecToF16
+	set.FromF16, set.FromBF16, set.ToF16, set.ToBF16 = vecFromF16, vecFromBF16, vecToF16, vecToBF16
 	set.PeakI8, set.PeakF32, set.Stream, set.Issue = t.peakI8, t.peakF32, t.stream, issue
 	return set
 }

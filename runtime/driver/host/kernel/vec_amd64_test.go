@@ -201,6 +201,8 @@ func TestVecAllocates(t *testing.T) {
 			a := Attention{M: 5, Heads: heads, Dim: dim, Pos: pos, Window: 40, Scale: 0.1, Cap: 20}
 			s.AttentionF32(Rows(att, heads*dim), Rows(att, heads*dim), kv, kv, scratch, a)
 			s.AttentionF16(Rows(att, heads*dim), Rows(att, heads*dim), kv16, kv16, scratch, a)
+			s.AttentionBF16(Rows(att, heads*dim), Rows(att, heads*dim), kv16, kv16, scratch, a)
+			s.ToBF16(kv16, kv)
 			s.StoreQ8(kv8[:dim+cachedScale], kv[:dim], scratch)
 			s.AttentionQ8(Rows(att, heads*dim), Rows(att, heads*dim), kv8, kv8, scratch, a)
 			s.QuantRows(c.quantised(), Rows(c.f32, c.ldx), c.m, c.k)
@@ -233,21 +235,28 @@ func TestVecAttentionChunks(t *testing.T) {
 		k16, v16 := make([]uint16, len(k)), make([]uint16, len(v))
 		toF16(k16, k)
 		toF16(v16, v)
+		kb, vb := make([]uint16, len(k)), make([]uint16, len(v))
+		toBF16(kb, k)
+		toBF16(vb, v)
 		scratch := make([]float32, AttentionScratch(heads, dim))
 		ld := heads * dim
 		for i, s := range append(vectors(t), Portable(), Reference(), vectors(t)[0]) {
 			shape := []Attention{{}, {Window: 20}, {Window: 135, Cap: 3}}[i%3]
-			for _, half := range []bool{false, true} {
+			for _, form := range []string{"f32", "f16", "bf16"} {
 				run := func(chunk int) []float32 {
 					y := make([]float32, len(q))
 					for r := 0; r < rows; r += chunk {
 						m := min(chunk, rows-r)
 						a := shape
 						a.M, a.Heads, a.Dim, a.Pos, a.Scale = m, heads, dim, r, 0.125
-						if half {
+						switch form {
+						case "f16":
 							s.AttentionF16(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), k16[:(r+m)*dim], v16[:(r+m)*dim],
 								scratch, a)
-						} else {
+						case "bf16":
+							s.AttentionBF16(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), kb[:(r+m)*dim], vb[:(r+m)*dim],
+								scratch, a)
+						default:
 							s.AttentionF32(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), k[:(r+m)*dim], v[:(r+m)*dim],
 								scratch, a)
 						}
@@ -258,7 +267,7 @@ func TestVecAttentionChunks(t *testing.T) {
 				for _, chunk := range []int{1, 5, 64} {
 					for i, got := range run(chunk) {
 						if got != whole[i] {
-							t.Fatalf("%s heads %d f16=%v: element %d differs in chunks of %d: %v, %v", s.Name, heads, half, i, chunk, got, whole[i])
+							t.Fatalf("%s heads %d %s: element %d differs in chunks of %d: %v, %v", s.Name, heads, form, i, chunk, got, whole[i])
 						}
 					}
 				}

@@ -3,9 +3,6 @@ package kernel
 // capScores computes limit*tanh(s*scale) in place for a multiple of vecN scores.
 func capScores(s []float32, scale, limit float32) { softcap256(&s[0], &s[0], len(s), scale, limit) }
 
-// widen converts cached keys and values to float32.
-func widen(dst []float32, src []uint16) { vecFromF16(dst, src) }
-
 // addF32 adds to 32 columns of n lines of y the product of x [n,k] and w [k,32].
 func (t tier) addF32(n int, y, x Matrix[float32], k int, w Matrix[float32]) {
 	if t.wide() {

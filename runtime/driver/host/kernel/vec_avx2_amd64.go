@@ -190,6 +190,16 @@ func fromBF16256(dst *float32, src *uint16, n int)
 //go:noescape
 func toF16256(dst *uint16, src *float32, n int) uint32
 
+// toBF16256 rounds to bfloat16 and returns 0 if all results are finite. n is a multiple of 16.
+//
+//go:noescape
+func toBF16256(dst *uint16, src *float32, n int) uint32
+
+// roundBF16256 rounds numbers to those that are bfloat16 numbers. n is a multiple of 16.
+//
+//go:noescape
+func roundBF16256(x *float32, n int)
+
 // blockSums256 computes the sum of u-128 over each 32 bytes of x.
 //
 //go:noescape

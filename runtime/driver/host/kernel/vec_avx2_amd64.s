@@ -11135,6 +11135,161 @@ half_done:
 	VZEROUPPER
 	RET
 
+DATA brainOne256<>+0(SB)/4, $0x00000001
+DATA brainOne256<>+4(SB)/4, $0x00000001
+DATA brainOne256<>+8(SB)/4, $0x00000001
+DATA brainOne256<>+12(SB)/4, $0x00000001
+DATA brainOne256<>+16(SB)/4, $0x00000001
+DATA brainOne256<>+20(SB)/4, $0x00000001
+DATA brainOne256<>+24(SB)/4, $0x00000001
+DATA brainOne256<>+28(SB)/4, $0x00000001
+GLOBL brainOne256<>(SB), RODATA|NOPTR, $32
+
+DATA brainHalf256<>+0(SB)/4, $0x00007fff
+DATA brainHalf256<>+4(SB)/4, $0x00007fff
+DATA brainHalf256<>+8(SB)/4, $0x00007fff
+DATA brainHalf256<>+12(SB)/4, $0x00007fff
+DATA brainHalf256<>+16(SB)/4, $0x00007fff
+DATA brainHalf256<>+20(SB)/4, $0x00007fff
+DATA brainHalf256<>+24(SB)/4, $0x00007fff
+DATA brainHalf256<>+28(SB)/4, $0x00007fff
+GLOBL brainHalf256<>(SB), RODATA|NOPTR, $32
+
+DATA brainQuiet256<>+0(SB)/4, $0x00400000
+DATA brainQuiet256<>+4(SB)/4, $0x00400000
+DATA brainQuiet256<>+8(SB)/4, $0x00400000
+DATA brainQuiet256<>+12(SB)/4, $0x00400000
+DATA brainQuiet256<>+16(SB)/4, $0x00400000
+DATA brainQuiet256<>+20(SB)/4, $0x00400000
+DATA brainQuiet256<>+24(SB)/4, $0x00400000
+DATA brainQuiet256<>+28(SB)/4, $0x00400000
+GLOBL brainQuiet256<>(SB), RODATA|NOPTR, $32
+
+DATA brainNormal256<>+0(SB)/4, $0x007fffff
+DATA brainNormal256<>+4(SB)/4, $0x007fffff
+DATA brainNormal256<>+8(SB)/4, $0x007fffff
+DATA brainNormal256<>+12(SB)/4, $0x007fffff
+DATA brainNormal256<>+16(SB)/4, $0x007fffff
+DATA brainNormal256<>+20(SB)/4, $0x007fffff
+DATA brainNormal256<>+24(SB)/4, $0x007fffff
+DATA brainNormal256<>+28(SB)/4, $0x007fffff
+GLOBL brainNormal256<>(SB), RODATA|NOPTR, $32
+
+// func toBF16256(dst *uint16, src *float32, n int) uint32
+// Requires: AVX, AVX2
+TEXT ·toBF16256(SB), NOSPLIT, $0-28
+	MOVQ  dst+0(FP), AX
+	MOVQ  src+8(FP), CX
+	MOVQ  n+16(FP), DX
+	VPXOR Y5, Y5, Y5
+	SHRQ  $0x04, DX
+	JZ    brainto_done
+
+brainto_loop:
+	VMOVUPS      (CX), Y0
+	VPAND        magnitude256<>+0(SB), Y0, Y1
+	VPCMPGTD     expInf256<>+0(SB), Y1, Y2
+	VPCMPGTD     brainNormal256<>+0(SB), Y1, Y1
+	VPSRLD       $0x10, Y0, Y3
+	VPAND        brainOne256<>+0(SB), Y3, Y3
+	VPADDD       brainHalf256<>+0(SB), Y3, Y3
+	VPADDD       Y0, Y3, Y3
+	VPAND        Y1, Y3, Y3
+	VPOR         brainQuiet256<>+0(SB), Y0, Y1
+	VPBLENDVB    Y2, Y1, Y3, Y3
+	VPSRLD       $0x1f, Y0, Y0
+	VPSLLD       $0x1f, Y0, Y0
+	VPOR         Y3, Y0, Y0
+	VPAND        expInf256<>+0(SB), Y0, Y1
+	VPCMPEQD     expInf256<>+0(SB), Y1, Y1
+	VPOR         Y1, Y5, Y5
+	VPSRLD       $0x10, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKUSDW    X1, X0, X0
+	VMOVDQU      X0, (AX)
+	VMOVUPS      32(CX), Y0
+	VPAND        magnitude256<>+0(SB), Y0, Y1
+	VPCMPGTD     expInf256<>+0(SB), Y1, Y2
+	VPCMPGTD     brainNormal256<>+0(SB), Y1, Y1
+	VPSRLD       $0x10, Y0, Y3
+	VPAND        brainOne256<>+0(SB), Y3, Y3
+	VPADDD       brainHalf256<>+0(SB), Y3, Y3
+	VPADDD       Y0, Y3, Y3
+	VPAND        Y1, Y3, Y3
+	VPOR         brainQuiet256<>+0(SB), Y0, Y1
+	VPBLENDVB    Y2, Y1, Y3, Y3
+	VPSRLD       $0x1f, Y0, Y0
+	VPSLLD       $0x1f, Y0, Y0
+	VPOR         Y3, Y0, Y0
+	VPAND        expInf256<>+0(SB), Y0, Y1
+	VPCMPEQD     expInf256<>+0(SB), Y1, Y1
+	VPOR         Y1, Y5, Y5
+	VPSRLD       $0x10, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKUSDW    X1, X0, X0
+	VMOVDQU      X0, 16(AX)
+	ADDQ         $+32, AX
+	ADDQ         $+64, CX
+	DECQ         DX
+	JNZ          brainto_loop
+
+brainto_done:
+	VPMOVMSKB Y5, AX
+	MOVL      AX, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func roundBF16256(x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·roundBF16256(SB), NOSPLIT, $0-16
+	MOVQ x+0(FP), AX
+	MOVQ n+8(FP), CX
+	SHRQ $0x04, CX
+	JZ   brainround_done
+
+brainround_loop:
+	VMOVUPS   (AX), Y0
+	VPAND     magnitude256<>+0(SB), Y0, Y1
+	VPCMPGTD  expInf256<>+0(SB), Y1, Y2
+	VPCMPGTD  brainNormal256<>+0(SB), Y1, Y1
+	VPSRLD    $0x10, Y0, Y3
+	VPAND     brainOne256<>+0(SB), Y3, Y3
+	VPADDD    brainHalf256<>+0(SB), Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VPAND     Y1, Y3, Y3
+	VPOR      brainQuiet256<>+0(SB), Y0, Y1
+	VPBLENDVB Y2, Y1, Y3, Y3
+	VPSRLD    $0x1f, Y0, Y0
+	VPSLLD    $0x1f, Y0, Y0
+	VPOR      Y3, Y0, Y0
+	VPSRLD    $0x10, Y0, Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	VMOVUPS   32(AX), Y0
+	VPAND     magnitude256<>+0(SB), Y0, Y1
+	VPCMPGTD  expInf256<>+0(SB), Y1, Y2
+	VPCMPGTD  brainNormal256<>+0(SB), Y1, Y1
+	VPSRLD    $0x10, Y0, Y3
+	VPAND     brainOne256<>+0(SB), Y3, Y3
+	VPADDD    brainHalf256<>+0(SB), Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VPAND     Y1, Y3, Y3
+	VPOR      brainQuiet256<>+0(SB), Y0, Y1
+	VPBLENDVB Y2, Y1, Y3, Y3
+	VPSRLD    $0x1f, Y0, Y0
+	VPSLLD    $0x1f, Y0, Y0
+	VPOR      Y3, Y0, Y0
+	VPSRLD    $0x10, Y0, Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, 32(AX)
+	ADDQ      $+64, AX
+	DECQ      CX
+	JNZ       brainround_loop
+
+brainround_done:
+	VZEROUPPER
+	RET
+
 // func blockSums256(sums *int32, x *uint8, blocks int)
 // Requires: AVX, AVX2
 TEXT ·blockSums256(SB), NOSPLIT, $0-24

@@ -20,14 +20,14 @@ const (
 	nearAhead = 4 << 10
 )
 
-// isFew reports whether a task takes keys as they are cached. With 256 bits 8-bit keys take so many instructions that
+// isFew reports whether a task takes keys as they are cached: of bfloat16 it does not. With 256 bits 8-bit keys take so many instructions that
 // tiles of them are as fast for fewer than four lines.
 func (t *lineTask) isFew() bool {
 	least := 1
 	if t.from.k8 != nil && !t.tier.wide() {
 		least = 4
 	}
-	return t.width == tileKeys && least <= t.lines && t.lines <= mostFewLines && t.Dim%keyGroup == 0 &&
+	return t.width == tileKeys && !t.from.brain && least <= t.lines && t.lines <= mostFewLines && t.Dim%keyGroup == 0 &&
 		t.context() >= keyGroup
 }
 

@@ -39,6 +39,7 @@ func tilePitch(dim, width int) int { return (dim + 1) * width }
 type source struct {
 	k32, v32 []float32
 	k16, v16 []uint16
+	brain    bool    // those of 16 bits are bfloat16, not float16
 	k8, v8   []uint8 // of Dim+cachedScale bytes, see StoreQ8
 }
 
@@ -71,6 +72,9 @@ func (t tier) attention(width int, y, q Matrix[float32], scratch []float32, all 
 		task := t.newLineTask(width, scratch, all, row, min(most, all.M-row), from)
 		for i := range task.M {
 			copy(task.queries[i*columns:], q.row(row+i, columns))
+		}
+		if from.brain {
+			vecRoundBF16(task.queries[:task.M*columns])
 		}
 		next := all.NextQueries
 		if row+most < all.M {
@@ -355,10 +359,20 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 	} else {
 		softmaxLines256(last-first, scores, 4*keyBlock, high-low, t.scale, state)
 	}
+	if t.from.brain {
+		t.roundWeights(first, last, low, high)
+	}
 	if pos == t.start() && t.Rest.Count == 0 {
 		return // nothing is summed up yet
 	}
 	fadeLines256(last-first, &t.sums[first*t.ld], 4*t.ld, t.ld, &t.state[4*first+2])
+}
+
+// roundWeights rounds weights of lines to bfloat16.
+func (t *lineTask) roundWeights(first, last, low, high int) {
+	for line := first; line < last; line++ {
+		vecRoundBF16(t.scores[line*keyBlock+low : line*keyBlock+high])
+	}
 }
 
 // mostBehind is the most that is overwritten behind what a row attends to.
@@ -503,12 +517,12 @@ func (t *lineTask) tiles(from, to int) {
 		index := pos - from
 		return t.keys[index/width*tilePitch(dim, width):][index%width : width*dim]
 	}
-	if width == TileN && t.tier.wide() && dim%t.turnedNumbers() == 0 {
+	if width == TileN && t.tier.wide() && dim%t.turnedNumbers() == 0 && !s.brain {
 		for ; pos+vecN <= to; pos += vecN {
 			s.turnSixteen(column(pos), pos, dim)
 		}
 	}
-	if s.k8 == nil || width == tileKeys && dim%keyGroup == 0 {
+	if s.k8 == nil && !s.brain || s.k8 != nil && width == tileKeys && dim%keyGroup == 0 {
 		for ; pos+keyGroup <= to; pos += keyGroup {
 			s.turnEight(column(pos), width, pos, dim)
 		}
@@ -570,13 +584,22 @@ func (s *source) turnEight(dst []float32, width, pos, dim int) {
 	}
 }
 
+// widen converts numbers of 16 bits to float32.
+func (s *source) widen(dst []float32, src []uint16) {
+	if s.brain {
+		vecFromBF16(dst, src)
+	} else {
+		vecFromF16(dst, src)
+	}
+}
+
 // widenKeys writes keys from..to as rows of dim numbers.
 func (s *source) widenKeys(dst []float32, from, to, dim int) {
 	switch dst = dst[:(to-from)*dim]; {
 	case s.k8 != nil:
 		widenQ8(dst, dim, s.k8, from, to, dim)
 	case s.k16 != nil:
-		widen(dst, s.k16[from*dim:to*dim])
+		s.widen(dst, s.k16[from*dim:to*dim])
 	default:
 		copy(dst, s.k32[from*dim:to*dim])
 	}
@@ -629,13 +652,13 @@ func (s *source) values(wide []float32, from, to, dim int) (rows []float32, ld i
 		return s.v32[from*dim : to*dim], dim
 	}
 	if ld == dim {
-		widen(wide[:(to-from)*dim], s.v16[from*dim:to*dim])
+		s.widen(wide[:(to-from)*dim], s.v16[from*dim:to*dim])
 		return wide, dim
 	}
 	for pos := from; pos < to; pos++ {
 		row := wide[(pos-from)*ld : (pos-from+1)*ld]
 		if s.k16 != nil {
-			widen(row[:dim], s.v16[pos*dim:(pos+1)*dim])
+			s.widen(row[:dim], s.v16[pos*dim:(pos+1)*dim])
 		} else {
 			copy(row, s.v32[pos*dim:(pos+1)*dim])
 		}
@@ -678,6 +701,11 @@ func (t tier) attentionF32(y, q Matrix[float32], k, v []float32, scratch []float
 // attentionF16 is Set.AttentionF16.
 func (t tier) attentionF16(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
 	t.attention(t.keysWidth(a), y, q, scratch, a, source{k16: k, v16: v})
+}
+
+// attentionBF16 is Set.AttentionBF16, by the kernels of float32.
+func (t tier) attentionBF16(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
+	t.attention(t.keysWidth(a), y, q, scratch, a, source{k16: k, v16: v, brain: true})
 }
 
 // attentionQ8 is Set.AttentionQ8.

@@ -47,18 +47,23 @@ func sameAttention(t *testing.T, a Attention, seed uint64) {
 	toF16(k16, k)
 	toF16(v16, v)
 	k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
+	kb, vb := make([]uint16, len(k)), make([]uint16, len(v))
+	toBF16(kb, k)
+	toBF16(vb, v)
 	if seed%2 == 1 { // more than is asked for, or less
 		a.NextKeys, a.NextValues = mem.Bytes(k), mem.Bytes(v)[:rng.IntN(4*len(v)+1)]
 		a.NextQueries = Rows(q[:rng.IntN(len(q)+1)], ld)
 	}
 	others := otherTiles()
 	for i, own := range vectorSets() {
-		for _, form := range []string{"f32", "f16", "q8"} {
+		for _, form := range []string{"f32", "f16", "bf16", "q8"} {
 			call := func(set *Set) []float32 {
 				y, scratch := make([]float32, a.M*ld), make([]float32, AttentionScratch(a.Heads, a.Dim))
 				switch form {
 				case "f32":
 					set.AttentionF32(Rows(y, ld), Rows(q, ld), k, v, scratch, a)
+				case "bf16":
+					set.AttentionBF16(Rows(y, ld), Rows(q, ld), kb, vb, scratch, a)
 				case "f16":
 					set.AttentionF16(Rows(y, ld), Rows(q, ld), k16, v16, scratch, a)
 				default:
@@ -92,6 +97,9 @@ func otherTiles() (sets []*Set) {
 			},
 			AttentionQ8: func(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
 				tier.attention(width(a), y, q, scratch, a, source{k8: k, v8: v})
+			},
+			AttentionBF16: func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
+				tier.attention(width(a), y, q, scratch, a, source{k16: k, v16: v, brain: true})
 			},
 			AttentionF16: func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
 				tier.attention(width(a), y, q, scratch, a, source{k16: k, v16: v})

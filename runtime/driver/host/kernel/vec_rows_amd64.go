@@ -311,6 +311,26 @@ func vecToF16(dst []uint16, src []float32) bool {
 	return toF16(dst[whole:], src[whole:]) && finite
 }
 
+// vecToBF16 rounds to bfloat16, and reports whether all results are finite.
+func vecToBF16(dst []uint16, src []float32) bool {
+	dst = dst[:len(src)]
+	whole := len(src) &^ (vecN - 1)
+	finite := true
+	if whole > 0 {
+		finite = toBF16256(&dst[0], &src[0], whole) == 0
+	}
+	return toBF16(dst[whole:], src[whole:]) && finite
+}
+
+// vecRoundBF16 is roundBF16 in vectors.
+func vecRoundBF16(x []float32) {
+	whole := len(x) &^ (vecN - 1)
+	if whole > 0 {
+		roundBF16256(&x[0], whole)
+	}
+	roundBF16(x[whole:])
+}
+
 // vecPeak is peak in vectors.
 func vecPeak(x []float32) float32 {
 	whole := len(x) &^ (vecN - 1)

@@ -45,6 +45,9 @@ func vectors256() {
 	fromF16256()
 	fromBF16256()
 	toF16256()
+	round := brain256()
+	toBF16256(round)
+	roundBF16256(round)
 	blockSums256()
 }
 
@@ -563,6 +566,74 @@ func toF16256() {
 	result := GP32()
 	VPMOVMSKB(reg.X2, result)
 	Store(result, ReturnIndex(0))
+	VZEROUPPER()
+	RET()
+}
+
+// brain256 writes the rounding of eight numbers in y[0] to bfloat16, in the upper halves of y[0] with any lower ones. It
+// uses y[1] to y[3].
+func brain256() func() {
+	one, half := const32("brainOne256", 1), const32("brainHalf256", 0x7fff)
+	quiet, normal := const32("brainQuiet256", 0x400000), const32("brainNormal256", 0x7fffff)
+	return func() {
+		VPAND(magnitude, y[0], y[1])
+		VPCMPGTD(expInf, y[1], y[2]) // NaN
+		VPCMPGTD(normal, y[1], y[1]) // not below the normal numbers
+		// NaN becomes a quiet one, which only its upper half tells then, and all others get half of a last place.
+		VPSRLD(U8(16), y[0], y[3])
+		VPAND(one, y[3], y[3])
+		VPADDD(half, y[3], y[3])
+		VPADDD(y[0], y[3], y[3])
+		VPAND(y[1], y[3], y[3])
+		VPOR(quiet, y[0], y[1])
+		VPBLENDVB(y[2], y[1], y[3], y[3])
+		// The sign stays of what is below the normal numbers.
+		VPSRLD(U8(31), y[0], y[0])
+		VPSLLD(U8(31), y[0], y[0])
+		VPOR(y[3], y[0], y[0])
+	}
+}
+
+// toBF16256 finds infinities and NaN as toF16256 does.
+func toBF16256(round func()) {
+	function("toBF16256", "(dst *uint16, src *float32, n int) uint32",
+		"rounds to bfloat16 and returns 0 if all results are finite. n is a multiple of 16.")
+	dst, src, count := param("dst"), param("src"), param("n")
+	VPXOR(y[5], y[5], y[5])
+	loop16("brainto", count, func() {
+		for i := range 2 {
+			VMOVUPS(Mem{Base: src, Disp: 32 * i}, y[0])
+			round()
+			VPAND(expInf, y[0], y[1])
+			VPCMPEQD(expInf, y[1], y[1])
+			VPOR(y[1], y[5], y[5])
+			VPSRLD(U8(16), y[0], y[0])
+			VEXTRACTI128(U8(1), y[0], reg.X1)
+			VPACKUSDW(reg.X1, reg.X0, reg.X0)
+			VMOVDQU(reg.X0, Mem{Base: dst, Disp: 16 * i})
+		}
+	}, map[reg.GPVirtual]int{dst: 32, src: 64}, dst, src)
+	result := GP32()
+	VPMOVMSKB(y[5], result)
+	Store(result, ReturnIndex(0))
+	VZEROUPPER()
+	RET()
+}
+
+// roundBF16256 is toBF16256 in place.
+func roundBF16256(round func()) {
+	function("roundBF16256", "(x *float32, n int)",
+		"rounds numbers to those that are bfloat16 numbers. n is a multiple of 16.")
+	x, count := param("x"), param("n")
+	loop16("brainround", count, func() {
+		for i := range 2 {
+			VMOVUPS(Mem{Base: x, Disp: 32 * i}, y[0])
+			round()
+			VPSRLD(U8(16), y[0], y[0])
+			VPSLLD(U8(16), y[0], y[0])
+			VMOVUPS(y[0], Mem{Base: x, Disp: 32 * i})
+		}
+	}, map[reg.GPVirtual]int{x: 64}, x)
 	VZEROUPPER()
 	RET()
 }
