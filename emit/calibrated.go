@@ -39,12 +39,12 @@ func checkCalibration(plan *planir.Plan, cal *calibration.Calibration) error {
 		WithHint("give the file that hetc solve read, or solve again with this one")
 }
 
-// factors are those of a fold group in a layer (-1: of none), nil where nothing is folded.
-func (c *Content) factors(group string, layer, want int) ([]float32, error) {
+// foldFactors are those of a fold group in a layer (-1: of none), nil where nothing is folded.
+func (c *Content) foldFactors(group string, layer, want int) ([]float32, error) {
 	if group == "" {
 		return nil, nil
 	}
-	fold := c.cal.Fold(group, max(0, layer))
+	fold := c.calibration.Fold(group, max(0, layer))
 	if fold == nil {
 		return nil, nil
 	}
@@ -59,8 +59,8 @@ func (c *Content) factors(group string, layer, want int) ([]float32, error) {
 // whole class, or several that rows choose from.
 func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) {
 	var activation *calibration.Activation
-	if c.cal != nil {
-		activation = c.cal.Activation(weight.ScaleOf, max(0, layer))
+	if c.calibration != nil {
+		activation = c.calibration.Activation(weight.ScaleOf, max(0, layer))
 	}
 	if activation == nil {
 		return nil, diag.New(diag.ClassInput,
@@ -69,7 +69,7 @@ func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) 
 			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
 	if weight.N > 1 {
-		scales := c.cal.RowScales(weight.ScaleOf, max(0, layer), weight.N)
+		scales := c.calibration.RowScales(weight.ScaleOf, max(0, layer), weight.N)
 		if scales == nil {
 			return nil, diag.New(diag.ClassInput,
 				"calibration: nothing is said about %d static scales of what enters %q in layer %d",
@@ -79,24 +79,27 @@ func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) 
 		}
 		return scales, nil
 	}
-	factors, err := c.factors(weight.FoldRows, layer, activation.K)
+	factors, err := c.foldFactors(weight.FoldRows, layer, activation.K)
 	if err != nil {
 		return nil, err
 	}
 	if weight.Outliers > 0 && !c.plan.Pruned(weight.ScaleOf, max(0, layer)) {
 		return []float32{activation.InnerScale(factors, weight.Outliers)}, nil
 	}
-	return []float32{activation.StaticScale(factors, c.cal.Share(weight.ScaleOf))}, nil
+	return []float32{activation.StaticScale(factors, c.calibration.Share(weight.ScaleOf))}, nil
 }
 
-// heads are the scales and the shares of positions of the query heads of a layer, for a sparse attention.
-func (c *Content) heads(weight *op.Weight, layer int) ([]float32, error) {
-	if c.cal == nil || c.cal.Attention == nil || layer < 0 || layer >= len(c.cal.Attention.Layers) {
-		return nil, diag.New(diag.ClassInput, "calibration: nothing is said about the heads of %q in layer %d, and the plan "+
-			"has sparse attention", weight.HeadsOf, layer).
+// headNumbers are the scales and the shares of positions of the query heads of a layer, for a sparse attention.
+func (c *Content) headNumbers(weight *op.Weight, layer int) ([]float32, error) {
+	var measured *calibration.Attention
+	if c.calibration != nil {
+		measured = c.calibration.Attention
+	}
+	if measured == nil || layer < 0 || layer >= len(measured.Layers) {
+		return nil, diag.New(diag.ClassInput, "calibration: nothing is said about the heads of %q in layer %d, and "+
+			"the plan has sparse attention", weight.HeadsOf, layer).
 			WithHint("measure them: hetc calibrate --attention --model DIR --text FILE -o cal.yaml")
 	}
-	measured := c.cal.Attention
 	shares := measured.Ratios(weight.Density)[layer]
 	heads := make([]op.SparseHead, len(shares))
 	for i, share := range shares {
@@ -105,8 +108,8 @@ func (c *Content) heads(weight *op.Weight, layer int) ([]float32, error) {
 	}
 	values := op.SparseHeads(heads)
 	if len(values) != weight.N {
-		return nil, diag.New(diag.ClassInput, "calibration: layer %d has %d heads, and %q has %d numbers, want 3 a head", layer,
-			len(heads), weight.Name, weight.N)
+		return nil, diag.New(diag.ClassInput, "calibration: layer %d has %d heads, and %q has %d numbers, want 3 a head",
+			layer, len(heads), weight.Name, weight.N)
 	}
 	return values, nil
 }
@@ -121,15 +124,15 @@ func severalScales(n int) op.Scheme {
 	return ""
 }
 
-// steps are those of the grids of a class of products in a layer (-1: of none), [2,N] for a weight:
+// gridSteps are those of the grids of a class of products in a layer (-1: of none), [2,N] for a weight:
 // the step of what enters in all columns of the first row, that of the results in the second.
 //
 // What enters is divided by the factors of the fold in front of the class, and the results by those of
 // the fold behind it. The latter's columns are those of the weight that the class multiplies by.
-func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
+func (c *Content) gridSteps(weight *op.Weight, layer int) ([]float32, error) {
 	var activation *calibration.Activation
-	if c.cal != nil {
-		activation = c.cal.Activation(weight.ScaleOf, max(0, layer))
+	if c.calibration != nil {
+		activation = c.calibration.Activation(weight.ScaleOf, max(0, layer))
 	}
 	fail := func(format string, args ...any) ([]float32, error) {
 		return nil, diag.New(diag.ClassInput, "calibration: "+format, args...).
@@ -143,7 +146,7 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 		return fail("class %q has %d columns in layer %d, want %d",
 			weight.ScaleOf, len(activation.OutMax), activation.Layer, weight.N)
 	}
-	factors, err := c.factors(weight.FoldRows, layer, activation.K)
+	factors, err := c.foldFactors(weight.FoldRows, layer, activation.K)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +159,7 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 				className(&c.graph, x.Name, max(0, layer)) == weight.ScaleOf
 		})]
 		interleave = of.Interleave
-		if divide, err = c.factors(weight.FoldCols, layer, of.N/max(1, len(of.Interleave))); err != nil {
+		if divide, err = c.foldFactors(weight.FoldCols, layer, of.N/max(1, len(of.Interleave))); err != nil {
 			return nil, err
 		}
 	}
@@ -176,17 +179,17 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 // where it says nothing. Folding multiplies a row of the weight and divides what enters it, so mean squares and main
 // directions are divided by the same factors.
 func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
-	if c.cal == nil || !pack.Searched(pl.Pack.Scheme) {
+	if c.calibration == nil || !pack.Searched(pl.Pack.Scheme) {
 		return nil, nil
 	}
 	weight := c.weight(pl)
 	at := packKey{weight.Name, pl.Layer}
 	c.importanceMu.Lock()
 	defer c.importanceMu.Unlock()
-	if imp, ok := c.important[at]; ok {
+	if imp, ok := c.lastImportance[at]; ok {
 		return imp, nil
 	}
-	activation := c.cal.Activation(className(&c.graph, weight.Name, pl.Layer), max(0, pl.Layer))
+	activation := c.calibration.Activation(className(&c.graph, weight.Name, pl.Layer), max(0, pl.Layer))
 	if activation == nil {
 		return nil, nil
 	}
@@ -194,7 +197,7 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 		return nil, diag.New(diag.ClassInput, "calibration: class %q has %d channels in layer %d, want %d",
 			activation.Class, activation.K, activation.Layer, weight.K)
 	}
-	factors, err := c.factors(weight.FoldRows, pl.Layer, weight.K)
+	factors, err := c.foldFactors(weight.FoldRows, pl.Layer, weight.K)
 	if err != nil {
 		return nil, err
 	}
@@ -211,8 +214,8 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 		return nil, err
 	}
 	// Only the last one is kept.
-	clear(c.important) // placements of one weight and layer follow one another
-	c.important[at] = imp
+	clear(c.lastImportance) // placements of one weight and layer follow one another
+	c.lastImportance[at] = imp
 	return imp, nil
 }
 

@@ -150,7 +150,7 @@ func packedBytes(t *testing.T, c *Content) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	for _, b := range c.plan.Program.WeightBlobs() {
-		if err := c.write(&out, b); err != nil {
+		if err := c.writeBlob(&out, b); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -195,7 +195,7 @@ func TestCalibratedShares(t *testing.T) {
 				if pl.Pack.Weight != "layers.ffn_down" || pl.Layer != 1 {
 					continue
 				}
-				data, err := c.packed(pl)
+				data, err := c.packedWeight(pl)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -224,13 +224,13 @@ func TestCalibratedSharesMemory(t *testing.T) {
 		for _, blob := range b.plan.Program.WeightBlobs() {
 			for _, pl := range blob.Packs {
 				if pl.Pack.Weight == weight && max(0, pl.Layer) == layer {
-					if _, err := b.packed(pl); err != nil {
+					if _, err := b.packedWeight(pl); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
 		}
-		return len(a.loaded) == 1 && len(b.loaded) == 0
+		return len(a.inMemory) == 1 && len(b.inMemory) == 0
 	}
 	for _, c := range []struct {
 		scheme op.Scheme
@@ -261,7 +261,7 @@ func TestStaticScales(t *testing.T) {
 					continue
 				}
 				found++
-				data, err := c.packed(pl)
+				data, err := c.packedWeight(pl)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -292,7 +292,8 @@ func TestStaticScales(t *testing.T) {
 	}
 }
 
-// Steps are twice what the calibration saw, over the grid, as it is after folding, and every share has those of its columns.
+// Steps are twice what the calibration saw, over the grid, as it is after folding, and every share has those of its
+// columns.
 func TestSteps(t *testing.T) {
 	m := openModel(t, demo)
 	cal := calibrate(t, m, 3)
@@ -334,7 +335,7 @@ func TestSteps(t *testing.T) {
 					continue
 				}
 				found++
-				data, err := c.packed(pl)
+				data, err := c.packedWeight(pl)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -431,7 +432,7 @@ func TestCalibrationRefused(t *testing.T) {
 		x, err := NewCalibrated(context.Background(), p, m, c.given, []driver.Compiler{hostcompiler.New()})
 		if err == nil {
 			for _, b := range p.Program.WeightBlobs() {
-				if err = x.write(&bytes.Buffer{}, b); err != nil {
+				if err = x.writeBlob(&bytes.Buffer{}, b); err != nil {
 					break
 				}
 			}
@@ -464,7 +465,7 @@ func TestSeveralStaticScales(t *testing.T) {
 					continue
 				}
 				found++
-				data, err := c.packed(pl)
+				data, err := c.packedWeight(pl)
 				if x == &bare {
 					if hints := diag.HintsOf(err); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "2 static scales of what enters") || len(hints) != 1 || !strings.Contains(hints[0], "--schemes a8s2/q8c") {
 						t.Fatalf("without scales: %v, hints %q", err, hints)

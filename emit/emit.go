@@ -94,7 +94,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 		return bundle.Digest{}, diag.New(diag.ClassInput, "emit: model %q has shapes only", options.Model.Name).
 			WithHint("give the directory of a model with weights, or make random ones with hetc models synth")
 	}
-	content, report, err := options.content(ctx)
+	content, report, err := options.buildContent(ctx)
 	if err != nil {
 		return bundle.Digest{}, err
 	}
@@ -235,7 +235,7 @@ func (c *Content) sources(ctx context.Context, prefix string, weights bundle.Rol
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				return c.write(dst, blob)
+				return c.writeBlob(dst, blob)
 			},
 		})
 	}

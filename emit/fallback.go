@@ -15,12 +15,12 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// content makes everything that is written: for the plan itself, or for what it becomes on the target. The report is
-// nil when no group is compiled.
+// buildContent makes everything that is written: for the plan itself, or for what it becomes on the target. The report
+// is nil when no group is compiled.
 //
 // What a target does not execute, or its compiler refuses, goes to the control processor, and everything is made
 // again. Each round moves at least one decision there and none back, so the loop ends.
-func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
+func (o *Options) buildContent(ctx context.Context) (*Content, *Report, error) {
 	graph := o.Model.Graph()
 	var fallen []planir.Fallback
 	for {
@@ -29,7 +29,7 @@ func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
 			return nil, nil, err
 		}
 		if len(bad) == 0 {
-			content, refused, err := o.make(ctx, plan)
+			content, refused, err := o.compilePlan(ctx, plan)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -70,8 +70,8 @@ func (o *Options) targetPlan(graph *models.Graph, fallen []planir.Fallback) (*pl
 	return plan, nil, nil
 }
 
-// make compiles what a plan needs. The content is open even where graphs were refused.
-func (o *Options) make(ctx context.Context, plan *planir.Plan) (*Content, []refusal, error) {
+// compilePlan compiles what a plan needs. The content is open even where graphs were refused.
+func (o *Options) compilePlan(ctx context.Context, plan *planir.Plan) (*Content, []refusal, error) {
 	content, err := newContent(plan, o.Model, o.Calibration)
 	if err != nil {
 		return nil, nil, err
@@ -143,7 +143,7 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 	more := slices.Clone(fallen)
 	for _, misfit := range bad {
 		decision := misfit.decision
-		others := able(procs, decision, kinds[decision.Node], misfit.proc)
+		others := processorsFor(procs, decision, kinds[decision.Node], misfit.proc)
 		helps := slices.Contains(others, fmt.Sprintf("%q", control)) && misfit.proc != control
 		if o.AllowFallback && o.Target != nil && helps && !fellBack(decision, fallen) {
 			from := o.Plan.DecisionFor(decision.Node, decision.Rows).ShareText()
@@ -155,7 +155,7 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 		// Several decisions may fail for one graph: it is named once.
 		if !said[misfit.what] {
 			said[misfit.what] = true
-			list = append(list, o.notExecuted(&misfit, others, helps))
+			list = append(list, o.notExecutedError(&misfit, others, helps))
 		}
 	}
 	if len(list) > 0 {
@@ -170,8 +170,8 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 	return more, nil
 }
 
-// notExecuted says why a decision is not executed, and by which processors it could be.
-func (o *Options) notExecuted(m *misfit, others []string, controlHelps bool) *diag.Diagnostic {
+// notExecutedError says why a decision is not executed, and by which processors it could be.
+func (o *Options) notExecutedError(m *misfit, others []string, controlHelps bool) *diag.Diagnostic {
 	way := "no other processor of the plan executes it"
 	if len(others) > 0 {
 		way = "could be executed by " + strings.Join(others, ", ")

@@ -42,8 +42,8 @@ func (f *floatGraph) close() {
 	}
 }
 
-// beyond is how many times the largest value fills its grid, over all outputs that have one.
-func (f *floatGraph) beyond(out [][]float32) float64 {
+// gridOverflow is how many times the largest value fills its grid, over all outputs that have one.
+func (f *floatGraph) gridOverflow(out [][]float32) float64 {
 	worst := 0.0
 	for _, limit := range f.limits {
 		for _, value := range out[limit.output] {
@@ -78,16 +78,16 @@ func newFloatGraph(graph *op.Graph, weights driver.Weights) (*floatGraph, error)
 	}
 	b.findScales(graph)
 	for i := range graph.Nodes {
-		if err := b.node(&graph.Nodes[i]); err != nil {
+		if err := b.addNode(&graph.Nodes[i]); err != nil {
 			return b.floatGraph, err
 		}
 	}
 	for _, value := range graph.Inputs {
-		if err := b.input(value); err != nil {
+		if err := b.addInput(value); err != nil {
 			return b.floatGraph, err
 		}
 	}
-	b.results(graph)
+	b.addOutputs(graph)
 	if err := b.graph.Validate(); err != nil {
 		return b.floatGraph, fmt.Errorf("in float32: %w", err)
 	}
@@ -110,17 +110,17 @@ func (b *floatBuilder) findScales(graph *op.Graph) {
 	}
 }
 
-// source is the value that stands for one of the original graph.
-func (b *floatBuilder) source(name string) string {
+// sourceOf is the value that stands for one of the original graph.
+func (b *floatBuilder) sourceOf(name string) string {
 	for b.alias[name] != "" {
 		name = b.alias[name]
 	}
 	return name
 }
 
-// node rewrites a node: quantisation with a static scale becomes a bound, other quantisation nothing, and everything
+// addNode rewrites a node: quantisation with a static scale becomes a bound, other quantisation nothing, and everything
 // else the same operator in float32.
-func (b *floatBuilder) node(node *op.Node) error {
+func (b *floatBuilder) addNode(node *op.Node) error {
 	switch {
 	case node.Op.Kind == op.ExpertMatMul:
 		return diag.New(diag.ClassInfeasible, "products by experts are not tried")
@@ -135,14 +135,15 @@ func (b *floatBuilder) node(node *op.Node) error {
 		most := 127 * scales[len(scales)-1]
 		b.clips[node.In[0]] = most
 		clip := op.Op{Kind: op.Clip, M: node.Op.Rows(), N: node.Op.N, Cap: float64(most)}
-		b.graph.Nodes = append(b.graph.Nodes, op.Node{Op: clip, In: []string{b.source(node.In[0])}, Out: node.Out[:1]})
+		in := []string{b.sourceOf(node.In[0])}
+		b.graph.Nodes = append(b.graph.Nodes, op.Node{Op: clip, In: in, Out: node.Out[:1]})
 		return nil
 	}
 	// The same node without scales among its inputs, and with weights in float32.
 	out := op.Node{Op: node.Op, Out: node.Out}
 	for _, name := range node.In {
 		if !b.scales[name] {
-			out.In = append(out.In, b.source(name))
+			out.In = append(out.In, b.sourceOf(name))
 		}
 	}
 	if node.Op.HasScheme() {
@@ -151,12 +152,12 @@ func (b *floatBuilder) node(node *op.Node) error {
 	roles := node.Op.Sig().W
 	for i, name := range node.W {
 		if roles[i] == "steps" {
-			if err := b.steps(name, out.In[0], node.Out[0]); err != nil {
+			if err := b.noteSteps(name, out.In[0], node.Out[0]); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := b.weight(name, node.Op.HasScheme() && strings.HasPrefix(roles[i], "weight")); err != nil {
+		if err := b.addWeight(name, node.Op.HasScheme() && strings.HasPrefix(roles[i], "weight")); err != nil {
 			return err
 		}
 		out.W = append(out.W, name)
@@ -172,27 +173,27 @@ func (b *floatBuilder) unpacked(name string) (driver.Packed, []float32, error) {
 	return stored, values, pack.Unpack(values, stored.Spec, stored.Bytes)
 }
 
-// steps notes the grids of what a product reads and writes, the finest where several do. The weight is [2,N]: the
+// noteSteps notes the grids of what a product reads and writes, the finest where several do. The weight is [2,N]: the
 // step of the input, and that of the result.
-func (b *floatBuilder) steps(name, in, out string) error {
+func (b *floatBuilder) noteSteps(name, in, out string) error {
 	stored, values, err := b.unpacked(name)
 	if err != nil {
 		return err
 	}
-	b.grid(in, op.GridMax*values[0])
-	b.grid(out, op.GridMax*values[stored.Spec.N])
+	b.noteGrid(in, op.GridMax*values[0])
+	b.noteGrid(out, op.GridMax*values[stored.Spec.N])
 	return nil
 }
 
-// grid notes the largest magnitude that the grid of a value holds; the finest grid counts.
-func (b *floatBuilder) grid(value string, most float32) {
+// noteGrid notes the largest magnitude that the grid of a value holds; the finest grid counts.
+func (b *floatBuilder) noteGrid(value string, most float32) {
 	if known, ok := b.grids[value]; !ok || most < known {
 		b.grids[value] = most
 	}
 }
 
-// weight packs a weight in float32, once.
-func (b *floatBuilder) weight(name string, matrix bool) error {
+// addWeight packs a weight in float32, once.
+func (b *floatBuilder) addWeight(name string, matrix bool) error {
 	if b.made[name] {
 		return nil
 	}
@@ -226,8 +227,8 @@ func (b *floatBuilder) weight(name string, matrix bool) error {
 	return nil
 }
 
-// input takes an input over, unless it is a scale, and says how large its values are.
-func (b *floatBuilder) input(value op.Value) error {
+// addInput takes an input over, unless it is a scale, and says how large its values are.
+func (b *floatBuilder) addInput(value op.Value) error {
 	if b.scales[value.Name] {
 		b.from = append(b.from, -1)
 		return nil
@@ -255,8 +256,8 @@ func asFloat(value op.Value) op.Value {
 	return value
 }
 
-// output adds a value to the outputs, once, and returns its place among them.
-func (b *floatBuilder) output(value op.Value) int {
+// addOutput adds a value to the outputs, once, and returns its place among them.
+func (b *floatBuilder) addOutput(value op.Value) int {
 	at, ok := b.places[value.Name]
 	if !ok {
 		at = len(b.graph.Outputs)
@@ -266,13 +267,13 @@ func (b *floatBuilder) output(value op.Value) int {
 	return at
 }
 
-// results takes outputs and temporary values over. Values on a grid become outputs, so that their size is seen.
-func (b *floatBuilder) results(graph *op.Graph) {
+// addOutputs takes outputs and temporary values over. Values on a grid become outputs, so that their size is seen.
+func (b *floatBuilder) addOutputs(graph *op.Graph) {
 	for _, value := range graph.Outputs {
 		at := -1
 		if !b.scales[value.Name] {
-			value.Name = b.source(value.Name)
-			at = b.output(value)
+			value.Name = b.sourceOf(value.Name)
+			at = b.addOutput(value)
 		}
 		b.outputs = append(b.outputs, at)
 	}
@@ -282,7 +283,7 @@ func (b *floatBuilder) results(graph *op.Graph) {
 			continue
 		}
 		if most, ok := b.grids[value.Name]; ok {
-			b.limits = append(b.limits, outputLimit{b.output(value), most})
+			b.limits = append(b.limits, outputLimit{b.addOutput(value), most})
 		} else if _, is := b.places[value.Name]; !is {
 			b.graph.Temps = append(b.graph.Temps, asFloat(value))
 		}

@@ -21,8 +21,8 @@ import (
 // Some processors need graphs that hold their weights. The vendor's compiler then gets graph and weights together, and
 // makes an artifact for one layer.
 //
-// The plan gives such graphs in groups that share weights, one group for every layer (planir.GraphGroup). A few goroutines
-// compile groups. Weights are packed for one group at a time, because packing uses all cores.
+// The plan gives such graphs in groups that share weights, one group for every layer (planir.GraphGroup). A few
+// goroutines compile groups. Weights are packed for one group at a time, because packing uses all cores.
 //
 // A compiler may refuse a graph, and a compiled graph may compute something else than its reference. Both are noted as
 // refusals, not errors: fallback.go then decides whether another processor takes the operators.
@@ -125,7 +125,7 @@ func (c *Content) compileGroups(ctx context.Context, options *compileOptions) ([
 		oracle: newOracle(options.trialDriver), refused: map[string]*refusal{}, facts: make([]*groupFacts, len(groups)),
 	}
 	defer run.oracle.close()
-	if err := run.all(ctx, groups); err != nil {
+	if err := run.compileAll(ctx, groups); err != nil {
 		return nil, err
 	}
 	c.facts = run.facts
@@ -159,8 +159,8 @@ func groupCompilers(plan *planir.Plan, groups []planir.GraphGroup,
 	return out, nil
 }
 
-// all compiles the groups. The first error stops what has not begun.
-func (r *groupCompiler) all(ctx context.Context, groups []planir.GraphGroup) error {
+// compileAll compiles the groups. The first error stops what has not begun.
+func (r *groupCompiler) compileAll(ctx context.Context, groups []planir.GraphGroup) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// Workers take indices from orders; the sender stops at the first error, and workers finish what they took.
@@ -243,7 +243,7 @@ func (r *groupCompiler) compileGroup(ctx context.Context, i int, group *planir.G
 	if err = a.compile(ctx); !errors.Is(err, errStaleMemo) {
 		return err
 	}
-	if err := weights.remember(); err != nil {
+	if err := weights.saveDigests(); err != nil {
 		return err
 	}
 	weights.err = nil
@@ -268,11 +268,11 @@ type attempt struct {
 // without an error where nothing is left to compile, or where the work was cancelled.
 func (a *attempt) compile(ctx context.Context) error {
 	a.event = Event{Group: a.number, Groups: len(a.facts), Label: label(a.group)}
-	a.choose(ctx)
+	a.chooseGraphs(ctx)
 	if len(a.pieces) == 0 {
 		return nil
 	}
-	a.tell(a.event)
+	a.notify(a.event)
 	a.event.Done = true
 	target := targetOf(a.content.plan.Proc(a.group.Proc))
 	compiled, err := a.byProcessor[a.group.Proc].CompileGroup(ctx, a.pieces, target)
@@ -283,25 +283,25 @@ func (a *attempt) compile(ctx context.Context) error {
 		return a.weights.err
 	case err != nil:
 		a.event.Err = err
-		a.tell(a.event)
-		return a.failed(err)
+		a.notify(a.event)
+		return a.noteFailure(err)
 	}
 	// One artifact for each graph, and a shared binary exactly where the plan expects one.
 	if len(compiled.Artifacts) != len(a.pieces) || (compiled.Shared != nil) != (a.group.Context != "") {
 		return diag.New(diag.ClassInternal, "compile %s: %d artifacts with a shared binary: %v, want %d: %v",
 			a.event.Label, len(compiled.Artifacts), compiled.Shared != nil, len(a.pieces), a.group.Context != "")
 	}
-	if err := a.keepAll(ctx, compiled); err != nil {
+	if err := a.keepArtifacts(ctx, compiled); err != nil {
 		return err
 	}
 	a.event.Cached, a.event.Packed = compiled.Cached, a.weights.loaded != nil
-	a.tell(a.event)
+	a.notify(a.event)
 	return nil
 }
 
-// choose takes the graphs that are compiled: one that an earlier layer's weights could not be compiled into is not
-// tried again. Weights are packed when the compiler asks for them.
-func (a *attempt) choose(ctx context.Context) {
+// chooseGraphs takes the graphs that are compiled: one that an earlier layer's weights could not be compiled into is
+// not tried again. Weights are packed when the compiler asks for them.
+func (a *attempt) chooseGraphs(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for at, graph := range a.group.Graphs {
@@ -311,7 +311,7 @@ func (a *attempt) choose(ctx context.Context) {
 		name := planir.LayerBlob(graph.Artifact, a.group.Layer)
 		later := &driver.Later{Weights: a.weights.known.Weights, Sample: a.weights.known.Samples[at]}
 		later.Make = func() (driver.Weights, [][]byte, error) {
-			packed, err := a.weights.packed(ctx)
+			packed, err := a.weights.ensurePacked(ctx)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -327,32 +327,32 @@ func (a *attempt) choose(ctx context.Context) {
 	}
 }
 
-// failed notes which graphs the compiler refused: those that the error names, or all of the group. It returns an
+// noteFailure notes which graphs the compiler refused: those that the error names, or all of the group. It returns an
 // error that would hit every group, such as a missing library or a full disk.
-func (a *attempt) failed(err error) error {
+func (a *attempt) noteFailure(err error) error {
 	var refused *driver.Refused
 	switch {
 	case errors.As(err, &refused):
 		for at, piece := range refused.Pieces {
-			a.refuse(a.graphs[piece], a.group.Layer, refused.Reasons[at])
+			a.noteRefusal(a.graphs[piece], a.group.Layer, refused.Reasons[at])
 		}
 	case concernsAll(err):
 		return err
 	default:
 		for _, graph := range a.graphs {
-			a.refuse(graph, a.group.Layer, err)
+			a.noteRefusal(graph, a.group.Layer, err)
 		}
 	}
 	return nil
 }
 
-// keepAll keeps what was compiled, and compares the samples with their references. A graph that computes something else
-// is refused.
-func (a *attempt) keepAll(ctx context.Context, compiled *driver.CompiledGroup) error {
+// keepArtifacts keeps what was compiled, and compares the samples with their references. A graph that computes
+// something else is refused.
+func (a *attempt) keepArtifacts(ctx context.Context, compiled *driver.CompiledGroup) error {
 	facts := &groupFacts{group: *a.group, compiler: compiled.Compiler, token: compiled.Token, cached: compiled.Cached}
 	facts.group.Graphs = a.graphs
 	if a.group.Context != "" {
-		blob, err := a.keep(planir.LayerBlob(a.group.Context, a.group.Layer), a.group.Proc, compiled.Shared)
+		blob, err := a.writeScratch(planir.LayerBlob(a.group.Context, a.group.Layer), a.group.Proc, compiled.Shared)
 		if err != nil {
 			return err
 		}
@@ -360,7 +360,7 @@ func (a *attempt) keepAll(ctx context.Context, compiled *driver.CompiledGroup) e
 	}
 	for at := range compiled.Artifacts {
 		artifact := &compiled.Artifacts[at]
-		blob, err := a.keep(a.pieces[at].Name, a.group.Proc, artifact.Code)
+		blob, err := a.writeScratch(a.pieces[at].Name, a.group.Proc, artifact.Code)
 		if err != nil {
 			return err
 		}
@@ -375,7 +375,7 @@ func (a *attempt) keepAll(ctx context.Context, compiled *driver.CompiledGroup) e
 				return a.weights.err
 			}
 			if err != nil {
-				a.refuse(a.graphs[at], a.group.Layer, err)
+				a.noteRefusal(a.graphs[at], a.group.Layer, err)
 				a.event.Err = err
 			}
 		}
@@ -394,15 +394,15 @@ func concernsAll(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// tell reports progress to the caller's Watch.
-func (r *groupCompiler) tell(e Event) {
+// notify reports progress to the caller's Watch.
+func (r *groupCompiler) notify(e Event) {
 	if r.watch != nil {
 		r.watch(e)
 	}
 }
 
-// refuse notes a graph that was not made, for the first of its layers.
-func (r *groupCompiler) refuse(g *planir.Graph, layer int, reason error) {
+// noteRefusal notes a graph that was not made, for the first of its layers.
+func (r *groupCompiler) noteRefusal(g *planir.Graph, layer int, reason error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if earlier := r.refused[g.Name]; earlier == nil || layer < earlier.layer {
@@ -410,8 +410,9 @@ func (r *groupCompiler) refuse(g *planir.Graph, layer int, reason error) {
 	}
 }
 
-// keep writes a blob to the scratch directory and returns its identity. Compiled graphs together may exceed memory.
-func (r *groupCompiler) keep(name, proc string, code []byte) (blobFacts, error) {
+// writeScratch writes a blob to the scratch directory and returns its identity. Compiled graphs together may exceed
+// memory.
+func (r *groupCompiler) writeScratch(name, proc string, code []byte) (blobFacts, error) {
 	sum := sha256.Sum256(code)
 	file := filepath.Join(r.content.scratch, strings.ReplaceAll(name, "/", "-"))
 	if err := os.WriteFile(file, code, 0o600); err != nil {

@@ -78,16 +78,16 @@ func (r *groupCompiler) weightsOf(ctx context.Context, g *planir.GraphGroup) (*l
 		}
 	}
 	weights.known = digests{}
-	packed, err := weights.packed(ctx)
+	packed, err := weights.ensurePacked(ctx)
 	if err != nil {
 		return nil, err
 	}
 	weights.known = packed.digests()
-	return weights, weights.remember()
+	return weights, weights.saveDigests()
 }
 
-// remember keeps the digests in the memo.
-func (s *lazyWeights) remember() error {
+// saveDigests keeps the digests in the memo.
+func (s *lazyWeights) saveDigests() error {
 	if s.compiler.memo == nil {
 		return nil
 	}
@@ -98,14 +98,14 @@ func (s *lazyWeights) remember() error {
 	return s.compiler.memo.Keep(s.key, text)
 }
 
-// packed packs the weights, unless they are. Where the memo said something else of them it is errStaleMemo, and known
-// is what they are.
-func (s *lazyWeights) packed(ctx context.Context) (*packedGroup, error) {
+// ensurePacked packs the weights, unless they are. Where the memo said something else of them it is errStaleMemo, and
+// known is what they are.
+func (s *lazyWeights) ensurePacked(ctx context.Context) (*packedGroup, error) {
 	s.once.Do(func() {
 		s.compiler.packing.Lock()
 		defer s.compiler.packing.Unlock()
 		if s.err = ctx.Err(); s.err == nil {
-			s.loaded, s.err = s.compiler.pack(ctx, s.group)
+			s.loaded, s.err = s.compiler.packGroup(ctx, s.group)
 		}
 		if s.err != nil || s.known.Weights == "" {
 			return
@@ -147,8 +147,8 @@ func (r *groupCompiler) memoKey(group *planir.GraphGroup) (string, error) {
 // aligned is a size in bytes as memory for weights has it.
 func aligned(n int64) int64 { return (n + driver.Align - 1) / driver.Align * driver.Align }
 
-// pack packs what a group reads into one region, and makes the samples of the graphs that are tried.
-func (r *groupCompiler) pack(ctx context.Context, group *planir.GraphGroup) (_ *packedGroup, err error) {
+// packGroup packs what a group reads into one region, and makes the samples of the graphs that are tried.
+func (r *groupCompiler) packGroup(ctx context.Context, group *planir.GraphGroup) (_ *packedGroup, err error) {
 	var size int64
 	for _, ref := range group.W {
 		_, bytes := specOf(ref, r.content.packOf(ref))
@@ -214,7 +214,7 @@ func (s *lazyWeights) judge(ctx context.Context, at int, artifact *driver.Compil
 			return remembered, remembered.err()
 		}
 	}
-	packed, err := s.packed(ctx)
+	packed, err := s.ensurePacked(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -29,8 +29,8 @@ type oracle struct {
 // job.
 func newOracle(d driver.Driver) *oracle { return &oracle{driver: d} }
 
-// do calls work with the processor, on its thread.
-func (p *oracle) do(ctx context.Context, work func(driver.Processor) error) error {
+// onThread calls work with the processor, on its thread.
+func (p *oracle) onThread(ctx context.Context, work func(driver.Processor) error) error {
 	if p.jobs == nil && p.failed == nil {
 		p.failed = p.start(ctx)
 	}
@@ -118,7 +118,7 @@ func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Wei
 		if err != nil {
 			return nil, err
 		}
-		if worst := float.beyond(out); worst > 1 {
+		if worst := float.gridOverflow(out); worst > 1 {
 			scale *= fullScale / worst
 			continue
 		}
@@ -193,7 +193,7 @@ func (p *oracle) run(ctx context.Context, float *floatGraph, in [][]float32) (ou
 	if err != nil {
 		return nil, err
 	}
-	err = p.do(ctx, func(proc driver.Processor) error {
+	err = p.onThread(ctx, func(proc driver.Processor) error {
 		exe, err := proc.Load(ctx, driver.Artifact{Driver: p.driver.Name(), Code: code}, float.weights)
 		if err != nil {
 			return err

@@ -79,11 +79,11 @@ func (c *Content) report(options *Options) (*Report, error) {
 	if len(c.facts) == 0 {
 		return nil, nil
 	}
-	report := &Report{Schema: reportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(options)}
+	report := &Report{Schema: reportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.untested(options)}
 	twins := map[string]string{}
 	if options.TwinReport != nil {
 		var err error
-		if twins, err = options.TwinReport.twins(c.plan); err != nil {
+		if twins, err = options.TwinReport.twinDigests(c.plan); err != nil {
 			return nil, err
 		}
 	}
@@ -91,7 +91,7 @@ func (c *Content) report(options *Options) (*Report, error) {
 		if facts == nil { // all its graphs were refused
 			continue
 		}
-		if err := report.compiler(c, facts); err != nil {
+		if err := report.addCompiler(c, facts); err != nil {
 			return nil, err
 		}
 		if facts.shared != nil {
@@ -151,9 +151,9 @@ func round3(x float64) float64 {
 	return y
 }
 
-// compiler adds what compiled for a processor, once. All groups of a processor must have been compiled by the same
+// addCompiler adds what compiled for a processor, once. All groups of a processor must have been compiled by the same
 // version, since the bundle states one compatibility string for it.
-func (r *Report) compiler(content *Content, facts *groupFacts) error {
+func (r *Report) addCompiler(content *Content, facts *groupFacts) error {
 	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == facts.group.Proc })
 	if i >= 0 {
 		if known := r.Compilers[i]; known.Token != facts.token || known.Version != facts.compiler {
@@ -172,9 +172,9 @@ func (r *Report) compiler(content *Content, facts *groupFacts) error {
 	return nil
 }
 
-// unchecked lists what was never tried, as sentences for the report. Graphs for an emulator need no device; graphs
+// untested lists what was never tried, as sentences for the report. Graphs for an emulator need no device; graphs
 // for a device were never loaded on one, since the emitting machine has none.
-func (c *Content) unchecked(options *Options) []string {
+func (c *Content) untested(options *Options) []string {
 	var out []string
 	switch {
 	case options.Target != nil && options.Target.Emulator:
@@ -193,8 +193,8 @@ func (c *Content) unchecked(options *Options) []string {
 	return append(out, "graphs of operators, shapes and schemes of which another was executed, by themselves")
 }
 
-// twins are the digests of the artifacts in the twin's report, by blob. Its graphs must be those of plan p.
-func (r *Report) twins(p *planir.Plan) (map[string]string, error) {
+// twinDigests are the digests of the artifacts in the twin's report, by blob. Its graphs must be those of plan p.
+func (r *Report) twinDigests(p *planir.Plan) (map[string]string, error) {
 	if r.Target == nil || !r.Target.Emulator {
 		return nil, diag.New(diag.ClassInput,
 			"report: the bundle given as twin is none: it was not made with --for-emulator")

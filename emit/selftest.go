@@ -19,8 +19,8 @@ import (
 )
 
 // SelfTest computes the self-test of the content's plan on reference, a driver whose processors execute every operator
-// and scheme in the host's layouts: the results of each distinct graph that another driver executes, with the weights of
-// the first layer that it runs in. options configure the processor. The test has no cases where no such graph is.
+// and scheme in the host's layouts: the results of each distinct graph that another driver executes, with the weights
+// of the first layer that it runs in. options configure the processor. The test has no cases where no such graph is.
 func (c *Content) SelfTest(ctx context.Context, reference driver.Driver,
 	options map[string]string) (*selftest.Test, error) {
 	digest, err := planir.Digest(c.plan)
@@ -89,7 +89,7 @@ func (c *Content) selfTestCase(ctx context.Context, computer *oracle,
 	call := selftest.NewCall(c.plan, target)
 	made = &selftest.Case{Graph: target.Graph.Name, Amplitudes: amplitudes,
 		Tolerance: selftest.ToleranceOf(&target.Graph.Graph, c.plan.Proc(target.Graph.Proc).WeightsInArtifacts)}
-	err = computer.do(ctx, func(proc driver.Processor) error {
+	err = computer.onThread(ctx, func(proc driver.Processor) error {
 		exe, err := proc.Load(ctx, driver.Artifact{Driver: computer.driver.Name(), Code: code}, weights)
 		if err != nil {
 			return err

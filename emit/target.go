@@ -149,7 +149,7 @@ func (t *Target) missing(plan *planir.Plan, fallen []planir.Fallback) error {
 		if nodes := nodes[proc.Name]; len(nodes) > 0 {
 			problem := diag.New(diag.ClassInput,
 				"emit for target %q: processor %q executes %s, and the SoC has no target data for it",
-				t.SoC, proc.Name, some(nodes))
+				t.SoC, proc.Name, firstOf(nodes))
 			list = append(list, problem.
 				WithHint("solve with processors that bundles can be made for: hetc solve --target %s", t.SoC))
 		}
@@ -197,8 +197,9 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 	return out, nil
 }
 
-// able lists the processors of a plan that execute a decision alone, in their order; those of skip are left out.
-func able(p []planir.Proc, d *planir.Decision, kinds []op.Kind, skip ...string) (out []string) {
+// processorsFor lists the processors of a plan that execute a decision alone, in their order; those of skip are left
+// out.
+func processorsFor(p []planir.Proc, d *planir.Decision, kinds []op.Kind, skip ...string) (out []string) {
 	for i := range p {
 		proc := &p[i]
 		if slices.Contains(skip, proc.Name) {
@@ -213,8 +214,8 @@ func able(p []planir.Proc, d *planir.Decision, kinds []op.Kind, skip ...string) 
 	return out
 }
 
-// some names a few of a list.
-func some(list []string) string {
+// firstOf names a few of a list.
+func firstOf(list []string) string {
 	const few = 3
 	if len(list) <= few {
 		return strings.Join(list, ", ")
