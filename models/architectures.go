@@ -68,7 +68,7 @@ func (c *config) refuse(without features) {
 		{mixtures, "num_experts", nil, "dense feed-forward blocks"},
 	} {
 		if without&key.of != 0 {
-			c.must(key.name, key.want, key.supported)
+			c.requireValue(key.name, key.want, key.supported)
 		}
 	}
 	if without&windows == 0 {
@@ -76,7 +76,8 @@ func (c *config) refuse(without features) {
 	}
 	for _, layerType := range c.list("layer_types") {
 		if layerType != "full_attention" {
-			c.fail("layer_types", "%s is not supported; supported: \"full_attention\" in every layer", brief(layerType))
+			c.fail("layer_types", "%s is not supported; supported: \"full_attention\" in every layer",
+				abbreviate(layerType))
 			break
 		}
 	}
@@ -161,7 +162,7 @@ func (c *config) activation(key, def string) string {
 	name := c.text(key, def)
 	act, ok := activations[name]
 	if !ok {
-		c.fail(key, "%s is not supported; supported: silu, gelu, gelu_pytorch_tanh, gelu_new, relu", brief(name))
+		c.fail(key, "%s is not supported; supported: silu, gelu, gelu_pytorch_tanh, gelu_new, relu", abbreviate(name))
 		return op.SiLU
 	}
 	return act
@@ -217,7 +218,7 @@ func (c *config) layerTypes(model *Model, window int, rule func(layer int) bool)
 			windowed[layer] = true
 		case list[layer] != "full_attention":
 			c.fail("layer_types", `%s is not supported; supported: "full_attention" and "sliding_attention"`,
-				brief(list[layer]))
+				abbreviate(list[layer]))
 			return
 		}
 	}
@@ -329,7 +330,7 @@ func (c *config) sparseLayers(model *Model) {
 	for _, element := range c.list("mlp_only_layers") {
 		layer, ok := element.(int64)
 		if !ok || layer < 0 {
-			c.fail("mlp_only_layers", "got %s, want layer numbers", brief(element))
+			c.fail("mlp_only_layers", "got %s, want layer numbers", abbreviate(element))
 			return
 		}
 		dense[int(layer)] = true
@@ -412,7 +413,7 @@ func readPhiMoe(cfg *config, model *Model) {
 	model.dec.router = op.RouteSparseMixer
 	model.dec.jitter = cfg.float("router_jitter_noise", 0.01, 0, 1)
 	model.dec.names.sparseBlock()
-	cfg.must("num_experts_per_tok", 2.0, "2: the router is defined for two")
+	cfg.requireValue("num_experts_per_tok", 2.0, "2: the router is defined for two")
 }
 
 // readOlmo2 reads a model with norms behind its blocks, and none in front of them.
@@ -433,7 +434,7 @@ func (c *config) gemma(model *Model, assumed defaults) {
 	c.attentionBias(model)
 	model.dec.gainPlus = 1
 	model.dec.embedScale = float64(float32(math.Sqrt(float64(model.Hidden))))
-	c.must("use_bidirectional_attention", false, "causal attention")
+	c.requireValue("use_bidirectional_attention", false, "causal attention")
 }
 
 // readGemma reads the first generation of Gemma.
@@ -475,7 +476,7 @@ func readPhi(cfg *config, model *Model) {
 	dec.qkvBias, dec.outBias, dec.ffnBias, dec.headBias = true, true, true, true
 	dec.names.norm, dec.names.o = "model.final_layernorm", inLayer+"self_attn.dense"
 	dec.names.up, dec.names.down = inLayer+"mlp.fc1", inLayer+"mlp.fc2"
-	cfg.must("qk_layernorm", false, "heads without norms")
+	cfg.requireValue("qk_layernorm", false, "heads without norms")
 }
 
 // readPhi3 reads a model that stores its projections fused: rows of q, k and v in one tensor, of gate
@@ -485,9 +486,9 @@ func readPhi3(cfg *config, model *Model) {
 	query, kv := model.Heads*model.HeadDim, model.KVHeads*model.HeadDim
 	const fused, gateUp = inLayer + "self_attn.qkv_proj", inLayer + "mlp.gate_up_proj"
 	names := &model.dec.names
-	names.q, names.k = rows(fused, 0, query), rows(fused, query, query+kv)
-	names.v = rows(fused, query+kv, query+2*kv)
-	names.gate, names.up = rows(gateUp, 0, model.FFN), rows(gateUp, model.FFN, 2*model.FFN)
+	names.q, names.k = rowsOfTensor(fused, 0, query), rowsOfTensor(fused, query, query+kv)
+	names.v = rowsOfTensor(fused, query+kv, query+2*kv)
+	names.gate, names.up = rowsOfTensor(gateUp, 0, model.FFN), rowsOfTensor(gateUp, model.FFN, 2*model.FFN)
 	cfg.everyWindow(model, cfg.window(0))
 }
 

@@ -98,10 +98,10 @@ func (c *config) model() (*Model, error) {
 
 // refuseEverywhere refuses keys that change the computation in ways no architecture here knows.
 func (c *config) refuseEverywhere() {
-	c.must("quantization_config", nil, "weights stored as f32, f16 or bf16")
-	c.must("is_encoder_decoder", false, "decoders")
-	c.must("add_cross_attention", false, "decoders")
-	c.must("pretraining_tp", 1.0, "1 (it only changes how training split the matrices)")
+	c.requireValue("quantization_config", nil, "weights stored as f32, f16 or bf16")
+	c.requireValue("is_encoder_decoder", false, "decoders")
+	c.requireValue("add_cross_attention", false, "decoders")
+	c.requireValue("pretraining_tp", 1.0, "1 (it only changes how training split the matrices)")
 }
 
 // architecture finds the entry named by "architectures", or by "model_type" where that is absent.
@@ -121,7 +121,7 @@ func (c *config) architecture() *architecture {
 		key = "model_type"
 	}
 	if len(c.errs) == 0 {
-		c.fail(key, "%s is not supported", brief(c.keys[key]))
+		c.fail(key, "%s is not supported", abbreviate(c.keys[key]))
 	}
 	c.errs[len(c.errs)-1].WithHint("supported architectures: %s", strings.Join(supported, ", "))
 	return nil
@@ -141,7 +141,7 @@ func (c *config) dtype() op.Type {
 	case "bfloat16", "torch.bfloat16":
 		return op.BF16
 	default:
-		c.fail(key, "%s is not supported; supported: float32, float16, bfloat16", brief(name))
+		c.fail(key, "%s is not supported; supported: float32, float16, bfloat16", abbreviate(name))
 	}
 	return ""
 }
@@ -155,8 +155,8 @@ func (c *config) fail(key, format string, args ...any) {
 	c.errs = append(c.errs, problem.WithCode("model.config").At("%s", c.at(key)))
 }
 
-// must refuses any value of key but want; numbers compare as float64.
-func (c *config) must(key string, want any, supported string) {
+// requireValue refuses any value of key but want; numbers compare as float64.
+func (c *config) requireValue(key string, want any, supported string) {
 	c.read[key] = true
 	got := c.keys[key]
 	if number, ok := got.(int64); ok {
@@ -165,7 +165,7 @@ func (c *config) must(key string, want any, supported string) {
 	if got == nil || isScalar(got) && got == want {
 		return
 	}
-	c.fail(key, "%s is not supported; supported: %s", brief(c.keys[key]), supported)
+	c.fail(key, "%s is not supported; supported: %s", abbreviate(c.keys[key]), supported)
 }
 
 // isScalar guards comparisons: maps and lists do not compare.
@@ -177,32 +177,32 @@ func isScalar(v any) bool {
 	return false
 }
 
-// typed reads a value of type T; a value of another type is refused, want says as what.
-func typed[T any](c *config, key string, def T, want string) T {
+// readTyped reads a value of type T; a value of another type is refused, want says as what.
+func readTyped[T any](c *config, key string, def T, want string) T {
 	c.read[key] = true
 	if !c.has(key) {
 		return def
 	}
 	value, ok := c.keys[key].(T)
 	if !ok {
-		c.fail(key, "got %s, want %s", brief(c.keys[key]), want)
+		c.fail(key, "got %s, want %s", abbreviate(c.keys[key]), want)
 		return def
 	}
 	return value
 }
 
 // bool reads a flag.
-func (c *config) bool(key string, def bool) bool { return typed(c, key, def, "true or false") }
+func (c *config) bool(key string, def bool) bool { return readTyped(c, key, def, "true or false") }
 
 // text reads a name.
-func (c *config) text(key, def string) string { return typed(c, key, def, "a word") }
+func (c *config) text(key, def string) string { return readTyped(c, key, def, "a word") }
 
 // list reads a list of single values, nil when absent.
 func (c *config) list(key string) []any {
-	elements := typed[[]any](c, key, nil, "a list")
+	elements := readTyped[[]any](c, key, nil, "a list")
 	for i := range elements {
 		if !isScalar(elements[i]) {
-			c.fail(key, "element %d is %s, want a single value", i, brief(elements[i]))
+			c.fail(key, "element %d is %s, want a single value", i, abbreviate(elements[i]))
 			return nil
 		}
 	}
@@ -217,7 +217,7 @@ func (c *config) integer(key string, def, lo, limit int) int {
 	}
 	value, ok := c.keys[key].(int64)
 	if !ok || value < int64(lo) || value > int64(limit) {
-		c.fail(key, "got %s, want an integer in %d..%d", brief(c.keys[key]), lo, limit)
+		c.fail(key, "got %s, want an integer in %d..%d", abbreviate(c.keys[key]), lo, limit)
 		return def
 	}
 	return int(value)
@@ -262,7 +262,7 @@ func (c *config) float(key string, def, lo, hi float64) float64 {
 	}
 	value, ok := toFloat(c.keys[key])
 	if !ok || !(value >= lo && value <= hi) {
-		c.fail(key, "got %s, want a number from %v to %v", brief(c.keys[key]), lo, hi)
+		c.fail(key, "got %s, want a number from %v to %v", abbreviate(c.keys[key]), lo, hi)
 		return def
 	}
 	return value
@@ -282,7 +282,7 @@ func (c *config) ids(key string, vocab int) []int {
 	for _, element := range raw {
 		id, ok := element.(int64)
 		if !ok || id < 0 || id >= int64(vocab) {
-			c.fail(key, "got %s, want token ids below vocab_size %d", brief(c.keys[key]), vocab)
+			c.fail(key, "got %s, want token ids below vocab_size %d", abbreviate(c.keys[key]), vocab)
 			return nil
 		}
 		out = append(out, int(id))
@@ -295,7 +295,7 @@ func (c *config) ids(key string, vocab int) []int {
 func (c *config) id(key string, vocab int) int {
 	list := c.ids(key, vocab)
 	if len(list) > 1 {
-		c.fail(key, "got %s, want one token id", brief(c.keys[key]))
+		c.fail(key, "got %s, want one token id", abbreviate(c.keys[key]))
 	}
 	if len(list) != 1 {
 		return -1
@@ -315,8 +315,8 @@ func (c *config) generation(m *Model) error {
 	return c.errs.Err()
 }
 
-// brief shows the beginning of a value in an error message.
-func brief(v any) string {
+// abbreviate shows the beginning of a value in an error message.
+func abbreviate(v any) string {
 	const most = 60
 	var text string
 	switch v := v.(type) {
@@ -330,7 +330,7 @@ func brief(v any) string {
 	case []any:
 		parts := make([]string, 0, 8)
 		for _, element := range v[:min(len(v), 8)] {
-			parts = append(parts, brief(element))
+			parts = append(parts, abbreviate(element))
 		}
 		text = "[" + strings.Join(parts, " ") + "]"
 	default:

@@ -114,17 +114,17 @@ func openDir(dir string) (model *Model, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := model.untie(stored); err != nil {
+	if err := model.separateHead(stored); err != nil {
 		return nil, err
 	}
-	err = model.adopt(slices.Sorted(maps.Keys(stored)), func(name string) (Tensor, string, bool) {
-		tensor, base, ok := find(stored, name)
-		return plain{tensor}, base, ok
+	err = model.bindTensors(slices.Sorted(maps.Keys(stored)), func(name string) (Tensor, string, bool) {
+		tensor, base, ok := findStored(stored, name)
+		return plainTensor{tensor}, base, ok
 	})
 	if err != nil {
 		return nil, err
 	}
-	return model, model.usesWhole(stored)
+	return model, model.checkWholeUse(stored)
 }
 
 // openGGUF opens a GGUF file, which says and holds what a directory does.
@@ -154,7 +154,7 @@ func openGGUF(path string) (model *Model, err error) {
 	model.Dir, model.Name = path, strings.TrimSuffix(filepath.Base(path), ".gguf")
 	model.files, model.gguf = []io.Closer{file}, file
 	model.graph = decoderGraph(model)
-	err = model.adopt(slices.Sorted(maps.Keys(stored.Tensors)), func(name string) (Tensor, string, bool) {
+	err = model.bindTensors(slices.Sorted(maps.Keys(stored.Tensors)), func(name string) (Tensor, string, bool) {
 		tensor, ok := stored.Tensors[name]
 		return tensor, name, ok
 	})
@@ -214,7 +214,7 @@ func readShards(index string) (map[string][]string, error) {
 func (c *config) shards() (map[string][]string, error) {
 	weights, ok := c.keys["weight_map"].(map[string]any)
 	if !ok {
-		c.fail("weight_map", "got %s, want an object of tensor names and file names", brief(c.keys["weight_map"]))
+		c.fail("weight_map", "got %s, want an object of tensor names and file names", abbreviate(c.keys["weight_map"]))
 		return nil, c.errs.Err()
 	}
 	out := map[string][]string{}
@@ -222,7 +222,7 @@ func (c *config) shards() (map[string][]string, error) {
 		name, ok := weights[tensor].(string)
 		if !ok || !plainShardName(name) {
 			c.fail("weight_map", "tensor %q: got %s, want the plain name of a .safetensors file",
-				tensor, brief(weights[tensor]))
+				tensor, abbreviate(weights[tensor]))
 			return nil, c.errs.Err()
 		}
 		out[name] = append(out[name], tensor)
@@ -253,11 +253,11 @@ func plainShardName(name string) bool {
 	})
 }
 
-// adopt keeps the tensors the graph needs after checking type and shape, and lists the others of those stored.
+// bindTensors keeps the tensors the graph needs after checking type and shape, and lists the others of those stored.
 // The graph is built again for the type of the embedding table.
-func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base string, ok bool)) error {
+func (m *Model) bindTensors(stored []string, find func(name string) (t Tensor, base string, ok bool)) error {
 	// Tensors that the graph does not use are listed rather than refused: some models store buffers.
-	used, err := m.takeTensors(find)
+	used, err := m.findTensors(find)
 	if err != nil {
 		return err
 	}
@@ -277,9 +277,9 @@ func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base st
 	return nil
 }
 
-// takeTensors checks and keeps what the graph needs; all problems are one error. used are the names of what is
+// findTensors checks and keeps what the graph needs; all problems are one error. used are the names of what is
 // stored, where that is not what the graph calls it.
-func (m *Model) takeTensors(find func(name string) (t Tensor, base string, ok bool)) (used map[string]bool, err error) {
+func (m *Model) findTensors(find func(name string) (t Tensor, base string, ok bool)) (used map[string]bool, err error) {
 	var missing []string
 	var errs diag.List
 	m.tensors = map[string]Tensor{}
@@ -287,7 +287,7 @@ func (m *Model) takeTensors(find func(name string) (t Tensor, base string, ok bo
 	for _, want := range m.required() {
 		tensor, base, ok := find(want.name)
 		used[base] = ok
-		_, plain := tensor.(plain)
+		_, plain := tensor.(plainTensor)
 		switch {
 		case !ok:
 			missing = append(missing, fmt.Sprintf("%q %v", want.name, want.shape))
@@ -303,7 +303,8 @@ func (m *Model) takeTensors(find func(name string) (t Tensor, base string, ok bo
 		}
 	}
 	if count := len(missing); count > 0 {
-		problem := diag.New(diag.ClassInput, "%d of the tensors its graph needs are missing: %s", count, some(missing))
+		problem := diag.New(diag.ClassInput, "%d of the tensors its graph needs are missing: %s", count,
+			firstNames(missing))
 		errs = append(errs, problem.WithHint("a shard may be missing, or config.json describes another model"))
 	}
 	if more := len(errs) - maxReported; more > 0 {
@@ -313,9 +314,9 @@ func (m *Model) takeTensors(find func(name string) (t Tensor, base string, ok bo
 	return used, errs.Err()
 }
 
-// untie gives the model a head of its own where the configuration calls it tied, but another one is stored:
+// separateHead gives the model a head of its own where the configuration calls it tied, but another one is stored:
 // the reference implementation uses what is stored.
-func (m *Model) untie(stored map[string]safetensors.Tensor) error {
+func (m *Model) separateHead(stored map[string]safetensors.Tensor) error {
 	// Some files store the table twice: equal bytes are still a tied head.
 	head, ok1 := stored[m.dec.names.head+".weight"]
 	table, ok2 := stored[m.dec.names.embed+".weight"]
@@ -334,12 +335,13 @@ func (m *Model) untie(stored map[string]safetensors.Tensor) error {
 	return nil
 }
 
-// usesWhole refuses tensors that hold several projections or experts, and more or less than the graph takes from them:
-// values that nothing reads shift those behind them, and an expert that is not there has been read from another one.
-func (m *Model) usesWhole(stored map[string]safetensors.Tensor) error {
+// checkWholeUse refuses tensors that hold several projections or experts, and more or less than the graph takes from
+// them: values that nothing reads shift those behind them, and an expert that is not there has been read from another
+// one.
+func (m *Model) checkWholeUse(stored map[string]safetensors.Tensor) error {
 	used := map[string]int64{} // values that the graph takes from a tensor
 	for _, want := range m.required() {
-		if _, base, _ := find(stored, want.name); base != want.name {
+		if _, base, _ := findStored(stored, want.name); base != want.name {
 			used[base] += elements(want.shape)
 		}
 	}
@@ -358,12 +360,14 @@ func (m *Model) usesWhole(stored map[string]safetensors.Tensor) error {
 	return errs.Err()
 }
 
-// rows names rows [from,to) of a stored tensor that holds several projections.
-func rows(tensor string, from, to int) string { return fmt.Sprintf("%s[%d:%d]", tensor, from, to) }
+// rowsOfTensor names rows [from,to) of a stored tensor that holds several projections.
+func rowsOfTensor(tensor string, from, to int) string {
+	return fmt.Sprintf("%s[%d:%d]", tensor, from, to)
+}
 
-// find returns a tensor the graph names: a stored one, rows of one, or a matrix of one that holds all
+// findStored returns a tensor the graph names: a stored one, rows of one, or a matrix of one that holds all
 // experts of a layer. base is the name of what is stored.
-func find(stored map[string]safetensors.Tensor, name string) (tensor safetensors.Tensor, base string, ok bool) {
+func findStored(stored map[string]safetensors.Tensor, name string) (tensor safetensors.Tensor, base string, ok bool) {
 	base, ranges, part := strings.Cut(name, "[")
 	if tensor, ok = stored[base]; ok {
 		if part {
@@ -429,8 +433,8 @@ func rowRange(t safetensors.Tensor, from, to int) safetensors.Tensor {
 	return t
 }
 
-// some joins the first names and counts the rest.
-func some(names []string) string {
+// firstNames joins the first names and counts the rest.
+func firstNames(names []string) string {
 	if len(names) <= maxReported {
 		return strings.Join(names, ", ")
 	}

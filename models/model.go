@@ -204,20 +204,20 @@ func (g *Graph) eachSource(visit func(w *op.Weight, s int, name string)) {
 	}
 }
 
-// spec is a tensor the graph needs.
-type spec struct {
+// tensorSpec is a tensor the graph needs.
+type tensorSpec struct {
 	name  string
 	shape []int // as stored
 }
 
 // required lists the tensors the graph needs, sorted by name, each once.
-func (m *Model) required() []spec {
+func (m *Model) required() []tensorSpec {
 	seen := map[string]bool{}
-	var out []spec
+	var out []tensorSpec
 	m.graph.eachSource(func(w *op.Weight, s int, name string) {
 		if !seen[name] {
 			seen[name] = true
-			out = append(out, spec{name, sourceShape(w, s)})
+			out = append(out, tensorSpec{name, sourceShape(w, s)})
 		}
 	})
 	sort.Slice(out, func(i, j int) bool { return out[i].name < out[j].name })

@@ -569,7 +569,7 @@ func TestDigest(t *testing.T) {
 	}
 	bent := &Model{Dir: whole.Dir, Architecture: whole.Architecture, tensors: maps.Clone(whole.tensors)}
 	straight := &Model{Dir: whole.Dir, Architecture: whole.Architecture, tensors: whole.tensors}
-	x := bent.tensors["model.embed_tokens.weight"].(plain)
+	x := bent.tensors["model.embed_tokens.weight"].(plainTensor)
 	x.t.Data = append([]byte(nil), x.t.Data...)
 	x.t.Data[len(x.t.Data)-1] ^= 1
 	bent.tensors[x.t.Name] = x

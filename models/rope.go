@@ -42,7 +42,7 @@ func (s *scaling) close() {
 			continue
 		}
 		if _, nested := s.keys[key].(map[string]any); nested {
-			s.fail(key, "%s is not supported; supported: one set of parameters for all layers", brief(s.keys[key]))
+			s.fail(key, "%s is not supported; supported: one set of parameters for all layers", abbreviate(s.keys[key]))
 		}
 		s.outer.ignore(s.name + "." + key)
 	}
@@ -63,7 +63,7 @@ func (c *config) scaling() *scaling {
 		}
 		inner, ok := c.keys[name].(map[string]any)
 		if !ok {
-			c.fail(name, "got %s, want an object", brief(c.keys[name]))
+			c.fail(name, "got %s, want an object", abbreviate(c.keys[name]))
 			continue
 		}
 		if len(inner) > 0 {
@@ -306,7 +306,7 @@ func (s *scaling) factors(key string, dim int) []float32 {
 	for i, element := range list {
 		factor, ok := toFloat(element)
 		if !ok || !(factor >= 1e-6 && factor <= 1e9) {
-			s.fail(key, "element %d is %s, want a number from 1e-06 to 1e+09", i, brief(element))
+			s.fail(key, "element %d is %s, want a number from 1e-06 to 1e+09", i, abbreviate(element))
 		}
 		out[i] = float32(factor)
 	}

@@ -27,18 +27,18 @@ type Tensor interface {
 	Read(dst []float32, row0, row1, col0, col1 int) error
 }
 
-// plain is a tensor of a safetensors file.
-type plain struct{ t safetensors.Tensor }
+// plainTensor is a tensor of a safetensors file.
+type plainTensor struct{ t safetensors.Tensor }
 
 // A plain tensor is stored as it is read: its bytes are its values in order.
-func (p plain) Shape() []int          { return p.t.Shape }
-func (p plain) Type() op.Type         { return p.t.Type }
-func (p plain) Data() []byte          { return p.t.Data }
-func (p plain) Form() string          { return "" }
-func (p plain) Plain() ([]byte, bool) { return p.t.Data, true }
+func (p plainTensor) Shape() []int          { return p.t.Shape }
+func (p plainTensor) Type() op.Type         { return p.t.Type }
+func (p plainTensor) Data() []byte          { return p.t.Data }
+func (p plainTensor) Form() string          { return "" }
+func (p plainTensor) Plain() ([]byte, bool) { return p.t.Data, true }
 
 // Read implements Tensor; the matrix has all dimensions but the last as rows.
-func (p plain) Read(dst []float32, row0, row1, col0, col1 int) error {
+func (p plainTensor) Read(dst []float32, row0, row1, col0, col1 int) error {
 	rows, cols := matrixShape(p.t.Shape)
 	inside := 0 <= row0 && row0 <= row1 && row1 <= rows && 0 <= col0 && col0 <= col1 && col1 <= cols
 	if !inside || len(dst) != (row1-row0)*(col1-col0) {
