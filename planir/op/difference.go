@@ -14,11 +14,11 @@ func (g *Graph) Difference(want *Graph) string {
 	}{
 		{"input", g.Inputs, want.Inputs}, {"output", g.Outputs, want.Outputs}, {"temporary value", g.Temps, want.Temps},
 	} {
-		if text := listDifference(values.what, values.got, values.want, Value.named); text != "" {
+		if text := listDifference(values.what, values.got, values.want, Value.describe); text != "" {
 			return text
 		}
 	}
-	if text := listDifference("weight", g.Weights, want.Weights, WeightSpec.named); text != "" {
+	if text := listDifference("weight", g.Weights, want.Weights, WeightSpec.describe); text != "" {
 		return text
 	}
 	if len(g.Nodes) != len(want.Nodes) {
@@ -45,11 +45,11 @@ func listDifference[T comparable](what string, got, want []T, text func(T) strin
 	return ""
 }
 
-// named is a value with its name, for messages.
-func (v Value) named() string { return fmt.Sprintf("%q %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols) }
+// describe is a value with its name, for messages.
+func (v Value) describe() string { return fmt.Sprintf("%q %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols) }
 
-// named is a weight with its name, for messages.
-func (s WeightSpec) named() string { return fmt.Sprintf("%q %v", s.Name, s) }
+// describe is a weight with its name, for messages.
+func (s WeightSpec) describe() string { return fmt.Sprintf("%q %v", s.Name, s) }
 
 // difference compares two nodes.
 func (n *Node) difference(want *Node) string {

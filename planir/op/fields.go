@@ -138,8 +138,8 @@ func oneOf[T ~string](values ...T) func(T) string {
 	}
 }
 
-// rule is what a kind says about one field.
-type rule struct {
+// fieldRule is what a kind says about one field.
+type fieldRule struct {
 	field
 	name    string
 	allowed bool // it may be set
@@ -147,21 +147,21 @@ type rule struct {
 }
 
 // rules are those of the row for every field, ascending by name.
-func (r *row) rules() []rule {
-	list := make([]rule, len(fieldNames))
+func (r *kindRow) rules() []fieldRule {
+	list := make([]fieldRule, len(fieldNames))
 	for i, name := range fieldNames {
-		list[i] = rule{fields[name], name, r.has(name), slices.Contains(r.needs, name)}
+		list[i] = fieldRule{fields[name], name, r.mayHave(name), slices.Contains(r.required, name)}
 	}
 	return list
 }
 
-// has reports whether a field, by its name in JSON, may be set.
-func (r *row) has(name string) bool {
-	return slices.Contains(r.needs, name) || slices.Contains(r.takes, name)
+// mayHave reports whether a field, by its name in JSON, may be set.
+func (r *kindRow) mayHave(name string) bool {
+	return slices.Contains(r.required, name) || slices.Contains(r.optional, name)
 }
 
-// bad is the error for a field whose value makes no sense.
-func (o Op) bad(field string, value any, want string) error {
+// fieldError is the error for a field whose value makes no sense.
+func (o Op) fieldError(field string, value any, want string) error {
 	return fmt.Errorf("operator %q: %s = %v, want %s", o.Kind, field, value, want)
 }
 
@@ -173,7 +173,7 @@ func (o Op) Validate() error {
 		return fmt.Errorf("unknown operator %q", o.Kind)
 	}
 	if o.M < 1 || o.M > maxDim {
-		return o.bad("m", o.M, fmt.Sprintf("1..%d", maxDim))
+		return o.fieldError("m", o.M, fmt.Sprintf("1..%d", maxDim))
 	}
 	for i := range kind.fields {
 		rule := &kind.fields[i]
@@ -183,13 +183,13 @@ func (o Op) Validate() error {
 				return fmt.Errorf("operator %q: %s is set, and means nothing to it", o.Kind, rule.name)
 			}
 		case rule.want(&o) != "":
-			return o.bad(rule.name, rule.value(&o), rule.want(&o))
+			return o.fieldError(rule.name, rule.value(&o), rule.want(&o))
 		case rule.needs && !rule.isSet(&o):
-			return o.bad(rule.name, rule.value(&o), "at least 1")
+			return o.fieldError(rule.name, rule.value(&o), "at least 1")
 		}
 	}
-	if cells(o.M, max(1, o.Fan)) > maxDim {
-		return o.bad("fan", o.Fan, fmt.Sprintf("at most %d rows", maxDim))
+	if elements(o.M, max(1, o.Fan)) > maxDim {
+		return o.fieldError("fan", o.Fan, fmt.Sprintf("at most %d rows", maxDim))
 	}
 	if kind.check == nil {
 		return nil
@@ -201,9 +201,9 @@ func (o Op) Validate() error {
 func checkEmbed(operator Op) error {
 	switch {
 	case operator.Scheme != "" && !operator.Scheme.LooksUp():
-		return operator.bad("scheme", operator.Scheme, fmt.Sprintf("%s, %s, or none", I32Q8C, I32Q6C))
+		return operator.fieldError("scheme", operator.Scheme, fmt.Sprintf("%s, %s, or none", I32Q8C, I32Q6C))
 	case operator.Scheme != "" && operator.Table != "":
-		return operator.bad("table", operator.Table, "none beside a scheme")
+		return operator.fieldError("table", operator.Table, "none beside a scheme")
 	case operator.Scheme == "" && operator.Table.Bytes() == 0:
 		return fmt.Errorf("operator %q: unknown table type %q", operator.Kind, operator.Table)
 	}
@@ -237,7 +237,7 @@ func checkExpertMatMul(operator Op) error {
 // computes the rows beyond.
 func checkGroupMatMul(operator Op) error {
 	if operator.M%operator.Experts != 0 {
-		return operator.bad("m", operator.M, fmt.Sprintf("a multiple of experts %d", operator.Experts))
+		return operator.fieldError("m", operator.M, fmt.Sprintf("a multiple of experts %d", operator.Experts))
 	}
 	return checkExpertMatMul(operator)
 }
@@ -249,15 +249,15 @@ func checkGroups(operator Op) error {
 		slots := operator.Groups.Slots()
 		switch {
 		case slots > operator.Experts:
-			return operator.bad("groups", operator.Groups, fmt.Sprintf("at most %d slots", operator.Experts))
+			return operator.fieldError("groups", operator.Groups, fmt.Sprintf("at most %d slots", operator.Experts))
 		case operator.Fan > operator.Experts:
-			return operator.bad("fan", operator.Fan, fmt.Sprintf("at most experts %d", operator.Experts))
+			return operator.fieldError("fan", operator.Fan, fmt.Sprintf("at most experts %d", operator.Experts))
 		case (operator.K > 0) != (operator.Salience == SalienceNorm || operator.Salience == SalienceWeight):
-			return operator.bad("k", operator.K, "the columns of salience by norm or weight, else 0")
+			return operator.fieldError("k", operator.K, "the columns of salience by norm or weight, else 0")
 		case operator.Salience == SalienceWeight && operator.K != operator.Fan:
-			return operator.bad("k", operator.K, fmt.Sprintf("fan %d, a weight for each expert", operator.Fan))
+			return operator.fieldError("k", operator.K, fmt.Sprintf("fan %d, a weight for each expert", operator.Fan))
 		case operator.Sent == 0 && (operator.Salience == "" || slots < operator.Experts):
-			return operator.bad("sent", operator.Sent, "at least 1 where overflow is not dropped or experts have no slot")
+			return operator.fieldError("sent", operator.Sent, "at least 1 where overflow is not dropped or experts have no slot")
 		}
 	}
 	return nil
@@ -267,10 +267,10 @@ func checkGroups(operator Op) error {
 // so small that 8 bits with the scale of a whole column would lose them.
 func checkOutlierMatMul(operator Op) error {
 	if operator.Scheme != A32W16 {
-		return operator.bad("scheme", operator.Scheme, string(A32W16))
+		return operator.fieldError("scheme", operator.Scheme, string(A32W16))
 	}
 	if operator.Channels > operator.K {
-		return operator.bad("channels", operator.Channels, fmt.Sprintf("at most k %d", operator.K))
+		return operator.fieldError("channels", operator.Channels, fmt.Sprintf("at most k %d", operator.K))
 	}
 	return nil
 }
@@ -288,9 +288,9 @@ func checkQuantRows(operator Op) error {
 func checkRoute(operator Op) error {
 	switch {
 	case operator.Fan > operator.Experts:
-		return operator.bad("experts", operator.Experts, fmt.Sprintf("fan %d..%d", operator.Fan, maxExperts))
+		return operator.fieldError("experts", operator.Experts, fmt.Sprintf("fan %d..%d", operator.Fan, maxExperts))
 	case operator.Router == RouteSparseMixer && operator.Fan > 2:
-		return operator.bad("fan", operator.Fan, "1 or 2 for sparsemixer")
+		return operator.fieldError("fan", operator.Fan, "1 or 2 for sparsemixer")
 	case operator.Router != RouteSparseMixer && operator.Jitter != 0:
 		return fmt.Errorf("operator %q: jitter is set, and means nothing to router %q", operator.Kind, operator.Router)
 	}
@@ -301,7 +301,7 @@ func checkRoute(operator Op) error {
 func checkCap(operator Op) error {
 	const least = 1e-6
 	if operator.Cap < least {
-		return operator.bad("cap", operator.Cap, fmt.Sprintf("%v..%v", least, maxFactor))
+		return operator.fieldError("cap", operator.Cap, fmt.Sprintf("%v..%v", least, maxFactor))
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ func checkCap(operator Op) error {
 // checkGLU: the result consists of whole groups of gate and up.
 func checkGLU(operator Op) error {
 	if operator.N%operator.Interleave != 0 {
-		return operator.bad("n", operator.N, fmt.Sprintf("a multiple of interleave %d", operator.Interleave))
+		return operator.fieldError("n", operator.N, fmt.Sprintf("a multiple of interleave %d", operator.Interleave))
 	}
 	return nil
 }
@@ -317,7 +317,7 @@ func checkGLU(operator Op) error {
 // checkHeads: each key head serves the same number of query heads.
 func checkHeads(operator Op) error {
 	if operator.Heads%operator.KVHeads != 0 {
-		return operator.bad("heads", operator.Heads, fmt.Sprintf("a multiple of kv_heads %d", operator.KVHeads))
+		return operator.fieldError("heads", operator.Heads, fmt.Sprintf("a multiple of kv_heads %d", operator.KVHeads))
 	}
 	return nil
 }
@@ -329,9 +329,9 @@ func checkRope(operator Op) error {
 	}
 	switch rotated := operator.Rotary(); {
 	case rotated%2 != 0 || rotated > operator.HeadDim:
-		return operator.bad("rotary_dim", rotated, fmt.Sprintf("an even number up to head_dim %d", operator.HeadDim))
+		return operator.fieldError("rotary_dim", rotated, fmt.Sprintf("an even number up to head_dim %d", operator.HeadDim))
 	case operator.NTK != 0 && (operator.LongFrom == 0 || rotated < 4):
-		return operator.bad("ntk", operator.NTK, "0 without long_from, or for fewer than 4 rotated elements")
+		return operator.fieldError("ntk", operator.NTK, "0 without long_from, or for fewer than 4 rotated elements")
 	case operator.LongAmplitude != 0 && (operator.LongFrom == 0 || operator.NTK != 0):
 		return fmt.Errorf("operator %q: long_amplitude is set, and means nothing without long_from or with ntk",
 			operator.Kind)

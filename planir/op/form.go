@@ -8,9 +8,9 @@ import (
 )
 
 // Form is how a matrix product is put to a processor: the order of its operands, which operator of a vendor's library
-// computes it, or which variant of the driver's kernels. Arithmetic is the same in every form; what it costs, and what a compiler makes of it, differ
-// (HeteroInfer sec. 3.2, llm.npu sec. 4). The default "" is a fully connected layer, activations first: [M,K]x[K,N].
-// A product of one row has no other forms than its order.
+// computes it, or which variant of the driver's kernels. Arithmetic is the same in every form; what it costs, and what
+// a compiler makes of it, differ (HeteroInfer sec. 3.2, llm.npu sec. 4). The default "" is a fully connected layer,
+// activations first: [M,K]x[K,N]. A product of one row has no other forms than its order.
 type Form string
 
 // Forms other than the default. What a processor can do is said in classes, which are these words; the form of a
@@ -83,16 +83,16 @@ func (f Form) Image() (width, height int, ok bool) {
 	if !conv || !two {
 		return 0, 0, false
 	}
-	width, height = side(across), side(down)
+	width, height = parseSide(across), parseSide(down)
 	if width == 0 || height == 0 {
 		return 0, 0, false
 	}
 	return width, height, true
 }
 
-// side reads a number of pixels in its shortest writing, and is 0 for anything else. It formats nothing: pricing asks for
-// the image of every form that was measured, for every operator.
-func side(text string) int {
+// parseSide reads a number of pixels in its shortest writing, and is 0 for anything else. It formats nothing: pricing
+// asks for the image of every form that was measured, for every operator.
+func parseSide(text string) int {
 	if text == "" || text[0] < '1' || text[0] > '9' { // Atoi also takes signs and leading zeros
 		return 0
 	}

@@ -62,27 +62,27 @@ type Signature struct {
 // Sig returns the operand signature of o, as its kind has it (docs/operators.md lists them).
 func (o Op) Sig() Signature {
 	if kind := rowOf[o.Kind]; kind != nil {
-		return kind.sig(o)
+		return kind.signature(o)
 	}
 	return Signature{}
 }
 
-// floats is an operand of float32.
-func floats(role string, rows, cols int) Value {
+// f32Operand is an operand of float32.
+func f32Operand(role string, rows, cols int) Value {
 	return Value{Name: role, Type: F32, Rows: rows, Cols: cols}
 }
 
 // elementwise is the signature of x -> y, both [M*Fan,N], with weights in the given roles.
 func elementwise(weights ...string) func(operator Op) Signature {
 	return func(operator Op) Signature {
-		return Signature{In: []Value{floats("x", operator.Rows(), operator.N)}, W: weights,
-			Out: []Value{floats("y", operator.Rows(), operator.N)}}
+		return Signature{In: []Value{f32Operand("x", operator.Rows(), operator.N)}, W: weights,
+			Out: []Value{f32Operand("y", operator.Rows(), operator.N)}}
 	}
 }
 
 // fusedQKV is a row of query, key and value heads for each token.
 func fusedQKV(operator Op) Value {
-	return floats("qkv", operator.M, QKVColumns(operator.Heads, operator.KVHeads, operator.HeadDim))
+	return f32Operand("qkv", operator.M, QKVColumns(operator.Heads, operator.KVHeads, operator.HeadDim))
 }
 
 // inPlaceQKV is the signature of what changes fused QKV rows in place.
@@ -95,9 +95,9 @@ func inPlaceQKV(weights ...string) func(operator Op) Signature {
 // activations are what enters a product: f32 rows of K, or u8 rows with their scales.
 func activations(operator Op, rows int) []Value {
 	if operator.Scheme.QuantisedRows() {
-		return []Value{{"x", U8, rows, operator.K}, floats("scale", rows, 1)}
+		return []Value{{"x", U8, rows, operator.K}, f32Operand("scale", rows, 1)}
 	}
-	return []Value{floats("x", rows, operator.K)}
+	return []Value{f32Operand("x", rows, operator.K)}
 }
 
 // groupRole begins the role of an operand that holds the rows of a group, and no other role of the same kinds.
@@ -106,7 +106,7 @@ const groupRole = "g"
 // groupRows are the operands that hold the rows of groups.
 func groupRows(operator Op) (out []Value) {
 	for i, group := range operator.Groups.List() {
-		out = append(out, floats(fmt.Sprintf(groupRole+"%d", i), group.Slots*group.Rows, operator.N))
+		out = append(out, f32Operand(fmt.Sprintf(groupRole+"%d", i), group.Slots*group.Rows, operator.N))
 	}
 	return out
 }
@@ -115,7 +115,7 @@ func groupRows(operator Op) (out []Value) {
 // weight of a grid.
 func matMulOperands(operator Op) Signature {
 	signature := Signature{In: activations(operator, operator.M), W: []string{"weight"},
-		Out: []Value{floats("y", operator.M, operator.N)}}
+		Out: []Value{f32Operand("y", operator.M, operator.N)}}
 	if operator.Bias {
 		signature.W = append(signature.W, "bias")
 	}
@@ -279,8 +279,8 @@ func Single(operator Op, layout string) Graph {
 	return graph
 }
 
-// ReadsRows reports whether single rows of weight number i are all that the graph reads of it, and which ones is known when
-// it is executed (OutlierMatMul). A graph that is not there reads nothing.
+// ReadsRows reports whether single rows of weight number i are all that the graph reads of it, and which ones is known
+// when it is executed (OutlierMatMul). A graph that is not there reads nothing.
 func (g *Graph) ReadsRows(i int) bool {
 	if g == nil || i < 0 || i >= len(g.Weights) {
 		return false

@@ -64,8 +64,8 @@ func (g Groups) Rows() (count int) {
 // (Fibonacci hashing), so that neighbouring rows are far apart and equal everywhere.
 func RandomSalience(row int) uint32 { return uint32(uint64(row+1) * 0x9e3779b97f4a7c15 >> 32) }
 
-// Validate says what is wrong with groups, nil for none: sizes are positive, and all slots and rows within the bounds of
-// dimensions.
+// Validate says what is wrong with groups, nil for none: sizes are positive, and all slots and rows within the bounds
+// of dimensions.
 func (g Groups) Validate() error {
 	groups := g.List()
 	if g != GroupsOf(groups) || len(groups) > MaxGroups {

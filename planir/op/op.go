@@ -1,6 +1,12 @@
 // Package op knows one operator of a language model: its kind, shape, element types,
 // quantisation scheme, floating-point work and memory traffic. It is the vocabulary that
 // models, records, cost models, plans and drivers share.
+//
+// Op (op.go) is one operator; its Kind and its Scheme decide what the fields mean. What hetc knows of each kind is a row
+// of kindTable (kind_table.go, explained at kindRow in kind.go), and of each scheme a row in scheme.go: ask their
+// methods before you compare names. Op.Validate (fields.go) checks the fields, Op.Key names
+// the operator in records, Op.Flops and Op.Bytes count its work. Graph (graph.go) is several operators on named values,
+// which one driver executes in one call; Weight (weight.go) is a matrix of the model.
 package op
 
 import "strings"
@@ -88,7 +94,7 @@ var Saliences = []string{SalienceNorm, SalienceWeight, SalienceRandom}
 // Op is one operator with its shape. Fields a kind does not use are zero.
 type Op struct {
 	Kind Kind `json:"kind" yaml:"kind"`
-	M    int  `json:"m" yaml:"m"`                     // rows
+	M    int  `json:"m" yaml:"m"`                     // tokens: rows of the operands, times Fan where each has several
 	K    int  `json:"k,omitempty" yaml:"k,omitempty"` // reduction length (MatMul), vocabulary (Embed)
 	N    int  `json:"n,omitempty" yaml:"n,omitempty"` // output columns
 
@@ -119,13 +125,13 @@ type Op struct {
 	Experts int `json:"experts,omitempty" yaml:"experts,omitempty"`
 	// rows of operands per token: experts chosen for it; 0 is 1
 	Fan int `json:"fan,omitempty" yaml:"fan,omitempty"`
-	// OutlierMatMul: of the K channels so many are multiplied at once, and are expected to exceed the scale in some row; 0:
-	// OutlierChannels(K)
+	// OutlierMatMul: of the K channels so many are multiplied at once, and are expected to exceed the scale in some
+	// row; 0: OutlierChannels(K)
 	Channels int `json:"channels,omitempty" yaml:"channels,omitempty"`
 	// ExpertMatMul: activations have one row per token
 	Spread bool `json:"spread,omitempty" yaml:"spread,omitempty"`
-	// ExpertMatMul, Dispatch, Collect: of the M*Fan rows so many are expected to be computed apart from groups, 0: there
-	// are no groups, or no such rows. Costs are those of so many rows.
+	// ExpertMatMul, Dispatch, Collect: of the M*Fan rows so many are expected to be computed apart from groups, 0:
+	// there are no groups, or no such rows. Costs are those of so many rows.
 	Sent int `json:"sent,omitempty" yaml:"sent,omitempty"`
 	// Dispatch, Collect: slots of experts and the rows that they have reserved
 	Groups Groups `json:"groups,omitempty" yaml:"groups,omitempty"`
@@ -142,11 +148,11 @@ type Op struct {
 	Buckets int `json:"buckets,omitempty" yaml:"buckets,omitempty"`
 	// SparseAttend: what is not selected counts as one position, the mean of all
 	Rest bool `json:"rest,omitempty" yaml:"rest,omitempty"`
-	// Estimate, Select, SparseAttend: rows that see no more positions attend to all of them, and others keep at least so
-	// many for each head that keeps any by its share
+	// Estimate, Select, SparseAttend: rows that see no more positions attend to all of them, and others keep at least
+	// so many for each head that keeps any by its share
 	Least int `json:"least,omitempty" yaml:"least,omitempty"`
-	// SparseAttend: mean share of the positions that is attended to, of which a cost is asked for; Estimate: share of the
-	// query heads whose scores are estimated, 0 is all
+	// SparseAttend: mean share of the positions that is attended to, of which a cost is asked for; Estimate: share of
+	// the query heads whose scores are estimated, 0 is all
 	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
 	// Softcap, Clip, Attention: scores are Cap*tanh(score/Cap); 0: not
 	Cap float64 `json:"cap,omitempty" yaml:"cap,omitempty"`
@@ -185,8 +191,8 @@ func (o Op) Products() (one Op, count int) {
 	return Op{Kind: MatMul, M: o.M / max(1, o.Experts), K: o.K, N: o.N, Scheme: o.Scheme}, o.Experts
 }
 
-// priced is an ExpertMatMul of as many tokens as have the rows that are expected to be sent.
-func (o Op) priced() Op {
+// asSent is an ExpertMatMul of as many tokens as have the rows that are expected to be sent.
+func (o Op) asSent() Op {
 	if o.Sent > 0 && o.Fan > 0 {
 		o.M, o.Sent = min(o.M, (o.Sent+o.Fan-1)/o.Fan), 0
 	}

@@ -288,7 +288,8 @@ func TestWeightBytes(t *testing.T) {
 	}
 }
 
-// A row takes the smallest of several scales that holds it, in whatever order they are; of equal ones and of one there is no choice.
+// A row takes the smallest of several scales that holds it, in whatever order they are; of equal ones and of one there
+// is no choice.
 func TestStaticScale(t *testing.T) {
 	for _, c := range []struct {
 		scales    []float32

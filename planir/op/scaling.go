@@ -25,7 +25,7 @@ func byProduct(pattern func(o Op) Op) scaling {
 // byExpertProduct is byProduct for the rows that are expected to be sent to an expert.
 var byExpertProduct = scaling{
 	pattern: func(o Op) Op { return Op{Scheme: o.Scheme, Experts: o.Experts, Fan: o.Fan, Spread: o.Spread} },
-	extent:  func(o Op) (rows, along, across int) { return o.priced().M, o.K, o.N },
+	extent:  func(o Op) (rows, along, across int) { return o.asSent().M, o.K, o.N },
 	at: func(o Op, along, across int) Op {
 		o.K, o.N = along, across
 		return o
@@ -54,10 +54,10 @@ var byTokens = scaling{
 }
 
 // byAct is byRows for activation functions.
-var byAct = scaling{pattern: act, extent: rowsOfN, at: withN}
+var byAct = scaling{pattern: actPattern, extent: rowsOfN, at: withN}
 
 // byGLU is byAct; how gate and up are interleaved does not change the time.
-var byGLU = scaling{pattern: act, extent: rowsOfN, at: func(o Op, _, across int) Op {
+var byGLU = scaling{pattern: actPattern, extent: rowsOfN, at: func(o Op, _, across int) Op {
 	o.N, o.Interleave = across, across
 	return o
 }}
@@ -119,8 +119,8 @@ var byContext = scaling{
 	},
 }
 
-// act is the pattern of activation functions: the function alone.
-func act(o Op) Op { return Op{Act: o.Act} }
+// actPattern is the pattern of activation functions: the function alone.
+func actPattern(o Op) Op { return Op{Act: o.Act} }
 
 // rowsOfN is the extent of [M*Fan,N], which reduces nothing.
 func rowsOfN(o Op) (rows, along, across int) { return o.Rows(), 0, o.N }

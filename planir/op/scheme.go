@@ -218,9 +218,9 @@ func (s Scheme) Scales() int { return s.activations().scales }
 // OutlierMatMul.
 func (s Scheme) Shadow() bool { return s.activations().shadow }
 
-// OutlierChannels is how many of the k channels that enter a product are expected to exceed the static scale of a scheme
-// with shadow outliers in some row of a call. llm.npu (3.3) found 5 to 15 channels in an inference, fewer than 0.3 % of
-// them; small models have more.
+// OutlierChannels is how many of the k channels that enter a product are expected to exceed the static scale of a
+// scheme with shadow outliers in some row of a call. llm.npu (3.3) found 5 to 15 channels in an inference, fewer than
+// 0.3 % of them; small models have more.
 func OutlierChannels(k int) int { return min(k, max(32, (k+63)/64)) }
 
 // FewChannels is the number of channels with which an OutlierMatMul is measured beside the usual one, so that prices of
@@ -271,7 +271,8 @@ func (s Scheme) Twin() Scheme {
 	return ""
 }
 
-// Alike are the schemes whose products take the same time as the scheme's, itself first: its twin, and all others of that.
+// Alike are the schemes whose products take the same time as the scheme's, itself first: its twin, and all others of
+// that.
 func (s Scheme) Alike() []Scheme {
 	out, twin := []Scheme{s}, s.Twin()
 	for _, other := range schemeTable {

@@ -11,8 +11,9 @@ import (
 // nothing else matters.
 const SparseFirst = 4
 
-// Sparsity says how the parts of a sparse attention select positions: for blocks of Block queries, by estimates with the
-// nearest of Buckets pairs of scales (0: one), of which a share is kept whose mean is Density, and at least Least of them.
+// Sparsity says how the parts of a sparse attention select positions: for blocks of Block queries, by estimates with
+// the nearest of Buckets pairs of scales (0: one), of which a share is kept whose mean is Density, and at least Least
+// of them.
 type Sparsity struct {
 	Density        float64
 	Block, Buckets int
@@ -24,8 +25,8 @@ type Sparsity struct {
 // SparseLeasts are the numbers of positions of which calibration chooses the least that a sparse attention keeps.
 var SparseLeasts = []int{0, 256, 512, 1024}
 
-// SparseBlock is how many queries share a selection where nothing else is said: of more a selection serves each worse, of
-// fewer gathering and selecting take longer.
+// SparseBlock is how many queries share a selection where nothing else is said: of more a selection serves each worse,
+// of fewer gathering and selecting take longer.
 const SparseBlock = 32
 
 // sparseParts is how many numbers the weight "heads" of Estimate and Select has for each query head.
@@ -92,8 +93,8 @@ func ScaleFactors(buckets int, step float32) (pairs [][2]float32) {
 }
 
 // NearestFactors is the pair of ScaleFactors with which a pair of scales has the least squared distance from the scales
-// that hold the largest query and key: these magnitudes over 127. Of equal ones it is the first. Where keys are stored in
-// 8 bits, largestKey and keyScale are 0, and queries decide.
+// that hold the largest query and key: these magnitudes over 127. Of equal ones it is the first. Where keys are stored
+// in 8 bits, largestKey and keyScale are 0, and queries decide.
 func NearestFactors(buckets int, queryScale, keyScale, largestQuery, largestKey float32) [2]float32 {
 	pairs := ScaleFactors(buckets, BucketStep)
 	best, least := pairs[len(pairs)/2], math.Inf(1)
@@ -107,8 +108,8 @@ func NearestFactors(buckets int, queryScale, keyScale, largestQuery, largestKey 
 	return best
 }
 
-// Launch is how an Estimate is put to a processor of static shapes: of each key head the products of so many queries, all
-// that share it, with so many keys.
+// Launch is how an Estimate is put to a processor of static shapes: of each key head the products of so many queries,
+// all that share it, with so many keys.
 type Launch struct{ Rows, Keys int }
 
 // Bounds of a launch: the keys, and the products with all keys of a context that are held until they are pooled.
@@ -131,14 +132,14 @@ func (o Op) Launch() Launch {
 	return Launch{Rows: o.group() * rows, Keys: keys}
 }
 
-// EstimateWork is the arithmetic of an Estimate on a processor of static shapes: all its queries with all keys that any of
-// them sees, the ones that a query does not see included.
+// EstimateWork is the arithmetic of an Estimate on a processor of static shapes: all its queries with all keys that any
+// of them sees, the ones that a query does not see included.
 func (o Op) EstimateWork() int64 {
 	keys := int64(max(o.Context, o.M))
 	if o.Window > 0 {
 		keys = min(keys, int64(o.Window)+int64(o.M))
 	}
-	return 2 * cells(o.M, o.Heads) * int64(o.HeadDim) * keys
+	return 2 * elements(o.M, o.Heads) * int64(o.HeadDim) * keys
 }
 
 // CountsRows reports whether operators of the kind stop at a call's last row on processors of static shapes too: what
@@ -194,8 +195,8 @@ func (o Op) SpanOf(pos, rows int) SparseSpan {
 }
 
 // Keep is how many of the positions [Inner,Block) a share of all that is seen leaves to be selected, the block's own
-// and those that only some queries see being kept in any case. Where no more than least positions are seen all are kept,
-// and where more are a share above 0 leaves at least so many.
+// and those that only some queries see being kept in any case. Where no more than least positions are seen all are
+// kept, and where more are a share above 0 leaves at least so many.
 func (s SparseSpan) Keep(share float32, least int) int {
 	inner, seen := s.Block-s.Inner, s.End-s.First
 	if share >= 1 || seen <= least {
@@ -233,41 +234,42 @@ func (o Op) group() int { return o.Heads / max(1, o.KVHeads) }
 // groupColumns is the number of columns of a fused QKV row for one key head: its queries, the key and the value.
 func (o Op) groupColumns() int { return (o.group() + 2) * o.HeadDim }
 
-// kept is the number of (query row, selected position) pairs of a sparse attention with the mean share Density, and at
-// least Least positions a row.
-func (o Op) kept() int64 {
+// selectedPairs is the number of (query row, selected position) pairs of a sparse attention with the mean share
+// Density, and at least Least positions a row.
+func (o Op) selectedPairs() int64 {
 	own := int64(o.M) * int64(min(o.Block, o.M))
-	some := int64(float64(o.beyond()) * o.Density)
+	some := int64(float64(o.longPairs()) * o.Density)
 	if o.Least > 0 { // rows that see few positions keep all, and others at least as many
-		whole, long := o.short()
+		whole, long := o.shortRows()
 		some = whole + max(some, long*int64(o.Least))
 	}
-	return min(o.attended(), max(own, some))
+	return min(o.attendedPairs(), max(own, some))
 }
 
-// short is the number of (query row, position) pairs of rows that see at most Least positions, and the number of the other
-// rows.
-func (o Op) short() (pairs, others int64) {
+// shortRows is the number of (query row, position) pairs of rows that see at most Least positions, and the number of
+// the other rows.
+func (o Op) shortRows() (pairs, others int64) {
 	rows := int64(o.M)
 	before := int64(max(o.Context, o.M)) - rows // positions that every row sees, without a window
 	if o.Least == 0 {
 		return 0, rows
 	}
 	if o.Window > 0 && o.Window <= o.Least {
-		return o.attended(), 0
+		return o.attendedPairs(), 0
 	}
 	few := max(0, min(rows, int64(o.Least)-before))
 	return few*before + few*(few+1)/2, rows - few
 }
 
-// beyond is the number of (query row, position) pairs of rows that see more than Least positions.
-func (o Op) beyond() int64 {
-	pairs, _ := o.short()
-	return o.attended() - pairs
+// longPairs is the number of (query row, position) pairs of rows that see more than Least positions.
+func (o Op) longPairs() int64 {
+	pairs, _ := o.shortRows()
+	return o.attendedPairs() - pairs
 }
 
-// estimated is the number of (query row, position) pairs, on the mean over query heads, whose scores an Estimate computes.
-func (o Op) estimated() float64 { return float64(o.beyond()) * cmp.Or(o.Density, 1) }
+// estimatedPairs is the number of (query row, position) pairs, on the mean over query heads, whose scores an Estimate
+// computes.
+func (o Op) estimatedPairs() float64 { return float64(o.longPairs()) * cmp.Or(o.Density, 1) }
 
 // HeadShare is a share of query heads as the field Density of an Estimate has it: 0 is all.
 func HeadShare(share float64) float64 {
@@ -281,14 +283,14 @@ func HeadShare(share float64) float64 {
 // Density.
 func (o Op) OfDensity() Op {
 	const none = 1e-6 // in place of 0, which means all
-	all := float64(max(1, o.attended()))
+	all := float64(max(1, o.attendedPairs()))
 	switch {
 	case o.Least == 0:
 		return o
 	case o.Kind == SparseAttend:
-		o.Density = min(1, max(none, float64(o.kept())/all))
+		o.Density = min(1, max(none, float64(o.selectedPairs())/all))
 	case o.Kind == Estimate:
-		o.Density = HeadShare(max(none, o.estimated()/all))
+		o.Density = HeadShare(max(none, o.estimatedPairs()/all))
 	}
 	o.Least = 0
 	return o
@@ -300,11 +302,11 @@ func sparseHeads(operator Op, _ string) (k, n int) { return 1, sparseParts * ope
 // sparseKey is the key of the parts of a sparse attention.
 func sparseKey(o Op) string {
 	return fmt.Sprintf("%s[%d] heads=%d/%d", o.Kind, o.M, o.Heads, o.KVHeads) +
-		when(o.HeadDim > 0, fmt.Sprintf(" dim=%d", o.HeadDim)) + fmt.Sprintf(" context=%d", o.Context) +
-		when(o.KV != "", fmt.Sprintf(" kv=%s", o.KV)) + fmt.Sprintf(" block=%d", o.Block) +
-		when(o.Buckets > 0, fmt.Sprintf(" buckets=%d", o.Buckets)) +
-		when(o.Density > 0, fmt.Sprintf(" density=%v", o.Density)) + when(o.Least > 0, fmt.Sprintf(" least=%d", o.Least)) +
-		when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap") + when(o.Rest, " rest")
+		textIf(o.HeadDim > 0, fmt.Sprintf(" dim=%d", o.HeadDim)) + fmt.Sprintf(" context=%d", o.Context) +
+		textIf(o.KV != "", fmt.Sprintf(" kv=%s", o.KV)) + fmt.Sprintf(" block=%d", o.Block) +
+		textIf(o.Buckets > 0, fmt.Sprintf(" buckets=%d", o.Buckets)) +
+		textIf(o.Density > 0, fmt.Sprintf(" density=%v", o.Density)) + textIf(o.Least > 0, fmt.Sprintf(" least=%d", o.Least)) +
+		textIf(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + textIf(o.Cap > 0, " cap") + textIf(o.Rest, " rest")
 }
 
 // checkSparse: key heads serve equally many query heads, and the values that hold a number for each head and position
@@ -313,8 +315,8 @@ func checkSparse(operator Op) error {
 	if err := checkHeads(operator); err != nil {
 		return err
 	}
-	if wide := cells(operator.Heads, operator.Context+1); wide > maxDim {
-		return operator.bad("context", operator.Context,
+	if wide := elements(operator.Heads, operator.Context+1); wide > maxDim {
+		return operator.fieldError("context", operator.Context,
 			fmt.Sprintf("at most %d for %d heads", maxDim/operator.Heads-1, operator.Heads))
 	}
 	return nil

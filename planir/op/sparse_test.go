@@ -41,8 +41,8 @@ func TestKeptPositions(t *testing.T) {
 	}
 }
 
-// The work of the parts of a sparse attention is that of the rows that see more than the least number of positions, and in
-// short contexts that of dense attention. Measured densities stand for any least number.
+// The work of the parts of a sparse attention is that of the rows that see more than the least number of positions, and
+// in short contexts that of dense attention. Measured densities stand for any least number.
 func TestWorkOfFewPositions(t *testing.T) {
 	for _, c := range []struct {
 		rows, context, window, least int
@@ -70,10 +70,10 @@ func TestWorkOfFewPositions(t *testing.T) {
 			kept += max(float64(c.least), c.density*seen)
 		}
 		// Rows on both sides of where the share exceeds the least number are priced by their sums.
-		if got := float64(attend.kept()); math.Abs(got-kept) > 0.02*kept {
+		if got := float64(attend.selectedPairs()); math.Abs(got-kept) > 0.02*kept {
 			t.Errorf("%+v: %v positions are attended to, want %v", c, got, kept)
 		}
-		if got := estimate.estimated(); math.Abs(got-scored/2) > 1e-6*all {
+		if got := estimate.estimatedPairs(); math.Abs(got-scored/2) > 1e-6*all {
 			t.Errorf("%+v: %v scores are estimated, want %v", c, got, scored/2)
 		}
 		for _, operator := range []Op{attend, estimate} {

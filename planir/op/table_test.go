@@ -12,23 +12,23 @@ import (
 // Every row of the tables answers every question, and only about fields that there are. Who adds an operator kind or a
 // scheme is told here what is missing; what executes a kind is asked by the conformance suite of the drivers.
 func TestRowsAnswerEveryQuestion(t *testing.T) {
-	for i := range table {
-		r := &table[i]
+	for i := range kindTable {
+		r := &kindTable[i]
 		missing := func(question string, isMissing bool) {
 			if isMissing {
 				t.Errorf("kind.go: the row of %q does not say %s", r.kind, question)
 			}
 		}
-		missing("what it computes (does)", !strings.HasSuffix(r.does, "."))
-		missing("its operands (sig)", r.sig == nil)
+		missing("what it computes (does)", !strings.HasSuffix(r.doc, "."))
+		missing("its operands (sig)", r.signature == nil)
 		missing("its memory traffic (bytes)", r.bytes == nil)
 		missing("where its time lies on its curves (scaling.extent)", r.scaling.extent == nil)
 		missing("which operator lies there (scaling.at)", r.scaling.at == nil)
 		missing("what tells its curves apart (scaling.pattern)", r.scaling.pattern == nil)
-		if slices.Contains(r.takes, "act") || slices.Contains(r.takes, "scheme") {
+		if slices.Contains(r.optional, "act") || slices.Contains(r.optional, "scheme") {
 			missing("a key of its own (key)", r.key == nil)
 		}
-		for _, name := range slices.Concat(r.needs, r.takes) {
+		for _, name := range slices.Concat(r.required, r.optional) {
 			if _, ok := fields[name]; !ok {
 				t.Errorf("kind.go: the row of %q names field %q, which Op does not have", r.kind, name)
 			}
@@ -49,7 +49,7 @@ func TestRowsAnswerEveryQuestion(t *testing.T) {
 		}
 		pattern := o.Pattern()
 		for _, name := range fieldNames {
-			if fields[name].isSet(&pattern) && !r.has(name) {
+			if fields[name].isSet(&pattern) && !r.mayHave(name) {
 				t.Errorf("kind.go: the curves of %q are told apart by %q, which means nothing to it", r.kind, name)
 			}
 		}
@@ -112,19 +112,19 @@ func reference() string {
 	}
 	line("# Operators and schemes\n\nWritten from the tables in `planir/op` (`HETC_UPDATE=1 go test ./planir/op -run TestReference`). M is the number of tokens; shapes are those of a " +
 		"fan of 1 unless they name it.\n\n## Operators\n\n| kind | what it computes | needs | takes | divided by |\n| --- | --- | --- | --- | --- |")
-	for i := range table {
-		r := &table[i]
+	for i := range kindTable {
+		r := &kindTable[i]
 		var axes []string
-		if r.noRows == "" {
+		if r.rowsFault == "" {
 			axes = append(axes, "rows")
 		}
 		if r.columns != nil {
 			axes = append(axes, "cols")
 		}
-		if r.along != "" {
-			axes = append(axes, string(r.along))
+		if r.axis != "" {
+			axes = append(axes, string(r.axis))
 		}
-		line("| `%s` | %s | %s | %s | %s |", r.kind, r.does, code(r.needs), code(r.takes), strings.Join(axes, ", "))
+		line("| `%s` | %s | %s | %s | %s |", r.kind, r.doc, code(r.required), code(r.optional), strings.Join(axes, ", "))
 	}
 	line("\n## Activations\n\n| name | values |\n| --- | --- |")
 	for _, r := range activationTable {

@@ -36,11 +36,12 @@ type Weight struct {
 	// Outliers is how many of the largest channels a static scale leaves out (see Scheme.Shadow), 0: it holds all.
 	Outliers int `json:"outliers,omitempty" yaml:"outliers,omitempty"`
 
-	// SlotsOf is the number of rows of the program whose slots of experts these are: the expert in each, in every layer.
+	// SlotsOf is the number of rows of the program whose slots of experts these are: the expert in each, in every
+	// layer.
 	SlotsOf int `json:"slots_of,omitempty" yaml:"slots_of,omitempty"`
 
-	// HeadsOf is the node of attention whose heads' scales and shares of positions these are: [1,3*heads], of each query
-	// head as SparseHeads has them. Density is the mean share.
+	// HeadsOf is the node of attention whose heads' scales and shares of positions these are: [1,3*heads], of each
+	// query head as SparseHeads has them. Density is the mean share.
 	HeadsOf string  `json:"heads_of,omitempty" yaml:"heads_of,omitempty"`
 	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
 
