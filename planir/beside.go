@@ -62,7 +62,7 @@ func (p *Plan) Unlike() string {
 				return fmt.Sprintf("driver %q may round a row otherwise beside other rows", proc.Driver)
 			}
 		}
-		way := p.way(decision)
+		way := p.divisionText(decision)
 		if before, there := ways[decision.Node]; there && before != way {
 			return fmt.Sprintf("%q is divided otherwise in one program than in another", decision.Node)
 		}
@@ -73,7 +73,7 @@ func (p *Plan) Unlike() string {
 	}
 	for _, node := range slices.Sorted(maps.Keys(ways)) {
 		for _, name := range []string{p.Beside.Prefill, p.Beside.Decode} {
-			if ways[node] != p.way(&Decision{Shares: []Share{{Proc: name}}}) {
+			if ways[node] != p.divisionText(&Decision{Shares: []Share{{Proc: name}}}) {
 				return fmt.Sprintf("%q is divided otherwise than by processor %q alone", node, name)
 			}
 		}
@@ -81,9 +81,9 @@ func (p *Plan) Unlike() string {
 	return ""
 }
 
-// way is what of a decision's division the bits of a result depend on: which driver computes which part, if there are
-// several, and where a sum is divided.
-func (p *Plan) way(decision *Decision) string {
+// divisionText is what of a decision's division the bits of a result depend on: which driver computes which part, if
+// there are several, and where a sum is divided.
+func (p *Plan) divisionText(decision *Decision) string {
 	var drivers, parts []string
 	for _, share := range decision.Shares {
 		driver := share.Proc

@@ -14,8 +14,8 @@ type Drafts struct {
 	// Tokens is the length of a draft with which a token takes the least time at that acceptance; 0: plain decoding
 	// takes less than any.
 	Tokens int `json:"tokens" yaml:"tokens"`
-	// PlainNS is the predicted time of a call that decodes one token, VerifyNS of calls that process a token and a draft
-	// of 1, 2, 3... tokens, with the logits of every row. VerifyNS goes as far as one program holds.
+	// PlainNS is the predicted time of a call that decodes one token, VerifyNS of calls that process a token and a
+	// draft of 1, 2, 3... tokens, with the logits of every row. VerifyNS goes as far as one program holds.
 	PlainNS  int64   `json:"plain_ns" yaml:"plain_ns"`
 	VerifyNS []int64 `json:"verify_ns,omitempty" yaml:"verify_ns,omitempty,flow"`
 }
@@ -40,12 +40,12 @@ func (d *Drafts) Best(acceptance float64, most int) (tokens int, ns float64) {
 // there, holds all of them, and no row in it depends on the others.
 func (p *Plan) Verifies(tokens int) bool {
 	program := p.Program.For(tokens)
-	return program != nil && program.Rows >= tokens && !p.together(program.Rows)
+	return program != nil && program.Rows >= tokens && !p.rowsDepend(program.Rows)
 }
 
-// together reports whether rows of the program of so many rows depend on each other: it selects positions for blocks of
-// them, or drops rows of experts that others leave no room for.
-func (p *Plan) together(rows int) bool {
+// rowsDepend reports whether rows of the program of so many rows depend on each other: it selects positions for blocks
+// of them, or drops rows of experts that others leave no room for.
+func (p *Plan) rowsDepend(rows int) bool {
 	if p.InFlight != nil && rows == p.InFlight.Chunks*p.InFlight.Rows {
 		rows = p.InFlight.Rows
 	}
@@ -85,7 +85,7 @@ func (c *checker) drafts() {
 		}
 	}
 	for n := 1; n <= rows; n++ {
-		if program := c.plan.Program.For(n); program != nil && c.plan.together(program.Rows) {
+		if program := c.plan.Program.For(n); program != nil && c.plan.rowsDepend(program.Rows) {
 			c.fail("drafts", "program %q selects positions for rows together, or drops some of them, and would not compute "+
 				"the bits of plain decoding, want no drafts of %d tokens", program.Name, max(1, n-1))
 			break

@@ -11,10 +11,10 @@ import (
 // within each lane. Equal plans have equal dumps, and a changed step changes its line only.
 func Dump(plan *Plan) string {
 	text := &dump{}
-	text.decided(plan)
+	text.writeDecisions(plan)
 	// The program is told in the order in which its parts refer to each other.
-	text.data(&plan.Program)
-	text.code(&plan.Program)
+	text.writeData(&plan.Program)
+	text.writeCode(&plan.Program)
 	return text.String()
 }
 
@@ -24,18 +24,19 @@ type dump struct{ strings.Builder }
 // line adds a line.
 func (d *dump) line(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
 
-// decided tells what a plan is for, and what was decided.
-func (d *dump) decided(plan *Plan) {
+// writeDecisions tells what a plan is for, and what was decided.
+func (d *dump) writeDecisions(plan *Plan) {
 	d.line("plan %s model %s soc %s control %s context %d kv %s", plan.Schema, plan.Model.Name, plan.SoC.Name,
 		plan.SoC.Control, plan.MaxContext, plan.KV)
 	for i := range plan.Procs {
 		proc := &plan.Procs[i]
 		d.line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", proc.Name, proc.Kind, proc.Driver, proc.Select, proc.Cores,
-			proc.Tile.K, proc.Tile.N, when(proc.WeightsInArtifacts, " weights in artifacts"), when(proc.Shares, " shares"))
+			proc.Tile.K, proc.Tile.N, textIf(proc.WeightsInArtifacts, " weights in artifacts"),
+			textIf(proc.Shares, " shares"))
 	}
 	if target := plan.Target; target != nil {
-		d.line("target %s%s%s", target.SoC, when(target.Emulator, " emulator"),
-			when(target.Simulated, " simulated times"))
+		d.line("target %s%s%s", target.SoC, textIf(target.Emulator, " emulator"),
+			textIf(target.Simulated, " simulated times"))
 		for _, fallback := range target.Fallbacks {
 			d.line("fallback %s@%d from %s: %s", fallback.Node, fallback.Rows, fallback.From, fallback.Reason)
 		}
@@ -47,25 +48,25 @@ func (d *dump) decided(plan *Plan) {
 	}
 }
 
-// data tells of the cache, buffers, weights and packs of a program.
-func (d *dump) data(pr *Program) {
+// writeData tells of the cache, buffers, weights and packs of a program.
+func (d *dump) writeData(pr *Program) {
 	d.line("cache %s layers %d heads %d context %d dim %d%s", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads,
 		pr.Cache.MaxContext, pr.Cache.HeadDim, sequences(pr.Cache.Sequences))
 	for _, buffer := range pr.Buffers {
 		d.line("buffer %s %s [%d,%d]", buffer.Name, buffer.Type, buffer.Rows, buffer.Cols)
 	}
 	for i := range pr.Weights {
-		d.weight(&pr.Weights[i])
+		d.writeWeight(&pr.Weights[i])
 	}
 	for _, k := range pr.Packs {
 		d.line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme,
-			k.Layout, k.Bytes, when(k.InArtifact, " in artifact")+
-				when(k.Slotted, fmt.Sprintf(" of %d experts with slots", k.Experts)))
+			k.Layout, k.Bytes, textIf(k.InArtifact, " in artifact")+
+				textIf(k.Slotted, fmt.Sprintf(" of %d experts with slots", k.Experts)))
 	}
 }
 
-// weight tells what a weight is made of.
-func (d *dump) weight(weight *op.Weight) {
+// writeWeight tells what a weight is made of.
+func (d *dump) writeWeight(weight *op.Weight) {
 	folds := ""
 	if weight.FoldRows != "" {
 		folds += " rows times " + weight.FoldRows
@@ -83,18 +84,18 @@ func (d *dump) weight(weight *op.Weight) {
 	d.line("weight %s [%d,%d] layers %v from %s%s", weight.Name, weight.K, weight.N, weight.Layers, from, folds)
 }
 
-// code tells of the graphs, the programs with their steps, and the decider.
-func (d *dump) code(pr *Program) {
+// writeCode tells of the graphs, the programs with their steps, and the decider.
+func (d *dump) writeCode(pr *Program) {
 	for _, graph := range pr.Graphs {
 		ops := make([]string, len(graph.Graph.Nodes))
 		for i, node := range graph.Graph.Nodes {
 			ops[i] = node.Op.Key()
 		}
 		d.line("graph %s on %s as %s%s: %s", graph.Name, graph.Proc, graph.Artifact,
-			when(graph.Context != "", " in "+graph.Context), strings.Join(ops, "; "))
+			textIf(graph.Context != "", " in "+graph.Context), strings.Join(ops, "; "))
 	}
 	for _, ph := range pr.All() {
-		d.line("program %s %s rows %d%s", ph.Name, ph.Phase, ph.Rows, when(ph.On != "", " on "+ph.On))
+		d.line("program %s %s rows %d%s", ph.Name, ph.Phase, ph.Rows, textIf(ph.On != "", " on "+ph.On))
 		for j := range ph.Sections {
 			section := &ph.Sections[j]
 			d.line("  section %s layers %d:%d flags %d logits %v", section.Name, section.First,
@@ -111,8 +112,8 @@ func (d *dump) code(pr *Program) {
 	}
 }
 
-// when is the text if the condition is set, else "".
-func when(set bool, text string) string {
+// textIf is the text if the condition is set, else "".
+func textIf(set bool, text string) string {
 	if set {
 		return text
 	}

@@ -102,8 +102,8 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	return m
 }
 
-// usage is what programs read and load. Phases are sets of bits: prefillPhase, decodePhase, or both.
-type usage struct {
+// weightUsage is what programs read and load. Phases are sets of bits: prefillPhase, decodePhase, or both.
+type weightUsage struct {
 	phases         map[string]int            // of packs
 	prepacked      map[string]bool           // packs that a library copies
 	embeddedIn     map[string]map[string]int // of packs in artifacts, the graphs with their phases
@@ -115,9 +115,9 @@ type usage struct {
 const prefillPhase, decodePhase = 1, 2
 
 // usageOf goes through the programs of the names given.
-func usageOf(p *Plan, programs []string) *usage {
-	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, embeddedIn: map[string]map[string]int{},
-		slots: map[string]map[string]int{}, layers: map[string]map[int]bool{}}
+func usageOf(p *Plan, programs []string) *weightUsage {
+	used := &weightUsage{phases: map[string]int{}, prepacked: map[string]bool{},
+		embeddedIn: map[string]map[string]int{}, slots: map[string]map[string]int{}, layers: map[string]map[int]bool{}}
 	for _, program := range p.Program.All() {
 		if !slices.Contains(programs, program.Name) {
 			continue
@@ -129,18 +129,18 @@ func usageOf(p *Plan, programs []string) *usage {
 		for j := range program.Sections {
 			section := &program.Sections[j]
 			for k := range section.Lanes {
-				used.lane(p.Proc(section.Lanes[k].Proc), &section.Lanes[k], phase, int64(max(1, section.Layers)))
+				used.addLane(p.Proc(section.Lanes[k].Proc), &section.Lanes[k], phase, int64(max(1, section.Layers)))
 			}
 			if len(p.Hot) > 0 {
-				used.inLayers(section)
+				used.noteLayers(section)
 			}
 		}
 	}
 	return used
 }
 
-// lane adds the steps of a lane in so many layers; its processor is nil where it is unknown.
-func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
+// addLane adds the steps of a lane in so many layers; its processor is nil where it is unknown.
+func (u *weightUsage) addLane(proc *Proc, lane *Lane, phase int, layers int64) {
 	prepacks, inArtifact := proc != nil && proc.Prepacks, proc != nil && proc.WeightsInArtifacts
 	told := proc.memory()
 	u.library = max(u.library, told.LibraryBytes)
@@ -159,13 +159,13 @@ func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
 			u.embeddedIn[weight.Pack][step.Run] |= phase
 		}
 		if inArtifact {
-			u.inSlots(step)
+			u.countSlots(step)
 		}
 	}
 }
 
-// inLayers notes in which layers the steps of a section read packs.
-func (u *usage) inLayers(section *Section) {
+// noteLayers notes in which layers the steps of a section read packs.
+func (u *weightUsage) noteLayers(section *Section) {
 	for i := range section.Lanes {
 		for j := range section.Lanes[i].Steps {
 			for _, weight := range section.Lanes[i].Steps[j].W {
@@ -180,8 +180,8 @@ func (u *usage) inLayers(section *Section) {
 	}
 }
 
-// inSlots counts the experts that a step of a processor with weights in artifacts has in slots.
-func (u *usage) inSlots(step *Step) {
+// countSlots counts the experts that a step of a processor with weights in artifacts has in slots.
+func (u *weightUsage) countSlots(step *Step) {
 	counts := map[string]int{}
 	for _, weight := range step.W {
 		if weight.Tiers > 0 {
@@ -197,7 +197,7 @@ func (u *usage) inSlots(step *Step) {
 }
 
 // countWeights adds up packs, the tables among them, and their copies in libraries and artifacts.
-func (m *Memory) countWeights(p *Plan, used *usage) {
+func (m *Memory) countWeights(p *Plan, used *weightUsage) {
 	layers, shared := map[string]int64{}, map[string]bool{} // shared: graphs that refer to a binary of several
 	weights := map[string]*op.Weight{}
 	for i := range p.Program.Weights {
@@ -211,7 +211,7 @@ func (m *Memory) countWeights(p *Plan, used *usage) {
 	for i := range p.Program.Graphs {
 		shared[p.Program.Graphs[i].Name] = p.Program.Graphs[i].Context != ""
 	}
-	rows := tables(p)
+	rows := embeddingTables(p)
 	for i := range p.Program.Packs {
 		packed := &p.Program.Packs[i]
 		bytes := op.RoundUp(packed.Bytes, PageBytes) * layers[packed.Weight]
@@ -221,22 +221,22 @@ func (m *Memory) countWeights(p *Plan, used *usage) {
 		switch phases, graphs := used.phases[packed.Name], used.embeddedIn[packed.Name]; {
 		case len(used.slots[packed.Name]) > 0:
 			for graph, count := range used.slots[packed.Name] {
-				m.hold(graphs[graph], bytes/int64(packed.Experts)*int64(count))
+				m.addWeights(graphs[graph], bytes/int64(packed.Experts)*int64(count))
 			}
 		case len(graphs) > 0:
 			m.countInArtifacts(graphs, shared, phases, bytes)
 		case rows[packed.Name] > 0:
-			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
+			m.Tables += residentBytes(bytes, p.MaxContext*p.Sequences())
 		case phases != 0 && byRow[packed.Name] && weights[packed.Weight] != nil:
-			m.holdRows(p, packed, used.layersOf(packed, weights[packed.Weight]), phases)
+			m.addRowWeights(p, packed, used.layersOf(packed, weights[packed.Weight]), phases)
 		case phases != 0:
-			m.hold(phases, bytes)
+			m.addWeights(phases, bytes)
 		}
 	}
 }
 
-// hold adds weights that are read in some phases.
-func (m *Memory) hold(phases int, bytes int64) {
+// addWeights adds weights that are read in some phases.
+func (m *Memory) addWeights(phases int, bytes int64) {
 	switch phases {
 	case prefillPhase:
 		m.PrefillWeights += bytes
@@ -253,37 +253,37 @@ func (m *Memory) countInArtifacts(graphs map[string]int, shared map[string]bool,
 	for name, own := range graphs {
 		switch {
 		case !shared[name]:
-			m.hold(own, bytes)
+			m.addWeights(own, bytes)
 		case first:
-			m.hold(phases, bytes)
+			m.addWeights(phases, bytes)
 			first = false
 		default:
-			m.hold(phases, bytes/FurtherGraph)
+			m.addWeights(phases, bytes/FurtherGraph)
 		}
 	}
 }
 
 // layersOf are the layers in which steps read a pack of a weight, -1 alone for one that belongs to none.
-func (u *usage) layersOf(packed *Pack, weight *op.Weight) []int {
+func (u *weightUsage) layersOf(packed *Pack, weight *op.Weight) []int {
 	if len(weight.Layers) == 0 {
 		return []int{-1}
 	}
 	return slices.Sorted(maps.Keys(u.layers[packed.Name]))
 }
 
-// holdRows adds a pack of which single rows are read, in some layers. Those of which the plan names no hot rows are
-// counted whole.
-func (m *Memory) holdRows(p *Plan, packed *Pack, layers []int, phases int) {
+// addRowWeights adds a pack of which single rows are read, in some layers. Those of which the plan names no hot rows
+// are counted whole.
+func (m *Memory) addRowWeights(p *Plan, packed *Pack, layers []int, phases int) {
 	bytes, row := op.RoundUp(packed.Bytes, PageBytes), packed.Bytes/int64(max(1, packed.K1-packed.K0))
 	for _, layer := range layers {
 		hot := p.HotRows(packed.Weight, layer)
 		if hot == nil {
-			m.hold(phases, bytes)
+			m.addWeights(phases, bytes)
 			continue
 		}
 		m.Hot += op.RoundUp(int64(len(hot.Within(packed)))*row, PageBytes)
 		if hot.Others > 0 {
-			m.hold(phases, touched(bytes, hot.Others))
+			m.addWeights(phases, residentBytes(bytes, hot.Others))
 		}
 	}
 }
@@ -338,8 +338,8 @@ func MemoryAt(p *Plan, e Extent) Memory {
 	}
 	if positions < p.MaxContext*p.Sequences() {
 		m.Tables = 0
-		for _, bytes := range tables(p) {
-			m.Tables += touched(bytes, positions)
+		for _, bytes := range embeddingTables(p) {
+			m.Tables += residentBytes(bytes, positions)
 		}
 	}
 	m.Cache = share(m.Cache, positions, p.MaxContext*p.Sequences())
@@ -348,8 +348,8 @@ func MemoryAt(p *Plan, e Extent) Memory {
 	return m
 }
 
-// tables are the packs that nothing but embeddings reads, with their sizes.
-func tables(p *Plan) map[string]int64 {
+// embeddingTables are the packs that nothing but embeddings reads, with their sizes.
+func embeddingTables(p *Plan) map[string]int64 {
 	embeds := map[string]bool{}
 	for i := range p.Program.Graphs {
 		if g := &p.Program.Graphs[i]; g.Graph.Nodes[0].Op.Kind == op.Embed {
@@ -375,10 +375,10 @@ func tables(p *Plan) map[string]int64 {
 	return out
 }
 
-// touched is what reading rows at random places of a table makes resident on average. One read leaves a share of 1 -
-// TableStep/bytes untouched, so many leave that share to the power of their number. The power is computed by squaring,
-// from products and differences only: the same number on every machine.
-func touched(bytes int64, rows int) int64 {
+// residentBytes is what reading rows at random places of a table makes resident on average. One read leaves a share of
+// 1 - TableStep/bytes untouched, so many leave that share to the power of their number. The power is computed by
+// squaring, from products and differences only: the same number on every machine.
+func residentBytes(bytes int64, rows int) int64 {
 	if bytes <= TableStep {
 		return bytes
 	}

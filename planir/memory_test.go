@@ -32,7 +32,7 @@ func TestMemoryOf(t *testing.T) {
 	p.Program.Programs = []PhaseProgram{phase("decode", "w/a", "w/b"), phase("prefill", "w/b", "w/c", "w/c")}
 	m := MemoryOf(p)
 	want := Memory{
-		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: touched(100<<20, 100),
+		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: residentBytes(100<<20, 100),
 		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*stepBytes + 1000*vocabularyBytes,
 	}
 	want.Total = want.Weights + want.Tables + want.Cache + want.Pool + want.Fixed
@@ -58,13 +58,13 @@ func TestMemoryOf(t *testing.T) {
 	}
 	p.Program.Programs[1].Rows, p.Memory = 16, &m
 	half := MemoryAt(p, Extent{both, 25, 8, true})
-	if half.Cache*4 != m.Cache || half.Tables != touched(100<<20, 25) || half.Pool*2 != m.Pool || half.Total != m.Total-m.Cache+half.Cache-m.Tables+half.Tables-half.Pool {
+	if half.Cache*4 != m.Cache || half.Tables != residentBytes(100<<20, 25) || half.Pool*2 != m.Pool || half.Total != m.Total-m.Cache+half.Cache-m.Tables+half.Tables-half.Pool {
 		t.Errorf("a part of the context: %+v of %+v", half, m)
 	}
 	// Every sequence that can be decoded beside others has a cache, and fills it.
 	p.Batches, p.Program.Cache.Sequences, p.Memory = []int{2, 4}, 4, nil
 	four := MemoryOf(p)
-	if four.Cache != 4*m.Cache || four.Tables != touched(100<<20, 400) {
+	if four.Cache != 4*m.Cache || four.Tables != residentBytes(100<<20, 400) {
 		t.Errorf("four sequences: %+v, one: %+v", four, m)
 	}
 	if one := MemoryAt(p, Extent{both, 100, 16, true}); one.Cache != m.Cache || one.Tables != m.Tables {
@@ -95,7 +95,7 @@ func TestHotRowsInMemory(t *testing.T) {
 	p.Hot = []Hot{{Weight: "w", Layer: 1, Channels: []int{3, 5, 70}, Others: 2}, {Weight: "w", Layer: 2, Channels: []int{9}}}
 	with := MemoryOf(p)
 	// Layer 0 is not executed; of layer 3 nothing is said.
-	want := touched(channels*row, 2) + channels*row + 4*PageBytes
+	want := residentBytes(channels*row, 2) + channels*row + 4*PageBytes
 	if with.Weights != want || with.DecodeWeights != want || with.Hot != 2*PageBytes || with.Total != whole.Total-whole.Weights+want+2*PageBytes {
 		t.Errorf("with hot rows %+v, want %d bytes of weights", with, want)
 	}
@@ -106,13 +106,13 @@ func TestTouched(t *testing.T) {
 	const table = 100 * TableStep
 	last := int64(0)
 	for rows := range 2000 {
-		n := touched(table, rows)
+		n := residentBytes(table, rows)
 		if n < last || n > table || n > int64(rows)*TableStep {
 			t.Fatalf("%d rows touch %d bytes, one fewer %d", rows, n, last)
 		}
 		last = n
 	}
-	if touched(table, 1) != TableStep || last < table-1<<10 || touched(TableStep, 0) != TableStep || touched(table, 100) != table-int64(math.Pow(0.99, 100)*table) {
-		t.Errorf("one row touches %d, 2000 touch %d of %d", touched(table, 1), last, table)
+	if residentBytes(table, 1) != TableStep || last < table-1<<10 || residentBytes(TableStep, 0) != TableStep || residentBytes(table, 100) != table-int64(math.Pow(0.99, 100)*table) {
+		t.Errorf("one row touches %d, 2000 touch %d of %d", residentBytes(table, 1), last, table)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/planir/source"
 )
 
-// Names and sizes: every value is in range by itself. A plan may come from anywhere, and later rules allocate and loop by
-// these sizes.
+// Names and sizes: every value is in range by itself. A plan may come from anywhere, and later rules allocate and loop
+// by these sizes.
 
 // Limits of a plan: far above any real one, low enough that checking stays cheap.
 const (
@@ -107,7 +107,7 @@ func (c *checker) headerSizes() {
 	if !slices.Contains(op.CacheTypes, plan.KV) {
 		c.fail("kv", "cache type is %q, want one of %q", plan.KV, op.CacheTypes)
 	}
-	if !plan.Program.Cache.within() {
+	if !plan.Program.Cache.inRange() {
 		c.fail("program.cache", "the cache %+v is out of range", plan.Program.Cache)
 	}
 	if len(plan.Procs) > maxProcs {
@@ -115,8 +115,8 @@ func (c *checker) headerSizes() {
 	}
 }
 
-// within reports whether every size of the cache is in range, and the whole cache at the largest batch.
-func (c Cache) within() bool {
+// inRange reports whether every size of the cache is in range, and the whole cache at the largest batch.
+func (c Cache) inRange() bool {
 	// In floats, because the product of sizes that are only bounded one by one may overflow an int.
 	elements := float64(c.Layers) * float64(c.KVHeads) * float64(c.HeadDim) * float64(c.MaxContext) * maxBatch
 	return c.Layers >= 0 && c.Layers <= maxLayers && c.KVHeads >= 0 && c.HeadDim >= 0 &&

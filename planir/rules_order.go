@@ -34,8 +34,8 @@ func (c *checker) flags() {
 	}
 }
 
-// run is a section unrolled for a few iterations, with what is known to have happened before each event.
-type run struct {
+// unrolled is a section unrolled for a few iterations, with what is known to have happened before each event.
+type unrolled struct {
 	events []event
 	before [][]int // per event: number of events per lane known to be finished when it starts
 }
@@ -49,7 +49,7 @@ type event struct {
 }
 
 // precedes reports whether event a is finished before event b starts.
-func (r *run) precedes(a, b int) bool {
+func (r *unrolled) precedes(a, b int) bool {
 	first, second := r.events[a], r.events[b]
 	if first.lane == second.lane {
 		return first.seq < second.seq
@@ -62,14 +62,14 @@ type setting struct{ flag, iter int }
 
 // unrolling is the state of unroll.
 type unrolling struct {
-	run
+	unrolled
 	set   map[setting][]int // the clocks at which flags were set
 	clock [][]int           // of each lane
 	next  []int             // of each lane, the position of its next event
 }
 
 // unroll executes the section symbolically; nil when the lanes wait in a circle.
-func unroll(section *Section) *run {
+func unroll(section *Section) *unrolled {
 	state := unrolling{set: map[setting][]int{}, clock: make([][]int, len(section.Lanes)),
 		next: make([]int, len(section.Lanes))}
 	for lane := range state.clock {
@@ -90,7 +90,7 @@ func unroll(section *Section) *run {
 			return nil
 		}
 	}
-	return &state.run
+	return &state.unrolled
 }
 
 // advance executes the next step of a lane; false when a flag that it waits for is not set.
@@ -136,8 +136,8 @@ func (c *checker) deadlock() {
 	}
 }
 
-// touches is what a step reads and writes, the heads of the cache as a buffer of their own.
-func touches(step *Step) (reads, writes []View) {
+// accesses is what a step reads and writes, the heads of the cache as a buffer of their own.
+func accesses(step *Step) (reads, writes []View) {
 	reads, writes = step.In, step.Out
 	if step.Heads != nil {
 		view := View{Buffer: "\x00cache", R1: 1, C0: step.Heads[0], C1: step.Heads[1]}
@@ -166,13 +166,13 @@ func (c *checker) races() {
 		}
 		unrolled := c.runs[section.Section]
 		for b, second := range unrolled.events {
-			reads, writes := touches(second.step)
+			reads, writes := accesses(second.step)
 			for a, first := range unrolled.events[:b] {
 				if first.lane == second.lane || unrolled.precedes(a, b) {
 					continue
 				}
 				// The second cannot precede the first, which was executed earlier: no flag of the second reached it.
-				readsFirst, writesFirst := touches(first.step)
+				readsFirst, writesFirst := accesses(first.step)
 				view, hit := anyOverlap(writesFirst, slices.Concat(reads, writes))
 				if !hit {
 					view, hit = anyOverlap(readsFirst, writes)

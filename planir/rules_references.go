@@ -18,14 +18,14 @@ func (c *checker) references() {
 	c.shadowReferences()
 	c.outlierReferences()
 	c.collectNames()
-	c.known("soc.control", c.plan.SoC.Control)
+	c.checkProc("soc.control", c.plan.SoC.Control)
 	c.laneReferences()
 	for step := range c.plan.Program.steps() {
 		c.stepReferences(step)
 	}
 	for i, decision := range c.plan.Decisions {
 		for _, share := range decision.Shares {
-			c.known(fmt.Sprintf("decisions[%d]", i), share.Proc)
+			c.checkProc(fmt.Sprintf("decisions[%d]", i), share.Proc)
 		}
 	}
 	c.deciderReferences()
@@ -71,7 +71,7 @@ func (c *checker) collectNames() {
 	for i := range program.Graphs {
 		graph := &program.Graphs[i]
 		c.graphOf[graph.Name] = graph
-		c.known(fmt.Sprintf("program.graphs[%d].proc", i), graph.Proc)
+		c.checkProc(fmt.Sprintf("program.graphs[%d].proc", i), graph.Proc)
 	}
 	for i := range program.Weights {
 		c.weight(fmt.Sprintf("program.weights[%d]", i), &program.Weights[i])
@@ -110,8 +110,8 @@ func (c *checker) deciderReferences() {
 	}
 }
 
-// known checks that the plan has a processor of that name.
-func (c *checker) known(path, proc string) {
+// checkProc checks that the plan has a processor of that name.
+func (c *checker) checkProc(path, proc string) {
 	if c.plan.Proc(proc) == nil {
 		c.fail(path, "unknown processor %q", proc)
 	}
