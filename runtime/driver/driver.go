@@ -4,12 +4,16 @@
 // A Driver is one library (or pure Go). A Processor is one CPU, GPU or NPU as that driver
 // exposes it, in one configuration. The executor drives each Processor from one lane: a
 // goroutine locked to its OS thread, which calls Attach once and Run many times.
+//
+// Read Driver and Processor first, then Bindings: the operands of a call. What only some processors can do are further
+// interfaces: Asynchronous (submit.go) for devices that execute calls by themselves, Mirror and Moves for those with
+// memory of their own, Virtual (virtual.go) for simulations, Rouser, Bounded and Outlying below. Compiler (compiler.go)
+// makes the artifacts that Load takes. Local and State implement what drivers on the host's memory have in common, and
+// drivertest tries the whole contract on any driver.
 package driver
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -191,52 +195,6 @@ type Rouser interface {
 	Rouse()
 }
 
-// Virtual is implemented by processors with a virtual clock. Run does not know what other processors do at the same
-// virtual time and takes as long as alone. When calls of several processors ran is settled once all of them are done.
-type Virtual interface {
-	Processor
-	// Draw has the executable's times begin a sequence of noise of that name, which depends on nothing else that ran.
-	// Until then executables of one graph share a sequence, as calls of layers do.
-	Draw(exe Executable, sequence string)
-	// Last is what the latest call of Run did, for Settle.
-	Last() Work
-	// Settle finds out when the calls of a schedule ran, on this and other processors of the same machine. It moves
-	// no clock.
-	Settle(*Schedule) error
-}
-
-// Work is what a call on a virtual processor did; only its driver knows more. nil: nothing.
-type Work any
-
-// Schedule is calls that virtual processors have executed since Start, of each processor in their order. Control is the
-// processor that starts them and has to notice their End; nil: these take no time.
-type Schedule struct {
-	Start   Tick
-	Control Processor
-	Lanes   []ScheduleLane
-	End     Tick // from Settle
-}
-
-// ScheduleLane is the calls of one processor. Endless ones are repeated until all others are done. Fed: the thread of
-// the control processor gives the processor its calls, one by one, if it executes them by itself.
-type ScheduleLane struct {
-	Proc    Processor
-	Calls   []ScheduleCall
-	Endless bool
-	Fed     bool
-}
-
-// ScheduleCall is one call. Idle is since when its processor had had nothing to do; it and Span are from Settle.
-type ScheduleCall struct {
-	Work  Work
-	After []ScheduleAfter // calls that had to be done, on other lanes
-	Idle  Tick
-	Span  Span
-}
-
-// ScheduleAfter names a call by its numbers in the schedule.
-type ScheduleAfter struct{ Lane, Call int }
-
 // Bounded is implemented by processors made of CPU cores: what bounds their kernels can be measured.
 type Bounded interface{ Bounds() Bounds }
 
@@ -378,120 +336,6 @@ type Artifact struct {
 	// Graph is what the plan says that Code computes: Load refuses code of any other graph, with class verify. nil: the
 	// caller has compiled Code itself, and there is nothing to compare.
 	Graph *op.Graph
-}
-
-// Target is the processor a compiler compiles for.
-type Target struct {
-	Proc    string            // processor name in the SoC
-	Options map[string]string // from the SoC file
-	// Emulator asks for artifacts that the vendor's emulator loads on this machine, instead of the device's.
-	Emulator bool
-}
-
-// Compiler turns a graph into an artifact, possibly without the device. Compilers are linked by
-// cmd/hetc only.
-type Compiler interface {
-	// Name is the driver whose artifacts it makes.
-	Name() string
-	Compile(ctx context.Context, g op.Graph, w Weights, t Target) (Artifact, error)
-}
-
-// GroupCompiler is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no
-// weight at all. Its processors have WeightsInArtifacts among their Capabilities.
-type GroupCompiler interface {
-	Compiler
-	// CompileGroup compiles graphs that read the same weights at several numbers of rows. Where the target shares them
-	// (Target.Emulator is false) the artifacts refer to one binary, CompiledGroup.Shared, also when there is only one.
-	// Pieces that cannot be compiled are Refused by name, all of them; any other error concerns none in particular. One
-	// GroupCompiler may be asked by several goroutines at a time.
-	CompileGroup(ctx context.Context, group []Piece, t Target) (*CompiledGroup, error)
-}
-
-// Piece is one graph with the weights that are compiled into it.
-type Piece struct {
-	Name    string // of the artifact, for messages and files
-	Graph   op.Graph
-	Weights Weights  // in the layouts of Target's processor
-	Sample  [][]byte // values of the graph's inputs, dense, on which the artifact is to be tried; nil: it is not
-	Later   *Later   // if set, stands for Weights and Sample, which are nil
-}
-
-// Later is weights and a sample that are made when they are needed. A compiler that has kept its results finds them by
-// the digests, and then needs neither.
-type Later struct {
-	Weights string // Weights.Digest
-	Sample  string // SampleDigest, "" for none
-	Make    func() (Weights, [][]byte, error)
-}
-
-// Now returns the piece's weights and its sample, which are made if they are not there yet.
-func (p *Piece) Now() (Weights, [][]byte, error) {
-	if p.Later == nil {
-		return p.Weights, p.Sample, nil
-	}
-	return p.Later.Make()
-}
-
-// Digest identifies the bytes of weights, in hex; not their names.
-func (w Weights) Digest() string {
-	parts := make([][]byte, len(w))
-	for i := range w {
-		parts[i] = w[i].Bytes
-	}
-	return digest(parts)
-}
-
-// SampleDigest identifies a sample, in hex; "" for none.
-func SampleDigest(sample [][]byte) string {
-	if sample == nil {
-		return ""
-	}
-	return digest(sample)
-}
-
-// digest is the SHA-256 of the SHA-256s of parts.
-func digest(parts [][]byte) string {
-	hash := sha256.New()
-	for _, part := range parts {
-		sum := sha256.Sum256(part)
-		hash.Write(sum[:])
-	}
-	return hex.EncodeToString(hash.Sum(nil))
-}
-
-// CompiledGroup is what a GroupCompiler made of a group.
-type CompiledGroup struct {
-	Artifacts []CompiledArtifact // in the order of the pieces
-	Shared    []byte             // the binary that all artifacts refer to, nil when each holds its own
-	// name and versions of what compiled: "QNN 2.51.0 (onnxruntime-qnn 2.7.0, ONNX Runtime 1.31.1)"
-	Compiler string
-	Token    string // the vendor's compatibility string, matched before anything is loaded
-	Cached   bool   // no compiler ran: all of it was there already
-}
-
-// Refused says which pieces of a group a GroupCompiler does not compile. The others of the group may be tried without
-// them.
-type Refused struct {
-	Pieces  []int   // indices, ascending
-	Reasons []error // of each
-}
-
-// Error lists the reasons.
-func (r *Refused) Error() string { return errors.Join(r.Reasons...).Error() }
-
-// Unwrap returns the reasons.
-func (r *Refused) Unwrap() []error { return r.Reasons }
-
-// CompiledArtifact is one graph of a group.
-type CompiledArtifact struct {
-	Artifact
-	// Emulated and Portable are the values of the graph's outputs for the piece's Sample, dense: of what was compiled,
-	// executed by the vendor's emulator, and of the source it was compiled from, executed by another engine. nil
-	// without a sample.
-	Emulated, Portable [][]byte
-	// Twin is the SHA-256 in hex of the artifact that the same piece has for the emulator (Target.Emulator), where
-	// that was compiled too; "" otherwise.
-	Twin string
 }
 
 // Unavailable says that a driver cannot work here: what was tried, what was found, and the way out.

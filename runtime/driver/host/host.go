@@ -5,6 +5,12 @@
 // dynamically, so that a momentarily slower core does less. Cores are the operating system's numbers.
 // On Linux the threads are pinned to their cores; elsewhere they are not, the operating system
 // places them, and cores are numbered 0..n-1 only to count them.
+//
+// A processor (processor.go) loads a graph as an executable (load.go): one step for each node, made by the builder from
+// the node's operator (steps.go, and files of their own for sparse attention, experts, groups, outliers, rotation and
+// 16-bit rounding). A step has tasks, such as tiles of columns or blocks of rows, which the threads of the team
+// (team.go) take until none is left. A task calls kernels of the processor's set (package kernel). A call binds
+// operands to memory and runs the steps one after another; it allocates nothing.
 package host
 
 import (

@@ -17,11 +17,10 @@ import (
 // the rows in use, and the typed slice of its type is a view of raw.
 type operand struct {
 	value op.Value
-	input int // index of its binding, -1
-	out   int // index of its binding, -1
-	// offset in the arena in bytes, -1 where it is bound
-	temp int64 // offset in the arena, -1
-	uses []use
+	input int   // index of its binding among the inputs, -1
+	out   int   // index of its binding among the outputs, -1
+	temp  int64 // offset in the arena in bytes, -1 where it is bound
+	uses  []use
 
 	raw []byte
 	f32 []float32

@@ -26,12 +26,10 @@ type processor struct {
 	set   *kernel.Set
 	caps  *driver.Capabilities
 	team  team
-	// angles of calls on one sequence, and of batches
-	rope ropeTables
 
-	ropeBatch ropeTables
-
-	exceeding exceeding // what a call has found beyond its static scale
+	rope      ropeTables // angles of calls on one sequence
+	ropeBatch ropeTables // and on batches
+	exceeding exceeding  // what a call has found beyond its static scale
 
 	graphs map[string]op.Graph // parsed and valid, by their code; they are not written to
 
