@@ -72,10 +72,10 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 	for sequence := sequences - 1; sequence >= 0; sequence-- {
 		b.free = append(b.free, sequence)
 	}
-	tokens, sample := make([]Token, 0, sequences), b.sample // one function value, so that steps allocate nothing
+	tokens, sample := make([]Token, 0, sequences), b.sampleToken // one function value, so that steps allocate nothing
 	for queued := 0; ; {
 		for queued < len(requests) && len(b.free) > 0 {
-			if err := b.begin(queued); err != nil {
+			if err := b.startRequest(queued); err != nil {
 				return err
 			}
 			queued++
@@ -95,7 +95,7 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 			outcome := &out[b.active[i].request]
 			outcome.DecodeNS = append(outcome.DecodeNS, timing.NS)
 		}
-		b.accept(0)
+		b.acceptTokens(0)
 	}
 }
 
@@ -109,8 +109,8 @@ type batching struct {
 	free     []int
 }
 
-// begin processes the prompt of a request in a free sequence. One that is not admitted ends.
-func (b *batching) begin(number int) error {
+// startRequest processes the prompt of a request in a free sequence. One that is not admitted ends.
+func (b *batching) startRequest(number int) error {
 	sequence := b.free[len(b.free)-1]
 	request, outcome := &b.requests[number], &b.out[number]
 	if outcome.Err = b.m.admits(sequence, request.Prompt); outcome.Err != nil {
@@ -129,29 +129,29 @@ func (b *batching) begin(number int) error {
 	}
 	last := len(b.active) - 1
 	timing, err := b.Extend(sequence, request.Prompt[outcome.Cached:], WantLast,
-		func(_ int, logits []float32) error { return b.sample(last, logits) })
+		func(_ int, logits []float32) error { return b.sampleToken(last, logits) })
 	if err != nil {
 		return err
 	}
 	outcome.PrefillNS, outcome.Virtual = timing.NS, timing.Virtual
-	b.accept(last)
+	b.acceptTokens(last)
 	return nil
 }
 
-// sample chooses the next token of the i-th running request.
-func (b *batching) sample(i int, logits []float32) error {
+// sampleToken chooses the next token of the i-th running request.
+func (b *batching) sampleToken(i int, logits []float32) error {
 	sequence := &b.active[i]
 	sequence.next.ID, sequence.err = sequence.sampler.Next(logits)
 	return nil
 }
 
-// accept adds sampled tokens to the requests from number i on, and removes those that have ended.
-func (b *batching) accept(i int) {
+// acceptTokens adds sampled tokens to the requests from number i on, and removes those that have ended.
+func (b *batching) acceptTokens(i int) {
 	rest := b.active[:i]
 	for _, sequence := range b.active[i:] {
 		request, outcome := &b.requests[sequence.request], &b.out[sequence.request]
 		if outcome.Err = sequence.err; outcome.Err == nil &&
-			!outcome.take(b.m, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
+			!outcome.addToken(b.m, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
 			rest = append(rest, sequence)
 			continue
 		}

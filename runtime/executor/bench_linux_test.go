@@ -182,7 +182,7 @@ func lanesOf(procs []driver.Processor, iters int, steps []planned) (*Machine, *s
 		ls := s.lanes[p.lane]
 		ls.steps = append(ls.steps, st)
 	}
-	m.connect(s)
+	m.connectLanes(s)
 	if err := m.startCrews(); err != nil {
 		panic(err)
 	}

@@ -30,9 +30,9 @@ func (m *Machine) Beside() bool {
 }
 
 // Begin starts the next chunk of a sequence on the processor that works beside decoding, and returns how many of the
-// tokens the chunk has; logits says whether those of its last token are wanted. One chunk is processed at a time, and a call
-// of Extend, Chunk or Step waits for its end. Meanwhile StepBeside decodes other sequences. Await ends it, in this job
-// or a later one. A single token is not processed so.
+// tokens the chunk has; logits says whether those of its last token are wanted. One chunk is processed at a time, and a
+// call of Extend, Chunk or Step waits for its end. Meanwhile StepBeside decodes other sequences. Await ends it, in this
+// job or a later one. A single token is not processed so.
 func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, err error) {
 	machine := c.m
 	if !machine.Beside() || len(tokens) < 2 {
@@ -106,14 +106,14 @@ func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
 	if current == nil {
 		return Timing{}, diag.New(diag.ClassUsage, "await: nothing has begun")
 	}
-	if err := machine.settled(); err != nil {
+	if err := machine.waitBeside(); err != nil {
 		return Timing{}, err
 	}
 	machine.flight = nil
 	machine.pos[current.sequence] += current.count
 	machine.gathered(current.program, current.sequence, machine.pos[current.sequence])
 	took := Timing{NS: int64(machine.control.proc.Now() - current.start)}
-	if err := machine.intact(); err != nil {
+	if err := machine.checkIntact(); err != nil {
 		return took, err
 	}
 	if current.logits && sink != nil {
@@ -141,13 +141,13 @@ func (c *Control) StepBeside(tokens []Token, sink func(i int, logits []float32) 
 	case 0:
 		return Timing{}, diag.New(diag.ClassUsage, "step: no tokens")
 	case 1:
-		return c.alone(tokens[0], sink)
+		return c.decodeAlone(tokens[0], sink)
 	}
 	return c.batch(machine.batch(len(tokens), machine.plan.Beside.Decode), tokens, sink)
 }
 
-// alone decodes one sequence by the processor that decodes beside prompts.
-func (c *Control) alone(token Token, sink func(i int, logits []float32) error) (Timing, error) {
+// decodeAlone decodes one sequence by the processor that decodes beside prompts.
+func (c *Control) decodeAlone(token Token, sink func(i int, logits []float32) error) (Timing, error) {
 	machine := c.m
 	pr := machine.programs[machine.plan.Program.ProgramOn(machine.plan.Beside.Decode, 1).Name]
 	if pr.sections == nil {
@@ -155,23 +155,23 @@ func (c *Control) alone(token Token, sink func(i int, logits []float32) error) (
 			return Timing{}, err
 		}
 	}
-	start := machine.meet()
+	start := machine.meetClocks()
 	machine.one[0] = token.ID
 	if _, err := c.call(pr, token.Sequence, machine.one[:], 0, WantLast, sink); err != nil {
 		return Timing{}, err
 	}
-	return Timing{NS: int64(machine.meet() - start)}, machine.intact()
+	return Timing{NS: int64(machine.meetClocks() - start)}, machine.checkIntact()
 }
 
-// settled waits until nothing is processed beside the caller.
-func (m *Machine) settled() error {
+// waitBeside waits until nothing is processed beside the caller.
+func (m *Machine) waitBeside() error {
 	current := m.flight
 	if current == nil {
 		return nil
 	}
 	left := func(now int64) (ns int64) {
 		for _, part := range current.parts {
-			ns += part.left(now)
+			ns += part.remaining(now)
 		}
 		return ns
 	}
@@ -198,6 +198,6 @@ func (m *Machine) abandon(because error) {
 		return
 	}
 	m.fail(because)
-	_ = m.settled() // which says the same error
+	_ = m.waitBeside() // which says the same error
 	m.flight = nil
 }

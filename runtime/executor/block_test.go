@@ -27,7 +27,7 @@ func TestBlockAsksForShortCalls(t *testing.T) {
 		st.lately.Store(int64(expected))
 		ls.began.Store(m.now())
 		*ls.lane.queue.at(0) = pending{step: st, part: ls, ticket: 1, rows: 1}
-		if !m.block(&crewSection{lanes: []*laneSection{ls}, feeds: 1}) || device.asked != want.asked ||
+		if !m.waitInDriver(&crewSection{lanes: []*laneSection{ls}, feeds: 1}) || device.asked != want.asked ||
 			device.awaited != want.awaited {
 			t.Errorf("a call of %v: asked %d times and awaited %d times, want %d and %d", expected, device.asked,
 				device.awaited, want.asked, want.awaited)

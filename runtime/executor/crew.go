@@ -112,16 +112,16 @@ func (c *crew) String() string {
 	return "one of the processors " + strings.Join(names, ", ")
 }
 
-// connect groups the lanes of a section by crew, resolves which steps set the flags that others wait for, and finds the
-// crews that must not spin on a core that the section needs.
-func (m *Machine) connect(sec *section) {
+// connectLanes groups the lanes of a section by crew, resolves which steps set the flags that others wait for, and
+// finds the crews that must not spin on a core that the section needs.
+func (m *Machine) connectLanes(sec *section) {
 	needed := map[int]bool{} // cores
 	setters := make([]wait, sec.Flags)
 	for _, ls := range sec.lanes {
 		for _, core := range ls.lane.proc.Capabilities().Cores {
 			needed[core] = true
 		}
-		sec.join(ls)
+		sec.addLane(ls)
 		ls.watched = ls.lane.crew != m.control.crew // the control crew waits for its end
 		for position, st := range ls.steps {
 			if st.Set != nil {
@@ -133,15 +133,15 @@ func (m *Machine) connect(sec *section) {
 		ls.resolve(setters)
 	}
 	for _, crew := range m.crews {
-		if m.disturbs(crew, sec, needed) {
+		if m.wouldSpinOn(crew, sec, needed) {
 			sec.rest = append(sec.rest, crew)
 		}
 	}
 }
 
-// join adds a lane to its crew's part of the section. A lane with a queue is fed before the thread computes, so such
+// addLane adds a lane to its crew's part of the section. A lane with a queue is fed before the thread computes, so such
 // lanes come first.
-func (s *section) join(ls *laneSection) {
+func (s *section) addLane(ls *laneSection) {
 	i := slices.IndexFunc(s.crews, func(cs *crewSection) bool { return cs.crew == ls.lane.crew })
 	if i < 0 {
 		i = len(s.crews)
@@ -175,9 +175,9 @@ func (ls *laneSection) resolve(setters []wait) {
 	}
 }
 
-// disturbs reports whether a crew that has no steps in a section would spin on a core that the section needs, or, with
-// a queue and on a crowded machine, on any.
-func (m *Machine) disturbs(crew *crew, sec *section, needed map[int]bool) bool {
+// wouldSpinOn reports whether a crew that has no steps in a section would spin on a core that the section needs, or,
+// with a queue and on a crowded machine, on any.
+func (m *Machine) wouldSpinOn(crew *crew, sec *section, needed map[int]bool) bool {
 	if slices.ContainsFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == crew }) {
 		return false
 	}
@@ -185,7 +185,7 @@ func (m *Machine) disturbs(crew *crew, sec *section, needed map[int]bool) bool {
 	if len(cores) > 0 {
 		return needed[cores[0]]
 	}
-	return crew.lanes[0].queue != nil && m.crowded()
+	return crew.lanes[0].queue != nil && m.usesEveryCore()
 }
 
 // startCrews starts one locked thread per crew. The control crew serves jobs, the others sections.
@@ -249,7 +249,7 @@ func (c *crew) begin() {
 // serve runs the sections given to a crew until it is stopped.
 func (m *Machine) serve(c *crew) {
 	for {
-		c.stand()
+		c.waitForWork()
 		if c.stop.Load() {
 			return
 		}
@@ -266,9 +266,9 @@ func (m *Machine) serve(c *crew) {
 	}
 }
 
-// stand returns when start has moved. It spins for a while, unless its core is needed, and then
+// waitForWork returns when start has moved. It spins for a while, unless its core is needed, and then
 // parks.
-func (c *crew) stand() {
+func (c *crew) waitForWork() {
 	moved := func() bool { return c.start.Load() != c.seen }
 	deadline := time.Now().Add(idleSpin)
 	for !moved() {
@@ -297,7 +297,7 @@ func (cs *crewSection) reset(iters int, call driver.Scalars, runsOn bool) {
 
 // finished reports whether all lanes have run all iterations.
 func (cs *crewSection) finished() bool {
-	return !slices.ContainsFunc(cs.lanes, func(ls *laneSection) bool { return !ls.over(cs) })
+	return !slices.ContainsFunc(cs.lanes, func(ls *laneSection) bool { return !ls.isFinished(cs) })
 }
 
 // walk executes the steps of a crew's lanes in one section. It runs each lane as far as its flags
@@ -320,7 +320,7 @@ func (m *Machine) walkSteps(cs *crewSection) error {
 	for !cs.finished() {
 		moved := false
 		for _, ls := range cs.lanes {
-			if ls.over(cs) {
+			if ls.isFinished(cs) {
 				continue
 			}
 			ran, err := m.advance(cs, ls)
@@ -333,7 +333,7 @@ func (m *Machine) walkSteps(cs *crewSection) error {
 			moved = moved || ran
 		}
 		if !moved {
-			if err := m.idle(cs); err != nil {
+			if err := m.waitForFlag(cs); err != nil {
 				return err
 			}
 		}
@@ -363,7 +363,7 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 		ls.next++
 		ran = true
 		for _, other := range cs.lanes[:cs.feeds] {
-			if other.over(cs) {
+			if other.isFinished(cs) {
 				continue
 			}
 			if _, err := m.feed(cs, other); err != nil {
@@ -407,12 +407,12 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 		}
 		took := int64(span.End - span.Start)
 		if ls.virt != nil {
-			ls.ran(number, rows)
+			ls.storeWork(number, rows)
 		} else {
 			st.runNS += took
 			st.runCount++
 			if ls.watched {
-				st.learn(took)
+				st.correctExpected(took)
 			}
 		}
 	}
@@ -453,9 +453,9 @@ func (l *lane) execute(c *call) (span driver.Span, err error) {
 	return l.proc.Run(c.exe, &c.bind)
 }
 
-// learn corrects the expected duration of a step by the latest one: at once when it is shorter,
+// correctExpected corrects the expected duration of a step by the latest one: at once when it is shorter,
 // because waiting lanes must not oversleep, and slowly when it is longer.
-func (st *step) learn(took int64) {
+func (st *step) correctExpected(took int64) {
 	if have := st.lately.Load(); have > took {
 		st.lately.Store(took)
 	} else if have > 0 {
@@ -474,9 +474,9 @@ func (ls *laneSection) blocked() *wait {
 	return nil
 }
 
-// idle waits until a lane of the crew can go on, and counts the time for its next step.
-func (m *Machine) idle(cs *crewSection) error {
-	if cs.feeds > 0 && m.block(cs) {
+// waitForFlag waits until a lane of the crew can go on, and counts the time for its next step.
+func (m *Machine) waitForFlag(cs *crewSection) error {
+	if cs.feeds > 0 && m.waitInDriver(cs) {
 		return nil
 	}
 	began := m.now()
@@ -484,7 +484,7 @@ func (m *Machine) idle(cs *crewSection) error {
 		ls.missed = nil
 	}
 	for _, ls := range cs.lanes[:cs.feeds] {
-		ls.lane.queue.aim()
+		ls.lane.queue.chooseTarget()
 	}
 	var next *laneSection // nil: an asynchronous one
 	ready := func() bool {
@@ -517,7 +517,7 @@ func (m *Machine) idle(cs *crewSection) error {
 		return false
 	}
 	over := func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }
-	if m.await(cs.crew, ready, cs.missing, over) {
+	if m.await(cs.crew, ready, cs.untilReady, over) {
 		if next == nil {
 			return nil
 		}
@@ -560,7 +560,7 @@ func (m *Machine) overdue(cs *crewSection) error {
 		if wait.setter.lane.crew != cs.crew {
 			by := wait.setter.steps[wait.after-1]
 			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q; %s",
-				ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, wait.setter.lane.name, m.underWay())
+				ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, wait.setter.lane.name, m.describeWork())
 		}
 	}
 	panic("BUG: lanes of one thread wait for each other, which rule P008 excludes")
@@ -569,14 +569,14 @@ func (m *Machine) overdue(cs *crewSection) error {
 // now is the machine's clock in ns since Open.
 func (m *Machine) now() int64 { return int64(time.Since(m.origin)) }
 
-// missing is a lower bound, in ns, of the time until a lane of the crew can go on, by the expected
+// untilReady is a lower bound, in ns, of the time until a lane of the crew can go on, by the expected
 // durations of the steps that it waits for.
-func (cs *crewSection) missing(now int64) int64 {
+func (cs *crewSection) untilReady(now int64) int64 {
 	least := int64(-1)
 	for _, ls := range cs.lanes {
 		if ls.lane.queue != nil {
 			if target := ls.lane.queue.target(); target > 0 {
-				if need := ls.lane.queue.left(target, now); least < 0 || need < least {
+				if need := ls.lane.queue.remaining(target, now); least < 0 || need < least {
 					least = need
 				}
 			}
@@ -598,7 +598,7 @@ func (cs *crewSection) missing(now int64) int64 {
 				need = -1
 				break
 			}
-			need = max(need, wait.setter.left((epoch-1)*len(wait.setter.steps)+wait.after, now))
+			need = max(need, wait.setter.remaining((epoch-1)*len(wait.setter.steps)+wait.after, now))
 		}
 		if need >= 0 && (least < 0 || need < least) {
 			least = need
@@ -607,20 +607,20 @@ func (cs *crewSection) missing(now int64) int64 {
 	return max(least, 0)
 }
 
-// left is a lower bound, in ns, of the time that the crew's part of a section still takes.
-func (cs *crewSection) left(now int64) int64 {
+// remaining is a lower bound, in ns, of the time that the crew's part of a section still takes.
+func (cs *crewSection) remaining(now int64) int64 {
 	longest := int64(0)
 	if cs.runsOn {
 		return 0 // it ends when all is submitted
 	}
 	for _, ls := range cs.lanes {
-		longest = max(longest, ls.left(cs.iters*len(ls.steps), now))
+		longest = max(longest, ls.remaining(cs.iters*len(ls.steps), now))
 	}
 	return longest
 }
 
-// left is a lower bound, in ns, of the time until a lane has finished the given number of steps.
-func (ls *laneSection) left(steps int, now int64) int64 {
+// remaining is a lower bound, in ns, of the time until a lane has finished the given number of steps.
+func (ls *laneSection) remaining(steps int, now int64) int64 {
 	at := ls.at.Load()
 	done, ns := int(at/2), int64(0)
 	for i := done; i < min(steps, done+foresight); i++ {
@@ -696,7 +696,7 @@ func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int
 		case early > int64(shortNap):
 			nap(time.Duration(early))
 			due = m.now()
-			other.overslept(due - now - early)
+			other.noteNapEnd(due - now - early)
 			due += int64(spinLast)
 		case other.rest.Load() || now-due > max(int64(spinAfter), (due-began)/2):
 			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
@@ -705,10 +705,10 @@ func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int
 	}
 }
 
-// overslept learns how late naps end: from 5 us on one machine to 50 us on another, or when others
+// noteNapEnd learns how late naps end: from 5 us on one machine to 50 us on another, or when others
 // use the cores. Late ends count more, since missing the end of a wait is worse than spinning for
 // as long.
-func (c *crew) overslept(ns int64) {
+func (c *crew) noteNapEnd(ns int64) {
 	ns = min(max(ns, 0), int64(lateMost))
 	if ns > c.late {
 		c.late += (ns - c.late) / 4

@@ -62,11 +62,11 @@ func (q *queue) isDone(ticket driver.Ticket) bool {
 		return true
 	}
 	done, err := q.Done(ticket)
-	return q.learned(ticket, done, err)
+	return q.noteAnswer(ticket, done, err)
 }
 
-// learned takes what the processor has said about a call.
-func (q *queue) learned(ticket driver.Ticket, done bool, err error) bool {
+// noteAnswer takes what the processor has said about a call.
+func (q *queue) noteAnswer(ticket driver.Ticket, done bool, err error) bool {
 	if err != nil {
 		q.failed = err
 		return true
@@ -88,17 +88,17 @@ func (q *queue) target() int {
 	return min(q.count, lookout)
 }
 
-// aim finds the call for which the lane's thread is going to wait.
-func (q *queue) aim() {
+// chooseTarget finds the call for which the lane's thread is going to wait.
+func (q *queue) chooseTarget() {
 	q.aimed = 0
 	if target := q.target(); target > 0 {
 		q.aimed = q.at(target - 1).ticket
 	}
 }
 
-// over reports whether the lane has finished its part of the section, or has submitted it where the next section is the
-// same processor's alone.
-func (ls *laneSection) over(cs *crewSection) bool {
+// isFinished reports whether the lane has finished its part of the section, or has submitted it where the next section
+// is the same processor's alone.
+func (ls *laneSection) isFinished(cs *crewSection) bool {
 	return ls.iter == cs.iters && (ls.lane.queue == nil || ls.lane.queue.count == 0 || cs.runsOn)
 }
 
@@ -137,7 +137,7 @@ func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 	if queue.count > 0 {
 		entry.ticket = queue.at(queue.count - 1).ticket
 	} else {
-		m.resumes(ls, st)
+		m.noteResumed(ls, st)
 		if entry.rows > 0 {
 			ls.lane.executes.Store(&st.calls[ls.iter])
 		}
@@ -153,8 +153,8 @@ func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 	return nil
 }
 
-// resumes notes that a processor that has nothing to do is given a step.
-func (m *Machine) resumes(ls *laneSection, st *step) {
+// noteResumed notes that a processor that has nothing to do is given a step.
+func (m *Machine) noteResumed(ls *laneSection, st *step) {
 	now, idle := m.now(), ls.lane.queue.ended
 	if idle > 0 && ls.retired > 0 {
 		st.waitNS += now - idle
@@ -163,7 +163,7 @@ func (m *Machine) resumes(ls *laneSection, st *step) {
 		}
 	}
 	ls.missed = nil
-	ls.begins(now)
+	ls.noteBegun(now)
 }
 
 // submit enqueues a call. Weights whose mapped file has vanished are an error, as in execute.
@@ -208,20 +208,20 @@ func (m *Machine) retireFirst(queue *queue, count int) error {
 		queue.ended = now
 		entry.part.at.Store(2 * int64(entry.part.retired))
 		if queue.count > 0 {
-			queue.at(0).part.begins(now)
+			queue.at(0).part.noteBegun(now)
 		}
 	}
 	return nil
 }
 
-// begins notes that the processor has begun the step behind those that are finished.
-func (ls *laneSection) begins(now int64) {
+// noteBegun notes that the processor has begun the step behind those that are finished.
+func (ls *laneSection) noteBegun(now int64) {
 	ls.began.Store(now)
 	ls.at.Store(2*int64(ls.retired) + 1)
 }
 
-// left is a lower bound, in ns, of the time until the first calls in flight are done.
-func (q *queue) left(calls int, now int64) (ns int64) {
+// remaining is a lower bound, in ns, of the time until the first calls in flight are done.
+func (q *queue) remaining(calls int, now int64) (ns int64) {
 	for i := range calls {
 		ns += q.at(i).step.lately.Load()
 	}
@@ -243,7 +243,7 @@ func (m *Machine) accountCall(queue *queue, entry *pending) error {
 	st.runNS += took
 	st.runCount++
 	if took > 0 {
-		st.learn(took)
+		st.correctExpected(took)
 	}
 	if m.trace != nil {
 		m.trace.add(entry.part.lane, st, nil, entry.iter, entry.rows, int64(span.Start)+queue.offset,
@@ -299,17 +299,18 @@ func (m *Machine) drain(lanes []*laneSection) {
 	}
 }
 
-// leadsOn reports whether a section and the one behind it are of one asynchronous processor alone. Then the processor
-// need not be done with the first before it gets the second: the order of its queue is all that there is to keep.
-func (s *section) leadsOn(next *section) bool {
+// continuesOn reports whether a section and the one behind it are of one asynchronous processor alone. Then the
+// processor need not be done with the first before it gets the second: the order of its queue is all that there is to
+// keep.
+func (s *section) continuesOn(next *section) bool {
 	return len(s.lanes) == 1 && len(next.lanes) == 1 && s.lanes[0].lane == next.lanes[0].lane &&
 		s.lanes[0].lane.queue != nil
 }
 
-// block waits for a call in the processor's own way, where the plan says that this is best, and returns whether it has.
-// A call that is about to end is asked for instead, for a while: lanes that share an operator mostly end within less
-// time than it takes the system to wake a thread.
-func (m *Machine) block(cs *crewSection) bool {
+// waitInDriver waits for a call in the processor's own way, where the plan says that this is best, and returns whether
+// it has. A call that is about to end is asked for instead, for a while: lanes that share an operator mostly end within
+// less time than it takes the system to wake a thread.
+func (m *Machine) waitInDriver(cs *crewSection) bool {
 	for _, ls := range cs.lanes {
 		queue := ls.lane.queue
 		target := 0
@@ -321,13 +322,13 @@ func (m *Machine) block(cs *crewSection) bool {
 		}
 		ticket := queue.at(target - 1).ticket
 		began := m.now()
-		for soon := queue.left(target, began) < int64(spinEvent); soon; soon = m.now()-began < int64(spinEvent) {
+		for soon := queue.remaining(target, began) < int64(spinEvent); soon; soon = m.now()-began < int64(spinEvent) {
 			if queue.isDone(ticket) {
 				return true
 			}
 		}
 		_, err := queue.Wait(ticket)
-		queue.learned(ticket, true, err)
+		queue.noteAnswer(ticket, true, err)
 		return true
 	}
 	return false
@@ -358,9 +359,9 @@ func (m *Machine) onControl(name string) bool {
 	return slices.ContainsFunc(m.control.crew.lanes, func(l *lane) bool { return l.name == name && l.queue == nil })
 }
 
-// crowded reports whether the plan's processors have every core of the machine, so that a thread that spins takes one
-// of them.
-func (m *Machine) crowded() bool {
+// usesEveryCore reports whether the plan's processors have every core of the machine, so that a thread that spins takes
+// one of them.
+func (m *Machine) usesEveryCore() bool {
 	cores := map[int]bool{}
 	for _, lane := range m.lanes {
 		for _, core := range lane.proc.Capabilities().Cores {

@@ -6,15 +6,15 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Serially is Extend of the first sequence by one token, by other means: the same executables with the same bindings, one
-// after another on the calling thread, in an order found by going round the lanes; no flags, no other threads.
+// Serially is Extend of the first sequence by one token, by other means: the same executables with the same bindings,
+// one after another on the calling thread, in an order found by going round the lanes; no flags, no other threads.
 func (c *Control) Serially(token int32, sink func(logits []float32)) error {
 	m := c.m
-	if err := m.ready(c.ctx, 1); err != nil {
+	if err := m.loadFor(c.ctx, 1); err != nil {
 		return err
 	}
 	pos := m.pos[0]
-	pr := m.decide(1)
+	pr := m.programFor(1)
 	pr.ids[0] = token
 	for _, s := range pr.sections {
 		at := make([]int, len(s.lanes)) // steps done

@@ -6,7 +6,7 @@ import (
 
 // Cached copies what the cache holds of the first positions of a sequence: [layer][k|v][kv_head][position][head_dim].
 func (c *Control) Cached(sequence, positions int) ([]byte, error) {
-	if err := c.m.kept(sequence, positions); err != nil {
+	if err := c.m.checkPositions(sequence, positions); err != nil {
 		return nil, err
 	}
 	if have := c.m.pos[sequence]; positions > have {
@@ -24,7 +24,7 @@ func (c *Control) Cached(sequence, positions int) ([]byte, error) {
 // nothing else.
 func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 	machine := c.m
-	if err := machine.kept(sequence, of); err != nil {
+	if err := machine.checkPositions(sequence, of); err != nil {
 		return err
 	}
 	if positions < 0 || positions > of {
@@ -48,8 +48,8 @@ func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 	return nil
 }
 
-// kept refuses positions that no sequence has.
-func (m *Machine) kept(sequence, positions int) error {
+// checkPositions refuses positions that no sequence has.
+func (m *Machine) checkPositions(sequence, positions int) error {
 	if sequence < 0 || sequence >= m.Sequences() || positions < 0 || positions > m.plan.MaxContext {
 		return diag.New(diag.ClassUsage, "keep %d positions of sequence %d, want at most %d of 0..%d", positions, sequence,
 			m.plan.MaxContext, m.Sequences()-1)

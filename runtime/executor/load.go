@@ -24,7 +24,7 @@ type loader struct {
 	compiled map[compiledKey]compiledBlobs
 	loaded   map[string]driver.Executable // by graph and weights
 	took     time.Duration
-	foreseen *upcoming // what Foresee began; nil: nothing
+	foreseen *prefetch // what Foresee began; nil: nothing
 }
 
 // compiledKey names a graph with compiled-in weights, in a layer; layer -1 means that its weights
@@ -92,7 +92,7 @@ func (m *Machine) prepare(src Source) error {
 	for _, phase := range m.plan.Program.All() {
 		pr := &program{PhaseProgram: phase}
 		var err error
-		if pr.ids, pr.logits, err = m.ends(phase); err != nil {
+		if pr.ids, pr.logits, err = m.endBuffers(phase); err != nil {
 			return err
 		}
 		m.programs[pr.Name] = pr
@@ -117,7 +117,7 @@ func (m *Machine) load(ctx context.Context, pr *program) (err error) {
 // that little is left to load when the last of them are ready.
 func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
-	if coming := m.comingOf(ctx, pr); coming != nil {
+	if coming := m.prefetchFor(ctx, pr); coming != nil {
 		m.loader.weights.await = coming.await
 		defer func() {
 			coming.end()
@@ -133,7 +133,7 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 		sections = append(sections, loaded)
 	}
 	pr.sections = sections
-	m.moves(pr)
+	m.planMoves(pr)
 	if m.spaces > 0 {
 		pr.uses = m.uses(pr)
 	}
@@ -160,14 +160,14 @@ func (m *Machine) loadSection(ctx context.Context, program *planir.PhaseProgram,
 			}
 		}
 	}
-	m.connect(loaded)
-	m.arrange(loaded)
+	m.connectLanes(loaded)
+	m.buildSchedule(loaded)
 	return loaded, nil
 }
 
-// wants calls visit for each part that a program reads and that has not been asked for yet, in the
+// eachUnloaded calls visit for each part that a program reads and that has not been asked for yet, in the
 // order of its steps.
-func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
+func (m *Machine) eachUnloaded(pr *program, visit func(placeKey, Part)) {
 	weights := m.loader.weights
 	seen := map[placeKey]bool{}
 	for i := range pr.PhaseProgram.Sections {
@@ -309,8 +309,8 @@ func mainOp(g *op.Graph) *op.Op {
 	return found
 }
 
-// intact returns an error if the bytes that a call was computed with have changed meanwhile.
-func (m *Machine) intact() error {
+// checkIntact returns an error if the bytes that a call was computed with have changed meanwhile.
+func (m *Machine) checkIntact() error {
 	if m.loader.steady == nil {
 		return nil
 	}

@@ -78,7 +78,7 @@ type Machine struct {
 	homeBuffer driver.Buffer
 	spaces     int             // memories besides the host's
 	mirrors    []driver.Mirror // the pool in each memory; [0] is nil
-	holds      holdings        // of the caches, where there are several memories
+	holds      cacheHoldings   // of the caches, where there are several memories
 	buffers    map[string]*planir.Buffer
 	offset     map[string]int64
 	pos        []int // of each sequence

@@ -40,7 +40,7 @@ func NewMeeting(proc driver.Asynchronous, wait capability.Waiting, exe driver.Ex
 	st.add(call{exe: exe, bind: bind})
 	ls := &laneSection{lane: m.control, steps: []*step{st}}
 	out := &Meeting{m, &section{Section: one, iters: 1, lanes: []*laneSection{ls}}}
-	m.connect(out.s)
+	m.connectLanes(out.s)
 	if err := m.startCrews(); err != nil {
 		return nil, err
 	}

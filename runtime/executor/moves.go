@@ -9,9 +9,9 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// moves tells the calls of processors with memory of their own what travels. Calls of processors on the host's memory
-// have no part in it, nor have the caches: see holdings.
-func (m *Machine) moves(pr *program) {
+// planMoves tells the calls of processors with memory of their own what travels. Calls of processors on the host's
+// memory have no part in it, nor have the caches: see holdings.
+func (m *Machine) planMoves(pr *program) {
 	if m.spaces == 0 {
 		return
 	}
@@ -35,10 +35,10 @@ func partsOf(views []planir.View, travels [][]planir.View) [][]driver.Rect {
 	return out
 }
 
-// holdings are how many positions of each sequence the memories hold of the cache: a count for each head of each layer.
-// Within a program one processor alone appends to a head's cache and reads it, so that nothing moves; another program may
-// give the head to another processor, which then gets the positions that it lacks.
-type holdings struct {
+// cacheHoldings are how many positions of each sequence the memories hold of the cache: a count for each head of each
+// layer. Within a program one processor alone appends to a head's cache and reads it, so that nothing moves; another
+// program may give the head to another processor, which then gets the positions that it lacks.
+type cacheHoldings struct {
 	cells int       // heads of all layers
 	held  [][]int32 // [memory][sequence*cells + cell]
 }
@@ -75,11 +75,11 @@ func (m *Machine) uses(pr *program) (list []use) {
 	return list
 }
 
-// gather gives each processor of a program the positions of a sequence that it lacks, of the heads that it has there. The
-// program is about to write behind them.
+// gather gives each processor of a program the positions of a sequence that it lacks, of the heads that it has there.
+// The program is about to write behind them.
 func (m *Machine) gather(pr *program, sequence, pos int) error {
 	for _, use := range pr.uses {
-		if err := m.provide(use.cell, use.space, sequence, pos); err != nil {
+		if err := m.makeAvailable(use.cell, use.space, sequence, pos); err != nil {
 			return err
 		}
 		// other processors that held more have what is overwritten now
@@ -98,8 +98,8 @@ func (m *Machine) gathered(pr *program, sequence, pos int) {
 	}
 }
 
-// provide makes a memory hold the first positions of a head's cache, by way of the host's.
-func (m *Machine) provide(cell, space, sequence, pos int) error {
+// makeAvailable makes a memory hold the first positions of a head's cache, by way of the host's.
+func (m *Machine) makeAvailable(cell, space, sequence, pos int) error {
 	at := sequence*m.holds.cells + cell
 	held := func(space int) *int32 { return &m.holds.held[space][at] }
 	if int(*held(space)) >= pos {
@@ -144,7 +144,7 @@ func (m *Machine) moveCache(cell, sequence, from, to int, move func(offset, coun
 // toHost makes the host's memory hold the first positions of a sequence.
 func (m *Machine) toHost(sequence, positions int) error {
 	for cell := range m.holds.cells {
-		if err := m.provide(cell, 0, sequence, positions); err != nil {
+		if err := m.makeAvailable(cell, 0, sequence, positions); err != nil {
 			return err
 		}
 	}

@@ -101,8 +101,8 @@ func (m *Machine) enlarge() {
 	m.called = true
 }
 
-// ends are the buffers that a program begins and ends with: token ids [rows] and logits [rows,vocabulary].
-func (m *Machine) ends(phase *planir.PhaseProgram) (ids []int32, logits []float32, err error) {
+// endBuffers are the buffers that a program begins and ends with: token ids [rows] and logits [rows,vocabulary].
+func (m *Machine) endBuffers(phase *planir.PhaseProgram) (ids []int32, logits []float32, err error) {
 	data := m.pool
 	view := func(name string) []byte {
 		buffer := m.buffers[phase.Own(name)]

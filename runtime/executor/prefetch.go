@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// upcoming are weights that the source prepares while other work goes on: packs that are about to be loaded, in order.
+// prefetch are weights that the source prepares while other work goes on: packs that are about to be loaded, in order.
 // A thread that loads one waits for that one alone.
-type upcoming struct {
-	after  *upcoming // what is prepared before; nil: nothing
+type prefetch struct {
+	after  *prefetch // what is prepared before; nil: nothing
 	number map[placeKey]int
 	stop   func()
 	done   chan struct{} // closed when nothing is prepared any more
@@ -19,10 +19,12 @@ type upcoming struct {
 	over    bool
 }
 
-// anticipate begins to prepare parts, after those of another upcoming have ended, which may be nil.
-func (m *Machine) anticipate(ctx context.Context, source Ahead, keys []placeKey, parts []Part, after *upcoming) *upcoming {
+// startPrefetch begins to prepare parts, after those of another prefetch have ended, which may be nil.
+func (m *Machine) startPrefetch(
+	ctx context.Context, source Ahead, keys []placeKey, parts []Part, after *prefetch,
+) *prefetch {
 	ctx, stop := context.WithCancel(ctx)
-	coming := &upcoming{after: after, number: map[placeKey]int{}, stop: stop, done: make(chan struct{})}
+	coming := &prefetch{after: after, number: map[placeKey]int{}, stop: stop, done: make(chan struct{})}
 	coming.moved.L = &coming.mu
 	for i, key := range keys {
 		coming.number[key] = i
@@ -42,7 +44,7 @@ func (m *Machine) anticipate(ctx context.Context, source Ahead, keys []placeKey,
 }
 
 // advance tells those who wait how many packs are prepared, and with over that no more will be.
-func (u *upcoming) advance(through int, over bool) {
+func (u *prefetch) advance(through int, over bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.through, u.over = max(u.through, through), u.over || over
@@ -50,7 +52,7 @@ func (u *upcoming) advance(through int, over bool) {
 }
 
 // await returns when a pack is prepared, or is not going to be.
-func (u *upcoming) await(key placeKey) {
+func (u *prefetch) await(key placeKey) {
 	if u == nil {
 		return
 	}
@@ -67,23 +69,23 @@ func (u *upcoming) await(key placeKey) {
 }
 
 // end stops the preparation and returns when it no longer reads the source.
-func (u *upcoming) end() {
+func (u *prefetch) end() {
 	if u != nil {
 		u.stop()
 		<-u.done
 	}
 }
 
-// comingOf begins to prepare what a program reads, less what Foresee has begun with. It returns nil where the source
+// prefetchFor begins to prepare what a program reads, less what Foresee has begun with. It returns nil where the source
 // prepares nothing.
-func (m *Machine) comingOf(ctx context.Context, pr *program) *upcoming {
+func (m *Machine) prefetchFor(ctx context.Context, pr *program) *prefetch {
 	source, ok := m.loader.src.(Ahead)
 	if !ok {
 		return nil
 	}
 	var keys []placeKey
 	var parts []Part
-	m.wants(pr, func(key placeKey, part Part) {
+	m.eachUnloaded(pr, func(key placeKey, part Part) {
 		if foreseen := m.loader.foreseen; foreseen != nil {
 			if _, begun := foreseen.number[key]; begun {
 				return
@@ -91,7 +93,7 @@ func (m *Machine) comingOf(ctx context.Context, pr *program) *upcoming {
 		}
 		keys, parts = append(keys, key), append(parts, part)
 	})
-	return m.anticipate(ctx, source, keys, parts, m.loader.foreseen)
+	return m.startPrefetch(ctx, source, keys, parts, m.loader.foreseen)
 }
 
 // Foresee begins to prepare what the prefill of every prompt reads, while the caller still
@@ -110,7 +112,7 @@ func (m *Machine) Foresee(ctx context.Context) {
 			continue
 		}
 		prefills++
-		m.wants(pr, func(key placeKey, part Part) {
+		m.eachUnloaded(pr, func(key placeKey, part Part) {
 			if users[key]++; users[key] == 1 {
 				keys, parts = append(keys, key), append(parts, part)
 			}
@@ -123,5 +125,5 @@ func (m *Machine) Foresee(ctx context.Context) {
 			common++
 		}
 	}
-	m.loader.foreseen = m.anticipate(ctx, source, keys[:common], parts[:common], nil)
+	m.loader.foreseen = m.startPrefetch(ctx, source, keys[:common], parts[:common], nil)
 }

@@ -97,7 +97,7 @@ func NewRelay(own driver.Processor, device driver.Asynchronous, wait capability.
 		made("before", work.Before, &started, planir.Wait{Flag: ended, Back: true}), made("meanwhile", work.Meanwhile, nil)}}
 	calls := &laneSection{lane: queued, steps: []*step{made("call", work.Call, &ended, planir.Wait{Flag: started})}}
 	sec.lanes = []*laneSection{thread, calls}
-	m.connect(sec)
+	m.connectLanes(sec)
 	if err := m.startCrews(); err != nil {
 		return nil, err
 	}

@@ -82,7 +82,7 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 				continue
 			}
 			if quiet += period; quiet > limit {
-				var hangs error = diag.New(diag.ClassRun, "no step finished for %v; %s", least, m.underWay())
+				var hangs error = diag.New(diag.ClassRun, "no step finished for %v; %s", least, m.describeWork())
 				m.fail(hangs)
 				m.broken.Store(&hangs)
 				close(m.lost)
@@ -92,8 +92,8 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	}
 }
 
-// underWay says what the processors have to do, for an error about one that hangs. Any goroutine may ask.
-func (m *Machine) underWay() string {
+// describeWork says what the processors have to do, for an error about one that hangs. Any goroutine may ask.
+func (m *Machine) describeWork() string {
 	var list []string
 	for _, lane := range m.lanes {
 		if graph := lane.loads.Load(); graph != nil {
@@ -118,7 +118,7 @@ func (m *Machine) cause(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	if changed := m.intact(); changed != nil {
+	if changed := m.checkIntact(); changed != nil {
 		return changed
 	}
 	return err
@@ -149,11 +149,11 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 	if err := machine.admits(sequence, tokens); err != nil {
 		return Timing{}, err
 	}
-	if err := machine.ready(c.ctx, len(tokens)); err != nil {
+	if err := machine.loadFor(c.ctx, len(tokens)); err != nil {
 		return Timing{}, err
 	}
 	machine.enlarge()
-	start := machine.meet()
+	start := machine.meetClocks()
 	// one program at a time, as the decider chooses by the number of tokens left
 	for done := 0; done < len(tokens); {
 		count, err := c.chunk(sequence, tokens, done, want, sink)
@@ -162,8 +162,8 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 		}
 		done += count
 	}
-	took := machine.meet() - start
-	return Timing{NS: int64(took), Virtual: machine.control.virt}, machine.intact()
+	took := machine.meetClocks() - start
+	return Timing{NS: int64(took), Virtual: machine.control.virt}, machine.checkIntact()
 }
 
 // Chunk is the first program call of Extend with the same arguments. It returns how many tokens that has processed:
@@ -174,25 +174,25 @@ func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink func(row i
 	if err := machine.admits(sequence, tokens); err != nil {
 		return 0, Timing{}, err
 	}
-	if pr := machine.decide(len(tokens)); pr.sections == nil {
+	if pr := machine.programFor(len(tokens)); pr.sections == nil {
 		if err := machine.load(c.ctx, pr); err != nil {
 			return 0, Timing{}, err
 		}
 	}
-	start := machine.meet()
+	start := machine.meetClocks()
 	if count, err = c.chunk(sequence, tokens, 0, want, sink); err != nil {
 		return 0, Timing{}, err
 	}
-	return count, Timing{NS: int64(machine.meet() - start), Virtual: machine.control.virt}, machine.intact()
+	return count, Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virt}, machine.checkIntact()
 }
 
 // chunk processes the tokens from number done on that one program call takes, at the end of a sequence.
 func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink func(row int, logits []float32) error) (
 	count int, err error) {
-	if err := c.m.settled(); err != nil {
+	if err := c.m.waitBeside(); err != nil {
 		return 0, err
 	}
-	return c.call(c.m.decide(len(tokens)-done), sequence, tokens, done, want, sink)
+	return c.call(c.m.programFor(len(tokens)-done), sequence, tokens, done, want, sink)
 }
 
 // call is chunk by a program of the caller's choice.
@@ -301,7 +301,7 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 		machine.one[0] = tokens[0].ID
 		return c.Extend(tokens[0].Sequence, machine.one[:], WantLast, sink)
 	}
-	if err := machine.settled(); err != nil {
+	if err := machine.waitBeside(); err != nil {
 		return Timing{}, err
 	}
 	return c.batch(machine.batch(len(tokens), ""), tokens, sink)
@@ -315,7 +315,7 @@ func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []f
 			return Timing{}, err
 		}
 	}
-	start := machine.meet()
+	start := machine.meetClocks()
 	machine.trace.begin(pr, machine.pos[tokens[0].Sequence], len(tokens), machine.tick())
 	machine.places = machine.places[:0]
 	for i, token := range tokens {
@@ -336,7 +336,7 @@ func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []f
 			return Timing{}, err
 		}
 	}
-	if err := machine.intact(); err != nil {
+	if err := machine.checkIntact(); err != nil {
 		return Timing{}, err
 	}
 	for i, token := range tokens {
@@ -348,7 +348,7 @@ func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []f
 			}
 		}
 	}
-	return Timing{NS: int64(machine.meet() - start), Virtual: machine.control.virt}, nil
+	return Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virt}, nil
 }
 
 // Truncate drops what a sequence has beyond its first positions.
@@ -384,8 +384,8 @@ func (m *Machine) Loaded() []string {
 	return names
 }
 
-// decide picks the program for n tokens still to process.
-func (m *Machine) decide(n int) *program {
+// programFor picks the program for n tokens still to process.
+func (m *Machine) programFor(n int) *program {
 	for _, choice := range m.plan.Program.Decider {
 		if n >= choice.Min && n <= choice.Max {
 			return m.programs[choice.Program]
@@ -394,10 +394,10 @@ func (m *Machine) decide(n int) *program {
 	panic("BUG: the decider has no program for a length that rule P012 covers")
 }
 
-// ready loads the programs that n tokens need.
-func (m *Machine) ready(ctx context.Context, n int) error {
+// loadFor loads the programs that n tokens need.
+func (m *Machine) loadFor(ctx context.Context, n int) error {
 	for n > 0 {
-		pr := m.decide(n)
+		pr := m.programFor(n)
 		if pr.sections == nil {
 			if err := m.load(ctx, pr); err != nil {
 				return err
@@ -408,8 +408,8 @@ func (m *Machine) ready(ctx context.Context, n int) error {
 	return nil
 }
 
-// meet moves all virtual clocks to the latest one, and returns the control processor's clock.
-func (m *Machine) meet() driver.Tick {
+// meetClocks moves all virtual clocks to the latest one, and returns the control processor's clock.
+func (m *Machine) meetClocks() driver.Tick {
 	if m.control.virt {
 		var latest driver.Tick
 		for _, lane := range m.lanes {
@@ -430,7 +430,7 @@ func (m *Machine) runsOn(sections []*section, i int, logits bool) bool {
 		return false
 	}
 	next := sections[i+1]
-	return (logits || !next.Logits) && sections[i].leadsOn(next)
+	return (logits || !next.Logits) && sections[i].continuesOn(next)
 }
 
 // drainAll waits until nothing of a program is in flight.
@@ -475,7 +475,7 @@ func (m *Machine) section(sec *section, call driver.Scalars, runsOn bool) error 
 		// inside a driver is found by the watchdog in Do.
 		crew := cs.crew
 		target := crew.start.Load()
-		if !m.await(m.control.crew, func() bool { return crew.done.Load() == target }, cs.left,
+		if !m.await(m.control.crew, func() bool { return crew.done.Load() == target }, cs.remaining,
 			func(int64) bool { return m.broken.Load() != nil }) {
 			return *m.broken.Load()
 		}
@@ -486,7 +486,7 @@ func (m *Machine) section(sec *section, call driver.Scalars, runsOn bool) error 
 		m.drain(sec.lanes) // it may have ended before the failure
 	}
 	err = m.settle(sec, began, err)
-	m.meet()
+	m.meetClocks()
 	m.trace.end(m.tick())
 	return err
 }

@@ -149,8 +149,8 @@ type Generation struct {
 	Full      bool    // the context is: it ended before the limit
 }
 
-// take adds a sampled token to the result of a sequence, and returns whether that ends it.
-func (g *Generation) take(machine *Machine, sequence int, id int32, maxTokens int,
+// addToken adds a sampled token to the result of a sequence, and returns whether that ends it.
+func (g *Generation) addToken(machine *Machine, sequence int, id int32, maxTokens int,
 	onToken func(int32) bool) (end bool) {
 	if slices.Contains(machine.plan.Model.EOS, int(id)) {
 		g.Stopped = true
@@ -205,7 +205,7 @@ func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, s
 			if maxTokens == 0 {
 				return nil
 			}
-			if out.take(m, 0, next, maxTokens, onToken) {
+			if out.addToken(m, 0, next, maxTokens, onToken) {
 				return nil
 			}
 			one[0] = next

@@ -51,7 +51,7 @@ func SelfTest(ctx context.Context, plan *planir.Plan, src Source, test *selftest
 		done := make(chan error, 1)
 		go func() {
 			runtime.LockOSThread() // for good: see driver.Processor
-			done <- run.all(ctx)
+			done <- run.runAll(ctx)
 		}()
 		if err := run.wait(ctx, done, options.Deadline); err != nil {
 			return out, err
@@ -97,8 +97,8 @@ func (t *selfTest) wait(ctx context.Context, done <-chan error, deadline time.Du
 	}
 }
 
-// all opens the processor and executes every case, the first failure ends it.
-func (t *selfTest) all(ctx context.Context) (err error) {
+// runAll opens the processor and executes every case, the first failure ends it.
+func (t *selfTest) runAll(ctx context.Context) (err error) {
 	proc, err := openProcessor(ctx, t.drivers, t.proc)
 	if err != nil {
 		return fmt.Errorf("self-test: %w", err)
@@ -120,7 +120,7 @@ func (t *selfTest) all(ctx context.Context) (err error) {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("self-test of processor %q: %w", t.proc.Name, context.Cause(ctx))
 		}
-		fault := mem.CatchFault(func() { err = t.one(ctx, machine, on, i) })
+		fault := mem.CatchFault(func() { err = t.runCase(ctx, machine, on, i) })
 		if fault != nil {
 			return fmt.Errorf("self-test of processor %q: %w", t.proc.Name, fault)
 		}
@@ -131,8 +131,8 @@ func (t *selfTest) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// one executes a case, with all rows and with fewer where the processor takes fewer.
-func (t *selfTest) one(ctx context.Context, machine *Machine, on *lane, at int) error {
+// runCase executes a case, with all rows and with fewer where the processor takes fewer.
+func (t *selfTest) runCase(ctx context.Context, machine *Machine, on *lane, at int) error {
 	target, stored := t.targets[at], t.cases[at]
 	t.tries.Store(target)
 	fail := func(err error) error {

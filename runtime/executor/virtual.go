@@ -16,9 +16,9 @@ type virtualLane struct {
 	rows     []int // of each call, 0: it did not run
 }
 
-// arrange builds the schedule of a section's virtual lanes: their calls over all iterations, with
+// buildSchedule builds the schedule of a section's virtual lanes: their calls over all iterations, with
 // the calls that each waits for.
-func (m *Machine) arrange(sec *section) {
+func (m *Machine) buildSchedule(sec *section) {
 	for _, ls := range sec.lanes {
 		proc, ok := ls.lane.proc.(driver.Virtual)
 		if !ok || !ls.lane.virt {
@@ -53,8 +53,8 @@ func (m *Machine) arrange(sec *section) {
 	}
 }
 
-// ran stores the work of a call that has just run on a virtual clock.
-func (ls *laneSection) ran(number int64, rows int) {
+// storeWork stores the work of a call that has just run on a virtual clock.
+func (ls *laneSection) storeWork(number int64, rows int) {
 	virt := ls.virt
 	virt.rows[number] = rows
 	virt.schedule.Lanes[virt.lane].Calls[number].Work = virt.proc.Last()
@@ -78,7 +78,7 @@ func (m *Machine) settle(sec *section, start driver.Tick, failed error) error {
 		if failed == nil {
 			m.account(sec, ls)
 		}
-		ls.virt.forget()
+		ls.virt.reset()
 	}
 	if failed == nil {
 		for _, lane := range m.lanes {
@@ -88,8 +88,8 @@ func (m *Machine) settle(sec *section, start driver.Tick, failed error) error {
 	return failed
 }
 
-// forget prepares the lane for the next execution of its section.
-func (v *virtualLane) forget() {
+// reset prepares the lane for the next execution of its section.
+func (v *virtualLane) reset() {
 	clear(v.rows)
 	for i := range v.schedule.Lanes[v.lane].Calls {
 		v.schedule.Lanes[v.lane].Calls[i].Work = nil

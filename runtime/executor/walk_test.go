@@ -216,7 +216,7 @@ func newRandom(t *rapid.T) *random {
 	m.plan = &planir.Plan{}
 	m.plan.Program.Programs = []planir.PhaseProgram{{Sections: []planir.Section{planned}}}
 	m.formCrews()
-	m.connect(r.s)
+	m.connectLanes(r.s)
 	return r
 }
 
@@ -392,7 +392,7 @@ func TestCrewsRest(t *testing.T) {
 		st := &step{section: &planir.Section{}, Step: &planir.Step{Node: l.name}, graph: &op.Graph{}, rows: 1}
 		st.add(call{exe: &notedStep{run}})
 		s := &section{Section: st.section, iters: 1, lanes: []*laneSection{{lane: l, steps: []*step{st}}}}
-		m.connect(s)
+		m.connectLanes(s)
 		return s
 	}
 	second := m.lanes[1].crew
@@ -446,7 +446,7 @@ func lanesOn(cores [][]int, number int) (*Machine, *section) {
 	st := &step{section: &planir.Section{}, Step: &planir.Step{}, graph: &op.Graph{}, rows: 1}
 	st.add(call{exe: &notedStep{func() error { return nil }}})
 	s := &section{Section: st.section, iters: 1, lanes: []*laneSection{{lane: m.lanes[number], steps: []*step{st}}}}
-	m.connect(s)
+	m.connectLanes(s)
 	if err := m.startCrews(); err != nil {
 		panic(err)
 	}
