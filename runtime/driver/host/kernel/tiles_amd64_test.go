@@ -46,20 +46,26 @@ func tileInstructions(t *testing.T) (texts []string, code [][]byte) {
 
 // The GNU assembler makes the same bytes of the text that stands beside them.
 func TestTileEncodings(t *testing.T) {
+	texts, code := tileInstructions(t)
+	sameEncodings(t, texts, code)
+}
+
+// sameEncodings compares the bytes of instructions with what the GNU assembler makes of their texts.
+func sameEncodings(t *testing.T, texts []string, code [][]byte) {
+	t.Helper()
 	as, err := exec.LookPath("as")
 	if err != nil {
 		t.Skip("there is no GNU assembler to compare with:", err)
 	}
-	texts, code := tileInstructions(t)
 	dir := t.TempDir()
-	source, object := filepath.Join(dir, "tiles.s"), filepath.Join(dir, "tiles.bin")
+	source, object := filepath.Join(dir, "code.s"), filepath.Join(dir, "code.bin")
 	if err := os.WriteFile(source, []byte(strings.Join(texts, "\n")+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, as, "--64", "-o", object, source).CombinedOutput(); err != nil {
-		t.Skipf("this assembler does not know the instructions of AMX: %v: %.200s", err, out)
+		t.Skipf("this assembler does not know the instructions: %v: %.200s", err, out)
 	}
 	made, err := os.ReadFile(object)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 //go:generate go run -C gen . -tier avx2 -out ../vec_avx2_amd64.s -stubs ../vec_avx2_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avxvnni -out ../vec_avxvnni_amd64.s -stubs ../vec_avxvnni_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
+//go:generate go run -C gen . -tier avx512bf16 -out ../vec_bf16_amd64.s -stubs ../vec_bf16_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier attention -out ../vec_heads_amd64.s -stubs ../vec_heads_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier peak -out ../vec_peak_amd64.s -stubs ../vec_peak_amd64.go -pkg kernel
 
@@ -34,6 +35,9 @@ func measuredSets() []*Set {
 			sets = append(sets, candidate.tier.set())
 		}
 	}
+	if wide && features.HasAVX512VNNI && features.HasAVX512BF16 {
+		sets = append(sets, pairSet(avx512vnni.set()))
+	}
 	return sets
 }
 
@@ -42,7 +46,7 @@ func namedSets() []*Set {
 	if tilesLack() != "" {
 		return nil
 	}
-	return []*Set{amxSet(avx512vnni.set())}
+	return []*Set{amxSet(pairSet(avx512vnni.set()))}
 }
 
 // lacking says what this machine lacks for a set, "" where that is not known.
@@ -60,8 +64,8 @@ var tilesLack = sync.OnceValue(func() string {
 	if !features.HasAMXTile || !features.HasAMXInt8 {
 		return "the CPU has no tiles of 8-bit integers (AMX)"
 	}
-	if sets := measuredSets(); len(sets) == 0 || sets[len(sets)-1].Name != "avx512vnni" {
-		return "the CPU has tiles (AMX) without AVX-512 VNNI"
+	if sets := measuredSets(); len(sets) == 0 || sets[len(sets)-1].Name != pairSetName {
+		return "the CPU has tiles (AMX) without AVX-512 VNNI and BF16"
 	}
 	if err := permitTiles(); err != nil {
 		return fmt.Sprintf("the operating system keeps no state of tiles (AMX): %v", err)

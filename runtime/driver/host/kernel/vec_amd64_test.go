@@ -419,7 +419,7 @@ func TestVecGenerated(t *testing.T) {
 		}
 		t.Fatalf("build the generator: %v\n%s", err, out)
 	}
-	for _, tier := range []string{"avx2", "avxvnni", "avx512", "attention", "peak", "neon"} {
+	for _, tier := range []string{"avx2", "avxvnni", "avx512", "avx512bf16", "attention", "peak", "neon"} {
 		name := "vec_" + tier + "_amd64"
 		switch tier {
 		case "attention":

@@ -23,6 +23,9 @@ const (
 // isFew reports whether a task takes keys as they are cached: of bfloat16 it does not. With 256 bits 8-bit keys take so many instructions that
 // tiles of them are as fast for fewer than four lines.
 func (t *lineTask) isFew() bool {
+	if t.from.pairs {
+		return t.width == tileKeys
+	}
 	least := 1
 	if t.from.k8 != nil && !t.tier.wide() {
 		least = 4
@@ -38,14 +41,20 @@ func (t *lineTask) eight() bool { return t.lines > mostKeyLines && t.from.k32 !=
 func (t *lineTask) turned() bool { return t.few && (t.tier.wide() || t.eight()) }
 
 // Parts of lineTask.keys, which few lines do not need for tiles: scores of a group of keys, and queries as columns.
-const (
-	ownScores  = 0
-	ownQueries = ownScores + mostFewLines*keyGroup
-)
+const ownScores = 0
+
+// ownQueries is where columns of queries begin.
+func (t *lineTask) ownQueries() int {
+	if t.from.pairs {
+		return ownScores + mostFewLines*wideKeys
+	}
+	return ownScores + mostFewLines*keyGroup
+}
 
 // turnQueries makes the queries of eight lines columns of [Dim][tileKeys].
 func (t *lineTask) turnQueries() {
-	keysF32x16(&t.keys[ownQueries:][:tileKeys*t.Dim][0], &t.queries[:mostFewLines*t.Dim][0], 4*t.Dim, t.Dim)
+	columns, depth := t.keys[t.ownQueries():][:tileKeys*t.depth], t.depth
+	keysF32x16(&columns[0], &t.queries[:mostFewLines*depth][0], 4*depth, depth)
 }
 
 // wideKeys is the number of positions that kernels of 512 bits take at a time.
@@ -153,7 +162,7 @@ func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte
 	switch {
 	case t.eight():
 		keys := t.from.k32[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
-		scoresEight256(groups*keyGroup, s, 4*ld, &t.keys[ownQueries], &keys[0], t.Dim, next, near, stride)
+		scoresEight256(groups*keyGroup, s, 4*ld, &t.keys[t.ownQueries()], &keys[0], t.Dim, next, near, stride)
 	case t.from.k8 != nil:
 		pitch := t.Dim + cachedScale
 		keys := t.from.k8[pos*pitch : (pos+groups*keyGroup)*pitch]
@@ -169,7 +178,7 @@ func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte
 
 // scoreWide is scoreGroups with 512 bits, for turns of wideGroups groups.
 func (t *lineTask) scoreWide(s *float32, ld, pos, turns int, next *byte, near, stride int) {
-	q, end := &t.keys[ownQueries], pos+turns*wideKeys
+	q, end := &t.keys[t.ownQueries()], pos+turns*wideKeys
 	switch {
 	case t.from.k8 != nil:
 		pitch := t.Dim + cachedScale

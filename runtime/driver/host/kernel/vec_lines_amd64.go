@@ -40,6 +40,7 @@ type source struct {
 	k32, v32 []float32
 	k16, v16 []uint16
 	brain    bool    // those of 16 bits are bfloat16, not float16
+	pairs    bool    // of brain, multiplied as pairs
 	k8, v8   []uint8 // of Dim+cachedScale bytes, see StoreQ8
 }
 
@@ -47,8 +48,10 @@ type source struct {
 type lineTask struct {
 	Attention
 	lines, ld                    int       // ld is the pitch of a line of sums
-	queries, scores, sums, state []float32 // of lines: [dim], [keyBlock], [ld], [4] as of softmaxLines256
+	depth                        int       // numbers of a query and a key, or pairs of them
+	queries, scores, sums, state []float32 // of lines: [depth], [keyBlock], [ld], [4] as of softmaxLines256
 	keys, wide                   []float32 // keys of a piece, in tiles, and values
+	padded                       []uint16  // of pairs, rows of the cache with zeros behind them
 	scale, capScale, limit       float32
 	from                         source
 	tier                         tier
@@ -70,12 +73,7 @@ func (t tier) attention(width int, y, q Matrix[float32], scratch []float32, all 
 	most := AttentionRows(all.Heads)
 	for row := 0; row < all.M; row += most {
 		task := t.newLineTask(width, scratch, all, row, min(most, all.M-row), from)
-		for i := range task.M {
-			copy(task.queries[i*columns:], q.row(row+i, columns))
-		}
-		if from.brain {
-			vecRoundBF16(task.queries[:task.M*columns])
-		}
+		task.takeQueries(q.From(row, 0))
 		next := all.NextQueries
 		if row+most < all.M {
 			next = q.From(row+most, 0)
@@ -94,6 +92,21 @@ func (t tier) attention(width int, y, q Matrix[float32], scratch []float32, all 
 	}
 }
 
+// takeQueries copies the queries of a task, in the form that its kernels take.
+func (t *lineTask) takeQueries(q Matrix[float32]) {
+	columns := t.Heads * t.Dim
+	if t.from.pairs {
+		t.pairQueries(q)
+		return
+	}
+	for row := range t.M {
+		copy(t.queries[row*columns:], q.row(row, columns))
+	}
+	if t.from.brain && !t.from.pairs {
+		vecRoundBF16(t.queries[:t.M*columns])
+	}
+}
+
 // newLineTask divides scratch for rows of all from row on.
 func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows int, from source) lineTask {
 	task := lineTask{
@@ -108,14 +121,23 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 		part, scratch = scratch[:size], scratch[size:]
 		return part
 	}
-	task.keys, task.wide = take(pieceKeys/width*tilePitch(all.Dim, width)), take(keyBlock*task.ld)
+	task.depth = all.Dim
+	if from.pairs {
+		task.depth = pairsOf(all.Dim)
+	}
+	task.keys = take(pieceKeys / width * tilePitch(task.depth, width))
+	if from.pairs {
+		task.takePairs(take)
+	} else {
+		task.wide = take(keyBlock * task.ld)
+	}
 	room := task.lines
 	if task.turned() {
 		room = mostFewLines
 	}
 	task.scores, task.state = take(room*keyBlock), take(task.lines*4)
-	task.queries, task.sums = take(room*all.Dim), take(task.lines*task.ld)
-	clear(task.queries[task.lines*all.Dim:])
+	task.queries, task.sums = take(room*task.depth), take(task.lines*task.ld)
+	clear(task.queries[task.lines*task.depth:])
 	task.scale = float32(all.Scale * math.Log2E)
 	if all.Cap > 0 {
 		task.scale, task.capScale, task.limit = math.Log2E, float32(all.Scale/all.Cap), float32(all.Cap)
@@ -130,7 +152,11 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 // beginWithRest has every line begin with the rest instead of nothing.
 func (t *lineTask) beginWithRest() {
 	for line := range t.lines {
-		score := t.restScore(t.queries[line*t.Dim : (line+1)*t.Dim])
+		query := t.queries[line*t.depth : (line+1)*t.depth]
+		if t.from.pairs {
+			query = t.wideQuery(query)
+		}
+		score := t.restScore(query)
 		t.state[4*line], t.state[4*line+1] = score*math.Log2E, 1
 		copy(t.sums[line*t.ld:], t.Rest.Value)
 	}
@@ -144,6 +170,10 @@ func (t *lineTask) span(row, pos, count int) (from, to int) {
 // block takes the positions pos..pos+count-1 into account. Keys and values pass in pieces that stay in the first-level
 // cache; each piece is prefetched while the one before it is computed with.
 func (t *lineTask) block(pos, count int) {
+	if t.from.pairs {
+		t.blockOfPairs(pos, count)
+		return
+	}
 	if t.few {
 		t.scoreFew(pos, count)
 		t.weighBlock(pos, count, t.soften(pos, count))
@@ -354,12 +384,15 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 		return
 	}
 	scores, state := &t.scores[first*keyBlock+low], &t.state[4*first]
-	if t.tier.wide() {
+	if t.from.pairs {
+		softmaxPairs512(last-first, scores, 4*keyBlock, high-low, t.scale, state, 2*low)
+		t.clearAround(first, last, low, high)
+	} else if t.tier.wide() {
 		softmaxLines512(last-first, scores, 4*keyBlock, high-low, t.scale, state)
 	} else {
 		softmaxLines256(last-first, scores, 4*keyBlock, high-low, t.scale, state)
 	}
-	if t.from.brain {
+	if t.from.brain && !t.from.pairs {
 		t.roundWeights(first, last, low, high)
 	}
 	if pos == t.start() && t.Rest.Count == 0 {

@@ -99,6 +99,10 @@ func otherTiles() (sets []*Set) {
 				tier.attention(width(a), y, q, scratch, a, source{k8: k, v8: v})
 			},
 			AttentionBF16: func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
+				if set.Name == pairSetName || set.Name == "amx" { // few lines have tiles, too
+					tier.attention(TileN, y, q, scratch, a, source{k16: k, v16: v, brain: true, pairs: true})
+					return
+				}
 				tier.attention(width(a), y, q, scratch, a, source{k16: k, v16: v, brain: true})
 			},
 			AttentionF16: func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {

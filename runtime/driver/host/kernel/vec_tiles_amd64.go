@@ -10,7 +10,7 @@ import (
 //go:generate go run -C gen . -tier amx -out ../vec_amx_amd64.s -stubs ../vec_amx_amd64.go -pkg kernel
 
 // The set amx multiplies packed rows in tiles (see gen/amx.go). Fewer rows, float32 and everything else are those of
-// avx512vnni, from the same weights, and results have the same bits.
+// avx512bf16, from the same weights, and results have the same bits.
 const (
 	tileRows = 16   // rows of a tile
 	tileK    = 64   // bytes of one of its rows
@@ -18,7 +18,7 @@ const (
 	tilePart = 1024 // k of that part, 32 KiB
 )
 
-// amxSet is another set, that of avx512vnni, with tiles for packed rows.
+// amxSet is another set, that of avx512bf16, with tiles for packed rows.
 func amxSet(other *Set) *Set {
 	set := *other
 	set.Name, set.PackFrom = "amx", packFrom

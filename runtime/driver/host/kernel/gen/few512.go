@@ -33,6 +33,33 @@ type wideForm struct {
 	load func(group int, keys sixteenRows)
 	// widen emits the vector of a number of a part, of each key, into the register that it returns
 	widen func(group, number int) reg.VecPhysical
+	// pairs tells that a number is a pair of bfloat16
+	pairs bool
+}
+
+// multiply adds to sum the products of numbers of keys and of queries.
+func (f wideForm) multiply(keys, queries, sum reg.VecPhysical) {
+	if f.pairs {
+		multiplyPairs(keys, queries, sum)
+	} else {
+		VFMADD231PS(keys, queries, sum)
+	}
+}
+
+// multiple is what the numbers of a key are a multiple of.
+func (f wideForm) multiple() int {
+	if f.pairs {
+		return f.numbers
+	}
+	return max(8, f.numbers)
+}
+
+// unit is what a number of the form is.
+func (f wideForm) unit() string {
+	if f.pairs {
+		return "pairs"
+	}
+	return "numbers"
 }
 
 // Registers of the kernels of scores beside those of keys, 0 to 3 and 8 to 11, and of sums, from 16 on.
@@ -233,8 +260,8 @@ func scoresWide512(form wideForm) {
 	function(name, "(rows int, s *float32, lds int, q *float32, k *"+form.typ+", ld int, dim int, groups int, "+
 		"next *byte, near int, stride int)",
 		"computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim",
-		fmt.Sprintf("numbers (a multiple of %d), as they are cached. It prefetches from next on, and once more near bytes behind", max(8, form.numbers)),
-		fmt.Sprintf("that, stride bytes for each turn over %d numbers of 8 keys. Strides are in bytes.", form.numbers))
+		fmt.Sprintf("%s (a multiple of %d), as they are cached. It prefetches from next on, and once more near bytes behind", form.unit(), form.multiple()),
+		fmt.Sprintf("that, stride bytes for each turn over %d %s of 8 keys. Strides are in bytes.", form.numbers, form.unit()))
 	dispatchLines(func(m int) {
 		id := label(name, m)
 		out, keys := param("s"), newEightRows(param("k"), param("ld"))
@@ -305,7 +332,7 @@ func thirtyTwoKeys(form wideForm, id string, m int, out reg.GPVirtual, next pref
 		for line := range m {
 			VBROADCASTSS(Mem{Base: queries, Disp: 64*number + 4*line}, queryVec)
 			for group := range groups {
-				VFMADD231PS(vecs[group], queryVec, acc(line, group))
+				form.multiply(vecs[group], queryVec, acc(line, group))
 			}
 		}
 	}
@@ -339,7 +366,7 @@ func thirtyTwoKeys(form wideForm, id string, m int, out reg.GPVirtual, next pref
 // turnWide512 makes sixteen keys columns of a tile, each number of which many lines then share.
 func turnWide512(form wideForm) {
 	function("turnWide"+form.name, "(dst *float32, src *"+form.typ+", ld int, n int)",
-		fmt.Sprintf("stores 16 rows of n numbers (a multiple of %d), as they are cached, ld bytes apart,", form.numbers),
+		fmt.Sprintf("stores 16 rows of n %s (a multiple of %d), as they are cached, ld bytes apart,", form.unit(), form.numbers),
 		"as 16 columns of dst [n][32].")
 	low := newEightRows(param("src"), param("ld"))
 	high := low
@@ -461,6 +488,8 @@ type softmax512 struct {
 	tops, sums, fades reg.Register    // masks of the numbers of state in four lines
 	top, sum          reg.VecPhysical // of a line by itself; top of four lines, too
 	row, left         reg.GPVirtual
+	pairs             bool // weights are rounded to bfloat16
+	weights           rows // of pairs: those of four lines
 }
 
 // softmaxLines512 is softmaxLines256 with sixteen scores in a vector, whose two halves are added where that adds its
@@ -468,9 +497,16 @@ type softmax512 struct {
 func softmaxLines512() {
 	function("softmaxLines512", "(lines int, s *float32, lds int, n int, scale float32, state *float32)",
 		"is softmaxLines256.")
+	softmax512Passes(false)
+}
+
+// softmax512Passes emits a softmax whose weights replace scores, or become pairs of bfloat16.
+func softmax512Passes(pairs bool) {
 	s := softmax512{scale: z[31], top: z[30], sum: z[29], low: z[28], round: z[27], poly: z[21:27],
-		tops: reg.K2, sums: reg.K3, fades: reg.K4}
-	s.constants()
+		tops: reg.K2, sums: reg.K3, fades: reg.K4, pairs: pairs}
+	if s.constants(); pairs {
+		s.weights = newRows(4)
+	}
 	passes := softmaxPasses{param("s"), param("lds"), param("state")}
 	s.row, s.left = GP64(), GP64()
 	passes.inFours("top", s.topsOfFour, s.topOfOne)
@@ -562,14 +598,27 @@ func (s *softmax512) powersOfFour(lines rows, stat reg.GPVirtual) {
 	}
 	zero512(sum...)
 	Load(Param("n"), s.left)
+	if s.pairs {
+		s.weights.ld, s.weights.ld3 = lines.ld, lines.ld3
+		Load(Param("back"), s.weights.base[0])
+		NEGQ(s.weights.base[0])
+		ADDQ(lines.base[0], s.weights.base[0])
+	}
 	along("lines_exp", s.left, 64, lines.base, func() {
 		for i := range 4 {
 			exp := z[4*(i%2)]
 			VMOVUPS(lines.at(i, 0), exp)
 			VFMSUB213PS(top[i], s.scale, exp)
 			s.power(exp, z[4*(i%2)+1], z[4*(i%2)+2], z[4*(i%2)+3])
-			VMOVUPS(exp, lines.at(i, 0))
+			if s.pairs {
+				s.storePairs(exp, z[4*(i%2)+1], s.weights.at(i, 0))
+			} else {
+				VMOVUPS(exp, lines.at(i, 0))
+			}
 			VADDPS(exp, sum[i], sum[i])
+		}
+		if s.pairs {
+			s.weights.advance(32)
 		}
 	})
 	for i := range 4 {
@@ -587,18 +636,35 @@ func (s *softmax512) powersOfFour(lines rows, stat reg.GPVirtual) {
 	VMOVUPS(state, Mem{Base: stat})
 }
 
+// storePairs stores weights as bfloat16.
+func (s *softmax512) storePairs(weights, free reg.VecPhysical, to Mem) {
+	roundNumbers(weights, free)
+	VMOVUPS(free.AsY(), to)
+}
+
 // powersOfOne is powersOfFour of a single line.
 func (s *softmax512) powersOfOne(line, stat reg.GPVirtual) {
 	VBROADCASTSS(Mem{Base: stat}, s.top)
 	zero512(s.sum)
 	MOVQ(line, s.row)
 	Load(Param("n"), s.left)
+	weights := GP64()
+	if s.pairs {
+		Load(Param("back"), weights)
+		NEGQ(weights)
+		ADDQ(line, weights)
+	}
 	along("line_exp", s.left, 64, []reg.GPVirtual{s.row}, func() {
 		exp := z[4]
 		VMOVUPS(Mem{Base: s.row}, exp)
 		VFMSUB213PS(s.top, s.scale, exp)
 		s.power(exp, z[5], z[6], z[7])
-		VMOVUPS(exp, Mem{Base: s.row})
+		if s.pairs {
+			s.storePairs(exp, z[5], Mem{Base: weights})
+			ADDQ(I8(32), weights)
+		} else {
+			VMOVUPS(exp, Mem{Base: s.row})
+		}
 		VADDPS(exp, s.sum, s.sum)
 	})
 	VEXTRACTF64X4(U8(1), s.sum, y[1])

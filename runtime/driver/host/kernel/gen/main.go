@@ -25,13 +25,15 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512, amx, neon or i8mm; attention, with that of avx2; or peak, the loops they "+
+		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; attention, with that of avx2; or peak, the loops they "+
 			"are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
 	case "avx512":
 		avx512()
+	case "avx512bf16":
+		pairs512()
 	case "avx2":
 		avx2()
 	case "avxvnni":

@@ -1,0 +1,98 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"testing"
+)
+
+// The GNU assembler makes the same bytes of the instructions on bfloat16.
+func TestPairEncodings(t *testing.T) {
+	source, err := os.ReadFile("vec_bf16_amd64.s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	instruction := regexp.MustCompile(`// (v.*)\n\s*LONG +\$0x(..)(..)(..)(..)\n\s*WORD +\$0x(..)(..)\n`)
+	var texts []string
+	var code [][]byte
+	seen := map[string]bool{}
+	for _, match := range instruction.FindAllStringSubmatch(string(source), -1) {
+		if seen[match[0]] {
+			continue
+		}
+		seen[match[0]] = true
+		var bytes [6]byte
+		for i, digits := range []string{match[5], match[4], match[3], match[2], match[7], match[6]} {
+			if _, err := fmt.Sscanf(digits, "%x", &bytes[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		texts, code = append(texts, match[1]), append(code, bytes[:])
+	}
+	if len(texts) < 100 {
+		t.Fatalf("found %d different instructions", len(texts))
+	}
+	sameEncodings(t, texts, code)
+}
+
+// pairsSet is the set with VDPBF16PS, without which the test is skipped.
+func pairsSet(t *testing.T) *Set {
+	t.Helper()
+	for _, set := range vectorSets() {
+		if set.Name == pairSetName {
+			return set
+		}
+	}
+	t.Skip("this CPU lacks AVX512_BF16")
+	return nil
+}
+
+// What lies in a cache where no row attends counts nothing, NaN neither: before the first position of a window, at
+// either place of a pair, and behind the last position.
+func TestPairsLeaveOutTheRest(t *testing.T) {
+	set := pairsSet(t)
+	nan := uint16(0x7fc0)
+	for number, shape := range []Attention{
+		{M: 1, Heads: 4, Dim: 64, Pos: 200, Window: 70}, {M: 1, Heads: 8, Dim: 96, Pos: 201, Window: 70},
+		{M: 1, Heads: 1, Dim: 80, Pos: 290, Window: 1}, {M: 1, Heads: 7, Dim: 16, Pos: 291, Window: 2},
+		{M: 2, Heads: 3, Dim: 64, Pos: 255, Window: 3}, {M: 3, Heads: 2, Dim: 32, Pos: 256, Window: 128},
+		{M: 9, Heads: 8, Dim: 64, Pos: 255, Window: 30}, {M: 70, Heads: 1, Dim: 100, Pos: 256, Window: 31},
+		{M: 70, Heads: 1, Dim: 33, Pos: 257, Window: 129}, {M: 5, Heads: 3, Dim: 64, Pos: 0}, {M: 16, Heads: 2, Dim: 24, Pos: 128},
+	} {
+		rng := rand.New(rand.NewPCG(7, uint64(number)))
+		shape.Scale = 0.125
+		columns, context := shape.Heads*shape.Dim, shape.context()
+		q := make([]float32, shape.M*columns)
+		for i := range q {
+			q[i] = float32(rng.NormFloat64())
+		}
+		k, v := make([]uint16, (context+2)*shape.Dim), make([]uint16, (context+2)*shape.Dim)
+		for i := range k {
+			k[i], v[i] = brainOf(float32(rng.NormFloat64())), brainOf(float32(rng.NormFloat64()))
+		}
+		call := func() []float32 {
+			y, scratch := make([]float32, shape.M*columns), make([]float32, AttentionScratch(shape.Heads, shape.Dim))
+			for i := range scratch {
+				scratch[i] = float32(math.NaN())
+			}
+			set.AttentionBF16(Rows(y, columns), Rows(q, columns), k, v, scratch, shape)
+			return y
+		}
+		want := call()
+		for pos := range context + 2 {
+			if first := shape.first(0); pos < first || pos >= context {
+				for i := range shape.Dim {
+					k[pos*shape.Dim+i], v[pos*shape.Dim+i] = nan, nan
+				}
+			}
+		}
+		for i, got := range call() {
+			if got != want[i] {
+				t.Fatalf("%+v: element %d is %v with NaN where no row attends, %v without", shape, i, got, want[i])
+			}
+		}
+	}
+}
