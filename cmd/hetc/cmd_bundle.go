@@ -6,6 +6,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/bundling"
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/unit"
 )
 
 // newEmit makes a signed bundle of a plan and its weights; bundling.Write packs, compiles and signs.
@@ -39,7 +40,8 @@ func newEmit(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&opts.Version, "bundle-version", "0", "version of the bundle, for people")
 	flags.Int64Var(&opts.SecurityVersion, "security-version", 0, "raised when older bundles must be refused")
 	flags.Int64Var(&opts.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
-	flags.Int64Var(&opts.NotAfter, "not-after", 0, "unix time after which hosts refuse it, by their clock, 0: never")
+	flags.Var((*unit.Moment)(&opts.NotAfter), "not-after",
+		"date (2027-01-31), time (2027-01-31T12:00:00Z) or Unix seconds after which hosts refuse it, by their clock, 0: never")
 	return cmd
 }
 

@@ -3,6 +3,7 @@ package bundling
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -38,6 +39,10 @@ func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 	}
 	if err := wholefile.Writable(options.Output); err != nil {
 		return err
+	}
+	if options.NotAfter != 0 && options.NotAfter < time.Now().Unix() {
+		at := unit.Moment(options.NotAfter)
+		ui.Warnf("--not-after %s has passed by this machine's clock: hosts with the same time refuse the bundle", &at)
 	}
 	machine, public, err := options.open(cmd.Context(), ui)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 )
 
 // manners makes every mistake on the command line of root a usage error that says what was probably
@@ -225,6 +226,8 @@ func wanted(kind string) string {
 		return "true or false"
 	case "duration":
 		return "a time such as 30s or 2m"
+	case unit.MomentType:
+		return unit.WantMoment
 	}
 	return kind
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/socs"
 )
@@ -91,12 +92,12 @@ type exclusion struct {
 
 // bundleOptions are those of hetc emit.
 type bundleOptions struct {
-	WithReference     bool   `yaml:"with_reference" json:"with_reference"`
-	Product           string `yaml:"product" json:"product"`
-	Version           string `yaml:"version" json:"version"`
-	SecurityVersion   int64  `yaml:"security_version" json:"security_version"`
-	KeyringGeneration int64  `yaml:"keyring_generation" json:"keyring_generation"`
-	NotAfter          int64  `yaml:"not_after" json:"not_after"`
+	WithReference     bool        `yaml:"with_reference" json:"with_reference"`
+	Product           string      `yaml:"product" json:"product"`
+	Version           string      `yaml:"version" json:"version"`
+	SecurityVersion   int64       `yaml:"security_version" json:"security_version"`
+	KeyringGeneration int64       `yaml:"keyring_generation" json:"keyring_generation"`
+	NotAfter          unit.Moment `yaml:"not_after" json:"not_after"`
 }
 
 // newBundleOptions are the defaults of hetc emit.

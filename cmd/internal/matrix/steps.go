@@ -595,7 +595,7 @@ func (b *build) emitOptions(cell *Cell) (*emit.Options, error) {
 		Plan: plan, Model: input.model, Calibration: input.calibration, Signers: []bundle.Signer{b.o.Key.Signer()},
 		Files: input.files, Reference: options.WithReference,
 		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion,
-		Generation: options.KeyringGeneration, NotAfter: options.NotAfter,
+		Generation: options.KeyringGeneration, NotAfter: int64(options.NotAfter),
 	}, nil
 }
 
