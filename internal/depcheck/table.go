@@ -15,12 +15,13 @@ const everything = "..."
 const sysUnix = "golang.org/x/sys"
 
 // helpers may be imported everywhere.
-var helpers = []string{"internal/diag", "internal/unit", "internal/wholefile"}
+var helpers = []string{"internal/diag", "internal/strictjson", "internal/unit", "internal/wholefile"}
 
 // table is section 3 of the design, bottom up. Where a row permits more, the reason stands beside it.
 var table = []room{
 	{path: "internal/diag"},
 	{path: "internal/unit"},
+	{path: "internal/strictjson"},
 	{path: "internal/filelock"},
 	{path: "internal/wholefile", may: []string{"internal/filelock"}},
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/strictjson"
 	"github.com/hetc/hetc/internal/wholefile"
 )
 
@@ -95,6 +96,9 @@ func parseAcceptance(name string, data []byte) (float64, error) {
 			Right   int `json:"right_tokens"`
 		}
 		err := json.Unmarshal(text, &counted)
+		if err == nil {
+			err = strictjson.OnceEach(text)
+		}
 		if err == nil && (counted.Right < 0 || counted.Guessed < counted.Right) {
 			err = diag.New(diag.ClassInput, "%d of %d guessed tokens are right", counted.Right, counted.Guessed)
 		}

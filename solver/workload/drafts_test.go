@@ -17,7 +17,8 @@ func TestDrafts(t *testing.T) {
 `
 	for name, text := range map[string]string{
 		"trace.jsonl": trace, "none.jsonl": `{"prompt_tokens":9,"output_tokens":50}`,
-		"more.jsonl": `{"guessed_tokens":1,"right_tokens":2}`, "all.jsonl": `{"guessed_tokens":9,"right_tokens":9}`,
+		"twice.jsonl": `{"guessed_tokens":1,"right_tokens":1,"right_tokens":0}`,
+		"more.jsonl":  `{"guessed_tokens":1,"right_tokens":2}`, "all.jsonl": `{"guessed_tokens":9,"right_tokens":9}`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -41,7 +42,7 @@ func TestDrafts(t *testing.T) {
 	for text, want := range map[string]string{
 		"{acceptance: 1}": "less than 1", "{acceptance: -0.5}": "at least 0", "{acceptance: 0.5, max: 0}": "want 1..64",
 		"{acceptance: 0.5, max: 65}": "want 1..64", "{max: 3}": "either", "{acceptance: 0.5, trace: trace.jsonl}": "either",
-		"{trace: none.jsonl}": "no guessed tokens", "{trace: more.jsonl}": "2 of 1", "{trace: absent.jsonl}": "absent.jsonl",
+		"{trace: none.jsonl}": "no guessed tokens", "{trace: twice.jsonl}": `key "right_tokens" twice`, "{trace: more.jsonl}": "2 of 1", "{trace: absent.jsonl}": "absent.jsonl",
 		"{rate: 0.5}": "rate",
 	} {
 		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {

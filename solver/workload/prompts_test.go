@@ -31,6 +31,7 @@ func TestPromptSources(t *testing.T) {
 		}
 		return path
 	}
+	write("twice.txt", "120\n{\"prompt\":1,\"prompt\":2}\n")
 	write("plain.txt", "# recorded\n120\n40 10\n120,  30\n\n")
 	write("requests.jsonl", `{"prompt": 120}`+"\n"+`{"prompt": 40, "output": 10, "id": "x"}`+"\n"+`{"prompt":120,"output":30}`+"\n")
 	write("served.jsonl", `{"at_ms":1,"class":"reactive","prompt_tokens":120,"output_tokens":30}`+"\n"+
@@ -91,6 +92,7 @@ func TestPromptSources(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"prompts: {trace: none.txt}\n":                                       "none.txt",
+		"prompts: {trace: twice.txt}\n":                                      `twice.txt:2: workload.trace: key "prompt" twice`,
 		"prompts: {named: llmnpu-uj}\n":                                      `did you mean "llmnpu-ui"`,
 		"prompts: {named: llmnpu, trace: plain.txt}\n":                       "2 sources",
 		"prompts: {}\n":                                                      "0 sources",

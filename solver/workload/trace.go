@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/wholefile"
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/strictjson"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Limits of a trace.
@@ -114,6 +116,9 @@ func parseObject(text string) (r request, err error) {
 	}
 	if err := json.Unmarshal([]byte(text), &object); err != nil {
 		return r, fmt.Errorf("request is no JSON object of numbers: %v", err)
+	}
+	if err := strictjson.OnceEach([]byte(text)); err != nil {
+		return r, err
 	}
 	if object.Prompt == nil && object.PromptTokens != nil {
 		if !within(object.CachedTokens, 0, maxLength) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/strictjson"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 	"github.com/hetc/hetc/runtime/serving"
@@ -69,6 +70,9 @@ func parse(body []byte, fields map[string]field) (*request, *problem) {
 			err = errors.New("it is null")
 		}
 		return nil, refuse("", "the body is no JSON object: %s", brief(err.Error()))
+	}
+	if err := strictjson.OnceEach(body); err != nil {
+		return nil, refuse("", "the body has %s", brief(err.Error()))
 	}
 	r := &request{sampler: executor.Sampler{Temperature: 1}}
 	for _, name := range slices.Sorted(maps.Keys(object)) {

@@ -86,6 +86,7 @@ func TestParseRefuses(t *testing.T) {
 		{chatFields, `[]`, "", "the body is no JSON object"},
 		{chatFields, `{"model":`, "", "unexpected end"},
 		{chatFields, `{} {}`, "", "the body is no JSON object"},
+		{chatFields, `{"model":"a","model":"b"}`, "", `key "model" twice`},
 		{chatFields, `{"mesages":[]}`, "mesages", "did you mean messages?"},
 		{chatFields, `{"xyzzy":1}`, "xyzzy", "unknown field; leave it out"},
 		{chatFields, `{"prompt":"a"}`, "prompt", "unknown field"},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/strictjson"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
@@ -99,7 +100,7 @@ func parseLine(text string) (line, error) {
 		}
 	}
 	if err == nil {
-		err = onceEach(text)
+		err = strictjson.OnceEach([]byte(text))
 	}
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		err = fmt.Errorf("got %s, want an object", wrong.Value)
@@ -121,32 +122,6 @@ func parseLine(text string) (line, error) {
 		return asked, diag.New(diag.ClassInput, "got %d of prompt, messages and tokens, want one", ways)
 	}
 	return asked, nil
-}
-
-// onceEach refuses an object of JSON that has a key twice: which of the values was meant nobody knows.
-func onceEach(object string) error {
-	decoder := json.NewDecoder(strings.NewReader(object))
-	if begin, err := decoder.Token(); err != nil || begin != json.Delim('{') {
-		return err
-	}
-	seen := map[string]bool{}
-	for decoder.More() {
-		key, err := decoder.Token()
-		if err != nil {
-			return err
-		}
-		// Go's decoder takes "Prompt" for "prompt", too.
-		name := strings.ToLower(fmt.Sprint(key))
-		if seen[name] {
-			return fmt.Errorf("key %q twice", key)
-		}
-		seen[name] = true
-		var value json.RawMessage
-		if err := decoder.Decode(&value); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // job encodes a prompt that stands in line number n.

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/strictjson"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/runtime/scheduler"
 )
@@ -74,6 +75,9 @@ func parse(name string, data []byte) (trace []Request, err error) {
 			if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
 				err = errors.New("more than one value")
 			}
+		}
+		if err == nil {
+			err = strictjson.OnceEach(line)
 		}
 		if err == nil {
 			err = request.validate()

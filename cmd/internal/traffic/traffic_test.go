@@ -274,6 +274,7 @@ func TestBadTraces(t *testing.T) {
 		"": "no request", strings.Replace(good, "output", "cached_tokens\": 2, \"output", 1): "cached", good + "\n{": "t:2:", `{"at_ms": -1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`: "at_ms",
 		strings.Replace(good, "reactive", "urgent", 1): "class", strings.Replace(good, "2", "0", 1): "at least 1",
 		strings.Replace(good, "at_ms", "at", 1): "unknown field", good + good: "more than one",
+		good + "\n" + strings.Replace(good, "{", `{"Prompt_tokens": 9, `, 1): `t:2: key "prompt_tokens" twice`,
 	} {
 		if _, err := parse("t", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %q", text, err, want)
