@@ -151,6 +151,9 @@ func (b *build) openSoC(input *socInput) (err error) {
 		if input.part, err = input.soc.Restricted(); err != nil {
 			return err
 		}
+		if err := input.checkTwin(); err != nil {
+			return err
+		}
 		if input.facts, err = b.openFacts(input); err != nil {
 			return err
 		}
@@ -173,6 +176,31 @@ func (b *build) openSoC(input *socInput) (err error) {
 	input.record, input.bytes = sha256.Sum256(data), int64(len(data))
 	input.cut = len(data) > 0 && data[len(data)-1] != '\n'
 	return nil
+}
+
+// checkTwin refuses a twin where no plan can have one: none of the processors that may execute is compiled for, and
+// only what is compiled has a twin.
+func (s *socInput) checkTwin() error {
+	if !s.entry.Twin {
+		return nil
+	}
+	var compiled []string
+	for i := range s.part.Processors {
+		proc := &s.part.Processors[i]
+		if proc.Target == nil || proc.Target.Compiler == "" {
+			continue
+		}
+		if len(s.entry.Only) == 0 || slices.Contains(s.entry.Only, proc.Name) {
+			return nil
+		}
+		compiled = append(compiled, proc.Name)
+	}
+	if compiled == nil {
+		return diag.New(diag.ClassInput, "target %q has twin: true, and none of its processors has a compiler",
+			s.entry.Target).WithHint("leave twin: true out")
+	}
+	return diag.New(diag.ClassInput, "target %q has twin: true, and only: %q leaves out what is compiled for, %q",
+		s.entry.Name, s.entry.Only, compiled).WithHint("leave twin: true out, or add %s to only", compiled[0])
 }
 
 // openFacts reads what a target's compiler said: the file of facts, else what the record holds of them.
