@@ -166,6 +166,23 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// TestIndex keeps the list of documents complete.
+func TestIndex(t *testing.T) {
+	index, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob("*.md")
+	if err != nil || len(pages) < 10 {
+		t.Fatal(pages, err)
+	}
+	for _, page := range pages {
+		if page != "README.md" && !strings.Contains(string(index), "]("+page+")") {
+			t.Errorf("docs/README.md does not list %s", page)
+		}
+	}
+}
+
 // TestRationale keeps the index of RATIONALE.md complete and in order, and finds the questions that code cites.
 func TestRationale(t *testing.T) {
 	text, err := os.ReadFile("../RATIONALE.md")
