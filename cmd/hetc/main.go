@@ -1,14 +1,17 @@
 // Command hetc compiles deployment plans for language models: it profiles processors, solves for the
 // best partition, and emits signed bundles that hetrun executes.
+//
+// newRoot below lists the commands. Each is a function newX in a file cmd_*.go, which defines its flags, checks them, and
+// makes one call into a package below cmd/internal; help/*.txt has its long description. docs/architecture.md says where
+// the work of each command begins.
 package main
 
 import (
 	"embed"
-	"strings"
-
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,31 +24,29 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// run is the program as a function: its result is the exit code. hetc also starts itself as a worker, so that a library
-// which crashes ends the worker alone.
+// run is the program as a function: its result is the exit code.
 func run(args []string, in io.Reader, out, errw io.Writer) int {
-	if library, ok := highs.Worker(args); ok { // this process is part of another hetc
-		if err := highs.Work(library, in, out); err != nil {
-			fmt.Fprintln(errw, err)
-			return int(diag.ClassInternal)
-		}
-		return 0
+	work, isWorker := workerOf(args, in, out)
+	if !isWorker {
+		return cli.Main("hetc", args, in, out, errw, newRoot)
 	}
-	if qnn.Worker(args) { // and so is this one
-		if err := qnn.Work(".", in); err != nil {
-			fmt.Fprintln(errw, err)
-			return int(diag.ClassInternal)
-		}
-		return 0
+	if err := work(); err != nil {
+		fmt.Fprintln(errw, err)
+		return int(diag.ClassInternal)
 	}
-	if work, ok := all.Worker(args); ok { // and here of a driver
-		if err := work(); err != nil {
-			fmt.Fprintln(errw, err)
-			return int(diag.ClassInternal)
-		}
-		return 0
+	return 0
+}
+
+// workerOf is what this process has to do where another hetc has started it as a worker. Libraries that may crash run in
+// workers: a solver, a vendor's compiler, a driver. A crash then ends the worker alone.
+func workerOf(args []string, in io.Reader, out io.Writer) (work func() error, ok bool) {
+	if library, ok := highs.Worker(args); ok {
+		return func() error { return highs.Work(library, in, out) }, true
 	}
-	return cli.Main("hetc", args, in, out, errw, newRoot)
+	if qnn.Worker(args) {
+		return func() error { return qnn.Work(".", in) }, true
+	}
+	return all.Worker(args)
 }
 
 // newRoot is the tree of all commands. Calls are independent of each other, which hetc quick relies on.

@@ -9,29 +9,6 @@ import (
 	"github.com/hetc/hetc/profiler"
 )
 
-// newProbe writes the SoC file of this machine; measure.Probe measures peak rates and bandwidths.
-func newProbe(ui *cli.Streams) *cobra.Command {
-	var opts measure.ProbeOptions
-	cmd := &cobra.Command{
-		Use:   "probe -o soc.yaml",
-		Short: "describe this machine as a SoC file",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.Required(cmd, "output"); err != nil {
-				return err
-			}
-			return measure.Probe(cmd.Context(), ui, &opts)
-		},
-	}
-	flags := cmd.Flags()
-	flags.StringVarP(&opts.Output, "output", "o", "", "SoC file to write")
-	flags.StringVar(&opts.Name, "name", "host", "name of the SoC")
-	flags.BoolVar(&opts.Force, "force", false, "replace an existing file")
-	flags.StringSliceVar(&opts.Drivers, "driver", nil,
-		"also describe the processors of this driver, such as ort; may be repeated")
-	return cmd
-}
-
 // newProfile measures a model's operators on the processors; measure.Profile fills a record, and measure.CompilerFacts
 // asks only the target's compiler.
 func newProfile(ui *cli.Streams) *cobra.Command {
@@ -78,27 +55,5 @@ func newProfile(ui *cli.Streams) *cobra.Command {
 		"visits to every operator: fewer are faster and less certain")
 	flags.IntVar(&options.HeldOut, "held-out", 0, "measure this many operators for judging predictions")
 	flags.Uint64Var(&options.Seed, "seed", 1, "seed of the order of measurements and of the held-out operators")
-	return cmd
-}
-
-// newFit makes latency models of a record; measure.Fit writes them as a costs file.
-func newFit(ui *cli.Streams) *cobra.Command {
-	var options measure.FitOptions
-	cmd := &cobra.Command{
-		Use:   "fit --soc soc.yaml --record rec.jsonl -o costs.yaml",
-		Short: "fit latency models to a record",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.Required(cmd, "soc", "record", "output"); err != nil {
-				return err
-			}
-			return measure.Fit(cmd.Context(), ui, &options)
-		},
-	}
-	flags := cmd.Flags()
-	flags.StringVar(&options.SoC, "soc", "", "SoC file or catalog name")
-	flags.StringVar(&options.Record, "record", "", "record of hetc profile")
-	flags.StringVarP(&options.Output, "output", "o", "", "costs file to write")
-	measure.AcceptNoisy(flags, &options.AcceptNoisy)
 	return cmd
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/bundling"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/unit"
@@ -42,52 +41,5 @@ func newEmit(ui *cli.Streams) *cobra.Command {
 	flags.Int64Var(&opts.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
 	flags.Var((*unit.Moment)(&opts.NotAfter), "not-after",
 		"date (2027-01-31), time (2027-01-31T12:00:00Z) or Unix seconds after which hosts refuse it, by their clock, 0: never")
-	return cmd
-}
-
-// newVerify answers whether a bundle is whole and signed by a trusted key; bundling.Verify reads every byte.
-func newVerify(ui *cli.Streams) *cobra.Command {
-	var terms accept.Terms
-	cmd := &cobra.Command{
-		Use:   "verify app.hetb --trust NAME.pub",
-		Short: "verify every byte of a bundle",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := cli.Required(cmd, "trust"); err != nil {
-				return err
-			}
-			return bundling.Verify(cmd.Context(), ui, args[0], &terms)
-		},
-	}
-	terms.Register(cmd.Flags())
-	return cmd
-}
-
-// newInspect shows a bundle's manifest, of which nothing is verified; bundling.Inspect reads it.
-func newInspect(ui *cli.Streams) *cobra.Command {
-	return &cobra.Command{
-		Use:   "inspect app.hetb",
-		Short: "show what a bundle says about itself, without a key",
-		Args:  cobra.ExactArgs(1),
-		RunE:  func(_ *cobra.Command, args []string) error { return bundling.Inspect(ui, args[0]) },
-	}
-}
-
-// newCheck answers whether a plan is legal for a model on a SoC; bundling.CheckPlan recomputes its program.
-func newCheck(ui *cli.Streams) *cobra.Command {
-	var soc, model string
-	cmd := &cobra.Command{
-		Use:   "check plan.yaml --soc soc.yaml --model DIR",
-		Short: "check that a plan is legal for a model on a machine",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := cli.Required(c, "soc", "model"); err != nil {
-				return err
-			}
-			return bundling.CheckPlan(ui, args[0], soc, model)
-		},
-	}
-	cmd.Flags().StringVar(&soc, "soc", "", "SoC file or catalog name")
-	cmd.Flags().StringVar(&model, "model", "", "model directory or catalog name")
 	return cmd
 }
