@@ -181,7 +181,7 @@ func (c *checker) qualitySizes() {
 	}
 }
 
-// programSizes checks the programs, and the sections, lanes and flags of each.
+// programSizes checks the programs and their sections.
 func (c *checker) programSizes() {
 	for i, program := range c.plan.Program.All() {
 		path := c.plan.Program.path(i)
@@ -195,24 +195,29 @@ func (c *checker) programSizes() {
 		})
 	}
 	for section := range c.plan.Program.sections() {
-		c.unique(section.path()+".lanes", len(section.Lanes), true, func(k int) string { return section.Lanes[k].Proc })
-		steps := 0
-		for i := range section.Lanes {
-			steps += len(section.Lanes[i].Steps)
-			for j := range section.Lanes[i].Steps {
-				if behind := section.Lanes[i].Steps[j].Behind; behind < 0 || behind > maxBehind {
-					c.fail(section.path(), "a step is %d layers behind, want 0..%d", behind, maxBehind)
-				}
+		c.sectionSizes(section)
+	}
+}
+
+// sectionSizes checks the lanes, steps, layers and flags of a section.
+func (c *checker) sectionSizes(section sectionAt) {
+	c.unique(section.path()+".lanes", len(section.Lanes), true, func(k int) string { return section.Lanes[k].Proc })
+	steps := 0
+	for i := range section.Lanes {
+		steps += len(section.Lanes[i].Steps)
+		for j := range section.Lanes[i].Steps {
+			if behind := section.Lanes[i].Steps[j].Behind; behind < 0 || behind > maxBehind {
+				c.fail(section.path(), "a step is %d layers behind, want 0..%d", behind, maxBehind)
 			}
 		}
-		// A section of no layers runs once, and states no first layer.
-		layers := section.Layers >= 0 && section.Layers <= maxLayers &&
-			section.First >= 0 && section.First <= maxLayers-section.Layers &&
-			(section.Layers > 0 || section.First == 0)
-		flags := section.Flags >= 0 && section.Flags <= steps
-		if len(section.Lanes) > maxProcs || steps > maxSteps || !layers || !flags {
-			c.fail(section.path(), "%d lanes, %d steps, %d layers, %d flags: out of range",
-				len(section.Lanes), steps, section.Layers, section.Flags)
-		}
+	}
+	// A section of no layers runs once, and states no first layer.
+	layers := section.Layers >= 0 && section.Layers <= maxLayers &&
+		section.First >= 0 && section.First <= maxLayers-section.Layers &&
+		(section.Layers > 0 || section.First == 0)
+	flags := section.Flags >= 0 && section.Flags <= steps
+	if len(section.Lanes) > maxProcs || steps > maxSteps || !layers || !flags {
+		c.fail(section.path(), "%d lanes, %d steps, %d layers, %d flags: out of range",
+			len(section.Lanes), steps, section.Layers, section.Flags)
 	}
 }

@@ -168,29 +168,9 @@ func (s *session) predict(plan *planir.Plan) error {
 		plan.Predictions = nil
 		before := *plan
 		before.Decisions, before.Solver = slices.Clone(plan.Decisions), slices.Clone(plan.Solver)
-		changed := false
-		for i := range plan.Program.Programs {
-			ph := &plan.Program.Programs[i]
-			pred, err := s.prediction(plan, ph)
-			if err != nil {
-				return err
-			}
-			// The fastest single processor that beats the plan, if there is one.
-			best := -1
-			for i := range pred.Singles {
-				if pred.Singles[i].NS < pred.PlanNS && (best < 0 || pred.Singles[i].NS < pred.Singles[best].NS) {
-					best = i
-				}
-			}
-			if best >= 0 && !changed && !kept {
-				if changed, err = s.placeOn(plan, ph.Rows, pred.Singles[best].Proc); err != nil {
-					return err
-				}
-			}
-			plan.Predictions = append(plan.Predictions, pred)
-		}
-		if !changed {
-			return nil
+		changed, err := s.predictPrograms(plan, !kept)
+		if err != nil || !changed {
+			return err
 		}
 		if err := s.lower(plan); err != nil {
 			return err
@@ -203,6 +183,36 @@ func (s *session) predict(plan *planir.Plan) error {
 			*plan, kept = before, true
 		}
 	}
+}
+
+// predictPrograms adds the prediction of every program. With give, the first program that is slower than on a single
+// processor is given to the fastest one; changed reports whether one was.
+func (s *session) predictPrograms(plan *planir.Plan, give bool) (changed bool, err error) {
+	for i := range plan.Program.Programs {
+		program := &plan.Program.Programs[i]
+		predicted, err := s.prediction(plan, program)
+		if err != nil {
+			return false, err
+		}
+		if proc := fasterSingle(&predicted); proc != "" && give && !changed {
+			if changed, err = s.placeOn(plan, program.Rows, proc); err != nil {
+				return false, err
+			}
+		}
+		plan.Predictions = append(plan.Predictions, predicted)
+	}
+	return changed, nil
+}
+
+// fasterSingle is the processor that alone executes a program fastest, if that is faster than the plan, else "".
+func fasterSingle(predicted *planir.Prediction) (proc string) {
+	least := predicted.PlanNS
+	for _, single := range predicted.Singles {
+		if single.NS < least {
+			least, proc = single.NS, single.Proc
+		}
+	}
+	return proc
 }
 
 // placeOn decides a program's own sections for one processor. It returns false when they are decided so already. The

@@ -133,19 +133,23 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
 		return best, nil
 	}
-	// Optimal, unless the search was cut off: then the bound of the pair that was next.
-	report := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: price.Whole(best.ns),
-		BoundNS: price.Whole(best.ns)}
+	best.report = s.searchReport(best.ns, status, bound)
+	return best, nil
+}
+
+// searchReport is what a plan says of a search: optimal, or, where it was cut off, with the bound of the next pair.
+func (s *planner) searchReport(ns float64, status problem.Status, bound float64) *planir.Solve {
+	report := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: price.Whole(ns),
+		BoundNS: price.Whole(ns)}
 	if status != problem.Optimal {
 		report.BoundNS = min(report.BoundNS, price.Whole(bound))
 	}
-	for _, ph := range s.phases {
-		for _, list := range ph.options {
+	for _, phase := range s.phases {
+		for _, list := range phase.options {
 			report.Choices += len(list)
 		}
 	}
-	best.report = report
-	return best, nil
+	return report
 }
 
 // assignmentsOf are those of a pair.

@@ -121,7 +121,7 @@ func (f *File) Close() error { return f.region.Close() }
 // parse checks a whole file: 8 bytes of header length, a JSON header, the data.
 //
 // It reads the header member by member, because a JSON map would let a duplicate name hide the first one. It then
-// walks the tensors in the order of their data, to check that they cover it without holes or overlaps.
+// walks the tensors in the order of their data (attachData).
 func parse(raw []byte) ([]Tensor, error) {
 	if len(raw) < 8 {
 		return nil, fmt.Errorf("got %d bytes, want at least the 8 of the header length", len(raw))
@@ -137,11 +137,26 @@ func parse(raw []byte) ([]Tensor, error) {
 	if headerSize == 0 || header[0] != '{' {
 		return nil, fmt.Errorf("header does not begin with {")
 	}
-	// Entries, each checked against its own type and shape.
-	var found []extent
-	size := int64(0) // of the data, as described
+	found, size, err := parseHeader(header)
+	if err != nil {
+		return nil, fmt.Errorf("header: %w", err)
+	}
+	// The data ends where the last tensor does: what no tensor describes would escape every digest.
+	switch got := int64(len(data)); {
+	case got < size:
+		return nil, fmt.Errorf("truncated: got %d bytes, want %d", len(raw), 8+int64(headerSize)+size)
+	case got > size:
+		return nil, fmt.Errorf("got %d bytes, want %d: there is data no tensor describes",
+			len(raw), 8+int64(headerSize)+size)
+	}
+	return attachData(found, data)
+}
+
+// parseHeader reads the entries of a header, each checked against its own type and shape, and the size of the data that
+// they describe.
+func parseHeader(header []byte) (found []extent, size int64, err error) {
 	names := map[string]bool{}
-	err := eachMember(header, func(name string, value json.RawMessage) error {
+	err = eachMember(header, func(name string, value json.RawMessage) error {
 		if names[name] {
 			return fmt.Errorf("key %q twice", name)
 		}
@@ -163,17 +178,11 @@ func parse(raw []byte) ([]Tensor, error) {
 		found, size = append(found, entry), max(size, entry.end)
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("header: %w", err)
-	}
-	// The data ends where the last tensor does: what no tensor describes would escape every digest.
-	switch got := int64(len(data)); {
-	case got < size:
-		return nil, fmt.Errorf("truncated: got %d bytes, want %d", len(raw), 8+int64(headerSize)+size)
-	case got > size:
-		return nil, fmt.Errorf("got %d bytes, want %d: there is data no tensor describes",
-			len(raw), 8+int64(headerSize)+size)
-	}
+	return found, size, err
+}
+
+// attachData gives the tensors their data, in its order. They must cover it without holes or overlaps.
+func attachData(found []extent, data []byte) ([]Tensor, error) {
 	// In the order of their data; empty tensors before the one that begins at the same byte.
 	sort.SliceStable(found, func(a, b int) bool {
 		if found[a].begin != found[b].begin {

@@ -56,25 +56,12 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 // The header is padded with blanks to a multiple of 64 bytes. It is written by hand because its
 // members keep the order of the data.
 func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offsets []int64, err error) {
+	if err := checkTensors(tensors); err != nil {
+		return nil, nil, err
+	}
 	order := make([]int, len(tensors))
-	seen := map[string]bool{}
-	for i := range tensors {
-		tensor := &tensors[i]
+	for i := range order {
 		order[i] = i
-		fail := func(format string, args ...any) error {
-			return diag.New(diag.ClassInput, "lay out safetensors: tensor %q: %s",
-				tensor.Name, fmt.Sprintf(format, args...))
-		}
-		if seen[tensor.Name] || tensor.Name == metadataKey || !utf8.ValidString(tensor.Name) {
-			return nil, nil, fail("name is used twice, reserved, or not valid UTF-8")
-		}
-		seen[tensor.Name] = true
-		if elementBytes[string(tensor.Type)] == 0 {
-			return nil, nil, fail("unknown element type %q", tensor.Type)
-		}
-		if _, err := sizeOf(tensor.Type, tensor.Shape); err != nil {
-			return nil, nil, fail("%v", err)
-		}
 	}
 	// Larger elements first: each tensor is then aligned to its element without padding between.
 	sort.SliceStable(order, func(a, b int) bool {
@@ -84,26 +71,7 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 	var buf bytes.Buffer
 	buf.Write(make([]byte, 8))
 	buf.WriteByte('{')
-	quote := func(s string) {
-		enc := json.NewEncoder(&buf)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(s); err != nil {
-			panic("BUG: encode a string: " + err.Error())
-		}
-		buf.Truncate(buf.Len() - 1) // Encode ends with a line feed
-	}
-	if len(metadata) > 0 {
-		buf.WriteString(`"__metadata__":{`)
-		for i, key := range slices.Sorted(maps.Keys(metadata)) {
-			if i > 0 {
-				buf.WriteByte(',')
-			}
-			quote(key)
-			buf.WriteByte(':')
-			quote(metadata[key])
-		}
-		buf.WriteByte('}')
-	}
+	writeMetadata(&buf, metadata)
 	// One member for each tensor. Offsets count from the end of the header, and are shifted at the end.
 	at := int64(0)
 	offsets = make([]int64, len(tensors))
@@ -116,7 +84,7 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		end := at + elements(tensor.Shape)*elementBytes[string(tensor.Type)]
 		shape := strings.Join(strings.Fields(fmt.Sprint(tensor.Shape)), ",")
 		offsets[i] = at
-		quote(tensor.Name)
+		writeQuoted(&buf, tensor.Name)
 		fmt.Fprintf(&buf, `:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, strings.ToUpper(string(tensor.Type)),
 			shape, at, end)
 		at = end
@@ -135,4 +103,54 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		offsets[i] += int64(len(header))
 	}
 	return header, offsets, nil
+}
+
+// checkTensors refuses names, types and shapes that a file cannot have.
+func checkTensors(tensors []Tensor) error {
+	seen := map[string]bool{}
+	for i := range tensors {
+		tensor := &tensors[i]
+		fail := func(format string, args ...any) error {
+			return diag.New(diag.ClassInput, "lay out safetensors: tensor %q: %s",
+				tensor.Name, fmt.Sprintf(format, args...))
+		}
+		if seen[tensor.Name] || tensor.Name == metadataKey || !utf8.ValidString(tensor.Name) {
+			return fail("name is used twice, reserved, or not valid UTF-8")
+		}
+		seen[tensor.Name] = true
+		if elementBytes[string(tensor.Type)] == 0 {
+			return fail("unknown element type %q", tensor.Type)
+		}
+		if _, err := sizeOf(tensor.Type, tensor.Shape); err != nil {
+			return fail("%v", err)
+		}
+	}
+	return nil
+}
+
+// writeMetadata writes the member "__metadata__", if there is any metadata, with its keys in order.
+func writeMetadata(buf *bytes.Buffer, metadata map[string]string) {
+	if len(metadata) == 0 {
+		return
+	}
+	buf.WriteString(`"__metadata__":{`)
+	for i, key := range slices.Sorted(maps.Keys(metadata)) {
+		if i > 0 {
+			buf.WriteByte(',')
+		}
+		writeQuoted(buf, key)
+		buf.WriteByte(':')
+		writeQuoted(buf, metadata[key])
+	}
+	buf.WriteByte('}')
+}
+
+// writeQuoted writes a string as JSON.
+func writeQuoted(buf *bytes.Buffer, text string) {
+	encoder := json.NewEncoder(buf)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(text); err != nil {
+		panic("BUG: encode a string: " + err.Error())
+	}
+	buf.Truncate(buf.Len() - 1) // Encode ends with a line feed
 }

@@ -31,7 +31,8 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	rows := len(meanSquare)
 	if rows < 1 || rows > maxDim || len(directions)%rows != 0 {
 		return nil, diag.New(diag.ClassInput,
-			"importance: got %d mean squares and %d values of directions, want a whole number of directions for 1..%d rows", rows, len(directions), maxDim)
+			"importance: got %d mean squares and %d values of directions, want a whole number of directions for 1..%d rows",
+			rows, len(directions), maxDim)
 	}
 	importance := &Importance{k: rows, rank: len(directions) / rows, weight: make([]float32, rows), dir: directions,
 		cross: map[int][]float32{}}
@@ -56,18 +57,24 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	if mean == 0 { // nothing is known
 		mean = 1
 	}
-	// A channel that was silent while calibrating may speak later: it counts a little all the same.
-	const damp = 0.01
 	for i, value := range meanSquare {
 		importance.weight[i] = float32((float64(value)/mean + damp) / (1 + damp))
 	}
-	if importance.rank == 0 {
-		return importance, nil
+	if importance.rank > 0 {
+		importance.gain = feedbackGains(meanSquare, directions, mean)
 	}
-	// Gains, from the last row to the first. gain is G: each row adds v v'/d to the matrix that it is the inverse of,
-	// a change of rank one (Sherman-Morrison).
-	importance.gain = make([]float32, len(directions))
-	rank := importance.rank
+	return importance, nil
+}
+
+// damp is what a channel counts that was silent while calibrating, as a share of the mean: it may speak later.
+const damp = 0.01
+
+// feedbackGains are the gains [K,R] of each row's error feedback, from the last row to the first. Here gain is G: each
+// row adds v v'/d to the matrix that it is the inverse of, a change of rank one (Sherman-Morrison).
+func feedbackGains(meanSquare, directions []float32, mean float64) []float32 {
+	rows := len(meanSquare)
+	rank := len(directions) / rows
+	out := make([]float32, len(directions))
 	gain := make([]float64, rank*rank)
 	gv := make([]float64, rank)
 	for i := range rank {
@@ -91,13 +98,13 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 		}
 		for i := range rank {
 			factor := gv[i] / den
-			importance.gain[row*rank+i] = float32(factor)
+			out[row*rank+i] = float32(factor)
 			for j := range rank {
 				gain[i*rank+j] -= float64(factor * gv[j])
 			}
 		}
 	}
-	return importance, nil
+	return out
 }
 
 // maxRank is the largest number of directions.

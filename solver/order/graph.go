@@ -121,25 +121,11 @@ func (g Graph) Greedy() Schedule {
 			if free[proc] > now {
 				continue
 			}
-			// the paper's rule: the largest contribution, ties to the earliest chunk
-			best, bestC := -1, int64(0)
-			for i := range g {
-				j := next[i]
-				if j == len(g[i]) || g[i][j].Lane != proc {
-					continue
-				}
-				if at, ok := g.ready(&order, i, j); !ok || at > now {
-					continue
-				}
-				if c := g.contribution(done, i, j); best < 0 || c > bestC {
-					best, bestC = i, c
-				}
-			}
-			if best >= 0 {
-				order.Start[best][next[best]] = now
-				free[proc] = now + g[best][next[best]].NS
+			if chunk := g.largest(&order, done, next, proc, now); chunk >= 0 {
+				order.Start[chunk][next[chunk]] = now
+				free[proc] = now + g[chunk][next[chunk]].NS
 				order.End = max(order.End, free[proc])
-				next[best]++
+				next[chunk]++
 				left--
 			}
 		}
@@ -161,6 +147,25 @@ func (g Graph) Greedy() Schedule {
 		now = later
 	}
 	return order
+}
+
+// largest is the paper's rule: of the chunks whose next subgraph can start on a processor now, the one with the largest
+// contribution, of equal ones the earliest; -1 where there is none.
+func (g Graph) largest(order *Schedule, done [][]bool, next []int, proc int, now int64) int {
+	best, most := -1, int64(0)
+	for i := range g {
+		j := next[i]
+		if j == len(g[i]) || g[i][j].Lane != proc {
+			continue
+		}
+		if at, ok := g.ready(order, i, j); !ok || at > now {
+			continue
+		}
+		if contribution := g.contribution(done, i, j); best < 0 || contribution > most {
+			best, most = i, contribution
+		}
+	}
+	return best
 }
 
 // startable reports whether the next subgraph of any chunk can start by a time.

@@ -1,6 +1,7 @@
 package problem
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -112,42 +113,58 @@ func (p *Tiers) Experts() int { return len(p.Layers[0].Rows) }
 
 // Validate reports the first thing that makes the instance meaningless.
 func (p *Tiers) Validate() error {
-	fail := func(format string, args ...any) error {
-		return diag.New(diag.ClassInternal, "tiers %q: %s", p.Name, fmt.Sprintf(format, args...))
+	for _, check := range []func() error{p.validateCapacities, p.validateSizes, p.validateLimits, p.validateTimes} {
+		if err := check(); err != nil {
+			return diag.New(diag.ClassInternal, "tiers %q: %v", p.Name, err)
+		}
 	}
+	for i := range p.Layers {
+		if err := p.validateLayer(&p.Layers[i]); err != nil {
+			return diag.New(diag.ClassInternal, "tiers %q: layer %q: %v", p.Name, p.Layers[i].Name, err)
+		}
+	}
+	return nil
+}
+
+// validateCapacities looks at the capacities that tiers may have.
+func (p *Tiers) validateCapacities() error {
 	if p.Tile < 1 || len(p.Capacities) < 1 || len(p.Capacities) >= MaxTierChoices || p.MaxTiers < 1 {
-		return fail("%d capacities of multiples of %d, at most %d in use, want 1..%d of at least 1",
+		return fmt.Errorf("%d capacities of multiples of %d, at most %d in use, want 1..%d of at least 1",
 			len(p.Capacities), p.Tile, p.MaxTiers, MaxTierChoices-1)
 	}
 	for i, capacity := range p.Capacities {
 		if capacity < 1 || capacity > MaxTierRows || capacity%p.Tile != 0 || i > 0 && p.Capacities[i-1] >= capacity {
-			return fail("capacities %v, want ascending multiples of %d up to %d", p.Capacities, p.Tile, MaxTierRows)
+			return fmt.Errorf("capacities %v, want ascending multiples of %d up to %d", p.Capacities, p.Tile, MaxTierRows)
 		}
 	}
+	return nil
+}
+
+// validateSizes looks at sizes of graphs and layers, and at how many rows may be dropped.
+func (p *Tiers) validateSizes() error {
 	switch {
 	case p.ExpertBytes < 1 || p.GraphBytes < 0 || p.MaxGraphs < -1:
-		return fail("experts of %d bytes, graphs of at most %d, at most %d graphs", p.ExpertBytes, p.GraphBytes, p.MaxGraphs)
+		return fmt.Errorf("experts of %d bytes, graphs of at most %d, at most %d graphs", p.ExpertBytes, p.GraphBytes,
+			p.MaxGraphs)
 	case !within(p.MaxDropPPM, 0, 1e6) || !p.Drop && p.MaxDropPPM != 0:
-		return fail("at most %d parts per million are dropped, want 0..1000000, and 0 without dropping", p.MaxDropPPM)
+		return fmt.Errorf("at most %d parts per million are dropped, want 0..1000000, and 0 without dropping",
+			p.MaxDropPPM)
 	case len(p.Layers) == 0 || len(p.Layers[0].Rows) == 0 || len(p.Layers[0].Rows[0]) == 0:
-		return fail("no layers, experts or observed chunks")
+		return errors.New("no layers, experts or observed chunks")
 	case len(p.Layers)*p.Experts()*p.Chunks() > MaxTierLoads:
-		return fail("more than %d observed loads", MaxTierLoads)
+		return fmt.Errorf("more than %d observed loads", MaxTierLoads)
 	}
+	return nil
+}
+
+// validateLimits looks at what slots share.
+func (p *Tiers) validateLimits() error {
 	for i := range p.Limits {
 		limit := &p.Limits[i]
 		if !within(limit.Bytes, 1, maxTierBytes) || !within(limit.Expert, 0, maxTierBytes) ||
 			!within(limit.Row, 0, maxTierBytes/MaxTierRows) || limit.Expert+limit.Row < 1 {
-			return fail("limit %q: at most %d bytes, %d for an expert and %d for a row", limit.Name, limit.Bytes, limit.Expert,
-				limit.Row)
-		}
-	}
-	if err := p.validateTimes(); err != nil {
-		return fail("%v", err)
-	}
-	for i := range p.Layers {
-		if err := p.validateLayer(&p.Layers[i]); err != nil {
-			return fail("layer %q: %v", p.Layers[i].Name, err)
+			return fmt.Errorf("limit %q: at most %d bytes, %d for an expert and %d for a row", limit.Name, limit.Bytes,
+				limit.Expert, limit.Row)
 		}
 	}
 	return nil

@@ -117,47 +117,18 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	fail := func(err error, hint string, args ...any) error {
+	fail := func(err error, hint string) error {
 		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name,
-			err).WithHint(hint, args...)
+			err).WithHint("%s", hint)
 	}
 	cores, err := affinity.Select(config.Select)
 	if err != nil {
 		return nil, fmt.Errorf("open processor %q of driver %q: %w", config.Select, Name, err)
 	}
-	// options, with prefixes for those of the provider and of the session
 	proc := &processor{cores: cores, models: map[string]*model{}, loaded: map[*executable]bool{}}
-	path := ""
-	for _, option := range slices.Sorted(maps.Keys(config.Options)) {
-		text := config.Options[option]
-		if key, ok := strings.CutPrefix(option, optProvider+"."); ok && key != "" {
-			proc.providerOptions = append(proc.providerOptions, [2]string{key, text})
-			continue
-		}
-		if key, ok := strings.CutPrefix(option, "config."); ok && key != "" {
-			if key == noFallback || key == asWritten {
-				return nil, fail(fmt.Errorf("option %q is hetc's own", option),
-					"nothing may fall back to another processor, or compute in another precision")
-			}
-			proc.config = append(proc.config, [2]string{key, text})
-			continue
-		}
-		switch option {
-		case optLibrary:
-			path = text
-		case optProvider:
-			proc.provider = text
-		default:
-			return nil, fail(fmt.Errorf("unknown option %q", option),
-				"options: library, provider, provider.KEY, config.KEY")
-		}
-	}
-	if proc.provider == cpuProvider {
-		proc.provider = ""
-	}
-	if proc.provider == "" && len(proc.providerOptions) > 0 {
-		return nil, fail(fmt.Errorf("option \"provider.%s\" without a provider that takes options",
-			proc.providerOptions[0][0]), "name it: provider: NAME")
+	path, hint, err := proc.readOptions(config.Options)
+	if err != nil {
+		return nil, fail(err, hint)
 	}
 	lib, err := find(path)
 	if err != nil {
@@ -190,6 +161,42 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	}
 	proc.caps, proc.Name = capabilities(cores, proc.storage, convolves), name(cores, proc.provider)
 	return proc, nil
+}
+
+// readOptions takes the options over, those of the provider and of the session by their prefixes, and returns the path
+// of the library. An error comes with a hint.
+func (p *processor) readOptions(options map[string]string) (path, hint string, err error) {
+	for _, option := range slices.Sorted(maps.Keys(options)) {
+		text := options[option]
+		if key, ok := strings.CutPrefix(option, optProvider+"."); ok && key != "" {
+			p.providerOptions = append(p.providerOptions, [2]string{key, text})
+			continue
+		}
+		if key, ok := strings.CutPrefix(option, "config."); ok && key != "" {
+			if key == noFallback || key == asWritten {
+				return "", "nothing may fall back to another processor, or compute in another precision",
+					fmt.Errorf("option %q is hetc's own", option)
+			}
+			p.config = append(p.config, [2]string{key, text})
+			continue
+		}
+		switch option {
+		case optLibrary:
+			path = text
+		case optProvider:
+			p.provider = text
+		default:
+			return "", "options: library, provider, provider.KEY, config.KEY", fmt.Errorf("unknown option %q", option)
+		}
+	}
+	if p.provider == cpuProvider {
+		p.provider = ""
+	}
+	if p.provider == "" && len(p.providerOptions) > 0 {
+		return "", "name it: provider: NAME", fmt.Errorf("option \"provider.%s\" without a provider that takes options",
+			p.providerOptions[0][0])
+	}
+	return path, "", nil
 }
 
 // noFallback makes the library refuse nodes that the provider does not take, instead of computing

@@ -160,30 +160,9 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	}
 	proc := &processor{Local: driver.Local{Name: Name + ":" + config.Select}, loaded: map[*executable]bool{},
 		files: map[[32]byte]*staged{}}
-	library, ort := "", ""
-	// options; those of the compiler are only checked
-	for _, key := range slices.Sorted(maps.Keys(config.Options)) {
-		text := config.Options[key]
-		switch key {
-		case optLibrary:
-			library = text
-		case optORT:
-			ort = text
-		case optSoC, optArch, optVTCM, optLevel:
-			number, err := strconv.Atoi(text)
-			if err != nil || number < 0 {
-				return nil, fail(fmt.Errorf("option %q is %q, want a number", key, text), "")
-			}
-			switch key {
-			case optSoC:
-				proc.soc = number
-			case optArch:
-				proc.arch = number
-			}
-		default:
-			return nil, fail(fmt.Errorf("unknown option %q", key), "options: %s",
-				strings.Join([]string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}, ", "))
-		}
+	library, ort, hint, err := proc.readOptions(config.Options)
+	if err != nil {
+		return nil, fail(err, "%s", hint)
 	}
 	// One of both selectors exists on a platform; the other one's error says what to do instead.
 	device := platform(runtime.GOOS, runtime.GOARCH)
@@ -218,6 +197,35 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 		return nil, fail(err, "")
 	}
 	return proc, nil
+}
+
+// readOptions takes the options over, of which those of the compiler are only checked, and returns the libraries that
+// they name. An error may come with a hint.
+func (p *processor) readOptions(options map[string]string) (library, ort, hint string, err error) {
+	for _, key := range slices.Sorted(maps.Keys(options)) {
+		text := options[key]
+		switch key {
+		case optLibrary:
+			library = text
+		case optORT:
+			ort = text
+		case optSoC, optArch, optVTCM, optLevel:
+			number, err := strconv.Atoi(text)
+			if err != nil || number < 0 {
+				return "", "", "", fmt.Errorf("option %q is %q, want a number", key, text)
+			}
+			switch key {
+			case optSoC:
+				p.soc = number
+			case optArch:
+				p.arch = number
+			}
+		default:
+			known := []string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}
+			return "", "", "options: " + strings.Join(known, ", "), fmt.Errorf("unknown option %q", key)
+		}
+	}
+	return library, ort, "", nil
 }
 
 // Shards are multiples of tileN columns, or of tileK along the reduction: a tile of the HTP's
