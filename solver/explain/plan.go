@@ -75,7 +75,7 @@ func TimesOf(plan *planir.Plan) []ProgramTimes {
 		ph := &plan.Program.Programs[i]
 		t := timesSum{
 			ProgramTimes: ProgramTimes{Program: ph.Name, Phase: ph.Phase, Rows: ph.Rows},
-			plan:         plan, graphs: graphs, busy: map[string]int64{}, times: map[string]int64{},
+			plan:         plan, graphs: graphs, busy: plan.BusyNS(ph), times: map[string]int64{},
 		}
 		t.predictions()
 		for i := range ph.Sections {
@@ -120,7 +120,6 @@ func (t *timesSum) section(sec *planir.Section) {
 	for _, lane := range sec.Lanes {
 		for i := range lane.Steps {
 			step := &lane.Steps[i]
-			t.busy[lane.Proc] += layers * step.ExpectNS
 			graph := t.graphs[step.Run]
 			if graph == nil {
 				continue

@@ -42,13 +42,8 @@ func (u *usage) called(program *planir.PhaseProgram, ns int64) {
 	if whole <= 0 {
 		return
 	}
-	for i := range program.Sections {
-		section := &program.Sections[i]
-		for _, lane := range section.Lanes {
-			for _, step := range lane.Steps {
-				u.busy[lane.Proc] += float64(step.ExpectNS) * float64(max(1, section.Layers)) * float64(ns) / float64(whole)
-			}
-		}
+	for proc, busy := range u.plan.BusyNS(program) {
+		u.busy[proc] += float64(busy) * float64(ns) / float64(whole)
 	}
 }
 
