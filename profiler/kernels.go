@@ -478,7 +478,8 @@ func (s *kernelSet) addGEMV(ctx context.Context, operator op.Op, bytes int64, wh
 }
 
 // headShapes are heads of attention: of small models, with eight, seven, four and one query heads for a key, of sizes
-// that are multiples of 32 and that are not. The first are measured over every type of cache, the others over one.
+// that are multiples of 32 and that are not. The first are measured over every type of cache, the others over
+// those of 16 bits.
 var headShapes = []struct{ heads, kvHeads, dim int }{{32, 4, 64}, {14, 2, 64}, {16, 16, 80}, {24, 6, 96}, {32, 8, 128}}
 
 // longPrompt is how many times the rows of a call the positions are in a call at the end of a long prompt, and in a
@@ -487,14 +488,14 @@ const longPrompt = 4
 
 // addAttention adds attention of a prompt, of the end of a longer one, and of a decode step.
 func (s *kernelSet) addAttention(ctx context.Context) error {
-	usual := s.one.caps.KV[0]
-	if slices.Contains(s.one.caps.KV, op.F16) {
-		usual = op.F16
+	usual := []op.Type{op.F16, op.BF16}
+	if !slices.Contains(s.one.caps.KV, op.F16) {
+		usual = s.one.caps.KV[:1]
 	}
 	rows := s.size.rows[len(s.size.rows)/2]
 	for number, shape := range headShapes {
 		for _, cached := range s.one.caps.KV {
-			if number > 0 && cached != usual {
+			if number > 0 && !slices.Contains(usual, cached) {
 				continue
 			}
 			operator := op.Op{

@@ -41,10 +41,11 @@ func TestCacheChosen(t *testing.T) {
 	for _, cache := range op.CacheTypes {
 		named[cache] = solve(t, open(cache, 0)).ExpectedNS
 	}
-	if !(named[op.Q8] < named[op.F16] && named[op.F16] < named[op.F32]) {
-		t.Fatalf("expected times %v, want less with fewer bits", named)
+	if !(named[op.Q8] < named[op.F16] && named[op.BF16] == named[op.F16] && named[op.F16] < named[op.F32]) {
+		t.Fatalf("expected times %v, want less with fewer bits and equal ones with as many", named)
 	}
 	half, byte8 := calibration.CacheLoss{Type: op.F16, KL: 1e-6}, calibration.CacheLoss{Type: op.Q8, KL: 2e-3}
+	brain := calibration.CacheLoss{Type: op.BF16, KL: 1e-4}
 	for _, c := range []struct {
 		limit  float64
 		losses []calibration.CacheLoss
@@ -53,11 +54,12 @@ func TestCacheChosen(t *testing.T) {
 		kl     float64
 	}{
 		{0, nil, op.Q8, 0, math.NaN()},
-		{0.01, []calibration.CacheLoss{half, byte8}, op.Q8, 0, 2e-3},
-		{1e-3, []calibration.CacheLoss{half, byte8}, op.F16, 1, 1e-6},
-		{1e-7, []calibration.CacheLoss{half, byte8}, op.F32, 2, 0},
-		{0.01, nil, op.F32, 2, 0},
-		{0.01, []calibration.CacheLoss{byte8}, op.Q8, 1, 2e-3},
+		{0.01, []calibration.CacheLoss{half, brain, byte8}, op.Q8, 0, 2e-3},
+		{1e-3, []calibration.CacheLoss{half, brain, byte8}, op.F16, 1, 1e-6}, // as fast as bf16, and more exact
+		{1e-3, []calibration.CacheLoss{brain, byte8}, op.BF16, 2, 1e-4},
+		{1e-7, []calibration.CacheLoss{half, brain, byte8}, op.F32, 3, 0},
+		{0.01, nil, op.F32, 3, 0},
+		{0.01, []calibration.CacheLoss{byte8}, op.Q8, 2, 2e-3},
 	} {
 		result := solve(t, open(workload.CacheBest, c.limit, c.losses...))
 		left := 0

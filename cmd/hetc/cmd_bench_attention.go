@@ -24,7 +24,7 @@ func newBenchAttention(ui *cli.Streams) *cobra.Command {
 	flags.IntVar(&options.HeadDim, "head-dim", 64, "columns of a head")
 	flags.IntVar(&options.Rows, "rows", 512, "rows of a call, the last ones of the context")
 	flags.IntSliceVar(&options.Contexts, "contexts", []int{512, 1024, 2048, 4096, 8192}, "positions, rows included")
-	flags.StringVar(&options.Cache, "cache", string(op.F16), "type of the cache: f32, f16 or q8")
+	flags.StringVar(&options.Cache, "cache", string(op.F16), "type of the cache: f32, f16, bf16 or q8")
 	flags.Float64Var(&options.Density, "density", 0.2, "share of the positions that are attended to")
 	flags.IntVar(&options.Least, "least", 0, "positions that are attended to at least")
 	flags.IntVar(&options.Block, "block", op.SparseBlock, "queries that share a selection")

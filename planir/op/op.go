@@ -26,8 +26,9 @@ const (
 // Q8 is the type of a cache alone: rows of 8-bit codes as U8, each row followed by its scale, a float32.
 const Q8 Type = "q8"
 
-// CacheTypes are the types that keys and values are stored in.
-var CacheTypes = []Type{F32, F16, Q8}
+// CacheTypes are the types that keys and values are stored in, the most exact one first. Over a cache of BF16 attention
+// multiplies in it: queries and the weights of the softmax are rounded to it, too, as keys and values are.
+var CacheTypes = []Type{F32, F16, BF16, Q8}
 
 // CacheRow is how a cache of the type stores a key or a value of dim numbers: cols elements.
 func (t Type) CacheRow(dim int) (element Type, cols int) {

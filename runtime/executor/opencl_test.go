@@ -143,7 +143,7 @@ func TestOpenCLLogits(t *testing.T) {
 	}
 }
 
-// Caches of every type on a device, alone and with heads divided between it and the host, give the logits that they give on
+// Caches of every type that devices have, on a device, alone and with heads divided between it and the host, give the logits that they give on
 // the host: also where a prompt comes in pieces, and where the device has memory of its own.
 func TestOpenCLCaches(t *testing.T) {
 	require.Slow(t)
@@ -152,7 +152,7 @@ func TestOpenCLCaches(t *testing.T) {
 	ids, _ := ref[int32](t, "ids_3")
 	ids = ids[:40]
 	on := proc("a", first, "")
-	for _, cache := range op.CacheTypes {
+	for _, cache := range []op.Type{op.F32, op.F16, op.Q8} {
 		plan := func(f layoutOf, procs ...planir.Proc) *planir.Plan {
 			return withCache(t, m, makePlan(t, m, procs, []int{1, 16}, 64, op.A32W32, f), cache)
 		}

@@ -395,6 +395,10 @@ func fillCache(bytes []byte, cache op.Type, dim int, rng *rand.Rand) {
 		for i := 0; i+1 < len(bytes); i += 2 { // +-1 to +-2
 			bytes[i], bytes[i+1] = byte(rng.Uint32()), 0x3c|byte(rng.Uint32()&0x83)
 		}
+	case op.BF16:
+		for i := 0; i+1 < len(bytes); i += 2 { // +-1 to +-2
+			bytes[i], bytes[i+1] = 0x80|byte(rng.Uint32()), 0x3f|byte(rng.Uint32()&0x80)
+		}
 	case op.Q8:
 		row := dim + 4
 		for i := range bytes {

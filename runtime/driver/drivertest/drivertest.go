@@ -913,6 +913,8 @@ func testRefusedValues(t *testing.T, f *Factory) {
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", -1, 3, 0, []string{"embed", "row 1", "-1"}},
 		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 3, 0,
 			[]string{"kv_append", "row 1"}},
+		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.BF16}, "qkv", 3.4e38, 3, 0,
+			[]string{"kv_append", "row 1", "bf16"}},
 		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, 3, []string{"select_row", "row 3"}},
 		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, -1, []string{"select_row", "row -1"}},
 		{route, "logits", math.NaN(), 3, 0, []string{"route", "row 1"}},

@@ -257,6 +257,8 @@ func longContexts(add func(ops ...op.Op)) {
 			add(operator)
 			operator.KV, operator.Cap = op.F32, 20
 			add(operator)
+			operator.KV = op.BF16
+			add(operator)
 		}
 	}
 }

@@ -730,9 +730,27 @@ func attention(e *evaluation) {
 					sum, size = sum+term, size+math.Abs(term)
 				}
 				e.out[0].set(row, head*e.HeadDim+i, sum, e.cached(size)*steep)
+				e.out[0].doubt[row*e.out[0].value.Cols+head*e.HeadDim+i] = e.roundedShares(size)
 			}
 		}
 	}
+}
+
+// roundedShares is how far a sum of values may be off, whose weighted terms have this magnitude, because the weights are
+// rounded to the cache's type where that is bf16. What they are relative to is not defined.
+func (e *evaluation) roundedShares(size float64) float64 {
+	if e.KV == op.BF16 {
+		return size / (1 << 8)
+	}
+	return 0
+}
+
+// query is an element of a query as attention multiplies it.
+func (e *evaluation) query(row, column int) float64 {
+	if e.KV == op.BF16 {
+		return round(op.BF16, e.in[0].at(row, column))
+	}
+	return e.in[0].at(row, column)
 }
 
 // shares is the softmax of a query's scores with count positions, whose keys begin at a row of the
@@ -758,7 +776,7 @@ func (e *evaluation) sharesOf(row, query, begin, count int, seen func(pos int) b
 		}
 		score := 0.0
 		for i := range e.HeadDim {
-			score += e.in[0].at(row, query+i) * e.cache.k[(begin+pos)*e.HeadDim+i]
+			score += e.query(row, query+i) * e.cache.k[(begin+pos)*e.HeadDim+i]
 		}
 		score *= scale
 		if e.Cap > 0 {
@@ -899,7 +917,7 @@ func round(t op.Type, v float64) float64 {
 	return decode(b[:], t)
 }
 
-// encode stores a number; f16 rounds to nearest, ties to even, bf16 must be exact.
+// encode stores a number; f16 and bf16 round to nearest, ties to even.
 func encode(dst []byte, elem op.Type, value float64) {
 	switch elem {
 	case op.F32:
@@ -911,7 +929,14 @@ func encode(dst []byte, elem op.Type, value float64) {
 	case op.I8:
 		dst[0] = uint8(int8(value))
 	case op.BF16:
-		binary.LittleEndian.PutUint16(dst, uint16(math.Float32bits(float32(value))>>16))
+		// The upper half of a float32, and one more where the lower half is more than half of its unit, or that and
+		// the upper one is odd.
+		bits := math.Float32bits(float32(value))
+		brain := uint16(bits >> 16)
+		if low := bits & 0xffff; low > 0x8000 || low == 0x8000 && brain%2 == 1 {
+			brain++
+		}
+		binary.LittleEndian.PutUint16(dst, brain)
 	case op.F16:
 		half, size := uint16(0), math.Abs(value)
 		if math.Signbit(value) {

@@ -188,11 +188,12 @@ func sparseAttention(e *evaluation) {
 						term := own * share * e.cache.v[(begin+pos)*e.HeadDim+i]
 						sum, size = sum+term, size+math.Abs(term)
 					}
-					out := head*e.HeadDim + i
+					out, doubt := head*e.HeadDim+i, e.roundedShares(size)
 					if rest != nil { // means are rounded before they are multiplied
 						sum, size = sum+(1-own)*rest.v[i], size+(1-own)*rest.size[i]
-						e.out[0].doubt[row*e.out[0].value.Cols+out] = 1e-6 * steep * (1 - own) * size
+						doubt += 1e-6 * steep * (1 - own) * size
 					}
+					e.out[0].doubt[row*e.out[0].value.Cols+out] = doubt
 					e.out[0].set(row, out, sum, e.cached(size)*steep)
 				}
 			}
@@ -220,7 +221,7 @@ func (e *evaluation) withRest(row, query, begin, unseen int, span *op.SparseSpan
 			scale = 1 / math.Sqrt(float64(e.HeadDim))
 		}
 		for i, value := range key {
-			sum += e.in[0].at(row, query+i) * value
+			sum += e.query(row, query+i) * value
 		}
 		if sum *= scale; e.Cap > 0 {
 			sum = e.Cap * math.Tanh(sum/e.Cap)

@@ -266,13 +266,8 @@ func (s *sparse) largestKey(kvHead, from, to int, own []float32) (largest float3
 	exe, dim := s.e, s.op.HeadDim
 	begin := exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*dim
 	for pos := from; pos < to; pos++ {
-		if at := begin + pos*dim; s.op.KV == op.F16 {
-			wide := own[:dim]
-			exe.p.set.FromF16(wide, exe.k.u16[at:at+dim])
-			largest = largestOf(wide, largest)
-		} else {
-			largest = largestOf(exe.k.f32[at:at+dim], largest)
-		}
+		at := begin + pos*dim
+		largest = largestOf(s.wide(own[:dim], &exe.k, at, at+dim), largest)
 	}
 	return largest
 }
@@ -308,13 +303,9 @@ func (s *sparse) packKeys(tile []byte, kvHead, pos, end int, own []float32) bool
 		case op.Q8:
 			key = exe.k.raw[from : from+dim]
 			own[0] = kernel.ScaleQ8(exe.k.raw[from:], dim)
-		case op.F16:
-			set.FromF16(wide, exe.k.u16[from:from+dim])
-			if set.QuantStatic(quantised, scale, kernel.Rows(wide, dim), 1, dim) >= 0 {
-				return false
-			}
 		default:
-			if set.QuantStatic(quantised, scale, kernel.Rows(exe.k.f32[from:from+dim], dim), 1, dim) >= 0 {
+			numbers := s.wide(wide, &exe.k, from, from+dim)
+			if set.QuantStatic(quantised, scale, kernel.Rows(numbers, dim), 1, dim) >= 0 {
 				return false
 			}
 		}
@@ -600,12 +591,9 @@ func (s *sparse) addRows(sums, wide []float32, side *operand, kvHead, from, to i
 		rows := min(restRows, to-pos)
 		at := begin + pos*cols
 		values := wide[:rows*dim]
-		switch s.op.KV {
-		case op.F32:
-			values = side.f32[at : at+rows*dim]
-		case op.F16:
-			set.FromF16(values, side.u16[at:at+rows*dim])
-		default:
+		if s.op.KV != op.Q8 {
+			values = s.wide(values, side, at, at+rows*dim)
+		} else {
 			for row := range rows {
 				codes := side.raw[at+row*cols:][:cols]
 				scale := kernel.ScaleQ8(codes, dim)
@@ -619,6 +607,19 @@ func (s *sparse) addRows(sums, wide []float32, side *operand, kvHead, from, to i
 			set.Add(total, total, kernel.Rows(values, dim).From(row, 0), 1, dim)
 		}
 	}
+}
+
+// wide returns elements from..to of one side of a cache that is not of 8 bits as float32. It may write them to own.
+func (s *sparse) wide(own []float32, side *operand, from, to int) []float32 {
+	switch s.op.KV {
+	case op.F16:
+		s.e.p.set.FromF16(own, side.u16[from:to])
+	case op.BF16:
+		s.e.p.set.FromBF16(own, side.u16[from:to])
+	default:
+		return side.f32[from:to]
+	}
+	return own
 }
 
 // restRows is how many cached rows rests widens at a time, in less scratch than attention takes.
@@ -644,11 +645,15 @@ func (s *sparse) dense(
 		set.AttentionF32(out, queries, k, v, scratch, call)
 	case op.Q8:
 		set.AttentionQ8(out, queries, keys, values, scratch, call)
-	default:
+	case op.F16, op.BF16:
 		k, err := mem.View[uint16](keys)
 		v, other := mem.View[uint16](values)
 		if err := cmp.Or(err, other); err != nil {
 			return err
+		}
+		if s.op.KV == op.BF16 {
+			set.AttentionBF16(out, queries, k, v, scratch, call)
+			return nil
 		}
 		set.AttentionF16(out, queries, k, v, scratch, call)
 	}

@@ -813,7 +813,8 @@ func (b *builder) kvAppend() step {
 			copy(cache.f32[to:to+dim], x)
 			return true
 		},
-		op.F16: func(_ int, cache *operand, to int, x []float32) bool { return set.ToF16(cache.u16[to:to+dim], x) },
+		op.F16:  func(_ int, cache *operand, to int, x []float32) bool { return set.ToF16(cache.u16[to:to+dim], x) },
+		op.BF16: func(_ int, cache *operand, to int, x []float32) bool { return set.ToBF16(cache.u16[to:to+dim], x) },
 		op.Q8: func(worker int, cache *operand, to int, x []float32) bool {
 			return set.StoreQ8(cache.raw[to:to+cols], x, exe.have.mine(worker))
 		},
@@ -898,7 +899,9 @@ func (b *builder) attention() (step, error) {
 				set.AttentionF32(out, queries, exe.k.f32[from:to], exe.v.f32[from:to], scratch, call)
 			case op.Q8:
 				set.AttentionQ8(out, queries, exe.k.raw[from:to], exe.v.raw[from:to], scratch, call)
-			default:
+			case op.BF16:
+				set.AttentionBF16(out, queries, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
+			case op.F16:
 				set.AttentionF16(out, queries, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
 			}
 		},

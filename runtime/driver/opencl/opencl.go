@@ -408,7 +408,7 @@ func capabilities(own bool, settings settings, features *kernel.Features) *drive
 		Schemes: op.SchemesOf(Name),
 		Forms:   forms,
 		Layouts: maps.Clone(layouts),
-		KV:      slices.Clone(op.CacheTypes),
+		KV:      []op.Type{op.F32, op.F16, op.Q8},
 
 		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 		OwnMemory: own, Prepacks: own,

@@ -354,18 +354,8 @@ func (e *Estimate[T]) storedKeys(to []byte, kvHead, pos, count int) {
 
 // keyAt is a cached key as float32, valid until the next call.
 func (e *Estimate[T]) keyAt(kvHead, pos int) []float32 {
-	dim := e.op.HeadDim
-	if e.op.KV == op.F16 {
-		row := e.view.raw[(kvHead*e.view.context+pos)*dim*2:][:dim*2]
-		for i := range e.key {
-			e.key[i] = number.HalfToFloat(uint16(row[2*i]) | uint16(row[2*i+1])<<8)
-		}
-		return e.key
-	}
-	row := e.view.raw[(kvHead*e.view.context+pos)*dim*4:][:dim*4]
-	for i := range e.key {
-		e.key[i] = math.Float32frombits(binary.LittleEndian.Uint32(row[4*i:]))
-	}
+	size := int(e.op.KV.CacheRowBytes(e.op.HeadDim))
+	number.Decode(e.key, e.view.raw[(kvHead*e.view.context+pos)*size:][:size], e.op.KV)
 	return e.key
 }
 
