@@ -45,7 +45,7 @@ func (p *Piece) Op() op.Op { return p.Ops[len(p.Ops)-1] }
 func Cut(
 	section *Section, node *Node, decision *planir.Decision, proc func(name string) *planir.Proc,
 ) ([]Piece, error) {
-	if err := tiled(node, decision); err != nil {
+	if err := checkCover(node, decision); err != nil {
 		return nil, err
 	}
 	gatherer := gathererOf(decision, proc)
@@ -67,7 +67,7 @@ func Cut(
 					"share of %q: output %s is a column range of a wider buffer, %q writes whole buffers "+
 						"only, and no processor of the decision could gather it", share.Proc, view, share.Proc)
 			}
-			gathers = append(gathers, gathered(&piece, gatherer, section.Values[node.Out[0]]))
+			gathers = append(gathers, gatherFrom(&piece, gatherer, section.Values[node.Out[0]]))
 		}
 		out = append(out, piece)
 	}
@@ -82,8 +82,8 @@ func Cut(
 	return append(out, sums...), nil
 }
 
-// tiled checks that the shares of a decision cover its axis, one after the other.
-func tiled(node *Node, decision *planir.Decision) error {
+// checkCover checks that the shares of a decision cover its axis, one after the other.
+func checkCover(node *Node, decision *planir.Decision) error {
 	shares, axis := decision.Shares, decision.Axis
 	if len(shares) == 0 {
 		return fmt.Errorf("decision has no shares")
@@ -122,9 +122,9 @@ func gathererOf(decision *planir.Decision, proc func(name string) *planir.Proc) 
 	return ""
 }
 
-// gathered makes a piece write a dense buffer of its own, and returns the piece that moves it to its columns of the
+// gatherFrom makes a piece write a dense buffer of its own, and returns the piece that moves it to its columns of the
 // value. Padding rows are left behind.
-func gathered(piece *Piece, gatherer string, value Value) Piece {
+func gatherFrom(piece *Piece, gatherer string, value Value) Piece {
 	last := len(piece.Out) - 1
 	view := piece.Out[last]
 	dense := planir.View{
@@ -269,9 +269,9 @@ func cutShare(
 		}
 	}
 	// Narrow and pad first: what the processor is asked to execute is the piece, not the node.
-	cut.narrow()
+	cut.narrowToShare()
 	if share.PadRows > 0 {
-		if err := cut.pad(); err != nil {
+		if err := cut.padRows(); err != nil {
 			return Piece{}, err
 		}
 	}
@@ -304,8 +304,8 @@ func cutShare(
 // main is the piece's main operator, to be changed.
 func (c *shareCut) main() *op.Op { return &c.Ops[len(c.Ops)-1] }
 
-// narrow narrows operators and operands to the share's range of the axis.
-func (c *shareCut) narrow() {
+// narrowToShare narrows operators and operands to the share's range of the axis.
+func (c *shareCut) narrowToShare() {
 	from, to, operator := c.share.From, c.share.To, c.main()
 	switch c.axis {
 	case planir.AxisRows:
@@ -354,8 +354,8 @@ func (c *shareCut) narrow() {
 	}
 }
 
-// pad extends rows to the number that the share is padded to.
-func (c *shareCut) pad() error {
+// padRows extends rows to the number that the share is padded to.
+func (c *shareCut) padRows() error {
 	rows := c.share.PadRows
 	switch {
 	case c.node.Slots != nil:

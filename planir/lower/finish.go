@@ -15,10 +15,10 @@ func (b *builder) finish(rows []int) error {
 	b.finishBuffers()
 	b.finishCache()
 	rank := b.finishWeights()
-	if err := b.fold(rank); err != nil {
+	if err := b.markFolds(rank); err != nil {
 		return err
 	}
-	b.wholePacks()
+	b.dropSlottedPacks()
 	if err := b.finishPacks(rank); err != nil {
 		return err
 	}
@@ -183,9 +183,9 @@ func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
 		op.Weight{Name: StepsWeight(class), ScaleOf: class, K: 2, N: product.N})
 }
 
-// fold marks the weights that the plan's folds change: a fold divides the columns of one weight by factors and
+// markFolds marks the weights that the plan's folds change: a fold divides the columns of one weight by factors and
 // multiplies the rows of those that read its result, so that the product stays the same. rank is the weights' place.
-func (b *builder) fold(rank map[string]int) error {
+func (b *builder) markFolds(rank map[string]int) error {
 	groups := b.model.Folds()
 	for _, name := range b.plan.Folds {
 		i := slices.IndexFunc(groups, func(group models.FoldGroup) bool { return group.Name == name })

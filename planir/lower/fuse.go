@@ -16,8 +16,8 @@ import (
 // joined. Tasks that follow each other in the list have nothing between them, whatever the lanes; so what waits for one
 // of them waits for their step.
 //
-// For a processor that fuses, products are joined too, and what no other step reads stays inside the graph; see waits for
-// what is not joined. For others a graph is what their compiler was asked about. outside are the buffers that other
+// For a processor that fuses, products are joined too, and what no other step reads stays inside the graph; see waits
+// for what is not joined. For others a graph is what their compiler was asked about. outside are the buffers that other
 // sections read.
 func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string]bool) (out []*task) {
 	for i, next := range tasks {
@@ -42,7 +42,7 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 		}
 	}
 	for i, task := range out {
-		localise(task, inside[i])
+		keepInside(task, inside[i])
 	}
 	return out
 }
@@ -52,7 +52,8 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 func joinable(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 	next := tasks[index]
 	switch {
-	case proc.Fuses && fusible(before) && fusible(next) && !waits(tasks, index, before) && fits(proc, before, next):
+	case proc.Fuses && fusible(before) && fusible(next) && !delaysOthers(tasks, index, before) &&
+		weightsFit(proc, before, next):
 		if joined := join(before, next); joined != nil && overwrites(&joined.graph) == "" {
 			return joined
 		}
@@ -85,15 +86,15 @@ func readers(tasks []*task, i int, view planir.View) (out []*task) {
 		if overlapsAny(view, task.reads) {
 			out = append(out, task)
 		}
-		if slices.ContainsFunc(task.writes, func(w planir.View) bool { return contains(w, view) }) {
+		if slices.ContainsFunc(task.writes, func(w planir.View) bool { return covers(w, view) }) {
 			break
 		}
 	}
 	return out
 }
 
-// contains reports whether view w covers view v.
-func contains(w, v planir.View) bool {
+// covers reports whether view w covers view v.
+func covers(w, v planir.View) bool {
 	return w.Buffer == v.Buffer && w.R0 <= v.R0 && w.R1 >= v.R1 && w.C0 <= v.C0 && w.C1 >= v.C1
 }
 
@@ -103,9 +104,9 @@ func fusible(t *task) bool {
 		!slices.ContainsFunc(t.graph.Nodes, func(node op.Node) bool { return !fusibleKind(node.Op.Kind) })
 }
 
-// waits reports whether another processor would wait longer if task i were joined to a, the tasks before it, or a for
-// another processor: what a writes is read elsewhere, or what only the task reads is written elsewhere.
-func waits(tasks []*task, i int, before *task) bool {
+// delaysOthers reports whether another processor would wait longer if task i were joined to a, the tasks before it, or
+// a for another processor: what a writes is read elsewhere, or what only the task reads is written elsewhere.
+func delaysOthers(tasks []*task, i int, before *task) bool {
 	var fresh []planir.View
 	for _, view := range tasks[i].reads {
 		if !overlapsAny(view, before.reads) && !overlapsAny(view, before.writes) {
@@ -128,8 +129,8 @@ func overlapsAny(view planir.View, list []planir.View) bool {
 	return slices.ContainsFunc(list, func(w planir.View) bool { return view.Overlaps(w) })
 }
 
-// fits reports whether the weights of both are no more than one graph holds.
-func fits(proc *planir.Proc, a, b *task) bool {
+// weightsFit reports whether the weights of both are no more than one graph holds.
+func weightsFit(proc *planir.Proc, a, b *task) bool {
 	var bytes int64
 	for _, weight := range slices.Concat(a.graph.Weights, b.graph.Weights) {
 		if weight.Layout != op.RowsLayout {
@@ -181,8 +182,8 @@ func overwrites(graph *op.Graph) string {
 	return ""
 }
 
-// localise keeps inside the graph what its step writes to views that no other step reads.
-func localise(shrunk *task, inside []planir.View) {
+// keepInside keeps inside the graph what its step writes to views that no other step reads.
+func keepInside(shrunk *task, inside []planir.View) {
 	if len(inside) == 0 {
 		return
 	}

@@ -77,7 +77,7 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 		}
 		slot += shape.Slots
 	}
-	collect := op.Op{Kind: op.Collect, Groups: e.tiers.Shape(), Sent: e.sent(rows, first.Ops[0].Fan)}
+	collect := op.Op{Kind: op.Collect, Groups: e.tiers.Shape(), Sent: e.expectedSent(rows, first.Ops[0].Fan)}
 	if e.tiers.Sent > 0 {
 		if err := e.dynamic(nodes, rest, rows, context); err != nil {
 			return err
@@ -128,7 +128,7 @@ func (e *expansion) groupValues(nodes []models.Node) (dispatched, collected []st
 
 // dynamic adds the model's own products, for the rows that no slot takes.
 func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int) error {
-	sent := e.sent(rows, nodes[0].Ops[0].Fan)
+	sent := e.expectedSent(rows, nodes[0].Ops[0].Fan)
 	for i := range nodes[:expertNodes-1] {
 		own := nodes[i]
 		if own.Ops[0].Kind == op.ExpertMatMul {
@@ -142,15 +142,15 @@ func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int)
 	return nil
 }
 
-// sent is how many rows the dynamic products of a layer are expected to compute, of those that there are.
-func (e *expansion) sent(rows, fan int) int { return min(e.tiers.Sent, rows*max(1, fan)) }
+// expectedSent is how many rows the dynamic products of a layer are expected to compute, of those that there are.
+func (e *expansion) expectedSent(rows, fan int) int { return min(e.tiers.Sent, rows*max(1, fan)) }
 
 // dispatch adds the node that moves rows to the slots of the first product's experts, whose results sum adds up.
 // Salience is read from the attention's result or from the router's weights.
 func (e *expansion) dispatch(name string, first, sum *models.Node, out []string, rest string, rows int) error {
 	product := first.Ops[0]
 	operator := op.Op{Kind: op.Dispatch, M: rows, N: product.K, Experts: product.Experts, Fan: product.Fan,
-		Groups: e.tiers.Shape(), Sent: e.sent(rows, product.Fan), Salience: e.tiers.Salience}
+		Groups: e.tiers.Shape(), Sent: e.expectedSent(rows, product.Fan), Salience: e.tiers.Salience}
 	node := Node{Name: name, In: first.In[:2:2], W: []string{SlotsWeight(e.tiers.Rows)}, Out: out}
 	salience := ""
 	switch e.tiers.Salience {

@@ -11,9 +11,9 @@ import (
 )
 
 // A sparse attention whose heads pass through a pipeline (planir.HeadPipeline) is lowered like any other: each share of
-// its three stages is a task. Only the order of the tasks differs. It is that of the turns, in which a share's selection
-// and attention follow each other, each behind the launches of the estimate up to the last one that it needs. Flags follow
-// from the heads that tasks read and write, so that an estimate waits for nothing of the heads before it.
+// its three stages is a task. Only the order of the tasks differs. It is that of the turns, in which a share's
+// selection and attention follow each other, each behind the launches of the estimate up to the last one that it needs.
+// Flags follow from the heads that tasks read and write, so that an estimate waits for nothing of the heads before it.
 
 // stages collects the tasks of the three stages of a pipeline until all of them are there.
 type stages struct {
@@ -27,8 +27,8 @@ func newStages(pipeline *planir.HeadPipeline) *stages {
 	return &stages{HeadPipeline: pipeline, decisions: map[op.Kind]*planir.Decision{}, tasks: map[op.Kind][]*task{}}
 }
 
-// PipelineOf is the pipeline that a node is a stage of in a plan's program of that many rows, with the kind of the stage;
-// nil for other nodes.
+// PipelineOf is the pipeline that a node is a stage of in a plan's program of that many rows, with the kind of the
+// stage; nil for other nodes.
 func PipelineOf(plan *planir.Plan, node string, rows int) (*planir.HeadPipeline, op.Kind) {
 	if plan.Attention == nil {
 		return nil, ""
@@ -53,8 +53,8 @@ func (s *stages) add(kind op.Kind, decision *planir.Decision, tasks []*task) {
 	s.decisions[kind], s.tasks[kind] = decision, tasks
 }
 
-// woven are the tasks of all stages in the order of the pipeline.
-func (s *stages) woven() (out []*task, err error) {
+// inPipelineOrder are the tasks of all stages in the order of the pipeline.
+func (s *stages) inPipelineOrder() (out []*task, err error) {
 	estimate, attend := s.decisions[op.Estimate], s.decisions[op.SparseAttend]
 	if err := s.check(); err != nil {
 		return nil, diag.New(diag.ClassIllegal, "lower plan: heads of %q@%d in a pipeline: %w", s.Node, s.Rows, err).

@@ -66,7 +66,7 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 		if err != nil {
 			return ph, illegal(fmt.Errorf("section %q: %w", section.Name, err))
 		}
-		ph.Sections = append(ph.Sections, b.deal(section, list, section.Layers > 1))
+		ph.Sections = append(ph.Sections, b.dealOut(section, list, section.Layers > 1))
 	}
 	for i := range decided.Orders {
 		name := decided.Orders[i].Section
@@ -107,8 +107,8 @@ func interleave(lists [][]*task, order *planir.ChunkOrder, layers int) (out []*t
 	return out, nil
 }
 
-// moveTo moves the pieces of a node to the rows of the chunk whose tasks are made.
-func (b *builder) moveTo(section *Section, node *Node, pieces []Piece) error {
+// moveToChunk moves the pieces of a node to the rows of the chunk whose tasks are made.
+func (b *builder) moveToChunk(section *Section, node *Node, pieces []Piece) error {
 	if !b.flight {
 		return nil
 	}

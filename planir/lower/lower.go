@@ -113,7 +113,7 @@ func (b *builder) program(count int, on string) (ph planir.PhaseProgram, err err
 		return ph, diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
 	}
 	if b.on = on; on != "" {
-		own(sections, &ph)
+		useOwnBuffers(sections, &ph)
 	}
 	for i := range sections {
 		outside := readOutside(sections, i)
@@ -150,8 +150,8 @@ func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.Expe
 	return prune(sections, b.plan), nil
 }
 
-// own gives the values of a program's sections the names of its own buffers.
-func own(sections []Section, ph *planir.PhaseProgram) {
+// useOwnBuffers gives the values of a program's sections the names of its own buffers.
+func useOwnBuffers(sections []Section, ph *planir.PhaseProgram) {
 	for i := range sections {
 		section := &sections[i]
 		values := make(map[string]Value, len(section.Values))
@@ -295,12 +295,12 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 	if err != nil {
 		return planir.Section{}, err
 	}
-	return b.deal(section, tasks, section.Layers > 1), nil
+	return b.dealOut(section, tasks, section.Layers > 1), nil
 }
 
-// deal makes flags for the tasks and deals them out to lanes. The tasks are listed in an order that one processor alone
-// could execute.
-func (b *builder) deal(section *Section, tasks []*task, repeated bool) planir.Section {
+// dealOut makes flags for the tasks and deals them out to lanes. The tasks are listed in an order that one processor
+// alone could execute.
+func (b *builder) dealOut(section *Section, tasks []*task, repeated bool) planir.Section {
 	out := planir.Section{Name: section.Name, First: section.First, Layers: section.Layers, Logits: section.Logits}
 	out.Flags = synchronise(tasks, repeated)
 	// Each processor executes its tasks in this order; flags order tasks of different processors.

@@ -56,8 +56,8 @@ func (b *builder) usePack(used packRange) {
 	use.lo, use.hi = min(use.lo, used.n0), max(use.hi, used.n1)
 }
 
-// uses lists the ranges of packed weights that a piece reads, in the order of its step's weights.
-func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []packRange) {
+// rangesRead lists the ranges of packed weights that a piece reads, in the order of its step's weights.
+func rangesRead(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []packRange) {
 	operator := piece.Op()
 	for i, wo := range weightOps(piece.Ops) { // a share along K that adds no bias takes none
 		spec := wo.op.WeightSpec(wo.role, layout)
@@ -110,7 +110,7 @@ func Needs(node *Node, piece *Piece, proc *planir.Proc) (weights []Use, graph st
 		if operator := piece.Op(); operator.Scheme != "" {
 			layout = proc.Layouts[operator.Scheme.Weight()]
 		}
-		for _, used := range uses(node, piece, proc, layout) {
+		for _, used := range rangesRead(node, piece, proc, layout) {
 			key := used.key
 			weights = append(weights, Use{key.weight, key.scheme, key.layout, key.k0, key.k1, used.n0, used.n1,
 				key.owner, key.slotted})
@@ -149,9 +149,9 @@ func weightsKey(list []packRange) string {
 	return text.String()
 }
 
-// wholePacks drops a pack of the experts that have a slot where the same processor has a pack of all experts, so that
-// it holds no expert twice.
-func (b *builder) wholePacks() {
+// dropSlottedPacks drops a pack of the experts that have a slot where the same processor has a pack of all experts, so
+// that it holds no expert twice.
+func (b *builder) dropSlottedPacks() {
 	for key := range b.packs {
 		if key.slotted && b.packs[key.whole()] != nil {
 			delete(b.packs, key)

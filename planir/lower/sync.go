@@ -30,7 +30,7 @@ func synchronise(tasks []*task, repeated bool) int {
 	}
 	state.done, state.waits = make([][]int, len(tasks)), make([][]planir.Wait, len(tasks))
 	for range state.lane {
-		state.known = append(state.known, state.unknown())
+		state.known = append(state.known, state.newClock())
 	}
 	for index := range tasks {
 		state.wait(index, state.latest(index, repeated))
@@ -51,16 +51,16 @@ type ordering struct {
 	waits [][]planir.Wait // of each task; a Flag is the index of the task that sets it
 }
 
-// unknown is a clock that knows nothing.
-func (o *ordering) unknown() []int { return slices.Repeat([]int{nothing}, len(o.lane)) }
+// newClock is a clock that knows nothing.
+func (o *ordering) newClock() []int { return slices.Repeat([]int{nothing}, len(o.lane)) }
 
 // latest is of each other lane the latest task that a task must follow.
 func (o *ordering) latest(index int, repeated bool) []int {
 	this := o.tasks[index]
 	own, count := o.lane[this.proc], len(o.tasks)
-	latest := o.unknown()
+	latest := o.newClock()
 	for i, earlier := range o.tasks[:index] {
-		if lane := o.lane[earlier.proc]; lane != own && conflict(earlier, this) {
+		if lane := o.lane[earlier.proc]; lane != own && mustFollow(earlier, this) {
 			latest[lane] = i
 		}
 	}
@@ -69,7 +69,7 @@ func (o *ordering) latest(index int, repeated bool) []int {
 	}
 	// Of the iteration before only tasks behind this one matter: one in front of it conflicts in this iteration too.
 	for i := index + 1; i < count; i++ {
-		if lane := o.lane[o.tasks[i].proc]; lane != own && latest[lane] < 0 && conflict(o.tasks[i], this) {
+		if lane := o.lane[o.tasks[i].proc]; lane != own && latest[lane] < 0 && mustFollow(o.tasks[i], this) {
 			latest[lane] = i - count
 		}
 	}
@@ -141,8 +141,8 @@ func (o *ordering) number() int {
 	return len(number)
 }
 
-// conflict reports whether b must not overtake a: one of them writes what the other touches.
-func conflict(a, b *task) bool {
+// mustFollow reports whether b must not overtake a: one of them writes what the other touches.
+func mustFollow(a, b *task) bool {
 	return overlap(a.writes, b.reads) || overlap(a.writes, b.writes) || overlap(a.reads, b.writes)
 }
 

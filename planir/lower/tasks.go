@@ -53,7 +53,7 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 			if stage != op.SparseAttend { // the last one has all of them
 				continue
 			}
-			if task, err = pipelines[pipeline].woven(); err != nil {
+			if task, err = pipelines[pipeline].inPipelineOrder(); err != nil {
 				return nil, err
 			}
 		}
@@ -93,7 +93,7 @@ func (b *builder) node(section *Section, node *Node, decision *planir.Decision,
 	if err != nil {
 		return nil, err
 	}
-	if err := b.moveTo(section, node, pieces); err != nil {
+	if err := b.moveToChunk(section, node, pieces); err != nil {
 		return nil, err
 	}
 	var tasks []*task
@@ -157,7 +157,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 			return nil, fmt.Errorf("%q has no layout for weights %q", piece.Proc, operator.Scheme.Weight())
 		}
 	}
-	for _, used := range uses(node, piece, proc, layout) {
+	for _, used := range rangesRead(node, piece, proc, layout) {
 		b.usePack(used)
 		made.weights = append(made.weights, used)
 		made.step.W = append(made.step.W, planir.WeightRef{})

@@ -84,7 +84,7 @@ func (s *Section) candidate(node int, strategy planir.Strategy, axis planir.Axis
 	shares []planir.Share) (Candidate, error) {
 	shares = slices.Clone(shares)
 	for i := range shares {
-		s.shape(&s.Nodes[node], axis, &shares[i])
+		s.chooseShape(&s.Nodes[node], axis, &shares[i])
 	}
 	return s.Price(node, strategy, axis, shares)
 }
@@ -187,15 +187,15 @@ func (s *Section) shareTimes(pieces []lower.Piece, shares int) ([]Estimate, erro
 				tasks, of = append(tasks, chains[i][at]), append(of, i)
 			}
 		}
-		estimates, err := s.together(tasks)
+		estimates, err := s.predictTogether(tasks)
 		if err != nil {
-			return out, s.lacks(tasks, err)
+			return out, s.noteMissing(tasks, err)
 		}
 		for j, k := range of {
 			var launch Estimate
 			if at > 0 {
 				if launch, err = s.Costs.Launch(pieces[k].Proc); err != nil {
-					return out, s.lacks(tasks, err)
+					return out, s.noteMissing(tasks, err)
 				}
 			}
 			sum, one := &out[pieces[k].Share], estimates[j]
@@ -224,7 +224,7 @@ func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, f
 		} else {
 			writer := pieces[piece.Share].Proc
 			task := Task{piece.Proc, piece.Op()}
-			estimate, err := alone(s.Costs, task)
+			estimate, err := predictAlone(s.Costs, task)
 			if err == nil && writer != piece.Proc {
 				var wait Estimate
 				wait, err = s.Costs.Handover(writer, piece.Proc)
@@ -232,7 +232,7 @@ func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, f
 				from = source.Weakest(from, wait.Source)
 			}
 			if err != nil {
-				return 0, "", 0, s.lacks([]Task{task}, err)
+				return 0, "", 0, s.noteMissing([]Task{task}, err)
 			}
 			ns, from = estimate.NS, source.Weakest(from, estimate.Source)
 			free[piece.Proc] += ns

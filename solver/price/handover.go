@@ -84,7 +84,7 @@ func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.S
 		for same < len(reads) && reads[same].proc == reads[0].proc {
 			same++
 		}
-		ns, of, err := s.waits(writes, reads[:same])
+		ns, of, err := s.waitNS(writes, reads[:same])
 		if err != nil {
 			return 0, "", err
 		}
@@ -94,9 +94,9 @@ func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.S
 	return slowest, from, inRange(slowest, "handing %s over", s.Name)
 }
 
-// waits is how long one reader waits for what others wrote. Between processors that never appear together there is no
+// waitNS is how long one reader waits for what others wrote. Between processors that never appear together there is no
 // price, and none is needed.
-func (s *Section) waits(writes, reads []Region) (ns int64, from source.Source, err error) {
+func (s *Section) waitNS(writes, reads []Region) (ns int64, from source.Source, err error) {
 	var wait, copies int64
 	for i := range reads {
 		read := &reads[i]
@@ -109,7 +109,7 @@ func (s *Section) waits(writes, reads []Region) (ns int64, from source.Source, e
 			if rows <= 0 || cols <= 0 {
 				continue
 			}
-			flag, err := s.flag(write.proc, read.proc)
+			flag, err := s.flagPrice(write.proc, read.proc)
 			if err != nil {
 				return 0, "", err
 			}
@@ -140,8 +140,8 @@ type flag struct {
 	source       source.Source
 }
 
-// flag looks up the price of a flag between processors.
-func (s *Section) flag(from, to int) (*flag, error) {
+// flagPrice looks up the price of a flag between processors.
+func (s *Section) flagPrice(from, to int) (*flag, error) {
 	n := len(s.Procs)
 	if s.flags == nil {
 		s.flags = make([]flag, n*n)

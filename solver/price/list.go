@@ -58,7 +58,7 @@ func (s *Section) Candidates() ([][]Candidate, []error) {
 
 // add lists a candidate unless it is there, or its processors may not execute the node.
 func (l *lister) add(node int, candidate Candidate, procs []string) {
-	if !l.may(procs, l.lacking[node]) {
+	if !l.mayExecute(procs, l.lacking[node]) {
 		return
 	}
 	if l.seen[node] == nil {
@@ -77,7 +77,7 @@ func (l *lister) undivided(node int) {
 		for i := range l.Procs {
 			proc := l.Procs[i].Name
 			asked := len(l.Policy.Only) == 0 || slices.Contains(l.Policy.Only, proc)
-			if asked == assisting || !l.may([]string{proc}, l.lacking[node]) {
+			if asked == assisting || !l.mayExecute([]string{proc}, l.lacking[node]) {
 				continue
 			}
 			candidate, err := l.candidate(node, planir.Single, planir.AxisNone, []planir.Share{{Proc: proc}})
@@ -92,8 +92,8 @@ func (l *lister) undivided(node int) {
 	}
 }
 
-// shortStep is how long a group takes, in ns, for what its cores may still have shares of. A group opens a step and waits
-// for its end, shares only wait for each other: that is some tenths of a microsecond less a step.
+// shortStep is how long a group takes, in ns, for what its cores may still have shares of. A group opens a step and
+// waits for its end, shares only wait for each other: that is some tenths of a microsecond less a step.
 const shortStep = 20_000
 
 // grouped reports whether a group of cores that is a candidate for each node of a run does the work of several

@@ -54,14 +54,14 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 	}
 	for _, name := range names {
 		if shareMemory(soc, name, soc.Control) {
-			machine.add(soc.Processor(name), only, cache)
+			machine.addProcessor(soc.Processor(name), only, cache)
 		} else {
 			note("processor %q shares no memory with control processor %q and is left out", name, soc.Control)
 		}
 	}
-	machine.pair(costs, note)
-	machine.combine(note)
-	machine.group(only)
+	machine.findPairs(costs, note)
+	machine.listTuples(note)
+	machine.findGroups(only)
 	switch n := len(machine.Procs); {
 	case n > problem.MaxProcs:
 		return nil, diag.New(diag.ClassInput, "solve: SoC %q has %d processors, want at most %d",
@@ -74,10 +74,10 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 	return machine, nil
 }
 
-// add takes a processor in.
-func (m *Machine) add(p *socs.Processor, only []string, cache op.Type) {
+// addProcessor takes a processor in.
+func (m *Machine) addProcessor(p *socs.Processor, only []string, cache op.Type) {
 	proc := check.Proc(p)
-	proc.Kinds = executes(p, cache)
+	proc.Kinds = kindsOf(p, cache)
 	m.Procs = append(m.Procs, proc)
 	m.Power[p.Name] = p.PowerW
 	for _, name := range only {
@@ -90,10 +90,10 @@ func (m *Machine) add(p *socs.Processor, only []string, cache op.Type) {
 	}
 }
 
-// executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic
+// kindsOf lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic
 // rows: the cache must not see rows beyond a call's (rule P003). An estimate of scores counts rows itself and needs the
 // former alone, of a processor that lists it; it reads keys that another processor caches, so not in memory of its own.
-func executes(proc *socs.Processor, cache op.Type) []op.Kind {
+func kindsOf(proc *socs.Processor, cache op.Type) []op.Kind {
 	cached := len(proc.KV) == 0 || slices.Contains(proc.KV, cache)
 	away := proc.OwnMemory && (len(proc.Kinds) == 0 || slices.Contains(proc.Kinds, op.Estimate))
 	if proc.DynamicRows && cached && !away {
@@ -117,8 +117,8 @@ func executes(proc *socs.Processor, cache op.Type) []op.Kind {
 	return out
 }
 
-// pair finds which two processors may work at the same time, and which may not even take turns in a section.
-func (m *Machine) pair(costs Costs, note func(format string, args ...any)) {
+// findPairs finds which two processors may work at the same time, and which may not even take turns in a section.
+func (m *Machine) findPairs(costs Costs, note func(format string, args ...any)) {
 	together := func(a, b string) bool {
 		if m.soc.Concurrent(a, b) != nil || !shareMemory(m.soc, a, b) {
 			return false
@@ -144,10 +144,10 @@ func (m *Machine) pair(costs Costs, note func(format string, args ...any)) {
 	}
 }
 
-// combine lists the tuples of processors that may divide an operator, those of two first. A tuple is there in one
+// listTuples lists the tuples of processors that may divide an operator, those of two first. A tuple is there in one
 // order only: which processor has the first columns makes no difference to the time, but one processor's shares at
 // different numbers of rows are to be of the same columns.
-func (m *Machine) combine(note func(format string, args ...any)) {
+func (m *Machine) listTuples(note func(format string, args ...any)) {
 	combined := make([]int, len(m.Procs))
 	for i := range combined {
 		combined[i] = i
@@ -182,9 +182,9 @@ func (m *Machine) combine(note func(format string, args ...any)) {
 	sort.SliceStable(m.tuples, func(a, b int) bool { return len(m.tuples[a]) < len(m.tuples[b]) })
 }
 
-// group finds the tuples with parts of a group of cores that could work in their place: of the processors that may be
-// used, and beside the rest of the tuple.
-func (m *Machine) group(only []string) {
+// findGroups finds the tuples with parts of a group of cores that could work in their place: of the processors that may
+// be used, and beside the rest of the tuple.
+func (m *Machine) findGroups(only []string) {
 	index := func(name string) int {
 		return slices.IndexFunc(m.Procs, func(proc planir.Proc) bool { return proc.Name == name })
 	}

@@ -64,9 +64,9 @@ func (p *Policy) wholeOperators() bool {
 	return len(p.Strategies) > 0 && len(p.Ratio) == 0 && !slices.ContainsFunc(p.Strategies, divides)
 }
 
-// may reports whether processors are candidates for a node that others, lacking, cannot execute: those of
+// mayExecute reports whether processors are candidates for a node that others, lacking, cannot execute: those of
 // policy.Only, and those that assist one that lacks it.
-func (s *Section) may(procs, lacking []string) bool {
+func (s *Section) mayExecute(procs, lacking []string) bool {
 	return len(s.Policy.Only) == 0 || !slices.ContainsFunc(procs, func(proc string) bool {
 		assisted := func(x string) bool { return slices.Contains(lacking, x) }
 		return !slices.Contains(s.Policy.Only, proc) && !slices.ContainsFunc(s.assistants[proc], assisted)

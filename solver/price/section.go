@@ -61,8 +61,9 @@ func (s *Section) InContext(operator op.Op) op.Op {
 	return operator
 }
 
-// together predicts tasks that start together. Of one processor's tasks each runs beside the first of every other's.
-func (s *Section) together(tasks []Task) ([]Estimate, error) {
+// predictTogether predicts tasks that start together. Of one processor's tasks each runs beside the first of every
+// other's.
+func (s *Section) predictTogether(tasks []Task) ([]Estimate, error) {
 	first := map[string]int{} // by processor
 	for i := range tasks {
 		if _, ok := first[tasks[i].Proc]; !ok {
@@ -89,10 +90,10 @@ func (s *Section) together(tasks []Task) ([]Estimate, error) {
 	return out, nil
 }
 
-// lacks notes which processor had no price, and returns the error.
-func (s *Section) lacks(tasks []Task, err error) error {
+// noteMissing notes which processor had no price, and returns the error.
+func (s *Section) noteMissing(tasks []Task, err error) error {
 	for _, task := range tasks {
-		if _, own := alone(s.Costs, task); own != nil {
+		if _, own := predictAlone(s.Costs, task); own != nil {
 			err = own
 		} else if len(tasks) > 1 {
 			continue
@@ -110,7 +111,7 @@ func (s *Section) Phase(task Task, joined bool) (timeline.Phase, error) {
 	if err != nil || !joined {
 		return phase, err
 	}
-	whole, err := alone(s.Costs, task)
+	whole, err := predictAlone(s.Costs, task)
 	if err != nil {
 		return phase, err
 	}

@@ -13,19 +13,19 @@ import (
 // maxPads is how many multiples of a processor's granularity are tried as numbers of rows.
 const maxPads = 16
 
-// shape gives a share the number of rows and the form in which its processor is fastest on its own: the default form
-// and few rows where others take as long. Forms are those that the processor has and that have a price.
+// chooseShape gives a share the number of rows and the form in which its processor is fastest on its own: the default
+// form and few rows where others take as long. Forms are those that the processor has and that have a price.
 //
 // A processor with static shapes executes standard numbers of rows, multiples of its tile. Prices are not monotone in
 // them: pads lists those that are tried.
-func (s *Section) shape(node *lower.Node, axis planir.Axis, share *planir.Share) {
+func (s *Section) chooseShape(node *lower.Node, axis planir.Axis, share *planir.Share) {
 	share.Form = ""
 	operator := shareOp(node.Op(), axis, share)
 	rows := operator.M
 	options := []int{max(rows, share.PadRows)}
 	padded := s.mayPad(node, axis, share)
 	if padded {
-		options = s.pads(share.Proc, operator)
+		options = s.paddedRows(share.Proc, operator)
 	} else if proc := s.Proc(share.Proc); proc == nil || len(proc.Forms) == 0 {
 		return
 	}
@@ -33,8 +33,8 @@ func (s *Section) shape(node *lower.Node, axis planir.Axis, share *planir.Share)
 	for _, m := range options {
 		operator.M = m
 		// A padded token, and other rows than those of a static scale, keep a graph from being one with its
-		// neighbours'. What quantises for a static scale has the first rows, and compilers refuse it by itself: no form is
-		// worth that.
+		// neighbours'. What quantises for a static scale has the first rows, and compilers refuse it by itself: no form
+		// is worth that.
 		otherRows := node.Op().Scheme.Static() && m > options[0]
 		keepsApart := rows == 1 && m > 1 || otherRows
 		forms := []op.Form{""}
@@ -43,7 +43,7 @@ func (s *Section) shape(node *lower.Node, axis planir.Axis, share *planir.Share)
 		}
 		for _, form := range forms {
 			operator.Form = form
-			estimate, err := alone(s.Costs, Task{share.Proc, operator})
+			estimate, err := predictAlone(s.Costs, Task{share.Proc, operator})
 			if err != nil || estimate.NS >= best || keepsApart && SameTime(estimate.NS, best) {
 				continue
 			}
@@ -85,9 +85,9 @@ func (s *Section) mayPad(node *lower.Node, axis planir.Axis, share *planir.Share
 	return axis != planir.AxisRows || share.To == node.Op().M
 }
 
-// pads are the numbers of rows to try on a processor with static shapes, the fewest first among equals: the next
+// paddedRows are the numbers of rows to try on a processor with static shapes, the fewest first among equals: the next
 // multiples of its granularity, the next powers of two, and what was measured.
-func (s *Section) pads(proc string, operator op.Op) []int {
+func (s *Section) paddedRows(proc string, operator op.Op) []int {
 	unit, rows := s.Static[proc], operator.M
 	power := unit
 	for power < rows {
@@ -137,14 +137,14 @@ func (s *Section) avoidSpill(operator op.Op, share *planir.Share) {
 	}
 	var options []option
 	cheapest := int64(math.MaxInt64)
-	for _, rows := range slices.Concat([]int{share.PadRows}, s.pads(share.Proc, operator), known) {
+	for _, rows := range slices.Concat([]int{share.PadRows}, s.paddedRows(share.Proc, operator), known) {
 		if rows < operator.M {
 			continue
 		}
 		padded := operator
 		padded.M = rows
 		rank, compiles := s.Facts.rank(share.Proc, padded)
-		estimate, err := alone(s.Costs, Task{share.Proc, padded})
+		estimate, err := predictAlone(s.Costs, Task{share.Proc, padded})
 		if !compiles || err != nil {
 			continue
 		}

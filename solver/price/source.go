@@ -58,8 +58,8 @@ type Costs interface {
 	Forms(Task) []op.Form
 }
 
-// alone predicts a task on an otherwise idle machine.
-func alone(costs Costs, task Task) (Estimate, error) {
+// predictAlone predicts a task on an otherwise idle machine.
+func predictAlone(costs Costs, task Task) (Estimate, error) {
 	list, err := costs.Together([]Task{task})
 	if err != nil {
 		return Estimate{}, err
@@ -99,7 +99,7 @@ func (a AnyScheme) Together(tasks []Task) ([]Estimate, error) {
 	}
 	out = nil
 	for _, task := range tasks {
-		estimate, err := inAnyScheme(task, func(task Task) (Estimate, error) { return alone(a.Costs, task) })
+		estimate, err := inAnyScheme(task, func(task Task) (Estimate, error) { return predictAlone(a.Costs, task) })
 		if err != nil {
 			return nil, err
 		}
