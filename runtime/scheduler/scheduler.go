@@ -9,6 +9,7 @@ package scheduler
 
 import (
 	"cmp"
+	"container/list"
 	"errors"
 	"fmt"
 	"slices"
@@ -136,22 +137,30 @@ var ErrFull = errors.New("the queue is full")
 // task is the state of a request.
 type task struct {
 	Request
-	arrived  int64 // its place in the order of arrival
-	progress int64 // when it last moved on, or arrived: ns
-	slot     bool  // it has a place in the cache
-	left     int   // tokens of the prompt still to process
-	length   int   // positions in the cache
+	arrived  int64         // its place in the order of arrival
+	waits    *list.Element // its place in the queue, nil once it has a slot
+	progress int64         // when it last moved on, or arrived: ns
+	left     int           // tokens of the prompt still to process
+	length   int           // positions in the cache
 }
 
 // decodes reports whether the prompt has been processed.
-func (t *task) decodes() bool { return t.slot && t.left == 0 }
+func (t *task) decodes() bool { return t.slot() && t.left == 0 }
 
-// State is what requests there are and how far they have come. Its methods are not safe for concurrent use.
+// slot reports whether it has a place in the cache.
+func (t *task) slot() bool { return t.waits == nil }
+
+// State is what requests there are and how far they have come. Its methods are not safe for concurrent use, and time
+// never goes back from one call to the next.
+//
+// A decision looks at the requests with a slot and at the first that wait for one, so that it takes no longer when many
+// wait: of those that wait, the one that came first has grown oldest, too.
 type State struct {
 	config  Config
-	tasks   []*task // in the order of arrival
-	waiting [2]int  // how many have no slot, by class: counted as they change, because every decision asks for each task
-	running [2]int  // how many have one
+	tasks   map[ID]*task
+	active  []*task      // those with a slot, in the order of arrival
+	waiting [2]list.List // of *task: those without, by class, in the order of arrival
+	running [2]int       // how many have a slot, by class
 	arrived int64
 	ids     []ID // of the latest Action
 
@@ -174,7 +183,7 @@ func New(config Config) (*State, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &State{config: config}, nil
+	return &State{config: config, tasks: map[ID]*task{}}, nil
 }
 
 // Submit adds a request that arrives now. ErrFull refuses it.
@@ -183,24 +192,25 @@ func (s *State) Submit(now int64, request Request) error {
 		return diag.New(diag.ClassUsage, "scheduler: request %d has a prompt of %d tokens, want at least 1", request.ID,
 			request.Prompt)
 	}
-	if s.find(request.ID) != nil {
+	if s.tasks[request.ID] != nil {
 		return diag.New(diag.ClassInternal, "scheduler: request %d is there already", request.ID)
 	}
-	waiting := s.waiting[request.Class]
+	waiting := s.Waiting(request.Class)
 	if s.config.Policy != Full {
-		waiting = s.waiting[Proactive] + s.waiting[Reactive]
+		waiting = s.Waiting(Proactive) + s.Waiting(Reactive)
 	}
 	if s.config.Queue > 0 && waiting >= s.config.Queue {
 		return fmt.Errorf("%d requests wait: %w", waiting, ErrFull)
 	}
 	s.arrived++
-	s.waiting[request.Class]++
-	s.tasks = append(s.tasks, &task{Request: request, arrived: s.arrived, progress: now, left: request.Prompt})
+	added := &task{Request: request, arrived: s.arrived, progress: now, left: request.Prompt}
+	added.waits = s.waiting[request.Class].PushBack(added)
+	s.tasks[request.ID] = added
 	return nil
 }
 
 // Waiting is how many requests of a class have no slot yet, Running how many have one.
-func (s *State) Waiting(class Class) int { return s.waiting[class] }
+func (s *State) Waiting(class Class) int { return s.waiting[class].Len() }
 
 // Running is how many requests of a class have a slot.
 func (s *State) Running(class Class) int { return s.running[class] }
@@ -208,20 +218,10 @@ func (s *State) Running(class Class) int { return s.running[class] }
 // Counts are what has been decided so far.
 func (s *State) Counts() Counts { return s.counts }
 
-// find is the request of that name, nil if there is none.
-func (s *State) find(id ID) *task {
-	for _, t := range s.tasks {
-		if t.ID == id {
-			return t
-		}
-	}
-	return nil
-}
-
 // Reused says that the first tokens of a request's prompt are in the cache already. It is called before the request's
 // first chunk runs; at least one token is left to process.
 func (s *State) Reused(id ID, tokens int) {
-	if t := s.find(id); t != nil && t.length == 0 && tokens < t.left {
+	if t := s.tasks[id]; t != nil && t.length == 0 && tokens < t.left {
 		t.left -= tokens
 		t.length = tokens
 	}
@@ -235,7 +235,7 @@ func (s *State) Prefilled(now int64, id ID, tokens int) {
 	} else {
 		s.turn = true
 	}
-	if t := s.find(id); t != nil {
+	if t := s.tasks[id]; t != nil {
 		t.left = max(0, t.left-tokens)
 		t.length += tokens
 		t.progress = now
@@ -250,7 +250,7 @@ func (s *State) Decoded(now int64, ids []ID) {
 	s.counts.Iterations++
 	s.turn = false
 	for _, id := range ids {
-		if t := s.find(id); t != nil {
+		if t := s.tasks[id]; t != nil {
 			t.length++
 			t.progress = now
 		}
@@ -260,17 +260,13 @@ func (s *State) Decoded(now int64, ids []ID) {
 // End forgets a request: it has all its tokens, or its client went away. One whose chunk was begun ends only after
 // that.
 func (s *State) End(id ID) {
-	s.tasks = slices.DeleteFunc(s.tasks, func(t *task) bool {
-		if t.ID != id {
-			return false
-		}
-		if t.slot {
-			s.running[t.Class]--
-		} else {
-			s.waiting[t.Class]--
-		}
-		return true
-	})
+	if t := s.tasks[id]; t != nil && t.slot() {
+		s.running[t.Class]--
+		s.active = slices.DeleteFunc(s.active, func(other *task) bool { return other == t })
+	} else if t != nil {
+		s.waiting[t.Class].Remove(t.waits)
+	}
+	delete(s.tasks, id)
 	if s.latest == id {
 		s.latest = 0
 	}
@@ -289,42 +285,56 @@ func (s *State) Next(now int64) Action {
 
 // inOrder serves the request that came first until it ends.
 func (s *State) inOrder() Action {
-	if len(s.tasks) == 0 {
-		return Action{}
+	first := earlier(s.first(Reactive), s.first(Proactive))
+	if len(s.active) > 0 {
+		first = earlier(s.active[0], first)
 	}
-	if first := s.tasks[0]; !first.decodes() {
+	switch {
+	case first == nil:
+		return Action{}
+	case !first.decodes():
 		return s.prefill(first)
 	}
-	return s.decode(s.tasks[:1])
+	return s.decode([]*task{first})
+}
+
+// first is the request of a class that has waited longest for a slot, nil where none waits.
+func (s *State) first(class Class) *task {
+	if at := s.waiting[class].Front(); at != nil {
+		return at.Value.(*task)
+	}
+	return nil
+}
+
+// earlier is the one of two requests that came first; either may be nil.
+func earlier(a, b *task) *task {
+	if a == nil || b != nil && b.arrived < a.arrived {
+		return b
+	}
+	return a
 }
 
 // together is continuous batching: prompts in the order of arrival as long as there are slots, then one token of every
 // request that has its prompt processed.
 func (s *State) together() Action {
-	if next := s.prompt(s.tasks, s.config.Slots); next != nil {
+	all := group{s.active, earlier(s.first(Reactive), s.first(Proactive))}
+	if next := s.prompt(all, s.config.Slots); next != nil {
 		return s.prefill(next)
 	}
-	return s.decode(s.decoding(s.tasks))
+	return s.decode(all.decoding())
 }
 
 // byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks, or
 // goes on beside them; while reactive requests decode, proactive prompts are processed beside them, or get the time
 // that Gap allows.
 func (s *State) byClass(now int64) Action {
-	var reactive, proactive []*task
-	for _, t := range s.tasks {
-		if t.Class == Reactive || s.aged(now, t) {
-			reactive = append(reactive, t)
-		} else {
-			proactive = append(proactive, t)
-		}
-	}
-	urgent := s.decoding(reactive)
+	reactive, proactive := s.groups(now)
+	urgent := reactive.decoding()
 	if s.beside != 0 {
 		return s.meanwhile(reactive, proactive)
 	}
 	if next := s.prompt(reactive, s.config.Slots); next != nil {
-		if s.paysPrompt(next, len(urgent), len(s.decoding(proactive))) {
+		if s.paysPrompt(next, len(urgent), len(proactive.decoding())) {
 			return s.begin(next)
 		}
 		if s.turn && len(urgent) > 0 {
@@ -335,7 +345,7 @@ func (s *State) byClass(now int64) Action {
 	next := s.prompt(proactive, s.config.Slots-s.config.Reserved)
 	if len(urgent) == 0 {
 		s.credit = 0
-		batch := s.decoding(proactive)
+		batch := proactive.decoding()
 		if next != nil && !s.paysBackground(next, len(batch)) {
 			return s.prefill(next)
 		}
@@ -362,6 +372,29 @@ func (s *State) byClass(now int64) Action {
 	return s.decode(batch)
 }
 
+// group are requests that a decision treats alike.
+type group struct {
+	active []*task // with a slot, in the order of arrival
+	next   *task   // that would get the next slot, nil where none waits
+}
+
+// groups are the requests that go first and those that take what is left.
+func (s *State) groups(now int64) (reactive, proactive group) {
+	for _, t := range s.active {
+		if t.Class == Reactive || s.aged(now, t) {
+			reactive.active = append(reactive.active, t)
+		} else {
+			proactive.active = append(proactive.active, t)
+		}
+	}
+	reactive.next, proactive.next = s.first(Reactive), s.first(Proactive)
+	if oldest := proactive.next; oldest != nil && s.aged(now, oldest) {
+		// Whatever waits behind it gets no slot before it does.
+		reactive.next, proactive.next = earlier(reactive.next, oldest), nil
+	}
+	return reactive, proactive
+}
+
 // aged reports whether a proactive request has waited so long that it counts as reactive until it moves on. One without
 // a slot does not get those that proactive requests leave free, unless none of them is under way: under overload every
 // request in the queue grows old, and reactive ones would wait for slots as if there were no classes.
@@ -369,7 +402,7 @@ func (s *State) aged(now int64, t *task) bool {
 	if s.config.AgeNS == 0 || now-t.progress < s.config.AgeNS {
 		return false
 	}
-	return t.slot || s.running[Proactive] == 0 || s.used() < s.config.Slots-s.config.Reserved
+	return t.slot() || s.running[Proactive] == 0 || s.used() < s.config.Slots-s.config.Reserved
 }
 
 // used is how many slots requests have.
@@ -438,13 +471,13 @@ func (s *State) begin(t *task) Action {
 
 // meanwhile is what to do beside a chunk: decode, unless that would only delay a reactive prompt, which waits for the
 // chunk's end.
-func (s *State) meanwhile(reactive, proactive []*task) Action {
-	batch := s.decoding(reactive)
+func (s *State) meanwhile(reactive, proactive group) Action {
+	batch := reactive.decoding()
 	switch {
 	case len(batch) > 0:
 		batch = s.piggyback(batch, proactive)
 	case s.prompt(reactive, s.config.Slots) == nil:
-		batch = s.decoding(proactive)
+		batch = proactive.decoding()
 	}
 	if len(batch) == 0 {
 		s.ids = append(s.ids[:0], s.beside)
@@ -453,21 +486,23 @@ func (s *State) meanwhile(reactive, proactive []*task) Action {
 	return s.decode(batch)
 }
 
-// prompt is the request among these whose prompt is to be processed next: the one that came first, if there is a slot
+// prompt is the request of a group whose prompt is to be processed next: the one that came first, if there is a slot
 // for it. slots is how many may be in use with it.
-func (s *State) prompt(among []*task, slots int) *task {
-	used := s.used()
-	for _, t := range among { // in the order of arrival
-		if t.left > 0 && t.ID != s.beside && (t.slot || used < slots) {
-			return t
-		}
+func (s *State) prompt(among group, slots int) *task {
+	var begun *task
+	at := slices.IndexFunc(among.active, func(t *task) bool { return t.left > 0 && t.ID != s.beside })
+	if at >= 0 {
+		begun = among.active[at]
 	}
-	return nil
+	if s.used() >= slots {
+		return begun
+	}
+	return earlier(begun, among.next)
 }
 
 // decoding are those of the requests whose prompts have been processed.
-func (s *State) decoding(among []*task) (out []*task) {
-	for _, t := range among {
+func (g group) decoding() (out []*task) {
+	for _, t := range g.active {
 		if t.decodes() {
 			out = append(out, t)
 		}
@@ -478,10 +513,10 @@ func (s *State) decoding(among []*task) (out []*task) {
 // piggyback adds proactive requests to reactive ones that decode, as many as the slack allows, the shortest first: a
 // long sequence makes the iteration slower for all. RATIONALE.md: "Why does slack bound a batch of two classes, and not
 // a number?"
-func (s *State) piggyback(urgent, proactive []*task) []*task {
+func (s *State) piggyback(urgent []*task, proactive group) []*task {
 	batch := slices.Clip(urgent)
 	limit := float64(s.config.DecodeNS(len(urgent))) * (1 + s.config.Slack)
-	others := s.decoding(proactive)
+	others := proactive.decoding()
 	slices.SortStableFunc(others, func(a, b *task) int { return cmp.Compare(a.length, b.length) })
 	for _, t := range others {
 		if float64(s.config.DecodeNS(len(batch)+1)) > limit {
@@ -494,14 +529,18 @@ func (s *State) piggyback(urgent, proactive []*task) []*task {
 
 // prefill is the action that processes the next chunk of a request's prompt.
 func (s *State) prefill(t *task) Action {
-	if interrupted := s.find(s.latest); interrupted != nil && interrupted != t && interrupted.left > 0 {
+	if interrupted := s.tasks[s.latest]; interrupted != nil && interrupted != t && interrupted.left > 0 {
 		s.counts.Preemptions++
 	}
 	s.latest = t.ID
-	if !t.slot {
-		t.slot = true
-		s.waiting[t.Class]--
+	if !t.slot() {
+		s.waiting[t.Class].Remove(t.waits)
+		t.waits = nil
 		s.running[t.Class]++
+		at, _ := slices.BinarySearchFunc(s.active, t.arrived, func(other *task, arrived int64) int {
+			return cmp.Compare(other.arrived, arrived)
+		})
+		s.active = slices.Insert(s.active, at, t)
 	}
 	s.ids = append(s.ids[:0], t.ID)
 	return Action{Prefill, s.ids}
