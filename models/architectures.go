@@ -105,14 +105,14 @@ func (c *config) decoder(model *Model, assumed defaults) {
 	model.Vocab = c.dim("vocab_size", 0)
 	model.MaxContext = c.dim("max_position_embeddings", assumed.context)
 	c.product("intermediate_size", "2 * intermediate_size", 2, model.FFN)
-	model.dec.epsKey = cmp.Or(assumed.epsKey, "rms_norm_eps")
-	model.NormEps = c.float(model.dec.epsKey, assumed.eps, 0, 1)
-	model.dec.act = c.activation(cmp.Or(assumed.actKey, "hidden_act"), cmp.Or(assumed.act, "silu"))
+	model.decoder.epsKey = cmp.Or(assumed.epsKey, "rms_norm_eps")
+	model.NormEps = c.float(model.decoder.epsKey, assumed.eps, 0, 1)
+	model.decoder.act = c.activation(cmp.Or(assumed.actKey, "hidden_act"), cmp.Or(assumed.act, "silu"))
 	assumed.rope.theta = cmp.Or(assumed.rope.theta, 10000)
-	model.dec.rope = c.rope(model.HeadDim, model.MaxContext, assumed.rope)
-	model.RopeTheta = model.dec.rope.theta
-	if model.dec.rope.stretch > 1 {
-		model.MaxContext = int(min(maxDim, float64(model.MaxContext)*model.dec.rope.stretch))
+	model.decoder.rope = c.rope(model.HeadDim, model.MaxContext, assumed.rope)
+	model.RopeTheta = model.decoder.rope.theta
+	if model.decoder.rope.stretch > 1 {
+		model.MaxContext = int(min(maxDim, float64(model.MaxContext)*model.decoder.rope.stretch))
 	}
 	model.BOS = c.id("bos_token_id", model.Vocab)
 	model.EOS = c.ids("eos_token_id", model.Vocab)
@@ -231,8 +231,8 @@ func (c *config) layerTypes(model *Model, window int, rule func(layer int) bool)
 		}
 		return
 	}
-	model.dec.window = window
-	model.dec.windowed = func(l int) bool { return windowed[l] }
+	model.decoder.window = window
+	model.decoder.windowed = func(l int) bool { return windowed[l] }
 }
 
 // readLlama reads the plain decoder: RMS norms, a gated feed-forward block, rotary positions, and
@@ -240,13 +240,13 @@ func (c *config) layerTypes(model *Model, window int, rule func(layer int) bool)
 func readLlama(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 2048, eps: 1e-6})
 	cfg.attentionBias(model)
-	model.dec.ffnBias = cfg.bool("mlp_bias", false)
+	model.decoder.ffnBias = cfg.bool("mlp_bias", false)
 }
 
 // attentionBias reads whether the four projections of the attention have biases: all or none.
 func (c *config) attentionBias(model *Model) {
 	bias := c.bool("attention_bias", false)
-	model.dec.qkvBias, model.dec.outBias = bias, bias
+	model.decoder.qkvBias, model.decoder.outBias = bias, bias
 }
 
 // readMistral reads a Llama without biases, whose layers all have the sliding window unless layer_types tells them
@@ -260,14 +260,14 @@ func readMistral(cfg *config, model *Model) {
 func (c *config) everyWindow(model *Model, window int) {
 	c.read["layer_types"] = true
 	if window > 0 {
-		model.dec.window, model.dec.windowed = window, func(int) bool { return true }
+		model.decoder.window, model.decoder.windowed = window, func(int) bool { return true }
 	}
 }
 
 // readQwen2 reads a Llama with biases in the projections to queries, keys and values only.
 func readQwen2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 32, context: 32768, eps: 1e-6})
-	model.dec.qkvBias = true
+	model.decoder.qkvBias = true
 	cfg.qwenWindow(model)
 }
 
@@ -291,7 +291,7 @@ func (c *config) qwenWindow(model *Model) {
 func readQwen3(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 32, headDim: 128, context: 32768, eps: 1e-6})
 	cfg.attentionBias(model)
-	model.dec.qkNorm = "head"
+	model.decoder.qkNorm = "head"
 	cfg.qwenWindow(model)
 }
 
@@ -335,9 +335,9 @@ func (c *config) sparseLayers(model *Model) {
 		}
 		dense[int(layer)] = true
 	}
-	model.dec.dense = func(l int) bool { return dense[l] || (l+1)%step != 0 }
+	model.decoder.dense = func(l int) bool { return dense[l] || (l+1)%step != 0 }
 	for layer := range model.Layers {
-		if !model.dec.dense(layer) {
+		if !model.decoder.dense(layer) {
 			return
 		}
 	}
@@ -357,23 +357,23 @@ func readMixtral(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 8, context: 4096 * 32, eps: 1e-5, rope: ropeOptions{theta: 1e6}})
 	cfg.everyWindow(model, cfg.window(0))
 	cfg.experts(model, "num_local_experts", 8, 2, model.FFN)
-	model.dec.router = op.RouteSoftmaxNorm
-	model.dec.names.sparseBlock()
+	model.decoder.router = op.RouteSoftmaxNorm
+	model.decoder.names.sparseBlock()
 }
 
 // readQwen2Moe reads a mixture with a shared expert behind a gate. The window belongs to every second
 // layer below max_window_layers.
 func readQwen2Moe(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 16, context: 32768, eps: 1e-6})
-	model.dec.qkvBias = cfg.bool("qkv_bias", true)
+	model.decoder.qkvBias = cfg.bool("qkv_bias", true)
 	window := cfg.optionalWindow()
 	from := cfg.integer("max_window_layers", 28, 0, maxLayers)
 	cfg.layerTypes(model, window, func(l int) bool { return l%2 == 0 && l < from })
 	cfg.experts(model, "num_experts", 60, 4, cfg.dim("moe_intermediate_size", 1408))
 	model.SharedFFN = cfg.dim("shared_expert_intermediate_size", 5632)
 	cfg.product("shared_expert_intermediate_size", "2 * shared_expert_intermediate_size", 2, model.SharedFFN)
-	model.dec.sharedGate = true
-	model.dec.router = cfg.router("norm_topk_prob", false)
+	model.decoder.sharedGate = true
+	model.decoder.router = cfg.router("norm_topk_prob", false)
 	cfg.sparseLayers(model)
 }
 
@@ -381,11 +381,11 @@ func readQwen2Moe(cfg *config, model *Model) {
 func readQwen3Moe(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 4, context: 32768, eps: 1e-6})
 	cfg.attentionBias(model)
-	model.dec.qkNorm = "head"
+	model.decoder.qkNorm = "head"
 	cfg.everyWindow(model, cfg.optionalWindow())
 	cfg.read["max_window_layers"] = true // every layer has the window
 	cfg.experts(model, "num_experts", 128, 8, cfg.dim("moe_intermediate_size", 768))
-	model.dec.router = cfg.router("norm_topk_prob", false)
+	model.decoder.router = cfg.router("norm_topk_prob", false)
 	cfg.sparseLayers(model)
 }
 
@@ -394,10 +394,10 @@ func readQwen3Moe(cfg *config, model *Model) {
 func readOlmoe(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 4096, eps: 1e-5})
 	cfg.attentionBias(model)
-	model.dec.qkNorm = "joint"
-	model.dec.clip = cfg.float("clip_qkv", 0, 1e-6, 1e6) // q and k behind their norms, and v
+	model.decoder.qkNorm = "joint"
+	model.decoder.clip = cfg.float("clip_qkv", 0, 1e-6, 1e6) // q and k behind their norms, and v
 	cfg.experts(model, "num_experts", 64, 8, model.FFN)
-	model.dec.router = cfg.router("norm_topk_prob", false)
+	model.decoder.router = cfg.router("norm_topk_prob", false)
 }
 
 // readPhiMoe reads a mixture with layer norms and the SparseMixer router, which is defined for two
@@ -406,13 +406,13 @@ func readPhiMoe(cfg *config, model *Model) {
 	rope := ropeOptions{theta: 1e6, mscale: true}
 	cfg.decoder(model, defaults{kvHeads: 8, context: 4096 * 32, eps: 1e-5, rope: rope})
 	cfg.attentionBias(model)
-	model.dec.headBias = cfg.bool("lm_head_bias", false)
-	model.dec.layerNorm = true
+	model.decoder.headBias = cfg.bool("lm_head_bias", false)
+	model.decoder.layerNorm = true
 	cfg.everyWindow(model, cfg.window(0))
 	cfg.experts(model, "num_local_experts", 16, 2, model.FFN)
-	model.dec.router = op.RouteSparseMixer
-	model.dec.jitter = cfg.float("router_jitter_noise", 0.01, 0, 1)
-	model.dec.names.sparseBlock()
+	model.decoder.router = op.RouteSparseMixer
+	model.decoder.jitter = cfg.float("router_jitter_noise", 0.01, 0, 1)
+	model.decoder.names.sparseBlock()
 	cfg.requireValue("num_experts_per_tok", 2.0, "2: the router is defined for two")
 }
 
@@ -420,8 +420,8 @@ func readPhiMoe(cfg *config, model *Model) {
 func readOlmo2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 2048, eps: 1e-5})
 	cfg.attentionBias(model)
-	model.dec.qkNorm, model.dec.noPre, model.dec.post = "joint", true, true
-	names := &model.dec.names
+	model.decoder.qkNorm, model.decoder.noPre, model.decoder.post = "joint", true, true
+	names := &model.decoder.names
 	names.attnPost, names.ffnPost = inLayer+"post_attention_layernorm", inLayer+"post_feedforward_layernorm"
 }
 
@@ -432,16 +432,16 @@ func (c *config) gemma(model *Model, assumed defaults) {
 	assumed.act = "gelu_pytorch_tanh"
 	c.decoder(model, assumed)
 	c.attentionBias(model)
-	model.dec.gainPlus = 1
-	model.dec.embedScale = float64(float32(math.Sqrt(float64(model.Hidden))))
+	model.decoder.gainPlus = 1
+	model.decoder.embedScale = float64(float32(math.Sqrt(float64(model.Hidden))))
 	c.requireValue("use_bidirectional_attention", false, "causal attention")
 }
 
 // readGemma reads the first generation of Gemma.
 func readGemma(cfg *config, model *Model) {
 	cfg.gemma(model, defaults{kvHeads: 16})
-	if model.dec.act == op.GELU { // the first files say gelu and mean its approximation
-		model.dec.act = op.GELUTanh
+	if model.decoder.act == op.GELU { // the first files say gelu and mean its approximation
+		model.decoder.act = op.GELUTanh
 	}
 }
 
@@ -449,19 +449,19 @@ func readGemma(cfg *config, model *Model) {
 // layer. A null cap is none.
 func readGemma2(cfg *config, model *Model) {
 	cfg.gemma(model, defaults{kvHeads: 4, actKey: "hidden_activation"})
-	names := &model.dec.names
+	names := &model.decoder.names
 	names.attnPost, names.ffnPost = inLayer+"post_attention_layernorm", inLayer+"post_feedforward_layernorm"
 	names.ffnNorm = inLayer + "pre_feedforward_layernorm"
-	model.dec.post = true
-	model.dec.attnScale = 1 / math.Sqrt(cfg.float("query_pre_attn_scalar", 256, 1e-3, maxDim))
+	model.decoder.post = true
+	model.decoder.attnScale = 1 / math.Sqrt(cfg.float("query_pre_attn_scalar", 256, 1e-3, maxDim))
 	softcap := func(key string, def float64) float64 {
 		if cfg.absent(key) == null {
 			return 0
 		}
 		return cfg.float(key, def, 1e-3, 1<<20)
 	}
-	model.dec.attnCap = softcap("attn_logit_softcapping", 50)
-	model.dec.logitCap = softcap("final_logit_softcapping", 30)
+	model.decoder.attnCap = softcap("attn_logit_softcapping", 50)
+	model.decoder.logitCap = softcap("final_logit_softcapping", 30)
 	cfg.layerTypes(model, cfg.window(4096), func(l int) bool { return l%2 == 0 })
 }
 
@@ -471,7 +471,7 @@ func readPhi(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{
 		context: 2048, eps: 1e-5, epsKey: "layer_norm_eps", act: "gelu_new", rope: ropeOptions{partial: 0.5},
 	})
-	dec := model.dec
+	dec := model.decoder
 	dec.layerNorm, dec.parallel, dec.ungated = true, true, true
 	dec.qkvBias, dec.outBias, dec.ffnBias, dec.headBias = true, true, true, true
 	dec.names.norm, dec.names.o = "model.final_layernorm", inLayer+"self_attn.dense"
@@ -485,7 +485,7 @@ func readPhi3(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 4096, eps: 1e-5, rope: ropeOptions{partial: 1, su: true, original: 4096}})
 	query, kv := model.Heads*model.HeadDim, model.KVHeads*model.HeadDim
 	const fused, gateUp = inLayer + "self_attn.qkv_proj", inLayer + "mlp.gate_up_proj"
-	names := &model.dec.names
+	names := &model.decoder.names
 	names.q, names.k = rowsOfTensor(fused, 0, query), rowsOfTensor(fused, query, query+kv)
 	names.v = rowsOfTensor(fused, query+kv, query+2*kv)
 	names.gate, names.up = rowsOfTensor(gateUp, 0, model.FFN), rowsOfTensor(gateUp, model.FFN, 2*model.FFN)
@@ -498,7 +498,7 @@ func readStarcoder2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{
 		kvHeads: 2, context: 4096, eps: 1e-5, epsKey: "norm_epsilon", act: "gelu_pytorch_tanh", tied: true,
 	})
-	dec := model.dec
+	dec := model.decoder
 	dec.layerNorm, dec.ungated = true, true
 	bias := cfg.bool("use_bias", true)
 	dec.qkvBias, dec.outBias, dec.ffnBias = bias, bias, bias
@@ -510,11 +510,11 @@ func readStarcoder2(cfg *config, model *Model) {
 // QKV row.
 func readInternLM2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 2048, eps: 1e-6})
-	names := &model.dec.names
+	names := &model.decoder.names
 	names.embed, names.head = "model.tok_embeddings", "output"
 	names.attnNorm, names.ffnNorm = inLayer+"attention_norm", inLayer+"ffn_norm"
 	names.q, names.k, names.v, names.o = inLayer+"attention.wqkv", "", "", inLayer+"attention.wo"
 	names.gate, names.up, names.down = inLayer+"feed_forward.w1", inLayer+"feed_forward.w3", inLayer+"feed_forward.w2"
 	bias := cfg.bool("bias", false)
-	model.dec.qkvBias, model.dec.outBias = bias, bias
+	model.decoder.qkvBias, model.decoder.outBias = bias, bias
 }

@@ -74,7 +74,7 @@ func (c *config) model() (*Model, error) {
 	}
 	model := &Model{
 		Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey),
-		dec: &decoder{act: op.SiLU, names: layerNames()},
+		decoder: &decoder{act: op.SiLU, names: layerNames()},
 	}
 	// The architecture reads its keys; a key that nothing asked for is listed as unread.
 	c.refuseEverywhere()

@@ -141,14 +141,14 @@ func linear(name string, k, n int, from ...string) op.Weight {
 
 // gain declares the gain of a norm.
 func (b *graphBuilder) gain(name, from string, n int) string {
-	return b.weight(op.Weight{Name: name, From: []string{from + ".weight"}, K: 1, N: n, Plus: b.dec.gainPlus})
+	return b.weight(op.Weight{Name: name, From: []string{from + ".weight"}, K: 1, N: n, Plus: b.decoder.gainPlus})
 }
 
 // norm appends out = norm(in) with the gain of a stored tensor.
 func (b *graphBuilder) norm(name, in, out, weight, from string) {
 	weights := b.gain(weight, from, b.Hidden)
 	operator := op.Op{Kind: op.Norm, N: b.Hidden, Eps: b.NormEps}
-	if b.dec.layerNorm {
+	if b.decoder.layerNorm {
 		operator.Kind = op.LayerNorm
 		weights += " " + b.weight(op.Weight{Name: weight + "_bias", From: []string{from + ".bias"}, K: 1, N: b.Hidden})
 	}
@@ -157,7 +157,7 @@ func (b *graphBuilder) norm(name, in, out, weight, from string) {
 
 // residual appends x += value, behind a norm of its own where the architecture has norms behind its blocks.
 func (b *graphBuilder) residual(block, value, normed, from string) {
-	if b.dec.post {
+	if b.decoder.post {
 		b.values(b.Hidden, normed)
 		b.norm(block+"_post_norm", value, normed, "layers."+block+"_post_norm", from)
 		value = normed
@@ -184,21 +184,21 @@ func decoderGraph(model *Model) Graph {
 	b := &graphBuilder{Model: model}
 	b.embed()
 	// Neighbouring layers of one class are one section.
-	class := b.dec.classes(b.Layers)
+	class := b.decoder.classes(b.Layers)
 	for first := 0; first < b.Layers; {
 		last := first + 1
 		for last < b.Layers && class(last) == class(first) {
 			last++
 		}
 		b.begin(class(first), first, last-first)
-		b.attention(b.dec.windowed != nil && b.dec.windowed(first))
-		if b.Experts > 0 && (b.dec.dense == nil || !b.dec.dense(first)) {
+		b.attention(b.decoder.windowed != nil && b.decoder.windowed(first))
+		if b.Experts > 0 && (b.decoder.dense == nil || !b.decoder.dense(first)) {
 			b.experts()
 		} else {
-			names := &b.dec.names
+			names := &b.decoder.names
 			b.feedForward(feedForward{"ffn", "g", "a", "d", b.FFN, names.gate, names.up, names.down})
 		}
-		b.residual("ffn", "d", "dn", b.dec.names.ffnPost)
+		b.residual("ffn", "d", "dn", b.decoder.names.ffnPost)
 		first = last
 	}
 	b.head()
@@ -210,9 +210,9 @@ func (b *graphBuilder) embed() {
 	b.begin("embed", 0, 0)
 	b.value(Value{Name: "ids", Type: op.I32, Cols: 1})
 	b.values(b.Hidden, "x")
-	from := b.dec.names.embed + ".weight"
+	from := b.decoder.names.embed + ".weight"
 	table := b.weight(op.Weight{Name: "embed.table", From: []string{from}, K: b.Vocab, N: b.Hidden})
-	lookup := op.Op{Kind: op.Embed, K: b.Vocab, N: b.Hidden, Table: b.Stored, Scale: b.dec.embedScale}
+	lookup := op.Op{Kind: op.Embed, K: b.Vocab, N: b.Hidden, Table: b.Stored, Scale: b.decoder.embedScale}
 	node := b.node("embed", "ids", table, "x", lookup)
 	if b.Tied {
 		node.Packed = headWeight
@@ -230,17 +230,17 @@ func (b *graphBuilder) head() {
 	// A prompt needs the logits of its last row alone, and those of all rows would be the program's largest buffer. Who
 	// wants all executes the head for each.
 	b.node("head_select", "x", "", "xl", op.Op{Kind: op.SelectRow, N: b.Hidden})
-	b.norm("head_norm", "xl", "hl", "head.norm", b.dec.names.norm)
-	from := b.dec.names.head
+	b.norm("head_norm", "xl", "hl", "head.norm", b.decoder.names.norm)
+	from := b.decoder.names.head
 	if b.Tied {
-		from = b.dec.names.embed
+		from = b.decoder.names.embed
 	}
-	b.matmul("lm_head", "hl", "logits", linear(headWeight, b.Hidden, b.Vocab, from), b.dec.headBias)
-	if b.dec.headBias { // a tied head has a bias of its own
-		b.out.Weights[len(b.out.Weights)-1].From = []string{b.dec.names.head + ".bias"}
+	b.matmul("lm_head", "hl", "logits", linear(headWeight, b.Hidden, b.Vocab, from), b.decoder.headBias)
+	if b.decoder.headBias { // a tied head has a bias of its own
+		b.out.Weights[len(b.out.Weights)-1].From = []string{b.decoder.names.head + ".bias"}
 	}
-	if b.dec.logitCap > 0 {
-		b.node("logit_cap", "logits", "", "logits", op.Op{Kind: op.Softcap, N: b.Vocab, Cap: b.dec.logitCap})
+	if b.decoder.logitCap > 0 {
+		b.node("logit_cap", "logits", "", "logits", op.Op{Kind: op.Softcap, N: b.Vocab, Cap: b.decoder.logitCap})
 	}
 }
 
@@ -269,28 +269,28 @@ func (d *decoder) classes(layers int) func(layer int) string {
 
 // attention appends the first block of a layer.
 func (b *graphBuilder) attention(windowed bool) {
-	names := b.dec.names
+	names := b.decoder.names
 	b.values(b.Hidden, "x", "h", "t")
 	b.values(op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim), "qkv")
 	b.values(b.Heads*b.HeadDim, "o")
 	// Without norms in front, the projections read the residual stream itself.
 	in := "x"
-	if !b.dec.noPre {
+	if !b.decoder.noPre {
 		b.norm("attn_norm", "x", "h", "layers.attn_norm", names.attnNorm)
 		in = "h"
 	}
-	b.matmul("qkv", in, "qkv", b.fusedQKV(), b.dec.qkvBias)
+	b.matmul("qkv", in, "qkv", b.fusedQKV(), b.decoder.qkvBias)
 	b.scores(windowed)
-	b.matmul("attn_out", "o", "t", linear("layers.attn_out", b.Heads*b.HeadDim, b.Hidden, names.o), b.dec.outBias)
+	b.matmul("attn_out", "o", "t", linear("layers.attn_out", b.Heads*b.HeadDim, b.Hidden, names.o), b.decoder.outBias)
 	b.residual("attn", "t", "tn", names.attnPost)
-	if !b.dec.noPre && !b.dec.parallel { // a parallel block reads the norm of the attention
+	if !b.decoder.noPre && !b.decoder.parallel { // a parallel block reads the norm of the attention
 		b.norm("ffn_norm", "x", "h", "layers.ffn_norm", names.ffnNorm)
 	}
 }
 
 // fusedQKV is the projection to a fused row: stored as such, or interleaved by groups of heads.
 func (b *graphBuilder) fusedQKV() op.Weight {
-	names, cols := b.dec.names, op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim)
+	names, cols := b.decoder.names, op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim)
 	if names.k == "" {
 		return linear("layers.qkv", b.Hidden, cols, names.q)
 	}
@@ -308,8 +308,8 @@ func (b *graphBuilder) scores(windowed bool) {
 	}
 	var weights []string
 	var chain []op.Op
-	if b.dec.qkNorm != "" {
-		norm := heads(op.Op{Kind: op.QKNorm, Eps: b.NormEps, Joint: b.dec.qkNorm == "joint"})
+	if b.decoder.qkNorm != "" {
+		norm := heads(op.Op{Kind: op.QKNorm, Eps: b.NormEps, Joint: b.decoder.qkNorm == "joint"})
 		gains := b.headGains(norm.Joint)
 		if norm.Joint { // needs all heads at once
 			b.node("qk_norm", "qkv", strings.Join(gains, " "), "qkv", norm)
@@ -317,19 +317,19 @@ func (b *graphBuilder) scores(windowed bool) {
 			weights, chain = gains, []op.Op{norm}
 		}
 	}
-	if b.dec.clip > 0 {
+	if b.decoder.clip > 0 {
 		cols := op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim)
-		b.node("qkv_clip", "qkv", "", "qkv", op.Op{Kind: op.Clip, N: cols, Cap: b.dec.clip})
+		b.node("qkv_clip", "qkv", "", "qkv", op.Op{Kind: op.Clip, N: cols, Cap: b.decoder.clip})
 	}
-	rotate := heads(b.dec.rope.op)
+	rotate := heads(b.decoder.rope.op)
 	rotate.Kind = op.Rope
-	frequencies := op.Weight{Name: "rope.invfreq", K: b.dec.rope.rows, N: rotate.Rotary() / 2, Const: b.dec.rope.table}
+	frequencies := op.Weight{Name: "rope.invfreq", K: b.decoder.rope.rows, N: rotate.Rotary() / 2, Const: b.decoder.rope.table}
 	// From rotation to attention it is one node: a piece of it has whole heads, rotated, cached and attended to by the
 	// same processor, so the cache never moves.
 	weights = append(weights, b.weight(frequencies))
-	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: b.dec.attnScale, Cap: b.dec.attnCap})
+	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: b.decoder.attnScale, Cap: b.decoder.attnCap})
 	if windowed {
-		attend.Window = b.dec.window
+		attend.Window = b.decoder.window
 	}
 	chain = append(chain, rotate, heads(op.Op{Kind: op.KVAppend, KV: op.F32}), attend)
 	b.node("attention", "qkv", strings.Join(weights, " "), "o", chain...)
@@ -342,14 +342,14 @@ func (b *graphBuilder) headGains(joint bool) []string {
 		queries, keys = b.Heads, b.KVHeads
 	}
 	return []string{
-		b.gain("layers.q_norm", b.dec.names.qNorm, queries*b.HeadDim),
-		b.gain("layers.k_norm", b.dec.names.kNorm, keys*b.HeadDim),
+		b.gain("layers.q_norm", b.decoder.names.qNorm, queries*b.HeadDim),
+		b.gain("layers.k_norm", b.decoder.names.kNorm, keys*b.HeadDim),
 	}
 }
 
 // ffnInput is the value that the second block reads.
 func (b *graphBuilder) ffnInput() string {
-	if b.dec.noPre {
+	if b.decoder.noPre {
 		return "x"
 	}
 	return "h"
@@ -376,24 +376,24 @@ func (b *graphBuilder) feedForward(f feedForward) {
 	in, weights := b.ffnInput(), "layers."+f.prefix
 	b.values(f.cols, f.act)
 	b.values(b.Hidden, f.out)
-	if b.dec.ungated {
+	if b.decoder.ungated {
 		b.values(f.cols, f.wide)
-		b.matmul(f.prefix+"_up", in, f.wide, linear(weights+"_up", b.Hidden, f.cols, f.up), b.dec.ffnBias)
-		b.node(f.prefix+"_act", f.wide, "", f.act, op.Op{Kind: op.Activate, N: f.cols, Act: b.dec.act})
+		b.matmul(f.prefix+"_up", in, f.wide, linear(weights+"_up", b.Hidden, f.cols, f.up), b.decoder.ffnBias)
+		b.node(f.prefix+"_act", f.wide, "", f.act, op.Op{Kind: op.Activate, N: f.cols, Act: b.decoder.act})
 	} else {
 		// Gate and up read the same rows: one product of twice the width reads them once.
 		weight, interleave := b.gateUp(weights+"_gate_up", f.cols, f.gate, f.up)
 		b.values(2*f.cols, f.wide)
-		b.matmul(f.prefix+"_gate_up", in, f.wide, weight, b.dec.ffnBias)
+		b.matmul(f.prefix+"_gate_up", in, f.wide, weight, b.decoder.ffnBias)
 		b.node(f.prefix+"_act", f.wide, "", f.act,
-			op.Op{Kind: op.GLU, N: f.cols, Interleave: interleave, Act: b.dec.act})
+			op.Op{Kind: op.GLU, N: f.cols, Interleave: interleave, Act: b.decoder.act})
 	}
-	b.matmul(f.prefix+"_down", f.act, f.out, linear(weights+"_down", f.cols, b.Hidden, f.down), b.dec.ffnBias)
+	b.matmul(f.prefix+"_down", f.act, f.out, linear(weights+"_down", f.cols, b.Hidden, f.down), b.decoder.ffnBias)
 }
 
 // experts appends a block of routed experts, and the shared one beside them.
 func (b *graphBuilder) experts() {
-	names, in := b.dec.names, b.ffnInput()
+	names, in := b.decoder.names, b.ffnInput()
 	fan, cols := b.ExpertsPerToken, b.ExpertFFN
 	b.values(b.Experts, "router")
 	b.value(Value{Name: "experts", Type: op.I32, Cols: fan})
@@ -404,7 +404,7 @@ func (b *graphBuilder) experts() {
 	b.values(b.Hidden, "d")
 	// In float32 whatever the plan chooses: a rounded router picks other experts, which no later precision repairs.
 	b.matmul("router", in, "router", linear("layers.router", b.Hidden, b.Experts, names.router), false).Exact = true
-	route := op.Op{Kind: op.Route, Experts: b.Experts, Fan: fan, Router: b.dec.router, Jitter: b.dec.jitter}
+	route := op.Op{Kind: op.Route, Experts: b.Experts, Fan: fan, Router: b.decoder.router, Jitter: b.decoder.jitter}
 	b.node("route", "router", "", "experts shares", route)
 	// The products, spread where the rows of a token are not yet one for each of its experts.
 	expert := func(name, x, y string, w op.Weight, spread bool) {
@@ -415,7 +415,7 @@ func (b *graphBuilder) experts() {
 	}
 	gateUp, interleave := b.gateUp("layers.expert_gate_up", cols, names.expertGate, names.expertUp)
 	expert("expert_gate_up", in, "eg", gateUp, true)
-	b.node("expert_act", "eg", "", "ea", op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: b.dec.act, Fan: fan})
+	b.node("expert_act", "eg", "", "ea", op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: b.decoder.act, Fan: fan})
 	expert("expert_down", "ea", "ed", linear("layers.expert_down", cols, b.Hidden, names.expertDown), false)
 	b.node("expert_sum", "ed shares", "", "d", op.Op{Kind: op.Combine, N: b.Hidden, Fan: fan})
 	if b.SharedFFN == 0 {
@@ -423,7 +423,7 @@ func (b *graphBuilder) experts() {
 	}
 	b.feedForward(
 		feedForward{"shared", "sg", "sa", "sd", b.SharedFFN, names.sharedGate, names.sharedUp, names.sharedDown})
-	if b.dec.sharedGate {
+	if b.decoder.sharedGate {
 		b.values(1, "switch")
 		gate := linear("layers.shared_switch", b.Hidden, 1, names.sharedSwitch)
 		b.matmul("shared_switch", in, "switch", gate, false).Exact = true

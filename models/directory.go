@@ -262,13 +262,13 @@ func (m *Model) bindTensors(stored []string, find func(name string) (t Tensor, b
 		return err
 	}
 	for _, name := range stored {
-		repeats := m.Tied && name == m.dec.names.head+".weight" // of a tied head it repeats the table
+		repeats := m.Tied && name == m.decoder.names.head+".weight" // of a tied head it repeats the table
 		if !used[name] && !repeats {
 			m.ignored = append(m.ignored, name)
 		}
 	}
 	sort.Strings(m.ignored)
-	table := m.tensors[m.dec.names.embed+".weight"]
+	table := m.tensors[m.decoder.names.embed+".weight"]
 	m.Stored = table.Type()
 	if _, ok := table.Plain(); !ok {
 		m.Stored = op.F32 // rows are dequantised
@@ -318,8 +318,8 @@ func (m *Model) findTensors(find func(name string) (t Tensor, base string, ok bo
 // the reference implementation uses what is stored.
 func (m *Model) separateHead(stored map[string]safetensors.Tensor) error {
 	// Some files store the table twice: equal bytes are still a tied head.
-	head, ok1 := stored[m.dec.names.head+".weight"]
-	table, ok2 := stored[m.dec.names.embed+".weight"]
+	head, ok1 := stored[m.decoder.names.head+".weight"]
+	table, ok2 := stored[m.decoder.names.embed+".weight"]
 	if !m.Tied || !ok1 || !ok2 {
 		return nil
 	}

@@ -50,7 +50,7 @@ func (m *Model) exportConfig() map[string]any {
 			config[key] = int64(value)
 		}
 	}
-	config[m.dec.epsKey] = m.NormEps
+	config[m.decoder.epsKey] = m.NormEps
 	if len(m.EOS) > 0 {
 		eos := make([]any, len(m.EOS))
 		for i, id := range m.EOS {

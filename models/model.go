@@ -2,9 +2,13 @@
 // safetensors), a GGUF file or a catalog entry and tells the graph of operators, the weights they use, the
 // tensors those weights are assembled from, and the digest of it all.
 //
+// Open (directory.go) reads the configuration (config.go) into a decoder, builds the graph of operators from it
+// (decoderGraph in decoder.go), and binds the stored tensors that the graph needs. Model below is the result, Graph
+// (graph.go) what it computes, Tensor (tensor.go) one stored matrix.
+//
 // An architecture is one value of type architecture (see architectures.go): which config keys it reads and what
-// they mean to the one graph of decoders (decoder.go). Everything else (checking tensors, digests, synthesis)
-// works from the graph, so that a new architecture is a row there with its function, and touches nothing else.
+// they mean to the one graph of decoders. Everything else (checking tensors, digests, synthesis) works from the graph,
+// so that a new architecture is a row there with its function, and touches nothing else.
 package models
 
 import (
@@ -51,7 +55,7 @@ type Model struct {
 	Tied      bool    // the head is the embedding table
 	Synthetic bool    // random weights written by Synth
 
-	dec     *decoder
+	decoder *decoder
 	graph   Graph
 	config  map[string]any // config.json, or what a catalog entry or a GGUF file says instead
 	tensors map[string]Tensor

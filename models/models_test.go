@@ -548,18 +548,18 @@ func TestDigest(t *testing.T) {
 		seen[d] = what
 	}
 	for name, f := range map[string]func(*Model){
-		"another theta":  func(m *Model) { m.dec.rope.table = inverseFrequencies(20000, m.HeadDim) },
+		"another theta":  func(m *Model) { m.decoder.rope.table = inverseFrequencies(20000, m.HeadDim) },
 		"another eps":    func(m *Model) { m.NormEps = 1e-6 },
-		"a soft cap":     func(m *Model) { m.dec.attnCap = 30 },
-		"another window": func(m *Model) { m.dec.window, m.dec.windowed = 7, func(int) bool { return true } },
+		"a soft cap":     func(m *Model) { m.decoder.attnCap = 30 },
+		"another window": func(m *Model) { m.decoder.window, m.decoder.windowed = 7, func(int) bool { return true } },
 		"another end":    func(m *Model) { m.EOS = []int{3} },
 		"no weights":     func(m *Model) { m.Dir, m.tensors = "", nil },
 	} {
 		c := &Model{}
-		dec := *whole.dec
+		dec := *whole.decoder
 		*c = Model{Architecture: whole.Architecture, Hidden: whole.Hidden, Layers: whole.Layers, Heads: whole.Heads, KVHeads: whole.KVHeads,
 			HeadDim: whole.HeadDim, FFN: whole.FFN, Vocab: whole.Vocab, MaxContext: whole.MaxContext, NormEps: whole.NormEps,
-			Dir: whole.Dir, BOS: whole.BOS, EOS: whole.EOS, Stored: whole.Stored, Tied: whole.Tied, dec: &dec, graph: whole.graph, tensors: whole.tensors}
+			Dir: whole.Dir, BOS: whole.BOS, EOS: whole.EOS, Stored: whole.Stored, Tied: whole.Tied, decoder: &dec, graph: whole.graph, tensors: whole.tensors}
 		if d, _ := c.computeDigest(); d != want {
 			t.Fatal("a copy has another digest")
 		}

@@ -64,141 +64,6 @@ type Plan struct {
 	Program Program `json:"program" yaml:"program"`
 }
 
-// ModelRef names the model a plan is for. Digest covers the configuration and, for models with
-// weights, every tensor's bytes.
-type ModelRef struct {
-	Name   string `json:"name" yaml:"name"`
-	Digest string `json:"digest" yaml:"digest"`
-	EOS    []int  `json:"eos,omitempty" yaml:"eos,omitempty"` // token ids that end generation
-	BOS    int    `json:"bos" yaml:"bos"`                     // -1: none
-}
-
-// Target says for what emit rewrote a plan that solve had made for a simulated SoC: its decisions are solve's but for
-// those listed, its processors are those that execute it.
-type Target struct {
-	SoC string `json:"soc" yaml:"soc"` // the target's name
-	// a twin, for the vendor's emulator and this CPU, of the plan for the device
-	Emulator bool `json:"emulator,omitempty" yaml:"emulator,omitempty"`
-	// Simulated: the times that the plan expects come from a simulation of the target, not from a measurement on it.
-	Simulated bool       `json:"simulated,omitempty" yaml:"simulated,omitempty"`
-	Fallbacks []Fallback `json:"fallbacks,omitempty" yaml:"fallbacks,omitempty"` // in the order of the decisions
-}
-
-// Fallback is a decision that emit was allowed to give to the control processor.
-type Fallback struct {
-	Node   string `json:"node" yaml:"node"`
-	Rows   int    `json:"rows" yaml:"rows"`
-	From   string `json:"from" yaml:"from"`     // the processors that solve had chosen, as Decision.ShareText
-	Reason string `json:"reason" yaml:"reason"` // why one of them does not execute it
-}
-
-// SoCRef names the machine a plan is for.
-type SoCRef struct {
-	Name        string `json:"name" yaml:"name"`
-	Digest      string `json:"digest" yaml:"digest"`
-	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
-	Simulated   bool   `json:"simulated,omitempty" yaml:"simulated,omitempty"` // times come from a simulation
-	// some times were measured elsewhere and imported
-	Imported bool   `json:"imported,omitempty" yaml:"imported,omitempty"`
-	Control  string `json:"control" yaml:"control"` // processor that owns control steps
-	// planned for its device: only processors with target data, as they execute there
-	Target bool `json:"target,omitempty" yaml:"target,omitempty"`
-}
-
-// Times says what the plan's times are predicted from when that is no measurement by hetc; "" when it is.
-func (s *SoCRef) Times() string {
-	switch {
-	case s.Simulated && s.Imported:
-		return "simulated times and times measured elsewhere (imported)"
-	case s.Simulated:
-		return "simulated times"
-	case s.Imported:
-		return "times measured elsewhere (imported)"
-	}
-	return ""
-}
-
-// Compiled is what the compiler of a device had said about the graphs of an operator when the plan was solved (compiler
-// facts of a record). It holds sizes, and no times.
-type Compiled struct {
-	Node   string          `json:"node" yaml:"node"`
-	Proc   string          `json:"proc" yaml:"proc"`
-	Scheme op.Scheme       `json:"scheme" yaml:"scheme"`
-	Copies int             `json:"copies" yaml:"copies"` // layers with weights of their own
-	Graphs []CompiledGraph `json:"graphs" yaml:"graphs"` // ascending: one for each number of rows
-	// AloneBytes is the size of the largest of the graphs by itself, weights included, and ChargedBytes that of the one
-	// binary for all of them, in which they share the weights: of one copy.
-	AloneBytes   int64 `json:"alone_bytes" yaml:"alone_bytes"`
-	ChargedBytes int64 `json:"charged_bytes" yaml:"charged_bytes"`
-}
-
-// CompiledGraph is one of them.
-type CompiledGraph struct {
-	Rows int   `json:"rows" yaml:"rows"`    // of the graph
-	For  []int `json:"for" yaml:"for,flow"` // ascending: numbers of rows of the programs that use it
-	// buffer in main memory for what does not fit the processor's own; -1: not known
-	SpillBytes int64 `json:"spill_bytes" yaml:"spill_bytes"`
-	// Avoided are numbers of rows that would have done at the same predicted time, as far as it is known, and spill
-	// more.
-	Avoided []Spill `json:"avoided,omitempty" yaml:"avoided,omitempty"`
-}
-
-// Spill is the buffer in main memory that a graph of so many rows needs.
-type Spill struct {
-	Rows  int   `json:"rows" yaml:"rows"`
-	Bytes int64 `json:"bytes" yaml:"bytes"`
-}
-
-// Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration", "loads", "facts".
-type Input struct {
-	Kind   string `json:"kind" yaml:"kind"`
-	Digest string `json:"digest" yaml:"digest"`
-}
-
-// Proc is a processor with everything legality needs to know of it, so that a plan can be checked
-// and executed without the SoC file.
-type Proc struct {
-	Name    string            `json:"name" yaml:"name"`
-	Kind    string            `json:"kind" yaml:"kind"` // cpu, gpu, npu
-	Driver  string            `json:"driver" yaml:"driver"`
-	Select  string            `json:"select,omitempty" yaml:"select,omitempty"`
-	Options map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
-	Cores   []int             `json:"cores,omitempty" yaml:"cores,omitempty"` // CPU cores it occupies
-	// Wait is how a lane notices that a call of an asynchronous processor is done; others ignore it.
-	Wait capability.Waiting `json:"wait,omitempty" yaml:"wait,omitempty"`
-
-	capability.Set `yaml:",inline"`
-
-	// artifacts that hold the same weights refer to one binary
-	Shares     bool  `json:"shares,omitempty" yaml:"shares,omitempty"`
-	GraphBytes int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
-}
-
-// Strategy is how one operator is spread over processors (HeteroInfer sec. 4).
-type Strategy string
-
-const (
-	Single           Strategy = "single"             // one processor does all
-	WeightCentric    Strategy = "weight-centric"     // output columns (or heads) are divided
-	ActivationDivide Strategy = "activation-centric" // rows are divided
-	Hybrid           Strategy = "hybrid"             // rows padded to a standard size, columns divided
-	Padding          Strategy = "padding"            // one processor, rows padded to a standard size
-	Pipe             Strategy = "pipe"               // one processor, several standard sizes in sequence
-	// columns of the producer, then K of this operator: partial sums, one addition
-	Paired Strategy = "paired"
-)
-
-// Axis is the dimension a decision divides.
-type Axis string
-
-const (
-	AxisNone  Axis = ""
-	AxisCols  Axis = "cols"  // output columns of a matmul or elementwise operator
-	AxisRows  Axis = "rows"  // rows (tokens)
-	AxisK     Axis = "k"     // reduction of a matmul
-	AxisHeads Axis = "heads" // key/value heads of an attention
-)
-
 // Decision says how one node is executed at one number of rows.
 type Decision struct {
 	Node     string    `json:"node" yaml:"node"` // "layers.qkv"
@@ -235,6 +100,50 @@ type Alternative struct {
 	Source    source.Source `json:"source,omitempty" yaml:"source,omitempty"` // of PredictNS, as a decision's
 }
 
+// Strategy is how one operator is spread over processors (HeteroInfer sec. 4).
+type Strategy string
+
+const (
+	Single           Strategy = "single"             // one processor does all
+	WeightCentric    Strategy = "weight-centric"     // output columns (or heads) are divided
+	ActivationDivide Strategy = "activation-centric" // rows are divided
+	Hybrid           Strategy = "hybrid"             // rows padded to a standard size, columns divided
+	Padding          Strategy = "padding"            // one processor, rows padded to a standard size
+	Pipe             Strategy = "pipe"               // one processor, several standard sizes in sequence
+	// columns of the producer, then K of this operator: partial sums, one addition
+	Paired Strategy = "paired"
+)
+
+// Axis is the dimension a decision divides.
+type Axis string
+
+const (
+	AxisNone  Axis = ""
+	AxisCols  Axis = "cols"  // output columns of a matmul or elementwise operator
+	AxisRows  Axis = "rows"  // rows (tokens)
+	AxisK     Axis = "k"     // reduction of a matmul
+	AxisHeads Axis = "heads" // key/value heads of an attention
+)
+
+// Proc is a processor with everything legality needs to know of it, so that a plan can be checked
+// and executed without the SoC file.
+type Proc struct {
+	Name    string            `json:"name" yaml:"name"`
+	Kind    string            `json:"kind" yaml:"kind"` // cpu, gpu, npu
+	Driver  string            `json:"driver" yaml:"driver"`
+	Select  string            `json:"select,omitempty" yaml:"select,omitempty"`
+	Options map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
+	Cores   []int             `json:"cores,omitempty" yaml:"cores,omitempty"` // CPU cores it occupies
+	// Wait is how a lane notices that a call of an asynchronous processor is done; others ignore it.
+	Wait capability.Waiting `json:"wait,omitempty" yaml:"wait,omitempty"`
+
+	capability.Set `yaml:",inline"`
+
+	// artifacts that hold the same weights refer to one binary
+	Shares     bool  `json:"shares,omitempty" yaml:"shares,omitempty"`
+	GraphBytes int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
+}
+
 // Prediction is the expected time of one program, beside every single-processor placement.
 type Prediction struct {
 	Program string `json:"program" yaml:"program"` // "prefill@256", "decode"
@@ -259,6 +168,16 @@ type SectionTime struct {
 	NS      int64  `json:"ns" yaml:"ns"`
 }
 
+// Solve reports one optimisation: whether it is proved, and the gap. Which engine found it, and how long that took, is
+// solve's to tell: plans do not depend on it.
+type Solve struct {
+	Problem     string `json:"problem" yaml:"problem"` // "partition layers@256"
+	Status      string `json:"status" yaml:"status"`   // optimal, feasible, limit
+	ObjectiveNS int64  `json:"objective_ns" yaml:"objective_ns"`
+	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`
+	Choices     int    `json:"choices" yaml:"choices"` // size: candidate choices over all nodes
+}
+
 // Quality is what the schemes of a phase cost by the calibration: the sum of what each class of weights was
 // measured to cost alone, as mean Kullback-Leibler divergence from float32 in nats a token. MaxKL is the
 // limit of the workload, 0 where there is none. Only an execution tells what all of them cost together.
@@ -268,14 +187,95 @@ type Quality struct {
 	MaxKL float64 `json:"max_kl,omitempty" yaml:"max_kl,omitempty"`
 }
 
-// Solve reports one optimisation: whether it is proved, and the gap. Which engine found it, and how long that took, is
-// solve's to tell: plans do not depend on it.
-type Solve struct {
-	Problem     string `json:"problem" yaml:"problem"` // "partition layers@256"
-	Status      string `json:"status" yaml:"status"`   // optimal, feasible, limit
-	ObjectiveNS int64  `json:"objective_ns" yaml:"objective_ns"`
-	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`
-	Choices     int    `json:"choices" yaml:"choices"` // size: candidate choices over all nodes
+// ModelRef names the model a plan is for. Digest covers the configuration and, for models with
+// weights, every tensor's bytes.
+type ModelRef struct {
+	Name   string `json:"name" yaml:"name"`
+	Digest string `json:"digest" yaml:"digest"`
+	EOS    []int  `json:"eos,omitempty" yaml:"eos,omitempty"` // token ids that end generation
+	BOS    int    `json:"bos" yaml:"bos"`                     // -1: none
+}
+
+// SoCRef names the machine a plan is for.
+type SoCRef struct {
+	Name        string `json:"name" yaml:"name"`
+	Digest      string `json:"digest" yaml:"digest"`
+	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
+	Simulated   bool   `json:"simulated,omitempty" yaml:"simulated,omitempty"` // times come from a simulation
+	// some times were measured elsewhere and imported
+	Imported bool   `json:"imported,omitempty" yaml:"imported,omitempty"`
+	Control  string `json:"control" yaml:"control"` // processor that owns control steps
+	// planned for its device: only processors with target data, as they execute there
+	Target bool `json:"target,omitempty" yaml:"target,omitempty"`
+}
+
+// Times says what the plan's times are predicted from when that is no measurement by hetc; "" when it is.
+func (s *SoCRef) Times() string {
+	switch {
+	case s.Simulated && s.Imported:
+		return "simulated times and times measured elsewhere (imported)"
+	case s.Simulated:
+		return "simulated times"
+	case s.Imported:
+		return "times measured elsewhere (imported)"
+	}
+	return ""
+}
+
+// Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration", "loads", "facts".
+type Input struct {
+	Kind   string `json:"kind" yaml:"kind"`
+	Digest string `json:"digest" yaml:"digest"`
+}
+
+// Target says for what emit rewrote a plan that solve had made for a simulated SoC: its decisions are solve's but for
+// those listed, its processors are those that execute it.
+type Target struct {
+	SoC string `json:"soc" yaml:"soc"` // the target's name
+	// a twin, for the vendor's emulator and this CPU, of the plan for the device
+	Emulator bool `json:"emulator,omitempty" yaml:"emulator,omitempty"`
+	// Simulated: the times that the plan expects come from a simulation of the target, not from a measurement on it.
+	Simulated bool       `json:"simulated,omitempty" yaml:"simulated,omitempty"`
+	Fallbacks []Fallback `json:"fallbacks,omitempty" yaml:"fallbacks,omitempty"` // in the order of the decisions
+}
+
+// Fallback is a decision that emit was allowed to give to the control processor.
+type Fallback struct {
+	Node   string `json:"node" yaml:"node"`
+	Rows   int    `json:"rows" yaml:"rows"`
+	From   string `json:"from" yaml:"from"`     // the processors that solve had chosen, as Decision.ShareText
+	Reason string `json:"reason" yaml:"reason"` // why one of them does not execute it
+}
+
+// Compiled is what the compiler of a device had said about the graphs of an operator when the plan was solved (compiler
+// facts of a record). It holds sizes, and no times.
+type Compiled struct {
+	Node   string          `json:"node" yaml:"node"`
+	Proc   string          `json:"proc" yaml:"proc"`
+	Scheme op.Scheme       `json:"scheme" yaml:"scheme"`
+	Copies int             `json:"copies" yaml:"copies"` // layers with weights of their own
+	Graphs []CompiledGraph `json:"graphs" yaml:"graphs"` // ascending: one for each number of rows
+	// AloneBytes is the size of the largest of the graphs by itself, weights included, and ChargedBytes that of the one
+	// binary for all of them, in which they share the weights: of one copy.
+	AloneBytes   int64 `json:"alone_bytes" yaml:"alone_bytes"`
+	ChargedBytes int64 `json:"charged_bytes" yaml:"charged_bytes"`
+}
+
+// CompiledGraph is one of them.
+type CompiledGraph struct {
+	Rows int   `json:"rows" yaml:"rows"`    // of the graph
+	For  []int `json:"for" yaml:"for,flow"` // ascending: numbers of rows of the programs that use it
+	// buffer in main memory for what does not fit the processor's own; -1: not known
+	SpillBytes int64 `json:"spill_bytes" yaml:"spill_bytes"`
+	// Avoided are numbers of rows that would have done at the same predicted time, as far as it is known, and spill
+	// more.
+	Avoided []Spill `json:"avoided,omitempty" yaml:"avoided,omitempty"`
+}
+
+// Spill is the buffer in main memory that a graph of so many rows needs.
+type Spill struct {
+	Rows  int   `json:"rows" yaml:"rows"`
+	Bytes int64 `json:"bytes" yaml:"bytes"`
 }
 
 // Sequences is how many sequences the cache holds: the most that are decoded together.
