@@ -298,6 +298,10 @@ type Bindings struct {
 	Sequences     int
 	SequenceBytes int64
 
+	// Next is the next executable of the same lane that multiplies by a weight, nil where none is known. A processor may
+	// ask memory for that weight while it has nothing to compute.
+	Next Executable
+
 	// Moves says what travels between the host and a processor with memory of its own, for which alone it means
 	// something. nil: everything that the call reads, before it, with the cached positions below Pos+Rows, and
 	// everything that it writes, after it, with the positions Pos to Pos+Rows of the cache. That is always right, and

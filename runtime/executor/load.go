@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -133,12 +134,34 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 		sections = append(sections, loaded)
 	}
 	pr.sections = sections
+	announceNext(sections)
 	m.planMoves(pr)
 	if m.spaces > 0 {
 		pr.uses = m.uses(pr)
 	}
 	return nil
 }
+
+// announceNext tells every call of a program which product its lane executes after it.
+func announceNext(sections []*section) {
+	next := map[*lane]driver.Executable{}
+	for _, section := range slices.Backward(sections) {
+		for iter := section.iters - 1; iter >= 0; iter-- {
+			for _, ls := range section.lanes {
+				for _, st := range slices.Backward(ls.steps) {
+					made := &st.calls[iter]
+					made.bind.Next = next[ls.lane]
+					if made.exe != nil && slices.ContainsFunc(st.graph.Nodes, multiplies) {
+						next[ls.lane] = made.exe
+					}
+				}
+			}
+		}
+	}
+}
+
+// multiplies reports whether a node multiplies by a weight.
+func multiplies(node op.Node) bool { return node.Op.HasScheme() }
 
 // loadSection loads the steps of a section, layer after layer.
 func (m *Machine) loadSection(ctx context.Context, program *planir.PhaseProgram, from *planir.Section) (*section,

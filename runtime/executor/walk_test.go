@@ -452,3 +452,41 @@ func lanesOn(cores [][]int, number int) (*Machine, *section) {
 	}
 	return m, s
 }
+
+// Every call knows the product that its lane executes after it, beyond iterations and sections.
+func TestAnnounceNext(t *testing.T) {
+	product := &op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.MatMul, Scheme: op.A8TQ8C}}}}
+	other := &op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.Norm}}}}
+	both, alone := &lane{}, &lane{}
+	steps := func(iters int, graphs ...*op.Graph) (out []*step) {
+		for _, graph := range graphs {
+			st := &step{graph: graph}
+			for range iters {
+				st.add(call{exe: &notedStep{}})
+			}
+			out = append(out, st)
+		}
+		return out
+	}
+	first := &section{iters: 2, lanes: []*laneSection{{lane: both, steps: steps(2, other, product, other, product)},
+		{lane: alone, steps: steps(2, other)}}}
+	last := &section{iters: 1, lanes: []*laneSection{{lane: both, steps: steps(1, other, product)}}}
+	announceNext([]*section{first, last})
+	exe := func(of *section, step, iter int) driver.Executable { return of.lanes[0].steps[step].calls[iter].exe }
+	want := []driver.Executable{exe(first, 1, 0), exe(first, 3, 0), exe(first, 3, 0), exe(first, 1, 1), exe(first, 1, 1),
+		exe(first, 3, 1), exe(first, 3, 1), exe(last, 1, 0), exe(last, 1, 0), nil}
+	var got []driver.Executable
+	for _, of := range []*section{first, last} {
+		for iter := range of.iters {
+			for _, st := range of.lanes[0].steps {
+				got = append(got, st.calls[iter].bind.Next)
+			}
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %p, want %p", got, want)
+	}
+	if next := first.lanes[1].steps[0].calls[0].bind.Next; next != nil {
+		t.Errorf("a lane without products is told %p", next)
+	}
+}

@@ -170,6 +170,7 @@ func execute(t *testing.T, set *kernel.Set, workers int, operator op.Op) string 
 			loaded, err = proc.Load(t.Context(), driver.Artifact{Driver: Name, Code: code}, weights)
 		}
 		if err == nil {
+			bindings.Next = loaded // helpers ask memory for the weight again
 			_, err = proc.Run(loaded, bindings)
 		}
 		done <- err

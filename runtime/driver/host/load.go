@@ -83,8 +83,9 @@ type executable struct {
 
 	operands []operand
 	steps    []step
-	need     scratch // sizes
-	have     scratch // of the arena numbered arena
+	begins   func(worker, rows int) []byte // see step; nil: no step says it
+	need     scratch                       // sizes
+	have     scratch                       // of the arena numbered arena
 	arena    int
 
 	driver.State
@@ -185,6 +186,9 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 	exe.steps = exe.chained()
 	for i := range exe.steps {
 		exe.steps[i].finish()
+		if exe.begins == nil {
+			exe.begins = exe.steps[i].begins
+		}
 	}
 	// Every piece starts on a cache line.
 	for _, words := range []int{exe.need.scales, exe.need.sums, exe.need.rows, exe.need.order, exe.need.packs} {

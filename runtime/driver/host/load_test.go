@@ -273,6 +273,54 @@ func TestScratchIsPredicted(t *testing.T) {
 	}
 }
 
+// What workers ask memory for before a product of few rows is, one after the other, its whole weight; of large ones each
+// asks for a part.
+func TestWhatProductsBeginWith(t *testing.T) {
+	for _, scheme := range []op.Scheme{op.A32W32, op.A32W16, op.A8TQ8C, op.A8TQ6C, op.A8TQ4B32, op.A8TQ4B128} {
+		for _, columns := range []int{33, 640, 4000} {
+			operator := op.Op{Kind: op.MatMul, M: 512, K: 260, N: columns, Scheme: scheme}
+			graph := op.Single(operator, pack.N32)
+			code, err := json.Marshal(&graph)
+			if err != nil {
+				t.Fatal(err)
+			}
+			size, err := pack.Bytes(graph.Weights[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			memory, err := mem.Alloc(int(size), align)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer memory.Close()
+			processor := newProcessor(slices.Repeat(affinity.Cores()[:1], 3), kernel.Best())
+			defer processor.Close()
+			loaded, err := processor.Load(t.Context(), driver.Artifact{Driver: Name, Code: code},
+				driver.Weights{{Spec: graph.Weights[0], Bytes: memory.Bytes()[:size]}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			begins, at := loaded.(*executable).begins, int64(0)
+			for worker := range 3 {
+				part := begins(worker, 2)
+				if small := size/3 < fetchAhead/2; len(part) > fetchAhead || !small && len(part) == 0 ||
+					small && len(part) > 0 && &part[0] != &memory.Bytes()[at] {
+					t.Errorf("%s: worker %d begins with %d bytes that are not those at %d", operator.Key(), worker, len(part), at)
+				}
+				at += int64(len(part))
+			}
+			if size/3 < fetchAhead/2 && at != size {
+				t.Errorf("%s: workers begin with %d of %d bytes", operator.Key(), at, size)
+			}
+			if processor.set.PackFrom > 0 && processor.set.PackRows != nil && !scheme.FewRows() && columns == 4000 {
+				if part := begins(0, 512); part != nil {
+					t.Errorf("%s: 512 packed rows begin with %d bytes", operator.Key(), len(part))
+				}
+			}
+		}
+	}
+}
+
 // onesF32 fills b with the number 1.
 func onesF32(b []byte) {
 	for i := range b {

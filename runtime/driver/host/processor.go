@@ -31,6 +31,13 @@ type processor struct {
 	ropeBatch ropeTables // and on batches
 	exceeding exceeding  // what a call has found beyond its static scale
 
+	// the latest Next of a call, with its rows, and the function that has what a worker reads of it first
+	next struct {
+		exe  *executable
+		rows int
+	}
+	ahead func(worker int) []byte
+
 	graphs map[string]op.Graph // parsed and valid, by their code; they are not written to
 
 	arena  *mem.Region
@@ -43,10 +50,13 @@ func newProcessor(cores []int, set *kernel.Set) *processor {
 	if len(cores) > 1 {
 		name += fmt.Sprintf("-%d", cores[len(cores)-1])
 	}
-	return &processor{
+	made := &processor{
 		Local: driver.Local{Name: name},
 		cores: cores, set: set, caps: capabilities(cores), arena: &mem.Region{}, graphs: map[string]op.Graph{},
+		team: team{fetch: set.Fetch},
 	}
+	made.ahead = func(worker int) []byte { return made.next.exe.begins(worker, made.next.rows) }
+	return made
 }
 
 // Capabilities are those of the kernels, whichever set is chosen.
@@ -118,9 +128,23 @@ func (p *processor) Execute(exe driver.Executable, b *driver.Bindings) error {
 	if err := loaded.bind(b); err != nil {
 		return err
 	}
+	p.foresee(b)
 	p.team.begin()
 	defer p.team.end()
 	return loaded.run()
+}
+
+// foresee has helpers that wait ask for the weight of the next product.
+func (p *processor) foresee(b *driver.Bindings) {
+	next, _ := b.Next.(*executable)
+	if next == p.next.exe && b.Scalars.Rows == p.next.rows || len(p.cores) == 1 {
+		return
+	}
+	p.next.exe, p.next.rows = next, b.Scalars.Rows
+	p.team.ahead = nil
+	if next != nil && next.begins != nil && p.team.fetch != nil {
+		p.team.ahead = p.ahead
+	}
 }
 
 // Rouse wakes the helpers on the other cores.

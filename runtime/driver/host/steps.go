@@ -27,6 +27,8 @@ type step struct {
 	task    func(worker, task int)
 	span    func(worker, from, to int) // instead of task: consecutive tasks, which are best computed at once
 	refused func(row int) error
+	// may be nil: the weight that a worker begins with in a call of so many rows, if memory can be asked for it before
+	begins func(worker, rows int) []byte
 
 	work func(worker, from, to int) // span, or task of each
 }
@@ -705,6 +707,10 @@ func (b *builder) divide(rows, tileBytes int, packs bool) grid {
 	return out
 }
 
+// fetchAhead is how many bytes of a weight a worker asks for before it multiplies: what the lane leaves it time for, and
+// a part of a second-level cache.
+const fetchAhead = 256 << 10
+
 // matMul is a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough
 // tiles, a step before it packs the rows (see packed). The plan of a call divides tiles or rows (see
 // divide) into tasks that workers take when they are free. Kernels sum each result in one order, so
@@ -756,6 +762,15 @@ func (b *builder) matMul() (step, error) {
 	}
 	return step{
 		m: operator.M,
+		begins: func(worker, rows int) []byte {
+			next := b.divide(rows, tileBytes, packs(rows))
+			if next.blocks > 1 || packs(rows) {
+				return nil // all workers read all of it
+			}
+			tasks, workers := next.count(), len(exe.p.cores)
+			tile, end := next.of(worker*tasks/workers, (worker+1)*tasks/workers)
+			return b.w[0].Bytes[tile*tileBytes : min(end*tileBytes, tile*tileBytes+fetchAhead)]
+		},
 		plan: func(count int) int {
 			work = b.divide(count, tileBytes, packs(count))
 			b.gatherScales(count)

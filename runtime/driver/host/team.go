@@ -24,6 +24,9 @@ const rousePatience = 2 * time.Millisecond
 // meet.
 const claimShare = 4
 
+// fetchTurn is how many bytes a helper asks for between two looks whether a job is open.
+const fetchTurn = 512
+
 // yieldSpins is how many turns a thread spins, some 100 us, before it yields to other goroutines.
 // These may be what it waits for, when the process has fewer processors than threads.
 const yieldSpins = 1 << 16
@@ -40,8 +43,13 @@ const yieldSpins = 1 << 16
 // A job of a few microseconds is worth dividing only if the threads exchange few cache lines. The
 // lane writes one line to open it (board), each helper has one to say that it is inside, and each
 // worker claims tasks by a compare-and-swap on a line that others touch only to steal.
+//
+// Between two jobs the lane computes alone, a few microseconds, and memory is idle. A helper that leaves a job then asks
+// for the first bytes of what it will multiply by next (ahead), until the next job is open: weights pass through every
+// core once a token, and whatever lies in its cache by then does not have to be waited for.
 type team struct {
 	*board
+	fetch   func([]byte) // asks memory for bytes; nil: cannot
 	helpers []*helper
 	called  atomic.Bool               // a call is in progress: helpers spin without limit
 	stop    atomic.Bool               // helpers return
@@ -57,7 +65,8 @@ type board struct {
 	tasks  uint64
 	runs   []taskRun // of each worker
 	single bool      // claims are single tasks
-	_      [72]byte
+	ahead  func(worker int) []byte
+	_      [64]byte
 }
 
 // taskRun is the tasks [from,to) that a worker has not begun, with the number of the job. One of another job stands for
@@ -285,14 +294,18 @@ func (t *team) fail(err error) {
 // before it looks again whether the job is open, and the lane closes the job before it looks who is inside, so that one
 // of them sees the other.
 func (t *team) serve(self *helper, worker int) {
+	var ahead []byte // what the worker reads next
 	for last := uint64(0); !t.stop.Load(); {
-		open := t.await(self, last)
-		if open == 0 {
+		open := t.await(self, last, ahead)
+		if ahead = nil; open == 0 {
 			continue
 		}
 		self.inside.Store(open)
 		if t.state.Load() == open {
 			t.work(worker)
+			if t.ahead != nil {
+				ahead = t.ahead(worker)
+			}
 		}
 		self.inside.Store(0)
 		last = open
@@ -300,13 +313,18 @@ func (t *team) serve(self *helper, worker int) {
 }
 
 // await spins, and then sleeps, until a job other than last is open, and returns the state of that, or 0 when stop has
-// to be looked at.
-func (t *team) await(self *helper, last uint64) uint64 {
+// to be looked at. Meanwhile it asks memory for what lies ahead.
+func (t *team) await(self *helper, last uint64, ahead []byte) uint64 {
 	board := t.board
 	var idle time.Time // when the spinning without a call began
 	for spin := 1; ; spin++ {
 		if state := board.state.Load(); state&1 == 1 && state != last {
 			return state
+		}
+		if len(ahead) > 0 {
+			size := min(len(ahead), fetchTurn)
+			t.fetch(ahead[:size])
+			ahead = ahead[size:]
 		}
 		if spin%yieldSpins == 0 {
 			runtime.Gosched()

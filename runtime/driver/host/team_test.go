@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -219,6 +220,41 @@ func TestTeamSleeps(t *testing.T) {
 			}
 		})
 		tm.end()
+	}
+}
+
+// A helper that has left a job asks memory for all that it reads next, in order.
+func TestTeamLooksAhead(t *testing.T) {
+	const size = 3*fetchTurn + 100
+	tm := startWorkers(t, 2)
+	next, asked := make([]byte, size), 0
+	for i := range next {
+		next[i] = byte(i % 251)
+	}
+	tm.fetch = func(part []byte) {
+		if asked+len(part) > size || !bytes.Equal(part, next[asked:asked+len(part)]) {
+			t.Errorf("%d bytes at %d are not the next ones", len(part), asked)
+		}
+		asked += len(part)
+	}
+	tm.ahead = func(worker int) []byte {
+		if worker != 1 {
+			return nil
+		}
+		return next
+	}
+	tm.begin()
+	var in [2]atomic.Bool // both take part
+	tm.run(2, true, func(worker, _, _ int) {
+		in[min(worker, 1)].Store(true)
+		for !in[0].Load() || !in[1].Load() {
+			runtime.Gosched()
+		}
+	})
+	tm.end()
+	tm.close() // waits for the helpers
+	if asked != size {
+		t.Errorf("%d of %d bytes were asked for", asked, size)
 	}
 }
 

@@ -186,6 +186,9 @@ type Set struct {
 	// first 8-byte words of all lines, modulo 1<<64.
 	Stream func(b []byte) uint64
 
+	// Fetch asks memory for b and does not wait: it may be read soon. nil: the CPU's instruction for that is not used.
+	Fetch func(b []byte)
+
 	// Issue does at least n instructions that wait for nothing, and returns how many it did; nil: it is not written
 	// for this CPU.
 	Issue func(n int64) (done int64)

@@ -121,6 +121,7 @@ func (t tier) set() *Set {
 	set.Peak, set.Below, set.PoolBelow = vecPeak, vecBelow, vecPoolBelow
 	set.FromF16, set.FromBF16, set.ToF16, set.ToBF16 = vecFromF16, vecFromBF16, vecToF16, vecToBF16
 	set.PeakI8, set.PeakF32, set.Stream, set.Issue = t.peakI8, t.peakF32, t.stream, issue
+	set.Fetch = vecFetch
 	return set
 }
 

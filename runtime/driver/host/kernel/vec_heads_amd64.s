@@ -9026,6 +9026,19 @@ fetch_line:
 	JNZ        fetch_row
 	RET
 
+// func fetchLines(at *byte, lines int)
+// Requires: MMX+
+TEXT ·fetchLines(SB), NOSPLIT, $0-16
+	MOVQ at+0(FP), AX
+	MOVQ lines+8(FP), CX
+
+fetch:
+	PREFETCHT1 (AX)
+	ADDQ       $+64, AX
+	DECQ       CX
+	JNZ        fetch
+	RET
+
 // func scoresFewF32(rows int, s *float32, lds int, q *float32, ldq int, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·scoresFewF32(SB), NOSPLIT, $8-96

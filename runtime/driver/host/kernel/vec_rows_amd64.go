@@ -361,3 +361,11 @@ func vecPoolBelow(y, x []float32, top float32) {
 	}
 	poolBelow(y[whole:], x[whole:], top)
 }
+
+// vecFetch asks for the whole lines of b, which may be empty.
+func vecFetch(b []byte) {
+	const line = 64
+	if lines := len(b) / line; lines > 0 {
+		fetchLines(&b[0], lines)
+	}
+}

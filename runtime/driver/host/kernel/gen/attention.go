@@ -47,6 +47,7 @@ func attentionTiles256() {
 	softmaxLines256()
 	fadeLines256()
 	fetchRows()
+	fetchLines()
 	fewLines256()
 }
 
@@ -566,6 +567,19 @@ func fetchRows() {
 	ADDQ(ld, at)
 	DECQ(rows)
 	JNZ(LabelRef("fetch_row"))
+	RET()
+}
+
+// fetchLines asks for what a thread multiplies next, while it waits for others.
+func fetchLines() {
+	function("fetchLines", "(at *byte, lines int)",
+		"asks for cache lines, at least 1, in the second-level cache.")
+	at, lines := param("at"), param("lines")
+	Label("fetch")
+	PREFETCHT1(Mem{Base: at})
+	ADDQ(I8(64), at)
+	DECQ(lines)
+	JNZ(LabelRef("fetch"))
 	RET()
 }
 
