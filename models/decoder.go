@@ -323,7 +323,8 @@ func (b *graphBuilder) scores(windowed bool) {
 	}
 	rotate := heads(b.decoder.rope.op)
 	rotate.Kind = op.Rope
-	frequencies := op.Weight{Name: "rope.invfreq", K: b.decoder.rope.rows, N: rotate.Rotary() / 2, Const: b.decoder.rope.table}
+	frequencies := op.Weight{Name: "rope.invfreq", K: b.decoder.rope.rows, N: rotate.Rotary() / 2,
+		Const: b.decoder.rope.table}
 	// From rotation to attention it is one node: a piece of it has whole heads, rotated, cached and attended to by the
 	// same processor, so the cache never moves.
 	weights = append(weights, b.weight(frequencies))
@@ -415,7 +416,8 @@ func (b *graphBuilder) experts() {
 	}
 	gateUp, interleave := b.gateUp("layers.expert_gate_up", cols, names.expertGate, names.expertUp)
 	expert("expert_gate_up", in, "eg", gateUp, true)
-	b.node("expert_act", "eg", "", "ea", op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: b.decoder.act, Fan: fan})
+	b.node("expert_act", "eg", "", "ea",
+		op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: b.decoder.act, Fan: fan})
 	expert("expert_down", "ea", "ed", linear("layers.expert_down", cols, b.Hidden, names.expertDown), false)
 	b.node("expert_sum", "ed shares", "", "d", op.Op{Kind: op.Combine, N: b.Hidden, Fan: fan})
 	if b.SharedFFN == 0 {

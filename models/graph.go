@@ -87,9 +87,9 @@ func (g *Graph) Batch() Graph {
 	return out
 }
 
-// Sparse is the graph with sparse attention: instead of each node of attention there are four, of which the last has its
-// name and result. What comes before attention in the node appends to the cache; scores are estimated, positions are
-// selected, and these are attended to.
+// Sparse is the graph with sparse attention: instead of each node of attention there are four, of which the last has
+// its name and result. What comes before attention in the node appends to the cache; scores are estimated, positions
+// are selected, and these are attended to.
 func (g *Graph) Sparse(sparsity op.Sparsity) Graph {
 	out := Graph{Weights: g.Weights}
 	for _, section := range g.Sections {

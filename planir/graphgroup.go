@@ -7,8 +7,8 @@ import (
 )
 
 // GraphGroup is a set of weights in one layer and the graphs that are compiled with them, at several numbers of rows:
-// what a compiler is given at once. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer), and where Context is
-// not empty there is the binary they refer to, LayerBlob(Context, Layer).
+// what a compiler is given at once. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer), and where Context
+// is not empty there is the binary they refer to, LayerBlob(Context, Layer).
 type GraphGroup struct {
 	Proc    string
 	Context string

@@ -7,16 +7,17 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Hot are the rows of a weight that shadow outliers (op.OutlierMatMul) are multiplied by most often in a layer. A process
-// holds a copy of them in memory; every other row is read from the mapped bundle when its channel exceeds the scale.
+// Hot are the rows of a weight that shadow outliers (op.OutlierMatMul) are multiplied by most often in a layer. A
+// process holds a copy of them in memory; every other row is read from the mapped bundle when its channel exceeds the
+// scale.
 // RATIONALE: Which rows of a weight do shadow outliers find in memory?
 type Hot struct {
 	Weight string `json:"weight" yaml:"weight"`
 	Layer  int    `json:"layer" yaml:"layer"` // 0 for a weight that belongs to no layer
 	// rows of the weight, ascending
 	Channels []int `json:"channels" yaml:"channels,flow"`
-	// Others is how many other channels exceeded the scale in some call of the calibration: rows that are expected to be
-	// read from the file.
+	// Others is how many other channels exceeded the scale in some call of the calibration: rows that are expected to
+	// be read from the file.
 	Others int `json:"others,omitempty" yaml:"others,omitempty"`
 }
 

@@ -20,8 +20,8 @@ type InFlight struct {
 }
 
 // ChunkOrder is the order in which a section's steps for several chunks are executed. Each chunk has the same tasks in
-// the same order; Turns says whose next one comes next, by the number of the chunk. Starts says of each chunk with which
-// task its iterations start: where it is not the first, they start with the last tasks of the layer before.
+// the same order; Turns says whose next one comes next, by the number of the chunk. Starts says of each chunk with
+// which task its iterations start: where it is not the first, they start with the last tasks of the layer before.
 type ChunkOrder struct {
 	Section string `json:"section" yaml:"section"`
 	Starts  []int  `json:"starts" yaml:"starts,flow"`
@@ -76,7 +76,8 @@ func (st *Step) Layer(section *Section, iteration int) (layer int, works bool) {
 	return section.First + at, at >= 0 && at < max(1, section.Layers)
 }
 
-// Touch reports whether two steps of a section touch an element of a buffer that one of them writes. Caches do not count.
+// Touch reports whether two steps of a section touch an element of a buffer that one of them writes. Caches do not
+// count.
 func (st *Step) Touch(other *Step) bool {
 	_, first := anyOverlap(st.Out, slices.Concat(other.In, other.Out))
 	_, second := anyOverlap(st.In, other.Out)
@@ -84,8 +85,8 @@ func (st *Step) Touch(other *Step) bool {
 }
 
 // inFlight is P031. Chunks in flight are whole chunks of one prompt. A later chunk attends to what the earlier ones
-// wrote into the cache, so that in every layer steps on the same heads work on rows in ascending order. Of two steps that
-// touch the same values, that of the earlier layer comes first, although iterations begin within layers.
+// wrote into the cache, so that in every layer steps on the same heads work on rows in ascending order. Of two steps
+// that touch the same values, that of the earlier layer comes first, although iterations begin within layers.
 func (c *checker) inFlight() {
 	c.inFlightPrograms()
 	for section := range c.plan.Program.sections() {
@@ -100,8 +101,8 @@ func (c *checker) inFlight() {
 	}
 }
 
-// inFlightPrograms checks that the programs of several chunks are those of the decision, and that none gets fewer tokens
-// than it has rows.
+// inFlightPrograms checks that the programs of several chunks are those of the decision, and that none gets fewer
+// tokens than it has rows.
 func (c *checker) inFlightPrograms() {
 	decided, programs := c.plan.InFlight, c.plan.Program.InFlight
 	if decided == nil {
@@ -163,9 +164,9 @@ func (c *checker) independent(first, second *Step) bool {
 	return !writesFirst && !readsSecond
 }
 
-// cacheOrder checks the order of the steps of a section that share heads of the cache, or other values, by what is known
-// to have happened before what. A step that only reads the cache may be behind one that only writes later rows, because
-// no row attends to later ones.
+// cacheOrder checks the order of the steps of a section that share heads of the cache, or other values, by what is
+// known to have happened before what. A step that only reads the cache may be behind one that only writes later rows,
+// because no row attends to later ones.
 func (c *checker) cacheOrder(section sectionAt) {
 	unrolled := c.runs[section.Section]
 	heads := func(one, other *Step) bool {

@@ -142,8 +142,8 @@ func (c *checker) batchStep(step stepAt) {
 	}
 }
 
-// weightsInArtifacts is P016. A compiler that embeds weights produces artifacts per set of weights: every step that runs
-// a graph, and every graph of a context, must mean the same set.
+// weightsInArtifacts is P016. A compiler that embeds weights produces artifacts per set of weights: every step that
+// runs a graph, and every graph of a context, must mean the same set.
 func (c *checker) weightsInArtifacts() {
 	reader := map[string]string{} // of packs, the processor
 	reads := map[string]string{}  // of graphs and contexts with weights in artifacts, the packs
@@ -170,8 +170,8 @@ func (c *checker) weightsInArtifacts() {
 	c.artifacts()
 }
 
-// artifactPack checks that a processor whose artifacts hold their weights reads packs in artifacts only, whole, which no
-// other processor reads.
+// artifactPack checks that a processor whose artifacts hold their weights reads packs in artifacts only, whole, which
+// no other processor reads.
 func (c *checker) artifactPack(step stepAt, proc *Proc, ref WeightRef, reader map[string]string) {
 	pack := c.packs[ref.Pack]
 	other, again := reader[ref.Pack]

@@ -46,8 +46,8 @@ func (s *Shadow) LayersText() string {
 	return "in layers " + strings.Join(ranges, ", ")
 }
 
-// Outliers is how many channels of what enters the products of a node a step multiplies at once beyond the static scale,
-// in a program of that many rows. The calibration counted them. Without an entry it is op.OutlierChannels.
+// Outliers is how many channels of what enters the products of a node a step multiplies at once beyond the static
+// scale, in a program of that many rows. The calibration counted them. Without an entry it is op.OutlierChannels.
 type Outliers struct {
 	Node     string `json:"node" yaml:"node"`
 	Rows     int    `json:"rows" yaml:"rows"`

@@ -144,7 +144,7 @@ func spread(list []int, count int) []int {
 // FactOptions controls CompilerFacts.
 type FactOptions struct {
 	Compilers map[string]driver.GroupCompiler // by name: those that the targets ask for
-	Seed      uint64                          // of weights: their values do not matter, but that they do not repeat does
+	Seed      uint64                          // of weights: their values do not matter, but they must not repeat
 	// called before each question with the number asked, of all, and the key; may be nil
 	Progress func(done, all int, key string)
 }
@@ -211,7 +211,9 @@ func CompilerFacts(
 
 // askCompiler compiles the graphs of said, with pseudo-random weights that they share, and fills in
 // the compiler's answer.
-func askCompiler(ctx context.Context, compiler driver.GroupCompiler, target *socs.Target, said *record.Facts, seed uint64) error {
+func askCompiler(
+	ctx context.Context, compiler driver.GroupCompiler, target *socs.Target, said *record.Facts, seed uint64,
+) error {
 	rows := said.Rows
 	if rows == nil {
 		rows = []int{said.Op.M}

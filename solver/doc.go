@@ -8,8 +8,8 @@
 //
 //   - choose buckets and batches, where the workload leaves them open (buckets_choose.go, fewer_buckets.go);
 //   - choose a scheme for each class of products: schemes.go, then schemes_permit, schemes_list and schemes_search;
-//   - pose each program: candidates and their prices (pricing.go, items.go), chains of choices (chain.go), branches that
-//     run side by side (fork.go and fork_*.go);
+//   - pose each program: candidates and their prices (pricing.go, items.go), chains of choices (chain.go), branches
+//     that run side by side (fork.go and fork_*.go);
 //   - solve each program by itself (plan.go), and compare with restricted solutions on the timeline (fastest.go,
 //     timeline.go, predict.go);
 //   - where a limit is broken, solve all programs together (limits.go, within_limits.go, within_memory.go, smallest.go,

@@ -151,7 +151,8 @@ func (in *instance) leastOutsideForks() (total int64) {
 		}
 	}
 	from := 0
-	for _, fork := range slices.SortedFunc(slices.Values(in.forks), func(a, b forkJoin) int { return a.split - b.split }) {
+	bySplit := func(a, b forkJoin) int { return a.split - b.split }
+	for _, fork := range slices.SortedFunc(slices.Values(in.forks), bySplit) {
 		part(from, fork.split+1)
 		from = fork.join + 1
 	}

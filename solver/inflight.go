@@ -338,7 +338,8 @@ func (s *session) laneHandovers(procs []string) (map[[2]int]int64, error) {
 	out := map[[2]int]int64{}
 	for from := range procs {
 		for to := range procs {
-			if from == to || s.Thread(procs[from]) == s.Thread(procs[to]) || s.Apart[[2]string{procs[from], procs[to]}] {
+			pair := [2]string{procs[from], procs[to]}
+			if from == to || s.Thread(pair[0]) == s.Thread(pair[1]) || s.Apart[pair] {
 				continue
 			}
 			estimate, err := s.prices.Handover(procs[from], procs[to])

@@ -108,7 +108,8 @@ func packsTwice(plan *planir.Plan) bool {
 	for i := range packs {
 		for j := range packs[:i] {
 			a, b := &packs[i], &packs[j]
-			if a.Weight == b.Weight && a.Scheme == b.Scheme && a.K0 < b.K1 && b.K0 < a.K1 && a.N0 < b.N1 && b.N0 < a.N1 {
+			overlap := a.K0 < b.K1 && b.K0 < a.K1 && a.N0 < b.N1 && b.N0 < a.N1
+			if a.Weight == b.Weight && a.Scheme == b.Scheme && overlap {
 				return true
 			}
 		}

@@ -56,11 +56,11 @@ type Value struct {
 // Expand fixes rows, context and schemes. Matmuls get the scheme that schemeOf returns for their name (exact ones
 // float32). An embedding that gets op.I32Q8C or op.I32Q6C so looks rows up in the weight of a product. Where a scheme
 // quantises activations, a node NAME_quant precedes the first matmul that reads the value. Such a node is decided about
-// like any other. Its scale may be static: it is then the weight ScaleWeight of that matmul, none of the model.
-// A matmul on a grid takes its steps as the weight StepsWeight behind its own. Behind a matmul with shadow outliers
-// stand two nodes more: NAME_outliers multiplies what its static scale cuts off, of as many channels at once as channels
-// returns for its name and its rows (0, nil: the usual number), and NAME_merge adds that to the result. With tiers (nil:
-// none) experts are executed by groups as well (see groups.go).
+// like any other. Its scale may be static: it is then the weight ScaleWeight of that matmul, none of the model. A
+// matmul on a grid takes its steps as the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand
+// two nodes more: NAME_outliers multiplies what its static scale cuts off, of as many channels at once as channels
+// returns for its name and its rows (0, nil: the usual number), and NAME_merge adds that to the result. With tiers
+// (nil: none) experts are executed by groups as well (see groups.go).
 func Expand(
 	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme, tiers *planir.ExpertTiers,
 	channels func(node string, rows int) int,

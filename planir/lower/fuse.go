@@ -207,7 +207,8 @@ const maxLabel = 120
 // join is the step of two tasks, one after the other; nil when they are not of the same rows or see a buffer through
 // different views.
 func join(before, after *task) *task {
-	if before.step.R0 != after.step.R0 || before.step.Full != after.step.Full || before.graph.Rows() != after.graph.Rows() {
+	if before.step.R0 != after.step.R0 || before.step.Full != after.step.Full ||
+		before.graph.Rows() != after.graph.Rows() {
 		return nil
 	}
 	all := slices.Concat(before.reads, before.writes, after.reads, after.writes)

@@ -6,9 +6,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Trivial decides every node of the graph, at every number of rows, for one processor: the plan that
-// needs no splitting and no flags. On the host's reference kernels it is the numeric reference. Experts are dynamic, but
-// where tiers has capacity tiers for a number of rows.
+// Trivial decides every node of the graph, at every number of rows, for one processor: the plan that needs no splitting
+// and no flags. On the host's reference kernels it is the numeric reference. Experts are dynamic, but where tiers has
+// capacity tiers for a number of rows.
 func Trivial(graph *models.Graph, proc string, rows []int, context int, kv op.Type,
 	schemeOf func(node string, rows int) op.Scheme, tiers ...planir.ExpertTiers) ([]planir.Decision, error) {
 	return TrivialOf(&planir.Plan{MaxContext: context, KV: kv, Experts: tiers}, graph, proc, rows, schemeOf)

@@ -2,11 +2,11 @@
 // quantisation scheme, floating-point work and memory traffic. It is the vocabulary that
 // models, records, cost models, plans and drivers share.
 //
-// Op (op.go) is one operator; its Kind and its Scheme decide what the fields mean. What hetc knows of each kind is a row
-// of kindTable (kind_table.go, explained at kindRow in kind.go), and of each scheme a row in scheme.go: ask their
-// methods before you compare names. Op.Validate (fields.go) checks the fields, Op.Key names
-// the operator in records, Op.Flops and Op.Bytes count its work. Graph (graph.go) is several operators on named values,
-// which one driver executes in one call; Weight (weight.go) is a matrix of the model.
+// Op (op.go) is one operator; its Kind and its Scheme decide what the fields mean. What hetc knows of each kind is a
+// row of kindTable (kind_table.go, explained at kindRow in kind.go), and of each scheme a row in scheme.go: ask their
+// methods before you compare names. Op.Validate (fields.go) checks the fields, Op.Key names the operator in records,
+// Op.Flops and Op.Bytes count its work. Graph (graph.go) is several operators on named values, which one driver
+// executes in one call; Weight (weight.go) is a matrix of the model.
 package op
 
 import "strings"

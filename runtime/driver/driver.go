@@ -335,7 +335,7 @@ type Weights []Packed
 type Artifact struct {
 	Driver string           // driver that loads it
 	Code   []byte           // driver-specific; canonical JSON of the graph for host and sim
-	Shared []byte           // CompiledGroup.Shared of the artifact's group, which Code refers to; nil when Code holds all
+	Shared []byte           // CompiledGroup.Shared of its group, which Code refers to; nil when Code holds all
 	Facts  map[string]int64 // what the compiler reported, e.g. "bytes"; never a time
 	// Graph is what the plan says that Code computes: Load refuses code of any other graph, with class verify. nil: the
 	// caller has compiled Code itself, and there is nothing to compare.

@@ -188,8 +188,8 @@ func (v *View) dense(want op.Value, role string) ([]byte, error) {
 	return raw, nil
 }
 
-// CheckPlaces checks the places of a batch's first rows: each of another sequence and inside its cache. Where nothing is
-// cached, only positions mean something.
+// CheckPlaces checks the places of a batch's first rows: each of another sequence and inside its cache. Where nothing
+// is cached, only positions mean something.
 func (b *Bindings) CheckPlaces(rows int, cached bool) error {
 	places := b.Scalars.Batch
 	if len(places) < rows {
@@ -226,8 +226,8 @@ func (b *Bindings) CheckSpan(rows int) error {
 	return nil
 }
 
-// CheckCache checks that a side of the cache holds all sequences, as an operator's type of cache, number of key heads and
-// columns of a head say, and returns what it holds of the first one.
+// CheckCache checks that a side of the cache holds all sequences, as an operator's type of cache, number of key heads
+// and columns of a head say, and returns what it holds of the first one.
 func (b *Bindings) CheckCache(view *View, name string, kv op.Type, heads, dim int) ([]byte, error) {
 	element, cols := kv.CacheRow(dim)
 	if view.Type != element || view.Cols != cols || view.Stride != cols ||

@@ -24,8 +24,8 @@ type Prebuilder interface {
 	Driver
 	// WithPrograms is the same driver, whose processors ask for the binary of a program before they build it.
 	WithPrograms(Programs) Driver
-	// Prebuild builds every program that the processor would build to load an artifact, from source, in the order of the
-	// artifact.
+	// Prebuild builds every program that the processor would build to load an artifact, from source, in the order of
+	// the artifact.
 	Prebuild(ctx context.Context, config Config, code []byte) ([]Prebuilt, error)
 }
 

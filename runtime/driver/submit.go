@@ -53,8 +53,8 @@ func (f *Failure) Error() string { return fmt.Sprintf("call %d: %v", f.Ticket, f
 func (f *Failure) Unwrap() error { return f.Err }
 
 // Moves says what of the operands of a call on a processor with memory of its own (capability.Set.OwnMemory) travels
-// between it and the host: parts of their views, none where nothing does. What does not travel is read from and written to
-// the processor's copy alone. The cache then stays where it is; see Mirror.
+// between it and the host: parts of their views, none where nothing does. What does not travel is read from and written
+// to the processor's copy alone. The cache then stays where it is; see Mirror.
 type Moves struct {
 	// Fetch, for each of Bindings.In: what something else has written since the processor held it, so that it is copied
 	// to the processor before the call, and nothing beside it: the processor's copy may be newer there.
@@ -99,9 +99,9 @@ func (p Rect) Within(rows, cols int) Rect {
 func (p Rect) Empty() bool { return p.R0 >= p.R1 || p.C0 >= p.C1 }
 
 // Mirror is implemented by buffers of processors with memory of their own, which hold a second copy of each byte there.
-// The copy begins with zeros. Neither copies anything by itself: calls move their operands, as Moves says, and these methods everything else. They
-// wait for the calls in flight and return when the bytes are there. Processors that work on the host's memory have no
-// such buffers.
+// The copy begins with zeros. Neither copies anything by itself: calls move their operands, as Moves says, and these
+// methods everything else. They wait for the calls in flight and return when the bytes are there. Processors that work
+// on the host's memory have no such buffers.
 type Mirror interface {
 	Buffer
 	// Push copies bytes [offset, offset+count) of the host to the processor.

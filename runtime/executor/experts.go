@@ -57,14 +57,17 @@ type dispatched struct {
 
 // countsDispatch prepares counting for a step that moves rows to slots, nil for every other step. Counting reads the
 // operands in main memory, which a device with memory of its own may not have filled.
-func (m *Machine) countsDispatch(program *planir.PhaseProgram, st *step, layer int, bind *driver.Bindings) (*dispatched, error) {
+func (m *Machine) countsDispatch(
+	program *planir.PhaseProgram, st *step, layer int, bind *driver.Bindings,
+) (*dispatched, error) {
 	node := &st.graph.Nodes[0]
 	tiers := m.plan.TiersOf(program.Rows)
 	if node.Op.Kind != op.Dispatch || len(st.graph.Nodes) != 1 || tiers == nil || tiers.Layer(layer) == nil {
 		return nil, nil
 	}
 	expected := tiers.Layer(layer)
-	d := &dispatched{fan: node.Op.Fan, tokens: node.Op.M, reserved: int64(node.Op.Groups.Rows()), slotted: make([]bool, tiers.Experts)}
+	d := &dispatched{fan: node.Op.Fan, tokens: node.Op.M, reserved: int64(node.Op.Groups.Rows()),
+		slotted: make([]bool, tiers.Experts)}
 	d.stat = ExpertStat{Program: program.Name, Layer: layer, ExpectMoved: expected.Moved,
 		ExpectOverflow: expected.Overflow}
 	for _, expert := range expected.Slots {

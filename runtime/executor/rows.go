@@ -14,9 +14,9 @@ import (
 // rowBlock is how many bytes of a pack are asked of the source at least when a row of it is first needed.
 const rowBlock = 64 << 10
 
-// packRows are the rows of a pack of which a step reads few (op.Graph.ReadsRows). Those that the plan names lie in memory
-// of their own, filled when the pack is loaded; others are asked of the source when they are first needed, with their
-// neighbours. Both are verified by the source before they are given out. It implements driver.Rows.
+// packRows are the rows of a pack of which a step reads few (op.Graph.ReadsRows). Those that the plan names lie in
+// memory of their own, filled when the pack is loaded; others are asked of the source when they are first needed, with
+// their neighbours. Both are verified by the source before they are given out. It implements driver.Rows.
 type packRows struct {
 	src    Source
 	at     place
@@ -59,8 +59,8 @@ func newPackRows(src Source, at place, hot *planir.Hot) (*packRows, error) {
 	return out, nil
 }
 
-// copyRange copies a part of a blob. Hot rows are spread over all of a pack: a source whose mapping became resident around
-// each of them would hold the whole pack beside their copies.
+// copyRange copies a part of a blob. Hot rows are spread over all of a pack: a source whose mapping became resident
+// around each of them would hold the whole pack beside their copies.
 func copyRange(src Source, blob string, offset int64, out []byte) error {
 	if copier, ok := src.(Copier); ok {
 		return copier.CopyRange(blob, offset, out)
