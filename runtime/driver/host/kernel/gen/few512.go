@@ -534,16 +534,28 @@ func (s *softmax512) constants() {
 
 // power makes x two to the power of x, 0 where x is below low. The other registers are overwritten.
 func (s *softmax512) power(x, whole, rest, value reg.VecPhysical) {
+	if s.pairs { // what differs below low is no bfloat16 number but zero
+		VREDUCEPS(U8(8), x, rest) // x less the nearest integer
+		VSUBPS(rest, x, whole)
+		s.polynomial(rest, value)
+		VSCALEFPS(whole, value, x)
+		return
+	}
 	VADDPS(s.round, x, whole)
 	VSUBPS(s.round, whole, rest)
 	VSUBPS(rest, x, rest)
+	s.polynomial(rest, value)
+	VPSLLD(U8(23), whole, whole)
+	VCMPPS(U8(5), s.low, x, reg.K1) // not x < low
+	VPADDD_Z(whole, value, reg.K1, x)
+}
+
+// polynomial makes value two to the power of rest, at most a half in magnitude.
+func (s *softmax512) polynomial(rest, value reg.VecPhysical) {
 	VMOVAPS(s.poly[5], value)
 	for i := 4; i >= 0; i-- {
 		VFMADD213PS(s.poly[i], rest, value)
 	}
-	VPSLLD(U8(23), whole, whole)
-	VCMPPS(U8(5), s.low, x, reg.K1) // not x < low
-	VPADDD_Z(whole, value, reg.K1, x)
 }
 
 // topsOfFour finds the largest score of each of four lines, and what earlier sums fade by.
