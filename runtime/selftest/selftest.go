@@ -107,6 +107,7 @@ const (
 	cacheTolerance = 2e-3 // a cache in half precision
 	halfTolerance  = 5e-3 // everything that is computed in half precision
 	rowsTolerance  = 1e-2 // rows rounded to 8 bits
+	brainTolerance = 1e-2 // attention in bfloat16, whose weights are rounded relative to what each driver chooses
 	// rows rounded to 8 bits once more per block of the weight, as some libraries do, see driver.Capabilities.Rerounds
 	blockTolerance = 4e-2
 	// 8-bit rows in a vendor's integer arithmetic (emit/agreement.go measured 1.1e-2 in the Euclidean norm)
@@ -129,6 +130,8 @@ func ToleranceOf(graph *op.Graph, inArtifact bool) float64 {
 		switch {
 		case node.Op.Kind == op.QuantRows:
 			other = max(other, rowsTolerance)
+		case node.Op.Kind.Has("kv") && node.Op.KV == op.BF16:
+			other = max(other, brainTolerance)
 		case node.Op.Kind.Has("kv") && node.Op.KV != op.F32:
 			other = max(other, cacheTolerance)
 		case !node.Op.HasScheme():
