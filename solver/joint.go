@@ -17,8 +17,14 @@ type joint struct {
 	posed    map[quantity]int64 // the limits that it was posed with, in the units of bounds
 }
 
-// weightScale is the weight of the part that counts most.
-const weightScale = 1 << 14
+// Weights of parts are whole numbers. The heaviest part gets a weight of at least weightScale: as much more as it takes
+// until no weight is rounded by more than weightError, relative, unless what the parts can take at most leaves mostTaken,
+// in which the search calculates exactly. What is rounded off then is less than the search tells apart.
+const (
+	weightScale = 1 << 14
+	weightError = 0.01
+	mostTaken   = 1 << 50
+)
 
 // jointProblem names the problem in reports.
 func jointProblem(m problem.Measure) string { return "joint " + string(m) }
@@ -29,15 +35,7 @@ func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 // buffer), an asset counts once however many choices need it, and regions bound the sum. The cost of a choice is what
 // the program by itself has, weighted by how often the program is called.
 func (s *session) poseJoint(less map[quantity]int64) (*joint, error) {
-	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}, unit: weightScale}
-	// Weights of parts are whole numbers; the heaviest part gets weightScale.
-	heaviest := 0.0
-	for i := range s.want.Rows() {
-		heaviest = max(heaviest, s.callWeight(i))
-	}
-	if heaviest > 0 {
-		j.unit /= heaviest
-	}
+	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}}
 	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
 	assets := s.newAssets()
 	slowest := s.limitJoint(j, assets, less)
@@ -59,18 +57,86 @@ func (s *session) poseJoint(less map[quantity]int64) (*joint, error) {
 			assets.scanAll(all)
 		}
 	}
-	for i, program := range j.programs {
+	for _, program := range j.programs {
 		partition := program.partition(&s.request, problem.Time)
 		for k, in := range program.instances {
 			if err := in.attachAssets(&partition.Chains[k], assets, program.name); err != nil {
 				return nil, err
 			}
 		}
-		weight := max(1, int64(math.Round(s.callWeight(i)*j.unit)))
-		j.Parts = append(j.Parts, problem.Part{Partition: partition, Weight: weight, MaxNS: slowest[program.name]})
+		j.Parts = append(j.Parts, problem.Part{Partition: partition, MaxNS: slowest[program.name]})
+	}
+	j.weigh(s.callWeight)
+	for _, bound := range s.bounds {
+		if bound.kind == problem.LimitEnergyNJ {
+			j.MaxEnergyNJ = price.Whole(math.Max(1, float64(j.posed[bound.quantity])*j.unit))
+		}
 	}
 	j.Assets = assets.list
 	return j, s.budget.checkWith(j.bytes(), "the problem of all programs together")
+}
+
+// weigh gives each part its weight for so many expected calls. A part that is never called counts like one that is
+// called 1/weightScale as often as the one that is called most: what it takes still decides between equals.
+func (j *joint) weigh(calls func(part int) float64) {
+	heaviest := 0.0
+	for i := range j.Parts {
+		heaviest = max(heaviest, calls(i))
+	}
+	if heaviest <= 0 {
+		heaviest = 1
+	}
+	scaled := func(part int, scale float64) float64 {
+		if calls(part) <= 0 {
+			return scale / weightScale
+		}
+		return calls(part) / heaviest * scale
+	}
+	rounded := func(scale float64) bool {
+		for i := range j.Parts {
+			exact := scaled(i, scale)
+			if math.Abs(math.Max(1, math.Round(exact))-exact) > weightError*exact {
+				return true
+			}
+		}
+		return false
+	}
+	fits := func(scale float64) bool {
+		taken := 0.0
+		for i := range j.Parts {
+			taken += float64((scaled(i, scale) + 1) * mostOf(j.Parts[i].Partition))
+		}
+		return taken < mostTaken
+	}
+	scale := float64(weightScale)
+	for rounded(scale) && fits(2*scale) {
+		scale *= 2
+	}
+	for i := range j.Parts {
+		j.Parts[i].Weight = max(1, int64(math.Round(scaled(i, scale))))
+	}
+	j.unit = scale / heaviest
+}
+
+// mostOf is the most ns or nJ, whichever is more, that a program can take.
+func mostOf(partition *problem.Partition) float64 {
+	var time, energy float64
+	for k := range partition.Chains {
+		chain := &partition.Chains[k]
+		for i := range chain.Items {
+			item := &chain.Items[i]
+			var ns, nj, edge int64
+			for n := range item.Choices {
+				ns, nj = max(ns, item.Choices[n].CostNS), max(nj, item.Choices[n].EnergyNJ)
+			}
+			for _, row := range item.EdgeNS {
+				edge = max(edge, slices.Max(row))
+			}
+			time += float64(chain.Repeat) * float64(ns+edge)
+			energy += float64(float64(chain.Repeat) * float64(nj))
+		}
+	}
+	return max(time, energy)
 }
 
 // limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. The
@@ -105,7 +171,7 @@ func (s *session) limitJoint(j *joint, assets *assets, less map[quantity]int64) 
 				}
 			}
 		case problem.LimitEnergyNJ:
-			j.MaxEnergyNJ = price.Whole(math.Max(1, float64(most)*j.unit))
+			// of all programs by their weights, which are not known yet
 		case problem.LimitPartNS:
 			slowest[bound.name] = most
 		}
