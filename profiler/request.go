@@ -137,10 +137,26 @@ func (b *builder) want(model *models.Model, want Want) error {
 		return nil
 	}
 	out := diag.New(diag.ClassInput, "list measurements for model %q on SoC %q: %w", model.Name, b.soc.Name, err)
-	if errors.Is(err, errNoProcessor) {
+	switch {
+	case errors.Is(err, errNoProcessor):
 		return out.WithHint("it has %v", processorNames(b.soc))
+	case errors.Is(err, errNoScheme):
+		return out.WithHint("name others in the workload's schemes; those of the SoC's processors are %v", b.executed())
 	}
 	return out
+}
+
+// errNoScheme marks the error whose hint lists the schemes that processors execute.
+var errNoScheme = errors.New("no processor executes scheme")
+
+// executed lists the schemes that some processor executes.
+func (b *builder) executed() []op.Scheme {
+	var schemes []op.Scheme
+	for _, proc := range b.procs {
+		schemes = append(schemes, proc.Schemes...)
+	}
+	slices.Sort(schemes)
+	return slices.Compact(schemes)
 }
 
 // errNoProcessor marks the error whose hint lists the SoC's processors.
@@ -193,7 +209,7 @@ func (b *builder) wantSchemes(schemes []op.Scheme) error {
 		}
 		executes := func(proc *socs.Processor) bool { return slices.Contains(proc.Schemes, scheme) }
 		if !slices.ContainsFunc(b.procs, executes) {
-			return fmt.Errorf("no processor executes scheme %q", scheme)
+			return fmt.Errorf("%w %q", errNoScheme, scheme)
 		}
 	}
 	for _, scheme := range schemes {

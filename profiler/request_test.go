@@ -493,8 +493,9 @@ func TestRequestsRefuse(t *testing.T) {
 	for i := range s.Processors {
 		s.Processors[i].Schemes = []op.Scheme{op.A32W32}
 	}
-	if _, err := Requests(s, m, Want{Schemes: []op.Scheme{op.A8TQ8C}}); err == nil {
-		t.Error("a scheme that nobody executes is accepted")
+	_, err := Requests(s, m, Want{Schemes: []op.Scheme{op.A8TQ8C}})
+	if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], "[a32/w32]") {
+		t.Errorf("a scheme that nobody executes: %v, hints %q, want those that are executed", err, hints)
 	}
 }
 

@@ -45,12 +45,17 @@ type Streams struct {
 	broken   []string // names with line breaks, which take one line in what is said
 }
 
-// Printf writes a part of the human result; under --json it is silent.
+// Printf writes a part of the human result; under --json it is silent. What names of files and texts in them do to a
+// terminal is spelled out, line breaks and tabs of the text itself are not.
 func (s *Streams) Printf(format string, args ...any) {
-	if !s.JSON {
-		s.line.clear()
-		fmt.Fprintf(s.Out, format, args...)
+	if s.JSON {
+		return
 	}
+	s.line.clear()
+	text := s.unbroken(fmt.Sprintf(format, args...))
+	_, _ = io.WriteString(s.Out, spell(text, func(char rune) bool {
+		return deceives(char) && char != '\n' && char != '\t'
+	}))
 }
 
 // Result writes v under --json and is silent otherwise.
@@ -78,12 +83,17 @@ func (s *Streams) Notef(format string, args ...any) {
 // say writes each line of a text to standard error after the program's name and what it is.
 func (s *Streams) say(kind, text string) {
 	s.line.clear()
+	for line := range strings.SplitSeq(s.unbroken(text), "\n") {
+		fmt.Fprintf(s.Err, "%s: %s%s\n", s.Tool, kind, visible(line))
+	}
+}
+
+// unbroken spells out the line breaks in names that a text mentions.
+func (s *Streams) unbroken(text string) string {
 	for _, name := range s.broken {
 		text = strings.ReplaceAll(text, name, visible(name))
 	}
-	for line := range strings.SplitSeq(text, "\n") {
-		fmt.Fprintf(s.Err, "%s: %s%s\n", s.Tool, kind, visible(line))
-	}
+	return text
 }
 
 // Terminal reports whether standard error is a terminal: progress is shown only there.
@@ -271,19 +281,31 @@ func (s *Streams) report(err error) int {
 	return int(class)
 }
 
-// visible spells out control characters, which names of files may hold, so that they do not reach the
-// terminal.
-func visible(text string) string {
-	if strings.IndexFunc(text, unicode.IsControl) < 0 {
+// visible spells out what would reach the terminal as something else than itself; names of files may hold it.
+func visible(text string) string { return spell(text, deceives) }
+
+// deceives reports whether a character acts on a terminal or on the order in which it shows a line.
+func deceives(char rune) bool {
+	const lineSeparator, paragraphSeparator = '\u2028', '\u2029'
+	return unicode.IsControl(char) || unicode.Is(unicode.Bidi_Control, char) ||
+		char == lineSeparator || char == paragraphSeparator
+}
+
+// spell writes the characters that are hidden as their numbers.
+func spell(text string, hidden func(char rune) bool) string {
+	if strings.IndexFunc(text, hidden) < 0 {
 		return text
 	}
 	var spelled strings.Builder
 	for _, char := range text {
-		if unicode.IsControl(char) {
+		switch {
+		case !hidden(char):
+			spelled.WriteRune(char)
+		case char <= 0xff:
 			fmt.Fprintf(&spelled, "\\x%02x", char)
-			continue
+		default:
+			fmt.Fprintf(&spelled, "\\u%04x", char)
 		}
-		spelled.WriteRune(char)
 	}
 	return spelled.String()
 }

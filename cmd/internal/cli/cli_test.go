@@ -177,6 +177,18 @@ tool: hint: look at a dir\x0atool: hint: x/f
 	}
 }
 
+// Results name files, too: nothing in a name reaches the terminal as a command, turns the line around or begins another.
+func TestResultsSpellNamesOut(t *testing.T) {
+	var out bytes.Buffer
+	ui := &Streams{Tool: "hetc", Out: &out, Err: io.Discard}
+	name := "a\x1b[2J\u202eb\u2028c\nd"
+	ui.noteBreaks(name)
+	ui.Printf("%s: verified\n\tö\n", name)
+	if got, want := out.String(), `a\x1b[2J\u202eb\u2028c\x0ad: verified`+"\n\tö\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // Errors of the command line are documents, too, also when --json stands behind what was not understood.
 func TestUsageErrorsAsDocuments(t *testing.T) {
 	for _, args := range [][]string{

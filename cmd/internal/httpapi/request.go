@@ -66,8 +66,10 @@ type neverField struct {
 func parse(body []byte, fields map[string]field) (*request, *problem) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(body, &object); err != nil || object == nil {
-		if err == nil {
-			err = errors.New("it is null")
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			err = errors.New("got " + wrong.Value)
+		} else if err == nil {
+			err = errors.New("got null")
 		}
 		return nil, refuse("", "the body is no JSON object: %s", brief(err.Error()))
 	}

@@ -82,8 +82,9 @@ func TestParseRefuses(t *testing.T) {
 		param, inMessage string
 	}{
 		{chatFields, ``, "", "the body is no JSON object"},
-		{chatFields, `null`, "", "the body is no JSON object"},
-		{chatFields, `[]`, "", "the body is no JSON object"},
+		{chatFields, `null`, "", "the body is no JSON object: got null"},
+		{chatFields, `[]`, "", "the body is no JSON object: got array"},
+		{chatFields, `"hello"`, "", "the body is no JSON object: got string"},
 		{chatFields, `{"model":`, "", "unexpected end"},
 		{chatFields, `{} {}`, "", "the body is no JSON object"},
 		{chatFields, `{"model":"a","model":"b"}`, "", `key "model" twice`},
