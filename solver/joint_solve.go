@@ -176,7 +176,7 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 		if len(over) == 0 {
 			return plan, nil
 		}
-		last = s.exceededError("no plan was found that keeps", over, taken)
+		last = s.exceededError(over, taken)
 		// Take what the problem did not see off its limits, and pose it again.
 		if less, err = s.unmodelled(j, plan, sol.Choices, less); err != nil {
 			return nil, err
@@ -200,7 +200,7 @@ func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limit
 		return sol, err
 	}
 	if sol.Choices == nil {
-		return sol, s.undecidedError("no plan was found that keeps", plan)
+		return sol, s.undecidedError(plan)
 	}
 	if j.Minimise != problem.Memory {
 		return sol, nil
@@ -307,7 +307,7 @@ func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 }
 
 // exceededError is the error that a plan takes more than is allowed.
-func (s *request) exceededError(what string, over []bound, taken map[quantity]int64) error {
+func (s *request) exceededError(over []bound, taken map[quantity]int64) error {
 	failure := &LimitError{}
 	var parts []string
 	for i := range over {
@@ -319,7 +319,7 @@ func (s *request) exceededError(what string, over []bound, taken map[quantity]in
 		parts = append(parts, fmt.Sprintf("%s %s, and at most %s are allowed",
 			subject, amount(taken[bound.quantity]), amount(bound.max)))
 	}
-	failure.text = fmt.Sprintf("%s %s: %s", what, strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
+	failure.text = fmt.Sprintf("%s %s: %s", noPlanFound, strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)
 }
 
@@ -327,10 +327,10 @@ func (s *request) exceededError(what string, over []bound, taken map[quantity]in
 const limitHint = "raise a limit, or permit a scheme with fewer bits, or fewer buckets, in the workload"
 
 // undecidedError is the error that no plan is known that takes less of a limit than the given one.
-func (s *session) undecidedError(what string, plan *planir.Plan) error {
+func (s *session) undecidedError(plan *planir.Plan) error {
 	taken, err := s.amountsTaken(plan)
 	if err != nil {
 		return err
 	}
-	return s.exceededError(what, s.brokenBounds(plan, taken), taken)
+	return s.exceededError(s.brokenBounds(plan, taken), taken)
 }

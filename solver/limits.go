@@ -203,6 +203,12 @@ func Proved(err error) bool {
 	return !errors.As(err, &limits) || limits.Proved
 }
 
+// How errors of limits begin: with what is proved, and with what is not.
+const (
+	noPlanKeeps = "no plan keeps"
+	noPlanFound = "no plan was found that keeps"
+)
+
 // infeasibleError turns an engine's error that no solution exists into one that names the limits of the input. plan is
 // one that breaks them, j is the problem that was posed. The error is a proof where the problem had every plan among
 // its solutions and counts the limits as lowered plans do.
@@ -237,9 +243,14 @@ func (s *session) infeasibleError(err error, plan *planir.Plan, j *joint) error 
 			what, amount(need+bound.max-j.posed[bound.quantity]), amount(bound.max)))
 	}
 	if parts == nil { // not told
-		return s.undecidedError("no plan keeps", plan)
+		return s.undecidedError(plan)
 	}
-	failure.text = fmt.Sprintf("no plan keeps %s: %s", strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
+	found, among := noPlanKeeps, ""
+	if !failure.Proved {
+		found, among = noPlanFound, "of those looked at, "
+	}
+	failure.text = fmt.Sprintf("%s %s: %s%s", found, strings.Join(failure.Names, " and "), among,
+		strings.Join(parts, "; "))
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)
 }
 

@@ -270,7 +270,7 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 		}
 	}
 	if over != nil {
-		return nil, nil, other.exceededError("no plan was found that keeps", over, taken)
+		return nil, nil, other.exceededError(over, taken)
 	}
 
 	better, err := other.solveJointlyFrom(ctx, plan, true)
@@ -377,7 +377,7 @@ func (s *session) proveInfeasible() (proof, err error) {
 		}
 		what, amount := bound.describe()
 		failure := &LimitError{Names: []string{bound.user}, Proved: true}
-		failure.text = fmt.Sprintf("no plan keeps %s: %s at least %s, and at most %s are allowed",
+		failure.text = fmt.Sprintf("%s %s: %s at least %s, and at most %s are allowed", noPlanKeeps,
 			bound.user, what, amount(least[bound.quantity]), amount(bound.max))
 		return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint), nil
 	}
