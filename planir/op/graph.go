@@ -282,6 +282,16 @@ func Single(operator Op, layout string) Graph {
 // ReadsRows reports whether single rows of weight number i are all that the graph reads of it, and which ones is known
 // when it is executed (OutlierMatMul). A graph that is not there reads nothing.
 func (g *Graph) ReadsRows(i int) bool {
+	return g.readsOnly(i, func(o *Op) bool { return o.Kind == OutlierMatMul })
+}
+
+// ReadsTable reports whether weight number i is a table of which the graph reads nothing but the rows of its token ids.
+func (g *Graph) ReadsTable(i int) bool {
+	return g.readsOnly(i, func(o *Op) bool { return o.Kind == Embed && o.Scheme == "" })
+}
+
+// readsOnly reports whether weight number i is read, as their first one, by such operators and no others.
+func (g *Graph) readsOnly(i int, such func(*Op) bool) bool {
 	if g == nil || i < 0 || i >= len(g.Weights) {
 		return false
 	}
@@ -292,7 +302,7 @@ func (g *Graph) ReadsRows(i int) bool {
 			if weight != name {
 				continue
 			}
-			if node.Op.Kind != OutlierMatMul || k != 0 {
+			if !such(&node.Op) || k != 0 {
 				return false
 			}
 			rows = true

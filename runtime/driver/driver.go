@@ -195,6 +195,10 @@ type Rouser interface {
 	Rouse()
 }
 
+// TableReader is implemented by processors whose embeddings take Packed.Rows too, so that a table is not verified as a
+// whole before a few rows of it are read.
+type TableReader interface{ ReadsTables() }
+
 // Bounded is implemented by processors made of CPU cores: what bounds their kernels can be measured.
 type Bounded interface{ Bounds() Bounds }
 
@@ -316,7 +320,7 @@ type Packed struct {
 	Bytes  []byte
 	Stride int64
 	// Rows, if set, yields single rows of the weight instead of Bytes, which are nil: of weights that a graph reads so
-	// (op.Graph.ReadsRows).
+	// (op.Graph.ReadsRows; op.Graph.ReadsTable, for a TableReader alone).
 	Rows Rows
 }
 

@@ -130,7 +130,7 @@ func (w Weights) Check(graph *op.Graph, layout func(scheme string) string,
 				spec.Layout, spec.Scheme, want)
 		}
 		if w[i].Rows != nil {
-			if !graph.ReadsRows(i) || w[i].Bytes != nil {
+			if !graph.ReadsRows(i) && !graph.ReadsTable(i) || w[i].Bytes != nil {
 				return nil, fmt.Errorf("weight %q: got single rows of it, want all %d", spec.Name, spec.K)
 			}
 			out[i] = Packed{Spec: spec, Rows: w[i].Rows}

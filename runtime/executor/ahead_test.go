@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -184,5 +185,77 @@ func TestNothingRunsBeforeAllWeightsAreReleased(t *testing.T) {
 		if src.busy {
 			t.Error("parts are still made ready")
 		}
+	}
+}
+
+// rowless is a source that refuses small parts of a table, which are its rows.
+type rowless struct {
+	*slowly
+	table planir.Placement
+}
+
+func (r *rowless) Range(name string, offset, bytes int64) ([]byte, error) {
+	data, err := r.slowly.Range(name, offset, bytes)
+	if r.table.Offset <= offset && offset < r.table.Offset+r.table.Pack.Bytes && bytes < r.table.Pack.Bytes {
+		return nil, errDamaged
+	}
+	return data, err
+}
+
+// A table of which a short prompt reads a few rows is neither made ready nor asked for as a whole where programs load on
+// demand, and the tokens are the same. A row that is refused ends the call with the reason.
+func TestTablesAreReadByRow(t *testing.T) {
+	m := open(t)
+	a, _ := cores(t)
+	p := batchPlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, nil, 40, op.A32W16, bySingle)
+	var table planir.Placement
+	for _, blob := range p.Program.WeightBlobs() {
+		for _, placed := range blob.Packs {
+			if strings.HasPrefix(placed.Pack.Weight, "embed") {
+				table = placed
+			}
+		}
+	}
+	if table.Pack == nil {
+		t.Fatal("the plan has no table")
+	}
+	run := func(least int64, damaged bool) (tokens []int32, whole bool, err error) {
+		defer executor.SetLeastTable(least)()
+		content, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{hostcompiler.New()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer content.Close()
+		noted := &slowly{Content: content}
+		var src executor.Source = noted
+		if damaged {
+			src = &rowless{noted, table}
+		}
+		x, err := executor.Open(context.Background(), p, src,
+			executor.Options{Drivers: []driver.Driver{host.New()}, OnDemand: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		x.Foresee(context.Background())
+		_, err = x.Generate(context.Background(), []int32{1, 2, 3}, 3, &executor.Sampler{}, func(token int32) bool {
+			tokens = append(tokens, token)
+			return true
+		})
+		whole = slices.ContainsFunc(append(noted.ready, noted.asked...), func(part executor.Part) bool {
+			return part.Offset == table.Offset && part.Bytes == table.Pack.Bytes
+		})
+		return tokens, whole, err
+	}
+	want, whole, err := run(table.Pack.Bytes, false)
+	if err != nil || !whole {
+		t.Fatalf("a small table: got %v, all of it was asked for: %v", err, whole)
+	}
+	got, whole, err := run(table.Pack.Bytes-1, false)
+	if err != nil || whole || !slices.Equal(got, want) {
+		t.Errorf("by row: got %v, want %v, error %v; all of the table was asked for: %v", got, want, err, whole)
+	}
+	if got, _, err = run(table.Pack.Bytes-1, true); !errors.Is(err, errDamaged) || len(got) > 0 {
+		t.Errorf("damaged rows: got tokens %v and error %v", got, err)
 	}
 }

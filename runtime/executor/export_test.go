@@ -53,3 +53,10 @@ func (c *Control) Serially(token int32, sink func(logits []float32)) error {
 	sink(pr.logits[:m.Vocabulary()])
 	return nil
 }
+
+// SetLeastTable sets from which size on embeddings read tables by rows, and returns how to undo it.
+func SetLeastTable(bytes int64) (restore func()) {
+	before := leastTable
+	leastTable = bytes
+	return func() { leastTable = before }
+}

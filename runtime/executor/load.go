@@ -200,9 +200,14 @@ func (m *Machine) eachUnloaded(pr *program, visit func(placeKey, Part)) {
 				if m.plan.Proc(section.Lanes[j].Proc).WeightsInArtifacts {
 					continue // its weights are in no weights blob
 				}
-				for step := range section.Lanes[j].Steps {
-					for _, ref := range section.Lanes[j].Steps[step].W {
+				on := m.loader.lanes[section.Lanes[j].Proc]
+				for k := range section.Lanes[j].Steps {
+					step := &section.Lanes[j].Steps[k]
+					for w, ref := range step.W {
 						at, key := weights.place(ref.Pack, section.First+it)
+						if m.readsTable(on, m.loader.graphs[step.Run], w, ref, at.Pack) {
+							continue
+						}
 						if !seen[key] && weights.bytes[key] == nil && !weights.byRow[ref.Pack] {
 							seen[key] = true
 							few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
@@ -213,6 +218,20 @@ func (m *Machine) eachUnloaded(pr *program, visit func(placeKey, Part)) {
 			}
 		}
 	}
+}
+
+// leastTable is the size of an embedding's table from which on it is read by rows, and mostTableRows how many tokens
+// such a call has at most: with more of them it takes less time to check the table as a whole.
+var leastTable, mostTableRows int64 = planir.TableStep, 64
+
+// readsTable reports whether a step reads single rows of an embedding's table, each checked when a token first needs
+// it. Where programs are loaded before they are needed, tables are checked with everything else.
+// RATIONALE: Why do programs load on first use?
+func (m *Machine) readsTable(on *lane, graph *planir.Graph, weight int, ref planir.WeightRef, table *planir.Pack) bool {
+	_, able := on.proc.(driver.TableReader)
+	whole := ref.C0 == 0 && ref.C1 == table.Spec().N && ref.Tiers == 0
+	return able && m.onDemand && whole && graph.Graph.ReadsTable(weight) && table.Bytes > leastTable &&
+		int64(graph.Graph.Rows()) <= mostTableRows
 }
 
 // newStep is a step of a lane's, whose calls are not loaded yet.
@@ -288,7 +307,9 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 			}
 			loader.codes[graph.Artifact] = artifact.Code
 		}
-		if weights, key, err = loader.weights.resolve(st.W, layer); err != nil {
+		if weights, key, err = loader.weights.resolve(st.W, layer, func(weight int, packed *planir.Pack) bool {
+			return m.readsTable(on, graph, weight, st.W[weight], packed)
+		}); err != nil {
 			return fail(err)
 		}
 		key = graph.Name + "\x00" + key

@@ -64,6 +64,7 @@ type Machine struct {
 	lanes    []*lane
 	control  *lane
 	crews    []*crew // that of the control lane first
+	onDemand bool    // Options.OnDemand
 	// the control thread gives all asynchronous processors their calls, whatever the plan says
 	feedsAll bool
 	origin   time.Time
@@ -239,6 +240,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 	if err := machine.allocate(options.OnDemand); err != nil {
 		return machine, err
 	}
+	machine.onDemand = options.OnDemand
 	if err := machine.prepare(src); err != nil {
 		return machine, err
 	}

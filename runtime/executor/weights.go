@@ -91,12 +91,16 @@ func (w *weights) packRows(name string, layer int) (*packRows, placeKey, error) 
 	return rows, key, nil
 }
 
-// resolve returns the weights of a step in one layer, and a key that equal weights share.
-func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, string, error) {
+// resolve returns the weights of a step in one layer, and a key that equal weights share. table says which of them are
+// tables of which single rows are read.
+func (w *weights) resolve(refs []planir.WeightRef, layer int, table func(weight int, packed *planir.Pack) bool) (
+	driver.Weights, string, error) {
 	var out driver.Weights
 	key := ""
-	for _, ref := range refs {
-		if w.byRow[ref.Pack] && ref.C0 == 0 && ref.Tiers == 0 { // such packs are never divided by steps
+	for i, ref := range refs {
+		where, _ := w.place(ref.Pack, layer)
+		byRow := w.byRow[ref.Pack] && ref.C0 == 0 && ref.Tiers == 0 // such packs are never divided by steps
+		if byRow || table(i, where.Pack) {
 			rows, at, err := w.packRows(ref.Pack, layer)
 			if err != nil {
 				return nil, "", err

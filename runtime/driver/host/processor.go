@@ -147,6 +147,9 @@ func (p *processor) foresee(b *driver.Bindings) {
 	}
 }
 
+// ReadsTables implements driver.TableReader.
+func (p *processor) ReadsTables() {}
+
 // Rouse wakes the helpers on the other cores.
 func (p *processor) Rouse() {
 	p.Mu.Lock()

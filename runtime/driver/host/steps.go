@@ -271,7 +271,10 @@ func copyColumns(y, x *operand, c0, count, r0, r1 int) {
 // embed looks up the rows of a table. A packed 8-bit or 6-bit weight is a table too, whose rows are the
 // weight's columns.
 func (b *builder) embed() (step, error) {
-	exe, operator, ids, output := b.e, b.op, b.in[0], b.out[0]
+	exe, operator := b.e, b.op
+	if b.w[0].Rows != nil {
+		return b.embedRows()
+	}
 	var row func(out []float32, id int)
 	if operator.Scheme != "" {
 		table := b.w[0].Bytes
@@ -297,24 +300,68 @@ func (b *builder) embed() (step, error) {
 		}
 		row = func(out []float32, id int) { widen(out, table[id*operator.N:(id+1)*operator.N]) }
 	}
+	return b.embedBy(func(out []float32, id int) error {
+		row(out, id)
+		return nil
+	}), nil
+}
+
+// embedRows is embed where the rows of the table come one by one.
+func (b *builder) embedRows() (step, error) {
+	rows, operator := b.w[0].Rows, b.op
+	widen := b.e.p.set.FromBF16
+	if operator.Table == op.F16 {
+		widen = b.e.p.set.FromF16
+	}
+	return b.embedBy(func(out []float32, id int) error {
+		data, _, err := rows.Row(id)
+		if err != nil {
+			return err
+		}
+		if want := operator.N * int(operator.Table.Bytes()); len(data) != want {
+			return fmt.Errorf("got a row of %d bytes, want %d", len(data), want)
+		}
+		if operator.Table == op.F32 {
+			values, err := mem.View[float32](data)
+			copy(out, values)
+			return err
+		}
+		values, err := mem.View[uint16](data)
+		if err == nil {
+			widen(out, values)
+		}
+		return err
+	}), nil
+}
+
+// embedBy writes row [N] of the table for each token id.
+func (b *builder) embedBy(row func(out []float32, id int) error) step {
+	exe, operator, ids, output := b.e, b.op, b.in[0], b.out[0]
 	step := b.byRows(operator.N, func(_, r0, r1 int) {
 		for token := r0; token < r1; token++ {
 			id := int(ids.i32[token*ids.ld])
-			if id < 0 || id >= operator.K {
+			out := output.f32[token*output.ld : token*output.ld+operator.N]
+			if id < 0 || id >= operator.K || row(out, id) != nil {
 				exe.refuse(token)
 				return
 			}
-			out := output.f32[token*output.ld : token*output.ld+operator.N]
-			row(out, id)
 			if operator.Scale != 0 {
 				exe.p.set.Scale(out, operator.Scale)
 			}
 		}
 	})
 	step.refused = func(r int) error {
-		return fmt.Errorf("token id %d is outside the table, want 0..%d", ids.i32[r*ids.ld], operator.K-1)
+		id := int(ids.i32[r*ids.ld])
+		if id < 0 || id >= operator.K {
+			return fmt.Errorf("token id %d is outside the table, want 0..%d", id, operator.K-1)
+		}
+		err := row(make([]float32, operator.N), id) // says why once more
+		if err == nil {
+			err = errors.New("it could not be read before, and can be now")
+		}
+		return fmt.Errorf("row of token id %d: %w", id, err)
 	}
-	return step, nil
+	return step
 }
 
 // selectRow copies the row that the call's scalars name.
