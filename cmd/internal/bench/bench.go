@@ -331,7 +331,7 @@ func report(
 	ui.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error",
 		">best single / this"}, candidateRows(list))
 
-	bytes := decodeBytes(base)
+	bytes := base.DecodeBytes()
 	doc := map[string]any{
 		"soc": base.SoC.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen,
 		"rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes,
@@ -418,43 +418,3 @@ func decodeProcs(plan *planir.Plan) (names []string) {
 
 // ratio formats a over b.
 func ratio(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
-
-// decodeBytes is how many bytes of packed matrices one decoded token reads; of experts it counts as
-// many as a token is sent to.
-func decodeBytes(plan *planir.Plan) int64 {
-	packs := map[string]*planir.Pack{}
-	for i := range plan.Program.Packs {
-		packs[plan.Program.Packs[i].Name] = &plan.Program.Packs[i]
-	}
-	fan := map[string]int{} // by graph
-	for i := range plan.Program.Graphs {
-		graph := &plan.Program.Graphs[i]
-		fan[graph.Name] = graph.Graph.Nodes[0].Op.Fan
-	}
-	var sum int64
-	for _, ph := range plan.Program.Programs {
-		if ph.Rows != 1 {
-			continue
-		}
-		for _, sec := range ph.Sections {
-			for _, lane := range sec.Lanes {
-				for _, st := range lane.Steps {
-					for _, ref := range st.W {
-						pack := packs[ref.Pack]
-						// Tables are read one row a token, which counts for nothing.
-						if pack.Layout == op.RowsLayout {
-							continue
-						}
-						// A step reads columns C0 to C1 of a pack that holds N0 to N1.
-						bytes := pack.Bytes * int64(ref.C1-ref.C0) / int64(pack.N1-pack.N0)
-						if pack.Experts > 0 {
-							bytes = bytes / int64(pack.Experts) * int64(min(fan[st.Run], pack.Experts))
-						}
-						sum += bytes * int64(max(1, sec.Layers))
-					}
-				}
-			}
-		}
-	}
-	return sum
-}

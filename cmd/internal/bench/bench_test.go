@@ -53,7 +53,7 @@ func TestDecodeBytes(t *testing.T) {
 				}
 			}
 		}
-		if got := decodeBytes(p); got != want {
+		if got := p.DecodeBytes(); got != want {
 			t.Errorf("%s: %d bytes, want %d", name, got, want)
 		}
 	}

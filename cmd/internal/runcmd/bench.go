@@ -18,21 +18,24 @@ type timing struct {
 	SoC       string `json:"soc"`
 	Simulated bool   `json:"simulated"`
 	// processors that are emulators: no time is one of a device
-	Emulated   []string           `json:"emulated,omitempty"`
-	Evidence   planir.Evidence    `json:"evidence"` // what stands behind the bundle's plan
-	PromptLen  int                `json:"prompt_len"`
-	Gen        int                `json:"gen"`
-	Rounds     int                `json:"rounds"`
-	PrefillUS  float64            `json:"prefill_us"`
-	DecodeUS   float64            `json:"decode_us"`
-	PrefillTPS float64            `json:"prefill_tokens_per_s"`
-	DecodeTPS  float64            `json:"decode_tokens_per_s"`
-	PredictUS  map[string]float64 `json:"predicted_us,omitempty"`
-	Prefills   []float64          `json:"prefill_samples_us"` // of every round
-	Decodes    []float64          `json:"decode_samples_us"`  // of a token, mean of every round
-	Batches    []batchTime        `json:"batches,omitempty"`  // of a plan that decodes several sequences together
-	Lanes      []laneTime         `json:"lanes"`
-	Account    []kindTime         `json:"account"`
+	Emulated   []string        `json:"emulated,omitempty"`
+	Evidence   planir.Evidence `json:"evidence"` // what stands behind the bundle's plan
+	PromptLen  int             `json:"prompt_len"`
+	Gen        int             `json:"gen"`
+	Rounds     int             `json:"rounds"`
+	PrefillUS  float64         `json:"prefill_us"`
+	DecodeUS   float64         `json:"decode_us"`
+	PrefillTPS float64         `json:"prefill_tokens_per_s"`
+	DecodeTPS  float64         `json:"decode_tokens_per_s"`
+	// packed matrices that one decoded token reads, and at which rate it does (1e9 byte/s)
+	WeightBytes int64              `json:"weight_bytes_per_token,omitempty"`
+	DecodeGBps  float64            `json:"decode_gbps,omitempty"`
+	PredictUS   map[string]float64 `json:"predicted_us,omitempty"`
+	Prefills    []float64          `json:"prefill_samples_us"` // of every round
+	Decodes     []float64          `json:"decode_samples_us"`  // of a token, mean of every round
+	Batches     []batchTime        `json:"batches,omitempty"`  // of a plan that decodes several sequences together
+	Lanes       []laneTime         `json:"lanes"`
+	Account     []kindTime         `json:"account"`
 	// of every step, over all rounds
 	Steps []executor.StepStat `json:"steps"`
 }
@@ -83,6 +86,8 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {
 		out.DecodeTPS = 1e6 / out.DecodeUS
+		out.WeightBytes = plan.DecodeBytes()
+		out.DecodeGBps = float64(out.WeightBytes) / out.DecodeUS / 1e3
 	}
 	for _, pr := range plan.Predictions {
 		out.PredictUS[pr.Program] = float64(pr.PlanNS) / 1e3
@@ -119,6 +124,10 @@ func (o *options) showTimes(ui *cli.Streams, out *timing) {
 	ui.Printf("prefill of %d tokens: %.1f ms, %.1f tokens/s%s\n", o.promptLen, out.PrefillUS/1e3, out.PrefillTPS, note)
 	if o.gen > 0 {
 		ui.Printf("decode: %.3f ms a token, %.1f tokens/s%s\n", out.DecodeUS/1e3, out.DecodeTPS, note)
+		if out.WeightBytes > 0 {
+			ui.Printf("decode reads %.1f MB of weights a token: %.1f GB/s%s\n", float64(out.WeightBytes)/1e6, out.DecodeGBps,
+				note)
+		}
 	}
 	if len(out.Batches) > 0 {
 		var rows [][]string

@@ -1,5 +1,7 @@
 package planir
 
+import "github.com/hetc/hetc/planir/op"
+
 // BusyNS is how long each processor works in one call of a program, in ns by its name, by what the plan expects of its
 // steps. Nothing is there of processors that do nothing.
 //
@@ -41,4 +43,44 @@ func (p *Plan) PredictionOf(program string) *Prediction {
 		}
 	}
 	return nil
+}
+
+// DecodeBytes is how many bytes of packed matrices one decoded token reads; of experts it counts as
+// many as a token is sent to.
+func (p *Plan) DecodeBytes() int64 {
+	packs := map[string]*Pack{}
+	for i := range p.Program.Packs {
+		packs[p.Program.Packs[i].Name] = &p.Program.Packs[i]
+	}
+	fan := map[string]int{} // by graph
+	for i := range p.Program.Graphs {
+		graph := &p.Program.Graphs[i]
+		fan[graph.Name] = graph.Graph.Nodes[0].Op.Fan
+	}
+	var sum int64
+	for _, ph := range p.Program.Programs {
+		if ph.Rows != 1 {
+			continue
+		}
+		for _, sec := range ph.Sections {
+			for _, lane := range sec.Lanes {
+				for _, st := range lane.Steps {
+					for _, ref := range st.W {
+						pack := packs[ref.Pack]
+						// Tables are read one row a token, which counts for nothing.
+						if pack.Layout == op.RowsLayout {
+							continue
+						}
+						// A step reads columns C0 to C1 of a pack that holds N0 to N1.
+						bytes := pack.Bytes * int64(ref.C1-ref.C0) / int64(pack.N1-pack.N0)
+						if pack.Experts > 0 {
+							bytes = bytes / int64(pack.Experts) * int64(min(fan[st.Run], pack.Experts))
+						}
+						sum += bytes * int64(max(1, sec.Layers))
+					}
+				}
+			}
+		}
+	}
+	return sum
 }
