@@ -44,10 +44,16 @@ type Options struct {
 	LlamaGGUF               string // file of the same model for llama.cpp's server
 	Tokens                  int    // of bench drafts
 	Text                    string // file, of bench drafts
+
+	given func(flag string) bool // whether the command line has it, nil: it has none
 }
+
+// drawing are the flags that say how a trace is drawn.
+var drawing = []string{"seconds", "reactive", "proactive", "prompt-tokens", "output-tokens", "seed", "loads"}
 
 // Register adds the flags of both commands.
 func (o *Options) Register(flags *pflag.FlagSet) {
+	o.given = flags.Changed
 	flags.StringVar(&o.Plan, "plan", "", "plan")
 	flags.StringVar(&o.Trace, "trace", "", "trace of requests, as JSON lines; without it, one is drawn")
 	flags.StringVar(&o.WriteTrace, "write-trace", "", "write the trace that was drawn to this file")
@@ -65,6 +71,12 @@ func (o *Options) requests(ui *cli.Streams) ([]Request, error) {
 	if o.Trace != "" {
 		if o.WriteTrace != "" {
 			return nil, diag.New(diag.ClassUsage, "--write-trace is for a drawn trace, and --trace names one")
+		}
+		for _, flag := range drawing {
+			if o.given != nil && o.given(flag) {
+				return nil, diag.New(diag.ClassUsage, "--%s is for a drawn trace, and --trace names one", flag).
+					WithHint("leave one of them out")
+			}
 		}
 		return Read(o.Trace)
 	}

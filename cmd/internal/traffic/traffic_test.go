@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/scheduler"
@@ -278,6 +280,22 @@ func TestBadTraces(t *testing.T) {
 	} {
 		if _, err := parse("t", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %q", text, err, want)
+		}
+	}
+}
+
+// What a flag says of a drawn trace is not ignored beside a trace that is there.
+func TestDrawingBesideATrace(t *testing.T) {
+	for _, flag := range drawing {
+		var options Options
+		flags := pflag.NewFlagSet("simulate", pflag.ContinueOnError)
+		options.Register(flags)
+		flags.Float64SliceVar(&options.Loads, "loads", nil, "")
+		if err := flags.Parse([]string{"--trace", "absent.jsonl", "--" + flag, "5"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := options.loads(nil); diag.ClassOf(err) != diag.ClassUsage || !strings.Contains(err.Error(), "--"+flag+" is for") {
+			t.Errorf("--%s: got %v", flag, err)
 		}
 	}
 }
