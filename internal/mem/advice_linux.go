@@ -5,6 +5,5 @@ import "golang.org/x/sys/unix"
 // adviceOf is what this system calls the advice that it knows.
 var adviceOf = map[Advice]int{
 	HugePages: unix.MADV_HUGEPAGE,
-	Populate:  unix.MADV_POPULATE_READ,
 	collapse:  unix.MADV_COLLAPSE,
 }

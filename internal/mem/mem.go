@@ -141,7 +141,6 @@ type Advice int
 
 const (
 	HugePages Advice = iota // back an allocation with large pages
-	Populate                // map all pages now, readable; of a file those that are not in memory are read in order
 	collapse                // move what is touched to large pages now
 )
 
