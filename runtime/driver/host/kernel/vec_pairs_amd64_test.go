@@ -11,7 +11,7 @@ import (
 
 // The GNU assembler makes the same bytes of the instructions on bfloat16.
 func TestPairEncodings(t *testing.T) {
-	source, err := os.ReadFile("vec_bf16_amd64.s")
+	source, err := os.ReadFile("vec_avx512bf16_amd64.s")
 	if err != nil {
 		t.Fatal(err)
 	}
