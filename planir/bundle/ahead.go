@@ -148,8 +148,8 @@ func (p *progress) end(i int) {
 // portion is chunks of one size of a blob, in their order: what a core takes at a time.
 type portion []piece
 
-// portionBytes is what a portion has, where that is enough chunks to hash side by side: a large page, so that few calls
-// map them, and little enough that cores end together.
+// portionBytes is what a portion has, where that is enough chunks to hash side by side: a large page, and
+// little enough that cores end together.
 const portionBytes = 2 << 20
 
 // divide makes portions.
