@@ -318,7 +318,7 @@ func (b *builder) embedRows() (step, error) {
 		if err != nil {
 			return err
 		}
-		if want := operator.N * int(operator.Table.Bytes()); len(data) != want {
+		if want := operator.N * operator.Table.Bytes(); len(data) != want {
 			return fmt.Errorf("got a row of %d bytes, want %d", len(data), want)
 		}
 		if operator.Table == op.F32 {
