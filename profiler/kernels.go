@@ -480,7 +480,10 @@ func (s *kernelSet) addGEMV(ctx context.Context, operator op.Op, bytes int64, wh
 // headShapes are heads of attention: of small models, with eight, seven, four and one query heads for a key, of sizes
 // that are multiples of 32 and that are not. The first are measured over every type of cache, the others over
 // those of 16 bits.
-var headShapes = []struct{ heads, kvHeads, dim int }{{32, 4, 64}, {14, 2, 64}, {16, 16, 80}, {24, 6, 96}, {32, 8, 128}}
+var headShapes = []headShape{{32, 4, 64}, {14, 2, 64}, {16, 16, 80}, {24, 6, 96}, {32, 8, 128}}
+
+// headShape is query heads, heads of keys and values, and columns of each.
+type headShape struct{ heads, kvHeads, dim int }
 
 // longPrompt is how many times the rows of a call the positions are in a call at the end of a long prompt, and in a
 // step.
@@ -498,9 +501,8 @@ func (s *kernelSet) addAttention(ctx context.Context) error {
 			if number > 0 && !slices.Contains(usual, cached) {
 				continue
 			}
-			operator := op.Op{
-				Kind: op.Attention, M: rows, Heads: shape.heads, KVHeads: shape.kvHeads, HeadDim: shape.dim, KV: cached,
-			}
+			operator := s.step(shape, cached)
+			operator.M = rows
 			for _, positions := range []int{rows, longPrompt * rows} {
 				operator.Context = positions
 				if err := s.addGEMM(ctx, operator, op.F32, "attention", s.mark(attentionMark)); err != nil {
@@ -508,13 +510,25 @@ func (s *kernelSet) addAttention(ctx context.Context) error {
 				}
 			}
 			operator.M = 1
-			bytes := 2 * int64(operator.Context*operator.KVHeads) * operator.KV.CacheRowBytes(operator.HeadDim)
-			if err := s.addGEMV(ctx, operator, bytes, "attention", 0); err != nil {
+			if err := s.addGEMV(ctx, operator, cachedBytes(operator), "attention", 0); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// step is attention of a decode step at the end of a long prompt.
+func (s *kernelSet) step(shape headShape, cached op.Type) op.Op {
+	return op.Op{
+		Kind: op.Attention, M: 1, Heads: shape.heads, KVHeads: shape.kvHeads, HeadDim: shape.dim, KV: cached,
+		Context: longPrompt * s.size.rows[len(s.size.rows)/2],
+	}
+}
+
+// cachedBytes is what attention of one row reads of the caches.
+func cachedBytes(o op.Op) int64 {
+	return 2 * int64(o.Context*o.KVHeads) * o.KV.CacheRowBytes(o.HeadDim)
 }
 
 // allCores adds the lines of all cores.
@@ -529,7 +543,17 @@ func (s *kernelSet) allCores(ctx context.Context) error {
 		if _, ok := gemvMarks[scheme]; !ok {
 			continue
 		}
-		if err := s.addStream(ctx, scheme); err != nil {
+		kn := s.size.gemv[len(s.size.gemv)/2]
+		operator := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
+		bytes := op.WeightBytes(scheme.Weight(), operator.K, operator.N)
+		if err := s.addStream(ctx, operator, bytes, string(scheme)+" matmul"); err != nil {
+			return err
+		}
+	}
+	// The first heads stand for all, as those that bound a core's multiply-adds most.
+	for _, cached := range s.many.caps.KV {
+		operator := s.step(headShapes[0], cached)
+		if err := s.addStream(ctx, operator, cachedBytes(operator), "attention"); err != nil {
 			return err
 		}
 	}
@@ -598,29 +622,27 @@ func (s *kernelSet) addSpeedUp(ctx context.Context, numbers op.Type, scheme op.S
 	return nil
 }
 
-// addStream adds a product of one row on all cores, bounded by how fast these cores read its weights.
-func (s *kernelSet) addStream(ctx context.Context, scheme op.Scheme) error {
+// addStream adds an operator of one row on all cores, bounded by how fast these cores read its bytes of weights or of
+// cache.
+func (s *kernelSet) addStream(ctx context.Context, operator op.Op, bytes int64, what string) error {
 	cores := s.options.Cores
-	kn := s.size.gemv[len(s.size.gemv)/2]
-	operator := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
 	ld, times, err := s.load(ctx, s.many, operator, s.size.cold)
 	if err != nil {
 		return err
 	}
-	memory := ld.stores[0].region.Bytes()
+	memory := ld.stores[len(ld.stores)-1].region.Bytes()
 	if len(memory) < 2*len(cores)*chunk {
 		return nil
 	}
 	line := Kernel{
-		Set: s.set, What: string(scheme) + " matmul", Shape: shapeOf(operator), Cores: len(cores), Unit: "GB/s",
-		Of: "stream",
+		Set: s.set, What: what, Shape: shapeOf(operator), Cores: len(cores), Unit: "GB/s", Of: "stream",
 	}
 	s.add(line, func(ctx context.Context) (rate, bound float64, err error) {
 		if bound, err = s.rate(ctx, cores, reading(memory, len(cores), s.bounds.Stream)); err != nil {
 			return 0, 0, err
 		}
 		ns, err := steadyTime(ctx, ld, times)
-		return float64(op.WeightBytes(scheme.Weight(), operator.K, operator.N)) / ns, bound, err
+		return float64(bytes) / ns, bound, err
 	})
 	return nil
 }
