@@ -187,7 +187,11 @@ func (p *Python) Convert(
 		return "", diag.New(diag.ClassIO, "convert: %w", err)
 	}
 	defer os.RemoveAll(temp)
-	request := map[string]any{"model": model, "out": temp, "form": form, "tokens": calibration}
+	tokens, err := listFile(temp, "tokens.json", calibration)
+	if err != nil {
+		return "", diag.New(diag.ClassIO, "convert: %w", err)
+	}
+	request := map[string]any{"model": model, "out": temp, "form": form, "tokens_file": tokens}
 	if err := p.ask(ctx, limits, &struct{}{}, "convert", request); err != nil {
 		return "", err
 	}
@@ -197,6 +201,16 @@ func (p *Python) Convert(
 	// what the peer keeps beside the model, such as compiled code, may depend on the folder's name
 	request = map[string]any{"out": folder, "form": form, "threads": len(limits.Cores)}
 	return folder, p.ask(ctx, limits, &struct{}{}, "prepare", request)
+}
+
+// listFile writes sequences of tokens into a file: a command line, which messages show, has not enough room for them.
+func listFile(folder, name string, sequences [][]int) (string, error) {
+	text, err := json.Marshal(sequences)
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(folder, name)
+	return file, os.WriteFile(file, text, 0o644)
 }
 
 // Engine measures a form that Convert has written.
@@ -270,13 +284,8 @@ func (e *pythonEngine) Parse(task Task, threads int, out, complaints []byte) (Re
 func (p *Python) Compare(
 	ctx context.Context, limits Limits, reference, folder, form string, windows [][]int,
 ) (Quality, error) {
-	// a command line has not enough room for the tokens of a text
-	file := filepath.Join(folder, "windows.json")
-	text, err := json.Marshal(windows)
+	file, err := listFile(folder, "windows.json", windows)
 	if err != nil {
-		return Quality{}, diag.New(diag.ClassInternal, "quality: %w", err)
-	}
-	if err := os.WriteFile(file, text, 0o644); err != nil {
 		return Quality{}, diag.New(diag.ClassIO, "quality: %w", err)
 	}
 	var got struct {

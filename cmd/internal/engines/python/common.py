@@ -3,7 +3,7 @@
 A script is called with a command and a JSON object, and prints one JSON object:
 
     about     {}                                                  the version, and the forms that differ here
-    convert   {model, out, form, tokens}                          the model in one form, in the folder out
+    convert   {model, out, form, tokens_file}                     the model in one form, in the folder out
     prepare   {out, form, threads}                                what a start may use beside the model
     measure   {out, form, threads, start, prompt, depth, gen, reps}    how long each repetition took
     quality   {reference, out, form, threads, windows_file}       how far a form is from float32, by two folders
@@ -205,15 +205,17 @@ def main(about, convert, open_session, prepare=lambda out, form, threads: None):
             rows.append(np.round(session.forward(ids, every=True).astype(float), 5).tolist())
         return {"logits": rows}
 
+    def read(name):
+        with open(request[name], encoding="utf-8") as file:
+            return json.load(file)
+
     def quality():
-        with open(request["windows_file"], encoding="utf-8") as file:
-            windows = json.load(file)
         return compare(open_session(request["reference"], "float32", request["threads"], False),
-                       open_session(request["out"], request["form"], request["threads"], False), windows)
+                       open_session(request["out"], request["form"], request["threads"], False), read("windows_file"))
 
     commands = {
         "about": about,
-        "convert": lambda: convert(Model(request["model"]), request["out"], request["form"], request["tokens"]) or {},
+        "convert": lambda: convert(Model(request["model"]), request["out"], request["form"], read("tokens_file")) or {},
         "prepare": lambda: prepare(request["out"], request["form"], request["threads"]) or {},
         "measure": lambda: measure(lambda: open_session(request["out"], request["form"], request["threads"],
                                                         request["start"] > 0), request),
