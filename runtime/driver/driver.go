@@ -195,9 +195,9 @@ type Rouser interface {
 	Rouse()
 }
 
-// TableReader is implemented by processors whose embeddings take Packed.Rows too, so that a table is not verified as a
-// whole before a few rows of it are read.
-type TableReader interface{ ReadsTables() }
+// TableReader is implemented by processors whose embeddings take Packed.Rows too, if ReadsTables says so: then a table
+// is not verified as a whole before a few rows of it are read.
+type TableReader interface{ ReadsTables() bool }
 
 // Bounded is implemented by processors made of CPU cores: what bounds their kernels can be measured.
 type Bounded interface{ Bounds() Bounds }

@@ -111,8 +111,8 @@ func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (in
 // Check compares weights with those of a graph, by position: names may differ, because one artifact
 // serves every layer. layout is the layout that the processor reads for a weight scheme, and size
 // the packed size in bytes of one expert's matrix. The result has the graph's names. Rows may be given of those weights
-// alone that the graph reads by row.
-func (w Weights) Check(graph *op.Graph, layout func(scheme string) string,
+// alone that the graph reads by row; tables says that the processor takes rows of an embedding's, as a TableReader does.
+func (w Weights) Check(graph *op.Graph, tables bool, layout func(scheme string) string,
 	size func(op.WeightSpec) (int64, error)) (Weights, error) {
 	specs := graph.Weights
 	if len(w) != len(specs) {
@@ -130,7 +130,8 @@ func (w Weights) Check(graph *op.Graph, layout func(scheme string) string,
 				spec.Layout, spec.Scheme, want)
 		}
 		if w[i].Rows != nil {
-			if !graph.ReadsRows(i) && !graph.ReadsTable(i) || w[i].Bytes != nil {
+			byRow := graph.ReadsRows(i) || tables && graph.ReadsTable(i)
+			if !byRow || w[i].Bytes != nil {
 				return nil, fmt.Errorf("weight %q: got single rows of it, want all %d", spec.Name, spec.K)
 			}
 			out[i] = Packed{Spec: spec, Rows: w[i].Rows}

@@ -228,7 +228,8 @@ var leastTable, mostTableRows int64 = planir.TableStep, 64
 // it. Where programs are loaded before they are needed, tables are checked with everything else.
 // RATIONALE: Why do programs load on first use?
 func (m *Machine) readsTable(on *lane, graph *planir.Graph, weight int, ref planir.WeightRef, table *planir.Pack) bool {
-	_, able := on.proc.(driver.TableReader)
+	reader, able := on.proc.(driver.TableReader)
+	able = able && reader.ReadsTables()
 	whole := ref.C0 == 0 && ref.C1 == table.Spec().N && ref.Tiers == 0
 	return able && m.onDemand && whole && graph.Graph.ReadsTable(weight) && table.Bytes > leastTable &&
 		int64(graph.Graph.Rows()) <= mostTableRows

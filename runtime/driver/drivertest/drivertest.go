@@ -70,6 +70,7 @@ func Run(t *testing.T, factory Factory) {
 		{"ZeroRows", testZeroRows},
 		{"Determinism", testDeterminism},
 		{"RefusedAtOpen", testRefusedAtOpen},
+		{"Tables", testTables},
 		{"RefusedAtLoad", testRefusedAtLoad},
 		{"RefusedAtRun", testRefusedAtRun},
 		{"RefusedValues", testRefusedValues},

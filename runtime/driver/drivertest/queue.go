@@ -93,6 +93,12 @@ type Queued struct {
 	most int // calls in flight at a time, so far
 }
 
+// ReadsTables implements driver.TableReader.
+func (q *Queued) ReadsTables() bool {
+	reader, ok := q.proc.(driver.TableReader)
+	return ok && reader.ReadsTables()
+}
+
 // slot is what a call needs.
 type slot struct {
 	exe     *queuedExecutable

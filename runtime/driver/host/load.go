@@ -145,7 +145,7 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 		p.graphs[string(artifact.Code)] = graph
 	}
 	exe := &executable{p: p, graph: graph, arena: -1}
-	checked, err := weight.Check(&graph, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
+	checked, err := weight.Check(&graph, true, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}

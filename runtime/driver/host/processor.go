@@ -148,7 +148,7 @@ func (p *processor) foresee(b *driver.Bindings) {
 }
 
 // ReadsTables implements driver.TableReader.
-func (p *processor) ReadsTables() {}
+func (p *processor) ReadsTables() bool { return true }
 
 // Rouse wakes the helpers on the other cores.
 func (p *processor) Rouse() {

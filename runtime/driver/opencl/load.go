@@ -169,7 +169,7 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 	if err := artifact.Matches(&e.graph); err != nil {
 		return err
 	}
-	checked, err := weights.Check(&e.graph, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
+	checked, err := weights.Check(&e.graph, false, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return err
 	}

@@ -286,7 +286,7 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	if err := artifact.Matches(&model.graph); err != nil {
 		return nil, err
 	}
-	weights, err := weights.Check(&model.graph, layout, pack.Bytes)
+	weights, err := weights.Check(&model.graph, false, layout, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}
