@@ -52,7 +52,8 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		Decode:    w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
 		Attention: cmp.Or(w.Attention, AttentionDense), Density: w.Density,
 		ScaleBuckets: w.ScaleBuckets,
-		Head:         w.Schemes.Head, PrefillHead: w.Schemes.PrefillHead, Beside: w.Beside, Drafts: w.Drafts, InFlight: max(1, w.ChunksInFlight),
+		Head:         w.Schemes.Head, PrefillHead: w.Schemes.PrefillHead,
+		Beside: w.Beside, Drafts: w.Drafts, InFlight: max(1, w.ChunksInFlight),
 		contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {

@@ -40,7 +40,8 @@ const EnvVar = "HETC_HOST_KERNELS"
 // differ by rounding: in units of 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows,
 // by at most 2+2k in MatMulF32 and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan
 // in Combine, 12 in GLU, Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores'
-// rounding too. In AttentionBF16 that may round a weight to the other neighbour among bfloat16 numbers. Within a set a result's bits depend neither on the rows nor on the columns computed with it.
+// rounding too. In AttentionBF16 that may round a weight to the other neighbour among bfloat16 numbers. Within a set a
+// result's bits depend neither on the rows nor on the columns computed with it.
 //
 // m, k, n are always rows, reduction length and columns of the call; m may be 0, k and n are at least 1.
 type Set struct {
@@ -238,8 +239,8 @@ func (a *Attention) first(r int) int {
 	return max(0, a.Pos+r+1-a.Window)
 }
 
-// Attention works on blocks of keyBlock positions from the first one on, and of at most attentionRows rows, or of as many more as their
-// heads leave of attentionLines: the fewer heads share keys and values, the more rows must.
+// Attention works on blocks of keyBlock positions from the first one on, and of at most attentionRows rows, or of as
+// many more as their heads leave of attentionLines: the fewer heads share keys and values, the more rows must.
 const (
 	attentionRows  = 8
 	attentionLines = 64
@@ -264,8 +265,9 @@ func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 // Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable",
 // then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as
 // avx2), "avxvnni" (products of quantised rows with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
-// with 512 bit), "avx512bf16" (attention over bfloat16 with AVX512_BF16, the others as avx512vnni). Where a CPU has avx512 and avxvnni alone, which no known one does, the latter counts as faster,
-// because quantised weights are what machines are short of time for. On arm64 "neon" (with the dot product
+// with 512 bit), "avx512bf16" (attention over bfloat16 with AVX512_BF16, the others as avx512vnni). Where a CPU has
+// avx512 and avxvnni alone, which no known one does, the latter counts as faster, because quantised weights are what
+// machines are short of time for. On arm64 "neon" (with the dot product
 // instructions; functions on rows as portable) and "i8mm" (8-bit and 4-bit products of two rows and more with matrix
 // instructions, the others as neon). Those that were never timed come last: "i8mm", and on amd64 "amx" (8-bit and 4-bit
 // products of many rows in tiles, the others as avx512bf16), for which the operating system is asked.

@@ -20,8 +20,8 @@ const (
 	nearAhead = 4 << 10
 )
 
-// isFew reports whether a task takes keys as they are cached: of bfloat16 it does not. With 256 bits 8-bit keys take so many instructions that
-// tiles of them are as fast for fewer than four lines.
+// isFew reports whether a task takes keys as they are cached. bfloat16 keys are, by kernels of pairs only. With 256 bits
+// 8-bit keys take so many instructions that tiles of them are as fast for fewer than four lines.
 func (t *lineTask) isFew() bool {
 	if t.from.pairs {
 		return t.width == tileKeys

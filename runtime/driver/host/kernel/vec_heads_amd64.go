@@ -143,12 +143,7 @@ func fadeLines256(lines int, y *float32, ldy int, n int, factor *float32)
 // fetchRows asks for some cache lines of each of rows rows, both at least 1, in the second-level cache. ld is in bytes.
 //
 //go:noescape
-func fetchRows(at *float32, ld int, rows int, lines int)
-
-// fetchLines asks for cache lines, at least 1, in the second-level cache.
-//
-//go:noescape
-func fetchLines(at *byte, lines int)
+func fetchRows(at *byte, ld int, rows int, lines int)
 
 // scoresFewF32 computes s = q k for rows lines (1..6) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It
 // prefetches from next on, and once more near bytes behind that, stride bytes for each turn over 8 keys. Strides are in

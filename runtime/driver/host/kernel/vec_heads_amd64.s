@@ -9004,7 +9004,7 @@ fade_end:
 	VZEROUPPER
 	RET
 
-// func fetchRows(at *float32, ld int, rows int, lines int)
+// func fetchRows(at *byte, ld int, rows int, lines int)
 // Requires: MMX+
 TEXT ·fetchRows(SB), NOSPLIT, $0-32
 	MOVQ at+0(FP), AX
@@ -9024,19 +9024,6 @@ fetch_line:
 	ADDQ       CX, AX
 	DECQ       DX
 	JNZ        fetch_row
-	RET
-
-// func fetchLines(at *byte, lines int)
-// Requires: MMX+
-TEXT ·fetchLines(SB), NOSPLIT, $0-16
-	MOVQ at+0(FP), AX
-	MOVQ lines+8(FP), CX
-
-fetch:
-	PREFETCHT1 (AX)
-	ADDQ       $+64, AX
-	DECQ       CX
-	JNZ        fetch
 	RET
 
 // func scoresFewF32(rows int, s *float32, lds int, q *float32, ldq int, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)

@@ -102,7 +102,7 @@ func (t *lineTask) takeQueries(q Matrix[float32]) {
 	for row := range t.M {
 		copy(t.queries[row*columns:], q.row(row, columns))
 	}
-	if t.from.brain && !t.from.pairs {
+	if t.from.brain {
 		vecRoundBF16(t.queries[:t.M*columns])
 	}
 }

@@ -1,5 +1,7 @@
 package kernel
 
+import "github.com/hetc/hetc/internal/mem"
+
 // What a task of many lines needs at its end has often left the second-level cache: the room for its results, and the
 // queries of the next task. Calls of kernels of scores, which find all they multiply in caches, ask for some rows of it
 // each, because a core waits when more is asked for at a time than it keeps track of.
@@ -39,7 +41,7 @@ func (t *lineTask) askNeeded() {
 			continue
 		}
 		count := min(next.each, next.rows)
-		fetchRows(next.at(0, 0), 4*next.Stride, count, next.lines)
+		fetchRows(&mem.Bytes(next.Data[:1])[0], 4*next.Stride, count, next.lines)
 		if next.rows -= count; next.rows > 0 {
 			next.Matrix = next.From(count, 0)
 		}

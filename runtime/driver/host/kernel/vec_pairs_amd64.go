@@ -29,7 +29,7 @@ func pairSet(other *Set) *Set {
 func attentionPairs(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
 	width := TileN
 	if a.M*a.Heads <= mostFewLines && a.Dim%vecN == 0 && a.context() >= wideKeys {
-		width = tileKeys // none: few lines take keys as they are cached
+		width = tileKeys // says that there are no tiles: keys are taken as they are cached (see isFew)
 	}
 	avx512vnni.attention(width, y, q, scratch, a, source{k16: k, v16: v, brain: true, pairs: true})
 }
@@ -116,7 +116,7 @@ func (t *lineTask) paddedRows(cached []uint16, from, to, ld int) []uint16 {
 	return t.padded
 }
 
-// turnPairs is tiles; columns beyond to become anything.
+// turnPairs is tiles, for keys of pairs. Tiles are whole: columns of positions from to on hold anything.
 func (t *lineTask) turnPairs(from, to int) {
 	for pos := from; pos < to; pos += vecN {
 		rows, ld := t.from.k16[pos*t.Dim:], t.Dim

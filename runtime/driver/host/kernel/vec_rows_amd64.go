@@ -366,6 +366,6 @@ func vecPoolBelow(y, x []float32, top float32) {
 func vecFetch(b []byte) {
 	const line = 64
 	if lines := len(b) / line; lines > 0 {
-		fetchLines(&b[0], lines)
+		fetchRows(&b[0], 0, 1, lines)
 	}
 }

@@ -47,7 +47,6 @@ func attentionTiles256() {
 	softmaxLines256()
 	fadeLines256()
 	fetchRows()
-	fetchLines()
 	fewLines256()
 }
 
@@ -550,9 +549,9 @@ func fadeLines256() {
 	RET()
 }
 
-// fetchRows asks for what is needed later than what other kernels prefetch.
+// fetchRows asks for what is needed later than what other kernels prefetch, or while a thread waits for others.
 func fetchRows() {
-	function("fetchRows", "(at *float32, ld int, rows int, lines int)",
+	function("fetchRows", "(at *byte, ld int, rows int, lines int)",
 		"asks for some cache lines of each of rows rows, both at least 1, in the second-level cache. ld is in bytes.")
 	at, ld, rows, lines := param("at"), param("ld"), param("rows"), param("lines")
 	line, left := GP64(), GP64()
@@ -567,19 +566,6 @@ func fetchRows() {
 	ADDQ(ld, at)
 	DECQ(rows)
 	JNZ(LabelRef("fetch_row"))
-	RET()
-}
-
-// fetchLines asks for what a thread multiplies next, while it waits for others.
-func fetchLines() {
-	function("fetchLines", "(at *byte, lines int)",
-		"asks for cache lines, at least 1, in the second-level cache.")
-	at, lines := param("at"), param("lines")
-	Label("fetch")
-	PREFETCHT1(Mem{Base: at})
-	ADDQ(I8(64), at)
-	DECQ(lines)
-	JNZ(LabelRef("fetch"))
 	RET()
 }
 
