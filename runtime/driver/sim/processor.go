@@ -118,6 +118,12 @@ func (m mirror) within(what string, offset, count int64) error {
 	return nil
 }
 
+// ReadsTables implements driver.TableReader: what the host reads that computes the results.
+func (p *processor) ReadsTables() bool {
+	reader, ok := p.host.(driver.TableReader)
+	return ok && reader.ReadsTables()
+}
+
 // Load checks the graph against the description. Where results are computed, the host loads it too.
 func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable,
 	error) {
