@@ -11,21 +11,22 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// Capacity tiers, by Benders decomposition over the numbers of slots.
+// Capacity tiers are chosen by Benders decomposition. The master problem decides how many slots each tier has, the same
+// in all layers. The subproblem of a layer assigns its experts to these slots. It minimises the longer of two times,
+// the groups' and the control processor's, summed over the observed chunks.
 //
-// All layers have the same slots. Given how many each tier has, every layer is a problem of its own: which experts sit
-// in them, so that the longer of two times, summed over the observed chunks, is least. Its Lagrangian dual (see
-// layerSearch) gives an assignment, a bound, and what a slot more or less of each tier is worth. Summed over the layers
-// that is a cut (see tierCut): a bound on the objective of any numbers of slots, exact in the groups' times and linear
-// in the rest.
+// The Lagrangian dual of a subproblem (see layerSearch) gives an assignment, a bound, and the value of one slot more or
+// less of each tier. Summed over the layers these make a cut (see tierCut): a lower bound on the objective for any
+// numbers of slots, exact in the groups' times and linear in the rest.
 //
-// A best-first branch and bound goes through boxes, which say how many slots each tier has at least and at most. The
-// bound of a box is the most that a cut says of it. Of the box with the least bound the point of which that cut says
-// least gets a cut of its own; if it has one, the box is divided: first by which tiers are in use, then by numbers. A box
-// of one point is closed by enumeration where a layer has few experts; what stays open bounds the answer from below.
+// The master is solved by best-first branch and bound over boxes. A box bounds the number of slots of each tier from
+// below and above; its own bound is the largest that any cut gives. The search takes the box with the least bound, and
+// in it the point where the strongest cut is lowest. If that point has no cut of its own yet, it gets one. Otherwise
+// the box is divided: first by which tiers are in use, then by numbers. A box of one point is closed by enumeration
+// where a layer has few experts. The least bound of the boxes that stay open bounds the answer from below.
 //
-// Cuts are tight near the numbers that they were made for, and there may be too many numbers for cuts everywhere. Where the
-// search ends at a limit, boxes around the best solution are searched (see around), and then all numbers again.
+// Cuts are tight near the numbers that they were made for, and there are too many numbers for cuts everywhere. Where
+// the search ends at a limit, boxes around the best solution are searched (see around), and then all numbers again.
 //
 // Multipliers are integers, so bounds are exact and the same on every machine. A cut costs rounds * layers * experts *
 // tiers in use * observed chunks steps, the bound of a box cuts * tiers.
@@ -33,14 +34,14 @@ import (
 // Limits of the search. Work is counted in steps, not in time, so that it ends at the same place everywhere.
 const (
 	tierWork       = 1 << 31 // of a search
-	cutRounds      = 32      // of improving the weights of a layer, for a cut
-	seedRounds     = 3       // of numbers of slots to begin with
-	widestAround   = 16      // slots of a tier more or less than the best solution's, in a box around it
-	nodesAround    = 1 << 12 // boxes that are looked at in such a box
-	enumerated     = 14      // experts of a layer whose assignments are enumerated
-	enumeratedWork = 1 << 17 // assignments that are looked at in a layer
-	maxBoxes       = 1 << 17 // that are open at once
-	slackPart      = 1 << 12 // of the objective: so much less is not looked for where layers are not enumerated
+	cutRounds      = 32      // subgradient steps of a layer for one cut
+	seedRounds     = 3       // rounds of first numbers of slots, see seeds
+	widestAround   = 16      // largest distance, in slots of a tier, of a box around the best solution
+	nodesAround    = 1 << 12 // boxes visited in the search of such a box
+	enumerated     = 14      // most experts of a layer whose assignments are enumerated
+	enumeratedWork = 1 << 17 // assignments visited in one layer
+	maxBoxes       = 1 << 17 // boxes that are open at once
+	slackPart      = 1 << 12 // without enumeration, gains below this part of the objective are not searched for
 )
 
 // Tiers implements problem.Engine.
@@ -56,7 +57,7 @@ func (Engine) Tiers(ctx context.Context, p *problem.Tiers, limits problem.Limits
 	return out, p.Verify(out)
 }
 
-// tierSearch is one search.
+// tierSearch is the state of one branch and bound.
 type tierSearch struct {
 	ctx    context.Context
 	p      *problem.Tiers
@@ -64,20 +65,20 @@ type tierSearch struct {
 
 	layers, experts, tiers, chunks, most int
 
-	leftNS  []int32 // by layer, expert, chunk and choice
-	dropped []int64 // by layer, expert and choice; nil: nothing is
-	drops   []int64 // by layer: at most
+	leftNS  []int32 // control processor's time by layer, expert, chunk and choice
+	dropped []int64 // rows by layer, expert and choice; nil: no rows are dropped
+	drops   []int64 // by layer: the most rows that it may drop
 
-	// Where the search for a layer's multipliers begins: at those of the last one. alpha is by layer and chunk, dropPrice
-	// by layer.
+	// The multipliers with which the next search of a layer begins: those of its last search. alpha is by layer and
+	// chunk, dropPrice by layer.
 	alpha     []int64
 	dropPrice []int64
 
-	sacks []tierSack
-	cuts  []*tierCut
-	cutAt map[string]bool // numbers of slots of which there is a cut
-	best  problem.TierSolution
-	// closed is the least bound of boxes that were left although they might hold a slightly better solution.
+	shared []sharedLimit
+	cuts   []*tierCut
+	cutAt  map[string]bool // numbers of slots that have a cut
+	best   problem.TierSolution
+	// closed is the least bound of boxes that were given up although they might hold a slightly better solution.
 	closed int64
 	work   int64
 }
@@ -117,7 +118,7 @@ func newTierSearch(ctx context.Context, p *problem.Tiers) *tierSearch {
 			s.alpha[i] = problem.TierOne
 		}
 	}
-	s.sacks = sacksOf(p)
+	s.shared = sharedLimits(p)
 	s.best.Slots = make([]int, s.tiers)
 	for range s.layers {
 		s.best.Choices = append(s.best.Choices, make([]int, s.experts))
@@ -126,14 +127,14 @@ func newTierSearch(ctx context.Context, p *problem.Tiers) *tierSearch {
 	return s
 }
 
-// left are an expert's times by observed chunk and choice.
+// left returns the control processor's times for an expert, by observed chunk and choice.
 func (s *tierSearch) left(layer, expert int) []int32 {
 	size := s.chunks * (s.tiers + 1)
 	at := (layer*s.experts + expert) * size
 	return s.leftNS[at : at+size]
 }
 
-// drop is how many rows an expert drops with a choice.
+// drop returns how many rows an expert drops with a choice.
 func (s *tierSearch) drop(layer, expert, choice int) int64 {
 	if s.dropped == nil {
 		return 0
@@ -141,7 +142,7 @@ func (s *tierSearch) drop(layer, expert, choice int) int64 {
 	return s.dropped[(layer*s.experts+expert)*(s.tiers+1)+choice]
 }
 
-// timeOf is the time of the groups of a layer, and what their graphs cost in all observed chunks.
+// timeOf returns the time of a layer's groups, and the price of their graphs in all observed chunks.
 func (s *tierSearch) timeOf(slots []int) (ns, graphs int64) {
 	for tier, count := range slots {
 		ns += s.groups[tier].NS[count]
@@ -150,7 +151,7 @@ func (s *tierSearch) timeOf(slots []int) (ns, graphs int64) {
 	return ns, graphs
 }
 
-// layerTime is what a layer takes for a chunk.
+// layerTime returns the time of a layer for a chunk, from the times of its two processors.
 func (s *tierSearch) layerTime(npu, cpu int64) int64 {
 	if s.p.Serial {
 		return npu + cpu
@@ -158,7 +159,7 @@ func (s *tierSearch) layerTime(npu, cpu int64) int64 {
 	return max(npu, cpu)
 }
 
-// run searches, in at most so many boxes (0: any).
+// run searches at most nodes boxes (0: any number).
 func (s *tierSearch) run(nodes int64) problem.TierSolution {
 	if s.most > 0 {
 		root := &box{low: make([]int, s.tiers), high: make([]int, s.tiers)}
@@ -189,12 +190,12 @@ func (s *tierSearch) run(nodes int64) problem.TierSolution {
 	return s.best
 }
 
-// box is how many slots each tier has at least and at most.
+// box is a set of numbers of slots: each tier has at least low and at most high.
 type box struct {
 	low, high []int
 	bound     int64
-	by        int // the cut that says so
-	cuts      int // so many of the cuts were asked
+	by        int // the cut that gives the bound
+	cuts      int // how many of the cuts the bound takes into account
 }
 
 // boxes is a heap of boxes, the one of the least bound first.
@@ -214,8 +215,8 @@ func (b *boxes) Pop() any {
 	return last
 }
 
-// around searches boxes around the best solution, wider ones where narrow ones hold no better one, so that cuts are tight
-// where good solutions are.
+// around makes cuts tight where good solutions are. It searches a box around the best solution, and a wider one as long
+// as it finds nothing better.
 func (s *tierSearch) around(root *box, nodes int64) {
 	for radius := 1; radius <= widestAround && s.work < tierWork/4*3 && s.ctx.Err() == nil; {
 		before, closed := s.best.Objective, s.closed
@@ -229,26 +230,26 @@ func (s *tierSearch) around(root *box, nodes int64) {
 			most = min(most, nodes)
 		}
 		s.branch(near, most)
-		s.closed = closed // the search of all numbers looks at these, too
+		s.closed = closed // the search of all numbers visits these boxes, too
 		if s.best.Objective == before {
 			radius *= 2
 		}
 	}
 }
 
-// branch looks at boxes, the one with the least bound first, until no box can hold a better solution or the work is
-// done. It is the least bound of what was left.
+// branch visits boxes, the one with the least bound first, until no box can hold a better solution or a limit of work
+// is reached. It returns the least bound of the boxes that it leaves.
 func (s *tierSearch) branch(root *box, nodes int64) int64 {
 	open := &boxes{}
 	push := func(node *box) {
-		if s.possible(node) && s.ask(node) {
+		if s.possible(node) && s.raiseBound(node) {
 			heap.Push(open, node)
 		}
 	}
 	push(root)
 	for open.Len() > 0 && s.ctx.Err() == nil {
 		node := heap.Pop(open).(*box)
-		if node.cuts < len(s.cuts) || !s.promises(node) { // of the cuts or the best solution since it was made
+		if node.cuts < len(s.cuts) || !s.promises(node) { // there are newer cuts, or a better solution
 			push(node)
 			continue
 		}
@@ -273,8 +274,8 @@ func (s *tierSearch) branch(root *box, nodes int64) int64 {
 	return s.closed
 }
 
-// promises reports whether a box may hold a solution that is better by what is worth looking for. Where no enumeration
-// proves a layer's assignment that is more than the cuts leave open.
+// promises reports whether a box may hold a better solution. Where layers have too many experts for an enumeration,
+// cuts cannot close the last part of the gap, so the solution must be better by slackPart of the objective.
 func (s *tierSearch) promises(node *box) bool {
 	if node.bound >= s.best.Objective {
 		return false
@@ -286,7 +287,8 @@ func (s *tierSearch) promises(node *box) bool {
 	return true
 }
 
-// possible reports whether a box may have numbers of slots that keep all limits; it lowers what it has at most to that.
+// possible reports whether some numbers of slots in a box may keep all limits. It lowers the box's upper ends to what
+// the limits permit.
 func (s *tierSearch) possible(node *box) bool {
 	if s.count(node.low) > s.most || s.used(node.low) > s.p.MaxTiers || s.p.Overfull(node.low) != nil {
 		return false
@@ -298,16 +300,16 @@ func (s *tierSearch) possible(node *box) bool {
 			}
 		}
 	}
-	for i := range s.sacks {
-		sack := &s.sacks[i]
-		free := sack.most
+	for i := range s.shared {
+		limit := &s.shared[i]
+		free := limit.most
 		for tier, count := range node.low {
-			free -= int64(count) * sack.weight[tier]
+			free -= int64(count) * limit.weight[tier]
 		}
 		if free < 0 {
 			return false
 		}
-		for tier, each := range sack.weight {
+		for tier, each := range limit.weight {
 			if each > 0 {
 				node.high[tier] = min(node.high[tier], node.low[tier]+int(min(free/each, int64(s.most))))
 			}
@@ -323,9 +325,9 @@ func (s *tierSearch) possible(node *box) bool {
 	return true
 }
 
-// ask raises a box's bound to the most that the cuts say which it did not ask yet. It reports whether the box promises
-// a better solution.
-func (s *tierSearch) ask(node *box) bool {
+// raiseBound raises a box's bound by the cuts that it does not take into account yet. It reports whether the box still
+// promises a better solution.
+func (s *tierSearch) raiseBound(node *box) bool {
 	for ; node.cuts < len(s.cuts) && node.bound < s.best.Objective; node.cuts++ {
 		total := s.cuts[node.cuts].least(node, s.p.MaxTiers)
 		if bound := ceilDiv(total, problem.TierOne); bound > node.bound {
@@ -336,11 +338,11 @@ func (s *tierSearch) ask(node *box) bool {
 	return s.promises(node)
 }
 
-// lowest are the numbers of slots in a box of which its strongest cut says least.
+// lowest returns the numbers of slots in a box at which its strongest cut is lowest.
 func (s *tierSearch) lowest(node *box) []int {
 	slots := make([]int, s.tiers)
 	s.cuts[node.by].lowest(node, s.p.MaxTiers, slots)
-	// What is taken of no other limit is taken back from the tiers with the most slots.
+	// The cut does not know all limits. Tiers with the most slots give some up until these hold.
 	for s.count(slots) > s.most || s.p.Overfull(slots) != nil {
 		largest := -1
 		for tier, count := range slots {
@@ -356,14 +358,14 @@ func (s *tierSearch) lowest(node *box) []int {
 	return slots
 }
 
-// worthCut reports whether a new cut at a point may change what is known of it: the point has none, and the cuts of
-// others leave it a chance.
+// worthCut reports whether a new cut at a point may gain something: the point has none, and the other cuts do not
+// exclude it.
 func (s *tierSearch) worthCut(slots []int) bool {
-	return !s.cutAt[slotKey(slots)] && s.count(slots) > 0 && s.saidOf(slots) < s.best.Objective
+	return !s.cutAt[slotKey(slots)] && s.count(slots) > 0 && s.boundAt(slots) < s.best.Objective
 }
 
-// saidOf is the most that cuts say of a point.
-func (s *tierSearch) saidOf(slots []int) int64 {
+// boundAt returns the largest bound that any cut gives for a point.
+func (s *tierSearch) boundAt(slots []int) int64 {
 	most := int64(math.MinInt64)
 	for _, cut := range s.cuts {
 		most = max(most, cut.at(slots))
@@ -372,7 +374,8 @@ func (s *tierSearch) saidOf(slots []int) int64 {
 	return ceilDiv(most, problem.TierOne)
 }
 
-// split divides a box at a point: by whether a tier is in use where that is open, else by numbers.
+// split divides a box at a point. Where more tiers are possible than may be in use, it divides by whether one is in
+// use, else by numbers of slots.
 func (s *tierSearch) split(node *box, lowest []int) []*box {
 	at, cut := -1, 0
 	optional := 0
@@ -397,7 +400,7 @@ func (s *tierSearch) split(node *box, lowest []int) []*box {
 			}
 		}
 		cut = max(node.low[at], min(node.high[at]-1, lowest[at]))
-		if size := node.high[at] - node.low[at]; size > 3 { // no slices off the edge
+		if size := node.high[at] - node.low[at]; size > 3 { // neither half is less than a quarter
 			cut = max(node.low[at]+size/4, min(node.high[at]-1-size/4, cut))
 		}
 	}
@@ -414,7 +417,7 @@ func (s *tierSearch) point(node *box) {
 	}
 	if !s.cutAt[slotKey(node.low)] {
 		s.evaluate(node.low)
-		if !s.ask(node) {
+		if !s.raiseBound(node) {
 			return
 		}
 	}
@@ -445,10 +448,10 @@ func (s *tierSearch) offer(slots []int, choices [][]int, objective int64) {
 	}
 }
 
-// slotKey names numbers of slots.
+// slotKey returns numbers of slots as a key of a map.
 func slotKey(slots []int) string { return fmt.Sprint(slots) }
 
-// count is the number of slots.
+// count returns the number of slots of all tiers.
 func (s *tierSearch) count(slots []int) (all int) {
 	for _, count := range slots {
 		all += count
@@ -456,7 +459,7 @@ func (s *tierSearch) count(slots []int) (all int) {
 	return all
 }
 
-// used is the number of tiers in use.
+// used returns the number of tiers in use.
 func (s *tierSearch) used(slots []int) (used int) {
 	for _, count := range slots {
 		if count > 0 {

@@ -8,28 +8,32 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// layerSearch assigns the experts of one layer to given slots, so that the longer of the groups' and the control
-// processor's time, summed over the observed chunks, is least.
+// layerSearch assigns the experts of one layer to given slots. It minimises the longer of the groups' and the control
+// processor's time, summed over the observed chunks.
 //
-// With a weight of the control processor's time for every chunk, and the rest for the groups', that is a transportation
-// problem: every expert has a cost for every choice. Exchanges along cycles of choices solve it, until there is no cycle
-// that gains; shortest paths between choices are then the prices of slots. Its value is a bound. A subgradient method
-// moves the weights towards chunks in which the control processor takes longer, with Polyak's steps: as long as would
-// close the distance to the best assignment if the bound were linear. Rows that a layer may drop have a price likewise.
+// It solves the Lagrangian dual. For every chunk a weight alpha in [0, 1] replaces the maximum of the two times by
+// their weighted sum, which is never larger. What is left is a transportation problem: every expert has a cost for
+// every choice, and choices have capacities. Cycle cancelling solves it: experts exchange places along cycles of
+// choices until no cycle gains. The shortest paths between choices are then the prices of slots, and the value is a
+// bound.
+//
+// A subgradient method moves the weights towards the chunks in which the control processor takes longer. Its steps are
+// Polyak's: they would close the distance to the best assignment if the bound were linear. Rows that a layer may drop
+// have a price that moves likewise. Every assignment on the way is a solution of the layer.
 type layerSearch struct {
 	s     *tierSearch
 	layer int
 	slots []int
 	npu   int64 // time of the groups
-	bins  []int // choices that are there: none, and the tiers with slots
+	bins  []int // the choices with room: no slot (0), and the tiers that have slots
 
 	cost    []int64 // by expert and choice, of bins
-	choices []int
-	gain    []int64 // by two choices: the least that moving an expert costs
-	mover   []int   // likewise: the expert
-	cpu     []int64 // by chunk
+	choices []int   // the present assignment
+	gain    []int64 // by two choices: the least cost of moving an expert from the first to the second
+	mover   []int   // by two choices: that expert
+	cpu     []int64 // the control processor's time by chunk
 
-	best   []int // choices that take least; nil: all that were seen drop too many rows
+	best   []int // the assignment that takes least; nil: all that were found drop too many rows
 	bestNS int64
 
 	value     int64 // the best bound, times problem.TierOne, with the multipliers that give it
@@ -38,10 +42,10 @@ type layerSearch struct {
 	dropPrice int64
 }
 
-// unmovable is a gain where there is no expert to move.
+// unmovable stands in gain where there is no expert to move.
 const unmovable = 1 << 61
 
-// layer begins the search for a layer.
+// layer prepares the search for a layer.
 func (s *tierSearch) layer(layer int, slots []int, npu int64) *layerSearch {
 	width := s.tiers + 1
 	l := &layerSearch{s: s, layer: layer, slots: slots, npu: npu, bins: []int{0}, cost: make([]int64, s.experts*width),
@@ -55,8 +59,8 @@ func (s *tierSearch) layer(layer int, slots []int, npu int64) *layerSearch {
 	return l
 }
 
-// evaluate assigns the experts of all layers to slots, which is a solution where they keep all limits, and adds what the
-// layers' bounds say of all numbers of slots.
+// evaluate assigns the experts of all layers to slots, and adds the cut that follows from the layers' bounds. The
+// assignment is a solution if it keeps all limits.
 func (s *tierSearch) evaluate(slots []int) {
 	npu, total := s.timeOf(slots)
 	choices := make([][]int, s.layers)
@@ -83,7 +87,8 @@ func (s *tierSearch) evaluate(slots []int) {
 	}
 }
 
-// search goes through rounds of weights.
+// search takes at most cutRounds subgradient steps. If every assignment dropped too many rows, it then raises the price
+// of a dropped row until one does not.
 func (l *layerSearch) search() {
 	s := l.s
 	alpha, dropPrice := slices.Clone(s.alpha[l.layer*s.chunks:(l.layer+1)*s.chunks]), s.dropPrice[l.layer]
@@ -146,7 +151,7 @@ func (l *layerSearch) sumCosts(alpha []int64, dropPrice int64, of []int) {
 	s.work += int64(s.experts * len(of) * s.chunks)
 }
 
-// inOrder gives the largest slots to the experts that take most time without one.
+// inOrder makes the first assignment: the largest slots go to the experts that take most time without one.
 func (l *layerSearch) inOrder() {
 	width := l.s.tiers + 1
 	order := make([]int, l.s.experts)
@@ -163,7 +168,8 @@ func (l *layerSearch) inOrder() {
 	}
 }
 
-// exchange has experts take each other's places along cycles of choices, as long as that costs less in all.
+// exchange cancels negative cycles: experts take each other's places along a cycle of choices, as long as that lowers
+// the cost of the assignment.
 func (l *layerSearch) exchange() {
 	width := l.s.tiers + 1
 	for range 8 * l.s.experts {
@@ -196,7 +202,7 @@ func (l *layerSearch) exchange() {
 	}
 }
 
-// cheapestCycle is the cycle of two or three bins whose moves together gain most, nil where none gains.
+// cheapestCycle returns the cycle of two or three bins whose moves together gain most, nil if none gains.
 func cheapestCycle(bins []int, gain []int64, width int) (cycle []int) {
 	least := int64(0)
 	for i, a := range bins {
@@ -217,8 +223,8 @@ func cheapestCycle(bins []int, gain []int64, width int) (cycle []int) {
 	return cycle
 }
 
-// negativeCycle is any cycle of bins whose moves together gain, nil where none does: Bellman and Ford's method, from all
-// bins at once.
+// negativeCycle returns a cycle of bins whose moves together gain, nil if none does. It is the Bellman-Ford method,
+// from all bins at once.
 func negativeCycle(bins []int, gain []int64, width int) (cycle []int) {
 	var dist [problem.MaxTierChoices]int64
 	var from [problem.MaxTierChoices]int
@@ -236,7 +242,7 @@ func negativeCycle(bins []int, gain []int64, width int) (cycle []int) {
 			return nil
 		}
 	}
-	for range bins { // from behind the cycle into it
+	for range bins { // last may lie behind the cycle: walk into it
 		last = from[last]
 	}
 	for at := last; len(cycle) == 0 || at != last; at = from[at] {
@@ -246,8 +252,8 @@ func negativeCycle(bins []int, gain []int64, width int) (cycle []int) {
 	return cycle
 }
 
-// keepBest times the choices and keeps them if they take least. It returns how many rows more than it may the layer
-// drops.
+// keepBest finds the time of the present assignment and keeps it if that is the least so far. It returns by how many
+// rows the layer drops more than it may.
 func (l *layerSearch) keepBest() (over int64) {
 	s, width := l.s, l.s.tiers+1
 	for chunk := range l.cpu {
@@ -274,7 +280,7 @@ func (l *layerSearch) keepBest() (over int64) {
 	return over
 }
 
-// groupWeight is the weight of the groups' time in all chunks.
+// groupWeight returns the weight of the groups' time, summed over the chunks.
 func (s *tierSearch) groupWeight(alpha []int64) (sum int64) {
 	for _, weight := range alpha {
 		if s.p.Serial {
@@ -285,7 +291,7 @@ func (s *tierSearch) groupWeight(alpha []int64) (sum int64) {
 	return sum
 }
 
-// bound is the value of the transportation problem.
+// bound returns the value of the transportation problem, a lower bound for the layer.
 func (l *layerSearch) bound(alpha []int64, dropPrice int64) int64 {
 	s, width := l.s, l.s.tiers+1
 	value := l.npu * s.groupWeight(alpha)
@@ -301,8 +307,8 @@ func (l *layerSearch) bound(alpha []int64, dropPrice int64) int64 {
 	return value
 }
 
-// prices are those of slots after exchange: experts prefer their choice to all others, times and prices taken together.
-// What the last slot of a tier saves and what another one would save differ; the price is between.
+// prices finds the prices of slots after exchange: with them every expert prefers its own choice. A tier's last slot
+// saves more than one slot more would; the price is the middle of the two.
 func (l *layerSearch) prices() {
 	width := l.s.tiers + 1
 	high, low := l.paths(func(from, to int) int64 { return l.gain[from*width+to] }),
@@ -315,7 +321,7 @@ func (l *layerSearch) prices() {
 	}
 }
 
-// paths are the shortest ones from every bin to the one without a slot.
+// paths returns the lengths of the shortest paths from every bin to the bin without a slot.
 func (l *layerSearch) paths(length func(from, to int) int64) (dist [problem.MaxTierChoices]int64) {
 	for _, bin := range l.bins {
 		dist[bin] = unmovable
@@ -334,8 +340,8 @@ func (l *layerSearch) paths(length func(from, to int) int64) (dist [problem.MaxT
 	return dist
 }
 
-// moveAlpha takes a step along the subgradient of the weights, which is how much longer the control processor takes.
-// Weights at the end of their range count only where they would leave it.
+// moveAlpha takes a step along the subgradient of the weights: by how much the control processor takes longer than the
+// groups in each chunk. Weights that are at the end of their range and would leave it do not count.
 func (l *layerSearch) moveAlpha(alpha []int64, missing float64) {
 	norm := 0.0
 	far := make([]float64, len(alpha))
@@ -357,7 +363,7 @@ func (l *layerSearch) moveAlpha(alpha []int64, missing float64) {
 	}
 }
 
-// moveDrop takes a step of the price of a dropped row.
+// moveDrop takes a subgradient step of the price of a dropped row.
 func (l *layerSearch) moveDrop(price, over int64, missing float64) int64 {
 	switch {
 	case over == 0:
@@ -372,8 +378,9 @@ func (l *layerSearch) moveDrop(price, over int64, missing float64) int64 {
 	return max(0, price-int64(step))
 }
 
-// cut is what the layer adds to a cut, with the multipliers of its best bound: to the base, to the weight of the groups'
-// time, and to the prices of slots by tier. A slot of a tier that has none costs as much as no expert saves by it.
+// cut returns what the layer adds to a cut, with the multipliers of its best bound: to the base, to the weight of the
+// groups' time, and, in prices, to the prices of slots by tier. A tier without slots gets the least price at which no
+// expert would gain by a slot of it.
 func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 	s, width := l.s, l.s.tiers+1
 	all := make([]int, width)
@@ -417,8 +424,9 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 	return base + problem.TierOne*int64(s.chunks)*s.p.LayerNS, s.groupWeight(l.alpha)
 }
 
-// seeds are numbers of slots to begin with: what experts take by the weights so far, in the mean of the layers, where a
-// slot costs its part of the cheapest group; and these in as many tiers as may be in use.
+// seeds returns numbers of slots to begin with. Each expert takes the choice that is cheapest by the present weights,
+// where a slot costs its share of the tier's groups with all slots. The numbers are the mean over the layers. If they
+// use more tiers than may be in use, a second list merges them into fewer.
 func (s *tierSearch) seeds() (out [][]int) {
 	width := s.tiers + 1
 	taken := make([]int, s.tiers)
@@ -470,7 +478,7 @@ func (s *tierSearch) seeds() (out [][]int) {
 	}
 }
 
-// merge gives the slots of the least wanted tier to the next larger one, or else the next smaller one.
+// merge gives the slots of the tier that has fewest to the next larger tier in use, or else to the next smaller one.
 func (s *tierSearch) merge(slots []int) []int {
 	out, least, other := slices.Clone(slots), -1, -1
 	for tier, count := range slots {
@@ -487,21 +495,22 @@ func (s *tierSearch) merge(slots []int) []int {
 	return out
 }
 
-// enumeration is the search for the best assignment of one layer, depth first.
+// enumeration is a depth-first branch and bound for the best assignment of one layer, expert by expert.
 type enumeration struct {
 	s       *tierSearch
 	layer   int
 	npu     int64
-	room    []int     // by choice
-	least   [][]int64 // by expert and chunk: of this expert and all after it, whatever their choices
-	at      []int
-	over    int64
+	room    []int     // by choice: how many experts it can still take
+	least   [][]int64 // by expert and chunk: least time of this expert and all after it, if room were no limit
+	at      []int     // choices of the experts so far
+	over    int64     // dropped rows so far, less the most that the layer may drop
 	best    int64
 	choices []int
 	nodes   int
 }
 
-// enumerate finds the best assignment of a layer to given slots.
+// enumerate finds the best assignment of a layer to given slots, beginning with the one that layerSearch finds. Its
+// choices are nil if every assignment drops too many rows.
 func (s *tierSearch) enumerate(layer int, slots []int, npu int64) *enumeration {
 	e := &enumeration{s: s, layer: layer, npu: npu, room: append([]int{s.experts - s.count(slots)}, slots...),
 		best: math.MaxInt64, at: make([]int, s.experts), least: make([][]int64, s.experts+1)}
@@ -533,7 +542,7 @@ func (s *tierSearch) enumerate(layer int, slots []int, npu int64) *enumeration {
 	return e
 }
 
-// walk gives an expert and all after it choices; cpu is what those before it take.
+// walk tries all choices of an expert and of those after it. cpu is the time of those before it, by chunk.
 func (e *enumeration) walk(expert int, cpu []int64) {
 	s := e.s
 	if e.nodes++; e.nodes > enumeratedWork {

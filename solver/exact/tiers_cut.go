@@ -18,14 +18,15 @@ import (
 //	max(groups, cpu) >= (1 - alpha) * groups + alpha * cpu
 //	alpha * cpu of a layer >= sum over the experts of the least of alpha * time + price, less the prices of all slots
 //
-// base is what does not depend on slots; value has the groups' times by their weights, what their graphs cost, and the
-// prices of all slots taken off. Limits that all tiers share have a price, too (see sacks).
+// base is the part that does not depend on slots. value is the groups' times with their weights, plus the price of
+// their graphs, less the prices of the slots. Limits that all tiers share have a price, too (see payFor).
 type tierCut struct {
 	base  int64
 	value []leastTable // by tier
 }
 
-// leastTable is a list of values, from number 0, and of every range of a length of a power of two the least one.
+// leastTable answers range-minimum queries over a list in constant time (sparse table): row k has the least value of
+// every range of length 2^k, row 0 is the list itself.
 type leastTable [][]int64
 
 // newLeastTable makes the table of a list.
@@ -42,18 +43,18 @@ func newLeastTable(values []int64) leastTable {
 	return out
 }
 
-// least is the least value of low to high, both included.
+// least returns the least value of low to high, both included.
 func (t leastTable) least(low, high int) int64 {
 	level := bits.Len(uint(high-low+1)) - 1
 	return min(t[level][low], t[level][high+1-1<<level])
 }
 
-// lowest is the first number of low to high that has the least value.
+// lowest returns the first position from low to high that has the least value.
 func (t leastTable) lowest(low, high int) int {
 	return low + slices.Index(t[0][low:high+1], t.least(low, high))
 }
 
-// at is what the cut says of a point.
+// at returns the bound that the cut gives for a point.
 func (c *tierCut) at(slots []int) int64 {
 	total := c.base
 	for tier, count := range slots {
@@ -62,11 +63,11 @@ func (c *tierCut) at(slots []int) int64 {
 	return total
 }
 
-// least is the least that the cut says of a box: of tiers that may stay unused those count that lower it most, as many
-// as may be in use.
+// least returns the least bound that the cut gives within a box. Tiers that may stay unused are used if they lower the
+// bound, those that lower it most first, up to the number that may be in use.
 func (c *tierCut) least(node *box, maxTiers int) int64 { return c.lowest(node, maxTiers, nil) }
 
-// lowest is least, with the point in slots where that is not nil.
+// lowest returns the same as least, and writes the point that attains it to slots unless that is nil.
 func (c *tierCut) lowest(node *box, maxTiers int, slots []int) int64 {
 	total, free := c.base, maxTiers
 	var room [problem.MaxTierChoices]int
@@ -105,39 +106,39 @@ func (c *tierCut) lowest(node *box, maxTiers int, slots []int) int64 {
 	return total
 }
 
-// tierSack is a limit that the slots of all tiers share, in parts of the limit.
-type tierSack struct {
+// sharedLimit is a limit that the slots of all tiers share: a knapsack constraint.
+type sharedLimit struct {
 	weight []int64 // of a slot, by tier, rounded down
 	most   int64
 }
 
-// sackParts is the whole of a limit of bytes.
-const sackParts = 1 << 20
+// limitParts is the unit of a limit of bytes: weights are parts of the limit.
+const limitParts = 1 << 20
 
-// sacksOf are the number of slots and the limits of bytes.
-func sacksOf(p *problem.Tiers) []tierSack {
-	count := tierSack{most: int64(p.MostSlots())}
+// sharedLimits lists the limit on the number of slots and those on bytes.
+func sharedLimits(p *problem.Tiers) []sharedLimit {
+	count := sharedLimit{most: int64(p.MostSlots())}
 	for range p.Capacities {
 		count.weight = append(count.weight, 1)
 	}
-	out := []tierSack{count}
+	out := []sharedLimit{count}
 	for i := range p.Limits {
 		limit := &p.Limits[i]
-		sack := tierSack{most: sackParts}
+		shared := sharedLimit{most: limitParts}
 		for tier := range p.Capacities {
 			slot := uint64(min(limit.Slot(p.Capacities[tier]), limit.Bytes))
-			high, low := bits.Mul64(slot, sackParts)
+			high, low := bits.Mul64(slot, limitParts)
 			part, _ := bits.Div64(high, low, uint64(limit.Bytes))
-			sack.weight = append(sack.weight, int64(part))
+			shared.weight = append(shared.weight, int64(part))
 		}
-		out = append(out, sack)
+		out = append(out, shared)
 	}
 	return out
 }
 
-// addCuts adds up what the layers say: base and prices in all of them, and the weight of the groups' time. Where the
-// least of that over all slots exceeds a limit a second cut has them pay for it: it says more of slots that need all there
-// is, and less of others.
+// addCuts adds the cut that follows from the layers' duals: base and prices are summed over the layers, weight is that
+// of the groups' time. The minimum of this cut over all slots may exceed a shared limit. Then it adds a second cut in
+// which slots pay for the limit. That one is higher where slots need the whole limit, and lower elsewhere.
 func (s *tierSearch) addCuts(base, weight int64, price []int64) {
 	values := make([][]int64, s.tiers)
 	for tier := range values {
@@ -149,8 +150,8 @@ func (s *tierSearch) addCuts(base, weight int64, price []int64) {
 	}
 	s.addCut(base, values)
 	paid := false
-	for i := range s.sacks {
-		back := s.payFor(&s.sacks[i], values)
+	for i := range s.shared {
+		back := s.payFor(&s.shared[i], values)
 		base += back
 		paid = paid || back != 0
 	}
@@ -159,7 +160,7 @@ func (s *tierSearch) addCuts(base, weight int64, price []int64) {
 	}
 }
 
-// addCut adds one cut.
+// addCut adds one cut with copies of the values.
 func (s *tierSearch) addCut(base int64, values [][]int64) {
 	cut := &tierCut{base: base}
 	for tier := range values {
@@ -169,21 +170,22 @@ func (s *tierSearch) addCut(base int64, values [][]int64) {
 	s.work += int64(s.tiers * s.most * 8)
 }
 
-// payFor has slots pay for what they take of a limit, at the price with which the least of a cut over all slots is
-// greatest; all that the limit has is paid back in the base. The least is concave in the price, so its slope is
-// bisected: what is taken at the least, beyond the limit.
-func (s *tierSearch) payFor(sack *tierSack, values [][]int64) (base int64) {
+// payFor moves a shared limit into a cut (Lagrangian relaxation). Slots pay a price for what they take of the limit,
+// and base, which it returns, gives the price of the whole limit back. The price is the one at which the cut's minimum
+// over all slots is greatest. That minimum is concave in the price; its slope is what the minimising slots take beyond
+// the limit. So the price is found by bisection on the sign of the slope.
+func (s *tierSearch) payFor(limit *sharedLimit, values [][]int64) (base int64) {
 	over := func(price int64) bool {
 		taken, free := int64(0), s.p.MaxTiers
 		var gains, weights []int64
 		for tier, list := range values {
 			least, at := int64(0), 0
 			for count, value := range list {
-				if value += int64(count) * sack.weight[tier] * price; value < least {
+				if value += int64(count) * limit.weight[tier] * price; value < least {
 					least, at = value, count
 				}
 			}
-			gains, weights = append(gains, least), append(weights, int64(at)*sack.weight[tier])
+			gains, weights = append(gains, least), append(weights, int64(at)*limit.weight[tier])
 		}
 		for ; free > 0; free-- {
 			best := 0
@@ -196,14 +198,14 @@ func (s *tierSearch) payFor(sack *tierSack, values [][]int64) (base int64) {
 			gains[best], weights[best] = 0, 0
 		}
 		s.work += int64(s.tiers * s.most)
-		return taken > sack.most
+		return taken > limit.most
 	}
 	if !over(0) {
 		return 0
 	}
 	low, high := int64(0), int64(1)
 	for over(high) {
-		if high > math.MaxInt64/8/sack.most {
+		if high > math.MaxInt64/8/limit.most {
 			return 0
 		}
 		low, high = high, 2*high
@@ -217,8 +219,8 @@ func (s *tierSearch) payFor(sack *tierSack, values [][]int64) (base int64) {
 	}
 	for tier, list := range values {
 		for count := range list {
-			list[count] += int64(count) * sack.weight[tier] * high
+			list[count] += int64(count) * limit.weight[tier] * high
 		}
 	}
-	return -high * sack.most
+	return -high * limit.most
 }
