@@ -47,8 +47,8 @@ func (Engine) Buckets(ctx context.Context, b *problem.Buckets, limits problem.Li
 	return out, nil
 }
 
-// bucketSearch is the search for one instance. What follows chunk is of the chunk that fold cut the prompts at last: P,
-// T and the masses stay the same while it is solved, bounded and searched.
+// bucketSearch is the search for one instance. The fields mass, upTo (P), least (T), layers, hull and fixed belong to
+// one chunk: the one at which fold cut the prompts last.
 type bucketSearch struct {
 	buckets   *problem.Buckets
 	nodeLimit int64
@@ -63,12 +63,12 @@ type bucketSearch struct {
 	layers    [][]int64
 	hull      hull
 	chunk     int
-	fixed     int64 // what full pieces and single rows cost
+	fixed     int64 // cost of full pieces and of single rows
 
 	best    int64
 	sizes   []int // of the best, indices into buckets.Sizes
-	bound   int64 // of what was not searched to its end
-	stopped bool  // something was not
+	bound   int64 // of the chunks that were not searched to their end
+	stopped bool  // there is such a chunk
 	nodes   int64
 }
 
@@ -104,7 +104,7 @@ func newBucketSearch(b *problem.Buckets, limits problem.Limits) *bucketSearch {
 	return s
 }
 
-// fold cuts the prompts at a candidate, and returns a bound of what they cost then with as many buckets as one likes.
+// fold cuts the prompts at a candidate. It returns a bound of their cost: that with any number of buckets.
 func (s *bucketSearch) fold(chunk int) (bound int64) {
 	s.chunk, s.fixed = chunk, 0
 	rows := s.rows[chunk]
@@ -135,17 +135,18 @@ func (s *bucketSearch) fold(chunk int) (bound int64) {
 	return bound
 }
 
-// held is the weight of the rests that candidate last holds and those before first do not.
+// held returns the weight of the rests that candidate last holds but those before first do not.
 func (s *bucketSearch) held(first, last int) int64 { return s.upTo[last+1] - s.upTo[first] }
 
-// line is what an arc to a candidate costs by the weight P of the rests that are held already: at - slope*P.
+// line is the cost of an arc to a candidate as a function of the weight P of the rests that are held already:
+// at - slope*P.
 type line struct {
 	slope, at int64
 	from      int64 // the largest P at which it is at least as good as the line before it
 }
 
-// solve fills in layers: layers[k][i+1] is what the rests beyond candidate i cost with at most k+1 buckets, the chunk
-// among them; i = -1 is all of them.
+// solve fills layers by dynamic programming. layers[k][i+1] is the least cost of the rests beyond candidate i with at
+// most k+1 buckets, the chunk among them; i = -1 means all rests.
 func (s *bucketSearch) solve() {
 	most := min(s.buckets.Max, s.chunk+1)
 	for len(s.layers) < most {
@@ -166,8 +167,8 @@ func (s *bucketSearch) solve() {
 	}
 }
 
-// charged is a bound of what the chunk costs with at most Max buckets: every bucket is charged, as many as are
-// permitted are for free. It takes one pass, where solve takes Max.
+// charged returns a Lagrangian bound of the chunk's cost with at most Max buckets: every bucket costs charge, and the
+// charges of Max buckets are given back. It takes one pass, where solve takes Max.
 func (s *bucketSearch) charged(charge int64) int64 {
 	s.hull.reset()
 	s.hull.add(s.cost[s.chunk], s.upTo[s.chunk+1]*s.cost[s.chunk]+charge)
@@ -179,7 +180,8 @@ func (s *bucketSearch) charged(charge int64) int64 {
 	return s.fixed + rest - int64(s.buckets.Max)*charge
 }
 
-// hull is the lower envelope of lines by P, for lines whose slopes never rise and questions whose P never rises.
+// hull is the lower envelope of lines over P (convex hull trick). It needs lines added in an order in which slopes
+// never rise, and queries in an order in which P never rises.
 type hull struct {
 	lines []line
 	head  int // those before it are never the least again
@@ -187,7 +189,7 @@ type hull struct {
 
 func (h *hull) reset() { h.lines, h.head = h.lines[:0], 0 }
 
-// add adds a line whose slope is at most those before it. Lines that are nowhere the least any more are taken away.
+// add adds a line whose slope is at most those before it, and removes the lines that are nowhere the least any more.
 func (h *hull) add(slope, at int64) {
 	added := line{slope: slope, at: at, from: math.MaxInt64}
 	for len(h.lines) > h.head {
@@ -204,7 +206,7 @@ func (h *hull) add(slope, at int64) {
 	h.lines = append(h.lines, added)
 }
 
-// at is the least of the lines at weight.
+// at returns the least value of the lines at weight.
 func (h *hull) at(weight int64) int64 {
 	for h.head+1 < len(h.lines) && weight <= h.lines[h.head+1].from {
 		h.head++
@@ -221,8 +223,8 @@ func floorDiv(dividend, divisor int64) int64 {
 	return quotient
 }
 
-// path is the lexicographically first choice of k buckets, which are as few as the optimum needs, as candidates. Real
-// costs are compared: of sizes that cost the same the smallest is taken.
+// path returns the lexicographically first optimal choice of k buckets, as candidates; k is the least number that the
+// optimum needs. It compares real costs instead of T, so of sizes that cost the same it takes the smallest.
 func (s *bucketSearch) path(k int) []int {
 	var out []int
 	for at := 0; ; k-- {
@@ -240,7 +242,7 @@ func (s *bucketSearch) path(k int) []int {
 	}
 }
 
-// sizesOf are candidates as indices into buckets.Sizes.
+// sizesOf returns candidates as indices into buckets.Sizes.
 func (s *bucketSearch) sizesOf(candidates []int) []int {
 	list := make([]int, len(candidates))
 	for k, candidate := range candidates {
@@ -249,7 +251,7 @@ func (s *bucketSearch) sizesOf(candidates []int) []int {
 	return list
 }
 
-// offer takes a choice that costs ns when it is the best so far, or as good and first in the order of choices.
+// offer keeps a choice that costs ns if it is the best so far, or as good and earlier in the order of choices.
 func (s *bucketSearch) offer(ns int64, candidates []int) {
 	if ns > s.best {
 		return
@@ -262,14 +264,14 @@ func (s *bucketSearch) offer(ns int64, candidates []int) {
 
 func (s *bucketSearch) within(candidates []int) bool { return s.buckets.Within(s.sizesOf(candidates)) }
 
-// chunkBound is a candidate for the largest bucket, with a bound of what it costs.
+// chunkBound is a candidate for the largest bucket, with a bound of its cost.
 type chunkBound struct {
 	chunk int
 	bound int64
 }
 
-// chunks lists the candidates for the largest bucket, least bound first. It offers each alone: every choice with this
-// chunk spends at least as much, so if it breaks a limit they do.
+// chunks lists the candidates for the largest bucket, least bound first, and offers each alone. A candidate that breaks
+// a limit alone is left out: every choice with this chunk spends at least as much.
 func (s *bucketSearch) chunks(ctx context.Context) (list []chunkBound, err error) {
 	for chunk := range s.size {
 		if s.buckets.Max == 0 || !s.within([]int{chunk}) {
@@ -285,8 +287,9 @@ func (s *bucketSearch) chunks(ctx context.Context) (list []chunkBound, err error
 	return list, nil
 }
 
-// run tries the chunks in the order of their bounds. What the last bucket was worth for the best chunk so far is the
-// multiplier of a cheap Lagrangian bound of the others (charged): a good guess, and any guess gives a bound.
+// run tries the chunks in the order of their bounds. The gain of the last bucket for the best chunk so far becomes the
+// multiplier of a cheap Lagrangian bound of the other chunks (charged). Any multiplier gives a valid bound; this one is
+// a good guess.
 func (s *bucketSearch) run(ctx context.Context) error {
 	if ns, ok := s.buckets.Objective(nil); ok {
 		s.offer(ns, nil)
@@ -295,7 +298,7 @@ func (s *bucketSearch) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var charge int64 // what the last bucket was worth for the best chunk
+	var charge int64 // gain of the last bucket for the best chunk
 	for _, next := range chunks {
 		if next.bound > s.best {
 			break

@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// TestBucketsHiGHS compares instances of up to 64 lengths with the linear program's optimum: objective, and, as ties have an
-// order, the sizes.
+// TestBucketsHiGHS compares instances of up to 64 lengths with the linear program's optimum: objective, and, as ties
+// have an order, the sizes.
 func TestBucketsHiGHS(t *testing.T) {
 	require.Slow(t)
 	require.Deps()

@@ -10,10 +10,10 @@ import (
 // arc opens the next size, and each takes bytes, graphs and opening time. Prices on these (Lagrangian relaxation) give
 // bounds for every node; label setting with dominance then finds the optimum among what the bounds leave.
 
-// spent is what sizes take: bytes, graphs, opening time.
+// spent is how much of each limit some sizes take: bytes, graphs, opening time.
 type spent [3]int64
 
-// takes is what opening a candidate takes of each limit.
+// takes returns how much opening a candidate takes of each limit.
 func (s *bucketSearch) takes(candidate int) spent {
 	size := &s.buckets.Sizes[s.size[candidate]]
 	return spent{size.Bytes, int64(size.Graphs), size.OpenNS}
@@ -24,7 +24,7 @@ func (a spent) plus(b spent) spent { return spent{a[0] + b[0], a[1] + b[1], a[2]
 
 func (a spent) within(b spent) bool { return a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2] }
 
-// times is what the amounts cost.
+// times returns the cost of the amounts at these prices.
 func (a spent) times(price spent) (sum int64) {
 	for d, amount := range a {
 		if price[d] > 0 { // an amount without a limit may be MaxInt64
@@ -34,11 +34,11 @@ func (a spent) times(price spent) (sum int64) {
 	return sum
 }
 
-// relaxed are the layers with a price on every unit spent, for bounds: value[k][v] is the least of what the rests
-// beyond node v cost plus what the sizes opened for them are charged.
+// relaxed is the Lagrangian relaxation of the limits: the dynamic program with a price on every unit spent. value[k][v]
+// is the least sum of the cost of the rests beyond node v and the charges of the sizes opened for them.
 type relaxed struct {
 	price spent     // of a unit of each kind
-	value [][]int64 // by sizes that may still be opened, and node
+	value [][]int64 // by number of sizes that may still be opened, less 1, and node
 	next  [][]int32 // the size that attains it
 }
 
@@ -69,7 +69,7 @@ func (s *bucketSearch) relax(price spent) *relaxed {
 	return out
 }
 
-// path is the choice that the relaxation makes, with what it costs without prices and what it spends.
+// path returns the relaxation's choice, with its cost without prices and the amounts that it spends.
 func (r *relaxed) path(s *bucketSearch) (list []int, cost int64, sum spent) {
 	node := 0
 	for k := len(r.value) - 1; ; k-- {
@@ -89,8 +89,7 @@ type dualSearch struct {
 	value int64 // its bound
 }
 
-// at bounds the chunk with prices, offers the choice that they lead to if it is within the limits, and returns what
-// that spends.
+// at bounds the chunk at some prices. It offers their choice if that is within the limits, and returns what it spends.
 func (d *dualSearch) at(price spent) spent {
 	r := d.relax(price)
 	if bound := r.value[len(r.value)-1][0] - d.most.times(price); bound > d.value {
@@ -103,8 +102,8 @@ func (d *dualSearch) at(price spent) spent {
 	return sum
 }
 
-// dual searches prices under which the chunk's choice keeps the limits, raising one at a time by bisection, and returns
-// the relaxation with the highest bound. Choices within the limits that it comes across are offered.
+// dual searches prices at which the chunk's choice keeps the limits, raising one at a time by bisection. It returns the
+// relaxation with the highest bound, and offers the choices within the limits that it finds on the way.
 func (s *bucketSearch) dual() (best *relaxed, bound int64) {
 	d := &dualSearch{bucketSearch: s, value: math.MinInt64}
 	var price spent
@@ -119,7 +118,7 @@ func (s *bucketSearch) dual() (best *relaxed, bound int64) {
 	return d.best, d.value
 }
 
-// raise finds, nearly, the lowest price of one limit with which the choice keeps it.
+// raise finds approximately the lowest price of one limit at which the choice keeps it.
 func (d *dualSearch) raise(price *spent, limit int) {
 	// The highest price is such that a unit costs as much as everything, and all of it stays in range.
 	var all int64 = 1
@@ -145,18 +144,18 @@ func (d *dualSearch) raise(price *spent, limit int) {
 	price[limit] = high
 }
 
-// label is a choice of sizes so far, ending with one, and what it costs and spends, the chunk included.
+// label is a partial choice of sizes that ends with size.
 type label struct {
 	cost  int64
-	sum   spent
+	sum   spent // the chunk included
 	prev  int32 // -1: none
 	size  int32
 	count int32
 }
 
-// labelSearch sets labels for a shortest path with resource constraints. A label at node v has decided everything
-// before candidate v. One is dropped when its bound exceeds the best, or when another at its node is no worse in
-// anything. Every arc leads to a later node, so one pass over the nodes sees all labels.
+// labelSearch is label setting for a shortest path with resource constraints. A label at node v has decided everything
+// before candidate v. It is dropped when its bound exceeds the best known cost, or when another label at its node is at
+// least as good in everything. Every arc leads to a later node, so one pass over the nodes visits all labels.
 type labelSearch struct {
 	*bucketSearch
 	bounds *relaxed
@@ -194,10 +193,10 @@ func (s *bucketSearch) limited(ctx context.Context, free int64) error {
 	return nil
 }
 
-// stop notes that something that costs at least bound was not searched to its end.
+// stop notes that choices which cost at least bound were not searched to their end.
 func (s *bucketSearch) stop(bound int64) { s.stopped, s.bound = true, min(s.bound, bound) }
 
-// extend adds each candidate to label number from, which ends at node; false at the limit.
+// extend appends each candidate to label number from, which ends at node. It returns false at the limit of nodes.
 func (l *labelSearch) extend(from int32, last label, node int) bool {
 	chunk := l.chunk
 	for j := node; j < chunk; j++ {
@@ -221,7 +220,8 @@ func (l *labelSearch) extend(from int32, last label, node int) bool {
 	return true
 }
 
-// boundOf is what choices that begin with a label cost at least: without limits, or priced.
+// boundOf returns a lower bound of the cost of all choices that begin with a label: the larger of the optimum without
+// limits and the Lagrangian bound.
 func (l *labelSearch) boundOf(x *label) int64 {
 	k, node := min(l.buckets.Max-int(x.count), l.chunk+1)-1, x.size+1
 	priced := x.cost + l.bounds.value[k][node]
@@ -233,7 +233,7 @@ func (l *labelSearch) boundOf(x *label) int64 {
 	return max(x.cost+l.layers[k][node], priced)
 }
 
-// list are the candidates of a label.
+// list returns the candidates of a label.
 func (l *labelSearch) list(at int32) (out []int) {
 	for ; at >= 0; at = l.all[at].prev {
 		out = append(out, int(l.all[at].size))
@@ -242,8 +242,8 @@ func (l *labelSearch) list(at int32) (out []int) {
 	return out
 }
 
-// dominated reports whether a label at the same node is no worse than x in everything, ties in the order of choices
-// included.
+// dominated reports whether a label at the same node is at least as good as x in everything, ties in the order of
+// choices included.
 func (l *labelSearch) dominated(x *label) bool {
 	for _, i := range l.nodeAt[x.size+1] {
 		other := &l.all[i]

@@ -9,16 +9,16 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// prepared is a joint problem prepared for the search: classes of equal edges merged, choices that are never needed
-// left out, assets merged that always appear together and left out where no limit can bind them.
+// prepared is a joint problem prepared for the search. Classes with equal edges are merged, and dominated choices are
+// left out. Assets that always appear together are merged, and those that no limit can bind are left out.
 //
-// The search calculates in whole numbers: what is minimised is shifted so that the largest value any solution can have
-// is near 2^50. Bounds are exact, and equal on every machine.
+// The search calculates in whole numbers. The measure that is minimised is shifted so that the largest value of any
+// solution is near 2^50. Bounds are exact, and equal on every machine.
 type prepared struct {
 	joint *problem.Joint
 	shift int   // scaled = value * 2^shift
-	worst int64 // scaled: no solution takes more of the measure
-	clamp int64 // scaled: most that multipliers add to one choice
+	worst int64 // scaled: an upper bound of the measure of any solution
+	clamp int64 // scaled: the most that multipliers add to one choice
 
 	// The instance in dense form. Items, assets, links and rows are numbered across all parts.
 	parts  []jointPart
@@ -32,7 +32,7 @@ type prepared struct {
 	slack              int64 // scaled: most that roundings can raise a bound
 }
 
-// jointPart is a part: its items, and its chains once for each set of processors.
+// jointPart is a part of the problem, which is a program: its items, and its chains once for each set of processors.
 type jointPart struct {
 	variants [][]*chain // per set of processors without conflicts, per chain
 	sets     []uint64
@@ -61,14 +61,14 @@ type jointItem struct {
 	edge               []int64 // with multipliers; shared by the variants' chains
 }
 
-// itemUse is an asset that some choices of an item name, and what they are charged for it.
+// itemUse is an asset that some choices of an item name, and the charge of such a choice for it.
 type itemUse struct {
 	asset  int32
 	link   int32 // -1: the only item
 	charge int64 // scaled, of one choice that names it
 }
 
-// local is the index in uses of an asset that some choices name.
+// local returns the index in uses of an asset that some choices name.
 func (it *jointItem) local(asset int) int {
 	return slices.IndexFunc(it.uses, func(use itemUse) bool { return use.asset == int32(asset) })
 }
@@ -131,7 +131,7 @@ func compile(j *problem.Joint) (*prepared, error) {
 	return c, nil
 }
 
-// worstMeasure is the most that any solution can take of the measure.
+// worstMeasure returns an upper bound of the measure of any solution.
 func worstMeasure(j *problem.Joint) (worst float64) {
 	if j.Minimise == problem.Memory {
 		for a := range j.Assets {
@@ -145,7 +145,7 @@ func worstMeasure(j *problem.Joint) (worst float64) {
 	return worst
 }
 
-// partWorst is the most that a part can take of time or energy.
+// partWorst returns an upper bound of the time or energy of a part.
 func partWorst(part *problem.Part, energy bool) float64 {
 	var sum float64
 	for k := range part.Partition.Chains {
@@ -171,7 +171,8 @@ func partWorst(part *problem.Part, energy bool) float64 {
 	return sum
 }
 
-// scale rounds down where the values are too large to be shifted up: what is below the scaled sum is below the sum.
+// scale shifts a value. Where values are so large that they are shifted down it rounds down, so that a lower bound of
+// the scaled sum stays a lower bound of the sum.
 func (c *prepared) scale(value int64) int64 {
 	if c.shift >= 0 {
 		return value << c.shift
@@ -179,7 +180,7 @@ func (c *prepared) scale(value int64) int64 {
 	return value >> -c.shift
 }
 
-// bound is the least whole value of the measure whose scaled value is at least scaled.
+// bound returns the least whole value of the measure whose scaled value is at least scaled.
 func (c *prepared) bound(scaled int64) int64 {
 	if c.shift >= 0 {
 		return (scaled + 1<<c.shift - 1) >> c.shift
@@ -187,7 +188,7 @@ func (c *prepared) bound(scaled int64) int64 {
 	return scaled << -c.shift
 }
 
-// addRows lists the limits that something can break.
+// addRows lists the limits that some choices can break.
 func (c *prepared) addRows() {
 	j := c.joint
 	add := func(kind problem.LimitKind, index int, limit, all int64) int {

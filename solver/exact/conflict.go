@@ -11,7 +11,7 @@ import (
 // conflictNodes bounds each search for a conflict.
 const conflictNodes = 400
 
-// noUse is the use of an instance of which nothing is chosen, to list its limits by.
+// noUse returns the use of an instance in which nothing is chosen yet. Joint.Limits lists the limits with it.
 func noUse(j *problem.Joint) *problem.Use {
 	return &problem.Use{
 		PartNS: make([]int64, len(j.Parts)), RegionBytes: make([]int64, len(j.Regions)),
@@ -19,11 +19,11 @@ func noUse(j *problem.Joint) *problem.Use {
 	}
 }
 
-// conflict names limits of an infeasible instance that cannot be kept together: one that cannot be kept at all, else
-// what is left when limits are taken away as long as it is proved that the others cannot be kept (deletion filter for
-// an irreducible infeasible subset).
+// conflict names limits of an infeasible instance that cannot be kept together. If one limit alone cannot be kept, it
+// is the answer. Otherwise a deletion filter finds an irreducible infeasible subset: it removes limits as long as the
+// others are proved to be infeasible.
 func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
-	// A limit that is below what any choices take of it is the whole reason.
+	// A limit that no choices keep is the whole reason.
 	limits := j.Limits(noUse(j))
 	for i := range limits {
 		limit := &limits[i]
@@ -51,8 +51,9 @@ func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 	return limits, nil
 }
 
-// hopeless is a limit on a time or on energy that not even the choices that take least of it keep, nil where there is
-// none. Those choices share nothing: they are found at once, while a search under limits would look for long.
+// hopeless returns a limit on a time or on energy that even the choices with the least time or energy break, nil if
+// there is none. Without limits the parts are independent, so these choices are found at once, while a search under
+// limits would take long.
 func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 	uses := map[problem.Measure]problem.Use{}
 	for _, limit := range j.Limits(noUse(j)) {
@@ -93,7 +94,7 @@ func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 	return nil, nil
 }
 
-// only is the instance with these of its limits alone.
+// only returns the instance with these limits and no others.
 func only(j *problem.Joint, limits []problem.Limit) *problem.Joint {
 	out := *j
 	out.Parts, out.Regions = slices.Clone(j.Parts), slices.Clone(j.Regions)
@@ -125,8 +126,8 @@ func only(j *problem.Joint, limits []problem.Limit) *problem.Joint {
 	return &out
 }
 
-// least is a bound below what any choices take of a limit, whatever they take of others. For limits over assets it
-// minimises memory in an instance whose assets have, as bytes, what they take of the limit.
+// least returns a lower bound of what any choices take of a limit, if no other limit holds. For limits over assets it
+// minimises memory in an instance whose assets have as bytes what they take of the limit.
 func least(ctx context.Context, j *problem.Joint, limit problem.Limit) (int64, error) {
 	relaxed := only(j, nil)
 	relaxed.Minimise = problem.Time
@@ -151,7 +152,7 @@ func least(ctx context.Context, j *problem.Joint, limit problem.Limit) (int64, e
 	return solution.Bound + resident, err
 }
 
-// takenOf is what an open asset takes of a limit over assets.
+// takenOf returns what an open asset takes of a limit over assets.
 func takenOf(asset *problem.Asset, limit problem.Limit) int64 {
 	here := asset.Region == limit.Index
 	switch {

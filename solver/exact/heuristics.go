@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// Where good solutions come from. With a set of open assets given, the best choices are shortest paths, so the
-// heuristics search among sets: restrict solves for one, repair closes assets until the limits are kept, improve opens
-// others in exchange, and discount starts both from sets that slightly wrong prices suggest. Whatever keeps the limits
-// is offered; nothing here affects a bound.
+// This file finds good solutions. For a given set of open assets the best choices are shortest paths, so the heuristics
+// search among sets of assets. restrict solves for one set. repair closes assets until the limits are kept. improve
+// opens others in exchange. discount starts both from the sets that slightly lower prices suggest. Everything that
+// keeps the limits is offered; nothing here affects a bound.
 
-// restrict solves with the assets in open alone, without prices but for those of the limits on times and
-// energy; false when some item has no choice. The choices are then in the relaxation.
+// restrict solves with the assets in open alone. Assets cost nothing then; only the limits on times and energy have
+// prices. It returns false when some item has no choice, else the choices are in the relaxation.
 func (s *search) restrict(root *treeNode, open []bool) bool {
 	prep := s.prep
 	plain := &s.plain
@@ -43,8 +43,8 @@ func (s *search) restrict(root *treeNode, open []bool) bool {
 	return true
 }
 
-// repair is a greedy dual heuristic. It closes assets of what the relaxation has chosen, those first whose loss is
-// least for what they free, until the limits are kept, and offers the result.
+// repair is a greedy dual heuristic. It begins with the assets that the relaxation has chosen, and closes one after the
+// other until the limits are kept: first the one that loses least for the amount that it frees. It offers the result.
 func (s *search) repair(root *treeNode) bool {
 	relax := s.relax
 	open := slices.Clone(relax.used)
@@ -70,7 +70,7 @@ func (s *search) repair(root *treeNode) bool {
 	return s.offer(relax.choices)
 }
 
-// cheapestToClose is the open asset that loses least for the part of what is over the limits that it frees; -1: none.
+// cheapestToClose returns the open asset that loses least for what it frees of the excess over the limits; -1: none.
 func (s *search) cheapestToClose(open, pinned []bool) int {
 	loss := s.closingLoss()
 	least, best := math.Inf(1), -1
@@ -91,7 +91,8 @@ func (s *search) cheapestToClose(open, pinned []bool) int {
 	return best
 }
 
-// closingLoss is what each asset that is used is worth to its items, each on its own, infinite where one needs it.
+// closingLoss returns, for each used asset, the sum of what its items would lose without it, each item by itself. It is
+// infinite where an item has no choice without the asset.
 func (s *search) closingLoss() []float64 {
 	loss := make([]float64, len(s.prep.assets))
 	for p := range s.prep.parts {
@@ -177,8 +178,8 @@ type assetGroups struct {
 	anchors map[int32]int  // by shared asset
 }
 
-// openingGains lists what each set of assets that is not open would gain, were its items alone to use it, the best
-// score first.
+// openingGains lists the gain of opening each set of closed assets, as far as its items see it one by one. The best
+// score comes first.
 func (s *search) openingGains(root *treeNode, open []bool) []assetGroup {
 	groups := assetGroups{search: s, open: open, index: map[string]int{}, anchors: map[int32]int{}}
 	for p := range s.prep.parts {
@@ -203,7 +204,7 @@ func (s *search) openingGains(root *treeNode, open []bool) []assetGroup {
 	return groups.list
 }
 
-// addItem adds what item i would gain with each of its choices that misses assets.
+// addItem adds the gains of item i: those of each choice that needs closed assets.
 func (g *assetGroups) addItem(i int, allowed []int32) {
 	relax, it := g.search.relax, g.search.prep.items[i]
 	gains := map[int]int64{} // the most by group
@@ -235,7 +236,7 @@ func (g *assetGroups) addItem(i int, allowed []int32) {
 	g.addAnchors(order, gains)
 }
 
-// groupOf is the index of the group with just these assets.
+// groupOf returns the index of the group with exactly these assets.
 func (g *assetGroups) groupOf(assets []int32) int {
 	key := make([]byte, 0, 16)
 	for _, asset := range assets {
@@ -250,8 +251,8 @@ func (g *assetGroups) groupOf(assets []int32) int {
 	return at
 }
 
-// addAnchors adds, for each asset of an item's groups that several items use, the best of the groups it is in: such an
-// asset gains with what each of its items would open beside it.
+// addAnchors adds, for each shared asset in an item's groups, the best group that contains it. So a shared asset has a
+// group of its own, which collects what each of its items would open beside it.
 func (g *assetGroups) addAnchors(order []int, gains map[int]int64) {
 	best := map[int32]int{} // group by asset
 	var shared []int32
@@ -285,7 +286,7 @@ func (g *assetGroups) addAnchors(order []int, gains map[int]int64) {
 	}
 }
 
-// setKey is a set of assets as a key of a map.
+// setKey returns a set of assets as a key of a map.
 func setKey(set []bool) string {
 	bits := make([]byte, (len(set)+7)/8)
 	for i, in := range set {
@@ -307,10 +308,9 @@ func (s *search) opened(choices []int) []bool {
 	return open
 }
 
-// cheapest offers solutions that take little of the limits over assets and those over paths: each limit is priced so
-// that all of it costs as much as the worst solution, times a factor.
+// cheapest offers solutions that take little of the limits. Each limit is priced so that all of it costs as much as the
+// worst solution, times a factor: one for limits over assets, one for limits over paths.
 func (s *search) cheapest(root *treeNode, assets, paths float64) {
-	// Each limit is priced so that using all of it costs as much as the worst solution.
 	n := root.child()
 	for k := range s.prep.rows {
 		n.mult[k] = float64(s.prep.worst) / float64(max(s.prep.rows[k].cap, 1))
@@ -333,8 +333,8 @@ func (s *search) cheapest(root *treeNode, assets, paths float64) {
 	}
 }
 
-// discount repairs and improves what the relaxation chooses where limits cost a little less than they should: assets
-// that do not fit together, but are all worth their bytes.
+// discount lowers the prices of the limits a little, and repairs and improves the relaxation's choices at these prices.
+// They open assets that do not fit together but are all worth their bytes.
 func (s *search) discount(root *treeNode) {
 	for _, factor := range []float64{1, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.5} {
 		n := root.child()

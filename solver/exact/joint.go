@@ -9,10 +9,12 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// Joint implements problem.Engine. Where no limit binds each part is solved on its own. Else limits and shared assets
-// are priced (relaxation), and a search over assets closes what gap is left. Limits.Nodes bounds the nodes (0: a second
-// or two of work) visited to find and prove the optimum, and again those visited to find the first of several optimal
-// solutions: a solution that is not proved to be that one is Feasible, with its objective as bound.
+// Joint implements problem.Engine. Where no limit binds, each part is solved on its own. Otherwise limits and shared
+// assets get prices (relaxation), and a branch and bound over assets closes the remaining gap (search).
+//
+// Limits.Nodes bounds the nodes visited to find and prove the optimum (0: a second or two of work). It also bounds
+// those of a second search, for the lexicographically first of the optimal solutions. A solution that is optimal but
+// not proved to be that first one is Feasible, with its objective as bound.
 func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
 	if err := j.Validate(); err != nil {
 		return problem.JointSolution{}, err
@@ -24,7 +26,7 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 				&problem.InfeasibleError{Limits: []problem.Limit{limit}})
 		}
 	}
-	// A time or energy that no choices keep is found at once; a search would take long to prove it.
+	// A limit on time or energy that no choices keep is found at once; a search would take long to prove it.
 	why, err := hopeless(ctx, j)
 	infeasible := why != nil
 	var solution problem.JointSolution
@@ -41,11 +43,11 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 	return solution, err
 }
 
-// errNone: proved that there is no solution.
+// errNone says that it is proved that there is no solution.
 var errNone = errors.New("no solution")
 
-// solveJoint solves a valid instance, to the first solution found where any will do: heuristics first, then the bound
-// of the root, then the search, and at last the search for the first of the optimal solutions.
+// solveJoint solves a valid instance: first heuristics, then the bound of the root, then the search, and at last the
+// search for the first of the optimal solutions. With anyOne it returns the first solution that it finds.
 func solveJoint(
 	ctx context.Context, j *problem.Joint, limits problem.Limits, anyOne bool,
 ) (problem.JointSolution, error) {
@@ -83,7 +85,7 @@ func solveJoint(
 	if err := s.climbRoot(root); err != nil {
 		return stopped(j, err)
 	}
-	// The root's prices now say what is worth its bytes. Slightly lower ones suggest further sets of assets.
+	// The root's prices now show which assets are worth their bytes. Slightly lower prices suggest further sets.
 	s.discount(root)
 	if anyOne && s.best != nil {
 		return s.solution(min(prep.bound(root.bound), s.value), problem.Feasible), nil
@@ -100,7 +102,7 @@ func stopped(j *problem.Joint, err error) (problem.JointSolution, error) {
 	return problem.JointSolution{}, diag.New(diag.ClassInterrupted, "solve joint %q: %w", j.Name, err)
 }
 
-// start takes a known solution as the best so far, if it is one.
+// start takes the given choices as the best solution so far, if they keep the limits.
 func (s *search) start(choices [][][]int) {
 	if choices == nil || !s.prep.joint.Keeps(choices) {
 		return
@@ -114,8 +116,8 @@ func (s *search) start(choices [][][]int) {
 	s.value = s.prep.joint.Objective(&use)
 }
 
-// construct looks for solutions before anything is priced by an ascent: it repairs the free optimum, tries fixed
-// prices of the limits, and improves the best it found.
+// construct looks for solutions before the ascent finds prices. It repairs the optimum without limits, tries fixed
+// prices of the limits, and improves the best solution that it found.
 func (s *search) construct(root *treeNode) {
 	s.relax.usage(root)
 	s.repair(root)
@@ -130,7 +132,7 @@ func (s *search) construct(root *treeNode) {
 	s.improve(root)
 }
 
-// climbRoot bounds the root: many steps, with repairs in between.
+// climbRoot bounds the root with many steps of the ascent, and repairs its choices in between.
 func (s *search) climbRoot(root *treeNode) error {
 	s.relax.permit(root.allowed, false)
 	s.relax.prime(root)
@@ -153,7 +155,7 @@ func (s *search) climbRoot(root *treeNode) error {
 	return nil
 }
 
-// prove searches the tree, and where that ends with a proof again for the first of the optimal solutions.
+// prove searches the tree. If that proves the optimum, it searches again for the first of the optimal solutions.
 func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, error) {
 	// First search: find the optimum and prove it.
 	s.queue = queue{root.child()}
@@ -209,7 +211,7 @@ func (s *search) openChoices() [][][][]int {
 	return out
 }
 
-// solution is the best known one.
+// solution returns the best known solution.
 func (s *search) solution(bound int64, status problem.Status) problem.JointSolution {
 	out := problem.JointSolution{Objective: s.value, Bound: bound, Status: status, Nodes: s.nodes}
 	for _, part := range s.choices(s.best) {
@@ -218,7 +220,7 @@ func (s *search) solution(bound int64, status problem.Status) problem.JointSolut
 	return out
 }
 
-// root is the node where nothing is decided: all choices that reduce kept, all assets free, all prices 0.
+// root returns the node where nothing is decided: with all choices that reduce kept, all assets free, all prices 0.
 func (c *prepared) root() *treeNode {
 	n := &treeNode{
 		reach: firstReach, state: make([]int8, len(c.assets)),

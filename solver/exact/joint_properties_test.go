@@ -237,7 +237,8 @@ func TestJointDeterministic(t *testing.T) {
 	}
 }
 
-// A limit on a time or on energy is called hopeless where the least that any choices take is above it, and nothing else is.
+// A limit on a time or on energy is called hopeless where the least that any choices take is above it, and nothing else
+// is.
 func TestHopeless(t *testing.T) {
 	named, none := 0, 0
 	many(t, long(2000), func(t *rapid.T) {

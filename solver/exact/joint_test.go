@@ -240,8 +240,8 @@ func TestJointBoundsAtEveryLimit(t *testing.T) {
 	t.Logf("%d searches ended at their limit", cut)
 }
 
-// What is called infeasible names limits that cannot be kept together: an instance with these alone has no solution either,
-// and none that is named alone, or needs more than it may, can be kept.
+// What is called infeasible names limits that cannot be kept together: an instance with these alone has no solution
+// either, and none that is named alone, or needs more than it may, can be kept.
 func TestJointConflict(t *testing.T) {
 	single, several := 0, 0
 	many(t, long(4000), func(t *rapid.T) {

@@ -16,9 +16,9 @@ import (
 )
 
 // llama is a joint instance of the size and kind that an 8-billion-parameter model poses: decode and buckets of
-// prefill, 32 layers of 10 operators, three processors, divisions by columns, rows and sequence, NPU graphs per shape and
-// packed weights per column range, and an NPU region that holds the given fraction of the weights. With
-// shared weights all graphs of a range refer to one copy, else every graph has its own. Speeds are random.
+// prefill, 32 layers of 10 operators, three processors, divisions by columns, rows and sequence, NPU graphs per shape
+// and packed weights per column range, and an NPU region that holds the given fraction of the weights. With shared
+// weights all graphs of a range refer to one copy, else every graph has its own. Speeds are random.
 func llama(seed uint64, buckets int, fraction float64, shared bool) *problem.Joint {
 	r := rand.New(rand.NewPCG(seed, 8))
 	type matmul struct {
@@ -147,10 +147,10 @@ func llama(seed uint64, buckets int, fraction float64, shared bool) *problem.Joi
 	return j
 }
 
-// The plan of llama-3-8b for snapdragon-8gen3, as solve poses it for decode in 4 bit and buckets of 16, 32 ... 2048 rows in 8 bit
-// after hetc profile on the simulated SoC, without the names, before and after SoCs priced operator forms: proved, and what HiGHS
-// 1.15.1 proves. A bound that is only as good as subgradients make it leaves 0.09 % of the first, and a search that does not
-// close what no longer fits beside what is open 0.35 % of the second.
+// The plan of llama-3-8b for snapdragon-8gen3, as solve poses it for decode in 4 bit and buckets of 16, 32 ... 2048
+// rows in 8 bit after hetc profile on the simulated SoC, without the names, before and after SoCs priced operator
+// forms: proved, and what HiGHS 1.15.1 proves. A bound that is only as good as subgradients make it leaves 0.09 % of
+// the first, and a search that does not close what no longer fits beside what is open 0.35 % of the second.
 func TestJointLlama(t *testing.T) {
 	require.Slow(t)
 	for _, x := range []struct {

@@ -83,8 +83,8 @@ func each(j *problem.Joint, visit func([][][]int)) {
 	}
 }
 
-// The linear programs of random instances accept exactly the combinations that keep the limits, at what they cost, and what
-// is read from an answer is the first of the optimal solutions, as the exact engine returns it.
+// The linear programs of random instances accept exactly the combinations that keep the limits, at what they cost, and
+// what is read from an answer is the first of the optimal solutions, as the exact engine returns it.
 func TestJointAsLinearProgram(t *testing.T) {
 	several := 0
 	many(t, long(2000), func(t *rapid.T) {

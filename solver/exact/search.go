@@ -52,7 +52,7 @@ type search struct {
 	ties   []*treeNode // may have solutions that are as good as the best, but no better
 	nodes  int64       // visited
 	kept   int64       // bytes of the nodes that wait
-	most   int64       // of them, 0: any
+	most   int64       // most bytes of the nodes that wait, 0: any
 	number int64       // of the next node
 	queue  queue       // nodes that wait
 	plain  treeNode    // of heuristics
@@ -90,7 +90,7 @@ func (s *search) choices(flat []int) [][][]int {
 	return s.nested
 }
 
-// limit is the most (scaled) that the bound of a node may be for it to have a solution that is as good as the best.
+// limit returns the largest bound (scaled) at which a node may still have a solution as good as the best.
 func (s *search) limit() int64 {
 	if s.best == nil {
 		return s.prep.worst
@@ -116,15 +116,16 @@ func (s *search) offer(choices []int) bool {
 	return true
 }
 
-// tryRelaxed offers what the relaxation has chosen, if it may be a solution.
+// tryRelaxed offers the relaxation's choices, if they keep the limits over assets.
 func (s *search) tryRelaxed() {
 	if s.relax.fits() {
 		s.offer(s.relax.choices)
 	}
 }
 
-// tighten removes from the node the choices that no solution of interest has, and decides the assets that follow. The
-// relaxation was evaluated with the node's multipliers. It reports whether anything changed.
+// tighten is reduced-cost fixing. It removes from the node the choices whose min-marginal exceeds the best solution,
+// and decides the assets that follow. The relaxation must have been evaluated with the node's multipliers. It reports
+// whether anything changed.
 func (s *search) tighten(n *treeNode) bool {
 	relax := s.relax
 	room := s.limit() - relax.value // the value that the multipliers give, not the bound, which may be from others
@@ -149,8 +150,8 @@ func (n *treeNode) forbid(i int, unwanted func(choice int32) bool) bool {
 	return true
 }
 
-// decide opens the assets that every choice of some item needs, and closes those that none names or that do not fit
-// beside those that are open, until nothing follows any more.
+// decide propagates what a node has decided, until nothing more follows: it opens the assets that every choice of some
+// item needs, closes those that no choice names, and removes choices whose assets do not fit beside the open ones.
 func (s *search) decide(n *treeNode) (changed bool) {
 	for s.settle(n) || s.fit(n) {
 		changed = true
@@ -158,7 +159,7 @@ func (s *search) decide(n *treeNode) (changed bool) {
 	return changed
 }
 
-// settle decides the assets that the choices of the items decide.
+// settle opens the assets that every choice of some item names, and closes those that no choice names.
 func (s *search) settle(n *treeNode) (changed bool) {
 	clear(s.named)
 	for i, it := range s.prep.items {
@@ -189,7 +190,7 @@ func (s *search) settle(n *treeNode) (changed bool) {
 	return changed
 }
 
-// room is what the assets that a node opens leave of a limit over assets.
+// room returns what the assets that a node opens leave of a limit over assets.
 func (s *search) room(n *treeNode, row int) int64 {
 	room := s.prep.rows[row].cap
 	for a := range s.prep.assets {
@@ -220,8 +221,8 @@ func (s *search) fit(n *treeNode) (changed bool) {
 	return changed
 }
 
-// marginals fills least of the items of part p with what the part costs at least with each choice (unreachable above
-// limit). few and lists are those of chain.marginals.
+// marginals fills least of the items of part p with min-marginals: the least cost of the part with each choice,
+// unreachable where that is above limit. few and lists are those of chain.marginals.
 func (s *search) marginals(p int, limit int64, few int, lists [][]int32) {
 	part := &s.prep.parts[p]
 	least := s.relax.least[part.first : part.first+part.items]
@@ -336,8 +337,8 @@ func (s *search) careful() bool {
 	return s.prep.pathRows() || s.prep.joint.Minimise == problem.Memory
 }
 
-// branching is a way to branch: the choices of an item that take little of the limits, or the others; or an asset, open
-// or not.
+// branching is a way to branch. Either one child has the choices of an item that take little of the limits and the
+// other child has the rest, or one child opens an asset and the other one closes it.
 type branching struct {
 	score        float64
 	item         int     // -1: an asset
@@ -345,8 +346,8 @@ type branching struct {
 	asset        int
 }
 
-// branch divides a node that has just been climbed in the way, of some that are tried, that raises the bounds of both
-// children most (strong branching). Where one child has nothing of interest it is the other one alone.
+// branch divides a node that has just been climbed. It tries several ways and takes the one that raises the bounds of
+// both children most (strong branching). Where one child has nothing of interest, it returns the other one alone.
 func (s *search) branch(n *treeNode) []*treeNode {
 	var best []*treeNode
 	most, worse := -1.0, 0
@@ -378,7 +379,7 @@ func (s *search) branch(n *treeNode) []*treeNode {
 	return []*treeNode{one, rest}
 }
 
-// tryBranching returns the children that have something of interest, and the product of what bounds gain.
+// tryBranching returns the children that have something of interest, and the product of the gains of their bounds.
 func (s *search) tryBranching(n *treeNode, way branching) (gain float64, left []*treeNode) {
 	gain = 1.0
 	// A child without solutions counts as if its bound had risen to the limit.
@@ -396,8 +397,9 @@ func (s *search) tryBranching(n *treeNode, way branching) (gain float64, left []
 	return gain, left
 }
 
-// branchings lists at most branchingsTried ways to branch, best score first. The score is high where the ascent
-// wavered: an item whose choices differ much in what they take, or a dear asset that was open about half of the time.
+// branchings lists at most branchingsTried ways to branch, best score first. The score is high where the last ascent
+// did not settle: for an item whose choices differed much in what they take, or an expensive asset that was open about
+// half of the time.
 func (s *search) branchings(n *treeNode) []branching {
 	var out []branching
 	for i := range s.prep.items {
@@ -418,8 +420,8 @@ func (s *search) branchings(n *treeNode) []branching {
 	return out[:min(len(out), branchingsTried)]
 }
 
-// itemBranching divides the choices of an item by what they take of the limits: at most what the ascent's choices took
-// on average, or more. The score is their mean deviation.
+// itemBranching divides the choices of an item into those that take at most as much of the limits as the ascent's
+// choices on average, and those that take more. The score is the mean deviation of the ascent's choices.
 func (s *search) itemBranching(n *treeNode, i int) branching {
 	times, mean := 0.0, 0.0
 	for _, choice := range n.allowed[i] {
@@ -445,7 +447,7 @@ func (s *search) itemBranching(n *treeNode, i int) branching {
 	return way
 }
 
-// load is what a choice of item i takes of the limits over assets that are not decided, as they are priced.
+// load returns what a choice of item i takes of the limits over undecided assets, at their prices.
 func (s *search) load(n *treeNode, i int, choice int32) float64 {
 	sum := 0.0
 	it := s.prep.items[i]
@@ -457,7 +459,7 @@ func (s *search) load(n *treeNode, i int, choice int32) float64 {
 	return sum
 }
 
-// openShare is the part of the choices in the last ascent, of the items that may use an asset, that named it.
+// openShare returns how large a share of the last ascent's choices named an asset, among the items that may use it.
 func (s *search) openShare(asset int) float64 {
 	share, visits := 0.0, 0.0
 	for _, i := range s.prep.assets[asset].users {
@@ -492,8 +494,8 @@ func (s *search) divide(n *treeNode, way branching) []*treeNode {
 	return []*treeNode{one, other}
 }
 
-// open reports whether a node may have solutions of interest: every item has a choice, what is opened keeps the limits,
-// and, where the first solution is looked for, it may have an earlier one.
+// open reports whether a node may have solutions of interest: every item has a choice, and the opened assets keep the
+// limits. In the search for the first optimal solution the node must also be able to have an earlier one.
 func (s *search) open(n *treeNode) bool {
 	s.decide(n)
 	for k := range s.prep.assetRows {
@@ -518,8 +520,8 @@ func (s *search) open(n *treeNode) bool {
 	return true
 }
 
-// branchChoice is an item with several choices and the one to try alone: where the first solution is looked for the
-// first, else the item whose choice changed most in the ascent.
+// branchChoice returns an item with several choices, and the choice that one child tries alone. In the search for the
+// first optimal solution they are the first ones, else the item is the one whose choice changed most in the ascent.
 func (s *search) branchChoice(n *treeNode) (item int, choice int32) {
 	best, item := int32(-1), -1
 	for i, allowed := range n.allowed {
@@ -545,8 +547,8 @@ func (s *search) branchChoice(n *treeNode) (item int, choice int32) {
 	return item, choice
 }
 
-// run searches until nothing is left or a limit, of nodes or of what those that wait take, is reached. It returns the
-// least bound (scaled) of what was not searched, unreachable when nothing was left.
+// run searches until no node is left, or until a limit is reached: on nodes, or on the bytes of waiting nodes. It
+// returns the least bound (scaled) of the nodes that are left, unreachable if there are none.
 func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 	heap.Init(&s.queue)
 	for len(s.queue) > 0 {
@@ -573,7 +575,7 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 		s.kept -= n.bytes()
 		s.nodes++
 		children := s.visit(n)
-		// Now and then a solution is looked for from the prices that this node ended with.
+		// Every fourth node also looks for a solution, from the prices that it ended with.
 		if children != nil && s.nodes&3 == 1 && !s.first {
 			s.relax.permit(n.allowed, false)
 			if s.relax.evaluate(n) != unreachable {
@@ -591,8 +593,8 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 	return unreachable, nil
 }
 
-// noBetter reports whether a node has nothing better than what is known, and keeps it for when the first of
-// equally good solutions is looked for.
+// noBetter reports whether a node has nothing better than the best solution. It keeps such a node for the second
+// search, which looks for the first of equally good solutions.
 func (s *search) noBetter(n *treeNode) bool {
 	if s.first || s.best == nil || s.prep.bound(n.bound) < s.value {
 		return false

@@ -23,8 +23,8 @@ type shadowState struct{ cost, use int64 }
 // forward: each group takes the first option that some state behind completes to the optimum, so that of equally good
 // choices the first is returned.
 //
-// Layers of one class cost alike, so that states are few; where they are more than maxShadowStates they are thinned out,
-// evenly, and the answer is Feasible with the sum of the cheapest options as its bound.
+// Layers of one class cost alike, so that states are few; where they are more than maxShadowStates they are thinned
+// out, evenly, and the answer is Feasible with the sum of the cheapest options as its bound.
 func (Engine) Shadows(ctx context.Context, s *problem.Shadows, _ problem.Limits) (problem.ShadowSolution, error) {
 	if err := s.Validate(); err != nil {
 		return problem.ShadowSolution{}, err
