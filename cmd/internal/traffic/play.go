@@ -196,7 +196,9 @@ func (s *simulation) decode(requests int) {
 	}
 	side, _ := s.config.Beside(s.left[s.beside-1], requests)
 	prefill, decode := s.times.Pair()
-	s.used.alone(prefill, side.DecodeNS)
+	// The chunk may end within the iteration, although its end is noticed only with the iteration's.
+	rest := int64(max(0, 1-s.part) * float64(side.ChunkNS))
+	s.used.alone(prefill, min(rest, side.DecodeNS))
 	s.used.alone(decode, side.DecodeNS)
 	s.call(serving.Call{Sequences: requests, Beside: true, Rest: s.left[s.beside-1]})
 	s.part += float64(side.DecodeNS) / float64(max(1, side.ChunkNS))

@@ -241,6 +241,46 @@ func TestSimulateBesideByHand(t *testing.T) {
 	}
 }
 
+// A chunk of prefill keeps its processor busy until the chunk ends, and not until the iteration ends in which it does.
+// By hand, with the times of TestSimulateBesideByHand: "a" works from 0 to 258, and "b" for one chunk of 90 ms, in the
+// last 6 ms of whose 8 iterations it has nothing to do. In the second trace 3 iterations of 14 ms for two requests do 42
+// of the 96 ms that the chunk takes beside them. The rest is 54/96 of the 90 ms that it takes beside one request: 50.625
+// ms, within 5 iterations of 12.
+func TestBusyBesideByHand(t *testing.T) {
+	plan := planOf()
+	plan.Procs = []planir.Proc{{Name: "a"}, {Name: "b"}}
+	for i, ns := range []int64{10e6, 12e6, 50e6} {
+		plan.Program.Programs[i].Sections = []planir.Section{{Lanes: []planir.Lane{
+			{Proc: "a", Steps: []planir.Step{{ExpectNS: ns}}}}}}
+	}
+	plan.Beside = &planir.Beside{Prefill: "b", Decode: "a", Pairs: []planir.BesidePair{
+		{PrefillRows: 100, DecodeRows: 1, PrefillNS: 90e6, DecodeNS: 12e6},
+		{PrefillRows: 100, DecodeRows: 4, PrefillNS: 96e6, DecodeNS: 14e6},
+	}}
+	background := Request{AtMS: 60, Class: "proactive", Prompt: 100, Output: 2}
+	for _, test := range []struct {
+		trace []Request
+		b     float64 // ms
+	}{
+		{[]Request{{Class: "reactive", Prompt: 100, Output: 20}, background}, 90},
+		// a token of the first one between the two prompts, until 110; then the second one wants three more
+		{[]Request{{Class: "reactive", Prompt: 100, Output: 20}, {Class: "reactive", Prompt: 100, Output: 4},
+			{AtMS: 105, Class: "proactive", Prompt: 100, Output: 2}}, 42 + 50.625},
+	} {
+		report, err := Simulate(t.Context(), plan, test.trace, scheduler.Default(4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report.Beside != 1 || len(report.Processors) != 2 {
+			t.Fatalf("%+v, want one chunk beside decoding", report)
+		}
+		a, b := report.Processors[0].Busy*report.Seconds*1e3, report.Processors[1].Busy*report.Seconds*1e3
+		if math.Abs(a-report.Seconds*1e3) > 1e-5 || math.Abs(b-test.b) > 1e-5 {
+			t.Errorf("in %v ms a is busy for %v ms and b for %v, want all the time and %v", report.Seconds*1e3, a, b, test.b)
+		}
+	}
+}
+
 // A trace is drawn again the same, has about as many requests as asked for, and is read back as it was written.
 func TestDraw(t *testing.T) {
 	pattern := Pattern{Seconds: 6000, Reactive: 3, Proactive: 12, Prompt: Range{10, 20}, Output: Range{5, 5}, Seed: 3}
