@@ -52,7 +52,7 @@ const (
 type API struct {
 	Options
 	engine   Engine
-	mux      *http.ServeMux
+	routes   []route
 	metrics  *metrics
 	keys     [][sha256.Size]byte
 	began    time.Time
@@ -66,28 +66,40 @@ type API struct {
 
 // New returns an API of an engine.
 func New(engine Engine, o Options) *API {
-	a := &API{Options: o, engine: engine, mux: http.NewServeMux(), began: time.Now(),
+	a := &API{Options: o, engine: engine, began: time.Now(),
 		reading: make(chan struct{}, readers), readingLong: make(chan struct{}, 1)}
 	a.random = rand.New(rand.NewPCG(uint64(a.began.UnixNano()), 0))
 	a.metrics = newMetrics(engine)
 	for _, key := range o.Keys {
 		a.keys = append(a.keys, sha256.Sum256([]byte(key)))
 	}
-	for _, route := range a.routes() {
-		a.mux.HandleFunc(route.method+" "+route.path, route.handle)
-	}
-	a.mux.HandleFunc("/", a.nowhere)
+	a.routes = a.allRoutes()
 	return a
 }
 
-// route is a method and path that is answered.
+// route is a method and path that is answered. A path that ends with wildModel has the name of a model there.
 type route struct {
 	method, path string
 	handle       http.HandlerFunc
 }
 
-// routes are all of them.
-func (a *API) routes() []route {
+// matches reports whether a path is the route's. Paths count as they are: http.ServeMux would redirect those that are
+// not clean, and a client that follows no redirects would get an answer that is no JSON.
+func (r *route) matches(path string) bool {
+	base, wild := strings.CutSuffix(r.path, wildModel)
+	if wild {
+		return strings.HasPrefix(path, base)
+	}
+	return path == r.path
+}
+
+// serves reports whether a method is the route's. HEAD asks for what GET answers, without the body.
+func (r *route) serves(method string) bool {
+	return method == r.method || method == http.MethodHead && r.method == http.MethodGet
+}
+
+// allRoutes are all of them.
+func (a *API) allRoutes() []route {
 	generate := func(e *endpoint) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) { a.generate(w, r, e) }
 	}
@@ -95,13 +107,17 @@ func (a *API) routes() []route {
 		{http.MethodPost, "/v1/chat/completions", generate(&chat)},
 		{http.MethodPost, "/v1/completions", generate(&completion)},
 		{http.MethodGet, "/v1/models", a.listModels},
-		{http.MethodGet, "/v1/models/{id...}", a.oneModel},
+		{http.MethodGet, pathModels + wildModel, a.oneModel},
 		{http.MethodGet, pathHealth, a.health},
 		{http.MethodGet, "/metrics", a.metrics.handler.ServeHTTP},
 	}
 }
 
-const pathHealth = "/healthz"
+const (
+	pathHealth = "/healthz"
+	pathModels = "/v1/models/"
+	wildModel  = "{id...}"
+)
 
 // HTTPServer returns a server that is not listening yet. It speaks HTTP/1.1 alone, where a connection is at most one
 // request: a limit on connections then bounds what requests hold.
@@ -175,7 +191,19 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.fail(recorded, wrong)
 		return
 	}
-	a.mux.ServeHTTP(recorded, r)
+	a.handler(r)(recorded, r)
+}
+
+// handler is what answers a request. It notes the route for the metrics.
+func (a *API) handler(r *http.Request) http.HandlerFunc {
+	for i := range a.routes {
+		route := &a.routes[i]
+		if route.matches(r.URL.Path) && route.serves(r.Method) {
+			r.Pattern = route.method + " " + route.path
+			return route.handle
+		}
+	}
+	return a.nowhere
 }
 
 // admit refuses requests by what stands in their head.
@@ -224,10 +252,10 @@ func (a *API) authorised(header string) bool {
 // nowhere answers what no route does.
 func (a *API) nowhere(w http.ResponseWriter, r *http.Request) {
 	var paths, methods []string
-	for _, route := range a.routes() {
+	for i := range a.routes {
+		route := &a.routes[i]
 		paths = append(paths, route.path)
-		base, wild := strings.CutSuffix(route.path, "{id...}")
-		if r.URL.Path == route.path || wild && strings.HasPrefix(r.URL.Path, base) {
+		if route.matches(r.URL.Path) {
 			methods = append(methods, route.method)
 		}
 	}
@@ -259,7 +287,7 @@ func (a *API) listModels(w http.ResponseWriter, _ *http.Request) {
 
 // oneModel describes it.
 func (a *API) oneModel(w http.ResponseWriter, r *http.Request) {
-	if wrong := a.named(r.PathValue("id")); wrong != nil {
+	if wrong := a.named(strings.TrimPrefix(r.URL.Path, pathModels)); wrong != nil {
 		a.fail(w, wrong)
 		return
 	}

@@ -197,6 +197,43 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// Paths count as they are. One that is not clean leads nowhere: a redirect would be followed by some clients only, and
+// is no error in the form of the API.
+func TestPathsAreNotCleaned(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, func(o *Options) { o.Model = "org//demo/v1.." })
+	for _, test := range []struct {
+		method, path string
+		status       int
+		part         string
+	}{
+		{http.MethodGet, "/v1/../x", 404, `"code":"not_found"`}, {http.MethodPost, "//v1/completions", 404, `"code":"not_found"`},
+		{http.MethodPost, "/v1//completions", 404, `"code":"not_found"`}, {http.MethodGet, "/v1/./models", 404, `"code":"not_found"`},
+		{http.MethodPost, "/v1/completions/", 404, `"code":"not_found"`}, {http.MethodGet, "/", 404, `"code":"not_found"`},
+		{http.MethodGet, "/v1/models/../x", 404, `"code":"model_not_found"`},
+		{http.MethodGet, "/v1/models/", 404, `"code":"model_not_found"`},
+		{http.MethodPost, "/v1/models/../x", 405, `"code":"method_not_allowed"`},
+		{http.MethodOptions, "/v1/completions", 405, `"code":"method_not_allowed"`},
+		{http.MethodGet, "/v1/models/org//demo/v1..", 200, `"id":"org//demo/v1.."`},
+		{http.MethodGet, "/v1/models/org%2f%2fdemo%2fv1..", 200, `"id":"org//demo/v1.."`},
+		{http.MethodHead, "/v1/models", 200, ""}, {http.MethodHead, "/v1/completions", 405, ""},
+	} {
+		connection, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(connection, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+			test.method, test.path)
+		text, err := io.ReadAll(connection)
+		connection.Close()
+		head, body, _ := strings.Cut(string(text), "\r\n\r\n")
+		if err != nil || !strings.HasPrefix(head, fmt.Sprintf("HTTP/1.1 %d ", test.status)) ||
+			!strings.Contains(head, "Content-Type: application/json") || !strings.Contains(body, test.part) ||
+			test.method == http.MethodHead && body != "" {
+			t.Errorf("%s %s: %q, %v, want status %d and JSON with %s", test.method, test.path, text, err, test.status, test.part)
+		}
+	}
+}
+
 // What the engine says becomes a status that clients know what to do with.
 func TestErrorsOfTheEngine(t *testing.T) {
 	body := `{"prompt":"x"}`

@@ -45,7 +45,7 @@ func newMetrics(engine Engine) *metrics {
 
 // answered counts a response.
 func (m *metrics) answered(pattern string, status int, took time.Duration) {
-	if pattern == "" || pattern == "/" {
+	if pattern == "" {
 		pattern = "other"
 	}
 	m.responses.WithLabelValues(pattern, strconv.Itoa(status)).Inc()
