@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/bundle"
 )
 
 // broken is a command line that must be refused.
@@ -318,6 +319,9 @@ var brokenInputs = []broken{
 		text[len(text)-70000] ^= 1
 		d.write("x.hetb", string(text))
 	}, args: "hetc verify x.hetb --trust $A/k.pub", code: 5, want: `bundle\.(code|weights)`, hint: `fetch it again`},
+	{name: "padding between blobs", make: inPadding(func(at []int64) int64 { return at[0] }), args: runIt, code: 5, want: `bundle.layout: padding byte at offset \d+ is 0x80, want 0`, hint: `fetch it again`},
+	{name: "padding at the end", make: inPadding(func(at []int64) int64 { return at[len(at)-1] }), args: runIt, code: 5, want: `bundle.layout: padding byte at offset \d+ is 0x80, want 0`, hint: `fetch it again`},
+	{name: "padding of a bundle to verify", make: inPadding(func(at []int64) int64 { return at[len(at)/2] }), args: "hetc verify x.hetb --trust $A/k.pub", code: 5, want: `bundle.layout: padding byte at offset \d+ is 0x80, want 0`, hint: `fetch it again`},
 	{name: "bundle of no bytes", make: func(d *dir) { d.write("x.hetb", "") }, args: runIt, code: 5, want: `bundle.header: file of 0 bytes`, hint: `do not use the file`},
 	{name: "bundle that is a plan", args: "hetc inspect $A/plan.yaml", code: 5, want: `begins with "schema: ", want .*: not a bundle, or one damaged in transfer`, hint: `do not use the file`},
 	{name: "bundle that is a directory", make: func(d *dir) { d.must(os.Mkdir(d.at("x.hetb"), 0o755)) }, args: runIt, code: 3, want: `a directory that holds no bundle`, hint: `give the .hetb file`},
@@ -387,6 +391,32 @@ func gguf(change func([]byte) []byte) func(d *dir) {
 	return func(d *dir) {
 		d.hetc("models export $M -o m.gguf")
 		d.must(os.WriteFile(d.at("m.gguf"), change([]byte(d.read(d.at("m.gguf")))), 0o644))
+	}
+}
+
+// inPadding makes x.hetb, the whole bundle with one bit changed in its padding: choose picks one of the places between and
+// behind its blobs.
+func inPadding(choose func(places []int64) int64) func(d *dir) {
+	return func(d *dir) {
+		path := filepath.Join(d.artifacts, "app.hetb")
+		found, err := bundle.Inspect(path)
+		d.must(err)
+		var places []int64
+		for i, blob := range found.Manifest.Blobs {
+			behind, next := found.Offsets[i]+blob.Bytes, found.Bytes
+			if i+1 < len(found.Offsets) {
+				next = found.Offsets[i+1]
+			}
+			if behind < next {
+				places = append(places, behind, next-1)
+			}
+		}
+		if len(places) < 10 {
+			d.Fatalf("padding is found at %v alone", places)
+		}
+		text := []byte(d.read(path))
+		text[choose(places)] ^= 0x80
+		d.write("x.hetb", string(text))
 	}
 }
 

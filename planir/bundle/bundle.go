@@ -145,9 +145,12 @@ func open(path string, options Options) (_ *Bundle, err error) {
 	return bundle, nil
 }
 
-// load applies the steps table, code and weights.
+// load applies the rest of the step layout, and the steps table, code and weights.
 func (b *Bundle) load(mode Mode) error {
 	manifest := b.manifest
+	if err := b.store.gaps(manifest); err != nil {
+		return err
+	}
 	leaves, err := b.store.table(manifest)
 	if err != nil {
 		return err
@@ -534,7 +537,7 @@ func (x *blob) writeTo(ctx context.Context, w io.Writer) error {
 }
 
 // VerifyAll checks every byte: all blobs against their chunk and their plain digests, as they
-// are in memory or in the mapped file now, and the padding. progress, which may be nil, is called
+// are in memory or in the mapped file now, and the padding once more. progress, which may be nil, is called
 // with the bytes done so far.
 func (b *Bundle) VerifyAll(ctx context.Context, progress func(done, total int64)) error {
 	if b.store == nil {

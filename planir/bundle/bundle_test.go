@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -780,6 +781,100 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 		}
 		if StepOf(err) != stepLayout {
 			t.Errorf("%d bytes more: %v", more, err)
+		}
+	}
+}
+
+// A flipped bit in any region of the file is refused on opening, also where nothing is read from it later; in weights that
+// are checked lazily, once they are used.
+func TestFlipInEveryRegion(t *testing.T) {
+	r := baseRecipe()
+	for i, role := range []Role{RoleReport, RoleReference, RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleSelfTest, RolePrefix} {
+		r.add("other/"+string(role), role, pattern(byte(20+i), 777+i))
+	}
+	r.add("weights/002", RoleWeights, pattern(51, 70001))
+	r.manifest.Blobs[len(r.manifest.Blobs)-1].Align = 2 * pageAlign
+	r.add("zz", RoleWeights, pattern(52, 1))
+	data := r.build()
+	path := writeTemp(t, data)
+	payload := payloadBytes(t, data)
+	l := layOut(&r.manifest, payload)
+
+	type region struct {
+		name     string
+		from, to int64
+		step     Step // that refuses it
+		lazy     bool // not before it is used
+	}
+	end := headerBytes + int64(binary.LittleEndian.Uint64(data[16:]))
+	regions := []region{{name: "magic", to: 8, step: stepHeader}, {name: "version", from: 8, to: 12, step: stepHeader},
+		{name: "flags", from: 12, to: 16, step: stepHeader}, {name: "envelope length", from: 16, to: 24},
+		{name: "reserved", from: 24, to: headerBytes, step: stepHeader}, {name: "envelope", from: headerBytes, to: end}}
+	// next adds what comes behind the padding in front of it.
+	padded := 0
+	next := func(x region) {
+		if x.from > end {
+			regions = append(regions, region{name: "padding in front of " + x.name, from: end, to: x.from, step: stepLayout})
+			padded++
+		}
+		if end = x.to; x.from < x.to {
+			regions = append(regions, x)
+		}
+	}
+	next(region{name: "table", from: l.table, to: l.table + leafBytes*l.leaves[len(l.leaves)-1], step: stepTable})
+	for i, b := range r.manifest.Blobs {
+		x := region{name: "blob " + b.Name, from: l.offsets[i], to: l.offsets[i] + b.Bytes, step: stepCode}
+		if b.Role.bulk() {
+			x.step, x.lazy = stepWeights, true
+		}
+		next(x)
+	}
+	next(region{name: "end", from: l.size, to: l.size})
+	if want := len(r.manifest.Blobs) + 2; padded < want-2 || end != int64(len(data)) {
+		t.Fatalf("%d regions of padding, want %d or nearly; they end at %d of %d", padded, want, end, len(data))
+	}
+
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	check(t, err)
+	defer file.Close()
+	use := func(mode Mode) (opened bool, err error) {
+		b, err := Open(path, Options{Trust: ring(1, keyA), Mode: mode})
+		if err != nil {
+			return false, err
+		}
+		defer b.Close()
+		for _, blob := range r.manifest.Blobs {
+			if _, err := b.Bytes(blob.Name); err != nil {
+				return true, err
+			}
+		}
+		return true, nil
+	}
+	random := rand.New(rand.NewPCG(3, 4))
+	for _, x := range regions {
+		for _, at := range []int64{x.from, x.to - 1, (x.from + x.to) / 2, x.from + random.Int64N(x.to-x.from), x.from + random.Int64N(x.to-x.from)} {
+			for _, mode := range []Mode{Lazy, Eager, Copy} {
+				bad := data[at] ^ 1<<random.IntN(8)
+				_, err := file.WriteAt([]byte{bad}, at)
+				check(t, err)
+				opened, err := use(mode)
+				switch {
+				case err == nil:
+					t.Fatalf("%s: %#02x for %#02x at %d is accepted, mode %d", x.name, bad, data[at], at, mode)
+				case opened != (x.lazy && mode == Lazy), diag.ClassOf(err) != diag.ClassVerify, StepOf(err) == "",
+					x.step != "" && StepOf(err) != x.step:
+					t.Errorf("%s, mode %d: opened %v, refused with %q: %v", x.name, mode, opened, StepOf(err), err)
+				case x.step == stepLayout && !strings.Contains(err.Error(), fmt.Sprintf("padding byte at offset %d is", at)):
+					t.Errorf("%s: want the offset %d in %v", x.name, at, err)
+				}
+				_, err = file.WriteAt(data[at:at+1], at)
+				check(t, err)
+			}
+		}
+	}
+	for _, mode := range []Mode{Lazy, Eager, Copy} {
+		if _, err := use(mode); err != nil {
+			t.Errorf("put back: %v", err)
 		}
 	}
 }

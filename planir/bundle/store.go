@@ -27,7 +27,8 @@ type store interface {
 	mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error)
 	// watched are the files that mapped has returned memory of.
 	watched() []watched
-	// gaps checks that what lies between the blobs is zero.
+	// gaps checks that what lies between the blobs and behind them is zero (step layout): all of it together is less
+	// than an alignment for each blob.
 	gaps(m *Manifest) error
 	close() error
 }
@@ -149,14 +150,20 @@ func (s *fileStore) padding(from, to int64) error {
 		if err := readAt(stepLayout, s.file, buf, from); err != nil {
 			return err
 		}
-		if !zeros(buf) {
-			return refuse(stepLayout, "padding between %d and %d is not zero", from, from+int64(len(buf)))
+		if zeros(buf) {
+			continue
+		}
+		for i, got := range buf {
+			if got != 0 {
+				return refuse(stepLayout, "padding byte at offset %d is %#02x, want 0", from+int64(i), got).
+					hint("the file was damaged or changed; fetch it again")
+			}
 		}
 	}
 	return nil
 }
 
-// gaps checks the padding between and behind the blobs.
+// gaps checks the padding between and behind the blobs: no digest covers it.
 func (s *fileStore) gaps(manifest *Manifest) error {
 	end := s.layout.blobs
 	for i, blob := range manifest.Blobs {
