@@ -94,6 +94,9 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 		return bundle.Digest{}, diag.New(diag.ClassInput, "emit: model %q has shapes only", options.Model.Name).
 			WithHint("give the directory of a model with weights, or make random ones with hetc models synth")
 	}
+	if err := options.CheckStated(); err != nil {
+		return bundle.Digest{}, err
+	}
 	content, report, err := options.buildContent(ctx)
 	if err != nil {
 		return bundle.Digest{}, err
@@ -124,16 +127,30 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 	sources = append(sources, more...)
 	slices.SortFunc(sources, func(a, b bundle.Source) int { return strings.Compare(a.Name, b.Name) })
 	// The manifest's blobs are filled in when the contents are written and digested.
-	manifest := bundle.Manifest{
-		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion,
-		KeyringGeneration: options.Generation, IssuedAt: options.IssuedAt, NotAfter: options.NotAfter,
-		Toolchain:  bundle.Toolchain{Hetc: options.Toolchain, Plan: planir.Schema},
-		Requires:   bundle.Requires{Features: []string{bundle.FeatureChunks}},
-		Target:     options.manifestTarget(content.plan, components),
-		Entrypoint: PlanBlob,
-	}
+	manifest := options.stated()
+	manifest.Target = options.manifestTarget(content.plan, components)
 	// Weights and artifacts are written as they come, so an error here leaves no bundle behind.
 	return bundle.Write(ctx, path, manifest, sources, options.Signers...)
+}
+
+// stated is the manifest without its target and its blobs.
+func (o *Options) stated() bundle.Manifest {
+	return bundle.Manifest{
+		Product: o.Product, Version: o.Version, SecurityVersion: o.SecurityVersion,
+		KeyringGeneration: o.Generation, IssuedAt: o.IssuedAt, NotAfter: o.NotAfter,
+		Toolchain:  bundle.Toolchain{Hetc: o.Toolchain, Plan: planir.Schema},
+		Requires:   bundle.Requires{Features: []string{bundle.FeatureChunks}},
+		Entrypoint: PlanBlob,
+	}
+}
+
+// CheckStated refuses a product, versions, a generation and times that no bundle can state.
+func (o *Options) CheckStated() error {
+	manifest := o.stated()
+	if err := manifest.CheckStated(); err != nil {
+		return diag.New(diag.ClassInput, "a bundle cannot state this: %w", err)
+	}
+	return nil
 }
 
 // optionalSources are the blobs that the options ask for beside the plan and what it needs.

@@ -36,6 +36,9 @@ func newQuick(ui *cli.Streams) *cobra.Command {
 						WithHint("add --target NAME, or leave it out")
 				}
 			}
+			if opts.MaxTokens < 0 {
+				return diag.New(diag.ClassUsage, "--max-tokens %d: want at least 0", opts.MaxTokens)
+			}
 			if opts.Text != "" && opts.Calibration != "" {
 				return diag.New(diag.ClassUsage, "--text and --calibration exclude each other").
 					WithHint("a calibration is made of a text: give one of them")

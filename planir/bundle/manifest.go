@@ -131,6 +131,19 @@ func (m *Manifest) Encode() ([]byte, error) {
 	return data, err
 }
 
+// CheckStated returns why Write would refuse what m states beside its blobs. Contents may take hours to make: who makes
+// them asks before.
+func (m *Manifest) CheckStated() error {
+	stated := *m
+	stated.Entrypoint, stated.ChunkBytes = "plan", leastChunk
+	if stated.KeyringGeneration == 0 { // as Write does
+		stated.KeyringGeneration = 1
+	}
+	stated.Blobs = []Blob{{Name: stated.Entrypoint, Role: RolePlan, Type: "any", Align: minAlign}}
+	_, err := stated.Encode()
+	return err
+}
+
 // decodeManifest reads canonical bytes.
 func decodeManifest(data []byte) (*Manifest, error) {
 	manifest := new(Manifest)

@@ -48,7 +48,7 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 		DryRun: options.DryRun, AcceptNoisy: options.AcceptNoisy, Now: time.Now,
 		Tools: matrix.Tools{
 			Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Simulate: bindings.Simulate, Emit: emitCell,
-			Compilers: compilerIdentity,
+			Compilers: compilerIdentity, TryTokenizer: bundling.TryTokenizer,
 		},
 	}
 	// flags first, then the files that they name, then the cache

@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/check"
@@ -27,7 +28,7 @@ func Emit(ctx context.Context, path string, options emit.Options, machine *socs.
 	options.Compilers, options.Toolchain = bindings.Compilers(machine), cli.Version
 	options.OS, options.Arch = targetSystem(&options, machine)
 	options.SelfTest, options.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
-	if err := tryTokenizer(ctx, &options); err != nil {
+	if err := TryTokenizer(ctx, options.Model, options.Files); err != nil {
 		return bundle.Digest{}, err
 	}
 	memo, err := openMemo(&options)
@@ -46,20 +47,20 @@ func Emit(ctx context.Context, path string, options emit.Options, machine *socs.
 	return emit.Emit(ctx, path, options)
 }
 
-// tryTokenizer refuses to sign a tokenizer that hetrun could not read, and a chat template that
+// TryTokenizer refuses to sign a tokenizer that hetrun could not read, and a chat template that
 // exceeds the limits of time, memory or recursion. A template that fails otherwise is accepted:
-// hetrun --chat reports it.
-func tryTokenizer(ctx context.Context, options *emit.Options) error {
-	text, ok := options.Files["tokenizer"]
+// hetrun --chat reports it. files are the model's, by role.
+func TryTokenizer(ctx context.Context, model *models.Model, files map[string][]byte) error {
+	text, ok := files["tokenizer"]
 	if !ok {
 		return nil
 	}
-	tok, err := tokenizer.New(text, options.Files["config"], options.Plan.Model.BOS)
+	tok, err := tokenizer.New(text, files["config"], model.BOS)
 	if err != nil {
-		return fmt.Errorf("model %q: tokenizer.json: %w", options.Model.Dir, err)
+		return fmt.Errorf("model %q: tokenizer.json: %w", model.Dir, err)
 	}
 	if _, err := tok.TryChat(ctx); err != nil {
-		return fmt.Errorf("model %q: %w", options.Model.Dir, err)
+		return fmt.Errorf("model %q: %w", model.Dir, err)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/profiler"
@@ -55,6 +56,8 @@ type Tools struct {
 		key *bundle.Key) (bundle.Digest, error)
 	// Compilers identifies the libraries of this machine that compile for the device of a SoC.
 	Compilers func(ctx context.Context, soc *socs.SoC) (string, error)
+	// TryTokenizer refuses tokenizer files that Emit would not sign.
+	TryTokenizer func(ctx context.Context, model *models.Model, files map[string][]byte) error
 }
 
 // Target is what a bundle is for that is not the plan's own processors: the device of the SoC, or its emulator.
@@ -350,7 +353,7 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 		return make(ctx, cell)
 	}
 	// An input that could not be read fails each cell that needs it.
-	err := firstOf(cell.soc.err, cell.model.err, cell.workload.err)
+	err := firstOf(cell.soc.err, cell.model.err, cell.workload.err, cell.placeable())
 	if err == nil {
 		cell.Simulated = cell.soc.soc.Simulated()
 		err = guarded(b.plan)
@@ -382,6 +385,35 @@ func firstOf(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// placeable returns why one of the cell's files could not be written: known before it is made, which may take hours.
+func (c *Cell) placeable() error {
+	files := []string{c.Plan.File, c.Bundle.File}
+	if c.soc.entry.Twin {
+		files = append(files, twinFile(c))
+	}
+	if c.Outline != "" {
+		files = append(files, c.Outline)
+	}
+	for _, file := range files {
+		if _, err := wholefile.Target(file); err != nil {
+			return err
+		}
+		// Its directories are made when it is written: the nearest that is there must be one.
+		for dir := filepath.Dir(file); ; dir = filepath.Dir(dir) {
+			st, err := os.Stat(dir)
+			if err != nil && dir != filepath.Dir(dir) {
+				continue
+			}
+			if err == nil && !st.IsDir() {
+				return diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", file, dir).
+					WithHint("move it away, or name another output")
+			}
+			break
 		}
 	}
 	return nil

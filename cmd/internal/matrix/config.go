@@ -105,6 +105,12 @@ func newBundleOptions() *bundleOptions {
 	return &bundleOptions{Product: "hetc", Version: "0", KeyringGeneration: 1}
 }
 
+// stated are the options as emit has them.
+func (o *bundleOptions) stated() *emit.Options {
+	return &emit.Options{Product: o.Product, Version: o.Version, SecurityVersion: o.SecurityVersion,
+		Generation: o.KeyringGeneration, NotAfter: int64(o.NotAfter), Reference: o.WithReference}
+}
+
 // UnmarshalNode reads the options that are there over the defaults.
 func (o *bundleOptions) UnmarshalNode(n *decode.Node) error {
 	type plain bundleOptions
@@ -245,6 +251,9 @@ func (c *Config) validate(document *decode.Document) error {
 	}
 	if c.Sign == signNever && c.Key != "" {
 		found.at("sign")("sign: never, and key %q would sign", c.Key).WithHint("leave one of them out")
+	}
+	if err := c.Bundle.stated().CheckStated(); err != nil {
+		found.at("bundle")("%w", err)
 	}
 	c.checkSize(found)
 	if len(found.list) == 0 {

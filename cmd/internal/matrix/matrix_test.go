@@ -23,6 +23,7 @@ import (
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
@@ -317,6 +318,8 @@ type counter struct {
 	simulate int
 	emitted  []string
 	spoil    func(path string) error // called before emitting
+
+	tokenizers map[string]error // of models whose tokenizer is refused
 }
 
 func (c *counter) tools() Tools {
@@ -352,6 +355,9 @@ func (c *counter) tools() Tools {
 			}
 			o.Compilers, o.Toolchain, o.OS, o.Arch = compilers(s), "test", "linux", "amd64"
 			return emit.Emit(ctx, path, o)
+		},
+		TryTokenizer: func(_ context.Context, model *models.Model, _ map[string][]byte) error {
+			return c.tokenizers[model.Name]
 		},
 	}
 }
@@ -570,6 +576,72 @@ func (w *work) withoutCache(t *testing.T, change func(*Options)) *Report {
 	return r
 }
 
+// What emit would refuse of the configuration, or of a tokenizer, is refused before anything is measured or planned.
+func TestRefusedBeforeTheWork(t *testing.T) {
+	for _, c := range []struct{ options, want string }{
+		{`product: "My App"`, `hetc.yaml:5: build.value: a bundle cannot state this: product: name "My App" holds 'M'`},
+		{`version: "1\""`, `version: string`},
+		{`version: ` + strings.Repeat("9", 201), `string of 201 bytes, want at most 200`},
+		{`security_version: -1`, `security_version: number -1, want 0 to`},
+		{`security_version: 3000000000`, `security_version: number 3000000000`},
+		{`keyring_generation: -2`, `keyring_generation: number -2, want 1 to`},
+	} {
+		_, err := ParseConfig("hetc.yaml", []byte(twoByTwo+"bundle:\n  "+c.options+"\n"))
+		if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(fmt.Sprint(err), c.want) {
+			t.Errorf("%s: got %v, want %s", c.options, err, c.want)
+		}
+	}
+
+	w := newWork(t, twoByTwo)
+	tried := &counter{tokenizers: map[string]error{"b": diag.New(diag.ClassInput, "no tokenizer")}}
+	report, err := w.run(t, "cache", tried, func(o *Options) { o.Only = "*/b" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cell := range report.Cells {
+		if cell.Error == nil || cell.Error.Message != "no tokenizer" || cell.Plan.State != Failed {
+			t.Errorf("%s: %+v, want a failure before the plan", cell.Name(), cell)
+		}
+	}
+	if tried.simulate > 0 || len(tried.emitted) > 0 {
+		t.Errorf("%d simulations and %d bundles, want none", tried.simulate, len(tried.emitted))
+	}
+	// Without a key there are no bundles, and a tokenizer is no concern of plans.
+	if report, err = w.run(t, "cache", tried, func(o *Options) { o.Only, o.Key = "apple-m2-ultra/b/chat", nil }); err != nil || report.Counts[Built] != 1 {
+		t.Errorf("plans alone: %v, %v", report.Counts, err)
+	}
+}
+
+// What lies in the way of a result fails the combination before it is made.
+func TestOutputInTheWay(t *testing.T) {
+	w := newWork(t, twoByTwo+"outlines: outlines\n")
+	for _, dir := range []string{"out/apple-m2-ultra/a/chat.hetb", "out/apple-m2-ultra/a/answers.plan.yaml", "outlines/apple-m2-ultra"} {
+		check(t, os.MkdirAll(filepath.Join(w.dir, dir), 0o755))
+	}
+	w.write(t, "out/apple-m2-ultra/b", "a file")
+	w.write(t, "outlines/snapdragon-8gen3", "a file")
+	done := &counter{}
+	report, err := w.run(t, "cache", done, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cell := range report.Cells {
+		if cell.Error == nil || cell.Error.ExitCode != int(diag.ClassIO) || !strings.Contains(cell.Error.Message, "want a ") || len(cell.Error.Hints) == 0 {
+			t.Errorf("%s: %+v, want a failure that names what is in the way", cell.Name(), cell.Error)
+		}
+	}
+	if done.simulate > 0 || len(done.emitted) > 0 {
+		t.Errorf("%d simulations and %d bundles, want none", done.simulate, len(done.emitted))
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestDryRunWritesNothing(t *testing.T) {
 	require.Slow(t)
 	w := newWork(t, twoByTwo)
@@ -708,7 +780,7 @@ func TestChangingInputs(t *testing.T) {
 	// Weights that change behind a remembered digest.
 	x := (&build{o: Options{Config: w.config, Cache: cache, Now: time.Now}})
 	m := &modelInput{entry: w.config.Models[0]}
-	if err := x.openModel(m); err != nil {
+	if err := x.openModel(context.Background(), m); err != nil {
 		t.Fatal(err)
 	}
 	defer m.model.Close()

@@ -105,7 +105,7 @@ func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(),
 		}
 		if input := cell.model; once(input) {
 			// Also after an error the model may be open, and must be closed.
-			if input.err = b.openModel(input); input.model != nil {
+			if input.err = b.openModel(ctx, input); input.model != nil {
 				opened = append(opened, input.model)
 			}
 		}
@@ -114,7 +114,7 @@ func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(),
 }
 
 // openModel reads what plans need to know of a model, once for all its cells.
-func (b *build) openModel(input *modelInput) (err error) {
+func (b *build) openModel(ctx context.Context, input *modelInput) (err error) {
 	if input.model, err = b.o.Config.openModel(input.entry); err != nil {
 		return err
 	}
@@ -132,10 +132,13 @@ func (b *build) openModel(input *modelInput) (err error) {
 			return err
 		}
 	}
-	if b.o.Key != nil && input.model.HasWeights() {
-		input.files, err = input.model.TokenizerFiles()
+	if b.o.Key == nil || !input.model.HasWeights() { // there will be no bundles
+		return nil
 	}
-	return err
+	if input.files, err = input.model.TokenizerFiles(); err != nil {
+		return err
+	}
+	return b.o.Tools.TryTokenizer(ctx, input.model, input.files)
 }
 
 // openSoC reads a SoC with its record and facts, once for all its cells.
@@ -618,13 +621,10 @@ func (b *build) emitOptions(cell *Cell) (*emit.Options, error) {
 	if err != nil {
 		return nil, err
 	}
-	input, options := cell.model, b.o.Config.Bundle
-	return &emit.Options{
-		Plan: plan, Model: input.model, Calibration: input.calibration, Signers: []bundle.Signer{b.o.Key.Signer()},
-		Files: input.files, Reference: options.WithReference,
-		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion,
-		Generation: options.KeyringGeneration, NotAfter: int64(options.NotAfter),
-	}, nil
+	input, options := cell.model, b.o.Config.Bundle.stated()
+	options.Plan, options.Model, options.Calibration, options.Files = plan, input.model, input.calibration, input.files
+	options.Signers = []bundle.Signer{b.o.Key.Signer()}
+	return options, nil
 }
 
 // Program is the digest of the running program, which stands for the version of every algorithm and format.

@@ -15,10 +15,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/bundling"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/matrix"
 	"github.com/hetc/hetc/emit"
@@ -34,6 +36,7 @@ import (
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/tokenizer"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
@@ -78,7 +81,7 @@ var quickBuckets = []int{64, 256}
 
 // run makes the bundle in its folder, or finds it there, and executes it if there is a prompt.
 func (q *quick) run(ctx context.Context) error {
-	model, err := q.openModel()
+	model, err := q.openModel(ctx)
 	if err != nil {
 		return err
 	}
@@ -97,15 +100,9 @@ func (q *quick) run(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	calDigest := ""
-	if q.o.Calibration != "" {
-		read, err := calibration.Read(q.o.Calibration)
-		if err != nil {
-			return err
-		}
-		if calDigest, err = read.Digest(); err != nil {
-			return err
-		}
+	calDigest, err := q.calibration(model)
+	if err != nil {
+		return err
 	}
 	file := func(name string) string { return filepath.Join(dir, name) }
 	if q.o.Again {
@@ -139,7 +136,7 @@ func (q *quick) run(ctx context.Context) error {
 }
 
 // openModel opens the model. It must have weights and, for --prompt, a tokenizer.
-func (q *quick) openModel() (*models.Model, error) {
+func (q *quick) openModel(ctx context.Context) (*models.Model, error) {
 	model, err := models.Open(q.o.Model)
 	if err != nil {
 		return nil, err
@@ -159,8 +156,47 @@ func (q *quick) openModel() (*models.Model, error) {
 			WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
 	case files["tokenizer"] == nil:
 		q.input = "--tokens 1,2,3"
+	default:
+		if err := q.tryTokenizer(ctx, model, files); err != nil {
+			model.Close()
+			return nil, err
+		}
 	}
 	return model, nil
+}
+
+// tryTokenizer refuses a tokenizer that emit would not sign, and with --chat a chat template that cannot write the
+// prompt.
+func (q *quick) tryTokenizer(ctx context.Context, model *models.Model, files map[string][]byte) error {
+	if err := bundling.TryTokenizer(ctx, model, files); err != nil || !q.o.Chat {
+		return err
+	}
+	tok, err := tokenizer.New(files["tokenizer"], files["config"], model.BOS)
+	if err != nil {
+		return err
+	}
+	_, err = tok.Chat(ctx, []tokenizer.Message{{Role: "user", Content: q.o.Prompt}},
+		tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
+	return err
+}
+
+// calibration is the digest of --calibration, which must be of this model; "" for none.
+func (q *quick) calibration(model *models.Model) (string, error) {
+	if q.o.Calibration == "" {
+		return "", nil
+	}
+	read, err := calibration.Read(q.o.Calibration)
+	if err != nil {
+		return "", err
+	}
+	digest, err := model.Digest()
+	if err != nil {
+		return "", err
+	}
+	if err := read.CheckModel(model.Name, digest); err != nil {
+		return "", err
+	}
+	return read.Digest()
 }
 
 // schemes are those that the workload permits. For a target, schemes without a possible plan are
@@ -204,12 +240,33 @@ func (q *quick) forThisMachine(ctx context.Context, file func(string) string) er
 		slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with,
 			cal),
 	}
-	if _, err := os.Stat(key + ".key"); err != nil {
-		steps = append(steps, []string{"keygen", "--out", key})
+	makeKey, err := keygen(key)
+	if err != nil {
+		return err
 	}
+	steps = append(steps, makeKey...)
 	emit := []string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--soc", file("soc.yaml"), "--key",
 		key + ".key", "-o", file("app.hetb")}
 	return q.take(ctx, append(steps, append(emit, cal...)))
+}
+
+// keygen is the step that makes a key pair, none where there is one. A pair that could not be used is refused: the step
+// that signs comes last.
+func keygen(base string) ([][]string, error) {
+	there := false
+	for _, file := range []string{base + ".key", base + ".pub"} {
+		if _, err := os.Lstat(file); err == nil {
+			there = true
+		}
+	}
+	if !there {
+		return [][]string{{"keygen", "--out", base}}, nil
+	}
+	if err := usableKey(base); err != nil {
+		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "quick: key pair %q: %w", base, err).
+			WithHint("the same hetc quick with --again makes a new pair")
+	}
+	return nil, nil
 }
 
 // execute is the command that executes a bundle with the prompt.
@@ -309,9 +366,11 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 		append([]string{"profile", "-o", file("rec.jsonl"), "--resume"}, with...),
 		append([]string{"profile", "--compiler-only", "-o", file("facts.jsonl"), "--resume"}, with...),
 		solve)
-	if _, err := os.Stat(key + ".key"); err != nil {
-		steps = append(steps, []string{"keygen", "--out", key})
+	makeKey, err := keygen(key)
+	if err != nil {
+		return err
 	}
+	steps = append(steps, makeKey...)
 	// the twin first: its report is repeated in the device's bundle
 	steps = append(steps,
 		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
