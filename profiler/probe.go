@@ -8,7 +8,8 @@
 // Run keeps several tasks in progress, each a Request. For a task, load.go compiles and loads the operator, operands.go
 // holds the memory of its operands, a source (sources.go) takes samples, and profiler/stat says when there are enough.
 // All calls of a processor come from the thread of its lane (lane.go), and a sentinel (sentinel.go) notices when the
-// machine changes. Kernels (kernels.go), for hetc bench kernels, compares products with the limits of the hardware.
+// machine changes. Kernels (kernels.go), for hetc bench kernels, compares products with the limits of the hardware, and
+// a Stream (stream.go) tells how fast memory is at the moment.
 package profiler
 
 import (

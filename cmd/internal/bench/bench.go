@@ -89,7 +89,7 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	predict(list, plan, options)
-	virtual, err := measureRounds(ctx, list, options)
+	virtual, err := measureRounds(ctx, list, options, nil)
 	if err != nil {
 		return err
 	}
@@ -97,8 +97,11 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 }
 
 // measureRounds measures all candidates in every round, in random order, so that a machine whose
-// speed changes favours none. The first round warms up. virtual reports that times are simulated.
-func measureRounds(ctx context.Context, list []*candidate, options *Options) (virtual bool, err error) {
+// speed changes favours none. The first round warms up. virtual reports that times are simulated. memory, which may be
+// nil, is watched before the rounds that count.
+func measureRounds(
+	ctx context.Context, list []*candidate, options *Options, memory *memoryWatch,
+) (virtual bool, err error) {
 	for _, candidate := range list {
 		if e := candidate.machine.Emulated(); len(e) > 0 {
 			return false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a "+
@@ -107,6 +110,11 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
 	for round := -1; round < options.Rounds; round++ {
+		if round >= 0 {
+			if err := memory.look(ctx); err != nil {
+				return false, err
+			}
+		}
 		for _, i := range rng.Perm(len(list)) {
 			candidate := list[i]
 			times, err := runcmd.Round(ctx, candidate.machine, options.PromptLen, options.Gen)

@@ -53,7 +53,12 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	for i, plan := range plans {
 		predict(opened.list[i:i+1], plan, options)
 	}
-	virtual, err := measureRounds(ctx, opened.list, options)
+	memory, err := openMemoryWatch(ctx, soc)
+	if err != nil {
+		return err
+	}
+	defer memory.close()
+	virtual, err := measureRounds(ctx, opened.list, options, memory)
 	if err != nil {
 		return err
 	}
@@ -65,6 +70,13 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	for _, ph := range []string{"prefill", "decode"} {
 		ui.Printf("\n%s, %s: %s\n", ph, howMeasured(virtual), what(ph, options))
 		showCandidates(ui, opened.list, ph)
+	}
+	seen, err := memory.show(ui)
+	if err != nil {
+		return err
+	}
+	if seen != nil {
+		doc["memory"] = seen
 	}
 	doc["pairs"] = showPairs(ui, soc, set, opened.list, like, plans[0], model)
 	doc["solved"] = showSolved(ui, opened.list)
