@@ -176,11 +176,15 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 			continue
 		}
 		// white space taken along belongs to no piece
-		if token.LStrip && start < at {
-			at = start + len(strings.TrimRightFunc(text[start:at], isSpace))
+		if token.LStrip {
+			at = start + len(strings.TrimRightFunc(text[start:max(start, at)], isSpace))
 		}
 		if token.RStrip {
 			end = len(text) - len(strings.TrimLeftFunc(text[end:], isSpace))
+		}
+		// A token of white space may lie in what the token before took along.
+		if at >= end {
+			continue
 		}
 		if start < at {
 			yield(text[start:at], start, -1)

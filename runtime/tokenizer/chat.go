@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/strictjson"
 	"github.com/hetc/hetc/runtime/tokenizer/jinja"
 )
 
@@ -51,6 +52,9 @@ func ParseMessages(data []byte) ([]Message, error) {
 			return fmt.Errorf("more than %d messages", maxMessages)
 		}
 		if err := json.Unmarshal(value, &message); err != nil {
+			return fmt.Errorf("message %d: %s", len(out)+1, clip(err.Error()))
+		}
+		if err := strictjson.OnceEach(value); err != nil {
 			return fmt.Errorf("message %d: %s", len(out)+1, clip(err.Error()))
 		}
 		if message.Role == "" {

@@ -142,7 +142,9 @@ func TestMessages(t *testing.T) {
 	}
 	for in, want := range map[string]string{
 		"": "not valid JSON", "{}": "want a list", "[1]": "message 1: ", `[{"role":"user"},{"content":"x"}]`: "message 2 has no role", `[{"role":5}]`: "message 1: ",
-		strings.Repeat(" ", maxText+1): "want at most", "[" + strings.Repeat(`{"role":"u"},`, maxMessages) + `{"role":"u"}]`: "more than 65536",
+		`[{"role":"user","content":"a"},{"role":"user","content":"b","role":"system"}]`: `message 2: key "role" twice`,
+		`[{"role":"user","content":"a","Content":"b"}]`:                                 `message 1: key "Content" twice`,
+		strings.Repeat(" ", maxText+1):                                                  "want at most", "[" + strings.Repeat(`{"role":"u"},`, maxMessages) + `{"role":"u"}]`: "more than 65536",
 	} {
 		if _, err := ParseMessages([]byte(in)); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
 			t.Errorf("%.40q: got %v, want %q", in, err, want)

@@ -158,7 +158,7 @@ func readFile(data []byte, settings *config) (*pipeline, edges, error) {
 	if pipe.normalizers, err = newNormalizers(parts.normalizer, 0); err != nil {
 		return fail("normalizer", err)
 	}
-	if pipe.splitters, pipe.model.raw, err = newSplitters(parts.pre); err != nil {
+	if pipe.splitters, pipe.model.raw, err = newSplitters(parts.pre, pipe.normalizers); err != nil {
 		return fail("pre_tokenizer", err)
 	}
 	// bytes have no metaspace to cut at

@@ -12,13 +12,16 @@ import (
 // maxNormalized bounds what a text may grow to.
 const maxNormalized = 8 * maxText
 
-// normalizer changes text before it is split; nil leaves it alone.
-type normalizer func(text string) (string, error)
+// normalizer is a step that changes text before it is split.
+type normalizer struct {
+	apply   func(text string) (string, error)
+	removes bool // it may leave out what the text begins with
+}
 
 // normalize takes all steps.
 func (t *pipeline) normalize(text string) (out string, err error) {
 	for _, step := range t.normalizers {
-		if text, err = step(text); err != nil {
+		if text, err = step.apply(text); err != nil {
 			return "", err
 		}
 	}
@@ -50,25 +53,25 @@ func newNormalizers(raw part, depth int) ([]normalizer, error) {
 		return flatten(fields.Normalizers, depth, newNormalizers)
 	case "NFC", "NFD", "NFKC", "NFKD":
 		form := forms()[fields.Type]
-		return []normalizer{func(text string) (string, error) { return form.apply(text), nil }}, nil
+		return []normalizer{{apply: func(text string) (string, error) { return form.apply(text), nil }}}, nil
 	case "Prepend":
 		// Else a short file could make any text grow to a size that memory does not hold.
 		if len(fields.Prepend) > maxAddedBytes {
 			return nil, fmt.Errorf("prepend: %d bytes, want at most %d", len(fields.Prepend), maxAddedBytes)
 		}
-		return []normalizer{func(text string) (string, error) {
+		return []normalizer{{apply: func(text string) (string, error) {
 			// Nothing stands in front of an empty text, as in the reference.
 			if text == "" {
 				return text, nil
 			}
 			return fields.Prepend + text, nil
-		}}, nil
+		}}}, nil
 	case "Replace":
 		replacer, err := newReplacer(fields.Pattern, fields.Content)
 		if err != nil {
 			return nil, err
 		}
-		return []normalizer{replacer.replace}, nil
+		return []normalizer{{replacer.replace, replacer.content == ""}}, nil
 	}
 	return nil, raw.unsupported(knownNormalizers)
 }

@@ -17,8 +17,11 @@ const knownSplitters = "ByteLevel, Digits, Metaspace, Punctuation, Sequence, Spl
 
 // newSplitters reads a pre_tokenizer part as the steps it takes. raw says that the last step leaves words as
 // they are, and that their bytes are to be read in the byte alphabet.
-func newSplitters(source part) (steps []splitter, raw bool, err error) {
+func newSplitters(source part, normalizers []normalizer) (steps []splitter, raw bool, err error) {
 	found, err := readSplitters(source, 0)
+	if err == nil {
+		err = knowsBeginning(found, normalizers)
+	}
 	if err != nil {
 		return nil, false, err
 	}
@@ -42,7 +45,38 @@ func newSplitters(source part) (steps []splitter, raw bool, err error) {
 type readSplitter struct {
 	split     splitter
 	byteLevel bool
+	kind      string
+	onlyFirst bool // a Metaspace that puts its character in front of the piece alone that begins the text
 }
+
+// knowsBeginning refuses steps that ask which piece begins the text where that is not the first one. The reference asks
+// for a piece whose first character comes from that of the text as it was given: none where normalisation removed that,
+// and several where it made several characters of it that were split.
+func knowsBeginning(steps []readSplitter, normalizers []normalizer) error {
+	at := slices.IndexFunc(steps, func(step readSplitter) bool { return step.onlyFirst })
+	if at < 0 {
+		return nil
+	}
+	const refusal = "prepend_scheme \"first\" of Metaspace is not supported %s; supported: as the first step, and a " +
+		"normalizer that removes nothing"
+	switch {
+	case slices.ContainsFunc(normalizers, func(step normalizer) bool { return step.removes }):
+		return fmt.Errorf(refusal, "behind a normalizer that may remove what the text begins with")
+	case at > 0 && len(normalizers) > 0:
+		return fmt.Errorf(refusal, "behind a normalizer and another step")
+	}
+	for i, step := range steps {
+		if i > 0 && step.onlyFirst && slices.ContainsFunc(steps[:i], func(before readSplitter) bool {
+			return before.byteLevel || before.kind == metaspaceKind
+		}) {
+			return fmt.Errorf(refusal, "behind another Metaspace or ByteLevel")
+		}
+	}
+	return nil
+}
+
+// metaspaceKind is the type of the step that makes spaces visible.
+const metaspaceKind = "Metaspace"
 
 // splitterFields are those of all kinds of splitters.
 type splitterFields struct {
@@ -87,7 +121,7 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 			return nil, errors.New("ByteLevel does not say add_prefix_space")
 		}
 		useRegex := fields.UseRegex == nil || *fields.UseRegex
-		return []readSplitter{{byteLevelSplitter(*fields.AddPrefixSpace, useRegex), true}}, nil
+		return []readSplitter{{split: byteLevelSplitter(*fields.AddPrefixSpace, useRegex), byteLevel: true}}, nil
 	case "Split":
 		split, err = fields.patternSplitter()
 	case "Digits":
@@ -110,12 +144,13 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 		split = cut(characters("space"), removed, false)
 	case "Whitespace":
 		split, err = wordSplitter()
-	case "Metaspace":
+	case metaspaceKind:
 		split, err = fields.metaspaceSplitter()
 	default:
 		return nil, raw.unsupported(knownSplitters)
 	}
-	return []readSplitter{{split, false}}, err
+	onlyFirst := fields.Type == metaspaceKind && fields.PrependScheme != nil && *fields.PrependScheme == "first"
+	return []readSplitter{{split: split, kind: fields.Type, onlyFirst: onlyFirst}}, err
 }
 
 // patternSplitter splits by the matches of a text or of a regular expression.

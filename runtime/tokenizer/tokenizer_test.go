@@ -682,3 +682,43 @@ func TestHostileFiles(t *testing.T) {
 		}
 	}
 }
+
+// The reference puts the character of a Metaspace in front of every piece whose first character comes from the first
+// one of the text. Where that may be another piece than the first, or several, the file is refused.
+func TestWhichPieceBeginsTheText(t *testing.T) {
+	const first = `{"type":"Metaspace","replacement":"▁","prepend_scheme":"first","split":false}`
+	sequence := func(steps string) string { return `{"type":"Sequence","pretokenizers":[` + steps + `]}` }
+	const digits, nfkd = `{"type":"Digits","individual_digits":true},`, `{"type":"NFKD"}`
+	for _, c := range []struct {
+		normalizer, splitters string
+		want                  string // part of the error, "": none
+	}{
+		{"null", first, ""},
+		{nfkd, first, ""},
+		{"null", sequence(digits + first), ""},
+		{nfkd, sequence(first + "," + strings.TrimSuffix(digits, ",")), ""},
+		{nfkd, sequence(digits + first), "behind a normalizer and another step"},
+		{`{"type":"Replace","pattern":{"String":"\n"},"content":""}`, first, "may remove what the text begins with"},
+		{"null", sequence(first + "," + first), "behind another Metaspace"},
+		{"null", sequence(`{"type":"ByteLevel","add_prefix_space":false},` + first), "behind another Metaspace or ByteLevel"},
+	} {
+		file := fmt.Sprintf(`{"model":{"type":"BPE","vocab":{"a":0,"\u2581":1},"merges":[]},"normalizer":%s,"pre_tokenizer":%s,`+
+			`"decoder":{"type":"Fuse"}}`, c.normalizer, c.splitters)
+		_, err := New([]byte(file), nil, -1)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s behind %s: got %v, want %q", c.splitters, c.normalizer, err, c.want)
+		}
+	}
+}
+
+// A token of white space that lies in what the token before took along is none: ids are those of the reference.
+func TestTokensInWhiteSpaceTakenAlong(t *testing.T) {
+	tok := ladder(t, nil)
+	space := addedToken{ID: 300, Content: " ", LStrip: true, RStrip: true}
+	tok.(*pipeline).before = newFinder([]addedToken{space}, []string{" "})
+	for text, want := range map[string][]int32{"a   a": {97, 300, 97}, "   ": {300}, "  a ": {300, 97, 300}} {
+		if got, err := tok.Encode(text); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: got %v, %v, want %v", text, got, err, want)
+		}
+	}
+}
