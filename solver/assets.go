@@ -83,7 +83,7 @@ func needsOf(st *price.Section, node int, candidate *price.Candidate) ([]need, e
 	return out, nil
 }
 
-// scratchOf is the temporary memory of a piece's graph where nothing is joined to it.
+// scratchOf returns the temporary memory of a piece's graph where nothing is joined to it.
 func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	var most int64
 	for _, operator := range piece.Ops {
@@ -93,8 +93,8 @@ func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	return most
 }
 
-// candidateNeeds are what all candidates of an instance need, by node and candidate. It is computed once and kept in
-// the instance.
+// candidateNeeds returns what all candidates of an instance need, by node and candidate. It is computed once and kept
+// in the instance.
 func (in *instance) candidateNeeds() ([][][]need, error) {
 	if in.needs == nil {
 		all := make([][][]need, len(in.candidates))
@@ -138,7 +138,7 @@ type sizeKey struct {
 	unit     int64
 }
 
-// newAssets is an empty collection.
+// newAssets returns an empty collection.
 func (s *request) newAssets() *assets {
 	shared := &assets{
 		s: s, index: map[string]int{}, layers: s.layersPerWeight(), experts: map[string]int{}, cuts: map[string][]int{},
@@ -155,7 +155,7 @@ func (s *request) newAssets() *assets {
 	return shared
 }
 
-// expertsOf is how many experts of a weight its pack holds, 0 for a weight without.
+// expertsOf returns how many experts of a weight its pack holds, 0 for a weight without.
 func (a *assets) expertsOf(use *lower.Use) int {
 	if use.Slotted {
 		return planir.MostSlotted(a.s.in.tiers)
@@ -217,7 +217,7 @@ func (a *assets) noteSize(name string, size int) {
 	}
 }
 
-// bytes is what columns of a pack take, in all layers and experts. unit is 1 as check.Load counts, and a page as
+// bytes returns what columns of a pack take, in all layers and experts. unit is 1 as check.Load counts, and a page as
 // planir.MemoryOf does. A range of several parts takes no less than all of them together.
 func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
 	id := sizeKey{key, from, to, unit}
@@ -416,8 +416,8 @@ func (a *assets) ofCandidate(needs []need, ends map[string]bool, name string, re
 // maxAtoms is how many parts of one packed copy are told apart in what a process holds.
 const maxAtoms = 8
 
-// coarsened is a selection of cuts: a range then counts as up to the next of them, as a copy is packed whole between
-// the ends of its uses.
+// coarsened returns a selection of cuts: a range then counts as up to the next of them, as a copy is packed whole
+// between the ends of its uses.
 func coarsened(cuts []int) []int {
 	if len(cuts) <= maxAtoms+1 {
 		return cuts

@@ -105,15 +105,15 @@ func (in *Input) mayDecodeSparsely(at *attention) bool {
 	return len(in.Workload.Batches) == 0 && (limit == 0 || at.decodeKL > 0 && at.decodeKL < limit)
 }
 
-// warning is one of a result.
+// warning returns one of a result.
 func warning(format string, args ...any) *diag.Diagnostic {
 	out := diag.New(diag.ClassInput, format, args...)
 	out.Severity = diag.Warning
 	return out
 }
 
-// fasterSparseRows are the rows of the programs with sparse attention that are predicted to take less time than those
-// of the same name of another plan, or that it does not have.
+// fasterSparseRows returns the rows of the programs with sparse attention that are predicted to take less time than
+// those of the same name of another plan, or that it does not have.
 func fasterSparseRows(sparse, dense *planir.Plan) (rows []int) {
 	times := map[string]int64{}
 	for _, prediction := range dense.Predictions {
@@ -132,7 +132,7 @@ func fasterSparseRows(sparse, dense *planir.Plan) (rows []int) {
 	return rows
 }
 
-// density is the share of positions that sparse attention keeps, and the least number of them: of those within the
+// density returns the share of positions that sparse attention keeps, and the least number of them: of those within the
 // limit of quality by the calibration the ones with which prompts attend to fewest positions, of the workload's density
 // if it says one.
 func (in *Input) density() (*attention, error) {
@@ -207,8 +207,8 @@ func (a *attention) chooseDensity(measured *calibration.Attention, demand *workl
 	return fewest < math.MaxInt64
 }
 
-// attendedPairs is how many pairs of a query and a position sparse attention computes in prompts of a workload, in no
-// unit but its own: of a context's worth of tokens where no prompts are said.
+// attendedPairs returns how many pairs of a query and a position sparse attention computes in prompts of a workload, in
+// no unit but its own: of a context's worth of tokens where no prompts are said.
 func attendedPairs(demand *workload.Demand, loss *calibration.DensityLoss, block int) (sum int64) {
 	pairs := func(tokens int) int64 {
 		return op.Op{Kind: op.SparseAttend, M: tokens, Heads: 1, KVHeads: 1, HeadDim: 1, Context: tokens, Block: block,
@@ -239,7 +239,7 @@ func (in *Input) deductAttentionLoss(want *workload.Demand) {
 	}
 }
 
-// attentionOf is what a plan with programs of these buckets says about attention, nil where all of it is dense.
+// attentionOf returns what a plan with programs of these buckets says about attention, nil where all of it is dense.
 func (s *request) attentionOf() *planir.Attention {
 	at := s.in.attention
 	if at == nil || at.Density == 0 {

@@ -164,7 +164,7 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 	return sum / float64(pairs), nil
 }
 
-// phasesInOrder is what a program of one processor does, from the first section to the last, layer by layer.
+// phasesInOrder returns what a program of one processor does, from the first section to the last, layer by layer.
 func phasesInOrder(program *planir.PhaseProgram, done programWork) (out []timeline.Phase) {
 	for i := range program.Sections {
 		section := &program.Sections[i]

@@ -18,9 +18,9 @@ func (s *request) choosesSizes() bool {
 	return s.in.Workload.Buckets.Max() > 0 || s.in.Workload.Batches.Max() > 0
 }
 
-// denserCandidates are the candidates up to the ladder's largest that need not have been measured, because their costs
-// lie between those of the ladder: multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond. Processors with
-// static shapes add multiples of their tile.
+// denserCandidates returns the candidates up to the ladder's largest that need not have been measured, because their
+// costs lie between those of the ladder: multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond. Processors
+// with static shapes add multiples of their tile.
 func (s *request) denserCandidates(ladder []int) []int {
 	if len(ladder) == 0 {
 		return nil
@@ -53,7 +53,7 @@ func (s *request) denserCandidates(ladder []int) []int {
 	return slices.Compact(out)
 }
 
-// withSizes is a session for the same prompts with other buckets and batches.
+// withSizes returns a session for the same prompts with other buckets and batches.
 func (s *session) withSizes(buckets, batches []int) (*session, error) {
 	w := *s.in.Workload
 	w.Buckets, w.Batches, w.Prompts, w.Context = buckets, batches, s.want.Prompts, s.want.Context
@@ -156,8 +156,8 @@ func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
 	return buckets, batches, reports, nil
 }
 
-// fewestSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch.
-// Others only add to what a process holds.
+// fewestSizes returns the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no
+// batch. Others only add to what a process holds.
 func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 	buckets, batches := s.want.Buckets, s.want.Batches
 	if s.in.Workload.Batches.Max() > 0 {
@@ -190,8 +190,8 @@ func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 // fewestTried is how many of the smallest candidates are tried alone.
 const fewestTried = 3
 
-// sizesWithinLimits is the plan for the sizes that take least of what is limited: of energy first, then of memory. why
-// is the error for the sizes that are fastest, and the answer where no others help.
+// sizesWithinLimits returns the plan for the sizes that take least of what is limited: of energy first, then of memory.
+// why is the error for the sizes that are fastest, and the answer where no others help.
 func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
 		in := s.in
@@ -219,7 +219,7 @@ func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, er
 	return nil, why
 }
 
-// buckets is the number of programs that the plan has for prefill.
+// buckets returns the number of programs that the plan has for prefill.
 func (r *Result) buckets() (count int) {
 	for i := range r.Plan.Program.Programs {
 		if !r.Plan.Decodes(r.Plan.Program.Programs[i].Rows) {
@@ -273,7 +273,7 @@ func (s *session) sizeCandidates(ctx context.Context) (*sizeCosts, error) {
 	return sizes, nil
 }
 
-// withSizesAlone is a session with other buckets and batches, each bucket's attention as if it were the only one.
+// withSizesAlone returns a session with other buckets and batches, each bucket's attention as if it were the only one.
 func (s *session) withSizesAlone(buckets, batches []int) (*session, error) {
 	other, err := s.withSizes(buckets, batches)
 	if err != nil {
@@ -282,7 +282,7 @@ func (s *session) withSizesAlone(buckets, batches []int) (*session, error) {
 	return other, other.want.Average(s.in.Workload, s.in.Model.MaxContext)
 }
 
-// priceable are the numbers of rows that one of the schemes has prices for; why is the error for the first without.
+// priceable returns the numbers of rows that one of the schemes has prices for; why is the error for the first without.
 func (s *planner) priceable(ctx context.Context, rows []int, schemes []op.Scheme) (out []int, why, err error) {
 	for _, size := range rows {
 		if err := ctx.Err(); err != nil {
@@ -303,7 +303,7 @@ func (s *planner) priceable(ctx context.Context, rows []int, schemes []op.Scheme
 	return out, why, nil
 }
 
-// callNS is what a call of a program costs, in ns.
+// callNS returns what a call of a program costs, in ns.
 func (s *planner) callNS(ctx context.Context, rows int, schemes assignment) (int64, error) {
 	pr, err := s.program(rows, schemes)
 	if err != nil {

@@ -46,7 +46,7 @@ func solveCaches(ctx context.Context, in Input) (*Result, error) {
 	return best, nil
 }
 
-// amountOf is how much the plan takes of a measure.
+// amountOf returns how much the plan takes of a measure.
 func (r *Result) amountOf(measure problem.Measure) float64 {
 	switch measure {
 	case problem.Energy:

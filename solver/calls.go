@@ -23,7 +23,7 @@ func NewCaller(in Input, plan *planir.Plan) (*Caller, error) {
 	return &Caller{session, plan}, nil
 }
 
-// NS is what a call of so many rows takes in ns, with attention over context positions, its own included.
+// NS returns what a call of so many rows takes in ns, with attention over context positions, its own included.
 func (c *Caller) NS(rows, context int) (int64, error) {
 	program := c.plan.Program.For(rows)
 	if program == nil || rows < 1 || context < rows {

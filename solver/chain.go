@@ -24,7 +24,7 @@ type instance struct {
 	counted    bool       // its bytes, by the session
 }
 
-// partition is the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost
+// partition returns the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost
 // nothing.
 func (pr *program) partition(s *request, measure problem.Measure) *problem.Partition {
 	posed := &problem.Partition{Name: pr.name, Conflicts: s.Conflicts}
@@ -41,7 +41,7 @@ func (pr *program) partition(s *request, measure problem.Measure) *problem.Parti
 	return posed
 }
 
-// energy is the chain with nanojoules where times were.
+// energy returns the chain with nanojoules where times were.
 func (in *instance) energy() problem.Chain {
 	chain := in.chain
 	chain.Items = slices.Clone(chain.Items)
@@ -92,7 +92,7 @@ func solvePartition(ctx context.Context, engine problem.Engine, posed *problem.P
 	return sol, err
 }
 
-// decisions are those of a program's choices, with their prices and alternatives.
+// decisions returns those of a program's choices, with their prices and alternatives.
 func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
 	for i, in := range pr.instances {
 		out = append(out, in.decisions(choices[i])...)
@@ -119,7 +119,8 @@ func (in *instance) decisions(choices []int) []planir.Decision {
 	return out
 }
 
-// handoverInto is the time of the hand-over into node i when it is executed as choice and the others as in choices.
+// handoverInto returns the time of the hand-over into node i when it is executed as choice and the others as in
+// choices.
 func (in *instance) handoverInto(choices []int, i, choice int) int64 {
 	if fork := in.forkOf(i); fork != nil && i > fork.split {
 		if as := withChoice(choices, i, choice); in.sideBySide(fork, as) {
@@ -129,14 +130,14 @@ func (in *instance) handoverInto(choices []int, i, choice int) int64 {
 	return in.neighbourHandover(i, choices[(i+len(choices)-1)%len(choices)], choice)
 }
 
-// withChoice is a copy of choices in which node i has another one.
+// withChoice returns a copy of choices in which node i has another one.
 func withChoice(choices []int, i, choice int) []int {
 	out := slices.Clone(choices)
 	out[i] = choice
 	return out
 }
 
-// handoverSource is what the hand-over into node i rests on; empty where it is none.
+// handoverSource returns what the hand-over into node i rests on; empty where it is none.
 func (in *instance) handoverSource(choices []int, i int) source.Source {
 	before := (i + len(choices) - 1) % len(choices)
 	if fork := in.forkOf(i); fork != nil && i == fork.second && in.sideBySide(fork, choices) {
@@ -154,23 +155,23 @@ func (in *instance) handoverSource(choices []int, i int) source.Source {
 	return from
 }
 
-// decisionSource is what the time of node i's decision rests on: its hand-over and execution.
+// decisionSource returns what the time of node i's decision rests on: its hand-over and execution.
 func (in *instance) decisionSource(choices []int, i int) source.Source {
 	return source.Weakest(in.candidates[i][choices[i]].Source, in.handoverSource(choices, i))
 }
 
-// alternativeSource is what the time of node i executed as another choice rests on: in that the hand-over into the next
-// node counts, too.
+// alternativeSource returns what the time of node i executed as another choice rests on: in that the hand-over into the
+// next node counts, too.
 func (in *instance) alternativeSource(choices []int, i, choice int) source.Source {
 	as := withChoice(choices, i, choice)
 	return source.Weakest(in.decisionSource(as, i), in.handoverSource(as, (i+1)%len(choices)))
 }
 
-// predictedNS is the time of a node's choice, in ns, without what short calls leave idle.
+// predictedNS returns the time of a node's choice, in ns, without what short calls leave idle.
 func (in *instance) predictedNS(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
 
-// decisionNS is what a decision of node i would say if it were executed as choice c: what the node takes now, and by
-// how much the section's time would change.
+// decisionNS returns what a decision of node i would say if it were executed as choice c: what the node takes now, and
+// by how much the section's time would change.
 func (in *instance) decisionNS(choices []int, i, choice int) int64 {
 	own := in.handoverInto(choices, i, choices[i]) + in.predictedNS(i, choices[i])
 	if choice == choices[i] {
@@ -179,8 +180,8 @@ func (in *instance) decisionNS(choices []int, i, choice int) int64 {
 	return max(1, own+in.localCost(choices, i, choice)-in.localCost(choices, i, choices[i]))
 }
 
-// localCost is the part of the section's time that depends on node i when it is executed as the given choice: its own
-// and the hand-overs to and from its neighbours.
+// localCost returns the part of the section's time that depends on node i when it is executed as the given choice: its
+// own and the hand-overs to and from its neighbours.
 func (in *instance) localCost(choices []int, i, choice int) int64 {
 	if in.forkOf(i) != nil {
 		return in.sectionNS(withChoice(choices, i, choice), in.predictedNS)
@@ -237,13 +238,13 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	return out
 }
 
-// candidateLike is the candidate of node i that divides it as the decision does, -1 when there is none.
+// candidateLike returns the candidate of node i that divides it as the decision does, -1 when there is none.
 func (in *instance) candidateLike(i int, decision *planir.Decision) int {
 	return slices.IndexFunc(in.candidates[i],
 		func(c price.Candidate) bool { return price.SameShares(&c.Decision, decision) })
 }
 
-// onProcessor is the section executed by one processor alone; false when it cannot.
+// onProcessor returns the section executed by one processor alone; false when it cannot.
 func (in *instance) onProcessor(proc string) (choices []int, ns int64, ok bool) {
 	for i := range in.candidates {
 		candidate := slices.IndexFunc(in.candidates[i], func(candidate price.Candidate) bool {

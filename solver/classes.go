@@ -24,7 +24,7 @@ type productClass struct {
 	expert bool
 }
 
-// bytes is what the class takes in a weight format, without padding.
+// bytes returns what the class takes in a weight format, without padding.
 func (c *productClass) bytes(format string) int64 {
 	return int64(c.copies) * op.WeightBytes(format, c.k, c.n)
 }
@@ -71,7 +71,7 @@ type tiedEmbedding struct {
 // exists reports whether rows are looked up in the head under some scheme of that.
 func (p *tiedEmbedding) exists() bool { return p != nil && len(p.tables) > 0 }
 
-// table is the scheme of the embedding where the head has a scheme, "" where it reads rows as they are stored.
+// table returns the scheme of the embedding where the head has a scheme, "" where it reads rows as they are stored.
 func (p *tiedEmbedding) table(head op.Scheme) op.Scheme {
 	if p != nil && slices.Contains(p.tables, head.Table()) {
 		return head.Table()
@@ -142,12 +142,12 @@ func (s *request) looksUp(node *models.Node, table op.Scheme) (ok bool, err erro
 	return false, err
 }
 
-// tableLoss is what looking rows up in the head loses by the calibration, nil when that was not measured.
+// tableLoss returns what looking rows up in the head loses by the calibration, nil when that was not measured.
 func (s *request) tableLoss(node string, table op.Scheme) *calibration.Loss {
 	return s.in.Calibration.Loss(node, table, false)
 }
 
-// schemeOf is the scheme of a node under an assignment; exact nodes ignore it. Groups of experts have that of the
+// schemeOf returns the scheme of a node under an assignment; exact nodes ignore it. Groups of experts have that of the
 // products whose rows they compute.
 func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme {
 	return func(node string) op.Scheme {
@@ -163,7 +163,7 @@ func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme 
 	}
 }
 
-// loss is what a scheme costs in a class by the calibration, as KL divergence added up over its nodes; false when
+// loss returns what a scheme costs in a class by the calibration, as KL divergence added up over its nodes; false when
 // that was not measured. The head's scheme includes the embedding that is looked up in it.
 func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, bool) {
 	if scheme == op.A32W32 {
@@ -194,7 +194,7 @@ func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, boo
 	return total, true
 }
 
-// permitted are the schemes that the workload permits a class in a phase, none where prefill has decode's.
+// permitted returns the schemes that the workload permits a class in a phase, none where prefill has decode's.
 func (s *request) permitted(class *productClass, phase string) []op.Scheme {
 	switch {
 	case phase == "prefill" && class.shared:
@@ -209,12 +209,12 @@ func (s *request) permitted(class *productClass, phase string) []op.Scheme {
 	return s.want.Decode
 }
 
-// permittedInAny are the schemes that the workload permits a class in some phase.
+// permittedInAny returns the schemes that the workload permits a class in some phase.
 func (s *request) permittedInAny(class *productClass) []op.Scheme {
 	return slices.Concat(s.permitted(class, "decode"), s.permitted(class, "prefill"))
 }
 
-// countHeads is the number of classes that prefill has in decode's schemes.
+// countHeads returns the number of classes that prefill has in decode's schemes.
 func (s *schemeChoice) countHeads() (count int) {
 	for i := range s.classes {
 		if s.classes[i].shared {

@@ -74,8 +74,8 @@ func (s *request) compilerFacts(plan *planir.Plan) []planir.Compiled {
 	return out
 }
 
-// graphFacts is what is known of a graph, and which other numbers of rows were avoided for it: those that would hold
-// the longest of its programs, take the same time by the costs, and spill more bytes. SpillBytes is -1 where it is
+// graphFacts returns what is known of a graph, and which other numbers of rows were avoided for it: those that would
+// hold the longest of its programs, take the same time by the costs, and spill more bytes. SpillBytes is -1 where it is
 // not known.
 func (s *request) graphFacts(proc string, operator op.Op, rows int, programs []int) planir.CompiledGraph {
 	out := planir.CompiledGraph{Rows: rows, For: programs, SpillBytes: -1}
@@ -106,7 +106,7 @@ func (s *request) graphFacts(proc string, operator op.Op, rows int, programs []i
 	return out
 }
 
-// product is the matrix product that a decision is about, at one row, and its weight.
+// product returns the matrix product that a decision is about, at one row, and its weight.
 func (s *request) product(decision *planir.Decision) (operator op.Op, weight string, ok bool) {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
@@ -126,8 +126,8 @@ func (s *request) product(decision *planir.Decision) (operator op.Op, weight str
 	return operator, "", false
 }
 
-// bytesBeyondWeights is what binaries take on a processor, in bytes, beyond the weights that the plan's program holds
-// there. It follows from the compiler's facts; a binary that takes less than its weights counts as 0.
+// bytesBeyondWeights returns what binaries take on a processor, in bytes, beyond the weights that the plan's program
+// holds there. It follows from the compiler's facts; a binary that takes less than its weights counts as 0.
 func (s *request) bytesBeyondWeights(plan *planir.Plan, proc string) (more int64) {
 	for _, compiled := range s.compilerFacts(plan) {
 		if compiled.Proc != proc {

@@ -87,8 +87,8 @@ func (in *Input) deductDropLoss(want *workload.Demand) {
 	}
 }
 
-// dropLoss is what the dropped rows of the decided tiers lose by the calibration: of the program and layer with the
-// largest share of them. It is unknown beyond what was measured.
+// dropLoss returns what the dropped rows of the decided tiers lose by the calibration: of the program and layer with
+// the largest share of them. It is unknown beyond what was measured.
 func (in *Input) dropLoss() (kl float64, measured bool) {
 	measured = true
 	for i := range in.tiers {

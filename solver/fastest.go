@@ -45,7 +45,7 @@ type variant struct {
 	objective int64
 }
 
-// restrictedOptima are the optima of a program's problem under restrictions, without the program's own.
+// restrictedOptima returns the optima of a program's problem under restrictions, without the program's own.
 func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []variant, err error) {
 	engine := problem.Direct(s.in.Engine)
 	seen := [][][]int{pr.choicesOfNodes(pr.choices)}
@@ -77,7 +77,7 @@ func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []vari
 	return out, nil
 }
 
-// shares are the decisions of a variant as lowering needs them, without prices and alternatives.
+// shares returns the decisions of a variant as lowering needs them, without prices and alternatives.
 func (r *variant) shares() (out []planir.Decision) {
 	for j, in := range r.program.instances {
 		for i, choice := range r.choices[j] {
@@ -87,7 +87,7 @@ func (r *variant) shares() (out []planir.Decision) {
 	return out
 }
 
-// decisionsIn are a program's decisions as a plan has them.
+// decisionsIn returns a program's decisions as a plan has them.
 func (pr *program) decisionsIn(plan *planir.Plan) (out []planir.Decision) {
 	for _, in := range pr.instances {
 		for i := range in.candidates {
@@ -99,7 +99,7 @@ func (pr *program) decisionsIn(plan *planir.Plan) (out []planir.Decision) {
 	return out
 }
 
-// timelineNS is what the timeline says a program takes.
+// timelineNS returns what the timeline says a program takes.
 func (s *request) timelineNS(plan *planir.Plan, rows int) (int64, error) {
 	at := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Rows == rows })
 	ph := &plan.Program.Programs[at]
@@ -111,7 +111,7 @@ func (s *request) timelineNS(plan *planir.Plan, rows int) (int64, error) {
 	return ns, err
 }
 
-// choicesOfNodes are the choices of nodes that choices of the posed chains stand for.
+// choicesOfNodes returns the choices of nodes that choices of the posed chains stand for.
 func (pr *program) choicesOfNodes(posed [][]int) [][]int {
 	out := make([][]int, len(posed))
 	for i, in := range pr.instances {
@@ -120,7 +120,7 @@ func (pr *program) choicesOfNodes(posed [][]int) [][]int {
 	return out
 }
 
-// processorSets are the sets of processors that variants may use, those of many processors first.
+// processorSets returns the sets of processors that variants may use, those of many processors first.
 func (s *request) processorSets() (out []uint64) {
 	procs := len(s.Procs)
 	for set := uint64(1)<<min(procs, 16) - 1; set > 0 && len(out) < maxProcessorSets; set-- {
@@ -140,7 +140,7 @@ type choiceFilter struct {
 	procs      uint64
 }
 
-// choiceFilters are what variants are made under: a set of strategies on a set of processors. Where Input.Only
+// choiceFilters returns what variants are made under: a set of strategies on a set of processors. Where Input.Only
 // restricts the solve, some variants are restricted twice: by Input.Only first, then by such a set.
 func (s *request) choiceFilters() (out [][]choiceFilter) {
 	sets := s.processorSets()
@@ -159,7 +159,7 @@ func (s *request) choiceFilters() (out [][]choiceFilter) {
 	return out
 }
 
-// filtered are the choices of each node under restraints; nil where a node is left without one.
+// filtered returns the choices of each node under restraints; nil where a node is left without one.
 func (pr *program) filtered(s *request, all []choiceFilter) (kept [][][]int) {
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
@@ -180,7 +180,7 @@ func (pr *program) filtered(s *request, all []choiceFilter) (kept [][][]int) {
 	return kept
 }
 
-// restrictedTo is a program reduced to some choices of its nodes.
+// restrictedTo returns a program reduced to some choices of its nodes.
 func (pr *program) restrictedTo(kept [][][]int) *program {
 	out := &program{name: pr.name, sections: pr.sections}
 	for i, in := range pr.instances {
@@ -189,7 +189,8 @@ func (pr *program) restrictedTo(kept [][][]int) *program {
 	return out
 }
 
-// withStrategies are those of a node's choices that have some strategies; where there is none, those of one processor.
+// withStrategies returns those of a node's choices that have some strategies; where there is none, those of one
+// processor.
 func (in *instance) withStrategies(node int, list []int, strategies []planir.Strategy) (kept []int) {
 	if strategies == nil {
 		return list
@@ -210,8 +211,8 @@ func (in *instance) withStrategies(node int, list []int, strategies []planir.Str
 	return kept
 }
 
-// withHelpers is a set of processors with those that execute a node for one of them that cannot by any of the listed
-// choices (Input.Only).
+// withHelpers returns a set of processors with those that execute a node for one of them that cannot by any of the
+// listed choices (Input.Only).
 func (s *request) withHelpers(in *instance, node int, list []int, set uint64) uint64 {
 	out := set
 	for proc := range s.Procs {
@@ -228,7 +229,7 @@ func (s *request) withHelpers(in *instance, node int, list []int, set uint64) ui
 	return out
 }
 
-// restrictedTo is the instance with some of its candidates.
+// restrictedTo returns the instance with some of its candidates.
 func (in *instance) restrictedTo(kept [][]int) *instance {
 	out := &instance{section: in.section, chain: in.chain}
 	out.chain.Items = slices.Clone(in.chain.Items)
@@ -248,7 +249,7 @@ func (in *instance) restrictedTo(kept [][]int) *instance {
 	return out
 }
 
-// elementsAt is the elements of a list with these numbers, in their order.
+// elementsAt returns the elements of a list with these numbers, in their order.
 func elementsAt[T any](all []T, list []int) []T {
 	out := make([]T, len(list))
 	for i, number := range list {
@@ -391,7 +392,7 @@ func (s *request) neighbourhoodOf(c *incumbent) neighbourhood {
 	return out
 }
 
-// apply is the program with one node moved; nil where the node is there already, processors exclude each other, or
+// apply returns the program with one node moved; nil where the node is there already, processors exclude each other, or
 // the problem says that the program takes far too long.
 func (p *neighbourhood) apply(m move) *variant {
 	if p.choices[m.instance][m.node] == m.choice {

@@ -19,7 +19,7 @@ import (
 // limit could give a faster plan than none. Without prompts the list says what is to be
 // executed, and only memory leaves buckets out.
 
-// fewestBuckets is the least number of buckets that a plan may have.
+// fewestBuckets returns the least number of buckets that a plan may have.
 func (s *request) fewestBuckets() int {
 	if s.in.AllBuckets {
 		return len(s.want.Buckets)
@@ -35,8 +35,8 @@ func (s *request) fewestBucketsForTime() int {
 	return s.fewestBuckets()
 }
 
-// tryFewerBuckets is the better one of a plan for all buckets and the best plan for the first of them only, with its
-// session. Sets of buckets whose lower bound is no better are not solved.
+// tryFewerBuckets returns the better one of a plan for all buckets and the best plan for the first of them only, with
+// its session. Sets of buckets whose lower bound is no better are not solved.
 func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*session, *planir.Plan, error) {
 	by, best, bestNS := s, plan, s.objective(plan)
 	for buckets := len(s.want.Buckets) - 1; buckets >= s.fewestBucketsForTime(); buckets-- {
@@ -67,7 +67,7 @@ func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*sess
 	return by, best, nil
 }
 
-// planBelow is the best plan of a prepared session if its objective is below a number, else nil.
+// planBelow returns the best plan of a prepared session if its objective is below a number, else nil.
 func (s *session) planBelow(ctx context.Context, most float64) (*planir.Plan, error) {
 	found, err := s.search(ctx, most, nil, func(prefill, decode assignment) (float64, bool, error) {
 		ns, err := s.solvedObjective(ctx, prefill, decode)
@@ -109,7 +109,7 @@ func (s *schemeChoice) mayBeat(buckets int, plan *planir.Plan, most float64) (bo
 	return true, nil
 }
 
-// decodeBound is what decode adds to the objective at least.
+// decodeBound returns what decode adds to the objective at least.
 func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 	if plan.Solver[0].Problem == jointProblem(s.measure()) || s.want.MaxKL != (workload.KLLimit{}) {
 		if len(s.phases[1].points) == 0 {
@@ -124,8 +124,8 @@ func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 	return total
 }
 
-// leastCallCost is a lower bound of one call of the program of that many rows, whatever its schemes: of every operator
-// the least that a candidate takes.
+// leastCallCost returns a lower bound of one call of the program of that many rows, whatever its schemes: of every
+// operator the least that a candidate takes.
 func (s *pricing) leastCallCost(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
 	cheapest := map[string]float64{}
 	for key, set := range s.candidateSets {
@@ -155,7 +155,8 @@ func (s *pricing) leastCallCost(rows int, noAttention bool, takes func(c *price.
 	return total
 }
 
-// costWithoutIdle is the time or energy of a candidate, whichever is minimised, without what short calls leave idle.
+// costWithoutIdle returns the time or energy of a candidate, whichever is minimised, without what short calls leave
+// idle.
 func (s *request) costWithoutIdle(candidate *price.Candidate) float64 {
 	if s.measure() == problem.Energy {
 		return float64(candidate.EnergyNJ)
@@ -163,7 +164,7 @@ func (s *request) costWithoutIdle(candidate *price.Candidate) float64 {
 	return float64(candidate.PredictNS)
 }
 
-// idleNS is the time that the objective adds to a program of a plan for calls that do not fill it.
+// idleNS returns the time that the objective adds to a program of a plan for calls that do not fill it.
 func (pr *program) idleNS(plan *planir.Plan) int64 {
 	var total int64
 	for _, in := range pr.instances {
@@ -180,7 +181,7 @@ func (pr *program) idleNS(plan *planir.Plan) int64 {
 	return total
 }
 
-// expectedNS is the expected time: that of the programs' timelines, and what is added for calls that do not fill
+// expectedNS returns the expected time: that of the programs' timelines, and what is added for calls that do not fill
 // them.
 func (s *planner) expectedNS(plan *planir.Plan) (float64, error) {
 	idle := map[string]int64{}

@@ -117,7 +117,7 @@ func allForks(nodes []lower.Node) (found []forkJoin) {
 	return found
 }
 
-// countNodes is how many nodes have a main operator of some kind.
+// countNodes returns how many nodes have a main operator of some kind.
 func countNodes(nodes []lower.Node, is func(*op.Op) bool) (count int) {
 	for i := range nodes {
 		if operator := nodes[i].Op(); is(&operator) {
@@ -144,10 +144,10 @@ func (in *instance) sideBySide(fork *forkJoin, choices []int) bool {
 // costOf is what a node's choice counts for, in ns.
 type costOf func(node, choice int) int64
 
-// cost is what a choice of a node takes by itself, in the objective's unit.
+// cost returns what a choice of a node takes by itself, in the objective's unit.
 func (in *instance) cost(node, choice int) int64 { return in.chain.Items[node].Choices[choice].CostNS }
 
-// sideBySideNS is the time from the end of split to the end of join when the fork's branches run side by side.
+// sideBySideNS returns the time from the end of split to the end of join when the fork's branches run side by side.
 func (in *instance) sideBySideNS(fork *forkJoin, choices []int, of costOf) int64 {
 	ns := in.uncontendedNS(fork, choices, of)
 	if in.section.Memory == nil {
@@ -172,7 +172,7 @@ func (in *instance) uncontendedNS(fork *forkJoin, choices []int, of costOf) int6
 		done[1]+in.neighbourHandover(fork.join, choices[fork.join-1], to)) + of(fork.join, to)
 }
 
-// neighbourHandover is the hand-over between neighbours of the chain.
+// neighbourHandover returns the hand-over between neighbours of the chain.
 func (in *instance) neighbourHandover(node, before, choice int) int64 {
 	it := &in.chain.Items[node]
 	if len(it.EdgeNS) == 0 {
@@ -182,7 +182,7 @@ func (in *instance) neighbourHandover(node, before, choice int) int64 {
 	return it.EdgeNS[in.chain.Items[prev].Choices[before].After][it.Choices[choice].Before]
 }
 
-// forkEntry is the hand-over into a node of a branch whose fork runs side by side.
+// forkEntry returns the hand-over into a node of a branch whose fork runs side by side.
 func (in *instance) forkEntry(fork *forkJoin, choices []int, node, choice int) int64 {
 	if node == fork.second {
 		return fork.entry.ns[in.chain.Items[fork.split].Choices[choices[fork.split]].After][fork.entry.class[choice]]
@@ -190,7 +190,8 @@ func (in *instance) forkEntry(fork *forkJoin, choices []int, node, choice int) i
 	return in.neighbourHandover(node, choices[node-1], choice)
 }
 
-// sectionNS is the time of one execution of the section, with the hand-over into its first node where there is one.
+// sectionNS returns the time of one execution of the section, with the hand-over into its first node where there is
+// one.
 func (in *instance) sectionNS(choices []int, of costOf) (total int64) {
 	one := func(i int) int64 {
 		return in.neighbourHandover(i, choices[(i+len(choices)-1)%len(choices)], choices[i]) + of(i, choices[i])
@@ -214,7 +215,7 @@ func (in *instance) sectionNS(choices []int, of costOf) (total int64) {
 	return total
 }
 
-// forkAfter is the fork that begins behind a node, nil for none.
+// forkAfter returns the fork that begins behind a node, nil for none.
 func (in *instance) forkAfter(node int) *forkJoin {
 	for i := range in.forks {
 		if in.forks[i].split == node {
@@ -224,7 +225,7 @@ func (in *instance) forkAfter(node int) *forkJoin {
 	return nil
 }
 
-// forkOf is the fork that a node's price depends on, nil where it stands in the chain alone.
+// forkOf returns the fork that a node's price depends on, nil where it stands in the chain alone.
 func (in *instance) forkOf(node int) *forkJoin {
 	for i := range in.forks {
 		if fork := &in.forks[i]; fork.split <= node && node <= fork.join {
@@ -257,7 +258,7 @@ func (in *instance) findPaths() {
 	}
 }
 
-// relaxedCosts are the cheapest ways from the section's start to each class in which a node leaves its outputs, and
+// relaxedCosts returns the cheapest ways from the section's start to each class in which a node leaves its outputs, and
 // from there to its end: one execution of the chain that need not end where it began.
 func (in *instance) relaxedCosts() (come, togo [][]int64) {
 	items := in.chain.Items
@@ -299,7 +300,7 @@ const never = math.MaxInt64 / 4
 // neverCosts are n costs of what cannot be executed.
 func neverCosts(n int) []int64 { return slices.Repeat([]int64{never}, n) }
 
-// cheapestInputs is the cheapest way to have a node's input in each class it reads from.
+// cheapestInputs returns the cheapest way to have a node's input in each class it reads from.
 func (in *instance) cheapestInputs(come []int64, edge [][]int64, classes int) []int64 {
 	out := neverCosts(classes)
 	for from, row := range edge {
@@ -310,7 +311,7 @@ func (in *instance) cheapestInputs(come []int64, edge [][]int64, classes int) []
 	return out
 }
 
-// withForkChoices is the chain with the ways through its forks as further choices of their items.
+// withForkChoices returns the chain with the ways through its forks as further choices of their items.
 func (in *instance) withForkChoices() problem.Chain {
 	chain := in.chain
 	chain.Items = slices.Clone(chain.Items)
@@ -346,7 +347,7 @@ func (in *instance) prohibitiveCost() int64 {
 	return total
 }
 
-// forkItem is an item of a fork with a choice for every path: the first takes the time of all of them.
+// forkItem returns an item of a fork with a choice for every path: the first takes the time of all of them.
 func (in *instance) forkItem(fork *forkJoin, i int, closed int64) problem.Item {
 	it := in.chain.Items[i]
 	first, last := i == fork.split+1, i == fork.join
@@ -390,7 +391,7 @@ func (in *instance) forkItem(fork *forkJoin, i int, closed int64) problem.Item {
 	return it
 }
 
-// choicesOfNodes are the choices of nodes that choices of the posed chain stand for.
+// choicesOfNodes returns the choices of nodes that choices of the posed chain stand for.
 func (in *instance) choicesOfNodes(posed []int) []int {
 	out := slices.Clone(posed)
 	for i := range out {
@@ -399,7 +400,7 @@ func (in *instance) choicesOfNodes(posed []int) []int {
 	return out
 }
 
-// choiceOfNode is the choice of a node that one of the posed item stands for.
+// choiceOfNode returns the choice of a node that one of the posed item stands for.
 func (in *instance) choiceOfNode(i, posed int) int {
 	way := posed - len(in.chain.Items[i].Choices)
 	if way < 0 {

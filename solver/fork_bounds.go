@@ -92,8 +92,8 @@ func (b *partBound) findClasses(s *schemeChoice) {
 	}
 }
 
-// totalFor is the bound under an assignment, in the unit of the objective. It is computed once for each combination of
-// the schemes that a part depends on.
+// totalFor returns the bound under an assignment, in the unit of the objective. It is computed once for each
+// combination of the schemes that a part depends on.
 func (b *partBounds) totalFor(schemes assignment) (total float64) {
 	for which := range b.parts {
 		part := &b.parts[which]
@@ -115,8 +115,8 @@ func (b *partBounds) totalFor(schemes assignment) (total float64) {
 	return total
 }
 
-// leastOfParts is what the forks of a program take at least, or what is around them in their sections; 0 where that
-// cannot be told.
+// leastOfParts returns what the forks of a program take at least, or what is around them in their sections; 0 where
+// that cannot be told.
 func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (total int64) {
 	sections, err := s.expand(rows, schemes)
 	if err != nil {
@@ -142,7 +142,8 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 	return total
 }
 
-// leastOutsideForks is what the nodes outside of forks take at least, in ns. Hand-overs to and from forks count as 0.
+// leastOutsideForks returns what the nodes outside of forks take at least, in ns. Hand-overs to and from forks count as
+// 0.
 func (in *instance) leastOutsideForks() (total int64) {
 	part := func(from, to int) {
 		if from < to {
@@ -160,7 +161,7 @@ func (in *instance) leastOutsideForks() (total int64) {
 	return total
 }
 
-// leastOfForks is what all forks take at least, in ns; never where one cannot be executed.
+// leastOfForks returns what all forks take at least, in ns; never where one cannot be executed.
 func (in *instance) leastOfForks() (total int64) {
 	for i := range in.forks {
 		total = min(never, total+in.leastOfFork(&in.forks[i]))
@@ -168,8 +169,8 @@ func (in *instance) leastOfForks() (total int64) {
 	return total
 }
 
-// leastOfFork is what a fork takes at least, with join: one branch after the other, or both at once on any way that
-// may be posed, where join counts nothing.
+// leastOfFork returns what a fork takes at least, with join: one branch after the other, or both at once on any way
+// that may be posed, where join counts nothing.
 func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	fork.pieces = map[[2]int][]piece{}
 	across := in.solveBranch(fork.split+1, fork.join+1, math.MaxUint64, func(int) int64 { return 0 })
@@ -192,7 +193,7 @@ func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	return best
 }
 
-// uncontendedLeast is how long branches that end in classes take where neither slows the other.
+// uncontendedLeast returns how long branches that end in classes take where neither slows the other.
 func uncontendedLeast(ways [2]*branch, classes [2]int) int64 {
 	return max(ways[0].ns[classes[0]], ways[1].ns[classes[1]])
 }

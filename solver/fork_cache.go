@@ -34,13 +34,13 @@ const anywhere = -1
 // withoutJoin stands for the choice of join where it does not count.
 const withoutJoin = -1
 
-// newBranchCache is a branch of which nothing is known. keep counts the bytes that it takes later; nil: they are not
-// counted.
+// newBranchCache returns a branch of which nothing is known. keep counts the bytes that it takes later; nil: they are
+// not counted.
 func newBranchCache(keep func(int64)) *branchCache {
 	return &branchCache{map[branchKey]*branch{}, map[string]int{}, keep}
 }
 
-// newForkCache is a fork of which nothing but its branches is known.
+// newForkCache returns a fork of which nothing but its branches is known.
 func newForkCache(first, second *branchCache, keep func(int64)) *forkCache {
 	return &forkCache{[2]*branchCache{first, second}, map[[3]int]int64{}, keep}
 }
@@ -82,8 +82,8 @@ func (in *instance) branches(fork *forkJoin, pair [2]uint64, entry int) [2]*bran
 	return [2]*branch{in.branch(fork, 0, pair[0], entry), in.branch(fork, 1, pair[1], entry)}
 }
 
-// branch is the first or second branch of a fork with processors of a set, solved from an entry class. handed and at
-// are filled in: the cheapest way to have its output in each class that join reads from.
+// branch returns the first or second branch of a fork with processors of a set, solved from an entry class. handed and
+// at are filled in: the cheapest way to have its output in each class that join reads from.
 func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *branch {
 	side := fork.cache.branches[which]
 	key := branchKey{set, entry}
@@ -143,7 +143,7 @@ func (x *branchCache) idOf(ways *branch, class int) int {
 	return int(ways.numbers[class])
 }
 
-// endingNS is how long an end takes when its branches share the memory's bandwidth, join included or not.
+// endingNS returns how long an end takes when its branches share the memory's bandwidth, join included or not.
 func (in *instance) endingNS(fork *forkJoin, ways [2]*branch, entry int, x *ending, join bool) int64 {
 	if in.section.Memory == nil {
 		return 0
@@ -266,7 +266,7 @@ func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 	return kept[:min(len(kept), maxPaths)]
 }
 
-// longestWrap is the longest hand-over from the section's last node to its first, in ns.
+// longestWrap returns the longest hand-over from the section's last node to its first, in ns.
 func (in *instance) longestWrap() (most int64) {
 	for _, row := range in.chain.Items[0].EdgeNS {
 		for _, ns := range row {
@@ -276,8 +276,8 @@ func (in *instance) longestWrap() (most int64) {
 	return most
 }
 
-// pathBound is what an execution with a path takes at least, in ns: the cheapest way to it, itself, and the cheapest
-// way on.
+// pathBound returns what an execution with a path takes at least, in ns: the cheapest way to it, itself, and the
+// cheapest way on.
 func (in *instance) pathBound(fork *forkJoin, p path, come, togo [][]int64) int64 {
 	last := p.choices[len(p.choices)-1]
 	return come[fork.split][p.entry] + p.ns + togo[fork.join][in.chain.Items[fork.join].Choices[last].After]
@@ -353,7 +353,7 @@ type ending struct {
 	ns      int64 // where neither branch slows the other
 }
 
-// joinEndings are the best ways of two branches through join, one for every class that it leaves its outputs in.
+// joinEndings returns the best ways of two branches through join, one for every class that it leaves its outputs in.
 func (in *instance) joinEndings(fork *forkJoin, ways [2]*branch) (out []ending) {
 	join := &in.chain.Items[fork.join]
 	ends := make([]ending, len(join.After))
@@ -370,7 +370,7 @@ func (in *instance) joinEndings(fork *forkJoin, ways [2]*branch) (out []ending) 
 	return slices.DeleteFunc(ends, func(x ending) bool { return x.ns >= never })
 }
 
-// pathOf is the path that an end stands for.
+// pathOf returns the path that an end stands for.
 func (in *instance) pathOf(fork *forkJoin, ways [2]*branch, entry int, end *ending) path {
 	choices := make([]int, fork.join-fork.split)
 	ways[0].writeChoices(end.classes[0], choices[:fork.second-fork.split-1])

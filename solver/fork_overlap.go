@@ -20,7 +20,7 @@ type piece struct {
 	phases  []timeline.Phase
 }
 
-// pieces are the steps of a node's choice.
+// pieces returns the steps of a node's choice.
 func (in *instance) pieces(fork *forkJoin, node, choice int) []piece {
 	key := [2]int{node, choice}
 	if out, ok := fork.pieces[key]; ok {
@@ -90,7 +90,7 @@ type placedPiece struct {
 	lane, step int
 }
 
-// waitsFor are the steps of other lanes that a piece waits for: the last of each that it must follow.
+// waitsFor returns the steps of other lanes that a piece waits for: the last of each that it must follow.
 func waitsFor(all []placedPiece, part *piece, lane int) (out []timeline.After) {
 	for _, earlier := range slices.Backward(all) {
 		if earlier.lane == lane || slices.ContainsFunc(out, func(a timeline.After) bool { return a.Lane == earlier.lane }) {

@@ -118,7 +118,7 @@ func (s *session) planHeadPipeline(plan *planir.Plan, section *price.Section, at
 	return nil
 }
 
-// predictionFor is what a plan predicts of a program.
+// predictionFor returns what a plan predicts of a program.
 func (s *session) predictionFor(plan *planir.Plan, program string) *planir.Prediction {
 	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
 		return pred.Program == program
@@ -129,7 +129,7 @@ func (s *session) predictionFor(plan *planir.Plan, program string) *planir.Predi
 // estimated a share of the heads.
 type keptHeads struct{ density, estimated float64 }
 
-// meanOf is what heads with equal numbers of query heads keep.
+// meanOf returns what heads with equal numbers of query heads keep.
 func meanOf(heads []keptHeads) (mean keptHeads) {
 	for _, head := range heads {
 		mean.density += head.density / float64(len(heads))
@@ -138,7 +138,7 @@ func meanOf(heads []keptHeads) (mean keptHeads) {
 	return keptHeads{roundDensity(mean.density), roundDensity(mean.estimated)}
 }
 
-// keptHeads is what the query heads of each key head keep, over the layers of a section; without a calibration the
+// keptHeads returns what the query heads of each key head keep, over the layers of a section; without a calibration the
 // plan's density.
 func (s *session) keptHeads(section string, count int) []keptHeads {
 	out := slices.Repeat([]keptHeads{{s.in.attention.Density, 1}}, count)
@@ -172,7 +172,7 @@ func (s *session) keptHeads(section string, count int) []keptHeads {
 	return out
 }
 
-// roundDensity is a density as plans write it: four decimals, more than 0 and at most 1.
+// roundDensity returns a density as plans write it: four decimals, more than 0 and at most 1.
 func roundDensity(density float64) float64 {
 	const unit = 1e4
 	return min(1, max(1, math.Round(density*unit))/unit)
@@ -188,7 +188,7 @@ type orderedHeads struct {
 	choices   int
 }
 
-// orderHeads are the pipelines to try: of each rule the best few over all processors and divisions, the exact ones
+// orderHeads returns the pipelines to try: of each rule the best few over all processors and divisions, the exact ones
 // first.
 func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error) {
 	byRule := map[string][]orderedHeads{}
@@ -227,7 +227,7 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 	return out, nil
 }
 
-// pipelineProcs are the processors that may have the three stages: another one estimates than attends, on another
+// pipelineProcs returns the processors that may have the three stages: another one estimates than attends, on another
 // thread. Of a plan for some processors alone they are these, and those that have a stage because none of these
 // executes it.
 func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
@@ -372,7 +372,7 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 	return posed, nil
 }
 
-// headTime is what a stage takes for some key heads on a processor.
+// headTime returns what a stage takes for some key heads on a processor.
 func (s *session) headTime(stages *headStages, stage int, proc string, heads int, density float64) (price.Estimate,
 	error) {
 	operator := stages.nodes[stage].Op()
@@ -391,7 +391,7 @@ func (s *session) headTime(stages *headStages, stage int, proc string, heads int
 	return estimates[0], nil
 }
 
-// pipelineOf is the pipeline of an order.
+// pipelineOf returns the pipeline of an order.
 func (p *posedHeads) pipelineOf(by string, found order.HeadOrder) orderedHeads {
 	return orderedHeads{
 		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by,
@@ -401,7 +401,7 @@ func (p *posedHeads) pipelineOf(by string, found order.HeadOrder) orderedHeads {
 	}
 }
 
-// withPipeline is the plan with a pipeline, predicted; nil where that does not lower or breaks a bound.
+// withPipeline returns the plan with a pipeline, predicted; nil where that does not lower or breaks a bound.
 func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orderedHeads) (*planir.Plan, error) {
 	out := *plan
 	out.Decisions, out.Predictions = slices.Clone(plan.Decisions), slices.Clone(plan.Predictions)

@@ -83,7 +83,7 @@ func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 	return nil
 }
 
-// promptPrediction is what the plan predicts of its program for so many tokens of a prompt.
+// promptPrediction returns what the plan predicts of its program for so many tokens of a prompt.
 func promptPrediction(plan *planir.Plan, rows int) *planir.Prediction {
 	name := lower.ProgramName(rows, false)
 	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
@@ -91,8 +91,8 @@ func promptPrediction(plan *planir.Plan, rows int) *planir.Prediction {
 	})]
 }
 
-// promptNS is what the calls of the largest program take in the mean prompt, when so many chunks together take one time
-// and a chunk by itself another. Without prompts it is the time of the chunks together.
+// promptNS returns what the calls of the largest program take in the mean prompt, when so many chunks together take one
+// time and a chunk by itself another. Without prompts it is the time of the chunks together.
 func (s *session) promptNS(rows, chunks int, together, alone int64) float64 {
 	total, shares := 0.0, 0.0
 	for _, prompt := range s.want.Prompts {
@@ -106,7 +106,7 @@ func (s *session) promptNS(rows, chunks int, together, alone int64) float64 {
 	return total / shares
 }
 
-// inFlightGain is what chunks in flight take off the expected time, in ns.
+// inFlightGain returns what chunks in flight take off the expected time, in ns.
 func (s *session) inFlightGain(plan *planir.Plan) float64 {
 	flight := plan.InFlight
 	if flight == nil || len(s.want.Prompts) == 0 {
@@ -117,8 +117,8 @@ func (s *session) inFlightGain(plan *planir.Plan) float64 {
 	return s.want.Weights.Prefill * (turns - s.promptNS(flight.Rows, flight.Chunks, together, alone))
 }
 
-// withWholeOperators is the plan with every operator of a program whole on one processor; nil where it is so already,
-// or where programs were decided together and none can change by itself.
+// withWholeOperators returns the plan with every operator of a program whole on one processor; nil where it is so
+// already, or where programs were decided together and none can change by itself.
 func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, rows int) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) ||
 		len(plan.Shadows) > 0 {
@@ -164,8 +164,8 @@ func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, row
 	return &out, nil
 }
 
-// wholeOperators are the best decisions of a program that leave every operator whole on one processor, nil where there
-// are none.
+// wholeOperators returns the best decisions of a program that leave every operator whole on one processor, nil where
+// there are none.
 func (s *session) wholeOperators(ctx context.Context, pr *program) ([]planir.Decision, int64, error) {
 	whole := []planir.Strategy{planir.Single, planir.Padding}
 	kept := pr.filtered(&s.request, []choiceFilter{{whole, s.processorSets()[0]}})
@@ -183,8 +183,8 @@ func (s *session) wholeOperators(ctx context.Context, pr *program) ([]planir.Dec
 	return pr.decisions(toOriginal(fewer.choicesOfNodes(found.Choices), kept)), found.ObjectiveNS, nil
 }
 
-// orderChunks is the plan with the chunks of prompts in flight in the order with the least time; nil with the reason
-// where there is none.
+// orderChunks returns the plan with the chunks of prompts in flight in the order with the least time; nil with the
+// reason where there is none.
 func (s *session) orderChunks(
 	ctx context.Context, plan *planir.Plan, rows, chunks int,
 ) (best *planir.Plan, why string, err error) {
@@ -238,8 +238,8 @@ type chunksOrdered struct {
 	reports []planir.Solve
 }
 
-// chunkOrders are the orders that chunks in flight may have: the chunks one after the other, without a meeting of all
-// lanes in between, the paper's, and the exact one.
+// chunkOrders returns the orders that chunks in flight may have: the chunks one after the other, without a meeting of
+// all lanes in between, the paper's, and the exact one.
 func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chunks int) ([]chunksOrdered, error) {
 	tasks, err := lower.Tasks(plan, &s.graph, rows)
 	if err != nil {
@@ -332,7 +332,7 @@ func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, ro
 	return posed, err
 }
 
-// laneHandovers are the times of hand-overs between the lanes of these processors, in ns; 0 within one thread.
+// laneHandovers returns the times of hand-overs between the lanes of these processors, in ns; 0 within one thread.
 func (s *session) laneHandovers(procs []string) (map[[2]int]int64, error) {
 	var failed error
 	out := map[[2]int]int64{}
@@ -358,7 +358,7 @@ func (s *session) predictInFlight(plan *planir.Plan, energy int64) (planir.Predi
 	return out, err
 }
 
-// oneByOneNS is what chunks take that are processed one after the other by the plan's own program, in ns.
+// oneByOneNS returns what chunks take that are processed one after the other by the plan's own program, in ns.
 func (s *session) oneByOneNS(plan *planir.Plan, rows, chunks int) (total int64, err error) {
 	name := lower.ProgramName(rows, false)
 	at := slices.IndexFunc(plan.Program.Programs,
@@ -382,14 +382,14 @@ func (s *session) oneByOneNS(plan *planir.Plan, rows, chunks int) (total int64, 
 	return total, nil
 }
 
-// chunkContext is how many cached positions, its own included, attention of one of several chunks in flight is priced
-// for: on average what the chunk's program has, and at least the chunks before it.
+// chunkContext returns how many cached positions, its own included, attention of one of several chunks in flight is
+// priced for: on average what the chunk's program has, and at least the chunks before it.
 func (s *request) chunkContext(rows, chunks, chunk int) int {
 	mean := s.want.ContextAt(rows) + (2*chunk-(chunks-1))*rows/2
 	return min(s.want.Context, max((chunk+1)*rows, mean))
 }
 
-// contextOf is how many cached positions attention of a program's step is priced for, which begins at a row.
+// contextOf returns how many cached positions attention of a program's step is priced for, which begins at a row.
 func (s *request) contextOf(plan *planir.Plan, ph *planir.PhaseProgram, from int) int {
 	if flight := plan.InFlight; plan.InFlightOf(ph) {
 		return s.chunkContext(flight.Rows, flight.Chunks, from/flight.Rows)

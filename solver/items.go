@@ -20,7 +20,7 @@ type itemCache struct {
 	scratch pathScratch
 }
 
-// newItemCache is an empty cache.
+// newItemCache returns an empty cache.
 func newItemCache() *itemCache {
 	return &itemCache{choices: map[nodeKey]*nodeChoices{}, items: map[itemKey]*item{}}
 }
@@ -42,7 +42,7 @@ type nodeChoices struct {
 	masks   []uint64         // processors, by choice
 }
 
-// newNodeChoices is the choices of a node with these candidates. Candidates that write to the same places share a
+// newNodeChoices returns the choices of a node with these candidates. Candidates that write to the same places share a
 // location class.
 func newNodeChoices(st *price.Section, node int, list []price.Candidate) *nodeChoices {
 	options := &nodeChoices{list: list, out: st.Nodes[node].Out}
@@ -74,7 +74,7 @@ func (m *nodeChoices) isOf(list []price.Candidate) bool {
 	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
 }
 
-// maskOf is a set of processors, one bit for each.
+// maskOf returns a set of processors, one bit for each.
 func maskOf(procs []int) (mask uint64) {
 	for _, proc := range procs {
 		mask |= 1 << proc
@@ -89,8 +89,8 @@ type item struct {
 	reduced *reducedItem // once asked for
 }
 
-// newItem is the item of a node behind another one, with the hand-over times between their location classes. What the
-// node reads of earlier ones (the residual stream) has long been written and costs no wait.
+// newItem returns the item of a node behind another one, with the hand-over times between their location classes. What
+// the node reads of earlier ones (the residual stream) has long been written and costs no wait.
 func newItem(st *price.Section, node int, options, before *nodeChoices, meets bool) (*item, error) {
 	posed := &item{Item: problem.Item{Name: st.Nodes[node].Name, Choices: slices.Clone(options.choices),
 		After: options.after}, masks: options.masks}
@@ -127,7 +127,7 @@ func newItem(st *price.Section, node int, options, before *nodeChoices, meets bo
 	return posed, nil
 }
 
-// handovers are the hand-overs into an item from a node that is not its neighbour in the chain.
+// handovers returns the hand-overs into an item from a node that is not its neighbour in the chain.
 func (x *item) handovers() forkHandover {
 	w := forkHandover{ns: x.EdgeNS}
 	for i := range x.Choices {
@@ -184,7 +184,7 @@ func assemble(st *price.Section, candidates [][]price.Candidate, of func(before,
 	return in, nil
 }
 
-// assembleCached is the instance of a section of items that the session keeps.
+// assembleCached returns the instance of a section of items that the session keeps.
 func (s *pricing) assembleCached(sec *lower.Section, rows int) (*instance, error) {
 	lists := make([][]price.Candidate, len(sec.Nodes))
 	for i := range sec.Nodes {

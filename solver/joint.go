@@ -18,8 +18,8 @@ type joint struct {
 }
 
 // Weights of parts are whole numbers. The heaviest part gets a weight of at least weightScale: as much more as it takes
-// until no weight is rounded by more than weightError, relative, unless what the parts can take at most leaves mostTaken,
-// in which the search calculates exactly. What is rounded off then is less than the search tells apart.
+// until no weight is rounded by more than weightError, relative, unless what the parts can take at most leaves
+// mostTaken, in which the search calculates exactly. What is rounded off then is less than the search tells apart.
 const (
 	weightScale = 1 << 14
 	weightError = 0.01
@@ -118,7 +118,7 @@ func (j *joint) weigh(calls func(part int) float64) {
 	j.unit = scale / heaviest
 }
 
-// mostOf is the most ns or nJ, whichever is more, that a program can take.
+// mostOf returns the most ns or nJ, whichever is more, that a program can take.
 func mostOf(partition *problem.Partition) float64 {
 	var time, energy float64
 	for k := range partition.Chains {
@@ -185,7 +185,7 @@ func (s *session) limitJoint(j *joint, assets *assets, less map[quantity]int64) 
 	return slowest
 }
 
-// choices are those that a plan makes, as the problem numbers them.
+// choices returns those that a plan makes, as the problem numbers them.
 func (j *joint) choices(plan *planir.Plan) [][][]int {
 	var out [][][]int
 	for _, pr := range j.programs {
@@ -205,8 +205,8 @@ func (j *joint) choices(plan *planir.Plan) [][][]int {
 	return out
 }
 
-// modelledAmounts is what choices take of everything bounded, as the problem counts it, in the units of bounds. See
-// unseen for what a lowered plan takes beyond that.
+// modelledAmounts returns what choices take of everything bounded, as the problem counts it, in the units of bounds.
+// See unseen for what a lowered plan takes beyond that.
 func (j *joint) modelledAmounts(fresh *session, choices [][][]int) map[quantity]int64 {
 	use := j.Use(choices)
 	out := map[quantity]int64{}

@@ -105,7 +105,7 @@ func (s *session) isOffered(candidate *price.Candidate) bool {
 	})
 }
 
-// nearestCut is the candidate between two processors whose first share is nearest to part of cuts parts; -1 where
+// nearestCut returns the candidate between two processors whose first share is nearest to part of cuts parts; -1 where
 // there is none.
 func nearestCut(list []price.Candidate, among []int, part, cuts int) int {
 	nearest, least := -1, 0
@@ -238,9 +238,9 @@ func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan,
 	return s.buildPlan(made)
 }
 
-// feasibleStart is the best solution of a problem for which the engine found none. It first solves for what is limited
-// (energy, memory or time) without that limit. If the answer keeps all limits, the engine begins again from it. Else
-// the result is none, the engine's first answer.
+// feasibleStart returns the best solution of a problem for which the engine found none. It first solves for what is
+// limited (energy, memory or time) without that limit. If the answer keeps all limits, the engine begins again from it.
+// Else the result is none, the engine's first answer.
 func (s *session) feasibleStart(
 	ctx context.Context, j *joint, none problem.JointSolution,
 ) (problem.JointSolution, error) {
@@ -276,7 +276,7 @@ func (s *session) feasibleStart(
 	return none, nil
 }
 
-// inMeasureUnit is an objective of a joint problem in the unit of its measure.
+// inMeasureUnit returns an objective of a joint problem in the unit of its measure.
 func (s *request) inMeasureUnit(j *joint, objective int64) float64 {
 	if j.Minimise == problem.Memory {
 		return float64(objective)
@@ -284,7 +284,7 @@ func (s *request) inMeasureUnit(j *joint, objective int64) float64 {
 	return float64(objective) / j.unit
 }
 
-// unmodelled is what a lowered plan takes of every bound beyond what the problem says: the most of what was seen
+// unmodelled returns what a lowered plan takes of every bound beyond what the problem says: the most of what was seen
 // before, and of this plan.
 func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	before map[quantity]int64) (map[quantity]int64, error) {
@@ -306,7 +306,7 @@ func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	return out, nil
 }
 
-// exceededError is the error that a plan takes more than is allowed.
+// exceededError returns the error that a plan takes more than is allowed.
 func (s *request) exceededError(over []bound, taken map[quantity]int64) error {
 	failure := &LimitError{}
 	var parts []string
@@ -326,7 +326,7 @@ func (s *request) exceededError(over []bound, taken map[quantity]int64) error {
 // limitHint says what helps against limits that cannot be kept.
 const limitHint = "raise a limit, or permit a scheme with fewer bits, or fewer buckets, in the workload"
 
-// undecidedError is the error that no plan is known that takes less of a limit than the given one.
+// undecidedError returns the error that no plan is known that takes less of a limit than the given one.
 func (s *session) undecidedError(plan *planir.Plan) error {
 	taken, err := s.amountsTaken(plan)
 	if err != nil {

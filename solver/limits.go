@@ -112,7 +112,7 @@ func (s *session) addMemoryBound(memory int64) {
 	}
 }
 
-// amountsTaken is what a lowered plan takes of everything that is bounded, in the units of the bounds.
+// amountsTaken returns what a lowered plan takes of everything that is bounded, in the units of the bounds.
 func (s *session) amountsTaken(plan *planir.Plan) (map[quantity]int64, error) {
 	out := map[quantity]int64{}
 	loads := map[string]check.Loaded{}
@@ -151,7 +151,7 @@ func (s *session) amountsTaken(plan *planir.Plan) (map[quantity]int64, error) {
 	return out, nil
 }
 
-// requestEnergy is the energy of a request in nJ: each program counts as often as the workload calls it.
+// requestEnergy returns the energy of a request in nJ: each program counts as often as the workload calls it.
 func (s *session) requestEnergy(plan *planir.Plan) (int64, error) {
 	total := 0.0
 	for i, rows := range s.want.Rows() {
@@ -166,7 +166,7 @@ func (s *session) requestEnergy(plan *planir.Plan) (int64, error) {
 	return price.Whole(total), nil
 }
 
-// openNS is the time to open one graph on a processor.
+// openNS returns the time to open one graph on a processor.
 func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
 
 // brokenBounds lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets,
@@ -193,7 +193,7 @@ type LimitError struct {
 // Error says what is limited and what would be needed.
 func (e *LimitError) Error() string { return e.text }
 
-// Unwrap is what the engine said.
+// Unwrap returns what the engine said.
 func (e *LimitError) Unwrap() error { return e.cause }
 
 // Proved reports whether an error of class ClassInfeasible says that there is no plan, rather than that none was

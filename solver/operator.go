@@ -71,8 +71,8 @@ func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error)
 	return out, nil
 }
 
-// unknownDecision is the error for an operator or a number of rows that the plan does not decide, with what it does
-// decide.
+// unknownDecision returns the error for an operator or a number of rows that the plan does not decide, with what it
+// does decide.
 func unknownDecision(plan *planir.Plan, node string, rows int) error {
 	var nodes []string
 	var have []int

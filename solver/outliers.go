@@ -11,8 +11,8 @@ import (
 // channelStep is what numbers of channels are rounded up to, so that few graphs differ by nothing else.
 const channelStep = 4
 
-// outlierChannels is how many channels beyond its static scale a step multiplies at once beside a product of that many
-// rows: the most that the calibration counted in a call, 0 where it counted none.
+// outlierChannels returns how many channels beyond its static scale a step multiplies at once beside a product of that
+// many rows: the most that the calibration counted in a call, 0 where it counted none.
 func (s *request) outlierChannels(node string, rows int) int {
 	if s.in.Calibration == nil {
 		return 0
@@ -24,7 +24,7 @@ func (s *request) outlierChannels(node string, rows int) int {
 	return min(op.RoundUp(max(1, most), channelStep), op.MostChannels(s.productDepth(node)))
 }
 
-// productDepth is how many channels enter the product of a node.
+// productDepth returns how many channels enter the product of a node.
 func (s *request) productDepth(name string) int {
 	for i := range s.graph.Sections {
 		section := &s.graph.Sections[i]

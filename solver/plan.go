@@ -145,7 +145,7 @@ func (s *planner) buildPlan(made solved) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// assigned is the assignment of the phase that a number of rows belongs to.
+// assigned returns the assignment of the phase that a number of rows belongs to.
 func (s *schemeChoice) assigned(rows int) assignment {
 	if s.decodes(rows) {
 		return s.decode
@@ -204,7 +204,7 @@ func (s *session) predictPrograms(plan *planir.Plan, give bool) (changed bool, e
 	return changed, nil
 }
 
-// fasterSingle is the processor that alone executes a program fastest, if that is faster than the plan, else "".
+// fasterSingle returns the processor that alone executes a program fastest, if that is faster than the plan, else "".
 func fasterSingle(predicted *planir.Prediction) (proc string) {
 	least := predicted.PlanNS
 	for _, single := range predicted.Singles {

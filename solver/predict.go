@@ -61,11 +61,11 @@ func (s *planner) predictTimes(plan *planir.Plan, ph *planir.PhaseProgram) (plan
 	return pred, nil
 }
 
-// microjoules is an energy as predictions say it.
+// microjoules returns an energy as predictions say it.
 func microjoules(nj int64) int64 { return (nj + 500) / 1000 }
 
-// energy is what one execution of a program is modelled to take in nanojoules: what its decisions were priced with.
-// ok is false where the SoC does not say the power of a processor that takes part.
+// energy returns what one execution of a program is modelled to take in nanojoules: what its decisions were priced
+// with. ok is false where the SoC does not say the power of a processor that takes part.
 func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, ok bool, err error) {
 	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, 
 	return price.Whole(math.Round(total)), true, nil
 }
 
-// singleTimes are the times of a program on each processor that can execute all of it.
+// singleTimes returns the times of a program on each processor that can execute all of it.
 func (s *planner) singleTimes(rows int) (out []planir.SingleTime, err error) {
 	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {
@@ -149,8 +149,8 @@ func (s *planner) timeSingles(plan *planir.Plan) error {
 	return nil
 }
 
-// planOnOne is a plan in which a processor has all programs that it can execute by itself, and those programs by rows.
-// Both are nil where the time of each is known already.
+// planOnOne returns a plan in which a processor has all programs that it can execute by itself, and those programs by
+// rows. Both are nil where the time of each is known already.
 func (s *planner) planOnOne(plan *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
 	other, whole := *plan, map[int]*program{}
 	other.Decisions = nil
@@ -182,7 +182,7 @@ func (s *planner) planOnOne(plan *planir.Plan, name string) (*planir.Plan, map[i
 	return &other, whole, nil
 }
 
-// decisionsOn is the program's decisions if a processor executes all of it; false when it cannot.
+// decisionsOn returns the program's decisions if a processor executes all of it; false when it cannot.
 func (pr *program) decisionsOn(name string) (out []planir.Decision, ok bool) {
 	for _, in := range pr.instances {
 		choices, _, ok := in.onProcessor(name)
@@ -196,7 +196,7 @@ func (pr *program) decisionsOn(name string) (out []planir.Decision, ok bool) {
 	return out, true
 }
 
-// DecisionAt is the decision on a node for a program with that many rows; the head's may be that of one row.
+// DecisionAt returns the decision on a node for a program with that many rows; the head's may be that of one row.
 func DecisionAt(plan *planir.Plan, node string, rows int) *planir.Decision {
 	if decision := plan.DecisionFor(node, rows); decision != nil {
 		return decision
@@ -204,7 +204,7 @@ func DecisionAt(plan *planir.Plan, node string, rows int) *planir.Decision {
 	return plan.DecisionFor(node, 1)
 }
 
-// expected is the workload's objective with of for what a call takes: the mean over programs, by their weights.
+// expected returns the workload's objective with of for what a call takes: the mean over programs, by their weights.
 func (s *request) expected(plan *planir.Plan, of func(planir.Prediction) int64) float64 {
 	total := 0.0
 	for _, pred := range plan.Predictions {
@@ -221,8 +221,8 @@ func (s *request) expected(plan *planir.Plan, of func(planir.Prediction) int64) 
 	return total
 }
 
-// expectedNJ is the expected energy, modelled; 0 where it is not known of every program. It is what a limit of energy
-// bounds: the sum over predictions as the plan says them, in whole microjoules.
+// expectedNJ returns the expected energy, modelled; 0 where it is not known of every program. It is what a limit of
+// energy bounds: the sum over predictions as the plan says them, in whole microjoules.
 func (s *planner) expectedNJ(plan *planir.Plan) float64 {
 	nj := map[string]int64{}
 	for i := range plan.Program.Programs {

@@ -18,7 +18,7 @@ type nodeKey struct {
 	scheme op.Scheme
 }
 
-// keyOfNode is the key of a node's candidates.
+// keyOfNode returns the key of a node's candidates.
 func keyOfNode(rows int, n *lower.Node) nodeKey { return nodeKey{rows, n.Name, n.Op().Scheme} }
 
 // candidateSet is the ways to execute a node, or why there are none.

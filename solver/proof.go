@@ -22,7 +22,7 @@ const (
 	StatusFaster = "predicted faster than the optimum"
 )
 
-// statusOf is an engine's status as a plan says it.
+// statusOf returns an engine's status as a plan says it.
 func statusOf(status problem.Status, objective, bound int64) string {
 	if status == problem.Feasible && bound >= objective {
 		return StatusTied
@@ -70,7 +70,7 @@ func ProofOf(list []planir.Solve) Proof {
 	return proof
 }
 
-// gapOf is how much better a solution could be, relative to its objective.
+// gapOf returns how much better a solution could be, relative to its objective.
 func gapOf(report planir.Solve) float64 {
 	if report.ObjectiveNS <= 0 {
 		return 0
@@ -78,7 +78,7 @@ func gapOf(report planir.Solve) float64 {
 	return float64(max(0, report.ObjectiveNS-report.BoundNS)) / float64(report.ObjectiveNS)
 }
 
-// String is the proof as a sentence; "" where no problem was solved.
+// String returns the proof as a sentence; "" where no problem was solved.
 func (p Proof) String() string {
 	if p.Problems == 0 {
 		return ""

@@ -40,7 +40,7 @@ func (s *request) warn(format string, args ...any) {
 	s.notes = append(s.notes, d)
 }
 
-// programName is the name of the program of that many rows in plans.
+// programName returns the name of the program of that many rows in plans.
 func (s *request) programName(rows int) string { return lower.ProgramName(rows, s.decodes(rows)) }
 
 // isHead reports whether a node belongs to a section with one row whatever the bucket is.
@@ -50,7 +50,7 @@ func (s *request) isHead(node string) bool {
 	return sec != nil && slices.ContainsFunc(sec.Values, func(v models.Value) bool { return v.Rows1 })
 }
 
-// sharing is what branches that run side by side cost each other, by expected times.
+// sharing returns what branches that run side by side cost each other, by expected times.
 func (s *request) sharing() *timeline.Machine {
 	if s.memory == nil {
 		s.memory = &timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
@@ -88,7 +88,7 @@ func (s *request) section(sec *lower.Section, rows int) *price.Section {
 	return st
 }
 
-// objective is the value of a plan by the problems that made it, in the unit of what is minimised: the joint
+// objective returns the value of a plan by the problems that made it, in the unit of what is minimised: the joint
 // problem's, or the weighted sum of the programs' own.
 func (s *request) objective(plan *planir.Plan) float64 {
 	if plan.Solver[0].Problem == jointProblem(s.measure()) {
@@ -148,7 +148,7 @@ func sameHead(plan *planir.Plan, decision *planir.Decision) bool {
 // decodes reports whether a program of that many rows decodes.
 func (s *request) decodes(rows int) bool { return slices.Contains(s.want.DecodeRows(), rows) }
 
-// graphFor is the graph of a program of that many rows.
+// graphFor returns the graph of a program of that many rows.
 func (s *request) graphFor(rows int) *models.Graph {
 	if slices.Contains(s.want.Batches, rows) {
 		return &s.batch
@@ -193,7 +193,7 @@ func (s *request) lower(plan *planir.Plan) error {
 	return nil
 }
 
-// callWeight is what a call of the i-th program of demand.rows counts for.
+// callWeight returns what a call of the i-th program of demand.rows counts for.
 func (s *request) callWeight(i int) float64 {
 	rows := s.want.Rows()[i]
 	if s.decodes(rows) {
@@ -202,8 +202,8 @@ func (s *request) callWeight(i int) float64 {
 	return s.want.Weights.Prefill * s.want.Share[slices.Index(s.want.Buckets, rows)]
 }
 
-// layersPerWeight is how many layers have each weight, computed weights included. Constants and weights of sections
-// without layers are not in it.
+// layersPerWeight returns how many layers have each weight, computed weights included. Constants and weights of
+// sections without layers are not in it.
 func (s *request) layersPerWeight() map[string]int {
 	spans := map[string][][2]int{}
 	for i := range s.graph.Sections {
@@ -229,7 +229,7 @@ func (s *request) layersPerWeight() map[string]int {
 	return out
 }
 
-// measure is what is minimised.
+// measure returns what is minimised.
 func (s *request) measure() problem.Measure {
 	if s.goal != "" {
 		return s.goal

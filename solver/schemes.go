@@ -63,7 +63,7 @@ const (
 	maxTried       = 4096    // pairs that are solved
 )
 
-// uniform is one scheme for every class.
+// uniform returns one scheme for every class.
 func (s *schemeChoice) uniform(scheme op.Scheme) assignment {
 	schemes := make(assignment, len(s.classes))
 	for i := range schemes {
@@ -72,7 +72,7 @@ func (s *schemeChoice) uniform(scheme op.Scheme) assignment {
 	return schemes
 }
 
-// expand is the graph at a number of rows under an assignment.
+// expand returns the graph at a number of rows under an assignment.
 func (s *schemeChoice) expand(rows int, schemes assignment) ([]lower.Section, error) {
 	out, err := lower.Expand(s.graphFor(rows), rows, s.want.Context, s.want.Cache, s.schemeOf(schemes),
 		s.in.tiersOf(rows), s.outlierChannels)
@@ -145,7 +145,7 @@ func (s *schemeChoice) prepare(ctx context.Context) error {
 	return nil
 }
 
-// cost is what a candidate counts for in the objective.
+// cost returns what a candidate counts for in the objective.
 func (s *request) cost(candidate *price.Candidate) int64 {
 	if s.measure() == problem.Energy {
 		return candidate.EnergyNJ
@@ -153,7 +153,7 @@ func (s *request) cost(candidate *price.Candidate) int64 {
 	return candidate.CostNS
 }
 
-// processorMask is the set of processors of shares, one bit for each.
+// processorMask returns the set of processors of shares, one bit for each.
 func (s *request) processorMask(shares []planir.Share) (set uint64) {
 	for _, sh := range shares {
 		set |= 1 << slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == sh.Proc })
@@ -161,7 +161,7 @@ func (s *request) processorMask(shares []planir.Share) (set uint64) {
 	return set
 }
 
-// sets are the sets of processors that may work in one program; a single set of all when there are many.
+// sets returns the sets of processors that may work in one program; a single set of all when there are many.
 func (s *request) sets() []uint64 {
 	if sets, ok := problem.IndependentSets(len(s.Procs), s.Conflicts, 64); ok {
 		return sets
@@ -178,7 +178,7 @@ func (s *schemeChoice) assignments(p, d *point) (prefill, decode assignment) {
 	return s.schemesOf(s.phases[0], p, decode), decode
 }
 
-// schemesOf is a point of a phase as schemes; classes that the phase does not decide have those of others (nil:
+// schemesOf returns a point of a phase as schemes; classes that the phase does not decide have those of others (nil:
 // a32/w32).
 func (s *schemeChoice) schemesOf(ph *phase, at *point, others assignment) assignment {
 	schemes := slices.Clone(others)
@@ -195,7 +195,7 @@ func (s *schemeChoice) schemesOf(ph *phase, at *point, others assignment) assign
 	return schemes
 }
 
-// headKL is what a shared head costs in an assignment of decode: it counts in prefill too.
+// headKL returns what a shared head costs in an assignment of decode: it counts in prefill too.
 func (s *schemeChoice) headKL(decode assignment) float64 {
 	total := 0.0
 	for i := range s.classes {
@@ -207,8 +207,8 @@ func (s *schemeChoice) headKL(decode assignment) float64 {
 	return total
 }
 
-// quality is what the chosen schemes lose by the calibration, for each phase: nothing without a calibration, or for a
-// phase with a scheme of unknown loss, which is mentioned.
+// quality returns what the chosen schemes lose by the calibration, for each phase: nothing without a calibration, or
+// for a phase with a scheme of unknown loss, which is mentioned.
 func (s *schemeChoice) quality() []planir.Quality {
 	if s.in.Calibration == nil {
 		return nil

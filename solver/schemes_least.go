@@ -57,8 +57,8 @@ type pathStart struct {
 // unknownCost is the least cost of a section that no processors can execute, or that is not known.
 const unknownCost = math.MaxInt64
 
-// leastOf is what one execution of a program costs under an assignment, in ns or nJ; false where that cannot be told
-// without posing it. Sections share one set of processors, so that costs add up for each set.
+// leastOf returns what one execution of a program costs under an assignment, in ns or nJ; false where that cannot be
+// told without posing it. Sections share one set of processors, so that costs add up for each set.
 func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 	sections, err := s.expand(rows, schemes)
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 	return least, least != unknownCost
 }
 
-// leastOfSection is what a section costs on each set of processors; nil where that cannot be told.
+// leastOfSection returns what a section costs on each set of processors; nil where that cannot be told.
 func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []int64 {
 	key := sectionKey(sec, rows)
 	if costs, ok := s.leasts[key]; ok {
@@ -118,7 +118,7 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 	return costs
 }
 
-// shortCuts are the ways through forks.
+// shortCuts returns the ways through forks.
 func (in *instance) shortCuts() (out []shortCut) {
 	for i := range in.forks {
 		fork := &in.forks[i]
@@ -170,7 +170,7 @@ func (s *pricing) reduced(posed *item) *reducedItem {
 	return merged
 }
 
-// shortest is the least cost of a chain on a set of processors, unknownCost where they cannot execute it.
+// shortest returns the least cost of a chain on a set of processors, unknownCost where they cannot execute it.
 func (m *pathScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
 	// Without the way back it is a lower bound, and exact where the section does not follow itself.
@@ -276,7 +276,7 @@ func (l *reducedItem) costAfterNeighbour(rest, arrive []int64, repeat int64) {
 	}
 }
 
-// resized is a slice of a length in memory that is used again.
+// resized returns a slice of a length in memory that is used again.
 func resized(room *[]int64, length int) []int64 {
 	if cap(*room) < length {
 		*room = make([]int64, length)
@@ -319,8 +319,8 @@ func (h *rankedHeap) Pop() any {
 	return ranked
 }
 
-// nth is the k-th of the points; false where there are fewer. It prices points in the order of their bounds until the
-// cheapest priced one is below the bound of all that are left: that is the next of the ranking.
+// nth returns the k-th of the points; false where there are fewer. It prices points in the order of their bounds until
+// the cheapest priced one is below the bound of all that are left: that is the next of the ranking.
 func (r *ranking) nth(k int) (ranked, bool) {
 	for len(r.order) <= k {
 		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {
@@ -342,7 +342,7 @@ func (r *ranking) nth(k int) (ranked, bool) {
 // the programs of prefill as well: what a pair costs is then the sum of what its points cost.
 type headRankings struct{ prefill, decode *ranking }
 
-// rankings are those of every choice for the head. Where no prompt has a program prefill has one point that costs
+// rankings returns those of every choice for the head. Where no prompt has a program prefill has one point that costs
 // nothing.
 func (s *schemeChoice) rankings() (out []headRankings) {
 	// within are the points of prefill whose loss, with the head's, is permitted.
@@ -381,7 +381,7 @@ func (s *schemeChoice) rankings() (out []headRankings) {
 	return out
 }
 
-// leastOfPoint is what an assignment of a phase costs in the objective; false where that cannot be told.
+// leastOfPoint returns what an assignment of a phase costs in the objective; false where that cannot be told.
 func (s *schemeChoice) leastOfPoint(ph *phase, schemes assignment) (total float64, ok bool) {
 	for i, rows := range ph.rows {
 		if ph.weights[i] == 0 {

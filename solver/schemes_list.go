@@ -167,7 +167,7 @@ func (e *enumeration) complete() {
 	e.reserve(pointBytes + rankedBytes)
 }
 
-// cheapest is the least cost of a node's candidates that only use processors of a set; infinite when
+// cheapest returns the least cost of a node's candidates that only use processors of a set; infinite when
 // there are none.
 func (s *pricing) cheapest(key nodeKey, set uint64) float64 {
 	known := s.candidateSets[key]

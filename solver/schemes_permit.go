@@ -224,8 +224,8 @@ func (s *request) checkScalesIn(name string, layer int, scheme op.Scheme) error 
 	return nil
 }
 
-// pricingAssignment is the assignment in which a class in a scheme is priced: uniform, but for experts that do not have
-// it.
+// pricingAssignment returns the assignment in which a class in a scheme is priced: uniform, but for experts that do not
+// have it.
 func (s *schemeChoice) pricingAssignment(ph *phase, k int, scheme op.Scheme) (assignment, error) {
 	schemes := s.uniform(scheme)
 	if scheme.Experts() {

@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// solvedObjective is the objective of a pair of assignments, solved.
+// solvedObjective returns the objective of a pair of assignments, solved.
 func (s *planner) solvedObjective(ctx context.Context, prefill, decode assignment) (float64, error) {
 	total := 0.0
 	for i, schemes := range []assignment{prefill, decode} {
@@ -137,7 +137,8 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 	return best, nil
 }
 
-// searchReport is what a plan says of a search: optimal, or, where it was cut off, with the bound of the next pair.
+// searchReport returns what a plan says of a search: optimal, or, where it was cut off, with the bound of the next
+// pair.
 func (s *planner) searchReport(ns float64, status problem.Status, bound float64) *planir.Solve {
 	report := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: price.Whole(ns),
 		BoundNS: price.Whole(ns)}
@@ -152,7 +153,7 @@ func (s *planner) searchReport(ns float64, status problem.Status, bound float64)
 	return report
 }
 
-// assignmentsOf are those of a pair.
+// assignmentsOf returns those of a pair.
 func (s *schemeChoice) assignmentsOf(group *headRankings, x pair) (prefill, decode assignment) {
 	var first *point
 	if len(s.phases[0].rows) > 0 {

@@ -97,7 +97,7 @@ func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	return err
 }
 
-// shadowSections are the products of a plan with shadow outliers, by section, in any of its programs.
+// shadowSections returns the products of a plan with shadow outliers, by section, in any of its programs.
 func (s *session) shadowSections(plan *planir.Plan) (out []shadowSection) {
 	shadow := map[string]bool{}
 	for i := range plan.Decisions {
@@ -126,8 +126,8 @@ func (s *session) shadowSections(plan *planir.Plan) (out []shadowSection) {
 	})
 }
 
-// unmeasuredShadow is a product and layer of which the calibration does not say what its shadow is worth, "" where it
-// says so of all.
+// unmeasuredShadow returns a product and layer of which the calibration does not say what its shadow is worth, "" where
+// it says so of all.
 func (s *session) unmeasuredShadow(sections []shadowSection) string {
 	for i := range sections {
 		for _, product := range sections[i].products {
@@ -167,7 +167,7 @@ func (s *session) prunedByRatio(sections []shadowSection, share float64) []plani
 	})
 }
 
-// keptShadows are the entries of a plan for what is kept: of the products that are pruned somewhere. kept gets the
+// keptShadows returns the entries of a plan for what is kept: of the products that are pruned somewhere. kept gets the
 // section, the index of the product in it, the layer, and the product's name.
 func keptShadows(sections []shadowSection, layers int,
 	kept func(section *shadowSection, product, layer int, name string) bool) (out []planir.Shadow) {
@@ -186,8 +186,8 @@ func keptShadows(sections []shadowSection, layers int,
 	return out
 }
 
-// shadowSlack is what the phases in which products have shadow outliers may lose beyond what their schemes do, in nats:
-// the least of all; 0 where one has no limit, as the workload then does not permit to lose more.
+// shadowSlack returns what the phases in which products have shadow outliers may lose beyond what their schemes do, in
+// nats: the least of all; 0 where one has no limit, as the workload then does not permit to lose more.
 func (s *session) shadowSlack(plan *planir.Plan) float64 {
 	slack := math.Inf(1)
 	for _, quality := range s.quality() {
@@ -235,8 +235,8 @@ func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (tota
 	return total, nil
 }
 
-// weightedTime is what a plan's programs take with some shadows, each times its weight in the objective: a section of
-// them, or all ("").
+// weightedTime returns what a plan's programs take with some shadows, each times its weight in the objective: a section
+// of them, or all ("").
 func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, section string) (total float64, err error) {
 	trial := *plan
 	trial.Shadows, trial.Beside = shadows, nil
@@ -266,7 +266,7 @@ func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, secti
 	return total, nil
 }
 
-// weightOfRows is the weight of a program of so many rows in the objective.
+// weightOfRows returns the weight of a program of so many rows in the objective.
 func (s *session) weightOfRows(rows int) float64 {
 	for _, phase := range s.phases {
 		if at := slices.Index(phase.rows, rows); at >= 0 {
@@ -320,7 +320,7 @@ func poseShadows(s *session, sections []shadowSection, total, slack float64, wan
 	return posed
 }
 
-// report is what the plan says of the problem. Where time is bounded, its objective is a loss.
+// report returns what the plan says of the problem. Where time is bounded, its objective is a loss.
 func (p *posedShadows) report(solution *problem.ShadowSolution, want workload.Shadows) planir.Solve {
 	report := planir.Solve{Problem: "shadows", Status: string(solution.Status), Choices: p.choices(),
 		ObjectiveNS: p.ns(solution.Objective), BoundNS: p.ns(solution.Bound)}
@@ -331,7 +331,7 @@ func (p *posedShadows) report(solution *problem.ShadowSolution, want workload.Sh
 	return report
 }
 
-// shadows are what options mean for a plan.
+// shadows returns what options mean for a plan.
 func (p *posedShadows) shadows(options []int, layers int) []planir.Shadow {
 	return keptShadows(p.sections, layers, func(section *shadowSection, product, layer int, _ string) bool {
 		for group, of := range p.of {
@@ -344,7 +344,7 @@ func (p *posedShadows) shadows(options []int, layers int) []planir.Shadow {
 	})
 }
 
-// choices is the number of options.
+// choices returns the number of options.
 func (p *posedShadows) choices() (count int) {
 	for i := range p.Groups {
 		count += len(p.Groups[i].Options)
@@ -352,7 +352,7 @@ func (p *posedShadows) choices() (count int) {
 	return count
 }
 
-// ns is a sum of times of the problem.
+// ns returns a sum of times of the problem.
 func (p *posedShadows) ns(units int64) int64 { return int64(math.Round(float64(units) * p.unitNS)) }
 
 // lowerPruned lowers and predicts a plan whose shadows have changed.
@@ -395,8 +395,8 @@ func (s *session) prunedQuality(plan *planir.Plan) {
 	}
 }
 
-// keptShare is the share of its layers in which a node is executed: less than 1 where it computes shadow outliers that
-// are pruned in some.
+// keptShare returns the share of its layers in which a node is executed: less than 1 where it computes shadow outliers
+// that are pruned in some.
 func (s *request) keptShare(plan *planir.Plan, node string) float64 {
 	product, ok := lower.ShadowOf(node)
 	if !ok || len(plan.Shadows) == 0 {

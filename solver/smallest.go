@@ -33,7 +33,7 @@ const (
 	smallestPasses = 4 // over all operators
 )
 
-// smallest is the plan that holds least, within all other bounds, with its session.
+// smallest returns the plan that holds least, within all other bounds, with its session.
 func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) {
 	var first error
 	open := false // there may be a plan for fewer buckets that was not found
@@ -103,7 +103,7 @@ func (s *schemeChoice) byWeight() (out []sizedPair, all bool) {
 	return out, true
 }
 
-// lightestPlan is the smallest plan found for the buckets of a prepared session. It tries pairs of assignments,
+// lightestPlan returns the smallest plan found for the buckets of a prepared session. It tries pairs of assignments,
 // lightest weights first, and reports as bound the least that any pair could have held.
 func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	var best *planir.Plan
@@ -166,7 +166,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	return best, nil
 }
 
-// fixedBytes is what every plan for these programs holds beside its weights, buffers and steps.
+// fixedBytes returns what every plan for these programs holds beside its weights, buffers and steps.
 func (s *schemeChoice) fixedBytes(plan *planir.Plan) int64 {
 	total := plan.Memory.Cache + planir.LeastFixed(plan)
 	if !s.tied.exists() { // else the embedding may be the head's
@@ -175,8 +175,9 @@ func (s *schemeChoice) fixedBytes(plan *planir.Plan) int64 {
 	return total
 }
 
-// smallestForSchemes is the plan that holds least of those found with the schemes that are set: the joint problem's,
-// each processor's own, and what moving single operators makes of the best; of equally small ones the fastest found.
+// smallestForSchemes returns the plan that holds least of those found with the schemes that are set: the joint
+// problem's, each processor's own, and what moving single operators makes of the best; of equally small ones the
+// fastest found.
 func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) {
 	best, err := s.bestWithinBounds(ctx)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
@@ -215,7 +216,7 @@ func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) 
 	return s.fastestAsSmall(ctx, best)
 }
 
-// fastestAsSmall is the fastest plan found that holds no more than the given one.
+// fastestAsSmall returns the fastest plan found that holds no more than the given one.
 func (s *session) fastestAsSmall(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	memory := planir.MemoryOf(plan)
 	plan.Memory = &memory
@@ -288,7 +289,7 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	return &plan, nil
 }
 
-// withAlternatives is a plan whose decisions say what they cost and what the alternatives were.
+// withAlternatives returns a plan whose decisions say what they cost and what the alternatives were.
 func (m *mover) withAlternatives(plan *planir.Plan) (*planir.Plan, error) {
 	made := solved{reports: plan.Solver}
 	for i, part := range m.j.choices(plan) {
@@ -332,7 +333,7 @@ func (m *mover) allOn(proc string) (*planir.Plan, error) {
 	return m.plan(choices)
 }
 
-// wholeOn is the undivided candidate on a processor; the cheapest other one where that cannot execute it; -1 where
+// wholeOn returns the undivided candidate on a processor; the cheapest other one where that cannot execute it; -1 where
 // there is none.
 func wholeOn(list []price.Candidate, proc string) int {
 	best := -1
@@ -392,7 +393,7 @@ func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, e
 	return plan, nil
 }
 
-// cheapestOfKinds is the cheapest candidate of every way to divide an operator between some processors.
+// cheapestOfKinds returns the cheapest candidate of every way to divide an operator between some processors.
 func cheapestOfKinds(list []price.Candidate) []int {
 	cheapest := map[string]int{}
 	var order []string
@@ -414,7 +415,7 @@ func cheapestOfKinds(list []price.Candidate) []int {
 	return out
 }
 
-// withGoal is the session with another measure, and its schemes as they are.
+// withGoal returns the session with another measure, and its schemes as they are.
 func (s *session) withGoal(goal problem.Measure) (*session, error) {
 	t := *s
 	t.goal, t.chosen, t.notes = goal, nil, slices.Clone(s.notes)

@@ -12,9 +12,9 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// leastBytes is a lower bound of what all programs hold with the schemes that are set, in bytes, beside fixedBytes. It
-// adds two things: one packed copy of each weight for each format that they read it in, and the least of a joint
-// problem of everything else, without costs and other limits.
+// leastBytes returns a lower bound of what all programs hold with the schemes that are set, in bytes, beside
+// fixedBytes. It adds two things: one packed copy of each weight for each format that they read it in, and the least of
+// a joint problem of everything else, without costs and other limits.
 //
 // Candidates of one kind are one choice in that problem. It needs what all of them need: of a buffer the fewest rows,
 // of scratch the least. A step counts where it is joined to no other whatever is chosen, and a buffer where no graph
@@ -68,7 +68,7 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 	return sol.Bound + weights, err
 }
 
-// leastMemoryProblem is the joint problem of leastBytes: one choice for each kind of candidates, and no costs.
+// leastMemoryProblem returns the joint problem of leastBytes: one choice for each kind of candidates, and no costs.
 func (s *planner) leastMemoryProblem(programs []*program, assets *assets) (*joint, error) {
 	j := &joint{Joint: &problem.Joint{Name: "least memory",
 		Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
@@ -136,7 +136,7 @@ func (p *distinctPacks) scan(uses []lower.Use) {
 	}
 }
 
-// bytes is what the packs take, each in the layout in which it is smallest.
+// bytes returns what the packs take, each in the layout in which it is smallest.
 func (p *distinctPacks) bytes() (total int64, err error) {
 	for key, once := range p.all {
 		least := int64(math.MaxInt64)
@@ -154,8 +154,8 @@ func (p *distinctPacks) bytes() (total int64, err error) {
 	return total, nil
 }
 
-// commonNeeds is the item of a node with one choice for each kind of its candidates. A choice needs the intersection
-// of the assets that its candidates need, so that the problem takes no more than any plan.
+// commonNeeds returns the item of a node with one choice for each kind of its candidates. A choice needs the
+// intersection of the assets that its candidates need, so that the problem takes no more than any plan.
 func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
 	name := in.section.Nodes[node].Name
 	item := problem.Item{Name: name, Before: []string{""}, After: []string{""}}

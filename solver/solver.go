@@ -115,7 +115,7 @@ type Result struct {
 	session *session // that decided it
 }
 
-// policy is what restricts the ways to execute operators.
+// policy returns what restricts the ways to execute operators.
 func (in *Input) policy() *price.Policy {
 	policy := &price.Policy{Only: in.Only, Strategies: in.Strategies, Ratio: in.Ratio}
 	if in.TierRule.find() != nil {
@@ -363,7 +363,7 @@ func newSession(in Input) (*session, error) {
 	return sessionFor(in, want)
 }
 
-// sessionFor is a session for a demand that need not be all of the workload's.
+// sessionFor returns a session for a demand that need not be all of the workload's.
 func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	if in.Prices == nil || !in.Prices.IsOf(in.Costs) {
 		in.Prices = price.NewFitted(in.Costs, in.SoC)

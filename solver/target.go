@@ -26,7 +26,7 @@ func (in *Input) ForTarget() error {
 // Targeted reports whether ForTarget was called.
 func (in *Input) Targeted() bool { return in.Whole != nil }
 
-// WholeSoC is the SoC that Input.SoC is, or is a part of.
+// WholeSoC returns the SoC that Input.SoC is, or is a part of.
 func (in *Input) WholeSoC() *socs.SoC {
 	if in.Whole != nil {
 		return in.Whole

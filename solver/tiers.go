@@ -23,7 +23,7 @@ import (
 // how long experts keep each. So its answer is tried: the whole plan is solved again with it, and it is kept for the
 // buckets whose programs are predicted to take less time.
 
-// openingPerCall is the part of opening its graphs that a call of a prompt's program of that many rows pays.
+// openingPerCall returns the part of opening its graphs that a call of a prompt's program of that many rows pays.
 func (in *Input) openingPerCall(plan *planir.Plan, rows int) (ns int64) {
 	opened := map[string]bool{}
 	for i := range plan.Program.Programs {
@@ -91,7 +91,7 @@ func (s *session) groupsMayStay() bool {
 		(npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0)
 }
 
-// totalNS is what all programs of a plan are predicted to take, with what each pays for opening its graphs.
+// totalNS returns what all programs of a plan are predicted to take, with what each pays for opening its graphs.
 func (in *Input) totalNS(plan *planir.Plan) (ns int64) {
 	for i := range plan.Predictions {
 		ns += plan.Predictions[i].PlanNS
@@ -133,7 +133,7 @@ func (s *session) solveWithRule(ctx context.Context, dynamic *Result, rule TierR
 	}
 }
 
-// withoutTiers is the plan without tiers, and why others were left.
+// withoutTiers returns the plan without tiers, and why others were left.
 func (r *Result) withoutTiers(left []string, reports []planir.Solve) *Result {
 	out, plan := *r, *r.Plan
 	out.Plan, out.TiersLeft = &plan, left
@@ -173,13 +173,13 @@ func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *dec
 	return dynamic.withoutTiers(left, decided.reports), nil
 }
 
-// tiersOf are the capacity tiers of the program of that many rows, nil where experts are dynamic.
+// tiersOf returns the capacity tiers of the program of that many rows, nil where experts are dynamic.
 func (in *Input) tiersOf(rows int) *planir.ExpertTiers {
 	plan := planir.Plan{Experts: in.tiers}
 	return plan.TiersOf(rows)
 }
 
-// predictedPromptNS is the expected time of a prompt's program of that many rows.
+// predictedPromptNS returns the expected time of a prompt's program of that many rows.
 func predictedPromptNS(plan *planir.Plan, rows int) int64 {
 	for i := range plan.Predictions {
 		if plan.Predictions[i].Program == fmt.Sprintf("prefill@%d", rows) {
@@ -205,7 +205,7 @@ func (s *session) solveSame(ctx context.Context, in Input, plan *planir.Plan) (*
 	return sized.solve(ctx)
 }
 
-// programSizes are the buckets and batches of a plan.
+// programSizes returns the buckets and batches of a plan.
 func programSizes(plan *planir.Plan) (buckets, batches []int) {
 	for i := range plan.Program.Programs {
 		switch rows := plan.Program.Programs[i].Rows; {
@@ -265,7 +265,7 @@ func (s *session) decideTiers(ctx context.Context, plan *planir.Plan, rule TierR
 	return out, nil
 }
 
-// expertSchemes are the schemes of the products of a plan's experts, in order.
+// expertSchemes returns the schemes of the products of a plan's experts, in order.
 func (s *session) expertSchemes(plan *planir.Plan, rows int) (schemes []op.Scheme) {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]

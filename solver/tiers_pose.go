@@ -126,7 +126,7 @@ func (x *TierInstance) addPrices(pr *price.Fitted, model *models.Model, most int
 	return nil
 }
 
-// openingNS is the part of opening a graph that each of so many calls pays, 0 of any number.
+// openingNS returns the part of opening a graph that each of so many calls pays, 0 of any number.
 func openingNS(proc *socs.Processor, calls int) int64 {
 	if calls == 0 {
 		return 0
@@ -134,7 +134,7 @@ func openingNS(proc *socs.Processor, calls int) int64 {
 	return openNS(proc) / int64(calls)
 }
 
-// staticProcessor is the processor that groups of experts run on: the first NPU of static shapes, else any such.
+// staticProcessor returns the processor that groups of experts run on: the first NPU of static shapes, else any such.
 func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
 	var out *socs.Processor
 	for i := range soc.Processors {
@@ -150,7 +150,7 @@ func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
 	return out, nil
 }
 
-// ppm is a share in parts per million.
+// ppm returns a share in parts per million.
 func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
 
 // tileSteps are the capacities to choose from, in tiles.
@@ -172,7 +172,7 @@ func capacities(tile, most int) (out []int) {
 	return out
 }
 
-// expertOps are an expert's operators with their schemes, and the quantisation of rows that those need.
+// expertOps returns an expert's operators with their schemes, and the quantisation of rows that those need.
 func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
 	k := 0
 	for _, operator := range model.ExpertOps(rows) {
@@ -190,7 +190,7 @@ func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op)
 // maxGroup is the most experts of a group where no limit says.
 const maxGroup = 64
 
-// groupPrices are the times of groups in ns, by tier and number of experts: those of their operators as the plan's
+// groupPrices returns the times of groups in ns, by tier and number of experts: those of their operators as the plan's
 // program prices them, less all launches but one where the processor joins them, and what links copy in and out. A
 // group has at most as many experts as a graph's bytes hold.
 func groupPrices(
@@ -233,7 +233,7 @@ func groupPrices(
 	return out, nil
 }
 
-// groupOps are the operators of a group of so many experts with so many rows each.
+// groupOps returns the operators of a group of so many experts with so many rows each.
 func groupOps(model *models.Model, schemes []op.Scheme, experts, rows int) []op.Op {
 	out := expertOps(model, schemes, experts*rows)
 	for i := range out {
@@ -244,8 +244,8 @@ func groupOps(model *models.Model, schemes []op.Scheme, experts, rows int) []op.
 	return out
 }
 
-// Plan is a solution in the words of a plan, nil for the one without slots: experts are dynamic then. Large slots come
-// first, and in them the busiest experts.
+// Plan returns a solution in the words of a plan, nil for the one without slots: experts are dynamic then. Large slots
+// come first, and in them the busiest experts.
 func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
 	p, groups := x.Problem, x.Problem.Groups()
 	chunks := int64(p.Chunks())
@@ -283,7 +283,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
 	return out
 }
 
-// layer is what is decided and expected of one layer, and how many rows it leaves for the dynamic products in all
+// layer returns what is decided and expected of one layer, and how many rows it leaves for the dynamic products in all
 // chunks.
 func (x *TierInstance) layer(l int, choices []int, npu int64) (out planir.ExpertLayer, dynamic int64) {
 	p := x.Problem

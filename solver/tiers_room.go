@@ -57,7 +57,7 @@ var roomLimits = []roomLimit{
 	}},
 }
 
-// tierLimit is the limit for slots of a model's experts on a processor.
+// tierLimit returns the limit for slots of a model's experts on a processor.
 func (l *roomLimit) tierLimit(
 	room TierRoom, model *models.Model, schemes []op.Scheme, npu *socs.Processor,
 ) problem.TierLimit {
@@ -65,7 +65,7 @@ func (l *roomLimit) tierLimit(
 		Expert: l.copies(npu) * int64(len(model.ExpertLayers())) * packedExpert(model, schemes, npu)}
 }
 
-// limits are those of the room that a problem of tiers has to keep.
+// limits returns those of the room that a problem of tiers has to keep.
 func (r TierRoom) limits(model *models.Model, schemes []op.Scheme, npu *socs.Processor) (out []problem.TierLimit) {
 	for i := range roomLimits {
 		if limit := roomLimits[i].tierLimit(r, model, schemes, npu); limit.Bytes > 0 {
@@ -75,7 +75,7 @@ func (r TierRoom) limits(model *models.Model, schemes []op.Scheme, npu *socs.Pro
 	return out
 }
 
-// packedExpert is what the weights of an expert take as a processor reads them.
+// packedExpert returns what the weights of an expert take as a processor reads them.
 func packedExpert(model *models.Model, schemes []op.Scheme, npu *socs.Processor) (bytes int64) {
 	for _, operator := range expertOps(model, schemes, 1) {
 		if operator.Kind != op.MatMul {
@@ -91,8 +91,8 @@ func packedExpert(model *models.Model, schemes []op.Scheme, npu *socs.Processor)
 	return bytes
 }
 
-// slotRow is what a row of a slot takes in buffers: what is moved there, its result, and what the operators of a group
-// pass to each other where no graph joins them. All layers use the same buffers.
+// slotRow returns what a row of a slot takes in buffers: what is moved there, its result, and what the operators of a
+// group pass to each other where no graph joins them. All layers use the same buffers.
 func slotRow(model *models.Model, schemes []op.Scheme, npu *socs.Processor) int64 {
 	bytes := 2 * int64(model.Hidden) * int64(op.F32.Bytes())
 	if npu.Fuses {
@@ -139,8 +139,8 @@ func (r *TierRoom) share(all TierRoom, tiers []planir.ExpertTiers, model *models
 	return again
 }
 
-// tierRoom is what a plan leaves for groups of experts on a processor: bytes of its address space and of the process,
-// and the fewest graphs that its limits and the time to open graphs allow.
+// tierRoom returns what a plan leaves for groups of experts on a processor: bytes of its address space and of the
+// process, and the fewest graphs that its limits and the time to open graphs allow.
 func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom) {
 	used := check.Load(plan, npu)
 	least := func(graphs int64) {

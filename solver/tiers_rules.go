@@ -67,7 +67,7 @@ func ParseTierRule(names []string) (rule TierRule, err error) {
 	return rule, nil
 }
 
-// find is the row of the rule, nil for solve's own choice.
+// find returns the row of the rule, nil for solve's own choice.
 func (r TierRule) find() *tierRule {
 	at := slices.IndexFunc(tierRules, func(row tierRule) bool { return row.name == r.Slots })
 	if at < 0 {
@@ -119,7 +119,7 @@ func (r TierRule) Choose(ctx context.Context, in Input, pose func(in Input) (*Ti
 	return instance, solution, nil
 }
 
-// solvedTiers are the engine's.
+// solvedTiers returns the engine's.
 func solvedTiers(ctx context.Context, engine problem.Engine, tiers *problem.Tiers) (problem.TierSolution, error) {
 	return engine.Tiers(ctx, tiers, problem.Limits{})
 }
@@ -140,8 +140,8 @@ func ladderTiers(_ context.Context, _ problem.Engine, tiers *problem.Tiers) (pro
 	return busiestFirst(tiers, tiers.LadderSlots(tiers.Capacities)), nil
 }
 
-// slotsForAll are the engine's, with one capacity for all experts that these leave without a slot: that with which the
-// experts take the least time.
+// slotsForAll returns the engine's, with one capacity for all experts that these leave without a slot: that with which
+// the experts take the least time.
 func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tiers) (problem.TierSolution, error) {
 	if most := tiers.MostSlots(); most < tiers.Experts() {
 		return problem.TierSolution{}, diag.New(diag.ClassInfeasible, "capacity tiers: there is room for %d slots in a layer, "+

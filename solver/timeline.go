@@ -84,7 +84,7 @@ type copyKey struct {
 	copyNS
 }
 
-// Phases are those of the step, the same in every iteration in which it has a layer, between its copies.
+// Phases returns those of the step, the same in every iteration in which it has a layer, between its copies.
 func (e *sectionWork) Phases(lane, step, iteration int) []timeline.Phase {
 	if _, works := e.section.Lanes[lane].Steps[step].Layer(e.section, iteration); !works {
 		return nil
@@ -108,7 +108,7 @@ func (e *sectionWork) Phases(lane, step, iteration int) []timeline.Phase {
 // Ran notes nothing.
 func (e *sectionWork) Ran(_, _, _ int, _, _, _ int64) {}
 
-// assumeTimes is the work of a section with the expected times of its steps, or those that pick selects.
+// assumeTimes returns the work of a section with the expected times of its steps, or those that pick selects.
 func assumeTimes(sec *planir.Section, of map[stepKey]stepWork, pick func(price.Estimate) int64) *sectionWork {
 	out := &sectionWork{section: sec, phases: make([][][]timeline.Phase, len(sec.Lanes))}
 	for l := range sec.Lanes {
@@ -176,7 +176,7 @@ type stepKey struct {
 	from              int // first row, of which chunk it is
 }
 
-// keyOf is the key of a lane's step.
+// keyOf returns the key of a lane's step.
 func keyOf(lane *planir.Lane, st *planir.Step) stepKey {
 	return stepKey{lane.Proc, st.Node, st.Run, st.R0}
 }
@@ -187,7 +187,7 @@ type call struct {
 	context int // positions that attention works on
 }
 
-// workOf are what the steps of a program do: the operators of their graphs, which are launched once.
+// workOf returns what the steps of a program do: the operators of their graphs, which are launched once.
 func (s *request) workOf(plan *planir.Plan, ph *planir.PhaseProgram) (programWork, error) {
 	return s.workAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
 }
@@ -231,8 +231,8 @@ func (s *request) workAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
 	return programWork{out, copied, s.submissions(plan)}, err
 }
 
-// submissions are what a step of each processor takes the control thread, in ns, of those that it feeds. A device that
-// works on the control processor's own cores takes turns with it anyway.
+// submissions returns what a step of each processor takes the control thread, in ns, of those that it feeds. A device
+// that works on the control processor's own cores takes turns with it anyway.
 func (s *request) submissions(plan *planir.Plan) map[string]float64 {
 	out := map[string]float64{}
 	control := s.Thread(s.in.SoC.Control)
@@ -309,8 +309,8 @@ func (s *request) copyTimes(plan *planir.Plan, ph *planir.PhaseProgram, rows int
 	return out, nil
 }
 
-// graphWork is what a graph does on a processor: what its operators do, less the launches that one graph saves. It does
-// nothing where no row of the call is left for it.
+// graphWork returns what a graph does on a processor: what its operators do, less the launches that one graph saves. It
+// does nothing where no row of the call is left for it.
 func (s *request) graphWork(on *planir.Proc, graph *op.Graph, called call) (stepWork, error) {
 	var out stepWork
 	if called.rows == 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// Unmeasured is what to measure for the decisions of a plan that rest on extrapolation (GroundsOf): the operators of
-// what was chosen and of the cheapest alternative, in the plan's order and each once, and the sets of more than two
+// Unmeasured returns what to measure for the decisions of a plan that rest on extrapolation (GroundsOf): the operators
+// of what was chosen and of the cheapest alternative, in the plan's order and each once, and the sets of more than two
 // processors that execute one of them side by side. The workload says how many positions attention is priced for.
 //
 // A plan that is not for the model and the SoC is an error of class ClassInput.
@@ -72,7 +72,7 @@ func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *wor
 	return tasks, sets, nil
 }
 
-// bestTwo are a decision and its cheapest alternative, where it has one, as a decision.
+// bestTwo returns a decision and its cheapest alternative, where it has one, as a decision.
 func bestTwo(decision *planir.Decision) (ways []planir.Decision, err error) {
 	ways = append(ways, *decision)
 	if len(decision.Alternatives) > 0 {
@@ -99,7 +99,7 @@ func withSet(sets [][]string, decision *planir.Decision) [][]string {
 	return append(sets, procs)
 }
 
-// tasksOf are the operators of a decision, each on the processor that executes it.
+// tasksOf returns the operators of a decision, each on the processor that executes it.
 func tasksOf(plan *planir.Plan, decision *planir.Decision, model *models.Model, soc *socs.SoC) (out []price.Task,
 	err error) {
 	graph := model.Graph()

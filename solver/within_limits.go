@@ -27,7 +27,7 @@ import (
 // If minimising a quantity reaches a value within its limit, there is always a plan. An error says whether it was
 // proved that there is none (step 1, or a joint problem to which nothing was an alternative), or that none was found.
 
-// planWithin is the best plan found within all limits, bound bytes among them (0: no limit), with the session that
+// planWithin returns the best plan found within all limits, bound bytes among them (0: no limit), with the session that
 // made it.
 func (s *session) planWithin(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
 	// Step 1.
@@ -76,8 +76,8 @@ func (s *session) isLimited(kind problem.LimitKind) bool {
 	return slices.ContainsFunc(s.bounds, func(b bound) bool { return b.kind == kind })
 }
 
-// planWithOtherSchemes is the best plan found with the schemes that are best for what is limited, for all buckets or
-// the first of them. why is the error of the session's own schemes, and the answer where none of these has a plan.
+// planWithOtherSchemes returns the best plan found with the schemes that are best for what is limited, for all buckets
+// or the first of them. why is the error of the session's own schemes, and the answer where none of these has a plan.
 func (s *session) planWithOtherSchemes(ctx context.Context, why error) (*session, *planir.Plan, error) {
 	var by *session
 	var best *planir.Plan
@@ -125,7 +125,7 @@ func (s *session) planWithOtherSchemes(ctx context.Context, why error) (*session
 	return by, best, nil
 }
 
-// withBuckets is the session with the first n buckets, prepared.
+// withBuckets returns the session with the first n buckets, prepared.
 func (s *session) withBuckets(ctx context.Context, buckets int) (*session, error) {
 	if buckets < len(s.want.Buckets) {
 		return s.withFirstBuckets(ctx, buckets)
@@ -135,7 +135,7 @@ func (s *session) withBuckets(ctx context.Context, buckets int) (*session, error
 	return &other, nil
 }
 
-// lowestObjective is a lower bound of the objective over all schemes.
+// lowestObjective returns a lower bound of the objective over all schemes.
 func (s *schemeChoice) lowestObjective() float64 {
 	total := 0.0
 	for _, ph := range s.phases {
@@ -146,7 +146,7 @@ func (s *schemeChoice) lowestObjective() float64 {
 	return total
 }
 
-// openSchemes is the report of schemes that are not proved to be the best.
+// openSchemes returns the report of schemes that are not proved to be the best.
 func (s *schemeChoice) openSchemes(ns, bound float64) *planir.Solve {
 	report := &planir.Solve{Problem: "schemes", Status: string(problem.Feasible), ObjectiveNS: price.Whole(ns),
 		BoundNS: min(price.Whole(bound), price.Whole(ns))}
@@ -166,7 +166,7 @@ func (p schemePair) chosenBy(s *schemeChoice) bool {
 	return slices.Equal(p.prefill, s.prefill) && slices.Equal(p.decode, s.decode)
 }
 
-// startPairs are the schemes that are best for the objective, for energy where that is limited, and those with the
+// startPairs returns the schemes that are best for the objective, for energy where that is limited, and those with the
 // lightest weights.
 func (s *session) startPairs(ctx context.Context) ([]schemePair, error) {
 	var out []schemePair
@@ -196,7 +196,7 @@ func (s *session) startPairs(ctx context.Context) ([]schemePair, error) {
 	return out, nil
 }
 
-// bestSchemes is the pair with the least objective where no limit binds.
+// bestSchemes returns the pair with the least objective where no limit binds.
 func (s *planner) bestSchemes(ctx context.Context) (searchResult, error) {
 	return s.search(ctx, math.Inf(1), nil, func(prefill, decode assignment) (float64, bool, error) {
 		ns, err := s.solvedObjective(ctx, prefill, decode)
@@ -305,7 +305,7 @@ func (s *session) withPredictions(plan *planir.Plan) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// repriced is a plan whose reports say what its decisions cost by the planner's measure, with each program's own
+// repriced returns a plan whose reports say what its decisions cost by the planner's measure, with each program's own
 // optimum as the bound.
 func (s *planner) repriced(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	out := *plan
@@ -347,7 +347,7 @@ func (s *session) waive(kinds ...problem.LimitKind) {
 		func(b bound) bool { return slices.Contains(s.waived, b.kind) })
 }
 
-// proveInfeasible is the error that a limit is below what every plan takes, whatever its schemes, buckets and
+// proveInfeasible returns the error that a limit is below what every plan takes, whatever its schemes, buckets and
 // placement; nil where that is not known. Times count the work of all processors as if it were divided evenly among
 // them, energy every operator where it takes least. Memory has a proof of its own (tooLarge), beside what the smallest
 // plan consists of.
@@ -384,7 +384,7 @@ func (s *session) proveInfeasible() (proof, err error) {
 	return nil, nil
 }
 
-// busyNS is how long a candidate keeps processors busy, in ns of all of them together.
+// busyNS returns how long a candidate keeps processors busy, in ns of all of them together.
 func (s *request) busyNS(candidate *price.Candidate) float64 {
 	total := 0.0
 	for _, x := range candidate.Times {
@@ -393,7 +393,7 @@ func (s *request) busyNS(candidate *price.Candidate) float64 {
 	return total
 }
 
-// leastEnergy is a lower bound of the expected energy, over all numbers of buckets.
+// leastEnergy returns a lower bound of the expected energy, over all numbers of buckets.
 func (s *pricing) leastEnergy() (int64, error) {
 	energy := func(c *price.Candidate) float64 { return float64(c.EnergyNJ) }
 	least := math.Inf(1)
@@ -415,7 +415,8 @@ func (s *pricing) leastEnergy() (int64, error) {
 	return price.Whole(least), nil
 }
 
-// leastMemory is a lower bound of what a process holds, in bytes: the lightest weights, and what every process has.
+// leastMemory returns a lower bound of what a process holds, in bytes: the lightest weights, and what every process
+// has.
 func (s *schemeChoice) leastMemory() int64 {
 	pairs, _ := s.byWeight()
 	if len(pairs) == 0 {

@@ -30,8 +30,8 @@ func (s *session) completePlan(ctx context.Context) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// planWithinMemory is the plan with the least objective that holds at most bound bytes, with the session that made it.
-// free is the plan without a bound.
+// planWithinMemory returns the plan with the least objective that holds at most bound bytes, with the session that made
+// it. free is the plan without a bound.
 //
 // Two things save memory: schemes (one packed copy of a weight serves both phases where they are equal), and leaving
 // out the largest buckets. So it goes through the numbers of buckets, all of them first, and for each has a
@@ -129,7 +129,7 @@ func (w *withinMemory) keepBest(s *session, plan *planir.Plan, ns float64) {
 // triedNodes bounds the search for one of many combinations of schemes and buckets.
 const triedNodes = 24
 
-// withFirstBuckets is a session for the same prompts with the first n buckets only.
+// withFirstBuckets returns a session for the same prompts with the first n buckets only.
 func (s *session) withFirstBuckets(ctx context.Context, buckets int) (*session, error) {
 	want, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
 	if err != nil {
@@ -144,7 +144,7 @@ func (s *session) withFirstBuckets(ctx context.Context, buckets int) (*session, 
 	return other, other.prepare(ctx)
 }
 
-// weightBytes is what the classes take at least in a pair of assignments: one packed copy for each format.
+// weightBytes returns what the classes take at least in a pair of assignments: one packed copy for each format.
 func (s *schemeChoice) weightBytes(prefill, decode assignment) int64 {
 	var total int64
 	for i := range s.classes {
@@ -158,8 +158,8 @@ func (s *schemeChoice) weightBytes(prefill, decode assignment) int64 {
 	return total
 }
 
-// leastPool is what the values of the largest program take at least: every plan has a buffer for each that no graph
-// of several operators can keep inside.
+// leastPool returns what the values of the largest program take at least: every plan has a buffer for each that no
+// graph of several operators can keep inside.
 func (s *schemeChoice) leastPool() int64 {
 	rows := 1
 	if count := len(s.want.Buckets); count > 0 {
@@ -190,7 +190,7 @@ func (s *schemeChoice) leastPool() int64 {
 	return total
 }
 
-// lightest is the pair of assignments with the fewest bytes of weights within the limits of quality.
+// lightest returns the pair of assignments with the fewest bytes of weights within the limits of quality.
 func (s *schemeChoice) lightest() (prefill, decode assignment) {
 	least := int64(math.MaxInt64)
 	consider := func(p, d *point) {
@@ -227,7 +227,7 @@ type SmallestError struct {
 // Error says what that plan holds, and what is permitted.
 func (e *SmallestError) Error() string { return e.text }
 
-// tooLarge is the error that the smallest plan found, for this measure, holds more than is permitted.
+// tooLarge returns the error that the smallest plan found, for this measure, holds more than is permitted.
 func (s *schemeChoice) tooLarge(bound int64, smallest *planir.Plan) error {
 	m := smallest.Memory
 	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s",

@@ -23,7 +23,7 @@ type memoryBudget struct {
 	joints            map[planir.Solve]int64 // objectives of joint problems, as engines have them
 }
 
-// newMemoryBudget is the budget of a solve, with the limit of its input.
+// newMemoryBudget returns the budget of a solve, with the limit of its input.
 func newMemoryBudget(in *Input) *memoryBudget {
 	limit := in.WorkingMemory
 	if limit == 0 {
@@ -44,10 +44,10 @@ func (l *memoryBudget) release(bytes int64) { l.held -= bytes }
 // exceededBy reports whether more is kept than is permitted, with more bytes still to come.
 func (l *memoryBudget) exceededBy(more int64) bool { return l.held+more > l.limit }
 
-// remaining is what an engine may keep beside bytes that are needed for a while.
+// remaining returns what an engine may keep beside bytes that are needed for a while.
 func (l *memoryBudget) remaining(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
 
-// check is an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be
+// check returns an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be
 // impossible.
 func (l *memoryBudget) check(what string) error {
 	return l.checkWith(0, what)
@@ -100,13 +100,13 @@ const (
 	contendedBytes = 40
 )
 
-// candidateSize is what a candidate keeps.
+// candidateSize returns what a candidate keeps.
 func candidateSize(candidate *price.Candidate) int64 {
 	return candidateBytes + int64(len(candidate.Shares))*shareBytes +
 		int64(len(candidate.Reads)+len(candidate.Writes))*accessBytes
 }
 
-// candidatesBytes is what all candidates of a list keep.
+// candidatesBytes returns what all candidates of a list keep.
 func candidatesBytes(list []price.Candidate) (bytes int64) {
 	for i := range list {
 		bytes += candidateSize(&list[i])
@@ -114,7 +114,7 @@ func candidatesBytes(list []price.Candidate) (bytes int64) {
 	return bytes
 }
 
-// bytes is what an instance keeps beside candidates and items: the ways through its forks.
+// bytes returns what an instance keeps beside candidates and items: the ways through its forks.
 func (in *instance) bytes() (bytes int64) {
 	for i := range in.posed.Items {
 		it, base := &in.posed.Items[i], &in.chain.Items[i]
@@ -126,7 +126,7 @@ func (in *instance) bytes() (bytes int64) {
 	return bytes
 }
 
-// needsBytes is what an instance keeps of what its candidates need.
+// needsBytes returns what an instance keeps of what its candidates need.
 func needsBytes(all [][][]need) (bytes int64) {
 	for _, list := range all {
 		for _, needs := range list {
@@ -140,7 +140,7 @@ func needsBytes(all [][][]need) (bytes int64) {
 	return bytes
 }
 
-// sectionsBytes is what expanded sections keep.
+// sectionsBytes returns what expanded sections keep.
 func sectionsBytes(list []lower.Section) (bytes int64) {
 	for i := range list {
 		bytes += int64(len(list[i].Nodes)) * nodeBytes
@@ -148,7 +148,7 @@ func sectionsBytes(list []lower.Section) (bytes int64) {
 	return bytes
 }
 
-// bytes is what the choices of a node keep beside its candidates.
+// bytes returns what the choices of a node keep beside its candidates.
 func (m *nodeChoices) bytes() (bytes int64) {
 	for i := range m.choices {
 		bytes += choiceBytes + int64(len(m.choices[i].Label)+8*len(m.choices[i].Procs)) + 8
@@ -159,7 +159,7 @@ func (m *nodeChoices) bytes() (bytes int64) {
 	return bytes
 }
 
-// bytes is what an item keeps beside the choices.
+// bytes returns what an item keeps beside the choices.
 func (x *item) bytes() int64 {
 	bytes := itemBytes + int64(len(x.Choices))*choiceBytes
 	for _, name := range x.Before {
@@ -168,7 +168,7 @@ func (x *item) bytes() int64 {
 	return bytes + int64(len(x.EdgeNS))*(24+8*int64(len(x.Before)))
 }
 
-// bytes is what a solved branch keeps.
+// bytes returns what a solved branch keeps.
 func (b *branch) bytes() int64 {
 	bytes := branchBytes + 12*int64(len(b.ns)) + 12*int64(len(b.handed))
 	for _, list := range b.choices {
@@ -177,7 +177,7 @@ func (b *branch) bytes() int64 {
 	return bytes
 }
 
-// bytes is what a joint problem keeps: its choices with their assets.
+// bytes returns what a joint problem keeps: its choices with their assets.
 func (j *joint) bytes() (bytes int64) {
 	for i := range j.Parts {
 		for at := range j.Parts[i].Partition.Chains {

@@ -68,7 +68,7 @@ func newChain(source *problem.Chain) *chain {
 	return out
 }
 
-// edgeTimes is how often the edge into item i is passed.
+// edgeTimes returns how often the edge into item i is passed.
 func edgeTimes(source *problem.Chain, i int) int64 {
 	if i == 0 {
 		return int64(source.Wraps())
@@ -245,7 +245,7 @@ func (s *chain) solve(out []int) int64 {
 	return best
 }
 
-// first is the first choice of the first item with which the chain costs ns, after backward.
+// first returns the first choice of the first item with which the chain costs ns, after backward.
 func (s *chain) first(class int, ns int64) int {
 	it := &s.items[0]
 	for _, choice := range it.allowed {

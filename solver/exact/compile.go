@@ -364,7 +364,7 @@ func (c *prepared) addAssets(users [][]int32) {
 	}
 }
 
-// sourceChoices are the choices of an item in the problem.
+// sourceChoices returns the choices of an item in the problem.
 func (c *prepared) sourceChoices(it *jointItem) []problem.Choice {
 	return c.joint.Parts[it.part].Partition.Chains[it.chain].Items[it.index].Choices
 }

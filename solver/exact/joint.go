@@ -97,7 +97,7 @@ func solveJoint(
 	return s.prove(root, nodes)
 }
 
-// stopped is the answer of a solve whose context ended.
+// stopped returns the answer of a solve whose context ended.
 func stopped(j *problem.Joint, err error) (problem.JointSolution, error) {
 	return problem.JointSolution{}, diag.New(diag.ClassInterrupted, "solve joint %q: %w", j.Name, err)
 }

@@ -87,7 +87,8 @@ func processorSets(p *problem.Partition) (sets []uint64, err error) {
 	return sets, nil
 }
 
-// firstBlocked is the name of the first item that no choice executes with processors of set, empty if there is none.
+// firstBlocked returns the name of the first item that no choice executes with processors of set, empty if there is
+// none.
 func firstBlocked(p *problem.Partition, set uint64) string {
 	for k := range p.Chains {
 		for _, it := range p.Chains[k].Items {
@@ -113,7 +114,7 @@ func permit(source *problem.Chain, out *chain, set uint64) {
 	}
 }
 
-// mask is a set of processors as bits.
+// mask returns a set of processors as bits.
 func mask(procs []int) (set uint64) {
 	for _, proc := range procs {
 		set |= 1 << proc

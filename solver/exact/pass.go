@@ -230,7 +230,7 @@ func (c *prepared) portion(n *treeNode, asset *jointAsset) {
 	}
 }
 
-// priceOf is what opening an asset costs.
+// priceOf returns what opening an asset costs.
 func (c *prepared) priceOf(n *treeNode, asset *jointAsset) int64 {
 	price := asset.fixed
 	for k, size := range asset.size {

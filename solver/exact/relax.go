@@ -23,12 +23,12 @@ const (
 	closed int8 = -1
 )
 
-// bytes is what a node keeps. Lists of choices are shared with the nodes it came from.
+// bytes returns what a node keeps. Lists of choices are shared with the nodes it came from.
 func (n *treeNode) bytes() int64 {
 	return 160 + int64(len(n.state)) + 24*int64(len(n.allowed)) + 8*int64(len(n.mult)+len(n.lambda))
 }
 
-// child is a copy of a node to decide more in. The lists of choices are shared: they are replaced, never written.
+// child returns a copy of a node to decide more in. The lists of choices are shared: they are replaced, never written.
 func (n *treeNode) child() *treeNode {
 	return &treeNode{
 		state: slices.Clone(n.state), allowed: slices.Clone(n.allowed),
@@ -131,7 +131,7 @@ func (r *relaxation) permitItem(it *chainItem, number int, set uint64, allowed [
 	}
 }
 
-// priceOfRow is a node's multiplier of a row that there may be.
+// priceOfRow returns a node's multiplier of a row that there may be.
 func (n *treeNode) priceOfRow(row int) float64 {
 	if row < 0 {
 		return 0
@@ -321,7 +321,7 @@ func (r *relaxation) assetUse(n *treeNode, it *jointItem, choice int) {
 	}
 }
 
-// timeOf is the time of all executions of item i as it is chosen, with the edge into it.
+// timeOf returns the time of all executions of item i as it is chosen, with the edge into it.
 func (r *relaxation) timeOf(i int) int64 {
 	it, choice := r.prep.items[i], r.choices[i]
 	ns := it.timeNS[choice]

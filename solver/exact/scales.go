@@ -73,7 +73,7 @@ func newClusters(s *problem.Scales) *clusters {
 	return c
 }
 
-// cost is the squared error of samples i..j-1 as one cluster.
+// cost returns the squared error of samples i..j-1 as one cluster.
 func (c *clusters) cost(i, j int) float64 {
 	sum := c.sum[j] - c.sum[i]
 	squares := c.squares[j] - c.squares[i]

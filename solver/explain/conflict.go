@@ -132,9 +132,9 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 	return conflict, nil
 }
 
-// conflictTrial is the trial to find a conflict with. Without a limit of quality the permitted precisions are no limit
-// of it, as long as they have a plan without the other limits: trying all other precisions under a limit that none of
-// them keeps would take long.
+// conflictTrial returns the trial to find a conflict with. Without a limit of quality the permitted precisions are no
+// limit of it, as long as they have a plan without the other limits: trying all other precisions under a limit that
+// none of them keeps would take long.
 func conflictTrial(ctx context.Context, in solver.Input) (*trial, error) {
 	whole := newTrial(in, limitsOf(&in))
 	whole.most, whole.what = conflictSolves, conflictPhase
@@ -201,7 +201,7 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 	return set, true, nil
 }
 
-// held are the indices of what holds.
+// held returns the indices of what holds.
 func held(holds []bool) (set []int) {
 	for i := range holds {
 		if holds[i] {
@@ -211,7 +211,7 @@ func held(holds []bool) (set []int) {
 	return set
 }
 
-// infeasibleOf is the first infeasible subset of a size in lexicographic order, nil if there is none.
+// infeasibleOf returns the first infeasible subset of a size in lexicographic order, nil if there is none.
 func infeasibleOf(n, size int, infeasible func(holds []bool) (bool, error)) ([]int, error) {
 	pick := make([]int, 0, size)
 	// walk extends pick by indices from from on, and stops with pick as it is at the first infeasible one.
@@ -304,8 +304,8 @@ func (x *Conflicting) name(l *Limit, value float64) {
 	}
 }
 
-// fromLeast is a value that works, from the plan that takes least of the limit: solve says what that is, or has it as
-// a goal. It is 0 where a workload may not give the limit such a value.
+// fromLeast returns a value that works, from the plan that takes least of the limit: solve says what that is, or has it
+// as a goal. It is 0 where a workload may not give the limit such a value.
 func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok bool, err error) {
 	now, err := t.holding(ctx, slices.Repeat([]bool{true}, len(t.limits)))
 	if err != nil {
@@ -330,7 +330,7 @@ func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok 
 	return t.works(ctx, limit, value)
 }
 
-// works is a value, rounded up to what is written, if solve finds a plan with that.
+// works returns a value, rounded up to what is written, if solve finds a plan with that.
 func (t *trial) works(ctx context.Context, limit *Limit, value float64) (rounded float64, ok bool, err error) {
 	// A value no larger than the limit itself is known to fail.
 	if math.IsNaN(value) || value <= limit.number {
@@ -341,7 +341,7 @@ func (t *trial) works(ctx context.Context, limit *Limit, value float64) (rounded
 	return rounded, at.result != nil, err
 }
 
-// leastOf is the least value of a limit for which there may be a plan, where the error of a solve says it.
+// leastOf returns the least value of a limit for which there may be a plan, where the error of a solve says it.
 func leastOf(limit *Limit, err error) (least float64, ok bool) {
 	var small *solver.SmallestError
 	if limit.holdsMemory && errors.As(err, &small) {
@@ -350,7 +350,7 @@ func leastOf(limit *Limit, err error) (least float64, ok bool) {
 	return 0, false
 }
 
-// search is a value of a limit for which a plan is found, near the limit's own. free is a plan without the limit:
+// search returns a value of a limit for which a plan is found, near the limit's own. free is a plan without the limit:
 // what it takes is enough.
 func (t *trial) search(ctx context.Context, limit *Limit, free *solver.Result) (value float64, ok bool, err error) {
 	takes := func(result *solver.Result) float64 {
@@ -429,7 +429,7 @@ func (l *Limit) ceil(value float64) float64 {
 	return rounded
 }
 
-// err is the conflict as an error.
+// err returns the conflict as an error.
 func (c *Conflict) err() error {
 	names := make([]string, len(c.Limits))
 	var list diag.List

@@ -44,7 +44,7 @@ type wider struct {
 	do   func(*solver.Input)
 }
 
-// String is the limit as a sentence names it.
+// String returns the limit as a sentence names it.
 func (l *Limit) String() string {
 	if strings.HasPrefix(l.Key, "--") {
 		return l.Key + " " + l.Value
@@ -73,7 +73,7 @@ func limitsOf(in *solver.Input) []Limit {
 	return append(out, socLimits(in)...)
 }
 
-// numeric is a limit that is a number, and none where it is set to 0. used is what a plan takes of it.
+// numeric returns a limit that is a number, and none where it is set to 0. used is what a plan takes of it.
 func numeric(key, where string, value float64, format func(float64) string, set func(*solver.Input, float64),
 	used func(*solver.Input, *solver.Result) float64) Limit {
 	return Limit{
@@ -86,7 +86,7 @@ func numeric(key, where string, value float64, format func(float64) string, set 
 func bytesText(x float64) string  { return unit.Bytes(x).String() }
 func graphsText(x float64) string { return fmt.Sprintf("%.0f graphs", x) }
 
-// memoryLimits are those of what a process holds: the command line's, else the workload's.
+// memoryLimits returns those of what a process holds: the command line's, else the workload's.
 func memoryLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	bound := func(x *solver.Input, value float64) {
 		x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = unit.Bytes(value) })
@@ -113,7 +113,7 @@ func memoryLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 	return []Limit{limit}
 }
 
-// onlyLimit is the list of processors that the command line permits.
+// onlyLimit returns the list of processors that the command line permits.
 func onlyLimit(in *solver.Input) Limit {
 	limit := Limit{Key: "--only", In: "command line", Value: strings.Join(in.Only, ",")}
 	limit.without = func(x *solver.Input) { x.Only = nil }
@@ -127,7 +127,7 @@ func onlyLimit(in *solver.Input) Limit {
 	return limit
 }
 
-// socLimits are those of what the SoC's processors hold.
+// socLimits returns those of what the SoC's processors hold.
 func socLimits(in *solver.Input) []Limit {
 	var out []Limit
 	soc := fmt.Sprintf("SoC %q", in.SoC.Name)
@@ -158,7 +158,7 @@ func socLimits(in *solver.Input) []Limit {
 	return out
 }
 
-// qualityLimits are those of what may be lost: one where both phases have the same.
+// qualityLimits returns those of what may be lost: one where both phases have the same.
 func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	var out []Limit
 	add := func(key string, value float64, phases ...string) {
@@ -229,7 +229,7 @@ func editProc(in *solver.Input, i int, change func(*socs.Processor)) {
 	in.WhatIf.OtherSoC = true
 }
 
-// schemeLimits are the precisions that a workload permits, and those that the processors execute.
+// schemeLimits returns the precisions that a workload permits, and those that the processors execute.
 func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	var out []Limit
 	text := func(list []op.Scheme) string {
@@ -301,7 +301,7 @@ func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 	return out
 }
 
-// dynamic are the schemes that need no calibration.
+// dynamic returns the schemes that need no calibration.
 func dynamic() []op.Scheme {
 	return slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x.Static() })
 }
@@ -322,7 +322,7 @@ func teach(proc *socs.Processor, s *socs.SoC, list []op.Scheme) {
 	proc.Layouts = layouts
 }
 
-// largestGraph is the bytes of weights in the largest graph of a processor, as rule P014 counts them.
+// largestGraph returns the bytes of weights in the largest graph of a processor, as rule P014 counts them.
 func largestGraph(plan *planir.Plan, proc string) int64 {
 	var most int64
 	for i := range plan.Program.Graphs {
@@ -414,7 +414,7 @@ func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (a
 	return t.solve(ctx, changes...)
 }
 
-// holding is the attempt with those limits that hold; the others are taken away.
+// holding returns the attempt with those limits that hold; the others are taken away.
 func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
 	key := fmt.Sprint(holds)
 	if at, ok := t.known[key]; ok {

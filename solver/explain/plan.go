@@ -56,7 +56,7 @@ type OperatorTime struct {
 	NS   int64  `json:"ns"`
 }
 
-// Gain is how many times as fast the program is as its best single processor; 0 where there is none.
+// Gain returns how many times as fast the program is as its best single processor; 0 where there is none.
 func (s *ProgramTimes) Gain() float64 {
 	if s.Best == nil || s.PlanNS <= 0 {
 		return 0
@@ -192,7 +192,7 @@ func (t *timesSum) operator(name string, kind op.Kind, layers int64) {
 	}
 }
 
-// sum is the result.
+// sum returns the result.
 func (t *timesSum) sum() ProgramTimes {
 	out := t.ProgramTimes
 	if out.ProductsNS > 0 {
@@ -297,7 +297,7 @@ func (t *trial) alternative(ctx context.Context, what string, base float64,
 	return out, attempt.result, nil
 }
 
-// firstLine is the first line of an error of solve, which is a whole sentence.
+// firstLine returns the first line of an error of solve, which is a whole sentence.
 func firstLine(err error) string {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	return strings.TrimPrefix(text, "solve: ")
@@ -352,7 +352,7 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 	return out, nil
 }
 
-// cantSolve is the error of inputs that give no plan although one was solved from them: err, or what other notes.
+// cantSolve returns the error of inputs that give no plan although one was solved from them: err, or what other notes.
 func cantSolve(err error, other Alternative) error {
 	if err != nil {
 		return err
@@ -437,7 +437,7 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 	return out, nil
 }
 
-// neighbours are the rows of one more bucket on either side of bucket number at.
+// neighbours returns the rows of one more bucket on either side of bucket number at.
 func neighbours(buckets []int, at, most int) []int {
 	rows, below := buckets[at], 0
 	if at > 0 {
@@ -504,7 +504,7 @@ func listed(list []int) string {
 	return strings.Join(names, ", ")
 }
 
-// callsOf is how many calls of a bucket a prompt makes, and the bucket's part of prefill's expected time.
+// callsOf returns how many calls of a bucket a prompt makes, and the bucket's part of prefill's expected time.
 func callsOf(work *workload.Workload, maxContext int, plan *planir.Plan, rows int) (calls, part float64) {
 	demand, err := work.Apply(maxContext)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// extraLimits are those of a workload's sections limits and experts.
+// extraLimits returns those of a workload's sections limits and experts.
 func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit {
 	unknown := func(*solver.Result) float64 { return math.NaN() }
 	energy := func(r *solver.Result) float64 {
@@ -61,7 +61,7 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 		func(l check.Loaded) float64 { return float64(l.Graphs) })...)
 }
 
-// perProcessor are the limits that a workload sets by processor, in a field of its limits. used is what one loads.
+// perProcessor returns the limits that a workload sets by processor, in a field of its limits. used is what one loads.
 func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, format func(float64) string,
 	machine *socs.SoC,
 	field func(*workload.Limits) *map[string]V, used func(check.Loaded) float64) (out []Limit) {
@@ -84,7 +84,7 @@ func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, f
 	return out
 }
 
-// slowest is the longest predicted call of a phase, in ms; NaN without one.
+// slowest returns the longest predicted call of a phase, in ms; NaN without one.
 func slowest(phase string) func(*solver.Result) float64 {
 	return func(r *solver.Result) float64 {
 		most := math.NaN()
@@ -106,7 +106,7 @@ func fastest(weights workload.Weights) func(*solver.Input) {
 	}
 }
 
-// loaded is what a processor holds of a plan.
+// loaded returns what a processor holds of a plan.
 func loaded(machine *socs.SoC, name string, of func(check.Loaded) float64) func(*solver.Input, *solver.Result) float64 {
 	return func(_ *solver.Input, result *solver.Result) float64 {
 		proc := machine.Processor(name)

@@ -19,7 +19,7 @@ import (
 // sums lists the digest and path of every other file in the directory.
 const sums = "sha256sums"
 
-// cacheDir is the directory of compiled modules, "" where it cannot be used. What is damaged in it is removed.
+// cacheDir returns the directory of compiled modules, "" where it cannot be used. What is damaged in it is removed.
 func cacheDir() string {
 	user, err := os.UserCacheDir()
 	if err != nil {
@@ -74,7 +74,7 @@ func note(dir string) {
 	_ = wholefile.Write(path, []byte(now))
 }
 
-// listed are the digests of all files below the directory but sums itself, in the order of their paths.
+// listed returns the digests of all files below the directory but sums itself, in the order of their paths.
 func listed(dir string) (string, error) {
 	var out strings.Builder
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

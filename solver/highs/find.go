@@ -19,8 +19,8 @@ const digest = "528be4365bea1d4188988646b244263f50320df55782e14d6af5bce7cd45c840
 // Embedded is where a solver that is part of the program lies.
 const Embedded = "in this program"
 
-// Licences are those of HiGHS and of what is compiled into it, which whoever passes this program on has to pass on too;
-// empty where the program does not contain the solver.
+// Licences returns those of HiGHS and of what is compiled into it, which whoever passes this program on has to pass on
+// too; empty where the program does not contain the solver.
 func Licences() string {
 	if embedded == nil {
 		return ""
@@ -32,7 +32,8 @@ func Licences() string {
 const howToGet = "make deps fetches it into .deps; HETC_NATIVE_DIR names a folder with libraries; " +
 	"built with the tag highs, hetc brings it along"
 
-// Locate is where the engine highs is: Embedded, or a file. The error, of class ClassUnavailable, lists what was tried.
+// Locate returns where the engine highs is: Embedded, or a file. The error, of class ClassUnavailable, lists what was
+// tried.
 func Locate() (where string, err error) {
 	if embedded != nil {
 		return Embedded, nil
@@ -81,7 +82,8 @@ func checked(where string, module []byte) ([]byte, error) {
 // libraryFolder is the engine highs-native's folder.
 const libraryFolder = "highs-native"
 
-// LocateNative is the library of the engine highs-native. The error, of class ClassUnavailable, lists what was tried.
+// LocateNative returns the library of the engine highs-native. The error, of class ClassUnavailable, lists what was
+// tried.
 func LocateNative() (file string, err error) {
 	if err := native.Supported(); err != nil {
 		return "", diag.New(diag.ClassUnavailable, "engine %q: %w", nativeName, err).

@@ -44,7 +44,7 @@ func host(ctx context.Context, runtime wazero.Runtime, compiled wazero.CompiledM
 	return err
 }
 
-// hostFunctions are those of imported: of Emscripten and of WASI. Files and the environment are refused.
+// hostFunctions returns those of imported: of Emscripten and of WASI. Files and the environment are refused.
 func hostFunctions(begun time.Time) map[string]wasmapi.GoModuleFunc {
 	const enosys = 52 // of Emscripten
 	refuse := func(code int32) wasmapi.GoModuleFunc {
@@ -106,8 +106,8 @@ func resizeHeap(ctx context.Context, module wasmapi.Module, stack []uint64) {
 	of(ctx).outOfPages = true
 }
 
-// writeLog is WASI's fd_write, whatever the file: all of it is log. The arguments are the file, the address of a list of
-// (address, size), its length, and where the number of bytes written goes.
+// writeLog is WASI's fd_write, whatever the file: all of it is log. The arguments are the file, the address of a list
+// of (address, size), its length, and where the number of bytes written goes.
 func writeLog(ctx context.Context, module wasmapi.Module, stack []uint64) {
 	at, count, written := uint32(stack[1]), uint32(stack[2]), uint32(0)
 	for i := range min(count, 1024) {

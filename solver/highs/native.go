@@ -48,7 +48,7 @@ func OpenNative() (*Native, error) {
 // Name implements milp.Engine.
 func (n *Native) Name() string { return nativeName }
 
-// Where is the library's file.
+// Where returns the library's file.
 func (n *Native) Where() string { return n.library }
 
 // request is what the process is asked.
@@ -157,7 +157,7 @@ func follow(stdout io.Reader, options *milp.Options) (*frame, error) {
 	}
 }
 
-// failed is the error for a process that ended without an answer.
+// failed returns the error for a process that ended without an answer.
 func (n *Native) failed(model *milp.Model, err error, said string) error {
 	how := "ended without an answer"
 	if err != nil {
@@ -190,7 +190,7 @@ func Worker(args []string) (library string, ok bool) {
 	return "", false
 }
 
-// Work is the whole of that process: one request is read, one answer written.
+// Work returns the whole of that process: one request is read, one answer written.
 func Work(library string, from io.Reader, to io.Writer) error {
 	runtime.LockOSThread() // HiGHS keeps state for each thread
 	var asked request
@@ -377,10 +377,10 @@ func (l *loaded) run() (int32, error) {
 	return code, nil
 }
 
-// status is the number of the model's status, as table.go names it.
+// status returns the number of the model's status, as table.go names it.
 func (l *loaded) status() (int32, error) { return l.statusOf(l.h), nil }
 
-// got is the error for a getter that refuses.
+// got returns the error for a getter that refuses.
 func (l *loaded) got(name string, code int32) error {
 	if code < 0 {
 		return diag.New(diag.ClassInternal, "engine %q: model %q: HiGHS has no %s", nativeName, l.model, name)
@@ -395,14 +395,14 @@ func (l *loaded) infoInt(name string) (int32, error) {
 	return *value, err
 }
 
-// infoInt64 is a counter of the solve, such as nodes.
+// infoInt64 returns a counter of the solve, such as nodes.
 func (l *loaded) infoInt64(name string) (int64, error) {
 	value := new(int64)
 	err := l.got(name, l.getInt64(l.h, name, value))
 	return *value, err
 }
 
-// infoDouble is a number of the solve, such as its bound.
+// infoDouble returns a number of the solve, such as its bound.
 func (l *loaded) infoDouble(name string) (float64, error) {
 	value := new(float64)
 	err := l.got(name, l.getDouble(l.h, name, value))

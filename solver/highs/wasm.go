@@ -58,7 +58,7 @@ func (w *Wasm) Limit(bytes int64) {
 // Name implements milp.Engine.
 func (w *Wasm) Name() string { return wasmName }
 
-// Where is the file of the solver, or Embedded.
+// Where returns the file of the solver, or Embedded.
 func (w *Wasm) Where() string { return w.where }
 
 // Start compiles the solver, or reads back what an earlier process compiled. Solve calls it when it was not called
@@ -83,7 +83,7 @@ func (w *Wasm) Start(ctx context.Context) error {
 	}
 }
 
-// interrupted is the error of a solve whose context ended.
+// interrupted returns the error of a solve whose context ended.
 func interrupted(engine string, ctx context.Context) error {
 	return diag.New(diag.ClassInterrupted, "engine %q: interrupted: %w", engine, context.Cause(ctx))
 }
@@ -203,7 +203,7 @@ type instance struct {
 // instanceKey is the key of the instance in the context of its host functions.
 type instanceKey struct{}
 
-// of is the instance that a host function works for.
+// of returns the instance that a host function works for.
 func of(ctx context.Context) *instance { return ctx.Value(instanceKey{}).(*instance) }
 
 // instance makes a HiGHS. Every solve has one of its own: what an earlier solve left cannot change an answer, and
@@ -284,8 +284,8 @@ func (in *instance) connect(runtime wazero.Runtime, name string) error {
 	return err
 }
 
-// glueFor is a module that puts the host's function callback into the function table of the named module and returns
-// its index: the only kind of function that HiGHS takes for a callback.
+// glueFor returns a module that puts the host's function callback into the function table of the named module and
+// returns its index: the only kind of function that HiGHS takes for a callback.
 //
 //	(type $callback (func (param i32 i32 i32 i32 i32))) (type $index (func (result i32)))
 //	(import NAME TABLE (table 0 funcref)) (import "host" "callback" (func (type $callback))) (elem declare func 0)
@@ -323,7 +323,7 @@ func (in *instance) close() {
 	in.glue, in.module = nil, nil
 }
 
-// crashed is the error for a call that did not return.
+// crashed returns the error for a call that did not return.
 func (in *instance) crashed(what string, err error) error {
 	if in.cancelled {
 		return interrupted(wasmName, in.user)
@@ -382,7 +382,7 @@ func (in *instance) with(fn func(at []uint64) error, parts ...[]byte) (err error
 	return fn(at)
 }
 
-// text is a string as C has it in memory, with a zero at its end.
+// text returns a string as C has it in memory, with a zero at its end.
 func text(s string) []byte { return append([]byte(s), 0) }
 
 // doubles are float64 numbers as the module has them in memory: 8 bytes each, little endian.
@@ -403,7 +403,7 @@ func ints(values []int32) []byte {
 	return data
 }
 
-// version is the release that the module says it is.
+// version returns the release that the module says it is.
 func (in *instance) version() (string, error) {
 	at, err := in.call("Highs_version")
 	if err != nil {
@@ -501,7 +501,7 @@ func (in *instance) run() (int32, error) {
 	return code, err
 }
 
-// status is the number of the model's status, as table.go names it.
+// status returns the number of the model's status, as table.go names it.
 func (in *instance) status() (int32, error) { return in.code("Highs_getModelStatus", in.h) }
 
 // info reads a value of the given size into zeroed memory: a getter that refuses leaves what was there.

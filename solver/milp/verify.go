@@ -60,7 +60,7 @@ func (m *Model) Verify(values []float64) (exact []float64, objective float64, er
 	return exact, objective, nil
 }
 
-// slack is how far a value may be from a bound. Of an infinite one it is 0.
+// slack returns how far a value may be from a bound. Of an infinite one it is 0.
 func slack(bound float64) float64 {
 	if math.IsInf(bound, 0) {
 		return 0
@@ -105,7 +105,7 @@ func (m *Model) Accept(answer Result) (Result, error) {
 	return answer, nil
 }
 
-// Gap is how much better than the objective a solution could still be, relative to the objective: 0 when the bound
+// Gap returns how much better than the objective a solution could still be, relative to the objective: 0 when the bound
 // reaches it, infinite without a solution or a bound.
 func (r *Result) Gap() float64 {
 	switch {

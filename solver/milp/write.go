@@ -13,7 +13,7 @@ import (
 // replaced: such names are unique, and no reader takes one for a number or a keyword. The offset is the cost of a
 // variable "constant", fixed at 1, because readers differ in the sign of an offset.
 
-// spelled is a name for a file.
+// spelled returns a name for a file.
 func spelled(kind string, i int, name string) string {
 	const longest = 80 // bytes; readers stop at 255
 	var out strings.Builder
@@ -31,7 +31,7 @@ func spelled(kind string, i int, name string) string {
 	return out.String()
 }
 
-// number is the shortest text that reads back as the value.
+// number returns the shortest text that reads back as the value.
 func number(value float64) string { return strconv.FormatFloat(value, 'g', -1, 64) }
 
 // constant is the variable that carries the offset.
@@ -60,7 +60,7 @@ func newWriter(model *Model, to io.Writer) *writer {
 // printf writes to the buffer below, which keeps the first error.
 func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w, format, args...) }
 
-// variable is the name of variable j in the file.
+// variable returns the name of variable j in the file.
 func (w *writer) variable(j int) string { return spelled("x", j, w.model.Vars[j].Name) }
 
 // bounded reports whether a bound is one.

@@ -1,7 +1,7 @@
 // Package order knows in which order the steps of several chunks of a prompt are executed that are in flight together:
-// chunk after chunk, by the rule of llm.npu (sec. 3.4), or in the best order that a search finds. Graph is a whole prompt,
-// in the terms of the paper; Problem is one layer, which repeats. Heads is the same question about the heads of a sparse
-// attention (shadowAttn sec. 3.4).
+// chunk after chunk, by the rule of llm.npu (sec. 3.4), or in the best order that a search finds. Graph is a whole
+// prompt, in the terms of the paper; Problem is one layer, which repeats. Heads is the same question about the heads of
+// a sparse attention (shadowAttn sec. 3.4).
 package order
 
 import (
@@ -56,7 +56,7 @@ func (g Graph) ready(order *Schedule, i, j int) (at int64, ok bool) {
 	return at, true
 }
 
-// empty is an order in which nothing has started.
+// empty returns an order in which nothing has started.
 func (g Graph) empty() Schedule {
 	order := Schedule{Start: make([][]int64, len(g))}
 	for i := range g {
@@ -94,8 +94,8 @@ func (g Graph) contribution(done [][]bool, i, j int) int64 {
 	return sum
 }
 
-// Greedy is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there
-// the one with the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
+// Greedy returns the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are
+// there the one with the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
 //
 // It is list scheduling by events: time moves to the next end of a subgraph, and at each moment both processors
 // are offered what can start. The state is what has started, and when each processor is free again. Each event
@@ -149,8 +149,8 @@ func (g Graph) Greedy() Schedule {
 	return order
 }
 
-// largest is the paper's rule: of the chunks whose next subgraph can start on a processor now, the one with the largest
-// contribution, of equal ones the earliest; -1 where there is none.
+// largest returns the paper's rule: of the chunks whose next subgraph can start on a processor now, the one with the
+// largest contribution, of equal ones the earliest; -1 where there is none.
 func (g Graph) largest(order *Schedule, done [][]bool, next []int, proc int, now int64) int {
 	best, most := -1, int64(0)
 	for i := range g {

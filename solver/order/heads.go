@@ -37,7 +37,7 @@ type HeadOrder struct {
 // clock is when the stages behind the estimate are done with what they have begun.
 type clock struct{ selected, attended int64 }
 
-// after is the clock after a turn more, whose scores are there at ready.
+// after returns the clock after a turn more, whose scores are there at ready.
 func (h *Heads) after(at clock, ready int64, turn int) clock {
 	work := &h.Turns[turn]
 	if h.OneLane {
@@ -50,7 +50,7 @@ func (h *Heads) after(at clock, ready int64, turn int) clock {
 	return at
 }
 
-// InOrder is all launches and turns as they are listed.
+// InOrder returns all launches and turns as they are listed.
 func (h *Heads) InOrder() HeadOrder {
 	var out HeadOrder
 	for i := range h.Launches {
@@ -92,7 +92,8 @@ func (h *Heads) Time(launches, turns []int) (int64, error) {
 }
 
 // Greedy is Algorithm 1. Each step takes the launch, and within it turn after turn, with which attention is done first.
-// Line 25 of the listing appends the turns of the launch that was tried last; meant are those of the one that was selected.
+// Line 25 of the listing appends the turns of the launch that was tried last; meant are those of the one that was
+// selected.
 func (h *Heads) Greedy() HeadOrder {
 	var out HeadOrder
 	var now clock
@@ -144,13 +145,13 @@ const (
 	mostLaunches = 10
 )
 
-// Exact is an order with the least end, and a time that no order falls short of: equal to it where that is proved.
+// Exact returns an order with the least end, and a time that no order falls short of: equal to it where that is proved.
 //
-// On one lane behind the estimate any order of turns that never waits needlessly ends as early as the launches permit, so
-// that this is a flow shop of two machines and Johnson's rule (1954) is optimal: launches that take less time than their
-// turns come first, the shortest first, then the others, those with the shortest turns last. With a third stage the
-// search is a dynamic program over sets (of turns, or of launches where there are many turns), which keeps the clocks
-// that no other one is as good as. Where sets are too many, the better one of both rules is taken.
+// On one lane behind the estimate any order of turns that never waits needlessly ends as early as the launches permit,
+// so that this is a flow shop of two machines and Johnson's rule (1954) is optimal: launches that take less time than
+// their turns come first, the shortest first, then the others, those with the shortest turns last. With a third stage
+// the search is a dynamic program over sets (of turns, or of launches where there are many turns), which keeps the
+// clocks that no other one is as good as. Where sets are too many, the better one of both rules is taken.
 func (h *Heads) Exact() (best HeadOrder, bound int64) {
 	best = h.Greedy()
 	take := func(order HeadOrder) {
@@ -172,8 +173,8 @@ func (h *Heads) Exact() (best HeadOrder, bound int64) {
 	return best, min(best.NS, h.least())
 }
 
-// least is a time that no order falls short of: each processor does all of its work, behind the shortest way to its first
-// and before the shortest way from its last.
+// least returns a time that no order falls short of: each processor does all of its work, behind the shortest way to
+// its first and before the shortest way from its last.
 func (h *Heads) least() int64 {
 	var estimate, selects, attends int64
 	first, behind, last := int64(math.MaxInt64), int64(math.MaxInt64), int64(math.MaxInt64)
@@ -190,7 +191,7 @@ func (h *Heads) least() int64 {
 	return max(estimate+behind, first+selects+last, first+shortest+attends)
 }
 
-// johnson is the launches by Johnson's rule, with their own turns in the order of Johnson's rule too.
+// johnson returns the launches by Johnson's rule, with their own turns in the order of Johnson's rule too.
 func (h *Heads) johnson() HeadOrder {
 	work := make([]int64, len(h.Launches))
 	for i := range h.Launches {
@@ -207,7 +208,7 @@ func (h *Heads) johnson() HeadOrder {
 	return out
 }
 
-// johnsonTurns is the order in which turns that may all begin end first.
+// johnsonTurns returns the order in which turns that may all begin end first.
 func (h *Heads) johnsonTurns(turns []int) (order []int) {
 	for _, i := range johnsonOrder(len(turns), func(i int) (int64, int64) {
 		return h.Turns[turns[i]].SelectNS, h.Turns[turns[i]].AttendNS
@@ -217,7 +218,7 @@ func (h *Heads) johnsonTurns(turns []int) (order []int) {
 	return order
 }
 
-// johnsonOrder is the order in which jobs of two stages end first (Johnson 1954).
+// johnsonOrder returns the order in which jobs of two stages end first (Johnson 1954).
 func johnsonOrder(count int, stages func(i int) (first, second int64)) []int {
 	order := make([]int, count)
 	for i := range order {
@@ -247,7 +248,8 @@ type label struct {
 	from *label
 }
 
-// undominated keeps the labels that no other one is as good as in both times: that one could replace them in every order.
+// undominated keeps the labels that no other one is as good as in both times: that one could replace them in every
+// order.
 func undominated(labels []*label) []*label {
 	slices.SortStableFunc(labels, func(a, b *label) int {
 		return cmp.Or(cmp.Compare(a.selected, b.selected), cmp.Compare(a.attended, b.attended))
@@ -261,7 +263,7 @@ func undominated(labels []*label) []*label {
 	return kept
 }
 
-// path is what was added, first to last.
+// path returns what was added, first to last.
 func (l *label) path() (steps []int) {
 	for ; l.from != nil; l = l.from {
 		steps = append(steps, l.last)
@@ -270,9 +272,9 @@ func (l *label) path() (steps []int) {
 	return steps
 }
 
-// byLaunch is the best order in which the turns of a launch follow each other, as in Algorithm 1. Within a launch
-// Johnson's rule is optimal. The state is the set of launches done, of which the estimate's time is a function, with the
-// undominated clocks.
+// byLaunch returns the best order in which the turns of a launch follow each other, as in Algorithm 1. Within a launch
+// Johnson's rule is optimal. The state is the set of launches done, of which the estimate's time is a function, with
+// the undominated clocks.
 func (h *Heads) byLaunch() HeadOrder {
 	count := len(h.Launches)
 	turns := make([][]int, count)
@@ -310,8 +312,9 @@ func (h *Heads) byLaunch() HeadOrder {
 	return out
 }
 
-// byTurn is the best order of all: turns in any order, and launches in the order in which they are first needed, since
-// launching another one earlier only delays those. The state is the set of turns done with the undominated clocks.
+// byTurn returns the best order of all: turns in any order, and launches in the order in which they are first needed,
+// since launching another one earlier only delays those. The state is the set of turns done with the undominated
+// clocks.
 func (h *Heads) byTurn() HeadOrder {
 	of := make([]int, len(h.Turns))
 	for i := range h.Launches {
@@ -356,7 +359,7 @@ func (h *Heads) byTurn() HeadOrder {
 	return out
 }
 
-// firstDone is the label whose attention is done first.
+// firstDone returns the label whose attention is done first.
 func firstDone(labels []*label) *label {
 	return slices.MinFunc(labels, func(a, b *label) int { return cmp.Compare(a.attended, b.attended) })
 }

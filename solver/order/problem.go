@@ -7,8 +7,9 @@ import (
 )
 
 // Problem is one layer that repeats, for several chunks in flight. Each chunk has the same tasks in the same order. An
-// Order interleaves them once for all layers, and each lane executes its tasks in that order, iteration by iteration. An
-// iteration may begin with the last tasks that a chunk has in the layer before: so a chunk is a part of a layer behind.
+// Order interleaves them once for all layers, and each lane executes its tasks in that order, iteration by iteration.
+// An iteration may begin with the last tasks that a chunk has in the layer before: so a chunk is a part of a layer
+// behind.
 type Problem struct {
 	Tasks  []Task // of a chunk, in an order in which one processor could execute them
 	Chunks int
@@ -27,8 +28,8 @@ type Task struct {
 	Cache []int
 }
 
-// Order is an interleaving: Turns says whose next task comes next, by the number of the chunk. Starts says of each chunk
-// with which task its iterations start: of the layer before, unless it is the first.
+// Order is an interleaving: Turns says whose next task comes next, by the number of the chunk. Starts says of each
+// chunk with which task its iterations start: of the layer before, unless it is the first.
 type Order struct {
 	Turns, Starts []int
 }
@@ -37,11 +38,12 @@ type Order struct {
 type Result struct {
 	Order
 	NS int64
-	// BoundNS is a time that no order falls short of: NS where that is proved to be the least, 0 where nothing is known.
+	// BoundNS is a time that no order falls short of: NS where that is proved to be the least, 0 where nothing is
+	// known.
 	BoundNS int64
 }
 
-// InOrder is all tasks of a chunk before those of the next.
+// InOrder returns all tasks of a chunk before those of the next.
 func (p *Problem) InOrder() Result {
 	var turns []int
 	for chunk := range p.Chunks {
@@ -50,16 +52,16 @@ func (p *Problem) InOrder() Result {
 	return p.result(Order{Turns: turns, Starts: make([]int, p.Chunks)})
 }
 
-// result is an order with its time.
+// result returns an order with its time.
 func (p *Problem) result(order Order) Result {
 	return Result{Order: order, NS: p.newWalk(order.Starts).time(order.Turns)}
 }
 
-// Time is what all layers take in an order, in ns.
+// Time returns what all layers take in an order, in ns.
 func (p *Problem) Time(order Order) int64 { return p.result(order).NS }
 
-// Greedy is the order in which the paper's rule (Graph.Greedy) starts the tasks of a layer in the middle, repeated for
-// all layers: the best one of those that begin with different tasks.
+// Greedy returns the order in which the paper's rule (Graph.Greedy) starts the tasks of a layer in the middle, repeated
+// for all layers: the best one of those that begin with different tasks.
 func (p *Problem) Greedy() Result {
 	graph := make(Graph, p.Chunks)
 	for chunk := range graph {
@@ -83,7 +85,7 @@ func (p *Problem) Greedy() Result {
 	return best
 }
 
-// starts are the tasks that iterations may start with: the first of the first chunk, any of all others.
+// starts returns the tasks that iterations may start with: the first of the first chunk, any of all others.
 func (p *Problem) starts() (out [][]int) {
 	count := len(p.Tasks)
 	if p.Layers < 2 {
@@ -106,8 +108,8 @@ func (p *Problem) at(starts []int, chunk, i int) (task, behind int) {
 	return task, min(1, starts[chunk])
 }
 
-// period is the order of the tasks of a middle layer in a schedule, with the first tasks given. Where the schedule has a
-// chunk overtake the cache of the one before, it waits.
+// period returns the order of the tasks of a middle layer in a schedule, with the first tasks given. Where the schedule
+// has a chunk overtake the cache of the one before, it waits.
 func (p *Problem) period(schedule *Schedule, starts []int) Order {
 	middle := p.Layers / 2
 	out := Order{Starts: starts}
@@ -146,15 +148,15 @@ func (p *Problem) may(next []int, chunk int, starts []int) bool {
 	})
 }
 
-// Exact is the order with the least time, found by branch and bound over interleavings, depth first, the most promising
-// first; nodes bounds the search, which then says a bound below the time.
+// Exact returns the order with the least time, found by branch and bound over interleavings, depth first, the most
+// promising first; nodes bounds the search, which then says a bound below the time.
 //
 // The state is a beginning of the list. Its bound (walk.time) is the time of all layers when the lanes execute the
-// beginning in this order, and each lane the rest of its tasks in any order before the next iteration, even at once where
-// their inputs are there: every completion keeps all of that, so that none takes less. Two tasks of different chunks and
-// lanes that stand side by side may be exchanged without changing what any lane does; of both lists the search goes
-// through one. It begins with the best of the other rules, so that it never finds less than they do. The cost is
-// exponential at worst, and linear in the number of layers for each beginning.
+// beginning in this order, and each lane the rest of its tasks in any order before the next iteration, even at once
+// where their inputs are there: every completion keeps all of that, so that none takes less. Two tasks of different
+// chunks and lanes that stand side by side may be exchanged without changing what any lane does; of both lists the
+// search goes through one. It begins with the best of the other rules, so that it never finds less than they do. The
+// cost is exponential at worst, and linear in the number of layers for each beginning.
 func (p *Problem) Exact(ctx context.Context, nodes int) (Result, error) {
 	best := p.InOrder()
 	if greedy := p.Greedy(); greedy.NS < best.NS {
@@ -251,7 +253,7 @@ type walk struct {
 	next   []int
 }
 
-// newWalk is a walk with its memory.
+// newWalk returns a walk with its memory.
 func (p *Problem) newWalk(starts []int) *walk {
 	out := &walk{Problem: p, starts: starts, ends: make([][][]int64, p.Chunks), next: make([]int, p.Chunks)}
 	for chunk := range out.ends {
@@ -263,8 +265,8 @@ func (p *Problem) newWalk(starts []int) *walk {
 	return out
 }
 
-// time is what all layers take when the lanes execute their tasks in the order of a list of turns; of a beginning of a
-// list, a time that no list that begins so falls short of (see Exact).
+// time returns what all layers take when the lanes execute their tasks in the order of a list of turns; of a beginning
+// of a list, a time that no list that begins so falls short of (see Exact).
 func (w *walk) time(turns []int) (end int64) {
 	w.free = perLane{}
 	for iteration := range w.Layers + min(1, slices.Max(w.starts)) {

@@ -35,7 +35,7 @@ func (c *Candidate) Kind() string {
 	return key
 }
 
-// procs are the processors that take part.
+// procs returns the processors that take part.
 func (c *Candidate) procs() (out []string) {
 	for _, share := range c.Shares {
 		if !slices.Contains(out, share.Proc) {
@@ -45,7 +45,7 @@ func (c *Candidate) procs() (out []string) {
 	return out
 }
 
-// WithoutForms is the decision with every share in the default form. Divisions are compared over programs without
+// WithoutForms returns the decision with every share in the default form. Divisions are compared over programs without
 // forms: which is cheapest depends on the rows.
 func (c *Candidate) WithoutForms() *planir.Decision {
 	decision := c.Decision
@@ -56,7 +56,7 @@ func (c *Candidate) WithoutForms() *planir.Decision {
 	return &decision
 }
 
-// Base is the strategy without its padding.
+// Base returns the strategy without its padding.
 func Base(strategy planir.Strategy) planir.Strategy {
 	switch strategy {
 	case planir.Padding:
@@ -89,7 +89,7 @@ func (s *Section) candidate(node int, strategy planir.Strategy, axis planir.Axis
 	return s.Price(node, strategy, axis, shares)
 }
 
-// Plain is a decision with every share in the default form; nil where it has no other.
+// Plain returns a decision with every share in the default form; nil where it has no other.
 func (s *Section) Plain(node int, decision *planir.Decision) (*Candidate, error) {
 	if !slices.ContainsFunc(decision.Shares, func(share planir.Share) bool { return share.Form != "" }) {
 		return nil, nil
@@ -243,7 +243,7 @@ func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, f
 	return end, from, energy, nil
 }
 
-// idleFactor is how much longer a division by rows takes than one by columns when calls have fewer rows than the
+// idleFactor returns how much longer a division by rows takes than one by columns when calls have fewer rows than the
 // program: the first share keeps its rows, the last goes without. Time is taken to grow with the rows.
 func (s *Section) idleFactor(candidate *Candidate) float64 {
 	if candidate.Axis != planir.AxisRows || candidate.PredictNS == 0 {

@@ -16,7 +16,7 @@ const (
 	gridStepsMin = 4
 )
 
-// gridOf is how many places of a run are priced first: fewer where there are more tuples of processors to price.
+// gridOf returns how many places of a run are priced first: fewer where there are more tuples of processors to price.
 func gridOf(tuples int) int { return min(max(3*gridSteps/max(1, tuples), gridStepsMin), gridSteps) }
 
 // link is a node and the axis along which a run divides it.
@@ -64,9 +64,9 @@ func (s *Section) runs() [][]link {
 	return out
 }
 
-// columnRun is the longest run that starts with the columns (or heads) of a node: what works on columns follows, then
-// the reduction of the next matrix. It ends where a node reads whole rows of what the one before computed (norms, row
-// quantisation, routing, matrices of experts).
+// columnRun returns the longest run that starts with the columns (or heads) of a node: what works on columns follows,
+// then the reduction of the next matrix. It ends where a node reads whole rows of what the one before computed (norms,
+// row quantisation, routing, matrices of experts).
 func (s *Section) columnRun(node int) []link {
 	var run []link
 	switch operator := s.Nodes[node].Op(); {
@@ -97,7 +97,7 @@ func (s *Section) columnRun(node int) []link {
 	return run
 }
 
-// inColumns is where a boundary of a node along its axis lies in the columns of its input.
+// inColumns returns where a boundary of a node along its axis lies in the columns of its input.
 func inColumns(operator op.Op, at int) int {
 	if in, _, _ := operator.HeadColumns(); in != nil {
 		return at * in[0]
@@ -105,7 +105,7 @@ func inColumns(operator op.Op, at int) int {
 	return at * max(1, operator.Kind.ColumnsRead(0))
 }
 
-// atColumn is the boundary of a node that lies at a column of its output; false between two.
+// atColumn returns the boundary of a node that lies at a column of its output; false between two.
 func atColumn(operator op.Op, column int) (int, bool) {
 	if _, _, out := operator.HeadColumns(); out != nil {
 		return column / out[0], column%out[0] == 0
@@ -154,7 +154,7 @@ func (s *Section) boundary(run []link, tuple []string, at int) (boundary, bool) 
 	return out, true
 }
 
-// granularity is what the boundaries of a node are multiples of on all processors of a tuple.
+// granularity returns what the boundaries of a node are multiples of on all processors of a tuple.
 func (s *Section) granularity(at link, tuple []string) int {
 	unit := 1
 	for _, name := range tuple {
@@ -167,7 +167,7 @@ func (s *Section) granularity(at link, tuple []string) int {
 	return unit
 }
 
-// leastMultiple is the least common multiple of two numbers.
+// leastMultiple returns the least common multiple of two numbers.
 func leastMultiple(a, b int) int {
 	x, y := a, b
 	for y != 0 {
@@ -289,7 +289,7 @@ func (d *division) consider(cuts []int) bool {
 	return true
 }
 
-// price is the run divided at cuts, each combination computed once.
+// price returns the run divided at cuts, each combination computed once.
 func (d *division) price(cuts []int) *priced {
 	key := fmt.Sprint(cuts)
 	if tried := d.tried[key]; tried != nil {

@@ -20,7 +20,7 @@ type Facts struct {
 	shared map[string][]*record.Facts
 }
 
-// anyRows is an operator without its number of rows.
+// anyRows returns an operator without its number of rows.
 func anyRows(proc string, operator op.Op) string {
 	operator.M = 1
 	return proc + " " + operator.Key()
@@ -61,7 +61,7 @@ func NewFacts(set *record.Set, soc *socs.SoC) (*Facts, error) {
 	return facts, nil
 }
 
-// About is what the compiler said about an operator as a graph by itself, nil where it was not asked.
+// About returns what the compiler said about an operator as a graph by itself, nil where it was not asked.
 func (f *Facts) About(proc string, operator op.Op) *record.Facts {
 	if f == nil || !operator.HasScheme() {
 		return nil
@@ -69,7 +69,7 @@ func (f *Facts) About(proc string, operator op.Op) *record.Facts {
 	return f.alone[proc+" "+operator.Key()]
 }
 
-// Lengths are the numbers of rows that the compiler was asked about for an operator.
+// Lengths returns the numbers of rows that the compiler was asked about for an operator.
 func (f *Facts) Lengths(proc string, operator op.Op) []int {
 	if f == nil || !operator.HasScheme() {
 		return nil
@@ -100,8 +100,8 @@ func SameTime(a, b int64) bool {
 	return float64(max(a, b)) <= float64(alike*float64(min(a, b)))
 }
 
-// Charge is what the graphs of an operator at these numbers of rows take in bytes, in one binary that has its weights
-// once: the largest of them by itself, and for each further one what the compiler added where it was asked for
+// Charge returns what the graphs of an operator at these numbers of rows take in bytes, in one binary that has its
+// weights once: the largest of them by itself, and for each further one what the compiler added where it was asked for
 // several. ok is false where it was asked about none of this operator.
 func (f *Facts) Charge(proc string, operator op.Op, rows []int) (alone, all int64, ok bool) {
 	if f == nil {
@@ -127,7 +127,7 @@ func (f *Facts) Charge(proc string, operator op.Op, rows []int) (alone, all int6
 	return alone, alone + int64(len(rows)-1)*each, true
 }
 
-// largest is the size in bytes of the largest graph of an operator at some numbers of rows.
+// largest returns the size in bytes of the largest graph of an operator at some numbers of rows.
 func (f *Facts) largest(proc string, operator op.Op, rows []int) (bytes int64) {
 	for _, m := range rows {
 		operator.M = m

@@ -35,7 +35,7 @@ type answers struct {
 	err  error
 }
 
-// NewFitted is the cost model of a SoC's costs.
+// NewFitted returns the cost model of a SoC's costs.
 func NewFitted(costs *roofline.Costs, soc *socs.SoC) *Fitted {
 	fitted := &Fitted{
 		costs: costs, soc: soc,
@@ -55,7 +55,7 @@ func NewFitted(costs *roofline.Costs, soc *socs.SoC) *Fitted {
 // IsOf reports whether the model is of these very costs.
 func (f *Fitted) IsOf(costs *roofline.Costs) bool { return f.costs == costs }
 
-// With is the model for another description of the machine. What operators take depends on the costs alone, and is
+// With returns the model for another description of the machine. What operators take depends on the costs alone, and is
 // kept.
 func (f *Fitted) With(soc *socs.SoC) *Fitted {
 	other := NewFitted(f.costs, soc)
@@ -63,7 +63,7 @@ func (f *Fitted) With(soc *socs.SoC) *Fitted {
 	return other
 }
 
-// estimateOf is a prediction as an estimate.
+// estimateOf returns a prediction as an estimate.
 func estimateOf(predicted roofline.Prediction) Estimate {
 	return Estimate{NS: predicted.NS, Low: predicted.LowNS, High: predicted.HighNS, Source: predicted.Source}
 }
@@ -148,21 +148,21 @@ func (f *Fitted) contended(tasks []Task) ([]Estimate, error) {
 	return out, nil
 }
 
-// Phase is a task taken apart into what others slow down and what they do not.
+// Phase returns a task taken apart into what others slow down and what they do not.
 func (f *Fitted) Phase(task Task) (timeline.Phase, error) {
 	return f.costs.Phase(roofline.Load{Proc: task.Proc, Op: task.Op, Cold: task.Cold()})
 }
 
-// Memory is how processors slow each other down.
+// Memory returns how processors slow each other down.
 func (f *Fitted) Memory() *timeline.Memory { return f.costs.Memory() }
 
-// Launch is the part of an operator's price that a graph of several operators pays once.
+// Launch returns the part of an operator's price that a graph of several operators pays once.
 func (f *Fitted) Launch(proc string) (Estimate, error) {
 	predicted, err := f.costs.Launch(proc)
 	return estimateOf(predicted), err
 }
 
-// Handover is the time from one processor's setting of a flag to the other's noticing it. Processors that share a
+// Handover returns the time from one processor's setting of a flag to the other's noticing it. Processors that share a
 // core never wait for each other: one has finished before the other begins.
 func (f *Fitted) Handover(from, to string) (Estimate, error) {
 	a, ok := f.handovers[[2]string{from, to}]
@@ -179,8 +179,8 @@ func (f *Fitted) Handover(from, to string) (Estimate, error) {
 	return a.Estimate, a.err
 }
 
-// Copy is the time to move bytes between processors; the zero Estimate where neither has memory of its own, or the SoC
-// states no speed.
+// Copy returns the time to move bytes between processors; the zero Estimate where neither has memory of its own, or the
+// SoC states no speed.
 func (f *Fitted) Copy(from, to string, bytes int64) (Estimate, error) {
 	if !f.copying[from] && !f.copying[to] {
 		return Estimate{}, nil
@@ -195,7 +195,7 @@ func (f *Fitted) Copy(from, to string, bytes int64) (Estimate, error) {
 	return estimateOf(predicted), inRange(predicted.NS, "a copy from %q to %q", from, to)
 }
 
-// neverMeasured is the error for a link whose times the costs lack.
+// neverMeasured returns the error for a link whose times the costs lack.
 func neverMeasured(what, from, to string) error {
 	return diag.New(diag.ClassInput, "price %s from %q to %q: never measured", what, from, to).
 		WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")

@@ -43,7 +43,8 @@ func (c *Candidate) setAccesses(node *lower.Node, pieces []lower.Piece) {
 	}
 }
 
-// Locations is the location class of accesses: which processor holds (or reads) which part of the values in buffers.
+// Locations returns the location class of accesses: which processor holds (or reads) which part of the values in
+// buffers.
 func Locations(list []Access, buffers []string) string {
 	var parts []string
 	for _, access := range list {
@@ -63,7 +64,7 @@ type Region struct {
 	elements int64 // bytes of one
 }
 
-// Regions are the accesses to buffers.
+// Regions returns the accesses to buffers.
 func (s *Section) Regions(list []Access, buffers []string) []Region {
 	var out []Region
 	for _, access := range list {
@@ -75,7 +76,7 @@ func (s *Section) Regions(list []Access, buffers []string) []Region {
 	return out
 }
 
-// Handover is the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of
+// Handover returns the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of
 // the slowest reader, one flag and all copies. A processor that reads only what it wrote itself does not wait. The
 // source is the weakest of all flags and copies; it is empty where no lane waits.
 func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.Source, err error) {
@@ -94,8 +95,8 @@ func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.S
 	return slowest, from, inRange(slowest, "handing %s over", s.Name)
 }
 
-// waitNS is how long one reader waits for what others wrote. Between processors that never appear together there is no
-// price, and none is needed.
+// waitNS returns how long one reader waits for what others wrote. Between processors that never appear together there
+// is no price, and none is needed.
 func (s *Section) waitNS(writes, reads []Region) (ns int64, from source.Source, err error) {
 	var wait, copies int64
 	for i := range reads {
@@ -128,7 +129,7 @@ func (s *Section) waitNS(writes, reads []Region) (ns int64, from source.Source, 
 	return wait + copies, from, nil
 }
 
-// overlapOf is how many rows and columns two views have in common.
+// overlapOf returns how many rows and columns two views have in common.
 func overlapOf(a, b *planir.View) (rows, cols int) {
 	return min(a.R1, b.R1) - max(a.R0, b.R0), min(a.C1, b.C1) - max(a.C0, b.C0)
 }

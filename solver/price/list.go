@@ -158,7 +158,7 @@ func (s *Section) impossible(node int) error {
 // maxPieces is how many standard pieces an operator is executed in.
 const maxPieces = 4
 
-// standardPieces are the ways to execute a matrix in standard numbers of rows, one after the other, on a processor
+// standardPieces returns the ways to execute a matrix in standard numbers of rows, one after the other, on a processor
 // with static shapes (HeteroInfer sec. 4.2). All pieces are there, the last padded; or a processor without such
 // shapes executes the rest at the same time. Standard are the buckets and the powers of two: their graphs are shared.
 func (s *Section) standardPieces(node int) (out []Candidate) {
@@ -182,7 +182,7 @@ func (s *Section) standardPieces(node int) (out []Candidate) {
 	return out
 }
 
-// standardRows are the standard numbers of rows of a processor with that granularity, ascending.
+// standardRows returns the standard numbers of rows of a processor with that granularity, ascending.
 func (s *Section) standardRows(unit, rows int) []int {
 	var sizes []int
 	for i := unit; i <= 2*rows; i *= 2 {
@@ -197,7 +197,7 @@ func (s *Section) standardRows(unit, rows int) []int {
 	return slices.Compact(sizes)
 }
 
-// piecesOf are the candidates in pieces of one size.
+// piecesOf returns the candidates in pieces of one size.
 func (s *Section) piecesOf(node int, proc string, size int, sizes []int) (out []Candidate) {
 	rows := s.Nodes[node].Op().M
 	var shares []planir.Share

@@ -209,7 +209,7 @@ func (m *Machine) findGroups(only []string) {
 	}
 }
 
-// ProcessorNames are those of a SoC, ascending.
+// ProcessorNames returns those of a SoC, ascending.
 func ProcessorNames(soc *socs.SoC) []string {
 	names := make([]string, 0, len(soc.Processors))
 	for i := range soc.Processors {

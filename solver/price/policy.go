@@ -112,8 +112,8 @@ func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return !whole(&c) })
 }
 
-// inRatio is the division of a matrix's columns in the policy's ratio; false where it cannot be. Each processor but
-// the last ends at the boundary nearest to its part that leaves one for each of the others.
+// inRatio returns the division of a matrix's columns in the policy's ratio; false where it cannot be. Each processor
+// but the last ends at the boundary nearest to its part that leaves one for each of the others.
 func (s *Section) inRatio(node int) (Candidate, bool) {
 	names := slices.Sorted(maps.Keys(s.Policy.Ratio))
 	length, err := lower.AxisLength(&s.Nodes[node], planir.AxisCols)

@@ -35,7 +35,7 @@ type Section struct {
 	flags []flag // by index of writer and reader in Procs, once asked for
 }
 
-// NewSection is a section without candidates yet.
+// NewSection returns a section without candidates yet.
 func NewSection(sec *lower.Section, on *Machine, costs Costs) *Section {
 	return &Section{
 		Section: sec, Machine: on, Costs: costs,
@@ -43,7 +43,7 @@ func NewSection(sec *lower.Section, on *Machine, costs Costs) *Section {
 	}
 }
 
-// Proc is the processor of that name, nil if it does not take part.
+// Proc returns the processor of that name, nil if it does not take part.
 func (s *Section) Proc(name string) *planir.Proc {
 	for i := range s.Procs {
 		if s.Procs[i].Name == name {
@@ -53,7 +53,7 @@ func (s *Section) Proc(name string) *planir.Proc {
 	return nil
 }
 
-// InContext is an operator as it is priced: attention and its parts read as many positions as are cached.
+// InContext returns an operator as it is priced: attention and its parts read as many positions as are cached.
 func (s *Section) InContext(operator op.Op) op.Op {
 	if operator.Kind.Has("context") {
 		operator.Context = s.Context
@@ -105,7 +105,7 @@ func (s *Section) noteMissing(tasks []Task, err error) error {
 	return err
 }
 
-// Phase is a task taken apart, without its launch where it is joined to the one before.
+// Phase returns a task taken apart, without its launch where it is joined to the one before.
 func (s *Section) Phase(task Task, joined bool) (timeline.Phase, error) {
 	phase, err := s.Costs.Phase(task)
 	if err != nil || !joined {
@@ -119,7 +119,7 @@ func (s *Section) Phase(task Task, joined bool) (timeline.Phase, error) {
 	return Shorten(phase, float64(min(launch.NS, whole.NS))), err
 }
 
-// Shorten is a phase that takes ns less: its set-up is shorter, and where that is not enough, all of it.
+// Shorten returns a phase that takes ns less: its set-up is shorter, and where that is not enough, all of it.
 func Shorten(phase timeline.Phase, ns float64) timeline.Phase {
 	cut := min(phase.SetupNS, ns)
 	phase.SetupNS -= cut

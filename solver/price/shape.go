@@ -63,7 +63,7 @@ func (s *Section) chooseShape(node *lower.Node, axis planir.Axis, share *planir.
 	}
 }
 
-// shareOp is the part of an operator that a share computes.
+// shareOp returns the part of an operator that a share computes.
 func shareOp(operator op.Op, axis planir.Axis, share *planir.Share) op.Op {
 	switch axis {
 	case planir.AxisRows:
@@ -85,8 +85,8 @@ func (s *Section) mayPad(node *lower.Node, axis planir.Axis, share *planir.Share
 	return axis != planir.AxisRows || share.To == node.Op().M
 }
 
-// paddedRows are the numbers of rows to try on a processor with static shapes, the fewest first among equals: the next
-// multiples of its granularity, the next powers of two, and what was measured.
+// paddedRows returns the numbers of rows to try on a processor with static shapes, the fewest first among equals: the
+// next multiples of its granularity, the next powers of two, and what was measured.
 func (s *Section) paddedRows(proc string, operator op.Op) []int {
 	unit, rows := s.Static[proc], operator.M
 	power := unit

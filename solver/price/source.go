@@ -67,7 +67,7 @@ func predictAlone(costs Costs, task Task) (Estimate, error) {
 	return list[0], nil
 }
 
-// inRange is an error where a time is beyond what problems are made of: cut off there, slow and slowest would look
+// inRange returns an error where a time is beyond what problems are made of: cut off there, slow and slowest would look
 // alike.
 func inRange(ns int64, what string, args ...any) error {
 	if ns <= problem.MaxNS {
@@ -78,7 +78,7 @@ func inRange(ns int64, what string, args ...any) error {
 		WithHint("no operator takes that long: measure again, and fit the costs again")
 }
 
-// Whole is a time or energy as a whole number; what is too large becomes a number that two of still fit an int64.
+// Whole returns a time or energy as a whole number; what is too large becomes a number that two of still fit an int64.
 func Whole(x float64) int64 { return int64(min(x, math.MaxInt64/2)) }
 
 // AnyScheme is a cost model that takes another scheme's time for what was never measured because no processor
@@ -111,7 +111,8 @@ func (a AnyScheme) Together(tasks []Task) ([]Estimate, error) {
 // Phase takes a task apart, in the first scheme that has a price, where it has none as it is.
 func (a AnyScheme) Phase(task Task) (timeline.Phase, error) { return inAnyScheme(task, a.Costs.Phase) }
 
-// inAnyScheme is what a cost model says of a task, or else of the task in the first scheme of which it says something.
+// inAnyScheme returns what a cost model says of a task, or else of the task in the first scheme of which it says
+// something.
 func inAnyScheme[T any](task Task, of func(Task) (T, error)) (T, error) {
 	known, err := of(task)
 	for _, scheme := range op.Schemes {

@@ -68,7 +68,7 @@ func (a Auto) Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSol
 	})
 }
 
-// general are the limits for General: nodes of one engine are not those of the other.
+// general returns the limits for General: nodes of one engine are not those of the other.
 func general(limits Limits) Limits {
 	limits.Nodes = GeneralNodes
 	return limits
@@ -93,13 +93,13 @@ func (s BucketSolution) answer() answer { return answer{s.Objective, s.Bound, s.
 func (s TierSolution) answer() answer   { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 func (s ShadowSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 
-// within is the solution as one that is not proved, with another bound; likewise below.
+// within returns the solution as one that is not proved, with another bound; likewise below.
 func (s Solution) within(bound int64) Solution {
 	s.BoundNS, s.Status = bound, Feasible
 	return s
 }
 
-// within is the solution with a bound that another engine has proved.
+// within returns the solution with a bound that another engine has proved.
 func (s JointSolution) within(bound int64) JointSolution {
 	s.Bound, s.Status = bound, Feasible
 	return s

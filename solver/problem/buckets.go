@@ -158,8 +158,8 @@ func (b *Buckets) Weight() int64 {
 	return total
 }
 
-// Cut is how a prompt is executed when the largest bucket has chunk rows: full pieces of it, and what is left, 1..chunk
-// tokens.
+// Cut returns how a prompt is executed when the largest bucket has chunk rows: full pieces of it, and what is left,
+// 1..chunk tokens.
 func Cut(tokens, chunk int) (full, left int) {
 	full = (tokens - 1) / chunk
 	return full, tokens - full*chunk
@@ -176,8 +176,8 @@ func (b *Buckets) Within(sizes []int) bool {
 		(b.MaxGraphs == 0 || graphs <= b.MaxGraphs) && (b.MaxOpenNS == 0 || open <= b.MaxOpenNS)
 }
 
-// Objective is what the prompts cost with these sizes, ascending indices: the sum of weight * ns. Without any, tokens
-// are executed one by one; false where that cannot be.
+// Objective returns what the prompts cost with these sizes, ascending indices: the sum of weight * ns. Without any,
+// tokens are executed one by one; false where that cannot be.
 func (b *Buckets) Objective(sizes []int) (total int64, ok bool) {
 	if len(sizes) == 0 {
 		for _, length := range b.Lengths {
@@ -197,7 +197,7 @@ func (b *Buckets) Objective(sizes []int) (total int64, ok bool) {
 	return total, true
 }
 
-// restNS is what a rest of a prompt costs: at the smallest size that holds it, or the fastest.
+// restNS returns what a rest of a prompt costs: at the smallest size that holds it, or the fastest.
 func (b *Buckets) restNS(sizes []int, tokens int) int64 {
 	at, _ := slices.BinarySearchFunc(sizes, tokens, func(i, rows int) int { return cmp.Compare(b.Sizes[i].Rows, rows) })
 	cost := b.Sizes[sizes[at]].CostNS
@@ -209,8 +209,8 @@ func (b *Buckets) restNS(sizes []int, tokens int) int64 {
 	return cost
 }
 
-// Precedes is the order of equally good choices: fewer buckets (each is a program to hold), then the lexicographically
-// smaller ascending list.
+// Precedes returns the order of equally good choices: fewer buckets (each is a program to hold), then the
+// lexicographically smaller ascending list.
 func (b *Buckets) Precedes(first, second []int) bool {
 	if len(first) != len(second) {
 		return len(first) < len(second)
@@ -248,15 +248,15 @@ func (b *Buckets) verify(solution *BucketSolution) error {
 	return checkBound(solution.Status, solution.Objective, solution.Bound)
 }
 
-// Infeasible is the error of engines that found that no choice is within the limits.
+// Infeasible returns the error of engines that found that no choice is within the limits.
 func (b *Buckets) Infeasible() error {
 	return diag.New(diag.ClassInfeasible, "buckets %q: none of %d sizes is within the limits, "+
 		"and tokens are not executed one by one", b.Name, len(b.Sizes))
 }
 
-// BucketExample is an instance of lengths 1, 2, 3, ... (fewer of the longer) and as many sizes, of which at most so
-// many are chosen. A size costs what a processor with steps of 64 rows would take, and every third one a spill: costs
-// are not monotone. It depends on its arguments only.
+// BucketExample returns an instance of lengths 1, 2, 3, ... (fewer of the longer) and as many sizes, of which at most
+// so many are chosen. A size costs what a processor with steps of 64 rows would take, and every third one a spill:
+// costs are not monotone. It depends on its arguments only.
 func BucketExample(lengths, most int) *Buckets {
 	out := &Buckets{Name: fmt.Sprintf("example of %d", lengths), Max: most, OneNS: 9_000_000}
 	state := uint64(lengths)

@@ -299,7 +299,7 @@ func (j *Joint) validateTaken(chain *Chain) (ns, nj int64, err error) {
 	return ns, nj, nil
 }
 
-// Size is the number of choices of all parts.
+// Size returns the number of choices of all parts.
 func (j *Joint) Size() int {
 	size := 0
 	for i := range j.Parts {
@@ -343,7 +343,7 @@ func (j *Joint) Use(choices [][][]int) Use {
 	return use
 }
 
-// Objective is the measure that the problem minimises.
+// Objective returns the measure that the problem minimises.
 func (j *Joint) Objective(use *Use) int64 {
 	switch j.Minimise {
 	case Energy:

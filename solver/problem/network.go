@@ -110,7 +110,7 @@ func hubs(ns [][]int64) network {
 	return out
 }
 
-// largestSubset is the proper subset of a set that has most, at least two, of what is missing; -1: none.
+// largestSubset returns the proper subset of a set that has most, at least two, of what is missing; -1: none.
 func largestSubset(sets []set, number int, missing set) int {
 	whole := sets[number]
 	most, at := 1, -1
@@ -122,7 +122,7 @@ func largestSubset(sets []set, number int, missing set) int {
 	return at
 }
 
-// shortest are the ways of a shortest path between two classes (Bellman and Ford's relaxation).
+// shortest returns the ways of a shortest path between two classes (Bellman and Ford's relaxation).
 func (n *network) shortest(from, to int) []int {
 	const never = int64(1) << 62
 	length, by := make([]int64, n.nodes), make([]int, n.nodes)
@@ -149,13 +149,13 @@ func (n *network) shortest(from, to int) []int {
 // set is a set of small numbers: a bit for each.
 type set []uint64
 
-// newSet is an empty set of numbers below size; both is the size of an intersection.
+// newSet returns an empty set of numbers below size; both is the size of an intersection.
 func newSet(size int) set         { return make(set, (size+63)/64) }
 func (s set) add(number int)      { s[number/64] |= 1 << (number % 64) }
 func (s set) has(number int) bool { return s[number/64]&(1<<(number%64)) != 0 }
 func (s set) size() int           { return s.both(s) }
 
-// both is how many numbers two sets have in common.
+// both returns how many numbers two sets have in common.
 func (s set) both(other set) (count int) {
 	for k := range s {
 		count += bits.OnesCount64(s[k] & other[k])

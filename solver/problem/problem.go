@@ -46,7 +46,7 @@ type Chain struct {
 	Items  []Item
 }
 
-// Wraps is how often the first item follows the last one.
+// Wraps returns how often the first item follows the last one.
 func (c *Chain) Wraps() int { return c.Repeat - 1 - c.Breaks }
 
 // Item is one operator: what it can be executed as, and what it costs to get its input there.
@@ -104,7 +104,7 @@ type Engine interface {
 	Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSolution, error)
 }
 
-// Size is the number of choices of all items.
+// Size returns the number of choices of all items.
 func (p *Partition) Size() int {
 	size := 0
 	for k := range p.Chains {
@@ -333,7 +333,7 @@ func (p *Partition) ObjectiveNS(choices [][]int) int64 {
 	return total
 }
 
-// ObjectiveNS is the chain's part of the objective.
+// ObjectiveNS returns the chain's part of the objective.
 func (c *Chain) ObjectiveNS(choices []int) int64 {
 	var once, wrap int64
 	for i := range c.Items {

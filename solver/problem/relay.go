@@ -19,7 +19,7 @@ type Relay struct {
 	Nodes int64
 }
 
-// limit is how many nodes a search may have.
+// limit returns how many nodes a search may have.
 func (r Relay) limit(limits Limits) int64 { return cmp.Or(limits.Nodes, r.Nodes) }
 
 // Name implements Engine.
@@ -52,7 +52,7 @@ func (b builder) implies(name string, terms []milp.Term, variable int) {
 	b.atMost(name, 0, append(terms, milp.Term{Var: variable, Coef: -1}))
 }
 
-// one is the term of a variable that counts once.
+// one returns the term of a variable that counts once.
 func one(variable int) milp.Term { return milp.Term{Var: variable, Coef: 1} }
 
 // note says what the objective of a program stands for.

@@ -161,7 +161,7 @@ func (b *jointBuilder) assets() {
 	b.limit(Limit{Kind: LimitOpenNS, Max: j.MaxOpenNS}, "opening", open)
 }
 
-// signatures are the choices that name each asset, as text; nil where none does.
+// signatures returns the choices that name each asset, as text; nil where none does.
 func (j *Joint) signatures() [][]byte {
 	out := make([][]byte, len(j.Assets))
 	item := uint64(0)
@@ -401,7 +401,7 @@ func newEdgeRest(it *Item) *edgeRest {
 	return out
 }
 
-// left is what the ends do not add of the edge between two classes.
+// left returns what the ends do not add of the edge between two classes.
 func (e *edgeRest) left(from, to int) int64 { return e.ns[from][to] - e.leaving[from] - e.arriving[to] }
 
 // merged merges classes with equal rows, and then with equal columns, of those that choices have. It returns the merged
@@ -638,7 +638,7 @@ func (v *jointVars) tighten(model *milp.Model, limits []Limit, by float64) {
 	}
 }
 
-// below is a whole number that a bound found with tolerances does not fall short of.
+// below returns a whole number that a bound found with tolerances does not fall short of.
 func below(bound float64) int64 {
 	bound -= math.Abs(bound) * milp.Tolerance / 10
 	if math.IsNaN(bound) || bound <= 0 {

@@ -60,7 +60,7 @@ func (s *Scales) milp() (*milp.Model, *scaleVars, error) {
 	return model.Model, vars, nil
 }
 
-// interval is the best scale of sorted samples, and the sum of their squared distances to it.
+// interval returns the best scale of sorted samples, and the sum of their squared distances to it.
 func (s *Scales) interval(samples []float64) (scale, squares float64) {
 	if scale = samples[len(samples)-1]; !s.Cover {
 		total := 0.0 // of differences: less is lost

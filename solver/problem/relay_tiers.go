@@ -52,7 +52,7 @@ type tierVars struct {
 	choices [][][]int // by layer, expert and tier: whether the expert has a slot of it
 }
 
-// read is the solution by the values of the variables.
+// read returns the solution by the values of the variables.
 func (v *tierVars) read(values []float64) (slots []int, choices [][]int) {
 	for _, counts := range v.slots {
 		best := 0

@@ -8,7 +8,7 @@ type restricted struct {
 	kept [][][][]int // per part, chain and item: their numbers in the other, ascending
 }
 
-// among is the problem with the choices of open and those of also. Limits, assets and conflicts are the same ones.
+// among returns the problem with the choices of open and those of also. Limits, assets and conflicts are the same ones.
 func (j *Joint) among(open [][][][]int, also [][][]int) *restricted {
 	out := &restricted{Joint: new(*j)}
 	out.Parts = slices.Clone(j.Parts)

@@ -45,8 +45,8 @@ func (s *Scales) Validate() error {
 	return nil
 }
 
-// MSEOf is the mean squared distance of the samples to the scales that they take: with Cover the largest where a sample
-// is above all of them.
+// MSEOf returns the mean squared distance of the samples to the scales that they take: with Cover the largest where a
+// sample is above all of them.
 func (s *Scales) MSEOf(scales []float64) float64 {
 	total := 0.0
 	for _, sample := range s.Samples {
@@ -77,7 +77,7 @@ func (s *Scales) Verify(solution ScaleSolution) error {
 	return nil
 }
 
-// coveringScale is the index of the smallest scale that is not below the sample, of the largest where all are.
+// coveringScale returns the index of the smallest scale that is not below the sample, of the largest where all are.
 func coveringScale(scales []float64, sample float64) int {
 	best := 0
 	for i, scale := range scales {
@@ -89,7 +89,7 @@ func coveringScale(scales []float64, sample float64) int {
 	return best
 }
 
-// NearestScale is the index of the scale with the least squared error; the first of equally near ones.
+// NearestScale returns the index of the scale with the least squared error; the first of equally near ones.
 func NearestScale(scales []float64, sample float64) int {
 	best := 0
 	for i, scale := range scales {

@@ -9,9 +9,10 @@ import (
 )
 
 // Shadows is the choice of products that keep their shadow outliers (llm.npu sec. 3.3), a multiple-choice knapsack
-// problem: every group takes one of its options, so that the cost of all is least and their use at most Max. A group is a
-// layer, an option a set of its products that keep shadows. Under a limit of quality the cost is time and the use is what
-// clipping the others loses; under a limit of time it is the other way round. Losses are measured and may be negative.
+// problem: every group takes one of its options, so that the cost of all is least and their use at most Max. A group is
+// a layer, an option a set of its products that keep shadows. Under a limit of quality the cost is time and the use is
+// what clipping the others loses; under a limit of time it is the other way round. Losses are measured and may be
+// negative.
 type Shadows struct {
 	Name   string
 	Groups []ShadowGroup
@@ -65,7 +66,7 @@ func (s *Shadows) validate() error {
 	return nil
 }
 
-// Total is the cost and the use of a choice.
+// Total returns the cost and the use of a choice.
 func (s *Shadows) Total(options []int) (cost, use int64) {
 	for i, option := range options {
 		cost += s.Groups[i].Options[option].Cost
@@ -96,15 +97,15 @@ func (s *Shadows) verify(solution ShadowSolution) error {
 	return checkBound(solution.Status, solution.Objective, solution.Bound)
 }
 
-// Infeasible is the error where no choice stays within the limit.
+// Infeasible returns the error where no choice stays within the limit.
 func (s *Shadows) Infeasible() error {
 	return diag.New(diag.ClassInfeasible, "shadows %q: no choice stays within %d", s.Name, s.Max).
 		WithHint("raise the limit")
 }
 
 // PaperPrune is llm.npu's rule (sec. 3.3): of products with these importances, the ratio of the largest outlier to what
-// the scale holds, the given share is pruned, the least important first; of equally important ones the first. It returns
-// the indices of those that are pruned, ascending.
+// the scale holds, the given share is pruned, the least important first; of equally important ones the first. It
+// returns the indices of those that are pruned, ascending.
 func PaperPrune(importance []float64, share float64) []int {
 	order := make([]int, len(importance))
 	for i := range order {

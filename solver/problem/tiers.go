@@ -68,10 +68,10 @@ type TierLimit struct {
 	Row    int64 // bytes of a row of a slot
 }
 
-// Slot is what a slot of so many rows holds.
+// Slot returns what a slot of so many rows holds.
 func (l *TierLimit) Slot(rows int) int64 { return l.Expert + l.Row*int64(rows) }
 
-// Taken is what slots, by tier, hold.
+// Taken returns what slots, by tier, hold.
 func (l *TierLimit) Taken(p *Tiers, slots []int) (bytes int64) {
 	for tier, count := range slots {
 		bytes += int64(count) * l.Slot(p.Capacities[tier])
@@ -79,7 +79,7 @@ func (l *TierLimit) Taken(p *Tiers, slots []int) (bytes int64) {
 	return bytes
 }
 
-// Overfull is the first limit that slots, by tier, exceed, nil where they keep all.
+// Overfull returns the first limit that slots, by tier, exceed, nil where they keep all.
 func (p *Tiers) Overfull(slots []int) *TierLimit {
 	for i := range p.Limits {
 		if p.Limits[i].Taken(p, slots) > p.Limits[i].Bytes {
@@ -105,10 +105,10 @@ type TierSolution struct {
 	Nodes     int64
 }
 
-// Chunks is the number of observed chunks.
+// Chunks returns the number of observed chunks.
 func (p *Tiers) Chunks() int { return len(p.Layers[0].Rows[0]) }
 
-// Experts is the number of experts of a layer.
+// Experts returns the number of experts of a layer.
 func (p *Tiers) Experts() int { return len(p.Layers[0].Rows) }
 
 // Validate reports the first thing that makes the instance meaningless.
@@ -221,8 +221,8 @@ func (p *Tiers) validateLayer(layer *TierLayer) error {
 	return nil
 }
 
-// MostSlots is how many slots a layer may have at most: one for each expert, and of the smallest tier as many as keep
-// the limits.
+// MostSlots returns how many slots a layer may have at most: one for each expert, and of the smallest tier as many as
+// keep the limits.
 func (p *Tiers) MostSlots() int { return p.MostOf(0) }
 
 // MostOf is MostSlots of one tier.
@@ -237,7 +237,7 @@ func (p *Tiers) MostOf(tier int) int {
 	return int(most)
 }
 
-// Left is how many rows an expert with a choice leaves, of those routed to it.
+// Left returns how many rows an expert with a choice leaves, of those routed to it.
 func (p *Tiers) Left(rows int32, choice int) int {
 	if choice == 0 {
 		return int(rows)
@@ -245,7 +245,7 @@ func (p *Tiers) Left(rows int32, choice int) int {
 	return max(0, int(rows)-p.Capacities[choice-1])
 }
 
-// LeftNS is what the control processor takes for an expert with a choice.
+// LeftNS returns what the control processor takes for an expert with a choice.
 func (p *Tiers) LeftNS(rows int32, choice int) int64 {
 	if p.Drop && choice > 0 {
 		return 0
@@ -253,7 +253,7 @@ func (p *Tiers) LeftNS(rows int32, choice int) int64 {
 	return p.CPUNS[p.Left(rows, choice)]
 }
 
-// Dropped is how many rows of an expert are left out over all observed chunks.
+// Dropped returns how many rows of an expert are left out over all observed chunks.
 func (p *Tiers) Dropped(layer, expert, choice int) (out int64) {
 	if !p.Drop || choice == 0 {
 		return 0
@@ -264,7 +264,7 @@ func (p *Tiers) Dropped(layer, expert, choice int) (out int64) {
 	return out
 }
 
-// MostDropped is how many rows a layer may leave out over all observed chunks.
+// MostDropped returns how many rows a layer may leave out over all observed chunks.
 func (p *Tiers) MostDropped(layer int) int64 {
 	all := int64(0)
 	for _, list := range p.Layers[layer].Rows {
@@ -282,7 +282,7 @@ type TierGroups struct {
 	Size   []int   // of all groups but the last, which may be smaller
 }
 
-// Sizes are the groups' sizes for a number of slots.
+// Sizes returns the groups' sizes for a number of slots.
 func (g *TierGroups) Sizes(slots int) (out []int) {
 	for slots > 0 {
 		out = append(out, min(slots, g.Size[slots]))
@@ -319,7 +319,7 @@ func (p *Tiers) Groups() []TierGroups {
 	return out
 }
 
-// Time is what slots, by tier, and the choices of all layers cost: the objective.
+// Time returns what slots, by tier, and the choices of all layers cost: the objective.
 func (p *Tiers) Time(slots []int, choices [][]int) int64 {
 	groups := p.Groups()
 	dynamic := slices.Max(slots) == 0

@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// GenerateTiers is a deterministic instance for tests and benchmarks: chunks of 1024 tokens, 8 experts a token, whose
-// popularity follows Zipf's law with another exponent and order in every layer, 16 observed chunks; groups of up to 8
-// experts on a processor with a launch of 120 us, and another that takes more than three times as long for a row. At
-// most 3 tiers are in use.
+// GenerateTiers returns a deterministic instance for tests and benchmarks: chunks of 1024 tokens, 8 experts a token,
+// whose popularity follows Zipf's law with another exponent and order in every layer, 16 observed chunks; groups of up
+// to 8 experts on a processor with a launch of 120 us, and another that takes more than three times as long for a row.
+// At most 3 tiers are in use.
 func GenerateTiers(seed uint64, layers, experts, tiers int) *Tiers {
 	random := rand.New(rand.NewPCG(seed, 0x71e5))
 	out := &Tiers{
@@ -44,7 +44,7 @@ func GenerateTiers(seed uint64, layers, experts, tiers int) *Tiers {
 	return out
 }
 
-// Zipf is so many shares in proportion to 1/i^exponent, i = 1, 2, ..., which add up to 1.
+// Zipf returns so many shares in proportion to 1/i^exponent, i = 1, 2, ..., which add up to 1.
 func Zipf(count int, exponent float64) []float64 {
 	out := make([]float64, count)
 	sum := 0.0

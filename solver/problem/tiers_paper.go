@@ -7,8 +7,8 @@ import (
 
 // This file is NPUMoE's own rules, the baseline of Tiers.
 
-// SmallestTier is the index of the smallest capacity at or above the expected load in rows, the last one where none is
-// (NPUMoE sec. 4.1). Capacities ascend.
+// SmallestTier returns the index of the smallest capacity at or above the expected load in rows, the last one where
+// none is (NPUMoE sec. 4.1). Capacities ascend.
 func SmallestTier(load float64, capacities []int) int {
 	for i, c := range capacities {
 		if float64(c) >= load {
@@ -18,10 +18,10 @@ func SmallestTier(load float64, capacities []int) int {
 	return len(capacities) - 1
 }
 
-// MostExperts is how many experts fit one graph (NPUMoE sec. 4.2): exactly full fits.
+// MostExperts returns how many experts fit one graph (NPUMoE sec. 4.2): exactly full fits.
 func MostExperts(graphBytes, expertBytes int64) int { return int(graphBytes / expertBytes) }
 
-// MeanLoads are an instance's expected rows of one layer, by expert.
+// MeanLoads returns an instance's expected rows of one layer, by expert.
 func (y *TierLayer) MeanLoads() []float64 {
 	out := make([]float64, len(y.Rows))
 	for expert, rows := range y.Rows {
@@ -59,7 +59,8 @@ func (p *Tiers) LadderSlots(ladder []int) []int {
 	return out
 }
 
-// InOrder are the choices that put the busiest experts of every layer into the largest slots (NPUMoE sec. 4.1, 4.3).
+// InOrder returns the choices that put the busiest experts of every layer into the largest slots (NPUMoE sec. 4.1,
+// 4.3).
 func (p *Tiers) InOrder(slots []int) (choices [][]int) {
 	for l := range p.Layers {
 		loads := p.Layers[l].MeanLoads()

@@ -22,7 +22,7 @@ type Report struct {
 	Err       error    // nil when there is an answer
 }
 
-// Gap is how much better a solution could still be, relative to the objective; infinite where there is none.
+// Gap returns how much better a solution could still be, relative to the objective; infinite where there is none.
 func (r *Report) Gap() float64 {
 	if r.Err != nil || r.Status != Optimal && r.Status != Feasible {
 		return math.Inf(1)
@@ -39,7 +39,7 @@ type Watch struct {
 	Posed func(m *milp.Model) (name string)
 }
 
-// Engine is the engine, watched. Of a Relay it also tells the size of the linear programs, and their progress.
+// Engine returns the engine, watched. Of a Relay it also tells the size of the linear programs, and their progress.
 func (w *Watch) Engine(e Engine) Engine { return watched{w, e} }
 
 // watched is an engine whose progress is reported; it implements Engine.
@@ -48,8 +48,8 @@ type watched struct {
 	e Engine
 }
 
-// Direct is the engine behind another one that solves partition problems without a general one, unwatched: for problems
-// that are solved only to compare with. They have one answer whatever engine solves them.
+// Direct returns the engine behind another one that solves partition problems without a general one, unwatched: for
+// problems that are solved only to compare with. They have one answer whatever engine solves them.
 func Direct(engine Engine) Engine {
 	switch x := engine.(type) {
 	case watched:

@@ -97,7 +97,7 @@ func (w *Workload) settle() diag.List {
 	return check.list
 }
 
-// keys are the parts of a path such as "prompts[3].share".
+// keys returns the parts of a path such as "prompts[3].share".
 func keys(path string) (out []any) {
 	for part := range strings.SplitSeq(path, ".") {
 		name, rest, _ := strings.Cut(part, "[")

@@ -100,7 +100,7 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 	return demand, nil
 }
 
-// permitted are the schemes of a phase: those of the list, else all where a limit of quality permits them, else the
+// permitted returns the schemes of a phase: those of the list, else all where a limit of quality permits them, else the
 // stored one.
 func (w *Workload) permitted(list []op.Scheme, maxKL float64) []op.Scheme {
 	switch {
@@ -112,8 +112,8 @@ func (w *Workload) permitted(list []op.Scheme, maxKL float64) []op.Scheme {
 	return []op.Scheme{op.A32W32}
 }
 
-// beyondContext is the error for a prompt or bucket that is longer than the context, with a way out that the model's
-// own positions permit.
+// beyondContext returns the error for a prompt or bucket that is longer than the context, with a way out that the
+// model's own positions permit.
 func (d *Demand) beyondContext(work *Workload, format, what string, rows, maxContext int) error {
 	hint := fmt.Sprintf("set context to at least %d (the model has %d positions), or leave the %s out",
 		rows, maxContext, what)
@@ -148,16 +148,16 @@ func (d *Demand) setBuckets(listed Rows) {
 	}
 }
 
-// DecodeRows are the numbers of rows of decode's programs.
+// DecodeRows returns the numbers of rows of decode's programs.
 func (d *Demand) DecodeRows() []int { return append([]int{1}, d.Batches...) }
 
-// Rows are those of all programs: decode's, then prefill's.
+// Rows returns those of all programs: decode's, then prefill's.
 func (d *Demand) Rows() []int { return append(d.DecodeRows(), d.Buckets...) }
 
-// ContextAt is the number of cached positions, the new rows included, that attention is priced for.
+// ContextAt returns the number of cached positions, the new rows included, that attention is priced for.
 func (d *Demand) ContextAt(rows int) int { return min(max(d.contexts[rows], rows), d.Context) }
 
-// DecodeNS is what a program of decode that takes ns counts for in the time of an answer.
+// DecodeNS returns what a program of decode that takes ns counts for in the time of an answer.
 func (d *Demand) DecodeNS(rows int, ns float64) float64 {
 	if d.steps == nil {
 		return float64(d.OutputTokens) * ns / float64(rows*len(d.DecodeRows()))
@@ -310,7 +310,8 @@ func (d *Demand) resized(work *Workload, buckets Rows, maxContext int) (*Demand,
 	return x.Apply(maxContext)
 }
 
-// AsPrompts are the prompts that a workload stands for, written out: without any, those that fill each bucket evenly.
+// AsPrompts returns the prompts that a workload stands for, written out: without any, those that fill each bucket
+// evenly.
 func (d *Demand) AsPrompts(work *Workload) []Prompt {
 	if len(work.Prompts) > 0 {
 		return work.Prompts

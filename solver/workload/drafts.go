@@ -70,7 +70,7 @@ func (d *Drafts) validate(check *checker) {
 		d.Max, maxDraft)
 }
 
-// readAcceptance is the share of the guesses in a trace that were right, in whole thousandths and less than 1.
+// readAcceptance returns the share of the guesses in a trace that were right, in whole thousandths and less than 1.
 func readAcceptance(path string) (float64, error) {
 	data, err := wholefile.Read(path, maxTraceBytes)
 	if err != nil {

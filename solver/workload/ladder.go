@@ -20,8 +20,8 @@ func uniform(longest int) Prompts {
 	return out
 }
 
-// ladder is the numbers of rows that are measured where the buckets are not fixed, ascending. They are powers of two
-// and the middle between them, from 16 to what holds the longest prompt (at most maxCandidate and the context), and
+// ladder returns the numbers of rows that are measured where the buckets are not fixed, ascending. They are powers of
+// two and the middle between them, from 16 to what holds the longest prompt (at most maxCandidate and the context), and
 // the lengths themselves in steps of 8 rows: all where there are few, else eight quantiles.
 func (p Prompts) ladder(context int) []int {
 	longest := 1
@@ -47,7 +47,7 @@ func (p Prompts) ladder(context int) []int {
 	return out
 }
 
-// marks are the lengths that a bucket may be made for.
+// marks returns the lengths that a bucket may be made for.
 func (p Prompts) marks() (out []int) {
 	lengths := slices.DeleteFunc(slices.Clone(p), func(x Prompt) bool { return x.Share == 0 })
 	sort.SliceStable(lengths, func(i, j int) bool { return lengths[i].Tokens < lengths[j].Tokens })
@@ -73,8 +73,8 @@ func (p Prompts) marks() (out []int) {
 	return slices.Compact(out)
 }
 
-// batchLadder is the numbers of sequences that are measured where the batches are not fixed, ascending: the largest
-// that come together, powers of two below it, and then the most frequent ones; at most maxBatches.
+// batchLadder returns the numbers of sequences that are measured where the batches are not fixed, ascending: the
+// largest that come together, powers of two below it, and then the most frequent ones; at most maxBatches.
 func (w *Workload) batchLadder() []int {
 	list := slices.DeleteFunc(slices.Clone(w.Parallel), func(p Parallel) bool { return p.Share == 0 })
 	sort.SliceStable(list, func(i, j int) bool { return list[i].Share > list[j].Share })

@@ -231,7 +231,7 @@ func (l *Loads) validateRows(check *checker, layer *LoadLayer, path string) {
 	}
 }
 
-// Encode is the file: JSON, a line for each expert.
+// Encode returns the file: JSON, a line for each expert.
 func (l *Loads) Encode() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -243,7 +243,7 @@ func (l *Loads) Encode() ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
-// Digest is the identity of the loads: hex SHA-256 of their canonical JSON.
+// Digest returns the identity of the loads: hex SHA-256 of their canonical JSON.
 func (l *Loads) Digest() (string, error) {
 	text, err := json.Marshal(l)
 	if err != nil {
@@ -371,7 +371,7 @@ func popularity(generator string, experts int) ([]float64, error) {
 	return nil, wrong()
 }
 
-// Merged are the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end
+// Merged returns the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end
 // is not used.
 func (l *Loads) Merged(n, chunks int) [][][]int32 {
 	chunks /= n
@@ -391,8 +391,8 @@ func (l *Loads) Merged(n, chunks int) [][][]int32 {
 	return out
 }
 
-// Scaled are the loads of chunks of so many tokens, by layer and expert. Observed chunks are merged until they are as
-// long, and the rows of longer ones are reduced in proportion, rounded up.
+// Scaled returns the loads of chunks of so many tokens, by layer and expert. Observed chunks are merged until they are
+// as long, and the rows of longer ones are reduced in proportion, rounded up.
 func (l *Loads) Scaled(tokens int) ([][][]int32, error) {
 	n := (tokens + l.ChunkTokens - 1) / l.ChunkTokens
 	if l.Chunks < n {
@@ -410,7 +410,7 @@ func (l *Loads) Scaled(tokens int) ([][][]int32, error) {
 	return out, nil
 }
 
-// Imbalance is how skewed a layer's routing is (NPUMoE sec. 4.1): the most that an expert gets on average over the
+// Imbalance returns how skewed a layer's routing is (NPUMoE sec. 4.1): the most that an expert gets on average over the
 // mean of all.
 func (l *Loads) Imbalance(layer int) float64 {
 	most, all := 0.0, 0.0

@@ -18,7 +18,8 @@ type Needs struct {
 	Context  int       // cached positions
 	Caches   []op.Type // in which they may be cached
 	Lengths  []int     // of prompts that a bucket may be made for
-	// Densities are shares of positions that sparse attention may keep: on average, and all of them, since heads differ.
+	// Densities are shares of positions that sparse attention may keep: on average, and all of them, since heads
+	// differ.
 	Densities []float64
 }
 
@@ -57,7 +58,7 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	return out, nil
 }
 
-// On are the schemes to measure on a SoC: an optional one only if one of its processors executes it.
+// On returns the schemes to measure on a SoC: an optional one only if one of its processors executes it.
 func (n *Needs) On(soc *socs.SoC) []op.Scheme {
 	return slices.DeleteFunc(slices.Clone(n.Schemes), func(scheme op.Scheme) bool {
 		executes := func(p socs.Processor) bool { return slices.Contains(p.Schemes, scheme) }

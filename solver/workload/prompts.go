@@ -92,8 +92,8 @@ func (p *Prompts) UnmarshalNode(node *decode.Node) error {
 	return nil
 }
 
-// Prompts is the distribution as a histogram of every length from 1 to Max: each has the probability between half a
-// token less and half a token more. Shares are rounded to parts in a thousand million of all, so that they do not
+// Prompts returns the distribution as a histogram of every length from 1 to Max: each has the probability between half
+// a token less and half a token more. Shares are rounded to parts in a thousand million of all, so that they do not
 // depend on the machine; lengths with less than half a part are left out.
 func (l *LogNormal) Prompts() (Prompts, error) {
 	if !within(l.Median, 1, maxLength) || !within(l.Sigma, 0, 10) || l.Sigma == 0 || !within(l.Max, 1, maxPrompts) {
@@ -149,7 +149,7 @@ type lengthRange struct {
 	output   float64
 }
 
-// NamedPrompts are the prompts of a paper: "llmnpu-ui".
+// NamedPrompts returns the prompts of a paper: "llmnpu-ui".
 func NamedPrompts(name string) (Prompts, error) {
 	var names []string
 	for _, x := range named {
@@ -176,7 +176,7 @@ func NamedPrompts(name string) (Prompts, error) {
 	return nil, diag.New(diag.ClassInput, "no workload is named %q", name).WithHint("%s", diag.DidYouMean(name, names))
 }
 
-// answer is the mean length of an answer by the prompts, 0 where none says.
+// answer returns the mean length of an answer by the prompts, 0 where none says.
 func (p Prompts) answer() float64 {
 	total, sum := 0.0, 0.0
 	for _, prompt := range p {

@@ -59,8 +59,8 @@ type Workload struct {
 	Batches Rows `json:"batches,omitempty" yaml:"batches,omitempty,flow"`
 	// Parallel says how many sequences wait to be decoded together; empty: every batch counts the same.
 	Parallel []Parallel `json:"parallel,omitempty" yaml:"parallel,omitempty"`
-	// Beside has a plan get programs with which one processor processes a prompt while another one decodes, where two of
-	// them get more done so than all of them by turns.
+	// Beside has a plan get programs with which one processor processes a prompt while another one decodes, where two
+	// of them get more done so than all of them by turns.
 	Beside bool `json:"beside,omitempty" yaml:"beside,omitempty"`
 	// Drafts has requests that decode alone guess their next tokens, as many as pay; nil: none are guessed.
 	Drafts *Drafts `json:"drafts,omitempty" yaml:"drafts,omitempty"`
@@ -84,10 +84,11 @@ const (
 // Shadows says which of the products with shadow outliers keep them, instead of those with which a limit of quality is
 // kept in the least time. At most one is given.
 type Shadows struct {
-	// Prune is the share of products, in all layers, that lose them: those with the least ratio of the largest outlier to
-	// what the scale holds (llm.npu 3.3, which prunes 0.85).
+	// Prune is the share of products, in all layers, that lose them: those with the least ratio of the largest outlier
+	// to what the scale holds (llm.npu 3.3, which prunes 0.85).
 	Prune float64 `json:"prune,omitempty" yaml:"prune,omitempty"`
-	// Slower is the share of the expected time without any that the kept ones may add: those are kept that are worth most.
+	// Slower is the share of the expected time without any that the kept ones may add: those are kept that are worth
+	// most.
 	Slower float64 `json:"slower,omitempty" yaml:"slower,omitempty"`
 }
 
@@ -127,7 +128,7 @@ type Rows []int
 // AtMost asks solve to choose at most n numbers of rows.
 func AtMost(n int) Rows { return Rows{-n} }
 
-// Max is the n of AtMost, 0 for a list.
+// Max returns the n of AtMost, 0 for a list.
 func (r Rows) Max() int {
 	if len(r) == 1 && r[0] < 0 {
 		return -r[0]
@@ -135,7 +136,7 @@ func (r Rows) Max() int {
 	return 0
 }
 
-// listed are the rows of a list; nil for AtMost.
+// listed returns the rows of a list; nil for AtMost.
 func (r Rows) listed() []int {
 	if r.Max() > 0 {
 		return nil
@@ -175,7 +176,7 @@ type KLLimit struct {
 // CacheBest has solve choose the type of the cache.
 const CacheBest op.Type = "best"
 
-// Caches are the types that keys and values may be cached in, the most exact one first.
+// Caches returns the types that keys and values may be cached in, the most exact one first.
 func (w *Workload) Caches() []op.Type {
 	if w.Cache == CacheBest {
 		return op.CacheTypes
@@ -208,12 +209,12 @@ const (
 	defaultMaxBucket    = 512
 )
 
-// Default is what a plan is made for without a workload: prompts of every bucket, stored precision, prefill and
+// Default returns what a plan is made for without a workload: prompts of every bucket, stored precision, prefill and
 // decode of equal weight.
 func Default() *Workload { return &Workload{Schema: Schema} }
 
-// Edited is a copy of a workload with a change; nil stands for Default. The copy shares lists and maps: change must
-// replace them whole.
+// Edited returns a copy of a workload with a change; nil stands for Default. The copy shares lists and maps: change
+// must replace them whole.
 func Edited(work *Workload, change func(*Workload)) *Workload {
 	edited := *Default()
 	if work != nil {
@@ -249,7 +250,7 @@ func (w *Workload) Title() string {
 	return fmt.Sprintf("workload %q", w.Name)
 }
 
-// Digest is the identity of the workload: hex SHA-256 of its canonical JSON.
+// Digest returns the identity of the workload: hex SHA-256 of its canonical JSON.
 func (w *Workload) Digest() (string, error) {
 	text, err := json.Marshal(w)
 	if err != nil {
