@@ -12,7 +12,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// attention is what a solve is to do about attention: nil where the workload has not been looked at.
+// attention says how a solve decides about attention; it is nil before the workload is known.
 type attention struct {
 	planir.Attention         // of no density: every program is dense
 	every            bool    // program of a prompt is sparse, else those of Rows
@@ -32,11 +32,12 @@ func (a *attention) sparse(rows int, decodes bool) bool {
 	return a.every || slices.Contains(a.Rows, rows)
 }
 
-// solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without,
-// and so is decoding over few positions: all scores are estimated before those that count are computed. So it solves
-// with dense attention in all programs and with sparse attention in all that may have it, compares each program's
-// predicted time, and solves again with either where it is faster. Of these plans it takes the one that takes least, of
-// equal ones the densest. With attention "sparse" it is prompts that are sparse, as in the paper.
+// solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without
+// it, and so is decoding over few positions, because all scores are estimated before the selected ones are computed. So
+// it solves with dense attention everywhere and with sparse attention wherever that is possible. It compares the
+// predicted time of each program, and solves again with the faster kind in each. Of these plans it returns the one that
+// takes least, and among equal ones the densest. With attention "sparse" prompts are sparse in any case, as in the
+// paper.
 func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	mode := in.Workload.Attention
 	chosen, err := in.density()
@@ -85,8 +86,8 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	return best, nil
 }
 
-// solveSparse solves with sparse attention in every program that may have it. Where decode has no price, as its
-// measurement is missing, or where no plan has it so, decode is dense.
+// solveSparse solves with sparse attention in every program that may have it. Decode stays dense if its measurement is
+// missing, or if no plan can have sparse decode.
 func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error) {
 	in.attention = at
 	result, err := Solve(ctx, in)
@@ -97,15 +98,15 @@ func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error)
 	return Solve(ctx, in)
 }
 
-// mayDecodeSparsely reports whether the program that decodes one sequence may select positions: what that loses is
-// known and within the limit of quality, and no other program decodes. A sequence would get other logits in a batch,
-// which is dense, than alone.
+// mayDecodeSparsely reports whether the program that decodes one sequence may select positions. The loss must be known
+// and within the limit of quality, and no batch may exist: batches are dense, so a sequence would get other logits in a
+// batch than alone.
 func (in *Input) mayDecodeSparsely(at *attention) bool {
 	limit := in.Workload.Quality.MaxKL.Decode
 	return len(in.Workload.Batches) == 0 && (limit == 0 || at.decodeKL > 0 && at.decodeKL < limit)
 }
 
-// warning returns one of a result.
+// warning makes a warning for a result.
 func warning(format string, args ...any) *diag.Diagnostic {
 	out := diag.New(diag.ClassInput, format, args...)
 	out.Severity = diag.Warning
@@ -132,9 +133,9 @@ func fasterSparseRows(sparse, dense *planir.Plan) (rows []int) {
 	return rows
 }
 
-// density returns the share of positions that sparse attention keeps, and the least number of them: of those within the
-// limit of quality by the calibration the ones with which prompts attend to fewest positions, of the workload's density
-// if it says one.
+// density returns the share of positions that sparse attention keeps, and the least number of them. If the workload
+// says a density, it is that one. Otherwise it is, of the densities within the limit of quality by the calibration, the
+// one with which prompts attend to fewest positions.
 func (in *Input) density() (*attention, error) {
 	want := in.Workload
 	if in.Calibration == nil || in.Calibration.Attention == nil {
@@ -172,7 +173,8 @@ func (in *Input) density() (*attention, error) {
 }
 
 // chooseDensity takes, of the measured densities that lose less than limit, the one with which prompts attend to fewest
-// positions; of the density that is asked for, if one is (then a limit of 0 is none). False where there is none.
+// positions. If a density is asked for it considers only that one, and a limit of 0 means no limit then. It returns
+// false if there is none.
 func (a *attention) chooseDensity(measured *calibration.Attention, demand *workload.Demand, limit float64) bool {
 	asked, fewest := a.Density, int64(math.MaxInt64)
 	for i := range measured.Losses {
@@ -207,8 +209,8 @@ func (a *attention) chooseDensity(measured *calibration.Attention, demand *workl
 	return fewest < math.MaxInt64
 }
 
-// attendedPairs returns how many pairs of a query and a position sparse attention computes in prompts of a workload, in
-// no unit but its own: of a context's worth of tokens where no prompts are said.
+// attendedPairs returns a number proportional to the pairs of a query and a position that sparse attention computes in
+// the prompts of a workload. Without prompts it assumes one prompt that fills the context.
 func attendedPairs(demand *workload.Demand, loss *calibration.DensityLoss, block int) (sum int64) {
 	pairs := func(tokens int) int64 {
 		return op.Op{Kind: op.SparseAttend, M: tokens, Heads: 1, KVHeads: 1, HeadDim: 1, Context: tokens, Block: block,
@@ -223,7 +225,7 @@ func attendedPairs(demand *workload.Demand, loss *calibration.DensityLoss, block
 	return sum
 }
 
-// deductAttentionLoss takes what sparse attention loses off the limits of quality of the phases that have it.
+// deductAttentionLoss subtracts the loss of sparse attention from the limits of quality of the phases that have it.
 func (in *Input) deductAttentionLoss(want *workload.Demand) {
 	if in.attention == nil {
 		return

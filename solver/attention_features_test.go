@@ -43,10 +43,10 @@ var besideAttention = map[string]func(w *workload.Workload){
 	},
 }
 
-// Sparse attention to all positions computes what dense attention computes, beside everything else that a workload may ask
-// for, for models with grouped heads, windows that take turns, soft caps and frequencies that follow the length: in one
-// call, in chunks, token by token and in batches. The best attention to some of the positions is a legal plan of finite
-// logits.
+// Sparse attention to all positions computes what dense attention computes, beside everything else that a workload may
+// ask for, for models with grouped heads, windows that take turns, soft caps and frequencies that follow the length: in
+// one call, in chunks, token by token and in batches. The best attention to some of the positions is a legal plan of
+// finite logits.
 func TestSparseAttentionBesideEverything(t *testing.T) {
 	require.Slow(t)
 	for _, name := range []string{"llama-plain", "llama-mqa", "mistral-window", "gemma2-caps", "qwen2-layer-types", "qwen3-lean"} {

@@ -182,8 +182,8 @@ func messages(result *Result) (out []string) {
 	return out
 }
 
-// Under a limit of quality prompts attend to as few positions as the calibration permits: a small share with a least number
-// in long prompts, a larger share without one in short prompts.
+// Under a limit of quality prompts attend to as few positions as the calibration permits: a small share with a least
+// number in long prompts, a larger share without one in short prompts.
 func TestLeastPositionsChosen(t *testing.T) {
 	m := demo(t)
 	cal := attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.1: 2e-2, 0.4: 1e-4})
@@ -223,8 +223,8 @@ func TestLeastPositionsChosen(t *testing.T) {
 	}
 }
 
-// Estimates are priced by the heads whose scores they compute: heads that keep all positions or none by them take no time,
-// neither predicted nor on the clock of the simulated machine.
+// Estimates are priced by the heads whose scores they compute: heads that keep all positions or none by them take no
+// time, neither predicted nor on the clock of the simulated machine.
 func TestEstimatesOfSomeHeadsArePriced(t *testing.T) {
 	m, soc := open(t, "../testdata/models/tiny-llama-kjv"), twoCores(t, 1)
 	const tokens = 256

@@ -10,14 +10,17 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// worthwhile is the share of the time of turns that work side by side must stay below: less would not be seen.
+// worthwhile is the largest ratio of the time side by side to the time by turns at which side by side is chosen.
+// Smaller gains are within the error of predictions.
 const worthwhile = 0.98
 
 // planBeside decides which processor processes prompts while another one decodes (Agent.xpu sec. 4.3), where the
-// workload asks for it. Every pair of processors that may work at the same time is lowered and predicted. A pair is
-// judged by a ratio: the time in which it processes a chunk of a prompt and decodes tokens meanwhile, over the time of
-// the plan's own programs for the same work by turns, in the mean over all buckets and batches. The pair with the least
-// ratio is taken, if that is below worthwhile and the plan still keeps all bounds.
+// workload asks for it.
+//
+// It lowers and predicts every pair of processors that may work at the same time. A pair is judged by a ratio, the mean
+// over all buckets and batches. Its numerator is the time in which the pair processes a chunk of a prompt and decodes
+// tokens meanwhile; its denominator is the time in which the plan's own programs do the same work by turns. The pair
+// with the least ratio is taken, if that is below worthwhile and the plan still keeps all bounds.
 func (s *session) planBeside(plan *planir.Plan) error {
 	if !s.want.Beside {
 		return nil
@@ -68,8 +71,8 @@ func (s *session) planBeside(plan *planir.Plan) error {
 	return nil
 }
 
-// whyNotBeside is why no processors of a plan may work side by side, "" where some may. Requests are to get the same
-// bits, whichever programs process them.
+// whyNotBeside returns why no two processors of a plan may work side by side, "" where some may. Requests must get the
+// same bits, whichever programs process them.
 func (s *session) whyNotBeside(plan *planir.Plan) string {
 	alike, exact := plan.Precision()
 	switch {
@@ -120,8 +123,8 @@ func (s *session) mayWorkBeside(prefill, decode *planir.Proc) bool {
 	return true
 }
 
-// timeBeside lowers a plan with its programs side by side, predicts each pair of them, and returns what the pairs take
-// over what the same work takes by turns, on average.
+// timeBeside lowers a plan with its programs side by side and predicts each pair of them. It returns the mean ratio of
+// their time to the time of the same work by turns.
 func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 	predicted := map[string]int64{}
 	for i := range plan.Predictions {

@@ -17,9 +17,9 @@ func besideWorkload(schemes ...op.Scheme) *workload.Workload {
 	return w
 }
 
-// Two cores that reach 16 GB/s together and 10 alone decode at 10/16 of the speed on one, and process prompts at half of
-// it: side by side they do more than by turns. The plan then has programs for it, with predicted times that follow from
-// the cost model, and the weights, decisions and predictions of the plan without.
+// Two cores that reach 16 GB/s together and 10 alone decode at 10/16 of the speed on one, and process prompts at half
+// of it: side by side they do more than by turns. The plan then has programs for it, with predicted times that follow
+// from the cost model, and the weights, decisions and predictions of the plan without.
 func TestBesideIsDecided(t *testing.T) {
 	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)

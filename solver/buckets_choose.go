@@ -128,8 +128,8 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 	return best, nil
 }
 
-// choose chooses at most that many buckets, and batches, where a session's workload leaves them open. bound is that
-// of the first choice of buckets, without a lower maximum; later choices report it, as no plan may beat it.
+// choose chooses at most that many buckets, and chooses batches, where a session's workload leaves them open. The bound
+// it reports is that of the first choice of buckets, without a lower maximum: no later plan can beat it.
 func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
 	bound *int64) (buckets, batches []int, reports []planir.Solve, err error) {
 	buckets, batches = s.want.Buckets, s.want.Batches
@@ -190,8 +190,8 @@ func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 // fewestTried is how many of the smallest candidates are tried alone.
 const fewestTried = 3
 
-// sizesWithinLimits returns the plan for the sizes that take least of what is limited: of energy first, then of memory.
-// why is the error for the sizes that are fastest, and the answer where no others help.
+// sizesWithinLimits returns the plan for the sizes that take least of the limited quantities: first of energy, then of
+// memory. why is the error for the fastest sizes, which it returns if no other sizes help.
 func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
 		in := s.in
@@ -282,7 +282,8 @@ func (s *session) withSizesAlone(buckets, batches []int) (*session, error) {
 	return other, other.want.Average(s.in.Workload, s.in.Model.MaxContext)
 }
 
-// priceable returns the numbers of rows that one of the schemes has prices for; why is the error for the first without.
+// priceable returns the numbers of rows for which one of the schemes has prices; why is the error for the first one
+// without.
 func (s *planner) priceable(ctx context.Context, rows []int, schemes []op.Scheme) (out []int, why, err error) {
 	for _, size := range rows {
 		if err := ctx.Err(); err != nil {
@@ -313,14 +314,14 @@ func (s *planner) callNS(ctx context.Context, rows int, schemes assignment) (int
 	return report.ObjectiveNS, err
 }
 
-// buckets chooses at most that many.
+// buckets chooses at most that many buckets among the candidates.
 func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve, error) {
 	fresh := c.s
 	return solveSizes(ctx, fresh.in.Engine, poseSizes(fresh.want.Prompts, fresh.want.Buckets, c.costs, most))
 }
 
-// batches chooses among the candidates: sequences that come together are cut as prompts are. The shares of the
-// workload are of tokens; a step of n sequences makes n of them.
+// batches chooses among the candidates in the same way as buckets: sequences that arrive together are cut into batches
+// as prompts are cut into chunks. The shares of the workload are of tokens, and a step of n sequences makes n of them.
 func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	work := c.s.in.Workload
 	var steps workload.Prompts
@@ -367,7 +368,7 @@ func poseSizes(prompts workload.Prompts, rows []int, costs map[int]int64, most i
 	return posed
 }
 
-// solveSizes solves an instance: the rows chosen, at least one of buckets, and what a prompt costs on average.
+// solveSizes solves an instance. It returns the chosen rows, at least one for buckets, and the mean cost of a prompt.
 func solveSizes(ctx context.Context, engine problem.Engine, posed *problem.Buckets) ([]int, planir.Solve, error) {
 	got, err := engine.Buckets(ctx, posed, problem.Limits{})
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// solveCaches solves with every type of cache that the workload leaves open and returns the plan that takes least of
-// what is minimised, of equals the one with the more exact cache. A type that no plan can have, because no processor
-// works on it or it loses too much, is left out, and the result says so; without any plan the error is that of the
-// most exact type.
+// solveCaches solves with every type of cache that the workload leaves open. It returns the plan that takes least of
+// the measure, and among equal ones the one with the more exact cache. A type that no plan can have is left out, and
+// the result says so: no processor works on it, or it loses too much. If there is no plan at all, the error is that of
+// the most exact type.
 func solveCaches(ctx context.Context, in Input) (*Result, error) {
 	var best *Result
 	var refused error
@@ -57,7 +57,7 @@ func (r *Result) amountOf(measure problem.Measure) float64 {
 	return r.ExpectedNS
 }
 
-// deductCacheLoss takes what the type of the cache loses off the limits of quality.
+// deductCacheLoss subtracts the loss of the cache's type from the limits of quality.
 func (in *Input) deductCacheLoss(want *workload.Demand) error {
 	if in.Calibration == nil || want.MaxKL == (workload.KLLimit{}) {
 		return nil

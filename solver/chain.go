@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// instance is a section's part of a partition problem with the candidates its choices stand for.
+// instance is the problem of one section, with the candidates that its choices stand for.
 type instance struct {
 	section    *price.Section
 	candidates [][]price.Candidate
@@ -59,8 +59,8 @@ func (in *instance) energy() problem.Chain {
 	return chain
 }
 
-// solve finds the choice for every node, and says how. Less than all memory is no measure of one program: such solves
-// begin with the fastest.
+// solve finds the choice for every node, and says how it was found. A single program has no memory of its own to
+// minimise, so solves for least memory begin with the fastest choices.
 func (pr *program) solve(ctx context.Context, s *request) (planir.Solve, error) {
 	if pr.choices != nil {
 		return pr.report, nil
@@ -92,7 +92,7 @@ func solvePartition(ctx context.Context, engine problem.Engine, posed *problem.P
 	return sol, err
 }
 
-// decisions returns those of a program's choices, with their prices and alternatives.
+// decisions returns the decisions that a program's choices stand for, with their prices and alternatives.
 func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
 	for i, in := range pr.instances {
 		out = append(out, in.decisions(choices[i])...)
@@ -100,11 +100,11 @@ func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
 	return out
 }
 
-// decisions turns choices into decisions. A decision's time is its hand-over and execution, so that the
-// times of a section's decisions add up to the section's; an alternative's is what the decision's would
-// become if this node alone changed. Each has the source of its time.
+// decisions turns choices into decisions. The time of a decision is its hand-over plus its execution, so that the times
+// of a section's decisions add up to the section's. The time of an alternative is the one that the decision would have
+// if this node alone changed. Each has the source of its time.
 //
-// Of branches that run side by side each decision says what it takes, and the section takes as long as the longer
+// For branches that run side by side each decision has its own time, and the section takes as long as the longer
 // branch.
 func (in *instance) decisions(choices []int) []planir.Decision {
 	choices = in.choicesOfNodes(choices)
@@ -137,7 +137,7 @@ func withChoice(choices []int, i, choice int) []int {
 	return out
 }
 
-// handoverSource returns what the hand-over into node i rests on; empty where it is none.
+// handoverSource returns the source of the hand-over time into node i, empty if there is no hand-over.
 func (in *instance) handoverSource(choices []int, i int) source.Source {
 	before := (i + len(choices) - 1) % len(choices)
 	if fork := in.forkOf(i); fork != nil && i == fork.second && in.sideBySide(fork, choices) {
@@ -155,13 +155,13 @@ func (in *instance) handoverSource(choices []int, i int) source.Source {
 	return from
 }
 
-// decisionSource returns what the time of node i's decision rests on: its hand-over and execution.
+// decisionSource returns the source of the time of node i's decision: of its hand-over and its execution.
 func (in *instance) decisionSource(choices []int, i int) source.Source {
 	return source.Weakest(in.candidates[i][choices[i]].Source, in.handoverSource(choices, i))
 }
 
-// alternativeSource returns what the time of node i executed as another choice rests on: in that the hand-over into the
-// next node counts, too.
+// alternativeSource returns the source of the time of node i executed as another choice. Unlike decisionSource it
+// includes the hand-over into the next node.
 func (in *instance) alternativeSource(choices []int, i, choice int) source.Source {
 	as := withChoice(choices, i, choice)
 	return source.Weakest(in.decisionSource(as, i), in.handoverSource(as, (i+1)%len(choices)))
@@ -170,8 +170,8 @@ func (in *instance) alternativeSource(choices []int, i, choice int) source.Sourc
 // predictedNS returns the time of a node's choice, in ns, without what short calls leave idle.
 func (in *instance) predictedNS(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
 
-// decisionNS returns what a decision of node i would say if it were executed as choice c: what the node takes now, and
-// by how much the section's time would change.
+// decisionNS returns the time of node i's decision if it were executed as the given choice: the node's present time
+// plus the change of the section's time.
 func (in *instance) decisionNS(choices []int, i, choice int) int64 {
 	own := in.handoverInto(choices, i, choices[i]) + in.predictedNS(i, choices[i])
 	if choice == choices[i] {
@@ -191,8 +191,8 @@ func (in *instance) localCost(choices []int, i, choice int) int64 {
 		in.neighbourHandover(next, choice, choices[next])
 }
 
-// alternatives lists for every strategy and tuple of processors but the chosen one the cheapest
-// choice, and the chosen one in default forms where it has others, cheapest first.
+// alternatives lists the cheapest choice for every strategy and tuple of processors other than the chosen one, cheapest
+// first. If the chosen choice has forms other than the default ones, its own default forms are listed, too.
 func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	kind := func(choice int) string {
 		d := &in.candidates[i][choice]

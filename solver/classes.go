@@ -68,10 +68,10 @@ type tiedEmbedding struct {
 	not map[op.Scheme]error
 }
 
-// exists reports whether rows are looked up in the head under some scheme of that.
+// exists reports whether the embedding looks rows up in the head under at least one scheme.
 func (p *tiedEmbedding) exists() bool { return p != nil && len(p.tables) > 0 }
 
-// table returns the scheme of the embedding where the head has a scheme, "" where it reads rows as they are stored.
+// table returns the scheme of the embedding for a scheme of the head, "" if it reads rows as they are stored.
 func (p *tiedEmbedding) table(head op.Scheme) op.Scheme {
 	if p != nil && slices.Contains(p.tables, head.Table()) {
 		return head.Table()
@@ -79,8 +79,8 @@ func (p *tiedEmbedding) table(head op.Scheme) op.Scheme {
 	return ""
 }
 
-// findTiedEmbedding decides whether the embedding follows the head: one processor at least has to be able to, for a
-// price that is known, and if quality is bounded, for a loss that is known.
+// findTiedEmbedding decides whether the embedding reads its rows from the packed head. At least one processor must be
+// able to, its price must be known, and if quality is limited its loss must be known.
 func (s *schemeChoice) findTiedEmbedding() {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
@@ -118,7 +118,7 @@ func (s *schemeChoice) findTiedEmbedding() {
 	}
 }
 
-// looksUp reports whether a processor looks rows up in packed tiles; the error is why the price of one that could
+// looksUp reports whether some processor looks rows up in packed tiles. The error says why the price of one that could
 // is not known.
 func (s *request) looksUp(node *models.Node, table op.Scheme) (ok bool, err error) {
 	for _, proc := range s.Procs {
@@ -142,13 +142,13 @@ func (s *request) looksUp(node *models.Node, table op.Scheme) (ok bool, err erro
 	return false, err
 }
 
-// tableLoss returns what looking rows up in the head loses by the calibration, nil when that was not measured.
+// tableLoss returns the loss of looking rows up in the head, by the calibration; nil if that was not measured.
 func (s *request) tableLoss(node string, table op.Scheme) *calibration.Loss {
 	return s.in.Calibration.Loss(node, table, false)
 }
 
-// schemeOf returns the scheme of a node under an assignment; exact nodes ignore it. Groups of experts have that of the
-// products whose rows they compute.
+// schemeOf returns a function that tells the scheme of a node under an assignment; nodes that must be exact ignore it.
+// Nodes that move rows of a group of experts have the scheme of the group's products.
 func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme {
 	return func(node string) op.Scheme {
 		if p := s.tied; p != nil && node == p.node {
@@ -163,8 +163,8 @@ func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme 
 	}
 }
 
-// loss returns what a scheme costs in a class by the calibration, as KL divergence added up over its nodes; false when
-// that was not measured. The head's scheme includes the embedding that is looked up in it.
+// loss returns the loss of a class in a scheme by the calibration: the KL divergence added up over its nodes. It
+// returns false if that was not measured. The head's scheme includes the embedding that reads rows from it.
 func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, bool) {
 	if scheme == op.A32W32 {
 		return 0, true
@@ -194,7 +194,8 @@ func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, boo
 	return total, true
 }
 
-// permitted returns the schemes that the workload permits a class in a phase, none where prefill has decode's.
+// permitted returns the schemes that the workload permits a class in a phase, none where prefill has the scheme of
+// decode.
 func (s *request) permitted(class *productClass, phase string) []op.Scheme {
 	switch {
 	case phase == "prefill" && class.shared:
@@ -214,7 +215,7 @@ func (s *request) permittedInAny(class *productClass) []op.Scheme {
 	return slices.Concat(s.permitted(class, "decode"), s.permitted(class, "prefill"))
 }
 
-// countHeads returns the number of classes that prefill has in decode's schemes.
+// countHeads returns how many classes have decode's scheme in prefill, too.
 func (s *schemeChoice) countHeads() (count int) {
 	for i := range s.classes {
 		if s.classes[i].shared {

@@ -14,8 +14,8 @@ import (
 // FactsInput is the kind of a plan's input that stands for compiler facts.
 const FactsInput = "facts"
 
-// compilerFacts lists what the plan's graphs of products take by the compiler's facts, by processor and node. Only
-// operators that one processor executes whole have facts; shares are compiled with other shapes.
+// compilerFacts lists the compiler's facts about the plan's graphs of products, by processor and node. Only operators
+// that one processor executes whole have facts; shares are compiled with other shapes.
 func (s *request) compilerFacts(plan *planir.Plan) []planir.Compiled {
 	if s.facts == nil {
 		return nil
@@ -74,9 +74,9 @@ func (s *request) compilerFacts(plan *planir.Plan) []planir.Compiled {
 	return out
 }
 
-// graphFacts returns what is known of a graph, and which other numbers of rows were avoided for it: those that would
-// hold the longest of its programs, take the same time by the costs, and spill more bytes. SpillBytes is -1 where it is
-// not known.
+// graphFacts returns the known facts of a graph. It also lists the numbers of rows that were avoided for it: those that
+// would hold its longest program and take the same time by the costs, but spill more bytes. SpillBytes is -1 where it
+// is not known.
 func (s *request) graphFacts(proc string, operator op.Op, rows int, programs []int) planir.CompiledGraph {
 	out := planir.CompiledGraph{Rows: rows, For: programs, SpillBytes: -1}
 	timeOf := func(rows int) (int64, bool) {
@@ -126,8 +126,8 @@ func (s *request) product(decision *planir.Decision) (operator op.Op, weight str
 	return operator, "", false
 }
 
-// bytesBeyondWeights returns what binaries take on a processor, in bytes, beyond the weights that the plan's program
-// holds there. It follows from the compiler's facts; a binary that takes less than its weights counts as 0.
+// bytesBeyondWeights returns by how many bytes the binaries on a processor exceed the weights of the plan's program
+// there. It follows from the compiler's facts; a binary smaller than its weights counts as 0.
 func (s *request) bytesBeyondWeights(plan *planir.Plan, proc string) (more int64) {
 	for _, compiled := range s.compilerFacts(plan) {
 		if compiled.Proc != proc {

@@ -8,9 +8,9 @@ import (
 )
 
 // planDrafts decides how many tokens a request that decodes alone guesses at a time, where the workload asks for it. A
-// draft of k tokens is verified by a call of k+1 rows, whose time is that of its operators with so many rows, and of
-// the head for each of them. The length with which a token takes the least time at the workload's acceptance is taken;
-// that may be 0.
+// draft of k tokens is verified by a call of k+1 rows. Its time is that of the operators with so many rows, and of the
+// head once for each row. planDrafts takes the length with the least time per token at the workload's acceptance, which
+// may be 0.
 func (s *session) planDrafts(plan *planir.Plan) error {
 	if s.want.Drafts == nil {
 		return nil
@@ -45,8 +45,7 @@ func (s *session) planDrafts(plan *planir.Plan) error {
 	return nil
 }
 
-// whyNoDrafts is why drafts cannot be verified by a plan, "" where they can: requests are to get the bits of plain
-// decoding.
+// whyNoDrafts returns why a plan cannot verify drafts, "" if it can. Requests must get the bits of plain decoding.
 func (s *session) whyNoDrafts(plan *planir.Plan) string {
 	alike, exact := plan.Precision()
 	switch {

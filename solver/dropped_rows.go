@@ -10,7 +10,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// drops is what a solve may drop of the rows beyond the slots of experts.
+// drops says how many of the rows beyond the slots of experts a solve may drop.
 type drops struct {
 	salience string  // rule
 	share    float64 // of a layer's rows, in every layer; 0: nothing is dropped
@@ -80,15 +80,15 @@ func solveDrops(ctx context.Context, in Input) (*Result, error) {
 	return best, nil
 }
 
-// deductDropLoss takes what dropped rows lose off the limit of quality of prompts.
+// deductDropLoss subtracts the loss of dropped rows from the limit of quality of prompts.
 func (in *Input) deductDropLoss(want *workload.Demand) {
 	if in.drops != nil && want.MaxKL.Prefill > 0 {
 		want.MaxKL.Prefill = max(workload.Lossless, want.MaxKL.Prefill-in.drops.kl)
 	}
 }
 
-// dropLoss returns what the dropped rows of the decided tiers lose by the calibration: of the program and layer with
-// the largest share of them. It is unknown beyond what was measured.
+// dropLoss returns the loss of the decided tiers' dropped rows by the calibration, for the program and layer with the
+// largest share of them. measured is false if the calibration does not reach that share.
 func (in *Input) dropLoss() (kl float64, measured bool) {
 	measured = true
 	for i := range in.tiers {

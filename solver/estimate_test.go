@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// A processor of static shapes that lists the estimate of scores, and the type of the cache, is given it where its profile
-// says that it is faster there; one with memory of its own, or of another type of cache, is not.
+// A processor of static shapes that lists the estimate of scores, and the type of the cache, is given it where its
+// profile says that it is faster there; one with memory of its own, or of another type of cache, is not.
 func TestEstimateOnStaticProcessor(t *testing.T) {
 	m := demo(t)
 	cal := attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.1: 2e-3})

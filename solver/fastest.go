@@ -17,8 +17,8 @@ import (
 // only or some strategies only. A user who restricts solve to one of them then never gets a faster plan. In the fastest
 // of all, single operators are then moved for as long as the timeline gets shorter (localSearch).
 
-// families are sets of strategies that variants are made of; nil is all. As for Input.Strategies, nodes that have no
-// choice of a family are executed by one processor.
+// families are the sets of strategies that variants are made of; nil means all strategies. A node that has no choice in
+// a set is executed by one processor, as with Input.Strategies.
 var families = [][]planir.Strategy{
 	nil,
 	{planir.Single, planir.Padding},
@@ -34,8 +34,8 @@ var families = [][]planir.Strategy{
 // maxProcessorSets is how many sets of processors variants are made of.
 const maxProcessorSets = 1<<4 - 1
 
-// variantSpread is how much more a variant's objective may be than the optimum's: more is not made up for by what the
-// timeline knows better.
+// variantSpread is the largest ratio of a variant's objective to the optimum's at which the timeline is still asked.
+// The timeline does not make up for larger differences.
 const variantSpread = 1.15
 
 // variant is a solution of a restricted problem.
@@ -45,7 +45,7 @@ type variant struct {
 	objective int64
 }
 
-// restrictedOptima returns the optima of a program's problem under restrictions, without the program's own.
+// restrictedOptima returns the optima of a program's problem under restrictions, other than the unrestricted optimum.
 func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []variant, err error) {
 	engine := problem.Direct(s.in.Engine)
 	seen := [][][]int{pr.choicesOfNodes(pr.choices)}
@@ -99,7 +99,7 @@ func (pr *program) decisionsIn(plan *planir.Plan) (out []planir.Decision) {
 	return out
 }
 
-// timelineNS returns what the timeline says a program takes.
+// timelineNS returns the time of a program by the timeline.
 func (s *request) timelineNS(plan *planir.Plan, rows int) (int64, error) {
 	at := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Rows == rows })
 	ph := &plan.Program.Programs[at]
@@ -140,8 +140,8 @@ type choiceFilter struct {
 	procs      uint64
 }
 
-// choiceFilters returns what variants are made under: a set of strategies on a set of processors. Where Input.Only
-// restricts the solve, some variants are restricted twice: by Input.Only first, then by such a set.
+// choiceFilters returns the restrictions that make variants: a set of strategies on a set of processors. Where
+// Input.Only restricts the solve, some variants are restricted twice: first by Input.Only, then by such a set.
 func (s *request) choiceFilters() (out [][]choiceFilter) {
 	sets := s.processorSets()
 	for _, set := range sets {
@@ -189,7 +189,7 @@ func (pr *program) restrictedTo(kept [][][]int) *program {
 	return out
 }
 
-// withStrategies returns those of a node's choices that have some strategies; where there is none, those of one
+// withStrategies returns the choices of a node that have some strategies. If there are none, it returns those of one
 // processor.
 func (in *instance) withStrategies(node int, list []int, strategies []planir.Strategy) (kept []int) {
 	if strategies == nil {
@@ -211,8 +211,8 @@ func (in *instance) withStrategies(node int, list []int, strategies []planir.Str
 	return kept
 }
 
-// withHelpers returns a set of processors with those that execute a node for one of them that cannot by any of the
-// listed choices (Input.Only).
+// withHelpers adds helpers to a set of processors (Input.Only): those that execute a node for a processor of the set
+// that cannot do so by any of the listed choices.
 func (s *request) withHelpers(in *instance, node int, list []int, set uint64) uint64 {
 	out := set
 	for proc := range s.Procs {
@@ -270,11 +270,12 @@ func toOriginal(choices [][]int, kept [][][]int) [][]int {
 }
 
 // fasterByTimeline returns the plan in which every program is the fastest of its optimum and its variants by the
-// timeline, with what short calls leave idle. A program that is not its problem's optimum is no longer said to be.
+// timeline, including what short calls leave idle. A program that is not its problem's optimum then no longer claims to
+// be.
 //
-// The problem of a program adds up times, and does not see where processors meet between sections or when each share
-// ends. The timeline does, but only of a lowered plan. So solutions of restricted problems are timed beside the optimum
-// (tryVariants), and the fastest of them is improved node by node (localSearch).
+// The problem of a program adds up times. It does not see where processors meet between sections, nor when each share
+// ends. The timeline does, but only for a lowered plan. So solutions of restricted problems are timed beside the
+// optimum (tryVariants), and the fastest of them is improved node by node (localSearch).
 func (s *planner) fasterByTimeline(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
 		return plan, nil // what is asked for is not the least time of every program
@@ -327,9 +328,9 @@ func (s *planner) fasterByTimeline(ctx context.Context, plan *planir.Plan) (*pla
 	return &out, s.lowerDecisions(&out, decisions)
 }
 
-// localSearch starts from the fastest choices known of every program. It moves one node to the cheapest choice of
-// another kind, keeps the move if the timeline gets shorter, and goes on with the next node until no move helps: a
-// local search with first improvement. As lowering makes all programs at a time, each trial plan has one move of every
+// localSearch improves the fastest known choices of every program. It is a local search with first improvement: it
+// moves one node to the cheapest choice of another kind, keeps the move if the timeline gets shorter, and goes on with
+// the next node until no move helps. Lowering makes all programs at a time, so each trial plan has one move of every
 // program; programs do not change each other's times.
 func (s *request) localSearch(ctx context.Context, plan *planir.Plan, incumbents []incumbent) error {
 	starts := make([]neighbourhood, len(incumbents))
@@ -366,7 +367,7 @@ func (s *request) localSearch(ctx context.Context, plan *planir.Plan, incumbents
 // move gives a node another choice.
 type move struct{ instance, node, choice int }
 
-// neighbourhood is a program whose nodes are moved, from where that starts.
+// neighbourhood is a program in the local search: the choices from which it starts, and the moves of its nodes.
 type neighbourhood struct {
 	*incumbent
 	moves   []move
@@ -392,8 +393,8 @@ func (s *request) neighbourhoodOf(c *incumbent) neighbourhood {
 	return out
 }
 
-// apply returns the program with one node moved; nil where the node is there already, processors exclude each other, or
-// the problem says that the program takes far too long.
+// apply returns the program with one node moved. It returns nil if the move changes nothing, if processors exclude each
+// other, or if the program takes far too long by its problem.
 func (p *neighbourhood) apply(m move) *variant {
 	if p.choices[m.instance][m.node] == m.choice {
 		return nil
@@ -451,7 +452,7 @@ const (
 	moveSpread   = 1.05 // as variantSpread: one node moves at a time
 )
 
-// incumbent is the best that is known of a program, and what is tried beside it.
+// incumbent is the best known solution of a program, and the variant that is tried beside it.
 type incumbent struct {
 	program   *program
 	choices   [][]int // of nodes: the best that there is
@@ -461,8 +462,8 @@ type incumbent struct {
 	variant   *variant // nil: the optimum
 }
 
-// tryVariants times all variants: the first of every program in one lowered plan, then the second of every one, and so
-// on.
+// tryVariants times all variants: the first variant of every program in one lowered plan, then the second of every
+// program, and so on.
 func (s *request) tryVariants(plan *planir.Plan, incumbents []incumbent) error {
 	most := 0
 	for i := range incumbents {

@@ -41,8 +41,8 @@ type forkJoin struct {
 	pieces              map[[2]int][]piece // of nodes and choices
 }
 
-// forkHandover are hand-overs between nodes that are no neighbours in the chain: from classes that the writer leaves
-// its outputs in to classes that choices of the reader read them from.
+// forkHandover is the matrix of hand-over times between two nodes that are not neighbours in the chain: from the class
+// in which the writer leaves its outputs to the class from which the reader reads them.
 type forkHandover struct {
 	class []int // of each choice of the reader
 	ns    [][]int64
@@ -64,9 +64,9 @@ func follows(later, earlier *lower.Node) bool {
 	return common(later.In, earlier.Out) || common(later.Out, earlier.Out) || common(later.Out, earlier.In)
 }
 
-// findForks lists the forks of a section that have products in both branches, none of which touches another: the
-// one with the slots of experts in one branch and dynamic products in the other first, then those with most products in
-// the smaller branch.
+// findForks lists the forks of a section that have products in both branches; none of them overlaps another. Forks with
+// the slots of experts in one branch and dynamic products in the other come first, then those with most products in the
+// smaller branch.
 func findForks(sec *lower.Section) (out []forkJoin) {
 	found := allForks(sec.Nodes)
 	products := func(from, to int) int { return countNodes(sec.Nodes[from:to], (*op.Op).HasMatrix) }
@@ -93,8 +93,8 @@ func findForks(sec *lower.Section) (out []forkJoin) {
 }
 
 // allForks lists the forks that have products in both branches, by the first node of the second branch. That node does
-// not follow the one before it: split is the last node that it follows, join the first one that follows the first
-// branch.
+// not follow the node before it. split is the last node that it follows, and join is the first node that follows the
+// first branch.
 func allForks(nodes []lower.Node) (found []forkJoin) {
 	for second := 2; second < len(nodes); second++ {
 		split := second - 1
@@ -141,7 +141,7 @@ func (in *instance) sideBySide(fork *forkJoin, choices []int) bool {
 	return in.section.SideBySide(first, second)
 }
 
-// costOf is what a node's choice counts for, in ns.
+// costOf returns the cost that counts for a node's choice, in ns.
 type costOf func(node, choice int) int64
 
 // cost returns what a choice of a node takes by itself, in the objective's unit.
@@ -156,7 +156,7 @@ func (in *instance) sideBySideNS(fork *forkJoin, choices []int, of costOf) int64
 	return max(ns, in.contendedNS(fork, choices, fork.join+1, of))
 }
 
-// uncontendedNS is sideBySideNS where neither branch slows the other.
+// uncontendedNS returns the time of sideBySideNS if neither branch slowed the other.
 func (in *instance) uncontendedNS(fork *forkJoin, choices []int, of costOf) int64 {
 	var done [2]int64
 	for i := fork.split + 1; i < fork.join; i++ {
@@ -297,7 +297,7 @@ func (in *instance) relaxedCosts() (come, togo [][]int64) {
 // never is a cost above all others; two of them add up without overflow.
 const never = math.MaxInt64 / 4
 
-// neverCosts are n costs of what cannot be executed.
+// neverCosts returns n costs of choices that cannot be executed.
 func neverCosts(n int) []int64 { return slices.Repeat([]int64{never}, n) }
 
 // cheapestInputs returns the cheapest way to have a node's input in each class it reads from.
@@ -328,9 +328,9 @@ func (in *instance) withForkChoices() problem.Chain {
 	return chain
 }
 
-// prohibitiveCost is more than all that an execution of the chain can take: a hand-over that leads from one way into
-// another takes that long. A solution that takes it still stands for choices of the chain, needs what those need, and
-// pays for the detour.
+// prohibitiveCost returns a hand-over time larger than any execution of the chain. Hand-overs that lead from one way
+// into another have it. A solution that takes such a hand-over still stands for choices of the chain and needs their
+// assets, but pays for the detour.
 func (in *instance) prohibitiveCost() int64 {
 	total := int64(1)
 	for i := range in.chain.Items {
@@ -400,7 +400,7 @@ func (in *instance) choicesOfNodes(posed []int) []int {
 	return out
 }
 
-// choiceOfNode returns the choice of a node that one of the posed item stands for.
+// choiceOfNode returns the choice of a node that a choice of the posed item stands for.
 func (in *instance) choiceOfNode(i, posed int) int {
 	way := posed - len(in.chain.Items[i].Choices)
 	if way < 0 {

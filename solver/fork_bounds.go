@@ -8,11 +8,11 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// partBounds bounds what sections with forks add to the objective of a phase. Branches may run at once, so that
-// adding up the nodes' least costs would be no bound there.
+// partBounds bounds what sections with forks add to the objective of a phase. Branches may run at once, so the sum of
+// the nodes' least costs would be no bound there.
 //
-// It bounds two parts apart: the forks, and the nodes around them. Each depends on the schemes of few classes, so
-// that most assignments find their bound in known.
+// It bounds two parts separately: the forks, and the nodes around them. Each part depends on the schemes of few
+// classes, so most assignments find their bound in known.
 type partBounds struct {
 	s        *schemeChoice
 	ph       *phase
@@ -20,15 +20,16 @@ type partBounds struct {
 	parts    [2]partBound    // forks, and around them
 }
 
-// partBound is a part of sections. What it takes depends on the classes of its nodes, and on those that read what one
-// of them reads or writes: it may hold the quantisation of that.
+// partBound is one part of the sections. Its time depends on the classes of its nodes, and on those that read values
+// which one of them reads or writes, because a node may include the quantisation of such a value.
 type partBound struct {
 	nodes   map[string]bool
 	classes []int
 	known   map[string]float64 // by the schemes of classes
 }
 
-// partBounds is nil where a phase has no forks, or they do not matter: energy adds up whenever it is taken.
+// partBounds returns nil if a phase has no forks, or if they do not matter: energies add up whether or not branches run
+// at once.
 func (s *schemeChoice) partBounds(ph *phase) *partBounds {
 	if s.measure() == problem.Energy {
 		return nil
@@ -115,8 +116,8 @@ func (b *partBounds) totalFor(schemes assignment) (total float64) {
 	return total
 }
 
-// leastOfParts returns what the forks of a program take at least, or what is around them in their sections; 0 where
-// that cannot be told.
+// leastOfParts returns a lower bound of the time of a program's forks, or of the nodes around them in the same
+// sections; 0 if none is known.
 func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (total int64) {
 	sections, err := s.expand(rows, schemes)
 	if err != nil {
@@ -142,8 +143,8 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 	return total
 }
 
-// leastOutsideForks returns what the nodes outside of forks take at least, in ns. Hand-overs to and from forks count as
-// 0.
+// leastOutsideForks returns a lower bound of the time of the nodes outside of forks, in ns. Hand-overs to and from
+// forks count as 0.
 func (in *instance) leastOutsideForks() (total int64) {
 	part := func(from, to int) {
 		if from < to {
@@ -161,7 +162,7 @@ func (in *instance) leastOutsideForks() (total int64) {
 	return total
 }
 
-// leastOfForks returns what all forks take at least, in ns; never where one cannot be executed.
+// leastOfForks returns a lower bound of the time of all forks, in ns; never if one of them cannot be executed.
 func (in *instance) leastOfForks() (total int64) {
 	for i := range in.forks {
 		total = min(never, total+in.leastOfFork(&in.forks[i]))
@@ -169,8 +170,8 @@ func (in *instance) leastOfForks() (total int64) {
 	return total
 }
 
-// leastOfFork returns what a fork takes at least, with join: one branch after the other, or both at once on any way
-// that may be posed, where join counts nothing.
+// leastOfFork returns a lower bound of the time of a fork, with join. It is the smaller of two: one branch after the
+// other, or both at once in any way that may be posed, where join counts nothing.
 func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	fork.pieces = map[[2]int][]piece{}
 	across := in.solveBranch(fork.split+1, fork.join+1, math.MaxUint64, func(int) int64 { return 0 })

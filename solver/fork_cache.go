@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// forkCache caches what is known of a fork, whatever comes before and after it: the ways through either branch, and
-// how long they take when the branches slow each other. Assignments that agree in the nodes of the fork share one,
-// and those that agree in a branch and its ends share the branch.
+// forkCache caches what is known of a fork, independent of the nodes around it: the ways through either branch, and the
+// time they take when the branches slow each other. Assignments that agree in the nodes of the fork share a cache.
+// Those that agree in a branch and its ends share the branch.
 type forkCache struct {
 	branches  [2]*branchCache
 	contended map[[3]int]int64 // by the numbers of the ways and the choice of join, or without
@@ -34,18 +34,18 @@ const anywhere = -1
 // withoutJoin stands for the choice of join where it does not count.
 const withoutJoin = -1
 
-// newBranchCache returns a branch of which nothing is known. keep counts the bytes that it takes later; nil: they are
-// not counted.
+// newBranchCache returns an empty cache of a branch. keep is called with the bytes that it takes later; nil means that
+// they are not counted.
 func newBranchCache(keep func(int64)) *branchCache {
 	return &branchCache{map[branchKey]*branch{}, map[string]int{}, keep}
 }
 
-// newForkCache returns a fork of which nothing but its branches is known.
+// newForkCache returns a cache of a fork that knows only its branches.
 func newForkCache(first, second *branchCache, keep func(int64)) *forkCache {
 	return &forkCache{[2]*branchCache{first, second}, map[[3]int]int64{}, keep}
 }
 
-// findForkCache gives a fork what is known of it.
+// findForkCache gives a fork the cache that belongs to it.
 func (s *pricing) findForkCache(in *instance, fork *forkJoin) {
 	key := func(from, to int) string {
 		name := fmt.Appendf(nil, "%d", in.section.Rows)
@@ -77,7 +77,7 @@ func (s *pricing) findForkCache(in *instance, fork *forkJoin) {
 	fork.cache = known
 }
 
-// branches are both branches of a fork, each with processors of its set.
+// branches returns both branches of a fork, each with the processors of its set.
 func (in *instance) branches(fork *forkJoin, pair [2]uint64, entry int) [2]*branch {
 	return [2]*branch{in.branch(fork, 0, pair[0], entry), in.branch(fork, 1, pair[1], entry)}
 }
@@ -124,7 +124,7 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 	return &branch
 }
 
-// idOf identifies the choices of a branch that end in a class: equal choices have equal numbers.
+// idOf returns a number for the choices of a branch that end in a class: equal choices have equal numbers.
 func (x *branchCache) idOf(ways *branch, class int) int {
 	if ways.numbers[class] == 0 {
 		choices := make([]int, len(ways.choices))
@@ -143,7 +143,7 @@ func (x *branchCache) idOf(ways *branch, class int) int {
 	return int(ways.numbers[class])
 }
 
-// endingNS returns how long an end takes when its branches share the memory's bandwidth, join included or not.
+// endingNS returns the time of an ending when its branches share the memory's bandwidth, with join or without.
 func (in *instance) endingNS(fork *forkJoin, ways [2]*branch, entry int, x *ending, join bool) int64 {
 	if in.section.Memory == nil {
 		return 0
@@ -229,11 +229,12 @@ func (b *branch) writeChoices(class int, out []int) {
 	}
 }
 
-// paths searches the ways through a fork: for every pair of sets of processors, every class that split may leave its
-// outputs in and every class that join may, the best. At most maxPaths are returned, the most promising first.
+// paths searches the ways through a fork. It finds the best one for every pair of sets of processors, every class in
+// which split may leave its outputs, and every class in which join may. It returns at most maxPaths, the most promising
+// first.
 //
-// Ways that cannot be part of the best solution are left out, but for the best of each pair, which limits of the
-// whole plan may call for. come and togo are those of relaxed.
+// Ways that cannot be part of the best solution are left out, except for the best of each pair, which limits of the
+// whole plan may require. come and togo are those of relaxedCosts.
 func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 	best := int64(never) // of one execution, wherever it begins
 	for _, ns := range come[len(come)-1] {
@@ -276,7 +277,7 @@ func (in *instance) longestWrap() (most int64) {
 	return most
 }
 
-// pathBound returns what an execution with a path takes at least, in ns: the cheapest way to it, itself, and the
+// pathBound returns a lower bound of an execution with a path, in ns: the cheapest way to it, the path itself, and the
 // cheapest way on.
 func (in *instance) pathBound(fork *forkJoin, p path, come, togo [][]int64) int64 {
 	last := p.choices[len(p.choices)-1]
@@ -338,7 +339,8 @@ func indices(n int) []int {
 	return out
 }
 
-// choicesWith are choices of all nodes with those of a path. Nodes outside the fork have choice 0, which is never read.
+// choicesWith returns choices of all nodes that contain those of a path. Nodes outside the fork have choice 0, which is
+// never read.
 func (in *instance) choicesWith(fork *forkJoin, p path) []int {
 	out := make([]int, len(in.chain.Items))
 	copy(out[fork.split+1:], p.choices)

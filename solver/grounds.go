@@ -9,7 +9,8 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// Grounds is what the decisions of a plan rest on. All messages about it come from here.
+// Grounds says how well the predicted times behind a plan's decisions are founded on measurements. All messages about
+// it come from here.
 type Grounds struct {
 	Decisions int `json:"decisions"` // that say what their times rest on
 	// Extrapolated are the decisions that measurements could change, as "layers.ffn_down@512", the longest time first:
@@ -28,7 +29,7 @@ const closeAlternative = 2
 // maxNamed is how many decisions a sentence names.
 const maxNamed = 4
 
-// GroundsOf says what the decisions of a plan rest on.
+// GroundsOf counts on which sources the decisions of a plan rest.
 func GroundsOf(plan *planir.Plan) Grounds {
 	out := Grounds{Extrapolated: []string{}, imported: plan.SoC.Imported}
 	var weak []*planir.Decision
@@ -49,13 +50,13 @@ func GroundsOf(plan *planir.Plan) Grounds {
 	return out
 }
 
-// decisionName is "layers.ffn_down@512".
+// decisionName returns a name such as "layers.ffn_down@512".
 func decisionName(decision *planir.Decision) string {
 	return fmt.Sprintf("%s@%d", decision.Node, decision.Rows)
 }
 
-// weakAlternative reports whether the cheapest alternative is close and has no measurements around it. Alternatives are
-// in the order of their times.
+// weakAlternative reports whether the cheapest alternative is close in time and has no measurements around it.
+// Alternatives are in the order of their times.
 func weakAlternative(decision *planir.Decision) bool {
 	if len(decision.Alternatives) == 0 {
 		return false
@@ -64,7 +65,7 @@ func weakAlternative(decision *planir.Decision) bool {
 	return cheapest.Source.Weak() && cheapest.PredictNS <= closeAlternative*decision.PredictNS
 }
 
-// String says it in sentences, with the way out; "" where no decision says what it rests on.
+// String describes the grounds in sentences, with what to do; "" if no decision has a source.
 func (g Grounds) String() string {
 	count := len(g.Extrapolated)
 	switch {

@@ -17,23 +17,23 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// NoPipeline is the rule by which no heads pass through a pipeline (Input.HeadOrder).
+// NoPipeline is the value of Input.HeadOrder with which no heads pass through a pipeline.
 const NoPipeline = "none"
 
-// triedPipelines is how many pipelines of each rule are lowered and predicted: the best ones by their own problem,
-// which knows nothing of the rest of the layer and of shared memory.
+// triedPipelines is how many pipelines of each rule are lowered and predicted: those that are best by the problem of
+// heads alone, which knows neither the rest of the layer nor shared memory.
 const triedPipelines = 4
 
 // mostLaunches bounds the launches of an attention with many key heads.
 const mostLaunches = 16
 
 // planHeadPipelines decides in which programs the heads of sparse attention pass through a pipeline (shadowAttn sec.
-// 3.4): one processor estimates scores, others select positions and attend, at the same time, for other heads.
+// 3.4): one processor estimates scores while others select positions and attend for other heads.
 //
 // For every choice of processors it divides the key heads into launches in many ways, and a launch into turns. It
 // orders the turns by Algorithm 1 and by an exact search, with the predicted times of launches and turns. The best few
-// of these are lowered and predicted like any program. One is taken where the program gets faster, by more than
-// predictions are off, and where the plan still keeps its bounds.
+// of these are lowered and predicted like any program. One is taken if it makes the program faster by more than the
+// error of predictions, and if the plan still keeps its bounds.
 func (s *session) planHeadPipelines(ctx context.Context, plan *planir.Plan) error {
 	// Baselines to compare with, and divisions that were asked for, stay as they are.
 	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 &&
@@ -63,7 +63,7 @@ func (s *session) planHeadPipelines(ctx context.Context, plan *planir.Plan) erro
 	return nil
 }
 
-// headStages is the sparse attention of a section: its three nodes, in the order of the section, and what they take.
+// headStages is the sparse attention of a section: its three nodes, in the order of the section, and their times.
 type headStages struct {
 	rows    int
 	nodes   [3]*lower.Node
@@ -125,11 +125,11 @@ func (s *session) predictionFor(plan *planir.Plan, program string) *planir.Predi
 	})]
 }
 
-// keptHeads is what the query heads of key heads keep on the mean: a share of the positions, and by scores that are
-// estimated a share of the heads.
+// keptHeads says how much the query heads of key heads keep on average: a share of the positions and, for scores that
+// are estimated, a share of the heads.
 type keptHeads struct{ density, estimated float64 }
 
-// meanOf returns what heads with equal numbers of query heads keep.
+// meanOf returns the mean over key heads with equal numbers of query heads.
 func meanOf(heads []keptHeads) (mean keptHeads) {
 	for _, head := range heads {
 		mean.density += head.density / float64(len(heads))
@@ -138,8 +138,8 @@ func meanOf(heads []keptHeads) (mean keptHeads) {
 	return keptHeads{roundDensity(mean.density), roundDensity(mean.estimated)}
 }
 
-// keptHeads returns what the query heads of each key head keep, over the layers of a section; without a calibration the
-// plan's density.
+// keptHeads returns how much the query heads of each key head keep, over the layers of a section. Without a calibration
+// it is the plan's density.
 func (s *session) keptHeads(section string, count int) []keptHeads {
 	out := slices.Repeat([]keptHeads{{s.in.attention.Density, 1}}, count)
 	if s.in.Calibration == nil || s.in.Calibration.Attention == nil {
@@ -178,7 +178,7 @@ func roundDensity(density float64) float64 {
 	return min(1, max(1, math.Round(density*unit))/unit)
 }
 
-// orderedHeads is a pipeline with its decisions, and what was proved of it.
+// orderedHeads is a pipeline with its decisions, and whether its order is proved to be optimal.
 type orderedHeads struct {
 	planir.HeadPipeline
 	procs     [3]string // of the stages
@@ -188,7 +188,7 @@ type orderedHeads struct {
 	choices   int
 }
 
-// orderHeads returns the pipelines to try: of each rule the best few over all processors and divisions, the exact ones
+// orderHeads returns the pipelines to try: for each rule the best few over all processors and divisions, the exact ones
 // first.
 func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error) {
 	byRule := map[string][]orderedHeads{}
@@ -227,8 +227,8 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 	return out, nil
 }
 
-// pipelineProcs returns the processors that may have the three stages: another one estimates than attends, on another
-// thread. Of a plan for some processors alone they are these, and those that have a stage because none of these
+// pipelineProcs returns triples of processors for the three stages. The one that estimates is on another thread than
+// the one that attends. In a plan for some processors only, a stage has another processor only if none of these
 // executes it.
 func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
 	executes := func(stage int) (names []string) {
@@ -259,8 +259,9 @@ func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
 	return out
 }
 
-// divisions are ways to divide key heads into launches and these into turns: the sizes of turns in each launch. Of few
-// heads they are all divisions into launches, of many those into nearly equal ones; turns of a launch are nearly equal.
+// divisions returns ways to divide key heads into launches and launches into turns, as the sizes of turns in each
+// launch. For few heads it has all divisions into launches, for many those into nearly equal launches. Turns of a
+// launch are nearly equal.
 func divisions(heads int) (out [][][]int) {
 	const few = 6
 	var launches [][]int
@@ -292,7 +293,8 @@ func divisions(heads int) (out [][][]int) {
 	return out
 }
 
-// nearlyEqual divides a number into nearly equal ones, the larger ones last: the first is what others wait for.
+// nearlyEqual divides a number into nearly equal parts, the larger ones last, because the first part is what others
+// wait for.
 func nearlyEqual(whole, count int) []int {
 	out := slices.Repeat([]int{whole / count}, count)
 	for i := range whole % count {
@@ -301,7 +303,7 @@ func nearlyEqual(whole, count int) []int {
 	return out
 }
 
-// posedHeads is the problem of a division, with the shares that its launches and turns are.
+// posedHeads is the problem of a division, with the shares that its launches and turns stand for.
 type posedHeads struct {
 	*headStages
 	problem   order.Heads
@@ -372,7 +374,7 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 	return posed, nil
 }
 
-// headTime returns what a stage takes for some key heads on a processor.
+// headTime returns the time of a stage for some key heads on a processor.
 func (s *session) headTime(stages *headStages, stage int, proc string, heads int, density float64) (price.Estimate,
 	error) {
 	operator := stages.nodes[stage].Op()
@@ -391,7 +393,7 @@ func (s *session) headTime(stages *headStages, stage int, proc string, heads int
 	return estimates[0], nil
 }
 
-// pipelineOf returns the pipeline of an order.
+// pipelineOf returns the pipeline that an order stands for.
 func (p *posedHeads) pipelineOf(by string, found order.HeadOrder) orderedHeads {
 	return orderedHeads{
 		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by,
@@ -401,7 +403,7 @@ func (p *posedHeads) pipelineOf(by string, found order.HeadOrder) orderedHeads {
 	}
 }
 
-// withPipeline returns the plan with a pipeline, predicted; nil where that does not lower or breaks a bound.
+// withPipeline returns the plan with a pipeline, predicted; nil if that cannot be lowered or breaks a bound.
 func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orderedHeads) (*planir.Plan, error) {
 	out := *plan
 	out.Decisions, out.Predictions = slices.Clone(plan.Decisions), slices.Clone(plan.Predictions)

@@ -22,8 +22,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// estimator is a machine of two cores of which the second one, like an NPU, multiplies and estimates, does not attend, and
-// takes whole buffers only but for estimates. Attention takes its time on the first one.
+// estimator is a machine of two cores of which the second one, like an NPU, multiplies and estimates, does not attend,
+// and takes whole buffers only but for estimates. Attention takes its time on the first one.
 func estimator(t testing.TB) *socs.SoC {
 	t.Helper()
 	soc := twoCores(t, 1)

@@ -8,8 +8,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// checkImported refuses a model that needs operators of which the imported times of a SoC have none, and names them
-// all: nothing can measure them there.
+// checkImported returns an error if the model needs operators for which a SoC with imported times has none. It names
+// them all, because nothing can measure them there.
 func (in *Input) checkImported() error {
 	if !in.SoC.Imported() {
 		return nil

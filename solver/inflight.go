@@ -23,11 +23,11 @@ const orderNodes = 20000
 // planInFlight decides whether chunks of prompts are processed together, two at a time, where the workload permits it
 // (llm.npu sec. 3.4). Only prompts with that many whole chunks of the largest program profit.
 //
-// A program that divides operators leaves other chunks nothing to fill, so the largest program is tried as decided, and
-// with every operator whole on one processor. For both, the steps of each layer are ordered chunk after chunk, by the
-// paper's rule, and by an exact search, with the times of the plan. Each order is lowered and predicted like any
-// program. The fastest is taken if it beats one chunk after the other in the program as decided, by more than
-// predictions are off, and if the plan still keeps its bounds: the rows of a second chunk take memory.
+// A program that divides operators leaves other chunks little to fill. So the largest program is tried both as decided
+// and with every operator whole on one processor. For both, the steps of each layer are ordered chunk after chunk, by
+// the paper's rule, and by an exact search with the times of the plan. Each order is lowered and predicted like any
+// program. The fastest is taken if it beats the decided program, one chunk after the other, by more than the error of
+// predictions, and if the plan still keeps its bounds: the rows of a second chunk take memory.
 func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 	chunks := s.want.InFlight
 	if chunks < 2 {
@@ -83,7 +83,7 @@ func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 	return nil
 }
 
-// promptPrediction returns what the plan predicts of its program for so many tokens of a prompt.
+// promptPrediction returns the plan's prediction for its program of so many tokens of a prompt.
 func promptPrediction(plan *planir.Plan, rows int) *planir.Prediction {
 	name := lower.ProgramName(rows, false)
 	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
@@ -91,8 +91,8 @@ func promptPrediction(plan *planir.Plan, rows int) *planir.Prediction {
 	})]
 }
 
-// promptNS returns what the calls of the largest program take in the mean prompt, when so many chunks together take one
-// time and a chunk by itself another. Without prompts it is the time of the chunks together.
+// promptNS returns the time of the largest program's calls in the mean prompt. together is the time of so many chunks
+// in flight, alone that of a chunk by itself. Without prompts it returns together.
 func (s *session) promptNS(rows, chunks int, together, alone int64) float64 {
 	total, shares := 0.0, 0.0
 	for _, prompt := range s.want.Prompts {
@@ -106,7 +106,7 @@ func (s *session) promptNS(rows, chunks int, together, alone int64) float64 {
 	return total / shares
 }
 
-// inFlightGain returns what chunks in flight take off the expected time, in ns.
+// inFlightGain returns by how much chunks in flight shorten the expected time, in ns.
 func (s *session) inFlightGain(plan *planir.Plan) float64 {
 	flight := plan.InFlight
 	if flight == nil || len(s.want.Prompts) == 0 {
@@ -117,8 +117,8 @@ func (s *session) inFlightGain(plan *planir.Plan) float64 {
 	return s.want.Weights.Prefill * (turns - s.promptNS(flight.Rows, flight.Chunks, together, alone))
 }
 
-// withWholeOperators returns the plan with every operator of a program whole on one processor; nil where it is so
-// already, or where programs were decided together and none can change by itself.
+// withWholeOperators returns the plan with every operator of a program whole on one processor. It returns nil if that
+// is so already, or if programs were decided together, so that none can change by itself.
 func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, rows int) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) ||
 		len(plan.Shadows) > 0 {
@@ -232,14 +232,14 @@ func (s *session) orderChunks(
 	return best, "", nil
 }
 
-// chunksOrdered is a way to execute chunks in flight, with what was proved of it.
+// chunksOrdered is a way to execute chunks in flight, and whether its order is proved to be optimal.
 type chunksOrdered struct {
 	planir.InFlight
 	reports []planir.Solve
 }
 
-// chunkOrders returns the orders that chunks in flight may have: the chunks one after the other, without a meeting of
-// all lanes in between, the paper's, and the exact one.
+// chunkOrders returns the orders that chunks in flight may have: the chunks one after the other without a meeting of
+// all lanes in between, the paper's order, and the exact one.
 func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chunks int) ([]chunksOrdered, error) {
 	tasks, err := lower.Tasks(plan, &s.graph, rows)
 	if err != nil {
@@ -279,8 +279,8 @@ func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chun
 	return []chunksOrdered{plain, greedy, exact}, nil
 }
 
-// orderProblem poses the order of the tasks of a layer: their times by what the plan's programs are predicted with, and
-// what must follow what, by the views that they touch.
+// orderProblem poses the order of the tasks of a layer. Their times are those with which the plan's programs are
+// predicted; which task must follow which depends on the views that they touch.
 func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, rows, chunks int) (*order.Problem,
 	error) {
 	posed := &order.Problem{Chunks: chunks, Layers: layers}
@@ -358,7 +358,7 @@ func (s *session) predictInFlight(plan *planir.Plan, energy int64) (planir.Predi
 	return out, err
 }
 
-// oneByOneNS returns what chunks take that are processed one after the other by the plan's own program, in ns.
+// oneByOneNS returns the time of chunks that the plan's own program processes one after the other, in ns.
 func (s *session) oneByOneNS(plan *planir.Plan, rows, chunks int) (total int64, err error) {
 	name := lower.ProgramName(rows, false)
 	at := slices.IndexFunc(plan.Program.Programs,
@@ -383,13 +383,14 @@ func (s *session) oneByOneNS(plan *planir.Plan, rows, chunks int) (total int64, 
 }
 
 // chunkContext returns how many cached positions, its own included, attention of one of several chunks in flight is
-// priced for: on average what the chunk's program has, and at least the chunks before it.
+// priced for: as many as the chunk's own program has on average, and at least the chunks before it.
 func (s *request) chunkContext(rows, chunks, chunk int) int {
 	mean := s.want.ContextAt(rows) + (2*chunk-(chunks-1))*rows/2
 	return min(s.want.Context, max((chunk+1)*rows, mean))
 }
 
-// contextOf returns how many cached positions attention of a program's step is priced for, which begins at a row.
+// contextOf returns how many cached positions attention of a program's step is priced for, if the step begins at row
+// from.
 func (s *request) contextOf(plan *planir.Plan, ph *planir.PhaseProgram, from int) int {
 	if flight := plan.InFlight; plan.InFlightOf(ph) {
 		return s.chunkContext(flight.Rows, flight.Chunks, from/flight.Rows)

@@ -21,7 +21,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// inFlightInput is a prompt of two chunks for a phone whose NPU does not compute attention, with operators placed whole.
+// inFlightInput is a prompt of two chunks for a phone whose NPU does not compute attention, with operators placed
+// whole.
 func inFlightInput(t testing.TB, m *models.Model, scheme op.Scheme, chunks int) Input {
 	t.Helper()
 	s, err := socs.Open("snapdragon-8gen3")

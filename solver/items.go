@@ -12,7 +12,7 @@ import (
 // A node's choices depend on its own scheme, and the hand-over into it on its scheme and its neighbour's. All
 // combinations of schemes are therefore posed of the same items, which a cache keeps.
 
-// itemCache is the choices and items that chains have been posed of.
+// itemCache keeps the choices and items of which chains have been posed.
 type itemCache struct {
 	choices map[nodeKey]*nodeChoices
 	items   map[itemKey]*item
@@ -25,14 +25,14 @@ func newItemCache() *itemCache {
 	return &itemCache{choices: map[nodeKey]*nodeChoices{}, items: map[itemKey]*item{}}
 }
 
-// itemKey names a node behind another one. meets is false for the first node of a section that never follows itself:
-// nothing is handed over to it.
+// itemKey names a node behind another one. meets is false for the first node of a section that does not repeat: nothing
+// is handed over to it.
 type itemKey struct {
 	before, node nodeKey
 	meets        bool
 }
 
-// nodeChoices is what a node can be executed as, in one scheme.
+// nodeChoices is the choices of a node in one scheme.
 type nodeChoices struct {
 	list    []price.Candidate
 	choices []problem.Choice // without Before
@@ -69,7 +69,7 @@ func newNodeChoices(st *price.Section, node int, list []price.Candidate) *nodeCh
 	return options
 }
 
-// isOf reports whether the choices are of these candidates, the very same ones.
+// isOf reports whether the choices were made of this very list of candidates.
 func (m *nodeChoices) isOf(list []price.Candidate) bool {
 	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
 }
@@ -82,7 +82,7 @@ func maskOf(procs []int) (mask uint64) {
 	return mask
 }
 
-// item is a node behind a neighbour, as chains have it.
+// item is a node behind a given neighbour, as chains contain it.
 type item struct {
 	problem.Item
 	masks   []uint64     // processors, by choice
@@ -153,7 +153,7 @@ func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) 
 	return in, nil
 }
 
-// assemble makes an instance of items, without ways through its forks. of returns the item of a node behind another
+// assemble makes an instance from items, without ways through its forks. of returns the item of a node behind another
 // one. The first node comes behind the last one, since sections repeat.
 func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int,
 	meets bool) (*item, error)) (*instance, error) {
@@ -184,7 +184,7 @@ func assemble(st *price.Section, candidates [][]price.Candidate, of func(before,
 	return in, nil
 }
 
-// assembleCached returns the instance of a section of items that the session keeps.
+// assembleCached returns the instance of a section, made from items that the session keeps.
 func (s *pricing) assembleCached(sec *lower.Section, rows int) (*instance, error) {
 	lists := make([][]price.Candidate, len(sec.Nodes))
 	for i := range sec.Nodes {
@@ -214,7 +214,7 @@ func (s *pricing) assembleCached(sec *lower.Section, rows int) (*instance, error
 	return in, nil
 }
 
-// item is that of a node of a section, from the cache.
+// item returns the item of a node of a section, from the cache.
 func (s *pricing) item(st *price.Section, lists [][]price.Candidate, before, node int, meets bool) (*item, error) {
 	choicesOf := func(i int) *nodeChoices {
 		key := keyOfNode(st.Rows, &st.Nodes[i])

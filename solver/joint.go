@@ -9,7 +9,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// joint is the problem of all programs together, with what its parts stand for.
+// joint is the problem of all programs together, with the programs that its parts stand for.
 type joint struct {
 	*problem.Joint
 	programs []*program
@@ -26,14 +26,15 @@ const (
 	mostTaken   = 1 << 50
 )
 
-// jointProblem names the problem in reports.
+// jointProblem returns the problem's name in reports.
 func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 
-// poseJoint poses the problem of all programs. less is taken off each bound beforehand for what the problem leaves out.
+// poseJoint poses the problem of all programs. less is subtracted from each bound beforehand, for what the problem does
+// not model.
 //
-// Programs are coupled by what they hold: a choice needs assets (a graph, columns of a packed weight, rows of a
-// buffer), an asset counts once however many choices need it, and regions bound the sum. The cost of a choice is what
-// the program by itself has, weighted by how often the program is called.
+// Programs are coupled by what they hold. A choice needs assets: a graph, columns of a packed weight, rows of a buffer.
+// An asset counts once however many choices need it, and regions bound the sum. A choice costs as much as in the
+// program by itself, weighted by how often the program is called.
 func (s *session) poseJoint(less map[quantity]int64) (*joint, error) {
 	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}}
 	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
@@ -76,8 +77,8 @@ func (s *session) poseJoint(less map[quantity]int64) (*joint, error) {
 	return j, s.budget.checkWith(j.bytes(), "the problem of all programs together")
 }
 
-// weigh gives each part its weight for so many expected calls. A part that is never called counts like one that is
-// called 1/weightScale as often as the one that is called most: what it takes still decides between equals.
+// weigh gives each part its weight for so many expected calls. A part that is never called counts as if it were called
+// 1/weightScale as often as the one that is called most, so that its time still decides between equal solutions.
 func (j *joint) weigh(calls func(part int) float64) {
 	heaviest := 0.0
 	for i := range j.Parts {
@@ -118,7 +119,7 @@ func (j *joint) weigh(calls func(part int) float64) {
 	j.unit = scale / heaviest
 }
 
-// mostOf returns the most ns or nJ, whichever is more, that a program can take.
+// mostOf returns the most time or energy that a program can take, in ns or nJ, whichever number is larger.
 func mostOf(partition *problem.Partition) float64 {
 	var time, energy float64
 	for k := range partition.Chains {
@@ -139,9 +140,9 @@ func mostOf(partition *problem.Partition) float64 {
 	return max(time, energy)
 }
 
-// limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. The
-// result are the most ns that programs may take, by name. A limit that falls below 1 is posed as 1: 0 would mean
-// none.
+// limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. It
+// returns the most ns that programs may take, by name. A limit that falls below 1 is posed as 1, since 0 would mean no
+// limit.
 func (s *session) limitJoint(j *joint, assets *assets, less map[quantity]int64) map[string]int64 {
 	region := func(name string) *problem.Region {
 		i, ok := assets.regions[name]
@@ -185,7 +186,7 @@ func (s *session) limitJoint(j *joint, assets *assets, less map[quantity]int64) 
 	return slowest
 }
 
-// choices returns those that a plan makes, as the problem numbers them.
+// choices returns the choices that a plan makes, in the numbering of the problem.
 func (j *joint) choices(plan *planir.Plan) [][][]int {
 	var out [][][]int
 	for _, pr := range j.programs {
@@ -205,8 +206,8 @@ func (j *joint) choices(plan *planir.Plan) [][][]int {
 	return out
 }
 
-// modelledAmounts returns what choices take of everything bounded, as the problem counts it, in the units of bounds.
-// See unseen for what a lowered plan takes beyond that.
+// modelledAmounts returns how much choices take of everything bounded, as the problem counts it, in the units of
+// bounds. See unmodelled for what a lowered plan takes beyond that.
 func (j *joint) modelledAmounts(fresh *session, choices [][][]int) map[quantity]int64 {
 	use := j.Use(choices)
 	out := map[quantity]int64{}

@@ -25,9 +25,9 @@ const (
 	fewCandidates = 12 // so many candidates of a node are all kept
 )
 
-// reduceCandidates leaves of each node's candidates that divide an axis alike between the same processors only some,
-// unless they are few or plan has them, until the function it returns is called: other schemes and buckets are to be
-// tried with all of them.
+// reduceCandidates leaves only some of each node's candidates that divide an axis alike between the same processors,
+// unless they are few or plan has them. The function that it returns restores all of them, because other schemes and
+// buckets are to be tried with all.
 func (s *session) reduceCandidates(plan *planir.Plan) (restore func()) {
 	all := map[nodeKey][]price.Candidate{}
 	planned := map[string]bool{}
@@ -50,8 +50,8 @@ func (s *session) reduceCandidates(plan *planir.Plan) (restore func()) {
 	}
 }
 
-// reducedList keeps of each kind of candidates what is planned or offered, what divides an operator among more or fewer
-// than two processors, the cheapest, the one of least energy, and those nearest to evenly spaced cuts.
+// reducedList keeps few candidates of each kind: planned and offered ones, those that divide an operator among more or
+// fewer than two processors, the cheapest, the one of least energy, and those nearest to evenly spaced cuts.
 func (s *session) reducedList(list []price.Candidate, planned map[string]bool) (out []price.Candidate) {
 	kinds := map[string][]int{}
 	var order []string
@@ -98,14 +98,14 @@ func (s *session) reducedList(list []price.Candidate, planned map[string]bool) (
 	return out
 }
 
-// isOffered reports whether a candidate divides its node as programs have offered each other.
+// isOffered reports whether a candidate divides its node in a way that another program has chosen.
 func (s *session) isOffered(candidate *price.Candidate) bool {
 	return slices.ContainsFunc(s.divisions, func(d planir.Decision) bool {
 		return d.Node == candidate.Node && price.SameShares(&d, candidate.WithoutForms())
 	})
 }
 
-// nearestCut returns the candidate between two processors whose first share is nearest to part of cuts parts; -1 where
+// nearestCut returns the candidate between two processors whose first share is nearest to part of cuts parts; -1 if
 // there is none.
 func nearestCut(list []price.Candidate, among []int, part, cuts int) int {
 	nearest, least := -1, 0
@@ -123,8 +123,7 @@ func nearestCut(list []price.Candidate, among []int, part, cuts int) int {
 	return nearest
 }
 
-// jointRounds is how often a joint problem is posed again because its plan, lowered, takes more than the problem
-// said.
+// jointRounds is how often a joint problem is posed again because its lowered plan takes more than the problem said.
 const jointRounds = 8
 
 // solveJointly returns the best plan whose programs keep all bounds together. plan is one that does not.
@@ -132,11 +131,11 @@ func (s *session) solveJointly(ctx context.Context, plan *planir.Plan) (*planir.
 	return s.solveJointlyFrom(ctx, plan, false)
 }
 
-// solveJointlyFrom is solveJointly. Where plan keeps all bounds it is where the search starts, and nothing worse is
-// returned.
+// solveJointlyFrom does the work of solveJointly. If plan keeps all bounds, the search starts from it and returns
+// nothing worse.
 //
-// The joint problem does not see everything that a lowered plan takes: joined graphs, hand-overs between sections,
-// padding. What its first answer takes beyond what the problem says is taken off the bounds, and the problem is posed
+// The joint problem does not model everything that a lowered plan takes: joined graphs, hand-overs between sections,
+// padding. What its first answer takes beyond the problem is subtracted from the bounds, and the problem is posed
 // again, until a plan keeps them.
 func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps bool) (*planir.Plan, error) {
 	s.offerDivisions(plan)
@@ -185,8 +184,8 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 	return nil, last
 }
 
-// solveJoint has the engine solve a joint problem. Of the plans that hold least it takes the fastest it finds. plan
-// is one that breaks a bound, to tell by how much.
+// solveJoint has the engine solve a joint problem. When memory is minimised it takes the fastest of the smallest plans
+// that it finds. plan is one that breaks a bound; it tells by how much.
 func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limits,
 	plan *planir.Plan) (problem.JointSolution, error) {
 	sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)
@@ -284,8 +283,8 @@ func (s *request) inMeasureUnit(j *joint, objective int64) float64 {
 	return float64(objective) / j.unit
 }
 
-// unmodelled returns what a lowered plan takes of every bound beyond what the problem says: the most of what was seen
-// before, and of this plan.
+// unmodelled returns by how much a lowered plan exceeds what the problem says of every bound: the largest excess of
+// this plan and of those before.
 func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	before map[quantity]int64) (map[quantity]int64, error) {
 	taken, err := s.amountsTaken(plan)
@@ -326,7 +325,7 @@ func (s *request) exceededError(over []bound, taken map[quantity]int64) error {
 // limitHint says what helps against limits that cannot be kept.
 const limitHint = "raise a limit, or permit a scheme with fewer bits, or fewer buckets, in the workload"
 
-// undecidedError returns the error that no plan is known that takes less of a limit than the given one.
+// undecidedError returns the error that no plan is known that takes less of a limit than plan does.
 func (s *session) undecidedError(plan *planir.Plan) error {
 	taken, err := s.amountsTaken(plan)
 	if err != nil {

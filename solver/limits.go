@@ -27,13 +27,13 @@ const (
 	limitSoCGraphs  = "soc.max_graphs."
 )
 
-// quantity is something of a plan that a limit of the input bounds.
+// quantity is a property of a plan that a limit of the input bounds.
 type quantity struct {
 	kind problem.LimitKind
 	name string // processor, program or ""
 }
 
-// bound is a limit of a quantity, in the unit of its kind, with the name its user knows.
+// bound is a limit of a quantity, in the unit of its kind, with the name under which the user knows it.
 type bound struct {
 	quantity
 	max  int64
@@ -112,7 +112,7 @@ func (s *session) addMemoryBound(memory int64) {
 	}
 }
 
-// amountsTaken returns what a lowered plan takes of everything that is bounded, in the units of the bounds.
+// amountsTaken returns how much a lowered plan takes of every bounded quantity, in the units of the bounds.
 func (s *session) amountsTaken(plan *planir.Plan) (map[quantity]int64, error) {
 	out := map[quantity]int64{}
 	loads := map[string]check.Loaded{}
@@ -170,7 +170,7 @@ func (s *session) requestEnergy(plan *planir.Plan) (int64, error) {
 func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
 
 // brokenBounds lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets,
-// unless copies of the same weights are part of what is held.
+// unless processors hold copies of the same weights.
 func (s *session) brokenBounds(plan *planir.Plan, taken map[quantity]int64) (out []bound) {
 	for _, bound := range s.bounds {
 		if taken[bound.quantity] > bound.max && (bound.kind != problem.LimitBytes || packsTwice(plan)) {
@@ -180,8 +180,8 @@ func (s *session) brokenBounds(plan *planir.Plan, taken map[quantity]int64) (out
 	return out
 }
 
-// LimitError is in the chain of errors that say which limits cannot be kept together (errors.As). Names are their
-// keys in the workload, or "soc." keys of a processor's own limits. There may be smaller sets of them.
+// LimitError is in the chain of errors that say which limits cannot be kept together (errors.As). Names are the limits'
+// keys in the workload, or "soc." keys of a processor's own limits. There may be smaller sets of such limits.
 type LimitError struct {
 	Names []string
 	// Proved: there is no plan. Else none was found, among all that were looked at.
@@ -190,10 +190,10 @@ type LimitError struct {
 	cause  error
 }
 
-// Error says what is limited and what would be needed.
+// Error says which limits conflict and what values would be needed.
 func (e *LimitError) Error() string { return e.text }
 
-// Unwrap returns what the engine said.
+// Unwrap returns the engine's error.
 func (e *LimitError) Unwrap() error { return e.cause }
 
 // Proved reports whether an error of class ClassInfeasible says that there is no plan, rather than that none was
@@ -265,8 +265,8 @@ func (s *session) posesAll() bool {
 	return !s.reduced && len(s.want.Buckets) <= s.fewestBucketsForTime()
 }
 
-// countsExactly reports whether a joint problem counts of a limit what the lowered plan takes: what a processor
-// loads, unless it joins graphs.
+// countsExactly reports whether a joint problem counts for a limit exactly what the lowered plan takes: so it does for
+// what a processor loads, unless the processor joins graphs.
 func (s *request) countsExactly(limit problem.Limit) bool {
 	if limit.Kind != problem.LimitRegionBytes && limit.Kind != problem.LimitRegionGraphs {
 		return false
@@ -275,7 +275,7 @@ func (s *request) countsExactly(limit problem.Limit) bool {
 	return i >= 0 && !s.Procs[i].Fuses && !s.Procs[i].DynamicRows
 }
 
-// describe say what a bound is of, and its amounts.
+// describe returns what a bound limits, and a function that writes its amounts.
 func (b *bound) describe() (what string, amount func(int64) string) {
 	ms := func(ns int64) string { return fmt.Sprintf("%.6g ms", float64(ns)/1e6) }
 	switch b.kind {

@@ -15,7 +15,7 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// Row is one way to execute an operator and what it costs in its place of the plan.
+// Row is one way to execute an operator and its cost in its place of the plan.
 type Row struct {
 	Strategy planir.Strategy `json:"strategy"`
 	Shares   string          `json:"shares"` // "cols npu 0:3072, gpu 3072:5632"
@@ -27,13 +27,12 @@ type Row struct {
 	Note   string        `json:"note,omitempty"` // why it could not be chosen although it costs less, or at all
 }
 
-// Explain tells what every strategy for an operator ("layers.ffn_down") at a number of rows would have
-// cost, cheapest first. With an input everything is priced again by its costs, the chosen way
-// included, and processors that cannot execute it follow, with the reason; without one (nil) the plan's own
-// alternatives are told.
+// Explain lists what every strategy for an operator ("layers.ffn_down") at a number of rows would have cost, cheapest
+// first. With an input it prices everything again by the input's costs, the chosen way included; processors that cannot
+// execute the operator follow, with the reason. Without one (nil) it lists the plan's own alternatives.
 //
-// The last matrix is decided at one row whatever the bucket is. An operator or number of rows that the
-// plan does not decide is an error of class ClassUsage that names the nearest.
+// The last matrix is decided at one row whatever the bucket is. An operator or number of rows that the plan does not
+// decide is an error of class ClassUsage that names the nearest.
 func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
 	decision := plan.DecisionFor(node, rows)
 	if decision == nil {
@@ -127,8 +126,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 	return nil, diag.New(diag.ClassInput, "explain %q: the model has no such operator", about.Node)
 }
 
-// repriceIn poses the problem of a section as the plan decides it, in which the choice of the node at index at changes
-// while all others stay.
+// repriceIn poses the problem of a section with the plan's decisions. Only the choice of the node at index at changes.
 func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about *planir.Decision) ([]Row, error) {
 	var decided []planir.Decision
 	for i := range sec.Nodes {
@@ -174,8 +172,8 @@ func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about
 	return out, nil
 }
 
-// obstacle says why an alternative that costs less in its place was not chosen; "" where it costs no less. The reason
-// is derived from what the plan shows: cores in common first, then memory, then idle processors.
+// obstacle returns why an alternative that costs less in its place was not chosen; "" if it costs no less. It derives
+// the reason from the plan: cores in common first, then memory, then idle processors.
 func obstacle(plan *planir.Plan, decision *planir.Decision, alternative planir.Alternative, soc *socs.SoC) string {
 	if alternative.PredictNS >= decision.PredictNS {
 		return ""

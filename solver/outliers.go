@@ -11,8 +11,8 @@ import (
 // channelStep is what numbers of channels are rounded up to, so that few graphs differ by nothing else.
 const channelStep = 4
 
-// outlierChannels returns how many channels beyond its static scale a step multiplies at once beside a product of that
-// many rows: the most that the calibration counted in a call, 0 where it counted none.
+// outlierChannels returns how many channels beyond its static scale a step multiplies at once, beside a product of that
+// many rows: the largest count that the calibration saw in a call, 0 if it saw none.
 func (s *request) outlierChannels(node string, rows int) int {
 	if s.in.Calibration == nil {
 		return 0
@@ -24,7 +24,7 @@ func (s *request) outlierChannels(node string, rows int) int {
 	return min(op.RoundUp(max(1, most), channelStep), op.MostChannels(s.productDepth(node)))
 }
 
-// productDepth returns how many channels enter the product of a node.
+// productDepth returns the number of channels that enter the product of a node (its K).
 func (s *request) productDepth(name string) int {
 	for i := range s.graph.Sections {
 		section := &s.graph.Sections[i]
@@ -37,7 +37,7 @@ func (s *request) productDepth(name string) int {
 	return 0
 }
 
-// outliersOf says how many channels the products of a plan's decisions with shadow outliers multiply at once.
+// outliersOf lists how many channels each product with shadow outliers multiplies at once, by the plan's decisions.
 func (s *request) outliersOf(plan *planir.Plan) (out []planir.Outliers) {
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
@@ -54,8 +54,8 @@ func (s *request) outliersOf(plan *planir.Plan) (out []planir.Outliers) {
 	return out
 }
 
-// hotOf lists the rows of weights that shadow outliers are expected to be multiplied by most often, for the layers of a
-// plan that keep them, as far as the calibration counted them.
+// hotOf lists the rows of weights that shadow outliers are expected to need most often, by the calibration's counts,
+// for the layers of a plan that keep shadow outliers.
 func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
 	if s.in.Calibration == nil {
 		return nil
@@ -81,8 +81,8 @@ func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
 	return out
 }
 
-// boundHot leaves hot rows out of a lowered plan whose memory is limited, unless it is predicted to hold less with
-// them: problems under a limit count whole weights, and a plan that they found to fit has to fit.
+// boundHot removes hot rows from a lowered plan whose memory is limited, unless the plan is predicted to hold less with
+// them. Problems under a limit count whole weights, and a plan that fits by such a problem must fit.
 func (s *request) boundHot(plan *planir.Plan) {
 	if len(plan.Hot) == 0 || s.in.MaxMemory == 0 && s.in.Workload.Memory == 0 {
 		return
@@ -94,7 +94,7 @@ func (s *request) boundHot(plan *planir.Plan) {
 	}
 }
 
-// noteOutliers says of which products the calibration counted more channels than a step multiplies at once.
+// noteOutliers warns of products for which the calibration counted more channels than a step multiplies at once.
 func (s *request) noteOutliers(plan *planir.Plan) {
 	for _, entry := range plan.Outliers {
 		most, _ := s.in.Calibration.MostExceeding(entry.Node, entry.Rows)

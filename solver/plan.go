@@ -64,7 +64,7 @@ func isRepeated(sections []lower.Section, i int) bool {
 	return slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sections[i].Name })
 }
 
-// solved is what was decided of every program, in the order of demand.rows.
+// solved is the decisions of every program, in the order of demand.rows.
 type solved struct {
 	decisions [][]planir.Decision
 	reports   []planir.Solve
@@ -87,8 +87,8 @@ func (s *planner) eachAlone(ctx context.Context) (*planir.Plan, error) {
 	return s.buildPlan(made)
 }
 
-// buildPlan makes the plan of decisions and lowers it. The plan names everything it was made from: model, SoC and
-// inputs by their digests, so that a checker can tell whether they have changed.
+// buildPlan makes the plan of decisions and lowers it. The plan has the digests of everything it was made from: model,
+// SoC and inputs, so that a checker can tell whether they have changed.
 func (s *planner) buildPlan(made solved) (*planir.Plan, error) {
 	plan := &planir.Plan{
 		Schema: planir.Schema, MaxContext: s.want.Context, KV: s.want.Cache, Batches: s.want.Batches,
@@ -153,12 +153,12 @@ func (s *schemeChoice) assigned(rows int) assignment {
 	return s.prefill
 }
 
-// predict adds the predicted times. The problem's edges miss some hand-overs, so that a program may come out slower
-// than on its best single processor. It is then given to that processor, unless that breaks a bound or time is not
-// what is minimised.
+// predict adds the predicted times. The problem leaves out some hand-overs, so a program may turn out slower than on
+// its best single processor. It is then given to that processor, unless that breaks a bound or the plan does not
+// minimise time.
 //
-// One program is given away at a time, and everything is predicted again, since programs are lowered together. Where
-// a bound breaks, the last change is taken back and no more are made.
+// Programs are lowered together, so one program is given away at a time, and everything is predicted again. If a bound
+// breaks, the last change is undone and no more are made.
 func (s *session) predict(plan *planir.Plan) error {
 	kept := s.keepPrograms || s.measure() != problem.Time || len(s.in.Ratio) > 0
 	if err := s.timeSingles(plan); err != nil {
@@ -215,8 +215,8 @@ func fasterSingle(predicted *planir.Prediction) (proc string) {
 	return proc
 }
 
-// placeOn decides a program's own sections for one processor. It returns false when they are decided so already. The
-// program's report then says that its solution was replaced.
+// placeOn decides all sections that only this program has for one processor. It returns false if they are decided so
+// already. The program's report then says that its solution was replaced.
 func (s *planner) placeOn(plan *planir.Plan, rows int, proc string) (bool, error) {
 	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {

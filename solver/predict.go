@@ -10,11 +10,11 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// modelError is what the walk itself may be wrong by, relative: executions on a virtual clock, where operators take
-// exactly what was measured, are within it.
+// modelError is the relative error of the timeline itself: executions on a virtual clock, where operators take exactly
+// the measured time, are within it.
 const modelError = 0.01
 
-// prediction is predictTimes with the modelled energy, and the times on single processors.
+// prediction returns predictTimes with the modelled energy and the times on single processors.
 func (s *planner) prediction(plan *planir.Plan, ph *planir.PhaseProgram) (planir.Prediction, error) {
 	pred, err := s.predictTimes(plan, ph)
 	if err != nil {
@@ -31,8 +31,8 @@ func (s *planner) prediction(plan *planir.Plan, ph *planir.PhaseProgram) (planir
 	return pred, err
 }
 
-// predictTimes goes through a lowered program three times: with the expected, the low and the high time of every step
-// and hand-over.
+// predictTimes walks a lowered program three times: with the expected, the low and the high time of every step and
+// hand-over.
 func (s *planner) predictTimes(plan *planir.Plan, ph *planir.PhaseProgram) (planir.Prediction, error) {
 	pred := planir.Prediction{Program: ph.Name}
 	of, err := s.workOf(plan, ph)
@@ -61,11 +61,11 @@ func (s *planner) predictTimes(plan *planir.Plan, ph *planir.PhaseProgram) (plan
 	return pred, nil
 }
 
-// microjoules returns an energy as predictions say it.
+// microjoules rounds an energy to the unit of predictions.
 func microjoules(nj int64) int64 { return (nj + 500) / 1000 }
 
-// energy returns what one execution of a program is modelled to take in nanojoules: what its decisions were priced
-// with. ok is false where the SoC does not say the power of a processor that takes part.
+// energy returns the modelled energy of one execution of a program in nanojoules, as its decisions were priced. ok is
+// false if the SoC does not state the power of a processor that takes part.
 func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, ok bool, err error) {
 	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
@@ -111,8 +111,8 @@ func (s *planner) singleTimes(rows int) (out []planir.SingleTime, err error) {
 	return out, nil
 }
 
-// timeSingles predicts the programs of a plan on each processor that can execute all of one: as a plan that leaves
-// them to it is lowered, so that what is joined there counts as it does in the plan itself.
+// timeSingles predicts programs on each processor that can execute all of one. It lowers a plan that leaves these
+// programs to the processor, so that joined steps count as in the plan itself.
 func (s *planner) timeSingles(plan *planir.Plan) error {
 	for i := range s.Procs {
 		name := s.Procs[i].Name
@@ -204,7 +204,7 @@ func DecisionAt(plan *planir.Plan, node string, rows int) *planir.Decision {
 	return plan.DecisionFor(node, 1)
 }
 
-// expected returns the workload's objective with of for what a call takes: the mean over programs, by their weights.
+// expected returns the workload's objective: the weighted mean over programs of what of returns for a call.
 func (s *request) expected(plan *planir.Plan, of func(planir.Prediction) int64) float64 {
 	total := 0.0
 	for _, pred := range plan.Predictions {
@@ -221,8 +221,8 @@ func (s *request) expected(plan *planir.Plan, of func(planir.Prediction) int64) 
 	return total
 }
 
-// expectedNJ returns the expected energy, modelled; 0 where it is not known of every program. It is what a limit of
-// energy bounds: the sum over predictions as the plan says them, in whole microjoules.
+// expectedNJ returns the expected modelled energy; 0 if it is not known for every program. A limit of energy bounds
+// this number: the sum over the plan's predictions, in whole microjoules.
 func (s *planner) expectedNJ(plan *planir.Plan) float64 {
 	nj := map[string]int64{}
 	for i := range plan.Program.Programs {

@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// nodeKey names the candidates of a node: they depend on nothing else.
+// nodeKey identifies the candidates of a node: they depend on nothing else.
 type nodeKey struct {
 	rows   int
 	node   string
@@ -21,7 +21,7 @@ type nodeKey struct {
 // keyOfNode returns the key of a node's candidates.
 func keyOfNode(rows int, n *lower.Node) nodeKey { return nodeKey{rows, n.Name, n.Op().Scheme} }
 
-// candidateSet is the ways to execute a node, or why there are none.
+// candidateSet is the ways to execute a node, or the reason why there are none.
 type candidateSet struct {
 	list    []price.Candidate
 	err     error
@@ -103,7 +103,7 @@ func (s *pricing) poseSection(sec *lower.Section, rows int) (*instance, error) {
 	return in, nil
 }
 
-// pricing keeps the candidates of operators and what was posed of them, and counts the memory that they take.
+// pricing keeps the candidates of operators and the problems posed with them, and counts the memory that both take.
 type pricing struct {
 	request
 	candidateSets map[nodeKey]*candidateSet
@@ -123,7 +123,7 @@ type pricing struct {
 }
 
 // offerDivisions adds a plan's divisions of columns to the candidates of every program. If programs divide a matrix
-// alike, a processor holds one region of it rather than one for each program.
+// alike, a processor holds one region of it instead of one for each program.
 func (s *pricing) offerDivisions(plan *planir.Plan) {
 	for _, decision := range plan.Decisions {
 		if decision.Axis != planir.AxisCols && decision.Axis != planir.AxisK {

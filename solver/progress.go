@@ -1,6 +1,6 @@
 package solver
 
-// Progress is where a solve stands.
+// Progress says how far a solve has come.
 type Progress struct {
 	Phase string // "price candidates", "choose schemes", "limits"
 	Done  int    // of what the phase counts

@@ -22,7 +22,7 @@ const (
 	StatusFaster = "predicted faster than the optimum"
 )
 
-// statusOf returns an engine's status as a plan says it.
+// statusOf returns an engine's status in the words of a plan.
 func statusOf(status problem.Status, objective, bound int64) string {
 	if status == problem.Feasible && bound >= objective {
 		return StatusTied
@@ -30,7 +30,7 @@ func statusOf(status problem.Status, objective, bound int64) string {
 	return string(status)
 }
 
-// Proof is what is proved of a plan, from the problems that it stores. All messages about it come from here.
+// Proof says what is proved of a plan, according to the problems that it stores. All messages about it come from here.
 type Proof struct {
 	Problems int `json:"problems"` // whose solutions the plan is made of
 	Proved   int `json:"proved"`   // nothing is better

@@ -12,8 +12,8 @@ import (
 )
 
 // On a GPU whose compiler makes slow code of very wide products the plan takes the vocabulary product from the GPU and
-// leaves the layers there, from the SoC's numbers alone. llama.cpp's maintainers did so by hand for the Adreno 740, where
-// Qwen3-4B then decoded 13.52 tokens per second instead of 6.78.
+// leaves the layers there, from the SoC's numbers alone. llama.cpp's maintainers did so by hand for the Adreno 740,
+// where Qwen3-4B then decoded 13.52 tokens per second instead of 6.78.
 func TestVocabularyLeavesTheGPU(t *testing.T) {
 	model := open(t, "qwen3-4b")
 	soc, err := socs.Open("adreno-740-opencl")

@@ -27,7 +27,7 @@ type Conflict struct {
 	Reason   error `json:"-"` // what solve said
 }
 
-// Conflicting is a limit in conflict with what would do in its place, the others as they are.
+// Conflicting is a limit in a conflict, with a value that would work in its place while the other limits stay.
 type Conflicting struct {
 	Limit
 	// Nearest is a value in the limit's place for which solve found a plan, as people write it; "" where none was.
@@ -54,9 +54,9 @@ const (
 	nearestPhase  = "values that work"   // of the limits in conflict
 )
 
-// Diagnose looks for the limits in conflict that made Solve fail with err, by solving again without some of them. It
-// returns err itself where it is no error of class ClassInfeasible or where no limit is to blame, else an error of
-// that class which names the limits, and what would do instead of each.
+// Diagnose finds out which limits made Solve fail with err, by solving again without some of them. It returns an error
+// of class ClassInfeasible that names the limits, and for each a value that would work. If err is of another class or
+// no limit is to blame, it returns err itself.
 func Diagnose(ctx context.Context, in solver.Input, err error) error {
 	if err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
 		return err
@@ -72,7 +72,7 @@ func Diagnose(ctx context.Context, in solver.Input, err error) error {
 	return conflict.err()
 }
 
-// findConflict is Diagnose with its result as data; nil where no limit is to blame.
+// findConflict does the work of Diagnose and returns the result as data; nil if no limit is to blame.
 func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict, error) {
 	in.Tell(solver.Progress{Phase: conflictPhase})
 	trial, err := conflictTrial(ctx, in)
@@ -132,9 +132,9 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 	return conflict, nil
 }
 
-// conflictTrial returns the trial to find a conflict with. Without a limit of quality the permitted precisions are no
-// limit of it, as long as they have a plan without the other limits: trying all other precisions under a limit that
-// none of them keeps would take long.
+// conflictTrial returns the trial with which to find a conflict. If there is no limit of quality and the permitted
+// precisions have a plan without the other limits, they do not count as a limit. Trying all other precisions under a
+// limit that none of them keeps would take long.
 func conflictTrial(ctx context.Context, in solver.Input) (*trial, error) {
 	whole := newTrial(in, limitsOf(&in))
 	whole.most, whole.what = conflictSolves, conflictPhase
@@ -201,7 +201,7 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 	return set, true, nil
 }
 
-// held returns the indices of what holds.
+// held returns the indices that are true.
 func held(holds []bool) (set []int) {
 	for i := range holds {
 		if holds[i] {
@@ -246,8 +246,8 @@ const (
 	nearEnough   = 0.01
 )
 
-// nearest fills in what would do instead of limit i, the others as they are; or, where those are in conflict among
-// themselves, without the rest. A value is named only after solve found a plan with it, as it is written.
+// nearest finds a value that would work for limit i, while the others stay as they are. If the others conflict among
+// themselves, it tries without the rest. It names a value only after solve found a plan with it, as it is written.
 func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), found *Conflicting) error {
 	limit := &t.limits[i]
 	free, err := t.possible(ctx, limit.without)
@@ -297,15 +297,15 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), 
 	return err
 }
 
-// name names a value that works.
+// name notes a value that works.
 func (x *Conflicting) name(l *Limit, value float64) {
 	if value > 0 {
 		x.Nearest, x.works = l.format(value), value
 	}
 }
 
-// fromLeast returns a value that works, from the plan that takes least of the limit: solve says what that is, or has it
-// as a goal. It is 0 where a workload may not give the limit such a value.
+// fromLeast returns a value that works, taken from the plan that takes least of the limit. Solve reports that least
+// amount, or can minimise it. The value is 0 if a workload may not give the limit such a value.
 func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok bool, err error) {
 	now, err := t.holding(ctx, slices.Repeat([]bool{true}, len(t.limits)))
 	if err != nil {
@@ -330,7 +330,7 @@ func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok 
 	return t.works(ctx, limit, value)
 }
 
-// works returns a value, rounded up to what is written, if solve finds a plan with that.
+// works rounds a value up to the digits that are written, and returns it if solve finds a plan with it.
 func (t *trial) works(ctx context.Context, limit *Limit, value float64) (rounded float64, ok bool, err error) {
 	// A value no larger than the limit itself is known to fail.
 	if math.IsNaN(value) || value <= limit.number {
@@ -350,8 +350,8 @@ func leastOf(limit *Limit, err error) (least float64, ok bool) {
 	return 0, false
 }
 
-// search returns a value of a limit for which a plan is found, near the limit's own. free is a plan without the limit:
-// what it takes is enough.
+// search returns a value of a limit near the present one for which solve finds a plan. free is a plan without the
+// limit; the amount that it takes works in any case.
 func (t *trial) search(ctx context.Context, limit *Limit, free *solver.Result) (value float64, ok bool, err error) {
 	takes := func(result *solver.Result) float64 {
 		if limit.used == nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// Limit is something that a user restricts plans by, named as where it was written.
+// Limit is one restriction that a user sets on plans, named after the place where it was written.
 type Limit struct {
 	Key   string `json:"key"`   // "memory", "--max-memory", "npu.address_bytes"
 	In    string `json:"in"`    // "workload", "soc", "command line"
@@ -38,7 +38,7 @@ type Limit struct {
 	wider       []wider                                     // of a list: what may be added
 }
 
-// wider is an addition to a list.
+// wider is an addition to a list that a limit permits.
 type wider struct {
 	text string
 	do   func(*solver.Input)
@@ -86,7 +86,7 @@ func numeric(key, where string, value float64, format func(float64) string, set 
 func bytesText(x float64) string  { return unit.Bytes(x).String() }
 func graphsText(x float64) string { return fmt.Sprintf("%.0f graphs", x) }
 
-// memoryLimits returns those of what a process holds: the command line's, else the workload's.
+// memoryLimits returns the limit on the memory of a process: the command line's, else the workload's.
 func memoryLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	bound := func(x *solver.Input, value float64) {
 		x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = unit.Bytes(value) })
@@ -127,7 +127,7 @@ func onlyLimit(in *solver.Input) Limit {
 	return limit
 }
 
-// socLimits returns those of what the SoC's processors hold.
+// socLimits returns the limits on what the SoC's processors hold.
 func socLimits(in *solver.Input) []Limit {
 	var out []Limit
 	soc := fmt.Sprintf("SoC %q", in.SoC.Name)
@@ -158,7 +158,7 @@ func socLimits(in *solver.Input) []Limit {
 	return out
 }
 
-// qualityLimits returns those of what may be lost: one where both phases have the same.
+// qualityLimits returns the limits of quality: one if both phases have the same.
 func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	var out []Limit
 	add := func(key string, value float64, phases ...string) {
@@ -306,7 +306,7 @@ func dynamic() []op.Scheme {
 	return slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x.Static() })
 }
 
-// teach lets a processor execute further schemes, in layouts that another one reads.
+// teach adds schemes to those that a processor executes, in layouts that another processor reads.
 func teach(proc *socs.Processor, s *socs.SoC, list []op.Scheme) {
 	proc.Schemes = slices.Clone(proc.Schemes)
 	layouts := map[string]string{}
@@ -347,7 +347,7 @@ type attempt struct {
 	err    error          // why there is none
 }
 
-// solves reports whether there is a plan; unknown where something other than limits prevented the answer.
+// feasible reports whether there is a plan. known is false if something other than limits prevented the answer.
 func (a *attempt) feasible() (yes, known bool) {
 	return a.result != nil, a.result != nil || diag.ClassOf(a.err) == diag.ClassInfeasible
 }
@@ -373,7 +373,7 @@ func newTrial(in solver.Input, limits []Limit) *trial {
 // errTrials ends a search that would solve too often.
 var errTrials = diag.New(diag.ClassInternal, "too many solves")
 
-// solve is Solve of the input with changes.
+// solve calls Solve for the input with changes.
 func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (attempt, error) {
 	if t.made++; t.made > t.most {
 		return attempt{}, errTrials
@@ -400,8 +400,8 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 	return attempt{result, err}, nil
 }
 
-// possible is solve, for whether there is a plan: one of whole operators will do, and is found much sooner than the
-// best.
+// possible solves only to find out whether there is a plan. It permits only whole operators, with which a plan is found
+// much sooner than the best one.
 func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (attempt, error) {
 	// Inputs that restrict the strategies themselves are solved as they are.
 	if len(t.in.Strategies) == 0 && len(t.in.Ratio) == 0 {
@@ -414,7 +414,7 @@ func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (a
 	return t.solve(ctx, changes...)
 }
 
-// holding returns the attempt with those limits that hold; the others are taken away.
+// holding solves with the limits for which holds is true, and without the others.
 func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
 	key := fmt.Sprint(holds)
 	if at, ok := t.known[key]; ok {

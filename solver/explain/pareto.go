@@ -24,9 +24,9 @@ type ParetoPoint struct {
 	Plan   *planir.Plan `json:"-"`
 }
 
-// Pareto lists efficient plans between the fastest and the one of least energy, fastest first: by epsilon
-// constraints, the expected time minimised under a limit of energy that goes down in equal steps. There may be
-// further plans between two of them. It needs the power of every processor (ClassInput otherwise).
+// Pareto lists efficient plans between the fastest and the one of least energy, fastest first. It uses epsilon
+// constraints: it minimises the expected time under a limit of energy that goes down in equal steps. There may be
+// further efficient plans between two of them. It needs the power of every processor (ClassInput otherwise).
 func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, error) {
 	trial := newTrial(in, nil)
 	// at solves for a measure under a limit of energy in mJ, 0 for none; nil where there is no plan.

@@ -16,8 +16,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// ProgramTimes is where the time of one execution of a program goes, as the plan itself predicts it. Nothing of it is
-// measured here.
+// ProgramTimes says where the time of one execution of a program goes, by the plan's own predictions. Nothing is
+// measured.
 type ProgramTimes struct {
 	Program string `json:"program"`
 	Phase   string `json:"phase"`
@@ -96,7 +96,7 @@ type timesSum struct {
 	divided int64            // of ProductsNS
 }
 
-// predictions takes over what the plan predicts of the program.
+// predictions copies the plan's predictions for the program.
 func (t *timesSum) predictions() {
 	for _, prediction := range t.plan.Predictions {
 		if prediction.Program != t.Program {
@@ -192,7 +192,7 @@ func (t *timesSum) operator(name string, kind op.Kind, layers int64) {
 	}
 }
 
-// sum returns the result.
+// sum returns the finished sums.
 func (t *timesSum) sum() ProgramTimes {
 	out := t.ProgramTimes
 	if out.ProductsNS > 0 {
@@ -352,7 +352,8 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 	return out, nil
 }
 
-// cantSolve returns the error of inputs that give no plan although one was solved from them: err, or what other notes.
+// cantSolve returns the error for inputs that have no plan although a plan was solved from them: err, or the note of
+// other.
 func cantSolve(err error, other Alternative) error {
 	if err != nil {
 		return err
@@ -361,8 +362,8 @@ func cantSolve(err error, other Alternative) error {
 		WithHint("give the inputs the plan was solved with")
 }
 
-// BucketEffect is what a bucket is for: its prompts, and what prefill would cost without it and with one
-// more.
+// BucketEffect says what a bucket contributes: which prompts use it, and what prefill would cost without it and with
+// one bucket more.
 type BucketEffect struct {
 	Rows int `json:"rows"`
 	// From and To are the lengths of calls that the bucket takes; longer prompts are cut into pieces of the largest
@@ -378,10 +379,10 @@ type BucketEffect struct {
 	Sets []Alternative `json:"sets,omitempty"`
 }
 
-// Bucket tells of the bucket of that many rows. in may be nil: then only what the plan says is told.
+// Bucket explains the bucket of that many rows. If in is nil it returns only what the plan says.
 //
-// With inputs it solves for the same prompts with other sets of buckets: those of the plan, without this one, and with
-// one more halfway to the neighbour on either side.
+// With inputs it solves for the same prompts with other sets of buckets: those of the plan, those without this bucket,
+// and those with one more bucket halfway to the neighbour on either side.
 func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) (*BucketEffect, error) {
 	var buckets []int
 	for _, program := range plan.Program.Programs {
@@ -471,7 +472,7 @@ func newBucketTrials(in *solver.Input, plan *planir.Plan) (*bucketTrials, error)
 	return &bucketTrials{trial: newTrial(*in, nil), plan: plan, work: work, prompts: demand.AsPrompts(work)}, nil
 }
 
-// workload is that of the prompts with a set of buckets.
+// workload returns the workload of the prompts with a set of buckets.
 func (t *bucketTrials) workload(buckets []int) *workload.Workload {
 	return workload.Edited(t.work, func(w *workload.Workload) {
 		w.Prompts, w.Buckets, w.Context = t.prompts, buckets, t.plan.MaxContext
@@ -486,7 +487,7 @@ func (t *bucketTrials) with(ctx context.Context, label string, against float64, 
 	})
 }
 
-// middle is half-way between two buckets, a multiple of 16 where there is one between them.
+// middle returns the number halfway between two buckets, a multiple of 16 if there is one between them.
 func middle(a, b int) int {
 	rows := (a + b) / 2
 	if r := rows / 16 * 16; r > a && r < b {
@@ -530,7 +531,7 @@ func callsOf(work *workload.Workload, maxContext int, plan *planir.Plan, rows in
 	return calls, part
 }
 
-// LimitEffect is a limit, what the plan takes of it, and what relaxing it would buy.
+// LimitEffect is a limit, the amount that the plan takes of it, and what relaxing it would gain.
 type LimitEffect struct {
 	Limit
 	Used  string `json:"used,omitempty"`
@@ -579,7 +580,7 @@ func LimitsOf(ctx context.Context, in solver.Input) (list []LimitEffect, expecte
 	return list, base.ExpectedNS, nil
 }
 
-// without fills in what solving without the limit gives.
+// without solves without the limit and fills in the result.
 func (t *trial) without(ctx context.Context, effect *LimitEffect, base float64) error {
 	free, result, err := t.alternative(ctx, "without it", base, effect.Limit.without)
 	if err != nil {
@@ -600,7 +601,7 @@ func (t *trial) without(ctx context.Context, effect *LimitEffect, base float64) 
 	return nil
 }
 
-// relax fills in the next value of a limit that changes anything, or the best addition to a list.
+// relax finds the next value of a limit that changes the plan, or the best addition to a list, and fills it in.
 func (t *trial) relax(ctx context.Context, effect *LimitEffect, base float64) error {
 	limit := &effect.Limit
 	// Steps double, so that few solves reach a hundred times the limit.

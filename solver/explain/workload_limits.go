@@ -15,7 +15,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// extraLimits returns those of a workload's sections limits and experts.
+// extraLimits returns the limits in a workload's sections limits and experts.
 func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit {
 	unknown := func(*solver.Result) float64 { return math.NaN() }
 	energy := func(r *solver.Result) float64 {
@@ -61,7 +61,8 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 		func(l check.Loaded) float64 { return float64(l.Graphs) })...)
 }
 
-// perProcessor returns the limits that a workload sets by processor, in a field of its limits. used is what one loads.
+// perProcessor returns the limits that a field of a workload's limits sets by processor. used returns the amount that a
+// processor loads.
 func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, format func(float64) string,
 	machine *socs.SoC,
 	field func(*workload.Limits) *map[string]V, used func(check.Loaded) float64) (out []Limit) {

@@ -26,7 +26,8 @@ type Candidate struct {
 // Label names a candidate among those of its node.
 func (c *Candidate) Label() string { return string(c.Strategy) + " " + c.ShareText() }
 
-// Kind says which processors a candidate divides its operator between, and how, without where.
+// Kind names the processors between which a candidate divides its operator, and the way, without the places of the
+// cuts.
 func (c *Candidate) Kind() string {
 	key := string(Base(c.Strategy)) + " " + string(c.Axis)
 	for _, share := range c.Shares {
@@ -45,8 +46,8 @@ func (c *Candidate) procs() (out []string) {
 	return out
 }
 
-// WithoutForms returns the decision with every share in the default form. Divisions are compared over programs without
-// forms: which is cheapest depends on the rows.
+// WithoutForms returns the decision with every share in the default form. Divisions of different programs are compared
+// without forms, since the cheapest form depends on the rows.
 func (c *Candidate) WithoutForms() *planir.Decision {
 	decision := c.Decision
 	decision.Shares = slices.Clone(decision.Shares)
@@ -67,7 +68,7 @@ func Base(strategy planir.Strategy) planir.Strategy {
 	return strategy
 }
 
-// SameShares reports whether two decisions of one node divide it alike, whatever they are predicted to take.
+// SameShares reports whether two decisions of one node divide it alike, whatever their predicted times.
 func SameShares(a, b *planir.Decision) bool {
 	return a.Strategy == b.Strategy && a.Axis == b.Axis && slices.EqualFunc(a.Shares, b.Shares, func(x, y planir.Share) bool {
 		x.PredictNS, y.PredictNS = 0, 0
@@ -78,8 +79,8 @@ func SameShares(a, b *planir.Decision) bool {
 	})
 }
 
-// candidate prices a node divided in shares, each in the rows and form that are cheapest. An error tells why that
-// cannot be: a processor does not execute it, or no price is known.
+// candidate prices a node divided in shares, each with the cheapest rows and form. The error says why there is no such
+// candidate: a processor does not execute it, or its price is unknown.
 func (s *Section) candidate(node int, strategy planir.Strategy, axis planir.Axis,
 	shares []planir.Share) (Candidate, error) {
 	shares = slices.Clone(shares)
@@ -99,7 +100,7 @@ func (s *Section) Plain(node int, decision *planir.Decision) (*Candidate, error)
 	return &plain, err
 }
 
-// Price prices a node divided in shares, in the rows and forms that they say.
+// Price prices a node divided in shares, with the rows and forms of the shares.
 func (s *Section) Price(node int, strategy planir.Strategy, axis planir.Axis,
 	shares []planir.Share) (Candidate, error) {
 	n := &s.Nodes[node]
@@ -208,9 +209,9 @@ func (s *Section) shareTimes(pieces []lower.Piece, shares int) ([]Estimate, erro
 	return out, nil
 }
 
-// execute is when the last piece of a node is done, all processors starting at 0: shares at once, then what is
-// gathered or added, each after what the share computed has been handed over. from is what the end rests on: the
-// weakest source of all shares, hand-overs and what is gathered. energy is what all processors take for it, in nJ.
+// execute returns when the last piece of a node is done, if all processors start at 0. Shares run at once. Then follow
+// the pieces that gather or add, each after the share's result has been handed over. from is the weakest source among
+// all shares, hand-overs and gathering pieces. energy is that of all processors together, in nJ.
 func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, from source.Source, energy float64,
 	err error) {
 	free, done := map[string]int64{}, make([]int64, len(shares)) // by processor, by share
@@ -244,7 +245,8 @@ func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, f
 }
 
 // idleFactor returns how much longer a division by rows takes than one by columns when calls have fewer rows than the
-// program: the first share keeps its rows, the last goes without. Time is taken to grow with the rows.
+// program. The first share keeps its rows, and the last one loses them. Times are assumed to grow in proportion to
+// rows.
 func (s *Section) idleFactor(candidate *Candidate) float64 {
 	if candidate.Axis != planir.AxisRows || candidate.PredictNS == 0 {
 		return 1

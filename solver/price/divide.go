@@ -16,7 +16,7 @@ const (
 	gridStepsMin = 4
 )
 
-// gridOf returns how many places of a run are priced first: fewer where there are more tuples of processors to price.
+// gridOf returns how many places of a run are priced first: fewer if there are more tuples of processors.
 func gridOf(tuples int) int { return min(max(3*gridSteps/max(1, tuples), gridStepsMin), gridSteps) }
 
 // link is a node and the axis along which a run divides it.
@@ -25,8 +25,8 @@ type link struct {
 	axis planir.Axis
 }
 
-// runs lists what may be divided: every node along each of its axes, runs of nodes that hand nothing over when they
-// are divided at corresponding boundaries (columnRun), and the rows of everything but attention.
+// runs lists what may be divided. That is every node along each of its axes, runs of nodes that hand nothing over when
+// they are divided at corresponding boundaries (columnRun), and the rows of everything but attention.
 func (s *Section) runs() [][]link {
 	var out [][]link
 	var rows []link
@@ -64,9 +64,9 @@ func (s *Section) runs() [][]link {
 	return out
 }
 
-// columnRun returns the longest run that starts with the columns (or heads) of a node: what works on columns follows,
-// then the reduction of the next matrix. It ends where a node reads whole rows of what the one before computed (norms,
-// row quantisation, routing, matrices of experts).
+// columnRun returns the longest run that starts with the columns (or heads) of a node. Nodes that work column by column
+// follow, then the reduction of the next matrix. The run ends at a node that reads whole rows of the result before it:
+// norms, row quantisation, routing, matrices of experts.
 func (s *Section) columnRun(node int) []link {
 	var run []link
 	switch operator := s.Nodes[node].Op(); {
@@ -176,7 +176,7 @@ func leastMultiple(a, b int) int {
 	return a / x * b
 }
 
-// strategyOf is how a node is divided along an axis.
+// strategyOf maps an axis to the strategy of a division along it.
 var strategyOf = map[planir.Axis]planir.Strategy{
 	planir.AxisCols: planir.WeightCentric, planir.AxisHeads: planir.WeightCentric,
 	planir.AxisRows: planir.ActivationDivide, planir.AxisK: planir.Paired,
@@ -189,9 +189,9 @@ type divided struct {
 }
 
 // division searches where to divide a run between the processors of a tuple. The time of a run as a function of its
-// cuts has few local minima, but is no simple function: a processor's stages make it jump. So a grid is priced first,
-// and the search descends from its best point: it moves cuts, each alone and neighbours together, by shorter and
-// shorter steps as long as that is faster.
+// cuts has few local minima, but it jumps where a processor's latency curve has steps. So a grid is priced first, and
+// the search descends from its best point (pattern search). It moves cuts, each alone and neighbours together, by
+// shorter and shorter steps as long as that is faster.
 type division struct {
 	*Section
 	run   []link
@@ -211,8 +211,8 @@ type priced struct {
 	ns   int64     // of all nodes; MaxInt64 where one cannot
 }
 
-// divide lists the candidates of a run over a tuple. Of two processors these are all that were tried, of a search
-// over more only where it ended.
+// divide lists the candidates of a run over a tuple. For two processors they are all that the search tried, for more
+// processors only the one where it ended.
 func (s *Section) divide(run []link, tuple []string) []divided {
 	search := division{Section: s, run: run, tuple: tuple, at: s.boundaries(run, tuple), tried: map[string]*priced{},
 		bestNS: math.MaxInt64}
@@ -240,7 +240,7 @@ func (s *Section) divide(run []link, tuple []string) []divided {
 	return search.best.list
 }
 
-// even are cuts into parts of about the same length.
+// even returns cuts into parts of nearly equal length.
 func (d *division) even() []int {
 	cuts := make([]int, len(d.tuple)-1)
 	for j := range cuts {
@@ -254,7 +254,7 @@ func (d *division) even() []int {
 	return cuts
 }
 
-// descend moves the best cuts for as long as that is faster, by strides that halve.
+// descend moves the best cuts as long as that is faster, by strides that halve.
 func (d *division) descend(stride int) {
 	for ; d.best != nil && stride > 0; stride /= 2 {
 		for moved := true; moved; {
@@ -289,7 +289,7 @@ func (d *division) consider(cuts []int) bool {
 	return true
 }
 
-// price returns the run divided at cuts, each combination computed once.
+// price returns the price of the run divided at cuts. It computes each combination once.
 func (d *division) price(cuts []int) *priced {
 	key := fmt.Sprint(cuts)
 	if tried := d.tried[key]; tried != nil {

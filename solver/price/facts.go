@@ -10,8 +10,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Facts are what the compilers of a device said about graphs: sizes and refusals, by the operator. They choose
-// between what costs the same and bound what is held; no time is computed from them.
+// Facts are what the compilers of a device reported about graphs: sizes and refusals, by operator. They decide between
+// candidates of equal cost and bound what is held. No time is computed from them.
 type Facts struct {
 	alone map[string]*record.Facts // by processor and operator
 	// By processor and operator without its rows: the numbers of rows that the compiler was asked about, ascending,
@@ -26,7 +26,7 @@ func anyRows(proc string, operator op.Op) string {
 	return proc + " " + operator.Key()
 }
 
-// NewFacts takes what a record has for the SoC's device. Facts that were made for another device are an error.
+// NewFacts takes the facts about the SoC's device from a record. Facts for another device are an error.
 func NewFacts(set *record.Set, soc *socs.SoC) (*Facts, error) {
 	if set == nil {
 		return nil, nil
@@ -77,8 +77,8 @@ func (f *Facts) Lengths(proc string, operator op.Op) []int {
 	return f.rows[anyRows(proc, operator)]
 }
 
-// rank orders numbers of rows that cost the same: first those that are known not to spill, then those that the
-// compiler was not asked about, then by what they spill. ok is false for a graph that the compiler refuses.
+// rank orders numbers of rows that cost the same: first those that are known not to spill, then those about which the
+// compiler was not asked, then by spilled bytes. ok is false for a graph that the compiler refuses.
 func (f *Facts) rank(proc string, operator op.Op) (rank int64, ok bool) {
 	fact := f.About(proc, operator)
 	switch {
@@ -92,17 +92,17 @@ func (f *Facts) rank(proc string, operator op.Op) (rank int64, ok bool) {
 	return 1 + fact.SpillBytes, true
 }
 
-// alike is the ratio of times that are taken for the same: medians are measured to that, and no better.
+// alike is the ratio up to which times count as equal: medians are not measured better than that.
 const alike = 1.02
 
-// SameTime reports whether two times in ns are taken for the same.
+// SameTime reports whether two times in ns count as equal.
 func SameTime(a, b int64) bool {
 	return float64(max(a, b)) <= float64(alike*float64(min(a, b)))
 }
 
-// Charge returns what the graphs of an operator at these numbers of rows take in bytes, in one binary that has its
-// weights once: the largest of them by itself, and for each further one what the compiler added where it was asked for
-// several. ok is false where it was asked about none of this operator.
+// Charge returns the bytes of an operator's graphs at these numbers of rows, in one binary that has its weights once.
+// alone is the largest graph by itself. all adds, for each further graph, what the compiler reported where it was asked
+// for several. ok is false if it was asked about none of them.
 func (f *Facts) Charge(proc string, operator op.Op, rows []int) (alone, all int64, ok bool) {
 	if f == nil {
 		return 0, 0, false

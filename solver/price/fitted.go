@@ -52,11 +52,11 @@ func NewFitted(costs *roofline.Costs, soc *socs.SoC) *Fitted {
 	return fitted
 }
 
-// IsOf reports whether the model is of these very costs.
+// IsOf reports whether the model was made of this very set of costs.
 func (f *Fitted) IsOf(costs *roofline.Costs) bool { return f.costs == costs }
 
-// With returns the model for another description of the machine. What operators take depends on the costs alone, and is
-// kept.
+// With returns the model for another description of the machine. The times of operators depend on the costs alone, so
+// cached answers are kept.
 func (f *Fitted) With(soc *socs.SoC) *Fitted {
 	other := NewFitted(f.costs, soc)
 	other.alone, other.beside = f.alone, f.beside
@@ -88,7 +88,7 @@ func (f *Fitted) Measured(task Task) []int {
 	return f.costs.MeasuredRows(task.Proc, task.Op, task.Cold())
 }
 
-// Forms lists the forms, besides the default, of which something is known.
+// Forms lists the forms, besides the default, that have measurements.
 func (f *Fitted) Forms(task Task) []op.Form { return f.costs.Forms(task.Proc, task.Op) }
 
 // Cheapest predicts a task in the form in which it takes least.
@@ -148,7 +148,7 @@ func (f *Fitted) contended(tasks []Task) ([]Estimate, error) {
 	return out, nil
 }
 
-// Phase returns a task taken apart into what others slow down and what they do not.
+// Phase divides a task's time into the part that other processors slow down and the part that they do not.
 func (f *Fitted) Phase(task Task) (timeline.Phase, error) {
 	return f.costs.Phase(roofline.Load{Proc: task.Proc, Op: task.Op, Cold: task.Cold()})
 }

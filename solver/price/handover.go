@@ -55,8 +55,8 @@ func Locations(list []Access, buffers []string) string {
 	return strings.Join(parts, "; ")
 }
 
-// Region is an access with numbers for names. Problems compare every location of a node's outputs with every location
-// in which the next node reads them.
+// Region is an access with numbers instead of names, since problems compare every location of a node's outputs with
+// every location from which the next node reads them.
 type Region struct {
 	proc     int // index in Section.Procs
 	value    int // index in the buffers between the two nodes
@@ -76,9 +76,9 @@ func (s *Section) Regions(list []Access, buffers []string) []Region {
 	return out
 }
 
-// Handover returns the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of
-// the slowest reader, one flag and all copies. A processor that reads only what it wrote itself does not wait. The
-// source is the weakest of all flags and copies; it is empty where no lane waits.
+// Handover returns the time in ns from the end of a node, whose outputs lie where writes says, to the start of the next
+// one. It is the time of the slowest reader: one flag and all its copies. A processor that reads only what it wrote
+// itself does not wait. The source is the weakest of all flags and copies, empty if no lane waits.
 func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.Source, err error) {
 	for len(reads) > 0 {
 		same := 1 // accesses are sorted by reader
@@ -95,8 +95,8 @@ func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.S
 	return slowest, from, inRange(slowest, "handing %s over", s.Name)
 }
 
-// waitNS returns how long one reader waits for what others wrote. Between processors that never appear together there
-// is no price, and none is needed.
+// waitNS returns how long one reader waits for the others' results. Processors that never appear together need no
+// price, and have none.
 func (s *Section) waitNS(writes, reads []Region) (ns int64, from source.Source, err error) {
 	var wait, copies int64
 	for i := range reads {

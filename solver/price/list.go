@@ -10,7 +10,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 )
 
-// lister collects the candidates of a section's nodes. The order is fixed, and each is there once.
+// lister collects the candidates of a section's nodes, in a fixed order and each once.
 type lister struct {
 	*Section
 	lists   [][]Candidate
@@ -56,7 +56,7 @@ func (s *Section) Candidates() ([][]Candidate, []error) {
 	return l.lists, errs
 }
 
-// add lists a candidate unless it is there, or its processors may not execute the node.
+// add lists a candidate unless it is listed already or its processors may not execute the node.
 func (l *lister) add(node int, candidate Candidate, procs []string) {
 	if !l.mayExecute(procs, l.lacking[node]) {
 		return
@@ -92,12 +92,14 @@ func (l *lister) undivided(node int) {
 	}
 }
 
-// shortStep is how long a group takes, in ns, for what its cores may still have shares of. A group opens a step and
-// waits for its end, shares only wait for each other: that is some tenths of a microsecond less a step.
+// shortStep is the time of a group, in ns, up to which its single cores may still have shares of an operator. A group
+// opens each step and waits for its end; shares only wait for each other, which saves some tenths of a microsecond a
+// step.
 const shortStep = 20_000
 
-// grouped reports whether a group of cores that is a candidate for each node of a run does the work of several
-// processors of a tuple: it divides the work as it goes, and they get no shares, unless the work is short.
+// grouped reports whether a group of cores that is a candidate for each node of a run replaces several processors of a
+// tuple. A group divides the work while it runs, so its cores get no shares, unless the work is short.
+//
 // RATIONALE: Why do like cores get no shares?
 func (l *lister) grouped(run []link, tuple []string) bool {
 	if strategies := l.Policy.Strategies; len(strategies) > 0 && !slices.Contains(strategies, planir.Single) {
@@ -159,8 +161,9 @@ func (s *Section) impossible(node int) error {
 const maxPieces = 4
 
 // standardPieces returns the ways to execute a matrix in standard numbers of rows, one after the other, on a processor
-// with static shapes (HeteroInfer sec. 4.2). All pieces are there, the last padded; or a processor without such
-// shapes executes the rest at the same time. Standard are the buckets and the powers of two: their graphs are shared.
+// with static shapes (HeteroInfer sec. 4.2). The remaining rows are padded to a standard number, or a processor without
+// static shapes executes them at the same time. Standard numbers are the buckets and the powers of two, whose graphs
+// are shared.
 func (s *Section) standardPieces(node int) (out []Candidate) {
 	n := &s.Nodes[node]
 	rows := n.Op().M

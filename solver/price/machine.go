@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// Machine is what of a SoC takes part in solving: the processors that can work on one buffer pool with the control
-// processor. Indices of processors are those of Procs; a set of them is a bit mask.
+// Machine is the part of a SoC that takes part in solving: the processors that can work on one buffer pool with the
+// control processor. Indices of processors are those of Procs; a set of them is a bit mask.
 type Machine struct {
 	Procs     []planir.Proc      // ascending by name
 	Static    map[string]int     // granularity of rows, of processors with static shapes
@@ -36,8 +36,8 @@ const (
 	maxTuple    = 3
 )
 
-// NewMachine finds the processors that take part, which of them exclude each other, and the tuples they form. only
-// are those of Policy.Only; cache is the type of cached positions; note is told what is left out.
+// NewMachine finds the processors that take part, those that exclude each other, and the tuples they form. only is
+// Policy.Only; cache is the type of cached positions; note is told what is left out.
 func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note func(format string,
 	args ...any)) (*Machine, error) {
 	machine := &Machine{
@@ -74,7 +74,7 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 	return machine, nil
 }
 
-// addProcessor takes a processor in.
+// addProcessor adds a processor.
 func (m *Machine) addProcessor(p *socs.Processor, only []string, cache op.Type) {
 	proc := check.Proc(p)
 	proc.Kinds = kindsOf(p, cache)
@@ -90,9 +90,10 @@ func (m *Machine) addProcessor(p *socs.Processor, only []string, cache op.Type) 
 	}
 }
 
-// kindsOf lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic
-// rows: the cache must not see rows beyond a call's (rule P003). An estimate of scores counts rows itself and needs the
-// former alone, of a processor that lists it; it reads keys that another processor caches, so not in memory of its own.
+// kindsOf lists the kinds of operators that a processor may get; empty means all. Attention needs a cache type that the
+// processor knows. It also needs dynamic rows, because the cache must not see rows beyond a call's (rule P003). An
+// estimate of scores counts rows itself, so it needs only the cache type, and a processor that lists it. It reads keys
+// that another processor caches, so not a processor with memory of its own.
 func kindsOf(proc *socs.Processor, cache op.Type) []op.Kind {
 	cached := len(proc.KV) == 0 || slices.Contains(proc.KV, cache)
 	away := proc.OwnMemory && (len(proc.Kinds) == 0 || slices.Contains(proc.Kinds, op.Estimate))
@@ -144,9 +145,9 @@ func (m *Machine) findPairs(costs Costs, note func(format string, args ...any)) 
 	}
 }
 
-// listTuples lists the tuples of processors that may divide an operator, those of two first. A tuple is there in one
-// order only: which processor has the first columns makes no difference to the time, but one processor's shares at
-// different numbers of rows are to be of the same columns.
+// listTuples lists the tuples of processors that may divide an operator, pairs first. Each tuple is listed in one order
+// only. Which processor has the first columns makes no difference to the time, and one processor's shares at different
+// numbers of rows should be of the same columns.
 func (m *Machine) listTuples(note func(format string, args ...any)) {
 	combined := make([]int, len(m.Procs))
 	for i := range combined {
@@ -182,8 +183,8 @@ func (m *Machine) listTuples(note func(format string, args ...any)) {
 	sort.SliceStable(m.tuples, func(a, b int) bool { return len(m.tuples[a]) < len(m.tuples[b]) })
 }
 
-// findGroups finds the tuples with parts of a group of cores that could work in their place: of the processors that may
-// be used, and beside the rest of the tuple.
+// findGroups finds the tuples that contain cores of a group which could work in their place. The group must be
+// permitted and able to work beside the rest of the tuple.
 func (m *Machine) findGroups(only []string) {
 	index := func(name string) int {
 		return slices.IndexFunc(m.Procs, func(proc planir.Proc) bool { return proc.Name == name })
@@ -209,7 +210,7 @@ func (m *Machine) findGroups(only []string) {
 	}
 }
 
-// ProcessorNames returns those of a SoC, ascending.
+// ProcessorNames returns the names of a SoC's processors, ascending.
 func ProcessorNames(soc *socs.SoC) []string {
 	names := make([]string, 0, len(soc.Processors))
 	for i := range soc.Processors {
@@ -219,15 +220,15 @@ func ProcessorNames(soc *socs.SoC) []string {
 	return names
 }
 
-// takeTurns reports whether two processors work on one thread (rule P011): never at the same time, and handing over
-// costs nothing.
+// takeTurns reports whether two processors work on one thread (rule P011). Then they never work at the same time, and a
+// hand-over between them costs nothing.
 func takeTurns(soc *socs.SoC, a, b string) bool {
 	x, y := soc.Processor(a).Cores, soc.Processor(b).Cores
 	return !soc.Simulated() && len(x) > 0 && len(y) > 0 && x[0] == y[0] && shareMemory(soc, a, b)
 }
 
-// Assists reports whether processor a does what b cannot when b is to do all it can: those that take turns with it,
-// and where there are none the control processor.
+// Assists reports whether processor a executes what b cannot, when b is to do all it can. The assistants are the
+// processors that take turns with b, and if there are none the control processor.
 func Assists(soc *socs.SoC, a, b string) bool {
 	if takeTurns(soc, a, b) {
 		return true

@@ -11,13 +11,13 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// strategies are all that candidates have.
+// strategies are all strategies of candidates.
 var strategies = []planir.Strategy{
 	planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.ActivationDivide, planir.Pipe,
 	planir.Paired,
 }
 
-// Policy restricts the ways to execute operators, to compare with the best ones.
+// Policy restricts the ways to execute operators. Plans under a policy are compared with the best ones.
 type Policy struct {
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that
 	// take turns with it on its first core, or else to the control processor. Empty: all processors.
@@ -31,7 +31,7 @@ type Policy struct {
 	Groups string
 }
 
-// Check reports what a policy names that there is not.
+// Check returns an error if a policy names something that does not exist.
 func (p *Policy) Check(soc *socs.SoC) error {
 	for _, strategy := range p.Strategies {
 		if !slices.Contains(strategies, strategy) {
@@ -64,8 +64,8 @@ func (p *Policy) wholeOperators() bool {
 	return len(p.Strategies) > 0 && len(p.Ratio) == 0 && !slices.ContainsFunc(p.Strategies, divides)
 }
 
-// mayExecute reports whether processors are candidates for a node that others, lacking, cannot execute: those of
-// policy.Only, and those that assist one that lacks it.
+// mayExecute reports whether processors are candidates for a node that the processors in lacking cannot execute: those
+// of policy.Only, and those that assist a processor in lacking.
 func (s *Section) mayExecute(procs, lacking []string) bool {
 	return len(s.Policy.Only) == 0 || !slices.ContainsFunc(procs, func(proc string) bool {
 		assisted := func(x string) bool { return slices.Contains(lacking, x) }
@@ -73,7 +73,7 @@ func (s *Section) mayExecute(procs, lacking []string) bool {
 	})
 }
 
-// Restrict leaves of a node's candidates those that the policy permits.
+// Restrict returns the candidates of a node that the policy permits.
 func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	policy := &s.Policy
 	if s.Nodes[node].Slots != nil && policy.Groups != "" {
@@ -112,8 +112,8 @@ func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return !whole(&c) })
 }
 
-// inRatio returns the division of a matrix's columns in the policy's ratio; false where it cannot be. Each processor
-// but the last ends at the boundary nearest to its part that leaves one for each of the others.
+// inRatio returns the division of a matrix's columns in the policy's ratio; false if there is none. Each processor but
+// the last ends at the boundary nearest to its part that leaves at least one boundary for each of the others.
 func (s *Section) inRatio(node int) (Candidate, bool) {
 	names := slices.Sorted(maps.Keys(s.Policy.Ratio))
 	length, err := lower.AxisLength(&s.Nodes[node], planir.AxisCols)

@@ -12,7 +12,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// Section is a section of a model at one number of rows, with all that its candidates depend on.
+// Section is a section of a model at one number of rows, with everything on which its candidates depend.
 type Section struct {
 	*lower.Section
 	*Machine
@@ -61,8 +61,8 @@ func (s *Section) InContext(operator op.Op) op.Op {
 	return operator
 }
 
-// predictTogether predicts tasks that start together. Of one processor's tasks each runs beside the first of every
-// other's.
+// predictTogether predicts tasks that start together. Each task of a processor runs beside the first task of every
+// other processor.
 func (s *Section) predictTogether(tasks []Task) ([]Estimate, error) {
 	first := map[string]int{} // by processor
 	for i := range tasks {
@@ -105,7 +105,7 @@ func (s *Section) noteMissing(tasks []Task, err error) error {
 	return err
 }
 
-// Phase returns a task taken apart, without its launch where it is joined to the one before.
+// Phase returns the phase of a task, without its launch if it is joined to the task before.
 func (s *Section) Phase(task Task, joined bool) (timeline.Phase, error) {
 	phase, err := s.Costs.Phase(task)
 	if err != nil || !joined {
@@ -119,7 +119,7 @@ func (s *Section) Phase(task Task, joined bool) (timeline.Phase, error) {
 	return Shorten(phase, float64(min(launch.NS, whole.NS))), err
 }
 
-// Shorten returns a phase that takes ns less: its set-up is shorter, and where that is not enough, all of it.
+// Shorten returns a phase that takes ns less. It shortens the set-up first, and if that is not enough the whole phase.
 func Shorten(phase timeline.Phase, ns float64) timeline.Phase {
 	cut := min(phase.SetupNS, ns)
 	phase.SetupNS -= cut
@@ -130,14 +130,14 @@ func Shorten(phase timeline.Phase, ns float64) timeline.Phase {
 	return phase
 }
 
-// Refusal is why a processor does not execute a node.
+// Refusal is the reason why a processor does not execute a node.
 type Refusal struct {
 	Proc string
 	err  error
 }
 
-// Reason says why, without the node and the processor where the error names them only to find a mistake in the
-// program.
+// Reason returns the reason. It leaves out the node and the processor if the error names them only to find a mistake in
+// the program.
 func (r *Refusal) Reason() string {
 	if inner := errors.Unwrap(r.err); inner != nil && diag.ClassOf(r.err) == diag.ClassInternal {
 		return inner.Error() // of lower.Cut: without whose share it was
@@ -145,14 +145,14 @@ func (r *Refusal) Reason() string {
 	return r.err.Error()
 }
 
-// With adds a decision to the candidates of a node, in the cheapest rows and forms, unless they have it or it cannot
-// be.
+// With adds a decision to the candidates of a node, in the cheapest rows and forms. It adds nothing if the decision is
+// listed already or cannot be executed.
 func (s *Section) With(list []Candidate, node int, decision *planir.Decision) []Candidate {
 	candidate, err := s.candidate(node, Base(decision.Strategy), decision.Axis, decision.Shares)
 	return withCandidate(list, candidate, err)
 }
 
-// WithExactly is With, in the rows and forms that the decision says.
+// WithExactly adds a decision as With does, but in the decision's own rows and forms.
 func (s *Section) WithExactly(list []Candidate, node int, decision *planir.Decision) []Candidate {
 	candidate, err := s.Price(node, Base(decision.Strategy), decision.Axis, decision.Shares)
 	return withCandidate(list, candidate, err)

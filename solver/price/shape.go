@@ -13,11 +13,11 @@ import (
 // maxPads is how many multiples of a processor's granularity are tried as numbers of rows.
 const maxPads = 16
 
-// chooseShape gives a share the number of rows and the form in which its processor is fastest on its own: the default
-// form and few rows where others take as long. Forms are those that the processor has and that have a price.
+// chooseShape gives a share the number of rows and the form in which its processor is fastest alone. Among equally fast
+// ones it prefers the default form and few rows. It tries the forms that the processor has and that have a price.
 //
 // A processor with static shapes executes standard numbers of rows, multiples of its tile. Prices are not monotone in
-// them: pads lists those that are tried.
+// them; paddedRows lists the numbers that are tried.
 func (s *Section) chooseShape(node *lower.Node, axis planir.Axis, share *planir.Share) {
 	share.Form = ""
 	operator := shareOp(node.Op(), axis, share)
@@ -76,8 +76,8 @@ func shareOp(operator op.Op, axis planir.Axis, share *planir.Share) op.Op {
 	return operator
 }
 
-// mayPad reports whether a share's rows are padded as is cheapest: on a processor with static shapes, of the last
-// rows.
+// mayPad reports whether a share's rows may be padded to a cheaper number. That is so on a processor with static
+// shapes, for the share with the last rows.
 func (s *Section) mayPad(node *lower.Node, axis planir.Axis, share *planir.Share) bool {
 	if s.Static[share.Proc] == 0 || share.PadRows != 0 || axis == planir.AxisK || axis == planir.AxisHeads {
 		return false
@@ -85,8 +85,8 @@ func (s *Section) mayPad(node *lower.Node, axis planir.Axis, share *planir.Share
 	return axis != planir.AxisRows || share.To == node.Op().M
 }
 
-// paddedRows returns the numbers of rows to try on a processor with static shapes, the fewest first among equals: the
-// next multiples of its granularity, the next powers of two, and what was measured.
+// paddedRows returns the numbers of rows to try on a processor with static shapes, ascending: the next multiples of its
+// granularity, the next powers of two, and measured ones.
 func (s *Section) paddedRows(proc string, operator op.Op) []int {
 	unit, rows := s.Static[proc], operator.M
 	power := unit
@@ -113,7 +113,7 @@ func (s *Section) paddedRows(proc string, operator op.Op) []int {
 	return options
 }
 
-// forms are those, besides the default, in which a processor can compute a product and that have a price.
+// forms returns the forms, besides the default, in which a processor can compute a product and that have a price.
 func (s *Section) forms(proc string, operator op.Op) []op.Form {
 	p := s.Proc(proc)
 	if p == nil || len(p.Forms) == 0 {
@@ -123,9 +123,9 @@ func (s *Section) forms(proc string, operator op.Op) []op.Form {
 		func(form op.Form) bool { return !p.HasForm(operator.Scheme, form) })
 }
 
-// avoidSpill gives a share that is padded for its price another number of rows that takes the same time and spills
-// less by what the compiler said, or that the compiler accepts at all. Rows that it was asked about need be no
-// multiples of the tile.
+// avoidSpill may give a padded share another number of rows that takes the same time. It chooses one that spills less
+// according to the compiler, or that the compiler accepts at all. Numbers of rows that the compiler was asked about
+// need not be multiples of the tile.
 func (s *Section) avoidSpill(operator op.Op, share *planir.Share) {
 	known := s.Facts.Lengths(share.Proc, operator)
 	if share.Form != "" || known == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// Estimate is a predicted time in nanoseconds, with its interval and what it rests on.
+// Estimate is a predicted time in nanoseconds, with its interval and its source.
 type Estimate struct {
 	NS, Low, High int64
 	Source        source.Source
@@ -29,16 +29,16 @@ type Task struct {
 	Op   op.Op
 }
 
-// Cold reports whether a task reads what is not in a cache (weights, cached positions) rather than what the step
-// before has just written.
+// Cold reports whether a task reads data that is in no cache (weights, cached positions) rather than the result of the
+// step before.
 func (t *Task) Cold() bool {
 	return t.Op.HasScheme() || t.Op.Kind == op.Embed || t.Op.Kind.ReadsCache()
 }
 
-// Key names a task: those with equal keys cost the same.
+// Key returns a key of the task: tasks with equal keys cost the same.
 func (t *Task) Key() string { return t.Proc + " " + t.Op.Key() }
 
-// Costs is a cost model. An error says that it has no answer: nothing was measured, or the shape is infeasible.
+// Costs is a cost model. An error means that it has no answer: nothing was measured, or the shape is infeasible.
 type Costs interface {
 	// Together predicts tasks that different processors execute at the same time, each slowed down by the others.
 	Together(tasks []Task) ([]Estimate, error)
@@ -67,8 +67,8 @@ func predictAlone(costs Costs, task Task) (Estimate, error) {
 	return list[0], nil
 }
 
-// inRange returns an error where a time is beyond what problems are made of: cut off there, slow and slowest would look
-// alike.
+// inRange returns an error if a time is beyond the range of problems. If it were cut off there, slow and slowest
+// candidates would look alike.
 func inRange(ns int64, what string, args ...any) error {
 	if ns <= problem.MaxNS {
 		return nil
@@ -78,20 +78,21 @@ func inRange(ns int64, what string, args ...any) error {
 		WithHint("no operator takes that long: measure again, and fit the costs again")
 }
 
-// Whole returns a time or energy as a whole number; what is too large becomes a number that two of still fit an int64.
+// Whole returns a time or energy as a whole number. It cuts off large values so that the sum of two still fits an
+// int64.
 func Whole(x float64) int64 { return int64(min(x, math.MaxInt64/2)) }
 
-// AnyScheme is a cost model that takes another scheme's time for what was never measured because no processor
-// executes it. Its answers tell whether a plan exists, and nothing of how fast it is.
+// AnyScheme is a cost model that takes another scheme's time for operators that were never measured because no
+// processor executes them. Its answers tell whether a plan exists, but not how fast it is.
 type AnyScheme struct{ Costs }
 
-// Measured lists nothing: such times are no reason to prefer a number of rows.
+// Measured lists nothing: times of another scheme are no reason to prefer a number of rows.
 func (a AnyScheme) Measured(Task) []int { return nil }
 
-// Forms lists nothing, likewise.
+// Forms lists nothing, for the same reason.
 func (a AnyScheme) Forms(Task) []op.Form { return nil }
 
-// Together predicts each task alone, in the first scheme that has a price, where they have none as they are.
+// Together predicts each task alone. A task without a price takes that of the first scheme that has one.
 func (a AnyScheme) Together(tasks []Task) ([]Estimate, error) {
 	out, err := a.Costs.Together(tasks)
 	if err == nil {
@@ -108,11 +109,11 @@ func (a AnyScheme) Together(tasks []Task) ([]Estimate, error) {
 	return out, nil
 }
 
-// Phase takes a task apart, in the first scheme that has a price, where it has none as it is.
+// Phase returns a task's phase. A task without a price takes that of the first scheme that has one.
 func (a AnyScheme) Phase(task Task) (timeline.Phase, error) { return inAnyScheme(task, a.Costs.Phase) }
 
-// inAnyScheme returns what a cost model says of a task, or else of the task in the first scheme of which it says
-// something.
+// inAnyScheme returns a cost model's answer for a task, or else its answer for the task in the first scheme that has
+// one.
 func inAnyScheme[T any](task Task, of func(Task) (T, error)) (T, error) {
 	known, err := of(task)
 	for _, scheme := range op.Schemes {

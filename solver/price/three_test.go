@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// stages is a cost model of processors with a launch and a rate each, one of which works in stages of columns, and which
-// slow each other down when they work together.
+// stages is a cost model of processors with a launch and a rate each, one of which works in stages of columns, and
+// which slow each other down when they work together.
 type stages struct {
 	drawn
 	launch, rate map[string]float64 // ns, and operations in a ns
