@@ -58,8 +58,12 @@ type field func(r *request, v value) *problem
 // are accepted.
 type neverField struct {
 	neutral []string // compact JSON, beside null, false, "", [] and {}
+	number  *float64 // the only value of a number that changes nothing; nil: the field is no number
 	hint    string
 }
+
+// the numbers that change nothing
+var zero, one = 0.0, 1.0
 
 // parse reads a body. Fields are taken in alphabetical order, and the first problem is told. A field that is null
 // counts as absent.
@@ -75,6 +79,9 @@ func parse(body []byte, fields map[string]field) (*request, *problem) {
 	}
 	if err := strictjson.OnceEach(body); err != nil {
 		return nil, refuse("", "the body has %s", brief(err.Error()))
+	}
+	if half := halfCharacter(body); half != "" {
+		return nil, refuse("", "the body has %s, half of a character; cut texts between characters", half)
 	}
 	r := &request{sampler: executor.Sampler{Temperature: 1}}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
@@ -112,6 +119,13 @@ func unknownField(name string, fields map[string]field) *problem {
 
 // check accepts neutral values.
 func (n *neverField) check(v value) *problem {
+	if n.number != nil {
+		var number float64
+		if v.read(&number) && number == *n.number {
+			return nil
+		}
+		return v.refuse("not supported, got %s; %s", v.got(), n.hint)
+	}
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, v.raw); err != nil {
 		return v.refuse("%v", err)
@@ -125,26 +139,27 @@ func (n *neverField) check(v value) *problem {
 
 // ignoredFields are known and change nothing here.
 var ignoredFields = []string{
-	"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store",
-	"user",
+	"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+	"safety_identifier", "store", "user",
 }
 
 // neverFields are fields of either endpoint.
 var neverFields = map[string]*neverField{
 	"audio":              {hint: "leave it out: answers are text"},
-	"best_of":            {neutral: []string{"1"}, hint: "leave it out, or send several requests"},
+	"best_of":            {number: &one, hint: "leave it out, or send several requests"},
 	"echo":               {hint: "leave it out, and put the prompt in front of the answer yourself"},
-	"frequency_penalty":  {neutral: []string{"0", "0.0"}, hint: "leave it out or set it to 0"},
+	"frequency_penalty":  {number: &zero, hint: "leave it out or set it to 0"},
 	"function_call":      {neutral: []string{`"auto"`, `"none"`}, hint: "leave it out: the model calls no functions here"},
 	"functions":          {hint: "leave it out: the model calls no functions here"},
 	"logit_bias":         {hint: "leave it out"},
-	"min_p":              {neutral: []string{"0", "0.0"}, hint: "leave it out, or use top_p"},
+	"min_p":              {number: &zero, hint: "leave it out, or use top_p"},
 	"modalities":         {neutral: []string{`["text"]`}, hint: "leave it out: answers are text"},
-	"n":                  {neutral: []string{"1"}, hint: "leave it out, and send the request several times"},
+	"moderation":         {hint: "leave it out: nothing is moderated here"},
+	"n":                  {number: &one, hint: "leave it out, and send the request several times"},
 	"prediction":         {hint: "leave it out"},
-	"presence_penalty":   {neutral: []string{"0", "0.0"}, hint: "leave it out or set it to 0"},
+	"presence_penalty":   {number: &zero, hint: "leave it out or set it to 0"},
 	"reasoning_effort":   {hint: "leave it out"},
-	"repetition_penalty": {neutral: []string{"1", "1.0"}, hint: "leave it out or set it to 1"},
+	"repetition_penalty": {number: &one, hint: "leave it out or set it to 1"},
 	"response_format":    {neutral: []string{`{"type":"text"}`}, hint: "leave it out: answers are text"},
 	"suffix":             {hint: "leave it out: the model continues text only at its end"},
 	"tool_choice":        {neutral: []string{`"auto"`, `"none"`}, hint: "leave it out: the model calls no tools here"},
@@ -197,7 +212,7 @@ var commonFields = map[string]field{
 }
 
 // tiers are the values of service_tier; all but flex are the interactive ones.
-var tiers = []string{"auto", "default", "priority", tierFlex}
+var tiers = []string{"auto", "default", "scale", "priority", "fast", tierFlex}
 
 const tierFlex = "flex"
 
@@ -264,8 +279,11 @@ func stops(r *request, v value) *problem {
 
 // streamOptions has one option that counts.
 func streamOptions(r *request, v value) *problem {
-	var options map[string]json.RawMessage
-	if !v.read(&options) {
+	options, wrong := v.object()
+	if wrong != nil {
+		return wrong
+	}
+	if options == nil {
 		return v.refuse("want an object, got %s", v.got())
 	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {
@@ -366,8 +384,11 @@ func roleOf(v value) (string, *problem) {
 // message is an object with role and content. Other fields are accepted while they are empty, as in answers that a
 // client sends back.
 func message(v value) (out tokenizer.Message, wrong *problem) {
-	var object map[string]json.RawMessage
-	if !v.read(&object) {
+	object, wrong := v.object()
+	if wrong != nil {
+		return out, wrong
+	}
+	if object == nil {
 		return out, v.refuse("want an object with role and content, got %s", v.got())
 	}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
@@ -404,15 +425,35 @@ func content(v value) (string, *problem) {
 	}
 	var out strings.Builder
 	for i, raw := range list {
-		inner := v.element(i, raw)
-		var part struct {
-			Type string  `json:"type"`
-			Text *string `json:"text"`
+		part, wrong := textPart(v.element(i, raw))
+		if wrong != nil {
+			return "", wrong
 		}
-		if !inner.read(&part) || part.Type != "text" || part.Text == nil {
-			return "", inner.refuse(`want {"type":"text","text":"..."}, got %s; the model reads text only`, inner.got())
-		}
-		out.WriteString(*part.Text)
+		out.WriteString(part)
 	}
 	return out.String(), nil
+}
+
+// cacheMark is a field of a part that says where a cache might end. The cache here needs no marks.
+const cacheMark = "prompt_cache_breakpoint"
+
+// textPart is the text of a part of a message. A field that no part of a text has is refused: it may be an image.
+func textPart(v value) (text string, wrong *problem) {
+	object, wrong := v.object()
+	if wrong != nil {
+		return "", wrong
+	}
+	kind, content := value{v.name + ".type", object["type"]}, value{v.name + ".text", object["text"]}
+	var name string
+	if object["type"] == nil || !kind.read(&name) || name != "text" || object["text"] == nil || !content.read(&text) {
+		return "", v.refuse(`want {"type":"text","text":"..."}, got %s; the model reads text only`, v.got())
+	}
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		if name == "type" || name == "text" || name == cacheMark || string(object[name]) == "null" {
+			continue
+		}
+		return "", refuse(v.name+"."+brief(name), "%s.%s: not supported; leave it out: a part has type and text", v.name,
+			brief(name))
+	}
+	return text, nil
 }

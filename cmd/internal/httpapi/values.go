@@ -1,8 +1,14 @@
 package httpapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/hetc/hetc/internal/strictjson"
 )
 
 // element is the value of number i of a list.
@@ -12,6 +18,53 @@ func (v value) element(i int, raw json.RawMessage) value {
 
 // read decodes the value; null is none of any type.
 func (v value) read(to any) bool { return string(v.raw) != "null" && json.Unmarshal(v.raw, to) == nil }
+
+// object is a JSON object by its keys, each of which it has once; nil: the value is none.
+func (v value) object() (out map[string]json.RawMessage, wrong *problem) {
+	if !v.read(&out) {
+		return nil, nil
+	}
+	if err := strictjson.OnceEach(v.raw); err != nil {
+		return nil, v.refuse("it has %s", brief(err.Error()))
+	}
+	return out, nil
+}
+
+// halfCharacter is the first escape in a JSON text that is half of a character beyond U+FFFF, without the other half;
+// "": there is none. encoding/json would put U+FFFD in its place, and the model would be asked something else.
+func halfCharacter(body []byte) string {
+	for {
+		at := bytes.IndexByte(body, '\\')
+		if at < 0 {
+			return ""
+		}
+		body = body[at:]
+		unit, ok := escaped(body)
+		switch {
+		case !ok: // another escape, which no JSON parser takes for a half
+			body = body[min(2, len(body)):]
+		case !utf16.IsSurrogate(unit):
+			body = body[escapeSize:]
+		default:
+			second, _ := escaped(body[escapeSize:])
+			if utf16.DecodeRune(unit, second) == utf8.RuneError {
+				return string(body[:escapeSize])
+			}
+			body = body[2*escapeSize:]
+		}
+	}
+}
+
+const escapeSize = len(`\u0000`)
+
+// escaped is the UTF-16 unit of the escape that a text begins with.
+func escaped(text []byte) (unit rune, ok bool) {
+	if len(text) < escapeSize || text[0] != '\\' || text[1] != 'u' {
+		return 0, false
+	}
+	number, err := strconv.ParseUint(string(text[2:escapeSize]), 16, 16)
+	return rune(number), err == nil
+}
 
 // text is a string.
 func (v value) text() (out string, wrong *problem) {
