@@ -6,9 +6,10 @@ type Progress struct {
 	Done  int    // of what the phase counts
 	All   int    // 0: how many there are is not known
 	What  string // that the phase looks at, "" for nothing in particular
-	// Best is the objective of the best plan so far, and Bound what none falls below, in ms of the expected time (mJ
-	// or MiB where those are minimised); 0: not known yet.
+	// Best is the objective of the best plan so far, and Bound what none falls below, in Unit: ms of the expected time,
+	// mJ where energy is minimised. 0: not known yet.
 	Best, Bound float64
+	Unit        string
 }
 
 // Tell passes progress on, if the caller wants to hear it.

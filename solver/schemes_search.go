@@ -210,7 +210,10 @@ func (q *pairQueue) release() { q.budget.release(int64(q.most) * pairBytes) }
 func (s *planner) searching(tried int, bound, best float64) {
 	progress := Progress{Phase: cmp.Or(s.phase, "choose schemes"), Done: tried, All: 0}
 	if s.measure() != problem.Memory {
-		progress.Bound = bound / 1e6
+		progress.Bound, progress.Unit = bound/1e6, "ms"
+		if s.measure() == problem.Energy {
+			progress.Unit = "mJ"
+		}
 		if !math.IsInf(best, 1) {
 			progress.Best = best / 1e6
 		}

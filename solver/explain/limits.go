@@ -383,8 +383,8 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 	if tell := in.Progress; tell != nil { // of this solve as a part of the whole
 		made := t.made
 		in.Progress = func(p solver.Progress) {
-			tell(solver.Progress{Phase: strings.TrimPrefix(fmt.Sprintf("%s, solve %d: %s", t.what, made, p.Phase),
-				", "), Done: p.Done, All: p.All, What: p.What, Best: p.Best, Bound: p.Bound})
+			p.Phase = strings.TrimPrefix(fmt.Sprintf("%s, solve %d: %s", t.what, made, p.Phase), ", ")
+			tell(p)
 		}
 	}
 	for _, c := range changes {

@@ -73,14 +73,14 @@ func progressText(progress solver.Progress, passed time.Duration) string {
 	case progress.All > 0:
 		text += fmt.Sprintf(" %d/%d", progress.Done, progress.All)
 	case progress.Done > 0:
-		text += fmt.Sprintf(" %d", progress.Done)
+		text += fmt.Sprintf(": %d tried", progress.Done)
 	}
 	text += fmt.Sprintf(", %v", passed.Round(time.Second))
 	if progress.Best > 0 {
-		text += fmt.Sprintf(", best %.4g", progress.Best)
+		text += fmt.Sprintf(", best %.4g %s", progress.Best, progress.Unit)
 	}
 	if progress.Bound > 0 {
-		text += fmt.Sprintf(", bound %.4g", progress.Bound)
+		text += fmt.Sprintf(", bound %.4g %s", progress.Bound, progress.Unit)
 	}
 	if progress.What != "" {
 		text += ", " + progress.What
