@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Attention says which programs have sparse attention (shadowAttn), the others being dense. All share the weights and
-// the cache. The share of positions of each head follows from the calibration, and their mean is Density.
+// Attention says which programs have sparse attention (shadowAttn); the other programs are dense. All share the weights
+// and the cache. The calibration determines each head's share of positions, and their mean is Density.
 type Attention struct {
 	Density float64 `json:"density" yaml:"density"`
 	Block   int     `json:"block" yaml:"block"` // queries that share a selection
@@ -32,8 +32,8 @@ func (p *Plan) Sparse(rows int) bool {
 	return p.Attention != nil && slices.Contains(p.Attention.Rows, rows)
 }
 
-// Sparsity is how the program of that many rows selects positions. One that decodes would have to read all values for
-// what the rest counts.
+// Sparsity returns how the program of that many rows selects positions. The program that decodes does not count the
+// rest by its mean, since it would have to read all values for that.
 func (a *Attention) Sparsity(rows int) op.Sparsity {
 	return op.Sparsity{Density: a.Density, Block: a.Block, Buckets: a.Buckets, Least: a.Least, Estimated: a.Estimated,
 		Rest: a.Rest && rows > 1}
@@ -55,7 +55,8 @@ func (a *Attention) Text() string {
 	return text
 }
 
-// attention is P030. Rows of a batch have no positions in common that they could select, so that a batch is dense.
+// attention checks rule P030. Rows of a batch belong to different sequences and cannot share a selection of positions,
+// so a batch is dense.
 func (c *checker) attention() {
 	if c.plan.Attention != nil {
 		c.attentionNumbers(c.plan.Attention)
@@ -92,7 +93,8 @@ func (c *checker) attention() {
 	}
 }
 
-// rowsOfChunk is the rows of a program, of chunks in flight those of one: each is like the program of one.
+// rowsOfChunk returns the rows of a program. For a program of chunks in flight it returns those of one chunk, since
+// each chunk is like a program of its own.
 func (c *checker) rowsOfChunk(program *PhaseProgram) int {
 	if c.plan.InFlightOf(program) {
 		return c.plan.InFlight.Rows

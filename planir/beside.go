@@ -18,7 +18,7 @@ type Beside struct {
 	Pairs []BesidePair `json:"pairs,omitempty" yaml:"pairs,omitempty"`
 }
 
-// BesidePair is what two programs take while the other one runs, in ns.
+// BesidePair is the predicted times of two programs, in ns, each while the other one runs.
 type BesidePair struct {
 	PrefillRows int   `json:"prefill_rows" yaml:"prefill_rows"`
 	DecodeRows  int   `json:"decode_rows" yaml:"decode_rows"`
@@ -26,9 +26,9 @@ type BesidePair struct {
 	DecodeNS    int64 `json:"decode_ns" yaml:"decode_ns"`
 }
 
-// Precision says whether every product has the same scheme in all programs (alike), and whether it computes with
-// integers there, too, and nothing is Unlike (exact). Where exact is true, a row has the same bits in every program,
-// alone or with other rows.
+// Precision compares the products of all programs. alike: every product has the same scheme in all of them. exact: in
+// addition it computes with integers and nothing is Unlike. Then a row has the same bits in every program, alone or
+// with other rows.
 func (p *Plan) Precision() (alike, exact bool) {
 	alike, exact = true, true
 	for i := range p.Decisions {
@@ -46,12 +46,12 @@ func (p *Plan) Precision() (alike, exact bool) {
 }
 
 // rowwise are the drivers that compute a row with the same bits whichever rows come with it. ONNX Runtime has other
-// kernels for a single row, and what compilers of NPUs make of a graph nobody tells.
+// kernels for a single row, and compilers of NPUs do not document what they make of a graph.
 var rowwise = []string{"host", "opencl", "sim"}
 
-// Unlike says why a row may have other bits in one program than in another although its products are of integers: a
-// processor computes it otherwise with other rows, or an operator is divided among unlike processors, or along its sum,
-// in one program and not so in another. "": it has the same ones.
+// Unlike returns why a row may have other bits in one program than in another although its products are of integers; ""
+// if it has the same bits. One reason is a processor that computes a row differently with other rows. The other is an
+// operator that is divided among unlike processors, or along its sum, in one program but not in another.
 func (p *Plan) Unlike() string {
 	ways := map[string]string{} // by node
 	for i := range p.Decisions {
@@ -81,8 +81,8 @@ func (p *Plan) Unlike() string {
 	return ""
 }
 
-// divisionText is what of a decision's division the bits of a result depend on: which driver computes which part, if
-// there are several, and where a sum is divided.
+// divisionText describes the part of a decision's division on which the bits of a result depend: which driver computes
+// which part, if there are several, and where a sum is divided.
 func (p *Plan) divisionText(decision *Decision) string {
 	var drivers, parts []string
 	for _, share := range decision.Shares {
@@ -103,8 +103,8 @@ func (p *Plan) divisionText(decision *Decision) string {
 }
 
 // ByCall reports whether the results of a row depend on the other rows of its call. Sparse attention selects positions
-// for blocks of queries, counted from the call's first row. Capacity tiers drop rows beyond an expert's slot. In such
-// plans the same tokens get other logits when a prompt is cut into other chunks.
+// for blocks of queries, counted from the call's first row. Capacity tiers may drop rows beyond an expert's slot. In
+// such plans the same tokens get other logits when a prompt is cut into other chunks.
 func (p *Plan) ByCall() bool {
 	return p.Attention != nil || slices.ContainsFunc(p.Experts, ExpertTiers.drops)
 }
@@ -122,9 +122,9 @@ func (p *Program) ProgramOn(proc string, rows int) *PhaseProgram {
 	return nil
 }
 
-// beside is P017. Programs that run at the same time share no thread, no core and no buffer. The two processors have no
-// core in common. Each program of one processor has only steps of that processor, and its buffers belong to no other
-// program. The control processor processes no prompts, since its thread serves the caller.
+// beside checks rule P017. Programs that run at the same time share no thread, no core and no buffer. The two
+// processors have no core in common. Each program of one processor has only steps of that processor, and its buffers
+// belong to no other program. The control processor processes no prompts, since its thread serves the caller.
 func (c *checker) beside() {
 	c.ownPrograms()
 	beside := c.plan.Beside
@@ -150,7 +150,7 @@ func (c *checker) beside() {
 	c.besidePairs(beside)
 }
 
-// besidePairs checks that predicted pairs are of programs that there are, in ascending order of their rows.
+// besidePairs checks that predicted pairs name existing programs, in ascending order of their rows.
 func (c *checker) besidePairs(beside *Beside) {
 	for i, pair := range beside.Pairs {
 		path := fmt.Sprintf("beside.pairs[%d]", i)

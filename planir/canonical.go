@@ -30,8 +30,8 @@ func Encode(plan *Plan) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// withLists is the plan with empty lists where a processor has none but its key is always written, so that both are one
-// value.
+// withLists returns the plan with empty lists where a processor has none but its key is always written, so that both
+// are one value.
 func withLists(plan *Plan) *Plan {
 	out := *plan
 	out.Procs = slices.Clone(plan.Procs)
@@ -97,7 +97,7 @@ func Decode(data []byte) (*Plan, error) {
 	return &plan, nil
 }
 
-// Digest is the identity of a plan: hex SHA-256 of its canonical JSON.
+// Digest returns the identity of a plan: hex SHA-256 of its canonical JSON.
 func Digest(plan *Plan) (string, error) {
 	data, err := Encode(plan)
 	if err != nil {
@@ -107,7 +107,7 @@ func Digest(plan *Plan) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// firstDifference is the index of the first byte that differs, or the length of the shorter one.
+// firstDifference returns the index of the first byte that differs, or the length of the shorter one.
 func firstDifference(a, b []byte) int {
 	length := min(len(a), len(b))
 	for i := range length {

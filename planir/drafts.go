@@ -3,9 +3,9 @@ package planir
 // MaxDraft is the most tokens of a draft.
 const MaxDraft = 64
 
-// Drafts says whether a request that decodes alone guesses its next tokens from its text so far and has one call verify
-// them, and how many at a time (speculative decoding; the drafts are n-grams that came before, so that there is no
-// second model). The answer is that of plain decoding: of such a plan all products have the same scheme with integer
+// Drafts says whether a request that decodes alone guesses its next tokens from its text so far, and how many at a
+// time. One call verifies them: speculative decoding whose drafts are n-grams that came before, without a second model.
+// The answer is that of plain decoding, because all products of such a plan have the same scheme with integer
 // arithmetic (Precision).
 type Drafts struct {
 	// Acceptance is the share of draft tokens that the workload expects to be right, of those whose predecessors in the
@@ -20,9 +20,9 @@ type Drafts struct {
 	VerifyNS []int64 `json:"verify_ns,omitempty" yaml:"verify_ns,omitempty,flow"`
 }
 
-// Best is the length of a draft, at most most tokens, with which a token takes the least time when drafts have this
-// acceptance, and that time in ns: 0 and PlainNS where no draft takes less than plain decoding. With k draft tokens,
-// 1 + a + a^2 + ... + a^k tokens come of a call on average (Leviathan et al. 2023, eq. 1).
+// Best returns the length of a draft, at most most tokens, with which a token takes the least time at this acceptance,
+// and that time in ns. If no draft beats plain decoding, it returns 0 and PlainNS. A call with k draft tokens yields 1
+// + a + a^2 + ... + a^k tokens on average (Leviathan et al. 2023, eq. 1).
 func (d *Drafts) Best(acceptance float64, most int) (tokens int, ns float64) {
 	ns = float64(d.PlainNS)
 	expected, right := 1.0, 1.0 // tokens of a call; probability that the whole draft is right
@@ -36,15 +36,15 @@ func (d *Drafts) Best(acceptance float64, most int) (tokens int, ns float64) {
 	return tokens, ns
 }
 
-// Verifies reports whether the program of a call of so many tokens computes what decoding them one by one would: it is
-// there, holds all of them, and no row in it depends on the others.
+// Verifies reports whether a call of so many tokens computes what decoding them one by one would: its program exists
+// and holds all of them, and no row in it depends on the others.
 func (p *Plan) Verifies(tokens int) bool {
 	program := p.Program.For(tokens)
 	return program != nil && program.Rows >= tokens && !p.rowsDepend(program.Rows)
 }
 
-// rowsDepend reports whether rows of the program of so many rows depend on each other: it selects positions for blocks
-// of them, or drops rows of experts that others leave no room for.
+// rowsDepend reports whether rows of the program of so many rows depend on each other, because it selects positions for
+// blocks of rows or drops rows of experts.
 func (p *Plan) rowsDepend(rows int) bool {
 	if p.InFlight != nil && rows == p.InFlight.Chunks*p.InFlight.Rows {
 		rows = p.InFlight.Rows
@@ -53,7 +53,7 @@ func (p *Plan) rowsDepend(rows int) bool {
 	return p.Sparse(rows) || tiers != nil && tiers.drops()
 }
 
-// drafts is P019.
+// drafts checks rule P019.
 func (c *checker) drafts() {
 	drafts := c.plan.Drafts
 	if drafts == nil {

@@ -112,7 +112,7 @@ func (d *dump) writeCode(pr *Program) {
 	}
 }
 
-// textIf is the text if the condition is set, else "".
+// textIf returns the text if the condition is set, else "".
 func textIf(set bool, text string) string {
 	if set {
 		return text
@@ -128,7 +128,7 @@ func sequences(count int) string {
 	return fmt.Sprintf(" sequences %d", count)
 }
 
-// dump is the step in one line.
+// dump returns the step in one line.
 func (st *Step) dump() string {
 	var out strings.Builder
 	out.WriteString(st.Node)
@@ -167,7 +167,7 @@ func (st *Step) dump() string {
 	return out.String()
 }
 
-// orDash is the text, or a dash for an empty one: every line of a kind has the same words.
+// orDash returns the text, or a dash for an empty one: every line of a kind has the same words.
 func orDash(text string) string {
 	if text == "" {
 		return "-"

@@ -2,8 +2,7 @@ package planir
 
 import "fmt"
 
-// Evidence says what stands behind a plan: where its times come from, and whether what it executes ever ran on the
-// device.
+// Evidence says how well a plan is founded: where its times come from, and whether its graphs ever ran on the device.
 type Evidence string
 
 const (
@@ -14,7 +13,7 @@ const (
 	Unproved  Evidence = "unproved"  // it is for a device on which nothing of it was ever executed
 )
 
-// Evidence is what stands behind p.
+// Evidence returns the plan's evidence.
 func (p *Plan) Evidence() Evidence {
 	switch {
 	case p.SoC.Simulated:
@@ -29,7 +28,7 @@ func (p *Plan) Evidence() Evidence {
 	return Unproved
 }
 
-// EvidenceText is the sentence that every command prints about a plan that is not Measured; "" where it is.
+// EvidenceText returns the sentence that every command prints about a plan that is not Measured; "" where it is.
 func (p *Plan) EvidenceText() string {
 	text := p.evidenceText()
 	if p.SoC.Imported && p.Evidence() != Imported {

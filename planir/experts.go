@@ -52,7 +52,7 @@ type ExpertLayer struct {
 	ExpectNS int64   `json:"expect_ns,omitempty" yaml:"expect_ns,omitempty"` // of the layer's experts
 }
 
-// Shape is the groups as operators state them.
+// Shape returns the groups as operators state them.
 func (t *ExpertTiers) Shape() op.Groups {
 	groups := make([]op.Group, len(t.Groups))
 	for i, group := range t.Groups {
@@ -61,7 +61,7 @@ func (t *ExpertTiers) Shape() op.Groups {
 	return op.GroupsOf(groups)
 }
 
-// Slots is the number of slots of a layer.
+// Slots returns the number of slots of a layer.
 func (t *ExpertTiers) Slots() (count int) {
 	for _, group := range t.Groups {
 		count += group.Slots
@@ -69,7 +69,7 @@ func (t *ExpertTiers) Slots() (count int) {
 	return count
 }
 
-// Layer is what is stated of a layer, nil where it has no experts.
+// Layer returns the tiers of a layer, nil if the layer has no experts.
 func (t *ExpertTiers) Layer(layer int) *ExpertLayer {
 	at, found := slices.BinarySearchFunc(t.Layers, layer, func(l ExpertLayer, want int) int { return l.Layer - want })
 	if !found {
@@ -78,7 +78,7 @@ func (t *ExpertTiers) Layer(layer int) *ExpertLayer {
 	return &t.Layers[at]
 }
 
-// TiersOf are the capacity tiers of the program of that many rows, nil where its experts are all dynamic.
+// TiersOf returns the capacity tiers of the program of that many rows, nil where its experts are all dynamic.
 func (p *Plan) TiersOf(rows int) *ExpertTiers {
 	for i := range p.Experts {
 		if p.Experts[i].Rows == rows {
@@ -88,10 +88,10 @@ func (p *Plan) TiersOf(rows int) *ExpertTiers {
 	return nil
 }
 
-// Slotted are the experts of a layer that have a slot in some program, ascending.
+// Slotted returns the experts of a layer that have a slot in some program, ascending.
 func (p *Plan) Slotted(layer int) []int { return slotted(p.Experts, layer) }
 
-// slotted is Slotted of tiers.
+// slotted does the work of Slotted for a list of tiers.
 func slotted(list []ExpertTiers, layer int) (out []int) {
 	for i := range list {
 		if known := list[i].Layer(layer); known != nil {
@@ -102,7 +102,7 @@ func slotted(list []ExpertTiers, layer int) (out []int) {
 	return slices.Compact(out)
 }
 
-// MostSlotted is how many experts a layer has at most that have a slot in some program with tiers.
+// MostSlotted returns how many experts a layer has at most that have a slot in some program with tiers.
 func MostSlotted(list []ExpertTiers) (most int) {
 	for i := range list {
 		for _, layer := range list[i].Layers {
@@ -112,7 +112,7 @@ func MostSlotted(list []ExpertTiers) (most int) {
 	return most
 }
 
-// Holds are the experts that a pack holds in a layer, in order: those that have a slot, or all.
+// Holds returns the experts that a pack holds in a layer, in order: those that have a slot, or all.
 func (p *Plan) Holds(packed *Pack, layer int) []int {
 	if packed.Slotted {
 		return p.Slotted(layer)
@@ -124,12 +124,12 @@ func (p *Plan) Holds(packed *Pack, layer int) []int {
 	return all
 }
 
-// InSlot is the expert that a reference to a slot means in a layer.
+// InSlot returns the expert that a reference to a slot means in a layer.
 func (p *Plan) InSlot(ref WeightRef, layer int) int {
 	return p.TiersOf(ref.Tiers).Layer(layer).Slots[ref.Slot]
 }
 
-// experts is P018. Whether the layers and experts are the model's is planir/check's question.
+// experts checks rule P018. Whether the layers and experts are the model's is planir/check's question.
 func (c *checker) experts() {
 	for i := range c.plan.Experts {
 		tiers, at := &c.plan.Experts[i], fmt.Sprintf("experts[%d]", i)

@@ -7,8 +7,8 @@ import (
 )
 
 // GraphGroup is a set of weights in one layer and the graphs that are compiled with them, at several numbers of rows:
-// what a compiler is given at once. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer), and where Context
-// is not empty there is the binary they refer to, LayerBlob(Context, Layer).
+// the input of one run of a compiler. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer). If Context is
+// not empty, LayerBlob(Context, Layer) is the binary to which they refer.
 type GraphGroup struct {
 	Proc    string
 	Context string
@@ -17,8 +17,8 @@ type GraphGroup struct {
 	Graphs  []*Graph    // in the order of the program
 }
 
-// LayerBlob is the name of an artifact or a binary that holds the weights of a layer: "graph/0007.003"; that of none
-// (-1) has no suffix.
+// LayerBlob returns the name of an artifact or a binary that holds the weights of a layer: "graph/0007.003"; that of
+// none (-1) has no suffix.
 func LayerBlob(name string, layer int) string {
 	if layer < 0 {
 		return name

@@ -49,8 +49,8 @@ func (p *HeadPipeline) Text() string {
 		p.Node, p.Rows, len(p.Launches), len(p.Turns), by[p.By])
 }
 
-// headPipelines is P032. The order of steps must be that of the pipeline on each lane; that the steps of a stage wait
-// for those of the stage before is what P009 and P010 say of all steps.
+// headPipelines checks rule P032. The order of steps must be that of the pipeline on each lane; that the steps of a
+// stage wait for those of the stage before is what P009 and P010 say of all steps.
 func (c *checker) headPipelines() {
 	if c.plan.Attention == nil {
 		return

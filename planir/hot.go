@@ -7,9 +7,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Hot are the rows of a weight that shadow outliers (op.OutlierMatMul) are multiplied by most often in a layer. A
-// process holds a copy of them in memory; every other row is read from the mapped bundle when its channel exceeds the
-// scale.
+// Hot lists the rows of a weight that shadow outliers (op.OutlierMatMul) need most often in a layer. A process holds a
+// copy of them in memory; every other row is read from the mapped bundle when its channel exceeds the scale.
+//
 // RATIONALE: Which rows of a weight do shadow outliers find in memory?
 type Hot struct {
 	Weight string `json:"weight" yaml:"weight"`
@@ -21,7 +21,7 @@ type Hot struct {
 	Others int `json:"others,omitempty" yaml:"others,omitempty"`
 }
 
-// HotRows is what the plan says of the rows of a weight in a layer (-1: of none), nil where it says nothing.
+// HotRows returns the plan's entry for a weight in a layer (-1: of no layer), nil if there is none.
 func (p *Plan) HotRows(weight string, layer int) *Hot {
 	for i := range p.Hot {
 		if hot := &p.Hot[i]; hot.Weight == weight && hot.Layer == max(0, layer) {
@@ -31,7 +31,8 @@ func (p *Plan) HotRows(weight string, layer int) *Hot {
 	return nil
 }
 
-// Within are the channels that a pack holds, counted from its first row. The pack may be a part of the weight's rows.
+// Within returns the channels that a pack holds, counted from its first row. The pack may be a part of the weight's
+// rows.
 func (h *Hot) Within(pack *Pack) (rows []int) {
 	for _, channel := range h.Channels {
 		if channel >= pack.K0 && channel < pack.K1 {
@@ -60,7 +61,7 @@ func (p *Plan) hotByWeight() (out []hotSum) {
 	return out
 }
 
-// ReadByRow are the packs of which steps read single rows alone: what static scales cut off is multiplied by them.
+// ReadByRow returns the packs of which steps read single rows only: those that multiply what static scales cut off.
 func (p *Program) ReadByRow() map[string]bool {
 	graphs := map[string]*op.Graph{}
 	for i := range p.Graphs {

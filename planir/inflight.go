@@ -20,8 +20,9 @@ type InFlight struct {
 }
 
 // ChunkOrder is the order in which a section's steps for several chunks are executed. Each chunk has the same tasks in
-// the same order; Turns says whose next one comes next, by the number of the chunk. Starts says of each chunk with
-// which task its iterations start: where it is not the first, they start with the last tasks of the layer before.
+// the same order. Turns lists, turn by turn, the number of the chunk whose next task comes next. Starts is, for each
+// chunk, the task with which its iterations start; if that is not the first, they start with the last tasks of the
+// layer before.
 type ChunkOrder struct {
 	Section string `json:"section" yaml:"section"`
 	Starts  []int  `json:"starts" yaml:"starts,flow"`
@@ -34,7 +35,7 @@ const (
 	ByGreedy = "greedy" // llm.npu Eq. 5
 )
 
-// Order is the order of a section, nil where one chunk comes after the other.
+// Order returns the order of a section, nil where one chunk comes after the other.
 func (f *InFlight) Order(section string) *ChunkOrder {
 	for i := range f.Orders {
 		if f.Orders[i].Section == section {
@@ -56,11 +57,11 @@ const (
 	maxBehind = 1
 )
 
-// Iterations is how often the section's steps are repeated: once for each layer, and more often where chunks are layers
-// behind others.
+// Iterations returns how often the section's steps are repeated: once for each layer, and more often if some chunks are
+// layers behind others.
 func (s *Section) Iterations() int { return max(1, s.Layers) + s.behind() }
 
-// behind is how many layers a step of the section is behind the first at most.
+// behind returns by how many layers a step of the section is behind the first one at most.
 func (s *Section) behind() (most int) {
 	for i := range s.Lanes {
 		for j := range s.Lanes[i].Steps {
@@ -70,7 +71,7 @@ func (s *Section) behind() (most int) {
 	return most
 }
 
-// Layer is the layer that the step computes in an iteration of its section; false where it has nothing to do there.
+// Layer returns the layer that the step computes in an iteration of its section; false if it has nothing to do there.
 func (st *Step) Layer(section *Section, iteration int) (layer int, works bool) {
 	at := iteration - st.Behind
 	return section.First + at, at >= 0 && at < max(1, section.Layers)
@@ -84,9 +85,9 @@ func (st *Step) Touch(other *Step) bool {
 	return first || second
 }
 
-// inFlight is P031. Chunks in flight are whole chunks of one prompt. A later chunk attends to what the earlier ones
-// wrote into the cache, so that in every layer steps on the same heads work on rows in ascending order. Of two steps
-// that touch the same values, that of the earlier layer comes first, although iterations begin within layers.
+// inFlight checks rule P031. Chunks in flight are whole chunks of one prompt. A later chunk attends to what the earlier
+// ones wrote into the cache, so that in every layer steps on the same heads work on rows in ascending order. Of two
+// steps that touch the same values, that of the earlier layer comes first, although iterations begin within layers.
 func (c *checker) inFlight() {
 	c.inFlightPrograms()
 	for section := range c.plan.Program.sections() {

@@ -10,8 +10,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Memory is what a process that executes a plan comes to hold in memory at most, by what it holds: every
-// program has run, and the cache is full. All of it is counted in bytes.
+// Memory is the largest memory of a process that executes a plan, by what it is used for: every program has run, and
+// the cache is full. All counts are in bytes.
 type Memory struct {
 	// Weights are the packed weights that steps read, each once; of these PrefillWeights are read by prefill
 	// only and DecodeWeights by decode only.
@@ -35,26 +35,27 @@ type Memory struct {
 	Max   int64 `json:"max_bytes,omitempty" yaml:"max_bytes,omitempty"` // the bound that solve was given, 0: none
 }
 
-// FurtherGraph is the size of a binary over what each graph beyond the first adds to it, where graphs share weights.
+// FurtherGraph says how little a further graph adds to a binary whose graphs share weights: the size of the binary
+// divided by it.
 const FurtherGraph = 100
 
-// TableStep is what reading one row of a mapped table makes resident at most: systems map the pages
-// around it with it, up to the largest page they have in their cache of the file.
+// TableStep is how much of a mapped table becomes resident at most when one row is read: systems map the pages around
+// it, up to the largest page in their cache of the file.
 const TableStep = 2 << 20
 
-// FixedBytes is the least of Memory.Fixed: what a process holds that has verified a bundle and loaded nothing. Half of
-// it is code and tables of hetrun, an eighth libraries, the rest the runtime, the plan and what the collector leaves.
+// FixedBytes is the least of Memory.Fixed: the memory of a process that has verified a bundle and loaded nothing. Half
+// of it is code and tables of hetrun, an eighth libraries, the rest the runtime, the plan and garbage.
 const FixedBytes = 63 << 18
 
-// vocabularyBytes is what the tokenizer holds of one token of the vocabulary, its part of the file included. Like
-// FixedBytes it is measured (docs/results.md): what is alive, and half as much again that the collector has not come by
-// for.
+// vocabularyBytes is the tokenizer's memory for one token of the vocabulary, its part of the file included. Like
+// FixedBytes it is measured (docs/results.md): the live bytes, and half as much again of garbage that is not collected
+// yet.
 const vocabularyBytes = 224
 
-// BufferBytes is what a buffer of that many bytes takes of the pool.
+// BufferBytes returns how much of the pool a buffer of that many bytes takes.
 func BufferBytes(bytes int64) int64 { return op.RoundUp(bytes, 128) }
 
-// LeastFixed is Memory.Fixed of a plan without a loaded step.
+// LeastFixed returns Memory.Fixed of a plan without a loaded step.
 func LeastFixed(p *Plan) int64 {
 	n := int64(FixedBytes)
 	for i := range p.Program.Buffers {
@@ -74,7 +75,7 @@ func MemoryOf(p *Plan) Memory {
 	return memoryOf(p, all, true)
 }
 
-// memoryOf counts the programs of the names given, and a tokenizer.
+// memoryOf counts the memory of the named programs, and that of a tokenizer if asked for.
 func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	var m Memory
 	used := usageOf(p, programs)
@@ -102,7 +103,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	return m
 }
 
-// weightUsage is what programs read and load. Phases are sets of bits: prefillPhase, decodePhase, or both.
+// weightUsage collects what programs read and load. Phases are sets of bits: prefillPhase, decodePhase, or both.
 type weightUsage struct {
 	phases         map[string]int            // of packs
 	prepacked      map[string]bool           // packs that a library copies
@@ -263,7 +264,7 @@ func (m *Memory) countInArtifacts(graphs map[string]int, shared map[string]bool,
 	}
 }
 
-// layersOf are the layers in which steps read a pack of a weight, -1 alone for one that belongs to none.
+// layersOf returns the layers in which steps read a pack of a weight, -1 alone for one that belongs to none.
 func (u *weightUsage) layersOf(packed *Pack, weight *op.Weight) []int {
 	if len(weight.Layers) == 0 {
 		return []int{-1}
@@ -293,7 +294,7 @@ func (m *Memory) Sum() int64 {
 	return m.Weights + m.Hot + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 }
 
-// sizes are all numbers of the memory, to be checked alike.
+// sizes returns all numbers of the memory, to be checked alike.
 func (m *Memory) sizes() []int64 {
 	return []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Hot, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work,
 		m.Fixed, m.Total, m.Max}
@@ -313,7 +314,7 @@ func (m Memory) String() string {
 		unit.Bytes(m.Work), unit.Bytes(m.Fixed))
 }
 
-// Extent is how far an execution has gone.
+// Extent is how far an execution has come.
 type Extent struct {
 	Programs  []string // those it has loaded
 	Positions int      // in the caches
@@ -321,8 +322,8 @@ type Extent struct {
 	Tokenizer bool     // it has one
 }
 
-// MemoryAt is the memory of an execution that does not go as far as it could. What was not touched of weights,
-// cache, tables and buffers is not resident.
+// MemoryAt returns the memory of an execution that has not come as far as it could. Parts of weights, cache, tables and
+// buffers that were not touched are not resident.
 func MemoryAt(p *Plan, e Extent) Memory {
 	m, positions, rows := memoryOf(p, e.Programs, e.Tokenizer), e.Positions, e.Rows
 	// Cache and buffers become resident in proportion to what of them is used.
@@ -348,7 +349,7 @@ func MemoryAt(p *Plan, e Extent) Memory {
 	return m
 }
 
-// embeddingTables are the packs that nothing but embeddings reads, with their sizes.
+// embeddingTables returns the packs that nothing but embeddings reads, with their sizes.
 func embeddingTables(p *Plan) map[string]int64 {
 	embeds := map[string]bool{}
 	for i := range p.Program.Graphs {
@@ -375,9 +376,9 @@ func embeddingTables(p *Plan) map[string]int64 {
 	return out
 }
 
-// residentBytes is what reading rows at random places of a table makes resident on average. One read leaves a share of
-// 1 - TableStep/bytes untouched, so many leave that share to the power of their number. The power is computed by
-// squaring, from products and differences only: the same number on every machine.
+// residentBytes returns how much of a table becomes resident on average when rows at random places are read. One read
+// leaves a share of 1 - TableStep/bytes untouched, so many reads leave that share to the power of their number. The
+// power is computed by squaring, from products and differences only, so that it is the same on every machine.
 func residentBytes(bytes int64, rows int) int64 {
 	if bytes <= TableStep {
 		return bytes
@@ -392,10 +393,10 @@ func residentBytes(bytes int64, rows int) int64 {
 	return bytes - int64(left*float64(bytes))
 }
 
-// PageBytes is what packed weights are rounded up to, in each layer.
+// PageBytes is the unit to which packed weights are rounded up, in each layer.
 const PageBytes = 4 << 10
 
-// memory is what the processor's driver told of it: nothing for a processor that is not there.
+// memory returns what the processor's driver reported of its memory, zeros for a processor that does not exist.
 func (p *Proc) memory() capability.Memory {
 	if p == nil || p.Memory == nil {
 		return capability.Memory{}
@@ -403,7 +404,7 @@ func (p *Proc) memory() capability.Memory {
 	return *p.Memory
 }
 
-// ScratchBytes is the temporary memory that the processor needs for a graph, an upper bound.
+// ScratchBytes returns the temporary memory that the processor needs for a graph, an upper bound.
 func (p *Proc) ScratchBytes(g *op.Graph) int64 {
 	if told := p.memory(); told.Scratch != nil {
 		return told.Scratch.Bytes(g, max(1, len(p.Cores)))

@@ -110,7 +110,7 @@ const (
 	outlineDecisions = "decisions"
 )
 
-// outline is one line: "decode: 20.577 (19.897..22.121), cpu alone 24.939; 131.492 mJ (modelled)".
+// outline returns one line: "decode: 20.577 (19.897..22.121), cpu alone 24.939; 131.492 mJ (modelled)".
 func (p *Prediction) outline() string {
 	text := fmt.Sprintf("%s: %s (%s..%s)", p.Program, milliseconds(p.PlanNS), milliseconds(p.LowNS),
 		milliseconds(p.HighNS))
@@ -123,7 +123,7 @@ func (p *Prediction) outline() string {
 	return text
 }
 
-// outline is one line for each part of the memory that is not empty, the total last.
+// outline returns one line for each part of the memory that is not empty, the total last.
 func (m *Memory) outline() []string {
 	var lines []string
 	for _, part := range []struct {
@@ -142,9 +142,9 @@ func (m *Memory) outline() []string {
 	return lines
 }
 
-// OutlineChanges tells how two outlines of one combination of model, SoC and workload differ, in lines for a person:
-// every time and size of memory that changed with its ratio, then how many decisions did. It returns nil for equal
-// outlines, and says so where only a part differs that it does not compare.
+// OutlineChanges describes how two outlines for one model, SoC and workload differ, in lines for a person: every time
+// and size of memory that changed, with its ratio, then how many decisions changed. It returns nil for equal outlines.
+// If only a part differs that it does not compare, it says so.
 func OutlineChanges(before, after string) []string {
 	if before == after {
 		return nil
@@ -224,7 +224,7 @@ func ratioText(before, after, unit string) string {
 	return fmt.Sprintf("%s -> %s %s (%+.2f %%)", old, now, unit, 100*(is/was-1))
 }
 
-// cutLast is strings.Cut at the last separator.
+// cutLast cuts a text as strings.Cut does, but at the last separator.
 func cutLast(text, separator string) (before, after string, found bool) {
 	if at := strings.LastIndex(text, separator); at >= 0 {
 		return text[:at], text[at+len(separator):], true

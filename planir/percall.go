@@ -2,8 +2,8 @@ package planir
 
 import "github.com/hetc/hetc/planir/op"
 
-// BusyNS is how long each processor works in one call of a program, in ns by its name, by what the plan expects of its
-// steps. Nothing is there of processors that do nothing.
+// BusyNS returns how long each processor works in one call of a program, in ns by its name, by what the plan expects of
+// its steps. Nothing is there of processors that do nothing.
 //
 // Steps expect what their operators take alone, each with its launch, and a step that joins several pays one launch
 // only. The prediction of a section knows that: a lane works no longer than its section takes, and no lane longer than
@@ -35,7 +35,7 @@ func (p *Plan) BusyNS(program *PhaseProgram) map[string]int64 {
 	return out
 }
 
-// PredictionOf is what the plan predicts of a program, nil where it predicts nothing.
+// PredictionOf returns what the plan predicts of a program, nil where it predicts nothing.
 func (p *Plan) PredictionOf(program string) *Prediction {
 	for i := range p.Predictions {
 		if p.Predictions[i].Program == program {
@@ -45,7 +45,7 @@ func (p *Plan) PredictionOf(program string) *Prediction {
 	return nil
 }
 
-// DecodeBytes is how many bytes of packed matrices one decoded token reads; of experts it counts as
+// DecodeBytes returns how many bytes of packed matrices one decoded token reads; of experts it counts as
 // many as a token is sent to.
 func (p *Plan) DecodeBytes() int64 {
 	packs := map[string]*Pack{}

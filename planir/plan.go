@@ -278,7 +278,7 @@ type Spill struct {
 	Bytes int64 `json:"bytes" yaml:"bytes"`
 }
 
-// Sequences is how many sequences the cache holds: the most that are decoded together.
+// Sequences returns how many sequences the cache holds: the most that are decoded together.
 func (p *Plan) Sequences() int {
 	if count := len(p.Batches); count > 0 {
 		return max(1, p.Batches[count-1])
@@ -303,7 +303,7 @@ func (p *Plan) DecisionFor(node string, rows int) *Decision {
 // CalibrationInput is the kind of an input that packing needs again.
 const CalibrationInput = "calibration"
 
-// Calibration is the digest of the calibration that the plan was made with, "" for none.
+// Calibration returns the digest of the calibration that the plan was made with, "" for none.
 func (p *Plan) Calibration() string {
 	for _, in := range p.Inputs {
 		if in.Kind == CalibrationInput {
@@ -323,7 +323,7 @@ func (p *Plan) Proc(name string) *Proc {
 	return nil
 }
 
-// LongFrom is the smallest length of a prompt that the plan rotates otherwise than shorter ones (LongRoPE, dynamic
+// LongFrom returns the smallest length of a prompt that the plan rotates otherwise than shorter ones (LongRoPE, dynamic
 // NTK); 0: none.
 func (p *Plan) LongFrom() (least int) {
 	for i := range p.Program.Graphs {

@@ -52,10 +52,10 @@ type Cache struct {
 	Sequences  int     `json:"sequences,omitempty" yaml:"sequences,omitempty"` // 0: one
 }
 
-// Bytes is the size of the whole cache.
+// Bytes returns the size of the whole cache.
 func (c Cache) Bytes() int64 { return int64(max(1, c.Sequences)) * c.SequenceBytes() }
 
-// SequenceBytes is the size of the cache of one sequence.
+// SequenceBytes returns the size of the cache of one sequence.
 func (c Cache) SequenceBytes() int64 {
 	return 2 * int64(c.Layers) * int64(c.KVHeads) * int64(c.MaxContext) * c.Type.CacheRowBytes(c.HeadDim)
 }
@@ -111,7 +111,7 @@ type PhaseProgram struct {
 	Sections []Section `json:"sections,omitempty" yaml:"sections,omitempty"`
 }
 
-// Own is the name of a program's buffer: those of a program of one processor begin with its name.
+// Own returns the name of a program's buffer: those of a program of one processor begin with its name.
 func (p *PhaseProgram) Own(buffer string) string {
 	if p.On == "" {
 		return buffer
@@ -181,11 +181,11 @@ type Step struct {
 // NodeSeparator stands between the nodes of a step.
 const NodeSeparator = "+"
 
-// Nodes are the names of the nodes that a step executes, in order: one for each node of its graph, or a single one for
-// all of them. The sum of partial products has the name of the product.
+// Nodes returns the names of the nodes that a step executes, in order: one for each node of its graph, or a single one
+// for all of them. The sum of partial products has the name of the product.
 func (st *Step) Nodes() []string { return strings.Split(st.Node, NodeSeparator) }
 
-// nodeOf is the name of the node that stands for node i of the step's graph.
+// nodeOf returns the name of the node that stands for node i of the step's graph.
 func (st *Step) nodeOf(graph *op.Graph, i int) string {
 	if names := st.Nodes(); len(names) == len(graph.Nodes) {
 		return names[i]
@@ -212,7 +212,7 @@ func (v View) Overlaps(other View) bool {
 	return v.Buffer == other.Buffer && v.R0 < other.R1 && other.R0 < v.R1 && v.C0 < other.C1 && other.C0 < v.C1
 }
 
-// String is the written form.
+// String returns the written form.
 func (v View) String() string {
 	text := make([]byte, 0, len(v.Buffer)+24)
 	text = appendRange(append(append(text, v.Buffer...), '['), v.R0, v.R1)
@@ -277,7 +277,7 @@ type WeightRef struct {
 	Slot   int
 }
 
-// String is the written form.
+// String returns the written form.
 func (w WeightRef) String() string {
 	text := append(make([]byte, 0, len(w.Pack)+16), w.Pack...)
 	text = appendRange(append(text, '['), w.C0, w.C1)

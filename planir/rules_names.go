@@ -29,7 +29,7 @@ const (
 	maxBytes   = 1 << 60
 )
 
-// names is P001: the header, every list of names, and every size by itself.
+// names checks rule P001: the header, every list of names, and every size by itself.
 func (c *checker) names() {
 	c.headerSizes()
 	plan, program := c.plan, &c.plan.Program

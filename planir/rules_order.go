@@ -17,7 +17,7 @@ import (
 // others.
 const iterations = 3
 
-// flags is P007.
+// flags checks rule P007.
 func (c *checker) flags() {
 	for section := range c.plan.Program.sections() {
 		setters := make([]int, section.Flags)
@@ -124,7 +124,7 @@ func (u *unrolling) advance(lane int, steps []Step) bool {
 	return true
 }
 
-// deadlock is P008. It unrolls the sections for races and written.
+// deadlock checks rule P008. It unrolls the sections for races and written.
 func (c *checker) deadlock() {
 	for section := range c.plan.Program.sections() {
 		unrolled := unroll(section.Section)
@@ -136,7 +136,7 @@ func (c *checker) deadlock() {
 	}
 }
 
-// accesses is what a step reads and writes, the heads of the cache as a buffer of their own.
+// accesses returns what a step reads and writes, the heads of the cache as a buffer of their own.
 func accesses(step *Step) (reads, writes []View) {
 	reads, writes = step.In, step.Out
 	if step.Heads != nil {
@@ -147,7 +147,7 @@ func accesses(step *Step) (reads, writes []View) {
 	return reads, writes
 }
 
-// anyOverlap is the first view of one list that overlaps one of another.
+// anyOverlap returns the first view of one list that overlaps one of another.
 func anyOverlap(list, others []View) (View, bool) {
 	for _, view := range list {
 		if slices.ContainsFunc(others, view.Overlaps) {
@@ -157,8 +157,8 @@ func anyOverlap(list, others []View) (View, bool) {
 	return View{}, false
 }
 
-// races is P009. Two events race if neither precedes the other, their views overlap, and one of them writes. It
-// reports the first race only, since one missing flag usually causes many.
+// races checks rule P009. Two events race if neither precedes the other, their views overlap, and one of them writes.
+// It reports the first race only, since one missing flag usually causes many.
 func (c *checker) races() {
 	for section := range c.plan.Program.sections() {
 		if len(section.Lanes) < 2 {
@@ -188,8 +188,8 @@ func (c *checker) races() {
 	}
 }
 
-// written is P010. Written before an event are the ids, the earlier sections of its program, and the events of its
-// section that precede it. It reports the first missing element only.
+// written checks rule P010. Written before an event are the ids, the earlier sections of its program, and the events of
+// its section that precede it. It reports the first missing element only.
 func (c *checker) written() {
 	var program *PhaseProgram
 	var earlier []View // what is written before the section

@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// cores is P011. Processors whose first core is the same are driven by one thread and take turns; any other overlap
-// would have two threads compete for a core. A simulator has no such threads.
+// cores checks rule P011. Processors whose first core is the same are driven by one thread and take turns; any other
+// overlap would have two threads compete for a core. A simulator has no such threads.
 func (c *checker) cores() {
 	for section := range c.plan.Program.sections() {
 		owner := map[int]*Proc{}
@@ -25,8 +25,8 @@ func (c *checker) cores() {
 	}
 }
 
-// decider is P012. The entries cover 1..MaxContext without gaps or overlaps, so that every number of tokens selects
-// exactly one program. The executor's own buffers must be there, too: token ids go in, logits come out.
+// decider checks rule P012. The entries cover 1..MaxContext without gaps or overlaps, so that every number of tokens
+// selects exactly one program. The executor's own buffers must be there, too: token ids go in, logits come out.
 func (c *checker) decider() {
 	next := 1
 	for i, entry := range c.plan.Program.Decider {
@@ -58,8 +58,8 @@ func (c *checker) decider() {
 	}
 }
 
-// batches is P014. In a batch each row belongs to another sequence: attention, cache and logits go row by row. A
-// program of one and of several sequences must therefore never be taken for each other.
+// batches checks rule P014. In a batch each row belongs to another sequence: attention, cache and logits go row by row.
+// A program of one and of several sequences must therefore never be taken for each other.
 func (c *checker) batches() {
 	want := c.plan.Sequences()
 	if want == 1 {
@@ -142,8 +142,8 @@ func (c *checker) batchStep(step stepAt) {
 	}
 }
 
-// weightsInArtifacts is P016. A compiler that embeds weights produces artifacts per set of weights: every step that
-// runs a graph, and every graph of a context, must mean the same set.
+// weightsInArtifacts checks rule P016. A compiler that embeds weights produces artifacts per set of weights: every step
+// that runs a graph, and every graph of a context, must mean the same set.
 func (c *checker) weightsInArtifacts() {
 	reader := map[string]string{} // of packs, the processor
 	reads := map[string]string{}  // of graphs and contexts with weights in artifacts, the packs

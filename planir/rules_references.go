@@ -11,8 +11,8 @@ import (
 // References: everything that a plan names exists. Rules from here on look names up without testing the result, because
 // checking stops after the first rule that finds something.
 
-// references is P002. It first collects the names that the program defines, in the checker's indices, and then looks up
-// what the rest of the plan refers to. All later rules rely on the indices.
+// references checks rule P002. It first collects the names that the program defines, in the checker's indices, and then
+// looks up what the rest of the plan refers to. All later rules rely on the indices.
 func (c *checker) references() {
 	c.foldReferences()
 	c.shadowReferences()

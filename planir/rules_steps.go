@@ -7,8 +7,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// graphs is P003. Operators that write the cache need a processor that stops at a call's last row (DynamicRows): a
-// static graph would write its padding rows into the cache. Operators that count the rows themselves may be static.
+// graphs checks rule P003. Operators that write the cache need a processor that stops at a call's last row
+// (DynamicRows): a static graph would write its padding rows into the cache. Operators that count the rows themselves
+// may be static.
 func (c *checker) graphs() {
 	for i := range c.plan.Program.Graphs {
 		graph := &c.plan.Program.Graphs[i]
@@ -73,7 +74,7 @@ func (c *checker) graphWeights(path string, graph *Graph, proc *Proc) {
 	}
 }
 
-// views is P004. Buffers come first, because views are compared with their bounds.
+// views checks rule P004. Buffers come first, because views are compared with their bounds.
 func (c *checker) views() {
 	const maxElements = 1 << 33
 	for i := range c.plan.Program.Buffers {
@@ -149,7 +150,7 @@ func (c *checker) heads(step stepAt, graph *Graph) bool {
 	return true
 }
 
-// weights is P005: first that packs are pieces of their weights, then that steps refer to pieces of packs.
+// weights checks rule P005: first that packs are pieces of their weights, then that steps refer to pieces of packs.
 func (c *checker) weights() {
 	const maxPack = 1 << 40
 	for i := range c.plan.Program.Packs {
@@ -204,10 +205,10 @@ func (c *checker) weightRef(step stepAt, ref WeightRef, spec *op.WeightSpec) {
 // use is the part of a weight that a step multiplies, and the rows it multiplies with it.
 type use struct{ k, n, rows span }
 
-// area is the number of multiplications.
+// area returns the number of multiplications.
 func (u use) area() int64 { return int64(u.k.length()) * int64(u.n.length()) * int64(u.rows.length()) }
 
-// common is what two uses share.
+// common returns what two uses share.
 func (u use) common(other use) use {
 	return use{u.k.common(other.k), u.n.common(other.n), u.rows.common(other.rows)}
 }
@@ -221,7 +222,7 @@ type span struct{ from, to int }
 // length is not positive for an empty span.
 func (s span) length() int { return s.to - s.from }
 
-// common is what two ranges share; its length is not positive where that is nothing.
+// common returns what two ranges share; its length is not positive where that is nothing.
 func (s span) common(other span) span { return span{max(s.from, other.from), min(s.to, other.to)} }
 
 // nodeWeight is a weight as a node uses it; for an expert in a slot, with the slot.
@@ -230,9 +231,9 @@ type nodeWeight struct {
 	slot         int
 }
 
-// tiling is P006: every element of a weight is multiplied exactly once with every row of activations. Uses are boxes of
-// rows, columns and activations. Where no two boxes overlap and their volumes add up to that of the whole product, they
-// cover it exactly once.
+// tiling checks rule P006: every element of a weight is multiplied exactly once with every row of activations. Uses are
+// boxes of rows, columns and activations. Where no two boxes overlap and their volumes add up to that of the whole
+// product, they cover it exactly once.
 func (c *checker) tiling() {
 	for section := range c.plan.Program.sections() {
 		uses, order := c.usesOf(section)
@@ -306,7 +307,7 @@ func (c *checker) selects(section sectionAt) bool {
 	return false
 }
 
-// schemes is P013. Shares of one product in different schemes would make its accuracy depend on the column.
+// schemes checks rule P013. Shares of one product in different schemes would make its accuracy depend on the column.
 func (c *checker) schemes() {
 	type node struct {
 		program *PhaseProgram

@@ -54,8 +54,8 @@ type Outliers struct {
 	Channels int    `json:"channels" yaml:"channels"`
 }
 
-// Channels is how many channels are multiplied at once beside the products of a node with that many rows, 0 where the
-// plan says nothing.
+// Channels returns how many channels are multiplied at once beside the products of a node with that many rows, 0 where
+// the plan says nothing.
 func (p *Plan) Channels(node string, rows int) int {
 	for _, entry := range p.Outliers {
 		if entry.Node == node && entry.Rows == rows {
@@ -78,7 +78,7 @@ func (c *checker) outlierSizes() {
 	}
 }
 
-// ShadowIn is the form of a set of layers, of which kept tells the members, from 0 to the last one.
+// ShadowIn returns the form of a set of layers, of which kept tells the members, from 0 to the last one.
 func ShadowIn(node string, layers int, kept func(layer int) bool) Shadow {
 	shadow := Shadow{Node: node}
 	for layer := range layers {

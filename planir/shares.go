@@ -10,7 +10,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// ShareText is the written form of the shares: "cols npu 0:3072, gpu 3072:5632".
+// ShareText returns the written form of the shares: "cols npu 0:3072, gpu 3072:5632".
 func (d *Decision) ShareText() string {
 	var parts []string
 	for _, share := range d.Shares {

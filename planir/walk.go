@@ -13,12 +13,12 @@ type sectionAt struct {
 	programs *Program
 }
 
-// path is the data path of the section.
+// path returns the data path of the section.
 func (s sectionAt) path() string {
 	return fmt.Sprintf("%s.sections[%d]", s.programs.path(s.index[0]), s.index[1])
 }
 
-// path is the data path of program number i of All.
+// path returns the data path of program number i of All.
 func (p *Program) path(i int) string {
 	switch beside := i - len(p.Programs); {
 	case beside < 0:
@@ -60,7 +60,7 @@ type stepAt struct {
 	index   [2]int // of the lane in the section, of the step in the lane
 }
 
-// path is the data path of a part of the step, "" for the step itself.
+// path returns the data path of a part of the step, "" for the step itself.
 func (s stepAt) path(part string) string {
 	return fmt.Sprintf("%s.lanes[%d].steps[%d]%s", s.section.path(), s.index[0], s.index[1], part)
 }

@@ -75,12 +75,12 @@ type piece struct {
 	mapped bool
 }
 
-// bounds is the range of the chunk in its blob.
+// bounds returns the range of the chunk in its blob.
 func (p *piece) bounds() (from, to int64) {
 	return p.chunk * p.blob.chunk, min((p.chunk+1)*p.blob.chunk, p.Bytes)
 }
 
-// bytes is the length of the chunk.
+// bytes returns the length of the chunk.
 func (p *piece) bytes() int64 {
 	from, to := p.bounds()
 	return to - from
@@ -93,8 +93,8 @@ func leastLanes() int {
 	return min(ofWide, shalanes.Lanes())
 }
 
-// verifyPieces checks the chunks on all cores and marks the good ones. The result does not depend on their order. passed
-// learns how many of them, from the first on, have been looked at.
+// verifyPieces checks the chunks on all cores and marks the good ones. The result does not depend on their order.
+// passed learns how many of them, from the first on, have been looked at.
 func verifyPieces(ctx context.Context, wanted []piece, passed func(pieces int)) {
 	work := divide(wanted)
 	progress := progress{ended: make([]bool, len(work)), work: work, passed: passed}

@@ -307,7 +307,7 @@ func (x *blob) compare(index int64) error {
 	return nil
 }
 
-// sum is the digest of bytes [from, to). It reads the file rather than the mapping where it can: hashed pages of a
+// sum returns the digest of bytes [from, to). It reads the file rather than the mapping where it can: hashed pages of a
 // mapping would count as this process's resident memory.
 func (x *blob) sum(from, to int64) (sum Digest, err error) {
 	if x.file == nil {
@@ -418,7 +418,8 @@ func (b *Bundle) Has(name string) bool {
 	return found
 }
 
-// CopiedBytes is how much Copy reads into private memory of the bundle with this manifest, beside what every mode does.
+// CopiedBytes returns how much Copy reads into private memory of the bundle with this manifest, beside what every mode
+// does.
 func CopiedBytes(manifest *Manifest) int64 {
 	sum := int64(0)
 	for i := range manifest.Blobs {
@@ -455,8 +456,8 @@ func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
 	return blob.data[offset : offset+bytes : offset+bytes], nil
 }
 
-// CopyRange is Range into memory of the caller: as many bytes as out has. Where the bundle is a mapped file it reads the file,
-// so that the pages of the mapping do not become resident.
+// CopyRange is Range into memory of the caller: as many bytes as out has. Where the bundle is a mapped file it reads
+// the file, so that the pages of the mapping do not become resident.
 func (b *Bundle) CopyRange(name string, offset int64, out []byte) error {
 	data, err := b.Range(name, offset, int64(len(out)))
 	if err != nil {

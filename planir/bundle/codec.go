@@ -91,7 +91,7 @@ func (c *codec) has(text string) bool {
 	return len(c.buf)-c.pos >= len(text) && string(c.buf[c.pos:c.pos+len(text)]) == text
 }
 
-// peek is what comes next, for messages.
+// peek returns what comes next, for messages.
 func (c *codec) peek() []byte { return c.buf[c.pos:min(c.pos+16, len(c.buf))] }
 
 // open writes or demands an opening bracket; no comma stands before what follows it.

@@ -46,12 +46,12 @@ func StepOf(err error) Step {
 	return ""
 }
 
-// refuse is the refusal of a step, of class diag.ClassVerify.
+// refuse returns the refusal of a step, of class diag.ClassVerify.
 func refuse(step Step, format string, args ...any) *Error {
 	return refuseAs(diag.ClassVerify, step, format, args...)
 }
 
-// refuseAs is the refusal of a step, of another class.
+// refuseAs returns the refusal of a step, of another class.
 func refuseAs(class diag.Class, step Step, format string, args ...any) *Error {
 	return &Error{step, diag.New(class, format, args...).WithCode("bundle." + string(step))}
 }

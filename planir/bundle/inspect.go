@@ -24,8 +24,9 @@ func Inspect(path string) (*Unverified, error) {
 	return unverified, at(path, err)
 }
 
-// Claimed is the blob of that name in the bundle at path, packed or exploded, of which Inspect's refusals are checked
-// and nothing else, its digest neither. It is nil when the bundle has none of that name and at most that many bytes.
+// Claimed returns the blob of that name in the bundle at path, packed or exploded, of which Inspect's refusals are
+// checked and nothing else, its digest neither. It is nil when the bundle has none of that name and at most that many
+// bytes.
 func Claimed(path, name string, most int64) ([]byte, error) {
 	store, err := openStore(path)
 	if err != nil {

@@ -59,7 +59,7 @@ func NewKey(name string, pub crypto.PublicKey, dev bool) (Key, error) {
 	return parseKey(name, der, dev)
 }
 
-// parseKey is the one way to a Key: the algorithm comes from the DER, never from what is written beside it.
+// parseKey returns the one way to a Key: the algorithm comes from the DER, never from what is written beside it.
 func parseKey(name string, der []byte, dev bool) (Key, error) {
 	key := Key{Name: name, Dev: dev, DER: der}
 	pub, err := key.public()
@@ -109,7 +109,7 @@ var smallOrder = [][32]byte{
 	unhex32("eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"), // p+1
 }
 
-// unhex32 is a digest that is written in the program.
+// unhex32 returns a digest that is written in the program.
 func unhex32(text string) (out [32]byte) {
 	if n, err := hex.Decode(out[:], []byte(text)); err != nil || n != 32 {
 		panic("BUG: bad constant " + text)

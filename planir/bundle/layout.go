@@ -54,7 +54,7 @@ func layOut(manifest *Manifest, payloadBytes int) layout {
 // alignTo rounds n up to a multiple of align, a power of two.
 func alignTo(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
 
-// chunks is how many chunks hold so many bytes.
+// chunks returns how many chunks hold so many bytes.
 func chunks(bytes, chunk int64) int64 { return (bytes + chunk - 1) / chunk }
 
 // encodeHeader returns the first 64 bytes of a `.hetb`.

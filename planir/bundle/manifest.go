@@ -12,7 +12,7 @@ import (
 // Digest is a SHA-256 value; it prints as hex.
 type Digest [32]byte
 
-// String is the digest as manifests and file names have it: 64 lower-case hexadecimal digits.
+// String returns the digest as manifests and file names have it: 64 lower-case hexadecimal digits.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // Role says what a blob is for.

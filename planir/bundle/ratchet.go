@@ -36,7 +36,7 @@ func (r Ratchets) Of(product string) *Ratchet {
 	return nil
 }
 
-// find is the place of a product among the sorted ratchets, or where it would be inserted.
+// find returns the place of a product among the sorted ratchets, or where it would be inserted.
 func (r Ratchets) find(product string) (int, bool) {
 	return slices.BinarySearchFunc(r, product, func(x Ratchet, p string) int { return strings.Compare(x.Product, p) })
 }

@@ -10,8 +10,8 @@ import (
 // Weights that are read in place are checked before they are released, and may be changed afterwards: by `cp new.hetb
 // app.hetb` over a bundle in use, which truncates the file and fills it again. Every write moves the file's time of
 // modification or its size, so a look at those after each program call tells the ordinary case at the price of a system
-// call. Who sets the time back, or writes through a mapping, is not noticed: for storage that such people may write to,
-// there is Copy.
+// call. A program that sets the time back, or writes through a mapping, is not noticed: for storage that such programs
+// may write to, there is Copy.
 // RATIONALE: Why is a bundle in use looked at after every call, and not locked?
 
 // stamp is what a write to a file changes.

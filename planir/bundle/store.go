@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 )
 
-// store is one physical form of a bundle. Every file of it is opened once and never reopened by its path: an attacker who
-// replaces the path afterwards does not change what was verified.
+// store is one physical form of a bundle. Every file of it is opened once and never reopened by its path: an attacker
+// who replaces the path afterwards does not change what was verified.
 type store interface {
 	// envelope returns the envelope's bytes in private memory.
 	envelope() ([]byte, error)
@@ -61,7 +61,8 @@ func openStore(path string) (store, error) {
 	return &fileStore{file: file, bytes: now.Size()}, nil
 }
 
-// cannotRead is the refusal of what the system does not give: class ClassInput where there is nothing, else ClassIO.
+// cannotRead returns the refusal of what the system does not give: class ClassInput where there is nothing, else
+// ClassIO.
 func cannotRead(err error) error {
 	class := diag.ClassIO
 	if errors.Is(err, fs.ErrNotExist) {
@@ -215,7 +216,7 @@ func (s *fileStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Re
 	return s.region, from, io.NewSectionReader(s.file, from, manifest.Blobs[i].Bytes), nil
 }
 
-// watched is the file itself, once anything of it was mapped.
+// watched returns the file itself, once anything of it was mapped.
 func (s *fileStore) watched() []watched { return s.watch }
 
 // close unmaps the file: memory that mapped has returned is dead afterwards.
@@ -412,7 +413,7 @@ func (s *dirStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Rea
 	return region, 0, nil, nil
 }
 
-// watched are the files of mapped blobs, each once.
+// watched returns the files of mapped blobs, each once.
 func (s *dirStore) watched() []watched { return s.watch }
 
 // close unmaps all blobs and closes their files and both directories.

@@ -224,7 +224,7 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 	return sources, nil
 }
 
-// chunkFor is the smallest chunk size with which these blobs have at most usualLeaves chunks.
+// chunkFor returns the smallest chunk size with which these blobs have at most usualLeaves chunks.
 func chunkFor(sources []Source) int64 {
 	bytes := int64(0)
 	for i := range sources {
@@ -400,7 +400,7 @@ func (f *fileForm) begin(manifest *Manifest, payloadBytes int) (err error) {
 	return f.file.Truncate(f.layout.size) // the gaps read as zeros, as the format demands
 }
 
-// content is the place of a blob in the file; nothing remains to be done after it.
+// content returns the place of a blob in the file; nothing remains to be done after it.
 func (f *fileForm) content(i int) (io.Writer, int64, func(Digest) error, error) {
 	at := f.layout.offsets[i]
 	return io.NewOffsetWriter(f.file, at), at, func(Digest) error { return nil }, nil

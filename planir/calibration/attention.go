@@ -52,9 +52,9 @@ type AttentionHead struct {
 	Divergence float64 `json:"divergence,omitempty" yaml:"divergence,omitempty"`
 	// QueryScale is the static int8 scale of queries, like KeyScales.
 	QueryScale float32 `json:"query_scale" yaml:"query_scale" decode:"required"`
-	// Mass is, by density, what queries have of their softmax on what their blocks keep by estimates: 1 less the mean of
-	// the square of the share that they miss. What they compute is off in proportion to that share, and the divergence of
-	// predictions grows with the square.
+	// Mass is, by density, what queries have of their softmax on what their blocks keep by estimates: 1 less the mean
+	// of the square of the share that they miss. What they compute is off in proportion to that share, and the
+	// divergence of predictions grows with the square.
 	Mass   []float64        `json:"mass" yaml:"mass" decode:"required"`
 	Recall []EstimateRecall `json:"recall" yaml:"recall" decode:"required"`
 }
@@ -109,8 +109,8 @@ type DensityLoss struct {
 	PerplexityRatio float64 `json:"perplexity_ratio" yaml:"perplexity_ratio" decode:"required"`
 }
 
-// Even is a calibration in which all heads of sparse attention are alike, as in shadowAttn's measurements of kernels (5.1).
-// What it says of scales and losses is made up: the time of attention depends on none of it.
+// Even returns a calibration in which all heads of sparse attention are alike, as in shadowAttn's measurements of
+// kernels (5.1). What it says of scales and losses is made up: the time of attention depends on none of it.
 func Even(of Model, layers, heads, kvHeads int, density float64) *Calibration {
 	const scale = 0.05
 	text := Text{SHA256: of.Digest, Tokens: 1, Windows: 1, WindowTokens: 1}
@@ -126,7 +126,7 @@ func Even(of Model, layers, heads, kvHeads int, density float64) *Calibration {
 	return &Calibration{Schema: Schema, Model: of, Text: text, Attention: at}
 }
 
-// Importances are the products of Eq. 3, of a head's importance and its layer's, in the order of layers and heads.
+// Importances returns the products of Eq. 3, of a head's importance and its layer's, in the order of layers and heads.
 // Negative importances count as none.
 func (a *Attention) Importances() []float64 {
 	out := make([]float64, 0, len(a.Layers)*a.Heads)
@@ -164,7 +164,7 @@ const (
 // Sharings lists them.
 var Sharings = []string{ByImportance, ByMass}
 
-// Ratios are the densities of all heads by layer whose mean is density, none above 1: as SharesBy says.
+// Ratios returns the densities of all heads by layer whose mean is density, none above 1: as SharesBy says.
 func (a *Attention) Ratios(density float64) [][]float64 {
 	var flat []float64
 	if a.SharesBy == ByMass {
@@ -179,8 +179,8 @@ func (a *Attention) Ratios(density float64) [][]float64 {
 	return out
 }
 
-// Estimated is the share of query heads whose scores are estimated where the mean share of positions is density: the others
-// keep all positions or none by their scores. 0 stands for all.
+// Estimated returns the share of query heads whose scores are estimated where the mean share of positions is density:
+// the others keep all positions or none by their scores. 0 stands for all.
 func (a *Attention) Estimated(density float64) float64 {
 	scored, all := 0.0, 0.0
 	for _, layer := range a.Ratios(density) {
@@ -198,8 +198,8 @@ func (a *Attention) Estimated(density float64) float64 {
 	return max(none, scored/all)
 }
 
-// massRatios are the densities with the least sum of divergence times what is missed of the softmax (Mass), whose mean is
-// density.
+// massRatios returns the densities with the least sum of divergence times what is missed of the softmax (Mass), whose
+// mean is density.
 //
 // The gain of a head is the least concave curve above the measured points. For such curves it is optimal to spend each
 // position where the curve is steepest (a continuous knapsack), piece by piece of the lines.
@@ -284,7 +284,7 @@ func ShareRatios(ratios []float64) []float64 {
 	}
 }
 
-// Scales are the static scales of a query head in a layer and of its keys.
+// Scales returns the static scales of a query head in a layer and of its keys.
 func (a *Attention) Scales(layer, head int) ScalePair {
 	at := &a.Layers[layer]
 	return ScalePair{Query: at.Heads[head].QueryScale, Key: at.KeyScales[head/(a.Heads/a.KVHeads)]}
@@ -300,8 +300,8 @@ func (a *Attention) Bucket(layer, head, count int) *ScalePair {
 	return nil
 }
 
-// Nearest is the number of the bucket with the least mean squared difference from a pair of scales, of equal ones the
-// first (sec. 3.3).
+// Nearest returns the number of the bucket with the least mean squared difference from a pair of scales, of equal ones
+// the first (sec. 3.3).
 func Nearest(pair ScalePair, buckets []ScalePair) int {
 	best, least := 0, math.Inf(1)
 	for i, bucket := range buckets {
@@ -322,7 +322,7 @@ func BucketGrid(centre ScalePair, count int, step float32) []ScalePair {
 	return out
 }
 
-// DensityLoss is what a rule costs at a density with at least so many positions, nil when it was not measured.
+// DensityLoss returns what a rule costs at a density with at least so many positions, nil when it was not measured.
 func (a *Attention) DensityLoss(rule string, density float64, least int) *DensityLoss {
 	for i := range a.Losses {
 		if loss := &a.Losses[i]; loss.Rule == rule && loss.Density == density && loss.Least == least {

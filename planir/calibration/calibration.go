@@ -152,9 +152,9 @@ type Scales struct {
 }
 
 // Shadow is what the shadow outliers (op.A8OQ8C) of the products of a class in one layer are worth: the mean divergence
-// in nats a token that clipping them there adds to that of the class with all its shadows, everything else a32/w32, with
-// the folds and clips of the calibration. It may be negative, within its 95 % interval, which is that of the differences
-// within windows.
+// in nats a token that clipping them there adds to that of the class with all its shadows, everything else a32/w32,
+// with the folds and clips of the calibration. It may be negative, within its 95 % interval, which is that of the
+// differences within windows.
 type Shadow struct {
 	Class string  `json:"class" yaml:"class" decode:"required"`
 	Layer int     `json:"layer" yaml:"layer"` // 0 for a class that belongs to no layer
@@ -165,17 +165,18 @@ type Shadow struct {
 	Ratio float64 `json:"ratio" yaml:"ratio" decode:"required"`
 }
 
-// Exceeding is how many channels of what enters the products of a class in one layer exceed the scale of shadow outliers
-// (Activation.InnerScale), with the folds of the calibration, in calls of some numbers of rows.
+// Exceeding is how many channels of what enters the products of a class in one layer exceed the scale of shadow
+// outliers (Activation.InnerScale), with the folds of the calibration, in calls of some numbers of rows.
 type Exceeding struct {
 	Class string `json:"class" yaml:"class" decode:"required"`
 	Layer int    `json:"layer" yaml:"layer"` // 0 for a class that belongs to no layer
 	// ascending by rows
 	Counts []Count `json:"counts" yaml:"counts" decode:"required"`
-	// Hot are the channels that exceed it in most calls of the largest number of rows, at most MaxHot of them: descending by
-	// share, ascending by channel.
+	// Hot are the channels that exceed it in most calls of the largest number of rows, at most MaxHot of them:
+	// descending by share, ascending by channel.
 	Hot []Hot `json:"hot,omitempty" yaml:"hot,omitempty"`
-	// Distinct is how many channels exceeded it in some call, 0: it was not counted, as by hetc before it read single rows.
+	// Distinct is how many channels exceeded it in some call, 0: it was not counted, as by hetc before it read single
+	// rows.
 	Distinct int `json:"distinct,omitempty" yaml:"distinct,omitempty"`
 }
 
@@ -195,13 +196,13 @@ type Hot struct {
 // MaxHot is how many channels Exceeding lists.
 const MaxHot = 64
 
-// hotShare is the share of all channels beyond the scale, counted in every call, that hot channels are to have together.
-// llm.npu (3.3) found that fewer than 3 % of the channels have more than 80 % of the outliers.
+// hotShare is the share of all channels beyond the scale, counted in every call, that hot channels are to have
+// together. llm.npu (3.3) found that fewer than 3 % of the channels have more than 80 % of the outliers.
 const hotShare = 0.8
 
-// HotChannels are the channels, ascending, that have hotShare of what exceeded the scale of a class in a layer, by the
-// fewest of them: those that exceed it in most calls. others is how many more there were. ok is false where the others
-// were not counted.
+// HotChannels returns the channels, ascending, that have hotShare of what exceeded the scale of a class in a layer, by
+// the fewest of them: those that exceed it in most calls. others is how many more there were. ok is false where the
+// others were not counted.
 func (c *Calibration) HotChannels(class string, layer int) (hot []int, others int, ok bool) {
 	at := slices.IndexFunc(c.Exceeding, func(x Exceeding) bool { return x.Class == class && x.Layer == layer })
 	if at < 0 || len(c.Exceeding[at].Counts) == 0 || c.Exceeding[at].Distinct == 0 {
@@ -220,8 +221,9 @@ func (c *Calibration) HotChannels(class string, layer int) (hot []int, others in
 	return hot, exceeding.Distinct - len(hot), len(hot) > 0
 }
 
-// MostExceeding is the most channels of a class, in any layer, that exceeded the scale of shadow outliers in a call of so
-// many rows: counted at the next larger number of rows, else at the largest. ok is false where nothing was counted.
+// MostExceeding returns the most channels of a class, in any layer, that exceeded the scale of shadow outliers in a
+// call of so many rows: counted at the next larger number of rows, else at the largest. ok is false where nothing was
+// counted.
 func (c *Calibration) MostExceeding(class string, rows int) (most int, ok bool) {
 	for i := range c.Exceeding {
 		exceeding := &c.Exceeding[i]
@@ -289,7 +291,7 @@ func Write(path string, cal *Calibration) error {
 	return wholefile.Write(path, data)
 }
 
-// Digest is the identity of a calibration: hex SHA-256 of its canonical JSON (fixed key order, no white space).
+// Digest returns the identity of a calibration: hex SHA-256 of its canonical JSON (fixed key order, no white space).
 func (c *Calibration) Digest() (string, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -321,7 +323,7 @@ func (c *Calibration) Activation(class string, layer int) *Activation {
 	return nil
 }
 
-// Share is the share of the range that static scales of a class cover, 1 where nothing is clipped.
+// Share returns the share of the range that static scales of a class cover, 1 where nothing is clipped.
 func (c *Calibration) Share(class string) float32 {
 	for i := range c.Clips {
 		if c.Clips[i].Class == class {
@@ -331,8 +333,8 @@ func (c *Calibration) Share(class string) float32 {
 	return 1
 }
 
-// RowScales are the count static scales, 2 or more, of rows of a class and layer, ascending; nil where they were not
-// measured. They are those of folded activations. See StaticScale for a single one.
+// RowScales returns the count static scales, 2 or more, of rows of a class and layer, ascending; nil where they were
+// not measured. They are those of folded activations. See StaticScale for a single one.
 func (c *Calibration) RowScales(class string, layer, count int) []float32 {
 	for i := range c.Scales {
 		if scales := &c.Scales[i]; scales.Class == class && scales.Layer == layer && len(scales.Values) == count {
@@ -342,16 +344,16 @@ func (c *Calibration) RowScales(class string, layer, count int) []float32 {
 	return nil
 }
 
-// StaticScale is the scale of 8-bit rows of the activation with which what is beyond a share of the range that was
+// StaticScale returns the scale of 8-bit rows of the activation with which what is beyond a share of the range that was
 // observed saturates: share*AbsMax/127, once the channels are divided by factors (nil: 1). It is positive: 1 where
 // nothing but zeros was observed.
 func (a *Activation) StaticScale(factors []float32, share float32) float32 {
 	return scaleOf(slices.Max(a.magnitudes(factors)), float64(share))
 }
 
-// InnerScale is the scale of 8-bit rows of the activation that holds all but so many of its channels, the largest ones,
-// for innerShare of their range. Values beyond 127 times it are computed beside (op.Scheme.Shadow). Channels are divided
-// by factors (nil: 1). It is positive.
+// InnerScale returns the scale of 8-bit rows of the activation that holds all but so many of its channels, the largest
+// ones, for innerShare of their range. Values beyond 127 times it are computed beside (op.Scheme.Shadow). Channels are
+// divided by factors (nil: 1). It is positive.
 func (a *Activation) InnerScale(factors []float32, outliers int) float32 {
 	magnitudes := a.magnitudes(factors)
 	slices.Sort(magnitudes)
@@ -364,8 +366,8 @@ func (a *Activation) InnerScale(factors []float32, outliers int) float32 {
 	return scaleOf(magnitudes[len(magnitudes)-1], 1)
 }
 
-// InnerLimits are the largest magnitudes [K] of the channels, as they are before factors divide them, that an inner scale
-// holds.
+// InnerLimits returns the largest magnitudes [K] of the channels, as they are before factors divide them, that an inner
+// scale holds.
 func (a *Activation) InnerLimits(factors []float32, outliers int) []float32 {
 	limit := 127 * a.InnerScale(factors, outliers)
 	out := make([]float32, len(a.AbsMax))
@@ -378,9 +380,9 @@ func (a *Activation) InnerLimits(factors []float32, outliers int) []float32 {
 	return out
 }
 
-// LeaveOut changes what was observed so that InnerScale for that many outliers holds all channels but a smaller number of
-// them, the largest, and those whole: what an experiment needs that asks for a share of channels beyond the scale. How
-// often channels exceed is not known afterwards: the shares of outliers are the least that there are.
+// LeaveOut changes what was observed so that InnerScale for that many outliers holds all channels but a smaller number
+// of them, the largest, and those whole: what an experiment needs that asks for a share of channels beyond the scale.
+// How often channels exceed is not known afterwards: the shares of outliers are the least that there are.
 func (a *Activation) LeaveOut(exceeding, outliers int) {
 	order := make([]int, len(a.AbsMax))
 	for i := range order {
@@ -402,12 +404,12 @@ func (a *Activation) LeaveOut(exceeding, outliers int) {
 	}
 }
 
-// innerShare is how much of the range of what it holds an inner scale covers. What is beyond it is rare and not lost, and
-// finer steps for everything else lose less: on tiny-llama-kjv a mean KL of 0.0009 at 0.7 against 0.0016 at 1, while
-// hetc quality took 1.4 times as long on the host.
+// innerShare is how much of the range of what it holds an inner scale covers. What is beyond it is rare and not lost,
+// and finer steps for everything else lose less: on tiny-llama-kjv a mean KL of 0.0009 at 0.7 against 0.0016 at 1,
+// while hetc quality took 1.4 times as long on the host.
 const innerShare = 0.7
 
-// magnitudes are the largest magnitudes of the channels, divided by factors (nil: 1).
+// magnitudes returns the largest magnitudes of the channels, divided by factors (nil: 1).
 func (a *Activation) magnitudes(factors []float32) []float64 {
 	out := make([]float64, len(a.AbsMax))
 	for i, most := range a.AbsMax {
@@ -419,7 +421,7 @@ func (a *Activation) magnitudes(factors []float32) []float64 {
 	return out
 }
 
-// scaleOf is the scale with which 8-bit codes reach a share of top, 1 for a top of 0.
+// scaleOf returns the scale with which 8-bit codes reach a share of top, 1 for a top of 0.
 func scaleOf(top, share float64) float32 {
 	scale := float32(min(top/127*share, math.MaxFloat32))
 	if scale == 0 {
@@ -433,7 +435,7 @@ func scaleOf(top, share float64) float32 {
 // largest magnitude).
 const GridMargin = 2
 
-// Steps are the steps of the 16-bit grids of what enters the class and of what it computes: GridMargin times the
+// Steps returns the steps of the 16-bit grids of what enters the class and of what it computes: GridMargin times the
 // largest magnitude over op.GridMax, the channels that enter divided by factors (nil: 1), the columns of source number
 // source of the result by divide, whose columns interleave gives (see op.Weight). A step is 1 where nothing but zeros
 // was observed. ok is false where results were not observed.
@@ -493,8 +495,8 @@ func (c *Calibration) Loss(class string, scheme op.Scheme, folded bool) *Loss {
 	return nil
 }
 
-// CacheLoss returns the mean KL divergence that a type of cache costs, in nats a token; false where it was not measured.
-// Float32 costs nothing.
+// CacheLoss returns the mean KL divergence that a type of cache costs, in nats a token; false where it was not
+// measured. Float32 costs nothing.
 func (c *Calibration) CacheLoss(kind op.Type) (kl float64, measured bool) {
 	if kind == op.F32 {
 		return 0, true
@@ -517,7 +519,7 @@ func (c *Calibration) Shadow(class string, layer int) *Shadow {
 	return nil
 }
 
-// Importance is the largest magnitude that entered over the largest that the scale of a class with shadow outliers
+// Importance returns the largest magnitude that entered over the largest that the scale of a class with shadow outliers
 // holds (InnerScale): llm.npu's measure of what shadow outliers are worth. At most 1 where nothing exceeds the scale.
 func (a *Activation) Importance(factors []float32, outliers int) float64 {
 	most := slices.Max(a.magnitudes(factors))
@@ -534,7 +536,7 @@ func (c *Calibration) Fold(group string, layer int) *Fold {
 	return nil
 }
 
-// Groups are the names of the groups that are folded in any layer, ascending.
+// Groups returns the names of the groups that are folded in any layer, ascending.
 func (c *Calibration) Groups() []string {
 	var out []string
 	for i := range c.Folds {

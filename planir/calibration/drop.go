@@ -7,8 +7,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// DropLoss is what it costs to drop a share of the rows that routers send to experts by a rule of op.Saliences, everything
-// else in float32: see Loss. PerplexityRatio is the perplexity of the text over that of the model in float32.
+// DropLoss is what it costs to drop a share of the rows that routers send to experts by a rule of op.Saliences,
+// everything else in float32: see Loss. PerplexityRatio is the perplexity of the text over that of the model in
+// float32.
 type DropLoss struct {
 	Salience        string  `json:"salience" yaml:"salience" decode:"required"`
 	Share           float64 `json:"share" yaml:"share" decode:"required"`
@@ -19,7 +20,7 @@ type DropLoss struct {
 	PerplexityRatio float64 `json:"perplexity_ratio" yaml:"perplexity_ratio" decode:"required"`
 }
 
-// dropCurve is what was measured with a rule, from nothing on: the upper end of each interval, since how many rows
+// dropCurve returns what was measured with a rule, from nothing on: the upper end of each interval, since how many rows
 // overflow differs from text to text. A larger share never loses less.
 func (c *Calibration) dropCurve(salience string) []DropLoss {
 	curve := []DropLoss{{}}
@@ -32,8 +33,8 @@ func (c *Calibration) dropCurve(salience string) []DropLoss {
 	return curve
 }
 
-// DropLoss is what dropping a share of the rows by a rule costs, in nats a token: linear between what was measured. It is
-// unknown beyond the largest measured share.
+// DropLoss returns what dropping a share of the rows by a rule costs, in nats a token: linear between what was
+// measured. It is unknown beyond the largest measured share.
 func (c *Calibration) DropLoss(salience string, share float64) (kl float64, measured bool) {
 	curve := c.dropCurve(salience)
 	at, _ := slices.BinarySearchFunc(curve, share, func(loss DropLoss, share float64) int {
@@ -52,8 +53,8 @@ func (c *Calibration) DropLoss(salience string, share float64) (kl float64, meas
 	return from.KL + (to.KL-from.KL)*(share-from.Share)/(to.Share-from.Share), true
 }
 
-// MostDropped is the rule by which the largest share of rows can be dropped for a loss of at most kl nats a token, and
-// the share, at most most; 0 where nothing was measured that loses so little. With only, no other rule counts.
+// MostDropped returns the rule by which the largest share of rows can be dropped for a loss of at most kl nats a token,
+// and the share, at most most; 0 where nothing was measured that loses so little. With only, no other rule counts.
 func (c *Calibration) MostDropped(kl, most float64, only string) (salience string, share float64) {
 	for _, rule := range []string{op.SalienceWeight, op.SalienceNorm} {
 		if only != "" && rule != only {

@@ -101,8 +101,9 @@ func (r *regions) atLeast(other regions) {
 	r.order, r.packed, r.own = max(r.order, other.order), max(r.packed, other.packed), max(r.own, other.own)
 }
 
-// Bytes is the temporary memory that a processor of that many cores needs for a graph: its temporary values, and what
-// its operators keep for their rows and cores. Processors hold that of their largest graph, once. It is an upper bound.
+// Bytes returns the temporary memory that a processor of that many cores needs for a graph: its temporary values, and
+// what its operators keep for their rows and cores. Processors hold that of their largest graph, once. It is an upper
+// bound.
 func (s *Scratch) Bytes(graph *op.Graph, cores int) int64 {
 	var bytes int64
 	for _, value := range graph.Temps {
@@ -118,7 +119,7 @@ func (s *Scratch) Bytes(graph *op.Graph, cores int) int64 {
 	return bytes + op.RoundUp(4*most.own, s.Align)*int64(cores)
 }
 
-// of is what one operator needs.
+// of returns what one operator needs.
 func (s *Scratch) of(operator *op.Op, cores int64) regions {
 	rows := int64(operator.Rows())
 	switch operator.Kind {
@@ -161,8 +162,8 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 	return regions{}
 }
 
-// attention is what each core holds of the lines that it attends with, a line being one query head of one row: query,
-// sum, scores and four numbers; and of a block of keys and values.
+// attention returns what each core holds of the lines that it attends with, a line being one query head of one row:
+// query, sum, scores and four numbers; and of a block of keys and values.
 func (s *Scratch) attention(operator *op.Op) int64 {
 	group := int64(max(1, operator.Heads/max(1, operator.KVHeads)))
 	dim := op.RoundUp(int64(operator.HeadDim), s.Block)
@@ -170,8 +171,9 @@ func (s *Scratch) attention(operator *op.Op) int64 {
 	return lines*(2*dim+s.AttentionKeys+4) + 2*s.AttentionKeys*dim
 }
 
-// estimate is what the estimate of scores holds: the keys as tiles of 8-bit weights, each with a scale and a sum for
-// every column; and for each core the queries of a block with their scales and scores, or a key before it is packed.
+// estimate returns what the estimate of scores holds: the keys as tiles of 8-bit weights, each with a scale and a sum
+// for every column; and for each core the queries of a block with their scales and scores, or a key before it is
+// packed.
 func (s *Scratch) estimate(operator *op.Op) regions {
 	rows, dim := int64(min(operator.Block, operator.M)), int64(operator.HeadDim)
 	columns := op.RoundUp(int64(operator.Context), s.Block)
@@ -179,7 +181,7 @@ func (s *Scratch) estimate(operator *op.Op) regions {
 		own: max(rows+(rows*dim+3)/4+rows*columns, 2*dim+1)}
 }
 
-// inputs is what a product holds of its rows: scales and sums where they are quantised.
+// inputs returns what a product holds of its rows: scales and sums where they are quantised.
 func (s *Scratch) inputs(operator *op.Op, rows int64) regions {
 	if !operator.Scheme.QuantisedRows() {
 		return regions{}
@@ -187,12 +189,12 @@ func (s *Scratch) inputs(operator *op.Op, rows int64) regions {
 	return regions{scales: rows, sums: rows * (int64(operator.K)/s.Block + 1)}
 }
 
-// imitated is what schemes without kernels hold: rounded rows, and an unpacked tile for each core.
+// imitated returns what schemes without kernels hold: rounded rows, and an unpacked tile for each core.
 func (s *Scratch) imitated(operator *op.Op, rows int64) regions {
 	return regions{gathered: rows * int64(operator.K), own: int64(operator.K) * s.Block}
 }
 
-// product is what a matrix product needs: its quantised rows and, where packing them pays, their packed copy.
+// product returns what a matrix product needs: its quantised rows and, where packing them pays, their packed copy.
 func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 	if operator.Scheme.RoundsResults() {
 		return s.imitated(operator, rows)
@@ -217,8 +219,8 @@ func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 	return out
 }
 
-// experts is what a product with one matrix for each expert needs: the order of rows by expert, the rows gathered in
-// that order, and the results of one piece of an expert for each core.
+// experts returns what a product with one matrix for each expert needs: the order of rows by expert, the rows gathered
+// in that order, and the results of one piece of an expert for each core.
 func (s *Scratch) experts(operator *op.Op, rows int64) regions {
 	if operator.Scheme.RoundsResults() {
 		return s.imitated(operator, rows)

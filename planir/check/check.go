@@ -84,7 +84,8 @@ func (c *checker) fail(path, format string, args ...any) *diag.Diagnostic {
 	return diagnostic
 }
 
-// model is P020. The digest covers weights and configuration; tokens and context are compared too, for better messages.
+// model checks rule P020. The digest covers weights and configuration; tokens and context are compared too, for better
+// messages.
 func (c *checker) model() {
 	digest, err := c.ofModel.Digest()
 	if err != nil {
@@ -106,7 +107,7 @@ func (c *checker) model() {
 	}
 }
 
-// soc is P021. A SoC whose speeds have changed gives a warning: speeds change no legality.
+// soc checks rule P021. A SoC whose speeds have changed gives a warning: speeds change no legality.
 func (c *checker) soc() {
 	if c.onSoC == nil {
 		return
@@ -135,8 +136,8 @@ func (c *checker) soc() {
 	}
 }
 
-// Proc is what a plan carries of a SoC's processor. Maps and slices are copied, so that a plan may be changed without
-// changing the SoC. A missing tile counts as 1.
+// Proc returns what a plan carries of a SoC's processor. Maps and slices are copied, so that a plan may be changed
+// without changing the SoC. A missing tile counts as 1.
 func Proc(proc *socs.Processor) planir.Proc {
 	out := planir.Proc{
 		Name: proc.Name, Kind: proc.Kind, Driver: proc.Driver, Select: proc.Select, Options: maps.Clone(proc.Options),
@@ -149,8 +150,8 @@ func Proc(proc *socs.Processor) planir.Proc {
 	return out
 }
 
-// procs is P022: it compares the processors with those of the SoC, or with those of its device where the plan is for
-// that.
+// procs checks rule P022: it compares the processors with those of the SoC, or with those of its device where the plan
+// is for that.
 func (c *checker) procs() {
 	if c.onSoC == nil {
 		return
@@ -236,8 +237,8 @@ func (c *checker) kinds(proc *planir.Proc) []op.Kind {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// decisions is P023. It expands the model at every number of rows that has a program, as lowering does, and compares
-// the nodes with the decisions both ways.
+// decisions checks rule P023. It expands the model at every number of rows that has a program, as lowering does, and
+// compares the nodes with the decisions both ways.
 func (c *checker) decisions() {
 	rows := map[int]bool{}
 	for i := range c.plan.Program.Programs {
@@ -280,7 +281,7 @@ func (c *checker) decided(section *lower.Section, node string, rows int, known m
 	}
 }
 
-// scheme is the decided scheme of a node; a node of the head is decided at one row.
+// scheme returns the decided scheme of a node; a node of the head is decided at one row.
 func (c *checker) scheme(node string, rows int) op.Scheme {
 	for _, tried := range []int{rows, 1} {
 		if decision := c.plan.DecisionFor(node, tried); decision != nil {
@@ -293,8 +294,8 @@ func (c *checker) scheme(node string, rows int) op.Scheme {
 // key identifies a decision: "layers.qkv@256".
 func key(node string, rows int) string { return fmt.Sprintf("%s@%d", node, rows) }
 
-// weights is P024. Weights of the model must equal the model's; computed ones, such as static scales, must have the
-// names that lowering gives them, and none of the model's.
+// weights checks rule P024. Weights of the model must equal the model's; computed ones, such as static scales, must
+// have the names that lowering gives them, and none of the model's.
 func (c *checker) weights() {
 	for i := range c.plan.Program.Weights {
 		weight := &c.plan.Program.Weights[i]
@@ -314,7 +315,8 @@ func (c *checker) weights() {
 	}
 }
 
-// computedName is the name that lowering gives a computed weight, and what the weight is; "" for a weight of the model.
+// computedName returns the name that lowering gives a computed weight, and what the weight is; "" for a weight of the
+// model.
 func computedName(weight *op.Weight) (name, what string) {
 	switch {
 	case weight.ScaleOf != "":
@@ -340,7 +342,7 @@ func sameWeight(have, want *op.Weight) bool {
 		slices.Equal(have.Interleave, want.Interleave) && slices.Equal(have.Const, want.Const)
 }
 
-// packs is P025. Offsets in weights blobs follow from these sizes.
+// packs checks rule P025. Offsets in weights blobs follow from these sizes.
 func (c *checker) packs() {
 	for i, stored := range c.plan.Program.Packs {
 		path := fmt.Sprintf("program.packs[%d]", i)
@@ -353,7 +355,7 @@ func (c *checker) packs() {
 	}
 }
 
-// program is P026: it lowers the decisions again and compares encodings, which are equal for equal plans.
+// program checks rule P026: it lowers the decisions again and compares encodings, which are equal for equal plans.
 func (c *checker) program() {
 	// The copy shares all but the program with the plan. Lowering reads decisions and writes the program.
 	again := *c.plan
@@ -398,7 +400,7 @@ func (c *checker) firstDifference(again *planir.Plan) {
 	c.fail("program", "program differs from what its decisions give")
 }
 
-// capacity is P027, for processors whose SoC states an address space or a number of graphs.
+// capacity checks rule P027, for processors whose SoC states an address space or a number of graphs.
 func (c *checker) capacity() {
 	if c.onSoC == nil {
 		return
@@ -419,7 +421,8 @@ func (c *checker) capacity() {
 	}
 }
 
-// memory is P028. It recomputes what follows from the program alone; the rest was measured, and may be measured again.
+// memory checks rule P028. It recomputes what follows from the program alone; the rest was measured, and may be
+// measured again.
 func (c *checker) memory() {
 	have := c.plan.Memory
 	if have == nil {
@@ -447,7 +450,7 @@ func (c *checker) memory() {
 	}
 }
 
-// tiers is P029. It compares the capacity tiers with the model's experts.
+// tiers checks rule P029. It compares the capacity tiers with the model's experts.
 func (c *checker) tiers() {
 	layers := c.ofModel.ExpertLayers()
 	for i := range c.plan.Experts {
@@ -540,7 +543,7 @@ func usesOf(pr *planir.Program, sp *socs.Processor) processorUse {
 	return use
 }
 
-// united is how many columns ranges have together: steps may read overlapping ranges of one pack.
+// united returns how many columns ranges have together: steps may read overlapping ranges of one pack.
 func united(list []columns) (count int64) {
 	slices.SortFunc(list, func(a, b columns) int { return a.from - b.from })
 	end := 0

@@ -8,7 +8,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// role is what a piece does for its node.
+// role is the part that a piece has in computing its node.
 type role int
 
 const (
@@ -34,14 +34,13 @@ type Piece struct {
 	K0, K1, N0, N1 int
 }
 
-// Op is the piece's main operator: the last of its chain.
+// Op returns the piece's main operator: the last of its chain.
 func (p *Piece) Op() op.Op { return p.Ops[len(p.Ops)-1] }
 
-// Cut returns the pieces of a node as decided, in an order that one processor alone could execute: the
-// shares; then a gather for every share that had to write a buffer of its own, because its processor
-// writes whole buffers only, by the first processor of the decision that can; then for a split along K
-// the additions, in the order of the shares, by the first share's processor. Lower and the solver's
-// prices both come from here.
+// Cut returns the pieces of a node as decided, in an order that one processor alone could execute. The shares come
+// first. Then follows a gather for every share whose processor writes whole buffers only and therefore wrote a buffer
+// of its own; the first processor of the decision that can do it gathers. For a split along K the additions follow, in
+// the order of the shares, on the first share's processor. Both Lower and the solver's prices use it.
 func Cut(
 	section *Section, node *Node, decision *planir.Decision, proc func(name string) *planir.Proc,
 ) ([]Piece, error) {
@@ -112,7 +111,7 @@ func checkCover(node *Node, decision *planir.Decision) error {
 	return nil
 }
 
-// gathererOf is the processor that gathers what others cannot write in place, "" for none.
+// gathererOf returns the processor that gathers what other processors cannot write in place, "" if none is needed.
 func gathererOf(decision *planir.Decision, proc func(name string) *planir.Proc) string {
 	for _, share := range decision.Shares {
 		if owner := proc(share.Proc); owner != nil && owner.StridedOutput && owner.Executes(op.Copy) {
@@ -143,7 +142,7 @@ func gatherFrom(piece *Piece, gatherer string, value Value) Piece {
 	}
 }
 
-// sumsOf are the additions of a split along K. Share 0 wrote the output; the other partial sums are added to it in
+// sumsOf returns the additions of a split along K. Share 0 wrote the output; the other partial sums are added to it in
 // order, by its processor.
 func sumsOf(section *Section, node *Node, decision *planir.Decision, first *planir.Proc) (out []Piece, err error) {
 	if len(decision.Shares) > 1 && !first.Executes(op.Add) {
@@ -166,7 +165,7 @@ func sumsOf(section *Section, node *Node, decision *planir.Decision, first *plan
 // partial names the buffer of a share's partial sums.
 func partial(value string, share int) string { return fmt.Sprintf("%s.p%d", value, share) }
 
-// shareBuffer is the buffer of a share's dense output. Its width is part of the name: programs for
+// shareBuffer returns the buffer of a share's dense output. Its width is part of the name: programs for
 // other numbers of rows may divide the value elsewhere.
 func shareBuffer(value string, share int, view planir.View) string {
 	return fmt.Sprintf("%s.d%d.%d", value, share, view.C1-view.C0)
@@ -177,7 +176,7 @@ func strided(section *Section, view planir.View, value string) bool {
 	return view.R1-view.R0 > 1 && view.C1-view.C0 != section.Values[value].Cols
 }
 
-// AxisLength is the number of units an axis divides, or why the node cannot be divided along it.
+// AxisLength returns the number of units an axis divides, or why the node cannot be divided along it.
 func AxisLength(node *Node, axis planir.Axis) (int, error) {
 	operator := node.Op()
 	switch axis {
@@ -210,7 +209,7 @@ func AxisLength(node *Node, axis planir.Axis) (int, error) {
 	return 0, fmt.Errorf("%s cannot be divided along %q", operator.Kind, axis)
 }
 
-// Granularity is the unit that shares of a node along an axis must be multiples of on a processor
+// Granularity returns the unit that shares of a node along an axis must be multiples of on a processor
 // (the last share may end anywhere).
 func Granularity(node *Node, axis planir.Axis, proc *planir.Proc) int {
 	switch operator := node.Op(); axis {
@@ -222,7 +221,7 @@ func Granularity(node *Node, axis planir.Axis, proc *planir.Proc) int {
 	return 1
 }
 
-// lcm is the least common multiple, by Euclid's algorithm.
+// lcm returns the least common multiple, by Euclid's algorithm.
 func lcm(a, b int) int {
 	x, y := a, b
 	for y != 0 {
@@ -231,7 +230,7 @@ func lcm(a, b int) int {
 	return a / x * b
 }
 
-// shareCut is a share on its way to a piece.
+// shareCut is a share while it is made into a piece.
 type shareCut struct {
 	Piece
 	// what is cut, along what, and the part of it that proc takes
@@ -301,7 +300,7 @@ func cutShare(
 	return cut.Piece, nil
 }
 
-// main is the piece's main operator, to be changed.
+// main returns the piece's main operator, to be changed.
 func (c *shareCut) main() *op.Op { return &c.Ops[len(c.Ops)-1] }
 
 // narrowToShare narrows operators and operands to the share's range of the axis.
@@ -381,7 +380,7 @@ func (c *shareCut) padRows() error {
 	return nil
 }
 
-// inPlace lists first what an operator before the last writes: it writes that in place (see chain).
+// inPlace puts the operand that an operator before the last writes first: the operator writes it in place (see chain).
 func (c *shareCut) inPlace() error {
 	for _, earlier := range c.Ops[:len(c.Ops)-1] {
 		if len(earlier.Sig().Out) == 0 || slices.Contains(c.Out, c.In[0]) {
@@ -397,7 +396,7 @@ func (c *shareCut) inPlace() error {
 	return nil
 }
 
-// executes says why a processor does not execute an operator, nil if it does.
+// executes returns why a processor does not execute an operator, nil if it does.
 func executes(proc *planir.Proc, operator *op.Op) error {
 	scheme := operator.Scheme
 	perRow := func(scheme op.Scheme) bool { return scheme.QuantisedRows() && !scheme.Static() }

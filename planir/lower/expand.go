@@ -32,7 +32,7 @@ type Node struct {
 	Slots *Slots
 }
 
-// Op is the node's main operator: the last of its chain.
+// Op returns the node's main operator: the last of its chain.
 func (n *Node) Op() op.Op { return n.Ops[len(n.Ops)-1] }
 
 // Section is a section of a model graph at a number of rows.
@@ -108,7 +108,7 @@ type expansion struct {
 	slots     *Slots                          // of the group whose nodes are being expanded, nil: of none
 }
 
-// class is the class of a node's products, which names its calibration.
+// class returns the class of a node's products, which names its calibration.
 func (e *expansion) class(node string) string {
 	if e.slots != nil {
 		return e.slots.Class
@@ -164,7 +164,8 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 	return nil
 }
 
-// outliers adds the nodes that multiply what the static scale of a product's input cuts off, and add it to the result.
+// outliers adds two nodes beside a product: one multiplies what the static scale of the product's input cuts off, the
+// other adds that to the result.
 func (e *expansion) outliers(product *Node, input string) error {
 	operator := product.Op()
 	remainder := op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N, Scheme: op.A32W16}
@@ -183,8 +184,8 @@ func (e *expansion) outliers(product *Node, input string) error {
 	return remainder.Validate()
 }
 
-// prune leaves out of sections the nodes that compute shadow outliers in the layers where the plan prunes them. A
-// section becomes one for each run of layers with the same nodes; they keep its name and its decisions.
+// prune removes from sections the nodes that compute shadow outliers in the layers where the plan prunes them. A
+// section becomes several, one for each run of layers with the same nodes; they keep its name and its decisions.
 func prune(sections []Section, plan *planir.Plan) (out []Section) {
 	if len(plan.Shadows) == 0 {
 		return sections
@@ -207,7 +208,7 @@ func prune(sections []Section, plan *planir.Plan) (out []Section) {
 	return out
 }
 
-// prunedNodes are the nodes of a section without those that the plan prunes in a layer.
+// prunedNodes returns the nodes of a section without those that the plan prunes in a layer.
 func prunedNodes(nodes []Node, plan *planir.Plan, layer int) (out []Node) {
 	pruned := map[string]bool{}
 	for i := range nodes {
@@ -279,8 +280,9 @@ func (e *expansion) quantise(product *Node, scheme op.Scheme) (codes, scales str
 	return codes, scales
 }
 
-// quantForm is a way of quantising a value: the suffixes of the values that hold codes and scales, and of the node that
-// computes them, and the weight of a class that holds its static scales, nil where each row has a scale.
+// quantForm is a way of quantising a value. It has the suffixes of the values that hold codes and scales and of the
+// node that computes them, and the name of the weight of a class that holds its static scales, nil if each row has its
+// own scale.
 type quantForm struct {
 	codes, scales, node string
 	weight              func(class string) string
@@ -302,7 +304,7 @@ var quantForms = func() []quantForm {
 	return list
 }()
 
-// quantFormOf is the way in which a scheme wants its rows quantised.
+// quantFormOf returns the way in which a scheme wants its rows quantised.
 func quantFormOf(scheme op.Scheme) *quantForm {
 	for i := range quantForms {
 		if quantForms[i].serves(scheme) {
@@ -318,7 +320,7 @@ const (
 	mergeSuffix    = "_merge"
 )
 
-// ShadowOf is the product whose shadow outliers a node computes or adds, by name; false for other nodes.
+// ShadowOf returns the product whose shadow outliers a node computes or adds, by name; false for other nodes.
 func ShadowOf(node string) (product string, ok bool) {
 	for _, suffix := range []string{outliersSuffix, mergeSuffix} {
 		if product, ok = strings.CutSuffix(node, suffix); ok {
@@ -339,15 +341,15 @@ func scalesSuffix(scales int) string {
 	return strconv.Itoa(scales)
 }
 
-// ScaleWeight is the name of the weight f32 [1,scales] that holds the static scales of what enters the products of a
-// class, named as decisions name nodes.
+// ScaleWeight returns the name of the weight f32 [1,scales] that holds the static scales of what enters the products of
+// a class, named as decisions name nodes.
 func ScaleWeight(class string, scales int) string { return class + ".scale" + scalesSuffix(scales) }
 
-// InnerScaleWeight is the name of the weight f32 [1,1] that holds the static scale of what enters the products of a
-// class with shadow outliers: of all channels but the largest.
+// InnerScaleWeight returns the name of the weight f32 [1,1] that holds the static scale of what enters the products of
+// a class with shadow outliers: of all channels but the largest.
 func InnerScaleWeight(class string) string { return class + ".inner_scale" }
 
-// Computed are the weights that a class of products may have and no model has: its static scales and its steps.
+// Computed returns the weights that a class of products may have and no model has: its static scales and its steps.
 func Computed(class string) []string {
 	var out []string
 	for _, scales := range scaleCounts {
@@ -356,7 +358,7 @@ func Computed(class string) []string {
 	return append(out, InnerScaleWeight(class), StepsWeight(class))
 }
 
-// Added are the nodes that Expand may add for a node of a kind, by name, with the kind of operator that each is.
+// Added returns the nodes that Expand may add for a node of a kind, by name, with the kind of operator that each is.
 func Added(node string, kind op.Kind) map[string]op.Kind {
 	out := map[string]op.Kind{node + outliersSuffix: op.OutlierMatMul, node + mergeSuffix: op.Add}
 	addGroups(out, node, kind)
@@ -369,6 +371,6 @@ func Added(node string, kind op.Kind) map[string]op.Kind {
 	return out
 }
 
-// StepsWeight is the name of the weight f32 [2,N] that holds the steps of a product on a grid (op.Scheme.Grid): of what
-// enters it and of what it computes.
+// StepsWeight returns the name of the weight f32 [2,N] that holds the steps of a product on a grid (op.Scheme.Grid): of
+// what enters it and of what it computes.
 func StepsWeight(class string) string { return class + ".steps" }

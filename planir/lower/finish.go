@@ -103,7 +103,7 @@ func (b *builder) finishCache() {
 	}
 }
 
-// layersOf is the range of a section's layers; false for a section of none.
+// layersOf returns the range of a section's layers; false for a section of none.
 func layersOf(section *models.Section) (op.LayerRange, bool) {
 	return op.LayerRange{From: section.First, To: section.First + section.Layers}, section.Layers > 0
 }
@@ -162,8 +162,8 @@ func (b *builder) finishComputed(rank map[string]int) {
 	}
 }
 
-// computedOf are the computed weights that a class of products may have: scales, then steps. Experts also have a list
-// of the experts in slots, for each program with tiers.
+// computedOf returns the computed weights that a class of products may have: scales, then steps. Experts also have a
+// list of the experts in slots, for each program with tiers.
 func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
 	if product.Kind == op.ExpertMatMul {
 		for i := range b.plan.Experts {
@@ -213,7 +213,7 @@ func (b *builder) markFolds(rank map[string]int) error {
 	return nil
 }
 
-// classOf is the node that multiplies by a weight, "" where none does.
+// classOf returns the node that multiplies by a weight, "" where none does.
 func (b *builder) classOf(weight string) string {
 	for i := range b.model.Sections {
 		for _, node := range b.model.Sections[i].Nodes {

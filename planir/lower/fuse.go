@@ -47,7 +47,7 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 	return out
 }
 
-// joinable is the step of the tasks before index, of which before is the last step, and of the task at index; nil where
+// joinable joins the task at index to the step of the tasks before it, whose last step is before. It returns nil if
 // their processor does not take them together.
 func joinable(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 	next := tasks[index]
@@ -64,7 +64,7 @@ func joinable(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 }
 
 // Joins reports whether the step of a piece with these operators may be joined to its neighbours on a processor, and
-// whether what they pass to each other may then stay inside their graph, without a buffer.
+// whether the values between them may then stay inside their graph, without a buffer.
 func Joins(ops []op.Op, proc *planir.Proc) (joins, inside bool) {
 	if len(ops) != 1 {
 		return false, false
@@ -78,8 +78,8 @@ func fusibleKind(kind op.Kind) bool {
 	return kind == op.MatMul || kind == op.GroupMatMul || kind.Rowwise()
 }
 
-// readers are the tasks that read what is written to v by task i, or one before it. They are looked for in the order of
-// the list, which starts again with the next layer, up to where all of v is written anew.
+// readers returns the tasks that read what is written to v by task i, or one before it. They are looked for in the
+// order of the list, which starts again with the next layer, up to where all of v is written anew.
 func readers(tasks []*task, i int, view planir.View) (out []*task) {
 	for distance := 1; distance < len(tasks); distance++ {
 		task := tasks[(i+distance)%len(tasks)]
@@ -98,7 +98,7 @@ func covers(w, v planir.View) bool {
 	return w.Buffer == v.Buffer && w.R0 <= v.R0 && w.R1 >= v.R1 && w.C0 <= v.C0 && w.C1 >= v.C1
 }
 
-// fusible reports whether a task is operators on rows and products, one for each of its names.
+// fusible reports whether a task consists of products and operators on rows, one for each of its names.
 func fusible(t *task) bool {
 	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
 		!slices.ContainsFunc(t.graph.Nodes, func(node op.Node) bool { return !fusibleKind(node.Op.Kind) })
@@ -129,7 +129,7 @@ func overlapsAny(view planir.View, list []planir.View) bool {
 	return slices.ContainsFunc(list, func(w planir.View) bool { return view.Overlaps(w) })
 }
 
-// weightsFit reports whether the weights of both are no more than one graph holds.
+// weightsFit reports whether the weights of both tasks fit into one graph.
 func weightsFit(proc *planir.Proc, a, b *task) bool {
 	var bytes int64
 	for _, weight := range slices.Concat(a.graph.Weights, b.graph.Weights) {
@@ -140,8 +140,8 @@ func weightsFit(proc *planir.Proc, a, b *task) bool {
 	return proc.GraphBytes == 0 || bytes <= proc.GraphBytes
 }
 
-// overwrites names a value that is input and output where a node that reads the input is not needed for what is
-// written last: such nodes may be executed in another order without a change of results. "" if there is none.
+// overwrites returns a value that is both input and output, if the last result does not depend on some node that reads
+// it as input; "" if there is none. Such nodes may be executed in another order without a change of results.
 func overwrites(graph *op.Graph) string {
 	for _, value := range graph.Inputs {
 		last := -1
@@ -182,7 +182,7 @@ func overwrites(graph *op.Graph) string {
 	return ""
 }
 
-// keepInside keeps inside the graph what its step writes to views that no other step reads.
+// keepInside keeps inside the graph the results that no other step reads.
 func keepInside(shrunk *task, inside []planir.View) {
 	if len(inside) == 0 {
 		return
@@ -204,8 +204,8 @@ func keepInside(shrunk *task, inside []planir.View) {
 // maxLabel is the length from which on the label of a graph names the first and the last node alone.
 const maxLabel = 120
 
-// join is the step of two tasks, one after the other; nil when they are not of the same rows or see a buffer through
-// different views.
+// join returns the step of two tasks, one after the other; nil when they are not of the same rows or see a buffer
+// through different views.
 func join(before, after *task) *task {
 	if before.step.R0 != after.step.R0 || before.step.Full != after.step.Full ||
 		before.graph.Rows() != after.graph.Rows() {
@@ -303,7 +303,7 @@ func (j *joining) add(part *task) {
 	}
 }
 
-// rowwise reports whether a task is operators on rows, one for each of its names.
+// rowwise reports whether a task consists of operators on rows, one for each of its names.
 func rowwise(t *task) bool {
 	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
 		!slices.ContainsFunc(t.graph.Nodes, func(node op.Node) bool { return !node.Op.Kind.Rowwise() })

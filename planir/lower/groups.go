@@ -22,16 +22,16 @@ import (
 // Groups read nothing that the rest computes, nor the other way round, so that processors may execute both at the same
 // time. The nodes of a group follow one another: a processor that fuses makes one graph of them.
 
-// dispatchSuffix is that of the node that moves rows to the slots, behind the name of the first product.
+// dispatchSuffix follows the name of the first product in the name of the node that moves rows to the slots.
 const dispatchSuffix = "_dispatch"
 
-// groupSuffix is that of the nodes and values of a group.
+// groupSuffix returns the suffix of the nodes and values of a group.
 func groupSuffix(group int) string { return groupMark + strconv.Itoa(group) }
 
-// groupMark is what the number of a group follows.
+// groupMark stands before the number of a group.
 const groupMark = "_g"
 
-// ClassOf is the model's node that a node of a group computes rows of; any other node is its own.
+// ClassOf returns the model's node that a node of a group computes rows of; any other node is its own.
 func ClassOf(node string) string {
 	if at := strings.LastIndex(node, groupMark); at >= 0 {
 		if _, err := strconv.Atoi(node[at+len(groupMark):]); err == nil {
@@ -41,7 +41,7 @@ func ClassOf(node string) string {
 	return node
 }
 
-// SlotsWeight is the name of the weight f32 [1,slots] that says which expert is in which slot of a layer, in the
+// SlotsWeight returns the name of the weight f32 [1,slots] that says which expert is in which slot of a layer, in the
 // program of that many rows.
 func SlotsWeight(rows int) string { return fmt.Sprintf("expert_slots@%d", rows) }
 
@@ -111,8 +111,8 @@ func (e *expansion) tiersFit(nodes []models.Node) error {
 	return nil
 }
 
-// groupValues makes the values of the groups, after those of the model's nodes, and returns what rows are dispatched to
-// and what is collected.
+// groupValues makes the values of the groups, after those of the model's nodes. It returns the values to which rows are
+// dispatched and those that are collected.
 func (e *expansion) groupValues(nodes []models.Node) (dispatched, collected []string) {
 	first, result := &nodes[0], nodes[2].Out[0]
 	for group, shape := range e.tiers.Groups {
@@ -142,7 +142,7 @@ func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int)
 	return nil
 }
 
-// expectedSent is how many rows the dynamic products of a layer are expected to compute, of those that there are.
+// expectedSent returns how many rows the dynamic products of a layer are expected to compute, of those that there are.
 func (e *expansion) expectedSent(rows, fan int) int { return min(e.tiers.Sent, rows*max(1, fan)) }
 
 // dispatch adds the node that moves rows to the slots of the first product's experts, whose results sum adds up.
@@ -199,8 +199,8 @@ func (e *expansion) groupNode(model *models.Node, group int, shape planir.Expert
 	return err
 }
 
-// Slots says of a node of a group where the rows that it works on are reserved. Every call executes all of them: they
-// are no tokens.
+// Slots is the range of rows reserved for a node of a group. Every call executes all of them, since they are not rows
+// of tokens.
 type Slots struct {
 	Class string // the model's node, whose calibration counts
 	Tiers int    // rows of the program

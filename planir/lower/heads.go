@@ -22,12 +22,12 @@ type stages struct {
 	tasks     map[op.Kind][]*task
 }
 
-// newStages is a pipeline of which no stage has tasks yet.
+// newStages returns a pipeline of which no stage has tasks yet.
 func newStages(pipeline *planir.HeadPipeline) *stages {
 	return &stages{HeadPipeline: pipeline, decisions: map[op.Kind]*planir.Decision{}, tasks: map[op.Kind][]*task{}}
 }
 
-// PipelineOf is the pipeline that a node is a stage of in a plan's program of that many rows, with the kind of the
+// PipelineOf returns the pipeline that a node is a stage of in a plan's program of that many rows, with the kind of the
 // stage; nil for other nodes.
 func PipelineOf(plan *planir.Plan, node string, rows int) (*planir.HeadPipeline, op.Kind) {
 	if plan.Attention == nil {
@@ -53,7 +53,7 @@ func (s *stages) add(kind op.Kind, decision *planir.Decision, tasks []*task) {
 	s.decisions[kind], s.tasks[kind] = decision, tasks
 }
 
-// inPipelineOrder are the tasks of all stages in the order of the pipeline.
+// inPipelineOrder returns the tasks of all stages in the order of the pipeline.
 func (s *stages) inPipelineOrder() (out []*task, err error) {
 	estimate, attend := s.decisions[op.Estimate], s.decisions[op.SparseAttend]
 	if err := s.check(); err != nil {

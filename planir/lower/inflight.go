@@ -14,7 +14,7 @@ import (
 // on the rows from c times the chunk's on, of all values: nothing but the caches is shared. The list of tasks, from
 // which flags follow, is an interleaving of the chunks' lists, in the order that the plan gives (planir.ChunkOrder).
 
-// inFlightName is the name of the program of so many chunks of that many rows: "prefill@256x2".
+// inFlightName returns the name of the program of so many chunks of that many rows: "prefill@256x2".
 func inFlightName(rows, chunks int) string {
 	return fmt.Sprintf("%sx%d", ProgramName(rows, false), chunks)
 }
@@ -145,8 +145,8 @@ type Task struct {
 	Graph op.Graph
 }
 
-// Tasks are what chunks in flight interleave: the tasks of a chunk of that many rows in the order of its program, for
-// each section.
+// Tasks returns what chunks in flight interleave: the tasks of a chunk of that many rows in the order of its program,
+// for each section.
 func Tasks(plan *planir.Plan, graph *models.Graph, rows int) (map[string][]Task, error) {
 	build := newBuilder(plan, graph)
 	sections, err := build.expand(GraphOf(plan, graph, rows), rows, rows, build.tiers(rows, ""))

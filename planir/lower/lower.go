@@ -48,8 +48,8 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 	return nil
 }
 
-// rowCounts are the numbers of rows that there is a program for, ascending: those that layers are decided for. A node
-// of the head has one row in every bucket, so that its decisions make no program.
+// rowCounts returns the numbers of rows that have a program, ascending: those for which layers are decided. A node of
+// the head has one row in every bucket, so its decisions make no program.
 func (b *builder) rowCounts() (rows []int, err error) {
 	decided := map[int]bool{}
 	for _, decision := range b.plan.Decisions {
@@ -90,7 +90,7 @@ func (b *builder) beside(rows []int) error {
 	return nil
 }
 
-// newBuilder is a builder that has lowered nothing.
+// newBuilder returns a builder that has lowered nothing.
 func newBuilder(plan *planir.Plan, graph *models.Graph) *builder {
 	return &builder{plan: plan, model: graph, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{},
 		contexts: map[string]string{}, packs: map[packKey]*packUse{}}
@@ -127,7 +127,7 @@ func (b *builder) program(count int, on string) (ph planir.PhaseProgram, err err
 	return ph, nil
 }
 
-// tiers are the capacity tiers of the program of so many rows. A processor that executes it alone takes all experts
+// tiers returns the capacity tiers of the program of so many rows. A processor that executes it alone takes all experts
 // dynamically.
 func (b *builder) tiers(rows int, on string) *planir.ExpertTiers {
 	if on != "" {
@@ -136,7 +136,7 @@ func (b *builder) tiers(rows int, on string) *planir.ExpertTiers {
 	return b.plan.TiersOf(rows)
 }
 
-// expand is the model's graph at a number of rows, with the schemes that are decided for another one (decided).
+// expand returns the model's graph at a number of rows, with the schemes that are decided for another one (decided).
 func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.ExpertTiers) ([]Section, error) {
 	sections, err := Expand(of, rows, b.plan.MaxContext, b.plan.KV, func(node string) op.Scheme {
 		if decision := b.decision(node, decided); decision != nil {
@@ -170,8 +170,8 @@ func useOwnBuffers(sections []Section, ph *planir.PhaseProgram) {
 	}
 }
 
-// GraphOf is the graph of a plan's program of that many rows: of rows of a sequence each, or with sparse attention,
-// where the plan says so.
+// GraphOf returns the graph of a plan's program of that many rows: of rows of a sequence each, or with sparse
+// attention, where the plan says so.
 func GraphOf(plan *planir.Plan, graph *models.Graph, rows int) *models.Graph {
 	of := *graph
 	switch {
@@ -183,7 +183,7 @@ func GraphOf(plan *planir.Plan, graph *models.Graph, rows int) *models.Graph {
 	return &of
 }
 
-// ProgramName is the name of the program of that many rows: "decode", "decode@4", "prefill@256".
+// ProgramName returns the name of the program of that many rows: "decode", "decode@4", "prefill@256".
 func ProgramName(rows int, decodes bool) string {
 	switch {
 	case rows == 1:
@@ -275,7 +275,7 @@ func (b *builder) buffer(name string, value Value) {
 	buf.Rows = max(buf.Rows, value.Rows)
 }
 
-// readOutside are the buffers that sections other than i read.
+// readOutside returns the buffers that sections other than i read.
 func readOutside(sections []Section, i int) map[string]bool {
 	out := map[string]bool{}
 	for j := range sections {

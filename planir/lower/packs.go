@@ -13,14 +13,14 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// packKey tells packs apart: what region of a weight, in which format, and for whom.
+// packKey tells packs apart: the region of a weight, its format, and the processor for which it is packed.
 type packKey struct {
 	weight, scheme, layout, owner string // owner "": shared by every processor that reads tile ranges
 	slotted                       bool   // an owner's pack of the experts that have a slot
 	k0, k1, n0, n1                int    // n0, n1 are 0 while shared: the union of uses is taken
 }
 
-// whole is the key of the pack of all experts.
+// whole returns the key of the pack of all experts.
 func (k packKey) whole() packKey {
 	k.slotted = false
 	return k
@@ -32,7 +32,7 @@ type packUse struct {
 	name   string
 }
 
-// packRange is a column range of a weight, to become a WeightRef once every pack's range is known.
+// packRange is a range of a weight's columns. It becomes a WeightRef once every pack's range is known.
 type packRange struct {
 	key    packKey
 	n0, n1 int
@@ -101,8 +101,8 @@ type Use struct {
 	Slotted bool // its pack holds only experts that have a slot
 }
 
-// Needs is what a piece needs to be there before its step can run, unless the step is joined to its neighbours: the
-// ranges of weights it reads, and its graph, under a key that it shares with equal ones of its processor.
+// Needs returns what must be loaded before a piece's step can run, unless the step is joined to its neighbours: the
+// ranges of weights that it reads, and its graph, under a key that equal graphs of its processor share.
 func Needs(node *Node, piece *Piece, proc *planir.Proc) (weights []Use, graph string) {
 	cut := op.Single(piece.Op(), "")
 	if piece.Role == Compute {
@@ -130,7 +130,7 @@ type weightOp struct {
 	role string
 }
 
-// weightOps lists them in the order of a node's weights.
+// weightOps lists the weights of a chain in the order of a node's weights.
 func weightOps(ops []op.Op) (out []weightOp) {
 	for _, operator := range ops {
 		for _, role := range operator.Sig().W {
@@ -149,7 +149,7 @@ func weightsKey(list []packRange) string {
 	return text.String()
 }
 
-// dropSlottedPacks drops a pack of the experts that have a slot where the same processor has a pack of all experts, so
+// dropSlottedPacks drops a pack of the experts that have a slot if the same processor has a pack of all experts, so
 // that it holds no expert twice.
 func (b *builder) dropSlottedPacks() {
 	for key := range b.packs {

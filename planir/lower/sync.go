@@ -51,10 +51,10 @@ type ordering struct {
 	waits [][]planir.Wait // of each task; a Flag is the index of the task that sets it
 }
 
-// newClock is a clock that knows nothing.
+// newClock returns a clock that knows nothing.
 func (o *ordering) newClock() []int { return slices.Repeat([]int{nothing}, len(o.lane)) }
 
-// latest is of each other lane the latest task that a task must follow.
+// latest returns, for each other lane, its latest task that the given task must follow.
 func (o *ordering) latest(index int, repeated bool) []int {
 	this := o.tasks[index]
 	own, count := o.lane[this.proc], len(o.tasks)
@@ -76,8 +76,8 @@ func (o *ordering) latest(index int, repeated bool) []int {
 	return latest
 }
 
-// wait makes a task wait for the latest tasks of other lanes where nothing implies it, and notes what its lane then
-// knows.
+// wait makes a task wait for the latest tasks of other lanes, unless other waits imply it, and notes what its lane
+// knows afterwards.
 func (o *ordering) wait(index int, latest []int) {
 	own, count := o.lane[o.tasks[index].proc], len(o.tasks)
 	known := o.known[own]

@@ -172,8 +172,8 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 	return made, nil
 }
 
-// unfolded refuses a lookup in the packed weight of a product whose rows a fold multiplies: the fold would change the
-// embedding.
+// unfolded refuses to look rows up in the packed weight of a product if a fold multiplies that weight's rows, because
+// the fold would change the embedding.
 func (b *builder) unfolded(node *Node, operator op.Op) error {
 	if operator.Kind != op.Embed || operator.Scheme == "" {
 		return nil

@@ -7,14 +7,15 @@ import (
 )
 
 // Trivial decides every node of the graph, at every number of rows, for one processor: the plan that needs no splitting
-// and no flags. On the host's reference kernels it is the numeric reference. Experts are dynamic, but where tiers has
-// capacity tiers for a number of rows.
+// and no flags. On the host's reference kernels it is the numeric reference. Experts are dynamic, except at numbers of
+// rows for which tiers has capacity tiers.
 func Trivial(graph *models.Graph, proc string, rows []int, context int, kv op.Type,
 	schemeOf func(node string, rows int) op.Scheme, tiers ...planir.ExpertTiers) ([]planir.Decision, error) {
 	return TrivialOf(&planir.Plan{MaxContext: context, KV: kv, Experts: tiers}, graph, proc, rows, schemeOf)
 }
 
-// TrivialOf is Trivial for programs of a plan, with its context, cache, tiers and sparse attention.
+// TrivialOf makes the plan of Trivial for programs of another plan, with its context, cache, tiers and sparse
+// attention.
 func TrivialOf(plan *planir.Plan, graph *models.Graph, proc string, rows []int,
 	schemeOf func(node string, rows int) op.Scheme) ([]planir.Decision, error) {
 	var out []planir.Decision

@@ -8,22 +8,23 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// Processors with memory of their own hold a second copy of each buffer. What of it travels follows from the program, by
-// a data-flow analysis over its calls in one order that the flags allow: of each buffer the state is a set of
-// disjoint rectangles, each with the memories that hold its value and the call that wrote it. A call fetches those parts
-// of what it reads which its memory lacks, and the calls that wrote them hand just these to the host. Any other order
-// has the same answer, because no two steps touch a view without an order (rule P009). The caches are no part of it:
-// what they hold outlives programs.
+// Processors with memory of their own hold a second copy of each buffer. What of it travels follows from the program,
+// by a data-flow analysis over its calls in one order that the flags allow: of each buffer the state is a set of
+// disjoint rectangles, each with the memories that hold its value and the call that wrote it. A call fetches those
+// parts of what it reads which its memory lacks, and the calls that wrote them hand just these to the host. Any other
+// order has the same answer, because no two steps touch a view without an order (rule P009). The caches are no part of
+// it: what they hold outlives programs.
 
 // Place names a call of a program: a step in one iteration of its section, by their numbers.
 type Place struct{ Section, Lane, Step, Iteration int }
 
-// Call says what travels of the operands of a call, by position: to the processor before it, of Step.In; to the host
-// after it, of Step.Out. Each list are disjoint parts of the operand's view, which lie in the buffer as that does.
+// Call lists the parts of a call's operands that travel, by position. Fetch are the parts of Step.In that travel to the
+// processor before the call, Hand the parts of Step.Out that travel to the host after it. The parts of an operand are
+// disjoint and lie in the buffer as its view does.
 type Call struct{ Fetch, Hand [][]planir.View }
 
-// Of is what travels in a program of a plan: the calls of processors that have memory of their own. space numbers the
-// memory that a processor computes on; 0 is the host's.
+// Of returns what travels in a program of a plan: the calls of processors that have memory of their own. space returns
+// a number for the memory on which a processor computes; 0 is the host's.
 func Of(plan *planir.Plan, phase *planir.PhaseProgram, space func(proc string) int) map[Place]*Call {
 	out, state := map[Place]*Call{}, flow{}
 	state.write(planir.View{Buffer: phase.Own(planir.IDs), R1: phase.Rows, C1: 1}, 0, nil, 0)
@@ -105,7 +106,7 @@ type region struct {
 // flow is the state of the analysis: the regions of each buffer.
 type flow map[string][]region
 
-// write replaces what a view holds: only one memory has it now.
+// write notes that a call has written a view: only one memory holds its value now.
 func (f flow) write(view planir.View, space int, by *Call, out int) {
 	var rest []region
 	for _, old := range f[view.Buffer] {
@@ -118,8 +119,8 @@ func (f flow) write(view planir.View, space int, by *Call, out int) {
 	f[view.Buffer] = append(rest, region{view: view, held: 1 << space, by: by, out: out})
 }
 
-// read notes that something on a memory reads a view, and returns what of it must be fetched. kept says that the memory
-// holds that from then on.
+// read notes that a call on a memory reads a view, and returns the parts that must be fetched. kept says that the
+// memory holds them from then on.
 func (f flow) read(view planir.View, space int, kept bool) (fetch []planir.View) {
 	list := f[view.Buffer]
 	lacks := func(old *region) bool { return old.view.Overlaps(view) && old.held&(1<<space) == 0 }
@@ -155,14 +156,14 @@ func (f flow) read(view planir.View, space int, kept bool) (fetch []planir.View)
 	return fetch
 }
 
-// common is what two views of a buffer that overlap have in common.
+// common returns the rectangle that two overlapping views of a buffer have in common.
 func common(a, b planir.View) planir.View {
 	return planir.View{Buffer: a.Buffer, R0: max(a.R0, b.R0), R1: min(a.R1, b.R1),
 		C0: max(a.C0, b.C0), C1: min(a.C1, b.C1)}
 }
 
-// joined is disjoint rectangles as fewer ones, because each copy takes time of its own: two that are neighbours along a
-// whole side become one, as long as there are any.
+// joined unites disjoint rectangles into fewer ones, because each copy has a cost of its own: it unites neighbours
+// along a whole side as long as there are any.
 func joined(list []planir.View) []planir.View {
 	for {
 		one, other, ok := neighbours(list)
@@ -176,7 +177,7 @@ func joined(list []planir.View) []planir.View {
 	}
 }
 
-// neighbours are the numbers of the first two rectangles whose union is one, the lower number first.
+// neighbours returns the numbers of the first two rectangles whose union is one, the lower number first.
 func neighbours(list []planir.View) (one, other int, ok bool) {
 	for i, a := range list {
 		for j, b := range list[:i] {
@@ -189,7 +190,7 @@ func neighbours(list []planir.View) (one, other int, ok bool) {
 	return 0, 0, false
 }
 
-// minus is what remains of a view without another: at most four rectangles.
+// minus returns the parts of a view outside another view: at most four rectangles.
 func minus(view, without planir.View) (rest []planir.View) {
 	if !view.Overlaps(without) {
 		return []planir.View{view}

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Difference says in words the first thing in which a graph is not the wanted one, and "" where it is. A list that is
-// absent equals an empty one, as in the encoding.
+// Difference describes the first difference between a graph and the wanted one; "" if they are equal. An absent list
+// equals an empty one, as in the encoding.
 func (g *Graph) Difference(want *Graph) string {
 	for _, values := range []struct {
 		what      string
@@ -45,10 +45,10 @@ func listDifference[T comparable](what string, got, want []T, text func(T) strin
 	return ""
 }
 
-// describe is a value with its name, for messages.
+// describe returns a value with its name, for messages.
 func (v Value) describe() string { return fmt.Sprintf("%q %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols) }
 
-// describe is a weight with its name, for messages.
+// describe returns a weight with its name, for messages.
 func (s WeightSpec) describe() string { return fmt.Sprintf("%q %v", s.Name, s) }
 
 // difference compares two nodes.

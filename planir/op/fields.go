@@ -24,7 +24,7 @@ type field struct {
 	want func(o *Op) string
 }
 
-// fieldOf describes a field; want judges its values, nil: all make sense.
+// fieldOf describes a field. want returns what a wrong value should have been; nil accepts every value.
 func fieldOf[T comparable](at func(operator *Op) *T, want func(value T) string) field {
 	made := field{
 		isSet: func(operator *Op) bool { var zero T; return *at(operator) != zero },
@@ -37,7 +37,8 @@ func fieldOf[T comparable](at func(operator *Op) *T, want func(value T) string) 
 	return made
 }
 
-// fields are those of Op by their names in JSON. A dimension that a kind needs is at least 1, which want does not say.
+// fields has the fields of Op by their names in JSON. A dimension that a kind needs is at least 1; want does not say
+// that.
 var fields = map[string]field{
 	"k":          fieldOf(func(o *Op) *int { return &o.K }, upTo[int](0, maxDim)),
 	"n":          fieldOf(func(o *Op) *int { return &o.N }, upTo[int](0, maxDim)),
@@ -114,7 +115,7 @@ var fieldNames = func() []string {
 	return names
 }()
 
-// upTo wants a number of a range; a NaN is in none.
+// upTo accepts numbers in a range; a NaN is in no range.
 func upTo[T int | float64](least, most T) func(T) string {
 	return func(value T) string {
 		if value >= least && value <= most {
@@ -124,7 +125,7 @@ func upTo[T int | float64](least, most T) func(T) string {
 	}
 }
 
-// oneOf wants one of a few words.
+// oneOf accepts the given words.
 func oneOf[T ~string](values ...T) func(T) string {
 	return func(value T) string {
 		if slices.Contains(values, value) {
@@ -146,7 +147,7 @@ type fieldRule struct {
 	needs   bool // it must be set
 }
 
-// rules are those of the row for every field, ascending by name.
+// rules returns the row's rule for every field, ascending by name.
 func (r *kindRow) rules() []fieldRule {
 	list := make([]fieldRule, len(fieldNames))
 	for i, name := range fieldNames {
@@ -160,7 +161,7 @@ func (r *kindRow) mayHave(name string) bool {
 	return slices.Contains(r.required, name) || slices.Contains(r.optional, name)
 }
 
-// fieldError is the error for a field whose value makes no sense.
+// fieldError returns the error for a field whose value makes no sense.
 func (o Op) fieldError(field string, value any, want string) error {
 	return fmt.Errorf("operator %q: %s = %v, want %s", o.Kind, field, value, want)
 }

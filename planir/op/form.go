@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Form is how a matrix product is put to a processor: the order of its operands, which operator of a vendor's library
-// computes it, or which variant of the driver's kernels. Arithmetic is the same in every form; what it costs, and what
-// a compiler makes of it, differ (HeteroInfer sec. 3.2, llm.npu sec. 4). The default "" is a fully connected layer,
-// activations first: [M,K]x[K,N]. A product of one row has no other forms than its order.
+// Form is a way to pass a matrix product to a processor: the order of its operands, the operator of a vendor's library,
+// or the variant of the driver's kernels. The arithmetic is the same in every form; cost and the compiler's output
+// differ (HeteroInfer sec. 3.2, llm.npu sec. 4). The default "" is a fully connected layer, activations first:
+// [M,K]x[K,N]. A product of one row has no other forms than its order.
 type Form string
 
 // Forms other than the default. What a processor can do is said in classes, which are these words; the form of a
@@ -35,12 +35,12 @@ const kernelPrefix = "kernel "
 // maxKernel bounds the name of a variant.
 const maxKernel = 48
 
-// KernelForm is a product by the variant of that name of the driver's kernels: "kernel tiles". Which variants there are
-// is the driver's business, and what each needs of a device.
+// KernelForm returns the form of a product by a named variant of the driver's kernels: "kernel tiles". The driver
+// decides which variants exist, and what each needs of a device.
 func KernelForm(variant string) Form { return Form(kernelPrefix + variant) }
 
-// Kernel is the variant that the form names, "" for other forms and for what is no name: words of small letters and
-// digits with hyphens in between.
+// Kernel returns the variant that the form names, "" for other forms and for what is no name: words of small letters
+// and digits with hyphens in between.
 func (f Form) Kernel() string {
 	variant, named := strings.CutPrefix(string(f), kernelPrefix)
 	if !named || variant == "" || len(variant) > maxKernel {
@@ -63,11 +63,11 @@ func (f Form) Kernel() string {
 // IsClass reports whether the form is a class: one of FormClasses, or a variant of kernels.
 func (f Form) IsClass() bool { return slices.Contains(FormClasses, f) || f.Kernel() != "" }
 
-// ConvForm is the convolution over an image of w*h pixels: "conv 32x8" for w = 32 and h = 8. The rows of the
+// ConvForm returns the convolution over an image of w*h pixels: "conv 32x8" for w = 32 and h = 8. The rows of the
 // product are its pixels, w after w.
 func ConvForm(w, h int) Form { return Form(fmt.Sprintf("%s %dx%d", Conv, w, h)) }
 
-// Class is the form without the layout of its rows, "" for the default.
+// Class returns the form without the layout of its rows, "" for the default.
 func (f Form) Class() Form {
 	if class, _, ok := strings.Cut(string(f), " "); ok && f.Kernel() == "" {
 		return Form(class)
@@ -75,7 +75,7 @@ func (f Form) Class() Form {
 	return f
 }
 
-// Image is the width and height of a convolution's image; ok is false for other forms and unless both are numbers
+// Image returns the width and height of a convolution's image; ok is false for other forms and unless both are numbers
 // of at least 1 in their shortest writing.
 func (f Form) Image() (width, height int, ok bool) {
 	size, conv := strings.CutPrefix(string(f), string(Conv)+" ")
@@ -135,7 +135,7 @@ func FormsOf(rows int, classes []Form) []Form {
 	return out
 }
 
-// Squarest is the factorisation of rows into width and height whose sides differ least, the wider first.
+// Squarest returns the factorisation of rows into width and height whose sides differ least, the wider first.
 func Squarest(rows int) Form {
 	height := 1
 	for divisor := 2; divisor*divisor <= rows; divisor++ {

@@ -67,12 +67,12 @@ func (o Op) Sig() Signature {
 	return Signature{}
 }
 
-// f32Operand is an operand of float32.
+// f32Operand returns an operand of float32.
 func f32Operand(role string, rows, cols int) Value {
 	return Value{Name: role, Type: F32, Rows: rows, Cols: cols}
 }
 
-// elementwise is the signature of x -> y, both [M*Fan,N], with weights in the given roles.
+// elementwise returns the signature of x -> y, both [M*Fan,N], with weights in the given roles.
 func elementwise(weights ...string) func(operator Op) Signature {
 	return func(operator Op) Signature {
 		return Signature{In: []Value{f32Operand("x", operator.Rows(), operator.N)}, W: weights,
@@ -80,19 +80,19 @@ func elementwise(weights ...string) func(operator Op) Signature {
 	}
 }
 
-// fusedQKV is a row of query, key and value heads for each token.
+// fusedQKV returns a row of query, key and value heads for each token.
 func fusedQKV(operator Op) Value {
 	return f32Operand("qkv", operator.M, QKVColumns(operator.Heads, operator.KVHeads, operator.HeadDim))
 }
 
-// inPlaceQKV is the signature of what changes fused QKV rows in place.
+// inPlaceQKV returns the signature of what changes fused QKV rows in place.
 func inPlaceQKV(weights ...string) func(operator Op) Signature {
 	return func(operator Op) Signature {
 		return Signature{In: []Value{fusedQKV(operator)}, W: weights, Out: []Value{fusedQKV(operator)}}
 	}
 }
 
-// activations are what enters a product: f32 rows of K, or u8 rows with their scales.
+// activations returns what enters a product: f32 rows of K, or u8 rows with their scales.
 func activations(operator Op, rows int) []Value {
 	if operator.Scheme.QuantisedRows() {
 		return []Value{{"x", U8, rows, operator.K}, f32Operand("scale", rows, 1)}
@@ -103,7 +103,7 @@ func activations(operator Op, rows int) []Value {
 // groupRole begins the role of an operand that holds the rows of a group, and no other role of the same kinds.
 const groupRole = "g"
 
-// groupRows are the operands that hold the rows of groups.
+// groupRows returns the operands that hold the rows of groups.
 func groupRows(operator Op) (out []Value) {
 	for i, group := range operator.Groups.List() {
 		out = append(out, f32Operand(fmt.Sprintf(groupRole+"%d", i), group.Slots*group.Rows, operator.N))
@@ -135,7 +135,7 @@ func (g *Graph) State() bool {
 	return false
 }
 
-// Rows is the largest M (tokens) of the graph's nodes.
+// Rows returns the largest M (tokens) of the graph's nodes.
 func (g *Graph) Rows() int {
 	most := 0
 	for _, node := range g.Nodes {
@@ -334,10 +334,10 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 	return WeightSpec{Name: role, K: k, N: n, Scheme: string(F32), Layout: RowsLayout}
 }
 
-// gains are a factor or summand for each column.
+// gains returns a factor or summand for each column.
 func gains(operator Op, _ string) (k, n int) { return 1, operator.N }
 
-// headGains are a factor for each element of a head, or of all heads together.
+// headGains returns a factor for each element of a head, or of all heads together.
 func headGains(operator Op, role string) (k, n int) {
 	switch {
 	case !operator.Joint:

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Group is neighbouring slots of experts that have equally many rows reserved each.
+// Group is a run of neighbouring slots of experts with equally many reserved rows each.
 type Group struct{ Slots, Rows int }
 
 // Groups are groups of slots in order, written "8x64,4x16": 8 slots of 64 rows, then 4 of 16. The written form makes
@@ -16,7 +16,7 @@ type Groups string
 // MaxGroups is how many groups an operator has at most.
 const MaxGroups = 64
 
-// GroupsOf is the written form of groups.
+// GroupsOf returns the written form of groups.
 func GroupsOf(groups []Group) Groups {
 	texts := make([]string, len(groups))
 	for i, group := range groups {
@@ -25,7 +25,7 @@ func GroupsOf(groups []Group) Groups {
 	return Groups(strings.Join(texts, ","))
 }
 
-// List are the groups. It is nil for a form that is not well formed.
+// List returns the groups. It is nil for a form that is not well formed.
 func (g Groups) List() []Group {
 	if g == "" {
 		return nil
@@ -44,7 +44,7 @@ func (g Groups) List() []Group {
 	return groups
 }
 
-// Slots is the number of all slots.
+// Slots returns the number of all slots.
 func (g Groups) Slots() (count int) {
 	for _, group := range g.List() {
 		count += group.Slots
@@ -52,7 +52,7 @@ func (g Groups) Slots() (count int) {
 	return count
 }
 
-// Rows is the number of rows of all slots.
+// Rows returns the number of rows of all slots.
 func (g Groups) Rows() (count int) {
 	for _, group := range g.List() {
 		count += group.Slots * group.Rows
@@ -60,8 +60,8 @@ func (g Groups) Rows() (count int) {
 	return count
 }
 
-// RandomSalience is the salience of a row by SalienceRandom: the high bits of the row's number times an odd constant
-// (Fibonacci hashing), so that neighbouring rows are far apart and equal everywhere.
+// RandomSalience returns the salience of a row by SalienceRandom: the high bits of the row's number times an odd
+// constant (Fibonacci hashing), so that neighbouring rows are far apart and equal everywhere.
 func RandomSalience(row int) uint32 { return uint32(uint64(row+1) * 0x9e3779b97f4a7c15 >> 32) }
 
 // Validate says what is wrong with groups, nil for none: sizes are positive, and all slots and rows within the bounds

@@ -75,7 +75,7 @@ const (
 	AlongHeads Axis = "heads" // key heads
 )
 
-// columnUnit is what a range of columns of a result is a multiple of.
+// columnUnit says of what a range of columns of a result must be a multiple.
 type columnUnit int
 
 const (
@@ -116,7 +116,7 @@ func (k Kind) Rowwise() bool {
 	return kind != nil && kind.rowwise
 }
 
-// RowsFault is why an operator of the kind cannot be divided by rows, "" when it can.
+// RowsFault returns why an operator of the kind cannot be divided by rows, "" if it can.
 func (k Kind) RowsFault() string {
 	if kind := rowOf[k]; kind != nil {
 		return kind.rowsFault
@@ -124,7 +124,8 @@ func (k Kind) RowsFault() string {
 	return ""
 }
 
-// Along is the axis besides rows and columns that an operator of the kind can be divided along, "": none.
+// Along returns the axis other than rows and columns along which an operator of the kind can be divided, "" if there is
+// none.
 func (k Kind) Along() Axis {
 	if kind := rowOf[k]; kind != nil {
 		return kind.axis
@@ -142,8 +143,8 @@ func (k Kind) AnyStride() bool {
 // ReadsCache reports whether the kind reads what is cached of earlier positions.
 func (k Kind) ReadsCache() bool { return k.Has("kv") && k.Has("context") }
 
-// HeadColumns is how many columns of each input, weight and output of the operator belong to one key head, for a kind
-// that is divided along them.
+// HeadColumns returns how many columns of each input, weight and output of the operator belong to one key head, for a
+// kind that is divided along them.
 func (o Op) HeadColumns() (in, w, out []int) {
 	if kind := rowOf[o.Kind]; kind != nil && kind.heads != nil {
 		return kind.heads(o)
@@ -157,8 +158,8 @@ func (k Kind) ByColumns() bool {
 	return kind != nil && kind.columns != nil
 }
 
-// ColumnsRead is how many columns of an operand a column of the result depends on: 0 for all of them, and for a result
-// that is not divided by columns. Column c depends on those from c*ColumnsRead on.
+// ColumnsRead returns how many columns of an operand a column of the result depends on: 0 for all of them, and for a
+// result that is not divided by columns. Column c depends on those from c*ColumnsRead on.
 func (k Kind) ColumnsRead(operand int) int {
 	kind := rowOf[k]
 	if kind == nil || operand >= len(kind.columns) {
@@ -167,7 +168,8 @@ func (k Kind) ColumnsRead(operand int) int {
 	return kind.columns[operand]
 }
 
-// ColumnUnit is what a range of columns of the result is a multiple of on a processor whose tile has that many columns.
+// ColumnUnit returns of what a range of columns of the result is a multiple, on a processor whose tile has that many
+// columns.
 func (o Op) ColumnUnit(tile int) int {
 	switch kind := rowOf[o.Kind]; {
 	case kind != nil && kind.unit == unitInterleave:
@@ -197,7 +199,7 @@ func (o Op) Flops() int64 {
 	return 0
 }
 
-// Bytes is the memory traffic of one execution with nothing cached: weights, inputs and outputs once.
+// Bytes returns the memory traffic of one execution with nothing cached: weights, inputs and outputs once.
 func (o Op) Bytes() int64 {
 	if kind := rowOf[o.Kind]; kind != nil {
 		return kind.bytes(o)

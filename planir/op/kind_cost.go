@@ -17,12 +17,12 @@ func matMulKey(operator Op) string {
 	return string(text) + textIf(operator.Bias, " bias") + textIf(operator.Form != "", " "+string(operator.Form))
 }
 
-// activationKey is the key of GLU and Activate: the function matters.
+// activationKey returns the key of GLU and Activate: the function matters.
 func activationKey(operator Op) string {
 	return fmt.Sprintf("%s[%d,%d] %s", operator.Kind, operator.Rows(), operator.N, operator.Act)
 }
 
-// textIf is the text if the condition is set, else "".
+// textIf returns the text if the condition is set, else "".
 func textIf(set bool, text string) string {
 	if set {
 		return text
@@ -30,7 +30,7 @@ func textIf(set bool, text string) string {
 	return ""
 }
 
-// elements is the number of elements of [rows,columns].
+// elements returns the number of elements of [rows,columns].
 func elements(rows, columns int) int64 { return int64(rows) * int64(columns) }
 
 // perElement counts so much for every element of the [M*Fan,N] that the operator computes.
@@ -43,7 +43,7 @@ func productFlops(operator Op) int64 {
 	return 2 * elements(operator.Rows(), operator.K) * int64(operator.N)
 }
 
-// productBytes is the traffic of a product that reads inputRows rows of activations and so many weights.
+// productBytes returns the traffic of a product that reads inputRows rows of activations and so many weights.
 func productBytes(operator Op, inputRows, weights int) int64 {
 	in := 4 * elements(inputRows, operator.K)
 	if operator.Scheme.QuantisedRows() {
@@ -72,7 +72,7 @@ func attentionBytes(operator Op) int64 {
 		8*elements(operator.M, operator.Heads)*int64(operator.HeadDim)
 }
 
-// attendedPairs is the number of (query row, cached position) pairs of a causal attention.
+// attendedPairs returns the number of (query row, cached position) pairs of a causal attention.
 func (o Op) attendedPairs() int64 {
 	rows, context, window := int64(o.M), int64(o.Context), int64(o.Window)
 	if o.Batch {

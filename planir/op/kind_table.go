@@ -444,8 +444,8 @@ var kindTable = []kindRow{
 	},
 }
 
-// anywhere is why an operator on rows that are sorted by their experts cannot be divided by rows.
+// anywhere says why an operator on rows that are sorted by their experts cannot be divided by rows.
 const anywhere = "a row may lie anywhere in the groups"
 
-// cacheFirst is why an operator that looks back cannot be divided by rows.
+// cacheFirst says why an operator that reads the cache cannot be divided by rows.
 const cacheFirst = "the cache of earlier rows must be complete first"

@@ -30,7 +30,7 @@ const Q8 Type = "q8"
 // multiplies in it: queries and the weights of the softmax are rounded to it, too, as keys and values are.
 var CacheTypes = []Type{F32, F16, BF16, Q8}
 
-// CacheRow is how a cache of the type stores a key or a value of dim numbers: cols elements.
+// CacheRow returns how a cache of the type stores a key or a value of dim numbers: cols elements.
 func (t Type) CacheRow(dim int) (element Type, cols int) {
 	if t == Q8 {
 		return U8, dim + F32.Bytes()
@@ -38,13 +38,13 @@ func (t Type) CacheRow(dim int) (element Type, cols int) {
 	return t, dim
 }
 
-// CacheRowBytes is the size of a cached key or value of dim numbers.
+// CacheRowBytes returns the size of a cached key or value of dim numbers.
 func (t Type) CacheRowBytes(dim int) int64 {
 	element, cols := t.CacheRow(dim)
 	return int64(cols) * int64(element.Bytes())
 }
 
-// Bytes is the size of one element, 0 for an unknown type and for one of whole rows.
+// Bytes returns the size of one element, 0 for an unknown type and for one of whole rows.
 func (t Type) Bytes() int {
 	switch t {
 	case F32, I32:
@@ -183,16 +183,16 @@ func (o Op) HasScheme() bool {
 // HasMatrix reports whether o multiplies by a matrix [K,N] of the model.
 func (o Op) HasMatrix() bool { return o.HasScheme() || o.Kind == OutlierMatMul }
 
-// Rows is the number of rows of the operands that have Fan rows per token.
+// Rows returns the number of rows of the operands that have Fan rows per token.
 func (o Op) Rows() int { return o.M * max(1, o.Fan) }
 
-// Products are the products of one matrix each that a GroupMatMul consists of: what one of them is, and how many there
-// are.
+// Products returns the products of one matrix each that a GroupMatMul consists of: what one of them is, and how many
+// there are.
 func (o Op) Products() (one Op, count int) {
 	return Op{Kind: MatMul, M: o.M / max(1, o.Experts), K: o.K, N: o.N, Scheme: o.Scheme}, o.Experts
 }
 
-// asSent is an ExpertMatMul of as many tokens as have the rows that are expected to be sent.
+// asSent returns an ExpertMatMul of as many tokens as have the rows that are expected to be sent.
 func (o Op) asSent() Op {
 	if o.Sent > 0 && o.Fan > 0 {
 		o.M, o.Sent = min(o.M, (o.Sent+o.Fan-1)/o.Fan), 0
@@ -200,8 +200,8 @@ func (o Op) asSent() Op {
 	return o
 }
 
-// InUse is how many rows of an operand a call of some tokens uses: as many as it has for each token. Groups of experts
-// are used whole, however many rows are sent to them.
+// InUse returns how many rows of an operand a call of some tokens uses: as many as it has for each token. Groups of
+// experts are used whole, however many rows are sent to them.
 func (o Op) InUse(operand Value, tokens int) int {
 	if o.Groups != "" && strings.HasPrefix(operand.Name, groupRole) {
 		return operand.Rows
@@ -209,7 +209,7 @@ func (o Op) InUse(operand Value, tokens int) int {
 	return min(tokens, o.M, operand.Rows) * max(1, operand.Rows/o.M)
 }
 
-// Rotary is the number of elements of a head that Rope rotates.
+// Rotary returns the number of elements of a head that Rope rotates.
 func (o Op) Rotary() int {
 	if o.RotaryDim > 0 {
 		return o.RotaryDim
@@ -217,7 +217,7 @@ func (o Op) Rotary() int {
 	return o.HeadDim
 }
 
-// inputRows is the number of rows of an ExpertMatMul's activations.
+// inputRows returns the number of rows of an ExpertMatMul's activations.
 func (o Op) inputRows() int {
 	if o.Spread {
 		return o.M
@@ -225,7 +225,7 @@ func (o Op) inputRows() int {
 	return o.Rows()
 }
 
-// QKVColumns is the width of a fused QKV row of heads query and kvHeads key/value heads.
+// QKVColumns returns the width of a fused QKV row of heads query and kvHeads key/value heads.
 func QKVColumns(heads, kvHeads, headDim int) int { return (heads + 2*kvHeads) * headDim }
 
 // RoundUp returns the least multiple of unit that is at least size. A unit below 2 leaves the size.

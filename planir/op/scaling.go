@@ -119,10 +119,10 @@ var byContext = scaling{
 	},
 }
 
-// actPattern is the pattern of activation functions: the function alone.
+// actPattern returns the pattern of activation functions: the function alone.
 func actPattern(o Op) Op { return Op{Act: o.Act} }
 
-// rowsOfN is the extent of [M*Fan,N], which reduces nothing.
+// rowsOfN returns the extent of [M*Fan,N], which reduces nothing.
 func rowsOfN(o Op) (rows, along, across int) { return o.Rows(), 0, o.N }
 
 // withN gives a pattern its columns.
@@ -137,7 +137,7 @@ func withHeads(o Op, _, across int) Op {
 	return o
 }
 
-// rotated is the pattern of rotations: the elements that are rotated, where they are not all.
+// rotated returns the pattern of rotations: the elements that are rotated, where they are not all.
 func rotated(o Op) Op {
 	if o.RotaryDim == o.HeadDim {
 		return Op{}
@@ -145,7 +145,7 @@ func rotated(o Op) Op {
 	return Op{RotaryDim: o.RotaryDim}
 }
 
-// Extent is the position of an operator on the latency curves of its pattern: its rows, the length that it reduces
+// Extent returns the position of an operator on the latency curves of its pattern: its rows, the length that it reduces
 // over (K of a product, the cached positions of an attention, else 0), and its width (columns, key heads or experts).
 func (o Op) Extent() (rows, along, across int) {
 	if kind := rowOf[o.Kind]; kind != nil {
@@ -154,8 +154,8 @@ func (o Op) Extent() (rows, along, across int) {
 	return o.M, 0, o.N
 }
 
-// Pattern is what operators with common latency curves share: the operator with those fields alone that tell curves
-// apart. Heads of a pattern are the query heads of one key head. Scaled makes an operator of it.
+// Pattern returns what operators with common latency curves share: the operator with those fields alone that tell
+// curves apart. Heads of a pattern are the query heads of one key head. Scaled makes an operator of it.
 func (o Op) Pattern() Op {
 	var pattern Op
 	if kind := rowOf[o.Kind]; kind != nil {
@@ -165,7 +165,7 @@ func (o Op) Pattern() Op {
 	return pattern
 }
 
-// Scaled is the operator of a pattern at an extent.
+// Scaled returns the operator of a pattern at an extent.
 func (o Op) Scaled(rows, along, across int) Op {
 	o.M = rows
 	if kind := rowOf[o.Kind]; kind != nil {

@@ -117,7 +117,7 @@ const (
 	I32Q6C Scheme = "i32/q6c"
 )
 
-// Table is the scheme of an Embed that looks rows up in a weight packed under the scheme, "" where none does.
+// Table returns the scheme of an Embed that looks rows up in a weight packed under the scheme, "" where none does.
 func (s Scheme) Table() Scheme {
 	if packed := weightRowOf(s.Weight()); packed != nil {
 		return packed.table
@@ -173,19 +173,19 @@ func schemeNames(list []Scheme) string {
 	return strings.Join(names, ", ")
 }
 
-// Weight is the weight half of the scheme ("w32", "q8c", "q4b32").
+// Weight returns the weight half of the scheme ("w32", "q8c", "q4b32").
 func (s Scheme) Weight() string {
 	_, weight, _ := strings.Cut(string(s), "/")
 	return weight
 }
 
-// Activation is the activation half of the scheme ("a32", "a8t").
+// Activation returns the activation half of the scheme ("a32", "a8t").
 func (s Scheme) Activation() string {
 	activation, _, _ := strings.Cut(string(s), "/")
 	return activation
 }
 
-// activations is the row of the scheme's activation half; that of an unknown one says no to everything.
+// activations returns the row of the scheme's activation half; that of an unknown one says no to everything.
 func (s Scheme) activations() *activationRow {
 	name := s.Activation()
 	for i := range activationTable {
@@ -198,7 +198,7 @@ func (s Scheme) activations() *activationRow {
 
 var unknownActivations activationRow
 
-// weightRowOf is the row of a weight scheme, nil for plain types and unknown ones.
+// weightRowOf returns the row of a weight scheme, nil for plain types and unknown ones.
 func weightRowOf(weight string) *weightRow {
 	for i := range weightTable {
 		if weightTable[i].name == weight {
@@ -211,14 +211,13 @@ func weightRowOf(weight string) *weightRow {
 // QuantisedRows reports whether activations enter as u8 rows with scales.
 func (s Scheme) QuantisedRows() bool { return s.activations().rows }
 
-// Scales is the number of static scales that 8-bit rows choose from, 0 where each has its own or none.
+// Scales returns the number of static scales that 8-bit rows choose from, 0 where each has its own or none.
 func (s Scheme) Scales() int { return s.activations().scales }
 
-// Shadow reports whether what exceeds the static scale of 8-bit rows is multiplied beside the product, by an
-// OutlierMatMul.
+// Shadow reports whether an OutlierMatMul beside the product multiplies what exceeds the static scale of 8-bit rows.
 func (s Scheme) Shadow() bool { return s.activations().shadow }
 
-// OutlierChannels is how many of the k channels that enter a product are expected to exceed the static scale of a
+// OutlierChannels returns how many of the k channels that enter a product are expected to exceed the static scale of a
 // scheme with shadow outliers in some row of a call. llm.npu (3.3) found 5 to 15 channels in an inference, fewer than
 // 0.3 % of them; small models have more.
 func OutlierChannels(k int) int { return min(k, max(32, (k+63)/64)) }
@@ -227,11 +226,11 @@ func OutlierChannels(k int) int { return min(k, max(32, (k+63)/64)) }
 // other numbers follow.
 const FewChannels = 4
 
-// MostChannels is the most channels that an OutlierMatMul of k channels may multiply at once, whatever a calibration
-// counted: their rows of the weight are held in the scratch memory of every core.
+// MostChannels returns the most channels that an OutlierMatMul of k channels may multiply at once, whatever a
+// calibration counted: their rows of the weight are held in the scratch memory of every core.
 func MostChannels(k int) int { return min(k, max(128, (k+15)/16)) }
 
-// Gathered is how many channels an OutlierMatMul multiplies at once.
+// Gathered returns how many channels an OutlierMatMul multiplies at once.
 func (o Op) Gathered() int {
 	if o.Channels > 0 {
 		return o.Channels
@@ -259,9 +258,9 @@ func (s Scheme) RoundsResults() bool { return s.Grid() || s.Half() }
 // Experts reports whether an ExpertMatMul can have the scheme.
 func (s Scheme) Experts() bool { return !s.RoundsResults() && !s.Shadow() }
 
-// Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time: of
-// schemes with static scales of rows that with scales of each row, of which the one with a single static scale is the
-// twin. "" for others.
+// Twin returns the scheme whose products have the same operands and arithmetic, so that they take the same time; "" if
+// there is none. For static scales of rows it is the scheme with a scale for each row; for that one it is the scheme
+// with a single static scale.
 func (s Scheme) Twin() Scheme {
 	for _, known := range schemeTable {
 		if known.scheme == s {
@@ -271,8 +270,8 @@ func (s Scheme) Twin() Scheme {
 	return ""
 }
 
-// Alike are the schemes whose products take the same time as the scheme's, itself first: its twin, and all others of
-// that.
+// Alike returns the schemes whose products take the same time: the scheme itself first, then its twin and all other
+// twins of that.
 func (s Scheme) Alike() []Scheme {
 	out, twin := []Scheme{s}, s.Twin()
 	for _, other := range schemeTable {
@@ -283,8 +282,8 @@ func (s Scheme) Alike() []Scheme {
 	return out
 }
 
-// QuantRows is the operator that quantises what enters a product of the scheme: tokens with fan rows each (0 and 1:
-// one) of n numbers.
+// QuantRows returns the operator that quantises what enters a product of the scheme: tokens with fan rows each (0 and
+// 1: one) of n numbers.
 func (s Scheme) QuantRows(tokens, cols, fan int) Op {
 	operator := Op{Kind: QuantRows, M: tokens, N: cols, Static: s.Scales() > 0}
 	if fan > 1 {
@@ -299,8 +298,8 @@ func (s Scheme) QuantRows(tokens, cols, fan int) Op {
 // MaxScales is the most static scales that QuantRows chooses from.
 const MaxScales = 4
 
-// StaticScale is the one of several static scales that a row of 8-bit codes has whose largest magnitude is top: the
-// smallest that holds it, which is not below top/127 in float32, the scale that the row would have of its own; the
+// StaticScale returns the one of several static scales that a row of 8-bit codes has whose largest magnitude is top:
+// the smallest that holds it, which is not below top/127 in float32, the scale that the row would have of its own; the
 // largest where none holds it.
 func StaticScale(scales []float32, top float32) float32 {
 	own, least, most := top/127, float32(math.Inf(1)), scales[0]
@@ -313,8 +312,8 @@ func StaticScale(scales []float32, top float32) float32 {
 	return min(least, most)
 }
 
-// WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding: its values in whole bytes a
-// column, or in whole blocks, and what stands beside them. It is 0 for an unknown scheme.
+// WeightBytes returns the stored size of a [K,N] weight in the weight scheme, without padding: its values in whole
+// bytes a column, or in whole blocks, and what stands beside them. It is 0 for an unknown scheme.
 func WeightBytes(scheme string, k, n int) int64 {
 	packed := weightRowOf(scheme)
 	switch {
@@ -328,7 +327,7 @@ func WeightBytes(scheme string, k, n int) int64 {
 	return (column + int64(packed.columnBytes)) * int64(n)
 }
 
-// BlockK is the number of rows of a weight that share one scale: parts of it along K are multiples of it. It is 1
+// BlockK returns the number of rows of a weight that share one scale: parts of it along K are multiples of it. It is 1
 // for schemes without blocks.
 func (s Scheme) BlockK() int {
 	if packed := weightRowOf(s.Weight()); packed != nil && packed.block > 0 {

@@ -25,8 +25,8 @@ type Sparsity struct {
 // SparseLeasts are the numbers of positions of which calibration chooses the least that a sparse attention keeps.
 var SparseLeasts = []int{0, 256, 512, 1024}
 
-// SparseBlock is how many queries share a selection where nothing else is said: of more a selection serves each worse,
-// of fewer gathering and selecting take longer.
+// SparseBlock is the default number of queries that share a selection. With more queries a selection serves each of
+// them worse; with fewer, gathering and selecting take longer.
 const SparseBlock = 32
 
 // sparseParts is how many numbers the weight "heads" of Estimate and Select has for each query head.
@@ -70,9 +70,9 @@ var BucketCounts = []int{1, 3, 9}
 // BucketStep is shadowAttn's step from a static scale to the next.
 const BucketStep = 0.5
 
-// ScaleFactors are what the scales of queries and of keys are multiplied by in each of 1, 3 or 9 buckets: both by the
-// step, by 1 and by one over the step, and with 9 every combination (shadowAttn 3.3; of three it says nothing). Other
-// counts have the pair 1, 1 alone.
+// ScaleFactors returns what the scales of queries and of keys are multiplied by in each of 1, 3 or 9 buckets: both by
+// the step, by 1 and by one over the step, and with 9 every combination (shadowAttn 3.3; of three it says nothing).
+// Other counts have the pair 1, 1 alone.
 func ScaleFactors(buckets int, step float32) (pairs [][2]float32) {
 	factors := []float32{step, 1, 1 / step}
 	switch buckets {
@@ -92,9 +92,9 @@ func ScaleFactors(buckets int, step float32) (pairs [][2]float32) {
 	return pairs
 }
 
-// NearestFactors is the pair of ScaleFactors with which a pair of scales has the least squared distance from the scales
-// that hold the largest query and key: these magnitudes over 127. Of equal ones it is the first. Where keys are stored
-// in 8 bits, largestKey and keyScale are 0, and queries decide.
+// NearestFactors returns the pair of ScaleFactors with which a pair of scales has the least squared distance from the
+// scales that hold the largest query and key: these magnitudes over 127. Of equal ones it is the first. Where keys are
+// stored in 8 bits, largestKey and keyScale are 0, and queries decide.
 func NearestFactors(buckets int, queryScale, keyScale, largestQuery, largestKey float32) [2]float32 {
 	pairs := ScaleFactors(buckets, BucketStep)
 	best, least := pairs[len(pairs)/2], math.Inf(1)
@@ -132,8 +132,8 @@ func (o Op) Launch() Launch {
 	return Launch{Rows: o.group() * rows, Keys: keys}
 }
 
-// EstimateWork is the arithmetic of an Estimate on a processor of static shapes: all its queries with all keys that any
-// of them sees, the ones that a query does not see included.
+// EstimateWork returns the arithmetic of an Estimate on a processor of static shapes: all its queries with all keys
+// that any of them sees, the ones that a query does not see included.
 func (o Op) EstimateWork() int64 {
 	keys := int64(max(o.Context, o.M))
 	if o.Window > 0 {
@@ -151,7 +151,7 @@ func (g *Graph) CountsRows() bool {
 	return !slices.ContainsFunc(g.Nodes, func(node Node) bool { return !node.Op.Kind.CountsRows() })
 }
 
-// Estimate is the operator of a graph that is an Estimate and nothing else, nil for any other graph.
+// Estimate returns the operator of a graph that is an Estimate and nothing else, nil for any other graph.
 func (g *Graph) Estimate() *Op {
 	if len(g.Nodes) != 1 || g.Nodes[0].Op.Kind != Estimate {
 		return nil
@@ -159,7 +159,8 @@ func (g *Graph) Estimate() *Op {
 	return &g.Nodes[0].Op
 }
 
-// Operands are those of a launch of an Estimate: codes around 128 of queries and keys, and products of the given type.
+// Operands returns those of a launch of an Estimate: codes around 128 of queries and keys, and products of the given
+// type.
 func (o Op) Operands(products Type) [3]Value {
 	launch := o.Launch()
 	return [3]Value{
@@ -168,8 +169,8 @@ func (o Op) Operands(products Type) [3]Value {
 	}
 }
 
-// Launches is what a processor of static shapes executes for a graph: of an Estimate, launches with these operands; of
-// any other, the graph.
+// Launches returns what a processor of static shapes executes for a graph: of an Estimate, launches with these
+// operands; of any other, the graph.
 func (g *Graph) Launches(products Type) *Graph {
 	estimate := g.Estimate()
 	if estimate == nil {
@@ -184,7 +185,7 @@ func (g *Graph) Launches(products Type) *Graph {
 // [Inner,Block) by all, and [Block,End) are the block's own. Without a window First and Inner are 0.
 type SparseSpan struct{ First, Inner, Block, End int }
 
-// SpanOf is the span of a block of rows queries, the first of which is at position pos.
+// SpanOf returns the span of a block of rows queries, the first of which is at position pos.
 func (o Op) SpanOf(pos, rows int) SparseSpan {
 	span := SparseSpan{Block: pos, End: pos + rows}
 	if o.Window > 0 {
@@ -194,8 +195,8 @@ func (o Op) SpanOf(pos, rows int) SparseSpan {
 	return span
 }
 
-// Keep is how many of the positions [Inner,Block) a share of all that is seen leaves to be selected, the block's own
-// and those that only some queries see being kept in any case. Where no more than least positions are seen all are
+// Keep returns how many of the positions [Inner,Block) a share of all that is seen leaves to be selected, the block's
+// own and those that only some queries see being kept in any case. Where no more than least positions are seen all are
 // kept, and where more are a share above 0 leaves at least so many.
 func (s SparseSpan) Keep(share float32, least int) int {
 	inner, seen := s.Block-s.Inner, s.End-s.First
@@ -213,14 +214,15 @@ func (s SparseSpan) Keep(share float32, least int) int {
 	return max(first, min(inner, kept-(s.End-s.Block)-(s.Inner-s.First)))
 }
 
-// Decided reports whether scores have no say in what a share keeps: all positions, or none but the first ones.
+// Decided reports whether the selection does not depend on scores: a share keeps all positions, or none but the first
+// ones.
 func (s SparseSpan) Decided(share float32, least int) bool {
 	inner := s.Block - s.Inner
 	keep := s.Keep(share, least)
 	return keep == inner || keep == min(inner, max(0, SparseFirst-s.Inner))
 }
 
-// Blocks is the number of blocks of queries that share a selection.
+// Blocks returns the number of blocks of queries that share a selection.
 func (o Op) Blocks() int {
 	if o.Block < 1 {
 		return o.M
@@ -228,13 +230,13 @@ func (o Op) Blocks() int {
 	return (o.M + o.Block - 1) / o.Block
 }
 
-// group is the number of query heads that share a key.
+// group returns the number of query heads that share a key.
 func (o Op) group() int { return o.Heads / max(1, o.KVHeads) }
 
-// groupColumns is the number of columns of a fused QKV row for one key head: its queries, the key and the value.
+// groupColumns returns the number of columns of a fused QKV row for one key head: its queries, the key and the value.
 func (o Op) groupColumns() int { return (o.group() + 2) * o.HeadDim }
 
-// selectedPairs is the number of (query row, selected position) pairs of a sparse attention with the mean share
+// selectedPairs returns the number of (query row, selected position) pairs of a sparse attention with the mean share
 // Density, and at least Least positions a row.
 func (o Op) selectedPairs() int64 {
 	own := int64(o.M) * int64(min(o.Block, o.M))
@@ -246,8 +248,8 @@ func (o Op) selectedPairs() int64 {
 	return min(o.attendedPairs(), max(own, some))
 }
 
-// shortRows is the number of (query row, position) pairs of rows that see at most Least positions, and the number of
-// the other rows.
+// shortRows returns the number of (query row, position) pairs of rows that see at most Least positions, and the number
+// of the other rows.
 func (o Op) shortRows() (pairs, others int64) {
 	rows := int64(o.M)
 	before := int64(max(o.Context, o.M)) - rows // positions that every row sees, without a window
@@ -261,17 +263,17 @@ func (o Op) shortRows() (pairs, others int64) {
 	return few*before + few*(few+1)/2, rows - few
 }
 
-// longPairs is the number of (query row, position) pairs of rows that see more than Least positions.
+// longPairs returns the number of (query row, position) pairs of rows that see more than Least positions.
 func (o Op) longPairs() int64 {
 	pairs, _ := o.shortRows()
 	return o.attendedPairs() - pairs
 }
 
-// estimatedPairs is the number of (query row, position) pairs, on the mean over query heads, whose scores an Estimate
-// computes.
+// estimatedPairs returns the number of (query row, position) pairs, on the mean over query heads, whose scores an
+// Estimate computes.
 func (o Op) estimatedPairs() float64 { return float64(o.longPairs()) * cmp.Or(o.Density, 1) }
 
-// HeadShare is a share of query heads as the field Density of an Estimate has it: 0 is all.
+// HeadShare returns a share of query heads as the field Density of an Estimate has it: 0 is all.
 func HeadShare(share float64) float64 {
 	if share >= 1 {
 		return 0
@@ -279,8 +281,7 @@ func HeadShare(share float64) float64 {
 	return share
 }
 
-// OfDensity is the part of a sparse attention that measurements answer for in place of this one: Least is part of its
-// Density.
+// OfDensity returns the part of a sparse attention whose measurements stand for this one: Least is part of its Density.
 func (o Op) OfDensity() Op {
 	const none = 1e-6 // in place of 0, which means all
 	all := float64(max(1, o.attendedPairs()))
@@ -296,10 +297,10 @@ func (o Op) OfDensity() Op {
 	return o
 }
 
-// sparseHeads is the shape of the weight "heads".
+// sparseHeads returns the shape of the weight "heads".
 func sparseHeads(operator Op, _ string) (k, n int) { return 1, sparseParts * operator.Heads }
 
-// sparseKey is the key of the parts of a sparse attention.
+// sparseKey returns the key of the parts of a sparse attention.
 func sparseKey(o Op) string {
 	return fmt.Sprintf("%s[%d] heads=%d/%d", o.Kind, o.M, o.Heads, o.KVHeads) +
 		textIf(o.HeadDim > 0, fmt.Sprintf(" dim=%d", o.HeadDim)) + fmt.Sprintf(" context=%d", o.Context) +

@@ -63,7 +63,7 @@ const (
 	HeadsWeight                      // the calibration: scales and shares of the heads of an attention
 )
 
-// Kind is where the numbers of w come from.
+// Kind returns where the numbers of w come from.
 func (w *Weight) Kind() WeightKind {
 	switch {
 	case w.SlotsOf > 0:
@@ -95,7 +95,7 @@ func (w *Weight) Sources(layer, expert int) []string {
 	return out
 }
 
-// SourceCols is how many of the N columns come from source i.
+// SourceCols returns how many of the N columns come from source i.
 func (w *Weight) SourceCols(i int) int {
 	if len(w.Interleave) == 0 {
 		return w.N
@@ -117,7 +117,7 @@ func (w *Weight) InLayer(layer int) bool {
 	return false
 }
 
-// LayerCount is the number of layers that have one of the weight, 0 for one that belongs to no layer.
+// LayerCount returns the number of layers that have one of the weight, 0 for one that belongs to no layer.
 func (w *Weight) LayerCount() int {
 	count := 0
 	for _, layers := range w.Layers {
@@ -129,7 +129,7 @@ func (w *Weight) LayerCount() int {
 // LayerRange is the half-open range of layers From..To-1, written "from:to".
 type LayerRange struct{ From, To int }
 
-// String is the written form.
+// String returns the written form.
 func (r LayerRange) String() string { return fmt.Sprintf("%d:%d", r.From, r.To) }
 
 // MarshalText implements encoding.TextMarshaler.

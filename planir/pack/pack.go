@@ -71,7 +71,7 @@ const (
 	maxRowsK   = 1 << 14 // rows of a tile held as float32 at once: 2 MiB
 )
 
-// TileBytes is the packed size of one tile of K rows in layout N32.
+// TileBytes returns the packed size of one tile of K rows in layout N32.
 func TileBytes(scheme string, rows int) (int64, error) {
 	if rows < 1 || rows > maxDim {
 		return 0, diag.New(diag.ClassInput, "tile size of scheme %q: got %d rows, want 1..%d", scheme, rows, maxDim)
@@ -95,7 +95,7 @@ func TileBytes(scheme string, rows int) (int64, error) {
 	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, w16, q8c, q6c, q4c, q4b32, q4b128", scheme)
 }
 
-// Bytes is the packed size of a weight in any layout, of all its experts.
+// Bytes returns the packed size of a weight in any layout, of all its experts.
 func Bytes(spec op.WeightSpec) (int64, error) {
 	if spec.Experts != 0 {
 		if spec.Experts < 0 || spec.Experts > maxExperts {
@@ -138,13 +138,13 @@ func shape(spec op.WeightSpec) error {
 	return nil
 }
 
-// Expert is the spec of one expert's matrix.
+// Expert returns the spec of one expert's matrix.
 func Expert(spec op.WeightSpec) op.WeightSpec {
 	spec.Experts = 0
 	return spec
 }
 
-// Columns is the part of a packed weight that holds columns [n0,n1): its own spec, and where its
+// Columns returns the part of a packed weight that holds columns [n0,n1): its own spec, and where its
 // bytes lie in the whole, from the first expert's first to the last expert's last. n0 is a multiple of
 // TileN, n1 too or N. Layout Onnx and plain rows have no column parts but the whole and, rows, those of a single row.
 func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes int64, err error) {
@@ -269,10 +269,10 @@ func fitsSpec(bytes int64, spec op.WeightSpec, src Source, imp *Importance) erro
 	return nil
 }
 
-// tiles is how many tiles hold so many columns; the last one may be padded.
+// tiles returns how many tiles hold so many columns; the last one may be padded.
 func tiles(n int) int { return (n + TileN - 1) / TileN }
 
-// rowElement is the size in bytes of an element of a plain row-major weight.
+// rowElement returns the size in bytes of an element of a plain row-major weight.
 func rowElement(spec op.WeightSpec) (int, error) {
 	switch element := op.Type(spec.Scheme); element {
 	case op.F32, op.F16, op.BF16:

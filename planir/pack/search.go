@@ -66,11 +66,11 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	return importance, nil
 }
 
-// damp is what a channel counts that was silent while calibrating, as a share of the mean: it may speak later.
+// damp is the weight of a channel that was silent during calibration, as a share of the mean: it may be active later.
 const damp = 0.01
 
-// feedbackGains are the gains [K,R] of each row's error feedback, from the last row to the first. Here gain is G: each
-// row adds v v'/d to the matrix that it is the inverse of, a change of rank one (Sherman-Morrison).
+// feedbackGains returns the gains [K,R] of each row's error feedback, from the last row to the first. Here gain is G:
+// each row adds v v'/d to the matrix that it is the inverse of, a change of rank one (Sherman-Morrison).
 func feedbackGains(meanSquare, directions []float32, mean float64) []float32 {
 	rows := len(meanSquare)
 	rank := len(directions) / rows
@@ -110,12 +110,12 @@ func feedbackGains(meanSquare, directions []float32, mean float64) []float32 {
 // maxRank is the largest number of directions.
 const maxRank = 256
 
-// rows is the importance of rows from on, without directions.
+// rows returns the importance of rows from on, without directions.
 func (p *Importance) rows(from int) *Importance {
 	return &Importance{k: p.k - from, weight: p.weight[from:]}
 }
 
-// blockGains are the products of gains and directions within blocks.
+// blockGains returns the products of gains and directions within blocks.
 func (p *Importance) blockGains(block int) []float32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,7 +161,7 @@ type blockSearch struct {
 	a, b [3][searchBins]float32
 }
 
-// largest is the index of the largest magnitude, the first of equals.
+// largest returns the index of the largest magnitude, the first of equals.
 func largest(values []float32) int {
 	at := 0
 	for i, value := range values {
@@ -208,7 +208,7 @@ func (s *blockSearch) scale(values, weight []float32) uint16 {
 	return found
 }
 
-// loss is sum w (u - d q)^2, with sum w u q and sum w q^2 of its codes.
+// loss returns the sum of w (u - d q)^2, with the sums of w u q and w q^2 of its codes.
 func (s *blockSearch) loss(scaled, weight []float32, step float32) (loss, a, b float32) {
 	inv := 1 / step
 	if weight == nil {
@@ -233,7 +233,7 @@ func (s *blockSearch) loss(scaled, weight []float32, step float32) (loss, a, b f
 	return loss, a, b
 }
 
-// candidate is the best scale of those searched, as least squares give it for the codes that each one makes: all
+// candidate returns the best scale of those searched, as least squares give it for the codes that each one makes: all
 // codes change at known scales, so that sums over codes need only what every bin adds.
 func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 	for i := range s.a {
@@ -290,7 +290,7 @@ func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 	return step
 }
 
-// quant4 is the code of a value in units of its scale, which is not large.
+// quant4 returns the code of a value in units of its scale, which is not large.
 func quant4(x float32) int32 { return max(-8, min(7, roundEven(x))) }
 
 // columnBins is how many scales of a column are searched, besides the one that clips nothing.
@@ -347,7 +347,7 @@ func (s *columnSearch) add(column int, values, weight []float32) {
 	}
 }
 
-// scale is the scale d of column c that makes sum w (x - d q)^2 small for codes q = round(x/d) in -most..most: of
+// scale returns the scale d of column c that makes sum w (x - d q)^2 small for codes q = round(x/d) in -most..most: of
 // those searched the best, as least squares give it for the codes it makes. 0 where all values are.
 func (s *columnSearch) scale(at int) float32 {
 	column := &s.columns[at]
@@ -379,7 +379,7 @@ type feedback struct {
 	x     []float32 // [TileN,block]: what the rows of a block are to be, from the errors before it
 }
 
-// newFeedback is nil where no correlations are known: then errors cannot make up for each other.
+// newFeedback returns nil if no correlations are known: then errors cannot make up for each other.
 func newFeedback(imp *Importance, block int, low, high int32) *feedback {
 	if imp == nil || imp.rank == 0 {
 		return nil
@@ -388,7 +388,7 @@ func newFeedback(imp *Importance, block int, low, high int32) *feedback {
 		state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
 }
 
-// targets are what rows row, row+1, ... of a column are to be: their values, less what the errors of earlier blocks
+// targets returns what rows row, row+1, ... of a column are to be: their values, less what the errors of earlier blocks
 // move them by. The sums run in two halves, for speed; the order of additions decides
 // packed bytes, and must stay.
 func (f *feedback) targets(values []float32, row, column int) []float32 {

@@ -15,7 +15,7 @@ type Source interface {
 	Read(dst []float32, k0, k1, n0, n1 int) error
 }
 
-// Matrix is a Source over stored little-endian numbers of type f32, f16 or bf16: row-major [K,N],
+// Matrix returns a Source over stored little-endian numbers of type f32, f16 or bf16: row-major [K,N],
 // or with transposed row-major [N,K] (the weight of a torch Linear).
 func Matrix(data []byte, element op.Type, rows, cols int, transposed bool) (Source, error) {
 	if element != op.F32 && element != op.F16 && element != op.BF16 {
@@ -33,7 +33,7 @@ func Matrix(data []byte, element op.Type, rows, cols int, transposed bool) (Sour
 	return &matrix{b: data, t: element, k: rows, n: cols, transposed: transposed}, nil
 }
 
-// Floats is a Source over row-major values [K,N].
+// Floats returns a Source over row-major values [K,N].
 func Floats(values []float32, rows, cols int) (Source, error) {
 	if rows < 1 || rows > maxDim || cols < 1 || cols > maxDim || int64(len(values)) != int64(rows)*int64(cols) {
 		return nil, diag.New(diag.ClassInput, "read matrix: got %d values for shape [%d,%d]", len(values), rows, cols)
@@ -89,7 +89,7 @@ func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return nil
 }
 
-// Interleave is the Source whose columns are columns[0] columns of srcs[0], then columns[1] of
+// Interleave returns the Source whose columns are columns[0] columns of srcs[0], then columns[1] of
 // srcs[1], and so on in turn until all are used up together.
 func Interleave(srcs []Source, columns []int) (Source, error) {
 	if len(srcs) == 0 || len(srcs) != len(columns) {
@@ -151,7 +151,7 @@ func (s *interleaved) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return nil
 }
 
-// Slice is the Source of rows [k0,k1) and columns [n0,n1) of src. A packed weight in
+// Slice returns the Source of rows [k0,k1) and columns [n0,n1) of src. A packed weight in
 // blocks agrees with the packing of the whole only if k0 is a multiple of their length (BlockK, Block128).
 func Slice(src Source, k0, k1, n0, n1 int) (Source, error) {
 	rows, cols := src.Shape()
@@ -176,7 +176,7 @@ func (s *slice) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return s.src.Read(dst, s.k0+k0, s.k0+k1, s.n0+n0, s.n0+n1)
 }
 
-// Plus is the Source with v added to every element.
+// Plus returns the Source with v added to every element.
 func Plus(src Source, v float32) Source { return &plus{src, v} }
 
 // plus adds a number to every value of a source.
@@ -196,7 +196,7 @@ func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return nil
 }
 
-// ScaleRows is the Source with row k multiplied by factors[k]; DivideColumns the one with column n divided by
+// ScaleRows returns the Source with row k multiplied by factors[k]; DivideColumns the one with column n divided by
 // factors[n]. Factors are finite and positive, and as many as src has rows or columns.
 func ScaleRows(src Source, factors []float32) (Source, error) {
 	rows, _ := src.Shape()
@@ -260,7 +260,7 @@ type Stored interface {
 	Read(dst []float32, row0, row1, col0, col1 int) error
 }
 
-// Tensor is a Source over a stored tensor: row-major [K,N], or with transposed row-major [N,K].
+// Tensor returns a Source over a stored tensor: row-major [K,N], or with transposed row-major [N,K].
 func Tensor(stored Stored, rows, cols int, transposed bool) (Source, error) {
 	if data, ok := stored.Plain(); ok {
 		return Matrix(data, stored.Type(), rows, cols, transposed)

@@ -166,7 +166,7 @@ func (p *tilePacker) rowsQ8C(
 	return nil
 }
 
-// mostCode is the largest code of a scheme that has a searched scale for each column, 0 for others.
+// mostCode returns the largest code of a scheme that has a searched scale for each column, 0 for others.
 func mostCode(scheme string) int32 {
 	switch scheme {
 	case "q6c":
@@ -214,7 +214,7 @@ func putSix(group []byte, code int32, row, column int) {
 	group[2*sixPlane+at] |= byte(code>>4) << (2 * quad)
 }
 
-// sixAt is the code of a row of a tile.
+// sixAt returns the code of a row of a tile.
 func sixAt(tile []byte, row, column int) int32 {
 	group, quad, at := tile[row/sixRows*sixGroup:], row%sixRows/4, 4*column+row%4
 	return int32(group[quad/2*sixPlane+at]>>(quad%2*4)&15 | group[2*sixPlane+at]>>(2*quad)&3<<4)
@@ -240,7 +240,7 @@ func (p *tilePacker) rowsQ4(dst []byte, cols *[TileN][]float32, tile, k0, k1 int
 	return nil
 }
 
-// columnScales is the extra pass over columns that are too long for the buffer.
+// columnScales returns the extra pass over columns that are too long for the buffer.
 func (p *tilePacker) columnScales(scale *[TileN]float32, tile int) error {
 	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
 		cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))
@@ -330,10 +330,10 @@ func finite(x float32) bool { return math.Float32bits(x)>>23&0xff != 0xff }
 // abs clears the sign bit, also of NaN.
 func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
-// quant8 is the 8-bit code of a value; -128 is not used.
+// quant8 returns the 8-bit code of a value; -128 is not used.
 func quant8(x, scale float32) int32 { return max(-127, min(127, roundEven(x/scale))) }
 
-// q4Block is the number of rows that share a scale, q4Bytes the size of their block of a tile.
+// q4Block returns the number of rows that share a scale, q4Bytes the size of their block of a tile.
 func q4Block(scheme string) int {
 	if scheme == "q4b128" {
 		return Block128
@@ -341,7 +341,7 @@ func q4Block(scheme string) int {
 	return BlockK
 }
 
-// q4Bytes is the size of a block of a tile: codes, then a scale of each column.
+// q4Bytes returns the size of a block of a tile: codes, then a scale of each column.
 func q4Bytes(block int) int { return 16*block + 2*TileN }
 
 // packW16 rounds rows of a tile to bfloat16.
@@ -488,7 +488,8 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 	return nil
 }
 
-// columnCodes are the codes of a block of a column, whose first value is row first of the weight, with a known scale.
+// columnCodes returns the codes of a block of a column, whose first value is row first of the weight, with a known
+// scale.
 func (p *tilePacker) columnCodes(values []float32, first, column int, step float32) []int32 {
 	codes, most := p.codes[:len(values)], mostCode(p.spec.Scheme)
 	switch {

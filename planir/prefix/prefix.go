@@ -109,13 +109,13 @@ func Decode(data []byte, plan *planir.Plan) (*Prefix, error) {
 	return out, nil
 }
 
-// Bytes is the size of the cache of so many tokens of one sequence.
+// Bytes returns the size of the cache of so many tokens of one sequence.
 func Bytes(plan *planir.Plan, tokens int) int64 {
 	cache := plan.Program.Cache
 	return cache.SequenceBytes() / int64(max(1, cache.MaxContext)) * int64(tokens)
 }
 
-// vocabularyOf is the number of a plan's token ids.
+// vocabularyOf returns the number of a plan's token ids.
 func vocabularyOf(plan *planir.Plan) int {
 	for i := range plan.Program.Buffers {
 		if plan.Program.Buffers[i].Name == planir.Logits {

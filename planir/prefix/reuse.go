@@ -57,7 +57,7 @@ func ReuseOf(plan *planir.Plan) Reuse {
 	return Reuse{program: &plan.Program, alike: alike, byCall: plan.ByCall(), Long: plan.LongFrom()}
 }
 
-// Call is the next call for a prompt of which so many tokens are left.
+// Call returns the next call for a prompt of which so many tokens are left.
 func (r *Reuse) Call(left int) Call {
 	program := r.program.For(left)
 	if program == nil {
@@ -66,7 +66,7 @@ func (r *Reuse) Call(left int) Call {
 	return Call{program.Name, min(left, program.Rows)}
 }
 
-// Tokens is how many tokens of a prompt a sequence begins with that was processed before, less the last one of the
+// Tokens returns how many tokens of a prompt a sequence begins with that was processed before, less the last one of the
 // prompt, whose logits are wanted.
 //
 // Long prompts that are rotated by their length have keys of their own. Where decoding has other schemes than prefill,
@@ -94,8 +94,8 @@ func (r *Reuse) Tokens(cached Cached, prompt []int32) int {
 	return same
 }
 
-// wholeCalls is how many of the first tokens of a prompt, at most same, were processed by the calls that would process
-// them without the cache.
+// wholeCalls returns how many of the first tokens of a prompt, at most same, were processed by the calls that would
+// process them without the cache.
 func (r *Reuse) wholeCalls(calls []Call, same, prompt int) (known int) {
 	for _, call := range calls {
 		if call.Tokens > same-known || call != r.Call(prompt-known) {
@@ -106,7 +106,7 @@ func (r *Reuse) wholeCalls(calls []Call, same, prompt int) (known int) {
 	return known
 }
 
-// Computed is what the cache holds of a computed prefix: its tokens were processed as a prompt of their own.
+// Computed returns what the cache holds of a computed prefix: its tokens were processed as a prompt of their own.
 func (r *Reuse) Computed(tokens []int32) Cached {
 	out := Cached{Tokens: tokens, Prefilled: len(tokens), Longest: len(tokens)}
 	if r.endsInDecode(len(tokens)) {
@@ -123,8 +123,8 @@ func (r *Reuse) Computed(tokens []int32) Cached {
 	return out
 }
 
-// Useful is how many of the first tokens of a prefix some longer prompt reuses. It is all of them but where the tokens
-// of a call depend on each other: of a prefix that ends within a call, no longer prompt has that call.
+// Useful returns how many of the first tokens of a prefix some longer prompt reuses. It is all of them but where the
+// tokens of a call depend on each other: of a prefix that ends within a call, no longer prompt has that call.
 func (r *Reuse) Useful(tokens []int32, context int) int {
 	if !r.byCall {
 		return len(tokens)
@@ -143,7 +143,7 @@ func (r *Reuse) Useful(tokens []int32, context int) int {
 	return r.Useful(tokens[:useful], context) // computed alone they may need other calls
 }
 
-// Of is how many tokens of a prompt a computed prefix saves.
+// Of returns how many tokens of a prompt a computed prefix saves.
 func (r *Reuse) Of(computed *Prefix, prompt []int32) int {
 	if computed == nil || len(prompt) == 0 {
 		return 0

@@ -30,7 +30,7 @@ func (s Source) Valid() bool { return slices.Contains(All, s) }
 // Weak reports whether the source is weaker than Interpolated: no measurements lie around the time.
 func (s Source) Weak() bool { return s == Extrapolated || s == Described }
 
-// Weakest is the weakest of sources, empty for none or only empty ones. A sum or a maximum of times rests on the
+// Weakest returns the weakest of sources, empty for none or only empty ones. A sum or a maximum of times rests on the
 // weakest of their sources.
 func Weakest(sources ...Source) (weakest Source) {
 	rank := -1
