@@ -1,6 +1,9 @@
 package op
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Value is an input, output or intermediate of a graph: [Rows,Cols] of Type. On a processor with dynamic rows a call
 // may have fewer.
@@ -125,6 +128,36 @@ func matMulOperands(operator Op) Signature {
 	return signature
 }
 
+// Slot is where a value of a graph lies: in what is bound to it, or in memory of the executable's own.
+type Slot struct {
+	Value
+	Input  int // index of its binding among the inputs, -1
+	Output int // index of its binding among the outputs, -1; an input that is changed in place has both
+}
+
+// Bound reports whether the value is an input or an output.
+func (s *Slot) Bound() bool { return s.Input >= 0 || s.Output >= 0 }
+
+// Slots lists the values: inputs, outputs that are no inputs, temporary ones. In a valid graph no name is there twice.
+func (g *Graph) Slots() []Slot {
+	slots := make([]Slot, 0, len(g.Inputs)+len(g.Outputs)+len(g.Temps))
+	for i, input := range g.Inputs {
+		slots = append(slots, Slot{input, i, -1})
+	}
+	for i, output := range g.Outputs {
+		same := slices.IndexFunc(slots, func(s Slot) bool { return s.Value == output && s.Output < 0 })
+		if same >= 0 {
+			slots[same].Output = i
+			continue
+		}
+		slots = append(slots, Slot{output, -1, i})
+	}
+	for _, temp := range g.Temps {
+		slots = append(slots, Slot{temp, -1, -1})
+	}
+	return slots
+}
+
 // State reports whether any node uses the KV cache.
 func (g *Graph) State() bool {
 	for _, node := range g.Nodes {
@@ -153,8 +186,8 @@ func (g *Graph) Validate() error {
 	check := graphChecker{
 		values: map[string]Value{}, written: map[string]bool{}, read: map[string]bool{}, weights: map[string]bool{},
 	}
-	for _, values := range [][]Value{g.Inputs, g.Outputs, g.Temps} {
-		if err := check.declare(values); err != nil {
+	for _, slot := range g.Slots() {
+		if err := check.declare(slot.Value); err != nil {
 			return err
 		}
 	}
@@ -197,17 +230,15 @@ type graphChecker struct {
 	weights       map[string]bool // whether a node uses it
 }
 
-// declare adds values. One that is declared again, as an input that is changed in place, is the same.
-func (c *graphChecker) declare(values []Value) error {
-	for _, value := range values {
-		if value.Type.Bytes() == 0 || value.Rows < 1 || value.Cols < 1 || value.Rows > maxDim || value.Cols > maxDim {
-			return fmt.Errorf("value %q: bad type or shape %s [%d,%d]", value.Name, value.Type, value.Rows, value.Cols)
-		}
-		if old, again := c.values[value.Name]; again && old != value {
-			return fmt.Errorf("value %q declared twice", value.Name)
-		}
-		c.values[value.Name] = value
+// declare adds a value of a slot of its own.
+func (c *graphChecker) declare(value Value) error {
+	if value.Type.Bytes() == 0 || value.Rows < 1 || value.Cols < 1 || value.Rows > maxDim || value.Cols > maxDim {
+		return fmt.Errorf("value %q: bad type or shape %s [%d,%d]", value.Name, value.Type, value.Rows, value.Cols)
 	}
+	if _, again := c.values[value.Name]; again {
+		return fmt.Errorf("value %q declared twice", value.Name)
+	}
+	c.values[value.Name] = value
 	return nil
 }
 

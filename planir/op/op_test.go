@@ -2,6 +2,7 @@ package op
 
 import (
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -254,7 +255,16 @@ func TestGraphValidateRefuses(t *testing.T) {
 		"unused input":    {func(g *Graph) { g.Inputs = append(g.Inputs, Value{Name: "w", Type: F32, Rows: 1, Cols: 1}) }, "never read"},
 		"unused weight":   {func(g *Graph) { g.Weights = append(g.Weights, WeightSpec{Name: "v"}) }, "never used"},
 		"weight twice":    {func(g *Graph) { g.Weights = append(g.Weights, g.Weights[0]) }, "declared twice"},
-		"huge value":      {func(g *Graph) { g.Outputs[0].Rows = 1 << 30 }, "bad type or shape"},
+		"input twice":     {func(g *Graph) { g.Inputs = append(g.Inputs, g.Inputs[0]) }, "declared twice"},
+		"output twice":    {func(g *Graph) { g.Outputs = append(g.Outputs, g.Outputs[0]) }, "declared twice"},
+		"input as temp":   {func(g *Graph) { g.Temps = g.Inputs[:1] }, "declared twice"},
+		"output as temp":  {func(g *Graph) { g.Temps = g.Outputs[:1] }, "declared twice"},
+		"two shapes": {func(g *Graph) {
+			out := g.Inputs[0]
+			out.Rows++
+			g.Outputs = append(g.Outputs, out)
+		}, "declared twice"},
+		"huge value": {func(g *Graph) { g.Outputs[0].Rows = 1 << 30 }, "bad type or shape"},
 		"read first": {func(g *Graph) {
 			g.Temps = append(g.Temps, Value{Name: "t", Type: U8, Rows: 3, Cols: 8})
 			g.Nodes[0].In[0] = "t"
@@ -264,6 +274,23 @@ func TestGraphValidateRefuses(t *testing.T) {
 		c.change(&g)
 		if err := g.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// A value that is changed in place lies in one slot, which is an input and an output.
+func TestSlots(t *testing.T) {
+	x, y := Value{Name: "x", Type: F32, Rows: 2, Cols: 4}, Value{Name: "y", Type: F32, Rows: 2, Cols: 4}
+	temp := Value{Name: "t", Type: U8, Rows: 1, Cols: 1}
+	graph := Graph{Inputs: []Value{x, y}, Outputs: []Value{{Name: "z", Type: F32, Rows: 1, Cols: 1}, x}, Temps: []Value{temp}}
+	want := []Slot{{x, 0, 1}, {y, 1, -1}, {graph.Outputs[0], -1, 0}, {temp, -1, -1}}
+	got := graph.Slots()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	for i := range got {
+		if bound := i < 3; got[i].Bound() != bound {
+			t.Errorf("%s: bound is %t, want %t", got[i].Name, got[i].Bound(), bound)
 		}
 	}
 }

@@ -223,46 +223,20 @@ func (e *executable) chained() (out []step) {
 // roundUp is the next multiple of the alignment of values in the arena.
 func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
 
-// declare makes the operands and returns their indices by name. A value may be an input and an
-// output, which is in place; no other value is listed twice.
+// declare makes the operands and returns their indices by name.
 func (e *executable) declare() (map[string]int, error) {
 	index := map[string]int{}
-	add := func(v op.Value) (*operand, error) {
-		if _, ok := index[v.Name]; ok {
-			return nil, fmt.Errorf("value %q is listed twice", v.Name)
+	for i, slot := range e.graph.Slots() {
+		made := operand{value: slot.Value, input: slot.Input, out: slot.Output, temp: -1}
+		if !slot.Bound() {
+			made.temp = e.need.bytes
+			e.need.bytes += roundUp(int64(slot.Rows) * int64(slot.Cols) * int64(slot.Type.Bytes()))
+			if e.need.bytes > maxWork {
+				return nil, fmt.Errorf("value %q: temporary values need more than %d bytes", slot.Name, int64(maxWork))
+			}
 		}
-		index[v.Name] = len(e.operands)
-		e.operands = append(e.operands, operand{value: v, input: -1, out: -1, temp: -1})
-		return &e.operands[len(e.operands)-1], nil
-	}
-	for i, value := range e.graph.Inputs {
-		operand, err := add(value)
-		if err != nil {
-			return nil, err
-		}
-		operand.input = i
-	}
-	for i, value := range e.graph.Outputs {
-		if at, ok := index[value.Name]; ok && e.operands[at].out < 0 {
-			e.operands[at].out = i
-			continue
-		}
-		operand, err := add(value)
-		if err != nil {
-			return nil, err
-		}
-		operand.out = i
-	}
-	for _, value := range e.graph.Temps {
-		operand, err := add(value)
-		if err != nil {
-			return nil, err
-		}
-		operand.temp = e.need.bytes
-		e.need.bytes += roundUp(int64(value.Rows) * int64(value.Cols) * int64(value.Type.Bytes()))
-		if e.need.bytes > maxWork {
-			return nil, fmt.Errorf("value %q: temporary values need more than %d bytes", value.Name, int64(maxWork))
-		}
+		index[slot.Name] = i
+		e.operands = append(e.operands, made)
 	}
 	return index, nil
 }

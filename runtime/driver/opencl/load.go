@@ -236,45 +236,20 @@ type weight struct {
 	device *clapi.Buffer
 }
 
-// declare makes the operands and returns their indices by name. A value may be an input and an output, which is in
-// place; no other value is listed twice.
+// declare makes the operands and returns their indices by name.
 func (e *executable) declare() (map[string]int, error) {
 	index := map[string]int{}
-	add := func(v op.Value) (*operand, error) {
-		if _, ok := index[v.Name]; ok {
-			return nil, fmt.Errorf("value %q is listed twice", v.Name)
+	for i, slot := range e.graph.Slots() {
+		made := operand{value: slot.Value, input: slot.Input, out: slot.Output, temp: -1}
+		if !slot.Bound() {
+			at, err := e.scratch(int64(slot.Rows) * int64(slot.Cols) * int64(slot.Type.Bytes()))
+			if err != nil {
+				return nil, fmt.Errorf("value %q: %w", slot.Name, err)
+			}
+			made.temp, made.ld = at, slot.Cols
 		}
-		index[v.Name] = len(e.operands)
-		e.operands = append(e.operands, operand{value: v, input: -1, out: -1, temp: -1})
-		return &e.operands[len(e.operands)-1], nil
-	}
-	for i, value := range e.graph.Inputs {
-		operand, err := add(value)
-		if err != nil {
-			return nil, err
-		}
-		operand.input = i
-	}
-	for i, value := range e.graph.Outputs {
-		if at, ok := index[value.Name]; ok && e.operands[at].out < 0 {
-			e.operands[at].out = i
-			continue
-		}
-		operand, err := add(value)
-		if err != nil {
-			return nil, err
-		}
-		operand.out = i
-	}
-	for _, value := range e.graph.Temps {
-		operand, err := add(value)
-		if err != nil {
-			return nil, err
-		}
-		if operand.temp, err = e.scratch(int64(value.Rows) * int64(value.Cols) * int64(value.Type.Bytes())); err != nil {
-			return nil, fmt.Errorf("value %q: %w", value.Name, err)
-		}
-		operand.ld = value.Cols
+		index[slot.Name] = i
+		e.operands = append(e.operands, made)
 	}
 	return index, nil
 }
