@@ -107,10 +107,8 @@ func TestStaticArchitectures(t *testing.T) {
 					t.Errorf("by %s: differs from the undivided plan by %g, want equal bits", name, d)
 				}
 			}
-			// Parts of a reduction are added in float32, which may move a value to the next code.
-			if change := changed(run(two, byPairs), base); !(change < 0.05) && m.Experts == 0 {
-				t.Errorf("by pairs: differs from the undivided plan by %.3g of its size", change)
-			}
+			// By pairs is not among them: parts of a weight have scales of their own. TestStaticPlansRoundAsDescribed
+			// compares such a plan with what it describes.
 			exact := allLogits(t, machine(t, m, makePlan(t, m, one, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{}), ids)
 			if change := changed(base, exact); !(change > 0 && change < 0.25) { // other experts may be chosen for a few tokens
 				t.Errorf("static scales change logits by %.3g of their size", change)
