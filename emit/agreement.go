@@ -38,8 +38,8 @@ var bounds = map[op.Scheme]bound{
 // halfBound is that of everything that is computed in half precision: schemes a16f, and operators on rows.
 var halfBound = bound{5e-3, 3e-3}
 
-// boundOf is that of a graph: the bounds of its products added up, and that of an operator on rows where it comes
-// first. Rounding of rows in front of products is in their bounds.
+// boundOf returns the bound of a graph: the sum of its products' bounds, plus that of an operator on rows if it begins
+// with one. Rounding of rows in front of products is part of the products' bounds.
 func boundOf(g *op.Graph) bound {
 	total := bound{}
 	products := slices.ContainsFunc(g.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
@@ -60,14 +60,13 @@ func boundOf(g *op.Graph) bound {
 	return total
 }
 
-// trial is how a graph did.
+// trial is the result of executing a graph on its sample.
 type trial struct {
 	float, portable float64 // relative errors
 	bound           bound
 }
 
-// judge compares what was computed with what should have been, output by output. An error refuses the
-// graph.
+// judge compares the computed results with the references, output by output. The error refuses the graph.
 func (s *sample) judge(graph *op.Graph, a *driver.CompiledArtifact) (*trial, error) {
 	graph = graph.Launches(op.F32)
 	result := &trial{bound: boundOf(graph)}
@@ -115,7 +114,7 @@ func numbers(raw []byte) []float32 {
 	return out
 }
 
-// values are the outputs as numbers; quantised rows as what they stand for.
+// values returns the outputs as numbers; quantised rows as what they stand for.
 func (s *sample) values(graph *op.Graph, out [][]byte) [][]float32 {
 	scale := map[string]string{} // by the output of codes, the one of their scales
 	for _, node := range graph.Nodes {
@@ -147,7 +146,7 @@ func (s *sample) values(graph *op.Graph, out [][]byte) [][]float32 {
 	return results
 }
 
-// relative is the Euclidean norm of a-b over that of b; infinite for what is no number.
+// relative returns the Euclidean norm of a-b over that of b; infinite for what is no number.
 func relative(a, b []float32) float64 {
 	var diff, size float64
 	for i := range a {

@@ -39,7 +39,7 @@ func checkCalibration(plan *planir.Plan, cal *calibration.Calibration) error {
 		WithHint("give the file that hetc solve read, or solve again with this one")
 }
 
-// foldFactors are those of a fold group in a layer (-1: of none), nil where nothing is folded.
+// foldFactors returns those of a fold group in a layer (-1: of none), nil where nothing is folded.
 func (c *Content) foldFactors(group string, layer, want int) ([]float32, error) {
 	if group == "" {
 		return nil, nil
@@ -55,8 +55,8 @@ func (c *Content) foldFactors(group string, layer, want int) ([]float32, error) 
 	return fold.Factors, nil
 }
 
-// staticScales are the scales of what enters a class of products in a layer (-1: of none), after folding: one for the
-// whole class, or several that rows choose from.
+// staticScales returns the scales of what enters a class of products in a layer (-1: of none), after folding: one for
+// the whole class, or several that rows choose from.
 func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) {
 	var activation *calibration.Activation
 	if c.calibration != nil {
@@ -89,7 +89,7 @@ func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) 
 	return []float32{activation.StaticScale(factors, c.calibration.Share(weight.ScaleOf))}, nil
 }
 
-// headNumbers are the scales and the shares of positions of the query heads of a layer, for a sparse attention.
+// headNumbers returns the scales and the shares of positions of the query heads of a layer, for a sparse attention.
 func (c *Content) headNumbers(weight *op.Weight, layer int) ([]float32, error) {
 	var measured *calibration.Attention
 	if c.calibration != nil {
@@ -114,7 +114,7 @@ func (c *Content) headNumbers(weight *op.Weight, layer int) ([]float32, error) {
 	return values, nil
 }
 
-// severalScales is the scheme whose rows choose from n static scales.
+// severalScales returns the scheme whose rows choose from n static scales.
 func severalScales(n int) op.Scheme {
 	for _, scheme := range op.Schemes {
 		if scheme.Scales() == n {
@@ -124,7 +124,7 @@ func severalScales(n int) op.Scheme {
 	return ""
 }
 
-// gridSteps are those of the grids of a class of products in a layer (-1: of none), [2,N] for a weight:
+// gridSteps returns those of the grids of a class of products in a layer (-1: of none), [2,N] for a weight:
 // the step of what enters in all columns of the first row, that of the results in the second.
 //
 // What enters is divided by the factors of the fold in front of the class, and the results by those of
@@ -175,7 +175,7 @@ func (c *Content) gridSteps(weight *op.Weight, layer int) ([]float32, error) {
 	return values, nil
 }
 
-// importance is what the calibration says about the rows of a weight whose scales are searched, after folding; nil
+// importance returns what the calibration says about the rows of a weight whose scales are searched, after folding; nil
 // where it says nothing. Folding multiplies a row of the weight and divides what enters it, so mean squares and main
 // directions are divided by the same factors.
 func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
@@ -219,7 +219,7 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 	return imp, nil
 }
 
-// className is the node that multiplies by a weight in a layer, as the calibration names classes; "" for none.
+// className returns the node that multiplies by a weight in a layer, as the calibration names classes; "" for none.
 // Sections without layers are executed once, and match every layer.
 func className(g *models.Graph, weight string, layer int) string {
 	for i := range g.Sections {

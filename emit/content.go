@@ -66,7 +66,7 @@ func NewCalibrated(ctx context.Context, p *planir.Plan, m *models.Model, cal *ca
 	return content, nil
 }
 
-// newContent is a content without artifacts.
+// newContent returns a content without artifacts.
 func newContent(plan *planir.Plan, m *models.Model, cal *calibration.Calibration) (*Content, error) {
 	if err := checkCalibration(plan, cal); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (c *Content) compile(ctx context.Context, compilers []driver.Compiler) erro
 	return nil
 }
 
-// compilerFor is the compiler of a processor's driver.
+// compilerFor returns the compiler of a processor's driver.
 func compilerFor(proc *planir.Proc, graph string, compilers []driver.Compiler) (driver.Compiler, error) {
 	at := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
 	if at < 0 {

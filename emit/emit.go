@@ -133,7 +133,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 	return bundle.Write(ctx, path, manifest, sources, options.Signers...)
 }
 
-// stated is the manifest without its target and its blobs.
+// stated returns the manifest without its target and its blobs.
 func (o *Options) stated() bundle.Manifest {
 	return bundle.Manifest{
 		Product: o.Product, Version: o.Version, SecurityVersion: o.SecurityVersion,
@@ -153,7 +153,7 @@ func (o *Options) CheckStated() error {
 	return nil
 }
 
-// optionalSources are the blobs that the options ask for beside the plan and what it needs.
+// optionalSources returns the blobs that the options ask for beside the plan and what it needs.
 func (o *Options) optionalSources(ctx context.Context, content *Content) (sources []bundle.Source, err error) {
 	if o.Reference {
 		if sources, err = o.referenceSources(ctx, content.plan); err != nil {
@@ -187,7 +187,7 @@ func (o *Options) optionalSources(ctx context.Context, content *Content) (source
 	return sources, nil
 }
 
-// referenceSources are the blobs of the reference program. Its content holds nothing but memory, which the sources
+// referenceSources returns the blobs of the reference program. Its content holds nothing but memory, which the sources
 // read until the bundle is written.
 func (o *Options) referenceSources(ctx context.Context, plan *planir.Plan) ([]bundle.Source, error) {
 	reference, err := referencePlan(plan, o.Model)
@@ -216,7 +216,7 @@ func (o *Options) manifestTarget(p *planir.Plan, components []bundle.Component) 
 	return bundle.Target{SoC: []string{soc}, OS: o.OS, Arch: o.Arch, Components: components}
 }
 
-// blob is a blob of the bundle that is in memory.
+// blob returns a blob of the bundle that is in memory.
 func blob(name string, role bundle.Role, media string, data []byte) bundle.Source {
 	return bundle.Source{Name: name, Role: role, Type: media, Bytes: int64(len(data)), Content: bytes.NewReader(data)}
 }
@@ -271,7 +271,7 @@ func roleOf(p *planir.Proc) bundle.Role {
 	return bundle.RoleNPUGraph
 }
 
-// referencePlan is the trivial plan for the same schemes and lengths on the host's reference kernels:
+// referencePlan returns the trivial plan for the same schemes and lengths on the host's reference kernels:
 // float32 with float64 accumulation on the values that are stored. It shares no packed weights, graphs
 // or flags with the plan it checks.
 func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error) {
@@ -320,8 +320,9 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 // referenceName is the name of the reference program's processor, and of the kernels that it runs.
 const referenceName = "reference"
 
-// referenceProc is a processor without limits: all schemes, one layout, any rows and ranges, so that no decision has to
-// be made. Where the plan's control processor is a host CPU too, it has its cores, which this machine lets us use.
+// referenceProc returns a processor without limits: all schemes, one layout, any rows and ranges, so that no decision
+// has to be made. Where the plan's control processor is a host CPU too, it has its cores, which this machine lets us
+// use.
 func referenceProc(plan *planir.Plan) planir.Proc {
 	proc := planir.Proc{
 		Name: referenceName, Kind: "cpu", Driver: "host", Select: "0",

@@ -54,8 +54,8 @@ func (o *Options) buildContent(ctx context.Context) (*Content, *Report, error) {
 	}
 }
 
-// targetPlan is the plan that is emitted, with the decisions of fallen on the control processor; or the decisions that
-// the target does not execute.
+// targetPlan returns the plan that is emitted, with the decisions of fallen on the control processor; or the decisions
+// that the target does not execute.
 func (o *Options) targetPlan(graph *models.Graph, fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
 	if o.Target == nil {
 		return o.Plan, nil, nil
@@ -94,7 +94,7 @@ func (o *Options) compilePlan(ctx context.Context, plan *planir.Plan) (*Content,
 	return content, refused, nil
 }
 
-// decisionsOf are the decisions whose steps run a graph that was refused, each once.
+// decisionsOf returns the decisions whose steps run a graph that was refused, each once.
 func decisionsOf(plan *planir.Plan, refused *refusal) (out []misfit) {
 	what := fmt.Sprintf("graph %q", refused.graph.Name)
 	if refused.layer >= 0 {
@@ -185,7 +185,7 @@ func (o *Options) notExecutedError(m *misfit, others []string, controlHelps bool
 	return problem
 }
 
-// kindsOf are the kinds of the operators that nodes are made of, by the names that decisions have for them.
+// kindsOf returns the kinds of the operators that nodes are made of, by the names that decisions have for them.
 func kindsOf(g *models.Graph) map[string][]op.Kind {
 	out := map[string][]op.Kind{}
 	for _, section := range g.Sections {
@@ -202,7 +202,7 @@ func kindsOf(g *models.Graph) map[string][]op.Kind {
 	return out
 }
 
-// oneLine is an error as a plan records it: printable, of one line, and not too long.
+// oneLine returns an error as a plan records it: printable, of one line, and not too long.
 func oneLine(err error) string {
 	const most = 300
 	text := strings.Join(strings.Fields(err.Error()), " ")

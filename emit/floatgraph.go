@@ -42,7 +42,7 @@ func (f *floatGraph) close() {
 	}
 }
 
-// gridOverflow is how many times the largest value fills its grid, over all outputs that have one.
+// gridOverflow returns how many times the largest value fills its grid, over all outputs that have one.
 func (f *floatGraph) gridOverflow(out [][]float32) float64 {
 	worst := 0.0
 	for _, limit := range f.limits {
@@ -110,7 +110,7 @@ func (b *floatBuilder) findScales(graph *op.Graph) {
 	}
 }
 
-// sourceOf is the value that stands for one of the original graph.
+// sourceOf returns the value that stands for one of the original graph.
 func (b *floatBuilder) sourceOf(name string) string {
 	for b.alias[name] != "" {
 		name = b.alias[name]
@@ -248,7 +248,7 @@ func (b *floatBuilder) addInput(value op.Value) error {
 	return nil
 }
 
-// asFloat is a value of the float32 graph: 8-bit rows are numbers there.
+// asFloat returns a value of the float32 graph: 8-bit rows are numbers there.
 func asFloat(value op.Value) op.Value {
 	if value.Type == op.U8 {
 		value.Type = op.F32

@@ -48,7 +48,7 @@ type compileOptions struct {
 	scratch     string // where what was compiled waits for the bundle, "": among temporary files
 }
 
-// targetOf is what a processor's graphs are compiled for: the device where they share binaries, else its emulator.
+// targetOf returns what a processor's graphs are compiled for: the device where they share binaries, else its emulator.
 func targetOf(q *planir.Proc) driver.Target {
 	return driver.Target{Proc: q.Name, Options: q.Options, Emulator: !q.Shares}
 }
@@ -60,7 +60,7 @@ type refusal struct {
 	reason error
 }
 
-// workers is how many groups are compiled at once: a vendor's compiler uses one core for most of its time.
+// workers returns how many groups are compiled at once: a vendor's compiler uses one core for most of its time.
 func workers() int { return min(runtime.GOMAXPROCS(0), 8) }
 
 // groupCompiler compiles all groups of a plan once.
@@ -201,8 +201,8 @@ func representatives(groups []planir.GraphGroup) map[string]string {
 	return out
 }
 
-// classOf is a key that is equal for graphs of equal structure, shapes and schemes on one processor. Layers differ in
-// weights only, so one trial speaks for the class.
+// classOf returns a key that is equal for graphs of equal structure, shapes and schemes on one processor. Layers differ
+// in weights only, so one trial speaks for the class.
 func classOf(g *planir.Graph) string {
 	text, err := json.Marshal(g.Graph)
 	if err != nil {

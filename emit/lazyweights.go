@@ -144,7 +144,7 @@ func (r *groupCompiler) memoKey(group *planir.GraphGroup) (string, error) {
 	return "weights " + hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// aligned is a size in bytes as memory for weights has it.
+// aligned returns a size in bytes as memory for weights has it.
 func aligned(n int64) int64 { return (n + driver.Align - 1) / driver.Align * driver.Align }
 
 // packGroup packs what a group reads into one region, and makes the samples of the graphs that are tried.

@@ -133,8 +133,8 @@ func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Wei
 	return nil, diag.New(diag.ClassRun, "no inputs were found whose results stay within the ranges of the calibration")
 }
 
-// codesOf is a sample of the launches of an estimate of scores: codes of queries and keys, half as large as the largest
-// are, and their products.
+// codesOf returns a sample of the launches of an estimate of scores: codes of queries and keys, half as large as the
+// largest are, and their products.
 func codesOf(graph *op.Graph) (*sample, error) {
 	launches := graph.Launches(op.F32)
 	values, err := pseudoRandom(graph, launches.Inputs)

@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/runtime/programs"
 )
 
-// programSources are the binaries of the programs that the plan's processors build from artifacts, for the devices that
-// these drivers find here. A program that several artifacts hold is there once.
+// programSources returns the binaries of the programs that the plan's processors build from artifacts, for the devices
+// that these drivers find here. A program that several artifacts hold is there once.
 func (c *Content) programSources(ctx context.Context, drivers []driver.Driver) ([]bundle.Source, error) {
 	blobs, builders := map[string][]byte{}, 0
 	for _, name := range slices.Sorted(maps.Keys(c.artifacts)) {

@@ -110,7 +110,7 @@ func (c *Content) report(options *Options) (*Report, error) {
 	return report, nil
 }
 
-// item is the blob as reports list it.
+// item returns the blob as reports list it.
 func (b *blobFacts) item() ReportItem { return ReportItem{b.name, b.bytes, b.sha256} }
 
 // entry describes one graph. twins are the digests that the twin's own bundle has, by blob; where the twin was compiled
@@ -193,7 +193,7 @@ func (c *Content) untested(options *Options) []string {
 	return append(out, "graphs of operators, shapes and schemes of which another was executed, by themselves")
 }
 
-// twinDigests are the digests of the artifacts in the twin's report, by blob. Its graphs must be those of plan p.
+// twinDigests returns the digests of the artifacts in the twin's report, by blob. Its graphs must be those of plan p.
 func (r *Report) twinDigests(p *planir.Plan) (map[string]string, error) {
 	if r.Target == nil || !r.Target.Emulator {
 		return nil, diag.New(diag.ClassInput,
@@ -217,7 +217,7 @@ func (r *Report) twinDigests(p *planir.Plan) (map[string]string, error) {
 	return out, nil
 }
 
-// textOf is a graph as reports of the twin are compared: its name and its operators.
+// textOf returns a graph as reports of the twin are compared: its name and its operators.
 func textOf(g *planir.Graph) string {
 	var ops []string
 	for _, node := range g.Graph.Nodes {
@@ -226,7 +226,7 @@ func textOf(g *planir.Graph) string {
 	return g.Name + " " + strings.Join(ops, "; ")
 }
 
-// components are what the bundle's target must have.
+// components returns what the bundle's target must have.
 func (r *Report) components() []bundle.Component {
 	var out []bundle.Component
 	for _, compiler := range r.Compilers {
@@ -239,7 +239,8 @@ func (r *Report) components() []bundle.Component {
 	return out
 }
 
-// encode is the canonical form: fields in the order of the types, keys of maps sorted, no escapes for HTML, one line.
+// encode returns the canonical form: fields in the order of the types, keys of maps sorted, no escapes for HTML, one
+// line.
 func (r *Report) encode() ([]byte, error) {
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)

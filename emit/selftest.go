@@ -48,7 +48,7 @@ func (c *Content) SelfTest(ctx context.Context, reference driver.Driver,
 	return test, nil
 }
 
-// selfTestSources are the blobs of the self-test: none where the host or a simulation executes everything.
+// selfTestSources returns the blobs of the self-test: none where the host or a simulation executes everything.
 func (c *Content) selfTestSources(ctx context.Context, reference driver.Driver,
 	options map[string]string) ([]bundle.Source, error) {
 	if len(selftest.Targets(c.plan)) == 0 {
@@ -109,7 +109,7 @@ func (c *Content) selfTestCase(ctx context.Context, computer *oracle,
 	return made, err
 }
 
-// hostGraph is a graph as the host executes it: products in their default form, of weights in hetc's own tiles.
+// hostGraph returns a graph as the host executes it: products in their default form, of weights in hetc's own tiles.
 func hostGraph(graph *op.Graph) op.Graph {
 	out := *graph
 	out.Nodes, out.Weights = slices.Clone(graph.Nodes), slices.Clone(graph.Weights)
@@ -166,8 +166,8 @@ func (c *Content) hostWeights(graph *op.Graph, target *selftest.Target) (weights
 	return weights, regions, nil
 }
 
-// amplitudesOf are the magnitudes that inputs of a graph do not exceed: those of a deviation of 1, and where a static
-// scale or a grid takes an input, what fits it. Results beyond their grid saturate on every processor alike.
+// amplitudesOf returns the magnitudes that inputs of a graph do not exceed: those of a deviation of 1, and where a
+// static scale or a grid takes an input, what fits it. Results beyond their grid saturate on every processor alike.
 func amplitudesOf(graph *op.Graph, weights driver.Weights) ([]float32, error) {
 	stored := map[string]driver.Packed{}
 	for i, spec := range graph.Weights {
@@ -202,7 +202,7 @@ func amplitudesOf(graph *op.Graph, weights driver.Weights) ([]float32, error) {
 	return out, nil
 }
 
-// unpackedOf are the values that a packed weight stands for.
+// unpackedOf returns the values that a packed weight stands for.
 func unpackedOf(weight driver.Packed) ([]float32, error) {
 	values := make([]float32, weight.Spec.K*weight.Spec.N)
 	return values, pack.Unpack(values, weight.Spec, weight.Bytes)

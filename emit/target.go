@@ -21,7 +21,7 @@ type Target struct {
 	Procs       []planir.Proc // by their names in the plan; processors that are missing execute nothing
 }
 
-// proc is the target's processor of that name, nil where it has none.
+// proc returns the target's processor of that name, nil where it has none.
 func (t *Target) proc(name string) *planir.Proc {
 	for i := range t.Procs {
 		if t.Procs[i].Name == name {
@@ -39,9 +39,9 @@ type misfit struct {
 	reason   error
 }
 
-// retarget is the plan for the target: the same decisions on the target's processors, but for those of fallen, which
-// the control processor executes alone. Decisions that the target does not execute are returned as misfits instead of
-// a plan.
+// retarget returns the plan for the target: the same decisions on the target's processors, but for those of fallen,
+// which the control processor executes alone. Decisions that the target does not execute are returned as misfits
+// instead of a plan.
 func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
 	if target.SoC != plan.SoC.Name {
@@ -96,8 +96,8 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	return &out, nil, nil
 }
 
-// decision is a decision of the plan as the target has it. Predicted times are dropped where they no longer hold: of
-// a decision that fell back, and of all decisions in an emulator.
+// decision returns a decision of the plan as the target has it. Predicted times are dropped where they no longer hold:
+// of a decision that fell back, and of all decisions in an emulator.
 func (t *Target) decision(plan *planir.Plan, of *planir.Decision, fallen []planir.Fallback) planir.Decision {
 	out := *of
 	out.Shares = slices.Clone(of.Shares)
@@ -157,7 +157,7 @@ func (t *Target) missing(plan *planir.Plan, fallen []planir.Fallback) error {
 	return list.Err()
 }
 
-// misfits are the decisions of a plan that its processors do not execute, each once. A decision is executed where
+// misfits returns the decisions of a plan that its processors do not execute, each once. A decision is executed where
 // lowering can cut it into pieces for them.
 func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 	var lengths []int // numbers of rows

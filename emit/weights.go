@@ -74,7 +74,7 @@ func (c *Content) packExpert(dst []byte, pl planir.Placement, expert int, imp *p
 	return nil
 }
 
-// slotExpert is the expert that a reference to a slot means in a layer; false for a reference to a whole pack.
+// slotExpert returns the expert that a reference to a slot means in a layer; false for a reference to a whole pack.
 func (c *Content) slotExpert(ref planir.WeightRef, layer int) (expert int, slotted bool) {
 	if ref.Tiers == 0 {
 		return 0, false
@@ -95,7 +95,7 @@ func (c *Content) packRef(dst []byte, ref planir.WeightRef, pl planir.Placement)
 	return c.packExpert(dst, pl, expert, imp)
 }
 
-// specOf is the weight that a reference means, with its size in bytes: of a slot one expert.
+// specOf returns the weight that a reference means, with its size in bytes: of a slot one expert.
 func specOf(ref planir.WeightRef, packed *planir.Pack) (op.WeightSpec, int64) {
 	if ref.Tiers == 0 {
 		return packed.Spec(), packed.Bytes
@@ -103,7 +103,7 @@ func specOf(ref planir.WeightRef, packed *planir.Pack) (op.WeightSpec, int64) {
 	return pack.Expert(packed.Spec()), packed.Bytes / int64(packed.Experts)
 }
 
-// weightSource is the matrix that a placement packs of an expert, and the names of the tensors it is made of. With
+// weightSource returns the matrix that a placement packs of an expert, and the names of the tensors it is made of. With
 // front it begins at row 0 rather than at the placement's first row, since rounding by importance depends on the rows
 // before.
 func (c *Content) weightSource(
@@ -140,8 +140,8 @@ func (c *Content) weightSource(
 	return matrix, names, err
 }
 
-// computedWeight is what a placement packs of a weight that the calibration or the plan decides. Scales and slots are
-// packed whole, steps with both rows; no fold in front of it applies, as steps have theirs in them.
+// computedWeight returns what a placement packs of a weight that the calibration or the plan decides. Scales and slots
+// are packed whole, steps with both rows; no fold in front of it applies, as steps have theirs in them.
 func (c *Content) computedWeight(weight *op.Weight, pl planir.Placement) (pack.Source, error) {
 	rows := 1
 	var values []float32
@@ -215,13 +215,13 @@ func (c *Content) storedWeight(weight *op.Weight, layer, expert int) (matrix pac
 	return matrix, names, err
 }
 
-// packOf is the pack that a step reads.
+// packOf returns the pack that a step reads.
 func (c *Content) packOf(ref planir.WeightRef) *planir.Pack {
 	i := slices.IndexFunc(c.plan.Program.Packs, func(k planir.Pack) bool { return k.Name == ref.Pack })
 	return &c.plan.Program.Packs[i]
 }
 
-// weight is the weight that a placement packs.
+// weight returns the weight that a placement packs.
 func (c *Content) weight(pl planir.Placement) *op.Weight {
 	i := slices.IndexFunc(c.plan.Program.Weights, func(w op.Weight) bool { return w.Name == pl.Pack.Weight })
 	return &c.plan.Program.Weights[i]

@@ -127,7 +127,7 @@ func (c *config) architecture() *architecture {
 	return nil
 }
 
-// dtype is the announced element type; where there are weights, theirs counts.
+// dtype returns the announced element type; where there are weights, theirs counts.
 func (c *config) dtype() op.Type {
 	key := "torch_dtype"
 	if c.has("dtype") {

@@ -51,7 +51,7 @@ type tensorNames struct {
 // inLayer is the beginning of the names of a layer's tensors, in Hugging Face directories and here.
 const inLayer = "model.layers.{layer}."
 
-// layerNames are those of most architectures.
+// layerNames returns those of most architectures.
 func layerNames() tensorNames {
 	const attention, mlp, expert = inLayer + "self_attn.", inLayer + "mlp.", inLayer + "mlp.experts.{expert}."
 	const shared = mlp + "shared_expert."
@@ -130,7 +130,7 @@ func (b *graphBuilder) matmul(name, in, out string, weight op.Weight, bias bool)
 	return b.node(name, in, names, out, op.Op{Kind: op.MatMul, K: weight.K, N: weight.N, Scheme: op.A32W32, Bias: bias})
 }
 
-// linear is a stored projection [N,K], or several interleaved by columns.
+// linear returns a stored projection [N,K], or several interleaved by columns.
 func linear(name string, k, n int, from ...string) op.Weight {
 	weight := op.Weight{Name: name, K: k, N: n, Transposed: true}
 	for _, source := range from {
@@ -168,7 +168,7 @@ func (b *graphBuilder) residual(block, value, normed, from string) {
 // headWeight is the name of the matrix of the head.
 const headWeight = "head.lm_head"
 
-// decoderGraph is the graph of a decoder:
+// decoderGraph returns the graph of a decoder:
 //
 //	x = embed[ids]
 //	per layer: x += attn_out(attention(rope(qkv(norm(x))))); x += down(act(gate(norm(x))) * up(norm(x)))
@@ -288,7 +288,7 @@ func (b *graphBuilder) attention(windowed bool) {
 	}
 }
 
-// fusedQKV is the projection to a fused row: stored as such, or interleaved by groups of heads.
+// fusedQKV returns the projection to a fused row: stored as such, or interleaved by groups of heads.
 func (b *graphBuilder) fusedQKV() op.Weight {
 	names, cols := b.decoder.names, op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim)
 	if names.k == "" {
@@ -348,7 +348,7 @@ func (b *graphBuilder) headGains(joint bool) []string {
 	}
 }
 
-// ffnInput is the value that the second block reads.
+// ffnInput returns the value that the second block reads.
 func (b *graphBuilder) ffnInput() string {
 	if b.decoder.noPre {
 		return "x"
@@ -356,8 +356,8 @@ func (b *graphBuilder) ffnInput() string {
 	return "h"
 }
 
-// gateUp is the fused projection to cols columns each of gate and up, and how many of them alternate: 16, so that any
-// share of whole tiles has gate and up of the same columns, or a common divisor for odd widths.
+// gateUp returns the fused projection to cols columns each of gate and up, and how many of them alternate: 16, so that
+// any share of whole tiles has gate and up of the same columns, or a common divisor for odd widths.
 func (b *graphBuilder) gateUp(name string, cols int, gate, up string) (op.Weight, int) {
 	weight, interleave := linear(name, b.Hidden, 2*cols, gate, up), gcd(cols, 16)
 	weight.Interleave = []int{interleave, interleave}
@@ -434,7 +434,7 @@ func (b *graphBuilder) experts() {
 	b.node("shared_add", "d sd", "", "d", op.Op{Kind: op.Add, N: b.Hidden})
 }
 
-// gcd is the greatest common divisor of two positive numbers.
+// gcd returns the greatest common divisor of two positive numbers.
 func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b

@@ -51,7 +51,7 @@ type digestWeight struct {
 	Const      []float32
 }
 
-// digested is the graph as the digest covers it.
+// digested returns the graph as the digest covers it.
 func (g *Graph) digested() digestGraph {
 	out := digestGraph{Sections: g.Sections}
 	for _, w := range g.Weights {
@@ -70,7 +70,7 @@ type tensorSeal struct {
 	SHA256 string  `json:"sha256"`
 }
 
-// Digest is the identity of the model: the hex SHA-256 of a canonical description of everything that
+// Digest returns the identity of the model: the hex SHA-256 of a canonical description of everything that
 // influences what it computes, including every byte of the tensors the graph uses. It does not depend
 // on the model's name, on how tensors are spread over files, or on stored tensors that are ignored.
 // Without weights it covers the description only. It reads all weights once (about 1 GB/s and core).

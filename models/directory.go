@@ -60,7 +60,7 @@ func Open(nameOrDir string) (*Model, error) {
 		WithHint("%s (or give a directory with config.json and *.safetensors)", diag.DidYouMean(nameOrDir, names))
 }
 
-// noConfig is the error of a directory without config.json: perhaps a GGUF file in it was meant.
+// noConfig returns the error of a directory without config.json: perhaps a GGUF file in it was meant.
 func noConfig(dir string) error {
 	const what = "open model %q: no %s in the directory: %w"
 	problem := diag.New(diag.ClassInput, what, dir, configName, fs.ErrNotExist).

@@ -12,7 +12,7 @@ const firstExpertNode = "expert_gate_up"
 // ExpertNodes are the nodes that compute one layer's experts, in order: product, gated activation, product.
 var ExpertNodes = []string{firstExpertNode, "expert_act", "expert_down"}
 
-// ExpertLayers are the numbers of the layers that have experts, ascending.
+// ExpertLayers returns the numbers of the layers that have experts, ascending.
 func (m *Model) ExpertLayers() (out []int) {
 	for _, section := range m.graph.Sections {
 		if slices.ContainsFunc(section.Nodes, func(n Node) bool { return n.Name == firstExpertNode }) {
@@ -25,7 +25,7 @@ func (m *Model) ExpertLayers() (out []int) {
 	return out
 }
 
-// ExpertOps are the operators of a single expert for a number of rows, as a graph of static shape has them: a
+// ExpertOps returns the operators of a single expert for a number of rows, as a graph of static shape has them: a
 // product, the gated activation, a product. The products have no scheme yet.
 func (m *Model) ExpertOps(rows int) (out []op.Op) {
 	for _, section := range m.graph.Sections {
@@ -45,7 +45,7 @@ func (m *Model) ExpertOps(rows int) (out []op.Op) {
 	return out
 }
 
-// ExpertBytes is the size of one expert's weights with its products in the schemes, in order. Unquantised ones
+// ExpertBytes returns the size of one expert's weights with its products in the schemes, in order. Unquantised ones
 // count as they are stored, as targets with 16-bit weights hold them.
 func (m *Model) ExpertBytes(schemes []op.Scheme) (sum int64) {
 	product := 0

@@ -39,7 +39,7 @@ func Export(ctx context.Context, model *Model, path string, elementType op.Type)
 	return exportChecked(ctx, model, path, directory, elementType)
 }
 
-// exportConfig is the config.json of the model as it was understood: values that the file left out or that other
+// exportConfig returns the config.json of the model as it was understood: values that the file left out or that other
 // files overrule are written out, since GGUF has no defaults of Hugging Face's.
 func (m *Model) exportConfig() map[string]any {
 	config := maps.Clone(m.config)
@@ -134,7 +134,7 @@ func difference(got, want *Model) string {
 	return ""
 }
 
-// sectionAt is the section at a position, an empty one behind the last.
+// sectionAt returns the section at a position, an empty one behind the last.
 func (g *Graph) sectionAt(i int) Section {
 	if i >= len(g.Sections) {
 		return Section{}
@@ -142,7 +142,7 @@ func (g *Graph) sectionAt(i int) Section {
 	return g.Sections[i]
 }
 
-// rounded is an operator with its numbers as float32, and without the type of the embedding table.
+// rounded returns an operator with its numbers as float32, and without the type of the embedding table.
 func rounded(o op.Op) op.Op {
 	for _, number := range []*float64{&o.Eps, &o.Cap, &o.Scale, &o.Amplitude, &o.LongAmplitude, &o.NTK, &o.Jitter} {
 		*number = float64(float32(*number))

@@ -46,7 +46,7 @@ type folds struct {
 	behind map[string]map[string]bool // by weight of a product: the groups in front of it, "" for none
 }
 
-// group is the collected group of that name, a new one if there is none.
+// group returns the collected group of that name, a new one if there is none.
 func (f *folds) group(divide []FoldPart, channels int) *FoldGroup {
 	at := slices.IndexFunc(f.groups, func(group FoldGroup) bool { return group.Name == divide[0].Weight })
 	if at < 0 {
@@ -102,7 +102,7 @@ func appendNew(list []string, x string) []string {
 	return append(list, x)
 }
 
-// divisible is what has to be divided so that the result of a section's node is: a norm's gain and bias, or the up
+// divisible returns what has to be divided so that the result of a section's node is: a norm's gain and bias, or the up
 // columns in front of a gated unit. It is nil where nothing does that.
 func (g *Graph) divisible(section *Section, number int) []FoldPart {
 	node := &section.Nodes[number]
@@ -139,7 +139,8 @@ func (g *Graph) divisible(section *Section, number int) []FoldPart {
 	return nil
 }
 
-// readers are the nodes that read what a node writes to a value, up to the next that writes it, in the next layer too.
+// readers returns the nodes that read what a node writes to a value, up to the next that writes it, in the next layer
+// too.
 func (s *Section) readers(writer int, value string) []int {
 	var out []int
 	for i := 1; i < len(s.Nodes); i++ {

@@ -49,8 +49,8 @@ type Node struct {
 	Out    []string // values
 }
 
-// Batch is the graph as sequences are decoded together, one row of each: every row lies at a position of its own on a
-// cache of its own, and all rows have logits, so that the head selects none.
+// Batch returns the graph as sequences are decoded together, one row of each: every row lies at a position of its own
+// on a cache of its own, and all rows have logits, so that the head selects none.
 func (g *Graph) Batch() Graph {
 	out := Graph{Weights: g.Weights}
 	for _, section := range g.Sections {
@@ -87,9 +87,9 @@ func (g *Graph) Batch() Graph {
 	return out
 }
 
-// Sparse is the graph with sparse attention: instead of each node of attention there are four, of which the last has
-// its name and result. What comes before attention in the node appends to the cache; scores are estimated, positions
-// are selected, and these are attended to.
+// Sparse returns the graph with sparse attention: instead of each node of attention there are four, of which the last
+// has its name and result. What comes before attention in the node appends to the cache; scores are estimated,
+// positions are selected, and these are attended to.
 func (g *Graph) Sparse(sparsity op.Sparsity) Graph {
 	out := Graph{Weights: g.Weights}
 	for _, section := range g.Sections {
@@ -134,14 +134,14 @@ const (
 	PositionsSuffix = ".positions"
 )
 
-// SparseNodes are the names of the nodes that Sparse puts in front of a node of attention, with their kinds.
+// SparseNodes returns the names of the nodes that Sparse puts in front of a node of attention, with their kinds.
 func SparseNodes(node string) map[string]op.Kind {
 	return map[string]op.Kind{node + appendSuffix: op.KVAppend, node + estimateSuffix: op.Estimate,
 		node + selectSuffix: op.Select}
 }
 
-// HeadsWeight is the name of the weight f32 [1,3*heads] that says for a node of attention how its heads are rounded and
-// how many positions they keep (op.Estimate).
+// HeadsWeight returns the name of the weight f32 [1,3*heads] that says for a node of attention how its heads are
+// rounded and how many positions they keep (op.Estimate).
 func HeadsWeight(class string) string { return class + ".heads" }
 
 // At returns the node's operators for m rows and a context of ctx cached positions.

@@ -69,14 +69,14 @@ type Model struct {
 	digestErr  error
 }
 
-// Graph is what the model computes, in the terms of package op (see decoderGraph for the order of
+// Graph returns what the model computes, in the terms of package op (see decoderGraph for the order of
 // heads in a fused QKV row and the form of the rotary positions). The result is shared; callers do not change it.
 func (m *Model) Graph() Graph { return m.graph }
 
 // HasWeights reports whether the model has stored tensors; a catalog entry has shapes only.
 func (m *Model) HasWeights() bool { return m.tensors != nil }
 
-// Parameters is the number of stored values the graph needs.
+// Parameters returns the number of stored values the graph needs.
 func (m *Model) Parameters() int64 {
 	var n int64
 	for _, needed := range m.required() {
@@ -228,7 +228,7 @@ func (m *Model) required() []tensorSpec {
 	return out
 }
 
-// sourceShape is the stored shape of source i.
+// sourceShape returns the stored shape of source i.
 func sourceShape(w *op.Weight, i int) []int {
 	cols := w.SourceCols(i)
 	switch {
@@ -240,7 +240,7 @@ func sourceShape(w *op.Weight, i int) []int {
 	return []int{w.K, cols}
 }
 
-// elements is the number of elements of a shape.
+// elements returns the number of elements of a shape.
 func elements(shape []int) int64 {
 	count := int64(1)
 	for _, dim := range shape {

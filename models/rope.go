@@ -105,7 +105,7 @@ func (c *config) rope(headDim, maxContext int, assumed ropeOptions) rope {
 	return r.rope
 }
 
-// rotated is how many elements of a head are rotated, an even number.
+// rotated returns how many elements of a head are rotated, an even number.
 func (r *ropeReader) rotated() int {
 	partial := r.float("partial_rotary_factor", 1, 0, 1)
 	if r.assumed.partial > 0 && !r.has("partial_rotary_factor") {
@@ -124,7 +124,7 @@ func (r *ropeReader) rotated() int {
 	return dim
 }
 
-// kind is the type of scaling, in the newer or the older spelling.
+// kind returns the type of scaling, in the newer or the older spelling.
 func (r *ropeReader) kind() string {
 	kind := r.params.text("rope_type", r.params.text("type", "default"))
 	r.params.read["type"] = true
@@ -134,7 +134,7 @@ func (r *ropeReader) kind() string {
 	return kind
 }
 
-// original is the number of positions that the model was trained for.
+// original returns the number of positions that the model was trained for.
 func (r *ropeReader) original() int {
 	const key = "original_max_position_embeddings"
 	if r.has(key) || r.assumed.original > 0 {

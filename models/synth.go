@@ -77,7 +77,7 @@ func (g *Graph) role(weight *op.Weight) role {
 	return projection
 }
 
-// roleIn is what a node does with its weight at a position: the weights of its operators follow one another.
+// roleIn returns what a node does with its weight at a position: the weights of its operators follow one another.
 func (s *Section) roleIn(node *Node, at int) role {
 	for _, operator := range node.Ops {
 		names := operator.Sig().W
@@ -251,7 +251,7 @@ func (m *Model) drawValues(ctx context.Context, files []*os.File, tensors []synt
 	})
 }
 
-// synthConfig is the config.json of a synthetic model.
+// synthConfig returns the config.json of a synthetic model.
 func (m *Model) synthConfig(seed uint64) map[string]any {
 	config := maps.Clone(m.config)
 	delete(config, "dtype")
@@ -337,7 +337,7 @@ func (t *synthTensor) fillGains(buf []byte, from int64, channels []int) {
 	}
 }
 
-// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+// mix returns the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 func mix(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb

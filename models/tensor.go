@@ -55,7 +55,7 @@ func (p plainTensor) Read(dst []float32, row0, row1, col0, col1 int) error {
 	return nil
 }
 
-// matrixShape is the number of rows and columns of a stored tensor.
+// matrixShape returns the number of rows and columns of a stored tensor.
 func matrixShape(shape []int) (rows, cols int) {
 	rows, cols = 1, 1
 	for i, dim := range shape {

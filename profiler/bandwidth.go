@@ -118,7 +118,7 @@ func (ws *workers) close() {
 	ws.done.Wait()
 }
 
-// size is how much the first n workers have done.
+// size returns how much the first n workers have done.
 func (ws *workers) size(n int) (sum int64) {
 	for _, w := range ws.all[:n] {
 		sum += w.done.Load()
@@ -158,7 +158,7 @@ func rates(
 	return out, nil
 }
 
-// streamBytes is the size of a memory that no cache holds: four times the last-level cache, at
+// streamBytes returns the size of a memory that no cache holds: four times the last-level cache, at
 // least 1 GiB. It is at most a third of the available memory, but never less than 64 MiB.
 func streamBytes(lastCache int64) int64 {
 	bytes := max(4*lastCache, 1<<30)

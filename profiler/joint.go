@@ -67,7 +67,7 @@ func (p *prober) measureJoint(ctx context.Context, run *runner, proc *socs.Proce
 // submission is a group of calls: when it was submitted and when its last call was done.
 type submission struct{ from, to time.Time }
 
-// jointBandwidth is how many GB/s a device and cores reach at the same time.
+// jointBandwidth returns how many GB/s a device and cores reach at the same time.
 func (p *prober) jointBandwidth(
 	ctx context.Context, run *runner, ld *loadedOp, queue driver.Asynchronous, cores []int,
 ) (float64, error) {

@@ -270,7 +270,7 @@ func (c *comparison) watchIssueRate(ctx context.Context, one *lane, loop func(in
 	return nil
 }
 
-// undisturbed says of every visit whether its cores were undisturbed. best are the cores' best readings.
+// undisturbed reports for every visit whether no other thread disturbed its cores. best are the cores' best readings.
 func (x *kernelLine) undisturbed(best []float64) []bool {
 	out := make([]bool, len(x.issued))
 	for i, cores := range x.issued {
@@ -328,7 +328,7 @@ type kernelSet struct {
 // peakNames are those of the lines of register-only loops.
 var peakNames = map[op.Type]string{op.I8: "int8 peak", op.F32: "f32 peak"}
 
-// peak is the register-only loop of a type of numbers.
+// peak returns the register-only loop of a type of numbers.
 func (s *kernelSet) peak(numbers op.Type) func(int64) int64 {
 	if numbers == op.I8 {
 		return s.bounds.PeakI8
@@ -336,7 +336,7 @@ func (s *kernelSet) peak(numbers op.Type) func(int64) int64 {
 	return s.bounds.PeakF32
 }
 
-// mark is what a line has to reach, 0 in sets that are only compared with.
+// mark returns what a line has to reach, 0 in sets that are only compared with.
 func (s *kernelSet) mark(value float64) float64 {
 	if s.set != s.options.Marked {
 		return 0
@@ -477,16 +477,15 @@ func (s *kernelSet) addGEMV(ctx context.Context, operator op.Op, bytes int64, wh
 	return nil
 }
 
-// headShapes are heads of attention: of small models, with eight, seven, four and one query heads for a key, of sizes
-// that are multiples of 32 and that are not. The first are measured over every type of cache, the others over
-// those of 16 bits.
+// headShapes are heads of attention of small models: eight, seven, four and one query heads per key head, with and
+// without multiples of 32 columns. The first is measured over every type of cache, the others over 16-bit caches.
 var headShapes = []headShape{{32, 4, 64}, {14, 2, 64}, {16, 16, 80}, {24, 6, 96}, {32, 8, 128}}
 
 // headShape is query heads, heads of keys and values, and columns of each.
 type headShape struct{ heads, kvHeads, dim int }
 
-// longPrompt is how many times the rows of a call the positions are in a call at the end of a long prompt, and in a
-// step.
+// longPrompt is the ratio of positions to rows in a call at the end of a long prompt, and of positions to a call's rows
+// in a step of decode.
 const longPrompt = 4
 
 // addAttention adds attention of a prompt, of the end of a longer one, and of a decode step.
@@ -518,7 +517,7 @@ func (s *kernelSet) addAttention(ctx context.Context) error {
 	return nil
 }
 
-// step is attention of a decode step at the end of a long prompt.
+// step returns attention of a decode step at the end of a long prompt.
 func (s *kernelSet) step(shape headShape, cached op.Type) op.Op {
 	return op.Op{
 		Kind: op.Attention, M: 1, Heads: shape.heads, KVHeads: shape.kvHeads, HeadDim: shape.dim, KV: cached,
@@ -526,7 +525,7 @@ func (s *kernelSet) step(shape headShape, cached op.Type) op.Op {
 	}
 }
 
-// cachedBytes is what attention of one row reads of the caches.
+// cachedBytes returns what attention of one row reads of the caches.
 func cachedBytes(o op.Op) int64 {
 	return 2 * int64(o.Context*o.KVHeads) * o.KV.CacheRowBytes(o.HeadDim)
 }
@@ -560,7 +559,7 @@ func (s *kernelSet) allCores(ctx context.Context) error {
 	return nil
 }
 
-// rate is the work per nanosecond of cores together, in one window.
+// rate returns the work per nanosecond of cores together, in one window.
 func (s *kernelSet) rate(ctx context.Context, cores []int, work func(int) func() int64) (float64, error) {
 	all, err := rates(ctx, cores, nil, 1, 2*s.size.loop, work)
 	if err != nil {
@@ -647,7 +646,7 @@ func (s *kernelSet) addStream(ctx context.Context, operator op.Op, bytes int64, 
 	return nil
 }
 
-// steadyTime is the time of an execution that follows another, as in a program: the first one after a
+// steadyTime returns the time of an execution that follows another, as in a program: the first one after a
 // pause wakes threads.
 func steadyTime(ctx context.Context, ld *loadedOp, loops int) (float64, error) {
 	if _, err := (soloSource{ld}).sample(ctx, 1); err != nil {
@@ -676,7 +675,7 @@ func (c *comparison) hasShape(set string, operator op.Op) bool {
 	})
 }
 
-// shapeOf is the shape of an operator as lines show it.
+// shapeOf returns the shape of an operator as lines show it.
 func shapeOf(operator op.Op) string {
 	if operator.Kind == op.Attention {
 		return fmt.Sprintf("%d of %d, %dx%d %s", operator.M, operator.Context, operator.Heads/operator.KVHeads,
@@ -724,7 +723,7 @@ func (c *comparison) newLoop(ctx context.Context, lane *lane, peak func(int64) i
 	})
 }
 
-// run is the rate of one loop, in operations per nanosecond.
+// run returns the rate of one loop, in operations per nanosecond.
 func (x *loop) run() float64 {
 	start := time.Now()
 	done := x.peak(x.ops)

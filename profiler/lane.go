@@ -124,7 +124,7 @@ func (l *lane) close() error {
 	return err
 }
 
-// unknown is the error for a request on a processor that the SoC lacks.
+// unknown returns the error for a request on a processor that the SoC lacks.
 func (r *runner) unknown(name string) error {
 	return diag.New(diag.ClassInput, "measure on %q: SoC %q has no such processor, it has %s", name, r.soc.Name,
 		strings.Join(processorNames(r.soc), ", "))

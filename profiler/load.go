@@ -116,8 +116,8 @@ func (r *runner) loadCopies(ctx context.Context, ld *loadedOp, layout string, fo
 	return nil
 }
 
-// runEachOnce executes every copy but the first once. What a library allocates in the first execution of a graph lies
-// on pages that nobody has used, and in those of a running model does not.
+// runEachOnce executes every copy but the first once. A library may allocate memory in the first execution of a graph.
+// That memory lies on pages that were never used, while those of a running model were.
 func (ld *loadedOp) runEachOnce(ctx context.Context) error {
 	return ld.lane.do(ctx, func() error {
 		for i := 1; i < len(ld.exes); i++ {
@@ -129,8 +129,8 @@ func (ld *loadedOp) runEachOnce(ctx context.Context) error {
 	})
 }
 
-// expertChoices are the operands that choose experts, for products of experts on a real processor; nil for all others.
-// Without a footprint there is one choice, so that the weights are as warm as they can be.
+// expertChoices returns the operands that choose experts, for products of experts on a real processor; nil for all
+// others. Without a footprint there is one choice, so that the weights are as warm as they can be.
 func (ld *loadedOp) expertChoices(footprint int64) ([]driver.View, error) {
 	if ld.op.Kind != op.ExpertMatMul || ld.lane.caps.Virtual {
 		return nil, nil
@@ -142,8 +142,8 @@ func (ld *loadedOp) expertChoices(footprint int64) ([]driver.View, error) {
 	return choices, err
 }
 
-// weightsOfCopy are the weights with the first one at an offset of its store. A library that packs weights again may
-// keep equal ones once. There each copy gets its number in the lowest bits, which change no value much.
+// weightsOfCopy returns the weights with the first one at an offset of its store. A library that packs weights again
+// may keep equal ones once. There each copy gets its number in the lowest bits, which change no value much.
 func (ld *loadedOp) weightsOfCopy(weights driver.Weights, at int64, number int) driver.Weights {
 	packed := slices.Clone(weights)
 	if len(packed) == 0 {
@@ -157,8 +157,8 @@ func (ld *loadedOp) weightsOfCopy(weights driver.Weights, at int64, number int) 
 	return packed
 }
 
-// reduceCopies reduces the number of copies where a processor stores a copy of its own of each. An operator that is
-// measured alone then has other memory read between passes, which evicts the copies from the caches. Beside other
+// reduceCopies reduces the number of copies if a processor stores a copy of its own of each. An operator that is
+// measured alone then reads other memory between passes, which evicts the copies from the caches. Beside other
 // processors that would disturb them, so more copies are kept instead.
 func (r *runner) reduceCopies(ld *loadedOp, copies []int64, footprint int64, company bool) ([]int64, error) {
 	if !ld.lane.caps.Prepacks || len(copies) <= fewCopies {
@@ -363,7 +363,7 @@ func (r *runner) caches(ld *loadedOp, binds *driver.Bindings, footprint int64) (
 // regionBuffer is memory of a store as a driver sees it.
 type regionBuffer struct{ b []byte }
 
-// Bytes is the memory of the whole store.
+// Bytes returns the memory of the whole store.
 func (r regionBuffer) Bytes() []byte { return r.b }
 
 // Close does nothing: the store frees its memory.

@@ -60,7 +60,7 @@ func readMachine(root string, cores []int) machine {
 	return out
 }
 
-// word is the trimmed content of a small file, "" when it cannot be read.
+// word returns the trimmed content of a small file, "" when it cannot be read.
 func word(path string) string {
 	data, err := os.ReadFile(path)
 	if err != nil || len(data) > 4096 {
@@ -95,7 +95,7 @@ func (m *machine) readCPUInfo(path string) {
 	}
 }
 
-// availableBytes is the memory that can be used without swapping, 0 when unknown.
+// availableBytes returns the memory that can be used without swapping, 0 when unknown.
 func availableBytes() int64 { return memInfo("/proc/meminfo", "MemAvailable:") }
 
 // memInfo returns an entry of the kernel's meminfo file in bytes, 0 when it cannot be read.

@@ -123,9 +123,9 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	return best, nil
 }
 
-// waysToWait are those that may be best for a device. One that is made of cores of the CPU is waited for by its event,
-// as its driver makes it: a lane that asks again and again, for an event or a word of memory, slows its threads down in
-// a whole program, which single turns do not show.
+// waysToWait returns those that may be best for a device. One that is made of cores of the CPU is waited for by its
+// event, as its driver makes it: a lane that asks again and again, for an event or a word of memory, slows its threads
+// down in a whole program, which single turns do not show.
 func waysToWait(proc *socs.Processor) []capability.Waiting {
 	if len(proc.Cores) > 0 {
 		return []capability.Waiting{capability.WaitEvent}
@@ -133,7 +133,7 @@ func waysToWait(proc *socs.Processor) []capability.Waiting {
 	return capability.Waitings
 }
 
-// bestMeeting is the way with the least relative time over all lengths; of those that are alike the one that takes
+// bestMeeting returns the way with the least relative time over all lengths; of those that are alike the one that takes
 // least of a core.
 func bestMeeting(list []*meeting) *meeting {
 	ratio, core := make([]float64, len(list)), make([]float64, len(list))
@@ -150,7 +150,7 @@ func bestMeeting(list []*meeting) *meeting {
 	return list[leastOf(ratio, core)]
 }
 
-// leastOf is the number of the least time; of times that are alike, the one with the least use of a core.
+// leastOf returns the number of the least time; of times that are alike, the one with the least use of a core.
 func leastOf(took, core []float64) int {
 	best := 0
 	for i := range took {
@@ -225,7 +225,7 @@ func OpenMeeting(ctx context.Context, from driver.Driver, compiler driver.Compil
 	return lane, append(closers, lane.Close), nil
 }
 
-// submission is how long the submission of a call takes to a processor that has nothing to do, in ns.
+// submission returns how long the submission of a call takes to a processor that has nothing to do, in ns.
 func (r *runner) submission(ctx context.Context, name string) (float64, error) {
 	lane, err := r.lane(ctx, name, nil)
 	if err != nil {

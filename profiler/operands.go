@@ -64,7 +64,7 @@ func (o *operands) retire(name string) {
 	}
 }
 
-// choices is how many selections of experts it takes to use every expert.
+// choices returns how many selections of experts it takes to use every expert.
 func choices(operator op.Op) int {
 	if operator.Kind != op.ExpertMatMul {
 		return 1
@@ -148,7 +148,7 @@ func (o *operands) positions(operator op.Op, pos int) (driver.View, error) {
 // constants are the weights, by role, that are one positive number: steps of a grid, and a static scale.
 var constants = map[string]float32{"steps": 1.0 / op.GridMax, "scale": staticScale}
 
-// headNumbers are the weight of an estimate or a selection: scales, and shares of positions. A part of the heads,
+// headNumbers returns the weight of an estimate or a selection: scales, and shares of positions. A part of the heads,
 // spread evenly, keeps some, and the others keep all; 0 stands for no others.
 func headNumbers(heads int, estimated float64) []float32 {
 	const some, all = 0.2, 2
@@ -263,7 +263,7 @@ func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, err
 	return st, nil
 }
 
-// total is how many bytes all stores hold.
+// total returns how many bytes all stores hold.
 func (s *stores) total() (bytes int64) {
 	for _, st := range s.all {
 		bytes += int64(len(st.region.Bytes()))
@@ -421,7 +421,7 @@ func (st *store) slots(bytes, footprint int64, most int) []int64 {
 	return out
 }
 
-// lcm64 is the least common multiple of unit and the alignment of operands.
+// lcm64 returns the least common multiple of unit and the alignment of operands.
 func lcm64(unit int64) int64 {
 	a, b := unit, int64(64)
 	for b != 0 {

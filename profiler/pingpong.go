@@ -60,8 +60,8 @@ func (g *game) pong(from, rounds uint32) bool {
 	return true
 }
 
-// Handover is the time in ns from setting a flag on one core to seeing it on another: what Probe writes into a SoC file
-// as the hand-over of two processors, measured now.
+// Handover returns the time in ns from setting a flag on one core to seeing it on another: what Probe writes into a SoC
+// file as the hand-over of two processors, measured now.
 func Handover(ctx context.Context, one, second int) (float64, error) {
 	_, samples, err := handover(ctx, one, second, syncSamples, syncLoops)
 	if err != nil {

@@ -105,7 +105,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	return soc, nil
 }
 
-// coresOf are the CPU cores that a driver offers one by one, ascending.
+// coresOf returns the CPU cores that a driver offers one by one, ascending.
 func coresOf(ctx context.Context, from driver.Driver) (cores []int, err error) {
 	devices, err := from.Devices(ctx)
 	if err != nil {
@@ -123,7 +123,7 @@ func coresOf(ctx context.Context, from driver.Driver) (cores []int, err error) {
 	return cores, nil
 }
 
-// newSoC is a SoC without processors, with what the operating system says of the machine.
+// newSoC returns a SoC without processors, with what the operating system says of the machine.
 func newSoC(machine *machine, options *ProbeOptions) *socs.SoC {
 	soc := &socs.SoC{
 		Schema: socs.Schema, Name: options.Name, Fingerprint: options.Fingerprint, OS: runtime.GOOS,
@@ -224,7 +224,7 @@ func selections(m *machine) [][]int {
 	return out
 }
 
-// selector is how the driver is asked for consecutive cores: "2", "0-3".
+// selector returns how the driver is asked for consecutive cores: "2", "0-3".
 func selector(cores []int) string {
 	if len(cores) == 1 {
 		return fmt.Sprint(cores[0])
@@ -256,7 +256,7 @@ func describe(
 	return out, bounds, nil
 }
 
-// memoryDomains are the machine's memory, which processors share unless they have their own.
+// memoryDomains returns the machine's memory, which processors share unless they have their own.
 func memoryDomains(soc *socs.SoC, bytes int64) []socs.Domain {
 	shared := socs.Domain{Name: "ram", Bytes: bytes}
 	var out []socs.Domain
@@ -272,7 +272,7 @@ func memoryDomains(soc *socs.SoC, bytes int64) []socs.Domain {
 	return append([]socs.Domain{shared}, out...)
 }
 
-// processorNames are the names that messages list.
+// processorNames returns the names that messages list.
 func processorNames(soc *socs.SoC) []string {
 	out := make([]string, len(soc.Processors))
 	for i := range soc.Processors {

@@ -20,7 +20,7 @@ const (
 	deviceSamples = 15
 )
 
-// addDevices describes the devices of a driver that can be asked: what they tell.
+// addDevices adds the devices of a driver that can be surveyed, by their own description.
 func (p *prober) addDevices(ctx context.Context, from driver.Surveyor) error {
 	devices, err := from.Devices(ctx)
 	if err != nil {
@@ -41,7 +41,7 @@ func (p *prober) addDevices(ctx context.Context, from driver.Surveyor) error {
 	return nil
 }
 
-// add describes a device, or a part of one, and returns the parts that can be made of it.
+// add adds a device, or a part of one, and returns the parts into which it can be divided.
 func (p *prober) add(ctx context.Context, from driver.Surveyor, device driver.Device, part driver.Part) ([]driver.Part,
 	error) {
 	proc, parts, err := p.device(ctx, from, device, part)
@@ -61,7 +61,7 @@ type prober struct {
 	completions map[string]map[string]map[string]string
 }
 
-// device asks a device and its driver, and returns the parts that can be made of it.
+// device describes a device by what it and its driver report, and returns the parts into which it can be divided.
 func (p *prober) device(ctx context.Context, from driver.Surveyor, device driver.Device, part driver.Part) (
 	proc socs.Processor, parts []driver.Part, err error) {
 	config := driver.Config{Select: device.Select, Options: part.Options}
@@ -234,7 +234,7 @@ func (p *prober) link(link socs.Link, source string) {
 	p.soc.Sources[fmt.Sprintf("links.%s>%s", link.From, link.To)] = source
 }
 
-// rate is bytes in ns as GB/s.
+// rate returns bytes in ns as GB/s.
 func rate(bytes int64, ns float64) float64 { return round(float64(bytes)/max(1, ns), 4) }
 
 // additions measures a small and a large addition on a processor.
@@ -245,7 +245,7 @@ func (r *runner) additions(ctx context.Context, name string, small, large op.Op)
 	return out, err
 }
 
-// median is the typical time of an operator in ns.
+// median returns the typical time of an operator in ns.
 func (r *runner) median(ctx context.Context, what *record.Measurement) (float64, error) {
 	from, err := r.openOp(ctx, what)
 	if err != nil {

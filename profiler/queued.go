@@ -85,7 +85,7 @@ func (ld *loadedOp) timeSubmitted(queue driver.Asynchronous, calls int) (float64
 	return float64(queue.Now() - start), nil
 }
 
-// withoutCallNumber is the error of a call without its number.
+// withoutCallNumber returns the error of a call without its number.
 func withoutCallNumber(err error) error {
 	if failure, ok := errors.AsType[*driver.Failure](err); ok {
 		return diag.New(diag.ClassOr(failure.Err, diag.ClassRun), "%w", failure.Err)

@@ -18,7 +18,7 @@ type Request struct {
 	Priority int                // lower ones are measured first
 }
 
-// Key is the key of the measurement.
+// Key returns the key of the measurement.
 func (r *Request) Key() string { return r.What.Key() }
 
 // Priorities of the requests for a model. What a plan for the given buckets cannot do without comes
@@ -253,7 +253,7 @@ func (b *builder) wantContext(model *models.Model, most int, caches []op.Type) e
 	return nil
 }
 
-// largest is the largest bucket of prefill.
+// largest returns the largest bucket of prefill.
 func (b *builder) largest() int { return b.buckets[len(b.buckets)-1] }
 
 // rows returns the row counts that a plan certainly uses: 1 and the buckets.
@@ -385,7 +385,7 @@ func (b *builder) addModel(graph *models.Graph, rows, between []int) {
 	}
 }
 
-// tables are the schemes of an embedding that looks rows up in a weight of one of the schemes, each once.
+// tables returns the schemes of an embedding that looks rows up in a weight of one of the schemes, each once.
 func (b *builder) tables() (out []op.Scheme) {
 	for _, scheme := range b.schemes {
 		if table := scheme.Table(); table != "" && !slices.Contains(out, table) {
@@ -610,7 +610,7 @@ func (b *builder) addExperts(model *models.Model) {
 	}
 }
 
-// Half is the half of columns that processors are measured with side by side: a multiple of their
+// Half returns the half of columns that processors are measured with side by side: a multiple of their
 // tile.
 func Half(columns, tile int) int { return part(columns, 1, 2, tile) }
 

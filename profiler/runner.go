@@ -178,7 +178,7 @@ func Run(
 	return r.report, err
 }
 
-// memoryLimit is how many bytes operands may take: half of what is free.
+// memoryLimit returns how many bytes operands may take: half of what is free.
 func memoryLimit() int64 {
 	if free := availableBytes(); free > 0 {
 		return free / 2
@@ -494,7 +494,7 @@ func (r *runner) sampleCap() time.Duration {
 	return min(max(left*3/5/time.Duration(visits), least), maxTime)
 }
 
-// loopsFor is how many executions of ns nanoseconds make a sample of minSample.
+// loopsFor returns how many executions of ns nanoseconds make a sample of minSample.
 func loopsFor(ns float64) int {
 	if ns <= 0 {
 		return 1000
@@ -615,7 +615,7 @@ func (r *runner) hasEnough(task *task, over bool) bool {
 	return false
 }
 
-// visitComplete is the stopping rule of one visit among several. Each visit takes the same few samples,
+// visitComplete returns the stopping rule of one visit among several. Each visit takes the same few samples,
 // so that no moment of the machine counts more than another; the last visit judges all samples
 // together.
 func (r *runner) visitComplete(task *task, over bool) bool {
@@ -696,7 +696,7 @@ func (r *runner) progress(task *task, ended bool) {
 	r.options.Progress(now)
 }
 
-// smallestTable is the smallest vocabulary among the requests: ids below it are valid in every
+// smallestTable returns the smallest vocabulary among the requests: ids below it are valid in every
 // embedding.
 func smallestTable(requests []Request) int {
 	rows := math.MaxInt32
@@ -755,5 +755,5 @@ func (r *runner) close(ctx context.Context) error {
 	return first
 }
 
-// sortedNames are the keys of a map, in an order that does not change from run to run.
+// sortedNames returns the keys of a map, in an order that does not change from run to run.
 func sortedNames[V any](byName map[string]V) []string { return slices.Sorted(maps.Keys(byName)) }

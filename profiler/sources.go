@@ -250,8 +250,8 @@ func (r *runner) openSource(ctx context.Context, what *record.Measurement) (sour
 	return nil, diag.New(diag.ClassInput, "measure: unknown kind %q", what.Kind)
 }
 
-// footprint is the number of bytes through which operands rotate; bytes is the number that the request states, 0 for
-// none.
+// footprint returns the number of bytes through which operands rotate; bytes is the number that the request states, 0
+// for none.
 func (r *runner) footprint(cold bool, bytes int64) int64 {
 	switch {
 	case !cold:
@@ -487,7 +487,7 @@ type scaledSource struct {
 	factor float64
 }
 
-// sample is a sample of the source, multiplied.
+// sample returns a sample of the source, multiplied.
 func (s *scaledSource) sample(ctx context.Context, times int) (float64, error) {
 	ns, err := s.source.sample(ctx, times)
 	return ns * s.factor, err

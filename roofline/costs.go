@@ -70,7 +70,7 @@ type Costs struct {
 	memory timeline.Memory
 }
 
-// Processor is what is known of a processor as a whole.
+// Processor has the numbers of a processor as a whole.
 type Processor struct {
 	Name string `json:"name" yaml:"name"`
 	// of one graph, before any work
@@ -84,7 +84,7 @@ type Processor struct {
 	LoadNS float64 `json:"load_ns,omitempty" yaml:"load_ns,omitempty"`
 }
 
-// Family is the fitted model of operators that differ in size only. Fields mean what they mean to op.Op.
+// Family is the fitted model of operators that differ only in size. Fields have the meaning of those of op.Op.
 type Family struct {
 	Proc    string    `json:"proc" yaml:"proc"`
 	Kind    op.Kind   `json:"kind" yaml:"kind"`
@@ -161,7 +161,7 @@ type Copy struct {
 	Source source.Source `json:"source" yaml:"source"`      // measured or described
 }
 
-// Sharing is what a set of processors loses by running together.
+// Sharing says how much a set of processors slows down when they run together.
 type Sharing struct {
 	Procs      []string      `json:"procs" yaml:"procs,flow"`                // ascending
 	BytesPerNS float64       `json:"bytes_per_ns" yaml:"bytes_per_ns"`       // most they read together
@@ -181,8 +181,9 @@ type Pair struct {
 	Overlap float64 `json:"overlap,omitempty" yaml:"overlap,omitempty"`
 }
 
-// Alike is how many times as much as by the joint rate and Compute operators on Proc slow down while the other processor
-// of the set works on a part of the same operator: the median of pairs of that kind, scheme and number of rows.
+// Alike is a further slowdown of operators on Proc, beyond that by the joint rate and Compute, while the other
+// processor of the set works on a part of the same operator. It is the median over pairs of that kind, scheme and
+// number of rows.
 type Alike struct {
 	Proc   string  `json:"proc" yaml:"proc"`
 	Kind   op.Kind `json:"kind" yaml:"kind"`
@@ -198,7 +199,7 @@ type Infeasible struct {
 	Reason string `json:"reason,omitempty" yaml:"reason,omitempty"`
 }
 
-// Key names the family in errors and sorts them.
+// key returns a text that names the family in errors and by which families are sorted.
 func (f *Family) key() string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%s %s", f.Proc, f.Kind)
@@ -242,14 +243,14 @@ type index struct {
 	forms      map[formed][]op.Form  // in the order of the families
 }
 
-// formed is what products of several forms have in common.
+// formed collects the forms of one product.
 type formed struct {
 	proc   string
 	scheme op.Scheme
 	bias   bool
 }
 
-// look returns the index of the costs, which it makes when it is first asked.
+// look returns the index of the costs. It makes the index at the first call.
 func (c *Costs) look() *index {
 	c.once.Do(func() {
 		c.index = index{families: map[string]*Family{}, processors: map[string]*Processor{},
@@ -291,7 +292,7 @@ func Parse(name string, data []byte) (*Costs, error) {
 	return costs.checked(name)
 }
 
-// checked completes costs that were read, if they are whole and legal.
+// checked completes costs that were read, or returns an error if they are not complete and legal.
 func (c *Costs) checked(name string) (*Costs, error) {
 	c.Schema = Schema
 	if !c.End {
@@ -308,7 +309,7 @@ func (c *Costs) checked(name string) (*Costs, error) {
 // less orders curves by (A, B).
 func less(a, b Curve) bool { return a.A < b.A || a.A == b.A && a.B < b.B }
 
-// Digest is the identity of the costs: hex SHA-256 of their canonical JSON.
+// Digest returns the identity of the costs: hex SHA-256 of their canonical JSON.
 func (c *Costs) Digest() (string, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

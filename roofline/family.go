@@ -27,7 +27,7 @@ func familyOf(proc string, operator op.Op, cold bool) (family Family, rows, alon
 	return family, rows, along, across
 }
 
-// operator is the inverse of familyOf.
+// operator returns the inverse of familyOf.
 func (f *Family) operator(rows, along, across int) op.Op {
 	pattern := op.Op{
 		Kind: f.Kind, Scheme: f.Scheme, Bias: f.Bias, Form: f.Form, Table: f.Table, Act: f.Act,
@@ -45,7 +45,8 @@ func (f *Family) operator(rows, along, across int) op.Op {
 // matrix reports whether the family multiplies by weights in a scheme.
 func (f *Family) matrix() bool { return op.Op{Kind: f.Kind}.HasScheme() }
 
-// work is arithmetic and traffic of the operator at (rows, along, across) with its dimensions rounded up to step.
+// work returns the arithmetic and traffic of the operator at (rows, along, across), with its dimensions rounded up to
+// step.
 func (f *Family) work(rows, along, across int, step [3]int) (ops, bytes float64) {
 	along, across = op.RoundUp(along, step[1]), op.RoundUp(across, step[2])
 	if f.Kind != op.ExpertMatMul {
@@ -59,10 +60,10 @@ func (f *Family) work(rows, along, across int, step [3]int) (ops, bytes float64)
 	return float64(rounded.Flops()) * more, weights + (float64(rounded.Bytes())-weights)*more
 }
 
-// busy is the number of experts that compute something for that many tokens.
+// busy returns the number of experts that compute something for that many tokens.
 func (f *Family) busy(tokens int) int { return min(tokens*f.Fan, f.Experts) }
 
-// rows is how many rows are computed for that many tokens on a processor that computes step of them at once. Rows
+// rows returns how many rows are computed for that many tokens on a processor that computes step of them at once. Rows
 // of several experts are spread over them evenly (as they are measured), and rounded up for each.
 func (f *Family) rows(tokens, step int) int {
 	if f.Kind != op.ExpertMatMul {
@@ -92,13 +93,13 @@ func powerMean(x, y, sharpness float64) float64 {
 	return hi * math.Pow(1+math.Pow(ratio, sharpness), 1/sharpness)
 }
 
-// roofline is the family's roofline with the given rates, ns.
+// roofline returns the family's roofline with the given rates, ns.
 func (f *Family) roofline(rows, along, across int, ops, bytes float64) float64 {
 	work, traffic := f.work(rows, along, across, f.Step)
 	return f.SetupNS + powerMean(work/ops, traffic/bytes, f.Sharpness)
 }
 
-// knot is a sample on a curve: its position and what the roofline leaves over.
+// knot is a sample on a curve: its position and the ratio of its time to the roofline's.
 type knot struct {
 	position  float64 // log of the rows
 	rows      int     // rows computed: M rounded up
@@ -132,8 +133,8 @@ func (f *Family) knots(curve *Curve, skip func(i int) bool) []knot {
 	return f.smoothed(curve, out)
 }
 
-// smoothed moves uncertain knots towards what their neighbours say, as far as their uncertainty exceeds what the
-// roofline usually leaves over. Precise knots stay where they are.
+// smoothed moves uncertain knots towards the line between their neighbours, as far as their uncertainty exceeds the
+// usual deviation from the roofline. Precise knots stay where they are.
 func (f *Family) smoothed(curve *Curve, knots []knot) []knot {
 	const usual = 0.05
 	out := slices.Clone(knots)
@@ -157,7 +158,7 @@ func (f *Family) smoothed(curve *Curve, knots []knot) []knot {
 	return out
 }
 
-// onCurve predicts the curve at some rows from knots: the roofline times what it leaves over at the neighbours,
+// onCurve predicts the curve at some rows from knots: the roofline times the ratio at the neighbouring knots,
 // interpolated in the log of the rows and kept between the neighbours' times. inside is false beyond the knots.
 func (f *Family) onCurve(curve *Curve, knots []knot, rows int) (ns float64, inside bool) {
 	roof := f.roofline(rows, curve.A, curve.B, curve.OpsPerNS, curve.BytesPerNS)
@@ -190,7 +191,7 @@ func (f *Family) curve(along, across int) *Curve {
 	return nil
 }
 
-// position is where a curve lies among shapes, rounded up to the step.
+// position returns where a curve lies among shapes, rounded up to the step.
 func (f *Family) position(curve *Curve) [2]int {
 	return [2]int{op.RoundUp(curve.A, f.Step[1]), op.RoundUp(curve.B, f.Step[2])}
 }
@@ -213,16 +214,16 @@ func (f *Family) enclosing(at [2]int, axis int, skip *Curve) (low, high *Curve) 
 	return low, high
 }
 
-// distance is how far apart two sizes are, as |log|.
+// distance returns how far apart two sizes are, as |log|.
 func distance(x, y int) float64 { return math.Abs(math.Log(float64(max(x, 1)) / float64(max(y, 1)))) }
 
 // nearestCurves is how many curves predict a shape that no two curves enclose.
 const nearestCurves = 4
 
-// ofShape predicts a shape that has no curve from the curves but skip: the family's roofline times what it leaves over
-// on neighbouring curves at the same M. Between two curves that share a size that is interpolated in the logarithm of
-// the other one; else the nearest curves count by their distance (inverse distance weighting). inside is true in the
-// first case; around, when the two curves also have samples on both sides of the rows.
+// ofShape predicts a shape that has no curve, from all curves but skip: the family's roofline times the ratio on
+// neighbouring curves at the same M. Between two curves that share a size it interpolates in the logarithm of the other
+// size. Otherwise it takes the nearest curves, weighted by their inverse distance. inside is true in the first case;
+// around is true if, in addition, the two curves have samples on both sides of the rows.
 func (f *Family) ofShape(rows, along, across int, skip *Curve) (ns float64, inside, around bool) {
 	around = true
 	residual := func(curve *Curve) float64 {
@@ -268,8 +269,8 @@ func (f *Family) ofShape(rows, along, across int, skip *Curve) (ns float64, insi
 	return roof * math.Exp(sum/total), false, false
 }
 
-// evident is how many times as long as it computes an operator must read for its samples to tell how long it reads.
-// With less, a rate of reading that nothing determines may only make up for what a fit leaves over.
+// evident is the ratio of reading to computing time from which on an operator's samples show how fast it reads. Below
+// it the rate of reading is not determined, and may only compensate what a fit leaves over.
 const evident = 1.1
 
 // prepare computes the knots of all curves.

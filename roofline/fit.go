@@ -17,12 +17,12 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Fit makes the costs of a SoC from its measurements. What the record lacks of a processor as a whole
-// (launch, bandwidth, hand-over) is taken from the SoC description and marked so; operators are only
-// ever predicted from measurements of their kind. Held-out measurements are left alone.
+// Fit makes the costs of a SoC from its measurements. If the record lacks a number of a processor as a whole (launch,
+// bandwidth, hand-over), that is taken from the SoC description and marked so. Operators are only ever predicted from
+// measurements of their kind. Held-out measurements are not used.
 func Fit(soc *socs.SoC, set *record.Set) (*Costs, error) { return fit(soc, set, nil) }
 
-// fit takes the families of known over, whose measurements are the same.
+// fit does the work of Fit. It takes over families in known, whose measurements are the same.
 func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, error) {
 	digest, err := soc.Digest()
 	if err != nil {
@@ -136,8 +136,8 @@ func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 	slices.SortFunc(c.Processors, func(a, b Processor) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// theilSen is the line y = a + b x with the median of all pairwise slopes and the median of what is left (Theil 1950,
-// Sen 1968): outliers do not move it.
+// theilSen returns the line y = a + b x whose slope is the median of all pairwise slopes and whose constant is the
+// median of the residuals (Theil 1950, Sen 1968). Outliers do not move it.
 func theilSen(x, y []float64) (constant, slope float64) {
 	var slopes, rest []float64
 	for i := range x {
@@ -175,11 +175,11 @@ type point struct {
 	weight              float64
 }
 
-// extent is the position as a list of axes.
+// extent returns the position as a list of axes.
 func (p point) extent() [3]int { return [3]int{p.rows, p.along, p.across} }
 
-// doubtful is the weight of a measurement with warnings (it is noisy, drifted or has few samples; the profiler says so):
-// still a datum, but it may not bend the fit.
+// doubtful is the weight of a measurement that the profiler has flagged (noisy, drifted, or few samples): it still
+// counts, but must not bend the fit.
 const doubtful = 0.3
 
 // fitFamilies fits every family that the samples show, several at once. A family that is known is taken over.
@@ -235,7 +235,7 @@ func layoutFits(soc *socs.SoC, measured *record.Measurement) bool {
 	return want == "" || want == measured.Layout
 }
 
-// fitHandovers collects hand-overs and copies: measured ones, and where a link has none what the SoC describes.
+// fitHandovers collects hand-overs and copies: measured ones, and the SoC's description for links without measurements.
 func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 	type link struct{ from, to string }
 	// Measured hand-overs and copies first; the SoC describes the links that were not measured.

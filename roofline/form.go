@@ -84,7 +84,7 @@ func (f *Family) fit(points []point, proc *socs.Processor) {
 	f.errors()
 }
 
-// fitted is the family in another form, and its loss.
+// fitted returns the family in another form, and its loss.
 func (s *formSearch) fitted(step [3]int, sharpness float64, halvings int) (family Family, loss float64) {
 	family = *s.kept
 	family.Curves = slices.Clone(family.Curves)
@@ -110,7 +110,7 @@ func (s *formSearch) trySharpnesses(factor float64) {
 	}
 }
 
-// tryDeclared tries the step that the SoC states, on all axes and on each alone.
+// tryDeclared tries the step that the SoC states: on all axes, and on each alone.
 func (s *formSearch) tryDeclared(declared [3]int) {
 	if declared == s.kept.Step {
 		return
@@ -157,7 +157,7 @@ func (s *formSearch) betterStep() bool {
 	return true
 }
 
-// candidates are the steps the samples could show beside the given one: on one axis or several, powers of
+// candidates returns the steps the samples could show beside the given one: on one axis or several, powers of
 // two and sizes just after which the time jumps. A step that rounds no sample is none.
 func (f *Family) candidates(points []point, base [3]int) (steps [][3]int) {
 	rounds := func(axis, step int) bool {
@@ -202,8 +202,8 @@ func (f *Family) candidates(points []point, base [3]int) (steps [][3]int) {
 	return steps
 }
 
-// jumps is the greatest common divisor of the sizes of an axis just after which the time jumps, other sizes equal; 0
-// when no two samples show one.
+// jumps returns the greatest common divisor of the sizes of an axis just after which the time jumps, other sizes equal;
+// 0 when no two samples show one.
 func jumps(points []point, axis int) int {
 	times := map[[3]int]float64{}
 	for _, sample := range points {
@@ -220,7 +220,7 @@ func jumps(points []point, axis int) int {
 	return common
 }
 
-// gcd is the greatest common divisor; that of 0 and a number is the number.
+// gcd returns the greatest common divisor; that of 0 and a number is the number.
 func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b
@@ -250,9 +250,9 @@ func (f *Family) group(points []point) {
 	}
 }
 
-// leftOutLoss is the mean loss over samples left out of their curve, plus that over curves left out between others.
-// Where these are too few it is 1 plus the loss of the roofline alone: a form that predicts left-out samples comes
-// first.
+// leftOutLoss returns the mean loss over samples left out of their curve, plus that over curves left out between
+// others. Where these are too few it is 1 plus the loss of the roofline alone: a form that predicts left-out samples
+// comes first.
 func (f *Family) leftOutLoss(points []point) float64 {
 	f.prepare()
 	var alongRows, acrossShapes []float64
@@ -276,8 +276,8 @@ func (f *Family) leftOutLoss(points []point) float64 {
 	return mean(alongRows) + mean(acrossShapes)
 }
 
-// misfit is the loss of the roofline itself: with each well-sampled curve's own rates, and with the family's.
-// Unlike leftOutLoss it gains nothing from samples that happen to lie in one step.
+// misfit returns the loss of the roofline itself: with each well-sampled curve's own rates, and with the family's.
+// Unlike leftOutLoss it does not improve when samples happen to lie in one step.
 func (f *Family) misfit(points []point) (curves, family float64) {
 	all := f.sized(points)
 	var own []float64
@@ -292,7 +292,7 @@ func (f *Family) misfit(points []point) (curves, family float64) {
 	return mean(own), residual(all, f.SetupNS, f.OpsPerNS, f.BytesPerNS, f.Sharpness)
 }
 
-// mean is 0 of no values.
+// mean returns the mean, 0 for no values.
 func mean(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -316,7 +316,7 @@ func (f *Family) leaveOneOut(curve *Curve) (residuals []float64) {
 	return residuals
 }
 
-// errors fills ErrM and ErrShape. An error below 1 % is not believed, and 0.5 stands for what nothing shows.
+// errors fills ErrM and ErrShape. An error below 1 % is raised to 1 %, and 0.5 stands for an error that nothing shows.
 func (f *Family) errors() {
 	const floor, unknown, most = 0.01, 0.5, 10
 	var alongRows, shape []float64
@@ -342,9 +342,9 @@ func (f *Family) errors() {
 	}
 }
 
-// quantile95 is what 95 % of further values like these stay below (split conformal prediction: the quantile of n values
-// and the one to come). Fewer than 19 values do not show it: the largest counts as many times more as values are
-// missing.
+// quantile95 returns a bound below which 95 % of further values like these stay (split conformal prediction: the
+// quantile of n values and the one to come). Fewer than 19 values do not show it; then the bound is the largest value
+// times 19 divided by their number.
 func quantile95(values []float64) float64 {
 	const enough = 19
 

@@ -12,7 +12,7 @@ import (
 	"github.com/hetc/hetc/planir/source"
 )
 
-// boundError is how far off a prediction beyond the samples may be, as |log|, at least.
+// boundError is the least error, as |log|, that a prediction beyond the samples is assumed to have.
 const boundError = 0.4
 
 // Op predicts one execution of a graph of the operator alone on a processor, launch included. cold asks
@@ -69,9 +69,9 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	return best, nil
 }
 
-// outliers predicts the product of some channels beyond a scale from what few and what the usual number of them take: the
-// time is linear in their number, and never less than that of few. In a record of nothing but the usual number that one
-// answers for all below it.
+// outliers predicts the product of some channels beyond a scale from what few and what the usual number of them take:
+// the time is linear in their number, and never less than that of few. In a record of nothing but the usual number that
+// one answers for all below it.
 func (c *Costs) outliers(proc string, operator op.Op, cold bool) (Prediction, error) {
 	channels, usual, few := operator.Channels, operator, operator
 	usual.Channels, few.Channels = 0, op.FewChannels
@@ -121,8 +121,8 @@ func (c *Costs) group(proc string, operator op.Op, cold bool) (Prediction, error
 	return predicted, nil
 }
 
-// densities are the measured densities of a sparse attention nearest to one that was not measured; false where it was, or
-// where too few were for a line.
+// densities returns the measured densities of a sparse attention nearest to one that was not measured; false where it
+// was, or where too few were for a line.
 func (c *Costs) densities(proc string, operator op.Op) (below, above float64, between bool) {
 	if operator.Kind != op.SparseAttend && operator.Kind != op.Estimate || c.measured(proc, operator) {
 		return 0, 0, false
@@ -138,7 +138,8 @@ func (c *Costs) densities(proc string, operator op.Op) (below, above float64, be
 	return list[at-1], list[at], true
 }
 
-// measuredDensities are the densities at which such an attention, or an estimate, was measured on a processor, ascending.
+// measuredDensities returns the densities at which such an attention, or an estimate, was measured on a processor,
+// ascending.
 func (c *Costs) measuredDensities(proc string, operator op.Op) (list []float64) {
 	for _, cold := range []bool{false, true} {
 		want, _, _, _ := familyOf(proc, operator, cold)
@@ -180,7 +181,7 @@ func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, 
 	return out, nil
 }
 
-// densityOf is a measured density as operators of the kind have it.
+// densityOf returns a measured density as operators of the kind have it.
 func densityOf(kind op.Kind, density float64) float64 {
 	if kind == op.Estimate {
 		return op.HeadShare(density)
@@ -188,11 +189,11 @@ func densityOf(kind op.Kind, density float64) float64 {
 	return density
 }
 
-// priced is the operator whose measurements answer for this one. A product that was not measured in its own scheme is
-// priced in the twin of that (see op.Scheme.Twin). Rows with static scales are priced as rows with a scale each, which
-// need the largest magnitude of a row as well and take at least as long.
-// What moves rows to and from the slots of experts is priced as what sums them, which moves each of them once as well.
-// Products of channels beyond a scale share the bandwidth of memory as those of the usual number of channels.
+// priced returns the operator whose measurements stand for this one. A product that was not measured in its own scheme
+// takes the price of that scheme's twin (see op.Scheme.Twin). Rows with static scales take that of rows with a scale
+// each, which also need the largest magnitude of a row and take at least as long. Moving rows to and from the slots of
+// experts takes that of summing them, which moves each row once as well. Products of channels beyond a scale share the
+// bandwidth of memory like those of the usual number of channels.
 func (c *Costs) priced(proc string, operator op.Op) op.Op {
 	operator.Static, operator.Scales = false, 0
 	if below, _, between := c.densities(proc, operator); between {
@@ -273,8 +274,8 @@ func (f *Family) predict(rows, along, across int) (prediction Prediction, covere
 	return f.beyond(ns, max(2*f.ErrShape, boundError), rows, along, across), covered
 }
 
-// beyond is a prediction where there are no samples around. expected is the roofline's time, deviation its error as
-// |log|. The interval is widened to what the samples do not exclude (see envelope).
+// beyond returns a prediction where there are no samples around. expected is the roofline's time, deviation its error
+// as |log|. The interval is widened to what the samples do not exclude (see envelope).
 func (f *Family) beyond(expected, deviation float64, rows, along, across int) Prediction {
 	low, high := f.envelope(rows, along, across)
 	prediction := spread(expected, deviation, source.Extrapolated)
@@ -297,7 +298,7 @@ func (f *Family) envelope(rows, along, across int) (low, high float64) {
 	return low, high
 }
 
-// pieces is how many pieces of the size part cover whole. An axis that the family does not have counts once.
+// pieces returns how many pieces of the size part cover whole. An axis that the family does not have counts once.
 func pieces(whole, part int) float64 {
 	if part < 1 || whole <= part {
 		return 1
@@ -316,7 +317,7 @@ func (f *Family) covers(rows int) bool {
 	return false
 }
 
-// spread is a time with an interval of so much deviation, as |log|, on both sides.
+// spread returns a time with an interval of so much deviation, as |log|, on both sides.
 func spread(expected, deviation float64, from source.Source) Prediction {
 	return Prediction{NS: max(ns(expected), 1), LowNS: max(ns(expected*math.Exp(-deviation)), 0),
 		HighNS: max(ns(expected*math.Exp(deviation)), 1), Source: from}
@@ -339,7 +340,7 @@ func (c *Costs) MeasuredRows(proc string, operator op.Op, cold bool) (rows []int
 	return rows
 }
 
-// missing says why there is no prediction: the processor is unknown, or it never measured such an operator.
+// missing returns why there is no prediction: the processor is unknown, or such an operator was never measured on it.
 func (c *Costs) missing(proc string, operator op.Op) error {
 	known := c.look().processors[proc]
 	if known == nil {
@@ -365,8 +366,8 @@ func (c *Costs) missing(proc string, operator op.Op) error {
 			"measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume, with a workload that permits the scheme; then hetc fit, or solve with --record rec.jsonl")
 }
 
-// Exclude declares that a processor cannot execute an operator, for the reason its compiler gave. Only this
-// very shape is excluded: feasibility is not monotone.
+// exclude notes that a processor cannot execute an operator, for the reason that its compiler gave. Only this very
+// shape is excluded: feasibility is not monotone.
 func (c *Costs) exclude(proc string, operator op.Op, reason string) {
 	index := c.look()
 	key := operator.Key()
@@ -381,7 +382,7 @@ func (c *Costs) exclude(proc string, operator op.Op, reason string) {
 	})
 }
 
-// Launch is the time of launching one graph on a processor, in nanoseconds. It is part of every Op, so a
+// Launch returns the time of launching one graph on a processor, in nanoseconds. It is part of every Op, so a
 // graph of n operators takes the sum of their times less n-1 launches.
 func (c *Costs) Launch(proc string) (Prediction, error) {
 	known := c.look().processors[proc]
@@ -393,7 +394,7 @@ func (c *Costs) Launch(proc string) (Prediction, error) {
 	return Prediction{NS: launch, LowNS: launch, HighNS: launch, Source: known.LaunchSource}, nil
 }
 
-// Load is the time of loading a graph with that many bytes of weights; Described and 0 where nothing was measured.
+// load returns the time of loading a graph with that many bytes of weights; Described and 0 if nothing was measured.
 func (c *Costs) load(proc string, bytes int64) Prediction {
 	known := c.look().processors[proc]
 	if known == nil || known.LoadNS == 0 && known.LoadNSPerMB == 0 {
@@ -403,7 +404,7 @@ func (c *Costs) load(proc string, bytes int64) Prediction {
 	return spread(load, boundError, source.Interpolated)
 }
 
-// Sync is the time from a processor setting a flag to another one seeing it; false when nothing is known.
+// Sync returns the time from a processor setting a flag to another one seeing it; false when nothing is known.
 func (c *Costs) Sync(from, to string) (Prediction, bool) {
 	if from == to {
 		return Prediction{}, true // nothing happens
@@ -417,7 +418,7 @@ func (c *Costs) Sync(from, to string) (Prediction, bool) {
 	return Prediction{}, false
 }
 
-// Copy is the time of copying bytes from one processor's memory to another's; false when nothing is
+// Copy returns the time of copying bytes from one processor's memory to another's; false when nothing is
 // known. Between and beyond measured sizes time grows linearly.
 func (c *Costs) Copy(from, to string, bytes int64) (Prediction, bool) {
 	for i := range c.Copies {
@@ -444,7 +445,7 @@ func (c *Costs) Copy(from, to string, bytes int64) (Prediction, bool) {
 	return Prediction{}, false
 }
 
-// line is the time of a copy on the line through the two sizes around the one at index after.
+// line returns the time of a copy on the line through the two sizes around the one at index after.
 func (k *Copy) line(after int, bytes int64) float64 {
 	if len(k.Points) == 1 {
 		return float64(k.Points[0][1]) * max(float64(bytes)/float64(k.Points[0][0]), 1)

@@ -91,14 +91,14 @@ func quality(misses []Miss) (Quality, error) {
 	return out, nil
 }
 
-// Within is the part of the operators that lie between the samples, and Beyond the others, of which the samples show
-// less: their predictions are extrapolated. Either may be empty.
+// Within returns the part of the operators that lie between the samples, and Beyond the others, of which the samples
+// show less: their predictions are extrapolated. Either may be empty.
 func (q *Quality) Within() Quality { return q.part(false) }
 
-// Beyond is the part that lies beyond the samples.
+// Beyond returns the part that lies beyond the samples.
 func (q *Quality) Beyond() Quality { return q.part(true) }
 
-// part is the quality of the misses beyond the samples, or of the others.
+// part returns the quality of the misses beyond the samples, or of the others.
 func (q *Quality) part(beyond bool) Quality {
 	var misses []Miss
 	for _, miss := range q.Misses {
@@ -113,7 +113,7 @@ func (q *Quality) part(beyond bool) Quality {
 	return out
 }
 
-// Worst is the largest error of an operator.
+// Worst returns the largest error of an operator.
 func (q *Quality) Worst() float64 {
 	worst := 0.0
 	for i := range q.Misses {
@@ -167,7 +167,7 @@ func CrossValidate(soc *socs.SoC, set *record.Set, folds int, costs *Costs) (Qua
 	return quality(misses)
 }
 
-// foldOf is the fold of a measurement: it depends on its key alone.
+// foldOf returns the fold of a measurement: it depends on its key alone.
 func foldOf(key string, folds int) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(binary.LittleEndian.Uint64(sum[:8]) % uint64(folds))

@@ -7,7 +7,7 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Roof is how much of what the hardware allows an execution reaches: of the processors' peak rates or of their memory
+// Roof is the share of the hardware's limit that an execution reaches: of the processors' peak rates or of their memory
 // bandwidth, whichever bounds it more.
 type Roof struct {
 	Bound string  `json:"bound"` // "int8 peak", "f32 peak", "stream bandwidth"
@@ -17,10 +17,10 @@ type Roof struct {
 // String is "61 % of int8 peak".
 func (r Roof) String() string { return fmt.Sprintf("%.0f %% of %s", 100*r.Share, r.Bound) }
 
-// RoofOf compares ns nanoseconds, in which procs execute ops between them, side by side, with the peaks and the joint
-// bandwidth that the SoC states for these processors. What counts is the arithmetic of matrix products and attentions,
-// and reading weights and caches: activations and the other operators' operands lie in caches. It is false when nothing
-// counts, or when the SoC does not state the numbers.
+// RoofOf compares ns nanoseconds, in which procs together execute ops side by side, with the peaks and the joint
+// bandwidth that the SoC states for these processors. It counts the arithmetic of matrix products and attentions, and
+// the reading of weights and caches; activations and the other operators' operands lie in caches. It returns false if
+// nothing counts, or if the SoC does not state the numbers.
 func RoofOf(soc *socs.SoC, procs []string, ops []op.Op, ns int64) (Roof, bool) {
 	joint, ok := soc.JointGBps(procs...)
 	if !ok || ns <= 0 {

@@ -22,8 +22,8 @@ type Load struct {
 	Cold bool
 }
 
-// Concurrent returns by how much each load slows down (>= 1) when all start together on distinct processors, and what
-// that rests on. While others run, the memory decides (see Memory); a load that is left alone proceeds at full speed.
+// Concurrent returns the slowdown (>= 1) of each load when all start together on distinct processors, and its source.
+// While others run, the memory decides (see Memory); a load that is left alone proceeds at full speed.
 func (c *Costs) Concurrent(loads ...Load) ([]float64, source.Source, error) {
 	procs, phases := make([]string, len(loads)), make([][]timeline.Phase, len(loads))
 	for i, load := range loads {
@@ -50,9 +50,10 @@ func (c *Costs) Concurrent(loads ...Load) ([]float64, source.Source, error) {
 	return out, c.sharingSource(procs, phases), nil
 }
 
-// sharingSource is what slowdowns rest on: on measurements of this very pair of operators, or else on the joint rates
-// of all sets among the processors, the set of all included. Operators beside each other lie between those that a
-// measured rate was fitted to; more than two processors whose joint rate is not known are extrapolated from the pairs.
+// sharingSource returns the source of slowdowns: measurements of this very pair of operators, or else the joint rates
+// of all sets among the processors, the whole set included. A pair of operators without measurements is interpolated
+// between those to which a measured rate was fitted. More than two processors whose joint rate is unknown are
+// extrapolated from the pairs.
 func (c *Costs) sharingSource(procs []string, phases [][]timeline.Phase) source.Source {
 	if len(procs) == 2 {
 		measured := func(own, other int) bool {
@@ -85,8 +86,8 @@ func (c *Costs) sharingSource(procs []string, phases [][]timeline.Phase) source.
 	return weakest
 }
 
-// Memory is how the processors share memory: what each set reads together, and of measured pairs what one takes while
-// the other runs.
+// Memory returns how the processors share memory: the joint rate of each set, and for measured pairs the time of one
+// operator while the other one runs.
 func (c *Costs) Memory() *timeline.Memory {
 	c.shared.Do(func() {
 		c.memory.Pairs, c.memory.Alike = map[timeline.Pair]float64{}, map[timeline.Alike]float64{}
@@ -111,8 +112,8 @@ func (c *Costs) Memory() *timeline.Memory {
 	return &c.memory
 }
 
-// Phase is a load taken apart as its family's roofline says, scaled to its predicted time. It reads as fast as its
-// processor does alone while its memory part lasts.
+// Phase divides a load into its phases by its family's roofline, scaled to its predicted time. During its memory part
+// it reads as fast as its processor does alone.
 func (c *Costs) Phase(load Load) (timeline.Phase, error) {
 	load.Op = load.Op.OfDensity()
 	asked := load.Op
@@ -179,8 +180,8 @@ func (c *Costs) phase(load Load) (timeline.Phase, error) {
 	return phase, nil
 }
 
-// slowest is how many times as long as a stream an operator reads that is bound by memory: kernels reach half of it,
-// and a processor may read weights wider than they are stored.
+// slowest is the largest ratio of a memory-bound operator's time to that of a stream of the same bytes: kernels reach
+// half of the stream, and a processor may read weights wider than they are stored.
 const slowest = 2
 
 // plausible corrects the memory part of an operator whose bytes a stream reads in the given time. Where arithmetic
@@ -232,7 +233,7 @@ const (
 	maxFactor = 1e3
 )
 
-// sharingFit collects what is measured of each set of processors, by setKey.
+// sharingFit collects the measurements of each set of processors, by setKey.
 type sharingFit struct {
 	costs *Costs
 	sets  map[string]*Sharing
@@ -292,7 +293,7 @@ func (f *sharingFit) set(procs []string) *Sharing {
 	return f.sets[key]
 }
 
-// bandwidths sums what each member reads while the others read, where every member was measured.
+// bandwidths adds up what each member reads while the others read, if every member was measured.
 func (f *sharingFit) bandwidths(all []sample) {
 	type reading struct {
 		bytes int64 // of the largest pass, which no cache helps
@@ -406,7 +407,7 @@ func (s *Sharing) fitRate(pairs []measuredPair) {
 	}
 }
 
-// fitAlike determines what the law leaves unexplained of parts of one operator beside each other.
+// fitAlike determines the slowdown of parts of one operator beside each other that the law does not explain.
 func (s *Sharing) fitAlike(pairs []measuredPair) {
 	type class struct {
 		member int
@@ -433,12 +434,12 @@ func (s *Sharing) fitAlike(pairs []measuredPair) {
 	})
 }
 
-// memory is the law of sharing of this set alone, at a joint rate.
+// memory returns the law of sharing of this set alone, at a joint rate.
 func (s *Sharing) memory(joint float64) timeline.Memory {
 	return timeline.Memory{Sets: []timeline.Set{{Procs: s.Procs, BytesPerNS: joint, Compute: s.Compute}}}
 }
 
-// explained is the slowdown of a pair if the set reads at the joint rate.
+// explained returns the slowdown of a pair if the set reads at the joint rate.
 func (s *Sharing) explained(pair *measuredPair, joint float64) float64 {
 	machine := timeline.Machine{Memory: s.memory(joint)}
 	ns := timeline.Beside(&machine, []string{s.Procs[pair.member], s.Procs[1-pair.member]},
@@ -446,8 +447,8 @@ func (s *Sharing) explained(pair *measuredPair, joint float64) float64 {
 	return ns / pair.own.NS()
 }
 
-// overlap is by how much a pair's operator slows down while the other one works. Measured was its slowdown as a whole
-// while the other one was repeated, set-ups of both included.
+// overlap returns by how much a pair's operator slows down while the other one works. The measured slowdown was that of
+// the whole operator while the other one was repeated, set-ups of both included.
 func (s *Sharing) overlap(pair *measuredPair) float64 {
 	memory, explained := s.memory(s.BytesPerNS), s.explained(pair, s.BytesPerNS)
 	working := memory.Slow([]timeline.Activity{

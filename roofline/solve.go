@@ -42,8 +42,8 @@ const (
 	shiftPenalty = 1e-3
 )
 
-// setupShares are the shares of the shortest time at which the search for the set-up starts. The loss has several
-// minima: what a small operator takes is explained by set-up or by slow rates.
+// setupShares are the shares of set-up in the shortest time at which the search starts. The loss has several minima,
+// because the time of a small operator is explained by set-up or by slow rates.
 var setupShares = []float64{0, 0.3, 0.7, 0.95}
 
 // solve fits the set-up and both rates of the family to all points, then each curve's own rates. The loss is the robust
@@ -85,8 +85,8 @@ func (f *Family) solve(points []point, halvings int) {
 	}
 }
 
-// starts are where solve starts: with each share of set-up, the rates at which the third of the samples with the most
-// arithmetic a byte computes, and at which the third with the least reads.
+// starts returns where solve starts: each share of set-up, with two rates. The rate of arithmetic is that of the third
+// of the samples with the most arithmetic a byte, the rate of memory that of the third with the least.
 func starts(all []workload, shortest float64) (out [][3]float64) {
 	byIntensity := slices.Clone(all)
 	slices.SortStableFunc(byIntensity, func(a, b workload) int { return cmp.Compare(a.ops*b.bytes, b.ops*a.bytes) })
@@ -111,8 +111,8 @@ func starts(all []workload, shortest float64) (out [][3]float64) {
 	return out
 }
 
-// rates fits a curve's own rates around the family's: the two anchors of Agent.xpu appendix A,
-// determined from all samples. What they do not show stays the family's.
+// rates fits a curve's own rates around the family's: the two anchors of Agent.xpu appendix A, determined from all
+// samples. A rate that they do not show stays the family's.
 func (f *Family) rates(curve *Curve, all []workload, halvings int) {
 	loss := func(shift [3]float64, limit float64) float64 {
 		if math.Abs(shift[1]) > mostShift || math.Abs(shift[2]) > mostShift {
@@ -130,7 +130,7 @@ func (f *Family) rates(curve *Curve, all []workload, halvings int) {
 // clampRate keeps a rate within what a costs file may say.
 func clampRate(rate float64) float64 { return min(max(rate, 1e-9), maxRate) }
 
-// huber is the loss of a log residual: quadratic near 0, linear beyond 10 %.
+// huber returns the loss of a log residual: quadratic near 0, linear beyond 10 %.
 func huber(residual float64) float64 {
 	const knee = 0.1
 	residual = math.Abs(residual)
@@ -140,13 +140,13 @@ func huber(residual float64) float64 {
 	return residual - knee/2
 }
 
-// residual is the mean loss of the roofline at the given numbers.
+// residual returns the mean loss of the roofline at the given numbers.
 func residual(all []workload, setup, opsRate, bytesRate, sharpness float64) float64 {
 	return residualUpTo(all, setup, opsRate, bytesRate, sharpness, 0, math.Inf(1))
 }
 
-// residualUpTo is more plus the residual; where that reaches limit it is anything from there on. Losses only add up, so
-// a sum that is too large is so before its last term.
+// residualUpTo returns more plus the residual. If that reaches limit, it may return any number from there on: losses
+// only add up, so it can stop before the last term.
 func residualUpTo(all []workload, setup, opsRate, bytesRate, sharpness, more, limit float64) float64 {
 	sum, weight := 0.0, 0.0
 	for i := range all {
@@ -174,8 +174,8 @@ const (
 )
 
 // descend is a pattern search (Hooke and Jeeves): it moves along one coordinate while that helps, and halves the steps.
-// A loss that reaches the limit it is given may be anything from there on. It needs no derivative, which the roofline
-// lacks at its knee, and stops after at most halvings*mostMoves rounds of six losses each.
+// It needs no derivative, which the roofline lacks at its knee, and stops after at most halvings*mostMoves rounds of
+// six losses each. A loss that reaches the limit it is given may return any number from there on.
 func descend(at, step [3]float64, halvings int, loss func(at [3]float64, limit float64) float64) ([3]float64, float64) {
 	best := loss(at, math.Inf(1))
 	left := [3][3]float64{at, at, at} // where the latest step along a coordinate began: no better than where it led

@@ -16,7 +16,7 @@ type Wanted struct {
 	Predicted Prediction `json:"predicted"`
 }
 
-// span is the width of the interval: how far apart its ends are, as |log|.
+// span returns the width of the interval: how far apart its ends are, as |log|.
 func (w *Wanted) span() float64 {
 	return math.Log(float64(w.Predicted.HighNS) / float64(max(1, w.Predicted.LowNS)))
 }
@@ -108,7 +108,7 @@ func (x *candidate) gain(others []candidate) float64 {
 	return sum
 }
 
-// with is the family with a sample more: x, measured as predicted.
+// with returns the family with a sample more: x, measured as predicted.
 func (f *Family) with(added *candidate) *Family {
 	extended := *f
 	extended.Curves = slices.Clone(f.Curves)
@@ -147,7 +147,7 @@ func (c *Costs) corners() (out []candidate) {
 	return out
 }
 
-// box is the least and the greatest number of rows of a family, its shapes, and the corners of their range.
+// box returns the least and the greatest number of rows of a family, its shapes, and the corners of their range.
 func (f *Family) box() (rows [2]int, shapes [][2]int) {
 	least, most := [2]int{math.MaxInt, math.MaxInt}, [2]int{}
 	rows[0] = math.MaxInt

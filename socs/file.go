@@ -85,7 +85,7 @@ func Parse(name string, data []byte) (*SoC, error) {
 	return load(doc, filepath.Dir(name))
 }
 
-// entry is the text of a catalog entry.
+// entry returns the text of a catalog entry.
 func entry(name string) ([]byte, bool) {
 	data, err := catalog.ReadFile("catalog/" + name + ".yaml")
 	return data, err == nil
@@ -96,7 +96,7 @@ func tooLarge(name string) error {
 	return diag.New(diag.ClassInput, "read %q: more than %d bytes, no SoC is that large", name, maxFile)
 }
 
-// suggest is the hint for a name that the catalog does not have: the entries that contain the word,
+// suggest returns the hint for a name that the catalog does not have: the entries that contain the word,
 // later generations first, or the nearest one, or what others suggest; then the whole catalog.
 func suggest(word string, others ...string) string {
 	names := Catalog()
@@ -274,7 +274,7 @@ func overlay(base, over map[string]any) map[string]any {
 	return merged
 }
 
-// texts is a decoded mapping of texts.
+// texts returns a decoded mapping of texts.
 func texts(m any) map[string]string {
 	out := map[string]string{}
 	switch x := m.(type) {
@@ -348,7 +348,7 @@ func statesSource(e any) bool {
 	return ok
 }
 
-// identity is what tells an element of a list from the others: its name, its ends, its processors. What
+// identity returns what tells an element of a list from the others: its name, its ends, its processors. What
 // is longer than names can be has none, so that paths stay short.
 func identity(e any) string {
 	fields, ok := e.(map[string]any)
@@ -388,7 +388,7 @@ func located(d *decode.Document, err error) error {
 	return err
 }
 
-// Digest is the identity of the SoC: hex SHA-256 of its canonical JSON, sources included.
+// Digest returns the identity of the SoC: hex SHA-256 of its canonical JSON, sources included.
 func (s *SoC) Digest() (string, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

@@ -20,8 +20,8 @@ type SimForm struct {
 	FillRows int `json:"fill_rows,omitempty" yaml:"fill_rows,omitempty"`
 }
 
-// FormFactors is what the form of a matmul of m rows and n columns changes: its computing takes compute times, and then
-// the whole of it whole times what the rates of the scheme say.
+// FormFactors returns what the form of a matmul of m rows and n columns changes: its computing takes compute times, and
+// then the whole of it whole times what the rates of the scheme say.
 func (r *SimScheme) FormFactors(form op.Form, m, n int) (compute, whole float64) {
 	price, priced := r.Forms[form.Class()]
 	if form == "" {

@@ -21,7 +21,8 @@ var defaultScratch = capability.Scratch{
 	AttentionRows: 8, AttentionLines: 64, AttentionKeys: 128,
 }
 
-// DefaultMemory is what is counted for kernels without a description, with a library that keeps weights or without.
+// DefaultMemory returns what is counted for kernels without a description, with a library that keeps weights or
+// without.
 func DefaultMemory(library bool) *capability.Memory {
 	scratch := defaultScratch
 	if library {
@@ -30,8 +31,8 @@ func DefaultMemory(library bool) *capability.Memory {
 	return &capability.Memory{StepBytes: stepBytes, Scratch: &scratch}
 }
 
-// KernelMemory is what the processor's driver told of its memory. What it did not tell is the default: with a library's
-// share where the processor's weights go to one.
+// KernelMemory returns what the processor's driver told of its memory. What it did not tell is the default: with a
+// library's share where the processor's weights go to one.
 func (p *Processor) KernelMemory() *capability.Memory {
 	out := DefaultMemory(p.Prepacks || p.WeightsInArtifacts)
 	if told := p.Memory.Clone(); told != nil {

@@ -153,7 +153,8 @@ type Target struct {
 	Forms map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
 }
 
-// Options are what its compiler is given, as text by name: soc_model, htp_arch, vtcm_mb and opt, those that are there.
+// Options returns what its compiler is given, as text by name: soc_model, htp_arch, vtcm_mb and opt, those that are
+// there.
 func (t *Target) Options() map[string]string {
 	out := map[string]string{}
 	for name, value := range map[string]int{"soc_model": t.SoCModel, "htp_arch": t.HTPArch, "vtcm_mb": t.VTCMMB,
@@ -203,7 +204,7 @@ type SimScheme struct {
 	Forms map[op.Form]SimForm `json:"forms,omitempty" yaml:"forms,omitempty"`
 }
 
-// ShapeFactor is how many times as long a product takes for its K and N than the rates of the scheme say.
+// ShapeFactor returns how many times as long a product takes for its K and N than the rates of the scheme say.
 func (r *SimScheme) ShapeFactor(k, n int) float64 {
 	factor := 1.0
 	if r.LongK > 1 && k >= r.LongKFrom {
@@ -268,7 +269,7 @@ type point struct {
 	Source    string    `json:"source" yaml:"source"` // as the texts of SoC.Sources
 }
 
-// Op is the matmul the point was measured for.
+// Op returns the matmul the point was measured for.
 func (p *point) Op() op.Op {
 	return op.Op{Kind: op.MatMul, M: p.M, K: p.K, N: p.N, Scheme: p.Scheme, Form: p.Form}
 }
@@ -398,7 +399,7 @@ func (s *SoC) Imported() bool {
 	return false
 }
 
-// LastCacheBytes is the size of the largest cache of the host cores, 0 when unknown.
+// LastCacheBytes returns the size of the largest cache of the host cores, 0 when unknown.
 func (s *SoC) LastCacheBytes() int64 {
 	var n int64
 	if s.CPU != nil {

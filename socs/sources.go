@@ -59,7 +59,7 @@ func (s *SoC) Assumptions() []Sourced {
 	return out
 }
 
-// source is the entry that covers path: its own, else that of the nearest path above it.
+// source returns the entry that covers path: its own, else that of the nearest path above it.
 func source(sources map[string]string, path string) (string, bool) {
 	for at := path; ; {
 		if text, ok := sources[at]; ok {

@@ -32,7 +32,7 @@ func OpenTarget(nameOrFile string) (*SoC, error) {
 	return soc, soc.checkTarget()
 }
 
-// TargetNPU is the first NPU with target data, nil when there is none.
+// TargetNPU returns the first NPU with target data, nil when there is none.
 func (s *SoC) TargetNPU() *Processor {
 	for i := range s.Processors {
 		if proc := &s.Processors[i]; proc.Kind == KindNPU && proc.Target != nil {
@@ -59,8 +59,8 @@ func (s *SoC) checkTarget() error {
 	return nil
 }
 
-// Restricted is the SoC as plans for its device may use it: only processors with target data, with the operators and
-// schemes that are executed there. Name, fingerprint and values are unchanged; what names other processors is left
+// Restricted returns the SoC as plans for its device may use it: only processors with target data, with the operators
+// and schemes that are executed there. Name, fingerprint and values are unchanged; what names other processors is left
 // out. An error names what is missing, and the way out.
 //
 // A plan for it carries the digest of the whole SoC: take that from s.

@@ -165,7 +165,8 @@ func (v *validator) soc(soc *SoC) {
 		v.processor(path, proc)
 	}
 	all := strings.Join(names(soc), ", ")
-	// Names of processors are compared with the list wherever they occur, and the error for a misspelled one lists all of them.
+	// Names of processors are compared with the list wherever they occur, and the error for a misspelled one lists all
+	// of them.
 	known := func(path, name string) bool {
 		if !seen[name] {
 			v.add(path, "processor %q does not exist, want one of %s", clip(name), all)
@@ -708,7 +709,7 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:maxName], "") + "..."
 }
 
-// names are the processors' names in the file's order.
+// names returns the processors' names in the file's order.
 func names(s *SoC) []string {
 	out := make([]string, len(s.Processors))
 	for i := range s.Processors {
@@ -717,7 +718,7 @@ func names(s *SoC) []string {
 	return out
 }
 
-// linkPath is the place of a link in messages.
+// linkPath returns the place of a link in messages.
 func linkPath(l Link) string { return fmt.Sprintf("links.%s>%s", l.From, l.To) }
 
 // Path names the set in sources, whatever the order of its processors: "joint.cpu+gpu".

@@ -78,9 +78,10 @@ func New(graph *op.Graph, types func(v op.Value, output bool) (onnx.Type, error)
 	return w, nil
 }
 
-// Products begins the model that a processor of static shapes executes for a graph that is one estimate of scores: of each
-// key head the products of codes of queries, input "i0" [heads*queries, columns], with those of keys, input "i1"
-// [heads*keys, columns], as output "o0" [heads*queries, keys] of a type. The driver makes the codes and pools the products.
+// Products begins the model that a processor of static shapes executes for a graph that is one estimate of scores: of
+// each key head the products of codes of queries, input "i0" [heads*queries, columns], with those of keys, input "i1"
+// [heads*keys, columns], as output "o0" [heads*queries, keys] of a type. The driver makes the codes and pools the
+// products.
 func Products(graph *op.Graph, products op.Type, typ onnx.Type) (*Writer, error) {
 	if graph.Estimate() == nil {
 		return nil, diag.New(diag.ClassInput, "%q is executed in a graph of its own alone", op.Estimate)
@@ -171,7 +172,7 @@ func (w *Writer) Common(o op.Op, in []string, weight func(k int) string) bool {
 	return true
 }
 
-// Epsilon is what norms add, never 0, so that rows of zeros give zeros.
+// Epsilon returns what norms add, never 0, so that rows of zeros give zeros.
 func Epsilon(o op.Op) float32 { return max(float32(o.Eps), 1.1754944e-38) }
 
 // GLU divides the columns of gate and up, which alternate in turns of Interleave unless they are in halves already.
@@ -193,8 +194,9 @@ func (w *Writer) GLU(o op.Op, in string, halves bool, activate func(suffix, act,
 	}
 }
 
-// Group writes a product of several matrices: its rows are split, each part is a product of its own, and the results are
-// joined. in are the tensors of the activations, of quantised rows with their scales. product writes that of one matrix.
+// Group writes a product of several matrices: its rows are split, each part is a product of its own, and the results
+// are joined. in are the tensors of the activations, of quantised rows with their scales. product writes that of one
+// matrix.
 func (w *Writer) Group(o op.Op, in []string, product func(slot int, one op.Op, in []string) error) error {
 	one, count := o.Products()
 	if count == 1 {
@@ -230,5 +232,5 @@ func (w *Writer) Reshape(suffix, in string, dims ...int64) string {
 	return w.Do(suffix, "", "Reshape", List(in, w.Ints(dims...)))
 }
 
-// List is the tensors of a node.
+// List returns the tensors of a node.
 func List(names ...string) []string { return names }

@@ -218,7 +218,7 @@ func (a *architecture) pairedHeads(pair namePair, heads, kvHeads int) int {
 	return 0
 }
 
-// epsKeys are the keys of the norms' epsilon in a config.json and in the metadata.
+// epsKeys returns the keys of the norms' epsilon in a config.json and in the metadata.
 func (a *architecture) epsKeys() (hf, stored string) {
 	if a.eps == "" {
 		return "rms_norm_eps", "attention.layer_norm_rms_epsilon"

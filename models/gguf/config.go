@@ -240,7 +240,7 @@ func (k *keys) refuse(arch *architecture) {
 	}
 }
 
-// countKey is the configuration key for the number of experts.
+// countKey returns the configuration key for the number of experts.
 func (a *architecture) countKey() string {
 	if a.model == "mixtral" || a.model == "phimoe" {
 		return "num_local_experts"
@@ -248,7 +248,7 @@ func (a *architecture) countKey() string {
 	return "num_experts"
 }
 
-// queryScalar is the square of what scores are divided by; files do not say it, but Gemma 2's 27B
+// queryScalar returns the square of what scores are divided by; files do not say it, but Gemma 2's 27B
 // (46 layers) divides by the width of a head as if heads shared the residual stream.
 func (k *keys) queryScalar() int {
 	if scale := k.float("attention.scale", 0, 0, math.MaxFloat32); scale > 0 {

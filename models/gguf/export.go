@@ -37,7 +37,7 @@ func Export(ctx context.Context, w io.Writer, d Directory, t op.Type) error {
 	return writeFile(ctx, w, metadata, tensors)
 }
 
-// plan is what Export writes: metadata, tokenizer included, and tensors. No tensor is read yet.
+// plan returns what Export writes: metadata, tokenizer included, and tensors. No tensor is read yet.
 func plan(directory *Directory, elementType op.Type) ([]keyValue, []tensorSource, error) {
 	fileType, ok := fileTypes[elementType]
 	if !ok {
@@ -90,7 +90,7 @@ func (c *exportConfig) fail(key, format string, args ...any) {
 // put writes a key of the architecture.
 func (c *exportConfig) put(key string, v any) { c.out = append(c.out, keyValue{c.arch + "." + key, v}) }
 
-// number is a number of the configuration; false where it has none under the key.
+// number returns a number of the configuration; false where it has none under the key.
 func (c *exportConfig) number(key string) (float64, bool) { return toFloat(c.keys[key]) }
 
 // toFloat converts a number of a config.json.
@@ -133,7 +133,7 @@ func (c *exportConfig) float(key string, def, lo, hi float64) float64 {
 	return number
 }
 
-// flag is a bool of the configuration; a missing one is false.
+// flag returns a bool of the configuration; a missing one is false.
 func (c *exportConfig) flag(key string) bool { on, _ := c.keys[key].(bool); return on }
 
 // architecture finds the GGUF architecture of the configuration's class.
@@ -513,7 +513,7 @@ func (x *sourceList) matrix(name string, optional bool) Matrix {
 	return parts
 }
 
-// partNames is the name itself, or NAME[0:a], NAME[a:b], ... where the rows are given in parts.
+// partNames returns the name itself, or NAME[0:a], NAME[a:b], ... where the rows are given in parts.
 func (x *sourceList) partNames(name string) []string {
 	if x.left[name] {
 		return []string{name}
@@ -664,7 +664,7 @@ func (x *sourceList) put(s tensorSource) {
 	x.out = append(x.out, s)
 }
 
-// halvesRow is the inverse of rotaryPair: the row of a head of dim rows that is stored at row r.
+// halvesRow returns the inverse of rotaryPair: the row of a head of dim rows that is stored at row r.
 func halvesRow(r, dim int) int {
 	head, i := r/dim*dim, r%dim
 	return head + i/2 + i%2*dim/2

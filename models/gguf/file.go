@@ -398,7 +398,7 @@ func (f *File) refuseParts() error {
 	return nil
 }
 
-// alignment is what every tensor's data starts on a multiple of, in bytes.
+// alignment returns what every tensor's data starts on a multiple of, in bytes.
 func (f *File) alignment() (int, error) {
 	stored, ok := f.Value("general.alignment")
 	if !ok {

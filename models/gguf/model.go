@@ -202,7 +202,7 @@ func (l *viewList) put(name string, view View) error {
 	return nil
 }
 
-// projections is where the projections end that share a tensor of that Hugging Face name; nil for others.
+// projections returns where the projections end that share a tensor of that Hugging Face name; nil for others.
 func (k *keys) projections(hf string) []int {
 	// Rows of a fused tensor: queries, keys, values; or gates and ups.
 	query, kv := k.headDim*k.heads, k.headDim*k.kvHeads
@@ -346,7 +346,7 @@ func storedNumber(v any) (float64, bool) {
 	return float64(integer), ok
 }
 
-// shortest is the shortest decimal that rounds to v: what the writer of the file meant.
+// shortest returns the shortest decimal that rounds to v: what the writer of the file meant.
 func shortest(v float32) float64 {
 	parsed, _ := strconv.ParseFloat(strconv.FormatFloat(float64(v), 'g', -1, 32), 64)
 	return parsed

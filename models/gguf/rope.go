@@ -176,7 +176,7 @@ func (k *keys) factors(name string, count int) ([]float32, bool) {
 	return out, true
 }
 
-// yarnAttention is the factor the YaRN paper recommends (section 3.4): 0.1 ln(s) + 1.
+// yarnAttention returns the factor the YaRN paper recommends (section 3.4): 0.1 ln(s) + 1.
 func yarnAttention(factor float64) float64 {
 	if factor <= 1 {
 		return 1
@@ -184,7 +184,7 @@ func yarnAttention(factor float64) float64 {
 	return 0.1*math.Log(factor) + 1
 }
 
-// llama3Factors is what Llama 3 divides frequency i of rotary/2 by: nothing for wavelengths below
+// llama3Factors returns what Llama 3 divides frequency i of rotary/2 by: nothing for wavelengths below
 // original/high, factor for those above original/low, and a smooth passage between.
 func llama3Factors(theta, factor, low, high, original float64, rotary int) []float32 {
 	out := make([]float32, rotary/2)
@@ -215,7 +215,7 @@ func close32(a, b []float32) bool {
 	return true
 }
 
-// peak is the largest factor.
+// peak returns the largest factor.
 func peak(v []float32) float64 {
 	most := float32(0)
 	for _, value := range v {
@@ -303,7 +303,7 @@ func (r *ropeExport) number(key string, def, lo, hi float64) float64 {
 	return value
 }
 
-// original is the number of positions that the model was trained for.
+// original returns the number of positions that the model was trained for.
 func (r *ropeExport) original() float64 {
 	return r.number("original_max_position_embeddings", float64(r.context), 1, math.MaxInt32)
 }

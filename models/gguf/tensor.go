@@ -85,7 +85,7 @@ type Tensor struct {
 	Data  []byte
 }
 
-// Rows is the number of rows of the tensor as a matrix [Rows, Cols]: all dimensions but the last.
+// Rows returns the number of rows of the tensor as a matrix [Rows, Cols]: all dimensions but the last.
 func (t *Tensor) Rows() int {
 	rows := 1
 	for _, dim := range t.Shape[:len(t.Shape)-1] {
@@ -94,7 +94,7 @@ func (t *Tensor) Rows() int {
 	return rows
 }
 
-// Cols is the last dimension.
+// Cols returns the last dimension.
 func (t *Tensor) Cols() int { return t.Shape[len(t.Shape)-1] }
 
 // slice returns part i of the first of at least two dimensions, without copying.

@@ -253,7 +253,7 @@ func marshal(v any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// chatTemplates is a string, or the list that Hugging Face has for several named templates.
+// chatTemplates returns a string, or the list that Hugging Face has for several named templates.
 func (f *File) chatTemplates() (any, error) {
 	const key = "tokenizer.chat_template"
 	text := func(key string) (string, bool, error) {
@@ -333,7 +333,7 @@ func (f *File) vocab() (*vocab, error) {
 	return v, err
 }
 
-// flag is a bool of the tokenizer, nil where the file does not say.
+// flag returns a bool of the tokenizer, nil where the file does not say.
 func (f *File) flag(key string) *bool {
 	stored, _ := f.Value(tokenizerKey + key)
 	if on, isBool := stored.(bool); isBool {
@@ -342,7 +342,7 @@ func (f *File) flag(key string) *bool {
 	return nil
 }
 
-// special is the id of a special token, def where the file does not say; -1 for none.
+// special returns the id of a special token, def where the file does not say; -1 for none.
 func (v *vocab) special(f *File, key string, def int) int {
 	if id, ok := f.integer(tokenizerKey + key); ok {
 		def = id
@@ -540,7 +540,7 @@ func (v *vocab) readScores(f *File) error {
 	return nil
 }
 
-// byteOf is the byte that a token "<0x0A>" stands for.
+// byteOf returns the byte that a token "<0x0A>" stands for.
 func byteOf(token string) (byte, bool) {
 	var b byte
 	if len(token) != 6 {
@@ -622,8 +622,8 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 	return pairs, nil
 }
 
-// document makes the tokenizer.json. Its size is bounded before it is written: tokens are quoted, and a hostile file may
-// consist of characters that need six bytes each.
+// document makes the tokenizer.json. Its size is bounded before it is written: tokens are quoted, and a hostile file
+// may consist of characters that need six bytes each.
 func (v *vocab) document() (*tokenizerJSON, error) {
 	doc := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
 	// Bound the output before it is built.
@@ -672,7 +672,7 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 	return doc, nil
 }
 
-// byteLevel is the step of a tokenizer.json that turns bytes into visible characters, or back.
+// byteLevel returns the step of a tokenizer.json that turns bytes into visible characters, or back.
 func byteLevel(prefixSpace, trim, regex bool) object {
 	return object{"type": "ByteLevel", "add_prefix_space": prefixSpace, "trim_offsets": trim, "use_regex": regex}
 }

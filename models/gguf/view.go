@@ -25,10 +25,10 @@ type View struct {
 	add   float32 // to every stored value
 }
 
-// Shape is the shape the tensor has in a Hugging Face directory: [rows, cols] or [n].
+// Shape returns the shape the tensor has in a Hugging Face directory: [rows, cols] or [n].
 func (v View) Shape() []int { return v.shape }
 
-// Type is the stored element type in lower case: "f32", "q4_k".
+// Type returns the stored element type in lower case: "f32", "q4_k".
 func (v View) Type() op.Type { return v.t.Type }
 
 // Form names how stored bytes become the view's values, "" when they are its values in order. Data
@@ -43,7 +43,7 @@ func (v View) Form() string {
 	return ""
 }
 
-// rows is the number of rows as Read counts them: a vector is one.
+// rows returns the number of rows as Read counts them: a vector is one.
 func (v View) rows() int {
 	if len(v.shape) == 1 {
 		return 1
@@ -51,7 +51,7 @@ func (v View) rows() int {
 	return v.shape[0]
 }
 
-// cols is the number of columns, of a vector that of its elements.
+// cols returns the number of columns, of a vector that of its elements.
 func (v View) cols() int { return v.shape[len(v.shape)-1] }
 
 // Data returns the stored bytes of the view, read-only and dead after File.Close.
@@ -103,7 +103,7 @@ func (v View) row(dst []float32, r, col int) {
 	}
 }
 
-// rotaryPair is where row r of heads of dim rows is stored by converters that put the two halves of
+// rotaryPair returns where row r of heads of dim rows is stored by converters that put the two halves of
 // a rotation beside each other: row i of the first half at 2i, of the second at 2i+1.
 func rotaryPair(r, dim int) int {
 	head, i := r/dim*dim, r%dim

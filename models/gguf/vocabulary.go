@@ -234,8 +234,8 @@ func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters
 	return nil
 }
 
-// cutting is how the steps of a byte-level BPE cut text: by its own pattern, by that and into single digits, or by the
-// pattern of a step before it.
+// cutting returns how the steps of a byte-level BPE cut text: by its own pattern, by that and into single digits, or by
+// the pattern of a step before it.
 func cutting(splitters []part) (found splitting, err error) {
 	first, last := splitters[0], splitters[len(splitters)-1]
 	ownRegex := last.UseRegex == nil || *last.UseRegex
@@ -396,7 +396,7 @@ func (v *vocab) readTemplate(pieces []templatePiece) error {
 	return nil
 }
 
-// metadata is the tokenizer as GGUF keys.
+// metadata returns the tokenizer as GGUF keys.
 func (v *vocab) metadata() []keyValue {
 	const p = tokenizerKey
 	types := make([]int32, len(v.types))

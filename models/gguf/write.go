@@ -154,7 +154,7 @@ func appendValue(buf []byte, v any) ([]byte, bool) {
 	return buf, err == nil
 }
 
-// size is the number of bytes of the tensor's data.
+// size returns the number of bytes of the tensor's data.
 func (t *tensorSource) size() (int64, error) {
 	if t.Type != op.F32 && t.Type != op.F16 && t.Type != op.BF16 && t.Type != q8_0 && t.Type != q4_0 {
 		return 0, fmt.Errorf("type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", t.Type)

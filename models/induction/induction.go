@@ -99,7 +99,7 @@ func newMatrix(rows, cols int) *matrix {
 // set changes one element.
 func (m *matrix) set(row, col int, value float64) { m.values[row*m.cols+col] = value }
 
-// row is one row.
+// row returns one row.
 func (m *matrix) row(i int) []float64 { return m.values[i*m.cols : (i+1)*m.cols] }
 
 // Tensors are the values of a model by their names in a llama's safetensors.
@@ -149,7 +149,7 @@ func Build(ids []int32, vocab int, seed uint64) (Tensors, error) {
 	return b.out, nil
 }
 
-// Config is what config.json says of a model of vocab tokens, that of any llama.
+// Config returns what config.json says of a model of vocab tokens, that of any llama.
 func Config(vocab, bos, eos int) map[string]any {
 	return map[string]any{
 		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama",
@@ -233,7 +233,7 @@ func (b *builder) words(counts *pairs) {
 	b.norm("model.norm.weight", 6)
 }
 
-// attentionName is the name of a matrix of a layer's attention: q, k, v or o.
+// attentionName returns the name of a matrix of a layer's attention: q, k, v or o.
 func attentionName(layer int, which string) string {
 	return layerName(layer) + "self_attn." + which + "_proj.weight"
 }
@@ -342,7 +342,7 @@ var compared = [3]struct{ query, key, dim int }{
 	{back2At, back3At, back3Dim},
 }
 
-// still is the row of a head that holds element i of the codes: both elements of each pair that hardly turns.
+// still returns the row of a head that holds element i of the codes: both elements of each pair that hardly turns.
 func still(i int) int {
 	half := freeDim / 2
 	if i < half {

@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// layerName is the beginning of the names of a layer's tensors.
+// layerName returns the beginning of the names of a layer's tensors.
 func layerName(layer int) string { return fmt.Sprintf("model.layers.%d.", layer) }
 
-// dot is the product of two vectors. Each product is rounded, so that the sum is the same with and without fused
+// dot returns the product of two vectors. Each product is rounded, so that the sum is the same with and without fused
 // multiplication.
 func dot(a, b []float64) float64 {
 	sum := 0.0
@@ -58,10 +58,10 @@ func countPairs(ids []int32, vocab int) *pairs {
 	return out
 }
 
-// logShare is the logarithm of a token's share of the text.
+// logShare returns the logarithm of a token's share of the text.
 func (p *pairs) logShare(token int) float64 { return math.Log(p.single[token] / p.total) }
 
-// weight is how much the gains of a token count: pairs of frequent tokens are to be near, since they are asked for
+// weight returns how much the gains of a token count: pairs of frequent tokens are to be near, since they are asked for
 // most.
 func (p *pairs) weight(token int) float64 { return math.Sqrt(p.single[token] + 2) }
 

@@ -268,7 +268,7 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	return entry, nil
 }
 
-// sizeOf is the number of bytes of an array. A shape that cannot exist is an error: a negative dimension, or a
+// sizeOf returns the number of bytes of an array. A shape that cannot exist is an error: a negative dimension, or a
 // product above mem.MaxBytes, which is tested before each multiplication so that it cannot overflow.
 func sizeOf(t op.Type, shape []int) (int64, error) {
 	if len(shape) > maxRank {
@@ -284,7 +284,7 @@ func sizeOf(t op.Type, shape []int) (int64, error) {
 	return size, nil
 }
 
-// elements is the number of elements of a shape.
+// elements returns the number of elements of a shape.
 func elements(shape []int) int64 {
 	count := int64(1)
 	for _, dim := range shape {

@@ -104,7 +104,7 @@ func (t *Table) ends(rows []int) []int {
 // axes is the number of sizes that rows of a group differ in.
 const axes = 4
 
-// corner is the row farthest in one diagonal direction, in logarithms of sizes: axis i grows where
+// corner returns the row farthest in one diagonal direction, in logarithms of sizes: axis i grows where
 // bit i of sign is set, and falls elsewhere.
 func (t *Table) corner(rows []int, sign int) int {
 	best, at := math.Inf(-1), rows[0]
@@ -123,7 +123,7 @@ func (t *Table) corner(rows []int, sign int) int {
 	return at
 }
 
-// sizes are the logarithms of an operator's sizes, 0 for those that it does not have.
+// sizes returns the logarithms of an operator's sizes, 0 for those that it does not have.
 func sizes(o *op.Op) (out [axes]float64) {
 	for i, n := range [axes]int{o.M, o.K, o.N, o.Context} {
 		out[i] = math.Log(float64(max(1, n)))

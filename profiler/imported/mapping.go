@@ -79,7 +79,7 @@ const unitCycles = "cycles"
 // maxClock bounds a stated clock, MHz.
 const maxClock = 1e6
 
-// scale is the nanoseconds of the mapping's unit of time.
+// scale returns the nanoseconds of the mapping's unit of time.
 func (m *Mapping) scale() (float64, error) {
 	if m.TimeUnit == unitCycles {
 		if !(m.ClockMHz > 0 && m.ClockMHz <= maxClock) {
@@ -101,7 +101,7 @@ func (m *Mapping) scale() (float64, error) {
 	return ns, nil
 }
 
-// separator is the rune between cells.
+// separator returns the rune between cells.
 func (m *Mapping) separator() (rune, error) {
 	if m.Separator == "" {
 		return ',', nil
@@ -224,15 +224,15 @@ func truth(cell string) (bool, error) {
 	return false, input("%q is neither true nor false", clip(cell))
 }
 
-// keys are the keys of a map, sorted for messages.
+// keys returns the keys of a map, sorted for messages.
 func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// usage is an error of the flags or the mapping.
+// usage returns an error of the flags or the mapping.
 func usage(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassUsage, "import: "+format, args...)
 }
 
-// input is an error of the table itself.
+// input returns an error of the table itself.
 func input(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...)
 }

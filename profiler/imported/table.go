@@ -186,7 +186,7 @@ func (p *parser) next() ([]string, int, error) {
 	return nil, 0, diag.New(diag.ClassIO, "read %q: %w", p.name, err)
 }
 
-// syntaxLine is the line of an error of package csv, 0 where it names none.
+// syntaxLine returns the line of an error of package csv, 0 where it names none.
 func syntaxLine(err error) int {
 	if syntax, ok := errors.AsType[*csv.ParseError](err); ok {
 		return syntax.Line
@@ -296,7 +296,7 @@ func (p *parser) body() error {
 	return nil
 }
 
-// none is the error for a table of which no row counts; it suggests values of the first --where
+// none returns the error for a table of which no row counts; it suggests values of the first --where
 // column.
 func (p *parser) none() error {
 	e := input("import %q: no row counts, %d were left out by --where", p.name, p.t.Filtered).WithCode("import.empty")

@@ -39,7 +39,7 @@ type Facts struct {
 // maxFactRows bounds the graphs of one binary.
 const maxFactRows = 64
 
-// Key identifies the graphs, apart from what was said about them.
+// Key identifies the graphs, but not what was reported about them.
 func (f *Facts) Key() string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%s %s", f.Kind, f.Proc)
@@ -53,7 +53,7 @@ func (f *Facts) Key() string {
 	return out.String()
 }
 
-// validate reports the first thing that makes f no facts.
+// validate returns the first reason why f is not valid.
 func (f *Facts) validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("compiler facts of %q: %s", clip(f.Proc), fmt.Sprintf(format, args...))

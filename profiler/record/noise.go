@@ -10,7 +10,7 @@ import (
 // gives flagged points less weight; once they are the majority it has nothing better to rest on.
 const mostNoisy = 0.5
 
-// Noise is how many measurements are flagged Noisy or Drifted, among how many.
+// Noise returns how many measurements are flagged Noisy or Drifted, among how many.
 func (s *Set) Noise() (flagged, all int) {
 	for _, what := range s.all {
 		if slices.Contains(what.Warnings, Noisy) || slices.Contains(what.Warnings, Drifted) {

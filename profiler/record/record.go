@@ -361,7 +361,7 @@ func (s *Set) Add(added *Measurement) error {
 // fewSamples is what FewSamples counts to.
 const fewSamples = 10
 
-// Rounds is how often the key was visited.
+// Rounds returns how often the key was visited.
 func (s *Set) Rounds(key string) int {
 	if known := s.Lookup(key); known != nil {
 		return known.Round + 1
@@ -430,7 +430,7 @@ func (s *Set) Lookup(key string) *Measurement {
 	return nil
 }
 
-// Len is the number of measurements.
+// Len returns the number of measurements.
 func (s *Set) Len() int { return len(s.all) }
 
 // All returns the measurements ordered by key, whatever the order they were taken in.
@@ -440,13 +440,13 @@ func (s *Set) All() []*Measurement {
 	return out
 }
 
-// HeldOut is the part of the set that predictions are judged by, Training the part they are fitted to.
+// HeldOut returns the part of the set that predictions are judged by, Training the part they are fitted to.
 func (s *Set) HeldOut() *Set { return s.part(true) }
 
-// Training is the set without what was held out.
+// Training returns the set without what was held out.
 func (s *Set) Training() *Set { return s.part(false) }
 
-// part is the set of what is held out, or of what is not.
+// part returns the set of what is held out, or of what is not.
 func (s *Set) part(held bool) *Set {
 	out := NewSet(s.Header)
 	for _, what := range s.all {

@@ -55,7 +55,7 @@ func Summarise(samples []float64) (Summary, error) {
 	return out, nil
 }
 
-// Relative is the interval's larger side over the median: 0.02 means "within 2 %".
+// Relative returns the interval's larger side over the median: 0.02 means "within 2 %".
 // It is +Inf when the interval does not reach confidence or the median is not positive.
 func (s Summary) Relative() float64 {
 	if s.Coverage < confidence || s.Median <= 0 {
@@ -71,7 +71,7 @@ func Median(xs []float64) float64 {
 	return middle(sorted)
 }
 
-// middle is the median of sorted values, NaN of none.
+// middle returns the median of sorted values, NaN of none.
 func middle(sorted []float64) float64 {
 	n := len(sorted)
 	switch {
@@ -84,7 +84,7 @@ func middle(sorted []float64) float64 {
 	return a + (b-a)/2
 }
 
-// Mean is the arithmetic mean of at least one value.
+// Mean returns the arithmetic mean of at least one value.
 func Mean(xs []float64) float64 {
 	sum := 0.0
 	for _, value := range xs {
@@ -93,12 +93,12 @@ func Mean(xs []float64) float64 {
 	return sum / float64(len(xs))
 }
 
-// quantile is the least of sorted values that a share of them, above 0 and at most 1, does not exceed.
+// quantile returns the least of sorted values that a share of them, above 0 and at most 1, does not exceed.
 func quantile(sorted []float64, share float64) float64 {
 	return sorted[max(0, int(math.Ceil(share*float64(len(sorted))))-1)]
 }
 
-// mad is the median of absolute deviations from the median.
+// mad returns the median of absolute deviations from the median.
 func mad(xs []float64, median float64) float64 {
 	dev := make([]float64, len(xs))
 	for i, value := range xs {

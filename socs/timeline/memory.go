@@ -28,15 +28,15 @@ type Class struct {
 	Rows         int
 }
 
-// NS is the time of the phase alone.
+// NS returns the time of the phase alone.
 func (p *Phase) NS() float64 { return p.SetupNS + p.work(1, 1) }
 
-// work is the time after the set-up when compute and memory take that many times as long.
+// work returns the time after the set-up when compute and memory take that many times as long.
 func (p *Phase) work(compute, memory float64) float64 {
 	return norm(float64(p.ComputeNS*compute), float64(p.MemoryNS*memory), p.Sharp)
 }
 
-// demand is how much it reads then: bytes per nanosecond.
+// demand returns how much it reads then: bytes per nanosecond.
 func (p *Phase) demand(compute, memory float64) float64 {
 	alone := p.work(compute, memory)
 	if alone == 0 {
@@ -45,7 +45,7 @@ func (p *Phase) demand(compute, memory float64) float64 {
 	return float64(float64(p.MemoryNS*p.Rate) / alone)
 }
 
-// Times is the phase with all its times that many times as long.
+// Times returns the phase with all its times that many times as long.
 func (p *Phase) Times(factor float64) Phase {
 	phase := *p
 	phase.SetupNS, phase.ComputeNS, phase.MemoryNS = float64(p.SetupNS*factor), float64(p.ComputeNS*factor),
@@ -183,8 +183,8 @@ func among(s *Set, active []Activity) bool {
 	return true
 }
 
-// fit is the least stretch of memory parts, from the given one on, with which the members of a set read no more than
-// they can together. Demand falls as the stretch grows: bisection finds it.
+// fit returns the least stretch of memory parts, from the given one on, with which the members of a set read no more
+// than they can together. Demand falls as the stretch grows: bisection finds it.
 func fit(s *Set, active []Activity, compute []float64, from float64) float64 {
 	excess := func(stretch float64) bool {
 		sum := 0.0

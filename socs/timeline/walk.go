@@ -23,7 +23,8 @@ type Lane struct {
 	// out.
 	Endless bool
 	// SubmitNS is how long a thread that computes besides, Feeder, takes to give the processor one step; 0: nobody's
-	// time is spent. Steps are given in order, as soon as what they wait for is there and before the thread computes on.
+	// time is spent. Steps are given in order, as soon as what they wait for is there and before the thread computes
+	// on.
 	SubmitNS float64
 	Feeder   int
 }
@@ -78,9 +79,9 @@ func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
 	return whole(end), true
 }
 
-// submitted is a section with a lane more for each processor that a computing thread feeds: the submissions, which that
-// thread makes, and which the processor's steps wait for. What these waited for is waited for by the submissions. feeds
-// is whose they are.
+// submitted returns a section with a lane more for each processor that a computing thread feeds: the submissions, which
+// that thread makes, and which the processor's steps wait for. What these waited for is waited for by the submissions.
+// feeds is whose they are.
 func submitted(section *Section) (with *Section, feeds []int) {
 	out := *section
 	out.Lanes = slices.Clone(section.Lanes)
@@ -151,7 +152,7 @@ type threadState struct {
 	factor float64 // of the time that it takes
 }
 
-// handover is the time of passing a flag in ns, 0 within one processor.
+// handover returns the time of passing a flag in ns, 0 within one processor.
 func (w *walk) handover(from, to string) float64 {
 	if w.machine.Handover == nil || from == "" || to == "" || from == to {
 		return 0
@@ -159,8 +160,8 @@ func (w *walk) handover(from, to string) float64 {
 	return w.machine.Handover(from, to)
 }
 
-// reaches is the time in ns from the end of a step of one lane until a step of another knows. Of a processor that a
-// computing thread feeds, submitting is a step by itself.
+// reaches returns the time in ns from the end of a step of one lane until a step of another knows. Of a processor that
+// a computing thread feeds, submitting is a step by itself.
 func (w *walk) reaches(from, to int) float64 {
 	lanes := w.section.Lanes
 	way := w.handover(lanes[from].Proc, lanes[to].Proc)
@@ -170,7 +171,7 @@ func (w *walk) reaches(from, to int) float64 {
 	return way
 }
 
-// phases are those of a lane's next step. A step without any is not submitted.
+// phases returns those of a lane's next step. A step without any is not submitted.
 func (w *walk) phases(lane int) []Phase {
 	state := &w.lanes[lane]
 	switch {
@@ -355,7 +356,7 @@ func (t *threadState) enter() bool {
 	return false
 }
 
-// remaining is the time until the thread's next event at its present speed.
+// remaining returns the time until the thread's next event at its present speed.
 func (t *threadState) remaining() float64 {
 	if t.setup > 0 {
 		return t.setup
@@ -449,13 +450,13 @@ type times struct {
 	ends   []float64
 }
 
-// Phases are those of the lane's only step.
+// Phases returns those of the lane's only step.
 func (x *times) Phases(lane, _, _ int) []Phase { return x.phases[lane] }
 
 // Ran keeps the end: all lanes start at 0.
 func (x *times) Ran(lane, _, _ int, _, _, end int64) { x.ends[lane] = float64(end) }
 
-// Together is how long activities take that start at the same time on distinct processors.
+// Together returns how long activities take that start at the same time on distinct processors.
 func Together(m *Machine, procs []string, phases [][]Phase) []float64 {
 	section, measured := Section{}, times{phases, make([]float64, len(phases))}
 	for i := range procs {
@@ -465,7 +466,7 @@ func Together(m *Machine, procs []string, phases [][]Phase) []float64 {
 	return measured.ends
 }
 
-// Beside is how long the first activity takes while the others are repeated all along.
+// Beside returns how long the first activity takes while the others are repeated all along.
 func Beside(machine *Machine, procs []string, phases [][]Phase) float64 {
 	section, measured := Section{}, times{phases, make([]float64, len(phases))}
 	for i := range procs {
@@ -475,7 +476,7 @@ func Beside(machine *Machine, procs []string, phases [][]Phase) float64 {
 	return measured.ends[0]
 }
 
-// ns is the time of phases alone.
+// ns returns the time of phases alone.
 func ns(phases []Phase) float64 {
 	sum := 0.0
 	for i := range phases {

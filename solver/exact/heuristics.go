@@ -43,9 +43,9 @@ func (s *search) restrict(root *treeNode, open []bool) bool {
 	return true
 }
 
-// repair returns a greedy dual heuristic. It begins with the assets that the relaxation has chosen, and closes one
-// after the other until the limits are kept: first the one that loses least for the amount that it frees. It offers the
-// result.
+// repair is a greedy dual heuristic. It begins with the assets that the relaxation has chosen, and closes one after the
+// other until the limits are kept: first the one that loses least for the amount that it frees. It offers the result,
+// and reports whether that keeps all limits.
 func (s *search) repair(root *treeNode) bool {
 	relax := s.relax
 	open := slices.Clone(relax.used)

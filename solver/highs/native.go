@@ -190,7 +190,7 @@ func Worker(args []string) (library string, ok bool) {
 	return "", false
 }
 
-// Work returns the whole of that process: one request is read, one answer written.
+// Work does all that this process is for: it reads one request and writes one answer.
 func Work(library string, from io.Reader, to io.Writer) error {
 	runtime.LockOSThread() // HiGHS keeps state for each thread
 	var asked request

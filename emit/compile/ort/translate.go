@@ -28,8 +28,8 @@ var (
 		op.Softcap, op.Clip, op.Add, op.Copy, op.Estimate,
 	}
 	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights in one
-	// order, by a product or by a convolution of integers; 4-bit weights by one operator. It takes no weight as the second
-	// of a batch matmul's activations.
+	// order, by a product or by a convolution of integers; 4-bit weights by one operator. It takes no weight as the
+	// second of a batch matmul's activations.
 	forms   = map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}, op.A8SQ8C: {op.Conv}, op.A8OQ8C: {op.Conv}}
 	schemes = op.SchemesOf("ort")
 )
@@ -98,8 +98,8 @@ func translate(graph *op.Graph) (*onnx.Model, error) {
 	return t.Model, nil
 }
 
-// estimate writes the products of an estimate of scores, of codes around 128 on both sides: the library multiplies those
-// of one type exactly on every CPU.
+// estimate writes the products of an estimate of scores, of codes around 128 on both sides: the library multiplies
+// those of one type exactly on every CPU.
 func estimate(graph *op.Graph) (*onnx.Model, error) {
 	w, err := onnxgraph.Products(graph, op.I32, onnx.Int32)
 	if err != nil {
@@ -173,10 +173,10 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	return nil
 }
 
-// blockRows is the number of rows that share a scale in a scheme of 4-bit blocks.
+// blockRows returns the number of rows that share a scale in a scheme of 4-bit blocks.
 func blockRows(weight string) int64 { return int64(op.Scheme("a8t/" + weight).BlockK()) }
 
-// zeroPoint is a constant of n codes of zero, or one of no dimension.
+// zeroPoint returns a constant of n codes of zero, or one of no dimension.
 func (t *translator) zeroPoint(n int) string {
 	zeros := onnx.Tensor{Type: onnx.Uint8, Dims: []int64{int64(n)}, Raw: slices.Repeat([]byte{128}, max(1, n))}
 	if n == 0 {
@@ -234,7 +234,7 @@ func (t *translator) translate(node *op.Node, in []string, numbers []int) error 
 	return nil
 }
 
-// typeOf is the type of a value of the graph.
+// typeOf returns the type of a value of the graph.
 func (t *translator) typeOf(name string) op.Type {
 	for _, values := range [][]op.Value{t.Graph.Inputs, t.Graph.Outputs, t.Graph.Temps} {
 		if i := slices.IndexFunc(values, func(v op.Value) bool { return v.Name == name }); i >= 0 {
@@ -380,9 +380,9 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 	}
 }
 
-// convolution is a product of 8-bit codes as a convolution of integers: rows are the pixels of an image, whose channels
-// are what the product adds up, and columns of the weight are kernels of 1x1. Scales are multiplied on behind it. It
-// returns the tensor before the bias, which is the result where there is none.
+// convolution returns a product of 8-bit codes as a convolution of integers: rows are the pixels of an image, whose
+// channels are what the product adds up, and columns of the weight are kernels of 1x1. Scales are multiplied on behind
+// it. It returns the tensor before the bias, which is the result where there is none.
 func (t *translator) convolution(o op.Op, in []string, weight string) string {
 	width, height, _ := o.Form.Image()
 	rows, depth, cols := int64(o.M), int64(o.K), int64(o.N)

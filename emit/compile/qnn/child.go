@@ -18,9 +18,9 @@ import (
 	"github.com/hetc/hetc/internal/qnnapi"
 )
 
-// The compiler works in a process of its own: what it makes depends on what the process has compiled before and on the
-// path that it is given, it prints, it may crash, and it may not come back. The process starts in a folder made for it
-// and reads and writes files of fixed names there. What its parent says to it is that it still lives.
+// The compiler works in a process of its own, for three reasons: its output depends on what the process has compiled
+// before and on the path that it is given; it prints; and it may crash or never return. The process starts in a folder
+// made for it, and reads and writes files of fixed names there. Its input only tells it that its parent is still alive.
 
 // workerArg is the first argument of that process. A program that offers this compiler calls Work when its process was
 // started so.
@@ -46,7 +46,7 @@ func resultFile(i, k int, s string) string { return fmt.Sprintf("g%d.%s%d", i, s
 // sharedFile is the binary of a group, as the library names it after the first graph.
 const sharedFile = "g0_qnn.bin"
 
-// request is what the process is asked.
+// request is the input of the process.
 type request struct {
 	ORT, Provider, Backend, System string      // libraries
 	Options                        [][2]string // of the provider, for compiling
@@ -68,10 +68,10 @@ type tensor struct {
 	Rows, Cols int
 }
 
-// bytes is the size of the tensor's data.
+// bytes returns the size of the tensor's data.
 func (t tensor) bytes() int64 { return t.Type.Bytes(int64(t.Rows) * int64(t.Cols)) }
 
-// answer is what it says.
+// answer is the output of the process.
 type answer struct {
 	Failed   *failure // nil: everything was made
 	ORT      string   // versions
@@ -82,7 +82,7 @@ type answer struct {
 	Graphs   []facts // in the order of the request
 }
 
-// failure says why there is no answer.
+// failure is the reason why there is no answer.
 type failure struct {
 	Class   diag.Class
 	Graph   int // -1: none in particular
@@ -100,7 +100,7 @@ type facts struct {
 // maxTensor bounds a tensor of a sample, in bytes.
 const maxTensor = 1 << 34
 
-// readRequest reads what the process is asked. The process that asks may have been cut off.
+// readRequest reads the input of the process. The process that writes it may have been killed half-way.
 func readRequest(b []byte) (*request, error) {
 	asked := &request{}
 	if err := json.Unmarshal(b, asked); err != nil {
@@ -124,7 +124,7 @@ func readRequest(b []byte) (*request, error) {
 	return asked, nil
 }
 
-// readAnswer reads what the process says of that many graphs. A library that went wrong may have written over it.
+// readAnswer reads the output of the process for that many graphs. A library that went wrong may have overwritten it.
 func readAnswer(b []byte, graphs int) (*answer, error) {
 	said := &answer{}
 	if err := json.Unmarshal(b, said); err != nil {
@@ -136,7 +136,7 @@ func readAnswer(b []byte, graphs int) (*answer, error) {
 	return said, nil
 }
 
-// Work is the whole of that process. in ends when the parent does; dir is the process's folder.
+// Work does all that this process is for. in ends when the parent does; dir is the process's folder.
 func Work(dir string, in io.Reader) error {
 	debug.SetTraceback("none") // of a library that crashes it says nothing
 	// The parent holds the other end of in for as long as it lives.
@@ -182,7 +182,7 @@ type worker struct {
 	reply   answer
 }
 
-// work does everything that is asked, one part behind the other, and stops at the first failure.
+// work does all parts of the request, one after the other, and stops at the first failure.
 func (w *worker) work() error {
 	for _, part := range []func() error{w.open, w.compile, w.inspect, w.tryAll} {
 		if err := part(); err != nil {

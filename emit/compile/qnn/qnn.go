@@ -174,7 +174,7 @@ func (b *groupJob) prepare() {
 	}
 }
 
-// refusal is the error that names the graphs which were refused, nil where none was.
+// refusal returns the error that names the graphs which were refused, nil where none was.
 func (b *groupJob) refusal() error {
 	if len(b.refused) == 0 {
 		return nil
@@ -375,8 +375,8 @@ func (c *compiler) Identity(ctx context.Context, t driver.Target) (string, error
 	return tools.key, nil
 }
 
-// options are the provider's for compiling. The size of VTCM is always given: without it the library notes another one
-// than it uses.
+// options returns the provider's for compiling. The size of VTCM is always given: without it the library notes another
+// one than it uses.
 func (t target) options() [][2]string {
 	text := func(v int64) string { return strconv.FormatInt(v, 10) }
 	return [][2]string{
@@ -412,7 +412,7 @@ type job struct {
 	*compilerInput          // nil until translate
 }
 
-// untried is the job without its sample.
+// untried returns the job without its sample.
 func (j *job) untried() *job {
 	copied := *j
 	copied.sampleDigest = ""
@@ -489,7 +489,7 @@ type graphError struct {
 func (e *graphError) Error() string { return e.err.Error() }
 func (e *graphError) Unwrap() error { return e.err }
 
-// compile is what a process makes of jobs, from the cache if it is there.
+// compile returns what a process makes of jobs, from the cache if it is there.
 func (b *groupJob) compile(ctx context.Context, jobs []*job, shared bool) (*result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -545,7 +545,7 @@ type resultHeader struct {
 	Parts  [4][]int64 // bytes of the models, the shared binary, results of the emulator, and of the source
 }
 
-// parts are the contents of a result.
+// parts returns the contents of a result.
 func (r *result) parts() [4][][]byte {
 	return [4][][]byte{r.Models, {r.Shared}, r.Emulated, r.Portable}
 }
@@ -818,7 +818,7 @@ func (t *outputEnds) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// text is what was said, on one line, to follow an error.
+// text returns what was said, on one line, to follow an error.
 func (t *outputEnds) text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -78,8 +78,8 @@ type translator struct {
 	size    int64             // of parts
 }
 
-// coded are u8 rows that a node of the graph makes: the rows before they are rounded, their scale, and the rows that the
-// codes stand for, once a product has read them.
+// coded are u8 rows that a node of the graph makes: the rows before they are rounded, their scale, and the rows that
+// the codes stand for, once a product has read them.
 type coded struct {
 	exact string
 	scale float32
@@ -150,7 +150,7 @@ func checkWeights(graph *op.Graph, weights driver.Weights) error {
 	return nil
 }
 
-// typeOf is the type of an input or an output of the model.
+// typeOf returns the type of an input or an output of the model.
 func typeOf(v op.Value, output bool) (onnx.Type, error) {
 	switch {
 	case output && v.Type != op.F32:
@@ -163,7 +163,7 @@ func typeOf(v op.Value, output bool) (onnx.Type, error) {
 	return 0, diag.New(diag.ClassInput, "value %q is %s, want f32, or u8 rows", v.Name, v.Type)
 }
 
-// tensors are the inputs or outputs of a model as the compiler's process is told.
+// tensors returns the inputs or outputs of a model as the compiler's process is told.
 func tensors(list []onnx.Value) (out []tensor) {
 	for _, value := range list {
 		out = append(out, tensor{value.Name, value.Type, int(value.Dims[0]), int(value.Dims[1])})
@@ -188,12 +188,12 @@ func (t *translator) weight(name string, typ onnx.Type, data []byte, dims ...int
 	return name
 }
 
-// zero16 is the code of zero on the grid of 16 bits.
+// zero16 returns the code of zero on the grid of 16 bits.
 func (t *translator) zero16() string {
 	return t.Constant(onnx.Tensor{Type: onnx.Uint16, Raw: []byte{0, 0x80}})
 }
 
-// zero8 is the code of zero on the grid of 8 bits.
+// zero8 returns the code of zero on the grid of 8 bits.
 func (t *translator) zero8() string {
 	return t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{0x80}})
 }
@@ -229,7 +229,7 @@ func (t *translator) vector(j int) string {
 	return t.weight(fmt.Sprintf("w%d", j), onnx.Float32, t.weights[j].Bytes, int64(spec.N))
 }
 
-// floats are the values of a weight of plain rows.
+// floats returns the values of a weight of plain rows.
 func (t *translator) floats(j int) []float32 { return floats(t.weights[j].Bytes) }
 
 // floats are little-endian float32 values.
@@ -291,7 +291,7 @@ func (t *translator) quantRows(node *op.Node, in string, w int) error {
 	return nil
 }
 
-// rounded are the rows that codes stand for.
+// rounded returns the rows that codes stand for.
 func (t *translator) rounded(codes *coded) string {
 	if codes.rows == "" {
 		step, zero := t.Float(codes.scale), t.zero8()
@@ -357,7 +357,7 @@ func (t *translator) matrix(j, turn int) (matrix, error) {
 	return stored, nil
 }
 
-// permute are the columns' numbers in another order; of blocks all those of a column stay together.
+// permute returns the columns' numbers in another order; of blocks all those of a column stay together.
 func permute(v []float32, from []int) []float32 {
 	out, each := make([]float32, 0, len(v)), len(v)/len(from)
 	for _, source := range from {
@@ -380,7 +380,7 @@ func sorted(n, turn int) []int {
 func get4(b []byte, i int) byte    { return b[i/2] >> (4 * (i & 1)) & 15 }
 func set4(b []byte, i int, v byte) { b[i/2] = b[i/2]&^(15<<(4*(i&1))) | v&15<<(4*(i&1)) }
 
-// alternates is the turn of the gated unit that alone reads a product's result, 0 without one. Such a
+// alternates returns the turn of the gated unit that alone reads a product's result, 0 without one. Such a
 // result need not alternate: its columns are sorted into halves when it is compiled, which the NPU
 // splits for nothing.
 func (t *translator) alternates(node *op.Node) int {
@@ -561,8 +561,8 @@ func (t *translator) blocks(p *product, in string, bits int64) {
 	}
 }
 
-// inBlocks is a matrix of 8-bit codes [K,N] with a scale for each column, as blocks [N,blocks,32] of codes around 128
-// that repeat the scale of their column.
+// inBlocks returns a matrix of 8-bit codes [K,N] with a scale for each column, as blocks [N,blocks,32] of codes around
+// 128 that repeat the scale of their column.
 func (m matrix) inBlocks() matrix {
 	count := (m.k + blockRows - 1) / blockRows
 	out := matrix{k: m.k, n: m.n, values: bytes.Repeat([]byte{128}, m.n*count*blockRows)}
@@ -577,7 +577,7 @@ func (m matrix) inBlocks() matrix {
 	return out
 }
 
-// biasRow is the bias of a product in the order of its columns.
+// biasRow returns the bias of a product in the order of its columns.
 func (t *translator) biasRow(p *product) []float32 {
 	row := t.floats(p.shift)
 	if p.turn > 0 {
@@ -593,7 +593,7 @@ func (t *translator) addBias(p *product, in string) {
 	t.Add("bias", "", "Add", list(in, shift), t.Out[:1])
 }
 
-// longest is the largest euclidean length of a column of 8-bit codes with its scale.
+// longest returns the largest euclidean length of a column of 8-bit codes with its scale.
 func (m matrix) longest() float64 {
 	sums := make([]float64, m.n)
 	for i, code := range m.values {
@@ -680,8 +680,8 @@ func (t *translator) integers(p *product, in string, inStep, outStep float32, ou
 	t.Add("float", "", "DequantizeLinear", list(codes, step, middle), list(out))
 }
 
-// convolution writes a product of codes, as integers does, as a convolution with kernels of 1x1: rows are the pixels of an
-// image. The compiler wants each operator between conversions of its own; on one grid they change no code.
+// convolution writes a product of codes, as integers does, as a convolution with kernels of 1x1: rows are the pixels of
+// an image. The compiler wants each operator between conversions of its own; on one grid they change no code.
 func (t *translator) convolution(p *product, in string, inStep, outStep float32, out string) {
 	width, height, _ := p.Form.Image()
 	rows, depth, cols := int64(p.M), int64(p.matrix.k), int64(p.matrix.n)
