@@ -78,7 +78,7 @@ func SampleDigest(sample [][]byte) string {
 	return digest(sample)
 }
 
-// digest is the SHA-256 of the SHA-256s of parts.
+// digest returns the SHA-256 of the SHA-256s of parts.
 func digest(parts [][]byte) string {
 	hash := sha256.New()
 	for _, part := range parts {

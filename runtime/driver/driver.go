@@ -95,8 +95,9 @@ type Capabilities struct {
 	Cores []int // CPU cores it occupies while running
 }
 
-// Offered is what plans may use the processor for, as SoC files state it: no schemes that it imitates, no forms that
-// products have without one, no layouts but those of its schemes, and no list of kinds where it executes all of them.
+// Offered returns what plans may use the processor for, as SoC files state it: no schemes that it imitates, no forms
+// that products have without one, no layouts but those of its schemes, and no list of kinds where it executes all of
+// them.
 func (c *Capabilities) Offered() capability.Set {
 	out := c.Set.Clone()
 	out.Tile.M = max(1, out.Tile.M)
@@ -260,7 +261,7 @@ type View struct {
 	Stride int // elements from one row to the next, >= Cols
 }
 
-// Bytes is the memory from the view's first to its last element.
+// Bytes returns the memory from the view's first to its last element.
 func (v View) Bytes() []byte {
 	size := int64(v.Type.Bytes())
 	length := (int64(v.Rows-1)*int64(v.Stride) + int64(v.Cols)) * size
@@ -302,8 +303,8 @@ type Bindings struct {
 	Sequences     int
 	SequenceBytes int64
 
-	// Next is the next executable of the same lane that multiplies by a weight, nil where none is known. A processor may
-	// ask memory for that weight while it has nothing to compute.
+	// Next is the next executable of the same lane that multiplies by a weight, nil where none is known. A processor
+	// may ask memory for that weight while it has nothing to compute.
 	Next Executable
 
 	// Moves says what travels between the host and a processor with memory of its own, for which alone it means

@@ -46,8 +46,8 @@ func ParseGraph(code []byte) (op.Graph, error) {
 	return graph, nil
 }
 
-// ParseGraph is the graph of an artifact whose code is canonical JSON of it. Where the caller says which graph that
-// must be (Artifact.Graph), another one is refused, and so is code that is none.
+// ParseGraph returns the graph of an artifact whose code is canonical JSON of it. Where the caller says which graph
+// that must be (Artifact.Graph), another one is refused, and so is code that is none.
 func (a *Artifact) ParseGraph() (op.Graph, error) {
 	graph, err := ParseGraph(a.Code)
 	if err != nil && a.Graph != nil {
@@ -70,15 +70,15 @@ func (a *Artifact) Matches(held *op.Graph) error {
 	return nil
 }
 
-// otherGraph is the refusal of an artifact that does not belong to its plan.
+// otherGraph returns the refusal of an artifact that does not belong to its plan.
 func otherGraph(format string, args ...any) error {
 	return diag.New(diag.ClassVerify, "the artifact holds another graph than the plan: "+format, args...).
 		WithHint("the bundle was signed with an artifact of another plan: emit it again with hetc")
 }
 
-// PackedBytes is how many bytes the packed weights of a graph have, of all experts; size is that of one spec. Weights
-// that are given (nil: none are) must have them; the experts of one may lie further apart, as parts of their columns
-// do.
+// PackedBytes returns how many bytes the packed weights of a graph have, of all experts; size is that of one spec.
+// Weights that are given (nil: none are) must have them; the experts of one may lie further apart, as parts of their
+// columns do.
 func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (int64, error)) (total int64, err error) {
 	if w != nil && len(w) != len(specs) {
 		return 0, fmt.Errorf("got %d weights, want %d", len(w), len(specs))
@@ -108,10 +108,10 @@ func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (in
 	return total, nil
 }
 
-// Check compares weights with those of a graph, by position: names may differ, because one artifact
-// serves every layer. layout is the layout that the processor reads for a weight scheme, and size
-// the packed size in bytes of one expert's matrix. The result has the graph's names. Rows may be given of those weights
-// alone that the graph reads by row; tables says that the processor takes rows of an embedding's, as a TableReader does.
+// Check compares weights with those of a graph, by position: names may differ, because one artifact serves every layer.
+// layout is the layout that the processor reads for a weight scheme, and size the packed size in bytes of one expert's
+// matrix. The result has the graph's names. Rows may be given of those weights alone that the graph reads by row;
+// tables says that the processor takes rows of an embedding's, as a TableReader does.
 func (w Weights) Check(graph *op.Graph, tables bool, layout func(scheme string) string,
 	size func(op.WeightSpec) (int64, error)) (Weights, error) {
 	specs := graph.Weights

@@ -83,7 +83,7 @@ type Runner interface {
 	Execute(exe Executable, b *Bindings) error
 }
 
-// RunBy is one call of p, which embeds l. It allocates nothing unless it fails.
+// RunBy executes one call on p, which embeds l. It allocates nothing unless it fails.
 func (l *Local) RunBy(p Runner, exe Executable, b *Bindings) (Span, error) {
 	start := l.Now()
 	err := l.run(p, exe, b)
@@ -252,8 +252,8 @@ func (b *Bindings) CheckCache(view *View, name string, kv op.Type, heads, dim in
 	return first, nil
 }
 
-// Cached is one side of the cache, of the call's sequence from position 0 of the first key head on, after CheckCache.
-// CheckSpan comes first.
+// Cached returns one side of the cache, of the call's sequence from position 0 of the first key head on, after
+// CheckCache. CheckSpan comes first.
 func (b *Bindings) Cached(view *View, name string, operator *op.Op) ([]byte, error) {
 	first, err := b.CheckCache(view, name, operator.KV, operator.KVHeads, operator.HeadDim)
 	if err != nil || b.Sequences < 2 {

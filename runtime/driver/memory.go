@@ -36,11 +36,11 @@ func ImportHost(name string, b []byte) (Buffer, error) {
 // imported is memory of the caller.
 type imported struct{ b []byte }
 
-// Bytes is the memory as it was imported, nil after Close.
+// Bytes returns the memory as it was imported, nil after Close.
 func (i *imported) Bytes() []byte { return i.b }
 func (i *imported) Close() error  { i.b = nil; return nil }
 
-// Window is the memory from the first to the last element of the first rows of v (at least one). It
+// Window returns the memory from the first to the last element of the first rows of v (at least one). It
 // returns an error where that does not lie inside the buffer, whatever the numbers of the view are.
 func (v *View) Window(rows int) ([]byte, error) {
 	if v.Buffer == nil {

@@ -88,7 +88,7 @@ func (s *State) BindCaches(b *Bindings, rows int) (keys, values []byte, err erro
 	return keys, values, nil
 }
 
-// bindCache is one side of BindCaches.
+// bindCache binds one side of the cache for BindCaches.
 func (s *State) bindCache(b *Bindings, view *View, name string) ([]byte, error) {
 	held, err := b.CheckCache(view, name, s.KV, s.KVHeads, s.HeadDim)
 	if err != nil || b.Sequences < 2 {
@@ -99,7 +99,7 @@ func (s *State) bindCache(b *Bindings, view *View, name string) ([]byte, error) 
 	return view.Buffer.Bytes()[view.Offset : view.Offset+others+int64(len(held))], nil
 }
 
-// At is the sequence and position of a row in use.
+// At returns the sequence and position of a row in use.
 func (s *State) At(row int) Place {
 	if s.Batch {
 		return s.Scalars.Batch[row]
@@ -107,8 +107,8 @@ func (s *State) At(row int) Place {
 	return Place{Sequence: s.Scalars.Sequence, Pos: s.Scalars.Pos + row}
 }
 
-// Seq is how long the sequence of a row is that its rotation depends on: with the row, in a batch, and else with all of
-// the prompt.
+// Seq returns how long the sequence of a row is that its rotation depends on: with the row, in a batch, and else with
+// all of the prompt.
 func (s *State) Seq(row int) int {
 	if s.Batch {
 		return s.Scalars.Batch[row].Pos + 1

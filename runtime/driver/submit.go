@@ -46,7 +46,7 @@ type Failure struct {
 	Err    error
 }
 
-// Error is the call's error.
+// Error returns the call's error.
 func (f *Failure) Error() string { return fmt.Sprintf("call %d: %v", f.Ticket, f.Err) }
 
 // Unwrap returns the call's error.
@@ -70,8 +70,8 @@ type Rect struct{ R0, R1, C0, C1 int }
 // Everything is all of a view, whatever its size.
 var Everything = []Rect{{R1: math.MaxInt, C1: math.MaxInt}}
 
-// Fits is an error unless the moves are of as many operands as bindings have, and every part has an order of rows and
-// columns.
+// Fits returns an error unless the moves are of as many operands as bindings have, and every part has an order of rows
+// and columns.
 func (m *Moves) Fits(b *Bindings) error {
 	if len(m.Fetch) != len(b.In) || len(m.Hand) != len(b.Out) {
 		return fmt.Errorf("moves of %d inputs and %d outputs, want %d and %d", len(m.Fetch), len(m.Hand), len(b.In),
@@ -90,7 +90,7 @@ func (m *Moves) Fits(b *Bindings) error {
 	return nil
 }
 
-// Within is the part that lies in a view of so many rows and columns; it may be empty.
+// Within returns the part that lies in a view of so many rows and columns; it may be empty.
 func (p Rect) Within(rows, cols int) Rect {
 	return Rect{min(p.R0, rows), min(p.R1, rows), min(p.C0, cols), min(p.C1, cols)}
 }

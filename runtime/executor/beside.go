@@ -9,7 +9,7 @@ import (
 )
 
 // flight is a chunk of a prompt that one processor works on while the control thread does something else. Its crew
-// walks all sections of its program by itself: they have one lane each, and so no other lane to meet.
+// walks all sections of its program by itself, because each has only one lane.
 type flight struct {
 	program  *program
 	sequence int
@@ -21,7 +21,7 @@ type flight struct {
 	start    driver.Tick
 }
 
-// errClosed ends what is under way when a machine is closed.
+// errClosed ends calls in progress when a machine is closed.
 var errClosed = errors.New("the machine was closed")
 
 // Beside reports whether the plan has a processor that processes prompts while another one decodes.
@@ -30,9 +30,9 @@ func (m *Machine) Beside() bool {
 }
 
 // Begin starts the next chunk of a sequence on the processor that works beside decoding, and returns how many of the
-// tokens the chunk has; logits says whether those of its last token are wanted. One chunk is processed at a time, and a
-// call of Extend, Chunk or Step waits for its end. Meanwhile StepBeside decodes other sequences. Await ends it, in this
-// job or a later one. A single token is not processed so.
+// tokens the chunk has. logits says whether those of its last token are wanted. One chunk is processed at a time;
+// Extend, Chunk and Step wait for its end, while StepBeside decodes other sequences. Await ends it, in this job or a
+// later one. A single token cannot be processed in this way.
 func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, err error) {
 	machine := c.m
 	if !machine.Beside() || len(tokens) < 2 {
@@ -75,8 +75,8 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 	return count, nil
 }
 
-// besidePrompt is the program for the next chunk of n tokens beside decoding: the smallest that takes all of them, or
-// the largest.
+// besidePrompt returns the program for the next chunk of n tokens beside decoding: the smallest that takes all of them,
+// or the largest.
 func (m *Machine) besidePrompt(n int) (best *program) {
 	for _, pr := range m.order {
 		if pr.On != m.plan.Beside.Prefill || pr.PhaseProgram.Phase != "prefill" {
@@ -122,7 +122,7 @@ func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
 	return took, nil
 }
 
-// StepBeside is Step while a chunk is processed: by the processor that decodes meanwhile.
+// StepBeside does what Step does while a chunk is processed, on the processor that decodes meanwhile.
 func (c *Control) StepBeside(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
 	machine := c.m
 	if !machine.Beside() {

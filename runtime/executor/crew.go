@@ -224,8 +224,8 @@ func (m *Machine) startCrews() error {
 	return err
 }
 
-// attachOrder is the crew's lanes with those of processors without cores first: threads that these start inherit where
-// the thread may run, and it is not pinned yet.
+// attachOrder returns the crew's lanes with those of processors without cores first: threads that these start inherit
+// where the thread may run, and it is not pinned yet.
 func (c *crew) attachOrder() []*lane {
 	lanes := slices.Clone(c.lanes)
 	slices.SortStableFunc(lanes, func(a, b *lane) int {
@@ -463,7 +463,7 @@ func (st *step) correctExpected(took int64) {
 	}
 }
 
-// blocked is a flag that the lane's next step still waits for, nil when it can go on.
+// blocked returns a flag that the lane's next step still waits for, nil when it can go on.
 func (ls *laneSection) blocked() *wait {
 	st := ls.steps[ls.next]
 	for i := range st.waits {
@@ -536,7 +536,7 @@ func (m *Machine) waitForFlag(cs *crewSection) error {
 	return m.overdue(cs)
 }
 
-// overdue is the error about the lane that waited until the deadline, and the step it waited for;
+// overdue returns the error about the lane that waited until the deadline, and the step it waited for;
 // nil if it can go on now.
 func (m *Machine) overdue(cs *crewSection) error {
 	working := false
@@ -566,10 +566,10 @@ func (m *Machine) overdue(cs *crewSection) error {
 	panic("BUG: lanes of one thread wait for each other, which rule P008 excludes")
 }
 
-// now is the machine's clock in ns since Open.
+// now returns the machine's clock in ns since Open.
 func (m *Machine) now() int64 { return int64(time.Since(m.origin)) }
 
-// untilReady is a lower bound, in ns, of the time until a lane of the crew can go on, by the expected
+// untilReady returns a lower bound, in ns, of the time until a lane of the crew can go on, by the expected
 // durations of the steps that it waits for.
 func (cs *crewSection) untilReady(now int64) int64 {
 	least := int64(-1)
@@ -607,7 +607,7 @@ func (cs *crewSection) untilReady(now int64) int64 {
 	return max(least, 0)
 }
 
-// remaining is a lower bound, in ns, of the time that the crew's part of a section still takes.
+// remaining returns a lower bound, in ns, of the time that the crew's part of a section still takes.
 func (cs *crewSection) remaining(now int64) int64 {
 	longest := int64(0)
 	if cs.runsOn {
@@ -619,7 +619,7 @@ func (cs *crewSection) remaining(now int64) int64 {
 	return longest
 }
 
-// remaining is a lower bound, in ns, of the time until a lane has finished the given number of steps.
+// remaining returns a lower bound, in ns, of the time until a lane has finished the given number of steps.
 func (ls *laneSection) remaining(steps int, now int64) int64 {
 	at := ls.at.Load()
 	done, ns := int(at/2), int64(0)
@@ -717,7 +717,7 @@ func (c *crew) noteNapEnd(ns int64) {
 	}
 }
 
-// napTime is the length of a nap for a lane that has waited longer than expected: a small part of
+// napTime returns the length of a nap for a lane that has waited longer than expected: a small part of
 // the wait so far. The end of every nap takes the core from the thread that works there, which may
 // be the one waited for.
 func napTime(waited time.Duration) time.Duration { return min(max(waited/32, shortNap), longNap) }

@@ -17,8 +17,8 @@ import (
 // for the first one that a lane waits for, which tells of all calls before it. So a lane has two positions in a
 // section: laneSection.iter and next are what it submits next, and laneSection.retired is how many steps are finished.
 
-// lookout is how many calls a thread lets pass at most before it looks: as many as left foresees. A device that works
-// is seen to make progress, and has more to do when it is told of more.
+// lookout is how many calls a thread lets pass at most before it asks again: as many as left foresees. So a device that
+// works is seen to make progress, and gets further calls in time.
 const lookout = foresight
 
 // pending is a step of an asynchronous lane that was submitted and is not yet retired.
@@ -30,7 +30,7 @@ type pending struct {
 	rows   int // 0: it was skipped
 }
 
-// queue is what an asynchronous lane has in flight: a ring.
+// queue is the ring of calls that an asynchronous lane has in flight.
 type queue struct {
 	driver.Asynchronous
 	calls  [driver.MaxInFlight]pending
@@ -43,10 +43,10 @@ type queue struct {
 	offset int64         // from the processor's clock to the machine's
 }
 
-// at is number i in flight.
+// at returns call number i in flight.
 func (q *queue) at(i int) *pending { return &q.calls[(q.first+i)%len(q.calls)] }
 
-// oldest is the first call in flight, nil if there is none.
+// oldest returns the first call in flight, nil if there is none.
 func (q *queue) oldest() *call {
 	for i := range q.count {
 		if entry := q.at(i); entry.rows > 0 {
@@ -56,7 +56,7 @@ func (q *queue) oldest() *call {
 	return nil
 }
 
-// isDone asks for a call, and keeps an error for retire.
+// isDone asks the processor about a call, and keeps an error for retire.
 func (q *queue) isDone(ticket driver.Ticket) bool {
 	if ticket <= q.done || q.failed != nil {
 		return true
@@ -65,7 +65,7 @@ func (q *queue) isDone(ticket driver.Ticket) bool {
 	return q.noteAnswer(ticket, done, err)
 }
 
-// noteAnswer takes what the processor has said about a call.
+// noteAnswer notes the processor's answer about a call.
 func (q *queue) noteAnswer(ticket driver.Ticket, done bool, err error) bool {
 	if err != nil {
 		q.failed = err
@@ -77,8 +77,9 @@ func (q *queue) noteAnswer(ticket driver.Ticket, done bool, err error) bool {
 	return done
 }
 
-// target is how many calls must be done before the lane's thread has something to do about them: up to the first whose
-// flag another lane waits for; when all are submitted, up to the last; when the queue is full, half of it.
+// target returns how many calls must be done before the lane's thread has something to do. It counts up to the first
+// call whose flag another lane waits for; when all calls are submitted, up to the last; when the queue is full, half of
+// it.
 func (q *queue) target() int {
 	for i := range min(q.count, lookout) {
 		if q.at(i).step.awaited {
@@ -153,7 +154,7 @@ func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 	return nil
 }
 
-// noteResumed notes that a processor that has nothing to do is given a step.
+// noteResumed notes that an idle processor gets a step.
 func (m *Machine) noteResumed(ls *laneSection, st *step) {
 	now, idle := m.now(), ls.lane.queue.ended
 	if idle > 0 && ls.retired > 0 {
@@ -220,7 +221,7 @@ func (ls *laneSection) noteBegun(now int64) {
 	ls.at.Store(2*int64(ls.retired) + 1)
 }
 
-// remaining is a lower bound, in ns, of the time until the first calls in flight are done.
+// remaining returns a lower bound, in ns, of the time until the first calls in flight are done.
 func (q *queue) remaining(calls int, now int64) (ns int64) {
 	for i := range calls {
 		ns += q.at(i).step.lately.Load()
@@ -252,7 +253,7 @@ func (m *Machine) accountCall(queue *queue, entry *pending) error {
 	return nil
 }
 
-// callFailed is the error of a call in flight, which names its step.
+// callFailed returns the error of a call in flight, which names its step.
 func (m *Machine) callFailed(queue *queue) error {
 	failed := queue.failed
 	queue.failed = nil
@@ -266,7 +267,7 @@ func (m *Machine) callFailed(queue *queue) error {
 	return m.failure(queue.at(0).part, queue.at(0).step, queue.at(0).iter, failed)
 }
 
-// failure is an error of a step in an iteration.
+// failure returns an error of a step in an iteration.
 func (m *Machine) failure(ls *laneSection, st *step, iter int, err error) error {
 	class := diag.ClassRun
 	switch {
@@ -307,9 +308,9 @@ func (s *section) continuesOn(next *section) bool {
 		s.lanes[0].lane.queue != nil
 }
 
-// waitInDriver waits for a call in the processor's own way, where the plan says that this is best, and returns whether
-// it has. A call that is about to end is asked for instead, for a while: lanes that share an operator mostly end within
-// less time than it takes the system to wake a thread.
+// waitInDriver waits for a call in the processor's own way, if the plan says that this is best, and returns whether it
+// did. For a call that is about to end it polls for a while instead: lanes that share an operator mostly end within
+// less time than the system takes to wake a thread.
 func (m *Machine) waitInDriver(cs *crewSection) bool {
 	for _, ls := range cs.lanes {
 		queue := ls.lane.queue
@@ -334,8 +335,8 @@ func (m *Machine) waitInDriver(cs *crewSection) bool {
 	return false
 }
 
-// overdueCall is the error about a lane whose processor has finished nothing until the deadline; nil if it has, or if
-// it has nothing to do.
+// overdueCall returns the error about a lane whose processor has finished nothing until the deadline; nil if it has, or
+// if it has nothing to do.
 func (m *Machine) overdueCall(ls *laneSection) error {
 	queue := ls.lane.queue
 	if queue.count == 0 {
@@ -354,7 +355,7 @@ func (m *Machine) joinsControl(l *lane) bool {
 	return m.feedsAll || m.plan != nil && m.plan.FedByControl(l.name, m.onControl)
 }
 
-// onControl reports whether the control thread computes what a processor is given.
+// onControl reports whether the control thread computes the inputs of a processor.
 func (m *Machine) onControl(name string) bool {
 	return slices.ContainsFunc(m.control.crew.lanes, func(l *lane) bool { return l.name == name && l.queue == nil })
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// ExpertStat is what became of the rows that a layer's router sent to experts, in a program with capacity tiers: counts
-// of all calls so far. A row is one of those that a token has, one for each of its experts.
+// ExpertStat counts, over all calls so far, what happened to the rows that a layer's router sent to experts, in a
+// program with capacity tiers. A token has one such row for each of its experts.
 type ExpertStat struct {
 	Program  string
 	Layer    int
@@ -26,8 +26,8 @@ type ExpertStat struct {
 	ExpectMoved, ExpectOverflow         float64
 }
 
-// Drift is how far the shares of moved rows and of overflow in full calls are from what the plan expects, whichever is
-// farther; 0 without a full call.
+// Drift returns how far the shares of moved rows and of overflow in full calls are from what the plan expects,
+// whichever is farther; 0 without a full call.
 func (s *ExpertStat) Drift() float64 {
 	if s.FullRouted == 0 {
 		return 0
@@ -38,15 +38,15 @@ func (s *ExpertStat) Drift() float64 {
 	return max(off(s.FullMoved, s.ExpectMoved), off(s.FullOverflow, s.ExpectOverflow))
 }
 
-// Stale reports whether routing drifts farther than chance explains: by five points and three standard errors, which of
-// a share of independent rows are at most half a row each. The loads that the plan was made for are then not those that
-// it meets.
+// Stale reports whether routing differs from the plan by more than chance explains: by five points and three standard
+// errors, which for a share of independent rows are at most half a row each. Then the loads for which the plan was made
+// are not those that it meets.
 func (s *ExpertStat) Stale() bool {
 	const tolerated, errors = 0.05, 3
 	return s.FullRouted > 0 && s.Drift() > tolerated+errors*0.5/math.Sqrt(float64(s.FullRouted))
 }
 
-// dispatched counts what the step that moves rows to slots does, in one layer. The slices are the step's operands.
+// dispatched counts, in one layer, the rows that a step moves to slots. The slices are the step's operands.
 type dispatched struct {
 	stat              ExpertStat
 	fan, tokens       int // experts of a token, tokens of a full call
@@ -115,8 +115,8 @@ func (d *dispatched) count(tokens int) {
 	}
 }
 
-// Experts lists what became of the rows that routers sent to experts, by program and layer, of programs with capacity
-// tiers that were called. The machine is idle meanwhile.
+// Experts lists what happened to the rows that routers sent to experts, by program and layer, for programs with
+// capacity tiers that were called. The machine must be idle meanwhile.
 func (m *Machine) Experts() (out []ExpertStat) {
 	m.eachStep(func(_ *program, _ *section, _ *laneSection, st *step) {
 		for i := range st.calls {

@@ -4,7 +4,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Cached copies what the cache holds of the first positions of a sequence: [layer][k|v][kv_head][position][head_dim].
+// Cached copies the cache of the first positions of a sequence: [layer][k|v][kv_head][position][head_dim].
 func (c *Control) Cached(sequence, positions int) ([]byte, error) {
 	if err := c.m.checkPositions(sequence, positions); err != nil {
 		return nil, err
@@ -20,8 +20,7 @@ func (c *Control) Cached(sequence, positions int) ([]byte, error) {
 	return out, nil
 }
 
-// Restore makes the cache of a sequence hold the first positions of a copy that Cached has made of so many (of), and
-// nothing else.
+// Restore replaces the cache of a sequence by the first positions of a copy that Cached has made of so many (of).
 func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 	machine := c.m
 	if err := machine.checkPositions(sequence, of); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// loader is what loading a program needs, and what the programs share.
+// loader is the state of loading that the programs share.
 type loader struct {
 	src      Source
 	steady   Steady // nil: src is none
@@ -39,7 +39,7 @@ type compiledKey struct {
 // to, "" for none.
 type compiledBlobs struct{ artifact, shared string }
 
-// newLoader finds out where the artifacts and weights of a plan are, and loads none.
+// newLoader finds out where the artifacts and weights of a plan are. It loads none.
 func newLoader(plan *planir.Plan, src Source) loader {
 	load := loader{
 		src: src, weights: newWeights(plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
@@ -235,7 +235,7 @@ func (m *Machine) readsTable(on *lane, graph *planir.Graph, weight int, ref plan
 		int64(graph.Graph.Rows()) <= mostTableRows
 }
 
-// newStep is a step of a lane's, whose calls are not loaded yet.
+// newStep returns a step of a lane's, whose calls are not loaded yet.
 func (m *Machine) newStep(on *lane, from *planir.Step, section *section) *step {
 	graph := m.loader.graphs[from.Run]
 	st := &step{Step: from, section: section.Section, graph: &graph.Graph, rows: graph.Graph.Rows(),
@@ -339,7 +339,7 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	return exe, nil
 }
 
-// mainOp is the operator that dominates the cost of a graph: a product, else attention, else the first one.
+// mainOp returns the operator that dominates the cost of a graph: a product, else attention, else the first one.
 func mainOp(g *op.Graph) *op.Op {
 	found := &g.Nodes[0].Op
 	for i := range g.Nodes {
@@ -362,10 +362,10 @@ func (m *Machine) checkIntact() error {
 	return m.loader.steady.Unchanged()
 }
 
-// LoadTime is how long loading programs and checking their weights has taken so far.
+// LoadTime returns how long loading programs and checking their weights has taken so far.
 func (m *Machine) LoadTime() time.Duration { return m.loader.took }
 
-// bindings are the operands of a step in a layer: windows of the pool, which all layers share, and
+// bindings returns the operands of a step in a layer: windows of the pool, which all layers share, and
 // the layer's cache.
 func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindings {
 	view := func(v planir.View) driver.View {

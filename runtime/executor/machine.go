@@ -45,7 +45,7 @@ type Options struct {
 }
 
 // Observed is a step that has run: a node of a layer, in the rows of this call. In and Out are the inputs and outputs
-// of Graph, valid during the call of Observe only.
+// of Graph. They are valid only during the call of Observe.
 type Observed struct {
 	Node    string
 	Layer   int
@@ -157,7 +157,7 @@ type wait struct {
 	after  int // steps of an iteration of the setter's, up to the one that sets it
 }
 
-// layer is the layer that a step computes in an iteration.
+// layer returns the layer that a step computes in an iteration.
 func (st *step) layer(iter int) int {
 	layer, _ := st.Layer(st.section, iter)
 	return layer
@@ -359,10 +359,11 @@ func (m *Machine) Close() error {
 	return err
 }
 
-// Plan is the plan being executed.
+// Plan returns the plan being executed.
 func (m *Machine) Plan() *planir.Plan { return m.plan }
 
-// Emulated are the names of processors whose results are a device's and whose times are not: programs that imitate one.
+// Emulated returns the names of processors whose results are a device's and whose times are not: programs that imitate
+// one.
 func (m *Machine) Emulated() (names []string) {
 	for _, lane := range m.lanes {
 		if lane.proc.Capabilities().Emulated {
@@ -372,10 +373,10 @@ func (m *Machine) Emulated() (names []string) {
 	return names
 }
 
-// Sequences is how many sequences are cached: the most that can be decoded together.
+// Sequences returns how many sequences are cached: the most that can be decoded together.
 func (m *Machine) Sequences() int { return m.plan.Sequences() }
 
-// Pos is the number of positions in the caches of all sequences.
+// Pos returns the number of positions in the caches of all sequences.
 func (m *Machine) Pos() int {
 	longest := 0
 	for _, pos := range m.pos {

@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Meeting is a lane that meets the calls of one asynchronous processor, to measure what a way of waiting is worth: the
-// lane of a machine whose only section is one call.
+// Meeting is the lane of a machine whose only section is one call of an asynchronous processor. It measures what a way
+// of waiting is worth.
 type Meeting struct {
 	m *Machine
 	s *section

@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// planMoves tells the calls of processors with memory of their own what travels. Calls of processors on the host's
-// memory have no part in it, nor have the caches: see holdings.
+// planMoves tells the calls of processors with memory of their own which parts of their operands travel. It does not
+// concern calls of processors on the host's memory, nor the caches: see cacheHoldings.
 func (m *Machine) planMoves(pr *program) {
 	if m.spaces == 0 {
 		return
@@ -23,7 +23,7 @@ func (m *Machine) planMoves(pr *program) {
 	}
 }
 
-// partsOf is what travels of views as parts of them.
+// partsOf returns the travelling parts of views as rectangles within them.
 func partsOf(views []planir.View, travels [][]planir.View) [][]driver.Rect {
 	out := make([][]driver.Rect, len(views))
 	for i, view := range views {
@@ -35,9 +35,9 @@ func partsOf(views []planir.View, travels [][]planir.View) [][]driver.Rect {
 	return out
 }
 
-// cacheHoldings are how many positions of each sequence the memories hold of the cache: a count for each head of each
-// layer. Within a program one processor alone appends to a head's cache and reads it, so that nothing moves; another
-// program may give the head to another processor, which then gets the positions that it lacks.
+// cacheHoldings says how many positions of each sequence the memories hold of the cache: a count for each head of each
+// layer. Within a program only one processor appends to a head's cache and reads it, so nothing moves. Another program
+// may give the head to another processor, which then gets the positions that it lacks.
 type cacheHoldings struct {
 	cells int       // heads of all layers
 	held  [][]int32 // [memory][sequence*cells + cell]
@@ -46,7 +46,7 @@ type cacheHoldings struct {
 // use is a head of a layer in a program, and the memory of the processor that has it there.
 type use struct{ cell, space int }
 
-// newHoldings is for machines with memories besides the host's.
+// newHoldings prepares cacheHoldings for machines with memories other than the host's.
 func (m *Machine) newHoldings() {
 	cache := &m.plan.Program.Cache
 	m.holds.cells = cache.Layers * cache.KVHeads
@@ -55,7 +55,7 @@ func (m *Machine) newHoldings() {
 	}
 }
 
-// uses are the heads that a program's processors append to.
+// uses returns the heads that a program's processors append to.
 func (m *Machine) uses(pr *program) (list []use) {
 	heads := m.plan.Program.Cache.KVHeads
 	for _, section := range pr.sections {
@@ -75,8 +75,8 @@ func (m *Machine) uses(pr *program) (list []use) {
 	return list
 }
 
-// gather gives each processor of a program the positions of a sequence that it lacks, of the heads that it has there.
-// The program is about to write behind them.
+// gather gives each processor of a program the positions of a sequence that it lacks, of the heads that it has in that
+// program. The program is about to write behind them.
 func (m *Machine) gather(pr *program, sequence, pos int) error {
 	for _, use := range pr.uses {
 		if err := m.makeAvailable(use.cell, use.space, sequence, pos); err != nil {

@@ -18,7 +18,7 @@ func nap(d time.Duration) {
 	_ = unix.Nanosleep(&left, nil)
 }
 
-// threadTime is the time in ns that the calling thread has used a core.
+// threadTime returns the time in ns that the calling thread has used a core.
 func threadTime() int64 {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now) != nil {

@@ -9,8 +9,8 @@ import (
 
 const cacheName = "\x00cache"
 
-// allocate lays out the buffers and the caches in one pool, each on its own cache lines. sparing says that the first
-// call shall not wait for what later ones gain from.
+// allocate lays out the buffers and the caches in one pool, each on its own cache lines. With sparing, the first call
+// does not wait for work that only later calls gain from.
 func (m *Machine) allocate(sparing bool) error {
 	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
 	var size int64
@@ -101,7 +101,7 @@ func (m *Machine) enlarge() {
 	m.called = true
 }
 
-// endBuffers are the buffers that a program begins and ends with: token ids [rows] and logits [rows,vocabulary].
+// endBuffers returns the buffers that a program begins and ends with: token ids [rows] and logits [rows,vocabulary].
 func (m *Machine) endBuffers(phase *planir.PhaseProgram) (ids []int32, logits []float32, err error) {
 	data := m.pool
 	view := func(name string) []byte {

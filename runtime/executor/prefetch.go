@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// prefetch are weights that the source prepares while other work goes on: packs that are about to be loaded, in order.
-// A thread that loads one waits for that one alone.
+// prefetch prepares weights while other work goes on: packs that are about to be loaded, in order. A thread that loads
+// a pack waits only for that one.
 type prefetch struct {
 	after  *prefetch // what is prepared before; nil: nothing
 	number map[placeKey]int
@@ -43,7 +43,7 @@ func (m *Machine) startPrefetch(
 	return coming
 }
 
-// advance tells those who wait how many packs are prepared, and with over that no more will be.
+// advance tells waiting threads how many packs are prepared, and with over that no more will be.
 func (u *prefetch) advance(through int, over bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -51,7 +51,7 @@ func (u *prefetch) advance(through int, over bool) {
 	u.moved.Broadcast()
 }
 
-// await returns when a pack is prepared, or is not going to be.
+// await returns when a pack is prepared, or will not be.
 func (u *prefetch) await(key placeKey) {
 	if u == nil {
 		return
@@ -76,7 +76,7 @@ func (u *prefetch) end() {
 	}
 }
 
-// prefetchFor begins to prepare what a program reads, less what Foresee has begun with. It returns nil where the source
+// prefetchFor begins to prepare what a program reads, except what Foresee has begun with. It returns nil if the source
 // prepares nothing.
 func (m *Machine) prefetchFor(ctx context.Context, pr *program) *prefetch {
 	source, ok := m.loader.src.(Ahead)

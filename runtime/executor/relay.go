@@ -11,12 +11,14 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Relay is two lanes whose steps depend on each other in turn, to measure what handing over takes in a program: a
+// Relay measures what a hand-over takes in a program. It is two lanes whose steps depend on each other in turn: a
 // processor that computes on its lane's thread, and an asynchronous one. In every turn the first one computes, the
 // asynchronous one gets a call that waits for it, the first one computes beside that call, and goes on once the call is
-// known to be done. Between two calls the asynchronous processor has nothing to do, as in a program of one-row steps:
-// what it does when it is idle (threads go to sleep, clocks and caches change) is part of what a hand-over takes, and
-// is not seen where calls follow each other at once. Nor would a call be seen that begins only when the thread stops.
+// known to be done.
+//
+// Between two calls the asynchronous processor has nothing to do, as in a program of one-row steps. What happens while
+// it is idle (threads go to sleep, clocks and caches change) is part of a hand-over, and would not be seen if calls
+// followed each other at once. Nor would a call be seen that begins only when the thread stops.
 type Relay struct {
 	m      *Machine
 	s      *section
@@ -52,7 +54,7 @@ type timedQueue struct {
 	calls int64
 }
 
-// Submit is that of the processor, timed.
+// Submit submits to the processor and adds the time.
 func (q *timedQueue) Submit(exe driver.Executable, bind *driver.Bindings) (driver.Ticket, error) {
 	began := time.Now()
 	ticket, err := q.Asynchronous.Submit(exe, bind)
@@ -127,7 +129,7 @@ func (r *Relay) Run(ctx context.Context) (out Relayed, err error) {
 	return out, err
 }
 
-// expect tells the lanes what steps take, as a plan does: of a first run only the call is known.
+// expect tells the lanes what steps take, as a plan does. Before a first run only the time of the call is known.
 func (r *Relay) expect(callNS int64) {
 	for _, lane := range r.s.lanes {
 		for _, st := range lane.steps {
@@ -142,7 +144,8 @@ func (r *Relay) expect(callNS int64) {
 	}
 }
 
-// flight is what one more call takes while others are in flight: the difference of all calls, submitted ahead, and one.
+// flight returns the time of one more call while others are in flight: the difference between all calls, submitted
+// ahead, and one.
 func (r *Relay) flight() (int64, error) {
 	lane := r.s.lanes[1]
 	calls := lane.steps[0].calls

@@ -11,12 +11,13 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// rowBlock is how many bytes of a pack are asked of the source at least when a row of it is first needed.
+// rowBlock is how many bytes of a pack the source is asked for at least when a row of it is first needed.
 const rowBlock = 64 << 10
 
-// packRows are the rows of a pack of which a step reads few (op.Graph.ReadsRows). Those that the plan names lie in
-// memory of their own, filled when the pack is loaded; others are asked of the source when they are first needed, with
-// their neighbours. Both are verified by the source before they are given out. It implements driver.Rows.
+// packRows gives access to the rows of a pack of which a step reads few (op.Graph.ReadsRows). Rows that the plan names
+// lie in memory of their own, filled when the pack is loaded. Other rows are asked of the source, with their
+// neighbours, when they are first needed. The source verifies both before it gives them out. packRows implements
+// driver.Rows.
 type packRows struct {
 	src    Source
 	at     place

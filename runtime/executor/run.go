@@ -92,7 +92,7 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	}
 }
 
-// describeWork says what the processors have to do, for an error about one that hangs. Any goroutine may ask.
+// describeWork describes what the processors have to do, for an error about one that hangs. Any goroutine may call it.
 func (m *Machine) describeWork() string {
 	var list []string
 	for _, lane := range m.lanes {
@@ -113,7 +113,7 @@ func (m *Machine) describeWork() string {
 	return strings.Join(list, ", ") + ": one of them hangs"
 }
 
-// cause replaces an error by its cause where that is a change of the weights under the machine.
+// cause returns the cause of an error if that is a change of the weights while the machine uses them, else the error.
 func (m *Machine) cause(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -135,7 +135,7 @@ type Timing struct {
 	Virtual bool
 }
 
-// Forward is Extend of the first sequence.
+// Forward extends the first sequence.
 func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing, error) {
 	return c.Extend(0, tokens, want, sink)
 }
@@ -166,8 +166,9 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 	return Timing{NS: int64(took), Virtual: machine.control.virt}, machine.checkIntact()
 }
 
-// Chunk is the first program call of Extend with the same arguments. It returns how many tokens that has processed:
-// called again for the rest until none is left, it computes what Extend computes. Other sequences may go on in between.
+// Chunk executes the first program call of Extend with the same arguments, and returns how many tokens that has
+// processed. Called again for the rest until none is left, it computes what Extend computes. Other sequences may go on
+// in between.
 func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (count int,
 	took Timing, err error) {
 	machine := c.m
@@ -195,7 +196,7 @@ func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink 
 	return c.call(c.m.programFor(len(tokens)-done), sequence, tokens, done, want, sink)
 }
 
-// call is chunk by a program of the caller's choice.
+// call does the work of chunk with a program of the caller's choice.
 func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want Want,
 	sink func(row int, logits []float32) error) (count int, err error) {
 	machine, pos := c.m, &c.m.pos[sequence]
@@ -356,7 +357,8 @@ func (c *Control) Truncate(sequence, positions int) {
 	c.m.pos[sequence] = max(0, min(c.m.pos[sequence], positions))
 }
 
-// batch is the smallest program of a processor, "" for all of them, that decodes n sequences together, n at least 2.
+// batch returns the smallest program of a processor, "" for all of them, that decodes n sequences together, n at least
+// 2.
 func (m *Machine) batch(n int, on string) *program {
 	var best *program
 	for _, pr := range m.order {
@@ -370,7 +372,7 @@ func (m *Machine) batch(n int, on string) *program {
 	return best
 }
 
-// Vocabulary is the number of token ids.
+// Vocabulary returns the number of token ids.
 func (m *Machine) Vocabulary() int { return m.buffers[planir.Logits].Cols }
 
 // Loaded names the programs that have been loaded.
@@ -562,8 +564,8 @@ func (m *Machine) Outliers() (out []OutlierStat) {
 	return out
 }
 
-// hotRows is how many rows of the weight of a node that reads few of them are held in memory, for an iteration of a
-// step.
+// hotRows returns how many rows of the weight of a node that reads few of them are held in memory, for an iteration of
+// a step.
 func (w *weights) hotRows(st *step, node, iter int) int {
 	name := st.graph.Nodes[node].W[0]
 	number := slices.IndexFunc(st.graph.Weights, func(spec op.WeightSpec) bool { return spec.Name == name })
@@ -591,7 +593,7 @@ func (m *Machine) eachStep(f func(*program, *section, *laneSection, *step)) {
 	}
 }
 
-// Threads is the number of operating system threads the lanes keep busy: the Go scheduler needs a few more.
+// Threads returns the number of operating system threads the lanes keep busy: the Go scheduler needs a few more.
 func Threads(p *planir.Plan) int {
 	threads := 0
 	for i := range p.Procs {

@@ -28,7 +28,7 @@ type Sampler struct {
 	rest   []int32   // a heap of the others
 }
 
-// Validate refuses settings that mean nothing.
+// Validate returns an error for settings outside their range.
 func (s *Sampler) Validate() error {
 	if !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1) || s.TopK < 0 || math.IsNaN(s.TopP) || s.TopP < 0 ||
 		s.TopP > 1 {
@@ -87,8 +87,8 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	return s.order[count-1], nil
 }
 
-// rank prepares to take tokens in descending order of their logits. Few are likely, so that most are never put in
-// order: the rest is a heap whose first token is the likeliest.
+// rank prepares to take tokens in descending order of their logits. Usually only few are taken, so it does not sort:
+// the tokens that were not taken form a heap whose first one is the likeliest.
 func (s *Sampler) rank(logits []float32, best float64) {
 	s.logits, s.best = logits, best
 	s.order, s.p, s.rest = s.order[:0], s.p[:0], s.rest[:0]
@@ -117,12 +117,12 @@ func (s *Sampler) sift(at int) {
 	}
 }
 
-// likelier is the order of tokens; equal logits keep the order of ids.
+// likelier reports whether token a comes before token b. Equal logits keep the order of ids.
 func (s *Sampler) likelier(a, b int32) bool {
 	return s.logits[a] > s.logits[b] || s.logits[a] == s.logits[b] && a < b
 }
 
-// nth is the unnormalised probability of the token that is likelier than all but i; it is s.order[i] then.
+// nth returns the unnormalised probability of the token that is likelier than all but i; it is s.order[i] then.
 func (s *Sampler) nth(i int) float64 {
 	for len(s.order) <= i {
 		id, last := s.rest[0], len(s.rest)-1
@@ -134,7 +134,7 @@ func (s *Sampler) nth(i int) float64 {
 	return s.p[i]
 }
 
-// weight is the unnormalised probability of a token.
+// weight returns the unnormalised probability of a token.
 func (s *Sampler) weight(id int32) float64 {
 	return math.Exp((float64(s.logits[id]) - s.best) / s.Temperature)
 }

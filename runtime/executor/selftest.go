@@ -16,7 +16,7 @@ import (
 	"github.com/hetc/hetc/runtime/selftest"
 )
 
-// Tried is what a self-test has found on one processor.
+// Tried is the result of a self-test on one processor.
 type Tried struct {
 	Proc    string
 	Kernels int // distinct graphs that were executed

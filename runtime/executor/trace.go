@@ -89,7 +89,7 @@ func (t *tracer) add(l *lane, st *step, w *wait, iter, rows int, start, end int6
 	l.events = append(l.events, event{st, w, int32(iter), int32(rows), int32(len(t.sections) - 1), start, end})
 }
 
-// tick is the clock of traces: the control processor's where time is simulated.
+// tick returns the clock of traces: the control processor's where time is simulated.
 func (m *Machine) tick() int64 {
 	if m.control.virt {
 		return int64(m.control.proc.Now())

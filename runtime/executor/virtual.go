@@ -115,7 +115,7 @@ func (m *Machine) account(s *section, ls *laneSection) {
 	}
 }
 
-// latest is the flag that was set last among those that a call waited for.
+// latest returns the flag that was set last among those that a call waited for.
 func (m *Machine) latest(s *section, ls *laneSection, call int) (last *wait) {
 	end, iter := driver.Tick(-1), call/len(ls.steps)
 	st := ls.steps[call%len(ls.steps)]

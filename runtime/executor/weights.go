@@ -46,7 +46,7 @@ func newWeights(p *planir.Plan, src Source) *weights {
 	return out
 }
 
-// place is where a layer's pack lies, or the pack that all layers share.
+// place returns where a layer's pack lies, or the pack that all layers share.
 func (w *weights) place(name string, layer int) (place, placeKey) {
 	key := placeKey{name, -1}
 	at, ok := w.places[key]
@@ -74,7 +74,7 @@ func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, 
 	return at.Pack, data, key, nil
 }
 
-// packRows are the rows of a layer's pack of which few are read, or of the one that all layers share.
+// packRows returns the rows of a layer's pack of which few are read, or of the one that all layers share.
 func (w *weights) packRows(name string, layer int) (*packRows, placeKey, error) {
 	at, key := w.place(name, layer)
 	if rows := w.rows[key]; rows != nil {

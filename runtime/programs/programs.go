@@ -40,7 +40,7 @@ func headerOf(key driver.ProgramKey) header {
 	return header{schema, key.Device, key.Driver, hex.EncodeToString(key.Source[:])}
 }
 
-// Blob is the name of the blob that holds the binary of a key.
+// Blob returns the name of the blob that holds the binary of a key.
 func Blob(key driver.ProgramKey) string {
 	text, err := json.Marshal(headerOf(key))
 	if err != nil {
@@ -50,7 +50,8 @@ func Blob(key driver.ProgramKey) string {
 	return Folder + hex.EncodeToString(sum[:16])
 }
 
-// Encode writes a blob. Names of devices and drivers are those of vendors; what is no text of reasonable size is refused.
+// Encode writes a blob. Names of devices and drivers are those of vendors; what is no text of reasonable size is
+// refused.
 func Encode(made *driver.Prebuilt) ([]byte, error) {
 	text, err := json.Marshal(headerOf(made.Key))
 	if err != nil {
@@ -77,7 +78,7 @@ func Decode(data []byte, key driver.ProgramKey) (binary []byte, ok bool) {
 	return binary, len(binary) > 0
 }
 
-// Described is the device and driver that a blob's binary is for; ok is false for what is none.
+// Described returns the device and driver that a blob's binary is for; ok is false for what is none.
 func Described(data []byte) (identity driver.Identity, ok bool) {
 	line, _, found := bytes.Cut(data[:min(len(data), maxHeader)], []byte("\n"))
 	var head header
@@ -107,7 +108,7 @@ type Taken struct{ Bundle, Cache, Source int }
 // MaxBytes bounds the cache.
 const MaxBytes = 256 << 20
 
-// keyOf is the cache's key of a program.
+// keyOf returns the cache's key of a program.
 func keyOf(key driver.ProgramKey) cas.Key {
 	return cas.KeyOf("program", key.Device, key.Driver, hex.EncodeToString(key.Source[:]))
 }

@@ -26,8 +26,8 @@ type Heads struct {
 	stride, result int // of their rows
 }
 
-// headsOf is the attention of a step, nil where it has none. A step that does not begin with an empty cache, or whose
-// values are not float32, is an error.
+// headsOf returns the attention of a step, nil where it has none. A step that does not begin with an empty cache, or
+// whose values are not float32, is an error.
 func headsOf(seen *executor.Observed) (*Heads, error) {
 	index := slices.IndexFunc(seen.Graph.Nodes, func(node op.Node) bool { return node.Op.Kind == op.Attention })
 	if index < 0 {
@@ -51,37 +51,37 @@ func headsOf(seen *executor.Observed) (*Heads, error) {
 	return heads, err
 }
 
-// group is how many query heads share a key head.
+// group returns how many query heads share a key head.
 func (h *Heads) group() int { return h.Heads / h.KVHeads }
 
-// Query is the query of a head in a row, [HeadDim].
+// Query returns the query of a head in a row, [HeadDim].
 func (h *Heads) Query(row, head int) []float32 {
 	group := h.group()
 	at := row*h.stride + ((head/group)*(group+2)+head%group)*h.HeadDim
 	return h.qkv[at : at+h.HeadDim]
 }
 
-// Key is the key of a key head at a position, [HeadDim].
+// Key returns the key of a key head at a position, [HeadDim].
 func (h *Heads) Key(pos, kvHead int) []float32 {
 	group := h.group()
 	at := pos*h.stride + (kvHead*(group+2)+group)*h.HeadDim
 	return h.qkv[at : at+h.HeadDim]
 }
 
-// value is the value of a key head at a position.
+// value returns the value of a key head at a position.
 func (h *Heads) value(pos, kvHead int) []float32 {
 	group := h.group()
 	at := pos*h.stride + (kvHead*(group+2)+group+1)*h.HeadDim
 	return h.qkv[at : at+h.HeadDim]
 }
 
-// Result is what a head has computed in a row, [HeadDim]. It may be changed.
+// Result returns what a head has computed in a row, [HeadDim]. It may be changed.
 func (h *Heads) Result(row, head int) []float32 {
 	at := row*h.result + head*h.HeadDim
 	return h.out[at : at+h.HeadDim]
 }
 
-// scale is the factor of scores.
+// scale returns the factor of scores.
 func (h *Heads) scale() float32 {
 	if h.Op.Scale != 0 {
 		return float32(h.Op.Scale)
@@ -89,7 +89,7 @@ func (h *Heads) scale() float32 {
 	return float32(1 / math.Sqrt(float64(h.HeadDim)))
 }
 
-// first is the first position that the query of a row sees.
+// first returns the first position that the query of a row sees.
 func (h *Heads) first(row int) int {
 	if h.Window > 0 {
 		return max(0, row+1-h.Window)
@@ -140,10 +140,10 @@ func (i *Interventions) Observe(seen executor.Observed) {
 	}
 }
 
-// Err is the first error of Observe.
+// Err returns the first error of Observe.
 func (i *Interventions) Err() error { return i.err }
 
-// WithoutHead is a change that removes one query head of a layer, all of them for head < 0: its result is zero.
+// WithoutHead returns a change that removes one query head of a layer, all of them for head < 0: its result is zero.
 func WithoutHead(layer, head int) func(*Heads) {
 	return func(heads *Heads) {
 		if heads.Layer != layer {

@@ -35,7 +35,7 @@ type layerSizes struct {
 // leastPositions is how many positions a row sees at least that Recall looks at: of fewer, a share says little.
 const leastPositions = 64
 
-// at is what was seen of a layer.
+// at returns what was seen of a layer.
 func (e *Estimates) at(heads *Heads) *layerSizes {
 	for len(e.layers) <= heads.Layer {
 		e.layers = append(e.layers, layerSizes{})
@@ -82,7 +82,7 @@ func (e *Estimates) Sizes(heads *Heads) {
 	}
 }
 
-// mean is the mean scale, as a positive float32.
+// mean returns the mean scale, as a positive float32.
 func (l *layerSizes) mean(sum float64) float32 {
 	if scale := float32(sum / l.windows); scale > 0 {
 		return scale
@@ -90,8 +90,8 @@ func (l *layerSizes) mean(sum float64) float32 {
 	return 1
 }
 
-// Layers are the static scales of all heads: the mean over windows of what holds the largest magnitude (sec. 3.3). They
-// have no importances, and before Recall neither mass nor recall.
+// Layers returns the static scales of all heads: the mean over windows of what holds the largest magnitude (sec. 3.3).
+// They have no importances, and before Recall neither mass nor recall.
 func (e *Estimates) Layers() ([]calibration.AttentionLayer, error) {
 	if e.err != nil {
 		return nil, e.err
@@ -238,7 +238,7 @@ func (e *Estimates) blockMass(heads *Heads, layer *layerSizes, head int, attenti
 	}
 }
 
-// kept is how many of so many positions a density keeps.
+// kept returns how many of so many positions a density keeps.
 func kept(density float64, positions int) int {
 	return min(positions, max(1, int(math.Ceil(density*float64(positions)))))
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// Exceeding counts, in executions in float32 on one lane, how many channels of what enters a matrix product are beyond a
-// limit in some row of a call, for calls of several numbers of rows: pass Observe to the executor.
+// Exceeding counts, in executions in float32 on one lane, how many channels of what enters a matrix product are beyond
+// a limit in some row of a call, for calls of several numbers of rows: pass Observe to the executor.
 type Exceeding struct {
 	// Limits are the largest magnitudes [K] that do not count, of a class in a layer; nil: it is not counted.
 	Limits func(class string, layer int) []float32
@@ -76,7 +76,7 @@ func (x *Exceeding) observe(seen *executor.Observed) error {
 	return nil
 }
 
-// at is what was counted of a place, new when it is seen first, nil where it is not counted.
+// at returns what was counted of a place, new when it is seen first, nil where it is not counted.
 func (x *Exceeding) at(at place, rows int) *exceeding {
 	if x.index == nil {
 		x.index = map[place]*exceeding{}
@@ -124,7 +124,7 @@ func (c *calls) add(channels []int) []int {
 	return c.marked
 }
 
-// Counts is what was counted, in the order of execution.
+// Counts returns what was counted, in the order of execution.
 func (x *Exceeding) Counts() ([]calibration.Exceeding, error) {
 	if x.err != nil {
 		return nil, x.err

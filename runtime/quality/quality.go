@@ -26,7 +26,7 @@ type Window struct {
 	Next   int32
 }
 
-// next is the token after position i, false where it is not known.
+// next returns the token after position i, false where it is not known.
 func (w *Window) next(i int) (int, bool) {
 	if i+1 < len(w.Tokens) {
 		return int(w.Tokens[i+1]), true
@@ -90,7 +90,7 @@ type Tally struct {
 	kl, top, nll, ref []float64 // means of windows; nll and ref: -log p of the text's next token
 }
 
-// Result is the mean over all windows with its interval; two windows are needed at least.
+// Result returns the mean over all windows with its interval; two windows are needed at least.
 func (t *Tally) Result() (Result, error) {
 	count := len(t.kl)
 	if count < 2 {
@@ -109,7 +109,7 @@ func (t *Tally) Result() (Result, error) {
 	return result, nil
 }
 
-// KL is the mean divergence so far.
+// KL returns the mean divergence so far.
 func (t *Tally) KL() float64 {
 	sum := 0.0
 	for _, divergence := range t.kl {
@@ -118,8 +118,8 @@ func (t *Tally) KL() float64 {
 	return sum / float64(len(t.kl))
 }
 
-// Ratio is the divergence of other over that of base. It is the geometric mean of the ratios within the same windows,
-// of which there are two at least. Divergences below rounding count as equal.
+// Ratio returns the divergence of other over that of base. It is the geometric mean of the ratios within the same
+// windows, of which there are two at least. Divergences below rounding count as equal.
 func Ratio(other, base *Tally) Estimate {
 	const rounding = 1e-12
 	logs := make([]float64, len(other.kl))
@@ -129,8 +129,8 @@ func Ratio(other, base *Tally) Estimate {
 	return exp(estimate(logs))
 }
 
-// Difference is the divergence of other less that of base: the mean of the differences within the same windows, of which
-// there are two at least.
+// Difference returns the divergence of other less that of base: the mean of the differences within the same windows, of
+// which there are two at least.
 func Difference(other, base *Tally) Estimate {
 	differences := make([]float64, len(other.kl))
 	for i := range differences {
@@ -144,8 +144,8 @@ func exp(logs Estimate) Estimate {
 	return Estimate{math.Exp(logs.Mean), math.Exp(logs.Low), math.Exp(logs.High)}
 }
 
-// estimate is the mean of at least two samples with Student's interval: the mean plus and minus the quantile times the
-// standard error.
+// estimate returns the mean of at least two samples with Student's interval: the mean plus and minus the quantile times
+// the standard error.
 func estimate(samples []float64) Estimate {
 	count := float64(len(samples))
 	mean := 0.0
@@ -160,7 +160,7 @@ func estimate(samples []float64) Estimate {
 	return Estimate{mean, mean - half, mean + half}
 }
 
-// student is the 0.975 quantile of Student's distribution with df degrees of freedom: a table, then the
+// student returns the 0.975 quantile of Student's distribution with df degrees of freedom: a table, then the
 // Cornish-Fisher expansion, whose error is below 1e-4 there.
 func student(df int) float64 {
 	table := []float64{12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281}
@@ -200,10 +200,10 @@ func newRow(logits []float32) (row, error) {
 	return out, nil
 }
 
-// logp is the logarithm of token i's probability.
+// logp returns the logarithm of token i's probability.
 func (r *row) logp(i int) float64 { return float64(r.logits[i]) - r.lse }
 
-// divergence is the Kullback-Leibler divergence of q from p in nats. Rounding alone never makes it negative.
+// divergence returns the Kullback-Leibler divergence of q from p in nats. Rounding alone never makes it negative.
 func divergence(reference, candidate *row) float64 {
 	kl := 0.0
 	for i := range reference.logits {

@@ -55,7 +55,7 @@ type rowProduct struct {
 	cols int
 }
 
-// product is the matrix product of a step, nil where it has none.
+// product returns the matrix product of a step, nil where it has none.
 func product(seen *executor.Observed) (*rowProduct, error) {
 	index := slices.IndexFunc(seen.Graph.Nodes, func(candidate op.Node) bool { return candidate.Op.HasScheme() })
 	if index < 0 {
@@ -115,7 +115,7 @@ func (r *Ranges) observe(seen *executor.Observed) error {
 	return nil
 }
 
-// at is what was collected of a place, new when it is seen first.
+// at returns what was collected of a place, new when it is seen first.
 func (r *Ranges) at(at place, cols int) *channels {
 	if r.index == nil {
 		r.index = map[place]*channels{}
@@ -193,7 +193,7 @@ func (r *Ranges) Again() {
 // Stop ends observing: what is executed from now on does not count.
 func (r *Ranges) Stop() { r.stopped = true }
 
-// meanSquare is the mean of the squares of each channel.
+// meanSquare returns the mean of the squares of each channel.
 func (c *channels) meanSquare() []float32 {
 	out := make([]float32, len(c.square))
 	for i, sum := range c.square {
@@ -202,7 +202,7 @@ func (c *channels) meanSquare() []float32 {
 	return out
 }
 
-// Activations is what was observed, in the order of execution, with at most MaxRank directions.
+// Activations returns what was observed, in the order of execution, with at most MaxRank directions.
 func (r *Ranges) Activations(rank int) ([]calibration.Activation, error) {
 	if r.err != nil {
 		return nil, r.err

@@ -96,10 +96,10 @@ func (r *Reference) Add(ctx context.Context, machine *executor.Machine, text Win
 	return nil
 }
 
-// rowBytes is the size of a row in the file.
+// rowBytes returns the size of a row in the file.
 func (r *Reference) rowBytes() int64 { return 4 * int64(r.vocab) }
 
-// Windows is the number of windows held.
+// Windows returns the number of windows held.
 func (r *Reference) Windows() int { return len(r.windows) }
 
 // Clear forgets all windows.
@@ -170,6 +170,6 @@ func forward(
 	})
 }
 
-// Losses are -log p of the token that follows each position of window i, in nats, as the text has it; those of positions
-// that nothing follows are missing.
+// Losses are -log p of the token that follows each position of window i, in nats, as the text has it; those of
+// positions that nothing follows are missing.
 func (r *Reference) Losses(i int) []float64 { return r.windows[i].losses }

@@ -39,7 +39,7 @@ func (r *Routes) Observe(seen executor.Observed) {
 	}
 }
 
-// input is an input of a step as whole numbers, with its stride.
+// input returns an input of a step as whole numbers, with its stride.
 func input(seen executor.Observed, name string) ([]int32, int, error) {
 	i := slices.IndexFunc(seen.Graph.Inputs, func(value op.Value) bool { return value.Name == name })
 	if i < 0 || seen.In[i].Type != op.I32 {
@@ -86,10 +86,10 @@ func (r *Routes) count(seen executor.Observed, node *op.Node) error {
 	return nil
 }
 
-// Layers are the numbers of the layers with experts, ascending.
+// Layers returns the numbers of the layers with experts, ascending.
 func (r *Routes) Layers() []int { return slices.Sorted(maps.Keys(r.layers)) }
 
-// Rows are the tokens that chose each expert of a layer, by expert and chunk.
+// Rows returns the tokens that chose each expert of a layer, by expert and chunk.
 func (r *Routes) Rows(layer int) ([][]int32, error) {
 	if r.err != nil {
 		return nil, r.err

@@ -69,7 +69,7 @@ func (r *RowScales) observe(seen *executor.Observed) error {
 	return nil
 }
 
-// largest is the largest magnitude of a row whose channels are divided by factors, unless nil.
+// largest returns the largest magnitude of a row whose channels are divided by factors, unless nil.
 func largest(row, factors []float32) float64 {
 	top := 0.0
 	for i, value := range row {
@@ -99,7 +99,7 @@ func (s *rowSamples) add(scale float64) {
 	s.rows++
 }
 
-// Samples are the scales of rows of a class in a layer, in the order of execution; nil where it was not observed.
+// Samples returns the scales of rows of a class in a layer, in the order of execution; nil where it was not observed.
 func (r *RowScales) Samples(class string, layer int) ([]float64, error) {
 	if r.err != nil {
 		return nil, r.err

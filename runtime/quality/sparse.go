@@ -8,7 +8,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// dot is the product of two vectors of equal length.
+// dot returns the product of two vectors of equal length.
 func dot(a, b []float32) float32 {
 	var s0, s1, s2, s3 float32
 	b = b[:len(a)]
@@ -26,7 +26,7 @@ func dot(a, b []float32) float32 {
 	return s0 + s1 + s2 + s3
 }
 
-// largestOf is the largest magnitude of a vector.
+// largestOf returns the largest magnitude of a vector.
 func largestOf(values []float32) float32 {
 	top := float32(0)
 	for _, value := range values {
@@ -60,7 +60,7 @@ func (h *Heads) roundHead(kvHead int, scale float32) *keyCodes {
 	return out
 }
 
-// rowScale is a static scale, or for 0 that of the row itself; 1 where there is nothing but zeros.
+// rowScale returns a static scale, or for 0 that of the row itself; 1 where there is nothing but zeros.
 func rowScale(static float32, row []float32) float32 {
 	if static > 0 {
 		return static
@@ -128,15 +128,15 @@ func (s *Sparse) Attend(heads *Heads) {
 	})
 }
 
-// rest is what a span's queries attend to beside single positions: the mean of all that all of them see before the span,
-// which counts as many times as positions were left out.
+// rest is what a span's queries attend to beside single positions: the mean of all that all of them see before the
+// span, which counts as many times as positions were left out.
 type rest struct {
 	key, value []float32
 	count      int
 }
 
-// prefixSums are sums of keys and of values of the positions before every blockSide-th one: [kvHeads][blocks][2*dim], keys
-// first.
+// prefixSums are sums of keys and of values of the positions before every blockSide-th one: [kvHeads][blocks][2*dim],
+// keys first.
 type prefixSums struct{ sums []float64 }
 
 // prefixSums adds up all keys and values.
@@ -165,7 +165,7 @@ func (h *Heads) addTo(sums []float64, kvHead, from, to int) {
 	}
 }
 
-// rest is the mean of what all queries of a span see before it.
+// rest returns the mean of what all queries of a span see before it.
 func (p *prefixSums) rest(heads *Heads, kvHead int, span op.SparseSpan, count int) *rest {
 	blocks, width := heads.Rows/blockSide+1, 2*heads.HeadDim
 	before := func(pos int) []float64 {
@@ -182,7 +182,7 @@ func (p *prefixSums) rest(heads *Heads, kvHead int, span op.SparseSpan, count in
 	return &rest{means[:heads.HeadDim], means[heads.HeadDim:], count}
 }
 
-// keys are the rounded keys for every key head: with the scale that its first query head has.
+// keys returns the rounded keys for every key head: with the scale that its first query head has.
 func (s *Sparse) keys(heads *Heads) (out []*keyCodes) {
 	for kvHead := range heads.KVHeads {
 		scale := float32(0)
@@ -194,8 +194,8 @@ func (s *Sparse) keys(heads *Heads) (out []*keyCodes) {
 	return out
 }
 
-// estimate is what each position in [Inner,Block) of a span is worth to its queries: the largest score, less the query's
-// largest.
+// estimate returns what each position in [Inner,Block) of a span is worth to its queries: the largest score, less the
+// query's largest.
 func (s *Sparse) estimate(heads *Heads, keys *keyCodes, head int, span op.SparseSpan) []float32 {
 	worth := make([]float32, span.Block-span.Inner)
 	for i := range worth {
@@ -241,7 +241,7 @@ func latest(span op.SparseSpan, count int) []int32 {
 	return out
 }
 
-// means are the mean keys of whole blocks of positions, [kvHeads][blocks][dim].
+// means returns the mean keys of whole blocks of positions, [kvHeads][blocks][dim].
 func (h *Heads) means() []float32 {
 	blocks := h.Rows / blockSide
 	out := make([]float32, h.KVHeads*blocks*h.HeadDim)
@@ -284,8 +284,8 @@ func (h *Heads) blocks(span op.SparseSpan, means []float32, head, count int) []i
 	return out
 }
 
-// largestPositions are the count positions with the largest worth, ascending, of equal ones the lower. The first worth is
-// that of position at.
+// largestPositions returns the count positions with the largest worth, ascending, of equal ones the lower. The first
+// worth is that of position at.
 func largestPositions(worth []float32, at, count int) []int32 {
 	count = min(count, len(worth))
 	if count <= 0 {
@@ -310,7 +310,7 @@ func largestPositions(worth []float32, at, count int) []int32 {
 	return out
 }
 
-// nthLargest is the n-th largest value, n from 1, by quickselect; the order of values is lost.
+// nthLargest returns the n-th largest value, n from 1, by quickselect; the order of values is lost.
 func nthLargest(values []float32, n int) float32 {
 	low, high := 0, len(values)-1
 	for low < high {

@@ -28,7 +28,7 @@ const (
 	Reactive               // somebody waits for every token
 )
 
-// String is the word for a class.
+// String returns the word for a class.
 func (c Class) String() string { return [...]string{"proactive", "reactive"}[c] }
 
 // Policy is how requests share the machine.
@@ -79,7 +79,7 @@ type Side struct {
 	DecodeNS int64 // an iteration meanwhile
 }
 
-// Default are the settings of a server with this many slots; what predicts times is to be added.
+// Default returns the settings of a server with this many slots; what predicts times is to be added.
 func Default(slots int) Config {
 	return Config{Policy: Full, Slots: slots, Reserved: min(1, slots-1), Queue: 64, AgeNS: 10e9, Slack: 0.25, Gap: 0.2}
 }
@@ -178,7 +178,7 @@ type Counts struct {
 	Beside             int64 // chunks that were processed beside decoding
 }
 
-// New is a State without requests.
+// New returns a State without requests.
 func New(config Config) (*State, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
@@ -209,13 +209,13 @@ func (s *State) Submit(now int64, request Request) error {
 	return nil
 }
 
-// Waiting is how many requests of a class have no slot yet, Running how many have one.
+// Waiting returns how many requests of a class have no slot yet, Running how many have one.
 func (s *State) Waiting(class Class) int { return s.waiting[class].Len() }
 
-// Running is how many requests of a class have a slot.
+// Running returns how many requests of a class have a slot.
 func (s *State) Running(class Class) int { return s.running[class] }
 
-// Counts are what has been decided so far.
+// Counts returns what has been decided so far.
 func (s *State) Counts() Counts { return s.counts }
 
 // Reused says that the first tokens of a request's prompt are in the cache already. It is called before the request's
@@ -298,7 +298,7 @@ func (s *State) inOrder() Action {
 	return s.decode([]*task{first})
 }
 
-// first is the request of a class that has waited longest for a slot, nil where none waits.
+// first returns the request of a class that has waited longest for a slot, nil where none waits.
 func (s *State) first(class Class) *task {
 	if at := s.waiting[class].Front(); at != nil {
 		return at.Value.(*task)
@@ -306,7 +306,7 @@ func (s *State) first(class Class) *task {
 	return nil
 }
 
-// earlier is the one of two requests that came first; either may be nil.
+// earlier returns the one of two requests that came first; either may be nil.
 func earlier(a, b *task) *task {
 	if a == nil || b != nil && b.arrived < a.arrived {
 		return b
@@ -324,8 +324,8 @@ func (s *State) together() Action {
 	return s.decode(all.decoding())
 }
 
-// byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks, or
-// goes on beside them; while reactive requests decode, proactive prompts are processed beside them, or get the time
+// byClass returns the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks,
+// or goes on beside them; while reactive requests decode, proactive prompts are processed beside them, or get the time
 // that Gap allows.
 func (s *State) byClass(now int64) Action {
 	reactive, proactive := s.groups(now)
@@ -378,7 +378,7 @@ type group struct {
 	next   *task   // that would get the next slot, nil where none waits
 }
 
-// groups are the requests that go first and those that take what is left.
+// groups returns the requests that go first and those that take what is left.
 func (s *State) groups(now int64) (reactive, proactive group) {
 	for _, t := range s.active {
 		if t.Class == Reactive || s.aged(now, t) {
@@ -405,7 +405,7 @@ func (s *State) aged(now int64, t *task) bool {
 	return t.slot() || s.running[Proactive] == 0 || s.used() < s.config.Slots-s.config.Reserved
 }
 
-// used is how many slots requests have.
+// used returns how many slots requests have.
 func (s *State) used() int { return s.running[Proactive] + s.running[Reactive] }
 
 // pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests: that is
@@ -461,7 +461,7 @@ func (s *State) paysPrompt(next *task, urgent, background int) bool {
 	return float64(side.ChunkNS) <= turns*(1+s.config.Slack)
 }
 
-// begin is the action that begins with the next chunk of a request's prompt.
+// begin returns the action that begins with the next chunk of a request's prompt.
 func (s *State) begin(t *task) Action {
 	s.prefill(t)
 	s.beside = t.ID
@@ -469,8 +469,8 @@ func (s *State) begin(t *task) Action {
 	return Action{Begin, s.ids}
 }
 
-// meanwhile is what to do beside a chunk: decode, unless that would only delay a reactive prompt, which waits for the
-// chunk's end.
+// meanwhile returns what to do beside a chunk: decode, unless that would only delay a reactive prompt, which waits for
+// the chunk's end.
 func (s *State) meanwhile(reactive, proactive group) Action {
 	batch := reactive.decoding()
 	switch {
@@ -486,8 +486,8 @@ func (s *State) meanwhile(reactive, proactive group) Action {
 	return s.decode(batch)
 }
 
-// prompt is the request of a group whose prompt is to be processed next: the one that came first, if there is a slot
-// for it. slots is how many may be in use with it.
+// prompt returns the request of a group whose prompt is to be processed next: the one that came first, if there is a
+// slot for it. slots is how many may be in use with it.
 func (s *State) prompt(among group, slots int) *task {
 	var begun *task
 	at := slices.IndexFunc(among.active, func(t *task) bool { return t.left > 0 && t.ID != s.beside })
@@ -500,7 +500,7 @@ func (s *State) prompt(among group, slots int) *task {
 	return earlier(begun, among.next)
 }
 
-// decoding are those of the requests whose prompts have been processed.
+// decoding returns those of the requests whose prompts have been processed.
 func (g group) decoding() (out []*task) {
 	for _, t := range g.active {
 		if t.decodes() {
@@ -527,7 +527,7 @@ func (s *State) piggyback(urgent []*task, proactive group) []*task {
 	return batch
 }
 
-// prefill is the action that processes the next chunk of a request's prompt.
+// prefill returns the action that processes the next chunk of a request's prompt.
 func (s *State) prefill(t *task) Action {
 	if interrupted := s.tasks[s.latest]; interrupted != nil && interrupted != t && interrupted.left > 0 {
 		s.counts.Preemptions++
@@ -546,7 +546,7 @@ func (s *State) prefill(t *task) Action {
 	return Action{Prefill, s.ids}
 }
 
-// decode is the action that decodes a token of each of these requests; there is nothing to do without any.
+// decode returns the action that decodes a token of each of these requests; there is nothing to do without any.
 func (s *State) decode(batch []*task) Action {
 	if len(batch) == 0 {
 		return Action{}

@@ -83,7 +83,7 @@ func NewCall(plan *planir.Plan, target *Target) *Call {
 	return call
 }
 
-// tokensOf is the number of tokens of each value: the rows of the nodes that read or write it.
+// tokensOf returns the number of tokens of each value: the rows of the nodes that read or write it.
 func tokensOf(graph *op.Graph) map[string]int {
 	out := map[string]int{}
 	for _, node := range graph.Nodes {
@@ -98,13 +98,13 @@ func tokensOf(graph *op.Graph) map[string]int {
 	return out
 }
 
-// distinct is the number of tokens of a value that differ.
+// distinct returns the number of tokens of a value that differ.
 func (c *Call) distinct(w window) int { return min(c.period, w.tokens) }
 
-// perToken is the number of rows that a value has for each token.
+// perToken returns the number of rows that a value has for each token.
 func (w window) perToken() int { return max(1, w.value.Rows/max(1, w.tokens)) }
 
-// shapes are the sizes of what is compared.
+// shapes returns the sizes of what is compared.
 func (c *Call) shapes() []shape {
 	var out []shape
 	for _, value := range c.graph.Outputs {
@@ -118,8 +118,8 @@ func (c *Call) shapes() []shape {
 	return out
 }
 
-// Rows lists the numbers of tokens with which the target is called on a processor: all, and where that takes fewer, some
-// of them.
+// Rows lists the numbers of tokens with which the target is called on a processor: all, and where that takes fewer,
+// some of them.
 func (c *Call) Rows(dynamic bool) []int {
 	some := c.rows/2 + 1
 	if !dynamic || c.places || some >= c.rows || some < c.period {
@@ -128,10 +128,10 @@ func (c *Call) Rows(dynamic bool) []int {
 	return []int{c.rows, some}
 }
 
-// Reference is the number of tokens that the reference computes.
+// Reference returns the number of tokens that the reference computes.
 func (c *Call) Reference() int { return c.period }
 
-// numbersOf are the distinct rows of an input.
+// numbersOf returns the distinct rows of an input.
 func (c *Call) numbersOf(at int, amplitude float32) []float32 {
 	value := c.graph.Inputs[at]
 	w := c.windows[value.Name]
@@ -163,7 +163,7 @@ func (c *Call) numbersOf(at int, amplitude float32) []float32 {
 	return out
 }
 
-// ids is the number of rows or experts that an input of row numbers chooses from.
+// ids returns the number of rows or experts that an input of row numbers chooses from.
 func (c *Call) ids(name string) (limit int, experts bool) {
 	for _, node := range c.graph.Nodes {
 		if slices.Contains(node.In, name) {
@@ -254,7 +254,7 @@ func (c *Call) Execute(proc driver.Processor, exe driver.Executable, amplitudes 
 	return results, nil
 }
 
-// place is the sequence and position of a token.
+// place returns the sequence and position of a token.
 func (c *Call) place(token int) (sequence, pos int) {
 	if c.state.Batch {
 		return token, max(0, c.pos-7*token) // sequences of different lengths
@@ -262,7 +262,7 @@ func (c *Call) place(token int) (sequence, pos int) {
 	return 0, c.pos + token
 }
 
-// scalars are those of a call.
+// scalars returns those of a call.
 func (c *Call) scalars(tokens int) *driver.Scalars {
 	out := &driver.Scalars{Rows: tokens, Row: tokens / 2}
 	if c.places {
@@ -372,7 +372,7 @@ type operands struct {
 	buffers []driver.Buffer
 }
 
-// view is the memory of a value; one that is changed in place has one.
+// view returns the memory of a value; one that is changed in place has one.
 func (o *operands) view(w window, planned bool) (driver.View, error) {
 	if view, ok := o.views[w.value.Name]; ok {
 		return view, nil
@@ -405,8 +405,8 @@ func (o *operands) close() {
 	}
 }
 
-// Sketches are what is kept of the results of the reference. Results that are no numbers can be compared with nothing, and
-// are an error.
+// Sketches returns what is kept of the results of the reference. Results that are no numbers can be compared with
+// nothing, and are an error.
 func Sketches(results []Result) ([]Sketch, error) {
 	out := make([]Sketch, len(results))
 	for i := range results {
@@ -453,7 +453,7 @@ func (c *Case) Compare(call *Call, results []Result) Finding {
 	return worst
 }
 
-// window are the rows of a period of tokens from first, in the order in which the reference has them.
+// window returns the rows of a period of tokens from first, in the order in which the reference has them.
 func (r *Result) window(first, period int) []float32 {
 	width := r.per * r.shape.cols
 	out := make([]float32, 0, period*width)

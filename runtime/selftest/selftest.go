@@ -5,9 +5,9 @@
 // plan; the runtime executes all of them once on a device before it uses that.
 //
 // Three ideas keep a case small and quick. Inputs are pseudo-random numbers seeded by the graph, so that none are
-// stored. Rows of inputs repeat with a prime period that no tile has, so that the reference computes Period rows and all
-// rows of the device are compared with them. And an output is stored as a sketch: sums with random signs of its runs of
-// neighbouring values and of its values at equal distances, from which an error in any block shows (Sketch).
+// stored. Rows of inputs repeat with a prime period that no tile has, so that the reference computes Period rows and
+// all rows of the device are compared with them. And an output is stored as a sketch: sums with random signs of its
+// runs of neighbouring values and of its values at equal distances, from which an error in any block shows (Sketch).
 package selftest
 
 import (
@@ -55,7 +55,8 @@ type Target struct {
 // computes with them.
 func Tested(proc *planir.Proc) bool { return proc.Driver != "host" && proc.Driver != "sim" }
 
-// Targets lists what is tested of a plan, in the order of its graphs: one of those that differ in weights and names only.
+// Targets lists what is tested of a plan, in the order of its graphs: one of those that differ in weights and names
+// only.
 func Targets(plan *planir.Plan) []Target {
 	first := map[string]Target{} // by graph
 	for _, phase := range plan.Program.All() {
@@ -86,10 +87,10 @@ func Targets(plan *planir.Plan) []Target {
 	return out
 }
 
-// classOf is a key that is equal for graphs of equal structure, shapes, schemes and forms on one processor.
+// classOf returns a key that is equal for graphs of equal structure, shapes, schemes and forms on one processor.
 func classOf(graph *planir.Graph) string { return graph.Proc + "\x00" + string(textOf(&graph.Graph)) }
 
-// textOf is the canonical text of a graph.
+// textOf returns the canonical text of a graph.
 func textOf(graph *op.Graph) []byte {
 	text, err := json.Marshal(graph)
 	if err != nil {
@@ -100,8 +101,8 @@ func textOf(graph *op.Graph) []byte {
 
 // Tolerances, relative to the norm of a block. Two right executions differ by the order of additions; where activations
 // are rounded on the way, a value between two steps may take either one; and sums with random signs spread as a normal
-// distribution does, so that the largest of a thousand is 3.5 times the usual one. What is wrong is far beyond: a product
-// that loses 32 of 2048 rows is off by 0.12, one whose columns are exchanged by 1.4.
+// distribution does, so that the largest of a thousand is 3.5 times the usual one. What is wrong is far beyond: a
+// product that loses 32 of 2048 rows is off by 0.12, one whose columns are exchanged by 1.4.
 const (
 	floatTolerance = 3e-4
 	cacheTolerance = 2e-3 // a cache in half precision
@@ -112,8 +113,8 @@ const (
 	blockTolerance = 4e-2
 	// 8-bit rows in a vendor's integer arithmetic (emit/agreement.go measured 1.1e-2 in the Euclidean norm)
 	compiledTolerance = 5e-2
-	// The same where the graph rounds what it has computed in half precision: one of a thousand values takes another step, a
-	// few of a row of 768, and of values that are a step or two each is 1/20 of the norm (7.1e-2 measured).
+	// The same where the graph rounds what it has computed in half precision: one of a thousand values takes another
+	// step, a few of a row of 768, and of values that are a step or two each is 1/20 of the norm (7.1e-2 measured).
 	roundedTolerance = 1e-1
 )
 
@@ -224,7 +225,7 @@ func (c *Case) check(plan *planir.Plan, target *Target) error {
 	return nil
 }
 
-// operatorOf is the operator that computes an output, for messages.
+// operatorOf returns the operator that computes an output, for messages.
 func operatorOf(graph *op.Graph, output string) string {
 	for _, node := range slices.Backward(graph.Nodes) {
 		if slices.Contains(node.Out, output) {

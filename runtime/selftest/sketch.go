@@ -40,7 +40,7 @@ func blocks(values int) (length, runs, classes int) {
 	return length, runs, classes
 }
 
-// mixed is a well mixed function of a place (SplitMix64), whose bits are signs.
+// mixed returns a well mixed function of a place (SplitMix64), whose bits are signs.
 func mixed(place int) uint64 {
 	bits := uint64(place+1) * 0x9e3779b97f4a7c15
 	bits = (bits ^ bits>>30) * 0xbf58476d1ce4e5b9
@@ -48,7 +48,7 @@ func mixed(place int) uint64 {
 	return bits ^ bits>>31
 }
 
-// moments are the sums and norms of the blocks of values, runs first, and the numbers of values in them.
+// moments returns the sums and norms of the blocks of values, runs first, and the numbers of values in them.
 func moments(values []float32) (sums, norms []float64, counts []int) {
 	length, runs, classes := blocks(len(values))
 	sums, norms, counts = make([]float64, runs+classes), make([]float64, runs+classes), make([]int, runs+classes)
@@ -105,7 +105,7 @@ func (s *Sketch) check(want shape) error {
 	return nil
 }
 
-// block is the sum and the norm of a block.
+// block returns the sum and the norm of a block.
 func (s *Sketch) block(i int) (sum, norm float64) {
 	return float64(math.Float32frombits(binary.LittleEndian.Uint32(s.Sums[4*i:]))),
 		float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(s.Norms[2*i:])) << 16))
@@ -118,8 +118,9 @@ type Difference struct {
 	Row, LastRow, Col, LastCol int
 }
 
-// Compare is how far values lie from those of the sketch: the largest difference of a block's sums, relative to the
-// block's norm, or to the norm of an average block where that is larger. It is infinite for values that are no numbers.
+// Compare returns how far values lie from those of the sketch: the largest difference of a block's sums, relative to
+// the block's norm, or to the norm of an average block where that is larger. It is infinite for values that are no
+// numbers.
 func (s *Sketch) Compare(values []float32) Difference {
 	sums, _, counts := moments(values)
 	length, runs, _ := blocks(len(values))

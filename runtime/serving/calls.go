@@ -25,7 +25,7 @@ const (
 	Kinds = iota // how many there are
 )
 
-// String is the word for a kind.
+// String returns the word for a kind.
 func (k CallKind) String() string {
 	return [...]string{"chunk", "last chunk", "decode", "decode beside a chunk", "verify a draft"}[k]
 }
@@ -47,7 +47,7 @@ var idleBounds = [...]int64{10e6, 40e6, 160e6}
 // Afters is how many there are.
 const Afters = int(AfterOther) + len(idleBounds) + 2
 
-// AfterIdle is a call that begins when its request arrives, idle ns after the call before it.
+// AfterIdle returns a call that begins when its request arrives, idle ns after the call before it.
 func AfterIdle(idle int64) After {
 	after := AfterOther + 1
 	for _, bound := range idleBounds {
@@ -61,7 +61,7 @@ func AfterIdle(idle int64) After {
 // Idle reports whether it is an idle time.
 func (a After) Idle() bool { return a > AfterOther }
 
-// String is the word for it.
+// String returns the word for it.
 func (a After) String() string {
 	return [Afters]string{"the same", "another", "idle up to 10 ms", "idle up to 40 ms", "idle up to 160 ms", "idle longer"}[a]
 }
@@ -73,7 +73,7 @@ type CallKey struct {
 	After After
 }
 
-// Follow is the key of a call that comes after another one, or ends an idle time; 0: none.
+// Follow returns the key of a call that comes after another one, or ends an idle time; 0: none.
 func (k CallKey) Follow(before CallKey, woken After) CallKey {
 	switch {
 	case woken.Idle():
@@ -98,7 +98,7 @@ type CallTimes struct {
 	PlannedNS int64 // as the plan predicts
 }
 
-// Planned is what kind of call one is, and what the plan predicts of it, in ns.
+// Planned returns what kind of call one is, and what the plan predicts of it, in ns.
 func (t *Times) Planned(call Call) (CallKey, int64) {
 	switch {
 	case call.Tokens > 0:
@@ -161,7 +161,7 @@ func (t *tally) ends(now int64) {
 // rests says that what comes after now is no part of what was called before.
 func (t *tally) rests(now int64) { t.ended, t.woken, t.latest = now, 0, Call{} }
 
-// all are the sums, in order.
+// all returns the sums, in order.
 func (t *tally) all() []CallTimes {
 	return slices.SortedFunc(maps.Values(t.sums), func(a, b CallTimes) int { return a.Compare(b.CallKey) })
 }

@@ -20,8 +20,8 @@ import (
 const (
 	// longestMatch and shortestMatch are how many of the latest tokens have to have come before.
 	longestMatch, shortestMatch = 4, 2
-	// prior is how many guesses the plan's acceptance counts for, and keeps how much older guesses count less with every
-	// new one.
+	// prior is how many guesses the plan's acceptance counts for, and keeps how much older guesses count less with
+	// every new one.
 	prior, keeps = 4, 0.95
 	// stake is the share of the time of plain decoding that drafts may lose, whatever the text: RATIONALE.md: "How can
 	// drafts never lose more than 2 %?"
@@ -72,7 +72,7 @@ type guesses struct {
 	plainNS float64 // of a call that decodes one token, lately; 0: none has run
 }
 
-// length is how many tokens to guess now, at most room.
+// length returns how many tokens to guess now, at most room.
 func (g *guesses) length(drafts *planir.Drafts, room int) int {
 	if g.plainNS == 0 || drafts.PlainNS <= 0 {
 		return 0
@@ -110,9 +110,9 @@ func (g *guesses) verified(ns int64, tokens int) {
 	g.credit += (1+stake)*g.plainNS*float64(tokens) - float64(ns)
 }
 
-// draftsOf is what a server guesses by: the plan's drafts, with at most most tokens; below 0: as the plan says. A plan
-// that says nothing of drafts has them where a number of tokens is asked for, with times between those of its programs.
-// nil: nothing is guessed.
+// draftsOf returns what a server guesses by: the plan's drafts, with at most most tokens; below 0: as the plan says. A
+// plan that says nothing of drafts has them where a number of tokens is asked for, with times between those of its
+// programs. nil: nothing is guessed.
 func (t *Times) draftsOf(most int) *planir.Drafts {
 	planned := t.plan.Drafts
 	switch {
@@ -138,7 +138,7 @@ func (t *Times) draftsOf(most int) *planir.Drafts {
 	return out
 }
 
-// guess is what may come next of a request, at most as many tokens as its text has room for; nil: nothing.
+// guess returns what may come next of a request, at most as many tokens as its text has room for; nil: nothing.
 func (s *Server) guess(answer *Answer) []int32 {
 	if !s.guessing {
 		return nil

@@ -30,7 +30,7 @@ func (a *Answer) draw(logits []float32) (Token, error) {
 	return token, nil
 }
 
-// likeliest are the ids of the n largest logits, in descending order, ties by id.
+// likeliest returns the ids of the n largest logits, in descending order, ties by id.
 func likeliest(logits []float32, n int) []int32 {
 	out := make([]int32, 0, n+1)
 	for i, logit := range logits {

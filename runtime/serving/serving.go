@@ -150,7 +150,7 @@ func (a *Answer) Next(ctx context.Context) (token Token, there bool, err error) 
 	}
 }
 
-// take is the next token, if it is there, and whether the request has ended.
+// take returns the next token, if it is there, and whether the request has ended.
 func (a *Answer) take() (token Token, there, ended bool) {
 	a.server.mutex.Lock()
 	defer a.server.mutex.Unlock()
@@ -189,7 +189,7 @@ func (a *Answer) tell() {
 	}
 }
 
-// Tokens are the generated tokens as they come, until the request has ended.
+// Tokens returns the generated tokens as they come, until the request has ended.
 func (a *Answer) Tokens() iter.Seq[Token] {
 	return func(yield func(Token) bool) {
 		for {
@@ -204,7 +204,7 @@ func (a *Answer) Tokens() iter.Seq[Token] {
 // End says why the request ended, once it has: an error when a processor failed or its logits meant nothing.
 func (a *Answer) End() (Reason, error) { return a.reason, a.err }
 
-// Usage is what the request took, once it has ended.
+// Usage returns what the request took, once it has ended.
 func (a *Answer) Usage() Usage { return a.usage }
 
 // Cancel ends the request at the next boundary. It may be called more than once, and after the end.
@@ -322,7 +322,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	}, nil
 }
 
-// now is the scheduler's clock.
+// now returns the scheduler's clock.
 func (s *Server) now() int64 { return s.clock.Now() }
 
 // notify lets the loop look again.

@@ -43,8 +43,8 @@ func TimesOf(plan *planir.Plan) *Times {
 	return out
 }
 
-// Decode is the time of an iteration that decodes one token of each of n sequences, in ns. Where no processor pads,
-// fewer sequences than a program has take less: the time is taken to be linear from the next smaller program's.
+// Decode returns the time of an iteration that decodes one token of each of n sequences, in ns. Where no processor
+// pads, fewer sequences than a program has take less: the time is taken to be linear from the next smaller program's.
 func (t *Times) Decode(n int) int64 {
 	for i, program := range t.decode {
 		if program.sequences < n {
@@ -60,10 +60,10 @@ func (t *Times) Decode(n int) int64 {
 	return 0
 }
 
-// Chunk is how many of n tokens of a prompt one program call processes, and how long that takes, in ns. Processors that
-// do not pad take less for fewer rows than the program has: between one row and all of them, the time is taken to be
-// linear. What computes logits runs for the last of the n tokens only, and is left out of a call that does not process
-// it.
+// Chunk returns how many of n tokens of a prompt one program call processes, and how long that takes, in ns. Processors
+// that do not pad take less for fewer rows than the program has: between one row and all of them, the time is taken to
+// be linear. What computes logits runs for the last of the n tokens only, and is left out of a call that does not
+// process it.
 func (t *Times) Chunk(n int) (tokens int, ns int64) {
 	program := t.ChunkProgram(n)
 	if program == nil {
@@ -80,7 +80,7 @@ func (t *Times) Chunk(n int) (tokens int, ns int64) {
 	return n, whole
 }
 
-// ChunkProgram is the program that processes the first of n tokens of a prompt, nil if there is none.
+// ChunkProgram returns the program that processes the first of n tokens of a prompt, nil if there is none.
 func (t *Times) ChunkProgram(n int) *planir.PhaseProgram {
 	for _, choice := range t.plan.Program.Decider {
 		if n < choice.Min || n > choice.Max {
@@ -95,7 +95,7 @@ func (t *Times) ChunkProgram(n int) *planir.PhaseProgram {
 	return nil
 }
 
-// DecodeProgram is the program that decodes a token of each of n sequences, nil if there is none.
+// DecodeProgram returns the program that decodes a token of each of n sequences, nil if there is none.
 func (t *Times) DecodeProgram(n int) *planir.PhaseProgram {
 	for _, program := range t.decode {
 		if program.sequences >= n {
@@ -105,11 +105,11 @@ func (t *Times) DecodeProgram(n int) *planir.PhaseProgram {
 	return nil
 }
 
-// Of is the time of a program, in ns.
+// Of returns the time of a program, in ns.
 func (t *Times) Of(program *planir.PhaseProgram) int64 { return t.byName[program.Name] }
 
-// Beside is what the plan predicts of the next chunk of n tokens of a prompt beside the decoding of batch sequences;
-// false where the plan has nothing for that. A single token has no program of its own there.
+// Beside returns what the plan predicts of the next chunk of n tokens of a prompt beside the decoding of batch
+// sequences; false where the plan has nothing for that. A single token has no program of its own there.
 func (t *Times) Beside(n, batch int) (scheduler.Side, bool) {
 	beside := t.plan.Beside
 	if beside == nil || n < 2 {
@@ -146,7 +146,7 @@ func (t *Times) Pair() (prefill, decode string) {
 	return t.plan.Beside.Prefill, t.plan.Beside.Decode
 }
 
-// alone is the time of a program of prefill on the processor that processes prompts beside decoding, with nothing
+// alone returns the time of a program of prefill on the processor that processes prompts beside decoding, with nothing
 // beside.
 func (t *Times) alone(rows int) int64 {
 	for i := range t.plan.Program.Programs {
@@ -183,7 +183,7 @@ func (t *Times) dynamic(program *planir.PhaseProgram) bool {
 	return true
 }
 
-// headNS is the predicted time of a program's sections that compute logits.
+// headNS returns the predicted time of a program's sections that compute logits.
 func headNS(plan *planir.Plan, phase *planir.PhaseProgram) (total int64) {
 	for i := range plan.Predictions {
 		if plan.Predictions[i].Program != phase.Name {

@@ -69,7 +69,7 @@ type finder struct {
 	nodes  []finderNode
 }
 
-// edgeKey is a node and the byte of an edge from it.
+// edgeKey returns a node and the byte of an edge from it.
 func edgeKey(from int32, char byte) uint64 { return uint64(from)<<8 | uint64(char) }
 
 // finderNode is the beginning of one or more tokens.
@@ -124,7 +124,7 @@ func newFinder(tokens []addedToken, texts []string) *finder {
 	return out
 }
 
-// step is the node after another byte.
+// step returns the node after another byte.
 func (f *finder) step(at int32, char byte) int32 {
 	for at != 0 {
 		if to, ok := f.edges[edgeKey(at, char)]; ok {

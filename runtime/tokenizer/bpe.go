@@ -51,7 +51,7 @@ type bpe struct {
 // merge is what a pair becomes; the lowest rank is merged first.
 type merge struct{ rank, id int32 }
 
-// pairKey is a pair of ids as a key of merges.
+// pairKey returns a pair of ids as a key of merges.
 func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
 
 // metaspace stands for a space in vocabularies that come from SentencePiece.
@@ -203,7 +203,7 @@ func readBPE(raw []byte) (*bpe, error) {
 	return model, nil
 }
 
-// id is the id of a token, -1 if there is none.
+// id returns the id of a token, -1 if there is none.
 func (t *bpe) id(token string) int32 {
 	if id, ok := t.vocab[token]; ok {
 		return id
@@ -435,7 +435,7 @@ func (s *spelling) addBytes(char string) bool {
 	return true
 }
 
-// symbols are the tokens that a word begins with, before any merge.
+// symbols returns the tokens that a word begins with, before any merge.
 func (t *bpe) symbols(word string) ([]symbol, error) {
 	if word == "" {
 		return nil, nil

@@ -51,7 +51,7 @@ type declared struct {
 	Older   []declaredToken          `json:"additional_special_tokens"`
 }
 
-// ordered are the tokens of added_tokens_decoder in the order of their ids.
+// ordered returns the tokens of added_tokens_decoder in the order of their ids.
 func (d *declared) ordered() ([]declaredToken, error) {
 	number := func(key string) int {
 		id, _ := strconv.Atoi(key)
@@ -70,7 +70,7 @@ func (d *declared) ordered() ([]declaredToken, error) {
 	return out, nil
 }
 
-// extras are the special tokens that play no part of their own.
+// extras returns the special tokens that play no part of their own.
 func (d *declared) extras() ([]declaredToken, error) {
 	if part(d.Extra).isNull() {
 		return d.Older, nil
@@ -175,7 +175,7 @@ func checkAdded(tokens []addedToken) error {
 	return nil
 }
 
-// named are the tokens with a part to play that the configuration has, in the order of the reference.
+// named returns the tokens with a part to play that the configuration has, in the order of the reference.
 func (c *config) named() []declaredToken {
 	var out []declaredToken
 	for _, token := range []declaredToken{c.BOS, c.EOS, c.UNK, c.SEP, c.PAD, c.CLS, c.MASK} {

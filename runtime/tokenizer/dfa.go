@@ -79,7 +79,7 @@ type subsets struct {
 	round, work  int
 }
 
-// number is the state of a list.
+// number returns the state of a list.
 func (s *subsets) number(list []int32) int32 {
 	key := make([]byte, 0, 4*len(list))
 	for _, at := range list {
@@ -232,7 +232,7 @@ func (a *automaton) fillPages(cuts []rune, classOf []uint8) {
 	copy(a.ascii[:], a.blocks[a.pages[0]][:])
 }
 
-// class is the class of the first character of a text, and its length in bytes.
+// class returns the class of the first character of a text, and its length in bytes.
 func (a *automaton) class(text string) (class, size int) {
 	if text[0] < utf8.RuneSelf {
 		return int(a.ascii[text[0]]), 1

@@ -21,10 +21,10 @@ const (
 // there is none; bos is the id that begins a text according to the model, -1 for none.
 //
 // Which tokens Prompt adds is said by the post-processor's template, and by add_bos_token and add_eos_token of config,
-// which count more. RATIONALE.md: "When does a prompt begin with the model's begin token, if the tokenizer does not say?"
-// The token itself is bos_token or eos_token of config, or bos. Where neither says anything, a text begins with bos if
-// config has it as bos_token under a name that means the begin of a text ("<s>"), and not as eos_token too. Under other
-// names, as "<|im_start|>", it begins something else.
+// which count more. RATIONALE.md: "When does a prompt begin with the model's begin token, if the tokenizer does not
+// say?" The token itself is bos_token or eos_token of config, or bos. Where neither says anything, a text begins with
+// bos if config has it as bos_token under a name that means the begin of a text ("<s>"), and not as eos_token too.
+// Under other names, as "<|im_start|>", it begins something else.
 //
 // Truncation and padding in the file are ignored: they are settings of a call.
 //
@@ -51,7 +51,7 @@ func Read(tokenizer, config []byte) (*Unbound, error) {
 	return unbound, refused(unbound.read(tokenizer, config))
 }
 
-// Begin is the rest of New. It may be called once.
+// Begin returns the rest of New. It may be called once.
 func (u *Unbound) Begin(bos int) (Tokenizer, error) {
 	if err := refused(u.bind(bos)); err != nil {
 		return nil, err
@@ -398,7 +398,7 @@ func (c *config) edge(
 	return []int32{int32(id)}, nil
 }
 
-// id is the id of a token by its text.
+// id returns the id of a token by its text.
 func (t *pipeline) id(token string) (int32, bool) {
 	for _, f := range []*finder{t.before, t.after} {
 		for i := range f.tokens {

@@ -70,7 +70,7 @@ func elements(list []byte, visit func(value []byte) error) error {
 	return nil
 }
 
-// length is the length of the value that b begins with.
+// length returns the length of the value that b begins with.
 func length(data []byte) int {
 	depth := 0
 	for i := 0; ; {
@@ -106,7 +106,7 @@ func length(data []byte) int {
 	}
 }
 
-// unquote is the text of a JSON string.
+// unquote returns the text of a JSON string.
 func unquote(data []byte) (string, error) {
 	text, err := unquoted(data)
 	return string(text), err
@@ -166,7 +166,7 @@ func (p part) strict(into any) error {
 	return nil
 }
 
-// kind is the "type" of a part, for messages.
+// kind returns the "type" of a part, for messages.
 func (p part) kind() string {
 	var part struct {
 		Type string `json:"type"`
@@ -180,7 +180,7 @@ func (p part) kind() string {
 	return clip(part.Type)
 }
 
-// unsupported is the error of a part of another kind.
+// unsupported returns the error of a part of another kind.
 func (p part) unsupported(supported string) error {
 	return fmt.Errorf("%s is not supported; supported: %s", p.kind(), supported)
 }

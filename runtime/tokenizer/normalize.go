@@ -293,7 +293,7 @@ func (f *form) decompose(text string) []rune {
 	return out
 }
 
-// parts is what a character is taken apart to, "" if nothing.
+// parts returns what a character is taken apart to, "" if nothing.
 func (f *form) parts(char rune) string {
 	nfd, nfkd := decompositions()
 	switch {
@@ -337,7 +337,7 @@ func compose(in []rune) []rune {
 	return out
 }
 
-// pair is what two characters compose to, false if they do not.
+// pair returns what two characters compose to, false if they do not.
 func pair(pairs map[[2]rune]rune, left, right rune) (rune, bool) {
 	lead, vowel := left-hangulL, right-hangulV
 	if lead >= 0 && lead < hangulNL && vowel >= 0 && vowel < hangulNV {

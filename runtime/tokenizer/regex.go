@@ -195,7 +195,7 @@ type patternParser struct {
 	depth int
 }
 
-// fail is an error at the current position.
+// fail returns an error at the current position.
 func (p *patternParser) fail(format string, args ...any) error {
 	return fmt.Errorf("at byte %d: %s", p.at, fmt.Sprintf(format, args...))
 }
@@ -333,9 +333,9 @@ func (p *patternParser) braces() (low, high int, ok bool) {
 	return low, high, ok
 }
 
-// possessive is a loop that gives nothing back: if it may stop early, no further character fits. For single characters
-// that is a condition on the next character: X++ is X+(?!X). With an upper bound, it has reached the bound or met the
-// condition.
+// possessive returns a loop that gives nothing back: if it may stop early, no further character fits. For single
+// characters that is a condition on the next character: X++ is X+(?!X). With an upper bound, it has reached the bound
+// or met the condition.
 func (p *patternParser) possessive(body node, low, high int) (node, error) {
 	one, ok := single(body)
 	if !ok {
@@ -429,7 +429,7 @@ func (p *patternParser) group(fold bool) (node, error) {
 	return body, nil
 }
 
-// atomic is a group that gives nothing back, which began at start.
+// atomic returns a group that gives nothing back, which began at start.
 func (p *patternParser) atomic(body node, start int) (node, error) {
 	if chars, ok := single(body); ok {
 		return nodeSet{chars}, nil
@@ -445,7 +445,7 @@ func (p *patternParser) atomic(body node, start int) (node, error) {
 	return nil, p.fail("a group that gives nothing back is supported for a loop over single characters only")
 }
 
-// single is the set of a node that matches one character.
+// single returns the set of a node that matches one character.
 func single(tree node) (set, bool) {
 	switch tree := tree.(type) {
 	case nodeSet:

@@ -280,12 +280,12 @@ func withRest(search func(text string, yield func(from, to int)) error) regions 
 	}
 }
 
-// regions are the matches of a, and what is between them.
+// regions returns the matches of a, and what is between them.
 func (a *automaton) regions(text string, yield func(from, to int, match bool)) error {
 	return withRest(a.matches)(text, yield)
 }
 
-// occurrences are the regions whose matches are those of a part.
+// occurrences returns the regions whose matches are those of a part.
 func occurrences(part string) regions {
 	return withRest(func(text string, yield func(from, to int)) error {
 		for at := 0; ; at += len(part) {
@@ -299,7 +299,7 @@ func occurrences(part string) regions {
 	})
 }
 
-// characters are the regions whose matches are single characters of a set.
+// characters returns the regions whose matches are single characters of a set.
 func characters(name string) regions {
 	chars := unicodeSets()[name]
 	return withRest(func(text string, yield func(from, to int)) error {

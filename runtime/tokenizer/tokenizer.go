@@ -30,8 +30,8 @@ type Tokenizer interface {
 	// the context's.
 	Chat(ctx context.Context, messages []Message, o ChatOptions) (string, error)
 	// TryChat writes sample conversations by the model's chat templates. The error, of class ClassInput, says that a
-	// template goes beyond the limits of time, memory or recursion: such a template must not be signed. Templates that fail
-	// otherwise do no harm: unusable says why none of the samples could be written, nil when one could.
+	// template goes beyond the limits of time, memory or recursion: such a template must not be signed. Templates that
+	// fail otherwise do no harm: unusable says why none of the samples could be written, nil when one could.
 	TryChat(ctx context.Context) (unusable, err error)
 	// Decode returns the text of ids without special tokens. Incomplete characters become U+FFFD, ids
 	// outside the vocabulary nothing.
@@ -148,7 +148,7 @@ func (t *pipeline) Decode(ids []int32) string        { return t.decode(ids, t.pl
 func (t *pipeline) DecodeSpecial(ids []int32) string { return t.decode(ids, t.token) }
 func (t *pipeline) Stream() *Stream                  { return newStream(t.decoder, t.plainToken) }
 
-// decode is a stream that all ids are pushed into at once.
+// decode pushes all ids into a stream at once, and returns the text.
 func (t *pipeline) decode(ids []int32, token func(int32) (string, bool)) string {
 	stream := newStream(t.decoder, token)
 	for _, id := range ids {
@@ -157,7 +157,7 @@ func (t *pipeline) decode(ids []int32, token func(int32) (string, bool)) string 
 	return stream.Flush()
 }
 
-// token is the token of an id, false outside the vocabulary.
+// token returns the token of an id, false outside the vocabulary.
 func (t *pipeline) token(id int32) (string, bool) {
 	if id < 0 || int(id) >= len(t.model.tokens) || t.model.tokens[id] == "" {
 		return "", false

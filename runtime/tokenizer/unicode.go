@@ -136,7 +136,7 @@ var propertyNames = map[string]string{
 	"other": "C", "control": "Cc", "format": "Cf", "privateuse": "Co", "unassigned": "Cn",
 }
 
-// property is the set of \p{name}: a general category or a script.
+// property returns the set of \p{name}: a general category or a script.
 func property(name string) (set, bool) {
 	key := strings.ToLower(strings.NewReplacer(" ", "", "_", "", "-", "").Replace(name))
 	if short, ok := propertyNames[key]; ok {
@@ -149,7 +149,7 @@ func property(name string) (set, bool) {
 	return chars, ok
 }
 
-// all are the characters of s, in order.
+// all returns the characters of s, in order.
 func (s set) all() iter.Seq[rune] {
 	return func(yield func(rune) bool) {
 		for _, run := range s {
@@ -182,7 +182,7 @@ func (s set) normal() set {
 	return out
 }
 
-// negate is the set of all other characters.
+// negate returns the set of all other characters.
 func (s set) negate() set {
 	out := set{}
 	next := rune(0)
@@ -198,7 +198,7 @@ func (s set) negate() set {
 	return out
 }
 
-// and is the set of what both have.
+// and returns the set of what both have.
 func (s set) and(other set) set {
 	out := set{}
 	for i, j := 0, 0; i < len(s) && j < len(other); {
@@ -214,7 +214,7 @@ func (s set) and(other set) set {
 	return out
 }
 
-// isSpace is the property White_Space.
+// isSpace returns the property White_Space.
 func isSpace(char rune) bool {
 	if char < 0x80 {
 		return char == ' ' || '\t' <= char && char <= '\r'

@@ -9,7 +9,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/qnn"
 )
 
-// libraries are the drivers of shared libraries.
+// libraries returns the drivers of shared libraries.
 func libraries() []driver.Driver { return []driver.Driver{ort.New(), opencl.New(), qnn.New()} }
 
 // Worker reports whether a process with these arguments, after its name, is one that a driver

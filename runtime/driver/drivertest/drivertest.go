@@ -189,10 +189,10 @@ func due(variant string) bool { return !Race && require.InPart(variant) }
 // testContext is the number of positions of the caches that graphs are tried with.
 const testContext = 64
 
-// contextOf is the number of positions of the cache that an operator is tried with.
+// contextOf returns the number of positions of the cache that an operator is tried with.
 func contextOf(o op.Op) int { return max(testContext, o.M, o.Context) }
 
-// scalars are those of a call with rows rows from position pos, at the end of a sequence. For
+// scalars returns those of a call with rows rows from position pos, at the end of a sequence. For
 // batches, each row has a sequence of its own and a position that differs.
 func scalars(pos, rows int) driver.Scalars {
 	scalars := driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows, Row: rows / 2, Sequence: 1}
@@ -202,7 +202,7 @@ func scalars(pos, rows int) driver.Scalars {
 	return scalars
 }
 
-// single is the graph of one operator.
+// single returns the graph of one operator.
 func single(c *driver.Capabilities, o op.Op) op.Graph {
 	return op.Single(o, c.Layouts[o.Scheme.Weight()])
 }
@@ -333,12 +333,12 @@ func (g *graph) node(o op.Op, in, w, out []string) {
 	g.Nodes = append(g.Nodes, op.Node{Op: o, In: in, W: w, Out: out})
 }
 
-// value is a value of a graph [rows, cols].
+// value returns a value of a graph [rows, cols].
 func value(name string, t op.Type, rows, cols int) op.Value {
 	return op.Value{Name: name, Type: t, Rows: rows, Cols: cols}
 }
 
-// names is a list of operands, short to write.
+// names returns a list of operands, short to write.
 func names(s ...string) []string { return s }
 
 // static returns the name of the scales of a node that quantises rows of in with static scales, nil
@@ -609,7 +609,7 @@ func (r *refusals) refuse(what string, a driver.Artifact, w driver.Weights, word
 	mentions(r.t, what, err, words...)
 }
 
-// changed is a copy of weights with the first one changed.
+// changed returns a copy of weights with the first one changed.
 func changed(weights driver.Weights, change func(p *driver.Packed)) driver.Weights {
 	weights = slices.Clone(weights)
 	change(&weights[0])
@@ -1111,7 +1111,7 @@ func testLeaks(t *testing.T, f *Factory) {
 		runtime.NumGoroutine(), goroutines, countThreads(), threads)
 }
 
-// countThreads is the number of OS threads of this process, 0 where the system does not tell.
+// countThreads returns the number of OS threads of this process, 0 where the system does not tell.
 func countThreads() int {
 	entries, err := os.ReadDir("/proc/self/task")
 	if err != nil {

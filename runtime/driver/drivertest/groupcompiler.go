@@ -133,7 +133,7 @@ func (b *GroupCompiler) refused(group []driver.Piece) error {
 	return nil
 }
 
-// bytesOf are the bytes of all weights, one after the other; not nil.
+// bytesOf returns the bytes of all weights, one after the other; not nil.
 func bytesOf(weights driver.Weights) []byte {
 	all := []byte{}
 	for _, weight := range weights {
@@ -209,7 +209,7 @@ func (b *GroupCompiler) kept(group []driver.Piece, t driver.Target) *driver.Comp
 	return b.Keep[keyOf(group, t)]
 }
 
-// keyOf is the cache key of a group whose weights are given by digest, "" for any other.
+// keyOf returns the cache key of a group whose weights are given by digest, "" for any other.
 func keyOf(group []driver.Piece, t driver.Target) string {
 	key := fmt.Sprint(t.Emulator)
 	for _, piece := range group {
@@ -342,7 +342,7 @@ type groupProcessor struct {
 	d    *groupDriver
 }
 
-// Capabilities are those that Open has reduced.
+// Capabilities returns those that Open has reduced.
 func (p *groupProcessor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Load copies the weights out of the artifact, or out of the shared binary, and has the wrapped

@@ -298,7 +298,7 @@ func (b *blockMaker) begin(in, out []op.Value, temps ...op.Value) {
 // end stores the block under a name, which the suite shows as that of a test.
 func (b *blockMaker) end(name string) { b.out[name] = b.block.Graph }
 
-// f32 is a float32 value [rows, cols].
+// f32 returns a float32 value [rows, cols].
 func (b *blockMaker) f32(name string, cols int) op.Value { return value(name, op.F32, b.rows, cols) }
 
 // quantised adds a node that quantises the rows of a value, and returns the names of codes and

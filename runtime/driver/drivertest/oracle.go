@@ -27,14 +27,14 @@ type array struct {
 	doubt []float64
 }
 
-// newArray is an array of zeros in the shape of a value.
+// newArray returns an array of zeros in the shape of a value.
 func newArray(v op.Value) *array {
 	elems := v.Rows * v.Cols
 	return &array{value: v, v: make([]float64, elems), size: make([]float64, elems), slack: make([]float64, elems),
 		doubt: make([]float64, elems)}
 }
 
-// at is the element of row r and column c.
+// at returns the element of row r and column c.
 func (a *array) at(r, c int) float64 { return a.v[r*a.value.Cols+c] }
 
 // set stores a result, rounded to float32, and the magnitude of its terms.
@@ -50,7 +50,7 @@ type stored struct {
 	v    []float32
 }
 
-// rowsInUse is the number of rows of a value that a call of the given number of tokens uses. A node
+// rowsInUse returns the number of rows of a value that a call of the given number of tokens uses. A node
 // has one row or several rows for each token.
 func rowsInUse(g *op.Graph, name string, tokens int) int {
 	rows := 0
@@ -82,7 +82,7 @@ type cache struct {
 	kview, vview driver.View
 }
 
-// row is the index of a position and head in the caches of all sequences.
+// row returns the index of a position and head in the caches of all sequences.
 func (c *cache) row(at driver.Place, head int) int {
 	return (at.Sequence*c.heads+head)*c.maxContext + at.Pos
 }
@@ -303,7 +303,7 @@ func (e *evaluation) each(value func(row, j int) (value, size float64)) {
 	}
 }
 
-// place is the sequence and position of a row.
+// place returns the sequence and position of a row.
 func (e *evaluation) place(row int) driver.Place {
 	if e.Batch {
 		return e.scalars.Batch[row]
@@ -311,10 +311,10 @@ func (e *evaluation) place(row int) driver.Place {
 	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
 }
 
-// group is the number of query heads that share a key.
+// group returns the number of query heads that share a key.
 func (e *evaluation) group() int { return e.Heads / e.KVHeads }
 
-// headAt is the first column of a query or key head. A row has the query heads of a group, its key
+// headAt returns the first column of a query or key head. A row has the query heads of a group, its key
 // and its value, then those of the next group. Heads are numbered without the values.
 func (e *evaluation) headAt(head int) int {
 	group := e.group()
@@ -471,7 +471,7 @@ func quantRows(e *evaluation) {
 	}
 }
 
-// activations are the values of a row of a product's input, dequantised where it is quantised.
+// activations returns the values of a row of a product's input, dequantised where it is quantised.
 func (e *evaluation) activations(row int) []float64 {
 	scale, zero := 1.0, 0.0
 	if e.Scheme.QuantisedRows() {
@@ -633,7 +633,7 @@ func dispatch(e *evaluation) {
 	}
 }
 
-// slotsBefore is the number of slots of the groups before one.
+// slotsBefore returns the number of slots of the groups before one.
 func slotsBefore(groups []op.Group, group int) (count int) {
 	for _, before := range groups[:group] {
 		count += before.Slots
@@ -736,8 +736,8 @@ func attention(e *evaluation) {
 	}
 }
 
-// roundedShares is how far a sum of values may be off, whose weighted terms have this magnitude, because the weights are
-// rounded to the cache's type where that is bf16. What they are relative to is not defined.
+// roundedShares returns how far a sum of values may be off, whose weighted terms have this magnitude, because the
+// weights are rounded to the cache's type where that is bf16. What they are relative to is not defined.
 func (e *evaluation) roundedShares(size float64) float64 {
 	if e.KV == op.BF16 {
 		return size / (1 << 8)
@@ -745,7 +745,7 @@ func (e *evaluation) roundedShares(size float64) float64 {
 	return 0
 }
 
-// query is an element of a query as attention multiplies it.
+// query returns an element of a query as attention multiplies it.
 func (e *evaluation) query(row, column int) float64 {
 	if e.KV == op.BF16 {
 		return round(op.BF16, e.in[0].at(row, column))
@@ -753,7 +753,7 @@ func (e *evaluation) query(row, column int) float64 {
 	return e.in[0].at(row, column)
 }
 
-// shares is the softmax of a query's scores with count positions, whose keys begin at a row of the
+// shares returns the softmax of a query's scores with count positions, whose keys begin at a row of the
 // cache. steep is the largest magnitude of a score, by which the error of a share grows.
 func (e *evaluation) shares(row, query, begin, count int) (shares []float64, steep float64) {
 	return e.sharesOf(row, query, begin, count, func(int) bool { return true })

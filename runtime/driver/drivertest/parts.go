@@ -75,7 +75,7 @@ func newPartsSum(t *testing.T, c *chain) *partsSum {
 	return sum
 }
 
-// view is an operand in memory of its own.
+// view returns an operand in memory of its own.
 func (s *partsSum) view() driver.View {
 	s.t.Helper()
 	var buffer driver.Buffer

@@ -39,7 +39,7 @@ type queueing struct {
 	how Queueing
 }
 
-// Devices are the wrapped driver's, without cores.
+// Devices returns the wrapped driver's, without cores.
 func (d *queueing) Devices(ctx context.Context) ([]driver.Device, error) {
 	devices, err := d.Driver.Devices(ctx)
 	devices = slices.Clone(devices)
@@ -123,7 +123,7 @@ type queuedExecutable struct {
 // rowCounts are how many rows of each operand a call uses.
 type rowCounts struct{ in, out []int }
 
-// counts are those of calls with so many rows.
+// counts returns those of calls with so many rows.
 func (e *queuedExecutable) counts(rows int) *rowCounts {
 	counts, ok := e.rows[rows]
 	if !ok {
@@ -139,14 +139,14 @@ func (e *queuedExecutable) counts(rows int) *rowCounts {
 	return counts
 }
 
-// Most is how many calls were in flight at a time.
+// Most returns how many calls were in flight at a time.
 func (q *Queued) Most() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.most
 }
 
-// String is the wrapped processor's name.
+// String returns the wrapped processor's name.
 func (q *Queued) String() string { return fmt.Sprint(q.proc) }
 
 func (q *Queued) Capabilities() *driver.Capabilities { return &q.caps }
@@ -419,7 +419,7 @@ func (q *Queued) isDone(t driver.Ticket) bool {
 	return true
 }
 
-// told is the first failure up to a call that was not told yet.
+// told returns the first failure up to a call that was not told yet.
 func (q *Queued) told(t driver.Ticket) error {
 	if len(q.failures) == 0 || q.failures[0].Ticket > t {
 		return nil
@@ -510,7 +510,7 @@ func (m *mirror) move(offset, count int64, to, from driver.Buffer) error {
 	return nil
 }
 
-// onDevice is a view of the processor's memory.
+// onDevice returns a view of the processor's memory.
 func onDevice(v driver.View) driver.View {
 	if m, ok := v.Buffer.(*mirror); ok {
 		v.Buffer = m.device
@@ -536,10 +536,10 @@ func (q *Queued) Close() error {
 	return err
 }
 
-// again is a copy of values in the memory of an earlier one.
+// again returns a copy of values in the memory of an earlier one.
 func again[T any](earlier, values []T) []T { return append(earlier[:0], values...) }
 
-// againEach is a copy of lists in the memory of earlier ones, those beyond their length included.
+// againEach returns a copy of lists in the memory of earlier ones, those beyond their length included.
 func againEach[T any](earlier, lists [][]T) [][]T {
 	earlier = slices.Grow(earlier, max(0, len(lists)-len(earlier)))[:len(lists)]
 	for i, list := range lists {

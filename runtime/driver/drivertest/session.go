@@ -121,8 +121,8 @@ type trial struct {
 // rows.
 type place struct{ gap, below int }
 
-// filledCache is a cache for an operator. A call uses one of three sequences, so that writing into a neighbour shows.
-// Positions before those of the first call are filled too: attention reads them.
+// filledCache returns a cache for an operator. A call uses one of three sequences, so that writing into a neighbour
+// shows. Positions before those of the first call are filled too: attention reads them.
 func filledCache(rng *rand.Rand, operator *op.Op, maxContext int) *cache {
 	sequences := 3
 	if operator.Batch {
@@ -233,7 +233,7 @@ func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
 	return pack.Pack(dst, spec, src)
 }
 
-// rowScale is a static scale with which some rows saturate.
+// rowScale returns a static scale with which some rows saturate.
 func rowScale(_ int, drawn float32) float32 { return 0.002 + float32(math.Abs(float64(drawn)))/50 }
 
 // gridSteps are steps with which a few activations and results of a product saturate.
@@ -247,7 +247,7 @@ func gridSteps(product op.Op) func(j int, drawn float32) float32 {
 	}
 }
 
-// frequencies are those of rotations, with so many angles in a row of the table.
+// frequencies returns those of rotations, with so many angles in a row of the table.
 func frequencies(angles int) func(j int, drawn float32) float32 {
 	return func(j int, _ float32) float32 {
 		return float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))

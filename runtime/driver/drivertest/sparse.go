@@ -25,7 +25,7 @@ func unsaid(out *array) {
 	}
 }
 
-// cached is the magnitude of a sum's terms of cached numbers: those of 8 bits are rounded to float32 here, and not
+// cached returns the magnitude of a sum's terms of cached numbers: those of 8 bits are rounded to float32 here, and not
 // everywhere.
 func (e *evaluation) cached(size float64) float64 {
 	if e.KV == op.Q8 {
@@ -34,7 +34,7 @@ func (e *evaluation) cached(size float64) float64 {
 	return size
 }
 
-// code is a number as 8 bits hold it under a scale.
+// code returns a number as 8 bits hold it under a scale.
 func code(value, scale float64) float64 {
 	rounded := math.RoundToEven(float64(float32(value) / float32(scale)))
 	return math.Max(-127, math.Min(127, rounded)) * scale
@@ -83,7 +83,7 @@ func estimate(e *evaluation) {
 	})
 }
 
-// sparseHeads are the numbers of the heads of an estimate, with the scales of the buckets that the call has.
+// sparseHeads returns the numbers of the heads of an estimate, with the scales of the buckets that the call has.
 func (e *evaluation) sparseHeads() []op.SparseHead {
 	group := e.group()
 	var heads []op.SparseHead
@@ -201,8 +201,8 @@ func sparseAttention(e *evaluation) {
 	})
 }
 
-// withRest is how much of a query's attention is left to the positions that have these shares of it when the others
-// before its block count as one, and the mean value [1,HeadDim] of all before the block.
+// withRest returns how much of a query's attention is left to the positions that have these shares of it when the
+// others before its block count as one, and the mean value [1,HeadDim] of all before the block.
 func (e *evaluation) withRest(row, query, begin, unseen int, span *op.SparseSpan, shares []float64) (own float64,
 	mean *array) {
 	count := float64(span.Block - span.Inner)

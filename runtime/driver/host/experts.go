@@ -109,10 +109,10 @@ func (b *builder) expertMatMul() (step, error) {
 	return step{m: x.op.M, plan: x.plan, task: x.task}, nil
 }
 
-// size is the bytes of an activation.
+// size returns the bytes of an activation.
 func (x *experts) size() int { return x.input.value.Type.Bytes() }
 
-// expert is the expert that a row is sent to.
+// expert returns the expert that a row is sent to.
 func (x *experts) expert(row int) int { return int(x.ids.i32[row/x.op.Fan*x.ids.ld+row%x.op.Fan]) }
 
 // gather copies the activations of the places [p0,p1), with their scales and sums. A row that is
@@ -201,7 +201,7 @@ func (x *experts) group(expert, count, rows int) {
 	x.groups = append(x.groups, chosen)
 }
 
-// refused is the error about a row that names no expert.
+// refused returns the error about a row that names no expert.
 func (x *experts) refused(row int) error {
 	for _, id := range x.ids.i32[row*x.ids.ld : row*x.ids.ld+x.op.Fan] {
 		if id == -1 && x.op.Sent > 0 {

@@ -216,7 +216,7 @@ func (d *dispatcher) fill(slot int, rows []int32, capacity int) {
 	}
 }
 
-// expert is the expert that a row is sent to.
+// expert returns the expert that a row is sent to.
 func (d *dispatcher) expert(row int) int { return int(d.ids.i32[row/d.op.Fan*d.ids.ld+row%d.op.Fan]) }
 
 // set writes the number of a row, nothing where the operand does not exist.
@@ -243,7 +243,7 @@ func (d *dispatcher) copy(from, to int) {
 	}
 }
 
-// refused is the error about a token that names no expert.
+// refused returns the error about a token that names no expert.
 func (d *dispatcher) refused(token int) error {
 	for _, id := range d.ids.i32[token*d.ids.ld:][:d.op.Fan] {
 		if id < 0 || int(id) >= d.op.Experts {

@@ -37,10 +37,10 @@ func (o *operand) from(row, column int) kernel.Matrix[float32] {
 // codes returns the 8-bit rows from row on.
 func (o *operand) codes(row int) kernel.Matrix[uint8] { return kernel.Rows(o.raw, o.ld).From(row, 0) }
 
-// use says how a node uses an operand: perToken rows for each of at most tokens tokens.
+// use says how a node uses an operand: at most tokens tokens, with perToken rows each.
 type use struct{ tokens, perToken int }
 
-// rows is the number of rows in use in a call of the given number of tokens.
+// rows returns the number of rows in use in a call of the given number of tokens.
 func (o *operand) rows(tokens int) int {
 	rows := 0
 	for _, use := range o.uses {
@@ -117,7 +117,7 @@ type scratch struct {
 	own   []float32
 }
 
-// mine is the scratch of one worker.
+// mine returns the scratch of one worker.
 func (s *scratch) mine(worker int) []float32 { return s.own[worker*s.local:][:s.local] }
 
 // Close frees nothing by itself: later calls of Run are refused, and the garbage collector does the rest.
@@ -220,7 +220,7 @@ func (e *executable) chained() (out []step) {
 	return out
 }
 
-// roundUp is the next multiple of the alignment of values in the arena.
+// roundUp returns the next multiple of the alignment of values in the arena.
 func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
 
 // declare makes the operands and returns their indices by name.

@@ -18,7 +18,7 @@ var (
 	errNotHalf   = errors.New("an activation, a weight or a result is NaN or too large for f16")
 )
 
-// narrowMatMul is a product whose activations and results are rounded to 16 bits, as another
+// narrowMatMul returns a product whose activations and results are rounded to 16 bits, as another
 // processor computes it. It shows that processor's numbers and is not fast. Rows are rounded to a
 // dense copy. A worker unpacks one tile of the weight after the other, multiplies in float32, and
 // rounds the results.

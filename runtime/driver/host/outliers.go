@@ -119,8 +119,8 @@ func (b *builder) markExceeding(limit float32) step {
 	return mark
 }
 
-// exceeding is what a call has found beyond its static scale. A processor executes one call at a time, so that its
-// steps share the memory: it has as much as the step with most channels needs.
+// exceeding collects what a call has found beyond its static scale. A processor executes one call at a time, so its
+// steps share the memory; it has as much as the step with most channels needs.
 type exceeding struct {
 	marks    []bool     // [worker][channel] that some row exceeds
 	channels []int      // those that are marked, ascending
@@ -172,7 +172,7 @@ type matrixRows struct {
 	cols   int
 }
 
-// newMatrixRows is the rows of a weight.
+// newMatrixRows returns the rows of a weight.
 func newMatrixRows(weight *driver.Packed) (*matrixRows, error) {
 	out := &matrixRows{source: weight.Rows, cols: weight.Spec.N}
 	if out.source != nil {

@@ -44,7 +44,7 @@ type processor struct {
 	arenas int // counts arenas, so that executables notice a new one
 }
 
-// newProcessor is a processor of these cores with a kernel set, not attached yet.
+// newProcessor returns a processor of these cores with a kernel set, not attached yet.
 func newProcessor(cores []int, set *kernel.Set) *processor {
 	name := fmt.Sprintf("%s:%d", Name, cores[0])
 	if len(cores) > 1 {
@@ -59,10 +59,10 @@ func newProcessor(cores []int, set *kernel.Set) *processor {
 	return made
 }
 
-// Capabilities are those of the kernels, whichever set is chosen.
+// Capabilities returns those of the kernels, whichever set is chosen.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
-// Bounds are those of the processor's kernel set.
+// Bounds returns those of the processor's kernel set.
 func (p *processor) Bounds() driver.Bounds {
 	return driver.Bounds{Kernels: p.set.Name, PeakI8: p.set.PeakI8, PeakF32: p.set.PeakF32, Stream: p.set.Stream,
 		Issue: p.set.Issue}
@@ -115,7 +115,7 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	return p.RunBy(p, exe, b)
 }
 
-// Owns is for RunBy.
+// Owns implements an interface for RunBy.
 func (p *processor) Owns(exe driver.Executable) (here, open bool) {
 	loaded, ok := exe.(*executable)
 	here = ok && loaded.p == p

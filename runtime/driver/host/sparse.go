@@ -80,12 +80,12 @@ func (s *sparse) begin(rows int) bool {
 	return true
 }
 
-// tooLong is the error of begin.
+// tooLong returns the error of begin.
 func (s *sparse) tooLong() error {
 	return fmt.Errorf("the context reaches beyond %d positions, for which the operator was made", s.op.Context)
 }
 
-// of is the key head and the block of a task: longest blocks first, as dense attention has them.
+// of returns the key head and the block of a task: longest blocks first, as dense attention has them.
 func (s *sparse) of(task int) (kvHead int, block *sparseBlock) {
 	count := len(s.blocks)
 	return task / count, &s.blocks[count-1-task%count]
@@ -143,12 +143,12 @@ type estimate struct {
 	tiles, tileBytes int // of a key head, and the bytes of each
 }
 
-// tile is where keys of a key head are packed.
+// tile returns where keys of a key head are packed.
 func (s *estimate) tile(kvHead, number int) []byte {
 	return mem.Bytes(s.e.have.pack)[(kvHead*s.tiles+number)*s.tileBytes:][:s.tileBytes]
 }
 
-// refused is the error of either step.
+// refused returns the error of either step.
 func (s *estimate) refused(int) error {
 	if s.e.Scalars.Pos+min(s.op.M, s.e.Scalars.Rows) > s.op.Context {
 		return s.tooLong()
@@ -253,7 +253,7 @@ func (s *sparse) nearest() step {
 	}
 }
 
-// largestOf is the largest of a magnitude and those of numbers.
+// largestOf returns the largest of a magnitude and those of numbers.
 func largestOf(values []float32, largest float32) float32 {
 	for _, value := range values {
 		largest = max(largest, value, -value)
@@ -261,7 +261,7 @@ func largestOf(values []float32, largest float32) float32 {
 	return largest
 }
 
-// largestKey is the largest magnitude of the keys from..to-1 of a head.
+// largestKey returns the largest magnitude of the keys from..to-1 of a head.
 func (s *sparse) largestKey(kvHead, from, to int, own []float32) (largest float32) {
 	exe, dim := s.e, s.op.HeadDim
 	begin := exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*dim
@@ -272,8 +272,8 @@ func (s *sparse) largestKey(kvHead, from, to int, own []float32) (largest float3
 	return largest
 }
 
-// sparseWords is the scratch of estimate in units of 4 bytes: of all workers, the packed keys; of each, the queries of
-// a block, their scales and scores, or a key on its way to a tile.
+// sparseWords returns the scratch of estimate in units of 4 bytes: of all workers, the packed keys; of each, the
+// queries of a block, their scales and scores, or a key on its way to a tile.
 func sparseWords(operator op.Op, tileBytes int) (packs, local int) {
 	rows, dim := min(operator.Block, operator.M), operator.HeadDim
 	tiles := (operator.Context + pack.TileN - 1) / pack.TileN
@@ -421,7 +421,7 @@ func order(x float32) uint32 {
 	return bits | 1<<31
 }
 
-// nthLargest is the number that n-1 of keys exceed or equal, n at least 1. It changes their order.
+// nthLargest returns the number that n-1 of keys exceed or equal, n at least 1. It changes their order.
 func nthLargest(keys []uint32, n int) uint32 {
 	lo, hi := 0, len(keys) // the number is among these
 	for hi-lo > 1 {
@@ -538,7 +538,7 @@ func (b *builder) sparseAttention() (step, error) {
 	}, nil
 }
 
-// rest is where the means of the keys and of the values that all queries of a block see before it lie.
+// rest returns where the means of the keys and of the values that all queries of a block see before it lie.
 func (s *sparse) rest(kvHead int, block *sparseBlock) []float32 {
 	words := 2 * s.op.HeadDim
 	return s.e.have.pack[(kvHead*s.op.Blocks()+block.index)*words:][:words]
@@ -625,7 +625,7 @@ func (s *sparse) wide(own []float32, side *operand, from, to int) []float32 {
 // restRows is how many cached rows rests widens at a time, in less scratch than attention takes.
 const restRows = 32
 
-// gatherWords is room for the keys or the values of one head that a block attends to, in units of 4 bytes.
+// gatherWords returns the room for the keys or the values of one head that a block attends to, in units of 4 bytes.
 func gatherWords(operator op.Op) int {
 	return (int(operator.KV.CacheRowBytes(operator.HeadDim))*operator.Context + 15) / 16 * 4
 }

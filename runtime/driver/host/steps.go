@@ -681,7 +681,7 @@ func (b *builder) packed() (*packed, error) {
 	}, nil
 }
 
-// rows are the rows of x from r on, with their scales and sums from place p of the scratch.
+// rows returns the rows of x from r on, with their scales and sums from place p of the scratch.
 func (b *builder) rows(x *operand, r, p, sums int) activations {
 	if !b.op.Scheme.QuantisedRows() {
 		return activations{floats: x.from(r, 0)}
@@ -706,7 +706,7 @@ func divideTiles(tiles, workers, step, least int) tileTasks {
 	return tileTasks{tiles: tiles, block: (block + step - 1) / step * step}
 }
 
-// count is the number of tasks.
+// count returns the number of tasks.
 func (t *tileTasks) count() int { return (t.tiles + t.block - 1) / t.block }
 
 // of returns the tiles of tasks [from,to).
@@ -754,11 +754,11 @@ func (b *builder) divide(rows, tileBytes int, packs bool) grid {
 	return out
 }
 
-// fetchAhead is how many bytes of a weight a worker asks for before it multiplies: what the lane leaves it time for, and
-// a part of a second-level cache.
+// fetchAhead is how many bytes of a weight a worker asks for before it multiplies: what the lane leaves it time for,
+// and a part of a second-level cache.
 const fetchAhead = 256 << 10
 
-// matMul is a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough
+// matMul returns a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough
 // tiles, a step before it packs the rows (see packed). The plan of a call divides tiles or rows (see
 // divide) into tasks that workers take when they are free. Kernels sum each result in one order, so
 // that its bits do not depend on the division. A call costs M*K*N multiply-adds and reads the weight

@@ -44,9 +44,9 @@ const yieldSpins = 1 << 16
 // lane writes one line to open it (board), each helper has one to say that it is inside, and each
 // worker claims tasks by a compare-and-swap on a line that others touch only to steal.
 //
-// Between two jobs the lane computes alone, a few microseconds, and memory is idle. A helper that leaves a job then asks
-// for the first bytes of what it will multiply by next (ahead), until the next job is open: weights pass through every
-// core once a token, and whatever lies in its cache by then does not have to be waited for.
+// Between two jobs the lane computes alone, a few microseconds, and memory is idle. A helper that leaves a job then
+// asks for the first bytes of what it will multiply by next (ahead), until the next job is open: weights pass through
+// every core once a token, and whatever lies in its cache by then does not have to be waited for.
 type team struct {
 	*board
 	fetch   func([]byte) // asks memory for bytes; nil: cannot
@@ -220,7 +220,7 @@ func (t *team) work(worker int) {
 	}
 }
 
-// left is the tasks [from,to) of the latest job that a worker has not begun, and the bits that say so.
+// left returns the tasks [from,to) of the latest job that a worker has not begun, and the bits that say so.
 func (b *board) left(worker int) (from, to, bits uint64) {
 	bits = b.runs[worker].bits.Load()
 	if bits>>(2*runBits) == b.tag() {

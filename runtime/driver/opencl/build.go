@@ -60,7 +60,7 @@ func float(value float64) argument {
 	return argument{kind: argWord, value: int64(math.Float32bits(float32(value)))}
 }
 
-// notes are the buffer of notes and, for a step that refuses rows, its word in them.
+// notes returns the buffer of notes and, for a step that refuses rows, its word in them.
 func (b *builder) notes(s *step, refuses bool) []argument {
 	at := argument{kind: argWord}
 	if refuses {
@@ -88,12 +88,13 @@ func (b *builder) launch(s *step, family, function string, columns int, args ...
 	return b.launchVariant(s, family, variant, variant.Rows, function, columns, args)
 }
 
-// choose is the variant of a family that the form of a node names, that the options name, or that suits the device.
+// choose returns the variant of a family that the form of a node names, that the options name, or that suits the
+// device.
 func (e *executable) choose(family, named string) (kernel.Variant, error) {
 	return choose(e.code.Code, kernel.Use{Family: family, Variant: named}, e.p.settings, &e.p.device.features)
 }
 
-// choose is the variant that an artifact has for a use, on a device with these options.
+// choose returns the variant that an artifact has for a use, on a device with these options.
 func choose(code *kernel.Code, use kernel.Use, settings settings, features *kernel.Features) (kernel.Variant, error) {
 	family := use.Family
 	if use.Variant != "" {
@@ -114,7 +115,8 @@ func choose(code *kernel.Code, use kernel.Use, settings settings, features *kern
 	return variant, nil
 }
 
-// named is the variant that the form of a node names, which the artifact must carry and the device be able to execute.
+// named returns the variant that the form of a node names, which the artifact must carry and the device be able to
+// execute.
 func named(code *kernel.Code, use kernel.Use, features *kernel.Features) (kernel.Variant, error) {
 	variant, known := kernel.Find(use.Family, use.Variant)
 	if !known {

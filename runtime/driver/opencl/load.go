@@ -33,7 +33,7 @@ type operand struct {
 // use says how a node uses an operand: perToken rows for each of at most tokens tokens.
 type use struct{ tokens, perToken int }
 
-// inUse is the number of rows in use in a call of the given number of tokens.
+// inUse returns the number of rows in use in a call of the given number of tokens.
 func (o *operand) inUse(tokens int) int {
 	rows := 0
 	for _, use := range o.uses {
@@ -106,7 +106,7 @@ type parsed struct {
 	users int
 }
 
-// parse is the artifact of these bytes, which the executable uses until it is freed.
+// parse returns the artifact of these bytes, which the executable uses until it is freed.
 func (p *processor) parse(data []byte) (*parsed, error) {
 	code := p.codes[string(data)]
 	if code == nil {

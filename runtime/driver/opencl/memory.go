@@ -38,7 +38,7 @@ func (p *processor) own(b driver.Buffer) *buffer {
 	return found
 }
 
-// Bytes is the host's memory.
+// Bytes returns the host's memory.
 func (b *buffer) Bytes() []byte { return b.host }
 
 // Close waits for the calls that use the memory.

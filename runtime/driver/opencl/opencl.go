@@ -68,7 +68,7 @@ func (opencl) Devices(ctx context.Context) ([]driver.Device, error) {
 	return out, nil
 }
 
-// Library is the one that is loaded where no option names another; its platforms take the place of providers.
+// Library returns the one that is loaded where no option names another; its platforms take the place of providers.
 func (opencl) Library(context.Context) (driver.Library, error) {
 	list, err := devices("")
 	if err != nil {
@@ -272,7 +272,7 @@ func find(ctx context.Context, config driver.Config) (*found, settings, error) {
 	return from, options, nil
 }
 
-// find is the device that a selector names, "" for the first one that is listed.
+// find returns the device that a selector names, "" for the first one that is listed.
 func (l *listing) find(selector string) (*found, error) {
 	for i := range l.devices {
 		if device := &l.devices[i]; selector == "" || device.selector == selector || device.Name == selector {
@@ -294,7 +294,8 @@ var parts struct {
 	of map[string]*clapi.Device
 }
 
-// part is a device of so many compute units of another one, the same one each time; all of them are the device itself.
+// part returns a device of so many compute units of another one, the same one each time; all of them are the device
+// itself.
 func part(of *clapi.Device, units int) (*clapi.Device, error) {
 	total, err := of.Number(clapi.DeviceComputeUnits)
 	if err != nil {

@@ -56,7 +56,7 @@ var builders = map[op.Kind]func(*builder) error{
 	},
 }
 
-// plain is one launch whose arguments begin with the inputs and outputs.
+// plain adds one launch whose arguments begin with the inputs and outputs.
 func (b *builder) plain(family, function string, args ...argument) error {
 	if !(b.op.Eps >= 0 && b.op.Eps <= math.MaxFloat32) {
 		return fmt.Errorf("eps = %v, want a number of at least 0", b.op.Eps)
@@ -69,7 +69,7 @@ func (b *builder) plain(family, function string, args ...argument) error {
 	return nil
 }
 
-// values are the arguments of inputs and outputs.
+// values returns the arguments of inputs and outputs.
 func (b *builder) values() (list []argument) {
 	for _, operand := range slices.Concat(b.in, b.out) {
 		list = append(list, b.value(operand))
@@ -101,7 +101,7 @@ func (b *builder) embed() error {
 	return nil
 }
 
-// id is a token's id for a message, where the host still has it.
+// id returns a token's id for a message, where the host still has it.
 func (e *executable) id(operand, row int) string {
 	o := &e.operands[operand]
 	if o.buffer == nil || o.buffer.host == nil {
@@ -118,7 +118,7 @@ func (e *executable) id(operand, row int) string {
 	return fmt.Sprintf(" %d", values[0])
 }
 
-// ids is the first id of a token that names no expert, for a message, where the host still has it.
+// ids returns the first id of a token that names no expert, for a message, where the host still has it.
 func (e *executable) ids(operand, row, fan, experts int) string {
 	o := &e.operands[operand]
 	if o.buffer == nil || o.buffer.host == nil {
@@ -191,7 +191,7 @@ func (b *builder) quantRows() error {
 // maxDotK bounds K of 8-bit products, so that their sums are exact in int32.
 const maxDotK = math.MaxInt32 / (127 * 128)
 
-// tileBytes are the bytes of a tile of the product's weight, after checking that the kernels can count in it.
+// tileBytes returns the bytes of a tile of the product's weight, after checking that the kernels can count in it.
 func (b *builder) tileBytes() (int64, error) {
 	operator := &b.op
 	if operator.Scheme.QuantisedRows() && operator.K > maxDotK {
@@ -264,7 +264,7 @@ func (b *builder) route() error {
 	return nil
 }
 
-// matMul is a product. Activations that are rounded to 16 bits are so in a step before it.
+// matMul returns a product. Activations that are rounded to 16 bits are so in a step before it.
 func (b *builder) matMul() error {
 	operator := &b.op
 	family := kernel.Product(operator.Scheme)

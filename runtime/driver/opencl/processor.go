@@ -109,7 +109,7 @@ func (p *processor) prepareFlag() error {
 	return p.queue.SetBuffer(p.flag, 0, p.flagMem.device)
 }
 
-// Capabilities are those of the kernels, with or without memory of the device's own.
+// Capabilities returns those of the kernels, with or without memory of the device's own.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Attach binds nothing: the device has threads of its own.
@@ -167,7 +167,7 @@ func (p *processor) Done(t driver.Ticket) (bool, error) {
 	return t <= p.done, p.tell(t)
 }
 
-// noTicket is the error for a ticket that was not given out.
+// noTicket returns the error for a ticket that was not given out.
 func (p *processor) noTicket(t driver.Ticket) error {
 	return diag.New(diag.ClassInternal, "wait on %s: call %d was not submitted, want 1..%d", p, t, p.last)
 }
@@ -275,7 +275,7 @@ func (p *processor) retire() {
 	}
 }
 
-// verdict is the error of a call whose commands were executed.
+// verdict returns the error of a call whose commands were executed.
 func (p *processor) verdict(c *call, t driver.Ticket) error {
 	for i := range c.exe.refusals {
 		if row := p.notes.words[p.notes.slot(t)+i]; row != math.MaxInt32 {
@@ -376,7 +376,7 @@ type notes struct {
 	each   int // words of a call
 }
 
-// slot is the first word of a call.
+// slot returns the first word of a call.
 func (n *notes) slot(t driver.Ticket) int { return int(t%driver.MaxInFlight) * n.each }
 
 // grow makes room for that many words of a call. No call is in flight.

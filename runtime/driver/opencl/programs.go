@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
 )
 
-// WithPrograms is the driver with a store of binaries.
+// WithPrograms returns the driver with a store of binaries.
 func (opencl) WithPrograms(programs driver.Programs) driver.Driver { return opencl{programs} }
 
 // Identity names the device by its own name, and the driver by platform, version and the compiler behind it.
@@ -25,7 +25,7 @@ func (opencl) Identity(ctx context.Context, config driver.Config) (driver.Identi
 	return identityOf(from.Device)
 }
 
-// identityOf is a device's identity.
+// identityOf returns a device's identity.
 func identityOf(from *clapi.Device) (driver.Identity, error) {
 	version, err := from.Text(clapi.DeviceDriverVersion)
 	if err != nil {
@@ -96,8 +96,8 @@ func (p *programs) prebuild(source string) (made *driver.Prebuilt, err error) {
 	return made, err
 }
 
-// buildOptions are the compiler's options for a source: no warnings, which some write to the standard error output, and
-// the version of the language that variants need for what they use.
+// buildOptions returns the compiler's options for a source: no warnings, which some write to the standard error output,
+// and the version of the language that variants need for what they use.
 func buildOptions(source string) string {
 	if strings.Contains(source, "#define DOT\n") || strings.Contains(source, "#define SUBGROUPS\n") {
 		return "-w -cl-std=CL3.0"
@@ -194,7 +194,7 @@ func (p *programs) make(source string, binary []byte, key driver.ProgramKey, sto
 	return &built{Program: made, fromSource: true}, nil
 }
 
-// noBinary is the error where nothing may be built from source.
+// noBinary returns the error where nothing may be built from source.
 func (p *programs) noBinary() error {
 	return diag.New(diag.ClassUnavailable, "there is no binary for device %q with driver %q, and the source must not be built",
 		p.identity.Device, p.identity.Driver).
@@ -227,7 +227,7 @@ func (p *programs) give(taken map[string]*built) (err error) {
 	}
 }
 
-// program is the program of a source for the processor, which keeps it until it is closed.
+// program returns the program of a source for the processor, which keeps it until it is closed.
 func (p *processor) program(source string) (*clapi.Program, error) {
 	if known := p.taken[source]; known != nil {
 		return known.Program, nil

@@ -194,7 +194,7 @@ const (
 	long
 )
 
-// argument is the current value of an argument: a buffer, a number, or both.
+// argument returns the current value of an argument: a buffer, a number, or both.
 func (e *executable) argument(l *launch, arg *argument, rows, parts int) (buffer *clapi.Buffer, value int64, kind int) {
 	switch arg.kind {
 	case argOperand:

@@ -117,7 +117,7 @@ func (l *launch) sizeProduct(rows int) bool {
 // leastPart is how many positions an item of a divided attention has at least.
 const leastPart = 32
 
-// parts is how many parts the positions of a call are divided into.
+// parts returns how many parts the positions of a call are divided into.
 func (s *step) parts(e *executable, rows int) int {
 	if s.split == 0 || rows == 0 {
 		return 1

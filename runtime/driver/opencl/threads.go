@@ -37,9 +37,9 @@ func inherit(work func() error) error {
 	return affinity.Named(threadName, work)
 }
 
-// coresOf are the cores of a device made of them, nil for others: those of all compute units are all of the process's.
-// The threads of a part get cores that no other part has, as long as there is a core for each; a part has the last
-// ones, and plans give others the first.
+// coresOf returns the cores of a device made of them, nil for others: those of all compute units are all of the
+// process's. The threads of a part get cores that no other part has, as long as there is a core for each; a part has
+// the last ones, and plans give others the first.
 func coresOf(from *found, units int) ([]int, error) {
 	kind, err := from.Number(clapi.DeviceType)
 	if err != nil || kind&clapi.TypeCPU == 0 {

@@ -318,7 +318,7 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	return exe, nil
 }
 
-// options are those of a session on that many of the processor's cores.
+// options returns those of a session on that many of the processor's cores.
 func (p *processor) options(threads int) *ortapi.SessionOptions {
 	options := &ortapi.SessionOptions{
 		Threads: 1, Optimization: optimization, Config: append(slices.Clone(p.config), [2]string{asWritten, "1"}),

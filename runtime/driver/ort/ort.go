@@ -61,7 +61,7 @@ func (ort) Devices(context.Context) ([]driver.Device, error) {
 	return out, nil
 }
 
-// Library is the one that is loaded where no option names another.
+// Library returns the one that is loaded where no option names another.
 func (ort) Library(context.Context) (driver.Library, error) {
 	lib, err := find("")
 	if err != nil {
@@ -209,7 +209,7 @@ var layouts = map[string]string{
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 
-// layout is the layout in which a scheme's weights are packed for the library.
+// layout returns the layout in which a scheme's weights are packed for the library.
 func layout(scheme string) string { return layouts[scheme] }
 
 // tileN is the unit of column shards: two tiles of the widest matrix instructions.
@@ -222,9 +222,9 @@ const (
 	libraryBytes = 40 << 20 // with nothing loaded
 )
 
-// capabilities are what the library computes in the graph's precision; shapes are static, and it makes its own copy of
-// weights. Where it multiplies no type of 8-bit weights exactly, schemes with them are left out, and convolutions of 8-bit
-// codes where it does not compute these exactly.
+// capabilities returns what the library computes in the graph's precision; shapes are static, and it makes its own copy
+// of weights. Where it multiplies no type of 8-bit weights exactly, schemes with them are left out, and convolutions of
+// 8-bit codes where it does not compute these exactly.
 func capabilities(cores []int, weights storage, convolves bool) *driver.Capabilities {
 	schemes := op.SchemesOf(Name)
 	if weights == inexact {

@@ -29,10 +29,10 @@ type processor struct {
 	loaded map[*executable]bool
 }
 
-// Capabilities are those of the library's CPU kernels, also for other providers.
+// Capabilities returns those of the library's CPU kernels, also for other providers.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
-// name is the processor's name in errors.
+// name returns the processor's name in errors.
 func name(cores []int, provider string) string {
 	text := Name + ":" + strconv.Itoa(cores[0])
 	if len(cores) > 1 {

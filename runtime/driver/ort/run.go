@@ -125,7 +125,8 @@ func (e *executable) run(bindings *driver.Bindings) error {
 	return nil
 }
 
-// prepareEstimate binds memory for the launches of an estimate, whose scales are a weight that the library does not get.
+// prepareEstimate binds memory for the launches of an estimate, whose scales are a weight that the library does not
+// get.
 func (e *executable) prepareEstimate(weights driver.Weights) error {
 	numbers, err := mem.View[float32](weights[0].Bytes)
 	if err != nil {
@@ -310,7 +311,7 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 // replace an operand.
 var inPlace = map[op.Kind]bool{op.Add: true, op.Clip: true}
 
-// roundUp is the next multiple of the alignment that buffers have.
+// roundUp returns the next multiple of the alignment that buffers have.
 func roundUp(bytes int) int { return (bytes + driver.Align - 1) &^ (driver.Align - 1) }
 
 // overlap reports whether two pieces of memory share a byte.

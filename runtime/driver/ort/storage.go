@@ -30,8 +30,8 @@ const (
 // shift is what is added to a code, modulo 256: its highest bit changes.
 const shift = 0x80
 
-// exactStorage is the first type of weights that the library multiplies exactly on this CPU with these options of a
-// session. The environment remembers the answer, since every processor asks.
+// exactStorage returns the first type of weights that the library multiplies exactly on this CPU with these options of
+// a session. The environment remembers the answer, since every processor asks.
 func (e *env) exactStorage(options *ortapi.SessionOptions) (storage, error) {
 	key := fmt.Sprintf("%q %q %q", options.Provider, options.ProviderOptions, options.Config)
 	envs.Lock()
@@ -366,7 +366,7 @@ func (p *processor) refuseInexact(graph *op.Graph) error {
 	return nil
 }
 
-// floatSchemes are the schemes that need no exact products of 8-bit codes.
+// floatSchemes returns the schemes that need no exact products of 8-bit codes.
 func floatSchemes() (out []string) {
 	for _, scheme := range op.SchemesOf(Name) {
 		if !isInteger(scheme) {

@@ -94,8 +94,8 @@ func (v *verifier) initializers() error {
 	return nil
 }
 
-// tensors are the type and shape of a weight's values, and of its scales where it has some: as plain rows, as a matrix,
-// as kernels of convolutions, or in blocks of 4-bit codes.
+// tensors returns the type and shape of a weight's values, and of its scales where it has some: as plain rows, as a
+// matrix, as kernels of convolutions, or in blocks of 4-bit codes.
 func (v *verifier) tensors(spec op.WeightSpec) (values, scales onnx.Tensor) {
 	k, cols := int64(spec.K), int64(spec.N)
 	columnScales := onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols}}
@@ -127,7 +127,7 @@ func (v *verifier) tensors(spec op.WeightSpec) (values, scales onnx.Tensor) {
 // weightName and nodeName are the names that the compiler gives initializers and nodes.
 func weightName(j int) string { return fmt.Sprintf("w%d", j) }
 
-// literal is a constant in a short form: type, shape and bytes, of which a repeated element is
+// literal returns a constant in a short form: type, shape and bytes, of which a repeated element is
 // written once.
 func literal(t onnx.Tensor) string {
 	raw, size := t.Raw, int(t.Type.Bytes(1))
@@ -155,7 +155,7 @@ func (v *verifier) nodes() ([][]onnx.Node, error) {
 	return out, nil
 }
 
-// nodeName is the name of a node that stands for node i of the graph; the main one has no suffix.
+// nodeName returns the name of a node that stands for node i of the graph; the main one has no suffix.
 func nodeName(i int, suffix string) string {
 	if suffix == "" {
 		return fmt.Sprintf("n%d", i)
@@ -317,7 +317,7 @@ func (e *expected) do(suffix, domain, kind string, in []string, attrs ...onnx.At
 	return out
 }
 
-// list is a list of operands, short to write.
+// list returns a list of operands, short to write.
 func list(s ...string) []string { return s }
 
 // float and ints are constants as literal writes them: a scalar, and a vector.
@@ -325,7 +325,7 @@ func float(x float32) string { return literal(onnx.Float32s("", nil, x)) }
 
 func ints(x ...int64) string { return literal(onnx.Int64s("", x...)) }
 
-// codes is a constant of n 8-bit numbers x, a scalar for n = 0.
+// codes returns a constant of n 8-bit numbers x, a scalar for n = 0.
 func codes(n int, x byte) string {
 	tensor := onnx.Tensor{Type: onnx.Uint8, Dims: []int64{int64(n)}, Raw: bytes.Repeat([]byte{x}, max(1, n))}
 	if n == 0 {

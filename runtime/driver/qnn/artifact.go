@@ -187,7 +187,7 @@ type side int
 
 const before, behind side = 1, 2
 
-// constantsOf are the names of a model's constants, which must be small and inside the artifact.
+// constantsOf returns the names of a model's constants, which must be small and inside the artifact.
 func constantsOf(graph *onnx.Graph) (map[string]bool, error) {
 	constants := map[string]bool{}
 	for _, tensor := range graph.Initializers {

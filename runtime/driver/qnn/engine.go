@@ -20,7 +20,7 @@ type versions struct {
 	Backend      ortapi.QNNBackend
 }
 
-// String is what hetc drivers shows as the build.
+// String returns what hetc drivers shows as the build.
 func (v versions) String() string {
 	return fmt.Sprintf("ONNX Runtime %s, QNN core interface %v, HTP interface %v", v.ORT, v.Backend.Core, v.Backend.API)
 }

@@ -255,8 +255,9 @@ func (e *executable) prepareEstimate() error {
 // mostHalf is the largest number of half precision.
 const mostHalf = 65504
 
-// largest are the largest magnitudes that values of a graph may have: that of half precision where an operator other than a
-// product on a grid reads or writes them. Of larger ones the emulator makes other numbers: 102,784 of 70,000.
+// largest returns the largest magnitudes that values of a graph may have: that of half precision where an operator
+// other than a product on a grid reads or writes them. Of larger ones the emulator makes other numbers: 102,784 of
+// 70,000.
 func largest(graph *op.Graph, values []op.Value) []float32 {
 	out := make([]float32, len(values))
 	for i, value := range values {

@@ -58,7 +58,7 @@ type qnn struct{}
 
 func (qnn) Name() string { return Name }
 
-// platform is the selector of the device that a system can have, empty where Qualcomm has no
+// platform returns the selector of the device that a system can have, empty where Qualcomm has no
 // libraries that hetc drives.
 func platform(goos, arch string) string {
 	switch {
@@ -108,7 +108,7 @@ func unavailable(err error) error {
 	return missing
 }
 
-// nowhere is the error for systems without a device of Qualcomm's.
+// nowhere returns the error for systems without a device of Qualcomm's.
 func nowhere() error {
 	return &driver.Unavailable{Driver: Name, Found: fmt.Sprintf("no libraries for %s/%s: the emulator is for linux/amd64, the NPU for linux/arm64 and android/arm64", runtime.GOOS, runtime.GOARCH)}
 }
@@ -249,7 +249,7 @@ const (
 	libraryBytes = 40 << 20 // with nothing loaded
 )
 
-// capabilities are the same on the device and in its emulator, but for whose times they are.
+// capabilities returns the same on the device and in its emulator, but for whose times they are.
 func capabilities(emulated bool) *driver.Capabilities {
 	caps := &driver.Capabilities{
 		Set: capability.Set{

@@ -65,7 +65,7 @@ type failure struct {
 	ORT     bool     // that is what failed
 }
 
-// Error is the message of the other process.
+// Error returns the message of the other process.
 func (f *failure) Error() string { return f.Summary }
 
 // As makes the error one of its class.
@@ -214,7 +214,7 @@ func (r *remote) died(cause error) error {
 	return r.dead
 }
 
-// about is what the process told when it had opened the libraries.
+// about returns what the process told when it had opened the libraries.
 func (r *remote) about() versions { return r.v }
 
 // compatible asks the process, without a limit of time: nothing is loaded.
@@ -288,7 +288,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is what was kept, on one line: of a crash the reason, without the stacks that follow.
+// String returns what was kept, on one line: of a crash the reason, without the stacks that follow.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -311,7 +311,7 @@ func Worker(args []string) bool {
 	return len(args) == 1 && args[0] == workerArg && os.Getenv(workerEnv) != ""
 }
 
-// Work is the whole work of that process: it answers requests until the asking process is gone.
+// Work does the whole work of that process: it answers requests until the asking process is gone.
 func Work() error {
 	in, out := os.NewFile(3, "requests"), os.NewFile(4, "replies")
 	if in == nil || out == nil {

@@ -132,7 +132,7 @@ func (e *Estimate[T]) choice(span op.SparseSpan) bool {
 	return slices.ContainsFunc(e.heads, func(head op.SparseHead) bool { return !span.Decided(head.Share, e.op.Least) })
 }
 
-// width is the number of keys that the launches of a call take, those of the last one whole.
+// width returns the number of keys that the launches of a call take, those of the last one whole.
 func (e *Estimate[T]) width() int { return op.RoundUp(e.to-e.from, e.launch.Keys) }
 
 // multiply launches the products of the current queries with the keys of positions from..to-1.
@@ -195,7 +195,7 @@ func poolStored[T int32 | float32](out []float32, products []T, scale float32, k
 	}
 }
 
-// refused is the error about a row that 8 bits cannot represent.
+// refused returns the error about a row that 8 bits cannot represent.
 func (e *Estimate[T]) refused(row int) error {
 	return fmt.Errorf("node 0 (%s), row %d: %w", e.op.Kind, row,
 		errors.New("a query or a cached key is NaN or infinite, which 8 bits cannot represent"))
@@ -236,7 +236,7 @@ func (e *Estimate[T]) bind(graph *op.Graph, bindings *driver.Bindings) error {
 	return err
 }
 
-// floats are the numbers of a view from its first to its last element in use.
+// floats returns the numbers of a view from its first to its last element in use.
 func floats(view *driver.View, want op.Value, rows int, role string) ([]float32, error) {
 	if view.Type != want.Type || view.Cols != want.Cols || view.Rows < rows {
 		return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, view.Type, view.Rows,
@@ -253,7 +253,7 @@ func floats(view *driver.View, want op.Value, rows int, role string) ([]float32,
 	return values, nil
 }
 
-// query is a query of a row of the call.
+// query returns a query of a row of the call.
 func (e *Estimate[T]) query(row, head int) []float32 {
 	at := row*e.qkvLine + (head/e.group*(e.group+2)+head%e.group)*e.op.HeadDim
 	return e.qkv[at : at+e.op.HeadDim]
@@ -287,7 +287,7 @@ func (e *Estimate[T]) choose() {
 	}
 }
 
-// largest is the largest of a magnitude and those of numbers.
+// largest returns the largest of a magnitude and those of numbers.
 func largest(values []float32, most float32) float32 {
 	for _, value := range values {
 		most = max(most, value, -value)
@@ -352,7 +352,7 @@ func (e *Estimate[T]) storedKeys(to []byte, kvHead, pos, count int) {
 	}
 }
 
-// keyAt is a cached key as float32, valid until the next call.
+// keyAt returns a cached key as float32, valid until the next call.
 func (e *Estimate[T]) keyAt(kvHead, pos int) []float32 {
 	size := int(e.op.KV.CacheRowBytes(e.op.HeadDim))
 	number.Decode(e.key, e.view.raw[(kvHead*e.view.context+pos)*size:][:size], e.op.KV)

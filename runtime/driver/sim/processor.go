@@ -64,10 +64,10 @@ func (p *processor) Draw(exe driver.Executable, name string) {
 	}
 }
 
-// noiseKey is the key of the sequence that executables of a graph share.
+// noiseKey returns the key of the sequence that executables of a graph share.
 func (p *processor) noiseKey(g *op.Graph) string { return p.name + "|" + p.beside + "|" + graphKey(g) }
 
-// Capabilities are those that the SoC file describes.
+// Capabilities returns those that the SoC file describes.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // String names the processor in errors.
@@ -248,7 +248,7 @@ func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (drive
 	return driver.Span{Start: start, End: end}, nil
 }
 
-// travels is what copying the operands of a call takes in ns, before it and behind it, by the links of the control
+// travels returns what copying the operands of a call takes in ns, before it and behind it, by the links of the control
 // processor, whose memory is the host's.
 func (p *processor) travels(bindings *driver.Bindings) (fetch, hand float64) {
 	all := func(views []driver.View, parts [][]driver.Rect, from, to string) (ns float64) {
@@ -325,7 +325,7 @@ func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 	return nil
 }
 
-// Now is the virtual clock of this processor, in ns.
+// Now returns the virtual clock of this processor, in ns.
 func (p *processor) Now() driver.Tick { return driver.Tick(p.now.Load()) }
 
 // WaitUntil moves the clock forward to t, as waiting would. It never goes back.

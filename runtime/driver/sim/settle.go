@@ -56,7 +56,7 @@ func (p *processor) Settle(schedule *driver.Schedule) error {
 	return nil
 }
 
-// handover is the time in ns that the SoC's links state, 0 where there is no link.
+// handover returns the time in ns that the SoC's links state, 0 where there is no link.
 func handover(s *socs.SoC) func(from, to string) float64 {
 	return func(from, to string) float64 {
 		link, _ := s.Link(from, to)
@@ -70,7 +70,7 @@ type settling struct {
 	section  timeline.Section
 }
 
-// Phases are those of a call, none where it had no rows.
+// Phases returns those of a call, none where it had no rows.
 func (x *settling) Phases(lane, step, _ int) []timeline.Phase {
 	phases, _ := x.schedule.Lanes[lane].Calls[step].Work.([]timeline.Phase)
 	return phases

@@ -32,7 +32,7 @@ type sim struct{ soc *socs.SoC }
 
 func (d *sim) Name() string { return socs.SimDriver }
 
-// Devices are the processors of the SoC file whose driver is the simulation.
+// Devices returns the processors of the SoC file whose driver is the simulation.
 func (d *sim) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
 	for i := range d.soc.Processors {
@@ -124,7 +124,7 @@ func (p *processor) openHost(ctx context.Context, index int) error {
 	return err
 }
 
-// capabilities is what the SoC says, as far as packed layouts allow. Results come from the host, so
+// capabilities returns what the SoC says, as far as packed layouts allow. Results come from the host, so
 // artifacts hold no weights.
 func capabilities(p *socs.Processor) *driver.Capabilities {
 	caps := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}

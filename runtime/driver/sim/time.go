@@ -15,7 +15,7 @@ import (
 	"github.com/hetc/hetc/socs/timeline"
 )
 
-// NS is the exact time in nanoseconds of a graph of one operator, without noise, while the
+// NS returns the exact time in nanoseconds of a graph of one operator, without noise, while the
 // processors in beside stream from memory. Profiling and fitting are tested against it.
 func NS(s *socs.SoC, proc string, operator op.Op, beside ...string) (int64, error) {
 	timed, err := exactly(s, proc, operator)
@@ -37,7 +37,7 @@ type Company struct {
 	Op   op.Op
 }
 
-// Beside is the NS of the first operator while the others repeat all the time.
+// Beside returns the NS of the first operator while the others repeat all the time.
 func Beside(s *socs.SoC, all ...Company) (int64, error) {
 	machine, procs, graphs, err := besides(s, all)
 	if err != nil {
@@ -46,7 +46,7 @@ func Beside(s *socs.SoC, all ...Company) (int64, error) {
 	return int64(timeline.Beside(machine, procs, graphs)), nil
 }
 
-// Together is the NS of each operator when all start at the same time.
+// Together returns the NS of each operator when all start at the same time.
 func Together(s *socs.SoC, all ...Company) ([]int64, error) {
 	machine, procs, graphs, err := besides(s, all)
 	if err != nil {
@@ -72,7 +72,7 @@ func besides(s *socs.SoC, all []Company) (m *timeline.Machine, procs []string, g
 	return &timeline.Machine{Memory: memory(s)}, procs, graphs, nil
 }
 
-// exactly is the time model for an operator that a processor can execute.
+// exactly returns the time model for an operator that a processor can execute.
 func exactly(s *socs.SoC, proc string, o op.Op) (model, error) {
 	found := s.Processor(proc)
 	if found == nil || found.Sim == nil {
@@ -91,7 +91,7 @@ type model struct {
 	company []timeline.Activity
 }
 
-// memory is the bandwidth of processors that read together, as the SoC states it.
+// memory returns the bandwidth of processors that read together, as the SoC states it.
 func memory(s *socs.SoC) timeline.Memory {
 	var m timeline.Memory
 	for _, j := range s.Joint {
@@ -127,7 +127,7 @@ func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activi
 	return out, soc.Concurrent(set...)
 }
 
-// products are the matmuls that an operator stands for. The rows of an ExpertMatMul are taken to be
+// products returns the matmuls that an operator stands for. The rows of an ExpertMatMul are taken to be
 // divided evenly among as many experts as possible, so that some have one row more than the others.
 func products(o op.Op) []product {
 	switch o.Kind {
@@ -182,7 +182,7 @@ func (m *model) feasible(operator op.Op) error {
 	return nil
 }
 
-// op is the phase of one operator, without the launch. The conversions round products before they
+// op returns the phase of one operator, without the launch. The conversions round products before they
 // are added, so that no machine fuses them and all give equal bits.
 func (m *model) op(o op.Op) timeline.Phase {
 	sim := m.desc.Sim
@@ -210,7 +210,7 @@ func (m *model) op(o op.Op) timeline.Phase {
 	return m.beside(work)
 }
 
-// product is the computing and reading of matmuls of one shape, and the factor by which the form
+// product returns the computing and reading of matmuls of one shape, and the factor by which the form
 // prolongs all of it.
 func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.Phase, whole float64) {
 	operator := matmul.op
@@ -232,7 +232,7 @@ func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.P
 	return phase, whole
 }
 
-// beside is a phase slowed down by the company, as setup time in which nothing else happens.
+// beside returns a phase slowed down by the company, as setup time in which nothing else happens.
 func (m *model) beside(p timeline.Phase) timeline.Phase {
 	if len(m.company) == 0 {
 		return p
@@ -243,7 +243,7 @@ func (m *model) beside(p timeline.Phase) timeline.Phase {
 	return timeline.Phase{SetupNS: setup + float64(p.NS()*slow)}
 }
 
-// graph is the phases of a graph in a call with the given scalars, nil for shapes as described.
+// graph returns the phases of a graph in a call with the given scalars, nil for shapes as described.
 func (m *model) graph(g *op.Graph, scalars *driver.Scalars) []timeline.Phase {
 	phases := append(make([]timeline.Phase, 0, 1+len(g.Nodes)), timeline.Phase{SetupNS: float64(1e3 * m.desc.LaunchUS)})
 	for _, node := range g.Nodes {
@@ -273,7 +273,7 @@ func (m *model) graph(g *op.Graph, scalars *driver.Scalars) []timeline.Phase {
 	return phases
 }
 
-// total is the time of phases that run alone, in ns.
+// total returns the time of phases that run alone, in ns.
 func total(phases []timeline.Phase) float64 {
 	sum := 0.0
 	for i := range phases {

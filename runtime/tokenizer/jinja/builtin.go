@@ -163,7 +163,7 @@ func (e *environment) attribute(value Value, name string) (Value, bool) {
 	return nil, false
 }
 
-// dictMethod is a method of a mapping, nil if there is none of that name.
+// dictMethod returns a method of a mapping, nil if there is none of that name.
 func dictMethod(dict *Dict, name string) func(args *callArgs) Value {
 	switch name {
 	case "copy":
@@ -193,7 +193,7 @@ func dictMethod(dict *Dict, name string) func(args *callArgs) Value {
 	return nil
 }
 
-// listMethod is a method of lists and tuples, nil if there is none of that name.
+// listMethod returns a method of lists and tuples, nil if there is none of that name.
 func listMethod(items []Value, name string) func(args *callArgs) Value {
 	switch name {
 	case "count":
@@ -220,7 +220,7 @@ func listMethod(items []Value, name string) func(args *callArgs) Value {
 	return nil
 }
 
-// pairs are the (key, value) tuples of a mapping.
+// pairs returns the (key, value) tuples of a mapping.
 func (e *environment) pairs(dict *Dict) []Value {
 	e.allocateValue((2*objectBytes + 16) * len(dict.keys))
 	out := make([]Value, len(dict.keys))

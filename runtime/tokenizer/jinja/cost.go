@@ -9,7 +9,7 @@ import "strings"
 // nameSet names filters, tests or methods.
 type nameSet map[string]bool
 
-// nameSetOf is the set of the words of a text.
+// nameSetOf returns the set of the words of a text.
 func nameSetOf(names string) nameSet {
 	out := nameSet{}
 	for name := range strings.FieldsSeq(names) {

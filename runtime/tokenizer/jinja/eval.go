@@ -146,13 +146,13 @@ func (e *environment) undefined(format string, about ...any) *undefined {
 	return &undefined{fmt.Sprintf(format, clipped(about)...)}
 }
 
-// newList is a list of items that are charged here.
+// newList returns a list of items that are charged here.
 func (e *environment) newList(items []Value) *List {
 	e.allocateValue(16 * len(items))
 	return &List{items}
 }
 
-// newDict is a mapping that put fills.
+// newDict returns a mapping that put fills.
 func (e *environment) newDict() *Dict {
 	e.allocate(dictBytes)
 	return &Dict{}
@@ -165,7 +165,7 @@ func (e *environment) put(dict *Dict, key, value Value) {
 	dict.set(hash, key, value)
 }
 
-// hash is a value as a key of a Go map; equal values have equal hashes.
+// hash returns a value as a key of a Go map; equal values have equal hashes.
 func (e *environment) hash(value Value) any {
 	hash, ok := e.key(value)
 	if !ok {
@@ -174,7 +174,7 @@ func (e *environment) hash(value Value) any {
 	return hash
 }
 
-// items are what a for loop iterates over, each charged once. They exhaust an iterator or a loop.
+// items returns what a for loop iterates over, each charged once. They exhaust an iterator or a loop.
 func (e *environment) items(value Value) []Value {
 	// A caller looks at each item once, which is charged here.
 	e.visit(value)

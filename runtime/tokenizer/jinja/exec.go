@@ -40,7 +40,7 @@ func (e *environment) captureScope(body []statement) string {
 	return e.capture(func() { e.inScope(e.scope, func() { e.run(body) }) })
 }
 
-// filtered is the text of a body after the filter, if there is one.
+// filtered returns the text of a body after the filter, if there is one.
 func (e *environment) filtered(filter expression, body []statement) Value {
 	var value Value = e.captureScope(body)
 	if filter != nil {
@@ -223,7 +223,7 @@ func (s *forStmt) loop(env *environment, over Value, around *scope, depth int) {
 	}
 }
 
-// selected are the items that pass the loop's if.
+// selected returns the items that pass the loop's if.
 func (s *forStmt) selected(env *environment, items []Value, around *scope) []Value {
 	var out []Value
 	for _, item := range items {
@@ -238,7 +238,7 @@ func (s *forStmt) selected(env *environment, items []Value, around *scope) []Val
 	return out
 }
 
-// attribute is an attribute of the variable loop: a position, a neighbour, or a method.
+// attribute returns an attribute of the variable loop: a position, a neighbour, or a method.
 func (l *loop) attribute(env *environment, name string) (Value, bool) {
 	count, index := int64(len(l.items)), int64(l.index)
 	switch name {
@@ -274,7 +274,7 @@ func (l *loop) attribute(env *environment, name string) (Value, bool) {
 	return nil, false
 }
 
-// item is a neighbour of the current item, undefined at the ends.
+// item returns a neighbour of the current item, undefined at the ends.
 func (l *loop) item(index int, what string) Value {
 	if index < 0 || index >= len(l.items) {
 		return &undefined{"there is no " + what + " item"}

@@ -164,13 +164,13 @@ func titleFilter(args *callArgs, text string) Value {
 	return out.String()
 }
 
-// center is the method center with a width of 80 by default.
+// center returns the method center with a width of 80 by default.
 func center(args *callArgs, value Value) Value {
 	args.positional = append(args.positional, args.next("width", int64(80)))
 	return methods["center"](args, args.text(value))
 }
 
-// replaceFilter is the method replace for values of any type, which are written as text first.
+// replaceFilter returns the method replace for values of any type, which are written as text first.
 func replaceFilter(args *callArgs, value Value) Value {
 	old, with := args.text(args.next("old", required)), args.text(args.next("new", required))
 	limit := args.next("count", nil)
@@ -374,7 +374,7 @@ func (e *environment) foldCase(value Value, sensitive bool) Value {
 	return value
 }
 
-// sortKey is what an item is ordered by: itself or an attribute, case-folded unless sensitive.
+// sortKey returns what an item is ordered by: itself or an attribute, case-folded unless sensitive.
 func (e *environment) sortKey(value, attribute Value, sensitive bool) Value {
 	if attribute != nil {
 		value = e.attributePath(value, attribute, nil)
@@ -382,7 +382,7 @@ func (e *environment) sortKey(value, attribute Value, sensitive bool) Value {
 	return e.foldCase(value, sensitive)
 }
 
-// sortKeys are the keys for several attributes, separated by commas. Even a single key is compared
+// sortKeys returns the keys for several attributes, separated by commas. Even a single key is compared
 // as a tuple of one, in which equal items are not ordered.
 func (e *environment) sortKeys(value, attribute Value, sensitive bool) Value {
 	names, ok := attribute.(string)
@@ -503,7 +503,7 @@ func indent(args *callArgs, value Value) Value {
 	return strings.Join(lines, "\n")
 }
 
-// indentation is a text, or so many spaces.
+// indentation returns a text, or so many spaces.
 func (e *environment) indentation(width Value, message string) string {
 	if text, ok := width.(string); ok {
 		return text

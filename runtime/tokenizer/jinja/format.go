@@ -43,7 +43,7 @@ func (e *environment) strftime(format string) string {
 	return out.String()
 }
 
-// datePart is what a letter after % stands for.
+// datePart returns what a letter after % stands for.
 func (e *environment) datePart(now time.Time, letter byte) string {
 	switch letter {
 	case 'Y':
@@ -98,7 +98,7 @@ func format(args *callArgs, text string) Value {
 	return out.String()
 }
 
-// field is the argument of a position or name, for a field that is written {field}.
+// field returns the argument of a position or name, for a field that is written {field}.
 func (a *callArgs) field(field, name string) Value {
 	a.spend(1 + len(a.names)/8)
 	if strings.ContainsAny(field, ".[!:{") {
@@ -199,7 +199,7 @@ func (e *environment) percent(format string, operand Value) string {
 	return out.String()
 }
 
-// namedOperand is the value of %(name) in a mapping.
+// namedOperand returns the value of %(name) in a mapping.
 func (e *environment) namedOperand(operand Value, name string) Value {
 	dict, ok := operand.(*Dict)
 	if !ok {

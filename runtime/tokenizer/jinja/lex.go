@@ -58,7 +58,7 @@ func (t token) beginsArgument() bool {
 	return t.isOp("[", "{")
 }
 
-// whole is the value of a number; base 0 permits prefixes.
+// whole returns the value of a number; base 0 permits prefixes.
 func (t token) whole(base int) int64 {
 	number, err := strconv.ParseInt(t.text, base, 64)
 	if err != nil {
@@ -155,7 +155,7 @@ func (l *lexer) readText() {
 	}
 }
 
-// nextTag is the position of the next tag of any kind, -1 if there is none.
+// nextTag returns the position of the next tag of any kind, -1 if there is none.
 func (l *lexer) nextTag() int {
 	for at := l.at; ; at++ {
 		offset := strings.IndexByte(l.source[at:], '{')
@@ -169,7 +169,7 @@ func (l *lexer) nextTag() int {
 	}
 }
 
-// signOf is the - or + with which a text begins, or "". A sign in a tag overrides the two options:
+// signOf returns the - or + with which a text begins, or "". A sign in a tag overrides the two options:
 // - strips white space across lines, and + keeps what they would remove. {{ and }} remove nothing
 // without a sign.
 func signOf(text string) string {
@@ -353,7 +353,7 @@ const decimal = "0123456789"
 // digitsOf are the digits after the prefix of a number that is not decimal.
 var digitsOf = map[string]string{"0x": decimal + "abcdefABCDEF", "0o": "01234567", "0b": "01"}
 
-// countDigits is the length of the digits that text begins with, single underscores between them.
+// countDigits returns the length of the digits that text begins with, single underscores between them.
 func countDigits(text, digits string) int {
 	isDigit := func(i int) bool { return i < len(text) && strings.IndexByte(digits, text[i]) >= 0 }
 	size := 0
@@ -363,7 +363,7 @@ func countDigits(text, digits string) int {
 	return size
 }
 
-// floatSize is the length of the number with which text begins, including fraction and exponent;
+// floatSize returns the length of the number with which text begins, including fraction and exponent;
 // whole is the length of its integer digits.
 func floatSize(text string, whole int) int {
 	size := whole

@@ -48,10 +48,10 @@ type parser struct {
 	loops  int // for statements around this one, within a macro
 }
 
-// peek is the next token, which stays.
+// peek returns the next token, which stays.
 func (p *parser) peek() token { return p.tokens[p.at] }
 
-// look is a later token; the last one stands for all after it.
+// look returns a later token; the last one stands for all after it.
 func (p *parser) look(ahead int) token { return p.tokens[min(p.at+ahead, len(p.tokens)-1)] }
 
 // next takes a token. The end of the template can be taken any number of times.

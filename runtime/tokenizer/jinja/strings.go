@@ -200,7 +200,7 @@ func (a *callArgs) part(text string) string {
 	return out.(string)
 }
 
-// texts is a list of strings.
+// texts returns a list of strings.
 func (e *environment) texts(parts []string) *List {
 	e.allocateValue(objectBytes * len(parts))
 	out := make([]Value, len(parts))
@@ -475,7 +475,7 @@ func capitalize(text string) string {
 	return titleCase(char) + lower(text[width:])
 }
 
-// titleCase is a character as it begins a word: of a digraph, only the first letter is large.
+// titleCase returns a character as it begins a word: of a digraph, only the first letter is large.
 func titleCase(char rune) string {
 	if several, ok := severalTitle[char]; ok {
 		return several

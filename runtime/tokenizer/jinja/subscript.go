@@ -59,7 +59,7 @@ func (e *environment) getItem(value, index Value) Value {
 	return e.missing(value, index)
 }
 
-// missing is the undefined value for a missing item or attribute.
+// missing returns the undefined value for a missing item or attribute.
 func (e *environment) missing(value, key Value) Value {
 	what := typeName(value) + " object"
 	if value == nil {
@@ -170,7 +170,7 @@ func (e *environment) character(text string, index int64) (Value, bool) {
 	return string(chars[at]), true
 }
 
-// textSlice is a slice of a text. Without a step, ASCII shares the text's memory.
+// textSlice returns a slice of a text. Without a step, ASCII shares the text's memory.
 func (e *environment) textSlice(text string, bounds sliceBounds) Value {
 	chars, length := e.characters(text)
 	from, step, count := e.sliceRange(bounds, length)

@@ -82,8 +82,8 @@ func (d *Dict) set(hash any, key, value Value) {
 // its length where that differs. So no two tuples that are not equal have one key.
 type tupleKey string
 
-// key is a value as a key of a Go map, false if a mapping of Python cannot have it as a key. Equal values have equal
-// keys.
+// key returns a value as a key of a Go map, false if a mapping of Python cannot have it as a key. Equal values have
+// equal keys.
 func (e *environment) key(value Value) (any, bool) {
 	e.spend(1)
 	if items, ok := value.(tuple); ok {
@@ -97,7 +97,7 @@ func (e *environment) key(value Value) (any, bool) {
 	return scalarKey(value)
 }
 
-// scalarKey is the key of a value that holds no others. Numbers that are equal have one key, whatever their type.
+// scalarKey returns the key of a value that holds no others. Numbers that are equal have one key, whatever their type.
 func scalarKey(value Value) (any, bool) {
 	switch value := value.(type) {
 	case nil:
@@ -161,7 +161,7 @@ var typeNames = map[reflect.Type]string{
 	reflect.TypeFor[*function](): "function", nil: "NoneType",
 }
 
-// typeName is the name of a value's type in Python.
+// typeName returns the name of a value's type in Python.
 func typeName(value Value) string {
 	if view, ok := value.(*dictView); ok {
 		return view.name
@@ -169,7 +169,7 @@ func typeName(value Value) string {
 	return typeNames[reflect.TypeOf(value)]
 }
 
-// count is the number of items that a value holds, false if it holds none. An iterator does not know it.
+// count returns the number of items that a value holds, false if it holds none. An iterator does not know it.
 func count(value Value) (int, bool) {
 	switch value := value.(type) {
 	case *List:
