@@ -52,8 +52,17 @@ type Target struct {
 }
 
 // Tested reports whether the graphs of a processor are tested. The host's kernels are the reference, and a simulation
-// computes with them.
-func Tested(proc *planir.Proc) bool { return proc.Driver != "host" && proc.Driver != "sim" }
+// computes with them. Kernels of the host that the SoC file names are tested: hetc would not choose them by itself, and
+// they may never have run on a CPU like this one.
+func Tested(proc *planir.Proc) bool {
+	switch proc.Driver {
+	case "sim":
+		return false
+	case "host":
+		return proc.Options["kernels"] != ""
+	}
+	return true
+}
 
 // Targets lists what is tested of a plan, in the order of its graphs: one of those that differ in weights and names
 // only.

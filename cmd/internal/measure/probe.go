@@ -22,6 +22,7 @@ type ProbeOptions struct {
 	Output, Name string
 	Force        bool     // replace a file that is there
 	Drivers      []string // besides host
+	Kernels      string   // set that the host's processors use; "": the best of those that hetc chooses by itself
 }
 
 // Probe describes this machine as a SoC file. A file that describes this kind of machine is kept
@@ -50,6 +51,9 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	}
 	options := profiler.ProbeOptions{Name: flags.Name, Fingerprint: host.Fingerprint(),
 		Compilers: map[string]driver.Compiler{}}
+	if flags.Kernels != "" {
+		options.Options = map[string]string{"kernels": flags.Kernels}
+	}
 	for _, compiler := range bindings.Compilers(nil) {
 		options.Compilers[compiler.Name()] = compiler
 	}
@@ -79,6 +83,12 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	showProcessors(ui, soc)
 	for _, name := range unused {
 		ui.Printf("driver %s is usable here too: --driver %s describes its processors\n", name, name)
+	}
+	if flags.Kernels == "" {
+		for _, name := range host.UntimedKernels() {
+			ui.Printf("kernels %s are usable here too, and were never timed: hetc bench kernels --kernels %s times them, "+
+				"--kernels %s describes the processors with them\n", name, name, name)
+		}
 	}
 	return ui.Result(soc)
 }

@@ -34,6 +34,10 @@ func Kernels() string {
 	return set.Name
 }
 
+// UntimedKernels names the kernel sets that this CPU can execute and that nobody has timed on one that can. The driver
+// uses them only where a processor's option names them.
+func UntimedKernels() []string { return kernel.Untimed() }
+
 // cpuName is vendor, family, model, name and stepping: on x86 from the CPU itself, elsewhere from
 // the system, "" where neither tells. Both have one form, so that a machine keeps its fingerprint
 // in an image without /proc.

@@ -52,6 +52,15 @@ func (host) Library(context.Context) (driver.Library, error) {
 	return driver.Library{Name: "kernels of this program:", Version: set.Name}, nil
 }
 
+// Identity tells a processor's kernel set, which its options may name (see driver.Identified).
+func (host) Identity(_ context.Context, config driver.Config) (driver.Identity, error) {
+	set, err := kernel.ByName(config.Options["kernels"])
+	if err != nil {
+		return driver.Identity{}, err
+	}
+	return driver.Identity{Device: Fingerprint(), Driver: "kernels " + set.Name}, nil
+}
+
 // Devices lists each usable core, and all of them together as one processor.
 func (host) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device

@@ -276,6 +276,14 @@ func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()
 // vectorSets are the sets of vector instructions that this machine can run.
 func vectorSets() []*Set { return append(measuredSets(), namedSets()...) }
 
+// Untimed names the sets that this machine can run and that were never timed on a CPU that has their instructions.
+func Untimed() (names []string) {
+	for _, set := range namedSets() {
+		names = append(names, set.Name)
+	}
+	return names
+}
+
 // Best returns the fastest set this machine can run. Sets that were never timed on a CPU that has their instructions
 // are not among those it looks at: they are used where they are named.
 func Best() *Set {
