@@ -118,8 +118,7 @@ func (t *Times) Planned(call Call) (CallKey, int64) {
 		}
 		return CallKey{Kind: VerifyCall, Size: call.Draft}, ns
 	case call.Beside:
-		side, _ := t.Beside(call.Rest, call.Sequences)
-		return CallKey{Kind: BesideCall, Size: call.Sequences}, side.DecodeNS
+		return CallKey{Kind: BesideCall, Size: call.Sequences}, t.Meanwhile(call.Rest, call.Sequences).DecodeNS
 	}
 	return CallKey{Kind: DecodeCall, Size: call.Sequences}, t.Decode(call.Sequences)
 }

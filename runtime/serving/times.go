@@ -138,6 +138,17 @@ func (t *Times) Beside(n, batch int) (scheduler.Side, bool) {
 	return side, true
 }
 
+// Meanwhile is Beside for a chunk that was begun. The plan may have no pair for as many sequences as decode by now: they
+// then take what they take alone, or longer.
+func (t *Times) Meanwhile(n, batch int) scheduler.Side {
+	side, known := t.Beside(n, batch)
+	if !known {
+		side, _ = t.Beside(n, 1)
+		side.DecodeNS = max(side.DecodeNS, t.Decode(batch))
+	}
+	return side
+}
+
 // Pair names the processors that process prompts and decode beside each other, "" where none do.
 func (t *Times) Pair() (prefill, decode string) {
 	if t.plan.Beside == nil {

@@ -194,7 +194,7 @@ func (s *simulation) decode(requests int) {
 		s.call(serving.Call{Sequences: requests})
 		return
 	}
-	side, _ := s.config.Beside(s.left[s.beside-1], requests)
+	side := s.times.Meanwhile(s.left[s.beside-1], requests)
 	prefill, decode := s.times.Pair()
 	// The chunk may end within the iteration, although its end is noticed only with the iteration's.
 	rest := int64(max(0, 1-s.part) * float64(side.ChunkNS))

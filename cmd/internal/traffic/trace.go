@@ -12,6 +12,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -67,21 +68,7 @@ func parse(name string, data []byte) (trace []Request, err error) {
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
-		var request Request
-		decoder := json.NewDecoder(bytes.NewReader(line))
-		decoder.DisallowUnknownFields()
-		err := decoder.Decode(&request)
-		if err == nil {
-			if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
-				err = errors.New("more than one value")
-			}
-		}
-		if err == nil {
-			err = strictjson.OnceEach(line)
-		}
-		if err == nil {
-			err = request.validate()
-		}
+		request, err := parseLine(line)
 		if err != nil {
 			return nil, diag.New(diag.ClassInput, "%s:%d: %w", name, number+1, err).
 				WithHint(`write {"at_ms": 120, "class": "reactive", "prompt_tokens": 200, "output_tokens": 40}`)
@@ -97,6 +84,49 @@ func parse(name string, data []byte) (trace []Request, err error) {
 	return trace, nil
 }
 
+// parseLine reads a line of a trace.
+func parseLine(line []byte) (Request, error) {
+	var read struct {
+		Request
+		AtMS *float64 `json:"at_ms"` // nil: the line does not say when, which is not the beginning
+	}
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&read); err != nil {
+		return Request{}, plainly(err)
+	}
+	if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
+		return Request{}, errors.New("more than one value")
+	}
+	if err := strictjson.OnceEach(line); err != nil {
+		return Request{}, err
+	}
+	if read.AtMS == nil {
+		return Request{}, errors.New("at_ms is missing: when the request arrives")
+	}
+	read.Request.AtMS = *read.AtMS
+	return read.Request, read.Request.validate()
+}
+
+// plainly is an error of encoding/json without names of Go's types.
+func plainly(err error) error {
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok {
+		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
+	}
+	want := "an object"
+	switch wrong.Type.Kind() {
+	case reflect.String:
+		want = "a text"
+	case reflect.Float64:
+		want = "a number"
+	case reflect.Int:
+		want = "a whole number"
+	}
+	name := wrong.Field[strings.LastIndexByte(wrong.Field, '.')+1:]
+	return fmt.Errorf("%s: want %s, got %s", cmp.Or(name, "the line"), want, wrong.Value)
+}
+
 // validate refuses what no machine can do.
 func (r *Request) validate() error {
 	switch {
@@ -108,6 +138,8 @@ func (r *Request) validate() error {
 		return fmt.Errorf("%d tokens of prompt and %d of output, want at least 1", r.Prompt, r.Output)
 	case r.Cached < 0 || r.Cached >= r.Prompt:
 		return fmt.Errorf("%d of %d tokens of the prompt are cached, want at least 0 and fewer than all", r.Cached, r.Prompt)
+	case r.Right < 0 || r.Guessed < r.Right:
+		return fmt.Errorf("%d of %d guessed tokens are right, want at least 0 and at most all", r.Right, r.Guessed)
 	}
 	return nil
 }

@@ -281,6 +281,24 @@ func TestBusyBesideByHand(t *testing.T) {
 	}
 }
 
+// A plan may have pairs for fewer sequences than come to decode beside a chunk. Their iterations take time, too. By hand:
+// the chunk of the first background prompt begins at 50 beside one request, and ends with its eighth iteration, at 146.
+// That of the second one begins then, beside two requests of which the background one ends at 194, and ends at 242.
+func TestSimulateBesideMoreThanPairs(t *testing.T) {
+	plan := planOf()
+	plan.Beside = &planir.Beside{Prefill: "b", Decode: "a", Pairs: []planir.BesidePair{
+		{PrefillRows: 100, DecodeRows: 1, PrefillNS: 90e6, DecodeNS: 12e6}}}
+	trace := []Request{{Class: "reactive", Prompt: 100, Output: 20}, {Class: "proactive", Prompt: 100, Output: 5},
+		{AtMS: 100, Class: "proactive", Prompt: 100, Output: 1}}
+	report, err := Simulate(t.Context(), plan, trace, scheduler.Default(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 0.272; report.Beside != 2 || math.Abs(report.Seconds-want) > 1e-9 {
+		t.Errorf("%d chunks beside decoding in %v s, want 2 in %v", report.Beside, report.Seconds, want)
+	}
+}
+
 // A trace is drawn again the same, has about as many requests as asked for, and is read back as it was written.
 func TestDraw(t *testing.T) {
 	pattern := Pattern{Seconds: 6000, Reactive: 3, Proactive: 12, Prompt: Range{10, 20}, Output: Range{5, 5}, Seed: 3}
@@ -315,7 +333,15 @@ func TestBadTraces(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "no request", strings.Replace(good, "output", "cached_tokens\": 2, \"output", 1): "cached", good + "\n{": "t:2:", `{"at_ms": -1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`: "at_ms",
 		strings.Replace(good, "reactive", "urgent", 1): "class", strings.Replace(good, "2", "0", 1): "at least 1",
-		strings.Replace(good, "at_ms", "at", 1): "unknown field", good + good: "more than one",
+		strings.Replace(good, "at_ms", "at", 1): `t:1: unknown field "at"`, strings.Replace(good, `"at_ms": 1, `, "", 1): "at_ms is missing",
+		strings.Replace(good, "1", "null", 1):                              "at_ms is missing",
+		strings.Replace(good, "1", `"1"`, 1):                               "t:1: at_ms: want a number, got string",
+		strings.Replace(good, "2", "2.5", 1):                               "t:1: prompt_tokens: want a whole number, got number 2.5",
+		strings.Replace(good, `"reactive"`, "5", 1):                        "t:1: class: want a text, got number",
+		"[" + good + "]":                                                   "t:1: the line: want an object, got array",
+		strings.Replace(good, "output", `guessed_tokens": -1, "output`, 1): "0 of -1 guessed",
+		strings.Replace(good, "output", `right_tokens": 1, "output`, 1):    "1 of 0 guessed",
+		good + good: "more than one",
 		good + "\n" + strings.Replace(good, "{", `{"Prompt_tokens": 9, `, 1): `t:2: key "prompt_tokens" twice`,
 	} {
 		if _, err := parse("t", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
