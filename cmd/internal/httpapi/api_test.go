@@ -190,6 +190,13 @@ func TestRefusals(t *testing.T) {
 	f.refused(response, text, http.StatusUnsupportedMediaType, "unsupported_media_type", "send the body as it is")
 	response, text = f.post("/v1/completions", `{"prompt":"x"}`, classHeader, "urgent")
 	f.refused(response, text, http.StatusBadRequest, "", "want reactive or proactive")
+	request, err := http.NewRequest(http.MethodPost, f.url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header = http.Header{"Content-Type": {"application/json"}, classHeader: {"proactive", "reactive"}}
+	response, text = f.do(request)
+	f.refused(response, text, http.StatusBadRequest, "", `got "proactive, reactive"`)
 	response, text = f.get("/v1/completions")
 	f.refused(response, text, http.StatusMethodNotAllowed, "method_not_allowed", "want POST")
 	if allow := response.Header.Get("Allow"); allow != http.MethodPost {

@@ -69,7 +69,7 @@ func (a *API) generate(w http.ResponseWriter, r *http.Request, e *endpoint) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
 	defer cancel()
-	asked, err := a.understand(ctx, e, body, r.Header.Get(classHeader))
+	asked, err := a.understand(ctx, e, body, strings.Join(r.Header.Values(classHeader), ", "))
 	var answer Answer
 	if err == nil {
 		answer, err = a.engine.Submit(asked.submission)
