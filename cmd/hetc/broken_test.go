@@ -162,6 +162,8 @@ var brokenInputs = []broken{
 	{name: "number that is none", args: "hetc profile --held-out many", code: 2, want: `--held-out "many": want a whole number`, hint: `held-out`},
 	{name: "stray argument", args: "hetc verify a.hetb b.hetb --trust k.pub", code: 2, want: `got 2 arguments, want 1`, hint: `usage: hetc verify`},
 	{name: "flags that exclude each other", args: runA + "--tokens 1 --bench", code: 2, want: `--bench makes its own prompt`, hint: `--prompt-len`},
+	{name: "journal of nothing", args: "hetc quality --bundle $A/app.hetb --trust $A/k.pub --model $M --text $M/valid.txt --journal j", code: 2, want: `--journal needs --attention`, hint: `leave it out`},
+	{name: "limit that is not compared", args: "hetc quality --model $M --text $M/valid.txt --drop 0.5 --max-kl 0.1", code: 2, want: `--max-kl needs --bundle or --plan`, hint: `leave it out`},
 	{name: "flag that would change nothing", args: runA + "--tokens 1 --rounds 3", code: 2, want: `--rounds needs --bench`, hint: `add --bench`},
 	{name: "key without a name", args: "hetc keygen --out keys/", code: 2, want: `--out "keys/" names no file`, hint: `--out keys/release`},
 	{name: "unknown type of key", args: "hetc keygen --out k --type rsa", code: 2, want: `unknown algorithm "rsa"`, hint: `ed25519`},
@@ -382,6 +384,7 @@ var brokenInputs = []broken{
 	// Limits
 	{name: "plan above the file size limit", limit: "ulimit -f 8", args: solveA + "x.yaml", code: 9, want: `write "x.yaml": file too large`, hint: `ulimit -f`},
 	{name: "bundle above the file size limit", limit: "ulimit -f 64", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.key -o x.hetb", code: 9, want: `file too large`, hint: `ulimit -f`},
+	{name: "calibration above the file size limit", limit: "ulimit -f 1", args: "hetc calibrate --model $M --text $M/valid.txt -o x.yaml", code: 9, want: `write "x.yaml": file too large`, hint: `ulimit -f`},
 	{name: "model above the file size limit", limit: "ulimit -f 64", args: "hetc models synth qwen2-0.5b -o m", code: 9, want: `file too large`, hint: `ulimit -f`},
 	{name: "constructed model above the file size limit", limit: "ulimit -f 64", args: "hetc models construct --tokenizer $M --text $M/valid.txt -o m", code: 9, want: `file too large`, hint: `ulimit -f`},
 	{name: "cache larger than the address space", limit: "ulimit -v 4000000", args: "hetc run $A/long.hetb --trust $A/k.pub --tokens 1", code: 4, want: `needs 24 GiB of memory, and .* are free`, hint: `smaller context`},

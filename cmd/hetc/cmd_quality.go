@@ -27,6 +27,9 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "model", "text"); err != nil {
 				return err
 			}
+			if err := partsOfQuality(cmd, attention); err != nil {
+				return err
+			}
 			switch {
 			case attention:
 				if err := ofTheModel(&opts, "--attention compares"); err != nil {
@@ -77,6 +80,34 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&rules.Journal, "journal", "",
 		"file that keeps what --attention has measured: the same command goes on from there")
 	return cmd
+}
+
+// partsOfQuality refuses flags that what is measured would not heed: a limit that is not compared must not seem kept.
+func partsOfQuality(cmd *cobra.Command, attention bool) error {
+	drop := cmd.Flags().Changed("drop")
+	if attention && drop {
+		return diag.New(diag.ClassUsage, "--attention and --drop exclude each other").WithHint("run them separately")
+	}
+	for _, part := range []struct {
+		flag  string
+		heard bool
+		of    string // what the flag is for
+	}{
+		{"rules", attention, "needs --attention"},
+		{"densities", attention, "needs --attention"},
+		{"least", attention, "needs --attention"},
+		{"journal", attention, "needs --attention"},
+		{"salience", drop, "needs --drop"},
+		{"calibration", !drop, "cannot be combined with --drop"},
+		{"soc", !attention && !drop, "needs --plan"},
+		{"decode", !attention && !drop, "needs --bundle or --plan"},
+		{"max-kl", !attention && !drop, "needs --bundle or --plan"},
+	} {
+		if cmd.Flags().Changed(part.flag) && !part.heard {
+			return diag.New(diag.ClassUsage, "--%s %s", part.flag, part.of).WithHint("leave it out")
+		}
+	}
+	return nil
 }
 
 // ofTheModel refuses a bundle or a plan for what is measured of the model itself.

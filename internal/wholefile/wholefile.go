@@ -75,7 +75,7 @@ func Adopt(own, path string) error {
 }
 
 // Writable reports why Stream could not replace the file at path, nil if it could: a command asks before
-// it works for minutes. Errors are of class ClassIO.
+// it works for minutes. That there is room for all of a file is not known. Errors are of class ClassIO.
 func Writable(path string) error {
 	target, err := Target(path)
 	if err != nil {
@@ -95,6 +95,11 @@ func Writable(path string) error {
 	pending, err := Create(path)
 	if err != nil {
 		return err
+	}
+	// A full disk makes a file, but takes nothing into it.
+	const block = 4096
+	if _, err := pending.Write(make([]byte, block)); err != nil {
+		return errors.Join(diag.New(diag.ClassIO, "write %q: %w", path, err), pending.Abandon())
 	}
 	return pending.Abandon()
 }

@@ -403,20 +403,25 @@ func (c *Cell) placeable() error {
 		if _, err := wholefile.Target(file); err != nil {
 			return err
 		}
-		// Its directories are made when it is written: the nearest that is there must be one.
-		for dir := filepath.Dir(file); ; dir = filepath.Dir(dir) {
-			st, err := os.Stat(dir)
-			if err != nil && dir != filepath.Dir(dir) {
-				continue
-			}
-			if err == nil && !st.IsDir() {
-				return diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", file, dir).
-					WithHint("move it away, or name another output")
-			}
-			break
+		if _, err := existingDir(file); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// existingDir is the directory of a file, or the one above it that is there: what is not is made when the file is written.
+func existingDir(file string) (string, error) {
+	for dir := filepath.Dir(file); ; dir = filepath.Dir(dir) {
+		st, err := os.Stat(dir)
+		switch {
+		case err == nil && !st.IsDir():
+			return "", diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", file, dir).
+				WithHint("move it away, or name another output")
+		case err == nil || dir == filepath.Dir(dir):
+			return dir, nil
+		}
+	}
 }
 
 // settle makes a file what the content of a key is.
@@ -449,6 +454,14 @@ func (b *build) settle(
 			artifact.State = WillBuild
 			return nil
 		}
+		return err
+	}
+	// Known now rather than when it is made, which may take hours.
+	dir, err := existingDir(artifact.File)
+	if err == nil {
+		err = wholefile.Writable(filepath.Join(dir, filepath.Base(artifact.File)))
+	}
+	if err != nil {
 		return err
 	}
 	// take the content from the cache, or make it
