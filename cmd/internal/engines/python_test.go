@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -282,4 +284,89 @@ func checkForm(t *testing.T, peer *Python, limits Limits, dir, float, form strin
 			t.Errorf("%s, %v: %+v, %v", form, task, reading, err)
 		}
 	}
+}
+
+// OpenVINO's w8a8 is calibrated section by section: whole, with NNCF's copies of its weights in float32, a model of 3
+// billion parameters does not fit a machine that could run it. The weights are holes in a file.
+func TestQuantisedInSections(t *testing.T) {
+	require.Slow(t)
+	require.Deps()
+	if runtime.GOOS != "linux" {
+		t.Skip("engines are compared on linux only")
+	}
+	limits := Limits{Time: 10 * time.Minute}
+	peer, err := FindPython(t.Context(), limits, &PythonPeers[0], t.TempDir())
+	if err != nil {
+		require.Skip(t, PythonPeers[0].Key, err)
+	}
+	const layers, hidden, inner, heads, vocabulary = 10, 1024, 4096, 16, 512
+	model, out := t.TempDir(), t.TempDir()
+	config := map[string]any{"architectures": []string{"LlamaForCausalLM"}, "hidden_size": hidden,
+		"num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner,
+		"vocab_size": vocabulary, "rms_norm_eps": 1e-5, "tie_word_embeddings": true}
+	shapes := map[string][]int{"model.embed_tokens.weight": {vocabulary, hidden}, "model.norm.weight": {hidden}}
+	for i := range layers {
+		layer := fmt.Sprintf("model.layers.%d.", i)
+		for _, name := range []string{"input_layernorm", "post_attention_layernorm"} {
+			shapes[layer+name+".weight"] = []int{hidden}
+		}
+		for _, name := range []string{"q", "k", "v", "o"} {
+			shapes[layer+"self_attn."+name+"_proj.weight"] = []int{hidden, hidden}
+		}
+		shapes[layer+"mlp.gate_proj.weight"], shapes[layer+"mlp.up_proj.weight"] = []int{inner, hidden},
+			[]int{inner, hidden}
+		shapes[layer+"mlp.down_proj.weight"] = []int{hidden, inner}
+	}
+	weights := writeHoles(t, model, config, shapes)
+	tokens, err := listFile(out, "tokens.json", Calibration(vocabulary))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, args, err := peer.command("convert", map[string]any{"model": model, "out": out, "form": "w8a8",
+		"tokens_file": tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := Run(t.Context(), limits, program, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const base, each = 450 << 20, 3 // bytes: Python with NNCF and one section, and of each weight
+	if most := base + each*weights; done.PeakBytes > most {
+		t.Errorf("%d weights: %d MiB, want at most %d", weights, done.PeakBytes>>20, most>>20)
+	}
+}
+
+// writeHoles writes a model whose weights are zeros that take no room, and returns how many there are.
+func writeHoles(t *testing.T, dir string, config map[string]any, shapes map[string][]int) (weights int64) {
+	t.Helper()
+	header := map[string]any{}
+	for name, shape := range shapes {
+		elements := int64(1)
+		for _, size := range shape {
+			elements *= int64(size)
+		}
+		header[name] = map[string]any{"dtype": "BF16", "shape": shape,
+			"data_offsets": []int64{2 * weights, 2 * (weights + elements)}}
+		weights += elements
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "model.safetensors")
+	start := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
+	if err := os.WriteFile(file, append(start, text...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(file, int64(len(start)+len(text))+2*weights); err != nil {
+		t.Fatal(err)
+	}
+	if text, err = json.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return weights
 }
