@@ -1,9 +1,9 @@
 // Command hetc compiles deployment plans for language models: it profiles processors, solves for the
 // best partition, and emits signed bundles that hetrun executes.
 //
-// newRoot below lists the commands. Each is a function newX in a file cmd_*.go, which defines its flags, checks them, and
-// makes one call into a package below cmd/internal; help/*.txt has its long description. docs/architecture.md says where
-// the work of each command begins.
+// newRoot below lists the commands. Each is a function newX in a file cmd_*.go, which defines its flags, checks them,
+// and makes one call into a package below cmd/internal; help/*.txt has its long description. docs/architecture.md says
+// where the work of each command begins.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// run is the program as a function: its result is the exit code.
+// run returns the program as a function: its result is the exit code.
 func run(args []string, in io.Reader, out, errw io.Writer) int {
 	work, isWorker := workerOf(args, in, out)
 	if !isWorker {
@@ -37,8 +37,8 @@ func run(args []string, in io.Reader, out, errw io.Writer) int {
 	return 0
 }
 
-// workerOf is what this process has to do where another hetc has started it as a worker. Libraries that may crash run in
-// workers: a solver, a vendor's compiler, a driver. A crash then ends the worker alone.
+// workerOf returns what this process has to do where another hetc has started it as a worker. Libraries that may crash
+// run in workers: a solver, a vendor's compiler, a driver. A crash then ends the worker alone.
 func workerOf(args []string, in io.Reader, out io.Writer) (work func() error, ok bool) {
 	if library, ok := highs.Worker(args); ok {
 		return func() error { return highs.Work(library, in, out) }, true
@@ -49,7 +49,7 @@ func workerOf(args []string, in io.Reader, out io.Writer) (work func() error, ok
 	return all.Worker(args)
 }
 
-// newRoot is the tree of all commands. Calls are independent of each other, which hetc quick relies on.
+// newRoot returns the tree of all commands. Calls are independent of each other, which hetc quick relies on.
 func newRoot(ui *cli.Streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "hetc",

@@ -19,7 +19,8 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// run is the program as a function: its result is the exit code. hetrun also starts itself as a worker of a driver.
+// run returns the program as a function: its result is the exit code. hetrun also starts itself as a worker of a
+// driver.
 func run(args []string, in io.Reader, out, errw io.Writer) int {
 	if work, ok := all.Worker(args); ok { // this process is part of another hetrun
 		if err := work(); err != nil {

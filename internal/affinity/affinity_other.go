@@ -2,7 +2,7 @@
 
 package affinity
 
-// allowed are all cores: this system does not tell which a process may use.
+// allowed returns all cores: this system does not tell which a process may use.
 func allowed() []int { return numbered() }
 
 // Pin would restrict the calling thread, which is locked to its goroutine for good, to one core; this system

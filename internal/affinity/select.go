@@ -14,7 +14,7 @@ type Selection struct {
 	Cores  []int
 }
 
-// Selections are every core, and all of them together where there are several.
+// Selections returns every core, and all of them together where there are several.
 func Selections() []Selection {
 	cores := Cores()
 	var out []Selection

@@ -18,9 +18,9 @@ import (
 )
 
 // Read reads data into a pointer to a zero value, and reports whether data is canonical: encoding the value again then
-// gives data. If not, the value is unspecified. Types may be built from structs with named fields or embedded structs, slices,
-// arrays, maps by string, pointers, strings, booleans, signed integers, floats and types with UnmarshalText, which must
-// accept what their MarshalText writes and nothing else; none may contain itself.
+// gives data. If not, the value is unspecified. Types may be built from structs with named fields or embedded structs,
+// slices, arrays, maps by string, pointers, strings, booleans, signed integers, floats and types with UnmarshalText,
+// which must accept what their MarshalText writes and nothing else; none may contain itself.
 func Read(data []byte, into any) bool {
 	to := reflect.ValueOf(into)
 	if to.Kind() != reflect.Pointer || to.IsNil() {
@@ -78,7 +78,7 @@ type readFunc func(*reader, reflect.Value) bool
 
 var readers sync.Map // by reflect.Type
 
-// typeReader is the readFunc of a type, which is built once in a process.
+// typeReader returns the readFunc of a type, which is built once in a process.
 func typeReader(typ reflect.Type) readFunc {
 	if found, ok := readers.Load(typ); ok {
 		return found.(readFunc)
@@ -239,7 +239,7 @@ func structReader(typ reflect.Type) readFunc {
 	}
 }
 
-// empty is what omitempty leaves out.
+// empty returns what omitempty leaves out.
 func empty(value reflect.Value) bool {
 	switch value.Kind() {
 	case reflect.Slice, reflect.Array, reflect.Map, reflect.String:

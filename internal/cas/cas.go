@@ -46,13 +46,13 @@ func KeyOf(kind string, parts ...string) Key {
 	return Key(hash.Sum(nil))
 }
 
-// String is the key in hex.
+// String returns the key in hex.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
 
 // Digest is the SHA-256 of a content.
 type Digest [sha256.Size]byte
 
-// String is the digest in hex.
+// String returns the digest in hex.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // ParseDigest reads a digest in hex.
@@ -97,8 +97,9 @@ type Cache struct {
 	fresh int64 // bytes added since they were counted; -1: never counted
 }
 
-// Open opens the cache in dir, and makes it where nothing is. Temporary files of dead processes are
-// removed. A directory that everybody may write to is refused: its contents decide what is built. Errors are of class ClassIO; the caller closes the cache.
+// Open opens the cache in dir, and makes it where nothing is. Temporary files of dead processes are removed. A
+// directory that everybody may write to is refused: its contents decide what is built. Errors are of class ClassIO; the
+// caller closes the cache.
 func Open(dir string, options Options) (*Cache, error) {
 	fail := func(err error) error { return diag.New(diag.ClassIO, "open cache %q: %w", dir, err) }
 	cache := &Cache{root: filepath.Join(dir, version), o: options, fresh: -1}

@@ -29,8 +29,8 @@ var kept = []string{
 // keptPrefixes begin names of further variables: languages, threads and settings of libraries, stand-ins of tests.
 var keptPrefixes = []string{"LC_", "OMP_", "KMP_", "ORT_", "GGML_", "QNN_", "HETC_TEST_"}
 
-// Env is the environment of a child process: what is kept of this process's, then extra ("NAME=value"). Every process
-// that the programs start gets it.
+// Env returns the environment of a child process: what is kept of this process's, then extra ("NAME=value"). Every
+// process that the programs start gets it.
 func Env(extra ...string) []string {
 	var env []string
 	for _, entry := range os.Environ() {

@@ -34,7 +34,7 @@ func wipe(name string) {
 	}
 }
 
-// block is where the environment lies: fields 50 and 51 of /proc/self/stat, see proc_pid_stat(5).
+// block returns where the environment lies: fields 50 and 51 of /proc/self/stat, see proc_pid_stat(5).
 func block() (from, to int64, ok bool) {
 	const fromField, toField, most = 50, 51, 64 << 20
 	text, err := os.ReadFile("/proc/self/stat")

@@ -105,7 +105,7 @@ var loaded struct {
 	of map[string]*Library
 }
 
-// systemNames are the names that the system's loader knows the ICD loader by.
+// systemNames returns the names that the system's loader knows the ICD loader by.
 func systemNames() []string {
 	switch runtime.GOOS {
 	case "windows":
@@ -144,7 +144,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("opencl: %s: %s (%d)%s", e.What, name, e.Code, e.hint())
 }
 
-// hint is what to do about common failures. A library that cannot even say what there is has no use for it.
+// hint returns what to do about common failures. A library that cannot even say what there is has no use for it.
 func (e *Error) hint() string {
 	for _, question := range []string{"count ", "list ", "describe "} {
 		if strings.HasPrefix(e.What, question) {
@@ -327,8 +327,8 @@ func (d *Device) Number(param Param) (uint64, error) {
 	return value, check("describe device", code)
 }
 
-// Part is a device of the last compute units of this one, which the other ones of it do not use. It stays until the
-// process ends. Devices that cannot be divided are an *Error.
+// Part returns a device of the last compute units of this one, which the other ones of it do not use. It stays until
+// the process ends. Devices that cannot be divided are an *Error.
 func (d *Device) Part(units int) (*Device, error) {
 	total, err := d.Number(DeviceComputeUnits)
 	if err != nil {

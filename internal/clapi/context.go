@@ -178,7 +178,7 @@ func (c *Context) build(id uintptr, options string) (*Program, error) {
 	return nil, &BuildError{Code: int32(code), Log: log}
 }
 
-// log is the beginning of the compiler's log, its lines separated by "; ".
+// log returns the beginning of the compiler's log, its lines separated by "; ".
 func (p *Program) log() string {
 	const lines, longest = 6, 1 << 12
 	var size uintptr
@@ -203,7 +203,7 @@ func (p *Program) log() string {
 	return text[:min(len(text), longest)]
 }
 
-// Binary is the program as the device's compiler made it.
+// Binary returns the program as the device's compiler made it.
 func (p *Program) Binary() ([]byte, error) {
 	var size uintptr
 	get := p.context.lib.fn[fnGetProgramInfo]
@@ -260,7 +260,7 @@ func (k *Kernel) Close() error {
 	return release(k.program.context.lib, fnReleaseKernel, "release kernel", &k.id)
 }
 
-// Arguments is how many arguments the function takes.
+// Arguments returns how many arguments the function takes.
 func (k *Kernel) Arguments() (int, error) {
 	var count uint32
 	code := native.Call(k.program.context.lib.fn[fnGetKernelInfo], k.id, kernelArguments, unsafe.Sizeof(count),
@@ -268,8 +268,8 @@ func (k *Kernel) Arguments() (int, error) {
 	return int(count), check("describe kernel "+k.name, code)
 }
 
-// WorkGroup is the number of items of the largest work group that the device launches the kernel with. It may be less
-// than the device's own, where each item needs much.
+// WorkGroup returns the number of items of the largest work group that the device launches the kernel with. It may be
+// less than the device's own, where each item needs much.
 func (k *Kernel) WorkGroup() (int, error) {
 	var largest uintptr
 	code := native.Call(k.program.context.lib.fn[fnGetKernelWorkGroupInfo], k.id, k.program.context.device.id,

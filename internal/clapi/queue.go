@@ -106,7 +106,7 @@ func (q *Queue) SetLong(k *Kernel, index int, value int64) error {
 	return q.setArg(k, index, 8)
 }
 
-// eventPlace is where the event of a command is written, 0 where none is wanted.
+// eventPlace returns where the event of a command is written, 0 where none is wanted.
 func (q *Queue) eventPlace(want bool) uintptr {
 	q.words[atEvent] = 0
 	if !want {
@@ -233,7 +233,7 @@ func (q *Queue) Finish() error {
 	return check("finish queue", q.call(fnFinish, 1))
 }
 
-// Status is the state of a command: Complete, positive before, or an error code.
+// Status returns the state of a command: Complete, positive before, or an error code.
 func (q *Queue) Status(e Event) (int32, error) {
 	q.words[atValue] = 0
 	q.args = [16]uintptr{uintptr(e), eventStatus, 4, q.address(atValue), 0}

@@ -389,7 +389,7 @@ func (d *decoder) structure(node *Node, value reflect.Value, path string, top bo
 	}
 }
 
-// join is the path of a key below another path.
+// join returns the path of a key below another path.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -437,7 +437,7 @@ func (n *Node) null() bool { return n.kind == scalar && n.tag == "null" }
 
 var errNumber = fmt.Errorf("not a number")
 
-// number is the text of a numeric scalar without the separators YAML allows.
+// number returns the text of a numeric scalar without the separators YAML allows.
 func (n *Node) number(tags ...string) (string, error) {
 	if n.kind == scalar {
 		if slices.Contains(tags, n.tag) {
@@ -453,7 +453,7 @@ func octal(text string) bool {
 	return len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9'
 }
 
-// int is the value of a whole number, also in the notations with a prefix (0x1f).
+// int returns the value of a whole number, also in the notations with a prefix (0x1f).
 func (n *Node) int() (int64, error) {
 	text, err := n.number("int")
 	if err != nil || octal(text) {
@@ -471,7 +471,7 @@ func (n *Node) uint() (uint64, error) {
 	return strconv.ParseUint(strings.TrimPrefix(text, "+"), 0, 64)
 }
 
-// float is the value of a number. A whole number with a prefix, which is no float in Go, is one here.
+// float returns the value of a number. A whole number with a prefix, which is no float in Go, is one here.
 func (n *Node) float() (float64, error) {
 	text, err := n.number("int", "float")
 	if err != nil || octal(text) {
@@ -490,7 +490,7 @@ func (n *Node) float() (float64, error) {
 
 // ---- what an Unmarshaler sees
 
-// at is the file and line of a node.
+// at returns the file and line of a node.
 func (n *Node) at() string { return fmt.Sprintf("%s:%d", *n.file, n.line) }
 
 // IsMapping reports whether the node is a mapping.
@@ -508,5 +508,5 @@ func (n *Node) Errorf(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...).WithCode("decode.value").At("%s", n.at())
 }
 
-// File is the name of the file that the node stands in, as it was opened: what its relative paths are relative to.
+// File returns the name of the file that the node stands in, as it was opened: what its relative paths are relative to.
 func (n *Node) File() string { return *n.file }

@@ -108,7 +108,7 @@ func parse(name string, line int, data []byte, asJSON bool, most int) (*Document
 	return &Document{name: name, root: root}, nil
 }
 
-// invalidLine is how many lines come before the first byte that is not UTF-8.
+// invalidLine returns how many lines come before the first byte that is not UTF-8.
 func invalidLine(data []byte) int {
 	count := 0
 	for len(data) > 0 {
@@ -140,7 +140,7 @@ type parser struct {
 	nodes int
 }
 
-// fail is an error of the document's syntax.
+// fail returns an error of the document's syntax.
 func (p *parser) fail(line int, format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...).WithCode("decode.syntax").At("%s:%d", p.name, line)
 }
@@ -207,7 +207,7 @@ func (p *parser) yamlError(err error) error {
 	return p.fail(line, "not valid YAML: %s", text)
 }
 
-// line is the line of a node in the file.
+// line returns the line of a node in the file.
 func (p *parser) line(node *yaml.Node) int { return p.first + max(node.Line, 1) - 1 }
 
 // convert makes a tree of a YAML node. open are the nodes around it, which no alias in it may stand for.
@@ -418,10 +418,10 @@ func clip(text string) string {
 	return text[:cut] + "..."
 }
 
-// Name is the name given to Parse.
+// Name returns the name given to Parse.
 func (d *Document) Name() string { return d.name }
 
-// Schema is the text of the document's schema key, "" when it has none.
+// Schema returns the text of the document's schema key, "" when it has none.
 func (d *Document) Schema() string {
 	if node := d.root.get("schema"); node != nil && node.kind == scalar && node.tag == "str" {
 		return node.text
@@ -454,12 +454,12 @@ func (d *Document) At(path ...any) string {
 	return fmt.Sprintf("%s:%d", d.name, line)
 }
 
-// index is the position of a key in a mapping, -1 if there is none.
+// index returns the position of a key in a mapping, -1 if there is none.
 func (n *Node) index(key string) int {
 	return slices.IndexFunc(n.keys, func(candidate *Node) bool { return candidate.text == key })
 }
 
-// get is the value of a key in a mapping, nil if there is none.
+// get returns the value of a key in a mapping, nil if there is none.
 func (n *Node) get(key string) *Node {
 	if i := n.index(key); i >= 0 {
 		return n.vals[i]

@@ -121,7 +121,7 @@ func (m *module) add(fset *token.FileSet, file string, f *ast.File) {
 	})
 }
 
-// lastWord is the name a package has by convention: the last element of its import path, the one
+// lastWord returns the name a package has by convention: the last element of its import path, the one
 // before where that is a version.
 func lastWord(target string) string {
 	name := path.Base(target)
@@ -166,7 +166,7 @@ func rowOf(rows []room, dir string) *room {
 	return found
 }
 
-// closure is every row reachable from r, as patterns; nil means everything.
+// closure returns every row reachable from r, as patterns; nil means everything.
 func closure(rows []room, r *room) (reach map[string]bool, all bool) {
 	reach = map[string]bool{}
 	var visit func(r *room)

@@ -30,7 +30,7 @@ const (
 	ClassInterrupted Class = 130
 )
 
-// String is the word for the class in documents for programs.
+// String returns the word for the class in documents for programs.
 func (c Class) String() string {
 	switch c {
 	case ClassUsage:
@@ -63,7 +63,7 @@ const (
 	Warning
 )
 
-// String is the word in front of a message.
+// String returns the word in front of a message.
 func (s Severity) String() string {
 	if s == Warning {
 		return "warning"
@@ -187,7 +187,7 @@ func ClassOf(err error) Class {
 	return ClassInternal
 }
 
-// ClassOr is the class of err, or fallback for an error without one.
+// ClassOr returns the class of err, or fallback for an error without one.
 func ClassOr(err error, fallback Class) Class {
 	if class := ClassOf(err); class != ClassInternal {
 		return class

@@ -30,7 +30,7 @@ func Nearest(word string, candidates []string) string {
 	return best
 }
 
-// DidYouMean is the sentence of a hint: `did you mean "x"?` when candidates are near word or contain
+// DidYouMean returns the sentence of a hint: `did you mean "x"?` when candidates are near word or contain
 // it, else the list of them ("want one of ..."), or "" when there are none.
 func DidYouMean(word string, candidates []string) string {
 	if nearest := Nearest(word, candidates); nearest != "" {
@@ -80,7 +80,7 @@ func fold(text string) string {
 	return strings.ReplaceAll(strings.ToLower(text), "-", "_")
 }
 
-// distance is the restricted Damerau-Levenshtein distance in bytes.
+// distance returns the restricted Damerau-Levenshtein distance in bytes.
 func distance(left, right string) int {
 	prev2, prev, cur := make([]int, len(right)+1), make([]int, len(right)+1), make([]int, len(right)+1)
 	for j := range prev {

@@ -23,7 +23,7 @@ import (
 // folder holds the golden files of a package, below its testdata.
 const folder = "testdata/golden"
 
-// update is the one switch of the repository.
+// update returns the one switch of the repository.
 func update() bool { return os.Getenv("HETC_UPDATE") == "1" }
 
 var used = struct {
@@ -33,7 +33,7 @@ var used = struct {
 
 var unsafeName = regexp.MustCompile(`[^A-Za-z0-9_.@+-]+`)
 
-// pathOf is the file a test compares with: its name with each sub-test a directory, then ext
+// pathOf returns the file a test compares with: its name with each sub-test a directory, then ext
 // ("golden.yaml" is a suffix like any other).
 func pathOf(tb testing.TB, ext string) string {
 	parts := strings.Split(tb.Name(), "/")
@@ -157,7 +157,7 @@ func repeated() bool {
 	return set != nil && set.Value.String() != "1"
 }
 
-// orphans are the golden files that no test asked for.
+// orphans returns the golden files that no test asked for.
 func orphans(dir string) ([]string, error) {
 	var out []string
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

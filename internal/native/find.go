@@ -57,8 +57,8 @@ func Find(search Search) (lib *Library, tried []string, err error) {
 	return nil, tried, &Error{Path: search.Folder, Problem: Absent}
 }
 
-// Locate is the first file that is there: the named one, or the one in the first of Places that has one. It is empty
-// when there is none. Nothing is opened: this works in builds that open no libraries. The error is an *Error: the
+// Locate returns the first file that is there: the named one, or the one in the first of Places that has one. It is
+// empty when there is none. Nothing is opened: this works in builds that open no libraries. The error is an *Error: the
 // folder that the environment names cannot be searched, or the file is not what `make deps` fetched.
 func Locate(search Search) (file string, tried []string, err error) {
 	if search.File != "" {
@@ -96,7 +96,7 @@ func isFile(path string) bool {
 	return err == nil && !st.IsDir()
 }
 
-// in is the library's path in dir, always with a separator; empty when there is none.
+// in returns the library's path in dir, always with a separator; empty when there is none.
 func (s Search) in(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -117,7 +117,7 @@ func (s Search) in(dir string) (string, error) {
 	return "", nil
 }
 
-// FileNames are the usual names of a library's file on this system: "onnxruntime" is libonnxruntime.so and
+// FileNames returns the usual names of a library's file on this system: "onnxruntime" is libonnxruntime.so and
 // libonnxruntime.so.*, libonnxruntime.dylib and libonnxruntime.*.dylib, or onnxruntime.dll.
 func FileNames(name string) []string {
 	switch runtime.GOOS {
@@ -129,7 +129,7 @@ func FileNames(name string) []string {
 	return []string{"lib" + name + ".so", "lib" + name + ".so.*"}
 }
 
-// SystemNames are the names among FileNames that are no patterns.
+// SystemNames returns the names among FileNames that are no patterns.
 func SystemNames(name string) []string {
 	return slices.DeleteFunc(FileNames(name), func(text string) bool { return strings.Contains(text, "*") })
 }

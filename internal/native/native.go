@@ -163,7 +163,7 @@ func checkFile(path string) error {
 	return nil
 }
 
-// reason is a file error without the path, which the message has already.
+// reason returns a file error without the path, which the message has already.
 func reason(err error) string {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err.Error()

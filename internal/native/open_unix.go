@@ -15,10 +15,10 @@ func open(path string) (uintptr, error) {
 	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
-// symbol is the address of a function of the library.
+// symbol returns the address of a function of the library.
 func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
 
-// Path is a file name as C takes it.
+// Path returns a file name as C takes it.
 func Path(text string) (data []byte, ok bool) { return CString(text) }
 
 // Setenv sets an environment variable for libraries too: C has an environment of its own, which os.Setenv does not

@@ -25,12 +25,12 @@ func open(path string) (uintptr, error) {
 	return uintptr(handle), err
 }
 
-// symbol is the address of a function of the library.
+// symbol returns the address of a function of the library.
 func symbol(handle uintptr, name string) (uintptr, error) {
 	return windows.GetProcAddress(windows.Handle(handle), name)
 }
 
-// Path is a file name as C takes it: UTF-16.
+// Path returns a file name as C takes it: UTF-16.
 func Path(text string) (path []byte, ok bool) {
 	words, err := windows.UTF16FromString(text)
 	for _, word := range words {

@@ -74,7 +74,7 @@ type digestKey struct {
 	modified time.Time
 }
 
-// digest is the sha256 of a file in hexadecimal digits.
+// digest returns the sha256 of a file in hexadecimal digits.
 func digest(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {

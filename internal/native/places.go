@@ -19,7 +19,7 @@ type place struct {
 // executable is replaced by tests.
 var executable = os.Executable
 
-// Places are the folders in which a library, or the programs, of that name are looked for, in order. The current
+// Places returns the folders in which a library, or the programs, of that name are looked for, in order. The current
 // directory is never among them: changing into a directory does not ask for its code to be executed.
 func Places(folder string) (dirs []string) {
 	for _, place := range places(folder) {
@@ -30,7 +30,7 @@ func Places(folder string) (dirs []string) {
 	return dirs
 }
 
-// places are the places that a folder of libraries stands for.
+// places returns the places that a folder of libraries stands for.
 func places(folder string) (list []place) {
 	add := func(one place) {
 		if !slices.ContainsFunc(list, func(have place) bool { return have.dir == one.dir }) {
@@ -59,8 +59,8 @@ func places(folder string) (list []place) {
 	return list
 }
 
-// checkout is the nearest folder at or above dir with this module's sources, "" when there is none. The walk ends where
-// others may write, as in /tmp, where they could put such a folder around a program.
+// checkout returns the nearest folder at or above dir with this module's sources, "" when there is none. The walk ends
+// where others may write, as in /tmp, where they could put such a folder around a program.
 func checkout(dir string) string {
 	for !shared(dir) {
 		if ours(filepath.Join(dir, "go.mod")) {

@@ -13,10 +13,10 @@ import (
 // KeepSignals calls work, which loads a library or has it compile something, and gives signals back to Go's runtime
 // that the library has taken over meanwhile.
 //
-// LLVM, which compilers of kernels are made of, takes every signal that ends a process, SIGTERM and SIGUSR2 among
-// them, when it is loaded, to remove temporary files. The system goes back to the default action as soon as one of its handlers begins:
-// another such signal, to another thread and before the handler has restored what was there, ends the process, although
-// the program catches it. LLVM takes them once, so that what is given back stays.
+// LLVM, which compilers of kernels are made of, takes every signal that ends a process, SIGTERM and SIGUSR2 among them,
+// when it is loaded, to remove temporary files. The system goes back to the default action as soon as one of its
+// handlers begins: another such signal, to another thread and before the handler has restored what was there, ends the
+// process, although the program catches it. LLVM takes them once, so that what is given back stays.
 // RATIONALE: What do libraries do with signals?
 func KeepSignals(work func()) {
 	actions.enter()
@@ -79,7 +79,7 @@ func (k *keptActions) leave() {
 // kernels, whose result is undefined, and hand on what is none.
 func kept(signal syscall.Signal) bool { return signal == syscall.SIGFPE }
 
-// readAction is a signal's action; the zero value, for the default, where there is no such signal.
+// readAction returns a signal's action; the zero value, for the default, where there is no such signal.
 func readAction(signal syscall.Signal) (out action) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(signal), 0, uintptr(unsafe.Pointer(&out)), maskBytes, 0, 0)
 	return out

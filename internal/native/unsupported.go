@@ -18,7 +18,7 @@ func open(string) (uintptr, error)            { return 0, errNotBuiltIn }
 func symbol(uintptr, string) (uintptr, error) { return 0, errNotBuiltIn }
 func checkWhole(io.ReaderAt, int64) error     { return errNotBuiltIn }
 
-// Path is a file name as C takes it.
+// Path returns a file name as C takes it.
 func Path(s string) (b []byte, ok bool) { return CString(s) }
 
 // Setenv sets an environment variable; there are no libraries to see it.

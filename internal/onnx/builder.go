@@ -17,7 +17,7 @@ func (b *Builder) Add(suffix, domain, kind string, in, out []string, attrs ...At
 	b.Model.Graph.Nodes = append(b.Model.Graph.Nodes, node)
 }
 
-// Name is what something of the current node is called.
+// Name returns what something of the current node is called.
 func (b *Builder) Name(suffix string) string {
 	name := fmt.Sprintf("n%d", b.Node)
 	for _, part := range []string{b.Part, suffix} {
@@ -51,8 +51,8 @@ func (b *Builder) Constant(tensor Tensor) string {
 	return name
 }
 
-// Float is the constant of one number.
+// Float returns the constant of one number.
 func (b *Builder) Float(value float32) string { return b.Constant(Float32s("", nil, value)) }
 
-// Ints is the constant of a list of numbers.
+// Ints returns the constant of a list of numbers.
 func (b *Builder) Ints(values ...int64) string { return b.Constant(Int64s("", values...)) }

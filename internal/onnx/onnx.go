@@ -28,7 +28,7 @@ const (
 	Int4     Type = 22 // two's complement, two elements to a byte, the first in its low half
 )
 
-// bits is the size of one element, 0 for an unknown type.
+// bits returns the size of one element, 0 for an unknown type.
 func (t Type) bits() int64 {
 	switch t {
 	case Int4:
@@ -45,7 +45,7 @@ func (t Type) bits() int64 {
 	return 0
 }
 
-// Bytes is the size of n elements one behind the other, 0 for an unknown type.
+// Bytes returns the size of n elements one behind the other, 0 for an unknown type.
 func (t Type) Bytes(size int64) int64 { return (size*t.bits() + 7) / 8 }
 
 // Versions that the models are written for: what ONNX Runtime 1.24 and later read.
@@ -134,16 +134,16 @@ type Attr struct {
 	Ints []int64
 }
 
-// Int is an attribute, as are Ints, Float and String.
+// Int returns an attribute, as are Ints, Float and String.
 func Int(name string, value int64) Attr { return Attr{Name: name, Kind: KindInt, I: value} }
 
-// Ints is an attribute of several numbers.
+// Ints returns an attribute of several numbers.
 func Ints(name string, values ...int64) Attr { return Attr{Name: name, Kind: KindInts, Ints: values} }
 
-// Float is an attribute of one floating-point number.
+// Float returns an attribute of one floating-point number.
 func Float(name string, value float32) Attr { return Attr{Name: name, Kind: KindFloat, F: value} }
 
-// String is an attribute of a text.
+// String returns an attribute of a text.
 func String(name string, value string) Attr { return Attr{Name: name, Kind: KindString, S: value} }
 
 // Tensor is an initializer: its bytes are Raw (little endian), or lie elsewhere.
@@ -161,7 +161,7 @@ type External struct {
 	Offset, Length int64
 }
 
-// Float32s is a constant [len(v)], or of the given shape; none of both is a scalar.
+// Float32s returns a constant [len(v)], or of the given shape; none of both is a scalar.
 func Float32s(name string, dims []int64, values ...float32) Tensor {
 	tensor := Tensor{Name: name, Type: Float32, Dims: dims}
 	for _, value := range values {
@@ -170,7 +170,7 @@ func Float32s(name string, dims []int64, values ...float32) Tensor {
 	return tensor
 }
 
-// Int64s is a constant [len(v)].
+// Int64s returns a constant [len(v)].
 func Int64s(name string, values ...int64) Tensor {
 	tensor := Tensor{Name: name, Type: Int64, Dims: []int64{int64(len(values))}}
 	for _, value := range values {

@@ -145,7 +145,7 @@ func each(data []byte, what string, visit func(field) error) error {
 	return nil
 }
 
-// unknown is the error of a field that Marshal does not write.
+// unknown returns the error of a field that Marshal does not write.
 func (f field) unknown(what string) error {
 	return diag.New(diag.ClassInput, "%s: field %d of wire type %d is not one that hetc writes", what, f.num, f.typ)
 }
@@ -333,7 +333,7 @@ func dimension(dims *[]int64, number int64) error {
 	return nil
 }
 
-// elements is the number of a tensor's elements; false where it is beyond all bounds.
+// elements returns the number of a tensor's elements; false where it is beyond all bounds.
 func elements(dims []int64) (int64, bool) {
 	count := int64(1)
 	for _, size := range dims {

@@ -148,7 +148,7 @@ func (t *Tensor) append(data []byte) []byte {
 	return putInt(data, tensorLocation, 1)
 }
 
-// entries are the keys that a tensor in another file has, in the order in which hetc writes them.
+// entries returns the keys that a tensor in another file has, in the order in which hetc writes them.
 func (e *External) entries() []Prop {
 	return []Prop{
 		{"location", e.Location}, {"offset", strconv.FormatInt(e.Offset, 10)}, {"length", strconv.FormatInt(e.Length, 10)},
@@ -165,7 +165,7 @@ func (v *Value) append(data []byte) []byte {
 	return putMessage(putString(data, valueName, v.Name), valueType, putMessage(nil, typeTensor, tensor))
 }
 
-// putEntry is a message of a key and a value.
+// putEntry returns a message of a key and a value.
 func putEntry(key, value string) []byte {
 	return putString(putString(nil, entryKey, key), entryValue, value)
 }

@@ -220,7 +220,7 @@ type Code int32
 var codes = []string{"OK", "FAIL", "INVALID_ARGUMENT", "NO_SUCHFILE", "NO_MODEL", "ENGINE_ERROR", "RUNTIME_EXCEPTION", "INVALID_PROTOBUF",
 	"MODEL_LOADED", "NOT_IMPLEMENTED", "INVALID_GRAPH", "EP_FAIL", "MODEL_LOAD_CANCELED", "MODEL_REQUIRES_COMPILATION", "NOT_FOUND"}
 
-// String is the name that the library's header gives the code.
+// String returns the name that the library's header gives the code.
 func (c Code) String() string {
 	if c >= 0 && int(c) < len(codes) {
 		return codes[c]
@@ -259,7 +259,7 @@ func (l *Library) check(what string, status uintptr) error {
 	return e
 }
 
-// usage is a call that is refused before the library sees it.
+// usage returns a call that is refused before the library sees it.
 func usage(format string, args ...any) error {
 	return diag.New(diag.ClassInput, "onnx runtime: "+format, args...)
 }

@@ -28,7 +28,7 @@ const (
 	Unsupported
 )
 
-// String is the answer in words.
+// String returns the answer in words.
 func (c Compatibility) String() string {
 	switch c {
 	case NotApplicable:

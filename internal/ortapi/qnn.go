@@ -88,7 +88,7 @@ func (e *QNNError) As(target any) bool {
 // QNNVersion is a version of one of Qualcomm's interfaces.
 type QNNVersion struct{ Major, Minor, Patch int }
 
-// String is the version as the vendor writes it.
+// String returns the version as the vendor writes it.
 func (v QNNVersion) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }
 
 // ParseQNNVersion reads "5.51.0".

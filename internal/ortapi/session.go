@@ -280,7 +280,7 @@ type setting struct {
 	args []uintptr
 }
 
-// configEntries are the configuration entries of a session: those that its options name, and those that follow from
+// configEntries returns the configuration entries of a session: those that its options name, and those that follow from
 // cores, folder, provider and devices.
 func configEntries(folder string, o *SessionOptions) ([][2]string, error) {
 	var config [][2]string

@@ -153,7 +153,7 @@ var elementTypes = map[ElementType]struct {
 	Int32: {"int32", 4}, Int64: {"int64", 8}, Bool: {"bool", 1}, Float16: {"float16", 2}, Float64: {"float64", 8}, BFloat16: {"bfloat16", 2},
 }
 
-// String is the type's name in ONNX, or its number where this package does not know it.
+// String returns the type's name in ONNX, or its number where this package does not know it.
 func (t ElementType) String() string {
 	if e, ok := elementTypes[t]; ok {
 		return e.name
@@ -161,7 +161,7 @@ func (t ElementType) String() string {
 	return "element type " + itoa(int64(t))
 }
 
-// Bytes is the size of one element, 0 of a type that is not listed here.
+// Bytes returns the size of one element, 0 of a type that is not listed here.
 func (t ElementType) Bytes() int64 { return elementTypes[t].bytes }
 
 // out is a place that C writes one result to. It lives on the Go heap: taking its address in the argument

@@ -46,7 +46,7 @@ var deps = sync.OnceFunc(func() {
 	}
 })
 
-// find is the folder that libraries are to be found in, empty outside a module.
+// find returns the folder that libraries are to be found in, empty outside a module.
 func find() string {
 	if dir := os.Getenv(native.EnvDir); dir != "" {
 		return dir

@@ -36,7 +36,7 @@ func (h *Hash) Reset() {
 	}
 }
 
-// Lanes is how many pieces this processor hashes at once: Width, 2, or 0 where it can do no better than one.
+// Lanes returns how many pieces this processor hashes at once: Width, 2, or 0 where it can do no better than one.
 func Lanes() int { return lanes }
 
 // Available reports whether this processor hashes several pieces at once.

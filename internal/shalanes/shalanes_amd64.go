@@ -2,7 +2,7 @@ package shalanes
 
 import "golang.org/x/sys/cpu"
 
-// kinds are the numbers of pieces that this processor can hash at once, the fastest first.
+// kinds returns the numbers of pieces that this processor can hash at once, the fastest first.
 func kinds() (list []int) {
 	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW {
 		list = append(list, Width)

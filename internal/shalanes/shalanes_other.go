@@ -2,7 +2,7 @@
 
 package shalanes
 
-// kinds are the numbers of pieces that this processor can hash at once: none.
+// kinds returns the numbers of pieces that this processor can hash at once: none.
 func kinds() []int { return nil }
 
 // blocks16 is never called: Available is false here.

@@ -34,7 +34,7 @@ func (m *Moment) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// seconds64 are the Unix seconds of a date, or of a date with its time.
+// seconds64 returns the Unix seconds of a date, or of a date with its time.
 func seconds64(text string) (int64, error) {
 	if day, err := time.Parse(time.DateOnly, text); err == nil {
 		return day.AddDate(0, 0, 1).Unix() - 1, nil
@@ -46,7 +46,7 @@ func seconds64(text string) (int64, error) {
 // Set reads the value of a flag.
 func (m *Moment) Set(text string) error { return m.UnmarshalText([]byte(text)) }
 
-// String is the moment in UTC, "0" for none: as Set reads it.
+// String returns the moment in UTC, "0" for none: as Set reads it.
 func (m *Moment) String() string {
 	if *m == 0 {
 		return "0"

@@ -97,7 +97,7 @@ var timeUnits = map[string]struct{ seconds, per float64 }{
 	"s": {1, 1}, "m": {60, 1}, "min": {60, 1}, "h": {3600, 1},
 }
 
-// scaleOf is the scale of a prefixed unit, 0 and true for no unit at all, and false for another
+// scaleOf returns the scale of a prefixed unit, 0 and true for no unit at all, and false for another
 // unit.
 func scaleOf(word, unit string, prefixes []prefix) (float64, bool) {
 	name, ok := strings.CutSuffix(word, unit)
@@ -120,7 +120,7 @@ func isNumber(char byte) bool {
 	return char >= '0' && char <= '9' || char == '.' || char == '-' || char == '+'
 }
 
-// numberEnd is where the number at the start of s ends. An exponent counts only where digits
+// numberEnd returns where the number at the start of s ends. An exponent counts only where digits
 // follow, so that a unit may start with 'e' or 'E'.
 func numberEnd(text string) int {
 	end := 0

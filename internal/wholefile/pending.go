@@ -25,7 +25,7 @@ type Pending struct {
 	settled bool // committed or abandoned
 }
 
-// Name is the temporary name.
+// Name returns the temporary name.
 func (p *Pending) Name() string { return p.file.Name() }
 
 // Write writes at the end of what was written.
@@ -131,7 +131,7 @@ func createLike(target, temp string) (*os.File, error) {
 	return file, nil
 }
 
-// temporary is the name of this process's file number n in the making for target. It is never stored.
+// temporary returns the name of this process's file number n in the making for target. It is never stored.
 func temporary(target string, count int) string {
 	return filepath.Join(filepath.Dir(target), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(target), os.Getpid(), count))
 }

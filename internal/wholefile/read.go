@@ -53,7 +53,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// cannotRead is the error of a file that could not be opened, with what the user may have meant.
+// cannotRead returns the error of a file that could not be opened, with what the user may have meant.
 func cannotRead(path string, err error) error {
 	err = bare(err)
 	if st, lerr := os.Lstat(path); lerr == nil && st.Mode()&fs.ModeSymlink != 0 && !errors.Is(err, fs.ErrPermission) {
@@ -71,7 +71,7 @@ func cannotRead(path string, err error) error {
 	return diagnostic
 }
 
-// neighbour is a file beside path with nearly its name, "" when there is none.
+// neighbour returns a file beside path with nearly its name, "" when there is none.
 func neighbour(path string) string {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {

@@ -117,7 +117,7 @@ func bare(err error) error {
 	return err
 }
 
-// Target is the path at which a file is to be created or replaced when the user says path: path itself,
+// Target returns the path at which a file is to be created or replaced when the user says path: path itself,
 // or what it links to. A path that leads to a directory, device or pipe is an error of class ClassIO.
 func Target(path string) (string, error) {
 	target := path

@@ -124,7 +124,7 @@ func (t *Terms) Open(ui *cli.Streams, path string, host *bundle.Host) (*Accepted
 	return accepted, nil
 }
 
-// clock is the time in Unix seconds that expiry is compared with, 0 for none.
+// clock returns the time in Unix seconds that expiry is compared with, 0 for none.
 func (t *Terms) clock() (int64, error) {
 	switch {
 	case t.ignoreExpiry:
@@ -157,7 +157,7 @@ func fits(m *bundle.Manifest) error {
 	return nil
 }
 
-// CopiedBytes is how much of the bundle was read into private memory because of --copy, 0 without.
+// CopiedBytes returns how much of the bundle was read into private memory because of --copy, 0 without.
 func (a *Accepted) CopiedBytes() int64 {
 	if !a.terms.copy {
 		return 0

@@ -17,7 +17,7 @@ type Comparison struct {
 	How      string `json:"how,omitempty"` // to have it compared
 }
 
-// Comparisons are what was compared beside signature, layout and contents, and what was not. target says that the
+// Comparisons returns what was compared beside signature, layout and contents, and what was not. target says that the
 // bundle's target was.
 func (a *Accepted) Comparisons(target bool) []Comparison {
 	manifest, terms := a.Manifest(), a.terms
@@ -55,7 +55,7 @@ func (a *Accepted) Comparisons(target bool) []Comparison {
 	return out
 }
 
-// securityVersion is the claim of the security version, compared with --min-security-version and the stored
+// securityVersion returns the claim of the security version, compared with --min-security-version and the stored
 // ratchet.
 func (a *Accepted) securityVersion() Comparison {
 	comparison := Comparison{

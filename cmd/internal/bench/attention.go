@@ -44,8 +44,8 @@ type attentionWay struct {
 	all []int64
 }
 
-// Attention measures attention of one layer over the last rows of contexts: dense and sparse, on one core and on two, by
-// heads, and with the estimate of one group of heads beside the rest of the group before it (shadowAttn 3.4).
+// Attention measures attention of one layer over the last rows of contexts: dense and sparse, on one core and on two,
+// by heads, and with the estimate of one group of heads beside the rest of the group before it (shadowAttn 3.4).
 func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) error {
 	const mostRounds = 1000
 	if options.Rounds < 1 || options.Rounds > mostRounds {
@@ -362,9 +362,9 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 	return layer, nil
 }
 
-// shares are what heads keep: the density, or what the calibration's heads keep at it. Of more heads than those of all its
-// layers some are there several times, of fewer every so many; each group of heads that share a key has small and large
-// ones among them.
+// shares returns what heads keep: the density, or what the calibration's heads keep at it. Of more heads than those of
+// all its layers some are there several times, of fewer every so many; each group of heads that share a key has small
+// and large ones among them.
 func (o *AttentionOptions) shares() ([]float32, error) {
 	out := slices.Repeat([]float32{float32(o.Density)}, o.Heads)
 	if o.Calibration == "" {
@@ -417,7 +417,7 @@ func fillCache(bytes []byte, cache op.Type, dim int, rng *rand.Rand) {
 	}
 }
 
-// operator is a part of the layer's attention over all its heads.
+// operator returns a part of the layer's attention over all its heads.
 func (l *attentionLayer) operator(kind op.Kind) op.Op {
 	o := l.options
 	operator := op.Op{Kind: kind, M: l.rows, Heads: o.Heads, KVHeads: o.KVHeads, Context: l.positions}

@@ -249,7 +249,7 @@ func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error 
 	return nil
 }
 
-// singlePlan is the base plan with everything on one processor. It fails where that processor lacks
+// singlePlan returns the base plan with everything on one processor. It fails where that processor lacks
 // an operator or a scheme.
 func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*planir.Plan, error) {
 	single := *base
@@ -353,8 +353,8 @@ func report(
 	return ui.Result(doc)
 }
 
-// candidateRows are the times of every plan, first for prefill and then for decode, beside its prediction and the best
-// single processor.
+// candidateRows returns the times of every plan, first for prefill and then for decode, beside its prediction and the
+// best single processor.
 func candidateRows(list []*candidate) (rows [][]string) {
 	ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
 	for _, phase := range []struct {
@@ -407,7 +407,7 @@ func showJoint(ui *cli.Streams, doc map[string]any, base *planir.Plan, soc *socs
 	doc["joint_gbps"], doc["share_of_joint"], doc["share_of_bound"] = joint, rate/joint, tps/bound
 }
 
-// decodeProcs are the processors that a plan decodes one token with, in the order in which its program names them.
+// decodeProcs returns the processors that a plan decodes one token with, in the order in which its program names them.
 func decodeProcs(plan *planir.Plan) (names []string) {
 	for _, program := range plan.Program.Programs {
 		if program.Rows != 1 {

@@ -141,7 +141,8 @@ func (f *fleet) prompts(ctx context.Context, predicted []int64, options *Options
 	return results, virtual, nil
 }
 
-// byRole is a SoC on which one processor computes products and what quantises for them, and no other does products.
+// byRole returns a SoC on which one processor computes products and what quantises for them, and no other does
+// products.
 func byRole(soc *socs.SoC, products string) (*socs.SoC, error) {
 	out := *soc
 	out.Processors = slices.Clone(soc.Processors)

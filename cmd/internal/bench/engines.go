@@ -96,7 +96,7 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 	return bench, nil
 }
 
-// usage is an error of the command line.
+// usage returns an error of the command line.
 func usage(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassUsage, format, args...)
 }
@@ -393,7 +393,7 @@ func (b *enginesBench) model(
 	return measured, err
 }
 
-// peersFor are the forms of the other engines that take the model. It notes in measured which ones do not, and why.
+// peersFor returns the forms of the other engines that take the model. It notes in measured which ones do not, and why.
 func (b *enginesBench) peersFor(ctx context.Context, dir, path string, model *models.Model,
 	measured *EnginesModel) (peers []engines.Engine, err error) {
 	measured.Skipped = slices.Clone(b.absent)
@@ -429,7 +429,7 @@ func (b *enginesBench) play(ctx context.Context, dir string, measured *EnginesMo
 	return match.Play(ctx)
 }
 
-// floatType is the float type in which a model's matrices are stored, "" if they are quantised.
+// floatType returns the float type in which a model's matrices are stored, "" if they are quantised.
 func floatType(m *models.Model) op.Type {
 	best := op.Type("")
 	for _, element := range m.StoredTypes() {
@@ -498,7 +498,7 @@ func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*plani
 	return plantext.Read(out)
 }
 
-// solve is the command line of hetc solve with the files of a folder.
+// solve returns the command line of hetc solve with the files of a folder.
 func (b *enginesBench) solve(dir, model string) []string {
 	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"),
 		"--accept-noisy", "--model", model}

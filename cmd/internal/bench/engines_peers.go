@@ -36,7 +36,7 @@ type EnginesSkipped struct {
 	Reason string `json:"reason"`
 }
 
-// String is one line of a table's foot.
+// String returns one line of a table's foot.
 func (s EnginesSkipped) String() string {
 	words := s.Engine
 	for _, more := range []string{s.Form, s.What} {
@@ -56,7 +56,7 @@ func skippedText(all []EnginesSkipped) string {
 	return strings.Join(lines, "; ")
 }
 
-// peerKeys are the words of --peers, in the order of the tables.
+// peerKeys returns the words of --peers, in the order of the tables.
 func peerKeys() []string {
 	keys := []string{engines.LlamaCppName}
 	for i := range engines.PythonPeers {
@@ -118,7 +118,7 @@ func (b *enginesBench) findPeer(ctx context.Context, key string) (name string, f
 	return row.Name, &pythonPeer{python}, err
 }
 
-// reason is the first line of an error, with what to do, for a table that names the engine already.
+// reason returns the first line of an error, with what to do, for a table that names the engine already.
 func reason(name string, err error) string {
 	text, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), name+": "), "\n")
 	var finding *diag.Diagnostic

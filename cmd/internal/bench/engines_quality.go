@@ -169,7 +169,7 @@ func (b *enginesBench) schemesQuality(
 	return list, nil
 }
 
-// schemeIn is the scheme of a node in the largest program of a phase. The last matrix has one row
+// schemeIn returns the scheme of a node in the largest program of a phase. The last matrix has one row
 // in all programs, which prefill shares with decoding.
 func schemeIn(plan *planir.Plan, node, phase string) (op.Scheme, bool) {
 	best := -1

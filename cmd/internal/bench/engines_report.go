@@ -157,7 +157,7 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 	out.table(header, rows)
 }
 
-// hardest is the ratio of a form of hetc to the engine that is fastest on a task, nil where there is none.
+// hardest returns the ratio of a form of hetc to the engine that is fastest on a task, nil where there is none.
 func hardest(result *engines.Result, form string, task engines.Task) (least *engines.Ratio) {
 	for i := range result.Ratios {
 		ratio := &result.Ratios[i]
@@ -168,7 +168,7 @@ func hardest(result *engines.Result, form string, task engines.Task) (least *eng
 	return least
 }
 
-// lossOf is the divergence of a form in the phase of a task, as a cell of a table. A start has no phase.
+// lossOf returns the divergence of a form in the phase of a task, as a cell of a table. A start has no phase.
 func lossOf(all []engines.Quality, series *engines.Series) string {
 	for _, quality := range all {
 		if quality.Engine == series.Engine && quality.Form == series.Form && series.Task.Start == 0 &&

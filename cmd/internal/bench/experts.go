@@ -14,7 +14,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// tierSets are the rows of NPUMoE's ablation as plans to solve for.
+// tierSets returns the rows of NPUMoE's ablation as plans to solve for.
 func tierSets() (out []planSet) {
 	for i, row := range compare.TierRows {
 		set := planSet{label: row.Name, dynamic: row.Dynamic, tiers: row.Rule}
@@ -86,7 +86,7 @@ func withUse(measured []*strategyResult, list []*candidate) (out []expertResult)
 	return out
 }
 
-// prefillRows is the number of rows of the program that a prompt of so many tokens begins with.
+// prefillRows returns the number of rows of the program that a prompt of so many tokens begins with.
 func prefillRows(plan *planir.Plan, tokens int) int {
 	for _, choice := range plan.Program.Decider {
 		if tokens >= choice.Min && tokens <= choice.Max {

@@ -121,7 +121,7 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 		"rounds": options.Rounds, "results": results})
 }
 
-// headRows are the plans to compare. The first one is what times are compared with.
+// headRows returns the plans to compare. The first one is what times are compared with.
 func headRows(soc *socs.SoC, roles *HeadOptions) ([]headRow, error) {
 	for _, given := range []struct{ flag, name string }{{"estimate", roles.Estimate}, {"beside", roles.Beside}} {
 		if soc.Processor(given.name) == nil {

@@ -71,7 +71,7 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 	return ui.Result(map[string]any{"cpu": environment.CPU, "cores": cores, "rounds": options.Rounds, "kernels": list})
 }
 
-// kernelSets are the sets that --kernels names, "" for the best one, fastest first. "all" leaves
+// kernelSets returns the sets that --kernels names, "" for the best one, fastest first. "all" leaves
 // the reference out, which computes in float64 for comparing values only.
 func kernelSets(name string) (sets []string, err error) {
 	if name != "all" {

@@ -98,7 +98,7 @@ func (m *meeting) judge() {
 	m.CoreNS = at(func(met executor.Met) int64 { return met.Core }, 50)
 }
 
-// micros is a time in microseconds.
+// micros returns a time in microseconds.
 func micros(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3) }
 
 // meetings opens a processor and a lane for each way: options, wait and length. release closes them all.

@@ -127,7 +127,8 @@ func outlierPlans(ctx context.Context, in solver.Input, rows []outlierRow, optio
 	return plans, predicted, nil
 }
 
-// outlierRows are the ways to compare. Without a processor that takes turns with that of the products there are two.
+// outlierRows returns the ways to compare. Without a processor that takes turns with that of the products there are
+// two.
 func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 	for _, given := range []struct{ flag, name string }{
 		{"products", roles.Products}, {"beside", roles.Beside}, {"behind", roles.Behind},
@@ -164,7 +165,7 @@ func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 			map[string]func(op.Kind) bool{roles.Products: products, behind: rest})}), nil
 }
 
-// withRoles is a SoC of some processors alone, each with those of its kinds of operators that its role permits.
+// withRoles returns a SoC of some processors alone, each with those of its kinds of operators that its role permits.
 func withRoles(soc *socs.SoC, control string, roles map[string]func(op.Kind) bool) *socs.SoC {
 	out := *soc
 	out.Control, out.Processors = control, nil
@@ -182,8 +183,8 @@ func withRoles(soc *socs.SoC, control string, roles map[string]func(op.Kind) boo
 	return &out
 }
 
-// observed is a calibration of the ranges of a prompt with which that share of the channels, one at least, exceeds the
-// scale of each product.
+// observed returns a calibration of the ranges of a prompt with which that share of the channels, one at least, exceeds
+// the scale of each product.
 func observed(ctx context.Context, model *models.Model, tokens []int32, share float64) (*calibration.Calibration,
 	error) {
 	tried, err := trial.Open(ctx, model)

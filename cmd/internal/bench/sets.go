@@ -217,7 +217,7 @@ func what(phase string, o *Options) string {
 	return fmt.Sprintf("a token, mean of %d after that prompt, %d interleaved rounds", o.Gen, o.Rounds)
 }
 
-// processorSets are the processors alone and in pairs that can work at the same time. A set that is
+// processorSets returns the processors alone and in pairs that can work at the same time. A set that is
 // like an earlier one, with the same drivers and numbers of cores, is left out unless all are
 // wanted; like maps it to that one.
 func processorSets(soc *socs.SoC, all bool, like map[string]string) (out [][]string) {
@@ -296,7 +296,7 @@ type rate struct {
 	GBps float64 `json:"gbps"`
 }
 
-// products are the whole matrix products of a plan's program with the given rows, and how often
+// products returns the whole matrix products of a plan's program with the given rows, and how often
 // each occurs.
 func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []int) {
 	graph := m.Graph()
@@ -321,7 +321,7 @@ func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []i
 	return out, times
 }
 
-// profiled is the profiled time of an operator in ns, alone or beside another processor's half; 0
+// profiled returns the profiled time of an operator in ns, alone or beside another processor's half; 0
 // if it was not measured.
 func profiled(set *record.Set, proc string, o op.Op, beside string) float64 {
 	var samples []float64
@@ -342,7 +342,7 @@ func profiled(set *record.Set, proc string, o op.Op, beside string) float64 {
 	return stat.Median(samples)
 }
 
-// phaseRows is the number of rows of the largest program of a phase.
+// phaseRows returns the number of rows of the largest program of a phase.
 func phaseRows(p *planir.Plan, phase string) int {
 	rows := 1
 	for _, ph := range p.Program.Programs {
@@ -469,7 +469,7 @@ func showPairs(
 	return doc
 }
 
-// contention is the rate of two processors at work on their halves of a phase's products, over
+// contention returns the rate of two processors at work on their halves of a phase's products, over
 // their rates alone. It is the mean over the products, by time; 0 if nothing was measured.
 func contention(soc *socs.SoC, set *record.Set, names []string, p *planir.Plan, m *models.Model, phase string) float64 {
 	ops, times := products(p, m, phaseRows(p, phase))

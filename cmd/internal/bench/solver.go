@@ -195,7 +195,7 @@ func (o *SolverOptions) compare(
 	return list, nil
 }
 
-// comparedModels are the linear programs that both builds solve: two choices of buckets, and two of capacity tiers.
+// comparedModels returns the linear programs that both builds solve: two choices of buckets, and two of capacity tiers.
 func comparedModels() (list []*milp.Model, err error) {
 	for _, count := range []int{24, 32} {
 		model, _, err := problem.BucketExample(count, 6).MILP()

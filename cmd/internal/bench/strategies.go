@@ -33,7 +33,7 @@ var ablation = []struct {
 	{"and hybrid", []planir.Strategy{planir.Hybrid}},
 }
 
-// strategySets are the plan of all strategies, those of each processor alone, and those of the ablation.
+// strategySets returns the plan of all strategies, those of each processor alone, and those of the ablation.
 func strategySets(soc *socs.SoC) []planSet {
 	out := []planSet{{label: solvedName}}
 	for i := range soc.Processors {
@@ -108,8 +108,8 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 		"rounds": options.Rounds, "results": results})
 }
 
-// distinct are the plans that differ in their programs or in the experts in their slots, each with the labels of all
-// plans that equal it. Equal plans would differ by noise alone, and each would take its memory and time.
+// distinct returns the plans that differ in their programs or in the experts in their slots, each with the labels of
+// all plans that equal it. Equal plans would differ by noise alone, and each would take its memory and time.
 func distinct(labels []string, plans []*planir.Plan) (names []string, different []*planir.Plan) {
 	for i, plan := range plans {
 		at := slices.IndexFunc(different, func(other *planir.Plan) bool {
@@ -125,7 +125,7 @@ func distinct(labels []string, plans []*planir.Plan) (names []string, different 
 	return names, different
 }
 
-// slotsOf are the experts in the slots of every program and layer.
+// slotsOf returns the experts in the slots of every program and layer.
 func slotsOf(plan *planir.Plan) (out [][]int) {
 	for i := range plan.Experts {
 		for _, layer := range plan.Experts[i].Layers {
@@ -135,9 +135,9 @@ func slotsOf(plan *planir.Plan) (out [][]int) {
 	return out
 }
 
-// otherWaits is the same plan with another way of waiting for devices, and what its label says of that: drivers wake
-// the lanes; or, where all of them do already, lanes sleep for as long as a call is expected to take. It is nil without
-// a device.
+// otherWaits returns the same plan with another way of waiting for devices, and what its label says of that: drivers
+// wake the lanes; or, where all of them do already, lanes sleep for as long as a call is expected to take. It is nil
+// without a device.
 func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	other := *plan
 	other.Procs = slices.Clone(plan.Procs)
@@ -225,7 +225,7 @@ func measureTasks(
 	return results, virtual, summarise(results)
 }
 
-// largestProgram is the most tokens that a program of the plan takes.
+// largestProgram returns the most tokens that a program of the plan takes.
 func largestProgram(plan *planir.Plan) (rows int) {
 	for i := range plan.Program.Programs {
 		rows = max(rows, plan.Program.Programs[i].Rows)
@@ -255,7 +255,7 @@ func summarise(results []*strategyResult) error {
 	return nil
 }
 
-// predictTask is what a task takes in ns by the prices of a plan: of a prompt the chunks that the plan's decider
+// predictTask returns what a task takes in ns by the prices of a plan: of a prompt the chunks that the plan's decider
 // chooses, each with attention over what was processed before it, of decoding a token at the given position.
 func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position int) (ns int64, err error) {
 	caller, err := solver.NewCaller(in, plan)
@@ -278,7 +278,7 @@ func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position
 	return ns, nil
 }
 
-// mean is the arithmetic mean.
+// mean returns the arithmetic mean.
 func mean(ns []int64) float64 {
 	sum := int64(0)
 	for _, x := range ns {

@@ -23,7 +23,7 @@ import (
 // EnvCache names the cache's directory.
 const EnvCache = machine.EnvCache
 
-// CacheDir is where the cache is.
+// CacheDir returns where the cache is.
 func CacheDir(flag string) (string, error) { return machine.CacheDir(flag) }
 
 // ReadCalibration reads a calibration; without a path there is none.
@@ -34,7 +34,7 @@ func ReadCalibration(path string) (*calibration.Calibration, error) {
 	return calibration.Read(path)
 }
 
-// Compilers are the compilers this build has, for a plan's processors on soc.
+// Compilers returns the compilers this build has, for a plan's processors on soc.
 func Compilers(soc *socs.SoC) []driver.Compiler {
 	out := []driver.Compiler{host.New(), ort.New(), opencl.New(), qnn.New(qnn.Options{Cache: CompiledCache(), Now: time.Now})}
 	if soc != nil && soc.Simulated() {
@@ -43,7 +43,7 @@ func Compilers(soc *socs.SoC) []driver.Compiler {
 	return out
 }
 
-// CompiledCache is the folder of what vendors' compilers made, empty where there is no place for it.
+// CompiledCache returns the folder of what vendors' compilers made, empty where there is no place for it.
 func CompiledCache() string {
 	dir, err := CacheDir("")
 	if err != nil {
@@ -52,7 +52,7 @@ func CompiledCache() string {
 	return filepath.Join(dir, "qnn")
 }
 
-// Drivers are those that execute for real, and the simulation of soc if it is simulated.
+// Drivers returns those that execute for real, and the simulation of soc if it is simulated.
 func Drivers(soc *socs.SoC) []driver.Driver {
 	out := all.Drivers()
 	if soc != nil && soc.Simulated() {

@@ -56,7 +56,7 @@ func showBuild(ui *cli.Streams, report *matrix.Report) error {
 	return failures.err(len(report.Cells))
 }
 
-// figures are the cell's columns but the last: names, states, predicted times and the bundle's size.
+// figures returns the cell's columns but the last: names, states, predicted times and the bundle's size.
 func figures(cell *matrix.Cell) []string {
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	prefill, decode, size, largest := "-", "-", "-", 0
@@ -76,7 +76,7 @@ func figures(cell *matrix.Cell) []string {
 	return []string{cell.SoC, cell.Model, cell.Workload, string(cell.Plan.State), bundle, prefill, decode, size}
 }
 
-// notes are what a cell's last column says: whose times these are, and why something failed.
+// notes returns what a cell's last column says: whose times these are, and why something failed.
 func (m *marks) notes(cell *matrix.Cell) (notes []string) {
 	switch {
 	case cell.Evidence == planir.Unproved && cell.Simulated:
@@ -115,7 +115,7 @@ func (m *marks) explain(ui *cli.Streams) {
 	}
 }
 
-// brief is the beginning of a reason that is told in full elsewhere.
+// brief returns the beginning of a reason that is told in full elsewhere.
 func brief(message string) string {
 	const most = 80
 	first, _, more := strings.Cut(message, "\n")

@@ -74,7 +74,7 @@ func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
 	return plan, planir.Check(plan).Err()
 }
 
-// ClaimedPlan is the plan in a bundle file of which nothing was verified, nil where none can be
+// ClaimedPlan returns the plan in a bundle file of which nothing was verified, nil where none can be
 // read.
 func ClaimedPlan(path string) *planir.Plan {
 	unverified, err := bundle.Inspect(path)

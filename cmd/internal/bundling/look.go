@@ -117,7 +117,7 @@ type builtPrograms struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-// claimedPrograms are the binaries of GPU programs in a bundle, by the names of their devices. Nothing is verified.
+// claimedPrograms returns the binaries of GPU programs in a bundle, by the names of their devices. Nothing is verified.
 func claimedPrograms(path string, unverified *bundle.Unverified) ([]builtPrograms, error) {
 	var out []builtPrograms
 	for _, blob := range unverified.Manifest.Blobs {

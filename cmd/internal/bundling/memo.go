@@ -64,7 +64,7 @@ func (m *memo) Keep(key string, result []byte) error {
 	return entry.Close()
 }
 
-// programDigest is the SHA-256 of this program. It is cached under the file's path, size and time
+// programDigest returns the SHA-256 of this program. It is cached under the file's path, size and time
 // of change, because hashing takes longer than many a compilation.
 func programDigest(cache *cas.Cache) (string, error) {
 	path, err := os.Executable()

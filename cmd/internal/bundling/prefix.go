@@ -81,9 +81,9 @@ func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 	return nil
 }
 
-// beginning is the tokens that every conversation with a system message begins with: those that its texts with two
-// unlike questions have in common. Of a model without chat template they are those of prompts that begin with the text. A
-// template that does not write a system message is an error: no conversation would begin with these tokens.
+// beginning returns the tokens that every conversation with a system message begins with: those that its texts with two
+// unlike questions have in common. Of a model without chat template they are those of prompts that begin with the text.
+// A template that does not write a system message is an error: no conversation would begin with these tokens.
 func beginning(ctx context.Context, tok tokenizer.Tokenizer, system string) ([]int32, error) {
 	var both [2][]int32
 	for i, question := range []string{"Why?", "7 apples"} {

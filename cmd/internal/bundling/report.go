@@ -23,7 +23,7 @@ func TargetText(t *bundle.Target) string {
 	return fmt.Sprintf("soc %v, %s", t.SoC, system)
 }
 
-// claimedReport is what a bundle file claims about its compiled graphs, nil for a file without any.
+// claimedReport returns what a bundle file claims about its compiled graphs, nil for a file without any.
 func claimedReport(path string) (*emit.Report, error) {
 	const most = 64 << 20
 	text, err := bundle.Claimed(path, emit.ReportBlob, most)

@@ -184,7 +184,7 @@ func planOf(b *bundle.Bundle) (*planir.Plan, error) {
 	return planir.Decode(text)
 }
 
-// targetProc is a processor of a SoC as its device executes it. With here it is as emulated on this
+// targetProc returns a processor of a SoC as its device executes it. With here it is as emulated on this
 // machine, where here stands for the device's CPU.
 func targetProc(described *socs.Processor, known []driver.Compiler, here *driver.Device) (planir.Proc, error) {
 	target := described.Target
@@ -237,7 +237,7 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 	return out, nil
 }
 
-// coreRange is the selector of the driver host for these cores.
+// coreRange returns the selector of the driver host for these cores.
 func coreRange(cores []int) string {
 	if len(cores) == 0 {
 		return "0"
@@ -268,7 +268,7 @@ func coresOf(sel string) ([]int, error) {
 	return out, nil
 }
 
-// targetSystem is the system on which the bundle of a plan runs, as GOOS and GOARCH.
+// targetSystem returns the system on which the bundle of a plan runs, as GOOS and GOARCH.
 func targetSystem(o *emit.Options, machine *socs.SoC) (goos, arch string) {
 	if machine != nil && machine.OS != "" && (o.Target == nil || !o.Target.Emulator) {
 		return machine.OS, machine.Arch

@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// firstSentence is the beginning of a text up to its first full stop.
+// firstSentence returns the beginning of a text up to its first full stop.
 func firstSentence(text string) string {
 	if first, _, more := strings.Cut(text, ". "); more {
 		return first + "."

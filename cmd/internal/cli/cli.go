@@ -323,7 +323,7 @@ func Quote(words ...string) string {
 	return strings.Join(out, " ")
 }
 
-// wayOut is the hint of an error that brings none.
+// wayOut returns the hint of an error that brings none.
 func wayOut(class diag.Class, err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):

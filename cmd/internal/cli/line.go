@@ -41,7 +41,7 @@ type Line struct {
 	ended bool
 }
 
-// Line is the command's line of progress: nil where standard error is no terminal, unless asked. End ends it.
+// Line returns the command's line of progress: nil where standard error is no terminal, unless asked. End ends it.
 func (s *Streams) Line(asked bool) *Line {
 	if !s.Terminal() && !asked {
 		return nil
@@ -55,7 +55,7 @@ func (s *Streams) Line(asked bool) *Line {
 	return line
 }
 
-// width is the number of columns of standard error.
+// width returns the number of columns of standard error.
 func (s *Streams) width() int {
 	if file, ok := s.Err.(*os.File); ok {
 		if columns, _, err := term.GetSize(int(file.Fd())); err == nil && columns > 0 {

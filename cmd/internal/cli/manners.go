@@ -196,7 +196,7 @@ func clobbers(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// flagError is what a command line with a wrong flag gets.
+// flagError returns what a command line with a wrong flag gets.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var value *pflag.InvalidValueError
@@ -264,7 +264,7 @@ func unknownFlag(cmd *cobra.Command, err error, unknown *pflag.NotExistError) er
 	return finding.WithHint("%s", diag.DidYouMean("--"+name, dashed))
 }
 
-// flagNames are the long names of the flags a command has of its own, and those of all commands.
+// flagNames returns the long names of the flags a command has of its own, and those of all commands.
 func flagNames(cmd *cobra.Command) []string {
 	var out []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {

@@ -4,5 +4,5 @@ package cli
 
 import "time"
 
-// ProcessorTime is what this process has used of all processors together; 0 where the system does not say.
+// ProcessorTime returns what this process has used of all processors together; 0 where the system does not say.
 func ProcessorTime() time.Duration { return 0 }

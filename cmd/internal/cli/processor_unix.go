@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ProcessorTime is what this process has used of all processors together; 0 where the system does not say.
+// ProcessorTime returns what this process has used of all processors together; 0 where the system does not say.
 func ProcessorTime() time.Duration {
 	var rusage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &rusage); err != nil {

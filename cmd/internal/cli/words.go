@@ -50,7 +50,7 @@ func Progress(s *Streams, what string) func(done, all int, part string) {
 	}
 }
 
-// Program is how the user calls a program that lies beside this one.
+// Program returns how the user calls a program that lies beside this one.
 func Program(name string) string {
 	if dir, _ := filepath.Split(os.Args[0]); dir != "" {
 		return Quote(filepath.Join(dir, name))

@@ -178,7 +178,7 @@ func ablate(ctx context.Context, soc *socs.SoC, model *models.Model, loads *work
 	return out, nil
 }
 
-// ablationTable is the ablation as Markdown.
+// ablationTable returns the ablation as Markdown.
 func ablationTable(rows []ablatedRow) string {
 	var text strings.Builder
 	text.WriteString("Simulated: a prompt of one chunk on CPU and NPU alone, as in the paper, executed on the virtual clock. *solve* takes tiers where the whole plan is predicted to be " +

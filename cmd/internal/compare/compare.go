@@ -121,7 +121,7 @@ var bucketRules = []bucketRule{
 	{"16, 32, 64, 128, 256", workload.Rows{16, 32, 64, 128, 256}},
 }
 
-// comparedLengths are the distributions of prompt lengths, in tokens, that buckets are compared on.
+// comparedLengths returns the distributions of prompt lengths, in tokens, that buckets are compared on.
 func comparedLengths() ([]lengths, error) {
 	const most = 1024
 	lognormal, err := (&workload.LogNormal{Median: 200, Sigma: 0.8, Max: most}).Prompts()
@@ -225,7 +225,7 @@ func bucketTable(ctx context.Context, text *strings.Builder, pair [2]string, lis
 	return rows, nil
 }
 
-// promptWorkload is a workload that only wants fast prompts.
+// promptWorkload returns a workload that only wants fast prompts.
 func promptWorkload(prompts workload.Prompts, buckets workload.Rows) *workload.Workload {
 	schemes := []op.Scheme{op.A8TQ8C}
 	return &workload.Workload{

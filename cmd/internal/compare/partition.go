@@ -149,7 +149,7 @@ func promptAndToken(plan *planir.Plan) (prefill, decode *planir.Prediction) {
 	return prefill, decode
 }
 
-// aloneNS is the time of a program on one processor alone, 0 where that cannot execute it.
+// aloneNS returns the time of a program on one processor alone, 0 where that cannot execute it.
 func aloneNS(prediction *planir.Prediction, proc string) int64 {
 	for _, single := range prediction.Singles {
 		if single.Proc == proc {

@@ -49,7 +49,7 @@ type timedPlan struct {
 	ExecutedNS  int64 `json:"simulated_ns"`
 }
 
-// off is the relative error of the prediction: executed over predicted, minus 1.
+// off returns the relative error of the prediction: executed over predicted, minus 1.
 func (t *timedPlan) off() float64 { return float64(t.ExecutedNS)/float64(t.PredictedNS) - 1 }
 
 // alternative is a constraint on a solve; the fields are those of solver.Input.
@@ -92,7 +92,7 @@ func alternatives() []alternative {
 	return list
 }
 
-// timesOnly is a catalog SoC whose processors compute nothing, since only times are wanted.
+// timesOnly returns a catalog SoC whose processors compute nothing, since only times are wanted.
 func timesOnly(name string, noise bool) (*socs.SoC, error) {
 	soc, err := socs.Open(name)
 	if err == nil {
@@ -101,7 +101,7 @@ func timesOnly(name string, noise bool) (*socs.SoC, error) {
 	return soc, err
 }
 
-// schemeFor is the first of the schemes that all processors execute.
+// schemeFor returns the first of the schemes that all processors execute.
 func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
 	for _, scheme := range list {
 		if !slices.ContainsFunc(s.Processors,
@@ -208,7 +208,7 @@ type regretRow struct {
 	InsideTimes int `json:"inside_interval"`
 }
 
-// sumUp is the row of a phase; of selects the phase's times.
+// sumUp returns the row of a phase; of selects the phase's times.
 func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan) regretRow {
 	row := regretRow{
 		SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1),

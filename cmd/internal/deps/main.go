@@ -1,9 +1,9 @@
-// Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the
-// driver ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp and python-peers (what
-// `hetc bench engines` compares with: OpenVINO, ONNX Runtime and CTranslate2), llama-server (llama.cpp's server, for
-// `hetc bench serving`), onnxruntime-qnn (Qualcomm's compiler and
-// emulator of its NPU) and opencl-intel (OpenCL on CPUs). It is what `make deps`, `make deps-bench`, `make deps-qnn` and
-// `make deps-opencl` run; nothing of it is linked into hetc.
+// Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the driver
+// ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp and python-peers (what `hetc
+// bench engines` compares with: OpenVINO, ONNX Runtime and CTranslate2), llama-server (llama.cpp's server, for `hetc
+// bench serving`), onnxruntime-qnn (Qualcomm's compiler and emulator of its NPU) and opencl-intel (OpenCL on CPUs). It
+// is what `make deps`, `make deps-bench`, `make deps-qnn` and `make deps-opencl` run; nothing of it is linked into
+// hetc.
 //
 // Packages come through their registry's own client, pinned by version and digest. Each result appears complete or
 // not at all; a second run finds it and does nothing.
@@ -62,8 +62,8 @@ var names = func() string {
 	return strings.Join(list, ", ")
 }()
 
-// choose is the recipe of that name for a platform; nil when the name is known, but not for it. What is built here is
-// chosen anywhere: its recipe says where it works.
+// choose returns the recipe of that name for a platform; nil when the name is known, but not for it. What is built here
+// is chosen anywhere: its recipe says where it works.
 func choose(name, goos, arch string) (*recipe, error) {
 	known := false
 	for i := range recipes {

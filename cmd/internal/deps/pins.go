@@ -16,7 +16,7 @@ import (
 // documents are extensions of the files of a package that nothing executes.
 var documents = []string{"", ".txt", ".md", ".pdf"} // LICENSE has none
 
-// code are the paths of those files of the result that are executed, and so have a pinned digest.
+// code returns the paths of those files of the result that are executed, and so have a pinned digest.
 func (r *recipe) code() (paths []string) {
 	for _, file := range r.Files {
 		if !slices.Contains(documents, path.Ext(file.To)) {
@@ -82,7 +82,7 @@ func printPins(ctx context.Context, out io.Writer, wanted []string) error {
 	return nil
 }
 
-// digest is the sha256 of a file in hexadecimal digits.
+// digest returns the sha256 of a file in hexadecimal digits.
 func digest(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -57,8 +57,8 @@ type program struct {
 	Name  string   `json:"name"`
 	Dir   string   `json:"dir"`
 	Files []string `json:"files"` // by their paths in Dir; a name may be a pattern
-	// Include are more folders of the source, Without the files that a pattern matches and the program does not need, and
-	// Texts files that the source's build would have made, by name: headers, and C++ that is compiled too.
+	// Include are more folders of the source, Without the files that a pattern matches and the program does not need,
+	// and Texts files that the source's build would have made, by name: headers, and C++ that is compiled too.
 	Include []string          `json:"include,omitempty"`
 	Without []string          `json:"without,omitempty"`
 	Texts   map[string]string `json:"texts,omitempty"`
@@ -120,7 +120,7 @@ func (r *recipe) make(ctx context.Context, dir string) (made bool, err error) {
 	return true, os.Rename(out, final)
 }
 
-// missing are the programs that the recipe needs and that are not there.
+// missing returns the programs that the recipe needs and that are not there.
 func (r *recipe) missing() (names []string) {
 	need := func(tool string) {
 		if _, err := exec.LookPath(tool); err != nil && !slices.Contains(names, tool) {
@@ -268,7 +268,7 @@ func (r *recipe) compile(ctx context.Context, program *program, source, temp, ou
 	return nil
 }
 
-// files are the paths of what a program is compiled from, patterns resolved.
+// files returns the paths of what a program is compiled from, patterns resolved.
 func (p *program) files(source string) (paths []string, err error) {
 	for _, pattern := range p.Files {
 		found, err := filepath.Glob(filepath.Join(source, filepath.FromSlash(p.Dir), filepath.FromSlash(pattern)))
@@ -306,7 +306,7 @@ func (r *recipe) environment(ctx context.Context, temp, out string) error {
 		"--no-warn-script-location", "-r", wheels)
 }
 
-// wanted are the paths, see unpack, that the recipe uses of its packages.
+// wanted returns the paths, see unpack, that the recipe uses of its packages.
 func (r *recipe) wanted() (paths []string) {
 	for _, file := range r.Files {
 		paths = append(paths, file.From)

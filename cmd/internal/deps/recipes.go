@@ -27,8 +27,8 @@ var llamaCpp = recipe{
 }
 
 // llamaServer is llama.cpp's server, from the same packages and on the same libraries. What it needs beside them is
-// compiled with it: the multimodal parts that its objects refer to, the HTTP library, a hash. Its pages for browsers come
-// from elsewhere and are left out.
+// compiled with it: the multimodal parts that its objects refer to, the HTTP library, a hash. Its pages for browsers
+// come from elsewhere and are left out.
 var llamaServer = recipe{
 	Name: "llama-server", OS: llamaCpp.OS, Arch: llamaCpp.Arch, Packages: llamaCpp.Packages, Source: llamaCpp.Source,
 	Libs: llamaCpp.Libs, Licence: llamaCpp.Licence, Include: llamaCpp.Include, Link: llamaCpp.Link,
@@ -84,7 +84,7 @@ var onnxRuntime = []recipe{
 
 const onnxRuntimeVersion = "1.31.1"
 
-// wheel is the recipe of ONNX Runtime for a platform, of the PyPI wheel with a tag and digest.
+// wheel returns the recipe of ONNX Runtime for a platform, of the PyPI wheel with a tag and digest.
 func wheel(goos, arch, tag, digest string, libraries ...string) recipe {
 	made := recipe{Name: "onnxruntime", OS: goos, Arch: arch,
 		Packages: []pkg{{"onnxruntime", onnxRuntimeVersion, digest, tag}}}
@@ -179,7 +179,7 @@ var highsNative = []recipe{
 		"bin/highs.dll"),
 }
 
-// library is the recipe of HiGHS as a shared library for a platform.
+// library returns the recipe of HiGHS as a shared library for a platform.
 func library(goos, arch, tag, digest, from string) recipe {
 	const version = "1.15.1"
 	const root = "highsbox-" + version + ".data/purelib/highsbox/highs_dist/"

@@ -79,7 +79,7 @@ func plans(a, b *planir.Plan) []difference {
 	return found
 }
 
-// inputs are the digests of what a plan was made from, by kind.
+// inputs returns the digests of what a plan was made from, by kind.
 func inputs(p *planir.Plan) map[string]string {
 	out := map[string]string{}
 	for _, input := range p.Inputs {
@@ -88,7 +88,7 @@ func inputs(p *planir.Plan) map[string]string {
 	return out
 }
 
-// buckets are the numbers of rows of a plan's prefill programs, ascending.
+// buckets returns the numbers of rows of a plan's prefill programs, ascending.
 func buckets(p *planir.Plan) (rows []int) {
 	for _, program := range p.Program.Programs {
 		if program.Phase == "prefill" {
@@ -156,7 +156,7 @@ func (f *findings) predictions(a, plan *planir.Plan) {
 	}
 }
 
-// quality is the predicted loss by phase.
+// quality returns the predicted loss by phase.
 func quality(p *planir.Plan) map[string]string {
 	out := map[string]string{}
 	for _, quality := range p.Quality {
@@ -165,7 +165,7 @@ func quality(p *planir.Plan) map[string]string {
 	return out
 }
 
-// memory are the parts of the predicted memory that are not 0, by name.
+// memory returns the parts of the predicted memory that are not 0, by name.
 func memory(p *planir.Plan) map[string]string {
 	memory := p.Memory
 	if memory == nil {

@@ -46,7 +46,7 @@ type Finding struct {
 	class diag.Class // of a problem
 }
 
-// ok is a finding without a problem.
+// ok returns a finding without a problem.
 func ok(check, format string, args ...any) Finding {
 	return Finding{Check: check, Status: OK, Found: fmt.Sprintf(format, args...)}
 }
@@ -68,7 +68,7 @@ func failed(check string, err error) Finding {
 	return finding
 }
 
-// firstProblem is the error that lists the checks with problems, of the class of the first one; nil
+// firstProblem returns the error that lists the checks with problems, of the class of the first one; nil
 // without problems.
 func firstProblem(list []Finding) error {
 	var names []string
@@ -107,7 +107,7 @@ func (m Machine) Check(ctx context.Context) []Finding {
 	return append(out, timer(), busy(len(cores)), governor(cores, m.Kernels), clock(time.Now()), signingKey())
 }
 
-// cores are the cores that the first driver with CPU cores may use.
+// cores returns the cores that the first driver with CPU cores may use.
 func (m Machine) cores(ctx context.Context) []int {
 	var out []int
 	for _, drv := range m.Drivers {

@@ -109,7 +109,7 @@ func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 	return entry
 }
 
-// Rows are the lines of the table; the driver's name stands in the first one.
+// Rows returns the lines of the table; the driver's name stands in the first one.
 func (e *DriverEntry) Rows() (rows [][]string) {
 	// One line for each value; the word stands before the first only.
 	add := func(what string, values ...string) {

@@ -164,7 +164,7 @@ func parse(plan *planir.Plan, what string) (question, error) {
 		WithHint("%s", nearest(what, node, programs, slices.Sorted(maps.Keys(nodes))))
 }
 
-// nearest is what a user may have meant by a word, or by its part before the @; else it lists what there is.
+// nearest returns what a user may have meant by a word, or by its part before the @; else it lists what there is.
 func nearest(word, node string, programs, nodes []string) string {
 	known := slices.Concat(programs, []string{"limits", "tiers"}, nodes)
 	return cmp.Or(diag.DidYouMean(word, known), diag.DidYouMean(node, known),
@@ -344,7 +344,7 @@ func (x *answer) plan() error {
 	return ui.Result(doc)
 }
 
-// summary is the plan in sentences.
+// summary returns the plan in sentences.
 func (x *answer) summary(times []explain.ProgramTimes) []string {
 	if len(times) == 0 {
 		return []string{"the plan has no programs"}
@@ -386,7 +386,7 @@ func (x *answer) summary(times []explain.ProgramTimes) []string {
 	return append(out, provenance(&x.p.SoC))
 }
 
-// timed are the programs that have a predicted time: of one token, nil where there is none, and of prompts.
+// timed returns the programs that have a predicted time: of one token, nil where there is none, and of prompts.
 func timed(times []explain.ProgramTimes) (decode *explain.ProgramTimes, prefill []*explain.ProgramTimes) {
 	for i := range times {
 		program := &times[i]

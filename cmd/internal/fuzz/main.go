@@ -248,7 +248,7 @@ func progress(out string, stall time.Duration) (inputs int64, stalled bool) {
 	return inputs, stalled || inputs == 0
 }
 
-// tail is the end of a long output.
+// tail returns the end of a long output.
 func tail(s string) string {
 	const most = 8000
 	if len(s) > most {

@@ -18,7 +18,7 @@ func group(c *exec.Cmd) {
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 }
 
-// peakMiB is the largest resident size among an ended process and the children it waited for.
+// peakMiB returns the largest resident size among an ended process and the children it waited for.
 func peakMiB(p *os.ProcessState) int64 {
 	if p == nil {
 		return 0

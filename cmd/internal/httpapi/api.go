@@ -98,7 +98,7 @@ func (r *route) serves(method string) bool {
 	return method == r.method || method == http.MethodHead && r.method == http.MethodGet
 }
 
-// allRoutes are all of them.
+// allRoutes returns all of them.
 func (a *API) allRoutes() []route {
 	generate := func(e *endpoint) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) { a.generate(w, r, e) }
@@ -194,7 +194,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.handler(r)(recorded, r)
 }
 
-// handler is what answers a request. It notes the route for the metrics.
+// handler returns what answers a request. It notes the route for the metrics.
 func (a *API) handler(r *http.Request) http.HandlerFunc {
 	for i := range a.routes {
 		route := &a.routes[i]
@@ -332,7 +332,7 @@ func (a *API) write(w http.ResponseWriter, status int, document any) {
 	_, _ = w.Write(text)
 }
 
-// encode is a document as a line of JSON.
+// encode returns a document as a line of JSON.
 func encode(document any) []byte {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)

@@ -87,8 +87,8 @@ func (c *composer) release() []scored {
 // leastLogProb stands for a probability of zero, which JSON has no logarithm for.
 const leastLogProb = -9999
 
-// tokenText is the text of a token in the middle of an answer. Tokenizers drop the blank that begins a text, so the
-// token is decoded behind itself.
+// tokenText returns the text of a token in the middle of an answer. Tokenizers drop the blank that begins a text, so
+// the token is decoded behind itself.
 func tokenText(tok tokenizer.Tokenizer, id int32) string {
 	one := tok.DecodeSpecial([]int32{id})
 	if text, ok := strings.CutPrefix(tok.DecodeSpecial([]int32{id, id}), one); ok {
@@ -108,7 +108,7 @@ func finite(logProb float64) float64 {
 	return logProb
 }
 
-// bytesOf are the bytes of a token's text as JSON numbers, nil for a part of a character.
+// bytesOf returns the bytes of a token's text as JSON numbers, nil for a part of a character.
 func bytesOf(text string) []int {
 	if strings.ContainsRune(text, utf8.RuneError) {
 		return nil

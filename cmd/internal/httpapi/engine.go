@@ -24,7 +24,7 @@ type Answer interface {
 	Usage() serving.Usage
 }
 
-// Shared is the engine of a machine that requests share.
+// Shared returns the engine of a machine that requests share.
 func Shared(server *serving.Server) Engine { return shared{server} }
 
 type shared struct{ *serving.Server }

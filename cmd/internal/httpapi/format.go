@@ -48,13 +48,13 @@ type document[C any] struct {
 	Usage   **usage `json:"usage,omitempty"`
 }
 
-// documentOf is a document with one choice.
+// documentOf returns a document with one choice.
 func documentOf[C any](h head, object string, choice C, u **usage) document[C] {
 	h.Object = object
 	return document[C]{h, []C{choice}, u}
 }
 
-// usageOf is an event with the usage and no choice.
+// usageOf returns an event with the usage and no choice.
 func usageOf[C any](h head, object string, u usage) document[C] {
 	h.Object = object
 	counted := &u

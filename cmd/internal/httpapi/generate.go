@@ -37,7 +37,8 @@ var chat = endpoint{fields: chatFields, format: chatFormat{}, prefix: "chatcmpl-
 var completion = endpoint{fields: completionFields, format: textFormat{}, prefix: "cmpl-", prompt: continued,
 	maxTokens: 16}
 
-// conversation is the tokens of messages up to where the answer begins. Templates write the token that begins a text.
+// conversation returns the tokens of messages up to where the answer begins. Templates write the token that begins a
+// text.
 func conversation(ctx context.Context, tok tokenizer.Tokenizer, r *request) ([]int32, error) {
 	if r.messages == nil {
 		return nil, refuse("messages", "messages is missing; want a list of at least one message")
@@ -52,7 +53,7 @@ func conversation(ctx context.Context, tok tokenizer.Tokenizer, r *request) ([]i
 	return tok.Encode(text)
 }
 
-// continued is the tokens of a text, or those that the request gives.
+// continued returns the tokens of a text, or those that the request gives.
 func continued(_ context.Context, tok tokenizer.Tokenizer, r *request) ([]int32, error) {
 	if r.ids != nil {
 		return r.ids, nil
@@ -185,7 +186,7 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 	return body, nil
 }
 
-// read is the body of a request, or that it is too large. What is too much of it is read, too, and forgotten: most
+// read returns the body of a request, or that it is too large. What is too much of it is read, too, and forgotten: most
 // clients send everything before they read an answer, and would be told that the connection broke. One that asks for
 // leave to send gets none.
 func (a *API) read(r *http.Request) (body []byte, large bool, err error) {
@@ -295,7 +296,7 @@ func abortIfLeft(ctx context.Context) {
 	}
 }
 
-// problemOf is what a client is told of an error.
+// problemOf returns what a client is told of an error.
 func (a *API) problemOf(ctx context.Context, err error) *problem {
 	var wrong *problem
 	switch class := diag.ClassOf(err); {
@@ -402,7 +403,7 @@ func (g *generation) finish(show func(part) error) (string, error) {
 	return finishLength, err
 }
 
-// score is a token with its log probability, nil where none is asked for.
+// score returns a token with its log probability, nil where none is asked for.
 func (g *generation) score(token *serving.Token) *scored {
 	if !g.asked.logProbs {
 		return nil

@@ -25,7 +25,7 @@ const (
 	kindServer  = "server_error"
 )
 
-// Error is the text of the message.
+// Error returns the text of the message.
 func (p *problem) Error() string { return p.message }
 
 // MarshalJSON writes the form of OpenAI, in which what is absent is null.
@@ -45,7 +45,7 @@ func (p *problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]body{"error": {p.message, p.kind, absent(p.param), absent(p.code)}})
 }
 
-// refuse is a problem of a field of the request; param is "" for the request as a whole.
+// refuse returns a problem of a field of the request; param is "" for the request as a whole.
 func refuse(param, format string, args ...any) *problem {
 	return &problem{status: http.StatusBadRequest, kind: kindRequest, param: param,
 		message: fmt.Sprintf(format, args...)}
@@ -57,13 +57,13 @@ func (p *problem) as(status int, code string) *problem {
 	return p
 }
 
-// unavailable is a problem of the server, for a while.
+// unavailable returns a problem of the server, for a while.
 func unavailable(code, format string, args ...any) *problem {
 	return &problem{status: http.StatusServiceUnavailable, kind: kindServer, code: code,
 		message: fmt.Sprintf(format, args...)}
 }
 
-// told is an error with its hints as one sentence.
+// told returns an error with its hints as one sentence.
 func told(err error) string {
 	return strings.Join(append([]string{err.Error()}, diag.HintsOf(err)...), "; ")
 }

@@ -43,12 +43,12 @@ type value struct {
 	raw  json.RawMessage
 }
 
-// refuse is a problem of the value: the format says what is wanted.
+// refuse returns a problem of the value: the format says what is wanted.
 func (v value) refuse(format string, args ...any) *problem {
 	return refuse(v.name, "%s: "+format, append([]any{v.name}, args...)...)
 }
 
-// got is the value as the client wrote it, for messages.
+// got returns the value as the client wrote it, for messages.
 func (v value) got() string { return brief(string(v.raw)) }
 
 // field reads a value into a request.
@@ -216,7 +216,7 @@ var tiers = []string{"auto", "default", "scale", "priority", "fast", tierFlex}
 
 const tierFlex = "flex"
 
-// with are the common fields and others.
+// with returns the common fields and others.
 func with(more map[string]field) map[string]field {
 	all := maps.Clone(commonFields)
 	maps.Copy(all, more)
@@ -250,7 +250,7 @@ var completionFields = with(map[string]field{
 	},
 })
 
-// maxTokens is the length of the answer, which has two names.
+// maxTokens returns the length of the answer, which has two names.
 func maxTokens(r *request, v value) *problem {
 	count, wrong := v.whole(1, math.MaxInt32)
 	if wrong == nil && r.maxTokens != 0 && r.maxTokens != int(count) {
@@ -260,7 +260,7 @@ func maxTokens(r *request, v value) *problem {
 	return wrong
 }
 
-// stops are a text or up to four, none of them empty.
+// stops returns a text or up to four, none of them empty.
 func stops(r *request, v value) *problem {
 	const most, longest = 4, 4096
 	var one string
@@ -305,7 +305,7 @@ func streamOptions(r *request, v value) *problem {
 	return nil
 }
 
-// prompt is a text, or token ids. A list of one of them is that one, because clients write it so.
+// prompt returns a text, or token ids. A list of one of them is that one, because clients write it so.
 func prompt(r *request, v value) *problem {
 	var list []json.RawMessage
 	switch {
@@ -351,7 +351,7 @@ func notIDs(v value, list []json.RawMessage) *problem {
 // roles are those that every chat template knows.
 var roles = []string{"system", "user", "assistant"}
 
-// messages is the conversation.
+// messages returns the conversation.
 func messages(r *request, v value) *problem {
 	var list []json.RawMessage
 	if !v.read(&list) || len(list) == 0 {
@@ -381,7 +381,7 @@ func roleOf(v value) (string, *problem) {
 	return name, nil
 }
 
-// message is an object with role and content. Other fields are accepted while they are empty, as in answers that a
+// message returns an object with role and content. Other fields are accepted while they are empty, as in answers that a
 // client sends back.
 func message(v value) (out tokenizer.Message, wrong *problem) {
 	object, wrong := v.object()
@@ -413,7 +413,7 @@ func message(v value) (out tokenizer.Message, wrong *problem) {
 	return out, nil
 }
 
-// content is a text, or a list of parts that are texts, which are joined.
+// content returns a text, or a list of parts that are texts, which are joined.
 func content(v value) (string, *problem) {
 	var text string
 	if v.read(&text) {
@@ -437,7 +437,7 @@ func content(v value) (string, *problem) {
 // cacheMark is a field of a part that says where a cache might end. The cache here needs no marks.
 const cacheMark = "prompt_cache_breakpoint"
 
-// textPart is the text of a part of a message. A field that no part of a text has is refused: it may be an image.
+// textPart returns the text of a part of a message. A field that no part of a text has is refused: it may be an image.
 func textPart(v value) (text string, wrong *problem) {
 	object, wrong := v.object()
 	if wrong != nil {

@@ -29,7 +29,7 @@ func newStopper(stops []string) *stopper {
 	return s
 }
 
-// follow is the state after another byte.
+// follow returns the state after another byte.
 func follow(stop string, fail []int, state int, next byte) int {
 	for state > 0 && stop[state] != next {
 		state = fail[state]

@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/strictjson"
 )
 
-// element is the value of number i of a list.
+// element returns the value of number i of a list.
 func (v value) element(i int, raw json.RawMessage) value {
 	return value{fmt.Sprintf("%s[%d]", v.name, i), raw}
 }
@@ -19,7 +19,7 @@ func (v value) element(i int, raw json.RawMessage) value {
 // read decodes the value; null is none of any type.
 func (v value) read(to any) bool { return string(v.raw) != "null" && json.Unmarshal(v.raw, to) == nil }
 
-// object is a JSON object by its keys, each of which it has once; nil: the value is none.
+// object returns a JSON object by its keys, each of which it has once; nil: the value is none.
 func (v value) object() (out map[string]json.RawMessage, wrong *problem) {
 	if !v.read(&out) {
 		return nil, nil
@@ -30,8 +30,8 @@ func (v value) object() (out map[string]json.RawMessage, wrong *problem) {
 	return out, nil
 }
 
-// halfCharacter is the first escape in a JSON text that is half of a character beyond U+FFFF, without the other half;
-// "": there is none. encoding/json would put U+FFFD in its place, and the model would be asked something else.
+// halfCharacter returns the first escape in a JSON text that is half of a character beyond U+FFFF, without the other
+// half; "": there is none. encoding/json would put U+FFFD in its place, and the model would be asked something else.
 func halfCharacter(body []byte) string {
 	for {
 		at := bytes.IndexByte(body, '\\')
@@ -57,7 +57,7 @@ func halfCharacter(body []byte) string {
 
 const escapeSize = len(`\u0000`)
 
-// escaped is the UTF-16 unit of the escape that a text begins with.
+// escaped returns the UTF-16 unit of the escape that a text begins with.
 func escaped(text []byte) (unit rune, ok bool) {
 	if len(text) < escapeSize || text[0] != '\\' || text[1] != 'u' {
 		return 0, false
@@ -66,7 +66,7 @@ func escaped(text []byte) (unit rune, ok bool) {
 	return rune(number), err == nil
 }
 
-// text is a string.
+// text returns a string.
 func (v value) text() (out string, wrong *problem) {
 	if !v.read(&out) {
 		return "", v.refuse("want a text, got %s", v.got())
@@ -74,7 +74,7 @@ func (v value) text() (out string, wrong *problem) {
 	return out, nil
 }
 
-// flag is a truth value.
+// flag returns a truth value.
 func (v value) flag() (out bool, wrong *problem) {
 	if !v.read(&out) {
 		return false, v.refuse("want true or false, got %s", v.got())
@@ -90,7 +90,7 @@ func (v value) number(low, high float64) (out float64, wrong *problem) {
 	return out, nil
 }
 
-// whole is a number from low to high without a fraction.
+// whole returns a number from low to high without a fraction.
 func (v value) whole(low, high int64) (out int64, wrong *problem) {
 	if !v.read(&out) || out < low || out > high {
 		return 0, v.refuse("want a whole number from %d to %d, got %s", low, high, v.got())

@@ -10,7 +10,7 @@ import (
 // EnvCache names the cache's directory.
 const EnvCache = "HETC_CACHE"
 
-// CacheDir is where the cache is: the directory of a flag, that of the variable, or the user's.
+// CacheDir returns where the cache is: the directory of a flag, that of the variable, or the user's.
 func CacheDir(flag string) (string, error) {
 	if flag != "" {
 		return flag, nil

@@ -2,13 +2,13 @@
 
 package machine
 
-// AddressSpace is the most virtual memory the process may have, in bytes.
+// AddressSpace returns the most virtual memory the process may have, in bytes.
 func AddressSpace() int64 { return Unlimited }
 
-// FileSize is the size a file may reach that the process writes, in bytes.
+// FileSize returns the size a file may reach that the process writes, in bytes.
 func FileSize() int64 { return Unlimited }
 
-// OpenFiles is how many files the process may have open.
+// OpenFiles returns how many files the process may have open.
 func OpenFiles() int64 { return Unlimited }
 
 // DiskSpace is not known on this system.

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddressSpace is the most virtual memory the process may have, in bytes (ulimit -v).
+// AddressSpace returns the most virtual memory the process may have, in bytes (ulimit -v).
 func AddressSpace() int64 { return limit(unix.RLIMIT_AS) }
 
-// FileSize is the size a file may reach that the process writes, in bytes (ulimit -f).
+// FileSize returns the size a file may reach that the process writes, in bytes (ulimit -f).
 func FileSize() int64 { return limit(unix.RLIMIT_FSIZE) }
 
-// OpenFiles is how many files the process may have open (ulimit -n).
+// OpenFiles returns how many files the process may have open (ulimit -n).
 func OpenFiles() int64 { return limit(unix.RLIMIT_NOFILE) }
 
-// limit is a limit of this process, the largest number where there is none.
+// limit returns a limit of this process, the largest number where there is none.
 func limit(which int) int64 {
 	var rlimit unix.Rlimit
 	if err := unix.Getrlimit(which, &rlimit); err != nil || rlimit.Cur > math.MaxInt64 {
@@ -26,7 +26,7 @@ func limit(which int) int64 {
 	return int64(rlimit.Cur)
 }
 
-// DiskSpace is how many bytes this user can still write in the file system of path; ok is false where
+// DiskSpace returns how many bytes this user can still write in the file system of path; ok is false where
 // the system does not say.
 func DiskSpace(path string) (bytes int64, ok bool) {
 	var st unix.Statfs_t

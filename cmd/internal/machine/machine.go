@@ -13,10 +13,10 @@ import (
 // Unlimited is the value of a limit that does not exist.
 const Unlimited = math.MaxInt64
 
-// TotalMemory is the machine's memory in bytes, 0 where the system does not say.
+// TotalMemory returns the machine's memory in bytes, 0 where the system does not say.
 func TotalMemory() int64 { return meminfo("MemTotal:") }
 
-// FreeMemory is how many bytes this process can still use without swapping or being refused: what the
+// FreeMemory returns how many bytes this process can still use without swapping or being refused: what the
 // system has available, what is left of a container's limit, and what is left of the process's address
 // space. It is 0 where the system does not say.
 func FreeMemory() int64 {
@@ -32,7 +32,7 @@ func FreeMemory() int64 {
 	return free
 }
 
-// meminfo is a line of /proc/meminfo in bytes, 0 where there is none.
+// meminfo returns a line of /proc/meminfo in bytes, 0 where there is none.
 func meminfo(key string) int64 { return MemoryField("/proc/meminfo", key) }
 
 // MemoryField reads a line such as "MemTotal: 123 kB" of a file of the proc file system.
@@ -51,14 +51,14 @@ func MemoryField(path, key string) int64 {
 	return 0
 }
 
-// addressSpaceUsed is what an address space limit counts.
+// addressSpaceUsed returns what an address space limit counts.
 func addressSpaceUsed() int64 { return MemoryField("/proc/self/status", "VmSize:") }
 
-// PeakMemory is the most memory the process has had resident so far, mapped files included, in bytes; 0 where the
+// PeakMemory returns the most memory the process has had resident so far, mapped files included, in bytes; 0 where the
 // system does not say.
 func PeakMemory() int64 { return MemoryField("/proc/self/status", "VmHWM:") }
 
-// containerMemory is what is left of the control group's limit, 0 where there is none.
+// containerMemory returns what is left of the control group's limit, 0 where there is none.
 func containerMemory() int64 {
 	for _, files := range []struct{ limit, used string }{
 		{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
@@ -84,7 +84,7 @@ func number(path string) int64 {
 	return bytes
 }
 
-// Load is the mean number of processes that wanted a core in the last minute; ok is false where the
+// Load returns the mean number of processes that wanted a core in the last minute; ok is false where the
 // system does not say.
 func Load() (load float64, ok bool) {
 	text, err := os.ReadFile("/proc/loadavg")
@@ -96,7 +96,7 @@ func Load() (load float64, ok bool) {
 	return load, err == nil
 }
 
-// Busy is the share of all cores' time, 0 to 1, that any process used while this one slept for the
+// Busy returns the share of all cores' time, 0 to 1, that any process used while this one slept for the
 // given time, and the share that the host of a virtual machine took away.
 func Busy(during time.Duration) (busy, stolen float64, ok bool) {
 	before, ok := cpuTimes()
@@ -112,7 +112,7 @@ func Busy(during time.Duration) (busy, stolen float64, ok bool) {
 	return 1 - float64(after.idle-before.idle)/total, float64(after.stolen-before.stolen) / total, true
 }
 
-// Used is the processor time that all processes together, and the host of a virtual machine, have used on all
+// Used returns the processor time that all processes together, and the host of a virtual machine, have used on all
 // cores since the machine started; ok is false where the system does not say.
 func Used() (used time.Duration, ok bool) {
 	ticks, ok := cpuTimes()
@@ -123,7 +123,7 @@ func Used() (used time.Duration, ok bool) {
 // ticks are clock ticks of all cores since the machine started.
 type ticks struct{ total, idle, stolen int64 }
 
-// cpuTimes are the ticks of all cores since the start of the system.
+// cpuTimes returns the ticks of all cores since the start of the system.
 func cpuTimes() (ticks, bool) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {

@@ -118,7 +118,7 @@ type Cell struct {
 	workload *workloadInput
 }
 
-// Name is the cell's name in messages: SOC/MODEL/WORKLOAD.
+// Name returns the cell's name in messages: SOC/MODEL/WORKLOAD.
 func (c *Cell) Name() string { return cellName(c.SoC, c.Model, c.Workload) }
 
 // Failure is why a cell failed.
@@ -287,7 +287,7 @@ func (b *build) cells() ([]*Cell, error) {
 	return out, nil
 }
 
-// nearest is a hint at what the part of a pattern that matches nothing may have meant.
+// nearest returns a hint at what the part of a pattern that matches nothing may have meant.
 func nearest(pattern string, cells []string) string {
 	parts := strings.Split(pattern, "/")
 	// The first part that no cell matches is the one that is misspelt.
@@ -380,7 +380,7 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 	}
 }
 
-// firstOf is the first error that is one.
+// firstOf returns the first error that is one.
 func firstOf(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -410,7 +410,8 @@ func (c *Cell) placeable() error {
 	return nil
 }
 
-// existingDir is the directory of a file, or the one above it that is there: what is not is made when the file is written.
+// existingDir returns the directory of a file, or the one above it that is there: what is not is made when the file is
+// written.
 func existingDir(file string) (string, error) {
 	for dir := filepath.Dir(file); ; dir = filepath.Dir(dir) {
 		st, err := os.Stat(dir)

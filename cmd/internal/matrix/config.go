@@ -69,7 +69,7 @@ type socEntry struct {
 	Name          string   `yaml:"name"`
 }
 
-// source is the file or catalog name, and the key that gave it.
+// source returns the file or catalog name, and the key that gave it.
 func (e *socEntry) source() (value, key string) {
 	if e.Target != "" {
 		return e.Target, "target"
@@ -100,12 +100,12 @@ type bundleOptions struct {
 	NotAfter          unit.Moment `yaml:"not_after" json:"not_after"`
 }
 
-// newBundleOptions are the defaults of hetc emit.
+// newBundleOptions returns the defaults of hetc emit.
 func newBundleOptions() *bundleOptions {
 	return &bundleOptions{Product: "hetc", Version: "0", KeyringGeneration: 1}
 }
 
-// stated are the options as emit has them.
+// stated returns the options as emit has them.
 func (o *bundleOptions) stated() *emit.Options {
 	return &emit.Options{Product: o.Product, Version: o.Version, SecurityVersion: o.SecurityVersion,
 		Generation: o.KeyringGeneration, NotAfter: int64(o.NotAfter), Reference: o.WithReference}
@@ -357,7 +357,7 @@ func (c *Config) checkExclusion(excluded exclusion, fail func(string, ...any) *d
 // goodName is what names of entries look like: they become parts of paths on any file system.
 var goodName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$`)
 
-// nameOf is the name of an entry that brings none: the last part of its path without the ending of a file.
+// nameOf returns the name of an entry that brings none: the last part of its path without the ending of a file.
 func nameOf(from string) string {
 	if from == "" {
 		return ""
@@ -386,7 +386,7 @@ func (c *Config) excluded(model, soc, workload string) bool {
 	})
 }
 
-// inside is a path of the configuration, seen from here.
+// inside returns a path of the configuration, seen from here.
 func (c *Config) inside(p string) string {
 	if p == "" || filepath.IsAbs(p) {
 		return p
@@ -394,7 +394,7 @@ func (c *Config) inside(p string) string {
 	return filepath.Join(c.dir, filepath.FromSlash(p))
 }
 
-// find is what an entry refers to: a path beside the configuration, or a name of the catalog. A SoC is never a
+// find returns what an entry refers to: a path beside the configuration, or a name of the catalog. A SoC is never a
 // folder, so that outlines, which are sorted into folders by SoC, may lie beside the configuration.
 func (c *Config) find(what, value string, catalog []string) (string, error) {
 	there := func(path string) bool {
@@ -415,8 +415,8 @@ func (c *Config) find(what, value string, catalog []string) (string, error) {
 	return value, nil
 }
 
-// SigningKey is the key that signs the bundles: the file's, else the environment's. It is nil where none is wanted,
-// and where there is none and none is required.
+// SigningKey returns the key that signs the bundles: the file's, else the environment's. It is nil where none is
+// wanted, and where there is none and none is required.
 func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 	if c.Sign == signNever {
 		return nil, nil
@@ -492,7 +492,7 @@ func checkPattern(pattern string) error {
 	return nil
 }
 
-// cellName is how messages and --only name a cell: as its files lie in the output.
+// cellName returns how messages and --only name a cell: as its files lie in the output.
 func cellName(soc, model, workload string) string {
 	return fmt.Sprintf("%s/%s/%s", soc, model, workload)
 }

@@ -28,7 +28,7 @@ func DefaultMemory() int64 {
 	return free / 4 * 3
 }
 
-// emitBytes is what packing a plan's weights needs: the largest packed matrix, and as much again while it
+// emitBytes returns what packing a plan's weights needs: the largest packed matrix, and as much again while it
 // is made. Stored tensors are mapped files and count for nothing.
 func emitBytes(p *planir.Plan) int64 {
 	var largest int64
@@ -49,7 +49,7 @@ type budget struct {
 	freed chan struct{} // closed and replaced when something was given back
 }
 
-// newBudget is a budget of so many bytes, all of them free.
+// newBudget returns a budget of so many bytes, all of them free.
 func newBudget(max int64) *budget { return &budget{max: max, freed: make(chan struct{})} }
 
 // take waits until so much is left, and returns how it is given back. More than there is at all is an

@@ -226,7 +226,7 @@ func (b *build) openFacts(input *socInput) (*record.Set, error) {
 	return set, nil
 }
 
-// factsText is what of the compiler facts a plan depends on, "" where there are none.
+// factsText returns what of the compiler facts a plan depends on, "" where there are none.
 func (s *socInput) factsText() (string, error) {
 	if s.facts == nil {
 		return "", nil
@@ -285,7 +285,7 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 	}, nil
 }
 
-// givenRecord is the record that the configuration names. It must not change while the build runs.
+// givenRecord returns the record that the configuration names. It must not change while the build runs.
 func (b *build) givenRecord(input *socInput) *recordSource {
 	return &recordSource{
 		name: input.entry.Record,
@@ -300,8 +300,8 @@ func (b *build) givenRecord(input *socInput) *recordSource {
 	}
 }
 
-// simulatedRecord is the record of a simulated SoC, with what the cell's model and workload need. It follows from SoC
-// and requests, so that all models with the same requests share it.
+// simulatedRecord returns the record of a simulated SoC, with what the cell's model and workload need. It follows from
+// SoC and requests, so that all models with the same requests share it.
 func (b *build) simulatedRecord(cell *Cell) (*recordSource, error) {
 	input := cell.soc
 	needs, err := cell.workload.workload.Needs(cell.model.model.MaxContext)
@@ -547,7 +547,7 @@ func (b *build) bundle(ctx context.Context, cell *Cell) error {
 	return b.emit(ctx, cell, &cell.Bundle, target)
 }
 
-// twinFile is where the twin of a cell's bundle lies: beside it.
+// twinFile returns where the twin of a cell's bundle lies: beside it.
 func twinFile(c *Cell) string { return strings.TrimSuffix(c.Bundle.File, ".hetb") + ".twin.hetb" }
 
 // emit makes one bundle of a cell's plan, for the plan's processors or for t.
@@ -580,7 +580,7 @@ func (b *build) emit(ctx context.Context, cell *Cell, artifact *Artifact, target
 	return nil
 }
 
-// bundleKey is the key of everything that a bundle's bytes follow from.
+// bundleKey returns the key of everything that a bundle's bytes follow from.
 func (b *build) bundleKey(ctx context.Context, cell *Cell, target *Target) (cas.Key, error) {
 	input := cell.model
 	options, err := json.Marshal(b.o.Config.Bundle)
@@ -608,7 +608,7 @@ func (b *build) bundleKey(ctx context.Context, cell *Cell, target *Target) (cas.
 	return cas.KeyOf("bundle", parts...), nil
 }
 
-// emitOptions are those of every bundle of a cell.
+// emitOptions returns those of every bundle of a cell.
 func (b *build) emitOptions(cell *Cell) (*emit.Options, error) {
 	text, err := wholefile.Read(cell.Plan.File, maxText)
 	if err != nil {
@@ -627,7 +627,7 @@ func (b *build) emitOptions(cell *Cell) (*emit.Options, error) {
 	return options, nil
 }
 
-// Program is the digest of the running program, which stands for the version of every algorithm and format.
+// Program returns the digest of the running program, which stands for the version of every algorithm and format.
 func Program() (string, error) {
 	path := "/proc/self/exe" // what runs, even when its file was replaced
 	if _, err := os.Stat(path); err != nil {

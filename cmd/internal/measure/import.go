@@ -113,7 +113,7 @@ func (o *ImportOptions) read() (*imported.Mapping, error) {
 	return mapping, nil
 }
 
-// held is the share of operators to hold out, false where no flag asks for it.
+// held returns the share of operators to hold out, false where no flag asks for it.
 func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 	heldOut, sample := c.Flags().Changed("held-out"), c.Flags().Changed("sample")
 	share := o.HeldOut

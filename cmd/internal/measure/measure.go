@@ -173,7 +173,7 @@ func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
 	return append(requests, held...), err
 }
 
-// lackedBy is what to measure for the decisions of a plan that rest on extrapolation.
+// lackedBy returns what to measure for the decisions of a plan that rest on extrapolation.
 func lackedBy(file, workloadFile string, model *models.Model, soc *socs.SoC) (besides []profiler.Placed,
 	together [][]string, err error) {
 	plan, err := plantext.Read(file)
@@ -199,7 +199,7 @@ func (o *ProfileOptions) openRecord(header record.Header) (*record.Writer, error
 	return record.Create(o.Out, header)
 }
 
-// stopped is the error of a run that broke off. A record without measurements is removed, since
+// stopped returns the error of a run that broke off. A record without measurements is removed, since
 // there is nothing to resume.
 func (o *ProfileOptions) stopped(ui *cli.Streams, rec *record.Writer, report profiler.Report, err error) error {
 	if rec.Set().Len() == 0 {

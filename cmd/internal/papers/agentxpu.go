@@ -22,7 +22,7 @@ var agentxpu = []Item{
 		"abstract, sec. 1, 4.4, 6.2, 6.3, Table 2", agentPrinted),
 }
 
-// agent is an entry of the paper's data.
+// agent returns an entry of the paper's data.
 func agent(id string) value { return fact("agentxpu", id) }
 
 // agentSoC is the laptop of the paper's results, as the catalog has it.

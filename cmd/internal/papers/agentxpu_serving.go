@@ -36,7 +36,7 @@ func agentTrace(seed uint64, minutes, reactive, proactive float64) []traffic.Req
 	return trace
 }
 
-// agentWorkload is what the plans are for: the lengths of the traces, and batches up to the paper's largest.
+// agentWorkload returns what the plans are for: the lengths of the traces, and batches up to the paper's largest.
 func agentWorkload(scheme op.Scheme, batches []int, buckets ...int) *workload.Workload {
 	prompts := workload.LogNormal{Median: 500, Sigma: 0.8, Max: 3500}
 	lengths, err := prompts.Prompts()
@@ -62,8 +62,8 @@ type server struct {
 	policy scheduler.Policy
 }
 
-// agentServers are hetc's scheduler and the paper's three baselines (sec. 6.1), by what they are: continuous batching on
-// the CPU (llama.cpp) and on the GPU (OpenVINO), and one request at a time on all processors. The last one is hetc's
+// agentServers are hetc's scheduler and the paper's three baselines (sec. 6.1), by what they are: continuous batching
+// on the CPU (llama.cpp) and on the GPU (OpenVINO), and one request at a time on all processors. The last one is hetc's
 // scheduler on the paper's processors, whose CPU computes nothing.
 func agentServers(ctx context.Context, model string) ([]server, error) {
 	from, err := newChain(ctx, agentSoC, model, agentWorkload(op.A16FQ8C, []int{2, 4, 8, 32}, 64, 256), nil)
@@ -98,7 +98,7 @@ type outcome struct {
 	gpu      float64    // share of the time in which the machine does anything that the GPU is busy
 }
 
-// play is how the server fares with arrivals of both classes a minute.
+// play returns how the server fares with arrivals of both classes a minute.
 func (s *server) play(ctx context.Context, minutes, reactive, proactive float64) (out outcome, err error) {
 	const seeds = 5
 	for seed := range uint64(seeds) {
@@ -129,7 +129,7 @@ func (s *server) play(ctx context.Context, minutes, reactive, proactive float64)
 	return out, nil
 }
 
-// playAll is how each server fares, by name.
+// playAll returns how each server fares, by name.
 func playAll(ctx context.Context, servers []server, minutes, reactive, proactive float64) (map[string]outcome, error) {
 	out := map[string]outcome{}
 	for i := range servers {
@@ -233,7 +233,7 @@ func agentBackground(ctx context.Context, rows *sheet, row string, servers []ser
 	return nil
 }
 
-// agentOverhead is what is waited for and spent at the rates of the paper's breakdown (Fig. 12 and 13).
+// agentOverhead returns what is waited for and spent at the rates of the paper's breakdown (Fig. 12 and 13).
 func agentOverhead(ctx context.Context, rows *sheet, row string, servers []server) error {
 	rates := agent("wl_mixed_points_named").at("values", "breakdown")
 	fared, err := playAll(ctx, servers, agent("wl_trace").at("values").num(), rates.at("reactive").num(),

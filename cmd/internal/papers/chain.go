@@ -21,7 +21,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// chain is a catalog SoC, profiled on its virtual clock for a catalog model and a workload, from which plans are solved.
+// chain is a catalog SoC, profiled on its virtual clock for a catalog model and a workload, from which plans are
+// solved.
 type chain struct {
 	input solver.Input
 }
@@ -118,8 +119,8 @@ type solvedPlan struct {
 	times  *serving.Times
 }
 
-// promptNS is what a prompt takes in ns: the chunks that the plan's decider chooses, each with attention over what was
-// processed before it.
+// promptNS returns what a prompt takes in ns: the chunks that the plan's decider chooses, each with attention over what
+// was processed before it.
 func (p *solvedPlan) promptNS(tokens int) (ns float64, err error) {
 	for done := 0; done < tokens; {
 		rows, _ := p.times.Chunk(tokens - done)
@@ -133,7 +134,7 @@ func (p *solvedPlan) promptNS(tokens int) (ns float64, err error) {
 	return ns, nil
 }
 
-// promptOnClock is what a prompt takes in ns on the virtual clock of a SoC that computes nothing.
+// promptOnClock returns what a prompt takes in ns on the virtual clock of a SoC that computes nothing.
 func (c *chain) promptOnClock(ctx context.Context, plan *solvedPlan, tokens int) (float64, error) {
 	machine, err := clock.Open(ctx, plan.Plan, c.input.Model, c.input.SoC)
 	if err != nil {
@@ -159,7 +160,7 @@ func promptNS(
 	return plan.promptNS(tokens)
 }
 
-// shareOn is a processor's share of an operator, of whatever it is divided along.
+// shareOn returns a processor's share of an operator, of whatever it is divided along.
 func shareOn(decision *planir.Decision, proc string) float64 {
 	all, part := 0, 0
 	for _, share := range decision.Shares {
@@ -174,13 +175,13 @@ func shareOn(decision *planir.Decision, proc string) float64 {
 	return float64(part) / float64(all)
 }
 
-// promptRate is how many tokens of a prompt are processed in a second.
+// promptRate returns how many tokens of a prompt are processed in a second.
 func (p *solvedPlan) promptRate(tokens int) (float64, error) {
 	ns, err := p.promptNS(tokens)
 	return float64(tokens) * 1e9 / ns, err
 }
 
-// decodeRate is how many tokens are decoded in a second at a position.
+// decodeRate returns how many tokens are decoded in a second at a position.
 func (p *solvedPlan) decodeRate(position int) (float64, error) {
 	ns, err := p.caller.NS(1, position)
 	return 1e9 / float64(ns), err

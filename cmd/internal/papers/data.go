@@ -97,7 +97,7 @@ func (x value) has(key string) bool {
 	return ok
 }
 
-// num is a number.
+// num returns a number.
 func (x value) num() float64 {
 	switch v := x.v.(type) {
 	case int64:
@@ -108,7 +108,7 @@ func (x value) num() float64 {
 	panic(fmt.Sprintf("BUG: %s is %v, want a number", x.path, x.v))
 }
 
-// text is a string.
+// text returns a string.
 func (x value) text() string {
 	text, ok := x.v.(string)
 	if !ok {
@@ -117,7 +117,7 @@ func (x value) text() string {
 	return text
 }
 
-// list is a list's values.
+// list returns a list's values.
 func (x value) list() []value {
 	list, ok := x.v.([]any)
 	if !ok {
@@ -130,7 +130,7 @@ func (x value) list() []value {
 	return out
 }
 
-// nums is a list of numbers; a lone number is a list of one.
+// nums returns a list of numbers; a lone number is a list of one.
 func (x value) nums() []float64 {
 	if _, ok := x.v.([]any); !ok {
 		return []float64{x.num()}
@@ -142,7 +142,7 @@ func (x value) nums() []float64 {
 	return out
 }
 
-// keys are a mapping's keys, ascending.
+// keys returns a mapping's keys, ascending.
 func (x value) keys() []string {
 	mapping, ok := x.v.(map[string]any)
 	if !ok {
@@ -156,7 +156,7 @@ func (x value) keys() []string {
 	return out
 }
 
-// any is a number as float64, text, or the value as the data write it.
+// any returns a number as float64, text, or the value as the data write it.
 func (x value) any() any {
 	switch v := x.v.(type) {
 	case int64:
@@ -167,7 +167,7 @@ func (x value) any() any {
 	return fmt.Sprint(x.v)
 }
 
-// source is where the paper prints an entry.
+// source returns where the paper prints an entry.
 func (x value) source() string { return x.at("source").text() }
 
 // missing lists what a paper shows in plots and pictures and prints no numbers of.

@@ -33,7 +33,7 @@ var heteroinfer = []Item{
 	sheetItem("heteroinfer", "gains", "arithmetic on printed speeds", "sec. 1, 5.3, 5.5, 5.6", heteroGains),
 }
 
-// hetero is an entry of the paper's data.
+// hetero returns an entry of the paper's data.
 func hetero(id string) value { return fact("heteroinfer", id) }
 
 // heteroSoC is the phone of the paper's results.
@@ -50,15 +50,15 @@ func heteroWorkload(buckets ...int) *workload.Workload {
 	return work
 }
 
-// Hetero-tensor and Hetero-layer (4.1, 4.2) compute with the GPU and the NPU, the CPU controls them (1): layer-level has
-// each operator on one processor at a time.
+// Hetero-tensor and Hetero-layer (4.1, 4.2) compute with the GPU and the NPU, the CPU controls them (1): layer-level
+// has each operator on one processor at a time.
 var (
 	tensorLevel = only("gpu", "npu")
 	layerLevel  = both(tensorLevel, permitWhole)
 )
 
-// heteroPhone is the SoC without llm.npu's limit of what the NPU addresses, of which this paper says nothing: its NPU holds
-// parts of Llama-3-8B for prefill and for decode.
+// heteroPhone is the SoC without llm.npu's limit of what the NPU addresses, of which this paper says nothing: its NPU
+// holds parts of Llama-3-8B for prefill and for decode.
 func heteroPhone(soc *socs.SoC) { soc.Processor("npu").AddressBytes = 0 }
 
 // slowSync has every hand-over between processors take the 400 us of a driver's synchronisation (3.1).
@@ -70,7 +70,8 @@ func slowSync(soc *socs.SoC) {
 	}
 }
 
-// heteroTable3 reads the plan of Llama-3-8B: how it divides the table's operators, and how it cuts its ranges of lengths.
+// heteroTable3 reads the plan of Llama-3-8B: how it divides the table's operators, and how it cuts its ranges of
+// lengths.
 func heteroTable3(ctx context.Context, rows *sheet) error {
 	from, err := newChain(ctx, heteroSoC, "llama-3-8b", heteroWorkload(32, 128, 256), heteroPhone)
 	if err != nil {
@@ -118,7 +119,7 @@ func heteroTable3(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// cut is how the plan processes a prompt: "256 + 16 of 32".
+// cut returns how the plan processes a prompt: "256 + 16 of 32".
 func (p *solvedPlan) cut(tokens int) string {
 	var parts []string
 	for done := 0; done < tokens; {
@@ -132,7 +133,7 @@ func (p *solvedPlan) cut(tokens int) string {
 	return strings.Join(parts, " + ")
 }
 
-// gpuShare is the GPU's share that a ratio of Table 3 means.
+// gpuShare returns the GPU's share that a ratio of Table 3 means.
 func gpuShare(ratio string) float64 {
 	if gpu, npu, ok := cutRatio(ratio); ok {
 		return gpu / (gpu + npu)
@@ -188,7 +189,7 @@ func heteroPrefill(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// rates are the tokens per second of prompts with plans under some restrictions, by the restriction's name.
+// rates returns the tokens per second of prompts with plans under some restrictions, by the restriction's name.
 func (c *chain) rates(
 	ctx context.Context, lengths []int, ways map[string]restriction,
 ) (map[string][]float64, error) {
@@ -422,7 +423,7 @@ type printedRow struct {
 	ratio       string
 }
 
-// measuredRows are the rows of Table 3 that were measured, with the rates that their latencies amount to.
+// measuredRows returns the rows of Table 3 that were measured, with the rates that their latencies amount to.
 func measuredRows() []printedRow {
 	names := map[[2]int]string{{4096, 4096}: "attn_proj", {28672, 4096}: "gate_up", {4096, 14336}: "ffn_down"}
 	var out []printedRow
@@ -447,7 +448,7 @@ func cutRatio(text string) (gpu, npu float64, ok bool) {
 	return gpu, npu, err == nil && n == 2
 }
 
-// heteroSplits are the divisions of Table 3's measured rows as if the weight could be cut anywhere.
+// heteroSplits returns the divisions of Table 3's measured rows as if the weight could be cut anywhere.
 func heteroSplits(_ context.Context, rows *sheet) error {
 	for _, row := range measuredRows() {
 		share := row.npu / (row.gpuUS + row.npu)

@@ -30,7 +30,7 @@ var llmnpu = []Item{
 	sheetItem("llmnpu", "table6", "accuracy averages", "Table 6, sec. 2.3, 4.4", npuTable6),
 }
 
-// npuFact is an entry of the paper's data.
+// npuFact returns an entry of the paper's data.
 func npuFact(id string) value { return fact("llmnpu", id) }
 
 // npuPhone is the phone of Table 5.
@@ -40,8 +40,8 @@ const npuPhone = "redmi-k70-pro"
 var npuModels = []struct{ printed, catalog string }{{"Qwen1.5-1.8B", "qwen1.5-1.8b"}, {"Gemma-2B", "gemma-2b"},
 	{"Phi-2-2.7B", "phi-2"}, {"LlaMA-2-7B", "llama-2-7b"}, {"Mistral-7b", "mistral-7b"}}
 
-// npuWorkload is prompts of one length in chunks of another. Its products are those of a static scale, whose time in the
-// catalog is the same: which scale it is takes a calibration of the model.
+// npuWorkload is prompts of one length in chunks of another. Its products are those of a static scale, whose time in
+// the catalog is the same: which scale it is takes a calibration of the model.
 func npuWorkload(prompt, chunk, inFlight int) *workload.Workload {
 	schemes := []op.Scheme{op.A8TQ8C}
 	return &workload.Workload{Schema: workload.Schema, Name: "llmnpu", OutputTokens: 1,
@@ -106,7 +106,7 @@ func npuPrefill(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// cellOf is a prefill time of Table 5 in s.
+// cellOf returns a prefill time of Table 5 in s.
 func cellOf(dataset value, llm, engine string) any {
 	for _, row := range dataset.at("rows").list() {
 		if row.at("llm").text() == llm && row.at(engine).v != "none" {
@@ -229,8 +229,8 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// openTrial opens a trained model and the text that none of them was trained on, which lies with the small one; the model
-// is the caller's to close.
+// openTrial opens a trained model and the text that none of them was trained on, which lies with the small one; the
+// model is the caller's to close.
 func openTrial(ctx context.Context, dir string, windows, size int) (*trial.Model, *trial.Text, error) {
 	opened, err := models.Open(dir)
 	if err != nil {
@@ -363,7 +363,7 @@ func npuPrinted(_ context.Context, rows *sheet) error {
 	return nil
 }
 
-// datasetName is a row's name for a dataset of Table 5; two blocks carry the same label.
+// datasetName returns a row's name for a dataset of Table 5; two blocks carry the same label.
 func datasetName(d value) string {
 	return strings.NewReplacer(" ", "-", "(", "", ")", "").Replace(d.at("dataset").text())
 }

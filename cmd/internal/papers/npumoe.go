@@ -30,10 +30,10 @@ var npumoe = []Item{
 	sheetItem("npumoe", "ranges", "ranges of the abstract against the details", "abstract, sec. 5.3 to 5.8", moeRanges),
 }
 
-// moe is an entry of the paper's data.
+// moe returns an entry of the paper's data.
 func moe(id string) value { return fact("npumoe", id) }
 
-// moeModels are the paper's models in the catalog, in its order.
+// moeModels returns the paper's models in the catalog, in its order.
 func moeModels() ([]*models.Model, error) {
 	var out []*models.Model
 	for _, name := range []string{"phi-3.5-moe", "phi-tiny-moe", "qwen3-30b-a3b"} {
@@ -46,7 +46,7 @@ func moeModels() ([]*models.Model, error) {
 	return out, nil
 }
 
-// expertBytes are the bytes of one expert of one layer in 16 bit: gate, up and down.
+// expertBytes returns the bytes of one expert of one layer in 16 bit: gate, up and down.
 func expertBytes(m *models.Model) float64 { return 2 * 3 * float64(m.Hidden) * float64(m.ExpertFFN) }
 
 // moeWorkload is prompts of one chunk, in the Neural Engine's half precision.
@@ -57,8 +57,8 @@ func moeWorkload(chunk int) *workload.Workload {
 		Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
 }
 
-// tiered has capacity tiers chosen by a rule from the routing of tiny-moe-kjv, which has as many experts as PhiMoE and as
-// many a token. No names: as solve does.
+// tiered has capacity tiers chosen by a rule from the routing of tiny-moe-kjv, which has as many experts as PhiMoE and
+// as many a token. No names: as solve does.
 func tiered(rule ...string) restriction {
 	return func(in *solver.Input) {
 		in.Only = []string{"cpu", "npu"}
@@ -122,8 +122,8 @@ func moeTiers(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// tierShares are the mean of a layer's slots, the percentage of their rows that are padding, and that of all routed rows
-// that overflow.
+// tierShares returns the mean of a layer's slots, the percentage of their rows that are padding, and that of all routed
+// rows that overflow.
 func tierShares(tiers *planir.ExpertTiers, fan int) (slots int, padding, overflow float64) {
 	reserved := 0
 	for _, group := range tiers.Groups {
@@ -138,7 +138,7 @@ func tierShares(tiers *planir.ExpertTiers, fan int) (slots int, padding, overflo
 	return tiers.Slots(), 100 * (1 - mean(moved)*routed/float64(reserved)), overflow
 }
 
-// busiest are the experts of a layer with the most rows in one half of the chunks, ties to the lower number.
+// busiest returns the experts of a layer with the most rows in one half of the chunks, ties to the lower number.
 func busiest(layer *workload.LoadLayer, half, count int) []int {
 	sums, order := make([]int, len(layer.Rows)), make([]int, len(layer.Rows))
 	for expert, counts := range layer.Rows {
@@ -201,7 +201,7 @@ type moeRatio struct {
 	slow, fast [2]float64
 }
 
-// moeRatios are all of them but the one that stands for a cell.
+// moeRatios returns all of them but the one that stands for a cell.
 func moeRatios() []moeRatio {
 	r32, r64 := moe("r_group_cap32").at("values"), moe("r_group_cap64").at("values")
 	return []moeRatio{
@@ -214,8 +214,8 @@ func moeRatios() []moeRatio {
 	}
 }
 
-// moePoints are the group, the capacity and the ms a token of Table 5's cells; the one that is not printed follows from a
-// factor of the text.
+// moePoints returns the group, the capacity and the ms a token of Table 5's cells; the one that is not printed follows
+// from a factor of the text.
 func moePoints() (points [][3]float64) {
 	factor := moe("r_capacity_group8").at("values", "8x96").num()
 	var reference float64

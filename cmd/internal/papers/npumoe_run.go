@@ -155,7 +155,7 @@ func moeTable5(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// span is a printed number, or a printed range as text.
+// span returns a printed number, or a printed range as text.
 func span(printed value) any {
 	if list, ok := printed.v.([]any); ok && len(list) == 2 {
 		return fmt.Sprintf("%v to %v", printed.at(0).num(), printed.at(1).num())
@@ -429,8 +429,8 @@ func moeCalibration(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// overlap is how many of the busiest experts in a half of some loads are among those in a half of others: percent, mean
-// over layers.
+// overlap returns how many of the busiest experts in a half of some loads are among those in a half of others: percent,
+// mean over layers.
 func overlap(a, b *workload.Loads, count int, half [2]int) float64 {
 	var shares []float64
 	for i := range a.Layers {

@@ -35,7 +35,7 @@ var shadowattn = []Item{
 	sheetItem("shadowattn", "time", "ratios of time and energy", "Tables 7, 8 and 9, sec. 5.1", shadowTime),
 }
 
-// shadow is an entry of the paper's data.
+// shadow returns an entry of the paper's data.
 func shadow(id string) value { return fact("shadowattn", id) }
 
 // shadowModels are the models of Table 5 that the catalog has, by the name that the paper gives them.
@@ -105,7 +105,7 @@ func (p *solvedPlan) attention(rows int) (of attentionTimes) {
 // piped reports whether heads pass through a pipeline.
 func (p *solvedPlan) piped() bool { return p.Attention != nil && len(p.Attention.Pipelines) > 0 }
 
-// estimates are the graphs of estimates that a processor has.
+// estimates returns the graphs of estimates that a processor has.
 func (p *solvedPlan) estimates(proc string) (count int) {
 	for i := range p.Program.Graphs {
 		if graph := &p.Program.Graphs[i]; graph.Proc == proc && graph.Graph.Estimate() != nil {
@@ -118,8 +118,8 @@ func (p *solvedPlan) estimates(proc string) (count int) {
 // lane says what stands for the paper's core: ratios are compared, and never its times.
 const lane = "the catalog's CPU computes attention at an assumed 20 Gflop/s, six cores as one lane; the paper has one core"
 
-// shadowKernel compares the attention of a layer with dense attention: with estimates on the CPU, as Fig. 4 does, and with
-// estimates on the NPU, as Fig. 10 does.
+// shadowKernel compares the attention of a layer with dense attention: with estimates on the CPU, as Fig. 4 does, and
+// with estimates on the NPU, as Fig. 10 does.
 func shadowKernel(ctx context.Context, rows *sheet) error {
 	var faster, overSparse, free []float64
 	for _, name := range slices.Sorted(maps.Keys(shadowModels)) {
@@ -149,7 +149,8 @@ func shadowKernel(ctx context.Context, rows *sheet) error {
 }
 
 // shadowLayer adds the rows of a model and a length, and returns how many times as long as with estimates on the NPU
-// dense attention takes, and sparse attention with estimates on the CPU; and dense attention as what is left to the CPU.
+// dense attention takes, and sparse attention with estimates on the CPU; and dense attention as what is left to the
+// CPU.
 func shadowLayer(ctx context.Context, rows *sheet, name string, length int) (over [3]float64, err error) {
 	gains := shadow("r_sparse_kernel_gain").at("values")
 	share := shadow("r_estimation_share").at("values", "at_ratio_20").num()
@@ -302,7 +303,8 @@ func best(density float64, heads *calibration.Calibration) restriction {
 	})
 }
 
-// shadowPrompt is what a prompt takes in ns with dense and with the best attention, on a phone's NPU and another processor.
+// shadowPrompt returns what a prompt takes in ns with dense and with the best attention, on a phone's NPU and another
+// processor.
 func shadowPrompt(ctx context.Context, phone string, tokens int, beside string) (times [2]float64, err error) {
 	from, err := newChain(ctx, phone, shadowModel, shadowWorkload(shadowChunk, tokens), nil)
 	if err != nil {
@@ -324,8 +326,8 @@ func shadowPrompt(ctx context.Context, phone string, tokens int, beside string) 
 	return times, nil
 }
 
-// shadowOrder compares ways to execute sparse attention with estimates on the NPU, one technique after the other, and the
-// graphs that buckets of scales need.
+// shadowOrder compares ways to execute sparse attention with estimates on the NPU, one technique after the other, and
+// the graphs that buckets of scales need.
 func shadowOrder(ctx context.Context, rows *sheet) error {
 	const length = 2048
 	from, err := newChain(ctx, shadowPhone, shadowModel, shadowWorkload(length, length), nil)
@@ -497,7 +499,7 @@ func shadowHeads(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// meanRecall is the recall of estimates at a density, with one of calibration.ScaleKinds, mean over all heads.
+// meanRecall returns the recall of estimates at a density, with one of calibration.ScaleKinds, mean over all heads.
 func meanRecall(at *calibration.Attention, kind string, density int) float64 {
 	var all []float64
 	for i := range at.Layers {

@@ -21,7 +21,7 @@ type sheet struct {
 	rows   []Row
 }
 
-// sheetItem is an item whose rows fill writes, in their order.
+// sheetItem returns an item whose rows fill writes, in their order.
 func sheetItem(paper, name, title, source string, fill func(context.Context, *sheet) error) Item {
 	return Item{Paper: paper, Name: name, Title: title, Source: source,
 		Run: func(ctx context.Context, models string) ([]Row, error) {
@@ -39,7 +39,7 @@ func (s *sheet) add(class Class, name string, paper, ours any, note string, args
 		Note: fmt.Sprintf(note, args...)})
 }
 
-// model is the folder of a trained model that rows are executed with. Without one a row says so.
+// model returns the folder of a trained model that rows are executed with. Without one a row says so.
 func (s *sheet) model(name string) (dir string, ok bool) {
 	dir = filepath.Join(s.models, name)
 	if _, err := os.Stat(dir); s.models == "" || err != nil {
@@ -86,7 +86,7 @@ var notes = sync.OnceValue(func() map[string]map[string]string {
 	return out
 })
 
-// shown is a value as rows hold it: numbers as float64 of six digits.
+// shown returns a value as rows hold it: numbers as float64 of six digits.
 func shown(v any) any {
 	switch x := v.(type) {
 	case int:

@@ -76,7 +76,7 @@ func ShowRows(ui *cli.Streams, it *Item, rows []Row) {
 	ui.Printf("\n")
 }
 
-// cellText is a row's value, numbers with four digits or all before the point.
+// cellText returns a row's value, numbers with four digits or all before the point.
 func cellText(value any) string {
 	switch v := value.(type) {
 	case nil:

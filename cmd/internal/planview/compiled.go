@@ -9,7 +9,7 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// CompiledFor is what the compiler said about the graphs that programs of so many rows use.
+// CompiledFor returns what the compiler said about the graphs that programs of so many rows use.
 func CompiledFor(p *planir.Plan, rows int) (out []planir.Compiled) {
 	for _, compiled := range p.Compiled {
 		// The plan's own list stays as it is.

@@ -34,7 +34,7 @@ func RoofText(roof *roofline.Roof) string {
 	return roof.String()
 }
 
-// operators are those that the plan's program executes for a decision, one per share, without those of attention.
+// operators returns those that the plan's program executes for a decision, one per share, without those of attention.
 func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 	graphs := map[string]*op.Graph{}
 	for i := range p.Program.Graphs {

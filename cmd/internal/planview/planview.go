@@ -27,7 +27,7 @@ func ShowEvidence(s *cli.Streams, p *planir.Plan) {
 	}
 }
 
-// LeftOut are the buckets that a workload lists and the plan has no program for, ascending.
+// LeftOut returns the buckets that a workload lists and the plan has no program for, ascending.
 func LeftOut(listed workload.Rows, p *planir.Plan) []int {
 	out := []int{}
 	for _, rows := range listed {
@@ -208,8 +208,8 @@ func showInFlight(ui *cli.Streams, plan *planir.Plan) {
 	}
 }
 
-// predictionRow is a program's line: its time and interval, those of processors alone, gain, rate, and energy where
-// any is known.
+// predictionRow returns a program's line: its time and interval, those of processors alone, gain, rate, and energy
+// where any is known.
 func predictionRow(plan *planir.Plan, pr *planir.Prediction, procs []string, energy bool) []string {
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	row := []string{pr.Program, ms(pr.PlanNS), ms(pr.LowNS) + ".." + ms(pr.HighNS)}

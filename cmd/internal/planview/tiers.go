@@ -42,7 +42,7 @@ func ShowTiers(ui *cli.Streams, plan *planir.Plan) {
 	}
 }
 
-// twice is how many bytes of experts a plan has packed for processors of groups alone.
+// twice returns how many bytes of experts a plan has packed for processors of groups alone.
 func twice(plan *planir.Plan) (bytes int64) {
 	layers := map[string]int64{}
 	for i := range plan.Program.Weights {

@@ -70,7 +70,8 @@ func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) er
 	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "attention": attention})
 }
 
-// attended is a model on all cores, and windows of a text as long as asked for or, if that is shorter, as its context.
+// attended returns a model on all cores, and windows of a text as long as asked for or, if that is shorter, as its
+// context.
 func attended(ctx context.Context, dir, path string, windows, tokens int) (_ *trial.Model, text *trial.Text, err error) {
 	weights, err := models.Open(dir)
 	if err != nil {
@@ -104,7 +105,7 @@ func (o *CalibrateOptions) existing(model *trial.Model) (*calibration.Calibratio
 	return cal, nil
 }
 
-// empty is a calibration that says nothing yet of a model, from a text.
+// empty returns a calibration that says nothing yet of a model, from a text.
 func empty(model *trial.Model, text calibration.Text) *calibration.Calibration {
 	return &calibration.Calibration{Schema: calibration.Schema,
 		Model: calibration.Model{Name: model.Name, Digest: model.Digest}, Text: text}

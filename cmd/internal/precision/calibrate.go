@@ -30,7 +30,7 @@ type CalibrateOptions struct {
 	WindowTokens int
 }
 
-// defaultWindows is the number of windows for a model of that many parameters: fewer for larger
+// defaultWindows returns the number of windows for a model of that many parameters: fewer for larger
 // models, so that the time stays about the same.
 func defaultWindows(parameters int64) int {
 	const most, least, usual = 32, 8, 100e6
@@ -193,8 +193,8 @@ func lossTable(cal *calibration.Calibration) (header []string, rows [][]string) 
 	return header, rows
 }
 
-// activationColumns are the name of a class, its largest activation, the ratio of that to a typical one in the worst
-// matrix, and the number of outlier channels. All classes together have no activations of their own.
+// activationColumns returns the name of a class, its largest activation, the ratio of that to a typical one in the
+// worst matrix, and the number of outlier channels. All classes together have no activations of their own.
 func activationColumns(cal *calibration.Calibration, class string) []string {
 	if class == calibration.All {
 		return []string{class, "", "", ""}

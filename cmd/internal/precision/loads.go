@@ -113,7 +113,7 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (*workl
 	return trial.TraceLoads(ctx, model, text, LoadTokens)
 }
 
-// random is what stands for a text where a model has no tokenizer: windows of ids that the seed draws.
+// random returns what stands for a text where a model has no tokenizer: windows of ids that the seed draws.
 func (o *LoadsOptions) random(vocab, size int) *trial.Text {
 	rng := rand.New(rand.NewPCG(o.Seed, 0))
 	text := &trial.Text{}

@@ -180,7 +180,7 @@ func (q *quick) tryTokenizer(ctx context.Context, model *models.Model, files map
 	return err
 }
 
-// calibration is the digest of --calibration, which must be of this model; "" for none.
+// calibration returns the digest of --calibration, which must be of this model; "" for none.
 func (q *quick) calibration(model *models.Model) (string, error) {
 	if q.o.Calibration == "" {
 		return "", nil
@@ -199,7 +199,7 @@ func (q *quick) calibration(model *models.Model) (string, error) {
 	return read.Digest()
 }
 
-// schemes are those that the workload permits. For a target, schemes without a possible plan are
+// schemes returns those that the workload permits. For a target, schemes without a possible plan are
 // refused.
 func (q *quick) schemes(model *models.Model) ([]op.Scheme, error) {
 	if q.o.Target == "" {
@@ -250,8 +250,8 @@ func (q *quick) forThisMachine(ctx context.Context, file func(string) string) er
 	return q.take(ctx, append(steps, append(emit, cal...)))
 }
 
-// keygen is the step that makes a key pair, none where there is one. A pair that could not be used is refused: the step
-// that signs comes last.
+// keygen returns the step that makes a key pair, none where there is one. A pair that could not be used is refused: the
+// step that signs comes last.
 func keygen(base string) ([][]string, error) {
 	there := false
 	for _, file := range []string{base + ".key", base + ".pub"} {
@@ -269,7 +269,7 @@ func keygen(base string) ([][]string, error) {
 	return nil, nil
 }
 
-// execute is the command that executes a bundle with the prompt.
+// execute returns the command that executes a bundle with the prompt.
 func (q *quick) execute(bundle, key string) []string {
 	args := []string{"run", bundle, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens",
 		strconv.Itoa(q.o.MaxTokens)}

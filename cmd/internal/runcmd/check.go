@@ -142,7 +142,7 @@ func compare(got, want []float32, vocab int) checked {
 	return result
 }
 
-// logSumExp is the logarithm of the sum of exponentials, shifted by the maximum so that nothing overflows.
+// logSumExp returns the logarithm of the sum of exponentials, shifted by the maximum so that nothing overflows.
 func logSumExp(v []float32) float64 {
 	hi := float64(slices.Max(v))
 	sum := 0.0
@@ -152,7 +152,7 @@ func logSumExp(v []float32) float64 {
 	return hi + math.Log(sum)
 }
 
-// argmax is the index of the largest value, the first of several.
+// argmax returns the index of the largest value, the first of several.
 func argmax(v []float32) int {
 	best := 0
 	for i, x := range v {

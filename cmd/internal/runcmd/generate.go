@@ -136,7 +136,7 @@ func (x *execution) generate(ctx context.Context, known int) error {
 	return ui.Result(result)
 }
 
-// median is the middle of some times, 0 of none.
+// median returns the middle of some times, 0 of none.
 func median(ns []int64) float64 {
 	if len(ns) == 0 {
 		return 0

@@ -73,7 +73,7 @@ func (o *options) conversation(text string) ([]tokenizer.Message, error) {
 	return o.message(text), nil
 }
 
-// message is a conversation that begins with a message.
+// message returns a conversation that begins with a message.
 func (o *options) message(text string) (messages []tokenizer.Message) {
 	if o.system != "" {
 		messages = append(messages, tokenizer.Message{Role: "system", Content: o.system})

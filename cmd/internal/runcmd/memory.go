@@ -29,7 +29,7 @@ func EnoughMemory(plans []*planir.Plan, held, free int64) error {
 	return nil
 }
 
-// WeightBytes is the size of a plan's packed weights.
+// WeightBytes returns the size of a plan's packed weights.
 func WeightBytes(p *planir.Plan) int64 {
 	var bytes int64
 	for _, blob := range p.Program.WeightBlobs() {

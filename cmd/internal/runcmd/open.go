@@ -81,7 +81,7 @@ func OpenPlan(s *cli.Streams, path string, terms accept.Terms, anyMachine bool) 
 	return plan, opened, nil
 }
 
-// reference is the program of the bundle's reference, and its values.
+// reference returns the program of the bundle's reference, and its values.
 func (b *opened) reference() *opened {
 	return &opened{Accepted: b.Accepted, prefix: referencePrefix, weights: bundle.RoleReference}
 }
@@ -200,7 +200,7 @@ func (u *untilDone) Unchanged() error {
 	return nil
 }
 
-// entry is the plan that the bundle begins with.
+// entry returns the plan that the bundle begins with.
 func (b *opened) entry() (*planir.Plan, error) { return b.plan(b.Manifest().Entrypoint) }
 
 // plan reads a plan of the bundle and checks it.
@@ -244,7 +244,7 @@ func (b *opened) tokenizer() (*tokenizer.Unbound, error) {
 	return tokenizer.Read(data, config)
 }
 
-// computed is the prefix that the bundle's plan has computed, nil where there is none.
+// computed returns the prefix that the bundle's plan has computed, nil where there is none.
 func (b *opened) computed(plan *planir.Plan) (*prefix.Prefix, error) {
 	if !b.Has(prefixBlob) {
 		return nil, nil

@@ -78,7 +78,7 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 	return out, nil
 }
 
-// classOf is the class of a prompt's error: of the input, unless it says otherwise.
+// classOf returns the class of a prompt's error: of the input, unless it says otherwise.
 func classOf(err error) diag.Class {
 	if class := diag.ClassOf(err); class != diag.ClassInternal {
 		return class
@@ -164,8 +164,8 @@ func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, asked *line,
 	return j, err
 }
 
-// answer is the tokens of a conversation up to where the model's answer begins. Templates write the token that begins a
-// text.
+// answer returns the tokens of a conversation up to where the model's answer begins. Templates write the token that
+// begins a text.
 func answer(ctx context.Context, tok tokenizer.Tokenizer, messages []tokenizer.Message) ([]int32, error) {
 	text, err := tok.Chat(ctx, messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
 	if err != nil {

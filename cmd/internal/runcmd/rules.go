@@ -13,7 +13,7 @@ type commandLine struct {
 	given func(flag string) bool
 }
 
-// inputs is how many of the flags that say what to continue were given.
+// inputs returns how many of the flags that say what to continue were given.
 func (l *commandLine) inputs() (n int) {
 	for _, flag := range []string{"prompt", "prompt-file", "messages", "prompts", "tokens"} {
 		if l.given(flag) {
@@ -136,7 +136,7 @@ func (l *commandLine) namesNoFile() bool {
 	return false
 }
 
-// atLeast is the rule that a flag is not below a value.
+// atLeast returns the rule that a flag is not below a value.
 func atLeast(flag string, least int, value func(*commandLine) int) rule {
 	return rule{
 		broken:  func(l *commandLine) bool { return value(l) < least },
@@ -145,7 +145,7 @@ func atLeast(flag string, least int, value func(*commandLine) int) rule {
 	}
 }
 
-// forBench are the rules that flags come with --bench only.
+// forBench returns the rules that flags come with --bench only.
 func forBench(flags ...string) (out []rule) {
 	for _, flag := range flags {
 		out = append(out, rule{
@@ -158,7 +158,7 @@ func forBench(flags ...string) (out []rule) {
 	return out
 }
 
-// forGenerating are the rules that flags come without what does not generate.
+// forGenerating returns the rules that flags come without what does not generate.
 func forGenerating(flags ...string) (out []rule) {
 	for _, flag := range flags {
 		out = append(out, rule{

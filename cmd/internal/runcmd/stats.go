@@ -47,7 +47,7 @@ func (t *stopwatch) split(inner string, took time.Duration, name string) {
 	t.parts = append(t.parts, part{name, ms(all - took)})
 }
 
-// ms is a time in milliseconds.
+// ms returns a time in milliseconds.
 func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
 // stats is the document of --stats.
@@ -87,7 +87,7 @@ type expertStats struct {
 	Stale          bool    `json:"stale,omitempty"`
 }
 
-// stats are the times up to the first token, and what memory was used.
+// stats returns the times up to the first token, and what memory was used.
 func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool, copied int64) *stats {
 	out := &stats{
 		Start: t.parts, LoadMS: ms(running.LoadTime()), PeakBytes: machine.PeakMemory(),

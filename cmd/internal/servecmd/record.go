@@ -68,9 +68,9 @@ func record(path string, warn func(format string, args ...any)) (*recording, err
 	return out, nil
 }
 
-// ending is the latest time of the requests at the end of a recording, and the length of a line behind them that was
-// cut off. Lines are in the order in which requests ended, so that the last one need not be the latest. The error says
-// that this is no recording. partial: the first line began before tail does.
+// ending returns the latest time of the requests at the end of a recording, and the length of a line behind them that
+// was cut off. Lines are in the order in which requests ended, so that the last one need not be the latest. The error
+// says that this is no recording. partial: the first line began before tail does.
 func ending(tail []byte, partial bool) (latest float64, cutOff int, err error) {
 	lines := bytes.Split(tail, []byte("\n"))
 	last := lines[len(lines)-1]

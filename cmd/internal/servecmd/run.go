@@ -176,7 +176,7 @@ func (o *options) open(ctx context.Context, ui *cli.Streams) (*door, error) {
 	return out, nil
 }
 
-// url is how clients on this machine call the server.
+// url returns how clients on this machine call the server.
 func (d *door) url() string {
 	scheme := "http"
 	if d.secure != nil {

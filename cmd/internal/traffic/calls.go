@@ -20,7 +20,7 @@ type CallReport struct {
 	PredictedMS float64 `json:"predicted_ms"`
 }
 
-// callReports are the means of these sums.
+// callReports returns the means of these sums.
 func callReports(times []serving.CallTimes) (out []CallReport) {
 	for _, sum := range times {
 		mean := func(ns int64) float64 { return float64(ns) / float64(sum.Calls) / 1e6 }
@@ -56,7 +56,7 @@ func showCalls(ui *cli.Streams, times []serving.CallTimes) {
 		">served / predicted"}, rows)
 }
 
-// measuredCalls are the calls of all measured reports together.
+// measuredCalls returns the calls of all measured reports together.
 func measuredCalls(reports []*Report) []serving.CallTimes {
 	var lists [][]serving.CallTimes
 	for _, report := range reports {

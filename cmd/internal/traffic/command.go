@@ -102,7 +102,7 @@ func (o *Options) requests(ui *cli.Streams) ([]Request, error) {
 	return trace, nil
 }
 
-// config is what a policy schedules by.
+// config returns what a policy schedules by.
 func (o *Options) config(plan *planir.Plan, policy scheduler.Policy) (scheduler.Config, error) {
 	slots := o.Slots
 	if most := plan.Sequences(); slots == 0 {
@@ -156,7 +156,7 @@ func RunSimulate(ctx context.Context, ui *cli.Streams, options *Options) error {
 	return ui.Result(reports)
 }
 
-// simulateAll is a simulation under every policy; without overheads, by the plan alone.
+// simulateAll returns a simulation under every policy; without overheads, by the plan alone.
 func simulateAll(ctx context.Context, plan *planir.Plan, trace []Request, options *Options, overheads *Overheads) (
 	reports []*Report, err error) {
 	for _, policy := range scheduler.Policies {
@@ -243,7 +243,7 @@ type load struct {
 	bursts [][]Request // for each policy, played before it is measured; nil: the machine is simulated
 }
 
-// loads are the traces to measure: the one that is named, or one drawn for each factor of the arrival rates.
+// loads returns the traces to measure: the one that is named, or one drawn for each factor of the arrival rates.
 func (o *Options) loads(ui *cli.Streams) (out []load, err error) {
 	if o.Trace != "" || len(o.Loads) == 0 {
 		trace, err := o.requests(ui)
@@ -351,7 +351,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	return ui.Result(reports)
 }
 
-// lasts is how long the requests of a trace take to arrive, in seconds.
+// lasts returns how long the requests of a trace take to arrive, in seconds.
 func lasts(trace []Request) float64 { return trace[len(trace)-1].AtMS / 1e3 }
 
 // bursts are requests to measure the server with before each policy of a load, which keep the machine as busy as that
@@ -387,7 +387,7 @@ func (o *Options) showServed(ui *cli.Streams, overheads *Overheads) error {
 	return nil
 }
 
-// urgent are the reactive requests of a trace.
+// urgent returns the reactive requests of a trace.
 func urgent(trace []Request) (out []Request) {
 	for _, request := range trace {
 		if request.class() == scheduler.Reactive {
@@ -431,8 +431,8 @@ type play struct {
 	bursts []Request // played before, under the same policy
 }
 
-// plays are the policies, the trace's reactive requests by themselves under the policy Full, and llama.cpp's server if
-// it is there.
+// plays returns the policies, the trace's reactive requests by themselves under the policy Full, and llama.cpp's server
+// if it is there.
 func (b *bench) plays(load *load) (out []play) {
 	trace := load.trace
 	for i, policy := range scheduler.Policies {

@@ -101,8 +101,8 @@ const longestText = 1 << 24 // bytes
 // longestPrompt is how many tokens the prompts have at most: all kinds of text are decoded at about the same positions.
 const longestPrompt = 192
 
-// draftTexts are the kinds of text, with prompts of at most room tokens; none where that is too little. The first two
-// are what the model says, which depends on the model; the others are given, so that they are what their names say.
+// draftTexts returns the kinds of text, with prompts of at most room tokens; none where that is too little. The first
+// two are what the model says, which depends on the model; the others are given, so that they are what their names say.
 func draftTexts(vocabulary, room, tokens int) []draftText {
 	room = min(room, longestPrompt)
 	if room < 3 {
@@ -128,8 +128,8 @@ func draftTexts(vocabulary, room, tokens int) []draftText {
 	}
 }
 
-// codeLike is a text of n tokens that repeats as programs do: lines of twenty kinds, the frequent ones much more often
-// than the rare ones, with names in them that come from a few that are in use.
+// codeLike returns a text of n tokens that repeats as programs do: lines of twenty kinds, the frequent ones much more
+// often than the rare ones, with names in them that come from a few that are in use.
 func codeLike(vocabulary, n int) []int32 {
 	random := rand.New(rand.NewPCG(8, 22))
 	const kinds, names, place = 20, 12, -1
@@ -166,7 +166,7 @@ func codeLike(vocabulary, n int) []int32 {
 	return out[:n]
 }
 
-// ownText is a file in the tokens of the model: the first ones are the prompt, those behind them the answer.
+// ownText returns a file in the tokens of the model: the first ones are the prompt, those behind them the answer.
 func ownText(model *models.Model, path string, room, tokens int) (text draftText, err error) {
 	data, err := wholefile.Read(path, longestText)
 	if err != nil {

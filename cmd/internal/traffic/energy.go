@@ -50,7 +50,8 @@ func (u *usage) called(program *planir.PhaseProgram, ns int64) {
 // alone adds time in which a processor works by itself, beside another one.
 func (u *usage) alone(proc string, ns int64) { u.busy[proc] += float64(ns) }
 
-// report is the share of each processor in a trace of so many seconds, of which the machine did something for busy ns.
+// report returns the share of each processor in a trace of so many seconds, of which the machine did something for busy
+// ns.
 func (u *usage) report(seconds float64, busy int64) (out []ProcessorReport) {
 	for i := range u.plan.Procs {
 		name := u.plan.Procs[i].Name

@@ -45,7 +45,7 @@ const (
 	mostLoading     = 5 * time.Minute // until it answers
 )
 
-// findLlamaServer is the program's path.
+// findLlamaServer returns the program's path.
 func findLlamaServer() (string, error) {
 	places := native.Places(llamaServerName)
 	for _, dir := range places {
@@ -62,7 +62,7 @@ func findLlamaServer() (string, error) {
 		WithHint("make deps-server compiles it; or set %s to the folder that has one", native.EnvDir)
 }
 
-// cores are how many cores the processors of a plan use.
+// cores returns how many cores the processors of a plan use.
 func cores(plan *planir.Plan) int {
 	var all []int
 	for i := range plan.Procs {

@@ -172,7 +172,7 @@ func (s *simulation) begun(id scheduler.ID) {
 	}
 }
 
-// meanPending is how long the requests of a class wait for their first chunk, in ms.
+// meanPending returns how long the requests of a class wait for their first chunk, in ms.
 func (s *simulation) meanPending(class string) float64 {
 	var waits []float64
 	for i := range s.trace {
@@ -307,7 +307,7 @@ func prompts(machine *executor.Machine, trace []Request) [][]int32 {
 	return out
 }
 
-// asks is a request of a trace as the server takes it.
+// asks returns a request of a trace as the server takes it.
 func asks(request *Request, prompt []int32) serving.Request {
 	return serving.Request{Class: request.class(), Prompt: prompt, MaxTokens: request.Output, IgnoreEnd: true,
 		LogProbs: -1}

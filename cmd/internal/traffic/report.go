@@ -104,7 +104,7 @@ func mean(values []float64) float64 {
 	return sum / math.Max(1, float64(len(values)))
 }
 
-// percentile is the smallest value that at least this share of the values do not exceed.
+// percentile returns the smallest value that at least this share of the values do not exceed.
 func percentile(values []float64, share float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[max(0, int(math.Ceil(share*float64(len(sorted))))-1)]

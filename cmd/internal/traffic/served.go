@@ -22,7 +22,7 @@ type Overheads struct {
 	ReadNS int64
 }
 
-// served is what a call takes in the server, of which the plan predicts planned ns.
+// served returns what a call takes in the server, of which the plan predicts planned ns.
 //
 // What a server does around a call does not depend on how much is computed, so that it is added. Where calls took less
 // than predicted, it is the plan that is wrong, and by a factor. Of a kind and size that was not seen, the nearest size
@@ -38,8 +38,8 @@ func (o *Overheads) served(key serving.CallKey, planned int64) int64 {
 	return planned + (sum.ServedNS-sum.PlannedNS)/sum.Calls
 }
 
-// nearest are the calls of that kind that came after the same, or else after what is most similar to that; of these the
-// ones whose size is nearest, the smaller one of two. nil: none are known.
+// nearest returns the calls of that kind that came after the same, or else after what is most similar to that; of these
+// the ones whose size is nearest, the smaller one of two. nil: none are known.
 func (o *Overheads) nearest(key serving.CallKey) (best *serving.CallTimes) {
 	if o == nil {
 		return nil
@@ -95,9 +95,9 @@ const (
 )
 
 // bursts are requests that a server is measured with besides those that are simulated: 1 to slots at a time, which
-// decode together, fewer and fewer. Between two bursts lie times as random as between arrivals, so long that the machine
-// is busy for the given share of the time by the plan's predictions: cores that seldom sleep are faster. Prompts have up
-// to longest tokens. They are several traces; in each every number of requests occurs.
+// decode together, fewer and fewer. Between two bursts lie times as random as between arrivals, so long that the
+// machine is busy for the given share of the time by the plan's predictions: cores that seldom sleep are faster.
+// Prompts have up to longest tokens. They are several traces; in each every number of requests occurs.
 func bursts(plan *planir.Plan, slots, longest, traces int, busy float64) [][]Request {
 	times := serving.TimesOf(plan)
 	random := rand.New(rand.NewPCG(2, 22))
@@ -123,7 +123,7 @@ func bursts(plan *planir.Plan, slots, longest, traces int, busy float64) [][]Req
 	return out
 }
 
-// predicted is the time of a request alone, in ns.
+// predicted returns the time of a request alone, in ns.
 func predicted(times *serving.Times, request *Request) (total float64) {
 	for left := request.Prompt; left > 0; {
 		tokens, ns := times.Chunk(left)
@@ -133,7 +133,7 @@ func predicted(times *serving.Times, request *Request) (total float64) {
 	return total + float64(times.Decode(1))*float64(request.Output-1)
 }
 
-// overheadsOf is what the server took while these were measured; nil: nothing was.
+// overheadsOf returns what the server took while these were measured; nil: nothing was.
 func overheadsOf(reports []*Report) *Overheads {
 	if len(reports) == 0 {
 		return nil
@@ -145,7 +145,7 @@ func overheadsOf(reports []*Report) *Overheads {
 	return &Overheads{Calls: measuredCalls(reports), ReadNS: int64(read)}
 }
 
-// longestToProcess is the most tokens of a prompt that the requests of a trace have to process.
+// longestToProcess returns the most tokens of a prompt that the requests of a trace have to process.
 func longestToProcess(trace []Request) (longest int) {
 	for i := range trace {
 		longest = max(longest, trace[i].fresh())

@@ -35,7 +35,7 @@ type Request struct {
 	Right   int `json:"right_tokens,omitempty"`
 }
 
-// fresh is how many tokens of the prompt are to be processed.
+// fresh returns how many tokens of the prompt are to be processed.
 func (r *Request) fresh() int { return r.Prompt - r.Cached }
 
 // class is that of the scheduler.
@@ -108,7 +108,7 @@ func parseLine(line []byte) (Request, error) {
 	return read.Request, read.Request.validate()
 }
 
-// plainly is an error of encoding/json without names of Go's types.
+// plainly returns an error of encoding/json without names of Go's types.
 func plainly(err error) error {
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {
@@ -144,7 +144,7 @@ func (r *Request) validate() error {
 	return nil
 }
 
-// Text is a trace as a file holds it.
+// Text returns a trace as a file holds it.
 func Text(trace []Request) ([]byte, error) {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)

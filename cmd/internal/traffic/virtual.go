@@ -56,7 +56,7 @@ func (c *virtualClock) play(ctx context.Context, machine *executor.Machine, trac
 // at is when request number i of the trace arrives: ns.
 func (c *virtualClock) at(i int) int64 { return int64(c.trace[i].AtMS * 1e6) }
 
-// Now is the time since the beginning of the trace: ns.
+// Now returns the time since the beginning of the trace: ns.
 func (c *virtualClock) Now() int64 { return c.now }
 
 // Called lets the time of a program call pass.

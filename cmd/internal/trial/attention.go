@@ -60,7 +60,7 @@ func openAttending(ctx context.Context, model *Model, text *Text, compared []qua
 	return run, err
 }
 
-// remembered is the result of comparing all windows, of the journal if that has it already.
+// remembered returns the result of comparing all windows, of the journal if that has it already.
 func (a *attending) remembered(what string, compare func(*quality.Tally) error) (*quality.Result, error) {
 	tally := a.journal.find(what)
 	if tally == nil {
@@ -113,8 +113,8 @@ func (a *attending) measureRule(ctx context.Context, attention *calibration.Atte
 	})
 }
 
-// withRule opens a machine that attends to selected positions: by the operators of plans where a rule has some, which is
-// fast, and else by the definition in package quality.
+// withRule opens a machine that attends to selected positions: by the operators of plans where a rule has some, which
+// is fast, and else by the definition in package quality.
 func (a *attending) withRule(ctx context.Context, attention *calibration.Attention, by selection,
 	do func(*Machine) error) error {
 	switch by.rule {
@@ -144,7 +144,7 @@ func (a *attending) withRule(ctx context.Context, attention *calibration.Attenti
 	return errors.Join(do(machine), machine.Close())
 }
 
-// even is a calibration whose heads are all of the same importance.
+// even returns a calibration whose heads are all of the same importance.
 func even(attention *calibration.Attention) calibration.Attention {
 	out := *attention
 	out.SharesBy, out.Clamp = calibration.ByImportance, 1
@@ -296,8 +296,8 @@ func (a *attending) sharing(ctx context.Context, out *calibration.Attention) err
 	return nil
 }
 
-// selections are those whose losses are measured: every rule at every density, and of rules that plans may have also with
-// numbers of positions that are kept at least, below those of a window.
+// selections returns those whose losses are measured: every rule at every density, and of rules that plans may have
+// also with numbers of positions that are kept at least, below those of a window.
 func selections(densities []float64, window int) (out []selection) {
 	for _, rule := range calibration.Rules {
 		for _, density := range densities {

@@ -34,7 +34,7 @@ type candidate struct {
 	scheme op.Scheme
 }
 
-// classes are those that have the scheme, none for all.
+// classes returns those that have the scheme, none for all.
 func (c *candidate) classes() []string {
 	if c.class == calibration.All {
 		return nil
@@ -279,7 +279,8 @@ func (c *calibrating) foldedLosses(
 	return tallies, nil
 }
 
-// roundedFor are the schemes that a group's folds are for: those that all of its readers can have. Experts lack some.
+// roundedFor returns the schemes that a group's folds are for: those that all of its readers can have. Experts lack
+// some.
 func (c *calibrating) roundedFor(group *models.FoldGroup) (out []op.Scheme) {
 	for _, scheme := range c.rounded {
 		if !slices.ContainsFunc(group.Readers, func(class string) bool { return !c.takes(class, scheme) }) {
@@ -289,7 +290,7 @@ func (c *calibrating) roundedFor(group *models.FoldGroup) (out []op.Scheme) {
 	return out
 }
 
-// groupRuns is how often all windows are executed for a group at most.
+// groupRuns returns how often all windows are executed for a group at most.
 func (c *calibrating) groupRuns(group int) int {
 	schemes := len(c.roundedFor(&c.groups[group]))
 	count := len(strengths) * schemes
@@ -455,7 +456,8 @@ func (m *Model) CalibrationBytes() int64 {
 	return perEntry*entries + perChannel*channels + perColumn*columns
 }
 
-// channels are those of all activations together, and how many activations there are; columns are those of the results.
+// channels returns those of all activations together, and how many activations there are; columns are those of the
+// results.
 func (m *Model) channels() (entries, channels, columns int64) {
 	graph := m.Graph()
 	for _, section := range graph.Sections {
@@ -472,7 +474,7 @@ func (m *Model) channels() (entries, channels, columns int64) {
 	return entries, channels, columns
 }
 
-// rank is how many directions the file has room for.
+// rank returns how many directions the file has room for.
 func (m *Model) rank() int {
 	const perValue = 8. / 3 // a bfloat16 in base64
 	_, channels, _ := m.channels()

@@ -66,7 +66,7 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 	return c.lose(tried, tally, folded)
 }
 
-// clipRuns is how often all windows are executed to find clips at most.
+// clipRuns returns how often all windows are executed to find clips at most.
 func (c *calibrating) clipRuns() int {
 	if !slices.Contains(c.o.Schemes, op.A8SQ8C) { // 16-bit grids have room, and nothing to gain
 		return 0
@@ -74,7 +74,7 @@ func (c *calibrating) clipRuns() int {
 	return len(shares)*len(c.Classes()) + 1
 }
 
-// exclusive are the classes with rows of their own: those that share quantised rows with another share their scale.
+// exclusive returns the classes with rows of their own: those that share quantised rows with another share their scale.
 func (c *calibrating) exclusive() ([]string, error) {
 	graph := c.Graph()
 	// Lowering decides which products share quantised rows, so it is asked instead of guessed.

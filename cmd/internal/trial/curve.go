@@ -40,8 +40,8 @@ type PrunePoint struct {
 	quality.Result
 }
 
-// PruneCurve executes the model on a text with every product in the scheme of shadow outliers, a share of them pruned in
-// each order, and compares with float32. The calibration's own text would flatter it. Random is one order by seed.
+// PruneCurve executes the model on a text with every product in the scheme of shadow outliers, a share of them pruned
+// in each order, and compares with float32. The calibration's own text would flatter it. Random is one order by seed.
 func PruneCurve(ctx context.Context, model *Model, cal *calibration.Calibration, text *Text, seed uint64) (
 	out []PrunePoint, err error,
 ) {
@@ -100,7 +100,7 @@ func PruneCurve(ctx context.Context, model *Model, cal *calibration.Calibration,
 	return out, nil
 }
 
-// prunedBy is the share of the products that a rule prunes; within a budget it may be more of them, or fewer.
+// prunedBy returns the share of the products that a rule prunes; within a budget it may be more of them, or fewer.
 func (m *Model) prunedBy(ctx context.Context, cal *calibration.Calibration, products []shadow, order string, share float64,
 	seed uint64,
 ) (map[shadow]bool, error) {
@@ -126,8 +126,8 @@ func (m *Model) prunedBy(ctx context.Context, cal *calibration.Calibration, prod
 	return away, nil
 }
 
-// withinWork prunes those products whose measured worth adds up to least, while the shadows of the others multiply no more
-// than those would that are not away: a knapsack (problem.Shadows).
+// withinWork prunes those products whose measured worth adds up to least, while the shadows of the others multiply no
+// more than those would that are not away: a knapsack (problem.Shadows).
 func (m *Model) withinWork(ctx context.Context, cal *calibration.Calibration, products []shadow, away map[shadow]bool) (
 	map[shadow]bool, error,
 ) {
@@ -157,8 +157,8 @@ func (m *Model) withinWork(ctx context.Context, cal *calibration.Calibration, pr
 	return out, nil
 }
 
-// work is how many products of numbers a row of the largest counted call takes beside a product: a channel beyond the scale
-// for each column.
+// work returns how many products of numbers a row of the largest counted call takes beside a product: a channel beyond
+// the scale for each column.
 func (x shadow) work(cal *calibration.Calibration) int64 {
 	channels := float64(op.OutlierChannels(x.channels))
 	at := slices.IndexFunc(cal.Exceeding, func(counted calibration.Exceeding) bool {

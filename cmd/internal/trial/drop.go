@@ -169,8 +169,8 @@ func sum(list []int32) (out int64) {
 	return out
 }
 
-// tiers are those of windows of so many tokens that drop about a share of the observed rows: nothing for a share of 0,
-// whatever is routed.
+// tiers returns those of windows of so many tokens that drop about a share of the observed rows: nothing for a share of
+// 0, whatever is routed.
 func (l *rankedLoads) tiers(tokens int, share float64) *planir.ExpertTiers {
 	out := &planir.ExpertTiers{Rows: tokens, Loads: "traced", Experts: len(l.order[0]), Overflow: planir.OverflowDrop,
 		Status: "feasible"}
@@ -200,7 +200,7 @@ func (l *rankedLoads) tiers(tokens int, share float64) *planir.ExpertTiers {
 	return out
 }
 
-// dropped is the share of the observed rows beyond the capacities of the quarters.
+// dropped returns the share of the observed rows beyond the capacities of the quarters.
 func (l *rankedLoads) dropped(capacities []int) float64 {
 	var routed, beyond int64
 	for _, ranked := range l.rows {
@@ -218,8 +218,9 @@ func (l *rankedLoads) dropped(capacities []int) float64 {
 	return float64(beyond) / float64(max(1, routed))
 }
 
-// CalibrateDrops are the losses of MeasureDrops as a calibration keeps them, by what was really dropped: for each rule
-// ascending, without those of no dropped row. In a short text several shares may be dropped alike: the first counts.
+// CalibrateDrops returns the losses of MeasureDrops as a calibration keeps them, by what was really dropped: for each
+// rule ascending, without those of no dropped row. In a short text several shares may be dropped alike: the first
+// counts.
 func CalibrateDrops(results []DropResult) (out []calibration.DropLoss) {
 	for i := range results {
 		if result := &results[i]; result.Dropped > 0 {

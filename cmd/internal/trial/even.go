@@ -5,7 +5,7 @@ import (
 	"github.com/hetc/hetc/planir/calibration"
 )
 
-// EvenHeads is a calibration of a model in which all heads of sparse attention are alike (calibration.Even).
+// EvenHeads returns a calibration of a model in which all heads of sparse attention are alike (calibration.Even).
 func EvenHeads(model *models.Model, density float64) (*calibration.Calibration, error) {
 	digest, err := model.Digest()
 	if err != nil {

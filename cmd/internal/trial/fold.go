@@ -81,7 +81,7 @@ func (c *calibrating) fold(
 	return nil
 }
 
-// layers are those in which a group has readers.
+// layers returns those in which a group has readers.
 func (c *calibrating) layers(group *models.FoldGroup) []int {
 	var out []int
 	graph := c.Graph()
@@ -102,7 +102,7 @@ func (c *calibrating) layers(group *models.FoldGroup) []int {
 	return out
 }
 
-// rowMax is the largest magnitude in every row of the weights that a group multiplies, by layer.
+// rowMax returns the largest magnitude in every row of the weights that a group multiplies, by layer.
 func (c *calibrating) rowMax(group *models.FoldGroup) (map[int][]float32, error) {
 	graph := c.Graph()
 	out := map[int][]float32{}
@@ -154,7 +154,7 @@ func addRowMax(top []float32, tensor models.Tensor, transposed bool) error {
 	return nil
 }
 
-// factors are those of a group at a strength: the largest activation of a channel to its power, over the largest
+// factors returns those of a group at a strength: the largest activation of a channel to its power, over the largest
 // weight to the rest of it (SmoothQuant eq. 4), in units of their geometric mean. Channels that are silent or
 // read by nothing have factor 1.
 func (c *calibrating) factors(

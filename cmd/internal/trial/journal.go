@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/runtime/quality"
 )
 
-// journal keeps tallies and shares by what was measured, in a file of one JSON document a line. Its first line says for which
-// model and text.
+// journal keeps tallies and shares by what was measured, in a file of one JSON document a line. Its first line says for
+// which model and text.
 type journal struct {
 	path   string
 	known  map[string]*quality.Tally
@@ -71,7 +71,7 @@ func openJournal(path, key string) (*journal, error) {
 	return out, nil
 }
 
-// entries are the lines behind the first, in order.
+// entries returns the lines behind the first, in order.
 func (j *journal) entries() []entry {
 	var out []entry
 	for _, what := range slices.Sorted(maps.Keys(j.known)) {

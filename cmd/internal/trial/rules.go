@@ -90,7 +90,7 @@ func (o *RuleOptions) key(model *Model) (string, error) {
 		len(o.Text.Windows[0].Tokens), digest), err
 }
 
-// recalled is the share of planted passages that is recalled.
+// recalled returns the share of planted passages that is recalled.
 func (a *attending) recalled(ctx context.Context, attention *calibration.Attention, by selection, count int) (float64,
 	error) {
 	what := by.String() + ", recalled"

@@ -14,7 +14,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// several are the numbers of static scales, beyond one, that the schemes have.
+// several returns the numbers of static scales, beyond one, that the schemes have.
 func several(schemes []op.Scheme) []int {
 	var out []int
 	for _, scheme := range schemes {

@@ -80,8 +80,8 @@ func (c *calibrating) exceeding(ctx context.Context) (err error) {
 	return err
 }
 
-// shadowed are the classes and layers whose shadow outliers are measured: those with a static scale of their own, as
-// pruning changes it.
+// shadowed returns the classes and layers whose shadow outliers are measured: those with a static scale of their own,
+// as pruning changes it.
 func (c *calibrating) shadowed() ([]shadow, error) {
 	if !slices.Contains(c.o.Schemes, op.A8OQ8C) {
 		return nil, nil
@@ -99,8 +99,8 @@ func (c *calibrating) shadowed() ([]shadow, error) {
 	return out, nil
 }
 
-// products are all classes of matrix products that may have shadow outliers, in each of their layers, in the order of
-// classes.
+// products returns all classes of matrix products that may have shadow outliers, in each of their layers, in the order
+// of classes.
 func (m *Model) products() (out []shadow) {
 	graph := m.Graph()
 	for _, class := range m.Classes() {
@@ -123,7 +123,8 @@ func (m *Model) products() (out []shadow) {
 	return out
 }
 
-// dividedBy are the factors that a calibration's folds divide by what enters a class in a layer, nil where nothing is folded.
+// dividedBy returns the factors that a calibration's folds divide by what enters a class in a layer, nil where nothing
+// is folded.
 func (c *calibrating) dividedBy(graph *models.Graph, class string, layer int) []float32 {
 	for _, group := range graph.Folds() {
 		if slices.Contains(group.Readers, class) {

@@ -80,7 +80,8 @@ func (m *Model) use(ctx context.Context, drv driver.Driver, selection string) er
 	return nil
 }
 
-// Plan is the trivial plan for windows of tokens at once and one by one, with the folds of a calibration (nil: none).
+// Plan returns the trivial plan for windows of tokens at once and one by one, with the folds of a calibration (nil:
+// none).
 func (m *Model) Plan(
 	window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
 ) (*planir.Plan, error) {
@@ -127,8 +128,8 @@ func (m *Model) planned(
 	return plan, planir.Check(plan).Err()
 }
 
-// SparsePlan is the trivial plan in float32 for windows of tokens, in which prompts attend to positions that are selected
-// with the numbers of a calibration.
+// SparsePlan returns the trivial plan in float32 for windows of tokens, in which prompts attend to positions that are
+// selected with the numbers of a calibration.
 func (m *Model) SparsePlan(window int, at *planir.Attention, cal *calibration.Calibration) (*planir.Plan, error) {
 	plan, err := m.Plan(window, Float32, cal)
 	if err != nil {
@@ -147,8 +148,8 @@ func (m *Model) SparsePlan(window int, at *planir.Attention, cal *calibration.Ca
 	return plan, planir.Check(plan).Err()
 }
 
-// AllCores has the model executed by all cores of this machine, however small its matrices are: attention to a long context
-// gains from them.
+// AllCores has the model executed by all cores of this machine, however small its matrices are: attention to a long
+// context gains from them.
 func (m *Model) AllCores(ctx context.Context) error {
 	drv := host.New()
 	devices, err := drv.Devices(ctx)
@@ -158,7 +159,7 @@ func (m *Model) AllCores(ctx context.Context) error {
 	return m.use(ctx, drv, devices[len(devices)-1].Select)
 }
 
-// Float32 is the scheme of every node in a reference.
+// Float32 returns the scheme of every node in a reference.
 func Float32(string) op.Scheme { return op.A32W32 }
 
 // Machine is a plan with its weights in memory.
@@ -204,7 +205,7 @@ func (m *Machine) Close() error {
 	return errors.Join(err, m.content.Close())
 }
 
-// Classes are the nodes whose precision is a choice, in the order of execution.
+// Classes returns the nodes whose precision is a choice, in the order of execution.
 func (m *Model) Classes() []string {
 	var out []string
 	graph := m.Graph()
@@ -236,7 +237,7 @@ func (m *Model) takes(class string, scheme op.Scheme) bool {
 	return true
 }
 
-// PackedTable is the embedding that can look rows up in the packed matrix of a tied head, "" where there is none.
+// PackedTable returns the embedding that can look rows up in the packed matrix of a tied head, "" where there is none.
 func (m *Model) PackedTable() string {
 	graph := m.Graph()
 	for _, section := range graph.Sections {

@@ -199,7 +199,7 @@ func openKept(dir string, readOnly bool) *kept {
 	return out
 }
 
-// keyOf is the cache's key of a verdict.
+// keyOf returns the cache's key of a verdict.
 func keyOf(verdict *Verdict) cas.Key { return cas.KeyOf("verdict", verdict.Key) }
 
 // has reports whether a test was passed.
@@ -239,8 +239,8 @@ func (k *kept) close() {
 	}
 }
 
-// List returns the verdicts that are kept in dir ("": the default one), ordered by processor and bundle. Damaged ones are
-// left out.
+// List returns the verdicts that are kept in dir ("": the default one), ordered by processor and bundle. Damaged ones
+// are left out.
 func List(dir string) ([]Verdict, error) {
 	known := openKept(dir, true)
 	defer known.close()
