@@ -56,6 +56,7 @@ func TestRefusedCommandLines(t *testing.T) {
 		{[]string{"--slots", "-1"}, diag.ClassUsage, "--slots must be 0 or more"},
 		{[]string{"--max-queue", "0"}, diag.ClassUsage, "--max-queue must be 1 or more"},
 		{[]string{"--max-connections", "0"}, diag.ClassUsage, "--max-connections must be 1 or more"},
+		{[]string{"--max-body", "0"}, diag.ClassUsage, "--max-body must be 1 byte or more"},
 		{[]string{"--max-body", "lots"}, diag.ClassUsage, "want a size such as"},
 		{[]string{"--request-timeout", "0s"}, diag.ClassUsage, "--request-timeout must be positive"},
 		{[]string{"--policy", "ful"}, diag.ClassUsage, "want one of full, batching, fcfs"},

@@ -36,7 +36,7 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 	if err := flags.validate(); err != nil {
 		return err
 	}
-	maxBody, err := cli.ParseSize("max-body", flags.maxBody)
+	maxBody, err := flags.largestBody()
 	if err != nil {
 		return err
 	}

@@ -99,6 +99,16 @@ func New(ui *cli.Streams, drivers []driver.Driver) *cobra.Command {
 	return cmd
 }
 
+// largestBody is the value of --max-body. No body at all would be no request.
+func (o *options) largestBody() (int64, error) {
+	size, err := cli.ParseSize("max-body", o.maxBody)
+	if err == nil && size < 1 {
+		err = diag.New(diag.ClassUsage, "--max-body must be 1 byte or more, got %q", o.maxBody).
+			WithHint("give a size such as 1MiB; there is no value for any size")
+	}
+	return size, err
+}
+
 // validate refuses values that mean nothing, with an error of class ClassUsage.
 func (o *options) validate() error {
 	for _, least := range []struct {
