@@ -615,9 +615,8 @@ func (r *runner) hasEnough(task *task, over bool) bool {
 	return false
 }
 
-// visitComplete returns the stopping rule of one visit among several. Each visit takes the same few samples,
-// so that no moment of the machine counts more than another; the last visit judges all samples
-// together.
+// visitComplete is the stopping rule of one visit among several. Each visit takes the same few samples, so that no
+// moment of the machine counts more than another; the last visit judges all samples together.
 func (r *runner) visitComplete(task *task, over bool) bool {
 	each := (r.options.Rule.Min+r.options.Rounds-1)/r.options.Rounds + 1
 	if task.expensive {

@@ -21,7 +21,7 @@ import (
 // levels. A candidate needs all parts up to its own size, and shares the smaller ones with others. Therefore all needs
 // are scanned for cuts and levels before the first asset is made.
 
-// need is what a step of a candidate needs to be open on a processor.
+// need lists what a step of a candidate needs to be open on a processor.
 type need struct {
 	proc    string
 	graph   string // key
@@ -33,7 +33,7 @@ type need struct {
 	buffers []buffer // that its steps touch
 }
 
-// buffer is one of the pool, with the size that the candidate gives it at least.
+// buffer is a buffer of the pool, with the least size that the candidate needs.
 type buffer struct {
 	name       string
 	rows, cols int
@@ -83,7 +83,7 @@ func needsOf(st *price.Section, node int, candidate *price.Candidate) ([]need, e
 	return out, nil
 }
 
-// scratchOf returns the temporary memory of a piece's graph where nothing is joined to it.
+// scratchOf returns the temporary memory of a piece's graph if nothing is joined to it.
 func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	var most int64
 	for _, operator := range piece.Ops {
@@ -93,8 +93,8 @@ func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	return most
 }
 
-// candidateNeeds returns what all candidates of an instance need, by node and candidate. It is computed once and kept
-// in the instance.
+// candidateNeeds returns the needs of all candidates of an instance, by node and candidate. It computes them once and
+// keeps them in the instance.
 func (in *instance) candidateNeeds() ([][][]need, error) {
 	if in.needs == nil {
 		all := make([][][]need, len(in.candidates))
@@ -112,7 +112,7 @@ func (in *instance) candidateNeeds() ([][][]need, error) {
 	return in.needs, nil
 }
 
-// assets collects what choices of a joint problem share.
+// assets collects the assets that choices of a joint problem share.
 type assets struct {
 	s       *request
 	list    []problem.Asset
@@ -131,7 +131,7 @@ type assets struct {
 	procs   map[string]*socs.Processor
 }
 
-// sizeKey is a range of a pack's columns, with what each layer of it is rounded up to.
+// sizeKey is a range of a pack's columns, with the unit to which each layer of it is rounded up.
 type sizeKey struct {
 	pack     string
 	from, to int
@@ -163,7 +163,7 @@ func (a *assets) expertsOf(use *lower.Use) int {
 	return a.experts[use.Weight]
 }
 
-// packKey names the pack that a range of a weight belongs to, on a processor: for its region that owner reads it.
+// packKey names the pack to which a range of a weight belongs on a processor, by the region that its owner reads.
 func packKey(use *lower.Use) string {
 	key := fmt.Sprintf("%s/%s.%s k%d-%d", use.Weight, use.Scheme, use.Layout, use.K0, use.K1)
 	if use.Owner != "" {
@@ -199,7 +199,7 @@ func (a *assets) scan(step *need) {
 	}
 }
 
-// scanAll is scan for all that an instance needs.
+// scanAll scans all needs of an instance.
 func (a *assets) scanAll(needs [][][]need) {
 	for _, candidates := range needs {
 		for _, steps := range candidates {
@@ -210,15 +210,15 @@ func (a *assets) scanAll(needs [][][]need) {
 	}
 }
 
-// noteSize notes a size that something of growing size may have.
+// noteSize notes one of the sizes that a buffer or a pack may have.
 func (a *assets) noteSize(name string, size int) {
 	if at, found := slices.BinarySearch(a.levels[name], size); !found {
 		a.levels[name] = slices.Insert(a.levels[name], at, size)
 	}
 }
 
-// bytes returns what columns of a pack take, in all layers and experts. unit is 1 as check.Load counts, and a page as
-// planir.MemoryOf does. A range of several parts takes no less than all of them together.
+// bytes returns the bytes of columns of a pack, in all layers and experts. unit is 1 as check.Load counts, and a page
+// as planir.MemoryOf does. A range of several parts takes at least as much as all of them together.
 func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
 	id := sizeKey{key, from, to, unit}
 	if bytes, ok := a.sizes[id]; ok {
@@ -263,7 +263,7 @@ func (a *assets) intern(asset problem.Asset) int {
 }
 
 // ofStep appends the assets of a step to out: its part of what the process holds, and of what its processor loads. Only
-// what some limit or the measure counts is an asset.
+// quantities that some limit or the measure counts are assets.
 func (a *assets) ofStep(step *need, out []int) ([]int, error) {
 	if a.pool {
 		out = a.heldAssets(step, out)
@@ -313,7 +313,7 @@ func (a *assets) loadedAssets(step *need, region int, out []int) []int {
 	return out
 }
 
-// bufferParts lists the parts of a buffer up to its rows: what uses it at several sizes shares the smaller ones.
+// bufferParts lists the parts of a buffer up to its rows. Uses of a buffer at several sizes share the smaller parts.
 func (a *assets) bufferParts(prefix string, buf *buffer, region int, rounded func(bytes int64) int64, out []int) []int {
 	from := int64(0)
 	for _, level := range a.levels[buf.name] {
@@ -331,8 +331,8 @@ func (a *assets) bufferParts(prefix string, buf *buffer, region int, rounded fun
 // unrounded rounds nothing: a processor's own buffers are counted by the byte.
 func unrounded(bytes int64) int64 { return bytes }
 
-// packAssets lists the parts of a weight that a step reads: in the region of its processor, in the process, and as the
-// processor's library packs them again.
+// packAssets lists the parts of a weight that a step reads: in the region of its processor, in the process, and in the
+// form into which the processor's library packs them again.
 func (a *assets) packAssets(step *need, use *lower.Use, out []int) ([]int, error) {
 	proc := a.procs[step.proc]
 	region, bounded := a.regions[step.proc]
@@ -377,7 +377,7 @@ func (a *assets) rangeAssets(prefix, suffix string, region int, use *lower.Use, 
 // Which steps lowering joins depends on the choices of neighbours, which no asset can say. So a step counts only
 // where no choice joins it: two nodes that may be joined count as one step, whether they are or not.
 
-// joiningProcs are, for each node, the processors that may join its first step to the only step of the node before.
+// joiningProcs returns, for each node, the processors that may join its first step to the only step of the node before.
 func joiningProcs(needs [][][]need) []map[string]bool {
 	out := []map[string]bool{{}}
 	for _, list := range needs {
@@ -392,9 +392,9 @@ func joiningProcs(needs [][][]need) []map[string]bool {
 	return out
 }
 
-// ofCandidate lists the assets of a candidate's steps but for those that may be joined to another one that counts: the
-// first to the only step of the node before it, by processors of ends; the last of several, a sum, to the first of
-// the next node.
+// ofCandidate lists the assets of a candidate's steps, except steps that may be joined to another step that counts.
+// These are the first step, which may be joined to the only step of the node before it (ends lists the processors), and
+// the last of several, a sum, which may be joined to the first step of the next node.
 func (a *assets) ofCandidate(needs []need, ends map[string]bool, name string, repeat int, out []int) []int {
 	for step := range needs {
 		need := &needs[step]
@@ -413,10 +413,10 @@ func (a *assets) ofCandidate(needs []need, ends map[string]bool, name string, re
 	return out
 }
 
-// maxAtoms is how many parts of one packed copy are told apart in what a process holds.
+// maxAtoms is how many parts of one packed copy are distinguished in what a process holds.
 const maxAtoms = 8
 
-// coarsened returns a selection of cuts: a range then counts as up to the next of them, as a copy is packed whole
+// coarsened returns a selection of cuts. A range then counts up to the next of them, because a copy is packed whole
 // between the ends of its uses.
 func coarsened(cuts []int) []int {
 	if len(cuts) <= maxAtoms+1 {

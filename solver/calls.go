@@ -23,7 +23,7 @@ func NewCaller(in Input, plan *planir.Plan) (*Caller, error) {
 	return &Caller{session, plan}, nil
 }
 
-// NS returns what a call of so many rows takes in ns, with attention over context positions, its own included.
+// NS returns the time in ns of a call of so many rows, with attention over context positions, the call's own included.
 func (c *Caller) NS(rows, context int) (int64, error) {
 	program := c.plan.Program.For(rows)
 	if program == nil || rows < 1 || context < rows {

@@ -27,7 +27,8 @@ func (s *request) fewestBuckets() int {
 	return min(1, len(s.want.Buckets))
 }
 
-// fewestBucketsForTime is fewest where the time of prompts, and not memory, is the reason to leave buckets out.
+// fewestBucketsForTime returns the least number of buckets if buckets are left out for the time of prompts, not for
+// memory.
 func (s *request) fewestBucketsForTime() int {
 	if len(s.want.Prompts) == 0 {
 		return len(s.want.Buckets)
@@ -35,8 +36,8 @@ func (s *request) fewestBucketsForTime() int {
 	return s.fewestBuckets()
 }
 
-// tryFewerBuckets returns the better one of a plan for all buckets and the best plan for the first of them only, with
-// its session. Sets of buckets whose lower bound is no better are not solved.
+// tryFewerBuckets compares a plan for all buckets with the best plan for only the first of them, and returns the better
+// one with its session. It does not solve sets of buckets whose lower bound is no better.
 func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*session, *planir.Plan, error) {
 	by, best, bestNS := s, plan, s.objective(plan)
 	for buckets := len(s.want.Buckets) - 1; buckets >= s.fewestBucketsForTime(); buckets-- {
@@ -88,8 +89,8 @@ func (s *session) planBelow(ctx context.Context, most float64) (*planir.Plan, er
 }
 
 // mayBeat reports whether the first n buckets may have an objective below most. plan is one for all buckets, and
-// decodes the same way. Every operator of prefill counts with its cheapest candidate, without hand-overs and without
-// what short calls leave idle; attention over fewer positions than it was priced for counts nothing.
+// decodes in the same way. Every operator of prefill counts with its cheapest candidate, without hand-overs and without
+// what short calls leave idle. Attention over fewer positions than it was priced for counts nothing.
 func (s *schemeChoice) mayBeat(buckets int, plan *planir.Plan, most float64) (bool, error) {
 	fewer, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
 	if err != nil {
@@ -109,7 +110,7 @@ func (s *schemeChoice) mayBeat(buckets int, plan *planir.Plan, most float64) (bo
 	return true, nil
 }
 
-// decodeBound returns what decode adds to the objective at least.
+// decodeBound returns a lower bound of decode's part of the objective.
 func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 	if plan.Solver[0].Problem == jointProblem(s.measure()) || s.want.MaxKL != (workload.KLLimit{}) {
 		if len(s.phases[1].points) == 0 {
@@ -124,8 +125,8 @@ func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 	return total
 }
 
-// leastCallCost returns a lower bound of one call of the program of that many rows, whatever its schemes: of every
-// operator the least that a candidate takes.
+// leastCallCost returns a lower bound of one call of the program of that many rows, whatever its schemes: the sum over
+// operators of the least that a candidate takes.
 func (s *pricing) leastCallCost(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
 	cheapest := map[string]float64{}
 	for key, set := range s.candidateSets {

@@ -15,8 +15,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// request is what is to be solved, and on what: the input, and what follows from it alone. No decision of a plan is
-// in it.
+// request is the task of a solve: the input, and what follows from it alone. It contains no decision of a plan.
 type request struct {
 	in        Input
 	graph     models.Graph
@@ -50,7 +49,7 @@ func (s *request) isHead(node string) bool {
 	return sec != nil && slices.ContainsFunc(sec.Values, func(v models.Value) bool { return v.Rows1 })
 }
 
-// sharing returns what branches that run side by side cost each other, by expected times.
+// sharing returns how much branches that run side by side slow each other, by expected times.
 func (s *request) sharing() *timeline.Machine {
 	if s.memory == nil {
 		s.memory = &timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
@@ -64,7 +63,7 @@ func (s *request) sharing() *timeline.Machine {
 	return s.memory
 }
 
-// section sets a section up for pricing: how often it is executed, and what its calls are like. A section that occurs
+// section prepares a section for pricing: how often it is executed, and what its calls are like. A section that occurs
 // several times in the model is one that repeats, with a break between occurrences.
 func (s *request) section(sec *lower.Section, rows int) *price.Section {
 	st := price.NewSection(sec, s.Machine, s.prices)
@@ -88,8 +87,8 @@ func (s *request) section(sec *lower.Section, rows int) *price.Section {
 	return st
 }
 
-// objective returns the value of a plan by the problems that made it, in the unit of what is minimised: the joint
-// problem's, or the weighted sum of the programs' own.
+// objective returns the value of a plan by the problems that made it, in the unit of the measure: the joint problem's
+// value, or the weighted sum of the programs' own.
 func (s *request) objective(plan *planir.Plan) float64 {
 	if plan.Solver[0].Problem == jointProblem(s.measure()) {
 		return float64(plan.Solver[0].ObjectiveNS)
@@ -162,7 +161,7 @@ func (s *request) graphFor(rows int) *models.Graph {
 	return &s.graph
 }
 
-// lower completes the plan with the processors its decisions name and its program.
+// lower completes the plan: it adds the processors that its decisions name, and its program.
 func (s *request) lower(plan *planir.Plan) error {
 	used := map[string]bool{s.in.SoC.Control: true}
 	for _, decision := range plan.Decisions {
@@ -193,7 +192,7 @@ func (s *request) lower(plan *planir.Plan) error {
 	return nil
 }
 
-// callWeight returns what a call of the i-th program of demand.rows counts for.
+// callWeight returns the weight of a call of the i-th program of demand.rows.
 func (s *request) callWeight(i int) float64 {
 	rows := s.want.Rows()[i]
 	if s.decodes(rows) {
@@ -229,7 +228,7 @@ func (s *request) layersPerWeight() map[string]int {
 	return out
 }
 
-// measure returns what is minimised.
+// measure returns the measure that is minimised.
 func (s *request) measure() problem.Measure {
 	if s.goal != "" {
 		return s.goal

@@ -26,7 +26,7 @@ import (
 // assignment is a scheme for every class.
 type assignment []op.Scheme
 
-// key is equal for equal assignments.
+// key returns a text that is equal for equal assignments.
 func (a assignment) key() string {
 	var b strings.Builder
 	for _, scheme := range a {
@@ -49,7 +49,7 @@ type phase struct {
 	objectives map[string]float64 // objective by assignment, solved
 }
 
-// point is an assignment as indices into a phase's options, with what is known without solving.
+// point is an assignment as indices into a phase's options, with what is known of it without solving.
 type point struct {
 	pick  []uint8
 	bound float64 // the objective is at least that, in ns
@@ -82,8 +82,8 @@ func (s *schemeChoice) expand(rows int, schemes assignment) ([]lower.Section, er
 	return out, nil
 }
 
-// chooseSchemes decides the scheme of every class in either phase: of the permitted assignments that stay
-// within the limits of quality the one with the least expected time.
+// chooseSchemes decides the scheme of every class in both phases: of the permitted assignments within the limits of
+// quality, the one with the least expected time.
 func (s *planner) chooseSchemes(ctx context.Context) error {
 	if err := s.prepare(ctx); err != nil {
 		return err
@@ -102,8 +102,8 @@ func (s *planner) chooseSchemes(ctx context.Context) error {
 	return nil
 }
 
-// prepare lists the assignments of both phases with what bounds them. Decode comes first: prefill's programs execute
-// the head, whose options are decode's where it is shared.
+// prepare lists the assignments of both phases with their bounds. Decode comes first: prefill's programs execute the
+// head, which has decode's options if it is shared.
 func (s *schemeChoice) prepare(ctx context.Context) error {
 	decode := &phase{name: "decode", rows: s.want.DecodeRows(),
 		permits: slices.Clone(s.want.Decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.MaxKL.Decode}
@@ -145,7 +145,7 @@ func (s *schemeChoice) prepare(ctx context.Context) error {
 	return nil
 }
 
-// cost returns what a candidate counts for in the objective.
+// cost returns the cost of a candidate in the objective.
 func (s *request) cost(candidate *price.Candidate) int64 {
 	if s.measure() == problem.Energy {
 		return candidate.EnergyNJ
@@ -169,7 +169,7 @@ func (s *request) sets() []uint64 {
 	return []uint64{1<<len(s.Procs) - 1}
 }
 
-// assignments turns a pair of points into schemes. Prefill's has decode's for a shared head.
+// assignments turns a pair of points into schemes. For a shared head prefill has the scheme of decode.
 func (s *schemeChoice) assignments(p, d *point) (prefill, decode assignment) {
 	decode = s.schemesOf(s.phases[1], d, nil)
 	if p == nil {
@@ -178,7 +178,7 @@ func (s *schemeChoice) assignments(p, d *point) (prefill, decode assignment) {
 	return s.schemesOf(s.phases[0], p, decode), decode
 }
 
-// schemesOf returns a point of a phase as schemes; classes that the phase does not decide have those of others (nil:
+// schemesOf returns a point of a phase as schemes. Classes that the phase does not decide have those of others (nil:
 // a32/w32).
 func (s *schemeChoice) schemesOf(ph *phase, at *point, others assignment) assignment {
 	schemes := slices.Clone(others)
@@ -195,7 +195,7 @@ func (s *schemeChoice) schemesOf(ph *phase, at *point, others assignment) assign
 	return schemes
 }
 
-// headKL returns what a shared head costs in an assignment of decode: it counts in prefill too.
+// headKL returns the loss of a shared head in an assignment of decode, which counts in prefill too.
 func (s *schemeChoice) headKL(decode assignment) float64 {
 	total := 0.0
 	for i := range s.classes {
@@ -207,8 +207,8 @@ func (s *schemeChoice) headKL(decode assignment) float64 {
 	return total
 }
 
-// quality returns what the chosen schemes lose by the calibration, for each phase: nothing without a calibration, or
-// for a phase with a scheme of unknown loss, which is mentioned.
+// quality returns the loss of the chosen schemes by the calibration, for each phase. It has no entry without a
+// calibration, or for a phase with a scheme of unknown loss, which a warning mentions.
 func (s *schemeChoice) quality() []planir.Quality {
 	if s.in.Calibration == nil {
 		return nil

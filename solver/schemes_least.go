@@ -23,7 +23,7 @@ import (
 // program, or, with more sets than sets() lists, a lower bound.
 
 // reducedItem is the choices of an item as a shortest-path pass needs them, in parallel lists. Of choices with equal
-// location classes and processors only the cheapest is kept, by what is minimised.
+// location classes and processors only the cheapest by the measure is kept.
 type reducedItem struct {
 	cost          []int64
 	before, after []int32
@@ -32,7 +32,7 @@ type reducedItem struct {
 	edge          [][]int64 // [class after the neighbour][class before the node], nil where there is no neighbour
 }
 
-// shortCut is a way through a fork, from a class that split leaves its outputs in to one that join does.
+// shortCut is a way through a fork, from a class in which split leaves its outputs to one in which join does.
 type shortCut struct {
 	split, join int // nodes
 	entry, exit int // classes
@@ -41,14 +41,14 @@ type shortCut struct {
 	left        int64 // scratch of a pass: with what is left to pay behind it
 }
 
-// pathScratch is what a pass writes into.
+// pathScratch is the memory of a pass.
 type pathScratch struct {
 	chain        []*reducedItem
 	rest, arrive []int64
 	starts       []pathStart
 }
 
-// pathStart is a class that the first node may read from, with a lower bound of what starting there costs.
+// pathStart is a class from which the first node may read, with a lower bound of the cost of starting there.
 type pathStart struct {
 	class int32
 	bound int64
@@ -57,8 +57,8 @@ type pathStart struct {
 // unknownCost is the least cost of a section that no processors can execute, or that is not known.
 const unknownCost = math.MaxInt64
 
-// leastOf returns what one execution of a program costs under an assignment, in ns or nJ; false where that cannot be
-// told without posing it. Sections share one set of processors, so that costs add up for each set.
+// leastOf returns the least cost of one execution of a program under an assignment, in ns or nJ; false if that cannot
+// be told without posing the program. Sections share one set of processors, so costs add up for each set.
 func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 	sections, err := s.expand(rows, schemes)
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 	return least, least != unknownCost
 }
 
-// leastOfSection returns what a section costs on each set of processors; nil where that cannot be told.
+// leastOfSection returns the least cost of a section on each set of processors; nil if that cannot be told.
 func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []int64 {
 	key := sectionKey(sec, rows)
 	if costs, ok := s.leasts[key]; ok {
@@ -135,7 +135,7 @@ func (in *instance) shortCuts() (out []shortCut) {
 	return out
 }
 
-// reduced is that of an item, by the session's measure. It is made once, and kept with the item.
+// reduced returns the reduced choices of an item, by the session's measure. They are made once, and kept with the item.
 func (s *pricing) reduced(posed *item) *reducedItem {
 	if posed.reduced != nil {
 		return posed.reduced
@@ -203,9 +203,9 @@ func (m *pathScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64)
 }
 
 // backward is dynamic programming over the chain of nodes, from the last to the first. The state is the class in which
-// a node leaves its result (rest) or reads it (arrive); a value is the least that is left to pay from there. start is
-// the class that the first node reads from, -1 for any (the way back to it is then left out). It costs one look at
-// every choice and every pair of neighbouring classes.
+// a node leaves its result (rest) or from which it reads (arrive); a value is the least cost from there to the end.
+// start is the class from which the first node reads, -1 for any; then the way back to it is left out. It costs one
+// look at every choice and at every pair of neighbouring classes.
 func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
 	rest := resized(&m.rest, last.na)
@@ -245,8 +245,8 @@ func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, w
 	}
 }
 
-// costBefore writes what is left to pay at least from each class that the node may read from. rest is what is left
-// from each class that it leaves its result in.
+// costBefore writes the least cost to the end from each class from which the node may read. rest is the least cost to
+// the end from each class in which it leaves its result.
 func (l *reducedItem) costBefore(arrive, rest []int64, set uint64, repeat int64) {
 	for to := range arrive {
 		arrive[to] = unknownCost
@@ -263,7 +263,7 @@ func (l *reducedItem) costBefore(arrive, rest []int64, set uint64, repeat int64)
 	}
 }
 
-// costAfterNeighbour writes what is left to pay at least from each class that the node before leaves its result in.
+// costAfterNeighbour writes the least cost to the end from each class in which the node before leaves its result.
 func (l *reducedItem) costAfterNeighbour(rest, arrive []int64, repeat int64) {
 	for from := range rest {
 		best := int64(unknownCost)
@@ -276,7 +276,7 @@ func (l *reducedItem) costAfterNeighbour(rest, arrive []int64, repeat int64) {
 	}
 }
 
-// resized returns a slice of a length in memory that is used again.
+// resized returns a slice of a length, in memory that is reused.
 func resized(room *[]int64, length int) []int64 {
 	if cap(*room) < length {
 		*room = make([]int64, length)
@@ -285,8 +285,8 @@ func resized(room *[]int64, length int) []int64 {
 	return *room
 }
 
-// ranking lists points of a phase by what they cost at least, as their shortest paths tell, each looked at only when
-// the list gets to its bound.
+// ranking lists points of a phase by their least cost, as their shortest paths tell. A point's shortest path is
+// computed only when the list reaches its bound.
 type ranking struct {
 	s       *schemeChoice
 	ph      *phase
@@ -297,7 +297,7 @@ type ranking struct {
 	pending rankedHeap
 }
 
-// ranked is a point with what it costs at least in the objective.
+// ranked is a point with its least cost in the objective.
 type ranked struct {
 	point int
 	least float64
@@ -319,8 +319,8 @@ func (h *rankedHeap) Pop() any {
 	return ranked
 }
 
-// nth returns the k-th of the points; false where there are fewer. It prices points in the order of their bounds until
-// the cheapest priced one is below the bound of all that are left: that is the next of the ranking.
+// nth returns the k-th of the points; false if there are fewer. It prices points in the order of their bounds until the
+// cheapest priced one is below the bounds of all others: that is the next one of the ranking.
 func (r *ranking) nth(k int) (ranked, bool) {
 	for len(r.order) <= k {
 		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {
@@ -339,11 +339,11 @@ func (r *ranking) nth(k int) (ranked, bool) {
 }
 
 // headRankings are the rankings of both phases under one choice of schemes for a shared head, which decode makes for
-// the programs of prefill as well: what a pair costs is then the sum of what its points cost.
+// the programs of prefill as well. The cost of a pair is then the sum of its points' costs.
 type headRankings struct{ prefill, decode *ranking }
 
-// rankings returns those of every choice for the head. Where no prompt has a program prefill has one point that costs
-// nothing.
+// rankings returns the rankings for every choice for the head. If no prompt has a program, prefill has one point that
+// costs nothing.
 func (s *schemeChoice) rankings() (out []headRankings) {
 	// within are the points of prefill whose loss, with the head's, is permitted.
 	within := func(head assignment) (out []int) {
@@ -381,7 +381,7 @@ func (s *schemeChoice) rankings() (out []headRankings) {
 	return out
 }
 
-// leastOfPoint returns what an assignment of a phase costs in the objective; false where that cannot be told.
+// leastOfPoint returns the least cost of an assignment of a phase in the objective; false if that cannot be told.
 func (s *schemeChoice) leastOfPoint(ph *phase, schemes assignment) (total float64, ok bool) {
 	for i, rows := range ph.rows {
 		if ph.weights[i] == 0 {

@@ -44,8 +44,8 @@ func (s *schemeChoice) list(ph *phase) error {
 // leastCosts are sums of least costs, by program of a phase and set of processors, in the unit of the objective.
 type leastCosts [][]float64
 
-// enumeration goes through the assignments of a phase depth first, class by class. State: the options picked so far,
-// and what they cost and lose at least.
+// enumeration enumerates the assignments of a phase depth first, class by class. Its state is the options picked so
+// far, with lower bounds of their cost and loss.
 type enumeration struct {
 	*schemeChoice
 	ph    *phase
@@ -61,7 +61,7 @@ type enumeration struct {
 	losses []float64      // likewise
 }
 
-// zero are sums of nothing.
+// zero returns sums of nothing.
 func (e *enumeration) zero() leastCosts {
 	c := make(leastCosts, len(e.ph.rows))
 	for i := range c {
@@ -70,7 +70,7 @@ func (e *enumeration) zero() leastCosts {
 	return c
 }
 
-// prepare looks up what every option costs and loses, so that walk only adds numbers.
+// prepare looks up the cost and loss of every option, so that walk only adds numbers.
 func (e *enumeration) prepare() error {
 	e.fixed, e.low, e.kl = e.zero(), make([][]leastCosts, len(e.classes)), make([][]float64, len(e.classes))
 	for _, k := range e.vary {

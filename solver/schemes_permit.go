@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// permit fills in a phase's options: for every class the schemes that are permitted, supported, measured and priced.
-// A scheme that falls out is mentioned, with the classes it falls out of.
+// permit fills in a phase's options: for every class the schemes that are permitted, supported, measured and priced. A
+// warning mentions each scheme that is left out, with the classes for which it is.
 func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 	ph.options = make([][]op.Scheme, len(s.classes))
 	var first error
@@ -52,15 +52,15 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 	return nil
 }
 
-// leftOut is what a scheme falls out of: nodes of which it is not known what it loses, and those where it cannot be,
-// for the reason of the first.
+// leftOut lists the nodes for which a scheme is left out: those for which its loss is not known, and those that cannot
+// have it, for the reason of the first.
 type leftOut struct {
 	unmeasured, failing []string
 	why                 error
 }
 
-// permitClass adds a scheme to the options of a class, or notes in out why not. An error ends the solve. Cheap
-// reasons are looked at first: not permitted here, pointless, of unknown loss. Pricing comes last.
+// permitClass adds a scheme to the options of a class, or notes in out why not. An error ends the solve. It tests cheap
+// reasons first: not permitted here, pointless, of unknown loss. Pricing comes last.
 func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme op.Scheme, out *leftOut) error {
 	class := &s.classes[k]
 	if !slices.Contains(s.permitted(class, ph.name), scheme) {
@@ -97,7 +97,7 @@ func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme
 	return nil
 }
 
-// warnLeftOut notes what a scheme is left out of.
+// warnLeftOut warns of the nodes for which a scheme is left out.
 func (s *schemeChoice) warnLeftOut(ph *phase, scheme op.Scheme, out *leftOut) {
 	all := len(s.classes)
 	if ph.name == "prefill" {
@@ -118,8 +118,8 @@ func (s *schemeChoice) warnLeftOut(ph *phase, scheme op.Scheme, out *leftOut) {
 	}
 }
 
-// preferOnly leaves out the schemes with which more of a class falls to processors that Input.Only does not name than
-// with others.
+// preferOnly leaves out the schemes with which more of a class is executed by processors outside Input.Only than with
+// others.
 func (s *schemeChoice) preferOnly(ph *phase) {
 	if len(s.in.Only) == 0 {
 		return
@@ -184,7 +184,7 @@ func (s *schemeChoice) dominatedByDynamic(ph *phase, class *productClass, scheme
 	return !measured || ok && rows <= static
 }
 
-// checkScales refuses static scales of which the calibration says nothing, in any layer of any node of the class.
+// checkScales returns an error if the calibration lacks static scales in any layer of any node of the class.
 func (s *request) checkScales(class *productClass, scheme op.Scheme) error {
 	if !scheme.Static() {
 		return nil
@@ -203,7 +203,7 @@ func (s *request) checkScales(class *productClass, scheme op.Scheme) error {
 	return nil
 }
 
-// checkScalesIn is checkScales for one layer of one node.
+// checkScalesIn does the work of checkScales for one layer of one node.
 func (s *request) checkScalesIn(name string, layer int, scheme op.Scheme) error {
 	const again = "measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml"
 	activation := s.in.Calibration.Activation(name, layer)
@@ -248,8 +248,8 @@ func (s *schemeChoice) pricingAssignment(ph *phase, k int, scheme op.Scheme) (as
 	return schemes, nil
 }
 
-// usable prices a class in a scheme in all programs of a phase. The error is that of a node of the class, or of a
-// node without a scheme beside it; other products have other classes.
+// usable prices a class in a scheme in all programs of a phase. It returns the error of a node of the class, or of a
+// node without a scheme beside it; other products have classes of their own.
 func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 	schemes, err := s.pricingAssignment(ph, k, scheme)
 	if err != nil {

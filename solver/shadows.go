@@ -42,7 +42,7 @@ type shadowSection struct {
 }
 
 // pruneShadows prunes shadow outliers of a plan: by the share that the workload names, within the time that it names,
-// or, under a limit of quality, wherever that saves time and the limit is kept.
+// or, under a limit of quality, wherever that saves time and keeps the limit.
 func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	sections := s.shadowSections(plan)
 	want := s.in.Workload.Shadows
@@ -126,8 +126,7 @@ func (s *session) shadowSections(plan *planir.Plan) (out []shadowSection) {
 	})
 }
 
-// unmeasuredShadow returns a product and layer of which the calibration does not say what its shadow is worth, "" where
-// it says so of all.
+// unmeasuredShadow returns a product and layer for which the calibration has no worth of its shadow, "" if it has all.
 func (s *session) unmeasuredShadow(sections []shadowSection) string {
 	for i := range sections {
 		for _, product := range sections[i].products {
@@ -141,8 +140,8 @@ func (s *session) unmeasuredShadow(sections []shadowSection) string {
 	return ""
 }
 
-// prunedByRatio is llm.npu's rule: the share of all products that are pruned, those with the least ratio of the largest
-// outlier to what the scale holds.
+// prunedByRatio is llm.npu's rule. It prunes a share of all products: those with the least ratio of the largest outlier
+// to the range of the scale.
 func (s *session) prunedByRatio(sections []shadowSection, share float64) []planir.Shadow {
 	type at struct {
 		product string
@@ -186,8 +185,8 @@ func keptShadows(sections []shadowSection, layers int,
 	return out
 }
 
-// shadowSlack returns what the phases in which products have shadow outliers may lose beyond what their schemes do, in
-// nats: the least of all; 0 where one has no limit, as the workload then does not permit to lose more.
+// shadowSlack returns how much more the phases with shadow outliers may lose beyond their schemes' loss, in nats: the
+// least over these phases. It is 0 if one has no limit, because the workload then does not permit further loss.
 func (s *session) shadowSlack(plan *planir.Plan) float64 {
 	slack := math.Inf(1)
 	for _, quality := range s.quality() {
@@ -212,8 +211,8 @@ func (s *session) shadowsIn(plan *planir.Plan, phase string) bool {
 	})
 }
 
-// timeShadows finds out what a layer of each section takes with each set of its products' shadows, weighted over all
-// programs, and what all programs take without any.
+// timeShadows returns the time of a layer of each section with each set of its products' shadows, weighted over all
+// programs, and the time of all programs without any.
 func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (total float64, err error) {
 	none := keptShadows(sections, s.in.Model.Layers, func(*shadowSection, int, int, string) bool { return false })
 	if total, err = s.weightedTime(plan, none, ""); err != nil {
@@ -235,8 +234,8 @@ func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (tota
 	return total, nil
 }
 
-// weightedTime returns what a plan's programs take with some shadows, each times its weight in the objective: a section
-// of them, or all ("").
+// weightedTime returns the time of a plan's programs with some shadows, each multiplied by its weight in the objective:
+// of one section of them, or of all ("").
 func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, section string) (total float64, err error) {
 	trial := *plan
 	trial.Shadows, trial.Beside = shadows, nil
@@ -276,7 +275,7 @@ func (s *session) weightOfRows(rows int) float64 {
 	return 0
 }
 
-// posedShadows is the problem with what its groups and units mean.
+// posedShadows is the problem, with the meaning of its groups and units.
 type posedShadows struct {
 	problem.Shadows
 	sections []shadowSection
@@ -284,8 +283,8 @@ type posedShadows struct {
 	unitNS   float64  // of a unit of time
 }
 
-// poseShadows poses the problem: least time within a loss, or least loss within a time. Keeping all comes first among
-// the options of a layer, so that of equally good ones it is taken.
+// poseShadows poses the problem: least time within a loss, or least loss within a time. Keeping all shadows is the
+// first option of a layer, so it wins among equally good ones.
 func poseShadows(s *session, sections []shadowSection, total, slack float64, want workload.Shadows) *posedShadows {
 	posed := &posedShadows{sections: sections, unitNS: max(1, total) / timeUnits}
 	posed.Name = "layers"
@@ -320,7 +319,7 @@ func poseShadows(s *session, sections []shadowSection, total, slack float64, wan
 	return posed
 }
 
-// report returns what the plan says of the problem. Where time is bounded, its objective is a loss.
+// report returns the plan's report of the problem. If time is bounded, its objective is a loss.
 func (p *posedShadows) report(solution *problem.ShadowSolution, want workload.Shadows) planir.Solve {
 	report := planir.Solve{Problem: "shadows", Status: string(solution.Status), Choices: p.choices(),
 		ObjectiveNS: p.ns(solution.Objective), BoundNS: p.ns(solution.Bound)}
@@ -331,7 +330,7 @@ func (p *posedShadows) report(solution *problem.ShadowSolution, want workload.Sh
 	return report
 }
 
-// shadows returns what options mean for a plan.
+// shadows returns the plan's entries for the chosen options.
 func (p *posedShadows) shadows(options []int, layers int) []planir.Shadow {
 	return keptShadows(p.sections, layers, func(section *shadowSection, product, layer int, _ string) bool {
 		for group, of := range p.of {
@@ -370,8 +369,8 @@ func (s *session) lowerPruned(plan *planir.Plan) error {
 	return nil
 }
 
-// prunedQuality adds what pruned shadow outliers lose to the quality of each phase, and notes where that exceeds the
-// limit, which a share of the workload's may.
+// prunedQuality adds the loss of pruned shadow outliers to the quality of each phase, and warns if that exceeds the
+// limit, as it may with a share that the workload names.
 func (s *session) prunedQuality(plan *planir.Plan) {
 	for i := range plan.Quality {
 		quality := &plan.Quality[i]

@@ -33,7 +33,7 @@ const (
 	smallestPasses = 4 // over all operators
 )
 
-// smallest returns the plan that holds least, within all other bounds, with its session.
+// smallest returns the plan that holds least within all other bounds, with its session.
 func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) {
 	var first error
 	open := false // there may be a plan for fewer buckets that was not found
@@ -72,8 +72,8 @@ type sizedPair struct {
 	bytes           int64
 }
 
-// byWeight lists the pairs of assignments within the limits of quality, the lightest first; where they are too many,
-// that one alone.
+// byWeight lists the pairs of assignments within the limits of quality, the lightest first. If they are too many, it
+// returns only the lightest.
 func (s *schemeChoice) byWeight() (out []sizedPair, all bool) {
 	prefills, decodes := s.phases[0].points, s.phases[1].points
 	limit := s.phases[0].max
@@ -175,9 +175,9 @@ func (s *schemeChoice) fixedBytes(plan *planir.Plan) int64 {
 	return total
 }
 
-// smallestForSchemes returns the plan that holds least of those found with the schemes that are set: the joint
-// problem's, each processor's own, and what moving single operators makes of the best; of equally small ones the
-// fastest found.
+// smallestForSchemes returns the smallest plan found with the schemes that are set. It compares the joint problem's,
+// each processor's own, and the best of these after moving single operators. Among equally small plans it returns the
+// fastest.
 func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) {
 	best, err := s.bestWithinBounds(ctx)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
@@ -238,7 +238,7 @@ func (s *session) fastestAsSmall(ctx context.Context, plan *planir.Plan) (*plani
 	return plan, s.predict(plan)
 }
 
-// mover changes plans operator by operator. It lowers every change, since only a lowered plan says what it holds.
+// mover changes plans operator by operator. It lowers every change, since only a lowered plan tells how much it holds.
 type mover struct {
 	s        *session
 	j        *joint
@@ -257,7 +257,7 @@ func (s *session) mover(plan *planir.Plan) (*mover, error) {
 	return m, nil
 }
 
-// plan lowers choices; nil where they break a bound, or a rule of the processors.
+// plan lowers choices. It returns nil if they break a bound, or a rule of the processors.
 func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	if !m.permitted(choices) {
 		return nil, nil
@@ -289,7 +289,7 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	return &plan, nil
 }
 
-// withAlternatives returns a plan whose decisions say what they cost and what the alternatives were.
+// withAlternatives returns a plan whose decisions have their costs and alternatives.
 func (m *mover) withAlternatives(plan *planir.Plan) (*planir.Plan, error) {
 	made := solved{reports: plan.Solver}
 	for i, part := range m.j.choices(plan) {
@@ -313,8 +313,8 @@ func (m *mover) permitted(choices [][][]int) bool {
 	return true
 }
 
-// allOn places everything that a processor executes by itself there, and the rest whole where it is cheapest. It is
-// nil where some operator has no whole candidate, or the plan breaks a bound.
+// allOn places everything that a processor executes by itself there, and the rest whole where it is cheapest. It
+// returns nil if some operator has no whole candidate, or the plan breaks a bound.
 func (m *mover) allOn(proc string) (*planir.Plan, error) {
 	var choices [][][]int
 	for _, pr := range m.j.programs {
@@ -352,8 +352,8 @@ func wholeOn(list []price.Candidate, proc string) int {
 	return best
 }
 
-// descend moves one operator after the other to where the plan holds less (coordinate descent), until no move helps
-// or the passes are used up.
+// descend moves one operator after the other so that the plan holds less (coordinate descent), until no move helps or
+// the passes are used up.
 func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	choices := m.j.choices(plan)
 	least := planir.MemoryOf(plan).Total

@@ -91,14 +91,14 @@ func (s *planner) leastMemoryProblem(programs []*program, assets *assets) (*join
 	return j, nil
 }
 
-// distinctPacks are the weights that programs read, by name and format: however they are divided, all of each is
-// packed.
+// distinctPacks are the weights that programs read, by name and format. However they are divided, each is packed once
+// in full.
 type distinctPacks struct {
 	of  *assets
 	all map[[2]string]*onePack
 }
 
-// onePack is the region that all uses of a weight cover, and the layouts they have.
+// onePack is the region that all uses of a weight cover, and the layouts of these uses.
 type onePack struct {
 	k, n    int
 	experts int
@@ -136,7 +136,7 @@ func (p *distinctPacks) scan(uses []lower.Use) {
 	}
 }
 
-// bytes returns what the packs take, each in the layout in which it is smallest.
+// bytes returns the bytes of the packs, each in its smallest layout.
 func (p *distinctPacks) bytes() (total int64, err error) {
 	for key, once := range p.all {
 		least := int64(math.MaxInt64)
@@ -191,7 +191,7 @@ func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, 
 	return item, nil
 }
 
-// keepNeeded takes of the assets those that a choice needs, and numbers them anew in the choices.
+// keepNeeded keeps only the assets that a choice needs, and renumbers them in the choices.
 func (j *joint) keepNeeded(all []problem.Asset) {
 	numbers := map[int]int{}
 	for i := range j.Parts {

@@ -82,7 +82,8 @@ type Input struct {
 	drops     *drops               // that are tried; nil: the workload's
 }
 
-// WhatIf is what a solve supposes that tells what a limit costs or prevents. Its plan is no plan of the machine.
+// WhatIf is a change that a solve supposes in order to find out what a limit costs or prevents. Its plan is not a plan
+// for the real machine.
 type WhatIf struct {
 	// OtherSoC: the SoC differs from the one that the costs were fitted for, in limits or capabilities.
 	OtherSoC bool
@@ -115,7 +116,7 @@ type Result struct {
 	session *session // that decided it
 }
 
-// policy returns what restricts the ways to execute operators.
+// policy returns the restrictions on the ways to execute operators.
 func (in *Input) policy() *price.Policy {
 	policy := &price.Policy{Only: in.Only, Strategies: in.Strategies, Ratio: in.Ratio}
 	if in.TierRule.find() != nil {
@@ -203,7 +204,8 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		ExpectedNJ: s.expectedNJ(plan), session: s}, nil
 }
 
-// extend decides what a plan has beside schemes and placements, each with those before it.
+// extend decides everything that a plan has besides schemes and placements. Each decision takes those before it as
+// given.
 func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
 	if err := s.pruneShadows(ctx, plan); err != nil {
 		return err
@@ -232,8 +234,8 @@ func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
 	return s.planInFlight(ctx, plan)
 }
 
-// checkPlan has the checker look at a plan. It shares no code with the solver: what it finds is a defect of the solver,
-// except P027 (more memory than the SoC has).
+// checkPlan has the checker examine a plan. It shares no code with the solver, so every finding is a defect of the
+// solver, except P027 (more memory than the SoC has).
 func (in *Input) checkPlan(plan *planir.Plan) error {
 	found := check.Plan(plan, in.Model, in.WholeSoC())
 	err := found.Err()
@@ -248,7 +250,7 @@ func (in *Input) checkPlan(plan *planir.Plan) error {
 		WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
 }
 
-// schemeChoice is the schemes that operators may have, and those they have.
+// schemeChoice has the schemes that operators may have, and the chosen ones.
 type schemeChoice struct {
 	pricing
 	classes []productClass
@@ -259,7 +261,7 @@ type schemeChoice struct {
 	decode  assignment
 }
 
-// session is one solve: programs that keep common bounds. The package comment says what it embeds.
+// session is one solve: programs that keep common bounds. The package comment lists the structs that it embeds.
 type session struct {
 	planner
 	bounds       []bound             // that all programs keep together
@@ -363,7 +365,7 @@ func newSession(in Input) (*session, error) {
 	return sessionFor(in, want)
 }
 
-// sessionFor returns a session for a demand that need not be all of the workload's.
+// sessionFor returns a session for a demand, which may be only a part of the workload's.
 func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	if in.Prices == nil || !in.Prices.IsOf(in.Costs) {
 		in.Prices = price.NewFitted(in.Costs, in.SoC)
@@ -403,8 +405,8 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	return fresh, nil
 }
 
-// bestWithinBounds returns the best plan whose programs keep all bounds: without one in the way, each program's
-// optimum; else that of all programs together.
+// bestWithinBounds returns the best plan whose programs keep all bounds. If no bound is broken, it consists of each
+// program's own optimum; else it is the optimum of all programs together.
 func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 	plan, err := s.eachAlone(ctx)
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// ForTarget makes the input one for the SoC's device: only processors with target data take part, with the operators
-// and schemes they execute there (socs.SoC.Restricted). What is legal is decided by that before anything is priced.
+// ForTarget turns the input into one for the SoC's device. Only processors with target data take part, with the
+// operators and schemes that they execute there (socs.SoC.Restricted). So it is decided what is legal before anything
+// is priced.
 func (in *Input) ForTarget() error {
 	soc, err := in.SoC.Restricted()
 	if err != nil {
@@ -34,8 +35,8 @@ func (in *Input) WholeSoC() *socs.SoC {
 	return in.SoC
 }
 
-// checkTarget reports that an NPU of the device executes nothing the workload permits. A plan would leave the NPU out
-// although the user did not ask for that.
+// checkTarget returns an error if an NPU of the device executes nothing that the workload permits. A plan would leave
+// the NPU out although the user did not ask for that.
 func (in *Input) checkTarget(want *workload.Demand) error {
 	if !in.Targeted() {
 		return nil
@@ -72,8 +73,8 @@ func (in *Input) checkTarget(want *workload.Demand) error {
 	return nil
 }
 
-// CheckSchemes reports what Solve would refuse of the schemes that the workload permits, before there are costs:
-// model, SoC and workload are all it needs.
+// CheckSchemes returns the error with which Solve would refuse the workload's schemes, before there are costs: it needs
+// only model, SoC and workload.
 func (in *Input) CheckSchemes() error {
 	if err := in.Workload.Validate(); err != nil {
 		return err
@@ -88,7 +89,7 @@ func (in *Input) CheckSchemes() error {
 	return in.checkExperts(want)
 }
 
-// checkExperts reports that a phase permits no scheme that products by experts have.
+// checkExperts returns an error if a phase permits no scheme that products by experts can have.
 func (in *Input) checkExperts(want *workload.Demand) error {
 	graph := in.Model.Graph()
 	if !slices.ContainsFunc(graph.Sections, func(s models.Section) bool {

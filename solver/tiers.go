@@ -23,7 +23,8 @@ import (
 // how long experts keep each. So its answer is tried: the whole plan is solved again with it, and it is kept for the
 // buckets whose programs are predicted to take less time.
 
-// openingPerCall returns the part of opening its graphs that a call of a prompt's program of that many rows pays.
+// openingPerCall returns the share of the time to open its graphs that each call of a prompt's program of that many
+// rows pays.
 func (in *Input) openingPerCall(plan *planir.Plan, rows int) (ns int64) {
 	opened := map[string]bool{}
 	for i := range plan.Program.Programs {
@@ -83,15 +84,15 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 }
 
 // groupsMayStay reports whether solve's own tiers are also tried with groups on their processor alone, as the rule
-// "optimal" has them. The problem of a program counts no meetings between its sections, and so it divides groups where
-// that is slower. It was seen where the region of the processor is limited (TestRulesInARegion).
+// "optimal" has them. The problem of a program counts no meetings between its sections, so it may divide groups where
+// that is slower. This happens where the region of the processor is limited (TestRulesInARegion).
 func (s *session) groupsMayStay() bool {
 	npu, err := staticProcessor(s.in.SoC)
 	return err == nil && s.in.TierRule.find() == nil &&
 		(npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0)
 }
 
-// totalNS returns what all programs of a plan are predicted to take, with what each pays for opening its graphs.
+// totalNS returns the predicted time of all programs of a plan, plus each program's share of opening its graphs.
 func (in *Input) totalNS(plan *planir.Plan) (ns int64) {
 	for i := range plan.Predictions {
 		ns += plan.Predictions[i].PlanNS
@@ -104,8 +105,8 @@ func (in *Input) totalNS(plan *planir.Plan) (ns int64) {
 }
 
 // solveWithRule solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of
-// them. Where no plan with them keeps all limits, since it holds more than its slots, they are decided again for less
-// room.
+// them. A plan holds more than its slots, so the plan with tiers may break a limit; then the tiers are decided again
+// for less room.
 func (s *session) solveWithRule(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
 	npu, err := staticProcessor(s.in.SoC)
 	if err != nil {
@@ -133,7 +134,7 @@ func (s *session) solveWithRule(ctx context.Context, dynamic *Result, rule TierR
 	}
 }
 
-// withoutTiers returns the plan without tiers, and why others were left.
+// withoutTiers returns the plan without tiers, with the reason why tiers were not kept.
 func (r *Result) withoutTiers(left []string, reports []planir.Solve) *Result {
 	out, plan := *r, *r.Plan
 	out.Plan, out.TiersLeft = &plan, left
@@ -141,8 +142,8 @@ func (r *Result) withoutTiers(left []string, reports []planir.Solve) *Result {
 	return &out
 }
 
-// withDecided solves a plan again with decided tiers. Buckets that are no faster with theirs are solved without, unless
-// all are to be kept. It fails with class ClassInfeasible where no plan has room for the tiers.
+// withDecided solves a plan again with decided tiers. Buckets that their tiers make no faster are solved without them,
+// unless all are to be kept. It fails with class ClassInfeasible if no plan has room for the tiers.
 func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *decidedTiers, rule TierRule,
 	all bool) (*Result, error) {
 	in := s.in
@@ -218,15 +219,16 @@ func programSizes(plan *planir.Plan) (buckets, batches []int) {
 	return buckets, batches
 }
 
-// decidedTiers are the capacity tiers of buckets, with what the engine says of them, and why other buckets have none.
+// decidedTiers are the capacity tiers of buckets, with the engine's reports, and the reasons why other buckets have
+// none.
 type decidedTiers struct {
 	tiers   []planir.ExpertTiers
 	reports []planir.Solve
 	left    []string
 }
 
-// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts, within a
-// room that the buckets share.
+// decideTiers decides the capacity tiers of every bucket of a plan, with the schemes that the plan gives experts,
+// within a room that the buckets share.
 func (s *session) decideTiers(ctx context.Context, plan *planir.Plan, rule TierRule, all TierRoom,
 	npu *socs.Processor) (out *decidedTiers, err error) {
 	room := all

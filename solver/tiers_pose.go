@@ -16,7 +16,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// TierInstance is the tiers problem of one bucket with what its indices mean.
+// TierInstance is the tiers problem of one bucket, with the things that its indices stand for.
 type TierInstance struct {
 	Problem  *problem.Tiers
 	NPU, CPU string
@@ -28,8 +28,9 @@ type TierInstance struct {
 }
 
 // PoseTiers prices the experts of a model in a program of that many rows: groups on the SoC's processor of static
-// shapes, rows on its control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have
-// in common is left out: routing and summing up. The two processors work at the same time unless they share a core.
+// shapes, single rows on its control processor. schemes are those of the products (see models.Model.ExpertOps). Work
+// that all choices have in common is left out: routing and summing up. The two processors work at the same time unless
+// they share a core.
 func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierInstance, error) {
 	if err := in.Loads.Validate(); err != nil {
 		return nil, err
@@ -99,8 +100,8 @@ func (x *TierInstance) addLoads() (most int, err error) {
 	return most, nil
 }
 
-// addPrices fills in the times of groups on the NPU, of up to most rows of an expert on the control processor, so that
-// any overflow is a look-up, and of the hand-overs of a layer.
+// addPrices fills in three kinds of times: those of groups on the NPU, those of up to most rows of an expert on the
+// control processor, so that any overflow is a look-up, and those of a layer's hand-overs.
 func (x *TierInstance) addPrices(pr *price.Fitted, model *models.Model, most int, fuses bool) (err error) {
 	p := x.Problem
 	if p.GroupNS, err = groupPrices(pr, x, model, p, fuses); err != nil {
@@ -126,7 +127,7 @@ func (x *TierInstance) addPrices(pr *price.Fitted, model *models.Model, most int
 	return nil
 }
 
-// openingNS returns the part of opening a graph that each of so many calls pays, 0 of any number.
+// openingNS returns the share of the time to open a graph that each of so many calls pays, 0 if the number is 0.
 func openingNS(proc *socs.Processor, calls int) int64 {
 	if calls == 0 {
 		return 0
@@ -156,11 +157,11 @@ func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
 // tileSteps are the capacities to choose from, in tiles.
 var tileSteps = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
 
-// leastCapacity is the fewest rows that are worth a capacity of their own.
+// leastCapacity is the smallest useful capacity, in rows.
 const leastCapacity = 8
 
-// capacities are tileSteps up to what holds the most rows. Tiles that are smaller than leastCapacity count several
-// times.
+// capacities returns tileSteps up to the capacity that holds the most rows. Tiles smaller than leastCapacity are
+// multiplied.
 func capacities(tile, most int) (out []int) {
 	tile *= max(1, (leastCapacity+tile-1)/tile)
 	for _, n := range tileSteps {
@@ -187,12 +188,12 @@ func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op)
 	return out
 }
 
-// maxGroup is the most experts of a group where no limit says.
+// maxGroup is the most experts of a group if no limit says otherwise.
 const maxGroup = 64
 
-// groupPrices returns the times of groups in ns, by tier and number of experts: those of their operators as the plan's
-// program prices them, less all launches but one where the processor joins them, and what links copy in and out. A
-// group has at most as many experts as a graph's bytes hold.
+// groupPrices returns the times of groups in ns, by tier and number of experts. They are the times of the groups'
+// operators as the plan's program prices them, less all launches but one if the processor joins them, plus the copies
+// in and out over links. A group has at most as many experts as fit the bytes of a graph.
 func groupPrices(
 	pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers, fuses bool,
 ) (out [][]int64, err error) {
@@ -283,8 +284,8 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
 	return out
 }
 
-// layer returns what is decided and expected of one layer, and how many rows it leaves for the dynamic products in all
-// chunks.
+// layer returns the decisions and expectations for one layer, and how many rows it leaves for the dynamic products in
+// all chunks.
 func (x *TierInstance) layer(l int, choices []int, npu int64) (out planir.ExpertLayer, dynamic int64) {
 	p := x.Problem
 	out.Layer = x.Layers[l]
@@ -328,8 +329,8 @@ func (x *TierInstance) layer(l int, choices []int, npu int64) (out planir.Expert
 	return out, dynamic
 }
 
-// share is part of all, rounded to six digits behind the point, so that equal solutions read alike on every machine; 0
-// of nothing.
+// share returns part over all, rounded to six digits behind the point, so that equal solutions read alike on every
+// machine; 0 if all is 0.
 func share(part, all float64) float64 {
 	if all == 0 {
 		return 0

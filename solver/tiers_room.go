@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// TierRoom is what a plan without slots leaves for them; 0: any number.
+// TierRoom is the room that a plan without slots leaves for them; 0 means no limit.
 type TierRoom struct {
 	Region int64 // bytes of the address space of their processor
 	Memory int64 // bytes of the process
@@ -23,7 +23,7 @@ type TierRoom struct {
 // roomTries is how often tiers are decided again, with less room, because no plan with them keeps all limits.
 const roomTries = 4
 
-// smaller is three quarters of the room.
+// smaller returns three quarters of the room.
 func (r TierRoom) smaller() TierRoom {
 	for i := range roomLimits {
 		left := roomLimits[i].left(&r)
@@ -35,10 +35,10 @@ func (r TierRoom) smaller() TierRoom {
 // limited reports whether the room is a number of bytes.
 func (r TierRoom) limited() bool { return r.Region > 0 || r.Memory > 0 }
 
-// sharedRounds is how often tiers are decided again because those of all buckets together hold more than there is.
+// sharedRounds is how often tiers are decided again because those of all buckets together exceed the room.
 const sharedRounds = 4
 
-// roomLimit is something that slots share.
+// roomLimit is a limit that slots share.
 type roomLimit struct {
 	name   string
 	left   func(room *TierRoom) *int64
@@ -65,7 +65,7 @@ func (l *roomLimit) tierLimit(
 		Expert: l.copies(npu) * int64(len(model.ExpertLayers())) * packedExpert(model, schemes, npu)}
 }
 
-// limits returns those of the room that a problem of tiers has to keep.
+// limits returns the limits of the room that a problem of tiers has to keep.
 func (r TierRoom) limits(model *models.Model, schemes []op.Scheme, npu *socs.Processor) (out []problem.TierLimit) {
 	for i := range roomLimits {
 		if limit := roomLimits[i].tierLimit(r, model, schemes, npu); limit.Bytes > 0 {
@@ -75,7 +75,7 @@ func (r TierRoom) limits(model *models.Model, schemes []op.Scheme, npu *socs.Pro
 	return out
 }
 
-// packedExpert returns what the weights of an expert take as a processor reads them.
+// packedExpert returns the bytes of an expert's weights as a processor reads them.
 func packedExpert(model *models.Model, schemes []op.Scheme, npu *socs.Processor) (bytes int64) {
 	for _, operator := range expertOps(model, schemes, 1) {
 		if operator.Kind != op.MatMul {
@@ -91,8 +91,8 @@ func packedExpert(model *models.Model, schemes []op.Scheme, npu *socs.Processor)
 	return bytes
 }
 
-// slotRow returns what a row of a slot takes in buffers: what is moved there, its result, and what the operators of a
-// group pass to each other where no graph joins them. All layers use the same buffers.
+// slotRow returns the bytes of buffers for a row of a slot: its input, its result, and the values between the operators
+// of a group if no graph joins them. All layers use the same buffers.
 func slotRow(model *models.Model, schemes []op.Scheme, npu *socs.Processor) int64 {
 	bytes := 2 * int64(model.Hidden) * int64(op.F32.Bytes())
 	if npu.Fuses {
@@ -109,9 +109,9 @@ func slotRow(model *models.Model, schemes []op.Scheme, npu *socs.Processor) int6
 	return bytes
 }
 
-// share leaves less of the room where the tiers of several buckets hold more than all of it together. A processor whose
-// graphs own their weights holds the experts of every bucket, another one each expert once; buffers of groups are
-// shared by buckets. It reports whether tiers are to be decided again.
+// share reduces the room if the tiers of several buckets together exceed it. A processor whose graphs own their weights
+// holds the experts of every bucket; other processors hold each expert once. Buckets share the buffers of groups. It
+// reports whether tiers are to be decided again.
 func (r *TierRoom) share(all TierRoom, tiers []planir.ExpertTiers, model *models.Model, schemes []op.Scheme,
 	npu *socs.Processor) (again bool) {
 	experts, own := int64(planir.MostSlotted(tiers)), int64(0)
@@ -139,8 +139,8 @@ func (r *TierRoom) share(all TierRoom, tiers []planir.ExpertTiers, model *models
 	return again
 }
 
-// tierRoom returns what a plan leaves for groups of experts on a processor: bytes of its address space and of the
-// process, and the fewest graphs that its limits and the time to open graphs allow.
+// tierRoom returns the room that a plan leaves for groups of experts on a processor: bytes of its address space and of
+// the process, and the fewest graphs that its limits and the time to open graphs permit.
 func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom) {
 	used := check.Load(plan, npu)
 	least := func(graphs int64) {

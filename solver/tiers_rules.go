@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// TierRule is another way to choose capacity tiers than for the least time, to compare with. Its tiers are kept
+// TierRule is a way to choose capacity tiers other than for the least time, to compare with. Its tiers are kept
 // whatever they gain, and their groups run on the processor of static shapes.
 type TierRule struct {
 	Slots     string // a name of tierRules; "": solve's own choice, where it is faster
@@ -41,7 +41,7 @@ var tierRules = []tierRule{
 	{name: "all", choose: slotsForAll},
 }
 
-// ungrouped is how a rule is told that every slot is a graph of its own.
+// ungrouped is the name that makes every slot a graph of its own.
 const ungrouped = "ungrouped"
 
 // ParseTierRule reads the names of a rule: one of those for slots, and "ungrouped". No names are solve's own choice.
@@ -76,8 +76,8 @@ func (r TierRule) find() *tierRule {
 	return &tierRules[at]
 }
 
-// Choose poses the problem of a program of that many rows and chooses its tiers by the rule. Their bound is 0, since
-// other choices may take less, but for solve's own choice.
+// Choose poses the problem of a program of that many rows and chooses its tiers by the rule. Except for solve's own
+// choice their bound is 0, since other choices may take less.
 func (r TierRule) Choose(ctx context.Context, in Input, pose func(in Input) (*TierInstance, error)) (*TierInstance,
 	problem.TierSolution, error) {
 	rule := r.find()
@@ -119,12 +119,12 @@ func (r TierRule) Choose(ctx context.Context, in Input, pose func(in Input) (*Ti
 	return instance, solution, nil
 }
 
-// solvedTiers returns the engine's.
+// solvedTiers returns the engine's solution.
 func solvedTiers(ctx context.Context, engine problem.Engine, tiers *problem.Tiers) (problem.TierSolution, error) {
 	return engine.Tiers(ctx, tiers, problem.Limits{})
 }
 
-// ladder leaves the capacities of the paper that the processor's tile divides.
+// ladder restricts the capacities to those of the paper that are multiples of the processor's tile.
 func ladder(want *workload.Experts, tile int) {
 	want.Capacities = nil
 	for _, rows := range PaperLadder {
@@ -135,12 +135,13 @@ func ladder(want *workload.Experts, tile int) {
 	want.Tiers = max(1, len(want.Capacities))
 }
 
-// ladderTiers are NPUMoE's own (sec. 4.1): every expert has a slot, the busiest ones the largest.
+// ladderTiers returns NPUMoE's own tiers (sec. 4.1): every expert has a slot, and the busiest experts have the largest
+// slots.
 func ladderTiers(_ context.Context, _ problem.Engine, tiers *problem.Tiers) (problem.TierSolution, error) {
 	return busiestFirst(tiers, tiers.LadderSlots(tiers.Capacities)), nil
 }
 
-// slotsForAll returns the engine's, with one capacity for all experts that these leave without a slot: that with which
+// slotsForAll extends the engine's solution: all experts without a slot get one, of one capacity, the one with which
 // the experts take the least time.
 func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tiers) (problem.TierSolution, error) {
 	if most := tiers.MostSlots(); most < tiers.Experts() {
@@ -174,7 +175,7 @@ func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tier
 	return best, nil
 }
 
-// busiestFirst are slots with the busiest experts of every layer in the largest.
+// busiestFirst returns slots with the busiest experts of every layer in the largest.
 func busiestFirst(tiers *problem.Tiers, slots []int) problem.TierSolution {
 	choices := tiers.InOrder(slots)
 	return problem.TierSolution{Slots: slots, Choices: choices, Objective: tiers.Time(slots, choices)}

@@ -12,17 +12,17 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// stepWork is what a step does alone on its processor: its phases, and how long they take, as an interval with the
-// expected time.
+// stepWork is the work of a step alone on its processor: its phases, and their time as an interval with the expected
+// time.
 type stepWork struct {
 	phases []timeline.Phase
 	price.Estimate
 }
 
-// timelineSections lays a lowered program out for walks, one for each of its sections. Lanes have their steps, and
-// instead of flags the steps that set them. Lanes with equal thread(lane) share a thread. submit is what a step of a
-// lane takes the control processor's thread that gives it to the lane's processor, in ns. It knows nothing of how the
-// decisions came about.
+// timelineSections lays a lowered program out for walks, one for each of its sections. A lane has its steps, each with
+// the steps of other lanes for which it waits. Lanes with equal thread(lane) share a thread. submit is the time in ns
+// that the control processor's thread needs to give a lane's processor a step. This function knows nothing of how the
+// decisions were made.
 func timelineSections(ph *planir.PhaseProgram, control string, thread func(lane string) string,
 	submit func(lane string) float64) []timeline.Section {
 	out := make([]timeline.Section, len(ph.Sections))
@@ -72,10 +72,10 @@ type sectionWork struct {
 	withCopies map[copyKey][]timeline.Phase
 }
 
-// transfers is what moving the operands of calls takes.
+// transfers are the times of moving the operands of calls.
 type transfers map[moves.Place]copyNS
 
-// copyNS is what moving the operands of a call takes in ns, to its processor before it and to the host behind it.
+// copyNS is the time of moving the operands of a call in ns: to its processor before it, and to the host after it.
 type copyNS struct{ fetch, hand float64 }
 
 // copyKey is a step with copies, which differ from iteration to iteration.
@@ -84,7 +84,8 @@ type copyKey struct {
 	copyNS
 }
 
-// Phases returns those of the step, the same in every iteration in which it has a layer, between its copies.
+// Phases returns the phases of a step, between its copies. They are the same in every iteration in which it has a
+// layer.
 func (e *sectionWork) Phases(lane, step, iteration int) []timeline.Phase {
 	if _, works := e.section.Lanes[lane].Steps[step].Layer(e.section, iteration); !works {
 		return nil
@@ -126,7 +127,7 @@ func assumeTimes(sec *planir.Section, of map[stepKey]stepWork, pick func(price.E
 	return out
 }
 
-// stretched is phases that take that many times as long.
+// stretched returns phases that take that many times as long.
 func stretched(phases []timeline.Phase, factor float64) []timeline.Phase {
 	out := make([]timeline.Phase, len(phases))
 	for i := range phases {
@@ -135,7 +136,8 @@ func stretched(phases []timeline.Phase, factor float64) []timeline.Phase {
 	return out
 }
 
-// programWork is what the steps of a program do in a call, and what its processors cost the control thread.
+// programWork is the work of the steps of a program in a call, and the control thread's time for the processors that it
+// feeds.
 type programWork struct {
 	of     map[stepKey]stepWork
 	copied transfers
@@ -170,7 +172,7 @@ func (s *request) predictSections(ph *planir.PhaseProgram, done programWork,
 	return total, each, err
 }
 
-// stepKey names a step: what is told apart by it takes the same time.
+// stepKey names a step: steps with equal keys take the same time.
 type stepKey struct {
 	lane, node, graph string
 	from              int // first row, of which chunk it is
@@ -181,24 +183,24 @@ func keyOf(lane *planir.Lane, st *planir.Step) stepKey {
 	return stepKey{lane.Proc, st.Node, st.Run, st.R0}
 }
 
-// call is how a program is called.
+// call describes how a program is called.
 type call struct {
 	rows    int // of the call, at most the program's
 	context int // positions that attention works on
 }
 
-// workOf returns what the steps of a program do: the operators of their graphs, which are launched once.
+// workOf returns the work of a program's steps: the operators of their graphs, each graph launched once.
 func (s *request) workOf(plan *planir.Plan, ph *planir.PhaseProgram) (programWork, error) {
 	return s.workAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
 }
 
-// workOfCall is workOf for a call with fewer rows: a processor that takes any number of rows computes just those.
+// workOfCall returns the work of a call with fewer rows. A processor that takes any number of rows computes only those.
 func (s *request) workOfCall(plan *planir.Plan, ph *planir.PhaseProgram, called call) (programWork, error) {
 	return s.workAt(plan, ph, called.rows, func(int) int { return called.context })
 }
 
-// workAt is workOf for a call of so many rows, with the positions that attention of a step works on by its first
-// row.
+// workAt returns the work of a call of so many rows. The number of positions on which attention of a step works depends
+// on the step's first row.
 func (s *request) workAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
 	context func(from int) int) (programWork, error) {
 	graphs := map[string]*planir.Graph{}
@@ -231,8 +233,8 @@ func (s *request) workAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
 	return programWork{out, copied, s.submissions(plan)}, err
 }
 
-// submissions returns what a step of each processor takes the control thread, in ns, of those that it feeds. A device
-// that works on the control processor's own cores takes turns with it anyway.
+// submissions returns how long the control thread takes to submit a step, in ns, for each processor that it feeds. A
+// device that works on the control processor's own cores takes turns with it anyway.
 func (s *request) submissions(plan *planir.Plan) map[string]float64 {
 	out := map[string]float64{}
 	control := s.Thread(s.in.SoC.Control)
@@ -252,7 +254,8 @@ func (s *request) submissions(plan *planir.Plan) map[string]float64 {
 	return out
 }
 
-// copyTimes prices what travels in a call between the host's memory and the processors that have their own.
+// copyTimes prices the operands of a call that travel between the host's memory and processors with memory of their
+// own.
 func (s *request) copyTimes(plan *planir.Plan, ph *planir.PhaseProgram, rows int) (transfers, error) {
 	sets := make([]*capability.Set, len(plan.Procs))
 	for i := range plan.Procs {
@@ -309,8 +312,8 @@ func (s *request) copyTimes(plan *planir.Plan, ph *planir.PhaseProgram, rows int
 	return out, nil
 }
 
-// graphWork returns what a graph does on a processor: what its operators do, less the launches that one graph saves. It
-// does nothing where no row of the call is left for it.
+// graphWork returns the work of a graph on a processor: that of its operators, less the launches that one graph saves.
+// It is empty if no row of the call is left for the graph.
 func (s *request) graphWork(on *planir.Proc, graph *op.Graph, called call) (stepWork, error) {
 	var out stepWork
 	if called.rows == 0 {

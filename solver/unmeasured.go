@@ -14,11 +14,12 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// Unmeasured returns what to measure for the decisions of a plan that rest on extrapolation (GroundsOf): the operators
-// of what was chosen and of the cheapest alternative, in the plan's order and each once, and the sets of more than two
-// processors that execute one of them side by side. The workload says how many positions attention is priced for.
+// Unmeasured returns what to measure because decisions of a plan rest on extrapolation (GroundsOf). These are the
+// operators of the chosen way and of the cheapest alternative, in the plan's order and each once, and the sets of more
+// than two processors that execute one of them side by side. The workload says for how many positions attention is
+// priced.
 //
-// A plan that is not for the model and the SoC is an error of class ClassInput.
+// A plan for another model or SoC is an error of class ClassInput.
 func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *workload.Workload) (tasks []price.Task,
 	sets [][]string, err error) {
 	digest, err := model.Digest()
@@ -72,7 +73,7 @@ func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *wor
 	return tasks, sets, nil
 }
 
-// bestTwo returns a decision and its cheapest alternative, where it has one, as a decision.
+// bestTwo returns a decision and its cheapest alternative, if it has one, as a decision.
 func bestTwo(decision *planir.Decision) (ways []planir.Decision, err error) {
 	ways = append(ways, *decision)
 	if len(decision.Alternatives) > 0 {
@@ -85,7 +86,7 @@ func bestTwo(decision *planir.Decision) (ways []planir.Decision, err error) {
 	return ways, err
 }
 
-// withSet adds the processors of a decision to sets, where they are more than two and not there.
+// withSet adds the processors of a decision to sets, if they are more than two and not listed yet.
 func withSet(sets [][]string, decision *planir.Decision) [][]string {
 	var procs []string
 	for _, share := range decision.Shares {

@@ -76,8 +76,9 @@ func (s *session) isLimited(kind problem.LimitKind) bool {
 	return slices.ContainsFunc(s.bounds, func(b bound) bool { return b.kind == kind })
 }
 
-// planWithOtherSchemes returns the best plan found with the schemes that are best for what is limited, for all buckets
-// or the first of them. why is the error of the session's own schemes, and the answer where none of these has a plan.
+// planWithOtherSchemes returns the best plan found with the schemes that are best for the limited quantities, for all
+// buckets or the first of them. why is the error of the session's own schemes; it is returned if none of these schemes
+// has a plan.
 func (s *session) planWithOtherSchemes(ctx context.Context, why error) (*session, *planir.Plan, error) {
 	var by *session
 	var best *planir.Plan
@@ -244,8 +245,9 @@ func (s *session) fromLeastMemory(ctx context.Context, bound int64) (*session, *
 	return s.improveFrom(ctx, by, plan, bound)
 }
 
-// improveFrom starts from a plan that another goal led to, with its schemes and buckets, and returns the best plan
-// found by the session's own measure: that plan itself where a limit leaves no room. most bounds the memory, 0: not.
+// improveFrom starts from a plan that was made for another goal, with its schemes and buckets. It returns the best plan
+// found by the session's own measure; if a limit leaves no room, that is the plan itself. most bounds the memory, 0: no
+// bound.
 func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Plan,
 	most int64) (*session, *planir.Plan, error) {
 	other, err := by.withGoal(s.measure())
@@ -305,8 +307,8 @@ func (s *session) withPredictions(plan *planir.Plan) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// repriced returns a plan whose reports say what its decisions cost by the planner's measure, with each program's own
-// optimum as the bound.
+// repriced returns a plan whose reports give the costs of its decisions by the planner's measure, with each program's
+// own optimum as the bound.
 func (s *planner) repriced(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	out := *plan
 	out.Solver = nil
@@ -348,9 +350,9 @@ func (s *session) waive(kinds ...problem.LimitKind) {
 }
 
 // proveInfeasible returns the error that a limit is below what every plan takes, whatever its schemes, buckets and
-// placement; nil where that is not known. Times count the work of all processors as if it were divided evenly among
-// them, energy every operator where it takes least. Memory has a proof of its own (tooLarge), beside what the smallest
-// plan consists of.
+// placement; nil if that is not known. For times it divides the work of all processors evenly among them. For energy it
+// places every operator where it takes least. For memory, tooLarge has a proof of its own beside the parts of the
+// smallest plan.
 func (s *session) proveInfeasible() (proof, err error) {
 	least := map[quantity]int64{}
 	for _, bound := range s.bounds {
@@ -384,7 +386,7 @@ func (s *session) proveInfeasible() (proof, err error) {
 	return nil, nil
 }
 
-// busyNS returns how long a candidate keeps processors busy, in ns of all of them together.
+// busyNS returns for how long a candidate keeps processors busy: the sum over processors, in ns.
 func (s *request) busyNS(candidate *price.Candidate) float64 {
 	total := 0.0
 	for _, x := range candidate.Times {
@@ -415,8 +417,8 @@ func (s *pricing) leastEnergy() (int64, error) {
 	return price.Whole(least), nil
 }
 
-// leastMemory returns a lower bound of what a process holds, in bytes: the lightest weights, and what every process
-// has.
+// leastMemory returns a lower bound of a process's memory, in bytes: the lightest weights, and what every process
+// holds.
 func (s *schemeChoice) leastMemory() int64 {
 	pairs, _ := s.byWeight()
 	if len(pairs) == 0 {

@@ -66,7 +66,7 @@ func (s *session) planWithinMemory(
 	return best.by, best.plan, nil
 }
 
-// withinMemory is the best plan found within a bound of memory.
+// withinMemory is the state of the search for the best plan within a bound of memory.
 type withinMemory struct {
 	asked *session // for it
 	bound int64
@@ -144,7 +144,7 @@ func (s *session) withFirstBuckets(ctx context.Context, buckets int) (*session, 
 	return other, other.prepare(ctx)
 }
 
-// weightBytes returns what the classes take at least in a pair of assignments: one packed copy for each format.
+// weightBytes returns a lower bound of the classes' bytes in a pair of assignments: one packed copy for each format.
 func (s *schemeChoice) weightBytes(prefill, decode assignment) int64 {
 	var total int64
 	for i := range s.classes {
@@ -158,8 +158,8 @@ func (s *schemeChoice) weightBytes(prefill, decode assignment) int64 {
 	return total
 }
 
-// leastPool returns what the values of the largest program take at least: every plan has a buffer for each that no
-// graph of several operators can keep inside.
+// leastPool returns a lower bound of the buffers for the values of the largest program: every plan has a buffer for
+// each value that no graph of several operators can keep inside.
 func (s *schemeChoice) leastPool() int64 {
 	rows := 1
 	if count := len(s.want.Buckets); count > 0 {
@@ -218,16 +218,16 @@ func (s *schemeChoice) lightest() (prefill, decode assignment) {
 	return prefill, decode
 }
 
-// SmallestError says that even the smallest plan found holds too much; Total is its bytes.
+// SmallestError says that even the smallest plan found exceeds the memory; Total is its bytes.
 type SmallestError struct {
 	Total int64
 	text  string
 }
 
-// Error says what that plan holds, and what is permitted.
+// Error lists what that plan holds, and what is permitted.
 func (e *SmallestError) Error() string { return e.text }
 
-// tooLarge returns the error that the smallest plan found, for this measure, holds more than is permitted.
+// tooLarge returns the error that the smallest plan found holds more than is permitted.
 func (s *schemeChoice) tooLarge(bound int64, smallest *planir.Plan) error {
 	m := smallest.Memory
 	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s",

@@ -8,15 +8,15 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// DefaultWorkingMemory is what a solve keeps at most where its input does not say.
+// DefaultWorkingMemory is the most that a solve keeps in memory if its input does not say.
 const DefaultWorkingMemory = 1 << 30
 
 // cachedPart is the part of the working memory that posed problems take at most while other plans are looked at, one
 // in so many.
 const cachedPart = 8
 
-// memoryBudget counts the bytes of what a solve keeps: candidates, problems, combinations of schemes. It adds up
-// lengths times sizes, and never asks the system or the collector, so that what is decided by it is the same on every
+// memoryBudget counts the bytes that a solve keeps: candidates, problems, combinations of schemes. It adds up lengths
+// times sizes, and never asks the system or the garbage collector, so decisions that depend on it are the same on every
 // machine. Several sessions share one.
 type memoryBudget struct {
 	limit, held, peak int64
@@ -41,19 +41,19 @@ func (l *memoryBudget) reserve(bytes int64) {
 // release counts bytes that are no longer kept.
 func (l *memoryBudget) release(bytes int64) { l.held -= bytes }
 
-// exceededBy reports whether more is kept than is permitted, with more bytes still to come.
+// exceededBy reports whether the kept bytes and more bytes to come exceed the limit.
 func (l *memoryBudget) exceededBy(more int64) bool { return l.held+more > l.limit }
 
-// remaining returns what an engine may keep beside bytes that are needed for a while.
+// remaining returns how much an engine may keep beside bytes that are needed for a while.
 func (l *memoryBudget) remaining(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
 
-// check returns an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be
-// impossible.
+// check returns an error of class ClassUnavailable if more is kept than is permitted. It does not mean that no plan
+// exists.
 func (l *memoryBudget) check(what string) error {
 	return l.checkWith(0, what)
 }
 
-// checkWith is check for bytes that are needed for a while.
+// checkWith does what check does, with bytes that are needed for a while.
 func (l *memoryBudget) checkWith(bytes int64, what string) error {
 	l.peak = max(l.peak, l.held+bytes)
 	if !l.exceededBy(bytes) {
@@ -70,7 +70,7 @@ func (s *pricing) reserve(bytes int64) {
 	s.budget.reserve(bytes)
 }
 
-// close releases what the session keeps. It may be used again all the same: what it then takes counts again.
+// close releases what the session keeps. It may be used again all the same; what it then takes counts again.
 func (s *pricing) close() {
 	s.dropPrograms()
 	s.budget.release(s.kept)
@@ -100,7 +100,7 @@ const (
 	contendedBytes = 40
 )
 
-// candidateSize returns what a candidate keeps.
+// candidateSize returns the bytes that a candidate keeps.
 func candidateSize(candidate *price.Candidate) int64 {
 	return candidateBytes + int64(len(candidate.Shares))*shareBytes +
 		int64(len(candidate.Reads)+len(candidate.Writes))*accessBytes
@@ -219,7 +219,7 @@ func (s *pricing) trimPrograms() {
 	}
 }
 
-// dropPrograms drops all posed programs and their sections. What is in use elsewhere stays alive by itself.
+// dropPrograms drops all posed programs and their sections. Those in use elsewhere stay alive by themselves.
 func (s *pricing) dropPrograms() {
 	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]int64{}
 	s.branchCaches, s.forkCaches = map[string]*branchCache{}, map[string]*forkCache{}

@@ -239,7 +239,7 @@ func structReader(typ reflect.Type) readFunc {
 	}
 }
 
-// empty returns what omitempty leaves out.
+// empty reports whether omitempty leaves a value out.
 func empty(value reflect.Value) bool {
 	switch value.Kind() {
 	case reflect.Slice, reflect.Array, reflect.Map, reflect.String:

@@ -23,7 +23,7 @@ import (
 // folder holds the golden files of a package, below its testdata.
 const folder = "testdata/golden"
 
-// update returns the one switch of the repository.
+// update reports whether golden files are to be rewritten: the one switch of the repository.
 func update() bool { return os.Getenv("HETC_UPDATE") == "1" }
 
 var used = struct {

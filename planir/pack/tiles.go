@@ -240,7 +240,7 @@ func (p *tilePacker) rowsQ4(dst []byte, cols *[TileN][]float32, tile, k0, k1 int
 	return nil
 }
 
-// columnScales returns the extra pass over columns that are too long for the buffer.
+// columnScales is the extra pass over columns that are too long for the buffer.
 func (p *tilePacker) columnScales(scale *[TileN]float32, tile int) error {
 	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
 		cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))

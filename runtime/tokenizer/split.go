@@ -280,7 +280,7 @@ func withRest(search func(text string, yield func(from, to int)) error) regions 
 	}
 }
 
-// regions returns the matches of a, and what is between them.
+// regions yields the matches of a and the text between them.
 func (a *automaton) regions(text string, yield func(from, to int, match bool)) error {
 	return withRest(a.matches)(text, yield)
 }

@@ -214,7 +214,7 @@ func (s set) and(other set) set {
 	return out
 }
 
-// isSpace returns the property White_Space.
+// isSpace reports whether a character has the property White_Space.
 func isSpace(char rune) bool {
 	if char < 0x80 {
 		return char == ' ' || '\t' <= char && char <= '\r'

@@ -209,8 +209,8 @@ func (b *Buckets) restNS(sizes []int, tokens int) int64 {
 	return cost
 }
 
-// Precedes returns the order of equally good choices: fewer buckets (each is a program to hold), then the
-// lexicographically smaller ascending list.
+// Precedes reports whether first comes before second in the order of equally good choices: fewer buckets (each is a
+// program to hold), then the lexicographically smaller ascending list.
 func (b *Buckets) Precedes(first, second []int) bool {
 	if len(first) != len(second) {
 		return len(first) < len(second)

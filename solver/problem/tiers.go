@@ -245,7 +245,7 @@ func (p *Tiers) Left(rows int32, choice int) int {
 	return max(0, int(rows)-p.Capacities[choice-1])
 }
 
-// LeftNS returns what the control processor takes for an expert with a choice.
+// LeftNS returns the control processor's time for an expert with a choice.
 func (p *Tiers) LeftNS(rows int32, choice int) int64 {
 	if p.Drop && choice > 0 {
 		return 0

@@ -196,7 +196,7 @@ func clobbers(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// flagError returns what a command line with a wrong flag gets.
+// flagError returns the error for a command line with a wrong flag.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var value *pflag.InvalidValueError

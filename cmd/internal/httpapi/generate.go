@@ -296,7 +296,7 @@ func abortIfLeft(ctx context.Context) {
 	}
 }
 
-// problemOf returns what a client is told of an error.
+// problemOf returns what a client gets for an error.
 func (a *API) problemOf(ctx context.Context, err error) *problem {
 	var wrong *problem
 	switch class := diag.ClassOf(err); {

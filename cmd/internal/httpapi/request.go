@@ -250,7 +250,7 @@ var completionFields = with(map[string]field{
 	},
 })
 
-// maxTokens returns the length of the answer, which has two names.
+// maxTokens reads the length of the answer, which has two names.
 func maxTokens(r *request, v value) *problem {
 	count, wrong := v.whole(1, math.MaxInt32)
 	if wrong == nil && r.maxTokens != 0 && r.maxTokens != int(count) {
@@ -260,7 +260,7 @@ func maxTokens(r *request, v value) *problem {
 	return wrong
 }
 
-// stops returns a text or up to four, none of them empty.
+// stops reads a text or up to four, none of them empty.
 func stops(r *request, v value) *problem {
 	const most, longest = 4, 4096
 	var one string
@@ -277,7 +277,7 @@ func stops(r *request, v value) *problem {
 	return nil
 }
 
-// streamOptions has one option that counts.
+// streamOptions reads an object of which one option counts.
 func streamOptions(r *request, v value) *problem {
 	options, wrong := v.object()
 	if wrong != nil {
@@ -305,7 +305,8 @@ func streamOptions(r *request, v value) *problem {
 	return nil
 }
 
-// prompt returns a text, or token ids. A list of one of them is that one, because clients write it so.
+// prompt reads a text, or token ids. A list of one text or one list of ids counts as that one, because clients write it
+// so.
 func prompt(r *request, v value) *problem {
 	var list []json.RawMessage
 	switch {
@@ -338,7 +339,7 @@ func (r *request) readIDs(v value) bool {
 	return true
 }
 
-// notIDs says which element of a list is no token id.
+// notIDs returns the problem that an element of a list is no token id.
 func notIDs(v value, list []json.RawMessage) *problem {
 	for i, raw := range list {
 		if _, wrong := v.element(i, raw).whole(0, math.MaxInt32); wrong != nil {
@@ -351,7 +352,7 @@ func notIDs(v value, list []json.RawMessage) *problem {
 // roles are those that every chat template knows.
 var roles = []string{"system", "user", "assistant"}
 
-// messages returns the conversation.
+// messages reads the conversation.
 func messages(r *request, v value) *problem {
 	var list []json.RawMessage
 	if !v.read(&list) || len(list) == 0 {
@@ -367,7 +368,7 @@ func messages(r *request, v value) *problem {
 	return nil
 }
 
-// roleOf is who says a message. OpenAI's newer name of the system's role is known to few chat templates.
+// roleOf reads the role of a message's author. Few chat templates know OpenAI's newer name of the system's role.
 func roleOf(v value) (string, *problem) {
 	name, wrong := v.text()
 	switch {

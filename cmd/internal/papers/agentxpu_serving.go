@@ -233,7 +233,7 @@ func agentBackground(ctx context.Context, rows *sheet, row string, servers []ser
 	return nil
 }
 
-// agentOverhead returns what is waited for and spent at the rates of the paper's breakdown (Fig. 12 and 13).
+// agentOverhead adds rows on waiting times and energy at the rates of the paper's breakdown (Fig. 12 and 13).
 func agentOverhead(ctx context.Context, rows *sheet, row string, servers []server) error {
 	rates := agent("wl_mixed_points_named").at("values", "breakdown")
 	fared, err := playAll(ctx, servers, agent("wl_trace").at("values").num(), rates.at("reactive").num(),

@@ -448,7 +448,7 @@ func cutRatio(text string) (gpu, npu float64, ok bool) {
 	return gpu, npu, err == nil && n == 2
 }
 
-// heteroSplits returns the divisions of Table 3's measured rows as if the weight could be cut anywhere.
+// heteroSplits adds rows on the divisions of Table 3's measured rows as if the weight could be cut anywhere.
 func heteroSplits(_ context.Context, rows *sheet) error {
 	for _, row := range measuredRows() {
 		share := row.npu / (row.gpuUS + row.npu)

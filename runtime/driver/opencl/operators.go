@@ -264,7 +264,7 @@ func (b *builder) route() error {
 	return nil
 }
 
-// matMul returns a product. Activations that are rounded to 16 bits are so in a step before it.
+// matMul adds a product. If its scheme rounds activations to 16 bits, a step before it does so.
 func (b *builder) matMul() error {
 	operator := &b.op
 	family := kernel.Product(operator.Scheme)
