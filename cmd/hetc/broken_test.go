@@ -163,6 +163,7 @@ var brokenInputs = []broken{
 	{name: "stray argument", args: "hetc verify a.hetb b.hetb --trust k.pub", code: 2, want: `got 2 arguments, want 1`, hint: `usage: hetc verify`},
 	{name: "flags that exclude each other", args: runA + "--tokens 1 --bench", code: 2, want: `--bench makes its own prompt`, hint: `--prompt-len`},
 	{name: "journal of nothing", args: "hetc quality --bundle $A/app.hetb --trust $A/k.pub --model $M --text $M/valid.txt --journal j", code: 2, want: `--journal needs --attention`, hint: `leave it out`},
+	{name: "text that is compressed", make: func(d *dir) { d.write("t.gz", "\x1f\x8b\x08\x00"+strings.Repeat("text ", 1000)) }, args: "hetc calibrate --model $M --text t.gz -o x.yaml", code: 3, want: `text "t.gz": byte 0x8b at offset 1 is no UTF-8`, hint: `iconv`},
 	{name: "limit that is not compared", args: "hetc quality --model $M --text $M/valid.txt --drop 0.5 --max-kl 0.1", code: 2, want: `--max-kl needs --bundle or --plan`, hint: `leave it out`},
 	{name: "flag that would change nothing", args: runA + "--tokens 1 --rounds 3", code: 2, want: `--rounds needs --bench`, hint: `add --bench`},
 	{name: "key without a name", args: "hetc keygen --out keys/", code: 2, want: `--out "keys/" names no file`, hint: `--out keys/release`},

@@ -142,7 +142,7 @@ func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, asked *line,
 	}
 	if asked.Tokens != nil {
 		j.ids = asked.Tokens
-		return j, nil
+		return j, someTokens(j.ids)
 	}
 	if tok == nil {
 		return j, diag.New(diag.ClassInput, "the bundle has no tokenizer").
@@ -161,7 +161,18 @@ func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, asked *line,
 		j.text = asked.Prompt
 		j.ids, err = tok.Prompt(asked.Prompt)
 	}
+	if err == nil {
+		err = someTokens(j.ids)
+	}
 	return j, err
+}
+
+// someTokens refuses a prompt without any.
+func someTokens(ids []int32) error {
+	if len(ids) > 0 {
+		return nil
+	}
+	return diag.New(diag.ClassInput, "the prompt has no tokens").WithHint("give some text, or at least one token id")
 }
 
 // answer returns the tokens of a conversation up to where the model's answer begins. Templates write the token that

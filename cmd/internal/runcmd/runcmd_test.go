@@ -38,6 +38,7 @@ func FuzzPromptLine(f *testing.F) {
 func TestPromptLines(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"id": "a", "tokens": [1.5]}`:       `key "tokens": got number 1.5, want a list of token ids`,
+		`{"tokens": []}`:                     "the prompt has no tokens",
 		`{"tokens": "5"}`:                    `key "tokens": got string, want a list of token ids`,
 		`{"prompt": 7}`:                      `key "prompt": got number, want a string`,
 		`[1]`:                                "got array, want an object",

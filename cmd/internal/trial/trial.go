@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
@@ -289,6 +290,18 @@ func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
 	return text, nil
 }
 
+// notText is where data is not UTF-8, -1 for nowhere. A character may be cut off at the end, as where a file was cut.
+func notText(data []byte) int {
+	for at := 0; at < len(data) && utf8.FullRune(data[at:]); {
+		char, size := utf8.DecodeRune(data[at:])
+		if char == utf8.RuneError && size == 1 {
+			return at
+		}
+		at += size
+	}
+	return -1
+}
+
 // Cut is ReadText of the bytes of a file.
 func (m *Model) Cut(data []byte, windows, size int) (*Text, error) {
 	files, err := m.TokenizerFiles()
@@ -306,6 +319,10 @@ func (m *Model) Cut(data []byte, windows, size int) (*Text, error) {
 	if len(data) == 0 {
 		return nil, diag.New(diag.ClassInput, "the file is empty").
 			WithHint("give a few thousand words of what the model will read")
+	}
+	if at := notText(data); at >= 0 {
+		return nil, diag.New(diag.ClassInput, "byte %#02x at offset %d is no UTF-8", data[at], at).
+			WithHint("give a plain text; one in another encoding is converted by: iconv -f ENCODING -t UTF-8")
 	}
 	ids, err := tok.Encode(string(data))
 	if err != nil {

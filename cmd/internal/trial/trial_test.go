@@ -95,6 +95,18 @@ func measure(t *testing.T, m *Model, x *Text, step int, schemes ...func(node str
 // What another implementation measured on 60 windows of the same text, with plain rounding: mean KL and top-token
 // agreement of a8t/q8c, and of a8t/q4b32 with an 8-bit head, for which scales are searched here. Twelve windows
 // here: their values lie within the spread of such samples.
+// A file that was cut within a character is a text; a compressed one, or one in another encoding, is none.
+func TestNotText(t *testing.T) {
+	for text, want := range map[string]int{
+		"": -1, "plain\n\x00": -1, "gr\u00fcn \ufffd \U0001f600": -1, "\U0001f600"[:3]: -1, "gr\u00fc"[:3]: -1,
+		"\x1f\x8b\x08": 1, "\xff\xfea\x00": 0, "gr\xfcn": 2, "abc\xff": 3, "ab\xc0\x80": 2, "\xed\xa0\x80": 0,
+	} {
+		if got := notText([]byte(text)); got != want {
+			t.Errorf("%q: got %d, want %d", text, got, want)
+		}
+	}
+}
+
 func TestAgreesWithAnotherImplementation(t *testing.T) {
 	require.Slow(t)
 	m := open(t, demo)
