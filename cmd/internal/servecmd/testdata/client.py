@@ -1,6 +1,7 @@
 """What the official client for Python makes of hetserve: client.py URL KEY. WANT is the continuation of PROMPT by 12
 tokens."""
 import asyncio
+import inspect
 import os
 import sys
 
@@ -65,6 +66,17 @@ def refused(kind, status, param, act):
 refused(openai.BadRequestError, 400, "n", lambda: client.completions.create(prompt=prompt, n=3, **asked))
 refused(openai.BadRequestError, 400, "prompt", lambda: client.completions.create(prompt="Woe " * 400, **asked))
 refused(openai.NotFoundError, 404, "model", lambda: client.completions.create(prompt=prompt, model="gpt-4"))
+
+# The server knows every field of the client: one that it does not support is refused with a reason.
+for path, create in (("/chat/completions", client.chat.completions.create), ("/completions", client.completions.create)):
+    for field in inspect.signature(create).parameters:
+        if field == "timeout" or field.startswith("extra_"):
+            continue
+        try:
+            client.post(path, body={field: {"x": 1}}, cast_to=object)
+        except openai.BadRequestError as error:
+            assert error.param != field or "unknown field" not in error.message, f"{path}: {error.message}"
+
 stranger = openai.OpenAI(base_url=url, api_key="wrong", max_retries=0)
 refused(openai.AuthenticationError, 401, None, lambda: stranger.models.list())
 
