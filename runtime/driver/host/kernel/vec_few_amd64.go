@@ -17,7 +17,7 @@ const (
 // prefetched into the second-level cache, and what is nearAhead bytes ahead into the first.
 const (
 	farAhead  = 16 << 10
-	nearAhead = 4 << 10
+	nearAhead = 8 << 10
 )
 
 // isFew reports whether a task takes keys as they are cached. bfloat16 keys are, by kernels of pairs only. With 256 bits

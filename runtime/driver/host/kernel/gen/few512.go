@@ -92,7 +92,8 @@ func fewLines512() {
 func wideForms(middle Mem) []wideForm {
 	full := wideForm{
 		name: "F32", typ: "float32", numbers: 4, bytes: 16, parts: 1,
-		begin: func(int, sixteenRows, reg.GPVirtual) {}, load: loadF32x16,
+		begin: func(int, sixteenRows, reg.GPVirtual) {},
+		load:  func(group int, keys sixteenRows) { loadWords(group, keys, true) },
 		widen: func(group, number int) reg.VecPhysical { return z[8*group+number] },
 	}
 	pairs := [2]reg.VecPhysical{formVecs[0], formVecs[1]}
@@ -183,10 +184,10 @@ func loadLanes(group int, keys sixteenRows, inserted bool) {
 	}
 }
 
-// loadF32x16 is transposeRows256 in four lanes.
-func loadF32x16(group int, keys sixteenRows) {
+// loadWords is transposeRows256 in four lanes.
+func loadWords(group int, keys sixteenRows, inserted bool) {
 	key, tmp := z[8*group:8*group+4], temporaries
-	loadLanes(group, keys, true)
+	loadLanes(group, keys, inserted)
 	VUNPCKLPS(key[1], key[0], tmp[0])
 	VUNPCKHPS(key[1], key[0], tmp[1])
 	VUNPCKLPS(key[3], key[2], tmp[2])

@@ -234,7 +234,8 @@ func roundPairs512() {
 func pairForm() wideForm {
 	return wideForm{
 		name: "BF16", typ: "uint16", numbers: 4, bytes: 16, parts: 1,
-		begin: func(int, sixteenRows, reg.GPVirtual) {}, load: loadF32x16,
+		begin: func(int, sixteenRows, reg.GPVirtual) {},
+		load:  func(group int, keys sixteenRows) { loadWords(group, keys, false) },
 		widen: func(group, number int) reg.VecPhysical { return z[8*group+number] }, pairs: true,
 	}
 }
