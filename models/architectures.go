@@ -199,7 +199,11 @@ func (c *config) window(def int) int {
 	case null:
 		return 0
 	}
-	return c.integer("sliding_window", 0, 0, maxDim)
+	if c.keys["sliding_window"] == int64(0) { // the reference implementation would have rows attend to nothing
+		c.fail("sliding_window", "0 positions are not supported; supported: at least 1, or null for the whole context")
+		return 0
+	}
+	return c.integer("sliding_window", 0, 1, maxDim)
 }
 
 // layerTypes reads which layers have a window: as the file lists them, or by the architecture's rule.
@@ -273,11 +277,11 @@ func readQwen2(cfg *config, model *Model) {
 
 // optionalWindow reads the window of Qwen models, which another key switches on.
 func (c *config) optionalWindow() int {
-	window := c.window(4096)
 	if !c.bool("use_sliding_window", false) {
+		c.read["sliding_window"] = true
 		return 0
 	}
-	return window
+	return c.window(4096)
 }
 
 // qwenWindow gives the window to the layers from max_window_layers on.

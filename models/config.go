@@ -101,6 +101,8 @@ func (c *config) refuseEverywhere() {
 	c.requireValue("quantization_config", nil, "weights stored as f32, f16 or bf16")
 	c.requireValue("is_encoder_decoder", false, "decoders")
 	c.requireValue("add_cross_attention", false, "decoders")
+	c.requireValue("is_causal", true, "causal attention")
+	c.requireValue("per_layer_config", nil, "layers that differ by keys of their own, such as layer_types")
 	c.requireValue("pretraining_tp", 1.0, "1 (it only changes how training split the matrices)")
 }
 

@@ -113,6 +113,9 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 		{"rope_scaling", 3, `key "rope_scaling": got 3, want an object`},
 		{"rope_parameters", map[string]any{"full_attention": map[string]any{}}, `key "rope_parameters.full_attention": an object with the keys  is not supported`},
 		{"rope_theta", 0.0, `key "rope_theta": got 0, want a number`},
+		{"rope_scaling", map[string]any{"type": "yarn", "factor": 2.0, "rope_theta": 1.0}, `key "rope_scaling.rope_theta": 1 has no yarn, want more than 1`},
+		{"is_causal", false, `key "is_causal": false is not supported; supported: causal attention`},
+		{"per_layer_config", map[string]any{"1": map[string]any{"sliding_window": 4}}, `key "per_layer_config": an object with the keys 1 is not supported`},
 		{"sliding_window", 4096, `key "sliding_window": 4096 is not supported; supported: attention over the whole context`},
 		{"layer_types", []any{"full_attention", "sliding_attention"}, `key "layer_types": "sliding_attention" is not supported`},
 		{"attention_bias", 1, `key "attention_bias": got 1, want true or false`},
@@ -182,6 +185,19 @@ func TestMistralWithLayerTypes(t *testing.T) {
 		}
 		if got := strings.Join(names, " "); got != c.want || !reflect.DeepEqual(windows, c.windows) {
 			t.Errorf("layer_types %v: sections %s with windows %v, want %s with %v", c.layers, got, windows, c.want, c.windows)
+		}
+	}
+}
+
+// In a window of no positions the reference implementation masks all of them. A key that switches windows off makes it
+// mean nothing.
+func TestEmptyWindow(t *testing.T) {
+	for class, refused := range map[string]bool{"MistralForCausalLM": true, "Phi3ForCausalLM": true, "Qwen2ForCausalLM": false} {
+		config := small()
+		config["architectures"], config["sliding_window"] = []any{class}, 0
+		_, err := readSmall(t, config)
+		if said := strings.Contains(fmt.Sprint(err), `key "sliding_window": 0 positions`); said != refused {
+			t.Errorf("%s with a window of 0: got %v, want a refusal: %v", class, err, refused)
 		}
 	}
 }

@@ -245,6 +245,10 @@ func (s *scaling) yarn(base []float32, theta float64, dim, maxContext, original 
 	if slow == 0 {
 		slow = 1
 	}
+	if theta <= 1 { // all frequencies are one
+		s.fail("rope_theta", "%v has no yarn, want more than 1", theta)
+		return base, amplitude
+	}
 	// The element of a head that turns n times over the original context.
 	turns := func(n float64) float64 {
 		return float64(dim) * math.Log(float64(original)/(n*2*math.Pi)) / (2 * math.Log(theta))
