@@ -18,7 +18,7 @@ const (
 // MaxLanes is how many lanes a graph has at most.
 const MaxLanes = 8
 
-// perLane is a time for each lane.
+// perLane has a time for each lane.
 type perLane [MaxLanes]int64
 
 // Subgraph is a piece of a model's prefill graph (llm.npu sec. 3.2).
@@ -38,7 +38,7 @@ type Schedule struct {
 	End   int64     // of the last one
 }
 
-// ready is when the inputs of subgraph j of chunk i are there; false before all of them have been started.
+// ready returns when the inputs of subgraph j of chunk i are available; false before all of them have been started.
 func (g Graph) ready(order *Schedule, i, j int) (at int64, ok bool) {
 	if j == 0 {
 		return 0, true
@@ -56,7 +56,7 @@ func (g Graph) ready(order *Schedule, i, j int) (at int64, ok bool) {
 	return at, true
 }
 
-// empty returns an order in which nothing has started.
+// empty returns a schedule in which nothing has started.
 func (g Graph) empty() Schedule {
 	order := Schedule{Start: make([][]int64, len(g))}
 	for i := range g {
@@ -94,12 +94,13 @@ func (g Graph) contribution(done [][]bool, i, j int) int64 {
 	return sum
 }
 
-// Greedy returns the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are
-// there the one with the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
+// Greedy returns the paper's online order (sec. 3.4). Whenever a processor is free, it starts, of its subgraphs whose
+// inputs are available, the one with the largest C; among equal ones that of the earliest chunk, which the paper leaves
+// open.
 //
-// It is list scheduling by events: time moves to the next end of a subgraph, and at each moment both processors
-// are offered what can start. The state is what has started, and when each processor is free again. Each event
-// looks at every chunk once per processor.
+// It is list scheduling by events: time moves to the next end of a subgraph, and at each moment both processors are
+// offered what can start. The state is what has started, and when each processor is free again. Each event looks at
+// every chunk once per processor.
 func (g Graph) Greedy() Schedule {
 	order := g.empty()
 	// done: ended by now; left: not yet started
@@ -149,8 +150,8 @@ func (g Graph) Greedy() Schedule {
 	return order
 }
 
-// largest returns the paper's rule: of the chunks whose next subgraph can start on a processor now, the one with the
-// largest contribution, of equal ones the earliest; -1 where there is none.
+// largest returns the chunk that the paper's rule chooses: of those whose next subgraph can start on a processor now,
+// the one with the largest contribution, and among equal ones the earliest; -1 if there is none.
 func (g Graph) largest(order *Schedule, done [][]bool, next []int, proc int, now int64) int {
 	best, most := -1, int64(0)
 	for i := range g {

@@ -28,16 +28,16 @@ type Launch struct {
 // Turn is what follows the estimate for some heads.
 type Turn struct{ SelectNS, AttendNS int64 }
 
-// HeadOrder is in which order launches and turns are executed, and when the last one is done.
+// HeadOrder is the order in which launches and turns are executed, and the end of the last one.
 type HeadOrder struct {
 	Launches, Turns []int
 	NS              int64
 }
 
-// clock is when the stages behind the estimate are done with what they have begun.
+// clock has the times at which the stages behind the estimate finish what they have begun.
 type clock struct{ selected, attended int64 }
 
-// after returns the clock after a turn more, whose scores are there at ready.
+// after returns the clock after one more turn, whose scores are available at ready.
 func (h *Heads) after(at clock, ready int64, turn int) clock {
 	work := &h.Turns[turn]
 	if h.OneLane {
@@ -61,7 +61,8 @@ func (h *Heads) InOrder() HeadOrder {
 	return out
 }
 
-// Time recomputes from the dependencies alone when an order ends. What leaves out or repeats something is an error.
+// Time recomputes from the dependencies alone when an order ends. An order that leaves out or repeats something is an
+// error.
 func (h *Heads) Time(launches, turns []int) (int64, error) {
 	released := make([]int64, len(h.Turns))
 	started, seen := make([]int, len(h.Launches)), make([]int, len(h.Turns))
@@ -91,9 +92,9 @@ func (h *Heads) Time(launches, turns []int) (int64, error) {
 	return max(now.attended, at), nil
 }
 
-// Greedy is Algorithm 1. Each step takes the launch, and within it turn after turn, with which attention is done first.
-// Line 25 of the listing appends the turns of the launch that was tried last; meant are those of the one that was
-// selected.
+// Greedy is Algorithm 1. Each step takes the launch with which attention is done first, and within it the turn for
+// which that is so. Line 25 of the listing appends the turns of the launch that was tried last; the paper means those
+// of the launch that was selected.
 func (h *Heads) Greedy() HeadOrder {
 	var out HeadOrder
 	var now clock
@@ -119,8 +120,8 @@ func (h *Heads) Greedy() HeadOrder {
 	return out
 }
 
-// greedyTurns is C/GPUPlan, lines 1 to 13 of Algorithm 1: the order of the turns of a launch whose scores are there at
-// ready, and the clock after them.
+// greedyTurns is C/GPUPlan, lines 1 to 13 of Algorithm 1. It returns the order of the turns of a launch whose scores
+// are available at ready, and the clock after them.
 func (h *Heads) greedyTurns(now clock, ready int64, turns []int) (order []int, end clock) {
 	for range turns {
 		selected := -1
@@ -145,13 +146,14 @@ const (
 	mostLaunches = 10
 )
 
-// Exact returns an order with the least end, and a time that no order falls short of: equal to it where that is proved.
+// Exact returns an order with the least end, and a lower bound of every order's end. If the two are equal, the order is
+// proved to be optimal.
 //
-// On one lane behind the estimate any order of turns that never waits needlessly ends as early as the launches permit,
-// so that this is a flow shop of two machines and Johnson's rule (1954) is optimal: launches that take less time than
-// their turns come first, the shortest first, then the others, those with the shortest turns last. With a third stage
-// the search is a dynamic program over sets (of turns, or of launches where there are many turns), which keeps the
-// clocks that no other one is as good as. Where sets are too many, the better one of both rules is taken.
+// On one lane behind the estimate, any order of turns that never waits needlessly ends as early as the launches permit.
+// So this is a flow shop of two machines, and Johnson's rule (1954) is optimal. Launches that take less time than their
+// turns come first, the shortest first. Then the others follow, those with the shortest turns last. With a third stage
+// the search is a dynamic program over sets (of turns, or of launches if there are many turns), which keeps the
+// undominated clocks. If there are too many sets, the better one of both rules is taken.
 func (h *Heads) Exact() (best HeadOrder, bound int64) {
 	best = h.Greedy()
 	take := func(order HeadOrder) {
@@ -173,8 +175,8 @@ func (h *Heads) Exact() (best HeadOrder, bound int64) {
 	return best, min(best.NS, h.least())
 }
 
-// least returns a time that no order falls short of: each processor does all of its work, behind the shortest way to
-// its first and before the shortest way from its last.
+// least returns a lower bound of every order's end: each processor does all of its work, after the shortest way to its
+// first task and before the shortest way from its last.
 func (h *Heads) least() int64 {
 	var estimate, selects, attends int64
 	first, behind, last := int64(math.MaxInt64), int64(math.MaxInt64), int64(math.MaxInt64)
@@ -241,15 +243,15 @@ func johnsonOrder(count int, stages func(i int) (first, second int64)) []int {
 	return order
 }
 
-// label is a partial order: the clock behind it, and how it came about.
+// label is a partial order: the clock after it, and the step that led to it.
 type label struct {
 	clock
 	last int
 	from *label
 }
 
-// undominated keeps the labels that no other one is as good as in both times: that one could replace them in every
-// order.
+// undominated keeps the labels for which no other one is at least as good in both times: that one could replace them in
+// every order.
 func undominated(labels []*label) []*label {
 	slices.SortStableFunc(labels, func(a, b *label) int {
 		return cmp.Or(cmp.Compare(a.selected, b.selected), cmp.Compare(a.attended, b.attended))
@@ -263,7 +265,7 @@ func undominated(labels []*label) []*label {
 	return kept
 }
 
-// path returns what was added, first to last.
+// path returns the steps of a label, first to last.
 func (l *label) path() (steps []int) {
 	for ; l.from != nil; l = l.from {
 		steps = append(steps, l.last)
@@ -273,8 +275,8 @@ func (l *label) path() (steps []int) {
 }
 
 // byLaunch returns the best order in which the turns of a launch follow each other, as in Algorithm 1. Within a launch
-// Johnson's rule is optimal. The state is the set of launches done, of which the estimate's time is a function, with
-// the undominated clocks.
+// Johnson's rule is optimal. The state is the set of finished launches, which determines the estimate's time, with the
+// undominated clocks.
 func (h *Heads) byLaunch() HeadOrder {
 	count := len(h.Launches)
 	turns := make([][]int, count)
@@ -313,7 +315,7 @@ func (h *Heads) byLaunch() HeadOrder {
 }
 
 // byTurn returns the best order of all: turns in any order, and launches in the order in which they are first needed,
-// since launching another one earlier only delays those. The state is the set of turns done with the undominated
+// since starting another launch earlier only delays those. The state is the set of finished turns, with the undominated
 // clocks.
 func (h *Heads) byTurn() HeadOrder {
 	of := make([]int, len(h.Turns))

@@ -8,8 +8,7 @@ import (
 
 // Problem is one layer that repeats, for several chunks in flight. Each chunk has the same tasks in the same order. An
 // Order interleaves them once for all layers, and each lane executes its tasks in that order, iteration by iteration.
-// An iteration may begin with the last tasks that a chunk has in the layer before: so a chunk is a part of a layer
-// behind.
+// An iteration may begin with the last tasks of a chunk in the layer before; such a chunk is a part of a layer behind.
 type Problem struct {
 	Tasks  []Task // of a chunk, in an order in which one processor could execute them
 	Chunks int
@@ -28,8 +27,9 @@ type Task struct {
 	Cache []int
 }
 
-// Order is an interleaving: Turns says whose next task comes next, by the number of the chunk. Starts says of each
-// chunk with which task its iterations start: of the layer before, unless it is the first.
+// Order is an interleaving. Turns lists, turn by turn, the number of the chunk whose next task comes next. Starts is,
+// for each chunk, the task with which its iterations start; unless it is the first task, it belongs to the layer
+// before.
 type Order struct {
 	Turns, Starts []int
 }
@@ -57,11 +57,11 @@ func (p *Problem) result(order Order) Result {
 	return Result{Order: order, NS: p.newWalk(order.Starts).time(order.Turns)}
 }
 
-// Time returns what all layers take in an order, in ns.
+// Time returns the time of all layers in an order, in ns.
 func (p *Problem) Time(order Order) int64 { return p.result(order).NS }
 
 // Greedy returns the order in which the paper's rule (Graph.Greedy) starts the tasks of a layer in the middle, repeated
-// for all layers: the best one of those that begin with different tasks.
+// for all layers. Of the orders that begin with different tasks it returns the best.
 func (p *Problem) Greedy() Result {
 	graph := make(Graph, p.Chunks)
 	for chunk := range graph {
@@ -85,7 +85,7 @@ func (p *Problem) Greedy() Result {
 	return best
 }
 
-// starts returns the tasks that iterations may start with: the first of the first chunk, any of all others.
+// starts returns the tasks with which iterations may start: the first task of the first chunk, any task of the others.
 func (p *Problem) starts() (out [][]int) {
 	count := len(p.Tasks)
 	if p.Layers < 2 {
@@ -99,7 +99,7 @@ func (p *Problem) starts() (out [][]int) {
 	return out
 }
 
-// at is number i of the tasks that a chunk has in an iteration, and how many layers it is behind.
+// at returns number i of the tasks that a chunk has in an iteration, and by how many layers it is behind.
 func (p *Problem) at(starts []int, chunk, i int) (task, behind int) {
 	task = starts[chunk] + i
 	if task >= len(p.Tasks) {
@@ -108,8 +108,8 @@ func (p *Problem) at(starts []int, chunk, i int) (task, behind int) {
 	return task, min(1, starts[chunk])
 }
 
-// period returns the order of the tasks of a middle layer in a schedule, with the first tasks given. Where the schedule
-// has a chunk overtake the cache of the one before, it waits.
+// period returns the order of the tasks of a middle layer in a schedule, given the first tasks. A chunk that would
+// overtake the cache of the chunk before it waits.
 func (p *Problem) period(schedule *Schedule, starts []int) Order {
 	middle := p.Layers / 2
 	out := Order{Starts: starts}
@@ -132,7 +132,7 @@ func (p *Problem) period(schedule *Schedule, starts []int) Order {
 	return out
 }
 
-// may reports whether the next task of a chunk follows, in the list, what it needs of the chunk before.
+// may reports whether the next task of a chunk comes, in the list, after the tasks of the chunk before that it needs.
 func (p *Problem) may(next []int, chunk int, starts []int) bool {
 	task, behind := p.at(starts, chunk, next[chunk])
 	if chunk == 0 {
@@ -148,15 +148,15 @@ func (p *Problem) may(next []int, chunk int, starts []int) bool {
 	})
 }
 
-// Exact returns the order with the least time, found by branch and bound over interleavings, depth first, the most
-// promising first; nodes bounds the search, which then says a bound below the time.
+// Exact returns the order with the least time. It is depth-first branch and bound over interleavings, the most
+// promising first. nodes bounds the search; if it ends there, the result has a bound below the time.
 //
-// The state is a beginning of the list. Its bound (walk.time) is the time of all layers when the lanes execute the
-// beginning in this order, and each lane the rest of its tasks in any order before the next iteration, even at once
-// where their inputs are there: every completion keeps all of that, so that none takes less. Two tasks of different
-// chunks and lanes that stand side by side may be exchanged without changing what any lane does; of both lists the
-// search goes through one. It begins with the best of the other rules, so that it never finds less than they do. The
-// cost is exponential at worst, and linear in the number of layers for each beginning.
+// The state is a prefix of the list. Its bound (walk.time) is the time of all layers when the lanes execute the prefix
+// in this order, and each lane the rest of its tasks in any order before the next iteration, even at once if their
+// inputs are available. Every completion satisfies these conditions, so none takes less. Two neighbouring tasks of
+// different chunks and lanes may be exchanged without changing what any lane does; of both lists the search visits one.
+// It begins with the best of the other rules, so it never finds less than they do. The cost is exponential at worst,
+// and linear in the number of layers for each prefix.
 func (p *Problem) Exact(ctx context.Context, nodes int) (Result, error) {
 	best := p.InOrder()
 	if greedy := p.Greedy(); greedy.NS < best.NS {
@@ -198,7 +198,7 @@ type search struct {
 	left    int // nodes
 }
 
-// extend tries all ways to go on.
+// extend tries all next tasks.
 func (s *search) extend(ctx context.Context) {
 	type child struct {
 		chunk int
@@ -232,8 +232,8 @@ func (s *search) extend(ctx context.Context) {
 	}
 }
 
-// twin reports whether the next task of a chunk could as well stand before the latest one, of a later chunk and another
-// lane.
+// twin reports whether the next task of a chunk could also stand before the latest task, which is of a later chunk and
+// another lane.
 func (s *search) twin(chunk int) bool {
 	if len(s.turns) == 0 {
 		return false
@@ -244,7 +244,7 @@ func (s *search) twin(chunk int) bool {
 	return latest > chunk && s.problem.Tasks[before].Lane != s.problem.Tasks[next].Lane
 }
 
-// walk computes times of orders with the same first tasks.
+// walk computes the times of orders with the same first tasks.
 type walk struct {
 	*Problem
 	starts []int
@@ -265,8 +265,8 @@ func (p *Problem) newWalk(starts []int) *walk {
 	return out
 }
 
-// time returns what all layers take when the lanes execute their tasks in the order of a list of turns; of a beginning
-// of a list, a time that no list that begins so falls short of (see Exact).
+// time returns the time of all layers when the lanes execute their tasks in the order of a list of turns. For a prefix
+// of a list it returns a lower bound of the times of all lists that begin so (see Exact).
 func (w *walk) time(turns []int) (end int64) {
 	w.free = perLane{}
 	for iteration := range w.Layers + min(1, slices.Max(w.starts)) {
@@ -305,7 +305,7 @@ func (w *walk) time(turns []int) (end int64) {
 	return end
 }
 
-// start is when what a task of a layer needs is there; no task where there is no such layer.
+// start returns when the inputs of a task of a layer are available; the task is nil if there is no such layer.
 func (w *walk) start(chunk, layer, k int) (at int64, task *Task) {
 	if layer < 0 || layer >= w.Layers {
 		return 0, nil

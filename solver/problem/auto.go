@@ -6,13 +6,12 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Auto has Exact solve, and General what Exact leaves open: where it ends with a gap at its node limit, or without a
-// solution.
+// Auto solves with Exact first, and then with General what Exact leaves open: a gap at its node limit, or no solution.
 type Auto struct {
 	Exact, General Engine
 }
 
-// GeneralNodes limits General where the caller does not: a solve then ends, and at the same place each time.
+// GeneralNodes limits General if the caller sets no limit, so that a solve ends, and at the same place each time.
 const GeneralNodes = 10000
 
 // Name implements Engine.
@@ -24,7 +23,8 @@ func (a Auto) Partition(ctx context.Context, p *Partition) (Solution, error) {
 	return closeGap(ctx, first, err, func() (Solution, error) { return a.General.Partition(ctx, p) })
 }
 
-// Joint implements Engine. General starts from what Exact found, and looks only among the choices that Exact left open.
+// Joint implements Engine. General starts from Exact's solution, and searches only among the choices that Exact left
+// open.
 func (a Auto) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
 	found, err := a.Exact.Joint(ctx, j, limits)
 	return closeGap(ctx, found, err, func() (JointSolution, error) {
@@ -55,7 +55,7 @@ func (a Auto) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSol
 	})
 }
 
-// Tiers implements Engine. Where Exact leaves a gap the linear program is too large for General to close it.
+// Tiers implements Engine. If Exact leaves a gap, the linear program is too large for General to close it.
 func (a Auto) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
 	return a.Exact.Tiers(ctx, p, limits)
 }
@@ -74,13 +74,13 @@ func general(limits Limits) Limits {
 	return limits
 }
 
-// answer is what every solution says of itself.
+// answer is the part that all kinds of solutions have in common.
 type answer struct {
 	objective, bound, nodes int64
 	status                  Status
 }
 
-// answering are the solutions: within is the same one, which is Feasible, with another bound.
+// answering is the interface of solutions. within returns the same solution as Feasible, with another bound.
 type answering[S any] interface {
 	answer() answer
 	within(bound int64) S
@@ -123,8 +123,8 @@ func (s ShadowSolution) within(bound int64) ShadowSolution {
 // has reports whether there is a solution.
 func (a answer) has() bool { return a.status == Optimal || a.status == Feasible }
 
-// closeGap asks general where exact's answer leaves a gap. The better solution is returned, with the better bound. A
-// failure of general loses nothing that exact found.
+// closeGap asks general if exact's answer leaves a gap. It returns the better solution with the better bound. A failure
+// of general does not lose exact's answer.
 func closeGap[S answering[S]](ctx context.Context, exact S, err error, general func() (S, error)) (S, error) {
 	one := exact.answer()
 	if err != nil || one.status == Optimal {

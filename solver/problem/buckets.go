@@ -45,7 +45,7 @@ type Buckets struct {
 	MaxOpenNS int64 // 0: no limit
 }
 
-// Length is how often prompts have a number of tokens.
+// Length says how often prompts have a number of tokens.
 type Length struct {
 	Tokens int
 	Weight int64 // relative to that of the other lengths
@@ -71,8 +71,8 @@ type BucketSolution struct {
 	Nodes     int64 // of the search, 0 where none was needed
 }
 
-// Validate reports the first thing that makes the instance meaningless. The error is of class ClassInternal: users do
-// not write instances.
+// Validate returns the first reason why the instance has no meaning. The error is of class ClassInternal: users do not
+// write instances.
 func (b *Buckets) Validate() error { return internal("buckets", b.Name, b.validate()) }
 
 // validate checks sizes and numbers before an engine sees them.
@@ -149,7 +149,7 @@ func (b *Buckets) validateSizes(tokens float64) error {
 	return nil
 }
 
-// Weight is that of all lengths.
+// Weight returns the weight of all lengths.
 func (b *Buckets) Weight() int64 {
 	var total int64
 	for _, length := range b.Lengths {
@@ -158,8 +158,8 @@ func (b *Buckets) Weight() int64 {
 	return total
 }
 
-// Cut returns how a prompt is executed when the largest bucket has chunk rows: full pieces of it, and what is left,
-// 1..chunk tokens.
+// Cut says how a prompt is executed when the largest bucket has chunk rows: how many full pieces it has, and how many
+// tokens are left, 1..chunk.
 func Cut(tokens, chunk int) (full, left int) {
 	full = (tokens - 1) / chunk
 	return full, tokens - full*chunk
@@ -176,8 +176,8 @@ func (b *Buckets) Within(sizes []int) bool {
 		(b.MaxGraphs == 0 || graphs <= b.MaxGraphs) && (b.MaxOpenNS == 0 || open <= b.MaxOpenNS)
 }
 
-// Objective returns what the prompts cost with these sizes, ascending indices: the sum of weight * ns. Without any,
-// tokens are executed one by one; false where that cannot be.
+// Objective returns the cost of the prompts with these sizes, ascending indices: the sum of weight * ns. Without sizes,
+// tokens are executed one by one; it returns false if that is impossible.
 func (b *Buckets) Objective(sizes []int) (total int64, ok bool) {
 	if len(sizes) == 0 {
 		for _, length := range b.Lengths {
@@ -197,7 +197,7 @@ func (b *Buckets) Objective(sizes []int) (total int64, ok bool) {
 	return total, true
 }
 
-// restNS returns what a rest of a prompt costs: at the smallest size that holds it, or the fastest.
+// restNS returns the cost of the rest of a prompt: at the smallest size that holds it, or at the fastest.
 func (b *Buckets) restNS(sizes []int, tokens int) int64 {
 	at, _ := slices.BinarySearchFunc(sizes, tokens, func(i, rows int) int { return cmp.Compare(b.Sizes[i].Rows, rows) })
 	cost := b.Sizes[sizes[at]].CostNS

@@ -100,7 +100,7 @@ type Use struct {
 	RegionGraphs []int64
 }
 
-// LimitKind says which limit of a joint problem is meant.
+// LimitKind names a limit of a joint problem.
 type LimitKind string
 
 const (
@@ -114,7 +114,7 @@ const (
 	LimitProcs        LimitKind = "processors"    // Partition.Conflicts: an item has no choice without them
 )
 
-// Limit is one limit of a joint problem, with what a solution takes of it.
+// Limit is one limit of a joint problem, with the amount that a solution takes of it.
 type Limit struct {
 	Kind  LimitKind
 	Index int    // of the part or region, else 0
@@ -125,7 +125,7 @@ type Limit struct {
 	Need int64
 }
 
-// String says what is too much: `region "npu": 3000 bytes, at most 2000`.
+// String says by what the limit is exceeded: `region "npu": 3000 bytes, at most 2000`.
 func (l Limit) String() string {
 	kind := limitText[l.Kind]
 	where := ""
@@ -135,7 +135,7 @@ func (l Limit) String() string {
 	return fmt.Sprintf("%s%d %s, at most %d", where, l.Need, kind.unit, l.Max)
 }
 
-// limitText is what a limit is of, and its unit.
+// limitText has, for each kind of limit, the thing that it limits and its unit.
 var limitText = map[LimitKind]struct{ of, unit string }{
 	LimitPartNS:       {"part", "ns"},
 	LimitTimeNS:       {"", "ns weighted"},
@@ -168,11 +168,11 @@ func (e *InfeasibleError) Error() string {
 	return "no combination of choices keeps all of these (beside them what each needs alone): " + all
 }
 
-// Validate reports the first thing that makes the instance meaningless, as Partition.Validate does, or that lets a sum
-// over it overflow.
+// Validate returns the first reason why the instance has no meaning, as Partition.Validate does, or why a sum over it
+// could overflow.
 func (j *Joint) Validate() error { return internal("joint", j.Name, j.validate()) }
 
-// validate looks at limits, assets and parts. time and energy add up the worst case over all parts.
+// validate checks limits, assets and parts. time and energy add up the worst case over all parts.
 func (j *Joint) validate() error {
 	switch j.Minimise {
 	case "", Time, Energy, Memory:
@@ -214,7 +214,7 @@ func (j *Joint) validate() error {
 	return nil
 }
 
-// validateAssets looks at regions and assets.
+// validateAssets checks regions and assets.
 func (j *Joint) validateAssets() error {
 	regions, assets := names{}, names{}
 	for _, region := range j.Regions {
@@ -308,7 +308,7 @@ func (j *Joint) Size() int {
 	return size
 }
 
-// Use recomputes what one choice per item takes.
+// Use recomputes how much one choice per item takes.
 func (j *Joint) Use(choices [][][]int) Use {
 	use := Use{RegionBytes: make([]int64, len(j.Regions)), RegionGraphs: make([]int64, len(j.Regions))}
 	open := make([]bool, len(j.Assets))
@@ -354,7 +354,7 @@ func (j *Joint) Objective(use *Use) int64 {
 	return use.TimeNS
 }
 
-// Limits lists the limits that the problem has, each with what use takes of it.
+// Limits lists the limits of the problem, each with the amount that use takes of it.
 func (j *Joint) Limits(use *Use) []Limit {
 	var out []Limit
 	add := func(limit Limit) {
@@ -408,7 +408,7 @@ func (j *Joint) Verify(solution JointSolution) error {
 	return internal("verify solution of joint", j.Name, j.verify(&solution))
 }
 
-// verify is Verify, with an error of no class.
+// verify does the work of Verify; its error has no class.
 func (j *Joint) verify(solution *JointSolution) error {
 	switch solution.Status {
 	case LimitReached:

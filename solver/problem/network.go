@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// network gives what edges take between classes as lengths of shortest paths: nodes are the classes that edges come
-// from, the classes they lead to, and hubs between them. Edges between location classes take few different times, so
-// that it needs far fewer ways than there are pairs.
+// network represents the edge times between classes as lengths of shortest paths. Its nodes are the classes from which
+// edges come, the classes to which they lead, and hubs between them. Edges between location classes have few different
+// times, so a network needs far fewer arcs than there are pairs.
 type network struct {
 	nodes int // the first of them classes to come from, then those to lead to, then hubs
 	ways  []way
@@ -20,12 +20,12 @@ type way struct {
 	ns       int64
 }
 
-// route makes a network of what edges take (rows: where they come from, columns: where they lead to).
+// route makes a network of edge times (rows: where edges come from, columns: where they lead to).
 //
 // For every row and every time that occurs in it there is a hub, which leads to all columns that take at most that long
-// from it; rows with the same columns share hubs, and a hub leads to others whose columns are among its own instead of
-// to each column. A path through a hub is never shorter than the edge, and one is as long. Where pairs are fewer than
-// the ways, or columns need fewer, those are taken.
+// from it. Rows with the same columns share hubs, and a hub leads to other hubs whose columns are among its own instead
+// of to each column. A path through a hub is never shorter than the edge, and one of them is as long. If there are
+// fewer pairs than arcs, or arcs by columns are fewer, the network has those instead.
 func route(ns [][]int64) network {
 	rows, cols := len(ns), len(ns[0])
 	// Hubs for the rows, or, on the transposed edges, for the columns: whichever needs fewer ways.
@@ -122,7 +122,7 @@ func largestSubset(sets []set, number int, missing set) int {
 	return at
 }
 
-// shortest returns the ways of a shortest path between two classes (Bellman and Ford's relaxation).
+// shortest returns the arcs of a shortest path between two classes (Bellman-Ford relaxation).
 func (n *network) shortest(from, to int) []int {
 	const never = int64(1) << 62
 	length, by := make([]int64, n.nodes), make([]int, n.nodes)

@@ -49,7 +49,7 @@ type Chain struct {
 // Wraps returns how often the first item follows the last one.
 func (c *Chain) Wraps() int { return c.Repeat - 1 - c.Breaks }
 
-// Item is one operator: what it can be executed as, and what it costs to get its input there.
+// Item is one operator: the choices to execute it, and the cost of moving its input there.
 type Item struct {
 	Name    string
 	Choices []Choice
@@ -72,7 +72,7 @@ type Choice struct {
 	After    int    // index into Item.After
 }
 
-// Status says what is known about a solution.
+// Status says how good a solution is known to be.
 type Status string
 
 const (
@@ -115,12 +115,11 @@ func (p *Partition) Size() int {
 	return size
 }
 
-// Validate reports the first thing that makes the instance meaningless: numbers out of range,
-// indices that point nowhere, duplicates, empty items. The error is of class ClassInternal: users
-// do not write instances.
+// Validate returns the first reason why the instance has no meaning: numbers out of range, indices that point nowhere,
+// duplicates, empty items. The error is of class ClassInternal: users do not write instances.
 func (p *Partition) Validate() error { return internal("partition", p.Name, p.validate()) }
 
-// internal makes what is wrong with an instance or a solution an error of class ClassInternal.
+// internal turns an error about an instance or a solution into one of class ClassInternal.
 func internal(what, name string, err error) error {
 	if err == nil {
 		return nil
@@ -136,7 +135,7 @@ func checkBound(status Status, objective, bound int64) error {
 	return nil
 }
 
-// validate looks at processors and conflicts, then at the chains.
+// validate checks processors and conflicts, then the chains.
 func (p *Partition) validate() error {
 	if !within(len(p.Procs), 1, MaxProcs) {
 		return fmt.Errorf("%d processors, want 1..%d", len(p.Procs), MaxProcs)
@@ -184,7 +183,7 @@ func (p *Partition) validateChains() error {
 	return nil
 }
 
-// names are those seen so far.
+// names are the names seen so far.
 type names map[string]bool
 
 // add reports whether a name is neither empty nor among those seen.
@@ -259,7 +258,7 @@ func (c *Chain) validateEdges(i int) (worst int64, err error) {
 	return worst, nil
 }
 
-// validate looks at location classes, which have distinct names, and at the choices, which refer to them.
+// validate checks location classes, which have distinct names, and the choices, which refer to them.
 func (it *Item) validate(procs int) error {
 	if len(it.Choices) == 0 {
 		return fmt.Errorf("no choices")
@@ -306,7 +305,8 @@ func ascending(numbers []int, count int) bool {
 	return true
 }
 
-// Conflict returns two processors that choices use together although they must not be, or ok = false.
+// Conflict returns two processors that choices use together although they exclude each other; ok is false if there are
+// none.
 func (p *Partition) Conflict(choices [][]int) (a, b string, ok bool) {
 	used := make([]bool, len(p.Procs))
 	for k := range choices {
@@ -360,7 +360,7 @@ func (p *Partition) Verify(solution Solution) error {
 	return internal("verify solution of partition", p.Name, p.verify(&solution))
 }
 
-// verify is Verify, with an error of no class.
+// verify does the work of Verify; its error has no class.
 func (p *Partition) verify(solution *Solution) error {
 	if err := p.verifyChoices(solution.Choices); err != nil {
 		return err
