@@ -88,7 +88,7 @@ type Limits struct {
 	Start [][][]int // choices of a known solution to a joint problem, nil: none. One that breaks a limit is ignored
 }
 
-// Use is what a combination of choices takes: everything that a joint problem limits or minimises.
+// Use is how much a combination of choices takes of everything that a joint problem limits or minimises.
 type Use struct {
 	PartNS       []int64 // of one execution of each part
 	TimeNS       int64   // sum of Weight * time

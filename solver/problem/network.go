@@ -24,8 +24,9 @@ type way struct {
 //
 // For every row and every time that occurs in it there is a hub, which leads to all columns that take at most that long
 // from it. Rows with the same columns share hubs, and a hub leads to other hubs whose columns are among its own instead
-// of to each column. A path through a hub is never shorter than the edge, and one of them is as long. If there are
-// fewer pairs than arcs, or arcs by columns are fewer, the network has those instead.
+// of to each column. A path through a hub is never shorter than the edge, and one of them is as long. Hubs for columns
+// take the place of hubs for rows if they need fewer arcs. If there are fewer pairs than arcs, the network has an arc
+// for each pair instead.
 func route(ns [][]int64) network {
 	rows, cols := len(ns), len(ns[0])
 	// Hubs for the rows, or, on the transposed edges, for the columns: whichever needs fewer ways.
