@@ -67,6 +67,10 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	if mo.Key, err = mo.Config.SigningKey(); err != nil {
 		return err
 	}
+	if at := mo.Config.Bundle.NotAfter; mo.Key != nil && at != 0 && int64(at) < time.Now().Unix() {
+		ui.Warnf("bundle: not_after %s has passed by this machine's clock: hosts with the same time refuse the bundles",
+			&at)
+	}
 	if mo.Program, err = matrix.Program(); err != nil {
 		return err
 	}
