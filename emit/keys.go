@@ -154,7 +154,7 @@ func loadKey(path string) (*PrivateKey, error) {
 	file, err := wholefile.Open(path)
 	if err != nil {
 		problem := diag.New(diag.ClassOf(err), "signing key: %w", err)
-		if len(diag.HintsOf(err)) == 0 {
+		if errors.Is(err, os.ErrNotExist) && len(diag.HintsOf(err)) == 0 {
 			problem.Hint = "make one with `hetc keygen --out NAME`"
 		}
 		return nil, problem

@@ -172,6 +172,20 @@ func TestSaveProtectsTheSecret(t *testing.T) {
 	}
 }
 
+// A key that is there and cannot be read is no reason to make another one.
+func TestKeyThatCannotBeRead(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{filepath.Join(file, "x.key"): false, file + ".key": true} {
+		_, err := LoadSigningKey(path)
+		if got := strings.Contains(strings.Join(diag.HintsOf(err), " "), "hetc keygen"); err == nil || got != want {
+			t.Errorf("%s: %v, hints %q, want keygen among them: %v", path, err, diag.HintsOf(err), want)
+		}
+	}
+}
+
 func TestSigningKeyFromEnvironment(t *testing.T) {
 	key, _ := GenerateKey(bundle.P256, "env", false)
 	secret, _ := key.pem()
