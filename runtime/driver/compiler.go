@@ -25,8 +25,8 @@ type Compiler interface {
 	Compile(ctx context.Context, g op.Graph, w Weights, t Target) (Artifact, error)
 }
 
-// GroupCompiler is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no
-// weight at all. Its processors have WeightsInArtifacts among their Capabilities.
+// GroupCompiler is a Compiler whose artifacts contain the weights with which they were compiled, so Load gets no
+// weights with them. Its processors have WeightsInArtifacts among their Capabilities.
 type GroupCompiler interface {
 	Compiler
 	// CompileGroup compiles graphs that read the same weights at several numbers of rows. Where the target shares them
@@ -45,15 +45,15 @@ type Piece struct {
 	Later   *Later   // if set, stands for Weights and Sample, which are nil
 }
 
-// Later is weights and a sample that are made when they are needed. A compiler that has kept its results finds them by
-// the digests, and then needs neither.
+// Later makes weights and a sample when they are needed. A compiler that has kept its results finds them by the
+// digests, and then needs neither.
 type Later struct {
 	Weights string // Weights.Digest
 	Sample  string // SampleDigest, "" for none
 	Make    func() (Weights, [][]byte, error)
 }
 
-// Now returns the piece's weights and its sample, which are made if they are not there yet.
+// Now returns the piece's weights and its sample. It makes them if they do not exist yet.
 func (p *Piece) Now() (Weights, [][]byte, error) {
 	if p.Later == nil {
 		return p.Weights, p.Sample, nil
@@ -98,7 +98,7 @@ type CompiledGroup struct {
 	Cached   bool   // no compiler ran: all of it was there already
 }
 
-// Refused says which pieces of a group a GroupCompiler does not compile. The others of the group may be tried without
+// Refused lists the pieces of a group that a GroupCompiler does not compile. The other pieces may be tried without
 // them.
 type Refused struct {
 	Pieces  []int   // indices, ascending

@@ -36,7 +36,7 @@ type Driver interface {
 	Open(ctx context.Context, c Config) (Processor, error)
 }
 
-// Described is implemented by drivers that can say what they are made of.
+// Described is implemented by drivers that can describe the library that they use.
 type Described interface {
 	// Library is what does the work: the shared library that was loaded, or the program's own kernels. A driver
 	// without its library returns an *Unavailable.
@@ -50,7 +50,7 @@ type Matcher interface {
 	Accepts(token string) error
 }
 
-// Library says what a driver works with.
+// Library describes the library of a driver.
 type Library struct {
 	Name      string   // "ONNX Runtime"
 	Version   string   // of a shared library, or the kernel set
@@ -238,7 +238,7 @@ type OutlierCount struct {
 	Beyond int64 `json:"beyond"` // calls with more than op.Op.Gathered, which were computed in several passes
 }
 
-// Add counts what another executable has.
+// Add adds the counts of another executable.
 func (c *OutlierCount) Add(other OutlierCount) {
 	c.Calls, c.Channels, c.Beyond = c.Calls+other.Calls, c.Channels+other.Channels, c.Beyond+other.Beyond
 	c.Cold += other.Cold
@@ -283,8 +283,8 @@ type Scalars struct {
 	Batch []Place
 }
 
-// Place is where a row of a batch lies: the position Pos of one of the cached sequences, which has Pos+1 of
-// them once the call is done.
+// Place is the place of a row of a batch: position Pos of one of the cached sequences, which has Pos+1 positions once
+// the call is done.
 type Place struct{ Sequence, Pos int }
 
 // Bindings are the operands of one call, in the order of the graph's Inputs and Outputs.
@@ -347,7 +347,7 @@ type Artifact struct {
 	Graph *op.Graph
 }
 
-// Unavailable says that a driver cannot work here: what was tried, what was found, and the way out.
+// Unavailable says that a driver cannot work here: what was tried, what was found, and what to do.
 type Unavailable struct {
 	Driver   string
 	Tried    []string // paths or names, in order
@@ -372,7 +372,7 @@ func (e *Unavailable) Error() string {
 	return text.String()
 }
 
-// ErrIncapable is why a driver does not open a device that lacks what it needs, whatever is installed.
+// ErrIncapable is the error of a driver for a device that lacks what it needs, whatever is installed.
 var ErrIncapable = errors.New("the device lacks instructions for it")
 
 // ErrUnavailable matches every *Unavailable with errors.Is.

@@ -46,8 +46,8 @@ func ParseGraph(code []byte) (op.Graph, error) {
 	return graph, nil
 }
 
-// ParseGraph returns the graph of an artifact whose code is canonical JSON of it. Where the caller says which graph
-// that must be (Artifact.Graph), another one is refused, and so is code that is none.
+// ParseGraph returns the graph of an artifact whose code is the graph's canonical JSON. If the caller says which graph
+// it must be (Artifact.Graph), another graph is refused. So is code that is no graph.
 func (a *Artifact) ParseGraph() (op.Graph, error) {
 	graph, err := ParseGraph(a.Code)
 	if err != nil && a.Graph != nil {
@@ -59,7 +59,7 @@ func (a *Artifact) ParseGraph() (op.Graph, error) {
 	return graph, a.Matches(&graph)
 }
 
-// Matches refuses an artifact that holds another graph than the plan says.
+// Matches returns an error if an artifact holds another graph than the plan says.
 func (a *Artifact) Matches(held *op.Graph) error {
 	if a.Graph == nil {
 		return nil

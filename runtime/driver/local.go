@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Local is what processors have in common whose driver is part of this process; they embed it.
-// Buffers are memory of the host, the clock is the process's, and calls exclude each other.
+// Local has what processors have in common whose driver is part of this process; they embed it. Buffers are memory of
+// the host, the clock is the process's, and calls exclude each other.
 type Local struct {
 	Name string // in errors
 
@@ -35,7 +35,7 @@ func (l *Local) Now() Tick { return Tick(time.Since(began)) }
 // WaitUntil does nothing: real time passes by itself.
 func (l *Local) WaitUntil(Tick) {}
 
-// Alloc is memory of this machine, zeroed and aligned.
+// Alloc returns memory of this machine, zeroed and aligned.
 func (l *Local) Alloc(bytes int64) (Buffer, error) { return AllocHost(l.Name, bytes) }
 
 // Import takes over aligned memory without a copy; it stays the caller's.
@@ -93,7 +93,7 @@ func (l *Local) RunBy(p Runner, exe Executable, b *Bindings) (Span, error) {
 	return Span{Start: start, End: l.Now()}, err
 }
 
-// run is RunBy without clock and class of errors.
+// run does the work of RunBy, without the clock and the class of errors.
 func (l *Local) run(p Runner, exe Executable, b *Bindings) error {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()

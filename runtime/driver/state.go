@@ -8,8 +8,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// State is what the operators of a graph say about the cache and about the places of rows, and where those of the
-// current call are. Executables whose kernels read places and caches by themselves embed it.
+// State collects from the operators of a graph how they use the cache and where rows lie, and holds the places of the
+// current call. Executables whose kernels read places and caches by themselves embed it.
 type State struct {
 	KV       op.Type // of the cache, "" for a graph without one
 	KVHeads  int
@@ -23,8 +23,8 @@ type State struct {
 	PerSeq     int     // elements of its caches from one sequence to the next, 0 where there is one sequence
 }
 
-// Join adds what an operator says. It refuses one that contradicts those before it, because a call has one cache and
-// one kind of rows.
+// Join adds an operator. It refuses one that contradicts those before it, because a call has one cache and one kind of
+// rows.
 func (s *State) Join(operator *op.Op) error {
 	if operator.Kind.Has("batch") || operator.Kind.Has("context") {
 		if s.Placed && s.Batch != operator.Batch {
@@ -107,8 +107,8 @@ func (s *State) At(row int) Place {
 	return Place{Sequence: s.Scalars.Sequence, Pos: s.Scalars.Pos + row}
 }
 
-// Seq returns how long the sequence of a row is that its rotation depends on: with the row, in a batch, and else with
-// all of the prompt.
+// Seq returns the length of a row's sequence on which its rotation depends: in a batch up to the row, else with all of
+// the prompt.
 func (s *State) Seq(row int) int {
 	if s.Batch {
 		return s.Scalars.Batch[row].Pos + 1

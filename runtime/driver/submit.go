@@ -33,8 +33,9 @@ type Asynchronous interface {
 	Wait(t Ticket) (Span, error)
 }
 
-// MaxInFlight is how many calls of an Asynchronous processor may be submitted and not yet known to be done: enough for
-// several layers of a model, few enough for a driver to hold what it needs for each from the beginning.
+// MaxInFlight is the largest number of calls of an Asynchronous processor that are submitted and not yet known to be
+// done. It is enough for several layers of a model, and small enough for a driver to allocate what it needs for each in
+// advance.
 const MaxInFlight = 64
 
 // Ticket numbers the calls of a processor in the order of submission, from 1.
@@ -52,9 +53,9 @@ func (f *Failure) Error() string { return fmt.Sprintf("call %d: %v", f.Ticket, f
 // Unwrap returns the call's error.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Moves says what of the operands of a call on a processor with memory of its own (capability.Set.OwnMemory) travels
-// between it and the host: parts of their views, none where nothing does. What does not travel is read from and written
-// to the processor's copy alone. The cache then stays where it is; see Mirror.
+// Moves lists the parts of a call's operands that travel between the host and a processor with memory of its own
+// (capability.Set.OwnMemory), as parts of their views. The rest is read from and written to the processor's copy alone.
+// The cache then stays where it is; see Mirror.
 type Moves struct {
 	// Fetch, for each of Bindings.In: what something else has written since the processor held it, so that it is copied
 	// to the processor before the call, and nothing beside it: the processor's copy may be newer there.
@@ -99,9 +100,9 @@ func (p Rect) Within(rows, cols int) Rect {
 func (p Rect) Empty() bool { return p.R0 >= p.R1 || p.C0 >= p.C1 }
 
 // Mirror is implemented by buffers of processors with memory of their own, which hold a second copy of each byte there.
-// The copy begins with zeros. Neither copies anything by itself: calls move their operands, as Moves says, and these
-// methods everything else. They wait for the calls in flight and return when the bytes are there. Processors that work
-// on the host's memory have no such buffers.
+// The copy begins with zeros. Nothing is copied automatically: calls move their operands, as Moves says, and these
+// methods move everything else. They wait for the calls in flight and return when the bytes have arrived. Processors
+// that work on the host's memory have no such buffers.
 type Mirror interface {
 	Buffer
 	// Push copies bytes [offset, offset+count) of the host to the processor.

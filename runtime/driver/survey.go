@@ -2,8 +2,8 @@ package driver
 
 import "context"
 
-// Surveyor is implemented by drivers of devices that can be described by asking and measuring them: GPUs. Others come
-// with a description.
+// Surveyor is implemented by drivers of devices that can be described by asking and measuring them, such as GPUs. Other
+// devices come with a description.
 type Surveyor interface {
 	Driver
 	// Survey is what the device of a processor tells about itself, before it is opened.

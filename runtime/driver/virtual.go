@@ -1,7 +1,8 @@
 package driver
 
 // Virtual is implemented by processors with a virtual clock. Run does not know what other processors do at the same
-// virtual time and takes as long as alone. When calls of several processors ran is settled once all of them are done.
+// virtual time, and takes as long as alone. Once all calls of several processors are done, Settle decides when they
+// ran.
 type Virtual interface {
 	Processor
 	// Draw has the executable's times begin a sequence of noise of that name, which depends on nothing else that ran.
@@ -14,11 +15,11 @@ type Virtual interface {
 	Settle(*Schedule) error
 }
 
-// Work is what a call on a virtual processor did; only its driver knows more. nil: nothing.
+// Work is what a call on a virtual processor did; only its driver knows more. nil means nothing.
 type Work any
 
-// Schedule is calls that virtual processors have executed since Start, of each processor in their order. Control is the
-// processor that starts them and has to notice their End; nil: these take no time.
+// Schedule lists the calls that virtual processors have executed since Start, of each processor in their order. Control
+// is the processor that starts them and has to notice their End; nil means that this takes no time.
 type Schedule struct {
 	Start   Tick
 	Control Processor
@@ -35,7 +36,7 @@ type ScheduleLane struct {
 	Fed     bool
 }
 
-// ScheduleCall is one call. Idle is since when its processor had had nothing to do; it and Span are from Settle.
+// ScheduleCall is one call. Idle is the time since which its processor had nothing to do; Settle sets it and Span.
 type ScheduleCall struct {
 	Work  Work
 	After []ScheduleAfter // calls that had to be done, on other lanes

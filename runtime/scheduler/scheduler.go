@@ -20,7 +20,7 @@ import (
 // ID names a request. The caller chooses it.
 type ID int64
 
-// Class is whether somebody waits for a request.
+// Class says whether somebody waits for a request.
 type Class uint8
 
 const (
@@ -43,7 +43,7 @@ const (
 // Policies are all of them.
 var Policies = []Policy{Full, Batching, FCFS}
 
-// Config is what a State decides by. Times are in nanoseconds of whatever clock the caller has.
+// Config is the settings of a State. Times are in nanoseconds, on any clock of the caller.
 type Config struct {
 	Policy Policy
 	Slots  int // how many requests may have positions in the cache at once, at least 1
@@ -71,7 +71,7 @@ type Config struct {
 	Beside func(n, batch int) (Side, bool)
 }
 
-// Side is what a chunk and the iterations beside it take.
+// Side has the times of a chunk and of the iterations beside it.
 type Side struct {
 	Tokens   int   // of the prompt
 	ChunkNS  int64 // while requests decode
@@ -79,12 +79,12 @@ type Side struct {
 	DecodeNS int64 // an iteration meanwhile
 }
 
-// Default returns the settings of a server with this many slots; what predicts times is to be added.
+// Default returns the settings of a server with this many slots. The caller adds the predictions of times.
 func Default(slots int) Config {
 	return Config{Policy: Full, Slots: slots, Reserved: min(1, slots-1), Queue: 64, AgeNS: 10e9, Slack: 0.25, Gap: 0.2}
 }
 
-// validate refuses settings that mean nothing.
+// validate returns an error for settings without a meaning.
 func (c *Config) validate() error {
 	switch {
 	case !slices.Contains(Policies, c.Policy):
@@ -131,7 +131,7 @@ type Action struct {
 	Requests []ID // one of Prefill, Begin and Await, at least one of Decode
 }
 
-// ErrFull says that as many requests wait as may.
+// ErrFull says that no further request may wait.
 var ErrFull = errors.New("the queue is full")
 
 // task is the state of a request.
@@ -150,11 +150,11 @@ func (t *task) decodes() bool { return t.slot() && t.left == 0 }
 // slot reports whether it has a place in the cache.
 func (t *task) slot() bool { return t.waits == nil }
 
-// State is what requests there are and how far they have come. Its methods are not safe for concurrent use, and time
-// never goes back from one call to the next.
+// State has all requests and their progress. Its methods are not safe for concurrent use, and time never goes back from
+// one call to the next.
 //
-// A decision looks at the requests with a slot and at the first that wait for one, so that it takes no longer when many
-// wait: of those that wait, the one that came first has grown oldest, too.
+// A decision looks at the requests with a slot and at the first one that waits for a slot. So it takes no longer when
+// many wait: of those that wait, the one that came first is also the oldest.
 type State struct {
 	config  Config
 	tasks   map[ID]*task
@@ -272,7 +272,7 @@ func (s *State) End(id ID) {
 	}
 }
 
-// Next decides what to do now. The caller does it and says so (Prefilled, Decoded, End) before it asks again.
+// Next decides what to do now. The caller does it and reports it (Prefilled, Decoded, End) before it calls Next again.
 func (s *State) Next(now int64) Action {
 	switch s.config.Policy {
 	case FCFS:
@@ -324,8 +324,8 @@ func (s *State) together() Action {
 	return s.decode(all.decoding())
 }
 
-// byClass returns the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks,
-// or goes on beside them; while reactive requests decode, proactive prompts are processed beside them, or get the time
+// byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks, or
+// goes on beside them. While reactive requests decode, proactive prompts are processed beside them, or get the time
 // that Gap allows.
 func (s *State) byClass(now int64) Action {
 	reactive, proactive := s.groups(now)
@@ -372,13 +372,13 @@ func (s *State) byClass(now int64) Action {
 	return s.decode(batch)
 }
 
-// group are requests that a decision treats alike.
+// group is requests that a decision treats alike.
 type group struct {
 	active []*task // with a slot, in the order of arrival
 	next   *task   // that would get the next slot, nil where none waits
 }
 
-// groups returns the requests that go first and those that take what is left.
+// groups returns the requests that go first, and those that take the remaining time.
 func (s *State) groups(now int64) (reactive, proactive group) {
 	for _, t := range s.active {
 		if t.Class == Reactive || s.aged(now, t) {
@@ -395,9 +395,9 @@ func (s *State) groups(now int64) (reactive, proactive group) {
 	return reactive, proactive
 }
 
-// aged reports whether a proactive request has waited so long that it counts as reactive until it moves on. One without
-// a slot does not get those that proactive requests leave free, unless none of them is under way: under overload every
-// request in the queue grows old, and reactive ones would wait for slots as if there were no classes.
+// aged reports whether a proactive request has waited so long that it counts as reactive until it moves on. A request
+// without a slot does not get the reserved slots, unless no proactive request is running. Otherwise every request in
+// the queue would grow old under overload, and reactive ones would wait for slots as if there were no classes.
 func (s *State) aged(now int64, t *task) bool {
 	if s.config.AgeNS == 0 || now-t.progress < s.config.AgeNS {
 		return false
@@ -405,12 +405,12 @@ func (s *State) aged(now int64, t *task) bool {
 	return t.slot() || s.running[Proactive] == 0 || s.used() < s.config.Slots-s.config.Reserved
 }
 
-// used returns how many slots requests have.
+// used returns the number of slots in use.
 func (s *State) used() int { return s.running[Proactive] + s.running[Reactive] }
 
-// pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests: that is
-// possible, and takes less time than a call of all processors for the chunk and, iteration by iteration, what the
-// tokens that are decoded meanwhile would cost otherwise.
+// pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests. It must
+// be possible, and take less time than the alternative: a call of all processors for the chunk, plus otherwise for each
+// iteration whose tokens are decoded meanwhile.
 func (s *State) pays(next *task, batch int, otherwise int64) bool {
 	if s.config.Beside == nil || batch == 0 {
 		return false
@@ -425,14 +425,15 @@ func (s *State) pays(next *task, batch int, otherwise int64) bool {
 	return float64(side.ChunkNS) < turns
 }
 
-// paysBackground is pays beside the decoding of background requests. They could wait for the prompt, and be decoded
-// together with it: their tokens then cost what they add to an iteration that runs for it anyway.
+// paysBackground does what pays does beside the decoding of background requests. They could wait for the prompt and be
+// decoded together with it. Their tokens then cost what they add to an iteration that runs for the prompt's request
+// anyway.
 func (s *State) paysBackground(next *task, batch int) bool {
 	return s.pays(next, batch, s.config.DecodeNS(batch+1)-s.config.DecodeNS(1))
 }
 
-// paysUrgent is pays beside the decoding of reactive requests, which does not wait for anything, and may become slower
-// as far as the slack allows.
+// paysUrgent does what pays does beside the decoding of reactive requests, which does not wait for anything, and may
+// become slower as far as the slack allows.
 func (s *State) paysUrgent(next *task, batch int) bool {
 	alone := s.config.DecodeNS(batch)
 	if !s.pays(next, batch, alone) {

@@ -164,13 +164,13 @@ func titleFilter(args *callArgs, text string) Value {
 	return out.String()
 }
 
-// center returns the method center with a width of 80 by default.
+// center is the method center with a width of 80 by default.
 func center(args *callArgs, value Value) Value {
 	args.positional = append(args.positional, args.next("width", int64(80)))
 	return methods["center"](args, args.text(value))
 }
 
-// replaceFilter returns the method replace for values of any type, which are written as text first.
+// replaceFilter is the method replace for values of any type, which are written as text first.
 func replaceFilter(args *callArgs, value Value) Value {
 	old, with := args.text(args.next("old", required)), args.text(args.next("new", required))
 	limit := args.next("count", nil)
