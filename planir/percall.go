@@ -8,11 +8,22 @@ import "github.com/hetc/hetc/planir/op"
 // Steps expect what their operators take alone, each with its launch, and a step that joins several pays one launch
 // only. The prediction of a section knows that: a lane works no longer than its section takes, and no lane longer than
 // the program.
-func (p *Plan) BusyNS(program *PhaseProgram) map[string]int64 {
+func (p *Plan) BusyNS(program *PhaseProgram) map[string]int64 { return p.busyNS(program, true) }
+
+// BusyWithoutLogitsNS is BusyNS of a call that computes no logits: a chunk of a prompt that is not the last one.
+func (p *Plan) BusyWithoutLogitsNS(program *PhaseProgram) map[string]int64 {
+	return p.busyNS(program, false)
+}
+
+// busyNS is BusyNS, with the sections that compute logits or without.
+func (p *Plan) busyNS(program *PhaseProgram, logits bool) map[string]int64 {
 	predicted := p.PredictionOf(program.Name)
 	out := map[string]int64{}
 	for i := range program.Sections {
 		section := &program.Sections[i]
+		if section.Logits && !logits {
+			continue
+		}
 		layers := int64(max(1, section.Layers))
 		for _, lane := range section.Lanes {
 			ns := int64(0)

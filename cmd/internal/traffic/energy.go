@@ -47,6 +47,16 @@ func (u *usage) called(program *planir.PhaseProgram, ns int64) {
 	}
 }
 
+// chunk adds a call that processes a chunk of a prompt, of which some tokens are left: it computes no logits.
+func (u *usage) chunk(program *planir.PhaseProgram) {
+	if program == nil {
+		return
+	}
+	for proc, busy := range u.plan.BusyWithoutLogitsNS(program) {
+		u.busy[proc] += float64(busy)
+	}
+}
+
 // alone adds time in which a processor works by itself, beside another one.
 func (u *usage) alone(proc string, ns int64) { u.busy[proc] += float64(ns) }
 

@@ -135,7 +135,11 @@ func (s *simulation) run(ctx context.Context) error {
 			s.begun(id)
 			left := s.left[id-1]
 			tokens, ns := s.config.ChunkNS(left)
-			s.used.called(s.times.ChunkProgram(left), ns)
+			if tokens < left {
+				s.used.chunk(s.times.ChunkProgram(left))
+			} else {
+				s.used.called(s.times.ChunkProgram(left), ns)
+			}
 			s.call(serving.Call{Tokens: tokens, Rest: left})
 			s.left[id-1] -= tokens
 			s.state.Prefilled(s.now, id, tokens)

@@ -241,6 +241,32 @@ func TestSimulateBesideByHand(t *testing.T) {
 	}
 }
 
+// A chunk that is not its prompt's last one computes no logits, and keeps nobody busy with them. By hand: of 250 tokens
+// two calls take 40 ms of "a", and the last one these and 10 ms of "b"; then an iteration takes 8 and 2 ms.
+func TestBusyWithoutLogitsByHand(t *testing.T) {
+	plan := planOf()
+	plan.Procs = []planir.Proc{{Name: "a"}, {Name: "b"}}
+	for i, ns := range []int64{10e6, 12e6, 50e6} {
+		program := &plan.Program.Programs[i]
+		program.Sections = []planir.Section{
+			{Name: "layers", Lanes: []planir.Lane{{Proc: "a", Steps: []planir.Step{{ExpectNS: ns * 4 / 5}}}}},
+			{Name: "head", Logits: true, Lanes: []planir.Lane{{Proc: "b", Steps: []planir.Step{{ExpectNS: ns / 5}}}}}}
+		plan.Predictions[i].Sections = []planir.SectionTime{{Section: "layers", NS: ns * 4 / 5}, {Section: "head", NS: ns / 5}}
+	}
+	report, err := Simulate(t.Context(), plan, []Request{{Class: "reactive", Prompt: 250, Output: 2}}, scheduler.Default(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Processors) != 2 || math.Abs(report.Seconds-0.140) > 1e-9 {
+		t.Fatalf("%+v, want two processors and 0.14 s", report)
+	}
+	for i, want := range []float64{128, 12} {
+		if got := report.Processors[i].Busy * report.Seconds * 1e3; math.Abs(got-want) > 1e-5 {
+			t.Errorf("%s is busy for %v ms, want %v", report.Processors[i].Proc, got, want)
+		}
+	}
+}
+
 // A chunk of prefill keeps its processor busy until the chunk ends, and not until the iteration ends in which it does.
 // By hand, with the times of TestSimulateBesideByHand: "a" works from 0 to 258, and "b" for one chunk of 90 ms, in the
 // last 6 ms of whose 8 iterations it has nothing to do. In the second trace 3 iterations of 14 ms for two requests do 42
