@@ -138,10 +138,11 @@ func (s *request) mergeDecisions(x *solved) []planir.Decision {
 	return out.Decisions
 }
 
-// sameHead reports whether a plan decides a node of the head at one row as a decision for a bucket does.
+// sameHead reports whether a plan decides a node of the head at one row as a decision for a bucket does. Where decode
+// has the head in float32, nodes that round its activations are prefill's alone.
 func sameHead(plan *planir.Plan, decision *planir.Decision) bool {
 	one := plan.DecisionFor(decision.Node, 1)
-	return one.Scheme == decision.Scheme && price.SameShares(one, decision)
+	return one != nil && one.Scheme == decision.Scheme && price.SameShares(one, decision)
 }
 
 // decodes reports whether a program of that many rows decodes.

@@ -809,3 +809,12 @@ func TestOnlyDecidesSchemes(t *testing.T) {
 		t.Errorf("--only npu: the NPU has %d of %d products", npu, n)
 	}
 }
+
+// Where prefill alone rounds what enters the last matrix, decode has no decision on that.
+func TestHeadRoundedInPrefillAlone(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	w := permit(op.A8TQ8C)
+	w.Schemes.Decode, w.Schemes.PrefillHead = []op.Scheme{op.A32W32}, []op.Scheme{op.A8TQ8C}
+	w.Buckets = workload.Rows{32}
+	solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w})
+}
