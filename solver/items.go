@@ -252,3 +252,33 @@ func (s *pricing) dropItems() {
 	s.budget.release(s.items.bytes)
 	s.items = newItemCache()
 }
+
+// posed is what a session has posed of its candidates.
+type posed struct {
+	items        *itemCache
+	programs     map[programKey]*program
+	instances    map[string]*instance
+	leasts       map[string][]int64
+	branchCaches map[string]*branchCache
+	forkCaches   map[string]*forkCache
+	cached       int64
+}
+
+// takePosed puts aside what was posed, while other candidates take the place of those it is of. It still counts as
+// kept; where the working memory is half full already it is forgotten instead.
+func (s *pricing) takePosed() *posed {
+	if s.budget.exceededBy(s.budget.limit / 2) {
+		s.dropItems()
+	}
+	out := &posed{s.items, s.programs, s.instances, s.leasts, s.branchCaches, s.forkCaches, s.cached}
+	s.items, s.cached = newItemCache(), 0
+	s.dropPrograms()
+	return out
+}
+
+// putPosed goes on with what was put aside, and forgets what was posed since.
+func (s *pricing) putPosed(whole *posed) {
+	s.dropItems()
+	s.items, s.programs, s.instances, s.leasts = whole.items, whole.programs, whole.instances, whole.leasts
+	s.branchCaches, s.forkCaches, s.cached = whole.branchCaches, whole.forkCaches, whole.cached
+}

@@ -41,12 +41,12 @@ func (s *session) reduceCandidates(plan *planir.Plan) (restore func()) {
 			s.reduced = s.reduced || len(set.list) < len(all[key])
 		}
 	}
-	s.dropItems()
+	whole := s.takePosed()
 	return func() {
 		for key, list := range all {
 			s.candidateSets[key].list = list
 		}
-		s.dropItems()
+		s.putPosed(whole)
 	}
 }
 

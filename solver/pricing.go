@@ -139,12 +139,17 @@ func (s *pricing) offerDivisions(plan *planir.Plan) {
 			s.divisions = append(s.divisions, decision)
 		}
 	}
+	added := false
 	for _, set := range s.candidateSets {
+		before := len(set.list)
 		for i := range s.divisions {
 			if set.err == nil && s.divisions[i].Node == set.section.Nodes[set.node].Name {
 				set.list = set.section.With(set.list, set.node, &s.divisions[i])
 			}
 		}
+		added = added || len(set.list) > before
 	}
-	s.dropItems()
+	if added {
+		s.dropItems()
+	}
 }

@@ -60,6 +60,11 @@ const unknownCost = math.MaxInt64
 // leastOf returns the least cost of one execution of a program under an assignment, in ns or nJ; false if that cannot
 // be told without posing the program. Sections share one set of processors, so costs add up for each set.
 func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
+	return s.leastCharged(rows, schemes, nil)
+}
+
+// leastCharged is leastOf where candidates are charged for more than they cost; charged nil: for nothing.
+func (s *schemeChoice) leastCharged(rows int, schemes assignment, charged *charges) (int64, bool) {
 	sections, err := s.expand(rows, schemes)
 	if err != nil {
 		return 0, false
@@ -71,7 +76,7 @@ func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 		if isRepeated(sections, i) {
 			continue
 		}
-		costs := s.leastOfSection(sec, rows, sets)
+		costs := s.leastOfSection(sec, rows, sets, charged)
 		if costs == nil {
 			return 0, false
 		}
@@ -89,8 +94,8 @@ func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 }
 
 // leastOfSection returns the least cost of a section on each set of processors; nil if that cannot be told.
-func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []int64 {
-	key := sectionKey(sec, rows)
+func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64, charged *charges) []int64 {
+	key := sectionKey(sec, rows) + charged.key(sec)
 	if costs, ok := s.leasts[key]; ok {
 		return costs
 	}
@@ -101,8 +106,17 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 	}
 	room := &s.items.scratch
 	room.chain = room.chain[:0]
-	for _, item := range in.items {
-		room.chain = append(room.chain, s.reduced(item))
+	for i, item := range in.items {
+		more, err := charged.ofNode(in.section, i, in.candidates[i])
+		switch {
+		case err != nil:
+			s.leasts[key] = nil
+			return nil
+		case more != nil:
+			room.chain = append(room.chain, s.reduce(item, more))
+		default:
+			room.chain = append(room.chain, s.reduced(item))
+		}
 	}
 	var cuts []shortCut
 	if s.measure() != problem.Energy { // of which side by side takes as much
@@ -137,9 +151,15 @@ func (in *instance) shortCuts() (out []shortCut) {
 
 // reduced returns the reduced choices of an item, by the session's measure. They are made once, and kept with the item.
 func (s *pricing) reduced(posed *item) *reducedItem {
-	if posed.reduced != nil {
-		return posed.reduced
+	if posed.reduced == nil {
+		posed.reduced = s.reduce(posed, nil)
+		s.reserveItems(int64(len(posed.reduced.cost)) * reducedBytes)
 	}
+	return posed.reduced
+}
+
+// reduce makes a reduced item. more is what each choice is charged beside its cost; nil: nothing.
+func (s *pricing) reduce(posed *item, more []int64) *reducedItem {
 	type kind struct {
 		before, after int32
 		mask          uint64
@@ -156,6 +176,9 @@ func (s *pricing) reduced(posed *item) *reducedItem {
 		if energy {
 			cost = choice.EnergyNJ
 		}
+		if more != nil {
+			cost += more[i]
+		}
 		key := kind{int32(choice.Before), int32(choice.After), posed.masks[i]}
 		if old, ok := seen[key]; ok {
 			merged.cost[old] = min(merged.cost[old], cost)
@@ -165,8 +188,6 @@ func (s *pricing) reduced(posed *item) *reducedItem {
 		merged.cost, merged.before, merged.after, merged.mask = append(merged.cost, cost), append(merged.before,
 			key.before), append(merged.after, key.after), append(merged.mask, key.mask)
 	}
-	posed.reduced = merged
-	s.reserveItems(int64(len(merged.cost)) * reducedBytes)
 	return merged
 }
 

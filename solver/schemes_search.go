@@ -50,6 +50,7 @@ type searchResult struct {
 	prefill, decode assignment
 	ns              float64
 	report          *planir.Solve // nil when there was nothing to choose
+	open            float64       // bound of the pairs that were not looked at, infinite where none is left
 }
 
 // pair is a combination of assignments that waits to be looked at.
@@ -97,8 +98,8 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		q.push(group, 0, 0)
 	}
 	defer q.release()
-	best := searchResult{ns: below}
-	status, bound := problem.Optimal, 0.0
+	best := searchResult{ns: below, open: math.Inf(1)}
+	status := problem.Optimal
 	seen, tried := 0, 0 // pairs that were taken out, and those of them that were admitted
 	for {
 		next, ok := q.pop()
@@ -106,7 +107,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 			break
 		}
 		if seen++; seen > maxPairs || tried > maxTried || s.budget.exceededBy(0) {
-			status, bound = problem.Feasible, next.bound
+			status, best.open = problem.Feasible, next.bound
 			break
 		}
 		s.trimPrograms()
@@ -133,7 +134,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
 		return best, nil
 	}
-	best.report = s.searchReport(best.ns, status, bound)
+	best.report = s.searchReport(best.ns, status, best.open)
 	return best, nil
 }
 

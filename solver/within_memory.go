@@ -41,7 +41,7 @@ func (s *session) completePlan(ctx context.Context) (*planir.Plan, error) {
 func (s *session) planWithinMemory(
 	ctx context.Context, bound int64, free *planir.Plan,
 ) (*session, *planir.Plan, error) {
-	best := &withinMemory{asked: s, bound: bound, ns: math.Inf(1)}
+	best := &withinMemory{asked: s, bound: bound, ns: math.Inf(1), open: math.Inf(1)}
 	for buckets := len(s.want.Buckets); buckets >= s.fewestBuckets(); buckets-- {
 		other := s
 		if buckets < len(s.want.Buckets) {
@@ -63,6 +63,7 @@ func (s *session) planWithinMemory(
 	if best.by != s {
 		best.by.notes = best.notes
 	}
+	best.report()
 	return best.by, best.plan, nil
 }
 
@@ -73,7 +74,10 @@ type withinMemory struct {
 	plan  *planir.Plan // nil: none so far
 	by    *session     // that made it
 	ns    float64
-	notes diag.List // of by
+	open  float64 // least bound of the pairs that may have a plan which was not found
+	// what rows of the embedding take that are read as they are stored; 0: not seen yet, or counted for every pair
+	tables int64
+	notes  diag.List // of by
 }
 
 // searchSession searches the pairs of schemes of a session for a better plan.
@@ -81,41 +85,74 @@ func (w *withinMemory) searchSession(ctx context.Context, s *session, free *plan
 	s.addMemoryBound(w.bound)
 	s.nodes = triedNodes
 	s.phase = fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(w.bound), len(s.want.Buckets))
+	least := 0.0 // of the pair that is tried
 	// A lower bound on all bytes but weights; a known plan (free) gives a tighter one.
 	rest := s.leastPool() + planir.FixedBytes
 	if free != nil {
 		rest = s.leastPool() + s.fixedBytes(free)
 	}
-	unproved := false // some pair may have a plan that was not found
+	relaxed := s.newMemoryRelaxation(w.bound)
 	found, err := s.search(ctx, w.ns, func(prefill, decode assignment) bool {
-		return s.weightBytes(prefill, decode)+rest <= w.bound
+		rest := rest
+		if s.readsStoredTable(prefill, decode) {
+			rest += w.tables
+		}
+		if s.weightBytes(prefill, decode)+rest > w.bound {
+			return false
+		}
+		least = relaxed.bound(prefill, decode, w.bound-rest, w.ns)
+		return least < w.ns
 	}, func(prefill, decode assignment) (float64, bool, error) {
 		s.prefill, s.decode, s.chosen = prefill, decode, nil
 		plan, err := s.completePlan(ctx)
 		if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
-			unproved = unproved || !Proved(err)
+			if !Proved(err) {
+				w.open = min(w.open, least)
+			}
 			return 0, false, nil
 		}
 		if err != nil {
 			return 0, false, err
 		}
+		if s.readsStoredTable(prefill, decode) {
+			w.tables = plan.Memory.Tables
+		}
 		ns, ok := s.objective(plan), plan.Memory.Total <= w.bound
 		if ok && ns < w.ns {
 			w.keepBest(s, plan, ns)
+		} else if !ok {
+			w.open = min(w.open, least) // placed otherwise it may fit
 		}
 		return ns, ok, nil
 	})
+	w.open = min(w.open, found.open)
 	if err != nil || w.by != s {
 		return err
-	}
-	if unproved && found.report != nil {
-		found.report.Status = string(problem.Feasible)
-		found.report.BoundNS = min(price.Whole(s.lowestObjective()), found.report.ObjectiveNS)
 	}
 	s.prefill, s.decode, s.chosen = found.prefill, found.decode, found.report
 	w.plan.Solver = append(slices.Clone(w.plan.Solver), *found.report)
 	w.notes = s.notes
 	return nil
+}
+
+// report says of the search for schemes how good a plan may be that was not found, with any number of buckets.
+func (w *withinMemory) report() {
+	report := &w.plan.Solver[len(w.plan.Solver)-1]
+	report.Status, report.BoundNS = string(problem.Optimal), report.ObjectiveNS
+	if w.open < w.ns {
+		report.Status = string(problem.Feasible)
+		report.BoundNS = min(price.Whole(w.open), report.ObjectiveNS)
+	}
+}
+
+// readsStoredTable reports whether an embedding that may look rows up in the packed head reads them as they are
+// stored in some phase.
+func (s *schemeChoice) readsStoredTable(prefill, decode assignment) bool {
+	if !s.tied.exists() {
+		return false
+	}
+	stored := s.tied.table(decode[s.tied.head]) == ""
+	return stored || len(s.want.Buckets) > 0 && s.tied.table(prefill[s.tied.head]) == ""
 }
 
 // keepBest replaces the best plan, and closes the session of the one before.

@@ -1,0 +1,110 @@
+package solver
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// boundedCase is an input whose NPU holds copies of its own, so that a bound of memory costs more than schemes.
+func boundedCase(t *testing.T, seed uint64, goal problem.Measure) Input {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 4))
+	m := demo(t)
+	s := withNPU(t, func(npu *socs.Processor) {
+		npu.WeightRanges, npu.BandwidthGBps = false, 2+r.Float64() // single tokens are the other's
+	})
+	s.Processors[0].PowerW, s.Processors[1].PowerW = 4, 0.3+r.Float64()
+	w := permit(op.A8TQ8C, op.A32W32)
+	w.Minimise, w.Buckets, w.Context, w.OutputTokens = goal, workload.Rows{64, 128}, 256, 8+r.IntN(32)
+	w.Prompts = workload.Prompts{{Tokens: 40, Share: 1}, {Tokens: 100 + r.IntN(90), Share: 1}}
+	return Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w, Engine: exact.Engine{}}
+}
+
+// No plan costs less than its pair of assignments is bounded by within the memory that the plan holds.
+func TestMemoryRelaxationIsABound(t *testing.T) {
+	tight := 0
+	for seed := range uint64(2) {
+		for _, goal := range []problem.Measure{problem.Time, problem.Energy} {
+			s := prepared(t, boundedCase(t, seed, goal))
+			s.nodes = triedNodes
+			free, err := s.completePlan(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			rest := s.leastPool() + s.fixedBytes(free)
+			r := rand.New(rand.NewPCG(seed, 9))
+			for range 6 {
+				prefills, decodes := s.phases[0].points, s.phases[1].points
+				prefill, decode := s.assignments(&prefills[r.IntN(len(prefills))], &decodes[r.IntN(len(decodes))])
+				s.prefill, s.decode, s.chosen = prefill, decode, nil
+				half := free.Memory.Total - free.Memory.Weights/2
+				for _, bound := range []int64{1 << 40, half + free.Memory.Weights/4, half} {
+					s.addMemoryBound(bound)
+					plan, err := s.completePlan(t.Context())
+					if diag.ClassOf(err) == diag.ClassInfeasible {
+						continue
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					total := planir.MemoryOf(plan).Total
+					relaxed := s.newMemoryRelaxation(total)
+					least, cost := relaxed.bound(prefill, decode, total-rest, 1e300), s.objective(plan)
+					if least > cost*(1+1e-9) {
+						t.Errorf("seed %d, least %s, %v: bound %v within %d bytes, and a plan takes %v", seed, goal,
+							[]assignment{prefill, decode}, least, total, cost)
+					}
+				}
+				// With room for one copy of everything.
+				bytes := s.weightBytes(prefill, decode) * 101 / 100
+				relaxed := s.newMemoryRelaxation(rest + bytes)
+				least, ok := relaxed.at(prefill, decode, bytes, leastPrice-1)
+				if ok && relaxed.bound(prefill, decode, bytes, 1e300) > least*1.02 {
+					tight++
+				}
+			}
+		}
+	}
+	if tight == 0 {
+		t.Error("no price of memory raises a bound: the case tests nothing")
+	}
+}
+
+// A bound of memory is searched for by what it costs, and not only by what schemes cost without it.
+func TestMemoryBoundTriesFewPairs(t *testing.T) {
+	require.Slow(t)
+	m := demo(t)
+	s, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := permit(op.A8TQ8C, op.A8TQ4B32)
+	w.Minimise, w.Buckets, w.Context, w.OutputTokens = problem.Energy, workload.Rows{64}, 512, 64
+	w.Prompts = workload.Prompts{{Tokens: 40, Share: 1}, {Tokens: 200, Share: 1}}
+	in := Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w, Engine: exact.Engine{}, MaxMemory: 26 << 20}
+	tried := 0
+	in.Progress = func(p Progress) {
+		if strings.HasPrefix(p.Phase, "fit ") {
+			tried = max(tried, p.Done)
+		}
+	}
+	plan := solve(t, in).Plan
+	schemes := plan.Solver[len(plan.Solver)-1]
+	const most = 100
+	if tried > most {
+		t.Errorf("%d pairs are tried, want at most %d", tried, most)
+	}
+	if gap := float64(schemes.ObjectiveNS-schemes.BoundNS) / float64(schemes.ObjectiveNS); gap > 0.15 {
+		t.Errorf("%+v: gap %.2f", schemes, gap)
+	}
+}
