@@ -144,10 +144,13 @@ func (s *fileStore) check(manifest *Manifest, payloadBytes int) error {
 
 // padding checks that [from, to) is zero.
 func (s *fileStore) padding(from, to int64) error {
-	const most = 16 << 10 // at a time
-	buf := make([]byte, min(to-from, most))
-	for ; from < to; from += int64(len(buf)) {
-		buf = buf[:min(to-from, int64(len(buf)))]
+	if from == to {
+		return nil
+	}
+	kept := buffers.Get().(*[sumBytes]byte)
+	defer buffers.Put(kept)
+	for buf := kept[:0]; from < to; from += int64(len(buf)) {
+		buf = kept[:min(to-from, pageAlign)]
 		if err := readAt(stepLayout, s.file, buf, from); err != nil {
 			return err
 		}
