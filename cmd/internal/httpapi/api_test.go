@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -90,6 +91,23 @@ func streamed(t *testing.T, text string) (answer, finish string) {
 		}
 	}
 	return answer, finish
+}
+
+// Among the likeliest tokens of a completion is the one that was drawn, as in OpenAI's answers: clients look it up.
+func TestDrawnTokenIsAmongTheLikeliest(t *testing.T) {
+	for _, test := range []struct {
+		likely []scored
+		want   map[string]float64
+	}{
+		{nil, map[string]float64{" a": -3}},
+		{[]scored{{text: " b", logProb: -1}, {text: " c", logProb: -2}}, map[string]float64{" b": -1, " c": -2, " a": -3}},
+		{[]scored{{text: " b", logProb: -1}, {text: " a", logProb: -3}}, map[string]float64{" b": -1, " a": -3}},
+	} {
+		got := textScoresOf([]scored{{text: " a", logProb: -3, likely: test.likely}}, true)
+		if len(got.Likely) != 1 || !maps.Equal(got.Likely[0], test.want) {
+			t.Errorf("of %v: %v, want %v", test.likely, got.Likely, test.want)
+		}
+	}
 }
 
 // A stream and an answer at once have the same text, the text before the first stop sequence; no event shows a part of

@@ -181,6 +181,10 @@ func textScoresOf(scores []scored, asked bool) *textScores {
 				likely[other.text] = finite(other.logProb)
 			}
 		}
+		// The token itself is always among them, as clients that look it up want: one more than was asked for.
+		if _, there := likely[scores[i].text]; !there {
+			likely[scores[i].text] = finite(scores[i].logProb)
+		}
 		out.Tokens = append(out.Tokens, scores[i].text)
 		out.LogProbs = append(out.LogProbs, finite(scores[i].logProb))
 		out.Likely = append(out.Likely, likely)
