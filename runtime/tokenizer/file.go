@@ -51,7 +51,7 @@ func Read(tokenizer, config []byte) (*Unbound, error) {
 	return unbound, refused(unbound.read(tokenizer, config))
 }
 
-// Begin returns the rest of New. It may be called once.
+// Begin does the rest of New. It may be called once.
 func (u *Unbound) Begin(bos int) (Tokenizer, error) {
 	if err := refused(u.bind(bos)); err != nil {
 		return nil, err
