@@ -27,7 +27,7 @@ func newBenchEngines(ui *cli.Streams) *cobra.Command {
 		"model directory with weights; several, each with a --model of its own, are measured one after the other")
 	flags.IntSliceVar(&opts.Prompts, "prompt-len", []int{256, 1024}, "tokens of the prompts")
 	flags.IntVar(&opts.Gen, "gen", 32, "tokens to decode")
-	flags.IntVar(&opts.Depth, "depth", 256, "tokens in the cache before decoding")
+	flags.IntSliceVar(&opts.Depths, "depth", []int{256}, "tokens in the cache before decoding; several are measured each")
 	flags.IntSliceVar(&opts.Cores, "cores", nil, "cores to run on, one thread each (default all this process may use)")
 	flags.IntVar(&opts.Rounds, "rounds", 6, "processes for each engine and task")
 	flags.IntVar(&opts.Reps, "reps", 2,

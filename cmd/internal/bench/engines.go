@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/filelock"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
@@ -27,6 +28,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -35,10 +37,10 @@ type EnginesOptions struct {
 	Models, Formats []string
 	// keys of the engines to compare with, each of which must be there; none: all that are installed
 	Peers []string
-	// tokens of prompts, and the cores that all engines are bound to
-	Prompts, Cores []int
-	// tokens to decode, and tokens in the cache before that
-	Gen, Depth int
+	// tokens of prompts, tokens in the cache before decoding, and the cores that all engines are bound to
+	Prompts, Depths, Cores []int
+	// tokens to decode
+	Gen int
 	// processes for each engine and task, and repetitions in each process
 	Rounds, Reps        int
 	Workload, Plan, SoC string
@@ -107,7 +109,7 @@ func (o *EnginesOptions) checkNumbers() error {
 	for _, bound := range []struct {
 		name      string
 		got, most int
-	}{{"gen", o.Gen, mostTokens}, {"depth", o.Depth, mostTokens}, {"rounds", o.Rounds, mostRounds},
+	}{{"gen", o.Gen, mostTokens}, {"rounds", o.Rounds, mostRounds},
 		{"reps", o.Reps, mostRounds}} {
 		if bound.got < 1 || bound.got > bound.most {
 			return usage("--%s %d: want 1 to %d", bound.name, bound.got, bound.most)
@@ -116,13 +118,18 @@ func (o *EnginesOptions) checkNumbers() error {
 	if !(o.MaxOthers >= 0) {
 		return usage("--max-others %v: want 0 or more", o.MaxOthers)
 	}
-	for _, tokens := range o.Prompts {
-		if tokens < 1 || tokens > mostTokens {
-			return usage("--prompt-len %d: want 1 to %d", tokens, mostTokens)
+	for _, list := range []struct {
+		name   string
+		tokens []int
+	}{{"prompt-len", o.Prompts}, {"depth", o.Depths}} {
+		for _, tokens := range list.tokens {
+			if tokens < 1 || tokens > mostTokens {
+				return usage("--%s %d: want 1 to %d", list.name, tokens, mostTokens)
+			}
 		}
 	}
-	if len(o.Prompts) == 0 || len(o.Formats) == 0 {
-		return usage("--prompt-len or --formats is empty").WithHint("leave it out for the default")
+	if len(o.Prompts) == 0 || len(o.Depths) == 0 || len(o.Formats) == 0 {
+		return usage("--prompt-len, --depth or --formats is empty").WithHint("leave it out for the default")
 	}
 	return nil
 }
@@ -141,7 +148,12 @@ func (o *EnginesOptions) checkFormats() error {
 }
 
 // checkPrompts refuses a length that is listed twice.
-func (o *EnginesOptions) checkPrompts() error { return noRepeats("prompt-len", o.Prompts) }
+func (o *EnginesOptions) checkPrompts() error {
+	if err := noRepeats("prompt-len", o.Prompts); err != nil {
+		return err
+	}
+	return noRepeats("depth", o.Depths)
+}
 
 // checkCores refuses cores that this process may not use. Without --cores it takes all.
 func (o *EnginesOptions) checkCores() error {
@@ -248,8 +260,7 @@ func noRepeats[T comparable](flag string, list []T) error {
 	return nil
 }
 
-// tasks lists what is measured, in the order of the tables: starting, each prompt length, and
-// decoding.
+// tasks lists what is measured, in the order of the tables: starting, prompts, and decoding after each depth.
 func (b *enginesBench) tasks() []engines.Task {
 	const long = 512 // a process with a long prompt has repetitions within it
 	const start = 8  // tokens
@@ -261,7 +272,10 @@ func (b *enginesBench) tasks() []engines.Task {
 		}
 		out = append(out, task)
 	}
-	return append(out, engines.Task{Depth: b.Depth, Gen: b.Gen, Reps: b.Reps})
+	for _, depth := range b.Depths {
+		out = append(out, engines.Task{Depth: depth, Gen: b.Gen, Reps: b.Reps})
+	}
+	return out
 }
 
 // enginesPlan is a plan of hetc that is measured.
@@ -280,13 +294,15 @@ type enginesPlan struct {
 
 // EnginesModel is the result about one model.
 type EnginesModel struct {
-	Name       string            `json:"name"`
-	Parameters int64             `json:"parameters"`
-	Digest     string            `json:"digest"`
-	Stored     string            `json:"stored"` // type of the weights both engines start from
-	Plans      []enginesPlan     `json:"plans"`
-	NoBounded  string            `json:"no_bounded_plan,omitempty"` // why there is none
-	Match      *engines.Result   `json:"match"`
+	Name       string          `json:"name"`
+	Parameters int64           `json:"parameters"`
+	Digest     string          `json:"digest"`
+	Stored     string          `json:"stored"` // type of the weights both engines start from
+	Plans      []enginesPlan   `json:"plans"`
+	NoBounded  string          `json:"no_bounded_plan,omitempty"` // why there is none
+	Match      *engines.Result `json:"match"`
+	// what the cores read together, before the rounds and after them, 1e9 byte/s; none where that is not known
+	StreamGBps []float64         `json:"stream_gbps,omitempty"`
 	Quality    []engines.Quality `json:"quality,omitempty"`
 	Skipped    []EnginesSkipped  `json:"skipped,omitempty"`
 	QualityOf  string            `json:"quality_model,omitempty"`
@@ -295,15 +311,11 @@ type EnginesModel struct {
 // run measures each model. The quality of formats comes last, because it may take more memory than
 // the measured processes.
 func (b *enginesBench) run(ctx context.Context) error {
-	b.dir = b.Work
-	if b.dir == "" {
-		dir, err := os.MkdirTemp("", "hetc-engines")
-		if err != nil {
-			return diag.New(diag.ClassIO, "bench engines: %w", err)
-		}
-		defer os.RemoveAll(dir)
-		b.dir = dir
+	done, err := b.openFolder()
+	if err != nil {
+		return err
 	}
+	defer done()
 	if err := b.findPeers(ctx); err != nil {
 		return err
 	}
@@ -316,24 +328,79 @@ func (b *enginesBench) run(ctx context.Context) error {
 			model.Close()
 		}
 	}
-	var list []EnginesModel
+	list, failed := b.measureModels(ctx)
+	if ctx.Err() != nil || len(list) == 0 {
+		return failed
+	}
+	if err := b.report(list); err != nil { // what was measured before a failure is worth showing
+		return err
+	}
+	return failed
+}
+
+// measureModels measures each model, and then what its forms lose. An error comes with what was measured before it.
+func (b *enginesBench) measureModels(ctx context.Context) (list []EnginesModel, err error) {
 	taken := map[string]bool{}
 	for _, path := range b.Models {
 		model, err := b.model(ctx, path, taken)
+		if model.Match != nil {
+			list = append(list, model)
+		}
 		if err != nil {
-			return fmt.Errorf("model %q: %w", path, err)
-		}
-		list = append(list, model)
-	}
-	if b.Text != "" { // last: it may take more memory than what is measured
-		peers := map[string]*peersQuality{}
-		for i, path := range b.Models {
-			if err := b.quality(ctx, path, &list[i], peers); err != nil {
-				return fmt.Errorf("model %q: %w", path, err)
-			}
+			return list, fmt.Errorf("model %q: %w", path, err)
 		}
 	}
-	return b.report(list)
+	if b.Text == "" {
+		return list, nil
+	}
+	peers := map[string]*peersQuality{}
+	for i, path := range b.Models { // last: it may take more memory than what is measured
+		if err := b.quality(ctx, path, &list[i], peers); err != nil {
+			return list, fmt.Errorf("model %q: %w", path, err)
+		}
+	}
+	return list, nil
+}
+
+// openFolder makes the folder of all files, which belongs to this run until done is called. What a run that was killed
+// has left unfinished in it is removed.
+func (b *enginesBench) openFolder() (done func(), err error) {
+	fail := func(err error) (func(), error) { return nil, diag.New(diag.ClassIO, "bench engines: %w", err) }
+	if b.Work == "" {
+		if b.dir, err = os.MkdirTemp("", "hetc-engines"); err != nil {
+			return fail(err)
+		}
+		return func() { os.RemoveAll(b.dir) }, nil
+	}
+	b.dir = b.Work
+	if err := os.MkdirAll(b.dir, 0o755); err != nil {
+		return fail(err)
+	}
+	lock, err := filelock.Open(filepath.Join(b.dir, ".lock"), 0o644)
+	if err != nil {
+		return fail(err)
+	}
+	switch err := filelock.Try(lock); {
+	case errors.Is(err, filelock.ErrBusy):
+		lock.Close()
+		return nil, diag.New(diag.ClassUnavailable, "--work %q: another run is using it", b.Work).
+			WithHint("wait until it has ended, or name another directory")
+	case err != nil: // no locks here: nobody knows whose unfinished files are
+		return func() { lock.Close() }, nil
+	}
+	left, err := filepath.Glob(filepath.Join(b.dir, qualityFolder+"*"))
+	for i := 0; err == nil && i < len(left); i++ {
+		err = os.RemoveAll(left[i])
+	}
+	folders, _ := filepath.Glob(filepath.Join(b.dir, "*"))
+	for i := 0; err == nil && i < len(folders); i++ {
+		err = engines.RemoveUnfinished(folders[i])
+	}
+	if err != nil {
+		lock.Close()
+		return fail(err)
+	}
+	return func() { lock.Close() }, nil
 }
 
 // model makes plans, bundles and the other engine's files for one model, and measures them. taken
@@ -380,7 +447,7 @@ func (b *enginesBench) model(
 	if b.Memory != "" {
 		limited, err := b.limitedPlan(ctx, dir, path, peers)
 		switch {
-		case diag.ClassOf(err) == diag.ClassInfeasible: // the rest is worth measuring all the same
+		case ctx.Err() == nil && slices.Contains(notBounded, diag.ClassOf(err)): // the rest is worth measuring
 			measured.NoBounded = err.Error()
 			b.s.Warnf("%v", err)
 		case err != nil:
@@ -389,8 +456,15 @@ func (b *enginesBench) model(
 			measured.Plans = append(measured.Plans, limited)
 		}
 	}
-	measured.Match, err = b.play(ctx, dir, &measured, peers)
-	return measured, err
+	before := b.stream(ctx, dir)
+	if measured.Match, err = b.play(ctx, dir, &measured, peers); err != nil {
+		return measured, err
+	}
+	measured.StreamGBps = append(before, b.stream(ctx, dir)...)
+	if len(measured.Match.Ratios) == 0 {
+		return measured, diag.New(diag.ClassRun, "no other engine was measured; see why above")
+	}
+	return measured, ctx.Err()
 }
 
 // peersFor returns the forms of the other engines that take the model. It notes in measured which ones do not, and why.
@@ -427,6 +501,46 @@ func (b *enginesBench) play(ctx context.Context, dir string, measured *EnginesMo
 		Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.s.Notef,
 	}
 	return match.Play(ctx)
+}
+
+// stream returns what the cores read together now, as hetc probe measures it; empty where that is not known.
+func (b *enginesBench) stream(ctx context.Context, dir string) []float64 {
+	file := filepath.Join(dir, "stream.yaml")
+	if err := b.step(ctx, "probe", "--force", "-o", file); err != nil {
+		b.s.Warnf("the bandwidth of the cores is not known: %v", err)
+		return nil
+	}
+	soc, err := socs.Open(file)
+	if err != nil {
+		b.s.Warnf("the bandwidth of the cores is not known: %v", err)
+		return nil
+	}
+	if rate, ok := streamOf(soc, b.Cores); ok {
+		return []float64{rate}
+	}
+	return nil
+}
+
+// streamOf returns the bandwidth that cores reach together on a SoC: that of one processor or of several.
+func streamOf(soc *socs.SoC, cores []int) (gbps float64, ok bool) {
+	sets := [][]string{}
+	for i := range soc.Processors {
+		sets = append(sets, []string{soc.Processors[i].Name})
+	}
+	for _, joint := range soc.Joint {
+		sets = append(sets, joint.Processors)
+	}
+	for _, names := range sets {
+		var have []int
+		for _, name := range names {
+			have = append(have, soc.Processor(name).Cores...)
+		}
+		slices.Sort(have)
+		if slices.Equal(have, slices.Sorted(slices.Values(cores))) {
+			return soc.JointGBps(names...)
+		}
+	}
+	return 0, false
 }
 
 // floatType returns the float type in which a model's matrices are stored, "" if they are quantised.
@@ -509,7 +623,7 @@ func (b *enginesBench) solve(dir, model string) []string {
 // error of that is one of a logit.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 	permits := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen,
-		Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
+		Context: max(slices.Max(b.Prompts), slices.Max(b.Depths)+b.Gen),
 		Cache:   workload.CacheBest, // every type loses less than a tenth of what 8-bit products lose
 		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32},
 			Head: []op.Scheme{op.A8TQ8C, op.A8TQ6C}, PrefillHead: []op.Scheme{op.A8TQ8C}}}
@@ -596,6 +710,46 @@ func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
 		sha256.Sum256(program), model, sha256.Sum256(text), b.Cores, host.Kernels(), b.profile), nil
 }
 
+// notBounded are the classes of errors after which only the plan within --max-memory is not measured: none keeps the
+// bound, or llama.cpp, which tells it, fails.
+var notBounded = []diag.Class{diag.ClassInfeasible, diag.ClassRun}
+
+// peakOf measures what llama.cpp needs with a format, in one round.
+func (b *enginesBench) peakOf(ctx context.Context, format string, peers []engines.Engine) (int64, error) {
+	// readMemory has made sure that the format is one of llama.cpp's, which need not be there
+	i := slices.IndexFunc(peers, func(e engines.Engine) bool {
+		return e.Name() == engines.LlamaCppName && e.Form() == format
+	})
+	switch {
+	case i >= 0:
+	case slices.ContainsFunc(b.peers, func(p peer) bool { _, is := p.(*llamaPeer); return is }):
+		return 0, diag.New(diag.ClassRun, "--max-memory %s: llama.cpp does not have the model in that format", format)
+	default:
+		return 0, diag.New(diag.ClassUnavailable, "--max-memory %s needs llama.cpp", format).
+			WithHint("make deps-bench builds it; or give a size")
+	}
+	trial := engines.Match{
+		Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout,
+		Note: func(string, ...any) {},
+	}
+	for _, task := range b.tasks() {
+		task.Reps = 1
+		trial.Tasks = append(trial.Tasks, task)
+	}
+	result, err := trial.Play(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, series := range result.Series {
+		if series.Failed != "" {
+			return 0, diag.New(diag.ClassRun, "--max-memory %s: llama.cpp: %s", format, series.Failed)
+		}
+	}
+	peak := result.Peak(engines.LlamaCppName, format)
+	b.s.Notef("%s %s needs %v", engines.LlamaCppName, format, unit.Bytes(peak))
+	return peak, nil
+}
+
 // limitedPlan solves the plan that is bound by --max-memory. If the bound is a format, one round of
 // that format measures its peak first.
 func (b *enginesBench) limitedPlan(
@@ -603,28 +757,10 @@ func (b *enginesBench) limitedPlan(
 ) (enginesPlan, error) {
 	bytes := b.maxBytes
 	if b.maxFormat != "" {
-		// readMemory has made sure that the format is one of llama.cpp's, which need not be there
-		i := slices.IndexFunc(peers, func(e engines.Engine) bool {
-			return e.Name() == engines.LlamaCppName && e.Form() == b.maxFormat
-		})
-		if i < 0 {
-			return enginesPlan{}, diag.New(diag.ClassUnavailable, "--max-memory %s needs llama.cpp", b.maxFormat).
-				WithHint("make deps-bench builds it; or give a size")
-		}
-		trial := engines.Match{
-			Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout,
-			Note: func(string, ...any) {},
-		}
-		for _, task := range b.tasks() {
-			task.Reps = 1
-			trial.Tasks = append(trial.Tasks, task)
-		}
-		result, err := trial.Play(ctx)
-		if err != nil {
+		var err error
+		if bytes, err = b.peakOf(ctx, b.maxFormat, peers); err != nil {
 			return enginesPlan{}, err
 		}
-		bytes = result.Peak(peers[i].Name(), b.maxFormat)
-		b.s.Notef("%s %s needs %v", peers[i].Name(), b.maxFormat, unit.Bytes(bytes))
 	}
 	workloadFile, out := filepath.Join(dir, "bounded-workload.yaml"), filepath.Join(dir, "bounded.yaml")
 	if err := b.writeWorkload(workloadFile, true); err != nil {

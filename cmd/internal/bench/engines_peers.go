@@ -17,8 +17,7 @@ import (
 	"github.com/hetc/hetc/models"
 )
 
-// peer is an engine that hetc is compared with. What it cannot take is skipped with the reason; what fails for
-// another reason is an error.
+// peer is an engine that hetc is compared with. A form that it cannot take, or fails with, is skipped with the reason.
 type peer interface {
 	// engines writes the forms of a model into dir, unless they are there. path is the model's, digest its plan's.
 	engines(ctx context.Context, b *enginesBench, dir, path string, model *models.Model, of *EnginesModel) (
@@ -93,7 +92,7 @@ func (b *enginesBench) findPeers(ctx context.Context) error {
 		if first == nil {
 			first = err
 		}
-		b.absent = append(b.absent, EnginesSkipped{Engine: name, Reason: reason(name, err)})
+		b.absent = append(b.absent, EnginesSkipped{Engine: name, Reason: engines.Reason(name, err)})
 	}
 	if len(b.peers) == 0 {
 		return first
@@ -118,16 +117,6 @@ func (b *enginesBench) findPeer(ctx context.Context, key string) (name string, f
 	return row.Name, &pythonPeer{python}, err
 }
 
-// reason returns the first line of an error, with what to do, for a table that names the engine already.
-func reason(name string, err error) string {
-	text, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), name+": "), "\n")
-	var finding *diag.Diagnostic
-	if errors.As(err, &finding) && finding.Hint != "" {
-		text += " (" + finding.Hint + ")"
-	}
-	return text
-}
-
 const (
 	mostConversion = time.Hour
 	digestDigits   = 12 // in names of files
@@ -139,56 +128,79 @@ type llamaPeer struct{ program *engines.LlamaCpp }
 // engines makes llama.cpp's files from the weights as stored, unless they exist.
 func (p *llamaPeer) engines(
 	ctx context.Context, b *enginesBench, dir, path string, _ *models.Model, of *EnginesModel,
-) (out []engines.Engine, _ []EnginesSkipped, err error) {
-	// llama-quantize starts from a float file; both are named after the model's digest, so that they can be used again.
-	float := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digestDigits, of.Digest, of.Stored))
+) (out []engines.Engine, skipped []EnginesSkipped, err error) {
 	for _, format := range b.Formats {
 		file := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digestDigits, of.Digest, format))
-		if _, err := os.Stat(file); err != nil {
-			if _, err := os.Stat(float); err != nil {
-				if err := b.step(ctx, "models", "export", path, "--type", of.Stored, "-o", float); err != nil {
-					return nil, nil, err
-				}
-			}
-			b.s.Notef("%s: made by llama-quantize", file)
-			if err := p.program.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: mostConversion}, float, file, format,
-				len(b.Cores)); err != nil {
-				return nil, nil, err
-			}
+		switch err := p.quantize(ctx, b, path, file, format, of); {
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case err != nil:
+			skipped = append(skipped, b.skip(engines.LlamaCppName, format, err))
+		default:
+			out = append(out, p.program.Engine(file, format))
 		}
-		out = append(out, p.program.Engine(file, format))
 	}
-	return out, nil, nil
+	return out, skipped, nil
+}
+
+// quantize makes a file in one of llama.cpp's formats, unless it exists.
+func (p *llamaPeer) quantize(ctx context.Context, b *enginesBench, path, file, format string, of *EnginesModel) error {
+	if _, err := os.Stat(file); err == nil {
+		return nil
+	}
+	// llama-quantize starts from a float file; both are named after the model's digest, so that they can be used again.
+	float := filepath.Join(filepath.Dir(file), fmt.Sprintf("%.*s-%s.gguf", digestDigits, of.Digest, of.Stored))
+	if _, err := os.Stat(float); err != nil {
+		if err := b.step(ctx, "models", "export", path, "--type", of.Stored, "-o", float); err != nil {
+			return err
+		}
+	}
+	b.s.Notef("%s: made by llama-quantize", file)
+	return p.program.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: mostConversion}, float, file, format,
+		len(b.Cores))
+}
+
+// skip notes why a form is not measured.
+func (b *enginesBench) skip(engine, form string, why error) EnginesSkipped {
+	one := EnginesSkipped{Engine: engine, Form: form, Reason: engines.Reason(engine, why)}
+	b.s.Notef("not measured: %v", one)
+	return one
 }
 
 // quality measures llama.cpp's formats of a model against its own execution in float32.
 func (p *llamaPeer) quality(
 	ctx context.Context, b *enginesBench, dir, path string, _ *qualityText,
-) (list []engines.Quality, _ []EnginesSkipped, err error) {
+) (list []engines.Quality, skipped []EnginesSkipped, err error) {
 	float, base := filepath.Join(dir, "f32.gguf"), filepath.Join(dir, "base")
-	if err := b.step(ctx, "models", "export", path, "--type", "f32", "-o", float); err != nil {
-		return nil, nil, err
-	}
 	limits := engines.Limits{Cores: b.Cores, Time: mostQuality}
-	if err := p.program.Reference(ctx, limits, float, b.Text, base, len(b.Cores)); err != nil {
-		return nil, nil, err
+	err = b.step(ctx, "models", "export", path, "--type", "f32", "-o", float)
+	if err == nil {
+		err = p.program.Reference(ctx, limits, float, b.Text, base, len(b.Cores))
+	}
+	if err != nil {
+		return nil, []EnginesSkipped{b.skip(engines.LlamaCppName, "", err)}, ctx.Err()
 	}
 	for _, format := range b.Formats {
 		file := filepath.Join(dir, format+".gguf")
-		if err := p.program.Quantize(ctx, limits, float, file, format, len(b.Cores)); err != nil {
-			return nil, nil, err
+		var quality engines.Quality
+		err := p.program.Quantize(ctx, limits, float, file, format, len(b.Cores))
+		if err == nil {
+			quality, err = p.program.Compare(ctx, limits, file, format, base, len(b.Cores))
 		}
-		quality, err := p.program.Compare(ctx, limits, file, format, base, len(b.Cores))
-		if err != nil {
-			return nil, nil, err
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case err != nil:
+			skipped = append(skipped, b.skip(engines.LlamaCppName, format, err))
+		default:
+			list = append(list, quality)
 		}
-		list = append(list, quality)
 		// A format's file may be as large as the model; one at a time is enough.
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, diag.New(diag.ClassIO, "%w", err)
 		}
 	}
-	return list, nil, nil
+	return list, skipped, nil
 }
 
 // pythonPeer is an engine with a Python package, with all forms that differ on this machine.
@@ -212,11 +224,7 @@ func (p *pythonPeer) convert(
 	ctx context.Context, b *enginesBench, dir, path, digest string, tokens [][]int, forms []string,
 ) (folders []string, skipped []EnginesSkipped, err error) {
 	folders = make([]string, len(forms))
-	skip := func(form string, why error) {
-		one := EnginesSkipped{Engine: p.python.Name, Form: form, Reason: reason(p.python.Name, why)}
-		b.s.Notef("not measured: %v", one)
-		skipped = append(skipped, one)
-	}
+	skip := func(form string, why error) { skipped = append(skipped, b.skip(p.python.Name, form, why)) }
 	if info, err := os.Stat(path); err != nil || !info.IsDir() {
 		skip("", errors.New("it is converted from a Hugging Face directory, which the model is not"))
 		return folders, skipped, nil
@@ -251,10 +259,14 @@ func (p *pythonPeer) quality(
 			continue
 		}
 		quality, err := p.python.Compare(ctx, limits, folders[0], folders[i+1], form, text.windows)
-		if err != nil {
-			return nil, nil, err
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case err != nil:
+			skipped = append(skipped, b.skip(p.python.Name, form, err))
+		default:
+			list = append(list, quality)
 		}
-		list = append(list, quality)
 	}
 	return list, skipped, nil
 }
@@ -265,6 +277,9 @@ type qualityText struct {
 	windows     [][]int
 	calibration [][]int // for static scales; part of the text too, behind the windows where it is long enough
 }
+
+// qualityFolder begins the names of folders that are removed when the quality of an engine is known.
+const qualityFolder = ".quality"
 
 // peersQuality is what was found out about the forms of the other engines with one model.
 type peersQuality struct {
@@ -280,7 +295,7 @@ func (b *enginesBench) peersQuality(ctx context.Context, model *models.Model, pa
 	}
 	all := &peersQuality{}
 	for _, other := range b.peers {
-		dir, err := os.MkdirTemp(b.dir, ".quality")
+		dir, err := os.MkdirTemp(b.dir, qualityFolder)
 		if err != nil {
 			return nil, diag.New(diag.ClassIO, "%w", err)
 		}

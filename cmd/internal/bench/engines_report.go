@@ -109,6 +109,16 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	for _, one := range model.Skipped {
 		out.text("Not measured: %v.", one)
 	}
+	for _, series := range result.Series {
+		if series.Failed != "" {
+			out.text("Failed: %s %s, %v, after %d processes: %s.", series.Engine, series.Form, series.Task,
+				len(series.Samples), series.Failed)
+		}
+	}
+	if gbps := model.StreamGBps; len(gbps) == 2 {
+		out.text("The cores together read %.1f GB/s before the rounds and %.1f after them. Shares in decode are of "+
+			"the mean, for reading the weights once a token.", gbps[0], gbps[1])
+	}
 	b.showSpeeds(out, model)
 	if result.Rounds < 6 {
 		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
@@ -123,6 +133,10 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 	result := model.Match
 	header := []string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval",
 		"ratio to the fastest form", ">95 % interval", ">peak MiB"}
+	stream := stat.Mean(model.StreamGBps)
+	if stream > 0 {
+		header = append(header, ">of the joint stream")
+	}
 	if len(model.Quality) > 0 {
 		header = append(header, ">mean KL")
 	}
@@ -134,7 +148,10 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 			}
 			row := []string{task.String(), series.Engine, series.Form, fmt.Sprint(series.Summary.N),
 				fmt.Sprintf("%.1f", series.Summary.Median), interval(series.Summary, "%.1f"), "", "", mib(series.Peak)}
-			if task.Start > 0 {
+			switch {
+			case series.Summary.N == 0:
+				row[4], row[5] = "-", ""
+			case task.Start > 0:
 				// Starting is one event, so its rate per second is shown as a time; the bounds change places.
 				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
 				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
@@ -145,8 +162,14 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 						interval(ratio.Summary, "%.2f")
 				}
 			}
-			if series.Dropped {
+			switch {
+			case series.Failed != "":
+				row[6] = "failed"
+			case series.Dropped:
 				row[6] = "slower throughout, dropped"
+			}
+			if stream > 0 {
+				row = append(row, shareOf(stream, &series))
 			}
 			if len(model.Quality) > 0 {
 				row = append(row, lossOf(model.Quality, &series))
@@ -155,6 +178,15 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 		}
 	}
 	out.table(header, rows)
+}
+
+// shareOf returns the share of a bandwidth at which a form reads its weights in decode, as a cell of a table.
+func shareOf(gbps float64, series *engines.Series) string {
+	rate := float64(series.WeightBytes) * series.Summary.Median / 1e9
+	if series.Task.Phase() != "decode" || rate == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.0f %%", 100*rate/gbps)
 }
 
 // hardest returns the ratio of a form of hetc to the engine that is fastest on a task, nil where there is none.
@@ -256,7 +288,7 @@ func tasksOf(r *engines.Result) (out []engines.Task) {
 func peersOf(r *engines.Result) (out []string) {
 	for _, series := range r.Series {
 		text := fmt.Sprintf("%s %s (%s)", series.Engine, series.Version, series.Backend)
-		if series.Engine != "hetc" && !slices.Contains(out, text) {
+		if series.Engine != "hetc" && len(series.Samples) > 0 && !slices.Contains(out, text) {
 			out = append(out, text)
 		}
 	}

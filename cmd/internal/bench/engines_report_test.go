@@ -1,10 +1,17 @@
 package bench
 
 import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/cmd/internal/engines"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/socs"
 )
 
 // A peak that the system did not tell is no divisor, and no zero.
@@ -45,4 +52,65 @@ func TestHardest(t *testing.T) {
 			t.Errorf("%s %s, %v: got %q, want %q", c.engine, c.form, c.task, got, c.want)
 		}
 	}
+}
+
+// What all cores read together is that of the processor that has them, or of processors that have them together.
+func TestStreamOf(t *testing.T) {
+	soc := &socs.SoC{
+		Processors: []socs.Processor{{Name: "host:0", Cores: []int{0}, BandwidthGBps: 30},
+			{Name: "host:1", Cores: []int{1}, BandwidthGBps: 31}},
+		Joint: []socs.Joint{{Processors: []string{"host:0", "host:1"}, BandwidthGBps: 50}},
+	}
+	for _, c := range []struct {
+		cores []int
+		want  float64
+	}{{[]int{0}, 30}, {[]int{1, 0}, 50}, {[]int{2}, 0}} {
+		if got, ok := streamOf(soc, c.cores); got != c.want || ok != (c.want > 0) {
+			t.Errorf("cores %v: got %v, %v, want %v", c.cores, got, ok, c.want)
+		}
+	}
+	decode := engines.Task{Depth: 8, Gen: 2, Reps: 1}
+	series := &engines.Series{Task: decode, WeightBytes: 500e6, Summary: stat.Summary{N: 1, Median: 80}}
+	if got := shareOf(50, series); got != "80 %" {
+		t.Errorf("500 MB 80 times a second of 50 GB/s: got %q, want 80 %%", got)
+	}
+	series.Task = engines.Task{Prompt: 8, Reps: 1}
+	if got := shareOf(50, series); got != "" {
+		t.Errorf("prefill: got %q, want nothing", got)
+	}
+	if got := shareOf(50, &engines.Series{Task: decode, Summary: series.Summary}); got != "" {
+		t.Errorf("weights that are not known: got %q, want nothing", got)
+	}
+}
+
+// A folder that another run works in is refused; what a run that was killed has left there is removed.
+func TestWorkFolder(t *testing.T) {
+	dir := t.TempDir()
+	left := []string{filepath.Join(dir, "model", ".openvino.1"), filepath.Join(dir, ".quality2")}
+	for _, path := range left {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func() (func(), error) {
+		return (&enginesBench{EnginesOptions: &EnginesOptions{Work: dir}}).openFolder()
+	}
+	done, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range left {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v, want it removed", path, err)
+		}
+	}
+	if _, err := open(); diag.ClassOf(err) != diag.ClassUnavailable ||
+		!strings.Contains(err.Error(), "another run is using it") {
+		t.Errorf("a second run: %v", err)
+	}
+	done()
+	if done, err = open(); err != nil {
+		t.Fatal(err)
+	}
+	done()
 }

@@ -61,6 +61,7 @@ type Reading struct {
 	SecondsPerRep []float64 // one for each repetition; none of a start
 	// StartSeconds is how long a start took as the engine counts it; 0: its process's whole time counts.
 	StartSeconds float64
+	WeightBytes  int64 // that decoding a token reads; 0: not known
 	Version      string
 	Backend      string // the code that computes, such as a kernel set or a library
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/hetc/hetc/models/gguf"
 )
 
 // captured are outputs of llama.cpp: `llama-bench -m FILE -p 0 -n 4 -d 16 -t 2 -r 2 -o json` and the end of
@@ -178,5 +180,31 @@ func TestParseHetc(t *testing.T) {
 		if _, err := h.Parse(Task{Prompt: 8, Reps: 2}, 2, []byte(out), nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", out, err, want)
 		}
+	}
+}
+
+// A token of decoding reads all matrices once, and of an embedding beside a head one row.
+func TestDecodeBytes(t *testing.T) {
+	const path = "../../../models/gguf/testdata/llama.gguf"
+	file, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var all int64
+	for _, name := range file.Names() {
+		tensor, _ := file.Tensor(name)
+		all += int64(len(tensor.Data))
+	}
+	want := all
+	if _, separate := file.Tensor("output.weight"); separate {
+		table, _ := file.Tensor("token_embd.weight")
+		want -= int64(len(table.Data))
+	}
+	if got := decodeBytes(path); got != want || got == 0 {
+		t.Errorf("got %d bytes, want %d of %d", got, want, all)
+	}
+	if got := decodeBytes("gone"); got != 0 {
+		t.Errorf("a file that is not there: got %d bytes, want 0", got)
 	}
 }

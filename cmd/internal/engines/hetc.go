@@ -46,6 +46,7 @@ func (h *Hetc) Parse(task Task, _ int, out, _ []byte) (Reading, error) {
 		Tokens    []int     `json:"prompt_tokens"`
 		PrefillUS []float64 `json:"prefill_samples_us"`
 		DecodeUS  []float64 `json:"decode_samples_us"` // of one token
+		Weights   int64     `json:"weight_bytes_per_token"`
 	}
 	if err := json.Unmarshal(out, &doc); err != nil {
 		return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: %w%s", err, excerpt(out))
@@ -55,7 +56,7 @@ func (h *Hetc) Parse(task Task, _ int, out, _ []byte) (Reading, error) {
 			"the plan is for a simulated SoC: its times cannot be compared with measured ones").
 			WithHint("make one for this machine: hetc probe, profile, solve")
 	}
-	reading := Reading{Version: h.Release, Backend: h.Kernels}
+	reading := Reading{WeightBytes: doc.Weights, Version: h.Release, Backend: h.Kernels}
 	// starts are timed from outside; only the length of the prompt is checked
 	if task.Start > 0 {
 		if len(doc.Tokens) != task.Start {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/models/gguf"
 )
 
 // LlamaCpp are the programs of one build of llama.cpp.
@@ -95,12 +96,36 @@ func (l *LlamaCpp) Quantize(ctx context.Context, lim Limits, from, to, format st
 }
 
 // Engine is llama.cpp with one file, whose format is given.
-func (l *LlamaCpp) Engine(file, format string) Engine { return &llamaEngine{l, file, format} }
+func (l *LlamaCpp) Engine(file, format string) Engine {
+	return &llamaEngine{l, file, format, decodeBytes(file)}
+}
+
+// decodeBytes returns how many bytes of the weights in a GGUF file decoding a token reads: all but the embedding, of
+// which it reads one row, unless that is the head too. 0 is not known: of experts, and of types that hetc does not read.
+func decodeBytes(path string) (bytes int64) {
+	file, err := gguf.Open(path)
+	if err != nil {
+		return 0
+	}
+	defer file.Close()
+	_, separate := file.Tensor("output.weight")
+	for _, name := range file.Names() {
+		tensor, ok := file.Tensor(name)
+		switch {
+		case !ok || strings.Contains(name, "_exps"):
+			return 0
+		case name != "token_embd.weight" || !separate:
+			bytes += int64(len(tensor.Data))
+		}
+	}
+	return bytes
+}
 
 // llamaEngine measures one format with llama-bench.
 type llamaEngine struct {
 	*LlamaCpp
 	file, format string
+	weights      int64 // that decoding a token reads; 0: not known
 }
 
 // Name is the engine's name in tables.
@@ -125,7 +150,9 @@ func (e *llamaEngine) Command(t Task, threads int) (string, []string) {
 
 // Parse reads the JSON of llama-bench, and which backend it says it has loaded.
 func (e *llamaEngine) Parse(t Task, threads int, out, complaints []byte) (Reading, error) {
-	return parseLlamaBench(t, threads, out, complaints)
+	reading, err := parseLlamaBench(t, threads, out, complaints)
+	reading.WeightBytes = e.weights
+	return reading, err
 }
 
 // benchTest is what is read of one test of llama-bench -o json.

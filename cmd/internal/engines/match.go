@@ -3,6 +3,7 @@ package engines
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -44,9 +45,14 @@ type Series struct {
 	Version string       `json:"version"`
 	Backend string       `json:"backend"`
 	Samples []Sample     `json:"samples"`
-	Summary stat.Summary `json:"tokens_per_s"`      // over processes, of their medians
+	Summary stat.Summary `json:"tokens_per_s"`      // over processes, of their medians; zero without any
 	Dropped bool         `json:"dropped,omitempty"` // after the first rounds, as slower than another form throughout
+	Failed  string       `json:"failed,omitempty"`  // why it was measured no further
 	Peak    int64        `json:"peak_bytes"`        // the largest of all processes
+	// of decoding a token; 0: not known
+	WeightBytes int64 `json:"weight_bytes_per_token,omitempty"`
+
+	took time.Duration // in the last round
 }
 
 // Ratio compares hetc with the fastest form of another engine on a task.
@@ -72,7 +78,8 @@ type Result struct {
 }
 
 // Play runs all rounds. In each, tasks and, within a task, engines come in a random order; every process is
-// fresh. A process that others disturbed is repeated twice at most.
+// fresh. A process that others disturbed is repeated twice at most. A form of another engine that fails on a task is
+// measured no further there, and one that does not end in time on no task; hetc's failure is an error.
 func (m *Match) Play(ctx context.Context) (*Result, error) {
 	began := time.Now()
 	result := &Result{Cores: m.Cores, Seed: m.Seed}
@@ -82,36 +89,80 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 		}
 	}
 	rng := rand.New(rand.NewPCG(m.Seed, 0))
-	var last time.Duration
 	// of the whole match: time to wait for quiet, and repetitions of disturbed processes
 	waits, repeats := m.Patience, len(m.Engines)*len(m.Tasks)
 	for round := range m.Rounds {
 		start := time.Now()
-		// another round is begun only where one as long as the last one fits
-		if m.Budget > 0 && round > 0 && start.Sub(began)+last > m.Budget {
+		next := result.nextRound()
+		if left := m.Budget - start.Sub(began); m.Budget > 0 && round > 0 && next > left {
+			m.Note("no further round: it would take %v, and %v are left", next.Round(time.Second),
+				max(0, left).Round(time.Second))
 			result.Stopped = true
 			break
 		}
-		for _, ti := range rng.Perm(len(m.Tasks)) {
-			for _, ei := range rng.Perm(len(m.Engines)) {
-				series := &result.Series[ti*len(m.Engines)+ei]
-				if series.Dropped {
-					continue
-				}
-				if err := m.measure(ctx, result, series, m.Engines[ei], &waits, &repeats); err != nil {
-					return nil, fmt.Errorf("measure %s %s, %v: %w", series.Engine, series.Form, series.Task, err)
-				}
-			}
+		if err := m.round(ctx, result, rng, &waits, &repeats); err != nil {
+			return nil, err
 		}
 		result.Rounds++
-		last = time.Since(start)
-		m.Note("round %d of %d: %v", round+1, m.Rounds, last.Round(time.Second))
+		m.Note("round %d of %d: %v", round+1, m.Rounds, time.Since(start).Round(time.Second))
 		if result.Rounds == trialRounds {
 			drop(result.Series)
 		}
 	}
 	result.Seconds = time.Since(began).Seconds()
 	return result, result.summarise()
+}
+
+// round measures each series that is not over once.
+func (m *Match) round(ctx context.Context, result *Result, rng *rand.Rand, waits *time.Duration, repeats *int) error {
+	for _, ti := range rng.Perm(len(m.Tasks)) {
+		for _, ei := range rng.Perm(len(m.Engines)) {
+			series := &result.Series[ti*len(m.Engines)+ei]
+			if series.over() {
+				continue
+			}
+			began := time.Now()
+			err := m.measure(ctx, result, series, m.Engines[ei], waits, repeats)
+			series.took = time.Since(began)
+			switch {
+			case err == nil:
+			case ctx.Err() != nil || series.Engine == "hetc":
+				return fmt.Errorf("measure %s %s, %v: %w", series.Engine, series.Form, series.Task, err)
+			default:
+				m.fail(result, series, err)
+			}
+		}
+	}
+	return nil
+}
+
+// over reports whether a series is measured no further.
+func (s *Series) over() bool { return s.Dropped || s.Failed != "" }
+
+// nextRound returns how long another round takes if each process takes as long as in the last one.
+func (r *Result) nextRound() (sum time.Duration) {
+	for i := range r.Series {
+		if series := &r.Series[i]; !series.over() {
+			sum += series.took
+		}
+	}
+	return sum
+}
+
+// fail notes why a series is measured no further. A form that did not end in time is not tried on other tasks either:
+// each might take as long.
+func (m *Match) fail(result *Result, failed *Series, err error) {
+	failed.Failed = Reason(failed.Engine, err)
+	m.Note("%s %s, %v: %s", failed.Engine, failed.Form, failed.Task, failed.Failed)
+	if !errors.Is(err, errTooLong) {
+		return
+	}
+	for i := range result.Series {
+		series := &result.Series[i]
+		if series.Engine == failed.Engine && series.Form == failed.Form && !series.over() {
+			series.Failed = fmt.Sprintf("%v took too long", failed.Task)
+		}
+	}
 }
 
 // trialRounds is after how many rounds forms that cannot win any more are dropped.
@@ -125,7 +176,7 @@ func drop(all []Series) {
 		for j := range all {
 			other := &all[j]
 			if own.Engine != "hetc" && other.Engine == own.Engine && other.Task == own.Task &&
-				fastest(own) < slowest(other) {
+				own.Failed == "" && other.Failed == "" && fastest(own) < slowest(other) {
 				own.Dropped = true
 			}
 		}
@@ -179,8 +230,8 @@ func (m *Match) measure(
 			sample.TPS = append(sample.TPS, float64(series.Task.Tokens())/sec)
 		}
 		sample.Median = stat.Median(sample.TPS)
-		series.Version, series.Backend, series.Peak = reading.Version, reading.Backend, max(series.Peak,
-			sample.PeakBytes)
+		series.Version, series.Backend, series.WeightBytes = reading.Version, reading.Backend, reading.WeightBytes
+		series.Peak = max(series.Peak, sample.PeakBytes)
 		// the least disturbed of the attempts
 		if try == 0 || sample.Others < best.Others {
 			best = sample
@@ -226,6 +277,9 @@ func (m *Match) awaitQuiet(ctx context.Context, left *time.Duration) error {
 func (r *Result) summarise() error {
 	for i := range r.Series {
 		series := &r.Series[i]
+		if len(series.Samples) == 0 {
+			continue
+		}
 		var medians []float64
 		for _, sample := range series.Samples {
 			medians = append(medians, sample.Median)
@@ -262,7 +316,7 @@ func (r *Result) best(t Task) []*Series {
 	var out []*Series
 	for i := range r.Series {
 		series := &r.Series[i]
-		if series.Engine == "hetc" || series.Task != t || series.Dropped {
+		if series.Engine == "hetc" || series.Task != t || series.Dropped || len(series.Samples) == 0 {
 			continue
 		}
 		at := slices.IndexFunc(out, func(o *Series) bool { return o.Engine == series.Engine })

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // scripted is an engine whose times are given: it tests the order and the arithmetic of a match, nothing else.
@@ -147,12 +149,76 @@ func TestMatchBudget(t *testing.T) {
 	}
 }
 
-// An engine whose output cannot be read ends the match, and it is said which and at what.
+// The budget is compared with what the next round takes: forms that are measured no further do not count.
+func TestMatchBudgetWithoutDropped(t *testing.T) {
+	require.Slow(t)
+	slow := func(Task, int) string { return "4; sleep 1" }
+	m := &Match{Rounds: 6, Seed: 1, Budget: 2600 * time.Millisecond, Tasks: []Task{{Depth: 1, Gen: 1, Reps: 1}},
+		Engines: []Engine{&scripted{name: "hetc", form: "a", seconds: fixed("", "1")},
+			&scripted{name: "peer", form: "Q4", seconds: fixed("", "2")}, &scripted{name: "peer", form: "Q8", seconds: slow}}}
+	if r, _ := play(t, m); r.Rounds <= trialRounds || len(r.Series[2].Samples) != trialRounds {
+		t.Errorf("%d rounds, %d of the slow form: want more than %d and %d", r.Rounds, len(r.Series[2].Samples), trialRounds,
+			trialRounds)
+	}
+}
+
+// A form of another engine that fails is told with the reason, and the rest of the match goes on.
+func TestMatchPeerFails(t *testing.T) {
+	failing := func(task Task, n int) string {
+		switch {
+		case task.Prompt > 0:
+			return "2"
+		case n > 1:
+			return "1; echo no memory left >&2; exit 3"
+		}
+		return "1"
+	}
+	m := &Match{Rounds: 3, Seed: 1, Engines: []Engine{&scripted{name: "hetc", form: "a", seconds: fixed("1", "1")},
+		&scripted{name: "peer", form: "Q4", seconds: failing},
+		&scripted{name: "peer", form: "Q8", seconds: fixed("fast", "fast; echo sorry >&2")}}}
+	r, _ := play(t, m)
+	for i, want := range []struct {
+		samples int
+		failed  string
+	}{{3, ""}, {3, ""}, {0, `no number: "fast\n", without a word`}, {3, ""}, {1, "sh failed: exit status 3: no memory left"},
+		{0, `no number: "fast\n": sorry`}} {
+		if s := r.Series[i]; len(s.Samples) != want.samples || s.Failed != want.failed || s.Dropped {
+			t.Errorf("%s %s, %v: %d samples, dropped %v, failed %q; want %+v", s.Engine, s.Form, s.Task, len(s.Samples),
+				s.Dropped, s.Failed, want)
+		}
+	}
+	if len(r.Ratios) != 2 || r.Ratios[0].Summary.Median != 2 || r.Ratios[1].Summary.Median != 1 || r.Ratios[1].Summary.N != 1 {
+		t.Errorf("ratios %+v", r.Ratios)
+	}
+}
+
+// A form that does not end in time costs that time once.
+func TestMatchPeerHangs(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	hanging := &scripted{name: "peer", form: "Q4", log: log, seconds: fixed("1; sleep 60", "1; sleep 60")}
+	m := &Match{Rounds: 2, Seed: 1, Cores: []int{0}, Timeout: 2 * time.Second, Note: t.Logf,
+		Tasks:   []Task{{Prompt: 9, Reps: 1}, {Depth: 7, Gen: 10, Reps: 1}},
+		Engines: []Engine{&scripted{name: "hetc", form: "a", log: log, seconds: fixed("1", "1")}, hanging}}
+	r, err := m.Play(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := []string{r.Series[1].Failed, r.Series[3].Failed}
+	slices.Sort(why)
+	if !strings.HasSuffix(why[0], " took too long") || !strings.HasPrefix(why[1], "sh did not end within 2s") || r.Rounds != 2 {
+		t.Errorf("%d rounds, failed %q", r.Rounds, why)
+	}
+	if runs := hanging.ran[m.Tasks[0]] + hanging.ran[m.Tasks[1]]; runs != 1 {
+		t.Errorf("the form was tried %d times, want once", runs)
+	}
+}
+
+// hetc's output that cannot be read ends the match, and it is said which and at what.
 func TestMatchGarbage(t *testing.T) {
-	m := &Match{Rounds: 3, Seed: 1, Engines: []Engine{&scripted{name: "peer", form: "Q4", log: "/dev/null", seconds: fixed("fast", "fast; echo sorry >&2")}},
+	m := &Match{Rounds: 3, Seed: 1, Engines: []Engine{&scripted{name: "hetc", form: "Q4", log: "/dev/null", seconds: fixed("fast", "fast; echo sorry >&2")}},
 		Tasks: []Task{{Depth: 1, Gen: 1, Reps: 1}}, Cores: []int{0}, Timeout: time.Minute, Note: t.Logf}
 	_, err := m.Play(t.Context())
-	if err == nil || !strings.Contains(err.Error(), `measure peer Q4, decode 1 after 1: no number: "fast\n"; its last words:`+"\nsorry") {
+	if err == nil || !strings.Contains(err.Error(), `measure hetc Q4, decode 1 after 1: no number: "fast\n"; its last words:`+"\nsorry") {
 		t.Error(err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/patience"
+	"github.com/hetc/hetc/internal/unit"
 )
 
 // Limits are what a process gets.
@@ -33,6 +34,9 @@ type Done struct {
 	// cores that other processes, and the host of a virtual machine, used meanwhile; negative where unknown
 	OthersCores float64
 }
+
+// errTooLong is in the error of a process that was ended for its time.
+var errTooLong = errors.New("did not end")
 
 const (
 	mostOutput     = 8 << 20  // bytes that a program may print before it is ended
@@ -92,17 +96,39 @@ func Run(ctx context.Context, limits Limits, program string, args ...string) (Do
 		return ended, diag.New(diag.ClassRun, "%s printed more than %d bytes and was ended", name, mostOutput).
 			WithHint("is this the right program? it is %q", program)
 	case limited.Err() != nil:
-		return ended, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, limits.Time,
+		return ended, diag.New(diag.ClassRun, "%s %w within %v and was ended%s", name, errTooLong, limits.Time,
 			tail(ended.Complaints)).WithHint("give it more time with --timeout")
 	case err != nil:
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) {
 			return ended, diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
 		}
-		return ended, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, tail(ended.Complaints)).
+		last := tail(ended.Complaints)
+		if exit.ProcessState.String() == "signal: killed" { // before it could say why
+			last = ", perhaps for lack of memory"
+			if ended.PeakBytes > 0 {
+				last += fmt.Sprintf(": it held %v", unit.Bytes(ended.PeakBytes))
+			}
+		}
+		return ended, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, last).
 			WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
 	}
 	return ended, nil
+}
+
+// Reason returns an error of an engine in one line, for a table that names the engine already: what happened, and the
+// end of what the program complained about. What was not found comes with what to do about it.
+func Reason(engine string, err error) string {
+	text, words, _ := strings.Cut(strings.TrimPrefix(err.Error(), engine+": "), "\n")
+	text = strings.TrimSuffix(text, lastWords)
+	if words = strings.TrimSpace(words); words != "" {
+		text += ": " + label(words[strings.LastIndexAny(words, "\r\n")+1:])
+	}
+	var finding *diag.Diagnostic
+	if errors.As(err, &finding) && finding.Class == diag.ClassUnavailable && finding.Hint != "" {
+		text += " (" + finding.Hint + ")"
+	}
+	return text
 }
 
 // usage is the processor time since the machine started that was not used by this process.
@@ -145,6 +171,9 @@ func watchSmall(pid int) func() int64 {
 	}
 }
 
+// lastWords are before the complaints that a message ends with.
+const lastWords = "; its last words:"
+
 // tail is the last of what a program complained about, to end a message with.
 func tail(text []byte) string {
 	const last = 1500 // bytes
@@ -158,7 +187,7 @@ func tail(text []byte) string {
 			text = rest
 		}
 	}
-	return "; its last words:\n" + strings.ToValidUTF8(string(text), "?")
+	return lastWords + "\n" + strings.ToValidUTF8(string(text), "?")
 }
 
 // bounded keeps everything up to a size; what exceeds it ends the program.

@@ -91,6 +91,7 @@ func TestRunFails(t *testing.T) {
 		"fails":       {"echo loading >&2; echo no memory left >&2; exit 3", time.Minute, "sh failed: exit status 3; its last words:\nloading\nno memory left"},
 		"crashes":     {"echo about to crash >&2; kill -SEGV $$", time.Minute, "signal: segmentation fault"},
 		"silent":      {"exit 1", time.Minute, "sh failed: exit status 1, without a word"},
+		"killed":      {"kill -KILL $$", time.Minute, "sh failed: signal: killed, perhaps for lack of memory"},
 		"hangs":       {"echo waiting >&2; sleep 600", 300 * time.Millisecond, "sh did not end within 300ms and was ended; its last words:\nwaiting"},
 		"does not go": {"trap '' TERM; echo never >&2; while :; do sleep 1; done", 300 * time.Millisecond, "did not end within"},
 		"floods":      {"yes", time.Minute, "printed more than 8388608 bytes"},
@@ -192,4 +193,33 @@ func mustEnd(t *testing.T, pid int) {
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	t.Errorf("process %d is still there", pid)
+}
+
+// Why an engine was not measured is told in one line, with the last of what it said.
+func TestReason(t *testing.T) {
+	require.Slow(t)
+	run := func(script string) error {
+		program, args := sh(script)
+		_, err := Run(t.Context(), Limits{Time: time.Minute}, program, args...)
+		return fmt.Errorf("Peer: convert: %w", err)
+	}
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"disk full": {run("printf 'Traceback\\n  line\\n\\nOSError: No space left on device\\n' >&2; exit 1"),
+			"convert: sh failed: exit status 1: OSError: No space left on device"},
+		"progress": {run("printf 'loading 1\\rloading 2' >&2; exit 1"), "convert: sh failed: exit status 1: loading 2"},
+		"silent":   {run("exit 1"), "convert: sh failed: exit status 1, without a word"},
+		"absent": {diag.New(diag.ClassUnavailable, "Peer: not there").WithHint("make deps-bench installs it"),
+			"not there (make deps-bench installs it)"},
+	} {
+		if got := Reason("Peer", c.err); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+	killed := Reason("Peer", run("x=$(head -c 150000000 /dev/zero | tr '\\0' x); echo busy >&2; kill -KILL $$"))
+	if want := "convert: sh failed: signal: killed, perhaps for lack of memory: it held "; !strings.HasPrefix(killed, want) {
+		t.Errorf("killed: got %q, want %q and how much", killed, want)
+	}
 }

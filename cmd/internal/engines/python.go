@@ -174,33 +174,74 @@ func (p *Python) Convert(
 	ctx context.Context, limits Limits, model, dir, digest, form string, calibration [][]int,
 ) (folder string, err error) {
 	folder = filepath.Join(dir, fmt.Sprintf("%s-%s-%s-%s", digest, p.Key, form, p.id))
-	if _, err := os.Stat(folder); err == nil {
+	switch _, err = os.Stat(folder); {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := p.write(ctx, limits, model, folder, form, calibration); err != nil {
+			return "", err
+		}
+	case err != nil:
+		return "", diag.New(diag.ClassIO, "convert: %w", err)
+	}
+	prepared := filepath.Join(folder, "prepared")
+	if _, err := os.Stat(prepared); err == nil {
 		return folder, nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	}
+	// what the peer keeps beside the model, such as compiled code, may depend on the folder's name
+	request := map[string]any{"out": folder, "form": form, "threads": len(limits.Cores)}
+	if err := p.ask(ctx, limits, &struct{}{}, "prepare", request); err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(prepared, nil, 0o644); err != nil {
 		return "", diag.New(diag.ClassIO, "convert: %w", err)
 	}
+	return folder, nil
+}
+
+// write converts a model into a folder that is not there.
+func (p *Python) write(
+	ctx context.Context, limits Limits, model, folder, form string, calibration [][]int,
+) (err error) {
 	if model, err = filepath.Abs(model); err != nil {
-		return "", diag.New(diag.ClassIO, "convert: %w", err)
+		return diag.New(diag.ClassIO, "convert: %w", err)
 	}
-	temp, err := os.MkdirTemp(dir, "."+p.Key+".*")
+	temp, err := os.MkdirTemp(filepath.Dir(folder), "."+p.Key+".*")
 	if err != nil {
-		return "", diag.New(diag.ClassIO, "convert: %w", err)
+		return diag.New(diag.ClassIO, "convert: %w", err)
 	}
 	defer os.RemoveAll(temp)
 	tokens, err := listFile(temp, "tokens.json", calibration)
 	if err != nil {
-		return "", diag.New(diag.ClassIO, "convert: %w", err)
+		return diag.New(diag.ClassIO, "convert: %w", err)
 	}
 	request := map[string]any{"model": model, "out": temp, "form": form, "tokens_file": tokens}
 	if err := p.ask(ctx, limits, &struct{}{}, "convert", request); err != nil {
-		return "", err
+		return err
 	}
 	if err := os.Rename(temp, folder); err != nil {
-		return "", diag.New(diag.ClassIO, "convert: %w", err)
+		return diag.New(diag.ClassIO, "convert: %w", err)
 	}
-	// what the peer keeps beside the model, such as compiled code, may depend on the folder's name
-	request = map[string]any{"out": folder, "form": form, "threads": len(limits.Cores)}
-	return folder, p.ask(ctx, limits, &struct{}{}, "prepare", request)
+	return nil
+}
+
+// RemoveUnfinished removes what Convert and Quantize were making in a folder when their process was killed. Nobody may be
+// at work there.
+func RemoveUnfinished(dir string) error {
+	patterns := []string{".*.gguf.*"}
+	for i := range PythonPeers {
+		patterns = append(patterns, "."+PythonPeers[i].Key+".*")
+	}
+	for _, pattern := range patterns {
+		left, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return diag.New(diag.ClassIO, "remove unfinished files: %w", err)
+		}
+		for _, path := range left {
+			if err := os.RemoveAll(path); err != nil {
+				return diag.New(diag.ClassIO, "remove unfinished files: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // listFile writes sequences of tokens into a file: a command line, which messages show, has not enough room for them.
@@ -247,6 +288,7 @@ func (e *pythonEngine) Parse(task Task, threads int, out, complaints []byte) (Re
 		Prompt  int       `json:"prompt"`
 		Depth   int       `json:"depth"`
 		Gen     int       `json:"gen"`
+		Weights int64     `json:"weights"`
 		Seconds []float64 `json:"seconds"`
 	}
 	if err := e.decode("measure", out, &got); err != nil {
@@ -268,7 +310,8 @@ func (e *pythonEngine) Parse(task Task, threads int, out, complaints []byte) (Re
 			return fail("sample %d is %g s, want a time", i, seconds)
 		}
 	}
-	reading := Reading{SecondsPerRep: got.Seconds, Version: label(got.Version), Backend: label(got.Backend)}
+	reading := Reading{SecondsPerRep: got.Seconds, WeightBytes: got.Weights, Version: label(got.Version),
+		Backend: label(got.Backend)}
 	if task.Start > 0 {
 		reading.SecondsPerRep, reading.StartSeconds = nil, got.Seconds[0]
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -265,7 +266,8 @@ func checkForm(t *testing.T, peer *Python, limits Limits, dir, float, form strin
 	if err != nil {
 		t.Fatalf("%s: %v", form, err)
 	}
-	const worst = 0.06 // of 4-bit weights in groups of 128 on one window
+	const least, most = 5242880 / 2, 5242880 * 1.1 // bytes of the matrices, in 4 and in 8 bits with their scales
+	const worst = 0.06                             // of 4-bit weights in groups of 128 on one window
 	if !(quality.MeanKL > 0 && quality.MeanKL < worst) || !(quality.SameTop > 0.8) || !(quality.Perplexity > 5) {
 		t.Errorf("%s: %+v", form, quality)
 	}
@@ -280,7 +282,8 @@ func checkForm(t *testing.T, peer *Python, limits Limits, dir, float, form strin
 		if reading.StartSeconds > 0 {
 			counted++
 		}
-		if err != nil || counted != task.Reps || reading.Version != peer.Version || reading.Backend == "" {
+		if err != nil || counted != task.Reps || reading.Version != peer.Version || reading.Backend == "" ||
+			reading.WeightBytes < least || float64(reading.WeightBytes) > most {
 			t.Errorf("%s, %v: %+v, %v", form, task, reading, err)
 		}
 	}
@@ -369,4 +372,57 @@ func writeHoles(t *testing.T, dir string, config map[string]any, shapes map[stri
 		t.Fatal(err)
 	}
 	return weights
+}
+
+// A model that is converted and not prepared is prepared by the next run, and what a killed run left is removed.
+func TestConvertGoesOn(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the stand-in for Python is a script")
+	}
+	dir := t.TempDir()
+	log, ready := filepath.Join(dir, "log"), filepath.Join(dir, "ready")
+	script := fmt.Sprintf("#!/bin/sh\necho $5 >> '%s'\nif [ $5 = prepare ] && [ ! -e '%s' ]; then exit 1; fi\necho '{}'\n",
+		log, ready)
+	interpreter := filepath.Join(dir, "python3")
+	if err := os.WriteFile(interpreter, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	peer := &Python{PythonPeer: PythonPeers[0], interpreter: interpreter, id: "id"}
+	convert := func() (string, error) {
+		return peer.Convert(t.Context(), Limits{Time: time.Minute}, "model", dir, "digest", "w8", nil)
+	}
+	if _, err := convert(); err == nil || !strings.Contains(err.Error(), "prepare: python3 failed") {
+		t.Errorf("not prepared: %v", err)
+	}
+	if err := os.WriteFile(ready, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if folder, err := convert(); err != nil || folder != filepath.Join(dir, "digest-openvino-w8-id") {
+			t.Errorf("%q, %v", folder, err)
+		}
+	}
+	if text, err := os.ReadFile(log); err != nil || string(text) != "convert\nprepare\nprepare\n" {
+		t.Errorf("%v: asked for %q, want one conversion and two preparations", err, text)
+	}
+	kept := []string{"digest-openvino-w8-id", "log", "python3", "ready"}
+	for _, name := range []string{".openvino.1", ".x-Q4_0.gguf.2"} {
+		if err := os.MkdirAll(filepath.Join(dir, name, "part"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := RemoveUnfinished(dir); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	if !slices.Equal(names, kept) {
+		t.Errorf("left %q, want %q", names, kept)
+	}
 }

@@ -3,7 +3,8 @@
 A script is called with a command and a JSON object, and prints one JSON object:
 
     about     {}                                                  the version, and the forms that differ here
-    convert   {model, out, form, tokens_file}                     the model in one form, in the folder out
+    convert   {model, out, form, tokens_file}                     the model in one form, in the folder out, and in
+                                                                  weights.json the bytes that decoding a token reads
     prepare   {out, form, threads}                                what a start may use beside the model
     measure   {out, form, threads, start, prompt, depth, gen, reps}    how long each repetition took
     quality   {reference, out, form, threads, windows_file}       how far a form is from float32, by two folders
@@ -93,6 +94,12 @@ class Model:
         """The matrix that makes logits, [vocabulary, hidden]."""
         return self.tensor("model.embed_tokens.weight" if self.tied else "lm_head.weight")
 
+    def matrices(self):
+        """Elements of the matrices that decoding a token reads."""
+        attention = 2 * self.heads + 2 * self.kv_heads  # queries and outputs, keys and values
+        layer = self.hidden * (attention * self.head_size + 3 * self.inner)
+        return self.layers * layer + self.vocabulary * self.hidden
+
     def rotation(self):
         """Inverse frequencies of the rotary embedding, [head_size / 2]."""
         base = 1.0 / self.theta ** (np.arange(0, self.head_size, 2) / self.head_size)
@@ -112,6 +119,9 @@ class Session:
 
     version = backend = ""
     vocabulary = 0
+
+    def reserve(self, tokens):
+        """Makes room for sequences of so many tokens, where a session needs that."""
 
     def reset(self):
         """Forgets the sequence."""
@@ -140,6 +150,7 @@ def measure(open_session, task):
     """Executes a task and returns what the protocol says; of a start, the time since the imports were done."""
     began = time.perf_counter()
     session = open_session()
+    session.reserve(task["start"] + task["prompt"] + task["depth"] + task["gen"])
     answer = {"threads": task["threads"], "prompt": task["prompt"] + task["start"], "depth": task["depth"],
               "gen": task["gen"], "seconds": []}
     if task["start"]:
@@ -175,6 +186,8 @@ def compare(reference, session, windows):
     The error is half of a 95 % interval, over windows: positions of one window depend on each other.
     """
     divergences, same, surprise, positions = [], 0, 0.0, 0
+    for model in (reference, session):
+        model.reserve(max(map(len, windows)))
     for ids in windows:
         want, got = [], []
         for model, rows in ((reference, want), (session, got)):
@@ -196,29 +209,42 @@ def main(about, convert, open_session, prepare=lambda out, form, threads: None):
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print what they like
     command, request = sys.argv[1], json.loads(sys.argv[2])
+    weights = os.path.join(request.get("out", ""), "weights.json")
 
     def logits():
         session = open_session(request["out"], request["form"], request["threads"], False)
+        session.reserve(max(map(len, request["windows"])))
         rows = []
         for ids in request["windows"]:
             session.reset()
             rows.append(np.round(session.forward(ids, every=True).astype(float), 5).tolist())
         return {"logits": rows}
 
-    def read(name):
-        with open(request[name], encoding="utf-8") as file:
+    def read(path):
+        with open(path, encoding="utf-8") as file:
             return json.load(file)
+
+    def write():
+        read_bytes = convert(Model(request["model"]), request["out"], request["form"], read(request["tokens_file"]))
+        with open(weights, "w", encoding="utf-8") as file:
+            json.dump(read_bytes, file)
+        return {}
+
+    def timed():
+        answer = measure(lambda: open_session(request["out"], request["form"], request["threads"], request["start"] > 0),
+                         request)
+        return answer | {"weights": read(weights)}
 
     def quality():
         return compare(open_session(request["reference"], "float32", request["threads"], False),
-                       open_session(request["out"], request["form"], request["threads"], False), read("windows_file"))
+                       open_session(request["out"], request["form"], request["threads"], False),
+                       read(request["windows_file"]))
 
     commands = {
         "about": about,
-        "convert": lambda: convert(Model(request["model"]), request["out"], request["form"], read("tokens_file")) or {},
+        "convert": write,
         "prepare": lambda: prepare(request["out"], request["form"], request["threads"]) or {},
-        "measure": lambda: measure(lambda: open_session(request["out"], request["form"], request["threads"],
-                                                        request["start"] > 0), request),
+        "measure": timed,
         "quality": quality,
         "logits": logits,
     }

@@ -16,7 +16,7 @@ FORMS = {"float32": ("float32", "float32"), "int8": ("int8", "int8_float32")}  #
 
 
 def convert(model, out, form, _tokens):
-    """Writes the model in a form."""
+    """Writes the model in a form; returns how many bytes of weights decoding a token reads."""
     if form not in FORMS:
         raise common.Refusal(f'form "{form}": want one of {", ".join(FORMS)}')
     if model.rope_type != "default":
@@ -54,6 +54,7 @@ def convert(model, out, form, _tokens):
     folder = os.path.join(out, form)
     os.makedirs(folder, exist_ok=True)
     spec.save(folder)
+    return model.matrices() * np.dtype(FORMS[form][0]).itemsize
 
 
 def word(number):

@@ -14,7 +14,7 @@ import common
 
 DOMAIN = "com.microsoft"
 BLOCKS = {"w4": 32, "w4g128": 128}
-MOST = 4096  # tokens of a cache
+MOST = 16384  # tokens that have a rotary embedding
 FORMS = ("float32", "w8a8", "w4", "w4g128")
 
 
@@ -24,6 +24,7 @@ class Writer:
     def __init__(self, path, form):
         self.form, self.path = form, path
         self.nodes, self.initializers = [], []
+        self.read = 0  # bytes of weights, by a token of decoding
         self.data = open(path + ".data", "wb")
 
     def constant(self, name, values):
@@ -46,18 +47,23 @@ class Writer:
         self.nodes.append(helper.make_node(kind, inputs, outputs, domain=domain, **attributes))
         return outputs[0]
 
+    def weights(self, name, values):
+        """Adds a constant of a product."""
+        self.read += values.nbytes
+        return self.constant(name, values)
+
     def product(self, name, value, weights, bias=None):
         """value times the transpose of weights, [outputs, inputs], in the form of this graph."""
         rows, columns = weights.shape
         out = name + ".product"
         if self.form == "float32":
-            self.node("MatMul", [value, self.constant(name, weights.T)], [out])
+            self.node("MatMul", [value, self.weights(name, weights.T)], [out])
         elif self.form == "w8a8":
             # symmetric, per channel: what quantize_dynamic(per_channel=True) makes of a MatMul
             scale = np.maximum(np.abs(weights).max(axis=1), 1e-30) / 127
             quantised = np.clip(np.rint(weights / scale[:, None]), -127, 127).astype(np.int8)
             self.node("DynamicQuantizeMatMul",
-                      [value, self.constant(name, quantised.T), self.constant(name + ".scale", scale.astype(np.float32))],
+                      [value, self.weights(name, quantised.T), self.weights(name + ".scale", scale.astype(np.float32))],
                       [out], DOMAIN)
         else:
             from onnxruntime.capi._pybind_state import quantize_matmul_4bits
@@ -67,7 +73,7 @@ class Writer:
             scale = np.zeros(rows * blocks, np.float32)
             zeros = np.zeros(rows * ((blocks + 1) // 2), np.uint8)
             quantize_matmul_4bits(packed, np.ascontiguousarray(weights.T), scale, zeros, block, rows, columns, True)
-            self.node("MatMulNBits", [value, self.constant(name, packed), self.constant(name + ".scale", scale)], [out],
+            self.node("MatMulNBits", [value, self.weights(name, packed), self.weights(name + ".scale", scale)], [out],
                       DOMAIN, K=columns, N=rows, bits=4, block_size=block, accuracy_level=4)
         if bias is None:
             return out
@@ -83,7 +89,7 @@ class Writer:
 
 
 def convert(model, out, form, _tokens):
-    """Writes the graph of a model in a form."""
+    """Writes the graph of a model in a form; returns how many bytes of weights decoding a token reads."""
     if form not in FORMS:
         raise common.Refusal(f'form "{form}": want one of {", ".join(FORMS)}')
     graph = Writer(os.path.join(out, form + ".onnx"), form)
@@ -142,6 +148,7 @@ def convert(model, out, form, _tokens):
     rows = graph.node("Slice", ["normal", "from", "end", "axis"], ["rows"])
     graph.nodes.append(helper.make_node("Identity", [graph.product("head", rows, model.head())], ["logits"]))
     graph.write(inputs, outputs)
+    return graph.read
 
 
 class Session(common.Session):
@@ -154,19 +161,20 @@ class Session(common.Session):
                                                     providers=["CPUExecutionProvider"])
         self.version, self.backend = onnxruntime.__version__, "CPUExecutionProvider"
         self.vocabulary = self.session.get_outputs()[0].shape[2]
-        self.cache = {}
+        self.cache, self.length = {}, 0
+
+    def reserve(self, tokens):
+        if tokens > MOST:
+            raise common.Refusal(f"{tokens} tokens: want at most {MOST}")
         for entry in self.session.get_inputs():
             if entry.name.startswith("past."):
-                shape = (1, entry.shape[1], MOST, entry.shape[3])
+                shape = (1, entry.shape[1], tokens, entry.shape[3])
                 self.cache[entry.name[5:]] = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32))
-        self.length = 0
 
     def reset(self):
         self.length = 0
 
     def forward(self, ids, every=False):
-        if self.length + len(ids) > MOST:
-            raise common.Refusal(f"{self.length + len(ids)} tokens: want at most {MOST}")
         self.length += len(ids)
         bound = self.session.io_binding()
         bound.bind_cpu_input("ids", np.array([ids], np.int64))
