@@ -15,6 +15,8 @@ import (
 type declaredToken struct {
 	addedToken
 	plain bool // a text alone
+	// whether it is normalised is not said: it is where it is not special
+	unsaid bool
 }
 
 // UnmarshalJSON reads both forms. null and false stand for none in some files.
@@ -38,7 +40,7 @@ func (d *declaredToken) UnmarshalJSON(data []byte) error {
 	}
 	d.addedToken = addedToken{Content: fields.Content, SingleWord: fields.SingleWord, LStrip: fields.LStrip,
 		RStrip: fields.RStrip, Special: fields.Special, Normalized: !fields.Special}
-	if fields.Normalized != nil {
+	if d.unsaid = fields.Normalized == nil; !d.unsaid {
 		d.Normalized = *fields.Normalized
 	}
 	return nil
@@ -70,26 +72,30 @@ func (d *declared) ordered() ([]declaredToken, error) {
 	return out, nil
 }
 
-// extras returns the special tokens that play no part of their own.
-func (d *declared) extras() ([]declaredToken, error) {
+// extras returns the special tokens beside those of the usual parts: those that a configuration gives parts of their
+// own, and those without one. A list replaces that of the older key, named tokens stand beside it.
+func (d *declared) extras() (parts, others []declaredToken, err error) {
 	if part(d.Extra).isNull() {
-		return d.Older, nil
+		return nil, d.Older, nil
 	}
-	var list []declaredToken
-	if err := json.Unmarshal(d.Extra, &list); err == nil {
-		return list, nil
-	}
-	list = nil
-	var named map[string]declaredToken
-	if err := json.Unmarshal(d.Extra, &named); err != nil {
-		return nil, errors.New("extra_special_tokens: want a list or an object of tokens")
-	}
-	for _, name := range slices.Sorted(maps.Keys(named)) {
-		if named[name].Content != "" {
-			list = append(list, named[name])
+	if err := json.Unmarshal(d.Extra, &others); err == nil {
+		if len(others) == 0 {
+			others = d.Older
 		}
+		return nil, others, nil
 	}
-	return list, nil
+	err = members(d.Extra, func(_ string, value []byte) error {
+		var token declaredToken
+		err := json.Unmarshal(value, &token)
+		if token.Content != "" {
+			parts = append(parts, token)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, nil, errors.New("extra_special_tokens: want a list or an object of tokens")
+	}
+	return parts, d.Older, nil
 }
 
 // tokenList are added tokens while a configuration changes them.
@@ -139,21 +145,30 @@ func (c *config) declare(added []addedToken, model *bpe) ([]addedToken, map[stri
 	if err != nil {
 		return nil, nil, err
 	}
-	extras, err := c.extras()
+	parts, extras, err := c.extras()
 	if err != nil {
 		return nil, nil, err
 	}
-	named := c.named()
+	named := append(c.named(), parts...)
 	for _, token := range decoder {
 		plays := func(other declaredToken) bool { return other.Content == token.Content }
 		token.Special = token.Special || slices.ContainsFunc(named, plays)
 		list.put(token.addedToken)
 	}
+	// One that is named twice is as it is named last.
+	already := maps.Clone(list.places)
 	for i, token := range slices.Concat(named, extras) {
-		if _, added := list.places[token.Content]; added {
+		if _, added := already[token.Content]; added {
+			// One with a part is left out of decoded text, whatever the tokenizer.json says of it, unless the
+			// configuration lists all tokens.
+			if i < len(named) && c.Decoder == nil {
+				list.special[token.Content] = true
+			}
 			continue
 		}
-		token.Special = token.Special || i < len(named)
+		if i < len(named) {
+			token.Special, token.Normalized = true, token.Normalized && !token.unsaid
+		}
 		list.put(token.addedToken)
 	}
 	if err := checkAdded(list.tokens[len(added):]); err != nil {

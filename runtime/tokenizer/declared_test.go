@@ -46,11 +46,31 @@ func TestTokensOfTheConfiguration(t *testing.T) {
 			t.Errorf("%s: got %q of %d tokens, want %q of %d", c.config, got, tok.VocabSize(), c.decoded, c.size)
 		}
 	}
-	for _, config := range []string{`{"added_tokens_decoder":{"x":{"content":"a"}}}`, `{"added_tokens_decoder":[]}`,
+	for _, config := range []string{`{"split_special_tokens":true}`, `{"added_tokens_decoder":{"x":{"content":"a"}}}`, `{"added_tokens_decoder":[]}`,
 		`{"extra_special_tokens":7}`, `{"pad_token":7}`, `{"additional_special_tokens":"<x>"}`,
 		`{"pad_token":"` + string(make([]byte, 300)) + `"}`} {
 		if _, err := New(read(t, "tokenizer.json"), []byte(config), -1); err == nil {
 			t.Errorf("%.80s: accepted", config)
+		}
+	}
+}
+
+// A token with a part to play is left out of decoded text, even where the tokenizer.json adds it as an ordinary one.
+// Other special tokens of the configuration are not, as in the reference.
+func TestOrdinaryTokensWithAPart(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"extra_special_tokens":{"image_token":"<|y|>"}}`: "a", `{"extra_special_tokens":{}}`: "a<|y|>",
+		`{}`: "a<|y|>", `{"eos_token":"<|y|>"}`: "a", `{"pad_token":{"content":"<|y|>","special":false}}`: "a",
+		`{"additional_special_tokens":["<|y|>"]}`: "a<|y|>", `{"eos_token":"<|y|>","added_tokens_decoder":{}}`: "a<|y|>",
+	} {
+		const file = `{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"Fuse"},"added_tokens":[` +
+			`{"id":1,"content":"<|y|>","special":false,"normalized":false}]}`
+		tok, err := New([]byte(file), []byte(config), -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tok.Decode([]int32{0, 1}); got != want {
+			t.Errorf("%s: got %q, want %q", config, got, want)
 		}
 	}
 }

@@ -351,6 +351,8 @@ type config struct {
 	PAD  declaredToken `json:"pad_token"`
 	CLS  declaredToken `json:"cls_token"`
 	MASK declaredToken `json:"mask_token"`
+	// special tokens written in a text are text
+	SplitSpecial any `json:"split_special_tokens"`
 	// a text, or a list of named ones
 	ChatTemplate json.RawMessage `json:"chat_template"`
 	declared
@@ -367,6 +369,9 @@ func readConfig(data []byte) (*config, error) {
 	}
 	if err := json.Unmarshal(data, read); err != nil {
 		return nil, errors.New(clip(err.Error()))
+	}
+	if read.SplitSpecial == true {
+		return nil, errors.New("split_special_tokens is true, which is not supported; supported: false")
 	}
 	return read, nil
 }
