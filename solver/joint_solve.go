@@ -314,9 +314,8 @@ func (s *request) exceededError(over []bound, taken map[quantity]int64) error {
 		if !slices.Contains(failure.Names, bound.user) {
 			failure.Names = append(failure.Names, bound.user)
 		}
-		subject, amount := bound.describe()
-		parts = append(parts, fmt.Sprintf("%s %s, and at most %s are allowed",
-			subject, amount(taken[bound.quantity]), amount(bound.max)))
+		what, takes, most := bound.exceeded(taken[bound.quantity])
+		parts = append(parts, fmt.Sprintf("%s %s, and at most %s are allowed", what, takes, most))
 	}
 	failure.text = fmt.Sprintf("%s %s: %s", noPlanFound, strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)

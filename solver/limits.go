@@ -229,8 +229,7 @@ func (s *session) infeasibleError(err error, plan *planir.Plan, j *joint) error 
 		if !slices.Contains(failure.Names, bound.user) {
 			failure.Names = append(failure.Names, bound.user)
 		}
-		what, amount := bound.describe()
-		if len(joint.Limits) > 1 {
+		if what, amount := bound.describe(); len(joint.Limits) > 1 {
 			parts = append(parts, fmt.Sprintf("%s at most %s", what, amount(bound.max)))
 			continue
 		}
@@ -239,8 +238,8 @@ func (s *session) infeasibleError(err error, plan *planir.Plan, j *joint) error 
 			need = price.Whole(float64(need) / j.unit)
 		}
 		// What the problem leaves out of account was taken off its limit.
-		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed",
-			what, amount(need+bound.max-j.posed[bound.quantity]), amount(bound.max)))
+		what, takes, most := bound.exceeded(need + bound.max - j.posed[bound.quantity])
+		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed", what, takes, most))
 	}
 	if parts == nil { // not told
 		return s.undecidedError(plan)
@@ -294,4 +293,22 @@ func (b *bound) describe() (what string, amount func(int64) string) {
 		return "opening the graphs takes", ms
 	}
 	return "a process holds", func(n int64) string { return fmt.Sprint(unit.Bytes(n)) }
+}
+
+// exceeded returns what a bound limits, what is taken of it and what is allowed: in whole units if the usual digits
+// would read alike.
+func (b *bound) exceeded(taken int64) (what, takes, most string) {
+	what, amount := b.describe()
+	takes, most = amount(taken), amount(b.max)
+	if takes == most {
+		unit := "bytes"
+		switch b.kind {
+		case problem.LimitPartNS, problem.LimitOpenNS:
+			unit = "ns"
+		case problem.LimitEnergyNJ:
+			unit = "nJ"
+		}
+		takes, most = fmt.Sprintf("%d %s", taken, unit), fmt.Sprintf("%d %s", b.max, unit)
+	}
+	return what, takes, most
 }

@@ -377,10 +377,10 @@ func (s *session) proveInfeasible() (proof, err error) {
 		if least[bound.quantity] <= bound.max {
 			continue
 		}
-		what, amount := bound.describe()
+		what, takes, most := bound.exceeded(least[bound.quantity])
 		failure := &LimitError{Names: []string{bound.user}, Proved: true}
 		failure.text = fmt.Sprintf("%s %s: %s at least %s, and at most %s are allowed", noPlanKeeps,
-			bound.user, what, amount(least[bound.quantity]), amount(bound.max))
+			bound.user, what, takes, most)
 		return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint), nil
 	}
 	return nil, nil

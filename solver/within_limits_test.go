@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
@@ -128,6 +129,23 @@ func TestHopelessLimitsAreToldAtOnce(t *testing.T) {
 			if !errors.As(err, &why) || !why.Proved || !slices.Equal(why.Names, []string{name}) {
 				t.Errorf("least %s with %s: got %v, want a proof that names it", measure, name, err)
 			}
+		}
+	}
+}
+
+// A limit that is missed by a nanosecond or a byte does not read as if it were kept.
+func TestExceededByLittle(t *testing.T) {
+	for kind, want := range map[problem.LimitKind][2]string{
+		problem.LimitPartNS:   {"98086023 ns", "98086022 ns"},
+		problem.LimitEnergyNJ: {"98086023 nJ", "98086022 nJ"},
+		problem.LimitBytes:    {"98086023 bytes", "98086022 bytes"},
+	} {
+		b := bound{quantity{kind, "decode"}, 98086022, ""}
+		if _, takes, most := b.exceeded(98086023); takes != want[0] || most != want[1] {
+			t.Errorf("%v: %q of %q, want %q", kind, takes, most, want)
+		}
+		if _, takes, most := b.exceeded(2 * 98086023); takes == most || strings.HasSuffix(takes, " "+want[0][9:]) {
+			t.Errorf("%v: %q of %q", kind, takes, most)
 		}
 	}
 }

@@ -265,12 +265,13 @@ type SmallestError struct {
 func (e *SmallestError) Error() string { return e.text }
 
 // tooLarge returns the error that the smallest plan found holds more than is permitted.
-func (s *schemeChoice) tooLarge(bound int64, smallest *planir.Plan) error {
+func (s *schemeChoice) tooLarge(most int64, smallest *planir.Plan) error {
 	m := smallest.Memory
-	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s",
-		unit.Bytes(m.Total), unit.Bytes(bound), m)
+	limit := bound{quantity{problem.LimitBytes, ""}, most, workload.KeyMemory}
+	_, takes, allowed := limit.exceeded(m.Total)
+	text := fmt.Sprintf("the smallest plan found holds %s, and at most %s are permitted: %s", takes, allowed, m)
 	failure := &LimitError{Names: []string{workload.KeyMemory},
-		Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &SmallestError{m.Total,
+		Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > most, text: text, cause: &SmallestError{m.Total,
 			text}}
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).
 		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, "+
