@@ -57,6 +57,7 @@ func TestRefusedCommandLines(t *testing.T) {
 		{[]string{"--max-queue", "0"}, diag.ClassUsage, "--max-queue must be 1 or more"},
 		{[]string{"--max-connections", "0"}, diag.ClassUsage, "--max-connections must be 1 or more"},
 		{[]string{"--max-body", "0"}, diag.ClassUsage, "--max-body must be 1 byte or more"},
+		{[]string{"--draft", "65"}, diag.ClassUsage, "--draft must be 64 or less, got 65"},
 		{[]string{"--max-body", "lots"}, diag.ClassUsage, "want a size such as"},
 		{[]string{"--request-timeout", "0s"}, diag.ClassUsage, "--request-timeout must be positive"},
 		{[]string{"--policy", "ful"}, diag.ClassUsage, "want one of full, batching, fcfs"},

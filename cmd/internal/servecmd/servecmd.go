@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/scheduler"
 )
@@ -121,6 +122,10 @@ func (o *options) validate() error {
 		if least.value < least.want {
 			return diag.New(diag.ClassUsage, "--%s must be %d or more, got %d", least.flag, least.want, least.value)
 		}
+	}
+	if o.draft > planir.MaxDraft {
+		return diag.New(diag.ClassUsage, "--draft must be %d or less, got %d", planir.MaxDraft, o.draft).
+			WithHint("give -1 for as many tokens as the plan says")
 	}
 	for _, positive := range []struct {
 		flag  string
