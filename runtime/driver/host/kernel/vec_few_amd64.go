@@ -20,6 +20,13 @@ const (
 	nearAhead = 8 << 10
 )
 
+// Up to mostKeyLines lines of bfloat16 are prefetched once, into the first-level cache, onceAhead positions ahead and
+// at most mostAhead bytes.
+const (
+	onceAhead = 64
+	mostAhead = 12 << 10
+)
+
 // isFew reports whether a task takes keys as they are cached. bfloat16 keys are, by kernels of pairs only. With 256 bits
 // 8-bit keys take so many instructions that tiles of them are as fast for fewer than four lines.
 func (t *lineTask) isFew() bool {
@@ -64,6 +71,7 @@ const wideKeys = wideGroups * keyGroup
 type lookAhead struct {
 	row  int // bytes of a key or a value
 	rows int // about farAhead bytes, and at most a block
+	once bool
 	// last is the position from which on what is rows ahead is the caller's next part instead of the task's, of which
 	// less than wideKeys positions are left out.
 	last int
@@ -73,6 +81,9 @@ func (t *lineTask) newLookAhead() lookAhead {
 	row, _ := t.from.bytes(0, 1, t.Dim)
 	out := lookAhead{row: len(row)}
 	out.rows = min(keyBlock, (farAhead/out.row+wideKeys-1)&^(wideKeys-1))
+	if out.once = t.from.pairs && t.lines <= mostKeyLines; out.once {
+		out.rows = min(onceAhead, mostAhead/out.row)
+	}
 	out.last = (t.context() - out.rows) &^ (wideKeys - 1)
 	return out
 }
@@ -100,9 +111,9 @@ func (t *lineTask) far(from, to int) (k, v []byte) {
 }
 
 // toNear is the distance from what is prefetched far ahead to what is nearAhead bytes ahead of current, 0 where nothing
-// is to be prefetched.
-func toNear(current, far []byte) int {
-	if len(far) == 0 {
+// is to be prefetched, or only what is far ahead.
+func (a *lookAhead) toNear(current, far []byte) int {
+	if len(far) == 0 || a.once {
 		return 0
 	}
 	return nearAhead + int(mem.Address(current)-mem.Address(far))
@@ -136,7 +147,7 @@ func (t *lineTask) scoreFew(pos, count int) {
 // scoreGroups computes the scores of all lines for groups of keys from pos on, ld elements apart for each line.
 func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte) {
 	current, _ := t.from.bytes(pos, pos+groups*keyGroup, t.Dim)
-	near := toNear(current, far)
+	near := t.toNear(current, far)
 	steps := groups * t.Dim / 8 // of the kernel, each of which prefetches once
 	if t.from.k32 != nil {
 		steps *= 2

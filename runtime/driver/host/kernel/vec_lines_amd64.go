@@ -213,7 +213,7 @@ func (t *lineTask) weighBlock(pos, count int, partial bool) {
 			end = t.oneAhead(pos+at, pos+end) - pos
 			_, current := t.from.bytes(pos+at, pos+end, t.Dim)
 			_, next = t.far(pos+at, pos+end)
-			near = toNear(current, next)
+			near = t.toNear(current, next)
 		case end == count:
 			next, _ = t.stored(pos+end, min(pos+end+pieceKeys, t.context()))
 		}

@@ -122,6 +122,7 @@ func TestVecAttentionAsksForAll(t *testing.T) {
 			for _, from := range []source{
 				{k32: make([]float32, numbers), v32: make([]float32, numbers)},
 				{k16: make([]uint16, numbers), v16: make([]uint16, numbers)},
+				{k16: make([]uint16, numbers), v16: make([]uint16, numbers), brain: true, pairs: true},
 				{k8: make([]uint8, numbers+cachedScale*context), v8: make([]uint8, numbers+cachedScale*context)},
 			} {
 				a := Attention{M: 1, Heads: 4, Dim: dim, Pos: context - 1, NextKeys: next, NextValues: next}

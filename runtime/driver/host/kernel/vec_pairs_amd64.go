@@ -251,7 +251,7 @@ func (t *lineTask) scoreFewPairs(pos, count int) {
 // scoreWidePairs computes the scores of all lines for count keys from pos on, ld elements apart for each line.
 func (t *lineTask) scoreWidePairs(scores []float32, ld, pos, count int, far []byte) {
 	keys := t.from.k16[pos*t.Dim : (pos+count)*t.Dim]
-	near := toNear(mem.Bytes(keys), far)
+	near := t.toNear(mem.Bytes(keys), far)
 	turns := count / wideKeys
 	first, stride := t.ahead(far, 0, 1, 1, turns*t.depth)
 	scoresWideBF16(t.lines, &scores[0], 4*ld, &t.keys[t.ownQueries()], &keys[0], 2*t.Dim, t.depth, turns, &first[0], near,
@@ -261,7 +261,7 @@ func (t *lineTask) scoreWidePairs(scores []float32, ld, pos, count int, far []by
 // weighFewPairs is weighBlock.
 func (t *lineTask) weighFewPairs(pos, count int, partial bool) {
 	piece := pieceKeys
-	if t.rows == keyBlock { // all values stay in the cache
+	if t.rows == keyBlock || wideColumns(t.lines, t.Dim) == t.Dim { // they stay in the cache, or pass once
 		piece = keyBlock
 	}
 	var end int
@@ -292,7 +292,7 @@ func (t *lineTask) weighRowsOfPairs(row, rows, pos, from, to, most int, far []by
 	}
 	if k := (to - from) / 2; k > 0 {
 		values := t.from.v16[(pos+from)*t.Dim : (pos+from+2*k)*t.Dim]
-		t.addPairs(line, n, from, k, values, far, toNear(mem.Bytes(values), far))
+		t.addPairs(line, n, from, k, values, far, t.toNear(mem.Bytes(values), far))
 	}
 	if (to-from)%2 == 1 && to > from {
 		t.addPairs(line, n, to-1, 1, t.lonePair(pos+to-1), nil, 0)

@@ -77,10 +77,10 @@ func lineGroups(id string, least, most int, n reg.GPVirtual, body func(m int)) {
 }
 
 // prefetcher asks in each step for a part of what comes next. With near it asks again for what it asked for some steps
-// before: a core drops requests that come faster than memory answers.
+// before: a core drops requests that come faster than memory answers. With once it asks only then.
 type prefetcher struct {
 	at, stride, near reg.GPVirtual
-	again            bool
+	again, once      bool
 }
 
 // newPrefetcher reads the parameters next and stride, in bytes.
@@ -98,6 +98,17 @@ func newNearPrefetcher() prefetcher {
 	return out
 }
 
+// onlyNear says for which lines a prefetcher of pairs asks only once.
+const onlyNear = " (only there for up to 6 lines)"
+
+// newPairPrefetcher is that of pairs of bfloat16 for m lines: few lines are multiplied faster than memory answers, and
+// read up to a tenth more when they ask once, a little ahead.
+func newPairPrefetcher(m int) prefetcher {
+	out := newNearPrefetcher()
+	out.once = m <= mostKeyLines
+	return out
+}
+
 // step asks for the lines that a step of so many columns can be too short for: one by one line of attention reads
 // memory, and more compute.
 func (p prefetcher) step(columns int) { p.lines((columns + 15) / 16) }
@@ -106,7 +117,9 @@ func (p prefetcher) step(columns int) { p.lines((columns + 15) / 16) }
 // in use.
 func (p prefetcher) lines(count int) {
 	for i := range count {
-		PREFETCHT1(Mem{Base: p.at, Disp: 64 * i})
+		if !p.once {
+			PREFETCHT1(Mem{Base: p.at, Disp: 64 * i})
+		}
 		if p.again {
 			PREFETCHT0(Mem{Base: p.at, Index: p.near, Scale: 1, Disp: 64 * i})
 		}

@@ -62,6 +62,22 @@ func (f wideForm) unit() string {
 	return "numbers"
 }
 
+// only is where kernels of the form prefetch only once.
+func (f wideForm) only() string {
+	if f.pairs {
+		return onlyNear
+	}
+	return ""
+}
+
+// prefetcher is that of the form's keys for m lines.
+func (f wideForm) prefetcher(m int) prefetcher {
+	if f.pairs {
+		return newPairPrefetcher(m)
+	}
+	return newNearPrefetcher()
+}
+
 // Registers of the kernels of scores beside those of keys, 0 to 3 and 8 to 11, and of sums, from 16 on.
 var (
 	temporaries = z[4:8]
@@ -262,13 +278,13 @@ func scoresWide512(form wideForm) {
 		"next *byte, near int, stride int)",
 		"computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim",
 		fmt.Sprintf("%s (a multiple of %d), as they are cached. It prefetches from next on, and once more near bytes behind", form.unit(), form.multiple()),
-		fmt.Sprintf("that, stride bytes for each turn over %d %s of 8 keys. Strides are in bytes.", form.numbers, form.unit()))
+		fmt.Sprintf("that%s, stride bytes for each turn over %d %s of 8 keys. Strides are in bytes.", form.only(), form.numbers, form.unit()))
 	dispatchLines(func(m int) {
 		id := label(name, m)
 		out, keys := param("s"), newEightRows(param("k"), param("ld"))
 		left, _ := Param("groups").Resolve() // counted where it lies: no register is left
 		count := left.Addr
-		next := newNearPrefetcher()
+		next := form.prefetcher(m)
 		Label(id + "_next")
 		thirtyTwoKeys(form, id, m, out, next, keys)
 		DECQ(count)

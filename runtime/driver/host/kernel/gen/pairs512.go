@@ -245,7 +245,8 @@ func pairValuesWide512(suffix string, vecs, most int) {
 	name, columns := "valuesWideBF16"+suffix, suffix[1:]
 	function(name, "(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)",
 		fmt.Sprintf("adds x v to y for %s columns of 2*k rows v and rows lines (1..%d) x of k pairs of weights. It", columns, most),
-		"prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.")
+		"prefetches from next on, and once more near bytes behind that"+onlyNear+", stride bytes each step. Strides are in",
+		"bytes.")
 	dispatch(most, func(m int) {
 		id := label(name, m)
 		acc := func(line, part int) reg.VecPhysical { return z[vecs*line+part] }
@@ -257,7 +258,7 @@ func pairValuesWide512(suffix string, vecs, most int) {
 			})
 		}
 		rows(func(vec reg.VecPhysical, at Mem) { VMOVUPS(at, vec) })
-		next, at, ldv, left := newNearPrefetcher(), param("v"), param("ldv"), param("k")
+		next, at, ldv, left := newPairPrefetcher(m), param("v"), param("ldv"), param("k")
 		weights := newRows(m)
 		Load(Param("ldx"), weights.ld)
 		weights.set(param("x"))
