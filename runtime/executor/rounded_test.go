@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -17,15 +18,17 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// rounded computes in float64 what a plan with static scales describes: rows are rounded to multiples of their static
-// scale, and columns of weights to multiples of their own, of each part of a divided reduction alone. It shares the
-// graph with hetc, and neither its packing nor its kernels.
+// rounded computes in float64 what a plan of 8 bits describes: rows are rounded to multiples of their scale, which is
+// static or their own, and columns of weights to multiples of their own, of each part of a divided reduction alone.
+// With shadow outliers, what exceeds the scale is multiplied by the weight in bfloat16. It shares the graph with hetc,
+// and neither its packing nor its kernels.
 type rounded struct {
 	t      *testing.T
 	m      *models.Model
 	cal    *calibration.Calibration
 	graph  models.Graph
 	folds  []models.FoldGroup
+	scheme op.Scheme
 	parts  map[string]int // where the reduction of a product is divided, by its node
 	levels float64        // the largest code
 	// codes are those of the execution that is compared, nil: rows are rounded here. They are taken over because two
@@ -161,14 +164,28 @@ func (r *rounded) matrix(name string, layer, mid int) *table {
 	return y
 }
 
+// form is rows as products read them: rounded, and with shadow outliers what is beyond the scale.
+type form struct{ rows, beyond *table }
+
 // round rounds the rows that enter the products of a class, or takes over how they were rounded.
-func (r *rounded) round(x *table, class string, layer int) *table {
-	activation := r.cal.Activation(class, layer)
+func (r *rounded) round(x *table, class string, layer int) *form {
 	factors := r.factors(layer, func(g models.FoldGroup) bool { return slices.Contains(g.Readers, class) })
-	step := float64(activation.StaticScale(factors, 1)) * 127 / r.levels
-	return x.each(x.cols, func(out, in []float64, row int) {
+	activation := r.cal.Activation(class, layer)
+	static := activation.StaticScale(factors, 1)
+	if r.scheme.Shadow() {
+		static = activation.InnerScale(factors, op.OutlierChannels(x.cols))
+	}
+	out := &form{beyond: newTable(x.rows, x.cols)}
+	out.rows = x.each(x.cols, func(out, in []float64, row int) {
+		step := float64(static) * 127 / r.levels
+		if !r.scheme.Static() {
+			step = float64(float32(max(slices.Max(in), -slices.Min(in))) / 127)
+		}
 		for i, value := range in {
-			exact := max(-r.levels, min(r.levels, value/step))
+			exact := 0.0
+			if step > 0 {
+				exact = max(-r.levels, min(r.levels, value/step))
+			}
 			code := math.RoundToEven(exact)
 			if r.codes != nil {
 				code = float64(r.codes[at(class, layer)][row][i]) - 128
@@ -177,6 +194,27 @@ func (r *rounded) round(x *table, class string, layer int) *table {
 			out[i] = code * step
 		}
 	})
+	if r.scheme.Shadow() {
+		limit := 127 * float64(static)
+		out.beyond = x.each(x.cols, func(out, in []float64, _ int) {
+			for i, value := range in {
+				out[i] = value - max(-limit, min(limit, value))
+			}
+		})
+	}
+	return out
+}
+
+// shadow adds to y what the numbers beyond the scale make, by a weight in bfloat16.
+func (r *rounded) shadow(y, beyond *table, name string, layer int) {
+	w := r.weight(name, layer)
+	brain := newTable(w.rows, w.cols)
+	for i, value := range w.values {
+		brain.values[i] = float64(math.Float32frombits(uint32(number.FloatToBrain(float32(value))) << 16))
+	}
+	for i, value := range multiply(beyond, brain).values {
+		y.values[i] += value
+	}
 }
 
 // logits are those of all positions.
@@ -189,19 +227,25 @@ func (r *rounded) logits(ids []int32) []float32 {
 	}
 	for _, section := range r.graph.Batch().Sections { // which selects no row
 		for layer := range max(1, section.Layers) {
-			forms := map[string]*table{} // the rounded rows of values
+			forms := map[string]*form{} // of values
 			for _, node := range section.Nodes {
 				in, class := values[node.In[0]], section.Name+"."+node.Name
-				if node.Ops[0].HasScheme() && !node.Exact {
-					if forms[node.In[0]] == nil {
-						forms[node.In[0]] = r.round(in, class, section.First+layer)
-					}
-					in = forms[node.In[0]]
+				product := node.Ops[0].HasScheme() && !node.Exact
+				read := forms[node.In[0]]
+				if product && read == nil {
+					read = r.round(in, class, section.First+layer)
+					forms[node.In[0]] = read
+				}
+				if product {
+					in = read.rows
 				}
 				for i := range node.Ops {
 					if out := r.apply(&node, &node.Ops[i], in, values, class, section.First+layer); out != nil {
 						in = out // else it changed its rows in place
 					}
+				}
+				if product && r.scheme.Shadow() {
+					r.shadow(in, read.beyond, node.W[0], section.First+layer)
 				}
 				values[node.Out[0]] = in
 				delete(forms, node.Out[0])
@@ -485,10 +529,12 @@ func (w *watched) observe(seen executor.Observed) {
 		i := slices.IndexFunc(seen.Graph.Outputs, func(v op.Value) bool { return v.Name == node.Out[0] })
 		view := seen.Out[i]
 		for step := range strings.SplitSeq(seen.Node, "+") {
-			if class, ok := strings.CutSuffix(step, "_static"); ok {
+			// "layers.qkv_static", or _quant, or _inner
+			end := strings.LastIndexByte(step, '_')
+			if slices.Contains([]string{"static", "quant", "inner"}, step[end+1:]) {
 				w.mu.Lock()
 				for row := range seen.Rows {
-					key := at(class, seen.Layer)
+					key := at(step[:end], seen.Layer)
 					w.codes[key] = append(w.codes[key], slices.Clone(view.Bytes()[row*view.Stride:][:view.Cols]))
 				}
 				w.mu.Unlock()
@@ -497,11 +543,11 @@ func (w *watched) observe(seen executor.Observed) {
 	}
 }
 
-// A plan with static scales computes what it describes, with reductions whole and divided: every code is that of its
+// A plan of 8 bits computes what it describes, with reductions whole and divided: every code is that of its
 // number in float64, or its neighbour where the number lies between the two, and with the same codes logits are equal
 // but for float32. Parts of a divided reduction have column scales of their own, so that such a plan rounds weights
 // otherwise than an undivided one. All that this changes is rounding: it vanishes in proportion as levels are added.
-func TestStaticPlansRoundAsDescribed(t *testing.T) {
+func TestPlansRoundAsDescribed(t *testing.T) {
 	require.Slow(t)
 	a, b := cores(t)
 	one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
@@ -518,11 +564,14 @@ func TestStaticPlansRoundAsDescribed(t *testing.T) {
 			}
 			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33].ids
 			cal := ranged(t, m, a, ids)
-			compareRounded(t, m, cal, ids, one, bySingle)
-			parts := compareRounded(t, m, cal, ids, two, byPairs)
+			var parts map[string]int
+			for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8OQ8C, op.A8SQ8C} {
+				compareRounded(t, m, cal, ids, scheme, one, bySingle)
+				parts = compareRounded(t, m, cal, ids, scheme, two, byPairs)
+			}
 			apart := func(levels float64) float64 {
-				whole := &rounded{t: t, m: m, cal: cal, levels: levels}
-				pairs := &rounded{t: t, m: m, cal: cal, levels: levels, parts: parts}
+				whole := &rounded{t: t, m: m, cal: cal, scheme: op.A8SQ8C, levels: levels}
+				pairs := &rounded{t: t, m: m, cal: cal, scheme: op.A8SQ8C, levels: levels, parts: parts}
 				return changed(pairs.logits(ids), whole.logits(ids))
 			}
 			coarse, fine := apart(127), apart(127*256)
@@ -536,21 +585,24 @@ func TestStaticPlansRoundAsDescribed(t *testing.T) {
 
 // compareRounded executes a plan and computes what it describes; it returns where reductions are divided.
 func compareRounded(
-	t *testing.T, m *models.Model, cal *calibration.Calibration, ids []int32, procs []planir.Proc, layout layoutOf,
+	t *testing.T, m *models.Model, cal *calibration.Calibration, ids []int32, scheme op.Scheme, procs []planir.Proc,
+	layout layoutOf,
 ) map[string]int {
 	t.Helper()
-	p := folded(t, makePlan(t, m, procs, []int{1, 16}, 64, op.A8SQ8C, layout), m, cal)
+	p := folded(t, makePlan(t, m, procs, []int{1, 16}, 64, scheme, layout), m, cal)
 	seen := &watched{codes: map[string][][]uint8{}}
 	x := machineWith(t, m, p, cal, executor.Options{Observe: seen.observe})
 	defer x.Close()
 	got := allLogits(t, x, ids)
-	r := &rounded{t: t, m: m, cal: cal, parts: divided(p), levels: 127, codes: seen.codes}
+	r := &rounded{t: t, m: m, cal: cal, scheme: scheme, parts: divided(p), levels: 127, codes: seen.codes}
 	want := r.logits(ids)
 	if !(r.beyond < 1e-3) {
-		t.Errorf("%d processors: a code is %.3g steps from its number, want at most 0.501", len(procs), 0.5+r.beyond)
+		t.Errorf("%s on %d processors: a code is %.3g steps from its number, want at most 0.501",
+			scheme, len(procs), 0.5+r.beyond)
 	}
 	if d := maxDiff(got, want); !(d < 1e-3) {
-		t.Errorf("%d processors: logits differ by %.2g from those in float64, want at most 0.001", len(procs), d)
+		t.Errorf("%s on %d processors: logits differ by %.2g from those in float64, want at most 0.001",
+			scheme, len(procs), d)
 	}
 	return r.parts
 }

@@ -107,7 +107,7 @@ func TestStaticArchitectures(t *testing.T) {
 					t.Errorf("by %s: differs from the undivided plan by %g, want equal bits", name, d)
 				}
 			}
-			// By pairs is not among them: parts of a weight have scales of their own. TestStaticPlansRoundAsDescribed
+			// By pairs is not among them: parts of a weight have scales of their own. TestPlansRoundAsDescribed
 			// compares such a plan with what it describes.
 			exact := allLogits(t, machine(t, m, makePlan(t, m, one, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{}), ids)
 			if change := changed(base, exact); !(change > 0 && change < 0.25) { // other experts may be chosen for a few tokens
