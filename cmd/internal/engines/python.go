@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -50,6 +51,7 @@ type Python struct {
 	Version string
 	Forms   []string // that differ on this machine
 
+	stored               map[string]string // by form, which other form has the same files; a form that is not listed has its own
 	interpreter, scripts string
 	id                   string // changes with the scripts and with the version of the peer
 }
@@ -77,8 +79,9 @@ func FindPython(ctx context.Context, limits Limits, peer *PythonPeer, folder str
 		return nil, err
 	}
 	var about struct {
-		Version string   `json:"version"`
-		Forms   []string `json:"forms"`
+		Version string            `json:"version"`
+		Forms   []string          `json:"forms"`
+		Stored  map[string]string `json:"stored"`
 	}
 	if err := found.ask(ctx, limits, &about, "about", map[string]any{}); err != nil {
 		return nil, err
@@ -87,7 +90,7 @@ func FindPython(ctx context.Context, limits Limits, peer *PythonPeer, folder str
 		return nil, diag.New(diag.ClassRun, "%s: version %q with %d forms, want some", peer.Name, about.Version,
 			len(about.Forms))
 	}
-	found.Version, found.Forms = about.Version, about.Forms
+	found.Version, found.Forms, found.stored = about.Version, about.Forms, about.Stored
 	found.id = fmt.Sprintf("%.4x", sha256.Sum256([]byte(sum+" "+about.Version)))
 	return found, nil
 }
@@ -173,7 +176,7 @@ func Refused(err error) bool {
 func (p *Python) Convert(
 	ctx context.Context, limits Limits, model, dir, digest, form string, calibration [][]int,
 ) (folder string, err error) {
-	folder = filepath.Join(dir, fmt.Sprintf("%s-%s-%s-%s", digest, p.Key, form, p.id))
+	folder = filepath.Join(dir, fmt.Sprintf("%s-%s-%s-%s", digest, p.Key, cmp.Or(p.stored[form], form), p.id))
 	switch _, err = os.Stat(folder); {
 	case errors.Is(err, fs.ErrNotExist):
 		if err := p.write(ctx, limits, model, folder, form, calibration); err != nil {
@@ -182,7 +185,7 @@ func (p *Python) Convert(
 	case err != nil:
 		return "", diag.New(diag.ClassIO, "convert: %w", err)
 	}
-	prepared := filepath.Join(folder, "prepared")
+	prepared := filepath.Join(folder, "prepared-"+form)
 	if _, err := os.Stat(prepared); err == nil {
 		return folder, nil
 	}

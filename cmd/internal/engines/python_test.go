@@ -387,23 +387,24 @@ func TestConvertGoesOn(t *testing.T) {
 	if err := os.WriteFile(interpreter, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	peer := &Python{PythonPeer: PythonPeers[0], interpreter: interpreter, id: "id"}
-	convert := func() (string, error) {
-		return peer.Convert(t.Context(), Limits{Time: time.Minute}, "model", dir, "digest", "w8", nil)
+	peer := &Python{PythonPeer: PythonPeers[0], interpreter: interpreter, id: "id",
+		stored: map[string]string{"w8-f32": "w8"}}
+	convert := func(form string) (string, error) {
+		return peer.Convert(t.Context(), Limits{Time: time.Minute}, "model", dir, "digest", form, nil)
 	}
-	if _, err := convert(); err == nil || !strings.Contains(err.Error(), "prepare: python3 failed") {
+	if _, err := convert("w8"); err == nil || !strings.Contains(err.Error(), "prepare: python3 failed") {
 		t.Errorf("not prepared: %v", err)
 	}
 	if err := os.WriteFile(ready, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if folder, err := convert(); err != nil || folder != filepath.Join(dir, "digest-openvino-w8-id") {
+	for _, form := range []string{"w8", "w8", "w8-f32"} { // whose files are the same
+		if folder, err := convert(form); err != nil || folder != filepath.Join(dir, "digest-openvino-w8-id") {
 			t.Errorf("%q, %v", folder, err)
 		}
 	}
-	if text, err := os.ReadFile(log); err != nil || string(text) != "convert\nprepare\nprepare\n" {
-		t.Errorf("%v: asked for %q, want one conversion and two preparations", err, text)
+	if text, err := os.ReadFile(log); err != nil || string(text) != "convert\nprepare\nprepare\nprepare\n" {
+		t.Errorf("%v: asked for %q, want one conversion and three preparations", err, text)
 	}
 	kept := []string{"digest-openvino-w8-id", "log", "python3", "ready"}
 	for _, name := range []string{".openvino.1", ".x-Q4_0.gguf.2"} {

@@ -2,7 +2,8 @@
 
 A script is called with a command and a JSON object, and prints one JSON object:
 
-    about     {}                                                  the version, and the forms that differ here
+    about     {}                                                  the version, the forms that differ here, and of which
+                                                                  form each has the files, if not of itself
     convert   {model, out, form, tokens_file}                     the model in one form, in the folder out, and in
                                                                   weights.json the bytes that decoding a token reads
     prepare   {out, form, threads}                                what a start may use beside the model

@@ -242,7 +242,8 @@ def about():
     """Version and forms. Without bfloat16 in the processor the hint for float32 changes nothing."""
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     suffixes = ["", "-f32"] if "BF16" in capabilities else [""]
-    return {"version": VERSION, "forms": [stored + suffix for stored in STORED[1:] for suffix in suffixes]}
+    forms = {stored + suffix: stored for stored in STORED[1:] for suffix in suffixes}
+    return {"version": VERSION, "forms": list(forms), "stored": forms}
 
 
 def convert(model, out, form, tokens):
