@@ -99,21 +99,26 @@ func Run(ctx context.Context, limits Limits, program string, args ...string) (Do
 		return ended, diag.New(diag.ClassRun, "%s %w within %v and was ended%s", name, errTooLong, limits.Time,
 			tail(ended.Complaints)).WithHint("give it more time with --timeout")
 	case err != nil:
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) {
-			return ended, diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
-		}
-		last := tail(ended.Complaints)
-		if exit.ProcessState.String() == "signal: killed" { // before it could say why
-			last = ", perhaps for lack of memory"
-			if ended.PeakBytes > 0 {
-				last += fmt.Sprintf(": it held %v", unit.Bytes(ended.PeakBytes))
-			}
-		}
-		return ended, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, last).
-			WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
+		return ended, failure(err, &ended, program, args)
 	}
 	return ended, nil
+}
+
+// failure says how a program ended that did not succeed, or why it could not be started.
+func failure(err error, ended *Done, program string, args []string) error {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
+	}
+	last := tail(ended.Complaints)
+	if exit.ProcessState.String() == "signal: killed" { // before it could say why
+		last = ", perhaps for lack of memory"
+		if ended.PeakBytes > 0 {
+			last += fmt.Sprintf(": it held %v", unit.Bytes(ended.PeakBytes))
+		}
+	}
+	return diag.New(diag.ClassRun, "%s failed: %w%s", filepath.Base(program), exit, last).
+		WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
 }
 
 // Reason returns an error of an engine in one line, for a table that names the engine already: what happened, and the
