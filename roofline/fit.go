@@ -90,6 +90,11 @@ func summarise(set *record.Set) ([]sample, error) {
 		if err != nil {
 			return nil, fmt.Errorf("measurement %q: %w", measured.Key(), err)
 		}
+		if most := max(summary.High, summary.Midmean); !(most <= maxNS) { // a sum of finite times may be infinite
+			return nil, diag.New(diag.ClassInput, "measurement %q takes %.3g ns, want at most %d (104 days)",
+				measured.Key(), most, int64(maxNS)).WithCode("costs.value").
+				WithHint("take its line out of the record and measure again: hetc profile --resume")
+		}
 		// Where samples fall into two levels, the median jumps between them. The mean of the middle half does not.
 		out = append(out, sample{m: measured, ns: summary.Midmean, low: min(summary.Low, summary.Midmean),
 			high: max(summary.High, summary.Midmean)})

@@ -613,6 +613,25 @@ func TestFitRefuses(t *testing.T) {
 	if _, err := Fit(s, set); err == nil || !strings.Contains(err.Error(), `"dsp"`) {
 		t.Errorf("an unknown processor: %v", err)
 	}
+	for want, add := range map[string]func(set *record.Set){
+		"takes 1e+16 ns, want at most 9007199254740992 (104 days)": func(set *record.Set) {
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Samples: []float64{1e16}})
+		},
+		// of which the mean is infinite
+		"takes +Inf ns": func(set *record.Set) {
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Samples: []float64{1.7e308, 1.7e308}})
+		},
+		"bytes_per_ns is 1.07374e+18, want a number above 0, at most 1e+09": func(set *record.Set) {
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Samples: []float64{1}})
+			add(t, set, record.Measurement{Kind: record.Bandwidth, Proc: "cpu", Bytes: 1 << 30, Samples: []float64{1e-9}})
+		},
+	} {
+		set := record.NewSet(header(t, s))
+		add(set)
+		if _, err := Fit(s, set); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
 	if _, err := CrossValidate(s, full(t, s), 1, new(Costs)); err == nil {
 		t.Error("one fold")
 	}

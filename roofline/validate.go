@@ -24,9 +24,17 @@ const (
 // checkRate demands a positive rate per nanosecond; checkTime a time that files can hold.
 func checkRate(what string, rate float64) error {
 	if math.IsNaN(rate) || rate <= 0 || rate > maxRate {
-		return fmt.Errorf("%s is %v, want a number in 0..%g", what, rate, float64(maxRate))
+		return fmt.Errorf("%s is %v, want a number above 0, at most %g", what, rate, float64(maxRate))
 	}
 	return nil
+}
+
+// checkBandwidth is checkRate for a rate that may be unknown, which is 0.
+func checkBandwidth(what string, rate float64) error {
+	if rate == 0 {
+		return nil
+	}
+	return checkRate(what, rate)
 }
 
 // checkTime refuses times that no measurement gives: NaN, negative, or beyond maxNS.
@@ -84,7 +92,7 @@ func (p *Processor) validate(seen seenOnce) error {
 	return cmp.Or(seen.check(at), checkSource(at+": the launch", p.LaunchSource),
 		checkSource(at+": the bandwidth", p.BytesSource), checkTime(at+": launch_ns", p.LaunchNS),
 		checkTime(at+": load_ns", p.LoadNS),
-		checkTime(at+": load_ns_per_mb", p.LoadNSPerMB), checkTime(at+": bytes_per_ns", p.BytesPerNS))
+		checkTime(at+": load_ns_per_mb", p.LoadNSPerMB), checkBandwidth(at+": bytes_per_ns", p.BytesPerNS))
 }
 
 // validate checks one direction of a hand-over.
@@ -204,7 +212,8 @@ func (f *Family) validateCurve(at string, curve *Curve) error {
 		}
 		ns, low, high := point[1], point[2], point[3]
 		if ns < 1 || ns > maxNS || low < 0 || low > ns || high < ns || high > maxNS {
-			return fmt.Errorf("%s: times %v ns at M=%d, want low <= median <= high", at, point[1:], point[0])
+			return fmt.Errorf("%s: times %v ns at M=%d, want 1 <= median <= %d between low and high", at, point[1:],
+				point[0], int64(maxNS))
 		}
 	}
 	return nil
