@@ -73,6 +73,10 @@ func (t *lineTask) wideQuery(pairs []float32) []float32 {
 
 // blockOfPairs is block.
 func (t *lineTask) blockOfPairs(pos, count int) {
+	if t.once && t.whole(pos) {
+		t.wholeBlock(pos)
+		return
+	}
 	if t.few {
 		t.scoreFewPairs(pos, count)
 		t.weighFewPairs(pos, count, t.soften(pos, count))
@@ -90,6 +94,49 @@ func (t *lineTask) blockOfPairs(pos, count int) {
 		return
 	}
 	t.eachPart(pos, 0, count, count, func(row, rows, from, to int) { t.weighPairs(row, rows, from&^1, to) })
+}
+
+// whole reports whether all rows of few lines attend to all of the block at pos, uncapped, and what is ahead of it is
+// the task's own, as of most blocks of a long cache.
+func (t *lineTask) whole(pos int) bool {
+	return t.limit == 0 && pos+keyBlock <= min(t.last, t.Pos+1) && t.first(t.M-1) <= pos
+}
+
+// wholeBlock is blockOfPairs for lines that ask once where whole reports so. Memory waits for what is done between
+// kernels, so that is as little as can be.
+func (t *lineTask) wholeBlock(pos int) {
+	const ldx = 4 * keyBlock
+	from, ahead, size := pos*t.Dim, (pos+t.rows)*t.Dim, keyBlock*t.Dim
+	keys, values := t.from.k16[from:from+size], t.from.v16[from:from+size]
+	nextKeys, nextValues := mem.Bytes(t.from.k16[ahead:ahead+size]), mem.Bytes(t.from.v16[ahead:ahead+size])
+	lines, row, ldy := t.lines, 2*t.Dim, 4*t.ld
+	const turns = keyBlock / wideKeys
+	scoresWideBF16(lines, &t.scores[0], ldx, &t.keys[t.ownQueries()], &keys[0], row, t.depth, turns, &nextKeys[0], 0,
+		size/turns/t.depth*2)
+	softmaxPairs512(lines, &t.scores[0], ldx, keyBlock, t.scale, &t.state[0], 0)
+	if pos != t.start() || t.Rest.Count > 0 {
+		fadeLines256(lines, &t.sums[0], ldy, t.ld, &t.state[2])
+	}
+	piece := pieceKeys
+	if wideColumns(lines, t.Dim) == t.Dim { // they pass once
+		piece = keyBlock
+	}
+	for at := 0; at < keyBlock; at += piece {
+		for column := 0; column < t.Dim; {
+			width := wideColumns(lines, t.Dim-column)
+			next := &nextValues[at*row+2*piece*column]
+			x, y, v, k, stride := &t.scores[at/2], &t.sums[column], &values[at*t.Dim+column], piece/2, 4*width
+			switch width {
+			case 64:
+				valuesWideBF16x64(lines, y, ldy, x, ldx, k, v, row, next, 0, stride)
+			case 32:
+				valuesWideBF16x32(lines, y, ldy, x, ldx, k, v, row, next, 0, stride)
+			default:
+				valuesWideBF16x16(lines, y, ldy, x, ldx, k, v, row, next, 0, stride)
+			}
+			column += width
+		}
+	}
 }
 
 // eachPart calls weigh for neighbouring rows, whose lines fill whole groups, with those of the positions at..end-1 of a
