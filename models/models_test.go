@@ -202,6 +202,19 @@ func TestEmptyWindow(t *testing.T) {
 	}
 }
 
+// Where the factors of Llama 3 are the wrong way round, a wavelength beyond both bounds is slowed down, as in the
+// reference implementation.
+func TestLlama3FactorsTheWrongWayRound(t *testing.T) {
+	const wave = 16 // of a context of 32: 4 turns take 8 positions, one takes 32
+	base := []float32{2 * math.Pi / wave}
+	for _, c := range []struct{ low, high, want float64 }{{4, 1, 0.5}, {1, 4, 1 / 1.5}, {1, 1.5, 1}} {
+		got := llama3Frequencies(base, 2, c.low, c.high, 32)
+		if ratio := float64(got[0] / base[0]); math.Abs(ratio-c.want) > 1e-6 {
+			t.Errorf("low %v, high %v: frequencies times %v, want %v", c.low, c.high, ratio, c.want)
+		}
+	}
+}
+
 func TestConfigErrorsCarryLinesAndHints(t *testing.T) {
 	_, err := readBytes("config.json", []byte("{\n \"architectures\": [\"GPT2LMHeadModel\"]\n}"))
 	if err == nil || !strings.HasPrefix(err.Error(), "config.json:2: ") {

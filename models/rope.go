@@ -209,9 +209,9 @@ func llama3Frequencies(base []float32, factor, low, high, original float64) []fl
 	for i, frequency := range base {
 		wave := 2 * math.Pi / float64(frequency)
 		switch {
-		case wave < original/high:
-		case wave > original/low:
+		case wave > original/low: // first, as in the reference implementation, where low is not below high
 			out[i] = frequency / float32(factor)
+		case wave < original/high:
 		default:
 			smooth := float32((original/wave - low) / (high - low))
 			out[i] = float32((1-smooth)*frequency/float32(factor)) + float32(smooth*frequency)

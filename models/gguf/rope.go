@@ -192,10 +192,10 @@ func llama3Factors(theta, factor, low, high, original float64, rotary int) []flo
 		freq := 1 / math.Pow(theta, float64(2*i)/float64(rotary))
 		turns := original * freq / (2 * math.Pi) // in the original context
 		switch {
-		case turns > high:
-			out[i] = 1
 		case turns < low:
 			out[i] = float32(factor)
+		case turns > high:
+			out[i] = 1
 		default:
 			smooth := (turns - low) / (high - low)
 			out[i] = float32(1 / ((1-smooth)/factor + smooth))
