@@ -113,13 +113,14 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64, ch
 			s.leasts[key] = nil
 			return nil
 		case more != nil:
-			room.chain = append(room.chain, s.reduce(item, more))
+			room.chain = append(room.chain, s.reduce(item, more, charged.bytesOnly))
 		default:
 			room.chain = append(room.chain, s.reduced(item))
 		}
 	}
 	var cuts []shortCut
-	if s.measure() != problem.Energy { // of which side by side takes as much
+	// Branches take as much energy side by side, and hold as much.
+	if s.measure() != problem.Energy && (charged == nil || !charged.bytesOnly) {
 		in.findPaths()
 		cuts = in.shortCuts()
 	}
@@ -152,21 +153,21 @@ func (in *instance) shortCuts() (out []shortCut) {
 // reduced returns the reduced choices of an item, by the session's measure. They are made once, and kept with the item.
 func (s *pricing) reduced(posed *item) *reducedItem {
 	if posed.reduced == nil {
-		posed.reduced = s.reduce(posed, nil)
+		posed.reduced = s.reduce(posed, nil, false)
 		s.reserveItems(int64(len(posed.reduced.cost)) * reducedBytes)
 	}
 	return posed.reduced
 }
 
-// reduce makes a reduced item. more is what each choice is charged beside its cost; nil: nothing.
-func (s *pricing) reduce(posed *item, more []int64) *reducedItem {
+// reduce makes a reduced item. more is what each choice is charged beside its cost, or instead of it; nil: nothing.
+func (s *pricing) reduce(posed *item, more []int64, instead bool) *reducedItem {
 	type kind struct {
 		before, after int32
 		mask          uint64
 	}
 	merged := &reducedItem{nb: len(posed.Before), na: len(posed.After), edge: posed.EdgeNS}
 	energy := s.measure() == problem.Energy
-	if energy { // handing over takes none
+	if energy || instead { // handing over takes none
 		merged.edge = slices.Repeat([][]int64{make([]int64, merged.nb)}, len(posed.EdgeNS))
 	}
 	seen := map[kind]int{}
@@ -175,6 +176,9 @@ func (s *pricing) reduce(posed *item, more []int64) *reducedItem {
 		cost := choice.CostNS
 		if energy {
 			cost = choice.EnergyNJ
+		}
+		if instead {
+			cost = 0
 		}
 		if more != nil {
 			cost += more[i]

@@ -62,12 +62,19 @@ func (s *session) newMemoryRelaxation(bound int64) *memoryRelaxation {
 // bound is the least that a pair can cost if its packed weights take at most so many bytes. A bound that is enough
 // ends the search for a better price.
 func (m *memoryRelaxation) bound(prefill, decode assignment, bytes int64, enough float64) float64 {
-	best, known := m.at(prefill, decode, bytes, m.last)
-	free, also := m.at(prefill, decode, bytes, leastPrice-1)
-	if !known || !also {
-		return 0
+	least, known := m.at(prefill, decode, bytes, leastPrice-1)
+	if held, told := m.leastHeld(prefill, decode); told && held > bytes {
+		return math.Inf(1)
 	}
-	least := max(best, free)
+	// Without a plan to compare with no bound is enough.
+	if !known || math.IsInf(enough, 1) {
+		return least
+	}
+	best, known := m.at(prefill, decode, bytes, m.last)
+	if !known {
+		return least
+	}
+	least = max(best, least)
 	for _, step := range []int{1, -1} {
 		improved := false
 		for power := m.last + step; power >= leastPrice && power <= mostPrice && least < enough; power += step {
@@ -83,6 +90,24 @@ func (m *memoryRelaxation) bound(prefill, decode assignment, bytes int64, enough
 		}
 	}
 	return least
+}
+
+// leastHeld is what the programs of a pair hold at least of what is charged, whatever that costs; false where it cannot
+// be told.
+func (m *memoryRelaxation) leastHeld(prefill, decode assignment) (int64, bool) {
+	total := m.s.unchargedBytes(prefill, decode)
+	for i, schemes := range []assignment{prefill, decode} {
+		for _, rows := range m.s.phases[i].rows {
+			charged := &charges{of: m, prefill: prefill, decode: decode, decodes: i == 1, bytesOnly: true, byteCost: 1,
+				sharing: float64(len(m.s.phases[i].rows)), largest: rows == m.largest}
+			least, ok := m.s.leastCharged(rows, schemes, charged)
+			if !ok {
+				return 0, false
+			}
+			total += least
+		}
+	}
+	return total, true
 }
 
 // at is the relaxation at a price; below leastPrice nothing has one. It is false where a program cannot be told.
@@ -141,6 +166,7 @@ type charges struct {
 	byteCost        float64 // in the program's unit
 	sharing         float64 // programs that share the phase's weights
 	largest         bool    // the program pays for scratch
+	bytesOnly       bool    // candidates cost nothing else
 }
 
 // key tells the charges of a section's nodes apart: the price, and whether the other phase shares their formats.
@@ -149,6 +175,9 @@ func (c *charges) key(sec *lower.Section) string {
 		return ""
 	}
 	key := fmt.Sprintf(" at %g", c.byteCost)
+	if c.bytesOnly {
+		key = " held"
+	}
 	if c.largest {
 		key += " with scratch"
 	}

@@ -59,6 +59,10 @@ func TestMemoryRelaxationIsABound(t *testing.T) {
 					}
 					total := planir.MemoryOf(plan).Total
 					relaxed := s.newMemoryRelaxation(total)
+					held, ok := relaxed.leastHeld(prefill, decode)
+					if !ok || held > total-rest || held <= 0 {
+						t.Errorf("%d bytes at least beside %d, and a plan holds %d", held, rest, total)
+					}
 					least, cost := relaxed.bound(prefill, decode, total-rest, 1e300), s.objective(plan)
 					if least > cost*(1+1e-9) {
 						t.Errorf("seed %d, least %s, %v: bound %v within %d bytes, and a plan takes %v", seed, goal,
