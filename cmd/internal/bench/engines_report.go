@@ -89,8 +89,8 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 		out.text("The time did not suffice for %d rounds.", b.Rounds)
 	}
 	if b.MaxOthers > 0 {
-		out.text("%d of them ran while other programs used more than %.2f cores; %d more were repeated for that reason.",
-			result.Disturbed, b.MaxOthers, result.Repeated)
+		out.text("%d of them ran while other programs used more than %.2f cores; %d more were repeated for that "+
+			"reason.", result.Disturbed, b.MaxOthers, result.Repeated)
 	} else {
 		out.text("Whether other programs were at work meanwhile was not observed.")
 	}
