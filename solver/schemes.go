@@ -61,6 +61,7 @@ const (
 	maxAssignments = 1 << 19 // of a phase
 	maxPairs       = 1 << 22 // of assignments that are looked at
 	maxTried       = 4096    // pairs that are solved
+	maxFruitless   = 256     // pairs in a row that are solved within a bound of memory, and are no better
 )
 
 // uniform returns one scheme for every class.

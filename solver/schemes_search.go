@@ -101,12 +101,14 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 	best := searchResult{ns: below, open: math.Inf(1)}
 	status := problem.Optimal
 	seen, tried := 0, 0 // pairs that were taken out, and those of them that were admitted
+	fruitless := 0      // tried since the best one
 	for {
 		next, ok := q.pop()
 		if !ok || next.bound >= best.ns {
 			break
 		}
-		if seen++; seen > maxPairs || tried > maxTried || s.budget.exceededBy(0) {
+		ended := tried > maxTried || admits != nil && fruitless > maxFruitless
+		if seen++; seen > maxPairs || ended || s.budget.exceededBy(0) {
 			status, best.open = problem.Feasible, next.bound
 			break
 		}
@@ -121,6 +123,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 			continue
 		}
 		tried++
+		fruitless++
 		s.searching(tried, next.bound, best.ns)
 		ns, ok, err := try(prefill, decode)
 		if err != nil {
@@ -128,6 +131,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		}
 		if ok && ns < best.ns {
 			best.prefill, best.decode, best.ns = prefill, decode, ns
+			fruitless = 0
 			q.below = ns
 		}
 	}

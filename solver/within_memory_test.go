@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -110,5 +112,24 @@ func TestMemoryBoundTriesFewPairs(t *testing.T) {
 	}
 	if gap := float64(schemes.ObjectiveNS-schemes.BoundNS) / float64(schemes.ObjectiveNS); gap > 0.15 {
 		t.Errorf("%+v: gap %.2f", schemes, gap)
+	}
+}
+
+// A search within a bound of memory ends where many pairs in a row give nothing.
+func TestFruitlessSearchEnds(t *testing.T) {
+	in := boundedCase(t, 0, problem.Time)
+	s := prepared(t, in)
+	tried := 0
+	found, err := s.search(t.Context(), math.Inf(1), func(prefill, decode assignment) bool { return true },
+		func(prefill, decode assignment) (float64, bool, error) {
+			tried++
+			return 1e9, tried == 3, nil
+		})
+	if err != nil || tried != 3+maxFruitless+1 {
+		t.Fatalf("%d pairs are tried: %v", tried, err)
+	}
+	if found.decode == nil || found.report.Status != string(problem.Feasible) || math.IsInf(found.open, 1) ||
+		found.report.BoundNS > price.Whole(found.open) {
+		t.Errorf("%+v, %+v", found, found.report)
 	}
 }
