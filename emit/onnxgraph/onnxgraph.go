@@ -57,17 +57,11 @@ func New(graph *op.Graph, types func(v op.Value, output bool) (onnx.Type, error)
 	}
 	// Inputs are the values' first tensors; outputs are those of their last writers.
 	for _, v := range graph.Inputs {
-		if w.Now[v.Name] != "" {
-			return nil, diag.New(diag.ClassInput, "input %q is listed twice", v.Name)
-		}
 		if err := declare(&w.Model.Graph.Inputs, w.Now, "i", v, false); err != nil {
 			return nil, err
 		}
 	}
 	for _, v := range graph.Outputs {
-		if w.Outputs[v.Name] != "" {
-			return nil, diag.New(diag.ClassInput, "output %q is listed twice", v.Name)
-		}
 		if _, written := w.Last[v.Name]; !written {
 			return nil, diag.New(diag.ClassInput, "output %q is an input that no node writes", v.Name)
 		}
