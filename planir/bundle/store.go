@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
@@ -149,20 +150,17 @@ func (s *fileStore) padding(from, to int64) error {
 	}
 	kept := buffers.Get().(*[sumBytes]byte)
 	defer buffers.Put(kept)
-	for buf := kept[:0]; from < to; from += int64(len(buf)) {
-		buf = kept[:min(to-from, pageAlign)]
+	for from < to {
+		buf := kept[:min(to-from, pageAlign)]
 		if err := readAt(stepLayout, s.file, buf, from); err != nil {
 			return err
 		}
-		if zeros(buf) {
-			continue
+		if !zeros(buf) {
+			i := slices.IndexFunc(buf, func(got byte) bool { return got != 0 })
+			return refuse(stepLayout, "padding byte at offset %d is %#02x, want 0", from+int64(i), buf[i]).
+				hint("the file was damaged or changed; fetch it again")
 		}
-		for i, got := range buf {
-			if got != 0 {
-				return refuse(stepLayout, "padding byte at offset %d is %#02x, want 0", from+int64(i), got).
-					hint("the file was damaged or changed; fetch it again")
-			}
-		}
+		from += int64(len(buf))
 	}
 	return nil
 }

@@ -456,11 +456,11 @@ func (b *enginesBench) model(
 			measured.Plans = append(measured.Plans, limited)
 		}
 	}
-	before := b.stream(ctx, dir)
+	measured.StreamGBps = b.stream(ctx, dir)
 	if measured.Match, err = b.play(ctx, dir, &measured, peers); err != nil {
 		return measured, err
 	}
-	measured.StreamGBps = append(before, b.stream(ctx, dir)...)
+	measured.StreamGBps = append(measured.StreamGBps, b.stream(ctx, dir)...)
 	if len(measured.Match.Ratios) == 0 {
 		return measured, diag.New(diag.ClassRun, "no other engine was measured; see why above")
 	}
