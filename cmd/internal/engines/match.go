@@ -105,8 +105,11 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 		}
 		result.Rounds++
 		m.Note("round %d of %d: %v", round+1, m.Rounds, time.Since(start).Round(time.Second))
-		if result.Rounds == trialRounds {
-			drop(result.Series)
+		switch result.Rounds {
+		case 1:
+			drop(result.Series, clearly)
+		case trialRounds:
+			drop(result.Series, 1)
 		}
 	}
 	result.Seconds = time.Since(began).Seconds()
@@ -165,18 +168,22 @@ func (m *Match) fail(result *Result, failed *Series, err error) {
 	}
 }
 
-// trialRounds is after how many rounds forms that cannot win any more are dropped.
-const trialRounds = 2
+// Forms that cannot win any more are dropped after trialRounds, and after the first round those that are slower than
+// another one by the factor clearly. Between two rounds the machine itself may get faster by a half at most.
+const (
+	trialRounds = 2
+	clearly     = 1.5
+)
 
-// drop leaves out forms of an engine whose every process was slower on a task than every process of another
+// drop leaves out forms of an engine whose every process was slower on a task, by a factor, than every process of another
 // form of the same engine: a ratio is to the fastest form alone. hetc's forms all stay.
-func drop(all []Series) {
+func drop(all []Series, factor float64) {
 	for i := range all {
 		own := &all[i]
 		for j := range all {
 			other := &all[j]
 			if own.Engine != "hetc" && other.Engine == own.Engine && other.Task == own.Task &&
-				own.Failed == "" && other.Failed == "" && fastest(own) < slowest(other) {
+				own.Failed == "" && other.Failed == "" && factor*fastest(own) < slowest(other) {
 				own.Dropped = true
 			}
 		}

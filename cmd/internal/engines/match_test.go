@@ -73,7 +73,7 @@ func play(t *testing.T, m *Match) (*Result, []string) {
 }
 
 // The fastest form of each task is compared with, round by round; forms that were slower throughout are measured
-// no further.
+// no further, and those that take twice as long are measured once (TestMatchBudgetWithoutDropped).
 func TestMatch(t *testing.T) {
 	m := &Match{Rounds: 6, Seed: 3, Engines: []Engine{
 		&scripted{name: "hetc", form: "a", seconds: fixed("0.5", "0.5")},
@@ -81,7 +81,7 @@ func TestMatch(t *testing.T) {
 		&scripted{name: "peer", form: "Q4", seconds: fixed("2", "2")},
 		&scripted{name: "peer", form: "Q8", seconds: func(task Task, n int) string { // better at prefill from the second process on
 			if task.Prompt > 0 {
-				return []string{"3", "1", "1", "1", "1", "1", "1", "1"}[n-1]
+				return []string{"2.8", "1", "1", "1", "1", "1", "1", "1"}[n-1]
 			}
 			return "2.5"
 		}},
@@ -109,7 +109,7 @@ func TestMatch(t *testing.T) {
 			t.Errorf("ratio %d: %+v, want %+v", i, x, want)
 		}
 	}
-	if low := r.Ratios[0].Summary; low.Low != 2 || low.High != 6 || low.Coverage < 0.95 { // in one of six rounds it was 6
+	if low := r.Ratios[0].Summary; low.Low != 2 || low.High != 5.6 || low.Coverage < 0.95 { // in one of six rounds it was 5.6
 		t.Errorf("interval %v..%v covers %v", low.Low, low.High, low.Coverage)
 	}
 	// All forms of a task in a row, once each in every round, and not always in the same order.
@@ -156,9 +156,8 @@ func TestMatchBudgetWithoutDropped(t *testing.T) {
 	m := &Match{Rounds: 6, Seed: 1, Budget: 2600 * time.Millisecond, Tasks: []Task{{Depth: 1, Gen: 1, Reps: 1}},
 		Engines: []Engine{&scripted{name: "hetc", form: "a", seconds: fixed("", "1")},
 			&scripted{name: "peer", form: "Q4", seconds: fixed("", "2")}, &scripted{name: "peer", form: "Q8", seconds: slow}}}
-	if r, _ := play(t, m); r.Rounds <= trialRounds || len(r.Series[2].Samples) != trialRounds {
-		t.Errorf("%d rounds, %d of the slow form: want more than %d and %d", r.Rounds, len(r.Series[2].Samples), trialRounds,
-			trialRounds)
+	if r, _ := play(t, m); r.Rounds <= trialRounds || len(r.Series[2].Samples) != 1 {
+		t.Errorf("%d rounds, %d of the slow form: want more than %d and 1", r.Rounds, len(r.Series[2].Samples), trialRounds)
 	}
 }
 
