@@ -27,8 +27,9 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/runtime/driver/host"
-	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -456,11 +457,11 @@ func (b *enginesBench) model(
 			measured.Plans = append(measured.Plans, limited)
 		}
 	}
-	measured.StreamGBps = b.stream(ctx, dir)
+	measured.StreamGBps = b.stream(ctx)
 	if measured.Match, err = b.play(ctx, dir, &measured, peers); err != nil {
 		return measured, err
 	}
-	measured.StreamGBps = append(measured.StreamGBps, b.stream(ctx, dir)...)
+	measured.StreamGBps = append(measured.StreamGBps, b.stream(ctx)...)
 	if len(measured.Match.Ratios) == 0 {
 		return measured, diag.New(diag.ClassRun, "no other engine was measured; see why above")
 	}
@@ -503,44 +504,27 @@ func (b *enginesBench) play(ctx context.Context, dir string, measured *EnginesMo
 	return match.Play(ctx)
 }
 
-// stream returns what the cores read together now, as hetc probe measures it; empty where that is not known.
-func (b *enginesBench) stream(ctx context.Context, dir string) []float64 {
-	file := filepath.Join(dir, "stream.yaml")
-	if err := b.step(ctx, "probe", "--force", "-o", file); err != nil {
-		b.s.Warnf("the bandwidth of the cores is not known: %v", err)
-		return nil
-	}
-	soc, err := socs.Open(file)
+// streamReadings is how many readings of memory count before the rounds and after them.
+const streamReadings = 15
+
+// stream returns how fast the cores read memory together now; empty where that is not known.
+func (b *enginesBench) stream(ctx context.Context) []float64 {
+	stream, err := profiler.OpenStream(ctx, host.New(), b.Cores, 0)
 	if err != nil {
 		b.s.Warnf("the bandwidth of the cores is not known: %v", err)
 		return nil
 	}
-	if rate, ok := streamOf(soc, b.Cores); ok {
-		return []float64{rate}
-	}
-	return nil
-}
-
-// streamOf returns the bandwidth that cores reach together on a SoC: that of one processor or of several.
-func streamOf(soc *socs.SoC, cores []int) (gbps float64, ok bool) {
-	sets := [][]string{}
-	for i := range soc.Processors {
-		sets = append(sets, []string{soc.Processors[i].Name})
-	}
-	for _, joint := range soc.Joint {
-		sets = append(sets, joint.Processors)
-	}
-	for _, names := range sets {
-		var have []int
-		for _, name := range names {
-			have = append(have, soc.Processor(name).Cores...)
+	defer stream.Close()
+	var readings []float64
+	for range streamReadings {
+		now, err := stream.GBps(ctx)
+		if err != nil {
+			b.s.Warnf("the bandwidth of the cores is not known: %v", err)
+			return nil
 		}
-		slices.Sort(have)
-		if slices.Equal(have, slices.Sorted(slices.Values(cores))) {
-			return soc.JointGBps(names...)
-		}
+		readings = append(readings, now)
 	}
-	return 0, false
+	return []float64{stat.Median(readings)}
 }
 
 // floatType returns the float type in which a model's matrices are stored, "" if they are quantised.

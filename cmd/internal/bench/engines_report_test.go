@@ -11,7 +11,6 @@ import (
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/profiler/stat"
-	"github.com/hetc/hetc/socs"
 )
 
 // A peak that the system did not tell is no divisor, and no zero.
@@ -54,21 +53,8 @@ func TestHardest(t *testing.T) {
 	}
 }
 
-// What all cores read together is that of the processor that has them, or of processors that have them together.
-func TestStreamOf(t *testing.T) {
-	soc := &socs.SoC{
-		Processors: []socs.Processor{{Name: "host:0", Cores: []int{0}, BandwidthGBps: 30},
-			{Name: "host:1", Cores: []int{1}, BandwidthGBps: 31}},
-		Joint: []socs.Joint{{Processors: []string{"host:0", "host:1"}, BandwidthGBps: 50}},
-	}
-	for _, c := range []struct {
-		cores []int
-		want  float64
-	}{{[]int{0}, 30}, {[]int{1, 0}, 50}, {[]int{2}, 0}} {
-		if got, ok := streamOf(soc, c.cores); got != c.want || ok != (c.want > 0) {
-			t.Errorf("cores %v: got %v, %v, want %v", c.cores, got, ok, c.want)
-		}
-	}
+// A form's share of the joint stream is what decoding reads of weights, and other tasks have none.
+func TestShareOf(t *testing.T) {
 	decode := engines.Task{Depth: 8, Gen: 2, Reps: 1}
 	series := &engines.Series{Task: decode, WeightBytes: 500e6, Summary: stat.Summary{N: 1, Median: 80}}
 	if got := shareOf(50, series); got != "80 %" {

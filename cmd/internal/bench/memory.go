@@ -3,18 +3,19 @@ package bench
 import (
 	"context"
 
-	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 )
 
 // memoryWatch reads memory before every round. Decoding is bound by it, so that a prediction is only as good as memory
 // is as fast as it was when the SoC was probed and profiled.
 type memoryWatch struct {
-	stream *profiler.Stream // nil: nothing is watched
-	gbps   []float64
+	processor *socs.Processor  // whose cores read
+	stream    *profiler.Stream // nil: nothing is watched
+	gbps      []float64
 }
 
 // memoryReport is what a watch saw.
@@ -24,10 +25,22 @@ type memoryReport struct {
 	GBps       stat.Summary `json:"gbps"` // of the rounds
 }
 
-// openMemoryWatch allocates what is read.
+// openMemoryWatch allocates what the processor of this machine with the most cores reads. Of a simulated SoC nothing is
+// watched.
 func openMemoryWatch(ctx context.Context, soc *socs.SoC) (*memoryWatch, error) {
-	stream, err := profiler.OpenStream(ctx, soc, bindings.Drivers(soc))
-	return &memoryWatch{stream: stream}, err
+	watch := &memoryWatch{}
+	for i := range soc.Processors {
+		proc := &soc.Processors[i]
+		if proc.Driver == host.Name && (watch.processor == nil || len(proc.Cores) > len(watch.processor.Cores)) {
+			watch.processor = proc
+		}
+	}
+	if watch.processor == nil {
+		return watch, nil
+	}
+	var err error
+	watch.stream, err = profiler.OpenStream(ctx, host.New(), watch.processor.Cores, soc.LastCacheBytes())
+	return watch, err
 }
 
 // look reads memory once.
@@ -50,9 +63,9 @@ func (w *memoryWatch) show(ui *cli.Streams) (*memoryReport, error) {
 		return nil, err
 	}
 	ui.Printf("\nmemory before the rounds, read by %s: %.1f GB/s (%.1f..%.1f); when the SoC was probed: %.1f. What "+
-		"reads\nmemory, as decoding does, takes longer by that.\n", w.stream.Processor, summary.Median, summary.Low,
-		summary.High, w.stream.ProbedGBps)
-	return &memoryReport{w.stream.Processor, w.stream.ProbedGBps, summary}, nil
+		"reads\nmemory, as decoding does, takes longer by that.\n", w.processor.Name, summary.Median, summary.Low,
+		summary.High, w.processor.BandwidthGBps)
+	return &memoryReport{w.processor.Name, w.processor.BandwidthGBps, summary}, nil
 }
 
 // close frees the memory.
