@@ -41,7 +41,7 @@ func OpenStream(ctx context.Context, from driver.Driver, cores []int, lastCacheB
 	return out, nil
 }
 
-// GBps reads for some ten milliseconds.
+// GBps reads for some 40 ms and returns the median rate in 1e9 bytes a second.
 func (s *Stream) GBps(ctx context.Context) (float64, error) {
 	rate, err := rates(ctx, s.cores, nil, streamSamples, streamWindow, reading(s.region.Bytes(), len(s.cores), s.read))
 	if err != nil {

@@ -59,7 +59,7 @@ func (s *session) newMemoryRelaxation(bound int64) *memoryRelaxation {
 	return out
 }
 
-// bound is the least that a pair can cost if its packed weights take at most so many bytes. A bound that is enough
+// bound returns the least that a pair can cost if its packed weights take at most so many bytes. A bound that is enough
 // ends the search for a better price.
 func (m *memoryRelaxation) bound(prefill, decode assignment, bytes int64, enough float64) float64 {
 	least, known := m.at(prefill, decode, bytes, leastPrice-1)
@@ -92,8 +92,8 @@ func (m *memoryRelaxation) bound(prefill, decode assignment, bytes int64, enough
 	return least
 }
 
-// leastHeld is what the programs of a pair hold at least of what is charged, whatever that costs; false where it cannot
-// be told.
+// leastHeld returns the least bytes of what is charged that the programs of a pair hold, whatever that costs; false
+// where they are not known.
 func (m *memoryRelaxation) leastHeld(prefill, decode assignment) (int64, bool) {
 	total := m.s.unchargedBytes(prefill, decode)
 	for i, schemes := range []assignment{prefill, decode} {
@@ -110,7 +110,8 @@ func (m *memoryRelaxation) leastHeld(prefill, decode assignment) (int64, bool) {
 	return total, true
 }
 
-// at is the relaxation at a price; below leastPrice nothing has one. It is false where a program cannot be told.
+// at returns the relaxation at a price; below leastPrice bytes cost nothing. It returns false where the least of a
+// program is not known.
 func (m *memoryRelaxation) at(prefill, decode assignment, bytes int64, power int) (float64, bool) {
 	byteCost := 0.0
 	if power >= leastPrice {
@@ -143,7 +144,7 @@ func (m *memoryRelaxation) at(prefill, decode assignment, bytes int64, power int
 	return total, true
 }
 
-// unchargedBytes is what classes of experts take at least: a plan may hold only those that have slots.
+// unchargedBytes returns the least bytes of the classes of experts: a plan may hold only those that have slots.
 func (s *schemeChoice) unchargedBytes(prefill, decode assignment) (total int64) {
 	for i := range s.classes {
 		class := &s.classes[i]
@@ -162,7 +163,7 @@ func (s *schemeChoice) unchargedBytes(prefill, decode assignment) (total int64) 
 type charges struct {
 	of              *memoryRelaxation
 	prefill, decode assignment
-	decodes         bool    // the program does
+	decodes         bool    // the program is one of decode
 	byteCost        float64 // in the program's unit
 	sharing         float64 // programs that share the phase's weights
 	largest         bool    // the program pays for scratch
@@ -194,7 +195,7 @@ func (c *charges) shared(class int) bool {
 	return c.prefill[class].Weight() == c.decode[class].Weight()
 }
 
-// ofNode are the charges of a node's candidates for one execution, rounded down; nil: none.
+// ofNode returns the charges of a node's candidates for one execution, rounded down; nil: none.
 func (c *charges) ofNode(st *price.Section, node int, list []price.Candidate) ([]int64, error) {
 	if c == nil || c.byteCost == 0 {
 		return nil, nil
@@ -230,7 +231,7 @@ func (c *charges) ofNode(st *price.Section, node int, list []price.Candidate) ([
 	return out, nil
 }
 
-// heldBytes is what the candidates of a node hold.
+// heldBytes returns what the candidates of a node hold.
 func (m *memoryRelaxation) heldBytes(st *price.Section, node int, list []price.Candidate) (*heldBytes, error) {
 	key := keyOfNode(st.Rows, &st.Nodes[node])
 	known := m.held[key]
@@ -261,7 +262,7 @@ func (m *memoryRelaxation) heldBytes(st *price.Section, node int, list []price.C
 	return out, nil
 }
 
-// packedBytes is what a candidate reads of its class's weight in one layer: in the copy that the control processor
+// packedBytes returns what a candidate reads of its class's weight in one layer: in the copy that the control processor
 // reads, and in all others.
 func (m *memoryRelaxation) packedBytes(st *price.Section, node int, candidate *price.Candidate,
 	steps []need) (host, others float64) {

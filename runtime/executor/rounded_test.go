@@ -560,7 +560,7 @@ func TestPlansRoundAsDescribed(t *testing.T) {
 			}
 			defer m.Close()
 			if m.Experts > 0 {
-				return // one code may have a row choose other experts
+				t.Skip("a code that is rounded otherwise may have a row choose other experts")
 			}
 			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33].ids
 			cal := ranged(t, m, a, ids)

@@ -10,8 +10,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// memoryWatch reads memory before every round. Decoding is bound by it, so that a prediction is only as good as memory
-// is as fast as it was when the SoC was probed and profiled.
+// memoryWatch reads memory before every round. Decoding waits for memory, so its prediction holds only while memory is as
+// fast as it was when the SoC was probed and profiled.
 type memoryWatch struct {
 	processor *socs.Processor  // whose cores read
 	stream    *profiler.Stream // nil: nothing is watched
@@ -62,9 +62,9 @@ func (w *memoryWatch) show(ui *cli.Streams) (*memoryReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	ui.Printf("\nmemory before the rounds, read by %s: %.1f GB/s (%.1f..%.1f); when the SoC was probed: %.1f. What "+
-		"reads\nmemory, as decoding does, takes longer by that.\n", w.processor.Name, summary.Median, summary.Low,
-		summary.High, w.processor.BandwidthGBps)
+	ui.Printf("\nmemory before the rounds, read by %s: %.1f GB/s (%.1f..%.1f); when the SoC was probed: %.1f. Decoding "+
+		"takes\nthat much more or less time than predicted, where it waits for memory.\n", w.processor.Name,
+		summary.Median, summary.Low, summary.High, w.processor.BandwidthGBps)
 	return &memoryReport{w.processor.Name, w.processor.BandwidthGBps, summary}, nil
 }
 
