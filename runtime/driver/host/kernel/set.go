@@ -301,9 +301,9 @@ func ByName(name string) (*Set, error) {
 		return Best(), nil
 	}
 	var names []string
-	what := "is not available on this machine"
-	if reason := lacking(name); reason != "" {
-		what += ": " + reason
+	what, class := "is not available on this machine", diag.ClassUsage
+	if reason := lacking(name); reason != "" { // the name is right: a plan may have it, which was made elsewhere
+		what, class = what+": "+reason, diag.ClassUnavailable
 	}
 	for _, set := range Sets() {
 		if set.Name == name {
@@ -311,6 +311,6 @@ func ByName(name string) (*Set, error) {
 		}
 		names = append(names, set.Name)
 	}
-	return nil, diag.New(diag.ClassUsage, "select host kernels: %q%s %s", name, from, what).
+	return nil, diag.New(class, "select host kernels: %q%s %s", name, from, what).
 		WithHint("%s", fmt.Sprintf("available: %s", strings.Join(names, ", ")))
 }
