@@ -39,6 +39,8 @@ type fake struct {
 	prepacks bool            // loading copies weights
 	loaded   map[string]int  // by operator: executables
 	weights  map[string]bool // first bytes of weights, by operator
+
+	readers map[*byte]string // processors by the weights that they read, where that is recorded
 }
 
 func (f *fake) Name() string { return "fake" }
@@ -121,6 +123,13 @@ func (p *fakeProcessor) Load(_ context.Context, a driver.Artifact, w driver.Weig
 	if p.f.loaded != nil {
 		p.f.loaded[o.Key()]++
 		p.f.weights[fmt.Sprintf("%s %x", o.Key(), w[0].Bytes[:2])] = true
+	}
+	if p.f.readers != nil {
+		at := &w[0].Bytes[0]
+		if other, ok := p.f.readers[at]; ok && other != p.name {
+			return nil, fmt.Errorf("processors %q and %q read the same weights", other, p.name)
+		}
+		p.f.readers[at] = p.name
 	}
 	if p.counts[o.Key()] == nil {
 		p.counts[o.Key()] = new(int)

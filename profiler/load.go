@@ -15,8 +15,9 @@ const maxCopies = 1024
 // loadedOp is an operator that is ready to run on a lane: one executable per copy of its weights, and
 // bindings that rotate through the copies.
 type loadedOp struct {
-	lane *lane
-	op   op.Op
+	lane   *lane
+	op     op.Op
+	beside company
 	// exes and binds correspond: each execution uses the pair at next, and moves on.
 	exes   []driver.Executable
 	binds  []driver.Bindings
@@ -43,15 +44,21 @@ const (
 func (r *runner) loadOp(
 	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64,
 ) (*loadedOp, error) {
-	return r.loadOpFor(ctx, lane, operator, layout, footprint, false)
+	return r.loadBeside(ctx, lane, operator, layout, footprint, alone)
 }
 
-// loadOpFor is newLoad for an operator that runs side by side with others (company) or alone.
-func (r *runner) loadOpFor(
-	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, company bool,
+// company is how many operators are measured side by side, and the number of one of them. Each has weights and caches of
+// its own: it would find what another one has just read in a cache that their cores share.
+type company struct{ number, operators int }
+
+var alone = company{number: 0, operators: 1}
+
+// loadBeside is loadOp for one of a company, whose operators share the footprint.
+func (r *runner) loadBeside(
+	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, beside company,
 ) (*loadedOp, error) {
-	ld := &loadedOp{lane: lane, op: operator}
-	if err := r.loadCopies(ctx, ld, layout, footprint, company); err != nil {
+	ld := &loadedOp{lane: lane, op: operator, beside: beside}
+	if err := r.loadCopies(ctx, ld, layout, footprint); err != nil {
 		ld.close(ctx)
 		return nil, err
 	}
@@ -60,7 +67,7 @@ func (r *runner) loadOpFor(
 }
 
 // loadCopies lays out the operands and loads every copy.
-func (r *runner) loadCopies(ctx context.Context, ld *loadedOp, layout string, footprint int64, company bool) error {
+func (r *runner) loadCopies(ctx context.Context, ld *loadedOp, layout string, footprint int64) error {
 	lane := ld.lane
 	graph := op.Single(ld.op, layout)
 	if err := lane.caps.Supports(ld.op); err != nil {
@@ -75,7 +82,7 @@ func (r *runner) loadCopies(ctx context.Context, ld *loadedOp, layout string, fo
 	if err != nil {
 		return err
 	}
-	if copies, err = r.reduceCopies(ld, copies, footprint, company); err != nil {
+	if copies, err = r.reduceCopies(ld, copies, footprint); err != nil {
 		return err
 	}
 	views, caches, err := r.bindings(ld, &graph, footprint)
@@ -160,11 +167,11 @@ func (ld *loadedOp) weightsOfCopy(weights driver.Weights, at int64, number int) 
 // reduceCopies reduces the number of copies if a processor stores a copy of its own of each. An operator that is
 // measured alone then reads other memory between passes, which evicts the copies from the caches. Beside other
 // processors that would disturb them, so more copies are kept instead.
-func (r *runner) reduceCopies(ld *loadedOp, copies []int64, footprint int64, company bool) ([]int64, error) {
+func (r *runner) reduceCopies(ld *loadedOp, copies []int64, footprint int64) ([]int64, error) {
 	if !ld.lane.caps.Prepacks || len(copies) <= fewCopies {
 		return copies, nil
 	}
-	if company {
+	if ld.beside != alone {
 		return evenlySpaced(copies, someCopies), nil
 	}
 	evict, err := r.stream()
@@ -234,7 +241,7 @@ func (r *runner) weights(ld *loadedOp, graph *op.Graph, footprint int64) (driver
 		if ld.op.Kind == op.Estimate || ld.op.Kind == op.Select {
 			st, bytes, err = r.stores.heads(ld.op)
 		} else {
-			st, bytes, err = r.stores.weights(spec, cold)
+			st, bytes, err = r.stores.weights(spec, cold, ld.beside.operators)
 		}
 		if err != nil {
 			return nil, nil, err
@@ -246,7 +253,7 @@ func (r *runner) weights(ld *loadedOp, graph *op.Graph, footprint int64) (driver
 		}
 		out = append(out, packed)
 		if cold > 0 {
-			copies = st.slots(bytes, cold, max(1, maxCopies/choices(ld.op)))
+			copies = st.slots(bytes, cold, max(1, maxCopies/choices(ld.op)), ld.beside)
 		}
 	}
 	return out, copies, nil
@@ -338,14 +345,14 @@ func (r *runner) caches(ld *loadedOp, binds *driver.Bindings, footprint int64) (
 		return nil, diag.New(diag.ClassInput, "cache of %s has %d bytes, want at most %d",
 			operator.Key(), each, int64(maxActivation))
 	}
-	st, err := r.stores.cache(operator.KV, max(2*each, footprint))
+	st, err := r.stores.cache(operator.KV, max(2*each*int64(ld.beside.operators), footprint))
 	if err != nil {
 		return nil, err
 	}
 	ld.stores = append(ld.stores, st)
 	offsets := []int64{0}
 	if footprint > 0 {
-		offsets = st.slots(2*each, footprint, maxCopies)
+		offsets = st.slots(2*each, footprint, maxCopies, ld.beside)
 	}
 	for _, at := range offsets {
 		element, cols := operator.KV.CacheRow(operator.HeadDim)

@@ -296,8 +296,8 @@ func (s *stores) close() {
 }
 
 // weights returns a store of packed weights like spec, and the size in bytes of one weight with all
-// its experts. The store has at least footprint bytes and holds at least one weight.
-func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, error) {
+// its experts. The store has at least footprint bytes and holds at least one weight for each of the operators.
+func (s *stores) weights(spec op.WeightSpec, footprint int64, operators int) (*store, int64, error) {
 	bytes, err := pack.Bytes(spec)
 	if err != nil {
 		return nil, 0, err
@@ -327,7 +327,11 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 		name += " " + spec.Name
 	}
 	name += fmt.Sprintf(" %d", unit)
-	st, err := s.get(name, op.RoundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
+	least := bytes
+	if operators > 1 {
+		least = int64(operators) * op.RoundUp(bytes, lcm64(unit))
+	}
+	st, err := s.get(name, op.RoundUp(max(least, footprint), unit), unit, func() ([]byte, error) {
 		elements, err := pack.Bytes(one)
 		if err != nil {
 			return nil, err
@@ -404,19 +408,24 @@ func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
 	})
 }
 
-// slots returns offsets of copies of the given bytes that do not overlap: as many as fit into
-// footprint, at most most, evenly spaced.
-func (st *store) slots(bytes, footprint int64, most int) []int64 {
-	size := min(int64(len(st.region.Bytes())), max(footprint, bytes))
-	step := op.RoundUp(max(bytes, 64), lcm64(st.unit))
+// slots returns offsets of copies of the given bytes that do not overlap: as many as fit into the footprint, at most
+// most, evenly spaced. Operators side by side divide the store and the footprint.
+func (st *store) slots(bytes, footprint int64, most int, beside company) []int64 {
+	align := lcm64(st.unit)
+	operators := int64(beside.operators)
+	share := int64(len(st.region.Bytes())) / operators / align * align
+	first := int64(beside.number) * share
+	size := min(share, max(footprint/operators, bytes))
+
+	step := op.RoundUp(max(bytes, 64), align)
 	count := int(min(size/step, int64(most)))
 	if count < 1 {
-		return []int64{0}
+		return []int64{first}
 	}
-	step = size / int64(count) / lcm64(st.unit) * lcm64(st.unit)
+	step = size / int64(count) / align * align
 	out := make([]int64, count)
 	for i := range out {
-		out[i] = int64(i) * step
+		out[i] = first + int64(i)*step
 	}
 	return out
 }

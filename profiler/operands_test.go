@@ -30,11 +30,11 @@ func TestEveryCopyIsAWeight(t *testing.T) {
 	} {
 		spec.Name = "w"
 		const footprint = 1 << 20
-		st, size, err := s.weights(spec, footprint)
+		st, size, err := s.weights(spec, footprint, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		offsets := st.slots(size, footprint, 1000)
+		offsets := st.slots(size, footprint, 1000, alone)
 		if want := min(1000, int(footprint/(size+64*st.unit))); len(offsets) < want {
 			t.Errorf("%+v: %d copies, want at least %d", spec, len(offsets), want)
 		}
@@ -136,5 +136,33 @@ func TestRound(t *testing.T) {
 		if got := round(x, 4); got != want {
 			t.Errorf("round(%g) = %g, want %g", x, got, want)
 		}
+	}
+}
+
+// TestCompanyHasWeightsOfItsOwn places weights of different sizes for operators that run side by side. None may read
+// what another one reads.
+func TestCompanyHasWeightsOfItsOwn(t *testing.T) {
+	for _, footprint := range []int64{1 << 20, 100, 12345} {
+		s := &stores{seed: 1, limit: 1 << 30, all: map[string]*store{}}
+		used := map[*store][][2]int64{} // of operators before
+		for number, n := range []int{70, 33, 640} {
+			spec := op.WeightSpec{Name: "w", K: 96, N: n, Scheme: "q8c", Layout: pack.N32}
+			st, size, err := s.weights(spec, footprint, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			offsets := st.slots(size, footprint, 1000, company{number, 3})
+			first, end := offsets[0], offsets[len(offsets)-1]+size
+			if end > int64(len(st.region.Bytes())) {
+				t.Errorf("footprint %d: operator %d reads to byte %d of %d", footprint, number, end, len(st.region.Bytes()))
+			}
+			for _, other := range used[st] {
+				if first < other[1] && other[0] < end {
+					t.Errorf("footprint %d: operator %d reads bytes %d..%d, another one %v", footprint, number, first, end, other)
+				}
+			}
+			used[st] = append(used[st], [2]int64{first, end})
+		}
+		s.close()
 	}
 }

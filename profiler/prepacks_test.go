@@ -24,6 +24,7 @@ func TestFewCopies(t *testing.T) {
 		r := ask("a", matmul(4), 0)
 		r.What.Footprint = 1 << 20
 		if c.company {
+			f.readers = map[*byte]string{} // what one has read, the other would find in a cache
 			r.What.Concurrent = []record.Partner{{Proc: "b", Op: matmul(2), Layout: r.What.Layout, Cold: true}}
 		}
 		o := f.options()

@@ -271,8 +271,8 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	if err != nil {
 		return nil, err
 	}
-	ld, err := r.loadOpFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
-		len(what.Concurrent) > 0)
+	ld, err := r.loadBeside(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
+		company{number: 0, operators: 1 + len(what.Concurrent)})
 	if err != nil || len(what.Concurrent) == 0 {
 		return soloSource{ld}, err
 	}
@@ -314,7 +314,8 @@ func (r *runner) addPartner(
 	if err != nil {
 		return err
 	}
-	other, err := r.loadOpFor(ctx, lane, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint), true)
+	other, err := r.loadBeside(ctx, lane, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint),
+		company{number: 1 + len(out.others), operators: 1 + len(what.Concurrent)})
 	if err != nil {
 		return err
 	}
@@ -363,8 +364,7 @@ func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (sou
 		closeAll()
 		return nil, err
 	}
-	ld, err := r.loadOpFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
-		len(what.Concurrent) > 0)
+	ld, err := r.loadOp(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint))
 	switch {
 	case err != nil:
 		closeAll()
