@@ -63,10 +63,10 @@ func (p *Plan) DecodeBytes() int64 {
 	for i := range p.Program.Packs {
 		packs[p.Program.Packs[i].Name] = &p.Program.Packs[i]
 	}
-	fan := map[string]int{} // by graph
+	first := map[string]*op.Op{} // of each graph
 	for i := range p.Program.Graphs {
 		graph := &p.Program.Graphs[i]
-		fan[graph.Name] = graph.Graph.Nodes[0].Op.Fan
+		first[graph.Name] = &graph.Graph.Nodes[0].Op
 	}
 	var sum int64
 	for _, ph := range p.Program.Programs {
@@ -77,15 +77,16 @@ func (p *Plan) DecodeBytes() int64 {
 			for _, lane := range sec.Lanes {
 				for _, st := range lane.Steps {
 					for _, ref := range st.W {
-						pack := packs[ref.Pack]
-						// Tables are read one row a token, which counts for nothing.
-						if pack.Layout == op.RowsLayout {
+						pack, operator := packs[ref.Pack], first[st.Run]
+						// Of a table a token reads one row, which counts for nothing. A tied model's table is the
+						// matrix of its head.
+						if pack.Layout == op.RowsLayout || operator.Kind == op.Embed {
 							continue
 						}
 						// A step reads columns C0 to C1 of a pack that holds N0 to N1.
 						bytes := pack.Bytes * int64(ref.C1-ref.C0) / int64(pack.N1-pack.N0)
 						if pack.Experts > 0 {
-							bytes = bytes / int64(pack.Experts) * int64(min(fan[st.Run], pack.Experts))
+							bytes = bytes / int64(pack.Experts) * int64(min(operator.Fan, pack.Experts))
 						}
 						sum += bytes * int64(max(1, sec.Layers))
 					}

@@ -13,7 +13,15 @@ import (
 
 // A decoded token reads every dense matrix, and of the experts' those it is given to, in all layers.
 func TestDecodeBytes(t *testing.T) {
-	for _, name := range []string{"models/tiny-llama-kjv", "arch/qwen2-moe-dense-layers-fused"} {
+	for _, c := range []struct {
+		name      string
+		embedding op.Scheme // of a tied model: its rows are those of the head's matrix
+	}{
+		{"models/tiny-llama-kjv", ""},
+		{"models/tiny-llama-kjv", op.I32Q8C},
+		{"arch/qwen2-moe-dense-layers-fused", ""},
+	} {
+		name := c.name
 		m, err := models.Open("../../../testdata/" + name)
 		if err != nil {
 			t.Fatal(err)
@@ -28,7 +36,12 @@ func TestDecodeBytes(t *testing.T) {
 				},
 			}}}
 		p.Decisions, err = lower.Trivial(&g, "a", []int{1}, p.MaxContext, p.KV,
-			func(string, int) op.Scheme { return op.A8TQ8C })
+			func(node string, _ int) op.Scheme {
+				if node == "embed.embed" {
+					return c.embedding
+				}
+				return op.A8TQ8C
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
