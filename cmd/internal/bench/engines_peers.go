@@ -74,7 +74,7 @@ func (o *EnginesOptions) checkPeers() error {
 	return noRepeats("peers", o.Peers)
 }
 
-// findPeers looks for the engines to compare with. One that --peers names must be there; without --peers at least one.
+// findPeers looks for the engines to compare with: all that --peers names, or at least one.
 func (b *enginesBench) findPeers(ctx context.Context) error {
 	var first error
 	for _, key := range peerKeys() {
@@ -89,11 +89,13 @@ func (b *enginesBench) findPeers(ctx context.Context) error {
 		case ctx.Err() != nil || len(b.Peers) > 0:
 			return err
 		}
+
 		if first == nil {
 			first = err
 		}
 		b.absent = append(b.absent, EnginesSkipped{Engine: name, Reason: engines.Reason(name, err)})
 	}
+
 	if len(b.peers) == 0 {
 		return first
 	}
@@ -131,7 +133,8 @@ func (p *llamaPeer) engines(
 ) (out []engines.Engine, skipped []EnginesSkipped, err error) {
 	for _, format := range b.Formats {
 		file := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digestDigits, of.Digest, format))
-		switch err := p.quantize(ctx, b, path, file, format, of); {
+		err := p.quantize(ctx, b, path, file, format, of)
+		switch {
 		case ctx.Err() != nil:
 			return nil, nil, ctx.Err()
 		case err != nil:
@@ -140,6 +143,7 @@ func (p *llamaPeer) engines(
 			out = append(out, p.program.Engine(file, format))
 		}
 	}
+
 	return out, skipped, nil
 }
 
@@ -148,6 +152,7 @@ func (p *llamaPeer) quantize(ctx context.Context, b *enginesBench, path, file, f
 	if _, err := os.Stat(file); err == nil {
 		return nil
 	}
+
 	// llama-quantize starts from a float file; both are named after the model's digest, so that they can be used again.
 	float := filepath.Join(filepath.Dir(file), fmt.Sprintf("%.*s-%s.gguf", digestDigits, of.Digest, of.Stored))
 	if _, err := os.Stat(float); err != nil {
@@ -155,6 +160,7 @@ func (p *llamaPeer) quantize(ctx context.Context, b *enginesBench, path, file, f
 			return err
 		}
 	}
+
 	b.s.Notef("%s: made by llama-quantize", file)
 	return p.program.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: mostConversion}, float, file, format,
 		len(b.Cores))
@@ -180,6 +186,7 @@ func (p *llamaPeer) quality(
 	if err != nil {
 		return nil, []EnginesSkipped{b.skip(engines.LlamaCppName, "", err)}, ctx.Err()
 	}
+
 	for _, format := range b.Formats {
 		file := filepath.Join(dir, format+".gguf")
 		var quality engines.Quality
@@ -187,6 +194,7 @@ func (p *llamaPeer) quality(
 		if err == nil {
 			quality, err = p.program.Compare(ctx, limits, file, format, base, len(b.Cores))
 		}
+
 		switch {
 		case ctx.Err() != nil:
 			return nil, nil, ctx.Err()
@@ -195,11 +203,13 @@ func (p *llamaPeer) quality(
 		default:
 			list = append(list, quality)
 		}
+
 		// A format's file may be as large as the model; one at a time is enough.
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, diag.New(diag.ClassIO, "%w", err)
 		}
 	}
+
 	return list, skipped, nil
 }
 
@@ -224,11 +234,12 @@ func (p *pythonPeer) convert(
 	ctx context.Context, b *enginesBench, dir, path, digest string, tokens [][]int, forms []string,
 ) (folders []string, skipped []EnginesSkipped, err error) {
 	folders = make([]string, len(forms))
-	skip := func(form string, why error) { skipped = append(skipped, b.skip(p.python.Name, form, why)) }
-	if info, err := os.Stat(path); err != nil || !info.IsDir() {
-		skip("", errors.New("it is converted from a Hugging Face directory, which the model is not"))
-		return folders, skipped, nil
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		reason := errors.New("it is converted from a Hugging Face directory, which the model is not")
+		return folders, []EnginesSkipped{b.skip(p.python.Name, "", reason)}, nil
 	}
+
 	for i, form := range forms {
 		b.s.Notef("%s: %s %s", dir, p.python.Name, form)
 		limits := engines.Limits{Cores: b.Cores, Time: mostConversion}
@@ -238,9 +249,10 @@ func (p *pythonPeer) convert(
 			return folders, skipped, ctx.Err()
 		case err != nil:
 			folders[i] = ""
-			skip(form, err)
+			skipped = append(skipped, b.skip(p.python.Name, form, err))
 		}
 	}
+
 	return folders, skipped, nil
 }
 
@@ -253,6 +265,7 @@ func (p *pythonPeer) quality(
 	if err != nil || folders[0] == "" {
 		return nil, skipped, err
 	}
+
 	limits := engines.Limits{Cores: b.Cores, Time: mostQuality}
 	for i, form := range forms[1:] {
 		if folders[i+1] == "" {
@@ -268,6 +281,7 @@ func (p *pythonPeer) quality(
 			list = append(list, quality)
 		}
 	}
+
 	return list, skipped, nil
 }
 
@@ -278,10 +292,10 @@ type qualityText struct {
 	calibration [][]int // for static scales; part of the text too, behind the windows where it is long enough
 }
 
-// qualityFolder begins the names of folders that are removed when the quality of an engine is known.
+// qualityFolder begins the names of the temporary folders in which the quality of an engine is measured.
 const qualityFolder = ".quality"
 
-// peersQuality is what was found out about the forms of the other engines with one model.
+// peersQuality is the quality of the forms of the other engines with one model.
 type peersQuality struct {
 	list    []engines.Quality
 	skipped []EnginesSkipped
@@ -293,6 +307,7 @@ func (b *enginesBench) peersQuality(ctx context.Context, model *models.Model, pa
 	if err != nil {
 		return nil, err
 	}
+
 	all := &peersQuality{}
 	for _, other := range b.peers {
 		dir, err := os.MkdirTemp(b.dir, qualityFolder)
@@ -308,6 +323,7 @@ func (b *enginesBench) peersQuality(ctx context.Context, model *models.Model, pa
 		}
 		all.list, all.skipped = append(all.list, list...), append(all.skipped, skipped...)
 	}
+
 	return all, nil
 }
 
@@ -317,25 +333,37 @@ func (b *enginesBench) readText(ctx context.Context, model *models.Model) (*qual
 	if err != nil {
 		return nil, err
 	}
-	out := &qualityText{digest: on.Digest}
-	size := min(engines.Window, on.MaxContext)
-	for _, part := range []struct {
-		windows int // 0: all
-		to      *[][]int
-	}{{engines.Windows, &out.windows}, {0, &out.calibration}} {
-		text, err := on.ReadText(b.Text, part.windows, size)
-		if err != nil {
-			return nil, err
-		}
-		for i := range text.Windows {
-			ids := make([]int, len(text.Windows[i].Tokens))
-			for k, id := range text.Windows[i].Tokens {
-				ids[k] = int(id)
-			}
-			*part.to = append(*part.to, ids)
-		}
+	windows, err := b.readWindows(on, engines.Windows)
+	if err != nil {
+		return nil, err
 	}
-	const calibration = 8 // windows
-	out.calibration = out.calibration[max(0, len(out.calibration)-calibration):]
-	return out, nil
+
+	// The last windows of the whole text lie behind the measured ones where the text is long enough.
+	const all = 0
+	calibration, err := b.readWindows(on, all)
+	if err != nil {
+		return nil, err
+	}
+
+	const calibrationWindows = 8
+	calibration = calibration[max(0, len(calibration)-calibrationWindows):]
+	return &qualityText{digest: on.Digest, windows: windows, calibration: calibration}, nil
+}
+
+// readWindows returns the tokens of the first windows of the text, or of all its windows if their number is 0.
+func (b *enginesBench) readWindows(on *trial.Model, windows int) (tokens [][]int, err error) {
+	text, err := on.ReadText(b.Text, windows, min(engines.Window, on.MaxContext))
+	if err != nil {
+		return nil, err
+	}
+
+	for _, window := range text.Windows {
+		ids := make([]int, len(window.Tokens))
+		for i, id := range window.Tokens {
+			ids[i] = int(id)
+		}
+		tokens = append(tokens, ids)
+	}
+
+	return tokens, nil
 }

@@ -23,9 +23,9 @@ import (
 // mostQuality bounds the time of one process that measures quality.
 const mostQuality = time.Hour
 
-// quality measures what the forms of a model cost. A model without a tokenizer is represented by
-// another model with the same schemes and formats. peers keeps the figures of the other engines by model, since
-// several models may share one.
+// quality measures how far the forms of a model diverge from its float32 weights. A model without a tokenizer is
+// represented by that of --quality-model, with the same schemes and formats. peers keeps the figures of the other
+// engines by model, since several models may share one.
 func (b *enginesBench) quality(
 	ctx context.Context, path string, measured *EnginesModel, peers map[string]*peersQuality,
 ) error {
@@ -33,6 +33,7 @@ func (b *enginesBench) quality(
 	if err != nil {
 		return err
 	}
+
 	defer model.Close()
 	of := model.Dir
 	measured.QualityOf = strings.TrimSuffix(model.Name, ".gguf")
@@ -40,6 +41,7 @@ func (b *enginesBench) quality(
 	for i := range measured.Plans {
 		made := &measured.Plans[i]
 		var got []engines.Quality
+
 		// The bundle's own model reads the text; another model gets the plan's schemes instead.
 		if b.QualityModel == "" {
 			got, err = b.ownQuality(ctx, made.Form, "--bundle", made.bundle, "--trust", filepath.Join(dir, "local.pub"),
@@ -47,16 +49,19 @@ func (b *enginesBench) quality(
 		} else {
 			got, err = b.schemesQuality(ctx, dir, model, of, made)
 		}
+
 		if err != nil {
 			return fmt.Errorf("quality of hetc %s: %w", made.Form, err)
 		}
 		measured.Quality = append(measured.Quality, got...)
 	}
+
 	if peers[of] == nil {
 		if peers[of], err = b.peersQuality(ctx, model, of); err != nil {
 			return err
 		}
 	}
+
 	measured.Quality = append(measured.Quality, peers[of].list...)
 	measured.Skipped = append(measured.Skipped, peers[of].skipped...)
 	return nil
@@ -71,6 +76,7 @@ func (b *enginesBench) openQuality(path string) (*models.Model, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	files, err := model.TokenizerFiles()
 	if err == nil && len(files["tokenizer"]) == 0 {
 		err = diag.New(diag.ClassInput, "quality: model %q has no tokenizer, and a text is to be read", path).
@@ -89,7 +95,8 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 	if err != nil {
 		return nil, err
 	}
-	// the part of hetc quality --json that is used
+
+	// These fields are the part of the document of hetc quality --json that is used.
 	type estimate struct{ Mean, Low, High float64 }
 	var doc struct {
 		Phases []struct {
@@ -102,6 +109,7 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 	if err := json.Unmarshal(out, &doc); err != nil {
 		return nil, diag.New(diag.ClassInternal, "hetc quality --json: %w", err)
 	}
+
 	var list []engines.Quality
 	for _, phase := range doc.Phases {
 		list = append(list, engines.Quality{
@@ -110,6 +118,7 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 			Perplexity: phase.Perplexity.Mean,
 		})
 	}
+
 	return list, nil
 }
 
@@ -122,29 +131,10 @@ func (b *enginesBench) schemesQuality(
 	if err != nil {
 		return nil, err
 	}
+
 	var list []engines.Quality
 	for _, phase := range []string{"prefill", "decode"} {
-		var missing []string
-		tied := true
-		plan, err := on.Plan(engines.Window, func(node string) op.Scheme {
-			scheme, ok := schemeIn(made.plan, node, phase)
-			// An embedding may be read from the packed head, which a model with a separate table has not.
-			tied = tied && (!scheme.LooksUp() || on.PackedTable() == node)
-			if !ok {
-				missing = append(missing, node)
-			}
-			return scheme
-		}, nil)
-		if len(missing) > 0 {
-			return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them",
-				path, strings.Join(missing, ", ")).
-				WithHint("name a --quality-model of the same architecture")
-		}
-		if !tied {
-			return nil, diag.New(diag.ClassInput,
-				"model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
-				WithHint("name a --quality-model whose head is tied")
-		}
+		plan, err := phasePlan(on, path, made.plan, phase)
 		if err != nil {
 			return nil, err
 		}
@@ -156,6 +146,7 @@ func (b *enginesBench) schemesQuality(
 		if err := wholefile.Write(file, text); err != nil {
 			return nil, err
 		}
+
 		got, err := b.ownQuality(ctx, made.Form, "--plan", file, "--model", path, "--decode")
 		if err != nil {
 			return nil, err
@@ -169,22 +160,50 @@ func (b *enginesBench) schemesQuality(
 	return list, nil
 }
 
+// phasePlan returns a plan for the model at path with the schemes that another plan has in a phase.
+func phasePlan(on *trial.Model, path string, from *planir.Plan, phase string) (*planir.Plan, error) {
+	var missing []string
+	tied := true
+	plan, err := on.Plan(engines.Window, func(node string) op.Scheme {
+		scheme, ok := schemeIn(from, node, phase)
+		if !ok {
+			missing = append(missing, node)
+		}
+		// An embedding may be read from the packed head, which a model with a separate table has not.
+		tied = tied && (!scheme.LooksUp() || on.PackedTable() == node)
+		return scheme
+	}, nil)
+	if len(missing) > 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them",
+			path, strings.Join(missing, ", ")).
+			WithHint("name a --quality-model of the same architecture")
+	}
+	if !tied {
+		return nil, diag.New(diag.ClassInput,
+			"model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
+			WithHint("name a --quality-model whose head is tied")
+	}
+	return plan, err
+}
+
 // schemeIn returns the scheme of a node in the largest program of a phase. The last matrix has one row
 // in all programs, which prefill shares with decoding.
 func schemeIn(plan *planir.Plan, node, phase string) (op.Scheme, bool) {
 	best := -1
-	for i := range plan.Decisions {
-		decision := &plan.Decisions[i]
-		// Programs of a batch decode too; prefill is judged by programs of prompts, and by one row where there is no
-		// other.
-		if decision.Node != node || phase == "decode" && decision.Rows != 1 || decision.Rows != 1 &&
-			plan.Decodes(decision.Rows) {
+	for i, decision := range plan.Decisions {
+		if decision.Node != node {
+			continue
+		}
+		// Decoding is judged by programs of one row, prefill by programs of prompts or, where there are none, of one
+		// row. Programs that decode a batch count for neither.
+		if decision.Rows != 1 && (phase == "decode" || plan.Decodes(decision.Rows)) {
 			continue
 		}
 		if best < 0 || decision.Rows > plan.Decisions[best].Rows {
 			best = i
 		}
 	}
+
 	if best < 0 {
 		return "", false
 	}

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/engines"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/profiler/stat"
@@ -61,6 +63,7 @@ func (p *page) table(header []string, rows [][]string) {
 			rules[i] = "---:"
 		}
 	}
+
 	p.md.WriteString("\n")
 	line(names)
 	line(rules)
@@ -77,8 +80,8 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
 	out.text("%s (%s), cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the "+
 		"same weights for all.",
-		env.CPU, strings.Join(env.Features, " "), cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "), float64(model.Parameters)/1e9,
-		model.Stored)
+		env.CPU, strings.Join(env.Features, " "), cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "),
+		float64(model.Parameters)/1e9, model.Stored)
 	processes := 0
 	for _, series := range result.Series {
 		processes += len(series.Samples)
@@ -94,6 +97,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	} else {
 		out.text("Whether other programs were at work meanwhile was not observed.")
 	}
+
 	for _, made := range model.Plans {
 		note := ""
 		if made.MaxMemory > 0 {
@@ -102,6 +106,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 		out.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note,
 			joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
 	}
+
 	if model.NoBounded != "" {
 		out.text("No plan within --max-memory: %s.", model.NoBounded)
 	}
@@ -109,12 +114,14 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	for _, one := range model.Skipped {
 		out.text("Not measured: %v.", one)
 	}
+
 	for _, series := range result.Series {
 		if series.Failed != "" {
 			out.text("Failed: %s %s, %v, after %d processes: %s.", series.Engine, series.Form, series.Task,
 				len(series.Samples), series.Failed)
 		}
 	}
+
 	if gbps := model.StreamGBps; len(gbps) == 2 {
 		out.text("The cores together read %.1f GB/s before the rounds and %.1f after them. Shares in decode are of "+
 			"the mean, for reading the weights once a token.", gbps[0], gbps[1])
@@ -156,18 +163,21 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
 				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
 			}
+
 			if series.Engine == "hetc" {
 				if ratio := hardest(result, series.Form, task); ratio != nil {
 					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best),
 						interval(ratio.Summary, "%.2f")
 				}
 			}
+
 			switch {
 			case series.Failed != "":
 				row[6] = "failed"
 			case series.Dropped:
 				row[6] = "slower throughout, dropped"
 			}
+
 			if stream > 0 {
 				row = append(row, shareOf(stream, &series))
 			}
@@ -177,6 +187,7 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 			rows = append(rows, row)
 		}
 	}
+
 	out.table(header, rows)
 }
 
@@ -237,6 +248,7 @@ func (b *enginesBench) showMemory(out *page, model *EnginesModel) {
 			formats, header = append(formats, format), append(header, ">/ llama.cpp "+format)
 		}
 	}
+
 	var rows [][]string
 	for _, made := range model.Plans {
 		peak := result.Peak("hetc", made.Form)
@@ -249,6 +261,7 @@ func (b *enginesBench) showMemory(out *page, model *EnginesModel) {
 		}
 		rows = append(rows, row)
 	}
+
 	first := result.Series[0].Task
 	for _, series := range result.Series {
 		if series.Engine != "hetc" && series.Task == first { // each form once
@@ -256,6 +269,7 @@ func (b *enginesBench) showMemory(out *page, model *EnginesModel) {
 			rows = append(rows, append(row, make([]string, len(formats))...))
 		}
 	}
+
 	out.table(header, rows)
 }
 
@@ -328,4 +342,34 @@ func peakRatio(peak, other int64) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.2f", float64(peak)/float64(other))
+}
+
+// report shows the tables of all models, and writes the files that the flags name.
+func (b *enginesBench) report(list []EnginesModel) error {
+	env := measuredOn(b.Cores)
+	doc := map[string]any{
+		"cpu": env.CPU, "features": env.Features, "kernels": env.Kernels, "cores": b.Cores, "hetc": cli.Version,
+		"models": list,
+	}
+	out := &page{s: b.s}
+	for i := range list {
+		b.show(out, env, &list[i])
+	}
+	if b.Markdown != "" {
+		if err := wholefile.Write(b.Markdown, []byte(out.md.String())); err != nil {
+			return err
+		}
+	}
+
+	if b.Out != "" {
+		text, err := json.MarshalIndent(doc, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := wholefile.Write(b.Out, append(text, '\n')); err != nil {
+			return err
+		}
+	}
+
+	return b.s.Result(doc)
 }

@@ -78,6 +78,7 @@ func TestWorkFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	open := func() (func(), error) {
 		return (&enginesBench{EnginesOptions: &EnginesOptions{Work: dir}}).openFolder()
 	}
@@ -85,11 +86,13 @@ func TestWorkFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, path := range left {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v, want it removed", path, err)
 		}
 	}
+
 	if _, err := open(); diag.ClassOf(err) != diag.ClassUnavailable ||
 		!strings.Contains(err.Error(), "another run is using it") {
 		t.Errorf("a second run: %v", err)

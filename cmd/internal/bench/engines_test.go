@@ -31,6 +31,7 @@ func TestQualityModelIsTied(t *testing.T) {
 			p.Decisions = append(p.Decisions, d)
 		}
 	}
+
 	_, err = new(enginesBench).schemesQuality(t.Context(), t.TempDir(), m, "llama-plain", &enginesPlan{plan: p})
 	if err == nil || diag.ClassOf(err) != diag.ClassInput ||
 		!strings.Contains(err.Error(), "a table and a head of its own") {
