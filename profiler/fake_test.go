@@ -41,6 +41,7 @@ type fake struct {
 	weights  map[string]bool // first bytes of weights, by operator
 
 	readers map[*byte]string // processors by the weights that they read, where that is recorded
+	streams atomic.Int64     // bytes read by the kernels' own loop
 }
 
 func (f *fake) Name() string { return "fake" }
@@ -83,6 +84,14 @@ func (p *fakeProcessor) Attach() error {
 	}
 	p.attached = true
 	return nil
+}
+
+// Bounds has a loop that counts what it reads.
+func (p *fakeProcessor) Bounds() driver.Bounds {
+	return driver.Bounds{Kernels: "fake", Stream: func(b []byte) uint64 {
+		p.f.streams.Add(int64(len(b)))
+		return sum(b)
+	}}
 }
 
 type fakeBuffer []byte

@@ -124,6 +124,9 @@ func TestRunMeasuresWhatThereIs(t *testing.T) {
 	if rep.Measured != len(requests) || len(rep.Refused) != 0 || len(rep.Left) != 0 {
 		t.Fatalf("measured %d of %d, refused %v, left %v", rep.Measured, len(requests), rep.Refused, rep.Left)
 	}
+	if f.streams.Load() == 0 {
+		t.Error("bandwidth was not measured with the processor's own loop, which is the fastest")
+	}
 	set, err := record.Open(path)
 	if err != nil {
 		t.Fatal(err)

@@ -127,12 +127,13 @@ func (b *concurrentSource) close(ctx context.Context) {
 type streamPartner struct {
 	cores  []int
 	memory []byte
+	read   func([]byte) uint64
 	ws     *workers
 }
 
 // start begins to read, with one worker on each core.
 func (s *streamPartner) start() (err error) {
-	s.ws, err = startWorkers(s.cores, reading(s.memory, len(s.cores), sum))
+	s.ws, err = startWorkers(s.cores, reading(s.memory, len(s.cores), s.read))
 	return err
 }
 
@@ -197,6 +198,7 @@ func (c *copySource) close(context.Context) {}
 // bytes bytes.
 type streamSource struct {
 	memory        []byte
+	read          func([]byte) uint64
 	cores, beside []int
 	bytes         int64
 	window        time.Duration
@@ -204,7 +206,7 @@ type streamSource struct {
 
 // sample reads for a window of time, whatever the number of executions asked for.
 func (s *streamSource) sample(ctx context.Context, _ int) (float64, error) {
-	xs, err := rates(ctx, s.cores, s.beside, 1, s.window, reading(s.memory, len(s.cores)+len(s.beside), sum))
+	xs, err := rates(ctx, s.cores, s.beside, 1, s.window, reading(s.memory, len(s.cores)+len(s.beside), s.read))
 	if err != nil {
 		return 0, err
 	}
@@ -300,8 +302,12 @@ func (r *runner) addPartner(
 		if err != nil {
 			return err
 		}
+		read, err := r.reader(ctx)
+		if err != nil {
+			return err
+		}
 		if out.stream == nil {
-			out.stream = &streamPartner{memory: memory}
+			out.stream = &streamPartner{memory: memory, read: read}
 		}
 		out.stream.cores = append(out.stream.cores, proc.Cores...)
 		return nil
@@ -461,7 +467,11 @@ func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (s
 	if err != nil {
 		return nil, err
 	}
-	out := &streamSource{memory: memory, cores: proc.Cores, bytes: what.Bytes, window: r.options.window}
+	read, err := r.reader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &streamSource{memory: memory, read: read, cores: proc.Cores, bytes: what.Bytes, window: r.options.window}
 	for _, partner := range what.Concurrent {
 		if err := r.soc.Concurrent(what.Proc, partner.Proc); err != nil {
 			return nil, err
