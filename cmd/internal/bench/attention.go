@@ -32,7 +32,7 @@ type AttentionOptions struct {
 	Calibration string
 }
 
-// attentionWay is a way to compute attention of one layer with two cores or one, and what it takes.
+// attentionWay is a way to compute attention of one layer with two cores or one, and its times.
 type attentionWay struct {
 	Context     int    `json:"context"`
 	Way         string `json:"way"`
@@ -92,7 +92,8 @@ func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) 
 					line.End()
 					return fmt.Errorf("measure %s over %d positions: %w", ways[i].Way, positions, err)
 				}
-				if took := time.Since(start).Nanoseconds(); round >= 0 {
+				took := time.Since(start).Nanoseconds()
+				if round >= 0 {
 					ways[i].all = append(ways[i].all, took)
 				}
 			}
@@ -112,8 +113,8 @@ func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) 
 	}
 	ui.Table([]string{">positions", "attention", ">least us", ">median us", ">predicted us"}, rows)
 	return ui.Result(map[string]any{"rows": options.Rows, "heads": options.Heads, "kv_heads": options.KVHeads,
-		"head_dim": options.HeadDim, "cache": options.Cache, "density": options.Density, "least": options.Least, "block": options.Block,
-		"groups": options.Groups, "rounds": options.Rounds, "ways": list})
+		"head_dim": options.HeadDim, "cache": options.Cache, "density": options.Density, "least": options.Least,
+		"block": options.Block, "groups": options.Groups, "rounds": options.Rounds, "ways": list})
 }
 
 // Names of ways. The stages are those of sparse attention on one core, each measured alone.
@@ -128,9 +129,9 @@ const (
 	stageAttend   = "  sparse products alone"
 )
 
-// judgeAttention finds quantiles, and predicts the ways from the stages' least times: one after the other on one core,
-// halved by heads on two; and with groups of heads the later of a group's estimate and of what goes before it, and then
-// the rest of the group.
+// judgeAttention finds quantiles, and predicts the ways from the least times of the stages. On one core the stages
+// follow each other; two cores take half of the heads each. With groups of heads, the rest of a group begins when both
+// its estimate and the rest of the group before it are done.
 func judgeAttention(ways []*attentionWay, groups int) {
 	least := map[string]int64{}
 	for _, way := range ways {
@@ -138,15 +139,19 @@ func judgeAttention(ways []*attentionWay, groups int) {
 		way.NS, way.MedianNS = way.all[0], way.all[len(way.all)/2]
 		least[way.Way] = way.NS
 	}
+
 	rest := least[stageSelect] + least[stageAttend]
 	estimated, done := int64(0), int64(0)
 	for range groups {
 		estimated += least[stageEstimate] / int64(groups)
 		done = max(done, estimated) + rest/int64(groups)
 	}
-	predicted := map[string]int64{waySparse: least[stageEstimate] + rest,
+	predicted := map[string]int64{
+		waySparse:    least[stageEstimate] + rest,
 		waySparseTwo: (least[stageEstimate] + rest) / 2,
-		wayDenseTwo:  least[wayDense] / 2, wayStages: done}
+		wayDenseTwo:  least[wayDense] / 2,
+		wayStages:    done,
+	}
 	for _, way := range ways {
 		way.PredictedNS = predicted[way.Way]
 	}
@@ -164,6 +169,7 @@ func newAttentionLane(ctx context.Context, from driver.Driver, selection string)
 	if err != nil {
 		return nil, err
 	}
+
 	lane := &attentionLane{proc: proc, jobs: make(chan func(), 1)}
 	attached := make(chan error, 1)
 	go func() {
@@ -198,6 +204,7 @@ func attentionWays(ctx context.Context, lanes [2]*attentionLane, options *Attent
 	if err != nil {
 		return nil, err
 	}
+
 	loaded := attentionCalls{lanes: lanes, groups: options.Groups, calls: map[op.Kind]map[int][]call{}}
 	for _, kind := range []op.Kind{op.Attention, op.Estimate, op.Select, op.SparseAttend} {
 		loaded.calls[kind] = map[int][]call{}
@@ -207,6 +214,7 @@ func attentionWays(ctx context.Context, lanes [2]*attentionLane, options *Attent
 			}
 		}
 	}
+
 	ways := []*attentionWay{
 		{Way: wayDense, run: loaded.alone(op.Attention)},
 		{Way: wayDenseTwo, run: loaded.halves(op.Attention)},
@@ -220,6 +228,7 @@ func attentionWays(ctx context.Context, lanes [2]*attentionLane, options *Attent
 	for _, way := range ways {
 		way.Context = positions
 	}
+
 	// Scores and positions are there before any stage is measured alone.
 	return ways, loaded.alone(op.Estimate, op.Select)()
 }
@@ -266,7 +275,7 @@ func (c *attentionCalls) halves(kinds ...op.Kind) func() error {
 	}
 }
 
-// stages has the second lane estimate for each group of heads what the first one then selects and attends to.
+// stages pipelines groups of heads: the second lane estimates a group's scores, then the first selects and attends.
 func (c *attentionCalls) stages() error {
 	ready := make(chan bool, c.groups) // a group's scores are there
 	return c.both(func() error {
@@ -291,7 +300,7 @@ func (c *attentionCalls) stages() error {
 	})
 }
 
-// attentionLayer is the values of one layer: queries, cache, and what passes between the parts.
+// attentionLayer holds the values of one layer: queries, cache, and the results of its operators.
 type attentionLayer struct {
 	options   *AttentionOptions
 	positions int
@@ -333,10 +342,12 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 				Cols: value.Cols, Stride: value.Cols}
 		}
 	}
+
 	qkv, err := mem.View[float32](layer.views["qkv"].Buffer.Bytes())
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range qkv {
 		qkv[i] = float32(rng.NormFloat64())
 	}
@@ -350,6 +361,7 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 		*side = driver.View{Buffer: buffer, Type: element, Rows: rows, Cols: cols, Stride: cols}
 		fillCache(buffer.Bytes(), layer.cache, options.HeadDim, rng)
 	}
+
 	shares, err := options.shares()
 	if err != nil {
 		return nil, err
@@ -362,9 +374,9 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 	return layer, nil
 }
 
-// shares returns what heads keep: the density, or what the calibration's heads keep at it. Of more heads than those of
-// all its layers some are there several times, of fewer every so many; each group of heads that share a key has small
-// and large ones among them.
+// shares returns the share of positions that each head keeps: the density, or the shares of the calibration's heads at
+// that density. The heads of all its layers are sampled evenly by size, and each group of heads that share a key gets
+// small and large ones.
 func (o *AttentionOptions) shares() ([]float32, error) {
 	out := slices.Repeat([]float32{float32(o.Density)}, o.Heads)
 	if o.Calibration == "" {
@@ -378,6 +390,7 @@ func (o *AttentionOptions) shares() ([]float32, error) {
 		return nil, diag.New(diag.ClassInput, "read %q: it says nothing of attention", o.Calibration).
 			WithHint("measure it: hetc calibrate --attention")
 	}
+
 	kept := slices.Concat(cal.Attention.Ratios(o.Density)...)
 	slices.Sort(kept)
 	group := o.Heads / o.KVHeads
@@ -472,6 +485,7 @@ func (l *attentionLayer) load(ctx context.Context, lanes [2]*attentionLane, oper
 			side.Rows = (to - from) * l.positions
 		}
 	}
+
 	var packed driver.Weights
 	for i, spec := range graph.Weights {
 		region, err := mem.Alloc(4*spec.N, 64)
@@ -481,10 +495,12 @@ func (l *attentionLayer) load(ctx context.Context, lanes [2]*attentionLane, oper
 		copy(region.Bytes(), l.heads[4*from*weights[i]:4*to*weights[i]])
 		packed = append(packed, driver.Packed{Spec: spec, Bytes: region.Bytes()})
 	}
+
 	artifact, err := compiler.New().Compile(ctx, graph, packed, driver.Target{Proc: "host"})
 	if err != nil {
 		return made, err
 	}
+
 	for i, lane := range lanes {
 		loaded := make(chan error, 1)
 		lane.jobs <- func() {
@@ -496,5 +512,6 @@ func (l *attentionLayer) load(ctx context.Context, lanes [2]*attentionLane, oper
 			return made, err
 		}
 	}
+
 	return made, nil
 }

@@ -35,25 +35,23 @@ type Options struct {
 	Record, Workload string
 	Calibration      string
 	Loads            string // of experts
-	// tokens of the prompt, tokens decoded after it, and rounds of measuring
-	PromptLen, Gen, Rounds int
-	// All measures sets of processors too that equal another one in driver, kind and number of cores.
-	All bool
+	PromptLen        int    // tokens
+	Gen              int    // tokens decoded after the prompt
+	Rounds           int    // of measuring
+	All              bool   // measure also sets that equal another one in drivers, kinds and numbers of cores
 }
 
 // candidate is a plan that is measured, with its summaries and predictions in ns.
 type candidate struct {
-	Name    string       `json:"name"`
-	Prefill stat.Summary `json:"prefill_ns"`
-	Decode  stat.Summary `json:"decode_ns"`
-	// as the plan predicts them
-	PrefillNS int64 `json:"predicted_prefill_ns"`
-	DecodeNS  int64 `json:"predicted_decode_ns"`
+	Name      string       `json:"name"`
+	Prefill   stat.Summary `json:"prefill_ns"`
+	Decode    stat.Summary `json:"decode_ns"`
+	PrefillNS int64        `json:"predicted_prefill_ns"`
+	DecodeNS  int64        `json:"predicted_decode_ns"`
 
-	// the open plan, and its samples in ns: of a prompt, and of a token as the mean over a round
-	machine *executor.Machine
-	prefill []float64
-	decode  []float64
+	machine *executor.Machine // of the open plan
+	prefill []float64         // samples of a prompt, ns
+	decode  []float64         // samples of a token, ns: means over a round
 }
 
 // Processors measures a plan against the plans that use only one of its processors.
@@ -66,6 +64,7 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
+
 	defer model.Close()
 	soc, err := bindings.SoCOf(plan, options.SoC)
 	if err != nil {
@@ -74,7 +73,8 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err := check.Plan(plan, model, soc).Err(); err != nil {
 		return err
 	}
-	// Refused before the weights are packed, which takes the time.
+
+	// Check this before the weights are packed, because packing is slow.
 	if need := options.PromptLen + options.Gen; need > plan.MaxContext {
 		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d",
 			options.PromptLen, options.Gen, need, plan.MaxContext)
@@ -83,11 +83,13 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
+
 	list, release, err := candidates(ctx, plan, model, cal, soc)
 	defer release()
 	if err != nil {
 		return err
 	}
+
 	predict(list, plan, options)
 	virtual, err := measureRounds(ctx, list, options, nil)
 	if err != nil {
@@ -96,18 +98,18 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	return report(ui, plan, model, soc, list, options, virtual)
 }
 
-// measureRounds measures all candidates in every round, in random order, so that a machine whose
-// speed changes favours none. The first round warms up. virtual reports that times are simulated. memory, which may be
-// nil, is watched before the rounds that count.
+// measureRounds measures all candidates in every round, in random order, so that a machine whose speed changes favours
+// none. The first round is a warm-up. It watches memory, unless that is nil, before each later round. virtual reports
+// that times are simulated.
 func measureRounds(
 	ctx context.Context, list []*candidate, options *Options, memory *memoryWatch,
 ) (virtual bool, err error) {
 	for _, candidate := range list {
-		if e := candidate.machine.Emulated(); len(e) > 0 {
-			return false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a "+
-				"device's", candidate.Name, strings.Join(e, ", "))
+		if err := candidate.refuseEmulator(); err != nil {
+			return false, err
 		}
 	}
+
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
 	for round := -1; round < options.Rounds; round++ {
 		if round >= 0 {
@@ -115,6 +117,7 @@ func measureRounds(
 				return false, err
 			}
 		}
+
 		for _, i := range rng.Perm(len(list)) {
 			candidate := list[i]
 			times, err := runcmd.Round(ctx, candidate.machine, options.PromptLen, options.Gen)
@@ -122,20 +125,12 @@ func measureRounds(
 				return false, fmt.Errorf("measure %q: %w", candidate.Name, err)
 			}
 			virtual = times.Virtual
-			if round < 0 {
-				continue
+			if round >= 0 {
+				candidate.add(times.PrefillNS, times.DecodeNS)
 			}
-			for _, ns := range times.PrefillNS {
-				candidate.prefill = append(candidate.prefill, float64(ns))
-			}
-			var sum float64
-			for _, ns := range times.DecodeNS {
-				sum += float64(ns)
-			}
-			// Single tokens vary with their position; their mean over a round is one sample.
-			candidate.decode = append(candidate.decode, sum/float64(len(times.DecodeNS)))
 		}
 	}
+
 	for _, candidate := range list {
 		if candidate.Prefill, err = stat.Summarise(candidate.prefill); err != nil {
 			return false, err
@@ -144,62 +139,91 @@ func measureRounds(
 			return false, err
 		}
 	}
+
 	return virtual, nil
 }
 
+// refuseEmulator returns an error if the plan uses an emulator, because its times say nothing about a device.
+func (c *candidate) refuseEmulator() error {
+	emulators := c.machine.Emulated()
+	if len(emulators) == 0 {
+		return nil
+	}
+	return diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a device's", c.Name,
+		strings.Join(emulators, ", "))
+}
+
+// add adds the times of a round to the samples: those of prompts, and the mean of all tokens, since the time of a
+// single token depends on its position.
+func (c *candidate) add(prefill, decode []int64) {
+	for _, ns := range prefill {
+		c.prefill = append(c.prefill, float64(ns))
+	}
+	sum := 0.0
+	for _, ns := range decode {
+		sum += float64(ns)
+	}
+	c.decode = append(c.decode, sum/float64(len(decode)))
+}
+
 // candidates opens the plan, and for every processor the plan that uses it alone with the same
-// schemes and lengths. release closes what was opened, also after an error.
+// schemes and lengths. The caller calls release, also after an error, to close the opened plans.
 func candidates(
 	ctx context.Context, plan *planir.Plan, model *models.Model, cal *calibration.Calibration, soc *socs.SoC,
 ) (list []*candidate, release func(), err error) {
 	// release is valid from here on, whatever fails below.
 	opened := &fleet{model: model, cal: cal, soc: soc}
 	release = opened.close
-	names, plans := []string{"plan"}, []*planir.Plan{plan}
+
 	procs := plan.Procs
-	if soc != nil { // with the SoC also those that the plan leaves idle
+	if soc != nil {
+		// The SoC also has the processors that the plan leaves idle.
 		procs = nil
 		for i := range soc.Processors {
 			procs = append(procs, check.Proc(&soc.Processors[i]))
 		}
 	}
+
+	names, plans := []string{"plan"}, []*planir.Plan{plan}
 	for i := range procs {
 		single, err := singlePlan(plan, model, &procs[i])
 		if err != nil {
-			continue // it lacks an operator or a scheme: not an alternative
+			continue // The processor lacks an operator or a scheme, so it is no alternative.
 		}
 		names, plans = append(names, procs[i].Name), append(plans, single)
 	}
-	// Packed weights that are equal are held once; those of the plan stand for all.
+
+	// Equal packed weights are held once, so those of the first plan count for all.
 	if err := runcmd.EnoughMemory(plans, runcmd.WeightBytes(plan), machine.FreeMemory()); err != nil {
 		return nil, release, fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
+
 	for i := range plans {
 		if err := opened.open(ctx, names[i], plans[i]); err != nil {
 			return nil, release, err
 		}
 	}
+
 	return opened.list, release, nil
 }
 
-// fleet is plans of one model that are open side by side, each on a machine of its own. Equal
+// fleet holds plans of one model that are open side by side, each on a machine of its own. Equal
 // packed weights are held once.
 type fleet struct {
 	model *models.Model
 	cal   *calibration.Calibration
 	soc   *socs.SoC
 
-	list []*candidate
-	// whose packed weights the others share
-	first   *emit.Content
-	threads int
+	list    []*candidate
+	first   *emit.Content // its packed weights are shared by the others
+	threads int           // of all open plans
 	closers []func() error
 }
 
-// close closes what was opened, in reverse order.
+// close closes all opened plans in reverse order.
 func (f *fleet) close() {
-	for _, c := range slices.Backward(f.closers) {
-		_ = c()
+	for _, closeOne := range slices.Backward(f.closers) {
+		_ = closeOne()
 	}
 }
 
@@ -216,7 +240,7 @@ func (f *fleet) openAll(ctx context.Context, labels []string, plans []*planir.Pl
 	return nil
 }
 
-// howMeasured says how times came about: on a virtual clock they are simulated.
+// howMeasured returns the word for times: simulated on a virtual clock, else measured.
 func howMeasured(virtual bool) string {
 	if virtual {
 		return "simulated"
@@ -224,19 +248,21 @@ func howMeasured(virtual bool) string {
 	return "measured"
 }
 
-// open opens a plan, and raises GOMAXPROCS to the threads of all open plans: a thread that waits
-// must not take the place of one that computes.
+// open opens a plan and adds it to the list. It raises GOMAXPROCS to the threads of all open plans, because a thread
+// that waits must not take the place of one that computes.
 func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error {
 	content, err := emit.NewCalibrated(ctx, plan, f.model, f.cal, bindings.Compilers(f.soc))
 	if err != nil {
 		return err
 	}
+
 	f.closers = append(f.closers, content.Close)
 	if f.first == nil {
 		f.first = content
 	} else {
 		content.ShareWith(f.first)
 	}
+
 	f.threads += executor.Threads(plan)
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), f.threads+2))
 	machine, err := executor.Open(ctx, plan, runcmd.UntilDone(ctx, content),
@@ -244,6 +270,7 @@ func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error 
 	if err != nil {
 		return fmt.Errorf("open %q: %w", name, err)
 	}
+
 	f.closers = append(f.closers, machine.Close)
 	f.list = append(f.list, &candidate{Name: name, machine: machine})
 	return nil
@@ -254,27 +281,30 @@ func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error 
 func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*planir.Plan, error) {
 	single := *base
 	single.Beside, single.Drafts, single.InFlight = nil, nil, nil
+	single.Batches = nil // one sequence is measured
 	single.Procs = []planir.Proc{*proc}
 	single.SoC.Control = proc.Name
-	var rows []int
-	single.Batches = nil // one sequence is measured
-	for _, ph := range base.Program.Programs {
-		if !ph.Batch() {
-			rows = append(rows, ph.Rows)
+
+	var lengths []int // of programs, rows
+	for _, program := range base.Program.Programs {
+		if !program.Batch() {
+			lengths = append(lengths, program.Rows)
 		}
 	}
+
+	scheme := func(node string, rows int) op.Scheme {
+		// Lengths for which the plan decided nothing, such as the head's, use the schemes of one row.
+		for _, length := range []int{rows, 1} {
+			if decision := base.DecisionFor(node, length); decision != nil {
+				return decision.Scheme
+			}
+		}
+		return ""
+	}
+
 	graph := model.Graph()
 	var err error
-	single.Decisions, err = lower.Trivial(&graph, proc.Name, rows, base.MaxContext, base.KV,
-		func(node string, r int) op.Scheme {
-			// Lengths for which the plan decided nothing, such as the head's, use the schemes of one row.
-			for _, at := range []int{r, 1} {
-				if decision := base.DecisionFor(node, at); decision != nil {
-					return decision.Scheme
-				}
-			}
-			return ""
-		})
+	single.Decisions, err = lower.Trivial(&graph, proc.Name, lengths, base.MaxContext, base.KV, scheme)
 	if err != nil {
 		return nil, err
 	}
@@ -284,47 +314,44 @@ func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*pla
 	return &single, planir.Check(&single).Err()
 }
 
-// predict fills in what the plan predicts for a prompt and a token. A prompt is cut into the
-// programs that the plan's decider chooses for the rows left.
+// predict fills in the times that the plan predicts for a prompt and a token.
 func predict(list []*candidate, plan *planir.Plan, options *Options) {
-	time := func(program, proc string) int64 {
-		for _, pr := range plan.Predictions {
-			if pr.Program != program {
-				continue
-			}
-			if proc == "" {
-				return pr.PlanNS
-			}
-			for _, single := range pr.Singles {
-				if single.Proc == proc {
-					return single.NS
-				}
-			}
-		}
-		return 0
-	}
 	for _, candidate := range list {
 		proc := candidate.Name
 		if candidate.machine.Plan() == plan {
 			proc = ""
 		}
+
 		// As the executor does: the decider names a program for the rows that are left, and each program takes its
 		// rows.
 		for left := options.PromptLen; left > 0; {
-			for _, decide := range plan.Program.Decider {
-				if left >= decide.Min && left <= decide.Max {
-					candidate.PrefillNS += time(decide.Program, proc)
-					for _, ph := range plan.Program.Programs {
-						if ph.Name == decide.Program {
-							left -= min(left, ph.Rows)
-						}
-					}
-					break
-				}
-			}
+			program := plan.Program.For(left)
+			candidate.PrefillNS += predictedTime(plan, program.Name, proc)
+			left -= min(left, program.Rows)
 		}
-		candidate.DecodeNS = time("decode", proc)
+
+		candidate.DecodeNS = predictedTime(plan, "decode", proc)
 	}
+}
+
+// predictedTime returns the time in ns that a plan predicts for a program, or for the same program on one processor
+// alone if proc is not empty; 0 where it predicts none.
+func predictedTime(plan *planir.Plan, program, proc string) int64 {
+	prediction := plan.PredictionOf(program)
+	if prediction == nil {
+		return 0
+	}
+	if proc == "" {
+		return prediction.PlanNS
+	}
+
+	for _, single := range prediction.Singles {
+		if single.Proc == proc {
+			return single.NS
+		}
+	}
+
+	return 0
 }
 
 // report shows the decisions of the plan, its times beside those of single processors, and the bandwidth at which it
@@ -370,6 +397,7 @@ func candidateRows(list []*candidate) (rows [][]string) {
 				best = times.Median
 			}
 		}
+
 		for _, candidate := range list {
 			times, predicted := phase.of(candidate)
 			row := []string{candidate.Name, phase.name, ms(times.Median),
@@ -393,12 +421,14 @@ func showJoint(ui *cli.Streams, doc map[string]any, base *planir.Plan, soc *socs
 	if !ok {
 		return
 	}
+
 	sum := 0.0
 	for _, candidate := range list[1:] {
 		if slices.Contains(used, candidate.Name) {
 			sum += 1e9 / candidate.Decode.Median
 		}
 	}
+
 	rate := float64(bytes) / list[0].Decode.Median
 	bound := min(sum, joint*1e9/float64(bytes))
 	tps := 1e9 / list[0].Decode.Median
@@ -413,6 +443,7 @@ func decodeProcs(plan *planir.Plan) (names []string) {
 		if program.Rows != 1 {
 			continue
 		}
+
 		for _, section := range program.Sections {
 			for _, lane := range section.Lanes {
 				if !slices.Contains(names, lane.Proc) {

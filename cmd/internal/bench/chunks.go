@@ -27,7 +27,7 @@ var chunkRules = []struct{ label, by string }{
 	{"two in flight, exact", planir.ByExact},
 }
 
-// chunkResult is what a plan reached.
+// chunkResult holds the times of a plan.
 type chunkResult struct {
 	Plan      string  `json:"plan"`
 	MS        float64 `json:"ms"` // median of rounds
@@ -51,14 +51,15 @@ type laneIdle struct {
 }
 
 // Chunks measures a prompt of several chunks, one after the other and two in flight, in orders by the paper's rule and
-// by an exact search, in the same rounds. Operators are placed whole; products names a processor that computes all
-// products and nothing else but what quantises for them, as the NPU of the paper does, "" to leave that to solve.
+// by an exact search, in the same rounds. Operators are placed whole. As the NPU of the paper does, the processor named
+// products computes all products and their quantisers, and nothing else; "" leaves that to solve.
 func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string) error {
 	ctx := c.Context()
 	from, err := options.open()
 	if err != nil {
 		return err
 	}
+
 	defer from.Model.Close()
 	in := from.Input
 	in.Strategies = []planir.Strategy{planir.Single, planir.Padding}
@@ -68,6 +69,7 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 		}
 		in.WhatIf.OtherSoC = true // the costs are of the same processors, which now have fewer operators
 	}
+
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
 	var labels []string
@@ -94,6 +96,7 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 		}
 		plans, labels, predicted = append(plans, result.Plan), append(labels, rule.label), append(predicted, ns)
 	}
+
 	if err := opened.openAll(ctx, labels, plans); err != nil {
 		return err
 	}
@@ -101,6 +104,7 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 	if err != nil {
 		return err
 	}
+
 	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds,
 		options.PromptLen)
 	showChunks(ui, results)
@@ -132,23 +136,25 @@ func (f *fleet) prompts(ctx context.Context, predicted []int64, options *Options
 			}
 		}
 	}
+
 	for i, result := range results {
 		if err := result.summarise(results[0].samples); err != nil {
 			return nil, false, err
 		}
 		result.Idle = idleLanes(f.list[i], result, options.Rounds)
 	}
+
 	return results, virtual, nil
 }
 
-// byRole returns a SoC on which one processor computes products and what quantises for them, and no other does
-// products.
+// byRole returns a SoC on which one processor computes all products and their quantisers, and nothing else.
 func byRole(soc *socs.SoC, products string) (*socs.SoC, error) {
 	out := *soc
 	out.Processors = slices.Clone(soc.Processors)
 	if out.Processor(products) == nil {
 		return nil, diag.New(diag.ClassUsage, "--products: unknown processor %q of SoC %q", products, soc.Name)
 	}
+
 	matrix := []op.Kind{op.MatMul, op.ExpertMatMul}
 	for i := range out.Processors {
 		proc := &out.Processors[i]
@@ -161,6 +167,7 @@ func byRole(soc *socs.SoC, products string) (*socs.SoC, error) {
 			return slices.Contains(matrix, kind) != mine && !(mine && kind == op.QuantRows)
 		})
 	}
+
 	return &out, nil
 }
 
@@ -201,6 +208,7 @@ func idleLanes(plan *candidate, result *chunkResult, rounds int) (out []laneIdle
 			lane.Before, lane.MostMS = step.Node, waits[key]
 		}
 	}
+
 	slices.SortFunc(out, func(a, b laneIdle) int { return cmp.Compare(a.Proc, b.Proc) })
 	return out
 }
@@ -221,6 +229,7 @@ func showChunks(ui *cli.Streams, results []*chunkResult) {
 				fmt.Sprintf("%.2f", lane.IdleMS), lane.Before, fmt.Sprintf("%.2f", lane.MostMS)})
 		}
 	}
+
 	ui.Table([]string{"chunks", ">ms", ">95 % interval", ">predicted", ">error", ">/ one after the other"}, rows)
 	ui.Printf("\n")
 	ui.Table([]string{"chunks", "processor", ">busy ms", ">idle ms", "most of it before", ">ms"}, lanes)

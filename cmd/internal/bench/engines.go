@@ -260,8 +260,8 @@ func (b *enginesBench) model(
 	// All engines quantise by themselves; weights that are quantised already would be rounded twice.
 	measured.Stored = string(floatType(model))
 	if measured.Stored == "" {
-		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: other engines start from float weights",
-			model.StoredTypes())
+		return measured, diag.New(diag.ClassInput,
+			"its weights are stored as %v: other engines start from float weights", model.StoredTypes())
 	}
 	peers, err := b.peersFor(ctx, dir, path, model, &measured)
 	if err != nil {

@@ -39,6 +39,7 @@ type EnginesOptions struct {
 // validate checks all flags first, because measuring takes an hour.
 func (o *EnginesOptions) validate() (*enginesBench, error) {
 	bench := &enginesBench{EnginesOptions: o}
+
 	// Later checks rely on lists that are not empty, which checkNumbers makes sure of.
 	checks := []func() error{
 		o.checkNumbers, o.checkFormats, o.checkPeers, o.checkPrompts, o.checkCores, o.checkCombinations,

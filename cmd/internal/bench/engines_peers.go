@@ -243,7 +243,8 @@ func (p *pythonPeer) convert(
 	for i, form := range forms {
 		b.s.Notef("%s: %s %s", dir, p.python.Name, form)
 		limits := engines.Limits{Cores: b.Cores, Time: mostConversion}
-		folders[i], err = p.python.Convert(ctx, limits, path, dir, fmt.Sprintf("%.*s", digestDigits, digest), form, tokens)
+		name := fmt.Sprintf("%.*s", digestDigits, digest)
+		folders[i], err = p.python.Convert(ctx, limits, path, dir, name, form, tokens)
 		switch {
 		case ctx.Err() != nil:
 			return folders, skipped, ctx.Err()

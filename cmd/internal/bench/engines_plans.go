@@ -276,7 +276,8 @@ func (b *enginesBench) limitedPlan(
 	if err := b.writeWorkload(workloadFile, true); err != nil {
 		return enginesPlan{}, err
 	}
-	solve := append(b.solve(dir, model), "--workload", workloadFile, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)
+	solve := append(b.solve(dir, model), "--workload", workloadFile)
+	solve = append(solve, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)
 	if err := b.step(ctx, solve...); err != nil {
 		return enginesPlan{}, err
 	}

@@ -151,12 +151,14 @@ func (b *enginesBench) schemesQuality(
 		if err != nil {
 			return nil, err
 		}
+
 		for _, quality := range got {
 			if quality.Phase == phase {
 				list = append(list, quality)
 			}
 		}
 	}
+
 	return list, nil
 }
 
@@ -183,6 +185,7 @@ func phasePlan(on *trial.Model, path string, from *planir.Plan, phase string) (*
 			"model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
 			WithHint("name a --quality-model whose head is tied")
 	}
+
 	return plan, err
 }
 

@@ -78,8 +78,8 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	result := model.Match
 	out.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
 	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
-	out.text("%s (%s), cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the "+
-		"same weights for all.",
+	out.text("%s (%s), cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; "+
+		"the same weights for all.",
 		env.CPU, strings.Join(env.Features, " "), cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "),
 		float64(model.Parameters)/1e9, model.Stored)
 	processes := 0
@@ -135,7 +135,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	b.showQuality(out, model)
 }
 
-// showSpeeds writes one line for each task, engine and form, with what the form costs in quality where that is known.
+// showSpeeds writes one line for each task, engine and form, with the form's divergence where that is known.
 func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 	result := model.Match
 	header := []string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval",
@@ -273,7 +273,7 @@ func (b *enginesBench) showMemory(out *page, model *EnginesModel) {
 	out.table(header, rows)
 }
 
-// showQuality writes what the forms cost, where a text was given.
+// showQuality writes the divergence of each form from float32, where a text was given.
 func (b *enginesBench) showQuality(out *page, model *EnginesModel) {
 	if len(model.Quality) == 0 {
 		return

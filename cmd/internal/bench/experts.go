@@ -26,7 +26,7 @@ func tierSets() (out []planSet) {
 	return out
 }
 
-// expertResult is what a plan reached with a prompt, and what became of the rows that its routers sent to experts.
+// expertResult holds the speed of a plan with a prompt, and the shares of rows that its tiers moved or dropped.
 type expertResult struct {
 	*strategyResult
 	compare.TierUse
@@ -56,6 +56,7 @@ func Experts(c *cobra.Command, ui *cli.Streams, options *Options, prompts []int)
 	if err != nil {
 		return err
 	}
+
 	labels, plans = distinct(labels, plans)
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
@@ -66,6 +67,7 @@ func Experts(c *cobra.Command, ui *cli.Streams, options *Options, prompts []int)
 	if err != nil {
 		return err
 	}
+
 	ui.Printf("%s, %d interleaved rounds, %s loads\n", howMeasured(virtual), options.Rounds, from.Loads.Source)
 	results := withUse(measured, opened.list)
 	showExperts(ui, results)
@@ -73,7 +75,7 @@ func Experts(c *cobra.Command, ui *cli.Streams, options *Options, prompts []int)
 		"results": results})
 }
 
-// withUse adds to every result what its plan's tiers are and did.
+// withUse adds to every result the tiers of its plan and how they were used.
 func withUse(measured []*strategyResult, list []*candidate) (out []expertResult) {
 	for _, result := range measured {
 		at := slices.IndexFunc(list, func(c *candidate) bool { return c.Name == result.Plan })
@@ -126,12 +128,14 @@ func showExperts(ui *cli.Streams, results []expertResult) {
 				shares = append(shares, fmt.Sprintf("%.1f", share))
 			}
 		}
+
 		off := 100 * (result.TPS/result.PredictedPS - 1) // of the time
 		rows = append(rows, slices.Concat([]string{result.Task, result.Plan, compare.ShortGroups(result.Groups),
 			fmt.Sprint(result.Launches)}, shares, []string{fmt.Sprintf("%.1f", result.TPS),
 			fmt.Sprintf("%.1f..%.1f", result.Low, result.High), fmt.Sprintf("%.1f", result.PredictedPS),
 			fmt.Sprintf("%+.0f %%", off), fmt.Sprintf("%.2f", result.Solved)}))
 	}
+
 	ui.Table([]string{"task", "plan", "groups of a layer", ">launches", ">in slots %", ">beyond %", ">expected %",
 		">padding %", ">tokens/s", ">95 % interval", ">predicted", ">error of time", ">solved / this, time"}, rows)
 	for i, result := range results {

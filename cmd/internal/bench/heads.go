@@ -17,7 +17,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// HeadOptions say who computes what in Heads.
+// HeadOptions name the processors of Heads.
 type HeadOptions struct {
 	Estimate string  // processor that estimates scores, and nothing else
 	Beside   string  // processor that computes the rest
@@ -33,7 +33,7 @@ type headRow struct {
 	pipeline  bool   // a plan without one is refused
 }
 
-// headResult is what a plan reached with a prompt.
+// headResult holds the times of a plan with a prompt.
 type headResult struct {
 	*chunkResult
 	Prompt int `json:"prompt"`
@@ -77,12 +77,15 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 	if err != nil {
 		return err
 	}
+	longest := slices.Max(prompts)
 	for _, plan := range plans {
-		if longest := slices.Max(prompts); longest > plan.MaxContext {
-			return diag.New(diag.ClassUsage, "--prompt-len %d needs a context of as many tokens, the plan has %d", longest,
-				plan.MaxContext).WithHint("measure shorter prompts, or name a larger context in the workload")
+		if longest > plan.MaxContext {
+			return diag.New(diag.ClassUsage, "--prompt-len %d needs a context of as many tokens, the plan has %d",
+				longest, plan.MaxContext).
+				WithHint("measure shorter prompts, or name a larger context in the workload")
 		}
 	}
+
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
 	labels := make([]string, len(rows))
@@ -92,16 +95,13 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 	if err := opened.openAll(ctx, labels, plans); err != nil {
 		return err
 	}
+
 	var results []headResult
 	simulated := false
 	for _, prompt := range prompts {
-		predicted := make([]int64, len(plans))
-		for i, plan := range plans {
-			in := from.Input
-			rows[i].edit(&in, density)
-			if predicted[i], err = predictTask(in, plan, strategyTask{prompt}, 0); err != nil {
-				return fmt.Errorf("predict %q: %w", rows[i].label, err)
-			}
+		predicted, err := predictHeads(from.Input, rows, plans, density, prompt)
+		if err != nil {
+			return err
 		}
 		task := *options
 		task.PromptLen = prompt
@@ -114,6 +114,7 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 			results = append(results, headResultOf(row, plans[i], prompt))
 		}
 	}
+
 	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", howMeasured(simulated),
 		options.Rounds, 100*density)
 	showHeads(ui, results, rows[0].label)
@@ -121,13 +122,31 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 		"rounds": options.Rounds, "results": results})
 }
 
-// headRows returns the plans to compare. The first one is what times are compared with.
+// predictHeads returns the times in ns that the prices of each row predict for its plan with a prompt.
+func predictHeads(
+	from solver.Input, rows []headRow, plans []*planir.Plan, density float64, prompt int,
+) (predicted []int64, err error) {
+	for i, plan := range plans {
+		in := from
+		rows[i].edit(&in, density)
+		ns, err := predictTask(in, plan, strategyTask{prompt}, 0)
+		if err != nil {
+			return nil, fmt.Errorf("predict %q: %w", rows[i].label, err)
+		}
+		predicted = append(predicted, ns)
+	}
+	return predicted, nil
+}
+
+// headRows returns the plans to compare. The times of the others are compared with those of the first.
 func headRows(soc *socs.SoC, roles *HeadOptions) ([]headRow, error) {
 	for _, given := range []struct{ flag, name string }{{"estimate", roles.Estimate}, {"beside", roles.Beside}} {
 		if soc.Processor(given.name) == nil {
-			return nil, diag.New(diag.ClassUsage, "--%s: unknown processor %q of SoC %q", given.flag, given.name, soc.Name)
+			return nil, diag.New(diag.ClassUsage, "--%s: unknown processor %q of SoC %q", given.flag, given.name,
+				soc.Name)
 		}
 	}
+
 	if err := soc.Concurrent(roles.Estimate, roles.Beside); err != nil {
 		return nil, diag.New(diag.ClassUsage, "--estimate %s and --beside %s: %w", roles.Estimate, roles.Beside, err)
 	}
@@ -136,6 +155,7 @@ func headRows(soc *socs.SoC, roles *HeadOptions) ([]headRow, error) {
 		return nil, diag.New(diag.ClassUsage, "--estimate: processor %q does not execute operator %q", roles.Estimate,
 			op.Estimate)
 	}
+
 	all := func(op.Kind) bool { return true }
 	estimates := func(kind op.Kind) bool { return kind == op.Estimate }
 	rest := func(kind op.Kind) bool { return kind != op.Estimate }
@@ -169,7 +189,9 @@ func (r *headRow) edit(in *solver.Input, density float64) {
 }
 
 // headPlans solves for every row.
-func headPlans(ctx context.Context, from solver.Input, rows []headRow, density float64) (plans []*planir.Plan, err error) {
+func headPlans(
+	ctx context.Context, from solver.Input, rows []headRow, density float64,
+) (plans []*planir.Plan, err error) {
 	for i := range rows {
 		row, in := &rows[i], from
 		row.edit(&in, density)
@@ -186,7 +208,7 @@ func headPlans(ctx context.Context, from solver.Input, rows []headRow, density f
 	return plans, nil
 }
 
-// headResultOf adds what the plan decided about attention to what it reached.
+// headResultOf adds the plan's decisions about attention to its times.
 func headResultOf(row *chunkResult, plan *planir.Plan, prompt int) headResult {
 	out := headResult{chunkResult: row, Prompt: prompt}
 	for _, program := range plan.Program.Programs {
@@ -197,6 +219,7 @@ func headResultOf(row *chunkResult, plan *planir.Plan, prompt int) headResult {
 			}
 		}
 	}
+
 	if plan.Attention != nil && len(plan.Attention.Pipelines) > 0 {
 		pipeline := &plan.Attention.Pipelines[0]
 		out.Launches, out.Turns = len(pipeline.Launches), len(pipeline.Turns)
@@ -212,15 +235,16 @@ func showHeads(ui *cli.Streams, results []headResult, first string) {
 		if result.Launches > 0 {
 			heads = fmt.Sprintf("%d launches, %d turns", result.Launches, result.Turns)
 		}
-		row := []string{fmt.Sprint(result.Prompt), result.Plan, fmt.Sprintf("%d of %d", result.Sparse, result.Programs), heads,
-			fmt.Sprintf("%.2f", result.MS), fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-", "-",
-			fmt.Sprintf("%.3f", 1/result.Ratio)}
+		row := []string{fmt.Sprint(result.Prompt), result.Plan,
+			fmt.Sprintf("%d of %d", result.Sparse, result.Programs), heads, fmt.Sprintf("%.2f", result.MS),
+			fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-", "-", fmt.Sprintf("%.3f", 1/result.Ratio)}
 		if result.Predicted > 0 {
 			row[6] = fmt.Sprintf("%.2f", result.Predicted)
 			row[7] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/result.MS-1))
 		}
 		rows = append(rows, row)
 	}
+
 	ui.Table([]string{">prompt", "attention", "sparse programs", "pipeline", ">ms", ">95 % interval", ">predicted",
 		">error", ">" + first + " / this"}, rows)
 }

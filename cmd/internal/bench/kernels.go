@@ -26,7 +26,7 @@ type KernelsOptions struct {
 	Rounds         int
 }
 
-// Kernels measures the host's kernels against what bounds them on this CPU.
+// Kernels measures the host's kernels against the rate of arithmetic or memory that bounds them on this CPU.
 func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) error {
 	const mostRounds = 1000
 	if options.Rounds < 1 || options.Rounds > mostRounds {
@@ -40,15 +40,18 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 	if err != nil {
 		return err
 	}
+
 	drv := host.New()
 	cores, err := benchCores(ctx, drv, options.Cores)
 	if err != nil {
 		return err
 	}
+
 	measuring := profiler.KernelOptions{
 		Driver: drv, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores,
 		Rounds: options.Rounds, Seed: 1,
 	}
+
 	// Measuring takes a minute or more, so each round moves a bar.
 	line := ui.Line(false)
 	measuring.Progress = func(round int) { line.Bar("round", round, options.Rounds, "") }
@@ -57,6 +60,7 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 	if err != nil {
 		return err
 	}
+
 	for i := range list {
 		// Arithmetic on registers alone takes the same time whenever the core is idle.
 		if bound := &list[i]; bound.Of == "" && bound.Unit == "Gop/s" && bound.Spread > restless {
@@ -65,6 +69,7 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 			break
 		}
 	}
+
 	environment := profiler.ThisMachine(cores, best.Name)
 	ui.Printf("%s, cores %s, %d rounds\n", environment.CPU, coreList(cores), options.Rounds)
 	showKernels(ui, list)
@@ -81,6 +86,7 @@ func kernelSets(name string) (sets []string, err error) {
 		}
 		return []string{set.Name}, nil
 	}
+
 	for _, set := range kernel.Sets() {
 		if set.Name != "reference" {
 			sets = append([]string{set.Name}, sets...)
@@ -89,8 +95,7 @@ func kernelSets(name string) (sets []string, err error) {
 	return sets, nil
 }
 
-// showKernels prints the rate of each kernel, its share of what bounds it, and the mark that the
-// share has to reach.
+// showKernels prints the rate of each kernel, its share of the bound, and the share that it has to reach.
 func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 	var rows [][]string
 	for i := range list {
@@ -106,12 +111,14 @@ func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 				mark += " not reached"
 			}
 		}
+
 		rows = append(rows, []string{
 			measured.Set, strconv.Itoa(measured.Cores), measured.What, measured.Shape,
 			fmt.Sprintf("%.4g", measured.Rate), measured.Unit,
 			of, share, interval, strconv.Itoa(measured.Rounds), ofAll, mark,
 		})
 	}
+
 	ui.Table([]string{
 		"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds",
 		">of all %", "mark %",
@@ -137,6 +144,7 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 	if err != nil {
 		return nil, err
 	}
+
 	var usable []int
 	for _, device := range devices {
 		// Devices of one core list the usable cores; the others are groups of these.
@@ -144,9 +152,11 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 			usable = append(usable, device.Cores[0])
 		}
 	}
+
 	if text == "" {
 		return usable[:min(2, len(usable))], nil
 	}
+
 	var cores []int
 	for part := range strings.SplitSeq(text, ",") {
 		core, err := strconv.Atoi(part)
@@ -156,7 +166,9 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 				coreList(usable)).
 				WithHint("for example --cores %s", coreList(usable[:min(2, len(usable))]))
 		}
+
 		cores = append(cores, core)
 	}
+
 	return cores, nil
 }

@@ -46,11 +46,13 @@ func Meeting(ctx context.Context, ui *cli.Streams, options *MeetingOptions) erro
 	if options.Rounds < 1 || options.Rounds > mostRounds {
 		return diag.New(diag.ClassUsage, "--rounds %d: want 1 to %d", options.Rounds, mostRounds)
 	}
+
 	list, release, err := meetings(ctx, options)
 	defer release()
 	if err != nil {
 		return err
 	}
+
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
 	line := ui.Line(false)
 	const warm = 5
@@ -65,8 +67,10 @@ func Meeting(ctx context.Context, ui *cli.Streams, options *MeetingOptions) erro
 				list[i].met = append(list[i].met, met)
 			}
 		}
+
 		line.Bar("round", max(0, round), options.Rounds, "")
 	}
+
 	line.End()
 	var rows [][]string
 	for _, m := range list {
@@ -78,6 +82,7 @@ func Meeting(ctx context.Context, ui *cli.Streams, options *MeetingOptions) erro
 		rows = append(rows, []string{fmt.Sprint(m.Columns), m.Config, wait, micros(m.P50NS), micros(m.P95NS),
 			micros(m.CoreNS)})
 	}
+
 	ui.Table([]string{">columns", "options", "wait", ">p50 us", ">p95 us", ">core us"}, rows)
 	return ui.Result(map[string]any{"driver": options.Driver, "select": options.Select, "rounds": options.Rounds,
 		"meetings": list})
@@ -115,21 +120,25 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 			from = candidate
 		}
 	}
+
 	if from == nil {
 		return nil, release, diag.New(diag.ClassUsage, "--driver %q: this program has no such driver", options.Driver)
 	}
+
 	var compiler driver.Compiler
 	for _, candidate := range bindings.Compilers(nil) {
 		if candidate.Name() == options.Driver {
 			compiler = candidate
 		}
 	}
+
 	for _, columns := range meetingColumns {
 		for _, text := range options.Configs {
 			config, err := meetingConfig(options.Select, text)
 			if err != nil {
 				return nil, release, err
 			}
+
 			for _, wait := range capability.Waitings {
 				lane, closeAll, err := profiler.OpenMeeting(ctx, from, compiler, config, wait, columns)
 				closers = append(closers, closeAll...)
@@ -140,6 +149,7 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 			}
 		}
 	}
+
 	return list, release, nil
 }
 

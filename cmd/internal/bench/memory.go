@@ -10,23 +10,23 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// memoryWatch reads memory before every round. Decoding waits for memory, so its prediction holds only while memory is as
-// fast as it was when the SoC was probed and profiled.
+// memoryWatch reads memory before every round. Decoding waits for memory, so its prediction holds only while memory is
+// as fast as it was when the SoC was probed and profiled.
 type memoryWatch struct {
-	processor *socs.Processor  // whose cores read
+	processor *socs.Processor  // its cores read
 	stream    *profiler.Stream // nil: nothing is watched
 	gbps      []float64
 }
 
-// memoryReport is what a watch saw.
+// memoryReport compares the bandwidth before the rounds with that of the probe.
 type memoryReport struct {
-	Processor  string       `json:"processor"` // whose cores read
+	Processor  string       `json:"processor"` // its cores read
 	ProbedGBps float64      `json:"probed_gbps"`
 	GBps       stat.Summary `json:"gbps"` // of the rounds
 }
 
-// openMemoryWatch allocates what the processor of this machine with the most cores reads. Of a simulated SoC nothing is
-// watched.
+// openMemoryWatch allocates the memory that the processor of this machine with the most cores reads. The watch of a
+// simulated SoC does nothing.
 func openMemoryWatch(ctx context.Context, soc *socs.SoC) (*memoryWatch, error) {
 	watch := &memoryWatch{}
 	for i := range soc.Processors {
@@ -35,9 +35,11 @@ func openMemoryWatch(ctx context.Context, soc *socs.SoC) (*memoryWatch, error) {
 			watch.processor = proc
 		}
 	}
+
 	if watch.processor == nil {
 		return watch, nil
 	}
+
 	var err error
 	watch.stream, err = profiler.OpenStream(ctx, host.New(), watch.processor.Cores, soc.LastCacheBytes())
 	return watch, err
@@ -53,7 +55,7 @@ func (w *memoryWatch) look(ctx context.Context) error {
 	return err
 }
 
-// show prints what was seen, beside what the SoC file says.
+// show prints the bandwidth before the rounds, beside that of the SoC file. It returns nil if nothing was watched.
 func (w *memoryWatch) show(ui *cli.Streams) (*memoryReport, error) {
 	if len(w.gbps) == 0 {
 		return nil, nil
@@ -62,8 +64,8 @@ func (w *memoryWatch) show(ui *cli.Streams) (*memoryReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	ui.Printf("\nmemory before the rounds, read by %s: %.1f GB/s (%.1f..%.1f); when the SoC was probed: %.1f. Decoding "+
-		"takes\nthat much more or less time than predicted, where it waits for memory.\n", w.processor.Name,
+	ui.Printf("\nmemory before the rounds, read by %s: %.1f GB/s (%.1f..%.1f); when the SoC was probed: %.1f. "+
+		"Decoding takes\nthat much more or less time than predicted, where it waits for memory.\n", w.processor.Name,
 		summary.Median, summary.Low, summary.High, w.processor.BandwidthGBps)
 	return &memoryReport{w.processor.Name, w.processor.BandwidthGBps, summary}, nil
 }

@@ -20,15 +20,15 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// OutlierOptions say who computes what in Outliers.
+// OutlierOptions name the processors of Outliers.
 type OutlierOptions struct {
 	Products string  // processor that computes products, with static scales
-	Beside   string  // processor that computes the rest, and what the scales cut off
+	Beside   string  // processor that computes the rest, with the products of outliers
 	Behind   string  // processor that takes turns with Products; "": the first that has its first core
-	Share    float64 // of the channels that exceed their scale, where no calibration says the scales
+	Share    float64 // of the channels that exceed their scale, where there is no calibration
 }
 
-// outlierRow is one way to execute what static scales cut off.
+// outlierRow is one way to execute the products of outliers, which static scales cut off.
 type outlierRow struct {
 	label  string
 	scheme op.Scheme
@@ -44,20 +44,22 @@ type outlierResult struct {
 	Beyond   int64   `json:"calls_beyond_bound"`
 }
 
-// Outliers measures what shadow outliers cost (llm.npu 3.3 and 4.4) in a prompt: none, whose activations are clipped,
-// beside those that another processor computes at the same time, those that the same core computes before or after the
-// product, and everything on that core, in the same rounds. Operators are placed whole.
+// Outliers measures the cost of shadow outliers (llm.npu 3.3 and 4.4) in a prompt. It compares, in the same rounds:
+// none, with clipped activations; another processor that computes them at the same time; the same core, before or after
+// the product; and everything on that core. Operators are placed whole.
 func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *OutlierOptions) error {
 	ctx := c.Context()
 	from, err := options.open()
 	if err != nil {
 		return err
 	}
+
 	defer from.Model.Close()
 	rows, err := outlierRows(from.SoC, roles)
 	if err != nil {
 		return err
 	}
+
 	if from.Calibration == nil {
 		tokens := runcmd.BenchPrompt(options.PromptLen, from.Model.Vocab, 0)
 		if from.Calibration, err = observed(ctx, from.Model, tokens, roles.Share); err != nil {
@@ -65,10 +67,12 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 		}
 		ui.Printf("static scales from the prompt itself: %.2g %% of the channels exceed them\n", 100*roles.Share)
 	}
+
 	plans, predicted, err := outlierPlans(ctx, from.Input, rows, options)
 	if err != nil {
 		return err
 	}
+
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
 	defer opened.close()
 	labels := make([]string, len(rows))
@@ -82,6 +86,7 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 	if err != nil {
 		return err
 	}
+
 	var results []outlierResult
 	for i, row := range times {
 		result := outlierResult{chunkResult: row}
@@ -94,6 +99,7 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 		result.Channels = float64(channels) / float64(max(1, calls))
 		results = append(results, result)
 	}
+
 	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds,
 		options.PromptLen)
 	showOutliers(ui, results)
@@ -124,6 +130,7 @@ func outlierPlans(ctx context.Context, in solver.Input, rows []outlierRow, optio
 		}
 		plans, predicted = append(plans, result.Plan), append(predicted, ns)
 	}
+
 	return plans, predicted, nil
 }
 
@@ -138,6 +145,7 @@ func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 				soc.Name)
 		}
 	}
+
 	behind := roles.Behind
 	mine := soc.Processor(roles.Products).Cores
 	for i := range soc.Processors {
@@ -148,6 +156,7 @@ func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 			behind = other.Name
 		}
 	}
+
 	matrix := []op.Kind{op.MatMul, op.ExpertMatMul, op.GroupMatMul}
 	products := func(kind op.Kind) bool { return slices.Contains(matrix, kind) || kind == op.QuantRows }
 	rest := func(kind op.Kind) bool { return !slices.Contains(matrix, kind) }
@@ -174,6 +183,7 @@ func withRoles(soc *socs.SoC, control string, roles map[string]func(op.Kind) boo
 		if permits == nil {
 			continue
 		}
+
 		if len(proc.Kinds) == 0 {
 			proc.Kinds = op.Kinds
 		}
@@ -195,6 +205,7 @@ func observed(ctx context.Context, model *models.Model, tokens []int32, share fl
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range cal.Activations {
 		activation := &cal.Activations[i]
 		exceeding := max(1, int(share*float64(activation.K)+0.5))
@@ -202,6 +213,7 @@ func observed(ctx context.Context, model *models.Model, tokens []int32, share fl
 		cal.Exceeding = append(cal.Exceeding, calibration.Exceeding{Class: activation.Class, Layer: activation.Layer,
 			Counts: []calibration.Count{{Rows: len(tokens), Mean: float64(exceeding), Most: exceeding}}})
 	}
+
 	return cal, cal.Validate()
 }
 
@@ -227,6 +239,7 @@ func showOutliers(ui *cli.Streams, results []outlierResult) {
 				fmt.Sprintf("%.2f", lane.IdleMS), lane.Before, fmt.Sprintf("%.2f", lane.MostMS)})
 		}
 	}
+
 	ui.Table([]string{"outliers", ">ms", ">95 % interval", ">predicted", ">error", ">over none", ">predicted over none",
 		">channels", ">most", ">beyond"}, rows)
 	ui.Printf("\n")

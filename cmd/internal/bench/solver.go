@@ -66,10 +66,12 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	}
 	wasm, wasmErr := highs.Open()
 	if wasmErr == nil {
-		if err := wasm.Start(ctx); err != nil { // compiled before the clock starts
+		// The code is compiled before the clock starts.
+		if err := wasm.Start(ctx); err != nil {
 			return err
 		}
 	}
+
 	log := solving.NewLog(ui)
 	watch := &problem.Watch{Started: log.Started, Done: log.Done}
 	engine := watch.Engine(exact.Engine{})
@@ -93,7 +95,8 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 			return err
 		}
 	}
-	// a solve that was cut off at the limit has no result, and is no failure
+
+	// A solve that was cut off at the limit has no result, and is no failure.
 	for i := range log.Solves {
 		if solved := &log.Solves[i]; solved.Failed != "" && solved.MS >= float64(o.Limit.Milliseconds()) {
 			solved.Status = "given up"
@@ -145,6 +148,7 @@ func showSolves(out *page, list []solving.Solved) {
 		rows = append(rows, []string{solved.Problem, fmt.Sprint(solved.Choices), solved.Engine, solved.Status, gap,
 			size, fmt.Sprint(solved.Nodes), fmt.Sprintf("%.1f", solved.MS)})
 	}
+
 	out.table([]string{"problem", ">choices", "engine", "status", ">gap", ">variables x constraints", ">nodes", ">ms"},
 		rows)
 }
@@ -163,6 +167,7 @@ func (o *SolverOptions) compare(
 	if err != nil {
 		return nil, err
 	}
+
 	var list []pairOfBuilds
 	var rows [][]string
 	for _, model := range models {
@@ -176,6 +181,7 @@ func (o *SolverOptions) compare(
 				fmt.Sprintf("%s: over %v", late, o.Limit), "-", "-", "-"})
 			continue
 		}
+
 		list = append(list, *builds)
 		same := "no"
 		if builds.SameX {
@@ -186,6 +192,7 @@ func (o *SolverOptions) compare(
 			fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High), fmt.Sprintf("%.6g", builds.Objective),
 			fmt.Sprintf("%.1g", builds.Apart), same})
 	}
+
 	out.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: "+
 		"medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
 		"Answers that are no further apart than the engines' tolerance may have other values of variables.",
@@ -204,6 +211,7 @@ func comparedModels() (list []*milp.Model, err error) {
 		}
 		list = append(list, model)
 	}
+
 	for _, experts := range []int{16, 32} {
 		tiers := problem.GenerateTiers(1, 1, experts, 8)
 		model, _, err := tiers.MILP()
@@ -240,11 +248,13 @@ func (o *SolverOptions) compareModel(ctx context.Context, model *milp.Model, eng
 			answers[build] = result
 		}
 	}
+
 	// Two builds of one version that disagree mean an error of the build, not of the model.
 	if a, b := answers[0].Objective, answers[1].Objective; math.Abs(a-b) > milp.Tolerance*max(1, math.Abs(a)) {
 		return nil, "", diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v",
 			model.Name, a, b)
 	}
+
 	for j := range answers[0].X {
 		builds.SameX = builds.SameX && answers[0].X[j] == answers[1].X[j]
 	}
@@ -289,6 +299,7 @@ func posed(ctx context.Context, input *solver.Input) (*problem.Joint, error) {
 	if joint.joint != nil {
 		return joint.joint, nil
 	}
+
 	// No limit binds programs together, so the joint problem is the partitions side by side.
 	j := &problem.Joint{Name: "plan without limits"}
 	seen := map[string]bool{}
@@ -298,5 +309,6 @@ func posed(ctx context.Context, input *solver.Input) (*problem.Joint, error) {
 			j.Parts = append(j.Parts, problem.Part{Partition: partition, Weight: 1})
 		}
 	}
+
 	return j, nil
 }

@@ -6,13 +6,11 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/profiler/stat"
@@ -59,7 +57,7 @@ func (t strategyTask) String() string {
 	return fmt.Sprintf("prefill %d", t.Prompt)
 }
 
-// strategyResult is what one plan reached in one task.
+// strategyResult holds the speed of one plan in one task.
 type strategyResult struct {
 	Task        string  `json:"task"`
 	Plan        string  `json:"plan"`
@@ -82,12 +80,15 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	if err != nil {
 		return err
 	}
+
 	defer from.Model.Close()
 	labels, plans, err := solveSets(ctx, ui, from.Input, strategySets(from.SoC), slices.Max(prompts)+options.Gen)
 	if err != nil {
 		return err
 	}
+
 	labels, plans = distinct(labels, plans)
+
 	// HeteroInfer's fast synchronisation (4.3) against none: the same program, whose lanes wait in the other way.
 	if other, how := otherWaits(plans[0]); other != nil {
 		labels, plans = append(labels, labels[0]+how), append(plans, other)
@@ -101,6 +102,7 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	if err != nil {
 		return err
 	}
+
 	ui.Printf("%s, %d interleaved rounds, decode: mean of %d tokens after %d\n", howMeasured(virtual), options.Rounds,
 		options.Gen, slices.Min(prompts))
 	showStrategies(ui, results)
@@ -135,21 +137,21 @@ func slotsOf(plan *planir.Plan) (out [][]int) {
 	return out
 }
 
-// otherWaits returns the same plan with another way of waiting for devices, and what its label says of that: drivers
-// wake the lanes; or, where all of them do already, lanes sleep for as long as a call is expected to take. It is nil
-// without a device.
+// otherWaits returns the same plan with another way of waiting for devices, and the words for its label; nil without a
+// device. Drivers wake the lanes or, where all of them do already, lanes sleep for the predicted time of a call.
 func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	other := *plan
 	other.Procs = slices.Clone(plan.Procs)
 	var devices []*planir.Proc
 	for i := range other.Procs {
-		if proc := &other.Procs[i]; proc.Driver == opencl.Name {
-			devices = append(devices, proc)
+		if other.Procs[i].Driver == opencl.Name {
+			devices = append(devices, &other.Procs[i])
 		}
 	}
 	if len(devices) == 0 {
 		return nil, ""
 	}
+
 	wait, how := capability.WaitEvent, ", waits for events"
 	if !slices.ContainsFunc(devices, func(proc *planir.Proc) bool { return proc.Wait != capability.WaitEvent }) {
 		wait, how = capability.WaitSleep, ", predicted sleep"
@@ -185,9 +187,8 @@ func measureTasks(
 	}
 	for _, prompt := range tasks {
 		for _, plan := range list {
-			if e := plan.machine.Emulated(); len(e) > 0 {
-				return nil, false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a "+
-					"device's", plan.Name, strings.Join(e, ", "))
+			if err := plan.refuseEmulator(); err != nil {
+				return nil, false, err
 			}
 			if err := add(strategyTask{prompt}, plan); err != nil {
 				return nil, false, err
@@ -244,6 +245,7 @@ func summarise(results []*strategyResult) error {
 		if err != nil {
 			return err
 		}
+
 		rate := result.tokens * 1e9
 		result.TPS, result.Low, result.High = rate/times.Median, rate/times.High, rate/times.Low
 		ratios := make([]float64, len(result.samples))
@@ -255,8 +257,8 @@ func summarise(results []*strategyResult) error {
 	return nil
 }
 
-// predictTask returns what a task takes in ns by the prices of a plan: of a prompt the chunks that the plan's decider
-// chooses, each with attention over what was processed before it, of decoding a token at the given position.
+// predictTask returns the time of a task in ns by the prices of a plan. A prompt takes the chunks that the plan's decider
+// chooses, each with attention over the chunks before it; decoding takes a token at the given position.
 func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position int) (ns int64, err error) {
 	caller, err := solver.NewCaller(in, plan)
 	if err != nil {
@@ -265,6 +267,7 @@ func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position
 	if task.Prompt == 0 {
 		return caller.NS(1, position)
 	}
+
 	times := serving.TimesOf(plan)
 	for done := 0; done < task.Prompt; {
 		tokens, _ := times.Chunk(task.Prompt - done)
@@ -275,6 +278,7 @@ func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position
 		}
 		ns += chunk
 	}
+
 	return ns, nil
 }
 
