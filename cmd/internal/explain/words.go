@@ -29,7 +29,8 @@ func shareText(part, all int64) string {
 
 // against compares a program with its best single processor.
 func against(st *explain.ProgramTimes) string {
-	switch gain := st.Gain(); {
+	gain := st.Gain()
+	switch {
 	case st.Best == nil:
 		return "; no single processor could execute all of it"
 	case gain < 1.005:
@@ -40,7 +41,7 @@ func against(st *explain.ProgramTimes) string {
 	}
 }
 
-// spoken says what programs are for.
+// spoken returns the purposes of programs in words.
 func spoken(programs []string) []string {
 	var out, sizes []string
 	for _, name := range programs {
@@ -54,6 +55,7 @@ func spoken(programs []string) []string {
 			sizes = append(sizes, rows)
 		}
 	}
+
 	if sizes != nil {
 		out = append(out, "prompts of up to "+cli.Enumerate(sizes)+" tokens")
 	}
@@ -69,8 +71,8 @@ func change(ratio float64) string {
 	return fmt.Sprintf("%+.1f %%", 100*(ratio-1))
 }
 
-// besideProbe puts the rate at which weights are read beside the probed one, both in GB/s. A rate above the probed one
-// comes with the reasons that there may be.
+// besideProbe compares the rate at which weights are read with the probed one, both in GB/s. It gives possible reasons
+// for a rate above the probed one.
 func besideProbe(rate, probed float64, procs string) string {
 	if rate <= 1.05*probed {
 		return fmt.Sprintf("%s can read %.1f", procs, probed)
