@@ -86,6 +86,9 @@ func (p *piece) bytes() int64 {
 	return to - from
 }
 
+// whole reports whether the chunk has the size of all chunks but the last ones of blobs.
+func (p *piece) whole() bool { return p.bytes() == p.blob.chunk }
+
 // leastLanes is from how many chunks on it takes less time to hash them side by side, as many as shalanes.Lanes, than
 // one after another.
 func leastLanes() int {
@@ -145,42 +148,55 @@ func (p *progress) end(i int) {
 	p.passed(p.pieces)
 }
 
-// portion is chunks of one size of a blob, in their order: what a core takes at a time.
+// portion is chunks in their order: what a core takes at a time. Chunks of several blobs are in one, so that what is left
+// of a blob is hashed side by side too.
 type portion []piece
 
 // portionBytes is what a portion has, where that is enough chunks to hash side by side: a large page, and
 // little enough that cores end together.
 const portionBytes = 2 << 20
 
-// divide makes portions.
+// divide makes portions. Chunks that end a blob early count for nothing in them.
 func divide(wanted []piece) (work []portion) {
-	for from := 0; from < len(wanted); {
-		first := &wanted[from]
-		most := max(int(portionBytes/first.blob.chunk), shalanes.Lanes(), 1)
-		to := from + 1
-		for to < len(wanted) && to-from < most && wanted[to].blob == first.blob && wanted[to].bytes() == first.bytes() {
-			to++
+	for len(wanted) > 0 {
+		most := max(int(portionBytes/wanted[0].blob.chunk), shalanes.Lanes(), 1)
+		taken := 0
+		for whole := 0; taken < len(wanted) && whole < most; taken++ {
+			if wanted[taken].whole() {
+				whole++
+			}
 		}
-		work = append(work, wanted[from:to])
-		from = to
+		work = append(work, wanted[:taken])
+		wanted = wanted[taken:]
 	}
 	return work
 }
 
-// verify checks the chunks of a portion, side by side where there are enough.
+// verify checks the chunks of a portion, side by side where there are enough of one size.
 func (p portion) verify() {
 	p.populate()
-	least, most := max(leastLanes(), 2), shalanes.Lanes()
-	for len(p) > 0 {
-		group := p[:min(len(p), max(most, 1))]
-		p = p[len(group):]
-		if len(group) >= least && group[0].bytes()%shalanes.Block == 0 && shalanes.Available() {
+	whole := make(portion, 0, len(p))
+	for k := range p {
+		if p[k].whole() {
+			whole = append(whole, p[k])
+		} else {
+			p[k : k+1].verifyEach()
+		}
+	}
+	least, most := max(leastLanes(), 2), max(shalanes.Lanes(), 1)
+	for group := range slices.Chunk(whole, most) {
+		if len(group) >= least && shalanes.Available() {
 			verifyLanes(group)
-			continue
+		} else {
+			group.verifyEach()
 		}
-		for k := range group {
-			_ = group[k].verifyChunk(group[k].chunk) // the caller that needs the chunk reports it
-		}
+	}
+}
+
+// verifyEach checks chunks one after another. The caller that needs a wrong one reports it.
+func (p portion) verifyEach() {
+	for k := range p {
+		_ = p[k].verifyChunk(p[k].chunk)
 	}
 }
 
@@ -188,7 +204,8 @@ func (p portion) verify() {
 func (p portion) populate() {
 	for from := 0; from < len(p); {
 		to := from + 1
-		for to < len(p) && p[to].mapped == p[from].mapped && p[to].chunk == p[to-1].chunk+1 {
+		for to < len(p) && p[to].blob == p[from].blob && p[to].mapped == p[from].mapped &&
+			p[to].chunk == p[to-1].chunk+1 {
 			to++
 		}
 		if first := &p[from]; first.mapped && first.region != nil {
