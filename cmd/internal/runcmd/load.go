@@ -43,7 +43,7 @@ func Load(
 	}
 	done := func() {}
 	if err == nil {
-		drivers, done = bundle.programs(ui, drivers, false)
+		drivers, done = bundle.programs(ui, plan, drivers, false)
 	}
 	defer done() // all programs are loaded by then
 	if err == nil {

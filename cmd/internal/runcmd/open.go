@@ -256,10 +256,15 @@ func (b *opened) computed(plan *planir.Plan) (*prefix.Prefix, error) {
 	return prefix.Decode(data, plan)
 }
 
-// programs gives the drivers that build programs the binaries of the bundle, and a cache for what they build; strict
-// refuses to build. The function that is returned closes the cache, and warns where what was built is not kept.
-func (b *opened) programs(ui *cli.Streams, drivers []driver.Driver, strict bool) ([]driver.Driver, func()) {
-	if !slices.ContainsFunc(drivers, func(d driver.Driver) bool { _, ok := d.(driver.Prebuilder); return ok }) {
+// programs gives the drivers that build programs for the plan the binaries of the bundle, and a cache for what they
+// build; strict refuses to build. The function that is returned closes the cache, and warns where what was built is not kept.
+func (b *opened) programs(ui *cli.Streams, plan *planir.Plan, drivers []driver.Driver, strict bool) ([]driver.Driver,
+	func()) {
+	builds := func(drv driver.Driver) bool {
+		_, builds := drv.(driver.Prebuilder)
+		return builds && slices.ContainsFunc(plan.Procs, func(proc planir.Proc) bool { return proc.Driver == drv.Name() })
+	}
+	if !slices.ContainsFunc(drivers, builds) {
 		return drivers, func() {}
 	}
 	store := &programs.Store{Refuse: strict, Bundle: func(name string) ([]byte, bool) {

@@ -110,7 +110,7 @@ func (x *execution) readPlan(list func(*planir.Plan) ([]driver.Driver, error)) (
 	}
 	x.watch.mark("read the plan")
 	if x.drivers, err = list(x.plan); err == nil {
-		x.drivers, x.done = x.bundle.programs(x.ui, x.drivers, x.strict)
+		x.drivers, x.done = x.bundle.programs(x.ui, x.plan, x.drivers, x.strict)
 	}
 	return err
 }
