@@ -23,6 +23,7 @@ type Part struct {
 // be nil, learns meanwhile of how many of the parts, from the first on, all chunks have been looked at; its calls come
 // one at a time, with ever larger numbers. Ahead reports nothing: Range refuses what is wrong or not in the bundle.
 func (b *Bundle) Ahead(ctx context.Context, parts []Part, through func(parts int)) {
+	b.early.end() // or both would check the same chunks
 	var wanted []piece
 	taken := map[*blob][]uint64{}   // one bit per chunk
 	ends := make([]int, len(parts)) // how many of wanted must have been looked at for a part
@@ -40,6 +41,44 @@ func (b *Bundle) Ahead(ctx context.Context, parts []Part, through func(parts int
 			through(passed)
 		}
 	})
+}
+
+// early is what Anticipate began.
+type early struct {
+	stop context.CancelFunc
+	done chan struct{} // closed when it reads the bundle no more
+}
+
+// end stops the checks, and returns when they read the bundle no more.
+func (e *early) end() {
+	if e != nil {
+		e.stop()
+		<-e.done
+	}
+}
+
+// Anticipate begins to check weights on one core, in the order of the manifest. It is for a caller that will need most
+// of them and does not know yet which first. It may be called once, before other methods. Ahead and Close end it, and
+// what is wrong is refused by Range alone.
+func (b *Bundle) Anticipate() {
+	ctx, stop := context.WithCancel(context.Background())
+	begun := &early{stop: stop, done: make(chan struct{})}
+	b.early = begun
+	go func() {
+		defer close(begun.done)
+		for _, x := range b.blobs {
+			if x.Role != RoleWeights {
+				continue
+			}
+			all := Part{Blob: x.Name, Bytes: x.Bytes}
+			for _, work := range divide(b.missing(nil, map[*blob][]uint64{}, all)) {
+				if ctx.Err() != nil {
+					return
+				}
+				work.verify()
+			}
+		}
+	}()
 }
 
 // missing appends the chunks of a part that were neither taken nor found good before.

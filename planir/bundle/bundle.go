@@ -52,6 +52,7 @@ type Bundle struct {
 	blobs    []*blob
 	copies   []*mem.Region
 	room     []byte // what is left of the last copy that small blobs share
+	early    *early // nil: nothing is checked before it is asked for
 }
 
 // blob is the memory of one blob, and which of its chunks were compared with their digests. A bundle in a file carries
@@ -570,6 +571,7 @@ func (b *Bundle) Close() error {
 	if b.store == nil {
 		return nil
 	}
+	b.early.end()
 	errs := []error{b.store.close()}
 	for _, region := range b.copies {
 		errs = append(errs, region.Close())

@@ -38,8 +38,9 @@ type execution struct {
 
 // run executes a bundle as the flags say. list yields the drivers that may open the processors of its plan.
 //
-// What takes long runs side by side: the tokenizer is read while processors are opened, and weights are loaded on
-// demand while the prompt is read. A plan that this machine refuses to execute is still told of a wrong prompt
+// What takes long runs side by side: weights are verified from the moment the bundle's signature is, first in the order
+// of the file, and in that of their use once the plan is read and its processors are open. The tokenizer is read
+// meanwhile. A plan that this machine refuses to execute is still told of a wrong prompt
 // first.
 func run(
 	ctx context.Context, ui *cli.Streams, path string, flags *options,
@@ -64,6 +65,7 @@ func run(
 		return err
 	}
 	defer x.bundle.Close()
+	x.bundle.Anticipate()
 	vocabulary := beside(x.bundle.tokenizer)
 	defer func() { _, _ = vocabulary() }() // it reads the bundle
 	x.watch.mark("open and verify the bundle")
