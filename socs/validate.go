@@ -92,15 +92,23 @@ func (v *validator) few(path, what string, n, most int) bool {
 	return n <= most
 }
 
-// name checks a name that occurs in paths and plans.
-func (v *validator) name(path, s string) {
-	ok := s != "" && len(s) <= maxName
-	for i := 0; ok && i < len(s); i++ {
-		char := s[i]
+// CheckName refuses what is no name of a SoC or of a processor: names occur in paths and plans.
+func CheckName(name string) error {
+	ok := name != "" && len(name) <= maxName
+	for i := 0; ok && i < len(name); i++ {
+		char := name[i]
 		ok = char >= 'a' && char <= 'z' || char >= '0' && char <= '9' || char == '-' || char == ':' || char == '_'
 	}
 	if !ok {
-		v.add(path, "name %q, want 1..%d lower case letters, digits and -:_", clip(s), maxName)
+		return fmt.Errorf("name %q, want 1..%d lower case letters, digits and -:_", clip(name), maxName)
+	}
+	return nil
+}
+
+// name checks a name.
+func (v *validator) name(path, s string) {
+	if err := CheckName(s); err != nil {
+		v.add(path, "%v", err)
 	}
 }
 

@@ -69,6 +69,24 @@ func TestCommandReference(t *testing.T) {
 	}
 }
 
+// A value that a flag does not take is refused with words for what it takes, not with the name of a type of Go.
+func TestFlagsSayWhatTheyTake(t *testing.T) {
+	root := cli.Prepare(&cli.Streams{Tool: "hetc", Out: io.Discard, Err: io.Discard}, newRoot)
+	for _, command := range documented(root) {
+		command.Flags().VisitAll(func(flag *pflag.Flag) {
+			if kind := flag.Value.Type(); flag.Value.Set("ü") == nil || kind == "bool" {
+				return
+			}
+			line := append(strings.Fields(command.CommandPath())[1:], "--"+flag.Name+"=ü")
+			var errs strings.Builder
+			code := cli.Main("hetc", line, strings.NewReader(""), io.Discard, &errs, newRoot)
+			if code != 2 || !strings.Contains(errs.String(), ": want ") || strings.Contains(errs.String(), "want "+flag.Value.Type()+"\n") {
+				t.Errorf("%q: exit code %d, %s", line, code, errs.String())
+			}
+		})
+	}
+}
+
 // The way from a clone to a user's own model is at most four commands, and the README and hetc help say the
 // same; script quick.txtar runs its last one.
 func TestNewUsersPath(t *testing.T) {

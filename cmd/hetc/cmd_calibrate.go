@@ -25,10 +25,6 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 				return diag.New(diag.ClassUsage, "--windows %d: want at least %d", opts.Windows, trial.LeastWindows).
 					WithHint("losses are measured on half of them, and an interval needs two")
 			}
-			if cmd.Flags().Changed("schemes") && len(opts.Schemes) == 0 {
-				return diag.New(diag.ClassUsage, "--schemes is empty").
-					WithHint("leave it out to measure all, or name some: --schemes a8t/q8c")
-			}
 			if opts.Attention && cmd.Flags().Changed("schemes") {
 				return diag.New(diag.ClassUsage, "--schemes and --attention are both given").
 					WithHint("measure one, then the other into the same file")

@@ -15,11 +15,6 @@ func newDoctor(ui *cli.Streams) *cobra.Command {
 		Short: "check this machine, this build and a model, and say what works",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("model") {
-				if err := cli.Required(cmd, "model"); err != nil {
-					return err
-				}
-			}
 			return doctor.Show(cmd.Context(), ui, model)
 		},
 	}

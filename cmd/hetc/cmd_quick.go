@@ -17,12 +17,8 @@ func newQuick(ui *cli.Streams) *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			opts.Model = args[0]
-			for _, name := range []string{"prompt", "output"} {
-				if cmd.Flags().Changed(name) {
-					if err := cli.Required(cmd, name); err != nil {
-						return err
-					}
-				}
+			if cmd.Flags().Changed("prompt") && opts.Prompt == "" {
+				return diag.New(diag.ClassUsage, "--prompt is empty").WithHint("give a text, or leave it out")
 			}
 			for _, name := range []string{"max-tokens", "chat"} {
 				if cmd.Flags().Changed(name) && opts.Prompt == "" {

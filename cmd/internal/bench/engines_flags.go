@@ -92,9 +92,6 @@ func (o *EnginesOptions) checkNumbers() error {
 		}
 	}
 
-	if len(o.Prompts) == 0 || len(o.Depths) == 0 || len(o.Formats) == 0 {
-		return usage("--prompt-len, --depth or --formats is empty").WithHint("leave it out for the default")
-	}
 	return nil
 }
 
@@ -190,9 +187,6 @@ func (b *enginesBench) readTimes() (err error) {
 		}
 	}
 
-	if b.profile == 0 || b.timeout == 0 {
-		return usage("--profile-budget or --timeout is empty").WithHint("leave it out for the default")
-	}
 	return nil
 }
 

@@ -487,11 +487,11 @@ func (w *stickyWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Required refuses a command line that lacks one of the named flags or leaves it empty.
+// Required refuses a command line that lacks one of the named flags.
 func Required(cmd *cobra.Command, names ...string) error {
 	var missing []string
 	for _, n := range names {
-		if flag := cmd.Flags().Lookup(n); flag == nil || !flag.Changed || flag.Value.String() == "" {
+		if flag := cmd.Flags().Lookup(n); flag == nil || !flag.Changed {
 			missing = append(missing, "--"+n)
 		}
 	}

@@ -86,7 +86,8 @@ func run(err error, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	code = Main("tool", args, strings.NewReader(""), &out, &errs, func(s *Streams) *cobra.Command {
 		root := &cobra.Command{Use: "tool"}
-		var text, output string
+		var text, output, prompt string
+		var list []string
 		do := &cobra.Command{Use: "do", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
 			if err == nil {
 				panic("BUG: on purpose")
@@ -94,6 +95,8 @@ func run(err error, args ...string) (code int, stdout, stderr string) {
 			return err
 		}}
 		do.Flags().StringVar(&text, "text", "", "some text")
+		do.Flags().StringVar(&prompt, "prompt", "", "some prompt")
+		do.Flags().StringSliceVar(&list, "list", nil, "some words")
 		do.Flags().StringVarP(&output, "output", "o", "", "some file")
 		root.AddCommand(do)
 		return root
@@ -202,6 +205,27 @@ func TestUsageErrorsAsDocuments(t *testing.T) {
 	}
 	if _, stdout, _ := run(errors.New("not reached"), "do", "--texd", "x", "--", "--json"); stdout != "" {
 		t.Errorf("--json behind -- is no flag, got %q", stdout)
+	}
+}
+
+// A flag of a text that is empty is refused, each by its name: a script whose variable is not set does not go without
+// what it wanted to demand. A prompt may be empty.
+func TestEmptyFlags(t *testing.T) {
+	for line, want := range map[string][]string{
+		"do --text= --output=":         {"tool do: --text is empty", "tool do: --output is empty"},
+		"do --list=":                   {"tool do: --list is empty"},
+		"do --text=a --list=b":         nil,
+		"do --prompt= --text=a -o=out": nil,
+	} {
+		code, _, stderr := run(diag.New(diag.ClassRun, "reached"), strings.Fields(line)...)
+		if wantCode := map[bool]int{true: 8, false: 2}[want == nil]; code != wantCode {
+			t.Errorf("%s: exit code %d, want %d\n%s", line, code, wantCode, stderr)
+		}
+		for _, text := range want {
+			if !strings.Contains(stderr, "tool: error: "+text+"\n") {
+				t.Errorf("%s: got\n%s\nwant %q", line, stderr, text)
+			}
+		}
 	}
 }
 

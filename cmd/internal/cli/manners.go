@@ -50,7 +50,7 @@ func manners(root *cobra.Command, args []string) {
 			if group && len(rest) > 0 {
 				return unknownCommand(cmd, rest[0])
 			}
-			if err := errors.Join(swallowed(cmd), clobbers(cmd, rest)); err != nil {
+			if err := errors.Join(swallowed(cmd), empty(cmd), clobbers(cmd, rest)); err != nil {
 				return err
 			}
 			if check == nil {
@@ -146,6 +146,23 @@ func swallowed(cmd *cobra.Command) (err error) {
 	return err
 }
 
+// texts are the flags whose text may be empty.
+var texts = []string{"prompt", "system"}
+
+// empty refuses a flag that was given without a text, as a script does where a variable is not set: what the flag
+// demands, such as a product or a lowest version, would not be demanded.
+func empty(cmd *cobra.Command) (err error) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		kind, value := f.Value.Type(), f.Value.String()
+		if f.Changed && (kind == "string" && value == "" || kind == "stringSlice" && value == "[]") &&
+			!slices.Contains(texts, f.Name) {
+			err = errors.Join(err, diag.New(diag.ClassUsage, "%s: --%s is empty", cmd.CommandPath(), f.Name).
+				WithHint("give it a value, or leave it out; --%s: %s", f.Name, f.Usage))
+		}
+	})
+	return err
+}
+
 // outputs are the flags that name files to be written.
 var outputs = []string{"output", "dump-logits", "trace"}
 
@@ -222,6 +239,12 @@ func wanted(kind string) string {
 		return "a whole number from 0"
 	case "float64":
 		return "a number"
+	case "intSlice":
+		return "whole numbers separated by commas"
+	case "float64Slice":
+		return "numbers separated by commas"
+	case "stringToString":
+		return "NAME=VALUE, several separated by commas"
 	case "bool":
 		return "true or false"
 	case "duration":

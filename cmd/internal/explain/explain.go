@@ -43,7 +43,11 @@ func (o *Options) Run(cmd *cobra.Command, ui *cli.Streams, args []string) error 
 	}
 
 	answer := answer{s: ui, ctx: cmd.Context(), p: plan}
-	if name := cmp.Or(o.Target, o.SoC); name != "" {
+	if o.SoC != "" || o.Target != "" {
+		name, err := solving.SoCOrTarget(cmd, o.SoC, o.Target)
+		if err != nil {
+			return err
+		}
 		if answer.soc, err = bindings.SoCOf(plan, name); err != nil {
 			return err
 		}
@@ -71,13 +75,22 @@ func (o *Options) Run(cmd *cobra.Command, ui *cli.Streams, args []string) error 
 			return err
 		}
 		defer end()
-	}
-
-	if o.Loads != "" && answer.input == nil {
-		return diag.New(diag.ClassUsage, "explain: --loads is one of the inputs of solve, and the others are missing").
-			WithHint("give --soc, --costs (or --record), --model and --workload too, as for hetc solve")
+	} else if err := alone(cmd); err != nil {
+		return err
 	}
 	return answer.to(ask)
+}
+
+// alone refuses flags of solving again where its inputs are missing, as they would change nothing.
+func alone(cmd *cobra.Command) error {
+	for _, name := range []string{"calibration", "facts", "loads", "max-memory", "only", "progress", "working-memory"} {
+		if cmd.Flags().Changed(name) {
+			return diag.New(diag.ClassUsage, "%s: --%s is one of the inputs of solve, and the others are missing",
+				cmd.CommandPath(), name).
+				WithHint("give --soc, --costs (or --record), --model and --workload too, as for hetc solve")
+		}
+	}
+	return nil
 }
 
 // open reads the inputs for solving again. The caller closes the model.

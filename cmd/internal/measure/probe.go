@@ -28,6 +28,9 @@ type ProbeOptions struct {
 // Probe describes this machine as a SoC file. A file that describes this kind of machine is kept
 // unless Force is set.
 func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
+	if err := socs.CheckName(flags.Name); err != nil {
+		return diag.New(diag.ClassUsage, "--name: %w", err)
+	}
 	if err := wholefile.Writable(flags.Output); err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ type rule struct {
 // rules are checked in this order, and the first that is broken is told.
 var rules = slices.Concat(combinations, limits, uses)
 
-// combinations are flags that exclude or need each other, and names of files that are empty.
+// combinations are flags that exclude or need each other.
 var combinations = []rule{
 	{
 		broken:  func(l *commandLine) bool { return l.bench && l.inputs() > 0 },
@@ -63,16 +63,6 @@ var combinations = []rule{
 		broken:  func(l *commandLine) bool { return l.given("system") && !l.chat },
 		message: "--system needs --chat",
 		hint:    "a conversation of --messages has its own system message",
-	},
-	{
-		broken:  func(l *commandLine) bool { return l.given("tokens") && l.tokens == "" },
-		message: "--tokens is empty",
-		hint:    "write ids separated by commas: --tokens 1,5,7",
-	},
-	{
-		broken:  (*commandLine).namesNoFile,
-		message: "--prompt-file, --messages, --prompts, --dump-logits or --trace is empty",
-		hint:    "give the name of a file",
 	},
 	{
 		broken: func(l *commandLine) bool {
@@ -122,19 +112,6 @@ var uses = slices.Concat(
 	}},
 	forGenerating("max-tokens", "temperature", "top-k", "top-p", "seed"),
 )
-
-// namesNoFile reports whether a flag that names a file was given empty.
-func (l *commandLine) namesNoFile() bool {
-	for flag, value := range map[string]string{
-		"prompt-file": l.promptFile, "messages": l.messages, "prompts": l.prompts, "dump-logits": l.dumpLogits,
-		"trace": l.trace,
-	} {
-		if l.given(flag) && value == "" {
-			return true
-		}
-	}
-	return false
-}
 
 // atLeast returns the rule that a flag is not below a value.
 func atLeast(flag string, least int, value func(*commandLine) int) rule {

@@ -25,7 +25,6 @@ func TestRules(t *testing.T) {
 			"--bench cannot be combined"},
 		{"a chat without a message", "tokens", func(o *options) { o.chat, o.tokens = true, "1" },
 			"--chat needs --prompt"},
-		{"no file", "prompt-file", func(*options) {}, "--prompt-file, --messages"},
 		{"one file for two", "prompt", func(o *options) { o.prompt, o.trace, o.dumpLogits = "a", "x", "./x" },
 			"--trace and --dump-logits name one file"},
 		{"no time", "prompt", func(o *options) { o.prompt, o.deadline = "a", 0 },

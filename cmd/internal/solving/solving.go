@@ -119,7 +119,7 @@ func SoCOrTarget(cmd *cobra.Command, soc, target string) (string, error) {
 			target).
 			WithHint("--target is the SoC with only what its device executes")
 	case cmd.Flags().Changed("target"):
-		return target, cli.Required(cmd, "target")
+		return target, nil
 	}
 	return soc, cli.Required(cmd, "soc")
 }
