@@ -86,7 +86,7 @@ func run(err error, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	code = Main("tool", args, strings.NewReader(""), &out, &errs, func(s *Streams) *cobra.Command {
 		root := &cobra.Command{Use: "tool"}
-		var text, output, prompt string
+		var text, output, prompt, trace string
 		var list []string
 		do := &cobra.Command{Use: "do", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
 			if err == nil {
@@ -95,6 +95,7 @@ func run(err error, args ...string) (code int, stdout, stderr string) {
 			return err
 		}}
 		do.Flags().StringVar(&text, "text", "", "some text")
+		do.Flags().StringVar(&trace, "trace", "", "another file")
 		do.Flags().StringVar(&prompt, "prompt", "", "some prompt")
 		do.Flags().StringSliceVar(&list, "list", nil, "some words")
 		do.Flags().StringVarP(&output, "output", "o", "", "some file")
@@ -253,6 +254,9 @@ func TestClobbers(t *testing.T) {
 		if refused != (code == 2) || refused != strings.Contains(stderr, "would replace what --text reads") {
 			t.Errorf("%s: exit code %d, %s, want refused %v", args, code, stderr, refused)
 		}
+	}
+	if code, _, stderr := run(reached, "do", "--output=new", "--trace=./new"); code != 2 || !strings.Contains(stderr, "--output and --trace name one file") {
+		t.Errorf("one file for two outputs: exit code %d, %s", code, stderr)
 	}
 }
 

@@ -163,8 +163,8 @@ func empty(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// outputs are the flags that name files to be written.
-var outputs = []string{"output", "dump-logits", "trace"}
+// outputs are the flags that name files to be written. The trace of hetc simulate is read, and replaced no more.
+var outputs = []string{"output", "dump-logits", "markdown", "soc-out", "trace", "write-served", "write-trace"}
 
 // modelFiles are the extensions of the files a model directory is read from.
 var modelFiles = []string{".safetensors", ".json", ".gguf"}
@@ -182,12 +182,18 @@ func clobbers(cmd *cobra.Command, args []string) error {
 			inputs["--"+f.Name] = f.Value.String()
 		}
 	})
+	written := map[string]string{} // path -> flag
 	for _, name := range outputs {
 		flag := cmd.Flags().Lookup(name)
 		if flag == nil || !flag.Changed {
 			continue
 		}
 		path := flag.Value.String()
+		if other, twice := written[filepath.Clean(path)]; twice {
+			return diag.New(diag.ClassUsage, "%s: --%s and --%s name one file, %q", cmd.CommandPath(), other, name, path).
+				WithHint("give each its own")
+		}
+		written[filepath.Clean(path)] = name
 		out, err := os.Stat(path)
 		if err != nil || !out.Mode().IsRegular() {
 			continue

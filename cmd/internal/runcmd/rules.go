@@ -1,7 +1,6 @@
 package runcmd
 
 import (
-	"path/filepath"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -63,14 +62,6 @@ var combinations = []rule{
 		broken:  func(l *commandLine) bool { return l.given("system") && !l.chat },
 		message: "--system needs --chat",
 		hint:    "a conversation of --messages has its own system message",
-	},
-	{
-		broken: func(l *commandLine) bool {
-			return l.trace != "" && filepath.Clean(l.trace) == filepath.Clean(l.dumpLogits)
-		},
-		message: "--trace and --dump-logits name one file, %q",
-		values:  func(l *commandLine) []any { return []any{l.trace} },
-		hint:    "give each its own",
 	},
 	{
 		broken:  func(l *commandLine) bool { return l.dumpLogits != "" && l.check },

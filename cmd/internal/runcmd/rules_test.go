@@ -25,8 +25,6 @@ func TestRules(t *testing.T) {
 			"--bench cannot be combined"},
 		{"a chat without a message", "tokens", func(o *options) { o.chat, o.tokens = true, "1" },
 			"--chat needs --prompt"},
-		{"one file for two", "prompt", func(o *options) { o.prompt, o.trace, o.dumpLogits = "a", "x", "./x" },
-			"--trace and --dump-logits name one file"},
 		{"no time", "prompt", func(o *options) { o.prompt, o.deadline = "a", 0 },
 			"--deadline 0s: want more than 0"},
 		{"no rounds", "prompt", func(o *options) { o.prompt, o.rounds = "a", 0 }, "--rounds 0: want at least 1"},
