@@ -37,23 +37,23 @@ type Options struct {
 	memory int64            // tests: bytes to stream
 }
 
-// Progress is where a run stands.
+// Progress is the state of a run when a measurement begins or ends.
 type Progress struct {
 	Key     string // of the measurement that began or ended
 	Ended   bool
 	Done    int // ended in this run or present before
 	Total   int
 	Elapsed time.Duration
-	Left    time.Duration // estimate, at most what is left of the budget
+	Left    time.Duration // estimate, at most the rest of the budget
 }
 
-// Report is what a run did.
+// Report summarises a run.
 type Report struct {
-	Measured int       // in this run
-	Present  int       // were in the record already, and were not visited again
-	Refused  []Refusal // the processor cannot do it, or failed
-	Left     []string  // keys that were never measured, because the budget ended
-	Warnings map[string]int
+	Measured int            // requests measured in this run
+	Present  int            // requests that the record had already, and that were not visited again
+	Refused  []Refusal      // the processor cannot execute them, or failed
+	Left     []string       // keys that were never measured, because the budget ended
+	Warnings map[string]int // number of measurements by warning
 	Elapsed  time.Duration
 }
 
@@ -63,9 +63,8 @@ type Refusal struct {
 	Err error
 }
 
-// Rounds is the number of visits to every operator that suits a machine whose speed changes from
-// second to second, as that of most machines does: all operators then meet the same mixture of fast
-// and slow moments.
+// Rounds is the number of visits to every operator on a machine with a speed that changes from second to second, as on
+// most machines. All operators then meet the same mixture of fast and slow moments.
 const Rounds = 8
 
 // Pending returns the requests of which the set has fewer than rounds visits, in the order in which
@@ -75,16 +74,19 @@ func Pending(requests []Request, set *record.Set, rounds int, seed uint64) []Req
 	rng := rand.New(rand.NewPCG(seed, 3))
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	sort.SliceStable(out, func(i, j int) bool { return out[i].Priority < out[j].Priority })
+
+	wanted := max(rounds, 1)
+	if set != nil && set.Header.Simulated {
+		wanted = 1 // a virtual clock knows no slow moments
+	}
 	seen := map[string]bool{}
 	return slices.DeleteFunc(out, func(request Request) bool {
 		key := request.Key()
-		want := max(rounds, 1)
-		if set != nil && set.Header.Simulated {
-			want = 1 // a virtual clock knows no slow moments
+		if seen[key] {
+			return true
 		}
-		drop := seen[key] || set != nil && set.Rounds(key) >= want
 		seen[key] = true
-		return drop
+		return set != nil && set.Rounds(key) >= wanted
 	})
 }
 
@@ -98,25 +100,25 @@ func Flagged(requests []Request, set *record.Set, seed uint64) []Request {
 
 // Limits of sampling.
 const (
-	window      = 8                      // measurements in progress at the same time, their samples interleaved
-	minSample   = 200 * time.Microsecond // one sample is at least that long, or one execution
-	warmTime    = 500 * time.Millisecond // cap of warming up
-	warmWindows = 10                     // cap of warming up
-	// two windows of warming up agree within this share
-	warmAgree = 0.02
-	maxTime   = 2 * time.Second       // of sampling one operator, once it has its minimum of samples
-	minTime   = 20 * time.Millisecond // the same, however short the budget
-	// enough where the budget allows no more
-	fewSamples      = 3
+	window    = 8                      // measurements in progress at the same time, their samples interleaved
+	minSample = 200 * time.Microsecond // one sample is at least that long, or one execution
+	maxLoops  = 1 << 16                // executions of a sample
+
+	warmTime    = 500 * time.Millisecond // of warming up, at most
+	warmWindows = 10                     // of warming up, at most
+	warmAgree   = 0.02                   // two windows of warming up agree within this share
+
+	maxTime    = 2 * time.Second       // of sampling one operator, once it has its minimum of samples
+	minTime    = 20 * time.Millisecond // the same, however short the budget
+	fewSamples = 3                     // suffice where the budget allows no more
+
 	sentinelEvery   = 20 // samples
 	sentinelSamples = 3
-	// share by which a sentinel's time may move
-	sentinelDrift = 0.03
-	// how often a task starts again because the machine changed
-	maxRequeues = 2
-	quietTime   = 300 * time.Microsecond // for the threads of another processor to go to sleep
-	maxLoops    = 1 << 16
-	gcEvery     = 4096 // loaded executables, of a few kilobytes of garbage each
+	sentinelDrift   = 0.03 // the time of a sentinel may change by this share
+	maxRequeues     = 2    // restarts of a task because the machine changed
+
+	quietTime = 300 * time.Microsecond // for the threads of another processor to go to sleep
+	gcEvery   = 4096                   // loaded executables, of a few kilobytes of garbage each
 )
 
 // Run measures the requests that the writer's record does not have yet. It appends each one when it
@@ -124,12 +126,12 @@ const (
 // order within one, a few at a time with their samples interleaved at random. A sentinel operator
 // watches for drift of the machine.
 //
-// When the budget ends, what no plan can do without is still measured, with few samples, and the
-// rest is reported as left; that is no error. A request that a processor refuses is reported. Any
-// other failure ends the run, with what was measured in the record.
+// When the budget ends, the requests that every plan needs are still measured, with few samples. The others are
+// reported as left, which is no error. A request that a processor refuses is reported. Any other failure ends the run;
+// the record keeps the finished measurements.
 //
-// soc describes the processors and must be the SoC of the record. A driver that is not there is a
-// driver.Unavailable.
+// soc describes the processors and must be the SoC of the record, else the error has class ClassInput. A driver that is
+// not there is a driver.Unavailable.
 func Run(
 	ctx context.Context, soc *socs.SoC, requests []Request, writer *record.Writer, options Options,
 ) (Report, error) {
@@ -142,12 +144,16 @@ func Run(
 	if options.Rule == (stat.Rule{}) {
 		options.Rule = stat.DefaultRule
 	}
-	if digest, err := soc.Digest(); err != nil || digest != writer.Set().Header.SoCDigest {
+	digest, err := soc.Digest()
+	if err != nil || digest != writer.Set().Header.SoCDigest {
 		return Report{}, diag.New(diag.ClassInput, "profile: the record is about another SoC than %q", soc.Name)
 	}
-	if options.Rounds = max(options.Rounds, 1); soc.Simulated() {
+
+	options.Rounds = max(options.Rounds, 1)
+	if soc.Simulated() {
 		options.Rounds = 1
 	}
+
 	limit := memoryLimit()
 	all := Pending(requests, nil, 1, options.Seed)
 	r := &runner{
@@ -165,11 +171,12 @@ func Run(
 	for _, request := range all {
 		r.visitsBefore += min(writer.Set().Rounds(request.Key()), r.options.Rounds)
 	}
+
 	// A collection in the middle of a sample would be measured.
 	if !soc.Simulated() {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
-	err := r.visitAll(ctx, requests)
+	err = r.visitAll(ctx, requests)
 	r.count(all)
 	if cerr := r.close(ctx); err == nil {
 		err = cerr
@@ -186,7 +193,7 @@ func memoryLimit() int64 {
 	return 16 << 30
 }
 
-// beyondCaches is through how many bytes operands rotate that no cache shall hold.
+// beyondCaches returns the number of bytes that operands rotate through so that no cache holds them.
 // RATIONALE: Why do cold operands rotate through eight times the last cache?
 func beyondCaches(soc *socs.SoC) int64 { return 8 * soc.LastCacheBytes() }
 
@@ -217,7 +224,7 @@ type runner struct {
 	began   time.Time
 	rng     *rand.Rand
 
-	// What is to be measured, in visits: one is a few samples of one request.
+	// The measurements to take, in visits: one visit is a few samples of one request.
 	queue        []Request
 	active       []*task         // in progress, their samples interleaved
 	laterVisits  int             // visits that follow those of the queue
@@ -227,17 +234,17 @@ type runner struct {
 	done         map[string]bool // keys measured in this run
 	flagged      []Request       // measurements that the record had flagged when the run began
 	resumed      bool            // the record had measurements when the run began
-	mandatory    bool            // the queue is measured although the budget has ended: no plan can do without it
+	mandatory    bool            // every plan needs the queue, so that it is measured although the budget has ended
 	remeasuring  bool            // the queue is measured anew, each request in one visit
 
 	// Processors and the memory of operands.
 	lanes        map[string]*lane
-	lastLane     *lane // that ran the latest sample
+	lastLane     *lane // ran the latest sample
 	stores       stores
 	memory       []byte              // read to measure bandwidth
 	read         func([]byte) uint64 // how; nil until the first call of reader
 	freeMemory   func() error
-	coldBytes    int64 // cold operands rotate through so many bytes, more than the caches hold
+	coldBytes    int64 // that cold operands rotate through, more than the caches hold
 	copyOperands bool  // every call copies operands to and from processors with memory of their own
 	vocabulary   int   // embedding ids are below it
 	loads        int   // executables loaded since the last garbage collection
@@ -265,10 +272,10 @@ type task struct {
 	drifted       bool // some samples were taken while the machine changed
 }
 
-// visitAll visits every request once a round. Without a budget, a round goes over all of them. With a
-// budget, first everything that no plan can do without is visited once. Then comes what an earlier
-// run left, and then all rounds of a priority before the first of the next one. Flagged
-// measurements are repeated at the end.
+// visitAll visits every request once a round. Without a budget, a round goes over all of them.
+//
+// With a budget, the requests that every plan needs are visited once first. Next come those that an earlier run left,
+// and then all rounds of a priority before the first of the next one. Flagged measurements are repeated at the end.
 func (r *runner) visitAll(ctx context.Context, requests []Request) error {
 	classes := [][]Request{requests}
 	if r.options.Budget > 0 {
@@ -283,25 +290,28 @@ func (r *runner) visitAll(ctx context.Context, requests []Request) error {
 		r.queue = Pending(classes[class], r.writer.Set(), round+1, r.options.Seed+uint64(round))
 		return r.run(ctx)
 	}
+
 	for number, class := range classes {
-		if r.options.Budget > 0 && class[0].Priority <= priorityGlue {
-			r.mandatory = true
-			err := visit(number, 0)
-			r.mandatory = false
-			if err != nil {
+		if r.options.Budget <= 0 || class[0].Priority > priorityGlue {
+			continue
+		}
+		r.mandatory = true
+		err := visit(number, 0)
+		r.mandatory = false
+		if err != nil {
+			return err
+		}
+	}
+
+	// Requests that an earlier run left come before more visits to those that it measured.
+	if r.resumed {
+		for class := range classes {
+			if err := visit(class, 0); err != nil {
 				return err
 			}
 		}
 	}
-	// What an earlier run left comes before more visits to what it measured.
-	for class := range classes {
-		if !r.resumed {
-			break
-		}
-		if err := visit(class, 0); err != nil {
-			return err
-		}
-	}
+
 	for class := range classes {
 		for round := range r.options.Rounds {
 			if err := visit(class, round); err != nil {
@@ -309,6 +319,7 @@ func (r *runner) visitAll(ctx context.Context, requests []Request) error {
 			}
 		}
 	}
+
 	r.laterVisits, r.queue, r.remeasuring = 0, r.flagged, true
 	if err := r.run(ctx); err != nil {
 		return err
@@ -317,7 +328,7 @@ func (r *runner) visitAll(ctx context.Context, requests []Request) error {
 	return nil
 }
 
-// byPriority divides requests into classes, those that are measured first first.
+// byPriority divides requests into classes of equal priority, in the order of measuring.
 func byPriority(requests []Request) (classes [][]Request) {
 	by := map[int][]Request{}
 	for _, request := range requests {
@@ -329,14 +340,15 @@ func byPriority(requests []Request) (classes [][]Request) {
 	return classes
 }
 
-// listLeft reports what was neither measured nor refused.
+// listLeft reports the requests that were neither measured nor refused.
 func (r *runner) listLeft(requests []Request) {
 	refused := map[string]bool{}
 	for _, refusal := range r.report.Refused {
 		refused[refusal.Key] = true
 	}
 	for _, request := range Pending(requests, nil, 1, r.options.Seed) {
-		if key := request.Key(); !r.writer.Set().Has(key) && !refused[key] {
+		key := request.Key()
+		if !r.writer.Set().Has(key) && !refused[key] {
 			r.report.Left = append(r.report.Left, key)
 		}
 	}
@@ -360,6 +372,7 @@ func (r *runner) run(ctx context.Context) error {
 				}
 			}
 		}
+
 		if err := r.judge(ctx); err != nil {
 			return err
 		}
@@ -378,14 +391,16 @@ func (r *runner) fillWindow(ctx context.Context) error {
 	if r.options.Rounds > 1 && !r.remeasuring {
 		together = 1 // rounds interleave already, and a kill then loses one visit
 	}
+
 	for len(r.active) < together && len(r.queue) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if r.budgetEnded() && !r.mandatory {
-			r.queue = nil // rounds lists what is left
+			r.queue = nil // listLeft reports the rest
 			return nil
 		}
+
 		taken := &task{request: r.queue[0]}
 		r.queue = r.queue[1:]
 		r.progress(taken, false)
@@ -418,6 +433,7 @@ func (r *runner) refuse(ctx context.Context, failed *task, err error) error {
 	case failed.lane != nil && failed.lane.dead:
 		return fmt.Errorf("measure %s: %w", failed.request.Key(), err)
 	}
+
 	r.report.Refused = append(r.report.Refused, Refusal{failed.request.Key(), err})
 	return nil
 }
@@ -434,6 +450,7 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 	if task.source, err = r.openSource(ctx, what); err != nil {
 		return err
 	}
+
 	virtual := r.virtual(what.Proc)
 	if what.Op != nil && !virtual {
 		if task.lane, err = r.lane(ctx, what.Proc, nil); err != nil {
@@ -443,31 +460,34 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 			return err
 		}
 	}
+
 	r.letOthersSleep(task.lane)
 	if task.first, err = task.source.sample(ctx, 1); err != nil {
 		return err
 	}
+
 	task.ns, task.loops = task.first, 1
 	task.sampleLimit = r.sampleCap()
 	switch {
 	case virtual:
-		return nil // nothing has to warm up
+		return nil // a simulation needs no warm-up
 	case what.Kind == record.Bandwidth:
-		return nil // its windows are long, and the first is dropped
+		return nil // windows are long, and the first is dropped
 	case what.Kind == record.Sync:
 		task.loops = syncLoops
 		return nil
 	}
-	// Operators so dear that ten samples would take an undue part of the budget get three and a flag.
+
+	// Operators whose minimum of samples would take too much of the budget get three samples and a flag.
 	first, budget := time.Duration(task.first), r.options.Budget
 	task.expensive = budget > 0 && first*time.Duration(r.options.Rule.Min) > budget/200
 	if task.expensive && first > r.options.Budget/1000 {
-		return nil // the first run has warmed it up
+		return nil // one execution is warm-up enough
 	}
 	return r.warm(ctx, task, start)
 }
 
-// warm runs a task until two windows agree, and sets how many executions make a sample.
+// warm runs a task until two windows agree, and sets the number of executions of a sample.
 func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err error) {
 	before := task.first
 	for i := range warmWindows {
@@ -475,7 +495,8 @@ func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err err
 			return err
 		}
 		task.loops = loopsFor(task.ns)
-		if i > 0 && math.Abs(task.ns-before) <= warmAgree*before || r.options.now().Sub(start) > warmTime {
+		agree := i > 0 && math.Abs(task.ns-before) <= warmAgree*before
+		if agree || r.options.now().Sub(start) > warmTime {
 			break
 		}
 		before = task.ns
@@ -483,8 +504,9 @@ func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err err
 	return nil
 }
 
-// sampleCap divides three fifths of the budget that is left among what is left to do; the rest is
-// for loading and warming up. Operators that are precise earlier leave their part to the others.
+// sampleCap returns the time for sampling one operator. It divides three fifths of the rest of the budget among the
+// visits that are left; two fifths are for loading and warming up. Operators that are precise earlier leave time for
+// the others.
 func (r *runner) sampleCap() time.Duration {
 	if r.options.Budget == 0 {
 		return maxTime
@@ -495,7 +517,7 @@ func (r *runner) sampleCap() time.Duration {
 	return min(max(left*3/5/time.Duration(visits), least), maxTime)
 }
 
-// loopsFor returns how many executions of ns nanoseconds make a sample of minSample.
+// loopsFor returns the number of executions of ns nanoseconds each that make a sample of minSample.
 func loopsFor(ns float64) int {
 	if ns <= 0 {
 		return 1000
@@ -513,169 +535,6 @@ func (r *runner) letOthersSleep(lane *lane) {
 	}
 }
 
-// sample takes one sample of a task.
-func (r *runner) sample(ctx context.Context, task *task) error {
-	r.letOthersSleep(task.lane)
-	start := r.options.now()
-	if source, ok := task.source.(soloSource); ok && !r.virtual(task.request.What.Proc) {
-		if err := source.warmOperands(ctx, task.request.What.Footprint); err != nil {
-			return err
-		}
-	}
-	ns, err := task.source.sample(ctx, task.loops)
-	if err != nil {
-		return err
-	}
-	if !r.virtual(task.request.What.Proc) { // how long a simulation takes must not show in its record
-		task.spent += r.options.now().Sub(start)
-	}
-	task.samples = append(task.samples, round(ns, 7))
-	task.sinceSentinel++
-	if task.lane != nil {
-		task.lane.sentinel.since++
-	}
-	return nil
-}
-
-// judge decides which tasks have enough samples, and asks the sentinels of their lanes whether the
-// machine is still what it was. Samples taken while it changed are dropped and taken again. Tasks
-// that pass are written.
-func (r *runner) judge(ctx context.Context) error {
-	over := r.budgetEnded()
-	ask := map[*lane]bool{}
-	for _, task := range r.active {
-		task.done = r.hasEnough(task, over)
-		if task.lane != nil && (task.done || task.lane.sentinel.since >= sentinelEvery) {
-			ask[task.lane] = true
-		}
-	}
-	for _, name := range sortedNames(r.lanes) {
-		lane := r.lanes[name]
-		if !ask[lane] {
-			continue
-		}
-		steady, err := r.steady(ctx, lane)
-		if err != nil {
-			return err
-		}
-		for _, task := range r.active {
-			if task.lane != lane {
-				continue
-			}
-			switch {
-			case steady:
-				task.sinceSentinel = 0
-			case task.requeued < maxRequeues && !over:
-				// What was sampled while the machine changed is not kept.
-				task.samples = task.samples[:len(task.samples)-task.sinceSentinel]
-				task.sinceSentinel, task.done = 0, false
-				task.requeued++
-			default:
-				task.sinceSentinel, task.drifted = 0, true
-			}
-		}
-	}
-	for _, task := range slices.Clone(r.active) {
-		if !task.done {
-			continue
-		}
-		if err := r.finish(ctx, task); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// hasEnough applies the stopping rule and sets the warning that belongs to the samples.
-func (r *runner) hasEnough(task *task, over bool) bool {
-	count := len(task.samples)
-	task.verdict = ""
-	if r.options.Rounds > 1 && !r.remeasuring {
-		return r.visitComplete(task, over)
-	}
-	virtual := r.virtual(task.request.What.Proc)
-	if virtual && count >= fewSamples && slices.Max(task.samples) == slices.Min(task.samples) {
-		return true // no noise: more samples say the same
-	}
-	if task.expensive || over {
-		if count < fewSamples {
-			return false
-		}
-		if count < r.options.Rule.Min {
-			task.verdict = record.FewSamples
-			return true
-		}
-	}
-	switch verdict := r.options.Rule.Judge(task.samples); {
-	case verdict == stat.Precise:
-		return true
-	case verdict != stat.More, over, count >= r.options.Rule.Min && task.spent >= task.sampleLimit:
-		task.verdict = record.Noisy
-		return true
-	}
-	return false
-}
-
-// visitComplete is the stopping rule of one visit among several. Each visit takes the same few samples, so that no
-// moment of the machine counts more than another; the last visit judges all samples together.
-func (r *runner) visitComplete(task *task, over bool) bool {
-	each := (r.options.Rule.Min+r.options.Rounds-1)/r.options.Rounds + 1
-	if task.expensive {
-		each = 1
-	}
-	if len(task.samples) < each && !over {
-		return false
-	}
-	samples := task.samples
-	if old := r.writer.Set().Lookup(task.request.Key()); old != nil {
-		samples = slices.Concat(old.Samples, samples)
-	}
-	switch {
-	case len(samples) < r.options.Rule.Min:
-		task.verdict = record.FewSamples
-	case r.writer.Set().Rounds(task.request.Key())+1 >= r.options.Rounds &&
-		r.options.Rule.Judge(samples) != stat.Precise:
-		task.verdict = record.Noisy
-	}
-	return true
-}
-
-// finish writes a task's measurement.
-func (r *runner) finish(ctx context.Context, ended *task) error {
-	what := ended.request.What
-	what.First, what.Loops, what.Samples = round(ended.first, 7), ended.loops, ended.samples
-	what.Simulated = r.virtual(what.Proc)
-	what.Round = r.writer.Set().Rounds(what.Key())
-	if ended.drifted || stat.Drift(what.Samples, sentinelDrift) {
-		what.Warnings = append(what.Warnings, record.Drifted)
-	}
-	if ended.verdict != "" {
-		what.Warnings = append(what.Warnings, ended.verdict)
-	}
-	old := r.writer.Set().Lookup(what.Key())
-	// a repetition replaces the flagged measurement only if it is better
-	what.Anew = r.remeasuring && (len(what.Warnings) == 0 || narrower(what.Samples, old.Samples))
-	ended.source.close(ctx)
-	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == ended })
-	if err := r.writer.Append(&what); err != nil {
-		return err
-	}
-	r.visits++
-	if key := what.Key(); !r.done[key] {
-		r.done[key] = true
-		r.report.Measured++
-	}
-	r.progress(ended, true)
-	return nil
-}
-
-// narrower reports whether the interval of a's median is narrower than that of b's.
-func narrower(first, second []float64) bool {
-	one, errX := stat.Summarise(first)
-	other, errY := stat.Summarise(second)
-	return errX == nil && (errY != nil || one.Relative() < other.Relative())
-}
-
 // progress reports where the run stands. The time left is estimated from the visits so far.
 func (r *runner) progress(task *task, ended bool) {
 	if r.options.Progress == nil {
@@ -684,8 +543,8 @@ func (r *runner) progress(task *task, ended bool) {
 	done := r.visitsBefore + r.visits + len(r.report.Refused)
 	now := Progress{Key: task.request.Key(), Ended: ended, Done: done, Total: r.total,
 		Elapsed: r.options.now().Sub(r.began)}
-	if count := r.visits; count > 0 {
-		now.Left = time.Duration(float64(now.Elapsed) / float64(count) * float64(r.total-done))
+	if r.visits > 0 {
+		now.Left = time.Duration(float64(now.Elapsed) / float64(r.visits) * float64(r.total-done))
 	}
 	if r.options.Budget > 0 {
 		left := max(r.options.Budget-now.Elapsed, 0)
@@ -693,6 +552,7 @@ func (r *runner) progress(task *task, ended bool) {
 			now.Left = left
 		}
 	}
+
 	r.options.Progress(now)
 }
 
@@ -724,12 +584,13 @@ func (r *runner) stream() ([]byte, error) {
 	return r.memory, nil
 }
 
-// reader returns how cores read memory: by the kernels of the first processor that has some for it, as in Probe. A loop
-// in Go reads a quarter less on some CPUs, so that two cores would seem to have more room beside each other.
+// reader returns the function by which cores read memory: a kernel of the first processor that has one, as in Probe. A
+// loop in Go reads a quarter less on some CPUs, so that two cores would seem to disturb each other less.
 func (r *runner) reader(ctx context.Context) (func([]byte) uint64, error) {
 	if r.read != nil {
 		return r.read, nil
 	}
+
 	for i := range r.soc.Processors {
 		proc := &r.soc.Processors[i]
 		if !readsOnCores(proc) || r.virtual(proc.Name) {
@@ -739,11 +600,13 @@ func (r *runner) reader(ctx context.Context) (func([]byte) uint64, error) {
 		if err != nil {
 			return nil, err
 		}
-		if bounded, ok := lane.proc.(driver.Bounded); ok && bounded.Bounds().Stream != nil {
+		bounded, ok := lane.proc.(driver.Bounded)
+		if ok && bounded.Bounds().Stream != nil {
 			r.read = bounded.Bounds().Stream
 			return r.read, nil
 		}
 	}
+
 	r.read = sum
 	return r.read, nil
 }
@@ -755,6 +618,7 @@ func (r *runner) close(ctx context.Context) error {
 			task.source.close(ctx)
 		}
 	}
+
 	var first error
 	dead := false
 	for _, name := range sortedNames(r.lanes) {
@@ -767,15 +631,18 @@ func (r *runner) close(ctx context.Context) error {
 		}
 		dead = dead || lane.dead
 	}
+
 	if dead {
-		return first // its thread may still touch the memory
+		return first
 	}
+
 	r.stores.close()
 	if r.freeMemory != nil {
 		if err := r.freeMemory(); err != nil && first == nil {
 			first = err
 		}
 	}
+
 	return first
 }
 
