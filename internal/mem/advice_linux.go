@@ -6,4 +6,5 @@ import "golang.org/x/sys/unix"
 var adviceOf = map[Advice]int{
 	HugePages: unix.MADV_HUGEPAGE,
 	collapse:  unix.MADV_COLLAPSE,
+	unneeded:  unix.MADV_DONTNEED,
 }

@@ -142,6 +142,7 @@ type Advice int
 const (
 	HugePages Advice = iota // back an allocation with large pages
 	collapse                // move what is touched to large pages now
+	unneeded                // take the pages of a mapped file out of the process; Advise refuses it
 )
 
 // largePage is the size of the pages that large allocations ask for, and largeAlloc from where on they do: what the

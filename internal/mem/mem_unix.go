@@ -5,6 +5,8 @@ package mem
 import (
 	"errors"
 	"os"
+	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -59,7 +61,30 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	if mapErr != nil {
 		return nil, mapErr
 	}
-	return &Region{data: whole, whole: whole, release: func() error { return unix.Munmap(whole) }}, nil
+	release := func() error {
+		drop(whole)
+		return unix.Munmap(whole)
+	}
+	return &Region{data: whole, whole: whole, release: release}, nil
+}
+
+// dropPiece is the least that a thread takes the pages of out of a mapping.
+const dropPiece = 32 << 20
+
+// drop takes the pages of a large mapped file out of the process, on several cores. Unmapping does it on one: for
+// 480 MB in 13 ms, or in 2 where the page cache has large pages.
+func drop(whole []byte) {
+	advice, known := adviceOf[unneeded]
+	if !known || len(whole) < 2*dropPiece {
+		return
+	}
+	const pieces = 8
+	each := max(dropPiece, (len(whole)/pieces+largePage-1)/largePage*largePage)
+	var all sync.WaitGroup
+	for piece := range slices.Chunk(whole, each) {
+		all.Go(func() { _ = unix.Madvise(piece, advice) }) // what fails is left to unmapping
+	}
+	all.Wait()
 }
 
 // guarded maps memory with an inaccessible page directly behind it, or before it, so that an access
