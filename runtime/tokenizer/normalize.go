@@ -15,7 +15,7 @@ const maxNormalized = 8 * maxText
 // normalizer is a step that changes text before it is split.
 type normalizer struct {
 	apply   func(text string) (string, error)
-	removes bool // it may leave out what the text begins with
+	removes bool // what comes out may not begin with what became of the text's first character
 }
 
 // normalize takes all steps.
@@ -71,7 +71,9 @@ func newNormalizers(raw part, depth int) ([]normalizer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return []normalizer{{replacer.replace, replacer.content == ""}}, nil
+		// The reference says of what stands for several characters that it comes from the last of them.
+		single := replacer.pattern == nil && utf8.RuneCountInString(replacer.text) == 1
+		return []normalizer{{replacer.replace, replacer.content == "" || !single}}, nil
 	}
 	return nil, raw.unsupported(knownNormalizers)
 }

@@ -50,18 +50,18 @@ type readSplitter struct {
 }
 
 // knowsBeginning refuses steps that ask which piece begins the text where that is not the first one. The reference asks
-// for a piece whose first character comes from that of the text as it was given: none where normalisation removed that,
-// and several where it made several characters of it that were split.
+// for a piece whose first character comes from that of the text as it was given: none where normalisation removed that
+// or put others in place of several at once, and several where it made several characters of it that were split.
 func knowsBeginning(steps []readSplitter, normalizers []normalizer) error {
 	at := slices.IndexFunc(steps, func(step readSplitter) bool { return step.onlyFirst })
 	if at < 0 {
 		return nil
 	}
 	const refusal = "prepend_scheme \"first\" of Metaspace is not supported %s; supported: as the first step, and a " +
-		"normalizer that removes nothing"
+		"normalizer that removes nothing, and replaces single characters"
 	switch {
 	case slices.ContainsFunc(normalizers, func(step normalizer) bool { return step.removes }):
-		return fmt.Errorf(refusal, "behind a normalizer that may remove what the text begins with")
+		return fmt.Errorf(refusal, "behind a normalizer that may remove or join what the text begins with")
 	case at > 0 && len(normalizers) > 0:
 		return fmt.Errorf(refusal, "behind a normalizer and another step")
 	}

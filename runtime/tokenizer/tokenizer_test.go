@@ -698,7 +698,10 @@ func TestWhichPieceBeginsTheText(t *testing.T) {
 		{"null", sequence(digits + first), ""},
 		{nfkd, sequence(first + "," + strings.TrimSuffix(digits, ",")), ""},
 		{nfkd, sequence(digits + first), "behind a normalizer and another step"},
-		{`{"type":"Replace","pattern":{"String":"\n"},"content":""}`, first, "may remove what the text begins with"},
+		{`{"type":"Replace","pattern":{"String":" "},"content":"▁"}`, first, ""},
+		{`{"type":"Replace","pattern":{"String":"\n"},"content":""}`, first, "may remove or join what the text begins with"},
+		{`{"type":"Replace","pattern":{"String":"  "},"content":"▁"}`, first, "may remove or join what the text begins with"},
+		{`{"type":"Replace","pattern":{"Regex":"\\s+"},"content":"▁"}`, first, "may remove or join what the text begins with"},
 		{"null", sequence(first + "," + first), "behind another Metaspace"},
 		{"null", sequence(`{"type":"ByteLevel","add_prefix_space":false},` + first), "behind another Metaspace or ByteLevel"},
 	} {
