@@ -43,7 +43,9 @@ type Options struct {
 
 // Time limits of a connection. What takes longer is not the client's fault and has none of them.
 const (
-	readTimeout  = 30 * time.Second // of a request's head, and of its body
+	headTimeout  = 5 * time.Second  // of a request's head, and of a TLS handshake
+	readTimeout  = 30 * time.Second // of a body that is read
+	dropTimeout  = 2 * time.Second  // of a body that is not
 	writeTimeout = 30 * time.Second // of a write, which a slow reader delays
 	idleTimeout  = 2 * time.Minute  // between two requests
 )
@@ -125,7 +127,7 @@ func (a *API) HTTPServer() *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	return &http.Server{
-		Handler: a, Protocols: &protocols, ReadHeaderTimeout: readTimeout, WriteTimeout: writeTimeout,
+		Handler: a, Protocols: &protocols, ReadHeaderTimeout: headTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: 64 << 10, ErrorLog: log.New(logWriter(a.Logf), "", 0),
 	}
 }
@@ -185,8 +187,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler) // the response is incomplete: the client has to see that
 		}
 	}()
-	// Until its body is read a request has a deadline; see body.
-	_ = http.NewResponseController(w).SetReadDeadline(began.Add(readTimeout))
+	// Where nothing reads the body, net/http reads it, before it answers. What has no key is to hold no connection by
+	// announcing a body that never comes.
+	_ = http.NewResponseController(w).SetReadDeadline(began.Add(dropTimeout))
 	if wrong := a.admit(r); wrong != nil {
 		a.fail(recorded, wrong)
 		return

@@ -168,6 +168,7 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 		return nil, refuse("", "content encoding %q; send the body as it is, without that header", brief(encoding)).
 			as(http.StatusUnsupportedMediaType, "unsupported_media_type")
 	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
 	body, large, err := a.read(r)
 	switch {
 	case large:
