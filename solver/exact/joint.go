@@ -59,7 +59,7 @@ func solveJoint(
 		return problem.JointSolution{}, err
 	}
 	s := newSearch(ctx, prep)
-	s.most = limits.Bytes
+	s.most, s.cutoff = limits.Bytes, limits.Most
 	root := prep.root()
 	if slices.ContainsFunc(root.allowed, func(list []int32) bool { return len(list) == 0 }) {
 		return problem.JointSolution{}, errNone
@@ -70,6 +70,9 @@ func solveJoint(
 	root.bound = s.relax.evaluate(root)
 	if root.bound == unreachable {
 		return problem.JointSolution{}, errNone
+	}
+	if s.tooDear(root.bound) {
+		return s.allTooDear(), nil
 	}
 	if s.offer(s.relax.choices) && (j.Minimise != problem.Memory || anyOne) {
 		return s.solution(s.value, problem.Optimal), nil
@@ -84,6 +87,9 @@ func solveJoint(
 	s.anyOne = anyOne
 	if err := s.climbRoot(root); err != nil {
 		return stopped(j, err)
+	}
+	if s.tooDear(root.bound) {
+		return s.allTooDear(), nil
 	}
 	// The root's prices now show which assets are worth their bytes. Slightly lower prices suggest further sets.
 	s.discount(root)
@@ -165,6 +171,8 @@ func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, erro
 		return stopped(s.prep.joint, err)
 	}
 	switch {
+	case left == unreachable && s.cutoff > 0 && (s.best == nil || s.value > s.cutoff):
+		return s.allTooDear(), nil
 	case s.best == nil && left == unreachable:
 		return problem.JointSolution{}, errNone
 	case s.best == nil:
@@ -184,6 +192,14 @@ func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, erro
 		return s.solution(s.value, problem.Feasible), nil
 	}
 	return s.solution(s.value, problem.Optimal), nil
+}
+
+// tooDear reports whether a bound says that no solution is of interest by its objective.
+func (s *search) tooDear(bound int64) bool { return s.cutoff > 0 && bound > s.prep.scale(s.cutoff) }
+
+// allTooDear returns the answer that every solution, if there are any, costs more than is of interest.
+func (s *search) allTooDear() problem.JointSolution {
+	return problem.JointSolution{Status: problem.LimitReached, Bound: s.cutoff + 1, Nodes: s.nodes}
 }
 
 // openChoices lists, per part, chain and item, the choices that some waiting node still allows (JointSolution.Open).

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -291,4 +292,28 @@ func TestHopeless(t *testing.T) {
 	if named < least || none < least {
 		t.Fatalf("%d instances had a hopeless limit, %d none", named, none)
 	}
+}
+
+// Beyond the largest objective of interest nothing is claimed but that solutions cost more; up to it nothing changes.
+func TestJointLargestObjectiveOfInterest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j := drawJoint(t)
+		whole, infeasible := solveJoint(t, j, 100000)
+		most := max(1, whole.Objective+rapid.Int64Range(-9, 9).Draw(t, "off"))
+		got, err := exact.Engine{}.Joint(context.Background(), j, problem.Limits{Nodes: 100000, Most: most})
+		switch {
+		case infeasible:
+			if err == nil && got.Choices != nil {
+				t.Fatalf("a solution of an infeasible instance: %+v", got)
+			}
+		case err != nil:
+			t.Fatal(err)
+		case whole.Objective > most:
+			if got.Choices != nil || got.Status != problem.LimitReached || got.Bound <= most || got.Bound > whole.Objective {
+				t.Fatalf("at most %d of interest, optimum %d: %+v", most, whole.Objective, got)
+			}
+		case got.Objective != whole.Objective || !reflect.DeepEqual(got.Choices, whole.Choices) || got.Status != whole.Status:
+			t.Fatalf("at most %d of interest: %+v, without: %+v", most, got, whole)
+		}
+	})
 }

@@ -53,6 +53,7 @@ type search struct {
 	nodes  int64       // visited
 	kept   int64       // bytes of the nodes that wait
 	most   int64       // most bytes of the nodes that wait, 0: any
+	cutoff int64       // largest objective of interest, 0: any
 	number int64       // of the next node
 	queue  queue       // nodes that wait
 	plain  treeNode    // of heuristics
@@ -90,15 +91,20 @@ func (s *search) choices(flat []int) [][][]int {
 	return s.nested
 }
 
-// limit returns the largest bound (scaled) at which a node may still have a solution as good as the best.
+// limit returns the largest bound (scaled) at which a node may still have a solution as good as the best, and of
+// interest.
 func (s *search) limit() int64 {
-	if s.best == nil {
-		return s.prep.worst
+	limit := s.prep.worst
+	if s.best != nil {
+		limit = s.prep.scale(s.value)
 	}
-	return s.prep.scale(s.value)
+	if s.cutoff > 0 {
+		limit = min(limit, s.prep.scale(s.cutoff))
+	}
+	return limit
 }
 
-// useless reports whether a node with that bound has no solution as good as the best.
+// useless reports whether a node with that bound has no solution as good as the best, or none of interest.
 func (s *search) useless(bound int64) bool { return bound > s.limit() }
 
 // offer takes choices as the best solution if they keep all limits and are better, or equally good and earlier in
