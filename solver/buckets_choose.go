@@ -77,7 +77,8 @@ func (s *session) withSizes(buckets, batches []int) (*session, error) {
 // (problem.Buckets), as cutting prompts into calls adds up their costs.
 //
 // Limits of memory, or of what processors hold, couple programs, which that problem does not see. Where the plan for
-// its answer breaks one, the problem is posed again with fewer buckets.
+// its answer breaks one, the problem is posed again with fewer buckets. A search within a bound of memory then leaves
+// out everything that cannot cost less than the best plan so far.
 func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 	if err := s.checkCalibration(); err != nil {
 		return nil, err
@@ -101,12 +102,15 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 		if err != nil {
 			return nil, err
 		}
+		if best != nil {
+			other.outdone = best.session.objective(best.Plan)
+		}
 		result, err := other.solve(ctx)
 		other.close()
 		switch {
 		case err == nil:
 			result.Plan.Solver = append(result.Plan.Solver, reports...)
-			if best == nil || result.ExpectedNS < best.ExpectedNS {
+			if best == nil || result.expected() < best.expected() {
 				best = result
 			}
 			if result.buckets() == len(buckets) { // none had to be left out
@@ -217,6 +221,14 @@ func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, er
 		}
 	}
 	return nil, why
+}
+
+// expected returns the result's objective by its own measure, time or energy.
+func (r *Result) expected() float64 {
+	if r.session.measure() == problem.Energy {
+		return r.ExpectedNJ
+	}
+	return r.ExpectedNS
 }
 
 // buckets returns the number of programs that the plan has for prefill.

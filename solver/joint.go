@@ -13,6 +13,7 @@ import (
 type joint struct {
 	*problem.Joint
 	programs []*program
+	assets   *assets
 	unit     float64            // weight of one expected call: divides the problem's energies and objectives
 	posed    map[quantity]int64 // the limits that it was posed with, in the units of bounds
 }
@@ -29,17 +30,16 @@ const (
 // jointProblem returns the problem's name in reports.
 func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 
-// poseJoint poses the problem of all programs. less is subtracted from each bound beforehand, for what the problem does
-// not model.
+// poseJoint poses the problem of all programs, with the bounds as its limits.
 //
 // Programs are coupled by what they hold. A choice needs assets: a graph, columns of a packed weight, rows of a buffer.
 // An asset counts once however many choices need it, and regions bound the sum. A choice costs as much as in the
 // program by itself, weighted by how often the program is called.
-func (s *session) poseJoint(less map[quantity]int64) (*joint, error) {
-	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}}
+func (s *session) poseJoint() (*joint, error) {
+	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, assets: s.newAssets()}
 	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
-	assets := s.newAssets()
-	slowest := s.limitJoint(j, assets, less)
+	assets := j.assets
+	slowest := s.limitJoint(j, nil)
 	for _, rows := range s.want.Rows() {
 		program, err := s.program(rows, s.assigned(rows))
 		if err != nil {
@@ -65,16 +65,36 @@ func (s *session) poseJoint(less map[quantity]int64) (*joint, error) {
 				return nil, err
 			}
 		}
-		j.Parts = append(j.Parts, problem.Part{Partition: partition, MaxNS: slowest[program.name]})
+		j.Parts = append(j.Parts, problem.Part{Partition: partition})
 	}
 	j.weigh(s.callWeight)
+	s.limitParts(j, slowest)
+	j.Assets = assets.list
+	return j, s.budget.checkWith(j.bytes(), "the problem of all programs together")
+}
+
+// withLimits returns the same problem with other limits: less is subtracted from each bound, for what the problem does
+// not model.
+func (s *session) withLimits(j *joint, less map[quantity]int64) *joint {
+	posed := *j.Joint
+	posed.Regions, posed.Parts = slices.Clone(posed.Regions), slices.Clone(posed.Parts)
+	out := *j
+	out.Joint = &posed
+	slowest := s.limitJoint(&out, less)
+	s.limitParts(&out, slowest)
+	return &out
+}
+
+// limitParts sets the limits that count calls of programs: the most ns of each part, and the energy of all of them.
+func (s *session) limitParts(j *joint, slowest map[string]int64) {
+	for i := range j.Parts {
+		j.Parts[i].MaxNS = slowest[j.programs[i].name]
+	}
 	for _, bound := range s.bounds {
 		if bound.kind == problem.LimitEnergyNJ {
 			j.MaxEnergyNJ = price.Whole(math.Max(1, float64(j.posed[bound.quantity])*j.unit))
 		}
 	}
-	j.Assets = assets.list
-	return j, s.budget.checkWith(j.bytes(), "the problem of all programs together")
 }
 
 // weigh gives each part its weight for so many expected calls. A part that is never called counts as if it were called
@@ -143,7 +163,9 @@ func mostOf(partition *problem.Partition) float64 {
 // limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. It
 // returns the most ns that programs may take, by name. A limit that falls below 1 is posed as 1, since 0 would mean no
 // limit.
-func (s *session) limitJoint(j *joint, assets *assets, less map[quantity]int64) map[string]int64 {
+func (s *session) limitJoint(j *joint, less map[quantity]int64) map[string]int64 {
+	assets := j.assets
+	j.posed = map[quantity]int64{}
 	region := func(name string) *problem.Region {
 		i, ok := assets.regions[name]
 		if !ok {

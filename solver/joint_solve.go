@@ -140,29 +140,33 @@ func (s *session) solveJointly(ctx context.Context, plan *planir.Plan) (*planir.
 func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps bool) (*planir.Plan, error) {
 	s.offerDivisions(plan)
 	defer s.reduceCandidates(plan)()
-	less := map[quantity]int64{}
+	posed, err := s.poseJoint()
+	if err != nil {
+		return nil, err
+	}
+	// What the problem does not see, as far as one plan tells.
+	less, err := s.unmodelled(posed, plan, posed.choices(plan), nil)
+	if err != nil {
+		return nil, err
+	}
 	var last error
 	for round := range jointRounds {
-		j, err := s.poseJoint(less)
-		if err != nil {
-			return nil, err
-		}
-		if round == 0 { // what the problem does not see, as far as one plan tells
-			if less, err = s.unmodelled(j, plan, j.choices(plan), nil); err != nil {
-				return nil, err
-			}
-			if j, err = s.poseJoint(less); err != nil {
-				return nil, err
-			}
-		}
+		j := s.withLimits(posed, less)
 		// Solve, lower, and compare what the plan takes with the bounds themselves.
 		limits := problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(j.bytes())}
 		if keeps && round == 0 {
 			limits.Start = j.choices(plan)
 		}
+		if s.below > 0 {
+			limits.Most = max(1, int64(s.below*j.unit))
+		}
 		sol, err := s.solveJoint(ctx, j, limits, plan)
 		if err != nil {
 			return nil, err
+		}
+		// Later problems have lower limits, and cost no less.
+		if limits.Most > 0 && sol.Bound > limits.Most {
+			return nil, s.undecidedError(plan)
 		}
 		if plan, err = s.buildJoint(j, sol); err != nil {
 			return nil, err
@@ -189,6 +193,9 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limits,
 	plan *planir.Plan) (problem.JointSolution, error) {
 	sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)
+	if err == nil && limits.Most > 0 && sol.Bound > limits.Most {
+		return sol, nil
+	}
 	if err == nil && sol.Choices == nil {
 		sol, err = s.feasibleStart(ctx, j, sol)
 	}

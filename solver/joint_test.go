@@ -77,7 +77,7 @@ func TestJointCountsWhatIsLoaded(t *testing.T) {
 			w := permit(c.scheme)
 			w.Buckets = []int{48, 256}
 			s := prepared(t, Input{Model: m, SoC: c.soc, Costs: costs(t, c.soc, m, c.scheme), Workload: w})
-			j, err := s.poseJoint(nil)
+			j, err := s.poseJoint()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,6 +16,8 @@ type planner struct {
 	chosen *planir.Solve // how schemes were, nil when there was no choice
 	phase  string        // what a search for schemes is for, "" for the plan without a bound of memory
 	nodes  int64         // of the search for them, 0: the engine's own limit
+	// what is looked for costs less: joint problems may end where nothing does; 0: they may not
+	below float64
 }
 
 // programKey identifies a program of a session: its rows and its assignment (assignment.key).

@@ -250,7 +250,7 @@ type mover struct {
 func (s *session) mover(plan *planir.Plan) (*mover, error) {
 	m := &mover{s: s, template: plan, restore: s.reduceCandidates(plan)}
 	var err error
-	if m.j, err = s.poseJoint(nil); err != nil {
+	if m.j, err = s.poseJoint(); err != nil {
 		m.restore()
 		return nil, err
 	}

@@ -268,6 +268,7 @@ type session struct {
 	waived       []problem.LimitKind // bounds that do not count
 	keepPrograms bool                // no program is given to its best single processor
 	reduced      bool                // joint problems do not have all candidates
+	outdone      float64             // objective of a known plan: within a bound of memory only better ones count; 0: none
 	tight        bool                // joint problems count buffers, scratch and steps where memory is bounded
 }
 

@@ -34,15 +34,25 @@ func (s *session) completePlan(ctx context.Context) (*planir.Plan, error) {
 // it. free is the plan without a bound.
 //
 // Two things save memory: schemes (one packed copy of a weight serves both phases where they are equal), and leaving
-// out the largest buckets. So it goes through the numbers of buckets, all of them first, and for each has a
-// best-first search go through pairs of schemes. A pair is tried only if its weights and what every plan holds beside
-// them fit; trying one makes the plan, whose divisions follow from the schemes. The best so far bounds all later
-// searches.
+// out the largest buckets. So it goes through the numbers of buckets, and for each has a best-first search go through
+// pairs of schemes. A pair is tried only if its weights and what every plan holds beside them fit; trying one makes
+// the plan, whose divisions follow from the schemes. The best so far bounds all later searches.
+//
+// Fewest buckets come first. They hold least, so that their search finds a plan at once where there is one, and
+// without a plan to compare with no other search excludes a pair by its cost. If even they have none, others are not
+// tried: a plan for more buckets, without its largest one, is a plan for fewer.
 func (s *session) planWithinMemory(
 	ctx context.Context, bound int64, free *planir.Plan,
 ) (*session, *planir.Plan, error) {
 	best := &withinMemory{asked: s, bound: bound, ns: math.Inf(1), open: math.Inf(1)}
-	for buckets := len(s.want.Buckets); buckets >= s.fewestBuckets(); buckets-- {
+	if s.outdone > 0 {
+		best.ns = s.outdone
+	}
+	fewest := s.fewestBuckets()
+	for buckets := fewest; buckets <= len(s.want.Buckets); buckets++ {
+		if buckets > fewest && math.IsInf(best.ns, 1) {
+			break
+		}
 		other := s
 		if buckets < len(s.want.Buckets) {
 			var err error
@@ -56,6 +66,10 @@ func (s *session) planWithinMemory(
 		if other != s && best.by != other {
 			other.close()
 		}
+	}
+	if best.plan == nil && s.outdone > 0 {
+		return nil, nil, diag.New(diag.ClassInfeasible, "solve: %w", &LimitError{Names: []string{workload.KeyMemory},
+			text: "no plan was found within the memory that costs less than one with other buckets"})
 	}
 	if best.plan == nil {
 		return s.fromLeastMemory(ctx, bound)
@@ -92,6 +106,7 @@ func (w *withinMemory) searchSession(ctx context.Context, s *session, free *plan
 		rest = s.leastPool() + s.fixedBytes(free)
 	}
 	relaxed := s.newMemoryRelaxation(w.bound)
+	defer func() { s.below = 0 }()
 	found, err := s.search(ctx, w.ns, func(prefill, decode assignment) bool {
 		rest := rest
 		if s.readsStoredTable(prefill, decode) {
@@ -104,6 +119,9 @@ func (w *withinMemory) searchSession(ctx context.Context, s *session, free *plan
 		return least < w.ns
 	}, func(prefill, decode assignment) (float64, bool, error) {
 		s.prefill, s.decode, s.chosen = prefill, decode, nil
+		if s.below = w.ns; math.IsInf(w.ns, 1) {
+			s.below = 0
+		}
 		plan, err := s.completePlan(ctx)
 		if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
 			if !Proved(err) {

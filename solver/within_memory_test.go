@@ -115,6 +115,45 @@ func TestMemoryBoundTriesFewPairs(t *testing.T) {
 	}
 }
 
+// A plan for few buckets that fits bounds the search for one with more buckets, which hardly fits.
+func TestMemoryBoundBeginsWithFewBuckets(t *testing.T) {
+	require.Slow(t)
+	m := demo(t)
+	s, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := permit(op.A8TQ8C, op.A8TQ4B32)
+	w.Minimise, w.Buckets, w.Context, w.OutputTokens = problem.Energy, workload.Rows{64, 256}, 512, 64
+	w.Prompts = workload.Prompts{{Tokens: 40, Share: 1}, {Tokens: 200, Share: 1}}
+	in := Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w, Engine: exact.Engine{}, MaxMemory: 28 << 20}
+	tried := map[string]int{}
+	in.Progress = func(p Progress) { tried[p.Phase] = max(tried[p.Phase], p.Done) }
+	plan := solve(t, in).Plan
+	if least := plan.Solver[len(plan.Solver)-1].BoundNS; least < 100e6 {
+		t.Errorf("the bound of all plans is %d nJ, want 100e6", least)
+	}
+	const few, most = "fit 28 MiB of memory, 1 buckets", 30
+	if tried[few] == 0 || tried["fit 28 MiB of memory, 2 buckets"] > most {
+		t.Errorf("pairs tried: %v, want at most %d with 2 buckets", tried, most)
+	}
+}
+
+// Where a plan is known that costs less, a search within a bound of memory finds nothing and starts no other one.
+func TestMemoryBoundOutdone(t *testing.T) {
+	in := boundedCase(t, 0, problem.Energy)
+	s := prepared(t, in)
+	free, err := s.completePlan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.outdone = s.lowestObjective() / 2
+	_, plan, err := s.planWithinMemory(t.Context(), free.Memory.Total, free)
+	if plan != nil || diag.ClassOf(err) != diag.ClassInfeasible || Proved(err) {
+		t.Errorf("got a plan: %v, %v; want an error of class infeasible that proves nothing", plan != nil, err)
+	}
+}
+
 // A search within a bound of memory ends where many pairs in a row give nothing.
 func TestFruitlessSearchEnds(t *testing.T) {
 	in := boundedCase(t, 0, problem.Time)
