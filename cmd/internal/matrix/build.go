@@ -24,7 +24,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// Options are what Run needs.
+// Options are the configuration, bounds and tools of Run.
 type Options struct {
 	Config *Config
 	Output string // directory, instead of the configuration's
@@ -37,22 +37,23 @@ type Options struct {
 	AcceptNoisy bool // plan with records of which most measurements are noisy
 
 	Cache   *cas.Cache
-	Program string           // digest of this program: what another one made is made again
+	Program string           // digest of this program, which does not reuse the results of another one
 	Key     *emit.PrivateKey // nil: no bundles
 	Tools   Tools
 	Now     func() time.Time
 
-	Note     func(format string, args ...any) // tells what is going on; called by one goroutine at a time
-	Progress bool                             // tell about every cell that is finished
+	Note     func(format string, args ...any) // shows progress; called by one goroutine at a time
+	Progress bool                             // note every finished cell
 }
 
-// Tools are what the command line binds: engines, drivers and compilers.
+// Tools are the engine, drivers and compilers that the command line binds.
 type Tools struct {
 	Engine problem.Engine
 	// Simulate measures requests on a simulated SoC, into a record.
 	Simulate func(ctx context.Context, soc *socs.SoC, requests []profiler.Request, record string) error
-	// Emit checks the plan and writes a bundle of it, for the plan's processors or for t, which key signs.
-	Emit func(ctx context.Context, path string, o emit.Options, soc *socs.SoC, t *Target,
+	// Emit checks the plan and writes a bundle signed with key: for the plan's processors, or for the target unless
+	// that is nil.
+	Emit func(ctx context.Context, path string, options emit.Options, soc *socs.SoC, target *Target,
 		key *bundle.Key) (bundle.Digest, error)
 	// Compilers identifies the libraries of this machine that compile for the device of a SoC.
 	Compilers func(ctx context.Context, soc *socs.SoC) (string, error)
@@ -60,27 +61,27 @@ type Tools struct {
 	TryTokenizer func(ctx context.Context, model *models.Model, files map[string][]byte) error
 }
 
-// Target is what a bundle is for that is not the plan's own processors: the device of the SoC, or its emulator.
+// Target describes a bundle for the device of the SoC, or for its emulator.
 type Target struct {
 	AllowFallback bool
 	Emulator      bool
-	Twin          *Artifact // whose digests the device's bundle repeats, nil: none
+	Twin          *Artifact // the device's bundle repeats its digests; nil: none
 }
 
-// State is what became of a file.
+// State is the outcome for a file.
 type State string
 
 const (
 	Built     State = "built"     // made in this run
 	Cached    State = "cached"    // taken from the cache
-	Unchanged State = "unchanged" // it was there
+	Unchanged State = "unchanged" // the file had the content already
 	Failed    State = "failed"
-	Omitted   State = "omitted" // not asked for, or not possible
+	Omitted   State = "omitted" // not wanted, or not possible
 	WillBuild State = "would build"
 	WillCopy  State = "would copy"
 )
 
-// NoKey is why a bundle is omitted that was wanted.
+// NoKey is the reason for omitting a wanted bundle.
 const NoKey = "no key"
 
 // Artifact is one file of the output.
@@ -89,12 +90,12 @@ type Artifact struct {
 	State  State  `json:"state"`
 	Bytes  int64  `json:"bytes,omitempty"`
 	Digest string `json:"digest,omitempty"` // of a plan; of a bundle its identity
-	Why    string `json:"why,omitempty"`    // not made
+	Why    string `json:"why,omitempty"`    // it was not made
 
-	content cas.Digest // of the file's bytes, where it is or could be there
+	content cas.Digest // of the file's bytes
 }
 
-// Cell is one combination and what became of it.
+// Cell is one combination of SoC, model and workload, with its files.
 type Cell struct {
 	SoC       string          `json:"soc"`
 	Model     string          `json:"model"`
@@ -121,7 +122,7 @@ type Cell struct {
 // Name returns the cell's name in messages: SOC/MODEL/WORKLOAD.
 func (c *Cell) Name() string { return cellName(c.SoC, c.Model, c.Workload) }
 
-// Failure is why a cell failed.
+// Failure describes the error that a cell failed with.
 type Failure struct {
 	Class    string   `json:"class"`
 	ExitCode int      `json:"exit_code"`
@@ -131,7 +132,7 @@ type Failure struct {
 	Err      error    `json:"-"`
 }
 
-// Report is what a run did.
+// Report lists the cells of a run with their outcomes.
 type Report struct {
 	Output string        `json:"output"`
 	DryRun bool          `json:"dry_run,omitempty"`
@@ -140,7 +141,7 @@ type Report struct {
 	Cells  []*Cell       `json:"cells"`
 }
 
-// Summary counts the cells by what became of them.
+// Summary returns the number of cells by state, such as "3 built, 1 failed".
 func (r *Report) Summary() string {
 	var parts []string
 	for _, state := range []State{Built, WillBuild, Cached, WillCopy, Unchanged, Failed} {
@@ -157,14 +158,13 @@ type build struct {
 	out    string
 	memory *budget
 
-	mu sync.Mutex
-	// by the key that a cell is producing now
-	making map[cas.Key]chan struct{} // closed when it is made
-	done   int
+	mu     sync.Mutex
+	making map[cas.Key]chan struct{} // keys that cells are producing now; a channel is closed at the end
+	done   int                       // finished cells
 }
 
-// Run builds the matrix. A cell that fails does not stop the others: its reason is in the report. The
-// error is for what concerns all of them; when ctx ends it is of class ClassInterrupted.
+// Run builds the matrix. A cell that fails does not stop the others; the report has its reason. An error concerns all
+// cells; it has class ClassInterrupted when ctx ends.
 func Run(ctx context.Context, options Options) (*Report, error) {
 	if options.Note == nil {
 		options.Note = func(string, ...any) {}
@@ -178,11 +178,13 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	if options.Key != nil {
 		report.KeyID = options.Key.Public.ID()
 	}
-	// list the cells, own the output directory, open each input once
+
 	var err error
-	if report.Cells, err = run.cells(); err != nil {
+	report.Cells, err = run.cells()
+	if err != nil {
 		return nil, err
 	}
+
 	if !options.DryRun {
 		unlock, err := run.lock(ctx)
 		if err != nil {
@@ -190,44 +192,54 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 		}
 		defer unlock()
 	}
+
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(max(options.MaxMemory, 2*baseBytes)))
 	closeAll, err := run.openInputs(ctx, report.Cells)
 	defer closeAll()
 	if err != nil {
 		return nil, err
 	}
-	// No more jobs than have their basic memory.
-	jobs := min(max(options.Jobs, 1), max(int(options.MaxMemory/baseBytes), 1))
-	next := make(chan *Cell)
-	var wg sync.WaitGroup
-	for range jobs {
-		wg.Go(func() {
-			for cell := range next {
-				run.cell(ctx, cell)
-				run.note(cell, len(report.Cells))
-			}
-		})
-	}
-	for _, cell := range report.Cells {
-		if ctx.Err() != nil {
-			break
-		}
-		next <- cell
-	}
-	close(next)
-	wg.Wait()
+
+	run.makeAll(ctx, report.Cells)
 	if ctx.Err() != nil && run.done < len(report.Cells) {
 		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", run.done,
 			len(report.Cells), ctx.Err()).
 			WithHint("the same command goes on where it stopped: what is finished is kept")
 	}
+
 	for _, cell := range report.Cells {
 		report.Counts[cell.state()]++
 	}
 	return report, nil
 }
 
-// state sums a cell up: the most that happened to one of its files.
+// makeAll makes the files of all cells, several cells at a time, until ctx ends.
+func (b *build) makeAll(ctx context.Context, cells []*Cell) {
+	// Every job needs its basic memory.
+	jobs := min(max(b.o.Jobs, 1), max(int(b.o.MaxMemory/baseBytes), 1))
+	next := make(chan *Cell)
+	var workers sync.WaitGroup
+	for range jobs {
+		workers.Go(func() {
+			for cell := range next {
+				b.cell(ctx, cell)
+				b.note(cell, len(cells))
+			}
+		})
+	}
+
+	for _, cell := range cells {
+		if ctx.Err() != nil {
+			break
+		}
+		next <- cell
+	}
+
+	close(next)
+	workers.Wait()
+}
+
+// state returns the state of a cell: that of the file with which most happened.
 func (c *Cell) state() State {
 	for _, state := range []State{Failed, WillBuild, Built, WillCopy, Cached} {
 		if c.Plan.State == state || c.Bundle.State == state || c.Twin != nil && c.Twin.State == state {
@@ -237,12 +249,13 @@ func (c *Cell) state() State {
 	return Unchanged
 }
 
-// cells lists what is asked for.
+// cells lists the cells of the configuration that --only selects.
 func (b *build) cells() ([]*Cell, error) {
 	config := b.o.Config
 	if err := checkPattern(b.o.Only); err != nil {
 		return nil, err
 	}
+
 	var out []*Cell
 	var all []string
 	models, workloads := make([]*modelInput, len(config.Models)), make([]*workloadInput, len(config.Workloads))
@@ -252,6 +265,7 @@ func (b *build) cells() ([]*Cell, error) {
 	for i := range config.Workloads {
 		workloads[i] = &workloadInput{entry: config.Workloads[i]}
 	}
+
 	for i := range config.SoCs {
 		soc := &socInput{entry: config.SoCs[i]}
 		for _, model := range models {
@@ -261,22 +275,13 @@ func (b *build) cells() ([]*Cell, error) {
 					continue
 				}
 				all = append(all, cellName(soc.entry.Name, model.entry.Name, work.entry.Name))
-				if !selected(b.o.Only, soc.entry.Name, model.entry.Name, work.entry.Name) {
-					continue
+				if selected(b.o.Only, soc.entry.Name, model.entry.Name, work.entry.Name) {
+					out = append(out, b.newCell(soc, model, work))
 				}
-				made := &Cell{Target: soc.entry.Target != "", SoC: soc.entry.Name, Model: model.entry.Name,
-					Workload: work.entry.Name,
-					model:    model, soc: soc, workload: work}
-				base := filepath.Join(b.out, made.SoC, made.Model, made.Workload)
-				made.Plan, made.Bundle = Artifact{File: base + ".plan.yaml"}, Artifact{File: base + ".hetb"}
-				if config.Outlines != "" {
-					made.Outline = filepath.Join(config.inside(config.Outlines), made.SoC, made.Model, made.Workload+
-						".txt")
-				}
-				out = append(out, made)
 			}
 		}
 	}
+
 	if len(all) == 0 {
 		return nil, diag.New(diag.ClassInput, "build: everything is excluded").WithHint("remove an exclusion")
 	}
@@ -287,20 +292,34 @@ func (b *build) cells() ([]*Cell, error) {
 	return out, nil
 }
 
-// nearest returns a hint at what the part of a pattern that matches nothing may have meant.
+// newCell returns the cell of some inputs with the paths of its files.
+func (b *build) newCell(soc *socInput, model *modelInput, work *workloadInput) *Cell {
+	made := &Cell{
+		Target: soc.entry.Target != "", SoC: soc.entry.Name, Model: model.entry.Name, Workload: work.entry.Name,
+		model: model, soc: soc, workload: work,
+	}
+	base := filepath.Join(b.out, made.SoC, made.Model, made.Workload)
+	made.Plan, made.Bundle = Artifact{File: base + ".plan.yaml"}, Artifact{File: base + ".hetb"}
+	if outlines := b.o.Config.Outlines; outlines != "" {
+		made.Outline = filepath.Join(b.o.Config.inside(outlines), made.SoC, made.Model, made.Workload+".txt")
+	}
+	return made
+}
+
+// nearest returns a hint for a pattern that matches nothing: the name nearest to its first part that no cell matches.
 func nearest(pattern string, cells []string) string {
 	parts := strings.Split(pattern, "/")
-	// The first part that no cell matches is the one that is misspelt.
 	for i, part := range parts {
 		var names []string
 		matches := false
-		for _, c := range cells {
-			name := strings.Split(c, "/")
+		for _, cell := range cells {
+			name := strings.Split(cell, "/")
 			matches = matches || selected(strings.Join(parts[:i+1], "/"), name...)
 			if !slices.Contains(names, name[i]) {
 				names = append(names, name[i])
 			}
 		}
+
 		if !matches {
 			return diag.DidYouMean(part, names)
 		}
@@ -308,50 +327,54 @@ func nearest(pattern string, cells []string) string {
 	return ""
 }
 
-// lock makes the output directory, keeps other builds out of it, and removes what a killed one left.
+// lock makes the output directory, keeps other builds out of it, and removes unfinished files of a killed build.
 func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 	unlock, err = OwnDirectory(ctx, b.out, func() { b.o.Note("waiting for another build into %q", b.out) })
 	if err != nil {
 		return nil, err
 	}
+
 	cells, err := b.cells()
 	for _, cell := range cells {
 		for _, file := range []string{cell.Plan.File, cell.Bundle.File, twinFile(cell), cell.Outline} {
 			if file != "" {
-				wholefile.RemoveLeftBehind(file) // also beside what is not written again
+				wholefile.RemoveLeftBehind(file) // also of files that are not written again
 			}
 		}
 	}
+
 	return unlock, err
 }
 
-// note tells that a cell is finished.
-func (b *build) note(c *Cell, of int) {
+// note counts a finished cell and shows the progress.
+func (b *build) note(cell *Cell, of int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// A cancelled cell is not finished: it is made by the next run.
-	if c.Error != nil && errors.Is(c.Error.Err, context.Canceled) {
+	// A cancelled cell is not finished; the next run makes it.
+	if cell.Error != nil && errors.Is(cell.Error.Err, context.Canceled) {
 		return
 	}
-	if b.done++; b.o.Progress {
-		b.o.Note("%d of %d: %s: %s", b.done, of, c.Name(), c.state())
+	b.done++
+	if b.o.Progress {
+		b.o.Note("%d of %d: %s: %s", b.done, of, cell.Name(), cell.state())
 	}
 }
 
 // cell makes the files of one cell.
 func (b *build) cell(ctx context.Context, cell *Cell) {
-	// guarded turns a panic into an error of the cell.
+	// guarded turns a panic into an error of the cell, so that a defect stops only one cell.
 	var stack string
 	guarded := func(make func(context.Context, *Cell) error) (err error) {
 		defer func() {
-			if p := recover(); p != nil { // one defect stops one cell
+			if defect := recover(); defect != nil {
 				stack = string(debug.Stack())
-				err = diag.New(diag.ClassInternal, "a defect of hetc: %v", p).
+				err = diag.New(diag.ClassInternal, "a defect of hetc: %v", defect).
 					WithHint("please report it with the configuration and what is printed")
 			}
 		}()
 		return make(ctx, cell)
 	}
+
 	// An input that could not be read fails each cell that needs it.
 	err := firstOf(cell.soc.err, cell.model.err, cell.workload.err, cell.placeable())
 	if err == nil {
@@ -364,23 +387,26 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 	} else {
 		cell.Bundle = Artifact{State: Omitted, Why: "there is no plan"}
 	}
-	if err != nil {
-		failed.State = Failed
-		if _, serr := os.Stat(failed.File); serr == nil {
-			failed.Why = "an older file is still there"
-		}
-		class := diag.ClassOf(err)
-		if errors.Is(err, context.Canceled) {
-			class = diag.ClassInterrupted
-		}
-		cell.Error = &Failure{
-			Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Stack: stack,
-			Err: err,
-		}
+
+	if err == nil {
+		return
+	}
+
+	failed.State = Failed
+	if _, missing := os.Stat(failed.File); missing == nil {
+		failed.Why = "an older file is still there"
+	}
+	class := diag.ClassOf(err)
+	if errors.Is(err, context.Canceled) {
+		class = diag.ClassInterrupted
+	}
+	cell.Error = &Failure{
+		Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Stack: stack,
+		Err: err,
 	}
 }
 
-// firstOf returns the first error that is one.
+// firstOf returns the first error that is not nil.
 func firstOf(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -390,7 +416,8 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// placeable returns why one of the cell's files could not be written: known before it is made, which may take hours.
+// placeable returns an error if one of the cell's files cannot be written. It is asked before the files are made, which
+// may take hours.
 func (c *Cell) placeable() error {
 	files := []string{c.Plan.File, c.Bundle.File}
 	if c.soc.entry.Twin {
@@ -399,6 +426,7 @@ func (c *Cell) placeable() error {
 	if c.Outline != "" {
 		files = append(files, c.Outline)
 	}
+
 	for _, file := range files {
 		if _, err := wholefile.Target(file); err != nil {
 			return err
@@ -407,11 +435,12 @@ func (c *Cell) placeable() error {
 			return err
 		}
 	}
+
 	return nil
 }
 
-// existingDir returns the directory of a file, or the one above it that is there: what is not is made when the file is
-// written.
+// existingDir returns the directory of a file or, where that is missing, the nearest one above it that exists. Missing
+// ones are made when the file is written.
 func existingDir(file string) (string, error) {
 	for dir := filepath.Dir(file); ; dir = filepath.Dir(dir) {
 		st, err := os.Stat(dir)
@@ -425,17 +454,18 @@ func existingDir(file string) (string, error) {
 	}
 }
 
-// settle makes a file what the content of a key is.
+// settle gives a file the content of a key: it keeps a file with that content, else takes the content from the cache or
+// produces it.
 func (b *build) settle(
 	ctx context.Context, cell *Cell, artifact *Artifact, key cas.Key, produce func(path string) error,
 ) error {
-	// the cache knows what the file should be: there is nothing to do when it is
 	want, bytes, known, err := b.o.Cache.Sum(key)
 	if err != nil {
 		return err
 	}
+
 	if known {
-		// A file that holds the content is left alone, so that its time of change stays.
+		// A file with the content is not written, so that its time of change stays.
 		same, err := b.holds(artifact.File, want, bytes)
 		if err != nil {
 			return err
@@ -445,19 +475,12 @@ func (b *build) settle(
 			return nil
 		}
 	}
+
 	if b.o.DryRun {
-		entry, err := b.o.Cache.Get(key)
-		switch {
-		case err == nil:
-			artifact.State, artifact.Bytes, artifact.content = WillCopy, entry.Bytes, entry.Digest
-			return entry.Close()
-		case errors.Is(err, cas.ErrMissing):
-			artifact.State = WillBuild
-			return nil
-		}
-		return err
+		return b.foresee(artifact, key)
 	}
-	// Known now rather than when it is made, which may take hours.
+
+	// Check this before the content is made, which may take hours.
 	dir, err := existingDir(artifact.File)
 	if err == nil {
 		err = wholefile.Writable(filepath.Join(dir, filepath.Base(artifact.File)))
@@ -465,17 +488,19 @@ func (b *build) settle(
 	if err != nil {
 		return err
 	}
-	// take the content from the cache, or make it
+
 	entry, made, err := b.obtain(ctx, key, produce, cell.warn)
 	if err != nil {
 		return err
 	}
+
 	defer entry.Close()
 	artifact.State, artifact.Bytes, artifact.content = Cached, entry.Bytes, entry.Digest
 	if made {
 		artifact.State = Built
 	}
-	// The cache may have forgotten what the file is.
+
+	// The file may have the content although the cache did not know the key.
 	same, err := b.holds(artifact.File, entry.Digest, entry.Bytes)
 	if err != nil || same {
 		return err
@@ -484,6 +509,20 @@ func (b *build) settle(
 		return diag.New(diag.ClassIO, "output: %w", err)
 	}
 	return entry.Save(artifact.File)
+}
+
+// foresee sets the state that a file would get: copied if the cache has the content of the key, else built.
+func (b *build) foresee(artifact *Artifact, key cas.Key) error {
+	entry, err := b.o.Cache.Get(key)
+	if errors.Is(err, cas.ErrMissing) {
+		artifact.State = WillBuild
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	artifact.State, artifact.Bytes, artifact.content = WillCopy, entry.Bytes, entry.Digest
+	return entry.Close()
 }
 
 // warn adds a warning to the cell.
@@ -497,7 +536,7 @@ func (b *build) obtain(
 	ctx context.Context, key cas.Key, produce func(path string) error, warn func(string, ...any),
 ) (entry *cas.Entry, made bool, err error) {
 	for {
-		// one cell makes a key; the others wait, then look again
+		// One cell makes a key; the others wait, then look again.
 		b.mu.Lock()
 		wait, busy := b.making[key]
 		if !busy {
@@ -512,6 +551,7 @@ func (b *build) obtain(
 			}()
 			break
 		}
+
 		b.mu.Unlock()
 		select {
 		case <-wait:
@@ -519,11 +559,13 @@ func (b *build) obtain(
 			return nil, false, ctx.Err()
 		}
 	}
-	// this cell owns the key now
+
+	// This cell owns the key now.
 	entry, err = b.o.Cache.Get(key)
 	if !errors.Is(err, cas.ErrMissing) {
 		return entry, false, err
 	}
+
 	if errors.Is(err, cas.ErrCorrupt) {
 		warn("a content was damaged in the cache and is made again")
 	}

@@ -169,6 +169,7 @@ func parseConfig(document *decode.Document, dir string) (*Config, error) {
 	if err := document.Into(Schema, config); err != nil {
 		return nil, err
 	}
+
 	// a user who gives bundle options or a key wants signed bundles
 	if config.Sign == "" {
 		config.Sign = signOptional
@@ -176,6 +177,7 @@ func parseConfig(document *decode.Document, dir string) (*Config, error) {
 			config.Sign = signRequired
 		}
 	}
+
 	if config.Bundle == nil {
 		config.Bundle = newBundleOptions()
 	}
@@ -224,6 +226,7 @@ func (n *names) take(found *findings, index int, name *string, from, key string)
 		fail("%s is empty", key)
 		return
 	}
+
 	if *name == "" {
 		*name = nameOf(from)
 		if !goodName.MatchString(*name) {
@@ -235,6 +238,7 @@ func (n *names) take(found *findings, index int, name *string, from, key string)
 		fail("name %q, want at most 100 letters, digits, '.', '_' and '-', not beginning with a '.'", *name)
 		return
 	}
+
 	lower := strings.ToLower(*name)
 	if n.seen[lower] {
 		fail("name %q is there twice", *name).WithHint("results are named by it: give each entry a name of its own")
@@ -261,6 +265,7 @@ func (c *Config) validate(document *decode.Document) error {
 			c.checkExclusion(exclusion, found.at("exclude", i))
 		}
 	}
+
 	found.list.Sort()
 	return found.list.Err()
 }
@@ -277,6 +282,7 @@ func (c *Config) nameEntries(found *findings) {
 		socs.take(found, i, &c.SoCs[i].Name, value, key)
 		c.SoCs[i].validate(found.at("socs", i))
 	}
+
 	// a twin is written beside its bundle as NAME.twin, which no workload may be called then
 	twins := slices.ContainsFunc(c.SoCs, func(e socEntry) bool { return e.Twin })
 	workloads := names{"workloads", map[string]bool{}}
@@ -301,6 +307,7 @@ func (c *Config) checkSize(found *findings) {
 			found.at(list)("%s is empty, so there is nothing to build", list)
 		}
 	}
+
 	models, socs, workloads := len(c.Models), len(c.SoCs), len(c.Workloads)
 	cells := 1
 	for _, count := range []int{models, socs, workloads} {
@@ -331,6 +338,7 @@ func (c *Config) checkExclusion(excluded exclusion, fail func(string, ...any) *d
 			WithHint("say which: {model: NAME, soc: NAME, workload: NAME}, each of them may be left out")
 		return
 	}
+
 	var models, socs, workloads []string
 	for _, entry := range c.Models {
 		models = append(models, entry.Name)
@@ -341,6 +349,7 @@ func (c *Config) checkExclusion(excluded exclusion, fail func(string, ...any) *d
 	for _, entry := range c.Workloads {
 		workloads = append(workloads, entry.Name)
 	}
+
 	for _, part := range []struct {
 		key, pattern string
 		names        []string
@@ -402,16 +411,19 @@ func (c *Config) find(what, value string, catalog []string) (string, error) {
 		return err == nil && (what == "model" || !info.IsDir())
 	}
 	file := c.inside(value)
+
 	// A file beside the configuration wins over the catalog's entry of the same name.
 	if !slices.Contains(catalog, value) || there(file) {
 		return file, nil
 	}
+
 	// What is called like the catalog's entry in the working directory is not meant.
 	if there(value) {
 		return "", diag.New(diag.ClassInput, "%s %q names a catalog entry, but the working directory has a file %q",
 			what, value, value).
 			WithHint("run hetc in another directory")
 	}
+
 	return value, nil
 }
 
@@ -423,6 +435,7 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 	}
 	set, filled := child.HasSigningKey()
 	file, fileSet := os.LookupEnv(emit.EnvSigningKeyFile)
+
 	// the first place that names a key decides
 	if c.Key != "" || filled || file != "" {
 		return emit.LoadSigningKey(c.inside(c.Key))
@@ -430,6 +443,7 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 	if c.Sign == signOptional {
 		return nil, nil
 	}
+
 	// A variable that is set and empty is a secret that this job was not given: the error says so.
 	empty := ""
 	if fileSet {
@@ -437,6 +451,7 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 	} else if set {
 		empty = emit.EnvSigningKey
 	}
+
 	if empty != "" {
 		empty = fmt.Sprintf(" (%s is set and empty: this job may not see the secret)", empty)
 	}

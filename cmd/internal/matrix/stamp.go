@@ -15,20 +15,20 @@ import (
 	"github.com/hetc/hetc/models"
 )
 
-// Reading gigabytes of weights or bundles to learn that they are what they were takes longer than
-// everything else in a run that has nothing to do. So digests are remembered under path, device, inode,
-// size, time of modification and time of change. The last one cannot be set back: every write shows, but
-// for one that follows within the tick of the file system's clock in which the file was hashed. Hence what
-// changed during the last moments is not remembered. Where a system does not tell the time of change,
-// everything is read.
+// A run with nothing to build would spend most of its time reading gigabytes of unchanged weights and bundles. So
+// digests are remembered by path, device, inode, size, time of modification and time of change.
+//
+// Nobody can set the time of change back, so that it shows every write except one: a write within the same tick of the
+// file system's clock as the hashing. Hence a file that changed during the last moments is not remembered. Where a
+// system does not tell the time of change, all files are read.
 
 // settleTime is longer than the ticks of file systems' clocks.
 const settleTime = 2 * time.Second
 
-// smallFile is what is read faster than it is worth remembering.
+// smallFile is the size, in bytes, below which reading a file costs less than remembering its digest.
 const smallFile = 4 << 20
 
-// stamp tells whether a file, or the files of a directory, are what they were.
+// stamp identifies the state of a file, or of the files of a directory.
 type stamp struct {
 	id      string
 	changed time.Time
@@ -41,11 +41,15 @@ func stampOf(path string) (found stamp, ok bool) {
 	if err != nil {
 		return found, false
 	}
-	// a directory's stamp is that of its entries too, one level deep: models are flat
+
+	// The stamp of a directory covers its entries, one level deep, because models are flat.
 	names := []string{abs}
-	if st, err := os.Stat(abs); err != nil {
+	info, err := os.Stat(abs)
+	if err != nil {
 		return found, false
-	} else if st.IsDir() {
+	}
+
+	if info.IsDir() {
 		entries, err := os.ReadDir(abs)
 		if err != nil {
 			return found, false
@@ -54,6 +58,7 @@ func stampOf(path string) (found stamp, ok bool) {
 			names = append(names, filepath.Join(abs, entry.Name()))
 		}
 	}
+
 	for _, name := range names {
 		id, changed, ok := inode(name)
 		if !ok {
@@ -64,25 +69,30 @@ func stampOf(path string) (found stamp, ok bool) {
 			found.changed = changed
 		}
 	}
+
 	return found, true
 }
 
-// remembered returns what compute says about path, from the cache where nothing changed since.
+// remembered returns the digest that compute finds for path, from the cache if path has not changed since.
 func (b *build) remembered(path string, compute func() (cas.Digest, error)) (cas.Digest, error) {
 	now := b.o.Now()
 	before, ok := stampOf(path)
 	key := cas.KeyOf("digest", b.o.Program, before.id)
 	if ok {
-		if digest, _, hit, err := b.o.Cache.Sum(key); hit || err != nil {
+		digest, _, hit, err := b.o.Cache.Sum(key)
+		if hit || err != nil {
 			return digest, err
 		}
 	}
+
 	digest, err := compute()
-	if err != nil {
+	if err != nil || !ok {
 		return digest, err
 	}
-	// Noted only if nothing changed while it was read, and not during the last moments before.
-	if after, still := stampOf(path); ok && still && after == before && now.Sub(before.changed) > settleTime {
+
+	// Remember the digest only if nothing changed while the files were read, nor during the last moments before.
+	after, still := stampOf(path)
+	if still && after == before && now.Sub(before.changed) > settleTime {
 		err = b.o.Cache.Note(key, digest, 0)
 	}
 	return digest, err
@@ -109,12 +119,13 @@ func (b *build) holds(path string, want cas.Digest, bytes int64) (bool, error) {
 	if err != nil || !st.Mode().IsRegular() || st.Size() != bytes {
 		return false, nil
 	}
-	// large files are hashed once per change, by the stamp of the file
+
 	hash := func() (d cas.Digest, err error) {
 		file, err := wholefile.Open(path)
 		if err != nil {
 			return d, err
 		}
+
 		defer file.Close()
 		hash := sha256.New()
 		if _, err = io.Copy(hash, file); err != nil {
@@ -122,12 +133,15 @@ func (b *build) holds(path string, want cas.Digest, bytes int64) (bool, error) {
 		}
 		return cas.Digest(hash.Sum(nil)), nil
 	}
+
+	// Large files are hashed once per change.
 	var have cas.Digest
 	if bytes < smallFile {
 		have, err = hash()
 	} else {
 		have, err = b.remembered(path, hash)
 	}
+
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
