@@ -361,6 +361,13 @@ func TestExportRefusesTokenizersWithoutAForm(t *testing.T) {
 	split := func(regex, behavior string) object {
 		return sequence("pretokenizers", object{"type": "Split", "pattern": object{"Regex": regex}, "behavior": behavior, "invert": false}, byteLevel(false, true, false))
 	}
+	prepend := object{"type": "Prepend", "prepend": "▁"}
+	metaspace := func(scheme string) func(object) {
+		return func(doc object) {
+			doc["normalizer"] = nil
+			doc["pre_tokenizer"] = object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false}
+		}
+	}
 	for name, c := range map[string]struct {
 		tok  []byte
 		want string
@@ -375,6 +382,10 @@ func TestExportRefusesTokenizersWithoutAForm(t *testing.T) {
 		"whole words":  {change("llama3", model("ignore_merges", true)), ""},
 		"NFC in Llama": {change("llama3", part("normalizer", object{"type": "NFC"})), "has no name in GGUF"},
 		"metaspace":    {change("sentencepiece", part("pre_tokenizer", object{"type": "Metaspace", "replacement": "▁", "split": true})), "Metaspace is not supported; supported: ByteLevel, Metaspace without split"},
+		"first blank":  {change("sentencepiece", metaspace("first")), `prepend_scheme "first" is not supported`},
+		"one blank":    {change("sentencepiece", metaspace("always")), `prepend_scheme "always" is not supported`},
+		"two blanks":   {change("sentencepiece", part("normalizer", object{"type": "Sequence", "normalizers": []any{prepend, prepend}})), "Prepend is not supported"},
+		"whole texts":  {change("sentencepiece", model("ignore_merges", true)), "ignore_merges is not supported of SentencePiece"},
 		"no fallback":  {change("sentencepiece", model("byte_fallback", false)), "neither byte-level nor SentencePiece"},
 		"lstrip":       {change("gpt2", added("lstrip", true)), `token "<|endoftext|>": single_word, lstrip and rstrip`},
 		"id outside":   {change("gpt2", added("id", 5000)), "token 5000, but the model has 1000"},
@@ -414,8 +425,8 @@ func TestExportRefusesTokenizersWithoutAForm(t *testing.T) {
 		}
 	}
 	for name, edit := range map[string]func(object){
-		"Metaspace": func(doc object) {
-			doc["normalizer"], doc["pre_tokenizer"] = nil, object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}
+		"Metaspace behind a Prepend": func(doc object) {
+			doc["pre_tokenizer"] = object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}
 		},
 		"blanks split": func(doc object) {
 			doc["pre_tokenizer"] = object{"type": "Split", "pattern": object{"String": " "}, "behavior": "MergedWithPrevious"}
@@ -432,8 +443,13 @@ func TestExportRefusesTokenizersWithoutAForm(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	bare, err := exportVocab(change("sentencepiece", part("normalizer", object{"type": "Replace", "pattern": object{"String": " "}, "content": "▁"})), nil, 420)
-	if err != nil || bare.prefix {
-		t.Errorf("without a prefix: %v", err)
+	for name, edit := range map[string]func(object){
+		"Replace":   part("normalizer", object{"type": "Replace", "pattern": object{"String": " "}, "content": "▁"}),
+		"Metaspace": metaspace("never"),
+	} {
+		bare, err := exportVocab(change("sentencepiece", edit), nil, 420)
+		if err != nil || bare.prefix {
+			t.Errorf("%s without a prefix: %v", name, err)
+		}
 	}
 }

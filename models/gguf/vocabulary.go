@@ -263,7 +263,7 @@ func (v *vocab) blankSplitting(parsed *readTokenizer, normalizers, splitters []p
 	// Older files make blanks visible in the normalizer, newer ones in the pre-tokenizer.
 	for _, step := range normalizers {
 		switch blank, _ := step.Pattern["String"].(string); {
-		case step.Type == "Prepend" && step.Prepend == space:
+		case step.Type == "Prepend" && step.Prepend == space && !v.prefix:
 			v.prefix = true
 		case step.Type == "Replace" && blank == " " && step.Content == space:
 		default:
@@ -274,7 +274,11 @@ func (v *vocab) blankSplitting(parsed *readTokenizer, normalizers, splitters []p
 	for _, step := range splitters {
 		switch blank, _ := step.Pattern["String"].(string); {
 		case step.Type == "Metaspace" && step.Replacement == space && step.Split != nil && !*step.Split:
-			v.prefix = v.prefix || step.PrependScheme != "never"
+			// Readers of GGUF put a blank in front of all text between special tokens, also where it has one.
+			if !v.prefix && step.PrependScheme != "never" {
+				return noForm("pre_tokenizer", "Metaspace with prepend_scheme %q is not supported, since it puts no "+
+					"second blank in front of text; supported: never, or behind a Prepend", step.PrependScheme)
+			}
 		case step.Type == "Split" && blank == " " && len(normalizers) > 0: // there are none left
 		default:
 			return noForm("pre_tokenizer", "%s is not supported; supported: ByteLevel, Metaspace without split",
@@ -284,6 +288,9 @@ func (v *vocab) blankSplitting(parsed *readTokenizer, normalizers, splitters []p
 	if len(normalizers)+len(splitters) == 0 || !parsed.Model.ByteFallback {
 		return noForm("model",
 			"this BPE is neither byte-level nor SentencePiece with byte_fallback, which is not supported")
+	}
+	if parsed.Model.IgnoreMerges {
+		return noForm("model", "ignore_merges is not supported of SentencePiece")
 	}
 	return nil
 }
