@@ -1,12 +1,10 @@
 package gguf
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -33,18 +31,17 @@ const (
 	tokenByte    = 6
 )
 
-// space is what stands for a blank in SentencePiece vocabularies.
+// space stands for a blank in SentencePiece vocabularies.
 const space = "▁"
 
-// splitting is how a byte-level BPE cuts text before it merges; names are its values of
-// tokenizer.ggml.pre, the first of which is written.
+// splitting describes how a byte-level BPE cuts text before it merges.
 type splitting struct {
-	names        []string
-	pattern      string // regular expression of the pieces; "" where the byte-level step splits as GPT-2 does
-	nfc          bool   // text is normalised to NFC before
-	digits       bool   // digits are cut off one by one before
-	ignoreMerges bool   // a piece that is a token is taken whole
-	addBOS       bool   // texts begin with the begin token unless the file says otherwise
+	names        []string // values of tokenizer.ggml.pre; the first one is written
+	pattern      string   // regular expression of the pieces; "": the byte-level step splits as GPT-2 does
+	nfc          bool     // text is normalised to NFC first
+	digits       bool     // digits are cut off one by one first
+	ignoreMerges bool     // a piece that is a token is taken whole
+	addBOS       bool     // texts begin with the begin token unless the file says otherwise
 }
 
 // The regular expressions of the tokenizers, as their tokenizer.json files have them.
@@ -55,7 +52,7 @@ const (
 	patternTekken = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 )
 
-// splittings are the ways of text splitting that have a name in GGUF, the first name of each being written.
+// splittings are the ways of splitting text that have a name in GGUF.
 var splittings = []splitting{
 	{names: []string{"gpt-2", "phi-2"}},
 	{names: []string{"olmo", "mpt"}, nfc: true},
@@ -76,120 +73,19 @@ func splittingNames() string {
 	return strings.Join(out, ", ")
 }
 
-// tokenizerJSON is a tokenizer.json as it is written.
-type tokenizerJSON struct {
-	Version string `json:"version"`
-	// always null: a text is neither cut nor filled up
-	Truncation  any          `json:"truncation"`
-	Padding     any          `json:"padding"`
-	AddedTokens []addedToken `json:"added_tokens"`
-	// steps in the order in which a text takes them; null for none
-	Normalizer    any       `json:"normalizer"`
-	PreTokenizer  any       `json:"pre_tokenizer"`
-	PostProcessor any       `json:"post_processor"`
-	Decoder       any       `json:"decoder"`
-	Model         modelJSON `json:"model"`
-}
-
-// addedToken is a token that is recognised in text before anything else. Special ones are not shown.
-type addedToken struct {
-	ID         int    `json:"id"`
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized bool   `json:"normalized"`
-	Special    bool   `json:"special"`
-}
-
-// modelJSON is the BPE of a tokenizer.json.
-type modelJSON struct {
-	Type string `json:"type"`
-	// always null, as merges are never left out
-	Dropout  any     `json:"dropout"`
-	UnkToken *string `json:"unk_token"`
-	// always null: no marks within or behind words
-	Prefix       any        `json:"continuing_subword_prefix"`
-	Suffix       any        `json:"end_of_word_suffix"`
-	FuseUnk      bool       `json:"fuse_unk"`
-	ByteFallback bool       `json:"byte_fallback"`
-	IgnoreMerges bool       `json:"ignore_merges"`
-	Vocab        vocabulary `json:"vocab"`
-	Merges       mergeList  `json:"merges"`
-}
-
-// vocabulary is the tokens by id; JSON has their ids by token.
-type vocabulary []string
-
-// MarshalJSON writes the tokens in the order of their ids.
-func (v vocabulary) MarshalJSON() ([]byte, error) {
-	buf := []byte{'{'}
-	for id, token := range v {
-		if id > 0 {
-			buf = append(buf, ',')
-		}
-		buf = strconv.AppendInt(append(appendQuoted(buf, token), ':'), int64(id), 10)
-	}
-	return append(buf, '}'), nil
-}
-
-// mergeList is the merges, best first.
-type mergeList [][2]string
-
-// MarshalJSON writes each as a list of two.
-func (l mergeList) MarshalJSON() ([]byte, error) {
-	buf := []byte{'['}
-	for i, merge := range l {
-		if i > 0 {
-			buf = append(buf, ',')
-		}
-		buf = append(appendQuoted(append(appendQuoted(append(buf, '['), merge[0]), ','), merge[1]), ']')
-	}
-	return append(buf, ']'), nil
-}
-
-// quotedBytes bounds what appendQuoted appends.
-func quotedBytes(s string) int {
-	size := len(s) + 16
-	for i := range len(s) {
-		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' {
-			size += 5
-		}
-	}
-	return size
-}
-
-// appendQuoted appends valid UTF-8 as a JSON string; the general encoder is several times slower.
-func appendQuoted(buf []byte, s string) []byte {
-	buf = append(buf, '"')
-	for i := range len(s) {
-		switch char := s[i]; {
-		case char == '"' || char == '\\':
-			buf = append(buf, '\\', char)
-		case char < ' ':
-			buf = fmt.Appendf(buf, `\u%04x`, char)
-		default:
-			buf = append(buf, char)
-		}
-	}
-	return append(buf, '"')
-}
-
-// object is a JSON object of a tokenizer's part.
-type object = map[string]any
-
 // vocab is a tokenizer as the file's metadata describe it.
 type vocab struct {
-	tokens         []string       // by id
-	ids            map[string]int // by token
-	types          []int          // tokenNormal, ..., by id
-	scores         []float32      // SentencePiece, by id; nil without
-	merges         [][2]string    // best first
-	bos, eos, unk  int            // -1 for none
-	pad            int            // -1 for none
-	addBOS, addEOS *bool          // nil: the file does not say
-	prefix         bool           // a blank is put before the text
-	split          *splitting     // nil: SentencePiece
+	tokens []string       // by id
+	ids    map[string]int // by token
+	types  []int          // tokenNormal, ..., by id
+	scores []float32      // of SentencePiece, by id; nil: none
+	merges [][2]string    // best first
+
+	bos, eos, unk, pad int   // -1: none
+	addBOS, addEOS     *bool // nil: the file does not say
+
+	prefix bool       // a blank is put before the text
+	split  *splitting // nil: SentencePiece
 }
 
 // isSentencePiece reports whether the tokenizer merges by scores on text with visible blanks.
@@ -198,59 +94,57 @@ func (f *File) isSentencePiece() bool {
 	return kind == "llama"
 }
 
-// Tokenizer translates the tokenizer to a tokenizer.json and the tokenizer_config.json beside it, with
-// the chat template; nil when the file has none. Kinds of tokenizers that have no such form here are
-// refused by their name.
+// Tokenizer translates the tokenizer to a tokenizer.json and a tokenizer_config.json with the chat template; both are
+// nil if the file has no tokenizer. A kind of tokenizer without such a form is an error of class ClassInput.
 func (f *File) Tokenizer() (tokenizer, config []byte, err error) {
 	vocab, err := f.vocab()
-	if vocab == nil || err != nil {
-		if err != nil {
-			err = fmt.Errorf("read gguf tokenizer: %w", err)
-		}
-		return nil, nil, err
+	if err != nil {
+		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
+	}
+	if vocab == nil {
+		return nil, nil, nil
 	}
 	doc, err := vocab.document()
 	if err != nil {
 		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
 	}
-	if tokenizer, err = marshal(doc); err != nil {
+	templates, err := f.chatTemplates()
+	if err != nil {
+		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
+	}
+
+	tokenizer, err = marshal(doc)
+	if err != nil {
 		return nil, nil, err
 	}
-	settings := object{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}
-	// Settings for readers that take special tokens from beside the tokenizer. Absent ones are left out.
-	for key, id := range map[string]int{
-		"bos_token": vocab.bos, "eos_token": vocab.eos, "unk_token": vocab.unk, "pad_token": vocab.pad,
-	} {
-		if id >= 0 {
-			settings[key] = vocab.tokens[id]
-		}
-	}
-	if vocab.addBOS != nil {
-		settings["add_bos_token"] = *vocab.addBOS && vocab.bos >= 0
-	}
-	if vocab.addEOS != nil {
-		settings["add_eos_token"] = *vocab.addEOS && vocab.eos >= 0
-	}
-	if templates, err := f.chatTemplates(); err != nil {
-		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
-	} else if templates != nil {
-		settings["chat_template"] = templates
-	}
-	if config, err = marshal(settings); err != nil {
+	config, err = marshal(vocab.settings(templates))
+	if err != nil {
 		return nil, nil, err
 	}
 	return tokenizer, config, nil
 }
 
-// marshal writes JSON without escapes for HTML.
-func marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, diag.New(diag.ClassInternal, "write tokenizer: %w", err)
+// settings returns the tokenizer_config.json, with the special tokens for readers that take them from there.
+func (v *vocab) settings(templates any) object {
+	settings := object{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}
+	for key, id := range map[string]int{
+		"bos_token": v.bos, "eos_token": v.eos, "unk_token": v.unk, "pad_token": v.pad,
+	} {
+		if id >= 0 {
+			settings[key] = v.tokens[id]
+		}
 	}
-	return b.Bytes(), nil
+
+	if v.addBOS != nil {
+		settings["add_bos_token"] = *v.addBOS && v.bos >= 0
+	}
+	if v.addEOS != nil {
+		settings["add_eos_token"] = *v.addEOS && v.eos >= 0
+	}
+	if templates != nil {
+		settings["chat_template"] = templates
+	}
+	return settings
 }
 
 // chatTemplates returns a string, or the list that Hugging Face has for several named templates.
@@ -271,16 +165,20 @@ func (f *File) chatTemplates() (any, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var named []any
 	for _, full := range f.Keys() {
-		if name, ok := strings.CutPrefix(full, key+"."); ok {
-			template, _, err := text(full)
-			if err != nil {
-				return nil, err
-			}
-			named = append(named, object{"name": name, "template": template})
+		name, ok := strings.CutPrefix(full, key+".")
+		if !ok {
+			continue
 		}
+		template, _, err := text(full)
+		if err != nil {
+			return nil, err
+		}
+		named = append(named, object{"name": name, "template": template})
 	}
+
 	switch {
 	case len(named) > 0 && has:
 		return append([]any{object{"name": "default", "template": plain}}, named...), nil
@@ -289,6 +187,7 @@ func (f *File) chatTemplates() (any, error) {
 	case has:
 		return plain, nil
 	}
+
 	return nil, nil
 }
 
@@ -312,11 +211,13 @@ func (f *File) vocab() (*vocab, error) {
 			"%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).
 			WithHint("a model without a supported tokenizer runs on token ids")
 	}
+
 	v := &vocab{prefix: kind == "llama", addBOS: f.flag("add_bos_token"), addEOS: f.flag("add_eos_token")}
 	untyped, err := v.readTokens(f)
 	if err != nil {
 		return nil, err
 	}
+
 	if prefix := f.flag("add_space_prefix"); prefix != nil {
 		v.prefix = *prefix
 	}
@@ -324,12 +225,14 @@ func (f *File) vocab() (*vocab, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	v.pad = v.special(f, "padding_token_id", -1)
 	if kind == "llama" {
 		err = v.sentencePiece(f, untyped, hasMerges)
 	} else {
 		err = v.byteLevel(f, hasMerges)
 	}
+
 	return v, err
 }
 
@@ -360,16 +263,21 @@ func (v *vocab) readTokens(f *File) (untyped bool, err error) {
 	if !ok || len(tokens) == 0 || len(tokens) > maxTokens {
 		return false, badTokenizer("tokens", "got %s, want a list of 1 to %d strings", brief(stored), maxTokens)
 	}
+
 	v.tokens = tokens
-	if v.types, err = f.integers(tokenizerKey+"token_type", len(tokens)); err != nil {
+	v.types, err = f.integers(tokenizerKey+"token_type", len(tokens))
+	if err != nil {
 		return false, err
 	}
-	if untyped = v.types == nil; untyped {
+
+	untyped = v.types == nil
+	if untyped {
 		v.types = slices.Repeat([]int{tokenNormal}, len(tokens))
 	}
+
 	v.ids = make(map[string]int, len(tokens))
 	for i, token := range tokens {
-		// An empty token can never match; it gets a name so that all names are different.
+		// An empty token never matches. It gets a name so that all names are different.
 		if token == "" {
 			token = fmt.Sprintf("[EMPTY_%d]", i)
 			tokens[i], v.types[i] = token, tokenUnused
@@ -378,6 +286,7 @@ func (v *vocab) readTokens(f *File) (untyped bool, err error) {
 			return false, badTokenizer("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d",
 				i, len(token), maxTokenBytes)
 		}
+
 		if v.types[i] < tokenNormal || v.types[i] > tokenByte {
 			v.types[i] = tokenNormal
 		}
@@ -386,10 +295,12 @@ func (v *vocab) readTokens(f *File) (untyped bool, err error) {
 		}
 		v.ids[token] = i
 	}
+
 	return untyped, nil
 }
 
-// readMerges reads the merges, of which both parts and the whole must be tokens; ok is false where the file has none.
+// readMerges reads the merges; ok is false where the file has none. A merge is two tokens with a blank between. Both
+// parts and the whole must be tokens, or the merge could never happen.
 func (v *vocab) readMerges(f *File) (ok bool, err error) {
 	stored, ok := f.Value(tokenizerKey + "merges")
 	if !ok {
@@ -399,19 +310,19 @@ func (v *vocab) readMerges(f *File) (ok bool, err error) {
 	if !isList || len(list) > maxMerges {
 		return false, badTokenizer("merges", "got %s, want a list of at most %d strings", brief(stored), maxMerges)
 	}
+
 	v.merges = make([][2]string, 0, len(list))
 	var whole []byte
-	// A merge is two tokens with a blank between. Both parts and the whole must be tokens, or the merge could never
-	// happen.
 	for i, merge := range list {
 		at := -1
 		if len(merge) > 1 {
-			at = strings.IndexByte(merge[1:], ' ') + 1 // a token may begin with a blank
+			at = strings.IndexByte(merge[1:], ' ') + 1 // the left token may begin with a blank
 		}
 		if at < 1 || at+1 == len(merge) {
 			return false, badTokenizer("merges", "merge %d is %s, want two tokens with a blank between",
 				i, brief(merge))
 		}
+
 		pair := [2]string{merge[:at], merge[at+1:]}
 		whole = append(append(whole[:0], pair[0]...), pair[1]...)
 		_, left := v.ids[pair[0]]
@@ -422,6 +333,7 @@ func (v *vocab) readMerges(f *File) (ok bool, err error) {
 		}
 		v.merges = append(v.merges, pair)
 	}
+
 	return true, nil
 }
 
@@ -432,18 +344,22 @@ func (v *vocab) byteLevel(f *File, hasMerges bool) error {
 	if !hasMerges {
 		return badTokenizer("merges", "missing, want the merges of the byte-level BPE")
 	}
-	// Text must be cut exactly as in training, or other tokens result; a guess is refused.
+
+	// Text must be cut exactly as in training, or other tokens result. So there is no default.
 	pre, ok := f.Value(tokenizerKey + "pre")
 	if !ok || pre == "default" {
 		return badTokenizer("pre", "missing, so the file does not say how text is split").
 			WithHint("convert the model again with a current converter, or set the key: " +
 				"gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
 	}
+
+	name, _ := pre.(string)
 	for i := range splittings {
-		if name, isText := pre.(string); isText && slices.Contains(splittings[i].names, name) {
+		if slices.Contains(splittings[i].names, name) {
 			v.split = &splittings[i]
 		}
 	}
+
 	if v.split == nil {
 		return badTokenizer("pre", "%s is not supported; supported: %s", brief(pre), splittingNames())
 	}
@@ -459,6 +375,7 @@ func (f *File) integers(key string, count int) ([]int, error) {
 	if !ok {
 		return nil, nil
 	}
+
 	out := make([]int, 0, count)
 	switch list := stored.(type) {
 	case []int32:
@@ -470,6 +387,7 @@ func (f *File) integers(key string, count int) ([]int, error) {
 			out = append(out, int(element))
 		}
 	}
+
 	if len(out) != count {
 		return nil, badKey(key, "got %d integers, want %d", len(out), count)
 	}
@@ -487,17 +405,20 @@ func (v *vocab) sentencePiece(f *File, untyped, hasMerges bool) error {
 	if untyped {
 		v.guessTypes()
 	}
+
 	for i, token := range v.tokens {
 		if _, ok := byteOf(token); !ok && v.types[i] == tokenByte {
 			return badTokenizer("token_type", "token %d is a byte, but named %s", i, brief(token))
 		}
 	}
+
 	if err := v.readScores(f); err != nil {
 		return err
 	}
 	if hasMerges {
 		return nil
 	}
+
 	var err error
 	v.merges, err = derivedMerges(v.tokens, v.types, v.scores)
 	return err
@@ -519,7 +440,8 @@ func (v *vocab) guessTypes() {
 
 // readScores reads the scores of all tokens, if the file has them.
 func (v *vocab) readScores(f *File) error {
-	switch stored, ok := f.Value(tokenizerKey + "scores"); list := stored.(type) {
+	stored, ok := f.Value(tokenizerKey + "scores")
+	switch list := stored.(type) {
 	case []float32:
 		v.scores = list
 	case []int32:
@@ -531,12 +453,17 @@ func (v *vocab) readScores(f *File) error {
 			return badTokenizer("scores", "got %s, want a list of numbers", brief(stored))
 		}
 	}
+
 	if v.scores != nil && len(v.scores) != len(v.tokens) {
 		return badTokenizer("scores", "got %d scores, want %d", len(v.scores), len(v.tokens))
 	}
-	if i := slices.IndexFunc(v.scores, func(score float32) bool { return score != score }); i >= 0 {
-		return badTokenizer("scores", "score %d is not a number", i)
+
+	for i, score := range v.scores {
+		if math.IsNaN(float64(score)) {
+			return badTokenizer("scores", "score %d is not a number", i)
+		}
 	}
+
 	return nil
 }
 
@@ -552,20 +479,19 @@ func byteOf(token string) (byte, bool) {
 	return b, token == fmt.Sprintf("<0x%02X>", b)
 }
 
-// derivedMerges lists every pair of tokens whose concatenation is a token, best first: by the score of
-// the result, then longer left parts, then longer right parts. Where all scores are alike they say
-// nothing, and the order of the ids counts with shorter parts first. Tokens that text cannot be merged
-// to take no part.
+// derivedMerges lists every pair of tokens that together are a token, best first.
 //
-// SentencePiece merges the pair with the best score of what results, which a list of merges in that
-// order reproduces. Each token is split at every character, and both halves are looked up: the work is
-// the sum of the squared lengths, which maxMergeWork bounds. Sorting is stable, so that equal scores
-// keep the order of the ids.
+// SentencePiece merges the pair with the best score of the result, and a list of merges in that order reproduces it.
+// Ties go to longer left parts, then to longer right parts. If all scores are equal, the order of the ids counts, with
+// shorter parts first. Only normal tokens and bytes take part, since text cannot be merged to others.
+//
+// Each token is split at every character, and both halves are looked up. The work is the sum of the squared lengths,
+// which maxMergeWork bounds. Sorting is stable, so that equal scores keep the order of the ids.
 func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string, error) {
 	ids := map[string]int{}
 	var order []int
-	// Which tokens take part, how long deriving takes, and whether the scores distinguish anything.
-	alike, work := true, 0
+	alike := true // all scores are equal
+	work := 0     // bytes to look at
 	for i, token := range tokens {
 		if types[i] != tokenNormal && types[i] != tokenByte {
 			continue
@@ -578,31 +504,31 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 		}
 		alike = alike && (scores == nil || scores[i] == scores[order[0]] || types[i] == tokenByte)
 	}
+
 	type merge struct {
 		pair        [2]string
 		whole       int
 		left, right int // runes
 	}
-	// Every split of every token into two tokens.
 	var out []merge
 	for _, i := range order {
 		token := tokens[i]
 		from := len(out)
 		runes := utf8.RuneCountInString(token)
-		left := 0
+		left := -1
 		for at := range token {
-			if at > 0 {
-				_, hasLeft := ids[token[:at]]
-				_, hasRight := ids[token[at:]]
-				if hasLeft && hasRight {
-					if len(out) == maxMerges {
-						return nil, badTokenizer("tokens", "more than %d pairs of tokens make a token", maxMerges)
-					}
-					out = append(out, merge{[2]string{token[:at], token[at:]}, i, left, runes - left})
-				}
-			}
 			left++
+			_, hasLeft := ids[token[:at]]
+			_, hasRight := ids[token[at:]]
+			if at == 0 || !hasLeft || !hasRight {
+				continue
+			}
+			if len(out) == maxMerges {
+				return nil, badTokenizer("tokens", "more than %d pairs of tokens make a token", maxMerges)
+			}
+			out = append(out, merge{[2]string{token[:at], token[at:]}, i, left, runes - left})
 		}
+
 		slices.SortStableFunc(out[from:], func(a, b merge) int {
 			return cmp.Or(cmp.Compare(ids[a.pair[0]], ids[b.pair[0]]), cmp.Compare(ids[a.pair[1]], ids[b.pair[1]]))
 		})
@@ -620,139 +546,4 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 		pairs[i] = out[i].pair
 	}
 	return pairs, nil
-}
-
-// document makes the tokenizer.json. Its size is bounded before it is written: tokens are quoted, and a hostile file
-// may consist of characters that need six bytes each.
-func (v *vocab) document() (*tokenizerJSON, error) {
-	doc := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
-	// Bound the output before it is built.
-	quoted := 0
-	for _, token := range v.tokens {
-		quoted += quotedBytes(token)
-	}
-	for _, merge := range v.merges {
-		quoted += quotedBytes(merge[0]) + quotedBytes(merge[1])
-	}
-	if quoted > maxQuotedBytes {
-		return nil, badTokenizer("tokens", "tokens and merges have %d bytes in a tokenizer.json, want at most %d",
-			quoted, maxQuotedBytes)
-	}
-	// Tokens that are matched in the text as it stands, before any splitting.
-	recognised := func(i int) bool {
-		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown
-	}
-	// Padding of the vocabulary is no tokens; tokens added behind it are listed once.
-	count := len(v.tokens)
-	for count > 0 && v.types[count-1] == tokenUnused {
-		count--
-	}
-	base := count
-	for base > 0 && recognised(base-1) {
-		base--
-	}
-	doc.Model.Vocab = v.tokens[:base]
-	for i := range count {
-		if !recognised(i) {
-			continue
-		}
-		token := v.tokens[i]
-		if len(token) > maxSpecialBytes {
-			return nil, diag.New(diag.ClassInput,
-				"metadata key %q: token %d is recognised in text and has %d bytes, want at most %d",
-				tokenizerKey+"tokens", i, len(token), maxSpecialBytes)
-		}
-		doc.AddedTokens = append(doc.AddedTokens, addedToken{ID: i, Content: token, Special: v.types[i] != tokenUser})
-	}
-	if v.split != nil {
-		v.byteLevelParts(doc)
-	} else {
-		v.sentencePieceParts(doc)
-	}
-	return doc, nil
-}
-
-// byteLevel returns the step of a tokenizer.json that turns bytes into visible characters, or back.
-func byteLevel(prefixSpace, trim, regex bool) object {
-	return object{"type": "ByteLevel", "add_prefix_space": prefixSpace, "trim_offsets": trim, "use_regex": regex}
-}
-
-// sequence is several steps, one after the other.
-func sequence(key string, parts ...any) object { return object{"type": "Sequence", key: parts} }
-
-// byteLevelParts fills in how a byte-level BPE normalises, splits and decodes text.
-func (v *vocab) byteLevelParts(doc *tokenizerJSON) {
-	doc.Model.IgnoreMerges = v.split.ignoreMerges
-	if v.split.nfc {
-		doc.Normalizer = object{"type": "NFC"}
-	}
-	switch {
-	case v.split.pattern != "":
-		doc.PreTokenizer = sequence("pretokenizers",
-			object{"type": "Split", "pattern": object{"Regex": v.split.pattern}, "behavior": "Isolated",
-				"invert": false},
-			byteLevel(v.prefix, true, false))
-	case v.split.digits:
-		doc.PreTokenizer = sequence("pretokenizers", object{"type": "Digits", "individual_digits": true},
-			byteLevel(v.prefix, true, true))
-	default:
-		doc.PreTokenizer = byteLevel(v.prefix, true, true)
-	}
-	doc.Decoder = byteLevel(true, true, true)
-	doc.PostProcessor = byteLevel(true, false, true)
-	if template := v.template(); template != nil {
-		doc.PostProcessor = sequence("processors", byteLevel(true, false, true), template)
-	}
-}
-
-// sentencePieceParts fills in that blanks become visible, and how text is decoded.
-func (v *vocab) sentencePieceParts(doc *tokenizerJSON) {
-	// Encoding replaces blanks by a visible character; decoding turns them back, then bytes into text.
-	replace := object{"type": "Replace", "pattern": object{"String": " "}, "content": space}
-	back := []any{object{"type": "Replace", "pattern": object{"String": space}, "content": " "},
-		object{"type": "ByteFallback"}, object{"type": "Fuse"}}
-	doc.Normalizer = replace
-	if v.prefix {
-		doc.Normalizer = sequence("normalizers", object{"type": "Prepend", "prepend": space}, replace)
-		back = append(back, object{"type": "Strip", "content": " ", "start": 1, "stop": 0})
-	}
-	doc.Decoder = sequence("decoders", back...)
-	if v.unk >= 0 {
-		doc.Model.UnkToken = &v.tokens[v.unk]
-	}
-	doc.Model.FuseUnk = true
-	doc.Model.ByteFallback = slices.Contains(v.types, tokenByte)
-	if template := v.template(); template != nil {
-		doc.PostProcessor = template
-	}
-}
-
-// template puts the begin token before texts and the end token behind, as far as the file asks for it.
-func (v *vocab) template() object {
-	bos := v.addBOS != nil && *v.addBOS && v.bos >= 0
-	eos := v.addEOS != nil && *v.addEOS && v.eos >= 0
-	if !bos && !eos {
-		return nil
-	}
-	specials := object{}
-	// One sequence with its special tokens; a pair of texts has the same around each.
-	text := func(id string, kind int) []any {
-		var out []any
-		special := func(id int) {
-			token := v.tokens[id]
-			specials[token] = object{"id": token, "ids": []int{id}, "tokens": []string{token}}
-			out = append(out, object{"SpecialToken": object{"id": token, "type_id": kind}})
-		}
-		if bos {
-			special(v.bos)
-		}
-		out = append(out, object{"Sequence": object{"id": id, "type_id": kind}})
-		if eos {
-			special(v.eos)
-		}
-		return out
-	}
-	first, second := text("A", 0), text("B", 1)
-	return object{"type": "TemplateProcessing", "single": first, "pair": slices.Concat(first, second),
-		"special_tokens": specials}
 }
