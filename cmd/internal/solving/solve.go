@@ -131,7 +131,7 @@ func (o *Options) decide(ctx context.Context, s *cli.Streams, input *solver.Inpu
 	input.Engine = engine
 	result, err := solver.Solve(ctx, *input)
 	if ctx.Err() != nil && err != nil {
-		return nil, nil, errors.Join(err, log.discard())
+		return nil, nil, errors.Join(o.Working.interrupted(err), log.discard())
 	}
 	if err != nil {
 		// The models of a solve that failed are what another solver would be asked about, so they are kept.

@@ -3,6 +3,7 @@ package solving
 import (
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,6 +26,7 @@ type Working struct {
 	began time.Time
 	used  time.Duration // processor time of the process when it began
 	line  *cli.Line
+	last  atomic.Pointer[solver.Progress] // nil: nothing was told yet
 }
 
 // Start begins to count the time: solving includes reading its inputs.
@@ -57,13 +59,28 @@ func (w *Working) Begin(ui *cli.Streams, in *solver.Input) (end func(), err erro
 		w.Start()
 	}
 	w.line = ui.Line(w.tell)
-	if w.line != nil {
-		in.Progress = func(p solver.Progress) { w.line.Show("%s", progressText(p, time.Since(w.began))) }
+	in.Progress = func(p solver.Progress) {
+		w.last.Store(&p)
+		if w.line != nil {
+			w.line.Show("%s", progressText(p, time.Since(w.began)))
+		}
 	}
 	return func() {
 		w.line.End()
 		debug.SetMemoryLimit(before)
 	}, nil
+}
+
+// interrupted says where a solve stood that a signal ended, and that it leaves no plan.
+//
+// RATIONALE: Why does an interrupted solve write no plan?
+func (w *Working) interrupted(err error) error {
+	last := w.last.Load()
+	if last == nil {
+		return err
+	}
+	return diag.New(diag.ClassInterrupted, "no plan is written; the search stood at %q: %w",
+		progressText(*last, time.Since(w.began)), err)
 }
 
 // progressText is where a solve stands, what matters most first: the line is cut at the width of the terminal.

@@ -1,10 +1,14 @@
 package solving
 
 import (
+	"context"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver"
 )
 
@@ -29,5 +33,24 @@ func TestProgressHasUnits(t *testing.T) {
 		Unit: "mJ"}, 56*time.Second)
 	if want := "fit 26 MiB of memory, 1 buckets: 219 tried, 56s, best 126.7 mJ, bound 120.7 mJ"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// An interrupted solve says how good the best plan was, and that it is lost.
+func TestInterruptedSaysWhatIsLost(t *testing.T) {
+	var working Working
+	if err := working.interrupted(context.Canceled); err != context.Canceled {
+		t.Errorf("before any progress: %v", err)
+	}
+	working.Start()
+	working.last.Store(&solver.Progress{Phase: "choose schemes", Done: 7, Best: 12.5, Bound: 11, Unit: "ms"})
+	err := working.interrupted(diag.New(diag.ClassInterrupted, "solve: %w", context.Canceled))
+	if diag.ClassOf(err) != diag.ClassInterrupted || !errors.Is(err, context.Canceled) {
+		t.Errorf("class %v: %v", diag.ClassOf(err), err)
+	}
+	for _, want := range []string{"no plan is written", "choose schemes: 7 tried", "best 12.5 ms, bound 11 ms"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("got %q, want %q in it", err, want)
+		}
 	}
 }
