@@ -131,11 +131,11 @@ func q4Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks i
 func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
 
 // scoresWideF32 computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim
-// numbers (a multiple of 8), as they are cached. It prefetches from next on, and once more near bytes behind
-// that, stride bytes for each turn over 4 numbers of 8 keys. Strides are in bytes.
+// numbers (a multiple of 8), as they are cached. It prefetches from next on,
+// stride bytes for each turn over 4 numbers of 8 keys. Strides are in bytes.
 //
 //go:noescape
-func scoresWideF32(rows int, s *float32, lds int, q *float32, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)
+func scoresWideF32(rows int, s *float32, lds int, q *float32, k *float32, ld int, dim int, groups int, next *byte, stride int)
 
 // turnWideF32 stores 16 rows of n numbers (a multiple of 4), as they are cached, ld bytes apart,
 // as 16 columns of dst [n][32].
@@ -144,11 +144,11 @@ func scoresWideF32(rows int, s *float32, lds int, q *float32, k *float32, ld int
 func turnWideF32(dst *float32, src *float32, ld int, n int)
 
 // scoresWideF16 computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim
-// numbers (a multiple of 8), as they are cached. It prefetches from next on, and once more near bytes behind
-// that, stride bytes for each turn over 8 numbers of 8 keys. Strides are in bytes.
+// numbers (a multiple of 8), as they are cached. It prefetches from next on,
+// stride bytes for each turn over 8 numbers of 8 keys. Strides are in bytes.
 //
 //go:noescape
-func scoresWideF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, near int, stride int)
+func scoresWideF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, stride int)
 
 // turnWideF16 stores 16 rows of n numbers (a multiple of 8), as they are cached, ld bytes apart,
 // as 16 columns of dst [n][32].
@@ -157,11 +157,11 @@ func scoresWideF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int,
 func turnWideF16(dst *float32, src *uint16, ld int, n int)
 
 // scoresWideQ8 computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim
-// numbers (a multiple of 16), as they are cached. It prefetches from next on, and once more near bytes behind
-// that, stride bytes for each turn over 16 numbers of 8 keys. Strides are in bytes.
+// numbers (a multiple of 16), as they are cached. It prefetches from next on,
+// stride bytes for each turn over 16 numbers of 8 keys. Strides are in bytes.
 //
 //go:noescape
-func scoresWideQ8(rows int, s *float32, lds int, q *float32, k *uint8, ld int, dim int, groups int, next *byte, near int, stride int)
+func scoresWideQ8(rows int, s *float32, lds int, q *float32, k *uint8, ld int, dim int, groups int, next *byte, stride int)
 
 // turnWideQ8 stores 16 rows of n numbers (a multiple of 16), as they are cached, ld bytes apart,
 // as 16 columns of dst [n][32].
@@ -170,66 +170,71 @@ func scoresWideQ8(rows int, s *float32, lds int, q *float32, k *uint8, ld int, d
 func turnWideQ8(dst *float32, src *uint8, ld int, n int)
 
 // valuesWideF32x64 adds x v to y for 64 columns of k rows v and rows lines (1..6) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideF32x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+func valuesWideF32x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)
 
 // valuesWideF32x32 adds x v to y for 32 columns of k rows v and rows lines (1..8) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideF32x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+func valuesWideF32x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)
 
 // valuesWideF32x16 adds x v to y for 16 columns of k rows v and rows lines (1..12) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideF32x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+func valuesWideF32x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)
 
 // valuesWideF16x64 adds x v to y for 64 columns of k rows v and rows lines (1..6) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideF16x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+func valuesWideF16x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 
 // valuesWideF16x32 adds x v to y for 32 columns of k rows v and rows lines (1..8) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideF16x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+func valuesWideF16x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 
 // valuesWideF16x16 adds x v to y for 16 columns of k rows v and rows lines (1..8) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideF16x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+func valuesWideF16x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 
 // valuesWideQ8x64 adds x v to y for 64 columns of k rows v and rows lines (1..6) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 // So is scale, from the columns of a row to its scale.
 //
 //go:noescape
-func valuesWideQ8x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, near int, stride int)
+func valuesWideQ8x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, stride int)
 
 // valuesWideQ8x32 adds x v to y for 32 columns of k rows v and rows lines (1..8) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 // So is scale, from the columns of a row to its scale.
 //
 //go:noescape
-func valuesWideQ8x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, near int, stride int)
+func valuesWideQ8x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, stride int)
 
 // valuesWideQ8x16 adds x v to y for 16 columns of k rows v and rows lines (1..8) x of k weights. It
-// prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 // So is scale, from the columns of a row to its scale.
 //
 //go:noescape
-func valuesWideQ8x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, near int, stride int)
+func valuesWideQ8x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint8, ldv int, scale int, next *byte, stride int)
 
 // softmaxLines512 is softmaxLines256.
 //
 //go:noescape
 func softmaxLines512(lines int, s *float32, lds int, n int, scale float32, state *float32)
+
+// softmaxAsking512 is softmaxLines512. It prefetches from next on, stride bytes for each 16 scores.
+//
+//go:noescape
+func softmaxAsking512(lines int, s *float32, lds int, n int, scale float32, state *float32, next *byte, stride int)
 
 // siluMul512 computes Set.GLU with op.SiLU for groups groups of interleave columns, both at least 1; interleave is a multiple of 16.
 //

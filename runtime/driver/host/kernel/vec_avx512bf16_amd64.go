@@ -34,11 +34,11 @@ func pairRows512x16(dst *float32, src *uint16, ld int, rows int)
 func roundPairs512(dst *float32, src *float32, n int)
 
 // scoresWideBF16 computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim
-// pairs (a multiple of 4), as they are cached. It prefetches from next on, and once more near bytes behind
-// that (only there for up to 6 lines), stride bytes for each turn over 4 pairs of 8 keys. Strides are in bytes.
+// pairs (a multiple of 4), as they are cached. It prefetches from next on,
+// stride bytes for each turn over 4 pairs of 8 keys. Strides are in bytes.
 //
 //go:noescape
-func scoresWideBF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, near int, stride int)
+func scoresWideBF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, stride int)
 
 // turnWideBF16 stores 16 rows of n pairs (a multiple of 4), as they are cached, ld bytes apart,
 // as 16 columns of dst [n][32].
@@ -47,27 +47,29 @@ func scoresWideBF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int
 func turnWideBF16(dst *float32, src *uint16, ld int, n int)
 
 // valuesWideBF16x64 adds x v to y for 64 columns of 2*k rows v and rows lines (1..6) x of k pairs of weights. It
-// prefetches from next on, and once more near bytes behind that (only there for up to 6 lines), stride bytes each step. Strides are in
-// bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideBF16x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+func valuesWideBF16x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 
 // valuesWideBF16x32 adds x v to y for 32 columns of 2*k rows v and rows lines (1..8) x of k pairs of weights. It
-// prefetches from next on, and once more near bytes behind that (only there for up to 6 lines), stride bytes each step. Strides are in
-// bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideBF16x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+func valuesWideBF16x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 
 // valuesWideBF16x16 adds x v to y for 16 columns of 2*k rows v and rows lines (1..8) x of k pairs of weights. It
-// prefetches from next on, and once more near bytes behind that (only there for up to 6 lines), stride bytes each step. Strides are in
-// bytes.
+// prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
-func valuesWideBF16x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+func valuesWideBF16x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 
 // softmaxPairs512 is softmaxLines256, but stores the weights as n/2 pairs of bfloat16, back bytes before the scores of a line.
 //
 //go:noescape
 func softmaxPairs512(lines int, s *float32, lds int, n int, scale float32, state *float32, back int)
+
+// softmaxPairsAsking512 is softmaxPairs512. It prefetches from next on, stride bytes for each 16 scores.
+//
+//go:noescape
+func softmaxPairsAsking512(lines int, s *float32, lds int, n int, scale float32, state *float32, back int, next *byte, stride int)

@@ -7916,9 +7916,9 @@ round_end:
 	VZEROUPPER
 	RET
 
-// func scoresWideBF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, near int, stride int)
+// func scoresWideBF16(rows int, s *float32, lds int, q *float32, k *uint16, ld int, dim int, groups int, next *byte, stride int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scoresWideBF16(SB), NOSPLIT, $0-88
+TEXT ·scoresWideBF16(SB), NOSPLIT, $0-80
 	MOVQ rows+0(FP), AX
 	CMPQ AX, $+1
 	JLE  rows01
@@ -7935,8 +7935,7 @@ TEXT ·scoresWideBF16(SB), NOSPLIT, $0-88
 	LEAQ (DX)(DX*4), SI
 	LEAQ (BX)(DX*4), DI
 	MOVQ next+64(FP), R8
-	MOVQ stride+80(FP), R9
-	MOVQ near+72(FP), R10
+	MOVQ stride+72(FP), R9
 
 scoresWideBF1608_next:
 	VPXORD Z16, Z16, Z16
@@ -7955,48 +7954,44 @@ scoresWideBF1608_next:
 	VPXORD Z29, Z29, Z29
 	VPXORD Z30, Z30, Z30
 	VPXORD Z31, Z31, Z31
-	LEAQ   (CX)(DX*8), R11
+	LEAQ   (CX)(DX*8), R10
+	LEAQ   (R10)(DX*8), R11
 	LEAQ   (R11)(DX*8), R12
-	LEAQ   (R12)(DX*8), R13
-	MOVQ   dim+48(FP), R14
-	MOVQ   q+24(FP), R15
+	MOVQ   dim+48(FP), R13
+	MOVQ   q+24(FP), R14
 
 scoresWideBF1608_turn:
-	PREFETCHT1   (R8)
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT1   64(R8)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT1   (R8)
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT1   64(R8)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
 	VMOVUPS      (CX), X0
 	VMOVUPS      (CX)(DX*4), X4
-	VMOVUPS      (R11), X5
-	VMOVUPS      (R11)(DX*4), X6
+	VMOVUPS      (R10), X5
+	VMOVUPS      (R10)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y0, Y0
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z0, Z0
 	VMOVUPS      (CX)(DX*1), X1
 	VMOVUPS      (CX)(SI*1), X4
-	VMOVUPS      (R11)(DX*1), X5
-	VMOVUPS      (R11)(SI*1), X6
+	VMOVUPS      (R10)(DX*1), X5
+	VMOVUPS      (R10)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y1, Y1
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z1, Z1
 	VMOVUPS      (CX)(DX*2), X2
 	VMOVUPS      (CX)(BX*2), X4
-	VMOVUPS      (R11)(DX*2), X5
-	VMOVUPS      (R11)(BX*2), X6
+	VMOVUPS      (R10)(DX*2), X5
+	VMOVUPS      (R10)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y2, Y2
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z2, Z2
 	VMOVUPS      (CX)(BX*1), X3
 	VMOVUPS      (CX)(DI*1), X4
-	VMOVUPS      (R11)(BX*1), X5
-	VMOVUPS      (R11)(DI*1), X6
+	VMOVUPS      (R10)(BX*1), X5
+	VMOVUPS      (R10)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y3, Y3
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z3, Z3
@@ -8008,41 +8003,37 @@ scoresWideBF1608_turn:
 	VUNPCKHPD    Z6, Z4, Z1
 	VUNPCKLPD    Z7, Z5, Z2
 	VUNPCKHPD    Z7, Z5, Z3
-	PREFETCHT1   (R8)
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT1   64(R8)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT1   (R8)
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT1   64(R8)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVUPS      (R12), X8
-	VMOVUPS      (R12)(DX*4), X4
-	VMOVUPS      (R13), X5
-	VMOVUPS      (R13)(DX*4), X6
+	VMOVUPS      (R11), X8
+	VMOVUPS      (R11)(DX*4), X4
+	VMOVUPS      (R12), X5
+	VMOVUPS      (R12)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y8, Y8
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z8, Z8
-	VMOVUPS      (R12)(DX*1), X9
-	VMOVUPS      (R12)(SI*1), X4
-	VMOVUPS      (R13)(DX*1), X5
-	VMOVUPS      (R13)(SI*1), X6
+	VMOVUPS      (R11)(DX*1), X9
+	VMOVUPS      (R11)(SI*1), X4
+	VMOVUPS      (R12)(DX*1), X5
+	VMOVUPS      (R12)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y9, Y9
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z9, Z9
-	VMOVUPS      (R12)(DX*2), X10
-	VMOVUPS      (R12)(BX*2), X4
-	VMOVUPS      (R13)(DX*2), X5
-	VMOVUPS      (R13)(BX*2), X6
+	VMOVUPS      (R11)(DX*2), X10
+	VMOVUPS      (R11)(BX*2), X4
+	VMOVUPS      (R12)(DX*2), X5
+	VMOVUPS      (R12)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y10, Y10
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z10, Z10
-	VMOVUPS      (R12)(BX*1), X11
-	VMOVUPS      (R12)(DI*1), X4
-	VMOVUPS      (R13)(BX*1), X5
-	VMOVUPS      (R13)(DI*1), X6
+	VMOVUPS      (R11)(BX*1), X11
+	VMOVUPS      (R11)(DI*1), X4
+	VMOVUPS      (R12)(BX*1), X5
+	VMOVUPS      (R12)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y11, Y11
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z11, Z11
@@ -8055,10 +8046,10 @@ scoresWideBF1608_turn:
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
 	ADDQ         $+16, CX
+	ADDQ         $+16, R10
 	ADDQ         $+16, R11
 	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	VBROADCASTSS (R15), Z12
+	VBROADCASTSS (R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8067,7 +8058,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc852
-	VBROADCASTSS 4(R15), Z12
+	VBROADCASTSS 4(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8076,7 +8067,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd852
-	VBROADCASTSS 8(R15), Z12
+	VBROADCASTSS 8(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8085,7 +8076,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xe852
-	VBROADCASTSS 12(R15), Z12
+	VBROADCASTSS 12(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8094,7 +8085,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xf852
-	VBROADCASTSS 16(R15), Z12
+	VBROADCASTSS 16(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8103,7 +8094,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xc852
-	VBROADCASTSS 20(R15), Z12
+	VBROADCASTSS 20(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8112,7 +8103,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm27
 	LONG         $0x481e4262
 	WORD         $0xd852
-	VBROADCASTSS 24(R15), Z12
+	VBROADCASTSS 24(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm28
 	LONG $0x481e6262
@@ -8121,7 +8112,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm29
 	LONG         $0x481e4262
 	WORD         $0xe852
-	VBROADCASTSS 28(R15), Z12
+	VBROADCASTSS 28(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm30
 	LONG $0x481e6262
@@ -8130,7 +8121,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm31
 	LONG         $0x481e4262
 	WORD         $0xf852
-	VBROADCASTSS 64(R15), Z12
+	VBROADCASTSS 64(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8139,7 +8130,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc952
-	VBROADCASTSS 68(R15), Z12
+	VBROADCASTSS 68(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8148,7 +8139,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd952
-	VBROADCASTSS 72(R15), Z12
+	VBROADCASTSS 72(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8157,7 +8148,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xe952
-	VBROADCASTSS 76(R15), Z12
+	VBROADCASTSS 76(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8166,7 +8157,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xf952
-	VBROADCASTSS 80(R15), Z12
+	VBROADCASTSS 80(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8175,7 +8166,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xc952
-	VBROADCASTSS 84(R15), Z12
+	VBROADCASTSS 84(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8184,7 +8175,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm27
 	LONG         $0x481e4262
 	WORD         $0xd952
-	VBROADCASTSS 88(R15), Z12
+	VBROADCASTSS 88(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm28
 	LONG $0x481e6262
@@ -8193,7 +8184,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm29
 	LONG         $0x481e4262
 	WORD         $0xe952
-	VBROADCASTSS 92(R15), Z12
+	VBROADCASTSS 92(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm30
 	LONG $0x481e6262
@@ -8202,7 +8193,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm31
 	LONG         $0x481e4262
 	WORD         $0xf952
-	VBROADCASTSS 128(R15), Z12
+	VBROADCASTSS 128(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8211,7 +8202,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xca52
-	VBROADCASTSS 132(R15), Z12
+	VBROADCASTSS 132(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8220,7 +8211,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xda52
-	VBROADCASTSS 136(R15), Z12
+	VBROADCASTSS 136(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8229,7 +8220,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xea52
-	VBROADCASTSS 140(R15), Z12
+	VBROADCASTSS 140(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8238,7 +8229,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xfa52
-	VBROADCASTSS 144(R15), Z12
+	VBROADCASTSS 144(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8247,7 +8238,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xca52
-	VBROADCASTSS 148(R15), Z12
+	VBROADCASTSS 148(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8256,7 +8247,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm27
 	LONG         $0x481e4262
 	WORD         $0xda52
-	VBROADCASTSS 152(R15), Z12
+	VBROADCASTSS 152(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm28
 	LONG $0x481e6262
@@ -8265,7 +8256,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm29
 	LONG         $0x481e4262
 	WORD         $0xea52
-	VBROADCASTSS 156(R15), Z12
+	VBROADCASTSS 156(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm30
 	LONG $0x481e6262
@@ -8274,7 +8265,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm31
 	LONG         $0x481e4262
 	WORD         $0xfa52
-	VBROADCASTSS 192(R15), Z12
+	VBROADCASTSS 192(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8283,7 +8274,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xcb52
-	VBROADCASTSS 196(R15), Z12
+	VBROADCASTSS 196(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8292,7 +8283,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xdb52
-	VBROADCASTSS 200(R15), Z12
+	VBROADCASTSS 200(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8301,7 +8292,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xeb52
-	VBROADCASTSS 204(R15), Z12
+	VBROADCASTSS 204(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8310,7 +8301,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xfb52
-	VBROADCASTSS 208(R15), Z12
+	VBROADCASTSS 208(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8319,7 +8310,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xcb52
-	VBROADCASTSS 212(R15), Z12
+	VBROADCASTSS 212(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8328,7 +8319,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm27
 	LONG         $0x481e4262
 	WORD         $0xdb52
-	VBROADCASTSS 216(R15), Z12
+	VBROADCASTSS 216(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm28
 	LONG $0x481e6262
@@ -8337,7 +8328,7 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm29
 	LONG         $0x481e4262
 	WORD         $0xeb52
-	VBROADCASTSS 220(R15), Z12
+	VBROADCASTSS 220(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm30
 	LONG $0x481e6262
@@ -8346,35 +8337,35 @@ scoresWideBF1608_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm31
 	LONG    $0x481e4262
 	WORD    $0xfb52
-	ADDQ    $+256, R15
-	SUBQ    $+4, R14
+	ADDQ    $+256, R14
+	SUBQ    $+4, R13
 	JNZ     scoresWideBF1608_turn
-	LEAQ    (R13)(DI*1), CX
-	MOVQ    AX, R11
-	MOVQ    lds+16(FP), R12
-	VMOVUPS Z16, (R11)
-	VMOVUPS Z17, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z18, (R11)
-	VMOVUPS Z19, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z20, (R11)
-	VMOVUPS Z21, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z22, (R11)
-	VMOVUPS Z23, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z24, (R11)
-	VMOVUPS Z25, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z26, (R11)
-	VMOVUPS Z27, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z28, (R11)
-	VMOVUPS Z29, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z30, (R11)
-	VMOVUPS Z31, 64(R11)
+	LEAQ    (R12)(DI*1), CX
+	MOVQ    AX, R10
+	MOVQ    lds+16(FP), R11
+	VMOVUPS Z16, (R10)
+	VMOVUPS Z17, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z18, (R10)
+	VMOVUPS Z19, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z20, (R10)
+	VMOVUPS Z21, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z22, (R10)
+	VMOVUPS Z23, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z24, (R10)
+	VMOVUPS Z25, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z26, (R10)
+	VMOVUPS Z27, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z28, (R10)
+	VMOVUPS Z29, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z30, (R10)
+	VMOVUPS Z31, 64(R10)
 	ADDQ    $+128, AX
 	DECQ    groups+56(FP)
 	JNZ     scoresWideBF1608_next
@@ -8389,8 +8380,7 @@ rows06:
 	LEAQ (DX)(DX*4), SI
 	LEAQ (BX)(DX*4), DI
 	MOVQ next+64(FP), R8
-	MOVQ stride+80(FP), R9
-	MOVQ near+72(FP), R10
+	MOVQ stride+72(FP), R9
 
 scoresWideBF1606_next:
 	VPXORD Z16, Z16, Z16
@@ -8405,44 +8395,44 @@ scoresWideBF1606_next:
 	VPXORD Z25, Z25, Z25
 	VPXORD Z26, Z26, Z26
 	VPXORD Z27, Z27, Z27
-	LEAQ   (CX)(DX*8), R11
+	LEAQ   (CX)(DX*8), R10
+	LEAQ   (R10)(DX*8), R11
 	LEAQ   (R11)(DX*8), R12
-	LEAQ   (R12)(DX*8), R13
-	MOVQ   dim+48(FP), R14
-	MOVQ   q+24(FP), R15
+	MOVQ   dim+48(FP), R13
+	MOVQ   q+24(FP), R14
 
 scoresWideBF1606_turn:
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
 	VMOVUPS      (CX), X0
 	VMOVUPS      (CX)(DX*4), X4
-	VMOVUPS      (R11), X5
-	VMOVUPS      (R11)(DX*4), X6
+	VMOVUPS      (R10), X5
+	VMOVUPS      (R10)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y0, Y0
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z0, Z0
 	VMOVUPS      (CX)(DX*1), X1
 	VMOVUPS      (CX)(SI*1), X4
-	VMOVUPS      (R11)(DX*1), X5
-	VMOVUPS      (R11)(SI*1), X6
+	VMOVUPS      (R10)(DX*1), X5
+	VMOVUPS      (R10)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y1, Y1
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z1, Z1
 	VMOVUPS      (CX)(DX*2), X2
 	VMOVUPS      (CX)(BX*2), X4
-	VMOVUPS      (R11)(DX*2), X5
-	VMOVUPS      (R11)(BX*2), X6
+	VMOVUPS      (R10)(DX*2), X5
+	VMOVUPS      (R10)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y2, Y2
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z2, Z2
 	VMOVUPS      (CX)(BX*1), X3
 	VMOVUPS      (CX)(DI*1), X4
-	VMOVUPS      (R11)(BX*1), X5
-	VMOVUPS      (R11)(DI*1), X6
+	VMOVUPS      (R10)(BX*1), X5
+	VMOVUPS      (R10)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y3, Y3
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z3, Z3
@@ -8454,37 +8444,37 @@ scoresWideBF1606_turn:
 	VUNPCKHPD    Z6, Z4, Z1
 	VUNPCKLPD    Z7, Z5, Z2
 	VUNPCKHPD    Z7, Z5, Z3
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVUPS      (R12), X8
-	VMOVUPS      (R12)(DX*4), X4
-	VMOVUPS      (R13), X5
-	VMOVUPS      (R13)(DX*4), X6
+	VMOVUPS      (R11), X8
+	VMOVUPS      (R11)(DX*4), X4
+	VMOVUPS      (R12), X5
+	VMOVUPS      (R12)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y8, Y8
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z8, Z8
-	VMOVUPS      (R12)(DX*1), X9
-	VMOVUPS      (R12)(SI*1), X4
-	VMOVUPS      (R13)(DX*1), X5
-	VMOVUPS      (R13)(SI*1), X6
+	VMOVUPS      (R11)(DX*1), X9
+	VMOVUPS      (R11)(SI*1), X4
+	VMOVUPS      (R12)(DX*1), X5
+	VMOVUPS      (R12)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y9, Y9
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z9, Z9
-	VMOVUPS      (R12)(DX*2), X10
-	VMOVUPS      (R12)(BX*2), X4
-	VMOVUPS      (R13)(DX*2), X5
-	VMOVUPS      (R13)(BX*2), X6
+	VMOVUPS      (R11)(DX*2), X10
+	VMOVUPS      (R11)(BX*2), X4
+	VMOVUPS      (R12)(DX*2), X5
+	VMOVUPS      (R12)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y10, Y10
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z10, Z10
-	VMOVUPS      (R12)(BX*1), X11
-	VMOVUPS      (R12)(DI*1), X4
-	VMOVUPS      (R13)(BX*1), X5
-	VMOVUPS      (R13)(DI*1), X6
+	VMOVUPS      (R11)(BX*1), X11
+	VMOVUPS      (R11)(DI*1), X4
+	VMOVUPS      (R12)(BX*1), X5
+	VMOVUPS      (R12)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y11, Y11
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z11, Z11
@@ -8497,10 +8487,10 @@ scoresWideBF1606_turn:
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
 	ADDQ         $+16, CX
+	ADDQ         $+16, R10
 	ADDQ         $+16, R11
 	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	VBROADCASTSS (R15), Z12
+	VBROADCASTSS (R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8509,7 +8499,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc852
-	VBROADCASTSS 4(R15), Z12
+	VBROADCASTSS 4(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8518,7 +8508,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd852
-	VBROADCASTSS 8(R15), Z12
+	VBROADCASTSS 8(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8527,7 +8517,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xe852
-	VBROADCASTSS 12(R15), Z12
+	VBROADCASTSS 12(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8536,7 +8526,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xf852
-	VBROADCASTSS 16(R15), Z12
+	VBROADCASTSS 16(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8545,7 +8535,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xc852
-	VBROADCASTSS 20(R15), Z12
+	VBROADCASTSS 20(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8554,7 +8544,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm27
 	LONG         $0x481e4262
 	WORD         $0xd852
-	VBROADCASTSS 64(R15), Z12
+	VBROADCASTSS 64(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8563,7 +8553,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc952
-	VBROADCASTSS 68(R15), Z12
+	VBROADCASTSS 68(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8572,7 +8562,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd952
-	VBROADCASTSS 72(R15), Z12
+	VBROADCASTSS 72(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8581,7 +8571,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xe952
-	VBROADCASTSS 76(R15), Z12
+	VBROADCASTSS 76(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8590,7 +8580,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xf952
-	VBROADCASTSS 80(R15), Z12
+	VBROADCASTSS 80(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8599,7 +8589,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xc952
-	VBROADCASTSS 84(R15), Z12
+	VBROADCASTSS 84(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8608,7 +8598,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm27
 	LONG         $0x481e4262
 	WORD         $0xd952
-	VBROADCASTSS 128(R15), Z12
+	VBROADCASTSS 128(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8617,7 +8607,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xca52
-	VBROADCASTSS 132(R15), Z12
+	VBROADCASTSS 132(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8626,7 +8616,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xda52
-	VBROADCASTSS 136(R15), Z12
+	VBROADCASTSS 136(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8635,7 +8625,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xea52
-	VBROADCASTSS 140(R15), Z12
+	VBROADCASTSS 140(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8644,7 +8634,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xfa52
-	VBROADCASTSS 144(R15), Z12
+	VBROADCASTSS 144(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8653,7 +8643,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xca52
-	VBROADCASTSS 148(R15), Z12
+	VBROADCASTSS 148(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8662,7 +8652,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm27
 	LONG         $0x481e4262
 	WORD         $0xda52
-	VBROADCASTSS 192(R15), Z12
+	VBROADCASTSS 192(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8671,7 +8661,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xcb52
-	VBROADCASTSS 196(R15), Z12
+	VBROADCASTSS 196(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8680,7 +8670,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xdb52
-	VBROADCASTSS 200(R15), Z12
+	VBROADCASTSS 200(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8689,7 +8679,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xeb52
-	VBROADCASTSS 204(R15), Z12
+	VBROADCASTSS 204(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8698,7 +8688,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xfb52
-	VBROADCASTSS 208(R15), Z12
+	VBROADCASTSS 208(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm24
 	LONG $0x481e6262
@@ -8707,7 +8697,7 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm25
 	LONG         $0x481e4262
 	WORD         $0xcb52
-	VBROADCASTSS 212(R15), Z12
+	VBROADCASTSS 212(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm26
 	LONG $0x481e6262
@@ -8716,29 +8706,29 @@ scoresWideBF1606_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm27
 	LONG    $0x481e4262
 	WORD    $0xdb52
-	ADDQ    $+256, R15
-	SUBQ    $+4, R14
+	ADDQ    $+256, R14
+	SUBQ    $+4, R13
 	JNZ     scoresWideBF1606_turn
-	LEAQ    (R13)(DI*1), CX
-	MOVQ    AX, R11
-	MOVQ    lds+16(FP), R12
-	VMOVUPS Z16, (R11)
-	VMOVUPS Z17, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z18, (R11)
-	VMOVUPS Z19, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z20, (R11)
-	VMOVUPS Z21, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z22, (R11)
-	VMOVUPS Z23, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z24, (R11)
-	VMOVUPS Z25, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z26, (R11)
-	VMOVUPS Z27, 64(R11)
+	LEAQ    (R12)(DI*1), CX
+	MOVQ    AX, R10
+	MOVQ    lds+16(FP), R11
+	VMOVUPS Z16, (R10)
+	VMOVUPS Z17, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z18, (R10)
+	VMOVUPS Z19, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z20, (R10)
+	VMOVUPS Z21, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z22, (R10)
+	VMOVUPS Z23, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z24, (R10)
+	VMOVUPS Z25, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z26, (R10)
+	VMOVUPS Z27, 64(R10)
 	ADDQ    $+128, AX
 	DECQ    groups+56(FP)
 	JNZ     scoresWideBF1606_next
@@ -8753,8 +8743,7 @@ rows04:
 	LEAQ (DX)(DX*4), SI
 	LEAQ (BX)(DX*4), DI
 	MOVQ next+64(FP), R8
-	MOVQ stride+80(FP), R9
-	MOVQ near+72(FP), R10
+	MOVQ stride+72(FP), R9
 
 scoresWideBF1604_next:
 	VPXORD Z16, Z16, Z16
@@ -8765,44 +8754,44 @@ scoresWideBF1604_next:
 	VPXORD Z21, Z21, Z21
 	VPXORD Z22, Z22, Z22
 	VPXORD Z23, Z23, Z23
-	LEAQ   (CX)(DX*8), R11
+	LEAQ   (CX)(DX*8), R10
+	LEAQ   (R10)(DX*8), R11
 	LEAQ   (R11)(DX*8), R12
-	LEAQ   (R12)(DX*8), R13
-	MOVQ   dim+48(FP), R14
-	MOVQ   q+24(FP), R15
+	MOVQ   dim+48(FP), R13
+	MOVQ   q+24(FP), R14
 
 scoresWideBF1604_turn:
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
 	VMOVUPS      (CX), X0
 	VMOVUPS      (CX)(DX*4), X4
-	VMOVUPS      (R11), X5
-	VMOVUPS      (R11)(DX*4), X6
+	VMOVUPS      (R10), X5
+	VMOVUPS      (R10)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y0, Y0
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z0, Z0
 	VMOVUPS      (CX)(DX*1), X1
 	VMOVUPS      (CX)(SI*1), X4
-	VMOVUPS      (R11)(DX*1), X5
-	VMOVUPS      (R11)(SI*1), X6
+	VMOVUPS      (R10)(DX*1), X5
+	VMOVUPS      (R10)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y1, Y1
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z1, Z1
 	VMOVUPS      (CX)(DX*2), X2
 	VMOVUPS      (CX)(BX*2), X4
-	VMOVUPS      (R11)(DX*2), X5
-	VMOVUPS      (R11)(BX*2), X6
+	VMOVUPS      (R10)(DX*2), X5
+	VMOVUPS      (R10)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y2, Y2
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z2, Z2
 	VMOVUPS      (CX)(BX*1), X3
 	VMOVUPS      (CX)(DI*1), X4
-	VMOVUPS      (R11)(BX*1), X5
-	VMOVUPS      (R11)(DI*1), X6
+	VMOVUPS      (R10)(BX*1), X5
+	VMOVUPS      (R10)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y3, Y3
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z3, Z3
@@ -8814,37 +8803,37 @@ scoresWideBF1604_turn:
 	VUNPCKHPD    Z6, Z4, Z1
 	VUNPCKLPD    Z7, Z5, Z2
 	VUNPCKHPD    Z7, Z5, Z3
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVUPS      (R12), X8
-	VMOVUPS      (R12)(DX*4), X4
-	VMOVUPS      (R13), X5
-	VMOVUPS      (R13)(DX*4), X6
+	VMOVUPS      (R11), X8
+	VMOVUPS      (R11)(DX*4), X4
+	VMOVUPS      (R12), X5
+	VMOVUPS      (R12)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y8, Y8
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z8, Z8
-	VMOVUPS      (R12)(DX*1), X9
-	VMOVUPS      (R12)(SI*1), X4
-	VMOVUPS      (R13)(DX*1), X5
-	VMOVUPS      (R13)(SI*1), X6
+	VMOVUPS      (R11)(DX*1), X9
+	VMOVUPS      (R11)(SI*1), X4
+	VMOVUPS      (R12)(DX*1), X5
+	VMOVUPS      (R12)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y9, Y9
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z9, Z9
-	VMOVUPS      (R12)(DX*2), X10
-	VMOVUPS      (R12)(BX*2), X4
-	VMOVUPS      (R13)(DX*2), X5
-	VMOVUPS      (R13)(BX*2), X6
+	VMOVUPS      (R11)(DX*2), X10
+	VMOVUPS      (R11)(BX*2), X4
+	VMOVUPS      (R12)(DX*2), X5
+	VMOVUPS      (R12)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y10, Y10
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z10, Z10
-	VMOVUPS      (R12)(BX*1), X11
-	VMOVUPS      (R12)(DI*1), X4
-	VMOVUPS      (R13)(BX*1), X5
-	VMOVUPS      (R13)(DI*1), X6
+	VMOVUPS      (R11)(BX*1), X11
+	VMOVUPS      (R11)(DI*1), X4
+	VMOVUPS      (R12)(BX*1), X5
+	VMOVUPS      (R12)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y11, Y11
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z11, Z11
@@ -8857,10 +8846,10 @@ scoresWideBF1604_turn:
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
 	ADDQ         $+16, CX
+	ADDQ         $+16, R10
 	ADDQ         $+16, R11
 	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	VBROADCASTSS (R15), Z12
+	VBROADCASTSS (R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8869,7 +8858,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc852
-	VBROADCASTSS 4(R15), Z12
+	VBROADCASTSS 4(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8878,7 +8867,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd852
-	VBROADCASTSS 8(R15), Z12
+	VBROADCASTSS 8(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8887,7 +8876,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xe852
-	VBROADCASTSS 12(R15), Z12
+	VBROADCASTSS 12(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8896,7 +8885,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xf852
-	VBROADCASTSS 64(R15), Z12
+	VBROADCASTSS 64(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8905,7 +8894,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc952
-	VBROADCASTSS 68(R15), Z12
+	VBROADCASTSS 68(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8914,7 +8903,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd952
-	VBROADCASTSS 72(R15), Z12
+	VBROADCASTSS 72(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8923,7 +8912,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xe952
-	VBROADCASTSS 76(R15), Z12
+	VBROADCASTSS 76(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8932,7 +8921,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xf952
-	VBROADCASTSS 128(R15), Z12
+	VBROADCASTSS 128(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8941,7 +8930,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xca52
-	VBROADCASTSS 132(R15), Z12
+	VBROADCASTSS 132(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8950,7 +8939,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xda52
-	VBROADCASTSS 136(R15), Z12
+	VBROADCASTSS 136(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8959,7 +8948,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xea52
-	VBROADCASTSS 140(R15), Z12
+	VBROADCASTSS 140(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -8968,7 +8957,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm23
 	LONG         $0x481ec262
 	WORD         $0xfa52
-	VBROADCASTSS 192(R15), Z12
+	VBROADCASTSS 192(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -8977,7 +8966,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xcb52
-	VBROADCASTSS 196(R15), Z12
+	VBROADCASTSS 196(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -8986,7 +8975,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xdb52
-	VBROADCASTSS 200(R15), Z12
+	VBROADCASTSS 200(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm20
 	LONG $0x481ee262
@@ -8995,7 +8984,7 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm21
 	LONG         $0x481ec262
 	WORD         $0xeb52
-	VBROADCASTSS 204(R15), Z12
+	VBROADCASTSS 204(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm22
 	LONG $0x481ee262
@@ -9004,23 +8993,23 @@ scoresWideBF1604_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm23
 	LONG    $0x481ec262
 	WORD    $0xfb52
-	ADDQ    $+256, R15
-	SUBQ    $+4, R14
+	ADDQ    $+256, R14
+	SUBQ    $+4, R13
 	JNZ     scoresWideBF1604_turn
-	LEAQ    (R13)(DI*1), CX
-	MOVQ    AX, R11
-	MOVQ    lds+16(FP), R12
-	VMOVUPS Z16, (R11)
-	VMOVUPS Z17, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z18, (R11)
-	VMOVUPS Z19, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z20, (R11)
-	VMOVUPS Z21, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z22, (R11)
-	VMOVUPS Z23, 64(R11)
+	LEAQ    (R12)(DI*1), CX
+	MOVQ    AX, R10
+	MOVQ    lds+16(FP), R11
+	VMOVUPS Z16, (R10)
+	VMOVUPS Z17, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z18, (R10)
+	VMOVUPS Z19, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z20, (R10)
+	VMOVUPS Z21, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z22, (R10)
+	VMOVUPS Z23, 64(R10)
 	ADDQ    $+128, AX
 	DECQ    groups+56(FP)
 	JNZ     scoresWideBF1604_next
@@ -9035,52 +9024,51 @@ rows02:
 	LEAQ (DX)(DX*4), SI
 	LEAQ (BX)(DX*4), DI
 	MOVQ next+64(FP), R8
-	MOVQ stride+80(FP), R9
-	MOVQ near+72(FP), R10
+	MOVQ stride+72(FP), R9
 
 scoresWideBF1602_next:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
 	VPXORD Z18, Z18, Z18
 	VPXORD Z19, Z19, Z19
-	LEAQ   (CX)(DX*8), R11
+	LEAQ   (CX)(DX*8), R10
+	LEAQ   (R10)(DX*8), R11
 	LEAQ   (R11)(DX*8), R12
-	LEAQ   (R12)(DX*8), R13
-	MOVQ   dim+48(FP), R14
-	MOVQ   q+24(FP), R15
+	MOVQ   dim+48(FP), R13
+	MOVQ   q+24(FP), R14
 
 scoresWideBF1602_turn:
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
 	VMOVUPS      (CX), X0
 	VMOVUPS      (CX)(DX*4), X4
-	VMOVUPS      (R11), X5
-	VMOVUPS      (R11)(DX*4), X6
+	VMOVUPS      (R10), X5
+	VMOVUPS      (R10)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y0, Y0
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z0, Z0
 	VMOVUPS      (CX)(DX*1), X1
 	VMOVUPS      (CX)(SI*1), X4
-	VMOVUPS      (R11)(DX*1), X5
-	VMOVUPS      (R11)(SI*1), X6
+	VMOVUPS      (R10)(DX*1), X5
+	VMOVUPS      (R10)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y1, Y1
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z1, Z1
 	VMOVUPS      (CX)(DX*2), X2
 	VMOVUPS      (CX)(BX*2), X4
-	VMOVUPS      (R11)(DX*2), X5
-	VMOVUPS      (R11)(BX*2), X6
+	VMOVUPS      (R10)(DX*2), X5
+	VMOVUPS      (R10)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y2, Y2
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z2, Z2
 	VMOVUPS      (CX)(BX*1), X3
 	VMOVUPS      (CX)(DI*1), X4
-	VMOVUPS      (R11)(BX*1), X5
-	VMOVUPS      (R11)(DI*1), X6
+	VMOVUPS      (R10)(BX*1), X5
+	VMOVUPS      (R10)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y3, Y3
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z3, Z3
@@ -9092,37 +9080,37 @@ scoresWideBF1602_turn:
 	VUNPCKHPD    Z6, Z4, Z1
 	VUNPCKLPD    Z7, Z5, Z2
 	VUNPCKHPD    Z7, Z5, Z3
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVUPS      (R12), X8
-	VMOVUPS      (R12)(DX*4), X4
-	VMOVUPS      (R13), X5
-	VMOVUPS      (R13)(DX*4), X6
+	VMOVUPS      (R11), X8
+	VMOVUPS      (R11)(DX*4), X4
+	VMOVUPS      (R12), X5
+	VMOVUPS      (R12)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y8, Y8
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z8, Z8
-	VMOVUPS      (R12)(DX*1), X9
-	VMOVUPS      (R12)(SI*1), X4
-	VMOVUPS      (R13)(DX*1), X5
-	VMOVUPS      (R13)(SI*1), X6
+	VMOVUPS      (R11)(DX*1), X9
+	VMOVUPS      (R11)(SI*1), X4
+	VMOVUPS      (R12)(DX*1), X5
+	VMOVUPS      (R12)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y9, Y9
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z9, Z9
-	VMOVUPS      (R12)(DX*2), X10
-	VMOVUPS      (R12)(BX*2), X4
-	VMOVUPS      (R13)(DX*2), X5
-	VMOVUPS      (R13)(BX*2), X6
+	VMOVUPS      (R11)(DX*2), X10
+	VMOVUPS      (R11)(BX*2), X4
+	VMOVUPS      (R12)(DX*2), X5
+	VMOVUPS      (R12)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y10, Y10
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z10, Z10
-	VMOVUPS      (R12)(BX*1), X11
-	VMOVUPS      (R12)(DI*1), X4
-	VMOVUPS      (R13)(BX*1), X5
-	VMOVUPS      (R13)(DI*1), X6
+	VMOVUPS      (R11)(BX*1), X11
+	VMOVUPS      (R11)(DI*1), X4
+	VMOVUPS      (R12)(BX*1), X5
+	VMOVUPS      (R12)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y11, Y11
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z11, Z11
@@ -9135,10 +9123,10 @@ scoresWideBF1602_turn:
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
 	ADDQ         $+16, CX
+	ADDQ         $+16, R10
 	ADDQ         $+16, R11
 	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	VBROADCASTSS (R15), Z12
+	VBROADCASTSS (R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9147,7 +9135,7 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc852
-	VBROADCASTSS 4(R15), Z12
+	VBROADCASTSS 4(R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -9156,7 +9144,7 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd852
-	VBROADCASTSS 64(R15), Z12
+	VBROADCASTSS 64(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9165,7 +9153,7 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc952
-	VBROADCASTSS 68(R15), Z12
+	VBROADCASTSS 68(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -9174,7 +9162,7 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xd952
-	VBROADCASTSS 128(R15), Z12
+	VBROADCASTSS 128(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9183,7 +9171,7 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xca52
-	VBROADCASTSS 132(R15), Z12
+	VBROADCASTSS 132(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -9192,7 +9180,7 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm19
 	LONG         $0x481ec262
 	WORD         $0xda52
-	VBROADCASTSS 192(R15), Z12
+	VBROADCASTSS 192(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9201,7 +9189,7 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xcb52
-	VBROADCASTSS 196(R15), Z12
+	VBROADCASTSS 196(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm18
 	LONG $0x481ee262
@@ -9210,17 +9198,17 @@ scoresWideBF1602_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm19
 	LONG    $0x481ec262
 	WORD    $0xdb52
-	ADDQ    $+256, R15
-	SUBQ    $+4, R14
+	ADDQ    $+256, R14
+	SUBQ    $+4, R13
 	JNZ     scoresWideBF1602_turn
-	LEAQ    (R13)(DI*1), CX
-	MOVQ    AX, R11
-	MOVQ    lds+16(FP), R12
-	VMOVUPS Z16, (R11)
-	VMOVUPS Z17, 64(R11)
-	ADDQ    R12, R11
-	VMOVUPS Z18, (R11)
-	VMOVUPS Z19, 64(R11)
+	LEAQ    (R12)(DI*1), CX
+	MOVQ    AX, R10
+	MOVQ    lds+16(FP), R11
+	VMOVUPS Z16, (R10)
+	VMOVUPS Z17, 64(R10)
+	ADDQ    R11, R10
+	VMOVUPS Z18, (R10)
+	VMOVUPS Z19, 64(R10)
 	ADDQ    $+128, AX
 	DECQ    groups+56(FP)
 	JNZ     scoresWideBF1602_next
@@ -9235,50 +9223,49 @@ rows01:
 	LEAQ (DX)(DX*4), SI
 	LEAQ (BX)(DX*4), DI
 	MOVQ next+64(FP), R8
-	MOVQ stride+80(FP), R9
-	MOVQ near+72(FP), R10
+	MOVQ stride+72(FP), R9
 
 scoresWideBF1601_next:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
-	LEAQ   (CX)(DX*8), R11
+	LEAQ   (CX)(DX*8), R10
+	LEAQ   (R10)(DX*8), R11
 	LEAQ   (R11)(DX*8), R12
-	LEAQ   (R12)(DX*8), R13
-	MOVQ   dim+48(FP), R14
-	MOVQ   q+24(FP), R15
+	MOVQ   dim+48(FP), R13
+	MOVQ   q+24(FP), R14
 
 scoresWideBF1601_turn:
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
 	VMOVUPS      (CX), X0
 	VMOVUPS      (CX)(DX*4), X4
-	VMOVUPS      (R11), X5
-	VMOVUPS      (R11)(DX*4), X6
+	VMOVUPS      (R10), X5
+	VMOVUPS      (R10)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y0, Y0
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z0, Z0
 	VMOVUPS      (CX)(DX*1), X1
 	VMOVUPS      (CX)(SI*1), X4
-	VMOVUPS      (R11)(DX*1), X5
-	VMOVUPS      (R11)(SI*1), X6
+	VMOVUPS      (R10)(DX*1), X5
+	VMOVUPS      (R10)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y1, Y1
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z1, Z1
 	VMOVUPS      (CX)(DX*2), X2
 	VMOVUPS      (CX)(BX*2), X4
-	VMOVUPS      (R11)(DX*2), X5
-	VMOVUPS      (R11)(BX*2), X6
+	VMOVUPS      (R10)(DX*2), X5
+	VMOVUPS      (R10)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y2, Y2
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z2, Z2
 	VMOVUPS      (CX)(BX*1), X3
 	VMOVUPS      (CX)(DI*1), X4
-	VMOVUPS      (R11)(BX*1), X5
-	VMOVUPS      (R11)(DI*1), X6
+	VMOVUPS      (R10)(BX*1), X5
+	VMOVUPS      (R10)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y3, Y3
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z3, Z3
@@ -9290,37 +9277,37 @@ scoresWideBF1601_turn:
 	VUNPCKHPD    Z6, Z4, Z1
 	VUNPCKLPD    Z7, Z5, Z2
 	VUNPCKHPD    Z7, Z5, Z3
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	PREFETCHT0   (R8)(R10*1)
-	PREFETCHT0   64(R8)(R10*1)
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVUPS      (R12), X8
-	VMOVUPS      (R12)(DX*4), X4
-	VMOVUPS      (R13), X5
-	VMOVUPS      (R13)(DX*4), X6
+	VMOVUPS      (R11), X8
+	VMOVUPS      (R11)(DX*4), X4
+	VMOVUPS      (R12), X5
+	VMOVUPS      (R12)(DX*4), X6
 	VINSERTF128  $0x01, X4, Y8, Y8
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z8, Z8
-	VMOVUPS      (R12)(DX*1), X9
-	VMOVUPS      (R12)(SI*1), X4
-	VMOVUPS      (R13)(DX*1), X5
-	VMOVUPS      (R13)(SI*1), X6
+	VMOVUPS      (R11)(DX*1), X9
+	VMOVUPS      (R11)(SI*1), X4
+	VMOVUPS      (R12)(DX*1), X5
+	VMOVUPS      (R12)(SI*1), X6
 	VINSERTF128  $0x01, X4, Y9, Y9
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z9, Z9
-	VMOVUPS      (R12)(DX*2), X10
-	VMOVUPS      (R12)(BX*2), X4
-	VMOVUPS      (R13)(DX*2), X5
-	VMOVUPS      (R13)(BX*2), X6
+	VMOVUPS      (R11)(DX*2), X10
+	VMOVUPS      (R11)(BX*2), X4
+	VMOVUPS      (R12)(DX*2), X5
+	VMOVUPS      (R12)(BX*2), X6
 	VINSERTF128  $0x01, X4, Y10, Y10
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z10, Z10
-	VMOVUPS      (R12)(BX*1), X11
-	VMOVUPS      (R12)(DI*1), X4
-	VMOVUPS      (R13)(BX*1), X5
-	VMOVUPS      (R13)(DI*1), X6
+	VMOVUPS      (R11)(BX*1), X11
+	VMOVUPS      (R11)(DI*1), X4
+	VMOVUPS      (R12)(BX*1), X5
+	VMOVUPS      (R12)(DI*1), X6
 	VINSERTF128  $0x01, X4, Y11, Y11
 	VINSERTF128  $0x01, X6, Y5, Y5
 	VINSERTF64X4 $0x01, Y5, Z11, Z11
@@ -9333,10 +9320,10 @@ scoresWideBF1601_turn:
 	VUNPCKLPD    Z7, Z5, Z10
 	VUNPCKHPD    Z7, Z5, Z11
 	ADDQ         $+16, CX
+	ADDQ         $+16, R10
 	ADDQ         $+16, R11
 	ADDQ         $+16, R12
-	ADDQ         $+16, R13
-	VBROADCASTSS (R15), Z12
+	VBROADCASTSS (R14), Z12
 
 	// vdpbf16ps %zmm0, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9345,7 +9332,7 @@ scoresWideBF1601_turn:
 	// vdpbf16ps %zmm8, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc852
-	VBROADCASTSS 64(R15), Z12
+	VBROADCASTSS 64(R14), Z12
 
 	// vdpbf16ps %zmm1, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9354,7 +9341,7 @@ scoresWideBF1601_turn:
 	// vdpbf16ps %zmm9, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xc952
-	VBROADCASTSS 128(R15), Z12
+	VBROADCASTSS 128(R14), Z12
 
 	// vdpbf16ps %zmm2, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9363,7 +9350,7 @@ scoresWideBF1601_turn:
 	// vdpbf16ps %zmm10, %zmm12, %zmm17
 	LONG         $0x481ec262
 	WORD         $0xca52
-	VBROADCASTSS 192(R15), Z12
+	VBROADCASTSS 192(R14), Z12
 
 	// vdpbf16ps %zmm3, %zmm12, %zmm16
 	LONG $0x481ee262
@@ -9372,14 +9359,14 @@ scoresWideBF1601_turn:
 	// vdpbf16ps %zmm11, %zmm12, %zmm17
 	LONG    $0x481ec262
 	WORD    $0xcb52
-	ADDQ    $+256, R15
-	SUBQ    $+4, R14
+	ADDQ    $+256, R14
+	SUBQ    $+4, R13
 	JNZ     scoresWideBF1601_turn
-	LEAQ    (R13)(DI*1), CX
-	MOVQ    AX, R11
-	MOVQ    lds+16(FP), R12
-	VMOVUPS Z16, (R11)
-	VMOVUPS Z17, 64(R11)
+	LEAQ    (R12)(DI*1), CX
+	MOVQ    AX, R10
+	MOVQ    lds+16(FP), R11
+	VMOVUPS Z16, (R10)
+	VMOVUPS Z17, 64(R10)
 	ADDQ    $+128, AX
 	DECQ    groups+56(FP)
 	JNZ     scoresWideBF1601_next
@@ -9447,9 +9434,9 @@ turn_next:
 	VZEROUPPER
 	RET
 
-// func valuesWideBF16x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+// func valuesWideBF16x64(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 // Requires: AVX, AVX512BW, AVX512F, MMX+
-TEXT ·valuesWideBF16x64(SB), NOSPLIT, $0-88
+TEXT ·valuesWideBF16x64(SB), NOSPLIT, $0-80
 	MOVQ      rows+0(FP), AX
 	CMPQ      AX, $+1
 	JEQ       rows01
@@ -9493,37 +9480,36 @@ TEXT ·valuesWideBF16x64(SB), NOSPLIT, $0-88
 	VMOVUPS   128(AX), Z22
 	VMOVUPS   192(AX), Z23
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x6406_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT0   192(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
+	PREFETCHT0   128(AX)
+	PREFETCHT0   192(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VMOVDQU64    64(BX), Z30
-	VMOVDQU64    64(BX)(SI*1), Z31
+	VMOVDQU64    64(DX), Z30
+	VMOVDQU64    64(DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z26
 	VPERMI2W     Z31, Z30, Z26
 	VMOVDQA64    Z29, Z27
 	VPERMI2W     Z31, Z30, Z27
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -9540,7 +9526,7 @@ valuesWideBF16x6406_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm3
 	LONG         $0x40269262
 	WORD         $0xde52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -9557,7 +9543,7 @@ valuesWideBF16x6406_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm7
 	LONG         $0x40269262
 	WORD         $0xff52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -9574,7 +9560,7 @@ valuesWideBF16x6406_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm11
 	LONG         $0x40261262
 	WORD         $0xde52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm12
 	LONG $0x403e1262
@@ -9591,7 +9577,7 @@ valuesWideBF16x6406_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm15
 	LONG         $0x40261262
 	WORD         $0xff52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm16
 	LONG $0x403e8262
@@ -9608,7 +9594,7 @@ valuesWideBF16x6406_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm19
 	LONG         $0x40268262
 	WORD         $0xde52
-	VPBROADCASTD (R11)(R8*1), Z31
+	VPBROADCASTD (R10)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm20
 	LONG $0x403e8262
@@ -9625,10 +9611,10 @@ valuesWideBF16x6406_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm23
 	LONG    $0x40268262
 	WORD    $0xff52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x6406_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -9692,37 +9678,36 @@ rows05:
 	VMOVUPS   128(AX), Z18
 	VMOVUPS   192(AX), Z19
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x6405_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT0   192(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
+	PREFETCHT0   128(AX)
+	PREFETCHT0   192(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VMOVDQU64    64(BX), Z30
-	VMOVDQU64    64(BX)(SI*1), Z31
+	VMOVDQU64    64(DX), Z30
+	VMOVDQU64    64(DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z26
 	VPERMI2W     Z31, Z30, Z26
 	VMOVDQA64    Z29, Z27
 	VPERMI2W     Z31, Z30, Z27
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -9739,7 +9724,7 @@ valuesWideBF16x6405_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm3
 	LONG         $0x40269262
 	WORD         $0xde52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -9756,7 +9741,7 @@ valuesWideBF16x6405_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm7
 	LONG         $0x40269262
 	WORD         $0xff52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -9773,7 +9758,7 @@ valuesWideBF16x6405_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm11
 	LONG         $0x40261262
 	WORD         $0xde52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm12
 	LONG $0x403e1262
@@ -9790,7 +9775,7 @@ valuesWideBF16x6405_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm15
 	LONG         $0x40261262
 	WORD         $0xff52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm16
 	LONG $0x403e8262
@@ -9807,10 +9792,10 @@ valuesWideBF16x6405_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm19
 	LONG    $0x40268262
 	WORD    $0xde52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x6405_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -9864,36 +9849,35 @@ rows04:
 	VMOVUPS   128(AX), Z14
 	VMOVUPS   192(AX), Z15
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x6404_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT0   192(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
+	PREFETCHT0   128(AX)
+	PREFETCHT0   192(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VMOVDQU64    64(BX), Z30
-	VMOVDQU64    64(BX)(SI*1), Z31
+	VMOVDQU64    64(DX), Z30
+	VMOVDQU64    64(DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z26
 	VPERMI2W     Z31, Z30, Z26
 	VMOVDQA64    Z29, Z27
 	VPERMI2W     Z31, Z30, Z27
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -9910,7 +9894,7 @@ valuesWideBF16x6404_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm3
 	LONG         $0x40269262
 	WORD         $0xde52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -9927,7 +9911,7 @@ valuesWideBF16x6404_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm7
 	LONG         $0x40269262
 	WORD         $0xff52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -9944,7 +9928,7 @@ valuesWideBF16x6404_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm11
 	LONG         $0x40261262
 	WORD         $0xde52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm12
 	LONG $0x403e1262
@@ -9961,9 +9945,9 @@ valuesWideBF16x6404_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm15
 	LONG    $0x40261262
 	WORD    $0xff52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R10
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
+	DECQ    SI
 	JNZ     valuesWideBF16x6404_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10007,37 +9991,36 @@ rows03:
 	VMOVUPS   128(AX), Z10
 	VMOVUPS   192(AX), Z11
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	MOVQ      R10, R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	MOVQ      R9, R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x6403_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT0   192(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
+	PREFETCHT0   128(AX)
+	PREFETCHT0   192(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VMOVDQU64    64(BX), Z30
-	VMOVDQU64    64(BX)(SI*1), Z31
+	VMOVDQU64    64(DX), Z30
+	VMOVDQU64    64(DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z26
 	VPERMI2W     Z31, Z30, Z26
 	VMOVDQA64    Z29, Z27
 	VPERMI2W     Z31, Z30, Z27
-	VPBROADCASTD (R9), Z30
+	VPBROADCASTD (R8), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10054,7 +10037,7 @@ valuesWideBF16x6403_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm3
 	LONG         $0x40269262
 	WORD         $0xde52
-	VPBROADCASTD (R9)(R8*1), Z31
+	VPBROADCASTD (R8)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10071,7 +10054,7 @@ valuesWideBF16x6403_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm7
 	LONG         $0x40269262
 	WORD         $0xff52
-	VPBROADCASTD (R9)(R8*2), Z30
+	VPBROADCASTD (R8)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -10088,9 +10071,9 @@ valuesWideBF16x6403_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm11
 	LONG    $0x40261262
 	WORD    $0xde52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R9
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R8
+	DECQ    SI
 	JNZ     valuesWideBF16x6403_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10124,37 +10107,36 @@ rows02:
 	VMOVUPS   128(AX), Z6
 	VMOVUPS   192(AX), Z7
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	MOVQ      R10, R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	MOVQ      R9, R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x6402_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT0   192(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
+	PREFETCHT0   128(AX)
+	PREFETCHT0   192(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VMOVDQU64    64(BX), Z30
-	VMOVDQU64    64(BX)(SI*1), Z31
+	VMOVDQU64    64(DX), Z30
+	VMOVDQU64    64(DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z26
 	VPERMI2W     Z31, Z30, Z26
 	VMOVDQA64    Z29, Z27
 	VPERMI2W     Z31, Z30, Z27
-	VPBROADCASTD (R9), Z30
+	VPBROADCASTD (R8), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10171,7 +10153,7 @@ valuesWideBF16x6402_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm3
 	LONG         $0x40269262
 	WORD         $0xde52
-	VPBROADCASTD (R9)(R8*1), Z31
+	VPBROADCASTD (R8)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10188,9 +10170,9 @@ valuesWideBF16x6402_step:
 	// vdpbf16ps %zmm31, %zmm27, %zmm7
 	LONG    $0x40269262
 	WORD    $0xff52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R9
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R8
+	DECQ    SI
 	JNZ     valuesWideBF16x6402_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10214,37 +10196,36 @@ rows01:
 	VMOVUPS   128(AX), Z2
 	VMOVUPS   192(AX), Z3
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R9
-	LEAQ      (R8)(R8*2), R8
-	MOVQ      R9, R8
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R8
+	LEAQ      (DI)(DI*2), DI
+	MOVQ      R8, DI
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x6401_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
-	PREFETCHT0   128(AX)(DX*1)
-	PREFETCHT0   192(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
+	PREFETCHT0   128(AX)
+	PREFETCHT0   192(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VMOVDQU64    64(BX), Z30
-	VMOVDQU64    64(BX)(SI*1), Z31
+	VMOVDQU64    64(DX), Z30
+	VMOVDQU64    64(DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z26
 	VPERMI2W     Z31, Z30, Z26
 	VMOVDQA64    Z29, Z27
 	VPERMI2W     Z31, Z30, Z27
-	VPBROADCASTD (R8), Z30
+	VPBROADCASTD (DI), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10261,9 +10242,9 @@ valuesWideBF16x6401_step:
 	// vdpbf16ps %zmm30, %zmm27, %zmm3
 	LONG    $0x40269262
 	WORD    $0xde52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R8
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, DI
+	DECQ    SI
 	JNZ     valuesWideBF16x6401_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10274,9 +10255,9 @@ valuesWideBF16x6401_step:
 	VZEROUPPER
 	RET
 
-// func valuesWideBF16x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+// func valuesWideBF16x32(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 // Requires: AVX, AVX512BW, AVX512F, MMX+
-TEXT ·valuesWideBF16x32(SB), NOSPLIT, $0-88
+TEXT ·valuesWideBF16x32(SB), NOSPLIT, $0-80
 	MOVQ      rows+0(FP), AX
 	CMPQ      AX, $+1
 	JEQ       rows01
@@ -10318,31 +10299,28 @@ TEXT ·valuesWideBF16x32(SB), NOSPLIT, $0-88
 	VMOVUPS   (AX), Z14
 	VMOVUPS   64(AX), Z15
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3208_step:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10351,7 +10329,7 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG         $0x40369262
 	WORD         $0xce52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm2
 	LONG $0x403e9262
@@ -10360,7 +10338,7 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm3
 	LONG         $0x40369262
 	WORD         $0xdf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10369,7 +10347,7 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm5
 	LONG         $0x40369262
 	WORD         $0xee52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm6
 	LONG $0x403e9262
@@ -10378,7 +10356,7 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm7
 	LONG         $0x40369262
 	WORD         $0xff52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -10387,7 +10365,7 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm9
 	LONG         $0x40361262
 	WORD         $0xce52
-	VPBROADCASTD (R11)(R8*1), Z31
+	VPBROADCASTD (R10)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm10
 	LONG $0x403e1262
@@ -10396,7 +10374,7 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm11
 	LONG         $0x40361262
 	WORD         $0xdf52
-	VPBROADCASTD (R11)(R8*2), Z30
+	VPBROADCASTD (R10)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm12
 	LONG $0x403e1262
@@ -10405,7 +10383,7 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm13
 	LONG         $0x40361262
 	WORD         $0xee52
-	VPBROADCASTD (R11)(R9*1), Z31
+	VPBROADCASTD (R10)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm14
 	LONG $0x403e1262
@@ -10414,10 +10392,10 @@ valuesWideBF16x3208_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm15
 	LONG    $0x40361262
 	WORD    $0xff52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x3208_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10471,31 +10449,28 @@ rows07:
 	VMOVUPS   (AX), Z12
 	VMOVUPS   64(AX), Z13
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3207_step:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT1   64(AX)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10504,7 +10479,7 @@ valuesWideBF16x3207_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG         $0x40369262
 	WORD         $0xce52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm2
 	LONG $0x403e9262
@@ -10513,7 +10488,7 @@ valuesWideBF16x3207_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm3
 	LONG         $0x40369262
 	WORD         $0xdf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10522,7 +10497,7 @@ valuesWideBF16x3207_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm5
 	LONG         $0x40369262
 	WORD         $0xee52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm6
 	LONG $0x403e9262
@@ -10531,7 +10506,7 @@ valuesWideBF16x3207_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm7
 	LONG         $0x40369262
 	WORD         $0xff52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -10540,7 +10515,7 @@ valuesWideBF16x3207_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm9
 	LONG         $0x40361262
 	WORD         $0xce52
-	VPBROADCASTD (R11)(R8*1), Z31
+	VPBROADCASTD (R10)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm10
 	LONG $0x403e1262
@@ -10549,7 +10524,7 @@ valuesWideBF16x3207_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm11
 	LONG         $0x40361262
 	WORD         $0xdf52
-	VPBROADCASTD (R11)(R8*2), Z30
+	VPBROADCASTD (R10)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm12
 	LONG $0x403e1262
@@ -10558,10 +10533,10 @@ valuesWideBF16x3207_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm13
 	LONG    $0x40361262
 	WORD    $0xee52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x3207_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10609,29 +10584,28 @@ rows06:
 	VMOVUPS   (AX), Z10
 	VMOVUPS   64(AX), Z11
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3206_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10640,7 +10614,7 @@ valuesWideBF16x3206_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG         $0x40369262
 	WORD         $0xce52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm2
 	LONG $0x403e9262
@@ -10649,7 +10623,7 @@ valuesWideBF16x3206_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm3
 	LONG         $0x40369262
 	WORD         $0xdf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10658,7 +10632,7 @@ valuesWideBF16x3206_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm5
 	LONG         $0x40369262
 	WORD         $0xee52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm6
 	LONG $0x403e9262
@@ -10667,7 +10641,7 @@ valuesWideBF16x3206_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm7
 	LONG         $0x40369262
 	WORD         $0xff52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -10676,7 +10650,7 @@ valuesWideBF16x3206_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm9
 	LONG         $0x40361262
 	WORD         $0xce52
-	VPBROADCASTD (R11)(R8*1), Z31
+	VPBROADCASTD (R10)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm10
 	LONG $0x403e1262
@@ -10685,10 +10659,10 @@ valuesWideBF16x3206_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm11
 	LONG    $0x40361262
 	WORD    $0xdf52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x3206_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10730,29 +10704,28 @@ rows05:
 	VMOVUPS   (AX), Z8
 	VMOVUPS   64(AX), Z9
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3205_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10761,7 +10734,7 @@ valuesWideBF16x3205_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG         $0x40369262
 	WORD         $0xce52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm2
 	LONG $0x403e9262
@@ -10770,7 +10743,7 @@ valuesWideBF16x3205_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm3
 	LONG         $0x40369262
 	WORD         $0xdf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10779,7 +10752,7 @@ valuesWideBF16x3205_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm5
 	LONG         $0x40369262
 	WORD         $0xee52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm6
 	LONG $0x403e9262
@@ -10788,7 +10761,7 @@ valuesWideBF16x3205_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm7
 	LONG         $0x40369262
 	WORD         $0xff52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm8
 	LONG $0x403e1262
@@ -10797,10 +10770,10 @@ valuesWideBF16x3205_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm9
 	LONG    $0x40361262
 	WORD    $0xce52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x3205_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10836,28 +10809,27 @@ rows04:
 	VMOVUPS   (AX), Z6
 	VMOVUPS   64(AX), Z7
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3204_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10866,7 +10838,7 @@ valuesWideBF16x3204_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG         $0x40369262
 	WORD         $0xce52
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm2
 	LONG $0x403e9262
@@ -10875,7 +10847,7 @@ valuesWideBF16x3204_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm3
 	LONG         $0x40369262
 	WORD         $0xdf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10884,7 +10856,7 @@ valuesWideBF16x3204_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm5
 	LONG         $0x40369262
 	WORD         $0xee52
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm6
 	LONG $0x403e9262
@@ -10893,9 +10865,9 @@ valuesWideBF16x3204_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm7
 	LONG    $0x40369262
 	WORD    $0xff52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R10
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
+	DECQ    SI
 	JNZ     valuesWideBF16x3204_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -10925,29 +10897,28 @@ rows03:
 	VMOVUPS   (AX), Z4
 	VMOVUPS   64(AX), Z5
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	MOVQ      R10, R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	MOVQ      R9, R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3203_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R9), Z30
+	VPBROADCASTD (R8), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -10956,7 +10927,7 @@ valuesWideBF16x3203_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG         $0x40369262
 	WORD         $0xce52
-	VPBROADCASTD (R9)(R8*1), Z31
+	VPBROADCASTD (R8)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm2
 	LONG $0x403e9262
@@ -10965,7 +10936,7 @@ valuesWideBF16x3203_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm3
 	LONG         $0x40369262
 	WORD         $0xdf52
-	VPBROADCASTD (R9)(R8*2), Z30
+	VPBROADCASTD (R8)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG $0x403e9262
@@ -10974,9 +10945,9 @@ valuesWideBF16x3203_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm5
 	LONG    $0x40369262
 	WORD    $0xee52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R9
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R8
+	DECQ    SI
 	JNZ     valuesWideBF16x3203_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11000,29 +10971,28 @@ rows02:
 	VMOVUPS   (AX), Z2
 	VMOVUPS   64(AX), Z3
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	MOVQ      R10, R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	MOVQ      R9, R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3202_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R9), Z30
+	VPBROADCASTD (R8), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -11031,7 +11001,7 @@ valuesWideBF16x3202_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG         $0x40369262
 	WORD         $0xce52
-	VPBROADCASTD (R9)(R8*1), Z31
+	VPBROADCASTD (R8)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm2
 	LONG $0x403e9262
@@ -11040,9 +11010,9 @@ valuesWideBF16x3202_step:
 	// vdpbf16ps %zmm31, %zmm25, %zmm3
 	LONG    $0x40369262
 	WORD    $0xdf52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R9
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R8
+	DECQ    SI
 	JNZ     valuesWideBF16x3202_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11060,29 +11030,28 @@ rows01:
 	VMOVUPS   (AX), Z0
 	VMOVUPS   64(AX), Z1
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R9
-	LEAQ      (R8)(R8*2), R8
-	MOVQ      R9, R8
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R8
+	LEAQ      (DI)(DI*2), DI
+	MOVQ      R8, DI
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x3201_step:
-	PREFETCHT0   (AX)(DX*1)
-	PREFETCHT0   64(AX)(DX*1)
+	PREFETCHT0   (AX)
+	PREFETCHT0   64(AX)
 	ADDQ         CX, AX
-	VMOVDQU64    (BX), Z30
-	VMOVDQU64    (BX)(SI*1), Z31
+	VMOVDQU64    (DX), Z30
+	VMOVDQU64    (DX)(BX*1), Z31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
 	VMOVDQA64    Z29, Z25
 	VPERMI2W     Z31, Z30, Z25
-	VPBROADCASTD (R8), Z30
+	VPBROADCASTD (DI), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG $0x403e9262
@@ -11091,9 +11060,9 @@ valuesWideBF16x3201_step:
 	// vdpbf16ps %zmm30, %zmm25, %zmm1
 	LONG    $0x40369262
 	WORD    $0xce52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R8
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, DI
+	DECQ    SI
 	JNZ     valuesWideBF16x3201_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11102,9 +11071,9 @@ valuesWideBF16x3201_step:
 	VZEROUPPER
 	RET
 
-// func valuesWideBF16x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+// func valuesWideBF16x16(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)
 // Requires: AVX, AVX512BW, AVX512F, MMX+
-TEXT ·valuesWideBF16x16(SB), NOSPLIT, $0-88
+TEXT ·valuesWideBF16x16(SB), NOSPLIT, $0-80
 	MOVQ      rows+0(FP), AX
 	CMPQ      AX, $+1
 	JEQ       rows01
@@ -11138,70 +11107,68 @@ TEXT ·valuesWideBF16x16(SB), NOSPLIT, $0-88
 	ADDQ      CX, AX
 	VMOVUPS   (AX), Z7
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1608_step:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG         $0x403e9262
 	WORD         $0xc652
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm1
 	LONG         $0x403e9262
 	WORD         $0xcf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm2
 	LONG         $0x403e9262
 	WORD         $0xd652
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm3
 	LONG         $0x403e9262
 	WORD         $0xdf52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG         $0x403e9262
 	WORD         $0xe652
-	VPBROADCASTD (R11)(R8*1), Z31
+	VPBROADCASTD (R10)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm5
 	LONG         $0x403e9262
 	WORD         $0xef52
-	VPBROADCASTD (R11)(R8*2), Z30
+	VPBROADCASTD (R10)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm6
 	LONG         $0x403e9262
 	WORD         $0xf652
-	VPBROADCASTD (R11)(R9*1), Z31
+	VPBROADCASTD (R10)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm7
 	LONG    $0x403e9262
 	WORD    $0xff52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x1608_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11240,65 +11207,63 @@ rows07:
 	ADDQ      CX, AX
 	VMOVUPS   (AX), Z6
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1607_step:
-	PREFETCHT1   (AX)
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG         $0x403e9262
 	WORD         $0xc652
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm1
 	LONG         $0x403e9262
 	WORD         $0xcf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm2
 	LONG         $0x403e9262
 	WORD         $0xd652
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm3
 	LONG         $0x403e9262
 	WORD         $0xdf52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG         $0x403e9262
 	WORD         $0xe652
-	VPBROADCASTD (R11)(R8*1), Z31
+	VPBROADCASTD (R10)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm5
 	LONG         $0x403e9262
 	WORD         $0xef52
-	VPBROADCASTD (R11)(R8*2), Z30
+	VPBROADCASTD (R10)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm6
 	LONG    $0x403e9262
 	WORD    $0xf652
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x1607_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11333,59 +11298,58 @@ rows06:
 	ADDQ      CX, AX
 	VMOVUPS   (AX), Z5
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1606_step:
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG         $0x403e9262
 	WORD         $0xc652
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm1
 	LONG         $0x403e9262
 	WORD         $0xcf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm2
 	LONG         $0x403e9262
 	WORD         $0xd652
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm3
 	LONG         $0x403e9262
 	WORD         $0xdf52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG         $0x403e9262
 	WORD         $0xe652
-	VPBROADCASTD (R11)(R8*1), Z31
+	VPBROADCASTD (R10)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm5
 	LONG    $0x403e9262
 	WORD    $0xef52
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x1606_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11416,54 +11380,53 @@ rows05:
 	ADDQ      CX, AX
 	VMOVUPS   (AX), Z4
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	LEAQ      (R10)(R8*4), R11
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	LEAQ      (R9)(DI*4), R10
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1605_step:
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG         $0x403e9262
 	WORD         $0xc652
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm1
 	LONG         $0x403e9262
 	WORD         $0xcf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm2
 	LONG         $0x403e9262
 	WORD         $0xd652
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm3
 	LONG         $0x403e9262
 	WORD         $0xdf52
-	VPBROADCASTD (R11), Z30
+	VPBROADCASTD (R10), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm4
 	LONG    $0x403e9262
 	WORD    $0xe652
-	LEAQ    (BX)(SI*2), BX
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
 	ADDQ    $+4, R10
-	ADDQ    $+4, R11
-	DECQ    DI
+	DECQ    SI
 	JNZ     valuesWideBF16x1605_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11490,47 +11453,46 @@ rows04:
 	ADDQ      CX, AX
 	VMOVUPS   (AX), Z3
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1604_step:
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R10), Z30
+	VPBROADCASTD (R9), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG         $0x403e9262
 	WORD         $0xc652
-	VPBROADCASTD (R10)(R8*1), Z31
+	VPBROADCASTD (R9)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm1
 	LONG         $0x403e9262
 	WORD         $0xcf52
-	VPBROADCASTD (R10)(R8*2), Z30
+	VPBROADCASTD (R9)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm2
 	LONG         $0x403e9262
 	WORD         $0xd652
-	VPBROADCASTD (R10)(R9*1), Z31
+	VPBROADCASTD (R9)(R8*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm3
 	LONG    $0x403e9262
 	WORD    $0xdf52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R10
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R9
+	DECQ    SI
 	JNZ     valuesWideBF16x1604_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11553,43 +11515,42 @@ rows03:
 	ADDQ      CX, AX
 	VMOVUPS   (AX), Z2
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	MOVQ      R10, R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	MOVQ      R9, R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1603_step:
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R9), Z30
+	VPBROADCASTD (R8), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG         $0x403e9262
 	WORD         $0xc652
-	VPBROADCASTD (R9)(R8*1), Z31
+	VPBROADCASTD (R8)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm1
 	LONG         $0x403e9262
 	WORD         $0xcf52
-	VPBROADCASTD (R9)(R8*2), Z30
+	VPBROADCASTD (R8)(DI*2), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm2
 	LONG    $0x403e9262
 	WORD    $0xd652
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R9
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R8
+	DECQ    SI
 	JNZ     valuesWideBF16x1603_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11608,38 +11569,37 @@ rows02:
 	ADDQ      CX, AX
 	VMOVUPS   (AX), Z1
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R10
-	LEAQ      (R8)(R8*2), R9
-	MOVQ      R10, R9
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R9
+	LEAQ      (DI)(DI*2), R8
+	MOVQ      R9, R8
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1602_step:
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R9), Z30
+	VPBROADCASTD (R8), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG         $0x403e9262
 	WORD         $0xc652
-	VPBROADCASTD (R9)(R8*1), Z31
+	VPBROADCASTD (R8)(DI*1), Z31
 
 	// vdpbf16ps %zmm31, %zmm24, %zmm1
 	LONG    $0x403e9262
 	WORD    $0xcf52
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R9
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, R8
+	DECQ    SI
 	JNZ     valuesWideBF16x1602_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
@@ -11654,39 +11614,118 @@ rows01:
 	MOVQ      ldy+16(FP), CX
 	VMOVUPS   (AX), Z0
 	MOVQ      next+64(FP), AX
-	MOVQ      stride+80(FP), CX
-	MOVQ      near+72(FP), DX
-	MOVQ      v+48(FP), BX
-	MOVQ      ldv+56(FP), SI
-	MOVQ      k+40(FP), DI
-	MOVQ      ldx+32(FP), R8
-	MOVQ      x+24(FP), R9
-	LEAQ      (R8)(R8*2), R8
-	MOVQ      R9, R8
+	MOVQ      stride+72(FP), CX
+	MOVQ      v+48(FP), DX
+	MOVQ      ldv+56(FP), BX
+	MOVQ      k+40(FP), SI
+	MOVQ      ldx+32(FP), DI
+	MOVQ      x+24(FP), R8
+	LEAQ      (DI)(DI*2), DI
+	MOVQ      R8, DI
 	VMOVDQU64 pairOrder512<>+0(SB), Z28
 	VMOVDQU64 pairOrder512<>+64(SB), Z29
 
 valuesWideBF16x1601_step:
-	PREFETCHT0   (AX)(DX*1)
+	PREFETCHT0   (AX)
 	ADDQ         CX, AX
-	VMOVUPS      (BX), Y30
-	VMOVUPS      (BX)(SI*1), Y31
+	VMOVUPS      (DX), Y30
+	VMOVUPS      (DX)(BX*1), Y31
 	VMOVDQA64    Z28, Z24
 	VPERMI2W     Z31, Z30, Z24
-	VPBROADCASTD (R8), Z30
+	VPBROADCASTD (DI), Z30
 
 	// vdpbf16ps %zmm30, %zmm24, %zmm0
 	LONG    $0x403e9262
 	WORD    $0xc652
-	LEAQ    (BX)(SI*2), BX
-	ADDQ    $+4, R8
-	DECQ    DI
+	LEAQ    (DX)(BX*2), DX
+	ADDQ    $+4, DI
+	DECQ    SI
 	JNZ     valuesWideBF16x1601_step
 	MOVQ    y+8(FP), AX
 	MOVQ    ldy+16(FP), CX
 	VMOVUPS Z0, (AX)
 	VZEROUPPER
 	RET
+
+DATA exp2Low512<>+0(SB)/4, $0xc2fa0000
+DATA exp2Low512<>+4(SB)/4, $0xc2fa0000
+DATA exp2Low512<>+8(SB)/4, $0xc2fa0000
+DATA exp2Low512<>+12(SB)/4, $0xc2fa0000
+DATA exp2Low512<>+16(SB)/4, $0xc2fa0000
+DATA exp2Low512<>+20(SB)/4, $0xc2fa0000
+DATA exp2Low512<>+24(SB)/4, $0xc2fa0000
+DATA exp2Low512<>+28(SB)/4, $0xc2fa0000
+GLOBL exp2Low512<>(SB), RODATA|NOPTR, $32
+
+DATA exp2Round512<>+0(SB)/4, $0x4b400000
+DATA exp2Round512<>+4(SB)/4, $0x4b400000
+DATA exp2Round512<>+8(SB)/4, $0x4b400000
+DATA exp2Round512<>+12(SB)/4, $0x4b400000
+DATA exp2Round512<>+16(SB)/4, $0x4b400000
+DATA exp2Round512<>+20(SB)/4, $0x4b400000
+DATA exp2Round512<>+24(SB)/4, $0x4b400000
+DATA exp2Round512<>+28(SB)/4, $0x4b400000
+GLOBL exp2Round512<>(SB), RODATA|NOPTR, $32
+
+DATA exp2Poly512x0<>+0(SB)/4, $0x3f800000
+DATA exp2Poly512x0<>+4(SB)/4, $0x3f800000
+DATA exp2Poly512x0<>+8(SB)/4, $0x3f800000
+DATA exp2Poly512x0<>+12(SB)/4, $0x3f800000
+DATA exp2Poly512x0<>+16(SB)/4, $0x3f800000
+DATA exp2Poly512x0<>+20(SB)/4, $0x3f800000
+DATA exp2Poly512x0<>+24(SB)/4, $0x3f800000
+DATA exp2Poly512x0<>+28(SB)/4, $0x3f800000
+GLOBL exp2Poly512x0<>(SB), RODATA|NOPTR, $32
+
+DATA exp2Poly512x1<>+0(SB)/4, $0x3f317215
+DATA exp2Poly512x1<>+4(SB)/4, $0x3f317215
+DATA exp2Poly512x1<>+8(SB)/4, $0x3f317215
+DATA exp2Poly512x1<>+12(SB)/4, $0x3f317215
+DATA exp2Poly512x1<>+16(SB)/4, $0x3f317215
+DATA exp2Poly512x1<>+20(SB)/4, $0x3f317215
+DATA exp2Poly512x1<>+24(SB)/4, $0x3f317215
+DATA exp2Poly512x1<>+28(SB)/4, $0x3f317215
+GLOBL exp2Poly512x1<>(SB), RODATA|NOPTR, $32
+
+DATA exp2Poly512x2<>+0(SB)/4, $0x3e75fcde
+DATA exp2Poly512x2<>+4(SB)/4, $0x3e75fcde
+DATA exp2Poly512x2<>+8(SB)/4, $0x3e75fcde
+DATA exp2Poly512x2<>+12(SB)/4, $0x3e75fcde
+DATA exp2Poly512x2<>+16(SB)/4, $0x3e75fcde
+DATA exp2Poly512x2<>+20(SB)/4, $0x3e75fcde
+DATA exp2Poly512x2<>+24(SB)/4, $0x3e75fcde
+DATA exp2Poly512x2<>+28(SB)/4, $0x3e75fcde
+GLOBL exp2Poly512x2<>(SB), RODATA|NOPTR, $32
+
+DATA exp2Poly512x3<>+0(SB)/4, $0x3d635ba9
+DATA exp2Poly512x3<>+4(SB)/4, $0x3d635ba9
+DATA exp2Poly512x3<>+8(SB)/4, $0x3d635ba9
+DATA exp2Poly512x3<>+12(SB)/4, $0x3d635ba9
+DATA exp2Poly512x3<>+16(SB)/4, $0x3d635ba9
+DATA exp2Poly512x3<>+20(SB)/4, $0x3d635ba9
+DATA exp2Poly512x3<>+24(SB)/4, $0x3d635ba9
+DATA exp2Poly512x3<>+28(SB)/4, $0x3d635ba9
+GLOBL exp2Poly512x3<>(SB), RODATA|NOPTR, $32
+
+DATA exp2Poly512x4<>+0(SB)/4, $0x3c1e7544
+DATA exp2Poly512x4<>+4(SB)/4, $0x3c1e7544
+DATA exp2Poly512x4<>+8(SB)/4, $0x3c1e7544
+DATA exp2Poly512x4<>+12(SB)/4, $0x3c1e7544
+DATA exp2Poly512x4<>+16(SB)/4, $0x3c1e7544
+DATA exp2Poly512x4<>+20(SB)/4, $0x3c1e7544
+DATA exp2Poly512x4<>+24(SB)/4, $0x3c1e7544
+DATA exp2Poly512x4<>+28(SB)/4, $0x3c1e7544
+GLOBL exp2Poly512x4<>(SB), RODATA|NOPTR, $32
+
+DATA exp2Poly512x5<>+0(SB)/4, $0x3aaddd0c
+DATA exp2Poly512x5<>+4(SB)/4, $0x3aaddd0c
+DATA exp2Poly512x5<>+8(SB)/4, $0x3aaddd0c
+DATA exp2Poly512x5<>+12(SB)/4, $0x3aaddd0c
+DATA exp2Poly512x5<>+16(SB)/4, $0x3aaddd0c
+DATA exp2Poly512x5<>+20(SB)/4, $0x3aaddd0c
+DATA exp2Poly512x5<>+24(SB)/4, $0x3aaddd0c
+DATA exp2Poly512x5<>+28(SB)/4, $0x3aaddd0c
+GLOBL exp2Poly512x5<>(SB), RODATA|NOPTR, $32
 
 // func softmaxPairs512(lines int, s *float32, lds int, n int, scale float32, state *float32, back int)
 // Requires: AVX, AVX512DQ, AVX512F, FMA3
@@ -12024,82 +12063,355 @@ exp_end:
 	VZEROUPPER
 	RET
 
-DATA exp2Low512<>+0(SB)/4, $0xc2fa0000
-DATA exp2Low512<>+4(SB)/4, $0xc2fa0000
-DATA exp2Low512<>+8(SB)/4, $0xc2fa0000
-DATA exp2Low512<>+12(SB)/4, $0xc2fa0000
-DATA exp2Low512<>+16(SB)/4, $0xc2fa0000
-DATA exp2Low512<>+20(SB)/4, $0xc2fa0000
-DATA exp2Low512<>+24(SB)/4, $0xc2fa0000
-DATA exp2Low512<>+28(SB)/4, $0xc2fa0000
-GLOBL exp2Low512<>(SB), RODATA|NOPTR, $32
+// func softmaxPairsAsking512(lines int, s *float32, lds int, n int, scale float32, state *float32, back int, next *byte, stride int)
+// Requires: AVX, AVX512DQ, AVX512F, FMA3, MMX+
+TEXT ·softmaxPairsAsking512(SB), NOSPLIT, $0-72
+	VBROADCASTSS exp2Low512<>+0(SB), Z28
+	VBROADCASTSS exp2Round512<>+0(SB), Z27
+	VBROADCASTSS exp2Poly512x0<>+0(SB), Z21
+	VBROADCASTSS exp2Poly512x1<>+0(SB), Z22
+	VBROADCASTSS exp2Poly512x2<>+0(SB), Z23
+	VBROADCASTSS exp2Poly512x3<>+0(SB), Z24
+	VBROADCASTSS exp2Poly512x4<>+0(SB), Z25
+	VBROADCASTSS exp2Poly512x5<>+0(SB), Z26
+	VBROADCASTSS scale+32(FP), Z31
+	MOVL         $0x00001111, AX
+	KMOVW        AX, K2
+	MOVL         $0x00002222, AX
+	KMOVW        AX, K3
+	MOVL         $0x00004444, AX
+	KMOVW        AX, K4
+	MOVQ         next+56(FP), CX
+	MOVQ         stride+64(FP), DX
+	MOVQ         s+8(FP), R8
+	MOVQ         lds+16(FP), BX
+	MOVQ         state+40(FP), AX
+	MOVQ         lines+0(FP), DI
+	MOVQ         BX, R10
+	MOVQ         R8, R9
+	MOVQ         AX, R11
+	SUBQ         $+4, DI
+	JLT          top_few
 
-DATA exp2Round512<>+0(SB)/4, $0x4b400000
-DATA exp2Round512<>+4(SB)/4, $0x4b400000
-DATA exp2Round512<>+8(SB)/4, $0x4b400000
-DATA exp2Round512<>+12(SB)/4, $0x4b400000
-DATA exp2Round512<>+16(SB)/4, $0x4b400000
-DATA exp2Round512<>+20(SB)/4, $0x4b400000
-DATA exp2Round512<>+24(SB)/4, $0x4b400000
-DATA exp2Round512<>+28(SB)/4, $0x4b400000
-GLOBL exp2Round512<>(SB), RODATA|NOPTR, $32
+top_four:
+	LEAQ    (R10)(R10*2), R12
+	MOVQ    R9, R13
+	VMOVUPS (R13), Z0
+	VMOVUPS (R13)(R10*1), Z1
+	VMOVUPS (R13)(R10*2), Z2
+	VMOVUPS (R13)(R12*1), Z3
+	MOVQ    n+24(FP), SI
+	SHRQ    $0x04, SI
+	JZ      lines_top_done
 
-DATA exp2Poly512x0<>+0(SB)/4, $0x3f800000
-DATA exp2Poly512x0<>+4(SB)/4, $0x3f800000
-DATA exp2Poly512x0<>+8(SB)/4, $0x3f800000
-DATA exp2Poly512x0<>+12(SB)/4, $0x3f800000
-DATA exp2Poly512x0<>+16(SB)/4, $0x3f800000
-DATA exp2Poly512x0<>+20(SB)/4, $0x3f800000
-DATA exp2Poly512x0<>+24(SB)/4, $0x3f800000
-DATA exp2Poly512x0<>+28(SB)/4, $0x3f800000
-GLOBL exp2Poly512x0<>(SB), RODATA|NOPTR, $32
+lines_top_loop:
+	VMAXPS (R13), Z0, Z0
+	VMAXPS (R13)(R10*1), Z1, Z1
+	VMAXPS (R13)(R10*2), Z2, Z2
+	VMAXPS (R13)(R12*1), Z3, Z3
+	ADDQ   $+64, R13
+	DECQ   SI
+	JNZ    lines_top_loop
 
-DATA exp2Poly512x1<>+0(SB)/4, $0x3f317215
-DATA exp2Poly512x1<>+4(SB)/4, $0x3f317215
-DATA exp2Poly512x1<>+8(SB)/4, $0x3f317215
-DATA exp2Poly512x1<>+12(SB)/4, $0x3f317215
-DATA exp2Poly512x1<>+16(SB)/4, $0x3f317215
-DATA exp2Poly512x1<>+20(SB)/4, $0x3f317215
-DATA exp2Poly512x1<>+24(SB)/4, $0x3f317215
-DATA exp2Poly512x1<>+28(SB)/4, $0x3f317215
-GLOBL exp2Poly512x1<>(SB), RODATA|NOPTR, $32
+lines_top_done:
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VMAXPS        Y4, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X4
+	VMAXPS        X4, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VMAXPS        Y4, Y1, Y1
+	VEXTRACTF128  $0x01, Y1, X4
+	VMAXPS        X4, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VMAXPS        Y4, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X4
+	VMAXPS        X4, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VMAXPS        Y4, Y3, Y3
+	VEXTRACTF128  $0x01, Y3, X4
+	VMAXPS        X4, X3, X3
+	VINSERTF128   $0x01, X1, Y0, Y0
+	VINSERTF128   $0x01, X3, Y2, Y2
+	VINSERTF64X4  $0x01, Y2, Z0, Z0
+	VPERMILPS     $0x4e, Z0, Z4
+	VMAXPS        Z4, Z0, Z0
+	VPERMILPS     $0xb1, Z0, Z4
+	VMAXPS        Z4, Z0, Z0
+	VMULPS        Z31, Z0, Z0
+	VMOVUPS       (R11), Z6
+	VPERMILPS     $0x00, Z6, Z5
+	VMAXPS        Z5, Z0, Z30
+	VSUBPS        Z30, Z5, Z5
+	VREDUCEPS     $0x08, Z5, Z1
+	VSUBPS        Z1, Z5, Z0
+	VMOVAPS       Z26, Z2
+	VFMADD213PS   Z25, Z1, Z2
+	VFMADD213PS   Z24, Z1, Z2
+	VFMADD213PS   Z23, Z1, Z2
+	VFMADD213PS   Z22, Z1, Z2
+	VFMADD213PS   Z21, Z1, Z2
+	VSCALEFPS     Z0, Z2, Z5
+	VMOVAPS       Z30, K2, Z6
+	VMOVAPS       Z5, K4, Z6
+	VMOVUPS       Z6, (R11)
+	LEAQ          (R9)(R10*4), R9
+	ADDQ          $+64, R11
+	SUBQ          $+4, DI
+	JGE           top_four
 
-DATA exp2Poly512x2<>+0(SB)/4, $0x3e75fcde
-DATA exp2Poly512x2<>+4(SB)/4, $0x3e75fcde
-DATA exp2Poly512x2<>+8(SB)/4, $0x3e75fcde
-DATA exp2Poly512x2<>+12(SB)/4, $0x3e75fcde
-DATA exp2Poly512x2<>+16(SB)/4, $0x3e75fcde
-DATA exp2Poly512x2<>+20(SB)/4, $0x3e75fcde
-DATA exp2Poly512x2<>+24(SB)/4, $0x3e75fcde
-DATA exp2Poly512x2<>+28(SB)/4, $0x3e75fcde
-GLOBL exp2Poly512x2<>(SB), RODATA|NOPTR, $32
+top_few:
+	ADDQ $+4, DI
+	JZ   top_end
 
-DATA exp2Poly512x3<>+0(SB)/4, $0x3d635ba9
-DATA exp2Poly512x3<>+4(SB)/4, $0x3d635ba9
-DATA exp2Poly512x3<>+8(SB)/4, $0x3d635ba9
-DATA exp2Poly512x3<>+12(SB)/4, $0x3d635ba9
-DATA exp2Poly512x3<>+16(SB)/4, $0x3d635ba9
-DATA exp2Poly512x3<>+20(SB)/4, $0x3d635ba9
-DATA exp2Poly512x3<>+24(SB)/4, $0x3d635ba9
-DATA exp2Poly512x3<>+28(SB)/4, $0x3d635ba9
-GLOBL exp2Poly512x3<>(SB), RODATA|NOPTR, $32
+top_one:
+	VMOVUPS (R9), Z0
+	MOVQ    R9, R10
+	MOVQ    n+24(FP), SI
+	SHRQ    $0x04, SI
+	JZ      line_top_done
 
-DATA exp2Poly512x4<>+0(SB)/4, $0x3c1e7544
-DATA exp2Poly512x4<>+4(SB)/4, $0x3c1e7544
-DATA exp2Poly512x4<>+8(SB)/4, $0x3c1e7544
-DATA exp2Poly512x4<>+12(SB)/4, $0x3c1e7544
-DATA exp2Poly512x4<>+16(SB)/4, $0x3c1e7544
-DATA exp2Poly512x4<>+20(SB)/4, $0x3c1e7544
-DATA exp2Poly512x4<>+24(SB)/4, $0x3c1e7544
-DATA exp2Poly512x4<>+28(SB)/4, $0x3c1e7544
-GLOBL exp2Poly512x4<>(SB), RODATA|NOPTR, $32
+line_top_loop:
+	VMAXPS (R10), Z0, Z0
+	ADDQ   $+64, R10
+	DECQ   SI
+	JNZ    line_top_loop
 
-DATA exp2Poly512x5<>+0(SB)/4, $0x3aaddd0c
-DATA exp2Poly512x5<>+4(SB)/4, $0x3aaddd0c
-DATA exp2Poly512x5<>+8(SB)/4, $0x3aaddd0c
-DATA exp2Poly512x5<>+12(SB)/4, $0x3aaddd0c
-DATA exp2Poly512x5<>+16(SB)/4, $0x3aaddd0c
-DATA exp2Poly512x5<>+20(SB)/4, $0x3aaddd0c
-DATA exp2Poly512x5<>+24(SB)/4, $0x3aaddd0c
-DATA exp2Poly512x5<>+28(SB)/4, $0x3aaddd0c
-GLOBL exp2Poly512x5<>(SB), RODATA|NOPTR, $32
+line_top_done:
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VMAXPS        Y1, Y0, Y0
+	VPERM2F128    $0x01, Y0, Y0, Y1
+	VMAXPS        Y1, Y0, Y0
+	VPERMILPS     $0x4e, Y0, Y1
+	VMAXPS        Y1, Y0, Y0
+	VPERMILPS     $0xb1, Y0, Y1
+	VMAXPS        Y1, Y0, Y0
+	VMULPS        Z31, Z0, Z0
+	VBROADCASTSS  (R11), Z2
+	VMAXPS        Z2, Z0, Z30
+	VSUBPS        Z30, Z2, Z2
+	VREDUCEPS     $0x08, Z2, Z1
+	VSUBPS        Z1, Z2, Z0
+	VMOVAPS       Z26, Z3
+	VFMADD213PS   Z25, Z1, Z3
+	VFMADD213PS   Z24, Z1, Z3
+	VFMADD213PS   Z23, Z1, Z3
+	VFMADD213PS   Z22, Z1, Z3
+	VFMADD213PS   Z21, Z1, Z3
+	VSCALEFPS     Z0, Z3, Z2
+	VMOVSS        X30, (R11)
+	VMOVSS        X2, 8(R11)
+	ADDQ          BX, R9
+	ADDQ          $+16, R11
+	DECQ          DI
+	JNZ           top_one
+
+top_end:
+	MOVQ lines+0(FP), DI
+	MOVQ BX, R10
+	MOVQ AX, R9
+	SUBQ $+4, DI
+	JLT  exp_few
+
+exp_four:
+	LEAQ         (R10)(R10*2), R11
+	MOVQ         R8, R12
+	VBROADCASTSS (R9), Z8
+	VBROADCASTSS 16(R9), Z9
+	VBROADCASTSS 32(R9), Z10
+	VBROADCASTSS 48(R9), Z11
+	VPXORD       Z12, Z12, Z12
+	VPXORD       Z13, Z13, Z13
+	VPXORD       Z14, Z14, Z14
+	VPXORD       Z15, Z15, Z15
+	MOVQ         n+24(FP), SI
+	MOVQ         back+48(FP), AX
+	NEGQ         AX
+	ADDQ         R12, AX
+	SHRQ         $0x04, SI
+	JZ           lines_exp_done
+
+lines_exp_loop:
+	VMOVUPS     (R12), Z0
+	VFMSUB213PS Z8, Z31, Z0
+	VREDUCEPS   $0x08, Z0, Z2
+	VSUBPS      Z2, Z0, Z1
+	VMOVAPS     Z26, Z3
+	VFMADD213PS Z25, Z2, Z3
+	VFMADD213PS Z24, Z2, Z3
+	VFMADD213PS Z23, Z2, Z3
+	VFMADD213PS Z22, Z2, Z3
+	VFMADD213PS Z21, Z2, Z3
+	VSCALEFPS   Z1, Z3, Z0
+
+	// vcvtneps2bf16 %zmm0, %ymm1
+	LONG        $0x487ef262
+	WORD        $0xc872
+	VMOVUPS     Y1, (AX)
+	VADDPS      Z0, Z12, Z12
+	PREFETCHT0  (CX)
+	PREFETCHT0  64(CX)
+	ADDQ        DX, CX
+	VMOVUPS     (R12)(R10*1), Z4
+	VFMSUB213PS Z9, Z31, Z4
+	VREDUCEPS   $0x08, Z4, Z6
+	VSUBPS      Z6, Z4, Z5
+	VMOVAPS     Z26, Z7
+	VFMADD213PS Z25, Z6, Z7
+	VFMADD213PS Z24, Z6, Z7
+	VFMADD213PS Z23, Z6, Z7
+	VFMADD213PS Z22, Z6, Z7
+	VFMADD213PS Z21, Z6, Z7
+	VSCALEFPS   Z5, Z7, Z4
+
+	// vcvtneps2bf16 %zmm4, %ymm5
+	LONG        $0x487ef262
+	WORD        $0xec72
+	VMOVUPS     Y5, (AX)(R10*1)
+	VADDPS      Z4, Z13, Z13
+	PREFETCHT0  (CX)
+	PREFETCHT0  64(CX)
+	ADDQ        DX, CX
+	VMOVUPS     (R12)(R10*2), Z0
+	VFMSUB213PS Z10, Z31, Z0
+	VREDUCEPS   $0x08, Z0, Z2
+	VSUBPS      Z2, Z0, Z1
+	VMOVAPS     Z26, Z3
+	VFMADD213PS Z25, Z2, Z3
+	VFMADD213PS Z24, Z2, Z3
+	VFMADD213PS Z23, Z2, Z3
+	VFMADD213PS Z22, Z2, Z3
+	VFMADD213PS Z21, Z2, Z3
+	VSCALEFPS   Z1, Z3, Z0
+
+	// vcvtneps2bf16 %zmm0, %ymm1
+	LONG        $0x487ef262
+	WORD        $0xc872
+	VMOVUPS     Y1, (AX)(R10*2)
+	VADDPS      Z0, Z14, Z14
+	PREFETCHT0  (CX)
+	PREFETCHT0  64(CX)
+	ADDQ        DX, CX
+	VMOVUPS     (R12)(R11*1), Z4
+	VFMSUB213PS Z11, Z31, Z4
+	VREDUCEPS   $0x08, Z4, Z6
+	VSUBPS      Z6, Z4, Z5
+	VMOVAPS     Z26, Z7
+	VFMADD213PS Z25, Z6, Z7
+	VFMADD213PS Z24, Z6, Z7
+	VFMADD213PS Z23, Z6, Z7
+	VFMADD213PS Z22, Z6, Z7
+	VFMADD213PS Z21, Z6, Z7
+	VSCALEFPS   Z5, Z7, Z4
+
+	// vcvtneps2bf16 %zmm4, %ymm5
+	LONG       $0x487ef262
+	WORD       $0xec72
+	VMOVUPS    Y5, (AX)(R11*1)
+	VADDPS     Z4, Z15, Z15
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       DX, CX
+	ADDQ       $+32, AX
+	ADDQ       $+64, R12
+	DECQ       SI
+	JNZ        lines_exp_loop
+
+lines_exp_done:
+	VMOVAPS       Z12, Z0
+	VMOVAPS       Z13, Z1
+	VMOVAPS       Z14, Z2
+	VMOVAPS       Z15, Z3
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VADDPS        Y4, Y1, Y1
+	VEXTRACTF128  $0x01, Y1, X4
+	VADDPS        X4, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VADDPS        Y4, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X4
+	VADDPS        X4, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF128  $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VINSERTF128   $0x01, X1, Y0, Y0
+	VINSERTF128   $0x01, X3, Y2, Y2
+	VINSERTF64X4  $0x01, Y2, Z0, Z0
+	VPERMILPS     $0xb1, Z0, Z4
+	VADDPS        Z4, Z0, Z0
+	VPERMILPS     $0x4e, Z0, Z4
+	VADDPS        Z4, Z0, Z0
+	VMOVUPS       (R9), Z5
+	VPERMILPS     $0x55, Z5, Z6
+	VPERMILPS     $0xaa, Z5, Z7
+	VFMADD231PS   Z7, Z6, Z0
+	VMOVAPS       Z0, K3, Z5
+	VMOVUPS       Z5, (R9)
+	LEAQ          (R8)(R10*4), R8
+	ADDQ          $+64, R9
+	SUBQ          $+4, DI
+	JGE           exp_four
+
+exp_few:
+	ADDQ $+4, DI
+	JZ   exp_end
+
+exp_one:
+	VBROADCASTSS (R9), Z30
+	VPXORD       Z29, Z29, Z29
+	MOVQ         R8, R10
+	MOVQ         n+24(FP), SI
+	MOVQ         back+48(FP), AX
+	NEGQ         AX
+	ADDQ         R8, AX
+	SHRQ         $0x04, SI
+	JZ           line_exp_done
+
+line_exp_loop:
+	VMOVUPS     (R10), Z4
+	VFMSUB213PS Z30, Z31, Z4
+	VREDUCEPS   $0x08, Z4, Z6
+	VSUBPS      Z6, Z4, Z5
+	VMOVAPS     Z26, Z7
+	VFMADD213PS Z25, Z6, Z7
+	VFMADD213PS Z24, Z6, Z7
+	VFMADD213PS Z23, Z6, Z7
+	VFMADD213PS Z22, Z6, Z7
+	VFMADD213PS Z21, Z6, Z7
+	VSCALEFPS   Z5, Z7, Z4
+
+	// vcvtneps2bf16 %zmm4, %ymm5
+	LONG       $0x487ef262
+	WORD       $0xec72
+	VMOVUPS    Y5, (AX)
+	ADDQ       $+32, AX
+	VADDPS     Z4, Z29, Z29
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       DX, CX
+	ADDQ       $+64, R10
+	DECQ       SI
+	JNZ        line_exp_loop
+
+line_exp_done:
+	VEXTRACTF64X4 $0x01, Z29, Y1
+	VADDPS        Y1, Y29, Y0
+	VEXTRACTF128  $0x01, Y0, X3
+	VADDPS        X3, X0, X0
+	VHADDPS       X0, X0, X0
+	VHADDPS       X0, X0, X0
+	VMOVSS        4(R9), X1
+	VMOVSS        8(R9), X2
+	VFMADD231SS   X2, X1, X0
+	VMOVSS        X0, 4(R9)
+	ADDQ          BX, R8
+	ADDQ          $+16, R9
+	DECQ          DI
+	JNZ           exp_one
+
+exp_end:
+	VZEROUPPER
+	RET

@@ -13,18 +13,18 @@ const (
 	mostNarrowLines = 12 // that the kernel of 16 columns of float32 values takes, also of many lines
 )
 
-// Few lines read a part of the cache, keys or values, in order. What is about farAhead bytes ahead in the same part is
-// prefetched into the second-level cache, and what is nearAhead bytes ahead into the first.
+// Few lines read a part of the cache, keys or values, in order. For kernels of 256 bits what is about farAhead bytes
+// ahead in the same part is prefetched into the second-level cache, and what is nearAhead bytes ahead into the first.
 const (
 	farAhead  = 16 << 10
 	nearAhead = 8 << 10
 )
 
-// Up to mostKeyLines lines of bfloat16 are prefetched once, into the first-level cache, onceAhead positions ahead and
-// at most mostAhead bytes.
+// For kernels of 512 bits it is prefetched once, into the first-level cache: about onceAhead bytes ahead, because a
+// core keeps track of 8 KiB of requests, and passesAhead where values pass several times for some of their columns.
 const (
-	onceAhead = 64
-	mostAhead = 12 << 10
+	onceAhead   = 8 << 10
+	passesAhead = 16 << 10
 )
 
 // isFew reports whether a task takes keys as they are cached. bfloat16 keys are, by kernels of pairs only. With 256 bits
@@ -70,7 +70,7 @@ const wideKeys = wideGroups * keyGroup
 // lookAhead is how far ahead few lines prefetch.
 type lookAhead struct {
 	row  int // bytes of a key or a value
-	rows int // about farAhead bytes, and at most a block
+	rows int // at most a block
 	once bool
 	// last is the position from which on what is rows ahead is the caller's next part instead of the task's, of which
 	// less than wideKeys positions are left out.
@@ -80,13 +80,24 @@ type lookAhead struct {
 func (t *lineTask) newLookAhead() lookAhead {
 	row, _ := t.from.bytes(0, 1, t.Dim)
 	out := lookAhead{row: len(row)}
-	out.rows = min(keyBlock, (farAhead/out.row+wideKeys-1)&^(wideKeys-1))
-	if out.once = t.from.pairs && t.lines <= mostKeyLines; out.once {
-		out.rows = min(onceAhead, mostAhead/out.row)
+	// Keys pass wideKeys at a time, side by side.
+	const up = wideKeys - 1
+	out.once = t.tier.wide()
+	switch {
+	case !out.once:
+		out.rows = (farAhead/out.row + up) &^ up
+	case t.from.pairs || t.passOnce():
+		out.rows = (onceAhead/out.row + up) &^ up
+	default:
+		out.rows = max(wideKeys, passesAhead/out.row&^up)
 	}
+	out.rows = min(keyBlock, out.rows)
 	out.last = (t.context() - out.rows) &^ (wideKeys - 1)
 	return out
 }
+
+// passOnce reports whether a kernel of 512 bits takes all columns of values.
+func (t *lineTask) passOnce() bool { return wideColumns(t.lines, t.Dim) == t.Dim }
 
 // oneAhead is the end of the first part of the positions from..to for which what is ahead is one piece of memory.
 func (a *lookAhead) oneAhead(from, to int) int {
@@ -148,22 +159,17 @@ func (t *lineTask) scoreFew(pos, count int) {
 func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte) {
 	current, _ := t.from.bytes(pos, pos+groups*keyGroup, t.Dim)
 	near := t.toNear(current, far)
-	steps := groups * t.Dim / 8 // of the kernel, each of which prefetches once
-	if t.from.k32 != nil {
-		steps *= 2
-	}
 	if wide := groups / wideGroups; t.tier.wide() && wide > 0 && (t.from.k8 == nil || t.Dim%vecN == 0) {
-		wideSteps := steps
-		if t.from.k8 != nil {
-			wideSteps /= 2
-		}
-		first, stride := t.ahead(far, 0, 1, 1, wideSteps)
-		t.scoreWide(&scores[0], ld, pos, wide, &first[0], near, stride)
+		t.scoreWide(scores, ld, pos, wide, far)
 		done := wide * wideKeys
 		if groups -= wide * wideGroups; groups == 0 {
 			return
 		}
 		scores, pos, far, near = scores[done:], pos+done, nil, 0
+	}
+	steps := groups * t.Dim / 8 // of the kernel, each of which prefetches once
+	if t.from.k32 != nil {
+		steps *= 2
 	}
 	if t.eight() {
 		steps *= 2
@@ -187,20 +193,28 @@ func (t *lineTask) scoreGroups(scores []float32, ld, pos, groups int, far []byte
 	}
 }
 
-// scoreWide is scoreGroups with 512 bits, for turns of wideGroups groups.
-func (t *lineTask) scoreWide(s *float32, ld, pos, turns int, next *byte, near, stride int) {
-	q, end := &t.keys[t.ownQueries()], pos+turns*wideKeys
+// scoreWide is scoreGroups with 512 bits, for turns of wideKeys keys.
+func (t *lineTask) scoreWide(scores []float32, ld, pos, turns int, far []byte) {
+	numbers := t.row // bytes of the numbers of a key
+	if t.from.k8 != nil {
+		numbers -= cachedScale
+	}
+	first, stride := t.ahead(far, 0, 1, 1, turns*numbers/4) // for 16 bytes of all keys a kernel asks four times
+	s, q, end, next := &scores[0], &t.keys[t.ownQueries()], pos+turns*wideKeys, &first[0]
 	switch {
+	case t.from.pairs:
+		keys := t.from.k16[pos*t.Dim : end*t.Dim]
+		scoresWideBF16(t.lines, s, 4*ld, q, &keys[0], 2*t.Dim, t.depth, turns, next, stride)
 	case t.from.k8 != nil:
 		pitch := t.Dim + cachedScale
 		keys := t.from.k8[pos*pitch : end*pitch]
-		scoresWideQ8(t.lines, s, 4*ld, q, &keys[0], pitch, t.Dim, turns, next, near, stride)
+		scoresWideQ8(t.lines, s, 4*ld, q, &keys[0], pitch, t.Dim, turns, next, stride)
 	case t.from.k16 != nil:
 		keys := t.from.k16[pos*t.Dim : end*t.Dim]
-		scoresWideF16(t.lines, s, 4*ld, q, &keys[0], 2*t.Dim, t.Dim, turns, next, near, stride)
+		scoresWideF16(t.lines, s, 4*ld, q, &keys[0], 2*t.Dim, t.Dim, turns, next, stride)
 	default:
 		keys := t.from.k32[pos*t.Dim : end*t.Dim]
-		scoresWideF32(t.lines, s, 4*ld, q, &keys[0], 4*t.Dim, t.Dim, turns, next, near, stride)
+		scoresWideF32(t.lines, s, 4*ld, q, &keys[0], 4*t.Dim, t.Dim, turns, next, stride)
 	}
 }
 
@@ -218,12 +232,12 @@ func wideColumns(n, left int) int {
 	return left
 }
 
-// weightedLines are the weights of k values in each of some lines, keyBlock apart, and the sums to which the weighted
-// values are added, pitch bytes apart.
+// weightedLines are the weights of k values, or pairs of them, in each of some lines, and the sums to which the weighted
+// values are added. ldx and ldy are their strides in bytes.
 type weightedLines struct {
 	lines, k      int
 	weights, sums *float32
-	pitch         int
+	ldx, ldy      int
 }
 
 // prefetch is where a kernel of few lines begins to prefetch, how far behind that it does so once more, and by how many
@@ -235,18 +249,29 @@ type prefetch struct {
 
 // addWide is add with 512 bits, for 16, 32 or 64 columns.
 func (l weightedLines) addWide(width int, values valueRows, column int, ahead prefetch) {
-	const ldx = 4 * keyBlock
-	n, k, x, y, ldy := l.lines, l.k, l.weights, l.sums, l.pitch
-	first, near, stride := ahead.first, ahead.near, ahead.stride
+	n, k, x, y, ldx, ldy := l.lines, l.k, l.weights, l.sums, l.ldx, l.ldy
+	first, stride := ahead.first, ahead.stride
+	if values.pairs != nil {
+		v, ldv := &values.pairs[column], 2*values.ld
+		switch width {
+		case 64:
+			valuesWideBF16x64(n, y, ldy, x, ldx, k, v, ldv, first, stride)
+		case 32:
+			valuesWideBF16x32(n, y, ldy, x, ldx, k, v, ldv, first, stride)
+		default:
+			valuesWideBF16x16(n, y, ldy, x, ldx, k, v, ldv, first, stride)
+		}
+		return
+	}
 	if values.codes != nil {
 		v, ldv, scale := &values.codes[column], values.ld, values.ld-cachedScale-column
 		switch width {
 		case 64:
-			valuesWideQ8x64(n, y, ldy, x, ldx, k, v, ldv, scale, first, near, stride)
+			valuesWideQ8x64(n, y, ldy, x, ldx, k, v, ldv, scale, first, stride)
 		case 32:
-			valuesWideQ8x32(n, y, ldy, x, ldx, k, v, ldv, scale, first, near, stride)
+			valuesWideQ8x32(n, y, ldy, x, ldx, k, v, ldv, scale, first, stride)
 		default:
-			valuesWideQ8x16(n, y, ldy, x, ldx, k, v, ldv, scale, first, near, stride)
+			valuesWideQ8x16(n, y, ldy, x, ldx, k, v, ldv, scale, first, stride)
 		}
 		return
 	}
@@ -254,29 +279,28 @@ func (l weightedLines) addWide(width int, values valueRows, column int, ahead pr
 		v, ldv := &values.half[column], 2*values.ld
 		switch width {
 		case 64:
-			valuesWideF16x64(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
+			valuesWideF16x64(n, y, ldy, x, ldx, k, v, ldv, first, stride)
 		case 32:
-			valuesWideF16x32(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
+			valuesWideF16x32(n, y, ldy, x, ldx, k, v, ldv, first, stride)
 		default:
-			valuesWideF16x16(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
+			valuesWideF16x16(n, y, ldy, x, ldx, k, v, ldv, first, stride)
 		}
 		return
 	}
 	v, ldv := &values.wide[column], 4*values.ld
 	switch width {
 	case 64:
-		valuesWideF32x64(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
+		valuesWideF32x64(n, y, ldy, x, ldx, k, v, ldv, first, stride)
 	case 32:
-		valuesWideF32x32(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
+		valuesWideF32x32(n, y, ldy, x, ldx, k, v, ldv, first, stride)
 	default:
-		valuesWideF32x16(n, y, ldy, x, ldx, k, v, ldv, first, near, stride)
+		valuesWideF32x16(n, y, ldy, x, ldx, k, v, ldv, first, stride)
 	}
 }
 
 // add calls the kernel of few lines for width columns of values, float32 or float16, from column on.
 func (l weightedLines) add(width int, values valueRows, column int, ahead prefetch) {
-	const ldx = 4 * keyBlock
-	n, k, x, y, ldy := l.lines, l.k, l.weights, l.sums, l.pitch
+	n, k, x, y, ldx, ldy := l.lines, l.k, l.weights, l.sums, l.ldx, l.ldy
 	first, near, stride := ahead.first, ahead.near, ahead.stride
 	if values.half != nil {
 		v, ldv := &values.half[column], 2*values.ld

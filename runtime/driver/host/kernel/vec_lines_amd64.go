@@ -55,9 +55,10 @@ type lineTask struct {
 	scale, capScale, limit       float32
 	from                         source
 	tier                         tier
-	width                        int  // positions of a tile: TileN for the kernels of matrix products, else tileKeys
-	few                          bool // keys are read as they are cached, without tiles
-	lookAhead                         // of few
+	width                        int       // positions of a tile: TileN for the kernels of matrix products, else tileKeys
+	few                          bool      // keys are read as they are cached, without tiles
+	lookAhead                              // of few
+	fades                        []float32 // of few with 512 bits, state behind each of several blocks
 	needed                       [2]neededRows
 }
 
@@ -85,8 +86,14 @@ func (t tier) attention(width int, y, q Matrix[float32], scratch []float32, all 
 		if all.Rest.Count > 0 {
 			task.beginWithRest()
 		}
-		for pos := task.start(); pos < task.context(); pos += keyBlock {
+		for pos := task.start(); pos < task.context(); {
+			if blocks := task.wholeBlocks(pos); blocks > 0 {
+				task.takeBlocks(pos, blocks)
+				pos += blocks * keyBlock
+				continue
+			}
 			task.block(pos, min(keyBlock, task.context()-pos))
+			pos += keyBlock
 		}
 		task.finish(y.From(row, 0))
 	}
@@ -135,7 +142,12 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 	if task.turned() {
 		room = mostFewLines
 	}
-	task.scores, task.state = take(room*keyBlock), take(task.lines*4)
+	blocks := 1
+	if task.few && t.wide() {
+		blocks = blocksTogether
+	}
+	task.scores, task.state = take(room*keyBlock*blocks), take(task.lines*4)
+	task.fades = take(task.lines * 4 * blocks)
 	task.queries, task.sums = take(room*task.depth), take(task.lines*task.ld)
 	clear(task.queries[task.lines*task.depth:])
 	task.scale = float32(all.Scale * math.Log2E)
@@ -197,12 +209,7 @@ func (t *lineTask) block(pos, count int) {
 // weighBlock adds the values of a block, whose scores have become weights. Where it is partial a row does not attend to
 // all of the block.
 func (t *lineTask) weighBlock(pos, count int, partial bool) {
-	piece := pieceKeys
-	// Of a block that is no more than what few lines prefetch, all values stay in the cache, as they do where kernels
-	// take few columns.
-	if t.width == TileN || t.few && t.tier.wide() && t.rows == keyBlock {
-		piece = keyBlock
-	}
+	piece := t.valuesAtOnce()
 	var end int
 	for at := 0; at < count; at = end {
 		end = min(at+piece, count)
@@ -233,6 +240,15 @@ func (t *lineTask) weighBlock(pos, count int, partial bool) {
 			}
 		}
 	}
+}
+
+// valuesAtOnce is how many values pass before the next ones: all of a block where they stay in the cache, because
+// kernels take few columns, or pass only once.
+func (t *lineTask) valuesAtOnce() int {
+	if t.width == TileN || t.few && t.tier.wide() && t.passOnce() {
+		return keyBlock
+	}
+	return pieceKeys
 }
 
 // rowsTogether is the least number of rows whose lines nearly fill calls of a kernel.
@@ -339,7 +355,7 @@ func (t *lineTask) scoreHalf(first, last, at int, keys *float32) {
 			clear(t.scores[line*keyBlock+at : line*keyBlock+at+TileN/2])
 		}
 		valuesWideF32x16(count, &t.scores[first*keyBlock+at], 4*keyBlock, &t.queries[first*t.Dim], 4*t.Dim, t.Dim, keys,
-			4*TileN, &mem.Bytes(t.keys)[0], 0, 0)
+			4*TileN, &mem.Bytes(t.keys)[0], 0)
 		first += count
 	}
 }
@@ -465,7 +481,7 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte,
 		stride *= width / 8
 		y, x := sums.at(0, column), weights.at(0, 0)
 		if t.few {
-			part := weightedLines{n, k, x, y, 4 * t.ld}
+			part := weightedLines{n, k, x, y, 4 * keyBlock, 4 * t.ld}
 			if ahead := (prefetch{&first[0], near, stride}); wide {
 				part.addWide(width, values, column, ahead)
 			} else {
@@ -517,7 +533,7 @@ func (t *lineTask) weighTile(n, k int, sums, weights, values Matrix[float32], le
 	}
 	for done := 0; done < n; {
 		count := share(n-done, mostNarrowLines)
-		part := weightedLines{count, k, weights.at(done, 0), sums.at(done, 0), 4 * t.ld}
+		part := weightedLines{count, k, weights.at(done, 0), sums.at(done, 0), 4 * keyBlock, 4 * t.ld}
 		part.addWide(vecN, valueRows{wide: values.Data, ld: values.Stride}, 0, prefetch{first: &mem.Bytes(t.keys)[0]})
 		done += count
 	}
@@ -638,11 +654,12 @@ func (s *source) widenKeys(dst []float32, from, to, dim int) {
 	}
 }
 
-// valueRows are rows of values, ld numbers apart: those of wide, half or codes, whichever is not nil. Codes are rows as
-// StoreQ8 makes them.
+// valueRows are rows of values, ld numbers apart: those of wide, half, pairs or codes, whichever is not nil. Codes are
+// rows as StoreQ8 makes them, and pairs are bfloat16, two rows for each pair of weights.
 type valueRows struct {
 	wide  []float32
 	half  []uint16
+	pairs []uint16
 	codes []uint8
 	ld    int
 }
@@ -660,9 +677,12 @@ func (v valueRows) from(row int) valueRows {
 	return v
 }
 
-// values returns the values from..to in the form that weigh takes: few lines take float16 as it is cached, and 8 bits
-// where no columns are left to a kernel of 256 bits.
+// values returns the values from..to in the form that kernels take: few lines take 16 bits as they are cached, and 8
+// bits where no columns are left to a kernel of 256 bits.
 func (t *lineTask) values(from, to int) valueRows {
+	if t.from.pairs {
+		return valueRows{pairs: t.from.v16[from*t.Dim : to*t.Dim], ld: t.Dim}
+	}
 	if t.few && t.from.k16 != nil {
 		return valueRows{half: t.from.v16[from*t.Dim : to*t.Dim], ld: t.Dim}
 	}

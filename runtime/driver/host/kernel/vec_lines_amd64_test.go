@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/hetc/hetc/internal/mem"
@@ -23,6 +24,13 @@ func TestVecAttentionTiles(t *testing.T) {
 			shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: 8 + 8*((lines+5*i)%16), Pos: pos})
 			shapes = append(shapes, Attention{M: lines, Heads: 1, Dim: 24, Pos: pos, Window: 1 + 29*i})
 		}
+		// several whole blocks at a time, behind the beginning of a window, too
+		dim := 16 * lines
+		shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: dim, Pos: 699 + 40*lines})
+		shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: 144 - dim, Pos: 1023, Window: 900 - 90*lines})
+		shapes = append(shapes, Attention{M: lines, Heads: 1, Dim: dim, Pos: 900, Rest: Rest{
+			Key: make([]float32, dim), Value: slices.Repeat([]float32{2}, dim), Count: 50,
+		}})
 	}
 	for number, shape := range shapes {
 		sameAttention(t, shape, uint64(number))

@@ -73,10 +73,6 @@ func (t *lineTask) wideQuery(pairs []float32) []float32 {
 
 // blockOfPairs is block.
 func (t *lineTask) blockOfPairs(pos, count int) {
-	if t.once && t.whole(pos) {
-		t.wholeBlock(pos)
-		return
-	}
 	if t.few {
 		t.scoreFewPairs(pos, count)
 		t.weighFewPairs(pos, count, t.soften(pos, count))
@@ -94,49 +90,6 @@ func (t *lineTask) blockOfPairs(pos, count int) {
 		return
 	}
 	t.eachPart(pos, 0, count, count, func(row, rows, from, to int) { t.weighPairs(row, rows, from&^1, to) })
-}
-
-// whole reports whether all rows of few lines attend to all of the block at pos, uncapped, and what is ahead of it is
-// the task's own, as of most blocks of a long cache.
-func (t *lineTask) whole(pos int) bool {
-	return t.limit == 0 && pos+keyBlock <= min(t.last, t.Pos+1) && t.first(t.M-1) <= pos
-}
-
-// wholeBlock is blockOfPairs for lines that ask once where whole reports so. Memory waits for what is done between
-// kernels, so that is as little as can be.
-func (t *lineTask) wholeBlock(pos int) {
-	const ldx = 4 * keyBlock
-	from, ahead, size := pos*t.Dim, (pos+t.rows)*t.Dim, keyBlock*t.Dim
-	keys, values := t.from.k16[from:from+size], t.from.v16[from:from+size]
-	nextKeys, nextValues := mem.Bytes(t.from.k16[ahead:ahead+size]), mem.Bytes(t.from.v16[ahead:ahead+size])
-	lines, row, ldy := t.lines, 2*t.Dim, 4*t.ld
-	const turns = keyBlock / wideKeys
-	scoresWideBF16(lines, &t.scores[0], ldx, &t.keys[t.ownQueries()], &keys[0], row, t.depth, turns, &nextKeys[0], 0,
-		size/turns/t.depth*2)
-	softmaxPairs512(lines, &t.scores[0], ldx, keyBlock, t.scale, &t.state[0], 0)
-	if pos != t.start() || t.Rest.Count > 0 {
-		fadeLines256(lines, &t.sums[0], ldy, t.ld, &t.state[2])
-	}
-	piece := pieceKeys
-	if wideColumns(lines, t.Dim) == t.Dim { // they pass once
-		piece = keyBlock
-	}
-	for at := 0; at < keyBlock; at += piece {
-		for column := 0; column < t.Dim; {
-			width := wideColumns(lines, t.Dim-column)
-			next := &nextValues[at*row+2*piece*column]
-			x, y, v, k, stride := &t.scores[at/2], &t.sums[column], &values[at*t.Dim+column], piece/2, 4*width
-			switch width {
-			case 64:
-				valuesWideBF16x64(lines, y, ldy, x, ldx, k, v, row, next, 0, stride)
-			case 32:
-				valuesWideBF16x32(lines, y, ldy, x, ldx, k, v, row, next, 0, stride)
-			default:
-				valuesWideBF16x16(lines, y, ldy, x, ldx, k, v, row, next, 0, stride)
-			}
-			column += width
-		}
-	}
 }
 
 // eachPart calls weigh for neighbouring rows, whose lines fill whole groups, with those of the positions at..end-1 of a
@@ -282,35 +235,22 @@ func (t *lineTask) scoreFewPairs(pos, count int) {
 	for at := from; at < whole; {
 		end := t.oneAhead(pos+at, pos+whole) - pos
 		far, _ := t.far(pos+at, pos+end)
-		t.scoreWidePairs(t.scores[at:], keyBlock, pos+at, end-at, far)
+		t.scoreWide(t.scores[at:], keyBlock, pos+at, (end-at)/wideKeys, far)
 		at = end
 	}
 	// What is left is less than kernels take. The keys that end with it are multiplied, and the last scores are taken.
 	if rest := to - whole; rest > 0 {
 		own := t.keys[ownScores:][:mostFewLines*wideKeys]
-		t.scoreWidePairs(own, wideKeys, pos+to-wideKeys, wideKeys, nil)
+		t.scoreWide(own, wideKeys, pos+to-wideKeys, 1, nil)
 		for line := range t.lines {
 			copy(t.scores[line*keyBlock+whole:line*keyBlock+to], own[(line+1)*wideKeys-rest:(line+1)*wideKeys])
 		}
 	}
 }
 
-// scoreWidePairs computes the scores of all lines for count keys from pos on, ld elements apart for each line.
-func (t *lineTask) scoreWidePairs(scores []float32, ld, pos, count int, far []byte) {
-	keys := t.from.k16[pos*t.Dim : (pos+count)*t.Dim]
-	near := t.toNear(mem.Bytes(keys), far)
-	turns := count / wideKeys
-	first, stride := t.ahead(far, 0, 1, 1, turns*t.depth)
-	scoresWideBF16(t.lines, &scores[0], 4*ld, &t.keys[t.ownQueries()], &keys[0], 2*t.Dim, t.depth, turns, &first[0], near,
-		stride)
-}
-
 // weighFewPairs is weighBlock.
 func (t *lineTask) weighFewPairs(pos, count int, partial bool) {
-	piece := pieceKeys
-	if t.rows == keyBlock || wideColumns(t.lines, t.Dim) == t.Dim { // they stay in the cache, or pass once
-		piece = keyBlock
-	}
+	piece := t.valuesAtOnce()
 	var end int
 	for at := 0; at < count; at = end {
 		end = t.oneAhead(pos+at, pos+min(at+piece, count)) - pos
@@ -330,7 +270,7 @@ func (t *lineTask) weighRowsOfPairs(row, rows, pos, from, to, most int, far []by
 	line, n := row*t.Heads, rows*t.Heads
 	if from%2 == 1 {
 		if from--; pos+from < t.first(0) {
-			t.addPairs(line, n, from, 1, t.lonePair(pos+from+1), nil, 0)
+			t.addPairs(line, n, from, 1, t.lonePair(pos+from+1), nil)
 			from += 2
 		}
 	}
@@ -339,29 +279,22 @@ func (t *lineTask) weighRowsOfPairs(row, rows, pos, from, to, most int, far []by
 	}
 	if k := (to - from) / 2; k > 0 {
 		values := t.from.v16[(pos+from)*t.Dim : (pos+from+2*k)*t.Dim]
-		t.addPairs(line, n, from, k, values, far, t.toNear(mem.Bytes(values), far))
+		t.addPairs(line, n, from, k, values, far)
 	}
 	if (to-from)%2 == 1 && to > from {
-		t.addPairs(line, n, to-1, 1, t.lonePair(pos+to-1), nil, 0)
+		t.addPairs(line, n, to-1, 1, t.lonePair(pos+to-1), nil)
 	}
 }
 
 // addPairs adds k pairs of values, whose weights are those of the positions of a block from at on, to the sums of lines.
-func (t *lineTask) addPairs(line, n, at, k int, values []uint16, far []byte, near int) {
-	x, ldx, ldy, ldv := &t.scores[line*keyBlock+at/2], 4*keyBlock, 4*t.ld, 2*t.Dim
+func (t *lineTask) addPairs(line, n, at, k int, values []uint16, far []byte) {
+	rows := valueRows{pairs: values, ld: t.Dim}
 	for column := 0; column < t.Dim; {
 		width := wideColumns(n, t.Dim-column)
 		first, stride := t.ahead(far, column/vecN, t.Dim/vecN, 1, k)
 		stride *= width / vecN
-		y, v, next := &t.sums[line*t.ld+column], &values[column], &first[0]
-		switch width {
-		case 64:
-			valuesWideBF16x64(n, y, ldy, x, ldx, k, v, ldv, next, near, stride)
-		case 32:
-			valuesWideBF16x32(n, y, ldy, x, ldx, k, v, ldv, next, near, stride)
-		default:
-			valuesWideBF16x16(n, y, ldy, x, ldx, k, v, ldv, next, near, stride)
-		}
+		part := weightedLines{n, k, &t.scores[line*keyBlock+at/2], &t.sums[line*t.ld+column], 4 * keyBlock, 4 * t.ld}
+		part.addWide(width, rows, column, prefetch{first: &first[0], stride: stride})
 		column += width
 	}
 }

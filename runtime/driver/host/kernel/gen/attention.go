@@ -76,8 +76,9 @@ func lineGroups(id string, least, most int, n reg.GPVirtual, body func(m int)) {
 	}
 }
 
-// prefetcher asks in each step for a part of what comes next. With near it asks again for what it asked for some steps
-// before: a core drops requests that come faster than memory answers. With once it asks only then.
+// prefetcher asks in each step for a part of what comes next, in the second-level cache. With again it asks once more,
+// in the first, for what it asked for some steps before: a core drops requests that come faster than memory answers.
+// With once it asks in the first alone.
 type prefetcher struct {
 	at, stride, near reg.GPVirtual
 	again, once      bool
@@ -98,14 +99,10 @@ func newNearPrefetcher() prefetcher {
 	return out
 }
 
-// onlyNear says for which lines a prefetcher of pairs asks only once.
-const onlyNear = " (only there for up to 6 lines)"
-
-// newPairPrefetcher is that of pairs of bfloat16 for m lines: few lines are multiplied faster than memory answers, and
-// read up to a tenth more when they ask once, a little ahead.
-func newPairPrefetcher(m int) prefetcher {
-	out := newNearPrefetcher()
-	out.once = m <= mostKeyLines
+// newOncePrefetcher is that of kernels of 512 bits, which read up to an eighth more when they ask once, a little ahead.
+func newOncePrefetcher() prefetcher {
+	out := newPrefetcher()
+	out.once = true
 	return out
 }
 
@@ -113,13 +110,15 @@ func newPairPrefetcher(m int) prefetcher {
 // memory, and more compute.
 func (p prefetcher) step(columns int) { p.lines((columns + 15) / 16) }
 
-// lines asks for some cache lines. They go to the second-level cache, because they would drive out of the first what is
-// in use.
+// lines asks for some cache lines. Those far ahead go to the second-level cache, because they would drive out of the
+// first what is in use.
 func (p prefetcher) lines(count int) {
 	for i := range count {
-		if !p.once {
-			PREFETCHT1(Mem{Base: p.at, Disp: 64 * i})
+		if p.once {
+			PREFETCHT0(Mem{Base: p.at, Disp: 64 * i})
+			continue
 		}
+		PREFETCHT1(Mem{Base: p.at, Disp: 64 * i})
 		if p.again {
 			PREFETCHT0(Mem{Base: p.at, Index: p.near, Scale: 1, Disp: 64 * i})
 		}

@@ -62,22 +62,6 @@ func (f wideForm) unit() string {
 	return "numbers"
 }
 
-// only is where kernels of the form prefetch only once.
-func (f wideForm) only() string {
-	if f.pairs {
-		return onlyNear
-	}
-	return ""
-}
-
-// prefetcher is that of the form's keys for m lines.
-func (f wideForm) prefetcher(m int) prefetcher {
-	if f.pairs {
-		return newPairPrefetcher(m)
-	}
-	return newNearPrefetcher()
-}
-
 // Registers of the kernels of scores beside those of keys, 0 to 3 and 8 to 11, and of sums, from 16 on.
 var (
 	temporaries = z[4:8]
@@ -275,16 +259,16 @@ func loadQ8x16(group int, keys sixteenRows) {
 func scoresWide512(form wideForm) {
 	name := "scoresWide" + form.name
 	function(name, "(rows int, s *float32, lds int, q *float32, k *"+form.typ+", ld int, dim int, groups int, "+
-		"next *byte, near int, stride int)",
+		"next *byte, stride int)",
 		"computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim",
-		fmt.Sprintf("%s (a multiple of %d), as they are cached. It prefetches from next on, and once more near bytes behind", form.unit(), form.multiple()),
-		fmt.Sprintf("that%s, stride bytes for each turn over %d %s of 8 keys. Strides are in bytes.", form.only(), form.numbers, form.unit()))
+		fmt.Sprintf("%s (a multiple of %d), as they are cached. It prefetches from next on,", form.unit(), form.multiple()),
+		fmt.Sprintf("stride bytes for each turn over %d %s of 8 keys. Strides are in bytes.", form.numbers, form.unit()))
 	dispatchLines(func(m int) {
 		id := label(name, m)
 		out, keys := param("s"), newEightRows(param("k"), param("ld"))
 		left, _ := Param("groups").Resolve() // counted where it lies: no register is left
 		count := left.Addr
-		next := form.prefetcher(m)
+		next := newOncePrefetcher()
 		Label(id + "_next")
 		thirtyTwoKeys(form, id, m, out, next, keys)
 		DECQ(count)
@@ -448,14 +432,14 @@ func valuesWide512(suffix string, vecs, most int, form valueForm) {
 	name, columns := "valuesWide"+form.name+suffix, suffix[1:]
 	behind, doc := "", []string{
 		fmt.Sprintf("adds x v to y for %s columns of k rows v and rows lines (1..%d) x of k weights. It", columns, most),
-		"prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.",
+		"prefetches from next on, stride bytes each step. Strides are in bytes.",
 	}
 	if form.begin != nil {
 		behind = "scale int, "
 		doc = append(doc, "So is scale, from the columns of a row to its scale.")
 	}
 	function(name, "(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *"+form.typ+", ldv int, "+behind+
-		"next *byte, near int, stride int)", doc...)
+		"next *byte, stride int)", doc...)
 	dispatch(most, func(m int) {
 		id := label(name, m)
 		acc := func(line, part int) reg.VecPhysical { return z[vecs*line+part] }
@@ -467,7 +451,7 @@ func valuesWide512(suffix string, vecs, most int, form valueForm) {
 			})
 		}
 		rows(func(vec reg.VecPhysical, at Mem) { VMOVUPS(at, vec) })
-		next, at, ldv, left := newNearPrefetcher(), param("v"), param("ldv"), param("k")
+		next, at, ldv, left := newOncePrefetcher(), param("v"), param("ldv"), param("k")
 		weights := newRows(m)
 		Load(Param("ldx"), weights.ld)
 		weights.set(param("x"))
@@ -507,22 +491,34 @@ type softmax512 struct {
 	row, left         reg.GPVirtual
 	pairs             bool // weights are rounded to bfloat16
 	weights           rows // of pairs: those of four lines
+	asks              bool // for what comes next
+	next              prefetcher
 }
 
 // softmaxLines512 is softmaxLines256 with sixteen scores in a vector, whose two halves are added where that adds its
 // two vectors, so that results are the same bits.
 func softmaxLines512() {
-	function("softmaxLines512", "(lines int, s *float32, lds int, n int, scale float32, state *float32)",
-		"is softmaxLines256.")
-	softmax512Passes(false)
+	makeSoftmaxConstants()
+	signature := "(lines int, s *float32, lds int, n int, scale float32, state *float32"
+	function("softmaxLines512", signature+")", "is softmaxLines256.")
+	softmax512Passes(false, false)
+	function("softmaxAsking512", signature+", next *byte, stride int)", "is softmaxLines512. "+softmaxAsks)
+	softmax512Passes(false, true)
 }
 
+// softmaxAsks says what a softmax does that asks memory for what comes next. A step of decode would else leave memory
+// idle meanwhile.
+const softmaxAsks = "It prefetches from next on, stride bytes for each 16 scores."
+
 // softmax512Passes emits a softmax whose weights replace scores, or become pairs of bfloat16.
-func softmax512Passes(pairs bool) {
+func softmax512Passes(pairs, asks bool) {
 	s := softmax512{scale: z[31], top: z[30], sum: z[29], low: z[28], round: z[27], poly: z[21:27],
-		tops: reg.K2, sums: reg.K3, fades: reg.K4, pairs: pairs}
+		tops: reg.K2, sums: reg.K3, fades: reg.K4, pairs: pairs, asks: asks}
 	if s.constants(); pairs {
 		s.weights = newRows(4)
+	}
+	if asks {
+		s.next = newOncePrefetcher()
 	}
 	passes := softmaxPasses{param("s"), param("lds"), param("state")}
 	s.row, s.left = GP64(), GP64()
@@ -532,13 +528,25 @@ func softmax512Passes(pairs bool) {
 	RET()
 }
 
+// Constants of a softmax in memory.
+var (
+	softmaxLow, softmaxRound Mem
+	softmaxPoly              []Mem
+)
+
+func makeSoftmaxConstants() {
+	softmaxLow, softmaxRound = f32("exp2Low512", exp2Low), f32("exp2Round512", exp2Round)
+	for i, coef := range exp2Poly {
+		softmaxPoly = append(softmaxPoly, f32("exp2Poly512x"+string(rune('0'+i)), coef))
+	}
+}
+
 // constants loads what does not change.
 func (s *softmax512) constants() {
-	spread := func(name string, v float32, to reg.VecPhysical) { VBROADCASTSS(f32(name, v), to) }
-	spread("exp2Low512", exp2Low, s.low)
-	spread("exp2Round512", exp2Round, s.round)
-	for i, coef := range exp2Poly {
-		spread("exp2Poly512x"+string(rune('0'+i)), coef, s.poly[i])
+	VBROADCASTSS(softmaxLow, s.low)
+	VBROADCASTSS(softmaxRound, s.round)
+	for i, coef := range softmaxPoly {
+		VBROADCASTSS(coef, s.poly[i])
 	}
 	sc, _ := Param("scale").Resolve()
 	VBROADCASTSS(sc.Addr, s.scale)
@@ -645,6 +653,7 @@ func (s *softmax512) powersOfFour(lines rows, stat reg.GPVirtual) {
 				VMOVUPS(exp, lines.at(i, 0))
 			}
 			VADDPS(exp, sum[i], sum[i])
+			s.ask()
 		}
 		if s.pairs {
 			s.weights.advance(32)
@@ -663,6 +672,13 @@ func (s *softmax512) powersOfFour(lines rows, stat reg.GPVirtual) {
 	VFMADD231PS(fade, before, all)
 	VMOVAPS(all, s.sums, state)
 	VMOVUPS(state, Mem{Base: stat})
+}
+
+// ask asks for a part of what comes next, up to two cache lines.
+func (s *softmax512) ask() {
+	if s.asks {
+		s.next.lines(2)
+	}
 }
 
 // storePairs stores weights as bfloat16.
@@ -695,6 +711,7 @@ func (s *softmax512) powersOfOne(line, stat reg.GPVirtual) {
 			VMOVUPS(exp, Mem{Base: s.row})
 		}
 		VADDPS(exp, s.sum, s.sum)
+		s.ask()
 	})
 	VEXTRACTF64X4(U8(1), s.sum, y[1])
 	VADDPS(y[1], s.sum.AsY(), y[0])

@@ -243,10 +243,9 @@ func pairForm() wideForm {
 // pairValuesWide512 adds weighted pairs of rows of values as they are cached: 16*vecs of their columns.
 func pairValuesWide512(suffix string, vecs, most int) {
 	name, columns := "valuesWideBF16"+suffix, suffix[1:]
-	function(name, "(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)",
+	function(name, "(rows int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, stride int)",
 		fmt.Sprintf("adds x v to y for %s columns of 2*k rows v and rows lines (1..%d) x of k pairs of weights. It", columns, most),
-		"prefetches from next on, and once more near bytes behind that"+onlyNear+", stride bytes each step. Strides are in",
-		"bytes.")
+		"prefetches from next on, stride bytes each step. Strides are in bytes.")
 	dispatch(most, func(m int) {
 		id := label(name, m)
 		acc := func(line, part int) reg.VecPhysical { return z[vecs*line+part] }
@@ -258,7 +257,7 @@ func pairValuesWide512(suffix string, vecs, most int) {
 			})
 		}
 		rows(func(vec reg.VecPhysical, at Mem) { VMOVUPS(at, vec) })
-		next, at, ldv, left := newPairPrefetcher(m), param("v"), param("ldv"), param("k")
+		next, at, ldv, left := newOncePrefetcher(), param("v"), param("ldv"), param("k")
 		weights := newRows(m)
 		Load(Param("ldx"), weights.ld)
 		weights.set(param("x"))
@@ -290,7 +289,11 @@ func pairValuesWide512(suffix string, vecs, most int) {
 
 // softmaxPairs512 is softmaxLines512 with weights rounded to bfloat16, whose sums are those of the numbers before.
 func softmaxPairs512() {
-	function("softmaxPairs512", "(lines int, s *float32, lds int, n int, scale float32, state *float32, back int)",
+	makeSoftmaxConstants()
+	signature := "(lines int, s *float32, lds int, n int, scale float32, state *float32, back int"
+	function("softmaxPairs512", signature+")",
 		"is softmaxLines256, but stores the weights as n/2 pairs of bfloat16, back bytes before the scores of a line.")
-	softmax512Passes(true)
+	softmax512Passes(true, false)
+	function("softmaxPairsAsking512", signature+", next *byte, stride int)", "is softmaxPairs512. "+softmaxAsks)
+	softmax512Passes(true, true)
 }
