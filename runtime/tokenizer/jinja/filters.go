@@ -75,12 +75,7 @@ func lazy(run func(args *callArgs, value Value) []Value) filter {
 		// The arguments move into the iterator: the caller finds none left over, and checks nothing.
 		later := *args
 		args.positional, args.names = nil, nil
-		return &iterator{fill: func() []Value {
-			if !truth(value) {
-				return nil
-			}
-			return run(later.clone(), value)
-		}}
+		return &iterator{fill: func() []Value { return run(later.clone(), value) }}
 	}
 }
 
@@ -89,6 +84,9 @@ func lazy(run func(args *callArgs, value Value) []Value) filter {
 // decides.
 func choose(keep, byAttribute bool) filter {
 	return lazy(func(args *callArgs, value Value) []Value {
+		if !truth(value) {
+			return nil
+		}
 		var attribute Value
 		if byAttribute {
 			attribute = args.next("attribute", required)
@@ -261,6 +259,9 @@ func sortDict(args *callArgs, value Value) Value {
 
 // unique drops items that were there before. Items that are equal have one hash.
 func unique(args *callArgs, value Value) []Value {
+	if !truth(value) {
+		return args.items(value) // none, or an error
+	}
 	sensitive, attribute := args.flag("case_sensitive"), args.next("attribute", nil)
 	args.end()
 	args.allocate(dictBytes)
@@ -292,6 +293,9 @@ func sum(args *callArgs, value Value) Value {
 
 // batch cuts the items into rows of linecount. fill_with, unless none, fills up the last one.
 func batch(args *callArgs, value Value) []Value {
+	if !truth(value) {
+		return args.items(value) // none, or an error
+	}
 	count, fill := args.int("linecount", required), args.next("fill_with", nil)
 	args.end()
 	items := args.items(value)
@@ -321,6 +325,9 @@ func batch(args *callArgs, value Value) []Value {
 // mapItems takes an attribute of each item, or applies a filter, named by the first argument, to
 // each item.
 func mapItems(args *callArgs, value Value) []Value {
+	if !truth(value) {
+		return nil
+	}
 	var change func(item Value) Value
 	if len(args.positional) == 0 && slices.Contains(args.names, "attribute") {
 		attribute, none := args.next("attribute", required), args.next("default", nil)

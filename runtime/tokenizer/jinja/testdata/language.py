@@ -210,6 +210,7 @@ MORE = [
     "{{ 'x' % n }}",
     "{{ 'x' % 'y' }}",
     "{{ d[1:] }}",
+    "{{ none | unique | list }}", "{{ 0 | batch(2) | list }}", "{{ (none | unique) is defined }} {{ empty | batch(0) | list }} {{ 0 | select | list }}",
     "{{ (n | select) == 1 }} {{ nothing | map('x') | list }} {{ (words | map('x'))[0] }}| {{ [nothing, nowhere] | unique | list | length }}",
     "{{ words | map('x') | list }}",
     "{{ nothing[1:] }}",
