@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Bounds that no real machine exceeds; they keep sums, loops and messages finite on hostile files.
+// Bounds that no real machine exceeds. They keep sums, loops and messages finite on hostile files.
 const (
 	maxProcessors = 64
 	maxCores      = 4096
@@ -23,7 +23,7 @@ const (
 	maxName       = 64      // bytes
 	maxText       = 4096    // bytes
 	maxValue      = 1e9     // of any rate or time in its unit
-	minSimRate    = 1e-3    // of what a simulated time is divided by, so that it fits 63 bits of nanoseconds
+	minSimRate    = 1e-3    // of a rate that divides a simulated time, which then fits 63 bits of nanoseconds
 	maxBytes      = 1 << 50 // 1 PiB
 	maxTile       = 1 << 16
 	maxCount      = 1 << 20
@@ -33,10 +33,12 @@ const (
 // sourceKinds are the words a source text starts with, followed by a colon.
 var sourceKinds = []string{"paper", "vendor", "measured", "derived", "assumed"}
 
-// Validate reports what makes no sense, the first 20 mistakes as a diag.List sorted by data path.
+// Validate returns the first 20 mistakes of a description as a diag.List of class ClassInput, sorted by data path.
 func (s *SoC) Validate() error {
 	v := &validator{}
-	if v.names(s); len(v.list) == 0 { // paths and messages below hold names
+	v.names(s)
+	// All other checks put names into paths and messages.
+	if len(v.list) == 0 {
 		v.soc(s)
 	}
 	v.list.Sort()
@@ -46,7 +48,7 @@ func (s *SoC) Validate() error {
 // validator collects mistakes, up to maxReported.
 type validator struct{ list diag.List }
 
-// full reports that further mistakes are not told.
+// full reports whether further mistakes are not added.
 func (v *validator) full() bool { return len(v.list) >= maxReported }
 
 // add records a mistake at a path, unless there are enough of them.
@@ -57,16 +59,16 @@ func (v *validator) add(path, format string, args ...any) {
 }
 
 // number checks a finite value of at least 0.
-func (v *validator) number(path string, x float64) {
-	if math.IsNaN(x) || x < 0 || x > maxValue {
-		v.add(path, "%v, want a number in 0..%g", x, float64(maxValue))
+func (v *validator) number(path string, value float64) {
+	if math.IsNaN(value) || value < 0 || value > maxValue {
+		v.add(path, "%v, want a number in 0..%g", value, float64(maxValue))
 	}
 }
 
-// rate checks what a simulated time is divided by.
-func (v *validator) rate(path string, x float64) {
-	if !(x >= minSimRate && x <= maxValue) {
-		v.add(path, "%v, want a number in %g..%g", x, minSimRate, float64(maxValue))
+// rate checks a rate that divides a simulated time.
+func (v *validator) rate(path string, value float64) {
+	if !(value >= minSimRate && value <= maxValue) {
+		v.add(path, "%v, want a number in %g..%g", value, minSimRate, float64(maxValue))
 	}
 }
 
@@ -84,7 +86,7 @@ func (v *validator) bytes(path string, n int64) {
 	}
 }
 
-// few checks the length of a list, and returns whether its items are worth a look.
+// few checks the length of a list, and reports whether it is short enough to check its items.
 func (v *validator) few(path, what string, n, most int) bool {
 	if n > most {
 		v.add(path, "%d %s, want at most %d", n, what, most)
@@ -92,12 +94,14 @@ func (v *validator) few(path, what string, n, most int) bool {
 	return n <= most
 }
 
-// CheckName refuses what is no name of a SoC or of a processor: names occur in paths and plans.
+// CheckName returns an error if a word is no name of a SoC or of a processor. Names occur in paths and plans.
 func CheckName(name string) error {
 	ok := name != "" && len(name) <= maxName
 	for i := 0; ok && i < len(name); i++ {
 		char := name[i]
-		ok = char >= 'a' && char <= 'z' || char >= '0' && char <= '9' || char == '-' || char == ':' || char == '_'
+		letter := char >= 'a' && char <= 'z'
+		digit := char >= '0' && char <= '9'
+		ok = letter || digit || char == '-' || char == ':' || char == '_'
 	}
 	if !ok {
 		return fmt.Errorf("name %q, want 1..%d lower case letters, digits and -:_", clip(name), maxName)
@@ -112,7 +116,7 @@ func (v *validator) name(path, s string) {
 	}
 }
 
-// text checks what is shown as it is: a terminal obeys control characters.
+// text checks a text that is shown as it is. A terminal would obey control characters.
 func (v *validator) text(path, s string) {
 	if len(s) > maxText {
 		v.add(path, "%d bytes, want at most %d", len(s), maxText)
@@ -157,11 +161,13 @@ func (v *validator) soc(soc *SoC) {
 	v.text("fingerprint", soc.Fingerprint)
 	v.text("os", soc.OS)
 	v.text("arch", soc.Arch)
-	// Everything else names processors: without them there is nothing more to say.
+
+	// All other parts name processors.
 	if len(soc.Processors) == 0 || len(soc.Processors) > maxProcessors {
 		v.add("processors", "%d processors, want 1..%d", len(soc.Processors), maxProcessors)
 		return
 	}
+
 	seen := map[string]bool{}
 	for i := range soc.Processors {
 		proc := &soc.Processors[i]
@@ -172,9 +178,10 @@ func (v *validator) soc(soc *SoC) {
 		seen[proc.Name] = true
 		v.processor(path, proc)
 	}
+
 	all := strings.Join(names(soc), ", ")
-	// Names of processors are compared with the list wherever they occur, and the error for a misspelled one lists all
-	// of them.
+
+	// known checks the name of a processor, wherever one occurs.
 	known := func(path, name string) bool {
 		if !seen[name] {
 			v.add(path, "processor %q does not exist, want one of %s", clip(name), all)
@@ -186,12 +193,15 @@ func (v *validator) soc(soc *SoC) {
 	} else {
 		known("control", soc.Control)
 	}
+
 	v.cpu(soc.CPU)
-	// Lists are bounded before they are looked through, since some are compared pair by pair.
+
+	// Check the lengths of lists before their items, since some items are compared pair by pair.
 	if !v.few("memory", "memory domains", len(soc.Memory), maxDomains) ||
 		!v.few("joint", "joint bandwidths", len(soc.Joint), maxJoint) {
 		return
 	}
+
 	v.domains(soc.Memory, known)
 	v.links(soc.Links, known)
 	v.joint(soc, known)
@@ -230,6 +240,7 @@ func (v *validator) links(links []Link, known func(path, name string) bool) {
 		if !fromKnown || !toKnown {
 			continue
 		}
+
 		if link.From == link.To {
 			v.add(path, "processor %q is linked to itself", link.From)
 		}
@@ -246,29 +257,32 @@ func (v *validator) links(links []Link, known func(path, name string) bool) {
 // joint checks sets of at least two processors that can run at the same time, none twice.
 func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 	sets := map[string]bool{}
-	for i, j := range soc.Joint {
+	for i, set := range soc.Joint {
 		at := fmt.Sprintf("joint.%d", i)
-		if count := len(j.Processors); count < 2 || count > len(soc.Processors) {
+		count := len(set.Processors)
+		if count < 2 || count > len(soc.Processors) {
 			v.add(at, "joint bandwidth of %d processors, want 2..%d of them", count, len(soc.Processors))
 			continue
 		}
-		ok := true
-		for _, name := range j.Processors {
-			ok = known(at+".processors", name) && ok
+
+		allKnown := true
+		for _, name := range set.Processors {
+			allKnown = known(at+".processors", name) && allKnown
 		}
-		if !ok {
+		if !allKnown {
 			continue
 		}
-		path := j.Path()
+
+		path := set.Path()
 		if sets[path] {
 			v.add(path, "joint bandwidth is described twice")
 		}
 		sets[path] = true
-		v.number(path+".bandwidth_gbps", j.BandwidthGBps)
-		if j.BandwidthGBps == 0 {
+		v.number(path+".bandwidth_gbps", set.BandwidthGBps)
+		if set.BandwidthGBps == 0 {
 			v.add(path+".bandwidth_gbps", "0, want more")
 		}
-		if err := concurrent(soc, j.Processors); err != nil {
+		if err := concurrent(soc, set.Processors); err != nil {
 			v.add(path, "%v", err)
 		}
 	}
@@ -313,8 +327,7 @@ func (v *validator) cores(path string, cores []int) {
 	}
 }
 
-// processor checks one processor: identity, rates, capabilities, limits, and how it is simulated or
-// compiled for.
+// processor checks one processor: identity, rates, capabilities, limits, simulation and target.
 func (v *validator) processor(path string, proc *Processor) {
 	v.identity(path, proc)
 	for _, elem := range slices.Sorted(maps.Keys(proc.PeakGops)) {
@@ -324,6 +337,7 @@ func (v *validator) processor(path string, proc *Processor) {
 		}
 		v.number(path+".peak_gops."+elem, proc.PeakGops[elem])
 	}
+
 	v.number(path+".bandwidth_gbps", proc.BandwidthGBps)
 	v.number(path+".launch_us", proc.LaunchUS)
 	v.number(path+".submit_us", proc.SubmitUS)
@@ -344,7 +358,7 @@ func (v *validator) processor(path string, proc *Processor) {
 	}
 }
 
-// identity checks which processor it is, and by which driver.
+// identity checks the kind, driver and cores of a processor.
 func (v *validator) identity(path string, proc *Processor) {
 	if !slices.Contains([]string{KindCPU, KindGPU, KindNPU}, proc.Kind) {
 		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(proc.Kind))
@@ -365,6 +379,7 @@ func (v *validator) identity(path string, proc *Processor) {
 	if !slices.Contains(capability.Waitings, proc.Wait) {
 		v.add(path+".wait", "%q, want one of %q", clip(string(proc.Wait)), capability.Waitings)
 	}
+
 	if proc.Driver != SimDriver {
 		return
 	}
@@ -407,6 +422,7 @@ func (v *validator) capabilities(path string, set *capability.Set) {
 			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", scheme.Weight(), scheme)
 		}
 	}
+
 	v.forms(path+".forms", set, schemes)
 	distinct(v, path+".kv", "cache type", set.KV, func(elem op.Type) error {
 		if !slices.Contains(op.CacheTypes, elem) {
@@ -427,7 +443,7 @@ func (v *validator) capabilities(path string, set *capability.Set) {
 	}
 }
 
-// forms checks those of the schemes that have no mistake themselves.
+// forms checks the forms of every scheme. schemes holds the correct ones.
 func (v *validator) forms(path string, set *capability.Set, schemes map[op.Scheme]bool) {
 	for _, scheme := range slices.Sorted(maps.Keys(set.Forms)) {
 		if !schemes[scheme] {
@@ -435,12 +451,13 @@ func (v *validator) forms(path string, set *capability.Set, schemes map[op.Schem
 			continue
 		}
 		distinct(v, path+"."+string(scheme), "form", set.Forms[scheme], func(form op.Form) error {
-			switch {
-			case !form.IsClass():
-				return fmt.Errorf("form %q, want one of %q, or a variant of kernels as %q", clip(string(form)), op.FormClasses,
-					op.KernelForm("tiles"))
-			case form == op.Conv && set.DynamicRows:
-				return fmt.Errorf("form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", form)
+			if !form.IsClass() {
+				return fmt.Errorf("form %q, want one of %q, or a variant of kernels as %q", clip(string(form)),
+					op.FormClasses, op.KernelForm("tiles"))
+			}
+			if form == op.Conv && set.DynamicRows {
+				return fmt.Errorf("form %q is compiled for a number of rows, and dynamic_rows says that calls may "+
+					"have fewer", form)
 			}
 			return nil
 		})
@@ -472,8 +489,8 @@ const (
 	qnnDriver   = "qnn"
 )
 
-// target checks how the device executes the processor's part: with no operator, scheme or form that the processor
-// lacks.
+// target checks the description of the device's processor, which has no operator, scheme or form that the SoC's
+// processor lacks.
 func (v *validator) target(path string, proc *Processor) {
 	target := proc.Target
 	switch target.Driver {
@@ -482,6 +499,7 @@ func (v *validator) target(path string, proc *Processor) {
 	case SimDriver, ImportedDriver:
 		v.add(path+".driver", "driver %q is no device's", target.Driver)
 	}
+
 	v.text(path+".driver", target.Driver)
 	v.text(path+".compiler", target.Compiler)
 	v.text(path+".select", target.Select)
@@ -489,7 +507,8 @@ func (v *validator) target(path string, proc *Processor) {
 	v.whole(path+".htp_arch", target.HTPArch, maxHTPArch)
 	v.whole(path+".vtcm_mb", target.VTCMMB, maxVTCM)
 	v.whole(path+".opt", target.Opt, maxOpt)
-	if target.Compiler == qnnDriver { // for an unknown SoC it compiles for its oldest, without a word
+	if target.Compiler == qnnDriver {
+		// The compiler silently takes an unknown SoC for its oldest one.
 		if target.SoCModel == 0 {
 			v.add(path+".soc_model", "compiler %q needs the vendor's number of the SoC", qnnDriver)
 		}
@@ -497,6 +516,7 @@ func (v *validator) target(path string, proc *Processor) {
 			v.add(path+".vtcm_mb", "compiler %q needs the size of the NPU's own memory", qnnDriver)
 		}
 	}
+
 	distinct(v, path+".kinds", "operator", target.Kinds, func(kind op.Kind) error {
 		if !slices.Contains(op.Kinds, kind) {
 			return fmt.Errorf("unknown operator %q", clip(string(kind)))
@@ -516,6 +536,7 @@ func (v *validator) target(path string, proc *Processor) {
 		if !slices.Contains(target.Schemes, scheme) && len(target.Schemes) > 0 {
 			v.add(path+".forms", "scheme %q is not among the target's schemes", clip(string(scheme)))
 		}
+
 		for _, form := range target.Forms[scheme] {
 			if form == "" || !proc.HasForm(scheme, form) || form.Class() != form {
 				v.add(path+".forms", "form %q of scheme %q is not among the processor's forms", clip(string(form)),
@@ -548,11 +569,13 @@ func (v *validator) sim(path string, proc *Processor) {
 		}
 		v.simScheme(path+".schemes."+string(scheme), proc.Forms[scheme], &rates)
 	}
+
 	for _, scheme := range slices.Sorted(maps.Keys(sim.Schemes)) {
 		if !slices.Contains(proc.Schemes, scheme) {
 			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(scheme)))
 		}
 	}
+
 	v.rate(path+".other_gops", sim.OtherGops)
 	if sim.Estimate != nil {
 		v.rate(path+".estimate.peak_gops", sim.Estimate.PeakGops)
@@ -590,14 +613,15 @@ func (v *validator) simScheme(path string, forms []op.Form, rates *SimScheme) {
 	v.simForms(path+".forms", forms, rates.Forms)
 }
 
-// simForms wants a price for each form of a scheme that the processor lists. A file may list fewer than what it
-// inherits has prices of.
+// simForms checks that each listed form of a scheme has a price. There may be more prices, since a file may list fewer
+// forms than the one that it inherits prices from.
 func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]SimForm) {
 	for _, form := range listed {
 		if _, ok := prices[form]; !ok {
 			v.add(path, "no price of form %q, which the processor lists", clip(string(form)))
 		}
 	}
+
 	for _, form := range slices.Sorted(maps.Keys(prices)) {
 		price, at := prices[form], path+"."+clip(string(form))
 		if !form.IsClass() {
@@ -605,6 +629,7 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 				op.KernelForm("tiles"))
 			continue
 		}
+
 		v.simForm(at, form, price)
 	}
 }
@@ -613,7 +638,8 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 // a side.
 func (v *validator) simForm(at string, form op.Form, price SimForm) {
 	v.whole(at+".fill_rows", price.FillRows, maxCount)
-	switch fill := form == op.Swapped && price.FillRows > 0; {
+	fill := form == op.Swapped && price.FillRows > 0
+	switch {
 	case price.FillRows != 0 && form != op.Swapped:
 		v.add(at+".fill_rows", "%d, which only form %q has", price.FillRows, op.Swapped)
 	case fill && price.Gain != 0:
@@ -621,14 +647,16 @@ func (v *validator) simForm(at string, form op.Form, price SimForm) {
 	case !fill && !(price.Gain >= 1e-3 && price.Gain <= 1e3):
 		v.add(at+".gain", "%v, want a factor in 0.001..1000", price.Gain)
 	}
-	if form == op.Conv && (price.Side < 2 || price.Side > maxTile) {
-		v.add(at+".side", "%d, want 2..%d: the shorter side of the image that has the gain", price.Side, maxTile)
-	} else if form != op.Conv && price.Side != 0 {
+
+	switch {
+	case form != op.Conv && price.Side != 0:
 		v.add(at+".side", "%d, which only form %q has", price.Side, op.Conv)
+	case form == op.Conv && (price.Side < 2 || price.Side > maxTile):
+		v.add(at+".side", "%d, want 2..%d: the shorter side of the image that has the gain", price.Side, maxTile)
 	}
 }
 
-// sources checks that what they speak of is there, and points and facts, which state their own.
+// sources checks that every source belongs to a value, and checks points and facts, which state their own sources.
 func (v *validator) sources(soc *SoC) {
 	values := slices.Sorted(maps.Keys(valuePaths(soc)))
 	for _, path := range slices.Sorted(maps.Keys(soc.Sources)) {
@@ -641,7 +669,8 @@ func (v *validator) sources(soc *SoC) {
 		}
 		v.source(at, soc.Sources[path])
 	}
-	// A point is a published time: an operator, a processor and where it was read.
+
+	// A point is a published time of an operator on a processor, with its source.
 	for i, point := range soc.Points {
 		path := fmt.Sprintf("points.%d", i)
 		if soc.Processor(point.Processor) == nil {
@@ -661,6 +690,7 @@ func (v *validator) sources(soc *SoC) {
 			return
 		}
 	}
+
 	seen := map[string]bool{}
 	for _, fact := range soc.Facts {
 		path := "facts." + fact.Name
@@ -677,15 +707,15 @@ func (v *validator) sources(soc *SoC) {
 
 // source checks a text of the form "kind: place".
 func (v *validator) source(path, text string) {
-	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" ||
-		!slices.Contains(sourceKinds, kind) {
+	kind, place, ok := strings.Cut(text, ": ")
+	if !ok || strings.TrimSpace(place) == "" || !slices.Contains(sourceKinds, kind) {
 		v.add(path, "source %q, want one of %s, a colon and the place", clip(text), strings.Join(sourceKinds, ", "))
 		return
 	}
 	v.text(path, text)
 }
 
-// concurrent is Concurrent; it looks at every core once.
+// concurrent does the work of Concurrent, in time linear in the number of cores.
 func concurrent(s *SoC, list []string) error {
 	owner, seen := map[int]string{}, map[string]bool{}
 	for _, name := range list {
@@ -726,7 +756,7 @@ func names(s *SoC) []string {
 	return out
 }
 
-// linkPath returns the place of a link in messages.
+// linkPath returns the data path of a link in messages.
 func linkPath(l Link) string { return fmt.Sprintf("links.%s>%s", l.From, l.To) }
 
 // Path names the set in sources, whatever the order of its processors: "joint.cpu+gpu".
