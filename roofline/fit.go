@@ -17,55 +17,65 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Fit makes the costs of a SoC from its measurements. If the record lacks a number of a processor as a whole (launch,
-// bandwidth, hand-over), that is taken from the SoC description and marked so. Operators are only ever predicted from
-// measurements of their kind. Held-out measurements are not used.
+// Fit makes the costs of a SoC from its measurements, except held-out ones.
+//
+// Numbers of a processor as a whole (launch, bandwidth, hand-over) that the record lacks come from the SoC description
+// and are marked so. Operators are only ever predicted from measurements of their kind. A record of another SoC, or one
+// without operators, is an error of class ClassInput.
 func Fit(soc *socs.SoC, set *record.Set) (*Costs, error) { return fit(soc, set, nil) }
 
-// fit does the work of Fit. It takes over families in known, whose measurements are the same.
+// fit does the work of Fit. It takes over the families in known, which were fitted to the same measurements.
 func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, error) {
 	digest, err := soc.Digest()
 	if err != nil {
 		return nil, err
 	}
-	// Processors are known to the record by their names alone, so the description must be the very one it was made
-	// with.
+
+	// The record has only the names of processors, so the description must be the one that it was made with.
 	if set.Header.SoCDigest != digest {
 		return nil, diag.New(diag.ClassInput,
 			"fit costs of SoC %q: the record is about SoC %q with digest %.12s, want %.12s", soc.Name, set.Header.SoC,
 			set.Header.SoCDigest, digest).
 			WithCode("costs.soc").WithHint("give the SoC file the record was made with, or profile again")
 	}
+
 	costs := &Costs{
 		Schema: Schema, SoC: soc.Name, SoCDigest: digest, Fingerprint: set.Header.Fingerprint,
 		Simulated: set.Header.Simulated, Imported: len(set.Header.Imported) > 0, CacheBytes: soc.LastCacheBytes(),
 	}
-	if costs.Record, err = set.Digest(); err != nil {
+	costs.Record, err = set.Digest()
+	if err != nil {
 		return nil, err
 	}
+
 	all, err := summarise(set.Training())
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range all {
-		if measured := all[i].m; soc.Processor(measured.Proc) == nil {
+		measured := all[i].m
+		if soc.Processor(measured.Proc) == nil {
 			return nil, diag.New(diag.ClassInput,
 				"fit costs of SoC %q: the record measures processor %q, which it does not have", soc.Name,
 				measured.Proc).WithCode("costs.soc")
 		}
 	}
-	// In this order: families need processors' bandwidths, and sharing needs families, whose operators it takes apart
-	// into arithmetic and reading.
+
+	// Families need the bandwidths of processors. Sharing needs families, to divide operators into arithmetic and
+	// reading.
 	costs.fitProcessors(soc, all)
 	costs.fitFamilies(soc, all, known)
 	costs.fitHandovers(soc, all)
 	costs.fitSharing(soc, all)
-	// What an imported table says a processor refuses costs nothing: it is no choice at all.
+
+	// An operator that the processor refuses, by an imported table, is no choice.
 	for _, facts := range set.Facts() {
 		if facts.Compiler == record.ImportedCompiler && facts.Refused != "" {
 			costs.exclude(facts.Proc, *facts.Op, facts.Refused)
 		}
 	}
+
 	if len(costs.Families) == 0 {
 		return nil, diag.New(diag.ClassInput, "fit costs of SoC %q: the record holds no operator", soc.Name).
 			WithHint("run `hetc profile --soc ... --model ... -o FILE` first")
@@ -90,12 +100,16 @@ func summarise(set *record.Set) ([]sample, error) {
 		if err != nil {
 			return nil, fmt.Errorf("measurement %q: %w", measured.Key(), err)
 		}
-		if most := max(summary.High, summary.Midmean); !(most <= maxNS) { // a sum of finite times may be infinite
+
+		// A sum of finite times may be infinite.
+		most := max(summary.High, summary.Midmean)
+		if !(most <= maxNS) {
 			return nil, diag.New(diag.ClassInput, "measurement %q takes %.3g ns, want at most %d (104 days)",
 				measured.Key(), most, int64(maxNS)).WithCode("costs.value").
 				WithHint("take its line out of the record and measure again: hetc profile --resume")
 		}
-		// Where samples fall into two levels, the median jumps between them. The mean of the middle half does not.
+
+		// If samples lie on two levels, the median jumps between them. The mean of the middle half does not.
 		out = append(out, sample{m: measured, ns: summary.Midmean, low: min(summary.Low, summary.Midmean),
 			high: max(summary.High, summary.Midmean)})
 	}
@@ -108,19 +122,20 @@ func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 		described := &soc.Processors[i]
 		fitted := Processor{Name: described.Name, LaunchNS: 1e3 * described.LaunchUS, LaunchSource: source.Described,
 			BytesPerNS: described.BandwidthGBps, BytesSource: source.Described}
-		// The fastest launch, the largest pass over memory, and a line through the times to load weights.
 		var launch []float64
-		most := int64(0)
-		var loadX, loadY []float64
+		var loadX, loadY []float64 // MB and ns
+		most := int64(0)           // bytes
 		for _, taken := range all {
 			if taken.m.Proc != described.Name || len(taken.m.Concurrent) > 0 {
 				continue
 			}
+
 			switch taken.m.Kind {
 			case record.Launch:
 				launch = append(launch, taken.ns)
 			case record.Bandwidth:
-				if taken.m.Bytes >= most { // the largest pass is the one no cache helps
+				// Caches help the largest pass least.
+				if taken.m.Bytes >= most {
 					most = taken.m.Bytes
 					fitted.BytesPerNS = round(float64(taken.m.Bytes) / taken.ns)
 					fitted.BytesSource = source.Measured
@@ -129,6 +144,7 @@ func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 				loadX, loadY = append(loadX, float64(taken.m.Bytes)/1e6), append(loadY, taken.ns)
 			}
 		}
+
 		if len(launch) > 0 {
 			fitted.LaunchNS, fitted.LaunchSource = round(slices.Min(launch)), source.Measured
 		}
@@ -138,6 +154,7 @@ func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 		}
 		c.Processors = append(c.Processors, fitted)
 	}
+
 	slices.SortFunc(c.Processors, func(a, b Processor) int { return cmp.Compare(a.Name, b.Name) })
 }
 
@@ -147,20 +164,23 @@ func theilSen(x, y []float64) (constant, slope float64) {
 	var slopes, rest []float64
 	for i := range x {
 		for j := range i {
-			// Two points above each other have no slope; with all of them so, the line is level.
+			// Two points above each other have no slope. If all are, the line is level.
 			if x[i] != x[j] {
 				slopes = append(slopes, (y[i]-y[j])/(x[i]-x[j]))
 			}
 		}
 	}
+
 	if len(slopes) > 0 {
 		slope = stat.Median(slopes)
 	}
+
 	for i := range x {
 		// The conversion keeps the compiler from fusing the product with the difference, so that every machine fits the
 		// same line.
 		rest = append(rest, y[i]-float64(slope*x[i]))
 	}
+
 	return stat.Median(rest), slope
 }
 
@@ -183,13 +203,13 @@ type point struct {
 // extent returns the position as a list of axes.
 func (p point) extent() [3]int { return [3]int{p.rows, p.along, p.across} }
 
-// doubtful is the weight of a measurement that the profiler has flagged (noisy, drifted, or few samples): it still
-// counts, but must not bend the fit.
+// doubtful is the weight of a measurement that the profiler has flagged (noisy, drifted, or few samples). It still
+// counts, but does not bend the fit.
 const doubtful = 0.3
 
-// fitFamilies fits every family that the samples show, several at once. A family that is known is taken over.
+// fitFamilies fits the families of all samples, several at once. It takes over known families.
 func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Family) {
-	// Sort samples into families; a family is known by its key, which has no sizes.
+	// The key of a family has no sizes.
 	families := map[string]*Family{}
 	points := map[string][]point{}
 	for _, taken := range all {
@@ -205,8 +225,9 @@ func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Famil
 		}
 		points[key] = append(points[key], point{rows, along, across, taken.ns, taken.low, taken.high, weight})
 	}
-	// Families do not depend on each other. Each worker writes to its family's place in the sorted list, so that the
-	// result does not depend on who was first.
+
+	// Families do not depend on each other. Each worker writes to its family's index of the sorted list, so that the
+	// result does not depend on the order in which workers finish.
 	keys := slices.Sorted(maps.Keys(families))
 	c.Families = make([]Family, len(keys))
 	var fits sync.WaitGroup
@@ -220,10 +241,12 @@ func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Famil
 				} else {
 					family.fit(points[keys[i]], soc.Processor(family.Proc))
 				}
+
 				c.Families[i] = *family
 			}
 		})
 	}
+
 	for i := range keys {
 		next <- i
 	}
@@ -231,7 +254,7 @@ func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Famil
 	fits.Wait()
 }
 
-// layoutFits leaves out measurements of layouts the processor does not use for that weight.
+// layoutFits reports whether a processor uses the layout of a measurement for its weight.
 func layoutFits(soc *socs.SoC, measured *record.Measurement) bool {
 	if measured.Op.Scheme == "" || measured.Layout == "" {
 		return true
@@ -243,13 +266,13 @@ func layoutFits(soc *socs.SoC, measured *record.Measurement) bool {
 // fitHandovers collects hand-overs and copies: measured ones, and the SoC's description for links without measurements.
 func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 	type link struct{ from, to string }
-	// Measured hand-overs and copies first; the SoC describes the links that were not measured.
 	copies := map[link][][2]int64{}
 	for _, taken := range all {
 		if len(taken.m.Concurrent) > 0 {
 			continue
 		}
-		switch proc, to := taken.m.Proc, taken.m.To; taken.m.Kind {
+		proc, to := taken.m.Proc, taken.m.To
+		switch taken.m.Kind {
 		case record.Sync:
 			c.Handovers = append(c.Handovers, Handover{From: proc, To: to,
 				NS: ns(taken.ns), LowNS: ns(taken.low), HighNS: ns(taken.high), Source: source.Measured})
@@ -258,6 +281,7 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 			copies[key] = append(copies[key], [2]int64{taken.m.Bytes, ns(taken.ns)})
 		}
 	}
+
 	for _, described := range soc.Links {
 		from, to := described.From, described.To
 		if _, ok := c.Sync(from, to); !ok {
@@ -265,9 +289,10 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 			c.Handovers = append(c.Handovers, Handover{From: from, To: to, NS: t, LowNS: t, HighNS: t,
 				Source: source.Described})
 		}
+
 		if described.CopyGBps > 0 && copies[link{from, to}] == nil {
 			var points [][2]int64
-			// A described copy is a line, launch plus bytes by bandwidth: any two points of it will do.
+			// A described copy is a line, launch plus bytes by bandwidth, and two points define it.
 			for _, bytes := range []int64{1 << 10, 1 << 30} {
 				t := float64(1e3*described.CopyLaunchUS) + float64(bytes)/described.CopyGBps
 				points = append(points, [2]int64{bytes, ns(t)})
@@ -275,6 +300,7 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 			c.Copies = append(c.Copies, Copy{From: from, To: to, Points: points, Source: source.Described})
 		}
 	}
+
 	slices.SortFunc(c.Handovers, func(a, b Handover) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	})
@@ -284,12 +310,13 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 		points = slices.CompactFunc(points, func(a, b [2]int64) bool { return a[0] == b[0] })
 		c.Copies = append(c.Copies, Copy{From: key.from, To: key.to, Points: points, Source: source.Measured})
 	}
+
 	slices.SortFunc(c.Copies, func(a, b Copy) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	})
 }
 
-// ns rounds to whole nanoseconds within what a costs file may say.
+// ns rounds to whole nanoseconds within the bounds of a costs file.
 func ns(value float64) int64 { return int64(math.Round(min(max(value, 0), maxNS))) }
 
 // setKey names a set of processors in order.

@@ -15,24 +15,33 @@ import (
 // boundError is the least error, as |log|, that a prediction beyond the samples is assumed to have.
 const boundError = 0.4
 
-// Op predicts one execution of a graph of the operator alone on a processor, launch included. cold asks
+// Op predicts one execution of a graph of the operator alone on a processor, launch included, in ns. cold asks
 // for weights that lie in no cache; where only one of cold and warm was measured near the shape, that
-// one answers. An operator that was excluded is an error of class ClassInfeasible; one of a kind that
-// was never measured on the processor is an error that says how to measure it.
+// one answers.
+//
+// An excluded operator is an error of class ClassInfeasible. An operator of a kind that was never measured on the
+// processor is an error of class ClassInput that says how to measure it.
 func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	if err := operator.Validate(); err != nil {
 		return Prediction{}, diag.New(diag.ClassInput, "predict on %q: %w", proc, err)
 	}
+
 	operator = operator.OfDensity()
-	switch {
-	case operator.Kind == op.GroupMatMul:
+	if operator.Kind == op.GroupMatMul {
 		return c.group(proc, operator, cold)
-	case operator.Channels > 0 && !(operator.Channels == op.FewChannels && c.measured(proc, operator)):
-		return c.outliers(proc, operator, cold)
 	}
+
+	if operator.Channels > 0 {
+		measured := operator.Channels == op.FewChannels && c.measured(proc, operator)
+		if !measured {
+			return c.outliers(proc, operator, cold)
+		}
+	}
+
 	if below, above, between := c.densities(proc, operator); between {
 		return c.betweenDensities(proc, operator, cold, below, above)
 	}
+
 	index := c.look()
 	asked := operator
 	operator = c.priced(proc, operator)
@@ -42,6 +51,7 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 				reason).WithCode("costs.infeasible")
 		}
 	}
+
 	var best Prediction
 	rank := -1
 	for _, temperature := range []bool{cold, !cold} {
@@ -50,8 +60,10 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 		if family == nil {
 			continue
 		}
+
 		predicted, covered := family.predict(rows, along, across)
-		// The wanted temperature counts when it covers M, before the other one that does.
+
+		// Coverage of M counts most, then the wanted temperature.
 		quality := 0
 		if covered {
 			quality = 2
@@ -63,15 +75,16 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 			best, rank = predicted, quality
 		}
 	}
+
 	if rank < 0 {
 		return Prediction{}, c.missing(proc, asked)
 	}
 	return best, nil
 }
 
-// outliers predicts the product of some channels beyond a scale from what few and what the usual number of them take:
-// the time is linear in their number, and never less than that of few. In a record of nothing but the usual number that
-// one answers for all below it.
+// outliers predicts the product of some channels beyond a scale from the times of few channels and of the usual number.
+// The time is linear in the number, and never less than that of few. If only the usual number was measured, its time
+// stands for all smaller numbers.
 func (c *Costs) outliers(proc string, operator op.Op, cold bool) (Prediction, error) {
 	channels, usual, few := operator.Channels, operator, operator
 	usual.Channels, few.Channels = 0, op.FewChannels
@@ -81,57 +94,71 @@ func (c *Costs) outliers(proc string, operator op.Op, cold bool) (Prediction, er
 	}
 	if few.K <= op.FewChannels || !c.measured(proc, few) {
 		more := max(1, float64(channels)/float64(usual.Gathered()))
-		predicted.NS, predicted.LowNS, predicted.HighNS = int64(float64(predicted.NS)*more),
-			int64(float64(predicted.LowNS)*more), int64(float64(predicted.HighNS)*more)
+		predicted.NS = int64(float64(predicted.NS) * more)
+		predicted.LowNS = int64(float64(predicted.LowNS) * more)
+		predicted.HighNS = int64(float64(predicted.HighNS) * more)
 		return predicted, nil
 	}
+
 	least, err := c.Op(proc, few, cold)
 	if err != nil {
 		return Prediction{}, err
 	}
+
 	share := float64(channels-op.FewChannels) / float64(usual.Gathered()-op.FewChannels)
 	between := func(low, high int64) int64 {
 		return max(min(low, high), low+int64(max(0, share)*float64(high-low)))
 	}
-	return Prediction{NS: between(least.NS, predicted.NS), LowNS: between(least.LowNS, predicted.LowNS),
-		HighNS: between(least.HighNS, predicted.HighNS), Source: source.Weakest(least.Source, predicted.Source,
-			source.Interpolated)}, nil
+	return Prediction{
+		NS: between(least.NS, predicted.NS), LowNS: between(least.LowNS, predicted.LowNS),
+		HighNS: between(least.HighNS, predicted.HighNS),
+		Source: source.Weakest(least.Source, predicted.Source, source.Interpolated),
+	}, nil
 }
 
-// group predicts several products in one graph: each takes what it takes alone, but the launch is one.
+// group predicts several products in one graph: the sum of their times alone, with one launch for all.
 func (c *Costs) group(proc string, operator op.Op, cold bool) (Prediction, error) {
 	one, count := operator.Products()
 	predicted, err := c.Op(proc, one, cold)
 	if err != nil {
 		return Prediction{}, diag.New(diag.ClassOf(err), "predict %s: %w", operator.Key(), err)
 	}
+
 	family, _, _, _ := familyOf(proc, c.priced(proc, one), cold)
 	index := c.look()
 	for _, temperature := range []bool{cold, !cold} {
 		family.Cold = temperature
-		if known := index.families[family.key()]; known != nil {
-			launch := min(int64(known.SetupNS), predicted.LowNS, predicted.NS)
-			more := int64(count - 1)
-			predicted.NS += more * (predicted.NS - launch)
-			predicted.LowNS += more * (predicted.LowNS - launch)
-			predicted.HighNS += more * (predicted.HighNS - launch)
-			break
+		known := index.families[family.key()]
+		if known == nil {
+			continue
 		}
+
+		launch := min(int64(known.SetupNS), predicted.LowNS, predicted.NS)
+		more := int64(count - 1)
+		predicted.NS += more * (predicted.NS - launch)
+		predicted.LowNS += more * (predicted.LowNS - launch)
+		predicted.HighNS += more * (predicted.HighNS - launch)
+		break
 	}
+
 	return predicted, nil
 }
 
-// densities returns the measured densities of a sparse attention nearest to one that was not measured; false where it
-// was, or where too few were for a line.
+// densities returns the measured densities around that of a sparse attention which was not measured; false where it was
+// measured, or where there are too few densities for a line.
 func (c *Costs) densities(proc string, operator op.Op) (below, above float64, between bool) {
-	if operator.Kind != op.SparseAttend && operator.Kind != op.Estimate || c.measured(proc, operator) {
+	if operator.Kind != op.SparseAttend && operator.Kind != op.Estimate {
 		return 0, 0, false
 	}
+	if c.measured(proc, operator) {
+		return 0, 0, false
+	}
+
 	list := c.measuredDensities(proc, operator)
-	switch {
-	case len(list) == 1 && operator.Kind == op.Estimate && list[0] == 1:
-		return 1, 1, true // of older records: an estimate of all heads takes no less
-	case len(list) < 2:
+	if len(list) == 1 && operator.Kind == op.Estimate && list[0] == 1 {
+		return 1, 1, true // older records have only the estimate of all heads, which takes no less
+	}
+	if len(list) < 2 {
 		return 0, 0, false
 	}
 	at := min(max(1, sort.SearchFloat64s(list, cmp.Or(operator.Density, 1))), len(list)-1)
@@ -145,17 +172,19 @@ func (c *Costs) measuredDensities(proc string, operator op.Op) (list []float64) 
 		want, _, _, _ := familyOf(proc, operator, cold)
 		for i := range c.Families {
 			family := &c.Families[i]
-			if want.Density = family.Density; family.Kind == want.Kind && family.key() == want.key() {
+			want.Density = family.Density
+			if family.Kind == want.Kind && family.key() == want.key() {
 				list = append(list, cmp.Or(family.Density, 1)) // an estimate of all heads has none
 			}
 		}
 	}
+
 	slices.Sort(list)
 	return slices.Compact(list)
 }
 
-// betweenDensities predicts a sparse attention, or an estimate of some heads, on the line through two densities, in
-// proportion to what it computes: blocks keep their own positions however small the density is.
+// betweenDensities predicts a sparse attention, or an estimate of some heads, on the line through two densities. The
+// line is over operations, not densities, because blocks keep their own positions however small the density is.
 func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, above float64) (Prediction, error) {
 	asked := float64(operator.Flops())
 	operator.Density = densityOf(operator.Kind, below)
@@ -164,19 +193,24 @@ func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, 
 	if err != nil {
 		return first, err
 	}
+
 	operator.Density = densityOf(operator.Kind, above)
 	most := float64(operator.Flops())
 	second, err := c.Op(proc, operator, cold)
 	if err != nil {
 		return second, err
 	}
+
 	share := 0.0
 	if most > least {
 		share = (asked - least) / (most - least)
 	}
 	line := func(x, y int64) int64 { return ns(max(0, float64(x)+float64(share*float64(y-x)))) }
-	out := Prediction{NS: max(1, line(first.NS, second.NS)), LowNS: line(first.LowNS, second.LowNS),
-		HighNS: line(first.HighNS, second.HighNS), Source: source.Weakest(first.Source, second.Source, source.Interpolated)}
+	out := Prediction{
+		NS: max(1, line(first.NS, second.NS)), LowNS: line(first.LowNS, second.LowNS),
+		HighNS: line(first.HighNS, second.HighNS),
+		Source: source.Weakest(first.Source, second.Source, source.Interpolated),
+	}
 	out.LowNS, out.HighNS = min(out.LowNS, out.NS), max(out.HighNS, out.NS)
 	return out, nil
 }
@@ -189,20 +223,24 @@ func densityOf(kind op.Kind, density float64) float64 {
 	return density
 }
 
-// priced returns the operator whose measurements stand for this one. A product that was not measured in its own scheme
-// takes the price of that scheme's twin (see op.Scheme.Twin). Rows with static scales take that of rows with a scale
-// each, which also need the largest magnitude of a row and take at least as long. Moving rows to and from the slots of
-// experts takes that of summing them, which moves each row once as well. Products of channels beyond a scale share the
-// bandwidth of memory like those of the usual number of channels.
+// priced returns the operator that prices this one. Where this one was not measured itself:
+//
+//   - a product has the price of its scheme's twin (see op.Scheme.Twin);
+//   - rows with static scales have that of rows with a scale each, which take at least as long, since they also need
+//     the largest magnitude of a row;
+//   - moving rows to and from the slots of experts has that of summing them, which moves each row once as well;
+//   - a product of channels beyond a scale has that of the usual number of channels.
 func (c *Costs) priced(proc string, operator op.Op) op.Op {
 	operator.Static, operator.Scales = false, 0
 	if below, _, between := c.densities(proc, operator); between {
 		operator.Density = densityOf(operator.Kind, below)
 	}
+
 	switch operator.Kind {
 	case op.GroupMatMul:
 		operator, _ = operator.Products()
-	case op.Dispatch: // of which it writes every row, those without a token as zeros
+	case op.Dispatch:
+		// It writes every row, those without a token as zeros.
 		rows := (operator.Groups.Rows() + operator.Fan - 1) / operator.Fan
 		return op.Op{Kind: op.Combine, M: rows, N: operator.N, Fan: operator.Fan}
 	case op.Collect:
@@ -212,12 +250,15 @@ func (c *Costs) priced(proc string, operator op.Op) op.Op {
 			operator.Channels = 0
 		}
 	}
+
 	for _, scheme := range operator.Scheme.Alike() {
 		alike := operator
-		if alike.Scheme = scheme; c.measured(proc, alike) {
+		alike.Scheme = scheme
+		if c.measured(proc, alike) {
 			return alike
 		}
 	}
+
 	return operator
 }
 
@@ -225,15 +266,16 @@ func (c *Costs) priced(proc string, operator op.Op) op.Op {
 func (c *Costs) measured(proc string, operator op.Op) bool {
 	index := c.look()
 	for _, cold := range []bool{false, true} {
-		if family, _, _, _ := familyOf(proc, operator, cold); index.families[family.key()] != nil {
+		family, _, _, _ := familyOf(proc, operator, cold)
+		if index.families[family.key()] != nil {
 			return true
 		}
 	}
 	return false
 }
 
-// Forms lists the forms besides the default in which a product was measured on a processor, in whatever shapes: of
-// convolutions those of its very number of rows. Their order is that of the families' keys.
+// Forms lists the forms besides the default in which a product was measured on a processor, in any shape; of
+// convolutions only those of the product's number of rows. They are in the order of the families' keys.
 func (c *Costs) Forms(proc string, operator op.Op) (forms []op.Form) {
 	if operator.Kind != op.MatMul || operator.Form != "" {
 		return nil
@@ -245,6 +287,7 @@ func (c *Costs) Forms(proc string, operator op.Op) (forms []op.Form) {
 				forms = append(forms, form)
 			}
 		}
+
 		if forms != nil {
 			return forms
 		}
@@ -252,7 +295,7 @@ func (c *Costs) Forms(proc string, operator op.Op) (forms []op.Form) {
 	return nil
 }
 
-// predict answers within one family; covered is false when the rows lie beyond the samples of the shape.
+// predict predicts an operator of the family; covered is false when the rows lie beyond the samples of the shape.
 func (f *Family) predict(rows, along, across int) (prediction Prediction, covered bool) {
 	if curve := f.curve(along, across); curve != nil {
 		i := sort.Search(len(curve.Points), func(i int) bool { return curve.Points[i][0] >= int64(rows) })
@@ -266,6 +309,7 @@ func (f *Family) predict(rows, along, across int) (prediction Prediction, covere
 		}
 		return f.beyond(ns, max(2*f.ErrM, boundError), rows, along, across), false
 	}
+
 	ns, inside, around := f.ofShape(rows, along, across, nil)
 	covered = f.covers(rows)
 	if inside && around {
@@ -274,8 +318,8 @@ func (f *Family) predict(rows, along, across int) (prediction Prediction, covere
 	return f.beyond(ns, max(2*f.ErrShape, boundError), rows, along, across), covered
 }
 
-// beyond returns a prediction where there are no samples around. expected is the roofline's time, deviation its error
-// as |log|. The interval is widened to what the samples do not exclude (see envelope).
+// beyond returns a prediction for an operator that is not between samples. expected is the roofline's time in ns,
+// deviation its error as |log|. The interval contains all times that the samples do not exclude (see envelope).
 func (f *Family) beyond(expected, deviation float64, rows, along, across int) Prediction {
 	low, high := f.envelope(rows, along, across)
 	prediction := spread(expected, deviation, source.Extrapolated)
@@ -283,13 +327,14 @@ func (f *Family) beyond(expected, deviation float64, rows, along, across int) Pr
 	return prediction
 }
 
-// envelope bounds the time of a shape by every sample of the family, with no model: a larger operator takes no less
-// time than a smaller one, and no more than the smaller ones that it can be cut into.
+// envelope bounds the time of a shape, in ns, by every sample of the family and without a model. A larger operator
+// takes no less time than a smaller one, and no more than the smaller ones that it can be cut into.
 func (f *Family) envelope(rows, along, across int) (low, high float64) {
 	high = math.Inf(1)
 	for i := range f.Curves {
 		curve := &f.Curves[i]
-		up, down := pieces(along, curve.A)*pieces(across, curve.B), pieces(curve.A, along)*pieces(curve.B, across)
+		up := pieces(along, curve.A) * pieces(across, curve.B)
+		down := pieces(curve.A, along) * pieces(curve.B, across)
 		for _, point := range curve.Points {
 			low = max(low, float64(point[1])/(down*pieces(int(point[0]), rows)))
 			high = min(high, float64(point[1])*up*pieces(rows, int(point[0])))
@@ -298,7 +343,7 @@ func (f *Family) envelope(rows, along, across int) (low, high float64) {
 	return low, high
 }
 
-// pieces returns how many pieces of the size part cover whole. An axis that the family does not have counts once.
+// pieces returns the number of pieces of size part that cover whole; 1 for an axis that the family does not have.
 func pieces(whole, part int) float64 {
 	if part < 1 || whole <= part {
 		return 1
@@ -317,7 +362,7 @@ func (f *Family) covers(rows int) bool {
 	return false
 }
 
-// spread returns a time with an interval of so much deviation, as |log|, on both sides.
+// spread returns a time in ns with an interval of a deviation, as |log|, on both sides.
 func spread(expected, deviation float64, from source.Source) Prediction {
 	return Prediction{NS: max(ns(expected), 1), LowNS: max(ns(expected*math.Exp(-deviation)), 0),
 		HighNS: max(ns(expected*math.Exp(deviation)), 1), Source: from}
@@ -330,13 +375,17 @@ func (c *Costs) MeasuredRows(proc string, operator op.Op, cold bool) (rows []int
 	if family == nil {
 		return nil
 	}
+
 	for i := range family.Curves {
-		if family.Curves[i].A == along && family.Curves[i].B == across {
-			for _, point := range family.Curves[i].Points {
-				rows = append(rows, int(point[0]))
-			}
+		curve := &family.Curves[i]
+		if curve.A != along || curve.B != across {
+			continue
+		}
+		for _, point := range curve.Points {
+			rows = append(rows, int(point[0]))
 		}
 	}
+
 	return rows
 }
 
@@ -352,6 +401,7 @@ func (c *Costs) missing(proc string, operator op.Op) error {
 			c.SoC, proc).
 			WithCode("costs.processor").WithHint("they know %s", cmp.Or(strings.Join(have, ", "), "none"))
 	}
+
 	what := "operator " + string(operator.Kind)
 	if operator.Batch {
 		what += " of a batch"
@@ -362,12 +412,12 @@ func (c *Costs) missing(proc string, operator op.Op) error {
 	return diag.New(diag.ClassInput, "predict %s on processor %q: %s was never measured there", operator.Key(), proc,
 		what).
 		WithCode("costs.missing").
-		WithHint(
-			"measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume, with a workload that permits the scheme; then hetc fit, or solve with --record rec.jsonl")
+		WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume, with a " +
+			"workload that permits the scheme; then hetc fit, or solve with --record rec.jsonl")
 }
 
-// exclude notes that a processor cannot execute an operator, for the reason that its compiler gave. Only this very
-// shape is excluded: feasibility is not monotone.
+// exclude notes that a processor cannot execute an operator, with the reason of its compiler. It excludes only this
+// shape, because feasibility is not monotone.
 func (c *Costs) exclude(proc string, operator op.Op, reason string) {
 	index := c.look()
 	key := operator.Key()
@@ -376,9 +426,8 @@ func (c *Costs) exclude(proc string, operator op.Op, reason string) {
 	}
 	index.infeasible[proc+" "+key] = reason
 	c.Infeasible = append(c.Infeasible, Infeasible{Proc: proc, Key: key, Reason: reason})
-	sort.Slice(c.Infeasible, func(i, j int) bool {
-		a, b := c.Infeasible[i], c.Infeasible[j]
-		return a.Proc < b.Proc || a.Proc == b.Proc && a.Key < b.Key
+	slices.SortFunc(c.Infeasible, func(a, b Infeasible) int {
+		return cmp.Or(cmp.Compare(a.Proc, b.Proc), cmp.Compare(a.Key, b.Key))
 	})
 }
 
@@ -394,7 +443,8 @@ func (c *Costs) Launch(proc string) (Prediction, error) {
 	return Prediction{NS: launch, LowNS: launch, HighNS: launch, Source: known.LaunchSource}, nil
 }
 
-// load returns the time of loading a graph with that many bytes of weights; Described and 0 if nothing was measured.
+// load returns the time of loading a graph with that many bytes of weights; 0 from the description if no load was
+// measured.
 func (c *Costs) load(proc string, bytes int64) Prediction {
 	known := c.look().processors[proc]
 	if known == nil || known.LoadNS == 0 && known.LoadNSPerMB == 0 {
@@ -404,10 +454,10 @@ func (c *Costs) load(proc string, bytes int64) Prediction {
 	return spread(load, boundError, source.Interpolated)
 }
 
-// Sync returns the time from a processor setting a flag to another one seeing it; false when nothing is known.
+// Sync returns the time from a processor setting a flag to another one seeing it; false when that is not known.
 func (c *Costs) Sync(from, to string) (Prediction, bool) {
 	if from == to {
-		return Prediction{}, true // nothing happens
+		return Prediction{}, true // a processor sees its own flags at once
 	}
 	for _, handover := range c.Handovers {
 		if handover.From == from && handover.To == to {
@@ -418,8 +468,8 @@ func (c *Costs) Sync(from, to string) (Prediction, bool) {
 	return Prediction{}, false
 }
 
-// Copy returns the time of copying bytes from one processor's memory to another's; false when nothing is
-// known. Between and beyond measured sizes time grows linearly.
+// Copy returns the time of copying bytes from one processor's memory to another's; false when no copy is known. The
+// time grows linearly between and beyond measured sizes.
 func (c *Costs) Copy(from, to string, bytes int64) (Prediction, bool) {
 	for i := range c.Copies {
 		copied := &c.Copies[i]
@@ -431,6 +481,7 @@ func (c *Costs) Copy(from, to string, bytes int64) (Prediction, bool) {
 			exact := copied.Points[after][1]
 			return Prediction{NS: exact, LowNS: exact, HighNS: exact, Source: copied.Source}, true
 		}
+
 		deviation := 0.1
 		between := source.Interpolated
 		if after == 0 || after == len(copied.Points) {
