@@ -4,6 +4,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -36,15 +37,19 @@ func (p *Policy) Check(soc *socs.SoC) error {
 	for _, strategy := range p.Strategies {
 		if !slices.Contains(strategies, strategy) {
 			return diag.New(diag.ClassInput, "solve: unknown strategy %q", strategy).
-				WithHint("want some of %v", strategies)
+				WithHint("want some of %s", listed(strategies))
 		}
+	}
+	var processors []string
+	for i := range soc.Processors {
+		processors = append(processors, soc.Processors[i].Name)
 	}
 	total := 0.0
 	for _, name := range slices.Sorted(maps.Keys(p.Ratio)) {
 		part := p.Ratio[name]
 		if soc.Processor(name) == nil {
 			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q to give a part of every matrix to",
-				soc.Name, name)
+				soc.Name, name).WithHint("want some of %s", strings.Join(processors, ", "))
 		}
 		if !(part > 0 && part <= 1) {
 			return diag.New(diag.ClassInput,
@@ -56,6 +61,15 @@ func (p *Policy) Check(soc *socs.SoC) error {
 		return diag.New(diag.ClassInput, "solve: the processors' parts of every matrix add up to %v, want 1", total)
 	}
 	return nil
+}
+
+// listed writes names for a sentence.
+func listed[T ~string](names []T) string {
+	out := make([]string, len(names))
+	for i := range names {
+		out[i] = string(names[i])
+	}
+	return strings.Join(out, ", ")
 }
 
 // wholeOperators reports whether nothing may be divided.

@@ -74,6 +74,10 @@ func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, 
 	default:
 		return nil, nil, diag.New(diag.ClassUsage, "--engine %q: want auto, exact, highs or highs-native", f.engine)
 	}
+	if f.models == "" && f.of != ofPlan {
+		return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q needs --write-models", f.of).
+			WithHint("add --write-models DIR, or leave it out")
+	}
 	if f.models != "" {
 		if _, err := path.Match(f.of, ""); err != nil || f.of == "" {
 			return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q is no pattern", f.of).
