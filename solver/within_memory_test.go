@@ -139,6 +139,16 @@ func TestMemoryBoundBeginsWithFewBuckets(t *testing.T) {
 	}
 }
 
+// Results for other numbers of buckets are compared by what is minimised.
+func TestExpectedIsWhatIsMinimised(t *testing.T) {
+	for goal, want := range map[problem.Measure]float64{problem.Time: 2, problem.Energy: 3} {
+		s := prepared(t, boundedCase(t, 0, goal))
+		if got := (&Result{ExpectedNS: 2, ExpectedNJ: 3, session: s}).expected(); got != want {
+			t.Errorf("least %s: got %v, want %v", goal, got, want)
+		}
+	}
+}
+
 // Where a plan is known that costs less, a search within a bound of memory finds nothing and starts no other one.
 func TestMemoryBoundOutdone(t *testing.T) {
 	in := boundedCase(t, 0, problem.Energy)
