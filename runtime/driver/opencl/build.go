@@ -22,7 +22,7 @@ type builder struct {
 	w       []weight
 }
 
-// build appends the steps of a node, after comparing its weights with what the operator wants.
+// build checks the weights of a node and appends its steps.
 func (b *builder) build() error {
 	operator := &b.op
 	plain := *operator
@@ -30,6 +30,7 @@ func (b *builder) build() error {
 	if err := b.e.p.caps.Supports(plain); err != nil {
 		return err
 	}
+
 	for i, role := range operator.Sig().W {
 		spec, want := b.w[i], operator.WeightSpec(role, layouts[operator.Scheme.Weight()])
 		want.Name = spec.Spec.Name
@@ -37,6 +38,7 @@ func (b *builder) build() error {
 			return fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
 		}
 	}
+
 	if err := b.e.Join(&b.op); err != nil {
 		return err
 	}
@@ -112,6 +114,7 @@ func choose(code *kernel.Code, use kernel.Use, settings settings, features *kern
 		}
 		return wanted, nil
 	}
+
 	return variant, nil
 }
 
@@ -130,15 +133,17 @@ func named(code *kernel.Code, use kernel.Use, features *kernel.Features) (kernel
 				"which the device lacks", use.Variant, use.Family, lacks).
 			WithHint("solve again with a record of this device; it executes %s", strings.Join(can, ", "))
 	}
+
 	if code.Find(use.Family, use.Variant, variant.Rows) == "" {
 		return variant, diag.New(diag.ClassInput,
 			"kernels %q: the artifact does not carry variant %q, which the product's "+
 				"form names", use.Family, use.Variant).WithHint("emit the bundle again")
 	}
+
 	return variant, nil
 }
 
-// launchVariant is launch for a variant whose items compute that many rows.
+// launchVariant appends the launch of a variant with items that compute so many rows.
 func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, rows int, function string, columns int,
 	args []argument) error {
 	source := b.e.code.Find(family, variant.Name, rows)
@@ -158,22 +163,23 @@ func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, 
 		return errors.Join(fmt.Errorf("kernels %q, variant %q: function %q %w", family, variant.Name, function, err),
 			made.Close())
 	}
-	// A number that does not change is not known to the kernel yet, nor is a weight.
+
+	// The first execution sets all arguments, also constant numbers and weights.
 	s.launches = append(s.launches, launch{kernel: made, variant: variant, columns: columns,
 		last: variant.Few > 0 && rows < variant.Rows, args: slices.Clone(args)})
 	return nil
 }
 
-// fits compares how many arguments a kernel has with how many it will be given, and how many items it is launched in
-// groups of with how many the device executes it in, which depends on what each item needs. A source or a binary of
-// another version is refused here, before any of it is executed; what has as many arguments of other types, by the
-// self-test.
+// fits refuses a kernel with another number of arguments than its launch has, or one that the device cannot execute in
+// groups of the launch's size, which depends on the registers and memory of each item. So a source or a binary of
+// another version is refused before it is executed; the self-test finds one with the same number of other arguments.
 // RATIONALE: What keeps a damaged program from a GPU?
 func fits(made *clapi.Kernel, variant *kernel.Variant, args []argument) error {
 	have, err := made.Arguments()
 	if err != nil {
 		return err
 	}
+
 	want := 0
 	for i := range args {
 		switch args[i].kind {
@@ -185,14 +191,21 @@ func fits(made *clapi.Kernel, variant *kernel.Variant, args []argument) error {
 			want++
 		}
 	}
+
 	if have != want {
 		return diag.New(diag.ClassInput, "takes %d arguments, want %d: it is not the kernel that this program calls", have,
 			want).WithHint("emit the bundle again")
 	}
+
 	largest, err := made.WorkGroup()
-	if size := variant.GroupSize(); err == nil && largest < size {
-		return diag.New(diag.ClassUnavailable, "needs groups of %d items, and the device executes it in groups of at most %d",
-			size, largest).WithHint("name another variant by the option %q, or profile the device and solve again", VariantOption)
+	if err != nil {
+		return err
 	}
-	return err
+	if size := variant.GroupSize(); largest < size {
+		return diag.New(diag.ClassUnavailable,
+			"needs groups of %d items, and the device executes it in groups of at most %d", size, largest).
+			WithHint("name another variant by the option %q, or profile the device and solve again", VariantOption)
+	}
+
+	return nil
 }

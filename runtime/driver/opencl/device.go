@@ -14,16 +14,15 @@ import (
 	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
 )
 
-// device is a device that processors of this process share: its context, its programs, and what was found out about
-// it. It stays open until the process ends.
+// device is a device that processors of this process share: its context, its programs and its features. It stays open
+// until the process ends.
 type device struct {
-	context  *clapi.Context
-	identity driver.Identity
-	features kernel.Features
-	maxAlloc int64
-	// what the probe found: the device computes on imported memory of the host, and on memory that it allocates and
-	// the host has mapped
-	imports, allocates bool
+	context   *clapi.Context
+	identity  driver.Identity
+	features  kernel.Features
+	maxAlloc  int64
+	imports   bool // the device computes on imported memory of the host
+	allocates bool // the device computes on memory that it allocates and the host has mapped
 
 	programs programs
 }
@@ -34,7 +33,7 @@ var shared struct {
 	of map[string]*device
 }
 
-// share opens a device, or returns it where it is open. A device that lacks what every kernel needs is refused by name.
+// share returns an open device, or opens it. A device without the features that every kernel needs is an error.
 func share(from *clapi.Device) (*device, error) {
 	shared.Lock()
 	defer shared.Unlock()
@@ -49,6 +48,7 @@ func share(from *clapi.Device) (*device, error) {
 	}); err != nil {
 		return nil, err
 	}
+
 	if shared.of == nil {
 		shared.of = map[string]*device{}
 	}
@@ -56,7 +56,7 @@ func share(from *clapi.Device) (*device, error) {
 	return opened, nil
 }
 
-// openDevice asks a device what it is, makes its context and finds out what memory it shares.
+// openDevice reads the features of a device, makes its context and finds out which memory it shares.
 func openDevice(from *clapi.Device) (*device, error) {
 	opened := &device{}
 	if err := opened.describe(from); err != nil {
@@ -69,7 +69,8 @@ func openDevice(from *clapi.Device) (*device, error) {
 	if opened.context, err = from.Open(); err != nil {
 		return nil, err
 	}
-	opened.programs.context, opened.programs.identity, opened.programs.keep = opened.context, opened.identity, idlePrograms
+	programs := &opened.programs
+	programs.context, programs.identity, programs.keep = opened.context, opened.identity, idlePrograms
 	if err := opened.probe(); err != nil {
 		return nil, errors.Join(err, opened.context.Close())
 	}
@@ -87,7 +88,7 @@ func forget(lost *device) {
 	}
 }
 
-// describe reads what the device says about itself, and refuses one that cannot do what every kernel needs.
+// describe reads the features of a device. One that cannot execute every kernel is an error of class ClassUnavailable.
 func (d *device) describe(from *clapi.Device) error {
 	var group, alloc, local uint64
 	for _, want := range []struct {
@@ -120,7 +121,8 @@ func (d *device) describe(from *clapi.Device) error {
 		return err
 	}
 	var major, minor int
-	if _, err := fmt.Sscanf(version, "OpenCL %d.%d", &major, &minor); err != nil || major*10+minor < 12 {
+	_, err = fmt.Sscanf(version, "OpenCL %d.%d", &major, &minor)
+	if err != nil || major*10+minor < 12 {
 		return diag.New(diag.ClassUnavailable, "device %q: its version is %q, want OpenCL 1.2 or later: %w", from.Name,
 			version, driver.ErrIncapable)
 	}
@@ -148,8 +150,8 @@ func (d *device) describe(from *clapi.Device) error {
 	return nil
 }
 
-// probe finds out whether host and device see what the other writes without a copy in between. A kernel reads what the
-// host wrote after the buffer was made and writes elsewhere, twice, with other numbers.
+// probe finds out whether host and device see each other's writes without a copy in between. A kernel reads numbers
+// that the host wrote after the buffer was made and writes elsewhere, twice, with different numbers.
 func (d *device) probe() error {
 	source, err := kernel.Probe()
 	if err != nil {
@@ -159,23 +161,28 @@ func (d *device) probe() error {
 	if err != nil {
 		return err
 	}
+
 	defer program.Close()
 	queue, err := d.context.NewQueue()
 	if err != nil {
 		return err
 	}
+
 	defer queue.Close()
 	run, err := program.Kernel("probe")
 	if err != nil {
 		return err
 	}
+
 	defer run.Close()
 	region, err := mem.Alloc(2*probeBytes, 4096)
 	if err != nil {
 		return err
 	}
+
 	defer region.Close()
 	trial := &probe{queue: queue, kernel: run}
+
 	// Memory of the host that the device is given.
 	for i := range 2 {
 		trial.bytes[i] = region.Bytes()[i*probeBytes : (i+1)*probeBytes]
@@ -185,6 +192,7 @@ func (d *device) probe() error {
 		}
 		defer trial.buffers[i].Close()
 	}
+
 	if d.imports, err = trial.run(); err != nil {
 		return err
 	}
@@ -207,7 +215,7 @@ func (d *device) probe() error {
 
 const probeBytes = 4096
 
-// probe is two buffers whose memory the host reaches.
+// probe holds two buffers in memory that the host can access.
 type probe struct {
 	queue   *clapi.Queue
 	kernel  *clapi.Kernel
@@ -215,7 +223,7 @@ type probe struct {
 	bytes   [2][]byte
 }
 
-// run reports whether the kernel read what the host wrote last, and the host what the kernel wrote, each time.
+// run reports whether kernel and host read the last numbers of each other, each time.
 func (p *probe) run() (bool, error) {
 	from, err := mem.View[int32](p.bytes[0])
 	if err != nil {
@@ -225,26 +233,31 @@ func (p *probe) run() (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	for try := range int32(3) {
 		for i := range from {
 			from[i], to[i] = 1000*try+int32(i), -1
 		}
+
 		for i := range 2 {
 			if err := p.queue.SetBuffer(p.kernel, i, p.buffers[i]); err != nil {
 				return false, err
 			}
 		}
+
 		if _, err := p.queue.Launch(p.kernel, [3]int{len(from), 1, 1}, [3]int{}, false); err != nil {
 			return false, err
 		}
 		if err := p.queue.Finish(); err != nil {
 			return false, err
 		}
+
 		for i := range to {
 			if to[i] != 1000*try+int32(i)+1 {
 				return false, nil
 			}
 		}
 	}
+
 	return true, nil
 }

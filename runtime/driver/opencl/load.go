@@ -173,6 +173,7 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 	if err != nil {
 		return err
 	}
+
 	byName := map[string]weight{}
 	for _, packed := range checked {
 		device, err := e.p.weight(packed.Bytes)
@@ -182,10 +183,12 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 		e.weights = append(e.weights, device)
 		byName[packed.Spec.Name] = weight{packed, device}
 	}
+
 	index, err := e.declare()
 	if err != nil {
 		return err
 	}
+
 	for i, node := range e.graph.Nodes {
 		build := builder{e: e, op: node.Op, node: i}
 		signature := node.Op.Sig()
@@ -193,6 +196,7 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 			e.operands[index[name]].usedBy(node.Op.M, signature.In[j].Rows)
 			build.in = append(build.in, index[name])
 		}
+
 		for j, name := range node.Out {
 			e.operands[index[name]].usedBy(node.Op.M, signature.Out[j].Rows)
 			build.out = append(build.out, index[name])
@@ -204,6 +208,7 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 			return fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
 		}
 	}
+
 	e.lay()
 	if err := e.p.grow(max(1, e.words)); err != nil {
 		return err
@@ -248,6 +253,7 @@ func (e *executable) declare() (map[string]int, error) {
 			}
 			made.temp, made.ld = at, slot.Cols
 		}
+
 		index[slot.Name] = i
 		e.operands = append(e.operands, made)
 	}

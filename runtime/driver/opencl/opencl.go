@@ -60,6 +60,7 @@ func (opencl) Devices(ctx context.Context) ([]driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []driver.Device
 	for _, found := range list.devices {
 		out = append(out, driver.Device{Select: found.selector,
@@ -74,6 +75,7 @@ func (opencl) Library(context.Context) (driver.Library, error) {
 	if err != nil {
 		return driver.Library{}, err
 	}
+
 	out := driver.Library{Name: "OpenCL", Path: list.path, Version: list.devices[0].Platform.Version}
 	for _, found := range list.devices {
 		name := found.Platform.Name + ", " + found.Platform.Version
@@ -81,18 +83,19 @@ func (opencl) Library(context.Context) (driver.Library, error) {
 			out.Providers = append(out.Providers, name)
 		}
 	}
+
 	for _, skipped := range list.skipped {
 		out.Skipped = append(out.Skipped, skipped.String())
 	}
 	return out, nil
 }
 
-// wayOut is what to do where there is no device. The package of an implementation does not ask for the loader that
-// programs look for it through.
+// wayOut is the hint where there is no device. It names the loader too, because packages of OpenCL drivers do not
+// depend on it.
 const wayOut = "install an OpenCL driver and its loader; for CPUs: " +
 	"apt-get install ocl-icd-libopencl1 pocl-opencl-icd, or make deps-opencl"
 
-// listing is what a library offers. A platform that fails is skipped, and the others are used.
+// listing holds the devices of a library. A platform that fails is skipped, and the others are used.
 type listing struct {
 	path    string // of the library
 	devices []found
@@ -120,7 +123,7 @@ func (s skipped) String() string {
 	return fmt.Sprintf("platform %d, %s: %v", s.number, name, s.Err)
 }
 
-// names lists what can be selected, and what was skipped, for the hint of an error.
+// names lists the selectable devices and the skipped platforms, for the hint of an error.
 func (l *listing) names() string {
 	var valid []string
 	for _, found := range l.devices {
@@ -142,7 +145,7 @@ func devices(path string) (list *listing, err error) {
 	return list, err
 }
 
-// listDevices is devices on a thread whose name those that the library starts inherit.
+// listDevices calls devices on a thread with a name that the library's own threads inherit.
 func listDevices(path string) (*listing, error) {
 	lib, err := clapi.Find(path)
 	if err != nil {
@@ -156,15 +159,18 @@ func listDevices(path string) (*listing, error) {
 		}
 		return nil, missing
 	}
+
 	platforms, err := lib.Platforms()
 	if err != nil {
 		return nil, err
 	}
+
 	list := arrange(platforms)
 	list.path = lib.Path
 	if len(list.devices) > 0 {
 		return list, nil
 	}
+
 	missing := &driver.Unavailable{Driver: Name, Tried: []string{lib.Path}, Override: clapi.EnvLibrary,
 		Found: "a library that knows no device", Get: wayOut}
 	if len(list.skipped) > 0 {
@@ -199,6 +205,7 @@ func arrange(platforms []*clapi.Platform) *listing {
 		case len(platform.Devices) == 0:
 			continue
 		}
+
 		for i, device := range platform.Devices {
 			list.devices = append(list.devices, found{device, fmt.Sprintf("%d.%d", next, i)})
 		}
@@ -213,6 +220,7 @@ func (o opencl) Open(ctx context.Context, config driver.Config) (driver.Processo
 	if err != nil {
 		return nil, err
 	}
+
 	settings.programs = o.programs
 	fail := func(err error) (driver.Processor, error) {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name,
@@ -226,6 +234,7 @@ func (o opencl) Open(ctx context.Context, config driver.Config) (driver.Processo
 	if err := settings.fit(&shared.features); err != nil {
 		return fail(err)
 	}
+
 	err = inherit(func() error {
 		proc, err = newProcessor(from.selector, shared, settings)
 		return err
@@ -269,6 +278,7 @@ func find(ctx context.Context, config driver.Config) (*found, settings, error) {
 			return nil, options, fail(err, "leave out option %q to use all compute units", optUnits)
 		}
 	}
+
 	return from, options, nil
 }
 
@@ -279,6 +289,7 @@ func (l *listing) find(selector string) (*found, error) {
 			return device, nil
 		}
 	}
+
 	platform, _, _ := strings.Cut(selector, ".")
 	for _, skipped := range l.skipped {
 		if platform == strconv.Itoa(skipped.number) {
@@ -307,6 +318,7 @@ func part(of *clapi.Device, units int) (*clapi.Device, error) {
 	if uint64(units) > total {
 		return nil, fmt.Errorf("option %q is %d, want 1..%d: the device has no more", optUnits, units, total)
 	}
+
 	parts.Lock()
 	defer parts.Unlock()
 	name := fmt.Sprintf("%s/%d", of.ID(), units)
@@ -317,6 +329,7 @@ func part(of *clapi.Device, units int) (*clapi.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("use %d of %d compute units: %w", units, total, err)
 	}
+
 	if parts.of == nil {
 		parts.of = map[string]*clapi.Device{}
 	}
@@ -347,6 +360,7 @@ func parseOptions(options map[string]string) (settings, error) {
 			out.variants[family] = value
 			continue
 		}
+
 		choices := map[string][]string{optCompletion: {"event", "flag"}, optMemory: {"probe", "own"}}[key]
 		switch {
 		case key == optLibrary:
@@ -388,8 +402,8 @@ var layouts = map[string]string{
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 
-// capabilities say what the kernels compute, on a device with or without memory of its own. The forms of a product are
-// the variants of its kernels that the device can execute.
+// capabilities returns the operators that the kernels compute, on a device with or without memory of its own. The forms
+// of a product are the variants of its kernels that the device can execute.
 func capabilities(own bool, settings settings, features *kernel.Features) *driver.Capabilities {
 	forms, usual := map[op.Scheme][]op.Form{}, map[op.Scheme]op.Form{}
 	for _, scheme := range op.SchemesOf(Name) {

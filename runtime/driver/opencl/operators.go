@@ -124,6 +124,7 @@ func (e *executable) ids(operand, row, fan, experts int) string {
 	if o.buffer == nil || o.buffer.host == nil {
 		return ""
 	}
+
 	at := o.at + 4*int64(row)*int64(o.ld)
 	end := at + 4*int64(fan)
 	if end > int64(len(o.buffer.host)) {
@@ -133,11 +134,13 @@ func (e *executable) ids(operand, row, fan, experts int) string {
 	if err != nil {
 		return ""
 	}
+
 	for _, id := range values {
 		if id < 0 || int(id) >= experts {
 			return fmt.Sprintf(" %d", id)
 		}
 	}
+
 	return ""
 }
 
@@ -170,13 +173,16 @@ func (b *builder) quantRows() error {
 		if err != nil {
 			return err
 		}
+
 		for _, scale := range scales[:max(1, b.op.Scales)] {
 			if !(scale > 0 && scale <= math.MaxFloat32) {
 				return fmt.Errorf("the static scale is %v, want a positive number", scale)
 			}
 		}
+
 		args = append(args, matrix(b.w[0]))
 	}
+
 	args = append(append(args, b.note(s)...), number(b.op.N))
 	if b.op.Static {
 		args = append(args, number(max(1, b.op.Scales)))
@@ -223,6 +229,7 @@ func (b *builder) expertMatMul() error {
 	if err != nil {
 		return err
 	}
+
 	s := b.step()
 	ids, experts, sent := b.in[len(b.in)-1], operator.Experts, 0
 	s.refused = func(e *executable, row int) error {
@@ -272,6 +279,7 @@ func (b *builder) matMul() error {
 	if err != nil {
 		return err
 	}
+
 	rounds, bad, steps := operator.Scheme.RoundsResults(), errNotHalf, weight{}
 	if operator.Scheme.Grid() {
 		bad, steps = errNotOnGrid, b.w[len(b.w)-1]
@@ -279,11 +287,13 @@ func (b *builder) matMul() error {
 			return err
 		}
 	}
+
 	if rounds {
 		if err := b.rounded(bad, steps); err != nil {
 			return err
 		}
 	}
+
 	s := b.step()
 	s.refused = func(*executable, int) error { return bad }
 	bias, biased := b.w[0], 0
@@ -294,12 +304,14 @@ func (b *builder) matMul() error {
 	if err != nil {
 		return err
 	}
+
 	values := matrix(b.w[0])
 	if variant.Image {
 		if values.buffer, err = b.image(b.w[0]); err != nil {
 			return err
 		}
 	}
+
 	args := append(b.values(), values, matrix(bias), number(biased))
 	args = append(append(args, b.notes(s, rounds)...), number(operator.K), number(operator.N), number(int(tileBytes)),
 		dynamic(argFirst), dynamic(argRows))
@@ -309,11 +321,13 @@ func (b *builder) matMul() error {
 	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
 		return err
 	}
+
 	if variant.Few > 0 {
 		if err := b.launchVariant(s, family, variant, 1, "matmul", operator.N, args); err != nil {
 			return err
 		}
 	}
+
 	b.add(s)
 	return nil
 }
@@ -337,6 +351,7 @@ func checkSteps(data []byte, columns int) error {
 	if err != nil {
 		return err
 	}
+
 	for i, width := range steps {
 		if !(width > 0 && width <= math.MaxFloat32) || width != steps[i/columns*columns] {
 			return fmt.Errorf("step %d of column %d is %v, want one positive number for all columns", i/columns,
@@ -355,6 +370,7 @@ func (b *builder) rounded(bad error, steps weight) error {
 	if err != nil {
 		return err
 	}
+
 	rounded := operand{value: op.Value{Name: "rounded", Type: op.F32, Rows: b.op.M, Cols: b.op.K}, input: -1, out: -1,
 		temp: at, ld: b.op.K}
 	e.operands = append(e.operands, rounded)
@@ -369,6 +385,7 @@ func (b *builder) rounded(bad error, steps weight) error {
 	if err := b.launch(s, "norms", function, b.op.K, args...); err != nil {
 		return err
 	}
+
 	b.add(s)
 	b.in[0] = len(e.operands) - 1
 	return nil
@@ -388,10 +405,12 @@ func (b *builder) qkNorm() error {
 		b.add(s)
 		return nil
 	}
+
 	args = append(args, number(b.op.KVHeads))
 	if err := b.launch(s, "heads f32", "qk_norm_joint", 1, args...); err != nil {
 		return err
 	}
+
 	s.launches[0].variant.Grid = kernel.ByRows // an item is a whole row
 	b.add(s)
 	return nil
@@ -410,11 +429,13 @@ func (r *rotation) fill(e *executable, words []int32, rows int) {
 	if !r.op.Batch {
 		rows = 1
 	}
+
 	for row := range rows {
 		seq, growth := e.Seq(row), 1.0
 		if seq > r.op.LongFrom {
 			growth = r.op.NTK*float64(seq)/float64(r.op.LongFrom) - (r.op.NTK - 1)
 		}
+
 		for i, frequency := range r.frequencies {
 			if growth != 1 {
 				frequency = float32(float64(frequency) * math.Pow(growth, -float64(i)/float64(half-1)))
@@ -431,6 +452,7 @@ func (b *builder) rope() error {
 		return fmt.Errorf("rotations change beyond %d positions here and beyond %d elsewhere, want one of them",
 			operator.LongFrom, e.longFrom)
 	}
+
 	e.longFrom = max(e.longFrom, operator.LongFrom)
 	s, group, half := b.step(), operator.Heads/operator.KVHeads, operator.Rotary()/2
 	own, each := number(0), 0
@@ -439,12 +461,14 @@ func (b *builder) rope() error {
 		if err != nil {
 			return err
 		}
+
 		s.rotation = &rotation{op: *operator, frequencies: frequencies[:half], words: half}
 		if operator.Batch {
 			s.rotation.words, each = half*operator.M, half
 		}
 		own = argument{kind: argRotation, turn: s.rotation}
 	}
+
 	amplitude, longer := operator.Amplitude, operator.LongAmplitude
 	if operator.NTK != 0 {
 		longer = amplitude
@@ -452,11 +476,13 @@ func (b *builder) rope() error {
 	if operator.LongFrom == 0 {
 		longer, each = amplitude, -1 // another node's limit does not concern it
 	}
+
 	for _, factor := range []*float64{&amplitude, &longer} {
 		if *factor == 0 {
 			*factor = 1
 		}
 	}
+
 	args := append(b.values(), matrix(b.w[0]), dynamic(argNotes), dynamic(argPlaces), own, number(each), number(group),
 		number(operator.HeadDim), number(half), float(amplitude), float(longer))
 	if err := b.launch(s, "heads f32", "rope", operator.KVHeads*(group+2), args...); err != nil {
@@ -493,16 +519,19 @@ func (b *builder) attention() error {
 	if err != nil {
 		return err
 	}
+
 	scale := operator.Scale
 	if scale == 0 {
 		scale = 1 / math.Sqrt(float64(operator.HeadDim))
 	}
 	s.split, s.heads = variant.Items, operator.Heads
+
 	// Rows times heads times parts are at most as many as the items that it is split into.
 	at, err := b.e.scratch(4 * int64(max(1, s.split)) * int64(operator.HeadDim+2))
 	if err != nil {
 		return err
 	}
+
 	scratch := argument{kind: argScratch, offset: at}
 	args := append(b.values(), side(0), side(1), dynamic(argNotes), dynamic(argPlaces),
 		number(operator.Heads/operator.KVHeads), dynamic(argContext), dynamic(argSequence), float(scale),
@@ -514,6 +543,7 @@ func (b *builder) attention() error {
 	if err := b.launch(s, family, "attention_join", operator.Heads, join...); err != nil {
 		return err
 	}
+
 	s.launches[len(s.launches)-1].join = true
 	b.add(s)
 	return nil

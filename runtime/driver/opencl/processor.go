@@ -74,10 +74,11 @@ func newProcessor(selector string, from *device, settings settings) (*processor,
 			return nil, errors.Join(err, p.Close())
 		}
 	}
+
 	return p, nil
 }
 
-// sharesOwn reports whether the device copies what it is given, and the host shares what it allocates.
+// sharesOwn reports whether the device copies memory of the host, and the host shares memory that the device allocates.
 func (p *processor) sharesOwn() bool { return !p.shares && p.device.allocates && !p.settings.own }
 
 // prepareFlag makes the word that a kernel behind each call writes the ticket to.
@@ -94,6 +95,7 @@ func (p *processor) prepareFlag() error {
 	if err != nil {
 		return err
 	}
+
 	p.taken[source] = taken
 	memory, err := p.Alloc(64)
 	if err != nil {
@@ -172,14 +174,15 @@ func (p *processor) noTicket(t driver.Ticket) error {
 	return diag.New(diag.ClassInternal, "wait on %s: call %d was not submitted, want 1..%d", p, t, p.last)
 }
 
-// Wait implements driver.Asynchronous. It does not hold the lock while it is inside the library, so that a kernel that
-// does not end keeps nobody from closing the processor.
+// Wait implements driver.Asynchronous. It does not hold the lock while it is inside the library, so that the processor
+// can be closed although a kernel does not end.
 func (p *processor) Wait(t driver.Ticket) (driver.Span, error) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	if t > p.last || t == 0 {
 		return driver.Span{}, p.noTicket(t)
 	}
+
 	for p.retire(); t > p.done; p.retire() {
 		if p.gone {
 			return driver.Span{}, diag.New(diag.ClassRun, "wait on %s: the processor is closed", p)
@@ -191,6 +194,7 @@ func (p *processor) Wait(t driver.Ticket) (driver.Span, error) {
 			p.Mu.Lock()
 			continue
 		}
+
 		p.waiting++
 		p.Mu.Unlock()
 		err := p.queue.Wait(event)
@@ -204,6 +208,7 @@ func (p *processor) Wait(t driver.Ticket) (driver.Span, error) {
 			}
 		}
 	}
+
 	span := driver.Span{}
 	if p.last-t < driver.MaxInFlight {
 		done := &p.calls[t%driver.MaxInFlight]
@@ -219,18 +224,22 @@ func (p *processor) tell(t driver.Ticket) error {
 		p.early = nil
 		return failure
 	}
+
 	for p.told < min(t, p.done) {
 		p.told++
-		if call := &p.calls[p.told%driver.MaxInFlight]; call.err != nil && p.last-p.told < driver.MaxInFlight {
+		call := &p.calls[p.told%driver.MaxInFlight]
+		replaced := p.last-p.told >= driver.MaxInFlight
+		if call.err != nil && !replaced {
 			err := call.err
 			call.err = nil
-			return &driver.Failure{Ticket: p.told, Err: diag.New(diag.ClassOr(err, diag.ClassRun), "run on %s: %w", p, err)}
+			err = diag.New(diag.ClassOr(err, diag.ClassRun), "run on %s: %w", p, err)
+			return &driver.Failure{Ticket: p.told, Err: err}
 		}
 	}
 	return nil
 }
 
-// retire notices which calls are done.
+// retire updates done, the ticket of the last finished call, and the errors and times of calls.
 func (p *processor) retire() {
 	for p.done < p.last {
 		next := p.done + 1
@@ -252,6 +261,7 @@ func (p *processor) retire() {
 				call.err = err
 				break
 			}
+
 			if status > 0 {
 				return
 			}
@@ -260,16 +270,20 @@ func (p *processor) retire() {
 				p.check(call.err)
 				break
 			}
+
 			call.err = p.verdict(call, next)
 		}
+
 		if call.event != 0 && p.waiting == 0 {
 			if err := p.queue.Release(call.event); err != nil && call.err == nil {
 				call.err = err
 			}
 		}
+
 		call.event, call.exe, call.end = 0, nil, p.Now()
-		if before := &p.calls[p.done%driver.MaxInFlight]; p.done > 0 && call.start < before.end {
-			call.start = before.end // it waited in the queue
+		before := &p.calls[p.done%driver.MaxInFlight]
+		if p.done > 0 && call.start < before.end {
+			call.start = before.end // the call waited in the queue
 		}
 		p.done = next
 	}
@@ -287,12 +301,14 @@ func (p *processor) verdict(c *call, t driver.Ticket) error {
 	return nil
 }
 
-// check notices that the device is lost.
+// check forgets the device if an error says that it is lost.
 func (p *processor) check(err error) {
-	if failure, ok := errors.AsType[*clapi.Error](err); ok && failure.Lost() && p.lost == nil {
-		p.lost = err
-		forget(p.device)
+	failure, ok := errors.AsType[*clapi.Error](err)
+	if !ok || !failure.Lost() || p.lost != nil {
+		return
 	}
+	p.lost = err
+	forget(p.device)
 }
 
 // idle waits until no call is in flight and no thread waits inside the library, and reports whether that came true.
@@ -326,6 +342,7 @@ func (p *processor) Close() error {
 			return diag.New(diag.ClassRun, "close %s: %d calls have not finished after %v: the device is given up", p,
 				p.last-p.done, closePatience)
 		}
+
 		if p.flag != nil {
 			err = p.flag.Close()
 		}
@@ -355,11 +372,13 @@ func (p *processor) reserve(bytes int64) error {
 	if err != nil {
 		return err
 	}
+
 	if p.arena != nil {
 		if err := p.arena.Close(); err != nil {
 			return err
 		}
 	}
+
 	p.arena, p.arenaBytes = arena, bytes
 	return nil
 }
@@ -368,8 +387,8 @@ func (p *processor) reserve(bytes int64) error {
 // machine has.
 const maxWork = 8 << 30
 
-// notes are what the host and the kernels tell each other about calls: of each that may be in flight, in words, the
-// lowest row that each step refused, the places of rows, and frequencies of rotations.
+// notes are numbers of calls in flight that host and kernels share. Each call has words for the lowest row that each
+// step refused, the places of rows, and the frequencies of rotations.
 type notes struct {
 	buffer *buffer
 	words  []int32
@@ -400,6 +419,7 @@ func (p *processor) grow(words int) error {
 	if fresh.words, err = mem.View[int32](region.Bytes()); err != nil {
 		return err
 	}
+
 	err = p.notes.close()
 	p.notes = fresh
 	return err

@@ -52,6 +52,7 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 	if err != nil {
 		return nil, err
 	}
+
 	var out []driver.Prebuilt
 	seen := map[[sha256.Size]byte]bool{} // a variant may be named and taken without a name
 	for _, use := range kernel.Uses(&code.Graph) {
@@ -59,6 +60,7 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 		if err != nil {
 			return nil, err
 		}
+
 		for _, program := range code.Programs {
 			digest := sha256.Sum256([]byte(program.Source))
 			if program.Family != use.Family || program.Variant != variant.Name || seen[digest] {
@@ -76,16 +78,18 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 			out = append(out, *made)
 		}
 	}
+
 	return out, nil
 }
 
-// prebuild builds a source and reads the binary. The program is not the one that processors use: what a driver returns
-// of a program may depend on what was done with it before.
+// prebuild builds a source and reads the binary. Processors do not use this program, because the binary that a driver
+// returns may depend on earlier uses of the program.
 func (p *programs) prebuild(source string) (made *driver.Prebuilt, err error) {
 	program, err := p.context.Build(source, buildOptions(source))
 	if err != nil {
 		return nil, err
 	}
+
 	defer func() {
 		if failed := program.Close(); err == nil {
 			err = failed
@@ -121,9 +125,9 @@ type programs struct {
 // idlePrograms is that number: more than a model needs.
 const idlePrograms = 64
 
-// programKey is what a program was made of. The device and its driver are those of the map that it is in, and the
-// options of the compiler follow from the source. A binary is one bundle's word for what the source computes: another
-// bundle takes it only if it carries the same one, and bundles without a binary share what was built from the source.
+// programKey identifies a program of a device by its source, which determines the compiler's options, and its binary.
+// Only the bundle that carries a binary vouches for it. So another bundle uses the program only if it carries the same
+// binary, and bundles without a binary share the program that was built from the source.
 // RATIONALE: What keeps a damaged program from a GPU?
 type programKey struct{ source, binary [sha256.Size]byte } // binary is zero where there is none
 
@@ -157,6 +161,7 @@ func (p *programs) take(source string, store driver.Programs) (*built, error) {
 		if known, err = p.make(source, binary, key, store); err != nil {
 			return nil, err
 		}
+
 		known.key = made
 		if p.built == nil {
 			p.built = map[programKey]*built{}
@@ -165,6 +170,7 @@ func (p *programs) take(source string, store driver.Programs) (*built, error) {
 	} else if strict && known.fromSource {
 		return nil, p.noBinary()
 	}
+
 	p.uses++
 	known.users, known.used = known.users+1, p.uses
 	return known, nil
@@ -178,6 +184,7 @@ func (p *programs) make(source string, binary []byte, key driver.ProgramKey, sto
 			return &built{Program: made}, nil
 		}
 	}
+
 	if store != nil && store.Strict() {
 		return nil, p.noBinary()
 	}
@@ -191,6 +198,7 @@ func (p *programs) make(source string, binary []byte, key driver.ProgramKey, sto
 			store.Built(key, binary)
 		}
 	}
+
 	return &built{Program: made, fromSource: true}, nil
 }
 
@@ -201,13 +209,14 @@ func (p *programs) noBinary() error {
 		WithHint("emit the bundle with --binaries on a machine with this device and driver, or run it without --strict")
 }
 
-// give gives programs back. The library keeps what a kernel still needs of one that is released.
+// give gives programs back. The library keeps the parts of a released program that kernels still need.
 func (p *programs) give(taken map[string]*built) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, program := range taken {
 		program.users--
 	}
+
 	for {
 		var oldest *built
 		idle := 0
@@ -219,6 +228,7 @@ func (p *programs) give(taken map[string]*built) (err error) {
 				oldest = program
 			}
 		}
+
 		if idle <= p.keep {
 			return err
 		}

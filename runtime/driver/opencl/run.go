@@ -25,26 +25,41 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 	if err := e.checkSelected(); err != nil {
 		return err
 	}
+
 	p.claimThreads()
 	ticket := p.last + 1
 	inFlight := &p.calls[ticket%driver.MaxInFlight]
-	if before := ticket - driver.MaxInFlight; ticket > driver.MaxInFlight && inFlight.err != nil && p.told < before &&
-		p.early == nil {
-		p.early = &driver.Failure{Ticket: before, Err: inFlight.err}
-	}
+	p.keepFailure(ticket)
 	*inFlight = call{start: p.Now()}
 	if e.Scalars.Rows > 0 {
 		event, err := p.commands(e, b, ticket)
 		if err != nil {
-			if p.check(err); p.lost == nil { // what was enqueued reads this call's notes
+			p.check(err)
+			// Enqueued commands read the notes of this call, which the next call overwrites.
+			if p.lost == nil {
 				_ = p.queue.Finish()
 			}
 			return err
 		}
+
 		inFlight.exe, inFlight.event = e, event
 	}
+
 	p.last = ticket
 	return nil
+}
+
+// keepFailure keeps the failure of the call that the call of a ticket replaces, unless tell has reported it or an
+// earlier one is kept.
+func (p *processor) keepFailure(ticket driver.Ticket) {
+	replaced := p.calls[ticket%driver.MaxInFlight].err
+	if ticket <= driver.MaxInFlight || replaced == nil {
+		return
+	}
+	before := ticket - driver.MaxInFlight
+	if p.told < before && p.early == nil {
+		p.early = &driver.Failure{Ticket: before, Err: replaced}
+	}
 }
 
 // checkSelected refuses a row to select that is not in use.
@@ -52,7 +67,11 @@ func (e *executable) checkSelected() error {
 	for i := range e.steps {
 		step := &e.steps[i]
 		rows := min(step.m, e.Scalars.Rows)
-		if row := e.Scalars.Row; step.selects && rows > 0 && (row < 0 || row >= rows) {
+		if !step.selects || rows <= 0 {
+			continue
+		}
+		row := e.Scalars.Row
+		if row < 0 || row >= rows {
 			return fmt.Errorf("node %d (%s), row %d: want a row in 0..%d", step.node, e.graph.Nodes[step.node].Op.Kind,
 				row, rows-1)
 		}
@@ -69,6 +88,7 @@ func (p *processor) commands(e *executable, b *driver.Bindings, ticket driver.Ti
 			return 0, err
 		}
 	}
+
 	// The last launch has the event: each is enqueued when the next one is known.
 	var held *launch
 	for i := range e.steps {
@@ -83,17 +103,20 @@ func (p *processor) commands(e *executable, b *driver.Bindings, ticket driver.Ti
 			if !next.size(p, rows, parts) {
 				continue
 			}
+
 			if held != nil {
 				if _, err := p.queue.Launch(held.kernel, held.global, held.local, false); err != nil {
 					return 0, err
 				}
 			}
+
 			if err := e.arguments(next, rows, parts); err != nil {
 				return 0, err
 			}
 			held = next
 		}
 	}
+
 	last := p.shares && p.flag == nil
 	event, err := p.queue.Launch(held.kernel, held.global, held.local, last)
 	if err != nil {
@@ -118,7 +141,7 @@ func (p *processor) commands(e *executable, b *driver.Bindings, ticket driver.Ti
 	return event, p.queue.Flush()
 }
 
-// note writes what the kernels read of the call, and that no row was refused.
+// note writes the numbers of the call that kernels read, and that no row was refused.
 func (e *executable) note() {
 	words := e.p.notes.words[e.slot:]
 	for i := range e.refusals {
@@ -135,6 +158,7 @@ func (e *executable) note() {
 			place[0], place[1], place[2] = int32(at.Sequence), int32(at.Pos), longer
 		}
 	}
+
 	for i := range e.steps {
 		if turn := e.steps[i].rotation; turn != nil {
 			turn.fill(e, words[turn.at:], rows)
@@ -155,9 +179,11 @@ func (e *executable) arguments(l *launch, rows, parts int) error {
 					return err
 				}
 			}
+
 			arg.buffer = buffer
 			index++
 		}
+
 		switch {
 		case kind == none || arg.known && arg.value == value:
 		case kind == long:
@@ -169,6 +195,7 @@ func (e *executable) arguments(l *launch, rows, parts int) error {
 				return err
 			}
 		}
+
 		arg.value, arg.known = value, true
 		if kind != none {
 			index++
@@ -180,6 +207,7 @@ func (e *executable) arguments(l *launch, rows, parts int) error {
 					return err
 				}
 			}
+
 			arg.ld = ld
 			index++
 		}
@@ -230,21 +258,24 @@ func (e *executable) argument(l *launch, arg *argument, rows, parts int) (buffer
 	case argScratch:
 		return e.p.arena, arg.offset, long
 	}
+
 	panic("BUG: argument of no kind")
 }
 
-// fetch copies to the device what a call reads there and the host has changed.
+// fetch copies operands of a call to the device, if the host has changed them.
 func (e *executable) fetch(b *driver.Bindings) error {
 	notes := &e.p.notes
 	bytes := mem.Bytes(notes.words[e.slot : e.slot+e.words])
 	if err := e.p.queue.Write(notes.buffer.device, 4*int64(e.slot), bytes, false); err != nil {
 		return err
 	}
+
 	for i := range e.operands {
 		o := &e.operands[i]
 		if o.input < 0 {
 			continue
 		}
+
 		parts := driver.Everything
 		if b.Moves != nil {
 			parts = b.Moves.Fetch[o.input]
@@ -253,19 +284,21 @@ func (e *executable) fetch(b *driver.Bindings) error {
 			return err
 		}
 	}
+
 	if b.Moves != nil || e.KV == "" {
 		return nil
 	}
 	return e.travelCache(true)
 }
 
-// hand copies to the host what a call has written and others read, and the rows that were refused.
+// hand copies the results that others read to the host, and the numbers of refused rows.
 func (e *executable) hand(b *driver.Bindings) error {
 	for i := range e.operands {
 		o := &e.operands[i]
 		if o.out < 0 {
 			continue
 		}
+
 		parts := driver.Everything
 		if b.Moves != nil {
 			parts = b.Moves.Hand[o.out]
@@ -274,11 +307,13 @@ func (e *executable) hand(b *driver.Bindings) error {
 			return err
 		}
 	}
+
 	if b.Moves == nil && e.appends {
 		if err := e.travelCache(false); err != nil {
 			return err
 		}
 	}
+
 	notes := &e.p.notes
 	bytes := mem.Bytes(notes.words[e.slot : e.slot+e.refusals])
 	return e.p.queue.Read(notes.buffer.device, 4*int64(e.slot), bytes, false)
@@ -303,6 +338,7 @@ func (e *executable) travel(o *operand, parts []driver.Rect, toDevice bool) erro
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -331,9 +367,11 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 		}
 		count += at.Pos
 	}
+
 	if count == 0 {
 		return nil
 	}
+
 	element, cols := e.KV.CacheRow(e.HeadDim)
 	size, row := int64(element.Bytes()), int64(cols)
 	for s := range e.sides {
@@ -341,6 +379,7 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 		if !side.buffer.copies {
 			continue
 		}
+
 		for head := range e.KVHeads {
 			begin := (side.at + int64(at.Sequence)*int64(e.PerSeq) +
 				(int64(head)*int64(e.MaxContext)+int64(from))*row) * size
@@ -351,5 +390,6 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 			}
 		}
 	}
+
 	return nil
 }
