@@ -2,12 +2,12 @@
 // which shapes are worth timing for a model, and how to time them so that the numbers can be
 // trusted.
 //
-// There are three entry points: Probe (probe.go) describes this machine as a SoC, Requests (request.go) lists what to
-// measure for a model, and Run (runner.go) measures the list and appends to a record.
+// There are three entry points: Probe (probe.go) describes this machine as a SoC, Requests (request.go) lists the
+// measurements for a model, and Run (runner.go) measures the list and appends to a record.
 //
 // Run keeps several tasks in progress, each a Request. For a task, load.go compiles and loads the operator, operands.go
-// holds the memory of its operands, a source (sources.go) takes samples, and profiler/stat says when there are enough.
-// All calls of a processor come from the thread of its lane (lane.go), and a sentinel (sentinel.go) notices when the
+// holds the memory of its operands, and a source (sources.go) takes samples until the stopping rule is met
+// (runner_judge.go, profiler/stat). All calls of a processor come from the thread of its lane (lane.go), and a sentinel (sentinel.go) notices when the
 // machine changes. Kernels (kernels.go), for hetc bench kernels, compares products with the limits of the hardware, and
 // a Stream (stream.go) tells how fast memory is at the moment.
 package profiler

@@ -9,8 +9,9 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Export of tokenizers is the inverse of tokenizer.go. A tokenizer.json may contain any pipeline of steps; GGUF has
-// names for a few of them. Whatever has none is refused, because a reader would tokenise differently.
+// Export of tokenizers is the inverse of tokenizer.go and tokenizer_json.go. A tokenizer.json may contain any pipeline
+// of steps; GGUF has names for a few of them. Steps without a name are refused, because a reader would tokenise
+// differently.
 
 // readTokenizer is a tokenizer.json as it is read; parts that can have many forms stay raw.
 type readTokenizer struct {

@@ -1,5 +1,6 @@
 // Package bench knows how plans, kernels, engines and solvers are measured against each other in the same run. Each
-// file is one command of hetc bench; sets.go solves the plans to compare, and bench.go opens them side by side.
+// file is one command of hetc bench, but for the largest two: engines*.go and sets*.go. sets.go solves the plans to
+// compare, and bench.go opens them side by side.
 package bench
 
 import (

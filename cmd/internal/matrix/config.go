@@ -1,5 +1,6 @@
 // Package matrix knows how a matrix of models, SoCs and workloads becomes plans and bundles, each made at
-// most once. Read Run (build.go) first; steps.go has the steps of one combination, each with its key in the cache.
+// most once. Read Run (build.go) first; steps.go has the steps of one combination, each with its key in the cache;
+// inputs.go and costs.go have the files and the costs that the steps start from.
 package matrix
 
 import (
