@@ -66,6 +66,37 @@ func planBy(t testing.TB, g *models.Graph, rows []int, schemeOf func(node string
 // schemes are those that all processors execute.
 var schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C}
 
+// The head has one row in every bucket, and one decision, unless a bucket has it in another scheme.
+func TestTrivialHeadInTwoSchemes(t *testing.T) {
+	g := graphOf(t, "../../testdata/arch/llama-plain")
+	p := plan(t, g, []int{1, 16, 32}, op.A8TQ8C)
+	var err error
+	p.Decisions, err = lower.Trivial(g, "a", []int{1, 16, 32}, p.MaxContext, p.KV, func(_ string, rows int) op.Scheme {
+		if rows == 16 {
+			return op.A32W32
+		}
+		return op.A8TQ8C
+	})
+	if err == nil {
+		err = lower.Lower(p, g)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rows, want := range map[int]op.Scheme{1: op.A8TQ8C, 16: op.A32W32, 32: ""} {
+		got := op.Scheme("")
+		if d := p.DecisionFor("head.lm_head", rows); d != nil {
+			got = d.Scheme
+		}
+		if got != want {
+			t.Errorf("head.lm_head@%d: got scheme %q, want %q", rows, got, want)
+		}
+	}
+	if report := planir.Check(p); report.Err() != nil {
+		t.Errorf("got %v, want a legal plan", report.Err())
+	}
+}
+
 // Static scales are weights of their own, for every layer that has the product, changed by the folds that change what
 // enters it; rows that are quantised in both ways are two values.
 func TestStaticScales(t *testing.T) {

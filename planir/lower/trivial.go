@@ -23,8 +23,8 @@ func TrivialOf(plan *planir.Plan, graph *models.Graph, proc string, rows []int,
 		node string
 		rows int
 	}
-	seen := map[place]bool{}
-	for _, count := range rows {
+	seen := map[place]op.Scheme{}
+	for i, count := range rows {
 		sections, err := Expand(GraphOf(plan, graph, count), count, plan.MaxContext, plan.KV,
 			func(node string) op.Scheme { return schemeOf(node, count) }, plan.TiersOf(count), nil)
 		if err != nil {
@@ -32,16 +32,20 @@ func TrivialOf(plan *planir.Plan, graph *models.Graph, proc string, rows []int,
 		}
 		for _, section := range sections {
 			for _, node := range section.Nodes {
-				at := count
+				at, scheme := count, node.Op().Scheme
 				if section.Logits && node.Op().Kind != op.SelectRow {
-					at = 1 // the head has one row in every bucket
+					// The head has one row in every bucket, but may have another scheme than in the first one.
+					before, known := seen[place{node.Name, 1}]
+					if i == 0 || known && before == scheme {
+						at = 1
+					}
 				}
-				decision := planir.Decision{Node: node.Name, Rows: at, Strategy: planir.Single,
-					Scheme: node.Op().Scheme, Shares: []planir.Share{{Proc: proc}}}
-				if !seen[place{node.Name, at}] {
-					seen[place{node.Name, at}] = true
-					out = append(out, decision)
+				if _, known := seen[place{node.Name, at}]; known {
+					continue
 				}
+				seen[place{node.Name, at}] = scheme
+				out = append(out, planir.Decision{Node: node.Name, Rows: at, Strategy: planir.Single,
+					Scheme: scheme, Shares: []planir.Share{{Proc: proc}}})
 			}
 		}
 	}
