@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"testing"
@@ -77,7 +78,7 @@ func TestFlagsSayWhatTheyTake(t *testing.T) {
 			if kind := flag.Value.Type(); flag.Value.Set("ü") == nil || kind == "bool" {
 				return
 			}
-			line := append(strings.Fields(command.CommandPath())[1:], "--"+flag.Name+"=ü")
+			line := slices.Concat(strings.Fields(command.CommandPath())[1:], []string{"--" + flag.Name + "=ü"})
 			var errs strings.Builder
 			code := cli.Main("hetc", line, strings.NewReader(""), io.Discard, &errs, newRoot)
 			if code != 2 || !strings.Contains(errs.String(), ": want ") || strings.Contains(errs.String(), "want "+flag.Value.Type()+"\n") {
