@@ -410,6 +410,9 @@ func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
 
 // slots returns offsets of copies of the given bytes that do not overlap: as many as fit into the footprint, at most
 // most, evenly spaced. Operators side by side divide the store and the footprint.
+//
+// The last copy comes first. A kernel asks for lines behind the end of a weight; were the next copy there, it would
+// begin with lines that the one before has fetched, which those of a model mostly do not.
 func (st *store) slots(bytes, footprint int64, most int, beside company) []int64 {
 	align := lcm64(st.unit)
 	operators := int64(beside.operators)
@@ -425,7 +428,7 @@ func (st *store) slots(bytes, footprint int64, most int, beside company) []int64
 	step = size / int64(count) / align * align
 	out := make([]int64, count)
 	for i := range out {
-		out[i] = first + int64(i)*step
+		out[i] = first + int64(count-1-i)*step
 	}
 	return out
 }

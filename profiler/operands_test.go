@@ -41,7 +41,7 @@ func TestEveryCopyIsAWeight(t *testing.T) {
 		values := make([]float32, spec.K*spec.N)
 		for i, at := range offsets {
 			b := st.region.Bytes()[at : at+size]
-			if !mem.Aligned(b, 64) || i > 0 && at < offsets[i-1]+size {
+			if !mem.Aligned(b, 64) || i > 0 && at+size > offsets[i-1] {
 				t.Fatalf("%+v: copy %d at %d", spec, i, at)
 			}
 			if i%97 != 0 && i != len(offsets)-1 {
@@ -152,7 +152,7 @@ func TestCompanyHasWeightsOfItsOwn(t *testing.T) {
 				t.Fatal(err)
 			}
 			offsets := st.slots(size, footprint, 1000, company{number, 3})
-			first, end := offsets[0], offsets[len(offsets)-1]+size
+			first, end := offsets[len(offsets)-1], offsets[0]+size
 			if end > int64(len(st.region.Bytes())) {
 				t.Errorf("footprint %d: operator %d reads to byte %d of %d", footprint, number, end, len(st.region.Bytes()))
 			}
