@@ -64,7 +64,7 @@ var table = []room{
 	{path: "planir/bundle/bundletest", may: []string{"planir/bundle"}},
 
 	{path: "profiler/stat"},
-	{path: "profiler/record", may: []string{"planir/op", "internal/decode", "internal/filelock"}},
+	{path: "profiler/record", may: []string{"planir/op", "internal/decode", "internal/filelock", "profiler/stat"}},
 	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
 	{path: "roofline", may: []string{"planir/op", "planir/source", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}},
 

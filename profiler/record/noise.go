@@ -4,31 +4,43 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/profiler/stat"
 )
 
-// mostNoisy is the part of the measurements that may be flagged Noisy or Drifted before a plan is refused. The fit
-// gives flagged points less weight; once they are the majority it has nothing better to rest on.
-const mostNoisy = 0.5
+const (
+	// mostUnsteady is the part of the measurements that may be unsteady before a plan is refused. The fit gives flagged
+	// points less weight; once they are the majority it has nothing better to rest on.
+	mostUnsteady = 0.5
+	// steadyWithin is how far, relative to the median, its interval may reach for a Noisy measurement to count as
+	// steady. Noisy begins at 2 %, which idle virtual machines exceed in half of their measurements.
+	steadyWithin = 0.05
+)
 
-// Noise returns how many measurements are flagged Noisy or Drifted, among how many.
-func (s *Set) Noise() (flagged, all int) {
+// Unsteady returns how many measurements drifted or are known to no better than 5 %, among how many.
+func (s *Set) Unsteady() (unsteady, all int) {
 	for _, what := range s.all {
-		if slices.Contains(what.Warnings, Noisy) || slices.Contains(what.Warnings, Drifted) {
-			flagged++
+		if slices.Contains(what.Warnings, Drifted) || slices.Contains(what.Warnings, Noisy) && !what.steady() {
+			unsteady++
 		}
 	}
-	return flagged, len(s.all)
+	return unsteady, len(s.all)
+}
+
+// steady reports whether the samples determine the median well enough for a plan.
+func (m *Measurement) steady() bool {
+	summary, err := stat.Summarise(m.Samples)
+	return err == nil && summary.Relative() <= steadyWithin
 }
 
 // Steady reports whether a plan may rest on the measurements. The error, of class ClassInput and code record.noisy,
 // says how many do not agree with themselves, and what to do.
 func (s *Set) Steady(name string) error {
-	flagged, all := s.Noise()
-	if float64(flagged) <= mostNoisy*float64(all) {
+	unsteady, all := s.Unsteady()
+	if float64(unsteady) <= mostUnsteady*float64(all) {
 		return nil
 	}
-	return diag.New(diag.ClassInput, "record %q: %d of %d measurements are flagged noisy or drift, want at most "+
-		"half: the machine was busy", name, flagged, all).
+	return diag.New(diag.ClassInput, "record %q: %d of %d measurements drifted or vary by more than 5 %%, want at most "+
+		"half: the machine was busy", name, unsteady, all).
 		WithCode("record.noisy").
 		WithHint("end other programs and measure those anew (hetc profile --resume --flagged, with a larger --budget " +
 			"if it has one), or plan with them all the same: --accept-noisy")

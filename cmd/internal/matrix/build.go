@@ -34,7 +34,7 @@ type Options struct {
 	MaxMemory int64 // bytes for all jobs together
 	DryRun    bool  // change nothing; the cache is open for reading only
 
-	AcceptNoisy bool // plan with records of which most measurements are noisy
+	AcceptNoisy bool // plan with records of which most measurements are unsteady
 
 	Cache   *cas.Cache
 	Program string           // digest of this program, which does not reuse the results of another one

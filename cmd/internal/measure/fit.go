@@ -137,18 +137,18 @@ func showWanted(ui *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []
 
 // AcceptNoisy defines the flag of every command that makes a plan from measurements.
 func AcceptNoisy(f *pflag.FlagSet, value *bool) {
-	f.BoolVar(value, "accept-noisy", false, "plan even if most measurements of the record are flagged noisy or drift")
+	f.BoolVar(value, "accept-noisy", false, "plan even if most measurements of the record drifted or vary by more than 5 %")
 }
 
-// Steady refuses a record of which most measurements are noisy; with accept it only warns.
+// Steady refuses a record of which most measurements are unsteady; with accept it only warns.
 func Steady(ui *cli.Streams, set *record.Set, name string, accept bool) error {
 	err := set.Steady(name)
 	if err == nil || !accept {
 		return err
 	}
-	flagged, all := set.Noise()
-	ui.Warnf("%d of %d measurements in %s are noisy: the machine was busy, so do not rely on the predictions", flagged,
-		all, name)
+	unsteady, all := set.Unsteady()
+	ui.Warnf("%d of %d measurements in %s drifted or vary by more than 5 %%: the machine was busy, so do not rely on the "+
+		"predictions", unsteady, all, name)
 	return nil
 }
 
