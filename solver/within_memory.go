@@ -40,7 +40,8 @@ func (s *session) completePlan(ctx context.Context) (*planir.Plan, error) {
 //
 // Fewest buckets come first. They hold least, so that their search finds a plan at once where there is one, and
 // without a plan to compare with no other search excludes a pair by its cost. If even they have none, others are not
-// tried: a plan for more buckets, without its largest one, is a plan for fewer.
+// tried: a plan for more buckets, without its largest one, is a plan for fewer. It is none where energy is limited,
+// because the prompts that the largest bucket took whole then take several executions of a smaller one.
 func (s *session) planWithinMemory(
 	ctx context.Context, bound int64, free *planir.Plan,
 ) (*session, *planir.Plan, error) {
@@ -50,7 +51,7 @@ func (s *session) planWithinMemory(
 	}
 	fewest := s.fewestBuckets()
 	for buckets := fewest; buckets <= len(s.want.Buckets); buckets++ {
-		if buckets > fewest && math.IsInf(best.ns, 1) {
+		if buckets > fewest && math.IsInf(best.ns, 1) && s.in.Workload.Limits.EnergyMJ == 0 {
 			break
 		}
 		other := s

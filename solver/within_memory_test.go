@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
@@ -180,5 +182,34 @@ func TestFruitlessSearchEnds(t *testing.T) {
 	if found.decode == nil || found.report.Status != string(problem.Feasible) || math.IsInf(found.open, 1) ||
 		found.report.BoundNS > price.Whole(found.open) {
 		t.Errorf("%+v, %+v", found, found.report)
+	}
+}
+
+// A prompt may take more energy with fewer buckets than is allowed, and less with more of them.
+func TestMemoryBoundWithALimitOfEnergy(t *testing.T) {
+	in := boundedCase(t, 0, problem.Energy)
+	frugal := solve(t, in)
+	one := in
+	one.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Buckets = workload.Rows{64} })
+	few := solve(t, one)
+	if few.ExpectedNJ <= frugal.ExpectedNJ {
+		t.Fatalf("%g nJ with one bucket, %g with two: the case tests nothing", few.ExpectedNJ, frugal.ExpectedNJ)
+	}
+
+	in.MaxMemory = frugal.Plan.Memory.Total
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+		w.Minimise = problem.Time
+		w.Limits.EnergyMJ = (few.ExpectedNJ + frugal.ExpectedNJ) / 2e6
+	})
+	searched := map[string]bool{}
+	in.Progress = func(p Progress) { searched[p.Phase] = true }
+	s := prepared(t, in)
+	_, plan, err := s.planWithinMemory(t.Context(), in.MaxMemory, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	phase := fmt.Sprintf("fit %v of memory, 2 buckets", unit.Bytes(in.MaxMemory))
+	if !searched[phase] || plan.Memory.Total > in.MaxMemory {
+		t.Errorf("%d bytes of %d, searched %v, want %q among them", plan.Memory.Total, in.MaxMemory, searched, phase)
 	}
 }
