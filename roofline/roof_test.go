@@ -38,7 +38,9 @@ func TestRoofOf(t *testing.T) {
 		// 1e6 weights and 8 bytes a column are 1008000 bytes.
 		{"decode", []string{"a"}, []op.Op{matmul(1, op.A8TQ8C)}, 100_800, "50 % of stream bandwidth"},
 		{"decode together", []string{"a", "b"}, []op.Op{matmul(1, op.A8TQ8C)}, 67_200, "50 % of stream bandwidth"},
-		{"from a cache", []string{"a"}, []op.Op{matmul(1, op.A8TQ8C)}, 25_200, "200 % of stream bandwidth"},
+		{"from a cache", []string{"a"}, []op.Op{matmul(1, op.A8TQ8C)}, 25_200, "read from a cache"},
+		{"little above the stream", []string{"a"}, []op.Op{matmul(1, op.A8TQ8C)}, 48_500, "104 % of stream bandwidth"},
+		{"above the peak", []string{"a"}, []op.Op{matmul(256, op.A8TQ8C)}, 320_000, "200 % of int8 peak"},
 		{"attention", []string{"a"}, []op.Op{attention}, 1_281_280, "50 % of f32 peak"},
 		{"both types", []string{"a"}, []op.Op{matmul(256, op.A8TQ8C), matmul(256, op.A32W32)}, 3_200_000, "100 % of f32 peak"},
 		{"elementwise", []string{"a"}, []op.Op{add}, 100, ""},

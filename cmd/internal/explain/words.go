@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/solver/explain"
 )
 
@@ -74,7 +75,7 @@ func change(ratio float64) string {
 // besideProbe compares the rate at which weights are read with the probed one, both in GB/s. It gives possible reasons
 // for a rate above the probed one.
 func besideProbe(rate, probed float64, procs string) string {
-	if rate <= 1.05*probed {
+	if rate <= roofline.MostOfStream*probed {
 		return fmt.Sprintf("%s can read %.1f", procs, probed)
 	}
 	return fmt.Sprintf("more than the %.1f that %s read from memory when probed: part of the weights stays in "+
