@@ -202,8 +202,8 @@ func (r *rowless) Range(name string, offset, bytes int64) ([]byte, error) {
 	return data, err
 }
 
-// A table of which a short prompt reads a few rows is neither made ready nor asked for as a whole where programs load on
-// demand, and the tokens are the same. A row that is refused ends the call with the reason.
+// A table of which a short prompt reads a few rows is neither made ready nor asked for as a whole where programs load
+// on demand, and the tokens are the same. A row that is refused ends the call with the reason.
 func TestTablesAreReadByRow(t *testing.T) {
 	m := open(t)
 	a, _ := cores(t)

@@ -67,35 +67,36 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request,
 // does not depend on the others, because no operator mixes rows of several sequences.
 func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *Outcome)) error {
 	sequences := c.m.Sequences()
-	b := &batching{Control: c, requests: requests, out: out, ended: ended, active: make([]running, 0, sequences),
-		free: make([]int, 0, sequences)}
+	state := &batching{Control: c, requests: requests, out: out, ended: ended,
+		active: make([]running, 0, sequences), free: make([]int, 0, sequences)}
 	for sequence := sequences - 1; sequence >= 0; sequence-- {
-		b.free = append(b.free, sequence)
+		state.free = append(state.free, sequence)
 	}
-	tokens, sample := make([]Token, 0, sequences), b.sampleToken // one function value, so that steps allocate nothing
+	tokens := make([]Token, 0, sequences)
+	sample := state.sampleToken // one function value, so that steps allocate nothing
 	for queued := 0; ; {
-		for queued < len(requests) && len(b.free) > 0 {
-			if err := b.startRequest(queued); err != nil {
+		for queued < len(requests) && len(state.free) > 0 {
+			if err := state.startRequest(queued); err != nil {
 				return err
 			}
 			queued++
 		}
-		if len(b.active) == 0 {
+		if len(state.active) == 0 {
 			return nil
 		}
 		tokens = tokens[:0]
-		for i := range b.active {
-			tokens = append(tokens, b.active[i].next)
+		for i := range state.active {
+			tokens = append(tokens, state.active[i].next)
 		}
 		timing, err := c.Step(tokens, sample)
 		if err != nil {
 			return err
 		}
-		for i := range b.active {
-			outcome := &out[b.active[i].request]
+		for i := range state.active {
+			outcome := &out[state.active[i].request]
 			outcome.DecodeNS = append(outcome.DecodeNS, timing.NS)
 		}
-		b.acceptTokens(0)
+		state.acceptTokens(0)
 	}
 }
 

@@ -141,7 +141,7 @@ func byExecutor(cores [2]int, expect time.Duration, busy []time.Duration) meetin
 		})},
 	})
 	defer m.Close()
-	if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}, false) }); err != nil {
+	if err := m.Do(context.Background(), func(*Control) error { return m.runSection(s, driver.Scalars{Rows: 1}, false) }); err != nil {
 		panic(err)
 	}
 	return x
@@ -162,7 +162,7 @@ func do(f func(iter int)) func(int) driver.Executable {
 
 // lanesOf is a machine of a lane for each processor with a section of steps.
 func lanesOf(procs []driver.Processor, iters int, steps []planned) (*Machine, *section) {
-	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{}), flags: make([]flag, len(steps))}
+	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), flags: make([]flag, len(steps))}
 	s := &section{Section: &planir.Section{Name: "bench", Layers: iters, Flags: len(steps)}, iters: iters}
 	for i, p := range procs {
 		l := &lane{name: fmt.Sprint(i), proc: p, dynamic: true}
@@ -173,7 +173,7 @@ func lanesOf(procs []driver.Processor, iters int, steps []planned) (*Machine, *s
 	m.formCrews()
 	for n, p := range steps {
 		st := &step{Step: &planir.Step{Node: fmt.Sprint(n), Wait: p.waits, Set: &n}, graph: &op.Graph{}, rows: 1}
-		st.lately.Store(int64(p.expect))
+		st.estimateNS.Store(int64(p.expect))
 		for iter := range iters {
 			c := call{exe: p.run(iter), bind: p.bind}
 			c.bind.Scalars = &st.scalars
@@ -357,7 +357,7 @@ func BenchmarkDispatch(b *testing.B) {
 							}
 						}
 						middle := clock()
-						if err := m.section(s, driver.Scalars{Rows: 1}, false); err != nil {
+						if err := m.runSection(s, driver.Scalars{Rows: 1}, false); err != nil {
 							return err
 						}
 						d, e := float64(middle-began)/(steps*iters), float64(clock()-middle)/(steps*iters)
@@ -427,7 +427,7 @@ func BenchmarkTwoCores(b *testing.B) {
 				for _, f := range forms {
 					err := f.m.Do(context.Background(), func(*Control) error {
 						began := clock()
-						err := f.m.section(f.s, driver.Scalars{Rows: 1}, false)
+						err := f.m.runSection(f.s, driver.Scalars{Rows: 1}, false)
 						if round >= 0 {
 							f.times = append(f.times, float64(clock()-began)/steps)
 						}

@@ -8,9 +8,9 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// flight is a chunk of a prompt that one processor works on while the control thread does something else. Its crew
+// besideChunk is a chunk of a prompt that one processor works on while the control thread does something else. Its crew
 // walks all sections of its program by itself, because each has only one lane.
-type flight struct {
+type besideChunk struct {
 	program  *program
 	sequence int
 	count    int            // tokens
@@ -38,8 +38,8 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 	if !machine.Beside() || len(tokens) < 2 {
 		return 0, diag.New(diag.ClassUsage, "begin: nothing of %d tokens is processed beside other calls", len(tokens))
 	}
-	if machine.flight != nil {
-		return 0, diag.New(diag.ClassUsage, "begin: sequence %d is still being processed", machine.flight.sequence)
+	if machine.beside != nil {
+		return 0, diag.New(diag.ClassUsage, "begin: sequence %d is still being processed", machine.beside.sequence)
 	}
 	if err := machine.admits(sequence, tokens); err != nil {
 		return 0, err
@@ -57,7 +57,7 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 	if err := machine.gather(pr, sequence, pos); err != nil {
 		return 0, err
 	}
-	started := &flight{program: pr, sequence: sequence, count: count, logits: logits && count == len(tokens),
+	started := &besideChunk{program: pr, sequence: sequence, count: count, logits: logits && count == len(tokens),
 		start: machine.control.proc.Now()}
 	for _, section := range pr.sections {
 		if section.Logits && !started.logits {
@@ -71,7 +71,7 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 	started.crew.work = append(started.crew.work[:0], started.parts...)
 	started.crew.begin()
 	started.target = started.crew.start.Load()
-	machine.flight = started
+	machine.beside = started
 	return count, nil
 }
 
@@ -94,7 +94,7 @@ func (m *Machine) besidePrompt(n int) (best *program) {
 
 // Ended reports whether the chunk that Begin has started is processed, or given up.
 func (c *Control) Ended() bool {
-	current := c.m.flight
+	current := c.m.beside
 	return current == nil || current.crew.done.Load() >= current.target
 }
 
@@ -102,14 +102,14 @@ func (c *Control) Ended() bool {
 // those were wanted. It returns how long the chunk has taken.
 func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
 	machine := c.m
-	current := machine.flight
+	current := machine.beside
 	if current == nil {
 		return Timing{}, diag.New(diag.ClassUsage, "await: nothing has begun")
 	}
 	if err := machine.waitBeside(); err != nil {
 		return Timing{}, err
 	}
-	machine.flight = nil
+	machine.beside = nil
 	machine.pos[current.sequence] += current.count
 	machine.gathered(current.program, current.sequence, machine.pos[current.sequence])
 	took := Timing{NS: int64(machine.control.proc.Now() - current.start)}
@@ -123,7 +123,7 @@ func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
 }
 
 // StepBeside does what Step does while a chunk is processed, on the processor that decodes meanwhile.
-func (c *Control) StepBeside(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
+func (c *Control) StepBeside(tokens []Token, sink Sink) (Timing, error) {
 	machine := c.m
 	if !machine.Beside() {
 		return Timing{}, diag.New(diag.ClassUsage, "step: the plan decodes nothing beside prompts")
@@ -132,9 +132,9 @@ func (c *Control) StepBeside(tokens []Token, sink func(i int, logits []float32) 
 		return Timing{}, err
 	}
 	for i, token := range tokens {
-		if current := machine.flight; current != nil && current.sequence == token.Sequence {
-			return Timing{}, diag.New(diag.ClassUsage, "step: token %d is of sequence %d, whose prompt is being processed",
-				i, token.Sequence)
+		if current := machine.beside; current != nil && current.sequence == token.Sequence {
+			return Timing{}, diag.New(diag.ClassUsage,
+				"step: token %d is of sequence %d, whose prompt is being processed", i, token.Sequence)
 		}
 	}
 	switch len(tokens) {
@@ -143,11 +143,11 @@ func (c *Control) StepBeside(tokens []Token, sink func(i int, logits []float32) 
 	case 1:
 		return c.decodeAlone(tokens[0], sink)
 	}
-	return c.batch(machine.batch(len(tokens), machine.plan.Beside.Decode), tokens, sink)
+	return c.runBatch(machine.batchProgram(len(tokens), machine.plan.Beside.Decode), tokens, sink)
 }
 
 // decodeAlone decodes one sequence by the processor that decodes beside prompts.
-func (c *Control) decodeAlone(token Token, sink func(i int, logits []float32) error) (Timing, error) {
+func (c *Control) decodeAlone(token Token, sink Sink) (Timing, error) {
 	machine := c.m
 	pr := machine.programs[machine.plan.Program.ProgramOn(machine.plan.Beside.Decode, 1).Name]
 	if pr.sections == nil {
@@ -157,7 +157,7 @@ func (c *Control) decodeAlone(token Token, sink func(i int, logits []float32) er
 	}
 	start := machine.meetClocks()
 	machine.one[0] = token.ID
-	if _, err := c.call(pr, token.Sequence, machine.one[:], 0, WantLast, sink); err != nil {
+	if _, err := c.runChunk(pr, token.Sequence, machine.one[:], 0, WantLast, sink); err != nil {
 		return Timing{}, err
 	}
 	return Timing{NS: int64(machine.meetClocks() - start)}, machine.checkIntact()
@@ -165,7 +165,7 @@ func (c *Control) decodeAlone(token Token, sink func(i int, logits []float32) er
 
 // waitBeside waits until nothing is processed beside the caller.
 func (m *Machine) waitBeside() error {
-	current := m.flight
+	current := m.beside
 	if current == nil {
 		return nil
 	}
@@ -180,7 +180,7 @@ func (m *Machine) waitBeside() error {
 		return *m.broken.Load()
 	}
 	if slices.ContainsFunc(current.parts, func(part *crewSection) bool { return !part.finished() }) {
-		m.flight = nil
+		m.beside = nil
 		switch failure := m.poison.Load(); {
 		case current.crew.failed != nil:
 			return current.crew.failed
@@ -194,10 +194,10 @@ func (m *Machine) waitBeside() error {
 
 // abandon gives up what is processed beside the caller, because of an error.
 func (m *Machine) abandon(because error) {
-	if m.flight == nil {
+	if m.beside == nil {
 		return
 	}
 	m.fail(because)
 	_ = m.waitBeside() // which says the same error
-	m.flight = nil
+	m.beside = nil
 }

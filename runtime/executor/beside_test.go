@@ -106,7 +106,8 @@ func beside(t testing.TB, x *executor.Machine, list [][]int32, steps int) []trac
 	return out
 }
 
-// What is processed beside something else has the very bits that it has alone: the prompt and what is decoded meanwhile.
+// What is processed beside something else has the very bits that it has alone: the prompt and what is decoded
+// meanwhile.
 func TestBesideComputesTheSameBits(t *testing.T) {
 	m := open(t)
 	for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {

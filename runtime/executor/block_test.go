@@ -24,7 +24,7 @@ func TestBlockAsksForShortCalls(t *testing.T) {
 		device := &lookedAt{}
 		ls := &laneSection{lane: &lane{wait: capability.WaitEvent, queue: &queue{Asynchronous: device, count: 1}}}
 		st := &step{awaited: true}
-		st.lately.Store(int64(expected))
+		st.estimateNS.Store(int64(expected))
 		ls.began.Store(m.now())
 		*ls.lane.queue.at(0) = pending{step: st, part: ls, ticket: 1, rows: 1}
 		if !m.waitInDriver(&crewSection{lanes: []*laneSection{ls}, feeds: 1}) || device.asked != want.asked ||

@@ -45,8 +45,8 @@ func among(r *rand.Rand, names ...string) layoutOf {
 	}
 }
 
-// Processors of one core compute what one of them computes alone, bit for bit, whatever is given to which and whoever waits
-// for whom: two on the control core, one of them with a second core; one apart from them; two beside two.
+// Processors of one core compute what one of them computes alone, bit for bit, whatever is given to which and whoever
+// waits for whom: two on the control core, one of them with a second core; one apart from them; two beside two.
 func TestProcessorsOfOneCore(t *testing.T) {
 	require.Slow(t)
 	m := open(t)

@@ -224,7 +224,7 @@ func (ls *laneSection) noteBegun(now int64) {
 // remaining returns a lower bound, in ns, of the time until the first calls in flight are done.
 func (q *queue) remaining(calls int, now int64) (ns int64) {
 	for i := range calls {
-		ns += q.at(i).step.lately.Load()
+		ns += q.at(i).step.estimateNS.Load()
 	}
 	return max(0, ns-(now-q.at(0).part.began.Load()))
 }

@@ -46,12 +46,15 @@ func (s *ExpertStat) Stale() bool {
 	return s.FullRouted > 0 && s.Drift() > tolerated+errors*0.5/math.Sqrt(float64(s.FullRouted))
 }
 
-// dispatched counts, in one layer, the rows that a step moves to slots. The slices are the step's operands.
+// dispatched counts, in one layer, the rows that a step moves to slots.
 type dispatched struct {
-	stat              ExpertStat
-	fan, tokens       int // experts of a token, tokens of a full call
-	reserved          int64
-	slotted           []bool // by expert
+	stat        ExpertStat
+	fan, tokens int    // experts of a token, tokens of a full call
+	reserved    int64  // rows of all slots
+	slotted     []bool // by expert: it has a slot
+
+	// operands of the step, by row of a token and one of its experts: the expert, the row of a slot that it is moved to
+	// (-1: none), and its row among those that are computed without a slot (-1: none; nil: there are no such rows)
 	ids, places, rest []int32
 }
 
@@ -66,12 +69,12 @@ func (m *Machine) countsDispatch(
 		return nil, nil
 	}
 	expected := tiers.Layer(layer)
-	d := &dispatched{fan: node.Op.Fan, tokens: node.Op.M, reserved: int64(node.Op.Groups.Rows()),
+	counted := &dispatched{fan: node.Op.Fan, tokens: node.Op.M, reserved: int64(node.Op.Groups.Rows()),
 		slotted: make([]bool, tiers.Experts)}
-	d.stat = ExpertStat{Program: program.Name, Layer: layer, ExpectMoved: expected.Moved,
+	counted.stat = ExpertStat{Program: program.Name, Layer: layer, ExpectMoved: expected.Moved,
 		ExpectOverflow: expected.Overflow}
 	for _, expert := range expected.Slots {
-		d.slotted[expert] = true
+		counted.slotted[expert] = true
 	}
 	groups := len(node.Op.Groups.List())
 	var err error
@@ -81,14 +84,14 @@ func (m *Machine) countsDispatch(
 		}
 		return rows
 	}
-	d.ids, d.places = dense(bind.In[1]), dense(bind.Out[groups])
+	counted.ids, counted.places = dense(bind.In[1]), dense(bind.Out[groups])
 	if node.Op.Sent > 0 {
-		d.rest = dense(bind.Out[groups+1])
+		counted.rest = dense(bind.Out[groups+1])
 	}
-	if err != nil || d.ids == nil || d.places == nil {
+	if err != nil || counted.ids == nil || counted.places == nil {
 		return nil, err
 	}
-	return d, nil
+	return counted, nil
 }
 
 // count adds a call of some tokens.

@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// inPipelines puts the heads of every sparse attention of a plan into a pipeline: processor b estimates in launches of so
-// many key heads, and a selects and attends for each key head by itself, in random orders.
+// inPipelines puts the heads of every sparse attention of a plan into a pipeline: processor b estimates in launches of
+// so many key heads, and a selects and attends for each key head by itself, in random orders.
 func inPipelines(t testing.TB, m *models.Model, plan *planir.Plan, launch int, random *rand.Rand) *planir.Plan {
 	t.Helper()
 	graph := m.Graph()
@@ -116,8 +116,8 @@ func TestHeadPipelines(t *testing.T) {
 	}
 }
 
-// A library that takes whole buffers only estimates launches of some heads all the same: the driver rounds and pools. The
-// bits are those of one launch.
+// A library that takes whole buffers only estimates launches of some heads all the same: the driver rounds and pools.
+// The bits are those of one launch.
 func TestHeadPipelineBesideORT(t *testing.T) {
 	needORT(t)
 	first, second := cores(t)

@@ -90,7 +90,8 @@ func lengthCases(t *testing.T) (out []lengthCase) {
 	return out
 }
 
-// plan is the case's plan of one chunk at a time, for up to three sequences, with the calibration that it needs (nil: none).
+// plan is the case's plan of one chunk at a time, for up to three sequences, with the calibration that it needs (nil:
+// none).
 func (c *lengthCase) plan(t *testing.T, first, second string) (*planir.Plan, *calibration.Calibration) {
 	t.Helper()
 	procs := []planir.Proc{proc("a", first, ""), proc("b", second, "")}
@@ -117,8 +118,8 @@ func cancelled(x *executor.Machine, ids []int32, after time.Duration) bool {
 	}) != nil
 }
 
-// Two chunks in flight have the very logits of one after the other, at every position: in all schemes, for prompts of 1 to
-// 1,500 tokens, for sequences that are decoded together, and after calls that were cancelled somewhere. HETC_LONG=1
+// Two chunks in flight have the very logits of one after the other, at every position: in all schemes, for prompts of 1
+// to 1,500 tokens, for sequences that are decoded together, and after calls that were cancelled somewhere. HETC_LONG=1
 // compares 200 prompts.
 func TestInFlightAtLength(t *testing.T) {
 	require.Slow(t)
@@ -197,8 +198,8 @@ func digestOf(logits []float32) string {
 	return fmt.Sprintf("%x", hash.Sum(nil))
 }
 
-// A process that is killed while two chunks are in flight leaves nothing behind: one that opens the same bundle again computes
-// the logits of one chunk after the other.
+// A process that is killed while two chunks are in flight leaves nothing behind: one that opens the same bundle again
+// computes the logits of one chunk after the other.
 func TestInFlightIsKilled(t *testing.T) {
 	if dir := os.Getenv(killedBundle); dir != "" {
 		answerUntilKilled(t, dir)

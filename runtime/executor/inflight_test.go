@@ -90,7 +90,8 @@ func tokens(rng *rand.Rand, vocab, n int) []int32 {
 }
 
 // Two chunks in flight have the very logits of one after the other: in all schemes, for plans that place operators by
-// their role, on one processor, or divided in every way, in random orders, and with the second chunk a part of a layer behind.
+// their role, on one processor, or divided in every way, in random orders, and with the second chunk a part of a layer
+// behind.
 func TestInFlightComputesTheSameBits(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
@@ -219,8 +220,8 @@ func TestInFlightBatches(t *testing.T) {
 	}
 }
 
-// The same on processors that execute calls by themselves, some on memory of their own: what travels between memories is
-// computed with iterations that begin within a layer.
+// The same on processors that execute calls by themselves, some on memory of their own: what travels between memories
+// is computed with iterations that begin within a layer.
 func TestInFlightOnDevices(t *testing.T) {
 	require.Slow(t)
 	m := open(t)

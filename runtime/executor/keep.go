@@ -29,7 +29,7 @@ func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 	if positions < 0 || positions > of {
 		return diag.New(diag.ClassUsage, "restore %d positions of %d", positions, of)
 	}
-	if current := machine.flight; current != nil && current.sequence == sequence {
+	if current := machine.beside; current != nil && current.sequence == sequence {
 		return diag.New(diag.ClassUsage, "restore: the prompt of sequence %d is being processed", sequence)
 	}
 	cache := &machine.plan.Program.Cache
@@ -50,8 +50,8 @@ func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 // checkPositions refuses positions that no sequence has.
 func (m *Machine) checkPositions(sequence, positions int) error {
 	if sequence < 0 || sequence >= m.Sequences() || positions < 0 || positions > m.plan.MaxContext {
-		return diag.New(diag.ClassUsage, "keep %d positions of sequence %d, want at most %d of 0..%d", positions, sequence,
-			m.plan.MaxContext, m.Sequences()-1)
+		return diag.New(diag.ClassUsage, "%d cached positions of sequence %d, want 0..%d of sequence 0..%d", positions,
+			sequence, m.plan.MaxContext, m.Sequences()-1)
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// A cache that was copied and restored, in another sequence, on another machine, or a part of it, is what processing the
-// same tokens leaves: the next logits have the same bits.
+// A cache that was copied and restored, in another sequence, on another machine, or a part of it, is what processing
+// the same tokens leaves: the next logits have the same bits.
 func TestRestoredCacheIsTheComputedOne(t *testing.T) {
 	for _, cached := range op.CacheTypes {
 		t.Run(string(cached), func(t *testing.T) { restoredCache(t, cached) })

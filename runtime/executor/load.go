@@ -83,8 +83,8 @@ func (m *Machine) prepare(src Source) error {
 		if lane.space > 0 {
 			mirror, ok := buf.(driver.Mirror)
 			if !ok {
-				return diag.New(diag.ClassRun, "share the pool with processor %q: it computes on memory of its own, and driver %q does not move values there",
-					lane.name, m.plan.Proc(lane.name).Driver)
+				return diag.New(diag.ClassRun, "share the pool with processor %q: it computes on memory of its own, "+
+					"and driver %q does not move values there", lane.name, m.plan.Proc(lane.name).Driver)
 			}
 			m.mirrors[lane.space] = mirror
 		}
@@ -188,35 +188,39 @@ func (m *Machine) loadSection(ctx context.Context, program *planir.PhaseProgram,
 	return loaded, nil
 }
 
-// eachUnloaded calls visit for each part that a program reads and that has not been asked for yet, in the
-// order of its steps.
-func (m *Machine) eachUnloaded(pr *program, visit func(placeKey, Part)) {
-	weights := m.loader.weights
-	seen := map[placeKey]bool{}
+// eachUnloaded calls visit for each part that a program reads and that has not been asked for yet, in the order of its
+// steps.
+func (m *Machine) eachUnloaded(pr *program, visit func(packKey, Part)) {
+	seen := map[packKey]bool{}
 	for i := range pr.PhaseProgram.Sections {
 		section := &pr.PhaseProgram.Sections[i]
-		for it := range max(1, section.Layers) {
+		for iter := range max(1, section.Layers) {
 			for j := range section.Lanes {
-				if m.plan.Proc(section.Lanes[j].Proc).WeightsInArtifacts {
+				lane := &section.Lanes[j]
+				if m.plan.Proc(lane.Proc).WeightsInArtifacts {
 					continue // its weights are in no weights blob
 				}
-				on := m.loader.lanes[section.Lanes[j].Proc]
-				for k := range section.Lanes[j].Steps {
-					step := &section.Lanes[j].Steps[k]
-					for w, ref := range step.W {
-						at, key := weights.place(ref.Pack, section.First+it)
-						if m.readsTable(on, m.loader.graphs[step.Run], w, ref, at.Pack) {
-							continue
-						}
-						if !seen[key] && weights.bytes[key] == nil && !weights.byRow[ref.Pack] {
-							seen[key] = true
-							few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
-							visit(key, Part{at.blob, at.Offset, at.Pack.Bytes, few})
-						}
-					}
+				for k := range lane.Steps {
+					m.stepUnloaded(m.loader.lanes[lane.Proc], &lane.Steps[k], section.First+iter, seen, visit)
 				}
 			}
 		}
+	}
+}
+
+// stepUnloaded is eachUnloaded for one step in a layer. What was visited is in seen.
+func (m *Machine) stepUnloaded(on *lane, step *planir.Step, layer int, seen map[packKey]bool,
+	visit func(packKey, Part)) {
+	weights := m.loader.weights
+	for i, ref := range step.W {
+		at, key := weights.place(ref.Pack, layer)
+		if seen[key] || weights.bytes[key] != nil || weights.byRow[ref.Pack] ||
+			m.readsTable(on, m.loader.graphs[step.Run], i, ref, at.Pack) {
+			continue
+		}
+		seen[key] = true
+		few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
+		visit(key, Part{at.blob, at.Offset, at.Pack.Bytes, few})
 	}
 }
 
@@ -241,7 +245,7 @@ func (m *Machine) newStep(on *lane, from *planir.Step, section *section) *step {
 	st := &step{Step: from, section: section.Section, graph: &graph.Graph, rows: graph.Graph.Rows(),
 		kind: mainOp(&graph.Graph).Kind, counts: graph.Graph.CountsRows()}
 	if !on.virt {
-		st.lately.Store(from.ExpectNS)
+		st.estimateNS.Store(from.ExpectNS)
 	}
 	st.calls = make([]call, 0, section.iters)
 	for range section.iters {
@@ -269,74 +273,89 @@ func (m *Machine) loadCall(ctx context.Context, program *planir.PhaseProgram, on
 	return nil
 }
 
-// executable loads a graph with the weights of a step in a layer. Steps that read the same weights
-// share it.
+// executable loads a graph with the weights of a step in a layer. Steps that read the same weights share it.
 func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *planir.Graph,
 	layer int) (driver.Executable, error) {
 	loader, proc := &m.loader, m.plan.Proc(on.name)
-	fail := func(err error) (driver.Executable, error) {
-		return nil, fmt.Errorf("load graph %q: %w", graph.Name, err)
-	}
 	artifact := driver.Artifact{Driver: proc.Driver, Graph: &graph.Graph}
 	var weights driver.Weights
-	var key string
-	// weights compiled in: the artifact is the layer's own
+	var key string // of the executable
+	var err error
 	if proc.WeightsInArtifacts {
-		blobs, ok := loader.compiled[compiledKey{graph.Name, layer}]
-		if !ok {
-			blobs = loader.compiled[compiledKey{graph.Name, -1}]
-		}
-		key = "\x00" + blobs.artifact
-		if exe := loader.loaded[key]; exe != nil {
-			return exe, nil
-		}
-		var err error
-		if artifact.Code, err = loader.src.Blob(blobs.artifact); err != nil {
-			return fail(err)
-		}
-		if blobs.shared != "" {
-			if artifact.Shared, err = loader.src.Blob(blobs.shared); err != nil {
-				return fail(err)
-			}
-		}
+		key, err = loader.readCompiled(&artifact, graph.Name, layer)
 	} else {
-		var ok bool
-		var err error
-		if artifact.Code, ok = loader.codes[graph.Artifact]; !ok {
-			if artifact.Code, err = loader.src.Blob(graph.Artifact); err != nil {
-				return fail(err)
-			}
-			loader.codes[graph.Artifact] = artifact.Code
-		}
-		if weights, key, err = loader.weights.resolve(st.W, layer, func(weight int, packed *planir.Pack) bool {
-			return m.readsTable(on, graph, weight, st.W[weight], packed)
-		}); err != nil {
-			return fail(err)
-		}
-		key = graph.Name + "\x00" + key
-		if exe := loader.loaded[key]; exe != nil {
-			return exe, nil
-		}
+		weights, key, err = m.readPacked(&artifact, on, st, graph, layer)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("load graph %q: %w", graph.Name, err)
+	}
+	if exe := loader.loaded[key]; exe != nil {
+		return exe, nil
 	}
 	on.loads.Store(graph)
 	exe, err := on.proc.Load(ctx, artifact, weights)
 	on.loads.Store(nil)
 	if err != nil {
-		class := diag.ClassRun
-		switch found := diag.ClassOf(err); found {
-		case diag.ClassUnavailable, diag.ClassVerify: // something is missing on this machine, or it is another graph
-			class = found
-		}
-		failed := diag.New(class, "load graph %q on processor %q: %w", graph.Name, on.name, err)
-		if len(diag.HintsOf(err)) == 0 && ctx.Err() == nil {
-			failed = failed.WithHint("where the artifact is damaged, or of another version of hetc, emit the bundle again")
-		}
-		return nil, failed
+		return nil, loadFailed(ctx, on, graph, err)
 	}
 	loader.loaded[key] = exe
 	m.steps.Add(1) // the watchdog sees progress
 	m.closers = append(m.closers, exe.Close)
 	return exe, nil
+}
+
+// readCompiled reads the artifact of a graph whose weights are compiled in, so that each layer has its own. It returns
+// the key of its executable. Of one that is loaded nothing is read.
+func (l *loader) readCompiled(artifact *driver.Artifact, graph string, layer int) (key string, err error) {
+	blobs, ok := l.compiled[compiledKey{graph, layer}]
+	if !ok {
+		blobs = l.compiled[compiledKey{graph, -1}]
+	}
+	key = "\x00" + blobs.artifact
+	if l.loaded[key] != nil {
+		return key, nil
+	}
+	if artifact.Code, err = l.src.Blob(blobs.artifact); err != nil {
+		return "", err
+	}
+	if blobs.shared != "" {
+		artifact.Shared, err = l.src.Blob(blobs.shared)
+	}
+	return key, err
+}
+
+// readPacked reads the artifact of a graph, which all layers share, and finds the packed weights of a step in a layer.
+// It returns the key that executables of the same graph and weights have.
+func (m *Machine) readPacked(artifact *driver.Artifact, on *lane, st *step, graph *planir.Graph, layer int) (
+	weights driver.Weights, key string, err error) {
+	loader := &m.loader
+	var read bool
+	if artifact.Code, read = loader.codes[graph.Artifact]; !read {
+		if artifact.Code, err = loader.src.Blob(graph.Artifact); err != nil {
+			return nil, "", err
+		}
+		loader.codes[graph.Artifact] = artifact.Code
+	}
+	table := func(weight int, packed *planir.Pack) bool {
+		return m.readsTable(on, graph, weight, st.W[weight], packed)
+	}
+	weights, key, err = loader.weights.resolve(st.W, layer, table)
+	return weights, graph.Name + "\x00" + key, err
+}
+
+// loadFailed returns the error of a driver that did not load a graph. It keeps the class of one about a thing that this
+// machine lacks, or about an artifact of another graph.
+func loadFailed(ctx context.Context, on *lane, graph *planir.Graph, err error) error {
+	class := diag.ClassRun
+	switch found := diag.ClassOf(err); found {
+	case diag.ClassUnavailable, diag.ClassVerify:
+		class = found
+	}
+	failed := diag.New(class, "load graph %q on processor %q: %w", graph.Name, on.name, err)
+	if len(diag.HintsOf(err)) == 0 && ctx.Err() == nil {
+		failed = failed.WithHint("where the artifact is damaged, or of another version of hetc, emit the bundle again")
+	}
+	return failed
 }
 
 // mainOp returns the operator that dominates the cost of a graph: a product, else attention, else the first one.
@@ -386,16 +405,15 @@ func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindi
 		bind.Out = append(bind.Out, view(ref))
 	}
 	if st.Heads != nil {
-		caches := cache
-		bind.Sequences, bind.SequenceBytes = m.Sequences(), caches.SequenceBytes()
-		element, cols := caches.Type.CacheRow(caches.HeadDim)
-		head := int64(caches.MaxContext) * caches.Type.CacheRowBytes(caches.HeadDim)
-		half := int64(caches.KVHeads) * head
+		bind.Sequences, bind.SequenceBytes = m.Sequences(), cache.SequenceBytes()
+		element, cols := cache.Type.CacheRow(cache.HeadDim)
+		head := int64(cache.MaxContext) * cache.Type.CacheRowBytes(cache.HeadDim)
+		half := int64(cache.KVHeads) * head // the keys of a layer, or its values
 		at := func(which int) driver.View {
 			return driver.View{
 				Buffer: pool, Type: element,
 				Offset: m.offset[cacheName] + (2*int64(layer)+int64(which))*half + int64(st.Heads[0])*head,
-				Rows:   (st.Heads[1] - st.Heads[0]) * caches.MaxContext, Cols: cols, Stride: cols,
+				Rows:   (st.Heads[1] - st.Heads[0]) * cache.MaxContext, Cols: cols, Stride: cols,
 			}
 		}
 		bind.K, bind.V = at(0), at(1)

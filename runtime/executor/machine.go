@@ -6,8 +6,9 @@
 // plan's control processor. It starts sections, meets the other crews between them, and runs whatever a caller does
 // between two program calls (sampling), so that decoding needs no switch to another thread.
 //
-// Read Open (machine.go) and load.go for what is loaded, run.go for one program call, and crew.go for how a thread
-// walks the steps of its lanes and waits for flags. device.go is about processors that execute calls by themselves.
+// Read Open (machine.go) and load.go for what is loaded, run.go for one program call, crew.go for how a thread walks
+// the steps of its lanes, and wait.go for how it waits for flags. device.go is about processors that execute calls by
+// themselves.
 package executor
 
 import (
@@ -84,15 +85,15 @@ type Machine struct {
 	offset     map[string]int64
 	pos        []int // of each sequence
 	// scratch of Step and Extend, so that they allocate nothing
-	places  []driver.Place // of the rows of a batch
-	one     [1]int32       // token of a sequence that is decoded alone
+	batchPlaces []driver.Place // of the rows of a batch
+	one         [1]int32       // token of a sequence that is decoded alone
+
 	jobs    chan job
 	poison  atomic.Pointer[error]
 	steps   atomic.Uint64 // finished steps of all lanes: the watchdog's heartbeat
 	flags   []flag
 	broken  atomic.Pointer[error] // a lane never came back: nothing can run any more
-	lost    chan struct{}         // closed then
-	flight  *flight               // a chunk that is processed beside other calls; nil: none
+	beside  *besideChunk          // what is processed beside other calls; nil: nothing
 	started bool
 	closers []func() error
 	close   sync.Once
@@ -116,7 +117,7 @@ type program struct {
 	ids      []int32    // of the call: [rows]
 	logits   []float32  // [1 or rows,vocabulary]
 	sections []*section // once loaded
-	uses     []use      // of the caches, where there are several memories
+	uses     []headUse  // of the caches, where there are several memories
 }
 
 // section is a loaded section: iters times the same steps, one iteration for each layer, and more where steps are
@@ -134,19 +135,19 @@ type section struct {
 // step is one step with everything resolved: one executable and one set of bindings per iteration.
 type step struct {
 	*planir.Step
-	section  *planir.Section
-	graph    *op.Graph
-	rows     int // of the graph's operands along the call's rows
-	kind     op.Kind
-	counts   bool // its graph stops at a call's last row, whatever the processor does
-	waits    []wait
-	awaited  bool // another lane waits for its flag
-	scalars  driver.Scalars
-	calls    []call       // of each iteration
-	lately   atomic.Int64 // what a run takes at least, in nanoseconds: at first what the plan expects; 0 for unknown
-	runNS    int64
-	waitNS   int64
-	runCount int64
+	section    *planir.Section
+	graph      *op.Graph
+	rows       int // of the graph's operands along the call's rows
+	kind       op.Kind
+	counts     bool // its graph stops at a call's last row, whatever the processor does
+	waits      []wait
+	awaited    bool // another lane waits for its flag
+	scalars    driver.Scalars
+	calls      []call       // of each iteration
+	estimateNS atomic.Int64 // what a run takes at least, in nanoseconds: at first what the plan expects; 0 for unknown
+	runNS      int64
+	waitNS     int64
+	runCount   int64
 }
 
 // wait is a flag that a step needs set, and the lane that sets it.
@@ -221,7 +222,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 		}
 	}
 	machine = &Machine{plan: p, deadline: options.Deadline, observe: options.Observe, origin: time.Now(),
-		programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
+		programs: map[string]*program{}, jobs: make(chan job)}
 	if machine.deadline == 0 {
 		machine.deadline = 2 * time.Minute
 	}

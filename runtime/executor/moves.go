@@ -43,8 +43,8 @@ type cacheHoldings struct {
 	held  [][]int32 // [memory][sequence*cells + cell]
 }
 
-// use is a head of a layer in a program, and the memory of the processor that has it there.
-type use struct{ cell, space int }
+// headUse is a head of a layer in a program, and the memory of the processor that has it there.
+type headUse struct{ cell, space int }
 
 // newHoldings prepares cacheHoldings for machines with memories other than the host's.
 func (m *Machine) newHoldings() {
@@ -56,7 +56,7 @@ func (m *Machine) newHoldings() {
 }
 
 // uses returns the heads that a program's processors append to.
-func (m *Machine) uses(pr *program) (list []use) {
+func (m *Machine) uses(pr *program) (list []headUse) {
 	heads := m.plan.Program.Cache.KVHeads
 	for _, section := range pr.sections {
 		for _, ls := range section.lanes {
@@ -66,7 +66,7 @@ func (m *Machine) uses(pr *program) (list []use) {
 				}
 				for iter := range section.iters {
 					for head := st.Heads[0]; head < st.Heads[1] && st.works(iter); head++ {
-						list = append(list, use{st.layer(iter)*heads + head, ls.lane.space})
+						list = append(list, headUse{st.layer(iter)*heads + head, ls.lane.space})
 					}
 				}
 			}
@@ -108,7 +108,8 @@ func (m *Machine) makeAvailable(cell, space, sequence, pos int) error {
 	if int(*held(0)) < pos {
 		from := slices.IndexFunc(m.holds.held, func(counts []int32) bool { return int(counts[at]) >= pos })
 		if from < 0 {
-			return diag.New(diag.ClassRun, "move the cache of sequence %d: no processor holds %d positions", sequence, pos)
+			return diag.New(diag.ClassRun, "move the cache of sequence %d: no processor holds %d positions", sequence,
+				pos)
 		}
 		if err := m.moveCache(cell, sequence, int(*held(0)), pos, m.mirrors[from].Pull); err != nil {
 			return err

@@ -143,8 +143,8 @@ func TestOpenCLLogits(t *testing.T) {
 	}
 }
 
-// Caches of every type that devices have, on a device, alone and with heads divided between it and the host, give the logits that they give on
-// the host: also where a prompt comes in pieces, and where the device has memory of its own.
+// Caches of every type that devices have, on a device, alone and with heads divided between it and the host, give the
+// logits that they give on the host: also where a prompt comes in pieces, and where the device has memory of its own.
 func TestOpenCLCaches(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
@@ -321,7 +321,8 @@ func onDevice(device planir.Proc, partner string) layoutOf {
 	}
 }
 
-// A mixture of experts on a device of OpenCL alone has another implementation's logits: router, experts and all between.
+// A mixture of experts on a device of OpenCL alone has another implementation's logits: router, experts and all
+// between.
 func TestOpenCLExpertsAlone(t *testing.T) {
 	devices := openclProcs(t, "a", nil)
 	tried := 0

@@ -33,8 +33,8 @@ func onLibrary(form int) layoutOf {
 }
 
 // Every architecture over ONNX Runtime and the host beside it computes what it should: in float32 another
-// implementation's logits, quantised nearly what the host computes alone. Layers whose operators the library does not have
-// are the host's in part.
+// implementation's logits, quantised nearly what the host computes alone. Layers whose operators the library does not
+// have are the host's in part.
 func TestORTArchitectures(t *testing.T) {
 	needORT(t)
 	s0, s1 := cores(t)

@@ -72,7 +72,8 @@ func withORT() executor.Options {
 	return executor.Options{Drivers: []driver.Driver{host.New(), ort.New()}}
 }
 
-// Plans over ONNX Runtime and the host, on one core and on two, compute what the host computes alone: in float32 up to rounding.
+// Plans over ONNX Runtime and the host, on one core and on two, compute what the host computes alone: in float32 up to
+// rounding.
 func TestORTBesideHost(t *testing.T) {
 	needORT(t)
 	m := open(t)
@@ -111,8 +112,8 @@ func TestORTBesideHost(t *testing.T) {
 	}
 }
 
-// A plan whose products with a constant scale are convolutions of ONNX Runtime computes the very logits of one whose products
-// are products: sums of codes are exact, and the scales are multiplied on in one order.
+// A plan whose products with a constant scale are convolutions of ONNX Runtime computes the very logits of one whose
+// products are products: sums of codes are exact, and the scales are multiplied on in one order.
 func TestORTConvolutions(t *testing.T) {
 	needORT(t)
 	m := open(t)

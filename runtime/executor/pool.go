@@ -26,7 +26,7 @@ func (m *Machine) allocate(sparing bool) error {
 			WithHint("a smaller context (max_context) needs less memory")
 	}
 	sequences := m.Sequences()
-	m.pos, m.places = make([]int, sequences), make([]driver.Place, 0, sequences)
+	m.pos, m.batchPlaces = make([]int, sequences), make([]driver.Place, 0, sequences)
 	if m.mirrors = make([]driver.Mirror, m.spaces+1); m.spaces > 0 {
 		m.newHoldings()
 	}

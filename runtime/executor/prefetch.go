@@ -9,7 +9,7 @@ import (
 // a pack waits only for that one.
 type prefetch struct {
 	after  *prefetch // what is prepared before; nil: nothing
-	number map[placeKey]int
+	number map[packKey]int
 	stop   func()
 	done   chan struct{} // closed when nothing is prepared any more
 
@@ -21,10 +21,10 @@ type prefetch struct {
 
 // startPrefetch begins to prepare parts, after those of another prefetch have ended, which may be nil.
 func (m *Machine) startPrefetch(
-	ctx context.Context, source Ahead, keys []placeKey, parts []Part, after *prefetch,
+	ctx context.Context, source Ahead, keys []packKey, parts []Part, after *prefetch,
 ) *prefetch {
 	ctx, stop := context.WithCancel(ctx)
-	coming := &prefetch{after: after, number: map[placeKey]int{}, stop: stop, done: make(chan struct{})}
+	coming := &prefetch{after: after, number: map[packKey]int{}, stop: stop, done: make(chan struct{})}
 	coming.moved.L = &coming.mu
 	for i, key := range keys {
 		coming.number[key] = i
@@ -44,35 +44,35 @@ func (m *Machine) startPrefetch(
 }
 
 // advance tells waiting threads how many packs are prepared, and with over that no more will be.
-func (u *prefetch) advance(through int, over bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.through, u.over = max(u.through, through), u.over || over
-	u.moved.Broadcast()
+func (p *prefetch) advance(through int, over bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.through, p.over = max(p.through, through), p.over || over
+	p.moved.Broadcast()
 }
 
 // await returns when a pack is prepared, or will not be.
-func (u *prefetch) await(key placeKey) {
-	if u == nil {
+func (p *prefetch) await(key packKey) {
+	if p == nil {
 		return
 	}
-	number, mine := u.number[key]
+	number, mine := p.number[key]
 	if !mine {
-		u.after.await(key)
+		p.after.await(key)
 		return
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for !u.over && u.through <= number {
-		u.moved.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !p.over && p.through <= number {
+		p.moved.Wait()
 	}
 }
 
 // end stops the preparation and returns when it no longer reads the source.
-func (u *prefetch) end() {
-	if u != nil {
-		u.stop()
-		<-u.done
+func (p *prefetch) end() {
+	if p != nil {
+		p.stop()
+		<-p.done
 	}
 }
 
@@ -83,9 +83,9 @@ func (m *Machine) prefetchFor(ctx context.Context, pr *program) *prefetch {
 	if !ok {
 		return nil
 	}
-	var keys []placeKey
+	var keys []packKey
 	var parts []Part
-	m.eachUnloaded(pr, func(key placeKey, part Part) {
+	m.eachUnloaded(pr, func(key packKey, part Part) {
 		if foreseen := m.loader.foreseen; foreseen != nil {
 			if _, begun := foreseen.number[key]; begun {
 				return
@@ -104,15 +104,15 @@ func (m *Machine) Foresee(ctx context.Context) {
 	if !ok {
 		return
 	}
-	var keys []placeKey
+	var keys []packKey
 	var parts []Part
-	users, prefills := map[placeKey]int{}, 0
+	users, prefills := map[packKey]int{}, 0
 	for _, pr := range m.order {
 		if pr.PhaseProgram.Phase != "prefill" || pr.On != "" {
 			continue
 		}
 		prefills++
-		m.eachUnloaded(pr, func(key placeKey, part Part) {
+		m.eachUnloaded(pr, func(key packKey, part Part) {
 			if users[key]++; users[key] == 1 {
 				keys, parts = append(keys, key), append(parts, part)
 			}

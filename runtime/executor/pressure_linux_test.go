@@ -26,9 +26,9 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// catch has the signals of press caught, for the rest of the process. One that reaches a thread later, when nobody wanted it
-// any more, would end the process: on a thread that Go's runtime did not start, as ONNX Runtime's, it raises such a signal
-// again with its default action.
+// catch has the signals of press caught, for the rest of the process. One that reaches a thread later, when nobody
+// wanted it any more, would end the process: on a thread that Go's runtime did not start, as ONNX Runtime's, it raises
+// such a signal again with its default action.
 var catch = sync.OnceValue(func() <-chan os.Signal {
 	caught := make(chan os.Signal, 64)
 	signal.Notify(caught, unix.SIGUSR1, unix.SIGUSR2)
@@ -100,8 +100,8 @@ func press(t *testing.T) (collections, signals func() int64) {
 	}, sent.Load
 }
 
-// Decoding under garbage collections and signals computes, bit for bit, what the same executables compute one after another on
-// one thread: 10,000 tokens with HETC_LONG=1.
+// Decoding under garbage collections and signals computes, bit for bit, what the same executables compute one after
+// another on one thread: 10,000 tokens with HETC_LONG=1.
 func TestDecodeUnderPressure(t *testing.T) {
 	require.Slow(t)
 	tokens := 300

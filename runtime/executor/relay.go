@@ -20,9 +20,9 @@ import (
 // it is idle (threads go to sleep, clocks and caches change) is part of a hand-over, and would not be seen if calls
 // followed each other at once. Nor would a call be seen that begins only when the thread stops.
 type Relay struct {
-	m      *Machine
-	s      *section
-	device *timedQueue
+	machine *Machine
+	section *section
+	device  *timedQueue
 }
 
 // RelayCall is an executable of a processor of a Relay with its operands.
@@ -74,13 +74,13 @@ func NewRelay(own driver.Processor, device driver.Asynchronous, wait capability.
 			len(work.Before), len(work.Meanwhile), turns)
 	}
 	timed := &timedQueue{Asynchronous: device}
-	m := &Machine{deadline: time.Minute, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{}),
-		flags: make([]flag, 2), feedsAll: fed}
-	m.control = &lane{name: "thread", proc: own, dynamic: true}
+	machine := measuringMachine(2)
+	machine.feedsAll = fed
+	machine.control = &lane{name: "thread", proc: own, dynamic: true}
 	queued := &lane{name: "device", proc: device, dynamic: true, wait: wait,
-		queue: &queue{Asynchronous: timed, offset: m.now() - int64(device.Now())}}
-	m.lanes = []*lane{m.control, queued}
-	m.formCrews()
+		queue: &queue{Asynchronous: timed, offset: machine.now() - int64(device.Now())}}
+	machine.lanes = []*lane{machine.control, queued}
+	machine.formCrews()
 
 	// The thread's first step waits for the call of the turn before, and the call for that step.
 	sec := &section{Section: &planir.Section{Flags: 2, Layers: turns}, iters: turns}
@@ -95,34 +95,35 @@ func NewRelay(own driver.Processor, device driver.Asynchronous, wait capability.
 		}
 		return st
 	}
-	thread := &laneSection{lane: m.control, steps: []*step{
-		made("before", work.Before, &started, planir.Wait{Flag: ended, Back: true}), made("meanwhile", work.Meanwhile, nil)}}
+	thread := &laneSection{lane: machine.control, steps: []*step{
+		made("before", work.Before, &started, planir.Wait{Flag: ended, Back: true}),
+		made("meanwhile", work.Meanwhile, nil)}}
 	calls := &laneSection{lane: queued, steps: []*step{made("call", work.Call, &ended, planir.Wait{Flag: started})}}
 	sec.lanes = []*laneSection{thread, calls}
-	m.connectLanes(sec)
-	if err := m.startCrews(); err != nil {
+	machine.connectLanes(sec)
+	if err := machine.startCrews(); err != nil {
 		return nil, err
 	}
-	return &Relay{m, sec, timed}, nil
+	return &Relay{machine, sec, timed}, nil
 }
 
 // Run takes all turns once.
 func (r *Relay) Run(ctx context.Context) (out Relayed, err error) {
-	err = r.m.Do(ctx, func(*Control) error {
-		each, err := r.flight()
+	err = r.machine.Do(ctx, func(*Control) error {
+		each, err := r.callTime()
 		if err != nil {
 			return err
 		}
 		r.device.spent, r.device.calls = 0, 0
 		r.expect(each)
 		began := time.Now()
-		if err := r.m.section(r.s, driver.Scalars{Rows: 1, KVLen: 1, Seq: 1}, false); err != nil {
+		if err := r.machine.runSection(r.section, driver.Scalars{Rows: 1, KVLen: 1, Seq: 1}, false); err != nil {
 			return err
 		}
-		turns := int64(r.s.iters)
+		turns := int64(r.section.iters)
 		out = Relayed{Turn: int64(time.Since(began)) / turns, Submit: int64(r.device.spent) / max(1, r.device.calls),
 			Call: each}
-		own := r.s.lanes[0].steps
+		own := r.section.lanes[0].steps
 		out.Before, out.Meanwhile = own[0].runNS/turns, own[1].runNS/turns
 		return nil
 	})
@@ -131,23 +132,23 @@ func (r *Relay) Run(ctx context.Context) (out Relayed, err error) {
 
 // expect tells the lanes what steps take, as a plan does. Before a first run only the time of the call is known.
 func (r *Relay) expect(callNS int64) {
-	for _, lane := range r.s.lanes {
+	for _, lane := range r.section.lanes {
 		for _, st := range lane.steps {
-			if st.runCount > 0 && st.lately.Load() == 0 {
-				st.lately.Store(st.runNS / st.runCount)
+			if st.runCount > 0 && st.estimateNS.Load() == 0 {
+				st.estimateNS.Store(st.runNS / st.runCount)
 			}
 			st.runNS, st.waitNS, st.runCount = 0, 0, 0
 		}
 	}
-	if call := r.s.lanes[1].steps[0]; call.lately.Load() == 0 {
-		call.lately.Store(callNS)
+	if call := r.section.lanes[1].steps[0]; call.estimateNS.Load() == 0 {
+		call.estimateNS.Store(callNS)
 	}
 }
 
-// flight returns the time of one more call while others are in flight: the difference between all calls, submitted
+// callTime returns the time of one more call while others are in flight: the difference between all calls, submitted
 // ahead, and one.
-func (r *Relay) flight() (int64, error) {
-	lane := r.s.lanes[1]
+func (r *Relay) callTime() (int64, error) {
+	lane := r.section.lanes[1]
 	calls := lane.steps[0].calls
 	calls = calls[:min(len(calls), driver.MaxInFlight/2)]
 	submitted := func(calls []call) (time.Duration, error) {
@@ -174,7 +175,7 @@ func (r *Relay) flight() (int64, error) {
 
 // Close ends the lanes' threads.
 func (r *Relay) Close() error {
-	if err := r.m.Close(); err != nil {
+	if err := r.machine.Close(); err != nil {
 		return diag.New(diag.ClassRun, "close relay: %w", err)
 	}
 	return nil

@@ -20,7 +20,7 @@ const rowBlock = 64 << 10
 // driver.Rows.
 type packRows struct {
 	src    Source
-	at     place
+	at     packPlace
 	row    int64       // bytes of one
 	hot    []int       // ascending
 	copies *mem.Region // of their rows, one behind the other; nil: there are none
@@ -30,7 +30,7 @@ type packRows struct {
 }
 
 // newPackRows asks for the hot rows of a pack in a layer (nil: none are named), and for no others.
-func newPackRows(src Source, at place, hot *planir.Hot) (*packRows, error) {
+func newPackRows(src Source, at packPlace, hot *planir.Hot) (*packRows, error) {
 	packed := at.Pack
 	count := packed.K1 - packed.K0
 	out := &packRows{src: src, at: at, row: packed.Bytes / int64(count)}

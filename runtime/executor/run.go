@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -33,15 +31,15 @@ type Control struct {
 // deadline, and Close for threads to return.
 const patience = 5 * time.Second
 
-// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their
-// next step. When no lane finishes a step for the machine's deadline, or for 5 s after ctx ended,
-// Do gives up: the Machine is then unusable, and Close leaves the hanging processor behind.
+// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their next step. When no
+// lane finishes a step for the machine's deadline, or for 5 s after ctx ended, Do gives up: the Machine is then
+// unusable, and Close leaves the hanging processor behind.
 func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	if broken := m.broken.Load(); broken != nil {
 		return *broken
 	}
-	j := job{done: make(chan error, 1)}
-	j.run = func() error {
+	given := job{done: make(chan error, 1)}
+	given.run = func() error {
 		err := fn(&Control{m, ctx})
 		if err != nil {
 			m.abandon(err)
@@ -49,22 +47,27 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 		return err
 	}
 	select {
-	case m.jobs <- j:
+	case m.jobs <- given:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	return m.watch(ctx, given.done)
+}
+
+// watch waits for a job to end, and gives it up when no lane finishes a step for too long. Lanes that wait for flags
+// give up at the deadline themselves; a lane that hangs inside its driver cannot. So watch waits a little longer than
+// the deadline.
+func (m *Machine) watch(ctx context.Context, ended <-chan error) error {
 	period := max(m.deadline/20, time.Millisecond)
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	last, quiet := m.steps.Load(), time.Duration(0)
-	// Lanes that wait give up at the deadline themselves; a lane that hangs inside its driver
-	// cannot.
-	least := m.deadline
-	limit := least + 4*period
+	allowed := m.deadline // as the error says it
+	limit := allowed + 4*period
 	cancelled := ctx.Done()
 	for {
 		select {
-		case err := <-j.done:
+		case err := <-ended:
 			if failure := m.poison.Swap(nil); failure != nil && err != nil {
 				err = *failure // the first failure, not what it caused elsewhere
 			}
@@ -73,7 +76,7 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 			m.fail(ctx.Err())
 			cancelled, quiet = nil, 0
 			if limit > patience {
-				least, limit, period = patience, patience, patience/20
+				allowed, limit, period = patience, patience, patience/20
 				tick.Reset(period)
 			}
 		case <-tick.C:
@@ -82,10 +85,9 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 				continue
 			}
 			if quiet += period; quiet > limit {
-				var hangs error = diag.New(diag.ClassRun, "no step finished for %v; %s", least, m.describeWork())
+				var hangs error = diag.New(diag.ClassRun, "no step finished for %v; %s", allowed, m.describeWork())
 				m.fail(hangs)
 				m.broken.Store(&hangs)
-				close(m.lost)
 				return *m.poison.Load() // that of ctx, where it had ended
 			}
 		}
@@ -129,22 +131,23 @@ func (m *Machine) fail(err error) {
 	m.poison.CompareAndSwap(nil, &err)
 }
 
-// Timing is when a call ran on the control processor's clock: real or virtual nanoseconds.
+// Timing is how long a call took on the control processor's clock: real or virtual nanoseconds.
 type Timing struct {
 	NS      int64
 	Virtual bool
 }
 
-// Forward extends the first sequence.
-func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing, error) {
+// Forward is Extend of the first sequence.
+func (c *Control) Forward(tokens []int32, want Want, sink Sink) (Timing, error) {
 	return c.Extend(0, tokens, want, sink)
 }
 
-// Extend processes tokens at the end of a sequence. It passes the logits [vocabulary] of the wanted
-// rows to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of
-// sink only.
-func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing,
-	error) {
+// Sink takes the logits [vocabulary] that follow a token, which it is told by number. The slice is valid during the
+// call only. An error of a Sink ends the call of the Machine and is returned by it.
+type Sink func(token int, logits []float32) error
+
+// Extend processes tokens at the end of a sequence, and passes the logits of the wanted ones to sink (nil: to nobody).
+func (c *Control) Extend(sequence int, tokens []int32, want Want, sink Sink) (Timing, error) {
 	machine := c.m
 	if err := machine.admits(sequence, tokens); err != nil {
 		return Timing{}, err
@@ -169,8 +172,7 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 // Chunk executes the first program call of Extend with the same arguments, and returns how many tokens that has
 // processed. Called again for the rest until none is left, it computes what Extend computes. Other sequences may go on
 // in between.
-func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (count int,
-	took Timing, err error) {
+func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink Sink) (count int, took Timing, err error) {
 	machine := c.m
 	if err := machine.admits(sequence, tokens); err != nil {
 		return 0, Timing{}, err
@@ -188,21 +190,20 @@ func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink func(row i
 }
 
 // chunk processes the tokens from number done on that one program call takes, at the end of a sequence.
-func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink func(row int, logits []float32) error) (
-	count int, err error) {
+func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink Sink) (count int, err error) {
 	if err := c.m.waitBeside(); err != nil {
 		return 0, err
 	}
-	return c.call(c.m.programFor(len(tokens)-done), sequence, tokens, done, want, sink)
+	return c.runChunk(c.m.programFor(len(tokens)-done), sequence, tokens, done, want, sink)
 }
 
-// call does the work of chunk with a program of the caller's choice.
-func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want Want,
-	sink func(row int, logits []float32) error) (count int, err error) {
+// runChunk does the work of chunk with a program of the caller's choice.
+func (c *Control) runChunk(pr *program, sequence int, tokens []int32, done int, want Want,
+	sink Sink) (count int, err error) {
 	machine, pos := c.m, &c.m.pos[sequence]
 	count = min(len(tokens)-done, pr.Rows)
 	copy(pr.ids, tokens[done:done+count])
-	call := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens) - done, Pos: *pos, Rows: count}
+	scalars := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens) - done, Pos: *pos, Rows: count}
 	if err := machine.gather(pr, sequence, *pos); err != nil {
 		return 0, err
 	}
@@ -224,9 +225,9 @@ func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want
 			}
 		}
 		for row := first; row < last; row++ {
-			call.Row = row
+			scalars.Row = row
 			runsOn := machine.runsOn(pr.sections, i, want != WantNone && done+count == len(tokens))
-			if err := machine.section(section, call, runsOn); err != nil {
+			if err := machine.runSection(section, scalars, runsOn); err != nil {
 				return 0, err
 			}
 			if section.Logits && sink != nil {
@@ -253,7 +254,8 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 	if pos := m.pos[sequence]; pos+len(tokens) > m.plan.MaxContext {
 		return diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d",
 			len(tokens), pos, m.plan.MaxContext).
-			WithHint("shorten the prompt or generate fewer tokens, or, where the model has more positions, solve with a larger context in the workload")
+			WithHint("shorten the prompt or generate fewer tokens, or, where the model has more positions, solve " +
+				"with a larger context in the workload")
 	}
 	vocab := int32(m.Vocabulary())
 	for i, token := range tokens {
@@ -264,112 +266,9 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 	return nil
 }
 
-// admitsBatch refuses tokens that cannot be processed together.
-func (m *Machine) admitsBatch(tokens []Token) error {
-	for i, token := range tokens {
-		m.one[0] = token.ID
-		if err := m.admits(token.Sequence, m.one[:]); err != nil {
-			return err
-		}
-		for j := range tokens[:i] {
-			if tokens[j].Sequence == token.Sequence {
-				return diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i, token.Sequence)
-			}
-		}
-	}
-	return nil
-}
-
-// Token is the next token of a sequence.
-type Token struct {
-	Sequence int
-	ID       int32
-}
-
-// Step processes one token of each of several sequences together, by the smallest program for as
-// many. It passes the logits [vocabulary] that follow token number i to sink; the slice is valid
-// during the call of sink only. A single token is decoded as by Extend. The result of a sequence
-// does not depend on the others. Step allocates nothing once the program is loaded.
-func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
-	machine := c.m
-	if err := machine.admitsBatch(tokens); err != nil {
-		return Timing{}, err
-	}
-	switch len(tokens) {
-	case 0:
-		return Timing{}, diag.New(diag.ClassUsage, "step: no tokens")
-	case 1:
-		machine.one[0] = tokens[0].ID
-		return c.Extend(tokens[0].Sequence, machine.one[:], WantLast, sink)
-	}
-	if err := machine.waitBeside(); err != nil {
-		return Timing{}, err
-	}
-	return c.batch(machine.batch(len(tokens), ""), tokens, sink)
-}
-
-// batch has a program process one token of each of several sequences.
-func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
-	machine := c.m
-	if pr.sections == nil {
-		if err := machine.load(c.ctx, pr); err != nil {
-			return Timing{}, err
-		}
-	}
-	start := machine.meetClocks()
-	machine.trace.begin(pr, machine.pos[tokens[0].Sequence], len(tokens), machine.tick())
-	machine.places = machine.places[:0]
-	for i, token := range tokens {
-		pr.ids[i] = token.ID
-		if err := machine.gather(pr, token.Sequence, machine.pos[token.Sequence]); err != nil {
-			return Timing{}, err
-		}
-		machine.places = append(machine.places, driver.Place{Sequence: token.Sequence,
-			Pos: machine.pos[token.Sequence]})
-	}
-	for i, section := range pr.sections {
-		if err := c.ctx.Err(); err != nil {
-			machine.drainAll(pr)
-			return Timing{}, err
-		}
-		call := driver.Scalars{Rows: len(tokens), Batch: machine.places}
-		if err := machine.section(section, call, machine.runsOn(pr.sections, i, true)); err != nil {
-			return Timing{}, err
-		}
-	}
-	if err := machine.checkIntact(); err != nil {
-		return Timing{}, err
-	}
-	for i, token := range tokens {
-		machine.pos[token.Sequence]++
-		machine.gathered(pr, token.Sequence, machine.pos[token.Sequence])
-		if sink != nil {
-			if err := sink(i, pr.logits[i*machine.Vocabulary():][:machine.Vocabulary()]); err != nil {
-				return Timing{}, err
-			}
-		}
-	}
-	return Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virt}, nil
-}
-
 // Truncate drops what a sequence has beyond its first positions.
 func (c *Control) Truncate(sequence, positions int) {
 	c.m.pos[sequence] = max(0, min(c.m.pos[sequence], positions))
-}
-
-// batch returns the smallest program of a processor, "" for all of them, that decodes n sequences together, n at least
-// 2.
-func (m *Machine) batch(n int, on string) *program {
-	var best *program
-	for _, pr := range m.order {
-		if pr.Batch() && pr.On == on && pr.Rows >= n && (best == nil || pr.Rows < best.Rows) {
-			best = pr
-		}
-	}
-	if best == nil {
-		panic("BUG: no program for a batch that rule P014 asks for")
-	}
-	return best
 }
 
 // Vocabulary returns the number of token ids.
@@ -442,9 +341,9 @@ func (m *Machine) drainAll(pr *program) {
 	}
 }
 
-// section runs one section on all its crews and waits for them. The control thread walks its own
-// part meanwhile. runsOn leaves in flight what is there at the end.
-func (m *Machine) section(sec *section, call driver.Scalars, runsOn bool) error {
+// runSection runs one section on all its crews and waits for them. The control thread walks its own part meanwhile.
+// With runsOn, calls that are in flight at the end stay there.
+func (m *Machine) runSection(sec *section, scalars driver.Scalars, runsOn bool) error {
 	for i := range m.flags[:sec.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
@@ -452,11 +351,11 @@ func (m *Machine) section(sec *section, call driver.Scalars, runsOn bool) error 
 	for _, crew := range sec.rest {
 		crew.rest.Store(true)
 	}
-	m.trace.section(sec, call.Row, m.tick())
+	m.trace.section(sec, scalars.Row, m.tick())
 	began := m.control.proc.Now() // of virtual clocks: all have met
 	own := -1
 	for i, cs := range sec.crews {
-		cs.reset(sec.iters, call, runsOn)
+		cs.reset(sec.iters, scalars, runsOn)
 		if cs.crew == m.control.crew {
 			own = i
 			continue
@@ -491,106 +390,6 @@ func (m *Machine) section(sec *section, call driver.Scalars, runsOn bool) error 
 	m.meetClocks()
 	m.trace.end(m.tick())
 	return err
-}
-
-// StepStat is the cost of one step since the last ResetStats, in ns.
-type StepStat struct {
-	Program  string  `json:"program"`
-	Section  string  `json:"section"`
-	Proc     string  `json:"proc"`
-	Node     string  `json:"node"`
-	Kind     op.Kind `json:"kind"`
-	Runs     int64   `json:"runs"`
-	RunNS    int64   `json:"run_ns"`
-	WaitNS   int64   `json:"wait_ns"`   // that its thread had nothing to do before
-	ExpectNS int64   `json:"expect_ns"` // of one run, from the plan
-}
-
-// Stats lists every step that has run, in program order.
-func (m *Machine) Stats() []StepStat {
-	var out []StepStat
-	m.eachStep(func(pr *program, s *section, ls *laneSection, st *step) {
-		if st.runCount > 0 {
-			out = append(out, StepStat{pr.Name, s.Name, ls.lane.name, st.Node, st.kind, st.runCount, st.runNS,
-				st.waitNS, st.ExpectNS})
-		}
-	})
-	return out
-}
-
-// OutlierStat is how many channels exceeded the static scale of a product with shadow outliers, in all its layers.
-type OutlierStat struct {
-	Program string `json:"program"`
-	Node    string `json:"node"`  // "layers.ffn_down_outliers"
-	Bound   int    `json:"bound"` // channels that one pass multiplies; more are computed in several
-	Hot     int    `json:"hot"`   // rows of the weight that are held in memory, of all layers
-	driver.OutlierCount
-}
-
-// Outliers lists the products with shadow outliers that have run, in program order, where drivers count them.
-func (m *Machine) Outliers() (out []OutlierStat) {
-	seen := map[driver.Executable]bool{}
-	m.eachStep(func(pr *program, _ *section, _ *laneSection, st *step) {
-		at := slices.IndexFunc(st.graph.Nodes, func(node op.Node) bool { return node.Op.Kind == op.OutlierMatMul })
-		if at < 0 {
-			return
-		}
-		name := st.Node
-		if names := st.Nodes(); len(names) == len(st.graph.Nodes) {
-			name = names[at]
-		}
-		stat := OutlierStat{Program: pr.Name, Node: name, Bound: st.graph.Nodes[at].Op.Gathered()}
-		for i := range st.calls {
-			counter, counts := st.calls[i].exe.(driver.Outlying)
-			if !counts || seen[st.calls[i].exe] {
-				continue
-			}
-			seen[st.calls[i].exe] = true
-			stat.Add(counter.Outliers())
-			stat.Hot += m.loader.weights.hotRows(st, at, i)
-		}
-		if stat.Calls == 0 {
-			return
-		}
-		// Sections of one name, and shares of one node, are one entry.
-		same := slices.IndexFunc(out, func(x OutlierStat) bool { return x.Program == stat.Program && x.Node == stat.Node })
-		if same < 0 {
-			out = append(out, stat)
-		} else {
-			out[same].Add(stat.OutlierCount)
-			out[same].Hot += stat.Hot
-		}
-	})
-	return out
-}
-
-// hotRows returns how many rows of the weight of a node that reads few of them are held in memory, for an iteration of
-// a step.
-func (w *weights) hotRows(st *step, node, iter int) int {
-	name := st.graph.Nodes[node].W[0]
-	number := slices.IndexFunc(st.graph.Weights, func(spec op.WeightSpec) bool { return spec.Name == name })
-	_, key := w.place(st.W[number].Pack, st.layer(iter))
-	if rows := w.rows[key]; rows != nil {
-		return len(rows.hot)
-	}
-	return 0
-}
-
-// ResetStats forgets all step times.
-func (m *Machine) ResetStats() {
-	m.eachStep(func(_ *program, _ *section, _ *laneSection, st *step) { st.runCount, st.runNS, st.waitNS = 0, 0, 0 })
-}
-
-func (m *Machine) eachStep(f func(*program, *section, *laneSection, *step)) {
-	for _, pr := range m.order {
-		for _, section := range pr.sections {
-			for _, ls := range section.lanes {
-				for _, st := range ls.steps {
-					f(pr, section, ls, st)
-				}
-			}
-		}
-	}
 }
 
 // Threads returns the number of operating system threads the lanes keep busy: the Go scheduler needs a few more.

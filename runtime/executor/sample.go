@@ -20,12 +20,12 @@ type Sampler struct {
 	Seed        uint64
 
 	rng *rand.Rand
-	// of the logits at hand
-	logits []float32
-	best   float64   // of them
-	order  []int32   // the likeliest tokens, as many as were wanted
-	p      []float64 // their probabilities, unnormalised
-	rest   []int32   // a heap of the others
+	// of the latest call of Next
+	logits        []float32
+	best          float64   // the largest of them
+	order         []int32   // the likeliest tokens, as many as were wanted so far
+	probabilities []float64 // theirs, unnormalised
+	rest          []int32   // a heap of the other tokens
 }
 
 // Validate returns an error for settings outside their range.
@@ -58,27 +58,8 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 		s.rng = rand.New(rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15))
 	}
 	s.rank(logits, float64(logits[best]))
-	count, whole := len(s.rest), 0.0
-	if s.TopK > 0 && s.TopK < count {
-		count = s.TopK
-		for i := range count {
-			whole += s.nth(i)
-		}
-	} else {
-		for _, id := range s.rest {
-			whole += s.weight(id)
-		}
-	}
-	if s.TopP > 0 && s.TopP < 1 {
-		part := 0.0
-		for i := range count {
-			if part += s.nth(i); part >= s.TopP*whole {
-				count, whole = i+1, part
-				break
-			}
-		}
-	}
-	point := s.rng.Float64() * whole
+	count, sum := s.candidates()
+	point := s.rng.Float64() * sum
 	for i := range count {
 		if point -= s.nth(i); point < 0 {
 			return s.order[i], nil
@@ -87,11 +68,37 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	return s.order[count-1], nil
 }
 
+// candidates returns how many of the likeliest tokens TopK and TopP leave to choose from, and the sum of their
+// unnormalised probabilities.
+func (s *Sampler) candidates() (count int, sum float64) {
+	count = len(s.rest)
+	if s.TopK > 0 && s.TopK < count {
+		count = s.TopK
+		for i := range count {
+			sum += s.nth(i)
+		}
+	} else {
+		for _, id := range s.rest {
+			sum += s.weight(id)
+		}
+	}
+	if s.TopP <= 0 || s.TopP >= 1 {
+		return count, sum
+	}
+	part := 0.0
+	for i := range count {
+		if part += s.nth(i); part >= s.TopP*sum {
+			return i + 1, part
+		}
+	}
+	return count, sum
+}
+
 // rank prepares to take tokens in descending order of their logits. Usually only few are taken, so it does not sort:
 // the tokens that were not taken form a heap whose first one is the likeliest.
 func (s *Sampler) rank(logits []float32, best float64) {
 	s.logits, s.best = logits, best
-	s.order, s.p, s.rest = s.order[:0], s.p[:0], s.rest[:0]
+	s.order, s.probabilities, s.rest = s.order[:0], s.probabilities[:0], s.rest[:0]
 	for i, logit := range logits {
 		if logit == logit && !math.IsInf(float64(logit), -1) {
 			s.rest = append(s.rest, int32(i))
@@ -122,16 +129,16 @@ func (s *Sampler) likelier(a, b int32) bool {
 	return s.logits[a] > s.logits[b] || s.logits[a] == s.logits[b] && a < b
 }
 
-// nth returns the unnormalised probability of the token that is likelier than all but i; it is s.order[i] then.
+// nth returns the unnormalised probability of the i-th likeliest token, counted from 0. That token is s.order[i] then.
 func (s *Sampler) nth(i int) float64 {
 	for len(s.order) <= i {
 		id, last := s.rest[0], len(s.rest)-1
 		s.rest[0] = s.rest[last]
 		s.rest = s.rest[:last]
 		s.sift(0)
-		s.order, s.p = append(s.order, id), append(s.p, s.weight(id))
+		s.order, s.probabilities = append(s.order, id), append(s.probabilities, s.weight(id))
 	}
-	return s.p[i]
+	return s.probabilities[i]
 }
 
 // weight returns the unnormalised probability of a token.

@@ -91,8 +91,9 @@ func (t *selfTest) wait(ctx context.Context, done <-chan error, deadline time.Du
 			if target := t.tries.Load(); target != nil {
 				what = fmt.Sprintf("graph %q (%s)", target.Graph.Name, mainOp(&target.Graph.Graph).Key())
 			}
-			return diag.New(diag.ClassRun, "self-test of processor %q: %s does not return within %v; %w", t.proc.Name, what,
-				deadline, ErrLeftBehind).WithHint("update the device's driver, or solve the plan without the processor")
+			return diag.New(diag.ClassRun, "self-test of processor %q: %s does not return within %v; %w", t.proc.Name,
+				what, deadline, ErrLeftBehind).
+				WithHint("update the device's driver, or solve the plan without the processor")
 		}
 	}
 }
@@ -153,10 +154,11 @@ func (t *selfTest) runCase(ctx context.Context, machine *Machine, on *lane, at i
 		found := stored.Compare(call, results)
 		t.worst = max(t.worst, found.Error/stored.Tolerance)
 		if !(found.Error <= stored.Tolerance) {
-			return diag.New(diag.ClassRun, "self-test of processor %q: graph %q with %d rows: %s, want at most %.2g",
+			return diag.New(diag.ClassRun,
+				"self-test of processor %q: graph %q with %d rows: %s, want at most %.2g",
 				t.proc.Name, target.Graph.Name, rows, &found, stored.Tolerance).
-				WithHint("the device's compiler or driver gets this kernel wrong: update it, or solve the plan without the " +
-					"processor (hetc solve --only)")
+				WithHint("the device's compiler or driver gets this kernel wrong: update it, or solve the plan without " +
+					"the processor (hetc solve --only)")
 		}
 	}
 	select {

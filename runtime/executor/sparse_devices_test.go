@@ -48,9 +48,9 @@ func withBuckets(p *planir.Plan, buckets int) {
 }
 
 // testEstimatesOn compares sparse attention whose scores a device estimates, beside the host, with what the host
-// computes alone: prompts in one call, in calls that do not fill their program, and in chunks, with caches of every type
-// that the device reads. Scores of the first layer, whose inputs are equal, may differ by off, and logits by a share of
-// the largest.
+// computes alone: prompts in one call, in calls that do not fill their program, and in chunks, with caches of every
+// type that the device reads. Scores of the first layer, whose inputs are equal, may differ by off, and logits by a
+// share of the largest.
 func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options, off, share float64) {
 	first, _ := cores(t)
 	m, err := models.Open("../../testdata/arch/llama-plain")
@@ -101,8 +101,8 @@ func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options,
 	}
 }
 
-// firstScores are the estimates of the first layer for a prompt that is as long as the context, in calls that all select
-// positions.
+// firstScores are the estimates of the first layer for a prompt that is as long as the context, in calls that all
+// select positions.
 type firstScores struct {
 	pos    int
 	values []float32
@@ -152,8 +152,8 @@ func TestSparseAttentionEstimatedByOpenCL(t *testing.T) {
 }
 
 // Where graphs that Qualcomm's compiler made estimate the scores in the vendor's emulator, scores are the host's within
-// three steps of the products' grid of 16 bits. Positions whose scores the host has equal may be others then, more often
-// with keys of 16 bits. In this model of random weights a single one changes logits by 3 to 6 % of the largest.
+// three steps of the products' grid of 16 bits. Positions whose scores the host has equal may be others then, more
+// often with keys of 16 bits. In this model of random weights a single one changes logits by 3 to 6 % of the largest.
 func TestSparseAttentionEstimatedByQNN(t *testing.T) {
 	require.Slow(t)
 	const step = 127 * 127 / 65535. * 8 * 0.05 * 0.05 // heads of 8 columns, and the scales of the calibration

@@ -84,8 +84,8 @@ func scaled(values [][]float32, by float32) {
 	}
 }
 
-// hostileCaches are changes of weights after which caches hold what estimates of scores find hard. The outlier's is that
-// of one token in the first layer, of which the others keep what the residuals carry.
+// hostileCaches are changes of weights after which caches hold what estimates of scores find hard. The outlier's is
+// that of one token in the first layer, of which the others keep what the residuals carry.
 var hostileCaches = map[string]func(name string, values [][]float32){
 	"all keys are equal": func(name string, values [][]float32) {
 		if strings.HasSuffix(name, "k_proj.weight") {
@@ -134,8 +134,8 @@ func hostEstimates(t *testing.T) []estimating {
 	return []estimating{{"another core", []planir.Proc{proc("a", a, ""), proc("b", b, "")}, executor.Options{}, 0}}
 }
 
-// deviceEstimates are the host beside ONNX Runtime, and beside the devices of OpenCL that compute in its memory. They round
-// scores in other orders, and so may select either of two nearly equal positions.
+// deviceEstimates are the host beside ONNX Runtime, and beside the devices of OpenCL that compute in its memory. They
+// round scores in other orders, and so may select either of two nearly equal positions.
 func deviceEstimates(t *testing.T) (list []estimating) {
 	a, b := cores(t)
 	t.Run("ort is there", func(t *testing.T) {

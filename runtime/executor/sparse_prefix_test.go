@@ -11,9 +11,9 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// A prompt that begins with tokens of a prefix, or of an earlier prompt, gets the bits that it gets from an empty cache,
-// although its queries select positions by blocks: as many tokens are reused as its own calls would begin with. Models have
-// grouped heads, windows and soft caps, caches hold every type, and heads are divided or not.
+// A prompt that begins with tokens of a prefix, or of an earlier prompt, gets the bits that it gets from an empty
+// cache, although its queries select positions by blocks: as many tokens are reused as its own calls would begin with.
+// Models have grouped heads, windows and soft caps, caches hold every type, and heads are divided or not.
 func TestSparseAttentionOfReusedTokens(t *testing.T) {
 	a, b := cores(t)
 	pair := []planir.Proc{proc("a", a, ""), proc("b", b, "")}

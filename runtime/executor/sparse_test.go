@@ -339,8 +339,8 @@ func (r *recall) worth(layer, head, first int, round func([]float32) []float32) 
 	return worth
 }
 
-// found is, by head of all layers and share, which part of the positions with the largest exact scores are those with the
-// largest estimates. estimate returns those of positions before a block.
+// found is, by head of all layers and share, which part of the positions with the largest exact scores are those with
+// the largest estimates. estimate returns those of positions before a block.
 func (r *recall) found(estimate func(layer, head, first int) []float32) [][]float64 {
 	out := make([][]float64, r.m.Layers*r.m.Heads)
 	for i := range out {
@@ -402,10 +402,10 @@ func byRow(values []float32) []float32 {
 	return out
 }
 
-// Of the positions that the estimate puts first, nearly all are those of exact scores: on held-out text, at shares of 5 to
-// 40 %, with static scales of each head from the text's first half, and with the mean scales of all heads and the buckets
-// around them. ONNX Runtime, devices of OpenCL and what Qualcomm's compiler makes find what the host finds. With -v the
-// table in docs/results.md.
+// Of the positions that the estimate puts first, nearly all are those of exact scores: on held-out text, at shares of 5
+// to 40 %, with static scales of each head from the text's first half, and with the mean scales of all heads and the
+// buckets around them. ONNX Runtime, devices of OpenCL and what Qualcomm's compiler makes find what the host finds.
+// With -v the table in docs/results.md.
 func TestEstimateFindsTheLargestScores(t *testing.T) {
 	require.Slow(t)
 	first, second := cores(t)

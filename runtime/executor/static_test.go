@@ -198,8 +198,8 @@ func TestShadowOutliers(t *testing.T) {
 	}
 }
 
-// The machine says how many channels exceeded their scale in every product, and counts the calls in which they were more
-// than one pass multiplies.
+// The machine says how many channels exceeded their scale in every product, and counts the calls in which they were
+// more than one pass multiplies.
 func TestOutliersAreCounted(t *testing.T) {
 	a, b := cores(t)
 	m, err := models.Open("../../testdata/models/tiny-llama-kjv")

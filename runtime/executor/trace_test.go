@@ -37,8 +37,8 @@ type traceEvent struct {
 	} `json:"args"`
 }
 
-// traced parses a trace and checks what holds of each: spans of a lane do not overlap, sections lie in calls and steps in
-// sections, and waits end after the step that sets their flag.
+// traced parses a trace and checks what holds of each: spans of a lane do not overlap, sections lie in calls and steps
+// in sections, and waits end after the step that sets their flag.
 func traced(t *testing.T, data []byte) []traceEvent {
 	t.Helper()
 	var doc struct {

@@ -43,7 +43,8 @@ func (m *Machine) buildSchedule(sec *section) {
 		for i := range calls {
 			iter := int64(i / len(ls.steps))
 			for _, wait := range ls.steps[i%len(ls.steps)].waits {
-				if by := wait.setter; by.virt != nil && by != ls && iter >= wait.back {
+				by := wait.setter
+				if by.virt != nil && by != ls && iter >= wait.back {
 					after := driver.ScheduleAfter{Lane: by.virt.lane,
 						Call: int(iter-wait.back)*len(by.steps) + wait.after - 1}
 					calls[i].After = append(calls[i].After, after)
@@ -102,7 +103,8 @@ func (m *Machine) account(s *section, ls *laneSection) {
 	for i := range calls {
 		call, st, iter := &calls[i], ls.steps[i%len(ls.steps)], i/len(ls.steps)
 		st.waitNS += int64(call.Span.Start - call.Idle)
-		if wait := m.latest(s, ls, i); m.trace != nil && wait != nil && call.Span.Start > call.Idle {
+		wait := m.latest(s, ls, i)
+		if m.trace != nil && wait != nil && call.Span.Start > call.Idle {
 			m.trace.add(ls.lane, st, wait, iter, 0, int64(call.Idle), int64(call.Span.Start))
 		}
 		if rows := ls.virt.rows[i]; rows > 0 {

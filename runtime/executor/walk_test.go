@@ -138,7 +138,7 @@ type random struct {
 }
 
 func newRandom(t *rapid.T) *random {
-	r := &random{m: &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{})}}
+	r := &random{m: &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job)}}
 	m := r.m
 	for i := range rapid.IntRange(1, 6).Draw(t, "lanes") {
 		p := &noted{}
@@ -172,7 +172,7 @@ func newRandom(t *rapid.T) *random {
 		l := m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "lane")]
 		st := &step{section: r.s.Section, Step: &planir.Step{Node: fmt.Sprint(n), Set: &n, ExpectNS: int64(busy)}, graph: &op.Graph{}, rows: 1}
 		if rapid.Bool().Draw(t, "expected") {
-			st.lately.Store(rapid.SampledFrom([]int64{1, 2000, 200_000, 3_000_000}).Draw(t, "lately"))
+			st.estimateNS.Store(rapid.SampledFrom([]int64{1, 2000, 200_000, 3_000_000}).Draw(t, "estimateNS"))
 		}
 		waits := rapid.SliceOfNDistinct(rapid.IntRange(0, r.steps-1), 0, 3, rapid.ID[int]).Draw(t, "waits")
 		for _, w := range waits {
@@ -237,7 +237,7 @@ func (r *random) clear() {
 // once runs the section.
 func (r *random) once() error {
 	r.clear()
-	return r.m.Do(context.Background(), func(c *Control) error { return r.m.section(r.s, driver.Scalars{Rows: 1}, false) })
+	return r.m.Do(context.Background(), func(c *Control) error { return r.m.runSection(r.s, driver.Scalars{Rows: 1}, false) })
 }
 
 // Whatever lanes there are, on whatever threads, and whoever waits for whom: every step runs once in every iteration,
@@ -305,7 +305,7 @@ func TestRandomDeadlines(t *testing.T) {
 		for range 3 {
 			r.clear()
 			j := job{done: make(chan error, 1)} // without a watchdog, whose deadline is the same
-			j.run = func() error { return r.m.section(r.s, driver.Scalars{Rows: 1}, false) }
+			j.run = func() error { return r.m.runSection(r.s, driver.Scalars{Rows: 1}, false) }
 			r.m.jobs <- j
 			if err := <-j.done; err != nil && !strings.Contains(err.Error(), "waited 1ns for flag") && !strings.Contains(err.Error(), "not done after 1ns") {
 				t.Fatal(err)
@@ -382,7 +382,7 @@ func TestCrewsOfDevices(t *testing.T) {
 
 // A thread without steps in a section does not spin on a core that another one's processor needs there.
 func TestCrewsRest(t *testing.T) {
-	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{})}
+	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job)}
 	for i, cores := range [][]int{{0, 1}, {1}, {2}} {
 		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: cores}}, dynamic: true})
 	}
@@ -413,7 +413,7 @@ func TestCrewsRest(t *testing.T) {
 	defer m.Close()
 	for range 20 {
 		for _, s := range []*section{alone, both, other} {
-			if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}, false) }); err != nil {
+			if err := m.Do(context.Background(), func(*Control) error { return m.runSection(s, driver.Scalars{Rows: 1}, false) }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -428,7 +428,7 @@ func TestControlRests(t *testing.T) {
 		t.Fatalf("%d threads rest, want the control thread", len(s.rest))
 	}
 	for range 3 {
-		if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}, false) }); err != nil {
+		if err := m.Do(context.Background(), func(*Control) error { return m.runSection(s, driver.Scalars{Rows: 1}, false) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -437,7 +437,7 @@ func TestControlRests(t *testing.T) {
 // lanesOn is a machine of a lane for each set of cores, the first one the control lane, and a section of one step on
 // that number.
 func lanesOn(cores [][]int, number int) (*Machine, *section) {
-	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{})}
+	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job)}
 	for i, c := range cores {
 		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: c}}, dynamic: true})
 	}

@@ -15,40 +15,41 @@ import (
 type weights struct {
 	plan   *planir.Plan
 	src    Source
-	places map[placeKey]place
-	bytes  map[placeKey][]byte
-	byRow  map[string]bool        // packs of which single rows are read
-	rows   map[placeKey]*packRows // those of them that are loaded
-	copies []*mem.Region          // of their hot rows
-	await  func(placeKey)         // returns when what is being prepared of a pack is; nil: nothing is
+	places map[packKey]packPlace
+	bytes  map[packKey][]byte
+	byRow  map[string]bool       // packs of which single rows are read
+	rows   map[packKey]*packRows // those of them that are loaded
+	copies []*mem.Region         // of their hot rows
+	await  func(packKey)         // returns when what is being prepared of a pack is; nil: nothing is
 }
 
-// placeKey names a pack in a layer, and place is where it lies in which blob.
-type placeKey struct {
+// packKey names a pack in a layer.
+type packKey struct {
 	pack  string
 	layer int // -1: none
 }
 
-type place struct {
+// packPlace is where a pack lies, and in which blob.
+type packPlace struct {
 	planir.Placement
 	blob string
 }
 
 // newWeights indexes the packs of all weights blobs.
 func newWeights(p *planir.Plan, src Source) *weights {
-	out := &weights{plan: p, src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{},
-		byRow: p.Program.ReadByRow(), rows: map[placeKey]*packRows{}}
+	out := &weights{plan: p, src: src, places: map[packKey]packPlace{}, bytes: map[packKey][]byte{},
+		byRow: p.Program.ReadByRow(), rows: map[packKey]*packRows{}}
 	for _, blob := range p.Program.WeightBlobs() {
 		for _, pl := range blob.Packs {
-			out.places[placeKey{pl.Pack.Name, pl.Layer}] = place{pl, blob.Name}
+			out.places[packKey{pl.Pack.Name, pl.Layer}] = packPlace{pl, blob.Name}
 		}
 	}
 	return out
 }
 
 // place returns where a layer's pack lies, or the pack that all layers share.
-func (w *weights) place(name string, layer int) (place, placeKey) {
-	key := placeKey{name, -1}
+func (w *weights) place(name string, layer int) (packPlace, packKey) {
+	key := packKey{name, -1}
 	at, ok := w.places[key]
 	if !ok {
 		key.layer = layer
@@ -58,7 +59,7 @@ func (w *weights) place(name string, layer int) (place, placeKey) {
 }
 
 // pack returns the bytes of a layer's pack, or of the one that all layers share.
-func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, error) {
+func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, packKey, error) {
 	at, key := w.place(name, layer)
 	data, ok := w.bytes[key]
 	if !ok {
@@ -75,7 +76,7 @@ func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, 
 }
 
 // packRows returns the rows of a layer's pack of which few are read, or of the one that all layers share.
-func (w *weights) packRows(name string, layer int) (*packRows, placeKey, error) {
+func (w *weights) packRows(name string, layer int) (*packRows, packKey, error) {
 	at, key := w.place(name, layer)
 	if rows := w.rows[key]; rows != nil {
 		return rows, key, nil
