@@ -179,6 +179,8 @@ func TestMistakes(t *testing.T) {
 		{"deep JSON", `{"a": ` + deep + "}", "f:1: decode.syntax: nested deeper than 64 levels", ""},
 		{"alias bomb", bomb, "decode.syntax: more than 1048576 values", ""},
 		{"not UTF-8", "a: 1\nb: \xff\n", "f:2: decode.syntax: not valid UTF-8", ""},
+		{"a bundle", "\x89HETB\r\n\x1a\x01", `f:1: decode.syntax: document is a bundle, want YAML or JSON`, ""},
+		{"a public key", "-----BEGIN PUBLIC KEY-----\nMCow\n", `f:1: decode.syntax: document is a public key or certificate, want YAML or JSON`, ""},
 		{"JSON duplicate", "{\"name\": \"a\",\n\"name\": \"b\"}", `f:2: decode.syntax: key "name" appears twice, first in line 1`, ""},
 	}
 	for _, tt := range tests {
@@ -198,6 +200,20 @@ func TestMistakes(t *testing.T) {
 				t.Errorf("class %d, want %d", c, diag.ClassInput)
 			}
 		})
+	}
+}
+
+// A private key that is given in place of another file appears in no message.
+func TestPrivateKeysAreNotQuoted(t *testing.T) {
+	for _, label := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "HETC DEV PRIVATE KEY"} {
+		for _, name := range []string{"f", "f.json"} {
+			text := "-----BEGIN " + label + "-----\nSECRET\n-----END " + label + "-----\n"
+			var v soc
+			err := Bytes(name, []byte(text), "hetc.soc/1", &v)
+			if want := name + ":1: decode.syntax: document is a private key, want YAML or JSON"; err == nil || err.Error() != want {
+				t.Errorf("%s: got %v, want %s", label, err, want)
+			}
+		}
 	}
 }
 
