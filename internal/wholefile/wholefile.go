@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 )
@@ -118,7 +119,8 @@ func bare(err error) error {
 }
 
 // Target returns the path at which a file is to be created or replaced when the user says path: path itself,
-// or what it links to. A path that leads to a directory, device or pipe is an error of class ClassIO.
+// or what it links to. A path that leads to a directory, device or pipe, or to a private key, of which there may be no
+// other copy, is an error of class ClassIO.
 func Target(path string) (string, error) {
 	target := path
 	if st, err := os.Lstat(path); err == nil && st.Mode()&fs.ModeSymlink != 0 {
@@ -127,8 +129,30 @@ func Target(path string) (string, error) {
 				WithHint("remove the link, or name another file")
 		}
 	}
-	if st, err := os.Stat(target); err == nil && !st.Mode().IsRegular() {
+	st, err := os.Stat(target)
+	switch {
+	case err != nil:
+		return target, nil
+	case !st.Mode().IsRegular():
 		return "", diag.New(diag.ClassIO, "write %q: %s, want a file", path, kind(st.Mode())).WithHint("name a file")
+	case isPrivateKey(target):
+		return "", diag.New(diag.ClassIO, "write %q: it is a private key, which is never replaced", path).
+			WithHint("name another file")
 	}
 	return target, nil
+}
+
+// isPrivateKey reports whether the regular file at path begins as a private key in PEM does.
+func isPrivateKey(path string) bool {
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+
+	const longest = 64 // bytes of a first line
+	begin := make([]byte, longest)
+	count, _ := io.ReadFull(file, begin)
+	line, _, _ := strings.Cut(string(begin[:count]), "\n")
+	return strings.HasPrefix(line, "-----BEGIN ") && strings.Contains(line, "PRIVATE KEY-----")
 }

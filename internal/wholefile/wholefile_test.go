@@ -65,3 +65,28 @@ func TestWriteReplacesWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("%d files are left, want 1", len(left))
 	}
 }
+
+// A private key may have no copy: no output replaces it, under its own name or another.
+func TestPrivateKeysAreNotReplaced(t *testing.T) {
+	for _, label := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "HETC DEV PRIVATE KEY"} {
+		dir := t.TempDir()
+		path, text := filepath.Join(dir, "release.key"), "-----BEGIN "+label+"-----\nMC4C\n-----END "+label+"-----\n"
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(dir, "plan.yaml")
+		if err := os.Symlink(path, link); err != nil {
+			link = path
+		}
+		for what, err := range map[string]error{
+			"write": Write(path, nil), "through a link": Write(link, nil), "ask": Writable(path),
+		} {
+			if diag.ClassOf(err) != diag.ClassIO || len(diag.HintsOf(err)) == 0 {
+				t.Errorf("%s, %s: got %v, want an error of class %v with a hint", label, what, err, diag.ClassIO)
+			}
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != text {
+			t.Errorf("%s: the key is now %q, %v", label, got, err)
+		}
+	}
+}
