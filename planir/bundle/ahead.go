@@ -24,21 +24,21 @@ type Part struct {
 // one at a time, with ever larger numbers. Ahead reports nothing: Range refuses what is wrong or not in the bundle.
 func (b *Bundle) Ahead(ctx context.Context, parts []Part, through func(parts int)) {
 	b.early.end() // or both would check the same chunks
-	var wanted []piece
+	var wanted []candidate
 	taken := map[*blob][]uint64{}   // one bit per chunk
 	ends := make([]int, len(parts)) // how many of wanted must have been looked at for a part
 	for i, part := range parts {
 		wanted = b.missing(wanted, taken, part)
 		ends[i] = len(wanted)
 	}
-	passed := 0
-	verifyPieces(ctx, wanted, func(pieces int) {
-		before := passed
-		for passed < len(parts) && ends[passed] <= pieces {
-			passed++
+	done := 0 // parts
+	verifyCandidates(ctx, wanted, func(looked int) {
+		before := done
+		for done < len(parts) && ends[done] <= looked {
+			done++
 		}
-		if through != nil && passed > before {
-			through(passed)
+		if through != nil && done > before {
+			through(done)
 		}
 	})
 }
@@ -82,7 +82,7 @@ func (b *Bundle) Anticipate() {
 }
 
 // missing appends the chunks of a part that were neither taken nor found good before.
-func (b *Bundle) missing(wanted []piece, taken map[*blob][]uint64, part Part) []piece {
+func (b *Bundle) missing(wanted []candidate, taken map[*blob][]uint64, part Part) []candidate {
 	blob, err := b.find(part.Blob)
 	if err != nil || blob.leaves == nil || part.Offset < 0 || part.Bytes < 1 || part.Offset > blob.Bytes ||
 		part.Bytes > blob.Bytes-part.Offset {
@@ -97,7 +97,7 @@ func (b *Bundle) missing(wanted []piece, taken map[*blob][]uint64, part Part) []
 			continue
 		}
 		taken[blob][index/64] |= bit
-		next := piece{blob: blob, chunk: index}
+		next := candidate{blob: blob, chunk: index}
 		// Reading through the mapping makes pages resident, which pays only where the whole chunk will be read.
 		from, to := next.bounds()
 		next.mapped = blob.file == nil || !part.Few && from >= part.Offset && to <= part.Offset+part.Bytes
@@ -106,27 +106,26 @@ func (b *Bundle) missing(wanted []piece, taken map[*blob][]uint64, part Part) []
 	return wanted
 }
 
-// piece is a chunk to be checked. mapped: through its mapping, which makes its pages resident; else through a small
-// copy.
-type piece struct {
+// candidate is a chunk to be checked.
+type candidate struct {
 	*blob
-	chunk  int64
-	mapped bool
+	chunk  int64 // number
+	mapped bool  // it is read through its mapping, which makes its pages resident; else through a small copy
 }
 
 // bounds returns the range of the chunk in its blob.
-func (p *piece) bounds() (from, to int64) {
-	return p.chunk * p.blob.chunk, min((p.chunk+1)*p.blob.chunk, p.Bytes)
+func (c *candidate) bounds() (from, to int64) {
+	return c.chunk * c.blob.chunk, min((c.chunk+1)*c.blob.chunk, c.Bytes)
 }
 
 // bytes returns the length of the chunk.
-func (p *piece) bytes() int64 {
-	from, to := p.bounds()
+func (c *candidate) bytes() int64 {
+	from, to := c.bounds()
 	return to - from
 }
 
 // whole reports whether the chunk has the size of all chunks but the last ones of blobs.
-func (p *piece) whole() bool { return p.bytes() == p.blob.chunk }
+func (c *candidate) whole() bool { return c.bytes() == c.blob.chunk }
 
 // leastLanes is from how many chunks on it takes less time to hash them side by side, as many as shalanes.Lanes, than
 // one after another.
@@ -135,9 +134,9 @@ func leastLanes() int {
 	return min(ofWide, shalanes.Lanes())
 }
 
-// verifyPieces checks the chunks on all cores and marks the good ones. The result does not depend on their order.
+// verifyCandidates checks the chunks on all cores and marks the good ones. The result does not depend on their order.
 // passed learns how many of them, from the first on, have been looked at.
-func verifyPieces(ctx context.Context, wanted []piece, passed func(pieces int)) {
+func verifyCandidates(ctx context.Context, wanted []candidate, passed func(looked int)) {
 	work := divide(wanted)
 	progress := progress{ended: make([]bool, len(work)), work: work, passed: passed}
 	passed(0) // of parts whose chunks are all known
@@ -152,7 +151,7 @@ func verifyPieces(ctx context.Context, wanted []piece, passed func(pieces int)) 
 			progress.end(i)
 		}
 	}
-	// More threads than cores would take turns, and the last piece of work would wait for its thread's turn.
+	// More threads than cores would take turns, and the last portion would wait for its thread's turn.
 	workers := min(runtime.GOMAXPROCS(0), runtime.NumCPU(), len(work))
 	var wg sync.WaitGroup
 	for range workers - 1 {
@@ -162,17 +161,17 @@ func verifyPieces(ctx context.Context, wanted []piece, passed func(pieces int)) 
 	wg.Wait()
 }
 
-// progress counts the work that has ended, from the first on.
+// progress counts the chunks that have been looked at, from the first on.
 type progress struct {
 	mu     sync.Mutex
 	work   []portion
 	ended  []bool
-	first  int // work that has not ended
-	pieces int // of the work before it
-	passed func(pieces int)
+	first  int // portion that has not ended
+	looked int // chunks of the work before it
+	passed func(looked int)
 }
 
-// end notes that a piece of work has ended.
+// end notes that portion i has been looked at.
 func (p *progress) end(i int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,22 +180,22 @@ func (p *progress) end(i int) {
 		return
 	}
 	for p.first < len(p.work) && p.ended[p.first] {
-		p.pieces += len(p.work[p.first])
+		p.looked += len(p.work[p.first])
 		p.first++
 	}
-	p.passed(p.pieces)
+	p.passed(p.looked)
 }
 
-// portion is chunks in their order: what a core takes at a time. Chunks of several blobs are in one, so that what is left
-// of a blob is hashed side by side too.
-type portion []piece
+// portion is chunks in their order: what a core takes at a time. Chunks of several blobs are in one, so that what is
+// left of a blob is hashed side by side too.
+type portion []candidate
 
 // portionBytes is what a portion has, where that is enough chunks to hash side by side: a large page, and
 // little enough that cores end together.
 const portionBytes = 2 << 20
 
 // divide makes portions. Chunks that end a blob early count for nothing in them.
-func divide(wanted []piece) (work []portion) {
+func divide(wanted []candidate) (work []portion) {
 	for len(wanted) > 0 {
 		most := max(int(portionBytes/wanted[0].blob.chunk), shalanes.Lanes(), 1)
 		taken := 0
@@ -271,10 +270,10 @@ func touch(data []byte) (sum byte) {
 
 // verifyLanes checks chunks of one size at once, side by side. It goes slice by slice, so that the slices of all stay
 // in a core's cache. On any failure it marks nothing.
-func verifyLanes(group []piece) {
+func verifyLanes(group []candidate) {
 	slice := int64(sumBytes / shalanes.Lanes()) // of each chunk at a time; a multiple of shalanes.Block
 	var copies *[sumBytes]byte
-	if slices.ContainsFunc(group, func(p piece) bool { return !p.mapped }) {
+	if slices.ContainsFunc(group, func(c candidate) bool { return !c.mapped }) {
 		copies = buffers.Get().(*[sumBytes]byte)
 		defer buffers.Put(copies)
 	}
@@ -284,14 +283,14 @@ func verifyLanes(group []piece) {
 		width := min(slice, group[0].bytes()-offset)
 		var parts [shalanes.Width][]byte
 		for i := range group {
-			piece := &group[i]
-			from, _ := piece.bounds()
-			if from += offset; piece.mapped {
-				parts[i] = piece.data[from : from+width]
+			chunk := &group[i]
+			from, _ := chunk.bounds()
+			if from += offset; chunk.mapped {
+				parts[i] = chunk.data[from : from+width]
 				continue
 			}
 			parts[i] = copies[int64(i)*slice:][:width]
-			if got, _ := piece.file.ReadAt(parts[i], from); int64(got) < width {
+			if got, _ := chunk.file.ReadAt(parts[i], from); int64(got) < width {
 				return // verifyChunk tries each of them alone and reports
 			}
 		}
@@ -301,8 +300,8 @@ func verifyLanes(group []piece) {
 	}
 	sums := hash.Sum()
 	for i := range group {
-		if piece := &group[i]; Digest(sums[i]) == piece.leaves[piece.chunk] {
-			piece.good[piece.chunk/64].Or(1 << (piece.chunk % 64))
+		if checked := &group[i]; Digest(sums[i]) == checked.leaves[checked.chunk] {
+			checked.good[checked.chunk/64].Or(1 << (checked.chunk % 64))
 		}
 	}
 }

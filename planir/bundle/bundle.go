@@ -4,10 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"io"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -55,23 +53,6 @@ type Bundle struct {
 	early    *early // nil: nothing is checked before it is asked for
 }
 
-// blob is the memory of one blob, and which of its chunks were compared with their digests. A bundle in a file carries
-// the digests of all chunks, its leaves, so that any range can be checked alone. The exploded form carries none: there
-// the first access to a blob checks all of it. Checks are idempotent, hence good and all need no lock.
-type blob struct {
-	*Blob
-	chunk  int64       // bytes of a chunk; the last one of a blob may be shorter
-	data   []byte      // the content, mapped or copied; nil until fill
-	file   io.ReaderAt // the same bytes, where chunks can be checked without making all of data resident
-	region *mem.Region // that data lies in, from byte at on; nil for memory of its own
-	at     int64
-	step   Step            // that a wrong chunk fails
-	leaves []Digest        // nil: not known yet, the whole blob is checked against the root
-	good   []atomic.Uint64 // one bit per chunk
-	mu     sync.Mutex      // for a check without leaves
-	all    atomic.Bool     // every chunk is good
-}
-
 // Open opens the bundle at path, a `.hetb` or an exploded directory, and verifies it by the
 // algorithm of SPEC.md section 5. Nothing is released before all of it has passed. Failures
 // are *Error.
@@ -110,11 +91,7 @@ func open(path string, options Options) (_ *Bundle, err error) {
 	if bundle.envelope, err = store.envelope(); err != nil {
 		return nil, err
 	}
-	env, err := decodeEnvelope(bundle.envelope)
-	if err != nil {
-		return nil, refuse(stepEnvelope, "envelope: %w", err)
-	}
-	payload, err := env.open()
+	env, payload, err := openEnvelope(bundle.envelope)
 	if err != nil {
 		return nil, err
 	}
@@ -160,23 +137,23 @@ func (b *Bundle) load(mode Mode) error {
 	var copied int64
 	first := int64(0)
 	for i := range manifest.Blobs {
-		x := &blob{Blob: &manifest.Blobs[i], chunk: manifest.ChunkBytes, step: stepCode}
-		count := chunks(x.Bytes, x.chunk)
+		opened := &blob{Blob: &manifest.Blobs[i], chunk: manifest.ChunkBytes, step: stepCode}
+		count := chunks(opened.Bytes, opened.chunk)
 		if leaves != nil {
-			x.leaves = leaves[first : first+count]
-			if rootOf(x.Bytes, x.chunk, x.leaves) != x.Root {
-				return refuse(stepTable, "chunk digests of blob %q do not hash to its root", x.Name).
+			opened.leaves = leaves[first : first+count]
+			if rootOf(opened.Bytes, opened.chunk, opened.leaves) != opened.Root {
+				return refuse(stepTable, "chunk digests of blob %q do not hash to its root", opened.Name).
 					hint("the file was damaged or changed; fetch it again")
 			}
 		}
 		first += count
-		x.good = make([]atomic.Uint64, (count+63)/64)
-		if x.Role.bulk() {
-			x.step = stepWeights
-		} else if copied += x.Bytes; copied > maxCopyBytes {
+		opened.good = make([]atomic.Uint64, (count+63)/64)
+		if opened.Role.bulk() {
+			opened.step = stepWeights
+		} else if copied += opened.Bytes; copied > maxCopyBytes {
 			return refuse(stepCode, "blobs to be copied have more than %d bytes together", int64(maxCopyBytes))
 		}
-		b.blobs = append(b.blobs, x)
+		b.blobs = append(b.blobs, opened)
 	}
 	// Code-like blobs first, so that nothing large is touched for a bundle that is refused.
 	for _, bulk := range []bool{false, true} {
@@ -202,7 +179,7 @@ func (b *Bundle) load(mode Mode) error {
 func (b *Bundle) fill(i int, private bool) (err error) {
 	blob := b.blobs[i]
 	if !private {
-		if blob.region, blob.at, blob.file, err = b.store.mapped(b.manifest, i); err == nil {
+		if blob.mapping, err = b.store.mapped(b.manifest, i); err == nil {
 			blob.data = blob.region.Bytes()[blob.at:][:blob.Bytes:blob.Bytes]
 		}
 		return err
@@ -242,144 +219,6 @@ func (b *Bundle) alloc(bytes, align int) ([]byte, error) {
 	data := b.room[skip:end:end]
 	b.room = b.room[end:]
 	return data, nil
-}
-
-// verify checks the chunks that hold bytes [from, to), those that are not known to be good.
-// Large ranges are checked by several goroutines; of several wrong chunks the first is reported.
-func (x *blob) verify(from, to int64) error {
-	// An empty range holds no chunk. An empty blob is checked all the same, because its digests are signed.
-	if x.all.Load() || from == to && x.Bytes > 0 {
-		return nil
-	}
-	if x.leaves == nil {
-		return x.verifyWhole()
-	}
-	first, end := from/x.chunk, chunks(to, x.chunk)
-	// Below this, starting goroutines costs more than it saves.
-	const few = 4
-	if end-first >= few {
-		var unknown []piece
-		for index := first; index < end; index++ {
-			if !x.known(index) {
-				unknown = append(unknown, piece{blob: x, chunk: index, mapped: x.file == nil})
-			}
-		}
-		verifyPieces(context.Background(), unknown, func(int) {})
-	}
-	// Chunks that are good by now cost one load each; a wrong one is found again here and named.
-	for index := first; index < end; index++ {
-		if err := x.verifyChunk(index); err != nil {
-			return err
-		}
-	}
-	if first == 0 && to == x.Bytes {
-		x.all.Store(true)
-	}
-	return nil
-}
-
-// known reports whether a chunk was checked and is good.
-func (x *blob) known(index int64) bool { return x.good[index/64].Load()&(1<<(index%64)) != 0 }
-
-// verifyChunk compares a chunk with its digest once; a good one is never read again.
-func (x *blob) verifyChunk(index int64) error {
-	if x.known(index) {
-		return nil
-	}
-	if err := x.compare(index); err != nil {
-		return err
-	}
-	x.good[index/64].Or(1 << (index % 64))
-	return nil
-}
-
-// compare compares a chunk with its digest.
-func (x *blob) compare(index int64) error {
-	from, to := index*x.chunk, min((index+1)*x.chunk, x.Bytes)
-	sum, err := x.sum(from, to)
-	if err != nil {
-		return refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
-	}
-	if sum != x.leaves[index] {
-		return refuse(x.step, "blob %q: chunk %d (bytes %d to %d) has digest %s, want %s", x.Name, index, from, to,
-			sum, x.leaves[index]).
-			hint("the file was damaged or changed; fetch it again")
-	}
-	return nil
-}
-
-// sum returns the digest of bytes [from, to). It reads the file rather than the mapping where it can: hashed pages of a
-// mapping would count as this process's resident memory.
-func (x *blob) sum(from, to int64) (sum Digest, err error) {
-	if x.file == nil {
-		// Access to a mapping faults where the file was truncated.
-		err = mem.CatchFault(func() { sum = sha256.Sum256(x.data[from:to]) })
-		return sum, err
-	}
-	hash := sha256.New()
-	buf := buffers.Get().(*[sumBytes]byte)
-	defer buffers.Put(buf)
-	for ; from < to; from += sumBytes {
-		part := buf[:min(to-from, sumBytes)]
-		if n, err := x.file.ReadAt(part, from); n < len(part) {
-			return sum, err
-		}
-		_, _ = hash.Write(part)
-	}
-	return Digest(hash.Sum(nil)), nil
-}
-
-// sumBytes is read and hashed at a time, so that it stays in a core's own cache.
-const sumBytes = 128 << 10
-
-var buffers = sync.Pool{New: func() any { return new([sumBytes]byte) }}
-
-// verifyWhole checks a blob of which the store has no chunk digests, once for all callers.
-func (x *blob) verifyWhole() error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.all.Load() {
-		return nil
-	}
-	whole, root, err := x.sums(context.Background(), nil)
-	if err != nil {
-		return err
-	}
-	return x.judge(whole, root)
-}
-
-// judge compares both digests of a whole blob, plain and by chunks, with the signed ones. If only one of them fits,
-// the manifest itself is inconsistent.
-func (x *blob) judge(whole, root Digest) error {
-	if root != x.Root {
-		return refuse(x.step, "blob %q has SHA-256 %s, want %s", x.Name, whole, x.SHA256).
-			hint("the file was damaged or changed; fetch it again")
-	}
-	if whole != x.SHA256 {
-		return refuse(stepTable, "blob %q has SHA-256 %s, want %s: its two signed digests disagree", x.Name, whole,
-			x.SHA256)
-	}
-	x.all.Store(true)
-	return nil
-}
-
-// sums reads all of the blob's memory; tick, which may be nil, learns of each piece.
-func (x *blob) sums(ctx context.Context, tick func(bytes int64)) (whole, root Digest, err error) {
-	digester := newDigester(x.chunk)
-	for from := int64(0); from < x.Bytes; from = digester.bytes {
-		if err := ctx.Err(); err != nil {
-			return whole, root, diag.New(diag.ClassInterrupted, "verify blob %q: %w", x.Name, err)
-		}
-		to := min(from+maxChunk, x.Bytes)
-		if err := mem.CatchFault(func() { _, _ = digester.Write(x.data[from:to]) }); err != nil {
-			return whole, root, refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
-		}
-		if tick != nil {
-			tick(to - from)
-		}
-	}
-	whole, root = digester.sums()
-	return whole, root, nil
 }
 
 // Manifest returns what was signed; it must not be written to.
@@ -512,28 +351,6 @@ func (b *Bundle) Extract(ctx context.Context, name, path string) (err error) {
 	}
 	if err := file.Sync(); err != nil {
 		return diag.New(diag.ClassIO, "extract blob %q: %w", name, err)
-	}
-	return nil
-}
-
-// writeTo writes the blob piece by piece, each checked first.
-func (x *blob) writeTo(ctx context.Context, w io.Writer) error {
-	for from := int64(0); from < x.Bytes; {
-		if err := ctx.Err(); err != nil {
-			return diag.New(diag.ClassInterrupted, "write blob %q: %w", x.Name, err)
-		}
-		to := min(from+max(x.chunk, 1<<20), x.Bytes)
-		if err := x.verify(from, to); err != nil {
-			return err
-		}
-		var werr error
-		if err := mem.CatchFault(func() { _, werr = w.Write(x.data[from:to]) }); err != nil {
-			return refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
-		}
-		if werr != nil {
-			return diag.New(diag.ClassIO, "write blob %q: %w", x.Name, werr)
-		}
-		from = to
 	}
 	return nil
 }

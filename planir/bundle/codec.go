@@ -201,6 +201,13 @@ func (c *codec) str(to *string, limit int) {
 	c.token(`"`)
 }
 
+// optionalStr describes a member that is left out when it is "".
+func (c *codec) optionalStr(name string, to *string, limit int) {
+	if c.optional(name, *to == "") {
+		c.str(to, limit)
+	}
+}
+
 // plain reports whether a character stands for itself in a string.
 func plain(b byte) bool { return b >= 0x20 && b <= 0x7e && b != '"' && b != '\\' }
 
@@ -257,7 +264,8 @@ func (c *codec) digest(to *Digest) {
 		return
 	}
 	upper := strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' && r < 'a' })
-	if n, err := hex.Decode(to[:], []byte(text[:min(len(text), 2*len(to))])); err != nil || upper || n != len(to) {
+	count, err := hex.Decode(to[:], []byte(text[:min(len(text), 2*len(to))]))
+	if err != nil || upper || count != len(to) {
 		c.fail("digest %q is not 64 lower-case hex digits", text)
 	}
 }

@@ -48,6 +48,15 @@ func decodeEnvelope(data []byte) (*envelope, error) {
 	return e, ascending("signatures", e.signatures, func(s signature) string { return s.keyID.String() })
 }
 
+// openEnvelope applies the steps envelope, type and encoding.
+func openEnvelope(data []byte) (env *envelope, payload []byte, err error) {
+	if env, err = decodeEnvelope(data); err != nil {
+		return nil, nil, refuse(stepEnvelope, "envelope: %w", err)
+	}
+	payload, err = env.open()
+	return env, payload, err
+}
+
 // open applies the steps type and encoding.
 func (e *envelope) open() (payload []byte, err error) {
 	if e.kind != payloadType {

@@ -54,11 +54,7 @@ func inspect(opened store) (*Unverified, error) {
 	if err != nil {
 		return nil, err
 	}
-	env, err := decodeEnvelope(data)
-	if err != nil {
-		return nil, refuse(stepEnvelope, "envelope: %w", err)
-	}
-	payload, err := env.open()
+	env, payload, err := openEnvelope(data)
 	if err != nil {
 		return nil, err
 	}
@@ -74,8 +70,8 @@ func inspect(opened store) (*Unverified, error) {
 		unverified.Signers = append(unverified.Signers, signature.keyID.String())
 	}
 	// A bundle in one file has padding between its blobs, which counts; a folder has none.
-	if f, single := opened.(*fileStore); single {
-		unverified.Bytes, unverified.Offsets = f.bytes, f.layout.offsets
+	if file, single := opened.(*fileStore); single {
+		unverified.Bytes, unverified.Offsets = file.bytes, file.layout.offsets
 		return unverified, nil
 	}
 	for _, blob := range manifest.Blobs {

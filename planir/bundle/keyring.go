@@ -251,9 +251,7 @@ func (k *Keyring) walk(c *codec) {
 				c.str(&id, 64)
 				c.member("algorithm")
 				c.str((*string)(&key.Algorithm), maxName)
-				if c.optional("name", key.Name == "") {
-					c.str(&key.Name, maxName)
-				}
+				c.optionalStr("name", &key.Name, maxName)
 				c.flag("dev", &key.Dev)
 				der := base64.StdEncoding.EncodeToString(key.DER)
 				c.member("public")

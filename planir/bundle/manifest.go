@@ -162,9 +162,7 @@ func (m *Manifest) walk(c *codec) {
 		c.constant(manifestSchema)
 		c.member("product")
 		c.str(&m.Product, maxName)
-		if c.optional("version", m.Version == "") {
-			c.str(&m.Version, maxName)
-		}
+		c.optionalStr("version", &m.Version, maxName)
 		c.member("security_version")
 		c.integer(&m.SecurityVersion, 0, maxCounter)
 		c.member("keyring_generation")
@@ -180,9 +178,7 @@ func (m *Manifest) walk(c *codec) {
 		}
 		if c.optional("requires", m.Requires.Runtime == "" && len(m.Requires.Features) == 0) {
 			c.object(func() {
-				if c.optional("runtime", m.Requires.Runtime == "") {
-					c.str(&m.Requires.Runtime, maxName)
-				}
+				c.optionalStr("runtime", &m.Requires.Runtime, maxName)
 				c.names("features", &m.Requires.Features, maxFeatures)
 			})
 		}
@@ -212,12 +208,8 @@ func (m *Manifest) walk(c *codec) {
 // walk describes the member "toolchain".
 func (t *Toolchain) walk(c *codec) {
 	c.object(func() {
-		if c.optional("hetc", t.Hetc == "") {
-			c.str(&t.Hetc, maxName)
-		}
-		if c.optional("plan", t.Plan == "") {
-			c.str(&t.Plan, maxName)
-		}
+		c.optionalStr("hetc", &t.Hetc, maxName)
+		c.optionalStr("plan", &t.Plan, maxName)
 		if c.optional("inputs_lock", t.InputsLock == Digest{}) {
 			c.digest(&t.InputsLock)
 		}
@@ -228,34 +220,27 @@ func (t *Toolchain) walk(c *codec) {
 func (t *Target) walk(c *codec) {
 	c.object(func() {
 		c.names("soc", &t.SoC, maxComponents)
-		if c.optional("os", t.OS == "") {
-			c.str(&t.OS, maxName)
-		}
-		if c.optional("arch", t.Arch == "") {
-			c.str(&t.Arch, maxName)
-		}
+		c.optionalStr("os", &t.OS, maxName)
+		c.optionalStr("arch", &t.Arch, maxName)
 		c.names("cpu_features", &t.CPUFeatures, maxFeatures)
 		if c.optional("ram_min", t.RAMBytes == 0) {
 			c.integer(&t.RAMBytes, 0, maxBytes)
 		}
 		if c.optional("components", len(t.Components) == 0) {
-			list(c, &t.Components, maxComponents, func(component *Component) {
-				c.object(func() {
-					c.member("name")
-					c.str(&component.Name, maxName)
-					for _, f := range []struct {
-						key   string
-						value *string
-						limit int
-					}{{"min", &component.Min, maxName}, {"below", &component.Below, maxName},
-						{"exact", &component.Exact, maxName}, {"token", &component.Token, maxString}} {
-						if c.optional(f.key, *f.value == "") {
-							c.str(f.value, f.limit)
-						}
-					}
-				})
-			})
+			list(c, &t.Components, maxComponents, func(component *Component) { component.walk(c) })
 		}
+	})
+}
+
+// walk describes one element of "components".
+func (p *Component) walk(c *codec) {
+	c.object(func() {
+		c.member("name")
+		c.str(&p.Name, maxName)
+		c.optionalStr("min", &p.Min, maxName)
+		c.optionalStr("below", &p.Below, maxName)
+		c.optionalStr("exact", &p.Exact, maxName)
+		c.optionalStr("token", &p.Token, maxString)
 	})
 }
 
@@ -350,13 +335,23 @@ func (m *Manifest) check() error {
 		func(component Component) string { return component.Name }); err != nil {
 		return err
 	}
-	// A simulation runs on every machine, so that it names none.
-	if target := &m.Target; target.Simulated() && (len(target.SoC) > 1 || target.OS != "" || target.Arch != "") {
+	if err := m.Target.check(); err != nil {
+		return err
+	}
+	if _, empty := m.Annotations[""]; empty {
+		return errors.New("annotations: empty key")
+	}
+	return m.checkBlobs()
+}
+
+// check demands that a simulation names no machine, because it runs on every one, and that versions can be compared.
+func (t *Target) check() error {
+	if t.Simulated() && (len(t.SoC) > 1 || t.OS != "" || t.Arch != "") {
 		return fmt.Errorf(
 			"target: soc %q is a simulation, which states no other soc, os or arch, got soc %q, os %q, arch %q",
-			target.SoC[0], target.SoC, target.OS, target.Arch)
+			t.SoC[0], t.SoC, t.OS, t.Arch)
 	}
-	for _, component := range m.Target.Components {
+	for _, component := range t.Components {
 		if err := checkLabel("target.components", component.Name); err != nil {
 			return err
 		}
@@ -366,10 +361,7 @@ func (m *Manifest) check() error {
 			}
 		}
 	}
-	if _, empty := m.Annotations[""]; empty {
-		return errors.New("annotations: empty key")
-	}
-	return m.checkBlobs()
+	return nil
 }
 
 // checkBlobs demands distinct names in order, a plan as entrypoint, and a chunk table that the format can hold.

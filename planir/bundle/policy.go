@@ -61,8 +61,6 @@ func (p *Policy) checkCompat(manifest *Manifest) error {
 
 // check applies the step policy; host may be nil, which leaves the target out.
 func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
-	// Is it the right product, of the generation of keys that is trusted, and not older than what was accepted
-	// before?
 	if p.Product != "" && manifest.Product != p.Product {
 		return refuse(stepPolicy, "product %q, want %q", manifest.Product, p.Product).
 			hint("this host accepts bundles of one product only; emit with that product name")
@@ -75,44 +73,59 @@ func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
 	if err := p.checkRollback(manifest); err != nil {
 		return err
 	}
-	if p.Now != 0 { // there is a clock to compare with
-		if manifest.NotAfter != 0 && p.Now > manifest.NotAfter {
-			return refuse(stepPolicy, "expired: not_after %s, the clock says %s", moment(manifest.NotAfter),
-				moment(p.Now)).
-				hint(
-					"fetch a newer bundle; if it is the clock that is wrong, give the time (--now), or accept it all the same (--ignore-expiry)")
-		}
-		if manifest.IssuedAt > p.Now {
-			return refuse(stepPolicy, "issued in the future: issued_at %s, the clock says %s",
-				moment(manifest.IssuedAt), moment(p.Now)).
-				hint(
-					"set this machine's clock; where there is none, give the time (--now), or leave it out (--ignore-expiry)")
-		}
+	if err := p.checkDates(manifest); err != nil {
+		return err
 	}
-	// Is it for this machine? A simulation gets a message of its own, since no device fits it.
 	if host == nil {
 		return nil
 	}
-	if wrong := manifest.Target.mismatches(host); len(wrong) > 0 {
-		if manifest.Target.Simulated() {
-			return refuse(stepPolicy, "a simulation of %s, which runs on no device",
-				strings.Join(manifest.Target.SoC, ", ")).
-				hint(
-					"`hetc run` executes it on the simulator; for the device, plan with `hetc solve --target` and write the bundle with `hetc emit --target`")
-		}
-		e := refuse(stepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
-			hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
-		if slices.ContainsFunc(manifest.Blobs, func(blob Blob) bool { return blob.Role == RoleNPUGraph }) {
-			e = e.hint(
-				"graphs of an NPU that is not here: `hetc emit --for-emulator` writes the bundle's twin, which the vendor's emulator executes here")
-			if manifest.Target.OS == host.OS && manifest.Target.Arch == host.Arch { // a twin of another machine
-				e = e.hint(
-					"a twin runs on the machine that wrote it, and on the cores that it had then: write another here with `hetc emit --for-emulator`")
-			}
-		}
-		return e
+	return checkTarget(manifest, host)
+}
+
+// checkDates compares the manifest's dates with the clock, if there is one.
+func (p *Policy) checkDates(manifest *Manifest) error {
+	if p.Now == 0 {
+		return nil
+	}
+	if manifest.NotAfter != 0 && p.Now > manifest.NotAfter {
+		return refuse(stepPolicy, "expired: not_after %s, the clock says %s", moment(manifest.NotAfter),
+			moment(p.Now)).
+			hint("fetch a newer bundle; if it is the clock that is wrong, give the time (--now), or accept it all " +
+				"the same (--ignore-expiry)")
+	}
+	if manifest.IssuedAt > p.Now {
+		return refuse(stepPolicy, "issued in the future: issued_at %s, the clock says %s", moment(manifest.IssuedAt),
+			moment(p.Now)).
+			hint("set this machine's clock; where there is none, give the time (--now), or leave it out " +
+				"(--ignore-expiry)")
 	}
 	return nil
+}
+
+// checkTarget refuses a bundle for another machine. A simulation gets a message of its own, since no device fits it.
+func checkTarget(manifest *Manifest, host *Host) error {
+	target := &manifest.Target
+	wrong := target.mismatches(host)
+	if len(wrong) == 0 {
+		return nil
+	}
+	if target.Simulated() {
+		return refuse(stepPolicy, "a simulation of %s, which runs on no device", strings.Join(target.SoC, ", ")).
+			hint("`hetc run` executes it on the simulator; for the device, plan with `hetc solve --target` and write " +
+				"the bundle with `hetc emit --target`")
+	}
+	refused := refuse(stepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
+		hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
+	if !slices.ContainsFunc(manifest.Blobs, func(blob Blob) bool { return blob.Role == RoleNPUGraph }) {
+		return refused
+	}
+	refused.hint("graphs of an NPU that is not here: `hetc emit --for-emulator` writes the bundle's twin, which the " +
+		"vendor's emulator executes here")
+	if target.OS == host.OS && target.Arch == host.Arch { // a twin of another machine
+		refused.hint("a twin runs on the machine that wrote it, and on the cores that it had then: write another " +
+			"here with `hetc emit --for-emulator`")
+	}
+	return refused
 }
 
 // moment writes Unix seconds with the date that people read.
@@ -145,8 +158,8 @@ func (p *Policy) checkRollback(manifest *Manifest) error {
 	case manifest.SecurityVersion-floor > jump:
 		return refuse(stepPolicy, "security version %d lies more than %d above %d", manifest.SecurityVersion, jump,
 			floor).
-			hint(
-				"a jump this large looks like a stolen key; if it is intended, raise what is asked for: --min-security-version %d", manifest.SecurityVersion)
+			hint("a jump this large looks like a stolen key; if it is intended, raise what is asked for: "+
+				"--min-security-version %d", manifest.SecurityVersion)
 	}
 	return nil
 }
@@ -155,7 +168,8 @@ func (p *Policy) checkRollback(manifest *Manifest) error {
 func (t *Target) mismatches(host *Host) []string {
 	var wrong []string
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	if len(t.SoC) > 0 && !slices.ContainsFunc(t.SoC, func(s string) bool { return slices.Contains(host.SoC, s) }) {
+	answers := func(name string) bool { return slices.Contains(host.SoC, name) }
+	if len(t.SoC) > 0 && !slices.ContainsFunc(t.SoC, answers) {
 		say("soc is %q, want one of %q", host.SoC, t.SoC)
 	}
 	if t.OS != "" && t.OS != host.OS {
@@ -185,26 +199,26 @@ func (t *Target) mismatches(host *Host) []string {
 }
 
 // compare says each way in which the component found misses what the target demands of it.
-func (c *Component) compare(have HostComponent, say func(string, ...any)) {
-	if c.Exact != "" && have.Version != c.Exact {
-		say("component %q has version %q, want exactly %q", c.Name, have.Version, c.Exact)
+func (p *Component) compare(have HostComponent, say func(string, ...any)) {
+	if p.Exact != "" && have.Version != p.Exact {
+		say("component %q has version %q, want exactly %q", p.Name, have.Version, p.Exact)
 	}
 	// A version that is not dotted numbers cannot be compared, and counts as not fulfilled.
-	if c.Min != "" {
-		if less, ok := versionLess(have.Version, c.Min); !ok || less {
-			say("component %q has version %q, want at least %q", c.Name, have.Version, c.Min)
+	if p.Min != "" {
+		if less, ok := versionLess(have.Version, p.Min); !ok || less {
+			say("component %q has version %q, want at least %q", p.Name, have.Version, p.Min)
 		}
 	}
-	if c.Below != "" {
-		if less, ok := versionLess(have.Version, c.Below); !ok || !less {
-			say("component %q has version %q, want below %q", c.Name, have.Version, c.Below)
+	if p.Below != "" {
+		if less, ok := versionLess(have.Version, p.Below); !ok || !less {
+			say("component %q has version %q, want below %q", p.Name, have.Version, p.Below)
 		}
 	}
-	if c.Token != "" {
+	if p.Token != "" {
 		if have.Accepts == nil {
-			say("component %q cannot check the compatibility token of its artifacts", c.Name)
-		} else if err := have.Accepts(c.Token); err != nil {
-			say("component %q refuses its artifacts: %v", c.Name, err)
+			say("component %q cannot check the compatibility token of its artifacts", p.Name)
+		} else if err := have.Accepts(p.Token); err != nil {
+			say("component %q refuses its artifacts: %v", p.Name, err)
 		}
 	}
 }

@@ -38,7 +38,9 @@ func (r Ratchets) Of(product string) *Ratchet {
 
 // find returns the place of a product among the sorted ratchets, or where it would be inserted.
 func (r Ratchets) find(product string) (int, bool) {
-	return slices.BinarySearchFunc(r, product, func(x Ratchet, p string) int { return strings.Compare(x.Product, p) })
+	return slices.BinarySearchFunc(r, product, func(have Ratchet, want string) int {
+		return strings.Compare(have.Product, want)
+	})
 }
 
 // Raised returns r with what a bundle that ran asks to be stored, and whether that is more than before: a larger
@@ -71,8 +73,8 @@ func ParseRatchets(data []byte) (Ratchets, error) {
 	}
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "stored security versions: %w", err).WithCode("bundle.state").
-			WithHint(
-				"put back a copy of the file; without it older bundles are accepted again: remove it only if you know that the one you run now is not an old one")
+			WithHint("put back a copy of the file; without it older bundles are accepted again: remove it only if " +
+				"you know that the one you run now is not an old one")
 	}
 	return ratchets, nil
 }
@@ -115,5 +117,5 @@ func (r Ratchets) check() error {
 			return err
 		}
 	}
-	return ascending("accepted", r, func(x Ratchet) string { return x.Product })
+	return ascending("accepted", r, func(ratchet Ratchet) string { return ratchet.Product })
 }

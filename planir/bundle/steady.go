@@ -51,8 +51,8 @@ func (b *Bundle) Unchanged() error {
 			continue
 		case now.bytes != files[i].was.bytes:
 			return at(b.path, refuseAs(diag.ClassIO, stepWeights,
-				"the file had %d bytes and has %d: it was changed while in use, and what was computed since is not to be used",
-				files[i].was.bytes, now.bytes).hint(replaceHint))
+				"the file had %d bytes and has %d: it was changed while in use, and what was computed since is not "+
+					"to be used", files[i].was.bytes, now.bytes).hint(replaceHint))
 		}
 		if err := b.verifyAgain(); err != nil {
 			return at(b.path, err)
@@ -62,7 +62,8 @@ func (b *Bundle) Unchanged() error {
 	return nil
 }
 
-const replaceHint = "replace a bundle by renaming the new file over it (mv), never by copying into it (cp); or run it with --copy"
+const replaceHint = "replace a bundle by renaming the new file over it (mv), never by copying into it (cp); or run " +
+	"it with --copy"
 
 // verifyAgain checks all chunks of bulk blobs that were found good before.
 func (b *Bundle) verifyAgain() error {
@@ -70,7 +71,7 @@ func (b *Bundle) verifyAgain() error {
 		if !blob.Role.bulk() || blob.region == nil {
 			continue
 		}
-		err := blob.again()
+		err := blob.verifyKnown()
 		if err != nil {
 			return refuseAs(diag.ClassIO, stepWeights,
 				"the file was changed while in use, and what was computed since is not to be used: %w",
@@ -80,8 +81,9 @@ func (b *Bundle) verifyAgain() error {
 	return nil
 }
 
-// again checks what is known to be good once more. What is no longer stays marked, so that the next look refuses too.
-func (x *blob) again() error {
+// verifyKnown checks what is known to be good once more. What is no longer stays marked, so that the next look refuses
+// too.
+func (x *blob) verifyKnown() error {
 	if x.leaves == nil {
 		if !x.all.Load() {
 			return nil

@@ -23,15 +23,21 @@ type store interface {
 	table(m *Manifest) ([]Digest, error)
 	// copyBlob reads blob i into buf, which has its size.
 	copyBlob(m *Manifest, i int, buf []byte, s Step) error
-	// mapped returns memory shared with the page cache, which the store owns, where blob i lies in it, and a way to
-	// read the same bytes without making them resident, nil when there is none.
-	mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error)
+	// mapped maps blob i.
+	mapped(m *Manifest, i int) (mapping, error)
 	// watched are the files that mapped has returned memory of.
 	watched() []watched
 	// gaps checks that what lies between the blobs and behind them is zero (step layout): all of it together is less
 	// than an alignment for each blob.
 	gaps(m *Manifest) error
 	close() error
+}
+
+// mapping is where a blob lies in memory that is shared with the page cache. The store owns that memory.
+type mapping struct {
+	region *mem.Region
+	at     int64       // of the blob's first byte in region
+	file   io.ReaderAt // the blob's bytes, read without making them resident; nil: there is no such way
 }
 
 // openStore applies the step open.
@@ -196,25 +202,25 @@ func (s *fileStore) copyBlob(_ *Manifest, i int, buf []byte, step Step) error {
 }
 
 // mapped maps the file once, whole, and returns the place of blob i in it.
-func (s *fileStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
+func (s *fileStore) mapped(manifest *Manifest, i int) (mapping, error) {
 	if s.region == nil {
 		region, err := mem.Map(s.file)
 		if err != nil {
-			return nil, 0, nil, refuseAs(diag.ClassIO, stepWeights, "%w", err)
+			return mapping{}, refuseAs(diag.ClassIO, stepWeights, "%w", err)
 		}
 		s.region = region
 		if int64(len(region.Bytes())) != s.bytes {
-			return nil, 0, nil, refuse(stepWeights, "file has %d bytes, had %d when it was opened", len(region.Bytes()),
+			return mapping{}, refuse(stepWeights, "file has %d bytes, had %d when it was opened", len(region.Bytes()),
 				s.bytes)
 		}
 		watching, err := watch(s.file)
 		if err != nil {
-			return nil, 0, nil, err
+			return mapping{}, err
 		}
 		s.watch = []watched{watching}
 	}
 	from := s.layout.offsets[i]
-	return s.region, from, io.NewSectionReader(s.file, from, manifest.Blobs[i].Bytes), nil
+	return mapping{s.region, from, io.NewSectionReader(s.file, from, manifest.Blobs[i].Bytes)}, nil
 }
 
 // watched returns the file itself, once anything of it was mapped.
@@ -389,29 +395,29 @@ func (s *dirStore) copyBlob(manifest *Manifest, i int, buf []byte, step Step) er
 }
 
 // mapped maps the file of blob i, which blobs of equal content share.
-func (s *dirStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
+func (s *dirStore) mapped(manifest *Manifest, i int) (mapping, error) {
 	blob := &manifest.Blobs[i]
 	region := s.regions[blob.SHA256]
 	if region == nil {
 		file, err := s.openBlob(manifest, i)
 		if err != nil {
-			return nil, 0, nil, err
+			return mapping{}, err
 		}
 		watching, err := watch(file)
 		if err != nil {
-			return nil, 0, nil, errors.Join(err, file.Close())
+			return mapping{}, errors.Join(err, file.Close())
 		}
 		s.watch = append(s.watch, watching)
 		if region, err = mem.Map(file); err != nil {
-			return nil, 0, nil, refuseAs(diag.ClassIO, stepWeights, "%w", err)
+			return mapping{}, refuseAs(diag.ClassIO, stepWeights, "%w", err)
 		}
 		s.regions[blob.SHA256] = region
 	}
 	if int64(len(region.Bytes())) != blob.Bytes {
-		return nil, 0, nil, refuse(stepWeights, "blob %q has %d bytes, had %d when it was opened", blob.Name,
+		return mapping{}, refuse(stepWeights, "blob %q has %d bytes, had %d when it was opened", blob.Name,
 			len(region.Bytes()), blob.Bytes)
 	}
-	return region, 0, nil, nil
+	return mapping{region: region}, nil
 }
 
 // watched returns the files of mapped blobs, each once.

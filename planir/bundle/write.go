@@ -8,14 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Source is one blob to be written. Exactly one of Content and Write is set; Write must
@@ -84,19 +80,6 @@ func (b *Bundle) copyTo(ctx context.Context, path string, as form, more []Signer
 	}
 	_, err = out.create(ctx, path, sources)
 	return err
-}
-
-// form is a physical form being written. The calls are begin, content for each blob in turn, finish, commit. Nothing
-// is visible under the target path before commit. abort undoes everything and does nothing after commit.
-type form interface {
-	// begin makes room under a temporary name; payloadBytes is the length of the manifest's encoding.
-	begin(m *Manifest, payloadBytes int) error
-	// content returns where blob i goes and its offset in that file; done is called with its digest afterwards.
-	content(i int) (w io.Writer, at int64, done func(sha256 Digest) error, err error)
-	// finish writes what depends on contents: the envelope, and the chunk digests of all blobs in order.
-	finish(envelope []byte, leaves []Digest) error
-	commit() error
-	abort() error
 }
 
 // writer writes a bundle in a physical form.
@@ -184,17 +167,8 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 	if len(sources) > maxBlobs {
 		return nil, fmt.Errorf("%d blobs, want at most %d", len(sources), maxBlobs)
 	}
-	// Keys are checked before the contents are written, which may take minutes.
-	if count := len(w.signatures) + len(w.signers); count == 0 || count > maxSignatures {
-		return nil, fmt.Errorf("%d signers, want 1 to %d", count, maxSignatures)
-	}
-	for i := range w.signers {
-		if _, err := w.signers[i].Key.public(); err != nil {
-			return nil, fmt.Errorf("key of signer %d: %w", i, err)
-		}
-		if w.signers[i].Sign == nil {
-			return nil, fmt.Errorf("signer %d cannot sign", i)
-		}
+	if err := w.checkSigners(); err != nil {
+		return nil, err
 	}
 	if manifest.ChunkBytes == 0 {
 		manifest.ChunkBytes = chunkFor(sources)
@@ -224,6 +198,22 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 	return sources, nil
 }
 
+// checkSigners checks the keys before the contents are written, which may take minutes.
+func (w *writer) checkSigners() error {
+	if count := len(w.signatures) + len(w.signers); count == 0 || count > maxSignatures {
+		return fmt.Errorf("%d signers, want 1 to %d", count, maxSignatures)
+	}
+	for i := range w.signers {
+		if _, err := w.signers[i].Key.public(); err != nil {
+			return fmt.Errorf("key of signer %d: %w", i, err)
+		}
+		if w.signers[i].Sign == nil {
+			return fmt.Errorf("signer %d cannot sign", i)
+		}
+	}
+	return nil
+}
+
 // chunkFor returns the smallest chunk size with which these blobs have at most usualLeaves chunks.
 func chunkFor(sources []Source) int64 {
 	bytes := int64(0)
@@ -246,7 +236,7 @@ func (w *writer) blob(ctx context.Context, i int, source *Source) (*digester, er
 	}
 	digester := newDigester(w.manifest.ChunkBytes)
 	buffer := newPieces(out, at)
-	sink := &exact{ctx: ctx, out: buffer, also: digester, left: source.Bytes}
+	sink := &sizedSink{ctx: ctx, out: buffer, also: digester, left: source.Bytes}
 	if source.Write != nil {
 		err = source.Write(sink)
 	} else {
@@ -313,9 +303,9 @@ func (p *pieces) flush() error {
 	return err
 }
 
-// exact passes a source's bytes on to the file and to the digests. It fails at the first byte too many, because sizes
-// and offsets are fixed by then, and on cancellation. Its first error is kept: a source may swallow it.
-type exact struct {
+// sizedSink passes a source's bytes on to the file and to the digests. It fails at the first byte too many, because
+// sizes and offsets are fixed by then, and on cancellation. Its first error is kept: a source may swallow it.
+type sizedSink struct {
 	ctx  context.Context
 	out  io.Writer
 	also *digester
@@ -324,22 +314,22 @@ type exact struct {
 }
 
 // Write digests what it passes on. After an error it takes nothing more.
-func (e *exact) Write(data []byte) (int, error) {
-	if err := e.ctx.Err(); err != nil {
-		e.err = diag.New(diag.ClassInterrupted, "%w", err)
-	} else if int64(len(data)) > e.left {
-		e.err = diag.New(diag.ClassInput, "its source gives more bytes than it stated")
+func (s *sizedSink) Write(data []byte) (int, error) {
+	if err := s.ctx.Err(); err != nil {
+		s.err = diag.New(diag.ClassInterrupted, "%w", err)
+	} else if int64(len(data)) > s.left {
+		s.err = diag.New(diag.ClassInput, "its source gives more bytes than it stated")
 	}
-	if e.err != nil {
-		return 0, e.err
+	if s.err != nil {
+		return 0, s.err
 	}
-	_, _ = e.also.Write(data) // it never fails
-	e.left -= int64(len(data))
-	count, err := e.out.Write(data)
+	_, _ = s.also.Write(data) // it never fails
+	s.left -= int64(len(data))
+	count, err := s.out.Write(data)
 	if err != nil {
-		e.err = ioError(err)
+		s.err = ioError(err)
 	}
-	return count, e.err
+	return count, s.err
 }
 
 // sign returns the envelope. Each signature is checked at once: a signer whose key is another
@@ -379,143 +369,4 @@ func ioError(err error) error {
 		return err
 	}
 	return diag.New(diag.ClassIO, "%w", err)
-}
-
-// fileForm writes a `.hetb` beside its target and renames it.
-//
-// Contents go to offsets that follow from sizes alone. The envelope and the table of chunk digests are written last,
-// into the gap that the layout keeps for them in front.
-type fileForm struct {
-	path   string
-	file   *wholefile.Pending
-	layout layout
-}
-
-// begin makes a file of the final size, whose gaps are never written.
-func (f *fileForm) begin(manifest *Manifest, payloadBytes int) (err error) {
-	f.layout = layOut(manifest, payloadBytes)
-	if f.file, err = wholefile.Create(f.path); err != nil {
-		return err
-	}
-	return f.file.Truncate(f.layout.size) // the gaps read as zeros, as the format demands
-}
-
-// content returns the place of a blob in the file; nothing remains to be done after it.
-func (f *fileForm) content(i int) (io.Writer, int64, func(Digest) error, error) {
-	at := f.layout.offsets[i]
-	return io.NewOffsetWriter(f.file, at), at, func(Digest) error { return nil }, nil
-}
-
-// finish writes header, envelope and table in front of the contents.
-func (f *fileForm) finish(envelope []byte, leaves []Digest) error {
-	if int64(headerBytes+len(envelope)) > f.layout.table {
-		panic(fmt.Sprintf("BUG: envelope of %d bytes does not fit before the table at %d", len(envelope),
-			f.layout.table))
-	}
-	if _, err := f.file.WriteAt(append(encodeHeader(len(envelope)), envelope...), 0); err != nil {
-		return err
-	}
-	table := make([]byte, 0, leafBytes*len(leaves))
-	for i := range leaves {
-		table = append(table, leaves[i][:]...)
-	}
-	_, err := f.file.WriteAt(table, f.layout.table)
-	return err
-}
-
-// commit makes the file visible under its name, synced.
-func (f *fileForm) commit() error { return f.file.Commit() }
-
-// abort removes the temporary file.
-func (f *fileForm) abort() error {
-	if f.file == nil {
-		return nil
-	}
-	return f.file.Abandon()
-}
-
-// dirForm writes an exploded bundle beside its target and renames it.
-type dirForm struct {
-	path string
-	temp string   // holds the bundle until it is whole; "" when there is none
-	dir  string   // the bundle in it
-	file *os.File // being written
-}
-
-// begin makes the directory inside a temporary one beside the target.
-func (f *dirForm) begin(*Manifest, int) error {
-	if _, err := os.Lstat(f.path); !errors.Is(err, fs.ErrNotExist) {
-		if err == nil {
-			err = diag.New(diag.ClassInput, "the target exists already").WithHint("remove it or choose another name")
-		}
-		return err
-	}
-	temp, err := os.MkdirTemp(filepath.Dir(f.path), "."+filepath.Base(f.path)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	f.temp, f.dir = temp, filepath.Join(temp, "bundle")
-	return os.MkdirAll(filepath.Join(f.dir, dirBlobs), 0o777) // what the user's umask leaves
-}
-
-// content writes to one temporary name, because a blob's file is named by a digest that is known only at its end.
-func (f *dirForm) content(int) (io.Writer, int64, func(Digest) error, error) {
-	if err := f.open("part"); err != nil {
-		return nil, 0, nil, err
-	}
-	return f.file, 0, func(digest Digest) error {
-		if err := f.close(); err != nil {
-			return err
-		}
-		// Equal contents share one file: renaming over it changes nothing.
-		return os.Rename(filepath.Join(f.dir, "part"), filepath.Join(f.dir, dirBlobs, digest.String()))
-	}, nil
-}
-
-// open creates a file of the bundle, of which only one is written at a time.
-func (f *dirForm) open(name string) (err error) {
-	f.file, err = os.OpenFile(filepath.Join(f.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	return err
-}
-
-// close syncs and closes the file that is being written.
-func (f *dirForm) close() error {
-	err := errors.Join(f.file.Sync(), f.file.Close())
-	f.file = nil
-	return err
-}
-
-// finish writes the envelope as a file; this form has no table of chunks.
-func (f *dirForm) finish(envelope []byte, _ []Digest) error {
-	if err := f.open(dirManifest); err != nil {
-		return err
-	}
-	if _, err := f.file.Write(envelope); err != nil {
-		return err
-	}
-	return f.close()
-}
-
-// commit makes contents durable before the name: after a crash, the target is whole or absent.
-func (f *dirForm) commit() error {
-	wholefile.SyncDir(filepath.Join(f.dir, dirBlobs))
-	wholefile.SyncDir(f.dir)
-	if err := os.Rename(f.dir, f.path); err != nil {
-		return err
-	}
-	wholefile.SyncDir(filepath.Dir(f.path))
-	return f.abort() // what is left is empty
-}
-
-// abort removes the temporary directory with all that is in it.
-func (f *dirForm) abort() error {
-	if f.file != nil {
-		_ = f.file.Close() // about to be removed
-	}
-	if f.temp == "" {
-		return nil
-	}
-	temp := f.temp
-	f.temp = ""
-	return os.RemoveAll(temp)
 }
