@@ -86,7 +86,7 @@ func (k *keys) rotary(arch *architecture, config map[string]any) {
 	rotated := k.int("rope.dimension_count", k.headDim, 2, maxDim)
 	switch {
 	case arch.partial && rotated <= k.headDim:
-		config["partial_rotary_factor"] = float64(rotated) / float64(k.headDim)
+		config["partial_rotary_factor"] = rotatedShare(rotated, k.headDim)
 	case rotated != k.headDim:
 		k.fail("rope.dimension_count", "%d is not supported; supported: the whole head of %d", rotated, k.headDim)
 	}
@@ -95,6 +95,16 @@ func (k *keys) rotary(arch *architecture, config map[string]any) {
 	if rope["rope_type"] == "longrope" { // Phi 3 has it outside
 		config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
 	}
+}
+
+// rotatedShare returns the share of a head that is rotated. Readers of a config.json multiply it by the head's elements
+// and cut off the fraction, so it is rounded up where the quotient lies below the number of rotated elements.
+func rotatedShare(rotated, headDim int) float64 {
+	share := float64(rotated) / float64(headDim)
+	if int(float64(headDim)*share) < rotated {
+		share = math.Nextafter(share, 1)
+	}
+	return share
 }
 
 // mixture reads how many experts a layer has and how many of them a token uses.

@@ -234,6 +234,18 @@ func TestEveryArchitectureRoundTrips(t *testing.T) {
 	}
 }
 
+// Readers of a config.json get the number of rotated elements back from their share of a head, whatever both are.
+func TestRotatedShare(t *testing.T) {
+	for dim := 2; dim <= 512; dim++ {
+		for rotated := 2; rotated <= dim; rotated += 2 {
+			share := rotatedShare(rotated, dim)
+			if got := int(float64(dim) * share); got != rotated || share > 1 {
+				t.Errorf("%d of %d elements: a share of %v, which is %d elements", rotated, dim, share, got)
+			}
+		}
+	}
+}
+
 // rewritten writes an architecture's file after change had its way with it.
 func rewritten(t *testing.T, model string, change func(meta *[]keyValue, tensors *[]tensorSource)) *File {
 	t.Helper()
