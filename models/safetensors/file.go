@@ -30,10 +30,11 @@ const (
 	metadataKey = "__metadata__"
 )
 
-// elementBytes lists the element types of the format, in lower case.
+// elementBytes lists the element types of the format that have whole bytes, in lower case.
 var elementBytes = map[string]int64{
 	"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1,
-	"u64": 8, "u32": 4, "u16": 2, "u8": 1, "bool": 1, "f8_e4m3": 1, "f8_e5m2": 1,
+	"u64": 8, "u32": 4, "u16": 2, "u8": 1, "bool": 1, "c64": 8,
+	"f8_e4m3": 1, "f8_e5m2": 1, "f8_e8m0": 1, "f8_e4m3fnuz": 1, "f8_e5m2fnuz": 1,
 }
 
 // Tensor is a stored array: its element type, shape, and little-endian bytes in row-major order.

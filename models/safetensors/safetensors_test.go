@@ -53,6 +53,11 @@ func TestReadsWhatTheFormatAllows(t *testing.T) {
 	if _, ok := f.Tensor("c"); ok {
 		t.Error("found a tensor that is not there")
 	}
+	for dtype, size := range map[string]int{"F64": 8, "C64": 8, "U16": 2, "BOOL": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E5M2FNUZ": 1} {
+		if _, err := open(t, image(fmt.Sprintf(`{"a":{"dtype":%q,"shape":[3],"data_offsets":[0,%d]}}`, dtype, 3*size), 3*size)); err != nil {
+			t.Errorf("%s: %v", dtype, err)
+		}
+	}
 	if _, err := open(t, image(`{}`, 0)); err != nil {
 		t.Errorf("no tensors: %v", err)
 	}
