@@ -103,6 +103,9 @@ func (c *config) decoder(model *Model, assumed defaults) {
 	c.heads(model, assumed)
 	model.FFN = c.dim("intermediate_size", 0)
 	model.Vocab = c.dim("vocab_size", 0)
+	if model.Vocab == 1 {
+		c.fail("vocab_size", "1, want at least 2 tokens, between which a model can choose")
+	}
 	model.MaxContext = c.dim("max_position_embeddings", assumed.context)
 	c.product("intermediate_size", "2 * intermediate_size", 2, model.FFN)
 	model.decoder.epsKey = cmp.Or(assumed.epsKey, "rms_norm_eps")

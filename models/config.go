@@ -98,12 +98,34 @@ func (c *config) model() (*Model, error) {
 
 // refuseEverywhere refuses keys that change the computation in ways no architecture here knows.
 func (c *config) refuseEverywhere() {
-	c.requireValue("quantization_config", nil, "weights stored as f32, f16 or bf16")
+	c.refuseQuantised()
 	c.requireValue("is_encoder_decoder", false, "decoders")
 	c.requireValue("add_cross_attention", false, "decoders")
 	c.requireValue("is_causal", true, "causal attention")
+	if c.absent("is_causal") == null { // the reference implementation takes it for false
+		c.fail("is_causal", "null is not supported; supported: causal attention")
+	}
 	c.requireValue("per_layer_config", nil, "layers that differ by keys of their own, such as layer_types")
 	c.requireValue("pretraining_tp", 1.0, "1 (it only changes how training split the matrices)")
+}
+
+// quantisedHint is the way out where another program has quantised the weights.
+const quantisedHint = "give the model that it was quantised from, because hetc quantises weights itself, " +
+	"or a .gguf file of it"
+
+// refuseQuantised refuses weights that another program has quantised, with the name of its method.
+func (c *config) refuseQuantised() {
+	const key, supported = "quantization_config", "weights stored as f32, f16 or bf16"
+	c.requireValue(key, nil, supported)
+	if !c.has(key) {
+		return
+	}
+	problem := c.errs[len(c.errs)-1].WithHint(quantisedHint)
+	inner, _ := c.keys[key].(map[string]any)
+	if method, ok := inner["quant_method"].(string); ok {
+		problem.Summary = fmt.Sprintf("key %q: weights quantised by %s are not supported; supported: %s", key,
+			abbreviate(method), supported)
+	}
 }
 
 // architecture finds the entry named by "architectures", or by "model_type" where that is absent.
@@ -122,7 +144,11 @@ func (c *config) architecture() *architecture {
 	if len(names) == 0 {
 		key = "model_type"
 	}
-	if len(c.errs) == 0 {
+	switch {
+	case len(c.errs) > 0:
+	case !c.has(key):
+		c.fail("architectures", "missing, want the name of one, or a model_type")
+	default:
 		c.fail(key, "%s is not supported", abbreviate(c.keys[key]))
 	}
 	c.errs[len(c.errs)-1].WithHint("supported architectures: %s", strings.Join(supported, ", "))
@@ -327,6 +353,9 @@ func abbreviate(v any) string {
 	case string:
 		text = strconv.Quote(v[:min(len(v), 2*most)])
 	case map[string]any:
+		if len(v) == 0 {
+			return "an empty object"
+		}
 		keys := slices.Sorted(maps.Keys(v))
 		text = "an object with the keys " + strings.Join(keys[:min(len(keys), 8)], ", ")
 	case []any:

@@ -257,7 +257,7 @@ func plainShardName(name string) bool {
 // The graph is built again for the type of the embedding table.
 func (m *Model) bindTensors(stored []string, find func(name string) (t Tensor, base string, ok bool)) error {
 	// Tensors that the graph does not use are listed rather than refused: some models store buffers.
-	used, err := m.findTensors(find)
+	used, err := m.findTensors(stored, find)
 	if err != nil {
 		return err
 	}
@@ -279,8 +279,11 @@ func (m *Model) bindTensors(stored []string, find func(name string) (t Tensor, b
 
 // findTensors checks and keeps what the graph needs; all problems are one error. used are the names of what is
 // stored, where that is not what the graph calls it.
-func (m *Model) findTensors(find func(name string) (t Tensor, base string, ok bool)) (used map[string]bool, err error) {
+func (m *Model) findTensors(
+	stored []string, find func(name string) (t Tensor, base string, ok bool),
+) (used map[string]bool, err error) {
 	var missing []string
+	missingHint := "a shard may be missing, or config.json describes another model"
 	var errs diag.List
 	m.tensors = map[string]Tensor{}
 	used = map[string]bool{}
@@ -291,13 +294,22 @@ func (m *Model) findTensors(find func(name string) (t Tensor, base string, ok bo
 		switch {
 		case !ok:
 			missing = append(missing, fmt.Sprintf("%q %v", want.name, want.shape))
+			if quantisedForm(stored, want.name) {
+				missingHint = quantisedHint
+			}
 		case !slices.Equal(tensor.Shape(), want.shape):
 			problem := diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v",
 				want.name, tensor.Shape(), want.shape)
 			errs = append(errs, problem.WithHint("config.json and the weights do not belong together"))
 		case plain && tensor.Type() != op.F32 && tensor.Type() != op.F16 && tensor.Type() != op.BF16:
-			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16",
-				want.name, tensor.Type()))
+			problem := diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16",
+				want.name, tensor.Type())
+			if tensor.Type() == "f64" {
+				problem.WithHint("save the model as bfloat16: model.to(torch.bfloat16).save_pretrained(DIR)")
+			} else {
+				problem.WithHint(quantisedHint)
+			}
+			errs = append(errs, problem)
 		default:
 			m.tensors[want.name] = tensor
 		}
@@ -305,13 +317,23 @@ func (m *Model) findTensors(find func(name string) (t Tensor, base string, ok bo
 	if count := len(missing); count > 0 {
 		problem := diag.New(diag.ClassInput, "%d of the tensors its graph needs are missing: %s", count,
 			firstNames(missing))
-		errs = append(errs, problem.WithHint("a shard may be missing, or config.json describes another model"))
+		errs = append(errs, problem.WithHint("%s", missingHint))
 	}
 	if more := len(errs) - maxReported; more > 0 {
 		errs = append(errs[:maxReported],
 			diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type", more))
 	}
 	return used, errs.Err()
+}
+
+// quantisedForm reports whether a tensor is stored in a form of quantised weights, as in files of GPTQ, AWQ and
+// compressed-tensors.
+func quantisedForm(stored []string, name string) bool {
+	base, isWeight := strings.CutSuffix(name, ".weight")
+	return isWeight && slices.ContainsFunc([]string{".qweight", ".weight_packed"}, func(suffix string) bool {
+		_, found := slices.BinarySearch(stored, base+suffix)
+		return found
+	})
 }
 
 // separateHead gives the model a head of its own where the configuration calls it tied, but another one is stored:

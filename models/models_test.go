@@ -111,10 +111,12 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 		{"rope_scaling", map[string]any{"type": "longrope", "short_factor": []any{1.0}, "long_factor": []any{1.0, 2.0}}, `key "rope_scaling.short_factor": got 1 numbers, want 2`},
 		{"rope_scaling", map[string]any{"type": "linear", "factor": 0}, `key "rope_scaling.factor": got 0, want a number`},
 		{"rope_scaling", 3, `key "rope_scaling": got 3, want an object`},
-		{"rope_parameters", map[string]any{"full_attention": map[string]any{}}, `key "rope_parameters.full_attention": an object with the keys  is not supported`},
+		{"rope_parameters", map[string]any{"full_attention": map[string]any{}}, `key "rope_parameters.full_attention": an empty object is not supported`},
 		{"rope_theta", 0.0, `key "rope_theta": got 0, want a number`},
 		{"rope_scaling", map[string]any{"type": "yarn", "factor": 2.0, "rope_theta": 1.0}, `key "rope_scaling.rope_theta": 1 has no yarn, want more than 1`},
 		{"is_causal", false, `key "is_causal": false is not supported; supported: causal attention`},
+		{"is_causal", nil, `key "is_causal": null is not supported; supported: causal attention`},
+		{"vocab_size", 1, `key "vocab_size": 1, want at least 2 tokens`},
 		{"per_layer_config", map[string]any{"1": map[string]any{"sliding_window": 4}}, `key "per_layer_config": an object with the keys 1 is not supported`},
 		{"sliding_window", 4096, `key "sliding_window": 4096 is not supported; supported: attention over the whole context`},
 		{"layer_types", []any{"full_attention", "sliding_attention"}, `key "layer_types": "sliding_attention" is not supported`},
@@ -222,6 +224,15 @@ func TestConfigErrorsCarryLinesAndHints(t *testing.T) {
 	}
 	if h := diag.HintsOf(err); len(h) != 1 || !strings.HasPrefix(h[0], "supported architectures: LlamaForCausalLM, MistralForCausalLM") {
 		t.Errorf("got hints %q", h)
+	}
+	if _, err = readBytes("config.json", []byte(`{"hidden_size": 8}`)); err == nil || !strings.Contains(err.Error(), `key "architectures": missing, want the name of one`) {
+		t.Errorf("got %v", err)
+	}
+	config := small()
+	config["quantization_config"] = map[string]any{"quant_method": "fp8", "activation_scheme": "dynamic"}
+	if _, err = readSmall(t, config); err == nil || !strings.Contains(err.Error(), `weights quantised by "fp8" are not supported`) ||
+		strings.Join(diag.HintsOf(err), "") != quantisedHint {
+		t.Errorf("got %v with hints %q", err, diag.HintsOf(err))
 	}
 	for _, text := range []string{"", "[]", "null", "{", `{"a":1}{"b":2}`, `{"a":1,"a":2}`, "\xff", strings.Repeat(`{"a":`, 100), `{"hidden_size": NaN}`} {
 		if _, err := readBytes("config.json", []byte(text)); err == nil {
@@ -501,6 +512,51 @@ func TestBrokenDirectories(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Weights of another form than can be read come with a hint how to get others.
+func TestUnreadableWeightsCarryAHint(t *testing.T) {
+	const norm, query = "model.norm.weight", "model.layers.0.self_attn.q_proj"
+	for name, c := range map[string]struct {
+		change     func(x *safetensors.Tensor)
+		want, hint string
+	}{
+		"f64":               {func(x *safetensors.Tensor) { retype(x, norm, "f64") }, `got element type "f64"`, "save the model as bfloat16"},
+		"i8":                {func(x *safetensors.Tensor) { retype(x, norm, "i8") }, `got element type "i8"`, quantisedHint},
+		"GPTQ":              {rename(query+".weight", query+".qweight"), "1 of the tensors", quantisedHint},
+		"compressed":        {rename(query+".weight", query+".weight_packed"), "1 of the tensors", quantisedHint},
+		"another tensor":    {rename(query+".weight", query+".other"), "1 of the tensors", "a shard may be missing"},
+		"another's qweight": {rename(query+".weight", "model.layers.1.qweight"), "1 of the tensors", "a shard may be missing"},
+	} {
+		dir := copyModel(t)
+		tensors := storedTensors(t)
+		for i := range tensors {
+			c.change(&tensors[i])
+			tensors[i].Data = make([]byte, bytesOf(&tensors[i]))
+		}
+		if err := safetensors.Write(filepath.Join(dir, singleName), tensors, nil); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(dir)
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(strings.Join(diag.HintsOf(err), ""), c.hint) {
+			t.Errorf("%s: got %v with hints %q, want %q with %q", name, err, diag.HintsOf(err), c.want, c.hint)
+		}
+	}
+}
+
+// rename gives the tensor of one name another.
+func rename(from, to string) func(x *safetensors.Tensor) {
+	return func(x *safetensors.Tensor) {
+		if x.Name == from {
+			x.Name = to
+		}
+	}
+}
+
+// bytesOf returns the size of a tensor of the types that are tried here.
+func bytesOf(x *safetensors.Tensor) int {
+	size := map[op.Type]int{"f64": 8, op.F32: 4, op.F16: 2, op.BF16: 2, "i8": 1}[x.Type]
+	return size * int(elements(x.Shape))
 }
 
 func reshape(x *safetensors.Tensor, name string, shape ...int) []int {
