@@ -13,6 +13,7 @@ import (
 
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -274,6 +275,33 @@ func executeMutated(t *testing.T, base *mutable, plan *planir.Plan) (logits []fl
 		t.Fatalf("executing it takes more than 20 s: %v, %v", broken, err)
 	}
 	return logits, err
+}
+
+// A plan says how many bytes each of its packs has. The rules do not know the layouts, so a size that is too small for
+// the columns of a step is found when the weights are loaded.
+func TestPackIsTooSmall(t *testing.T) {
+	for _, base := range mutablePlans(t)[:2] {
+		for i := range base.plan.Program.Packs {
+			for _, bytes := range []int64{1, base.plan.Program.Packs[i].Bytes / 2} {
+				encoded, err := planir.Encode(base.plan)
+				if err != nil {
+					t.Fatal(err)
+				}
+				plan, err := planir.Decode(encoded)
+				if err != nil {
+					t.Fatal(err)
+				}
+				plan.Program.Packs[i].Bytes = bytes
+				if err := planir.Check(plan).Err(); err != nil {
+					continue
+				}
+				if _, err := executeMutated(t, &base, plan); diag.ClassOf(err) != diag.ClassRun {
+					t.Errorf("%s: pack %q of %d bytes: got %v, want an error of class run", base.name,
+						plan.Program.Packs[i].Name, bytes, err)
+				}
+			}
+		}
+	}
 }
 
 // poolBytes is what the buffers and caches of a plan take, in floating point, because sizes may be anything.

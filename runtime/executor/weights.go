@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/pack"
@@ -127,6 +128,10 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int, table func(weight 
 			sub, off, bytes, err := pack.Columns(spec, ref.C0, ref.C1)
 			if err != nil {
 				return nil, "", err
+			}
+			if off+bytes > int64(len(data)) { // the plan says its size, and no rule what it must be
+				return nil, "", diag.New(diag.ClassRun, "pack %q: got %d bytes, want at least %d for columns %d:%d", ref.Pack,
+					len(data), off+bytes, ref.C0, ref.C1)
 			}
 			spec, data = sub, data[off:off+bytes]
 		}
