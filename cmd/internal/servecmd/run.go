@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"golang.org/x/net/netutil"
@@ -82,12 +85,17 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 	ui.Printf("%s/v1 serves %s, %d at a time, with a context of %d\n", door.url(), flags.model, flags.slots,
 		plan.MaxContext)
 	err = ui.Result(started{door.url() + "/v1", flags.model, loaded.Digest(), flags.slots, plan.MaxContext})
+	outliveReaders()
 	err = errors.Join(err, s.wait(ctx))
 	if mem.IsFault(err) { // of a page that cannot be read although the file has not changed
 		err = fmt.Errorf("%s: %w", path, err)
 	}
 	return err
 }
+
+// outliveReaders has the server go on when nobody reads what it says any more. Ctrl-C in a terminal also ends the tee
+// that writes the log, and Go would end a process that then writes to it, in the middle of answers.
+func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // prepare makes a server of what is loaded, and sets the flags that have no value yet. Every program is executed first,
 // and a token generated: a bundle that does not work is told, and weights are loaded, before a request waits for it.

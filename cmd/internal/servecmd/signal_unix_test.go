@@ -35,11 +35,19 @@ func spawn(t *testing.T, flags ...string) *process {
 // spawnOf is spawn for one of the bundles.
 func spawnOf(t *testing.T, name string, flags ...string) *process {
 	t.Helper()
+	return start(t, name, nil, flags...)
+}
+
+// start starts a process that serves one of the bundles. What it says goes to log; nil: it is kept.
+func start(t *testing.T, name string, log io.Writer, flags ...string) *process {
+	t.Helper()
 	app, key := demoOf(t, name)
 	args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0", "--json"}, flags...)
 	p := &process{&instance{t: t, client: &http.Client{}, errs: &lockedBuffer{}}, exec.Command(os.Args[0], args...)}
 	p.command.Env = append(os.Environ(), childVar+"=1")
-	p.command.Stderr = p.errs
+	if p.command.Stderr = log; log == nil {
+		p.command.Stderr = p.errs
+	}
 	out, err := p.command.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -73,6 +81,27 @@ func TestFirstSignal(t *testing.T) {
 	}
 	if err := p.command.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, p.errs)
+	}
+}
+
+// Ctrl-C in a terminal also ends the program that reads the log. What the server says then reaches nobody, and the
+// answer under way ends all the same.
+func TestLogReaderLeaves(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	p := start(t, oneCore, writer)
+	rest := p.begun()
+	reader.Close()
+	p.signalled(syscall.SIGINT)
+	text, err := rest()
+	if err != nil || !strings.HasSuffix(text, "data: [DONE]\n\n") {
+		t.Errorf("the answer under way ended with %v: ...%s", err, text[max(0, len(text)-300):])
+	}
+	if err := p.command.Wait(); err != nil {
+		t.Errorf("%v, want the exit code 0", err)
 	}
 }
 
