@@ -3,11 +3,14 @@ package servecmd
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/filelock"
 	"github.com/hetc/hetc/runtime/serving"
 )
 
@@ -37,6 +40,27 @@ const firstKey = `{"at_ms":`
 // lastLines is how much of the end of a file is looked at for its last lines.
 const lastLines = 4096
 
+// lockPause is the time between two tries to lock a file.
+const lockPause = 50 * time.Millisecond
+
+// lockTries times lockPause is how long a server waits for the one before: the lock of one that was killed lasts until
+// its memory is taken down. Tests wait less.
+var lockTries = 60
+
+// own keeps other servers out of a recording until the file is closed or this process dies: their times would count
+// from other moments, and each would take the other's latest line for one that was cut off.
+func own(file *os.File) error {
+	var err error
+	for range lockTries {
+		if err = filelock.Try(file); err == nil || errors.Is(err, errors.ErrUnsupported) {
+			return nil
+		}
+		time.Sleep(lockPause)
+	}
+	return diag.New(diag.ClassIO, "--record %q: another hetserve writes it: %w", file.Name(), err).
+		WithHint("give each server a file of its own")
+}
+
 // record opens a file to append to. A line that was cut off, because the machine stopped while it was written, goes.
 func record(path string, warn func(format string, args ...any)) (*recording, error) {
 	fail := func(err error) (*recording, error) {
@@ -45,6 +69,10 @@ func record(path string, warn func(format string, args ...any)) (*recording, err
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return fail(err)
+	}
+	if err := own(file); err != nil {
+		_ = file.Close()
+		return nil, err
 	}
 	out := &recording{file: file, warn: warn}
 	size, err := file.Seek(0, io.SeekEnd)

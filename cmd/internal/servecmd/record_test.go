@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/filelock"
 	"github.com/hetc/hetc/runtime/scheduler"
 	"github.com/hetc/hetc/runtime/serving"
 )
@@ -79,6 +81,31 @@ func TestRecordingGoesOn(t *testing.T) {
 	if _, err := record(filepath.Join(path, "below"), warn); err == nil {
 		t.Error("a file below a file was opened")
 	}
+}
+
+// Two servers do not write one file, and the second one leaves it as it is.
+func TestRecordingHasOneWriter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	first, err := record(path, t.Errorf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := filelock.Try(first.file); err != nil {
+		t.Skipf("no locks here: %v", err)
+	}
+	defer func(tries int) { lockTries = tries }(lockTries)
+	lockTries = 2
+	if second, err := record(path, t.Errorf); diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), "another hetserve") {
+		t.Errorf("a second server: got %v, %v, want an error of class io", second, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	third, err := record(path, t.Errorf)
+	if err != nil {
+		t.Fatalf("once the first server has ended: %v", err)
+	}
+	third.Close()
 }
 
 // What cannot be written is told once.
