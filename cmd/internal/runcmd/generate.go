@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/tokenizer"
@@ -45,6 +46,7 @@ type printer struct {
 	quiet  bool
 	prompt string // repeated in front of the answer
 	first  bool   // nothing has been printed
+	err    error  // why the answer could not be written
 }
 
 // begin repeats the prompt. It waits for the first token: weights are verified on first use, and what is refused
@@ -60,12 +62,12 @@ func (p *printer) emit(piece string) {
 	p.text.WriteString(piece)
 	if !p.quiet {
 		_, _ = p.out.WriteString(piece)
-		_ = p.out.Flush()
+		p.err = p.out.Flush()
 	}
 }
 
-// push prints a token.
-func (p *printer) push(id int32) {
+// push prints a token, and reports whether the next one is wanted: not when the output takes no more.
+func (p *printer) push(id int32) bool {
 	switch {
 	case p.stream != nil:
 		p.emit(p.stream.Push(id))
@@ -74,9 +76,10 @@ func (p *printer) push(id int32) {
 			fmt.Fprint(p.out, ",")
 		}
 		fmt.Fprint(p.out, id)
-		_ = p.out.Flush()
+		p.err = p.out.Flush()
 	}
 	p.first = false
+	return p.err == nil
 }
 
 // end prints what the tokenizer still holds, and ends the line.
@@ -86,9 +89,12 @@ func (p *printer) end() {
 	}
 	if !p.quiet {
 		fmt.Fprintln(p.out)
-		_ = p.out.Flush()
+		p.err = p.out.Flush()
 	}
 }
+
+// notWritten returns the error of an answer that the output did not take.
+func notWritten(err error) error { return diag.New(diag.ClassIO, "write results: %w", err) }
 
 // generate streams an answer to standard output. The first known tokens of the prompt are in the cache.
 func (x *execution) generate(ctx context.Context, known int) error {
@@ -106,8 +112,7 @@ func (x *execution) generate(ctx context.Context, known int) error {
 			watch.split("load and verify weights", machine.LoadTime(), "prefill and first token")
 			answer.begin()
 		}
-		answer.push(id)
-		return true
+		return answer.push(id)
 	})
 	if answer.first {
 		if err != nil {
@@ -118,6 +123,9 @@ func (x *execution) generate(ctx context.Context, known int) error {
 	answer.end()
 	if err != nil {
 		return err
+	}
+	if answer.err != nil {
+		return notWritten(answer.err)
 	}
 	result := generated{
 		Text: answer.text.String(), Tokens: generation.Tokens, Prompt: prompt, Cached: known,

@@ -193,6 +193,28 @@ type batch struct {
 	Seconds   float64     `json:"seconds"`   // of this machine, prompts included
 }
 
+// answerOf returns what is printed of a prompt's answer.
+func answerOf(j *job, outcome *executor.Outcome, machine *executor.Machine, tok tokenizer.Tokenizer) generated {
+	answer := generated{ID: j.id, Tokens: outcome.Tokens, Prompt: j.ids, Cached: outcome.Cached,
+		PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
+		Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
+		Stopped: outcome.Stopped, Full: outcome.Full}
+	if outcome.Err != nil {
+		answer.Error = outcome.Err.Error()
+	}
+	if tok != nil {
+		var text strings.Builder
+		stream := tok.Stream()
+		for _, id := range outcome.Tokens {
+			text.WriteString(stream.Push(id))
+		}
+		// A character may be cut off by the number of tokens; what is left of it is replaced.
+		text.WriteString(stream.Flush())
+		answer.Text = text.String()
+	}
+	return answer
+}
+
 // generateAll answers all prompts, as many at a time as the plan decodes together, and prints the answers in the order
 // of the prompts, each once those before it are there.
 func (o *options) generateAll(
@@ -210,7 +232,10 @@ func (o *options) generateAll(
 				return prefix.restore(control, sequence, j.ids)
 			}}
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	out := bufio.NewWriter(ui.Out)
+	var unwritten error
 	result := batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}
 	// answers before next are printed; ended says which later ones wait for their turn
 	ended, next := make([]bool, len(jobs)), 0
@@ -232,28 +257,15 @@ func (o *options) generateAll(
 			text = strings.Trim(strings.ReplaceAll(fmt.Sprint(generated.Tokens), " ", ","), "[]")
 		}
 		fmt.Fprintf(out, "[%s] %s\n", generated.ID, text)
-		_ = out.Flush()
+		if unwritten = out.Flush(); unwritten != nil {
+			cancel() // the answers to come would be lost, too
+		}
 	}
 	began := time.Now()
 	_, err := machine.GenerateBatch(ctx, requests, func(i int, outcome *executor.Outcome) {
-		answer := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids, Cached: outcome.Cached,
-			PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
-			Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
-			Stopped: outcome.Stopped, Full: outcome.Full}
-		// A prompt that fails does not stop the others; the command fails at the end.
-		if outcome.Err != nil {
-			answer.Error = outcome.Err.Error()
+		answer := answerOf(&jobs[i], outcome, machine, tok)
+		if outcome.Err != nil { // does not stop the others; the command fails at the end
 			failed = append(failed, fmt.Errorf("prompt %s: %w", answer.ID, outcome.Err))
-		}
-		if tok != nil {
-			var text strings.Builder
-			stream := tok.Stream()
-			for _, id := range outcome.Tokens {
-				text.WriteString(stream.Push(id))
-			}
-			// A character may be cut off by the number of tokens; what is left of it is replaced.
-			text.WriteString(stream.Flush())
-			answer.Text = text.String()
 		}
 		result.Tokens += len(outcome.Tokens)
 		result.Answers[i], ended[i] = answer, true
@@ -261,6 +273,9 @@ func (o *options) generateAll(
 			show(next)
 		}
 	})
+	if unwritten != nil {
+		return notWritten(unwritten)
+	}
 	if err != nil {
 		return err
 	}
