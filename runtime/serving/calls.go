@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// What a plan predicts of a program call is the call alone, on a machine that does nothing else, call after call. In a
-// server a call takes longer: the server decides and hands over tokens around it, who reads them needs a core for a
-// moment, another program's weights lie in the cache, and after an idle time the threads of processors have to wake up
-// first. Therefore the server counts what each kind of call took, from the end of the call before it to its own.
+// A plan predicts program calls that follow one another on a machine that does nothing else. In a server a call takes
+// longer. The server decides and hands over tokens around it, a reader of tokens needs a core for a moment, the cache
+// holds another program's weights, and after an idle time the threads of processors have to wake up first. Therefore
+// the server measures each kind of call, from the end of the call before it to its own end.
 
 // CallKind is what a program call does.
 type CallKind uint8
@@ -30,24 +30,24 @@ func (k CallKind) String() string {
 	return [...]string{"chunk", "last chunk", "decode", "decode beside a chunk", "verify a draft"}[k]
 }
 
-// After is what a program call comes after. A call that follows one of another kind or size executes another program,
-// whose weights are not in the cache, and often a reader has just been woken for a first token. A call that follows an
-// idle time wakes cores, which sleep the deeper the longer they had nothing to do.
+// After says what a program call follows. After a call of another kind or size, the weights of the program are not in
+// the cache, and often a reader has just been woken for a first token. After an idle time, cores wake up, which sleep
+// the deeper the longer they had nothing to do.
 type After uint8
 
-// What a call that begins when the one before it ends comes after.
+// A call that begins when the one before it ends follows:
 const (
 	AfterSame  After = iota // one of the same kind and size
 	AfterOther              // any other one
 )
 
-// idleBounds part idle times, in ns: up to the first one, and so on.
+// idleBounds divide idle times into classes, in ns: up to the first bound, up to the second, and so on.
 var idleBounds = [...]int64{10e6, 40e6, 160e6}
 
-// Afters is how many there are.
+// Afters is the number of values of After.
 const Afters = int(AfterOther) + len(idleBounds) + 2
 
-// AfterIdle returns a call that begins when its request arrives, idle ns after the call before it.
+// AfterIdle returns what a call follows that begins when its request arrives, idle ns after the call before it.
 func AfterIdle(idle int64) After {
 	after := AfterOther + 1
 	for _, bound := range idleBounds {
@@ -63,17 +63,18 @@ func (a After) Idle() bool { return a > AfterOther }
 
 // String returns the word for it.
 func (a After) String() string {
-	return [Afters]string{"the same", "another", "idle up to 10 ms", "idle up to 40 ms", "idle up to 160 ms", "idle longer"}[a]
+	return [Afters]string{"the same", "another", "idle up to 10 ms", "idle up to 40 ms", "idle up to 160 ms",
+		"idle longer"}[a]
 }
 
-// CallKey is what program calls are told apart by.
+// CallKey identifies calls whose times are added up.
 type CallKey struct {
 	Kind  CallKind
 	Size  int // rows of the program of a chunk; else sequences, or tokens of the draft
 	After After
 }
 
-// Follow returns the key of a call that comes after another one, or ends an idle time; 0: none.
+// Follow returns the key with After set: woken if the call ended an idle time (0: it did not), else by the call before.
 func (k CallKey) Follow(before CallKey, woken After) CallKey {
 	switch {
 	case woken.Idle():
@@ -98,7 +99,7 @@ type CallTimes struct {
 	PlannedNS int64 // as the plan predicts
 }
 
-// Planned returns what kind of call one is, and what the plan predicts of it, in ns.
+// Planned returns the key of a call, without After, and the time that the plan predicts, in ns.
 func (t *Times) Planned(call Call) (CallKey, int64) {
 	switch {
 	case call.Tokens > 0:
@@ -123,7 +124,7 @@ func (t *Times) Planned(call Call) (CallKey, int64) {
 	return CallKey{Kind: DecodeCall, Size: call.Sequences}, t.Decode(call.Sequences)
 }
 
-// tally adds up what program calls take. It is the loop's, but for the sums, which the server's mutex guards.
+// tally adds up the times of program calls. The loop alone uses it; the server's mutex guards sums, which others read.
 type tally struct {
 	times  *Times
 	sums   map[CallKey]CallTimes
@@ -134,8 +135,8 @@ type tally struct {
 	latest Call    // of the action under way; without sequences and tokens: it has called no program
 }
 
-// begins says that there is something to do again since a request arrived. What the server did between two actions
-// counts as the second one's.
+// begins says that there is something to do, and that the first of its requests arrived then. Behind an idle time the
+// call's time begins there; otherwise the server's work between two actions counts with the second one.
 func (t *tally) begins(arrived int64) {
 	if t.idle {
 		t.woken = AfterIdle(arrived - t.ended)
@@ -153,11 +154,12 @@ func (t *tally) ends(now int64) {
 	key = key.Follow(t.before, t.woken)
 	t.before = key
 	sum := t.sums[key]
-	t.sums[key] = CallTimes{key, sum.Calls + 1, sum.ServedNS + now - t.ended, sum.CallNS + call.NS, sum.PlannedNS + planned}
+	t.sums[key] = CallTimes{CallKey: key, Calls: sum.Calls + 1, ServedNS: sum.ServedNS + now - t.ended,
+		CallNS: sum.CallNS + call.NS, PlannedNS: sum.PlannedNS + planned}
 	t.rests(now)
 }
 
-// rests says that what comes after now is no part of what was called before.
+// rests has the time of the next call begin now.
 func (t *tally) rests(now int64) { t.ended, t.woken, t.latest = now, 0, Call{} }
 
 // all returns the sums, in order.

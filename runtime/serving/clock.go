@@ -7,26 +7,26 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// Clock is the time of a Server whose machine is simulated, and who sends it requests. Run calls it, one method at a
-// time.
+// Clock is the time of a Server whose machine is simulated, and the source of its requests. Run calls it, one method at
+// a time.
 type Clock interface {
 	Now() int64 // ns
-	// Called says that a program call has ended: Now is then when it did.
+	// Called says that a program call has ended. Now then returns the time of its end.
 	Called(Call)
-	// Boundary comes before every decision. Requests that have arrived by now are submitted here.
+	// Boundary is called before every decision. It submits the requests that have arrived by now.
 	Boundary()
-	// Idle waits for the next request, or drains the Server. There is nothing else to do.
+	// Idle is called when there is nothing to do. It waits for the next request, or drains the Server.
 	Idle(ctx context.Context)
 }
 
 // Call is a program call.
 type Call struct {
-	Tokens    int   // of a prompt that it processed; 0: it decoded
-	Rest      int   // of the prompt that it processed, or that another processor processed meanwhile, these tokens included
-	Sequences int   // that it decoded a token of, or verified a draft of
+	Tokens    int   // how many of a prompt it processed; 0: it decoded
+	Rest      int   // tokens that the prompt had left before this chunk, or before the chunk beside this call
+	Sequences int   // of how many it decoded a token or verified a draft
 	Draft     int   // tokens of the draft
 	Beside    bool  // another processor processed a chunk meanwhile
-	NS        int64 // by the executor: real or simulated
+	NS        int64 // as the executor measured or simulated it
 }
 
 // wallClock is the time of this machine.
@@ -39,7 +39,7 @@ func (c *wallClock) Now() int64  { return int64(time.Since(c.began)) }
 func (c *wallClock) Called(Call) {}
 func (c *wallClock) Boundary()   {}
 
-// Idle waits until somebody says that there is something to do.
+// Idle waits for notify.
 func (c *wallClock) Idle(ctx context.Context) {
 	select {
 	case <-c.wake:
@@ -47,14 +47,14 @@ func (c *wallClock) Idle(ctx context.Context) {
 	}
 }
 
-// called tells of a program call that has ended.
+// called notes a program call that has ended.
 func (s *Server) called(call Call) {
 	s.clock.Called(call)
 	s.tally.latest = call
 }
 
-// Warm executes every program of a machine once: what is loaded or prepared when a program is first called is there
-// afterwards, so that no request waits for it. The caches of all sequences are empty then.
+// Warm executes every program of a machine once, so that no request waits for what the first call loads or prepares. It
+// leaves the caches of all sequences empty.
 func Warm(ctx context.Context, machine *executor.Machine) error {
 	return machine.Do(ctx, func(control *executor.Control) error {
 		empty := func() {
@@ -80,10 +80,10 @@ func Warm(ctx context.Context, machine *executor.Machine) error {
 	})
 }
 
-// ignored takes logits that are of no use.
+// ignored takes logits that nobody needs.
 func ignored(int, []float32) error { return nil }
 
-// warmPrefill has the programs that process this many tokens of a prompt do so.
+// warmPrefill executes the programs that process this many tokens of a prompt.
 func warmPrefill(control *executor.Control, beside bool, tokens []int32) error {
 	if _, _, err := control.Chunk(0, tokens, executor.WantLast, ignored); err != nil {
 		return err
@@ -99,7 +99,7 @@ func warmPrefill(control *executor.Control, beside bool, tokens []int32) error {
 	return err
 }
 
-// warmDecode has the programs that decode this many sequences together do so.
+// warmDecode executes the programs that decode this many sequences together.
 func warmDecode(control *executor.Control, beside bool, sequences int) error {
 	tokens := make([]executor.Token, sequences)
 	for i := range tokens {

@@ -18,10 +18,10 @@ import (
 // count too, since what the draft would have been is known without trying it.
 
 const (
-	// longestMatch and shortestMatch are how many of the latest tokens have to have come before.
+	// A match has at least shortestMatch tokens. Beyond longestMatch a longer one counts no more.
 	longestMatch, shortestMatch = 4, 2
-	// prior is how many guesses the plan's acceptance counts for, and keeps how much older guesses count less with
-	// every new one.
+	// The plan's acceptance counts as much as prior guesses. With every new guess the weight of older ones is
+	// multiplied by keeps.
 	prior, keeps = 4, 0.95
 	// stake is the share of the time of plain decoding that drafts may lose, whatever the text: RATIONALE.md: "How can
 	// drafts never lose more than 2 %?"
@@ -30,8 +30,8 @@ const (
 	unplanned = 0.7
 )
 
-// draft returns what followed the latest tokens of a sequence, next among them, when they came before: at most n
-// tokens, or nil if they never did. The longest match counts, and of those the latest.
+// draft returns what followed the latest tokens of a sequence, of which next is the last, where the same tokens came
+// before: at most n tokens, nil if they never did. The longest match counts, and of several the latest.
 func draft(tokens []int32, next int32, n int) []int32 {
 	last := len(tokens) // the position of next
 	at := func(i int) int32 {
@@ -63,13 +63,13 @@ func draft(tokens []int32, next int32, n int) []int32 {
 	return out
 }
 
-// guesses are what one request's guesses have been worth so far.
+// guesses keep the score of one request's guesses.
 type guesses struct {
-	right, wrong float64 // lately
-	// credit is the time in ns that drafts have saved, with the stake on what was decoded plainly. A draft that could
-	// cost more is not tried.
+	right, wrong float64 // how many, weighted by keeps
+	// credit is the time in ns that drafts have saved, plus the stake of plain decoding. A draft that could cost more
+	// is not tried.
 	credit  float64
-	plainNS float64 // of a call that decodes one token, lately; 0: none has run
+	plainNS float64 // time of the latest call that decoded one token; 0: none has run
 }
 
 // length returns how many tokens to guess now, at most room.
@@ -89,7 +89,7 @@ func (g *guesses) length(drafts *planir.Drafts, room int) int {
 	return k
 }
 
-// count takes notice of guesses: of right ones, and of whether one after them was wrong.
+// count counts guesses: right ones, and whether the one after them was wrong.
 func (g *guesses) count(right int, wrong bool) {
 	for range right {
 		g.right, g.wrong = g.right*keeps+1, g.wrong*keeps
@@ -99,20 +99,20 @@ func (g *guesses) count(right int, wrong bool) {
 	}
 }
 
-// decoded takes notice of a call of ns that decoded a token plainly.
+// decoded counts a call of ns that decoded a token without a draft.
 func (g *guesses) decoded(ns int64) {
 	g.plainNS = float64(ns)
 	g.credit += stake * float64(ns)
 }
 
-// verified takes notice of a call of ns that verified a draft and gave this many tokens.
+// verified counts a call of ns that verified a draft and gave this many tokens.
 func (g *guesses) verified(ns int64, tokens int) {
 	g.credit += (1+stake)*g.plainNS*float64(tokens) - float64(ns)
 }
 
-// draftsOf returns what a server guesses by: the plan's drafts, with at most most tokens; below 0: as the plan says. A
-// plan that says nothing of drafts has them where a number of tokens is asked for, with times between those of its
-// programs. nil: nothing is guessed.
+// draftsOf returns the lengths and times of drafts, of at most most tokens; below 0: as the plan says. Where a number
+// is asked for and the plan says nothing of drafts, their times are interpolated between those of its programs. nil:
+// nothing is guessed.
 func (t *Times) draftsOf(most int) *planir.Drafts {
 	planned := t.plan.Drafts
 	switch {
@@ -190,7 +190,7 @@ func (s *Server) speculate(control *executor.Control, answer *Answer, draft []in
 		if i == len(drawn)-1 {
 			refused = wrong
 		}
-		if s.take(answer, token, refused); s.answers[answer.id] == nil {
+		if s.deliver(answer, token, refused); s.answers[answer.id] == nil {
 			break // it has ended
 		}
 	}

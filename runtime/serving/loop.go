@@ -30,8 +30,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// loop does what the scheduler decides, program call by program call. As long as there is something to do it stays on
-// the machine's control thread: to hand over each call would cost as much as a small model's step.
+// loop does what the scheduler decides, program call by program call. While there is something to do it stays on the
+// machine's control thread, because handing over each call would cost as much as a step of a small model.
 func (s *Server) loop(ctx context.Context) error {
 	batch := make([]*Answer, 0, len(s.slots))
 	for ctx.Err() == nil {
@@ -85,16 +85,16 @@ func (s *Server) act(control *executor.Control, action scheduler.Kind, batch []*
 	return err
 }
 
-// decide forgets requests whose readers want no more and asks the scheduler what to do next, for which answers. It is
-// over when no request is left and none is accepted.
+// decide ends requests whose readers want no more. Then it asks the scheduler what to do next, and for which answers.
+// over says that no request is left and none is accepted.
 func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	for _, answer := range s.answers {
-		if answer.ending == "" || answer == s.beside { // whose slot is being written
+		if answer.wantEnd == "" || answer == s.beside { // the slot of the latter is being written
 			continue
 		}
-		if answer.reason = answer.ending; answer.reason == Cancelled {
+		if answer.reason = answer.wantEnd; answer.reason == Cancelled {
 			s.metrics.Cancelled[answer.request.Class]++
 		}
 		s.finish(answer)
@@ -107,7 +107,7 @@ func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	for _, id := range next.Requests {
 		*batch = append(*batch, s.answers[id])
 	}
-	s.tell(next)
+	s.wakeReaders(next)
 	return next.Kind, next.Kind == scheduler.Idle && s.draining && len(s.answers) == 0
 }
 
@@ -120,7 +120,7 @@ func (s *Server) earliest() int64 {
 	return first
 }
 
-// finish ends a request. Its slot keeps what it holds until another request needs it. The mutex is held.
+// finish ends a request and frees its slot, which keeps its cache until another request needs it. The mutex is held.
 func (s *Server) finish(answer *Answer) {
 	if answer.slot >= 0 {
 		s.slots[answer.slot].user = nil
@@ -131,7 +131,7 @@ func (s *Server) finish(answer *Answer) {
 	s.state.End(answer.id)
 	delete(s.answers, answer.id)
 	answer.ended = true
-	answer.tell()
+	answer.wake()
 }
 
 // prefill processes the next chunk of a prompt, and samples the first token when that was the last one.
@@ -158,8 +158,8 @@ func (s *Server) prefill(control *executor.Control, answer *Answer) error {
 	return nil
 }
 
-// prefilled notes that the next tokens of a prompt are in the cache. drawn is the first token of the answer where these
-// were the last ones.
+// prefilled notes that the next count tokens of a prompt are in the cache. Where these were the last ones, drawn is the
+// first token of the answer, and wrong says why none could be drawn.
 func (s *Server) prefilled(answer *Answer, count int, drawn Token, wrong error) {
 	prompt, at := answer.request.Prompt, &s.slots[answer.slot]
 	at.cached.Extend(s.reuse.Call(len(prompt)-answer.done).Program, prompt[answer.done:answer.done+count])
@@ -168,7 +168,7 @@ func (s *Server) prefilled(answer *Answer, count int, drawn Token, wrong error) 
 	defer s.mutex.Unlock()
 	s.state.Prefilled(s.now(), answer.id, count)
 	if answer.done == len(prompt) {
-		s.take(answer, drawn, wrong)
+		s.deliver(answer, drawn, wrong)
 	}
 }
 
@@ -180,7 +180,7 @@ func (s *Server) begin(control *executor.Control, answer *Answer) error {
 		}
 	}
 	rest := answer.request.Prompt[answer.done:]
-	if len(rest) < 2 { // what was in the cache left too little for a chunk
+	if len(rest) < 2 { // the cache had all but the last token, which is no chunk
 		return s.prefill(control, answer)
 	}
 	control.Truncate(answer.slot, answer.done)
@@ -211,7 +211,7 @@ func (s *Server) await(control *executor.Control) error {
 
 // decode decodes a token of each of the requests together, or several of one that has a draft.
 func (s *Server) decode(control *executor.Control, batch []*Answer) error {
-	var guess []int32 // of one that decodes alone
+	var guess []int32 // of a request that decodes alone
 	if len(batch) == 1 && s.beside == nil {
 		if guess = s.guess(batch[0]); s.drafts != nil && guess != nil {
 			if length := batch[0].guesses.length(s.drafts, len(guess)); length > 0 {
@@ -226,7 +226,8 @@ func (s *Server) decode(control *executor.Control, batch []*Answer) error {
 		tokens[i], ids[i] = executor.Token{Sequence: answer.slot, ID: answer.next}, answer.id
 	}
 	drawn, wrong := make([]Token, len(batch)), make([]error, len(batch))
-	step, beside, rest := control.Step, s.beside != nil, 0 // a chunk beside it
+	// beside: another processor processes a chunk meanwhile, the first of rest tokens
+	step, beside, rest := control.Step, s.beside != nil, 0
 	if beside {
 		step, rest = control.StepBeside, len(s.beside.request.Prompt)-s.beside.done
 	}
@@ -248,7 +249,8 @@ func (s *Server) decode(control *executor.Control, batch []*Answer) error {
 	return nil
 }
 
-// compare takes notice of whether a token that was decoded plainly, in ns, is what a draft would have said.
+// compare counts whether a guess would have been right for a token that was decoded without a draft. ns is the time of
+// the call.
 func (s *Server) compare(answer *Answer, guess []int32, drawn Token, ns int64) {
 	answer.guesses.decoded(ns)
 	if len(guess) == 0 {
@@ -273,12 +275,13 @@ func (s *Server) decoded(batch []*Answer, tokens []executor.Token, ids []schedul
 	defer s.mutex.Unlock()
 	s.state.Decoded(s.now(), ids)
 	for i, answer := range batch {
-		s.take(answer, drawn[i], wrong[i])
+		s.deliver(answer, drawn[i], wrong[i])
 	}
 }
 
-// take gives a request the token that was drawn for it, and ends it where that was the last one. The mutex is held.
-func (s *Server) take(answer *Answer, drawn Token, wrong error) {
+// deliver gives a request the token that was drawn for it, and ends the request where that was the last one. wrong says
+// why no token could be drawn. The mutex is held.
+func (s *Server) deliver(answer *Answer, drawn Token, wrong error) {
 	switch {
 	case wrong != nil:
 		answer.err = wrong
@@ -286,7 +289,7 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 		answer.reason = Stop
 	default:
 		drawn.AfterNS = s.now() - answer.arrived
-		answer.give(drawn)
+		answer.add(drawn)
 		answer.next = drawn.ID
 		answer.usage.GeneratedTokens++
 		s.metrics.GeneratedTokens++
@@ -302,25 +305,26 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 	s.finish(answer)
 }
 
-// mostUntold is how long a token may be there, by the plan's times, before its reader is told, in ns. A reader that
-// wakes up needs a core, which a processor may be working on: where steps take less than that, it is woken for several
-// tokens at a time. Nobody reads that fast.
-const mostUntold = 1e6
+// longestSilence is how long a token may wait, by the plan's times, until its reader is woken, in ns. A reader that
+// wakes up needs a core, on which a processor may be working. Where steps take less than this, a reader is woken for
+// several tokens at a time. Nobody reads that fast.
+const longestSilence = 1e6
 
-// tell tells readers of the tokens that are there, unless their answer goes on at once, and takes not long: then they
-// are told of several together. First tokens and last ones never wait. The mutex is held.
-func (s *Server) tell(next scheduler.Action) {
+// wakeReaders wakes the readers of tokens that are there. A reader sleeps on while the next call decodes its request
+// and ends before the longest silence is over. First and last tokens never wait. The mutex is held.
+func (s *Server) wakeReaders(next scheduler.Action) {
 	end := int64(math.MaxInt64) // of the next call
 	if next.Kind == scheduler.Decode {
 		end = s.now() + s.times.Decode(len(next.Requests))
 	}
 	for _, answer := range s.answers {
-		if answer.untold == 0 {
+		if answer.silent == 0 {
 			continue
 		}
-		goesOn := answer.untold < answer.usage.GeneratedTokens && slices.Contains(next.Requests, answer.id)
-		if !goesOn || end-answer.since > mostUntold {
-			answer.tell()
+		first := answer.silent == answer.usage.GeneratedTokens
+		goesOn := slices.Contains(next.Requests, answer.id)
+		if first || !goesOn || end-answer.since > longestSilence {
+			answer.wake()
 		}
 	}
 }

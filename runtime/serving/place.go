@@ -8,10 +8,11 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// place gives a request a free slot: the one whose cache begins with the most tokens of the prompt, if that
-// keeps at least half of the cache, or else the one that was left alone for the longest time. What that begins with is
-// reused, too: the rest is lost anyway. Where the prefix that was computed ahead of time has more of the tokens, it is
-// copied there. The last token of the prompt is processed in any case, because its logits are wanted.
+// place gives a request a free slot. It takes the slot whose cache shares the most tokens with the beginning of the
+// prompt, among those that would keep at least half of their cache. If there is none, it takes the slot that was unused
+// for the longest time, and reuses what that shares with the prompt: the rest is lost anyway. Where the prefix that was
+// computed ahead of time shares more, it is copied into the slot. The last token of the prompt is processed in any
+// case, because its logits are needed.
 func (s *Server) place(control *executor.Control, answer *Answer) error {
 	prompt := answer.request.Prompt
 	best, bestReused := -1, 0

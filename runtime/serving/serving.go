@@ -1,9 +1,9 @@
-// Package serving knows how many requests share one machine: it asks the scheduler what to do next, lets the executor
-// do it, samples, and hands every token to whom it belongs. What a request gets does not depend on the others.
+// Package serving knows how many requests share one machine. It asks the scheduler what to do next, has the executor do
+// it, samples, and hands every token to its request. The answer to a request does not depend on the others.
 //
-// One goroutine, that of Run, uses the machine; between two program calls it takes notice of new and cancelled
-// requests. The cache of a request that has ended stays where it is until another one needs its place: a request whose
-// prompt begins with the same tokens processes only the rest.
+// One goroutine, that of Run, uses the machine. Between two program calls it looks for new and cancelled requests. The
+// cache of a request that has ended stays in its slot until another request needs the slot: a request whose prompt
+// begins with the same tokens processes only the rest.
 package serving
 
 import (
@@ -23,26 +23,25 @@ import (
 
 // Options configure a Server.
 type Options struct {
-	// Scheduler is what requests are scheduled by. Slots of 0 are as many as the plan has sequences; the functions that
-	// predict times are the plan's.
+	// Scheduler decides who goes first. Slots of 0 are as many as the plan has sequences. New sets the functions that
+	// predict times, from the plan.
 	Scheduler scheduler.Config
-	// Draft is how many tokens are guessed at most from what has come before, and verified together, when one request
-	// decodes alone and the plan's times promise a gain; 0: none; below 0: as the plan says. A plan whose programs
-	// differ in schemes, or compute in floating point, would not verify drafts to the bit, and gets none.
+	// Draft is the most tokens of a draft; 0: no drafts; below 0: as the plan says. A draft is guessed from the text so
+	// far and verified in one call, when one request decodes alone and the plan's times promise a gain. Plans whose
+	// programs differ in schemes, or compute in floating point, get none: they would not verify drafts to the bit.
 	Draft int
-	// Prefix are tokens whose cache was computed ahead of time by this plan, and PrefixCache is that
-	// (executor.Control.Cached); nil: there are none. Prompts that begin with them, or with some of them, do not
-	// process these again.
+	// Prefix are tokens whose cache this plan has computed ahead of time; nil: there are none. PrefixCache is that
+	// cache (executor.Control.Cached). Prompts that begin with all or some of these tokens do not process them again.
 	Prefix      []int32
 	PrefixCache []byte
-	// Ended is told of every request that got a token, when it ends; nil: nothing is. It must not call the Server.
+	// Ended is called at the end of every request that got a token; nil: of none. It must not call the Server.
 	Ended func(Ended)
-	// Clock is the time of a simulated machine; nil: it is real. On a simulated clock nothing is processed beside
-	// decoding and nothing is drafted: what these gain is measured in real time.
+	// Clock is the clock of a simulated machine; nil: time is real. With a simulated clock no chunk is processed beside
+	// decoding and no draft is tried, because their gain is measured in real time.
 	Clock Clock
 }
 
-// Ended is what a request was and took.
+// Ended describes a request that has ended.
 type Ended struct {
 	ArrivedNS int64 // since New
 	Class     scheduler.Class
@@ -59,8 +58,10 @@ type Request struct {
 	IgnoreEnd bool
 	// Given are the tokens of the answer, at least MaxTokens, whatever the logits say: for measurements of a text of
 	// the caller's choice. nil: the sampler draws them.
-	Given    []int32
-	LogProbs int // how many of the likeliest tokens come with every token, beside its own log probability; -1: neither
+	Given []int32
+	// LogProbs asks for the log probability of every token, and for those of so many of the likeliest tokens in its
+	// place; -1: for neither.
+	LogProbs int
 }
 
 // Token is a generated token. LogProb is the natural logarithm of its probability before temperature and truncation.
@@ -87,17 +88,17 @@ const (
 	Cancelled Reason = "cancelled" // by Cancel, or by the end of Run
 )
 
-// Usage is what a request took.
+// Usage counts the tokens of a request.
 type Usage struct {
 	PromptTokens    int
 	ReusedTokens    int // of the prompt, from the cache
 	GeneratedTokens int
-	// Guessed is how many of the generated tokens the text so far had a guess for, where somebody wants to know it
-	// (Options.Ended) or drafts are tried, and Right how many of those guesses were right.
+	// Guessed counts the generated tokens for which the text so far had a guess, and Right the right guesses. Both are
+	// counted where drafts are tried or Options.Ended is set.
 	Guessed, Right int
 }
 
-// ErrFull refuses a request because as many wait as may; ErrDraining because the server accepts none any more.
+// ErrFull refuses a request while the queue is full, ErrDraining because the server accepts no more requests.
 var (
 	ErrFull     = scheduler.ErrFull
 	ErrDraining = errors.New("the server is shutting down")
@@ -108,32 +109,32 @@ type Answer struct {
 	server  *Server
 	id      scheduler.ID
 	request Request
-	more    chan struct{} // with room for one: there is something new
+	more    chan struct{} // wakes the reader; has room for one
 
-	// What follows is guarded by the server's mutex. A request takes memory for the tokens that it has, not for those
-	// that it may get: many of long contexts may wait. A slow reader holds up no other request.
-	tokens []Token
-	taken  int   // of them, by the reader
-	untold int   // of them, that the reader does not know of
-	since  int64 // when the first of those was there, on the server's clock
-	ended  bool
-	ending Reason // why its reader wants it to end; "": it does not
+	// The server's mutex guards what follows. Memory is taken for tokens that are there, not for MaxTokens: many
+	// requests of long contexts may wait. The list grows while the reader is slow, and no other request waits for it.
+	tokens  []Token
+	taken   int   // how many of them the reader has
+	silent  int   // how many of the others have come since the reader was last woken
+	since   int64 // when the first silent one came, on the server's clock
+	ended   bool
+	wantEnd Reason // why its reader wants it to end; "": it does not
 
-	// What follows is the loop's until the request has ended.
+	// The loop alone uses what follows until the request has ended.
 	guesses guesses
-	slot    int // -1: none yet
-	done    int // tokens of the prompt in the cache
-	next    int32
-	given   int // tokens of request.Given that were taken
+	slot    int   // -1: none yet
+	done    int   // tokens of the prompt in the cache
+	next    int32 // the token to decode next
+	given   int   // tokens of request.Given that were taken
 	reason  Reason
 	err     error
 	usage   Usage
 	arrived int64 // on the server's clock
 }
 
-// Next waits for the next token: the first one at once, later ones at most a millisecond longer than they take, so that
-// a reader of a fast model is not woken for each. There is none when the request has ended, or when ctx has: then with
-// its error.
+// Next waits for the next token. there is false once the request has ended; the error is that of ctx. The first token
+// is returned at once. Later ones may come up to a millisecond late, so that a reader of a fast model is not woken for
+// each.
 func (a *Answer) Next(ctx context.Context) (token Token, there bool, err error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -159,7 +160,7 @@ func (a *Answer) take() (token Token, there, ended bool) {
 	}
 	token = a.tokens[a.taken]
 	if a.taken++; a.taken == len(a.tokens) {
-		a.tokens, a.taken, a.untold = a.tokens[:0], 0, 0
+		a.tokens, a.taken, a.silent = a.tokens[:0], 0, 0
 	}
 	return token, true, a.ended
 }
@@ -171,18 +172,18 @@ func (a *Answer) Ready() bool {
 	return a.taken < len(a.tokens) || a.ended
 }
 
-// give adds a token, which the server tells of before its next call. The mutex is held.
-func (a *Answer) give(token Token) {
-	if a.untold == 0 {
+// add adds a token. wakeReaders decides when the reader is woken for it. The mutex is held.
+func (a *Answer) add(token Token) {
+	if a.silent == 0 {
 		a.since = a.arrived + token.AfterNS
 	}
 	a.tokens = append(a.tokens, token)
-	a.untold++
+	a.silent++
 }
 
-// tell has the reader look again. The mutex is held.
-func (a *Answer) tell() {
-	a.untold = 0
+// wake has the reader look again. The mutex is held.
+func (a *Answer) wake() {
+	a.silent = 0
 	select {
 	case a.more <- struct{}{}:
 	default: // it is going to
@@ -201,33 +202,33 @@ func (a *Answer) Tokens() iter.Seq[Token] {
 	}
 }
 
-// End says why the request ended, once it has: an error when a processor failed or its logits meant nothing.
+// End says why the request has ended. The error says that a processor failed, or that logits had no finite maximum.
 func (a *Answer) End() (Reason, error) { return a.reason, a.err }
 
-// Usage returns what the request took, once it has ended.
+// Usage counts the tokens of the request, once it has ended.
 func (a *Answer) Usage() Usage { return a.usage }
 
 // Cancel ends the request at the next boundary. It may be called more than once, and after the end.
-func (a *Answer) Cancel() { a.leave(Cancelled) }
+func (a *Answer) Cancel() { a.endBecause(Cancelled) }
 
 // Enough ends the request at the next boundary, too, because its reader has all that it wants.
-func (a *Answer) Enough() { a.leave(Stop) }
+func (a *Answer) Enough() { a.endBecause(Stop) }
 
-// leave notes why the reader wants the end; the first reason counts.
-func (a *Answer) leave(reason Reason) {
+// endBecause notes why the reader wants the request to end; the first reason counts.
+func (a *Answer) endBecause(reason Reason) {
 	a.server.mutex.Lock()
-	if a.ending == "" {
-		a.ending = reason
+	if a.wantEnd == "" {
+		a.wantEnd = reason
 	}
 	a.server.mutex.Unlock()
 	a.server.notify()
 }
 
-// slot is a sequence of the cache: what it holds, and who uses it.
+// slot is a sequence of the cache.
 type slot struct {
-	cached prefix.Cached
-	user   *Answer
-	used   int64 // when it was last given to a request, in the order of that
+	cached prefix.Cached // what it holds
+	user   *Answer       // nil: it is free
+	used   int64         // Server.uses when it was last given to a request
 }
 
 // Server is a machine that requests share.
@@ -240,9 +241,9 @@ type Server struct {
 	clock   Clock
 	wake    chan struct{}
 
-	ended    func(Ended)    // nil: none is told
+	ended    func(Ended)    // Options.Ended
 	drafts   *planir.Drafts // nil: none are tried
-	guessing bool           // what a draft would be is looked up
+	guessing bool           // guesses are looked up, to be tried or counted
 
 	mutex    sync.Mutex // guards what follows
 	state    *scheduler.State
@@ -252,14 +253,14 @@ type Server struct {
 	metrics  Metrics
 	tally    tally
 
-	prefix      prefix.Cached // what was computed ahead of time
+	prefix      prefix.Cached // Options.Prefix
 	prefixCache []byte
 
-	slots []slot // of the loop
-	uses  int64
-	// whose chunk is processed beside decoding, and how many tokens that is; nil: of none
-	beside      *Answer
-	besideCount int
+	// The loop alone uses what follows.
+	slots       []slot
+	uses        int64   // how often a slot was given to a request
+	beside      *Answer // whose chunk is processed beside decoding; nil: none is
+	besideCount int     // tokens of that chunk
 }
 
 // Metrics count what has happened since New.
@@ -325,7 +326,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 // now returns the scheduler's clock.
 func (s *Server) now() int64 { return s.clock.Now() }
 
-// notify lets the loop look again.
+// notify has the loop look again.
 func (s *Server) notify() {
 	select {
 	case s.wake <- struct{}{}:

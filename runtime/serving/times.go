@@ -44,7 +44,7 @@ func TimesOf(plan *planir.Plan) *Times {
 }
 
 // Decode returns the time of an iteration that decodes one token of each of n sequences, in ns. Where no processor
-// pads, fewer sequences than a program has take less: the time is taken to be linear from the next smaller program's.
+// pads, fewer sequences than a program has take less: the time is interpolated linearly from the next smaller program.
 func (t *Times) Decode(n int) int64 {
 	for i, program := range t.decode {
 		if program.sequences < n {
@@ -61,9 +61,8 @@ func (t *Times) Decode(n int) int64 {
 }
 
 // Chunk returns how many of n tokens of a prompt one program call processes, and how long that takes, in ns. Processors
-// that do not pad take less for fewer rows than the program has: between one row and all of them, the time is taken to
-// be linear. What computes logits runs for the last of the n tokens only, and is left out of a call that does not
-// process it.
+// that do not pad take less for fewer rows than the program has: the time is interpolated linearly between one row and
+// all of them. Logits are computed of the last of the n tokens only; a call without it takes less by that.
 func (t *Times) Chunk(n int) (tokens int, ns int64) {
 	program := t.ChunkProgram(n)
 	if program == nil {
@@ -128,7 +127,7 @@ func (t *Times) Beside(n, batch int) (scheduler.Side, bool) {
 	if best == nil {
 		return scheduler.Side{}, false
 	}
-	// Both processors compute just the rows there are: from one row to all of them the time is taken to be linear.
+	// Neither processor pads, so times are interpolated linearly between one row and all of them.
 	side := scheduler.Side{Tokens: min(n, best.PrefillRows), ChunkNS: best.PrefillNS, AloneNS: t.alone(best.PrefillRows),
 		DecodeNS: best.DecodeNS}
 	part := float64(side.Tokens) / float64(best.PrefillRows)
@@ -138,8 +137,8 @@ func (t *Times) Beside(n, batch int) (scheduler.Side, bool) {
 	return side, true
 }
 
-// Meanwhile is Beside for a chunk that was begun. The plan may have no pair for as many sequences as decode by now: they
-// then take what they take alone, or longer.
+// Meanwhile is Beside for a chunk that was begun. Where the plan has no pair for the sequences that decode by now, an
+// iteration takes at least its time alone.
 func (t *Times) Meanwhile(n, batch int) scheduler.Side {
 	side, known := t.Beside(n, batch)
 	if !known {
@@ -157,8 +156,8 @@ func (t *Times) Pair() (prefill, decode string) {
 	return t.plan.Beside.Prefill, t.plan.Beside.Decode
 }
 
-// alone returns the time of a program of prefill on the processor that processes prompts beside decoding, with nothing
-// beside.
+// alone returns the time of a program of prefill, in ns, on the processor that processes prompts beside decoding, while
+// nothing decodes.
 func (t *Times) alone(rows int) int64 {
 	for i := range t.plan.Program.Programs {
 		program := &t.plan.Program.Programs[i]

@@ -1,5 +1,6 @@
-// Package httpapi knows the HTTP API that clients of OpenAI's speak: which fields of a request count, what text and
-// events an answer consists of, and how errors are told. It knows tokens, text and JSON; an Engine generates.
+// Package httpapi knows the HTTP API of OpenAI's clients: which fields of a request count, what text and events an
+// answer consists of, and the form of errors. It turns JSON into tokens and tokens into JSON; an Engine generates the
+// tokens.
 package httpapi
 
 import (
@@ -27,7 +28,7 @@ import (
 // Options say what is served, and to whom.
 type Options struct {
 	Model       string // the name that requests may give
-	Fingerprint string // what answers tell apart different bundles by
+	Fingerprint string // of the bundle, in every answer
 	Tokenizer   tokenizer.Tokenizer
 	Context     int // positions of a sequence
 	Vocabulary  int // token ids
@@ -35,18 +36,18 @@ type Options struct {
 	MaxBody     int64
 	Timeout     time.Duration // of a request, its time in the queue included
 	Keys        []string      // one of which every request carries; none: all are answered
-	// LocalOnly refuses requests that name this machine by anything but an address or localhost: a page of the web
-	// whose name leads here must not use the server through its visitor's browser.
+	// LocalOnly refuses requests that name this machine by anything but an address or localhost. Otherwise a web page
+	// whose domain name points here could use the server through its visitor's browser.
 	LocalOnly bool
 	Logf      func(format string, args ...any)
 }
 
-// Time limits of a connection. What takes longer is not the client's fault and has none of them.
+// Time limits of what a client does with a connection. Options.Timeout limits the rest.
 const (
-	headTimeout  = 5 * time.Second  // of a request's head, and of a TLS handshake
-	readTimeout  = 30 * time.Second // of a body that is read
-	dropTimeout  = 2 * time.Second  // of a body that is not
-	writeTimeout = 30 * time.Second // of a write, which a slow reader delays
+	headTimeout  = 5 * time.Second  // to send a request's head, and for a TLS handshake
+	readTimeout  = 30 * time.Second // to send a body
+	dropTimeout  = 2 * time.Second  // to send a body that is not read, of a request that is refused by its head
+	writeTimeout = 30 * time.Second // to take what is written
 	idleTimeout  = 2 * time.Minute  // between two requests
 )
 
@@ -59,7 +60,7 @@ type API struct {
 	keys     [][sha256.Size]byte
 	began    time.Time
 	draining atomic.Bool
-	// with room for those that are understood at a time, and for those of them that are long
+	// Each has room for the bodies that may be read at a time: all of them, and those beyond longBody.
 	reading, readingLong chan struct{}
 
 	mu     sync.Mutex
@@ -85,8 +86,8 @@ type route struct {
 	handle       http.HandlerFunc
 }
 
-// matches reports whether a path is the route's. Paths count as they are: http.ServeMux would redirect those that are
-// not clean, and a client that follows no redirects would get an answer that is no JSON.
+// matches reports whether a path is the route's, to the letter. http.ServeMux would redirect paths that are not clean,
+// and a client that follows no redirects would get an answer that is no JSON.
 func (r *route) matches(path string) bool {
 	base, wild := strings.CutSuffix(r.path, wildModel)
 	if wild {
@@ -187,8 +188,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler) // the response is incomplete: the client has to see that
 		}
 	}()
-	// Where nothing reads the body, net/http reads it, before it answers. What has no key is to hold no connection by
-	// announcing a body that never comes.
+	// If the handler does not read the body, net/http does, before it answers. A client without a key must not hold its
+	// connection by announcing a body that never comes.
 	_ = http.NewResponseController(w).SetReadDeadline(began.Add(dropTimeout))
 	if wrong := a.admit(r); wrong != nil {
 		a.fail(recorded, wrong)
@@ -238,7 +239,7 @@ func local(host string) bool {
 	return err == nil || strings.EqualFold(host, "localhost")
 }
 
-// authorised reports whether a header carries one of the keys. How long that takes depends on no key.
+// authorised reports whether a header carries one of the keys. Its time does not depend on the keys.
 func (a *API) authorised(header string) bool {
 	if len(a.keys) == 0 {
 		return true
@@ -252,7 +253,7 @@ func (a *API) authorised(header string) bool {
 	return found == 1 && strings.EqualFold(scheme, "Bearer")
 }
 
-// nowhere answers what no route does.
+// nowhere answers a request that has no route.
 func (a *API) nowhere(w http.ResponseWriter, r *http.Request) {
 	var paths, methods []string
 	for i := range a.routes {
@@ -272,7 +273,7 @@ func (a *API) nowhere(w http.ResponseWriter, r *http.Request) {
 		as(http.StatusNotFound, "not_found"))
 }
 
-// model is how the model is listed.
+// model is the entry of a list of models.
 type model struct {
 	ID      string `json:"id"`
 	Object  string `json:"object"`

@@ -89,16 +89,16 @@ func (a *API) generate(w http.ResponseWriter, r *http.Request, e *endpoint) {
 	}
 }
 
-// readers is how many requests are understood at a time: what their texts cost beyond their bytes is bounded then, and
-// they leave cores to the model. Of bodies beyond longBody, which take many times their bytes and tenths of a second,
-// one at a time is understood, so that shorter ones do not wait for them, and what the one before it has left is
-// collected first: that takes milliseconds, and several of them would be several times as much memory.
+// readers is how many bodies are parsed and turned into tokens at a time. This bounds the memory of that work and
+// leaves cores to the model. A body beyond longBody takes many times its bytes, and tenths of a second. Such bodies
+// take turns, so that short ones do not wait for them. Before each, the garbage of the one before is collected: that
+// takes milliseconds, and without it the garbage of several would add up.
 const (
 	readers  = 2
 	longBody = 64 << 10
 )
 
-// await waits for its turn to understand a body of so many bytes; the caller calls leave when it is done.
+// await waits for the turn of a body of so many bytes. The caller calls leave when the body has become tokens.
 func (a *API) await(ctx context.Context, size int) (leave func(), err error) {
 	turns := []chan struct{}{a.reading}
 	if size > longBody {
@@ -122,7 +122,7 @@ func (a *API) await(ctx context.Context, size int) (leave func(), err error) {
 	return leave, nil
 }
 
-// understand makes of a body what the engine is asked for.
+// understand turns a body into the request to the engine.
 func (a *API) understand(ctx context.Context, e *endpoint, body []byte, class string) (*request, error) {
 	leave, err := a.await(ctx, len(body))
 	if err != nil {
@@ -182,14 +182,14 @@ func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
 	case !utf8.Valid(body): // encoding/json would put other characters in place of what is none
 		return nil, refuse("", "the body is not UTF-8, as JSON has to be")
 	}
-	// From here on only the client's leaving ends the request; its connection is read to notice that.
+	// net/http reads on, without a time limit, to notice when the client leaves.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	return body, nil
 }
 
-// read returns the body of a request, or that it is too large. What is too much of it is read, too, and forgotten: most
-// clients send everything before they read an answer, and would be told that the connection broke. One that asks for
-// leave to send gets none.
+// read returns the body of a request, or that it is too large. A body that is too large is read to its end and dropped:
+// most clients send everything before they read an answer, and would otherwise report a broken connection. A client
+// that asks before it sends (Expect: 100-continue) is refused at once.
 func (a *API) read(r *http.Request) (body []byte, large bool, err error) {
 	if r.ContentLength > a.MaxBody && r.Header.Get("Expect") != "" {
 		return nil, true, nil
@@ -205,10 +205,10 @@ func (a *API) read(r *http.Request) (body []byte, large bool, err error) {
 	return body, large, err
 }
 
-// firstPart is how much of a body is read before memory is taken for all that its head announces.
+// firstPart is how many bytes of a body are read before memory is taken for as many as its head announces.
 const firstPart = 64 << 10
 
-// readSized reads a body of which the size is known, into as many bytes.
+// readSized reads a body of known size.
 func readSized(from io.Reader, size int) ([]byte, error) {
 	body := make([]byte, min(size, firstPart))
 	read, err := io.ReadFull(from, body)
@@ -240,7 +240,7 @@ func classify(asked *request, header string) *problem {
 	return nil
 }
 
-// submit fills in what the engine is asked for.
+// submit makes the request to the engine.
 func (a *API) submit(ctx context.Context, e *endpoint, asked *request) error {
 	prompt, err := e.prompt(ctx, a.Tokenizer, asked)
 	if err != nil {
@@ -283,14 +283,14 @@ func (a *API) submit(ctx context.Context, e *endpoint, asked *request) error {
 	return nil
 }
 
-// failed answers with an error, unless the client has gone.
+// failed answers with an error, unless the client has left.
 func (a *API) failed(ctx context.Context, w http.ResponseWriter, err error) {
 	abortIfLeft(ctx)
 	a.fail(w, a.problemOf(ctx, err))
 }
 
-// abortIfLeft breaks the connection of a client that has left. One that has closed its sending side alone still reads:
-// it must not take an empty response, or a part of one, for the answer.
+// abortIfLeft breaks the connection of a client that has left. A client that has closed only its sending side still
+// reads, and must not take an empty or partial response for the answer.
 func abortIfLeft(ctx context.Context) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		panic(http.ErrAbortHandler)
@@ -329,7 +329,7 @@ type generation struct {
 	answer   Answer
 	composed composer
 	tokens   int   // of the answer so far
-	latest   int64 // when the latest one was there, in ns from the submission; -1: none is
+	latest   int64 // when the latest token came, in ns from the submission; -1: none has
 }
 
 // generation begins an answer.
@@ -353,8 +353,8 @@ const (
 	finishLength = "length"
 )
 
-// follow hands on each piece of the answer as it is there, and returns why the answer ended. It calls pause before it
-// waits.
+// follow shows each piece of the answer as soon as it is there, and returns why the answer ended. It calls pause before
+// it waits for a token.
 func (g *generation) follow(ctx context.Context, show func(part) error, pause func() error) (finish string, err error) {
 	for {
 		if !g.answer.Ready() {
@@ -442,7 +442,8 @@ func (g *generation) whole(ctx context.Context, w http.ResponseWriter) {
 	g.api.write(w, http.StatusOK, g.format.whole(g.head, all, g.asked.logProbs, g.usage()))
 }
 
-// stream answers with server-sent events. An error behind the first one is an event, too, and the last.
+// stream answers with server-sent events. The status 200 goes out before the first token, so that an error from then on
+// is an event, and the last one.
 func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
 	header := w.Header()
 	header.Set("Content-Type", "text/event-stream")
@@ -483,12 +484,12 @@ func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
 // errGone says that a client takes no more.
 var errGone = errors.New("the client has gone")
 
-// eventStream is a stream of server-sent events. Those that are there at the same time go out together: each write
-// costs the machine, and its client, as much as a small model's step.
+// eventStream is a stream of server-sent events. Events that are there at the same time go out together: each write
+// costs the server and its client as much as a step of a small model.
 type eventStream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
-	held    bool // something has not gone out
+	held    bool // something is buffered
 }
 
 // send writes an event; data ends with a line feed.
@@ -500,7 +501,7 @@ func (e *eventStream) send(data []byte) error {
 	})
 }
 
-// flush has everything go out.
+// flush sends what is buffered.
 func (e *eventStream) flush() error {
 	if !e.held {
 		return nil
@@ -509,7 +510,7 @@ func (e *eventStream) flush() error {
 	return e.within(e.control.Flush)
 }
 
-// within writes. A client that does not take it within the time limit is gone.
+// within writes under the time limit. A client that does not take it in time is gone.
 func (e *eventStream) within(write func() error) error {
 	err := e.control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	if err == nil || errors.Is(err, http.ErrNotSupported) {

@@ -52,9 +52,8 @@ func (m *metrics) answered(pattern string, status int, took time.Duration) {
 	m.duration.WithLabelValues(pattern).Observe(took.Seconds())
 }
 
-// generated notes when a token was there, in ns from the request's submission, and when the one before it was; before
-// of
-// -1: it is the first.
+// generated counts a token that came after so many ns from the request's submission. before is when the one before it
+// came; -1: it is the first.
 func (m *metrics) generated(class scheduler.Class, after, before int64) {
 	if before < 0 {
 		m.first.WithLabelValues(classes[class]).Observe(float64(after) / 1e9)
