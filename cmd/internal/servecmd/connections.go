@@ -7,6 +7,22 @@ import (
 	"sync"
 )
 
+// ownFiles is how many files a server has open beside its connections, at most: standard streams, the bundle, the
+// listener, a recording, and what the Go runtime and drivers open.
+const ownFiles = 20
+
+// connectionsWithin returns how many connections there may be where the process may have so many files open; 0 files:
+// that is unknown. With more, clients would find the server without a file for them, and idle connections would stay.
+func connectionsWithin(files, wanted int, warn func(format string, args ...any)) int {
+	room := max(1, files-ownFiles)
+	if files == 0 || wanted <= room {
+		return wanted
+	}
+	warn("--max-connections %d: this process may have %d files open, which is enough for %d connections; raise the limit "+
+		"(ulimit -n)", wanted, files, room)
+	return room
+}
+
 // connections keeps a place for who comes next. Clients leave connections open between two requests: when as many are
 // open as may be, the one that has been idle for the longest time is closed.
 type connections struct {

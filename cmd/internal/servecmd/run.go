@@ -43,6 +43,7 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 	if err != nil {
 		return err
 	}
+	flags.maxConnections = connectionsWithin(mostFiles(), flags.maxConnections, ui.Warnf)
 	door, err := flags.open(ctx, ui)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,15 +36,17 @@ func spawn(t *testing.T, flags ...string) *process {
 // spawnOf is spawn for one of the bundles.
 func spawnOf(t *testing.T, name string, flags ...string) *process {
 	t.Helper()
-	return start(t, name, nil, flags...)
+	return start(t, name, nil, exec.Command(os.Args[0]), flags...)
 }
 
-// start starts a process that serves one of the bundles. What it says goes to log; nil: it is kept.
-func start(t *testing.T, name string, log io.Writer, flags ...string) *process {
+// start starts a process that serves one of the bundles, by a command whose last argument is this test. What the process
+// says goes to log; nil: it is kept.
+func start(t *testing.T, name string, log io.Writer, command *exec.Cmd, flags ...string) *process {
 	t.Helper()
 	app, key := demoOf(t, name)
 	args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0", "--json"}, flags...)
-	p := &process{&instance{t: t, client: &http.Client{}, errs: &lockedBuffer{}}, exec.Command(os.Args[0], args...)}
+	command.Args = append(command.Args, args...)
+	p := &process{&instance{t: t, client: &http.Client{}, errs: &lockedBuffer{}}, command}
 	p.command.Env = append(os.Environ(), childVar+"=1")
 	if p.command.Stderr = log; log == nil {
 		p.command.Stderr = p.errs
@@ -92,7 +95,7 @@ func TestLogReaderLeaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer writer.Close()
-	p := start(t, oneCore, writer)
+	p := start(t, oneCore, writer, exec.Command(os.Args[0]))
 	rest := p.begun()
 	reader.Close()
 	p.signalled(syscall.SIGINT)
@@ -102,6 +105,35 @@ func TestLogReaderLeaves(t *testing.T) {
 	}
 	if err := p.command.Wait(); err != nil {
 		t.Errorf("%v, want the exit code 0", err)
+	}
+}
+
+// A process that may have few files open takes fewer connections, so that a client that comes finds a place although
+// others have left theirs open.
+func TestFewFiles(t *testing.T) {
+	const files = 48
+	shell := exec.Command("sh", "-c", `ulimit -n `+strconv.Itoa(files)+` && exec "$0" "$@"`, os.Args[0])
+	p := start(t, oneCore, nil, shell)
+	address := strings.TrimSuffix(strings.TrimPrefix(p.started.URL, "http://"), "/v1")
+	for i := range 2 * files {
+		connection, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer connection.Close()
+		if err := connection.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(connection, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		line, err := bufio.NewReader(connection).ReadString('\n')
+		if err != nil || !strings.Contains(line, "200 OK") {
+			t.Fatalf("client %d: got %q, %v", i+1, line, err)
+		}
+	}
+	if !strings.Contains(p.errs.String(), "enough for 28 connections") {
+		t.Errorf("it said %q, want a warning", p.errs)
 	}
 }
 
