@@ -107,13 +107,6 @@ func (t *trial) err() error {
 		strings.Join(wrong, ", and "))
 }
 
-// numbers are little-endian float32 values.
-func numbers(raw []byte) []float32 {
-	out := make([]float32, len(raw)/4)
-	number.Decode(out, raw, op.F32)
-	return out
-}
-
 // values returns the outputs as numbers; quantised rows as what they stand for.
 func (s *sample) values(graph *op.Graph, out [][]byte) [][]float32 {
 	scale := map[string]string{} // by the output of codes, the one of their scales
@@ -129,14 +122,14 @@ func (s *sample) values(graph *op.Graph, out [][]byte) [][]float32 {
 	results := make([][]float32, len(out))
 	for i, value := range graph.Outputs {
 		if value.Type != op.U8 {
-			results[i] = numbers(out[i])
+			results[i] = number.Floats(out[i])
 			continue
 		}
 		of, ok := at[scale[value.Name]]
 		if !ok || len(out[of]) < 4*value.Rows || len(out[i]) < value.Rows*value.Cols {
 			continue // a length that judge refuses
 		}
-		steps := numbers(out[of])
+		steps := number.Floats(out[of])
 		for row := range value.Rows {
 			for col := range value.Cols {
 				results[i] = append(results[i], float32(int(out[i][row*value.Cols+col])-128)*steps[row])

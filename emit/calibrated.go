@@ -108,8 +108,9 @@ func (c *Content) headNumbers(weight *op.Weight, layer int) ([]float32, error) {
 	}
 	values := op.SparseHeads(heads)
 	if len(values) != weight.N {
-		return nil, diag.New(diag.ClassInput, "calibration: layer %d has %d heads, and %q has %d numbers, want 3 a head",
-			layer, len(heads), weight.Name, weight.N)
+		return nil, diag.New(diag.ClassInput,
+			"calibration: layer %d has %d heads, and %q has %d numbers, want 3 a head", layer, len(heads), weight.Name,
+			weight.N)
 	}
 	return values, nil
 }

@@ -133,8 +133,8 @@ func (a artifact) read() ([]byte, error) {
 	return data, nil
 }
 
-// ShareWith makes c take packed weights from o where both pack the same; o is closed after c.
-func (c *Content) ShareWith(o *Content) { c.shared = o }
+// ShareWith makes c take packed weights from another content where both pack the same. The other one is closed after c.
+func (c *Content) ShareWith(other *Content) { c.shared = other }
 
 // Blob returns an artifact. It implements executor.Source.
 func (c *Content) Blob(name string) ([]byte, error) {
@@ -198,14 +198,14 @@ type packKey struct {
 // equalPlacement finds the placement of c with the same bytes as pl of another content of the same model: same pack
 // apart from its name, same weight, same layer. Weights that a calibration decides about are equal only under the same
 // calibration.
-func (c *Content) equalPlacement(pl planir.Placement, o *Content) (planir.Placement, bool) {
-	weight := o.weight(pl)
+func (c *Content) equalPlacement(pl planir.Placement, other *Content) (planir.Placement, bool) {
+	weight := other.weight(pl)
 	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || weight.HeadsOf != "" ||
 		pack.Searched(pl.Pack.Scheme)
 	if pl.Pack.Slotted { // which experts it has is decided by the plan
 		return planir.Placement{}, false
 	}
-	if calibrated && c.plan.Calibration() != o.plan.Calibration() {
+	if calibrated && c.plan.Calibration() != other.plan.Calibration() {
 		return planir.Placement{}, false
 	}
 	for _, blob := range c.blobs {

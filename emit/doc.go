@@ -11,8 +11,8 @@
 //   - a graph compiled with its weights is executed on a sample of values (oracle.go) and compared with the same graph
 //     in float32 (floatgraph.go); agreement.go says how far it may differ before it is refused;
 //   - weights are assembled and packed while the bundle is written (weights.go, calibrated.go);
-//   - the reference program, self-test, prefix and programs of devices are further blobs (emit.go, selftest.go,
-//     programs.go), and report.go describes what was compiled.
+//   - the reference program, self-test, prefix and programs of devices are further blobs (reference.go, selftest.go,
+//     emit.go, programs.go), and report.go describes what was compiled.
 //
 // A Content can be executed without a bundle, as tests and benchmarks do.
 package emit

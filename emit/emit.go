@@ -14,12 +14,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/calibration"
-	"github.com/hetc/hetc/planir/capability"
-	"github.com/hetc/hetc/planir/lower"
-	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
-	"github.com/hetc/hetc/socs"
 )
 
 // Options say what Emit writes. The plan must be legal for the model (planir/check).
@@ -187,21 +182,6 @@ func (o *Options) optionalSources(ctx context.Context, content *Content) (source
 	return sources, nil
 }
 
-// referenceSources returns the blobs of the reference program. Its content holds nothing but memory, which the sources
-// read until the bundle is written.
-func (o *Options) referenceSources(ctx context.Context, plan *planir.Plan) ([]bundle.Source, error) {
-	reference, err := referencePlan(plan, o.Model)
-	if err != nil {
-		return nil, err
-	}
-	// Without the target, whatever the bundle is for: the reference executes on a host's CPU.
-	content, err := NewCalibrated(ctx, reference, o.Model, o.Calibration, o.Compilers)
-	if err != nil {
-		return nil, err
-	}
-	return content.sources(ctx, referencePrefix, bundle.RoleReference)
-}
-
 // manifestTarget says where a plan's bundle may run. A simulation names no device and no system: only the
 // simulator answers to its name, on every machine.
 func (o *Options) manifestTarget(p *planir.Plan, components []bundle.Component) bundle.Target {
@@ -269,75 +249,4 @@ func roleOf(p *planir.Proc) bundle.Role {
 		return bundle.RoleGPUKernel
 	}
 	return bundle.RoleNPUGraph
-}
-
-// referencePlan returns the trivial plan for the same schemes and lengths on the host's reference kernels:
-// float32 with float64 accumulation on the values that are stored. It shares no packed weights, graphs
-// or flags with the plan it checks.
-func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error) {
-	ref := &planir.Plan{
-		Schema: planir.Schema, Model: plan.Model, Folds: plan.Folds, Shadows: plan.Shadows,
-		MaxContext: plan.MaxContext, KV: op.F32,
-		SoC: planir.SoCRef{Name: plan.SoC.Name, Digest: plan.SoC.Digest, Fingerprint: plan.SoC.Fingerprint,
-			Control: referenceName},
-	}
-	for _, in := range plan.Inputs {
-		if in.Kind == planir.CalibrationInput {
-			ref.Inputs = append(ref.Inputs, in) // its weights are folded and rounded as the plan's are
-		}
-	}
-	ref.Procs = []planir.Proc{referenceProc(plan)}
-	graph := model.Graph()
-	if plan.Attention != nil { // it attends to as few positions, in no order of heads
-		ref.Attention = new(*plan.Attention)
-		ref.Attention.Pipelines = nil
-	}
-	var rows []int
-	for _, ph := range plan.Program.Programs {
-		if !ph.Batch() { // it executes one sequence
-			rows = append(rows, ph.Rows)
-		}
-	}
-	var err error
-	ref.Decisions, err = lower.TrivialOf(ref, &graph, referenceName, rows, func(node string, r int) op.Scheme {
-		// The head is decided at one row for programs of any number of them.
-		for _, at := range []int{r, 1} {
-			if decision := plan.DecisionFor(node, at); decision != nil {
-				return decision.Scheme
-			}
-		}
-		return ""
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := lower.Lower(ref, &graph); err != nil {
-		return nil, err
-	}
-	return ref, planir.Check(ref).Err()
-}
-
-// referenceName is the name of the reference program's processor, and of the kernels that it runs.
-const referenceName = "reference"
-
-// referenceProc returns a processor without limits: all schemes, one layout, any rows and ranges, so that no decision
-// has to be made. Where the plan's control processor is a host CPU too, it has its cores, which this machine lets us
-// use.
-func referenceProc(plan *planir.Plan) planir.Proc {
-	proc := planir.Proc{
-		Name: referenceName, Kind: "cpu", Driver: "host", Select: "0",
-		Options: map[string]string{"kernels": referenceName}, Cores: []int{0},
-		Set: capability.Set{
-			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes, Layouts: map[string]string{},
-			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
-			Memory: socs.DefaultMemory(false),
-		},
-	}
-	if control := plan.Proc(plan.SoC.Control); control.Driver == proc.Driver {
-		proc.Select, proc.Cores = control.Select, control.Cores
-	}
-	for _, scheme := range op.Schemes {
-		proc.Layouts[scheme.Weight()] = pack.N32
-	}
-	return proc
 }

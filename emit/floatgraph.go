@@ -1,7 +1,6 @@
 package emit
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -68,30 +68,30 @@ type floatBuilder struct {
 
 // newFloatGraph rewrites a graph. The result is closed even after an error.
 func newFloatGraph(graph *op.Graph, weights driver.Weights) (*floatGraph, error) {
-	b := &floatBuilder{
+	builder := &floatBuilder{
 		floatGraph: &floatGraph{}, packed: map[string]driver.Packed{}, scales: map[string]bool{},
 		alias: map[string]string{}, grids: map[string]float32{}, clips: map[string]float32{},
 		made: map[string]bool{}, places: map[string]int{},
 	}
 	for i, spec := range graph.Weights {
-		b.packed[spec.Name] = weights[i]
+		builder.packed[spec.Name] = weights[i]
 	}
-	b.findScales(graph)
+	builder.findScales(graph)
 	for i := range graph.Nodes {
-		if err := b.addNode(&graph.Nodes[i]); err != nil {
-			return b.floatGraph, err
+		if err := builder.addNode(&graph.Nodes[i]); err != nil {
+			return builder.floatGraph, err
 		}
 	}
 	for _, value := range graph.Inputs {
-		if err := b.addInput(value); err != nil {
-			return b.floatGraph, err
+		if err := builder.addInput(value); err != nil {
+			return builder.floatGraph, err
 		}
 	}
-	b.addOutputs(graph)
-	if err := b.graph.Validate(); err != nil {
-		return b.floatGraph, fmt.Errorf("in float32: %w", err)
+	builder.addOutputs(graph)
+	if err := builder.graph.Validate(); err != nil {
+		return builder.floatGraph, fmt.Errorf("in float32: %w", err)
 	}
-	return b.floatGraph, nil
+	return builder.floatGraph, nil
 }
 
 // findScales finds the values that only exist because rows are quantised. Rows with a scale each are as good as
@@ -309,12 +309,12 @@ func (f *floatGraph) bind(graph *op.Graph, in [][]float32) [][]byte {
 		switch {
 		case f.from[i] < 0:
 		case value.Type != op.U8:
-			out[i] = bytesOf(in[f.from[i]])
+			out[i] = number.Bytes(in[f.from[i]])
 		default:
 			codes, steps := quantiseRows(in[f.from[i]], value.Rows, value.Cols)
 			out[i] = codes
 			if of, ok := at[scales[value.Name]]; ok {
-				out[of] = bytesOf(steps)
+				out[of] = number.Bytes(steps)
 			}
 		}
 	}
@@ -343,13 +343,4 @@ func quantiseRows(values []float32, rows, cols int) (codes []byte, steps []float
 		}
 	}
 	return codes, steps
-}
-
-// bytesOf are float32 values as little-endian bytes.
-func bytesOf(values []float32) []byte {
-	raw := make([]byte, 0, 4*len(values))
-	for _, value := range values {
-		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(value))
-	}
-	return raw
 }

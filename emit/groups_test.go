@@ -30,8 +30,8 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// artifactPlan is a plan for a simulated SoC of a CPU and an NPU, which has the products of layers, a part of the query's
-// columns only, and the addition behind them.
+// artifactPlan is a plan for a simulated SoC of a CPU and an NPU, which has the products of layers, a part of the
+// query's columns only, and the addition behind them.
 func artifactPlan(t *testing.T, m *models.Model) *planir.Plan {
 	t.Helper()
 	p := planOf(t, m, nil, op.A32W32, false)

@@ -87,35 +87,35 @@ func (r *groupCompiler) weightsOf(ctx context.Context, g *planir.GraphGroup) (*l
 }
 
 // saveDigests keeps the digests in the memo.
-func (s *lazyWeights) saveDigests() error {
-	if s.compiler.memo == nil {
+func (l *lazyWeights) saveDigests() error {
+	if l.compiler.memo == nil {
 		return nil
 	}
-	text, err := json.Marshal(s.known)
+	text, err := json.Marshal(l.known)
 	if err != nil {
 		return err
 	}
-	return s.compiler.memo.Keep(s.key, text)
+	return l.compiler.memo.Keep(l.key, text)
 }
 
 // ensurePacked packs the weights, unless they are. Where the memo said something else of them it is errStaleMemo, and
 // known is what they are.
-func (s *lazyWeights) ensurePacked(ctx context.Context) (*packedGroup, error) {
-	s.once.Do(func() {
-		s.compiler.packing.Lock()
-		defer s.compiler.packing.Unlock()
-		if s.err = ctx.Err(); s.err == nil {
-			s.loaded, s.err = s.compiler.packGroup(ctx, s.group)
+func (l *lazyWeights) ensurePacked(ctx context.Context) (*packedGroup, error) {
+	l.once.Do(func() {
+		l.compiler.packing.Lock()
+		defer l.compiler.packing.Unlock()
+		if l.err = ctx.Err(); l.err == nil {
+			l.loaded, l.err = l.compiler.packGroup(ctx, l.group)
 		}
-		if s.err != nil || s.known.Weights == "" {
+		if l.err != nil || l.known.Weights == "" {
 			return
 		}
-		found := s.loaded.digests()
-		if found.Weights != s.known.Weights || !slices.Equal(found.Samples, s.known.Samples) {
-			s.known, s.err = found, errStaleMemo
+		found := l.loaded.digests()
+		if found.Weights != l.known.Weights || !slices.Equal(found.Samples, l.known.Samples) {
+			l.known, l.err = found, errStaleMemo
 		}
 	})
-	return s.loaded, s.err
+	return l.loaded, l.err
 }
 
 // memoKey names everything that decides what a group reads: the model with the calibration, and what of them is packed
@@ -127,8 +127,8 @@ func (r *groupCompiler) memoKey(group *planir.GraphGroup) (string, error) {
 	}
 	list := []any{digest, r.content.plan.Calibration(), group.Layer, r.trialDriver != nil}
 	for _, ref := range group.W {
-		pack := r.content.packOf(ref)
-		list = append(list, pack, r.content.weight(planir.Placement{Pack: pack}), ref)
+		packing := r.content.packOf(ref)
+		list = append(list, packing, r.content.weight(planir.Placement{Pack: packing}), ref)
 		if expert, slotted := r.content.slotExpert(ref, group.Layer); slotted {
 			list = append(list, expert)
 		}
@@ -163,21 +163,16 @@ func (r *groupCompiler) packGroup(ctx context.Context, group *planir.GraphGroup)
 			err = errors.Join(err, packed.close())
 		}
 	}()
-	at := int64(0)
 	// All weights of the group lie in one region, so that one release frees them.
+	at := int64(0)
 	for i, ref := range group.W {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		pack := r.content.packOf(ref)
-		place := planir.Placement{Pack: pack, Layer: group.Layer}
-		// The weight belongs to no layer, such as the head's.
-		if len(r.content.weight(place).Layers) == 0 {
-			place.Layer = -1
-		}
-		spec, count := specOf(ref, pack)
+		packing := r.content.packOf(ref)
+		spec, count := specOf(ref, packing)
 		bytes := packed.region.Bytes()[at : at+count]
-		if err := r.content.packRef(bytes, ref, place); err != nil {
+		if err := r.content.packRef(bytes, ref, r.content.placementOf(packing, group.Layer)); err != nil {
 			return nil, err
 		}
 		spec.Name = group.Graphs[0].Graph.Weights[i].Name
@@ -201,12 +196,12 @@ func (r *groupCompiler) packGroup(ctx context.Context, group *planir.GraphGroup)
 }
 
 // judge compares what was computed of the sample of one of the group's graphs. The errors of a graph within its bound
-// are remembered, so that the reference is not computed again. An error of the memo is left in s.err.
-func (s *lazyWeights) judge(ctx context.Context, at int, artifact *driver.CompiledArtifact) (*trial, error) {
-	graph := &s.group.Graphs[at].Graph
+// are remembered, so that the reference is not computed again. An error of the memo is left in l.err.
+func (l *lazyWeights) judge(ctx context.Context, at int, artifact *driver.CompiledArtifact) (*trial, error) {
+	graph := &l.group.Graphs[at].Graph
 	emulated, portable := driver.SampleDigest(artifact.Emulated), driver.SampleDigest(artifact.Portable)
-	key := fmt.Sprintf("trial %d of %s on %s and %s", at, s.key, emulated, portable)
-	memo := s.compiler.memo
+	key := fmt.Sprintf("trial %d of %s on %s and %s", at, l.key, emulated, portable)
+	memo := l.compiler.memo
 	if memo != nil {
 		var known [2]float64
 		if text, ok := memo.Recall(key); ok && json.Unmarshal(text, &known) == nil {
@@ -214,7 +209,7 @@ func (s *lazyWeights) judge(ctx context.Context, at int, artifact *driver.Compil
 			return remembered, remembered.err()
 		}
 	}
-	packed, err := s.ensurePacked(ctx)
+	packed, err := l.ensurePacked(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +222,7 @@ func (s *lazyWeights) judge(ctx context.Context, at int, artifact *driver.Compil
 		err = memo.Keep(key, text)
 	}
 	if err != nil {
-		s.err = err // no fault of the graph
+		l.err = err // no fault of the graph
 	}
 	return result, err
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -30,26 +31,26 @@ type oracle struct {
 func newOracle(d driver.Driver) *oracle { return &oracle{driver: d} }
 
 // onThread calls work with the processor, on its thread.
-func (p *oracle) onThread(ctx context.Context, work func(driver.Processor) error) error {
-	if p.jobs == nil && p.failed == nil {
-		p.failed = p.start(ctx)
+func (o *oracle) onThread(ctx context.Context, work func(driver.Processor) error) error {
+	if o.jobs == nil && o.failed == nil {
+		o.failed = o.start(ctx)
 	}
-	if p.failed != nil {
-		return p.failed
+	if o.failed != nil {
+		return o.failed
 	}
 	done := make(chan error, 1)
-	p.jobs <- func(x driver.Processor) { done <- work(x) }
+	o.jobs <- func(proc driver.Processor) { done <- work(proc) }
 	return <-done
 }
 
 // start opens the processor with the most cores and begins its thread.
-func (p *oracle) start(ctx context.Context) error {
-	devices, err := p.driver.Devices(ctx)
+func (o *oracle) start(ctx context.Context) error {
+	devices, err := o.driver.Devices(ctx)
 	if err != nil {
 		return err
 	}
 	widest := slices.MaxFunc(devices, func(a, b driver.Device) int { return len(a.Cores) - len(b.Cores) })
-	proc, err := p.driver.Open(ctx, driver.Config{Select: widest.Select, Options: p.options})
+	proc, err := o.driver.Open(ctx, driver.Config{Select: widest.Select, Options: o.options})
 	if err != nil {
 		return err
 	}
@@ -64,14 +65,14 @@ func (p *oracle) start(ctx context.Context) error {
 		}
 		_ = proc.Close() // it holds memory only
 	}()
-	p.jobs = jobs
+	o.jobs = jobs
 	return <-begun
 }
 
 // close ends the thread.
-func (p *oracle) close() {
-	if p.jobs != nil {
-		close(p.jobs)
+func (o *oracle) close() {
+	if o.jobs != nil {
+		close(o.jobs)
 	}
 }
 
@@ -87,7 +88,7 @@ const fullScale = 0.75
 // sample makes one of a graph with its weights. The numbers follow from the graph alone, so that every run tries the
 // same ones. Inputs are made smaller until nothing leaves the range that the calibration gave it: results on a grid
 // would saturate there, which says nothing about the compiler.
-func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Weights) (*sample, error) {
+func (o *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Weights) (*sample, error) {
 	if graph.Estimate() != nil {
 		return codesOf(graph)
 	}
@@ -114,7 +115,7 @@ func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Wei
 			}
 		}
 		made := &sample{in: float.bind(graph, in)} // rounds what enters as 8 bits
-		out, err := p.run(ctx, float, in)
+		out, err := o.run(ctx, float, in)
 		if err != nil {
 			return nil, err
 		}
@@ -142,11 +143,11 @@ func codesOf(graph *op.Graph) (*sample, error) {
 		return nil, err
 	}
 	made := &sample{}
-	for _, numbers := range values {
-		codes := make([]byte, len(numbers))
+	for _, row := range values {
+		codes := make([]byte, len(row))
 		for i := range codes {
-			numbers[i] = float32(math.RoundToEven(float64(63 * numbers[i])))
-			codes[i] = byte(128 + int(numbers[i]))
+			row[i] = float32(math.RoundToEven(float64(63 * row[i])))
+			codes[i] = byte(128 + int(row[i]))
 		}
 		made.in = append(made.in, codes)
 	}
@@ -187,14 +188,14 @@ func pseudoRandom(graph *op.Graph, values []op.Value) ([][]float32, error) {
 }
 
 // run executes the graph in float32 and returns its outputs.
-func (p *oracle) run(ctx context.Context, float *floatGraph, in [][]float32) (out [][]float32, err error) {
+func (o *oracle) run(ctx context.Context, float *floatGraph, in [][]float32) (out [][]float32, err error) {
 	// The driver's artifact is the graph itself, so no compiler is needed.
 	code, err := json.Marshal(&float.graph)
 	if err != nil {
 		return nil, err
 	}
-	err = p.onThread(ctx, func(proc driver.Processor) error {
-		exe, err := proc.Load(ctx, driver.Artifact{Driver: p.driver.Name(), Code: code}, float.weights)
+	err = o.onThread(ctx, func(proc driver.Processor) error {
+		exe, err := proc.Load(ctx, driver.Artifact{Driver: o.driver.Name(), Code: code}, float.weights)
 		if err != nil {
 			return err
 		}
@@ -218,7 +219,7 @@ func (p *oracle) run(ctx context.Context, float *floatGraph, in [][]float32) (ou
 			return err
 		}
 		for _, view := range bindings.Out {
-			out = append(out, numbers(view.Buffer.Bytes()[:4*view.Rows*view.Cols]))
+			out = append(out, number.Floats(view.Buffer.Bytes()[:4*view.Rows*view.Cols]))
 		}
 		return nil
 	})

@@ -112,10 +112,10 @@ func tampered(t *testing.T, path string, of []byte) string {
 	return changed
 }
 
-// Of weights that shadow outliers are multiplied by, loading reads the hot rows alone, into memory of the process. Every
-// other row is read from the mapped bundle when its channel exceeds the scale, and verified before that: a changed row
-// that is needed fails the call, one that is not changes nothing, and a changed hot row is refused when the program is
-// loaded. Which rows are hot does not change a bit of the results.
+// Of weights that shadow outliers are multiplied by, loading reads the hot rows alone, into memory of the process.
+// Every other row is read from the mapped bundle when its channel exceeds the scale, and verified before that: a
+// changed row that is needed fails the call, one that is not changes nothing, and a changed hot row is refused when the
+// program is loaded. Which rows are hot does not change a bit of the results.
 func TestOutlierRowsAreVerified(t *testing.T) {
 	m := openModel(t, demo)
 	cal := calibrate(t, m, 0)

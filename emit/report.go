@@ -143,12 +143,12 @@ func (f *groupFacts) entry(graph *graphFacts, twins map[string]string) (ReportGr
 }
 
 // round3 leaves three significant digits. Further digits depend on the order of sums, which differs between machines.
-func round3(x float64) float64 {
-	var y float64
-	if _, err := fmt.Sscan(fmt.Sprintf("%.2e", x), &y); err != nil {
-		return x
+func round3(exact float64) float64 {
+	var rounded float64
+	if _, err := fmt.Sscan(fmt.Sprintf("%.2e", exact), &rounded); err != nil {
+		return exact
 	}
-	return y
+	return rounded
 }
 
 // addCompiler adds what compiled for a processor, once. All groups of a processor must have been compiled by the same

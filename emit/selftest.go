@@ -101,8 +101,9 @@ func (c *Content) selfTestCase(ctx context.Context, computer *oracle,
 		}
 		if made.Results, err = selftest.Sketches(results); err != nil {
 			err = diag.New(diag.ClassInput, "self-test of processor %q: graph %q: %w", target.Graph.Proc,
-				target.Graph.Name, err).WithHint("the model's weights are too large for float32, so that no device can be " +
-				"tested with them: plan for this machine's CPU alone, or mend the model")
+				target.Graph.Name, err).
+				WithHint("the model's weights are too large for float32, so that no device can be tested with them: " +
+					"plan for this machine's CPU alone, or mend the model")
 		}
 		return err
 	})
@@ -137,16 +138,12 @@ func (c *Content) hostWeights(graph *op.Graph, target *selftest.Target) (weights
 		}
 		packed.Bytes = one * int64(max(1, packed.Experts))
 		spec, count := specOf(ref, &packed)
-		place := planir.Placement{Pack: &packed, Layer: target.Layer}
-		if len(c.weight(place).Layers) == 0 {
-			place.Layer = -1
-		}
 		region, err := mem.Alloc(int(count), driver.Align)
 		if err != nil {
 			return nil, regions, diag.New(diag.ClassRun, "memory for weight %q: %w", ref.Pack, err)
 		}
 		regions = append(regions, region)
-		if err := c.packRef(region.Bytes(), ref, place); err != nil {
+		if err := c.packRef(region.Bytes(), ref, c.placementOf(&packed, target.Layer)); err != nil {
 			return nil, regions, err
 		}
 		weight := driver.Packed{Spec: spec, Bytes: region.Bytes()}

@@ -71,8 +71,10 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 			out.Attention.Pipelines = slices.DeleteFunc(slices.Clone(out.Attention.Pipelines), fellApart(fallen))
 		}
 	}
-	if beside := out.Beside; beside != nil && (out.Proc(beside.Prefill) == nil || out.Proc(beside.Decode) == nil) {
-		out.Beside = nil
+	if beside := out.Beside; beside != nil {
+		if out.Proc(beside.Prefill) == nil || out.Proc(beside.Decode) == nil {
+			out.Beside = nil
+		}
 	}
 	// Decisions first, then the program that they lower to on the new processors.
 	out.Decisions = make([]planir.Decision, len(plan.Decisions))
@@ -124,7 +126,8 @@ func fellBack(d *planir.Decision, fallen []planir.Fallback) bool {
 func fellApart(fallen []planir.Fallback) func(planir.HeadPipeline) bool {
 	return func(pipeline planir.HeadPipeline) bool {
 		return slices.ContainsFunc(fallen, func(f planir.Fallback) bool {
-			return f.Rows == pipeline.Rows && (f.Node == pipeline.Node || models.SparseNodes(pipeline.Node)[f.Node] != "")
+			stage := f.Node == pipeline.Node || models.SparseNodes(pipeline.Node)[f.Node] != ""
+			return stage && f.Rows == pipeline.Rows
 		})
 	}
 }
@@ -167,14 +170,9 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 	slices.Sort(lengths)
 	seen := map[*planir.Decision]bool{}
 	for _, rows := range slices.Compact(lengths) {
-		sections, err := lower.Expand(lower.GraphOf(plan, graph, rows), rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
-			for _, at := range []int{rows, 1} {
-				if decision := plan.DecisionFor(node, at); decision != nil {
-					return decision.Scheme
-				}
-			}
-			return op.A32W32 // reported by lower
-		}, plan.TiersOf(rows), plan.Channels)
+		sections, err := lower.Expand(lower.GraphOf(plan, graph, rows), rows, plan.MaxContext, plan.KV,
+			schemeAt(plan, rows, op.A32W32), // a node without a decision is reported by lower
+			plan.TiersOf(rows), plan.Channels)
 		if err != nil {
 			return nil, err
 		}
@@ -195,6 +193,19 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 		}
 	}
 	return out, nil
+}
+
+// schemeAt returns the scheme that a plan decides for a node in a program of some rows, or another one where it decides
+// none. The head is decided at one row for programs of any number of them.
+func schemeAt(plan *planir.Plan, rows int, without op.Scheme) func(node string) op.Scheme {
+	return func(node string) op.Scheme {
+		for _, at := range []int{rows, 1} {
+			if decision := plan.DecisionFor(node, at); decision != nil {
+				return decision.Scheme
+			}
+		}
+		return without
+	}
 }
 
 // processorsFor lists the processors of a plan that execute a decision alone, in their order; those of skip are left

@@ -174,7 +174,8 @@ func (c *Content) computedWeight(weight *op.Weight, pl planir.Placement) (pack.S
 
 // sliceOf is rows [k0,k1) and columns [n0,n1) of a matrix, the matrix itself where that is all of it.
 func sliceOf(matrix pack.Source, k0, k1, n0, n1 int) (pack.Source, error) {
-	if k, n := matrix.Shape(); k0 == 0 && k1 == k && n0 == 0 && n1 == n {
+	k, n := matrix.Shape()
+	if k0 == 0 && k1 == k && n0 == 0 && n1 == n {
 		return matrix, nil
 	}
 	return pack.Slice(matrix, k0, k1, n0, n1)
@@ -219,6 +220,16 @@ func (c *Content) storedWeight(weight *op.Weight, layer, expert int) (matrix pac
 func (c *Content) packOf(ref planir.WeightRef) *planir.Pack {
 	i := slices.IndexFunc(c.plan.Program.Packs, func(k planir.Pack) bool { return k.Name == ref.Pack })
 	return &c.plan.Program.Packs[i]
+}
+
+// placementOf returns the placement of a pack for a layer, or without one where its weight belongs to none, as the
+// head's does. The placement has no offset: it says what is packed, not where.
+func (c *Content) placementOf(packed *planir.Pack, layer int) planir.Placement {
+	pl := planir.Placement{Pack: packed, Layer: layer}
+	if len(c.weight(pl).Layers) == 0 {
+		pl.Layer = -1
+	}
+	return pl
 }
 
 // weight returns the weight that a placement packs.

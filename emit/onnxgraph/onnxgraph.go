@@ -36,14 +36,14 @@ func New(graph *op.Graph, types func(v op.Value, output bool) (onnx.Type, error)
 		return nil, err
 	}
 	opsets := []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}
-	w := &Writer{Graph: graph, Now: map[string]string{}, Last: map[string]int{}, Outputs: map[string]string{}}
-	w.Model = &onnx.Model{
+	writer := &Writer{Graph: graph, Now: map[string]string{}, Last: map[string]int{}, Outputs: map[string]string{}}
+	writer.Model = &onnx.Model{
 		IR: onnx.IR, Producer: "hetc", Opsets: opsets, Props: []onnx.Prop{{Key: GraphKey, Value: string(text)}},
 	}
-	w.Model.Graph.Name = "hetc"
+	writer.Model.Graph.Name = "hetc"
 	for i, node := range graph.Nodes {
 		for _, name := range node.Out {
-			w.Last[name] = i
+			writer.Last[name] = i
 		}
 	}
 	declare := func(list *[]onnx.Value, tensors map[string]string, prefix string, v op.Value, output bool) error {
@@ -57,19 +57,19 @@ func New(graph *op.Graph, types func(v op.Value, output bool) (onnx.Type, error)
 	}
 	// Inputs are the values' first tensors; outputs are those of their last writers.
 	for _, v := range graph.Inputs {
-		if err := declare(&w.Model.Graph.Inputs, w.Now, "i", v, false); err != nil {
+		if err := declare(&writer.Model.Graph.Inputs, writer.Now, "i", v, false); err != nil {
 			return nil, err
 		}
 	}
 	for _, v := range graph.Outputs {
-		if _, written := w.Last[v.Name]; !written {
+		if _, written := writer.Last[v.Name]; !written {
 			return nil, diag.New(diag.ClassInput, "output %q is an input that no node writes", v.Name)
 		}
-		if err := declare(&w.Model.Graph.Outputs, w.Outputs, "o", v, true); err != nil {
+		if err := declare(&writer.Model.Graph.Outputs, writer.Outputs, "o", v, true); err != nil {
 			return nil, err
 		}
 	}
-	return w, nil
+	return writer, nil
 }
 
 // Products begins the model that a processor of static shapes executes for a graph that is one estimate of scores: of
@@ -80,7 +80,7 @@ func Products(graph *op.Graph, products op.Type, typ onnx.Type) (*Writer, error)
 	if graph.Estimate() == nil {
 		return nil, diag.New(diag.ClassInput, "%q is executed in a graph of its own alone", op.Estimate)
 	}
-	w, err := New(graph.Launches(products), func(v op.Value, output bool) (onnx.Type, error) {
+	writer, err := New(graph.Launches(products), func(v op.Value, output bool) (onnx.Type, error) {
 		if output {
 			return typ, nil
 		}
@@ -93,8 +93,8 @@ func Products(graph *op.Graph, products op.Type, typ onnx.Type) (*Writer, error)
 	if err != nil {
 		return nil, err
 	}
-	w.Model.Props[0].Value = string(text)
-	return w, nil
+	writer.Model.Props[0].Value = string(text)
+	return writer, nil
 }
 
 // Nodes calls write for every node, with the tensors that it reads and the numbers of its weights.
@@ -102,16 +102,16 @@ func (w *Writer) Nodes(write func(node *op.Node, in []string, weights []int) err
 	for i := range w.Graph.Nodes {
 		node := &w.Graph.Nodes[i]
 		w.Node, w.Out = i, nil
-		for k, name := range node.Out {
-			tensor := fmt.Sprintf("v%d.%d", i, k)
+		for at, name := range node.Out {
+			tensor := fmt.Sprintf("v%d.%d", i, at)
 			if out, ok := w.Outputs[name]; ok && w.Last[name] == i {
 				tensor = out
 			}
 			w.Out = append(w.Out, tensor)
 		}
 		in := make([]string, len(node.In))
-		for k, name := range node.In {
-			in[k] = w.Now[name]
+		for at, name := range node.In {
+			in[at] = w.Now[name]
 		}
 		weights, err := w.weights(node)
 		if err == nil {
@@ -120,8 +120,8 @@ func (w *Writer) Nodes(write func(node *op.Node, in []string, weights []int) err
 		if err != nil {
 			return diag.New(diag.ClassInput, "node %d (%s): %w", i, node.Op.Kind, err)
 		}
-		for k, name := range node.Out {
-			w.Now[name] = w.Out[k]
+		for at, name := range node.Out {
+			w.Now[name] = w.Out[at]
 		}
 	}
 	return nil
@@ -130,9 +130,9 @@ func (w *Writer) Nodes(write func(node *op.Node, in []string, weights []int) err
 // weights finds a node's weights among the graph's; they must have the layout that ONNX compilers read.
 func (w *Writer) weights(node *op.Node) ([]int, error) {
 	out := make([]int, len(node.W))
-	for k, name := range node.W {
-		out[k] = slices.IndexFunc(w.Graph.Weights, func(s op.WeightSpec) bool { return s.Name == name })
-		have, want := w.Graph.Weights[out[k]], node.Op.WeightSpec(node.Op.Sig().W[k], op.OnnxLayout)
+	for at, name := range node.W {
+		out[at] = slices.IndexFunc(w.Graph.Weights, func(spec op.WeightSpec) bool { return spec.Name == name })
+		have, want := w.Graph.Weights[out[at]], node.Op.WeightSpec(node.Op.Sig().W[at], op.OnnxLayout)
 		if have.Name = want.Name; have != want {
 			return nil, diag.New(diag.ClassInput, "weight %q is %s %s [%d,%d], want %s %s [%d,%d]",
 				name, have.Scheme, have.Layout, have.K, have.N, want.Scheme, want.Layout, want.K, want.N)

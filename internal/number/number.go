@@ -1,4 +1,5 @@
-// Package number knows the 16-bit floating-point formats: IEEE binary16 (f16) and bfloat16 (bf16). Go has neither.
+// Package number knows how floating-point numbers are stored: float32 (f32), and the 16-bit formats IEEE binary16 (f16)
+// and bfloat16 (bf16), of which Go has neither.
 package number
 
 import (
@@ -67,4 +68,20 @@ func Decode(dst []float32, src []byte, t op.Type) {
 	default:
 		panic("BUG: decode numbers of type " + string(t))
 	}
+}
+
+// Floats returns what little-endian float32 numbers stand for.
+func Floats(raw []byte) []float32 {
+	out := make([]float32, len(raw)/4)
+	Decode(out, raw, op.F32)
+	return out
+}
+
+// Bytes returns values as little-endian float32 numbers.
+func Bytes(values []float32) []byte {
+	raw := make([]byte, 0, 4*len(values))
+	for _, value := range values {
+		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(value))
+	}
+	return raw
 }

@@ -20,9 +20,9 @@ type compiler struct{}
 // Name implements driver.Compiler.
 func (compiler) Name() string { return "host" }
 
-// Compile validates g and writes it as JSON. The code does not depend on the weights' values, so w may
-// be nil; weights that are given must have the sizes of the graph's. Facts: "bytes" is the size
-// of the code, "weight_bytes" that of the packed weights it runs with, of all their experts.
+// Compile validates graph and writes it as JSON. The code does not depend on the values of weights, which may be nil;
+// those that are given must have the sizes of the graph's. Facts: "bytes" is the size of the code, "weight_bytes" that
+// of the packed weights it runs with, of all their experts.
 func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights,
 	t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {

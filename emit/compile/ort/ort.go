@@ -27,9 +27,9 @@ type compiler struct{}
 // Name implements driver.Compiler.
 func (compiler) Name() string { return "ort" }
 
-// Compile writes g as an ONNX model. The code does not depend on the weights' values, so w may be nil; weights that are
-// given must have the sizes of the graph's. What the model cannot say is refused by name. Facts: "bytes" is the size of
-// the code, "weight_bytes" that of the packed weights it runs with.
+// Compile writes graph as an ONNX model. The code does not depend on the values of weights, which may be nil; those
+// that are given must have the sizes of the graph's. What the model cannot say is refused by name. Facts: "bytes" is
+// the size of the code, "weight_bytes" that of the packed weights it runs with.
 func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights,
 	t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
@@ -41,25 +41,14 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 	if err := graph.Validate(); err != nil {
 		return fail(err)
 	}
-	if weights != nil && len(weights) != len(graph.Weights) {
-		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(weights), len(graph.Weights)))
-	}
 	for i, node := range graph.Nodes {
 		if err := refuse(node.Op); err != nil {
 			return fail(diag.New(diag.ClassInput, "node %d (%s): %w", i, node.Op.Kind, err))
 		}
 	}
-	total := int64(0)
-	for i, spec := range graph.Weights {
-		size, err := pack.Bytes(spec)
-		if err != nil {
-			return fail(err)
-		}
-		if weights != nil && int64(len(weights[i].Bytes)) != size {
-			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d",
-				spec.Name, len(weights[i].Bytes), size))
-		}
-		total += size
+	total, err := weights.PackedBytes(graph.Weights, pack.Bytes)
+	if err != nil {
+		return fail(err)
 	}
 	model, err := translate(&graph)
 	if err != nil {

@@ -76,44 +76,45 @@ func translate(graph *op.Graph) (*onnx.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &translator{Writer: writer, static: map[string]string{}}
+	made := &translator{Writer: writer, static: map[string]string{}}
 	for j, spec := range graph.Weights {
-		if err := t.weight(j, spec); err != nil {
+		if err := made.weight(j, spec); err != nil {
 			return nil, err
 		}
 	}
-	if err := t.Nodes(t.translate); err != nil {
+	if err := made.Nodes(made.translate); err != nil {
 		return nil, err
 	}
-	if err := t.inPlace(); err != nil {
+	if err := made.inPlace(); err != nil {
 		return nil, err
 	}
-	if len(t.checks) > 0 {
-		text, err := json.Marshal(t.checks)
+	if len(made.checks) > 0 {
+		text, err := json.Marshal(made.checks)
 		if err != nil {
 			return nil, err
 		}
-		t.Model.Props = append(t.Model.Props, onnx.Prop{Key: "hetc.checks", Value: string(text)})
+		made.Model.Props = append(made.Model.Props, onnx.Prop{Key: "hetc.checks", Value: string(text)})
 	}
-	return t.Model, nil
+	return made.Model, nil
 }
 
 // estimate writes the products of an estimate of scores, of codes around 128 on both sides: the library multiplies
 // those of one type exactly on every CPU.
 func estimate(graph *op.Graph) (*onnx.Model, error) {
-	w, err := onnxgraph.Products(graph, op.I32, onnx.Int32)
+	writer, err := onnxgraph.Products(graph, op.I32, onnx.Int32)
 	if err != nil {
 		return nil, err
 	}
 	operator := graph.Estimate()
 	launch, heads, dim := operator.Launch(), int64(operator.KVHeads), int64(operator.HeadDim)
-	queries := w.Reshape("queries", "i0", heads, int64(launch.Rows), dim)
-	keys := w.Reshape("keys", "i1", heads, int64(launch.Keys), dim)
-	columns := w.Do("columns", "", "Transpose", list(keys), onnx.Ints("perm", 0, 2, 1))
-	zero := w.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{128}})
-	products := w.Do("", "", "MatMulInteger", list(queries, columns, zero, zero))
-	w.Add("shape", "", "Reshape", list(products, w.Ints(heads*int64(launch.Rows), int64(launch.Keys))), list("o0"))
-	return w.Model, nil
+	queries := writer.Reshape("queries", "i0", heads, int64(launch.Rows), dim)
+	keys := writer.Reshape("keys", "i1", heads, int64(launch.Keys), dim)
+	columns := writer.Do("columns", "", "Transpose", list(keys), onnx.Ints("perm", 0, 2, 1))
+	zero := writer.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{128}})
+	products := writer.Do("", "", "MatMulInteger", list(queries, columns, zero, zero))
+	shape := writer.Ints(heads*int64(launch.Rows), int64(launch.Keys))
+	writer.Add("shape", "", "Reshape", list(products, shape), list("o0"))
+	return writer.Model, nil
 }
 
 // weight declares the initializers of weight j: vectors [N], tables and matrices [K,N], blocks [N,K/block,block/2].
@@ -189,8 +190,8 @@ func (t *translator) zeroPoint(n int) string {
 func (t *translator) translate(node *op.Node, in []string, numbers []int) error {
 	operator := node.Op
 	weights := make([]string, len(numbers))
-	for k, j := range numbers {
-		weights[k] = fmt.Sprintf("w%d", j)
+	for i, number := range numbers {
+		weights[i] = fmt.Sprintf("w%d", number)
 	}
 	if operator.Kind == op.Copy {
 		if have, want := t.typeOf(node.In[0]), t.typeOf(node.Out[0]); have != want {
@@ -388,7 +389,8 @@ func (t *translator) convolution(o op.Op, in []string, weight string) string {
 	rows, depth, cols := int64(o.M), int64(o.K), int64(o.N)
 	image := t.Reshape("image", t.Do("columns", "", "Transpose", list(in[0]), onnx.Ints("perm", 1, 0)), 1, depth,
 		int64(height), int64(width))
-	sums := t.Do("", "", "ConvInteger", list(image, weight, t.zeroPoint(0), t.zeroPoint(0)), onnx.Ints("kernel_shape", 1, 1))
+	sums := t.Do("", "", "ConvInteger", list(image, weight, t.zeroPoint(0), t.zeroPoint(0)),
+		onnx.Ints("kernel_shape", 1, 1))
 	exact := t.Do("rows", "", "Transpose", list(t.Reshape("shape", sums, cols, rows)), onnx.Ints("perm", 1, 0))
 	floats := t.Do("float", "", "Cast", list(exact), onnx.Int("to", int64(onnx.Float32)))
 	unscaled := t.Do("product", "", "Mul", list(floats, weight+".scale"))

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/hetc/hetc/emit/onnxgraph"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -21,37 +22,38 @@ const productStep = 127 * 127 / 2. / (math.MaxUint16 / 2)
 // every column give: few columns of a head are large, and all positions beyond are selected alike. The NPU takes every
 // operator on codes between a conversion to numbers and one back.
 func estimate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) {
-	w, err := onnxgraph.Products(graph, op.F32, onnx.Float32)
+	writer, err := onnxgraph.Products(graph, op.F32, onnx.Float32)
 	if err != nil {
 		return nil, err
 	}
 	operator := graph.Estimate()
 	launch, kvHeads, dim := operator.Launch(), int64(operator.KVHeads), int64(operator.HeadDim)
-	zero8 := w.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{0x80}})
-	zero16 := w.Constant(onnx.Tensor{Type: onnx.Uint16, Raw: []byte{0, 0x80}})
-	one, fine := w.Float(1), w.Float(1.0/256)
-	step := w.Float(float32(productStep * float64(dim)))
+	zero8 := writer.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{0x80}})
+	zero16 := writer.Constant(onnx.Tensor{Type: onnx.Uint16, Raw: []byte{0, 0x80}})
+	one, fine := writer.Float(1), writer.Float(1.0/256)
+	step := writer.Float(float32(productStep * float64(dim)))
 	numbers := func(suffix, codes, scale, zero string) string {
-		return w.Do(suffix+".float", "", "DequantizeLinear", list(codes, scale, zero))
+		return writer.Do(suffix+".float", "", "DequantizeLinear", list(codes, scale, zero))
 	}
 	codes := func(suffix, numbers, scale, zero string) string {
-		return w.Do(suffix+".codes", "", "QuantizeLinear", list(numbers, scale, zero))
+		return writer.Do(suffix+".codes", "", "QuantizeLinear", list(numbers, scale, zero))
 	}
 	again := func(suffix, in, scale, zero string) string {
 		return numbers(suffix, codes(suffix, in, scale, zero), scale, zero)
 	}
-	queries := w.Reshape("queries", numbers("in0", "i0", one, zero8), kvHeads, int64(launch.Rows), dim)
+	queries := writer.Reshape("queries", numbers("in0", "i0", one, zero8), kvHeads, int64(launch.Rows), dim)
 	queries = again("fine", again("queries", queries, one, zero8), fine, zero16)
-	keys := w.Reshape("keys", numbers("in1", "i1", one, zero8), kvHeads, int64(launch.Keys), dim)
-	columns := w.Do("columns", "", "Transpose", list(again("keys", keys, one, zero8)), onnx.Ints("perm", 0, 2, 1))
-	products := again("products", w.Do("", "", "MatMul", list(queries, again("columns", columns, one, zero8))), step, zero16)
-	rows := w.Reshape("shape", products, kvHeads*int64(launch.Rows), int64(launch.Keys))
-	w.Add("float", "", "DequantizeLinear", list(codes("shape", rows, step, zero16), step, zero16), list("o0"))
-	heads, err := json.Marshal(floats(weights[0].Bytes))
+	keys := writer.Reshape("keys", numbers("in1", "i1", one, zero8), kvHeads, int64(launch.Keys), dim)
+	columns := writer.Do("columns", "", "Transpose", list(again("keys", keys, one, zero8)), onnx.Ints("perm", 0, 2, 1))
+	products := writer.Do("", "", "MatMul", list(queries, again("columns", columns, one, zero8)))
+	products = again("products", products, step, zero16)
+	rows := writer.Reshape("shape", products, kvHeads*int64(launch.Rows), int64(launch.Keys))
+	writer.Add("float", "", "DequantizeLinear", list(codes("shape", rows, step, zero16), step, zero16), list("o0"))
+	heads, err := json.Marshal(number.Floats(weights[0].Bytes))
 	if err != nil {
 		return nil, err
 	}
-	w.Model.Props = append(w.Model.Props, onnx.Prop{Key: headsKey, Value: string(heads)})
-	return &compilerInput{model: w.Model.Marshal(), inputs: tensors(w.Model.Graph.Inputs),
-		outputs: tensors(w.Model.Graph.Outputs)}, nil
+	writer.Model.Props = append(writer.Model.Props, onnx.Prop{Key: headsKey, Value: string(heads)})
+	return &compilerInput{model: writer.Model.Marshal(), inputs: tensors(writer.Model.Graph.Inputs),
+		outputs: tensors(writer.Model.Graph.Outputs)}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -54,7 +55,7 @@ func tryEstimate(t *testing.T, dim int, size float64) {
 	step := productStep * float64(dim)
 	for name, raw := range map[string][]byte{"emulator": artifact.Emulated[0], "source": artifact.Portable[0]} {
 		worst := 0.0
-		for i, got := range floats(raw) {
+		for i, got := range number.Floats(raw) {
 			line, key := i/launch.Keys, i%launch.Keys
 			head, want := line/launch.Rows, 0
 			for j := range dim {

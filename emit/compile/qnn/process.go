@@ -21,9 +21,9 @@ import (
 
 // folder makes a folder for a process: in the cache, where a later process removes the files of a killed one, or among
 // the temporary files.
-func (b *groupJob) folder() (string, error) {
-	if b.cache != nil {
-		return b.cache.Scratch()
+func (g *groupJob) folder() (string, error) {
+	if g.cache != nil {
+		return g.cache.Scratch()
 	}
 	dir, err := os.MkdirTemp("", "hetc-qnn-")
 	if err != nil {
@@ -33,31 +33,29 @@ func (b *groupJob) folder() (string, error) {
 }
 
 // start runs a process of the compiler on jobs in a folder of its own, and returns its result.
-func (b *groupJob) start(ctx context.Context, jobs []*job, shared bool) (_ *result, err error) {
+func (g *groupJob) start(ctx context.Context, jobs []*job, shared bool) (_ *result, err error) {
 	var weights int64
 	for _, part := range jobs[0].weights {
 		weights += int64(len(part))
 	}
-	release, err := b.budget.take(ctx, processMemory+int64(len(jobs)+memoryFactor)*weights)
+	release, err := g.budget.take(ctx, processMemory+int64(len(jobs)+memoryFactor)*weights)
 	if err != nil {
 		return nil, err
 	}
-
 	defer release()
-	dir, err := b.folder()
+	dir, err := g.folder()
 	if err != nil {
 		return nil, err
 	}
-
 	defer func() {
 		if failed := os.RemoveAll(dir); failed != nil && err == nil {
 			err = diag.New(diag.ClassIO, "remove the compiler's folder: %w", failed)
 		}
 	}()
-	if err := b.ask(dir, jobs, shared); err != nil {
+	if err := g.ask(dir, jobs, shared); err != nil {
 		return nil, err
 	}
-	reply, err := b.process(ctx, b.tools, dir, len(jobs))
+	reply, err := g.process(ctx, g.tools, dir, len(jobs))
 	if err != nil {
 		return nil, err
 	}
@@ -66,9 +64,9 @@ func (b *groupJob) start(ctx context.Context, jobs []*job, shared bool) (_ *resu
 }
 
 // ask writes the request and the files that it refers to. All jobs read the same weights.
-func (b *groupJob) ask(dir string, jobs []*job, shared bool) error {
-	asked := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend,
-		System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.options.Memory}
+func (g *groupJob) ask(dir string, jobs []*job, shared bool) error {
+	asked := request{ORT: g.tools.ort.Path, Provider: g.tools.qnn.Provider, Backend: g.tools.qnn.Backend,
+		System: g.tools.system, Options: g.to.options(), Shared: shared, Memory: g.options.Memory}
 	for i, graph := range jobs {
 		if !slices.EqualFunc(graph.weights, jobs[0].weights, bytes.Equal) {
 			return &graphError{i, diag.New(diag.ClassInput, "it reads other weights than the first of its group")}
@@ -78,7 +76,6 @@ func (b *groupJob) ask(dir string, jobs []*job, shared bool) error {
 			return err
 		}
 	}
-
 	if err := writeNew(dir, weightsFile, jobs[0].weights...); err != nil {
 		return err
 	}
@@ -101,13 +98,11 @@ func writeNew(dir, name string, parts ...[]byte) error {
 	if err != nil {
 		return diag.New(diag.ClassIO, "write for the compiler: %w", err)
 	}
-
 	for _, part := range parts {
 		if _, err = file.Write(part); err != nil {
 			break
 		}
 	}
-
 	if err := errors.Join(err, file.Close()); err != nil {
 		return diag.New(diag.ClassIO, "write for the compiler: %w", err)
 	}
@@ -135,7 +130,6 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 	if err := process.Start(); err != nil {
 		return nil, diag.New(diag.ClassRun, "start the compiler: %w", err)
 	}
-
 	ended := process.Wait()
 
 	// Its files have the graph that it worked on, and its answer if there is one.
@@ -155,7 +149,6 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 			return nil, err
 		}
 	}
-
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
@@ -172,7 +165,6 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 		return nil, &graphError{reply.Failed.Graph, diag.New(reply.Failed.Class, "%s%s",
 			reply.Failed.Summary, output.text())}
 	}
-
 	return reply, nil
 }
 

@@ -118,7 +118,6 @@ func (c *compiler) compileGroup(
 	if err != nil {
 		return nil, err
 	}
-
 	if cache != nil {
 		defer cache.Close()
 	}
@@ -126,7 +125,6 @@ func (c *compiler) compileGroup(
 	if err != nil {
 		return nil, err
 	}
-
 	work := &groupJob{compiler: c, cache: cache, tools: tools, to: to, group: group, refused: map[int]error{},
 		result: driver.CompiledGroup{Artifacts: make([]driver.CompiledArtifact, len(group)), Cached: true}}
 	work.prepare()
@@ -135,7 +133,6 @@ func (c *compiler) compileGroup(
 	} else {
 		err = work.compileShared(ctx)
 	}
-
 	if err == nil {
 		err = work.refusal()
 	}
@@ -158,40 +155,40 @@ type groupJob struct {
 }
 
 // prepare makes the jobs of all graphs, and refuses the graphs that are not valid.
-func (b *groupJob) prepare() {
-	for i := range b.group {
-		one, err := prepare(&b.group[i])
+func (g *groupJob) prepare() {
+	for i := range g.group {
+		one, err := prepare(&g.group[i])
 		if err != nil {
-			b.refuse(i, err)
+			g.refuse(i, err)
 		}
-		b.jobs = append(b.jobs, one)
+		g.jobs = append(g.jobs, one)
 	}
 }
 
 // refusal returns the error that names the graphs which were refused, nil where none was.
-func (b *groupJob) refusal() error {
-	if len(b.refused) == 0 {
+func (g *groupJob) refusal() error {
+	if len(g.refused) == 0 {
 		return nil
 	}
-	refused := &driver.Refused{Pieces: slices.Sorted(maps.Keys(b.refused))}
+	refused := &driver.Refused{Pieces: slices.Sorted(maps.Keys(g.refused))}
 	for _, i := range refused.Pieces {
-		refused.Reasons = append(refused.Reasons, b.refused[i])
+		refused.Reasons = append(refused.Reasons, g.refused[i])
 	}
 	return refused
 }
 
 // refuse notes a graph that is not compiled.
-func (b *groupJob) refuse(i int, err error) {
-	b.refused[i] = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", b.group[i].Name, err)
+func (g *groupJob) refuse(i int, err error) {
+	g.refused[i] = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", g.group[i].Name, err)
 }
 
 // compileEach compiles for the emulator.
-func (b *groupJob) compileEach(ctx context.Context) error {
-	for i := range b.group {
-		if made, err := b.compileAlone(ctx, i); err != nil {
+func (g *groupJob) compileEach(ctx context.Context) error {
+	for i := range g.group {
+		if made, err := g.compileAlone(ctx, i); err != nil {
 			return err
 		} else if made != nil {
-			b.result.Artifacts[i].Artifact = artifact(made, 0, nil)
+			g.result.Artifacts[i].Artifact = artifact(made, 0, nil)
 		}
 	}
 	return nil
@@ -199,13 +196,13 @@ func (b *groupJob) compileEach(ctx context.Context) error {
 
 // compileAlone compiles one graph in a process of its own, as a second one in the same process gets other bytes, and
 // notes the results of its sample. A graph that is refused has no result.
-func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
-	if b.refused[i] != nil {
+func (g *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
+	if g.refused[i] != nil {
 		return nil, nil
 	}
-	made, err := b.run(ctx, []*job{b.jobs[i]}, []int{i}, false)
-	if made != nil && b.jobs[i].sampleDigest != "" {
-		b.result.Artifacts[i].Emulated, b.result.Artifacts[i].Portable = made.Emulated, made.Portable
+	made, err := g.run(ctx, []*job{g.jobs[i]}, []int{i}, false)
+	if made != nil && g.jobs[i].sampleDigest != "" {
+		g.result.Artifacts[i].Emulated, g.result.Artifacts[i].Portable = made.Emulated, made.Portable
 	}
 	return made, err
 }
@@ -216,82 +213,76 @@ func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
 //
 // The compiler names at most one graph that it refuses. So the others are compiled again without it,
 // until nothing is refused: as many processes as there are bad graphs, and one more.
-func (b *groupJob) compileShared(ctx context.Context) error {
+func (g *groupJob) compileShared(ctx context.Context) error {
 	var order []int
-	for i := range b.group {
-		if b.refused[i] == nil {
+	for i := range g.group {
+		if g.refused[i] == nil {
 			order = append(order, i)
 		}
 	}
-
 	slices.SortStableFunc(order, func(i, j int) int {
-		if more := b.group[i].Graph.Rows() - b.group[j].Graph.Rows(); more != 0 {
+		if more := g.group[i].Graph.Rows() - g.group[j].Graph.Rows(); more != 0 {
 			return more
 		}
-		return strings.Compare(b.jobs[i].digest, b.jobs[j].digest)
+		return strings.Compare(g.jobs[i].digest, g.jobs[j].digest)
 	})
 	for len(order) > 0 { // without those that are refused, until all of these are known
 		var jobs []*job
 		for _, i := range order {
-			jobs = append(jobs, b.jobs[i].untried())
+			jobs = append(jobs, g.jobs[i].untried())
 		}
-		made, err := b.run(ctx, jobs, order, true)
+		made, err := g.run(ctx, jobs, order, true)
 		if err != nil {
 			return err
 		}
 		if made == nil {
-			order = slices.DeleteFunc(order, func(i int) bool { return b.refused[i] != nil })
+			order = slices.DeleteFunc(order, func(i int) bool { return g.refused[i] != nil })
 			continue
 		}
-
-		b.result.Shared = made.Shared
+		g.result.Shared = made.Shared
 		for at, i := range order {
-			b.result.Artifacts[i].Artifact = artifact(made, at, made.Shared)
+			g.result.Artifacts[i].Artifact = artifact(made, at, made.Shared)
 		}
 		break
 	}
-
 	for _, i := range order {
-		if b.jobs[i].sampleDigest == "" {
+		if g.jobs[i].sampleDigest == "" {
 			continue
 		}
-		token := b.result.Token
-		twin, err := b.compileAlone(ctx, i)
+		token := g.result.Token
+		twin, err := g.compileAlone(ctx, i)
 		if err != nil {
 			return err
 		}
 		if twin != nil {
-			b.result.Artifacts[i].Twin = fmt.Sprintf("%x", sha256.Sum256(twin.Models[0]))
+			g.result.Artifacts[i].Twin = fmt.Sprintf("%x", sha256.Sum256(twin.Models[0]))
 		}
-		b.result.Token = token
+		g.result.Token = token
 	}
-
 	return nil
 }
 
 // run compiles jobs, which are the pieces order, in one process. Where one of them is to blame it is refused, and there
 // is no result.
-func (b *groupJob) run(ctx context.Context, jobs []*job, order []int, shared bool) (*result, error) {
-	made, err := b.compile(ctx, jobs, shared)
+func (g *groupJob) run(ctx context.Context, jobs []*job, order []int, shared bool) (*result, error) {
+	made, err := g.compile(ctx, jobs, shared)
 	var at *graphError
 	switch {
 	case errors.As(err, &at) && at.graph >= 0 && at.graph < len(order):
-		b.refuse(order[at.graph], diag.New(diag.ClassOr(err, diag.ClassRun), "for soc_model %d, htp_arch %d: %w",
-			b.to.soc, b.to.arch, err))
+		g.refuse(order[at.graph], diag.New(diag.ClassOr(err, diag.ClassRun), "for soc_model %d, htp_arch %d: %w",
+			g.to.soc, g.to.arch, err))
 		return nil, nil
 	case err != nil:
 		return nil, err
 	}
-
 	for _, graph := range made.Answer.Graphs {
-		if err := b.to.matches(&made.Answer, graph.Token); err != nil {
+		if err := g.to.matches(&made.Answer, graph.Token); err != nil {
 			return nil, err
 		}
-		b.result.Token = graph.Token
+		g.result.Token = graph.Token
 	}
-
-	b.result.Cached = b.result.Cached && made.cached
-	b.result.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)",
+	g.result.Cached = g.result.Cached && made.cached
+	g.result.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)",
 		short(made.Answer.SDK), made.Answer.Provider, made.Answer.ORT)
 	return made, nil
 }
@@ -341,7 +332,6 @@ func prepare(piece *driver.Piece) (*job, error) {
 	if err != nil { // a NaN
 		return nil, diag.New(diag.ClassInput, "%w", err)
 	}
-
 	later := piece.Later
 	if later == nil {
 		later = &driver.Later{Weights: piece.Weights.Digest(), Sample: driver.SampleDigest(piece.Sample)}
@@ -368,7 +358,6 @@ func (j *job) translate(i int) error {
 	if len(sample) != len(inputs) {
 		return &graphError{i, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(sample), len(inputs))}
 	}
-
 	for at, raw := range sample {
 		input := inputs[at]
 		if want := input.Rows * input.Cols * input.Type.Bytes(); len(raw) != want {
@@ -376,25 +365,24 @@ func (j *job) translate(i int) error {
 				at, len(raw), want)}
 		}
 	}
-
 	j.sample = sample
 	return nil
 }
 
 // compile returns what a process makes of jobs, from the cache if it is there.
-func (b *groupJob) compile(ctx context.Context, jobs []*job, shared bool) (*result, error) {
+func (g *groupJob) compile(ctx context.Context, jobs []*job, shared bool) (*result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 
 	// All that the bytes depend on: how hetc translates, the libraries, the target, and the graphs with their samples.
-	parts := []string{translation, b.tools.key, fmt.Sprint(b.to.options()), fmt.Sprint(shared)}
+	parts := []string{translation, g.tools.key, fmt.Sprint(g.to.options()), fmt.Sprint(shared)}
 	for _, j := range jobs {
 		parts = append(parts, j.digest, "sample", j.sampleDigest)
 	}
 	key := cas.KeyOf("qnn", parts...)
-	if b.cache != nil {
-		data, err := b.cache.Read(key)
+	if g.cache != nil {
+		data, err := g.cache.Read(key)
 		if err == nil {
 			// An entry that cannot be read is compiled again, like one that is missing.
 			if made, err := decode(data, len(jobs)); err == nil {
@@ -405,25 +393,22 @@ func (b *groupJob) compile(ctx context.Context, jobs []*job, shared bool) (*resu
 			return nil, err
 		}
 	}
-
 	for i, j := range jobs {
 		if err := j.translate(i); err != nil {
 			return nil, err
 		}
 	}
-
-	made, err := b.start(ctx, jobs, shared)
+	made, err := g.start(ctx, jobs, shared)
 	if err != nil {
 		return nil, err
 	}
-	if b.cache != nil {
-		e, err := b.cache.Put(key, made.write)
+	if g.cache != nil {
+		e, err := g.cache.Put(key, made.write)
 		if err != nil {
 			return nil, err
 		}
 		e.Close()
 	}
-
 	return made, nil
 }
 

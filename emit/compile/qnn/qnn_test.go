@@ -438,10 +438,10 @@ func graphs() map[string]op.Graph {
 	return out
 }
 
-// bound is the relative error that the emulator may have: some units of half precision; the NPU's kernel of 4-bit columns
-// drops the low byte of its sums. A group of experts rounds to 8 bits between its products, where the last bits of what
-// comes before move single codes: twice what half precision moves, in the emulator and in the source on the CPU, whose
-// results between the products are on the same grid of 16 bits.
+// bound is the relative error that the emulator may have: some units of half precision; the NPU's kernel of 4-bit
+// columns drops the low byte of its sums. A group of experts rounds to 8 bits between its products, where the last bits
+// of what comes before move single codes: twice what half precision moves, in the emulator and in the source on the
+// CPU, whose results between the products are on the same grid of 16 bits.
 func bound(t *testing.T, p piece) (emulated, portable float64) {
 	for _, n := range p.Graph.Nodes {
 		switch {
@@ -639,8 +639,8 @@ func TestSpill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	copy(w[0].Bytes[at:], bytesOf(slices.Repeat([]float32{0.001}, 2048)))
-	copy(w[1].Bytes, bytesOf(slices.Repeat([]float32{0.001}, 4096)))
+	copy(w[0].Bytes[at:], number.Bytes(slices.Repeat([]float32{0.001}, 2048)))
+	copy(w[1].Bytes, number.Bytes(slices.Repeat([]float32{0.001}, 4096)))
 	var group []driver.Piece
 	rows := []int{1, 250, 256, 257}
 	for _, m := range rows {

@@ -30,7 +30,6 @@ type graphError struct {
 
 // Error returns the message without the graph, which callers take from the field.
 func (e *graphError) Error() string { return e.err.Error() }
-
 func (e *graphError) Unwrap() error { return e.err }
 
 // resultHeader is the beginning of a kept result. The parts follow it, one behind the other.
@@ -51,7 +50,6 @@ func decode(data []byte, graphs int) (*result, error) {
 	if len(data) < 8 {
 		return nil, short
 	}
-
 	size := binary.LittleEndian.Uint64(data)
 	data = data[8:]
 	if size > uint64(len(data)) {
@@ -61,7 +59,6 @@ func decode(data []byte, graphs int) (*result, error) {
 	if err := json.Unmarshal(data[:size], &header); err != nil {
 		return nil, err
 	}
-
 	data = data[size:]
 	var parts [4][][]byte
 	for i, list := range header.Parts {
@@ -72,7 +69,6 @@ func decode(data []byte, graphs int) (*result, error) {
 			parts[i], data = append(parts[i], data[:size:size]), data[size:]
 		}
 	}
-
 	made := &result{Answer: header.Answer, Models: parts[0], Emulated: parts[2], Portable: parts[3]}
 	if len(made.Models) != graphs || len(made.Answer.Graphs) != graphs || len(parts[1]) != 1 {
 		return nil, errors.New("it is of other graphs")
@@ -97,17 +93,14 @@ func (r *result) readBack(dir string, jobs []*job, shared bool) (err error) {
 		}
 		r.Models = append(r.Models, model.Marshal())
 	}
-
 	if shared {
 		if r.Shared, err = os.ReadFile(filepath.Join(dir, outFolder, sharedFile)); err != nil {
 			return diag.New(diag.ClassIO, "read what was compiled: %w", err)
 		}
 	}
-
 	if jobs[0].sample == nil {
 		return nil
 	}
-
 	for what, to := range map[string]*[][]byte{"emulated": &r.Emulated, "portable": &r.Portable} {
 		for at, output := range jobs[0].outputs {
 			raw, err := os.ReadFile(filepath.Join(dir, resultFile(0, at, what)))
@@ -118,7 +111,6 @@ func (r *result) readBack(dir string, jobs []*job, shared bool) (err error) {
 			*to = append(*to, raw)
 		}
 	}
-
 	return nil
 }
 
@@ -131,7 +123,6 @@ func (r *result) write(path string) error {
 			header.Parts[i], all = append(header.Parts[i], int64(len(part))), append(all, part)
 		}
 	}
-
 	text, err := json.Marshal(header)
 	if err != nil {
 		return err

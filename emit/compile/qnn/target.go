@@ -50,14 +50,12 @@ func readTarget(asked driver.Target) (target, error) {
 		}
 		*to = number
 	}
-
 	for _, key := range []string{"soc_model", "htp_arch", "vtcm_mb"} {
 		if *fields[key] == 0 {
 			return target{}, diag.New(diag.ClassInput, "target option %q is missing", key).
 				WithHint("write it into target: of the SoC's processor")
 		}
 	}
-
 	if to.opt > 3 {
 		return target{}, diag.New(diag.ClassInput, "target option opt is %d, want 0 to 3", to.opt)
 	}
@@ -75,7 +73,6 @@ func (c *compiler) Identity(ctx context.Context, asked driver.Target) (string, e
 	if err != nil {
 		return "", err
 	}
-
 	if cache != nil {
 		defer cache.Close()
 	}
@@ -143,7 +140,6 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 		}
 		return nil, problem
 	}
-
 	ort, err := ortapi.Find(to.ort)
 	if err != nil {
 		problem := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary,
@@ -153,7 +149,6 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 		}
 		return nil, problem
 	}
-
 	found := &toolchain{ort: ort, qnn: qnn,
 		system: filepath.Join(filepath.Dir(qnn.Provider), native.FileNames("QnnSystem")[0])}
 	found.program, err = os.Executable()
@@ -170,7 +165,6 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 		}
 		list = append(list, sum)
 	}
-
 	found.key = strings.Join(list, " ")
 	c.toolchains[key] = found
 	return found, nil
@@ -192,13 +186,11 @@ func digest(ctx context.Context, path string, cache *cas.Cache) (string, error) 
 	if err != nil {
 		return fail(err)
 	}
-
 	defer file.Close()
 	info, err := file.Stat()
 	if err != nil {
 		return fail(err)
 	}
-
 	key := cas.KeyOf("library", path, fmt.Sprint(info.Size()), fmt.Sprint(info.ModTime().UnixNano()))
 	if cache != nil {
 		sum, _, known, err := cache.Sum(key)
@@ -206,7 +198,6 @@ func digest(ctx context.Context, path string, cache *cas.Cache) (string, error) 
 			return sum.String(), nil
 		}
 	}
-
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
@@ -214,7 +205,6 @@ func digest(ctx context.Context, path string, cache *cas.Cache) (string, error) 
 	if _, err := io.Copy(hash, file); err != nil {
 		return fail(err)
 	}
-
 	var sum cas.Digest
 	hash.Sum(sum[:0])
 	if cache != nil {
@@ -222,6 +212,5 @@ func digest(ctx context.Context, path string, cache *cas.Cache) (string, error) 
 			return "", err
 		}
 	}
-
 	return sum.String(), nil
 }

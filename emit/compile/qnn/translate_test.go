@@ -12,6 +12,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/golden"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -160,10 +161,10 @@ func TestSortedColumns(t *testing.T) {
 func TestLargeBias(t *testing.T) {
 	o := op.Op{Kind: op.MatMul, M: 1, K: 32, N: 32, Scheme: op.A16SQ8C, Bias: true}
 	p := build(t, single(o), 1)
-	bias := floats(p.Weights[1].Bytes)
+	bias := number.Floats(p.Weights[1].Bytes)
 	bias[3] = 1e6
-	p.Weights[1].Bytes = bytesOf(bias)
-	scales, steps := floats(initializer(t, p.Piece, "w0.scale")), floats(initializer(t, p.Piece, "w0.bias.scale"))
+	p.Weights[1].Bytes = number.Bytes(bias)
+	scales, steps := number.Floats(initializer(t, p.Piece, "w0.scale")), number.Floats(initializer(t, p.Piece, "w0.bias.scale"))
 	codes := initializer(t, p.Piece, "w0.bias")
 	for c, b := range bias {
 		got := float64(int32(binary.LittleEndian.Uint32(codes[4*c:]))) * float64(steps[c])
@@ -172,7 +173,7 @@ func TestLargeBias(t *testing.T) {
 		}
 	}
 	_, at, n, _ := pack.OnnxParts(p.Graph.Weights[0])
-	stored := floats(p.Weights[0].Bytes[at : at+4*n])
+	stored := number.Floats(p.Weights[0].Bytes[at : at+4*n])
 	if scales[3] <= stored[3] || scales[4] != stored[4] || scales[31] == 0 {
 		t.Errorf("scales %v, stored %v", scales, stored)
 	}
@@ -219,9 +220,9 @@ func TestTranslateRefuses(t *testing.T) {
 		"no weights":         {change(good, func(p *piece) { p.Weights = nil }), "got 0 weights, want 2"},
 		"a short weight":     {change(good, func(p *piece) { p.Weights[0].Bytes = p.Weights[0].Bytes[:7] }), `weight "weight": got 7 bytes`},
 		"a step of nothing":  {change(good, func(p *piece) { clear(p.Weights[1].Bytes) }), "the step of the input is 0, want a positive number below 2^113: calibrate"},
-		"a step that is NaN": {change(good, func(p *piece) { copy(p.Weights[1].Bytes[4*32:], bytesOf([]float32{float32(math.NaN())})) }), "the step of the output is NaN"},
-		"a bias of infinity": {change(op.Op{Kind: op.MatMul, M: 4, K: 32, N: 32, Scheme: op.A16FW16, Bias: true}, func(p *piece) { copy(p.Weights[1].Bytes, bytesOf([]float32{float32(math.Inf(1))})) }), `bias "bias": column 0 is +Inf`},
-		"a bias beyond half": {change(op.Op{Kind: op.MatMul, M: 4, K: 32, N: 32, Scheme: op.A16FW16, Bias: true}, func(p *piece) { copy(p.Weights[1].Bytes, bytesOf([]float32{70000})) }), "70000, beyond half precision"},
+		"a step that is NaN": {change(good, func(p *piece) { copy(p.Weights[1].Bytes[4*32:], number.Bytes([]float32{float32(math.NaN())})) }), "the step of the output is NaN"},
+		"a bias of infinity": {change(op.Op{Kind: op.MatMul, M: 4, K: 32, N: 32, Scheme: op.A16FW16, Bias: true}, func(p *piece) { copy(p.Weights[1].Bytes, number.Bytes([]float32{float32(math.Inf(1))})) }), `bias "bias": column 0 is +Inf`},
+		"a bias beyond half": {change(op.Op{Kind: op.MatMul, M: 4, K: 32, N: 32, Scheme: op.A16FW16, Bias: true}, func(p *piece) { copy(p.Weights[1].Bytes, number.Bytes([]float32{70000})) }), "70000, beyond half precision"},
 		"an input twice":     {change(act, func(p *piece) { p.Graph.Inputs = append(p.Graph.Inputs, p.Graph.Inputs[0]) }), `"x"`},
 		"a passed input":     {change(act, func(p *piece) { p.Graph.Outputs = append(p.Graph.Outputs, p.Graph.Inputs[0]) }), `output "x" is an input that no node writes`},
 		"half precision":     {change(act, func(p *piece) { p.Graph.Inputs[0].Type = op.F16 }), "f16"},
