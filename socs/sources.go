@@ -100,15 +100,14 @@ func leaves(soc map[string]any) map[string]leaf {
 	out := map[string]leaf{}
 	var walk func(path string, v any)
 	walk = func(path string, v any) {
-		switch x := v.(type) {
+		switch value := v.(type) {
 		case map[string]any:
-			for key, elem := range x {
+			for key, elem := range value {
 				walk(path+"."+key, elem)
 			}
-		// elements are named by identity or position; plain values are one text
-		case []any:
+		case []any: // elements are named by identity or position; plain values are one text
 			plain := []string{}
-			for i, elem := range x {
+			for i, elem := range value {
 				if id := identity(elem); id != "" {
 					walk(path+"."+id, elem)
 				} else if _, ok := elem.(map[string]any); ok {
@@ -121,10 +120,10 @@ func leaves(soc map[string]any) map[string]leaf {
 				out[path] = leaf{text: strings.Join(plain, ", ")}
 			}
 		case int64, float64:
-			out[path] = leaf{text: fmt.Sprint(x), number: true}
+			out[path] = leaf{text: fmt.Sprint(value), number: true}
 		case nil:
 		default:
-			out[path] = leaf{text: fmt.Sprint(x)}
+			out[path] = leaf{text: fmt.Sprint(value)}
 		}
 	}
 	for key, elem := range soc {

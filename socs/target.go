@@ -48,8 +48,9 @@ func (s *SoC) checkTarget() error {
 	if names, err := Targets(); err == nil {
 		hint = "catalog SoCs that have it: " + strings.Join(names, ", ") + "; in a file of yours " + hint
 	}
+	described := slices.ContainsFunc(s.Processors, func(proc Processor) bool { return proc.Target != nil })
 	switch control := s.Processor(s.Control); {
-	case control.Target == nil && !slices.ContainsFunc(s.Processors, func(p Processor) bool { return p.Target != nil }):
+	case !described:
 		return diag.New(diag.ClassInput, "target %q: none of its processors says how the device executes it",
 			s.Name).WithHint("%s", hint)
 	case control.Target == nil:
@@ -91,7 +92,8 @@ func (s *SoC) Restricted() (*SoC, error) {
 		out.Processors = append(out.Processors, proc)
 	}
 	for _, domain := range s.Memory {
-		domain.Processors = slices.DeleteFunc(slices.Clone(domain.Processors), func(x string) bool { return !stays(x) })
+		domain.Processors = slices.DeleteFunc(slices.Clone(domain.Processors),
+			func(name string) bool { return !stays(name) })
 		out.Memory = append(out.Memory, domain)
 	}
 	for _, link := range s.Links {
@@ -99,9 +101,9 @@ func (s *SoC) Restricted() (*SoC, error) {
 			out.Links = append(out.Links, link)
 		}
 	}
-	for _, j := range s.Joint {
-		if !slices.ContainsFunc(j.Processors, func(x string) bool { return !stays(x) }) {
-			out.Joint = append(out.Joint, j)
+	for _, joint := range s.Joint {
+		if !slices.ContainsFunc(joint.Processors, func(name string) bool { return !stays(name) }) {
+			out.Joint = append(out.Joint, joint)
 		}
 	}
 	for _, point := range s.Points {

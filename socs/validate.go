@@ -167,7 +167,6 @@ func (v *validator) soc(soc *SoC) {
 		v.add("processors", "%d processors, want 1..%d", len(soc.Processors), maxProcessors)
 		return
 	}
-
 	seen := map[string]bool{}
 	for i := range soc.Processors {
 		proc := &soc.Processors[i]
@@ -178,7 +177,6 @@ func (v *validator) soc(soc *SoC) {
 		seen[proc.Name] = true
 		v.processor(path, proc)
 	}
-
 	all := strings.Join(names(soc), ", ")
 
 	// known checks the name of a processor, wherever one occurs.
@@ -193,7 +191,6 @@ func (v *validator) soc(soc *SoC) {
 	} else {
 		known("control", soc.Control)
 	}
-
 	v.cpu(soc.CPU)
 
 	// Check the lengths of lists before their items, since some items are compared pair by pair.
@@ -201,7 +198,6 @@ func (v *validator) soc(soc *SoC) {
 		!v.few("joint", "joint bandwidths", len(soc.Joint), maxJoint) {
 		return
 	}
-
 	v.domains(soc.Memory, known)
 	v.links(soc.Links, known)
 	v.joint(soc, known)
@@ -240,7 +236,6 @@ func (v *validator) links(links []Link, known func(path, name string) bool) {
 		if !fromKnown || !toKnown {
 			continue
 		}
-
 		if link.From == link.To {
 			v.add(path, "processor %q is linked to itself", link.From)
 		}
@@ -264,7 +259,6 @@ func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 			v.add(at, "joint bandwidth of %d processors, want 2..%d of them", count, len(soc.Processors))
 			continue
 		}
-
 		allKnown := true
 		for _, name := range set.Processors {
 			allKnown = known(at+".processors", name) && allKnown
@@ -272,7 +266,6 @@ func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 		if !allKnown {
 			continue
 		}
-
 		path := set.Path()
 		if sets[path] {
 			v.add(path, "joint bandwidth is described twice")
@@ -337,7 +330,6 @@ func (v *validator) processor(path string, proc *Processor) {
 		}
 		v.number(path+".peak_gops."+elem, proc.PeakGops[elem])
 	}
-
 	v.number(path+".bandwidth_gbps", proc.BandwidthGBps)
 	v.number(path+".launch_us", proc.LaunchUS)
 	v.number(path+".submit_us", proc.SubmitUS)
@@ -379,7 +371,6 @@ func (v *validator) identity(path string, proc *Processor) {
 	if !slices.Contains(capability.Waitings, proc.Wait) {
 		v.add(path+".wait", "%q, want one of %q", clip(string(proc.Wait)), capability.Waitings)
 	}
-
 	if proc.Driver != SimDriver {
 		return
 	}
@@ -422,7 +413,6 @@ func (v *validator) capabilities(path string, set *capability.Set) {
 			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", scheme.Weight(), scheme)
 		}
 	}
-
 	v.forms(path+".forms", set, schemes)
 	distinct(v, path+".kv", "cache type", set.KV, func(elem op.Type) error {
 		if !slices.Contains(op.CacheTypes, elem) {
@@ -499,7 +489,6 @@ func (v *validator) target(path string, proc *Processor) {
 	case SimDriver, ImportedDriver:
 		v.add(path+".driver", "driver %q is no device's", target.Driver)
 	}
-
 	v.text(path+".driver", target.Driver)
 	v.text(path+".compiler", target.Compiler)
 	v.text(path+".select", target.Select)
@@ -516,7 +505,6 @@ func (v *validator) target(path string, proc *Processor) {
 			v.add(path+".vtcm_mb", "compiler %q needs the size of the NPU's own memory", qnnDriver)
 		}
 	}
-
 	distinct(v, path+".kinds", "operator", target.Kinds, func(kind op.Kind) error {
 		if !slices.Contains(op.Kinds, kind) {
 			return fmt.Errorf("unknown operator %q", clip(string(kind)))
@@ -536,7 +524,6 @@ func (v *validator) target(path string, proc *Processor) {
 		if !slices.Contains(target.Schemes, scheme) && len(target.Schemes) > 0 {
 			v.add(path+".forms", "scheme %q is not among the target's schemes", clip(string(scheme)))
 		}
-
 		for _, form := range target.Forms[scheme] {
 			if form == "" || !proc.HasForm(scheme, form) || form.Class() != form {
 				v.add(path+".forms", "form %q of scheme %q is not among the processor's forms", clip(string(form)),
@@ -575,7 +562,6 @@ func (v *validator) sim(path string, proc *Processor) {
 			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(scheme)))
 		}
 	}
-
 	v.rate(path+".other_gops", sim.OtherGops)
 	if sim.Estimate != nil {
 		v.rate(path+".estimate.peak_gops", sim.Estimate.PeakGops)
@@ -629,7 +615,6 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 				op.KernelForm("tiles"))
 			continue
 		}
-
 		v.simForm(at, form, price)
 	}
 }
@@ -690,7 +675,6 @@ func (v *validator) sources(soc *SoC) {
 			return
 		}
 	}
-
 	seen := map[string]bool{}
 	for _, fact := range soc.Facts {
 		path := "facts." + fact.Name
