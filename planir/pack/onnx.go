@@ -26,25 +26,12 @@ func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
 	if err := shape(spec); err != nil {
 		return 0, 0, 0, err
 	}
-	rows, cols := int64(spec.K), int64(spec.N)
-	switch spec.Scheme {
-	case "w32":
-		values = 4 * rows * cols
-	case "w16":
-		values = 2 * rows * cols
-	case "q8c":
-		values, scales = rows*cols, cols
-	case "q4c":
-		values, scales = (rows*cols+1)/2, cols
-	case "q4b32", "q4b128":
-		block := int64(q4Block(spec.Scheme))
-		scales = cols * ((rows + block - 1) / block)
-		values = scales * block / 2
-	default:
-		return 0, 0, 0, diag.New(diag.ClassInput,
-			"weight %q: scheme %q has no layout %q, want one of w32, w16, q8c, q4c, q4b32, q4b128", spec.Name,
-			spec.Scheme, Onnx)
+	form := formats[spec.Scheme]
+	if form == nil || form.onnx == nil {
+		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of %s", spec.Name,
+			spec.Scheme, Onnx, schemesWith(func(form *format) bool { return form.onnx != nil }))
 	}
+	values, scales = form.onnx(int64(spec.K), int64(spec.N))
 	return values, onnxRound(values), scales, nil
 }
 

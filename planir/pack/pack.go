@@ -76,23 +76,12 @@ func TileBytes(scheme string, rows int) (int64, error) {
 	if rows < 1 || rows > maxDim {
 		return 0, diag.New(diag.ClassInput, "tile size of scheme %q: got %d rows, want 1..%d", scheme, rows, maxDim)
 	}
-	kk := int64(rows)
-	switch scheme {
-	case "w32":
-		return 4 * TileN * kk, nil
-	case "q8c":
-		return TileN*((kk+3)&^3) + 8*TileN, nil
-	case "q6c":
-		return (kk+sixRows-1)/sixRows*sixGroup + 4*TileN, nil
-	case "q4b32", "q4b128":
-		block := q4Block(scheme)
-		return int64((rows+block-1)/block) * int64(q4Bytes(block)), nil
-	case "q4c":
-		return int64((rows+BlockK-1)/BlockK)*16*BlockK + 4*TileN, nil
-	case "w16":
-		return 2 * TileN * kk, nil
+	form, known := formats[scheme]
+	if !known {
+		return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of %s", scheme,
+			schemesWith(func(*format) bool { return true }))
 	}
-	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, w16, q8c, q6c, q4c, q4b32, q4b128", scheme)
+	return form.tile(int64(rows)), nil
 }
 
 // Bytes returns the packed size of a weight in any layout, of all its experts.
@@ -166,8 +155,9 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 		_, offset, bytes, err = Columns(Expert(spec), n0, n1)
 		return part, offset, int64(spec.Experts-1)*stride + bytes, err
 	}
-	if size, err := rowElement(spec); spec.Layout == op.RowsLayout && spec.K == 1 && err == nil {
-		return part, int64(n0 * size), int64(part.N * size), nil
+	if spec.Layout == op.RowsLayout && spec.K == 1 {
+		size := int64(op.Type(spec.Scheme).Bytes())
+		return part, int64(n0) * size, int64(part.N) * size, nil
 	}
 	if spec.Layout != N32 {
 		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no column ranges",
@@ -230,11 +220,12 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	tile := len(dst) / count
 	rows := min(rowCount, maxRowsK)
 	return parallel(count, func() func(int) error {
-		packer := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
+		packer := tilePacker{spec: spec, most: mostCode(spec.Scheme), src: src, front: front, rows: rows,
+			buf: make([]float32, rows*TileN)}
 		if blocks {
 			packer.imp, packer.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8, 7)
-		} else if most := mostCode(spec.Scheme); most > 0 {
-			packer.imp, packer.feed = imp, newFeedback(imp, BlockK, -most, most)
+		} else if packer.most > 0 {
+			packer.imp, packer.feed = imp, newFeedback(imp, BlockK, -packer.most, packer.most)
 		}
 		if spec.Layout == Onnx {
 			packer.onnx = newOnnxPacker(dst, scalesAt, spec, rows)
@@ -318,12 +309,10 @@ func parallel(count int, worker func() func(int) error) error {
 	return first
 }
 
-// packRows converts to the plain row-major form in an element type, a few rows at a time.
+// packRows converts to the plain row-major form in an element type, a few rows at a time. Sources are read by columns
+// and rows are written, so blocks of both keep reads and writes near each other.
 func packRows(dst []byte, spec op.WeightSpec, element op.Type, src Source) error {
-	// Sources read by columns and rows are written, so blocks of both keep reads and writes near each other.
 	const blockK, blockN = 16, 256
-	size := element.Bytes()
-	refuse := (&tilePacker{spec: spec}).refuse
 	return parallel((spec.K+blockK-1)/blockK, func() func(int) error {
 		buf := make([]float32, blockK*blockN)
 		return func(i int) error {
@@ -334,25 +323,34 @@ func packRows(dst []byte, spec op.WeightSpec, element op.Type, src Source) error
 				if err := src.Read(buf[:(k1-k0)*(n1-n0)], k0, k1, n0, n1); err != nil {
 					return diag.New(diag.ClassOf(err), "pack weight %q: %w", spec.Name, err)
 				}
-				for at := k0; at < k1; at++ {
-					row := dst[(at*spec.N+n0)*size:]
-					for column := n0; column < n1; column++ {
-						value := buf[(column-n0)*(k1-k0)+at-k0]
-						if !finite(value) {
-							return refuse(value, at, column, "is not finite")
-						}
-						if spec.Scheme == "w16" { // as N32 holds it
-							value = math.Float32frombits(uint32(number.FloatToBrain(value)) << 16)
-						}
-						if why := putElement(row[(column-n0)*size:], element, value); why != "" {
-							return refuse(value, at, column, why)
-						}
+				for row := k0; row < k1; row++ {
+					if err := putRow(dst, &spec, element, buf[row-k0:(k1-k0)*(n1-n0)], k1-k0, row, n0); err != nil {
+						return err
 					}
 				}
 			}
 			return nil
 		}
 	})
+}
+
+// putRow writes elements of a row, from column n0 on: every stride-th of values.
+func putRow(dst []byte, spec *op.WeightSpec, element op.Type, values []float32, stride, row, n0 int) error {
+	size := element.Bytes()
+	out := dst[(row*spec.N+n0)*size:]
+	for i := 0; i*stride < len(values); i++ {
+		value := values[i*stride]
+		if !finite(value) {
+			return refuse(spec.Name, value, row, n0+i, "is not finite")
+		}
+		if spec.Scheme == "w16" { // as N32 holds it
+			value = math.Float32frombits(uint32(number.FloatToBrain(value)) << 16)
+		}
+		if why := putElement(out[i*size:], element, value); why != "" {
+			return refuse(spec.Name, value, row, n0+i, why)
+		}
+	}
+	return nil
 }
 
 // putElement writes a value as an element. It returns why the type cannot hold the value, "" where it can.

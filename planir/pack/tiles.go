@@ -12,6 +12,7 @@ import (
 // tilePacker packs tiles one after another through one buffer of column-major values.
 type tilePacker struct {
 	spec  op.WeightSpec
+	most  int32 // mostCode of its scheme
 	src   Source
 	front int       // rows of src in front of those that are packed
 	rows  int       // that buf holds
@@ -42,8 +43,12 @@ func (p *tilePacker) read(tile, k0, k1 int) (cols [TileN][]float32, err error) {
 
 // refuse says which value of the weight cannot be packed, and why.
 func (p *tilePacker) refuse(value float32, row, column int, why string) error {
-	return diag.New(diag.ClassInput, "pack weight %q: value %v at row %d, column %d %s", p.spec.Name, value, row,
-		column, why).
+	return refuse(p.spec.Name, value, row, column, why)
+}
+
+// refuse says which value of a weight cannot be packed, and why.
+func refuse(name string, value float32, row, column int, why string) error {
+	return diag.New(diag.ClassInput, "pack weight %q: value %v at row %d, column %d %s", name, value, row, column, why).
 		WithHint("the stored tensor is damaged or was exported from a diverged model")
 }
 
@@ -74,7 +79,7 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 	switch {
 	case p.spec.Scheme == "q8c" && p.rows < p.spec.K:
 		err = p.columnScales(&scale, tile)
-	case mostCode(p.spec.Scheme) > 0:
+	case p.most > 0:
 		err = p.searchColumns(&scale, tile)
 	}
 	if err != nil {
@@ -164,17 +169,6 @@ func (p *tilePacker) rowsQ8C(
 	packQ8C(p.onnx.chunk, cols, k1-k0, scale, sum)
 	p.onnx.q8c(p.spec.N, tile, k0, k1)
 	return nil
-}
-
-// mostCode returns the largest code of a scheme that has a searched scale for each column, 0 for others.
-func mostCode(scheme string) int32 {
-	switch scheme {
-	case "q6c":
-		return 31
-	case "q4c":
-		return 7
-	}
-	return 0
 }
 
 // Codes of q6c lie in groups of sixRows rows, sixGroup bytes each: three planes. They are 1 to 63 and stand for as much
@@ -333,17 +327,6 @@ func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^
 // quant8 returns the 8-bit code of a value; -128 is not used.
 func quant8(x, scale float32) int32 { return max(-127, min(127, roundEven(x/scale))) }
 
-// q4Block returns the number of rows that share a scale, q4Bytes the size of their block of a tile.
-func q4Block(scheme string) int {
-	if scheme == "q4b128" {
-		return Block128
-	}
-	return BlockK
-}
-
-// q4Bytes returns the size of a block of a tile: codes, then a scale of each column.
-func q4Bytes(block int) int { return 16*block + 2*TileN }
-
 // packW16 rounds rows of a tile to bfloat16.
 func (p *tilePacker) packW16(dst []byte, cols *[TileN][]float32, tile, k0 int) error {
 	for column, col := range cols {
@@ -450,36 +433,37 @@ func putNibbles(block []byte, codes []int32, column int) {
 	}
 }
 
-// searchColumns finds the scales of the columns of a tile, in two more passes over what is longer than the buffer.
+// searchColumns finds the scales of the columns of a tile in two passes, the first for their largest magnitudes. What
+// is longer than the buffer is read in both.
 func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
-	search := newColumnSearch(mostCode(p.spec.Scheme))
-	for pass := range 2 {
-		for k0 := 0; k0 < p.spec.K; k0 += p.rows {
-			if pass == 0 || p.rows < p.spec.K {
-				cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))
-				if err != nil {
-					return err
-				}
-				p.held = cols
+	search := newColumnSearch(p.most)
+	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
+		cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))
+		if err != nil {
+			return err
+		}
+		p.held = cols
+		for column, col := range cols {
+			top, err := p.absmax(col, k0, tile*TileN+column)
+			if err != nil {
+				return err
 			}
-			for column, col := range p.held {
-				if col == nil {
-					continue
-				}
-				if pass == 0 {
-					top, err := p.absmax(col, k0, tile*TileN+column)
-					if err != nil {
-						return err
-					}
-					search.columns[column].top = max(search.columns[column].top, top)
-					continue
-				}
-				var weight []float32
-				if p.imp != nil {
-					weight = p.imp.weight[k0:]
-				}
-				search.add(column, col, weight)
+			search.columns[column].top = max(search.columns[column].top, top)
+		}
+	}
+	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
+		if p.rows < p.spec.K {
+			var err error
+			if p.held, err = p.read(tile, k0, min(k0+p.rows, p.spec.K)); err != nil {
+				return err
 			}
+		}
+		var weight []float32
+		if p.imp != nil {
+			weight = p.imp.weight[k0:]
+		}
+		for column, col := range p.held {
+			search.add(column, col, weight)
 		}
 	}
 	for column := range scale {
@@ -491,7 +475,7 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 // columnCodes returns the codes of a block of a column, whose first value is row first of the weight, with a known
 // scale.
 func (p *tilePacker) columnCodes(values []float32, first, column int, step float32) []int32 {
-	codes, most := p.codes[:len(values)], mostCode(p.spec.Scheme)
+	codes, most := p.codes[:len(values)], p.most
 	switch {
 	case p.feed != nil:
 		p.feed.codes(codes, values, p.feed.targets(values, first, column), first, column, step)

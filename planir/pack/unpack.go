@@ -43,69 +43,82 @@ func UnpackTile(dst []float32, scheme string, rows int, tile []byte) {
 	unpackTile(dst, op.WeightSpec{K: rows, N: TileN, Scheme: scheme}, tile, 0)
 }
 
-// unpackTile is the inverse of packing a tile in layout N32, scheme by scheme.
+// unpackTile is the inverse of packing a tile in layout N32: its columns are those of dst from n0 on. Padding columns
+// are left out.
 func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	width := min(TileN, spec.N-n0)
-	// at is the part of a row of dst that the tile fills; padding columns are left out.
 	at := func(row int) []float32 { return dst[row*spec.N+n0 : row*spec.N+n0+width] }
-	switch spec.Scheme {
-	case "w32":
-		for row := range spec.K {
-			number.Decode(at(row), tile[row*4*TileN:], op.F32)
+	formats[spec.Scheme].unpack(at, spec.K, tile)
+}
+
+// unpackW32 reads rows of float32.
+func unpackW32(at func(row int) []float32, rows int, tile []byte) {
+	for k := range rows {
+		number.Decode(at(k), tile[k*4*TileN:], op.F32)
+	}
+}
+
+// unpackW16 reads rows of bfloat16, whose columns c and 16+c lie side by side.
+func unpackW16(at func(row int) []float32, rows int, tile []byte) {
+	for k := range rows {
+		row := at(k)
+		from := tile[2*TileN*k : 2*TileN*(k+1)]
+		for column := range row {
+			at := column%16*4 + column/16*2
+			row[column] = math.Float32frombits(uint32(from[at])<<16 | uint32(from[at+1])<<24)
 		}
-	case "q8c":
-		var scale [TileN]float32
-		number.Decode(scale[:], tile[len(tile)-8*TileN:], op.F32)
-		for k := range spec.K {
-			row := at(k)
-			for column := range row {
-				// Four rows of a column lie side by side: the operands of one dot-product instruction.
-				row[column] = float32(int8(tile[k>>2<<7+column*4+k&3])) * scale[column]
-			}
+	}
+}
+
+// unpackQ8C reads 8-bit codes. Four rows of a column lie side by side: the operands of one dot-product instruction.
+func unpackQ8C(at func(row int) []float32, rows int, tile []byte) {
+	var scale [TileN]float32
+	number.Decode(scale[:], tile[len(tile)-8*TileN:], op.F32)
+	for k := range rows {
+		row := at(k)
+		for column := range row {
+			row[column] = float32(int8(tile[k>>2<<7+column*4+k&3])) * scale[column]
 		}
-	case "q6c":
-		var scale [TileN]float32
-		number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
-		for k := range spec.K {
-			row := at(k)
-			for column := range row {
-				row[column] = float32(sixAt(tile, k, column)-sixZero) * scale[column]
-			}
+	}
+}
+
+// unpackQ6C reads 6-bit codes.
+func unpackQ6C(at func(row int) []float32, rows int, tile []byte) {
+	var scale [TileN]float32
+	number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
+	for k := range rows {
+		row := at(k)
+		for column := range row {
+			row[column] = float32(sixAt(tile, k, column)-sixZero) * scale[column]
 		}
-	case "q4c":
-		var scale [TileN]float32
-		number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
-		for k := range spec.K {
-			row := at(k)
-			for column := range row {
-				// Columns 0 to 15 are in the low nibbles, 16 to 31 in the high ones.
-				nibbles := tile[k>>2<<6+column%16*4+k&3] >> (4 * (column / 16)) & 15
-				row[column] = float32(int32(nibbles)-8) * scale[column]
-			}
+	}
+}
+
+// unpackQ4C reads 4-bit codes with a scale for each column.
+func unpackQ4C(at func(row int) []float32, rows int, tile []byte) {
+	var scale [TileN]float32
+	number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
+	for k := range rows {
+		unpackNibbles(at(k), tile, k, &scale)
+	}
+}
+
+// unpackBlocks reads 4-bit codes in blocks of so many rows, behind which the scales of the block stand.
+func unpackBlocks(at func(row int) []float32, rows int, tile []byte, size int) {
+	var scale [TileN]float32
+	for k := range rows {
+		block := tile[k/size*q4Bytes(size):]
+		if k%size == 0 {
+			number.Decode(scale[:], block[16*size:], op.F16)
 		}
-	case "w16":
-		for k := range spec.K {
-			row := at(k)
-			from := tile[2*TileN*k : 2*TileN*(k+1)]
-			for column := range row {
-				at := column%16*4 + column/16*2
-				row[column] = math.Float32frombits(uint32(from[at])<<16 | uint32(from[at+1])<<24)
-			}
-		}
-	case "q4b32", "q4b128":
-		var scale [TileN]float32
-		size := q4Block(spec.Scheme)
-		for k := range spec.K {
-			block := tile[k/size*q4Bytes(size):]
-			if k%size == 0 {
-				number.Decode(scale[:], block[16*size:], op.F16)
-			}
-			i := k % size
-			row := at(k)
-			for column := range row {
-				nibbles := block[i>>2<<6+column%16*4+i&3] >> (4 * (column / 16)) & 15
-				row[column] = float32(int32(nibbles)-8) * scale[column]
-			}
-		}
+		unpackNibbles(at(k), block, k%size, &scale)
+	}
+}
+
+// unpackNibbles reads a row of 4-bit codes. Columns 0 to 15 are in the low nibbles, 16 to 31 in the high ones.
+func unpackNibbles(out []float32, codes []byte, row int, scale *[TileN]float32) {
+	for column := range out {
+		nibble := codes[row>>2<<6+column%16*4+row&3] >> (4 * (column / 16)) & 15
+		out[column] = float32(int32(nibble)-8) * scale[column]
 	}
 }
