@@ -30,6 +30,7 @@ type graphError struct {
 
 // Error returns the message without the graph, which callers take from the field.
 func (e *graphError) Error() string { return e.err.Error() }
+
 func (e *graphError) Unwrap() error { return e.err }
 
 // resultHeader is the beginning of a kept result. The parts follow it, one behind the other.

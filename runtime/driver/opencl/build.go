@@ -38,7 +38,6 @@ func (b *builder) build() error {
 			return fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
 		}
 	}
-
 	if err := b.e.Join(&b.op); err != nil {
 		return err
 	}
@@ -81,6 +80,15 @@ func (b *builder) step() *step {
 // add appends a step.
 func (b *builder) add(s *step) { b.e.steps = append(b.e.steps, *s) }
 
+// addLaunch appends a step of a single launch.
+func (b *builder) addLaunch(s *step, family, function string, columns int, args ...argument) error {
+	if err := b.launch(s, family, function, columns, args...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
 // launch builds the function of a family's program and appends its launch to a step.
 func (b *builder) launch(s *step, family, function string, columns int, args ...argument) error {
 	variant, err := b.e.choose(family, "")
@@ -114,7 +122,6 @@ func choose(code *kernel.Code, use kernel.Use, settings settings, features *kern
 		}
 		return wanted, nil
 	}
-
 	return variant, nil
 }
 
@@ -133,13 +140,11 @@ func named(code *kernel.Code, use kernel.Use, features *kernel.Features) (kernel
 				"which the device lacks", use.Variant, use.Family, lacks).
 			WithHint("solve again with a record of this device; it executes %s", strings.Join(can, ", "))
 	}
-
 	if code.Find(use.Family, use.Variant, variant.Rows) == "" {
 		return variant, diag.New(diag.ClassInput,
 			"kernels %q: the artifact does not carry variant %q, which the product's "+
 				"form names", use.Family, use.Variant).WithHint("emit the bundle again")
 	}
-
 	return variant, nil
 }
 
@@ -179,7 +184,6 @@ func fits(made *clapi.Kernel, variant *kernel.Variant, args []argument) error {
 	if err != nil {
 		return err
 	}
-
 	want := 0
 	for i := range args {
 		switch args[i].kind {
@@ -191,12 +195,10 @@ func fits(made *clapi.Kernel, variant *kernel.Variant, args []argument) error {
 			want++
 		}
 	}
-
 	if have != want {
-		return diag.New(diag.ClassInput, "takes %d arguments, want %d: it is not the kernel that this program calls", have,
-			want).WithHint("emit the bundle again")
+		return diag.New(diag.ClassInput, "takes %d arguments, want %d: it is not the kernel that this program calls",
+			have, want).WithHint("emit the bundle again")
 	}
-
 	largest, err := made.WorkGroup()
 	if err != nil {
 		return err
@@ -206,6 +208,5 @@ func fits(made *clapi.Kernel, variant *kernel.Variant, args []argument) error {
 			"needs groups of %d items, and the device executes it in groups of at most %d", size, largest).
 			WithHint("name another variant by the option %q, or profile the device and solve again", VariantOption)
 	}
-
 	return nil
 }

@@ -48,7 +48,6 @@ func share(from *clapi.Device) (*device, error) {
 	}); err != nil {
 		return nil, err
 	}
-
 	if shared.of == nil {
 		shared.of = map[string]*device{}
 	}
@@ -161,25 +160,21 @@ func (d *device) probe() error {
 	if err != nil {
 		return err
 	}
-
 	defer program.Close()
 	queue, err := d.context.NewQueue()
 	if err != nil {
 		return err
 	}
-
 	defer queue.Close()
 	run, err := program.Kernel("probe")
 	if err != nil {
 		return err
 	}
-
 	defer run.Close()
 	region, err := mem.Alloc(2*probeBytes, 4096)
 	if err != nil {
 		return err
 	}
-
 	defer region.Close()
 	trial := &probe{queue: queue, kernel: run}
 
@@ -192,7 +187,6 @@ func (d *device) probe() error {
 		}
 		defer trial.buffers[i].Close()
 	}
-
 	if d.imports, err = trial.run(); err != nil {
 		return err
 	}
@@ -238,26 +232,22 @@ func (p *probe) run() (bool, error) {
 		for i := range from {
 			from[i], to[i] = 1000*try+int32(i), -1
 		}
-
 		for i := range 2 {
 			if err := p.queue.SetBuffer(p.kernel, i, p.buffers[i]); err != nil {
 				return false, err
 			}
 		}
-
 		if _, err := p.queue.Launch(p.kernel, [3]int{len(from), 1, 1}, [3]int{}, false); err != nil {
 			return false, err
 		}
 		if err := p.queue.Finish(); err != nil {
 			return false, err
 		}
-
 		for i := range to {
 			if to[i] != 1000*try+int32(i)+1 {
 				return false, nil
 			}
 		}
 	}
-
 	return true, nil
 }

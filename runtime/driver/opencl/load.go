@@ -173,7 +173,6 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 	if err != nil {
 		return err
 	}
-
 	byName := map[string]weight{}
 	for _, packed := range checked {
 		device, err := e.p.weight(packed.Bytes)
@@ -183,7 +182,6 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 		e.weights = append(e.weights, device)
 		byName[packed.Spec.Name] = weight{packed, device}
 	}
-
 	index, err := e.declare()
 	if err != nil {
 		return err
@@ -196,7 +194,6 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 			e.operands[index[name]].usedBy(node.Op.M, signature.In[j].Rows)
 			build.in = append(build.in, index[name])
 		}
-
 		for j, name := range node.Out {
 			e.operands[index[name]].usedBy(node.Op.M, signature.Out[j].Rows)
 			build.out = append(build.out, index[name])
@@ -208,7 +205,6 @@ func (e *executable) prepare(artifact driver.Artifact, weights driver.Weights) e
 			return fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
 		}
 	}
-
 	e.lay()
 	if err := e.p.grow(max(1, e.words)); err != nil {
 		return err
@@ -253,7 +249,6 @@ func (e *executable) declare() (map[string]int, error) {
 			}
 			made.temp, made.ld = at, slot.Cols
 		}
-
 		index[slot.Name] = i
 		e.operands = append(e.operands, made)
 	}

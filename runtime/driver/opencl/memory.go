@@ -137,7 +137,6 @@ func (p *processor) wrap(host []byte, region *mem.Region) (driver.Buffer, error)
 	} else {
 		out.device, err = p.device.context.NewBuffer(clapi.ReadWrite, max(1, int64(len(host))), nil)
 	}
-
 	if err != nil {
 		return nil, err
 	}

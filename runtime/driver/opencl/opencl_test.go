@@ -68,8 +68,8 @@ func suite(t *testing.T, device device, options map[string]string, sampled bool)
 func TestConformance(t *testing.T) {
 	for _, device := range devices(t) {
 		t.Run(device.Description, func(t *testing.T) {
-			// Intel's keeps no compiled kernels. Of a part of the slow tests it tries that part's shapes, like the others:
-			// in one part alone the shapes of the other parts would never be tried.
+			// Intel's keeps no compiled kernels. Of a part of the slow tests it tries that part's shapes, like the
+			// others: in one part alone the shapes of the other parts would never be tried.
 			if len(device.options) > 0 && os.Getenv(require.Part) == "" {
 				require.Slow(t)
 			}

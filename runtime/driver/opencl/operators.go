@@ -61,12 +61,8 @@ func (b *builder) plain(family, function string, args ...argument) error {
 	if !(b.op.Eps >= 0 && b.op.Eps <= math.MaxFloat32) {
 		return fmt.Errorf("eps = %v, want a number of at least 0", b.op.Eps)
 	}
-	s := b.step()
-	if err := b.launch(s, family, function, b.op.N, append(b.values(), args...)...); err != nil {
-		return err
-	}
-	b.add(s)
-	return nil
+	made := b.step()
+	return b.addLaunch(made, family, function, b.op.N, append(b.values(), args...)...)
 }
 
 // values returns the arguments of inputs and outputs.
@@ -87,73 +83,58 @@ func (b *builder) embed() error {
 	if scale == 0 {
 		scale = 1
 	}
-	s := b.step()
+	made := b.step()
 	ids, table := b.in[0], b.op.K
-	s.refused = func(e *executable, row int) error {
+	made.refused = func(e *executable, row int) error {
 		return fmt.Errorf("token id%s is outside the table, want 0..%d", e.id(ids, row), table-1)
 	}
 	args := append(b.values(), matrix(b.w[0]))
-	args = append(append(args, b.note(s)...), number(b.op.N), number(b.op.K), float(scale))
-	if err := b.launch(s, "rows", function, b.op.N, args...); err != nil {
-		return err
+	args = append(append(args, b.note(made)...), number(b.op.N), number(b.op.K), float(scale))
+	return b.addLaunch(made, "rows", function, b.op.N, args...)
+}
+
+// hostRow returns the first numbers of a row of ids, for a message; nil where the host does not have them any more.
+func (e *executable) hostRow(operand, row, count int) []int32 {
+	ids := &e.operands[operand]
+	if ids.buffer == nil || ids.buffer.host == nil {
+		return nil
 	}
-	b.add(s)
-	return nil
+	at := ids.at + 4*int64(row)*int64(ids.ld)
+	end := at + 4*int64(count)
+	if end > int64(len(ids.buffer.host)) {
+		return nil
+	}
+	values, err := mem.View[int32](ids.buffer.host[at:end])
+	if err != nil {
+		return nil
+	}
+	return values
 }
 
 // id returns a token's id for a message, where the host still has it.
 func (e *executable) id(operand, row int) string {
-	o := &e.operands[operand]
-	if o.buffer == nil || o.buffer.host == nil {
-		return ""
+	if ids := e.hostRow(operand, row, 1); ids != nil {
+		return fmt.Sprintf(" %d", ids[0])
 	}
-	at := o.at + 4*int64(row)*int64(o.ld)
-	if at+4 > int64(len(o.buffer.host)) {
-		return ""
-	}
-	values, err := mem.View[int32](o.buffer.host[at : at+4])
-	if err != nil {
-		return ""
-	}
-	return fmt.Sprintf(" %d", values[0])
+	return ""
 }
 
 // ids returns the first id of a token that names no expert, for a message, where the host still has it.
 func (e *executable) ids(operand, row, fan, experts int) string {
-	o := &e.operands[operand]
-	if o.buffer == nil || o.buffer.host == nil {
-		return ""
-	}
-
-	at := o.at + 4*int64(row)*int64(o.ld)
-	end := at + 4*int64(fan)
-	if end > int64(len(o.buffer.host)) {
-		return ""
-	}
-	values, err := mem.View[int32](o.buffer.host[at:end])
-	if err != nil {
-		return ""
-	}
-
-	for _, id := range values {
+	for _, id := range e.hostRow(operand, row, fan) {
 		if id < 0 || int(id) >= experts {
 			return fmt.Sprintf(" %d", id)
 		}
 	}
-
 	return ""
 }
 
 // selectRow copies the row that the call's scalars name; which one is checked before the call is enqueued.
 func (b *builder) selectRow() error {
-	s := b.step()
-	s.selects = true
+	made := b.step()
+	made.selects = true
 	variantArgs := append(b.values(), number(b.op.N), dynamic(argSelected))
-	if err := b.launch(s, "rows", "copy4", b.op.N, variantArgs...); err != nil {
-		return err
-	}
-	b.add(s)
-	return nil
+	return b.addLaunch(made, "rows", "copy4", b.op.N, variantArgs...)
 }
 
 var (
@@ -164,8 +145,8 @@ var (
 
 // quantRows rounds each row to 8 bits, with a scale of its own or the smallest static one that covers it.
 func (b *builder) quantRows() error {
-	s := b.step()
-	s.refused = func(*executable, int) error { return errNotFinite }
+	made := b.step()
+	made.refused = func(*executable, int) error { return errNotFinite }
 	function, args := "quant_rows", b.values()
 	if b.op.Static {
 		function = "quant_static"
@@ -173,25 +154,18 @@ func (b *builder) quantRows() error {
 		if err != nil {
 			return err
 		}
-
 		for _, scale := range scales[:max(1, b.op.Scales)] {
 			if !(scale > 0 && scale <= math.MaxFloat32) {
 				return fmt.Errorf("the static scale is %v, want a positive number", scale)
 			}
 		}
-
 		args = append(args, matrix(b.w[0]))
 	}
-
-	args = append(append(args, b.note(s)...), number(b.op.N))
+	args = append(append(args, b.note(made)...), number(b.op.N))
 	if b.op.Static {
 		args = append(args, number(max(1, b.op.Scales)))
 	}
-	if err := b.launch(s, "norms", function, b.op.N, args...); err != nil {
-		return err
-	}
-	b.add(s)
-	return nil
+	return b.addLaunch(made, "norms", function, b.op.N, args...)
 }
 
 // maxDotK bounds K of 8-bit products, so that their sums are exact in int32.
@@ -229,10 +203,9 @@ func (b *builder) expertMatMul() error {
 	if err != nil {
 		return err
 	}
-
-	s := b.step()
+	made := b.step()
 	ids, experts, sent := b.in[len(b.in)-1], operator.Experts, 0
-	s.refused = func(e *executable, row int) error {
+	made.refused = func(e *executable, row int) error {
 		return fmt.Errorf("expert id%s is none, want 0..%d", e.ids(ids, row, max(1, operator.Fan), experts), experts-1)
 	}
 	perToken := 1
@@ -243,32 +216,28 @@ func (b *builder) expertMatMul() error {
 		sent = 1
 	}
 	args := append(b.values(), matrix(b.w[0]), matrix(b.w[0]), number(0))
-	args = append(append(args, b.note(s)...), number(operator.K), number(operator.N), number(int(tileBytes)),
+	args = append(append(args, b.note(made)...), number(operator.K), number(operator.N), number(int(tileBytes)),
 		dynamic(argFirst), dynamic(argRows), number(experts), number(max(1, operator.Fan)), number(perToken),
 		number(sent),
 		number(int(stride)))
-	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
+	if err := b.launchVariant(made, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
 		return err
 	}
-	b.add(s)
+	b.add(made)
 	return nil
 }
 
 // route chooses the experts of each row by its logits.
 func (b *builder) route() error {
-	s := b.step()
-	s.fan = 1 // a row for each token
-	s.refused = func(*executable, int) error {
+	made := b.step()
+	made.fan = 1 // a row for each token
+	made.refused = func(*executable, int) error {
 		return errors.New("a router logit is NaN or an infinity, which leaves no order of the experts")
 	}
-	args := append(b.values(), b.note(s)...)
+	args := append(b.values(), b.note(made)...)
 	args = append(args, number(b.op.Experts), number(b.op.Fan), number(slices.Index(op.Routers, b.op.Router)),
 		float(float64(float32(2*b.op.Jitter))))
-	if err := b.launch(s, "rows", "route", 1, args...); err != nil {
-		return err
-	}
-	b.add(s)
-	return nil
+	return b.addLaunch(made, "rows", "route", 1, args...)
 }
 
 // matMul adds a product. If its scheme rounds activations to 16 bits, a step before it does so.
@@ -279,7 +248,6 @@ func (b *builder) matMul() error {
 	if err != nil {
 		return err
 	}
-
 	rounds, bad, steps := operator.Scheme.RoundsResults(), errNotHalf, weight{}
 	if operator.Scheme.Grid() {
 		bad, steps = errNotOnGrid, b.w[len(b.w)-1]
@@ -287,15 +255,13 @@ func (b *builder) matMul() error {
 			return err
 		}
 	}
-
 	if rounds {
 		if err := b.rounded(bad, steps); err != nil {
 			return err
 		}
 	}
-
-	s := b.step()
-	s.refused = func(*executable, int) error { return bad }
+	made := b.step()
+	made.refused = func(*executable, int) error { return bad }
 	bias, biased := b.w[0], 0
 	if operator.Bias {
 		bias, biased = b.w[1], 1
@@ -304,31 +270,27 @@ func (b *builder) matMul() error {
 	if err != nil {
 		return err
 	}
-
 	values := matrix(b.w[0])
 	if variant.Image {
 		if values.buffer, err = b.image(b.w[0]); err != nil {
 			return err
 		}
 	}
-
 	args := append(b.values(), values, matrix(bias), number(biased))
-	args = append(append(args, b.notes(s, rounds)...), number(operator.K), number(operator.N), number(int(tileBytes)),
-		dynamic(argFirst), dynamic(argRows))
+	args = append(append(args, b.notes(made, rounds)...), number(operator.K), number(operator.N),
+		number(int(tileBytes)), dynamic(argFirst), dynamic(argRows))
 	if operator.Scheme.Grid() {
 		args = append(args, matrix(steps))
 	}
-	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
+	if err := b.launchVariant(made, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
 		return err
 	}
-
 	if variant.Few > 0 {
-		if err := b.launchVariant(s, family, variant, 1, "matmul", operator.N, args); err != nil {
+		if err := b.launchVariant(made, family, variant, 1, "matmul", operator.N, args); err != nil {
 			return err
 		}
 	}
-
-	b.add(s)
+	b.add(made)
 	return nil
 }
 
@@ -370,23 +332,21 @@ func (b *builder) rounded(bad error, steps weight) error {
 	if err != nil {
 		return err
 	}
-
 	rounded := operand{value: op.Value{Name: "rounded", Type: op.F32, Rows: b.op.M, Cols: b.op.K}, input: -1, out: -1,
 		temp: at, ld: b.op.K}
 	e.operands = append(e.operands, rounded)
-	s := b.step()
-	s.refused = func(*executable, int) error { return bad }
+	made := b.step()
+	made.refused = func(*executable, int) error { return bad }
 	args := []argument{b.value(b.in[0]), b.value(len(e.operands) - 1)}
-	args = append(append(args, b.note(s)...), number(b.op.K))
+	args = append(append(args, b.note(made)...), number(b.op.K))
 	function := "halve"
 	if b.op.Scheme.Grid() {
 		function, args = "on_grid", append(args, matrix(steps))
 	}
-	if err := b.launch(s, "norms", function, b.op.K, args...); err != nil {
+	if err := b.launch(made, "norms", function, b.op.K, args...); err != nil {
 		return err
 	}
-
-	b.add(s)
+	b.add(made)
 	b.in[0] = len(e.operands) - 1
 	return nil
 }
@@ -396,23 +356,17 @@ func (b *builder) qkNorm() error {
 	if !(b.op.Eps >= 0 && b.op.Eps <= math.MaxFloat32) {
 		return fmt.Errorf("eps = %v, want a number of at least 0", b.op.Eps)
 	}
-	s, group := b.step(), b.op.Heads/b.op.KVHeads
+	made, group := b.step(), b.op.Heads/b.op.KVHeads
 	args := append(b.values(), matrix(b.w[0]), matrix(b.w[1]), number(group), number(b.op.HeadDim), float(b.op.Eps))
 	if !b.op.Joint {
-		if err := b.launch(s, "heads f32", "qk_norm", b.op.KVHeads*(group+2), args...); err != nil {
-			return err
-		}
-		b.add(s)
-		return nil
+		return b.addLaunch(made, "heads f32", "qk_norm", b.op.KVHeads*(group+2), args...)
 	}
-
 	args = append(args, number(b.op.KVHeads))
-	if err := b.launch(s, "heads f32", "qk_norm_joint", 1, args...); err != nil {
+	if err := b.launch(made, "heads f32", "qk_norm_joint", 1, args...); err != nil {
 		return err
 	}
-
-	s.launches[0].variant.Grid = kernel.ByRows // an item is a whole row
-	b.add(s)
+	made.launches[0].variant.Grid = kernel.ByRows // an item is a whole row
+	b.add(made)
 	return nil
 }
 
@@ -435,7 +389,6 @@ func (r *rotation) fill(e *executable, words []int32, rows int) {
 		if seq > r.op.LongFrom {
 			growth = r.op.NTK*float64(seq)/float64(r.op.LongFrom) - (r.op.NTK - 1)
 		}
-
 		for i, frequency := range r.frequencies {
 			if growth != 1 {
 				frequency = float32(float64(frequency) * math.Pow(growth, -float64(i)/float64(half-1)))
@@ -452,23 +405,20 @@ func (b *builder) rope() error {
 		return fmt.Errorf("rotations change beyond %d positions here and beyond %d elsewhere, want one of them",
 			operator.LongFrom, e.longFrom)
 	}
-
 	e.longFrom = max(e.longFrom, operator.LongFrom)
-	s, group, half := b.step(), operator.Heads/operator.KVHeads, operator.Rotary()/2
+	made, group, half := b.step(), operator.Heads/operator.KVHeads, operator.Rotary()/2
 	own, each := number(0), 0
 	if operator.NTK != 0 && operator.LongFrom > 0 {
 		frequencies, err := mem.View[float32](b.w[0].Bytes)
 		if err != nil {
 			return err
 		}
-
-		s.rotation = &rotation{op: *operator, frequencies: frequencies[:half], words: half}
+		made.rotation = &rotation{op: *operator, frequencies: frequencies[:half], words: half}
 		if operator.Batch {
-			s.rotation.words, each = half*operator.M, half
+			made.rotation.words, each = half*operator.M, half
 		}
-		own = argument{kind: argRotation, turn: s.rotation}
+		own = argument{kind: argRotation, turn: made.rotation}
 	}
-
 	amplitude, longer := operator.Amplitude, operator.LongAmplitude
 	if operator.NTK != 0 {
 		longer = amplitude
@@ -482,77 +432,65 @@ func (b *builder) rope() error {
 			*factor = 1
 		}
 	}
-
 	args := append(b.values(), matrix(b.w[0]), dynamic(argNotes), dynamic(argPlaces), own, number(each), number(group),
 		number(operator.HeadDim), number(half), float(amplitude), float(longer))
-	if err := b.launch(s, "heads f32", "rope", operator.KVHeads*(group+2), args...); err != nil {
-		return err
-	}
-	b.add(s)
-	return nil
+	return b.addLaunch(made, "heads f32", "rope", operator.KVHeads*(group+2), args...)
 }
 
 // kvAppend stores the key and the value of each row and head at the row's position in the cache of its sequence.
 func (b *builder) kvAppend() error {
-	s, operator := b.step(), &b.op
+	made, operator := b.step(), &b.op
 	b.e.appends = true
-	s.refused = func(*executable, int) error {
+	made.refused = func(*executable, int) error {
 		return fmt.Errorf("key or value is NaN or too large for the %s cache", operator.KV)
 	}
 	args := append(b.values(), side(0), side(1))
-	args = append(append(args, b.notes(s, operator.KV != op.F32)...), dynamic(argPlaces),
+	args = append(append(args, b.notes(made, operator.KV != op.F32)...), dynamic(argPlaces),
 		number(operator.Heads/operator.KVHeads), number(operator.HeadDim), dynamic(argContext), dynamic(argSequence))
-	if err := b.launch(s, "heads "+string(operator.KV), "kv_append", operator.KVHeads, args...); err != nil {
-		return err
-	}
-	b.add(s)
-	return nil
+	return b.addLaunch(made, "heads "+string(operator.KV), "kv_append", operator.KVHeads, args...)
 }
 
 // attention is causal attention of rows on the cache. Where rows are few and positions many, several items share a head
 // of a row, and a second kernel joins their sums.
 func (b *builder) attention() error {
-	s, operator := b.step(), &b.op
+	made, operator := b.step(), &b.op
 	families := kernel.FamiliesOf(operator)
 	family := families[len(families)-1]
 	variant, err := b.e.choose(family, "")
 	if err != nil {
 		return err
 	}
-
 	scale := operator.Scale
 	if scale == 0 {
 		scale = 1 / math.Sqrt(float64(operator.HeadDim))
 	}
-	s.split, s.heads = variant.Items, operator.Heads
+	made.split, made.heads = variant.Items, operator.Heads
 
 	// Rows times heads times parts are at most as many as the items that it is split into.
-	at, err := b.e.scratch(4 * int64(max(1, s.split)) * int64(operator.HeadDim+2))
+	at, err := b.e.scratch(4 * int64(max(1, made.split)) * int64(operator.HeadDim+2))
 	if err != nil {
 		return err
 	}
-
 	scratch := argument{kind: argScratch, offset: at}
 	args := append(b.values(), side(0), side(1), dynamic(argNotes), dynamic(argPlaces),
 		number(operator.Heads/operator.KVHeads), dynamic(argContext), dynamic(argSequence), float(scale),
 		float(operator.Cap), number(operator.Window), dynamic(argParts), scratch)
-	if err := b.launch(s, family, "attention", operator.Heads, args...); err != nil {
+	if err := b.launch(made, family, "attention", operator.Heads, args...); err != nil {
 		return err
 	}
 	join := []argument{b.value(b.out[0]), dynamic(argParts), scratch}
-	if err := b.launch(s, family, "attention_join", operator.Heads, join...); err != nil {
+	if err := b.launch(made, family, "attention_join", operator.Heads, join...); err != nil {
 		return err
 	}
-
-	s.launches[len(s.launches)-1].join = true
-	b.add(s)
+	made.launches[len(made.launches)-1].join = true
+	b.add(made)
 	return nil
 }
 
 // estimate rounds queries and keys with the scales of the call's buckets, and pools their products. Everything but the
 // result is in the arena.
 func (b *builder) estimate() error {
-	e, operator, s := b.e, &b.op, b.step()
+	exe, operator, made := b.e, &b.op, b.step()
 	weight, err := mem.View[float32](b.w[0].Bytes)
 	if err != nil {
 		return err
@@ -562,10 +500,10 @@ func (b *builder) estimate() error {
 			return err
 		}
 	}
-	if e.longest == 0 || operator.Context < e.longest {
-		e.longest = operator.Context
+	if exe.longest == 0 || operator.Context < exe.longest {
+		exe.longest = operator.Context
 	}
-	s.refused = func(*executable, int) error {
+	made.refused = func(*executable, int) error {
 		return errors.New("a query or a cached key is NaN or infinite, which 8 bits cannot represent")
 	}
 	families := kernel.FamiliesOf(operator)
@@ -580,7 +518,7 @@ func (b *builder) estimate() error {
 		int64(operator.M) * int64(operator.Heads) * int64(columns),
 		int64(operator.KVHeads) * int64(operator.Context) * int64(keyBytes),
 		4 * int64(operator.M) * int64(operator.Heads)} {
-		at, err := e.scratch(bytes)
+		at, err := exe.scratch(bytes)
 		if err != nil {
 			return err
 		}
@@ -589,7 +527,7 @@ func (b *builder) estimate() error {
 	scales, queries, keys, tops := parts[0], parts[1], parts[2], parts[3]
 	group, input := number(operator.Heads/operator.KVHeads), b.value(b.in[0])
 	width, block, window := number(operator.Context), number(operator.Block), number(operator.Window)
-	notes, refuses := dynamic(argNotes), b.note(s)
+	notes, refuses := dynamic(argNotes), b.note(made)
 	places, rows, context, sequence := dynamic(argPlaces), dynamic(argRows), dynamic(argContext), dynamic(argSequence)
 	for _, launch := range []struct {
 		function string
@@ -608,10 +546,10 @@ func (b *builder) estimate() error {
 			scales,
 			queries, keys, tops}},
 	} {
-		if err := b.launch(s, family, launch.function, launch.columns, launch.args...); err != nil {
+		if err := b.launch(made, family, launch.function, launch.columns, launch.args...); err != nil {
 			return err
 		}
 	}
-	b.add(s)
+	b.add(made)
 	return nil
 }

@@ -61,21 +61,20 @@ type call struct {
 
 // newProcessor opens a queue of the device.
 func newProcessor(selector string, from *device, settings settings) (*processor, error) {
-	p := &processor{Local: driver.Local{Name: Name + ":" + selector}, device: from, settings: settings,
+	made := &processor{Local: driver.Local{Name: Name + ":" + selector}, device: from, settings: settings,
 		shares: from.imports && !settings.own, codes: map[string]*parsed{}, taken: map[string]*built{}}
-	p.caps = capabilities(!p.shares, settings, &from.features)
-	p.caps.SharesOwn = p.sharesOwn()
+	made.caps = capabilities(!made.shares, settings, &from.features)
+	made.caps.SharesOwn = made.sharesOwn()
 	var err error
-	if p.queue, err = from.context.NewQueue(); err != nil {
+	if made.queue, err = from.context.NewQueue(); err != nil {
 		return nil, err
 	}
 	if settings.flag {
-		if err := p.prepareFlag(); err != nil {
-			return nil, errors.Join(err, p.Close())
+		if err := made.prepareFlag(); err != nil {
+			return nil, errors.Join(err, made.Close())
 		}
 	}
-
-	return p, nil
+	return made, nil
 }
 
 // sharesOwn reports whether the device copies memory of the host, and the host shares memory that the device allocates.
@@ -95,7 +94,6 @@ func (p *processor) prepareFlag() error {
 	if err != nil {
 		return err
 	}
-
 	p.taken[source] = taken
 	memory, err := p.Alloc(64)
 	if err != nil {
@@ -194,7 +192,6 @@ func (p *processor) Wait(t driver.Ticket) (driver.Span, error) {
 			p.Mu.Lock()
 			continue
 		}
-
 		p.waiting++
 		p.Mu.Unlock()
 		err := p.queue.Wait(event)
@@ -208,7 +205,6 @@ func (p *processor) Wait(t driver.Ticket) (driver.Span, error) {
 			}
 		}
 	}
-
 	span := driver.Span{}
 	if p.last-t < driver.MaxInFlight {
 		done := &p.calls[t%driver.MaxInFlight]
@@ -244,42 +240,14 @@ func (p *processor) retire() {
 	for p.done < p.last {
 		next := p.done + 1
 		call := &p.calls[next%driver.MaxInFlight]
-		switch {
-		case p.lost != nil:
-			if call.err == nil {
-				call.err = p.lost
-			}
-		case p.flag != nil && call.exe != nil:
-			if atomic.LoadInt32(&p.flagWord[0])-int32(next) < 0 {
-				return
-			}
-			call.err = p.verdict(call, next)
-		case call.event != 0:
-			status, err := p.queue.Status(call.event)
-			if err != nil {
-				p.check(err)
-				call.err = err
-				break
-			}
-
-			if status > 0 {
-				return
-			}
-			if status < 0 {
-				call.err = &clapi.Error{What: "execute kernels", Code: status}
-				p.check(call.err)
-				break
-			}
-
-			call.err = p.verdict(call, next)
+		if !p.ended(call, next) {
+			return
 		}
-
 		if call.event != 0 && p.waiting == 0 {
 			if err := p.queue.Release(call.event); err != nil && call.err == nil {
 				call.err = err
 			}
 		}
-
 		call.event, call.exe, call.end = 0, nil, p.Now()
 		before := &p.calls[p.done%driver.MaxInFlight]
 		if p.done > 0 && call.start < before.end {
@@ -287,6 +255,36 @@ func (p *processor) retire() {
 		}
 		p.done = next
 	}
+}
+
+// ended reports whether a call has ended, and notes its error. Calls of a lost device have.
+func (p *processor) ended(call *call, ticket driver.Ticket) bool {
+	switch {
+	case p.lost != nil:
+		if call.err == nil {
+			call.err = p.lost
+		}
+	case p.flag != nil && call.exe != nil:
+		if atomic.LoadInt32(&p.flagWord[0])-int32(ticket) < 0 {
+			return false
+		}
+		call.err = p.verdict(call, ticket)
+	case call.event != 0:
+		status, err := p.queue.Status(call.event)
+		switch {
+		case err != nil:
+			call.err = err
+			p.check(err)
+		case status > 0:
+			return false
+		case status < 0:
+			call.err = &clapi.Error{What: "execute kernels", Code: status}
+			p.check(call.err)
+		default:
+			call.err = p.verdict(call, ticket)
+		}
+	}
+	return true
 }
 
 // verdict returns the error of a call whose commands were executed.
@@ -342,7 +340,6 @@ func (p *processor) Close() error {
 			return diag.New(diag.ClassRun, "close %s: %d calls have not finished after %v: the device is given up", p,
 				p.last-p.done, closePatience)
 		}
-
 		if p.flag != nil {
 			err = p.flag.Close()
 		}
@@ -372,13 +369,11 @@ func (p *processor) reserve(bytes int64) error {
 	if err != nil {
 		return err
 	}
-
 	if p.arena != nil {
 		if err := p.arena.Close(); err != nil {
 			return err
 		}
 	}
-
 	p.arena, p.arenaBytes = arena, bytes
 	return nil
 }
@@ -419,7 +414,6 @@ func (p *processor) grow(words int) error {
 	if fresh.words, err = mem.View[int32](region.Bytes()); err != nil {
 		return err
 	}
-
 	err = p.notes.close()
 	p.notes = fresh
 	return err

@@ -52,7 +52,6 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-
 	var out []driver.Prebuilt
 	seen := map[[sha256.Size]byte]bool{} // a variant may be named and taken without a name
 	for _, use := range kernel.Uses(&code.Graph) {
@@ -60,7 +59,6 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 		if err != nil {
 			return nil, err
 		}
-
 		for _, program := range code.Programs {
 			digest := sha256.Sum256([]byte(program.Source))
 			if program.Family != use.Family || program.Variant != variant.Name || seen[digest] {
@@ -72,13 +70,12 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 			}
 			made, err := device.programs.prebuild(program.Source)
 			if err != nil {
-				return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "build kernels %q, variant %q, for device %q: %w",
-					use.Family, variant.Name, from.Name, err)
+				return nil, diag.New(diag.ClassOr(err, diag.ClassRun),
+					"build kernels %q, variant %q, for device %q: %w", use.Family, variant.Name, from.Name, err)
 			}
 			out = append(out, *made)
 		}
 	}
-
 	return out, nil
 }
 
@@ -89,7 +86,6 @@ func (p *programs) prebuild(source string) (made *driver.Prebuilt, err error) {
 	if err != nil {
 		return nil, err
 	}
-
 	defer func() {
 		if failed := program.Close(); err == nil {
 			err = failed
@@ -161,7 +157,6 @@ func (p *programs) take(source string, store driver.Programs) (*built, error) {
 		if known, err = p.make(source, binary, key, store); err != nil {
 			return nil, err
 		}
-
 		known.key = made
 		if p.built == nil {
 			p.built = map[programKey]*built{}
@@ -170,7 +165,6 @@ func (p *programs) take(source string, store driver.Programs) (*built, error) {
 	} else if strict && known.fromSource {
 		return nil, p.noBinary()
 	}
-
 	p.uses++
 	known.users, known.used = known.users+1, p.uses
 	return known, nil
@@ -184,7 +178,6 @@ func (p *programs) make(source string, binary []byte, key driver.ProgramKey, sto
 			return &built{Program: made}, nil
 		}
 	}
-
 	if store != nil && store.Strict() {
 		return nil, p.noBinary()
 	}
@@ -198,14 +191,14 @@ func (p *programs) make(source string, binary []byte, key driver.ProgramKey, sto
 			store.Built(key, binary)
 		}
 	}
-
 	return &built{Program: made, fromSource: true}, nil
 }
 
 // noBinary returns the error where nothing may be built from source.
 func (p *programs) noBinary() error {
-	return diag.New(diag.ClassUnavailable, "there is no binary for device %q with driver %q, and the source must not be built",
-		p.identity.Device, p.identity.Driver).
+	return diag.New(diag.ClassUnavailable,
+		"there is no binary for device %q with driver %q, and the source must not be built", p.identity.Device,
+		p.identity.Driver).
 		WithHint("emit the bundle with --binaries on a machine with this device and driver, or run it without --strict")
 }
 
@@ -228,7 +221,6 @@ func (p *programs) give(taken map[string]*built) (err error) {
 				oldest = program
 			}
 		}
-
 		if idle <= p.keep {
 			return err
 		}

@@ -25,7 +25,6 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 	if err := e.checkSelected(); err != nil {
 		return err
 	}
-
 	p.claimThreads()
 	ticket := p.last + 1
 	inFlight := &p.calls[ticket%driver.MaxInFlight]
@@ -41,10 +40,8 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 			}
 			return err
 		}
-
 		inFlight.exe, inFlight.event = e, event
 	}
-
 	p.last = ticket
 	return nil
 }
@@ -88,37 +85,11 @@ func (p *processor) commands(e *executable, b *driver.Bindings, ticket driver.Ti
 			return 0, err
 		}
 	}
-
-	// The last launch has the event: each is enqueued when the next one is known.
-	var held *launch
-	for i := range e.steps {
-		step := &e.steps[i]
-		rows := min(step.m, e.Scalars.Rows) * step.fan
-		if step.selects {
-			rows = 1
-		}
-		parts := step.parts(e, rows)
-		for j := range step.launches {
-			next := &step.launches[j]
-			if !next.size(p, rows, parts) {
-				continue
-			}
-
-			if held != nil {
-				if _, err := p.queue.Launch(held.kernel, held.global, held.local, false); err != nil {
-					return 0, err
-				}
-			}
-
-			if err := e.arguments(next, rows, parts); err != nil {
-				return 0, err
-			}
-			held = next
-		}
+	last, err := p.launchSteps(e)
+	if err != nil {
+		return 0, err
 	}
-
-	last := p.shares && p.flag == nil
-	event, err := p.queue.Launch(held.kernel, held.global, held.local, last)
+	event, err := p.queue.Launch(last.kernel, last.global, last.local, p.shares && p.flag == nil)
 	if err != nil {
 		return 0, err
 	}
@@ -139,6 +110,34 @@ func (p *processor) commands(e *executable, b *driver.Bindings, ticket driver.Ti
 		}
 	}
 	return event, p.queue.Flush()
+}
+
+// launchSteps enqueues the launches of a call but the last, which it returns: that one may have the event.
+func (p *processor) launchSteps(e *executable) (last *launch, err error) {
+	for i := range e.steps {
+		step := &e.steps[i]
+		rows := min(step.m, e.Scalars.Rows) * step.fan
+		if step.selects {
+			rows = 1
+		}
+		parts := step.parts(e, rows)
+		for j := range step.launches {
+			next := &step.launches[j]
+			if !next.size(p, rows, parts) {
+				continue
+			}
+			if last != nil {
+				if _, err := p.queue.Launch(last.kernel, last.global, last.local, false); err != nil {
+					return nil, err
+				}
+			}
+			if err := e.arguments(next, rows, parts); err != nil {
+				return nil, err
+			}
+			last = next
+		}
+	}
+	return last, nil
 }
 
 // note writes the numbers of the call that kernels read, and that no row was refused.
@@ -179,11 +178,9 @@ func (e *executable) arguments(l *launch, rows, parts int) error {
 					return err
 				}
 			}
-
 			arg.buffer = buffer
 			index++
 		}
-
 		switch {
 		case kind == none || arg.known && arg.value == value:
 		case kind == long:
@@ -195,7 +192,6 @@ func (e *executable) arguments(l *launch, rows, parts int) error {
 				return err
 			}
 		}
-
 		arg.value, arg.known = value, true
 		if kind != none {
 			index++
@@ -207,7 +203,6 @@ func (e *executable) arguments(l *launch, rows, parts int) error {
 					return err
 				}
 			}
-
 			arg.ld = ld
 			index++
 		}
@@ -258,7 +253,6 @@ func (e *executable) argument(l *launch, arg *argument, rows, parts int) (buffer
 	case argScratch:
 		return e.p.arena, arg.offset, long
 	}
-
 	panic("BUG: argument of no kind")
 }
 
@@ -275,7 +269,6 @@ func (e *executable) fetch(b *driver.Bindings) error {
 		if o.input < 0 {
 			continue
 		}
-
 		parts := driver.Everything
 		if b.Moves != nil {
 			parts = b.Moves.Fetch[o.input]
@@ -284,7 +277,6 @@ func (e *executable) fetch(b *driver.Bindings) error {
 			return err
 		}
 	}
-
 	if b.Moves != nil || e.KV == "" {
 		return nil
 	}
@@ -298,7 +290,6 @@ func (e *executable) hand(b *driver.Bindings) error {
 		if o.out < 0 {
 			continue
 		}
-
 		parts := driver.Everything
 		if b.Moves != nil {
 			parts = b.Moves.Hand[o.out]
@@ -307,13 +298,11 @@ func (e *executable) hand(b *driver.Bindings) error {
 			return err
 		}
 	}
-
 	if b.Moves == nil && e.appends {
 		if err := e.travelCache(false); err != nil {
 			return err
 		}
 	}
-
 	notes := &e.p.notes
 	bytes := mem.Bytes(notes.words[e.slot : e.slot+e.refusals])
 	return e.p.queue.Read(notes.buffer.device, 4*int64(e.slot), bytes, false)
@@ -338,7 +327,6 @@ func (e *executable) travel(o *operand, parts []driver.Rect, toDevice bool) erro
 			return err
 		}
 	}
-
 	return nil
 }
 
@@ -367,11 +355,9 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 		}
 		count += at.Pos
 	}
-
 	if count == 0 {
 		return nil
 	}
-
 	element, cols := e.KV.CacheRow(e.HeadDim)
 	size, row := int64(element.Bytes()), int64(cols)
 	for s := range e.sides {
@@ -379,7 +365,6 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 		if !side.buffer.copies {
 			continue
 		}
-
 		for head := range e.KVHeads {
 			begin := (side.at + int64(at.Sequence)*int64(e.PerSeq) +
 				(int64(head)*int64(e.MaxContext)+int64(from))*row) * size
@@ -390,6 +375,5 @@ func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) 
 			}
 		}
 	}
-
 	return nil
 }

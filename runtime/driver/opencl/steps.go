@@ -69,8 +69,8 @@ const (
 
 // size computes the items of a launch; false: there are none.
 func (l *launch) size(p *processor, rows, parts int) bool {
-	v := &l.variant
-	switch v.Grid {
+	variant := &l.variant
+	switch variant.Grid {
 	case kernel.ByRows:
 		l.global, l.local = [3]int{rows, 1, 1}, [3]int{1, 1, 1}
 	case kernel.ByCells:
@@ -97,19 +97,19 @@ func (l *launch) size(p *processor, rows, parts int) bool {
 
 // sizeProduct divides the rows of a product into blocks, and leaves few that remain to a kernel for single rows.
 func (l *launch) sizeProduct(rows int) bool {
-	v := &l.variant
-	blocks, rest := rows/v.Rows, rows%v.Rows
-	if rest > v.Few {
+	variant := &l.variant
+	blocks, rest := rows/variant.Rows, rows%variant.Rows
+	if rest > variant.Few {
 		blocks, rest = blocks+1, 0
 	}
 	count := blocks
 	if l.first = 0; l.last {
-		count, l.first = rest, blocks*v.Rows
+		count, l.first = rest, blocks*variant.Rows
 	}
 	l.global, l.local = [3]int{count, (l.columns + 15) / 16, 1}, [3]int{1, 1, 1}
-	if v.Grid == kernel.ByColumn {
-		l.global = [3]int{op.RoundUp(l.columns, pack.TileN), count, v.Slices}
-		l.local = [3]int{pack.TileN, 1, v.Slices}
+	if variant.Grid == kernel.ByColumn {
+		l.global = [3]int{op.RoundUp(l.columns, pack.TileN), count, variant.Slices}
+		l.local = [3]int{pack.TileN, 1, variant.Slices}
 	}
 	return count > 0
 }

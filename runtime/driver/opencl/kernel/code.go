@@ -31,8 +31,8 @@ const maxCode = 4 << 20
 // Use is a family of kernels that a node needs, and the variant that the node's form names; "" where it names none.
 type Use struct{ Family, Variant string }
 
-// Uses are the distinct uses of a graph's nodes, in the order of the first. A form names the variant of the product, not
-// of the kernels that prepare it.
+// Uses are the distinct uses of a graph's nodes, in the order of the first. A form names the variant of the product,
+// not of the kernels that prepare it.
 func Uses(graph *op.Graph) (list []Use) {
 	for i := range graph.Nodes {
 		operator := &graph.Nodes[i].Op

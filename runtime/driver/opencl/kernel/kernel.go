@@ -69,8 +69,9 @@ const (
 	ByCells              // an item for each element, in groups of GroupItems
 	ByGroups             // a group of GroupItems items for each row
 	ByHeads              // an item for each head of each row
-	ByTiles              // an item for Rows rows of 16 columns; where one item is to compute a whole tile, the next one does nothing
-	ByColumn             // a group of 32 x Slices items for Rows rows of 32 columns
+	// an item for Rows rows of 16 columns; where one item is to compute a whole tile, the next one does nothing
+	ByTiles
+	ByColumn // a group of 32 x Slices items for Rows rows of 32 columns
 )
 
 // Variant is one way to write a family.
