@@ -67,66 +67,79 @@ func parse(code []byte) (*model, error) {
 	return out, verify(parsed, &out.graph)
 }
 
-// operands compares the model's inputs and outputs with the graph's. It finds the operands that are
-// inspected around a call: every quant_rows has its scales among the outputs, every table its ids
-// among the inputs.
+// operands compares the model's inputs and outputs with the graph's. It finds the operands that are inspected around a
+// call: every quant_rows has its scales among the outputs, every table its ids among the inputs.
 func (m *model) operands() error {
 	graph := &m.graph
 	launches := graph.Launches(op.I32)
 	m.inputs, m.outputs = launches.Inputs, launches.Outputs
 	for i := range m.checks {
 		checked := &m.checks[i]
-		if checked.graph = -1; checked.Node < 0 || checked.Node >= len(graph.Nodes) ||
-			graph.Nodes[checked.Node].Op.Kind != op.QuantRows {
-			return fmt.Errorf("checks: node %d is no quant_rows", checked.Node)
+		checked.graph = -1
+		node := checked.Node
+		if node < 0 || node >= len(graph.Nodes) || graph.Nodes[node].Op.Kind != op.QuantRows {
+			return fmt.Errorf("checks: node %d is no quant_rows", node)
 		}
 	}
-	extra := len(m.checks)
-	for i, node := range graph.Nodes {
-		switch node.Op.Kind {
-		case op.QuantRows:
-			if at := slices.IndexFunc(graph.Outputs, func(v op.Value) bool { return v.Name == node.Out[1] }); at >= 0 {
-				m.checks = append(m.checks, check{Node: i, Output: output(at), graph: at})
-			}
-			if !slices.ContainsFunc(m.checks, func(c check) bool { return c.Node == i }) {
-				return fmt.Errorf("node %d (%s): its scales are not among the outputs, where values without an answer would show", i, node.Op.Kind)
-			}
-		case op.Embed:
-			input := slices.IndexFunc(graph.Inputs, func(v op.Value) bool { return v.Name == node.In[0] })
-			if input < 0 {
-				return fmt.Errorf("node %d (%s): its ids are not an input of the graph", i, node.Op.Kind)
-			}
-			m.ids = append(m.ids, lookup{i, input})
-		}
-	}
-	// names, types and shapes are the graph's
-	compare := func(what string, got []onnx.Value, name func(int) string, want []op.Value) error {
-		if len(got) != len(want) {
-			return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
-		}
-		for i, declared := range want {
-			if wanted := got[i]; wanted.Name != name(i) || wanted.Type != elements[declared.Type] ||
-				!slices.Equal(wanted.Dims, []int64{int64(declared.Rows), int64(declared.Cols)}) {
-				return fmt.Errorf("%s %q of the model is %v %v, want %q %s [%d,%d]", what, wanted.Name, wanted.Type,
-					wanted.Dims, name(i), declared.Type, declared.Rows, declared.Cols)
-			}
-		}
-		return nil
+	own := m.checks // outputs of the model alone
+	if err := m.findInspected(); err != nil {
+		return err
 	}
 	outs := m.onnx.Graph.Outputs
-	if len(outs) < extra {
-		return fmt.Errorf("the model has %d outputs, want %d more than the graph", len(outs), extra)
+	if len(outs) < len(own) {
+		return fmt.Errorf("the model has %d outputs, want %d more than the graph", len(outs), len(own))
 	}
-	for i, checker := range m.checks[:extra] {
-		value := outs[len(outs)-extra+i]
-		if rows := int64(graph.Nodes[checker.Node].Op.Rows()); value.Name != checker.Output ||
-			value.Type != onnx.Float32 || !slices.Equal(value.Dims, []int64{rows, 1}) {
+	graphs := len(outs) - len(own)
+	for i, checked := range own {
+		value, rows := outs[graphs+i], int64(graph.Nodes[checked.Node].Op.Rows())
+		if value.Name != checked.Output || value.Type != onnx.Float32 || !slices.Equal(value.Dims, []int64{rows, 1}) {
 			return fmt.Errorf("output %q of the model is %v %v, want the scales %q f32 [%d,1]", value.Name,
-				value.Type, value.Dims, checker.Output, rows)
+				value.Type, value.Dims, checked.Output, rows)
 		}
 	}
-	return errors.Join(compare("input", m.onnx.Graph.Inputs, input, m.inputs),
-		compare("output", outs[:len(outs)-extra], output, m.outputs))
+	return errors.Join(sameValues("input", m.onnx.Graph.Inputs, input, m.inputs),
+		sameValues("output", outs[:graphs], output, m.outputs))
+}
+
+// findInspected adds the scales that are outputs of the graph to the checks, and finds the ids of tables.
+func (m *model) findInspected() error {
+	place := func(values []op.Value, name string) int {
+		return slices.IndexFunc(values, func(value op.Value) bool { return value.Name == name })
+	}
+	for i, node := range m.graph.Nodes {
+		switch node.Op.Kind {
+		case op.QuantRows:
+			if at := place(m.graph.Outputs, node.Out[1]); at >= 0 {
+				m.checks = append(m.checks, check{Node: i, Output: output(at), graph: at})
+			}
+			if !slices.ContainsFunc(m.checks, func(checked check) bool { return checked.Node == i }) {
+				return fmt.Errorf("node %d (%s): its scales are not among the outputs, where values without an answer "+
+					"would show", i, node.Op.Kind)
+			}
+		case op.Embed:
+			at := place(m.graph.Inputs, node.In[0])
+			if at < 0 {
+				return fmt.Errorf("node %d (%s): its ids are not an input of the graph", i, node.Op.Kind)
+			}
+			m.ids = append(m.ids, lookup{i, at})
+		}
+	}
+	return nil
+}
+
+// sameValues compares names, types and shapes of a model's inputs or outputs with the graph's.
+func sameValues(what string, got []onnx.Value, name func(int) string, want []op.Value) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
+	}
+	for i, value := range want {
+		have, dims := got[i], []int64{int64(value.Rows), int64(value.Cols)}
+		if have.Name != name(i) || have.Type != elements[value.Type] || !slices.Equal(have.Dims, dims) {
+			return fmt.Errorf("%s %q of the model is %v %v, want %q %s [%d,%d]", what, have.Name, have.Type, have.Dims,
+				name(i), value.Type, value.Rows, value.Cols)
+		}
+	}
+	return nil
 }
 
 // Names of the model's operands, by their place in the graph.
@@ -165,18 +178,26 @@ func parts(i int, weight driver.Packed) ([]part, error) {
 	return out, nil
 }
 
-// initializers returns the weights as tensors over their packed bytes, in the model's shapes. Every
-// external initializer must belong to a weight.
-//
-// 8-bit codes that the library gets as uint8 are copied into memory that the caller closes: copies once there is a
-// session, kernels of convolutions with it.
-func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi.Initializer, copies, kernels []*mem.Region,
-	err error) {
+// sessionWeights are the weights of a session, as the library gets them.
+type sessionWeights struct {
+	values  []ortapi.Initializer // tensors over packed bytes, or over those of copies and kernels
+	copies  []*mem.Region        // 8-bit codes as uint8, needed until there is a session
+	kernels []*mem.Region        // those of convolutions, needed as long as the session
+}
+
+// close releases everything.
+func (w *sessionWeights) close() error {
+	closeValues(w.values)
+	return errors.Join(closeCopies(w.copies), closeCopies(w.kernels))
+}
+
+// initializers returns the weights as tensors in the model's shapes. Every external initializer must belong to a
+// weight.
+func (p *processor) initializers(m *model, weights driver.Weights) (out sessionWeights, err error) {
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, closeCopies(copies), closeCopies(kernels))
-			closeValues(out)
-			out, copies, kernels = nil, nil, nil
+			err = errors.Join(err, out.close())
+			out = sessionWeights{}
 		}
 	}()
 	declared := map[string]*onnx.Tensor{}
@@ -185,60 +206,77 @@ func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi
 			declared[tensor.Name] = tensor
 		}
 	}
-	for i, one := range weights {
-		list, err := parts(i, one)
+	for i, weight := range weights {
+		list, err := parts(i, weight)
 		if err != nil {
-			return out, copies, kernels, err
+			return out, err
 		}
-		for _, initializer := range list {
-			tensor := declared[initializer.name]
-			delete(declared, initializer.name)
-			kernel := initializer.typ == onnx.Int8 && tensor != nil && len(tensor.Dims) == 4
-			if initializer.typ == onnx.Int8 && (kernel || p.storage == shifted) {
-				region, err := mem.Alloc(len(initializer.bytes), driver.Align)
-				if err != nil {
-					return out, copies, kernels, err
-				}
-				if kernel {
-					kernels = append(kernels, region)
-					transposeCodes(region.Bytes(), initializer.bytes, one.Spec.K, one.Spec.N)
-					shiftCodes(region.Bytes(), region.Bytes())
-				} else {
-					copies = append(copies, region)
-					shiftCodes(region.Bytes(), initializer.bytes)
-				}
-				initializer.typ, initializer.bytes = onnx.Uint8, region.Bytes()
-			}
+		for _, one := range list {
+			tensor := declared[one.name]
+			delete(declared, one.name)
 			if tensor == nil {
-				return out, copies, kernels, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name,
-					initializer.name)
+				return out, fmt.Errorf("weight %q: the model has no initializer %q for it", weight.Spec.Name, one.name)
 			}
-			elems := int64(1)
-			for _, dim := range tensor.Dims {
-				elems *= dim // of a parsed model: no overflow
+			if err := p.storeCodes(&out, &one, tensor, weight.Spec); err != nil {
+				return out, err
 			}
-			elems = initializer.typ.Bytes(elems)
-			if tensor.Type != initializer.typ || elems != int64(len(initializer.bytes)) ||
-				tensor.External.Location != ortapi.Weights {
-				return out, copies, kernels, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, initializer.name, tensor.Type, tensor.Dims, tensor.External.Location, initializer.typ, len(initializer.bytes), ortapi.Weights)
+			if err := fits(&one, tensor); err != nil {
+				return out, fmt.Errorf("weight %q: %w", weight.Spec.Name, err)
 			}
-			value, err := p.env.NewTensor(initializer.bytes, ortapi.ElementType(initializer.typ), tensor.Dims)
+			value, err := p.env.NewTensor(one.bytes, ortapi.ElementType(one.typ), tensor.Dims)
 			if err != nil {
-				return out, copies, kernels, err
+				return out, err
 			}
-			out = append(out, ortapi.Initializer{Name: initializer.name, Value: value})
+			out.values = append(out.values, ortapi.Initializer{Name: one.name, Value: value})
 		}
 	}
 	for name := range declared {
-		return out, copies, kernels, fmt.Errorf("initializer %q of the model belongs to no weight of the graph", name)
+		return out, fmt.Errorf("initializer %q of the model belongs to no weight of the graph", name)
 	}
-	return out, copies, kernels, nil
+	return out, nil
+}
+
+// storeCodes copies 8-bit codes that the library is to get as uint8, and makes the part one of the copy: kernels of a
+// convolution, which are transposed too, and all codes where the library multiplies them exactly in this form only.
+func (p *processor) storeCodes(out *sessionWeights, one *part, tensor *onnx.Tensor, spec op.WeightSpec) error {
+	kernel := len(tensor.Dims) == 4
+	if one.typ != onnx.Int8 || !kernel && p.storage != shifted {
+		return nil
+	}
+	region, err := mem.Alloc(len(one.bytes), driver.Align)
+	if err != nil {
+		return err
+	}
+	if kernel {
+		out.kernels = append(out.kernels, region)
+		transposeCodes(region.Bytes(), one.bytes, spec.K, spec.N)
+		shiftCodes(region.Bytes(), region.Bytes())
+	} else {
+		out.copies = append(out.copies, region)
+		shiftCodes(region.Bytes(), one.bytes)
+	}
+	one.typ, one.bytes = onnx.Uint8, region.Bytes()
+	return nil
+}
+
+// fits refuses an initializer of another type or size than the part of the weight that it stands for.
+func fits(one *part, tensor *onnx.Tensor) error {
+	count := int64(1)
+	for _, dim := range tensor.Dims {
+		count *= dim // of a parsed model: no overflow
+	}
+	size := int64(len(one.bytes))
+	if tensor.Type == one.typ && one.typ.Bytes(count) == size && tensor.External.Location == ortapi.Weights {
+		return nil
+	}
+	return fmt.Errorf("initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.name, tensor.Type,
+		tensor.Dims, tensor.External.Location, one.typ, size, ortapi.Weights)
 }
 
 // closeValues releases tensors over weights; the weights' bytes are the caller's.
 func closeValues(list []ortapi.Initializer) {
-	for _, i := range list {
-		i.Value.Close()
+	for _, initializer := range list {
+		initializer.Value.Close()
 	}
 }
 
@@ -263,50 +301,31 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	if artifact.Driver != Name {
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
 	}
-	model := p.models[string(artifact.Code)] // one artifact serves every layer
-	if model == nil {
-		var err error
-		if model, err = parse(artifact.Code); err != nil {
-			return nil, err
-		}
-		if err := p.refuseInexact(&model.graph); err != nil {
-			return nil, err
-		}
-		for i, node := range model.graph.Nodes {
-			if err := p.caps.Supports(node.Op); err != nil {
-				return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
-			}
-		}
-		if model.code = artifact.Code; p.storage == shifted {
-			shiftModel(model.onnx)
-			model.code = model.onnx.Marshal()
-		}
-		p.models[string(artifact.Code)] = model
+	model, err := p.model(artifact.Code)
+	if err != nil {
+		return nil, err
 	}
 	if err := artifact.Matches(&model.graph); err != nil {
 		return nil, err
 	}
-	weights, err := weights.Check(&model.graph, false, layout, pack.Bytes)
-	if err != nil {
+	if weights, err = weights.Check(&model.graph, false, layout, pack.Bytes); err != nil {
 		return nil, err
 	}
 	var given driver.Weights
 	if model.graph.Estimate() == nil { // whose scales do not enter the library's graph
 		given = weights
 	}
-	values, copies, kernels, err := p.initializers(model, given)
+	stored, err := p.initializers(model, given)
 	if err != nil {
 		return nil, err
 	}
 	options := p.options(len(p.cores))
-	options.Initializers, options.Prepacked = values, p.env.prepacked
-	exe := &executable{p: p, m: model, initializers: values, memory: &mem.Region{}, kernels: kernels}
-	exe.session, err = p.env.NewSession(model.code, options)
-	released := closeCopies(copies) // the library has its own now: multiply tries that it computes with those
-	if err != nil {
-		closeValues(values)
-		return nil, errors.Join(err, released, closeCopies(kernels))
+	options.Initializers, options.Prepacked = stored.values, p.env.prepacked
+	exe := &executable{p: p, m: model, initializers: stored.values, memory: &mem.Region{}, kernels: stored.kernels}
+	if exe.session, err = p.env.NewSession(model.code, options); err != nil {
+		return nil, errors.Join(err, stored.close())
 	}
+	released := closeCopies(stored.copies) // the library has its own now, and computes with them: see multiply
 	prepared := exe.prepare()
 	if prepared == nil && model.graph.Estimate() != nil {
 		prepared = exe.prepareEstimate(weights)
@@ -316,6 +335,32 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	}
 	p.loaded[exe] = true
 	return exe, nil
+}
+
+// model returns the model of an artifact, which is parsed and checked once: one artifact serves every layer.
+func (p *processor) model(code []byte) (*model, error) {
+	if known := p.models[string(code)]; known != nil {
+		return known, nil
+	}
+	made, err := parse(code)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.refuseInexact(&made.graph); err != nil {
+		return nil, err
+	}
+	for i, node := range made.graph.Nodes {
+		if err := p.caps.Supports(node.Op); err != nil {
+			return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
+		}
+	}
+	made.code = code
+	if p.storage == shifted {
+		shiftModel(made.onnx)
+		made.code = made.onnx.Marshal()
+	}
+	p.models[string(code)] = made
+	return made, nil
 }
 
 // options returns those of a session on that many of the processor's cores.

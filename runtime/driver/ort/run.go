@@ -247,9 +247,8 @@ func (e *executable) observe(ins, own [][]byte) error {
 	return nil
 }
 
-// place decides where the library writes: into the outputs themselves, or into memory of our own.
-// The latter is for the model's own outputs, and for outputs that lie over an input, because the
-// library may read the input after it has written the output.
+// place decides where the library writes: into the outputs themselves, or into memory of our own. The latter is for the
+// model's own outputs, and for outputs that lie over an input.
 func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 	graph := &e.m.graph
 	own := slices.Clone(outs)
@@ -257,17 +256,7 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 	bytes := 0
 	apart := make([]bool, len(outs))
 	for i, raw := range outs {
-		for _, other := range ins {
-			apart[i] = apart[i] || overlap(raw, other)
-		}
-		if len(graph.Nodes) == 1 && inPlace[graph.Nodes[0].Op.Kind] &&
-			slices.ContainsFunc(ins, func(b []byte) bool {
-				return mem.Address(b) == mem.Address(raw) &&
-					len(b) == len(raw)
-			}) {
-			apart[i] = false // element by element
-		}
-		if apart[i] {
+		if apart[i] = e.writesApart(raw, ins); apart[i] {
 			bytes += roundUp(len(raw))
 		}
 	}
@@ -288,9 +277,9 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 		}
 	}
 	free := e.memory.Bytes()
-	take := func(n int) []byte {
-		data := free[:n:n]
-		free = free[roundUp(n):]
+	take := func(size int) []byte {
+		data := free[:size:size]
+		free = free[roundUp(size):]
 		return data
 	}
 	for i, raw := range outs {
@@ -305,6 +294,17 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 		}
 	}
 	return own, nil
+}
+
+// writesApart reports whether an output is computed in other memory: it lies over an input, which the library may read
+// after it has written the output, unless it replaces that input element by element.
+func (e *executable) writesApart(out []byte, ins [][]byte) bool {
+	nodes := e.m.graph.Nodes
+	same := func(in []byte) bool { return mem.Address(in) == mem.Address(out) && len(in) == len(out) }
+	if len(nodes) == 1 && inPlace[nodes[0].Op.Kind] && slices.ContainsFunc(ins, same) {
+		return false
+	}
+	return slices.ContainsFunc(ins, func(in []byte) bool { return overlap(out, in) })
 }
 
 // inPlace are the operators that the library computes element by element, so that the result may

@@ -23,17 +23,22 @@ type storage int
 
 const (
 	signed  storage = iota // int8, as they are packed
-	shifted                // uint8, 128 more, with a zero point of 128, in memory that is freed once the library has its copy
+	shifted                // uint8, 128 more, with a zero point of 128; memory is freed once the library has its copy
 	inexact                // neither is multiplied exactly: 8-bit products are not executed
 )
 
 // shift is what is added to a code, modulo 256: its highest bit changes.
 const shift = 0x80
 
+// keyOf names the options of a session that decide which kernels the library has.
+func keyOf(options *ortapi.SessionOptions) string {
+	return fmt.Sprintf("%q %q %q", options.Provider, options.ProviderOptions, options.Config)
+}
+
 // exactStorage returns the first type of weights that the library multiplies exactly on this CPU with these options of
 // a session. The environment remembers the answer, since every processor asks.
 func (e *env) exactStorage(options *ortapi.SessionOptions) (storage, error) {
-	key := fmt.Sprintf("%q %q %q", options.Provider, options.ProviderOptions, options.Config)
+	key := keyOf(options)
 	envs.Lock()
 	defer envs.Unlock()
 	if known, ok := e.storages[key]; ok {
@@ -73,14 +78,34 @@ func (e *env) multiplies(weights storage, options *ortapi.SessionOptions) (bool,
 // cancel, and which ones cancel differs from pattern to pattern.
 var extremes = [][]int8{{1}, {-1}, {1, -1}, {1, 1, -1}, {-1, 1, 1, 1}}
 
+// Shape of the weights that are tried.
+const extremeDepth, extremeCols = 131, 37
+
+// extremeCode returns a code of a row or a column of the largest codes.
+func extremeCode(line, at int) int {
+	signs := extremes[line%len(extremes)]
+	return 127 * int(signs[at%len(signs)])
+}
+
+// extremeProducts returns what rows of the largest codes times columns of them are, row by row. They are below 2^24.
+func extremeProducts[T int32 | float32](rows, cols int) (products []T) {
+	for row := range rows {
+		for col := range cols {
+			sum := 0
+			for at := range extremeDepth {
+				sum += extremeCode(row, at) * extremeCode(col, at)
+			}
+			products = append(products, T(sum))
+		}
+	}
+	return products
+}
+
 // largestProducts multiplies rows of the largest activations by columns of the largest weights. It returns what the
 // library computes and what is right, both [rows,cols].
-func (e *env) largestProducts(weights storage, rows int, options *ortapi.SessionOptions) (got, want []float32, err error) {
-	const depth, cols = 131, 37
-	code := func(line, at int) int {
-		signs := extremes[line%len(extremes)]
-		return 127 * int(signs[at%len(signs)])
-	}
+func (e *env) largestProducts(weights storage, rows int, options *ortapi.SessionOptions) (got, want []float32,
+	err error) {
+	const depth, cols = extremeDepth, extremeCols
 	memory, err := mem.Alloc(roundUp(rows*depth)+roundUp(depth*cols)+4*rows*cols, driver.Align)
 	if err != nil {
 		return nil, nil, err
@@ -90,94 +115,41 @@ func (e *env) largestProducts(weights storage, rows int, options *ortapi.Session
 	right := memory.Bytes()[roundUp(rows*depth):][:depth*cols]
 	result := memory.Bytes()[roundUp(rows*depth)+roundUp(depth*cols):]
 	for i := range left {
-		left[i] = byte(128 + code(i/depth, i%depth))
+		left[i] = byte(shift + extremeCode(i/depth, i%depth))
 	}
 	for i := range right {
-		right[i] = byte(code(i%cols, i/cols))
+		right[i] = byte(extremeCode(i%cols, i/cols))
 	}
-	for row := range rows {
-		for col := range cols {
-			sum := 0
-			for at := range depth {
-				sum += code(row, at) * code(col, at)
-			}
-			want = append(want, float32(sum)) // below 2^24: no rounding
-		}
-	}
-	err = e.multiply(left, right, result, [3]int64{int64(rows), depth, cols}, weights, options)
-	if err != nil {
+	if err := e.multiply(left, right, result, rows, weights, options); err != nil {
 		return nil, nil, err
 	}
 	got, err = mem.View[float32](result)
-	return slices.Clone(got), want, err
+	return slices.Clone(got), extremeProducts[float32](rows, cols), err
 }
 
 // multiply computes one product of 8-bit codes by the operator that products have: left [rows,depth] with a zero point
 // of 128, right [depth,cols], which it overwrites, result f32 [rows,cols].
-func (e *env) multiply(left, right, result []byte, shape [3]int64, weights storage,
-	options *ortapi.SessionOptions) error {
-	rows, depth, cols := shape[0], shape[1], shape[2]
-	code := func(name string) onnx.Tensor { return onnx.Tensor{Name: name, Type: onnx.Uint8, Raw: []byte{128}} }
-	model := onnx.Model{
-		IR: onnx.IR, Producer: "hetc",
-		Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}},
-		Graph: onnx.Graph{
-			Name:    "exact",
-			Inputs:  []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{rows, depth}}},
-			Outputs: []onnx.Value{{Name: "y", Type: onnx.Float32, Dims: []int64{rows, cols}}},
-			Initializers: []onnx.Tensor{
-				{Name: "w", Type: onnx.Int8, Dims: []int64{depth, cols},
-					External: &onnx.External{Location: ortapi.Weights, Length: depth * cols}},
-				onnx.Float32s("one", nil, 1), code("zero"),
-			},
-			Nodes: []onnx.Node{{Name: "n0", Domain: onnx.Contrib, Op: "MatMulIntegerToFloat",
-				In: list("a", "w", "one", "one", "zero"), Out: list("y")}},
-		}}
+func (e *env) multiply(left, right, result []byte, rows int, weights storage, options *ortapi.SessionOptions) error {
+	const depth, cols = extremeDepth, extremeCols
+	run := once{input: left, inDims: []int64{int64(rows), depth}, output: result, outDims: []int64{int64(rows), cols},
+		result: onnx.Float32}
+	run.model = run.product(onnx.Tensor{Type: onnx.Int8, Dims: []int64{depth, cols}},
+		onnx.Node{Domain: onnx.Contrib, Op: "MatMulIntegerToFloat", In: list("a", "w", "one", "one", "zero")})
+	run.model.Graph.Initializers = append(run.model.Graph.Initializers, onnx.Float32s("one", nil, 1))
 	typ := onnx.Int8
 	if weights == shifted {
-		shiftModel(&model)
+		shiftModel(run.model)
 		shiftCodes(right, right)
 		typ = onnx.Uint8
+		run.loaded = func() { clear(right) } // the library has to compute with its own copy: the shifted one is freed
 	}
-	weight, err := e.NewTensor(right, ortapi.ElementType(typ), []int64{depth, cols})
-	if err != nil {
-		return err
-	}
-	defer weight.Close()
-	given := *options
-	given.Initializers = []ortapi.Initializer{{Name: "w", Value: weight}}
-	session, err := e.NewSession(model.Marshal(), &given)
-	if err != nil {
-		return err
-	}
-	defer session.Close()
-	if weights == shifted {
-		clear(right) // the library has to compute with its own copy, because the shifted one is freed
-	}
-	binding, err := session.NewBinding()
-	if err != nil {
-		return err
-	}
-	in, err := e.NewTensor(left, ortapi.ElementType(onnx.Uint8), []int64{rows, depth})
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := e.NewTensor(result, ortapi.ElementType(onnx.Float32), []int64{rows, cols})
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	if err := errors.Join(binding.BindInput("a", in), binding.BindOutput("y", out)); err != nil {
-		return err
-	}
-	return session.Run(binding)
+	return e.runWeighted(&run, right, typ, []int64{depth, cols}, options)
 }
 
 // exactConvolution reports whether the library convolves the largest codes exactly on this CPU with these options of a
 // session: as products, with a few pixels and with many. The environment remembers the answer.
 func (e *env) exactConvolution(options *ortapi.SessionOptions) (bool, error) {
-	key := fmt.Sprintf("%q %q %q", options.Provider, options.ProviderOptions, options.Config)
+	key := keyOf(options)
 	envs.Lock()
 	defer envs.Unlock()
 	if known, ok := e.convolves[key]; ok {
@@ -201,11 +173,7 @@ func (e *env) exactConvolution(options *ortapi.SessionOptions) (bool, error) {
 // largestConvolution convolves an image of the largest codes with kernels of the largest weights. It returns what the
 // library computes and what is right, both [cols,pixels].
 func (e *env) largestConvolution(pixels int, options *ortapi.SessionOptions) (got, want []int32, err error) {
-	const depth, cols = 131, 37
-	code := func(line, at int) int {
-		signs := extremes[line%len(extremes)]
-		return 127 * int(signs[at%len(signs)])
-	}
+	const depth, cols = extremeDepth, extremeCols
 	memory, err := mem.Alloc(roundUp(depth*pixels)+roundUp(cols*depth)+4*cols*pixels, driver.Align)
 	if err != nil {
 		return nil, nil, err
@@ -214,74 +182,88 @@ func (e *env) largestConvolution(pixels int, options *ortapi.SessionOptions) (go
 	image, kernels := memory.Bytes()[:depth*pixels], memory.Bytes()[roundUp(depth*pixels):][:cols*depth]
 	result := memory.Bytes()[roundUp(depth*pixels)+roundUp(cols*depth):]
 	for i := range image {
-		image[i] = byte(shift + code(i%pixels, i/pixels))
+		image[i] = byte(shift + extremeCode(i%pixels, i/pixels))
 	}
 	for i := range kernels {
-		kernels[i] = byte(shift + code(i/depth, i%depth))
+		kernels[i] = byte(shift + extremeCode(i/depth, i%depth))
 	}
-	for col := range cols {
-		for pixel := range pixels {
-			sum := 0
-			for at := range depth {
-				sum += code(pixel, at) * code(col, at)
-			}
-			want = append(want, int32(sum))
-		}
-	}
-	if err := e.convolve(image, kernels, result, [3]int64{int64(pixels), depth, cols}, options); err != nil {
+	if err := e.convolve(image, kernels, result, int64(pixels), options); err != nil {
 		return nil, nil, err
 	}
 	got, err = mem.View[int32](result)
-	return slices.Clone(got), want, err
+	return slices.Clone(got), extremeProducts[int32](cols, pixels), err
 }
 
 // convolve computes one convolution of 8-bit codes around 128 by the operator that products have: an image
 // [depth,pixels], kernels [cols,depth], result i32 [cols,pixels].
-func (e *env) convolve(image, kernels, result []byte, shape [3]int64, options *ortapi.SessionOptions) error {
-	pixels, depth, cols := shape[0], shape[1], shape[2]
-	model := onnx.Model{
+func (e *env) convolve(image, kernels, result []byte, pixels int64, options *ortapi.SessionOptions) error {
+	const depth, cols = extremeDepth, extremeCols
+	run := once{input: image, inDims: []int64{1, depth, 1, pixels}, output: result,
+		outDims: []int64{1, cols, 1, pixels}, result: onnx.Int32}
+	dims := []int64{cols, depth, 1, 1}
+	run.model = run.product(onnx.Tensor{Type: onnx.Uint8, Dims: dims}, onnx.Node{Op: "ConvInteger",
+		In: list("a", "w", "zero", "zero"), Attrs: []onnx.Attr{onnx.Ints("kernel_shape", 1, 1)}})
+	return e.runWeighted(&run, kernels, onnx.Uint8, dims, options)
+}
+
+// once is a model that is executed a single time: a product of codes "a" and weights "w", with the zero point "zero".
+type once struct {
+	model           *onnx.Model
+	input, output   []byte
+	inDims, outDims []int64
+	result          onnx.Type // of the output
+	loaded          func()    // called once there is a session; nil: nothing is
+}
+
+// product returns the model of a node that reads a weight of some type and shape.
+func (o *once) product(weight onnx.Tensor, node onnx.Node) *onnx.Model {
+	weight.Name = "w"
+	count := int64(1)
+	for _, dim := range weight.Dims {
+		count *= dim
+	}
+	weight.External = &onnx.External{Location: ortapi.Weights, Length: weight.Type.Bytes(count)}
+	node.Name, node.Out = "n0", list("y")
+	return &onnx.Model{
 		IR: onnx.IR, Producer: "hetc",
 		Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}},
 		Graph: onnx.Graph{
-			Name:    "exact",
-			Inputs:  []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{1, depth, 1, pixels}}},
-			Outputs: []onnx.Value{{Name: "y", Type: onnx.Int32, Dims: []int64{1, cols, 1, pixels}}},
-			Initializers: []onnx.Tensor{
-				{Name: "w", Type: onnx.Uint8, Dims: []int64{cols, depth, 1, 1},
-					External: &onnx.External{Location: ortapi.Weights, Length: depth * cols}},
-				{Name: "zero", Type: onnx.Uint8, Raw: []byte{shift}},
-			},
-			Nodes: []onnx.Node{{Name: "n0", Op: "ConvInteger", In: list("a", "w", "zero", "zero"), Out: list("y"),
-				Attrs: []onnx.Attr{onnx.Ints("kernel_shape", 1, 1)}}},
+			Name:         "exact",
+			Inputs:       []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: o.inDims}},
+			Outputs:      []onnx.Value{{Name: "y", Type: o.result, Dims: o.outDims}},
+			Initializers: []onnx.Tensor{weight, {Name: "zero", Type: onnx.Uint8, Raw: []byte{shift}}},
+			Nodes:        []onnx.Node{node},
 		}}
-	weight, err := e.NewTensor(kernels, ortapi.ElementType(onnx.Uint8), []int64{cols, depth, 1, 1})
+}
+
+// runWeighted executes a model with the bytes of its weights.
+func (e *env) runWeighted(run *once, weights []byte, typ onnx.Type, dims []int64,
+	options *ortapi.SessionOptions) error {
+	weight, err := e.NewTensor(weights, ortapi.ElementType(typ), dims)
 	if err != nil {
 		return err
 	}
 	defer weight.Close()
 	given := *options
 	given.Initializers = []ortapi.Initializer{{Name: "w", Value: weight}}
-	return e.runOnce(&model, &given, []int64{1, depth, 1, pixels}, image, []int64{1, cols, 1, pixels}, onnx.Int32, result)
-}
-
-// runOnce executes a model with one input "a" of 8-bit codes and one output "y" of a type.
-func (e *env) runOnce(model *onnx.Model, options *ortapi.SessionOptions, inDims []int64, input []byte, outDims []int64,
-	typ onnx.Type, output []byte) error {
-	session, err := e.NewSession(model.Marshal(), options)
+	session, err := e.NewSession(run.model.Marshal(), &given)
 	if err != nil {
 		return err
 	}
 	defer session.Close()
+	if run.loaded != nil {
+		run.loaded()
+	}
 	binding, err := session.NewBinding()
 	if err != nil {
 		return err
 	}
-	in, err := e.NewTensor(input, ortapi.ElementType(onnx.Uint8), inDims)
+	in, err := e.NewTensor(run.input, ortapi.ElementType(onnx.Uint8), run.inDims)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	out, err := e.NewTensor(output, ortapi.ElementType(typ), outDims)
+	out, err := e.NewTensor(run.output, ortapi.ElementType(run.result), run.outDims)
 	if err != nil {
 		return err
 	}
@@ -358,9 +340,9 @@ func (p *processor) refuseInexact(graph *op.Graph) error {
 		if !isInteger(node.Op.Scheme) {
 			continue
 		}
-		return diag.New(diag.ClassUnavailable, "node %d (%s %s): library %q (version %s) multiplies 8-bit numbers inexactly on this CPU, "+
-			"with weights of int8 and of uint8: %w", i, node.Op.Kind, node.Op.Scheme, p.env.lib.Path, p.env.lib.Version,
-			driver.ErrIncapable).
+		return diag.New(diag.ClassUnavailable, "node %d (%s %s): library %q (version %s) multiplies 8-bit numbers "+
+			"inexactly on this CPU, with weights of int8 and of uint8: %w", i, node.Op.Kind, node.Op.Scheme,
+			p.env.lib.Path, p.env.lib.Version, driver.ErrIncapable).
 			WithHint("plan with scheme %s here, or with the driver host", strings.Join(floatSchemes(), " or "))
 	}
 	return nil
