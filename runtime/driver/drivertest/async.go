@@ -58,39 +58,37 @@ type chain struct {
 
 // newChain skips the test where the processor adds nothing.
 func newChain(t *testing.T, factory *Factory, columns int) *chain {
-	c := &chain{session: open(t, factory, factory.Config)}
-	c.q = c.proc.(driver.Asynchronous)
+	made := &chain{session: open(t, factory, factory.Config)}
+	made.q = made.proc.(driver.Asynchronous)
 	add := op.Op{Kind: op.Add, M: 1, N: columns}
-	if err := c.caps.Supports(add); err != nil {
+	if err := made.caps.Supports(add); err != nil {
 		t.Skip(err)
 	}
-	artifact, err := c.compile(single(c.caps, add), nil)
+	artifact, err := made.compile(single(made.caps, add), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.exe, err = c.load(artifact, nil); err != nil {
+	if made.exe, err = made.load(artifact, nil); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.exe.Close() })
+	t.Cleanup(func() { made.exe.Close() })
 	view := func() driver.View {
-		memory := c.memory(int64(4 * columns))
+		memory := made.memory(int64(4 * columns))
 		var buffer driver.Buffer
-		if err := c.lane.do(func() (err error) {
-			buffer, err = c.proc.Import(memory)
+		made.do(func() (err error) {
+			buffer, err = made.proc.Import(memory)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		t.Cleanup(func() { buffer.Close() })
 		return driver.View{Buffer: buffer, Type: op.F32, Rows: 1, Cols: columns, Stride: columns}
 	}
-	c.ones, c.sums[0], c.sums[1] = view(), view(), view()
-	store(c.ones, slices.Repeat([]float64{1}, columns))
-	return c
+	made.ones, made.sums[0], made.sums[1] = view(), view(), view()
+	store(made.ones, slices.Repeat([]float64{1}, columns))
+	return made
 }
 
-// calls submits n calls from call number first on, each with the same bindings and scalars, which are spoiled as soon as
-// Submit has returned. moves may be nil.
+// calls submits n calls from call number first on, each with the same bindings and scalars, which are spoiled as soon
+// as Submit has returned. moves may be nil.
 func (c *chain) calls(first, n int, moves func(i int) *driver.Moves) (last driver.Ticket, err error) {
 	scalars := driver.Scalars{}
 	bind := driver.Bindings{In: make([]driver.View, 2), Out: make([]driver.View, 1), Scalars: &scalars}
@@ -143,17 +141,17 @@ func (c *chain) start() {
 
 // Calls execute in the order of submission; Done of one tells of all before it, and spans do not overlap.
 func testOrder(t *testing.T, factory *Factory) {
-	c := newChain(t, factory, 1000)
+	adder := newChain(t, factory, 1000)
 	for round := range 3 {
-		c.start()
+		adder.start()
 		const n = driver.MaxInFlight
-		if err := c.lane.do(func() error {
-			last, err := c.calls(0, n, nil)
+		if err := adder.lane.do(func() error {
+			last, err := adder.calls(0, n, nil)
 			if err != nil {
 				return err
 			}
 			for began := time.Now(); ; {
-				done, err := c.q.Done(last)
+				done, err := adder.q.Done(last)
 				if err != nil {
 					return err
 				}
@@ -167,16 +165,17 @@ func testOrder(t *testing.T, factory *Factory) {
 			}
 			end := driver.Tick(math.MinInt64)
 			for ticket := last - n + 1; ticket <= last; ticket++ {
-				if done, err := c.q.Done(ticket); !done || err != nil {
+				if done, err := adder.q.Done(ticket); !done || err != nil {
 					return fmt.Errorf("call %d is not done (%v), and call %d is", ticket, err, last)
 				}
-				span, err := c.q.Wait(ticket)
-				again, err2 := c.q.Wait(ticket)
+				span, err := adder.q.Wait(ticket)
+				again, err2 := adder.q.Wait(ticket)
 				if err != nil || err2 != nil || span != again {
 					return fmt.Errorf("wait for call %d: %v, %v, and again %v, %v", ticket, span, err, again, err2)
 				}
-				if span.Start < end || span.End < span.Start || span.End > c.q.Now() {
-					return fmt.Errorf("call %d ran %v, the one before until %v, and it is %v", ticket, span, end, c.q.Now())
+				if span.Start < end || span.End < span.Start || span.End > adder.q.Now() {
+					return fmt.Errorf("call %d ran %v, the one before until %v, and it is %v", ticket, span, end,
+						adder.q.Now())
 				}
 				end = span.End
 			}
@@ -184,7 +183,7 @@ func testOrder(t *testing.T, factory *Factory) {
 		}); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
-		c.sum(n)
+		adder.sum(n)
 	}
 }
 
@@ -205,67 +204,61 @@ func movesOf(fetch, hand []bool) *driver.Moves {
 
 // What stays on the processor is neither read from the host's memory nor needed there.
 func testMoves(t *testing.T, factory *Factory) {
-	c := newChain(t, factory, 257)
-	for _, n := range []int{1, 2, 9, 40} {
-		c.start()
-		if err := c.lane.do(func() error {
-			last, err := c.calls(0, n, func(i int) *driver.Moves {
-				return movesOf([]bool{i == 0, i == 0}, []bool{i == n-1})
+	adder := newChain(t, factory, 257)
+	for _, count := range []int{1, 2, 9, 40} {
+		adder.start()
+		adder.do(func() error {
+			last, err := adder.calls(0, count, func(i int) *driver.Moves {
+				return movesOf([]bool{i == 0, i == 0}, []bool{i == count-1})
 			})
 			if err != nil {
 				return err
 			}
-			_, err = c.q.Wait(last)
+			_, err = adder.q.Wait(last)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		c.sum(n)
+		})
+		adder.sum(count)
 	}
 	// Of a processor with memory of its own nothing arrives unasked.
-	if !c.caps.OwnMemory {
+	if !adder.caps.OwnMemory {
 		return
 	}
-	c.start()
+	adder.start()
 	stays := func(int) *driver.Moves { return movesOf([]bool{true, true}, []bool{false}) }
-	if err := c.lane.do(func() error {
-		last, err := c.calls(0, 1, stays)
+	adder.do(func() error {
+		last, err := adder.calls(0, 1, stays)
 		if err != nil {
 			return err
 		}
-		_, err = c.q.Wait(last)
+		_, err = adder.q.Wait(last)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if decode(c.sums[1].Bytes(), op.F32) == 1 {
+	})
+	if decode(adder.sums[1].Bytes(), op.F32) == 1 {
 		t.Error("an output that is not handed over arrives in the host's memory")
 	}
 }
 
 // Submit and Done return while calls run: submitting many and asking once takes less than executing them.
 func testBlocks(t *testing.T, factory *Factory) {
-	c := newChain(t, factory, 1<<20)
+	adder := newChain(t, factory, 1<<20)
 	for range 5 { // other work on the machine may delay a thread
-		c.start()
+		adder.start()
 		var asked, all time.Duration
-		if err := c.lane.do(func() error {
+		adder.do(func() error {
 			began := time.Now()
-			last, err := c.calls(0, driver.MaxInFlight, nil)
+			last, err := adder.calls(0, driver.MaxInFlight, nil)
 			if err != nil {
 				return err
 			}
-			if _, err = c.q.Done(last); err != nil {
+			if _, err = adder.q.Done(last); err != nil {
 				return err
 			}
 			asked = time.Since(began)
-			_, err = c.q.Wait(last)
+			_, err = adder.q.Wait(last)
 			all = time.Since(began)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		c.sum(driver.MaxInFlight)
+		})
+		adder.sum(driver.MaxInFlight)
 		if asked < all*3/4 || all < 10*time.Millisecond {
 			return
 		}
@@ -277,136 +270,136 @@ func testBlocks(t *testing.T, factory *Factory) {
 // A failed call is told once, by its ticket, by the first question that reaches it, and calls go on.
 func testFailures(t *testing.T, factory *Factory) {
 	session := open(t, factory, factory.Config)
-	proc := session.proc.(driver.Asynchronous)
-	for _, c := range []struct {
-		o     op.Op
-		input string
-		value float64
+	for _, test := range []struct {
+		operator op.Op
+		input    string
+		value    float64
 	}{
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", 10},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.NaN()},
 	} {
-		if session.caps.Supports(c.o) != nil {
+		if session.caps.Supports(test.operator) != nil {
 			continue
 		}
-		tr := session.newTrial(single(session.caps, c.o), testContext, 12)
+		tr := session.newTrial(single(session.caps, test.operator), testContext, 12)
 		good := tr.bind(place{}, scalars(0, 3))
-		tr.vals[c.input].v[tr.vals[c.input].value.Cols] = c.value
+		input := tr.vals[test.input]
+		input.v[input.value.Cols] = test.value
 		bad := tr.bind(place{}, scalars(0, 3))
-		for _, ask := range []string{"Wait", "Done"} {
-			if err := session.lane.do(func() error {
-				var tickets []driver.Ticket
-				for _, bound := range []*bound{good, bad, good, bad, good} {
-					ticket, err := proc.Submit(tr.exe, &bound.b)
-					if err != nil {
-						return err
-					}
-					tickets = append(tickets, ticket)
-				}
-				if _, err := proc.Wait(tickets[0]); err != nil {
-					return fmt.Errorf("a call before one that fails: %w", err)
-				}
-				for _, want := range []driver.Ticket{tickets[1], tickets[3]} {
-					var err error
-					for began := time.Now(); err == nil && time.Since(began) < patience; {
-						if ask == "Wait" {
-							if _, err = proc.Wait(tickets[4]); err == nil {
-								break
-							}
-						} else if _, err = proc.Done(tickets[4]); err == nil {
-							runtime.Gosched()
-						}
-					}
-					var failure *driver.Failure
-					if !errors.As(err, &failure) || failure.Ticket != want {
-						return fmt.Errorf("%s: got %v, want the failure of call %d", ask, err, want)
-					}
-				}
-				if _, err := proc.Wait(tickets[4]); err != nil {
-					return fmt.Errorf("told again: %w", err)
-				}
-				_, err := proc.Run(tr.exe, &good.b)
-				return err
-			}); err != nil {
-				t.Errorf("%s: %v", c.o.Key(), err)
+		for _, question := range []string{"Wait", "Done"} {
+			if err := session.lane.do(func() error { return tr.failTwice(good, bad, question) }); err != nil {
+				t.Errorf("%s: %v", test.operator.Key(), err)
 			}
 		}
 	}
 }
 
+// failTwice submits good and bad calls by turns, and asks about the last one by a question until the failures are told.
+func (tr *trial) failTwice(good, bad *bound, question string) error {
+	proc := tr.s.proc.(driver.Asynchronous)
+	var tickets []driver.Ticket
+	for _, bound := range []*bound{good, bad, good, bad, good} {
+		ticket, err := proc.Submit(tr.exe, &bound.b)
+		if err != nil {
+			return err
+		}
+		tickets = append(tickets, ticket)
+	}
+	if _, err := proc.Wait(tickets[0]); err != nil {
+		return fmt.Errorf("a call before one that fails: %w", err)
+	}
+	last := tickets[4]
+	ask := func() (err error) {
+		if question == "Wait" {
+			_, err = proc.Wait(last)
+			return err
+		}
+		for began := time.Now(); err == nil && time.Since(began) < patience; runtime.Gosched() {
+			_, err = proc.Done(last)
+		}
+		return err
+	}
+	for _, want := range []driver.Ticket{tickets[1], tickets[3]} {
+		err := ask()
+		var failure *driver.Failure
+		if !errors.As(err, &failure) || failure.Ticket != want {
+			return fmt.Errorf("%s: got %v, want the failure of call %d", question, err, want)
+		}
+	}
+	if _, err := proc.Wait(last); err != nil {
+		return fmt.Errorf("told again: %w", err)
+	}
+	_, err := proc.Run(tr.exe, &good.b)
+	return err
+}
+
 // MaxInFlight calls may be in flight, no more, and when the caller knows of the end of some, others follow.
 func testFlight(t *testing.T, factory *Factory) {
-	c := newChain(t, factory, 64)
-	c.start()
+	adder := newChain(t, factory, 64)
+	adder.start()
 	total := driver.MaxInFlight
-	if err := c.lane.do(func() error {
-		last, err := c.calls(0, driver.MaxInFlight, nil)
+	adder.do(func() error {
+		last, err := adder.calls(0, driver.MaxInFlight, nil)
 		if err != nil {
 			return err
 		}
 		// One more is refused, unless the driver has noticed by itself that the first is done.
-		if one, err := c.calls(total, 1, nil); err == nil {
+		if one, err := adder.calls(total, 1, nil); err == nil {
 			total, last = total+1, one
-			if done, err := c.q.Done(last - driver.MaxInFlight); !done || err != nil {
+			if done, err := adder.q.Done(last - driver.MaxInFlight); !done || err != nil {
 				return fmt.Errorf("call %d in flight was accepted", driver.MaxInFlight+1)
 			}
 		}
 		for range 300 { // at different depths
 			some := 1 + total%17
-			if _, err := c.q.Wait(last - driver.MaxInFlight + driver.Ticket(some)); err != nil {
+			if _, err := adder.q.Wait(last - driver.MaxInFlight + driver.Ticket(some)); err != nil {
 				return err
 			}
-			if last, err = c.calls(total, some, nil); err != nil {
+			if last, err = adder.calls(total, some, nil); err != nil {
 				return err
 			}
 			total += some
 		}
-		_, err = c.q.Wait(last)
+		_, err = adder.q.Wait(last)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	c.sum(total)
+	})
+	adder.sum(total)
 }
 
 // Questions about calls that do not exist are errors.
 func testUnknown(t *testing.T, factory *Factory) {
-	c := newChain(t, factory, 64)
-	c.start()
-	if err := c.lane.do(func() error {
-		last, err := c.calls(0, 1, nil)
+	adder := newChain(t, factory, 64)
+	adder.start()
+	adder.do(func() error {
+		last, err := adder.calls(0, 1, nil)
 		if err != nil {
 			return err
 		}
 		for _, ticket := range []driver.Ticket{0, last + 1, math.MaxUint64} {
-			if _, err := c.q.Done(ticket); err == nil {
+			if _, err := adder.q.Done(ticket); err == nil {
 				return fmt.Errorf("call %d is said to be done or not", ticket)
 			}
-			if _, err := c.q.Wait(ticket); err == nil {
+			if _, err := adder.q.Wait(ticket); err == nil {
 				return fmt.Errorf("call %d is waited for", ticket)
 			}
 		}
-		_, err = c.q.Wait(last)
+		_, err = adder.q.Wait(last)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // Closing with calls in flight returns, and what follows are errors; memory is not written afterwards.
 func testCloseInFlight(t *testing.T, factory *Factory) {
 	for range 3 {
-		c := newChain(t, factory, 1<<16)
-		c.start()
+		adder := newChain(t, factory, 1<<16)
+		adder.start()
 		var last driver.Ticket
-		if err := c.lane.do(func() (err error) {
-			last, err = c.calls(0, driver.MaxInFlight/2, nil)
+		adder.do(func() (err error) {
+			last, err = adder.calls(0, driver.MaxInFlight/2, nil)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		closed := make(chan error, 1)
-		go func() { closed <- c.proc.Close() }()
+		go func() { closed <- adder.proc.Close() }()
 		select {
 		case err := <-closed:
 			if err != nil {
@@ -415,21 +408,19 @@ func testCloseInFlight(t *testing.T, factory *Factory) {
 		case <-time.After(patience):
 			t.Fatal("close does not return")
 		}
-		before := slices.Clone(c.sums[0].Bytes())
+		before := slices.Clone(adder.sums[0].Bytes())
 		time.Sleep(2 * time.Millisecond)
-		if !slices.Equal(before, c.sums[0].Bytes()) {
+		if !slices.Equal(before, adder.sums[0].Bytes()) {
 			t.Fatal("a closed processor writes")
 		}
-		if err := c.lane.do(func() error {
-			if _, err := c.calls(0, 1, nil); err == nil {
+		adder.do(func() error {
+			if _, err := adder.calls(0, 1, nil); err == nil {
 				return errors.New("a closed processor accepts a call")
 			}
-			_, _ = c.q.Wait(last) // whatever it says, it returns
-			_, _ = c.q.Done(last)
+			_, _ = adder.q.Wait(last) // whatever it says, it returns
+			_, _ = adder.q.Done(last)
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 }
 
@@ -438,26 +429,26 @@ func testAllocations(t *testing.T, factory *Factory) {
 	if Race {
 		t.Skip("the race detector allocates")
 	}
-	c := newChain(t, factory, 64)
-	c.start()
+	adder := newChain(t, factory, 64)
+	adder.start()
 	const calls = 2000
 	scalars := driver.Scalars{Rows: 1, KVLen: 1, Seq: 1}
-	bind := driver.Bindings{In: []driver.View{c.sums[0], c.ones}, Out: []driver.View{c.sums[1]}, Scalars: &scalars,
-		Moves: movesOf([]bool{true, false}, []bool{true})}
+	bind := driver.Bindings{In: []driver.View{adder.sums[0], adder.ones}, Out: []driver.View{adder.sums[1]},
+		Scalars: &scalars, Moves: movesOf([]bool{true, false}, []bool{true})}
 	var before, after runtime.MemStats
-	if err := c.lane.do(func() error {
+	adder.do(func() error {
 		for i := -4 * driver.MaxInFlight; i < calls; i++ {
 			if i == 0 {
 				runtime.ReadMemStats(&before)
 			}
-			ticket, err := c.q.Submit(c.exe, &bind)
+			ticket, err := adder.q.Submit(adder.exe, &bind)
 			if err != nil {
 				return err
 			}
 			if i%8 != 0 {
-				_, err = c.q.Done(ticket)
+				_, err = adder.q.Done(ticket)
 			} else {
-				_, err = c.q.Wait(ticket)
+				_, err = adder.q.Wait(ticket)
 			}
 			if err != nil {
 				return err
@@ -465,9 +456,7 @@ func testAllocations(t *testing.T, factory *Factory) {
 		}
 		runtime.ReadMemStats(&after)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	if n := after.Mallocs - before.Mallocs; n > calls/20 {
 		t.Errorf("%d calls allocate %d times", calls, n)
 	}
@@ -495,7 +484,7 @@ func testMirror(t *testing.T, factory *Factory) {
 	for i := range host {
 		host[i] = byte(i)
 	}
-	if err := session.lane.do(func() error {
+	session.do(func() error {
 		if err := mirror.Push(0, 4096); err != nil {
 			return err
 		}
@@ -515,13 +504,14 @@ func testMirror(t *testing.T, factory *Factory) {
 		if err := mirror.Push(200, 10); err != nil {
 			return err
 		}
-		for _, r := range [][2]int64{{-1, 10}, {0, 4097}, {4096, 1}, {math.MaxInt64, 1}, {1, math.MaxInt64}, {0, -1}} {
-			if mirror.Push(r[0], r[1]) == nil || mirror.Pull(r[0], r[1]) == nil {
-				return fmt.Errorf("%d bytes from %d on were moved", r[1], r[0])
+		for _, wrong := range [][2]int64{
+			{-1, 10}, {0, 4097}, {4096, 1}, {math.MaxInt64, 1}, {1, math.MaxInt64}, {0, -1},
+		} {
+			offset, count := wrong[0], wrong[1]
+			if mirror.Push(offset, count) == nil || mirror.Pull(offset, count) == nil {
+				return fmt.Errorf("%d bytes from %d on were moved", count, offset)
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }

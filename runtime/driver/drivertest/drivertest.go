@@ -6,20 +6,12 @@ package drivertest
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
-	"math"
 	"math/rand/v2"
-	"os"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -139,8 +131,8 @@ func testCapabilities(t *testing.T, f *Factory) {
 		for _, form := range forms {
 			once("form " + string(form) + " of " + string(scheme))
 			if !form.IsClass() || !slices.Contains(caps.Schemes, scheme) {
-				t.Errorf("form %q of scheme %q: want one of %q or a variant of kernels, of a supported scheme", form, scheme,
-					op.FormClasses)
+				t.Errorf("form %q of scheme %q: want one of %q or a variant of kernels, of a supported scheme", form,
+					scheme, op.FormClasses)
 			}
 			if form == op.Conv && caps.DynamicRows {
 				t.Errorf("form %q is compiled for a number of rows, and calls may use fewer", form)
@@ -272,7 +264,8 @@ func testOperators(t *testing.T, f *Factory) {
 		if operator.Form.Kernel() != "" {
 			of.Form, few = operator.Form, 1-i%3
 		}
-		if alike[of]++; alike[of] > few && (f.Sampled || sampled() && !due(name)) {
+		alike[of]++
+		if alike[of] > few && (f.Sampled || sampled() && !due(name)) {
 			continue
 		}
 		// A copy moves values of any type; its type is that of its operands.
@@ -414,33 +407,8 @@ func testWeightRanges(t *testing.T, f *Factory) {
 			for _, cols := range [][2]int{{0, n0}, {n0, 3 * n0}, {2 * n0, whole}} {
 				operator.N = cols[1] - cols[0]
 				part := session.newTrial(single(session.caps, operator), 0, 4)
-				for i, spec := range full.graph.Weights {
-					packed := &full.packed[i]
-					if spec.Name == "steps" { // the same in all columns: every share has its own
-						old, weight := full.weights[spec.Name],
-							stored{spec.K, operator.N, make([]float32, spec.K*operator.N)}
-						for j := range weight.v {
-							weight.v[j] = old.v[j/operator.N*whole]
-						}
-						if err := Pack(part.packed[i].Bytes, part.graph.Weights[i], weight.v); err != nil {
-							t.Fatal(err)
-						}
-						part.weights[spec.Name] = weight
-						continue
-					}
-					columns, offset, bytes, err := pack.Columns(spec, cols[0], cols[1])
-					if err != nil {
-						t.Fatal(err)
-					}
-					part.packed[i] = driver.Packed{Spec: columns, Bytes: packed.Bytes[offset : offset+bytes],
-						Stride: packed.Stride}
-					// The oracle gets the same columns, cut out of what the packed bytes stand for.
-					rows, old := max(1, spec.Experts)*spec.K, full.weights[spec.Name]
-					weight := stored{spec.K, operator.N, make([]float32, rows*operator.N)}
-					for row := range rows {
-						copy(weight.v[row*operator.N:(row+1)*operator.N], old.v[row*whole+cols[0]:])
-					}
-					part.weights[spec.Name] = weight
+				for i := range full.graph.Weights {
+					part.takeColumns(full, i, cols)
 				}
 				if err := part.load(); err != nil {
 					t.Fatalf("columns %v of %s: %v", cols, operator.Key(), err)
@@ -449,6 +417,37 @@ func testWeightRanges(t *testing.T, f *Factory) {
 			}
 		}
 	}
+}
+
+// takeColumns replaces weight i of a trial by columns of the one of another trial: the packed bytes, and what they
+// stand for. Steps are the same in all columns, so every share has its own.
+func (tr *trial) takeColumns(full *trial, i int, cols [2]int) {
+	tr.s.t.Helper()
+	spec, width := full.graph.Weights[i], cols[1]-cols[0]
+	old, weight := full.weights[spec.Name], stored{k: spec.K, n: width}
+	if spec.Name == "steps" {
+		weight.v = make([]float32, spec.K*width)
+		for j := range weight.v {
+			weight.v[j] = old.v[j/width*spec.N]
+		}
+		if err := Pack(tr.packed[i].Bytes, tr.graph.Weights[i], weight.v); err != nil {
+			tr.s.t.Fatal(err)
+		}
+		tr.weights[spec.Name] = weight
+		return
+	}
+	columns, offset, bytes, err := pack.Columns(spec, cols[0], cols[1])
+	if err != nil {
+		tr.s.t.Fatal(err)
+	}
+	packed := &full.packed[i]
+	tr.packed[i] = driver.Packed{Spec: columns, Bytes: packed.Bytes[offset : offset+bytes], Stride: packed.Stride}
+	rows := max(1, spec.Experts) * spec.K
+	weight.v = make([]float32, rows*width)
+	for row := range rows {
+		copy(weight.v[row*width:(row+1)*width], old.v[row*spec.N+cols[0]:])
+	}
+	tr.weights[spec.Name] = weight
 }
 
 // Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
@@ -524,598 +523,4 @@ func testDeterminism(t *testing.T, f *Factory) {
 			}
 		}
 	}
-}
-
-// mentions fails unless err is an error that contains every word.
-func mentions(t testing.TB, what string, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("%s was accepted", what)
-		return
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%s: error %q does not mention %q", what, err, word)
-		}
-	}
-}
-
-// Selectors, options and contexts that make no sense are errors that quote them.
-func testRefusedAtOpen(t *testing.T, factory *Factory) {
-	ctx := context.Background()
-	for _, sel := range []string{"", "-", "no-such-processor", "-1", "0-", "999999", "1e9", "\x00"} {
-		proc, err := factory.Driver.Open(ctx, driver.Config{Select: sel, Options: factory.Config.Options})
-		if sel == "" && err == nil { // a driver may have a default
-			proc.Close()
-			continue
-		}
-		mentions(t, fmt.Sprintf("selector %q", sel), err, fmt.Sprintf("%q", sel))
-	}
-	_, err := factory.Driver.Open(ctx, driver.Config{Select: factory.Config.Select,
-		Options: map[string]string{"no_such_option": "1"}})
-	mentions(t, "an unknown option", err, `"no_such_option"`)
-	// Opening may take long, so a context that has ended must end it.
-	cancelled, cancel := context.WithCancel(ctx)
-	cancel()
-	if _, err := factory.Driver.Open(cancelled, factory.Config); !errors.Is(err, context.Canceled) {
-		t.Errorf("open with a cancelled context: got %v", err)
-	}
-}
-
-// Load refuses what it cannot execute, damaged artifacts and wrong weights, and works afterwards.
-func testRefusedAtLoad(t *testing.T, factory *Factory) {
-	r := &refusals{open(t, factory, factory.Config)}
-	r.operators()
-	r.mixedBatches()
-	// A graph with one weight: a product where there is one, a norm with its gain otherwise.
-	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if len(r.caps.Schemes) > 0 {
-		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: r.caps.Schemes[0]}
-	}
-	good := r.newTrial(single(r.caps, operator), 0, 8)
-	artifact, err := r.compile(good.graph, good.packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.artifacts(artifact, good.packed)
-	r.otherGraphs(artifact, good)
-	r.weights(artifact, good.packed, good.graph.Weights[0].Name)
-	for _, scheme := range r.caps.Schemes {
-		r.experts(op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme})
-	}
-	if len(r.caps.Schemes) > 0 {
-		r.unknownLayout(good)
-	}
-	cancelled, cancel := context.WithCancel(context.Background())
-	cancel()
-	if _, err := r.proc.Load(cancelled, artifact, good.packed); !errors.Is(err, context.Canceled) {
-		t.Errorf("load with a cancelled context: got %v", err)
-	}
-	if err := good.load(); err != nil {
-		t.Errorf("a good artifact after bad ones: %v", err)
-	}
-}
-
-// refusals is a session whose loads must fail.
-type refusals struct{ *session }
-
-// refuse fails unless loading fails with an error that contains the words.
-func (r *refusals) refuse(what string, a driver.Artifact, w driver.Weights, words ...string) {
-	r.t.Helper()
-	exe, err := r.session.load(a, w)
-	if err == nil {
-		exe.Close()
-	}
-	mentions(r.t, what, err, words...)
-}
-
-// changed returns a copy of weights with the first one changed.
-func changed(weights driver.Weights, change func(p *driver.Packed)) driver.Weights {
-	weights = slices.Clone(weights)
-	change(&weights[0])
-	return weights
-}
-
-// operators tries all operators that the processor does not claim. Forms are tested with the
-// operators that it claims.
-func (r *refusals) operators() {
-	for _, operator := range operators() {
-		if r.caps.Supports(operator) == nil || operator.Form != "" {
-			continue
-		}
-		artifact, err := r.compile(single(r.caps, operator), nil)
-		if err == nil {
-			_, err = r.session.load(artifact, nil)
-		}
-		word := string(operator.Kind)
-		if r.caps.Executes(operator.Kind) {
-			word = string(operator.Scheme) + string(operator.KV)
-		}
-		mentions(r.t, operator.Key(), err, word)
-	}
-}
-
-// mixedBatches tries a graph whose rows are of one sequence in one node and of one sequence each in
-// another.
-func (r *refusals) mixedBatches() {
-	graph, ok := blocks(r.caps, 2)["attention of a batch f32"]
-	if !ok || !supported(r.caps, &graph) {
-		return
-	}
-	tr := r.newTrial(graph, testContext, 8)
-	graph.Nodes = slices.Clone(graph.Nodes)
-	graph.Nodes[1].Op.Batch = false
-	if artifact, err := r.compile(graph, tr.packed); err == nil {
-		r.refuse("rows that are of one sequence here and of one each there", artifact, tr.packed, "one sequence")
-	}
-}
-
-// artifacts tries artifacts that are cut, too long, of another driver, or noise.
-func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
-	r.refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: artifact.Code}, packed,
-		`"no-such-driver"`)
-	with := func(what string, code []byte) {
-		r.refuse(what, driver.Artifact{Driver: artifact.Driver, Code: code}, packed)
-	}
-	for length := range len(artifact.Code) {
-		// Every cut near the ends, where headers and sums lie, and some between.
-		if length < 64 || length > len(artifact.Code)-64 || length%37 == 0 {
-			with(fmt.Sprintf("the first %d of %d bytes of an artifact", length, len(artifact.Code)),
-				artifact.Code[:length])
-		}
-	}
-	with("bytes after an artifact", append(slices.Clone(artifact.Code), "{}"...))
-	noise := make([]byte, 4096)
-	rng := rand.New(rand.NewPCG(1, 9))
-	for i := range noise {
-		noise[i] = byte(rng.Uint32())
-	}
-	with("noise", noise)
-}
-
-// otherGraphs tries a good artifact for graphs that it was not compiled from, twice, since a driver may keep what it
-// has parsed. Then it is loaded for its own.
-func (r *refusals) otherGraphs(artifact driver.Artifact, good *trial) {
-	for _, c := range []struct {
-		what   string
-		change func(g *op.Graph)
-		word   string
-	}{
-		{"another operator", func(g *op.Graph) { g.Nodes[0].Op.Kind = op.Add }, string(op.Add)},
-		{"another shape", func(g *op.Graph) { g.Nodes[0].Op.N *= 2 }, `"n"`},
-		{"another scheme", func(g *op.Graph) { g.Nodes[0].Op.Scheme = "a1w1" }, "a1w1"},
-		{"another name of a weight", func(g *op.Graph) { g.Weights[0].Name += "2" }, "weight 0"},
-		{"one node more", func(g *op.Graph) { g.Nodes = append(g.Nodes, g.Nodes[0]) }, "want 2"},
-	} {
-		other := good.graph
-		other.Nodes, other.Weights = slices.Clone(other.Nodes), slices.Clone(other.Weights)
-		c.change(&other)
-		artifact.Graph = &other
-		for range 2 {
-			exe, err := r.session.load(artifact, good.packed)
-			if err == nil {
-				exe.Close()
-			}
-			mentions(r.t, "an artifact for a graph with "+c.what, err, "another graph than the plan", c.word)
-			if class := diag.ClassOf(err); class != diag.ClassVerify {
-				r.t.Errorf("an artifact for a graph with %s: class %q, want %q", c.what, class, diag.ClassVerify)
-			}
-		}
-	}
-	artifact.Graph = &good.graph
-	exe, err := r.session.load(artifact, good.packed)
-	if err != nil {
-		r.t.Errorf("an artifact for its own graph: %v", err)
-		return
-	}
-	exe.Close()
-}
-
-// weights tries weights that are not those of the graph: other numbers, sizes, shapes, schemes and
-// layouts.
-func (r *refusals) weights(artifact driver.Artifact, packed driver.Weights, name string) {
-	r.refuse("no weights", artifact, nil, "weight")
-	r.refuse("two weights for one", artifact, append(slices.Clone(packed), packed[0]), "weight")
-	for _, c := range []struct {
-		what   string
-		change func(p *driver.Packed)
-		words  []string
-	}{
-		{"a short weight", func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] },
-			[]string{fmt.Sprint(len(packed[0].Bytes))}},
-		{"an empty weight", func(p *driver.Packed) { p.Bytes = nil }, nil},
-		{"a long weight", func(p *driver.Packed) { p.Bytes = make([]byte, 2*len(p.Bytes)) }, nil},
-		{"a weight of another shape", func(p *driver.Packed) { p.Spec.N++ }, nil},
-		{"a weight of another scheme", func(p *driver.Packed) { p.Spec.Scheme = "q3k" }, []string{"q3k"}},
-		{"a weight of another layout", func(p *driver.Packed) { p.Spec.Layout = "swirl" }, []string{"swirl"}},
-	} {
-		r.refuse(c.what, artifact, changed(packed, c.change), append(c.words, name)...)
-	}
-}
-
-// experts tries experts whose stride or number does not fit the weight.
-func (r *refusals) experts(operator op.Op) {
-	if r.caps.Supports(operator) != nil {
-		return
-	}
-	tr := r.newTrial(single(r.caps, operator), 0, 8)
-	artifact, err := r.compile(tr.graph, tr.packed)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	name, one := tr.graph.Weights[0].Name, tr.packed[0].Stride
-	for _, c := range []struct {
-		what   string
-		change func(p *driver.Packed)
-		words  []string
-	}{
-		{"experts without a stride", func(p *driver.Packed) { p.Stride = 0 }, []string{name, fmt.Sprint(one)}},
-		{"experts that overlap", func(p *driver.Packed) { p.Stride -= 64 }, []string{name, fmt.Sprint(one)}},
-		{"experts beyond the end", func(p *driver.Packed) { p.Stride += 64 }, []string{name, fmt.Sprint(one + 64)}},
-		{"experts at odd places", func(p *driver.Packed) { p.Bytes, p.Stride = r.memory(3*one+2), one+1 },
-			[]string{name, fmt.Sprint(one + 1)}},
-		{"a negative stride", func(p *driver.Packed) { p.Stride = -one }, []string{name, fmt.Sprint(-one)}},
-		{"a stride that overflows", func(p *driver.Packed) { p.Stride = math.MaxInt64 &^ 63 }, []string{name}},
-		{"an expert too few", func(p *driver.Packed) { p.Bytes = p.Bytes[:2*one] }, []string{name}},
-		{"weights of other experts", func(p *driver.Packed) { p.Spec.Experts = 2 }, []string{name, "2", "3"}},
-		{"a weight without experts", func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] },
-			[]string{name, "3"}},
-	} {
-		r.refuse(c.what, artifact, changed(tr.packed, c.change), c.words...)
-	}
-}
-
-// unknownLayout tries a graph with a layout that no driver has.
-func (r *refusals) unknownLayout(good *trial) {
-	other := good.graph
-	other.Weights = slices.Clone(other.Weights)
-	other.Weights[0].Layout = "swirl"
-	artifact, err := r.compile(other, nil)
-	if err == nil {
-		_, err = r.session.load(artifact, changed(good.packed, func(p *driver.Packed) { p.Spec.Layout = "swirl" }))
-	}
-	mentions(r.t, "a graph with weights in an unknown layout", err, "swirl")
-}
-
-// Run refuses operands and scalars that do not fit the graph, before it touches memory, and works
-// afterwards.
-func testRefusedAtRun(t *testing.T, factory *Factory) {
-	session := open(t, factory, factory.Config)
-	// refuse binds good operands, changes one of them, and wants an error with the words
-	refuse := func(tr *trial, what string, change func(b *driver.Bindings), words ...string) {
-		t.Helper()
-		bound := tr.bind(place{}, scalars(0, 2))
-		change(&bound.b)
-		_, err := session.run(tr.exe, &bound.b)
-		mentions(t, what, err, words...)
-	}
-	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if session.caps.Supports(operator) != nil {
-		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
-	}
-	tr := session.newTrial(single(session.caps, operator), 0, 8)
-	refuse(tr, "a missing input", func(b *driver.Bindings) { b.In = b.In[:len(b.In)-1] })
-	refuse(tr, "a missing output", func(b *driver.Bindings) { b.Out = nil })
-	refuse(tr, "an input without a buffer", func(b *driver.Bindings) { b.In[0].Buffer = nil }, `"x"`)
-	refuse(tr, "an input of another type", func(b *driver.Bindings) { b.In[0].Type = op.BF16 }, `"x"`)
-	refuse(tr, "an output of other columns", func(b *driver.Bindings) { b.Out[0].Cols-- }, `"y"`)
-	refuse(tr, "an output of fewer rows", func(b *driver.Bindings) { b.Out[0].Rows = 1 }, `"y"`)
-	refuse(tr, "an output beyond its buffer", func(b *driver.Bindings) { b.Out[0].Offset = 64 }, `"y"`)
-	refuse(tr, "an input beyond its buffer", func(b *driver.Bindings) { b.In[0].Stride *= 2 }, `"x"`)
-	refuse(tr, "a negative offset", func(b *driver.Bindings) { b.In[0].Offset = -64 }, `"x"`)
-	refuse(tr, "an offset that overflows", func(b *driver.Bindings) { b.In[0].Offset = math.MaxInt64 - 3 }, `"x"`)
-	refuse(tr, "a stride that overflows", func(b *driver.Bindings) { b.In[0].Stride = math.MaxInt / 2 }, `"x"`)
-	refuse(tr, "a stride below the columns", func(b *driver.Bindings) { b.In[0].Stride = 1 }, `"x"`)
-	refuse(tr, "negative rows", func(b *driver.Bindings) { b.Scalars.Rows = -1 }, "-1")
-	if !session.caps.StridedInput {
-		refuse(tr, "a strided input", func(b *driver.Bindings) { b.In[0].Rows, b.In[0].Stride = 1, 2*b.In[0].Stride },
-			`"x"`)
-	}
-	if !session.caps.DynamicRows {
-		refuse(tr, "fewer rows", func(b *driver.Bindings) { b.Scalars.Rows = 1 }, "row")
-	}
-	tr.check(place{}, scalars(0, 2)) // and still right afterwards
-
-	attention := op.Op{Kind: op.Attention, M: 2, Heads: 4, KVHeads: 2, HeadDim: 8, Context: 8, KV: op.F32}
-	if session.caps.Supports(attention) == nil {
-		tr := session.newTrial(single(session.caps, attention), 16, 8)
-		refuse(tr, "positions beyond the cache", func(b *driver.Bindings) { b.Scalars.Pos = 15 }, "16")
-		refuse(tr, "a negative position", func(b *driver.Bindings) { b.Scalars.Pos = -1 }, "-1")
-		refuse(tr, "a position that overflows", func(b *driver.Bindings) { b.Scalars.Pos = math.MaxInt })
-		refuse(tr, "no cache", func(b *driver.Bindings) { b.K, b.V, b.MaxContext = driver.View{}, driver.View{}, 0 })
-		refuse(tr, "a cache of another type", func(b *driver.Bindings) { b.K.Type = op.F16 }, `"k"`)
-		refuse(tr, "a cache of fewer rows", func(b *driver.Bindings) { b.V.Rows-- }, `"v"`)
-		refuse(tr, "a larger context than the cache has", func(b *driver.Bindings) { b.MaxContext *= 2 }, `"k"`)
-		refuse(tr, "a sequence beyond those cached", func(b *driver.Bindings) { b.Scalars.Sequence = b.Sequences }, "3")
-		refuse(tr, "a negative sequence", func(b *driver.Bindings) { b.Scalars.Sequence = -1 }, "-1")
-		refuse(tr, "more sequences than the cache holds", func(b *driver.Bindings) { b.Sequences++ }, `"k"`)
-		refuse(tr, "sequences farther apart than the cache is long",
-			func(b *driver.Bindings) { b.SequenceBytes *= 2 }, `"k"`)
-		refuse(tr, "sequences so far apart that it overflows",
-			func(b *driver.Bindings) { b.SequenceBytes = math.MaxInt64 - 7 }, `"k"`)
-		refuse(tr, "sequences that overlap", func(b *driver.Bindings) { b.SequenceBytes -= 4 }, `"k"`)
-		tr.check(place{}, scalars(14, 2))
-	}
-	attention.Batch = true
-	if session.caps.Supports(attention) == nil {
-		tr := session.newTrial(single(session.caps, attention), 16, 8)
-		refuse(tr, "a batch without places", func(b *driver.Bindings) { b.Scalars.Batch = nil }, "places")
-		refuse(tr, "a batch of fewer places than rows",
-			func(b *driver.Bindings) { b.Scalars.Batch = b.Scalars.Batch[:1] }, "places")
-		refuse(tr, "a position beyond the cache", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = 16 }, "row 1",
-			"16")
-		refuse(tr, "a negative position of a row", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = -1 }, "row 1",
-			"-1")
-		refuse(tr, "a row of no cached sequence", func(b *driver.Bindings) { b.Scalars.Batch[0].Sequence = 2 },
-			"row 0", "2")
-		refuse(tr, "two rows of one sequence", func(b *driver.Bindings) { b.Scalars.Batch[1].Sequence = 1 }, "1")
-		tr.check(place{}, scalars(14, 2))
-	}
-
-	rope := op.Op{Kind: op.Rope, M: 2, Heads: 2, KVHeads: 1, HeadDim: 8}
-	if session.caps.Supports(rope) == nil {
-		tr := session.newTrial(single(session.caps, rope), 0, 8)
-		refuse(tr, "an in-place value in two places", func(b *driver.Bindings) {
-			b.Out[0].Buffer = tr.bind(place{}, scalars(0, 2)).b.Out[0].Buffer
-		}, `"qkv"`)
-	}
-
-	// Executables belong to the processor that loaded them, even among processors of one driver.
-	other := open(t, factory, factory.Config)
-	bound := tr.bind(place{}, scalars(0, 2))
-	_, err := other.run(tr.exe, &bound.b)
-	mentions(t, "an executable of another processor", err)
-	if err := session.lane.do(tr.exe.Close); err != nil {
-		t.Fatal(err)
-	}
-	_, err = session.run(tr.exe, &bound.b)
-	mentions(t, "a closed executable", err)
-}
-
-// Values without an answer are errors that name operator and row: NaN to quantise, ids out of
-// range. In rows that are not in use they do not matter.
-func testRefusedValues(t *testing.T, f *Factory) {
-	session := open(t, f, f.Config)
-	route := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSoftmax}
-	mixer := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01}
-	expert := func(scheme op.Scheme) op.Op {
-		return op.Op{Kind: op.ExpertMatMul, M: 3, Fan: 2, Experts: 4, K: 16, N: 16, Scheme: scheme}
-	}
-	for _, test := range []struct {
-		o     op.Op
-		input string
-		value float64
-		rows  int
-		row   int
-		words []string
-	}{
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.NaN(), 3, 0,
-			[]string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.Inf(1), 3, 0,
-			[]string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.OutlierMatMul, M: 3, K: 40, N: 33, Scheme: op.A32W16}, "x", math.NaN(), 3, 0,
-			[]string{"outlier_matmul", "row 1"}},
-		{op.Op{Kind: op.OutlierMatMul, M: 3, K: 40, N: 33, Scheme: op.A32W16}, "x", math.Inf(-1), 3, 0,
-			[]string{"outlier_matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ8C}, "x", math.NaN(), 3, 0,
-			[]string{"matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ4C}, "x", math.Inf(-1), 3, 0,
-			[]string{"matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FW16}, "x", 65520, 3, 0,
-			[]string{"matmul", "row 1", "f16"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FQ4B32}, "x", math.NaN(), 3, 0,
-			[]string{"matmul", "row 1", "f16"}},
-		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", 10, 3, 0, []string{"embed", "row 1", "10"}},
-		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", -1, 3, 0, []string{"embed", "row 1", "-1"}},
-		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 3, 0,
-			[]string{"kv_append", "row 1"}},
-		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.BF16}, "qkv", 3.4e38, 3, 0,
-			[]string{"kv_append", "row 1", "bf16"}},
-		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, 3, []string{"select_row", "row 3"}},
-		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, -1, []string{"select_row", "row -1"}},
-		{route, "logits", math.NaN(), 3, 0, []string{"route", "row 1"}},
-		{route, "logits", math.Inf(1), 3, 0, []string{"route", "row 1"}},
-		{route, "logits", math.Inf(-1), 3, 0, []string{"route", "row 1"}},
-		{mixer, "logits", math.NaN(), 3, 0, []string{"route", "row 1"}},
-		{expert(op.A32W32), "ids", 4, 3, 0, []string{"expert_matmul", "row 1", "4"}},
-		{expert(op.A32W32), "ids", -1, 3, 0, []string{"expert_matmul", "row 1", "-1"}},
-		{expert(op.A8TQ8C), "ids", math.MaxInt32, 3, 0, []string{"expert_matmul", "row 1"}},
-		{expert(op.A8TQ4B32), "ids", math.MinInt32, 3, 0, []string{"expert_matmul", "row 1"}},
-	} {
-		if session.caps.Supports(test.o) != nil {
-			continue
-		}
-		tr := session.newTrial(single(session.caps, test.o), testContext, 12)
-		in := tr.vals[test.input]
-		// the first element of row 1
-		in.v[in.value.Cols] = test.value // row 1
-		sc := scalars(0, test.rows)
-		sc.Row = test.row
-		bound := tr.bind(place{}, sc)
-		_, err := session.run(tr.exe, &bound.b)
-		mentions(t, fmt.Sprintf("%s with %v", test.o.Key(), test.value), err, test.words...)
-		if session.caps.DynamicRows && test.o.Kind != op.SelectRow { // a row that is not in use does not matter
-			bound.b.Scalars.Rows = 1
-			if _, err := session.run(tr.exe, &bound.b); err != nil {
-				t.Errorf("%s with %v in an unused row: %v", test.o.Key(), test.value, err)
-			}
-		}
-		tr.fill(rand.New(rand.NewPCG(3, 3))) // and still right afterwards
-		tr.check(place{}, scalars(0, test.rows))
-	}
-}
-
-// Memory is zeroed, of the wanted size, closed twice without harm; imported memory is not copied.
-func testMemory(t *testing.T, f *Factory) {
-	session := open(t, f, f.Config)
-	for _, bytes := range []int64{1, 63, 4096, 1 << 20} {
-		buffer, err := session.proc.Alloc(bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := buffer.Bytes(); int64(len(got)) != bytes ||
-			slices.ContainsFunc(got, func(v byte) bool { return v != 0 }) {
-			t.Errorf("alloc of %d bytes: got %d, or not zeroed", bytes, len(got))
-		}
-		if err := errors.Join(buffer.Close(), buffer.Close()); err != nil {
-			t.Errorf("close a buffer twice: %v", err)
-		}
-	}
-	for _, bytes := range []int64{-1, math.MaxInt64} {
-		if _, err := session.proc.Alloc(bytes); err == nil {
-			t.Errorf("alloc of %d bytes was accepted", bytes)
-		}
-	}
-	memory := session.memory(256)
-	if _, err := session.proc.Import(memory[1:]); err == nil {
-		t.Error("import of unaligned memory was accepted")
-	}
-	buffer, err := session.proc.Import(memory[64:128])
-	if err != nil {
-		t.Fatal(err)
-	}
-	buffer.Bytes()[0] = 42
-	if memory[64] != 42 || len(buffer.Bytes()) != 64 {
-		t.Error("imported memory is a copy")
-	}
-	if err := errors.Join(buffer.Close(), buffer.Close()); err != nil {
-		t.Errorf("close imported memory twice: %v", err)
-	}
-}
-
-// Processors run at the same time, each on its lane, and give the same results as alone.
-func testConcurrent(t *testing.T, f *Factory) {
-	configs := append([]driver.Config{f.Config}, f.Others...)
-	// Two processors with one selector also run at the same time.
-	if len(f.Others) == 0 {
-		configs = append(configs, f.Config)
-	}
-	var trials []*trial
-	var first *driver.Capabilities // graphs are compiled for this one
-	for i, config := range configs {
-		session := open(t, f, config)
-		if first == nil {
-			first = session.caps
-		}
-		all := blocks(session.caps, 11)
-		for _, name := range slices.Sorted(maps.Keys(all)) {
-			if graph := all[name]; strings.HasPrefix(name, "mlp") && supported(session.caps, &graph) &&
-				supported(first, &graph) {
-				trials = append(trials, session.newTrial(graph, 0, uint64(i)))
-				break
-			}
-		}
-	}
-	type outcome struct {
-		b   *bound
-		err error
-	}
-	// Operands are bound before: allocation belongs to the lanes too, and would serialise the calls.
-	results := make([][]outcome, len(trials))
-	for i, tr := range trials {
-		for range 50 {
-			results[i] = append(results[i], outcome{b: tr.bind(place{}, scalars(0, 11))})
-		}
-	}
-	var wg sync.WaitGroup
-	for i, tr := range trials {
-		wg.Go(func() {
-			for j := range results[i] {
-				_, results[i][j].err = tr.s.run(tr.exe, &results[i][j].b.b)
-			}
-		})
-	}
-	wg.Wait()
-	for i, tr := range trials {
-		// all runs of a trial have the same operands
-		evaluate(&tr.graph, tr.vals, tr.weights, nil, scalars(0, 11))
-		for _, outcome := range results[i] {
-			if outcome.err != nil {
-				t.Fatal(outcome.err)
-			}
-			view := outcome.b.b.Out[0]
-			tr.compare(tr.vals["y"], view, view.Buffer.Bytes(), 11)
-		}
-	}
-}
-
-// Closing works twice and in any order, and a closed processor or executable gives errors.
-func testClose(t *testing.T, factory *Factory) {
-	session := open(t, factory, factory.Config)
-	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if session.caps.Supports(operator) != nil {
-		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
-	}
-	tr := session.newTrial(single(session.caps, operator), 0, 8)
-	bound := tr.bind(place{}, scalars(0, 2))
-	if err := errors.Join(session.proc.Close(), session.proc.Close()); err != nil {
-		t.Fatalf("close twice: %v", err)
-	}
-	_, err := session.run(tr.exe, &bound.b)
-	mentions(t, "run on a closed processor", err)
-	artifact, err := session.compile(tr.graph, tr.packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = session.load(artifact, tr.packed)
-	mentions(t, "load on a closed processor", err)
-	if err := errors.Join(tr.exe.Close(), tr.exe.Close()); err != nil {
-		t.Errorf("close an executable twice, after its processor: %v", err)
-	}
-	// A processor that was never attached closes too.
-	proc, err := factory.Driver.Open(context.Background(), factory.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := proc.Close(); err != nil {
-		t.Error(err)
-	}
-}
-
-// Opening and closing leaves no goroutines and no threads behind.
-func testLeaks(t *testing.T, f *Factory) {
-	cycle := func() {
-		session := open(t, f, f.Config)
-		graphs := blocks(session.caps, 11)
-		maps.DeleteFunc(graphs, func(name string, g op.Graph) bool {
-			return !strings.HasPrefix(name, "mlp") || !supported(session.caps, &g)
-		})
-		for i, name := range slices.Sorted(maps.Keys(graphs)) {
-			if i < 2 { // what is opened and closed does not depend on the scheme
-				session.newTrial(graphs[name], 0, 1).check(place{}, scalars(0, 11))
-			}
-		}
-		session.close()
-	}
-	// The first cycle may start what stays for good, such as threads of a library.
-	cycle()
-	goroutines, threads := runtime.NumGoroutine(), countThreads()
-	const cycles = 10
-	for range cycles {
-		cycle()
-	}
-	// Threads end a little after their goroutines.
-	for range 100 {
-		if runtime.NumGoroutine() <= goroutines && countThreads() < threads+cycles/2 {
-			// Threads of the Go runtime come and go; a leak would add one for each cycle.
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("after opening and closing %d processors: %d goroutines, before %d; %d threads, before %d", cycles,
-		runtime.NumGoroutine(), goroutines, countThreads(), threads)
-}
-
-// countThreads returns the number of OS threads of this process, 0 where the system does not tell.
-func countThreads() int {
-	entries, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return 0
-	}
-	return len(entries)
 }

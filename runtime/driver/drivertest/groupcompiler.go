@@ -170,7 +170,8 @@ func (b *GroupCompiler) compiled(ctx context.Context, piece driver.Piece,
 }
 
 // code compiles a piece with its weights inside (alone), or with the digest of those of the group.
-func (b *GroupCompiler) code(ctx context.Context, piece driver.Piece, target driver.Target, alone bool) ([]byte, error) {
+func (b *GroupCompiler) code(ctx context.Context, piece driver.Piece, target driver.Target, alone bool) ([]byte,
+	error) {
 	artifact, err := b.compiler.Compile(ctx, piece.Graph, piece.Weights, target)
 	if err != nil {
 		return nil, err
@@ -278,19 +279,19 @@ func (b *GroupCompiler) run(ctx context.Context, piece driver.Piece) (out [][]by
 		return views[v.Name], err
 	}
 	for i, value := range piece.Graph.Inputs {
-		out, err := view(value)
+		input, err := view(value)
 		if err != nil {
 			return nil, err
 		}
-		copy(out.Buffer.Bytes(), piece.Sample[i])
-		bind.In = append(bind.In, out)
+		copy(input.Buffer.Bytes(), piece.Sample[i])
+		bind.In = append(bind.In, input)
 	}
 	for _, value := range piece.Graph.Outputs {
-		in, err := view(value)
+		output, err := view(value)
 		if err != nil {
 			return nil, err
 		}
-		bind.Out = append(bind.Out, in)
+		bind.Out = append(bind.Out, output)
 	}
 	if _, err := proc.Run(exe, &bind); err != nil {
 		return nil, err
@@ -330,8 +331,8 @@ func (d *groupDriver) Open(ctx context.Context, c driver.Config) (driver.Process
 	}
 	caps := *proc.Capabilities()
 	caps.Set = caps.Set.Clone()
-	caps.WeightsInArtifacts, caps.WeightRanges, caps.DynamicRows, caps.StridedInput, caps.StridedOutput = true, false, false,
-		false, false
+	caps.WeightsInArtifacts, caps.WeightRanges, caps.DynamicRows = true, false, false
+	caps.StridedInput, caps.StridedOutput = false, false
 	return &groupProcessor{proc, &caps, d}, nil
 }
 
@@ -385,8 +386,8 @@ func (p *groupProcessor) Load(ctx context.Context, artifact driver.Artifact,
 		from = from[spec.Bytes:]
 		weights = append(weights, driver.Packed{Spec: spec.Spec, Bytes: buf.Bytes(), Stride: spec.Stride})
 	}
-	exe, err := p.Processor.Load(ctx, driver.Artifact{Driver: p.d.Driver.Name(), Code: code.Code, Graph: artifact.Graph},
-		weights)
+	inner := driver.Artifact{Driver: p.d.Driver.Name(), Code: code.Code, Graph: artifact.Graph}
+	exe, err := p.Processor.Load(ctx, inner, weights)
 	if err != nil {
 		return nil, errors.Join(err, loaded.Close())
 	}

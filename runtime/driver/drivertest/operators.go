@@ -120,8 +120,8 @@ func kernelForms(caps *driver.Capabilities) (list []op.Op) {
 				continue
 			}
 			for i, shape := range [][3]int{{21, 96, 160}, {1, 97, 131}, {6, 64, 32}} {
-				list = append(list, op.Op{Kind: op.MatMul, M: shape[0], K: shape[1], N: shape[2], Scheme: scheme, Form: form,
-					Bias: i == 0})
+				list = append(list, op.Op{Kind: op.MatMul, M: shape[0], K: shape[1], N: shape[2], Scheme: scheme,
+					Form: form, Bias: i == 0})
 			}
 		}
 	}
@@ -161,7 +161,8 @@ func groups(add func(ops ...op.Op)) {
 		{1, 1, 1, "1x1"}, {3, 2, 4, "1x2,2x1"}, {17, 2, 3, "2x4"}, {50, 8, 16, "4x32,8x16"}, {9, 3, 16, "16x1"},
 		{33, 4, 8, "1x100"},
 	} {
-		operator := op.Op{Kind: op.Dispatch, M: sh.m, N: 40, Experts: sh.experts, Fan: sh.fan, Groups: sh.groups, Sent: 1}
+		operator := op.Op{Kind: op.Dispatch, M: sh.m, N: 40, Experts: sh.experts, Fan: sh.fan, Groups: sh.groups,
+			Sent: 1}
 		add(operator)
 		for _, operator.Salience = range op.Saliences {
 			operator.K = map[string]int{op.SalienceNorm: 24, op.SalienceWeight: sh.fan}[operator.Salience]

@@ -162,22 +162,22 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 	for i := range g.Nodes {
 		node := &g.Nodes[i]
 		// A node with fewer rows than the call has tokens, such as the head, uses all of its own.
-		e := evaluation{Op: node.Op, cache: c, scalars: &s, tokens: min(node.Op.M, s.Rows)}
-		e.rows = e.tokens * max(1, e.Fan)
+		computed := evaluation{Op: node.Op, cache: c, scalars: &s, tokens: min(node.Op.M, s.Rows)}
+		computed.rows = computed.tokens * max(1, computed.Fan)
 		for _, name := range node.In {
-			e.in = append(e.in, vals[name])
+			computed.in = append(computed.in, vals[name])
 		}
 		for _, name := range node.Out {
-			e.out = append(e.out, vals[name])
+			computed.out = append(computed.out, vals[name])
 		}
 		for _, name := range node.W {
-			e.w = append(e.w, weights[name])
+			computed.w = append(computed.w, weights[name])
 		}
-		define := definitions[e.Kind]
+		define := definitions[computed.Kind]
 		if define == nil {
-			panic(fmt.Sprintf("BUG: no oracle for operator %q", e.Kind))
+			panic(fmt.Sprintf("BUG: no oracle for operator %q", computed.Kind))
 		}
-		define(&e)
+		define(&computed)
 	}
 }
 
@@ -933,7 +933,8 @@ func encode(dst []byte, elem op.Type, value float64) {
 		// the upper one is odd.
 		bits := math.Float32bits(float32(value))
 		brain := uint16(bits >> 16)
-		if low := bits & 0xffff; low > 0x8000 || low == 0x8000 && brain%2 == 1 {
+		low := bits & 0xffff
+		if low > 0x8000 || low == 0x8000 && brain%2 == 1 {
 			brain++
 		}
 		binary.LittleEndian.PutUint16(dst, brain)

@@ -498,7 +498,8 @@ func (m *mirror) Pull(offset, count int64) error { return m.move(offset, count, 
 
 // move waits for what is in flight and copies.
 func (m *mirror) move(offset, count int64, to, from driver.Buffer) error {
-	if have := int64(len(m.Bytes())); offset < 0 || count < 0 || offset > have || count > have-offset {
+	have := int64(len(m.Bytes()))
+	if offset < 0 || count < 0 || offset > have || count > have-offset {
 		return diag.New(diag.ClassRun, "move memory of %s: bytes %d to %d of %d", m.q, offset, offset+count, have)
 	}
 	m.q.mu.Lock()

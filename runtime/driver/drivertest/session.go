@@ -87,6 +87,14 @@ func open(t testing.TB, f *Factory, c driver.Config) *session {
 	return opened
 }
 
+// do runs f on the lane, and ends the test if it fails.
+func (s *session) do(f func() error) {
+	s.t.Helper()
+	if err := s.lane.do(f); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // close closes the processor on its lane and ends the lane. Further calls do nothing.
 func (s *session) close() {
 	if s.lane == nil {
@@ -154,55 +162,12 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 			}
 		}
 	}
-	// Errors of earlier nodes are not tracked through later ones; a share of the largest result bounds them.
-	if len(graph.Nodes) > 1 {
-		tr.loose = 1e-4
-	}
-	// what the numbers of some weights mean, by name: element j of a random number
-	meaning := map[string]func(j int, drawn float32) float32{}
 	for _, node := range graph.Nodes {
 		if node.Op.HasScheme() && slices.Contains(s.caps.Rerounds, node.Op.Scheme) {
 			tr.rerounds = true
 		}
-	}
-	for _, node := range graph.Nodes {
-		for i, role := range node.Op.Sig().W {
-			if role == "heads" {
-				meaning[node.W[i]] = headNumbers
-			}
-		}
-		switch node.Op.Kind {
-		case op.MatMul:
-			if node.Op.Scheme.Grid() {
-				meaning[node.W[len(node.W)-1]] = gridSteps(node.Op)
-			}
-			if len(graph.Nodes) > 1 && node.Op.Scheme.RoundsResults() {
-				tr.loose = max(tr.loose, 3e-3)
-			}
-		case op.OutlierMatMul:
-			meaning[node.W[1]] = rowScale
-		case op.Dispatch:
-			slots := node.Op.Groups.Slots()
-			meaning[node.W[0]] = func(j int, _ float32) float32 { return float32(slots - 1 - j) }
-		case op.QuantRows:
-			if node.Op.Static {
-				meaning[node.W[0]] = rowScale
-			}
-			if len(graph.Nodes) > 1 {
-				tr.loose = 1e-2 // a value between two codes may take either
-				if tr.rerounds {
-					tr.loose = 5e-2
-				}
-			}
-		case op.Rope:
-			meaning[node.W[0]] = frequencies(node.Op.Rotary() / 2)
-		case op.KVAppend, op.Attention, op.Estimate, op.SparseAttend:
-			if len(graph.Nodes) > 1 && node.Op.KV == op.BF16 {
-				tr.loose = max(tr.loose, 3e-2) // weights are rounded, and queries may be so to either neighbour
-			}
-			if tr.cache == nil {
-				tr.cache = filledCache(rng, &node.Op, maxContext)
-			}
+		if tr.cache == nil && slices.Contains(cached, node.Op.Kind) {
+			tr.cache = filledCache(rng, &node.Op, maxContext)
 		}
 	}
 	switch {
@@ -211,9 +176,13 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	case len(graph.Nodes) == 1 && graph.Nodes[0].Op.Act != "":
 		tr.slack = s.f.Activations
 	}
+	if len(graph.Nodes) > 1 {
+		tr.loose = looseness(&graph, tr.rerounds)
+	}
 	tr.fill(rng)
+	meanings := meaningsOf(&graph)
 	for i, spec := range graph.Weights {
-		packed, weight := s.randomWeight(rng, spec, meaning[spec.Name])
+		packed, weight := s.randomWeight(rng, spec, meanings[spec.Name])
 		tr.weights[spec.Name] = weight
 		packed.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
 		tr.packed = append(tr.packed, packed)
@@ -222,6 +191,57 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 		s.t.Fatal(err)
 	}
 	return tr
+}
+
+// cached are the kinds that read the cache or write to it.
+var cached = []op.Kind{op.KVAppend, op.Attention, op.Estimate, op.SparseAttend}
+
+// looseness returns the tolerance of a graph of several nodes, relative to its largest result. Errors of earlier nodes
+// are not tracked through later ones.
+func looseness(graph *op.Graph, rerounds bool) float64 {
+	loose := 1e-4
+	for _, node := range graph.Nodes {
+		switch {
+		case node.Op.Kind == op.MatMul && node.Op.Scheme.RoundsResults():
+			loose = max(loose, 3e-3)
+		case node.Op.Kind == op.QuantRows && rerounds:
+			loose = 5e-2
+		case node.Op.Kind == op.QuantRows:
+			loose = 1e-2 // a value between two codes may take either
+		case node.Op.KV == op.BF16:
+			loose = max(loose, 3e-2) // weights are rounded, and queries may be so to either neighbour
+		}
+	}
+	return loose
+}
+
+// meaning returns the number that element j of a weight needs to be, of a random one that was drawn for it.
+type meaning func(j int, drawn float32) float32
+
+// meaningsOf returns those of the weights of a graph that random numbers would not do for, by name.
+func meaningsOf(graph *op.Graph) map[string]meaning {
+	out := map[string]meaning{}
+	for _, node := range graph.Nodes {
+		for i, role := range node.Op.Sig().W {
+			if role == "heads" {
+				out[node.W[i]] = headNumbers
+			}
+		}
+		switch {
+		case node.Op.Kind == op.MatMul && node.Op.Scheme.Grid():
+			out[node.W[len(node.W)-1]] = gridSteps(node.Op)
+		case node.Op.Kind == op.OutlierMatMul:
+			out[node.W[1]] = rowScale
+		case node.Op.Kind == op.Dispatch:
+			slots := node.Op.Groups.Slots()
+			out[node.W[0]] = func(j int, _ float32) float32 { return float32(slots - 1 - j) }
+		case node.Op.Kind == op.QuantRows && node.Op.Static:
+			out[node.W[0]] = rowScale
+		case node.Op.Kind == op.Rope:
+			out[node.W[0]] = frequencies(node.Op.Rotary() / 2)
+		}
+	}
+	return out
 }
 
 // Pack packs values [K,N].
@@ -237,7 +257,7 @@ func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
 func rowScale(_ int, drawn float32) float32 { return 0.002 + float32(math.Abs(float64(drawn)))/50 }
 
 // gridSteps are steps with which a few activations and results of a product saturate.
-func gridSteps(product op.Op) func(j int, drawn float32) float32 {
+func gridSteps(product op.Op) meaning {
 	return func(j int, _ float32) float32 {
 		step := float32(8e-5)
 		if j >= product.N {
@@ -248,7 +268,7 @@ func gridSteps(product op.Op) func(j int, drawn float32) float32 {
 }
 
 // frequencies returns those of rotations, with so many angles in a row of the table.
-func frequencies(angles int) func(j int, drawn float32) float32 {
+func frequencies(angles int) meaning {
 	return func(j int, _ float32) float32 {
 		return float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))
 	}
@@ -256,8 +276,7 @@ func frequencies(angles int) func(j int, drawn float32) float32 {
 
 // randomWeight packs random numbers into a weight, and returns what the packed bytes stand for. meaning, nil for none,
 // makes of element j the number that it needs to be.
-func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, meaning func(j int, drawn float32) float32,
-) (driver.Packed, stored) {
+func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, meaning meaning) (driver.Packed, stored) {
 	s.t.Helper()
 	// Experts are packed one by one, and lie one stride apart.
 	one := spec
@@ -267,13 +286,13 @@ func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, meaning func(
 		s.t.Fatal(err)
 	}
 	count, size := max(1, spec.Experts), spec.K*spec.N
-	p := driver.Packed{Spec: spec, Bytes: s.memory(bytes * int64(count))}
+	out := driver.Packed{Spec: spec, Bytes: s.memory(bytes * int64(count))}
 	if spec.Experts > 0 {
-		p.Stride = bytes
+		out.Stride = bytes
 	}
 	weight := stored{spec.K, spec.N, make([]float32, count*size)}
 	for expert := range count {
-		values, packed := make([]float32, size), p.Bytes[int64(expert)*bytes:][:bytes]
+		values, packed := make([]float32, size), out.Bytes[int64(expert)*bytes:][:bytes]
 		for j := range values {
 			values[j] = float32(rng.NormFloat64())
 			if meaning != nil {
@@ -288,28 +307,12 @@ func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, meaning func(
 			s.t.Fatal(err)
 		}
 	}
-	return p, weight
+	return out, weight
 }
 
 // fill gives every input new numbers that are valid for its role.
 func (tr *trial) fill(rng *rand.Rand) {
-	role := map[string]string{}
-	indices := map[string]int{} // number of rows or experts that ids choose from
-	apart := false              // a row may be sent to no expert
-	for _, node := range tr.graph.Nodes {
-		for i, value := range node.Op.Sig().In {
-			role[node.In[i]] = value.Name
-			if value.Name == "ids" {
-				indices[node.In[i]] = node.Op.K
-				if node.Op.Experts > 0 {
-					indices[node.In[i]], apart = node.Op.Experts, node.Op.Kind == op.ExpertMatMul && node.Op.Sent > 0
-				}
-			}
-			if value.Name == "places" {
-				indices[node.In[i]] = node.Op.Groups.Rows()
-			}
-		}
-	}
+	role, indices, apart := tr.roles()
 	for _, value := range tr.graph.Inputs {
 		array := tr.vals[value.Name]
 		// Of ids: all rows, every other one, or a single one.
@@ -343,6 +346,27 @@ func (tr *trial) fill(rng *rand.Rand) {
 			}
 		}
 	}
+}
+
+// roles returns what the values of the graph are to the nodes that read them, and of ids and places among how many rows
+// or experts they choose. apart says that a row may be sent to no expert.
+func (tr *trial) roles() (role map[string]string, indices map[string]int, apart bool) {
+	role, indices = map[string]string{}, map[string]int{}
+	for _, node := range tr.graph.Nodes {
+		for i, value := range node.Op.Sig().In {
+			name := node.In[i]
+			role[name] = value.Name
+			switch {
+			case value.Name == "places":
+				indices[name] = node.Op.Groups.Rows()
+			case value.Name == "ids" && node.Op.Experts > 0:
+				indices[name], apart = node.Op.Experts, node.Op.Kind == op.ExpertMatMul && node.Op.Sent > 0
+			case value.Name == "ids":
+				indices[name] = node.Op.K
+			}
+		}
+	}
+	return role, indices, apart
 }
 
 // memory is 64-byte aligned memory of the host, freed after the test.
@@ -435,25 +459,29 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 	for _, value := range tr.graph.Outputs {
 		out.b.Out = append(out.b.Out, view(value))
 	}
-	if cache := tr.cache; cache != nil {
-		// The cache lives as long as the trial: each call sees what the ones before it stored.
-		if cache.kbuf == nil {
-			rows := cache.sequences * cache.heads * cache.maxContext
-			element, cols := cache.typ.CacheRow(cache.dim)
-			bytes := int64(rows) * cache.typ.CacheRowBytes(cache.dim)
-			cache.kbuf, cache.vbuf = buffer(bytes), buffer(bytes)
-			cache.kview = driver.View{Buffer: cache.kbuf, Type: element, Rows: rows, Cols: cols, Stride: cols}
-			cache.vview = cache.kview
-			cache.vview.Buffer = cache.vbuf
-			cache.fill(cache.kview, cache.k)
-			cache.fill(cache.vview, cache.v)
-		}
-		out.b.K, out.b.V, out.b.MaxContext = cache.kview, cache.vview, cache.maxContext
-		out.b.K.Rows, out.b.V.Rows = cache.heads*cache.maxContext, cache.heads*cache.maxContext
-		out.b.Sequences, out.b.SequenceBytes = cache.sequences,
-			int64(cache.heads*cache.maxContext)*cache.typ.CacheRowBytes(cache.dim)
+	if tr.cache != nil {
+		tr.cache.bind(&out.b, buffer)
 	}
 	return out
+}
+
+// bind makes the cache an operand. It lives as long as the trial: each call sees what the ones before it stored.
+func (c *cache) bind(bindings *driver.Bindings, alloc func(bytes int64) driver.Buffer) {
+	if c.kbuf == nil {
+		rows := c.sequences * c.heads * c.maxContext
+		element, cols := c.typ.CacheRow(c.dim)
+		bytes := int64(rows) * c.typ.CacheRowBytes(c.dim)
+		c.kbuf, c.vbuf = alloc(bytes), alloc(bytes)
+		c.kview = driver.View{Buffer: c.kbuf, Type: element, Rows: rows, Cols: cols, Stride: cols}
+		c.vview = c.kview
+		c.vview.Buffer = c.vbuf
+		c.fill(c.kview, c.k)
+		c.fill(c.vview, c.v)
+	}
+	bindings.K, bindings.V, bindings.MaxContext = c.kview, c.vview, c.maxContext
+	bindings.K.Rows, bindings.V.Rows = c.heads*c.maxContext, c.heads*c.maxContext
+	bindings.Sequences = c.sequences
+	bindings.SequenceBytes = int64(c.heads*c.maxContext) * c.typ.CacheRowBytes(c.dim)
 }
 
 // fillBytes sets every byte to v.
@@ -498,7 +526,8 @@ func (tr *trial) check(p place, sc driver.Scalars) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if now := tr.s.proc.Now(); span.Start < from || span.End < span.Start || now < span.End {
+	now := tr.s.proc.Now()
+	if span.Start < from || span.End < span.Start || now < span.End {
 		t.Errorf("span %v does not lie between the clock's %v and %v", span, from, now)
 	}
 	evaluate(&tr.graph, tr.vals, tr.weights, tr.cache, sc)

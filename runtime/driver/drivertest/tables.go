@@ -25,35 +25,35 @@ func (r rowsOf) Row(k int) (row []byte, copied bool, err error) {
 // A driver.TableReader embeds by the rows of a table, as by the whole table, and says which token has a row that cannot
 // be had. Other processors refuse to load such weights, and all refuse rows of weights that are read whole.
 func testTables(t *testing.T, f *Factory) {
-	r := &refusals{open(t, f, f.Config)}
-	tables, reader := r.proc.(driver.TableReader)
+	refused := &refusals{open(t, f, f.Config)}
+	tables, reader := refused.proc.(driver.TableReader)
 	reader = reader && tables.ReadsTables()
 	byRow := func(tr *trial, bytes int) driver.Weights {
 		return changed(tr.packed, func(p *driver.Packed) { p.Rows, p.Bytes = rowsOf{p.Bytes, bytes}, nil })
 	}
 	for _, table := range []op.Type{op.F32, op.F16, op.BF16} {
 		operator := op.Op{Kind: op.Embed, M: 5, K: 53, N: 40, Table: table, Scale: 11.3}
-		if r.caps.Supports(operator) != nil {
+		if refused.caps.Supports(operator) != nil {
 			continue
 		}
-		tr := r.newTrial(single(r.caps, operator), 0, 9)
-		artifact, err := r.compile(tr.graph, tr.packed)
+		tr := refused.newTrial(single(refused.caps, operator), 0, 9)
+		artifact, err := refused.compile(tr.graph, tr.packed)
 		if err != nil {
 			t.Fatal(err)
 		}
 		weights := byRow(tr, operator.N*table.Bytes())
 		if !reader {
-			r.refuse("single rows of a table", artifact, weights, "rows", tr.graph.Weights[0].Name)
+			refused.refuse("single rows of a table", artifact, weights, "rows", tr.graph.Weights[0].Name)
 			continue
 		}
-		if tr.exe, err = r.session.load(artifact, weights); err != nil {
+		if tr.exe, err = refused.session.load(artifact, weights); err != nil {
 			t.Fatal(err)
 		}
 		tr.check(place{gap: 3, below: 1}, scalars(0, 5))
 		tr.exe.Close()
 		// Of a table without its last row the others remain.
 		weights[0].Rows = rowsOf{tr.packed[0].Bytes[:52*operator.N*table.Bytes()], operator.N * table.Bytes()}
-		if tr.exe, err = r.session.load(artifact, weights); err != nil {
+		if tr.exe, err = refused.session.load(artifact, weights); err != nil {
 			t.Fatal(err)
 		}
 		ids := tr.vals[tr.graph.Inputs[0].Name]
@@ -61,18 +61,18 @@ func testTables(t *testing.T, f *Factory) {
 			ids.v[i] = float64(51 + i/3)
 		}
 		bound := tr.bind(place{}, scalars(0, 5))
-		_, err = r.run(tr.exe, &bound.b)
+		_, err = refused.run(tr.exe, &bound.b)
 		mentions(t, fmt.Sprintf("a missing row of a table of %s", table), err, "52", "no row")
 		tr.exe.Close()
 	}
 	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if r.caps.Supports(operator) != nil {
+	if refused.caps.Supports(operator) != nil {
 		return
 	}
-	tr := r.newTrial(single(r.caps, operator), 0, 8)
-	artifact, err := r.compile(tr.graph, tr.packed)
+	tr := refused.newTrial(single(refused.caps, operator), 0, 8)
+	artifact, err := refused.compile(tr.graph, tr.packed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.refuse("single rows of a gain", artifact, byRow(tr, len(tr.packed[0].Bytes)), "rows", tr.graph.Weights[0].Name)
+	refused.refuse("single rows of a gain", artifact, byRow(tr, len(tr.packed[0].Bytes)), "rows", tr.graph.Weights[0].Name)
 }
