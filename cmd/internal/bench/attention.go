@@ -72,37 +72,10 @@ func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) 
 		}
 		defer lanes[i].close()
 	}
-	var list []*attentionWay
-	line := ui.Line(false)
-	rng := rand.New(rand.NewPCG(1, 2)) // of values and of the order of measurements
-	for _, positions := range options.Contexts {
-		ways, err := attentionWays(ctx, lanes, options, positions, rng)
-		if err != nil {
-			line.End()
-			return err
-		}
-		for round := -1; round < options.Rounds; round++ {
-			for _, i := range rng.Perm(len(ways)) {
-				if err := ctx.Err(); err != nil {
-					line.End()
-					return err
-				}
-				start := time.Now()
-				if err := ways[i].run(); err != nil {
-					line.End()
-					return fmt.Errorf("measure %s over %d positions: %w", ways[i].Way, positions, err)
-				}
-				took := time.Since(start).Nanoseconds()
-				if round >= 0 {
-					ways[i].all = append(ways[i].all, took)
-				}
-			}
-			line.Bar(fmt.Sprintf("%d positions, round", positions), max(0, round), options.Rounds, "")
-		}
-		judgeAttention(ways, options.Groups)
-		list = append(list, ways...)
+	list, err := measureAttention(ctx, ui, lanes, options)
+	if err != nil {
+		return err
 	}
-	line.End()
 	var rows [][]string
 	for _, way := range list {
 		predicted := ""
@@ -115,6 +88,47 @@ func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) 
 	return ui.Result(map[string]any{"rows": options.Rows, "heads": options.Heads, "kv_heads": options.KVHeads,
 		"head_dim": options.HeadDim, "cache": options.Cache, "density": options.Density, "least": options.Least,
 		"block": options.Block, "groups": options.Groups, "rounds": options.Rounds, "ways": list})
+}
+
+// measureAttention measures all ways over all contexts, in rounds of random order, of which the first does not count.
+func measureAttention(ctx context.Context, ui *cli.Streams, lanes [2]*attentionLane, options *AttentionOptions) (
+	list []*attentionWay, err error) {
+	line := ui.Line(false)
+	defer line.End()
+	rng := rand.New(rand.NewPCG(1, 2)) // of values and of the order of measurements
+	for _, positions := range options.Contexts {
+		ways, err := attentionWays(ctx, lanes, options, positions, rng)
+		if err != nil {
+			return nil, err
+		}
+		for round := -1; round < options.Rounds; round++ {
+			for _, i := range rng.Perm(len(ways)) {
+				if err := ctx.Err(); err != nil {
+					return nil, err
+				}
+				took, err := ways[i].measure()
+				if err != nil {
+					return nil, err
+				}
+				if round >= 0 {
+					ways[i].all = append(ways[i].all, took)
+				}
+			}
+			line.Bar(fmt.Sprintf("%d positions, round", positions), max(0, round), options.Rounds, "")
+		}
+		judgeAttention(ways, options.Groups)
+		list = append(list, ways...)
+	}
+	return list, nil
+}
+
+// measure returns the time of a way in ns.
+func (w *attentionWay) measure() (ns int64, err error) {
+	start := time.Now()
+	if err := w.run(); err != nil {
+		return 0, fmt.Errorf("measure %s over %d positions: %w", w.Way, w.Context, err)
+	}
+	return time.Since(start).Nanoseconds(), nil
 }
 
 // Names of ways. The stages are those of sparse attention on one core, each measured alone.
@@ -347,21 +361,12 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 	if err != nil {
 		return nil, err
 	}
-
 	for i := range qkv {
 		qkv[i] = float32(rng.NormFloat64())
 	}
-	element, cols := layer.cache.CacheRow(options.HeadDim)
-	for _, side := range []*driver.View{&layer.keys, &layer.values} {
-		rows := options.KVHeads * positions
-		buffer, err := memory(int64(rows) * layer.cache.CacheRowBytes(options.HeadDim))
-		if err != nil {
-			return nil, err
-		}
-		*side = driver.View{Buffer: buffer, Type: element, Rows: rows, Cols: cols, Stride: cols}
-		fillCache(buffer.Bytes(), layer.cache, options.HeadDim, rng)
+	if err := layer.fillCaches(memory, rng); err != nil {
+		return nil, err
 	}
-
 	shares, err := options.shares()
 	if err != nil {
 		return nil, err
@@ -372,6 +377,22 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 	}
 	layer.heads = mem.Bytes(op.SparseHeads(numbers))
 	return layer, nil
+}
+
+// fillCaches allocates the keys and values, and fills them with random numbers.
+func (l *attentionLayer) fillCaches(memory func(bytes int64) (driver.Buffer, error), rng *rand.Rand) error {
+	dim := l.options.HeadDim
+	element, cols := l.cache.CacheRow(dim)
+	rows := l.options.KVHeads * l.positions
+	for _, side := range []*driver.View{&l.keys, &l.values} {
+		buffer, err := memory(int64(rows) * l.cache.CacheRowBytes(dim))
+		if err != nil {
+			return err
+		}
+		*side = driver.View{Buffer: buffer, Type: element, Rows: rows, Cols: cols, Stride: cols}
+		fillCache(buffer.Bytes(), l.cache, dim, rng)
+	}
+	return nil
 }
 
 // shares returns the share of positions that each head keeps: the density, or the shares of the calibration's heads at

@@ -65,7 +65,6 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-
 	defer model.Close()
 	soc, err := bindings.SoCOf(plan, options.SoC)
 	if err != nil {
@@ -330,7 +329,6 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 			candidate.PrefillNS += predictedTime(plan, program.Name, proc)
 			left -= min(left, program.Rows)
 		}
-
 		candidate.DecodeNS = predictedTime(plan, "decode", proc)
 	}
 }
@@ -351,7 +349,6 @@ func predictedTime(plan *planir.Plan, program, proc string) int64 {
 			return single.NS
 		}
 	}
-
 	return 0
 }
 
@@ -398,7 +395,6 @@ func candidateRows(list []*candidate) (rows [][]string) {
 				best = times.Median
 			}
 		}
-
 		for _, candidate := range list {
 			times, predicted := phase.of(candidate)
 			row := []string{candidate.Name, phase.name, ms(times.Median),
@@ -444,7 +440,6 @@ func decodeProcs(plan *planir.Plan) (names []string) {
 		if program.Rows != 1 {
 			continue
 		}
-
 		for _, section := range program.Sections {
 			for _, lane := range section.Lanes {
 				if !slices.Contains(names, lane.Proc) {

@@ -59,7 +59,6 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 	if err != nil {
 		return err
 	}
-
 	defer from.Model.Close()
 	in := from.Input
 	in.Strategies = []planir.Strategy{planir.Single, planir.Padding}
@@ -167,7 +166,6 @@ func byRole(soc *socs.SoC, products string) (*socs.SoC, error) {
 			return slices.Contains(matrix, kind) != mine && !(mine && kind == op.QuantRows)
 		})
 	}
-
 	return &out, nil
 }
 
@@ -213,24 +211,43 @@ func idleLanes(plan *candidate, result *chunkResult, rounds int) (out []laneIdle
 	return out
 }
 
+// timeColumns are the headers of timeCells.
+var timeColumns = []string{">ms", ">95 % interval", ">predicted", ">error"}
+
+// timeCells returns the time of a plan as a row shows it, with its interval, the predicted time and how far that is
+// off.
+func (r *chunkResult) timeCells() []string {
+	cells := []string{fmt.Sprintf("%.2f", r.MS), fmt.Sprintf("%.2f..%.2f", r.Low, r.High), "-", "-"}
+	if r.Predicted > 0 {
+		cells[2] = fmt.Sprintf("%.2f", r.Predicted)
+		cells[3] = fmt.Sprintf("%+.1f %%", 100*(r.Predicted/r.MS-1))
+	}
+	return cells
+}
+
+// laneRows returns a row for every lane of a plan.
+func (r *chunkResult) laneRows() (rows [][]string) {
+	for _, lane := range r.Idle {
+		rows = append(rows, []string{r.Plan, lane.Proc, fmt.Sprintf("%.2f", lane.BusyMS),
+			fmt.Sprintf("%.2f", lane.IdleMS), lane.Before, fmt.Sprintf("%.2f", lane.MostMS)})
+	}
+	return rows
+}
+
+// showLanes prints rows of laneRows below a table whose first column has this header.
+func showLanes(ui *cli.Streams, first string, rows [][]string) {
+	ui.Printf("\n")
+	ui.Table([]string{first, "processor", ">busy ms", ">idle ms", "most of it before", ">ms"}, rows)
+}
+
 // showChunks prints a line for every plan, and one for every lane.
 func showChunks(ui *cli.Streams, results []*chunkResult) {
 	var rows, lanes [][]string
 	for _, result := range results {
-		row := []string{result.Plan, fmt.Sprintf("%.2f", result.MS), fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-",
-			"-", fmt.Sprintf("%.3f", result.Ratio)}
-		if result.Predicted > 0 {
-			row[3] = fmt.Sprintf("%.2f", result.Predicted)
-			row[4] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/result.MS-1))
-		}
-		rows = append(rows, row)
-		for _, lane := range result.Idle {
-			lanes = append(lanes, []string{result.Plan, lane.Proc, fmt.Sprintf("%.2f", lane.BusyMS),
-				fmt.Sprintf("%.2f", lane.IdleMS), lane.Before, fmt.Sprintf("%.2f", lane.MostMS)})
-		}
+		rows = append(rows, slices.Concat([]string{result.Plan}, result.timeCells(),
+			[]string{fmt.Sprintf("%.3f", result.Ratio)}))
+		lanes = append(lanes, result.laneRows()...)
 	}
-
-	ui.Table([]string{"chunks", ">ms", ">95 % interval", ">predicted", ">error", ">/ one after the other"}, rows)
-	ui.Printf("\n")
-	ui.Table([]string{"chunks", "processor", ">busy ms", ">idle ms", "most of it before", ">ms"}, lanes)
+	ui.Table(slices.Concat([]string{"chunks"}, timeColumns, []string{">/ one after the other"}), rows)
+	showLanes(ui, "chunks", lanes)
 }

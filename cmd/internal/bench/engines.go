@@ -146,7 +146,6 @@ func (b *enginesBench) measureModels(ctx context.Context) (list []EnginesModel, 
 			return list, fmt.Errorf("model %q: %w", path, err)
 		}
 	}
-
 	return list, nil
 }
 
@@ -218,7 +217,6 @@ func (b *enginesBench) removeUnfinished() error {
 			return err
 		}
 	}
-
 	return nil
 }
 
@@ -346,7 +344,6 @@ func (b *enginesBench) stream(ctx context.Context) []float64 {
 		b.s.Warnf("the bandwidth of the cores is not known: %v", err)
 		return nil
 	}
-
 	defer stream.Close()
 
 	var readings []float64
@@ -358,7 +355,6 @@ func (b *enginesBench) stream(ctx context.Context) []float64 {
 		}
 		readings = append(readings, now)
 	}
-
 	return []float64{stat.Median(readings)}
 }
 
@@ -379,7 +375,6 @@ func floatType(m *models.Model) op.Type {
 			return ""
 		}
 	}
-
 	return best
 }
 

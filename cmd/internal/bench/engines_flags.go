@@ -91,7 +91,6 @@ func (o *EnginesOptions) checkNumbers() error {
 			}
 		}
 	}
-
 	return nil
 }
 
@@ -153,7 +152,6 @@ func (o *EnginesOptions) checkCombinations() error {
 	case o.QualityModel != "" && o.Text == "":
 		return usage("--quality-model needs --text")
 	}
-
 	return nil
 }
 
@@ -186,7 +184,6 @@ func (b *enginesBench) readTimes() (err error) {
 			return err
 		}
 	}
-
 	return nil
 }
 
@@ -208,7 +205,6 @@ func (o *EnginesOptions) checkFiles() error {
 			return err
 		}
 	}
-
 	return nil
 }
 

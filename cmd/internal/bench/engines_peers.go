@@ -89,7 +89,6 @@ func (b *enginesBench) findPeers(ctx context.Context) error {
 		case ctx.Err() != nil || len(b.Peers) > 0:
 			return err
 		}
-
 		if first == nil {
 			first = err
 		}
@@ -324,7 +323,6 @@ func (b *enginesBench) peersQuality(ctx context.Context, model *models.Model, pa
 		}
 		all.list, all.skipped = append(all.list, list...), append(all.skipped, skipped...)
 	}
-
 	return all, nil
 }
 
@@ -365,6 +363,5 @@ func (b *enginesBench) readWindows(on *trial.Model, windows int) (tokens [][]int
 		}
 		tokens = append(tokens, ids)
 	}
-
 	return tokens, nil
 }

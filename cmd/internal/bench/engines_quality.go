@@ -118,7 +118,6 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 			Perplexity: phase.Perplexity.Mean,
 		})
 	}
-
 	return list, nil
 }
 
@@ -185,7 +184,6 @@ func phasePlan(on *trial.Model, path string, from *planir.Plan, phase string) (*
 			"model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
 			WithHint("name a --quality-model whose head is tied")
 	}
-
 	return plan, err
 }
 

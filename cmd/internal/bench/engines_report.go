@@ -57,8 +57,8 @@ func (p *page) table(header []string, rows [][]string) {
 		p.md.WriteString("\n")
 	}
 	names, rules := make([]string, len(header)), make([]string, len(header))
-	for i, h := range header {
-		name, right := strings.CutPrefix(h, ">")
+	for i, column := range header {
+		name, right := strings.CutPrefix(column, ">")
 		if names[i], rules[i] = name, "---"; right {
 			rules[i] = "---:"
 		}
@@ -67,14 +67,40 @@ func (p *page) table(header []string, rows [][]string) {
 	p.md.WriteString("\n")
 	line(names)
 	line(rules)
-	for _, r := range rows {
-		line(r)
+	for _, row := range rows {
+		line(row)
 	}
 	p.md.WriteString("\n")
 }
 
 // show writes the result about a model: what was compared, speeds, peak memory, quality.
 func (b *enginesBench) show(out *page, env record.Environment, model *EnginesModel) {
+	result := model.Match
+	b.describe(out, env, model)
+	for _, made := range model.Plans {
+		note := ""
+		if made.MaxMemory > 0 {
+			note = fmt.Sprintf(", solved with --max-memory %s MiB", mib(made.MaxMemory))
+		}
+		out.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note,
+			joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
+	}
+	showMissing(out, model)
+	if gbps := model.StreamGBps; len(gbps) == 2 {
+		out.text("The cores together read %.1f GB/s before the rounds and %.1f after them. Shares in decode are of "+
+			"the mean, for reading the weights once a token.", gbps[0], gbps[1])
+	}
+	b.showSpeeds(out, model)
+	if result.Rounds < 6 {
+		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
+	}
+	showRatios(out, result)
+	b.showMemory(out, model)
+	b.showQuality(out, model)
+}
+
+// describe says what was compared, and how undisturbed it was.
+func (b *enginesBench) describe(out *page, env record.Environment, model *EnginesModel) {
 	result := model.Match
 	out.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
 	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
@@ -97,42 +123,22 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	} else {
 		out.text("Whether other programs were at work meanwhile was not observed.")
 	}
+}
 
-	for _, made := range model.Plans {
-		note := ""
-		if made.MaxMemory > 0 {
-			note = fmt.Sprintf(", solved with --max-memory %s MiB", mib(made.MaxMemory))
-		}
-		out.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note,
-			joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
-	}
-
+// showMissing says what there is no result of, and why.
+func showMissing(out *page, model *EnginesModel) {
 	if model.NoBounded != "" {
 		out.text("No plan within --max-memory: %s.", model.NoBounded)
 	}
-
-	for _, one := range model.Skipped {
-		out.text("Not measured: %v.", one)
+	for _, skipped := range model.Skipped {
+		out.text("Not measured: %v.", skipped)
 	}
-
-	for _, series := range result.Series {
+	for _, series := range model.Match.Series {
 		if series.Failed != "" {
 			out.text("Failed: %s %s, %v, after %d processes: %s.", series.Engine, series.Form, series.Task,
 				len(series.Samples), series.Failed)
 		}
 	}
-
-	if gbps := model.StreamGBps; len(gbps) == 2 {
-		out.text("The cores together read %.1f GB/s before the rounds and %.1f after them. Shares in decode are of "+
-			"the mean, for reading the weights once a token.", gbps[0], gbps[1])
-	}
-	b.showSpeeds(out, model)
-	if result.Rounds < 6 {
-		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
-	}
-	showRatios(out, result)
-	b.showMemory(out, model)
-	b.showQuality(out, model)
 }
 
 // showSpeeds writes one line for each task, engine and form, with the form's divergence where that is known.
@@ -163,21 +169,18 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
 				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
 			}
-
 			if series.Engine == "hetc" {
 				if ratio := hardest(result, series.Form, task); ratio != nil {
 					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best),
 						interval(ratio.Summary, "%.2f")
 				}
 			}
-
 			switch {
 			case series.Failed != "":
 				row[6] = "failed"
 			case series.Dropped:
 				row[6] = "slower throughout, dropped"
 			}
-
 			if stream > 0 {
 				row = append(row, shareOf(stream, &series))
 			}
@@ -370,6 +373,5 @@ func (b *enginesBench) report(list []EnginesModel) error {
 			return err
 		}
 	}
-
 	return b.s.Result(doc)
 }

@@ -128,7 +128,6 @@ func showExperts(ui *cli.Streams, results []expertResult) {
 				shares = append(shares, fmt.Sprintf("%.1f", share))
 			}
 		}
-
 		off := 100 * (result.TPS/result.PredictedPS - 1) // of the time
 		rows = append(rows, slices.Concat([]string{result.Task, result.Plan, compare.ShortGroups(result.Groups),
 			fmt.Sprint(result.Launches)}, shares, []string{fmt.Sprintf("%.1f", result.TPS),
@@ -141,7 +140,8 @@ func showExperts(ui *cli.Streams, results []expertResult) {
 	for i, result := range results {
 		if i == 0 || result.Task != results[i-1].Task { // of each task the solved plan is the first
 			top := best[result.Task]
-			ui.Printf("%s: the solved plan reaches %.2f of the speed of the best row, %s\n", result.Task, 1/top.Solved, top.Plan)
+			ui.Printf("%s: the solved plan reaches %.2f of the speed of the best row, %s\n", result.Task, 1/top.Solved,
+				top.Plan)
 		}
 	}
 }

@@ -56,18 +56,9 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 		return err
 	}
 	defer from.Model.Close()
-	density := roles.Density
-	if density == 0 {
-		density = from.Workload.Density
-	}
-	if density == 0 {
-		return diag.New(diag.ClassUsage, "hetc bench heads: no density is given").
-			WithHint("name it with --density, or in the workload")
-	}
-	if from.Calibration == nil {
-		if from.Calibration, err = trial.EvenHeads(from.Model, density); err != nil {
-			return err
-		}
+	density, err := roles.prepare(from)
+	if err != nil {
+		return err
 	}
 	rows, err := headRows(from.SoC, roles)
 	if err != nil {
@@ -114,12 +105,27 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 			results = append(results, headResultOf(row, plans[i], prompt))
 		}
 	}
-
 	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", howMeasured(simulated),
 		options.Rounds, 100*density)
 	showHeads(ui, results, rows[0].label)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": simulated, "density": density,
 		"rounds": options.Rounds, "results": results})
+}
+
+// prepare returns the share of positions that queries attend to, and has all heads keep it where there is no
+// calibration.
+func (o *HeadOptions) prepare(from *inputs) (density float64, err error) {
+	if density = o.Density; density == 0 {
+		density = from.Workload.Density
+	}
+	if density == 0 {
+		return 0, diag.New(diag.ClassUsage, "hetc bench heads: no density is given").
+			WithHint("name it with --density, or in the workload")
+	}
+	if from.Calibration == nil {
+		from.Calibration, err = trial.EvenHeads(from.Model, density)
+	}
+	return density, err
 }
 
 // predictHeads returns the times in ns that the prices of each row predict for its plan with a prompt.
@@ -166,8 +172,10 @@ func headRows(soc *socs.SoC, roles *HeadOptions) ([]headRow, error) {
 		{label: "dense, " + roles.Beside, soc: alone, attention: workload.AttentionDense},
 		{label: "sparse, " + roles.Beside, soc: alone, attention: workload.AttentionSparse, order: solver.NoPipeline},
 		{label: on + "in order", soc: two, attention: workload.AttentionSparse, order: solver.NoPipeline},
-		{label: on + "Algorithm 1", soc: two, attention: workload.AttentionSparse, order: planir.ByGreedy, pipeline: true},
-		{label: on + "exact order", soc: two, attention: workload.AttentionSparse, order: planir.ByExact, pipeline: true},
+		{label: on + "Algorithm 1", soc: two, attention: workload.AttentionSparse, order: planir.ByGreedy,
+			pipeline: true},
+		{label: on + "exact order", soc: two, attention: workload.AttentionSparse, order: planir.ByExact,
+			pipeline: true},
 		{label: solvedName, attention: workload.AttentionBest},
 	}, nil
 }
@@ -235,16 +243,10 @@ func showHeads(ui *cli.Streams, results []headResult, first string) {
 		if result.Launches > 0 {
 			heads = fmt.Sprintf("%d launches, %d turns", result.Launches, result.Turns)
 		}
-		row := []string{fmt.Sprint(result.Prompt), result.Plan,
-			fmt.Sprintf("%d of %d", result.Sparse, result.Programs), heads, fmt.Sprintf("%.2f", result.MS),
-			fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-", "-", fmt.Sprintf("%.3f", 1/result.Ratio)}
-		if result.Predicted > 0 {
-			row[6] = fmt.Sprintf("%.2f", result.Predicted)
-			row[7] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/result.MS-1))
-		}
-		rows = append(rows, row)
+		rows = append(rows, slices.Concat([]string{fmt.Sprint(result.Prompt), result.Plan,
+			fmt.Sprintf("%d of %d", result.Sparse, result.Programs), heads}, result.timeCells(),
+			[]string{fmt.Sprintf("%.3f", 1/result.Ratio)}))
 	}
-
-	ui.Table([]string{">prompt", "attention", "sparse programs", "pipeline", ">ms", ">95 % interval", ">predicted",
-		">error", ">" + first + " / this"}, rows)
+	ui.Table(slices.Concat([]string{">prompt", "attention", "sparse programs", "pipeline"}, timeColumns,
+		[]string{">" + first + " / this"}), rows)
 }

@@ -63,7 +63,8 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 
 	for i := range list {
 		// Arithmetic on registers alone takes the same time whenever the core is idle.
-		if bound := &list[i]; bound.Of == "" && bound.Unit == "Gop/s" && bound.Spread > restless {
+		bound := &list[i]
+		if bound.Of == "" && bound.Unit == "Gop/s" && bound.Spread > restless {
 			ui.Warnf("the %s of kernels %s on %d cores moved by %.0f %% between rounds: other programs were running, "+
 				"and the shares are not to be relied on", bound.What, bound.Set, bound.Cores, 100*bound.Spread)
 			break
@@ -111,7 +112,6 @@ func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 				mark += " not reached"
 			}
 		}
-
 		rows = append(rows, []string{
 			measured.Set, strconv.Itoa(measured.Cores), measured.What, measured.Shape,
 			fmt.Sprintf("%.4g", measured.Rate), measured.Unit,
@@ -166,9 +166,7 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 				coreList(usable)).
 				WithHint("for example --cores %s", coreList(usable[:min(2, len(usable))]))
 		}
-
 		cores = append(cores, core)
 	}
-
 	return cores, nil
 }

@@ -67,7 +67,6 @@ func Meeting(ctx context.Context, ui *cli.Streams, options *MeetingOptions) erro
 				list[i].met = append(list[i].met, met)
 			}
 		}
-
 		line.Bar("round", max(0, round), options.Rounds, "")
 	}
 
@@ -138,7 +137,6 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 			if err != nil {
 				return nil, release, err
 			}
-
 			for _, wait := range capability.Waitings {
 				lane, closeAll, err := profiler.OpenMeeting(ctx, from, compiler, config, wait, columns)
 				closers = append(closers, closeAll...)
@@ -149,7 +147,6 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 			}
 		}
 	}
-
 	return list, release, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
@@ -53,7 +54,6 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 	if err != nil {
 		return err
 	}
-
 	defer from.Model.Close()
 	rows, err := outlierRows(from.SoC, roles)
 	if err != nil {
@@ -89,22 +89,25 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 
 	var results []outlierResult
 	for i, row := range times {
-		result := outlierResult{chunkResult: row}
-		calls := int64(0)
-		var channels int64
-		for _, product := range opened.list[i].machine.Outliers() {
-			calls, channels = calls+product.Calls, channels+product.Channels
-			result.Most, result.Beyond = max(result.Most, product.Most), result.Beyond+product.Beyond
-		}
-		result.Channels = float64(channels) / float64(max(1, calls))
-		results = append(results, result)
+		results = append(results, outlierResultOf(row, opened.list[i].machine.Outliers()))
 	}
-
 	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds,
 		options.PromptLen)
 	showOutliers(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
 		"rounds": options.Rounds, "results": results})
+}
+
+// outlierResultOf adds to the times of a plan how many channels exceeded their scales.
+func outlierResultOf(times *chunkResult, products []executor.OutlierStat) outlierResult {
+	out := outlierResult{chunkResult: times}
+	calls, channels := int64(0), int64(0)
+	for _, product := range products {
+		calls, channels = calls+product.Calls, channels+product.Channels
+		out.Most, out.Beyond = max(out.Most, product.Most), out.Beyond+product.Beyond
+	}
+	out.Channels = float64(channels) / float64(max(1, calls))
+	return out
 }
 
 // outlierPlans solves for every row, operators placed whole, and predicts the prompt.
@@ -147,16 +150,9 @@ func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 	}
 
 	behind := roles.Behind
-	mine := soc.Processor(roles.Products).Cores
-	for i := range soc.Processors {
-		other := &soc.Processors[i]
-		executes := len(other.Kinds) == 0 || slices.Contains(other.Kinds, op.OutlierMatMul)
-		if behind == "" && executes && other.Name != roles.Products && len(mine) > 0 &&
-			slices.Equal(mine, other.Cores) {
-			behind = other.Name
-		}
+	if behind == "" {
+		behind = twinOf(soc, roles.Products)
 	}
-
 	matrix := []op.Kind{op.MatMul, op.ExpertMatMul, op.GroupMatMul}
 	products := func(kind op.Kind) bool { return slices.Contains(matrix, kind) || kind == op.QuantRows }
 	rest := func(kind op.Kind) bool { return !slices.Contains(matrix, kind) }
@@ -174,6 +170,22 @@ func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 			map[string]func(op.Kind) bool{roles.Products: products, behind: rest})}), nil
 }
 
+// twinOf returns the first other processor of the same cores that executes the products of outliers, "" without one.
+func twinOf(soc *socs.SoC, name string) string {
+	cores := soc.Processor(name).Cores
+	if len(cores) == 0 {
+		return ""
+	}
+	for i := range soc.Processors {
+		other := &soc.Processors[i]
+		executes := len(other.Kinds) == 0 || slices.Contains(other.Kinds, op.OutlierMatMul)
+		if executes && other.Name != name && slices.Equal(cores, other.Cores) {
+			return other.Name
+		}
+	}
+	return ""
+}
+
 // withRoles returns a SoC of some processors alone, each with those of its kinds of operators that its role permits.
 func withRoles(soc *socs.SoC, control string, roles map[string]func(op.Kind) bool) *socs.SoC {
 	out := *soc
@@ -183,7 +195,6 @@ func withRoles(soc *socs.SoC, control string, roles map[string]func(op.Kind) boo
 		if permits == nil {
 			continue
 		}
-
 		if len(proc.Kinds) == 0 {
 			proc.Kinds = op.Kinds
 		}
@@ -222,26 +233,16 @@ func showOutliers(ui *cli.Streams, results []outlierResult) {
 	var rows, lanes [][]string
 	none := results[0]
 	for _, result := range results {
-		row := []string{result.Plan, fmt.Sprintf("%.2f", result.MS),
-			fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-",
-			"-", fmt.Sprintf("%+.1f %%", 100*(result.Ratio-1)), "-", fmt.Sprintf("%.1f", result.Channels),
-			fmt.Sprint(result.Most), fmt.Sprint(result.Beyond)}
-		if result.Predicted > 0 {
-			row[3] = fmt.Sprintf("%.2f", result.Predicted)
-			row[4] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/result.MS-1))
-		}
+		over := "-"
 		if none.Predicted > 0 {
-			row[6] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/none.Predicted-1))
+			over = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/none.Predicted-1))
 		}
-		rows = append(rows, row)
-		for _, lane := range result.Idle {
-			lanes = append(lanes, []string{result.Plan, lane.Proc, fmt.Sprintf("%.2f", lane.BusyMS),
-				fmt.Sprintf("%.2f", lane.IdleMS), lane.Before, fmt.Sprintf("%.2f", lane.MostMS)})
-		}
+		rows = append(rows, slices.Concat([]string{result.Plan}, result.timeCells(),
+			[]string{fmt.Sprintf("%+.1f %%", 100*(result.Ratio-1)), over, fmt.Sprintf("%.1f", result.Channels),
+				fmt.Sprint(result.Most), fmt.Sprint(result.Beyond)}))
+		lanes = append(lanes, result.laneRows()...)
 	}
-
-	ui.Table([]string{"outliers", ">ms", ">95 % interval", ">predicted", ">error", ">over none", ">predicted over none",
-		">channels", ">most", ">beyond"}, rows)
-	ui.Printf("\n")
-	ui.Table([]string{"outliers", "processor", ">busy ms", ">idle ms", "most of it before", ">ms"}, lanes)
+	ui.Table(slices.Concat([]string{"outliers"}, timeColumns,
+		[]string{">over none", ">predicted over none", ">channels", ">most", ">beyond"}), rows)
+	showLanes(ui, "outliers", lanes)
 }

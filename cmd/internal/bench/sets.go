@@ -33,7 +33,6 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-
 	defer from.Model.Close()
 	soc, set, model := from.SoC, from.set, from.Model
 
@@ -185,7 +184,6 @@ func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 			})
 		}
 	}
-
 	return out
 }
 
@@ -256,7 +254,6 @@ func processorSets(soc *socs.SoC, all bool, like map[string]string) (out [][]str
 			}
 		}
 	}
-
 	return out
 }
 

@@ -63,7 +63,6 @@ func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []i
 			if operator.Kind != op.MatMul || decision == nil {
 				continue
 			}
-
 			operator.M, operator.Scheme, operator.Bias = rows, decision.Scheme, false
 			at := slices.Index(out, operator)
 			if at < 0 {
@@ -151,19 +150,15 @@ func showRates(ui *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, 
 					row = append(row, "-")
 					continue
 				}
-
 				read := rate{name, operator.Key(), ns, float64(operator.Flops()) / ns, float64(operator.Bytes()) / ns}
 				doc = append(doc, read)
 				row = append(row, phase.cell(read))
 			}
-
 			rows = append(rows, row)
 		}
-
 		ui.Printf("\nmatrix products of %s, from %s, weights cold: %s\n", phase.name, from, phase.unit)
 		ui.Table(header, rows)
 	}
-
 	return doc
 }
 
@@ -283,7 +278,6 @@ func contention(soc *socs.SoC, set *record.Set, names []string, p *planir.Plan, 
 				separate, joint = separate+1/alone, joint+1/beside
 			}
 		}
-
 		if complete {
 			// The weight is the time that both take for all occurrences of the product at their separate speeds.
 			ns := float64(times[i]) / separate
@@ -314,14 +308,12 @@ func showSolved(ui *cli.Streams, list []*candidate) (doc []comparison) {
 		if best == nil {
 			continue
 		}
-
 		_, solved, _ := list[0].of(phase)
 		_, other, _ := best.of(phase)
 		var ratios []float64
 		for i := range solved {
 			ratios = append(ratios, solved[i]/other[i])
 		}
-
 		summary, err := stat.Summarise(ratios)
 		if err != nil {
 			continue

@@ -78,24 +78,9 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	if wasmErr == nil {
 		engine = problem.Auto{Exact: engine, General: bindings.GeneralEngine(wasm, watch)}
 	}
-	// Synthetic problems of the largest sizes that published models and workloads pose.
-	tiers, buckets := problem.GenerateTiers(1, 48, 128, 8), problem.BucketExample(2048, 8)
-	list := []func(context.Context) error{
-		func(ctx context.Context) error { _, err := engine.Tiers(ctx, tiers, problem.Limits{}); return err },
-		func(ctx context.Context) error { _, err := engine.Buckets(ctx, buckets, problem.Limits{}); return err },
+	if err := o.solveLargest(ctx, engine, joint); err != nil {
+		return err
 	}
-	if joint != nil {
-		list = append(list, func(ctx context.Context) error {
-			_, err := engine.Joint(ctx, joint, problem.Limits{})
-			return err
-		})
-	}
-	for _, solve := range list {
-		if err := o.limited(ctx, solve); err != nil {
-			return err
-		}
-	}
-
 	// A solve that was cut off at the limit has no result, and is no failure.
 	for i := range log.Solves {
 		if solved := &log.Solves[i]; solved.Failed != "" && solved.MS >= float64(o.Limit.Milliseconds()) {
@@ -114,6 +99,28 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 		}
 	}
 	return ui.Result(map[string]any{"solves": log.Solves, "wasm_native": pairs})
+}
+
+// solveLargest solves synthetic problems of the largest sizes that published models and workloads pose, and the joint
+// problem of a plan (nil: none).
+func (o *SolverOptions) solveLargest(ctx context.Context, engine problem.Engine, joint *problem.Joint) error {
+	tiers, buckets := problem.GenerateTiers(1, 48, 128, 8), problem.BucketExample(2048, 8)
+	solves := []func(context.Context) error{
+		func(ctx context.Context) error { _, err := engine.Tiers(ctx, tiers, problem.Limits{}); return err },
+		func(ctx context.Context) error { _, err := engine.Buckets(ctx, buckets, problem.Limits{}); return err },
+	}
+	if joint != nil {
+		solves = append(solves, func(ctx context.Context) error {
+			_, err := engine.Joint(ctx, joint, problem.Limits{})
+			return err
+		})
+	}
+	for _, solve := range solves {
+		if err := o.limited(ctx, solve); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // limited runs a solve for at most o.Limit. Exceeding it is no error.
@@ -309,6 +316,5 @@ func posed(ctx context.Context, input *solver.Input) (*problem.Joint, error) {
 			j.Parts = append(j.Parts, problem.Part{Partition: partition, Weight: 1})
 		}
 	}
-
 	return j, nil
 }

@@ -80,7 +80,6 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	if err != nil {
 		return err
 	}
-
 	defer from.Model.Close()
 	labels, plans, err := solveSets(ctx, ui, from.Input, strategySets(from.SoC), slices.Max(prompts)+options.Gen)
 	if err != nil {
@@ -169,31 +168,12 @@ func measureTasks(
 	ctx context.Context, list []*candidate, prompts []int, options *Options, in solver.Input,
 ) (results []*strategyResult, virtual bool, err error) {
 	shortest := slices.Min(prompts)
+	if results, err = predictTasks(list, prompts, options, in); err != nil {
+		return nil, false, err
+	}
 	byName := map[string]*strategyResult{}
-	add := func(task strategyTask, plan *candidate) error {
-		result := &strategyResult{Task: task.String(), Plan: plan.Name, tokens: float64(max(1, task.Prompt))}
-		ns, err := predictTask(in, plan.machine.Plan(), task, shortest+(options.Gen+1)/2)
-		if err != nil {
-			return fmt.Errorf("predict %q, %v: %w", plan.Name, task, err)
-		}
-		result.PredictedPS = result.tokens * 1e9 / float64(ns)
-		results = append(results, result)
-		byName[result.Task+plan.Name] = result
-		return nil
-	}
-	tasks := slices.Clone(prompts)
-	if options.Gen > 0 {
-		tasks = append(tasks, 0)
-	}
-	for _, prompt := range tasks {
-		for _, plan := range list {
-			if err := plan.refuseEmulator(); err != nil {
-				return nil, false, err
-			}
-			if err := add(strategyTask{prompt}, plan); err != nil {
-				return nil, false, err
-			}
-		}
+	for _, result := range results {
+		byName[result.Task+result.Plan] = result
 	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
 	for round := -1; round < options.Rounds; round++ {
@@ -226,6 +206,33 @@ func measureTasks(
 	return results, virtual, summarise(results)
 }
 
+// predictTasks returns the predictions of all tasks, every plan in each: the prompts, and decoding behind the shortest
+// one.
+func predictTasks(list []*candidate, prompts []int, options *Options, in solver.Input) (results []*strategyResult,
+	err error) {
+	tasks := slices.Clone(prompts)
+	if options.Gen > 0 {
+		tasks = append(tasks, 0)
+	}
+	position := slices.Min(prompts) + (options.Gen+1)/2
+	for _, prompt := range tasks {
+		task := strategyTask{prompt}
+		for _, plan := range list {
+			if err := plan.refuseEmulator(); err != nil {
+				return nil, err
+			}
+			ns, err := predictTask(in, plan.machine.Plan(), task, position)
+			if err != nil {
+				return nil, fmt.Errorf("predict %q, %v: %w", plan.Name, task, err)
+			}
+			tokens := float64(max(1, prompt))
+			results = append(results, &strategyResult{Task: task.String(), Plan: plan.Name, tokens: tokens,
+				PredictedPS: tokens * 1e9 / float64(ns)})
+		}
+	}
+	return results, nil
+}
+
 // largestProgram returns the most tokens that a program of the plan takes.
 func largestProgram(plan *planir.Plan) (rows int) {
 	for i := range plan.Program.Programs {
@@ -245,7 +252,6 @@ func summarise(results []*strategyResult) error {
 		if err != nil {
 			return err
 		}
-
 		rate := result.tokens * 1e9
 		result.TPS, result.Low, result.High = rate/times.Median, rate/times.High, rate/times.Low
 		ratios := make([]float64, len(result.samples))
@@ -257,8 +263,8 @@ func summarise(results []*strategyResult) error {
 	return nil
 }
 
-// predictTask returns the time of a task in ns by the prices of a plan. A prompt takes the chunks that the plan's decider
-// chooses, each with attention over the chunks before it; decoding takes a token at the given position.
+// predictTask returns the time of a task in ns by the prices of a plan. A prompt takes the chunks that the plan's
+// decider chooses, each with attention over the chunks before it; decoding takes a token at the given position.
 func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position int) (ns int64, err error) {
 	caller, err := solver.NewCaller(in, plan)
 	if err != nil {
@@ -278,15 +284,14 @@ func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position
 		}
 		ns += chunk
 	}
-
 	return ns, nil
 }
 
 // mean returns the arithmetic mean.
 func mean(ns []int64) float64 {
 	sum := int64(0)
-	for _, x := range ns {
-		sum += x
+	for _, one := range ns {
+		sum += one
 	}
 	return float64(sum) / float64(len(ns))
 }
