@@ -59,8 +59,8 @@ func agentMapping(ctx context.Context, rows *sheet) error {
 				}
 				rows.add(Solved, fmt.Sprintf("%s/%s/least_%s", stage.name, operator, goal.name), paper,
 					decision.Shares[0].Proc,
-					"whole operators, Llama-3-8B in W8A16 on a SoC most of whose rates are assumptions. The paper decides by affinity: "+
-						"it keeps the GPU free for decode")
+					"whole operators, Llama-3-8B in W8A16 on a SoC most of whose rates are assumptions. The paper "+
+						"decides by affinity: it keeps the GPU free for decode")
 			}
 		}
 	}
@@ -106,8 +106,8 @@ func agentPreemption(ctx context.Context, rows *sheet) error {
 			return err
 		}
 		rows.add(Solved, fmt.Sprintf("chunk_%d_ms", rowsOf), fmt.Sprintf("below %v", limit), float64(ns)/1e6,
-			"a chunk of so many tokens of Llama-3-8B behind others, 2048 positions: the paper interrupts between kernels, hetc "+
-				"between chunks")
+			"a chunk of so many tokens of Llama-3-8B behind others, 2048 positions: the paper interrupts between "+
+				"kernels, hetc between chunks")
 	}
 	return nil
 }
@@ -123,12 +123,13 @@ func agentPrinted(_ context.Context, rows *sheet) error {
 	power := agent("hw_power").at("values")
 	prefill, npu := power.at("igpu_prefill").num(), power.at("npu_chunked_prefill").num()
 	rows.noted(Arithmetic, "power_ratio", nil, prefill/npu, "power_ratio", prefill, npu)
-	v := agent("hw_kernel_latency_bounds").at("values")
-	chunk, mha := v.at("chunk_256_kernel_max").num(), v.at("mha_seq_2048_max").num()
+	longest := agent("hw_kernel_latency_bounds").at("values")
+	chunk, attention := longest.at("chunk_256_kernel_max").num(), longest.at("mha_seq_2048_max").num()
 	limit := agent("hw_preemption_bound").at("values", "prefill_preemption_below").num()
-	rows.noted(Arithmetic, "longest_ms", fmt.Sprintf("below %v", limit), max(chunk, mha), "longest_ms", chunk, mha)
+	rows.noted(Arithmetic, "longest_ms", fmt.Sprintf("below %v", limit), max(chunk, attention), "longest_ms",
+		chunk, attention)
 	wait := agent("r_prefill_pending").at("values", "reactive_average").num()
-	rows.noted(Arithmetic, "wait_s", wait, mha/2/1000, "wait_s")
+	rows.noted(Arithmetic, "wait_s", wait, attention/2/1000, "wait_s")
 	// latency of reactive requests
 	means := agent("r_mixed_reactive_mean").at("values")
 	var all []float64

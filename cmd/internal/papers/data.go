@@ -30,25 +30,31 @@ var documents = sync.OnceValue(func() map[string]document {
 		if err != nil {
 			panic("BUG: " + err.Error())
 		}
-		var doc map[string]any
-		if err := decode.Bytes(paper+".yaml", text, "", &doc); err != nil {
+		var file map[string]any
+		if err := decode.Bytes(paper+".yaml", text, "", &file); err != nil {
 			panic("BUG: " + err.Error())
 		}
-		d := document{entries: map[string]value{}}
-		for _, section := range sections {
-			list, _ := doc[section].([]any)
-			for i := range list {
-				id := value{fmt.Sprintf("%s.%s.%d", paper, section, i), list[i]}.at("id").text()
-				if _, twice := d.entries[id]; twice {
-					panic("BUG: the data of " + paper + " have two entries " + id)
-				}
-				d.ids, d.entries[id] = append(d.ids, id), value{paper + "." + id, list[i]}
-			}
-		}
-		out[paper] = d
+		out[paper] = newDocument(paper, file)
 	}
 	return out
 })
+
+// newDocument collects the entries of a paper's sections by their ids.
+func newDocument(paper string, file map[string]any) document {
+	doc := document{entries: map[string]value{}}
+	for _, section := range sections {
+		list, _ := file[section].([]any)
+		for i := range list {
+			id := value{fmt.Sprintf("%s.%s.%d", paper, section, i), list[i]}.at("id").text()
+			if _, twice := doc.entries[id]; twice {
+				panic("BUG: the data of " + paper + " have two entries " + id)
+			}
+			doc.ids = append(doc.ids, id)
+			doc.entries[id] = value{paper + "." + id, list[i]}
+		}
+	}
+	return doc
+}
 
 // sections are the lists of a paper's file.
 var sections = []string{"hardware", "models", "workloads", "method", "tables", "results", "derived_checks"}
@@ -75,17 +81,17 @@ func (x value) at(keys ...any) value {
 }
 
 // find descends by one key or index.
-func (x value) find(k any) (value, bool) {
-	path := fmt.Sprintf("%s.%v", x.path, k)
-	switch k := k.(type) {
+func (x value) find(key any) (value, bool) {
+	path := fmt.Sprintf("%s.%v", x.path, key)
+	switch key := key.(type) {
 	case string:
-		m, _ := x.v.(map[string]any)
-		v, ok := m[k]
-		return value{path, v}, ok
+		mapping, _ := x.v.(map[string]any)
+		found, ok := mapping[key]
+		return value{path, found}, ok
 	case int:
-		l, _ := x.v.([]any)
-		if k >= 0 && k < len(l) {
-			return value{path, l[k]}, true
+		list, _ := x.v.([]any)
+		if key >= 0 && key < len(list) {
+			return value{path, list[key]}, true
 		}
 	}
 	return value{}, false
@@ -142,6 +148,17 @@ func (x value) nums() []float64 {
 	return out
 }
 
+// all returns every number below a value, those of mappings by ascending keys.
+func (x value) all() (out []float64) {
+	if _, ok := x.v.(map[string]any); !ok {
+		return x.nums()
+	}
+	for _, key := range x.keys() {
+		out = append(out, x.at(key).all()...)
+	}
+	return out
+}
+
 // keys returns a mapping's keys, ascending.
 func (x value) keys() []string {
 	mapping, ok := x.v.(map[string]any)
@@ -172,8 +189,7 @@ func (x value) source() string { return x.at("source").text() }
 
 // missing lists what a paper shows in plots and pictures and prints no numbers of.
 func missing(paper string) Item {
-	it := Item{Paper: paper, Name: "missing", Title: "what is shown without numbers", Source: "figures"}
-	it.Run = func(context.Context, string) ([]Row, error) {
+	run := func(context.Context, string) ([]Row, error) {
 		var rows []Row
 		for _, id := range documents()[paper].ids {
 			entry := fact(paper, id)
@@ -193,7 +209,7 @@ func missing(paper string) Item {
 		}
 		return rows, nil
 	}
-	return it
+	return Item{Paper: paper, Name: "missing", Title: "what is shown without numbers", Source: "figures", Run: run}
 }
 
 // notPrinted reports whether an entry's numbers are in no text.

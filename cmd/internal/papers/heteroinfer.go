@@ -97,8 +97,9 @@ func heteroTable3(ctx context.Context, rows *sheet) error {
 				ours = append(ours, last)
 			}
 			rows.add(Solved, operator+"-"+lengths+"/cut", printed.at("strategy").text()+" "+printed.at("ratio").text(),
-				strings.Join(ours, " to "), "a plan cuts a prompt into the lengths of its programs, the last of them padded "+
-					"where its processor pads; it has no program that divides a length that it meets by chance")
+				strings.Join(ours, " to "),
+				"a plan cuts a prompt into the lengths of its programs, the last of them padded where its processor "+
+					"pads; it has no program that divides a length that it meets by chance")
 			continue
 		}
 		length := int(printed.at("activation", 1).num())
@@ -113,8 +114,8 @@ func heteroTable3(ctx context.Context, rows *sheet) error {
 		id := fmt.Sprintf("%s-%d", operator, length)
 		rows.add(Solved, id+"/strategy", printed.at("strategy").text(), strategy, "")
 		rows.add(Solved, id+"/gpu-share", gpuShare(printed.at("ratio").text()), shareOn(decision, "gpu"),
-			"of the weight's rows. The paper's solver has few ratios to choose from; ours any that the processors' tiles permit, "+
-				"and the CPU's lane too")
+			"of the weight's rows. The paper's solver has few ratios to choose from; ours any that the processors' "+
+				"tiles permit, and the CPU's lane too")
 	}
 	return nil
 }
@@ -168,8 +169,9 @@ func heteroPrefill(ctx context.Context, rows *sheet) error {
 				note := "tokens/s of the whole prompt"
 				if way == "tensor" && i == len(run.lengths)-1 {
 					paper = speeds.at(run.printed).num()
-					note += "; the length of Llama-8B's is not stated. Ours is slower: the catalog's products take the times " +
-						"that Table 3 prints, with a fixed cost each, which the running system does not seem to pay"
+					note += "; the length of Llama-8B's is not stated. Ours is slower: the catalog's products take " +
+						"the times that Table 3 prints, with a fixed cost each, which the running system does not " +
+						"seem to pay"
 				}
 				rows.add(Solved, id+"/"+way+"_tps", paper, rates[way][i], "%s", note)
 			}
@@ -242,8 +244,8 @@ func heteroDynamic(ctx context.Context, rows *sheet) error {
 	}
 	rows.add(Solved, "525/over_padding", printed.at("Padding").num(), times[1]/times[0], "padded to 1024 tokens")
 	rows.add(Solved, "525/over_npu_pipe", printed.at("NPU-pipe").num(), times[2]/times[0],
-		"ours cuts the prompt alike and pads the rest to 32, where the paper's NPU-pipe has 128 for its least: the pipe is "+
-			"better here, and less is left to gain")
+		"ours cuts the prompt alike and pads the rest to 32, where the paper's NPU-pipe has 128 for its least: the "+
+			"pipe is better here, and less is left to gain")
 	rows.add(PrintedOnly, "525/over_online_prepare", printed.at("Online-prepare").num(), nil,
 		"the time to make graphs for 525 tokens is not printed (135 tokens: %v ms, 1000: %v ms)",
 		hetero("r_online_prepare").at("values", "length_135", "prepare").num(),
@@ -273,7 +275,8 @@ func heteroDecode(ctx context.Context, rows *sheet) error {
 			rates = append(rates, rate)
 		}
 		rows.add(Solved, run.model+"/tps", hetero("r_decode_speed").at("values", run.printed).num(), rates[0],
-			"Table 3's latencies of single products, from which the catalog is made, add up to more than a printed token takes")
+			"Table 3's latencies of single products, from which the catalog is made, add up to more than a printed "+
+				"token takes")
 		var gain any
 		if run.printed == "Llama-8B" {
 			gain = hetero("r_decode_tensor_over_layer").at("values", run.printed).num()
@@ -368,14 +371,17 @@ func heteroAblation(ctx context.Context, rows *sheet) error {
 	}
 	printed := hetero("r_ablation").at("values")
 	rows.add(Solved, "naive-npu/slower_than_gpu_percent", printed.at("naive_npu_vs_gpu", "slower_percent").num(),
-		100*(1-rates[1]/rates[0]), "padded to 512 tokens, operands in the default order, the driver's synchronisation. Ours is the faster one: by Table 3, "+
-			"which the SoC is made from, the NPU multiplies six to eight times as fast as the GPU")
+		100*(1-rates[1]/rates[0]),
+		"padded to 512 tokens, operands in the default order, the driver's synchronisation. Ours is the faster one: "+
+			"by Table 3, which the SoC is made from, the NPU multiplies six to eight times as fast as the GPU")
 	rows.add(Solved, "activation-centric/gain", printed.at("activation_centric").num(), rates[2]/rates[1],
 		"standard lengths, the rest on a processor that takes any number of rows")
 	rows.add(PrintedOnly, "order/gain", printed.at("order_exchange").num(), nil,
-		"the catalog's price of the default order is derived from this factor, so ours would be the same number read back")
+		"the catalog's price of the default order is derived from this factor, so ours would be the same number read "+
+			"back")
 	rows.add(Solved, "weight-centric/gain", printed.at("weight_centric").num(), rates[4]/rates[3],
-		"with 400 us at every meeting little can be divided; the paper's order of techniques has fast synchronisation last too")
+		"with 400 us at every meeting little can be divided; the paper's order of techniques has fast "+
+			"synchronisation last too")
 	rows.add(Solved, "fast-sync/gain", printed.at("fast_sync").num(), rates[5]/rates[4],
 		"hand-overs of a few us instead of 400")
 	rows.add(Solved, "all/over_gpu", nil, rates[5]/rates[0], "all techniques over the GPU alone")
@@ -414,13 +420,13 @@ func heteroEnergy(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// printedRow is a measured row of Table 3.
+// printedRow is a measured row of Table 3: a weight of n rows and k columns times m columns.
 type printedRow struct {
-	name        string
-	n, k, m     int
-	gpuUS, npu  float64
-	gpuOps, ops float64 // operations per second, 1e12
-	ratio       string
+	name           string
+	n, k, m        int
+	gpuUS, npuUS   float64
+	gpuOps, npuOps float64 // operations per second, 1e12
+	ratio          string
 }
 
 // measuredRows returns the rows of Table 3 that were measured, with the rates that their latencies amount to.
@@ -432,11 +438,11 @@ func measuredRows() []printedRow {
 			continue
 		}
 		row := printedRow{n: int(cell.at("weight", 0).num()), k: int(cell.at("weight", 1).num()),
-			m: int(cell.at("activation", 1).num()), gpuUS: cell.at("gpu_us").num(), npu: cell.at("npu_us").num(),
+			m: int(cell.at("activation", 1).num()), gpuUS: cell.at("gpu_us").num(), npuUS: cell.at("npu_us").num(),
 			ratio: cell.at("ratio").text()}
 		row.name = fmt.Sprintf("%s-%d", names[[2]int{row.n, row.k}], row.m)
 		work := 2 * float64(row.n) * float64(row.k) * float64(row.m)
-		row.gpuOps, row.ops = work/row.gpuUS/1e6, work/row.npu/1e6
+		row.gpuOps, row.npuOps = work/row.gpuUS/1e6, work/row.npuUS/1e6
 		out = append(out, row)
 	}
 	return out
@@ -451,14 +457,14 @@ func cutRatio(text string) (gpu, npu float64, ok bool) {
 // heteroSplits adds rows on the divisions of Table 3's measured rows as if the weight could be cut anywhere.
 func heteroSplits(_ context.Context, rows *sheet) error {
 	for _, row := range measuredRows() {
-		share := row.npu / (row.gpuUS + row.npu)
+		share := row.npuUS / (row.gpuUS + row.npuUS)
 		rows.noted(Arithmetic, row.name+"/gpu-share", nil, share, "gpu_share")
 		rows.add(Arithmetic, row.name+"/balanced-us", nil, share*row.gpuUS,
 			"time of that division without synchronisation")
-		if g, n, ok := cutRatio(row.ratio); ok {
-			rows.noted(Arithmetic, row.name+"/ratio", g/n, share/(1-share), "ratio")
-			rows.noted(Arithmetic, row.name+"/printed-ratio-us", nil, math.Max(row.gpuUS*g/(g+n), row.npu*n/(g+n)),
-				"printed_ratio_us")
+		if gpu, npu, ok := cutRatio(row.ratio); ok {
+			rows.noted(Arithmetic, row.name+"/ratio", gpu/npu, share/(1-share), "ratio")
+			rows.noted(Arithmetic, row.name+"/printed-ratio-us", nil,
+				math.Max(row.gpuUS*gpu/(gpu+npu), row.npuUS*npu/(gpu+npu)), "printed_ratio_us")
 		}
 	}
 	return nil
@@ -473,17 +479,17 @@ func heteroAchieved(_ context.Context, rows *sheet) error {
 			continue
 		}
 		rows.noted(Arithmetic, row.name+"/gpu-tflops", gpuMost, row.gpuOps, "gpu_tflops")
-		rows.noted(Arithmetic, row.name+"/npu-tflops", npuMost, row.ops, "npu_tflops")
+		rows.noted(Arithmetic, row.name+"/npu-tflops", npuMost, row.npuOps, "npu_tflops")
 		if row.name == "ffn_down-256" {
-			r := hetero("m_ffn_down_npu_vs_gpu").at("values")
-			rows.add(Arithmetic, row.name+"/npu-over-gpu", r.at("max").num(), row.gpuUS/row.npu,
-				"sec. 4.2.1 prints %v to %v, sec. 4.4 about 3:2", r.at("min").num(), r.at("max").num())
+			printed := hetero("m_ffn_down_npu_vs_gpu").at("values")
+			least, most := printed.at("min").num(), printed.at("max").num()
+			rows.add(Arithmetic, row.name+"/npu-over-gpu", most, row.gpuUS/row.npuUS,
+				"sec. 4.2.1 prints %v to %v, sec. 4.4 about 3:2", least, most)
 		}
 	}
 	table := hetero("table2").at("values", 0)
 	rows.noted(Arithmetic, "npu-fp16-is-half-of-int8", table.at(6).num(), table.at(5).num()/2,
-		"npu_fp16_is_half_of_int8",
-		npuMost)
+		"npu_fp16_is_half_of_int8", npuMost)
 	return nil
 }
 
@@ -496,7 +502,7 @@ func heteroBandwidth(_ context.Context, rows *sheet) error {
 		}
 		// 4-bit weights, read once per token
 		bytes := float64(row.n) * float64(row.k) / 2
-		for proc, us := range map[string]float64{"gpu": row.gpuUS, "npu": row.npu} {
+		for proc, us := range map[string]float64{"gpu": row.gpuUS, "npu": row.npuUS} {
 			rows.noted(Arithmetic, fmt.Sprintf("%s/%s-gbps", row.name, proc),
 				fmt.Sprintf("%v..%v alone", single[0], single[1]), bytes/us/1000, "gbps", single[0], single[1])
 		}
@@ -512,8 +518,9 @@ func heteroBandwidth(_ context.Context, rows *sheet) error {
 		hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num()/100, both/measured.at("gpu_only").num(),
 		"gain_against_speedup")
 	split := hetero("hw_mem_bw_gpu_npu_concurrent").at("values", "workload_split_percent").nums()
-	if g, n, ok := cutRatio(measuredRows()[1].ratio); ok {
-		rows.noted(Arithmetic, "gpu-share-of-row-2", split[0]/100, g/(g+n), "gpu_share_of_row_2", split[0], split[1])
+	if gpu, npu, ok := cutRatio(measuredRows()[1].ratio); ok {
+		rows.noted(Arithmetic, "gpu-share-of-row-2", split[0]/100, gpu/(gpu+npu), "gpu_share_of_row_2",
+			split[0], split[1])
 	}
 	for _, name := range []struct{ printed, catalog string }{{"Llama-8B", "llama-3-8b"}, {"Llama-3B", "llama-3.2-3b"},
 		{"InternLM-1.8B", "internlm2-1.8b"}} {
@@ -522,9 +529,10 @@ func heteroBandwidth(_ context.Context, rows *sheet) error {
 			return err
 		}
 		// tokens a second times bytes of weights is a bandwidth, which the measured one bounds
-		n := float64(model.Parameters())
+		weights := float64(model.Parameters())
 		rows.noted(Arithmetic, "decode-"+name.printed+"/gbps", fmt.Sprintf("at most %v", both),
-			hetero("r_decode_speed").at("values", name.printed).num()*n/2/1e9, "decode/gbps", name.catalog, n, both)
+			hetero("r_decode_speed").at("values", name.printed).num()*weights/2/1e9, "decode/gbps", name.catalog,
+			weights, both)
 		if err := model.Close(); err != nil {
 			return err
 		}
@@ -535,24 +543,27 @@ func heteroBandwidth(_ context.Context, rows *sheet) error {
 // heteroGains is arithmetic on printed results.
 func heteroGains(_ context.Context, rows *sheet) error {
 	// one time and its share give the whole
-	o := hetero("r_online_prepare").at("values", "length_135")
-	rows.noted(Arithmetic, "online-prepare-135/total-ms", nil, o.at("prepare").num()/(o.at("share_percent").num()/100),
-		"online_prepare_135/total_ms", o.at("prepare").num(), o.at("share_percent").num())
-	f := hetero("r_fast_sync_prefill_256").at("values")
+	online := hetero("r_online_prepare").at("values", "length_135")
+	prepareMS, percent := online.at("prepare").num(), online.at("share_percent").num()
+	rows.noted(Arithmetic, "online-prepare-135/total-ms", nil, prepareMS/(percent/100),
+		"online_prepare_135/total_ms", prepareMS, percent)
+	sync := hetero("r_fast_sync_prefill_256").at("values")
 	rows.noted(Arithmetic, "fast-sync-256/gain",
 		1+hetero("r_fast_sync_prefill").at("values", "Hetero-tensor").num()/100,
-		f.at("with").num()/f.at("without").num(), "fast_sync_256/gain")
+		sync.at("with").num()/sync.at("without").num(), "fast_sync_256/gain")
 	// steps of the ablation multiply to the whole gain
-	a := hetero("r_ablation").at("values")
-	product := a.at("activation_centric").num() * a.at("order_exchange").num() * a.at("weight_centric").num() *
-		a.at("fast_sync").num()
-	slower := a.at("naive_npu_vs_gpu", "slower_percent").num()
+	ablation := hetero("r_ablation").at("values")
+	product := 1.0
+	for _, step := range []string{"activation_centric", "order_exchange", "weight_centric", "fast_sync"} {
+		product *= ablation.at(step).num()
+	}
+	slower := ablation.at("naive_npu_vs_gpu", "slower_percent").num()
 	rows.noted(Arithmetic, "ablation/product", nil, product, "ablation/product")
 	rows.noted(Arithmetic, "ablation/over-gpu", nil, (1-slower/100)*product, "ablation/over_gpu",
 		slower, 1-slower/100, hetero("r_prefill_fixed_llama8b_256").at("values", "MNN-OpenCL").num())
-	n := hetero("r_prefill_vs_llmnpu").at("values")
+	rates := hetero("r_prefill_vs_llmnpu").at("values")
 	rows.noted(Arithmetic, "over-llmnpu", nil,
-		n.at("hetero_tensor_InternLM-1.8B_256").num()/n.at("llm.npu_similar_size").num(), "over_llmnpu")
+		rates.at("hetero_tensor_InternLM-1.8B_256").num()/rates.at("llm.npu_similar_size").num(), "over_llmnpu")
 	pipe := hetero("r_over_npu_pipe").at("values").nums()
 	over := hetero("r_dynamic_525").at("values")
 	rows.noted(Arithmetic, "over-npu-pipe-525/reduction-percent", pipe[1], 100*(1-1/over.at("NPU-pipe").num()),

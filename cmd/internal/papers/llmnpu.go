@@ -63,13 +63,16 @@ var npuSystems = []struct {
 	name, column, note string
 	on                 restriction
 }{
-	{"cpu_npu", "ours", "s, llm.npu: CPU and NPU, two chunks of 256 in flight. The larger part of ours is attention, which the " +
-		"catalog's CPU computes at an assumed 20 Gflop/s; the paper prints nothing of that", npuSystem},
-	{"gpu_npu", "ours", "s, llm.npu beside ours with the GPU in the CPU's place (sec. 4.6), whose attention has an assumed " +
-		"100 Gflop/s", both(only("gpu", "npu"), oneChunk)},
+	{"cpu_npu", "ours",
+		"s, llm.npu: CPU and NPU, two chunks of 256 in flight. The larger part of ours is attention, which the " +
+			"catalog's CPU computes at an assumed 20 Gflop/s; the paper prints nothing of that", npuSystem},
+	{"gpu_npu", "ours",
+		"s, llm.npu beside ours with the GPU in the CPU's place (sec. 4.6), whose attention has an assumed 100 " +
+			"Gflop/s", both(only("gpu", "npu"), oneChunk)},
 	{"cpu", "LCPP", "s, llama.cpp beside ours on the CPU alone", both(only("cpu"), oneChunk)},
-	{"gpu", "MLC", "s, MLC beside ours on the GPU alone, whose products take the times of Table 3 and of HeteroInfer: MLC takes " +
-		"some ten times as long as TFLite on it", both(only("gpu"), oneChunk)},
+	{"gpu", "MLC",
+		"s, MLC beside ours on the GPU alone, whose products take the times of Table 3 and of HeteroInfer: MLC takes " +
+			"some ten times as long as TFLite on it", both(only("gpu"), oneChunk)},
 }
 
 // npuPrefill predicts the prefill of Table 5's models, at the middle of the printed lengths.
@@ -132,8 +135,8 @@ func npuChunks(ctx context.Context, rows *sheet) error {
 			"a prompt of %d tokens of Qwen1.5-1.8B", prompt)
 	}
 	rows.add(Solved, "best", npuFact("m_chunk_length").at("values", "default").num(), best,
-		"of these, for a prompt that pads nothing. The paper chose by QKV and FFN alone (Fig. 8, not printed) and counts what "+
-			"is padded of others")
+		"of these, for a prompt that pads nothing. The paper chose by QKV and FFN alone (Fig. 8, not printed) and "+
+			"counts what is padded of others")
 	return nil
 }
 
@@ -164,17 +167,17 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 			if i > 0 {
 				rows.add(Solved, fmt.Sprintf("%s/%s_saves_percent", name, order),
 					fmt.Sprintf("%v to %v", printed[0], printed[1]),
-					100*(1-times[i]/times[0]), "ours divides operators between CPU and NPU where that is faster, also in order: "+
-						"less is left to fill. The order is one for all layers; the paper decides online, over the whole prompt")
+					100*(1-times[i]/times[0]),
+					"ours divides operators between CPU and NPU where that is faster, also in order: less is left to "+
+						"fill. The order is one for all layers; the paper decides online, over the whole prompt")
 			}
 		}
 	}
-	t := npuFact("m_npu_time_256").at("values")
-	share := 1 / t.at("relative_to_cpu").num()
-	rows.add(Arithmetic, "saves_at_most_percent", printed[1], 100*share/(1+share),
+	chunk := npuFact("m_npu_time_256").at("values")
+	overCPU := chunk.at("relative_to_cpu").num()
+	rows.add(Arithmetic, "saves_at_most_percent", printed[1], 100*(1/overCPU)/(1+1/overCPU),
 		"a chunk takes %v ms on the NPU and 1/%v of that on the CPU (sec. 3.4): with the NPU never idle",
-		t.at("npu").num(),
-		t.at("relative_to_cpu").num())
+		chunk.at("npu").num(), overCPU)
 	return nil
 }
 
@@ -212,8 +215,8 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	orders := map[string]string{
 		trial.ByImportance: "by the ratio of the largest outlier to the scale, the paper's importance",
 		trial.ByChance:     "at random",
-		trial.ByBudget: "those that cost least by measured worth, within the work of what importance keeps at this share: an exact " +
-			"knapsack",
+		trial.ByBudget: "those that cost least by measured worth, within the work of what importance keeps at this " +
+			"share: an exact knapsack",
 	}
 	for _, point := range points {
 		pruned, shown := orders[point.Order]
@@ -221,7 +224,8 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 			continue
 		}
 		id := fmt.Sprintf("pruned_%v_percent/%s/", 100*point.Share, point.Order)
-		rows.add(Executed, id+"kl", nil, point.KL.Mean, "nats a token from float32, unseen text, %d of %d products pruned %s",
+		rows.add(Executed, id+"kl", nil, point.KL.Mean,
+			"nats a token from float32, unseen text, %d of %d products pruned %s",
 			point.Pruned, points[len(points)-1].Pruned, pruned)
 		rows.add(Executed, id+"perplexity_percent", nil, math.Round(1e4*(point.PerplexityRatio.Mean-1))/100,
 			"more than in float32. The paper prints LAMBADA accuracies, which need its models")
@@ -264,8 +268,8 @@ func npuMemory(ctx context.Context, rows *sheet) error {
 			paper = "first"
 		}
 		rows.add(Solved, class+"/npu_percent", paper, 100*shareOn(decision, "npu"),
-			"of the class's columns. Sec. 4 has the FFN's weights first; one decision holds for all layers here, so each class is "+
-				"divided instead")
+			"of the class's columns. Sec. 4 has the FFN's weights first; one decision holds for all layers here, so "+
+				"each class is divided instead")
 	}
 	return nil
 }
@@ -364,8 +368,8 @@ func npuPrinted(_ context.Context, rows *sheet) error {
 }
 
 // datasetName returns a row's name for a dataset of Table 5; two blocks carry the same label.
-func datasetName(d value) string {
-	return strings.NewReplacer(" ", "-", "(", "", ")", "").Replace(d.at("dataset").text())
+func datasetName(dataset value) string {
+	return strings.NewReplacer(" ", "-", "(", "", ")", "").Replace(dataset.at("dataset").text())
 }
 
 // npuEngines are the columns of Table 5 beside llm.npu.
@@ -376,67 +380,80 @@ func npuTable5(_ context.Context, rows *sheet) error {
 	cells, wrong := 0, 0
 	for _, dataset := range npuFact("table5").at("values").list() {
 		name := datasetName(dataset)
-		// cells that the data calls uncertain, with the reason
-		doubtful := map[string]string{}
-		for _, c := range dataset.at("uncertain_cells").list() {
-			doubtful[c.at("llm").text()+"/"+c.at("engine").text()] = c.at("reason").text()
-		}
-		speedups := map[string][]float64{}
+		doubtful := doubtfulCells(dataset)
+		speedups := map[string][]float64{} // by engine, of all models
 		for _, row := range dataset.at("rows").list() {
-			llm := row.at("llm").text()
-			ours := row.at("ours", 0).num()
-			// this row's speedups over every engine
-			var all []float64
+			llm, ours := row.at("llm").text(), row.at("ours", 0).num()
+			var overOthers []float64
 			for _, engine := range append(slices.Clone(npuEngines), "ours") {
 				cell := row.at(engine)
 				if cell.v == "none" {
 					continue
 				}
 				if engine != "ours" {
-					speedups[engine] = append(speedups[engine], cell.at(0).num()/ours)
-					all = append(all, cell.at(0).num()/ours)
+					speedup := cell.at(0).num() / ours
+					speedups[engine], overOthers = append(speedups[engine], speedup), append(overOthers, speedup)
 				}
+				id := llm + "/" + engine
 				if cell.at(2).v == nil {
-					rows.add(PrintedOnly, name+"/"+llm+"/"+engine+"/sum", cell.at(0).num(), nil, "%s",
-						doubtful[llm+"/"+engine])
+					rows.add(PrintedOnly, name+"/"+id+"/sum", cell.at(0).num(), nil, "%s", doubtful[id])
 					continue
 				}
 				cells++
-				sum := cell.at(1).num() + cell.at(2).num()
-				// Totals have one or two digits after the point.
-				if math.Abs(sum-cell.at(0).num()) > 0.06 {
+				if !npuSum(rows, name+"/"+id+"/sum", cell, doubtful[id]) {
 					wrong++
-					note := "prefill and decode do not add up to the total"
-					if why := doubtful[llm+"/"+engine]; why != "" {
-						note += ": " + why
-					}
-					rows.add(Arithmetic, name+"/"+llm+"/"+engine+"/sum", cell.at(0).num(), sum, "s; %s", note)
 				}
 			}
 			printed := row.at("speedup").nums()
-			rows.add(Arithmetic, name+"/"+llm+"/speedup-least", printed[0], slices.Min(all),
+			rows.add(Arithmetic, name+"/"+llm+"/speedup-least", printed[0], slices.Min(overOthers),
 				"least total of the others over llm.npu's")
-			rows.add(Arithmetic, name+"/"+llm+"/speedup-most", printed[1], slices.Max(all),
+			rows.add(Arithmetic, name+"/"+llm+"/speedup-most", printed[1], slices.Max(overOthers),
 				"largest total of the others over llm.npu's")
 		}
 		for _, engine := range npuEngines {
-			sum := 0.0
-			for _, x := range speedups[engine] {
-				sum += math.Log(x)
-			}
-			printed := dataset.at("geo_mean_speedup", engine).num()
-			ours := math.Exp(sum / float64(len(speedups[engine])))
+			printed, ours := dataset.at("geo_mean_speedup", engine).num(), geometricMean(speedups[engine])
 			note := ""
 			if math.Abs(ours-printed) > 0.1*printed {
 				note = "; differs from its own cells, sec. 4.3 repeats the printed one"
 			}
 			rows.add(Arithmetic, name+"/geomean-"+engine, printed, ours,
-				"geometric mean of the totals over llm.npu's%s",
-				note)
+				"geometric mean of the totals over llm.npu's%s", note)
 		}
 	}
 	rows.noted(Arithmetic, "cells-that-add-up", cells, cells-wrong, "cells_that_add_up")
 	return nil
+}
+
+// doubtfulCells returns why the data calls cells of a dataset uncertain, by "model/engine".
+func doubtfulCells(dataset value) map[string]string {
+	out := map[string]string{}
+	for _, cell := range dataset.at("uncertain_cells").list() {
+		out[cell.at("llm").text()+"/"+cell.at("engine").text()] = cell.at("reason").text()
+	}
+	return out
+}
+
+// npuSum reports whether prefill and decode of a cell add up to its total, which has one or two digits after the point.
+// A row says where they do not, and why where that is known.
+func npuSum(rows *sheet, name string, cell value, why string) bool {
+	total, sum := cell.at(0).num(), cell.at(1).num()+cell.at(2).num()
+	if math.Abs(sum-total) <= 0.06 {
+		return true
+	}
+	note := "prefill and decode do not add up to the total"
+	if why != "" {
+		note += ": " + why
+	}
+	rows.add(Arithmetic, name, total, sum, "s; %s", note)
+	return false
+}
+
+func geometricMean(factors []float64) float64 {
+	sum := 0.0
+	for _, factor := range factors {
+		sum += math.Log(factor)
+	}
+	return math.Exp(sum / float64(len(factors)))
 }
 
 // npuTable6 recomputes Table 6's averages and losses.
@@ -454,39 +471,40 @@ func npuTable6(_ context.Context, rows *sheet) error {
 				continue
 			}
 			count++
-			for c := 2; c <= 5; c++ {
-				sums[c] += row.at(c).num() - row.at(1).num()
+			for column := 2; column <= 5; column++ {
+				sums[column] += row.at(column).num() - row.at(1).num()
 			}
 			rows.add(Arithmetic, set+"/"+row.at(0).text()+"/degradation", row.at(6).num(),
 				tenths(row.at(5).num()-row.at(1).num()), "llm.npu less FP16, percentage points")
 		}
-		for c := 2; c <= 5; c++ {
-			rows.noted(Arithmetic, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(),
-				tenths(sums[c]/count), "average")
+		for column := 2; column <= 5; column++ {
+			method := strings.TrimSuffix(columns[column].text(), "()")
+			rows.noted(Arithmetic, set+"/average/"+method, printed.at(column).num(), tenths(sums[column]/count),
+				"average")
 		}
 	}
 	// sec. 4.4 quotes single cells, and the largest gains
 	drop := npuFact("r_smoothquant_drop").at("values")
-	for _, r := range table.at("values", "HellaSwag").list() {
-		if name := r.at(0).text(); drop.has(name) {
-			rows.noted(Arithmetic, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(),
+	for _, row := range table.at("values", "HellaSwag").list() {
+		if name := row.at(0).text(); drop.has(name) {
+			rows.noted(Arithmetic, "smoothquant-drop/"+name, drop.at(name).num(), row.at(1).num()-row.at(2).num(),
 				"smoothquant_drop")
 		}
 	}
 	best := func(column int) (most float64) {
 		for _, set := range table.at("values").keys() {
-			for _, r := range table.at("values", set).list() {
-				if r.at(0).text() != "avg_degrad" {
-					most = max(most, r.at(5).num()-r.at(column).num())
+			for _, row := range table.at("values", set).list() {
+				if row.at(0).text() != "avg_degrad" {
+					most = max(most, row.at(5).num()-row.at(column).num())
 				}
 			}
 		}
 		return most
 	}
-	g := npuFact("r_accuracy_gains").at("values")
-	rows.add(Arithmetic, "largest-gain/SmoothQuant", g.at("best_over_SmoothQuant").num(), best(2),
+	gains := npuFact("r_accuracy_gains").at("values")
+	rows.add(Arithmetic, "largest-gain/SmoothQuant", gains.at("best_over_SmoothQuant").num(), best(2),
 		"percentage points, sec. 4.4 against Table 6")
-	rows.add(Arithmetic, "largest-gain/K-Quant", g.at("best_over_K-Quant").num(), best(4),
+	rows.add(Arithmetic, "largest-gain/K-Quant", gains.at("best_over_K-Quant").num(), best(4),
 		"percentage points, sec. 4.4 against Table 6")
 	return nil
 }

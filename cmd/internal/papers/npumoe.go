@@ -219,9 +219,9 @@ func moeRatios() []moeRatio {
 func moePoints() (points [][3]float64) {
 	factor := moe("r_capacity_group8").at("values", "8x96").num()
 	var reference float64
-	for _, p := range moe("table5").at("values").list() {
-		group, capacity := p.at(0).num(), p.at(1).num()
-		ms, ok := p.at(2).any().(float64)
+	for _, cell := range moe("table5").at("values").list() {
+		group, capacity := cell.at(0).num(), cell.at(1).num()
+		ms, ok := cell.at(2).any().(float64)
 		if group == 8 && capacity == 32 {
 			reference = ms
 		}
@@ -316,20 +316,6 @@ func moeAppendix(_ context.Context, rows *sheet) error {
 // moeRanges compares the ranges of the abstract with the details.
 func moeRanges(_ context.Context, rows *sheet) error {
 	headline := moe("r_headline").at("values")
-	// all numbers below a fact
-	var collect func(v value, out *[]float64)
-	collect = func(v value, out *[]float64) {
-		switch v.v.(type) {
-		case map[string]any:
-			for _, k := range v.keys() {
-				collect(v.at(k), out)
-			}
-		case []any:
-			*out = append(*out, v.nums()...)
-		default:
-			*out = append(*out, v.num())
-		}
-	}
 	for _, claim := range []struct {
 		name, note string
 		ids        []string
@@ -338,43 +324,45 @@ func moeRanges(_ context.Context, rows *sheet) error {
 		{"energy", "of sec. 5.4", []string{"r_energy_prefill", "r_energy_1024_chunk512", "r_energy_4096"}},
 		{"cpu_cycles", "of sec. 5.5", []string{"r_cpu_cycles_1024", "r_cpu_cycles_4096"}},
 	} {
-		var all []float64
+		var details []float64
 		for _, id := range claim.ids {
-			collect(moe(id).at("values"), &all)
+			details = append(details, moe(id).at("values").all()...)
 		}
-		rows.add(Arithmetic, claim.name+"/least", headline.at(claim.name).nums()[0], slices.Min(all), "x, least %s",
-			claim.note)
-		rows.add(Arithmetic, claim.name+"/most", headline.at(claim.name).nums()[1], slices.Max(all), "x, most %s",
-			claim.note)
+		printed := headline.at(claim.name).nums()
+		rows.add(Arithmetic, claim.name+"/least", printed[0], slices.Min(details), "x, least %s", claim.note)
+		rows.add(Arithmetic, claim.name+"/most", printed[1], slices.Max(details), "x, most %s", claim.note)
 	}
 	choice := moe("r_chunk_choice").at("values")
-	var ttft []float64
-	collect(moe("r_prefill_4096").at("values", "chunk_1024"), &ttft)
-	rows.add(Arithmetic, "ttft_4096_chunk_1024/least", choice.at("ttft_4096_chunk_1024").nums()[0], slices.Min(ttft),
-		"x, sec. 5.8 against sec. 5.3")
-	rows.add(Arithmetic, "ttft_4096_chunk_1024/most", choice.at("ttft_4096_chunk_1024").nums()[1], slices.Max(ttft),
-		"x, sec. 5.8 against sec. 5.3")
-	var one []float64
-	collect(moe("r_energy_1024_chunk512").at("values"), &one)
-	rows.add(Arithmetic, "energy_1024_chunk_512/least", choice.at("energy_1024_chunk_512").nums()[0], slices.Min(one),
-		"x, sec. 5.8 against sec. 5.4")
-	rows.add(Arithmetic, "energy_1024_chunk_512/most", choice.at("energy_1024_chunk_512").nums()[1], slices.Max(one),
-		"x, sec. 5.8 against sec. 5.4")
+	for _, claim := range []struct {
+		name, note string
+		details    value
+	}{
+		{"ttft_4096_chunk_1024", "x, sec. 5.8 against sec. 5.3", moe("r_prefill_4096").at("values", "chunk_1024")},
+		{"energy_1024_chunk_512", "x, sec. 5.8 against sec. 5.4", moe("r_energy_1024_chunk512").at("values")},
+	} {
+		printed, details := choice.at(claim.name).nums(), claim.details.all()
+		rows.add(Arithmetic, claim.name+"/least", printed[0], slices.Min(details), "%s", claim.note)
+		rows.add(Arithmetic, claim.name+"/most", printed[1], slices.Max(details), "%s", claim.note)
+	}
 	rows.noted(PrintedOnly, "cpu_cycles_4096/chunk", "512 or 1024", nil, "cpu_cycles_4096/chunk")
-	a := moe("r_ablation").at("values")
-	rows.noted(Arithmetic, "ablation/tg_over_base_latency", nil,
-		a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "ablation/tg_over_base_latency",
-		a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
-	rows.add(Arithmetic, "ablation/t_over_base_energy", nil,
-		a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(),
-		"x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
+	moeAblation(rows)
+	gpu := moe("r_gpu").at("values", "gpu_faster").nums()
+	micro, whole := moe("table_a3_gpu_micro").at("values", 0), moe("table_a3_gpu_e2e").at("values", 0)
+	rows.add(Arithmetic, "gpu/faster_least", gpu[0], whole.at(2).num()/whole.at(1).num(),
+		"x, A.3's times are rounded to 0.01 s")
+	rows.add(Arithmetic, "gpu/faster_most", gpu[1], micro.at(2).num()/micro.at(1).num(), "x, from A.3")
+	return nil
+}
+
+// moeAblation adds the factors that follow from those that sec. 5.8 prints of groups (G) and tiers (T).
+func moeAblation(rows *sheet) {
+	printed := moe("r_ablation").at("values")
+	allOverBase, allOverTG := printed.at("all_vs_base_latency").num(), printed.at("all_vs_TG_latency").num()
+	rows.noted(Arithmetic, "ablation/tg_over_base_latency", nil, allOverBase/allOverTG,
+		"ablation/tg_over_base_latency", allOverBase, allOverTG)
+	overBase, overT := printed.at("TG_vs_base_energy").num(), printed.at("TG_vs_T_energy").num()
+	rows.add(Arithmetic, "ablation/t_over_base_energy", nil, overBase/overT,
+		"x: tiers alone, from sec. 5.8's %v and %v", overBase, overT)
 	rows.add(PrintedOnly, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil,
 		"its unit is not in the text")
-	gpu := moe("r_gpu").at("values")
-	micro, e2e := moe("table_a3_gpu_micro").at("values").list(), moe("table_a3_gpu_e2e").at("values").list()
-	rows.add(Arithmetic, "gpu/faster_least", gpu.at("gpu_faster").nums()[0], e2e[0].at(2).num()/e2e[0].at(1).num(),
-		"x, A.3's times are rounded to 0.01 s")
-	rows.add(Arithmetic, "gpu/faster_most", gpu.at("gpu_faster").nums()[1], micro[0].at(2).num()/micro[0].at(1).num(),
-		"x, from A.3")
-	return nil
 }

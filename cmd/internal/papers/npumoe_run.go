@@ -261,7 +261,9 @@ func moeExecuted(ctx context.Context, rows *sheet) error {
 		for i, way := range []string{"dynamic", "paper"} { // for the least time so small a model has no tiers
 			within := only("cpu", "npu")
 			if way == "paper" {
-				within = both(within, func(in *solver.Input) { in.Loads, in.TierRule = loads, solver.TierRule{Slots: way} })
+				within = both(within, func(in *solver.Input) {
+					in.Loads, in.TierRule = loads, solver.TierRule{Slots: way}
+				})
 			}
 			if logits[i], err = from.moeWay(ctx, rows, soc+"/"+way, trained, within); err != nil {
 				return fmt.Errorf("%s on %s: %w", way, soc, err)
@@ -319,8 +321,8 @@ func (c *chain) moeWay(ctx context.Context, rows *sheet, name string, trained *m
 			"of the routed rows, which the CPU computes, %s; the paper drops them", text.note)
 		if text.name != "expected" {
 			rows.add(Executed, name+"/"+text.name+"/stale_layers", nil, text.met.stale,
-				"of %d, in which routing drifts from the plan's farther than chance explains, so that hetrun --stats asks for "+
-					"another calibration; at most by %.3g points", len(tiers.Layers), text.met.drift)
+				"of %d, in which routing drifts from the plan's farther than chance explains, so that hetrun --stats "+
+					"asks for another calibration; at most by %.3g points", len(tiers.Layers), text.met.drift)
 		}
 	}
 	return alike.last, nil
@@ -375,7 +377,8 @@ func (c *chain) execute(ctx context.Context, plan *solvedPlan, windows []quality
 			out.stale++
 		}
 	}
-	out.padding, out.overflow = 100*(1-float64(moved)/float64(max(1, reserved))), 100*float64(over)/float64(max(1, routed))
+	out.padding = 100 * (1 - float64(moved)/float64(max(1, reserved)))
+	out.overflow = 100 * float64(over) / float64(max(1, routed))
 	return out, nil
 }
 
@@ -386,8 +389,8 @@ func moeDrops(ctx context.Context, rows *sheet) error {
 		return err
 	}
 	defer trained.model.Close()
-	results, err := trial.MeasureDrops(ctx, trained.model, trial.DropOptions{Text: trained.text, Shares: []float64{0.1, 0.2},
-		Rules: []string{op.SalienceNorm, op.SalienceWeight}})
+	results, err := trial.MeasureDrops(ctx, trained.model, trial.DropOptions{Text: trained.text,
+		Shares: []float64{0.1, 0.2}, Rules: []string{op.SalienceNorm, op.SalienceWeight}})
 	if err != nil {
 		return err
 	}
@@ -411,9 +414,8 @@ func moeCalibration(ctx context.Context, rows *sheet) error {
 	for _, count := range []int{2, 4, 8} {
 		rows.add(Executed, fmt.Sprintf("top_%d_percent", count), paper[count],
 			overlap(loads, loads, count, [2]int{0, 1}),
-			"median over layers in the paper, mean "+
-				"here: routing of tiny-moe-kjv (16 experts, 2 a token) on one half of a text and the other; one book, where the paper "+
-				"has data sets")
+			"median over layers in the paper, mean here: routing of tiny-moe-kjv (16 experts, 2 a token) on one half "+
+				"of a text and the other; one book, where the paper has data sets")
 	}
 	trained, err := openMoE(ctx, rows)
 	if trained == nil {
@@ -431,10 +433,10 @@ func moeCalibration(ctx context.Context, rows *sheet) error {
 
 // overlap returns how many of the busiest experts in a half of some loads are among those in a half of others: percent,
 // mean over layers.
-func overlap(a, b *workload.Loads, count int, half [2]int) float64 {
+func overlap(some, others *workload.Loads, count int, half [2]int) float64 {
 	var shares []float64
-	for i := range a.Layers {
-		first, second := busiest(&a.Layers[i], half[0], count), busiest(&b.Layers[i], half[1], count)
+	for i := range some.Layers {
+		first, second := busiest(&some.Layers[i], half[0], count), busiest(&others.Layers[i], half[1], count)
 		found := 0
 		for _, expert := range first {
 			if slices.Contains(second, expert) {

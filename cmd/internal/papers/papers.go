@@ -1,6 +1,6 @@
-// Package papers knows what five papers print, and puts beside it what comes out here: plans that hetc solves for catalog
-// SoCs, what its runtime computes with small models, and arithmetic on the printed numbers themselves. What of the papers
-// executes is in docs/papers.md. A disagreement is shown, never tuned away.
+// Package papers knows what five papers print, and puts beside it what comes out here: plans that hetc solves for
+// catalog SoCs, what its runtime computes with small models, and arithmetic on the printed numbers themselves. What of
+// the papers executes is in docs/papers.md. A disagreement is shown, never tuned away.
 package papers
 
 import (
@@ -44,8 +44,8 @@ type Item struct {
 	Name   string // "table3"; with Paper unique
 	Title  string // one line
 	Source string // "Table 3, sec. 5.2"
-	// Run recomputes the rows. models is a folder of trained models, tiny-llama-kjv and tiny-moe-kjv, or empty: then nothing
-	// is executed with them.
+	// Run recomputes the rows. models is a folder of trained models, tiny-llama-kjv and tiny-moe-kjv, or empty: then
+	// nothing is executed with them.
 	Run func(ctx context.Context, models string) ([]Row, error)
 }
 

@@ -116,7 +116,8 @@ func (p *solvedPlan) estimates(proc string) (count int) {
 }
 
 // lane says what stands for the paper's core: ratios are compared, and never its times.
-const lane = "the catalog's CPU computes attention at an assumed 20 Gflop/s, six cores as one lane; the paper has one core"
+const lane = "the catalog's CPU computes attention at an assumed 20 Gflop/s, six cores as one lane; the paper has " +
+	"one core"
 
 // shadowKernel compares the attention of a layer with dense attention: with estimates on the CPU, as Fig. 4 does, and
 // with estimates on the NPU, as Fig. 10 does.
@@ -135,13 +136,14 @@ func shadowKernel(ctx context.Context, rows *sheet) error {
 		rows.add(PrintedOnly, absent, nil, nil, "hetc reads no such architecture")
 	}
 	printed := shadow("r_kernel").at("values", "vs_cg_full")
-	note := "dense attention on the CPU over sparse attention with estimates on the NPU, both models, 1024 to 4096 tokens. " +
-		"The NPU is what it waits for, at the rate of the three printed launches: its own Fig. 10 must rest on a higher one, or on a " +
-		"slower CPU. " + lane
+	note := "dense attention on the CPU over sparse attention with estimates on the NPU, both models, 1024 to 4096 " +
+		"tokens. The NPU is what it waits for, at the rate of the three printed launches: its own Fig. 10 must rest " +
+		"on a higher one, or on a slower CPU. " + lane
 	rows.add(Solved, "with_npu/most", printed.at("max").num(), slices.Max(faster), "%s", note)
 	rows.add(Solved, "with_npu/mean", printed.at("avg").num(), mean(faster), "%s", note)
-	rows.add(Solved, "with_npu/mean_if_hidden", printed.at("avg").num(), mean(free), "where estimates took no time at all: dense "+
-		"attention over selections and products on the CPU, a fifth of the positions")
+	rows.add(Solved, "with_npu/mean_if_hidden", printed.at("avg").num(), mean(free),
+		"where estimates took no time at all: dense attention over selections and products on the CPU, a fifth of "+
+			"the positions")
 	rows.add(Solved, "with_npu/most_over_sparse", shadow("r_kernel").at("values", "vs_lossy", "max").num(),
 		slices.Max(overSparse), "estimates on the CPU over estimates on the NPU; printed for the best of three lossy "+
 			"baselines, of which blocks of 64 and attention in 8 bits have no counterpart here")
@@ -177,11 +179,13 @@ func shadowLayer(ctx context.Context, rows *sheet, name string, length int) (ove
 		}
 		of := plan.attention(length)
 		alone = of.elapsed
-		rows.add(Solved, fmt.Sprintf("%sratio_%d/gain_percent", id, percent), gains.at(fmt.Sprintf("ratio_%d", percent)).num(),
-			100*(1-alone/whole), "less time than dense, all of it on the CPU; the printed length is not said. The catalog "+
-				"prices the CPU's estimate as arithmetic in float, which that of sec. 2.2 is; ours selects for blocks of queries")
+		ratio := fmt.Sprintf("ratio_%d", percent)
+		rows.add(Solved, id+ratio+"/gain_percent", gains.at(ratio).num(), 100*(1-alone/whole),
+			"less time than dense, all of it on the CPU; the printed length is not said. The catalog prices the "+
+				"CPU's estimate as arithmetic in float, which that of sec. 2.2 is; ours selects for blocks of queries")
 		if percent == 20 {
-			rows.add(Solved, id+"ratio_20/estimate_percent", share, 100*of.estimate/alone, "the estimate's part of that time")
+			rows.add(Solved, id+"ratio_20/estimate_percent", share, 100*of.estimate/alone,
+				"the estimate's part of that time")
 		}
 	}
 	heads, err := trial.EvenHeads(from.input.Model, 0.2)
@@ -195,10 +199,13 @@ func shadowLayer(ctx context.Context, rows *sheet, name string, length int) (ove
 		return over, err
 	}
 	of := plan.attention(length)
-	rows.add(Solved, id+"ratio_20/npu_ms", nil, of.elapsed/1e6, "estimates on the NPU, heads in a pipeline in the exact order")
+	rows.add(Solved, id+"ratio_20/npu_ms", nil, of.elapsed/1e6,
+		"estimates on the NPU, heads in a pipeline in the exact order")
 	rows.add(Solved, id+"ratio_20/npu_busy_percent", nil, 100*of.estimate/of.elapsed, "of that time")
-	rows.add(Solved, id+"ratio_20/cpu_busy_percent", nil, 100*of.rest/of.elapsed, "of that time, with selections and products")
-	rows.add(Solved, id+"ratio_20/times_as_fast", nil, whole/of.elapsed, "dense on the CPU over this one; Fig. 10 is a plot")
+	rows.add(Solved, id+"ratio_20/cpu_busy_percent", nil, 100*of.rest/of.elapsed,
+		"of that time, with selections and products")
+	rows.add(Solved, id+"ratio_20/times_as_fast", nil, whole/of.elapsed,
+		"dense on the CPU over this one; Fig. 10 is a plot")
 	return [3]float64{whole / of.elapsed, alone / of.elapsed, whole / of.rest}, nil
 }
 
@@ -232,12 +239,13 @@ func shadowEnergy(ctx context.Context, rows *sheet) error {
 				return err
 			}
 			of, soc := plan.attention(length), from.input.SoC
-			energies = append(energies, of.estimate*soc.Processor(way.estimates).PowerW+of.rest*soc.Processor("cpu").PowerW)
+			energies = append(energies,
+				of.estimate*soc.Processor(way.estimates).PowerW+of.rest*soc.Processor("cpu").PowerW)
 		}
 		for i, column := range []string{"cg_full", "cg_sparse"} {
 			rows.add(Solved, "table8/"+name+"/"+column, cells.at(1+i).num()/cells.at(5).num(), energies[i]/energies[2],
-				"over that with estimates on the NPU, a fifth of the positions, on %s: busy times and powers, that of the CPU is "+
-					"assumed. %s", phone, lane)
+				"over that with estimates on the NPU, a fifth of the positions, on %s: busy times and powers, that "+
+					"of the CPU is assumed. %s", phone, lane)
 		}
 	}
 	return nil
@@ -276,7 +284,8 @@ func shadowPrefill(ctx context.Context, rows *sheet) error {
 	}
 	printed := shadow("r_e2e").at("values", "vs_cg_full")
 	for _, beside := range processors {
-		note := "dense over sparse, of these lengths. The NPU multiplies; solve gives it the estimates where that is faster. " + lane
+		note := "dense over sparse, of these lengths. The NPU multiplies; solve gives it the estimates where that is " +
+			"faster. " + lane
 		rows.add(Solved, beside+"_npu/most", printed.at("max").num(), slices.Max(faster[beside]), "%s", note)
 		rows.add(Solved, beside+"_npu/mean", printed.at("avg").num(), mean(faster[beside]), "%s", note)
 	}
@@ -287,8 +296,8 @@ func shadowPrefill(ctx context.Context, rows *sheet) error {
 			return err
 		}
 		rows.add(Solved, "table7/"+data, row.at(1).num()/row.at(2).num(), times[0]/times[1],
-			"prompts of Qwen2-0.5B on redmi-k60-champion, dense over sparse; printed are minutes of PhoneLM-0.5B for a data set, "+
-				"decoding and what an item takes besides included")
+			"prompts of Qwen2-0.5B on redmi-k60-champion, dense over sparse; printed are minutes of PhoneLM-0.5B for "+
+				"a data set, decoding and what an item takes besides included")
 	}
 	return nil
 }
@@ -346,9 +355,12 @@ func shadowOrder(ctx context.Context, rows *sheet) error {
 		{"dense", "dense attention on the CPU", both(both(only("cpu", "npu"), noRows), dense)},
 		{"sparse", "estimates on the CPU too", both(both(only("cpu", "npu"), noRows),
 			both(sparse(0.2, heads), both(withoutEstimates("npu"), ordered(solver.NoPipeline))))},
-		{"npu", "estimates of all heads on the NPU, then the rest", both(onNPU, both(sparse(0.2, heads), ordered(solver.NoPipeline)))},
-		{planir.ByGreedy, "heads in a pipeline, by Algorithm 1", both(onNPU, both(sparse(0.2, heads), ordered(planir.ByGreedy)))},
-		{planir.ByExact, "heads in a pipeline, by an exact search", both(onNPU, both(sparse(0.2, heads), ordered(planir.ByExact)))},
+		{"npu", "estimates of all heads on the NPU, then the rest",
+			both(onNPU, both(sparse(0.2, heads), ordered(solver.NoPipeline)))},
+		{planir.ByGreedy, "heads in a pipeline, by Algorithm 1",
+			both(onNPU, both(sparse(0.2, heads), ordered(planir.ByGreedy)))},
+		{planir.ByExact, "heads in a pipeline, by an exact search",
+			both(onNPU, both(sparse(0.2, heads), ordered(planir.ByExact)))},
 		{"solved", "what solve chooses of CPU and NPU", both(both(only("cpu", "npu"), noRows), best(0.2, heads))},
 	} {
 		plan, err := from.solve(ctx, way.with)
@@ -364,8 +376,9 @@ func shadowOrder(ctx context.Context, rows *sheet) error {
 		rows.add(Solved, way.name+"/attention_ms", nil, of.elapsed/1e6, "of a layer in it")
 		if plan.piped() {
 			pipeline := &plan.Attention.Pipelines[0]
-			rows.add(Solved, way.name+"/launches", nil, len(pipeline.Launches), "of the estimate; Qwen2-0.5B has two key heads, and "+
-				"heads that share a key are always in one launch: the paper's fused launch")
+			rows.add(Solved, way.name+"/launches", nil, len(pipeline.Launches),
+				"of the estimate; Qwen2-0.5B has two key heads, and heads that share a key are always in one launch: "+
+					"the paper's fused launch")
 		}
 	}
 	printed := shadow("m_bucket_step").at("values", "buckets_default").num()
@@ -378,8 +391,8 @@ func shadowOrder(ctx context.Context, rows *sheet) error {
 			return err
 		}
 		rows.add(Solved, fmt.Sprintf("buckets_%d/graphs_of_a_launch", buckets), buckets, plan.estimates("npu"),
-			"binaries for the estimate of a chunk: the paper has one for each bucket, here the driver rounds with the bucket's "+
-				"scales and one graph of products of codes serves all")
+			"binaries for the estimate of a chunk: the paper has one for each bucket, here the driver rounds with "+
+				"the bucket's scales and one graph of products of codes serves all")
 	}
 	return nil
 }
@@ -425,7 +438,8 @@ func shadowClock(ctx context.Context, rows *sheet) error {
 	from.input.Calibration = heads
 	var logits [2][]float32
 	for i, by := range []string{solver.NoPipeline, planir.ByExact} {
-		plan, err := from.solve(ctx, both(onNPU, both(sparse(0.2, heads), func(in *solver.Input) { in.HeadOrder = by })))
+		ordered := func(in *solver.Input) { in.HeadOrder = by }
+		plan, err := from.solve(ctx, both(onNPU, both(sparse(0.2, heads), ordered)))
 		if err != nil {
 			return err
 		}
@@ -439,9 +453,11 @@ func shadowClock(ctx context.Context, rows *sheet) error {
 		}
 		logits[i] = met.last
 		rows.add(Executed, by+"/predicted_us", nil, predicted/1e3,
-			"a chunk of %d tokens of %s on %s, estimates on the NPU; %q: the order of heads in a pipeline", chunk, smallModel,
+			"a chunk of %d tokens of %s on %s, estimates on the NPU; %q: the order of heads in a pipeline",
+			chunk, smallModel,
 			shadowPhone, by)
-		rows.add(Executed, by+"/virtual_us", nil, met.ns/1e3, "the same on the virtual clock, windows of its validation text")
+		rows.add(Executed, by+"/virtual_us", nil, met.ns/1e3,
+			"the same on the virtual clock, windows of its validation text")
 	}
 	most := 0.0
 	for i, logit := range logits[0] {
@@ -479,8 +495,9 @@ func shadowHeads(ctx context.Context, rows *sheet) error {
 				paper = least
 			}
 			rows.add(Executed, fmt.Sprintf("recall_%v/%s", 100*density, kind), paper, 100*meanRecall(at, kind, i),
-				"percent of the positions with the largest exact scores that the 8-bit estimate finds: scales of each head, or the "+
-					"nearest of 9 pairs or of one; %s at 256 tokens beside the least of the paper's four models",
+				"percent of the positions with the largest exact scores that the 8-bit estimate finds: scales of "+
+					"each head, or the nearest of 9 pairs or of one; %s at 256 tokens beside the least of the paper's "+
+					"four models",
 				smallModel)
 		}
 	}
@@ -558,82 +575,110 @@ func shadowPrinted(_ context.Context, rows *sheet) error {
 
 // shadowAccuracy recomputes the averages and losses of Tables 3, 4 and 6.
 func shadowAccuracy(_ context.Context, rows *sheet) error {
-	// averages and losses by column, of Table 6
-	t6 := shadow("table6").at("values").list()
+	cells := shadow("table6").at("values").list()
+	cells, average := cells[:len(cells)-1], cells[len(cells)-1]
+	means := shadowMeans(rows, cells, average)
+	shadowDrops(rows, cells)
+	shadowBlocks(rows, cells, means)
+	shadowRecall(rows)
+	shadowAblation(rows, cells)
+	return nil
+}
+
+// shadowMeans adds the means of Table 6's columns and how much less than dense attention they are, and returns the
+// means.
+func shadowMeans(rows *sheet, cells []value, average value) (means []float64) {
 	columns := shadow("table6").at("columns").list()[2:]
-	average := t6[len(t6)-1]
-	var means []float64
-	for column := range columns {
+	for i, column := range columns {
 		var values []float64
-		for _, row := range t6[:len(t6)-1] {
-			values = append(values, row.at(2+column).num())
+		for _, row := range cells {
+			values = append(values, row.at(2+i).num())
 		}
 		means = append(means, mean(values))
-		rows.add(Arithmetic, "table6/"+columns[column].text()+"/mean", average.at(2+column).num(), means[column],
+		rows.add(Arithmetic, "table6/"+column.text()+"/mean", average.at(2+i).num(), means[i],
 			"percent, mean of %d cells", len(values))
 	}
 	losses := shadow("r_accuracy_loss").at("values")
-	for c, col := range columns[1:] {
-		rows.noted(Arithmetic, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1],
+	for i, column := range columns[1:] {
+		rows.noted(Arithmetic, "table6/"+column.text()+"/loss", losses.at(column.text()).num(), means[0]-means[1+i],
 			"table6/loss")
 	}
-	equal, t3 := 0, shadow("table3").at("values").list()
-	for _, a := range t3 {
-		for _, b := range t6 {
-			if a.at(1).any() == b.at(0).any() && a.at(0).any() == b.at(1).any() && a.at(2).num() == b.at(2).num() &&
-				a.at(3).num() == b.at(5).num() {
+	return means
+}
+
+// shadowDrops adds how many rows of Table 3 repeat those of Table 6, and its drops, which the text quotes.
+func shadowDrops(rows *sheet, table6 []value) {
+	table3 := shadow("table3").at("values").list()
+	same := func(of3, of6 value) bool { // data set and model are the other way round, full and NPU are columns 2 and 5
+		return of3.at(1).any() == of6.at(0).any() && of3.at(0).any() == of6.at(1).any() &&
+			of3.at(2).num() == of6.at(2).num() && of3.at(3).num() == of6.at(5).num()
+	}
+	equal := 0
+	for _, of3 := range table3 {
+		for _, of6 := range table6 {
+			if same(of3, of6) {
 				equal++
 			}
 		}
 	}
 	rows.noted(Arithmetic, "table3/cells_as_in_table6", nil, equal, "table3/cells_as_in_table6")
-	// Table 3 repeats cells of Table 6; its drops are quoted in the text
-	drops := shadow("r_npu_attention_drop").at("values")
-	var all []float64
-	for _, cell := range t3 {
-		drop := cell.at(2).num() - cell.at(3).num()
-		all = append(all, drop)
-		if key := cell.at(1).text() + "_" + cell.at(0).text(); drops.has(key) {
-			rows.add(Arithmetic, "table3/"+key+"/drop", drops.at(key).num(), drop, "percentage points")
+	printed := shadow("r_npu_attention_drop").at("values")
+	var drops []float64
+	for _, row := range table3 {
+		drop := row.at(2).num() - row.at(3).num()
+		drops = append(drops, drop)
+		if key := row.at(1).text() + "_" + row.at(0).text(); printed.has(key) {
+			rows.add(Arithmetic, "table3/"+key+"/drop", printed.at(key).num(), drop, "percentage points")
 		}
 	}
-	rows.add(Arithmetic, "table3/mean_drop", drops.at("average").num(), mean(all), "percentage points")
-	block := shadow("r_block_sparse_drop").at("values")
-	rows.add(Arithmetic, "table6/block_sparse_drop", block.at("average").num(), means[1]-means[2],
+	rows.add(Arithmetic, "table3/mean_drop", printed.at("average").num(), mean(drops), "percentage points")
+}
+
+// shadowBlocks adds what blocks of positions lose in Table 6 beside single positions.
+func shadowBlocks(rows *sheet, table6 []value, means []float64) {
+	printed := shadow("r_block_sparse_drop").at("values")
+	rows.add(Arithmetic, "table6/block_sparse_drop", printed.at("average").num(), means[1]-means[2],
 		"percentage points below token-level sparsity")
-	for _, row := range t6 {
-		if key := row.at(0).text() + "_" + row.at(1).text(); block.has(key) {
-			rows.add(Arithmetic, "table6/"+key+"/block_sparse_drop", block.at(key).num(),
-				row.at(3).num()-row.at(4).num(),
-				"percentage points")
+	for _, row := range table6 {
+		if key := row.at(0).text() + "_" + row.at(1).text(); printed.has(key) {
+			rows.add(Arithmetic, "table6/"+key+"/block_sparse_drop", printed.at(key).num(),
+				row.at(3).num()-row.at(4).num(), "percentage points")
 		}
 	}
-	// Table 4: recall should not fall as the ratio grows
+}
+
+// shadowRecall adds the least recall of Table 4, and how often it falls as the ratio grows, which it should not.
+func shadowRecall(rows *sheet) {
 	least, falls := 100.0, 0
 	for _, row := range shadow("table4").at("values").list() {
-		cells := row.at(1).num()
-		for c, cell := range row.list()[1:] {
-			least = min(least, cell.num())
-			if c > 0 && cell.num() < cells {
+		before := 0.0
+		for _, cell := range row.list()[1:] {
+			recall := cell.num()
+			least = min(least, recall)
+			if recall < before {
 				falls++
 			}
-			cells = cell.num()
+			before = recall
 		}
 	}
 	rows.add(Arithmetic, "table4/least_recall", "above 99", least, "percent, of all cells")
 	rows.noted(Arithmetic, "table4/falls", nil, falls, "table4/falls")
 	rows.noted(PrintedOnly, "table4/level", "99.0 to 100", nil, "table4/level")
-	ablation := shadow("r_ablation").at("values")
-	for _, row := range t6 {
-		if row.at(0).any() == "Qwen2-0.5B" && row.at(1).any() == "Octopus" {
-			rows.noted(Arithmetic, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(),
-				row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "ablation/without_buckets",
-				row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
-			rows.add(Arithmetic, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(),
-				"Table 6")
+}
+
+// shadowAblation compares the accuracies of the ablation with the row of Table 6 that they are of.
+func shadowAblation(rows *sheet, table6 []value) {
+	printed := shadow("r_ablation").at("values")
+	drop := printed.at("no_buckets_accuracy_drop").num()
+	for _, row := range table6 {
+		if row.at(0).any() != "Qwen2-0.5B" || row.at(1).any() != "Octopus" {
+			continue
 		}
+		whole := row.at(6).num()
+		rows.noted(Arithmetic, "ablation/without_buckets", printed.at("before_uniform_ratio").num(), whole-drop,
+			"ablation/without_buckets", whole, drop)
+		rows.add(Arithmetic, "ablation/npu_full", printed.at("npu_full_accuracy").num(), row.at(5).num(), "Table 6")
 	}
-	return nil
 }
 
 // shadowTime recomputes the ratios of Tables 7 to 9.
