@@ -3,6 +3,7 @@ package kernel
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -42,6 +43,40 @@ func TestVecPasses(t *testing.T) {
 					if got := y[r*n+j]; got != v {
 						t.Fatalf("%s %v: [%d,%d] is %v, want %v", s.Name, c, r, j, got, v)
 					}
+				}
+			}
+		}
+	}
+}
+
+// Products are the same whether a CPU's own prefetcher reads their weights or they ask for them.
+func TestVecWithAndWithoutRequests(t *testing.T) {
+	defer func(was bool) { prefetcherSuffices = was }(prefetcherSuffices)
+	const k, n = 208, 96
+	codes, blocks := make([]uint8, (fastRows+1)*k), (k+BlockK-1)/BlockK
+	sums := make([]int32, (fastRows+1)*blocks)
+	random := newValues(plain, 3, nil)
+	for i := range codes {
+		codes[i] = random.code(1)
+	}
+	Portable().BlockSums(Rows(sums, blocks), Rows(codes, k), fastRows+1, k)
+	x := Quantised{Codes: Rows(codes, k), Scale: []float32{1, 0.5, 2}, Sums: Rows(sums, blocks)}
+	for _, set := range measuredSets() {
+		for _, scheme := range []string{"q8c", "q6c"} {
+			w, _ := tiledWeight(newValues(plain, 4, nil), scheme, k, n)
+			for rows := 1; rows <= fastRows+1; rows++ {
+				product := func(alone bool) []float32 {
+					prefetcherSuffices = alone
+					y := make([]float32, rows*n)
+					if scheme == "q8c" {
+						set.MatMulQ8C(Rows(y, n), x, w, rows, k, n)
+					} else {
+						set.MatMulQ6C(Rows(y, n), x, w, rows, k, n)
+					}
+					return y
+				}
+				if !slices.Equal(product(true), product(false)) {
+					t.Errorf("%s, %s, %d rows: the results differ", set.Name, scheme, rows)
 				}
 			}
 		}
