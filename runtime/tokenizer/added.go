@@ -14,38 +14,35 @@ const (
 	maxAddedTotal = 1 << 20 // bytes of all together
 )
 
-// addedToken is a token that is found in text before any word is made. SingleWord tokens are none inside a word; LStrip
-// and RStrip take the white space beside them along; Normalized ones are looked for in normalised text.
+// An addedToken is found in a text before the text is split into words. A SingleWord token is not found inside a word.
+// LStrip and RStrip take along the white space before and behind the token. A Normalized token is looked for in
+// normalised text.
 type addedToken struct {
-	ID         int32  `json:"id"`
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized bool   `json:"normalized"`
-	Special    bool   `json:"special"`
+	ID         int32
+	Content    string
+	SingleWord bool
+	LStrip     bool
+	RStrip     bool
+	Normalized bool
+	Special    bool
 }
 
 // readAdded reads the list of added tokens.
-func readAdded(raw []byte) ([]addedToken, error) {
-	if part(raw).isNull() {
-		return nil, nil
-	}
-	var out []addedToken
+func readAdded(s *scanner) (tokens []addedToken, err error) {
 	seen := map[string]bool{}
 	total := 0
-	return out, elements(raw, func(value []byte) error {
-		if len(out) == maxAdded {
+	err = s.list(func() error {
+		if len(tokens) == maxAdded {
 			return fmt.Errorf("more than %d added tokens", maxAdded)
 		}
-		var token addedToken
-		if err := part(value).strict(&token); err != nil {
+		token, err := readAddedToken(s)
+		if err != nil {
 			return fmt.Errorf("added token: %w", err)
 		}
 		// files are not trusted: each text is bounded, and all together
 		if token.Content == "" || len(token.Content) > maxAddedBytes {
 			return fmt.Errorf(
-				"added token %q: %d bytes, want 1 to %d", token.Content, len(token.Content), maxAddedBytes)
+				"added token %q: %d bytes, want 1 to %d", clip(token.Content), len(token.Content), maxAddedBytes)
 		}
 		if seen[token.Content] {
 			return fmt.Errorf("added token %q twice", token.Content)
@@ -54,14 +51,43 @@ func readAdded(raw []byte) ([]addedToken, error) {
 			return fmt.Errorf("added tokens: more than %d bytes", maxAddedTotal)
 		}
 		seen[token.Content] = true
-		out = append(out, token)
+		tokens = append(tokens, token)
 		return nil
 	})
+	return tokens, err
 }
 
-// finder finds added tokens: of those that begin first, the longest (the automaton of Aho and Corasick). Its nodes are
-// the beginnings of tokens; node 0 is the empty one. One pass over a text finds all tokens, since where a node has no
-// edge for the next byte, the search goes on from the longest end of what was read that is a node too.
+// readAddedToken reads one of them.
+func readAddedToken(s *scanner) (token addedToken, err error) {
+	err = s.members(func(key []byte) (err error) {
+		switch string(key) {
+		case "id":
+			token.ID, err = s.whole()
+		case "content":
+			var text []byte
+			text, err = s.text()
+			token.Content = string(text)
+		case "single_word":
+			token.SingleWord, err = s.truth()
+		case "lstrip":
+			token.LStrip, err = s.truth()
+		case "rstrip":
+			token.RStrip, err = s.truth()
+		case "normalized":
+			token.Normalized, err = s.truth()
+		case "special":
+			token.Special, err = s.truth()
+		default:
+			return fmt.Errorf("unknown field %q", clip(string(key)))
+		}
+		return err
+	})
+	return token, err
+}
+
+// A finder finds added tokens: of those that begin first, the longest. It is the automaton of Aho and Corasick. Its
+// nodes are the beginnings of tokens, and node 0 is the empty one. One pass over a text finds all tokens: where a node
+// has no edge for the next byte, the search goes on from the longest end of the bytes read that is a node too.
 type finder struct {
 	tokens []addedToken
 	edges  map[uint64]int32 // by edgeKey
@@ -80,7 +106,7 @@ type finderNode struct {
 	size  int32 // its length
 }
 
-// newFinder looks for tokens by the texts beside them. Of two with one text, the first counts.
+// newFinder makes a finder of tokens, which are looked for as texts. Of two tokens with one text, the first counts.
 func newFinder(tokens []addedToken, texts []string) *finder {
 	// a trie of the texts, as of Aho and Corasick
 	out := &finder{tokens: tokens, edges: map[uint64]int32{}, nodes: []finderNode{{token: -1}}}
@@ -161,8 +187,7 @@ func (f *finder) next(text string, from int) (at, end, i int) {
 	return at, end, best
 }
 
-// find divides text into added tokens, yielded with their number, and what is between them, yielded
-// with -1. A token may take white space around it along, and not be one inside a word.
+// find divides a text into added tokens, yielded with their numbers, and the pieces between them, yielded with -1.
 func (f *finder) find(text string, yield func(piece string, from int, token int)) {
 	start := 0
 	for from := 0; from < len(text); {
@@ -197,7 +222,7 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 	}
 }
 
-// insideWord reports whether a word reaches up to what is between two texts.
+// insideWord reports whether a word reaches up to the place between two texts.
 func insideWord(before, after string) bool {
 	boundary := unicodeSets()["boundary"]
 	last, sizeBefore := utf8.DecodeLastRuneInString(before)
@@ -205,44 +230,45 @@ func insideWord(before, after string) bool {
 	return sizeBefore > 0 && boundary.has(last) || sizeAfter > 0 && boundary.has(first)
 }
 
-// addTokens gives added tokens their ids: that of the vocabulary, or the next free one, which is also what
-// the file must say.
-func (t *bpe) addTokens(tokens []addedToken) error {
-	next := int32(len(t.vocab))
+// addTokens adds tokens of a tokenizer.json. The id of one must be that in the vocabulary or else the next free one,
+// since the reference gives it that id whatever the file says.
+func (t *pipeline) addTokens(tokens []addedToken) error {
+	next := int32(t.model.count)
 	for _, token := range tokens {
 		fail := func(format string, args ...any) error {
 			return fmt.Errorf("added token %q: %s", token.Content, fmt.Sprintf(format, args...))
 		}
-		want, known := t.vocab[token.Content]
+		want := t.model.id([]byte(token.Content))
 		switch {
-		case known && token.ID != want:
+		case want >= 0 && token.ID != want:
 			return fail("id %d, but %d in the vocabulary", token.ID, want)
-		case !known && token.ID != next:
+		case want < 0 && token.ID != next:
 			return fail("id %d, but %d is the first that is free", token.ID, next)
-		case !known && int(token.ID) < len(t.tokens) && t.tokens[token.ID] != "":
+		case want < 0 && len(t.token(token.ID)) > 0:
 			return fail("id %d belongs to another token", token.ID)
 		}
-		if !known {
+		if want < 0 {
 			next++
 		}
-		for int(token.ID) >= len(t.tokens) {
-			t.tokens = append(t.tokens, "")
-		}
-		t.tokens[token.ID] = token.Content
+		t.addText(token.ID, token.Content)
 	}
 	return nil
 }
 
-// extend makes room for tokens that only a configuration has. One of the vocabulary keeps its place.
-func (t *bpe) extend(tokens []addedToken) error {
+// addText sets what an added token is looked for and decoded as.
+func (t *pipeline) addText(id int32, text string) {
+	t.added[id] = []byte(text)
+	t.size = max(t.size, int(id)+1)
+}
+
+// extend adds tokens that only a configuration has. A token of the vocabulary keeps its id.
+func (t *pipeline) extend(tokens []addedToken) error {
 	for _, token := range tokens {
-		for int(token.ID) >= len(t.tokens) {
-			t.tokens = append(t.tokens, "")
+		if held := t.token(token.ID); len(held) > 0 && string(held) != token.Content {
+			return fmt.Errorf(
+				"token %q of tokenizer_config.json: its id %d belongs to another token", token.Content, token.ID)
 		}
-		if held := t.tokens[token.ID]; held != "" && held != token.Content {
-			return fmt.Errorf("token %q of tokenizer_config.json: its id %d belongs to another token", token.Content, token.ID)
-		}
-		t.tokens[token.ID] = token.Content
+		t.addText(token.ID, token.Content)
 	}
 	return nil
 }

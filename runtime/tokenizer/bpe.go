@@ -1,21 +1,10 @@
 package tokenizer
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
-)
-
-// Bounds of a model; the largest published ones have 260,000 tokens and 600,000 merges.
-const (
-	maxVocab      = 1 << 20
-	maxMerges     = 1 << 21
-	maxTokenBytes = 1 << 12
 )
 
 // Words up to cacheWord bytes keep their ids, at most cacheSize of them.
@@ -24,300 +13,32 @@ const (
 	cacheSize = 1 << 15
 )
 
-// bpe is byte-pair encoding: the characters of a word are tokens, and the pair of neighbours that was
-// learned first is merged (leftmost first) until none is left.
+// bpe is byte-pair encoding. A word begins as the tokens of its characters. Then the pair of neighbours that was
+// learned first is merged, the leftmost of equal ones, until no pair of neighbours has a merge.
 type bpe struct {
-	vocab   map[string]int32
-	tokens  []string // by id, "" for ids without one
-	special []int32
-	merges  map[uint64]merge // by the ids of the pair
+	vocabulary
+	merges mergeTable
 
-	unk          int32 // -1: characters without a token are left out
-	unkMissing   string
+	unk          int32       // the token of what is unknown, -1: characters without a token are left out
+	unkMissing   string      // the text of that token if the vocabulary lacks it
 	fuseUnk      bool        // neighbours that are unknown are one token
 	byteFallback *[256]int32 // instead of unk, the token of each byte, -1 where there is none; else nil
 	ignoreMerges bool        // a word that is a token is that token
 
 	raw   bool       // words are bytes, each a character of the byte alphabet
 	bytes [256]int32 // the token of each byte in the byte alphabet, -1: none
-	// cuts says that a text can be cut before a metaspace that follows something else: no merge joins across such a
-	// place, and no character is left out, so that what is beside it does not meet.
+	// cuts says that a text can be cut before a metaspace that follows another character: no merge joins across such a
+	// place, and no character is left out, after which its neighbours would meet.
 	cuts bool
 
 	mu    sync.Mutex
-	cache map[string][]int32
+	cache map[string][]int32 // ids of words
 }
-
-// merge is what a pair becomes; the lowest rank is merged first.
-type merge struct{ rank, id int32 }
-
-// pairKey returns a pair of ids as a key of merges.
-func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
 
 // metaspace stands for a space in vocabularies that come from SentencePiece.
 const metaspace = "▁"
 
-// alphabet maps bytes to the characters that stand for them in a vocabulary: printable Latin-1
-// characters for themselves, the others in order from U+0100.
-var alphabet = func() (out [256]rune) {
-	next := rune(256)
-	for value := range out {
-		char := rune(value)
-		if char > ' ' && char < 0x7f || char > 0xa0 && char != 0xad {
-			out[value] = char
-			continue
-		}
-		out[value] = next
-		next++
-	}
-	return out
-}()
-
-// byteOf is the inverse of alphabet.
-var byteOf = func() map[rune]byte {
-	out := map[rune]byte{}
-	for value, char := range alphabet {
-		out[char] = byte(value)
-	}
-	return out
-}()
-
-// inAlphabet writes the bytes of text in the alphabet.
-func inAlphabet(text string) string {
-	var out strings.Builder
-	for i := range len(text) {
-		out.WriteRune(alphabet[text[i]])
-	}
-	return out.String()
-}
-
-// appendBytes appends the bytes that a token in the alphabet stands for; one with other characters stands
-// for itself.
-func appendBytes(out []byte, token string) []byte {
-	start := len(out)
-	for _, char := range token {
-		value, ok := byteOf[char]
-		if !ok {
-			return append(out[:start], token...)
-		}
-		out = append(out, value)
-	}
-	return out
-}
-
-// bpeFields are those of the model part of a tokenizer.json. vocab and merges are still JSON.
-type bpeFields struct {
-	// BPE; older files name none
-	kind string
-	// still JSON
-	vocab, merges []byte
-	// of merges in training: only 0 is deterministic
-	dropout *float64
-	// token of what the vocabulary cannot spell, nil for none
-	unk            *string
-	prefix, suffix string
-	// one unknown token for a run of them
-	fuseUnk bool
-	// spell unknown characters as tokens <0x00> to <0xFF>
-	byteFallback bool
-	// a word that is a token is that token, whatever its merges
-	ignoreMerges bool
-}
-
-// readBPEFields reads the fields and refuses what would give other ids than those of the reference.
-func readBPEFields(raw []byte) (read bpeFields, err error) {
-	fields := map[string]any{
-		"type": &read.kind, "dropout": &read.dropout, "unk_token": &read.unk, "continuing_subword_prefix": &read.prefix,
-		"end_of_word_suffix": &read.suffix, "fuse_unk": &read.fuseUnk, "byte_fallback": &read.byteFallback,
-		"ignore_merges": &read.ignoreMerges,
-	}
-	var unknown error // reported last, so that another kind of model is refused as such
-	err = members(raw, func(key string, value []byte) error {
-		switch {
-		case key == "vocab":
-			read.vocab = value
-		case key == "merges":
-			read.merges = value
-		case fields[key] == nil || len(value) > maxPart:
-			unknown = fmt.Errorf("unknown field %q", clip(key))
-		default:
-			if err := json.Unmarshal(value, fields[key]); err != nil {
-				return fmt.Errorf("%s: %s", key, clip(err.Error()))
-			}
-		}
-		return nil
-	})
-	switch {
-	case err != nil:
-		return read, err
-	case read.kind != "BPE" && (read.kind != "" || read.merges == nil):
-		return read, fmt.Errorf("%s is not supported; supported: BPE", part(raw).kind())
-	case unknown != nil:
-		return read, unknown
-	case read.dropout != nil && *read.dropout != 0:
-		return read, errors.New("dropout is not supported")
-	case read.prefix != "" || read.suffix != "":
-		return read, errors.New("continuing_subword_prefix and end_of_word_suffix are not supported")
-	case read.vocab == nil:
-		return read, errors.New("no vocab")
-	}
-	return read, nil
-}
-
-// readBPE reads the model part of a tokenizer.json.
-func readBPE(raw []byte) (*bpe, error) {
-	fields, err := readBPEFields(raw)
-	if err != nil {
-		return nil, err
-	}
-	model := &bpe{fuseUnk: fields.fuseUnk, ignoreMerges: fields.ignoreMerges, cache: map[string][]int32{}}
-	if err := model.readVocab(fields.vocab); err != nil {
-		return nil, fmt.Errorf("vocab: %w", err)
-	}
-	if err := model.readMerges(fields.merges); err != nil {
-		return nil, fmt.Errorf("merges: %w", err)
-	}
-	// texts may be cut at a metaspace where no token and no vanished character spans the cut
-	model.unk = -1
-	if fields.unk != nil {
-		unk := *fields.unk
-		if model.unk = model.id(unk); model.unk < 0 {
-			model.unkMissing = unk
-		}
-		apart := !strings.HasPrefix(unk, metaspace) && !strings.HasSuffix(unk, metaspace)
-		model.cuts = model.cuts && model.unk >= 0 && apart
-	}
-	// A text may be cut at a metaspace only if none of its characters can vanish; see cuts.
-	complete := fields.byteFallback
-	if fields.byteFallback {
-		model.byteFallback = new([256]int32)
-		for value := range model.byteFallback {
-			model.byteFallback[value] = model.id(fmt.Sprintf("<0x%02X>", value))
-			complete = complete && model.byteFallback[value] >= 0
-		}
-	}
-	model.cuts = model.cuts && model.id(metaspace) >= 0 && !model.ignoreMerges && (complete || model.unk >= 0)
-	for value, char := range alphabet {
-		model.bytes[value] = model.id(string(char))
-	}
-	return model, nil
-}
-
-// id returns the id of a token, -1 if there is none.
-func (t *bpe) id(token string) int32 {
-	if id, ok := t.vocab[token]; ok {
-		return id
-	}
-	return -1
-}
-
-// readVocab reads the tokens and their ids, which need be neither in order nor without gaps.
-func (t *bpe) readVocab(raw []byte) error {
-	t.vocab = make(map[string]int32, min(bytes.Count(raw, []byte{','})+1, maxVocab))
-	return entries(raw, func(token string, value []byte) error {
-		id, err := strconv.ParseInt(string(value[:min(len(value), 20)]), 10, 32)
-		if err != nil {
-			return fmt.Errorf("token %q: want a whole number, got %.20q", clip(token), value)
-		}
-		// each number has one token, each token one number
-		if id < 0 || id >= maxVocab {
-			return fmt.Errorf("token %q: id %d, want 0 to %d", clip(token), id, maxVocab-1)
-		}
-		if token == "" || len(token) > maxTokenBytes {
-			return fmt.Errorf("token %d has %d bytes, want 1 to %d", id, len(token), maxTokenBytes)
-		}
-		if len(t.vocab) == maxVocab {
-			return fmt.Errorf("more than %d tokens", maxVocab)
-		}
-		if _, dup := t.vocab[token]; dup {
-			return fmt.Errorf("token %q twice", clip(token))
-		}
-		for int(id) >= len(t.tokens) {
-			t.tokens = append(t.tokens, "")
-		}
-		if t.tokens[id] != "" {
-			return fmt.Errorf("id %d belongs to several tokens", id)
-		}
-		t.vocab[token], t.tokens[id] = int32(id), token
-		return nil
-	})
-}
-
-// readMerges reads pairs, those that were learned first first. Of two equal pairs the later counts.
-func (t *bpe) readMerges(raw []byte) error {
-	t.cuts, t.merges = true, map[uint64]merge{}
-	if raw == nil {
-		return nil
-	}
-	const shortest = 8 // bytes of a merge in the file
-	t.merges = make(map[uint64]merge, min(len(t.vocab), len(raw)/shortest))
-	rank, id := int32(0), int32(-1)
-	var joined []byte
-	return elements(raw, func(value []byte) error {
-		if rank == maxMerges {
-			return fmt.Errorf("more than %d", maxMerges)
-		}
-		left, right, err := mergeParts(value, rank)
-		if err != nil {
-			return err
-		}
-		joined = append(append(joined[:0], left...), right...)
-		leftID, leftOK := t.vocab[string(left)]
-		rightID, rightOK := t.vocab[string(right)]
-		// Most files list tokens in the order of the merges that make them.
-		id++
-		known := int(id) < len(t.tokens) && t.tokens[id] == string(joined)
-		if !known {
-			id, known = t.vocab[string(joined)]
-		}
-		if !leftOK || !rightOK || !known {
-			return fmt.Errorf(
-				"%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
-		}
-		t.merges[pairKey(leftID, rightID)] = merge{rank, id}
-		// A merge across a metaspace: a word may depend on what is before its space.
-		if bytes.HasPrefix(right, []byte(metaspace)) && !bytes.HasSuffix(left, []byte(metaspace)) {
-			t.cuts = false
-		}
-		rank++
-		return nil
-	})
-}
-
-// mergeParts reads a pair that is written "a b" or ["a","b"].
-func mergeParts(value []byte, rank int32) (left, right []byte, err error) {
-	if value[0] == '[' {
-		var parts [2][]byte
-		count := 0
-		err = elements(value, func(part []byte) error {
-			if count == len(parts) {
-				return fmt.Errorf("more than 2 parts in merge %d", rank)
-			}
-			parts[count], err = unquoted(part)
-			count++
-			return err
-		})
-		left, right = parts[0], parts[1]
-	} else {
-		var text []byte
-		text, err = unquoted(value)
-		left, right, _ = bytes.Cut(text, []byte{' '})
-		if bytes.IndexByte(right, ' ') >= 0 {
-			right = nil
-		}
-	}
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case len(left) == 0 || len(right) == 0:
-		return nil, nil, fmt.Errorf("merge %d: want two tokens: \"a b\" or [\"a\",\"b\"]", rank)
-	case len(left)+len(right) > 2*maxTokenBytes:
-		return nil, nil, fmt.Errorf("merge %d: %d bytes, want at most %d", rank, len(left)+len(right), 2*maxTokenBytes)
-	}
-	return left, right, nil
-}
-
-// encode appends the ids of a word.
+// encode appends the ids of a word. Where cuts permits, a long word is encoded in pieces.
 func (t *bpe) encode(out []int32, word string) ([]int32, error) {
 	if t.cuts {
 		for len(word) > cacheWord {
@@ -335,7 +56,7 @@ func (t *bpe) encode(out []int32, word string) ([]int32, error) {
 	return t.encodeWord(out, word)
 }
 
-// nextMetaspace is where, after its beginning, a metaspace follows something else, or the end.
+// nextMetaspace returns where a metaspace follows another character, or the end of the word.
 func nextMetaspace(word string) int {
 	i := 0
 	for strings.HasPrefix(word[i:], metaspace) {
@@ -375,13 +96,13 @@ type symbol struct {
 	prev, next int32 // positions, -1 at the ends
 }
 
-// spelling makes the symbols that a word begins with: its characters, or the bytes of those without a token, or the
-// token for what is unknown.
+// A spelling makes the symbols that a word begins with. A character without a token becomes the tokens of its bytes or,
+// where these are missing, the token of what is unknown.
 type spelling struct {
 	*bpe
 	out []symbol
-	// waits says that an unknown character waits for the next one that is known, since others may join it. Bytes do not
-	// end its wait, which puts them before it; that is how the reference does it.
+	// waits says that an unknown character waits for the next known one, since others may join it. Bytes do not end its
+	// wait, so they come before it, as in the reference.
 	waits bool
 }
 
@@ -449,7 +170,7 @@ func (t *bpe) symbols(word string) ([]symbol, error) {
 			id = t.bytes[word[i]]
 		} else {
 			_, width = utf8.DecodeRuneInString(word[i:])
-			id = t.id(word[i : i+width])
+			id = t.id([]byte(word[i : i+width]))
 		}
 		char := word[i : i+width]
 		i += width
@@ -474,16 +195,17 @@ func (t *bpe) symbols(word string) ([]symbol, error) {
 
 // merge appends the ids of one word.
 //
-// The symbols are a linked list, and the pairs that can be merged wait in a heap by rank and position. A merge changes
-// at most the two pairs around it, which join the heap anew; what was there of the symbols merged away is recognised
-// when it comes up and skipped. With n symbols there are less than n merges, so all takes n log n.
+// The symbols are a linked list, and the pairs that can be merged wait in a heap by rank and position. A merge makes at
+// most two new pairs with the symbols around it, which join the heap. Pairs of symbols that were merged meanwhile stay
+// in the heap and are skipped when they come up. With n symbols there are fewer than n merges, so this takes n log n
+// steps.
 func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 	if t.ignoreMerges {
 		whole := word
 		if t.raw {
 			whole = inAlphabet(word)
 		}
-		if id, ok := t.vocab[whole]; ok {
+		if id := t.id([]byte(whole)); id >= 0 {
 			return append(out, id), nil
 		}
 	}
@@ -494,8 +216,8 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 	// every adjacent pair that has a merge
 	pairs := make(queue, 0, len(symbols))
 	for i := range symbols[:len(symbols)-1] {
-		if found, ok := t.merges[pairKey(symbols[i].id, symbols[i+1].id)]; ok {
-			pairs = append(pairs, candidate{found.rank, int32(i), found.id})
+		if rank, id, ok := t.merges.find(symbols[i].id, symbols[i+1].id); ok {
+			pairs = append(pairs, candidate{rank, int32(i), id})
 		}
 	}
 	pairs.build()
@@ -503,8 +225,8 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 		if at < 0 || symbols[at].next < 0 {
 			return
 		}
-		if found, ok := t.merges[pairKey(symbols[at].id, symbols[symbols[at].next].id)]; ok {
-			pairs.push(candidate{found.rank, at, found.id})
+		if rank, id, ok := t.merges.find(symbols[at].id, symbols[symbols[at].next].id); ok {
+			pairs.push(candidate{rank, at, id})
 		}
 	}
 	for len(pairs) > 0 {
@@ -514,7 +236,7 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 			continue
 		}
 		gone := &symbols[left.next]
-		if found, ok := t.merges[pairKey(left.id, gone.id)]; !ok || found.id != pair.id {
+		if _, id, ok := t.merges.find(left.id, gone.id); !ok || id != pair.id {
 			continue // one of them was merged meanwhile
 		}
 		// the left symbol becomes the merged one and the right one leaves the list

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/strictjson"
@@ -39,36 +40,52 @@ func ParseMessages(data []byte) ([]Message, error) {
 	if len(data) > maxText {
 		return fail("%d bytes, want at most %d", len(data), maxText)
 	}
-	if !json.Valid(data) {
-		return fail("not valid JSON")
+	// As everywhere, bytes that are not UTF-8 are read as U+FFFD.
+	if !utf8.Valid(data) {
+		data = []byte(string([]rune(string(data))))
 	}
 	var out []Message
-	err := elements(trim(data), func(value []byte) error {
-		var message struct {
-			Role    string `json:"role"`
-			Content any    `json:"content"`
-		}
-		if len(out) == maxMessages {
-			return fmt.Errorf("more than %d messages", maxMessages)
-		}
-		if err := json.Unmarshal(value, &message); err != nil {
-			return fmt.Errorf("message %d: %s", len(out)+1, clip(err.Error()))
-		}
-		if err := strictjson.OnceEach(value); err != nil {
-			return fmt.Errorf("message %d: %s", len(out)+1, clip(err.Error()))
-		}
-		if message.Role == "" {
-			return fmt.Errorf("message %d has no role", len(out)+1)
-		}
-		// Contents that are not a text stay in the JSON, which templates read.
-		content, _ := message.Content.(string)
-		out = append(out, Message{message.Role, content, slices.Clone(value)})
-		return nil
+	err := document(data, func(s *scanner) error {
+		return s.list(func() error {
+			if len(out) == maxMessages {
+				return fmt.Errorf("more than %d messages", maxMessages)
+			}
+			value, err := s.raw()
+			if err != nil {
+				return err
+			}
+			message, err := readMessage(value)
+			if err != nil {
+				return fmt.Errorf("message %d: %w", len(out)+1, err)
+			}
+			out = append(out, message)
+			return nil
+		})
 	})
 	if err != nil {
 		return fail("%w", err)
 	}
 	return out, nil
+}
+
+// readMessage reads one message.
+func readMessage(value []byte) (Message, error) {
+	var fields struct {
+		Role    string `json:"role"`
+		Content any    `json:"content"`
+	}
+	if err := json.Unmarshal(value, &fields); err != nil {
+		return Message{}, errors.New(clip(err.Error()))
+	}
+	if err := strictjson.OnceEach(value); err != nil {
+		return Message{}, errors.New(clip(err.Error()))
+	}
+	if fields.Role == "" {
+		return Message{}, errors.New("role is missing or empty")
+	}
+	// Contents that are not a text stay in the JSON, which templates read.
+	content, _ := fields.Content.(string)
+	return Message{fields.Role, content, slices.Clone(value)}, nil
 }
 
 // ChatOptions are what a chat template is given beside the messages.

@@ -141,7 +141,7 @@ func TestMessages(t *testing.T) {
 		t.Errorf("got %+v, %v", m, err)
 	}
 	for in, want := range map[string]string{
-		"": "not valid JSON", "{}": "want a list", "[1]": "message 1: ", `[{"role":"user"},{"content":"x"}]`: "message 2 has no role", `[{"role":5}]`: "message 1: ",
+		"": "not valid JSON", "{}": "want a list", "[1]": "message 1: ", `[{"role":"user"},{"content":"x"}]`: "message 2: role is missing", `[{"role":5}]`: "message 1: ",
 		`[{"role":"user","content":"a"},{"role":"user","content":"b","role":"system"}]`: `message 2: key "role" twice`,
 		`[{"role":"user","content":"a","Content":"b"}]`:                                 `message 1: key "Content" twice`,
 		strings.Repeat(" ", maxText+1):                                                  "want at most", "[" + strings.Repeat(`{"role":"u"},`, maxMessages) + `{"role":"u"}]`: "more than 65536",

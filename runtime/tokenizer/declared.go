@@ -14,12 +14,11 @@ import (
 // declaredToken is a token as a tokenizer_config.json has it: a text, or an object with the fields of an added token.
 type declaredToken struct {
 	addedToken
-	plain bool // a text alone
-	// whether it is normalised is not said: it is where it is not special
-	unsaid bool
+	plain  bool // written as a text alone
+	unsaid bool // the file does not say whether it is Normalized, which means that it is unless it is special
 }
 
-// UnmarshalJSON reads both forms. null and false stand for none in some files.
+// UnmarshalJSON reads both forms. In some files null or false says that there is no such token.
 func (d *declaredToken) UnmarshalJSON(data []byte) error {
 	*d = declaredToken{}
 	if bytes.Equal(data, []byte("null")) || bytes.Equal(data, []byte("false")) {
@@ -84,9 +83,13 @@ func (d *declared) extras() (parts, others []declaredToken, err error) {
 		}
 		return nil, others, nil
 	}
-	err = members(d.Extra, func(_ string, value []byte) error {
+	s := &scanner{data: d.Extra}
+	err = s.members(func([]byte) error {
 		var token declaredToken
-		err := json.Unmarshal(value, &token)
+		value, err := s.raw()
+		if err == nil {
+			err = json.Unmarshal(value, &token)
+		}
 		if token.Content != "" {
 			parts = append(parts, token)
 		}
@@ -98,12 +101,13 @@ func (d *declared) extras() (parts, others []declaredToken, err error) {
 	return parts, d.Older, nil
 }
 
-// tokenList are added tokens while a configuration changes them.
+// A tokenList holds the added tokens while a configuration changes them.
 type tokenList struct {
 	tokens  []addedToken
-	places  map[string]int // by text
-	special map[string]bool
-	model   *bpe
+	places  map[string]int  // in tokens, by text
+	special map[string]bool // by text
+
+	vocabulary *vocabulary
 }
 
 // put adds a token, or replaces the one with its text, which keeps its id. A text that was special once stays special
@@ -118,9 +122,9 @@ func (l *tokenList) put(token addedToken) {
 		l.tokens[at] = token
 		return
 	}
-	id, known := l.model.vocab[token.Content]
-	if !known {
-		id = int32(len(l.model.vocab))
+	id := l.vocabulary.id([]byte(token.Content))
+	if id < 0 {
+		id = int32(l.vocabulary.count)
 		for _, other := range l.tokens {
 			id = max(id, other.ID+1)
 		}
@@ -130,13 +134,14 @@ func (l *tokenList) put(token addedToken) {
 	l.tokens = append(l.tokens, token)
 }
 
-// declare adds to the tokens of a tokenizer.json what its configuration names: transformers looks for these in texts
-// and leaves them out of decoded ones too, and files that were changed by hand name them in the configuration alone.
+// declare adds the tokens that a configuration names to those of the tokenizer.json. transformers looks for them in
+// texts, and leaves special ones out of decoded texts. Files that were changed by hand name them in the configuration
+// alone.
 //
-// Those of added_tokens_decoder replace the file's. The ones with a part to play (bos_token and the like) and other
-// special ones are added where neither has them.
-func (c *config) declare(added []addedToken, model *bpe) ([]addedToken, map[string]bool, error) {
-	list := &tokenList{tokens: added, places: map[string]int{}, special: map[string]bool{}, model: model}
+// Tokens of added_tokens_decoder replace those of the tokenizer.json. Tokens with a part to play (bos_token and the
+// like) and other special tokens are added where neither has them. The result says which texts are special.
+func (c *config) declare(added []addedToken, known *vocabulary) ([]addedToken, map[string]bool, error) {
+	list := &tokenList{tokens: added, places: map[string]int{}, special: map[string]bool{}, vocabulary: known}
 	for i, token := range added {
 		list.places[token.Content] = i
 		list.special[token.Content] = list.special[token.Content] || token.Special
@@ -155,7 +160,7 @@ func (c *config) declare(added []addedToken, model *bpe) ([]addedToken, map[stri
 		token.Special = token.Special || slices.ContainsFunc(named, plays)
 		list.put(token.addedToken)
 	}
-	// One that is named twice is as it is named last.
+	// Of a token that is named twice, the last name counts.
 	already := maps.Clone(list.places)
 	for i, token := range slices.Concat(named, extras) {
 		if _, added := already[token.Content]; added {
@@ -184,7 +189,8 @@ func checkAdded(tokens []addedToken) error {
 	}
 	for _, token := range tokens {
 		if len(token.Content) > maxAddedBytes {
-			return fmt.Errorf("token %q: %d bytes, want at most %d", clip(token.Content), len(token.Content), maxAddedBytes)
+			return fmt.Errorf(
+				"token %q: %d bytes, want at most %d", clip(token.Content), len(token.Content), maxAddedBytes)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,15 +13,15 @@ import (
 // knownDecoders lists the kinds of decoders, for messages.
 const knownDecoders = "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip"
 
-// A decoderStep is one of those in which a decoder turns tokens into text. Each is given tokens one after the other and
+// A decoderStep is one of the steps in which a decoder turns tokens into text. Each is given tokens one by one and
 // hands on what it makes of them, so a stream and a whole text are decoded by the same code.
 type decoderStep struct {
 	begin func(next receiver) receiver // for one text, whose tokens go on to next
-	fuses bool                         // what comes next is given all text as one token
-	apart string                       // what a step is called, for messages, that must be given tokens apart
+	fuses bool                         // the step after it is given all text as one token
+	apart string                       // its name, for messages, if it must be given tokens apart
 }
 
-// receiver takes tokens. more says that text continues the token before.
+// receiver takes tokens, which it does not change. more says that text continues the token before.
 type receiver interface {
 	take(text []byte, more bool)
 	flush() // nothing more comes
@@ -73,14 +74,15 @@ type decoderFields struct {
 	StrRep        *string `json:"str_rep"`
 }
 
-// readDecoders reads a part and, for a Sequence, those in it. What would decode otherwise than supported is refused.
+// readDecoders reads a part and, for a Sequence, those in it. A step that would decode otherwise than the reference is
+// refused. Sizes of what a part holds are checked here, once, since a step meets every token.
 func readDecoders(raw part, depth int) ([]decoderStep, error) {
 	var fields decoderFields
 	if err := raw.strict(&fields); err != nil {
 		return nil, err
 	}
-	// Sizes of what a part holds are checked here, once: a step meets every token.
-	step := decoderStep{}
+	var step decoderStep
+	var err error
 	switch fields.Type {
 	case "Sequence":
 		return flatten(fields.Decoders, depth, readDecoders)
@@ -96,43 +98,62 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 		step.begin = func(next receiver) receiver { return &fuseDecoder{passing: passing{next}} }
 		step.fuses = true
 	case "Replace":
-		replacer, err := newReplacer(fields.Pattern, fields.Content)
-		if err != nil {
-			return nil, err
-		}
-		step.begin = func(next receiver) receiver { return &replaceDecoder{passing{next}, replacer} }
-		// After a step that fuses, a token comes in pieces, and a longer match could lie across two of them.
-		if replacer.pattern != nil || utf8.RuneCountInString(replacer.text) != 1 {
-			step.apart = "Replace of more than a character"
-		}
+		step, err = fields.replace()
 	case "Strip":
-		if utf8.RuneCountInString(fields.Content) != 1 {
-			return nil, fmt.Errorf("content of Strip is %q, want one character", clip(fields.Content))
-		}
-		// What may be cut from a token's end would have to be held back until the next one begins.
-		if fields.Start < 0 || fields.Stop != 0 {
-			return nil, fmt.Errorf("stop of Strip is %d; supported: 0", fields.Stop)
-		}
-		step.begin = func(next receiver) receiver {
-			return &stripDecoder{passing{next}, fields.Content, fields.Start, 0}
-		}
-	case "Metaspace":
-		char := fields.Replacement
-		if utf8.RuneCountInString(char) != 1 {
-			return nil, fmt.Errorf("replacement of Metaspace is %q, want one character", clip(char))
-		}
-		// The field that older files have says the same as prepend_scheme, and must not contradict it.
-		prepended := fields.PrependScheme == nil || *fields.PrependScheme != "never"
-		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && prepended {
-			return nil, fmt.Errorf("add_prefix_space of Metaspace is false, and prepend_scheme is not never")
-		}
-		step.begin = func(next receiver) receiver {
-			return &metaspaceDecoder{passing: passing{next}, char: char, prepended: prepended}
-		}
+		step, err = fields.strip()
+	case metaspaceKind:
+		step, err = fields.metaspace()
 	default:
 		return nil, raw.unsupported(knownDecoders)
 	}
-	return []decoderStep{step}, nil
+	return []decoderStep{step}, err
+}
+
+// replace returns a Replace step.
+func (f *decoderFields) replace() (step decoderStep, err error) {
+	replacer, err := newReplacer(f.Pattern, f.Content)
+	if err != nil {
+		return step, err
+	}
+	step.begin = func(next receiver) receiver { return &replaceDecoder{passing{next}, replacer} }
+	// After a step that fuses, a token comes in pieces, and a longer match could lie across two of them.
+	if replacer.pattern != nil || utf8.RuneCountInString(replacer.text) != 1 {
+		step.apart = "Replace of more than a character"
+	}
+	return step, nil
+}
+
+// strip returns a Strip step. Characters at the end of a token would have to be held back until the next one begins, so
+// only those at its beginning can be stripped.
+func (f *decoderFields) strip() (step decoderStep, err error) {
+	if utf8.RuneCountInString(f.Content) != 1 {
+		return step, fmt.Errorf("content of Strip is %q, want one character", clip(f.Content))
+	}
+	if f.Start < 0 {
+		return step, fmt.Errorf("start of Strip is %d, want at least 0", f.Start)
+	}
+	if f.Stop != 0 {
+		return step, fmt.Errorf("stop of Strip is %d; supported: 0", f.Stop)
+	}
+	step.begin = func(next receiver) receiver { return &stripDecoder{passing{next}, f.Content, f.Start, 0} }
+	return step, nil
+}
+
+// metaspace returns a Metaspace step.
+func (f *decoderFields) metaspace() (step decoderStep, err error) {
+	char := f.Replacement
+	if utf8.RuneCountInString(char) != 1 {
+		return step, fmt.Errorf("replacement of Metaspace is %q, want one character", clip(char))
+	}
+	// The field that older files have says the same as prepend_scheme, and must not contradict it.
+	prepended := f.PrependScheme == nil || *f.PrependScheme != "never"
+	if f.AddPrefixSpace != nil && !*f.AddPrefixSpace && prepended {
+		return step, errors.New("add_prefix_space of Metaspace is false, and prepend_scheme is not never")
+	}
+	step.begin = func(next receiver) receiver {
+		return &metaspaceDecoder{passing: passing{next}, char: char, prepended: prepended}
+	}
+	return step, nil
 }
 
 // byteLevelDecoder reads tokens in the byte alphabet. What is not UTF-8 becomes U+FFFD.
@@ -148,7 +169,7 @@ func (d *byteLevelDecoder) take(text []byte, _ bool) { d.hand(text, false) }
 // flush replaces bytes that are no whole character at the end of the text.
 func (d *byteLevelDecoder) flush() { d.hand(nil, true); d.next.flush() }
 
-// hand hands on all that is complete. At the end, what is left is no character.
+// hand hands on all complete characters. At the end, bytes that are left are no character.
 func (d *byteLevelDecoder) hand(text []byte, end bool) {
 	// Complete text goes on at once, so that what waits stays short.
 	d.pending = appendBytes(d.pending, string(text))
@@ -273,13 +294,13 @@ func (c *collector) flush() {}
 // Stream decodes ids one by one and holds back what later ids could still change, so that what it
 // returned never changes. Special tokens give no text.
 type Stream struct {
-	token func(id int32) (text string, ok bool)
+	token func(id int32) []byte // empty for an id without a token
 	in    receiver
 	out   *collector
 }
 
 // newStream links the steps, the last one first.
-func newStream(steps []decoderStep, token func(id int32) (string, bool)) *Stream {
+func newStream(steps []decoderStep, token func(id int32) []byte) *Stream {
 	stream := &Stream{token: token, out: &collector{}}
 	stream.in = stream.out
 	for _, step := range slices.Backward(steps) {
@@ -296,12 +317,12 @@ func (s *Stream) Push(id int32) string {
 
 // push hands an id to the first step. Ids without a token give nothing.
 func (s *Stream) push(id int32) {
-	if text, ok := s.token(id); ok {
-		s.in.take([]byte(text), false)
+	if text := s.token(id); len(text) > 0 {
+		s.in.take(text, false)
 	}
 }
 
-// Flush returns what is left when no more ids come: U+FFFD for what is no character.
+// Flush returns the rest of the text when no more ids come. Bytes that are no character become U+FFFD.
 func (s *Stream) Flush() string {
 	s.in.flush()
 	return s.taken()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
 )
@@ -76,13 +75,14 @@ func (u *Unbound) read(data, configData []byte) (err error) {
 	if len(data) > maxFileBytes {
 		return fmt.Errorf("tokenizer.json: %d bytes, want at most %d", len(data), maxFileBytes)
 	}
-	if !utf8.Valid(data) || !json.Valid(data) {
-		return errors.New("tokenizer.json: not valid JSON in UTF-8")
-	}
 	if u.config, err = readConfig(configData); err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	if u.pipeline, u.around, err = readFile(trim(data), u.config); err != nil {
+	var parts fileParts
+	if err = document(data, parts.read); err == nil {
+		u.pipeline, u.around, err = parts.assemble(u.config)
+	}
+	if err != nil {
 		return fmt.Errorf("tokenizer.json: %w", err)
 	}
 	return nil
@@ -95,8 +95,8 @@ func (u *Unbound) bind(bos int) (err error) {
 	if err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	// Old files do not say whether a text begins with bos: it does where the model's configuration
-	// names the same token.
+	// Old files do not say whether a text begins with bos. It does where the model's configuration names the same
+	// token.
 	unsaid := config.AddBOS == nil && len(u.around.front)+len(u.around.back) == 0
 	if unsaid && slices.Contains(beginNames, config.BOS.Content) && config.BOS.Content != config.EOS.Content {
 		if id, ok := pipe.id(config.BOS.Content); ok && int(id) == bos {
@@ -116,89 +116,98 @@ func (u *Unbound) bind(bos int) (err error) {
 	return nil
 }
 
-// fileParts are the parts of a tokenizer.json, still as JSON.
-type fileParts struct{ added, model, normalizer, pre, post, decoder []byte }
-
-// readParts finds the parts without decoding them, since the model can be large.
-func readParts(data []byte) (parts fileParts, err error) {
-	fields := map[string]*[]byte{
-		"added_tokens": &parts.added, "model": &parts.model, "normalizer": &parts.normalizer,
-		"pre_tokenizer": &parts.pre, "post_processor": &parts.post, "decoder": &parts.decoder,
-		"version": new([]byte), "truncation": new([]byte), "padding": new([]byte),
-	}
-	err = members(data, func(key string, value []byte) error {
-		if fields[key] == nil {
-			return fmt.Errorf("unknown field %q", clip(key))
-		}
-		if key != "added_tokens" && key != "model" && len(value) > maxPart {
-			return fmt.Errorf("%s: %d bytes, want at most %d", key, len(value), maxPart)
-		}
-		*fields[key] = value
-		return nil
-	})
-	if err == nil && part(parts.model).isNull() {
-		err = errors.New("no model")
-	}
-	return parts, err
+// fileParts are the parts of a tokenizer.json. The small ones are still JSON.
+type fileParts struct {
+	model                          *bpe
+	added                          []addedToken
+	normalizer, pre, post, decoder part
 }
 
-// readFile reads a tokenizer.json that is valid JSON. settings may name further added tokens.
-func readFile(data []byte, settings *config) (*pipeline, edges, error) {
+// read reads the parts in one pass.
+func (p *fileParts) read(s *scanner) error {
+	var unused part
+	parts := map[string]*part{
+		"normalizer": &p.normalizer, "pre_tokenizer": &p.pre, "post_processor": &p.post, "decoder": &p.decoder,
+		"version": &unused, "truncation": &unused, "padding": &unused,
+		"model": &unused, "added_tokens": &unused, // where they are null
+	}
+	err := s.members(func(field []byte) (err error) {
+		key, null := string(field), s.next() == 'n'
+		switch {
+		case key == "model" && !null:
+			if p.model, err = readModel(s); err != nil {
+				return fmt.Errorf("model: %w", err)
+			}
+			return nil
+		case key == "added_tokens" && !null:
+			p.added, err = readAdded(s)
+			return err
+		case parts[key] == nil:
+			return fmt.Errorf("unknown field %q", clip(key))
+		}
+		value, err := s.raw()
+		if err == nil && len(value) > maxPart {
+			return fmt.Errorf("%s: %d bytes, want at most %d", key, len(value), maxPart)
+		}
+		*parts[key] = value
+		return err
+	})
+	if err == nil && p.model == nil {
+		err = errors.New("no model")
+	}
+	return err
+}
+
+// assemble makes a tokenizer of the parts. settings may name further added tokens.
+func (p *fileParts) assemble(settings *config) (*pipeline, edges, error) {
 	fail := func(part string, err error) (*pipeline, edges, error) {
 		return nil, edges{}, fmt.Errorf("%s: %w", part, err)
 	}
-	parts, err := readParts(data)
-	if err != nil {
-		return nil, edges{}, err
-	}
-	pipe := &pipeline{}
-	if pipe.model, err = readBPE(parts.model); err != nil {
-		return fail("model", err)
-	}
-	if pipe.normalizers, err = newNormalizers(parts.normalizer, 0); err != nil {
+	pipe := &pipeline{model: p.model, added: map[int32][]byte{}, size: len(p.model.ranges)}
+	var err error
+	if pipe.normalizers, err = newNormalizers(p.normalizer, 0); err != nil {
 		return fail("normalizer", err)
 	}
-	if pipe.splitters, pipe.model.raw, err = newSplitters(parts.pre, pipe.normalizers); err != nil {
+	if pipe.splitters, pipe.model.raw, err = newSplitters(p.pre, pipe.normalizers); err != nil {
 		return fail("pre_tokenizer", err)
 	}
 	// bytes have no metaspace to cut at
 	pipe.model.cuts = pipe.model.cuts && !pipe.model.raw
-	if pipe.decoder, err = newDecoder(parts.decoder); err != nil {
+	if pipe.decoder, err = newDecoder(p.decoder); err != nil {
 		return fail("decoder", err)
 	}
-	if err := pipe.addTokens(parts.added, settings); err != nil {
+	if err := pipe.declare(p.added, settings); err != nil {
 		return nil, edges{}, err
 	}
-	around, err := readPostProcessor(parts.post, 0)
+	around, err := readPostProcessor(p.post, 0)
 	if err != nil {
 		return fail("post_processor", err)
 	}
 	return pipe, around, nil
 }
 
-// addTokens reads the added tokens, of the configuration too, gives them their ids and says where they are looked for.
-func (t *pipeline) addTokens(raw []byte, settings *config) error {
-	added, err := readAdded(raw)
-	if err != nil {
+// declare gives the added tokens, of the configuration too, their ids, and says where they are looked for.
+func (t *pipeline) declare(added []addedToken, settings *config) error {
+	if err := t.addTokens(added); err != nil {
 		return err
 	}
-	if err := t.model.addTokens(added); err != nil {
-		return err
-	}
-	all, special, err := settings.declare(slices.Clone(added), t.model)
+	all, special, err := settings.declare(slices.Clone(added), &t.model.vocabulary)
 	if err != nil {
 		return err
 	}
 	t.own = t.VocabSize()
-	if err := t.model.extend(all[len(added):]); err != nil {
+	if err := t.extend(all[len(added):]); err != nil {
 		return err
 	}
 	return t.addFinders(all, special)
 }
 
-// addFinders says where added tokens are looked for: normalized ones, normalised themselves, after
-// normalisation, the others before. Special tokens count first. Decoding gives the text that was looked
-// for, and the reference knows special tokens by their text.
+// addFinders says where added tokens are looked for. Those that are Normalized are normalised themselves and looked for
+// in normalised text, the others before normalisation. Decoding gives the text that was looked for, and the reference
+// knows special tokens by their text.
+//
+// Of tokens that normalisation makes equal, the first special one counts, or the first. The reference finds one of them
+// too, but another in each process.
 func (t *pipeline) addFinders(added []addedToken, special map[string]bool) error {
 	var tokens [2][]addedToken // before and after normalisation
 	var texts [2][]string
@@ -228,12 +237,12 @@ func (t *pipeline) addFinders(added []addedToken, special map[string]bool) error
 		}
 		tokens[phase] = append(tokens[phase], token)
 		texts[phase] = append(texts[phase], text)
-		t.model.tokens[token.ID] = text
+		t.addText(token.ID, text)
 		if special[text] {
-			t.model.special = append(t.model.special, token.ID)
+			t.special = append(t.special, token.ID)
 		}
 	}
-	slices.Sort(t.model.special)
+	slices.Sort(t.special)
 	t.before, t.after = newFinder(tokens[0], texts[0]), newFinder(tokens[1], texts[1])
 	return nil
 }
@@ -258,7 +267,7 @@ type processorFields struct {
 	// of TemplateProcessing; texts in pairs are not encoded, so pair is read only to be known
 	Single []templatePart `json:"single"`
 	Pair   []templatePart `json:"pair"`
-	// what the special tokens of a template stand for
+	// the ids of the special tokens in a template
 	SpecialTokens map[string]struct {
 		ID     string   `json:"id"`
 		IDs    []int32  `json:"ids"`
@@ -266,7 +275,7 @@ type processorFields struct {
 	} `json:"special_tokens"`
 }
 
-// templatePart is the text, A, or a special token.
+// A templatePart is the text, which has the id A, or a special token.
 type templatePart struct {
 	Sequence, SpecialToken *struct {
 		ID     string `json:"id"`
@@ -274,7 +283,7 @@ type templatePart struct {
 	}
 }
 
-// readPostProcessor returns the ids a post-processor puts around a text.
+// readPostProcessor returns the ids that a post-processor puts around a text.
 func readPostProcessor(raw part, depth int) (out edges, err error) {
 	if raw.isNull() {
 		return edges{}, nil
@@ -338,7 +347,7 @@ func (f *processorFields) template() (out edges, err error) {
 	return out, nil
 }
 
-// config is what is read of a tokenizer_config.json.
+// config holds the fields of a tokenizer_config.json that are used.
 type config struct {
 	// nil where the file does not say
 	AddBOS *bool `json:"add_bos_token"`
@@ -358,7 +367,7 @@ type config struct {
 	declared
 }
 
-// readConfig reads what is used of a tokenizer_config.json and ignores all else in it.
+// readConfig reads a tokenizer_config.json. Fields that are not used are ignored.
 func readConfig(data []byte) (*config, error) {
 	read := &config{}
 	if data == nil {
@@ -376,8 +385,8 @@ func readConfig(data []byte) (*config, error) {
 	return read, nil
 }
 
-// edge returns the ids before or after a text: those of the post-processor, unless config says whether there are any.
-// If it asks for one that the post-processor does not know, that is the token of config or, at last, id.
+// edge returns the ids before or after a text. They are those of the post-processor, unless config says whether there
+// are any. If config asks for one and the post-processor has none, it is config's token or, without one, id.
 func (c *config) edge(
 	pipe *pipeline, processor []int32, add *bool, token, name string, id int,
 ) ([]int32, error) {
@@ -412,14 +421,6 @@ func (t *pipeline) id(token string) (int32, bool) {
 			}
 		}
 	}
-	id, ok := t.model.vocab[token]
-	return id, ok
-}
-
-// trim removes white space of JSON from the front.
-func trim(data []byte) []byte {
-	for len(data) > 0 && (data[0] == ' ' || data[0] == '\t' || data[0] == '\r' || data[0] == '\n') {
-		data = data[1:]
-	}
-	return data
+	id := t.model.id([]byte(token))
+	return id, id >= 0
 }

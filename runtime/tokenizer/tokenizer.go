@@ -53,15 +53,18 @@ type pipeline struct {
 	normalizers   []normalizer
 	splitters     []splitter
 	model         *bpe
+	added         map[int32][]byte // texts of added tokens by id, as they are looked for and decoded
+	special       []int32          // ids of tokens that are left out of decoded text, ascending
+	size          int              // one more than the largest id
+	own           int              // ids from here on are tokens that only the configuration has
 	decoder       []decoderStep
-	own           int // ids from here on are tokens that only the configuration has
 	// ids around every text
 	front, back []int32
 	chat        chat
 }
 
-func (t *pipeline) VocabSize() int   { return len(t.model.tokens) }
-func (t *pipeline) Special() []int32 { return slices.Clone(t.model.special) }
+func (t *pipeline) VocabSize() int   { return t.size }
+func (t *pipeline) Special() []int32 { return slices.Clone(t.special) }
 
 // The methods of Tokenizer are documented there.
 func (t *pipeline) Prompt(text string) ([]int32, error) {
@@ -149,7 +152,7 @@ func (t *pipeline) DecodeSpecial(ids []int32) string { return t.decode(ids, t.to
 func (t *pipeline) Stream() *Stream                  { return newStream(t.decoder, t.plainToken) }
 
 // decode pushes all ids into a stream at once, and returns the text.
-func (t *pipeline) decode(ids []int32, token func(int32) (string, bool)) string {
+func (t *pipeline) decode(ids []int32, token func(int32) []byte) string {
 	stream := newStream(t.decoder, token)
 	for _, id := range ids {
 		stream.push(id)
@@ -157,18 +160,18 @@ func (t *pipeline) decode(ids []int32, token func(int32) (string, bool)) string 
 	return stream.Flush()
 }
 
-// token returns the token of an id, false outside the vocabulary.
-func (t *pipeline) token(id int32) (string, bool) {
-	if id < 0 || int(id) >= len(t.model.tokens) || t.model.tokens[id] == "" {
-		return "", false
+// token returns the text of a token, which the caller does not change. It is empty for an id without one.
+func (t *pipeline) token(id int32) []byte {
+	if text, ok := t.added[id]; ok {
+		return text
 	}
-	return t.model.tokens[id], true
+	return t.model.text(id)
 }
 
 // plainToken is token without the special ones.
-func (t *pipeline) plainToken(id int32) (string, bool) {
-	if _, special := slices.BinarySearch(t.model.special, id); special {
-		return "", false
+func (t *pipeline) plainToken(id int32) []byte {
+	if _, special := slices.BinarySearch(t.special, id); special {
+		return nil
 	}
 	return t.token(id)
 }

@@ -303,7 +303,7 @@ func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
 		"template of a pair":     {edit(t, map[string]any{"type": "TemplateProcessing", "single": []any{map[string]any{"Sequence": map[string]any{"id": "B", "type_id": 0}}}}, "post_processor"), "", "not special tokens around one text"},
 		"merge of strangers":     {edit(t, []any{"a !?"}, "model", "merges"), "", `"a" and "!?" do not merge to tokens`},
 		"merge of three":         {edit(t, []any{"a b c"}, "model", "merges"), "", "want two tokens"},
-		"merge of three parts":   {edit(t, []any{[]any{"a", "b", "c"}}, "model", "merges"), "", "more than 2 parts in merge 0"},
+		"merge of three parts":   {edit(t, []any{[]any{"a", "b", "c"}}, "model", "merges"), "", "merge 0: more than 2 parts"},
 		"merge of one":           {edit(t, []any{[]any{"a"}}, "model", "merges"), "", "want two tokens"},
 		"merge of nothing":       {edit(t, []any{" a"}, "model", "merges"), "", "want two tokens"},
 		"merge of a number":      {edit(t, []any{1}, "model", "merges"), "", "want a string"},
@@ -405,16 +405,16 @@ func TestMergeIsTheRule(t *testing.T) {
 		}
 		for {
 			best := -1
-			var found merge
+			var lowest, joined int32
 			for i := range len(ids) - 1 {
-				if m, ok := tok.merges[pairKey(ids[i], ids[i+1])]; ok && (best < 0 || m.rank < found.rank) {
-					best, found = i, m
+				if rank, id, ok := tok.merges.find(ids[i], ids[i+1]); ok && (best < 0 || rank < lowest) {
+					best, lowest, joined = i, rank, id
 				}
 			}
 			if best < 0 {
 				return ids
 			}
-			ids = slices.Replace(ids, best, best+2, found.id)
+			ids = slices.Replace(ids, best, best+2, joined)
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
