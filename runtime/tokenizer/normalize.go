@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -52,7 +53,7 @@ func newNormalizers(raw part, depth int) ([]normalizer, error) {
 	case "Sequence":
 		return flatten(fields.Normalizers, depth, newNormalizers)
 	case "NFC", "NFD", "NFKC", "NFKD":
-		form := forms()[fields.Type]
+		form := forms[fields.Type]
 		return []normalizer{{apply: func(text string) (string, error) { return form.apply(text), nil }}}, nil
 	case "Prepend":
 		// Else a short file could make any text grow to a size that memory does not hold.
@@ -153,7 +154,7 @@ func (r *replacer) replace(text string) (string, error) {
 // compose joins again what has a character of its own.
 type form struct {
 	compat, compose bool
-	suspects        set // characters without which a text is in this form
+	suspects        func() set // characters without which a text is in this form
 }
 
 // Hangul syllables are computed: https://www.unicode.org/versions/latest/core-spec/chapter-3/, section 3.12.
@@ -169,12 +170,16 @@ var combining = sync.OnceValues(func() (class map[rune]uint8, pairs map[[2]rune]
 	sets := unicodeSets()
 	nfd, _ := decompositions()
 	for name, chars := range sets {
-		var number uint8
-		if _, err := fmt.Sscanf(name, "ccc%d", &number); err != nil {
+		digits, ok := strings.CutPrefix(name, "ccc")
+		if !ok {
 			continue
 		}
+		number, err := strconv.ParseUint(digits, 10, 8)
+		if err != nil {
+			panic("BUG: table " + name)
+		}
 		for char := range chars.all() {
-			class[char] = number
+			class[char] = uint8(number)
 		}
 	}
 	// A composite is a shorter composite and a mark, or two characters; so the shorter come first.
@@ -194,23 +199,26 @@ var combining = sync.OnceValues(func() (class map[rune]uint8, pairs map[[2]rune]
 })
 
 // forms are the normalisation forms by name.
-var forms = sync.OnceValue(func() map[string]*form {
-	out := map[string]*form{
-		"NFC": {compose: true}, "NFD": {}, "NFKC": {compat: true, compose: true}, "NFKD": {compat: true},
-	}
-	for _, form := range out {
-		form.findSuspects()
-	}
-	return out
-})
+var forms = map[string]*form{
+	"NFC": newForm(false, true), "NFD": newForm(false, false),
+	"NFKC": newForm(true, true), "NFKD": newForm(true, false),
+}
 
-// findSuspects collects what the form takes apart, reorders or may join to the character before.
-func (f *form) findSuspects() {
+// newForm makes a form. Its tables take a while to make, and texts of ASCII need none.
+func newForm(compat, compose bool) *form {
+	out := &form{compat: compat, compose: compose}
+	out.suspects = sync.OnceValue(out.findSuspects)
+	return out
+}
+
+// findSuspects returns the characters that the form takes apart, reorders or may join to the character before.
+func (f *form) findSuspects() set {
 	// what decomposes and does not compose again, in either form, then Hangul by its ranges
 	composable := unicodeSets()["compose"]
 	nfd, nfkd := decompositions()
 	class, pairs := combining()
-	add := func(char rune) { f.suspects = append(f.suspects, span{char, char}) }
+	var out set
+	add := func(char rune) { out = append(out, span{char, char}) }
 	for char := range class {
 		add(char)
 	}
@@ -229,11 +237,11 @@ func (f *form) findSuspects() {
 			add(pair[1])
 		}
 		vowels, tails := span{hangulV, hangulV + hangulNV - 1}, span{hangulT + 1, hangulT + hangulNT - 1}
-		f.suspects = append(f.suspects, vowels, tails)
+		out = append(out, vowels, tails)
 	} else {
-		f.suspects = append(f.suspects, span{hangulS, hangulS + hangulNS - 1})
+		out = append(out, span{hangulS, hangulS + hangulNS - 1})
 	}
-	f.suspects = f.suspects.normal()
+	return out.normal()
 }
 
 // apply brings a text into the form: it decomposes all characters, orders the marks, and composes again where the form
@@ -251,9 +259,14 @@ func (f *form) apply(text string) string {
 
 // touches reports whether a text has characters that may have to change.
 func (f *form) touches(text string) bool {
-	low := f.suspects[0].lo
-	for _, char := range text {
-		if char >= low && f.suspects.has(char) {
+	// no form changes ASCII
+	beyond := strings.IndexFunc(text, func(char rune) bool { return char >= utf8.RuneSelf })
+	if beyond < 0 {
+		return false
+	}
+	suspects := f.suspects()
+	for _, char := range text[beyond:] {
+		if char >= suspects[0].lo && suspects.has(char) {
 			return true
 		}
 	}

@@ -19,7 +19,7 @@ func TestFormsGiveWhatTheReferenceGives(t *testing.T) {
 	changed := map[string]int{}
 	for _, entry := range file {
 		for i, name := range formNames {
-			got := forms()[name].apply(entry[0])
+			got := forms[name].apply(entry[0])
 			if got != entry[i+1] {
 				t.Errorf("%s of %+q: got %+q, want %+q", name, entry[0], got, entry[i+1])
 			}
@@ -36,7 +36,7 @@ func TestFormsGiveWhatTheReferenceGives(t *testing.T) {
 }
 
 func TestFormsAgreeWithEachOther(t *testing.T) {
-	f := forms()
+	f := forms
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringOf(rapid.OneOf(rapid.Rune(), rapid.SampledFrom([]rune("aeg\u0301\u0327\u0323\u0345\u1100\u1161\u11a8가각\u212b\ufb01\u0344")))).Draw(t, "text")
 		text = strings.ToValidUTF8(text, "")
