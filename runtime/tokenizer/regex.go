@@ -562,7 +562,8 @@ func (p *patternParser) hexadecimal(letter rune) (rune, error) {
 	return rune(code), nil
 }
 
-// bothCases adds the other cases of letters. Beyond ASCII, a letter may be several in another case, which is refused.
+// bothCases adds the other cases of letters. It refuses letters beyond ASCII, which may be several letters in another
+// case.
 func (p *patternParser) bothCases(chars set) (set, error) {
 	out := slices.Clone(chars)
 	if i := slices.IndexFunc(chars, func(run span) bool { return run.hi >= utf8.RuneSelf }); i >= 0 {

@@ -9,14 +9,14 @@ import (
 	"unicode/utf8"
 )
 
-// splitter cuts a piece of text into smaller ones, which it yields from left to right. first says that the piece
-// begins the text: some splitters put a space only there.
+// A splitter cuts a piece of text into smaller ones, which it yields from left to right. first says that the piece
+// begins the text, since some splitters put a space only there.
 type splitter func(piece string, first bool, yield func(piece string, first bool)) error
 
 const knownSplitters = "ByteLevel, Digits, Metaspace, Punctuation, Sequence, Split, Whitespace, WhitespaceSplit"
 
-// newSplitters reads a pre_tokenizer part as the steps it takes. raw says that the last step leaves words as
-// they are, and that their bytes are to be read in the byte alphabet.
+// newSplitters reads a pre_tokenizer part as its steps. raw says that the words of the last step are bytes, which the
+// model reads in the byte alphabet. Steps behind another ByteLevel are given text in that alphabet.
 func newSplitters(source part, normalizers []normalizer) (steps []splitter, raw bool, err error) {
 	found, err := readSplitters(source, 0)
 	if err == nil {
@@ -41,17 +41,18 @@ func newSplitters(source part, normalizers []normalizer) (steps []splitter, raw 
 	return steps, false, nil
 }
 
-// readSplitter is a step; byteLevel says that its pieces go over to the byte alphabet.
+// A readSplitter is a step as it was read.
 type readSplitter struct {
 	split     splitter
-	byteLevel bool
 	kind      string
-	onlyFirst bool // a Metaspace that puts its character in front of the piece alone that begins the text
+	byteLevel bool // its pieces are turned into the byte alphabet
+	onlyFirst bool // a Metaspace that puts its character only in front of the piece that begins the text
 }
 
-// knowsBeginning refuses steps that ask which piece begins the text where that is not the first one. The reference asks
-// for a piece whose first character comes from that of the text as it was given: none where normalisation removed that
-// or put others in place of several at once, and several where it made several characters of it that were split.
+// knowsBeginning refuses a step that asks which piece begins the text, if that may be another piece than the first. To
+// the reference, a piece begins the text if its first character comes from the first one of the text as it was given.
+// No piece does if normalisation removed that character or joined it to others. Several do if normalisation made
+// several characters of it and a step before split them.
 func knowsBeginning(steps []readSplitter, normalizers []normalizer) error {
 	at := slices.IndexFunc(steps, func(step readSplitter) bool { return step.onlyFirst })
 	if at < 0 {
@@ -238,7 +239,7 @@ func (f *splitterFields) metaspaceSplitter() (splitter, error) {
 	}, nil
 }
 
-// behavior is what becomes of the matches and of what is between them.
+// A behavior says what becomes of the matches and of the text between them.
 type behavior int
 
 const (
@@ -259,10 +260,10 @@ func readBehavior(name string) (behavior, error) {
 	return behavior(i), nil
 }
 
-// regions divides a text, which it yields from left to right without a gap, into matches and other pieces.
+// regions divides a text into matches and other pieces, which it yields from left to right without a gap.
 type regions func(text string, yield func(from, to int, match bool)) error
 
-// withRest makes regions of a search: it yields what is between the matches, too.
+// withRest makes regions of a search for matches: it yields the text between them, too.
 func withRest(search func(text string, yield func(from, to int)) error) regions {
 	return func(text string, yield func(from, to int, match bool)) error {
 		last := 0
@@ -312,7 +313,7 @@ func characters(name string) regions {
 	})
 }
 
-// cut makes a splitter of regions; invert exchanges matches and the rest. The first two behaviors decide for each
+// cut makes a splitter of regions. invert exchanges matches and the rest. The first two behaviors decide for each
 // region alone. The others join neighbours, so they hold a piece back until the region after it is known.
 func cut(find regions, how behavior, invert bool) splitter {
 	if how == isolated || how == removed {
