@@ -202,6 +202,9 @@ func (t *bpe) readMerges(s *scanner) error {
 		if err != nil {
 			return fmt.Errorf("merge %d: %w", len(list), err)
 		}
+		if left == nil {
+			return nil
+		}
 		pair := merge{t.id(left), t.id(right), next}
 		// Most files list tokens in the order of the merges that make them.
 		if !t.joins(next, left, right) {
@@ -226,7 +229,11 @@ func (t *bpe) readMerges(s *scanner) error {
 	return err
 }
 
-// readPair reads a pair that is written "a b" or ["a","b"].
+// versionLine begins the first line of files of merges, which some documents have among the merges.
+const versionLine = "#version"
+
+// readPair reads a pair that is written "a b" or ["a","b"]. A text that begins as versionLine is no merge, as in the
+// reference: it gives nil.
 func readPair(s *scanner) (left, right []byte, err error) {
 	if s.next() == '[' {
 		var parts [2][]byte
@@ -243,6 +250,9 @@ func readPair(s *scanner) (left, right []byte, err error) {
 	} else {
 		var text []byte
 		text, err = s.text()
+		if err == nil && bytes.HasPrefix(text, []byte(versionLine)) {
+			return nil, nil, nil
+		}
 		left, right, _ = bytes.Cut(text, []byte{' '})
 		if bytes.IndexByte(right, ' ') >= 0 {
 			right = nil

@@ -683,6 +683,27 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
+// Of equal pairs the later merge counts. A text that begins as the first line of a file of merges is no merge, a list of
+// two is. Ids are those of the reference.
+func TestWhichMergesCount(t *testing.T) {
+	const vocab = `{"a":0,"b":1,"ab":2,"#version:":3,"0.2":4,"#version:0.2":5,"c":6,"bc":7}`
+	for merges, want := range map[string][]int32{
+		`["#version: 0.2","a b"]`: {2, 6}, `["a b","#version: x"]`: {2, 6}, `[["#version:","0.2"]]`: {0, 1, 6},
+		`["a b","b c","a b"]`: {0, 7},
+	} {
+		for _, model := range []string{`"vocab":` + vocab + `,"merges":` + merges, `"merges":` + merges + `,"vocab":` + vocab} {
+			tok, err := New([]byte(`{"model":{"type":"BPE",`+model+`},"decoder":{"type":"Fuse"}}`), nil, -1)
+			if err != nil {
+				t.Errorf("%s: %v", merges, err)
+				continue
+			}
+			if got, err := tok.Encode("abc"); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s: got %v, %v, want %v", merges, got, err, want)
+			}
+		}
+	}
+}
+
 // The reference puts the character of a Metaspace in front of every piece whose first character comes from the first
 // one of the text. Where that may be another piece than the first, or several, the file is refused.
 func TestWhichPieceBeginsTheText(t *testing.T) {
