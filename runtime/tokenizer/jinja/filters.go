@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -604,14 +605,12 @@ func toInt(args *callArgs, value Value) Value {
 	none, base := args.next("default", int64(0)), args.int("base", int64(10))
 	args.defined(value)
 	if text, ok := value.(string); ok {
-		args.allocateValue(2 * len(text)) // a failed parse makes an error that holds the text
-		text = strings.TrimFunc(text, isSpace)
-		whole, err := strconv.ParseInt(strings.ReplaceAll(text, "_", "x"), int(base), 64)
-		if err == nil && base >= 2 && base <= 36 {
+		args.allocateValue(3 * len(text)) // its digits, and a failed parse makes an error that holds the text
+		if whole, ok := wholeOf(text, int(base)); ok {
 			return whole
 		}
-		float, err := strconv.ParseFloat(text, 64)
-		if err != nil {
+		float, ok := floatOf(text)
+		if !ok {
 			return none
 		}
 		value = float
@@ -633,18 +632,87 @@ func toFloat(args *callArgs, value Value) Value {
 	none := args.next("default", 0.0)
 	args.defined(value)
 	if text, ok := value.(string); ok {
-		args.allocateValue(2 * len(text)) // as in toInt
-		float, err := strconv.ParseFloat(strings.TrimFunc(text, isSpace), 64)
-		if err != nil {
-			return none
+		args.allocateValue(3 * len(text)) // as in toInt
+		if float, ok := floatOf(text); ok {
+			return float
 		}
-		return float
+		return none
 	}
 	_, float, _, ok := number(value)
 	if !ok {
 		return none
 	}
 	return float
+}
+
+// wholeOf reads a whole number as int of Python does. A prefix like 0x may stand where the base is that of the prefix.
+func wholeOf(text string, base int) (int64, bool) {
+	digits, ok := numeral(text)
+	if !ok || base < 2 || base > 36 {
+		return 0, false
+	}
+	sign, unsigned := "", digits
+	if digits != "" && strings.ContainsRune("+-", rune(digits[0])) {
+		sign, unsigned = digits[:1], digits[1:]
+	}
+	prefix := map[int]string{2: "0b", 8: "0o", 16: "0x"}[base]
+	if prefix != "" && len(unsigned) > 2 && strings.EqualFold(unsigned[:2], prefix) {
+		unsigned = unsigned[2:]
+	}
+	// Behind a prefix no other sign may stand, which ParseInt would take.
+	if unsigned == "" || strings.ContainsRune("+-", rune(unsigned[0])) {
+		return 0, false
+	}
+	whole, err := strconv.ParseInt(sign+unsigned, base, 64)
+	return whole, err == nil
+}
+
+// floatOf reads a number as float of Python does, which has no hexadecimal ones.
+func floatOf(text string) (float64, bool) {
+	digits, ok := numeral(text)
+	if !ok || strings.ContainsAny(digits, "xXpP") {
+		return 0, false
+	}
+	float, err := strconv.ParseFloat(digits, 64)
+	return float, err == nil
+}
+
+// numeral returns a numeral as package strconv reads it: without white space around it and single underscores between
+// digits, and with digits of ASCII instead of those of other scripts. ok is false where underscores stand elsewhere.
+func numeral(text string) (digits string, ok bool) {
+	var out strings.Builder
+	before := ' '
+	for _, char := range strings.TrimFunc(text, isSpace) {
+		joins := unicode.IsLetter(before) || unicode.IsDigit(before)
+		switch {
+		case char == '_' && !joins:
+			return "", false
+		case before == '_' && !unicode.IsLetter(char) && !unicode.IsDigit(char):
+			return "", false
+		case char == '_':
+		case char >= utf8.RuneSelf && unicode.IsDigit(char):
+			out.WriteByte('0' + digitValue(char))
+		default:
+			out.WriteRune(char)
+		}
+		before = char
+	}
+	return out.String(), before != '_'
+}
+
+// digitValue returns what a decimal digit of any script stands for. The ten digits of a script lie behind each other.
+func digitValue(char rune) byte {
+	for _, run := range unicode.Nd.R16 {
+		if rune(run.Lo) <= char && char <= rune(run.Hi) {
+			return byte((char - rune(run.Lo)) % 10)
+		}
+	}
+	for _, run := range unicode.Nd.R32 {
+		if rune(run.Lo) <= char && char <= rune(run.Hi) {
+			return byte((char - rune(run.Lo)) % 10)
+		}
+	}
+	panic("BUG: no digit")
 }
 
 // round rounds to decimals. A method other than common makes a float of a whole number, as in the reference.

@@ -442,28 +442,49 @@ func upper(text string) string {
 	return out.String()
 }
 
-// lower maps to lower case. Two characters are special: İ becomes two, and Σ has another form at
-// the end of a word.
+// lower maps to lower case.
 func lower(text string) string {
 	if !strings.ContainsAny(text, "İΣ") {
 		return strings.ToLower(text)
 	}
-	// A sigma at the end of a word has a form of its own.
 	var out strings.Builder
-	inside := false
-	for i, char := range text {
-		next, _ := utf8.DecodeRuneInString(text[i+utf8.RuneLen(char):])
-		switch {
-		case char == 'İ':
-			out.WriteString("i\u0307")
-		case char == 'Σ' && inside && !unicode.IsLetter(next):
-			out.WriteRune('ς')
-		default:
-			out.WriteRune(unicode.ToLower(char))
-		}
-		inside = unicode.IsLetter(char)
+	for at, char := range text {
+		writeLower(&out, text, at, char)
 	}
 	return out.String()
+}
+
+// writeLower writes a character of a text in lower case. Two characters are special: İ becomes two, and Σ has another
+// form at the end of a word.
+func writeLower(out *strings.Builder, text string, at int, char rune) {
+	switch {
+	case char == 'İ':
+		out.WriteString("i\u0307")
+	case char == 'Σ' && endsWord(text[:at], text[at+len("Σ"):]):
+		out.WriteRune('ς')
+	default:
+		out.WriteRune(unicode.ToLower(char))
+	}
+}
+
+// endsWord reports whether a letter between two texts ends a word: behind a letter with case, and not before one.
+// Marks, and signs that occur in words, do not count.
+func endsWord(before, after string) bool {
+	before, after = strings.TrimRightFunc(before, ignoresCase), strings.TrimLeftFunc(after, ignoresCase)
+	last, _ := utf8.DecodeLastRuneInString(before)
+	first, _ := utf8.DecodeRuneInString(after)
+	return hasCase(last) && !hasCase(first)
+}
+
+// hasCase reports whether a character is a letter of upper, lower or title case.
+func hasCase(char rune) bool {
+	return unicode.IsUpper(char) || unicode.IsLower(char) || unicode.IsTitle(char)
+}
+
+// ignoresCase reports whether a character has the property Case_Ignorable.
+func ignoresCase(char rune) bool {
+	return unicode.In(char, unicode.Mn, unicode.Me, unicode.Cf, unicode.Lm, unicode.Sk) ||
+		strings.ContainsRune("'.:·՟״‘’․‧︓﹒﹕＇．：", char)
 }
 
 // capitalize is str.capitalize: the first letter in title case, all others small.
@@ -472,7 +493,12 @@ func capitalize(text string) string {
 	if width == 0 {
 		return text
 	}
-	return titleCase(char) + lower(text[width:])
+	var out strings.Builder
+	out.WriteString(titleCase(char))
+	for at, char := range text[width:] {
+		writeLower(&out, text, width+at, char)
+	}
+	return out.String()
 }
 
 // titleCase returns a character as it begins a word: of a digraph, only the first letter is large.
@@ -487,13 +513,13 @@ func titleCase(char rune) string {
 func title(text string) string {
 	var out strings.Builder
 	inside := false
-	for _, char := range text {
+	for at, char := range text {
 		if inside {
-			out.WriteRune(unicode.ToLower(char))
+			writeLower(&out, text, at, char)
 		} else {
 			out.WriteString(titleCase(char))
 		}
-		inside = unicode.IsUpper(char) || unicode.IsLower(char) || unicode.IsTitle(char)
+		inside = hasCase(char)
 	}
 	return out.String()
 }

@@ -43,8 +43,8 @@ func init() {
 		"upper": func(args *callArgs, value Value) bool { return args.isCased(args.text(value), upper, lower) },
 		"in":    func(args *callArgs, value Value) bool { return args.contains(args.next("seq", required), value) },
 
-		"filter": func(_ *callArgs, value Value) bool { return isKey(filters, value) },
-		"test":   func(_ *callArgs, value Value) bool { return isKey(tests, value) },
+		"filter": func(args *callArgs, value Value) bool { return isKey(args, filters, value) },
+		"test":   func(args *callArgs, value Value) bool { return isKey(args, tests, value) },
 	}
 }
 
@@ -55,7 +55,8 @@ func ofType[T Value](_ *callArgs, value Value) bool {
 }
 
 // isKey tests whether a value is the name of something in a table.
-func isKey[V any](table map[string]V, value Value) bool {
+func isKey[V any](args *callArgs, table map[string]V, value Value) bool {
+	args.hash(value) // a list is no key of a table
 	name, ok := value.(string)
 	_, known := table[name]
 	return ok && known

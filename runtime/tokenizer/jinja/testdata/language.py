@@ -69,6 +69,10 @@ CASES = r'''
 {{ 'a,b,,c'.split(',') }} {{ ' a  b c '.split() }} {{ 'a,b,c'.split(',', 1) }} {{ 'a,b,c'.rsplit(',', 1) }} {{ ' a  b c '.split(none, 1) }} {{ ' a  b c '.rsplit(none, 1) }} {{ ''.split() }} {{ ''.split(',') }} {{ 'abc'.split(sep='b') }} {{ 'a b c'.split(maxsplit=1) }}
 {{ 'abc'.split('') }}
 {{ '  x  '.strip() }}| {{ '  x  '.lstrip() }}| {{ '  x  '.rstrip() }}| {{ 'xxaxx'.strip('x') }} {{ 'abcab'.lstrip('ab') }} {{ '\n\u00a0\u2003\x1cx\x85'.strip() }}| {{ '12a21'.rstrip('12') }}
+{{ 'ΑΣ ΣΑΣ Σ'.title() }} {{ 'ΑΣ ΣΑΣ'.capitalize() }} {{ 'ΑΣ. Α ΑΣ.Α ΆΣ́ ΑΣ’Α ΑΣ1 1Σ ΑΣ'.lower() }} {{ 'ΑΣΑ' | title }} {{ 'ΑΣ' | capitalize }} {{ 'ΣΣ' | lower }}
+{{ 'upper' is filter }} {{ 'upper' is test }} {{ 1 is filter }} {{ none is test }}
+{{ [] is filter }}
+{{ {} is test }}
 {{ 'Hello World'.upper() }} {{ 'Hello World'.lower() }} {{ 'hello wOrld'.title() }} {{ 'hello World'.capitalize() }} {{ 'hello'.startswith('he') }} {{ 'hello'.endswith(('lo', 'x')) }} {{ 'hello'.startswith('l', 2) }} {{ "they're bill's friends"|title }} {{ "they're bill's"|title }} {{ "they're bill's".title() }} {{ 'foo-bar (baz) <q>'|title }} {{ 'straße'.upper() }} {{ 'ΟΔΟΣ'.lower() }} {{ 'ﬁx'.upper() }}
 {{ 'hello'.replace('l', 'L') }} {{ 'hello'.replace('l', 'L', 1) }} {{ 'hello' | replace('l', 'L') }} {{ 'hello' | replace('l', 'L', 1) }} {{ 'ab'.replace('', '-') }} {{ 5 | replace('5', 'five') }}
 {{ 'hello'.find('l') }} {{ 'hello'.rfind('l') }} {{ 'hello'.find('z') }} {{ 'hello'.index('e') }} {{ 'hello'.count('l') }} {{ 'äöü'.find('ü') }}
@@ -102,6 +106,8 @@ CASES = r'''
 {{ [1, 2, 3] | first }} {{ [1, 2, 3] | last }} {{ 'abc' | first }} {{ 'abc' | last }} {{ [] | first }}| {{ [] | last }}| {{ [1, 2, 3] | reverse | list }} {{ 'abc' | reverse }} {{ [1, 2] | sum }} {{ rows | sum(attribute='v') }} {{ [0.5, 1] | sum }} {{ [[1], [2]] | sum(start=[]) }} {{ 'abc' | list }} {{ d | list }} {{ [1, 2, 3, 4, 5] | batch(2) | list }} {{ [1, 2, 3] | batch(2, 'x') | list }}
 {{ words | length }} {{ words | count }} {{ 'äö' | length }} {{ d | length }} {{ range(5) | length }}
 {{ 5 | length }}
+{{ '١٢٣' | int }} {{ '𝟙𝟚.𝟛' | float }} {{ ' １ ' | int }} {{ '1_000' | int }} {{ '1__0' | int }} {{ '_1' | int }} {{ '1_' | int }} {{ '1_0.2_5' | float }} {{ '1_.5' | float }}
+{{ '0x1f' | int(0, 16) }} {{ '0X_1F' | int(0, 16) }} {{ '-0x1f' | int(0, 16) }} {{ '0x-1' | int(7, 16) }} {{ '0b1' | int(0, 16) }} {{ '0b1' | int(0, 2) }} {{ '0o17' | int(0, 8) }} {{ '0x1f' | int(7) }} {{ '0x1p3' | float }} {{ '+-1' | int(7) }} {{ '1e3' | int }} {{ 'z' | int(0, 36) }} {{ '-' | int(7) }} {{ '' | int(7) }} {{ 'nan' | int(7) }} {{ '5' | int(7, 99) }}
 {{ '3' | int }} {{ '3.7' | int }} {{ 'x' | int }} {{ 'x' | int(5) }} {{ 3.9 | int }} {{ 'ff' | int(base=16) }} {{ none | int }} {{ ' 4 ' | int }} {{ '3' | float }} {{ 'x' | float }} {{ 2 | float }} {{ 2.5 | round }} {{ 3.14159 | round(2) }} {{ 3.2 | round(method='ceil') }} {{ 3 | round }} {{ -3 | abs }} {{ -3.5 | abs }} {{ true | int }} {{ 2.675 | round(2) }} {{ 0.5 | round }}
 {{ ' x ' | trim }}| {{ 'xxaxx' | trim('x') }} {{ 5 | trim }} {{ none | trim }} {{ 'hello' | capitalize }} {{ 'HELLO' | lower }} {{ 'a b  c' | wordcount }}
 {{ text | indent }}
