@@ -37,19 +37,21 @@ const (
 	declaredFactor, declaredSlack = 1.1, 5e-4
 	// stepGain is the part of the loss that a candidate step may leave: one that gains less than a fifth is noise.
 	stepGain = 0.8
-	// familyShare weighs the misfit of the family's own rates among candidate steps: curves have rates of their own.
+	// familyShare weighs the misfit of the family's rates where candidate steps are compared. It is small, because
+	// predictions mostly use the rates of curves.
 	familyShare = 0.1
-	// stepRounds is how often another step is looked for, because the axes influence each other.
+	// stepRounds is how often another step is looked for: the step of one axis changes what the others explain.
 	stepRounds = 3
-	// againGain is the part of the loss that another sharpness may leave once the step is known, which explained most.
+	// againGain is the part of the loss that another sharpness may leave once the step is known. The step has explained
+	// most of the loss by then.
 	againGain = 0.98
 	// jump is the growth of time from one size to the next that shows a step: more than noise, less than any step.
 	jump = 1.03
 	// greatestPower, greatestStep and mostDivisors bound the candidate steps.
 	greatestPower, greatestStep, mostDivisors = 256, 1024, 8
-	// curveSamples is how many samples of a curve show its own misfit, of which two rates are fitted.
+	// curveSamples is the least number of samples with which a curve's misfit counts: two rates are fitted to them.
 	curveSamples = 4
-	// leastResiduals is how many left-out samples make a loss or a quantile.
+	// leastResiduals is the least number of left-out samples for a loss or a quantile.
 	leastResiduals = 3
 )
 
@@ -157,8 +159,8 @@ func (s *formSearch) betterStep() bool {
 	return true
 }
 
-// candidates returns the steps the samples could show beside the given one: on one axis or several, powers of
-// two and sizes just after which the time jumps. A step that rounds no sample is none.
+// candidates returns the steps that the samples could show beside the given one: on one axis or several, powers of two
+// and sizes just after which the time jumps. Steps that round no sample are left out.
 func (f *Family) candidates(points []point, base [3]int) (steps [][3]int) {
 	rounds := func(axis, step int) bool {
 		return slices.ContainsFunc(points, func(sample point) bool {
@@ -189,7 +191,7 @@ func (f *Family) candidates(points []point, base [3]int) (steps [][3]int) {
 	}
 	first := 0
 	if f.Kind == op.ExpertMatMul {
-		first = 1 // the jumps of experts' rows lie elsewhere than at multiples of a step
+		first = 1 // rows are divided among experts, so that their time does not jump at multiples of a step
 	}
 	for axis := first; axis < len(base); axis++ {
 		common := jumps(points, axis)
