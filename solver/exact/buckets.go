@@ -27,22 +27,24 @@ const defaultBucketNodes = 1 << 25
 // them. That search stops at the node limit, and then the answer has a gap.
 //
 // RATIONALE: How are buckets chosen exactly although costs are not monotone?
-func (Engine) Buckets(ctx context.Context, b *problem.Buckets, limits problem.Limits) (problem.BucketSolution, error) {
-	if err := b.Validate(); err != nil {
+func (Engine) Buckets(
+	ctx context.Context, posed *problem.Buckets, limits problem.Limits,
+) (problem.BucketSolution, error) {
+	if err := posed.Validate(); err != nil {
 		return problem.BucketSolution{}, err
 	}
-	s := newBucketSearch(b, limits)
-	if err := s.run(ctx); err != nil {
-		return problem.BucketSolution{}, diag.New(diag.ClassInterrupted, "solve buckets %q: %w", b.Name, err)
+	search := newBucketSearch(posed, limits)
+	if err := search.run(ctx); err != nil {
+		return problem.BucketSolution{}, diag.New(diag.ClassInterrupted, "solve buckets %q: %w", posed.Name, err)
 	}
-	if s.best == math.MaxInt64 {
-		return problem.BucketSolution{}, b.Infeasible()
+	if search.best == math.MaxInt64 {
+		return problem.BucketSolution{}, posed.Infeasible()
 	}
-	out := problem.BucketSolution{Sizes: s.sizes, Status: problem.Optimal, Nodes: s.nodes}
-	out.Objective, _ = b.Objective(out.Sizes)
+	out := problem.BucketSolution{Sizes: search.sizes, Status: problem.Optimal, Nodes: search.nodes}
+	out.Objective, _ = posed.Objective(out.Sizes)
 	out.Bound = out.Objective
-	if s.stopped {
-		out.Status, out.Bound = problem.Feasible, min(s.bound, out.Objective)
+	if search.stopped {
+		out.Status, out.Bound = problem.Feasible, min(search.bound, out.Objective)
 	}
 	return out, nil
 }
@@ -72,36 +74,38 @@ type bucketSearch struct {
 	nodes   int64
 }
 
-func newBucketSearch(b *problem.Buckets, limits problem.Limits) *bucketSearch {
-	s := &bucketSearch{
-		buckets: b, nodeLimit: limits.Nodes, best: math.MaxInt64, bound: math.MaxInt64,
-		most: spent{b.MaxBytes, int64(b.MaxGraphs), b.MaxOpenNS},
+// newBucketSearch makes a search without a solution.
+func newBucketSearch(posed *problem.Buckets, limits problem.Limits) *bucketSearch {
+	out := &bucketSearch{
+		buckets: posed, nodeLimit: limits.Nodes, best: math.MaxInt64, bound: math.MaxInt64,
+		most: spent{posed.MaxBytes, int64(posed.MaxGraphs), posed.MaxOpenNS},
 	}
-	for d := range s.most {
-		if s.most[d] == 0 {
-			s.most[d] = math.MaxInt64
+	for limit := range out.most {
+		if out.most[limit] == 0 {
+			out.most[limit] = math.MaxInt64
 		}
 	}
-	if s.nodeLimit == 0 {
-		s.nodeLimit = defaultBucketNodes
+	if out.nodeLimit == 0 {
+		out.nodeLimit = defaultBucketNodes
 	}
-	for i, size := range b.Sizes {
+	for i, size := range posed.Sizes {
 		if !size.Infeasible {
-			s.size, s.rows, s.cost = append(s.size, i), append(s.rows, size.Rows), append(s.cost, size.CostNS)
+			out.size, out.rows = append(out.size, i), append(out.rows, size.Rows)
+			out.cost = append(out.cost, size.CostNS)
 		}
 	}
-	candidates := len(s.size)
-	s.mass, s.upTo, s.least = make([]int64, candidates), make([]int64, candidates+1), make([]int64, candidates)
+	candidates := len(out.size)
+	out.mass, out.upTo, out.least = make([]int64, candidates), make([]int64, candidates+1), make([]int64, candidates)
 	if candidates > 0 {
-		s.holds = make([]int32, s.rows[candidates-1]+1)
-		for tokens, i := 0, 0; tokens < len(s.holds); tokens++ {
-			for s.rows[i] < tokens {
+		out.holds = make([]int32, out.rows[candidates-1]+1)
+		for tokens, i := 0, 0; tokens < len(out.holds); tokens++ {
+			for out.rows[i] < tokens {
 				i++
 			}
-			s.holds[tokens] = int32(i)
+			out.holds[tokens] = int32(i)
 		}
 	}
-	return s
+	return out
 }
 
 // fold cuts the prompts at a candidate. It returns a bound of their cost: that with any number of buckets.

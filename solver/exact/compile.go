@@ -95,29 +95,29 @@ type row struct {
 }
 
 // compile prepares a valid joint problem.
-func compile(j *problem.Joint) (*prepared, error) {
-	c := &prepared{joint: j, parts: make([]jointPart, len(j.Parts))}
+func compile(joint *problem.Joint) (*prepared, error) {
+	prep := &prepared{joint: joint, parts: make([]jointPart, len(joint.Parts))}
 	items := 0
-	for p := range j.Parts {
+	for p := range joint.Parts {
 		var err error
-		if c.parts[p].sets, err = processorSets(j.Parts[p].Partition); err != nil {
+		if prep.parts[p].sets, err = processorSets(joint.Parts[p].Partition); err != nil {
 			return nil, err
 		}
-		for _, source := range j.Parts[p].Partition.Chains {
+		for _, source := range joint.Parts[p].Partition.Chains {
 			items += len(source.Items)
 		}
 	}
 	// Values stay near 2^50, and what multipliers add to all items together below 2^60: no sum overflows.
-	worst := worstMeasure(j)
-	c.shift = 50 - bits.Len64(uint64(worst))
-	c.worst = c.scale(int64(worst)) + 1
-	c.clamp = min(int64(1)<<50, int64(1)<<60/int64(items+1))
+	worst := worstMeasure(joint)
+	prep.shift = 50 - bits.Len64(uint64(worst))
+	prep.worst = prep.scale(int64(worst)) + 1
+	prep.clamp = min(int64(1)<<50, int64(1)<<60/int64(items+1))
 
 	// Rows first, then items, then assets (which need both), and at last what can be left out.
-	c.addRows()
-	c.addAssets(c.addParts())
-	for _, it := range c.items {
-		c.reduce(it)
+	prep.addRows()
+	prep.addAssets(prep.addParts())
+	for _, it := range prep.items {
+		prep.reduce(it)
 		it.least = 1
 		if len(it.keep) > 0 {
 			least := it.base[it.keep[0]]
@@ -127,20 +127,20 @@ func compile(j *problem.Joint) (*prepared, error) {
 			it.least += float64(least)
 		}
 	}
-	c.slack = int64(len(c.items)+len(c.assets)) + 4
-	return c, nil
+	prep.slack = int64(len(prep.items)+len(prep.assets)) + 4
+	return prep, nil
 }
 
 // worstMeasure returns an upper bound of the measure of any solution.
-func worstMeasure(j *problem.Joint) (worst float64) {
-	if j.Minimise == problem.Memory {
-		for a := range j.Assets {
-			worst += float64(j.Assets[a].Bytes)
+func worstMeasure(joint *problem.Joint) (worst float64) {
+	if joint.Minimise == problem.Memory {
+		for a := range joint.Assets {
+			worst += float64(joint.Assets[a].Bytes)
 		}
 		return worst
 	}
-	for p := range j.Parts {
-		worst += partWorst(&j.Parts[p], j.Minimise == problem.Energy)
+	for p := range joint.Parts {
+		worst += partWorst(&joint.Parts[p], joint.Minimise == problem.Energy)
 	}
 	return worst
 }
@@ -190,7 +190,7 @@ func (c *prepared) bound(scaled int64) int64 {
 
 // addRows lists the limits that some choices can break.
 func (c *prepared) addRows() {
-	j := c.joint
+	joint := c.joint
 	add := func(kind problem.LimitKind, index int, limit, all int64) int {
 		if limit == 0 || all <= limit {
 			return -1
@@ -199,31 +199,31 @@ func (c *prepared) addRows() {
 		return len(c.rows) - 1
 	}
 	var bytes, open int64
-	region, graphs := make([]int64, len(j.Regions)), make([]int64, len(j.Regions))
-	for a := range j.Assets {
-		asset := &j.Assets[a]
+	region, graphs := make([]int64, len(joint.Regions)), make([]int64, len(joint.Regions))
+	for a := range joint.Assets {
+		asset := &joint.Assets[a]
 		bytes, open = bytes+asset.Bytes, open+asset.OpenNS
 		region[asset.Region] += asset.Bytes
 		graphs[asset.Region] += int64(asset.Graphs)
 	}
-	if j.MaxBytes > 0 {
+	if joint.MaxBytes > 0 {
 		// Resident bytes above the limit were refused before.
-		if left := j.MaxBytes - j.Resident; bytes > left {
+		if left := joint.MaxBytes - joint.Resident; bytes > left {
 			c.rows = append(c.rows, row{problem.LimitBytes, 0, left})
 		}
 	}
-	add(problem.LimitOpenNS, 0, j.MaxOpenNS, open)
+	add(problem.LimitOpenNS, 0, joint.MaxOpenNS, open)
 	// A region limits the bytes and the number of graphs of what opens in it.
-	for r := range j.Regions {
-		add(problem.LimitRegionBytes, r, j.Regions[r].MaxBytes, region[r])
-		add(problem.LimitRegionGraphs, r, int64(j.Regions[r].MaxGraphs), graphs[r])
+	for r := range joint.Regions {
+		add(problem.LimitRegionBytes, r, joint.Regions[r].MaxBytes, region[r])
+		add(problem.LimitRegionGraphs, r, int64(joint.Regions[r].MaxGraphs), graphs[r])
 	}
 	c.assetRows = len(c.rows)
-	for p := range j.Parts {
-		c.parts[p].rowTime = add(problem.LimitPartNS, p, j.Parts[p].MaxNS, math.MaxInt64)
+	for p := range joint.Parts {
+		c.parts[p].rowTime = add(problem.LimitPartNS, p, joint.Parts[p].MaxNS, math.MaxInt64)
 	}
-	c.timeRow = add(problem.LimitTimeNS, 0, j.MaxTimeNS, math.MaxInt64)
-	c.energyRow = add(problem.LimitEnergyNJ, 0, j.MaxEnergyNJ, math.MaxInt64)
+	c.timeRow = add(problem.LimitTimeNS, 0, joint.MaxTimeNS, math.MaxInt64)
+	c.energyRow = add(problem.LimitEnergyNJ, 0, joint.MaxEnergyNJ, math.MaxInt64)
 }
 
 // pathRows reports whether there are limits on times or energy.
@@ -261,37 +261,37 @@ func (c *prepared) addParts() (users [][]int32) {
 	return users
 }
 
-// newItem prepares item i of chain k of part p.
-func (c *prepared) newItem(p, k, i int, classes *chainClasses) *jointItem {
-	part := &c.joint.Parts[p]
-	source := &part.Partition.Chains[k]
-	from := &source.Items[i]
-	it := &jointItem{part: p, chain: k, index: i}
+// newItem prepares an item, by the numbers of its part, of its chain there and of the item in that.
+func (c *prepared) newItem(partAt, chainAt, itemAt int, classes *chainClasses) *jointItem {
+	part := &c.joint.Parts[partAt]
+	source := &part.Partition.Chains[chainAt]
+	from := &source.Items[itemAt]
+	it := &jointItem{part: partAt, chain: chainAt, index: itemAt}
 	repeat := int64(source.Repeat)
-	for q := range from.Choices {
-		choice := &from.Choices[q]
+	for at := range from.Choices {
+		choice := &from.Choices[at]
 		it.timeNS = append(it.timeNS, repeat*choice.CostNS)
 		it.energyNJ = append(it.energyNJ, part.Weight*repeat*choice.EnergyNJ)
 		switch c.joint.Minimise {
 		case problem.Memory:
 			it.base = append(it.base, 0)
 		case problem.Energy:
-			it.base = append(it.base, c.scale(it.energyNJ[q]))
+			it.base = append(it.base, c.scale(it.energyNJ[at]))
 		default:
-			it.base = append(it.base, c.scale(part.Weight*it.timeNS[q]))
+			it.base = append(it.base, c.scale(part.Weight*it.timeNS[at]))
 		}
 		it.procs = append(it.procs, mask(choice.Procs))
-		it.before = append(it.before, classes.before[i].to[choice.Before])
-		it.after = append(it.after, classes.after[i].to[choice.After])
+		it.before = append(it.before, classes.before[itemAt].to[choice.Before])
+		it.after = append(it.after, classes.after[itemAt].to[choice.After])
 	}
 	// The edge into the item, between merged classes. The last item of a chain that repeats leads into the first.
 	it.cost = slices.Clone(it.base)
 	if len(from.EdgeNS) > 0 {
-		prev := (i + len(source.Items) - 1) % len(source.Items)
-		times := edgeTimes(source, i)
-		for _, a := range classes.after[prev].class {
-			for _, b := range classes.before[i].class {
-				ns := times * from.EdgeNS[a][b]
+		prev := (itemAt + len(source.Items) - 1) % len(source.Items)
+		times := edgeTimes(source, itemAt)
+		for _, left := range classes.after[prev].class {
+			for _, read := range classes.before[itemAt].class {
+				ns := times * from.EdgeNS[left][read]
 				it.edgeNS = append(it.edgeNS, ns)
 				if c.joint.Minimise == problem.Energy || c.joint.Minimise == problem.Memory {
 					ns = 0
@@ -372,9 +372,9 @@ func (c *prepared) sourceChoices(it *jointItem) []problem.Choice {
 // mergeAssets merges assets that the same choices name, and leaves out those that no limit binds. It returns the number
 // of each asset's merged one, -1 where there is none.
 func (c *prepared) mergeAssets(users [][]int32) (merged []int32) {
-	j := c.joint
+	joint := c.joint
 	// Assets named by the same choices open together, so that one number can stand for them.
-	signatures := make([][]byte, len(j.Assets)) // the choices that name an asset
+	signatures := make([][]byte, len(joint.Assets)) // the choices that name an asset
 	for n, it := range c.items {
 		for q, choice := range c.sourceChoices(it) {
 			for _, asset := range choice.Assets {
@@ -383,45 +383,46 @@ func (c *prepared) mergeAssets(users [][]int32) (merged []int32) {
 			}
 		}
 	}
-	merged = make([]int32, len(j.Assets))
+	merged = make([]int32, len(joint.Assets))
 	seen := map[string]int32{}
-	for a := range j.Assets {
-		merged[a] = -1
+	for at := range joint.Assets {
+		merged[at] = -1
 		size := make([]int64, c.assetRows)
 		for r, row := range c.rows[:c.assetRows] {
-			size[r] = takenOf(&j.Assets[a], problem.Limit{Kind: row.kind, Index: row.index})
+			size[r] = takenOf(&joint.Assets[at], problem.Limit{Kind: row.kind, Index: row.index})
 		}
 		// An asset matters where the measure counts its bytes, or where some row limits it.
-		counts := j.Minimise == problem.Memory && j.Assets[a].Bytes != 0
+		counts := joint.Minimise == problem.Memory && joint.Assets[at].Bytes != 0
 		limited := slices.ContainsFunc(size, func(n int64) bool { return n != 0 })
-		if len(users[a]) == 0 || !counts && !limited {
+		if len(users[at]) == 0 || !counts && !limited {
 			continue
 		}
-		number, ok := seen[string(signatures[a])]
+		number, ok := seen[string(signatures[at])]
 		if !ok {
 			number = int32(len(c.assets))
-			seen[string(signatures[a])] = number
-			c.assets = append(c.assets, jointAsset{size: make([]int64, c.assetRows), users: users[a]})
+			seen[string(signatures[at])] = number
+			c.assets = append(c.assets, jointAsset{size: make([]int64, c.assetRows), users: users[at]})
 		}
-		merged[a] = number
+		merged[at] = number
 		for r := range size {
 			c.assets[number].size[r] += size[r]
 		}
-		if j.Minimise == problem.Memory {
-			c.assets[number].fixed += c.scale(j.Assets[a].Bytes)
+		if joint.Minimise == problem.Memory {
+			c.assets[number].fixed += c.scale(joint.Assets[at].Bytes)
 		}
 	}
 	return merged
 }
 
-// linkItem lists the merged assets that the choices of item n name, with a link to each that other items use too.
-func (c *prepared) linkItem(n int32, it *jointItem, merged []int32) {
+// linkItem lists the merged assets that the choices of an item name, with a link to each that other items use too. user
+// is the item's number.
+func (c *prepared) linkItem(user int32, it *jointItem, merged []int32) {
 	choices := c.sourceChoices(it)
 	local := map[int32]int32{} // index into uses
 	it.use = make([][]int32, len(choices))
-	for q := range choices {
-		for _, a := range choices[q].Assets {
-			number := merged[a]
+	for choice := range choices {
+		for _, asset := range choices[choice].Assets {
+			number := merged[asset]
 			if number < 0 {
 				continue
 			}
@@ -429,22 +430,22 @@ func (c *prepared) linkItem(n int32, it *jointItem, merged []int32) {
 			if !ok {
 				use = int32(len(it.uses))
 				local[number] = use
-				it.uses = append(it.uses, itemUse{asset: number, link: c.newLink(number, n)})
+				it.uses = append(it.uses, itemUse{asset: number, link: c.newLink(number, user)})
 			}
-			if !slices.Contains(it.use[q], use) {
-				it.use[q] = append(it.use[q], use)
+			if !slices.Contains(it.use[choice], use) {
+				it.use[choice] = append(it.use[choice], use)
 			}
 		}
-		slices.Sort(it.use[q])
+		slices.Sort(it.use[choice])
 	}
 	it.has, it.namedBy = make([][]bool, len(it.uses)), make([][]int32, len(it.uses))
 	for use := range it.has {
 		it.has[use] = make([]bool, len(choices))
 	}
-	for q, list := range it.use {
+	for choice, list := range it.use {
 		for _, use := range list {
-			it.has[use][q] = true
-			it.namedBy[use] = append(it.namedBy[use], int32(q))
+			it.has[use][choice] = true
+			it.namedBy[use] = append(it.namedBy[use], int32(choice))
 		}
 	}
 }
@@ -486,9 +487,9 @@ func (c *prepared) reduce(it *jointItem) {
 	})
 }
 
-// replaces reports whether choice y of an item is never needed because of choice x: x hands over alike, takes no more
-// of anything, and either takes less of the measure or comes first.
-func (c *prepared) replaces(it *jointItem, x, y int32) bool {
+// replaces reports whether a choice of an item is never needed because of another one. That one hands over alike, takes
+// no more of anything, and either takes less of the measure or comes first.
+func (c *prepared) replaces(it *jointItem, other, choice int32) bool {
 	part := &c.joint.Parts[it.part]
 	value := it.base
 	if c.shift < 0 { // rounded
@@ -497,16 +498,18 @@ func (c *prepared) replaces(it *jointItem, x, y int32) bool {
 		}
 	}
 	timed := c.joint.MaxTimeNS > 0 || part.MaxNS > 0
-	cheaper := value[x] < value[y] && part.Weight > 0
+	cheaper := value[other] < value[choice] && part.Weight > 0
 	switch {
-	case it.before[x] != it.before[y], it.after[x] != it.after[y], value[x] > value[y]:
+	case it.before[other] != it.before[choice], it.after[other] != it.after[choice], value[other] > value[choice]:
 		return false
-	case timed && it.timeNS[x] > it.timeNS[y], c.joint.MaxEnergyNJ > 0 && it.energyNJ[x] > it.energyNJ[y]:
+	case timed && it.timeNS[other] > it.timeNS[choice]:
 		return false
-	case len(part.Partition.Conflicts) > 0 && it.procs[x]&^it.procs[y] != 0:
+	case c.joint.MaxEnergyNJ > 0 && it.energyNJ[other] > it.energyNJ[choice]:
+		return false
+	case len(part.Partition.Conflicts) > 0 && it.procs[other]&^it.procs[choice] != 0:
 		return false
 	}
-	return (x < y || cheaper) && subset(it.use[x], it.use[y])
+	return (other < choice || cheaper) && subset(it.use[other], it.use[choice])
 }
 
 // subset reports whether all of part, ascending, is in whole, ascending.

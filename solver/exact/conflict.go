@@ -12,23 +12,23 @@ import (
 const conflictNodes = 400
 
 // noUse returns the use of an instance in which nothing is chosen yet. Joint.Limits lists the limits with it.
-func noUse(j *problem.Joint) *problem.Use {
+func noUse(joint *problem.Joint) *problem.Use {
 	return &problem.Use{
-		PartNS: make([]int64, len(j.Parts)), RegionBytes: make([]int64, len(j.Regions)),
-		RegionGraphs: make([]int64, len(j.Regions)),
+		PartNS: make([]int64, len(joint.Parts)), RegionBytes: make([]int64, len(joint.Regions)),
+		RegionGraphs: make([]int64, len(joint.Regions)),
 	}
 }
 
 // conflict names limits of an infeasible instance that cannot be kept together. If one limit alone cannot be kept, it
 // is the answer. Otherwise a deletion filter finds an irreducible infeasible subset: it removes limits as long as the
 // others are proved to be infeasible.
-func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
+func conflict(ctx context.Context, joint *problem.Joint) ([]problem.Limit, error) {
 	// A limit that no choices keep is the whole reason.
-	limits := j.Limits(noUse(j))
+	limits := joint.Limits(noUse(joint))
 	for i := range limits {
 		limit := &limits[i]
 		var err error
-		if limit.Need, err = least(ctx, j, *limit); err != nil {
+		if limit.Need, err = least(ctx, joint, *limit); err != nil {
 			return nil, err
 		}
 		if limit.Need > limit.Max {
@@ -38,7 +38,7 @@ func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 	// Each limit by itself can be kept: a limit stays only if the others alone were not proved to be infeasible.
 	for i := 0; i < len(limits) && len(limits) > 1; {
 		fewer := slices.Delete(slices.Clone(limits), i, i+1)
-		_, err := solveJoint(ctx, only(j, fewer), problem.Limits{Nodes: conflictNodes}, true)
+		_, err := solveJoint(ctx, only(joint, fewer), problem.Limits{Nodes: conflictNodes}, true)
 		switch {
 		case errors.Is(err, errNone):
 			limits = fewer
@@ -54,9 +54,9 @@ func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 // hopeless returns a limit on a time or on energy that even the choices with the least time or energy break, nil if
 // there is none. Without limits the parts are independent, so these choices are found at once, while a search under
 // limits would take long.
-func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
+func hopeless(ctx context.Context, joint *problem.Joint) ([]problem.Limit, error) {
 	uses := map[problem.Measure]problem.Use{}
-	for _, limit := range j.Limits(noUse(j)) {
+	for _, limit := range joint.Limits(noUse(joint)) {
 		measure := problem.Time
 		switch limit.Kind {
 		case problem.LimitPartNS, problem.LimitTimeNS:
@@ -67,7 +67,7 @@ func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 		}
 		use, ok := uses[measure]
 		if !ok {
-			unlimited := only(j, nil)
+			unlimited := only(joint, nil)
 			unlimited.Minimise = measure
 			for p := range unlimited.Parts { // a part that counts for nothing in the objective has a limit all the same
 				unlimited.Parts[p].Weight = max(1, unlimited.Parts[p].Weight)
@@ -76,7 +76,7 @@ func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 			if err != nil || solution.Status != problem.Optimal {
 				return nil, err
 			}
-			use = j.Use(solution.Choices)
+			use = joint.Use(solution.Choices)
 			uses[measure] = use
 		}
 		switch limit.Kind {
@@ -95,9 +95,9 @@ func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 }
 
 // only returns the instance with these limits and no others.
-func only(j *problem.Joint, limits []problem.Limit) *problem.Joint {
-	out := *j
-	out.Parts, out.Regions = slices.Clone(j.Parts), slices.Clone(j.Regions)
+func only(joint *problem.Joint, limits []problem.Limit) *problem.Joint {
+	out := *joint
+	out.Parts, out.Regions = slices.Clone(joint.Parts), slices.Clone(joint.Regions)
 	out.MaxBytes, out.MaxOpenNS, out.MaxEnergyNJ, out.MaxTimeNS = 0, 0, 0, 0
 	for p := range out.Parts {
 		out.Parts[p].MaxNS = 0
@@ -128,8 +128,8 @@ func only(j *problem.Joint, limits []problem.Limit) *problem.Joint {
 
 // least returns a lower bound of what any choices take of a limit, if no other limit holds. For limits over assets it
 // minimises memory in an instance whose assets have as bytes what they take of the limit.
-func least(ctx context.Context, j *problem.Joint, limit problem.Limit) (int64, error) {
-	relaxed := only(j, nil)
+func least(ctx context.Context, joint *problem.Joint, limit problem.Limit) (int64, error) {
+	relaxed := only(joint, nil)
 	relaxed.Minimise = problem.Time
 	resident := int64(0)
 	switch limit.Kind {
@@ -140,12 +140,12 @@ func least(ctx context.Context, j *problem.Joint, limit problem.Limit) (int64, e
 		relaxed.Minimise = problem.Energy
 	default:
 		relaxed.Minimise = problem.Memory
-		relaxed.Assets = slices.Clone(j.Assets)
+		relaxed.Assets = slices.Clone(joint.Assets)
 		for a := range relaxed.Assets {
-			relaxed.Assets[a].Bytes = takenOf(&j.Assets[a], limit)
+			relaxed.Assets[a].Bytes = takenOf(&joint.Assets[a], limit)
 		}
 		if limit.Kind == problem.LimitBytes {
-			resident = j.Resident
+			resident = joint.Resident
 		}
 	}
 	solution, err := solveJoint(ctx, relaxed, problem.Limits{Nodes: conflictNodes}, false)

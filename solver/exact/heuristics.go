@@ -312,25 +312,25 @@ func (s *search) opened(choices []int) []bool {
 // cheapest offers solutions that take little of the limits. Each limit is priced so that all of it costs as much as the
 // worst solution, times a factor: one for limits over assets, one for limits over paths.
 func (s *search) cheapest(root *treeNode, assets, paths float64) {
-	n := root.child()
+	node := root.child()
 	for k := range s.prep.rows {
-		n.mult[k] = float64(s.prep.worst) / float64(max(s.prep.rows[k].cap, 1))
+		node.mult[k] = float64(s.prep.worst) / float64(max(s.prep.rows[k].cap, 1))
 		if k < s.prep.assetRows {
-			n.mult[k] *= assets
+			node.mult[k] *= assets
 		} else {
-			n.mult[k] *= paths
+			node.mult[k] *= paths
 		}
 	}
 	for a := range s.prep.assets {
 		asset := &s.prep.assets[a]
-		asset.price = s.prep.priceOf(n, asset)
-		s.prep.portion(n, asset)
+		asset.price = s.prep.priceOf(node, asset)
+		s.prep.portion(node, asset)
 	}
-	s.relax.permit(n.allowed, false)
-	if s.relax.evaluate(n) != unreachable {
-		s.relax.usage(n)
+	s.relax.permit(node.allowed, false)
+	if s.relax.evaluate(node) != unreachable {
+		s.relax.usage(node)
 		s.tryRelaxed()
-		s.repair(n)
+		s.repair(node)
 	}
 }
 
@@ -338,15 +338,15 @@ func (s *search) cheapest(root *treeNode, assets, paths float64) {
 // They open assets that do not fit together but are all worth their bytes.
 func (s *search) discount(root *treeNode) {
 	for _, factor := range []float64{1, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.5} {
-		n := root.child()
+		node := root.child()
 		for k := range s.prep.rows {
-			s.relax.price(n, k, n.mult[k]*factor)
+			s.relax.price(node, k, node.mult[k]*factor)
 		}
-		s.relax.permit(n.allowed, false)
-		if s.ctx.Err() != nil || s.relax.evaluate(n) == unreachable {
+		s.relax.permit(node.allowed, false)
+		if s.ctx.Err() != nil || s.relax.evaluate(node) == unreachable {
 			return
 		}
-		s.relax.usage(n)
+		s.relax.usage(node)
 		s.tryRelaxed()
 		before := s.value
 		if s.repair(root); s.value < before || factor == 1 {

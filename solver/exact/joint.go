@@ -15,30 +15,30 @@ import (
 // Limits.Nodes bounds the nodes visited to find and prove the optimum (0: a second or two of work). It also bounds
 // those of a second search, for the lexicographically first of the optimal solutions. A solution that is optimal but
 // not proved to be that first one is Feasible, with its objective as bound.
-func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
-	if err := j.Validate(); err != nil {
+func (Engine) Joint(ctx context.Context, joint *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
+	if err := joint.Validate(); err != nil {
 		return problem.JointSolution{}, err
 	}
-	for p := range j.Parts {
-		if _, err := processorSets(j.Parts[p].Partition); err != nil {
-			limit := problem.Limit{Kind: problem.LimitProcs, Index: p, Name: j.Parts[p].Partition.Name, Need: 1}
+	for p := range joint.Parts {
+		if _, err := processorSets(joint.Parts[p].Partition); err != nil {
+			limit := problem.Limit{Kind: problem.LimitProcs, Index: p, Name: joint.Parts[p].Partition.Name, Need: 1}
 			return problem.JointSolution{}, diag.New(diag.ClassInfeasible, "%v: %w", err,
 				&problem.InfeasibleError{Limits: []problem.Limit{limit}})
 		}
 	}
 	// A limit on time or energy that no choices keep is found at once; a search would take long to prove it.
-	why, err := hopeless(ctx, j)
+	why, err := hopeless(ctx, joint)
 	infeasible := why != nil
 	var solution problem.JointSolution
 	if err == nil && !infeasible {
-		solution, err = solveJoint(ctx, j, limits, false)
+		solution, err = solveJoint(ctx, joint, limits, false)
 	}
 	if errors.Is(err, errNone) {
-		why, err = conflict(ctx, j)
+		why, err = conflict(ctx, joint)
 		infeasible = err == nil
 	}
 	if infeasible {
-		err = diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &problem.InfeasibleError{Limits: why})
+		err = diag.New(diag.ClassInfeasible, "joint %q: %w", joint.Name, &problem.InfeasibleError{Limits: why})
 	}
 	return solution, err
 }
@@ -49,63 +49,63 @@ var errNone = errors.New("no solution")
 // solveJoint solves a valid instance: first heuristics, then the bound of the root, then the search, and at last the
 // search for the first of the optimal solutions. With anyOne it returns the first solution that it finds.
 func solveJoint(
-	ctx context.Context, j *problem.Joint, limits problem.Limits, anyOne bool,
+	ctx context.Context, joint *problem.Joint, limits problem.Limits, anyOne bool,
 ) (problem.JointSolution, error) {
-	if j.MaxBytes > 0 && j.Resident > j.MaxBytes {
+	if joint.MaxBytes > 0 && joint.Resident > joint.MaxBytes {
 		return problem.JointSolution{}, errNone
 	}
-	prep, err := compile(j)
+	prep, err := compile(joint)
 	if err != nil {
 		return problem.JointSolution{}, err
 	}
-	s := newSearch(ctx, prep)
-	s.most, s.cutoff = limits.Bytes, limits.Most
+	search := newSearch(ctx, prep)
+	search.most, search.cutoff = limits.Bytes, limits.Most
 	root := prep.root()
 	if slices.ContainsFunc(root.allowed, func(list []int32) bool { return len(list) == 0 }) {
 		return problem.JointSolution{}, errNone
 	}
-	s.start(limits.Start)
+	search.start(limits.Start)
 	// Without prices: the optimum where no limit binds.
-	s.relax.permit(root.allowed, false)
-	root.bound = s.relax.evaluate(root)
+	search.relax.permit(root.allowed, false)
+	root.bound = search.relax.evaluate(root)
 	if root.bound == unreachable {
 		return problem.JointSolution{}, errNone
 	}
-	if s.tooDear(root.bound) {
-		return s.allTooDear(), nil
+	if search.tooDear(root.bound) {
+		return search.allTooDear(), nil
 	}
-	if s.offer(s.relax.choices) && (j.Minimise != problem.Memory || anyOne) {
-		return s.solution(s.value, problem.Optimal), nil
+	if search.offer(search.relax.choices) && (joint.Minimise != problem.Memory || anyOne) {
+		return search.solution(search.value, problem.Optimal), nil
 	}
-	s.construct(root)
+	search.construct(root)
 	if err := ctx.Err(); err != nil {
-		return stopped(j, err)
+		return stopped(joint, err)
 	}
-	if anyOne && s.best != nil {
-		return s.solution(prep.bound(root.bound), problem.Feasible), nil
+	if anyOne && search.best != nil {
+		return search.solution(prep.bound(root.bound), problem.Feasible), nil
 	}
-	s.anyOne = anyOne
-	if err := s.climbRoot(root); err != nil {
-		return stopped(j, err)
+	search.anyOne = anyOne
+	if err := search.climbRoot(root); err != nil {
+		return stopped(joint, err)
 	}
-	if s.tooDear(root.bound) {
-		return s.allTooDear(), nil
+	if search.tooDear(root.bound) {
+		return search.allTooDear(), nil
 	}
 	// The root's prices now show which assets are worth their bytes. Slightly lower prices suggest further sets.
-	s.discount(root)
-	if anyOne && s.best != nil {
-		return s.solution(min(prep.bound(root.bound), s.value), problem.Feasible), nil
+	search.discount(root)
+	if anyOne && search.best != nil {
+		return search.solution(min(prep.bound(root.bound), search.value), problem.Feasible), nil
 	}
 	nodes := limits.Nodes
 	if nodes <= 0 {
 		nodes = prep.defaultNodes()
 	}
-	return s.prove(root, nodes)
+	return search.prove(root, nodes)
 }
 
 // stopped returns the answer of a solve whose context ended.
-func stopped(j *problem.Joint, err error) (problem.JointSolution, error) {
-	return problem.JointSolution{}, diag.New(diag.ClassInterrupted, "solve joint %q: %w", j.Name, err)
+func stopped(joint *problem.Joint, err error) (problem.JointSolution, error) {
+	return problem.JointSolution{}, diag.New(diag.ClassInterrupted, "solve joint %q: %w", joint.Name, err)
 }
 
 // start takes the given choices as the best solution so far, if they keep the limits.
@@ -211,8 +211,8 @@ func (s *search) openChoices() [][][][]int {
 	}
 	for i, it := range s.prep.items {
 		open := make([]bool, len(it.base))
-		for _, n := range s.queue {
-			for _, choice := range n.allowed[i] {
+		for _, node := range s.queue {
+			for _, choice := range node.allowed[i] {
 				open[choice] = true
 			}
 		}
@@ -238,14 +238,14 @@ func (s *search) solution(bound int64, status problem.Status) problem.JointSolut
 
 // root returns the node where nothing is decided: with all choices that reduce kept, all assets free, all prices 0.
 func (c *prepared) root() *treeNode {
-	n := &treeNode{
+	node := &treeNode{
 		reach: firstReach, state: make([]int8, len(c.assets)),
 		mult: make([]float64, len(c.rows)), lambda: make([]int64, len(c.links)),
 	}
 	for _, it := range c.items {
-		n.allowed = append(n.allowed, it.keep)
+		node.allowed = append(node.allowed, it.keep)
 	}
-	return n
+	return node
 }
 
 // defaultNodes limits a search to about two seconds. Large instances, and those whose every evaluation includes limits

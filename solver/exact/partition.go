@@ -28,28 +28,28 @@ const maxSets = 4096
 // Partition implements problem.Engine. Two processors on one core may not both be used in a program. Every solution
 // therefore uses processors of some largest set without such a conflict: the chains are solved once for each of these
 // sets, and the best solution is kept. The answer is always optimal.
-func (Engine) Partition(ctx context.Context, p *problem.Partition) (problem.Solution, error) {
-	if err := p.Validate(); err != nil {
+func (Engine) Partition(ctx context.Context, posed *problem.Partition) (problem.Solution, error) {
+	if err := posed.Validate(); err != nil {
 		return problem.Solution{}, err
 	}
-	sets, err := processorSets(p)
+	sets, err := processorSets(posed)
 	if err != nil {
 		return problem.Solution{}, err
 	}
-	chains := make([]*chain, len(p.Chains))
-	choices := make([][]int, len(p.Chains))
-	for k := range p.Chains {
-		chains[k] = newChain(&p.Chains[k])
-		choices[k] = make([]int, len(p.Chains[k].Items))
+	chains := make([]*chain, len(posed.Chains))
+	choices := make([][]int, len(posed.Chains))
+	for k := range posed.Chains {
+		chains[k] = newChain(&posed.Chains[k])
+		choices[k] = make([]int, len(posed.Chains[k].Items))
 	}
 	best := problem.Solution{ObjectiveNS: math.MaxInt64}
 	for _, set := range sets {
 		if err := ctx.Err(); err != nil {
-			return problem.Solution{}, diag.New(diag.ClassInterrupted, "solve partition %q: %w", p.Name, err)
+			return problem.Solution{}, diag.New(diag.ClassInterrupted, "solve partition %q: %w", posed.Name, err)
 		}
 		total := int64(0)
-		for k := range p.Chains {
-			permit(&p.Chains[k], chains[k], set)
+		for k := range posed.Chains {
+			permit(&posed.Chains[k], chains[k], set)
 			total += chains[k].solve(choices[k])
 		}
 		if total < best.ObjectiveNS || total == best.ObjectiveNS && less(choices, best.Choices) {
@@ -62,19 +62,19 @@ func (Engine) Partition(ctx context.Context, p *problem.Partition) (problem.Solu
 
 // processorSets lists the sets of processors that a partition is solved for: the largest ones without a conflict with
 // which every item can be executed.
-func processorSets(p *problem.Partition) (sets []uint64, err error) {
-	if len(p.Conflicts) == 0 {
+func processorSets(posed *problem.Partition) (sets []uint64, err error) {
+	if len(posed.Conflicts) == 0 {
 		return []uint64{math.MaxUint64}, nil
 	}
-	largest, ok := problem.IndependentSets(len(p.Procs), p.Conflicts, maxSets)
+	largest, ok := problem.IndependentSets(len(posed.Procs), posed.Conflicts, maxSets)
 	if !ok {
 		return nil, diag.New(diag.ClassInfeasible,
-			"partition %q: more than %d sets of processors without shared cores", p.Name, maxSets).
+			"partition %q: more than %d sets of processors without shared cores", posed.Name, maxSets).
 			WithHint("describe fewer processors that share cores in the SoC file")
 	}
 	blocked := "" // an item that the last set tried cannot execute
 	for _, set := range largest {
-		if name := firstBlocked(p, set); name != "" {
+		if name := firstBlocked(posed, set); name != "" {
 			blocked = name
 			continue
 		}
@@ -82,7 +82,7 @@ func processorSets(p *problem.Partition) (sets []uint64, err error) {
 	}
 	if sets == nil {
 		return nil, diag.New(diag.ClassInfeasible, "partition %q: no set of processors without shared cores "+
-			"executes every operator; %q is left over", p.Name, blocked)
+			"executes every operator; %q is left over", posed.Name, blocked)
 	}
 	return sets, nil
 }

@@ -21,16 +21,16 @@ const (
 // At its fixed points the bound is near that of the linear program. Subgradients see one path of each part and take
 // thousands of steps to get there. The pass changes the node's charges; what assets are paid beyond their price is
 // given back. A pass costs about two dynamic programs per chain and start.
-func (r *relaxation) pass(n *treeNode) {
+func (r *relaxation) pass(node *treeNode) {
 	prep := r.prep
-	r.charge(n, false)
+	r.charge(node, false)
 	if prep.links == nil {
 		return
 	}
 	for a := range prep.assets {
 		r.left[a] = prep.assets[a].price
 		for _, link := range prep.assets[a].links {
-			r.left[a] -= n.lambda[link]
+			r.left[a] -= node.lambda[link]
 		}
 	}
 	blocked := func(it chainItem) bool { return len(it.allowed) == 0 }
@@ -38,28 +38,28 @@ func (r *relaxation) pass(n *treeNode) {
 		part := &prep.parts[p]
 		for k, chain := range part.variants[r.variant[p]] {
 			if !slices.ContainsFunc(chain.items, blocked) {
-				r.sweep(n, chain, prep.items[part.chains[k]:part.chains[k]+len(chain.items)])
+				r.sweep(node, chain, prep.items[part.chains[k]:part.chains[k]+len(chain.items)])
 			}
 		}
 	}
 	for a := range prep.assets {
-		if asset := &prep.assets[a]; asset.links != nil && n.state[a] == free && r.left[a] < 0 {
-			prep.share(n, asset, float64(asset.price)/float64(asset.price-r.left[a]))
+		if asset := &prep.assets[a]; asset.links != nil && node.state[a] == free && r.left[a] < 0 {
+			prep.share(node, asset, float64(asset.price)/float64(asset.price-r.left[a]))
 		}
 	}
 }
 
 // share multiplies what the items pay for an asset by factor; together it is at most the price.
-func (c *prepared) share(n *treeNode, asset *jointAsset, factor float64) {
+func (c *prepared) share(node *treeNode, asset *jointAsset, factor float64) {
 	left := asset.price
 	for _, link := range asset.links {
-		n.lambda[link] = min(int64(float64(n.lambda[link])*factor), left)
-		left -= n.lambda[link]
+		node.lambda[link] = min(int64(float64(node.lambda[link])*factor), left)
+		left -= node.lambda[link]
 	}
 }
 
 // sweep is a pass over one chain. r.togo and r.come hold the cheapest rest and the cheapest way, one row per start.
-func (r *relaxation) sweep(n *treeNode, chain *chain, items []*jointItem) {
+func (r *relaxation) sweep(node *treeNode, chain *chain, items []*jointItem) {
 	if !chain.ranked { // else those of the last evaluation are likely enough
 		chain.rank()
 	}
@@ -89,7 +89,7 @@ func (r *relaxation) sweep(n *treeNode, chain *chain, items []*jointItem) {
 	at := 0 // of item i in a row of togo
 	for i := range chain.items {
 		top := r.itemMarginals(&chain.items[i], items[i], len(starts), r.togo[at:], width)
-		r.diffuse(n, &chain.items[i], items[i], top)
+		r.diffuse(node, &chain.items[i], items[i], top)
 		at += chain.items[i].nAfter
 		if i+1 == len(chain.items) {
 			break
@@ -125,11 +125,11 @@ func (r *relaxation) itemMarginals(it *chainItem, source *jointItem, starts int,
 }
 
 // diffuse moves charges between an item and the assets that it shares, given theta, whose least is that of choice top.
-func (r *relaxation) diffuse(n *treeNode, it *chainItem, source *jointItem, top int32) {
+func (r *relaxation) diffuse(node *treeNode, it *chainItem, source *jointItem, top int32) {
 	theta := r.theta
 	for u := range source.uses {
 		use := &source.uses[u]
-		if use.link < 0 || n.state[use.asset] != free {
+		if use.link < 0 || node.state[use.asset] != free {
 			continue
 		}
 		// The least with the asset, and the least without it: that of top, unless top names the asset.
@@ -137,7 +137,7 @@ func (r *relaxation) diffuse(n *treeNode, it *chainItem, source *jointItem, top 
 		for _, choice := range source.namedBy[u] {
 			with = min(with, theta[choice])
 		}
-		pays, left := &n.lambda[use.link], &r.left[use.asset]
+		pays, left := &node.lambda[use.link], &r.left[use.asset]
 		if with == unreachable {
 			*left += *pays
 			*pays = 0
@@ -191,51 +191,51 @@ func (r *relaxation) chargeMore(it *chainItem, source *jointItem, use int, more 
 	return top
 }
 
-// price sets the price of limit k. Items that share an asset pay the same shares of its new price.
-func (r *relaxation) price(n *treeNode, k int, mult float64) {
+// price sets the price of the limit of a row. Items that share an asset pay the same shares of its new price.
+func (r *relaxation) price(node *treeNode, row int, mult float64) {
 	prep := r.prep
 	r.old = r.old[:0]
 	for a := range prep.assets {
-		r.old = append(r.old, prep.priceOf(n, &prep.assets[a]))
+		r.old = append(r.old, prep.priceOf(node, &prep.assets[a]))
 	}
-	n.mult[k] = mult
-	if k >= prep.assetRows {
+	node.mult[row] = mult
+	if row >= prep.assetRows {
 		return
 	}
 	for a := range prep.assets {
 		asset := &prep.assets[a]
-		if asset.links == nil || n.state[a] != free {
+		if asset.links == nil || node.state[a] != free {
 			continue
 		}
-		asset.price = prep.priceOf(n, asset)
+		asset.price = prep.priceOf(node, asset)
 		if r.old[a] > 0 {
-			prep.share(n, asset, float64(asset.price)/float64(r.old[a]))
+			prep.share(node, asset, float64(asset.price)/float64(r.old[a]))
 			continue
 		}
-		prep.portion(n, asset)
+		prep.portion(node, asset)
 	}
 }
 
 // portion divides an asset's price among its items in proportion to the least that each takes of the measure: an item
 // that takes little cannot gain much by the asset either.
-func (c *prepared) portion(n *treeNode, asset *jointAsset) {
+func (c *prepared) portion(node *treeNode, asset *jointAsset) {
 	sum := 0.0
 	for _, link := range asset.links {
 		sum += c.items[c.links[link].item].least
 	}
 	left := asset.price
 	for _, link := range asset.links {
-		n.lambda[link] = min(int64(float64(asset.price)*(c.items[c.links[link].item].least/sum)), left)
-		left -= n.lambda[link]
+		node.lambda[link] = min(int64(float64(asset.price)*(c.items[c.links[link].item].least/sum)), left)
+		left -= node.lambda[link]
 	}
 }
 
 // priceOf returns what opening an asset costs.
-func (c *prepared) priceOf(n *treeNode, asset *jointAsset) int64 {
+func (c *prepared) priceOf(node *treeNode, asset *jointAsset) int64 {
 	price := asset.fixed
 	for k, size := range asset.size {
-		if n.mult[k] > 0 && size > 0 {
-			price += c.priced(size, n.mult[k])
+		if node.mult[k] > 0 && size > 0 {
+			price += c.priced(size, node.mult[k])
 		}
 	}
 	return min(price, c.clamp)
@@ -263,33 +263,33 @@ type ascent struct {
 // grows as long as it helps and shrinks when no price helps. It stops when the bound is above enough, and leaves the
 // best multipliers in the node (attain: and the choices as they give them); false when an item has no choices. found is
 // called with the choices as it goes.
-func (r *relaxation) climb(n *treeNode, evals, passes int, enough func(int64) bool, found func()) bool {
+func (r *relaxation) climb(node *treeNode, evals, passes int, enough func(int64) bool, found func()) bool {
 	for i := range r.often {
 		clear(r.often[i])
 	}
-	a := &ascent{
+	state := &ascent{
 		r: r, evals: evals, passes: passes, enough: enough, found: found,
-		best: n.child(), trial: n.child(), ok: true, up: make([]bool, len(r.prep.rows)),
+		best: node.child(), trial: node.child(), ok: true, up: make([]bool, len(r.prep.rows)),
 	}
-	if a.try(); a.ok && a.evals > 0 {
-		a.look()
+	if state.try(); state.ok && state.evals > 0 {
+		state.look()
 	}
 	// Rounds with shrinking steps. A round without gain also tries the other direction next.
-	reach := n.reach
-	for reach > leastReach && a.goesOn() {
-		if !a.round(&reach) {
+	reach := node.reach
+	for reach > leastReach && state.goesOn() {
+		if !state.round(&reach) {
 			reach /= 4
-			for k := range a.up {
-				a.up[k] = !a.up[k]
+			for k := range state.up {
+				state.up[k] = !state.up[k]
 			}
 		}
 	}
-	if !a.ok {
+	if !state.ok {
 		return false
 	}
-	n.reach = min(max(4*reach, leastReach), firstReach)
-	n.setPrices(a.best)
-	n.bound, r.attained = a.best.bound, a.last
+	node.reach = min(max(4*reach, leastReach), firstReach)
+	node.setPrices(state.best)
+	node.bound, r.attained = state.best.bound, state.last
 	return true
 }
 
@@ -360,9 +360,9 @@ func (a *ascent) round(reach *float64) (any bool) {
 }
 
 // attain has the choices as the multipliers of a node give them that has just been climbed.
-func (r *relaxation) attain(n *treeNode) {
+func (r *relaxation) attain(node *treeNode) {
 	if !r.attained {
-		r.evaluate(n)
-		r.usage(n)
+		r.evaluate(node)
+		r.usage(node)
 	}
 }

@@ -145,21 +145,21 @@ func (c *prepared) priced(amount int64, price float64) int64 {
 }
 
 // charge prices assets, choices and edges by the multipliers. Where plain is set assets cost nothing.
-func (r *relaxation) charge(n *treeNode, plain bool) {
+func (r *relaxation) charge(node *treeNode, plain bool) {
 	prep := r.prep
 	for a := range prep.assets {
-		prep.assets[a].price = prep.priceOf(n, &prep.assets[a])
+		prep.assets[a].price = prep.priceOf(node, &prep.assets[a])
 	}
-	timePrice, energyPrice := n.priceOfRow(prep.timeRow), n.priceOfRow(prep.energyRow)
+	timePrice, energyPrice := node.priceOfRow(prep.timeRow), node.priceOfRow(prep.energyRow)
 	for i, it := range prep.items {
 		part := &prep.parts[it.part]
 		// A nanosecond of the part costs its share of the limits on all times, and of the part's own.
 		coef := float64(float64(prep.joint.Parts[it.part].Weight) * timePrice)
 		if part.rowTime >= 0 {
-			coef += n.mult[part.rowTime]
+			coef += node.mult[part.rowTime]
 		}
-		r.chargeUses(n, it, plain)
-		for _, choice := range n.allowed[i] {
+		r.chargeUses(node, it, plain)
+		for _, choice := range node.allowed[i] {
 			more := int64(0)
 			for _, use := range it.use[choice] {
 				more += it.uses[use].charge
@@ -185,14 +185,14 @@ func (r *relaxation) charge(n *treeNode, plain bool) {
 }
 
 // chargeUses sets what an item's choices are charged for each asset.
-func (r *relaxation) chargeUses(n *treeNode, it *jointItem, plain bool) {
+func (r *relaxation) chargeUses(node *treeNode, it *jointItem, plain bool) {
 	for u := range it.uses {
 		use := &it.uses[u]
 		switch {
-		case plain || n.state[use.asset] != free:
+		case plain || node.state[use.asset] != free:
 			use.charge = 0
 		case use.link >= 0:
-			use.charge = n.lambda[use.link]
+			use.charge = node.lambda[use.link]
 		default:
 			use.charge = r.prep.assets[use.asset].price
 		}
@@ -231,8 +231,8 @@ func (r *relaxation) shortest() bool {
 
 // evaluate returns the bound (scaled) that the multipliers of the node give, unreachable when an item has no choices
 // left.
-func (r *relaxation) evaluate(n *treeNode) int64 {
-	r.charge(n, false)
+func (r *relaxation) evaluate(node *treeNode) int64 {
+	r.charge(node, false)
 	if !r.shortest() {
 		return unreachable
 	}
@@ -243,12 +243,12 @@ func (r *relaxation) evaluate(n *treeNode) int64 {
 		sum += least
 	}
 	for a := range prep.assets {
-		if n.state[a] == opened {
+		if node.state[a] == opened {
 			sum += prep.assets[a].price
 		}
 	}
 	// What the limits permit is given back at their prices, rounded so that the bound stays one.
-	for k, price := range n.mult {
+	for k, price := range node.mult {
 		if price > 0 {
 			refund := float64(price * float64(prep.rows[k].cap))
 			sum -= int64(refund) + 1 + int64(refund)>>50
@@ -264,7 +264,7 @@ func (r *relaxation) evaluate(n *treeNode) int64 {
 
 // usage finds what the choices use: of the rows, with shared assets counted as they are paid (rowUse, for the ascent),
 // and truly (taken, used).
-func (r *relaxation) usage(n *treeNode) {
+func (r *relaxation) usage(node *treeNode) {
 	prep := r.prep
 	clear(r.used)
 	clear(r.rowUse)
@@ -274,7 +274,7 @@ func (r *relaxation) usage(n *treeNode) {
 		timed = timed || prep.parts[p].rowTime >= 0
 	}
 	for i, it := range prep.items {
-		r.assetUse(n, it, r.choices[i])
+		r.assetUse(node, it, r.choices[i])
 		if prep.energyRow >= 0 {
 			r.rowUse[prep.energyRow] += float64(it.energyNJ[r.choices[i]])
 		}
@@ -290,7 +290,7 @@ func (r *relaxation) usage(n *treeNode) {
 	}
 	for a := range prep.assets {
 		for k, size := range prep.assets[a].size {
-			if n.state[a] == opened {
+			if node.state[a] == opened {
 				r.rowUse[k] += float64(size)
 			}
 			if r.used[a] {
@@ -301,18 +301,18 @@ func (r *relaxation) usage(n *treeNode) {
 }
 
 // assetUse adds to rowUse what one choice of an item pays for of free assets.
-func (r *relaxation) assetUse(n *treeNode, it *jointItem, choice int) {
+func (r *relaxation) assetUse(node *treeNode, it *jointItem, choice int) {
 	for _, u := range it.use[choice] {
 		use := &it.uses[u]
 		asset := &r.prep.assets[use.asset]
 		r.used[use.asset] = true
-		if n.state[use.asset] != free {
+		if node.state[use.asset] != free {
 			continue
 		}
 		part := 1.0
 		if use.link >= 0 {
 			if part = 0; asset.price > 0 {
-				part = float64(n.lambda[use.link]) / float64(asset.price)
+				part = float64(node.lambda[use.link]) / float64(asset.price)
 			}
 		}
 		for k, size := range asset.size {
@@ -348,14 +348,14 @@ func (r *relaxation) fits() bool {
 // prime gives a node without multipliers the first ones: one price for all limits that its free optimum breaks,
 // relative to what each permits. It tries powers of four until the bound falls. Items that share an asset pay by
 // portion.
-func (r *relaxation) prime(n *treeNode) {
+func (r *relaxation) prime(node *treeNode) {
 	prep := r.prep
-	best := n.child()
-	most := r.evaluate(n)
+	best := node.child()
+	most := r.evaluate(node)
 	if most == unreachable {
 		return
 	}
-	r.usage(n)
+	r.usage(node)
 	var over []int
 	for k, use := range r.rowUse {
 		if use > float64(prep.rows[k].cap) || k < prep.assetRows && r.taken[k] > prep.rows[k].cap {
@@ -365,22 +365,22 @@ func (r *relaxation) prime(n *treeNode) {
 	// The dual is concave in the prices, so the first fall ends the search; passes make that only nearly exact.
 	for price := 1.0 / (1 << 30); price <= 64; price *= 4 {
 		for _, k := range over {
-			n.mult[k] = float64(price*float64(prep.worst)) / float64(max(prep.rows[k].cap, 1))
+			node.mult[k] = float64(price*float64(prep.worst)) / float64(max(prep.rows[k].cap, 1))
 		}
 		for a := range prep.assets {
-			if asset := &prep.assets[a]; asset.links != nil && n.state[a] == free {
-				asset.price = prep.priceOf(n, asset)
-				prep.portion(n, asset)
+			if asset := &prep.assets[a]; asset.links != nil && node.state[a] == free {
+				asset.price = prep.priceOf(node, asset)
+				prep.portion(node, asset)
 			}
 		}
-		r.pass(n)
-		value := r.evaluate(n)
+		r.pass(node)
+		value := r.evaluate(node)
 		if value == unreachable || value < most {
 			break
 		}
 		most = value
-		best.setPrices(n)
+		best.setPrices(node)
 	}
-	n.setPrices(best)
-	n.bound = max(n.bound, most)
+	node.setPrices(best)
+	node.bound = max(node.bound, most)
 }

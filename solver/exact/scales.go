@@ -11,40 +11,40 @@ import (
 // the sorted samples, by dynamic programming: an interval's scale is its mean, with Cover its largest sample. The cost
 // of an interval is Monge, so the best left ends advance with the right ends and divide and conquer takes O(K n log n)
 // (Groenlund et al., arXiv 1701.07204).
-func Scales(s *problem.Scales) (problem.ScaleSolution, error) {
-	if err := s.Validate(); err != nil {
+func Scales(posed *problem.Scales) (problem.ScaleSolution, error) {
+	if err := posed.Validate(); err != nil {
 		return problem.ScaleSolution{}, err
 	}
-	c := newClusters(s)
-	n := len(c.samples)
+	state := newClusters(posed)
+	count := len(state.samples)
 	clusters := 1
-	for i := 1; i < n && clusters < s.K; i++ { // no more clusters than different samples
-		if c.samples[i] != c.samples[i-1] {
+	for i := 1; i < count && clusters < posed.K; i++ { // no more clusters than different samples
+		if state.samples[i] != state.samples[i-1] {
 			clusters++
 		}
 	}
-	c.best = make([]float64, n+1)
-	for end := 1; end <= n; end++ {
-		c.best[end] = c.cost(0, end)
+	state.best = make([]float64, count+1)
+	for end := 1; end <= count; end++ {
+		state.best[end] = state.cost(0, end)
 	}
 	// One layer of the program for each cluster more, then back along the starts that were best.
 	starts := make([][]int32, clusters) // of the last cluster of the first end samples, by number of clusters before it
 	for before := 1; before < clusters; before++ {
-		c.next, c.start = slices.Clone(c.best), make([]int32, n+1)
-		c.fill(before+1, n, before, n-1)
-		starts[before], c.best = c.start, c.next
+		state.next, state.start = slices.Clone(state.best), make([]int32, count+1)
+		state.fill(before+1, count, before, count-1)
+		starts[before], state.best = state.start, state.next
 	}
 	var out problem.ScaleSolution
-	for before, end := clusters-1, n; end > 0; before-- {
+	for before, end := clusters-1, count; end > 0; before-- {
 		start := 0
 		if before > 0 {
 			start = int(starts[before][end])
 		}
-		out.Scales = append(out.Scales, c.scale(start, end))
+		out.Scales = append(out.Scales, state.scale(start, end))
 		end = start
 	}
 	slices.Reverse(out.Scales)
-	out.MSE = s.MSEOf(out.Scales)
+	out.MSE = posed.MSEOf(out.Scales)
 	return out, nil
 }
 
@@ -60,17 +60,17 @@ type clusters struct {
 }
 
 // newClusters sorts the samples and adds up their differences from the middle one and the squares of these.
-func newClusters(s *problem.Scales) *clusters {
-	c := &clusters{cover: s.Cover, samples: slices.Clone(s.Samples)}
-	slices.Sort(c.samples)
-	n := len(c.samples)
-	c.middle = c.samples[n/2]
-	c.sum, c.squares = make([]float64, n+1), make([]float64, n+1)
-	for i, sample := range c.samples {
-		diff := sample - c.middle
-		c.sum[i+1], c.squares[i+1] = c.sum[i]+diff, c.squares[i]+float64(diff*diff)
+func newClusters(posed *problem.Scales) *clusters {
+	out := &clusters{cover: posed.Cover, samples: slices.Clone(posed.Samples)}
+	slices.Sort(out.samples)
+	n := len(out.samples)
+	out.middle = out.samples[n/2]
+	out.sum, out.squares = make([]float64, n+1), make([]float64, n+1)
+	for i, sample := range out.samples {
+		diff := sample - out.middle
+		out.sum[i+1], out.squares[i+1] = out.sum[i]+diff, out.squares[i]+float64(diff*diff)
 	}
-	return c
+	return out
 }
 
 // cost returns the squared error of samples i..j-1 as one cluster.

@@ -132,7 +132,7 @@ func (s *search) tryRelaxed() {
 // tighten is reduced-cost fixing. It removes from the node the choices whose min-marginal exceeds the best solution,
 // and decides the assets that follow. The relaxation must have been evaluated with the node's multipliers. It reports
 // whether anything changed.
-func (s *search) tighten(n *treeNode) bool {
+func (s *search) tighten(node *treeNode) bool {
 	relax := s.relax
 	room := s.limit() - relax.value // the value that the multipliers give, not the bound, which may be from others
 	changed := false
@@ -141,10 +141,10 @@ func (s *search) tighten(n *treeNode) bool {
 		s.marginals(p, relax.partMin[p]+room, fewStarts, nil)
 		for i := part.first; i < part.first+part.items; i++ {
 			tooDear := func(choice int32) bool { return relax.least[i][choice] == unreachable }
-			changed = n.forbid(i, tooDear) || changed
+			changed = node.forbid(i, tooDear) || changed
 		}
 	}
-	return s.decide(n) || changed
+	return s.decide(node) || changed
 }
 
 // forbid removes choices of item i, and reports whether there were any. Other nodes share the list: it is copied.
@@ -158,20 +158,20 @@ func (n *treeNode) forbid(i int, unwanted func(choice int32) bool) bool {
 
 // decide propagates what a node has decided, until nothing more follows: it opens the assets that every choice of some
 // item needs, closes those that no choice names, and removes choices whose assets do not fit beside the open ones.
-func (s *search) decide(n *treeNode) (changed bool) {
-	for s.settle(n) || s.fit(n) {
+func (s *search) decide(node *treeNode) (changed bool) {
+	for s.settle(node) || s.fit(node) {
 		changed = true
 	}
 	return changed
 }
 
 // settle opens the assets that every choice of some item names, and closes those that no choice names.
-func (s *search) settle(n *treeNode) (changed bool) {
+func (s *search) settle(node *treeNode) (changed bool) {
 	clear(s.named)
 	for i, it := range s.prep.items {
 		count := s.count[:len(it.uses)]
 		clear(count)
-		for _, choice := range n.allowed[i] {
+		for _, choice := range node.allowed[i] {
 			for _, use := range it.use[choice] {
 				count[use]++
 			}
@@ -181,15 +181,15 @@ func (s *search) settle(n *treeNode) (changed bool) {
 			if times > 0 {
 				s.named[asset] = true
 			}
-			if times == len(n.allowed[i]) && n.state[asset] == free {
-				n.state[asset] = opened
+			if times == len(node.allowed[i]) && node.state[asset] == free {
+				node.state[asset] = opened
 				changed = true
 			}
 		}
 	}
 	for asset, named := range s.named {
-		if !named && n.state[asset] == free {
-			n.state[asset] = closed
+		if !named && node.state[asset] == free {
+			node.state[asset] = closed
 			changed = true
 		}
 	}
@@ -197,10 +197,10 @@ func (s *search) settle(n *treeNode) (changed bool) {
 }
 
 // room returns what the assets that a node opens leave of a limit over assets.
-func (s *search) room(n *treeNode, row int) int64 {
+func (s *search) room(node *treeNode, row int) int64 {
 	room := s.prep.rows[row].cap
 	for a := range s.prep.assets {
-		if n.state[a] == opened {
+		if node.state[a] == opened {
 			room -= s.prep.assets[a].size[row]
 		}
 	}
@@ -208,29 +208,29 @@ func (s *search) room(n *treeNode, row int) int64 {
 }
 
 // fit removes the choices whose assets do not fit beside those that are open.
-func (s *search) fit(n *treeNode) (changed bool) {
-	for k := range s.prep.assetRows {
-		room := s.room(n, k)
+func (s *search) fit(node *treeNode) (changed bool) {
+	for row := range s.prep.assetRows {
+		room := s.room(node, row)
 		for i, it := range s.prep.items {
 			tooLarge := func(choice int32) bool {
 				need := int64(0)
 				for _, use := range it.use[choice] {
-					if asset := it.uses[use].asset; n.state[asset] == free {
-						need += s.prep.assets[asset].size[k]
+					if asset := it.uses[use].asset; node.state[asset] == free {
+						need += s.prep.assets[asset].size[row]
 					}
 				}
 				return need > room
 			}
-			changed = n.forbid(i, tooLarge) || changed
+			changed = node.forbid(i, tooLarge) || changed
 		}
 	}
 	return changed
 }
 
-// marginals fills least of the items of part p with min-marginals: the least cost of the part with each choice,
+// marginals fills least of the items of a part with min-marginals: the least cost of the part with each choice,
 // unreachable where that is above limit. few and lists are those of chain.marginals.
-func (s *search) marginals(p int, limit int64, few int, lists [][]int32) {
-	part := &s.prep.parts[p]
+func (s *search) marginals(number int, limit int64, few int, lists [][]int32) {
+	part := &s.prep.parts[number]
 	least := s.relax.least[part.first : part.first+part.items]
 	// Every set of processors is a variant of the part; a choice's marginal is the least over all variants.
 	for i := range least {
@@ -281,11 +281,11 @@ func shift(values [][]int64, by int64) {
 }
 
 // allFits reports whether the limits over assets hold whatever of its assets a node opens.
-func (s *search) allFits(n *treeNode) bool {
+func (s *search) allFits(node *treeNode) bool {
 	for k := range s.prep.assetRows {
 		sum := int64(0)
 		for a := range s.prep.assets {
-			if n.state[a] != closed {
+			if node.state[a] != closed {
 				sum += s.prep.assets[a].size[k]
 			}
 		}
@@ -298,7 +298,7 @@ func (s *search) allFits(n *treeNode) bool {
 
 // visit bounds a node and returns its children, none where it has no solution of interest. It alternates between
 // raising the bound and removing the choices that the bound excludes.
-func (s *search) visit(n *treeNode) (children []*treeNode) {
+func (s *search) visit(node *treeNode) (children []*treeNode) {
 	relax := s.relax
 	memory := s.prep.joint.Minimise == problem.Memory
 	steps := nodeSteps
@@ -306,35 +306,35 @@ func (s *search) visit(n *treeNode) (children []*treeNode) {
 		steps = carefulSteps
 	}
 	for round := 1; ; round++ {
-		if !s.open(n) {
+		if !s.open(node) {
 			return nil
 		}
-		relax.permit(n.allowed, false)
-		if !s.prep.pathRows() && (!memory && s.allFits(n) || !slices.Contains(n.state, free)) {
+		relax.permit(node.allowed, false)
+		if !s.prep.pathRows() && (!memory && s.allFits(node) || !slices.Contains(node.state, free)) {
 			// No limit can bind any more: the parts on their own are the optimum.
-			clear(n.mult)
-			clear(n.lambda)
-			if relax.evaluate(n) != unreachable {
+			clear(node.mult)
+			clear(node.lambda)
+			if relax.evaluate(node) != unreachable {
 				s.offer(relax.choices)
 			}
 			return nil
 		}
 		// Raise the bound, then remove what it excludes, as long as one of them gains.
-		before := n.bound
-		possible := relax.climb(n, steps, nodePasses, s.useless, s.tryRelaxed)
-		if !possible || s.useless(n.bound) || s.noBetter(n) {
+		before := node.bound
+		possible := relax.climb(node, steps, nodePasses, s.useless, s.tryRelaxed)
+		if !possible || s.useless(node.bound) || s.noBetter(node) {
 			return nil
 		}
-		relax.attain(n)
-		rising := float64(n.bound-before) > risingPart*float64(s.limit()-n.bound)
-		if !s.tighten(n) && !rising || round == nodeRounds {
+		relax.attain(node)
+		rising := float64(node.bound-before) > risingPart*float64(s.limit()-node.bound)
+		if !s.tighten(node) && !rising || round == nodeRounds {
 			break
 		}
 	}
-	if !s.open(n) {
+	if !s.open(node) {
 		return nil
 	}
-	return s.branch(n)
+	return s.branch(node)
 }
 
 // careful reports whether it pays to look longer before a node is divided: where the measure is not what the limits
@@ -354,15 +354,15 @@ type branching struct {
 
 // branch divides a node that has just been climbed. It tries several ways and takes the one that raises the bounds of
 // both children most (strong branching). Where one child has nothing of interest, it returns the other one alone.
-func (s *search) branch(n *treeNode) []*treeNode {
+func (s *search) branch(node *treeNode) []*treeNode {
 	var best []*treeNode
 	most, worse := -1.0, 0
 	enough := branchingsWorse
 	if s.careful() {
 		enough = carefulWorse
 	}
-	for _, way := range s.branchings(n) {
-		gain, left := s.tryBranching(n, way)
+	for _, way := range s.branchings(node) {
+		gain, left := s.tryBranching(node, way)
 		if len(left) < 2 {
 			return left
 		}
@@ -375,26 +375,26 @@ func (s *search) branch(n *treeNode) []*treeNode {
 	if best != nil {
 		return best
 	}
-	item, choice := s.branchChoice(n)
+	item, choice := s.branchChoice(node)
 	if item < 0 {
 		return nil // one solution, and it was offered or breaks a limit
 	}
-	one, rest := n.child(), n.child()
+	one, rest := node.child(), node.child()
 	one.allowed[item] = []int32{choice}
 	rest.forbid(item, func(other int32) bool { return other == choice })
 	return []*treeNode{one, rest}
 }
 
 // tryBranching returns the children that have something of interest, and the product of the gains of their bounds.
-func (s *search) tryBranching(n *treeNode, way branching) (gain float64, left []*treeNode) {
+func (s *search) tryBranching(node *treeNode, way branching) (gain float64, left []*treeNode) {
 	gain = 1.0
 	// A child without solutions counts as if its bound had risen to the limit.
-	for _, child := range s.divide(n, way) {
-		rise := s.limit() - n.bound
+	for _, child := range s.divide(node, way) {
+		rise := s.limit() - node.bound
 		if s.open(child) {
 			s.relax.permit(child.allowed, false)
 			if s.relax.climb(child, 1, nodePasses, s.useless, s.tryRelaxed) && !s.useless(child.bound) {
-				rise = child.bound - n.bound
+				rise = child.bound - node.bound
 				left = append(left, child)
 			}
 		}
@@ -406,15 +406,15 @@ func (s *search) tryBranching(n *treeNode, way branching) (gain float64, left []
 // branchings lists at most branchingsTried ways to branch, best score first. The score is high where the last ascent
 // did not settle: for an item whose choices differed much in what they take, or an expensive asset that was open about
 // half of the time.
-func (s *search) branchings(n *treeNode) []branching {
+func (s *search) branchings(node *treeNode) []branching {
 	var out []branching
 	for i := range s.prep.items {
-		if way := s.itemBranching(n, i); way.score > 0 && way.light != nil && way.heavy != nil {
+		if way := s.itemBranching(node, i); way.score > 0 && way.light != nil && way.heavy != nil {
 			out = append(out, way)
 		}
 	}
 	for a := range s.prep.assets {
-		if n.state[a] != free {
+		if node.state[a] != free {
 			continue
 		}
 		if share := s.openShare(a); share > 0 {
@@ -428,18 +428,18 @@ func (s *search) branchings(n *treeNode) []branching {
 
 // itemBranching divides the choices of an item into those that take at most as much of the limits as the ascent's
 // choices on average, and those that take more. The score is the mean deviation of the ascent's choices.
-func (s *search) itemBranching(n *treeNode, i int) branching {
+func (s *search) itemBranching(node *treeNode, i int) branching {
 	times, mean := 0.0, 0.0
-	for _, choice := range n.allowed[i] {
+	for _, choice := range node.allowed[i] {
 		if often := float64(s.relax.often[i][choice]); often > 0 {
 			times += often
-			mean += float64(often * s.load(n, i, choice))
+			mean += float64(often * s.load(node, i, choice))
 		}
 	}
 	mean /= max(times, 1)
 	way := branching{item: i}
-	for _, choice := range n.allowed[i] {
-		load := s.load(n, i, choice)
+	for _, choice := range node.allowed[i] {
+		load := s.load(node, i, choice)
 		way.score += float64(float64(s.relax.often[i][choice]) * math.Abs(load-mean))
 		if load <= mean {
 			way.light = append(way.light, choice)
@@ -454,11 +454,11 @@ func (s *search) itemBranching(n *treeNode, i int) branching {
 }
 
 // load returns what a choice of item i takes of the limits over undecided assets, at their prices.
-func (s *search) load(n *treeNode, i int, choice int32) float64 {
+func (s *search) load(node *treeNode, i int, choice int32) float64 {
 	sum := 0.0
 	it := s.prep.items[i]
 	for _, use := range it.use[choice] {
-		if asset := it.uses[use].asset; n.state[asset] == free {
+		if asset := it.uses[use].asset; node.state[asset] == free {
 			sum += float64(s.prep.assets[asset].price)
 		}
 	}
@@ -485,8 +485,8 @@ func (s *search) openShare(asset int) float64 {
 }
 
 // divide makes the children of a node.
-func (s *search) divide(n *treeNode, way branching) []*treeNode {
-	one, other := n.child(), n.child()
+func (s *search) divide(node *treeNode, way branching) []*treeNode {
+	one, other := node.child(), node.child()
 	if way.item >= 0 {
 		one.allowed[way.item], other.allowed[way.item] = way.light, way.heavy
 		return []*treeNode{one, other}
@@ -502,22 +502,22 @@ func (s *search) divide(n *treeNode, way branching) []*treeNode {
 
 // open reports whether a node may have solutions of interest: every item has a choice, and the opened assets keep the
 // limits. In the search for the first optimal solution the node must also be able to have an earlier one.
-func (s *search) open(n *treeNode) bool {
-	s.decide(n)
+func (s *search) open(node *treeNode) bool {
+	s.decide(node)
 	for k := range s.prep.assetRows {
-		if s.room(n, k) < 0 {
+		if s.room(node, k) < 0 {
 			return false
 		}
 	}
-	for i := range n.allowed {
-		if len(n.allowed[i]) == 0 {
+	for i := range node.allowed {
+		if len(node.allowed[i]) == 0 {
 			return false
 		}
 	}
 	// In the second search: a node's first solution takes the first choice of every item, compared with the best.
 	if s.first {
-		for i := range n.allowed {
-			if choice := int(n.allowed[i][0]); choice != s.best[i] {
+		for i := range node.allowed {
+			if choice := int(node.allowed[i][0]); choice != s.best[i] {
 				return choice < s.best[i]
 			}
 		}
@@ -528,9 +528,9 @@ func (s *search) open(n *treeNode) bool {
 
 // branchChoice returns an item with several choices, and the choice that one child tries alone. In the search for the
 // first optimal solution they are the first ones, else the item is the one whose choice changed most in the ascent.
-func (s *search) branchChoice(n *treeNode) (item int, choice int32) {
+func (s *search) branchChoice(node *treeNode) (item int, choice int32) {
 	best, item := int32(-1), -1
-	for i, allowed := range n.allowed {
+	for i, allowed := range node.allowed {
 		if len(allowed) < 2 {
 			continue
 		}
@@ -561,31 +561,31 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 		if err := s.ctx.Err(); err != nil {
 			return 0, err
 		}
-		n := s.queue[0]
+		node := s.queue[0]
 		if s.anyOne && s.best != nil {
-			return n.bound, nil
+			return node.bound, nil
 		}
-		if s.useless(n.bound) {
+		if s.useless(node.bound) {
 			s.queue = nil // and so are the others
 			break
 		}
 		// The first node has the least bound, so it decides whether anything is left to gain.
 		full := s.nodes >= limit || s.most > 0 && s.kept > s.most
-		if full && (s.first || s.best == nil || s.prep.bound(n.bound) < s.value) {
-			return n.bound, nil
+		if full && (s.first || s.best == nil || s.prep.bound(node.bound) < s.value) {
+			return node.bound, nil
 		}
 		heap.Pop(&s.queue)
-		if s.noBetter(n) {
+		if s.noBetter(node) {
 			continue
 		}
-		s.kept -= n.bytes()
+		s.kept -= node.bytes()
 		s.nodes++
-		children := s.visit(n)
+		children := s.visit(node)
 		// Every fourth node also looks for a solution, from the prices that it ended with.
 		if children != nil && s.nodes&3 == 1 && !s.first {
-			s.relax.permit(n.allowed, false)
-			if s.relax.evaluate(n) != unreachable {
-				s.relax.usage(n)
+			s.relax.permit(node.allowed, false)
+			if s.relax.evaluate(node) != unreachable {
+				s.relax.usage(node)
 				s.repair(root)
 			}
 		}
@@ -601,11 +601,11 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 
 // noBetter reports whether a node has nothing better than the best solution. It keeps such a node for the second
 // search, which looks for the first of equally good solutions.
-func (s *search) noBetter(n *treeNode) bool {
-	if s.first || s.best == nil || s.prep.bound(n.bound) < s.value {
+func (s *search) noBetter(node *treeNode) bool {
+	if s.first || s.best == nil || s.prep.bound(node.bound) < s.value {
 		return false
 	}
-	s.ties = append(s.ties, n)
+	s.ties = append(s.ties, node)
 	return true
 }
 

@@ -17,25 +17,24 @@ const maxShadowStates = 1 << 15
 type shadowState struct{ cost, use int64 }
 
 // Shadows implements problem.Engine: dynamic programming over the groups, from the last to the first, whose states are
-// what the groups behind may cost and use together (Nemhauser and Ullmann 1969). A state that another one is no dearer
-// and no greedier than leads to nothing better and is dropped; so is one with which no options of the groups in front
-// stay within the limit. The optimum is the cheapest state of all groups. Which options it is made of is found walking
+// what the groups behind may cost and use together (Nemhauser and Ullmann 1969). A state is dropped if another one costs
+// no more and uses no more, or if no options of the groups in front stay within the limit with it. The optimum is the cheapest state of all groups. Which options it is made of is found walking
 // forward: each group takes the first option that some state behind completes to the optimum, so that of equally good
 // choices the first is returned.
 //
 // Layers of one class cost alike, so that states are few; where they are more than maxShadowStates they are thinned
 // out, evenly, and the answer is Feasible with the sum of the cheapest options as its bound.
-func (Engine) Shadows(ctx context.Context, s *problem.Shadows, _ problem.Limits) (problem.ShadowSolution, error) {
-	if err := s.Validate(); err != nil {
+func (Engine) Shadows(ctx context.Context, posed *problem.Shadows, _ problem.Limits) (problem.ShadowSolution, error) {
+	if err := posed.Validate(); err != nil {
 		return problem.ShadowSolution{}, err
 	}
-	count := len(s.Groups)
+	count := len(posed.Groups)
 	spare := make([]int64, count+1) // of the limit, once the groups in front have used least
-	spare[0] = s.Max
+	spare[0] = posed.Max
 	bound := int64(0)
-	for i := range s.Groups {
+	for i := range posed.Groups {
 		least, cheapest := int64(math.MaxInt64), int64(math.MaxInt64)
-		for _, option := range s.Groups[i].Options {
+		for _, option := range posed.Groups[i].Options {
 			least, cheapest = min(least, option.Use), min(cheapest, option.Cost)
 		}
 		spare[i+1] = spare[i] - least
@@ -47,11 +46,11 @@ func (Engine) Shadows(ctx context.Context, s *problem.Shadows, _ problem.Limits)
 	var nodes int64
 	for i := count - 1; i >= 0; i-- {
 		if ctx.Err() != nil {
-			return problem.ShadowSolution{}, diag.New(diag.ClassInterrupted, "solve shadows %q: interrupted: %w", s.Name,
-				context.Cause(ctx))
+			return problem.ShadowSolution{}, diag.New(diag.ClassInterrupted, "solve shadows %q: interrupted: %w",
+				posed.Name, context.Cause(ctx))
 		}
-		all := make([]shadowState, 0, len(behind[i+1])*len(s.Groups[i].Options))
-		for _, option := range s.Groups[i].Options {
+		all := make([]shadowState, 0, len(behind[i+1])*len(posed.Groups[i].Options))
+		for _, option := range posed.Groups[i].Options {
 			for _, rest := range behind[i+1] {
 				state := shadowState{rest.cost + option.Cost, rest.use + option.Use}
 				if state.use <= spare[i] {
@@ -66,28 +65,30 @@ func (Engine) Shadows(ctx context.Context, s *problem.Shadows, _ problem.Limits)
 		}
 	}
 	if len(behind[0]) == 0 {
-		return problem.ShadowSolution{}, s.Infeasible()
+		return problem.ShadowSolution{}, posed.Infeasible()
 	}
 	target := behind[0][0] // the cheapest
 	out := problem.ShadowSolution{Objective: target.cost, Bound: target.cost, Status: problem.Optimal, Nodes: nodes}
 	if !proved {
 		out.Bound, out.Status = bound, problem.Feasible
 	}
-	room := shadowState{target.cost, s.Max}
-	for i := range s.Groups {
-		at := slices.IndexFunc(s.Groups[i].Options, func(option problem.ShadowOption) bool {
+	room := shadowState{target.cost, posed.Max}
+	for i := range posed.Groups {
+		at := slices.IndexFunc(posed.Groups[i].Options, func(option problem.ShadowOption) bool {
 			return completes(behind[i+1], room.cost-option.Cost, room.use-option.Use)
 		})
 		out.Options = append(out.Options, at)
-		room.cost -= s.Groups[i].Options[at].Cost
-		room.use -= s.Groups[i].Options[at].Use
+		room.cost -= posed.Groups[i].Options[at].Cost
+		room.use -= posed.Groups[i].Options[at].Use
 	}
 	return out, nil
 }
 
 // undominated sorts states by cost, and keeps those that use less than all cheaper ones.
 func undominated(states []shadowState) (out []shadowState) {
-	slices.SortFunc(states, func(a, b shadowState) int { return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.use, b.use)) })
+	slices.SortFunc(states, func(a, b shadowState) int {
+		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.use, b.use))
+	})
 	for _, state := range states {
 		if len(out) == 0 || state.use < out[len(out)-1].use {
 			out = append(out, state)
@@ -96,7 +97,7 @@ func undominated(states []shadowState) (out []shadowState) {
 	return out
 }
 
-// thinned keeps half of maxShadowStates, evenly, the greediest and the dearest among them.
+// thinned keeps half of maxShadowStates, evenly: among them the one that uses most and the one that costs most.
 func thinned(states []shadowState) (out []shadowState) {
 	const keep = maxShadowStates / 2
 	for i := range keep {

@@ -84,47 +84,47 @@ type tierSearch struct {
 }
 
 // newTierSearch prepares the times of all choices, and the dynamic plan as the first solution.
-func newTierSearch(ctx context.Context, p *problem.Tiers) *tierSearch {
-	s := &tierSearch{ctx: ctx, p: p, groups: p.Groups(), layers: len(p.Layers), experts: p.Experts(),
-		tiers: len(p.Capacities), chunks: p.Chunks(), most: p.MostSlots(), cutAt: map[string]bool{},
+func newTierSearch(ctx context.Context, posed *problem.Tiers) *tierSearch {
+	out := &tierSearch{ctx: ctx, p: posed, groups: posed.Groups(), layers: len(posed.Layers), experts: posed.Experts(),
+		tiers: len(posed.Capacities), chunks: posed.Chunks(), most: posed.MostSlots(), cutAt: map[string]bool{},
 		closed: math.MaxInt64}
-	choices := s.tiers + 1
-	s.leftNS = make([]int32, s.layers*s.experts*s.chunks*choices)
+	choices := out.tiers + 1
+	out.leftNS = make([]int32, out.layers*out.experts*out.chunks*choices)
 	at := 0
-	for layer := range p.Layers {
-		for _, rows := range p.Layers[layer].Rows {
+	for layer := range posed.Layers {
+		for _, rows := range posed.Layers[layer].Rows {
 			for _, routed := range rows {
 				for choice := range choices {
-					s.leftNS[at] = int32(min(p.LeftNS(routed, choice), math.MaxInt32))
+					out.leftNS[at] = int32(min(posed.LeftNS(routed, choice), math.MaxInt32))
 					at++
 				}
 			}
 		}
 	}
-	if p.Drop {
-		for layer := range p.Layers {
-			s.drops = append(s.drops, p.MostDropped(layer))
-			for expert := range s.experts {
+	if posed.Drop {
+		for layer := range posed.Layers {
+			out.drops = append(out.drops, posed.MostDropped(layer))
+			for expert := range out.experts {
 				for choice := range choices {
-					s.dropped = append(s.dropped, p.Dropped(layer, expert, choice))
+					out.dropped = append(out.dropped, posed.Dropped(layer, expert, choice))
 				}
 			}
 		}
 	}
-	s.alpha, s.dropPrice = make([]int64, s.layers*s.chunks), make([]int64, s.layers)
-	for i := range s.alpha {
-		s.alpha[i] = problem.TierOne / 2
-		if p.Serial {
-			s.alpha[i] = problem.TierOne
+	out.alpha, out.dropPrice = make([]int64, out.layers*out.chunks), make([]int64, out.layers)
+	for i := range out.alpha {
+		out.alpha[i] = problem.TierOne / 2
+		if posed.Serial {
+			out.alpha[i] = problem.TierOne
 		}
 	}
-	s.shared = sharedLimits(p)
-	s.best.Slots = make([]int, s.tiers)
-	for range s.layers {
-		s.best.Choices = append(s.best.Choices, make([]int, s.experts))
+	out.shared = sharedLimits(posed)
+	out.best.Slots = make([]int, out.tiers)
+	for range out.layers {
+		out.best.Choices = append(out.best.Choices, make([]int, out.experts))
 	}
-	s.best.Objective = p.Time(s.best.Slots, s.best.Choices)
-	return s
+	out.best.Objective = posed.Time(out.best.Slots, out.best.Choices)
+	return out
 }
 
 // left returns the control processor's times for an expert, by observed chunk and choice.

@@ -68,17 +68,17 @@ func (s *tierSearch) evaluate(slots []int) {
 	price := make([]int64, s.tiers)
 	found := s.count(slots) > 0
 	for layer := range s.layers {
-		l := s.layer(layer, slots, npu)
-		l.search()
-		copy(s.alpha[layer*s.chunks:], l.alpha)
-		s.dropPrice[layer] = l.dropPrice
-		layerBase, layerWeight := l.cut(price)
+		assign := s.layer(layer, slots, npu)
+		assign.search()
+		copy(s.alpha[layer*s.chunks:], assign.alpha)
+		s.dropPrice[layer] = assign.dropPrice
+		layerBase, layerWeight := assign.cut(price)
 		base, weight = base+layerBase, weight+layerWeight
-		if choices[layer] = l.best; l.best == nil {
+		if choices[layer] = assign.best; assign.best == nil {
 			found = false
 			continue
 		}
-		total += l.bestNS + int64(s.chunks)*s.p.LayerNS
+		total += assign.bestNS + int64(s.chunks)*s.p.LayerNS
 	}
 	s.cutAt[slotKey(slots)] = true
 	s.addCuts(base, weight, price)
@@ -90,8 +90,9 @@ func (s *tierSearch) evaluate(slots []int) {
 // search takes at most cutRounds subgradient steps. If every assignment dropped too many rows, it then raises the price
 // of a dropped row until one does not.
 func (l *layerSearch) search() {
-	s := l.s
-	alpha, dropPrice := slices.Clone(s.alpha[l.layer*s.chunks:(l.layer+1)*s.chunks]), s.dropPrice[l.layer]
+	master := l.s
+	alpha := slices.Clone(master.alpha[l.layer*master.chunks : (l.layer+1)*master.chunks])
+	dropPrice := master.dropPrice[l.layer]
 	step, since := 1.0, 0
 	for round := range cutRounds {
 		l.sumCosts(alpha, dropPrice, l.bins)
@@ -113,12 +114,12 @@ func (l *layerSearch) search() {
 		if l.best != nil && missing <= float64(l.bestNS)*(problem.TierOne/4096.0) {
 			break
 		}
-		if s.drops != nil {
+		if master.drops != nil {
 			dropPrice = l.moveDrop(dropPrice, over, step*missing)
-		} else if s.p.Serial {
+		} else if master.p.Serial {
 			break
 		}
-		if !s.p.Serial {
+		if !master.p.Serial {
 			l.moveAlpha(alpha, step*missing)
 		}
 	}
@@ -131,13 +132,13 @@ func (l *layerSearch) search() {
 
 // sumCosts sums the weighted times of the layer's experts over the observed chunks, for some choices.
 func (l *layerSearch) sumCosts(alpha []int64, dropPrice int64, of []int) {
-	s, width := l.s, l.s.tiers+1
-	for expert := range s.experts {
+	master, width := l.s, l.s.tiers+1
+	for expert := range master.experts {
 		sum := l.cost[expert*width : (expert+1)*width]
 		for _, choice := range of {
-			sum[choice] = dropPrice * s.drop(l.layer, expert, choice)
+			sum[choice] = dropPrice * master.drop(l.layer, expert, choice)
 		}
-		left := s.left(l.layer, expert)
+		left := master.left(l.layer, expert)
 		for chunk, weight := range alpha {
 			if weight == 0 {
 				continue
@@ -148,7 +149,7 @@ func (l *layerSearch) sumCosts(alpha []int64, dropPrice int64, of []int) {
 			}
 		}
 	}
-	s.work += int64(s.experts * len(of) * s.chunks)
+	master.work += int64(master.experts * len(of) * master.chunks)
 }
 
 // inOrder makes the first assignment: the largest slots go to the experts that take most time without one.
@@ -205,17 +206,17 @@ func (l *layerSearch) exchange() {
 // cheapestCycle returns the cycle of two or three bins whose moves together gain most, nil if none gains.
 func cheapestCycle(bins []int, gain []int64, width int) (cycle []int) {
 	least := int64(0)
-	for i, a := range bins {
-		for _, b := range bins[i+1:] {
-			if sum := gain[a*width+b] + gain[b*width+a]; sum < least {
-				least, cycle = sum, []int{a, b}
+	for i, first := range bins {
+		for _, second := range bins[i+1:] {
+			if sum := gain[first*width+second] + gain[second*width+first]; sum < least {
+				least, cycle = sum, []int{first, second}
 			}
-			for _, c := range bins[i+1:] {
-				if c == b {
+			for _, third := range bins[i+1:] {
+				if third == second {
 					continue
 				}
-				if sum := gain[a*width+b] + gain[b*width+c] + gain[c*width+a]; sum < least {
-					least, cycle = sum, []int{a, b, c}
+				if sum := gain[first*width+second] + gain[second*width+third] + gain[third*width+first]; sum < least {
+					least, cycle = sum, []int{first, second, third}
 				}
 			}
 		}
@@ -255,25 +256,25 @@ func negativeCycle(bins []int, gain []int64, width int) (cycle []int) {
 // keepBest finds the time of the present assignment and keeps it if that is the least so far. It returns by how many
 // rows the layer drops more than it may.
 func (l *layerSearch) keepBest() (over int64) {
-	s, width := l.s, l.s.tiers+1
+	master, width := l.s, l.s.tiers+1
 	for chunk := range l.cpu {
-		l.cpu[chunk] = s.p.CallNS
+		l.cpu[chunk] = master.p.CallNS
 	}
-	if s.drops != nil {
-		over = -s.drops[l.layer]
+	if master.drops != nil {
+		over = -master.drops[l.layer]
 	}
 	for expert, choice := range l.choices {
-		left := s.left(l.layer, expert)
+		left := master.left(l.layer, expert)
 		for chunk := range l.cpu {
 			l.cpu[chunk] += int64(left[chunk*width+choice])
 		}
-		over += s.drop(l.layer, expert, choice)
+		over += master.drop(l.layer, expert, choice)
 	}
 	total := int64(0)
 	for _, cpu := range l.cpu {
-		total += s.layerTime(l.npu, cpu)
+		total += master.layerTime(l.npu, cpu)
 	}
-	s.work += int64(s.experts * s.chunks)
+	master.work += int64(master.experts * master.chunks)
 	if over <= 0 && total < l.bestNS {
 		l.best, l.bestNS = slices.Clone(l.choices), total
 	}
@@ -293,16 +294,16 @@ func (s *tierSearch) groupWeight(alpha []int64) (sum int64) {
 
 // bound returns the value of the transportation problem, a lower bound for the layer.
 func (l *layerSearch) bound(alpha []int64, dropPrice int64) int64 {
-	s, width := l.s, l.s.tiers+1
-	value := l.npu * s.groupWeight(alpha)
+	master, width := l.s, l.s.tiers+1
+	value := l.npu * master.groupWeight(alpha)
 	for _, weight := range alpha {
-		value += weight * s.p.CallNS
+		value += weight * master.p.CallNS
 	}
 	for expert, choice := range l.choices {
 		value += l.cost[expert*width+choice]
 	}
-	if s.drops != nil {
-		value -= dropPrice * s.drops[l.layer]
+	if master.drops != nil {
+		value -= dropPrice * master.drops[l.layer]
 	}
 	return value
 }
@@ -382,7 +383,7 @@ func (l *layerSearch) moveDrop(price, over int64, missing float64) int64 {
 // groups' time, and, in prices, to the prices of slots by tier. A tier without slots gets the least price at which no
 // expert would gain by a slot of it.
 func (l *layerSearch) cut(prices []int64) (base, weight int64) {
-	s, width := l.s, l.s.tiers+1
+	master, width := l.s, l.s.tiers+1
 	all := make([]int, width)
 	for choice := range all {
 		all[choice] = choice
@@ -399,7 +400,7 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 			l.price[choice] = -dearest
 		}
 	}
-	for expert := range s.experts {
+	for expert := range master.experts {
 		cost := l.cost[expert*width : (expert+1)*width]
 		least := cost[0]
 		for _, bin := range l.bins[1:] {
@@ -416,12 +417,12 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 		prices[tier] += l.price[tier+1]
 	}
 	for _, part := range l.alpha {
-		base += part * s.p.CallNS
+		base += part * master.p.CallNS
 	}
-	if s.drops != nil {
-		base -= l.dropPrice * s.drops[l.layer]
+	if master.drops != nil {
+		base -= l.dropPrice * master.drops[l.layer]
 	}
-	return base + problem.TierOne*int64(s.chunks)*s.p.LayerNS, s.groupWeight(l.alpha)
+	return base + problem.TierOne*int64(master.chunks)*master.p.LayerNS, master.groupWeight(l.alpha)
 }
 
 // seeds returns numbers of slots to begin with. Each expert takes the choice that is cheapest by the present weights,
@@ -436,17 +437,17 @@ func (s *tierSearch) seeds() (out [][]int) {
 	}
 	for layer := range s.layers {
 		alpha := s.alpha[layer*s.chunks : (layer+1)*s.chunks]
-		l := s.layer(layer, nil, 0)
-		l.sumCosts(alpha, s.dropPrice[layer], all)
+		assign := s.layer(layer, nil, 0)
+		assign.sumCosts(alpha, s.dropPrice[layer], all)
 		weight := s.groupWeight(alpha)
 		for expert := range s.experts {
-			least, at := l.cost[expert*width], -1
+			least, at := assign.cost[expert*width], -1
 			for tier, groups := range s.groups {
 				slots := s.p.MostOf(tier)
 				if slots == 0 {
 					continue
 				}
-				if with := l.cost[expert*width+tier+1] + weight*groups.NS[slots]/int64(slots); with < least {
+				if with := assign.cost[expert*width+tier+1] + weight*groups.NS[slots]/int64(slots); with < least {
 					least, at = with, tier
 				}
 			}
@@ -512,50 +513,50 @@ type enumeration struct {
 // enumerate finds the best assignment of a layer to given slots, beginning with the one that layerSearch finds. Its
 // choices are nil if every assignment drops too many rows.
 func (s *tierSearch) enumerate(layer int, slots []int, npu int64) *enumeration {
-	e := &enumeration{s: s, layer: layer, npu: npu, room: append([]int{s.experts - s.count(slots)}, slots...),
+	out := &enumeration{s: s, layer: layer, npu: npu, room: append([]int{s.experts - s.count(slots)}, slots...),
 		best: math.MaxInt64, at: make([]int, s.experts), least: make([][]int64, s.experts+1)}
 	if s.drops != nil {
-		e.over = -s.drops[layer]
+		out.over = -s.drops[layer]
 	}
 	start := s.layer(layer, slots, npu)
 	start.search()
-	e.choices, e.best = start.best, start.bestNS
-	e.least[s.experts] = make([]int64, s.chunks)
+	out.choices, out.best = start.best, start.bestNS
+	out.least[s.experts] = make([]int64, s.chunks)
 	for expert := s.experts - 1; expert >= 0; expert-- {
-		e.least[expert] = slices.Clone(e.least[expert+1])
+		out.least[expert] = slices.Clone(out.least[expert+1])
 		for chunk := range s.chunks {
 			least := int64(math.MaxInt64)
-			for choice, room := range e.room {
+			for choice, room := range out.room {
 				if room > 0 {
 					least = min(least, int64(s.left(layer, expert)[chunk*(s.tiers+1)+choice]))
 				}
 			}
-			e.least[expert][chunk] += least
+			out.least[expert][chunk] += least
 		}
 	}
 	cpu := make([]int64, s.chunks)
 	for chunk := range cpu {
 		cpu[chunk] = s.p.CallNS
 	}
-	e.walk(0, cpu)
-	s.work += int64(e.nodes * s.chunks)
-	return e
+	out.walk(0, cpu)
+	s.work += int64(out.nodes * s.chunks)
+	return out
 }
 
 // walk tries all choices of an expert and of those after it. cpu is the time of those before it, by chunk.
 func (e *enumeration) walk(expert int, cpu []int64) {
-	s := e.s
+	master := e.s
 	if e.nodes++; e.nodes > enumeratedWork {
 		return
 	}
 	bound := int64(0)
 	for chunk, ns := range cpu {
-		bound += s.layerTime(e.npu, ns+e.least[expert][chunk])
+		bound += master.layerTime(e.npu, ns+e.least[expert][chunk])
 	}
 	if bound >= e.best || e.over > 0 {
 		return
 	}
-	if expert == s.experts {
+	if expert == master.experts {
 		e.best, e.choices = bound, slices.Clone(e.at)
 		return
 	}
@@ -565,9 +566,9 @@ func (e *enumeration) walk(expert int, cpu []int64) {
 			continue
 		}
 		for chunk := range next {
-			next[chunk] = cpu[chunk] + int64(s.left(e.layer, expert)[chunk*(s.tiers+1)+choice])
+			next[chunk] = cpu[chunk] + int64(master.left(e.layer, expert)[chunk*(master.tiers+1)+choice])
 		}
-		dropped := s.drop(e.layer, expert, choice)
+		dropped := master.drop(e.layer, expert, choice)
 		e.room[choice]--
 		e.over += dropped
 		e.at[expert] = choice
