@@ -231,15 +231,26 @@ func editProc(in *solver.Input, i int, change func(*socs.Processor)) {
 
 // schemeLimits returns the precisions that a workload permits, and those that the processors execute.
 func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
-	var out []Limit
-	text := func(list []op.Scheme) string {
-		names := make([]string, len(list))
-		for i, x := range list {
-			names[i] = string(x)
-		}
-		return "[" + strings.Join(names, ", ") + "]"
+	out := permittedSchemes(work, of)
+	if limit := executedSchemes(in); len(limit.wider) > 0 {
+		out = append(out, limit)
 	}
-	for _, ph := range []struct {
+	return out
+}
+
+// schemesText writes a list of schemes as workloads have it.
+func schemesText(list []op.Scheme) string {
+	names := make([]string, len(list))
+	for i, scheme := range list {
+		names[i] = string(scheme)
+	}
+	return "[" + strings.Join(names, ", ") + "]"
+}
+
+// permittedSchemes returns the lists of precisions of a workload. A list can be taken away, or made longer by one
+// scheme, each of which is solved for itself.
+func permittedSchemes(work *workload.Workload, of string) (out []Limit) {
+	for _, phase := range []struct {
 		name string
 		of   func(*workload.Schemes) *[]op.Scheme
 		max  float64
@@ -249,37 +260,43 @@ func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 		{"head", func(s *workload.Schemes) *[]op.Scheme { return &s.Head }, 0},
 		{"prefill_head", func(s *workload.Schemes) *[]op.Scheme { return &s.PrefillHead }, 0},
 	} {
-		list := *ph.of(&work.Schemes)
-		if len(list) == 0 && (ph.max > 0 || strings.HasSuffix(ph.name, "head")) {
+		list := *phase.of(&work.Schemes)
+		if len(list) == 0 && (phase.max > 0 || strings.HasSuffix(phase.name, "head")) {
 			continue // a limit of quality permits all
 		}
-		// A list can be taken away or made longer by one scheme, each of which is solved for itself.
-		limit := Limit{Key: "schemes." + ph.name, In: of, Value: text(list)}
+		limit := Limit{Key: "schemes." + phase.name, In: of, Value: schemesText(list)}
 		if len(list) == 0 {
 			list = []op.Scheme{op.A32W32}
 			limit.Value = "left out: a32/w32, as stored"
 		}
-		set := func(x *solver.Input, list []op.Scheme) {
-			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { *ph.of(&w.Schemes) = list })
+		set := func(in *solver.Input, list []op.Scheme) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { *phase.of(&w.Schemes) = list })
 		}
 		// Taken away means that every scheme is permitted which needs no calibration.
-		limit.without = func(x *solver.Input) { set(x, dynamic()) }
-		for _, s := range dynamic() {
-			if !slices.Contains(list, s) {
-				limit.wider = append(limit.wider,
-					wider{string(s), func(x *solver.Input) { set(x, append(slices.Clone(list), s)) }})
+		limit.without = func(in *solver.Input) { set(in, dynamic()) }
+		for _, scheme := range dynamic() {
+			if !slices.Contains(list, scheme) {
+				add := func(in *solver.Input) { set(in, append(slices.Clone(list), scheme)) }
+				limit.wider = append(limit.wider, wider{string(scheme), add})
 			}
 		}
 		out = append(out, limit)
 	}
+	return out
+}
+
+// executedSchemes returns the precisions that the processors execute. What they lack may be taught to them: how fast
+// they would be is unknown, so that only feasibility is asked.
+func executedSchemes(in *solver.Input) Limit {
 	var have []op.Scheme
-	for _, x := range op.Schemes {
-		if slices.ContainsFunc(in.SoC.Processors, func(p socs.Processor) bool { return slices.Contains(p.Schemes, x) }) {
-			have = append(have, x)
+	for _, scheme := range op.Schemes {
+		executes := func(p socs.Processor) bool { return slices.Contains(p.Schemes, scheme) }
+		if slices.ContainsFunc(in.SoC.Processors, executes) {
+			have = append(have, scheme)
 		}
 	}
-	// Processors are taught schemes that they lack. How fast they would be is unknown, so only feasibility is asked.
-	any := func(list ...op.Scheme) func(*solver.Input) {
+
+	taught := func(list ...op.Scheme) func(*solver.Input) {
 		return func(in *solver.Input) {
 			in.WhatIf.AnyScheme = true
 			for i := range in.SoC.Processors {
@@ -287,18 +304,14 @@ func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 			}
 		}
 	}
-	limit := Limit{Key: "processors.schemes",
-		In: fmt.Sprintf("SoC %q", in.SoC.Name), Value: "all of them together execute " + text(have),
-		without: any(dynamic()...)}
-	for _, s := range dynamic() {
-		if !slices.Contains(have, s) {
-			limit.wider = append(limit.wider, wider{string(s), any(s)})
+	limit := Limit{Key: "processors.schemes", In: fmt.Sprintf("SoC %q", in.SoC.Name),
+		Value: "all of them together execute " + schemesText(have), without: taught(dynamic()...)}
+	for _, scheme := range dynamic() {
+		if !slices.Contains(have, scheme) {
+			limit.wider = append(limit.wider, wider{string(scheme), taught(scheme)})
 		}
 	}
-	if len(limit.wider) > 0 {
-		out = append(out, limit)
-	}
-	return out
+	return limit
 }
 
 // dynamic returns the schemes that need no calibration.

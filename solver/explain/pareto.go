@@ -29,32 +29,7 @@ type ParetoPoint struct {
 // further efficient plans between two of them. It needs the power of every processor (ClassInput otherwise).
 func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, error) {
 	trial := newTrial(in, nil)
-	// at solves for a measure under a limit of energy in mJ, 0 for none; nil where there is no plan.
-	at := func(measure problem.Measure, limit float64) (*ParetoPoint, error) {
-		attempt, err := trial.solve(ctx, func(x *solver.Input) {
-			x.Workload = workload.Edited(x.Workload, func(work *workload.Workload) {
-				work.Minimise = measure
-				if limit > 0 && (work.Limits.EnergyMJ == 0 || limit < work.Limits.EnergyMJ) {
-					work.Limits.EnergyMJ = limit
-				}
-			})
-		})
-		if err != nil {
-			return nil, err
-		}
-		if attempt.result == nil {
-			if diag.ClassOf(attempt.err) == diag.ClassInfeasible {
-				return nil, nil
-			}
-			return nil, attempt.err
-		}
-		point := &ParetoPoint{ExpectedMS: attempt.result.ExpectedNS / 1e6, EnergyMJ: attempt.result.ExpectedNJ / 1e6,
-			LimitMJ: limit, Plan: attempt.result.Plan}
-		proof := solver.ProofOf(point.Plan.Solver)
-		point.Proved, point.Gap = proof.Open == 0, proof.Gap
-		return point, nil
-	}
-	fastest, err := at(problem.Time, 0)
+	fastest, err := trial.paretoPoint(ctx, problem.Time, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -67,31 +42,57 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 			"pareto: SoC %q does not say the power of its processors, and energy is modelled from that", in.SoC.Name).
 			WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
 	}
-	frugal, err := at(problem.Energy, 0)
+	frugal, err := trial.paretoPoint(ctx, problem.Energy, 0)
 	if err != nil {
 		return nil, err
 	}
 	points := []ParetoPoint{*fastest}
-	if frugal != nil && frugal.EnergyMJ < fastest.EnergyMJ {
-		for i := 1; i <= steps; i++ {
-			limit := fastest.EnergyMJ - float64(fastest.EnergyMJ-frugal.EnergyMJ)*float64(i)/float64(steps)
-			limit = math.Ceil(limit*1e4) / 1e4 // as people write it
-			if points[len(points)-1].EnergyMJ <= limit {
-				continue // the last one is the answer here too
-			}
-			point, err := at(problem.Time, limit)
-			if err != nil {
-				return nil, err
-			}
-			if point != nil {
-				points = append(points, *point)
-			}
-		}
-		// Solving for time under this limit gives the frugal plan again.
-		frugal.LimitMJ = math.Ceil(frugal.EnergyMJ*1e4) / 1e4
-		points = append(points, *frugal)
+	if frugal == nil || frugal.EnergyMJ >= fastest.EnergyMJ {
+		return points, nil
 	}
-	return efficient(points), nil
+	for i := 1; i <= steps; i++ {
+		limit := fastest.EnergyMJ - float64(fastest.EnergyMJ-frugal.EnergyMJ)*float64(i)/float64(steps)
+		limit = math.Ceil(limit*1e4) / 1e4 // as people write it
+		if points[len(points)-1].EnergyMJ <= limit {
+			continue // the last one is the answer here too
+		}
+		point, err := trial.paretoPoint(ctx, problem.Time, limit)
+		if err != nil {
+			return nil, err
+		}
+		if point != nil {
+			points = append(points, *point)
+		}
+	}
+	// Solving for time under this limit gives the frugal plan again.
+	frugal.LimitMJ = math.Ceil(frugal.EnergyMJ*1e4) / 1e4
+	return efficient(append(points, *frugal)), nil
+}
+
+// paretoPoint solves for a measure under a limit of energy in mJ, 0 for none. It returns nil where there is no plan.
+func (t *trial) paretoPoint(ctx context.Context, measure problem.Measure, limit float64) (*ParetoPoint, error) {
+	attempt, err := t.solve(ctx, func(in *solver.Input) {
+		in.Workload = workload.Edited(in.Workload, func(work *workload.Workload) {
+			work.Minimise = measure
+			if limit > 0 && (work.Limits.EnergyMJ == 0 || limit < work.Limits.EnergyMJ) {
+				work.Limits.EnergyMJ = limit
+			}
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if attempt.result == nil {
+		if diag.ClassOf(attempt.err) == diag.ClassInfeasible {
+			return nil, nil
+		}
+		return nil, attempt.err
+	}
+	point := &ParetoPoint{ExpectedMS: attempt.result.ExpectedNS / 1e6, EnergyMJ: attempt.result.ExpectedNJ / 1e6,
+		LimitMJ: limit, Plan: attempt.result.Plan}
+	proof := solver.ProofOf(point.Plan.Solver)
+	point.Proved, point.Gap = proof.Open == 0, proof.Gap
+	return point, nil
 }
 
 // efficient drops points that another one beats, or equals and comes before.
@@ -99,11 +100,11 @@ func efficient(points []ParetoPoint) []ParetoPoint {
 	var out []ParetoPoint
 	for i, point := range points {
 		beaten := false
-		for j, q := range points {
-			// q is no worse in both; of equal points the first stays.
-			no := q.ExpectedMS <= point.ExpectedMS && q.EnergyMJ <= point.EnergyMJ
-			same := q.ExpectedMS == point.ExpectedMS && q.EnergyMJ == point.EnergyMJ
-			beaten = beaten || no && (!same || j < i)
+		for j, other := range points {
+			// Of equal points the first stays.
+			asGood := other.ExpectedMS <= point.ExpectedMS && other.EnergyMJ <= point.EnergyMJ
+			same := other.ExpectedMS == point.ExpectedMS && other.EnergyMJ == point.EnergyMJ
+			beaten = beaten || asGood && (!same || j < i)
 		}
 		if !beaten {
 			out = append(out, point)
