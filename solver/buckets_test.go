@@ -100,3 +100,15 @@ func TestBatchesChosen(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// A call of a large model takes hours on a slow machine, and kilojoules on a fast one: sizes are chosen all the same.
+func TestSizesOfLongCalls(t *testing.T) {
+	prompts := workload.Prompts{{Tokens: 60, Share: 3}, {Tokens: 2000, Share: 1}}
+	costs := map[int]int64{1: 1 << 39, 64: 1 << 43, 512: 1 << 45, 2048: 3 << 46}
+	for most, want := range map[int][]int{1: {512}, 2: {64, 512}} {
+		rows, report, err := solveSizes(t.Context(), exact.Engine{}, poseSizes(prompts, []int{64, 512, 2048}, costs, most))
+		if err != nil || !slices.Equal(rows, want) || report.Status != "optimal" {
+			t.Errorf("at most %d: %v, %+v (%v), want %v", most, rows, report, err, want)
+		}
+	}
+}

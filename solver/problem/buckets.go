@@ -15,6 +15,7 @@ const (
 	maxSizes        = 1 << 13
 	maxTokens       = 1 << 22
 	maxLengthWeight = 1 << 40 // of all lengths together
+	maxCall         = 1 << 50 // 13 days: of one call, which executes many operators
 	maxTotal        = 1 << 60 // no objective exceeds it
 )
 
@@ -87,8 +88,8 @@ func (b *Buckets) validate() error {
 		return fmt.Errorf("at most %d buckets, %d bytes, %d graphs, %d ns: want 0 or more",
 			b.Max, b.MaxBytes, b.MaxGraphs, b.MaxOpenNS)
 	}
-	if !within(b.OneNS, 0, MaxNS) {
-		return fmt.Errorf("a row takes %d ns, want 0..%d", b.OneNS, int64(MaxNS))
+	if !within(b.OneNS, 0, maxCall) {
+		return fmt.Errorf("a row takes %d ns, want 0..%d", b.OneNS, int64(maxCall))
 	}
 	tokens, err := b.validateLengths()
 	if err != nil {
@@ -132,8 +133,8 @@ func (b *Buckets) validateSizes(tokens float64) error {
 			return fmt.Errorf("size %d has 1 row, which needs no bucket", i)
 		case i > 0 && b.Sizes[i-1].Rows >= size.Rows:
 			return fmt.Errorf("size %d follows %d, want ascending order", size.Rows, b.Sizes[i-1].Rows)
-		case !within(size.CostNS, 0, MaxNS):
-			return fmt.Errorf("size %d costs %d ns, want 0..%d", size.Rows, size.CostNS, int64(MaxNS))
+		case !within(size.CostNS, 0, maxCall):
+			return fmt.Errorf("size %d costs %d ns, want 0..%d", size.Rows, size.CostNS, int64(maxCall))
 		case !within(size.Bytes, 0, maxTotal-bytes) || !within(size.Graphs, 0, math.MaxInt32) ||
 			!within(size.OpenNS, 0, maxTotal-open):
 			return fmt.Errorf("size %d takes %d bytes, %d graphs and %d ns to open, "+
