@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -8,6 +9,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // worthwhile is the largest ratio of the time side by side to the time by turns at which side by side is chosen.
@@ -60,6 +62,11 @@ func (s *session) planBeside(plan *planir.Plan) error {
 					decode.Name)
 				continue
 			}
+			if broken := s.exceededBeside(candidate.Beside.Pairs); broken != nil {
+				s.warn("%s could process prompts while %s decodes, and calls then take longer than %s permits",
+					prefill.Name, decode.Name, broken.user)
+				continue
+			}
 			best, least = &candidate, share
 		}
 	}
@@ -71,6 +78,19 @@ func (s *session) planBeside(plan *planir.Plan) error {
 	return nil
 }
 
+// exceededBeside returns the limit of time that a call breaks while another processor works, nil if there is none. The
+// limit on calls of a program also holds for those of as many rows that one processor executes alone.
+func (s *session) exceededBeside(pairs []planir.BesidePair) *bound {
+	for _, pair := range pairs {
+		prefill := s.callLimit(lower.ProgramName(pair.PrefillRows, false), pair.PrefillNS)
+		decode := s.callLimit(lower.ProgramName(pair.DecodeRows, true), pair.DecodeNS)
+		if broken := cmp.Or(prefill, decode); broken != nil {
+			return broken
+		}
+	}
+	return nil
+}
+
 // whyNotBeside returns why no two processors of a plan may work side by side, "" where some may. Requests must get the
 // same bits, whichever programs process them.
 func (s *session) whyNotBeside(plan *planir.Plan) string {
@@ -78,6 +98,8 @@ func (s *session) whyNotBeside(plan *planir.Plan) string {
 	switch {
 	case len(s.want.Buckets) == 0:
 		return "the plan has no program for prompts"
+	case s.measure() == problem.Memory:
+		return "its programs have buffers of their own, and memory is to be least"
 	case !alike:
 		return "prefill and decode have products in unlike schemes, so that results depend on what processes a token"
 	case plan.Unlike() != "":

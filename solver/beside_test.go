@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -95,6 +96,45 @@ func TestBesideWithinMemory(t *testing.T) {
 		if got := result.Plan.Beside != nil; got != want || result.Plan.Memory.Total > bound {
 			t.Errorf("%d bytes of %d to %d: beside %v and %d bytes, want %v (%v)", bound, least, most, got,
 				result.Plan.Memory.Total, want, result.Warnings)
+		}
+	}
+}
+
+// A limit on calls holds while another processor works, too, and least memory has no room for buffers of their own.
+func TestBesideWithinLimits(t *testing.T) {
+	require.Slow(t)
+	m, s := demo(t), twoCores(t, 1)
+	work := besideWorkload(op.A8TQ8C)
+	in := Input{Model: m, SoC: s, Costs: batchCosts(t, s, m, work.Batches, op.A8TQ8C), Workload: work}
+	free := solve(t, in).Plan
+	var prefill, decode, longestPrefill, longestDecode int64
+	for _, pair := range free.Beside.Pairs {
+		longestPrefill, longestDecode = max(longestPrefill, pair.PrefillNS), max(longestDecode, pair.DecodeNS)
+	}
+	for _, predicted := range free.Predictions {
+		if strings.HasPrefix(predicted.Program, "decode") {
+			decode = max(decode, predicted.PlanNS)
+		} else {
+			prefill = max(prefill, predicted.PlanNS)
+		}
+	}
+	ms := func(ns int64) float64 { return float64(ns) / 1e6 }
+	for name, c := range map[string]struct {
+		change func(*workload.Workload)
+		want   bool
+		told   string
+	}{
+		"decode":         {func(w *workload.Workload) { w.Limits.DecodeMS = ms(decode + 1) }, false, workload.KeyDecode},
+		"decode beside":  {func(w *workload.Workload) { w.Limits.DecodeMS = ms(longestDecode + 1) }, true, ""},
+		"prefill":        {func(w *workload.Workload) { w.Limits.PrefillMS = ms(prefill + 1) }, false, workload.KeyPrefill},
+		"prefill beside": {func(w *workload.Workload) { w.Limits.PrefillMS = ms(longestPrefill + 1) }, true, ""},
+		"memory":         {func(w *workload.Workload) { w.Minimise = problem.Memory }, false, "memory is to be least"},
+	} {
+		in.Workload = workload.Edited(work, c.change)
+		result := solve(t, in)
+		told := strings.Join(messages(result), "\n")
+		if (result.Plan.Beside != nil) != c.want || !strings.Contains(told, c.told) {
+			t.Errorf("%s: beside %+v, told %q; want %v, and %q", name, result.Plan.Beside, told, c.want, c.told)
 		}
 	}
 }

@@ -40,6 +40,9 @@ func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 	if len(s.want.Buckets) == 0 {
 		return none("the plan has no program for prompts")
 	}
+	if s.measure() == problem.Memory {
+		return none("a second chunk has buffers of its own, and memory is to be least")
+	}
 	rows := s.want.Buckets[len(s.want.Buckets)-1]
 	if chunks*rows > plan.MaxContext {
 		return none("%d of %d tokens exceed the context of %d", chunks, rows, plan.MaxContext)
@@ -216,6 +219,11 @@ func (s *session) orderChunks(
 		if predicted.PlanNS >= least {
 			continue
 		}
+		if broken := s.callLimit(lower.ProgramName(rows, false), predicted.PlanNS); broken != nil {
+			why = fmt.Sprintf("%d chunks of %d tokens together take longer than %s permits a call", chunks, rows,
+				broken.user)
+			continue
+		}
 		memory := planir.MemoryOf(&candidate)
 		memory.Max = plan.Memory.Max
 		candidate.Memory = &memory
@@ -227,9 +235,9 @@ func (s *session) orderChunks(
 			return nil, fmt.Sprintf("the buffers of %d chunks of %d tokens break a bound", chunks, rows), nil
 		}
 		candidate.Predictions = append(candidate.Predictions, predicted)
-		best, least = &candidate, predicted.PlanNS
+		best, least, why = &candidate, predicted.PlanNS, ""
 	}
-	return best, "", nil
+	return best, why, nil
 }
 
 // chunksOrdered is a way to execute chunks in flight, and whether its order is proved to be optimal.

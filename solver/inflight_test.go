@@ -18,6 +18,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -101,6 +102,13 @@ func TestInFlightIsNotDecided(t *testing.T) {
 			})
 		},
 		"no order of the steps": func(in *Input) { in.Only = []string{"cpu"} },
+		"longer than " + workload.KeyPrefill: func(in *Input) {
+			alone := *in
+			alone.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 1 })
+			most := float64(prediction(t, solve(t, alone).Plan, "prefill@256").PlanNS+1) / 1e6
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.PrefillMS = most })
+		},
+		"memory is to be least": func(in *Input) { in.Minimise(problem.Memory) },
 		"break a bound": func(in *Input) {
 			alone := *in
 			alone.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 1 })

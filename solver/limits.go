@@ -90,15 +90,20 @@ func (s *session) findBounds() error {
 	}
 	add(problem.LimitEnergyNJ, "", millionth(limits.EnergyMJ), workload.KeyEnergy)
 	add(problem.LimitOpenNS, "", millionth(limits.OpenMS), workload.KeyOpen)
-	// Energy needs the power of every processor.
-	if limits.EnergyMJ > 0 || s.in.Workload.Minimise == problem.Energy {
-		for i := range s.Procs {
-			if s.in.SoC.Processor(s.Procs[i].Name).PowerW == 0 {
-				return diag.New(diag.ClassInput,
-					"solve: %s asks for energy, and SoC %q does not say the power of processor %q",
-					s.in.Workload.Title(), s.in.SoC.Name, s.Procs[i].Name).
-					WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
-			}
+	return s.checkPower()
+}
+
+// checkPower refuses a limit of energy, and least energy, where the power of a processor is not known.
+func (s *session) checkPower() error {
+	if s.in.Workload.Limits.EnergyMJ == 0 && s.in.Workload.Minimise != problem.Energy {
+		return nil
+	}
+	for i := range s.Procs {
+		if s.in.SoC.Processor(s.Procs[i].Name).PowerW == 0 {
+			return diag.New(diag.ClassInput,
+				"solve: %s asks for energy, and SoC %q does not say the power of processor %q",
+				s.in.Workload.Title(), s.in.SoC.Name, s.Procs[i].Name).
+				WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
 		}
 	}
 	return nil
@@ -110,6 +115,22 @@ func (s *session) addMemoryBound(memory int64) {
 	if memory > 0 {
 		s.bounds = append(s.bounds, bound{quantity{problem.LimitBytes, ""}, memory, workload.KeyMemory})
 	}
+}
+
+// boundOf returns the bound of a quantity, nil where it has none.
+func (s *session) boundOf(of quantity) *bound {
+	if i := slices.IndexFunc(s.bounds, func(b bound) bool { return b.quantity == of }); i >= 0 {
+		return &s.bounds[i]
+	}
+	return nil
+}
+
+// callLimit returns the limit of time that a call of a program breaks if it takes so long; nil where it breaks none.
+func (s *session) callLimit(program string, ns int64) *bound {
+	if limit := s.boundOf(quantity{problem.LimitPartNS, program}); limit != nil && ns > limit.max {
+		return limit
+	}
+	return nil
 }
 
 // amountsTaken returns how much a lowered plan takes of every bounded quantity, in the units of the bounds.
@@ -221,11 +242,10 @@ func (s *session) infeasibleError(err error, plan *planir.Plan, j *joint) error 
 	var parts []string
 	for _, limit := range joint.Limits {
 		failure.Proved = failure.Proved && s.countsExactly(limit)
-		k := slices.IndexFunc(s.bounds, func(b bound) bool { return b.quantity == quantity{limit.Kind, limit.Name} })
-		if k < 0 {
+		bound := s.boundOf(quantity{limit.Kind, limit.Name})
+		if bound == nil {
 			continue
 		}
-		bound := &s.bounds[k]
 		if !slices.Contains(failure.Names, bound.user) {
 			failure.Names = append(failure.Names, bound.user)
 		}
