@@ -7,6 +7,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
@@ -127,18 +128,20 @@ func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 
 // leastCallCost returns a lower bound of one call of the program of that many rows, whatever its schemes: the sum over
 // operators of the least that a candidate takes.
-func (s *pricing) leastCallCost(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
+func (s *pricing) leastCallCost(rows int, noAttention bool,
+	takes func(node *lower.Node, candidate *price.Candidate) float64) float64 {
 	cheapest := map[string]float64{}
 	for key, set := range s.candidateSets {
 		if key.rows != rows || set.err != nil {
 			continue
 		}
-		if noAttention && set.section.Nodes[set.node].Op().Kind == op.Attention {
+		node := &set.section.Nodes[set.node]
+		if noAttention && node.Op().Kind == op.Attention {
 			continue
 		}
 		least := math.Inf(1)
 		for i := range set.list {
-			least = min(least, takes(&set.list[i]))
+			least = min(least, takes(node, &set.list[i]))
 		}
 		if old, ok := cheapest[key.node]; !ok || least < old {
 			cheapest[key.node] = least
@@ -158,7 +161,7 @@ func (s *pricing) leastCallCost(rows int, noAttention bool, takes func(c *price.
 
 // costWithoutIdle returns the time or energy of a candidate, whichever is minimised, without what short calls leave
 // idle.
-func (s *request) costWithoutIdle(candidate *price.Candidate) float64 {
+func (s *request) costWithoutIdle(_ *lower.Node, candidate *price.Candidate) float64 {
 	if s.measure() == problem.Energy {
 		return float64(candidate.EnergyNJ)
 	}

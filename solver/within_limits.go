@@ -9,6 +9,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -350,7 +351,7 @@ func (s *session) waive(kinds ...problem.LimitKind) {
 }
 
 // proveInfeasible returns the error that a limit is below what every plan takes, whatever its schemes, buckets and
-// placement; nil if that is not known. For times it divides the work of all processors evenly among them. For energy it
+// placement; nil if that is not known. For times it divides the work evenly among all processors. For energy it
 // places every operator where it takes least. For memory, tooLarge has a proof of its own beside the parts of the
 // smallest plan.
 func (s *session) proveInfeasible() (proof, err error) {
@@ -358,12 +359,11 @@ func (s *session) proveInfeasible() (proof, err error) {
 	for _, bound := range s.bounds {
 		switch bound.kind {
 		case problem.LimitPartNS:
-			for i, rows := range s.want.Rows() {
+			for _, rows := range s.want.Rows() {
 				// The larger buckets may be left out.
 				if s.programName(rows) == bound.name &&
 					(s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestBucketsForTime()) {
-					work := s.leastCallCost(s.want.Rows()[i], false, s.busyNS)
-					least[bound.quantity] = price.Whole(work / float64(len(s.Procs)))
+					least[bound.quantity] = s.leastCallNS(rows)
 				}
 			}
 		case problem.LimitEnergyNJ:
@@ -386,18 +386,32 @@ func (s *session) proveInfeasible() (proof, err error) {
 	return nil, nil
 }
 
-// busyNS returns for how long a candidate keeps processors busy: the sum over processors, in ns.
-func (s *request) busyNS(candidate *price.Candidate) float64 {
+// leastCallNS returns a lower bound of the time of a call of the program of that many rows, whatever its schemes and
+// placement: all of its work, divided evenly among the processors.
+func (s *session) leastCallNS(rows int) int64 {
+	return price.Whole(s.leastCallCost(rows, false, s.busyNS) / float64(len(s.Procs)))
+}
+
+// busyNS returns a lower bound of how long a candidate keeps processors busy in a lowered plan: the sum over processors,
+// in ns. A step that lowering joins to its neighbours saves its launch.
+func (s *request) busyNS(node *lower.Node, candidate *price.Candidate) float64 {
 	total := 0.0
-	for _, x := range candidate.Times {
-		total += float64(x.NS)
+	for i := range candidate.Times {
+		ns, proc := candidate.Times[i].NS, candidate.Shares[i].Proc
+		at := slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == proc })
+		if joins, _ := lower.Joins(node.Ops, &s.Procs[at]); joins {
+			if launch, err := s.prices.Launch(proc); err == nil {
+				ns = max(0, ns-launch.NS)
+			}
+		}
+		total += float64(ns)
 	}
 	return total
 }
 
 // leastEnergy returns a lower bound of the expected energy, over all numbers of buckets.
 func (s *pricing) leastEnergy() (int64, error) {
-	energy := func(c *price.Candidate) float64 { return float64(c.EnergyNJ) }
+	energy := func(_ *lower.Node, candidate *price.Candidate) float64 { return float64(candidate.EnergyNJ) }
 	least := math.Inf(1)
 	for buckets := len(s.want.Buckets); buckets >= s.fewestBucketsForTime(); buckets-- {
 		fewer, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)

@@ -133,6 +133,22 @@ func TestHopelessLimitsAreToldAtOnce(t *testing.T) {
 	}
 }
 
+// Lowering joins steps, and what that saves of launches is no reason to refuse a limit: the time that a plan takes on
+// one processor is possible there.
+func TestJoinedStepsKeepALimit(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	s.Processors, s.Links, s.Joint = s.Processors[:1], nil, nil
+	s.Processors[0].LaunchUS = 20
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: permit(op.A8TQ8C), Engine: exact.Engine{}}
+	in.Workload.Prompts = workload.Prompts{{Tokens: 200, Share: 1}}
+	free := solve(t, in).Plan
+	ms := func(program string) float64 { return float64(prediction(t, free, program).PlanNS+1) / 1e6 }
+	in.Workload.Limits = workload.Limits{DecodeMS: ms("decode"), PrefillMS: max(ms("prefill@16"), ms("prefill@256"))}
+	if _, err := Solve(t.Context(), in); err != nil {
+		t.Errorf("limits %+v, which a plan keeps: %v", in.Workload.Limits, err)
+	}
+}
+
 // A limit that is missed by a nanosecond or a byte does not read as if it were kept.
 func TestExceededByLittle(t *testing.T) {
 	for kind, want := range map[problem.LimitKind][2]string{
