@@ -55,9 +55,7 @@ func (s *request) denserCandidates(ladder []int) []int {
 
 // withSizes returns a session for the same prompts with other buckets and batches.
 func (s *session) withSizes(buckets, batches []int) (*session, error) {
-	w := *s.in.Workload
-	w.Buckets, w.Batches, w.Prompts, w.Context = buckets, batches, s.want.Prompts, s.want.Context
-	want, err := w.Apply(s.in.Model.MaxContext)
+	want, err := s.want.WithSizes(s.in.Workload, buckets, batches, s.in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}

@@ -100,3 +100,45 @@ func TestCacheChosen(t *testing.T) {
 		t.Error("another order of types")
 	}
 }
+
+// The type of the cache that was chosen, and what it leaves of the limit of quality, count whichever sizes are chosen
+// or left out.
+func TestCacheChosenWithSizes(t *testing.T) {
+	require.Slow(t)
+	const limit = 0.02
+	model, soc := demo(t), twoCores(t, 1)
+	for i := range soc.Processors {
+		soc.Processors[i].KV = op.CacheTypes
+	}
+	cal := invented(t, model, rand.New(rand.NewPCG(7, 7)), op.A8TQ8C)
+	cal.Caches = []calibration.CacheLoss{{Type: op.F16, KL: 0.015}, {Type: op.BF16, KL: 0.015}, {Type: op.Q8, KL: 0.015}}
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32, op.A8TQ8C), Engine: exact.Engine{}}
+	work := permit(op.A32W32, op.A8TQ8C)
+	work.Cache, work.Context, work.Prompts = workload.CacheBest, 512, workload.Prompts{{Tokens: 64, Share: 1}}
+	for name, buckets := range map[string]workload.Rows{"chosen": workload.AtMost(1), "left out": {64, 256}} {
+		in.Workload, in.Calibration = workload.Edited(work, func(w *workload.Workload) { w.Buckets = buckets }), nil
+		free := solve(t, in)
+		if free.Plan.KV != op.Q8 {
+			t.Errorf("%s: cache %s, want q8", name, free.Plan.KV)
+		}
+
+		in.Calibration = cal
+		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+			w.Cache, w.Quality.MaxKL = op.Q8, workload.KLLimit{Prefill: limit, Decode: limit}
+		})
+		for _, part := range []float64{0, 0.999} { // of the memory, 0: no bound
+			in.MaxMemory = int64(part * float64(free.Plan.Memory.Total))
+			result, err := Solve(t.Context(), in)
+			if err != nil {
+				continue // a bound below what every plan holds
+			}
+			for _, quality := range result.Plan.Quality {
+				if quality.KL > limit || result.Plan.KV != op.Q8 {
+					t.Errorf("%s, %v of the memory: a cache in %s, and %s loses %v, want at most %v", name, part,
+						result.Plan.KV, quality.Phase, quality.KL, limit)
+				}
+			}
+		}
+		in.MaxMemory = 0
+	}
+}

@@ -271,7 +271,7 @@ func spread(below, bucket int) []Prompt {
 // that lists only these would pose. Where the workload gives no prompts, every bucket stands for calls that fill it;
 // those of buckets that are left out are cut into calls of the others.
 func (d *Demand) Fewer(work *Workload, n, maxContext int) (*Demand, error) {
-	out, err := d.resized(work, d.Buckets[:n], maxContext)
+	out, err := d.WithSizes(work, d.Buckets[:n], d.Batches, maxContext)
 	if err != nil {
 		return nil, err
 	}
@@ -294,7 +294,7 @@ func (d *Demand) Fewer(work *Workload, n, maxContext int) (*Demand, error) {
 // Average sets the positions that each bucket's attention works on to what they are where it is the only one.
 func (d *Demand) Average(work *Workload, maxContext int) error {
 	for _, rows := range d.Buckets {
-		alone, err := d.resized(work, Rows{rows}, maxContext)
+		alone, err := d.WithSizes(work, Rows{rows}, d.Batches, maxContext)
 		if err != nil {
 			return err
 		}
@@ -303,11 +303,18 @@ func (d *Demand) Average(work *Workload, maxContext int) error {
 	return nil
 }
 
-// resized applies the workload with other buckets, and batches, prompts and context as the demand has them.
-func (d *Demand) resized(work *Workload, buckets Rows, maxContext int) (*Demand, error) {
+// WithSizes applies the workload again with other buckets and batches. Prompts, context, the type of the cache and the
+// limits of quality stay those of the demand: where the workload leaves the type open one was chosen, and of the limits
+// other losses may have taken their part.
+func (d *Demand) WithSizes(work *Workload, buckets, batches Rows, maxContext int) (*Demand, error) {
 	x := *work
-	x.Buckets, x.Batches, x.Context, x.Prompts = buckets, d.Batches, d.Context, d.Prompts
-	return x.Apply(maxContext)
+	x.Buckets, x.Batches, x.Context, x.Prompts = buckets, batches, d.Context, d.Prompts
+	out, err := x.Apply(maxContext)
+	if err != nil {
+		return nil, err
+	}
+	out.Cache, out.MaxKL = d.Cache, d.MaxKL
+	return out, nil
 }
 
 // AsPrompts returns the prompts that a workload stands for, written out: without any, those that fill each bucket
