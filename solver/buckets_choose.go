@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
@@ -74,9 +75,11 @@ func (s *session) withSizes(buckets, batches []int) (*session, error) {
 // permitted scheme has prices for is solved by itself once. Choosing among them is a problem of its own
 // (problem.Buckets), as cutting prompts into calls adds up their costs.
 //
-// Limits of memory, or of what processors hold, couple programs, which that problem does not see. Where the plan for
-// its answer breaks one, the problem is posed again with fewer buckets. A search within a bound of memory then leaves
-// out everything that cannot cost less than the best plan so far.
+// That problem does not see limits of memory, or of what processors hold, since they couple programs. Where the plan
+// for its answer breaks one, the problem is posed again with fewer buckets. Nor does it see limits of time, but for
+// what proves that a call breaks one. Where a plan breaks such a limit the largest size is taken out, because calls of
+// fewer rows take less time. A search within a bound of memory then leaves out everything that cannot cost less than
+// the best plan so far.
 func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 	if err := s.checkCalibration(); err != nil {
 		return nil, err
@@ -88,17 +91,26 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	var best *Result
-	var first error
+	best, why, err := costs.search(ctx, s)
+	if best != nil || err != nil {
+		return best, err
+	}
+	return s.sizesWithinLimits(ctx, why)
+}
+
+// search returns the best plan of a session for chosen sizes, and if there is none why. The error says why a chosen
+// one has no plan, the smallest one if sizes were taken out.
+func (c *sizeCosts) search(ctx context.Context, s *session) (best *Result, why, failed error) {
 	var bound int64 // of the buckets' objective without limits
-	for most := s.in.Workload.Buckets.Max(); ; most-- {
-		buckets, batches, reports, err := costs.choose(ctx, s, most, &bound)
+	smaller, allProved := false, true
+	for most := s.in.Workload.Buckets.Max(); ; {
+		buckets, batches, reports, err := c.choose(ctx, s, most, &bound)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		other, err := s.withSizes(buckets, batches)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if best != nil {
 			other.outdone = best.session.objective(best.Plan)
@@ -112,22 +124,30 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 				best = result
 			}
 			if result.buckets() == len(buckets) { // none had to be left out
-				return best, nil
+				return best, nil, nil
 			}
 		case diag.ClassOf(err) != diag.ClassInfeasible:
-			return nil, err
-		case first == nil:
-			first = err
+			return nil, nil, err
+		default:
+			allProved = allProved && Proved(err)
+			if why == nil || smaller {
+				why = err
+			}
 		}
-		// Solving left buckets out, or failed: the choice is made again with one bucket less.
-		if most = min(most, len(buckets)); most <= 1 {
+
+		// Solving left buckets out, or failed.
+		if c.dropTooSlow(buckets, batches, err) {
+			smaller = true
+			continue
+		}
+		if most = min(most, len(buckets)) - 1; most < 1 {
 			break
 		}
 	}
-	if best == nil {
-		return s.sizesWithinLimits(ctx, first)
+	if !allProved {
+		why = unproved(why)
 	}
-	return best, nil
+	return best, why, nil
 }
 
 // choose chooses at most that many buckets, and chooses batches, where a session's workload leaves them open. The bound
@@ -214,8 +234,12 @@ func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, er
 		}
 	}
 	if s.in.MaxMemory > 0 || s.in.Workload.Memory > 0 {
-		if result, err := s.fewestSizes(ctx); err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
+		result, err := s.fewestSizes(ctx)
+		if err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
 			return result, err
+		}
+		if namesLimit(why, workload.KeyMemory) && namesLimit(err, workload.KeyMemory) {
+			why = err // what the smallest sizes hold
 		}
 	}
 	return nil, why
@@ -243,6 +267,32 @@ func (r *Result) buckets() (count int) {
 type sizeCosts struct {
 	s     *session // for all candidates
 	costs map[int]int64
+	// candidates that may be chosen
+	leftBuckets, leftBatches []int
+}
+
+// dropTooSlow takes the largest chosen bucket or batch out, and all above it, if a limit of time may be why the chosen
+// ones have no plan (err) or why one was left out. It returns false where no limit of time is, or no size is left.
+func (c *sizeCosts) dropTooSlow(buckets, batches []int, err error) bool {
+	work := c.s.in.Workload
+	drop := func(left *[]int, chosen []int, fewest int) bool {
+		fewer := slices.DeleteFunc(slices.Clone(*left), func(rows int) bool { return rows >= chosen[len(chosen)-1] })
+		if len(fewer) < fewest {
+			return false
+		}
+		*left = fewer
+		return true
+	}
+	if work.Batches.Max() > 0 && len(batches) > 0 && namesLimit(err, workload.KeyDecode) {
+		return drop(&c.leftBatches, batches, 0)
+	}
+	if work.Buckets.Max() == 0 || len(buckets) == 0 {
+		return false
+	}
+	largest := buckets[len(buckets)-1]
+	slow := err == nil && c.s.measure() == problem.Time &&
+		c.s.callLimit(lower.ProgramName(largest, false), c.costs[largest]) != nil
+	return (slow || namesLimit(err, workload.KeyPrefill)) && drop(&c.leftBuckets, buckets, 1)
 }
 
 // sizeCandidates prices every number of rows that may be chosen and that some permitted scheme has prices for, and 1.
@@ -274,13 +324,24 @@ func (s *session) sizeCandidates(ctx context.Context) (*sizeCosts, error) {
 	if err := all.chooseSchemes(ctx); err != nil {
 		return nil, err
 	}
-	sizes := &sizeCosts{all, map[int]int64{}}
+	sizes := &sizeCosts{s: all, costs: map[int]int64{}}
 	for _, rows := range all.want.Rows() {
 		if sizes.costs[rows], err = all.callNS(ctx, rows, all.assigned(rows)); err != nil {
 			return nil, err
 		}
 	}
+	sizes.leftBatches = all.withinCallLimit(all.want.Batches)
+	if sizes.leftBuckets = all.withinCallLimit(all.want.Buckets); len(sizes.leftBuckets) == 0 {
+		sizes.leftBuckets = all.want.Buckets[:min(1, len(all.want.Buckets))] // solving says why it has no plan
+	}
 	return sizes, nil
+}
+
+// withinCallLimit returns the numbers of rows but those of which every call is proved to break its limit of time.
+func (s *session) withinCallLimit(rows []int) []int {
+	return slices.DeleteFunc(slices.Clone(rows), func(size int) bool {
+		return s.callLimit(s.programName(size), s.leastCallNS(size)) != nil
+	})
 }
 
 // withSizesAlone returns a session with other buckets and batches, each bucket's attention as if it were the only one.
@@ -327,7 +388,7 @@ func (s *planner) callNS(ctx context.Context, rows int, schemes assignment) (int
 // buckets chooses at most that many buckets among the candidates.
 func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve, error) {
 	fresh := c.s
-	return solveSizes(ctx, fresh.in.Engine, poseSizes(fresh.want.Prompts, fresh.want.Buckets, c.costs, most))
+	return solveSizes(ctx, fresh.in.Engine, poseSizes(fresh.want.Prompts, c.leftBuckets, c.costs, most))
 }
 
 // batches chooses among the candidates in the same way as buckets: sequences that arrive together are cut into batches
@@ -338,7 +399,7 @@ func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	for _, p := range work.Parallel {
 		steps = append(steps, workload.Prompt{Tokens: p.Sequences, Share: p.Share / float64(p.Sequences)})
 	}
-	p := poseSizes(steps, c.s.want.Batches, c.costs, work.Batches.Max())
+	p := poseSizes(steps, c.leftBatches, c.costs, work.Batches.Max())
 	p.Name = "batches"
 	rows, report, err := solveSizes(ctx, c.s.in.Engine, p)
 	all, each := 0.0, 0.0

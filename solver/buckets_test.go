@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -98,6 +99,76 @@ func TestBatchesChosen(t *testing.T) {
 	}
 	if r := got.Plan.Solver[len(got.Plan.Solver)-1]; r.Problem != "batches" || r.Status != "optimal" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A limit of time excludes sizes, not plans: the sizes that solve chooses within one are as good as any that are listed
+// and keep it.
+func TestSizesWithinCallLimits(t *testing.T) {
+	require.Slow(t)
+	soc, m := twoCores(t, 0.5), demo(t)
+	prompts := workload.Default()
+	prompts.Prompts, prompts.Context = workload.Prompts{{Tokens: 20, Share: 4}, {Tokens: 43, Share: 2}}, 160
+	together := workload.Default()
+	together.Parallel = []workload.Parallel{{Sequences: 1, Share: 0.2}, {Sequences: 3, Share: 0.5}, {Sequences: 8, Share: 0.3}}
+	together.Buckets = []int{64}
+	in := Input{Model: m, SoC: soc, Engine: exact.Engine{}, Costs: batchCosts(t, soc, m, []int{2, 3, 4, 8}, op.A32W32)}
+	with := func(w *workload.Workload, change func(*workload.Workload)) (*Result, error) {
+		x := in
+		x.Workload = workload.Edited(w, change)
+		return Solve(t.Context(), x)
+	}
+	for name, c := range map[string]struct {
+		work    *workload.Workload
+		sizes   []int
+		program string
+		choose  func(w *workload.Workload, sizes workload.Rows)
+		limit   func(w *workload.Workload, ms float64)
+		key     string
+	}{
+		"buckets": {prompts, []int{16, 24, 32, 48}, "prefill@",
+			func(w *workload.Workload, sizes workload.Rows) { w.Buckets = sizes },
+			func(w *workload.Workload, ms float64) { w.Limits.PrefillMS = ms }, workload.KeyPrefill},
+		"batches": {together, []int{2, 3, 4, 8}, "decode@",
+			func(w *workload.Workload, sizes workload.Rows) { w.Batches = sizes },
+			func(w *workload.Workload, ms float64) { w.Limits.DecodeMS = ms }, workload.KeyDecode},
+	} {
+		alone := map[int]*Result{}
+		for _, rows := range c.sizes {
+			var err error
+			alone[rows], err = with(c.work, func(w *workload.Workload) { c.choose(w, workload.Rows{rows}) })
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, most := range c.sizes[:len(c.sizes)-1] {
+			limit := prediction(t, alone[most].Plan, fmt.Sprint(c.program, most)).PlanNS + 1
+			got, err := with(c.work, func(w *workload.Workload) {
+				c.choose(w, workload.AtMost(1))
+				c.limit(w, float64(limit)/1e6)
+			})
+			if err != nil {
+				t.Errorf("%s: %d rows take %d ns, and within that nothing is found: %v", name, most, limit, err)
+				continue
+			}
+			best := math.Inf(1)
+			for rows, result := range alone {
+				if prediction(t, result.Plan, fmt.Sprint(c.program, rows)).PlanNS <= limit {
+					best = min(best, result.ExpectedNS)
+				}
+			}
+			if got.ExpectedNS > best*1.001 {
+				t.Errorf("%s within %d ns: %v ns expected, at least %v with one size", name, limit, got.ExpectedNS, best)
+			}
+		}
+
+		_, err := with(c.work, func(w *workload.Workload) {
+			c.choose(w, workload.AtMost(1))
+			c.limit(w, 1e-6)
+		})
+		if !namesLimit(err, c.key) || !Proved(err) {
+			t.Errorf("%s: a call within a nanosecond: %v, want a proof that none is", name, err)
+		}
 	}
 }
 

@@ -224,6 +224,24 @@ func Proved(err error) bool {
 	return !errors.As(err, &limits) || limits.Proved
 }
 
+// namesLimit reports whether an error says that a limit of that key cannot be kept.
+func namesLimit(err error, key string) bool {
+	var limits *LimitError
+	return errors.As(err, &limits) && slices.Contains(limits.Names, key)
+}
+
+// unproved returns an error of limits without its proof: it is about some plans, and others were not proved to be
+// impossible.
+func unproved(err error) error {
+	var limits *LimitError
+	if !errors.As(err, &limits) || !limits.Proved {
+		return err
+	}
+	weaker := *limits
+	weaker.Proved, weaker.text = false, strings.Replace(limits.text, noPlanKeeps, noPlanFound, 1)
+	return diag.New(diag.ClassInfeasible, "solve: %w", &weaker).WithHint("%s", strings.Join(diag.HintsOf(err), "; "))
+}
+
 // How errors of limits begin: with what is proved, and with what is not.
 const (
 	noPlanKeeps = "no plan keeps"
