@@ -36,7 +36,7 @@ func (a *attention) sparse(rows int, decodes bool) bool {
 // it, and so is decoding over few positions, because all scores are estimated before the selected ones are computed. So
 // it solves with dense attention everywhere and with sparse attention wherever that is possible. It compares the
 // predicted time of each program, and solves again with the faster kind in each. Of these plans it returns the one that
-// takes least, and among equal ones the densest. With attention "sparse" prompts are sparse in any case, as in the
+// takes least, and among equal ones the densest; the sparse one where no dense one keeps the limits. With attention "sparse" prompts are sparse in any case, as in the
 // paper.
 func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	mode := in.Workload.Attention
@@ -50,7 +50,7 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	}
 	in.attention = &attention{}
 	dense, failed := Solve(ctx, in)
-	if failed != nil {
+	if failed != nil && (err != nil || diag.ClassOf(failed) != diag.ClassInfeasible) {
 		return nil, failed
 	}
 	if err != nil {
@@ -59,10 +59,14 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	}
 	chosen.decode = in.mayDecodeSparsely(chosen)
 	sparse, err := in.solveSparse(ctx, chosen)
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	}
-	if err != nil {
+	case failed != nil && err != nil: // dense attention breaks a limit, and sparse attention is no way out
+		return nil, unproved(failed)
+	case failed != nil:
+		return sparse, nil
+	case err != nil:
 		dense.Warnings = append(dense.Warnings, warning("attention is dense: no plan selects positions: %v", err))
 		return dense, nil
 	}

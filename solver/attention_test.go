@@ -84,6 +84,12 @@ func TestAttentionChosen(t *testing.T) {
 	if found := check.Plan(best.Plan, m, soc); len(found) > 0 {
 		t.Fatal(found)
 	}
+	// A limit of time that dense attention breaks leaves the sparse plan.
+	limit := (prediction(t, dense.Plan, "prefill@512").PlanNS + prediction(t, sparse.Plan, "prefill@512").PlanNS) / 2
+	want.Buckets, want.Limits.PrefillMS = []int{512}, float64(limit)/1e6
+	if got := prediction(t, with(workload.AttentionBest).Plan, "prefill@512").PlanNS; got > limit {
+		t.Errorf("512 tokens take %d ns, %d are permitted", got, limit)
+	}
 	for _, result := range []*Result{sparse, best} {
 		for _, tokens := range []int{16, 512} {
 			name := map[int]string{16: "prefill@16", 512: "prefill@512"}[tokens]

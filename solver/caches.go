@@ -14,12 +14,12 @@ import (
 // solveCaches solves with every type of cache that the workload leaves open. It returns the plan that takes least of
 // the measure, and among equal ones the one with the more exact cache. A type that no plan can have is left out, and
 // the result says so: no processor works on it, or it loses too much. If there is no plan at all, the error is that of
-// the most exact type.
+// the most exact type, or of the smallest one if all of them hold too much.
 func solveCaches(ctx context.Context, in Input) (*Result, error) {
 	var best *Result
 	var refused error
 	var left diag.List
-	most := math.Inf(1)
+	most, allProved := math.Inf(1), true
 	for _, cache := range in.Workload.Caches() {
 		in.cache = cache
 		result, err := Solve(ctx, in)
@@ -29,15 +29,20 @@ func solveCaches(ctx context.Context, in Input) (*Result, error) {
 		case err != nil && diag.ClassOf(err) != diag.ClassInfeasible && diag.ClassOf(err) != diag.ClassInput:
 			return nil, err // nothing that another type of cache would mend
 		case err != nil:
-			if refused == nil {
+			tooLarge := namesLimit(refused, workload.KeyMemory) && namesLimit(err, workload.KeyMemory)
+			if refused == nil || tooLarge {
 				refused = err
 			}
+			allProved = allProved && Proved(err)
 			left = append(left, diag.New(diag.ClassOf(err), "no plan caches keys and values in %s: %w", cache, err))
 			continue
 		}
 		if takes := result.amountOf(in.Workload.Minimise); takes < most {
 			best, most = result, takes
 		}
+	}
+	if best == nil && !allProved {
+		return nil, unproved(refused)
 	}
 	if best == nil {
 		return nil, refused

@@ -88,6 +88,14 @@ func TestCacheChosen(t *testing.T) {
 		}
 	}
 
+	// Where every type holds too much the error is that of the smallest.
+	small, smallest := open(workload.CacheBest, 0), open(op.Q8, 0)
+	small.MaxMemory, smallest.MaxMemory = 1<<20, 1<<20
+	_, err := Solve(t.Context(), small)
+	if _, want := Solve(t.Context(), smallest); err == nil || want == nil || err.Error() != want.Error() {
+		t.Errorf("within 1 MiB: got %v, want %v", err, want)
+	}
+
 	// No processor has a cache of fewer bits.
 	for i := range soc.Processors {
 		soc.Processors[i].KV = []op.Type{op.F32}

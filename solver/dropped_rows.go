@@ -46,14 +46,16 @@ func solveDrops(ctx context.Context, in Input) (*Result, error) {
 			WithHint("measure it: hetc calibrate --drop --model DIR --text FILE -o cal.yaml, or leave overflow: drop out")
 	}
 	in.drops = &drops{}
-	best, err := Solve(ctx, in)
-	if err != nil {
-		return nil, err
+	best, failed := Solve(ctx, in)
+	if failed != nil && diag.ClassOf(failed) != diag.ClassInfeasible {
+		return nil, failed
 	}
 	spent := 0.0
-	for _, quality := range best.Plan.Quality {
-		if quality.Phase == "prefill" {
-			spent = quality.KL
+	if best != nil {
+		for _, quality := range best.Plan.Quality {
+			if quality.Phase == "prefill" {
+				spent = quality.KL
+			}
 		}
 	}
 	tried := map[drops]bool{{}: true}
@@ -73,9 +75,13 @@ func solveDrops(ctx context.Context, in Input) (*Result, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err == nil && result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) {
+		less := func() bool { return result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) }
+		if err == nil && (best == nil || less()) {
 			best = result
 		}
+	}
+	if best == nil {
+		return nil, unproved(failed)
 	}
 	return best, nil
 }

@@ -146,14 +146,12 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	var result *Result
-	if fresh.choosesSizes() {
-		result, err = fresh.solveWithSizes(ctx)
-	} else {
-		result, err = fresh.solve(ctx)
-	}
-	if err == nil {
+	result, err := fresh.solveDynamic(ctx)
+	switch {
+	case err == nil:
 		result, err = fresh.withTiers(ctx, result)
+	case diag.ClassOf(err) == diag.ClassInfeasible && in.Loads != nil:
+		result, err = fresh.onlyWithTiers(ctx, err)
 	}
 	if err != nil {
 		return nil, err
@@ -163,6 +161,14 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 		result.JointObjective += in.budget.joints[report]
 	}
 	return result, nil
+}
+
+// solveDynamic makes the plan without capacity tiers of experts.
+func (s *session) solveDynamic(ctx context.Context) (*Result, error) {
+	if s.choosesSizes() {
+		return s.solveWithSizes(ctx)
+	}
+	return s.solve(ctx)
 }
 
 // solve makes the plan for the buckets and batches there are.

@@ -62,10 +62,6 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	if err := in.Loads.Fits(in.Model); err != nil {
 		return nil, err
 	}
-	digest, err := in.Loads.Digest()
-	if err != nil {
-		return nil, err
-	}
 	best, err := s.solveWithRule(ctx, dynamic, in.TierRule, in.TierRule.find() != nil)
 	if err != nil {
 		return nil, err
@@ -79,8 +75,49 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 			best = other
 		}
 	}
-	best.Plan.Inputs = append(best.Plan.Inputs, planir.Input{Kind: "loads", Digest: digest})
-	return best, nil
+	return s.withLoads(best)
+}
+
+// onlyWithTiers looks for a plan where dynamic experts have none, which why says: with tiers prompts may keep a limit of
+// time or energy. The tiers are those for the plan without these limits.
+func (s *session) onlyWithTiers(ctx context.Context, why error) (*Result, error) {
+	if limits := &s.in.Workload.Limits; limits.PrefillMS == 0 && limits.EnergyMJ == 0 {
+		return nil, why
+	}
+	if err := s.in.Loads.Fits(s.in.Model); err != nil {
+		return nil, err
+	}
+	in := s.in
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.PrefillMS, w.Limits.EnergyMJ = 0, 0 })
+	free, err := newSession(in)
+	if err != nil {
+		return nil, err
+	}
+	dynamic, err := free.solveDynamic(ctx)
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		return nil, why
+	}
+	if err != nil {
+		return nil, err
+	}
+	tiered, err := s.solveWithRule(ctx, dynamic, s.in.TierRule, true)
+	if diag.ClassOf(err) == diag.ClassInfeasible || err == nil && len(tiered.Plan.Experts) == 0 {
+		return nil, unproved(why)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.withLoads(tiered)
+}
+
+// withLoads notes the loads among the inputs of a plan.
+func (s *session) withLoads(result *Result) (*Result, error) {
+	digest, err := s.in.Loads.Digest()
+	if err != nil {
+		return nil, err
+	}
+	result.Plan.Inputs = append(result.Plan.Inputs, planir.Input{Kind: "loads", Digest: digest})
+	return result, nil
 }
 
 // groupsMayStay reports whether solve's own tiers are also tried with groups on their processor alone, as the rule

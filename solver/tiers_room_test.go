@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // What the problem of tiers says that slots hold is what the plan with them holds more, in the region of their
@@ -91,6 +92,37 @@ func TestTiersWithinLimits(t *testing.T) {
 		if plan.TiersOf(rows) == nil || plan.Memory.Total > limited.MaxMemory {
 			t.Errorf("memory of %d bytes: tiers %v hold %d bytes", limited.MaxMemory, plan.Experts, plan.Memory.Total)
 		}
+	}
+}
+
+// A limit of time that prompts keep only with tiers has a plan with tiers; one that they break with tiers, too, has
+// none, and that is proved for dynamic experts alone.
+func TestTiersKeepALimitOfTime(t *testing.T) {
+	const rows = 64
+	in := withSmallNPU(t, rows)
+	loads := in.Loads
+	in.Loads = nil
+	dynamic := predictedPromptNS(solve(t, in).Plan, rows)
+	in.Loads = loads
+	tiered := predictedPromptNS(solve(t, in).Plan, rows)
+	if tiered >= dynamic {
+		t.Fatalf("%d ns with tiers and %d without", tiered, dynamic)
+	}
+	limited := func(ns int64) (*Result, error) {
+		x := in
+		x.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.PrefillMS = float64(ns) / 1e6 })
+		return Solve(t.Context(), x)
+	}
+	for _, limit := range []int64{tiered + 1, (tiered + dynamic) / 2, dynamic + 1} {
+		result, err := limited(limit)
+		if err != nil {
+			t.Errorf("%d ns with tiers, %d without, and none within %d: %v", tiered, dynamic, limit, err)
+		} else if got := predictedPromptNS(result.Plan, rows); got > limit || result.Plan.TiersOf(rows) == nil {
+			t.Errorf("%d ns within %d, tiers %v", got, limit, result.Plan.Experts)
+		}
+	}
+	if _, err := limited(1); !namesLimit(err, workload.KeyPrefill) || Proved(err) {
+		t.Errorf("within a nanosecond: %v, want the limit without a proof", err)
 	}
 }
 
