@@ -43,6 +43,10 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 		return by, plan, err
 	}
 
+	if bound > 0 && s.outdone == 0 && s.leastMemory() > bound {
+		return s.fromLeastMemory(ctx, bound) // which says what the smallest plan holds
+	}
+
 	// Step 2: the session's own schemes, with all buckets and with fewer.
 	by := s
 	plan, err := s.completePlan(ctx)
