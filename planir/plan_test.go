@@ -294,6 +294,12 @@ func TestRules(t *testing.T) {
 		{"P001", "alternative of an unknown source", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Decisions[0].Alternatives = []planir.Alternative{{Strategy: planir.Single, Shares: "a", PredictNS: 1, Source: "Measured"}}
 		}},
+		{"P001", "a negative time", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Predictions = []planir.Prediction{{Program: "decode", PlanNS: -1}}
+		}},
+		{"P001", "a time that overflows the clock", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Predictions = []planir.Prediction{{Program: "decode", Sections: []planir.SectionTime{{Section: "head", NS: math.MaxInt64}}}}
+		}},
 		{"P001", "no context", "trivial", func(t *testing.T, p *planir.Plan) { p.MaxContext = 0 }},
 		{"P001", "cache of integers", "trivial", func(t *testing.T, p *planir.Plan) { p.KV = op.I8 }},
 		{"P001", "flags beyond steps", "trivial", func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Flags = 1 << 20 }},

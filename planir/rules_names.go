@@ -27,6 +27,7 @@ const (
 	maxExperts = 4096
 	maxCache   = 1 << 50 // elements
 	maxBytes   = 1 << 60
+	maxNS      = 1 << 56 // of a predicted time: two years
 )
 
 // names checks rule P001: the header, every list of names, and every size by itself.
@@ -71,6 +72,7 @@ func (c *checker) names() {
 			c.source(fmt.Sprintf("decisions[%d].alternatives[%d].source", i, j), decision.Alternatives[j].Source)
 		}
 	}
+	c.predictedTimes()
 	c.qualitySizes()
 	if memory := plan.Memory; memory != nil {
 		for _, bytes := range memory.sizes() {
@@ -80,6 +82,24 @@ func (c *checker) names() {
 		}
 	}
 	c.programSizes()
+}
+
+// predictedTimes checks the predicted times that the runtime adds to its clock.
+func (c *checker) predictedTimes() {
+	for i := range c.plan.Predictions {
+		prediction := &c.plan.Predictions[i]
+		times := []int64{prediction.PlanNS}
+		for _, single := range prediction.Singles {
+			times = append(times, single.NS)
+		}
+		for _, section := range prediction.Sections {
+			times = append(times, section.NS)
+		}
+		if least, most := slices.Min(times), slices.Max(times); least < 0 || most > maxNS {
+			c.fail(fmt.Sprintf("predictions[%d]", i), "program %q takes %d to %d ns, want 0..2^56", prediction.Program, least,
+				most)
+		}
+	}
 }
 
 // source checks what a predicted time is said to rest on.
