@@ -133,7 +133,8 @@ func LoadSigningKey(path string) (*PrivateKey, error) {
 		return nil, diag.New(diag.ClassUsage, "both %s and %s are set", EnvSigningKey, EnvSigningKeyFile).
 			WithHint("unset one of them")
 	case hasText:
-		return parseKey([]byte(text), EnvSigningKey)
+		return parseKey([]byte(text), EnvSigningKey,
+			"it has the text of a key; "+EnvSigningKeyFile+" has the name of a file")
 	case hasFile:
 		return loadKey(file)
 	}
@@ -164,32 +165,35 @@ func loadKey(path string) (*PrivateKey, error) {
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
 	}
-	if mode := st.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
-		if strings.HasSuffix(path, ".pub") {
-			return nil, errPublicKey(path)
-		}
-		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).
-			WithHint("chmod 600 %s, and make a new key if others may have read this one", path)
-	}
 	data, err := io.ReadAll(io.LimitReader(file, maxKeyFile+1))
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
 	}
-	return parseKey(data, strings.TrimSuffix(filepath.Base(path), ".key"))
+	// A file that is no key may be open to all.
+	key, err := parseKey(data, strings.TrimSuffix(filepath.Base(path), ".key"),
+		"give the NAME.key that `hetc keygen --out NAME` has written")
+	if err != nil {
+		return nil, err
+	}
+	if mode := st.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
+		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).
+			WithHint("chmod 600 %s, and make a new key if others may have read this one", path)
+	}
+	return key, nil
 }
 
 // parseKey reads one PEM block with a PKCS#8 private key, Ed25519 or P-256. Errors never show
-// what they were given.
-func parseKey(data []byte, name string) (*PrivateKey, error) {
+// what they were given; hint says where a key comes from.
+func parseKey(data []byte, name, hint string) (*PrivateKey, error) {
 	bad := func(format string, args ...any) error {
-		return diag.New(diag.ClassInput, "signing key %q: %w", name, fmt.Errorf(format, args...))
+		return diag.New(diag.ClassInput, "signing key %q: %w", name, fmt.Errorf(format, args...)).WithHint("%s", hint)
 	}
 	if len(data) > maxKeyFile {
 		return nil, bad("more than %d bytes", maxKeyFile)
 	}
 	block, rest := pem.Decode(data)
 	if block == nil {
-		return nil, bad("not a PEM file")
+		return nil, bad("not a private key in PEM")
 	}
 	if len(bytes.TrimSpace(rest)) != 0 {
 		return nil, bad("text after the PEM block")

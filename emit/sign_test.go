@@ -186,6 +186,26 @@ func TestKeyThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// What is no key may be open to all: the message is not about its permissions.
+func TestFileThatIsNoKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plan.yaml")
+	if err := os.WriteFile(path, []byte("schema: hetc.plan/2\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := LoadSigningKey(path)
+	if want := `signing key "plan.yaml": not a private key in PEM`; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if got := strings.Join(diag.HintsOf(err), " "); !strings.Contains(got, "hetc keygen") {
+		t.Errorf("hint %q, want hetc keygen in it", got)
+	}
+	t.Setenv(EnvSigningKey, path)
+	_, err = LoadSigningKey("")
+	if got := strings.Join(diag.HintsOf(err), " "); !strings.Contains(got, EnvSigningKeyFile) {
+		t.Errorf("a path in %s: %v, hint %q, want %s in it", EnvSigningKey, err, got, EnvSigningKeyFile)
+	}
+}
+
 func TestSigningKeyFromEnvironment(t *testing.T) {
 	key, _ := GenerateKey(bundle.P256, "env", false)
 	secret, _ := key.pem()
@@ -249,7 +269,7 @@ func TestBadKeysAreRefusedWithoutShowingThem(t *testing.T) {
 		"huge":          append(bytes.Clone(good), make([]byte, maxKeyFile)...),
 	}
 	for name, data := range cases {
-		_, err := parseKey(data, "k")
+		_, err := parseKey(data, "k", "give a key")
 		if c := diag.ClassOf(err); c != diag.ClassInput && c != diag.ClassUnavailable {
 			t.Errorf("%s: got %v", name, err)
 		} else if strings.Contains(err.Error(), "SECRET") {
@@ -280,7 +300,7 @@ func FuzzParseKey(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		key, err := parseKey(data, "k")
+		key, err := parseKey(data, "k", "give a key")
 		if err != nil {
 			return
 		}
@@ -288,7 +308,7 @@ func FuzzParseKey(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := parseKey(out, "k")
+		again, err := parseKey(out, "k", "give a key")
 		if err != nil || again.Public.ID() != key.Public.ID() {
 			t.Fatalf("an accepted key does not survive a round trip: %v", err)
 		}
