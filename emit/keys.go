@@ -109,6 +109,10 @@ func createFile(path string, data []byte, mode os.FileMode) error {
 		return diag.New(diag.ClassInput, "write key %q: it exists", path).
 			WithHint("keys are never overwritten; choose another name")
 	}
+	if errors.Is(err, os.ErrNotExist) {
+		return diag.New(diag.ClassIO, "write key %q: directory %q does not exist", path, filepath.Dir(path)).
+			WithHint("make it: mkdir -p %q", filepath.Dir(path))
+	}
 	if err != nil {
 		return diag.New(diag.ClassIO, "write key %q: %w", path, err)
 	}

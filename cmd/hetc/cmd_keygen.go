@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/bundle"
 )
 
@@ -24,9 +25,11 @@ func newKeygen(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(c, "out"); err != nil {
 				return err
 			}
-			if base := filepath.Base(out); strings.HasSuffix(out, "/") || base == "." || base == ".." {
+			base := filepath.Base(out)
+			if strings.HasSuffix(out, "/") || base == "." || base == ".." || out == wholefile.Standard {
+				dir := strings.TrimSuffix(out, wholefile.Standard)
 				return diag.New(diag.ClassUsage, "hetc keygen: --out %q names no file", out).
-					WithHint("give a name without extension: --out %s", filepath.Join(out, "release"))
+					WithHint("give a name without extension: --out %s", filepath.Join(dir, "release"))
 			}
 			key, err := emit.GenerateKey(bundle.Algorithm(kind), out, dev)
 			if err != nil {

@@ -10,6 +10,9 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// Standard is what other programs take for standard input or output. Here it is the name of a file, which nobody means.
+const Standard = "-"
+
 // Open opens a regular file for reading. A file that is missing, or is a directory, a device or a pipe,
 // which might have no end or never begin, or a link that leads nowhere, is of class ClassInput; one
 // that cannot be read is of class ClassIO. errors.Is finds fs.ErrNotExist for a missing one.
@@ -65,6 +68,9 @@ func cannotRead(path string, err error) error {
 		return diag.New(diag.ClassIO, "read %q: %w", path, err)
 	}
 	diagnostic := diag.New(diag.ClassInput, "read %q: %w", path, fs.ErrNotExist)
+	if path == Standard {
+		return diagnostic.WithHint("standard input is not read here: write it to a file, and give its name")
+	}
 	if near := neighbour(path); near != "" {
 		return diagnostic.WithHint("did you mean %q?", near)
 	}

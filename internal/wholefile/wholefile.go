@@ -120,8 +120,12 @@ func bare(err error) error {
 
 // Target returns the path at which a file is to be created or replaced when the user says path: path itself,
 // or what it links to. A path that leads to a directory, device or pipe, or to a private key, of which there may be no
-// other copy, is an error of class ClassIO.
+// other copy, is an error of class ClassIO. Standard is one of class ClassUsage.
 func Target(path string) (string, error) {
+	if path == Standard {
+		return "", diag.New(diag.ClassUsage, "write %q: standard output is no file", path).
+			WithHint("name a file; ./- is one of that name")
+	}
 	target := path
 	if st, err := os.Lstat(path); err == nil && st.Mode()&fs.ModeSymlink != 0 {
 		if target, err = filepath.EvalSymlinks(path); err != nil {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -88,5 +89,27 @@ func TestPrivateKeysAreNotReplaced(t *testing.T) {
 		if got, err := os.ReadFile(path); err != nil || string(got) != text {
 			t.Errorf("%s: the key is now %q, %v", label, got, err)
 		}
+	}
+}
+
+// What other programs take for standard input or output is not taken for the name of a file.
+func TestStandardIsNoName(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("e", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read("-", 1); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(diag.HintsOf(err)[0], "standard input") {
+		t.Errorf("read: got %v with hints %q, want one about standard input", err, diag.HintsOf(err))
+	}
+	for what, err := range map[string]error{"write": Write("-", nil), "ask": Writable("-")} {
+		if diag.ClassOf(err) != diag.ClassUsage || len(diag.HintsOf(err)) == 0 {
+			t.Errorf("%s: got %v, want an error of class %v with a hint", what, err, diag.ClassUsage)
+		}
+	}
+	if err := Write("./-", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Read("./-", 1); err != nil || string(got) != "x" {
+		t.Errorf("a file of that name: got %q, %v", got, err)
 	}
 }
