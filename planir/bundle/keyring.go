@@ -180,7 +180,8 @@ func ParseTrust(data []byte, name string) (*Keyring, error) {
 	ring, err := parseTrust(data, name)
 	if err != nil {
 		return nil, refuseAs(diag.ClassInput, stepKeyring, "trusted keys %q: %w", name, err).
-			hint("`hetc keygen --out NAME` writes NAME.pub, which is trusted, beside NAME.key, which signs")
+			hint("`hetc keygen --out NAME` writes NAME.pub, which is trusted, beside NAME.key, which signs; " +
+				"docs/commands.md has the form of a keyring")
 	}
 	return ring, nil
 }

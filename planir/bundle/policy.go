@@ -68,7 +68,8 @@ func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
 	if manifest.KeyringGeneration != trust.Generation {
 		return refuse(stepPolicy, "signed for keyring generation %d, the trusted keyring has %d",
 			manifest.KeyringGeneration, trust.Generation).
-			hint("use the keyring and the bundle of one generation")
+			hint("use the keyring and the bundle of one generation; a .pub alone has generation 1 " +
+				"(docs/commands.md, several keys)")
 	}
 	if err := p.checkRollback(manifest); err != nil {
 		return err

@@ -44,6 +44,9 @@ type mapping struct {
 func openStore(path string) (store, error) {
 	// Lstat before and SameFile after opening: what is opened is what was looked at, not a link put there in between.
 	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, refuseAs(diag.ClassInput, stepOpen, "open the bundle: %w", fs.ErrNotExist)
+	}
 	if err != nil {
 		return nil, cannotRead(err)
 	}
@@ -119,8 +122,10 @@ type fileStore struct {
 
 // envelope reads the header and the envelope behind it.
 func (s *fileStore) envelope() ([]byte, error) {
+	const fromEmit = "give the .hetb that hetc emit wrote; if this is it, fetch it again from whom you trust"
+
 	if s.bytes < headerBytes {
-		return nil, refuse(stepHeader, "file of %d bytes, want at least %d", s.bytes, headerBytes)
+		return nil, refuse(stepHeader, "file of %d bytes, want at least %d", s.bytes, headerBytes).hint(fromEmit)
 	}
 	header := make([]byte, headerBytes)
 	if err := readAt(stepHeader, s.file, header, 0); err != nil {
@@ -128,7 +133,7 @@ func (s *fileStore) envelope() ([]byte, error) {
 	}
 	count, err := decodeHeader(header, s.bytes)
 	if err != nil {
-		return nil, refuse(stepHeader, "%w", err)
+		return nil, refuse(stepHeader, "%w", err).hint(fromEmit)
 	}
 	s.header = count
 	data := make([]byte, count)
