@@ -43,9 +43,13 @@ func showBuild(ui *cli.Streams, report *matrix.Report) error {
 	}
 	found.explain(ui)
 	if unsigned > 0 {
-		ui.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: "+
-			"required makes that an error",
-			unsigned, emit.EnvSigningKey, emit.EnvSigningKeyFile)
+		are := "are"
+		if unsigned == 1 {
+			are = "is"
+		}
+		ui.Warnf("%s %s not written: there is no key that signs (key: in the file, %s or %s); sign: required makes that "+
+			"an error",
+			cli.Count(unsigned, "bundle"), are, emit.EnvSigningKey, emit.EnvSigningKeyFile)
 	}
 	if report.KeyID != "" {
 		ui.Printf("bundles are signed by key %s\n", report.KeyID)

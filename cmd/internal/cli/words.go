@@ -27,6 +27,14 @@ func Wrap(words []string, sep string) (lines []string) {
 	return append(lines, line)
 }
 
+// Count writes a number with what is counted: 1 plan, 2 plans.
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // Enumerate joins words as a sentence does: a, b and c.
 func Enumerate(list []string) string {
 	switch count := len(list); {

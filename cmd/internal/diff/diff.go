@@ -61,7 +61,7 @@ func Compare(ui *cli.Streams, pathA, pathB string) error {
 	}
 	if rows != nil {
 		ui.Table([]string{"", "what", "A", "B"}, rows)
-		ui.Printf("%d differences\n", len(differences))
+		ui.Printf("%s\n", cli.Count(len(differences), "difference"))
 	}
 	doc := map[string]any{
 		"equal": len(differences) == 0, "a": pathA, "b": pathB, "notes": notes, "differences": differences,

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/child"
@@ -91,6 +92,7 @@ func firstProblem(list []Finding) error {
 // Machine is what the checks of this machine and build depend on.
 type Machine struct {
 	Version  string
+	Revision string // commit of this program, "" where it is not known
 	Drivers  []driver.Driver
 	Kernels  string // of the host driver, "" when none can be used
 	CacheDir string // of hetc build, "" when there is none
@@ -130,7 +132,7 @@ func (m Machine) cores(ctx context.Context) []int {
 // build describes this program; cgo is a note, since it makes the program depend on the system's C
 // library.
 func (m Machine) build() Finding {
-	kind, cgo, revision := "default build", "", ""
+	kind, cgo := "default build", ""
 	if info, have := debug.ReadBuildInfo(); have {
 		for _, setting := range info.Settings {
 			switch {
@@ -138,12 +140,12 @@ func (m Machine) build() Finding {
 				kind = "static build"
 			case setting.Key == "CGO_ENABLED":
 				cgo = setting.Value
-			case setting.Key == "vcs.revision" && len(setting.Value) >= 12:
-				revision = ", revision " + setting.Value[:12]
-			case setting.Key == "vcs.modified" && setting.Value == "true":
-				revision += " with changes"
 			}
 		}
+	}
+	revision := ""
+	if m.Revision != "" {
+		revision = ", revision " + m.Revision
 	}
 	finding := ok("build", "hetc %s, %s, %s %s/%s%s", m.Version, kind, runtime.Version(), runtime.GOOS, runtime.GOARCH,
 		revision)
@@ -237,7 +239,7 @@ func (m Machine) drivers(ctx context.Context) []Finding {
 			with = strings.TrimSpace(library.Name+" "+library.Version) + "; "
 			skipped = library.Skipped
 		}
-		finding := ok(name, "%s%d processors: %s", with, len(devices), strings.Join(what, ", "))
+		finding := ok(name, "%s%s: %s", with, cli.Count(len(devices), "processor"), strings.Join(what, ", "))
 		if len(devices) == 0 {
 			finding = finding.but(Note, "the driver found no device; hetc drivers says more")
 		}

@@ -39,7 +39,7 @@ func (partly) Open(context.Context, driver.Config) (driver.Processor, error) {
 func TestSkippedPart(t *testing.T) {
 	const reason = `platform 0, "broken": it says no`
 	found := Machine{Drivers: []driver.Driver{partly{}}}.drivers(t.Context())
-	if len(found) != 1 || found[0].Status != Note || found[0].Found != "CL 3; 1 processors: 1.0; skipped "+reason {
+	if len(found) != 1 || found[0].Status != Note || found[0].Found != "CL 3; 1 processor: 1.0; skipped "+reason {
 		t.Errorf("doctor finds %+v", found)
 	}
 	entry := Describe(t.Context(), partly{})

@@ -53,8 +53,8 @@ func Fit(ctx context.Context, ui *cli.Streams, options *FitOptions) error {
 		ui.Printf("%s: unchanged (same record)\n", options.Output)
 		doc["unchanged"] = true
 	} else {
-		cli.Wrote(ui, options.Output, "%d models from %d measurements%s", len(costs.Families), set.Len(),
-			importedNote(set))
+		cli.Wrote(ui, options.Output, "%s from %s%s", cli.Count(len(costs.Families), "model"),
+			cli.Count(set.Len(), "measurement"), originNote(set))
 	}
 	ui.Table([]string{"predictions", ">n", ">mean error", ">worst", ">within 10 %", ">within 15 %", ">in interval"},
 		quality)
@@ -99,16 +99,20 @@ func judge(
 	return rows, misses, nil
 }
 
-// importedNote names the source of imported times, "" where hetc measured all of them.
-func importedNote(set *record.Set) string {
+// originNote says where times come from that hetc did not measure: a simulation, or tables, which it names.
+func originNote(set *record.Set) string {
+	note := ""
+	if set.Header.Simulated {
+		note = ", simulated"
+	}
 	var from []string
 	for _, source := range set.Header.Imported {
 		from = append(from, fmt.Sprintf("%s (%s)", source.File, source.Source))
 	}
-	if from == nil {
-		return ""
+	if from != nil {
+		note += ", measured elsewhere (imported) from " + strings.Join(from, ", ")
 	}
-	return ", measured elsewhere (imported) from " + strings.Join(from, ", ")
+	return note
 }
 
 // showWanted names the operators whose measurement would narrow predictions most. Held-out
@@ -146,9 +150,7 @@ func Steady(ui *cli.Streams, set *record.Set, name string, accept bool) error {
 	if err == nil || !accept {
 		return err
 	}
-	unsteady, all := set.Unsteady()
-	ui.Warnf("%d of %d measurements in %s drifted or vary by more than 5 %%: the machine was busy, so do not rely on the "+
-		"predictions", unsteady, all, name)
+	ui.Warnf("%s", set.Unreliable(name))
 	return nil
 }
 

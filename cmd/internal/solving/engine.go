@@ -404,10 +404,6 @@ func (l *Log) Show() {
 	}
 	for _, key := range order {
 		sum := sums[key]
-		problems := "1 problem"
-		if sum.problems > 1 {
-			problems = fmt.Sprintf("%d problems", sum.problems)
-		}
 		size := fmt.Sprintf("%d choices", sum.most)
 		if sum.vars > 0 {
 			size = fmt.Sprintf("%d variables", sum.vars)
@@ -416,8 +412,8 @@ func (l *Log) Show() {
 		if key.status == string(problem.Feasible) {
 			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*sum.gap)
 		}
-		l.s.Printf("solved: %s by engine %s, %s%s; the largest has %s; %d nodes searched in all\n", problems, key.engine,
-			key.status, gap, size, sum.nodes)
+		l.s.Printf("solved: %s by engine %s, %s%s; the largest has %s; %s searched in all\n",
+			cli.Count(sum.problems, "problem"), key.engine, key.status, gap, size, cli.Count(int(sum.nodes), "node"))
 	}
 	for _, key := range order {
 		// A failure behind which another engine stood in cost time and no quality, but is told.
