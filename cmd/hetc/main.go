@@ -91,14 +91,18 @@ func describe(cmd *cobra.Command, name string) {
 	}
 }
 
-// newVersion prints the version, and with --licenses the licences of what the program contains.
+// newVersion prints the version and the commit, and with --licenses the licences of what the program contains.
 func newVersion(ui *cli.Streams) *cobra.Command {
 	licences := false
 	cmd := &cobra.Command{
-		Use: "version", Short: "print the version", Args: cobra.NoArgs,
+		Use: "version", Short: "print the version, and the commit it was built from", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			revision := cli.Revision()
 			ui.Printf("hetc %s\n", cli.Version)
-			result := map[string]string{"version": cli.Version}
+			if revision != "" {
+				ui.Printf("revision %s\n", revision)
+			}
+			result := map[string]string{"version": cli.Version, "revision": revision}
 			if licences {
 				text := highs.Licences()
 				if text == "" {

@@ -501,6 +501,3 @@ func Required(cmd *cobra.Command, names ...string) error {
 	}
 	return nil
 }
-
-// Version is the version of hetc and hetrun.
-const Version = "0.1.0"

@@ -54,7 +54,9 @@ func Show(ctx context.Context, ui *cli.Streams, model string) error {
 		} else if dir, err = filepath.Abs(dir); err != nil {
 			return err
 		}
-		list = Machine{Version: cli.Version, Drivers: all.Drivers(), Kernels: host.Kernels(), CacheDir: dir}.Check(ctx)
+		machine := Machine{Version: cli.Version, Revision: cli.Revision(), Drivers: all.Drivers(),
+			Kernels: host.Kernels(), CacheDir: dir}
+		list = machine.Check(ctx)
 		list = append(append(list, solverFindings()...), selfTests("")...)
 	}
 	// long findings and hints wrap into several lines of the table
