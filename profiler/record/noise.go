@@ -1,6 +1,7 @@
 package record
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -24,6 +25,17 @@ func (s *Set) Unsteady() (unsteady, all int) {
 		}
 	}
 	return unsteady, len(s.all)
+}
+
+// Unreliable returns what a command says that plans with the measurements although Steady refuses them, "" where it
+// does not.
+func (s *Set) Unreliable(name string) string {
+	if s.Steady(name) == nil {
+		return ""
+	}
+	unsteady, all := s.Unsteady()
+	return fmt.Sprintf("%d of %d measurements in %s drifted or vary by more than 5 %%: the machine was busy, so do not "+
+		"rely on the predictions", unsteady, all, name)
 }
 
 // steady reports whether the samples determine the median well enough for a plan.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
@@ -31,8 +32,8 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 		}
 	}
 
-	// A build that accepts no noisy record must not find costs that were fitted to one.
-	if b.o.AcceptNoisy {
+	// A build that accepts no noisy record must not find costs that were fitted to one. A simulated one is never noisy.
+	if b.o.AcceptNoisy && input.entry.Record != "" {
 		from.key = cas.KeyOf("noisy", from.key.String())
 	}
 	return from.key, func(ctx context.Context) (*roofline.Costs, error) {
@@ -105,21 +106,12 @@ func (b *build) simulatedRecord(cell *Cell) (*recordSource, error) {
 
 // fit fits costs to a record and writes them.
 func (b *build) fit(ctx context.Context, input *socInput, from *recordSource, path string) error {
-	data, err := from.read(ctx)
+	set, give, err := b.parseRecord(ctx, from)
 	if err != nil {
 		return err
-	}
-	give, err := b.memory.take(ctx, baseBytes+parsedRecord*int64(len(data)))
-	if err != nil {
-		return fmt.Errorf("fit: %w", err)
 	}
 
 	defer give()
-	set, err := record.Read(from.name, bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-
 	if !b.o.AcceptNoisy {
 		if err := set.Steady(from.name); err != nil {
 			return err
@@ -131,4 +123,41 @@ func (b *build) fit(ctx context.Context, input *socInput, from *recordSource, pa
 		return err
 	}
 	return roofline.Write(path, costs)
+}
+
+// noise returns the warning about a record of which most is noisy and which was accepted all the same, none about
+// others.
+func (b *build) noise(ctx context.Context, input *socInput) (diag.List, error) {
+	if !b.o.AcceptNoisy || input.entry.Record == "" {
+		return nil, nil
+	}
+	from := b.givenRecord(input)
+	set, give, err := b.parseRecord(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+
+	defer give()
+	warning := set.Unreliable(from.name)
+	if warning == "" {
+		return nil, nil
+	}
+	return diag.List{diag.New(diag.ClassInput, "%s", warning)}, nil
+}
+
+// parseRecord reads a record. give returns the memory that is counted for it.
+func (b *build) parseRecord(ctx context.Context, from *recordSource) (set *record.Set, give func(), err error) {
+	data, err := from.read(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	give, err = b.memory.take(ctx, baseBytes+parsedRecord*int64(len(data)))
+	if err != nil {
+		return nil, nil, fmt.Errorf("fit: %w", err)
+	}
+	if set, err = record.Read(from.name, bytes.NewReader(data)); err != nil {
+		give()
+		return nil, nil, err
+	}
+	return set, give, nil
 }

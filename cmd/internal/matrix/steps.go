@@ -88,6 +88,11 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 
 // solve makes the plan of a cell from its costs, and keeps the warnings of solve.
 func (b *build) solve(ctx context.Context, cell *Cell, prices *roofline.Costs, warnings cas.Key, path string) error {
+	noise, err := b.noise(ctx, cell.soc)
+	if err != nil {
+		return err
+	}
+
 	// Only now, because a plan from the cache needs no memory.
 	give, err := b.memory.take(ctx, solveBytes)
 	if err != nil {
@@ -115,7 +120,7 @@ func (b *build) solve(ctx context.Context, cell *Cell, prices *roofline.Costs, w
 	if result.Plan.Model.Digest != input.digest.String() {
 		return errChanged("model", input.entry.Model)
 	}
-	if err := b.keepWarnings(warnings, result.Warnings); err != nil {
+	if err := b.keepWarnings(warnings, slices.Concat(noise, result.Warnings)); err != nil {
 		return err
 	}
 	text, err := plantext.Encode(result.Plan)
