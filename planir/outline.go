@@ -52,9 +52,10 @@ func Outline(plan *Plan) (string, error) {
 			thousandths(int64(ns)/1e3), thousandths(drafts.PlainNS/1e3))
 	}
 	heading("problems")
-	for _, solve := range plan.Solver {
-		line("%s: %s, objective %d, bound %d, %d choices", solve.Problem, solve.Status, solve.ObjectiveNS,
-			solve.BoundNS, solve.Choices)
+	for i := range plan.Solver {
+		solve := &plan.Solver[i]
+		line("%s: %s, objective %d %s, bound %d %s, %d choices", solve.Problem, solve.Status, solve.ObjectiveNS,
+			solve.Unit(), solve.BoundNS, solve.Unit(), solve.Choices)
 	}
 	for _, quality := range plan.Quality {
 		line("mean KL of %s: %.6f%s", quality.Phase, quality.KL, prefixed(" of at most ", positive(quality.MaxKL)))

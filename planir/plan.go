@@ -171,11 +171,23 @@ type SectionTime struct {
 // Solve reports one optimisation: whether it is proved, and the gap. Which engine found it, and how long that took, is
 // solve's to tell: plans do not depend on it.
 type Solve struct {
-	Problem     string `json:"problem" yaml:"problem"` // "partition layers@256"
-	Status      string `json:"status" yaml:"status"`   // optimal, feasible, limit
-	ObjectiveNS int64  `json:"objective_ns" yaml:"objective_ns"`
-	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`
-	Choices     int    `json:"choices" yaml:"choices"` // size: candidate choices over all nodes
+	Problem     string `json:"problem" yaml:"problem"`           // "partition layers@256"
+	Status      string `json:"status" yaml:"status"`             // optimal, feasible, limit
+	ObjectiveNS int64  `json:"objective_ns" yaml:"objective_ns"` // in Unit
+	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`         // in Unit
+	Choices     int    `json:"choices" yaml:"choices"`           // size: candidate choices over all nodes
+}
+
+// Unit returns what ObjectiveNS and BoundNS count: "ns", but "nJ" or "bytes" where all programs together are to take
+// the least energy or memory.
+func (s *Solve) Unit() string {
+	switch s.Problem {
+	case "joint energy":
+		return "nJ"
+	case "joint memory":
+		return "bytes"
+	}
+	return "ns"
 }
 
 // Quality is what the schemes of a phase cost by the calibration: the sum of what each class of weights was

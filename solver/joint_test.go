@@ -272,7 +272,11 @@ func TestObjectives(t *testing.T) {
 	m, s := demo(t), withNPU(t, nil)
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32)}
 	by := map[problem.Measure]*Result{}
+	units := map[problem.Measure]string{problem.Time: "ns", problem.Energy: "nJ", problem.Memory: "bytes"}
 	for _, measure := range []problem.Measure{problem.Time, problem.Energy, problem.Memory} {
+		if got := (&planir.Solve{Problem: jointProblem(measure)}).Unit(); got != units[measure] {
+			t.Errorf("the objective of %s is said to be in %s, want %s", measure, got, units[measure])
+		}
 		w := permit(op.A8TQ8C, op.A32W32)
 		w.Minimise = measure
 		in.Workload = w

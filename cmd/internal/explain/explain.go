@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/planview"
 	"github.com/hetc/hetc/cmd/internal/solving"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/roofline"
@@ -186,11 +187,11 @@ func (x *answer) stored(what string) {
 	}
 }
 
-// title prints the first line of every answer.
+// title prints the first line of every answer. It labels all numbers below it.
 func (x *answer) title(what string) {
-	from := ""
+	from := ", predicted"
 	if times := x.p.SoC.Times(); times != "" {
-		from = ", from " + times
+		from += " from " + times
 	}
 	x.s.Printf("%s on %s%s\n", what, x.p.SoC.Name, from)
 }
@@ -309,16 +310,28 @@ func (x *answer) plan() error {
 	shown := planview.ShowDecisions(ui, plan, x.soc)
 
 	var rows [][]string
-	for _, solve := range plan.Solver {
-		rows = append(rows, []string{solve.Problem, solve.Status, fmt.Sprintf("%.1f", float64(solve.ObjectiveNS)/1e3),
-			fmt.Sprintf("%.1f", float64(solve.BoundNS)/1e3), strconv.Itoa(solve.Choices)})
+	for i := range plan.Solver {
+		solve := &plan.Solver[i]
+		rows = append(rows, []string{solve.Problem, solve.Status, measureText(solve.ObjectiveNS, solve.Unit()),
+			measureText(solve.BoundNS, solve.Unit()), strconv.Itoa(solve.Choices)})
 	}
 	ui.Printf("\n")
-	ui.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
+	ui.Table([]string{"problem", "status", ">objective", ">bound", ">choices"}, rows)
 	if x.soc != nil {
 		doc["roofs"] = shown
 	}
 	return ui.Result(doc)
+}
+
+// measureText writes an objective or a bound of a problem, which is in one of the units of planir.Solve.
+func measureText(value int64, in string) string {
+	switch in {
+	case "nJ":
+		return fmt.Sprintf("%.3f mJ", float64(value)/1e6)
+	case "bytes":
+		return unit.Bytes(value).String()
+	}
+	return fmt.Sprintf("%.1f us", float64(value)/1e3)
 }
 
 // alternatives prints a table of plans under other conditions.
