@@ -167,7 +167,7 @@ func even(attention *calibration.Attention) calibration.Attention {
 func CalibrateAttention(
 	ctx context.Context, model *Model, options AttentionOptions,
 ) (_ *calibration.Attention, err error) {
-	observed, compared, err := options.Text.halves("calibrate attention")
+	observed, compared, err := options.Text.halves(shorterWindows)
 	if err != nil {
 		return nil, err
 	}

@@ -168,7 +168,7 @@ func Observe(ctx context.Context, model *Model, tokens []int32) (_ *calibration.
 func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, error) {
 	windows := options.Text.Windows
 	size := len(windows[0].Tokens)
-	observed, compared, err := options.Text.halves("calibrate")
+	observed, compared, err := options.Text.halves(moreWindows)
 	if err != nil {
 		return nil, err
 	}

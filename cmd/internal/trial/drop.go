@@ -47,7 +47,7 @@ func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []D
 		return nil, diag.New(diag.ClassInput, "model %q has %d experts, and rows are dropped among several", model.Name,
 			model.Experts).WithHint("hetc models list shows which have")
 	}
-	observed, compared, err := options.Text.halves("measure dropped rows")
+	observed, compared, err := options.Text.halves(shorterWindows)
 	if err != nil {
 		return nil, err
 	}

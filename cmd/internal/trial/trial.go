@@ -257,9 +257,15 @@ type Text struct {
 	Windows []quality.Window
 }
 
+// What to do about a text with too few windows, where they have one length and where --window-tokens sets it.
+const (
+	moreWindows    = "give a longer text, or more --windows"
+	shorterWindows = moreWindows + ", or shorter ones with --window-tokens"
+)
+
 // halves divides the windows in turns: what is fitted to observed windows is judged on the compared ones between them.
-// what names the measurement in the error of a text that is too short for it.
-func (t *Text) halves(what string) (observed, compared []quality.Window, err error) {
+// wayOut is the hint of the error about a text that is too short.
+func (t *Text) halves(wayOut string) (observed, compared []quality.Window, err error) {
 	for i, window := range t.Windows {
 		if i%2 == 0 {
 			compared = append(compared, window)
@@ -268,8 +274,8 @@ func (t *Text) halves(what string) (observed, compared []quality.Window, err err
 		}
 	}
 	if len(observed) < 2 {
-		return nil, nil, diag.New(diag.ClassInput, "%s: %d windows, want at least %d", what, len(t.Windows),
-			LeastWindows).WithHint("give a longer text, more --windows, or shorter ones with --window-tokens")
+		return nil, nil, diag.New(diag.ClassInput, "text of %d windows, want at least %d", len(t.Windows), LeastWindows).
+			WithHint("%s", wayOut)
 	}
 	return observed, compared, nil
 }
