@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"github.com/hetc/hetc/cmd/internal/matrix"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/cmd/internal/servecmd"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/profiler/imported"
 	"github.com/hetc/hetc/profiler/record"
@@ -120,5 +123,37 @@ func TestDocCommands(t *testing.T) {
 	}
 	if found < 100 {
 		t.Errorf("%d commands found in documents, want at least 100", found)
+	}
+}
+
+// The commands that commands.md has for a keyring of two keys make one that is accepted.
+func TestDocKeyring(t *testing.T) {
+	if _, err := exec.LookPath("sh"); err != nil {
+		t.Skip("needs a shell")
+	}
+	text, err := os.ReadFile("../../docs/commands.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(text), "```sh\n")
+	block, _, _ = strings.Cut(block, "hetc verify")
+	dir := t.TempDir()
+	for _, name := range []string{"old", "new"} {
+		key, err := emit.GenerateKey(bundle.Ed25519, name, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := key.Save(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	command := exec.Command("sh", "-c", block)
+	command.Dir = dir
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	ring, err := bundle.LoadTrust(filepath.Join(dir, "keyring.json"))
+	if err != nil || len(ring.Keys) != 2 || ring.Generation != 1 || ring.Threshold != 1 {
+		t.Errorf("got %+v, %v, want a keyring of two keys", ring, err)
 	}
 }

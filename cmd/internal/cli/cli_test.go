@@ -230,6 +230,22 @@ func TestEmptyFlags(t *testing.T) {
 	}
 }
 
+// Of two values of a flag that takes one, none is dropped in silence. The same value twice is no question.
+func TestFlagsGivenTwice(t *testing.T) {
+	for line, want := range map[string]string{
+		"do --text=a --text b":               `tool do: --text is given as "a" and as "b"`,
+		"do -o a --output=b":                 `tool do: --output is given as "a" and as "b"`,
+		"--json=true do --json=false":        `tool do: --json is given as "true" and as "false"`,
+		"do --text=a --text=a --json --json": "",
+		"do --list=a --list=b --text=a":      "",
+	} {
+		code, _, stderr := run(diag.New(diag.ClassRun, "reached"), strings.Fields(line)...)
+		if wantCode := map[bool]int{true: 8, false: 2}[want == ""]; code != wantCode || !strings.Contains(stderr, want) {
+			t.Errorf("%s: exit code %d, want %d with %q\n%s", line, code, wantCode, want, stderr)
+		}
+	}
+}
+
 // The files a command reads are not those it writes.
 func TestClobbers(t *testing.T) {
 	dir := t.TempDir()

@@ -50,7 +50,7 @@ func manners(root *cobra.Command, args []string) {
 			if group && len(rest) > 0 {
 				return unknownCommand(cmd, rest[0])
 			}
-			if err := errors.Join(swallowed(cmd), empty(cmd), clobbers(cmd, rest)); err != nil {
+			if err := errors.Join(swallowed(cmd), empty(cmd), twice(cmd, args), clobbers(cmd, rest)); err != nil {
 				return err
 			}
 			if check == nil {
@@ -109,6 +109,8 @@ func argsError(cmd *cobra.Command, args []string, err error) error {
 		err = fmt.Errorf("unexpected argument %q", args[0])
 	case scan(text, "accepts %d arg(s), received %d", &low, &got):
 		err = fmt.Errorf("got %d arguments, want %d", got, low)
+	case scan(text, "accepts at most %d arg(s), received %d", &high, &got):
+		err = fmt.Errorf("got %d arguments, want at most %d", got, high)
 	case scan(text, "accepts between %d and %d arg(s), received %d", &low, &high, &got):
 		err = fmt.Errorf("got %d arguments, want %d to %d", got, low, high)
 	}
@@ -159,6 +161,27 @@ func empty(cmd *cobra.Command) (err error) {
 			err = errors.Join(err, diag.New(diag.ClassUsage, "%s: --%s is empty", cmd.CommandPath(), f.Name).
 				WithHint("give it a value, or leave it out; --%s: %s", f.Name, f.Usage))
 		}
+	})
+	return err
+}
+
+// twice refuses a flag that was given two values and takes one: the first would be dropped in silence. args is the
+// command line.
+func twice(cmd *cobra.Command, args []string) (err error) {
+	flags := pflag.NewFlagSet(cmd.Name(), pflag.ContinueOnError)
+	flags.AddFlagSet(cmd.Flags())
+	given := map[string]string{}
+	// parsed before without an error
+	_ = flags.ParseAll(args, func(flag *pflag.Flag, value string) error {
+		kind := flag.Value.Type()
+		list := strings.HasSuffix(kind, "Slice") || strings.HasSuffix(kind, "Array") || kind == "stringToString"
+		first, again := given[flag.Name]
+		if again && first != value && !list {
+			err = errors.Join(err, diag.New(diag.ClassUsage, "%s: --%s is given as %q and as %q", cmd.CommandPath(), flag.Name,
+				first, value).WithHint("give it once"))
+		}
+		given[flag.Name] = value
+		return nil
 	})
 	return err
 }
@@ -290,7 +313,7 @@ func unknownFlag(cmd *cobra.Command, err error, unknown *pflag.NotExistError) er
 	if n := len(others); n > 0 && n <= most {
 		return finding.WithHint("--%s is a flag of %s", name, strings.Join(others, ", "))
 	}
-	return finding.WithHint("%s", diag.DidYouMean("--"+name, dashed))
+	return finding.WithHint("%s\nusage: %s", diag.DidYouMean("--"+name, dashed), cmd.UseLine())
 }
 
 // flagNames returns the long names of the flags a command has of its own, and those of all commands.
