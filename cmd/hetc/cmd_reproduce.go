@@ -22,6 +22,9 @@ func newReproduce(ui *cli.Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := papers.CheckModels(models); err != nil {
+				return err
+			}
 			if list {
 				return papers.ListItems(ui, items)
 			}

@@ -6,6 +6,11 @@ package papers
 import (
 	"context"
 	"embed"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
 )
 
 // data are the printed numbers of each paper with their sections, transcribed; "uncertain: true" marks text that is
@@ -47,6 +52,21 @@ type Item struct {
 	// Run recomputes the rows. models is a folder of trained models, tiny-llama-kjv and tiny-moe-kjv, or empty: then
 	// nothing is executed with them.
 	Run func(ctx context.Context, models string) ([]Row, error)
+}
+
+// CheckModels refuses a folder with none of the models that Item.Run is given a folder of. The empty name is no folder.
+func CheckModels(folder string) error {
+	if folder == "" {
+		return nil
+	}
+	names := []string{"tiny-llama-kjv", "tiny-moe-kjv"}
+	for _, name := range names {
+		if _, err := os.Stat(filepath.Join(folder, name)); err == nil {
+			return nil
+		}
+	}
+	return diag.New(diag.ClassInput, "--models %q has none of the folders %s", folder, strings.Join(names, " and ")).
+		WithHint("give testdata/models of hetc's repository")
 }
 
 // Papers are the names of the papers, in the order they are shown.
