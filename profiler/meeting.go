@@ -19,7 +19,7 @@ import (
 const (
 	meetingRounds = 41
 	meetingWarm   = 4
-	// Medians that differ by less are alike, and what takes less of a core is then better.
+	// Medians that differ by less count as equal; the way that keeps a core less busy is then better.
 	meetingAlike = 1.03
 )
 
@@ -62,10 +62,10 @@ func (m *meeting) word() string {
 	return text
 }
 
-// measureMeetings measures every way of meeting a device's calls, by the executor's own code and side by side, and
-// writes the best one into the processor: with the least time over all lengths, and of those that are alike the one
-// that takes least of a core. What a call takes beyond launchNS, which it takes among others in flight, is the way
-// there and back: submitting it, and noticing its end.
+// measureMeetings measures every way of meeting a device's calls, by the executor's own code and side by side. It
+// writes the best one into the processor: the one with the least time over all lengths, and among similar ones the one that
+// keeps a core least busy. launchNS is the time of a call among others in flight. What a single call takes beyond it is
+// the way there and back: submitting the call, and noticing its end.
 func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Processor, launchNS float64) (best *meeting,
 	err error) {
 	p.o.note("ways of waiting for %s", proc.Name)
@@ -123,9 +123,8 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	return best, nil
 }
 
-// waysToWait returns those that may be best for a device. One that is made of cores of the CPU is waited for by its
-// event, as its driver makes it: a lane that asks again and again, for an event or a word of memory, slows its threads
-// down in a whole program, which single turns do not show.
+// waysToWait returns the ways that may be best for a device. For one that is made of cores of the CPU that is the event
+// of its driver: in a whole program a lane that polls slows the device's threads down, which single turns do not show.
 func waysToWait(proc *socs.Processor) []capability.Waiting {
 	if len(proc.Cores) > 0 {
 		return []capability.Waiting{capability.WaitEvent}
@@ -133,8 +132,8 @@ func waysToWait(proc *socs.Processor) []capability.Waiting {
 	return capability.Waitings
 }
 
-// bestMeeting returns the way with the least relative time over all lengths; of those that are alike the one that takes
-// least of a core.
+// bestMeeting returns the way with the least relative time over all lengths; among similar ones the one that keeps a
+// core least busy.
 func bestMeeting(list []*meeting) *meeting {
 	ratio, core := make([]float64, len(list)), make([]float64, len(list))
 	for i := range list[0].lanes {

@@ -411,8 +411,8 @@ func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
 // slots returns offsets of copies of the given bytes that do not overlap: as many as fit into the footprint, at most
 // most, evenly spaced. Operators side by side divide the store and the footprint.
 //
-// The last copy comes first. A kernel asks for lines behind the end of a weight; were the next copy there, it would
-// begin with lines that the one before has fetched, which those of a model mostly do not.
+// The last copy comes first. A kernel prefetches lines behind the end of a weight. If the next copy lay there, its first
+// lines would be in the cache already, which is mostly not so in a model.
 func (st *store) slots(bytes, footprint int64, most int, beside company) []int64 {
 	align := lcm64(st.unit)
 	operators := int64(beside.operators)

@@ -7,9 +7,11 @@
 //
 // Run keeps several tasks in progress, each a Request. For a task, load.go compiles and loads the operator, operands.go
 // holds the memory of its operands, and a source (sources.go) takes samples until the stopping rule is met
-// (runner_judge.go, profiler/stat). All calls of a processor come from the thread of its lane (lane.go), and a sentinel (sentinel.go) notices when the
-// machine changes. Kernels (kernels.go), for hetc bench kernels, compares products with the limits of the hardware, and
-// a Stream (stream.go) tells how fast memory is at the moment.
+// (runner_judge.go, profiler/stat). All calls of a processor come from the thread of its lane (lane.go). A sentinel
+// (sentinel.go) notices when the machine changes.
+//
+// Two further entry points measure no model: Kernels (kernels.go), for hetc bench kernels, compares products with the
+// limits of the hardware, and a Stream (stream.go) tells how fast memory is at the moment.
 package profiler
 
 import (

@@ -139,9 +139,8 @@ func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver
 type deviceTimes struct{ small, large float64 }
 
 // measureDevice measures launch, bandwidth alone and beside cores, copies and meetings of one device, and links it with
-// every other processor. On a device
-// with memory of its own the same additions are measured with operands that stay there and with operands that travel:
-// the difference is copying.
+// every other processor. On a device with memory of its own it measures the same additions twice: with operands that
+// stay there, and with operands that travel. The difference is what copying takes.
 func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Processor) error {
 	small, large := op.Op{Kind: op.Add, M: 1, N: 1}, streamOp(false)
 	if p.o.memory > 0 {

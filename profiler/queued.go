@@ -7,26 +7,29 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// What an operator takes on a processor that executes calls by itself is what one more call of it takes while others
-// are in flight, as the executor submits them ahead. What comes once, however many calls there are, is no part of it:
-// the way of the first one to the processor, and the way of the last one's end back. These are the prices of hand-overs
-// (see measureMeetings).
+// An asynchronous processor executes calls by itself, and the executor submits them ahead. The price of an operator
+// there is the time of one more call while others are in flight. It excludes what is paid once for any number of calls:
+// submitting the first one, and noticing the end of the last one. Those are the prices of hand-overs (see
+// measureMeetings).
 //
-// A sample is the difference of two runs, each timed from before its first submission until its last call is known to
-// be done: of one call, and of one more than what is asked for. Where submitting takes longer than executing, the
-// difference is what submitting takes. Of calls that end soon several are taken, whatever is asked for: the way there
-// and back takes many times as long as one of them, and what disturbs it would be taken for theirs.
+// A sample is the difference of two runs: one of a single call, and one of a call more than is asked for. Each is timed
+// from before its first submission until its last call is known to be done. Where submitting takes longer than
+// executing, the difference is the time of submitting.
+//
+// A sample of short calls has at least shortTimes of them. Submission and notification take many times as long as one
+// such call, so that a disturbance of these would count as time of the call.
 // RATIONALE: What does an operator take on a device that executes calls by itself?
 
-// How long a call takes, in ns: of a short one at least shortTimes are a sample, and of a long one the way there and
-// back is so small a part that it is not measured by itself.
+// Times of a call in ns that decide how it is sampled. Of a long call, submission and notification are so small a part
+// that they are not subtracted.
 const (
 	shortCall  = 2e6
 	shortTimes = 16
 	longCall   = 10e6
 )
 
-// tries is how often a sample is repeated whose two runs differ by less than nothing: the single call was disturbed.
+// tries is how often a sample is taken at most. It is taken again if the run of several calls is the shorter one: then
+// the single call was disturbed.
 const tries = 3
 
 // runQueued executes the operator on an asynchronous processor and returns nanoseconds per execution.
@@ -49,7 +52,7 @@ func (ld *loadedOp) runQueued(queue driver.Asynchronous, times int) (float64, er
 		if err != nil {
 			return 0, err
 		}
-		// At most its share of all calls together, which is what remains where no try has a difference.
+		// An upper bound, which also counts where no try has a positive difference.
 		ld.callNS = several / float64(calls+1)
 		if each := (several - single) / float64(calls); each > 0 {
 			ld.callNS = min(ld.callNS, each)

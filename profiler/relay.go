@@ -14,16 +14,23 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// What handing over to a device and back takes is measured as a program pays it: by the executor's own lanes, with work
-// in between. A thread of one processor adds two vectors, the device adds two vectors that wait for it, the thread adds
-// others beside it, and goes on once it knows that the device is done. What a turn takes beyond the first addition and
-// the longer one of the others is the way there and back; what the submission takes of it is the way there. Each turn
-// has vectors of its own, more than the caches hold, as the weights of a model are; those that are added beside the
-// device stay in the cache, and leave it the memory. A call that is met alone, right after the one before it, costs
-// less: the device's threads have not gone to sleep then, nor the caches forgotten what enqueuing needs.
+// The prices of handing over to a device and back are measured as a program pays them: by the executor's own lanes,
+// with work in between. In each turn
 //
-// Prices are means over all turns, because what a program pays is a sum of hand-overs, of which a few may take many
-// times as long as most.
+//  1. a thread adds two vectors,
+//  2. the device adds two vectors that depend on these,
+//  3. the thread adds others meanwhile, and goes on when it knows that the device is done.
+//
+// The time of a turn beyond addition 1 and the longer one of 2 and 3 is the price of both ways. The time of the
+// submission is the way there, and the rest the way back.
+//
+// The vectors of 1 and 2 differ from turn to turn, so that they come from memory as the weights of a model do. Those of
+// 3 stay in the cache and leave the bandwidth of memory to the device. Calls that follow each other at once would cost
+// less than in a program: the device's threads would not have gone to sleep, and the caches would still hold what
+// submitting needs.
+//
+// Prices are means over all turns, because a program pays the sum of its hand-overs, and a few may take many times as
+// long as most.
 const (
 	relayTurns  = 32
 	relayRounds = 41
