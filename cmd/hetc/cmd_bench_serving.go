@@ -8,7 +8,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// newBenchServing answers the same by measuring; traffic.RunMeasure executes the trace under every policy.
+// newBenchServing measures what newSimulate predicts; traffic.RunMeasure executes the trace under every policy.
 func newBenchServing(ui *cli.Streams) *cobra.Command {
 	var options traffic.Options
 	cmd := &cobra.Command{

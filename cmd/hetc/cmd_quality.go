@@ -82,7 +82,7 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
-// partsOfQuality refuses flags that what is measured would not heed: a limit that is not compared must not seem kept.
+// partsOfQuality refuses flags that would have no effect: a user may take a limit that is never compared for kept.
 func partsOfQuality(cmd *cobra.Command, attention bool) error {
 	drop := cmd.Flags().Changed("drop")
 	if attention && drop {
@@ -110,7 +110,7 @@ func partsOfQuality(cmd *cobra.Command, attention bool) error {
 	return nil
 }
 
-// ofTheModel refuses a bundle or a plan for what is measured of the model itself.
+// ofTheModel refuses --bundle and --plan where rules are measured on the model itself.
 func ofTheModel(opts *precision.QualityOptions, does string) error {
 	if opts.Bundle != "" || opts.Plan != "" {
 		return diag.New(diag.ClassUsage, "%s rules of the model itself", does).

@@ -37,8 +37,8 @@ func run(args []string, in io.Reader, out, errw io.Writer) int {
 	return 0
 }
 
-// workerOf returns what this process has to do where another hetc has started it as a worker. Libraries that may crash
-// run in workers: a solver, a vendor's compiler, a driver. A crash then ends the worker alone.
+// workerOf returns the work of a process that another hetc has started as a worker. Libraries that may crash run in
+// workers: a solver, a vendor's compiler, a driver. A crash then ends the worker alone.
 func workerOf(args []string, in io.Reader, out io.Writer) (work func() error, ok bool) {
 	if library, ok := highs.Worker(args); ok {
 		return func() error { return highs.Work(library, in, out) }, true
