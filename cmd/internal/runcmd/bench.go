@@ -114,7 +114,7 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 
 // showTimes prints rates, batches, and what lanes and operators took.
 func (o *options) showTimes(ui *cli.Streams, out *timing) {
-	note := ""
+	note := " (measured)"
 	if out.Simulated {
 		note = " (simulated)"
 	}
