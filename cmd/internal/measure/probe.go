@@ -82,7 +82,7 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	if err := socs.Write(flags.Output, soc); err != nil {
 		return err
 	}
-	ui.Printf("%s: %s\n", flags.Output, soc.Description)
+	ui.Printf("%s: %s; measured:\n", flags.Output, soc.Description)
 	showProcessors(ui, soc)
 	for _, name := range unused {
 		ui.Printf("driver %s is usable here too: --driver %s describes its processors\n", name, name)
