@@ -362,7 +362,7 @@ var brokenInputs = []broken{
 	{name: "output is the record", make: func(d *dir) { d.edited("rec.jsonl", "schema", "schema") }, args: "hetc fit --soc snapdragon-8gen3 --record rec.jsonl -o ./rec.jsonl", code: 2, want: `would replace what --record reads`, hint: `another file`},
 	{name: "output is the model", make: func(d *dir) { d.modelWith("", nil) }, args: "hetc emit --plan $A/plan.yaml --model m --key $A/k.key -o m/model.safetensors", code: 2, want: `would replace what --model reads`, hint: `another file`},
 	{name: "output that leads nowhere", make: func(d *dir) { d.must(os.Symlink("gone/x", d.at("out"))) }, args: solveA + "out", code: 9, want: `a link that leads nowhere`, hint: `remove the link`},
-	{name: "key in a directory that is not there", args: "hetc keygen --out keys/k", code: 9, want: `write key "keys/k.key": `, hint: `does not exist`},
+	{name: "key in a directory that is not there", args: "hetc keygen --out keys/k", code: 9, want: `write key "keys/k.key": `, hint: `make it: mkdir -p "keys"`},
 	{name: "existing key", make: func(d *dir) { d.write("k.key", "mine") }, args: "hetc keygen --out k", code: 3, want: `write key "k.key": it exists`, hint: `never overwritten`},
 	{name: "existing model", make: func(d *dir) { d.write("m/x", "") }, args: "hetc models synth tinyllama-1.1b -o m", code: 3, want: `not empty`, hint: `remove it`},
 
