@@ -683,6 +683,32 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
+// Of added tokens that normalisation makes equal, the first special one counts, or the first. The reference finds one of
+// them too, but another in each process (PyPI tokenizers 0.23.3).
+func TestTokensThatNormalisationMakesEqual(t *testing.T) {
+	token := func(id int, content string, special bool) string {
+		return fmt.Sprintf(`{"id":%d,"content":%q,"normalized":true,"special":%t}`, id, content, special)
+	}
+	for _, c := range []struct {
+		tokens []string
+		want   int32
+	}{
+		{[]string{token(1, "b", false), token(2, "c", false), token(3, "d", false)}, 1},
+		{[]string{token(1, "b", false), token(2, "c", true), token(3, "d", true)}, 2},
+		{[]string{token(1, "d", true), token(2, "c", true), token(3, "b", false)}, 1},
+	} {
+		file := `{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"Fuse"},"normalizer":{"type":"Replace",` +
+			`"pattern":{"Regex":"[b-z]"},"content":"x"},"added_tokens":[` + strings.Join(c.tokens, ",") + `]}`
+		tok, err := New([]byte(file), nil, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := tok.Encode("abac"); err != nil || !slices.Equal(got, []int32{0, c.want, 0, c.want}) {
+			t.Errorf("%v: got %v, %v, want %d for both", c.tokens, got, err, c.want)
+		}
+	}
+}
+
 // Of equal pairs the later merge counts. A text that begins as the first line of a file of merges is no merge, a list of
 // two is. Ids are those of the reference.
 func TestWhichMergesCount(t *testing.T) {
