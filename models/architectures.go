@@ -469,6 +469,9 @@ func readGemma2(cfg *config, model *Model) {
 	}
 	model.decoder.attnCap = softcap("attn_logit_softcapping", 50)
 	model.decoder.logitCap = softcap("final_logit_softcapping", 30)
+	if cfg.absent("sliding_window") == null && !cfg.has("layer_types") {
+		cfg.fail("sliding_window", "null is not supported; supported: at least 1, because every second layer has a window")
+	}
 	cfg.layerTypes(model, cfg.window(4096), func(l int) bool { return l%2 == 0 })
 }
 

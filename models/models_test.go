@@ -204,6 +204,24 @@ func TestEmptyWindow(t *testing.T) {
 	}
 }
 
+// Every second layer of a Gemma 2 has a window, so there must be one unless layer_types says otherwise. The reference
+// implementation fails without one.
+func TestGemma2NeedsAWindow(t *testing.T) {
+	full := []any{"full_attention", "full_attention"}
+	for _, c := range []struct {
+		window, layers any
+		refused        bool
+	}{{nil, nil, true}, {8, nil, false}, {nil, full, false}} {
+		config := small()
+		config["architectures"], config["head_dim"] = []any{"Gemma2ForCausalLM"}, 4
+		config["sliding_window"], config["layer_types"] = c.window, c.layers
+		_, err := readSmall(t, config)
+		if said := strings.Contains(fmt.Sprint(err), `key "sliding_window": null is not supported`); said != c.refused {
+			t.Errorf("window %v, layers %v: got %v, want a refusal: %v", c.window, c.layers, err, c.refused)
+		}
+	}
+}
+
 // Where the factors of Llama 3 are the wrong way round, a wavelength beyond both bounds is slowed down, as in the
 // reference implementation.
 func TestLlama3FactorsTheWrongWayRound(t *testing.T) {

@@ -272,11 +272,11 @@ func (k *keys) queryScalar() int {
 
 // window translates the sliding window: its size, and which layers have it. Nothing is written without a window.
 func (k *keys) window(arch *architecture, config map[string]any) {
-	assumed := 0
-	if arch.model == "gemma2" {
-		assumed = 4096
+	assumed, least := 0, 0
+	if arch.model == "gemma2" { // every second layer has one
+		assumed, least = 4096, 1
 	}
-	window := k.int("attention.sliding_window", assumed, 0, math.MaxInt32)
+	window := k.int("attention.sliding_window", assumed, least, math.MaxInt32)
 	sliding, ok := k.slidingLayers(arch)
 	if !ok || window == 0 {
 		return

@@ -315,6 +315,8 @@ func (c *exportConfig) window(arch *architecture) {
 	switch {
 	case !ok:
 		return
+	case arch.model == "gemma2" && size == 0:
+		c.fail("sliding_window", "null has no form in GGUF for this architecture")
 	case arch.model == "gemma2":
 		c.put("attention.sliding_window", uint32(size))
 		// Readers assume that layers take turns; anything else is written.

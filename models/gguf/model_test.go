@@ -532,6 +532,7 @@ func TestModelsThatCannotBeRepresentedAreRefused(t *testing.T) {
 		"epsilon":             {"llama", set("llama.attention.layer_norm_rms_epsilon", float32(2)), "want a number from 0 to 1"},
 		"no epsilon":          {"llama", unset("llama.attention.layer_norm_rms_epsilon"), "missing"},
 		"partial rotation":    {"llama", set("llama.rope.dimension_count", uint32(8)), `"llama.rope.dimension_count": 8 is not supported`},
+		"no window":           {"gemma2", set("gemma2.attention.sliding_window", uint32(0)), `"gemma2.attention.sliding_window": got 0, want an integer in 1..`},
 		"rope type":           {"llama", set("llama.rope.scaling.type", "ntk"), `"llama.rope.scaling.type": "ntk" is not supported`},
 		"rope and factors":    {"llama", set("llama.rope.scaling.factor", float32(2)), "beside other scaling"},
 		"factors too many":    {"llama", replace(ropeFreqs, tDim), `tensor "rope_freqs.weight": shape [16], want [8]`},
@@ -600,6 +601,7 @@ func TestExportRefusesWhatHasNoForm(t *testing.T) {
 		"rope type":         {"llama", config("rope_parameters", map[string]any{"rope_type": "dynamic", "factor": 2.0}), `rope_type "dynamic" has no form`},
 		"rope without":      {"llama", config("rope_parameters", map[string]any{"rope_type": "linear"}), "factor is <nil>, want a number"},
 		"rope truncate":     {"llama", config("rope_parameters", map[string]any{"rope_type": "yarn", "factor": 2.0, "truncate": false}), "truncate false"},
+		"no window":         {"gemma2", config("sliding_window", nil), "null has no form"},
 		"rope part":         {"llama", config("partial_rotary_factor", 0.5), "partial_rotary_factor 0.5 has no form"},
 		"rope lists":        {"llama", config("rope_scaling", map[string]any{"type": "longrope", "long_factor": []any{1.0}, "short_factor": []any{1.0}}), "1 elements, want 8"},
 		"rope scales": {"phimoe", func(d *Directory) {
