@@ -267,3 +267,22 @@ func TestEstimatesOfSomeHeadsArePriced(t *testing.T) {
 		t.Errorf("an estimate of half of the heads is priced %.2f of one of all", share)
 	}
 }
+
+// What a plan says that each phase loses is what sparse attention loses there: decoding, the rest does not count.
+func TestAttentionLossByPhase(t *testing.T) {
+	m, soc := demo(t), twoCores(t, 1)
+	s := prepared(t, Input{Model: m, SoC: soc, Costs: costs(t, soc, m, op.A32W32), Workload: quick(),
+		Calibration: invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A8TQ8C)})
+	for _, decode := range []bool{true, false} {
+		s.in.attention = &attention{kl: 1e-3, decodeKL: 3e-3, decode: decode}
+		want := map[string]float64{"prefill": 1e-3, "decode": 0}
+		if decode {
+			want["decode"] = 3e-3
+		}
+		for _, quality := range s.quality() {
+			if quality.KL != want[quality.Phase] {
+				t.Errorf("sparse decoding %v: %s loses %v, want %v", decode, quality.Phase, quality.KL, want[quality.Phase])
+			}
+		}
+	}
+}

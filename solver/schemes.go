@@ -223,8 +223,11 @@ func (s *schemeChoice) quality() []planir.Quality {
 			continue
 		}
 		quality := planir.Quality{Phase: ph.name, MaxKL: limit, KL: cacheKL}
-		if at := s.in.attention; at != nil && (ph.name == "prefill" || at.decode) {
+		switch at := s.in.attention; {
+		case at != nil && ph.name == "prefill":
 			quality.KL += at.kl
+		case at != nil && at.decode:
+			quality.KL += at.decodeKL
 		}
 		var missing []string
 		if ph.name == "prefill" {
