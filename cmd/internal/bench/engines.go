@@ -95,13 +95,18 @@ func (b *enginesBench) run(ctx context.Context) error {
 	}
 
 	list, failed := b.measureModels(ctx)
-	if ctx.Err() != nil || len(list) == 0 {
+	if len(list) == 0 {
 		return failed
 	}
 
-	// Models that were measured before a failure are worth showing.
+	// What was measured before a failure or an interruption is worth showing.
 	if err := b.report(list); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return diag.New(diag.ClassInterrupted, "%w", failed).
+			WithHint("the tables have what was measured until then; with --work the same command uses the files " +
+				"that are there")
 	}
 	return failed
 }

@@ -115,7 +115,7 @@ func (b *enginesBench) describe(out *page, env record.Environment, model *Engine
 	out.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", result.Rounds,
 		result.Seed, processes, result.Seconds)
 	if result.Stopped {
-		out.text("The time did not suffice for %d rounds.", b.Rounds)
+		out.text("%d rounds were wanted: time ran out, or the command was interrupted.", b.Rounds)
 	}
 	if b.MaxOthers > 0 {
 		out.text("%d of them ran while other programs used more than %.2f cores; %d more were repeated for that "+

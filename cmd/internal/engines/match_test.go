@@ -3,6 +3,7 @@
 package engines
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -146,6 +147,40 @@ func TestMatchBudget(t *testing.T) {
 		&scripted{name: "hetc", form: "a", seconds: fixed("1", "1")}, &scripted{name: "peer", form: "Q4", seconds: fixed("2", "2")}}}
 	if r, _ := play(t, m); r.Rounds != 1 || !r.Stopped || r.Ratios[0].Summary.Median != 2 {
 		t.Errorf("%d rounds, stopped %v, ratios %+v", r.Rounds, r.Stopped, r.Ratios)
+	}
+}
+
+// An interrupted match shows what it has measured, once there is a whole round.
+func TestMatchInterrupted(t *testing.T) {
+	for _, test := range []struct {
+		after int // processes of the peer, of which each round has two
+		shown bool
+	}{{1, false}, {4, true}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		count := 0
+		m := &Match{Rounds: 50, Seed: 1, Cores: []int{0}, Timeout: time.Minute, Note: t.Logf,
+			Tasks: []Task{{Prompt: 100, Reps: 1}, {Depth: 7, Gen: 10, Reps: 1}}, Engines: []Engine{
+				&scripted{name: "hetc", form: "a", seconds: fixed("1", "1")},
+				&scripted{name: "peer", form: "Q4", seconds: func(Task, int) string {
+					if count++; count == test.after {
+						cancel()
+					}
+					return "2"
+				}}}}
+		for _, engine := range m.Engines {
+			engine.(*scripted).log = filepath.Join(t.TempDir(), "log")
+		}
+		result, err := m.Play(ctx)
+		if err == nil {
+			t.Fatalf("interrupted in process %d: no error", test.after)
+		}
+		if shown := result != nil; shown != test.shown {
+			t.Fatalf("interrupted in process %d: got a result %v, want %v", test.after, shown, test.shown)
+		}
+		if test.shown && (result.Rounds != 1 || !result.Stopped || len(result.Ratios) != 2 || result.Ratios[0].Summary.Median != 2) {
+			t.Errorf("%d rounds, stopped %v, ratios %+v", result.Rounds, result.Stopped, result.Ratios)
+		}
 	}
 }
 
