@@ -32,6 +32,7 @@ func (s *session) planBeside(plan *planir.Plan) error {
 		return nil
 	}
 	best, least := plan, worthwhile
+	refused := false // two processors that would get more done
 	for _, prefill := range s.Procs {
 		for _, decode := range s.Procs {
 			if !s.mayWorkBeside(&prefill, &decode) {
@@ -58,11 +59,13 @@ func (s *session) planBeside(plan *planir.Plan) error {
 				return err
 			}
 			if memory.Max > 0 && memory.Total > memory.Max || len(s.brokenBounds(&candidate, taken)) > 0 {
+				refused = true
 				s.warn("%s could process prompts while %s decodes, and the buffers for it break a bound", prefill.Name,
 					decode.Name)
 				continue
 			}
 			if broken := s.exceededBeside(candidate.Beside.Pairs); broken != nil {
+				refused = true
 				s.warn("%s could process prompts while %s decodes, and calls then take longer than %s permits",
 					prefill.Name, decode.Name, broken.user)
 				continue
@@ -71,7 +74,9 @@ func (s *session) planBeside(plan *planir.Plan) error {
 		}
 	}
 	if best == plan {
-		s.warn("nothing is processed beside decoding: no two processors get more done side by side than by turns")
+		if !refused {
+			s.warn("nothing is processed beside decoding: no two processors get more done side by side than by turns")
+		}
 		return nil
 	}
 	*plan = *best
