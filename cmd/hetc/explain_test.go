@@ -104,7 +104,7 @@ func TestExplainRoof(t *testing.T) {
 			t.Errorf("explain --soc lacks %q:\n%s", want, all)
 		}
 	}
-	const one = `layers.ffn_down@64 on round
+	const one = `layers.ffn_down@64 on round, predicted
 the plan stores these alternatives, the best of each strategy; with --soc, --costs and --model every choice is priced again
  strategy  shares     us  source               roof         
 ────────────────────────────────────────────────────────────
