@@ -168,14 +168,15 @@ func fetch(tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
 // of Zen 4 reads slower with requests than without any.
 const fastRows = 2
 
-// prefetcherSuffices says that this CPU's own prefetcher reads the weights of fastRows rows faster than requests do: 20
-// to 65 % faster with 8 bits on Zen 4, the models of AMD's family 25 with AVX-512. docs/kernels.md has the measurement.
-var prefetcherSuffices = cpuid.CPU.IsVendor(cpuid.AMD) && cpuid.CPU.Family == 25 && cpu.X86.HasAVX512F
+// zen4 says that this is a Zen 4, a model of AMD's family 25 with AVX-512. Its own prefetcher reads the weights of
+// fastRows rows faster than requests do, 20 to 65 % faster with 8 bits, and its cores keep track of fewer requests.
+// docs/kernels.md has the measurements.
+var zen4 = cpuid.CPU.IsVendor(cpuid.AMD) && cpuid.CPU.Family == 25 && cpu.X86.HasAVX512F
 
-// fetchFew is fetch for kernels of 8-bit and 6-bit weights. Where the CPU's own prefetcher suffices they ask for the
-// same lines all the time, which costs nothing.
+// fetchFew is fetch for kernels of 8-bit and 6-bit weights. With few rows on Zen 4 they ask for the same lines all the
+// time, which costs nothing.
 func fetchFew(rows, tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
-	if prefetcherSuffices && rows <= fastRows && calls == 1 {
+	if zen4 && rows <= fastRows && calls == 1 {
 		return 0, 0
 	}
 	return fetch(tileBytes, steps, call, calls, last)

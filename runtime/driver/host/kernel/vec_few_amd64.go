@@ -20,12 +20,14 @@ const (
 	nearAhead = 8 << 10
 )
 
-// For kernels of 512 bits it is prefetched once, into the first-level cache: about onceAhead bytes ahead, because a
-// core keeps track of 8 KiB of requests, and passesAhead where values pass several times for some of their columns.
-const (
-	onceAhead   = 8 << 10
-	passesAhead = 16 << 10
-)
+// onceAhead is how far ahead kernels of 512 bits prefetch, once, into the first-level cache: about as many bytes as a
+// core keeps track of, fewer on Zen 4. It is twice as far where values pass several times for some of their columns.
+func onceAhead() int {
+	if zen4 {
+		return 4 << 10
+	}
+	return 8 << 10
+}
 
 // isFew reports whether a task takes keys as they are cached. bfloat16 keys are, by kernels of pairs only. With 256 bits
 // 8-bit keys take so many instructions that tiles of them are as fast for fewer than four lines.
@@ -87,9 +89,9 @@ func (t *lineTask) newLookAhead() lookAhead {
 	case !out.once:
 		out.rows = (farAhead/out.row + up) &^ up
 	case t.from.pairs || t.passOnce():
-		out.rows = (onceAhead/out.row + up) &^ up
+		out.rows = (onceAhead()/out.row + up) &^ up
 	default:
-		out.rows = max(wideKeys, passesAhead/out.row&^up)
+		out.rows = max(wideKeys, 2*onceAhead()/out.row&^up)
 	}
 	out.rows = min(keyBlock, out.rows)
 	out.last = (t.context() - out.rows) &^ (wideKeys - 1)

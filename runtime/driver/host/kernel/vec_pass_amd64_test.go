@@ -51,7 +51,7 @@ func TestVecPasses(t *testing.T) {
 
 // Products are the same whether a CPU's own prefetcher reads their weights or they ask for them.
 func TestVecWithAndWithoutRequests(t *testing.T) {
-	defer func(was bool) { prefetcherSuffices = was }(prefetcherSuffices)
+	defer func(was bool) { zen4 = was }(zen4)
 	const k, n = 208, 96
 	codes, blocks := make([]uint8, (fastRows+1)*k), (k+BlockK-1)/BlockK
 	sums := make([]int32, (fastRows+1)*blocks)
@@ -66,7 +66,7 @@ func TestVecWithAndWithoutRequests(t *testing.T) {
 			w, _ := tiledWeight(newValues(plain, 4, nil), scheme, k, n)
 			for rows := 1; rows <= fastRows+1; rows++ {
 				product := func(alone bool) []float32 {
-					prefetcherSuffices = alone
+					zen4 = alone
 					y := make([]float32, rows*n)
 					if scheme == "q8c" {
 						set.MatMulQ8C(Rows(y, n), x, w, rows, k, n)
