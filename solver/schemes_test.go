@@ -818,3 +818,20 @@ func TestHeadRoundedInPrefillAlone(t *testing.T) {
 	w.Buckets = workload.Rows{32}
 	solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w})
 }
+
+// A plan that loses more than its workload permits is a defect, whichever decision was the last to forget the limit.
+func TestQualityIsChecked(t *testing.T) {
+	limit := planir.Quality{Phase: "decode", KL: 0.031, MaxKL: 0.02}
+	in := &Input{Workload: workload.Default()}
+	if err := in.checkQuality([]planir.Quality{limit}); diag.ClassOf(err) != diag.ClassInternal {
+		t.Errorf("a loss of 0.031 of at most 0.02: got %v", err)
+	}
+	in.Workload.Shadows.Prune = 0.85
+	if err := in.checkQuality([]planir.Quality{limit}); err != nil {
+		t.Errorf("the workload says which outliers are kept: got %v", err)
+	}
+	in.Workload.Shadows.Prune, limit.KL = 0, 0.02
+	if err := in.checkQuality([]planir.Quality{limit}); err != nil {
+		t.Errorf("a loss at the limit: got %v", err)
+	}
+}

@@ -243,6 +243,9 @@ func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
 // checkPlan has the checker examine a plan. It shares no code with the solver, so every finding is a defect of the
 // solver, except P027 (more memory than the SoC has).
 func (in *Input) checkPlan(plan *planir.Plan) error {
+	if err := in.checkQuality(plan.Quality); err != nil {
+		return err
+	}
 	found := check.Plan(plan, in.Model, in.WholeSoC())
 	err := found.Err()
 	if err == nil {
@@ -254,6 +257,22 @@ func (in *Input) checkPlan(plan *planir.Plan) error {
 	}
 	return diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", found[full].Summary).
 		WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
+}
+
+// checkQuality has every phase lose at most what the workload permits, by the calibration. More is a defect of the
+// solver, unless the workload itself says which shadow outliers are kept: prunedQuality warns then.
+func (in *Input) checkQuality(phases []planir.Quality) error {
+	const rounding = 1e-9 // of sums over classes, of the limit
+	if in.Workload.Shadows != (workload.Shadows{}) {
+		return nil
+	}
+	for _, quality := range phases {
+		if quality.MaxKL > 0 && quality.KL > quality.MaxKL*(1+rounding)+2*workload.Lossless {
+			return diag.New(diag.ClassInternal, "BUG: the schemes of %s lose %g nats a token, want at most %s", quality.Phase,
+				quality.KL, workload.KLText(quality.MaxKL))
+		}
+	}
+	return nil
 }
 
 // schemeChoice has the schemes that operators may have, and the chosen ones.
