@@ -439,7 +439,7 @@ func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 		return nil, err
 	}
 	plans := []*planir.Plan{plan}
-	if s.nodes == 0 { // not one of many combinations
+	if s.comparesVariants() {
 		faster, err := s.fasterByTimeline(ctx, plan)
 		if err != nil {
 			return nil, err
@@ -456,4 +456,11 @@ func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 		}
 	}
 	return s.solveJointly(ctx, plan)
+}
+
+// comparesVariants reports whether a plan's programs are compared with their variants by the timeline. One of many
+// combinations is not, for that takes too long. Under a limit of calls without a bound of memory there are few
+// combinations, and a faster variant may be what keeps the limit.
+func (s *session) comparesVariants() bool {
+	return s.nodes == 0 || s.isLimited(problem.LimitPartNS) && !s.isLimited(problem.LimitBytes)
 }

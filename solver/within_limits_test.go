@@ -149,6 +149,28 @@ func TestJoinedStepsKeepALimit(t *testing.T) {
 	}
 }
 
+// A limit of calls that only fewer buckets keep is kept by a plan that the timeline says is faster than the optimum.
+func TestFasterThanTheOptimumKeepsALimit(t *testing.T) {
+	m, s := demo(t), withNPU(t, nil)
+	w := permit(op.A8TQ8C)
+	w.Buckets, w.Context = workload.Rows{24, 96}, 120
+	w.Prompts = workload.Prompts{{Tokens: 72, Share: 1}}
+	in := Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w, Engine: exact.Engine{}}
+	free := solve(t, in).Plan
+	if prefill := free.Solver[1]; len(free.Program.Programs) != 2 || prefill.Status != StatusFaster {
+		t.Fatalf("%d programs, prefill is %s: the case tests nothing", len(free.Program.Programs), prefill.Status)
+	}
+	most := prediction(t, free, "prefill@24").PlanNS
+	in.Workload = workload.Edited(w, func(w *workload.Workload) { w.Limits.PrefillMS = float64(most+1) / 1e6 })
+	limited, err := Solve(t.Context(), in)
+	if err != nil {
+		t.Fatalf("prefill of %d ns, which a plan keeps: %v", most, err)
+	}
+	if got := prediction(t, limited.Plan, "prefill@24").PlanNS; got > most+1 {
+		t.Errorf("prefill takes %d ns, and at most %d are allowed", got, most+1)
+	}
+}
+
 // A limit that is missed by a nanosecond or a byte does not read as if it were kept.
 func TestExceededByLittle(t *testing.T) {
 	for kind, want := range map[problem.LimitKind][2]string{
