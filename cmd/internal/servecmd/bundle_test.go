@@ -299,7 +299,7 @@ func launchOn(t *testing.T, name string, drivers []driver.Driver, flags ...strin
 	ctx, stop := context.WithCancel(context.Background())
 	out, results := io.Pipe()
 	s := &instance{t: t, stop: stop, ended: make(chan error, 1), errs: &lockedBuffer{}, client: &http.Client{}}
-	args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0", "--json"}, flags...)
+	args := append([]string{app, "--trust", key, "--json"}, listening(flags)...)
 	ui := &cli.Streams{Tool: "hetserve", Out: results, Err: s.errs}
 	go func() {
 		err := commandOn(ui, drivers, args...).ExecuteContext(ctx)
@@ -415,4 +415,12 @@ func parsed(documents []string) (out answer, err error) {
 		out.tokens = event.Usage.Tokens
 	}
 	return out, nil
+}
+
+// listening returns flags with an address of this machine and a free port, unless they name one.
+func listening(flags []string) []string {
+	if slices.Contains(flags, "--listen") {
+		return flags
+	}
+	return append([]string{"--listen", "127.0.0.1:0"}, flags...)
 }

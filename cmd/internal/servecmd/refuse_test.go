@@ -84,7 +84,7 @@ func TestRefusedCommandLines(t *testing.T) {
 			continue
 		}
 		ui := &cli.Streams{Tool: "hetserve", Out: io.Discard, Err: io.Discard}
-		args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0"}, test.args...)
+		args := append([]string{app, "--trust", key}, listening(test.args)...)
 		err := command(ui, args...).ExecuteContext(t.Context())
 		if err == nil || diag.ClassOf(err) != test.class || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: %v (class %v), want class %v and %q", test.args, err, diag.ClassOf(err), test.class, test.want)
