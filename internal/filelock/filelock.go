@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 )
 
 // ErrBusy is the error of Try while another opening of the same file holds the lock.
@@ -26,3 +27,19 @@ func Try(file *os.File) error { return lock(file, false) }
 
 // Wait is Try, but waits until the lock is free.
 func Wait(file *os.File) error { return lock(file, true) }
+
+// OfTheKilled is how long TryFor may have to wait for a process that was killed: its lock lasts until its memory, which
+// may be large, is taken down.
+const OfTheKilled = 3 * time.Second
+
+// TryFor is Try, but tries again for as long as patience says while another process holds the lock.
+func TryFor(file *os.File, patience time.Duration) error {
+	const pause = 50 * time.Millisecond
+	for waited := time.Duration(0); ; waited += pause {
+		err := Try(file)
+		if err == nil || errors.Is(err, errors.ErrUnsupported) || waited >= patience {
+			return err
+		}
+		time.Sleep(pause)
+	}
+}

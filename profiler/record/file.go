@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
@@ -301,21 +300,14 @@ func onlyHeaderPiece(file *os.File, path string) error {
 	return nil
 }
 
-// lockPause is the time between two tries to lock a file.
-const lockPause = 50 * time.Millisecond
-
-// lockTries times lockPause is how long a writer waits for the one before: a process that was killed
-// keeps its lock until its memory, which may be large, is taken down. Tests wait less.
-var lockTries = 60
+// lockPatience is how long a writer waits for the one before. Tests wait less.
+var lockPatience = filelock.OfTheKilled
 
 // own keeps other writers out until the file is closed or this process dies.
 func own(file *os.File) error {
-	var err error
-	for range lockTries {
-		if err = filelock.Try(file); err == nil || errors.Is(err, errors.ErrUnsupported) {
-			return nil
-		}
-		time.Sleep(lockPause)
+	err := filelock.TryFor(file, lockPatience)
+	if err == nil || errors.Is(err, errors.ErrUnsupported) {
+		return nil
 	}
 	return diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", file.Name(), err).
 		WithHint("wait for it, or name another file")

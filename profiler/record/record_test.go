@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/filelock"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -290,14 +291,14 @@ func TestSecondWriterIsKeptOut(t *testing.T) {
 	}
 	// The one before may be on its way out: a writer waits for it.
 	first := w
-	time.AfterFunc(2*lockPause, func() { first.Close() })
+	time.AfterFunc(100*time.Millisecond, func() { first.Close() })
 	second, err := Resume(path, header())
 	if err != nil {
 		t.Fatalf("while the first one closes: %v", err)
 	}
 	w = second
-	lockTries = 2
-	defer func() { lockTries = 60 }()
+	lockPatience = 50 * time.Millisecond
+	defer func() { lockPatience = filelock.OfTheKilled }()
 	if _, err := Resume(path, header()); err == nil || !strings.Contains(err.Error(), "another hetc writes it") {
 		t.Errorf("second writer: %v", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/filelock"
@@ -40,22 +39,15 @@ const firstKey = `{"at_ms":`
 // lastLines is how much of the end of a file is looked at for its last lines.
 const lastLines = 4096
 
-// lockPause is the time between two tries to lock a file.
-const lockPause = 50 * time.Millisecond
-
-// lockTries times lockPause is how long a server waits for the one before: the lock of one that was killed lasts until
-// its memory is taken down. Tests wait less.
-var lockTries = 60
+// lockPatience is how long a server waits for the one before. Tests wait less.
+var lockPatience = filelock.OfTheKilled
 
 // own keeps other servers out of a recording until the file is closed or this process dies: their times would count
 // from other moments, and each would take the other's latest line for one that was cut off.
 func own(file *os.File) error {
-	var err error
-	for range lockTries {
-		if err = filelock.Try(file); err == nil || errors.Is(err, errors.ErrUnsupported) {
-			return nil
-		}
-		time.Sleep(lockPause)
+	err := filelock.TryFor(file, lockPatience)
+	if err == nil || errors.Is(err, errors.ErrUnsupported) {
+		return nil
 	}
 	return diag.New(diag.ClassIO, "--record %q: another hetserve writes it: %w", file.Name(), err).
 		WithHint("give each server a file of its own")

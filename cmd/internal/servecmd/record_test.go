@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/filelock"
@@ -93,8 +94,8 @@ func TestRecordingHasOneWriter(t *testing.T) {
 	if err := filelock.Try(first.file); err != nil {
 		t.Skipf("no locks here: %v", err)
 	}
-	defer func(tries int) { lockTries = tries }(lockTries)
-	lockTries = 2
+	defer func(was time.Duration) { lockPatience = was }(lockPatience)
+	lockPatience = 50 * time.Millisecond
 	if second, err := record(path, t.Errorf); diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), "another hetserve") {
 		t.Errorf("a second server: got %v, %v, want an error of class io", second, err)
 	}
