@@ -36,24 +36,25 @@ func (s *schemeChoice) findClasses() {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
+
 			operator := node.Ops[len(node.Ops)-1]
 			if !operator.HasScheme() || node.Exact {
 				continue
 			}
-			k := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.W[0] })
-			if k < 0 {
-				k = len(s.classes)
+			index := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.W[0] })
+			if index < 0 {
+				index = len(s.classes)
 				head := s.isHead(sec.Name)
 				s.classes = append(s.classes,
 					productClass{weight: node.W[0], k: operator.K, n: operator.N, head: head,
 						shared: head && len(s.want.PrefillHead) == 0, expert: operator.Kind == op.ExpertMatMul})
 			}
-			class, name := &s.classes[k], sec.Name+"."+node.Name
+			class, name := &s.classes[index], sec.Name+"."+node.Name
 			class.copies += max(1, sec.Layers) * max(1, operator.Experts)
 			if !slices.Contains(class.nodes, name) {
 				class.nodes = append(class.nodes, name)
 			}
-			s.classOf[name] = k
+			s.classOf[name] = index
 		}
 	}
 }
@@ -64,19 +65,34 @@ type tiedEmbedding struct {
 	node   string      // "embed.embed"
 	head   int         // class
 	tables []op.Scheme // of the embedding, as the head's scheme may have them
-	// why the embedding reads rows as they are stored under other schemes of the head, though a processor could
-	not map[op.Scheme]error
+	// refused says why the embedding does not use a table that a processor could look up.
+	refused map[op.Scheme]error
 }
 
 // exists reports whether the embedding looks rows up in the head under at least one scheme.
-func (p *tiedEmbedding) exists() bool { return p != nil && len(p.tables) > 0 }
+func (t *tiedEmbedding) exists() bool { return t != nil && len(t.tables) > 0 }
 
 // table returns the scheme of the embedding for a scheme of the head, "" if it reads rows as they are stored.
-func (p *tiedEmbedding) table(head op.Scheme) op.Scheme {
-	if p != nil && slices.Contains(p.tables, head.Table()) {
+func (t *tiedEmbedding) table(head op.Scheme) op.Scheme {
+	if t != nil && slices.Contains(t.tables, head.Table()) {
 		return head.Table()
 	}
 	return ""
+}
+
+// warnUntiedEmbedding warns if the embedding could have been looked up in the packed head, and why it is not. Its table
+// then takes memory beside the head.
+func (s *schemeChoice) warnUntiedEmbedding() {
+	if s.tied == nil {
+		return
+	}
+	err := s.tied.refused[s.decode[s.tied.head].Table()]
+	if err == nil && s.prefill != nil {
+		err = s.tied.refused[s.prefill[s.tied.head].Table()]
+	}
+	if err != nil {
+		s.warn("the embedding is not looked up in the packed head, and takes memory beside it: %v", err)
+	}
 }
 
 // findTiedEmbedding decides whether the embedding reads its rows from the packed head. At least one processor must be
@@ -84,48 +100,59 @@ func (p *tiedEmbedding) table(head op.Scheme) op.Scheme {
 func (s *schemeChoice) findTiedEmbedding() {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
-		for _, node := range sec.Nodes {
-			k := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.Packed })
-			if node.Packed == "" || k < 0 {
+		for j := range sec.Nodes {
+			node := &sec.Nodes[j]
+			head := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.Packed })
+			if node.Packed == "" || head < 0 || s.foldsInto(node.Packed) {
 				continue
 			}
-			cal := s.in.Calibration
-			if cal != nil && slices.ContainsFunc(s.graph.Folds(), func(f models.FoldGroup) bool {
-				return slices.Contains(f.Multiply, node.Packed) && slices.Contains(cal.Groups(), f.Name)
-			}) {
-				continue // the head no longer holds the table's values
-			}
-			found := &tiedEmbedding{node: sec.Name + "." + node.Name, head: k, not: map[op.Scheme]error{}}
-			for _, scheme := range s.permittedInAny(&s.classes[k]) {
-				table := scheme.Table()
-				if table == "" || slices.Contains(found.tables, table) {
-					continue
-				}
-				ok, err := s.looksUp(&node, table)
-				if ok && cal != nil && s.want.MaxKL != (workload.KLLimit{}) && s.tableLoss(found.node, table) == nil {
-					ok, err = false, errors.New("the calibration does not say what that loses")
-				}
-				if ok {
-					found.tables = append(found.tables, table)
-				} else if err != nil {
-					found.not[table] = err
-				}
-			}
-			if len(found.tables)+len(found.not) > 0 {
-				s.tied = found
+			if tied := s.tie(sec.Name+"."+node.Name, node, head); len(tied.tables)+len(tied.refused) > 0 {
+				s.tied = tied
 			}
 		}
 	}
+}
+
+// foldsInto reports whether the calibration multiplies a fold into a weight, which then no longer holds the embedding's
+// values.
+func (s *request) foldsInto(weight string) bool {
+	cal := s.in.Calibration
+	return cal != nil && slices.ContainsFunc(s.graph.Folds(), func(fold models.FoldGroup) bool {
+		return slices.Contains(fold.Multiply, weight) && slices.Contains(cal.Groups(), fold.Name)
+	})
+}
+
+// tie finds out which tables an embedding may use, of those that the schemes permitted for the head give.
+func (s *schemeChoice) tie(name string, node *models.Node, head int) *tiedEmbedding {
+	tied := &tiedEmbedding{node: name, head: head, refused: map[op.Scheme]error{}}
+	needsLoss := s.in.Calibration != nil && s.want.MaxKL != (workload.KLLimit{})
+	for _, scheme := range s.permittedInAny(&s.classes[head]) {
+		table := scheme.Table()
+		if table == "" || slices.Contains(tied.tables, table) {
+			continue
+		}
+		ok, err := s.looksUp(node, table)
+		if ok && needsLoss && s.tableLoss(name, table) == nil {
+			ok, err = false, errors.New("the calibration does not say what that loses")
+		}
+		if ok {
+			tied.tables = append(tied.tables, table)
+		} else if err != nil {
+			tied.refused[table] = err
+		}
+	}
+	return tied
 }
 
 // looksUp reports whether some processor looks rows up in packed tiles. The error says why the price of one that could
 // is not known.
 func (s *request) looksUp(node *models.Node, table op.Scheme) (ok bool, err error) {
 	for _, proc := range s.Procs {
-		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, op.Embed) ||
-			proc.Layouts[table.Weight()] != op.TilesLayout {
+		otherKinds := len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, op.Embed)
+		if otherKinds || proc.Layouts[table.Weight()] != op.TilesLayout {
 			continue
 		}
+
 		var unknown error
 		for _, rows := range s.want.Rows() {
 			operator := node.Ops[0]
@@ -138,6 +165,7 @@ func (s *request) looksUp(node *models.Node, table op.Scheme) (ok bool, err erro
 			return true, nil
 		}
 		err = unknown
+
 	}
 	return false, err
 }
@@ -151,13 +179,13 @@ func (s *request) tableLoss(node string, table op.Scheme) *calibration.Loss {
 // Nodes that move rows of a group of experts have the scheme of the group's products.
 func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme {
 	return func(node string) op.Scheme {
-		if p := s.tied; p != nil && node == p.node {
-			if table := p.table(schemes[p.head]); table != "" {
+		if tied := s.tied; tied != nil && node == tied.node {
+			if table := tied.table(schemes[tied.head]); table != "" {
 				return table
 			}
 		}
-		if k, ok := s.classOf[lower.ClassOf(node)]; ok {
-			return schemes[k]
+		if class, ok := s.classOf[lower.ClassOf(node)]; ok {
+			return schemes[class]
 		}
 		return op.A32W32
 	}
@@ -173,6 +201,7 @@ func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, boo
 	if cal == nil {
 		return 0, false
 	}
+
 	total := 0.0
 	for _, node := range class.nodes {
 		loss := cal.Loss(node, scheme, len(cal.Folds) > 0)
@@ -184,8 +213,9 @@ func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, boo
 		}
 		total += max(0, loss.KL)
 	}
-	if packed := s.tied; packed.table(scheme) != "" && class == &s.classes[packed.head] {
-		loss := s.tableLoss(packed.node, packed.table(scheme))
+
+	if tied := s.tied; tied.table(scheme) != "" && class == &s.classes[tied.head] {
+		loss := s.tableLoss(tied.node, tied.table(scheme))
 		if loss == nil {
 			return 0, false
 		}

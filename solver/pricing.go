@@ -26,7 +26,7 @@ type candidateSet struct {
 	list    []price.Candidate
 	err     error
 	section *price.Section // that made them
-	node    int            // its place in st
+	node    int            // its index in section
 }
 
 // priceSection makes the candidates of a section's nodes at a number of rows, once for each combination of its schemes.
@@ -39,40 +39,54 @@ func (s *pricing) priceSection(sec *lower.Section, rows int) {
 		return
 	}
 	s.priced[key] = true
-	st := s.section(sec, rows)
-	lists, errs := st.Candidates()
+
+	section := s.section(sec, rows)
+	lists, errs := section.Candidates()
 	for i := range lists {
-		lists[i] = st.Restrict(i, lists[i])
+		lists[i] = section.Restrict(i, lists[i])
 	}
 	for i := range sec.Nodes {
 		key := keyOfNode(rows, &sec.Nodes[i])
-		old := s.candidateSets[key]
+		known := s.candidateSets[key]
 		switch {
-		case old == nil:
-			s.candidateSets[key] = &candidateSet{lists[i], errs[i], st, i}
+		case known == nil:
+			s.candidateSets[key] = &candidateSet{lists[i], errs[i], section, i}
 			s.reserve(candidatesBytes(lists[i]))
 		case !sec.Nodes[i].Op().HasScheme() && !s.listed:
-			seen := map[string]bool{}
-			for j := range old.list {
-				seen[old.list[j].Label()] = true
-			}
-			for _, candidate := range lists[i] {
-				if !seen[candidate.Label()] {
-					old.list = append(old.list, candidate)
-					s.reserve(candidateSize(&candidate))
-				}
-			}
+			s.addCandidates(known, lists[i])
 		}
 	}
-	// The caller that needs the section reports a failure. Else a processor without prices is mentioned, once: a plan
-	// that does without it must not look like a choice.
-	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil })
-	for _, proc := range s.Procs {
-		if err := st.Missing[proc.Name]; err != nil && !failed &&
-			diag.ClassOf(err) != diag.ClassInfeasible && !s.warned[proc.Name] {
-			s.warned[proc.Name] = true
-			s.warn("some choices with processor %q are left out: %v", proc.Name, err)
+
+	// Whoever needs the section reports a node that failed.
+	if !slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
+		s.warnMissing(section)
+	}
+}
+
+// addCandidates adds those of a list to a set that it does not have yet.
+func (s *pricing) addCandidates(set *candidateSet, list []price.Candidate) {
+	seen := map[string]bool{}
+	for i := range set.list {
+		seen[set.list[i].Label()] = true
+	}
+	for _, candidate := range list {
+		if !seen[candidate.Label()] {
+			set.list = append(set.list, candidate)
+			s.reserve(candidateSize(&candidate))
 		}
+	}
+}
+
+// warnMissing mentions each processor without prices in a section, once: a plan that does without it must not look like
+// a choice.
+func (s *pricing) warnMissing(section *price.Section) {
+	for _, proc := range s.Procs {
+		err := section.Missing[proc.Name]
+		if err == nil || s.warned[proc.Name] || diag.ClassOf(err) == diag.ClassInfeasible {
+			continue
+		}
+		s.warned[proc.Name] = true
+		s.warn("some choices with processor %q are left out: %v", proc.Name, err)
 	}
 }
 
@@ -106,20 +120,23 @@ func (s *pricing) poseSection(sec *lower.Section, rows int) (*instance, error) {
 // pricing keeps the candidates of operators and the problems posed with them, and counts the memory that both take.
 type pricing struct {
 	request
+
 	candidateSets map[nodeKey]*candidateSet
 	listed        bool              // bounds on assignments rely on the candidate sets
 	priced        map[string]bool   // by sectionKey
 	warned        map[string]bool   // processors whose lack of prices was mentioned
 	divisions     []planir.Decision // how programs divide columns, offered to each other
-	items         *itemCache
-	instances     map[string]*instance    // by sectionKey
-	programs      map[programKey]*program // posed so far
-	leasts        map[string][]int64      // by sectionKey, of each set of processors; nil: not known
-	branchCaches  map[string]*branchCache // branches of forks, by the schemes of their nodes
-	forkCaches    map[string]*forkCache   // forks, by the same
-	budget        *memoryBudget           // of what is kept, shared with sessions of the same solve
-	kept          int64                   // bytes of it, of candidates and combinations
-	cached        int64                   // bytes of it, of posed problems
+
+	items        *itemCache
+	instances    map[string]*instance    // by sectionKey
+	programs     map[programKey]*program // posed so far
+	leasts       map[string][]int64      // by sectionKey, of each set of processors; nil: not known
+	branchCaches map[string]*branchCache // branches of forks, by the schemes of their nodes
+	forkCaches   map[string]*forkCache   // forks, by the same
+
+	budget *memoryBudget // of what is kept, shared with sessions of the same solve
+	kept   int64         // bytes of it, of candidates and combinations
+	cached int64         // bytes of it, of posed problems
 }
 
 // offerDivisions adds a plan's divisions of columns to the candidates of every program. If programs divide a matrix
@@ -129,16 +146,19 @@ func (s *pricing) offerDivisions(plan *planir.Plan) {
 		if decision.Axis != planir.AxisCols && decision.Axis != planir.AxisK {
 			continue
 		}
-		decision.Strategy, decision.Shares = price.Base(decision.Strategy), slices.Clone(decision.Shares)
-		for i := range decision.Shares {
-			decision.Shares[i].PadRows, decision.Shares[i].Form = 0, ""
+		division := decision
+		division.Strategy, division.Shares = price.Base(decision.Strategy), slices.Clone(decision.Shares)
+		for i := range division.Shares {
+			division.Shares[i].PadRows, division.Shares[i].Form = 0, ""
 		}
-		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool {
-			return x.Node == decision.Node && price.SameShares(&x, &decision)
-		}) {
-			s.divisions = append(s.divisions, decision)
+		offered := slices.ContainsFunc(s.divisions, func(other planir.Decision) bool {
+			return other.Node == division.Node && price.SameShares(&other, &division)
+		})
+		if !offered {
+			s.divisions = append(s.divisions, division)
 		}
 	}
+
 	added := false
 	for _, set := range s.candidateSets {
 		before := len(set.list)

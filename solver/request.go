@@ -1,7 +1,6 @@
 package solver
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
@@ -17,14 +16,15 @@ import (
 
 // request is the task of a solve: the input, and what follows from it alone. It contains no decision of a plan.
 type request struct {
-	in        Input
-	graph     models.Graph
-	batch     models.Graph // graph of rows of a sequence each
-	selecting models.Graph // with sparse attention
-	// the same for the program that decodes a sequence
-	selectingOne models.Graph
-	want         *workload.Demand
-	goal         problem.Measure // what is minimised
+	in   Input
+	want *workload.Demand
+	goal problem.Measure // what is minimised
+
+	graph        models.Graph
+	batch        models.Graph // for a batch, whose rows belong to a sequence each
+	selecting    models.Graph // with sparse attention
+	selectingOne models.Graph // the same for the program that decodes one sequence
+
 	*price.Machine
 	prices price.Costs
 	facts  *price.Facts      // nil: none are known
@@ -33,6 +33,7 @@ type request struct {
 }
 
 // warn adds a warning to the result.
+
 func (s *request) warn(format string, args ...any) {
 	d := diag.New(diag.ClassInput, format, args...)
 	d.Severity = diag.Warning
@@ -52,39 +53,48 @@ func (s *request) isHead(node string) bool {
 // sharing returns how much branches that run side by side slow each other, by expected times.
 func (s *request) sharing() *timeline.Machine {
 	if s.memory == nil {
-		s.memory = &timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
-			hand, err := s.prices.Handover(from, to)
-			if s.Thread(from) == s.Thread(to) || err != nil {
-				return 0 // without a price candidates of both have none either
-			}
-			return float64(hand.NS)
-		}}
+		s.memory = &timeline.Machine{Memory: *s.prices.Memory(), Handover: s.expectedHandover}
 	}
 	return s.memory
+}
+
+// expectedHandover returns the expected time of a hand-over between processors, in ns. It is 0 where both share a
+// thread, and where no price is known: then no candidate that needs the hand-over has a price either.
+func (s *request) expectedHandover(from, to string) float64 {
+	if s.Thread(from) == s.Thread(to) {
+		return 0
+	}
+	handover, err := s.prices.Handover(from, to)
+	if err != nil {
+		return 0
+	}
+	return float64(handover.NS)
 }
 
 // section prepares a section for pricing: how often it is executed, and what its calls are like. A section that occurs
 // several times in the model is one that repeats, with a break between occurrences.
 func (s *request) section(sec *lower.Section, rows int) *price.Section {
-	st := price.NewSection(sec, s.Machine, s.prices)
-	st.Facts, st.Policy, st.Memory = s.facts, *s.in.policy(), s.sharing()
-	st.Rows, st.Context, st.Buckets, st.Lengths = rows, s.want.ContextAt(rows), s.want.Buckets, s.want.Lengths[rows]
+	priced := price.NewSection(sec, s.Machine, s.prices)
+	priced.Facts, priced.Policy, priced.Memory = s.facts, *s.in.policy(), s.sharing()
+	priced.Rows, priced.Context = rows, s.want.ContextAt(rows)
+	priced.Buckets, priced.Lengths = s.want.Buckets, s.want.Lengths[rows]
+
 	for i := range s.graph.Sections {
 		other := &s.graph.Sections[i]
 		if other.Name != sec.Name {
 			continue
 		}
-		if st.Repeat > 0 {
-			st.Breaks++
+		if priced.Repeat > 0 {
+			priced.Breaks++
 		}
-		st.Repeat += max(1, other.Layers)
+		priced.Repeat += max(1, other.Layers)
 		for _, node := range other.Nodes {
 			if node.Exact {
-				st.Exact[other.Name+"."+node.Name] = true
+				priced.Exact[other.Name+"."+node.Name] = true
 			}
 		}
 	}
-	return st
+	return priced
 }
 
 // objective returns the value of a plan by the problems that made it, in the unit of the measure: the joint problem's
@@ -94,6 +104,7 @@ func (s *request) objective(plan *planir.Plan) float64 {
 		return float64(plan.Solver[0].ObjectiveNS)
 	}
 	total := 0.0
+
 	for i := range s.want.Rows() {
 		total += float64(s.callWeight(i) * float64(plan.Solver[i].ObjectiveNS))
 	}
@@ -106,9 +117,9 @@ func packsTwice(plan *planir.Plan) bool {
 	packs := plan.Program.Packs
 	for i := range packs {
 		for j := range packs[:i] {
-			a, b := &packs[i], &packs[j]
-			overlap := a.K0 < b.K1 && b.K0 < a.K1 && a.N0 < b.N1 && b.N0 < a.N1
-			if a.Weight == b.Weight && a.Scheme == b.Scheme && overlap {
+			one, other := &packs[i], &packs[j]
+			sameFormat := one.Weight == other.Weight && one.Scheme == other.Scheme
+			if sameFormat && one.K0 < other.K1 && other.K0 < one.K1 && one.N0 < other.N1 && other.N0 < one.N1 {
 				return true
 			}
 		}
@@ -124,11 +135,11 @@ func (s *request) lowerDecisions(plan *planir.Plan, decisions [][]planir.Decisio
 
 // mergeDecisions lists the decisions of all programs. The head is decided at one row, and in a bucket's program again
 // only where its shares or its scheme differ.
-func (s *request) mergeDecisions(x *solved) []planir.Decision {
+func (s *request) mergeDecisions(decided *solved) []planir.Decision {
 	var out planir.Plan
 	for i, rows := range s.want.Rows() {
-		for j := range x.decisions[i] {
-			decision := &x.decisions[i][j]
+		for j := range decided.decisions[i] {
+			decision := &decided.decisions[i][j]
 			if !s.decodes(rows) && s.isHead(decision.Node) && sameHead(&out, decision) {
 				continue
 			}
@@ -149,6 +160,7 @@ func sameHead(plan *planir.Plan, decision *planir.Decision) bool {
 func (s *request) decodes(rows int) bool { return slices.Contains(s.want.DecodeRows(), rows) }
 
 // graphFor returns the graph of a program of that many rows.
+
 func (s *request) graphFor(rows int) *models.Graph {
 	if slices.Contains(s.want.Batches, rows) {
 		return &s.batch
@@ -165,6 +177,7 @@ func (s *request) graphFor(rows int) *models.Graph {
 // lower completes the plan: it adds the processors that its decisions name, and its program.
 func (s *request) lower(plan *planir.Plan) error {
 	used := map[string]bool{s.in.SoC.Control: true}
+
 	for _, decision := range plan.Decisions {
 		for _, sh := range decision.Shares {
 			used[sh.Proc] = true
@@ -173,12 +186,14 @@ func (s *request) lower(plan *planir.Plan) error {
 	if beside := plan.Beside; beside != nil {
 		used[beside.Prefill], used[beside.Decode] = true, true
 	}
+
 	plan.Experts = nil
 	for _, tiers := range s.in.tiers {
 		if slices.Contains(s.want.Buckets, tiers.Rows) {
 			plan.Experts = append(plan.Experts, tiers)
 		}
 	}
+
 	plan.Outliers, plan.Hot = s.outliersOf(plan), s.hotOf(plan)
 	plan.Procs = nil
 	for i := range s.Procs {
@@ -186,6 +201,7 @@ func (s *request) lower(plan *planir.Plan) error {
 			plan.Procs = append(plan.Procs, s.Procs[i])
 		}
 	}
+
 	if err := lower.Lower(plan, &s.graph); err != nil {
 		return diag.New(diag.ClassInternal, "BUG: the solved decisions do not lower: %w", err)
 	}
@@ -205,28 +221,38 @@ func (s *request) callWeight(i int) float64 {
 // layersPerWeight returns how many layers have each weight, computed weights included. Constants and weights of
 // sections without layers are not in it.
 func (s *request) layersPerWeight() map[string]int {
-	spans := map[string][][2]int{}
+	spans := map[string][][2]int{} // first layer and the one after the last, of each section that has the weight
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
+		if sec.Layers == 0 {
+			continue
+		}
+		span := [2]int{sec.First, sec.First + sec.Layers}
 		for _, node := range sec.Nodes {
-			class := sec.Name + "." + node.Name
-			names := slices.Concat(node.W, lower.Computed(class), []string{models.HeadsWeight(class)})
-			for _, weight := range names {
-				if x := s.graph.Weight(weight); sec.Layers > 0 && (x == nil || len(x.Const) == 0) {
-					if at := [2]int{sec.First, sec.First + sec.Layers}; !slices.Contains(spans[weight], at) {
-						spans[weight] = append(spans[weight], at)
-					}
+			for _, weight := range s.weightsOf(sec.Name+"."+node.Name, &node) {
+				if !slices.Contains(spans[weight], span) {
+					spans[weight] = append(spans[weight], span)
 				}
 			}
 		}
 	}
-	out := map[string]int{}
-	for _, weight := range slices.Sorted(maps.Keys(spans)) {
-		for _, at := range spans[weight] {
-			out[weight] += at[1] - at[0]
+
+	layers := map[string]int{}
+	for weight, list := range spans {
+		for _, span := range list {
+			layers[weight] += span[1] - span[0]
 		}
 	}
-	return out
+	return layers
+}
+
+// weightsOf returns the weights of a node, computed ones included, without constants.
+func (s *request) weightsOf(class string, node *models.Node) []string {
+	names := slices.Concat(node.W, lower.Computed(class), []string{models.HeadsWeight(class)})
+	return slices.DeleteFunc(names, func(name string) bool {
+		weight := s.graph.Weight(name)
+		return weight != nil && len(weight.Const) > 0
+	})
 }
 
 // measure returns the measure that is minimised.

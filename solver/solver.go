@@ -45,9 +45,9 @@ type Input struct {
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that
 	// take turns with it on its first core, or else to the control processor. Empty: all processors.
 	Only []string
-	// Strategies are those that plans are made of, to compare with; empty: all. One processor at a time (single,
-	// padding) is always there where nothing else is: of those alone a plan places whole operators (HeteroInfer's
-	// layer-level mode).
+	// Strategies restricts a plan to these, for comparisons; empty: all are permitted. A node that has no candidate of
+	// them keeps the others. With single and padding alone a plan places whole operators (HeteroInfer's layer-level
+	// mode).
 	Strategies []planir.Strategy
 	// Ratio divides the columns of every matrix among the processors it names, in these parts of the whole as nearly
 	// as their granularity allows, to compare with; empty: what is best. Everything else goes to one of them.
@@ -87,8 +87,8 @@ type Input struct {
 type WhatIf struct {
 	// OtherSoC: the SoC differs from the one that the costs were fitted for, in limits or capabilities.
 	OtherSoC bool
-	// AnyScheme: what was never measured, because no processor executes it, takes another scheme's time. That tells
-	// whether there is a plan, and nothing of how fast it is.
+	// AnyScheme: a scheme that was never measured, because no processor executes it, costs what another scheme does.
+	// Such a solve tells whether there is a plan, and nothing of its speed.
 	AnyScheme bool
 }
 
@@ -141,11 +141,13 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if in.drops == nil && in.mayDrop() {
 		return solveDrops(ctx, in)
 	}
+
 	in.budget = newMemoryBudget(&in)
 	fresh, err := newSession(in)
 	if err != nil {
 		return nil, err
 	}
+
 	result, err := fresh.solveDynamic(ctx)
 	switch {
 	case err == nil:
@@ -156,6 +158,7 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	result.WorkingBytes = in.budget.peak
 	for _, report := range result.Plan.Solver {
 		result.JointObjective += in.budget.joints[report]
@@ -180,34 +183,36 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.chooseSchemes(ctx); err != nil {
 		return nil, err
 	}
+
 	bound := in.MaxMemory
 	if bound == 0 {
-		bound = int64(s.in.Workload.Memory)
+		bound = int64(in.Workload.Memory)
 	}
-	// planWithin may go on with a session of its own, which keeps the bound.
-	free := s
-	s, plan, err := s.planWithin(ctx, bound)
+	// planWithin may continue with another session, which keeps the bound.
+	within, plan, err := s.planWithin(ctx, bound)
 	if err != nil {
 		return nil, err
 	}
-	if s != free {
-		free.close()
+	if within != s {
+		s.close()
 	}
-	defer s.close()
+	defer within.close()
+
 	plan.Memory.Max = bound
-	if err := s.extend(ctx, plan); err != nil {
+	if err := within.extend(ctx, plan); err != nil {
 		return nil, err
 	}
 	if err := in.checkPlan(plan); err != nil {
 		return nil, err
 	}
-	s.checkMemory(plan)
-	expected, err := s.expectedNS(plan)
+	within.checkMemory(plan)
+
+	expected, err := within.expectedNS(plan)
 	if err != nil {
 		return nil, err
 	}
-	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected - s.inFlightGain(plan),
-		ExpectedNJ: s.expectedNJ(plan), session: s}, nil
+	return &Result{Plan: plan, Warnings: within.notes, ExpectedNS: expected - within.inFlightGain(plan),
+		ExpectedNJ: within.expectedNJ(plan), session: within}, nil
 }
 
 // extend decides everything that a plan has besides schemes and placements. Each decision takes those before it as
@@ -219,15 +224,8 @@ func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
 	s.noteOutliers(plan)
 	plan.Quality, plan.Compiled = s.quality(), s.compilerFacts(plan)
 	s.prunedQuality(plan)
-	if tied := s.tied; tied != nil {
-		err := tied.not[s.decode[tied.head].Table()]
-		if err == nil && s.prefill != nil {
-			err = tied.not[s.prefill[tied.head].Table()]
-		}
-		if err != nil {
-			s.warn("the embedding is not looked up in the packed head, and takes memory beside it: %v", err)
-		}
-	}
+	s.warnUntiedEmbedding()
+
 	if err := s.planHeadPipelines(ctx, plan); err != nil {
 		return err
 	}
@@ -251,6 +249,7 @@ func (in *Input) checkPlan(plan *planir.Plan) error {
 	if err == nil {
 		return nil
 	}
+
 	full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
 	if full < 0 {
 		return diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
@@ -267,15 +266,18 @@ func (in *Input) checkQuality(phases []planir.Quality) error {
 		return nil
 	}
 	for _, quality := range phases {
-		if quality.MaxKL > 0 && quality.KL > quality.MaxKL*(1+rounding)+2*workload.Lossless {
-			return diag.New(diag.ClassInternal, "BUG: the schemes of %s lose %g nats a token, want at most %s", quality.Phase,
-				quality.KL, workload.KLText(quality.MaxKL))
+		if quality.MaxKL == 0 {
+			continue
+		}
+		if quality.KL > quality.MaxKL*(1+rounding)+2*workload.Lossless {
+			return diag.New(diag.ClassInternal, "BUG: the schemes of %s lose %g nats a token, want at most %s",
+				quality.Phase, quality.KL, workload.KLText(quality.MaxKL))
 		}
 	}
 	return nil
 }
 
-// schemeChoice has the schemes that operators may have, and the chosen ones.
+// schemeChoice is the schemes that operators may have, and the chosen ones.
 type schemeChoice struct {
 	pricing
 	classes []productClass
@@ -293,35 +295,41 @@ type session struct {
 	waived       []problem.LimitKind // bounds that do not count
 	keepPrograms bool                // no program is given to its best single processor
 	reduced      bool                // joint problems do not have all candidates
-	outdone      float64             // objective of a known plan: within a bound of memory only better ones count; 0: none
 	tight        bool                // joint problems count buffers, scratch and steps where memory is bounded
+
+	// The objective of a known plan: within a bound of memory only better ones count; 0: none is known.
+	outdone float64
 }
 
 // checkCalibration checks that limits of quality and static scales come with a calibration of this model.
 func (s *request) checkCalibration() error {
 	if s.in.Calibration == nil {
-		for _, scheme := range slices.Concat(s.want.Prefill, s.want.Decode, s.want.Head, s.want.PrefillHead) {
-			if scheme.Static() && s.want.MaxKL == (workload.KLLimit{}) {
-				return diag.New(diag.ClassInput,
-					"solve: %s permits %q, whose static scales come from a calibration, and none is given",
-					s.in.Workload.Title(), scheme).
-					WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, " +
-						"and give it with --calibration cal.yaml")
-			}
-		}
-		if !s.want.MaxKL.Measured() {
-			return nil
-		}
-		return diag.New(diag.ClassInput, "solve: %s bounds quality, and no calibration says what the schemes cost",
-			s.in.Workload.Title()).
-			WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, " +
-				"and give it with --calibration cal.yaml")
+		return s.checkWithoutCalibration()
 	}
 	digest, err := s.in.Model.Digest()
 	if err != nil {
 		return err
 	}
 	return s.in.Calibration.CheckModel(s.in.Model.Name, digest)
+}
+
+// checkWithoutCalibration checks that nothing in the workload needs a calibration.
+func (s *request) checkWithoutCalibration() error {
+	const hint = "make one with hetc calibrate --model DIR --text FILE -o cal.yaml, " +
+		"and give it with --calibration cal.yaml"
+
+	for _, scheme := range slices.Concat(s.want.Prefill, s.want.Decode, s.want.Head, s.want.PrefillHead) {
+		if scheme.Static() && s.want.MaxKL == (workload.KLLimit{}) {
+			return diag.New(diag.ClassInput,
+				"solve: %s permits %q, whose static scales come from a calibration, and none is given",
+				s.in.Workload.Title(), scheme).WithHint(hint)
+		}
+	}
+	if s.want.MaxKL.Measured() {
+		return diag.New(diag.ClassInput, "solve: %s bounds quality, and no calibration says what the schemes cost",
+			s.in.Workload.Title()).WithHint(hint)
+	}
+	return nil
 }
 
 // checkCosts refuses costs of another SoC, unless a what-if has changed the SoC on purpose.
@@ -331,6 +339,7 @@ func (in *Input) checkCosts() error {
 			in.Costs.SoC, in.Costs.Fingerprint, in.SoC.Name, in.SoC.Fingerprint).
 			WithHint("profile this SoC and fit its costs")
 	}
+
 	digest, err := in.WholeSoC().Digest()
 	if err != nil {
 		return err
@@ -340,7 +349,9 @@ func (in *Input) checkCosts() error {
 			in.Costs.SoC, in.Costs.SoCDigest, digest).
 			WithHint("give the SoC file the costs were fitted with, or profile again")
 	}
-	if in.Costs.Simulated != in.SoC.Simulated() { // a plan says whether its times were measured: this decides it
+
+	// A plan says whether its times were measured: the SoC decides that.
+	if in.Costs.Simulated != in.SoC.Simulated() {
 		return diag.New(diag.ClassInput, "solve: costs say simulated: %v, and SoC %q says %v",
 			in.Costs.Simulated, in.SoC.Name, in.SoC.Simulated()).
 			WithHint("fit the costs again from their record")
@@ -353,32 +364,39 @@ func newSession(in Input) (*session, error) {
 	if in.Model == nil || in.SoC == nil || in.Costs == nil || in.Engine == nil {
 		panic("BUG: solve needs a model, a SoC, costs and an engine")
 	}
+
 	if err := in.checkCosts(); err != nil {
 		return nil, err
 	}
+
 	if in.Workload == nil {
 		in.Workload = workload.Default()
 	}
 	if err := in.Workload.Validate(); err != nil {
 		return nil, err
 	}
+
 	if in.TierRule.find() != nil && in.Loads == nil {
 		return nil, diag.New(diag.ClassUsage, "solve: capacity tiers by rule %q need the loads of experts",
 			in.TierRule.Slots).WithHint("hetc loads counts them; give the file with --loads")
 	}
+
 	if err := in.policy().Check(in.SoC); err != nil {
 		return nil, err
 	}
+
 	want, err := in.Workload.Apply(in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
 	want.Cache = cmp.Or(in.cache, want.Cache)
+
 	if err := in.deductCacheLoss(want); err != nil {
 		return nil, err
 	}
 	in.deductAttentionLoss(want)
 	in.deductDropLoss(want)
+
 	if err := in.checkTarget(want); err != nil {
 		return nil, err
 	}
@@ -396,34 +414,41 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	if in.Prices == nil || !in.Prices.IsOf(in.Costs) {
 		in.Prices = price.NewFitted(in.Costs, in.SoC)
 	}
+
 	fresh := &session{}
 	fresh.request = request{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise,
 		prices: in.Prices.With(in.SoC)}
+
 	fresh.warned, fresh.priced = map[string]bool{}, map[string]bool{}
 	fresh.candidateSets, fresh.items = map[nodeKey]*candidateSet{}, newItemCache()
 	if fresh.budget = in.budget; fresh.budget == nil {
 		fresh.budget = newMemoryBudget(&in)
 	}
+
 	fresh.dropPrograms()
 	if in.WhatIf.AnyScheme {
 		fresh.prices = price.AnyScheme{Costs: fresh.prices}
 	}
+
 	if in.Targeted() {
 		var err error
 		if fresh.facts, err = price.NewFacts(in.Facts, in.SoC); err != nil {
 			return nil, err
 		}
 	}
+
 	fresh.batch = fresh.graph.Batch()
 	if at := in.attention; at != nil && at.Density > 0 {
 		fresh.selecting = fresh.graph.Sparse(at.Sparsity(2))
 		fresh.selectingOne = fresh.graph.Sparse(at.Sparsity(1))
 	}
+
 	fresh.findClasses()
 	var err error
 	if fresh.Machine, err = price.NewMachine(in.SoC, in.Only, fresh.prices, fresh.want.Cache, fresh.warn); err != nil {
 		return nil, err
 	}
+
 	fresh.findTiedEmbedding()
 	if err := fresh.findBounds(); err != nil {
 		return nil, err
@@ -438,6 +463,7 @@ func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	plans := []*planir.Plan{plan}
 	if s.comparesVariants() {
 		faster, err := s.fasterByTimeline(ctx, plan)
@@ -446,6 +472,7 @@ func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 		}
 		plans = []*planir.Plan{faster, plan}
 	}
+
 	for _, plan := range plans {
 		taken, err := s.amountsTaken(plan)
 		if err != nil {
