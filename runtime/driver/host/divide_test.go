@@ -2,21 +2,18 @@ package host
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"testing"
 
-	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// packing is the portable kernels with rows that are packed first, on every machine: a packed row is its activations,
-// and the sum of row and group, by which the product knows that it reads what was packed for it.
+// packing is the portable kernels, but rows are packed before they are multiplied, as some sets do. A packed row is a
+// number followed by its activations: by the number, the product knows that it reads what was packed for it.
 func packing() *kernel.Set {
 	set := kernel.Portable()
 	set.Name, set.PackFrom = "packing", 24
@@ -27,7 +24,9 @@ func packing() *kernel.Set {
 			copy(dst[row*stride+4:][:k], x.From(row, 0).Data)
 		}
 	}
-	rows := func(x kernel.PackedRows, block int) kernel.Quantised {
+
+	// quantised returns the activations of packed rows, after checking that they are those rows.
+	quantised := func(x kernel.PackedRows, block int) kernel.Quantised {
 		stride := kernel.PackedBytes(1, x.K, block)
 		for row := range x.M {
 			if got := binary.LittleEndian.Uint32(x.Bytes[row*stride:]); got != uint32(row+x.M) {
@@ -36,30 +35,31 @@ func packing() *kernel.Set {
 		}
 		return kernel.Quantised{Codes: kernel.Rows(x.Bytes[4:], stride), Scale: x.Scale}
 	}
+
 	set.PackedQ8C = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
-		set.MatMulQ8C(y, rows(x, 0), w, x.M, x.K, n)
+		set.MatMulQ8C(y, quantised(x, 0), w, x.M, x.K, n)
 	}
 	set.PackedQ4B32 = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
-		quantised, blocks := rows(x, pack.BlockK), (x.K+pack.BlockK-1)/pack.BlockK
-		quantised.Sums = kernel.Rows(make([]int32, x.M*blocks), blocks)
-		set.BlockSums(quantised.Sums, quantised.Codes, x.M, x.K)
-		set.MatMulQ4B32(y, quantised, w, x.M, x.K, n)
+		rows := quantised(x, pack.BlockK)
+		blocks := (x.K + pack.BlockK - 1) / pack.BlockK
+		rows.Sums = kernel.Rows(make([]int32, x.M*blocks), blocks)
+		set.BlockSums(rows.Sums, rows.Codes, x.M, x.K)
+		set.MatMulQ4B32(y, rows, w, x.M, x.K, n)
 	}
 	return set
 }
 
-// However many workers a processor has, and whether they divide the columns of a product or its rows, packed or not, a
-// product of codes has the same bits, and so has everything on rows and heads.
+// Results have the same bits for every number of workers. This includes products whose workers divide the columns, the
+// rows, or rows that are packed first, and operators on rows and heads.
 func TestDivisionsAgree(t *testing.T) {
 	product := func(m, k, n int, scheme op.Scheme, bias bool) op.Op {
 		return op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme, Bias: bias}
 	}
-	heads := op.Op{M: 70, Heads: 6, KVHeads: 3, HeadDim: 32, KV: op.F32}
-	rope, attention := heads, heads
-	rope.Kind, rope.KV, attention.Kind = op.Rope, "", op.Attention
-	attention.Context = heads.M
+	rope := op.Op{Kind: op.Rope, M: 70, Heads: 6, KVHeads: 3, HeadDim: 32}
 	single := rope
 	single.M = 1
+	attention := rope
+	attention.Kind, attention.KV, attention.Context = op.Attention, op.F32, rope.M
 	ops := []op.Op{
 		product(160, 32, 300, op.A8TQ8C, true), // rows
 		product(160, 32, 300, op.A8TQ4B32, false),
@@ -71,11 +71,13 @@ func TestDivisionsAgree(t *testing.T) {
 		rope, single, attention,
 		{Kind: op.Norm, M: 70, N: 300, Eps: 1e-5},
 	}
+
 	for _, set := range []*kernel.Set{kernel.Best(), packing()} {
 		for _, operator := range ops {
 			want := ""
 			for _, workers := range []int{1, 2, 3, 5} {
 				got := execute(t, set, workers, operator)
+
 				if want == "" {
 					want = got
 				}
@@ -87,29 +89,41 @@ func TestDivisionsAgree(t *testing.T) {
 	}
 }
 
-// execute runs an operator once on a processor of so many workers and returns what it wrote. The workers share the
-// cores that there are.
+// execute runs an operator once on a processor of so many workers and returns what it wrote.
 func execute(t *testing.T, set *kernel.Set, workers int, operator op.Op) string {
 	t.Helper()
-	free := affinity.Cores()
-	var cores []int
-	for i := range workers {
-		cores = append(cores, free[i%len(free)])
-	}
-	proc := newProcessor(cores, set)
-	defer proc.Close()
+	proc := testProcessor(t, sharedCores(workers), set)
 	graph := op.Single(operator, pack.N32)
-	code, err := json.Marshal(&graph)
-	if err != nil {
-		t.Fatal(err)
-	}
+	code := testArtifact(t, graph)
 	rng := rand.New(rand.NewPCG(7, 7))
+	weights := randomWeights(t, rng, graph)
+	bindings := randomBindings(t, rng, graph, operator)
+
+	err := onAttachedThread(proc, func() error {
+		loaded, err := proc.Load(t.Context(), code, weights)
+		if err != nil {
+			return err
+		}
+		bindings.Next = loaded // helpers ask memory for the weight again
+		_, err = proc.Run(loaded, bindings)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", operator.Key(), err)
+	}
+
+	out := ""
+	for i := range bindings.Out {
+		out += string(bindings.Out[i].Buffer.Bytes())
+	}
+	return out
+}
+
+// randomWeights packs numbers between -1 and 1 for every weight of a graph.
+func randomWeights(t *testing.T, rng *rand.Rand, graph op.Graph) driver.Weights {
+	t.Helper()
 	var weights driver.Weights
 	for _, spec := range graph.Weights {
-		size, err := pack.Bytes(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
 		values := make([]float32, spec.K*spec.N)
 		for i := range values {
 			values[i] = float32(rng.Float64()*2 - 1)
@@ -118,69 +132,59 @@ func execute(t *testing.T, set *kernel.Set, workers int, operator op.Op) string 
 		if err != nil {
 			t.Fatal(err)
 		}
-		buffer, err := proc.Alloc(size)
+
+		size, err := pack.Bytes(spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer buffer.Close()
-		if err := pack.Pack(buffer.Bytes()[:size], spec, source); err != nil {
+		raw := testMemory(t, size)
+		if err := pack.Pack(raw, spec, source); err != nil {
 			t.Fatal(err)
 		}
-		weights = append(weights, driver.Packed{Spec: spec, Bytes: buffer.Bytes()[:size]})
+		weights = append(weights, driver.Packed{Spec: spec, Bytes: raw})
 	}
-	view := func(kind op.Type, rows, cols int, random bool) driver.View {
-		buffer, err := proc.Alloc(int64(rows) * int64(cols) * int64(kind.Bytes()))
+	return weights
+}
+
+// randomBindings gives the graph of an operator random inputs and caches, and outputs of zeros.
+func randomBindings(t *testing.T, rng *rand.Rand, graph op.Graph, operator op.Op) *driver.Bindings {
+	t.Helper()
+	zeros := func(typ op.Type, rows, cols int) driver.View {
+		buffer, err := driver.ImportHost("host", testMemory(t, int64(rows)*int64(cols)*int64(typ.Bytes())))
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { buffer.Close() })
-		out := driver.View{Buffer: buffer, Type: kind, Rows: rows, Cols: cols, Stride: cols}
+		return driver.View{Buffer: buffer, Type: typ, Rows: rows, Cols: cols, Stride: cols}
+	}
+	random := func(typ op.Type, rows, cols int) driver.View {
+		view := zeros(typ, rows, cols)
+		raw := view.Buffer.Bytes()
 		for i := range rows * cols {
-			switch raw := buffer.Bytes(); {
-			case random && kind == op.F32:
+			if typ == op.F32 {
 				bits := uint32(127-8+rng.IntN(8))<<23 | rng.Uint32()&0x807fffff
 				binary.LittleEndian.PutUint32(raw[4*i:], bits)
-			case random:
+			} else {
 				raw[i] = byte(1 + rng.IntN(255))
 			}
 		}
-		return out
+		return view
 	}
+
 	bindings := &driver.Bindings{Scalars: &driver.Scalars{Rows: operator.M, Seq: operator.M}, MaxContext: operator.M}
 	for _, value := range graph.Inputs {
-		bindings.In = append(bindings.In, view(value.Type, value.Rows, value.Cols, true))
+		bindings.In = append(bindings.In, random(value.Type, value.Rows, value.Cols))
 	}
 	for i, value := range graph.Outputs {
-		if len(graph.Inputs) > i && graph.Inputs[i].Name == value.Name { // in place
+		inPlace := len(graph.Inputs) > i && graph.Inputs[i].Name == value.Name
+		if inPlace {
 			bindings.Out = append(bindings.Out, bindings.In[i])
 			continue
 		}
-		bindings.Out = append(bindings.Out, view(value.Type, value.Rows, value.Cols, false))
+		bindings.Out = append(bindings.Out, zeros(value.Type, value.Rows, value.Cols))
 	}
 	if operator.KV != "" {
-		bindings.K = view(operator.KV, operator.KVHeads*operator.M, operator.HeadDim, true)
-		bindings.V = view(operator.KV, operator.KVHeads*operator.M, operator.HeadDim, true)
+		bindings.K = random(operator.KV, operator.KVHeads*operator.M, operator.HeadDim)
+		bindings.V = random(operator.KV, operator.KVHeads*operator.M, operator.HeadDim)
 	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: Attach pins the thread
-		err := proc.Attach()
-		var loaded driver.Executable
-		if err == nil {
-			loaded, err = proc.Load(t.Context(), driver.Artifact{Driver: Name, Code: code}, weights)
-		}
-		if err == nil {
-			bindings.Next = loaded // helpers ask memory for the weight again
-			_, err = proc.Run(loaded, bindings)
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("%s: %v", operator.Key(), err)
-	}
-	out := ""
-	for i := range bindings.Out {
-		out += string(bindings.Out[i].Buffer.Bytes())
-	}
-	return out
+	return bindings
 }
