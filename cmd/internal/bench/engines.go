@@ -32,6 +32,7 @@ type enginesBench struct {
 	self, dir               string // path of this program, and the folder of all files
 	maxBytes                int64  // of --max-memory, where it is a size
 	maxFormat               string // of --max-memory, where it is a format
+	calibration             string // file for the model whose quality is measured, "" for none
 	match, profile, timeout time.Duration
 }
 
@@ -78,6 +79,8 @@ type EnginesModel struct {
 	Quality    []engines.Quality `json:"quality,omitempty"`
 	Skipped    []EnginesSkipped  `json:"skipped,omitempty"`
 	QualityOf  string            `json:"quality_model,omitempty"`
+	// 4-bit weights are rounded by a calibration on the part of the text that quality does not read
+	Calibrated bool `json:"calibrated,omitempty"`
 }
 
 // run measures each model and reports the results.
@@ -249,6 +252,10 @@ func (b *enginesBench) model(
 		return measured, ioError(err)
 	}
 
+	if err := b.calibrate(ctx, path); err != nil {
+		return measured, err
+	}
+	measured.Calibrated = b.calibration != ""
 	plan, err := b.firstPlan(ctx, dir, path)
 	if err != nil {
 		return measured, err

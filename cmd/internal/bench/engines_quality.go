@@ -10,12 +10,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 )
@@ -131,9 +133,18 @@ func (b *enginesBench) schemesQuality(
 		return nil, err
 	}
 
+	cal, err := bindings.ReadCalibration(b.calibration)
+	if err != nil {
+		return nil, err
+	}
+	var packed []string
+	if cal != nil {
+		packed = []string{"--calibration", b.calibration}
+	}
+
 	var list []engines.Quality
 	for _, phase := range []string{"prefill", "decode"} {
-		plan, err := phasePlan(on, path, made.plan, phase)
+		plan, err := phasePlan(on, path, made.plan, cal, phase)
 		if err != nil {
 			return nil, err
 		}
@@ -146,7 +157,8 @@ func (b *enginesBench) schemesQuality(
 			return nil, err
 		}
 
-		got, err := b.ownQuality(ctx, made.Form, "--plan", file, "--model", path, "--decode")
+		args := append([]string{"--plan", file, "--model", path, "--decode"}, packed...)
+		got, err := b.ownQuality(ctx, made.Form, args...)
 		if err != nil {
 			return nil, err
 		}
@@ -161,8 +173,11 @@ func (b *enginesBench) schemesQuality(
 	return list, nil
 }
 
-// phasePlan returns a plan for the model at path with the schemes that another plan has in a phase.
-func phasePlan(on *trial.Model, path string, from *planir.Plan, phase string) (*planir.Plan, error) {
+// phasePlan returns a plan for the model at path with the schemes that another plan has in a phase, packed with a
+// calibration (nil: none).
+func phasePlan(
+	on *trial.Model, path string, from *planir.Plan, cal *calibration.Calibration, phase string,
+) (*planir.Plan, error) {
 	var missing []string
 	tied := true
 	plan, err := on.Plan(engines.Window, func(node string) op.Scheme {
@@ -173,7 +188,7 @@ func phasePlan(on *trial.Model, path string, from *planir.Plan, phase string) (*
 		// An embedding may be read from the packed head, which a model with a separate table has not.
 		tied = tied && (!scheme.LooksUp() || on.PackedTable() == node)
 		return scheme
-	}, nil)
+	}, cal)
 	if len(missing) > 0 {
 		return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them",
 			path, strings.Join(missing, ", ")).

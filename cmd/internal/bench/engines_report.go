@@ -282,6 +282,9 @@ func (b *enginesBench) showQuality(out *page, model *EnginesModel) {
 		return
 	}
 	out.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), model.QualityOf)
+	if model.Calibrated {
+		out.text("hetc's weights are rounded by a calibration on the text behind what quality reads.")
+	}
 	var rows [][]string
 	for _, quality := range model.Quality {
 		rows = append(rows, []string{quality.Engine, quality.Form, quality.Phase,
