@@ -77,6 +77,7 @@ func (c *config) model() (*Model, error) {
 		decoder: &decoder{act: op.SiLU, names: layerNames()},
 	}
 	// The architecture reads its keys; a key that nothing asked for is listed as unread.
+	c.refuseOtherType(arch)
 	c.refuseEverywhere()
 	arch.read(c, model)
 	c.refuse(arch.without)
@@ -94,6 +95,18 @@ func (c *config) model() (*Model, error) {
 		return nil, err
 	}
 	return model, nil
+}
+
+// refuseOtherType refuses a model_type that contradicts "architectures": the reference implementation goes by the one or
+// the other, depending on how it is called.
+func (c *config) refuseOtherType(arch *architecture) {
+	const key = "model_type"
+	if !c.has(key) || c.keys[key] == arch.modelType {
+		return
+	}
+	c.fail(key, "got %s, want %q as for the %s that \"architectures\" names", abbreviate(c.keys[key]), arch.modelType,
+		arch.name)
+	c.errs[len(c.errs)-1].WithHint("correct the one that is wrong; a model read as another one gives other logits")
 }
 
 // refuseEverywhere refuses keys that change the computation in ways no architecture here knows.

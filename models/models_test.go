@@ -32,6 +32,14 @@ func small() map[string]any {
 	}
 }
 
+// smallOf is small of another architecture.
+func smallOf(class string) map[string]any {
+	config := small()
+	config["architectures"] = []any{class}
+	delete(config, "model_type")
+	return config
+}
+
 func readSmall(t testing.TB, config map[string]any) (*Model, error) {
 	t.Helper()
 	data, err := json.Marshal(config)
@@ -106,6 +114,8 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 		{"architectures", []any{"LlamaForCausalLM", "X"}, `key "architectures"`},
 		{"architectures", "LlamaForCausalLM", `key "architectures": got "LlamaForCausalLM", want a list`},
 		{"architectures", []any{map[string]any{}}, `key "architectures": element 0`},
+		{"model_type", "qwen2", `key "model_type": got "qwen2", want "llama" as for the LlamaForCausalLM that "architectures" names`},
+		{"model_type", 3, `key "model_type": got 3, want "llama"`},
 		{"rope_scaling", map[string]any{"rope_type": "llama3", "factor": 8.0}, `key "rope_scaling.low_freq_factor": missing, want a number`},
 		{"rope_scaling", map[string]any{"rope_type": "proportional", "factor": 8.0}, `key "rope_scaling.rope_type": "proportional" is not supported; supported: default, linear, dynamic`},
 		{"rope_scaling", map[string]any{"type": "longrope", "short_factor": []any{1.0}, "long_factor": []any{1.0, 2.0}}, `key "rope_scaling.short_factor": got 1 numbers, want 2`},
@@ -166,8 +176,7 @@ func TestMistralWithLayerTypes(t *testing.T) {
 		{[]any{"sliding_attention", "full_attention"}, "embed layers_windowed layers head", []int{0, 7, 0, 0}},
 		{[]any{"full_attention", "full_attention"}, "embed layers head", []int{0, 0, 0}},
 	} {
-		config := small()
-		config["architectures"], config["model_type"] = []any{"MistralForCausalLM"}, "mistral"
+		config := smallOf("MistralForCausalLM")
 		config["layer_types"], config["sliding_window"] = c.layers, 7
 		m, err := readSmall(t, config)
 		if err != nil {
@@ -195,8 +204,8 @@ func TestMistralWithLayerTypes(t *testing.T) {
 // mean nothing.
 func TestEmptyWindow(t *testing.T) {
 	for class, refused := range map[string]bool{"MistralForCausalLM": true, "Phi3ForCausalLM": true, "Qwen2ForCausalLM": false} {
-		config := small()
-		config["architectures"], config["sliding_window"] = []any{class}, 0
+		config := smallOf(class)
+		config["sliding_window"] = 0
 		_, err := readSmall(t, config)
 		if said := strings.Contains(fmt.Sprint(err), `key "sliding_window": 0 positions`); said != refused {
 			t.Errorf("%s with a window of 0: got %v, want a refusal: %v", class, err, refused)
@@ -212,9 +221,8 @@ func TestGemma2NeedsAWindow(t *testing.T) {
 		window, layers any
 		refused        bool
 	}{{nil, nil, true}, {8, nil, false}, {nil, full, false}} {
-		config := small()
-		config["architectures"], config["head_dim"] = []any{"Gemma2ForCausalLM"}, 4
-		config["sliding_window"], config["layer_types"] = c.window, c.layers
+		config := smallOf("Gemma2ForCausalLM")
+		config["head_dim"], config["sliding_window"], config["layer_types"] = 4, c.window, c.layers
 		_, err := readSmall(t, config)
 		if said := strings.Contains(fmt.Sprint(err), `key "sliding_window": null is not supported`); said != c.refused {
 			t.Errorf("window %v, layers %v: got %v, want a refusal: %v", c.window, c.layers, err, c.refused)
@@ -966,9 +974,8 @@ func TestExpertsInNoLayer(t *testing.T) {
 		{"Qwen3MoeForCausalLM", map[string]any{"decoder_sparse_step": 3}, 0},
 		{"Qwen3MoeForCausalLM", map[string]any{"decoder_sparse_step": 2}, 8},
 	} {
-		config := small()
+		config := smallOf(test.architecture)
 		maps.Copy(config, test.keys)
-		config["architectures"], config["model_type"] = []any{test.architecture}, nil
 		config["num_experts"] = 8
 		model, err := readSmall(t, config)
 		if err != nil {
