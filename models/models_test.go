@@ -230,6 +230,27 @@ func TestGemma2NeedsAWindow(t *testing.T) {
 	}
 }
 
+// PhiMoE scales what it rotates by short_mscale and long_mscale whatever the type of scaling is, and its reference
+// implementation has them for longrope alone.
+func TestPhiMoEHasOneScaling(t *testing.T) {
+	longrope := map[string]any{"rope_type": "longrope", "short_factor": []any{1, 2}, "long_factor": []any{2, 4},
+		"short_mscale": 1.1, "long_mscale": 1.3}
+	scales := map[string]any{"factor": 4.0, "short_mscale": 1.1, "long_mscale": 1.3}
+	for kind, params := range map[string]map[string]any{
+		"default": {}, "longrope": longrope, "yarn": scales, "linear": scales, "dynamic": scales,
+	} {
+		config := smallOf("PhimoeForCausalLM")
+		config["rope_parameters"] = params
+		params["rope_type"] = kind
+		refusal := fmt.Sprintf(`key "rope_parameters.rope_type": %q is not supported; supported: default, longrope`, kind)
+		_, err := readSmall(t, config)
+		said := strings.HasSuffix(fmt.Sprint(err), refusal)
+		if supported := kind == "default" || kind == "longrope"; said == supported || supported && err != nil {
+			t.Errorf("%s: got %v, want it refused unless it is supported", kind, err)
+		}
+	}
+}
+
 // Where the factors of Llama 3 are the wrong way round, a wavelength beyond both bounds is slowed down, as in the
 // reference implementation.
 func TestLlama3FactorsTheWrongWayRound(t *testing.T) {

@@ -23,7 +23,7 @@ type ropeOptions struct {
 	theta    float64 // default base
 	partial  float64 // default share of a head that is rotated; 0: the architecture rotates whole heads
 	original int     // default original context; 0: max_position_embeddings
-	mscale   bool    // PhiMoE: the amplitudes are given
+	mscale   bool    // PhiMoE: the amplitudes are given, and longrope is the only scaling
 	su       bool    // Phi-3: scaling types "su" and "yarn" mean longrope
 }
 
@@ -130,6 +130,10 @@ func (r *ropeReader) kind() string {
 	r.params.read["type"] = true
 	if r.assumed.su && (kind == "su" || kind == "yarn") {
 		return "longrope"
+	}
+	if r.assumed.mscale && kind != "default" && kind != "longrope" {
+		r.params.fail("rope_type", "%q is not supported; supported: default, longrope", kind)
+		return "default"
 	}
 	return kind
 }
