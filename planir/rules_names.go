@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/source"
@@ -125,7 +126,7 @@ func (c *checker) headerSizes() {
 		}
 	}
 	if !slices.Contains(op.CacheTypes, plan.KV) {
-		c.fail("kv", "cache type is %q, want one of %q", plan.KV, op.CacheTypes)
+		c.fail("kv", "cache type is %q, want %s", plan.KV, diag.OneOf(op.CacheTypes))
 	}
 	if !plan.Program.Cache.inRange() {
 		c.fail("program.cache", "the cache %+v is out of range", plan.Program.Cache)
@@ -176,7 +177,7 @@ func (c *checker) procSizes() {
 			}
 		}
 		if wait := c.plan.Procs[i].Wait; !slices.Contains(capability.Waitings, wait) {
-			c.fail(fmt.Sprintf("procs[%d].wait", i), "%q, want one of %q", wait, capability.Waitings)
+			c.fail(fmt.Sprintf("procs[%d].wait", i), "%q, want %s, or nothing", wait, diag.OneOf(capability.Waitings))
 		}
 		if memory := c.plan.Procs[i].Memory; memory != nil {
 			if err := memory.Validate(); err != nil {

@@ -253,7 +253,7 @@ func (b *builder) wantContext(model *models.Model, most int, caches []op.Type) e
 
 	for _, cached := range b.caches {
 		if !slices.Contains(op.CacheTypes, cached) {
-			return fmt.Errorf("cache type is %q, want one of %q", cached, op.CacheTypes)
+			return fmt.Errorf("cache type is %q, want %s", cached, diag.OneOf(op.CacheTypes))
 		}
 	}
 

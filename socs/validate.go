@@ -256,7 +256,7 @@ func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 		at := fmt.Sprintf("joint.%d", i)
 		count := len(set.Processors)
 		if count < 2 || count > len(soc.Processors) {
-			v.add(at, "joint bandwidth of %d processors, want 2..%d of them", count, len(soc.Processors))
+			v.add(at, "joint bandwidth of %d of the processors, want at least 2 of them, each once", count)
 			continue
 		}
 		allKnown := true
@@ -325,7 +325,8 @@ func (v *validator) processor(path string, proc *Processor) {
 	v.identity(path, proc)
 	for _, elem := range slices.Sorted(maps.Keys(proc.PeakGops)) {
 		if op.Type(elem).Bytes() == 0 {
-			v.add(path+".peak_gops", "unknown element type %q", clip(elem))
+			v.add(path+".peak_gops", "unknown element type %q, want %s", clip(elem), diag.OneOf(
+				[]op.Type{op.F32, op.F16, op.BF16, op.I8, op.U8}))
 			continue
 		}
 		v.number(path+".peak_gops."+elem, proc.PeakGops[elem])
@@ -369,7 +370,7 @@ func (v *validator) identity(path string, proc *Processor) {
 	}
 	v.cores(path+".cores", proc.Cores)
 	if !slices.Contains(capability.Waitings, proc.Wait) {
-		v.add(path+".wait", "%q, want one of %q", clip(string(proc.Wait)), capability.Waitings)
+		v.add(path+".wait", "%q, want %s, or nothing", clip(string(proc.Wait)), diag.OneOf(capability.Waitings))
 	}
 	if proc.Driver != SimDriver {
 		return
@@ -416,7 +417,7 @@ func (v *validator) capabilities(path string, set *capability.Set) {
 	v.forms(path+".forms", set, schemes)
 	distinct(v, path+".kv", "cache type", set.KV, func(elem op.Type) error {
 		if !slices.Contains(op.CacheTypes, elem) {
-			return fmt.Errorf("cache type %q, want one of %q", clip(string(elem)), op.CacheTypes)
+			return fmt.Errorf("cache type %q, want %s", clip(string(elem)), diag.OneOf(op.CacheTypes))
 		}
 		return nil
 	})
@@ -442,8 +443,8 @@ func (v *validator) forms(path string, set *capability.Set, schemes map[op.Schem
 		}
 		distinct(v, path+"."+string(scheme), "form", set.Forms[scheme], func(form op.Form) error {
 			if !form.IsClass() {
-				return fmt.Errorf("form %q, want one of %q, or a variant of kernels as %q", clip(string(form)),
-					op.FormClasses, op.KernelForm("tiles"))
+				return fmt.Errorf("form %q, want %s, or a variant of kernels as %q", clip(string(form)),
+					diag.OneOf(op.FormClasses), op.KernelForm("tiles"))
 			}
 			if form == op.Conv && set.DynamicRows {
 				return fmt.Errorf("form %q is compiled for a number of rows, and dynamic_rows says that calls may "+
@@ -611,8 +612,8 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 	for _, form := range slices.Sorted(maps.Keys(prices)) {
 		price, at := prices[form], path+"."+clip(string(form))
 		if !form.IsClass() {
-			v.add(path, "form %q, want one of %q, or a variant of kernels as %q", clip(string(form)), op.FormClasses,
-				op.KernelForm("tiles"))
+			v.add(path, "form %q, want %s, or a variant of kernels as %q", clip(string(form)),
+				diag.OneOf(op.FormClasses), op.KernelForm("tiles"))
 			continue
 		}
 		v.simForm(at, form, price)

@@ -2,6 +2,7 @@ package diag
 
 import (
 	"sort"
+	"strconv"
 	"strings"
 )
 
@@ -39,11 +40,7 @@ func DidYouMean(word string, candidates []string) string {
 	sorted := append([]string(nil), candidates...)
 	sort.Strings(sorted)
 	if near := containing(word, sorted); len(near) > 0 {
-		last := len(near) - 1
-		if last == 0 {
-			return `did you mean "` + near[0] + `"?`
-		}
-		return `did you mean "` + strings.Join(near[:last], `", "`) + `" or "` + near[last] + `"?`
+		return "did you mean " + OneOf(near) + "?"
 	}
 	if len(sorted) == 0 {
 		return ""
@@ -53,6 +50,22 @@ func DidYouMean(word string, candidates []string) string {
 		sorted = append(sorted[:most:most], "...")
 	}
 	return "want one of " + strings.Join(sorted, ", ")
+}
+
+// OneOf returns the words that an error wants, quoted, as a sentence lists them: `"a", "b" or "c"`. Empty ones, which
+// stand for what may be left out, are not listed.
+func OneOf[Word ~string](words []Word) string {
+	var quoted []string
+	for _, word := range words {
+		if word != "" {
+			quoted = append(quoted, strconv.Quote(string(word)))
+		}
+	}
+	last := len(quoted) - 1
+	if last < 1 {
+		return strings.Join(quoted, "")
+	}
+	return strings.Join(quoted[:last], ", ") + " or " + quoted[last]
 }
 
 // containing returns the candidates that word is a part of, none when it is too short to tell or

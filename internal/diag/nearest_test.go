@@ -54,3 +54,14 @@ func TestDidYouMean(t *testing.T) {
 		t.Errorf("no candidates: %q", got)
 	}
 }
+
+func TestOneOf(t *testing.T) {
+	type kind string
+	for want, words := range map[string][]kind{
+		"": {""}, `"a"`: {"", "a"}, `"a" or "b"`: {"a", "b"}, `"a", "b" or "c d"`: {"a", "b", "c d"},
+	} {
+		if got := OneOf(words); got != want {
+			t.Errorf("OneOf(%q) = %s, want %s", words, got, want)
+		}
+	}
+}

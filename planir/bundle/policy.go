@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/hetc/hetc/internal/diag"
 )
 
 // defaultMaxJump is how far a security version may lie above the floor: a stolen key cannot
@@ -171,7 +173,7 @@ func (t *Target) mismatches(host *Host) []string {
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	answers := func(name string) bool { return slices.Contains(host.SoC, name) }
 	if len(t.SoC) > 0 && !slices.ContainsFunc(t.SoC, answers) {
-		say("soc is %q, want one of %q", host.SoC, t.SoC)
+		say("soc is %q, want %s", host.SoC, diag.OneOf(t.SoC))
 	}
 	if t.OS != "" && t.OS != host.OS {
 		say("os is %q, want %q", host.OS, t.OS)

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -45,7 +46,7 @@ func (v *validator) attention(a *Attention) {
 		v.fail(path("clamp"), "clamp is %v, want a finite number above 0", a.Clamp)
 	}
 	if a.SharesBy != "" && !slices.Contains(Sharings, a.SharesBy) {
-		v.fail(path("shares_by"), "shares_by is %.40q, want one of %q", a.SharesBy, Sharings)
+		v.fail(path("shares_by"), "shares_by is %.40q, want %s", a.SharesBy, diag.OneOf(Sharings))
 	}
 	for i, density := range a.Densities {
 		if !(density > 0 && density <= 1) || i > 0 && density <= a.Densities[i-1] {
@@ -98,7 +99,8 @@ func (v *validator) attentionLayer(a *Attention, i int) {
 		for k := range head.Recall {
 			recall := &head.Recall[k]
 			if !slices.Contains(ScaleKinds, recall.Scales) {
-				v.fail(path("heads", j, "recall", k, "scales"), "scales is %.40q, want one of %q", recall.Scales, ScaleKinds)
+				v.fail(path("heads", j, "recall", k, "scales"), "scales is %.40q, want %s", recall.Scales,
+					diag.OneOf(ScaleKinds))
 			}
 			v.shares(path("heads", j, "recall", k, "at"), recall.At, len(a.Densities))
 			if again(seen, recall.Scales) {
@@ -153,7 +155,7 @@ func (v *validator) densityLosses(a *Attention) {
 		loss := &a.Losses[i]
 		path := func(key string) []any { return []any{"attention", "losses", i, key} }
 		if !slices.Contains(Rules, loss.Rule) {
-			v.fail(path("rule"), "rule is %.40q, want one of %q", loss.Rule, Rules)
+			v.fail(path("rule"), "rule is %.40q, want %s", loss.Rule, diag.OneOf(Rules))
 		}
 		if !slices.Contains(a.Densities, loss.Density) {
 			v.fail(path("density"), "density is %v, want one of %v", loss.Density, a.Densities)

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -82,7 +83,7 @@ func (v *validator) drops(list []DropLoss) {
 		loss := &list[i]
 		path := func(key string) []any { return []any{"drops", i, key} }
 		if !slices.Contains(op.Saliences, loss.Salience) {
-			v.fail(path("salience"), "salience is %.40q, want one of %q", loss.Salience, op.Saliences)
+			v.fail(path("salience"), "salience is %.40q, want %s", loss.Salience, diag.OneOf(op.Saliences))
 		}
 		if !(loss.Share > last[loss.Salience] && loss.Share < 1) {
 			v.fail(path("share"), "share is %v, want ascending ones above 0 and below 1", loss.Share)

@@ -434,7 +434,7 @@ func (v *validator) caches(list []CacheLoss) {
 		path := func(key string) []any { return []any{"caches", i, key} }
 		switch {
 		case !slices.Contains(op.CacheTypes, loss.Type):
-			v.fail(path("type"), "type is %q, want one of %q", loss.Type, op.CacheTypes)
+			v.fail(path("type"), "type is %q, want %s", loss.Type, diag.OneOf(op.CacheTypes))
 		case loss.Type == op.F32:
 			v.fail(path("type"), "type %q loses nothing", loss.Type)
 		case again(seen, loss.Type):

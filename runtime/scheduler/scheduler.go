@@ -87,7 +87,7 @@ func Default(slots int) Config {
 func (c *Config) validate() error {
 	switch {
 	case !slices.Contains(Policies, c.Policy):
-		return diag.New(diag.ClassUsage, "scheduler: policy %q, want one of %q", c.Policy, Policies)
+		return diag.New(diag.ClassUsage, "scheduler: policy %q, want %s", c.Policy, diag.OneOf(Policies))
 	case c.Slots < 1:
 		return diag.New(diag.ClassUsage, "scheduler: %d slots, want at least 1", c.Slots)
 	case c.Reserved < 0 || c.Reserved >= c.Slots:

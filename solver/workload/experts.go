@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -65,7 +66,8 @@ func (e *Experts) validate(check *checker) {
 	check.want(e.MaxDrop == 0 || e.Overflow == OverflowDrop && within(e.MaxDrop, 0, 1), "experts.max_drop",
 		"share is %v, want 0..1, and 0 unless overflow is drop", e.MaxDrop)
 	check.want(e.Salience == "" || e.Overflow == OverflowDrop && slices.Contains(saliences, e.Salience),
-		"experts.salience", "salience is %q, want one of %q, and none unless overflow is drop", e.Salience, saliences)
+		"experts.salience", "salience is %q, want %s, and none unless overflow is drop", e.Salience,
+		diag.OneOf(saliences))
 	check.want(within(e.CallsPerOpen, 0, 1<<30), "experts.calls_per_open", "%d calls, want 0..%d", e.CallsPerOpen, 1<<30)
 	for _, gone := range []struct {
 		key, instead string

@@ -61,7 +61,8 @@ func (w *Workload) Validate() error {
 	check.want(slices.Contains([]Outliers{"", OutliersClip, OutliersShadow, OutliersBest}, w.Outliers), "outliers",
 		"is %q, want %q, %q or %q", w.Outliers, OutliersClip, OutliersShadow, OutliersBest)
 	caches := append(slices.Clone(op.CacheTypes), CacheBest)
-	check.want(w.Cache == "" || slices.Contains(caches, w.Cache), "cache", "is %q, want one of %q", w.Cache, caches)
+	check.want(w.Cache == "" || slices.Contains(caches, w.Cache), "cache", "is %q, want %s", w.Cache,
+		diag.OneOf(caches))
 	w.Shadows.validate(check, w.Outliers)
 	check.want(slices.Contains([]Attention{"", AttentionDense, AttentionSparse, AttentionBest}, w.Attention), "attention",
 		"is %q, want %q, %q or %q", w.Attention, AttentionDense, AttentionSparse, AttentionBest)

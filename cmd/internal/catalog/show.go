@@ -160,7 +160,11 @@ func ShowSoC(ui *cli.Streams, path string) error {
 	for _, number := range soc.Numbers() {
 		rows = append(rows, []string{number.Path, number.Value, number.Kind, number.Text})
 	}
-	ui.Printf("%s: %s\n", soc.Name, soc.Description)
+	title := soc.Name
+	if soc.Description != "" {
+		title += ": " + soc.Description
+	}
+	ui.Printf("%s\n", title)
 	ui.Table([]string{"value", ">number", "source", "<where"}, rows)
 	return ui.Result(soc)
 }

@@ -379,8 +379,8 @@ func (b *opened) checkTarget(plan *planir.Plan, o *options) error {
 		return nil
 	}
 	if target := b.Manifest().Target; !slices.Contains(target.SoC, host.Fingerprint()) {
-		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q",
-			host.Fingerprint(), target.SoC).
+		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want %s",
+			host.Fingerprint(), diag.OneOf(target.SoC)).
 			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
 		if plan.Target != nil && !plan.Target.Emulator {
 			_ = finding.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the "+

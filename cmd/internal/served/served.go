@@ -187,5 +187,5 @@ func labelled[T interface {
 		}
 		words = append(words, value.String())
 	}
-	return 0, fmt.Errorf("label %s is %q, want one of %q", label, labels[label], words)
+	return 0, fmt.Errorf("label %s is %q, want %s", label, labels[label], diag.OneOf(words))
 }
