@@ -119,7 +119,7 @@ func (a *API) allRoutes() []route {
 const (
 	pathHealth = "/healthz"
 	pathModels = "/v1/models/"
-	wildModel  = "{id...}"
+	wildModel  = "NAME"
 )
 
 // HTTPServer returns a server that is not listening yet. It speaks HTTP/1.1 alone, where a connection is at most one

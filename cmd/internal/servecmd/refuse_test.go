@@ -60,13 +60,16 @@ func TestRefusedCommandLines(t *testing.T) {
 		{[]string{"--draft", "65"}, diag.ClassUsage, "--draft must be 64 or less, got 65"},
 		{[]string{"--max-body", "lots"}, diag.ClassUsage, "want a size such as"},
 		{[]string{"--request-timeout", "0s"}, diag.ClassUsage, "--request-timeout must be positive"},
-		{[]string{"--policy", "ful"}, diag.ClassUsage, "want one of full, batching, fcfs"},
+		{[]string{"--policy", "ful"}, diag.ClassUsage, `--policy "ful": there is no such policy`},
 		{[]string{"--tls-cert", "x"}, diag.ClassUsage, "need each other"},
 		{[]string{"--insecure-no-key", "--api-key-file", good}, diag.ClassUsage, "exclude each other"},
 		{[]string{"--listen", "0.0.0.0:0"}, diag.ClassUsage, "there are no API keys"},
 		{[]string{"--listen", ":0"}, diag.ClassUsage, "there are no API keys"},
 		{[]string{"--listen", taken.Addr().String()}, diag.ClassUnavailable, "--listen"},
-		{[]string{"--listen", "nowhere"}, diag.ClassUnavailable, "--listen"},
+		{[]string{"--listen", "nowhere"}, diag.ClassUsage, "missing port in address"},
+		{[]string{"--listen", "8081"}, diag.ClassUsage, "missing port in address"},
+		{[]string{"--listen", "127.0.0.1:65536"}, diag.ClassUsage, "invalid port"},
+		{[]string{"--listen", "127.0.0.1:none"}, diag.ClassUsage, "unknown port"},
 		{[]string{"--api-key-file", good + ".not"}, diag.ClassInput, "does not exist"},
 		{[]string{"--api-key-file", file(t, "empty", "\n \n", 0o600)}, diag.ClassInput, "holds no key"},
 		{[]string{"--api-key-file", file(t, "blank", "ab cd\n", 0o600)}, diag.ClassInput, "blank:1: the key has a blank"},
@@ -135,9 +138,9 @@ func TestOtherMachines(t *testing.T) {
 	keys := file(t, "keys", "abc\n", 0o600)
 	s := launch(t, "--listen", "0.0.0.0:0", "--api-key-file", keys, "--tls-cert", cert, "--tls-key", key)
 	s.client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}
-	_, port, err := net.SplitHostPort(strings.TrimSuffix(strings.TrimPrefix(s.started.URL, "https://"), "/v1"))
-	if err != nil {
-		t.Fatal(err)
+	host, port, err := net.SplitHostPort(strings.TrimSuffix(strings.TrimPrefix(s.started.URL, "https://"), "/v1"))
+	if err != nil || host != "localhost" {
+		t.Fatalf("serves %s, %v; want a URL that clients on this machine can call", s.started.URL, err)
 	}
 	for header, want := range map[string]int{"Bearer abc": http.StatusOK, "": http.StatusUnauthorized} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+port+"/v1/models", nil)

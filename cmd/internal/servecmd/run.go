@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -191,7 +192,11 @@ func (d *door) url() string {
 	if d.secure != nil {
 		scheme = "https"
 	}
-	return scheme + "://" + d.Addr().String()
+	host := d.Addr().String()
+	if address, ok := d.Addr().(*net.TCPAddr); ok && address.IP.IsUnspecified() {
+		host = net.JoinHostPort("localhost", strconv.Itoa(address.Port))
+	}
+	return scheme + "://" + host
 }
 
 // service is what runs while requests are answered.

@@ -4,6 +4,8 @@ package servecmd
 
 import (
 	_ "embed"
+	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -146,13 +148,30 @@ func (o *options) validate() error {
 		return diag.New(diag.ClassUsage, "--insecure-no-key and --api-key-file exclude each other").
 			WithHint("leave --insecure-no-key out: requests need a key then")
 	}
-	var policies []string
-	for _, policy := range scheduler.Policies {
-		policies = append(policies, string(policy))
-		if o.policy == string(policy) {
-			return o.terms.Validate()
-		}
+	if err := validAddress(o.listen); err != nil {
+		return err
 	}
-	return diag.New(diag.ClassUsage, "--policy %q: want one of %s", o.policy, strings.Join(policies, ", ")).
-		WithHint("%s", diag.DidYouMean(o.policy, policies))
+	if !slices.Contains(scheduler.Policies, scheduler.Policy(o.policy)) {
+		var policies []string
+		for _, policy := range scheduler.Policies {
+			policies = append(policies, string(policy))
+		}
+		return diag.New(diag.ClassUsage, "--policy %q: there is no such policy", o.policy).
+			WithHint("%s", diag.DidYouMean(o.policy, policies))
+	}
+	return o.terms.Validate()
+}
+
+// validAddress refuses what is no address and port, with an error of class ClassUsage. Whether the address is one of
+// this machine is found out by listening.
+func validAddress(listen string) error {
+	_, port, err := net.SplitHostPort(listen)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return diag.New(diag.ClassUsage, "--listen %q: %w", listen, err).
+			WithHint("give an address and a port, such as 127.0.0.1:8081; port 0 is a free one")
+	}
+	return nil
 }
