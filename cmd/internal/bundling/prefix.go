@@ -32,8 +32,11 @@ func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 	}
 	text := strings.TrimSpace(string(data))
 	switch {
-	case text == "" || !utf8.ValidString(text):
-		return diag.New(diag.ClassInput, "--prefix %q: want a text in UTF-8", o.PrefixFile)
+	case text == "":
+		return diag.New(diag.ClassInput, "--prefix %q is empty, want the text that prompts begin with", o.PrefixFile).
+			WithHint("leave --prefix out where prompts have no beginning in common")
+	case !utf8.ValidString(text):
+		return diag.New(diag.ClassInput, "--prefix %q is no text in UTF-8", o.PrefixFile)
 	case o.Target.Name != "" || o.Plan.SoC.Simulated:
 		return diag.New(diag.ClassUsage, "--prefix is computed by the plan's processors, and those of %q are not here",
 			o.Plan.SoC.Name).WithHint("emit on the machine that the plan is for")
@@ -45,18 +48,10 @@ func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 		return err
 	}
 	o.Prefix = func(ctx context.Context, plan *planir.Plan, content *emit.Content) ([]byte, error) {
-		ids, err := beginning(ctx, tok, text)
+		ids, err := o.prefixTokens(ctx, tok, text, plan)
 		if err != nil {
 			return nil, err
 		}
-		reuse := prefix.ReuseOf(plan)
-		useful := reuse.Useful(ids, plan.MaxContext)
-		if useful == 0 {
-			return nil, diag.New(diag.ClassInput, "--prefix %q: no prompt could reuse its %d tokens: with the plan's sparse "+
-				"attention or dropped rows they depend on the others of their call, and the prefix fills none", o.PrefixFile,
-				len(ids)).WithHint("give a longer text, or solve with smaller buckets, or with dense attention")
-		}
-		ids = ids[:useful]
 		ui.Notef("computing the cache of %d tokens", len(ids))
 		running, err := runcmd.Execute(ctx, plan, content, runcmd.WeightBytes(plan),
 			executor.Options{Drivers: bindings.Drivers(machine), Checked: true, OnDemand: true})
@@ -79,6 +74,29 @@ func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 		return prefix.Encode(plan, &computed)
 	}
 	return nil
+}
+
+// prefixTokens returns the tokens of a text that prompts of the plan can reuse when they begin with it.
+func (o *Options) prefixTokens(
+	ctx context.Context, tok tokenizer.Tokenizer, text string, plan *planir.Plan,
+) ([]int32, error) {
+	ids, err := beginning(ctx, tok, text)
+	if err != nil {
+		return nil, err
+	}
+	if len(ids) >= plan.MaxContext {
+		return nil, diag.New(diag.ClassInput, "--prefix %q has %d tokens, want fewer than the %d of the plan's context",
+			o.PrefixFile, len(ids), plan.MaxContext).
+			WithHint("shorten the text, or solve with a larger context in the workload, up to the model's")
+	}
+	reuse := prefix.ReuseOf(plan)
+	useful := reuse.Useful(ids, plan.MaxContext)
+	if useful == 0 {
+		return nil, diag.New(diag.ClassInput, "--prefix %q: no prompt could reuse its %d tokens: with the plan's sparse "+
+			"attention or dropped rows they depend on the others of their call, and the prefix fills none", o.PrefixFile,
+			len(ids)).WithHint("give a longer text, or solve with smaller buckets, or with dense attention")
+	}
+	return ids[:useful], nil
 }
 
 // beginning returns the tokens that every conversation with a system message begins with: those that its texts with two

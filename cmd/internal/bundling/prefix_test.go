@@ -228,13 +228,13 @@ func TestPrefixOfSparseAttention(t *testing.T) {
 // A prefix is refused where nothing here computes what the plan's processors would, and where there is none.
 func TestPrefixRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options){
-		"are not here":   func(o *Options) { o.Plan.SoC.Simulated = true },
-		"and those of":   func(o *Options) { o.Target.Name = "snapdragon-8gen3" },
-		"tokenizer":      func(o *Options) { delete(o.Files, "tokenizer") },
-		"want a text":    func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(" \n"), 0o600) },
-		"in UTF-8":       func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte("\xff"), 0o600) },
-		"does not exist": func(o *Options) { o.PrefixFile += "x" },
-		"exceed":         func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(strings.Repeat("And God said, ", 200)), 0o600) },
+		"are not here":    func(o *Options) { o.Plan.SoC.Simulated = true },
+		"and those of":    func(o *Options) { o.Target.Name = "snapdragon-8gen3" },
+		"tokenizer":       func(o *Options) { delete(o.Files, "tokenizer") },
+		"is empty":        func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(" \n"), 0o600) },
+		"no text in UTF":  func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte("\xff"), 0o600) },
+		"does not exist":  func(o *Options) { o.PrefixFile += "x" },
+		"want fewer than": func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(strings.Repeat("And God said, ", 200)), 0o600) },
 		"no system role": func(o *Options) {
 			o.Files["config"] = []byte(`{"chat_template": "{{ raise_exception('no system role') }}"}`)
 		},
