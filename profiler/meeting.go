@@ -216,7 +216,8 @@ func OpenMeeting(ctx context.Context, from driver.Driver, compiler driver.Compil
 	queue, ok := added.proc.(driver.Asynchronous)
 	if !ok {
 		return nil, closers, diag.New(diag.ClassInput, "processor %q of driver %q executes calls synchronously: there is "+
-			"nothing to wait for", config.Select, from.Name())
+			"nothing to wait for", config.Select, from.Name()).
+			WithHint("choose one that executes calls by itself, such as a device of driver opencl")
 	}
 	if lane, err = executor.NewMeeting(queue, wait, added.calls[0].Exe, added.calls[0].Bind); err != nil {
 		return nil, closers, err

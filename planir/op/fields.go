@@ -186,7 +186,11 @@ func (o Op) Validate() error {
 		case rule.want(&o) != "":
 			return o.fieldError(rule.name, rule.value(&o), rule.want(&o))
 		case rule.needs && !rule.isSet(&o):
-			return o.fieldError(rule.name, rule.value(&o), "at least 1")
+			value := rule.value(&o)
+			if _, share := value.(float64); share {
+				return o.fieldError(rule.name, value, "more than 0")
+			}
+			return o.fieldError(rule.name, value, "at least 1")
 		}
 	}
 	if elements(o.M, max(1, o.Fan)) > maxDim {

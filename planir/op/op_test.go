@@ -350,3 +350,15 @@ func TestStaticScale(t *testing.T) {
 		}
 	}
 }
+
+// A share that a kind needs is more than 0, a dimension at least 1.
+func TestNeededFields(t *testing.T) {
+	sparse := Op{Kind: SparseAttend, M: 16, Heads: 4, KVHeads: 2, HeadDim: 64, Context: 64, KV: F16, Block: 16}
+	if err := sparse.Validate(); err == nil || !strings.Contains(err.Error(), "density = 0, want more than 0") {
+		t.Errorf("without a density: %v", err)
+	}
+	sparse.Density, sparse.Heads = 0.5, 0
+	if err := sparse.Validate(); err == nil || !strings.Contains(err.Error(), "heads = 0, want at least 1") {
+		t.Errorf("without heads: %v", err)
+	}
+}

@@ -114,14 +114,16 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 		}
 	}
 	var from driver.Driver
+	var names []string
 	for _, candidate := range bindings.Drivers(nil) {
+		names = append(names, candidate.Name())
 		if candidate.Name() == options.Driver {
 			from = candidate
 		}
 	}
-
 	if from == nil {
-		return nil, release, diag.New(diag.ClassUsage, "--driver %q: this program has no such driver", options.Driver)
+		return nil, release, diag.New(diag.ClassUsage, "--driver %q: no such driver can be measured here", options.Driver).
+			WithHint("%s", diag.DidYouMean(options.Driver, names))
 	}
 
 	var compiler driver.Compiler
@@ -141,7 +143,10 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 				lane, closeAll, err := profiler.OpenMeeting(ctx, from, compiler, config, wait, columns)
 				closers = append(closers, closeAll...)
 				if err != nil {
-					return nil, release, fmt.Errorf("options %q: %w", text, err)
+					if text != "" {
+						err = fmt.Errorf("--options %q: %w", text, err)
+					}
+					return nil, release, err
 				}
 				list = append(list, &meeting{Config: text, Wait: wait, Columns: columns, lane: lane})
 			}
