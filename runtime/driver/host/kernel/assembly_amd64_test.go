@@ -36,36 +36,51 @@ func readAssembly(file string) map[string]*assembly {
 			functions[name] = function
 			continue
 		}
-		if text == "" || strings.HasPrefix(text, "//") || strings.HasPrefix(text, "#") {
-			if text == "" && function != nil { // ends the bytes of an instruction
-				function.lines = append(function.lines, assemblyLine{name: "NOP"})
-			}
-			continue
+		if function != nil {
+			function.read(text)
 		}
-		if name, ok := strings.CutSuffix(text, ":"); ok {
-			function.labels[name] = len(function.lines)
-			continue
-		}
-		name, rest, _ := strings.Cut(text, " ")
-		if name == "BYTE" {
-			value, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(rest), "$"), 0, 8)
-			if err != nil {
-				panic(err)
-			}
-			if last := len(function.lines) - 1; last >= 0 && function.lines[last].name == "BYTE" {
-				function.lines[last].code = append(function.lines[last].code, byte(value))
-			} else {
-				function.lines = append(function.lines, assemblyLine{name: "BYTE", code: []byte{byte(value)}})
-			}
-			continue
-		}
-		var operands []string
-		if rest = strings.TrimSpace(rest); rest != "" {
-			operands = strings.Split(rest, ", ")
-		}
-		function.lines = append(function.lines, assemblyLine{name: name, operands: operands})
 	}
 	return functions
+}
+
+// read adds a line of the file to a function.
+func (a *assembly) read(text string) {
+	if text == "" { // ends the bytes of an instruction
+		a.lines = append(a.lines, assemblyLine{name: "NOP"})
+		return
+	}
+	if strings.HasPrefix(text, "//") || strings.HasPrefix(text, "#") {
+		return
+	}
+	if name, ok := strings.CutSuffix(text, ":"); ok {
+		a.labels[name] = len(a.lines)
+		return
+	}
+
+	name, rest, _ := strings.Cut(text, " ")
+	rest = strings.TrimSpace(rest)
+	if name == "BYTE" {
+		a.readByte(rest)
+		return
+	}
+	var operands []string
+	if rest != "" {
+		operands = strings.Split(rest, ", ")
+	}
+	a.lines = append(a.lines, assemblyLine{name: name, operands: operands})
+}
+
+// readByte adds a byte to the instruction that the line before begins, or begins one.
+func (a *assembly) readByte(operand string) {
+	value, err := strconv.ParseUint(strings.TrimPrefix(operand, "$"), 0, 8)
+	if err != nil {
+		panic(err)
+	}
+	if last := len(a.lines) - 1; last >= 0 && a.lines[last].name == "BYTE" {
+		a.lines[last].code = append(a.lines[last].code, byte(value))
+		return
+	}
+	a.lines = append(a.lines, assemblyLine{name: "BYTE", code: []byte{byte(value)}})
 }
 
 // integerMachine is what instructions on general registers see of a processor.
@@ -122,6 +137,7 @@ func (m *integerMachine) address(operand string) uint64 {
 	if match == nil {
 		panic("not in memory: " + operand)
 	}
+
 	address := m.general[general(match[2])]
 	if match[1] != "" {
 		disp, err := strconv.Atoi(match[1])

@@ -9,12 +9,13 @@ import (
 	"testing"
 )
 
-// Code of the package uses every generated function: what nothing calls is not generated.
+// The package calls every generated function, so that none is generated in vain.
 func TestGeneratedIsCalled(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	comments := regexp.MustCompile(`(?m)//.*$`)
 	names := regexp.MustCompile(`\w+`)
 	called := map[string]bool{}
@@ -35,6 +36,7 @@ func TestGeneratedIsCalled(t *testing.T) {
 			called[string(name)] = true
 		}
 	}
+
 	functions := regexp.MustCompile(`(?m)^func (\w+)\(`).FindAllSubmatch(generated, -1)
 	if len(functions) < 100 {
 		t.Fatalf("found %d generated functions", len(functions))

@@ -15,25 +15,16 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
+// The tests of this file compare every set of this machine with formulas in double precision. Those of twin_test.go
+// compare vector sets with the portable one, in harder cases.
+
 // guard is the content of memory that no kernel may change.
 const guard = -7.25e11
 
-// strided is a [rows,cols] matrix whose last element touches an inaccessible page.
-type strided struct {
-	v              []float32
-	rows, cols, ld int
-}
-
+// guardedSlice has n elements, the last of which touches an inaccessible page where the system has such pages.
 func guardedSlice[T mem.Scalar](t testing.TB, n int) []T {
 	t.Helper()
-	var zero T
-	size := 4
-	switch any(zero).(type) {
-	case uint8:
-		size = 1
-	case uint16:
-		size = 2
-	}
+	size := len(mem.Bytes(make([]T, 1)))
 	r, err := mem.Guarded(n * size)
 	if diag.ClassOf(err) == diag.ClassUnavailable {
 		return make([]T, n)
@@ -42,11 +33,23 @@ func guardedSlice[T mem.Scalar](t testing.TB, n int) []T {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.Close() })
-	v, err := mem.View[T](r.Bytes())
+	return viewAs[T](t, r.Bytes())
+}
+
+// viewAs reads memory as numbers.
+func viewAs[T mem.Scalar](t testing.TB, raw []byte) []T {
+	t.Helper()
+	numbers, err := mem.View[T](raw)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return v
+	return numbers
+}
+
+// strided is a [rows,cols] matrix whose last element touches an inaccessible page. Rows begin ld elements apart.
+type strided struct {
+	v              []float32
+	rows, cols, ld int
 }
 
 // newStrided fills a matrix with gap columns of guard values between its rows.
@@ -64,23 +67,74 @@ func newStrided(t testing.TB, rows, cols, gap int, fill func() float32) strided 
 	return s
 }
 
+// matrix is the operand of a kernel.
+func (s strided) matrix() Matrix[float32] { return Rows(s.v, s.ld) }
+
+// row is row r without its padding.
+func (s strided) row(r int) []float32 { return s.v[r*s.ld:][:s.cols] }
+
+// at is element [r,c].
+func (s strided) at(r, c int) float64 { return float64(s.v[r*s.ld+c]) }
+
+// copied is a copy in ordinary memory.
+func (s strided) copied() strided {
+	s.v = slices.Clone(s.v)
+	return s
+}
+
 // gapsIntact fails when a value between rows was changed.
 func (s strided) gapsIntact(t *testing.T) {
 	t.Helper()
 	for i, v := range s.v {
 		if i%s.ld >= s.cols && v != guard {
-			t.Fatalf("element %d of the padding between rows (columns %d, pitch %d) was changed to %v", i, s.cols, s.ld, v)
+			t.Fatalf("element %d lies between rows of %d columns, pitch %d, and became %v", i, s.cols, s.ld, v)
 		}
 	}
 }
 
-func (s strided) at(r, c int) float64 { return float64(s.v[r*s.ld+c]) }
+// check compares every element with the value that want returns. It may differ by 1e-5 of the magnitude, which is the
+// sum of the magnitudes of the terms of that value. What lies between rows must not have changed.
+func (s strided) check(t *testing.T, what string, want func(r, c int) (value, magnitude float64)) {
+	t.Helper()
+	s.gapsIntact(t)
+	for r := range s.rows {
+		for c := range s.cols {
+			value, magnitude := want(r, c)
+			if got := s.at(r, c); !isNear(got, value, magnitude) {
+				t.Fatalf("%s: [%d,%d] is %v, want %v (magnitude %v)", what, r, c, got, value, magnitude)
+			}
+		}
+	}
+}
 
+// checkBits compares every element with the very number that want returns.
+func (s strided) checkBits(t *testing.T, what string, want func(r, c int) float32) {
+	t.Helper()
+	s.gapsIntact(t)
+	for r := range s.rows {
+		for c, got := range s.row(r) {
+			if exact := want(r, c); got != exact {
+				t.Fatalf("%s: [%d,%d] is %v, want %v", what, r, c, got, exact)
+			}
+		}
+	}
+}
+
+// isNear reports whether a result is off by at most 1e-5 of the magnitude of its terms.
+func isNear(got, want, magnitude float64) bool { return math.Abs(got-want) <= 1e-5*magnitude+1e-37 }
+
+// normal fills with normally distributed numbers.
 func normal(rng *rand.Rand) func() float32 {
 	return func() float32 { return float32(rng.NormFloat64()) }
 }
 
-func zero() float32 { return guard }
+// scaled fills with normally distributed numbers times a factor.
+func scaled(rng *rand.Rand, factor float64) func() float32 {
+	return func() float32 { return float32(factor * rng.NormFloat64()) }
+}
+
+// unset fills an output, of which a kernel is to write every element.
+func unset() float32 { return guard }
 
 // eachSet runs a subtest per set of this machine.
 func eachSet(t *testing.T, f func(t *testing.T, s *Set)) {
@@ -89,21 +143,31 @@ func eachSet(t *testing.T, f func(t *testing.T, s *Set)) {
 	}
 }
 
-// near compares with an error bound relative to the sum of the magnitudes that went into want.
-func near(t *testing.T, what string, got, want, magnitude float64) {
-	t.Helper()
-	if !(math.Abs(got-want) <= 1e-5*magnitude+1e-37) {
-		t.Fatalf("%s: got %v, want %v (magnitude %v)", what, got, want, magnitude)
+// product is the size of a product [m,k] x [k,n], with so many elements of padding between rows.
+type product struct{ m, k, n, gap int }
+
+// eachProduct calls f for products of many sizes, with and without padding.
+func eachProduct(gap int, f func(p product)) {
+	for _, size := range []struct{ m, k, n int }{
+		{1, 1, 1}, {1, 32, 32}, {1, 64, 96}, {2, 7, 33}, {3, 5, 31}, {4, 128, 64}, {5, 129, 65}, {6, 31, 100},
+		{7, 256, 97}, {8, 33, 1}, {12, 96, 64}, {9, 300, 40}, {13, 100, 130}, {17, 67, 61}, {1, 1000, 257},
+		{24, 512, 64}, {0, 8, 8},
+	} {
+		f(product{size.m, size.k, size.n, 0})
+		f(product{size.m, size.k, size.n, gap})
 	}
 }
 
-var shapes = []struct{ m, k, n int }{
-	{1, 1, 1}, {1, 32, 32}, {1, 64, 96}, {2, 7, 33}, {3, 5, 31}, {4, 128, 64}, {5, 129, 65}, {6, 31, 100}, {7, 256, 97}, {8, 33, 1},
-	{12, 96, 64}, {9, 300, 40}, {13, 100, 130}, {17, 67, 61}, {1, 1000, 257}, {24, 512, 64}, {0, 8, 8},
+// normals are n normally distributed numbers.
+func normals(rng *rand.Rand, n int) []float32 {
+	numbers := make([]float32, n)
+	for i := range numbers {
+		numbers[i] = float32(rng.NormFloat64())
+	}
+	return numbers
 }
 
-func (s strided) String() string { return fmt.Sprintf("[%d,%d]/%d", s.rows, s.cols, s.ld) }
-
+// packWeight packs a weight [k,n] in aligned memory.
 func packWeight(t testing.TB, scheme string, w []float32, k, n int) []byte {
 	t.Helper()
 	spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: pack.N32}
@@ -116,6 +180,7 @@ func packWeight(t testing.TB, scheme string, w []float32, k, n int) []byte {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.Close() })
+
 	src, err := pack.Floats(w, k, n)
 	if err != nil {
 		t.Fatal(err)
@@ -126,53 +191,52 @@ func packWeight(t testing.TB, scheme string, w []float32, k, n int) []byte {
 	return r.Bytes()
 }
 
-func TestMatMulF32(t *testing.T) {
-	for _, scheme := range []string{"w32", "w16"} {
-		t.Run(scheme, func(t *testing.T) { testMatMulF32(t, scheme) })
-	}
+// checkProduct compares y with the product of x and the weight [k,n].
+func checkProduct(t *testing.T, p product, y, x strided, w []float32) {
+	t.Helper()
+	y.check(t, fmt.Sprintf("%+v", p), func(r, c int) (value, magnitude float64) {
+		for i := range p.k {
+			term := x.at(r, i) * float64(w[i*p.n+c])
+			value, magnitude = value+term, magnitude+math.Abs(term)
+		}
+		return value, magnitude
+	})
 }
 
-func testMatMulF32(t *testing.T, scheme string) {
+// Products of float32 numbers have the sums of their terms.
+func TestMatMulF32(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(1, 2))
-		for _, sh := range shapes {
-			for _, gap := range []int{0, 3} {
-				w := make([]float32, sh.k*sh.n)
-				for i := range w {
-					w[i] = float32(rng.NormFloat64())
-					if scheme == "w16" { // values that bfloat16 holds
-						w[i] = math.Float32frombits(math.Float32bits(w[i]) &^ 0xffff)
-					}
-				}
-				tiles := packWeight(t, scheme, w, sh.k, sh.n)
-				x := newStrided(t, sh.m, sh.k, gap, normal(rng))
-				y := newStrided(t, sh.m, sh.n, gap, zero)
-				if scheme == "w16" {
-					w16, err := mem.View[uint16](tiles)
-					if err != nil {
-						t.Fatal(err)
-					}
-					s.MatMulBF16(Rows(y.v, y.ld), Rows(x.v, x.ld), w16, sh.m, sh.k, sh.n)
-				} else {
-					w32, err := mem.View[float32](tiles)
-					if err != nil {
-						t.Fatal(err)
-					}
-					s.MatMulF32(Rows(y.v, y.ld), Rows(x.v, x.ld), w32, sh.m, sh.k, sh.n)
-				}
-				y.gapsIntact(t)
-				for r := range sh.m {
-					for j := range sh.n {
-						want, mag := 0.0, 0.0
-						for p := range sh.k {
-							v := x.at(r, p) * float64(w[p*sh.n+j])
-							want, mag = want+v, mag+math.Abs(v)
-						}
-						near(t, fmt.Sprintf("%v y[%d,%d]", sh, r, j), y.at(r, j), want, mag)
-					}
-				}
+		eachProduct(3, func(p product) {
+			w := normals(rng, p.k*p.n)
+			tiles := viewAs[float32](t, packWeight(t, "w32", w, p.k, p.n))
+			x := newStrided(t, p.m, p.k, p.gap, normal(rng))
+			y := newStrided(t, p.m, p.n, p.gap, unset)
+
+			s.MatMulF32(y.matrix(), x.matrix(), tiles, p.m, p.k, p.n)
+
+			checkProduct(t, p, y, x, w)
+		})
+	})
+}
+
+// Products with bfloat16 weights have the sums of their terms.
+func TestMatMulBF16(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(1, 2))
+		eachProduct(3, func(p product) {
+			w := normals(rng, p.k*p.n)
+			for i := range w { // values that bfloat16 holds
+				w[i] = math.Float32frombits(math.Float32bits(w[i]) &^ 0xffff)
 			}
-		}
+			tiles := viewAs[uint16](t, packWeight(t, "w16", w, p.k, p.n))
+			x := newStrided(t, p.m, p.k, p.gap, normal(rng))
+			y := newStrided(t, p.m, p.n, p.gap, unset)
+
+			s.MatMulBF16(y.matrix(), x.matrix(), tiles, p.m, p.k, p.n)
+
+			checkProduct(t, p, y, x, w)
+		})
 	})
 }
 
@@ -183,10 +247,13 @@ type quantised struct {
 	scale []float32
 }
 
-func (q quantised) at(r, c int) int { return int(q.u[r*q.ld+c]) - 128 }
-
+// newQuantised has random codes, the lowest, middle and highest ones more often than others.
 func newQuantised(t testing.TB, rng *rand.Rand, m, k, gap int) quantised {
-	q := quantised{ld: k + gap, u: guardedSlice[uint8](t, max(0, (m-1)*(k+gap)+k)), scale: guardedSlice[float32](t, m)}
+	q := quantised{
+		u:     guardedSlice[uint8](t, max(0, (m-1)*(k+gap)+k)),
+		ld:    k + gap,
+		scale: guardedSlice[float32](t, m),
+	}
 	for i := range q.u {
 		q.u[i] = uint8(rng.IntN(256))
 		if rng.IntN(8) == 0 {
@@ -199,144 +266,152 @@ func newQuantised(t testing.TB, rng *rand.Rand, m, k, gap int) quantised {
 	return q
 }
 
-// The quantised products are checked against the stored numbers as pack's documentation describes them.
-func TestMatMulQ8C(t *testing.T) {
-	eachSet(t, func(t *testing.T, s *Set) {
-		rng := rand.New(rand.NewPCG(3, 4))
-		for _, sh := range shapes {
-			for _, gap := range []int{0, 5} {
-				w := make([]float32, sh.k*sh.n)
-				for i := range w {
-					w[i] = float32(rng.NormFloat64())
-				}
-				tiles := packWeight(t, "q8c", w, sh.k, sh.n)
-				x := newQuantised(t, rng, sh.m, sh.k, gap)
-				y := newStrided(t, sh.m, sh.n, gap, zero)
-				s.MatMulQ8C(Rows(y.v, y.ld), Quantised{Codes: Rows(x.u, x.ld), Scale: x.scale}, tiles, sh.m, sh.k, sh.n)
-				y.gapsIntact(t)
-				kp := (sh.k + 3) / 4 * 4
-				for r := range sh.m {
-					for j := range sh.n {
-						tile, c := tiles[j/32*(32*kp+256):], j%32
-						dot := 0
-						for p := range sh.k {
-							dot += x.at(r, p) * int(int8(tile[p/4*128+c*4+p%4]))
-						}
-						want := float32(dot) * (x.scale[r] * f32at(tile[32*kp:], c))
-						if got := y.v[r*y.ld+j]; ulps(got, want) > 1 {
-							t.Fatalf("%v y[%d,%d]: got %v, want %v", sh, r, j, got, want)
-						}
-					}
-				}
-			}
-		}
-	})
+// at is the integer that the code [r,c] stands for.
+func (q quantised) at(r, c int) int { return int(q.u[r*q.ld+c]) - 128 }
+
+// operand is the operand of a kernel that needs no sums.
+func (q quantised) operand() Quantised { return Quantised{Codes: Rows(q.u, q.ld), Scale: q.scale} }
+
+// operandWithSums has the sums of blocks that the set computes.
+func (q quantised) operandWithSums(t testing.TB, s *Set, m, k int) Quantised {
+	blocks := (k + BlockK - 1) / BlockK
+	rows := q.operand()
+	rows.Sums = Rows(guardedSlice[int32](t, m*blocks), blocks)
+	s.BlockSums(rows.Sums, rows.Codes, m, k)
+	return rows
 }
 
-func TestMatMulQ6C(t *testing.T) {
-	eachSet(t, func(t *testing.T, s *Set) {
-		rng := rand.New(rand.NewPCG(13, 14))
-		for _, sh := range shapes {
-			for _, gap := range []int{0, 5} {
-				w := make([]float32, sh.k*sh.n)
-				for i := range w {
-					w[i] = float32(rng.NormFloat64())
-				}
-				tiles := packWeight(t, "q6c", w, sh.k, sh.n)
-				x := newQuantised(t, rng, sh.m, sh.k, gap)
-				y := newStrided(t, sh.m, sh.n, gap, zero)
-				blocks := (sh.k + 31) / 32
-				sums := guardedSlice[int32](t, sh.m*blocks)
-				s.BlockSums(Rows(sums, blocks), Rows(x.u, x.ld), sh.m, sh.k)
-				s.MatMulQ6C(Rows(y.v, y.ld),
-					Quantised{Codes: Rows(x.u, x.ld), Scale: x.scale, Sums: Rows(sums, blocks)}, tiles, sh.m, sh.k,
-					sh.n)
-				y.gapsIntact(t)
-				groups := (sh.k + 15) / 16
-				for r := range sh.m {
-					for j := range sh.n {
-						tile, c := tiles[j/32*(384*groups+128):], j%32
-						dot := 0
-						for p := range sh.k {
-							group, quad, at := tile[p/16*384:], p%16/4, c*4+p%4
-							low, high := group[quad/2*128+at], group[256+at]>>(2*quad)&3
-							if quad%2 == 1 {
-								low >>= 4
-							}
-							dot += x.at(r, p) * (int(16*high+low&15) - 32)
-						}
-						want := float32(dot) * (x.scale[r] * f32at(tile[384*groups:], c))
-						if got := y.v[r*y.ld+j]; ulps(got, want) > 1 {
-							t.Fatalf("%v y[%d,%d]: got %v, want %v", sh, r, j, got, want)
-						}
-					}
-				}
+// checkCodes compares y with the products of codes. code returns the integer that a weight's code stands for, and scale
+// the scale of its column. Sums of integers are exact, so that only the last step rounds.
+func checkCodes(t *testing.T, p product, y strided, x quantised, code func(k, n int) int, scale func(n int) float32) {
+	t.Helper()
+	y.gapsIntact(t)
+	for r := range p.m {
+		for c, got := range y.row(r) {
+			dot := 0
+			for i := range p.k {
+				dot += x.at(r, i) * code(i, c)
+			}
+			want := float32(dot) * (x.scale[r] * scale(c))
+			if ulps(got, want) > 1 {
+				t.Fatalf("%+v: [%d,%d] is %v, want %v", p, r, c, got, want)
 			}
 		}
-	})
-}
-
-func TestMatMulQ4(t *testing.T) {
-	for _, block := range []int{32, 128} {
-		t.Run(fmt.Sprintf("q4b%d", block), func(t *testing.T) { testMatMulQ4(t, block) })
 	}
 }
 
-func testMatMulQ4(t *testing.T, size int) {
+// Products with 8-bit weights are those of the codes, which lie as pack's documentation says.
+func TestMatMulQ8C(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(3, 4))
+		eachProduct(5, func(p product) {
+			tiles := packWeight(t, "q8c", normals(rng, p.k*p.n), p.k, p.n)
+			x := newQuantised(t, rng, p.m, p.k, p.gap)
+			y := newStrided(t, p.m, p.n, p.gap, unset)
+
+			s.MatMulQ8C(y.matrix(), x.operand(), tiles, p.m, p.k, p.n)
+
+			padded := (p.k + 3) / 4 * 4
+			tile := func(n int) []byte { return tiles[n/32*(32*padded+256):] }
+			code := func(k, n int) int { return int(int8(tile(n)[k/4*128+n%32*4+k%4])) }
+			scale := func(n int) float32 { return f32at(tile(n)[32*padded:], n%32) }
+			checkCodes(t, p, y, x, code, scale)
+		})
+	})
+}
+
+// Products with 6-bit weights are those of the codes: four bits in one place and two in another.
+func TestMatMulQ6C(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(13, 14))
+		eachProduct(5, func(p product) {
+			tiles := packWeight(t, "q6c", normals(rng, p.k*p.n), p.k, p.n)
+			x := newQuantised(t, rng, p.m, p.k, p.gap)
+			y := newStrided(t, p.m, p.n, p.gap, unset)
+
+			s.MatMulQ6C(y.matrix(), x.operandWithSums(t, s, p.m, p.k), tiles, p.m, p.k, p.n)
+
+			groups := (p.k + 15) / 16
+			tile := func(n int) []byte { return tiles[n/32*(384*groups+128):] }
+			code := func(k, n int) int {
+				group, quad, at := tile(n)[k/16*384:], k%16/4, n%32*4+k%4
+				low, high := group[quad/2*128+at], group[256+at]>>(2*quad)&3
+				if quad%2 == 1 {
+					low >>= 4
+				}
+				return int(16*high+low&15) - 32
+			}
+			scale := func(n int) float32 { return f32at(tile(n)[384*groups:], n%32) }
+			checkCodes(t, p, y, x, code, scale)
+		})
+	})
+}
+
+// Products with 4-bit weights are the sums over blocks of 32 or 128 rows, each with a scale.
+func TestMatMulQ4(t *testing.T) {
+	for _, block := range []int{32, 128} {
+		t.Run(fmt.Sprintf("q4b%d", block), func(t *testing.T) {
+			eachSet(t, func(t *testing.T, s *Set) { testMatMulQ4(t, s, block) })
+		})
+	}
+}
+
+func testMatMulQ4(t *testing.T, s *Set, size int) {
+	multiply := s.MatMulQ4B32
+	if size == 128 {
+		multiply = s.MatMulQ4B128
+	}
+	rng := rand.New(rand.NewPCG(5, 6))
+	eachProduct(5, func(p product) {
+		tiles := packWeight(t, fmt.Sprintf("q4b%d", size), normals(rng, p.k*p.n), p.k, p.n)
+		x := newQuantised(t, rng, p.m, p.k, p.gap)
+		y := newStrided(t, p.m, p.n, p.gap, unset)
+
+		multiply(y.matrix(), x.operandWithSums(t, s, p.m, p.k), tiles, p.m, p.k, p.n)
+
+		blocks := (p.k + size - 1) / size
+		y.check(t, fmt.Sprintf("%+v", p), func(r, c int) (value, magnitude float64) {
+			for b := range blocks {
+				block, column := tiles[(c/32*blocks+b)*(16*size+64):], c%32
+				dot := 0
+				for i := range min(size, p.k-b*size) {
+					nibble := block[i/4*64+column%16*4+i%4]
+					if column >= 16 {
+						nibble >>= 4
+					}
+					dot += x.at(r, b*size+i) * (int(nibble&15) - 8)
+				}
+				half := block[16*size+2*column:]
+				scale := number.HalfToFloat(uint16(half[0]) | uint16(half[1])<<8)
+				term := float64(x.scale[r]) * float64(dot) * float64(scale)
+				value, magnitude = value+term, magnitude+math.Abs(term)
+			}
+			return value, magnitude
+		})
+	})
+}
+
+// The sums of blocks are those of the integers that the codes stand for; the last block of a row may be shorter.
+func TestBlockSums(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(5, 6))
-		for _, sh := range shapes {
-			for _, gap := range []int{0, 5} {
-				w := make([]float32, sh.k*sh.n)
-				for i := range w {
-					w[i] = float32(rng.NormFloat64())
-				}
-				tiles := packWeight(t, fmt.Sprintf("q4b%d", size), w, sh.k, sh.n)
-				x := newQuantised(t, rng, sh.m, sh.k, gap)
-				y := newStrided(t, sh.m, sh.n, gap, zero)
-				blocks := (sh.k + 31) / 32
-				sums := guardedSlice[int32](t, sh.m*blocks)
-				s.BlockSums(Rows(sums, blocks), Rows(x.u, x.ld), sh.m, sh.k)
-				multiply := s.MatMulQ4B32
-				if size == 128 {
-					multiply = s.MatMulQ4B128
-				}
-				rows := Quantised{Codes: Rows(x.u, x.ld), Scale: x.scale, Sums: Rows(sums, blocks)}
-				multiply(Rows(y.v, y.ld), rows, tiles, sh.m, sh.k, sh.n)
-				y.gapsIntact(t)
-				for r := range sh.m {
-					for b := range blocks {
-						want := int32(0)
-						for p := b * 32; p < min(sh.k, b*32+32); p++ {
-							want += int32(x.at(r, p))
-						}
-						if got := sums[r*blocks+b]; got != want {
-							t.Fatalf("%v sum of row %d, block %d: got %d, want %d", sh, r, b, got, want)
-						}
+		eachProduct(5, func(p product) {
+			x := newQuantised(t, rng, p.m, p.k, p.gap)
+
+			sums := x.operandWithSums(t, s, p.m, p.k).Sums
+
+			for r := range p.m {
+				for b := range (p.k + 31) / 32 {
+					want := int32(0)
+					for c := b * 32; c < min(p.k, b*32+32); c++ {
+						want += int32(x.at(r, c))
 					}
-					for j := range sh.n {
-						want, mag := 0.0, 0.0
-						long := (sh.k + size - 1) / size
-						for b := range long {
-							block, c := tiles[(j/32*long+b)*(16*size+64):], j%32
-							dot := 0
-							for p := b * size; p < min(sh.k, b*size+size); p++ {
-								i := p % size
-								nibble := block[i/4*64+c%16*4+i%4]
-								if c >= 16 {
-									nibble >>= 4
-								}
-								dot += x.at(r, p) * (int(nibble&15) - 8)
-							}
-							d := number.HalfToFloat(uint16(block[16*size+2*c]) | uint16(block[16*size+2*c+1])<<8)
-							v := float64(x.scale[r]) * float64(dot) * float64(d)
-							want, mag = want+v, mag+math.Abs(v)
-						}
-						near(t, fmt.Sprintf("%v y[%d,%d]", sh, r, j), y.at(r, j), want, mag)
+					if got := *sums.at(r, b); got != want {
+						t.Fatalf("%+v: the sum of row %d, block %d is %d, want %d", p, r, b, got, want)
 					}
 				}
 			}
-		}
+		})
 	})
 }
 
@@ -356,60 +431,46 @@ func ulps(a, b float32) int {
 // A row's result must not depend on the rows computed with it, nor a column's on its neighbours: processors divide
 // both among threads.
 func TestMatMulDivision(t *testing.T) {
+	const m, k, n = 29, 1100, 96
+	const tiles = n / 32
 	eachSet(t, func(t *testing.T, s *Set) {
-		const m, k, n, blocks = 29, 1100, 96, (1100 + 31) / 32
 		rng := rand.New(rand.NewPCG(7, 8))
-		w := make([]float32, k*n)
-		for i := range w {
-			w[i] = float32(rng.NormFloat64())
+		w := normals(rng, k*n)
+		x := newStrided(t, m, k, 0, normal(rng)).matrix()
+		codes := newQuantised(t, rng, m, k, 0).operandWithSums(t, s, m, k)
+		w32 := viewAs[float32](t, packWeight(t, "w32", w, k, n))
+		w16 := viewAs[uint16](t, packWeight(t, "w16", w, k, n))
+
+		// Each multiplies rows from..end by so many columns from a tile on.
+		type multiply func(y Matrix[float32], tile, columns, from, end int)
+		ofCodes := func(scheme string, f func(y Matrix[float32], x Quantised, w []byte, m, k, n int)) multiply {
+			packed := packWeight(t, scheme, w, k, n)
+			return func(y Matrix[float32], tile, columns, from, end int) {
+				f(y, codes.From(from), packed[tile*len(packed)/tiles:], end-from, k, columns)
+			}
 		}
-		xf, xq := newStrided(t, m, k, 0, normal(rng)), newQuantised(t, rng, m, k, 0)
-		w32, err := mem.View[float32](packWeight(t, "w32", w, k, n))
-		if err != nil {
-			t.Fatal(err)
+		products := map[string]multiply{
+			"w32": func(y Matrix[float32], tile, columns, from, end int) {
+				s.MatMulF32(y, x.From(from, 0), w32[tile*len(w32)/tiles:], end-from, k, columns)
+			},
+			"w16": func(y Matrix[float32], tile, columns, from, end int) {
+				s.MatMulBF16(y, x.From(from, 0), w16[tile*len(w16)/tiles:], end-from, k, columns)
+			},
+			"q8c":    ofCodes("q8c", s.MatMulQ8C),
+			"q6c":    ofCodes("q6c", s.MatMulQ6C),
+			"q4b32":  ofCodes("q4b32", s.MatMulQ4B32),
+			"q4b128": ofCodes("q4b128", s.MatMulQ4B128),
 		}
-		w16, err := mem.View[uint16](packWeight(t, "w16", w, k, n))
-		if err != nil {
-			t.Fatal(err)
-		}
-		q8, q4, q128 := packWeight(t, "q8c", w, k, n), packWeight(t, "q4b32", w, k, n), packWeight(t, "q4b128", w, k, n)
-		q6 := packWeight(t, "q6c", w, k, n)
-		sums := make([]int32, m*blocks)
-		s.BlockSums(Rows(sums, blocks), Rows(xq.u, k), m, k)
-		for name, f := range map[string]func(y []float32, tile, n, r0, r1 int){
-			"w32": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulF32(Rows(y, 96), Rows(xf.v[r0*k:], k), w32[tile*32*k:], r1-r0, k, n)
-			},
-			"w16": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulBF16(Rows(y, 96), Rows(xf.v[r0*k:], k), w16[tile*32*k:], r1-r0, k, n)
-			},
-			"q8c": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ8C(Rows(y, 96), Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:]},
-					q8[tile*(32*k+256):], r1-r0, k, n)
-			},
-			"q6c": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ6C(Rows(y, 96),
-					Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:], Sums: Rows(sums[r0*blocks:], blocks)},
-					q6[tile*len(q6)/3:], r1-r0, k, n)
-			},
-			"q4b32": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ4B32(Rows(y, 96),
-					Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:], Sums: Rows(sums[r0*blocks:], blocks)},
-					q4[tile*len(q4)/3:], r1-r0, k, n)
-			},
-			"q4b128": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ4B128(Rows(y, 96),
-					Quantised{Codes: Rows(xq.u[r0*k:], k), Scale: xq.scale[r0:], Sums: Rows(sums[r0*blocks:], blocks)},
-					q128[tile*len(q128)/3:], r1-r0, k, n)
-			},
-		} {
+		for name, multiply := range products {
 			whole, parts := make([]float32, m*n), make([]float32, m*n)
-			f(whole, 0, n, 0, m)
+
+			multiply(Rows(whole, n), 0, n, 0, m)
 			for _, rows := range [][2]int{{0, 1}, {1, 2}, {2, 4}, {4, 11}, {11, 29}} {
-				for tile := range 3 {
-					f(parts[rows[0]*n+tile*32:], tile, 32, rows[0], rows[1])
+				for tile := range tiles {
+					multiply(Rows(parts, n).From(rows[0], tile*32), tile, 32, rows[0], rows[1])
 				}
 			}
+
 			if !slices.Equal(whole, parts) {
 				t.Errorf("%s: the result depends on how rows and tiles are divided", name)
 			}
@@ -417,133 +478,158 @@ func TestMatMulDivision(t *testing.T) {
 	})
 }
 
+// hostileRows are rows to be quantised: zeros, ties, numbers whose scale is subnormal, large ones, and negative zeros.
+func hostileRows(t *testing.T, rng *rand.Rand, m, n int) strided {
+	count := 0
+	return newStrided(t, m, n, 2, func() float32 {
+		v := float32(rng.NormFloat64())
+		count++
+		switch count / n {
+		case 1:
+			return 0
+		case 2: // ties
+			return float32(rng.IntN(5)-2) * 0.5
+		case 3: // subnormal scale
+			return v * 1e-43
+		case 4:
+			return v * 1e37
+		case 5:
+			return float32(math.Copysign(0, -1))
+		}
+		return v
+	})
+}
+
+// largest is the largest magnitude of a row.
+func largest(row []float32) float32 {
+	top := float32(0)
+	for _, v := range row {
+		top = max(top, v, -v)
+	}
+	return top
+}
+
+// checkQuantised compares codes with the rows they are made of and their scales, of which 0 is for a row of zeros. What
+// lies between rows is 0 still.
+func checkQuantised(t *testing.T, what string, codes []uint8, ld int, x strided, scale []float32) {
+	t.Helper()
+	for i, got := range codes {
+		r, c := i/ld, i%ld
+		want := 0.0 // between rows
+		if c < x.cols {
+			want = 128
+			if scale[r] != 0 {
+				want += max(-127, min(127, math.RoundToEven(float64(x.row(r)[c]/scale[r]))))
+			}
+		}
+		if float64(got) != want {
+			t.Fatalf("%s: code [%d,%d] is %d, want %v (scale %v)", what, r, c, got, want, scale[min(r, len(scale)-1)])
+		}
+	}
+}
+
+// checkRefusal puts NaN and infinities in random places and wants quantise to answer their row.
+func checkRefusal(t *testing.T, what string, rng *rand.Rand, x strided, quantise func() (row int)) {
+	t.Helper()
+	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		r, c := rng.IntN(x.rows), rng.IntN(x.cols)
+		place := &x.row(r)[c]
+		old := *place
+		*place = float32(bad)
+		if got := quantise(); got != r {
+			t.Fatalf("%s: %v at [%d,%d] was answered %d", what, bad, r, c, got)
+		}
+		*place = old
+	}
+}
+
+// Rows are quantised by their largest magnitude, ties to even. A row with NaN or an infinity is refused.
 func TestQuantRows(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(9, 10))
 		for _, n := range []int{1, 2, 7, 16, 31, 64, 65, 127, 1000} {
 			const m = 7
-			row := 0
-			count := 0
-			x := newStrided(t, m, n, 2, func() float32 {
-				v := float32(rng.NormFloat64())
-				if count++; count%n == 0 {
-					row++
-				}
-				switch row {
-				case 1:
-					return 0
-				case 2: // ties
-					return float32(rng.IntN(5)-2) * 0.5
-				case 3: // subnormal scale
-					return v * 1e-43
-				case 4:
-					return v * 1e37
-				case 5:
-					return float32(math.Copysign(0, -1))
-				}
-				return v
-			})
-			y := guardedSlice[uint8](t, (m-1)*(n+3)+n)
+			x := hostileRows(t, rng, m, n)
+			ld := n + 3
+			y := guardedSlice[uint8](t, (m-1)*ld+n)
 			scale := guardedSlice[float32](t, m)
-			if bad := s.QuantRows(Quantised{Codes: Rows(y, n+3), Scale: scale}, Rows(x.v, x.ld), m, n); bad != -1 {
+			quantise := func() int {
+				return s.QuantRows(Quantised{Codes: Rows(y, ld), Scale: scale}, x.matrix(), m, n)
+			}
+
+			if bad := quantise(); bad != -1 {
 				t.Fatalf("n=%d: refused row %d", n, bad)
 			}
-			for r := range m {
-				absmax := float32(0)
-				for c := range n {
-					absmax = max(absmax, float32(math.Abs(x.at(r, c))))
-				}
-				if scale[r] != absmax/127 {
-					t.Fatalf("n=%d row %d: scale %v, want %v", n, r, scale[r], absmax/127)
-				}
-				for c := range n {
-					want := 128.0
-					if scale[r] != 0 {
-						want += max(-127, min(127, math.RoundToEven(float64(x.v[r*x.ld+c]/scale[r]))))
-					}
-					if got := y[r*(n+3)+c]; float64(got) != want {
-						t.Fatalf("n=%d: y[%d,%d] = %d, want %v (x %v, scale %v)", n, r, c, got, want, x.at(r, c), scale[r])
-					}
+
+			what := fmt.Sprintf("n=%d", n)
+			for r, got := range scale {
+				if want := largest(x.row(r)) / 127; got != want {
+					t.Fatalf("%s: the scale of row %d is %v, want %v", what, r, got, want)
 				}
 			}
-			for i, v := range y {
-				if i%(n+3) >= n && v != 0 {
-					t.Fatalf("n=%d: padding between rows was changed", n)
-				}
-			}
-			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-				r, c := rng.IntN(m), rng.IntN(n)
-				old := x.v[r*x.ld+c]
-				x.v[r*x.ld+c] = float32(bad)
-				if got := s.QuantRows(Quantised{Codes: Rows(y, n+3), Scale: scale}, Rows(x.v, x.ld), m, n); got != r {
-					t.Fatalf("n=%d: %v at [%d,%d] was answered %d", n, bad, r, c, got)
-				}
-				x.v[r*x.ld+c] = old
-			}
+			checkQuantised(t, what, y, ld, x, scale)
+			checkRefusal(t, what, rng, x, quantise)
 		}
 	})
 }
 
+// Rows are quantised by the smallest of the static scales that holds them, or by the largest one.
 func TestQuantStatic(t *testing.T) {
+	allScales := [][]float32{
+		{1}, {0.5}, {0.003}, {1e-30}, {1e-44}, {1e30},
+		{0.003, 0.02}, {0.02, 0.003}, {0.01, 0.01}, {1e-44, 1e30},
+		{0.002, 0.01, 0.02, 1e34},
+	}
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(9, 11))
 		for _, n := range []int{1, 7, 16, 31, 64, 127, 1000} {
-			for _, from := range [][]float32{{1}, {0.5}, {0.003}, {1e-30}, {1e-44}, {1e30}, {0.003, 0.02}, {0.02, 0.003}, {0.01, 0.01}, {1e-44, 1e30}, {0.002, 0.01, 0.02, 1e34}} {
-				scale := from[0]
+			for _, scales := range allScales {
 				const m = 6
+				first := scales[0]
+				factors := [m]float32{1, 0, 1e37, first, 127 * first, 0.5}
 				count := 0
 				x := newStrided(t, m, n, 2, func() float32 {
-					v := float32(rng.NormFloat64())
+					v := float32(rng.NormFloat64()) * factors[count/n]
 					count++
-					return v * []float32{1, 0, 1e37, scale, 127 * scale, 0.5}[(count-1)/n%m]
+					return v
 				})
-				y := guardedSlice[uint8](t, (m-1)*(n+3)+n)
+				ld := n + 3
+				y := guardedSlice[uint8](t, (m-1)*ld+n)
 				got := guardedSlice[float32](t, m)
-				if bad := s.QuantStatic(Quantised{Codes: Rows(y, n+3), Scale: got}, from, Rows(x.v, x.ld), m,
-					n); bad != -1 {
+				quantise := func() int {
+					return s.QuantStatic(Quantised{Codes: Rows(y, ld), Scale: got}, scales, x.matrix(), m, n)
+				}
+
+				if bad := quantise(); bad != -1 {
 					t.Fatalf("n=%d: refused row %d", n, bad)
 				}
-				var holds [m]float32 // the smallest that does, else the largest
+
+				what := fmt.Sprintf("n=%d scales %v", n, scales)
 				for r := range m {
-					top := float32(0)
-					for _, v := range x.v[r*x.ld : r*x.ld+n] {
-						top = max(top, v, -v)
-					}
-					holds[r] = slices.Max(from)
-					for _, v := range from {
-						if v >= top/127 && v < holds[r] {
-							holds[r] = v
-						}
-					}
-					if got[r] != holds[r] {
-						t.Fatalf("n=%d scales %v: row %d with at most %v has %v, want %v", n, from, r, top, got[r], holds[r])
+					top := largest(x.row(r))
+					if want := smallestHolding(scales, top); got[r] != want {
+						t.Fatalf("%s: row %d with at most %v has %v, want %v", what, r, top, got[r], want)
 					}
 				}
-				for i, v := range y {
-					r, c := i/(n+3), i%(n+3)
-					want := 0.0 // between rows
-					if c < n {
-						want = 128 + max(-127, min(127, math.RoundToEven(float64(x.v[r*x.ld+c]/holds[r]))))
-					}
-					if float64(v) != want {
-						t.Fatalf("n=%d scales %v: y[%d,%d] = %d, want %v", n, from, r, c, v, want)
-					}
-				}
-				for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-					r, c := rng.IntN(m), rng.IntN(n)
-					old := x.v[r*x.ld+c]
-					x.v[r*x.ld+c] = float32(bad)
-					if got := s.QuantStatic(Quantised{Codes: Rows(y, n+3), Scale: got}, from, Rows(x.v, x.ld), m,
-						n); got != r {
-						t.Fatalf("n=%d: %v at [%d,%d] was answered %d", n, bad, r, c, got)
-					}
-					x.v[r*x.ld+c] = old
-				}
+				checkQuantised(t, what, y, ld, x, got)
+				checkRefusal(t, what, rng, x, quantise)
 			}
 		}
 	})
 }
 
+// smallestHolding is the smallest scale whose 127-fold is at least top, or the largest of all.
+func smallestHolding(scales []float32, top float32) float32 {
+	best := slices.Max(scales)
+	for _, scale := range scales {
+		if scale >= top/127 && scale < best {
+			best = scale
+		}
+	}
+	return best
+}
+
+// Norm divides rows by the root of their mean square and multiplies by gains, also in place and of a row of zeros.
 func TestNorm(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(11, 12))
@@ -553,34 +639,32 @@ func TestNorm(t *testing.T) {
 				count := 0
 				x := newStrided(t, m, n, 1, func() float32 {
 					if count++; count > 2*n {
-						return 0
+						return 0 // the last row
 					}
 					return scale * float32(rng.NormFloat64())
 				})
 				gain := newStrided(t, 1, n, 0, normal(rng))
-				y := newStrided(t, m, n, 4, zero)
+				y := newStrided(t, m, n, 4, unset)
 				for _, eps := range []float64{0, 1e-5} {
-					s.Norm(Rows(y.v, y.ld), Rows(x.v, x.ld), gain.v, eps, m, n)
-					y.gapsIntact(t)
-					for r := range m {
+					s.Norm(y.matrix(), x.matrix(), gain.v, eps, m, n)
+
+					y.check(t, fmt.Sprintf("n=%d eps=%v", n, eps), func(r, c int) (value, magnitude float64) {
+						if x.at(r, c) == 0 {
+							return 0, 0
+						}
 						sum := 0.0
-						for c := range n {
-							sum += x.at(r, c) * x.at(r, c)
+						for i := range n {
+							sum += x.at(r, i) * x.at(r, i)
 						}
-						for c := range n {
-							want := 0.0
-							if x.at(r, c) != 0 {
-								want = gain.at(0, c) * x.at(r, c) / math.Sqrt(sum/float64(n)+eps)
-							}
-							near(t, fmt.Sprintf("n=%d eps=%v y[%d,%d]", n, eps, r, c), y.at(r, c), want, math.Abs(want))
-						}
-					}
+						value = gain.at(0, c) * x.at(r, c) / math.Sqrt(sum/float64(n)+eps)
+						return value, math.Abs(value)
+					})
 				}
-				copy(y.v, x.v[:n])
-				s.Norm(Rows(y.v, n), Rows(y.v, n), gain.v, 1e-5, 1, n) // in place
-				z := newStrided(t, 1, n, 0, zero)
-				s.Norm(Rows(z.v, n), Rows(x.v, n), gain.v, 1e-5, 1, n)
-				if !slices.Equal(y.v[:n], z.v) {
+
+				inPlace, elsewhere := slices.Clone(x.row(0)), make([]float32, n)
+				s.Norm(Rows(inPlace, n), Rows(inPlace, n), gain.v, 1e-5, 1, n)
+				s.Norm(Rows(elsewhere, n), x.matrix(), gain.v, 1e-5, 1, n)
+				if !slices.Equal(inPlace, elsewhere) {
 					t.Fatalf("n=%d: in place differs", n)
 				}
 			}
@@ -588,92 +672,159 @@ func TestNorm(t *testing.T) {
 	})
 }
 
+// LayerNorm subtracts the mean of a row and divides by its deviation, also in place and of a constant row.
+func TestLayerNorm(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(31, 32))
+		for _, n := range []int{1, 3, 16, 33, 100, 257} {
+			for _, offset := range []float32{0, 3, -1e3} {
+				const m = 3
+				count := 0
+				x := newStrided(t, m, n, 1, func() float32 {
+					if count++; count > 2*n {
+						return offset // the last row is constant
+					}
+					return offset + float32(rng.NormFloat64())
+				})
+				gain := newStrided(t, 1, n, 0, normal(rng))
+				bias := newStrided(t, 1, n, 0, normal(rng))
+				y := newStrided(t, m, n, 4, unset)
+				for _, eps := range []float64{0, 1e-5} {
+					s.LayerNorm(y.matrix(), x.matrix(), gain.v, bias.v, eps, m, n)
+
+					y.check(t, fmt.Sprintf("n=%d eps=%v", n, eps), func(r, c int) (value, magnitude float64) {
+						normed := 0.0
+						if constant := r == m-1 || n == 1; !constant {
+							mean, deviation := moments(x.row(r))
+							normed = gain.at(0, c) * (x.at(r, c) - mean) / math.Sqrt(deviation+eps)
+						}
+						return normed + bias.at(0, c), math.Abs(normed) + math.Abs(bias.at(0, c))
+					})
+				}
+
+				inPlace, elsewhere := slices.Clone(x.row(0)), make([]float32, n)
+				s.LayerNorm(Rows(inPlace, n), Rows(inPlace, n), gain.v, bias.v, 1e-5, 1, n)
+				s.LayerNorm(Rows(elsewhere, n), x.matrix(), gain.v, bias.v, 1e-5, 1, n)
+				if !slices.Equal(inPlace, elsewhere) {
+					t.Fatalf("n=%d: in place differs", n)
+				}
+			}
+		}
+	})
+}
+
+// moments are the mean of a row and its mean squared deviation.
+func moments(row []float32) (mean, deviation float64) {
+	for _, v := range row {
+		mean += float64(v) / float64(len(row))
+	}
+	for _, v := range row {
+		deviation += (float64(v) - mean) * (float64(v) - mean) / float64(len(row))
+	}
+	return mean, deviation
+}
+
+// Sums of matrices are those of their elements, also in place, and when one row is added to all.
+func TestAdd(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(13, 14))
+		for _, n := range []int{1, 5, 16, 37, 48, 63, 160} {
+			const m = 3
+			a := newStrided(t, m, n, 1, normal(rng))
+			b := newStrided(t, m, n, 2, normal(rng))
+			old := a.copied()
+			what := fmt.Sprintf("n=%d", n)
+			sum := func(r, c int) float32 { return old.row(r)[c] + b.row(r)[c] }
+			sumWithRow := func(r, c int) float32 { return old.row(r)[c] + b.row(0)[c] }
+
+			y := newStrided(t, m, n, 3, unset)
+			s.Add(y.matrix(), a.matrix(), b.matrix(), m, n)
+			y.checkBits(t, what, sum)
+
+			s.Add(a.matrix(), a.matrix(), b.matrix(), m, n)
+			a.checkBits(t, what+" in place", sum)
+
+			copy(a.v, old.v)
+			s.Add(a.matrix(), a.matrix(), Rows(b.row(0), 0), m, n)
+			a.checkBits(t, what+" with one row", sumWithRow)
+		}
+	})
+}
+
+// GLU multiplies by the activation of gates. Columns of both lie in turn, so many of each at a time.
+func TestGLU(t *testing.T) {
+	gates := []float32{0, float32(math.Copysign(0, -1)), 100, -100, 1e30, -1e30, 88, -88, 1e-30}
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(13, 14))
+		for _, n := range []int{1, 5, 16, 48, 63, 160} {
+			for _, width := range []int{1, 3, 8, 16, n} {
+				if n%width != 0 {
+					continue
+				}
+				const m = 3
+				x := newStrided(t, m, 2*n, 1, scaled(rng, 20))
+				copy(x.v[:width], gates)
+				y := newStrided(t, m, n, 3, unset)
+				for _, act := range op.Acts {
+					s.GLU(y.matrix(), x.matrix(), act, width, m, n)
+
+					what := fmt.Sprintf("%s n=%d width=%d", act, n, width)
+					y.check(t, what, func(r, c int) (value, magnitude float64) {
+						at := c/width*2*width + c%width
+						gate := x.at(r, at)
+						value = refAct(act, gate) * x.at(r, at+width)
+						return value, math.Abs(value) + tails(act, gate)
+					})
+				}
+			}
+		}
+	})
+}
+
+// Functions of single elements have their formulas' results, also in place.
 func TestElementwise(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(13, 14))
 		for _, n := range []int{1, 5, 16, 48, 63, 160} {
 			const m = 3
-			a, b := newStrided(t, m, n, 1, normal(rng)), newStrided(t, m, n, 2, normal(rng))
-			y := newStrided(t, m, n, 3, zero)
-			s.Add(Rows(y.v, y.ld), Rows(a.v, a.ld), Rows(b.v, b.ld), m, n)
-			y.gapsIntact(t)
-			for r := range m {
-				for c := range n {
-					if want := a.v[r*a.ld+c] + b.v[r*b.ld+c]; y.v[r*y.ld+c] != want {
-						t.Fatalf("add n=%d [%d,%d]: got %v, want %v", n, r, c, y.at(r, c), want)
-					}
-				}
-			}
-			s.Add(Rows(a.v, a.ld), Rows(a.v, a.ld), Rows(b.v, b.ld), m, n) // in place
-			for r := range m {
-				if !slices.Equal(a.v[r*a.ld:r*a.ld+n], y.v[r*y.ld:r*y.ld+n]) {
-					t.Fatalf("add in place n=%d differs", n)
-				}
-			}
-			for _, width := range []int{1, 3, 8, 16, n} {
-				if n%width != 0 {
-					continue
-				}
-				x := newStrided(t, m, 2*n, 1, func() float32 { return float32(rng.NormFloat64() * 20) })
-				special := []float32{0, -0, 100, -100, 1e30, -1e30, 88, -88, 1e-30}
-				for i := range min(width, len(special)) {
-					x.v[i] = special[i] // gates of the first group
-				}
-				for _, act := range op.Acts {
-					s.GLU(Rows(y.v, y.ld), Rows(x.v, x.ld), act, width, m, n)
-					y.gapsIntact(t)
-					for r := range m {
-						for c := range n {
-							at := c/width*2*width + c%width
-							g := x.at(r, at)
-							want := refAct(act, g) * x.at(r, at+width)
-							near(t, fmt.Sprintf("glu %s n=%d width=%d [%d,%d] of gate %v", act, n, width, r, c, g), y.at(r, c), want, math.Abs(want)+tails(act, g))
-						}
-					}
-				}
-			}
-			x := newStrided(t, m, n, 1, func() float32 { return float32(rng.NormFloat64() * 4) })
+			x := newStrided(t, m, n, 1, scaled(rng, 4))
+			y := newStrided(t, m, n, 3, unset)
 			for _, act := range op.Acts {
-				s.Activate(Rows(y.v, y.ld), Rows(x.v, x.ld), act, m, n)
-				y.gapsIntact(t)
-				for r := range m {
-					for c := range n {
-						want := refAct(act, x.at(r, c))
-						near(t, fmt.Sprintf("%s n=%d of %v", act, n, x.at(r, c)), y.at(r, c), want, math.Abs(want)+tails(act, x.at(r, c)))
-					}
-				}
-				z := strided{v: slices.Clone(x.v), rows: m, cols: n, ld: x.ld}
-				s.Activate(Rows(z.v, z.ld), Rows(z.v, z.ld), act, m, n) // in place
-				for r := range m {
-					if !slices.Equal(z.v[r*z.ld:r*z.ld+n], y.v[r*y.ld:r*y.ld+n]) {
-						t.Fatalf("%s n=%d in place differs", act, n)
-					}
-				}
+				what := fmt.Sprintf("%s n=%d", act, n)
+				s.Activate(y.matrix(), x.matrix(), act, m, n)
+				y.check(t, what, func(r, c int) (value, magnitude float64) {
+					value = refAct(act, x.at(r, c))
+					return value, math.Abs(value) + tails(act, x.at(r, c))
+				})
+
+				inPlace := x.copied()
+				s.Activate(inPlace.matrix(), inPlace.matrix(), act, m, n)
+				inPlace.checkBits(t, what+" in place", func(r, c int) float32 { return y.row(r)[c] })
 			}
+
 			for _, limit := range []float64{1, 30, 1e-3} {
-				s.Softcap(Rows(y.v, y.ld), Rows(x.v, x.ld), limit, m, n)
-				y.gapsIntact(t)
-				for r := range m {
-					for c := range n {
-						want := limit * math.Tanh(x.at(r, c)/limit)
-						near(t, fmt.Sprintf("softcap %v n=%d of %v", limit, n, x.at(r, c)), y.at(r, c), want, math.Abs(want))
-					}
+				s.Softcap(y.matrix(), x.matrix(), limit, m, n)
+				y.check(t, fmt.Sprintf("softcap %v n=%d", limit, n), func(r, c int) (value, magnitude float64) {
+					value = limit * math.Tanh(x.at(r, c)/limit)
+					return value, math.Abs(value)
+				})
+			}
+
+			gate := newStrided(t, m, 1, 2, normal(rng))
+			gated := func(r, c int) float64 { return x.at(r, c) * sigmoid(gate.at(r, 0)) }
+			s.Gate(y.matrix(), x.matrix(), gate.matrix(), m, n)
+			y.check(t, fmt.Sprintf("gate n=%d", n), func(r, c int) (value, magnitude float64) {
+				return gated(r, c), math.Abs(gated(r, c))
+			})
+
+			s.Scale(y.row(0), 0.3)
+			y.check(t, fmt.Sprintf("scale n=%d", n), func(r, c int) (value, magnitude float64) {
+				value = gated(r, c)
+				if r == 0 {
+					value *= 0.3
 				}
-			}
-			g := newStrided(t, m, 1, 2, normal(rng))
-			s.Gate(Rows(y.v, y.ld), Rows(x.v, x.ld), Rows(g.v, g.ld), m, n)
-			y.gapsIntact(t)
-			for r := range m {
-				for c := range n {
-					want := x.at(r, c) * sigmoid(g.at(r, 0))
-					near(t, fmt.Sprintf("gate n=%d [%d,%d]", n, r, c), y.at(r, c), want, math.Abs(want))
-				}
-			}
-			s.Scale(y.v[:n], 0.3)
-			for c := range n {
-				want := x.at(0, c) * sigmoid(g.at(0, 0)) * 0.3
-				near(t, fmt.Sprintf("scale n=%d [%d]", n, c), y.at(0, c), want, math.Abs(want))
-			}
+				return value, math.Abs(value)
+			})
 		}
 	})
 }
@@ -690,34 +841,42 @@ func tails(act string, x float64) float64 {
 	return 0
 }
 
-// Whole ranges of the functions against double precision, absolutely: within 1e-6 of the identity's size.
+// Activation functions and soft caps are off by at most 1e-6 of their arguments' size, over the whole range of float32.
 func TestActivationRanges(t *testing.T) {
-	var x []float32
+	x := []float32{0, float32(math.Copysign(0, -1)), 1e-30, -1e-30, 1e-42, 100, -100, 1e10, -1e10, 1e30, -1e30,
+		math.MaxFloat32, -math.MaxFloat32}
 	for v := -20.0; v < 20; v += 0.00137 {
 		x = append(x, float32(v))
 	}
-	special := []float32{0, float32(math.Copysign(0, -1)), 1e-30, -1e-30, 1e-42, 100, -100, 1e10, -1e10, 1e30, -1e30, math.MaxFloat32, -math.MaxFloat32}
-	x = append(x, special...)
 	eachSet(t, func(t *testing.T, s *Set) {
 		y := make([]float32, len(x))
 		for _, act := range op.Acts {
 			s.Activate(Rows(y, len(x)), Rows(x, len(x)), act, 1, len(x))
 			for i, v := range x {
-				if want := refAct(act, float64(v)); !(math.Abs(float64(y[i])-want) <= 1e-6*max(1, math.Abs(want))) {
+				want := refAct(act, float64(v))
+				if !(math.Abs(float64(y[i])-want) <= 1e-6*max(1, math.Abs(want))) {
 					t.Fatalf("%s(%v): got %v, want %v", act, v, y[i], want)
 				}
 			}
 		}
+
 		s.Softcap(Rows(y, len(x)), Rows(x, len(x)), 2.5, 1, len(x))
 		for i, v := range x {
-			if want := 2.5 * math.Tanh(float64(v)/2.5); !(math.Abs(float64(y[i])-want) <= 1e-6*math.Abs(want)+1e-44) {
+			want := 2.5 * math.Tanh(float64(v)/2.5)
+			if !(math.Abs(float64(y[i])-want) <= 1e-6*math.Abs(want)+1e-44) {
 				t.Fatalf("softcap(%v): got %v, want %v", v, y[i], want)
 			}
 		}
+	})
+}
+
+// The activation of NaN is NaN.
+func TestActivationOfNaN(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
 		for _, act := range op.Acts {
-			nan := slices.Repeat([]float32{float32(math.NaN())}, 33)
-			s.Activate(Rows(nan, 33), Rows(nan, 33), act, 1, 33)
-			for i, v := range nan {
+			x := slices.Repeat([]float32{float32(math.NaN())}, 33)
+			s.Activate(Rows(x, 33), Rows(x, 33), act, 1, 33)
+			for i, v := range x {
 				if v == v {
 					t.Fatalf("%s of NaN at %d: got %v", act, i, v)
 				}
@@ -726,352 +885,382 @@ func TestActivationRanges(t *testing.T) {
 	})
 }
 
-func TestLayerNorm(t *testing.T) {
-	eachSet(t, func(t *testing.T, s *Set) {
-		rng := rand.New(rand.NewPCG(31, 32))
-		for _, n := range []int{1, 3, 16, 33, 100, 257} {
-			for _, offset := range []float32{0, 3, -1e3} {
-				const m = 3
-				count := 0
-				x := newStrided(t, m, n, 1, func() float32 {
-					if count++; count > 2*n {
-						return offset // a constant row
-					}
-					return offset + float32(rng.NormFloat64())
-				})
-				gain, bias := newStrided(t, 1, n, 0, normal(rng)), newStrided(t, 1, n, 0, normal(rng))
-				y := newStrided(t, m, n, 4, zero)
-				for _, eps := range []float64{0, 1e-5} {
-					s.LayerNorm(Rows(y.v, y.ld), Rows(x.v, x.ld), gain.v, bias.v, eps, m, n)
-					y.gapsIntact(t)
-					for r := range m {
-						mean, sum := 0.0, 0.0
-						for c := range n {
-							mean += x.at(r, c) / float64(n)
-						}
-						for c := range n {
-							sum += (x.at(r, c) - mean) * (x.at(r, c) - mean)
-						}
-						for c := range n {
-							v := 0.0
-							if r < 2 && n > 1 {
-								v = gain.at(0, c) * (x.at(r, c) - mean) / math.Sqrt(sum/float64(n)+eps)
-							}
-							near(t, fmt.Sprintf("n=%d eps=%v y[%d,%d]", n, eps, r, c), y.at(r, c), v+bias.at(0, c), math.Abs(v)+math.Abs(bias.at(0, c)))
-						}
-					}
-				}
-				copy(y.v, x.v[:n])
-				s.LayerNorm(Rows(y.v, n), Rows(y.v, n), gain.v, bias.v, 1e-5, 1, n) // in place
-				z := newStrided(t, 1, n, 0, zero)
-				s.LayerNorm(Rows(z.v, n), Rows(x.v, n), gain.v, bias.v, 1e-5, 1, n)
-				if !slices.Equal(y.v[:n], z.v) {
-					t.Fatalf("n=%d: in place differs", n)
-				}
-			}
-		}
-	})
-}
-
+// Combine adds the rows of a token's experts by their weights.
 func TestCombine(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(33, 34))
 		for _, n := range []int{1, 31, 32, 70, 256} {
 			for _, fan := range []int{1, 2, 5, 8} {
 				const m = 3
-				x, w := newStrided(t, m*fan, n, 3, normal(rng)), newStrided(t, m, fan, 1, normal(rng))
-				y := newStrided(t, m, n, 2, zero)
-				s.Combine(Rows(y.v, y.ld), Rows(x.v, x.ld), Rows(w.v, w.ld), m, fan, n)
-				y.gapsIntact(t)
-				for r := range m {
-					for c := range n {
-						want, mag := 0.0, 0.0
-						for j := range fan {
-							v := w.at(r, j) * x.at(r*fan+j, c)
-							want, mag = want+v, mag+math.Abs(v)
-						}
-						near(t, fmt.Sprintf("n=%d fan=%d y[%d,%d]", n, fan, r, c), y.at(r, c), want, mag)
+				x := newStrided(t, m*fan, n, 3, normal(rng))
+				weights := newStrided(t, m, fan, 1, normal(rng))
+				y := newStrided(t, m, n, 2, unset)
+
+				s.Combine(y.matrix(), x.matrix(), weights.matrix(), m, fan, n)
+
+				y.check(t, fmt.Sprintf("n=%d fan=%d", n, fan), func(r, c int) (value, magnitude float64) {
+					for j := range fan {
+						term := weights.at(r, j) * x.at(r*fan+j, c)
+						value, magnitude = value+term, magnitude+math.Abs(term)
 					}
-				}
+					return value, magnitude
+				})
 			}
 		}
 	})
 }
 
-func TestAddRow(t *testing.T) {
-	eachSet(t, func(t *testing.T, s *Set) {
-		rng := rand.New(rand.NewPCG(35, 36))
-		for _, n := range []int{1, 16, 37} {
-			x, row := newStrided(t, 3, n, 2, normal(rng)), newStrided(t, 1, n, 0, normal(rng))
-			old := slices.Clone(x.v)
-			s.Add(Rows(x.v, x.ld), Rows(x.v, x.ld), Rows(row.v, 0), 3, n)
-			x.gapsIntact(t)
-			for r := range 3 {
-				for c := range n {
-					if got, want := x.v[r*x.ld+c], old[r*x.ld+c]+row.v[c]; got != want {
-						t.Fatalf("n=%d [%d,%d]: got %v, want %v", n, r, c, got, want)
-					}
-				}
-			}
-		}
-	})
-}
-
+// Rope rotates pairs of columns, half the rotary dimension apart, and leaves the other columns of each head.
 func TestRope(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(15, 16))
-		for _, c := range [][2]int{{2, 2}, {6, 6}, {16, 16}, {64, 64}, {128, 128}, {80, 32}, {6, 2}, {96, 72}} {
+		for _, head := range []struct{ dim, rotary int }{
+			{2, 2}, {6, 6}, {16, 16}, {64, 64}, {128, 128}, {80, 32}, {6, 2}, {96, 72},
+		} {
 			const m, heads = 3, 5
-			dim, half := c[0], c[1]/2
-			x := newStrided(t, m, heads*dim, 7, normal(rng))
-			old := slices.Clone(x.v)
-			angle := newStrided(t, m, half, 0, func() float32 { return float32(rng.NormFloat64() * 3) })
-			cos, sin := newStrided(t, m, half, 0, zero), newStrided(t, m, half, 0, zero)
+			half := head.rotary / 2
+			x := newStrided(t, m, heads*head.dim, 7, normal(rng))
+			old := x.copied()
+			angle := newStrided(t, m, half, 0, scaled(rng, 3))
+			cos, sin := newStrided(t, m, half, 0, unset), newStrided(t, m, half, 0, unset)
 			for i, a := range angle.v {
 				cos.v[i], sin.v[i] = float32(math.Cos(float64(a))), float32(math.Sin(float64(a)))
 			}
-			s.Rope(Rows(x.v, x.ld), cos.v, sin.v, m, heads, dim, 2*half)
-			x.gapsIntact(t)
-			for r := range m {
-				for h := range heads {
-					for i := range half {
-						at := r*x.ld + h*dim + i
-						a, b := float64(old[at]), float64(old[at+half])
-						c, z := math.Cos(float64(angle.v[r*half+i])), math.Sin(float64(angle.v[r*half+i]))
-						near(t, fmt.Sprintf("dim=%d [%d,%d] first", dim, r, h*dim+i), float64(x.v[at]), a*c-b*z, math.Abs(a)+math.Abs(b))
-						near(t, fmt.Sprintf("dim=%d [%d,%d] second", dim, r, h*dim+i), float64(x.v[at+half]), b*c+a*z, math.Abs(a)+math.Abs(b))
-					}
-					for i := r*x.ld + h*dim + 2*half; i < r*x.ld+(h+1)*dim; i++ {
-						if x.v[i] != old[i] {
-							t.Fatalf("dim=%d rotary=%d: element %d was rotated", dim, 2*half, i)
-						}
-					}
+
+			s.Rope(x.matrix(), cos.v, sin.v, m, heads, head.dim, head.rotary)
+
+			x.check(t, fmt.Sprintf("%+v", head), func(r, c int) (value, magnitude float64) {
+				column := c % head.dim
+				if column >= head.rotary {
+					return old.at(r, c), 0
 				}
-			}
+				i := column % half
+				cos, sin := math.Cos(angle.at(r, i)), math.Sin(angle.at(r, i))
+				a, b := old.at(r, c-column+i), old.at(r, c-column+i+half)
+				if column < half {
+					return a*cos - b*sin, math.Abs(a) + math.Abs(b)
+				}
+				return b*cos + a*sin, math.Abs(a) + math.Abs(b)
+			})
 		}
 	})
 }
 
-// attentionShapes are calls of attention; a scale of 0 is that of heads of dim columns.
-var attentionShapes = []struct {
-	m, heads, dim, pos, window int
-	scale, limit               float64
-}{
-	{1, 1, 1, 0, 0, 0, 0}, {1, 1, 64, 0, 0, 0, 0}, {1, 8, 64, 300, 0, 0, 0}, {1, 7, 80, 141, 0, 0, 0}, {1, 8, 16, 150, 30, 0, 5}, {3, 2, 5, 0, 0, 0, 0}, {9, 3, 16, 7, 0, 0, 0}, {17, 1, 128, 120, 0, 0, 0},
-	{8, 4, 64, 128, 0, 0, 0}, {11, 2, 80, 127, 0, 0, 0}, {12, 2, 100, 90, 0, 0, 0}, {16, 1, 33, 255, 0, 0, 0}, {40, 2, 48, 0, 0, 0, 0},
-	{1, 2, 64, 300, 1, 0, 0}, {17, 2, 64, 250, 1, 0, 0}, {9, 2, 64, 250, 100, 0, 0}, {40, 1, 32, 100, 130, 0, 0}, {40, 2, 5, 100, 130, 0, 0}, {9, 1, 64, 20, 500, 0, 0}, {5, 1, 96, 123, 128, 0, 0},
-	{9, 3, 64, 140, 0, 0, 5}, {9, 3, 20, 140, 0, 0, 5}, {9, 3, 32, 140, 70, 0.02, 50}, {9, 1, 16, 140, 200, 1.5, 30}, {3, 2, 256, 5, 0, 0.07, 0},
-	{1, 4, 64, 700, 0, 0, 0}, {1, 8, 48, 700, 600, 0, 0},
+// attentionShapes are calls of attention; a scale of 0 stands for that of heads of Dim columns.
+var attentionShapes = []Attention{
+	{M: 1, Heads: 1, Dim: 1},
+	{M: 1, Heads: 1, Dim: 64},
+	{M: 1, Heads: 8, Dim: 64, Pos: 300},
+	{M: 1, Heads: 7, Dim: 80, Pos: 141},
+	{M: 1, Heads: 8, Dim: 16, Pos: 150, Window: 30, Cap: 5},
+	{M: 3, Heads: 2, Dim: 5},
+	{M: 9, Heads: 3, Dim: 16, Pos: 7},
+	{M: 17, Heads: 1, Dim: 128, Pos: 120},
+	{M: 8, Heads: 4, Dim: 64, Pos: 128},
+	{M: 11, Heads: 2, Dim: 80, Pos: 127},
+	{M: 12, Heads: 2, Dim: 100, Pos: 90},
+	{M: 16, Heads: 1, Dim: 33, Pos: 255},
+	{M: 40, Heads: 2, Dim: 48},
+	{M: 1, Heads: 2, Dim: 64, Pos: 300, Window: 1},
+	{M: 17, Heads: 2, Dim: 64, Pos: 250, Window: 1},
+	{M: 9, Heads: 2, Dim: 64, Pos: 250, Window: 100},
+	{M: 40, Heads: 1, Dim: 32, Pos: 100, Window: 130},
+	{M: 40, Heads: 2, Dim: 5, Pos: 100, Window: 130},
+	{M: 9, Heads: 1, Dim: 64, Pos: 20, Window: 500},
+	{M: 5, Heads: 1, Dim: 96, Pos: 123, Window: 128},
+	{M: 9, Heads: 3, Dim: 64, Pos: 140, Cap: 5},
+	{M: 9, Heads: 3, Dim: 20, Pos: 140, Cap: 5},
+	{M: 9, Heads: 3, Dim: 32, Pos: 140, Window: 70, Scale: 0.02, Cap: 50},
+	{M: 9, Heads: 1, Dim: 16, Pos: 140, Window: 200, Scale: 1.5, Cap: 30},
+	{M: 3, Heads: 2, Dim: 256, Pos: 5, Scale: 0.07},
+	{M: 1, Heads: 4, Dim: 64, Pos: 700},
+	{M: 1, Heads: 8, Dim: 48, Pos: 700, Window: 600},
 }
 
+// eachAttention calls f for every shape of attention, with queries of ordinary and of large size. With those, the
+// softmax is almost a maximum.
+func eachAttention(f func(a Attention, sharp float64)) {
+	for _, a := range attentionShapes {
+		if a.Scale == 0 {
+			a.Scale = 1 / math.Sqrt(float64(a.Dim))
+		}
+		f(a, 1)
+		f(a, 30)
+	}
+}
+
+// String shows what makes a call of attention.
+func (a Attention) String() string {
+	return fmt.Sprintf("m=%d heads=%d dim=%d pos=%d window=%d scale=%.3g cap=%g", a.M, a.Heads, a.Dim, a.Pos, a.Window,
+		a.Scale, a.Cap)
+}
+
+// attentionScratch is scratch memory of NaN: attention must not read what it has not written.
+func attentionScratch(t *testing.T, a Attention) []float32 {
+	scratch := guardedSlice[float32](t, AttentionScratch(a.Heads, a.Dim))
+	for i := range scratch {
+		scratch[i] = float32(math.NaN())
+	}
+	return scratch
+}
+
+// attend is what one head of one row of queries computes, and the magnitude of each element's terms. The functions
+// return elements of the cache by their indices.
+func attend(a Attention, row int, query []float32, key, value func(i int) float64) (result, magnitude []float64) {
+	first, end := a.first(row), a.Pos+row+1
+	scores := make([]float64, end)
+	top := math.Inf(-1)
+	for p := first; p < end; p++ {
+		for d, q := range query {
+			scores[p] += float64(q) * key(p*a.Dim+d) * a.Scale
+		}
+		if a.Cap > 0 {
+			scores[p] = a.Cap * math.Tanh(scores[p]/a.Cap)
+		}
+		top = max(top, scores[p])
+	}
+	sum := 0.0
+	for p := first; p < end; p++ {
+		sum += math.Exp(scores[p] - top)
+	}
+
+	result, magnitude = make([]float64, a.Dim), make([]float64, a.Dim)
+	for p := first; p < end; p++ {
+		weight := math.Exp(scores[p]-top) / sum
+		for d := range a.Dim {
+			term := weight * value(p*a.Dim+d)
+			result[d] += term
+			magnitude[d] += math.Abs(term)
+		}
+	}
+	return result, magnitude
+}
+
+// cacheForm is a type of cache: how a set reads it, and what it holds.
+type cacheForm struct {
+	name       string
+	call       func(y, q Matrix[float32])
+	key, value func(i int) float64
+}
+
+// Attention over caches of float32, float16 and 8-bit codes has the result of its formula.
 func TestAttention(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(17, 18))
-		for _, c := range attentionShapes {
-			a := Attention{M: c.m, Heads: c.heads, Dim: c.dim, Pos: c.pos, Window: c.window, Scale: c.scale, Cap: c.limit}
-			if c.scale == 0 {
-				a.Scale = 1 / math.Sqrt(float64(c.dim))
+		eachAttention(func(a Attention, sharp float64) {
+			context := a.Pos + a.M
+			q := newStrided(t, a.M, a.Heads*a.Dim, 2*a.Dim, scaled(rng, sharp))
+			scratch := attentionScratch(t, a)
+			k := newStrided(t, context, a.Dim, 0, normal(rng)).v
+			v := newStrided(t, context, a.Dim, 0, normal(rng)).v
+			k16, v16 := guardedSlice[uint16](t, len(k)), guardedSlice[uint16](t, len(v))
+			for i := range k16 {
+				k16[i], v16[i] = number.FloatToHalf(k[i]), number.FloatToHalf(v[i])
 			}
-			for _, sharp := range []float32{1, 30} { // 30: the softmax is almost a maximum
-				context := c.pos + c.m
-				q := newStrided(t, c.m, c.heads*c.dim, 2*c.dim, func() float32 { return sharp * float32(rng.NormFloat64()) })
-				k, v := newStrided(t, context, c.dim, 0, normal(rng)), newStrided(t, context, c.dim, 0, normal(rng))
-				k16, v16 := guardedSlice[uint16](t, context*c.dim), guardedSlice[uint16](t, context*c.dim)
-				for i := range k16 {
-					k16[i], v16[i] = number.FloatToHalf(k.v[i]), number.FloatToHalf(v.v[i])
-				}
-				scratch := guardedSlice[float32](t, AttentionScratch(c.heads, c.dim))
-				for i := range scratch {
-					scratch[i] = float32(math.NaN())
-				}
-				k8, v8 := cachedQ8(k.v, c.dim), cachedQ8(v.v, c.dim)
-				for _, form := range []string{"f32", "f16", "q8"} {
-					y := newStrided(t, c.m, c.heads*c.dim, 3, zero)
-					get := func(wide []float32, half []uint16, codes []uint8, i int) float64 {
-						switch form {
-						case "f16":
-							return float64(number.HalfToFloat(half[i]))
-						case "q8":
-							return refQ8(codes, c.dim, i)
-						}
-						return float64(wide[i])
-					}
-					switch form {
-					case "f16":
-						s.AttentionF16(Rows(y.v, y.ld), Rows(q.v, q.ld), k16, v16, scratch, a)
-					case "q8":
-						s.AttentionQ8(Rows(y.v, y.ld), Rows(q.v, q.ld), k8, v8, scratch, a)
-					default:
-						s.AttentionF32(Rows(y.v, y.ld), Rows(q.v, q.ld), k.v, v.v, scratch, a)
-					}
-					y.gapsIntact(t)
-					for r := range c.m {
-						for h := range c.heads {
-							scores, top := make([]float64, c.pos+r+1), math.Inf(-1)
-							for p := range scores {
-								for d := range c.dim {
-									scores[p] += q.at(r, h*c.dim+d) * get(k.v, k16, k8, p*c.dim+d) * a.Scale
-								}
-								if c.limit > 0 {
-									scores[p] = c.limit * math.Tanh(scores[p]/c.limit)
-								}
-								if c.window > 0 && p <= c.pos+r-c.window {
-									scores[p] = math.Inf(-1)
-								}
-								top = max(top, scores[p])
-							}
-							sum := 0.0
-							for p := range scores {
-								scores[p] = math.Exp(scores[p] - top)
-								sum += scores[p]
-							}
-							for d := range c.dim {
-								want, mag := 0.0, 0.0
-								for p, e := range scores {
-									term := e / sum * get(v.v, v16, v8, p*c.dim+d)
-									want, mag = want+term, mag+math.Abs(term)
-								}
-								// An error of a score, relative to its size, is an error of its weight.
-								near(t, fmt.Sprintf("%v %s y[%d,%d]", c, form, r, h*c.dim+d), y.at(r, h*c.dim+d), want, mag*float64(sharp)+0.1)
-							}
-						}
-					}
-				}
+			k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
+
+			forms := []cacheForm{
+				{
+					name:  "f32",
+					call:  func(y, q Matrix[float32]) { s.AttentionF32(y, q, k, v, scratch, a) },
+					key:   func(i int) float64 { return float64(k[i]) },
+					value: func(i int) float64 { return float64(v[i]) },
+				},
+				{
+					name:  "f16",
+					call:  func(y, q Matrix[float32]) { s.AttentionF16(y, q, k16, v16, scratch, a) },
+					key:   func(i int) float64 { return float64(number.HalfToFloat(k16[i])) },
+					value: func(i int) float64 { return float64(number.HalfToFloat(v16[i])) },
+				},
+				{
+					name:  "q8",
+					call:  func(y, q Matrix[float32]) { s.AttentionQ8(y, q, k8, v8, scratch, a) },
+					key:   func(i int) float64 { return refQ8(k8, a.Dim, i) },
+					value: func(i int) float64 { return refQ8(v8, a.Dim, i) },
+				},
 			}
-		}
+			for _, form := range forms {
+				y := newStrided(t, a.M, a.Heads*a.Dim, 3, unset)
+				form.call(y.matrix(), q.matrix())
+				checkAttention(t, form, a, sharp, y, q)
+			}
+		})
 	})
 }
 
-// Over a bfloat16 cache queries and weights are rounded, and nothing else. A weight in the middle of two bfloat16 numbers,
-// as far as float32 tells, may become either.
-func TestAttentionBF16(t *testing.T) {
-	brain := func(v float64) float64 {
-		return float64(math.Float32frombits(uint32(number.FloatToBrain(float32(v))) << 16))
+// checkAttention compares the results of a form of the cache with the formula.
+func checkAttention(t *testing.T, form cacheForm, a Attention, sharp float64, y, q strided) {
+	t.Helper()
+	y.gapsIntact(t)
+	for r := range a.M {
+		for h := range a.Heads {
+			head := h * a.Dim
+			want, magnitude := attend(a, r, q.row(r)[head:head+a.Dim], form.key, form.value)
+			for d := range a.Dim {
+				// An error of a score, relative to its size, is an error of its weight.
+				if got := y.at(r, head+d); !isNear(got, want[d], magnitude[d]*sharp+0.1) {
+					t.Fatalf("%v %s: [%d,%d] is %v, want %v", a, form.name, r, head+d, got, want[d])
+				}
+			}
+		}
 	}
+}
+
+// roundBrain rounds to bfloat16.
+func roundBrain(v float64) float64 { return fromBrain(number.FloatToBrain(float32(v))) }
+
+// fromBrain is the value of a bfloat16 number.
+func fromBrain(brain uint16) float64 { return float64(math.Float32frombits(uint32(brain) << 16)) }
+
+// Over a bfloat16 cache queries and weights are rounded, and nothing else. A weight in the middle of two bfloat16
+// numbers, as far as float32 tells, may become either.
+func TestAttentionBF16(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(27, 28))
-		for _, c := range attentionShapes {
-			a := Attention{M: c.m, Heads: c.heads, Dim: c.dim, Pos: c.pos, Window: c.window, Scale: c.scale, Cap: c.limit}
-			if c.scale == 0 {
-				a.Scale = 1 / math.Sqrt(float64(c.dim))
+		eachAttention(func(a Attention, sharp float64) {
+			context := a.Pos + a.M
+			q := newStrided(t, a.M, a.Heads*a.Dim, 2*a.Dim, scaled(rng, sharp))
+			k, v := guardedSlice[uint16](t, context*a.Dim), guardedSlice[uint16](t, context*a.Dim)
+			for i := range k {
+				k[i] = number.FloatToBrain(float32(rng.NormFloat64()))
+				v[i] = number.FloatToBrain(float32(rng.NormFloat64()))
 			}
-			for _, sharp := range []float64{1, 30} {
-				context := c.pos + c.m
-				q := newStrided(t, c.m, c.heads*c.dim, 2*c.dim, func() float32 { return float32(sharp * rng.NormFloat64()) })
-				k, v := guardedSlice[uint16](t, context*c.dim), guardedSlice[uint16](t, context*c.dim)
-				for i := range k {
-					k[i] = number.FloatToBrain(float32(rng.NormFloat64()))
-					v[i] = number.FloatToBrain(float32(rng.NormFloat64()))
-				}
-				wide := func(x []uint16, i int) float64 { return float64(math.Float32frombits(uint32(x[i]) << 16)) }
-				scratch := guardedSlice[float32](t, AttentionScratch(c.heads, c.dim))
-				for i := range scratch {
-					scratch[i] = float32(math.NaN())
-				}
-				y := newStrided(t, c.m, c.heads*c.dim, 3, zero)
-				s.AttentionBF16(Rows(y.v, y.ld), Rows(q.v, q.ld), k, v, scratch, a)
-				y.gapsIntact(t)
-				for r := range c.m {
-					first, end := a.first(r), c.pos+r+1
-					for h := range c.heads {
-						scores, tops := make([]float64, end), make([]float64, end)
-						top := math.Inf(-1)
-						for p := first; p < end; p++ {
-							for d := range c.dim {
-								scores[p] += brain(q.at(r, h*c.dim+d)) * wide(k, p*c.dim+d) * a.Scale
-							}
-							if c.limit > 0 {
-								scores[p] = c.limit * math.Tanh(scores[p]/c.limit)
-							}
-							top = max(top, scores[p])
-							tops[p] = top
-						}
-						for p := end - 2; p >= first; p-- { // the largest one up to the end of the block
-							if (p+1)%128 != 0 {
-								tops[p] = tops[p+1]
-							}
-						}
-						sum, want := 0.0, make([]float64, c.dim)
-						slack := make([]float64, c.dim)
-						for p := first; p < end; p++ {
-							weight, fade := math.Exp(scores[p]-tops[p]), math.Exp(tops[p]-top)
-							sum += weight * fade
-							doubt := math.Abs(brain(weight*(1+1e-5*sharp)) - brain(weight*(1-1e-5*sharp)))
-							for d := range c.dim {
-								value := wide(v, p*c.dim+d)
-								want[d] += brain(weight) * fade * value
-								slack[d] += (doubt + 1e-5*sharp*weight) * fade * math.Abs(value)
-							}
-						}
-						for d := range c.dim {
-							if got := y.at(r, h*c.dim+d); !(math.Abs(got-want[d]/sum) <= slack[d]/sum+1e-6) {
-								t.Fatalf("%v y[%d,%d]: got %v, want %v within %v", c, r, h*c.dim+d, got, want[d]/sum, slack[d]/sum)
-							}
+			y := newStrided(t, a.M, a.Heads*a.Dim, 3, unset)
+
+			s.AttentionBF16(y.matrix(), q.matrix(), k, v, attentionScratch(t, a), a)
+
+			y.gapsIntact(t)
+			for r := range a.M {
+				for h := range a.Heads {
+					head := h * a.Dim
+					want, slack := attendBrain(a, r, q.row(r)[head:head+a.Dim], k, v, 1e-5*sharp)
+					for d := range a.Dim {
+						if got := y.at(r, head+d); !(math.Abs(got-want[d]) <= slack[d]+1e-6) {
+							t.Fatalf("%v: [%d,%d] is %v, want %v within %v", a, r, head+d, got, want[d], slack[d])
 						}
 					}
 				}
 			}
-		}
+		})
 	})
+}
+
+// attendBrain is attend over a bfloat16 cache. Weights are rounded relative to the largest score up to the end of their
+// block of 128 positions. slack is what the result may be off by when weights have that relative error.
+func attendBrain(a Attention, row int, query []float32, k, v []uint16, relative float64) (result, slack []float64) {
+	first, end := a.first(row), a.Pos+row+1
+	scores, tops := make([]float64, end), make([]float64, end)
+	top := math.Inf(-1)
+	for p := first; p < end; p++ {
+		for d, q := range query {
+			scores[p] += roundBrain(float64(q)) * fromBrain(k[p*a.Dim+d]) * a.Scale
+		}
+		if a.Cap > 0 {
+			scores[p] = a.Cap * math.Tanh(scores[p]/a.Cap)
+		}
+		top = max(top, scores[p])
+		tops[p] = top
+	}
+	for p := end - 2; p >= first; p-- {
+		if lastOfBlock := (p+1)%128 == 0; !lastOfBlock {
+			tops[p] = tops[p+1]
+		}
+	}
+
+	result, slack = make([]float64, a.Dim), make([]float64, a.Dim)
+	sum := 0.0
+	for p := first; p < end; p++ {
+		weight, fade := math.Exp(scores[p]-tops[p]), math.Exp(tops[p]-top)
+		sum += weight * fade
+		doubt := math.Abs(roundBrain(weight*(1+relative)) - roundBrain(weight*(1-relative)))
+		for d := range a.Dim {
+			value := fromBrain(v[p*a.Dim+d])
+			result[d] += roundBrain(weight) * fade * value
+			slack[d] += (doubt + relative*weight) * fade * math.Abs(value)
+		}
+	}
+	for d := range a.Dim {
+		result[d] /= sum
+		slack[d] /= sum
+	}
+	return result, slack
 }
 
 // A position outside the cache that counts 700 times is as good as 700 equal ones in front of it.
 func TestAttentionRest(t *testing.T) {
+	const count = 700
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(18, 19))
 		for _, a := range []Attention{
-			{M: 11, Heads: 2, Dim: 64, Pos: 250}, {M: 70, Heads: 1, Dim: 40, Cap: 4}, {M: 1, Heads: 3, Dim: 5, Pos: 130},
+			{M: 11, Heads: 2, Dim: 64, Pos: 250},
+			{M: 70, Heads: 1, Dim: 40, Cap: 4},
+			{M: 1, Heads: 3, Dim: 5, Pos: 130},
 		} {
-			const count = 700
 			a.Scale = 0.2
 			width, context := a.Heads*a.Dim, a.Pos+a.M
 			fill := func(rows, cols int) []float32 { return newStrided(t, rows, cols, 0, normal(rng)).v }
-			q, k, v, got := fill(a.M, width), fill(context, a.Dim), fill(context, a.Dim), make([]float32, a.M*width)
+			q, k, v := fill(a.M, width), fill(context, a.Dim), fill(context, a.Dim)
 			a.Rest = Rest{Key: fill(1, a.Dim), Value: fill(1, a.Dim), Count: count}
-			s.AttentionF32(Rows(got, width), Rows(q, width), k, v, make([]float32, AttentionScratch(a.Heads, a.Dim)), a)
+			scratch := make([]float32, AttentionScratch(a.Heads, a.Dim))
+			got, want := make([]float32, a.M*width), make([]float32, a.M*width)
+
+			s.AttentionF32(Rows(got, width), Rows(q, width), k, v, scratch, a)
+
 			long := a
 			long.Pos, long.Rest = a.Pos+count, Rest{}
-			keys, values := slices.Repeat(a.Rest.Key, count), slices.Repeat(a.Rest.Value, count)
-			want := make([]float32, a.M*width)
-			Reference().AttentionF32(Rows(want, width), Rows(q, width), append(keys, k...), append(values, v...), nil,
-				long)
+			keys := append(slices.Repeat(a.Rest.Key, count), k...)
+			values := append(slices.Repeat(a.Rest.Value, count), v...)
+			Reference().AttentionF32(Rows(want, width), Rows(q, width), keys, values, nil, long)
 			for i := range got {
-				near(t, fmt.Sprintf("%+v element %d", [4]int{a.M, a.Heads, a.Dim, a.Pos}, i), float64(got[i]), float64(want[i]), 1)
+				if !isNear(float64(got[i]), float64(want[i]), 1) {
+					t.Fatalf("%v: element %d is %v, want %v", a, i, got[i], want[i])
+				}
 			}
+
 			// Over bfloat16 its key and value stay float32. A weight that is rounded to the other neighbour is one of
 			// hundreds.
 			kb, vb := make([]uint16, len(k)), make([]uint16, len(v))
 			toBF16(kb, k)
 			toBF16(vb, v)
-			s.AttentionBF16(Rows(got, width), Rows(q, width), kb, vb, make([]float32, AttentionScratch(a.Heads, a.Dim)), a)
+			s.AttentionBF16(Rows(got, width), Rows(q, width), kb, vb, scratch, a)
 			Reference().AttentionBF16(Rows(want, width), Rows(q, width), kb, vb, nil, a)
 			for i := range got {
 				if !(math.Abs(float64(got[i]-want[i])) <= 1e-4) {
-					t.Fatalf("%+v bf16 element %d: got %v, want %v", [4]int{a.M, a.Heads, a.Dim, a.Pos}, i, got[i], want[i])
+					t.Fatalf("%v: element %d over bfloat16 is %v, want %v", a, i, got[i], want[i])
 				}
 			}
 		}
 	})
 }
 
+// Every 16-bit number is converted to the float32 number of its value.
 func TestConversions(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		src, dst := guardedSlice[uint16](t, 1<<16), guardedSlice[float32](t, 1<<16)
 		for i := range src {
 			src[i] = uint16(i)
 		}
+
 		s.FromBF16(dst, src)
 		for i, v := range dst {
 			if want := uint32(i) << 16; math.Float32bits(v) != want && v == v {
 				t.Fatalf("bf16 %04x: got %v", i, v)
 			}
 		}
+
 		s.FromF16(dst, src)
 		for i, v := range dst {
-			if want := number.HalfToFloat(uint16(i)); v != want && (v == v || want == want) {
+			want := number.HalfToFloat(uint16(i))
+			if bothNaN := v != v && want != want; v != want && !bothNaN {
 				t.Fatalf("f16 %04x: got %v, want %v", i, v, want)
 			}
 		}
+	})
+}
+
+// Numbers of every magnitude are rounded to float16, and those beyond it are reported.
+func TestToF16(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
 		for _, n := range []int{0, 1, 7, 8, 15, 16, 17, 33} {
 			in, out := guardedSlice[float32](t, n), guardedSlice[uint16](t, n)
 			rng := rand.New(rand.NewPCG(19, uint64(n)))
@@ -1079,18 +1268,21 @@ func TestConversions(t *testing.T) {
 				for i := range in {
 					in[i] = float32(rng.NormFloat64() * math.Exp2(float64(rng.IntN(44)-28)))
 				}
-				finite := true
+
 				ok := s.ToF16(out, in)
-				for i, h := range out {
-					if want := number.FloatToHalf(in[i]); h != want {
-						t.Fatalf("to f16 of %v: got %04x, want %04x", in[i], h, want)
+
+				finite := true
+				for i, half := range out {
+					if want := number.FloatToHalf(in[i]); half != want {
+						t.Fatalf("to f16 of %v: got %04x, want %04x", in[i], half, want)
 					}
-					finite = finite && h&0x7c00 != 0x7c00
+					finite = finite && half&0x7c00 != 0x7c00
 				}
 				if ok != finite {
 					t.Fatalf("to f16 of %v: reports %v, want %v", in, ok, finite)
 				}
 			}
+
 			for i := range in {
 				for _, bad := range []float64{65520, -1e30, math.NaN(), math.Inf(1)} {
 					clear(in)
@@ -1104,32 +1296,38 @@ func TestConversions(t *testing.T) {
 	})
 }
 
-// All numbers that bfloat16 has, those in the middle of two, and their neighbours in float32.
+// nearestBrain is the bfloat16 number that is nearest, found by comparing its two candidates.
+func nearestBrain(v float32) uint16 {
+	below := uint16(math.Float32bits(v) >> 16)
+	magnitude := math.Abs(float64(v))
+	if magnitude < 0x1p-126 {
+		return below & 0x8000
+	}
+	if math.IsInf(magnitude, 0) {
+		return below
+	}
+
+	wide := func(brain uint16) float64 {
+		if brain&0x7fff == 0x7f80 {
+			return 0x1p128 // where the next number were
+		}
+		return math.Abs(fromBrain(brain))
+	}
+	down, up := magnitude-wide(below), wide(below+1)-magnitude
+	if down < up || down == up && below%2 == 0 {
+		return below
+	}
+	return below + 1
+}
+
+// All numbers that bfloat16 has, those in the middle of two, and their neighbours in float32 are rounded to the nearest
+// one. NaN stays NaN.
 func TestToBF16(t *testing.T) {
 	var in []float32
 	for brain := range uint32(1 << 16) {
 		for _, low := range []uint32{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff} {
 			in = append(in, math.Float32frombits(brain<<16|low))
 		}
-	}
-	// nearest is the bfloat16 number that is nearest, by comparing with its two candidates.
-	nearest := func(v float32) uint16 {
-		below := uint16(math.Float32bits(v) >> 16)
-		magnitude := math.Abs(float64(v))
-		if magnitude < 0x1p-126 {
-			return below & 0x8000
-		}
-		wide := func(brain uint16) float64 {
-			if brain&0x7fff == 0x7f80 {
-				return 0x1p128 // where the next number were
-			}
-			return math.Abs(float64(math.Float32frombits(uint32(brain) << 16)))
-		}
-		switch down, up := magnitude-wide(below), wide(below+1)-magnitude; {
-		case math.IsInf(magnitude, 0) || down < up || down == up && below%2 == 0:
-			return below
-		}
-		return below + 1
 	}
 	eachSet(t, func(t *testing.T, s *Set) {
 		out := make([]uint16, len(in))
@@ -1141,36 +1339,57 @@ func TestToBF16(t *testing.T) {
 				if out[i]&0x7f80 != 0x7f80 || out[i]&0x7f == 0 {
 					t.Fatalf("to bf16 of NaN %08x: got %04x", math.Float32bits(v), out[i])
 				}
-			} else if want := nearest(v); out[i] != want {
+				continue
+			}
+			if want := nearestBrain(v); out[i] != want {
 				t.Fatalf("to bf16 of %v: got %04x, want %04x", v, out[i], want)
 			}
 		}
+	})
+}
+
+// A number beyond bfloat16 is reported wherever it is, and the largest one below is not.
+func TestToBF16Reports(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
 		for _, n := range []int{1, 7, 8, 15, 16, 17, 31, 32, 33, 64, 65} {
-			few, to := guardedSlice[float32](t, n), guardedSlice[uint16](t, n)
-			for i := range few {
+			in, out := guardedSlice[float32](t, n), guardedSlice[uint16](t, n)
+			for i := range in {
+				clear(in)
 				for _, bad := range []float32{3.4e38, -3.4e38, float32(math.NaN()), float32(math.Inf(-1))} {
-					clear(few)
-					if few[i] = bad; s.ToBF16(to, few) {
+					in[i] = bad
+					if s.ToBF16(out, in) {
 						t.Fatalf("to bf16: %v at %d of %d was accepted", bad, i, n)
 					}
 				}
-				if few[i] = 3.38e38; !s.ToBF16(to, few) {
-					t.Fatalf("to bf16: %v at %d of %d was refused", few[i], i, n)
+				in[i] = 3.38e38
+				if !s.ToBF16(out, in) {
+					t.Fatalf("to bf16: %v at %d of %d was refused", in[i], i, n)
 				}
 			}
 		}
 	})
 }
 
+// The exponential function is off by at most two units of the last place, and has its limits.
 func TestExpf(t *testing.T) {
 	for x := float32(-87.3); x < 88.7; x += 0.00217 {
 		if got, want := expf(x), float32(math.Exp(float64(x))); ulps(got, want) > 2 {
 			t.Fatalf("expf(%v): got %v, want %v", x, got, want)
 		}
 	}
-	for _, c := range [][2]float64{{-200, 0}, {0, 1}, {math.Inf(1), math.Inf(1)}, {math.Inf(-1), 0}, {200, math.Inf(1)}, {88.7228, 3.4e38}} {
-		if got := float64(expf(float32(c[0]))); got != c[1] && math.Abs(got-c[1]) > 1e-2*c[1] {
-			t.Errorf("expf(%v): got %v, want %v", c[0], got, c[1])
+
+	limits := []struct{ x, want float64 }{
+		{-200, 0},
+		{0, 1},
+		{math.Inf(1), math.Inf(1)},
+		{math.Inf(-1), 0},
+		{200, math.Inf(1)},
+		{88.7228, 3.4e38},
+	}
+	for _, c := range limits {
+		got := float64(expf(float32(c.x)))
+		if got != c.want && math.Abs(got-c.want) > 1e-2*c.want {
+			t.Errorf("expf(%v): got %v, want %v", c.x, got, c.want)
 		}
 	}
 	if v := expf(float32(math.NaN())); v == v {
@@ -1178,24 +1397,37 @@ func TestExpf(t *testing.T) {
 	}
 }
 
-func TestSelection(t *testing.T) {
+// Every set is found by its name.
+func TestSetsByName(t *testing.T) {
 	names := map[string]bool{}
 	for _, s := range Sets() {
-		if names[s.Name] || s.TileStep < 1 {
-			t.Errorf("set %q is listed twice or has no tile step", s.Name)
+		if names[s.Name] {
+			t.Errorf("set %q is listed twice", s.Name)
 		}
 		names[s.Name] = true
+		if s.TileStep < 1 {
+			t.Errorf("set %q has no tile step", s.Name)
+		}
 		if got, err := ByName(s.Name); err != nil || got.Name != s.Name {
 			t.Errorf("ByName(%q): %v, %v", s.Name, got, err)
 		}
 	}
-	t.Setenv(EnvVar, "reference")
-	if s, err := ByName(""); err != nil || s.Name != "reference" {
-		t.Errorf("%s=reference: got %v, %v", EnvVar, s, err)
+}
+
+// Without a name, the environment chooses the set, or else it is the best one.
+func TestSelection(t *testing.T) {
+	cases := []struct{ environment, name, want string }{
+		{environment: "reference", name: "", want: "reference"},
+		{environment: "reference", name: "portable", want: "portable"},
+		{environment: "", name: "", want: Best().Name},
 	}
-	if s, err := ByName("portable"); err != nil || s.Name != "portable" {
-		t.Errorf("an explicit name must win: got %v, %v", s, err)
+	for _, c := range cases {
+		t.Setenv(EnvVar, c.environment)
+		if s, err := ByName(c.name); err != nil || s.Name != c.want {
+			t.Errorf("%q with %s=%s: got %v, %v, want %s", c.name, EnvVar, c.environment, s, err, c.want)
+		}
 	}
+
 	t.Setenv(EnvVar, "mmx")
 	_, err := ByName("")
 	if err == nil || !strings.Contains(err.Error(), `"mmx" from HETC_HOST_KERNELS`) {
@@ -1204,43 +1436,36 @@ func TestSelection(t *testing.T) {
 	if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], "reference, portable") {
 		t.Errorf("unknown set: hints %q", hints)
 	}
-	t.Setenv(EnvVar, "")
-	if s, err := ByName(""); err != nil || s.Name != Best().Name {
-		t.Errorf("default: got %v, %v, want %s", s, err, Best().Name)
-	}
 }
 
+// BenchmarkPortable is what the portable set reaches on one core.
 func BenchmarkPortable(b *testing.B) {
 	const k, n = 2048, 512
 	w := make([]float32, k*n)
 	for i := range w {
 		w[i] = float32(i%17) - 8
 	}
+	s := Portable()
 	for _, m := range []int{1, 32} {
 		x, y := make([]float32, m*k), make([]float32, m*n)
-		s := Portable()
-		b.Run(fmt.Sprintf("w32/m=%d", m), func(b *testing.B) {
-			tiles, _ := mem.View[float32](packWeight(b, "w32", w, k, n))
-			for b.Loop() {
-				s.MatMulF32(Rows(y, n), Rows(x, k), tiles, m, k, n)
-			}
-			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+		codes := Quantised{
+			Codes: Rows(make([]uint8, m*k), k),
+			Scale: make([]float32, m),
+			Sums:  Rows(make([]int32, m*k/32), k/32),
+		}
+		run := func(scheme, unit string, multiply func(tiles []byte)) {
+			b.Run(fmt.Sprintf("%s/m=%d", scheme, m), func(b *testing.B) {
+				tiles := packWeight(b, scheme, w, k, n)
+				for b.Loop() {
+					multiply(tiles)
+				}
+				b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, unit)
+			})
+		}
+		run("w32", "GFLOP/s", func(tiles []byte) {
+			s.MatMulF32(Rows(y, n), Rows(x, k), viewAs[float32](b, tiles), m, k, n)
 		})
-		q, scale, sums := make([]uint8, m*k), make([]float32, m), make([]int32, m*k/32)
-		b.Run(fmt.Sprintf("q8c/m=%d", m), func(b *testing.B) {
-			tiles := packWeight(b, "q8c", w, k, n)
-			for b.Loop() {
-				s.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(q, k), Scale: scale}, tiles, m, k, n)
-			}
-			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
-		})
-		b.Run(fmt.Sprintf("q4b32/m=%d", m), func(b *testing.B) {
-			tiles := packWeight(b, "q4b32", w, k, n)
-			for b.Loop() {
-				s.MatMulQ4B32(Rows(y, n), Quantised{Codes: Rows(q, k), Scale: scale, Sums: Rows(sums, k/32)}, tiles, m,
-					k, n)
-			}
-			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
-		})
+		run("q8c", "GOP/s", func(tiles []byte) { s.MatMulQ8C(Rows(y, n), codes, tiles, m, k, n) })
+		run("q4b32", "GOP/s", func(tiles []byte) { s.MatMulQ4B32(Rows(y, n), codes, tiles, m, k, n) })
 	}
 }

@@ -19,13 +19,14 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// instructions of tiles in the generated assembly: the text of each, and the bytes that stand for it.
+// tileInstructions are those of tiles in the generated assembly: the text of each, and the bytes that stand for it.
 func tileInstructions(t *testing.T) (texts []string, code [][]byte) {
 	t.Helper()
 	source, err := os.ReadFile("vec_amx_amd64.s")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	one := regexp.MustCompile(`BYTE +\$0x([0-9a-f]{2})`)
 	instruction := regexp.MustCompile(`(?m)// (.*)\n((?:\s*BYTE .*\n)+)`)
 	for _, match := range instruction.FindAllStringSubmatch(string(source), -1) {
@@ -39,6 +40,7 @@ func tileInstructions(t *testing.T) (texts []string, code [][]byte) {
 		}
 		texts, code = append(texts, match[1]), append(code, bytes)
 	}
+
 	if len(texts) < 50 {
 		t.Fatalf("found %d instructions of tiles", len(texts))
 	}
@@ -58,6 +60,7 @@ func sameEncodings(t *testing.T, texts []string, code [][]byte) {
 	if err != nil {
 		t.Skip("there is no GNU assembler to compare with:", err)
 	}
+
 	dir := t.TempDir()
 	source, object := filepath.Join(dir, "code.s"), filepath.Join(dir, "code.bin")
 	if err := os.WriteFile(source, []byte(strings.Join(texts, "\n")+"\n"), 0o644); err != nil {
@@ -72,31 +75,34 @@ func sameEncodings(t *testing.T, texts []string, code [][]byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := slices.Concat(code...); !bytes.Contains(made, want) {
-		for i := range code { // the first one that is not found after those before it
-			if !bytes.Contains(made, slices.Concat(code[:i+1]...)) {
-				t.Fatalf("instruction %d, %s: the assembler makes other bytes than % x", i, texts[i], code[i])
-			}
+
+	if bytes.Contains(made, slices.Concat(code...)) {
+		return
+	}
+	for i := range code { // the first one that is not found after those before it
+		if !bytes.Contains(made, slices.Concat(code[:i+1]...)) {
+			t.Fatalf("instruction %d, %s: the assembler makes other bytes than % x", i, texts[i], code[i])
 		}
 	}
 }
 
-// A processor that asks for a set that cannot be is told why.
+// The set of tiles is refused with what the machine lacks. Where it is there, it is used only when it is named: nobody
+// has timed it.
 func TestTilesAreRefused(t *testing.T) {
 	set, err := ByName("amx")
-	if reason := tilesLack(); reason != "" {
-		if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), reason) {
-			t.Errorf("without tiles: got %v, want class unavailable and the reason %q", err, reason)
-		}
-	} else if err != nil || set.Name != "amx" {
+	reason := tilesLack()
+	switch {
+	case reason == "" && (err != nil || set.Name != "amx"):
 		t.Errorf("with tiles: got %v, %v", set, err)
+	case reason != "" && (diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), reason)):
+		t.Errorf("without tiles: got %v, want class unavailable and the reason %q", err, reason)
 	}
 	if Best().Name == "amx" {
 		t.Error("a set that nobody has timed is the best one")
 	}
 }
 
-// The activations of a group lie in tiles, padding is zero, and every row is packed by whoever packs its group.
+// The activations of a group lie in tiles, padding is zero, and packing a group packs all of its rows.
 func TestPackTiles(t *testing.T) {
 	tilesSet(t)
 	for _, m := range []int{24, 32, 45} {
@@ -106,26 +112,34 @@ func TestPackTiles(t *testing.T) {
 				for i := range x {
 					x[i] = uint8(i*7 + i>>8)
 				}
-				padded, width := tiledK(k, block), tileWidth(block)
-				got := bytes.Repeat([]byte{0x5a}, m*padded)
-				for g := range PackGroups(m) {
-					packTiles(got, Rows(x, k), m, k, block, g)
+				got := bytes.Repeat([]byte{0x5a}, m*tiledK(k, block))
+
+				for group := range PackGroups(m) {
+					packTiles(got, Rows(x, k), m, k, block, group)
 				}
-				for row := range m {
-					first := row / tileRows * tileRows
-					rows := min(tileRows, m-first)
-					for pos := range padded {
-						piece := min(width, padded-pos/width*width)
-						at := first*padded + pos/width*width*rows + row%tileRows*piece + pos%width
-						want := uint8(0)
-						if pos < k {
-							want = x[row*k+pos] ^ 0x80
-						}
-						if got[at] != want {
-							t.Fatalf("%dx%d in blocks of %d: row %d, k %d is %#x, want %#x", m, k, block, row, pos, got[at], want)
-						}
-					}
-				}
+
+				checkPackedTiles(t, got, x, m, k, block)
+			}
+		}
+	}
+}
+
+// checkPackedTiles compares packed rows with the activations [m,k] that they are made of.
+func checkPackedTiles(t *testing.T, got, x []uint8, m, k, block int) {
+	t.Helper()
+	padded, width := tiledK(k, block), tileWidth(block)
+	for row := range m {
+		first := row / tileRows * tileRows
+		rows := min(tileRows, m-first)
+		for pos := range padded {
+			piece := min(width, padded-pos/width*width)
+			at := first*padded + pos/width*width*rows + row%tileRows*piece + pos%width
+			want := uint8(0)
+			if pos < k {
+				want = x[row*k+pos] ^ 0x80
+			}
+			if got[at] != want {
+				t.Fatalf("%dx%d in blocks of %d: row %d, k %d is %#x, want %#x", m, k, block, row, pos, got[at], want)
 			}
 		}
 	}
@@ -145,6 +159,7 @@ func tilesSet(t *testing.T) *Set {
 		}
 		return set
 	}
+
 	if reason := tilesLack(); reason != "" {
 		t.Skip(reason)
 	}
@@ -177,41 +192,50 @@ func fusedQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	}
 }
 
-// Products in tiles beside their twins: whole groups of rows and what is left of one, in one pass and in several, and
-// every remainder of k.
+// Products in tiles are those of the portable set: whole groups of rows and what is left of one, in one pass and in
+// several, and every remainder of k.
 func TestTileProducts(t *testing.T) {
-	set := tilesSet(t)
+	sets := []*Set{tilesSet(t)}
 	seed := uint64(0)
-	for _, name := range []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"} {
+	for _, name := range tileProducts {
 		for i, m := range []int{24, 31, 32, 33, 47, 48, 64} {
 			for _, k := range []int{1, 3, 31, 32, 60, 61, 64, 65, 127, 128, 130, 192, 261} {
 				seed++
-				s := shape{m: m, k: k, n: []int{1, 32, 33, 64}[(int(seed)+i)%4], gapX: int(seed%4) * 5,
-					gapY: int(seed%3) * 7, gapS: int(seed % 3)}
-				twinMatMul(t, []*Set{set}, name, s, newValues(uint8(seed)%kinds, seed, nil),
-					newValues(uint8(seed/3)%kinds, seed+1<<32, nil), seed%2 == 0)
+				s := shape{
+					m: m, k: k, n: []int{1, 32, 33, 64}[(int(seed)+i)%4],
+					gapX: int(seed%4) * 5, gapY: int(seed%3) * 7, gapS: int(seed % 3),
+				}
+				x, w := newValues(uint8(seed)%kinds, seed, nil), newValues(uint8(seed/3)%kinds, seed+1<<32, nil)
+				twinMatMul(t, sets, name, s, x, w, seed%2 == 0)
 			}
 		}
-		// parts of k and of the rows
+
+		// Parts of k and of the rows.
 		for _, s := range []shape{{m: 24, k: 1024 + 64 + 5, n: 32}, {m: 33, k: 2200, n: 40}, {m: 270, k: 70, n: 33}} {
-			twinMatMul(t, []*Set{set}, name, s, newValues(plain, 5, nil), newValues(plain, 6, nil), true)
+			twinMatMul(t, sets, name, s, newValues(plain, 5, nil), newValues(plain, 6, nil), true)
 		}
 	}
 }
 
+// tileProducts are the products that the set of tiles has kernels for.
+var tileProducts = []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"}
+
+// Products in tiles of any size are those of the portable set.
 func FuzzTiles(f *testing.F) {
 	if reason := tilesLack(); reason != "" && !tilesModelled {
 		f.Skip(reason)
 	}
-	for i := range uint8(3) {
+	for i := range uint8(len(tileProducts)) {
 		f.Add(i, uint8(13), uint16(300), uint16(64), uint8(0), uint8(edges), uint8(highest), uint64(2))
 		f.Add(i, uint8(31), uint16(200), uint16(70), uint8(9), uint8(plain), uint8(edges), uint64(4))
 	}
 	f.Fuzz(func(t *testing.T, which, m uint8, k, n uint16, gaps, kindX, kindW uint8, seed uint64) {
-		name := []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"}[which%3]
-		s := shape{m: packFrom + int(m%45), k: 1 + int(k%300), n: 1 + int(n%70), gapX: int(gaps % 8), gapY: int(gaps / 8 % 8),
-			gapS: int(gaps / 64)}
-		twinMatMul(t, []*Set{tilesSet(t)}, name, s, newValues(kindX%kinds, seed, nil), newValues(kindW%kinds, seed+1, nil),
-			seed%2 == 1)
+		name := tileProducts[int(which)%len(tileProducts)]
+		s := shape{
+			m: packFrom + int(m%45), k: 1 + int(k%300), n: 1 + int(n%70),
+			gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64),
+		}
+		x, w := newValues(kindX%kinds, seed, nil), newValues(kindW%kinds, seed+1, nil)
+		twinMatMul(t, []*Set{tilesSet(t)}, name, s, x, w, seed%2 == 1)
 	})
 }

@@ -96,7 +96,9 @@ func model(name string, arguments ...any) {
 			values = append(values, uint64(uintptr(unsafe.Pointer(value))))
 		}
 	}
+
 	cpu.argument = func(_ string, offset int) uint64 { return values[offset/8] }
+
 	function := modelFunctions()[name]
 	for at := 0; ; at++ {
 		line := &function.lines[at]
@@ -128,7 +130,7 @@ func at(address uint64, size int) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&place))), size)
 }
 
-// width is the size of the vectors that operands name, and number that of one of them.
+// vectorNumber returns the number of the vector register that an operand names, and its width in bytes.
 func vectorNumber(operand string) (number, width int, ok bool) {
 	if operand == "" || !strings.Contains("XYZ", operand[:1]) {
 		return 0, 0, false
@@ -163,6 +165,7 @@ func (m *machine) vector(name string, operands []string, last string) {
 	}
 	word := func(v *[64]byte, i int) uint32 { return binary.LittleEndian.Uint32(v[4*i:]) }
 	float := func(v *[64]byte, i int) float32 { return math.Float32frombits(word(v, i)) }
+
 	switch name {
 	case "VMOVUPS", "VMOVDQU", "VMOVDQU64":
 		out = m.read(operands[0], width)
@@ -178,7 +181,8 @@ func (m *machine) vector(name string, operands []string, last string) {
 		a, count := m.read(operands[1], width), m.value(operands[0])
 		words(func(i int) uint32 { return word(&a, i) << count })
 	case "VPTERNLOGD":
-		table, a, b, c := m.value(operands[0]), m.vectors[number], m.read(operands[2], width), m.read(operands[1], width)
+		table, a := m.value(operands[0]), m.vectors[number]
+		b, c := m.read(operands[2], width), m.read(operands[1], width)
 		words(func(i int) (result uint32) {
 			for bit := range 32 {
 				index := word(&a, i)>>bit&1<<2 | word(&b, i)>>bit&1<<1 | word(&c, i)>>bit&1
@@ -209,6 +213,7 @@ func (m *machine) vector(name string, operands []string, last string) {
 	m.vectors[number] = out
 }
 
+// number16 is a float16 number in memory.
 func number16(b []byte) float32 { return number.HalfToFloat(binary.LittleEndian.Uint16(b)) }
 
 // tileInstruction decodes and executes an instruction with the three-byte VEX prefix.
@@ -220,6 +225,7 @@ func (m *machine) tileInstruction(code []byte) {
 	source, prefix, opcode, mod := int(^code[2]>>3&15), code[2]&3, code[3], code[4]
 	register, low := int(mod>>3&7|extended>>2&1<<3), int(mod&7)
 	memory := mod>>6 != 3
+
 	switch {
 	case opcode == 0x49 && memory && prefix == 0 && register == 0:
 		m.configure(at(m.general[low|int(extended&1)<<3], 64))
@@ -266,6 +272,7 @@ func (m *machine) configure(from []byte) {
 			panic(fmt.Sprintf("byte %d of the configuration is %d", i, value))
 		}
 	}
+
 	for i := range m.tiles {
 		tile := &m.tiles[i]
 		tile.bytes, tile.rows = int(binary.LittleEndian.Uint16(from[16+2*i:])), int(from[48+i])
@@ -283,6 +290,7 @@ func (m *machine) multiply(sum, a, b *tile) {
 	if sum.bytes%4 != 0 || a.bytes%4 != 0 || a.rows != sum.rows || b.rows != a.bytes/4 || b.bytes != sum.bytes {
 		panic(fmt.Sprintf("%dx%d tile of %dx%d and %dx%d", sum.rows, sum.bytes, a.rows, a.bytes, b.rows, b.bytes))
 	}
+
 	for row := range sum.rows {
 		for col := range sum.bytes / 4 {
 			at := sum.data[row][4*col:]

@@ -17,13 +17,13 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// Every function of every vector set against its twin in the portable set, with hostile numbers, in memory that
-// touches inaccessible pages: behind its end, or before its start. An assembly function that reads or
-// writes a byte too many crashes the test.
+// The tests of this file compare every function of every vector set with its twin in the portable set, with hostile
+// numbers. Operands touch inaccessible pages, behind their end or before their start. Thus an assembly function that
+// reads or writes a byte too many crashes the test.
 
-// tolerance is how far a function may be from its twin, in units of 2^-24 (half a unit of the last place of a
-// number with the largest mantissa) of the sum of the magnitudes of the terms of a result; n is the number of
-// terms. 0: the same bits. Set documents the same numbers; products of random numbers are held to 4+2*sqrt(n).
+// tolerance is how far a function may be from its twin, by the number of terms of a result. The unit is 2^-24 of the
+// sum of the terms' magnitudes: half a unit of the last place of a number with the largest mantissa. 0 means the same
+// bits. Set documents the same numbers; products of random numbers are held to 4+2*sqrt(n).
 var tolerance = map[string]func(n int) float64{
 	"MatMulF32":    func(k int) float64 { return 2 + 2*float64(k) },
 	"MatMulBF16":   func(k int) float64 { return 2 + 2*float64(k) },
@@ -55,12 +55,12 @@ func exact(int) float64 { return 0 }
 
 func units(n float64) func(int) float64 { return func(int) float64 { return n } }
 
-// memory hands out fenced copies and knows afterwards whether what must not change has.
+// memory hands out fenced copies and knows afterwards whether something has changed that must not.
 type memory struct {
 	t       testing.TB
-	before  bool
+	before  bool // fences are before the start of buffers, not behind their end
 	regions []*mem.Region
-	checks  []func() string
+	checks  []func() string // each says what was changed
 }
 
 const slack = 64 // bytes behind a buffer whose start is fenced
@@ -68,36 +68,35 @@ const slack = 64 // bytes behind a buffer whose start is fenced
 // fenced is a copy of v that touches an inaccessible page.
 func fenced[T mem.Scalar](m *memory, v []T) []T {
 	m.t.Helper()
-	make, size := mem.Guarded, len(mem.Bytes(v))
+	used := len(mem.Bytes(v))
+	alloc, size := mem.Guarded, used
 	if m.before {
-		make, size = mem.GuardedBefore, size+slack
+		alloc, size = mem.GuardedBefore, used+slack
 	}
-	r, err := make(size)
+	region, err := alloc(size)
+	if diag.ClassOf(err) == diag.ClassUnavailable {
+		m.t.Skip(err)
+	}
 	if err != nil {
-		if diag.ClassOf(err) == diag.ClassUnavailable {
-			m.t.Skip(err)
-		}
 		m.t.Fatal(err)
 	}
-	m.regions = append(m.regions, r)
-	b := r.Bytes()
-	rest := b[copy(b, mem.Bytes(v)):]
+	m.regions = append(m.regions, region)
+
+	raw := region.Bytes()
+	copy(raw, mem.Bytes(v))
+	rest := raw[used:]
 	for i := range rest {
-		rest[i] = 0xa5
+		rest[i] = canary
 	}
 	m.checks = append(m.checks, func() string {
 		for i, c := range rest {
-			if c != 0xa5 {
-				return fmt.Sprintf("byte %d behind a buffer of %d was changed", i, len(b)-len(rest))
+			if c != canary {
+				return fmt.Sprintf("byte %d behind a buffer of %d was changed", i, used)
 			}
 		}
 		return ""
 	})
-	g, err := mem.View[T](b[:len(b)-len(rest)])
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	return g
+	return viewAs[T](m.t, raw[:used])
 }
 
 // input is fenced memory that a function must not write.
@@ -114,40 +113,23 @@ func input[T mem.Scalar](m *memory, v []T) []T {
 	return g
 }
 
-// canaries between the columns of an output.
-const (
-	canary32 = 0xc7a5c7a5
-	canary8  = 0xa7
-)
+// canary fills what must not be written: behind buffers, and between the rows of outputs.
+const canary = 0xa5
 
-// output is a fenced [rows,cols] matrix of pitch ld; only its cols columns may be written.
-func outputF32(m *memory, rows, cols, ld int) []float32 {
-	v := make([]float32, max(0, (rows-1)*ld+cols))
-	for i := range v {
-		v[i] = math.Float32frombits(canary32)
+// outputOf is a fenced [rows,cols] matrix whose rows begin ld elements apart; only its cols columns may be written.
+func outputOf[T mem.Scalar](m *memory, rows, cols, ld int) []T {
+	m.t.Helper()
+	v := make([]T, max(0, (rows-1)*ld+cols))
+	raw := mem.Bytes(v)
+	for i := range raw {
+		raw[i] = canary
 	}
 	g := fenced(m, v)
 	m.checks = append(m.checks, func() string {
-		for i, v := range g {
-			if i%ld >= cols && math.Float32bits(v) != canary32 {
-				return fmt.Sprintf("element %d between rows of %d columns, pitch %d, was changed", i, cols, ld)
-			}
-		}
-		return ""
-	})
-	return g
-}
-
-func outputU8(m *memory, rows, cols, ld int) []uint8 {
-	v := make([]uint8, max(0, (rows-1)*ld+cols))
-	for i := range v {
-		v[i] = canary8
-	}
-	g := fenced(m, v)
-	m.checks = append(m.checks, func() string {
-		for i, v := range g {
-			if i%ld >= cols && v != canary8 {
-				return fmt.Sprintf("element %d between rows of %d columns, pitch %d, was changed", i, cols, ld)
+		size := len(mem.Bytes(make([]T, 1)))
+		for i, c := range mem.Bytes(g) {
+			if element := i / size; element%ld >= cols && c != canary {
+				return fmt.Sprintf("element %d between rows of %d columns, pitch %d, was changed", element, cols, ld)
 			}
 		}
 		return ""
@@ -158,9 +140,9 @@ func outputU8(m *memory, rows, cols, ld int) []uint8 {
 // done reports what was changed and gives the memory back.
 func (m *memory) done(what string) {
 	m.t.Helper()
-	for _, c := range m.checks {
-		if s := c(); s != "" {
-			m.t.Fatalf("%s: %s", what, s)
+	for _, check := range m.checks {
+		if changed := check(); changed != "" {
+			m.t.Fatalf("%s: %s", what, changed)
 		}
 	}
 	for _, r := range m.regions {
@@ -190,10 +172,12 @@ const (
 	rawBits // the bytes given, or random bits
 )
 
+// newValues makes numbers of a kind: the same ones for the same seed.
 func newValues(kind uint8, seed uint64, raw []byte) *values {
 	return &values{rng: rand.New(rand.NewPCG(seed, 99)), kind: kind, raw: raw}
 }
 
+// bits are the next four of the bytes given, or random.
 func (v *values) bits() uint32 {
 	if len(v.raw) == 0 {
 		return v.rng.Uint32()
@@ -206,11 +190,13 @@ func (v *values) bits() uint32 {
 	return binary.LittleEndian.Uint32(b[:])
 }
 
-// float is below top in magnitude (if it is finite, which only raw bits may not be).
+// float is at most top in magnitude, unless it is an infinity or NaN, which only raw bits may be.
 func (v *values) float(top float32) float32 {
 	switch v.kind {
 	case edges:
-		return []float32{0, float32(math.Copysign(0, -1)), 1, -1, 0x1p-149, -0x1p-149, 0x1p-126, -0x1.fffffcp-127, 1e-20, -1e-20, top, -top, 1.0 / 3, 127, -128}[v.rng.IntN(15)]
+		numbers := []float32{0, float32(math.Copysign(0, -1)), 1, -1, 0x1p-149, -0x1p-149, 0x1p-126, -0x1.fffffcp-127,
+			1e-20, -1e-20, top, -top, 1.0 / 3, 127, -128}
+		return numbers[v.rng.IntN(len(numbers))]
 	case lowest:
 		return 0
 	case highest:
@@ -248,7 +234,8 @@ func (v *values) code(lo uint8) uint8 {
 func (v *values) half() uint16 {
 	switch v.kind {
 	case edges:
-		return []uint16{0, 0x8000, 0x3c00, 0xbc00, 1, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff}[v.rng.IntN(10)]
+		halves := []uint16{0, 0x8000, 0x3c00, 0xbc00, 1, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff}
+		return halves[v.rng.IntN(len(halves))]
 	case lowest:
 		return 0
 	case highest:
@@ -259,6 +246,7 @@ func (v *values) half() uint16 {
 	return number.FloatToHalf(float32(v.rng.NormFloat64()))
 }
 
+// matrix is [rows,cols] with NaN between its rows, which begin ld elements apart.
 func (v *values) matrix(rows, cols, ld int, top float32) []float32 {
 	m := make([]float32, max(0, (rows-1)*ld+cols))
 	for i := range m {
@@ -270,15 +258,18 @@ func (v *values) matrix(rows, cols, ld int, top float32) []float32 {
 	return m
 }
 
-// near2 compares a result with its twin's: the same bits for no units, any NaN for NaN, any value where the
-// terms may leave the range.
+// differs reports whether a result is not that of its twin: the same bits for no units, any NaN for NaN, and any value
+// where the terms may leave the range of float32.
 func differs(got, want float32, units, magnitude float64) bool {
+	inRange := magnitude <= math.MaxFloat32/2
 	switch {
+	case got != got && want != want:
+		return false
 	case got != got || want != want:
-		return !(magnitude > math.MaxFloat32/2) && !(got != got && want != want)
+		return inRange || math.IsNaN(magnitude)
 	case units == 0:
 		return math.Float32bits(got) != math.Float32bits(want)
-	case !(magnitude <= math.MaxFloat32/2):
+	case !inRange:
 		return false
 	}
 	return !(math.Abs(float64(got)-float64(want)) <= units*(magnitude*0x1p-24+0x1p-149))
@@ -296,244 +287,324 @@ func (s shape) String() string {
 
 // tiledWeight is a weight as pack documents it, but with numbers that pack makes only of unusual models,
 // and its values as float64 [k][n].
-func tiledWeight(v *values, scheme string, k, n int) (b []byte, w []float64) {
-	tiles := (n + TileN - 1) / TileN
-	w = make([]float64, k*n)
-	set := func(p, j int, x float64) {
-		if j < n {
-			w[p*n+j] = x
-		}
-	}
-	le := binary.LittleEndian
+func tiledWeight(v *values, scheme string, k, n int) (packed []byte, wide []float64) {
 	size, err := pack.TileBytes(scheme, k)
 	if err != nil {
 		panic(err)
 	}
-	b = make([]byte, int(size)*tiles)
+	tiles := (n + TileN - 1) / TileN
+	packed, wide = make([]byte, int(size)*tiles), make([]float64, k*n)
+	fill := map[string]func(tile []byte, k int, v *values, set func(row, col int, x float64)){
+		"w32":    fillTileF32,
+		"w16":    fillTileBF16,
+		"q8c":    fillTileQ8C,
+		"q6c":    fillTileQ6C,
+		"q4b32":  fillTileQ4(32),
+		"q4b128": fillTileQ4(128),
+	}[scheme]
 	for t := range tiles {
-		tile := b[t*int(size) : (t+1)*int(size)]
-		switch scheme {
-		case "w32":
-			for i := range k * TileN {
-				x := v.float(1e12)
-				le.PutUint32(tile[4*i:], math.Float32bits(x))
-				set(i/TileN, t*TileN+i%TileN, float64(x))
+		tile := packed[t*int(size) : (t+1)*int(size)]
+		fill(tile, k, v, func(row, col int, x float64) {
+			if col += t * TileN; col < n {
+				wide[row*n+col] = x
 			}
-		case "w16":
-			for i := range k * TileN {
-				h := uint16(math.Float32bits(v.float(1e12)) >> 16)
-				le.PutUint16(tile[2*i:], h)
-				set(i/TileN, t*TileN+i%2*16+i%TileN/2, float64(math.Float32frombits(uint32(h)<<16)))
+		})
+	}
+	return packed, wide
+}
+
+// fillTileF32 fills a tile of float32 numbers and sets the value of each element.
+func fillTileF32(tile []byte, k int, v *values, set func(row, col int, x float64)) {
+	for i := range k * TileN {
+		x := v.float(1e12)
+		binary.LittleEndian.PutUint32(tile[4*i:], math.Float32bits(x))
+		set(i/TileN, i%TileN, float64(x))
+	}
+}
+
+// fillTileBF16 fills a tile of bfloat16 numbers, in which column 16 follows column 0.
+func fillTileBF16(tile []byte, k int, v *values, set func(row, col int, x float64)) {
+	for i := range k * TileN {
+		brain := uint16(math.Float32bits(v.float(1e12)) >> 16)
+		binary.LittleEndian.PutUint16(tile[2*i:], brain)
+		set(i/TileN, i%2*16+i%TileN/2, fromBrain(brain))
+	}
+}
+
+// columnScale is the scale of a column of codes.
+func columnScale(v *values) float32 {
+	scale := float32(math.Abs(float64(v.float(1e12))))
+	if v.kind == lowest {
+		return 0.25 // the codes shall count
+	}
+	return scale
+}
+
+// fillTileQ8C fills a tile of 8-bit codes, with the scales and sums of columns behind them.
+func fillTileQ8C(tile []byte, k int, v *values, set func(row, col int, x float64)) {
+	padded := (k + 3) / 4 * 4
+	scales, sums := tile[padded*TileN:], tile[padded*TileN+4*TileN:]
+	for col := range TileN {
+		scale, sum := columnScale(v), int32(0)
+		for row := range k {
+			code := int8(v.code(1) ^ 0x80)
+			tile[row/4*4*TileN+col*4+row%4] = byte(code)
+			sum += int32(code)
+			set(row, col, float64(code)*float64(scale))
+		}
+		binary.LittleEndian.PutUint32(scales[4*col:], math.Float32bits(scale))
+		binary.LittleEndian.PutUint32(sums[4*col:], uint32(sum))
+	}
+}
+
+// fillTileQ6C fills a tile of 6-bit codes, with the scales of columns behind them.
+func fillTileQ6C(tile []byte, k int, v *values, set func(row, col int, x float64)) {
+	codes, scales := tile[:len(tile)-4*TileN], tile[len(tile)-4*TileN:]
+	for i := range codes {
+		codes[i] = v.code(0)
+	}
+	if v.kind == lowest { // 0, which pack does not make
+		clear(codes)
+	}
+	for col := range TileN {
+		scale := columnScale(v)
+		for row := range k {
+			group, quad := codes[row/16*384:], row%16/4
+			low := group[quad/2*128+4*col+row%4] >> (quad % 2 * 4) & 15
+			high := group[256+4*col+row%4] >> (2 * quad) & 3
+			set(row, col, float64(int(16*high+low)-32)*float64(scale))
+		}
+		binary.LittleEndian.PutUint32(scales[4*col:], math.Float32bits(scale))
+	}
+}
+
+// fillTileQ4 fills a tile of 4-bit codes in blocks of so many rows, each with the float16 scales of its columns.
+func fillTileQ4(block int) func(tile []byte, k int, v *values, set func(row, col int, x float64)) {
+	size := 16*block + 2*TileN
+	return func(tile []byte, k int, v *values, set func(row, col int, x float64)) {
+		for at := 0; at < len(tile); at += size {
+			nibbles, scales := tile[at:at+16*block], tile[at+16*block:at+size]
+			for i := range nibbles {
+				nibbles[i] = v.code(0)
 			}
-		case "q8c":
-			kp := (k + 3) / 4 * 4
-			for c := range TileN {
-				scale, sum := float32(math.Abs(float64(v.float(1e12)))), int32(0)
+			if v.kind == lowest {
+				clear(nibbles)
+			}
+			first := at / size * block
+			for col := range TileN {
+				half := v.half()
 				if v.kind == lowest {
-					scale = 0.25 // the codes shall count
+					half = 0x3400 // the codes shall count
 				}
-				for p := range k {
-					q := int8(v.code(1) ^ 0x80)
-					tile[p/4*4*TileN+c*4+p%4] = byte(q)
-					sum += int32(q)
-					set(p, t*TileN+c, float64(q)*float64(scale))
-				}
-				le.PutUint32(tile[kp*TileN+4*c:], math.Float32bits(scale))
-				le.PutUint32(tile[kp*TileN+4*TileN+4*c:], uint32(sum))
-			}
-		case "q6c":
-			codes := tile[:len(tile)-4*TileN]
-			for i := range codes {
-				codes[i] = v.code(0)
-			}
-			if v.kind == lowest { // 0, which pack does not make
-				clear(codes)
-			}
-			for c := range TileN {
-				scale := float32(math.Abs(float64(v.float(1e12))))
-				if v.kind == lowest {
-					scale = 0.25 // the codes shall count
-				}
-				for p := range k {
-					group, quad := codes[p/16*384:], p%16/4
-					low := group[quad/2*128+4*c+p%4] >> (quad % 2 * 4) & 15
-					high := group[256+4*c+p%4] >> (2 * quad) & 3
-					set(p, t*TileN+c, float64(int(16*high+low)-32)*float64(scale))
-				}
-				le.PutUint32(tile[len(codes)+4*c:], math.Float32bits(scale))
-			}
-		default:
-			block := map[string]int{"q4b32": 32, "q4b128": 128}[scheme]
-			bytes := 16*block + 2*TileN
-			for at := 0; at < len(tile); at += bytes {
-				nibbles, scales := tile[at:at+16*block], tile[at+16*block:at+bytes]
-				for i := range nibbles {
-					nibbles[i] = v.code(0)
-				}
-				if v.kind == lowest {
-					clear(nibbles)
-				}
-				for c := range TileN {
-					h := v.half()
-					if v.kind == lowest {
-						h = 0x3400
-					}
-					le.PutUint16(scales[2*c:], h)
-					for p := at / bytes * block; p < min(k, (at/bytes+1)*block); p++ {
-						i := p % block
-						set(p, t*TileN+c, float64(int(nibbles[i/4*64+c%16*4+i%4]>>(c/16*4)&15)-8)*float64(number.HalfToFloat(h)))
-					}
+				binary.LittleEndian.PutUint16(scales[2*col:], half)
+				scale := float64(number.HalfToFloat(half))
+				for i := range min(block, k-first) {
+					code := nibbles[i/4*64+col%16*4+i%4] >> (col / 16 * 4) & 15
+					set(first+i, col, float64(int(code)-8)*scale)
 				}
 			}
 		}
 	}
-	return b, w
 }
 
 // matmuls names the products with the scheme of their weight.
-var matmuls = map[string]string{"MatMulF32": "w32", "MatMulBF16": "w16", "MatMulQ8C": "q8c",
-	"MatMulQ6C": "q6c", "MatMulQ4B32": "q4b32", "MatMulQ4B128": "q4b128"}
+var matmuls = map[string]string{
+	"MatMulF32":    "w32",
+	"MatMulBF16":   "w16",
+	"MatMulQ8C":    "q8c",
+	"MatMulQ6C":    "q6c",
+	"MatMulQ4B32":  "q4b32",
+	"MatMulQ4B128": "q4b128",
+}
 
-// twinMatMul compares one product of all sets.
+// twinProduct is one product and its operands. Activations are either floats or codes with scales and sums.
+type twinProduct struct {
+	t      testing.TB
+	name   string
+	shape  shape
+	before bool // where fences are
+
+	floats []float32
+	codes  []uint8
+	scale  []float32
+	sums   []int32
+	packed []byte
+
+	wide          []float64 // the weight's values [k,n]
+	ldx, ldy, lds int       // elements from one row to the next of activations, results and sums
+}
+
+// newTwinProduct draws the operands of a product.
+func newTwinProduct(t testing.TB, name string, s shape, x, w *values, before bool) *twinProduct {
+	blocks := (s.k + BlockK - 1) / BlockK
+	p := &twinProduct{
+		t: t, name: name, shape: s, before: before,
+		ldx: s.k + s.gapX, ldy: s.n + s.gapY, lds: blocks + s.gapS,
+		scale: make([]float32, s.m),
+	}
+	p.packed, p.wide = tiledWeight(w, matmuls[name], s.k, s.n)
+	if name == "MatMulF32" || name == "MatMulBF16" {
+		p.floats = x.matrix(s.m, s.k, p.ldx, 1e12)
+	} else {
+		p.drawCodes(x)
+	}
+	p.sums = make([]int32, max(0, (s.m-1)*p.lds+blocks))
+	blockSums(Rows(p.sums, p.lds), Rows(p.codes, p.ldx), min(s.m, len(p.codes)), s.k)
+	return p
+}
+
+// drawCodes draws codes and scales, and makes some rows those of zeros.
+func (p *twinProduct) drawCodes(x *values) {
+	s := p.shape
+	p.codes = make([]uint8, max(0, (s.m-1)*p.ldx+s.k))
+	for i := range p.codes {
+		p.codes[i] = x.code(0)
+	}
+	for r := range p.scale {
+		p.scale[r] = float32(math.Abs(float64(x.float(1e12))))
+		if x.kind == lowest || x.kind == highest {
+			p.scale[r] = 0.5 // the codes shall count
+		}
+		if r%5 == 3 { // a zero row as QuantRows makes it
+			p.scale[r] = 0
+			for c := range s.k {
+				p.codes[r*p.ldx+c] = 128
+			}
+		}
+	}
+}
+
+// call returns what a set computes.
+func (p *twinProduct) call(set *Set) []float32 {
+	s := p.shape
+	m := &memory{t: p.t, before: p.before}
+	y := outputOf[float32](m, s.m, s.n, p.ldy)
+	floats, packed := Rows(input(m, p.floats), p.ldx), input(m, p.packed)
+	codes := Quantised{
+		Codes: Rows(input(m, p.codes), p.ldx),
+		Scale: input(m, p.scale),
+		Sums:  Rows(input(m, p.sums), p.lds),
+	}
+	switch p.name {
+	case "MatMulF32":
+		set.MatMulF32(Rows(y, p.ldy), floats, viewAs[float32](p.t, packed), s.m, s.k, s.n)
+	case "MatMulBF16":
+		set.MatMulBF16(Rows(y, p.ldy), floats, viewAs[uint16](p.t, packed), s.m, s.k, s.n)
+	case "MatMulQ8C":
+		set.MatMulQ8C(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
+	case "MatMulQ6C":
+		set.MatMulQ6C(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
+	case "MatMulQ4B32":
+		set.MatMulQ4B32(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
+	case "MatMulQ4B128":
+		set.MatMulQ4B128(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
+	}
+	got := slices.Clone(y)
+	m.done(fmt.Sprintf("%s %s %v", set.Name, p.name, s))
+	return got
+}
+
+// packs reports whether a set has this product of rows that are packed first.
+func (p *twinProduct) packs(set *Set) bool {
+	if p.name == "MatMulQ6C" || p.shape.m < set.PackFrom {
+		return false
+	}
+	return p.floats != nil && set.PackRowsF32 != nil || p.codes != nil && set.PackRows != nil
+}
+
+// callPacked returns what a set computes of packed rows.
+func (p *twinProduct) callPacked(set *Set) []float32 {
+	s := p.shape
+	m := &memory{t: p.t, before: p.before}
+	y := outputOf[float32](m, s.m, s.n, p.ldy)
+	if p.floats != nil {
+		p.multiplyFloats(set, m, y)
+	} else {
+		p.multiplyCodes(set, m, y)
+	}
+	got := slices.Clone(y)
+	m.done(fmt.Sprintf("%s %s of packed rows %v", set.Name, p.name, s))
+	return got
+}
+
+// multiplyFloats packs rows of float32 numbers and multiplies them.
+func (p *twinProduct) multiplyFloats(set *Set, m *memory, y []float32) {
+	s := p.shape
+	floats, rows := input(m, p.floats), fenced(m, make([]float32, s.m*s.k))
+	for group := range PackGroups(s.m) {
+		set.PackRowsF32(rows, Rows(floats, p.ldx), s.m, s.k, group)
+	}
+	rows = input(m, rows)
+	packed := input(m, p.packed)
+	if p.name == "MatMulF32" {
+		set.PackedF32(Rows(y, p.ldy), rows, viewAs[float32](p.t, packed), s.m, s.k, s.n)
+	} else {
+		set.PackedBF16(Rows(y, p.ldy), rows, viewAs[uint16](p.t, packed), s.m, s.k, s.n)
+	}
+}
+
+// multiplyCodes packs rows of codes and multiplies them.
+func (p *twinProduct) multiplyCodes(set *Set, m *memory, y []float32) {
+	s := p.shape
+	block, multiply := 0, set.PackedQ8C
+	switch p.name {
+	case "MatMulQ4B32":
+		block, multiply = BlockK, set.PackedQ4B32
+	case "MatMulQ4B128":
+		block, multiply = pack.Block128, set.PackedQ4B128
+	}
+	codes, rows := input(m, p.codes), fenced(m, bytes.Repeat([]byte{0x5a}, PackedBytes(s.m, s.k, block)))
+	for group := range PackGroups(s.m) {
+		set.PackRows(rows, Rows(codes, p.ldx), s.m, s.k, block, group)
+	}
+	packed := PackedRows{Bytes: input(m, rows), Scale: input(m, p.scale), M: s.m, K: s.k}
+	scratch := fenced(m, bytes.Repeat([]byte{0xff}, PackedScratch(s.k, block)))
+	multiply(Rows(y, p.ldy), packed, input(m, p.packed), scratch, s.n)
+}
+
+// magnitude is the sum of the magnitudes of the terms of an element.
+func (p *twinProduct) magnitude(r, c int) float64 {
+	sum := 0.0
+	for i := range p.shape.k {
+		var activation float64
+		if p.floats != nil {
+			activation = float64(p.floats[r*p.ldx+i])
+		} else {
+			activation = float64(int(p.codes[r*p.ldx+i])-128) * float64(p.scale[r])
+		}
+		sum += math.Abs(activation * p.wide[i*p.shape.n+c])
+	}
+	return sum
+}
+
+// twinMatMul compares one product of all sets with that of the portable one, and packed rows with others.
 func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, before bool) {
 	t.Helper()
-	scheme := matmuls[name]
-	tiled, wide := tiledWeight(w, scheme, s.k, s.n)
-	ldx, ldy, blocks := s.k+s.gapX, s.n+s.gapY, (s.k+BlockK-1)/BlockK
-	lds := blocks + s.gapS
-	var f []float32
-	var u []uint8
-	scale := make([]float32, s.m)
-	if scheme == "w32" || scheme == "w16" {
-		f = x.matrix(s.m, s.k, ldx, 1e12)
-	} else {
-		u = make([]uint8, max(0, (s.m-1)*ldx+s.k))
-		for i := range u {
-			u[i] = x.code(0)
-		}
-		for r := range scale {
-			scale[r] = float32(math.Abs(float64(x.float(1e12))))
-			if x.kind == lowest || x.kind == highest {
-				scale[r] = 0.5 // the codes shall count
-			}
-			if r%5 == 3 { // a zero row as QuantRows makes it
-				scale[r] = 0
-				for p := range s.k {
-					u[r*ldx+p] = 128
-				}
-			}
-		}
-	}
-	sums := make([]int32, max(0, (s.m-1)*lds+blocks))
-	blockSums(Rows(sums, lds), Rows(u, ldx), min(s.m, len(u)), s.k)
-	call := func(set *Set) []float32 {
-		m := &memory{t: t, before: before}
-		y := outputF32(m, s.m, s.n, ldy)
-		f, u, scale, sums, tiled := input(m, f), input(m, u), input(m, scale), input(m, sums), input(m, tiled)
-		codes := Quantised{Codes: Rows(u, ldx), Scale: scale, Sums: Rows(sums, lds)}
-		switch name {
-		case "MatMulF32":
-			w32, err := mem.View[float32](tiled)
-			if err != nil {
-				t.Fatal(err)
-			}
-			set.MatMulF32(Rows(y, ldy), Rows(f, ldx), w32, s.m, s.k, s.n)
-		case "MatMulBF16":
-			w16, err := mem.View[uint16](tiled)
-			if err != nil {
-				t.Fatal(err)
-			}
-			set.MatMulBF16(Rows(y, ldy), Rows(f, ldx), w16, s.m, s.k, s.n)
-		case "MatMulQ8C":
-			set.MatMulQ8C(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
-		case "MatMulQ6C":
-			set.MatMulQ6C(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
-		case "MatMulQ4B32":
-			set.MatMulQ4B32(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
-		case "MatMulQ4B128":
-			set.MatMulQ4B128(Rows(y, ldy), codes, tiled, s.m, s.k, s.n)
-		}
-		got := slices.Clone(y)
-		m.done(fmt.Sprintf("%s %s %v", set.Name, name, s))
-		return got
-	}
-	callPacked := func(set *Set) []float32 {
-		m := &memory{t: t, before: before}
-		y := outputF32(m, s.m, s.n, ldy)
-		u, scale, tiled := input(m, u), input(m, scale), input(m, tiled)
-		if f != nil {
-			f, rows := input(m, f), fenced(m, make([]float32, s.m*s.k))
-			for g := range PackGroups(s.m) {
-				set.PackRowsF32(rows, Rows(f, ldx), s.m, s.k, g)
-			}
-			rows = input(m, rows)
-			if name == "MatMulF32" {
-				w, err := mem.View[float32](tiled)
-				if err != nil {
-					t.Fatal(err)
-				}
-				set.PackedF32(Rows(y, ldy), rows, w, s.m, s.k, s.n)
-			} else {
-				w, err := mem.View[uint16](tiled)
-				if err != nil {
-					t.Fatal(err)
-				}
-				set.PackedBF16(Rows(y, ldy), rows, w, s.m, s.k, s.n)
-			}
-			got := slices.Clone(y)
-			m.done(fmt.Sprintf("%s %s of packed rows %v", set.Name, name, s))
-			return got
-		}
-		block, f := 0, set.PackedQ8C
-		switch scheme {
-		case "q4b32":
-			block, f = BlockK, set.PackedQ4B32
-		case "q4b128":
-			block, f = pack.Block128, set.PackedQ4B128
-		}
-		rows := fenced(m, bytes.Repeat([]byte{0x5a}, PackedBytes(s.m, s.k, block)))
-		for g := range PackGroups(s.m) {
-			set.PackRows(rows, Rows(u, ldx), s.m, s.k, block, g)
-		}
-		packed := PackedRows{Bytes: input(m, rows), Scale: scale, M: s.m, K: s.k}
-		f(Rows(y, ldy), packed, tiled, fenced(m, bytes.Repeat([]byte{0xff}, PackedScratch(s.k, block))), s.n)
-		got := slices.Clone(y)
-		m.done(fmt.Sprintf("%s %s of packed rows %v", set.Name, name, s))
-		return got
-	}
-	want := call(Portable())
+	p := newTwinProduct(t, name, s, x, w, before)
+	want := p.call(Portable())
 	allowed := tolerance[name](s.k)
 	if x.kind == plain && w.kind == plain {
 		allowed = min(allowed, 4+2*math.Sqrt(float64(s.k)))
 	}
 	for _, set := range sets {
-		got := call(set)
-		if packs := f != nil && set.PackRowsF32 != nil || u != nil && set.PackRows != nil; packs && scheme != "q6c" &&
-			s.m >= set.PackFrom {
-			for i, v := range callPacked(set) {
-				if i%ldy < s.n && math.Float32bits(v) != math.Float32bits(got[i]) && (v == v || got[i] == got[i]) {
-					t.Fatalf("%s %s %v, activations of kind %d, weights of kind %d: y[%d,%d] = %v of packed rows, %v of others",
-						set.Name, name, s, x.kind, w.kind, i/ldy, i%ldy, v, got[i])
-				}
-			}
+		what := fmt.Sprintf("%s %s %v, activations of kind %d, weights of kind %d", set.Name, name, s, x.kind, w.kind)
+		got := p.call(set)
+		var ofPacked []float32
+		if p.packs(set) {
+			ofPacked = p.callPacked(set)
 		}
 		for r := range s.m {
-			for j := range s.n {
+			for c := range s.n {
+				i := r*p.ldy + c
 				magnitude := 0.0
 				if allowed > 0 {
-					for p := range s.k {
-						var a float64
-						if f != nil {
-							a = float64(f[r*ldx+p])
-						} else {
-							a = float64(int(u[r*ldx+p])-128) * float64(scale[r])
-						}
-						magnitude += math.Abs(a * wide[p*s.n+j])
-					}
+					magnitude = p.magnitude(r, c)
 				}
-				if i := r*ldy + j; differs(got[i], want[i], allowed, magnitude) {
-					t.Fatalf("%s %s %v, activations of kind %d, weights of kind %d: y[%d,%d] = %v, want %v (magnitude %v)",
-						set.Name, name, s, x.kind, w.kind, r, j, got[i], want[i], magnitude)
+				if differs(got[i], want[i], allowed, magnitude) {
+					t.Fatalf("%s: [%d,%d] is %v, want %v (magnitude %v)", what, r, c, got[i], want[i], magnitude)
+				}
+				if ofPacked != nil && differs(ofPacked[i], got[i], 0, 0) {
+					t.Fatalf("%s: [%d,%d] is %v of packed rows, %v of others", what, r, c, ofPacked[i], got[i])
 				}
 			}
 		}
@@ -542,22 +613,26 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 
 var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulQ6C"}
 
+// Products of every size and kind of numbers are those of the portable set.
 func TestTwinMatMul(t *testing.T) {
 	require.Slow(t)
 	sets := vectorSets()
 	if len(sets) == 0 {
 		t.Skip("this machine has none of the vector instruction sets")
 	}
+
 	seed := uint64(0)
 	for _, name := range names {
 		one := func(s shape, x, w uint8) {
 			seed++
 			s.gapX, s.gapY, s.gapS = int(seed%4)*5, int(seed/2%3)*7, int(seed%3)
-			twinMatMul(t, sets, name, s, newValues(x, seed, nil), newValues(w, seed+1<<32, nil), seed%2 == 0)
+			before := seed%2 == 0
+			twinMatMul(t, sets, name, s, newValues(x, seed, nil), newValues(w, seed+1<<32, nil), before)
 		}
 		for m := 0; m <= 26; m++ {
 			for i, k := range []int{1, 3, 4, 31, 32, 61, 127, 128, 131} {
-				one(shape{m: m, k: k, n: []int{1, 31, 32, 33, 67}[(m+i)%5]}, uint8(m+i)%kinds, uint8(i)%kinds)
+				n := []int{1, 31, 32, 33, 67}[(m+i)%5]
+				one(shape{m: m, k: k, n: n}, uint8(m+i)%kinds, uint8(i)%kinds)
 			}
 		}
 		for x := range uint8(kinds) {
@@ -569,14 +644,17 @@ func TestTwinMatMul(t *testing.T) {
 		}
 		for m := 27; m <= 43; m++ {
 			for i, k := range []int{1, 63, 64, 65, 129, 192} {
-				one(shape{m: m, k: k, n: []int{1, 32, 67}[(m+i)%3]}, uint8(m+i)%kinds, uint8(m/2+i)%kinds)
+				n := []int{1, 32, 67}[(m+i)%3]
+				one(shape{m: m, k: k, n: n}, uint8(m+i)%kinds, uint8(m/2+i)%kinds)
 			}
 		}
-		// more rows, activations and tiles than wordsQ8C takes at a time
+
+		// More rows, activations and tiles than wordsQ8C takes at a time.
 		one(shape{m: 67, k: 513, n: 165}, plain, plain)
 		one(shape{m: 66, k: 256, n: 128}, lowest, highest)
 		one(shape{m: 133, k: 766, n: 33}, highest, plain)
-		// and than the kernels of nibbles
+
+		// More than the kernels of nibbles take at a time.
 		one(shape{m: 5, k: 1030, n: 300}, plain, plain)
 		one(shape{m: 14, k: 1030, n: 293}, lowest, highest)
 		for _, k := range []int{1021, 1152, 2048} {
@@ -589,30 +667,31 @@ func TestTwinMatMul(t *testing.T) {
 
 // NaN and infinities in a row of float32 activations stay in that row.
 func TestTwinNonFinite(t *testing.T) {
-	sets := append(vectorSets(), Portable(), Reference())
 	const m, k, n = 15, 70, 40
-	x, w := newValues(plain, 1, nil), newValues(plain, 2, nil)
-	tiled, _ := tiledWeight(w, "w32", k, n)
-	w32, err := mem.View[float32](tiled)
-	if err != nil {
-		t.Fatal(err)
-	}
-	clean := x.matrix(m, k, k, 1)
+	const dirtyRow = 6
+	sets := append(vectorSets(), Portable(), Reference())
+	packed, _ := tiledWeight(newValues(plain, 2, nil), "w32", k, n)
+	w := viewAs[float32](t, packed)
+	clean := newValues(plain, 1, nil).matrix(m, k, k, 1)
 	for _, s := range sets {
 		want := make([]float32, m*n)
-		s.MatMulF32(Rows(want, n), Rows(clean, k), w32, m, k, n)
+		s.MatMulF32(Rows(want, n), Rows(clean, k), w, m, k, n)
 		for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-			for _, p := range []int{0, 33, k - 1} {
+			for _, column := range []int{0, 33, k - 1} {
 				dirty, got := slices.Clone(clean), make([]float32, m*n)
-				dirty[6*k+p] = float32(bad)
-				s.MatMulF32(Rows(got, n), Rows(dirty, k), w32, m, k, n)
+				dirty[dirtyRow*k+column] = float32(bad)
+
+				s.MatMulF32(Rows(got, n), Rows(dirty, k), w, m, k, n)
+
 				for i, v := range got {
-					if i/n == 6 {
-						if !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0) {
-							t.Fatalf("%s: %v at column %d gave %v", s.Name, bad, p, v)
+					if row := i / n; row != dirtyRow {
+						if v != want[i] {
+							t.Fatalf("%s: %v in row %d changed row %d", s.Name, bad, dirtyRow, row)
 						}
-					} else if v != want[i] {
-						t.Fatalf("%s: %v in row 6 changed row %d", s.Name, bad, i/n)
+						continue
+					}
+					if !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0) {
+						t.Fatalf("%s: %v at column %d gave %v", s.Name, bad, column, v)
 					}
 				}
 			}
@@ -620,259 +699,353 @@ func TestTwinNonFinite(t *testing.T) {
 	}
 }
 
+// rowTwins compares functions on rows. Its checks are numbered, and a test chooses among them by their numbers.
+type rowTwins struct {
+	t        testing.TB
+	sets     []*Set
+	shape    shape
+	x        *values
+	before   bool // where fences are
+	which    func(number int) bool
+	number   int // of the next check
+	ldx, ldy int
+
+	a          []float32 // [m,n], ldx apart
+	b          []float32 // [m,n], ldy apart
+	gain, bias []float32
+}
+
+// rowResult is what a call wrote: numbers that may differ, and others that may not.
+type rowResult struct {
+	floats []float32
+	bytes  []uint8
+	halves []uint16
+	ints   []int32
+	note   string
+}
+
 // twinRows compares the functions on rows whose numbers are in which.
 func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which func(number int) bool) {
 	t.Helper()
-	m, n, ldx, ldy := s.m, s.n, s.n+s.gapX, s.n+s.gapY
-	type result struct {
-		f    []float32
-		u    []uint8
-		h    []uint16
-		i    []int32
-		note string
+	w := &rowTwins{t: t, sets: sets, shape: s, x: x, before: before, which: which, ldx: s.n + s.gapX, ldy: s.n + s.gapY}
+	w.a = x.matrix(s.m, s.n, w.ldx, math.MaxFloat32)
+	w.b = x.matrix(s.m, s.n, w.ldy, 1e38)
+	w.gain = x.matrix(1, s.n, s.n, 1e3)
+	w.bias = x.matrix(1, s.n, s.n, 1e38)
+
+	w.sums()
+	w.norms()
+	w.activations()
+	w.factors()
+	w.combine()
+	w.rope()
+	w.quantise()
+	w.blockSums()
+	w.convert()
+}
+
+// check calls a function of all sets. Numbers of terms terms may differ by the function's tolerance of their size.
+func (w *rowTwins) check(name string, terms int, call func(*Set, *memory) rowResult, size func(r, c int) float64) {
+	w.t.Helper()
+	number := w.number
+	w.number++
+	if !w.which(number) {
+		return
 	}
-	// f draws what it needs and returns the call of a set, and the size of what a result may be wrong by.
-	number := -1
-	check := func(name string, terms int, call func(set *Set, m *memory) result, size func(r, c int) float64) {
-		t.Helper()
-		if number++; !which(number) {
-			return
+	run := func(set *Set) rowResult {
+		m := &memory{t: w.t, before: w.before}
+		got := call(set, m)
+		got.floats, got.bytes = slices.Clone(got.floats), slices.Clone(got.bytes)
+		got.halves, got.ints = slices.Clone(got.halves), slices.Clone(got.ints)
+		m.done(fmt.Sprintf("%s %s %v", set.Name, name, w.shape))
+		return got
+	}
+
+	want := run(Portable())
+	for _, set := range w.sets {
+		what := fmt.Sprintf("%s %s %v of kind %d", set.Name, name, w.shape, w.x.kind)
+		got := run(set)
+		same := got.note == want.note && slices.Equal(got.bytes, want.bytes) && slices.Equal(got.halves, want.halves) &&
+			slices.Equal(got.ints, want.ints)
+		if !same {
+			w.t.Fatalf("%s differs: %v, want %v", what, got, want)
 		}
-		run := func(set *Set) result {
-			mm := &memory{t: t, before: before}
-			r := call(set, mm)
-			r.f, r.u, r.h, r.i = slices.Clone(r.f), slices.Clone(r.u), slices.Clone(r.h), slices.Clone(r.i)
-			mm.done(fmt.Sprintf("%s %s %v", set.Name, name, s))
-			return r
-		}
-		want := run(Portable())
-		for _, set := range sets {
-			got := run(set)
-			if got.note != want.note || !slices.Equal(got.u, want.u) || !slices.Equal(got.h, want.h) || !slices.Equal(got.i, want.i) {
-				t.Fatalf("%s %s %v of kind %d differs: %v, want %v", set.Name, name, s, x.kind, got, want)
+		for i, v := range got.floats {
+			r, c := 0, i
+			if len(got.floats) > w.shape.n {
+				r, c = i/w.ldy, i%w.ldy
 			}
-			for i := range got.f {
-				r, c := 0, i
-				if len(got.f) > n {
-					r, c = i/ldy, i%ldy
-				}
-				if c >= n {
-					continue
-				}
-				if mag := size(r, c); differs(got.f[i], want.f[i], tolerance[name](terms), mag) {
-					t.Fatalf("%s %s %v of kind %d: [%d,%d] = %v, want %v (magnitude %v)", set.Name, name, s, x.kind, r, c, got.f[i], want.f[i], mag)
-				}
-			}
-		}
-	}
-	none := func(int, int) float64 { return 0 }
-	a, b, gain, bias := x.matrix(m, n, ldx, math.MaxFloat32), x.matrix(m, n, ldy, 1e38), x.matrix(1, n, n, 1e3), x.matrix(1, n, n, 1e38)
-	at := func(r, c int) float64 { return float64(a[r*ldx+c]) }
-	finite := func(v []float32) bool {
-		return !slices.ContainsFunc(v, func(f float32) bool { return math.IsInf(float64(f), 0) || f != f })
-	}
-	rowFinite := func(r int) bool { return finite(a[r*ldx : r*ldx+n]) }
-	rms := func(r int, mean float64) float64 {
-		sum := 0.0
-		for c := range n {
-			sum += (at(r, c) - mean) * (at(r, c) - mean)
-		}
-		return math.Sqrt(sum / float64(n))
-	}
-	check("Add", 1, func(set *Set, m_ *memory) result {
-		y, a, b := outputF32(m_, m, n, ldy), input(m_, a), input(m_, b)
-		set.Add(Rows(y, ldy), Rows(a, ldx), Rows(b, ldy), m, n)
-		return result{f: y}
-	}, none)
-	check("Add", 1, func(set *Set, m_ *memory) result {
-		y, a, row := outputF32(m_, m, n, ldy), input(m_, a), input(m_, gain)
-		set.Add(Rows(y, ldy), Rows(a, ldx), Rows(row, 0), m, n)
-		return result{f: y}
-	}, none)
-	for _, eps := range []float64{0, 1e-6} {
-		check("Norm", n, func(set *Set, m_ *memory) result {
-			y, a, gain := outputF32(m_, m, n, ldy), input(m_, a), input(m_, gain)
-			set.Norm(Rows(y, ldy), Rows(a, ldx), gain, eps, m, n)
-			return result{f: y}
-		}, func(r, c int) float64 {
-			if !rowFinite(r) {
-				return math.Inf(1)
-			}
-			return math.Abs(float64(gain[c])*at(r, c)) * rootInverse(rms(r, 0)*rms(r, 0)+eps)
-		})
-		check("LayerNorm", n, func(set *Set, m_ *memory) result {
-			y, a, gain, bias := outputF32(m_, m, n, ldy), input(m_, a), input(m_, gain), input(m_, bias)
-			set.LayerNorm(Rows(y, ldy), Rows(a, ldx), gain, bias, eps, m, n)
-			return result{f: y}
-		}, func(r, c int) float64 {
-			if !rowFinite(r) {
-				return math.Inf(1)
-			}
-			mu := mean(a[r*ldx : r*ldx+n])
-			return math.Abs(float64(gain[c])*(at(r, c)-mu))*rootInverse(rms(r, mu)*rms(r, mu)+eps) + math.Abs(float64(bias[c]))
-		})
-	}
-	for _, act := range op.Acts {
-		check("Activate", 1, func(set *Set, m_ *memory) result {
-			y, a := outputF32(m_, m, n, ldy), input(m_, a)
-			set.Activate(Rows(y, ldy), Rows(a, ldx), act, m, n)
-			return result{f: y}
-		}, func(r, c int) float64 {
-			if math.IsInf(at(r, c), 0) {
-				return math.Inf(1)
-			}
-			return math.Abs(refAct(act, at(r, c))) + tails(act, at(r, c))
-		})
-		for _, width := range []int{1, 16, 24, 32, n} {
-			if n%width != 0 {
+			if c >= w.shape.n {
 				continue
 			}
-			pairs := x.matrix(m, 2*n, 2*n+s.gapX, 1e19)
-			check("GLU", 1, func(set *Set, m_ *memory) result {
-				y, pairs := outputF32(m_, m, n, ldy), input(m_, pairs)
-				set.GLU(Rows(y, ldy), Rows(pairs, 2*n+s.gapX), act, width, m, n)
-				return result{f: y}
-			}, func(r, c int) float64 {
-				g := pairs[r*(2*n+s.gapX)+c/width*2*width+c%width:]
-				if math.IsInf(float64(g[0]), 0) || math.IsInf(float64(g[width]), 0) {
-					return math.Inf(1)
-				}
-				// A subnormal value of the function is rounded before it is multiplied.
-				return (math.Abs(refAct(act, float64(g[0]))) + tails(act, float64(g[0])) + 0x1p-125) * math.Abs(float64(g[width]))
-			})
+			magnitude := size(r, c)
+			if differs(v, want.floats[i], tolerance[name](terms), magnitude) {
+				w.t.Fatalf("%s: [%d,%d] is %v, want %v (magnitude %v)", what, r, c, v, want.floats[i], magnitude)
+			}
+		}
+	}
+}
+
+// bits is the size for functions whose results have the same bits.
+func bits(int, int) float64 { return 0 }
+
+// at is an element of the rows a.
+func (w *rowTwins) at(r, c int) float64 { return float64(w.a[r*w.ldx+c]) }
+
+// row is one of the rows a.
+func (w *rowTwins) row(r int) []float32 { return w.a[r*w.ldx:][:w.shape.n] }
+
+// allFinite reports whether a row has neither NaN nor infinities.
+func allFinite(row []float32) bool {
+	return !slices.ContainsFunc(row, func(f float32) bool { return math.IsInf(float64(f), 0) || f != f })
+}
+
+func (w *rowTwins) sums() {
+	m, n := w.shape.m, w.shape.n
+	w.check("Add", 1, func(set *Set, buffers *memory) rowResult {
+		y, a, b := outputOf[float32](buffers, m, n, w.ldy), input(buffers, w.a), input(buffers, w.b)
+		set.Add(Rows(y, w.ldy), Rows(a, w.ldx), Rows(b, w.ldy), m, n)
+		return rowResult{floats: y}
+	}, bits)
+	w.check("Add", 1, func(set *Set, buffers *memory) rowResult {
+		y, a, row := outputOf[float32](buffers, m, n, w.ldy), input(buffers, w.a), input(buffers, w.gain)
+		set.Add(Rows(y, w.ldy), Rows(a, w.ldx), Rows(row, 0), m, n)
+		return rowResult{floats: y}
+	}, bits)
+}
+
+func (w *rowTwins) norms() {
+	m, n := w.shape.m, w.shape.n
+	// normed is the size of an element after a mean is subtracted and the row divided by its deviation.
+	normed := func(r, c int, mean, eps float64) float64 {
+		deviation := 0.0
+		for i := range n {
+			deviation += (w.at(r, i) - mean) * (w.at(r, i) - mean)
+		}
+		return math.Abs(float64(w.gain[c])*(w.at(r, c)-mean)) * rootInverse(deviation/float64(n)+eps)
+	}
+	for _, eps := range []float64{0, 1e-6} {
+		w.check("Norm", n, func(set *Set, buffers *memory) rowResult {
+			y, a, gain := outputOf[float32](buffers, m, n, w.ldy), input(buffers, w.a), input(buffers, w.gain)
+			set.Norm(Rows(y, w.ldy), Rows(a, w.ldx), gain, eps, m, n)
+			return rowResult{floats: y}
+		}, func(r, c int) float64 {
+			if !allFinite(w.row(r)) {
+				return math.Inf(1)
+			}
+			return normed(r, c, 0, eps)
+		})
+		w.check("LayerNorm", n, func(set *Set, buffers *memory) rowResult {
+			y, a := outputOf[float32](buffers, m, n, w.ldy), input(buffers, w.a)
+			gain, bias := input(buffers, w.gain), input(buffers, w.bias)
+			set.LayerNorm(Rows(y, w.ldy), Rows(a, w.ldx), gain, bias, eps, m, n)
+			return rowResult{floats: y}
+		}, func(r, c int) float64 {
+			if !allFinite(w.row(r)) {
+				return math.Inf(1)
+			}
+			return normed(r, c, mean(w.row(r)), eps) + math.Abs(float64(w.bias[c]))
+		})
+	}
+}
+
+func (w *rowTwins) activations() {
+	m, n := w.shape.m, w.shape.n
+	for _, act := range op.Acts {
+		w.check("Activate", 1, func(set *Set, buffers *memory) rowResult {
+			y, a := outputOf[float32](buffers, m, n, w.ldy), input(buffers, w.a)
+			set.Activate(Rows(y, w.ldy), Rows(a, w.ldx), act, m, n)
+			return rowResult{floats: y}
+		}, func(r, c int) float64 {
+			if math.IsInf(w.at(r, c), 0) {
+				return math.Inf(1)
+			}
+			return math.Abs(refAct(act, w.at(r, c))) + tails(act, w.at(r, c))
+		})
+		for _, width := range []int{1, 16, 24, 32, n} {
+			if n%width == 0 {
+				w.glu(act, width)
+			}
 		}
 	}
 	for _, limit := range []float64{1e-3, 1, 30, 1e6} {
-		check("Softcap", 1, func(set *Set, m_ *memory) result {
-			y, a := outputF32(m_, m, n, ldy), input(m_, a)
-			set.Softcap(Rows(y, ldy), Rows(a, ldx), limit, m, n)
-			return result{f: y}
-		}, func(r, c int) float64 { return limit*math.Abs(math.Tanh(at(r, c)/limit)) + 0x1p-125*limit })
+		w.check("Softcap", 1, func(set *Set, buffers *memory) rowResult {
+			y, a := outputOf[float32](buffers, m, n, w.ldy), input(buffers, w.a)
+			set.Softcap(Rows(y, w.ldy), Rows(a, w.ldx), limit, m, n)
+			return rowResult{floats: y}
+		}, func(r, c int) float64 { return limit*math.Abs(math.Tanh(w.at(r, c)/limit)) + 0x1p-125*limit })
 	}
-	check("Gate", 1, func(set *Set, m_ *memory) result {
-		y, a, g := outputF32(m_, m, n, ldy), input(m_, a), input(m_, b)
-		set.Gate(Rows(y, ldy), Rows(a, ldx), Rows(g, ldy), m, n)
-		return result{f: y}
-	}, none)
-	check("Scale", 1, func(set *Set, m_ *memory) result {
-		y := fenced(m_, gain)
+}
+
+// glu compares GLU with so many columns of gates and of factors at a time.
+func (w *rowTwins) glu(act string, width int) {
+	m, n := w.shape.m, w.shape.n
+	ld := 2*n + w.shape.gapX
+	pairs := w.x.matrix(m, 2*n, ld, 1e19)
+	w.check("GLU", 1, func(set *Set, buffers *memory) rowResult {
+		y, pairs := outputOf[float32](buffers, m, n, w.ldy), input(buffers, pairs)
+		set.GLU(Rows(y, w.ldy), Rows(pairs, ld), act, width, m, n)
+		return rowResult{floats: y}
+	}, func(r, c int) float64 {
+		pair := pairs[r*ld+c/width*2*width+c%width:]
+		gate, factor := float64(pair[0]), float64(pair[width])
+		if math.IsInf(gate, 0) || math.IsInf(factor, 0) {
+			return math.Inf(1)
+		}
+		// A subnormal value of the function is rounded before it is multiplied.
+		return (math.Abs(refAct(act, gate)) + tails(act, gate) + 0x1p-125) * math.Abs(factor)
+	})
+}
+
+func (w *rowTwins) factors() {
+	m, n := w.shape.m, w.shape.n
+	w.check("Gate", 1, func(set *Set, buffers *memory) rowResult {
+		y, a, gates := outputOf[float32](buffers, m, n, w.ldy), input(buffers, w.a), input(buffers, w.b)
+		set.Gate(Rows(y, w.ldy), Rows(a, w.ldx), Rows(gates, w.ldy), m, n)
+		return rowResult{floats: y}
+	}, bits)
+	w.check("Scale", 1, func(set *Set, buffers *memory) rowResult {
+		y := fenced(buffers, w.gain)
 		set.Scale(y, -0.37)
-		return result{f: y}
-	}, none)
+		return rowResult{floats: y}
+	}, bits)
+}
+
+func (w *rowTwins) combine() {
+	m, n := w.shape.m, w.shape.n
 	for _, fan := range []int{1, 2, 7} {
-		rows, weight := x.matrix(m*fan, n, ldx, 1e15), x.matrix(m, fan, fan+s.gapS, 1e15)
-		check("Combine", fan, func(set *Set, m_ *memory) result {
-			y, rows, weight := outputF32(m_, m, n, ldy), input(m_, rows), input(m_, weight)
-			set.Combine(Rows(y, ldy), Rows(rows, ldx), Rows(weight, fan+s.gapS), m, fan, n)
-			return result{f: y}
+		ld := fan + w.shape.gapS
+		rows, weights := w.x.matrix(m*fan, n, w.ldx, 1e15), w.x.matrix(m, fan, ld, 1e15)
+		w.check("Combine", fan, func(set *Set, buffers *memory) rowResult {
+			y, rows, weights := outputOf[float32](buffers, m, n, w.ldy), input(buffers, rows), input(buffers, weights)
+			set.Combine(Rows(y, w.ldy), Rows(rows, w.ldx), Rows(weights, ld), m, fan, n)
+			return rowResult{floats: y}
 		}, func(r, c int) float64 {
 			sum := 0.0
 			for j := range fan {
-				sum += math.Abs(float64(weight[r*(fan+s.gapS)+j]) * float64(rows[(r*fan+j)*ldx+c]))
+				sum += math.Abs(float64(weights[r*ld+j]) * float64(rows[(r*fan+j)*w.ldx+c]))
 			}
 			return sum
 		})
 	}
+}
+
+func (w *rowTwins) rope() {
+	m, n := w.shape.m, w.shape.n
 	for _, heads := range []int{1, 2} {
 		dim := n / heads
 		for _, half := range []int{dim / 2, dim / 4, 16} {
 			if 2*half > dim || half == 0 {
 				continue
 			}
-			cos, sin := x.matrix(m, half, half, 1), x.matrix(m, half, half, 1)
-			check("Rope", 2, func(set *Set, m_ *memory) result {
-				y, cos, sin := fenced(m_, b), input(m_, cos), input(m_, sin)
-				set.Rope(Rows(y, ldy), cos, sin, m, heads, dim, 2*half)
-				return result{f: y}
-			}, none)
+			cos, sin := w.x.matrix(m, half, half, 1), w.x.matrix(m, half, half, 1)
+			w.check("Rope", 2, func(set *Set, buffers *memory) rowResult {
+				y, cos, sin := fenced(buffers, w.b), input(buffers, cos), input(buffers, sin)
+				set.Rope(Rows(y, w.ldy), cos, sin, m, heads, dim, 2*half)
+				return rowResult{floats: y}
+			}, bits)
 		}
 	}
-	check("QuantRows", 1, func(set *Set, m_ *memory) result {
-		y, a, scale := outputU8(m_, m, n, ldy), input(m_, a), fenced(m_, make([]float32, m))
-		bad := set.QuantRows(Quantised{Codes: Rows(y, ldy), Scale: scale}, Rows(a, ldx), m, n)
-		u := make([]uint8, 0, m*n)
-		for r := range m {
-			if r == bad {
-				break
-			}
-			u = append(u, y[r*ldy:r*ldy+n]...)
-			u = append(u, mem.Bytes(scale[r:r+1])...)
-		}
-		if want := slices.IndexFunc(make([]int, m), func(int) bool { return false }); bad < want || bad >= m {
-			t.Fatalf("%s QuantRows: refused row %d of %d", set.Name, bad, m)
-		}
-		return result{u: u, note: fmt.Sprint(bad)}
-	}, none)
-	static := make([]float32, 1+x.rng.IntN(4))
-	for i := range static {
-		static[i] = float32(math.Exp(20*x.rng.Float64() - 12)) // with it everything saturates, or nothing
-	}
-	check("QuantStatic", 1, func(set *Set, m_ *memory) result {
-		y, a := outputU8(m_, m, n, ldy), input(m_, a)
-		scale := make([]float32, m)
-		bad := set.QuantStatic(Quantised{Codes: Rows(y, ldy), Scale: scale}, static, Rows(a, ldx), m, n)
-		rows := m
-		if bad >= 0 {
-			rows = bad
-		}
-		u := make([]uint8, 0, m*n)
-		for r := range rows {
-			u = append(u, y[r*ldy:r*ldy+n]...)
-			u = append(u, mem.Bytes(scale[r:r+1])...)
-		}
-		return result{u: u, note: fmt.Sprint(bad)}
-	}, none)
-	u := make([]uint8, max(0, (m-1)*ldx+n))
-	for i := range u {
-		u[i] = x.code(0)
-	}
-	check("BlockSums", 1, func(set *Set, m_ *memory) result {
-		blocks := (n + BlockK - 1) / BlockK
-		sums, u := fenced(m_, make([]int32, max(0, (m-1)*(blocks+s.gapS)+blocks))), input(m_, u)
-		set.BlockSums(Rows(sums, blocks+s.gapS), Rows(u, ldx), m, n)
-		return result{i: sums}
-	}, none)
-	h := make([]uint16, n)
-	for i := range h {
-		h[i] = uint16(x.bits())
-	}
-	check("FromF16", 1, func(set *Set, m_ *memory) result {
-		y, h := outputF32(m_, 1, n, n), input(m_, h)
-		set.FromF16(y, h)
-		return result{f: y}
-	}, none)
-	check("FromBF16", 1, func(set *Set, m_ *memory) result {
-		y, h := outputF32(m_, 1, n, n), input(m_, h)
-		set.FromBF16(y, h)
-		return result{f: y}
-	}, none)
-	check("ToBF16", 1, func(set *Set, m_ *memory) result {
-		y, f := fenced(m_, make([]uint16, n)), input(m_, bias)
-		ok := set.ToBF16(y, f)
-		for i, v := range y {
-			if f[i] != f[i] { // a NaN of any kind
-				y[i] = v&0x7f80 | 0x40
-			}
-		}
-		return result{h: y, note: fmt.Sprint(ok)}
-	}, none)
-	check("ToF16", 1, func(set *Set, m_ *memory) result {
-		y, f := fenced(m_, make([]uint16, n)), input(m_, bias)
-		ok := set.ToF16(y, f)
-		for i, v := range y {
-			if f[i] != f[i] { // a NaN of any kind
-				y[i] = v&0x7c00 | 0x200
-			}
-		}
-		return result{h: y, note: fmt.Sprint(ok)}
-	}, none)
 }
 
+// quantisedRows are the codes and scales of the rows before the refused one, or of all.
+func (w *rowTwins) quantisedRows(codes []uint8, scale []float32, refused int) rowResult {
+	m, n := w.shape.m, w.shape.n
+	if refused < -1 || refused >= m {
+		w.t.Fatalf("refused row %d of %d", refused, m)
+	}
+	rows := m
+	if refused >= 0 {
+		rows = refused
+	}
+	written := make([]uint8, 0, m*n)
+	for r := range rows {
+		written = append(written, codes[r*w.ldy:][:n]...)
+		written = append(written, mem.Bytes(scale[r:r+1])...)
+	}
+	return rowResult{bytes: written, note: fmt.Sprint(refused)}
+}
+
+func (w *rowTwins) quantise() {
+	m, n := w.shape.m, w.shape.n
+	w.check("QuantRows", 1, func(set *Set, buffers *memory) rowResult {
+		y, a, scale := outputOf[uint8](buffers, m, n, w.ldy), input(buffers, w.a), fenced(buffers, make([]float32, m))
+		refused := set.QuantRows(Quantised{Codes: Rows(y, w.ldy), Scale: scale}, Rows(a, w.ldx), m, n)
+		return w.quantisedRows(y, scale, refused)
+	}, bits)
+
+	static := make([]float32, 1+w.x.rng.IntN(4))
+	for i := range static {
+		static[i] = float32(math.Exp(20*w.x.rng.Float64() - 12)) // with it everything saturates, or nothing
+	}
+	w.check("QuantStatic", 1, func(set *Set, buffers *memory) rowResult {
+		y, a, scale := outputOf[uint8](buffers, m, n, w.ldy), input(buffers, w.a), fenced(buffers, make([]float32, m))
+		refused := set.QuantStatic(Quantised{Codes: Rows(y, w.ldy), Scale: scale}, static, Rows(a, w.ldx), m, n)
+		return w.quantisedRows(y, scale, refused)
+	}, bits)
+}
+
+func (w *rowTwins) blockSums() {
+	m, n := w.shape.m, w.shape.n
+	codes := make([]uint8, max(0, (m-1)*w.ldx+n))
+	for i := range codes {
+		codes[i] = w.x.code(0)
+	}
+	w.check("BlockSums", 1, func(set *Set, buffers *memory) rowResult {
+		blocks := (n + BlockK - 1) / BlockK
+		ld := blocks + w.shape.gapS
+		sums, codes := fenced(buffers, make([]int32, max(0, (m-1)*ld+blocks))), input(buffers, codes)
+		set.BlockSums(Rows(sums, ld), Rows(codes, w.ldx), m, n)
+		return rowResult{ints: sums}
+	}, bits)
+}
+
+func (w *rowTwins) convert() {
+	n := w.shape.n
+	halves := make([]uint16, n)
+	for i := range halves {
+		halves[i] = uint16(w.x.bits())
+	}
+	w.check("FromF16", 1, func(set *Set, buffers *memory) rowResult {
+		y, halves := outputOf[float32](buffers, 1, n, n), input(buffers, halves)
+		set.FromF16(y, halves)
+		return rowResult{floats: y}
+	}, bits)
+	w.check("FromBF16", 1, func(set *Set, buffers *memory) rowResult {
+		y, halves := outputOf[float32](buffers, 1, n, n), input(buffers, halves)
+		set.FromBF16(y, halves)
+		return rowResult{floats: y}
+	}, bits)
+
+	// oneNaN makes all NaN of a format the same one.
+	oneNaN := func(y []uint16, from []float32, exponent, quiet uint16) {
+		for i := range y {
+			if from[i] != from[i] {
+				y[i] = y[i]&exponent | quiet
+			}
+		}
+	}
+	w.check("ToBF16", 1, func(set *Set, buffers *memory) rowResult {
+		y, from := fenced(buffers, make([]uint16, n)), input(buffers, w.bias)
+		ok := set.ToBF16(y, from)
+		oneNaN(y, from, 0x7f80, 0x40)
+		return rowResult{halves: y, note: fmt.Sprint(ok)}
+	}, bits)
+	w.check("ToF16", 1, func(set *Set, buffers *memory) rowResult {
+		y, from := fenced(buffers, make([]uint16, n)), input(buffers, w.bias)
+		ok := set.ToF16(y, from)
+		oneNaN(y, from, 0x7c00, 0x200)
+		return rowResult{halves: y, note: fmt.Sprint(ok)}
+	}, bits)
+}
+
+// Functions on rows of every kind of numbers are those of the portable set.
 func TestTwinRows(t *testing.T) {
 	sets := vectorSets()
 	if len(sets) == 0 {
 		t.Skip("this machine has none of the vector instruction sets")
 	}
+
 	seed := uint64(0)
 	for _, n := range []int{1, 2, 7, 15, 16, 17, 31, 32, 48, 61, 64, 97, 128, 160, 257, 1000} {
 		for kind := range uint8(rawBits + 1) {
@@ -880,8 +1053,10 @@ func TestTwinRows(t *testing.T) {
 				continue
 			}
 			seed++
-			s := shape{m: []int{0, 1, 3}[seed%3], n: n, gapX: int(seed % 5), gapY: int(seed % 4 * 3), gapS: int(seed % 2)}
-			twinRows(t, sets, s, newValues(kind, seed, nil), seed%2 == 0, func(int) bool { return true })
+			m := []int{0, 1, 3}[seed%3]
+			s := shape{m: m, n: n, gapX: int(seed % 5), gapY: int(seed % 4 * 3), gapS: int(seed % 2)}
+			before := seed%2 == 0
+			twinRows(t, sets, s, newValues(kind, seed, nil), before, func(int) bool { return true })
 		}
 	}
 }
@@ -897,92 +1072,137 @@ func cachedQ8(x []float32, dim int) (rows []uint8) {
 	return rows
 }
 
-// twinAttention compares attention over all caches. The numbers stay where no score leaves the range of float32.
+// attentionTwin is a call of attention over caches of all types, which hold the same numbers as far as they can.
+type attentionTwin struct {
+	t        testing.TB
+	a        Attention
+	x        *values
+	before   bool // where fences are
+	ldq, ldy int
+	q, k, v  []float32
+	k16, v16 []uint16
+	kb, vb   []uint16
+	k8, v8   []uint8
+}
+
+// newAttentionTwin draws queries and caches. The numbers are small enough that no score leaves the range of float32.
+func newAttentionTwin(t testing.TB, a Attention, gapX, gapY int, x *values, before bool) *attentionTwin {
+	width, context := a.Heads*a.Dim, a.Pos+a.M
+	w := &attentionTwin{t: t, a: a, x: x, before: before, ldq: width + gapX, ldy: width + gapY}
+	bounded := func(top float32, rows, cols, ld int) []float32 {
+		numbers := x.matrix(rows, cols, ld, top)
+		for i, f := range numbers {
+			if i%ld < cols && !(math.Abs(float64(f)) <= float64(top)) {
+				numbers[i] = top // raw bits may be anything
+			}
+		}
+		return numbers
+	}
+	w.q = bounded(1e3, a.M, width, w.ldq)
+	w.k, w.v = bounded(1e3, context, a.Dim, a.Dim), bounded(1e4, context, a.Dim, a.Dim)
+
+	w.k16, w.v16 = make([]uint16, len(w.k)), make([]uint16, len(w.v))
+	toF16(w.k16, w.k)
+	toF16(w.v16, w.v)
+	w.k8, w.v8 = cachedQ8(w.k, a.Dim), cachedQ8(w.v, a.Dim)
+	w.kb, w.vb = make([]uint16, len(w.k)), make([]uint16, len(w.v))
+	toBF16(w.kb, w.k)
+	toBF16(w.vb, w.v)
+	return w
+}
+
+// cached returns the numbers that a cache of the form holds.
+func (w *attentionTwin) cached(form string) (k, v []float32) {
+	k, v = slices.Clone(w.k), slices.Clone(w.v)
+	dim := w.a.Dim
+	switch form {
+	case "bf16":
+		fromBF16(k, w.kb)
+		fromBF16(v, w.vb)
+	case "f16":
+		fromF16(k, w.k16)
+		fromF16(v, w.v16)
+	case "q8":
+		for pos := range w.a.Pos + w.a.M {
+			fromQ8(k[pos*dim:(pos+1)*dim], w.k8[pos*(dim+cachedScale):])
+			fromQ8(v[pos*dim:(pos+1)*dim], w.v8[pos*(dim+cachedScale):])
+		}
+	}
+	return k, v
+}
+
+// call returns what a set computes over a cache of the form.
+func (w *attentionTwin) call(set *Set, form string) []float32 {
+	a := w.a
+	m := &memory{t: w.t, before: w.before}
+	out := outputOf[float32](m, a.M, a.Heads*a.Dim, w.ldy)
+	y, q := Rows(out, w.ldy), Rows(input(m, w.q), w.ldq)
+	scratch := make([]float32, AttentionScratch(a.Heads, a.Dim))
+	for i := range scratch {
+		scratch[i] = float32(math.NaN())
+	}
+	scratch = fenced(m, scratch)
+	switch form {
+	case "bf16":
+		set.AttentionBF16(y, q, input(m, w.kb), input(m, w.vb), scratch, a)
+	case "f16":
+		set.AttentionF16(y, q, input(m, w.k16), input(m, w.v16), scratch, a)
+	case "q8":
+		set.AttentionQ8(y, q, input(m, w.k8), input(m, w.v8), scratch, a)
+	default:
+		set.AttentionF32(y, q, input(m, w.k), input(m, w.v), scratch, a)
+	}
+	got := slices.Clone(out)
+	m.done(fmt.Sprintf("%s attention %v %s", set.Name, a, form))
+	return got
+}
+
+// sizes returns for each column of a head the magnitude that the result of a row is accurate to.
+func (w *attentionTwin) sizes(form string, k, v []float32, row, head int) []float64 {
+	a := w.a
+	query := w.q[row*w.ldq+head*a.Dim:][:a.Dim]
+	worst, top := 0.0, make([]float64, a.Dim)
+	for p := a.first(row); p <= a.Pos+row; p++ {
+		sum := 0.0
+		for d := range a.Dim {
+			sum += math.Abs(float64(query[d]) * float64(k[p*a.Dim+d]) * a.Scale)
+			top[d] = max(top[d], math.Abs(float64(v[p*a.Dim+d])))
+		}
+		worst = max(worst, sum)
+	}
+	if a.Cap > 0 {
+		worst += 8 * a.Cap
+	}
+
+	// An error of a score is a relative error of its weight.
+	for d := range top {
+		top[d] *= 1 + worst*float64(4+2*a.Dim)/16
+		if form == "bf16" {
+			top[d] *= 1 + 0x1p14 // weights may round to the other neighbour; TestAttentionBF16 is tight
+		}
+	}
+	return top
+}
+
+// twinAttention compares attention over all caches with that of the portable set.
 func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *values, before bool) {
 	t.Helper()
-	ldq, ldy, context := a.Heads*a.Dim+gapX, a.Heads*a.Dim+gapY, a.Pos+a.M
-	size := func(top float32, n, cols, ld int) []float32 {
-		v := x.matrix(n, cols, ld, top)
-		for i, f := range v {
-			if i%ld < cols && !(math.Abs(float64(f)) <= float64(top)) {
-				v[i] = top // raw bits may be anything
-			}
-		}
-		return v
-	}
-	q, k, v := size(1e3, a.M, a.Heads*a.Dim, ldq), size(1e3, context, a.Dim, a.Dim), size(1e4, context, a.Dim, a.Dim)
-	k16, v16 := make([]uint16, len(k)), make([]uint16, len(v))
-	toF16(k16, k)
-	toF16(v16, v)
-	sets = append(slices.Clone(sets), otherTiles()...)
-	k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
-	kb, vb := make([]uint16, len(k)), make([]uint16, len(v))
-	toBF16(kb, k)
-	toBF16(vb, v)
+	w := newAttentionTwin(t, a, gapX, gapY, x, before)
 	for _, form := range []string{"f32", "bf16", "f16", "q8"} {
-		switch form {
-		case "bf16":
-			k, v = slices.Clone(k), slices.Clone(v)
-			fromBF16(k, kb)
-			fromBF16(v, vb)
-		case "f16":
-			k, v = slices.Clone(k), slices.Clone(v)
-			fromF16(k, k16)
-			fromF16(v, v16)
-		case "q8":
-			for pos := range context {
-				fromQ8(k[pos*a.Dim:(pos+1)*a.Dim], k8[pos*(a.Dim+cachedScale):])
-				fromQ8(v[pos*a.Dim:(pos+1)*a.Dim], v8[pos*(a.Dim+cachedScale):])
-			}
-		}
-		call := func(set *Set) []float32 {
-			m := &memory{t: t, before: before}
-			y, q := outputF32(m, a.M, a.Heads*a.Dim, ldy), input(m, q)
-			scratch := make([]float32, AttentionScratch(a.Heads, a.Dim))
-			for i := range scratch {
-				scratch[i] = float32(math.NaN())
-			}
-			scratch = fenced(m, scratch)
-			switch form {
-			case "bf16":
-				set.AttentionBF16(Rows(y, ldy), Rows(q, ldq), input(m, kb), input(m, vb), scratch, a)
-			case "f16":
-				set.AttentionF16(Rows(y, ldy), Rows(q, ldq), input(m, k16), input(m, v16), scratch, a)
-			case "q8":
-				set.AttentionQ8(Rows(y, ldy), Rows(q, ldq), input(m, k8), input(m, v8), scratch, a)
-			default:
-				set.AttentionF32(Rows(y, ldy), Rows(q, ldq), input(m, k), input(m, v), scratch, a)
-			}
-			got := slices.Clone(y)
-			m.done(fmt.Sprintf("%s attention %+v %s", set.Name, a, form))
-			return got
-		}
-		want := call(Portable())
-		for _, set := range sets {
-			got := call(set)
+		k, v := w.cached(form)
+		want := w.call(Portable(), form)
+		for _, set := range append(slices.Clone(sets), otherTiles()...) {
+			got := w.call(set, form)
 			for r := range a.M {
+				allowed := tolerance["Attention"](a.Pos + r + 1 - a.first(r))
 				for h := range a.Heads {
-					// An error of a score is a relative error of its weight.
-					worst, top := 0.0, make([]float64, a.Dim)
-					for p := a.first(r); p <= a.Pos+r; p++ {
-						sum := 0.0
-						for d := range a.Dim {
-							sum += math.Abs(float64(q[r*ldq+h*a.Dim+d]) * float64(k[p*a.Dim+d]) * a.Scale)
-							top[d] = max(top[d], math.Abs(float64(v[p*a.Dim+d])))
-						}
-						worst = max(worst, sum)
-					}
-					if a.Cap > 0 {
-						worst += 8 * a.Cap
-					}
-					for d := range a.Dim {
-						i := r*ldy + h*a.Dim + d
-						mag := top[d] * (1 + worst*float64(4+2*a.Dim)/16)
-						if form == "bf16" {
-							mag *= 1 + 0x1p14 // weights may round to the other neighbour; TestAttentionBF16 is tight
-						}
-						if differs(got[i], want[i], tolerance["Attention"](a.Pos+r+1-a.first(r)), mag) {
-							t.Fatalf("%s attention %+v %s of kind %d: y[%d,%d] = %v, want %v (magnitude %v)", set.Name, a, form, x.kind, r, h*a.Dim+d, got[i], want[i], mag)
+					for d, magnitude := range w.sizes(form, k, v, r, h) {
+						column := h*a.Dim + d
+						i := r*w.ldy + column
+						if differs(got[i], want[i], allowed, magnitude) {
+							what := fmt.Sprintf("%s attention %v %s of kind %d", set.Name, a, form, x.kind)
+							t.Fatalf("%s: [%d,%d] is %v, want %v (magnitude %v)", what, r, column, got[i], want[i],
+								magnitude)
 						}
 					}
 				}
@@ -991,27 +1211,37 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 	}
 }
 
+// Attention over every type of cache is that of the portable set.
 func TestTwinAttention(t *testing.T) {
 	sets := vectorSets()
 	if len(sets) == 0 {
 		t.Skip("this machine has none of the vector instruction sets")
 	}
+
 	seed := uint64(0)
 	for _, dim := range []int{1, 5, 8, 16, 24, 31, 32, 48, 64, 72, 80, 96, 100, 112, 128, 200, 256} {
 		for _, m := range []int{0, 1, 2, 9} {
 			seed++
-			a := Attention{M: m, Heads: 1 + int(seed%9), Dim: dim, Pos: []int{0, 1, 31, 120, 255}[seed%5], Scale: 1 / math.Sqrt(float64(dim))}
+			a := Attention{
+				M:     m,
+				Heads: 1 + int(seed%9),
+				Dim:   dim,
+				Pos:   []int{0, 1, 31, 120, 255}[seed%5],
+				Scale: 1 / math.Sqrt(float64(dim)),
+			}
 			switch seed % 4 {
 			case 1:
 				a.Window = 1 + int(seed*7%200)
 			case 2:
 				a.Cap = 30
 			}
-			twinAttention(t, sets, a, int(seed%3)*5, int(seed%2)*3, newValues(uint8(seed%kinds), seed, nil), seed%2 == 0)
+			gapX, gapY, before := int(seed%3)*5, int(seed%2)*3, seed%2 == 0
+			twinAttention(t, sets, a, gapX, gapY, newValues(uint8(seed%kinds), seed, nil), before)
 		}
 	}
 }
 
+// fuzzSets are the sets that fuzzing compares with the portable one.
 func fuzzSets(f *testing.F) []*Set {
 	sets := vectorSets()
 	if len(sets) == 0 {
@@ -1020,38 +1250,68 @@ func fuzzSets(f *testing.F) []*Set {
 	return sets
 }
 
+// Products of any size and any bits are those of the portable set.
 func FuzzMatMul(f *testing.F) {
 	sets := fuzzSets(f)
+	add := func(which, m uint8, k, n uint16, gaps, kindX, kindW uint8, seed uint64, raw []byte) {
+		f.Add(which, m, k, n, gaps, kindX, kindW, seed, raw)
+	}
 	for i := range uint8(len(names)) {
-		f.Add(i, uint8(1), uint16(7), uint16(33), uint8(3), uint8(plain), uint8(plain), uint64(1), []byte(nil))
-		f.Add(i, uint8(13), uint16(300), uint16(64), uint8(0), uint8(edges), uint8(highest), uint64(2), []byte(nil))
-		f.Add(i, uint8(31), uint16(200), uint16(70), uint8(9), uint8(plain), uint8(edges), uint64(4), []byte(nil))
-		f.Add(i, uint8(9), uint16(64), uint16(5), uint8(77), uint8(rawBits), uint8(rawBits), uint64(3), []byte{0, 255, 128, 1, 0x80, 0x7f})
+		add(i, 1, 7, 33, 3, plain, plain, 1, nil)
+		add(i, 13, 300, 64, 0, edges, highest, 2, nil)
+		add(i, 31, 200, 70, 9, plain, edges, 4, nil)
+		add(i, 9, 64, 5, 77, rawBits, rawBits, 3, []byte{0, 255, 128, 1, 0x80, 0x7f})
 	}
 	f.Fuzz(func(t *testing.T, which, m uint8, k, n uint16, gaps, kindX, kindW uint8, seed uint64, raw []byte) {
-		s := shape{m: int(m % 40), k: 1 + int(k%700), n: 1 + int(n%140), gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64)}
-		twinMatMul(t, sets, names[int(which)%len(names)], s, newValues(kindX%(rawBits+1), seed, raw), newValues(kindW%(rawBits+1), seed+1, raw), seed%2 == 1)
+		name := names[int(which)%len(names)]
+		s := shape{
+			m: int(m % 40), k: 1 + int(k%700), n: 1 + int(n%140),
+			gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64),
+		}
+		x, w := newValues(kindX%(rawBits+1), seed, raw), newValues(kindW%(rawBits+1), seed+1, raw)
+		twinMatMul(t, sets, name, s, x, w, seed%2 == 1)
 	})
 }
 
+// Functions on rows of any size and any bits are those of the portable set.
 func FuzzRows(f *testing.F) {
 	sets := fuzzSets(f)
-	f.Add(uint8(0), uint8(3), uint16(33), uint8(3), uint8(plain), uint64(1), []byte(nil))
-	f.Add(uint8(5), uint8(1), uint16(64), uint8(0), uint8(edges), uint64(2), []byte(nil))
-	f.Add(uint8(11), uint8(2), uint16(96), uint8(77), uint8(rawBits), uint64(3), []byte{0, 0, 0x80, 0x7f, 1, 0, 0, 0x80, 0xff, 0xff, 0x7f, 0x7f, 0, 0, 0xc0, 0x7f})
+	add := func(which, m uint8, n uint16, gaps, kind uint8, seed uint64, raw []byte) {
+		f.Add(which, m, n, gaps, kind, seed, raw)
+	}
+	infinityToNaN := []byte{0, 0, 0x80, 0x7f, 1, 0, 0, 0x80, 0xff, 0xff, 0x7f, 0x7f, 0, 0, 0xc0, 0x7f}
+	add(0, 3, 33, 3, plain, 1, nil)
+	add(5, 1, 64, 0, edges, 2, nil)
+	add(11, 2, 96, 77, rawBits, 3, infinityToNaN)
 	f.Fuzz(func(t *testing.T, which, m uint8, n uint16, gaps, kind uint8, seed uint64, raw []byte) {
-		s := shape{m: int(m % 5), n: 1 + int(n%400), gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64)}
-		twinRows(t, sets, s, newValues(kind%(rawBits+1), seed, raw), seed%2 == 1, func(number int) bool { return number%8 == int(which%8) })
+		s := shape{
+			m: int(m % 5), n: 1 + int(n%400),
+			gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64),
+		}
+		chosen := func(number int) bool { return number%8 == int(which%8) }
+		twinRows(t, sets, s, newValues(kind%(rawBits+1), seed, raw), seed%2 == 1, chosen)
 	})
 }
 
+// Attention of any size and any bits is that of the portable set.
 func FuzzAttention(f *testing.F) {
 	sets := fuzzSets(f)
-	f.Add(uint8(1), uint8(3), uint16(64), uint16(130), uint16(0), uint8(0), uint8(3), uint8(plain), uint64(1), []byte(nil))
-	f.Add(uint8(9), uint8(1), uint16(80), uint16(0), uint16(7), uint8(30), uint8(0), uint8(edges), uint64(2), []byte(nil))
-	f.Add(uint8(5), uint8(8), uint16(5), uint16(300), uint16(200), uint8(0), uint8(9), uint8(rawBits), uint64(3), []byte{0, 60, 0, 188, 1})
-	f.Fuzz(func(t *testing.T, m, heads uint8, dim, pos, window uint16, limit, gaps, kind uint8, seed uint64, raw []byte) {
-		a := Attention{M: int(m % 20), Heads: 1 + int(heads%10), Dim: 1 + int(dim%140), Pos: int(pos % 400), Window: int(window % 500), Cap: float64(limit) / 4}
+	add := func(m, heads uint8, dim, pos, window uint16, limit, gaps, kind uint8, seed uint64, raw []byte) {
+		f.Add(m, heads, dim, pos, window, limit, gaps, kind, seed, raw)
+	}
+	add(1, 3, 64, 130, 0, 0, 3, plain, 1, nil)
+	add(9, 1, 80, 0, 7, 30, 0, edges, 2, nil)
+	add(5, 8, 5, 300, 200, 0, 9, rawBits, 3, []byte{0, 60, 0, 188, 1})
+	f.Fuzz(func(t *testing.T, m, heads uint8, dim, pos, window uint16, limit, gaps, kind uint8, seed uint64,
+		raw []byte) {
+		a := Attention{
+			M:      int(m % 20),
+			Heads:  1 + int(heads%10),
+			Dim:    1 + int(dim%140),
+			Pos:    int(pos % 400),
+			Window: int(window % 500),
+			Cap:    float64(limit) / 4,
+		}
 		a.Scale = 1 / math.Sqrt(float64(a.Dim))
 		twinAttention(t, sets, a, int(gaps%16), int(gaps/16), newValues(kind%(rawBits+1), seed, raw), seed%2 == 1)
 	})

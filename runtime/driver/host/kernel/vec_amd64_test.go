@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,185 +38,208 @@ func guarded[T mem.Scalar](t testing.TB, v []T) []T {
 	}
 	t.Cleanup(func() { r.Close() })
 	copy(r.Bytes(), mem.Bytes(v))
-	g, err := mem.View[T](r.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return g
+	return viewAs[T](t, r.Bytes())
 }
 
+// packed is a packed weight [k,n] that ends at a page that must not be touched.
 func packed(t testing.TB, scheme string, w []float32, k, n int) []byte {
 	t.Helper()
-	spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: pack.N32}
-	size, err := pack.Bytes(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	src, err := pack.Floats(w, k, n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := make([]byte, size)
-	if err := pack.Pack(b, spec, src); err != nil {
-		t.Fatal(err)
-	}
-	return guarded(t, b)
+	return guarded(t, packWeight(t, scheme, w, k, n))
 }
 
 // matmul is one product with everything a kernel may read in guarded memory.
 type matmul struct {
 	m, k, n       int
-	ldx, ldy, lds int
-	f32           []float32 // activations
-	u8            []uint8
-	xscale        []float32
-	sums          []int32
-	w32           []float32
-	w16           []uint16
-	q8c           []byte
-	q4b32, q4b128 []byte
-	q6c           []byte
+	ldx, ldy, lds int // elements from one row to the next of activations, results and sums
+
+	f32    []float32 // activations
+	u8     []uint8   // activations in codes, with scales and sums
+	xscale []float32
+	sums   []int32
+
+	w32                     []float32 // one weight in every scheme
+	w16                     []uint16
+	q8c, q6c, q4b32, q4b128 []byte
 }
 
-// quantised returns the activations in 8 bits.
+// floats are the activations in float32.
+func (c *matmul) floats() Matrix[float32] { return Rows(c.f32, c.ldx) }
+
+// quantised are the activations in 8 bits.
 func (c *matmul) quantised() Quantised {
 	return Quantised{Codes: Rows(c.u8, c.ldx), Scale: c.xscale, Sums: Rows(c.sums, c.lds)}
 }
 
+// packedRows are activations packed for weights in blocks, or 0.
+func (c *matmul) packedRows(s *Set, block int) PackedRows {
+	rows := make([]byte, PackedBytes(c.m, c.k, block))
+	for group := range PackGroups(c.m) {
+		s.PackRows(rows, Rows(c.u8, c.ldx), c.m, c.k, block, group)
+	}
+	return PackedRows{Bytes: rows, Scale: c.xscale, M: c.m, K: c.k}
+}
+
+// newMatmul has random operands. The last row of each ends where its memory ends.
 func newMatmul(t testing.TB, m, k, n int, seed uint64) *matmul {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	c := &matmul{m: m, k: k, n: n, ldx: k + int(seed%3)*5, ldy: n + int(seed%4)*3}
 	blocks := (k + BlockK - 1) / BlockK
-	c.lds = blocks + int(seed%2)
-	// The last row ends where the memory ends.
-	nx := (m-1)*c.ldx + k
-	x, u := make([]float32, nx), make([]uint8, nx)
+	c := &matmul{
+		m: m, k: k, n: n,
+		ldx: k + int(seed%3)*5,
+		ldy: n + int(seed%4)*3,
+		lds: blocks + int(seed%2),
+	}
+
+	size := (m-1)*c.ldx + k
+	x, u := make([]float32, size), make([]uint8, size)
 	for i := range x {
 		x[i], u[i] = float32(rng.NormFloat64()), uint8(rng.IntN(256))
-	}
-	w := make([]float32, k*n)
-	for i := range w {
-		w[i] = float32(rng.NormFloat64()) * 0.02
 	}
 	scale := make([]float32, m)
 	for r := range scale {
 		scale[r] = float32(rng.Float64()) * 0.1
 	}
-	c.f32, c.u8, c.xscale = guarded(t, x), guarded(t, u), guarded(t, scale)
 	sums := make([]int32, (m-1)*c.lds+blocks)
 	blockSums(Rows(sums, c.lds), Rows(u, c.ldx), m, k)
-	c.sums = guarded(t, sums)
-	var err error
-	if c.w32, err = mem.View[float32](packed(t, "w32", w, k, n)); err != nil {
-		t.Fatal(err)
+	c.f32, c.u8, c.xscale, c.sums = guarded(t, x), guarded(t, u), guarded(t, scale), guarded(t, sums)
+
+	w := make([]float32, k*n)
+	for i := range w {
+		w[i] = float32(rng.NormFloat64()) * 0.02
 	}
-	if c.w16, err = mem.View[uint16](packed(t, "w16", w, k, n)); err != nil {
-		t.Fatal(err)
-	}
-	c.q8c, c.q4b32, c.q4b128 = packed(t, "q8c", w, k, n), packed(t, "q4b32", w, k, n), packed(t, "q4b128", w, k, n)
-	c.q6c = packed(t, "q6c", w, k, n)
+	c.w32 = viewAs[float32](t, packed(t, "w32", w, k, n))
+	c.w16 = viewAs[uint16](t, packed(t, "w16", w, k, n))
+	c.q8c, c.q6c = packed(t, "q8c", w, k, n), packed(t, "q6c", w, k, n)
+	c.q4b32, c.q4b128 = packed(t, "q4b32", w, k, n), packed(t, "q4b128", w, k, n)
 	return c
 }
 
 // Sums of products that pass 2^31 on the way come out right, because they wrap and come back.
 func TestVecLongSums(t *testing.T) {
 	const k, n, most = 70000, 5, packFrom
-	w, u := make([]float32, k*n), make([]uint8, most*k)
-	for i := range w {
-		w[i] = 127
-	}
-	for i := range u {
-		u[i] = 255
-	}
-	b := packed(t, "q8c", w, k, n)
-	scale := make([]float32, most)
-	for i := range scale {
-		scale[i] = 1
+	w := packed(t, "q8c", slices.Repeat([]float32{127}, k*n), k, n)
+	codes := Rows(slices.Repeat([]uint8{255}, most*k), k)
+	scale := slices.Repeat([]float32{1}, most)
+	check := func(what string, y []float32) {
+		t.Helper()
+		for i, v := range y {
+			if v != 127*127*k {
+				t.Fatalf("%s: element %d is %v, want %d", what, i, v, 127*127*k)
+			}
+		}
 	}
 	for _, s := range vectors(t) {
 		for _, m := range []int{1, 13} {
 			y := make([]float32, m*n)
-			s.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(u, k), Scale: scale}, b, m, k, n)
-			for i, v := range y {
-				if v != 127*127*k {
-					t.Fatalf("%s, %d rows: y[%d] = %v, want %d", s.Name, m, i, v, 127*127*k)
-				}
-			}
+			s.MatMulQ8C(Rows(y, n), Quantised{Codes: codes, Scale: scale}, w, m, k, n)
+			check(fmt.Sprintf("%s, %d rows", s.Name, m), y)
 		}
 		if s.PackRows == nil {
 			continue
 		}
 		y, rows := make([]float32, most*n), make([]byte, PackedBytes(most, k, 0))
-		for g := range PackGroups(most) {
-			s.PackRows(rows, Rows(u, k), most, k, 0, g)
+		for group := range PackGroups(most) {
+			s.PackRows(rows, codes, most, k, 0, group)
 		}
-		s.PackedQ8C(Rows(y, n), PackedRows{Bytes: rows, Scale: scale, M: most, K: k}, b,
-			make([]byte, PackedScratch(k, 0)), n)
-		for i, v := range y {
-			if v != 127*127*k {
-				t.Fatalf("%s, packed rows: y[%d] = %v, want %d", s.Name, i, v, 127*127*k)
+		packed := PackedRows{Bytes: rows, Scale: scale, M: most, K: k}
+		s.PackedQ8C(Rows(y, n), packed, w, make([]byte, PackedScratch(k, 0)), n)
+		check(s.Name+", packed rows", y)
+	}
+}
+
+// No function of a set allocates memory.
+func TestVecAllocates(t *testing.T) {
+	for _, s := range vectors(t) {
+		calls := map[string]func(){
+			"products":            productCalls(t, s),
+			"attention":           attentionCalls(s),
+			"functions on rows":   rowCalls(t, s),
+			"products after pack": packedCalls(t, s),
+		}
+		for what, call := range calls {
+			if n := testing.AllocsPerRun(10, call); n != 0 {
+				t.Errorf("%s, %s: %v allocations", s.Name, what, n)
 			}
 		}
 	}
 }
 
-func TestVecAllocates(t *testing.T) {
-	for _, s := range vectors(t) {
-		c := newMatmul(t, 9, 167, 70, 3)
-		y := make([]float32, c.m*c.ldy)
-		const heads, dim, pos = 4, 64, 130
-		att := make([]float32, 5*heads*dim)
-		kv, kv16 := make([]float32, (pos+5)*dim), make([]uint16, (pos+5)*dim)
-		kv8 := cachedQ8(kv, dim)
-		scratch := make([]float32, AttentionScratch(heads, dim))
-		p := newMatmul(t, packFrom, 167, 70, 4)
-		yp := make([]float32, p.m*p.ldy)
-		floats := make([]float32, p.m*p.k)
-		var rows [3][]byte
-		for i, block := range []int{0, BlockK, pack.Block128} {
-			rows[i] = make([]byte, PackedBytes(p.m, p.k, block))
+// productCalls multiplies in every scheme.
+func productCalls(t *testing.T, s *Set) func() {
+	c := newMatmul(t, 9, 167, 70, 3)
+	y := Rows(make([]float32, c.m*c.ldy), c.ldy)
+	return func() {
+		s.MatMulF32(y, c.floats(), c.w32, c.m, c.k, c.n)
+		s.MatMulBF16(y, c.floats(), c.w16, c.m, c.k, c.n)
+		s.MatMulQ8C(y, c.quantised(), c.q8c, c.m, c.k, c.n)
+		s.MatMulQ6C(y, c.quantised(), c.q6c, c.m, c.k, c.n)
+		s.MatMulQ4B32(y, c.quantised(), c.q4b32, c.m, c.k, c.n)
+		s.MatMulQ4B128(y, c.quantised(), c.q4b128, c.m, c.k, c.n)
+	}
+}
+
+// packedCalls packs rows and multiplies them in every scheme, where the set can.
+func packedCalls(t *testing.T, s *Set) func() {
+	c := newMatmul(t, packFrom, 167, 70, 4)
+	y := Rows(make([]float32, c.m*c.ldy), c.ldy)
+	floats := make([]float32, c.m*c.k)
+	blocks := [3]int{0, BlockK, pack.Block128}
+	var rows [3]PackedRows
+	var scratch [3][]byte
+	for i, block := range blocks {
+		rows[i] = PackedRows{Bytes: make([]byte, PackedBytes(c.m, c.k, block)), Scale: c.xscale, M: c.m, K: c.k}
+		scratch[i] = make([]byte, PackedScratch(c.k, block))
+	}
+	return func() {
+		if s.PackRowsF32 != nil {
+			s.PackRowsF32(floats, c.floats(), c.m, c.k, 1)
+			s.PackedF32(y, floats, c.w32, c.m, c.k, c.n)
+			s.PackedBF16(y, floats, c.w16, c.m, c.k, c.n)
 		}
-		work := make([]byte, max(PackedScratch(p.k, 0), PackedScratch(p.k, BlockK), PackedScratch(p.k, pack.Block128)))
-		if n := testing.AllocsPerRun(10, func() {
-			if s.PackRowsF32 != nil {
-				s.PackRowsF32(floats, Rows(p.f32, p.ldx), p.m, p.k, 1)
-				s.PackedF32(Rows(yp, p.ldy), floats, p.w32, p.m, p.k, p.n)
-				s.PackedBF16(Rows(yp, p.ldy), floats, p.w16, p.m, p.k, p.n)
+		if s.PackRows != nil {
+			for i, block := range blocks {
+				s.PackRows(rows[i].Bytes, Rows(c.u8, c.ldx), c.m, c.k, block, 1)
 			}
-			if s.PackRows != nil {
-				for i, block := range []int{0, BlockK, pack.Block128} {
-					s.PackRows(rows[i], Rows(p.u8, p.ldx), p.m, p.k, block, 1)
-				}
-				s.PackedQ8C(Rows(yp, p.ldy), PackedRows{Bytes: rows[0], Scale: p.xscale, M: p.m, K: p.k}, p.q8c, work,
-					p.n)
-				s.PackedQ4B32(Rows(yp, p.ldy), PackedRows{Bytes: rows[1], Scale: p.xscale, M: p.m, K: p.k}, p.q4b32,
-					work, p.n)
-				s.PackedQ4B128(Rows(yp, p.ldy), PackedRows{Bytes: rows[2], Scale: p.xscale, M: p.m, K: p.k}, p.q4b128,
-					work, p.n)
-			}
-			s.MatMulF32(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w32, c.m, c.k, c.n)
-			s.MatMulQ8C(Rows(y, c.ldy), c.quantised(), c.q8c, c.m, c.k, c.n)
-			s.MatMulQ6C(Rows(y, c.ldy), c.quantised(), c.q6c, c.m, c.k, c.n)
-			s.MatMulQ4B32(Rows(y, c.ldy), c.quantised(), c.q4b32, c.m, c.k, c.n)
-			s.MatMulQ4B128(Rows(y, c.ldy), c.quantised(), c.q4b128, c.m, c.k, c.n)
-			s.MatMulBF16(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w16, c.m, c.k, c.n)
-			a := Attention{M: 5, Heads: heads, Dim: dim, Pos: pos, Window: 40, Scale: 0.1, Cap: 20}
-			s.AttentionF32(Rows(att, heads*dim), Rows(att, heads*dim), kv, kv, scratch, a)
-			s.AttentionF16(Rows(att, heads*dim), Rows(att, heads*dim), kv16, kv16, scratch, a)
-			s.AttentionBF16(Rows(att, heads*dim), Rows(att, heads*dim), kv16, kv16, scratch, a)
-			s.ToBF16(kv16, kv)
-			s.StoreQ8(kv8[:dim+cachedScale], kv[:dim], scratch)
-			s.AttentionQ8(Rows(att, heads*dim), Rows(att, heads*dim), kv8, kv8, scratch, a)
-			s.QuantRows(c.quantised(), Rows(c.f32, c.ldx), c.m, c.k)
-			s.Norm(Rows(att, 64), Rows(att, 64), kv, 1e-5, 5, 64)
-			s.LayerNorm(Rows(att, 64), Rows(att, 64), kv, kv, 1e-5, 5, 64)
-			s.GLU(Rows(att, 64), Rows(att, 128), op.SiLU, 16, 5, 64)
-			s.GLU(Rows(att, 64), Rows(att, 128), op.GELUTanh, 16, 5, 64)
-			s.Activate(Rows(att, 64), Rows(att, 64), op.GELU, 5, 64)
-			s.Combine(Rows(att[:64], 64), Rows(kv, 64), Rows(kv, 4), 1, 4, 64)
-		}); n != 0 {
-			t.Errorf("%s: %v allocations", s.Name, n)
+			s.PackedQ8C(y, rows[0], c.q8c, scratch[0], c.n)
+			s.PackedQ4B32(y, rows[1], c.q4b32, scratch[1], c.n)
+			s.PackedQ4B128(y, rows[2], c.q4b128, scratch[2], c.n)
 		}
+	}
+}
+
+// attentionCalls attends over every type of cache.
+func attentionCalls(s *Set) func() {
+	const heads, dim, pos = 4, 64, 130
+	a := Attention{M: 5, Heads: heads, Dim: dim, Pos: pos, Window: 40, Scale: 0.1, Cap: 20}
+	y := Rows(make([]float32, a.M*heads*dim), heads*dim)
+	kv, kv16 := make([]float32, (pos+a.M)*dim), make([]uint16, (pos+a.M)*dim)
+	kv8 := cachedQ8(kv, dim)
+	scratch := make([]float32, AttentionScratch(heads, dim))
+	return func() {
+		s.AttentionF32(y, y, kv, kv, scratch, a)
+		s.AttentionF16(y, y, kv16, kv16, scratch, a)
+		s.AttentionBF16(y, y, kv16, kv16, scratch, a)
+		s.StoreQ8(kv8[:dim+cachedScale], kv[:dim], scratch)
+		s.AttentionQ8(y, y, kv8, kv8, scratch, a)
+	}
+}
+
+// rowCalls calls functions on rows.
+func rowCalls(t *testing.T, s *Set) func() {
+	const m, n = 5, 64
+	c := newMatmul(t, 9, 167, 70, 3)
+	x, pairs := Rows(make([]float32, m*2*n), n), Rows(make([]float32, m*2*n), 2*n)
+	gain := make([]float32, m*n)
+	halves := make([]uint16, m*n)
+	return func() {
+		s.QuantRows(c.quantised(), c.floats(), c.m, c.k)
+		s.Norm(x, x, gain, 1e-5, m, n)
+		s.LayerNorm(x, x, gain, gain, 1e-5, m, n)
+		s.GLU(x, pairs, op.SiLU, 16, m, n)
+		s.GLU(x, pairs, op.GELUTanh, 16, m, n)
+		s.Activate(x, x, op.GELU, m, n)
+		s.Combine(x, Rows(gain, n), Rows(gain, 4), 1, 4, n)
+		s.ToBF16(halves, gain)
 	}
 }
 
@@ -224,14 +249,8 @@ func TestVecAttentionChunks(t *testing.T) {
 	const dim, rows = 64, 150
 	for _, heads := range []int{1, 3, 8, 13} {
 		rng := rand.New(rand.NewPCG(3, uint64(heads)))
-		fill := func(n int) []float32 {
-			v := make([]float32, n)
-			for i := range v {
-				v[i] = float32(rng.NormFloat64())
-			}
-			return v
-		}
-		q, k, v := fill(rows*heads*dim), fill(rows*dim), fill(rows*dim)
+		ld := heads * dim
+		q, k, v := normals(rng, rows*ld), normals(rng, rows*dim), normals(rng, rows*dim)
 		k16, v16 := make([]uint16, len(k)), make([]uint16, len(v))
 		toF16(k16, k)
 		toF16(v16, v)
@@ -239,35 +258,35 @@ func TestVecAttentionChunks(t *testing.T) {
 		toBF16(kb, k)
 		toBF16(vb, v)
 		scratch := make([]float32, AttentionScratch(heads, dim))
-		ld := heads * dim
 		for i, s := range append(vectors(t), Portable(), Reference(), vectors(t)[0]) {
 			shape := []Attention{{}, {Window: 20}, {Window: 135, Cap: 3}}[i%3]
+			shape.Heads, shape.Dim, shape.Scale = heads, dim, 0.125
 			for _, form := range []string{"f32", "f16", "bf16"} {
-				run := func(chunk int) []float32 {
+				inChunks := func(chunk int) []float32 {
 					y := make([]float32, len(q))
-					for r := 0; r < rows; r += chunk {
-						m := min(chunk, rows-r)
+					for first := 0; first < rows; first += chunk {
 						a := shape
-						a.M, a.Heads, a.Dim, a.Pos, a.Scale = m, heads, dim, r, 0.125
+						a.M, a.Pos = min(chunk, rows-first), first
+						end := (first + a.M) * dim
+						part, queries := Rows(y[first*ld:], ld), Rows(q[first*ld:], ld)
 						switch form {
 						case "f16":
-							s.AttentionF16(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), k16[:(r+m)*dim], v16[:(r+m)*dim],
-								scratch, a)
+							s.AttentionF16(part, queries, k16[:end], v16[:end], scratch, a)
 						case "bf16":
-							s.AttentionBF16(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), kb[:(r+m)*dim], vb[:(r+m)*dim],
-								scratch, a)
+							s.AttentionBF16(part, queries, kb[:end], vb[:end], scratch, a)
 						default:
-							s.AttentionF32(Rows(y[r*ld:], ld), Rows(q[r*ld:], ld), k[:(r+m)*dim], v[:(r+m)*dim],
-								scratch, a)
+							s.AttentionF32(part, queries, k[:end], v[:end], scratch, a)
 						}
 					}
 					return y
 				}
-				whole := run(rows)
+
+				whole := inChunks(rows)
 				for _, chunk := range []int{1, 5, 64} {
-					for i, got := range run(chunk) {
+					for i, got := range inChunks(chunk) {
 						if got != whole[i] {
-							t.Fatalf("%s heads %d %s: element %d differs in chunks of %d: %v, %v", s.Name, heads, form, i, chunk, got, whole[i])
+							what := fmt.Sprintf("%s heads %d %s", s.Name, heads, form)
+							t.Fatalf("%s: element %d is %v in chunks of %d, %v else", what, i, got, chunk, whole[i])
 						}
 					}
 				}
@@ -276,14 +295,14 @@ func TestVecAttentionChunks(t *testing.T) {
 	}
 }
 
-// The exponential inside GLU: with up = 1, y = g/(1+e^-g) over the whole range and at its ends.
+// GLU's gates are right over the whole range of its exponential and at its ends: for a factor of 1 it is g/(1+e^-g).
 func TestVecSilu(t *testing.T) {
 	inf := float32(math.Inf(1))
-	var gates []float32
+	gates := []float32{-inf, inf, float32(math.NaN()), 0, 87.33654, 87.33655, -88.72283, -88.72284, 1e30, -1e30, 1e-40,
+		-1e-40}
 	for g := float32(-110); g < 110; g += 0.0137 {
 		gates = append(gates, g)
 	}
-	gates = append(gates, -inf, inf, float32(math.NaN()), 0, 87.33654, 87.33655, -88.72283, -88.72284, 1e30, -1e30, 1e-40, -1e-40)
 	for len(gates)%16 != 0 {
 		gates = append(gates, 1)
 	}
@@ -293,15 +312,20 @@ func TestVecSilu(t *testing.T) {
 		at := i/16*32 + i%16
 		x[at], x[at+16] = g, 1
 	}
+	want := make([]float32, n)
+	Portable().GLU(Rows(want, n), Rows(x, 2*n), op.SiLU, 16, 1, n)
 	for _, s := range vectors(t) {
-		got, want := make([]float32, n), make([]float32, n)
+		got := make([]float32, n)
+
 		s.GLU(Rows(got, n), Rows(x, 2*n), op.SiLU, 16, 1, n)
-		Portable().GLU(Rows(want, n), Rows(x, 2*n), op.SiLU, 16, 1, n)
+
 		for i, g := range gates {
-			if got[i] != got[i] && want[i] != want[i] {
+			bothNaN := got[i] != got[i] && want[i] != want[i]
+			if got[i] == want[i] || bothNaN {
 				continue
 			}
-			if d := math.Abs(float64(got[i]) - float64(want[i])); got[i] != want[i] && !(d <= 4*math.Abs(float64(want[i]))/(1<<23)) {
+			allowed := 4 * math.Abs(float64(want[i])) / (1 << 23)
+			if !(math.Abs(float64(got[i])-float64(want[i])) <= allowed) {
 				t.Fatalf("%s: silu(%v) = %v, want %v", s.Name, g, got[i], want[i])
 			}
 		}
@@ -310,8 +334,8 @@ func TestVecSilu(t *testing.T) {
 
 // All tiers give the same bits: registers of 512 bits take the steps of those of 256.
 func TestVecGLUBits(t *testing.T) {
-	special := []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN()), 0, 87.33654, 87.33655, -87.33654,
-		-87.33655, 88.72283, 88.72284, -88.72283, -88.72284, 1e30, -1e30, 1e-40, -1e-40}
+	special := []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN()), 0, 87.33654, 87.33655,
+		-87.33654, -87.33655, 88.72283, 88.72284, -88.72283, -88.72284, 1e30, -1e30, 1e-40, -1e-40}
 	rng := rand.New(rand.NewPCG(7, 11))
 	const interleave, n = 48, 48 * 40
 	x := make([]float32, 2*n)
@@ -326,82 +350,111 @@ func TestVecGLUBits(t *testing.T) {
 		avx2.set().GLU(Rows(want, n), Rows(x, 2*n), act, interleave, 1, n)
 		for _, s := range vectors(t) {
 			got := make([]float32, n)
+
 			s.GLU(Rows(got, n), Rows(x, 2*n), act, interleave, 1, n)
-			for i, value := range got {
-				if math.Float32bits(value) != math.Float32bits(want[i]) && (value == value || want[i] == want[i]) {
-					t.Fatalf("%s %s: element %d is %v, %v with avx2", s.Name, act, i, value, want[i])
+
+			for i := range got {
+				if differs(got[i], want[i], 0, 0) {
+					t.Fatalf("%s %s: element %d is %v, %v with avx2", s.Name, act, i, got[i], want[i])
 				}
 			}
 		}
 	}
 }
 
-// Arguments that are too short are our own bug, but must not reach the assembly.
+// Arguments that are too short panic: they are our own bug, but must not reach the assembly.
 func TestVecShortArguments(t *testing.T) {
 	for _, s := range vectors(t) {
-		c := newMatmul(t, 3, 64, 64, 4)
-		y := make([]float32, c.m*c.ldy)
-		x := c.quantised()
-		lessCodes, lessScale, lessSums := x, x, x
-		lessCodes.Codes.Data, lessScale.Scale, lessSums.Sums.Data = c.u8[1:], c.xscale[1:], c.sums[1:]
-		tests := []func(){
-			func() { s.MatMulF32(Rows(y[:2*c.ldy], c.ldy), Rows(c.f32, c.ldx), c.w32, c.m, c.k, c.n) },
-			func() { s.MatMulF32(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w32[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ8C(Rows(y, c.ldy), lessCodes, c.q8c, c.m, c.k, c.n) },
-			func() { s.MatMulQ8C(Rows(y, c.ldy), lessScale, c.q8c, c.m, c.k, c.n) },
-			func() { s.MatMulQ6C(Rows(y, c.ldy), lessCodes, c.q6c, c.m, c.k, c.n) },
-			func() { s.MatMulQ6C(Rows(y, c.ldy), lessSums, c.q6c, c.m, c.k, c.n) },
-			func() { s.MatMulQ6C(Rows(y, c.ldy), x, c.q6c[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ4B32(Rows(y, c.ldy), x, c.q4b32[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ4B128(Rows(y, c.ldy), x, c.q4b128[1:], c.m, c.k, c.n) },
-			func() { s.MatMulQ4B128(Rows(y, c.ldy), lessSums, c.q4b128, c.m, c.k, c.n) },
-			func() { s.MatMulBF16(Rows(y, c.ldy), Rows(c.f32, c.ldx), c.w16[1:], c.m, c.k, c.n) },
-		}
+		calls := shortProducts(t, s)
 		if s.PackRowsF32 != nil {
-			c := newMatmul(t, packFrom, 64, 64, 5)
-			y, rows := make([]float32, (c.m-1)*c.ldy+c.n), make([]float32, c.m*c.k)
-			tests = append(tests,
-				func() { s.PackRowsF32(rows[1:], Rows(c.f32, c.ldx), c.m, c.k, 1) },
-				func() { s.PackRowsF32(rows, Rows(c.f32[1:], c.ldx), c.m, c.k, 1) },
-				func() { s.PackedF32(Rows(y[1:], c.ldy), rows, c.w32, c.m, c.k, c.n) },
-				func() { s.PackedF32(Rows(y, c.ldy), rows[1:], c.w32, c.m, c.k, c.n) },
-				func() { s.PackedF32(Rows(y, c.ldy), rows, c.w32[1:], c.m, c.k, c.n) },
-				func() { s.PackedBF16(Rows(y, c.ldy), rows, c.w16[1:], c.m, c.k, c.n) })
+			maps.Copy(calls, shortPackedFloats(t, s))
 		}
 		if s.PackRows != nil {
-			c := newMatmul(t, packFrom, 64, 64, 5)
-			y := make([]float32, (c.m-1)*c.ldy+c.n)
-			rows, work := make([]byte, PackedBytes(c.m, c.k, 0)), make([]byte, PackedScratch(c.k, 0))
-			rows4, work4 := make([]byte, PackedBytes(c.m, c.k, BlockK)), make([]byte, PackedScratch(c.k, BlockK))
-			x := PackedRows{Bytes: rows, Scale: c.xscale, M: c.m, K: c.k}
-			lessRows, lessScale, fewRows := x, x, x
-			lessRows.Bytes, lessScale.Scale, fewRows.M = rows[1:], c.xscale[1:], packFrom-1
-			x4, less4 := x, x
-			x4.Bytes, less4.Bytes = rows4, rows4[1:]
-			tests = append(tests,
-				func() { s.PackRows(rows[1:], Rows(c.u8, c.ldx), c.m, c.k, 0, 1) },
-				func() { s.PackRows(rows, Rows(c.u8[:(c.m-1)*c.ldx+c.k-1], c.ldx), c.m, c.k, 0, 1) },
-				func() { s.PackedQ8C(Rows(y[1:], c.ldy), x, c.q8c, work, c.n) },
-				func() { s.PackedQ8C(Rows(y, c.ldy), lessRows, c.q8c, work, c.n) },
-				func() { s.PackedQ8C(Rows(y, c.ldy), lessScale, c.q8c, work, c.n) },
-				func() { s.PackedQ8C(Rows(y, c.ldy), x, c.q8c[1:], work, c.n) },
-				func() { s.PackedQ8C(Rows(y, c.ldy), x, c.q8c, work[1:], c.n) },
-				func() { s.PackedQ4B32(Rows(y[1:], c.ldy), x4, c.q4b32, work4, c.n) },
-				func() { s.PackedQ4B32(Rows(y, c.ldy), less4, c.q4b32, work4, c.n) },
-				func() { s.PackedQ4B32(Rows(y, c.ldy), x4, c.q4b32[1:], work4, c.n) },
-				func() { s.PackedQ4B32(Rows(y, c.ldy), x4, c.q4b32, work4[:len(work4)-1], c.n) },
-				func() { s.PackedQ8C(Rows(y, c.ldy), fewRows, c.q8c, work, c.n) })
+			maps.Copy(calls, shortPackedCodes(t, s))
 		}
-		for i, f := range tests {
+		for what, call := range calls {
 			func() {
 				defer func() {
 					if recover() == nil {
-						t.Errorf("%s: call %d accepted", s.Name, i)
+						t.Errorf("%s: %s are accepted", s.Name, what)
 					}
 				}()
-				f()
+				call()
 			}()
 		}
+	}
+}
+
+// shortProducts are products whose operands lack an element.
+func shortProducts(t *testing.T, s *Set) map[string]func() {
+	c := newMatmul(t, 3, 64, 64, 4)
+	y := Rows(make([]float32, c.m*c.ldy), c.ldy)
+	shortY := Rows(y.Data[:2*c.ldy], c.ldy)
+	x := c.quantised()
+	shortCodes, shortScale, shortSums := x, x, x
+	shortCodes.Codes.Data = c.u8[1:]
+	shortScale.Scale = c.xscale[1:]
+	shortSums.Sums.Data = c.sums[1:]
+	return map[string]func(){
+		"f32, results":                     func() { s.MatMulF32(shortY, c.floats(), c.w32, c.m, c.k, c.n) },
+		"f32, weights":                     func() { s.MatMulF32(y, c.floats(), c.w32[1:], c.m, c.k, c.n) },
+		"bf16, weights":                    func() { s.MatMulBF16(y, c.floats(), c.w16[1:], c.m, c.k, c.n) },
+		"8 bits, codes":                    func() { s.MatMulQ8C(y, shortCodes, c.q8c, c.m, c.k, c.n) },
+		"8 bits, scales":                   func() { s.MatMulQ8C(y, shortScale, c.q8c, c.m, c.k, c.n) },
+		"6 bits, codes":                    func() { s.MatMulQ6C(y, shortCodes, c.q6c, c.m, c.k, c.n) },
+		"6 bits, sums":                     func() { s.MatMulQ6C(y, shortSums, c.q6c, c.m, c.k, c.n) },
+		"6 bits, weights":                  func() { s.MatMulQ6C(y, x, c.q6c[1:], c.m, c.k, c.n) },
+		"4 bits in blocks of 32, weights":  func() { s.MatMulQ4B32(y, x, c.q4b32[1:], c.m, c.k, c.n) },
+		"4 bits in blocks of 128, weights": func() { s.MatMulQ4B128(y, x, c.q4b128[1:], c.m, c.k, c.n) },
+		"4 bits in blocks of 128, sums":    func() { s.MatMulQ4B128(y, shortSums, c.q4b128, c.m, c.k, c.n) },
+	}
+}
+
+// shortPackedFloats are products of packed float32 rows whose operands lack an element.
+func shortPackedFloats(t *testing.T, s *Set) map[string]func() {
+	c := newMatmul(t, packFrom, 64, 64, 5)
+	y, rows := Rows(make([]float32, (c.m-1)*c.ldy+c.n), c.ldy), make([]float32, c.m*c.k)
+	shortY, shortX := Rows(y.Data[1:], c.ldy), Rows(c.f32[1:], c.ldx)
+	return map[string]func(){
+		"packed f32, places for rows": func() { s.PackRowsF32(rows[1:], c.floats(), c.m, c.k, 1) },
+		"packed f32, activations":     func() { s.PackRowsF32(rows, shortX, c.m, c.k, 1) },
+		"packed f32, results":         func() { s.PackedF32(shortY, rows, c.w32, c.m, c.k, c.n) },
+		"packed f32, rows":            func() { s.PackedF32(y, rows[1:], c.w32, c.m, c.k, c.n) },
+		"packed f32, weights":         func() { s.PackedF32(y, rows, c.w32[1:], c.m, c.k, c.n) },
+		"packed bf16, weights":        func() { s.PackedBF16(y, rows, c.w16[1:], c.m, c.k, c.n) },
+	}
+}
+
+// shortPackedCodes are products of packed rows of codes whose operands lack an element.
+func shortPackedCodes(t *testing.T, s *Set) map[string]func() {
+	c := newMatmul(t, packFrom, 64, 64, 5)
+	y := Rows(make([]float32, (c.m-1)*c.ldy+c.n), c.ldy)
+	shortY := Rows(y.Data[1:], c.ldy)
+	shortCodes := Rows(c.u8[:(c.m-1)*c.ldx+c.k-1], c.ldx)
+
+	x, scratch := c.packedRows(s, 0), make([]byte, PackedScratch(c.k, 0))
+	shortRows, shortScale, fewRows := x, x, x
+	shortRows.Bytes = x.Bytes[1:]
+	shortScale.Scale = c.xscale[1:]
+	fewRows.M = packFrom - 1
+
+	x4, scratch4 := c.packedRows(s, BlockK), make([]byte, PackedScratch(c.k, BlockK))
+	shortRows4 := x4
+	shortRows4.Bytes = x4.Bytes[1:]
+	shortScratch4 := scratch4[:len(scratch4)-1]
+	return map[string]func(){
+		"packed codes, places for rows": func() { s.PackRows(x.Bytes[1:], Rows(c.u8, c.ldx), c.m, c.k, 0, 1) },
+		"packed codes, activations":     func() { s.PackRows(x.Bytes, shortCodes, c.m, c.k, 0, 1) },
+		"packed 8 bits, results":        func() { s.PackedQ8C(shortY, x, c.q8c, scratch, c.n) },
+		"packed 8 bits, rows":           func() { s.PackedQ8C(y, shortRows, c.q8c, scratch, c.n) },
+		"packed 8 bits, scales":         func() { s.PackedQ8C(y, shortScale, c.q8c, scratch, c.n) },
+		"packed 8 bits, weights":        func() { s.PackedQ8C(y, x, c.q8c[1:], scratch, c.n) },
+		"packed 8 bits, scratch":        func() { s.PackedQ8C(y, x, c.q8c, scratch[1:], c.n) },
+		"packed 8 bits, fewer rows":     func() { s.PackedQ8C(y, fewRows, c.q8c, scratch, c.n) },
+		"packed 4 bits, results":        func() { s.PackedQ4B32(shortY, x4, c.q4b32, scratch4, c.n) },
+		"packed 4 bits, rows":           func() { s.PackedQ4B32(y, shortRows4, c.q4b32, scratch4, c.n) },
+		"packed 4 bits, weights":        func() { s.PackedQ4B32(y, x4, c.q4b32[1:], scratch4, c.n) },
+		"packed 4 bits, scratch":        func() { s.PackedQ4B32(y, x4, c.q4b32, shortScratch4, c.n) },
 	}
 }
 
@@ -409,111 +462,90 @@ func TestVecShortArguments(t *testing.T) {
 func TestVecGenerated(t *testing.T) {
 	require.Slow(t)
 	dir := t.TempDir()
-	gen := filepath.Join(dir, "gen")
-	build := exec.Command("go", "build", "-o", gen, ".")
-	build.Dir = "gen"
-	build.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off", "GOPROXY=off", "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		if strings.Contains(string(out), "GOPROXY=off") || errors.Is(err, exec.ErrNotFound) {
-			t.Skipf("the generator's modules are not in this machine's module cache: %s", out)
-		}
-		t.Fatalf("build the generator: %v\n%s", err, out)
+	gen := buildGenerator(t, dir)
+	files := map[string]string{ // by the tier that the generator is asked for
+		"avx2":       "vec_avx2_amd64",
+		"avxvnni":    "vec_avxvnni_amd64",
+		"avx512":     "vec_avx512_amd64",
+		"avx512bf16": "vec_avx512bf16_amd64",
+		"attention":  "vec_heads_amd64",
+		"peak":       "vec_peak_amd64",
+		"neon":       "vec_neon_arm64",
 	}
-	for _, tier := range []string{"avx2", "avxvnni", "avx512", "avx512bf16", "attention", "peak", "neon"} {
-		name := "vec_" + tier + "_amd64"
-		switch tier {
-		case "attention":
-			name = "vec_heads_amd64"
-		case "neon":
-			name = "vec_neon_arm64"
-		}
-		asm, stubs := filepath.Join(dir, name+".s"), filepath.Join(dir, name+".go")
-		if out, err := exec.Command(gen, "-tier", tier, "-out", asm, "-stubs", stubs, "-pkg", "kernel").CombinedOutput(); err != nil {
+	for tier, name := range files {
+		assembly, stubs := filepath.Join(dir, name+".s"), filepath.Join(dir, name+".go")
+		generate := exec.Command(gen, "-tier", tier, "-out", assembly, "-stubs", stubs, "-pkg", "kernel")
+		if out, err := generate.CombinedOutput(); err != nil {
 			t.Fatalf("generate %s: %v\n%s", tier, err, out)
 		}
-		for _, made := range []string{asm, stubs} {
-			want, err := os.ReadFile(made)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := os.ReadFile(filepath.Base(made))
-			if err != nil {
-				t.Fatal(err)
-			}
-			// The first line names the command with its paths.
-			_, want, _ = bytes.Cut(want, []byte("\n"))
-			_, got, _ = bytes.Cut(got, []byte("\n"))
-			if !bytes.Equal(got, want) {
-				t.Errorf("%s is stale: run go generate", filepath.Base(made))
+		for _, made := range []string{assembly, stubs} {
+			committed := filepath.Base(made)
+			if !bytes.Equal(withoutFirstLine(t, committed), withoutFirstLine(t, made)) {
+				t.Errorf("%s is stale: run go generate", committed)
 			}
 		}
 	}
 }
 
+// withoutFirstLine reads a generated file without its first line, which names the command with its paths.
+func withoutFirstLine(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := bytes.Cut(text, []byte("\n"))
+	return rest
+}
+
+// buildGenerator builds the generator of assembly, or skips the test where its modules are missing.
+func buildGenerator(t *testing.T, dir string) string {
+	t.Helper()
+	gen := filepath.Join(dir, "gen")
+	build := exec.Command("go", "build", "-o", gen, ".")
+	build.Dir = "gen"
+	build.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off", "GOPROXY=off", "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	if err == nil {
+		return gen
+	}
+	if strings.Contains(string(out), "GOPROXY=off") || errors.Is(err, exec.ErrNotFound) {
+		t.Skipf("the generator's modules are not in this machine's module cache: %s", out)
+	}
+	t.Fatalf("build the generator: %v\n%s", err, out)
+	return ""
+}
+
+// BenchmarkVec is what products of every set reach, with weights that lie in no cache for up to 32 rows.
 func BenchmarkVec(b *testing.B) {
 	const k, n = 2048, 2048
 	rng := rand.New(rand.NewPCG(1, 2))
-	w := make([]float32, k*n)
-	for i := range w {
-		w[i] = float32(rng.NormFloat64())
-	}
+	w := normals(rng, k*n)
 	for _, scheme := range []string{"q8c", "q6c", "q4b32", "q4b128", "w16", "w32"} {
 		one := packed(b, scheme, w, k, n)
 		for _, m := range []int{1, 2, 4, 6, 8, 12, 13, 16, 24, 32, 64, 256} {
 			copies := 1
 			if m <= 32 {
-				copies = 512<<20/len(one) + 1 // cold: more than the last-level cache holds
+				copies = 512<<20/len(one) + 1 // more than the last-level cache holds
 			}
-			region, err := mem.Alloc(copies*len(one), 1<<21)
-			if err != nil {
-				b.Fatal(err)
-			}
-			_ = region.Advise(0, len(region.Bytes()), mem.HugePages)
-			for i := range copies {
-				copy(region.Bytes()[i*len(one):], one)
-			}
-			x, u := make([]float32, m*k), make([]uint8, m*k)
-			for i := range x {
-				x[i], u[i] = float32(rng.NormFloat64()), uint8(1+rng.IntN(255))
-			}
-			xs, y := make([]float32, m), make([]float32, m*n)
-			sums := make([]int32, m*k/BlockK)
-			blockSums(Rows(sums, k/BlockK), Rows(u, k), m, k)
-			for _, s := range append([]*Set{}, vectorSets()...) {
+			region := repeated(b, one, copies)
+			x, codes, y := benchmarkRows(rng, m, k), benchmarkCodes(rng, m, k), Rows(make([]float32, m*n), n)
+			for _, s := range vectorSets() {
+				multiply := map[string]func(w []byte){
+					"q8c":    func(w []byte) { s.MatMulQ8C(y, codes, w, m, k, n) },
+					"q6c":    func(w []byte) { s.MatMulQ6C(y, codes, w, m, k, n) },
+					"q4b32":  func(w []byte) { s.MatMulQ4B32(y, codes, w, m, k, n) },
+					"q4b128": func(w []byte) { s.MatMulQ4B128(y, codes, w, m, k, n) },
+					"w16":    func(w []byte) { s.MatMulBF16(y, x, viewAs[uint16](b, w), m, k, n) },
+					"w32":    func(w []byte) { s.MatMulF32(y, x, viewAs[float32](b, w), m, k, n) },
+				}[scheme]
 				b.Run(fmt.Sprintf("%s/m=%d/%s", scheme, m, s.Name), func(b *testing.B) {
-					i := 0
-					for b.Loop() {
-						p := region.Bytes()[i%copies*len(one):][:len(one)]
-						i++
-						switch scheme {
-						case "q8c":
-							s.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(u, k), Scale: xs}, p, m, k, n)
-						case "q6c":
-							s.MatMulQ6C(Rows(y, n),
-								Quantised{Codes: Rows(u, k), Scale: xs, Sums: Rows(sums, k/BlockK)}, p, m, k, n)
-						case "q4b32":
-							s.MatMulQ4B32(Rows(y, n),
-								Quantised{Codes: Rows(u, k), Scale: xs, Sums: Rows(sums, k/BlockK)}, p, m, k, n)
-						case "q4b128":
-							s.MatMulQ4B128(Rows(y, n),
-								Quantised{Codes: Rows(u, k), Scale: xs, Sums: Rows(sums, k/BlockK)}, p, m, k, n)
-						case "w16":
-							v, err := mem.View[uint16](p)
-							if err != nil {
-								b.Fatal(err)
-							}
-							s.MatMulBF16(Rows(y, n), Rows(x, k), v, m, k, n)
-						case "w32":
-							v, err := mem.View[float32](p)
-							if err != nil {
-								b.Fatal(err)
-							}
-							s.MatMulF32(Rows(y, n), Rows(x, k), v, m, k, n)
-						}
+					for i := 0; b.Loop(); i++ {
+						multiply(region.Bytes()[i%copies*len(one):][:len(one)])
 					}
-					sec := b.Elapsed().Seconds() / float64(b.N)
-					b.ReportMetric(2*float64(m)*k*n/sec/1e9, "GOP/s")
-					b.ReportMetric(float64(len(one))/sec/1e9, "GB/s")
+					seconds := b.Elapsed().Seconds() / float64(b.N)
+					b.ReportMetric(2*float64(m)*k*n/seconds/1e9, "GOP/s")
+					b.ReportMetric(float64(len(one))/seconds/1e9, "GB/s")
 					b.ReportMetric(0, "ns/op")
 				})
 			}
@@ -522,52 +554,81 @@ func BenchmarkVec(b *testing.B) {
 	}
 }
 
+// repeated is memory with so many copies of a weight, one behind the other.
+func repeated(b *testing.B, weight []byte, copies int) *mem.Region {
+	b.Helper()
+	region, err := mem.Alloc(copies*len(weight), 1<<21)
+	if err != nil {
+		b.Fatal(err)
+	}
+	_ = region.Advise(0, len(region.Bytes()), mem.HugePages)
+	for i := range copies {
+		copy(region.Bytes()[i*len(weight):], weight)
+	}
+	return region
+}
+
+// benchmarkRows are activations [m,k] in float32.
+func benchmarkRows(rng *rand.Rand, m, k int) Matrix[float32] { return Rows(normals(rng, m*k), k) }
+
+// benchmarkCodes are activations [m,k] in codes.
+func benchmarkCodes(rng *rand.Rand, m, k int) Quantised {
+	codes := make([]uint8, m*k)
+	for i := range codes {
+		codes[i] = uint8(1 + rng.IntN(255))
+	}
+	sums := make([]int32, m*k/BlockK)
+	blockSums(Rows(sums, k/BlockK), Rows(codes, k), m, k)
+	return Quantised{Codes: Rows(codes, k), Scale: make([]float32, m), Sums: Rows(sums, k/BlockK)}
+}
+
+// BenchmarkVecRows is what functions on rows reach with the best set.
 func BenchmarkVecRows(b *testing.B) {
 	const m, n = 64, 2048
+	sets := vectorSets()
+	if len(sets) == 0 {
+		b.Skip("this machine has none of the vector instruction sets")
+	}
+	s := sets[0]
 	x, y, gain := make([]float32, m*2*n), make([]float32, m*n), make([]float32, n)
 	for i := range x {
 		x[i] = float32(i%1000)/500 - 1
 	}
-	var angles [2][]float32 // no rotation, so that repeating it stays among normal numbers
-	for i := range angles {
-		angles[i] = make([]float32, m*32)
-		for j := range angles[i] {
-			angles[i][j] = float32(1 - i)
-		}
-	}
-	u, scale, half := make([]uint8, m*n), make([]float32, m), make([]uint16, m*n)
+	// A rotation by nothing, so that repeating it stays among normal numbers.
+	cos, sin := slices.Repeat([]float32{1}, m*32), make([]float32, m*32)
+	codes, scale, half := make([]uint8, m*n), make([]float32, m), make([]uint16, m*n)
 	sums := make([]int32, m*n/BlockK)
-	for _, s := range vectorSets()[:min(1, len(vectorSets()))] {
-		for _, c := range []struct {
-			name string
-			f    func()
-		}{
-			{"quant", func() { s.QuantRows(Quantised{Codes: Rows(u, n), Scale: scale}, Rows(x, n), m, n) }},
-			{"norm", func() { s.Norm(Rows(y, n), Rows(x, n), gain, 1e-5, m, n) }},
-			{"silu", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.SiLU, 16, m, n) }},
-			{"gelu_tanh", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.GELUTanh, 16, m, n) }},
-			{"gelu_tanh wide", func() { s.GLU(Rows(y, n), Rows(x, 2*n), op.GELUTanh, n, m, n) }},
-			{"gelu", func() { s.Activate(Rows(y, n), Rows(x, n), op.GELU, m, n) }},
-			{"softcap", func() { s.Softcap(Rows(y, n), Rows(x, n), 30, m, n) }},
-			{"layer_norm", func() { s.LayerNorm(Rows(y, n), Rows(x, n), gain, gain, 1e-5, m, n) }},
-			{"combine 8", func() { s.Combine(Rows(y, n), Rows(x, n), Rows(x, 8), m/8, 8, n) }},
-			{"add", func() { s.Add(Rows(y, n), Rows(x, n), Rows(x, n), m, n) }},
-			{"rope", func() { s.Rope(Rows(y, n), angles[0], angles[1], m, n/64, 64, 64) }},
-			{"sums", func() { s.BlockSums(Rows(sums, n/BlockK), Rows(u, n), m, n) }},
-			{"tof16", func() { s.ToF16(half, y) }},
-			{"fromf16", func() { s.FromF16(y, half) }},
-		} {
-			b.Run(c.name, func(b *testing.B) {
-				for b.Loop() {
-					c.f()
-				}
-				b.ReportMetric(float64(m*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gelem/s")
-				b.ReportMetric(0, "ns/op")
-			})
-		}
+	rows, pairs, out := Rows(x, n), Rows(x, 2*n), Rows(y, n)
+	for _, c := range []struct {
+		name string
+		call func()
+	}{
+		{"quant", func() { s.QuantRows(Quantised{Codes: Rows(codes, n), Scale: scale}, rows, m, n) }},
+		{"norm", func() { s.Norm(out, rows, gain, 1e-5, m, n) }},
+		{"silu", func() { s.GLU(out, pairs, op.SiLU, 16, m, n) }},
+		{"gelu_tanh", func() { s.GLU(out, pairs, op.GELUTanh, 16, m, n) }},
+		{"gelu_tanh wide", func() { s.GLU(out, pairs, op.GELUTanh, n, m, n) }},
+		{"gelu", func() { s.Activate(out, rows, op.GELU, m, n) }},
+		{"softcap", func() { s.Softcap(out, rows, 30, m, n) }},
+		{"layer_norm", func() { s.LayerNorm(out, rows, gain, gain, 1e-5, m, n) }},
+		{"combine 8", func() { s.Combine(out, rows, Rows(x, 8), m/8, 8, n) }},
+		{"add", func() { s.Add(out, rows, rows, m, n) }},
+		{"rope", func() { s.Rope(out, cos, sin, m, n/64, 64, 64) }},
+		{"sums", func() { s.BlockSums(Rows(sums, n/BlockK), Rows(codes, n), m, n) }},
+		{"tof16", func() { s.ToF16(half, y) }},
+		{"fromf16", func() { s.FromF16(y, half) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				c.call()
+			}
+			b.ReportMetric(float64(m*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gelem/s")
+			b.ReportMetric(0, "ns/op")
+		})
 	}
 }
 
+// BenchmarkVecAttention is what attention reaches over caches of float32 and float16.
 func BenchmarkVecAttention(b *testing.B) {
 	const context, dim = 1024, 64
 	kv, kv16 := make([]float32, context*dim), make([]uint16, context*dim)
@@ -578,18 +639,20 @@ func BenchmarkVecAttention(b *testing.B) {
 	for _, s := range append([]*Set{Portable()}, vectorSets()...) {
 		for _, c := range []struct{ m, heads int }{{1, 1}, {1, 8}, {8, 1}, {8, 4}, {8, 8}} {
 			scratch := make([]float32, AttentionScratch(c.heads, dim))
-			q, y := make([]float32, c.m*c.heads*dim), make([]float32, c.m*c.heads*dim)
+			q := Rows(make([]float32, c.m*c.heads*dim), c.heads*dim)
+			y := Rows(make([]float32, c.m*c.heads*dim), c.heads*dim)
+			a := Attention{M: c.m, Heads: c.heads, Dim: dim, Pos: context - c.m, Scale: 0.125}
 			for _, half := range []bool{false, true} {
-				a := Attention{M: c.m, Heads: c.heads, Dim: dim, Pos: context - c.m, Scale: 0.125}
 				b.Run(fmt.Sprintf("m=%d/heads=%d/f16=%v/%s", c.m, c.heads, half, s.Name), func(b *testing.B) {
 					for b.Loop() {
 						if half {
-							s.AttentionF16(Rows(y, c.heads*dim), Rows(q, c.heads*dim), kv16, kv16, scratch, a)
+							s.AttentionF16(y, q, kv16, kv16, scratch, a)
 						} else {
-							s.AttentionF32(Rows(y, c.heads*dim), Rows(q, c.heads*dim), kv, kv, scratch, a)
+							s.AttentionF32(y, q, kv, kv, scratch, a)
 						}
 					}
-					b.ReportMetric(4*float64(c.m*c.heads*context*dim)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GF/s")
+					work := 4 * float64(c.m*c.heads*context*dim)
+					b.ReportMetric(work*float64(b.N)/b.Elapsed().Seconds()/1e9, "GF/s")
 				})
 			}
 		}

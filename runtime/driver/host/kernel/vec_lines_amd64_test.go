@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -11,26 +12,32 @@ import (
 // Attention gives the same bits with tiles of either width, and for few lines without tiles.
 func TestVecAttentionTiles(t *testing.T) {
 	shapes := []Attention{
-		{M: 11, Heads: 3, Dim: 64, Pos: 250}, {M: 70, Heads: 1, Dim: 40, Window: 50}, {M: 1, Heads: 1, Dim: 96, Pos: 400, Cap: 4},
-		{M: 1, Heads: 2, Dim: 96, Pos: 300}, {M: 9, Heads: 8, Dim: 56, Pos: 100, Window: 130},
-		{M: 20, Heads: 3, Dim: 100, Pos: 110}, {M: 1, Heads: 8, Dim: 20, Pos: 140},
-		// rows that attend to half a tile, groups of the most rows, windows that end within a tile
-		{M: 8, Heads: 8, Dim: 64, Pos: 120}, {M: 64, Heads: 1, Dim: 80, Pos: 137}, {M: 64, Heads: 1, Dim: 48, Pos: 150, Window: 37},
+		{M: 11, Heads: 3, Dim: 64, Pos: 250},
+		{M: 70, Heads: 1, Dim: 40, Window: 50},
+		{M: 1, Heads: 1, Dim: 96, Pos: 400, Cap: 4},
+		{M: 1, Heads: 2, Dim: 96, Pos: 300},
+		{M: 9, Heads: 8, Dim: 56, Pos: 100, Window: 130},
+		{M: 20, Heads: 3, Dim: 100, Pos: 110},
+		{M: 1, Heads: 8, Dim: 20, Pos: 140},
+		// Rows that attend to half a tile, groups of the most rows, windows that end within a tile.
+		{M: 8, Heads: 8, Dim: 64, Pos: 120},
+		{M: 64, Heads: 1, Dim: 80, Pos: 137},
+		{M: 64, Heads: 1, Dim: 48, Pos: 150, Window: 37},
 	}
-	// of few lines: every number of them, contexts around a group of keys and around a block, windows that end within
-	// one
 	for lines := 1; lines <= mostFewLines; lines++ {
+		// Contexts around a group of keys and around a block, windows that end within one.
 		for i, pos := range []int{0, 6, 7, 15, 127, 130, 390} {
-			shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: 8 + 8*((lines+5*i)%16), Pos: pos})
-			shapes = append(shapes, Attention{M: lines, Heads: 1, Dim: 24, Pos: pos, Window: 1 + 29*i})
+			shapes = append(shapes,
+				Attention{M: 1, Heads: lines, Dim: 8 + 8*((lines+5*i)%16), Pos: pos},
+				Attention{M: lines, Heads: 1, Dim: 24, Pos: pos, Window: 1 + 29*i})
 		}
-		// several whole blocks at a time, behind the beginning of a window, too
+		// Several whole blocks at a time, behind the beginning of a window, too.
 		dim := 16 * lines
-		shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: dim, Pos: 699 + 40*lines})
-		shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: 144 - dim, Pos: 1023, Window: 900 - 90*lines})
-		shapes = append(shapes, Attention{M: lines, Heads: 1, Dim: dim, Pos: 900, Rest: Rest{
-			Key: make([]float32, dim), Value: slices.Repeat([]float32{2}, dim), Count: 50,
-		}})
+		rest := Rest{Key: make([]float32, dim), Value: slices.Repeat([]float32{2}, dim), Count: 50}
+		shapes = append(shapes,
+			Attention{M: 1, Heads: lines, Dim: dim, Pos: 699 + 40*lines},
+			Attention{M: 1, Heads: lines, Dim: 144 - dim, Pos: 1023, Window: 900 - 90*lines},
+			Attention{M: lines, Heads: 1, Dim: dim, Pos: 900, Rest: rest})
 	}
 	for number, shape := range shapes {
 		sameAttention(t, shape, uint64(number))
@@ -41,16 +48,9 @@ func TestVecAttentionTiles(t *testing.T) {
 func sameAttention(t *testing.T, a Attention, seed uint64) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(5, seed))
-	fill := func(n int) []float32 {
-		v := make([]float32, n)
-		for i := range v {
-			v[i] = float32(rng.NormFloat64())
-		}
-		return v
-	}
 	a.Scale = 0.125
 	ld, context := a.Heads*a.Dim, a.Pos+a.M
-	q, k, v := fill(a.M*ld), fill(context*a.Dim), fill(context*a.Dim)
+	q, k, v := normals(rng, a.M*ld), normals(rng, context*a.Dim), normals(rng, context*a.Dim)
 	k16, v16 := make([]uint16, len(k)), make([]uint16, len(v))
 	toF16(k16, k)
 	toF16(v16, v)
@@ -62,6 +62,7 @@ func sameAttention(t *testing.T, a Attention, seed uint64) {
 		a.NextKeys, a.NextValues = mem.Bytes(k), mem.Bytes(v)[:rng.IntN(4*len(v)+1)]
 		a.NextQueries = Rows(q[:rng.IntN(len(q)+1)], ld)
 	}
+
 	others := otherTiles()
 	for i, own := range vectorSets() {
 		for _, form := range []string{"f32", "f16", "bf16", "q8"} {
@@ -82,15 +83,16 @@ func sameAttention(t *testing.T, a Attention, seed uint64) {
 			got, want := call(others[i]), call(own)
 			for j := range got {
 				if got[j] != want[j] {
-					t.Fatalf("%s attention %+v over %s: element %d is %v, want %v", others[i].Name, a, form, j, got[j], want[j])
+					what := fmt.Sprintf("%s attention %v over %s", others[i].Name, a, form)
+					t.Fatalf("%s: element %d is %v, want %v", what, j, got[j], want[j])
 				}
 			}
 		}
 	}
 }
 
-// otherTiles are sets whose attention has tiles of the other width than their own, so that what the kernels of 512 bits
-// are called by is tested on CPUs without them, too.
+// otherTiles are sets whose attention has tiles of the other width than their own. They test the callers of kernels of
+// 512 bits on CPUs without them, too.
 func otherTiles() (sets []*Set) {
 	for _, set := range vectorSets() {
 		tier := avx2
@@ -126,35 +128,45 @@ func otherTiles() (sets []*Set) {
 func TestVecAttentionAsksForAll(t *testing.T) {
 	for _, dim := range []int{64, 80, 96, 128} {
 		for _, context := range []int{200, 1000, 1024} {
-			next, numbers, scratch := make([]byte, 4*dim*context), dim*context, make([]float32, AttentionScratch(4, dim))
+			numbers := dim * context
 			for _, from := range []source{
 				{k32: make([]float32, numbers), v32: make([]float32, numbers)},
 				{k16: make([]uint16, numbers), v16: make([]uint16, numbers)},
 				{k16: make([]uint16, numbers), v16: make([]uint16, numbers), brain: true, pairs: true},
 				{k8: make([]uint8, numbers+cachedScale*context), v8: make([]uint8, numbers+cachedScale*context)},
 			} {
-				a := Attention{M: 1, Heads: 4, Dim: dim, Pos: context - 1, NextKeys: next, NextValues: next}
-				task := avx512vnni.newLineTask(tileKeys, scratch, a, 0, 1, from)
-				asked := map[uintptr]bool{}
-				for pos := 0; pos < context; pos += keyBlock {
-					for at, block := pos, min(pos+keyBlock, context); at < block; {
-						end := task.oneAhead(at, block)
-						keys, _ := task.far(at, end)
-						for i := 0; i < len(keys); i += task.row {
-							asked[mem.Address(keys[i:])] = true
-						}
-						at = end
-					}
-				}
-				own, _ := from.bytes(task.rows, context-wideKeys, dim)
-				for name, want := range map[string][]byte{"own": own, "next": next[:task.rows*task.row]} {
-					for i := 0; i < len(want); i += task.row {
-						if !asked[mem.Address(want[i:])] {
-							t.Fatalf("dim %d, %d positions, rows of %d bytes: row %d of the %s keys is not asked for",
-								dim, context, task.row, i/task.row, name)
-						}
-					}
-				}
+				checkKeysAskedFor(t, from, dim, context)
+			}
+		}
+	}
+}
+
+// checkKeysAskedFor follows one head over its context.
+func checkKeysAskedFor(t *testing.T, from source, dim, context int) {
+	t.Helper()
+	next := make([]byte, 4*dim*context)
+	a := Attention{M: 1, Heads: 4, Dim: dim, Pos: context - 1, NextKeys: next, NextValues: next}
+	task := avx512vnni.newLineTask(tileKeys, make([]float32, AttentionScratch(4, dim)), a, 0, 1, from)
+
+	asked := map[uintptr]bool{}
+	for pos := 0; pos < context; pos += keyBlock {
+		block := min(pos+keyBlock, context)
+		for at := pos; at < block; {
+			end := task.oneAhead(at, block)
+			keys, _ := task.far(at, end)
+			for i := 0; i < len(keys); i += task.row {
+				asked[mem.Address(keys[i:])] = true
+			}
+			at = end
+		}
+	}
+
+	own, _ := from.bytes(task.rows, context-wideKeys, dim)
+	for name, want := range map[string][]byte{"own": own, "next": next[:task.rows*task.row]} {
+		for i := 0; i < len(want); i += task.row {
+			if !asked[mem.Address(want[i:])] {
+				t.Fatalf("dim %d, %d positions, rows of %d bytes: row %d of the %s keys is not asked for", dim, context,
+					task.row, i/task.row, name)
 			}
 		}
 	}

@@ -20,6 +20,7 @@ func TestARMSets(t *testing.T) {
 			t.Errorf("%s on a CPU without its instructions: got error %v", name, err)
 		}
 	}
+
 	best := "portable"
 	if dots {
 		best = "neon"
@@ -29,22 +30,25 @@ func TestARMSets(t *testing.T) {
 	}
 }
 
-// Products of pairs of rows beside their twins: every number of rows of a call and two calls, columns that fill no
-// tile, and every remainder of k that a kernel has code for.
+// Products of pairs of rows are those of the portable set: for every number of rows of a call and of two calls, for
+// columns that fill no tile, and for every remainder of k that a kernel has code for.
 func TestMatrixProducts(t *testing.T) {
 	sets := slices.DeleteFunc(vectorSets(), func(set *Set) bool { return set.Name != "i8mm" })
 	if len(sets) == 0 {
 		t.Skip("this CPU has no matrix products of bytes")
 	}
+
 	seed := uint64(0)
 	for _, name := range []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"} {
 		for m := 0; m <= 2*mmlaRows+1; m++ {
 			for i, k := range []int{1, 4, 5, 8, 12, 31, 33, 64, 127, 160, 261} {
 				seed++
-				s := shape{m: m, k: k, n: []int{1, 32, 33, 64}[(m+i)%4], gapX: int(seed%4) * 5, gapY: int(seed%3) * 7,
-					gapS: int(seed % 3)}
-				twinMatMul(t, sets, name, s, newValues(uint8(m+i)%kinds, seed, nil), newValues(uint8(i)%kinds, seed+1<<32,
-					nil), seed%2 == 0)
+				s := shape{
+					m: m, k: k, n: []int{1, 32, 33, 64}[(m+i)%4],
+					gapX: int(seed%4) * 5, gapY: int(seed%3) * 7, gapS: int(seed % 3),
+				}
+				x, w := newValues(uint8(m+i)%kinds, seed, nil), newValues(uint8(i)%kinds, seed+1<<32, nil)
+				twinMatMul(t, sets, name, s, x, w, seed%2 == 0)
 			}
 		}
 	}
@@ -57,31 +61,32 @@ func TestMatrixProductsOfOneRow(t *testing.T) {
 		t.Skip(err)
 	}
 	const m, k, n = 9, 300, 70
-	x, scale := make([]uint8, m*k), []float32{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}
-	v := newValues(plain, 7, nil)
-	for i := range x {
-		x[i] = v.code(1)
+	codes := make([]uint8, m*k)
+	random := newValues(plain, 7, nil)
+	for i := range codes {
+		codes[i] = random.code(1)
 	}
 	blocks := (k + BlockK - 1) / BlockK
-	sums := make([]int32, m*blocks)
-	set.BlockSums(Rows(sums, blocks), Rows(x, k), m, k)
+	x := Quantised{
+		Codes: Rows(codes, k),
+		Scale: []float32{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9},
+		Sums:  Rows(make([]int32, m*blocks), blocks),
+	}
+	set.BlockSums(x.Sums, x.Codes, m, k)
 	w8, _ := tiledWeight(newValues(plain, 8, nil), "q8c", k, n)
 	w4, _ := tiledWeight(newValues(plain, 9, nil), "q4b32", k, n)
-	for name, multiply := range map[string]func(y []float32, first, rows int){
-		"q8c": func(y []float32, first, rows int) {
-			set.MatMulQ8C(Rows(y, n), Quantised{Codes: Rows(x[first*k:], k), Scale: scale[first:]}, w8, rows, k, n)
-		},
-		"q4b32": func(y []float32, first, rows int) {
-			set.MatMulQ4B32(Rows(y, n),
-				Quantised{Codes: Rows(x[first*k:], k), Scale: scale[first:], Sums: Rows(sums[first*blocks:], blocks)},
-				w4, rows, k, n)
-		},
-	} {
+	products := map[string]func(y []float32, first, rows int){
+		"q8c":   func(y []float32, first, rows int) { set.MatMulQ8C(Rows(y, n), x.From(first), w8, rows, k, n) },
+		"q4b32": func(y []float32, first, rows int) { set.MatMulQ4B32(Rows(y, n), x.From(first), w4, rows, k, n) },
+	}
+	for name, multiply := range products {
 		together, alone := make([]float32, m*n), make([]float32, m*n)
+
 		multiply(together, 0, m)
 		for row := range m {
 			multiply(alone[row*n:], row, 1)
 		}
+
 		if !slices.Equal(together, alone) {
 			t.Errorf("%s: rows together and alone differ", name)
 		}

@@ -15,6 +15,7 @@ func TestPairEncodings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	instruction := regexp.MustCompile(`// (v.*)\n\s*LONG +\$0x(..)(..)(..)(..)\n\s*WORD +\$0x(..)(..)\n`)
 	var texts []string
 	var code [][]byte
@@ -35,6 +36,7 @@ func TestPairEncodings(t *testing.T) {
 	if len(texts) < 100 {
 		t.Fatalf("found %d different instructions", len(texts))
 	}
+
 	sameEncodings(t, texts, code)
 }
 
@@ -54,21 +56,23 @@ func pairsSet(t *testing.T) *Set {
 // either place of a pair, and behind the last position.
 func TestPairsLeaveOutTheRest(t *testing.T) {
 	set := pairsSet(t)
-	nan := uint16(0x7fc0)
 	for number, shape := range []Attention{
-		{M: 1, Heads: 4, Dim: 64, Pos: 200, Window: 70}, {M: 1, Heads: 8, Dim: 96, Pos: 201, Window: 70},
-		{M: 1, Heads: 1, Dim: 80, Pos: 290, Window: 1}, {M: 1, Heads: 7, Dim: 16, Pos: 291, Window: 2},
-		{M: 2, Heads: 3, Dim: 64, Pos: 255, Window: 3}, {M: 3, Heads: 2, Dim: 32, Pos: 256, Window: 128},
-		{M: 9, Heads: 8, Dim: 64, Pos: 255, Window: 30}, {M: 70, Heads: 1, Dim: 100, Pos: 256, Window: 31},
-		{M: 70, Heads: 1, Dim: 33, Pos: 257, Window: 129}, {M: 5, Heads: 3, Dim: 64, Pos: 0}, {M: 16, Heads: 2, Dim: 24, Pos: 128},
+		{M: 1, Heads: 4, Dim: 64, Pos: 200, Window: 70},
+		{M: 1, Heads: 8, Dim: 96, Pos: 201, Window: 70},
+		{M: 1, Heads: 1, Dim: 80, Pos: 290, Window: 1},
+		{M: 1, Heads: 7, Dim: 16, Pos: 291, Window: 2},
+		{M: 2, Heads: 3, Dim: 64, Pos: 255, Window: 3},
+		{M: 3, Heads: 2, Dim: 32, Pos: 256, Window: 128},
+		{M: 9, Heads: 8, Dim: 64, Pos: 255, Window: 30},
+		{M: 70, Heads: 1, Dim: 100, Pos: 256, Window: 31},
+		{M: 70, Heads: 1, Dim: 33, Pos: 257, Window: 129},
+		{M: 5, Heads: 3, Dim: 64, Pos: 0},
+		{M: 16, Heads: 2, Dim: 24, Pos: 128},
 	} {
 		rng := rand.New(rand.NewPCG(7, uint64(number)))
 		shape.Scale = 0.125
 		columns, context := shape.Heads*shape.Dim, shape.context()
-		q := make([]float32, shape.M*columns)
-		for i := range q {
-			q[i] = float32(rng.NormFloat64())
-		}
+		q := normals(rng, shape.M*columns)
 		k, v := make([]uint16, (context+2)*shape.Dim), make([]uint16, (context+2)*shape.Dim)
 		for i := range k {
 			k[i], v[i] = brainOf(float32(rng.NormFloat64())), brainOf(float32(rng.NormFloat64()))
@@ -81,17 +85,22 @@ func TestPairsLeaveOutTheRest(t *testing.T) {
 			set.AttentionBF16(Rows(y, columns), Rows(q, columns), k, v, scratch, shape)
 			return y
 		}
+
 		want := call()
 		for pos := range context + 2 {
-			if first := shape.first(0); pos < first || pos >= context {
-				for i := range shape.Dim {
-					k[pos*shape.Dim+i], v[pos*shape.Dim+i] = nan, nan
-				}
+			if attended := pos >= shape.first(0) && pos < context; attended {
+				continue
+			}
+			for i := range shape.Dim {
+				const nan = 0x7fc0
+				k[pos*shape.Dim+i], v[pos*shape.Dim+i] = nan, nan
 			}
 		}
-		for i, got := range call() {
-			if got != want[i] {
-				t.Fatalf("%+v: element %d is %v with NaN where no row attends, %v without", shape, i, got, want[i])
+		got := call()
+
+		for i := range got {
+			if got[i] != want[i] {
+				t.Fatalf("%v: element %d is %v with NaN where no row attends, %v without", shape, i, got[i], want[i])
 			}
 		}
 	}

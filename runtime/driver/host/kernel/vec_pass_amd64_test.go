@@ -7,43 +7,43 @@ import (
 	"testing"
 )
 
-// A product that takes several passes over rows and k has the bits of its rows computed alone, in one pass.
+// A product that takes several passes over rows and k has the bits of its rows computed alone, in one pass. Packed rows
+// have the same.
 func TestVecPasses(t *testing.T) {
-	for _, c := range [][3]int{{13, 3500, 33}, {150, 1800, 65}, {133, 2000, 31}, {264, 1500, 32}} {
-		m, k, n := c[0], c[1], c[2]
-		rng := rand.New(rand.NewPCG(uint64(m), uint64(k)))
-		x, w := make([]float32, m*k), make([]float32, (n+TileN-1)/TileN*TileN*k)
-		for i := range x {
-			x[i] = float32(rng.NormFloat64())
-		}
-		for i := range w {
-			w[i] = float32(rng.NormFloat64())
-		}
+	for _, c := range []struct{ m, k, n int }{
+		{m: 13, k: 3500, n: 33},
+		{m: 150, k: 1800, n: 65},
+		{m: 133, k: 2000, n: 31},
+		{m: 264, k: 1500, n: 32},
+	} {
+		rng := rand.New(rand.NewPCG(uint64(c.m), uint64(c.k)))
+		x := Rows(normals(rng, c.m*c.k), c.k)
+		w := normals(rng, (c.n+TileN-1)/TileN*TileN*c.k)
 		for _, s := range vectors(t) {
-			y, want := guarded(t, make([]float32, m*n)), make([]float32, n)
-			for i := range y {
-				y[i] = float32(math.NaN()) // the first pass does not read it
+			together := guarded(t, make([]float32, c.m*c.n))
+			for i := range together {
+				together[i] = float32(math.NaN()) // the first pass does not read it
 			}
-			s.MatMulF32(Rows(y, n), Rows(x, k), w, m, k, n)
-			if s.PackRowsF32 != nil && m >= s.PackFrom {
-				packed, rows := guarded(t, make([]float32, m*n)), make([]float32, m*k)
-				for g := range PackGroups(m) {
-					s.PackRowsF32(rows, Rows(x, k), m, k, g)
-				}
-				s.PackedF32(Rows(packed, n), rows, w, m, k, n)
-				for i, v := range packed {
-					if v != y[i] {
-						t.Fatalf("%s %v: [%d,%d] is %v of packed rows, %v of others", s.Name, c, i/n, i%n, v, y[i])
-					}
-				}
+			s.MatMulF32(Rows(together, c.n), x, w, c.m, c.k, c.n)
+
+			alone := make([]float32, c.m*c.n)
+			for row := range c.m {
+				s.MatMulF32(Rows(alone, c.n).From(row, 0), x.From(row, 0), w, 1, c.k, c.n)
 			}
-			for r := range m {
-				s.MatMulF32(Rows(want, n), Rows(x[r*k:], k), w, 1, k, n)
-				for j, v := range want {
-					if got := y[r*n+j]; got != v {
-						t.Fatalf("%s %v: [%d,%d] is %v, want %v", s.Name, c, r, j, got, v)
-					}
-				}
+			if !slices.Equal(together, alone) {
+				t.Errorf("%s %+v: rows together and alone differ", s.Name, c)
+			}
+
+			if s.PackRowsF32 == nil || c.m < s.PackFrom {
+				continue
+			}
+			packed, rows := guarded(t, make([]float32, c.m*c.n)), make([]float32, c.m*c.k)
+			for group := range PackGroups(c.m) {
+				s.PackRowsF32(rows, x, c.m, c.k, group)
+			}
+			s.PackedF32(Rows(packed, c.n), rows, w, c.m, c.k, c.n)
+			if !slices.Equal(packed, alone) {
+				t.Errorf("%s %+v: packed rows and others differ", s.Name, c)
 			}
 		}
 	}
@@ -52,27 +52,31 @@ func TestVecPasses(t *testing.T) {
 // Products are the same whether a CPU's own prefetcher reads their weights or they ask for them.
 func TestVecWithAndWithoutRequests(t *testing.T) {
 	defer func(was bool) { zen4 = was }(zen4)
-	const k, n = 208, 96
-	codes, blocks := make([]uint8, (fastRows+1)*k), (k+BlockK-1)/BlockK
-	sums := make([]int32, (fastRows+1)*blocks)
+	const most, k, n = fastRows + 1, 208, 96
+	const blocks = (k + BlockK - 1) / BlockK
+	codes := make([]uint8, most*k)
 	random := newValues(plain, 3, nil)
 	for i := range codes {
 		codes[i] = random.code(1)
 	}
-	Portable().BlockSums(Rows(sums, blocks), Rows(codes, k), fastRows+1, k)
-	x := Quantised{Codes: Rows(codes, k), Scale: []float32{1, 0.5, 2}, Sums: Rows(sums, blocks)}
+	x := Quantised{
+		Codes: Rows(codes, k),
+		Scale: []float32{1, 0.5, 2},
+		Sums:  Rows(make([]int32, most*blocks), blocks),
+	}
+	Portable().BlockSums(x.Sums, x.Codes, most, k)
 	for _, set := range measuredSets() {
-		for _, scheme := range []string{"q8c", "q6c"} {
+		products := map[string]func(y Matrix[float32], x Quantised, w []byte, m, k, n int){
+			"q8c": set.MatMulQ8C,
+			"q6c": set.MatMulQ6C,
+		}
+		for scheme, multiply := range products {
 			w, _ := tiledWeight(newValues(plain, 4, nil), scheme, k, n)
-			for rows := 1; rows <= fastRows+1; rows++ {
-				product := func(alone bool) []float32 {
-					zen4 = alone
+			for rows := 1; rows <= most; rows++ {
+				product := func(withoutRequests bool) []float32 {
+					zen4 = withoutRequests
 					y := make([]float32, rows*n)
-					if scheme == "q8c" {
-						set.MatMulQ8C(Rows(y, n), x, w, rows, k, n)
-					} else {
-						set.MatMulQ6C(Rows(y, n), x, w, rows, k, n)
-					}
+					multiply(Rows(y, n), x, w, rows, k, n)
 					return y
 				}
 				if !slices.Equal(product(true), product(false)) {
