@@ -22,45 +22,53 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// batchPlan is makePlan with programs that decode batches of sequences.
-func batchPlan(t testing.TB, m *models.Model, procs []planir.Proc, rows, batches []int, context int, scheme op.Scheme, f layoutOf) *planir.Plan {
+// batchPlan is makePlan with programs that decode batches of so many sequences.
+func batchPlan(t testing.TB, m *models.Model, batches []int, spec planSpec) *planir.Plan {
 	t.Helper()
-	p := makePlan(t, m, procs, rows, context, scheme, f)
+	p := makePlan(t, m, spec)
 	p.Batches = batches
 	g := m.Graph()
 	batch := g.Batch()
+	control := spec.procs[0].Name
 	schemeOf := func(node string) op.Scheme { return p.DecisionFor(node, 1).Scheme }
-	for _, b := range batches {
-		more, err := lower.Trivial(&batch, procs[0].Name, []int{b}, context, op.F32, func(node string, _ int) op.Scheme { return schemeOf(node) })
+	ofNode := func(node string, _ int) op.Scheme { return schemeOf(node) }
+	for _, size := range batches {
+		more, err := lower.Trivial(&batch, control, []int{size}, spec.context, op.F32, ofNode)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sections, err := lower.Expand(&batch, b, context, op.F32, schemeOf, nil, nil)
+		sections, err := lower.Expand(&batch, size, spec.context, op.F32, schemeOf, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := len(p.Decisions)
+		if spec.layout != nil && len(spec.procs) > 1 {
+			divideUndivided(more, sections, spec.layout)
+		}
 		p.Decisions = append(p.Decisions, more...)
-		for _, s := range sections {
-			for _, n := range s.Nodes {
-				for i := range p.Decisions[at:] {
-					if d := &p.Decisions[at+i]; d.Node == n.Name && len(procs) > 1 && d.Axis == planir.AxisNone {
-						f(d, &n)
-					}
-				}
-			}
-		}
 	}
 	if err := lower.Lower(p, &g); err != nil {
 		t.Fatal(err)
 	}
-	if l := planir.Check(p); l.Err() != nil {
-		t.Fatal(l.Err())
+	if list := planir.Check(p); list.Err() != nil {
+		t.Fatal(list.Err())
 	}
 	return p
 }
 
-// prompts of different lengths, of ids below vocab.
+// divideUndivided lets the layout change those decisions of the nodes that are not divided yet.
+func divideUndivided(decisions []planir.Decision, sections []lower.Section, layout layoutOf) {
+	for _, section := range sections {
+		for _, node := range section.Nodes {
+			for i := range decisions {
+				if d := &decisions[i]; d.Node == node.Name && d.Axis == planir.AxisNone {
+					layout(d, &node)
+				}
+			}
+		}
+	}
+}
+
+// prompts are of these lengths, of ids below vocab.
 func prompts(vocab int, lengths ...int) [][]int32 {
 	var out [][]int32
 	for k, n := range lengths {
@@ -76,6 +84,17 @@ func prompts(vocab int, lengths ...int) [][]int32 {
 // trace is the logits after every step of a sequence.
 type trace [][]float32
 
+// keepIn returns a function that appends logits to the trace.
+func keepIn(tr *trace) func(row int, logits []float32) error {
+	return func(_ int, logits []float32) error {
+		*tr = append(*tr, slices.Clone(logits))
+		return nil
+	}
+}
+
+// next is the token that greedy decoding takes after the trace.
+func (tr trace) next() int32 { return greedy(tr[len(tr)-1]) }
+
 // alone decodes each prompt by itself: the tokens and the logits they were taken from.
 func alone(t testing.TB, x *executor.Machine, list [][]int32, steps int) (out []trace) {
 	t.Helper()
@@ -83,15 +102,12 @@ func alone(t testing.TB, x *executor.Machine, list [][]int32, steps int) (out []
 		var tr trace
 		x.Reset()
 		err := x.Do(context.Background(), func(c *executor.Control) error {
-			next := slices.Clone(prompt)
+			tokens := prompt
 			for range steps {
-				if _, err := c.Forward(next, executor.WantLast, func(_ int, l []float32) error {
-					tr = append(tr, slices.Clone(l))
-					return nil
-				}); err != nil {
+				if _, err := c.Forward(tokens, executor.WantLast, keepIn(&tr)); err != nil {
 					return err
 				}
-				next = []int32{greedy(tr[len(tr)-1])}
+				tokens = []int32{tr.next()}
 			}
 			return nil
 		})
@@ -103,45 +119,43 @@ func alone(t testing.TB, x *executor.Machine, list [][]int32, steps int) (out []
 	return out
 }
 
-func greedy(l []float32) int32 {
+// greedy is the first token with the largest logit.
+func greedy(logits []float32) int32 {
 	best := 0
-	for i, v := range l {
-		if v > l[best] {
+	for i, v := range logits {
+		if v > logits[best] {
 			best = i
 		}
 	}
 	return int32(best)
 }
 
-// together decodes the prompts in sequences that begin and end at different times: prompt k is of steps-k%3 steps.
+// together decodes the prompts in sequences that begin and end at different times: prompt k has steps-k%3 steps.
 func together(t testing.TB, x *executor.Machine, list [][]int32, steps int) []trace {
 	t.Helper()
 	out := make([]trace, len(list))
+	sequence := func(k int) int { return len(list) - 1 - k }
 	x.Reset()
 	err := x.Do(context.Background(), func(c *executor.Control) error {
 		for k, prompt := range list {
-			if _, err := c.Extend(len(list)-1-k, prompt, executor.WantLast, func(_ int, l []float32) error {
-				out[k] = append(out[k], slices.Clone(l))
-				return nil
-			}); err != nil {
+			if _, err := c.Extend(sequence(k), prompt, executor.WantLast, keepIn(&out[k])); err != nil {
 				return err
 			}
 		}
 		for {
 			var tokens []executor.Token
-			var who []int
+			var prompts []int
 			for k := range list {
 				if len(out[k]) < steps-k%3 {
-					tokens, who = append(tokens, executor.Token{Sequence: len(list) - 1 - k, ID: greedy(out[k][len(out[k])-1])}), append(who, k)
+					tokens = append(tokens, executor.Token{Sequence: sequence(k), ID: out[k].next()})
+					prompts = append(prompts, k)
 				}
 			}
-			if len(who) == 0 {
+			if len(tokens) == 0 {
 				return nil
 			}
-			if _, err := c.Step(tokens, func(i int, l []float32) error {
-				out[who[i]] = append(out[who[i]], slices.Clone(l))
-				return nil
-			}); err != nil {
+			_, err := c.Step(tokens, func(i int, logits []float32) error { return keepIn(&out[prompts[i]])(i, logits) })
+			if err != nil {
 				return err
 			}
 		}
@@ -152,13 +166,15 @@ func together(t testing.TB, x *executor.Machine, list [][]int32, steps int) []tr
 	return out
 }
 
-// same compares what was computed together with what was computed alone, within limit (0: bit by bit).
+// same compares what was computed together with what was computed alone. Logits may differ by the limit; 0 stands for
+// equal bits.
 func same(t testing.TB, what string, alone, together []trace, limit float64) {
 	t.Helper()
 	for k := range together {
-		for i, l := range together[k] {
-			if d := maxDiff(l, alone[k][i]); !(d <= limit) {
-				t.Errorf("%s: prompt %d, step %d: logits differ by %g from those alone, want at most %g", what, k, i, d, limit)
+		for i, logits := range together[k] {
+			if d := maxDiff(logits, alone[k][i]); !(d <= limit) {
+				what := fmt.Sprintf("%s: prompt %d, step %d", what, k, i)
+				t.Errorf("%s: logits differ by %g from those alone, want at most %g", what, d, limit)
 				break
 			}
 		}
@@ -172,45 +188,52 @@ func TestBatchComputesTheSameBits(t *testing.T) {
 	m := open(t)
 	a, b := cores(t)
 	list := prompts(m.Vocab, 5, 1, 17, 30)
-	type setup struct {
-		name  string
-		procs []planir.Proc
-		f     layoutOf
-	}
-	setups := []setup{
-		{"two cores", []planir.Proc{proc("a", a+"-"+b, "")}, bySingle},
-		{"columns and heads", []planir.Proc{proc("a", a, ""), proc("b", b, "")}, byColumns},
-		{"rows", []planir.Proc{proc("a", a, ""), proc("b", b, "")}, byRows},
+	setups := []archSetup{
+		{name: "two cores", procs: singleOn(a + "-" + b)},
+		{name: "columns and heads", procs: pairOn(a, b), layout: byColumns},
+		{name: "rows", procs: pairOn(a, b), layout: byRows},
 	}
 	schemes := []op.Scheme{op.A8TQ8C, op.A8TQ4B32, op.A8TQ4B128, op.A32W32, op.A32W16}
 	if raceEnabled {
 		schemes = schemes[:2] // others read and write the same
 	}
 	for _, set := range kernel.Sets() {
-		if set.Name != kernel.Reference().Name && !raceEnabled { // which is slow, and computes row by row; one lane races with nobody
-			setups = append(setups, setup{set.Name, []planir.Proc{proc("a", a, set.Name)}, bySingle})
+		byRow := set.Name == kernel.Reference().Name // which is slow, too
+		if raceEnabled || byRow {
+			continue // one lane races with nobody
 		}
+		setups = append(setups, archSetup{name: set.Name, procs: []planir.Proc{proc("a", a, set.Name)}})
 	}
-	for _, c := range setups {
+	for _, setup := range setups {
 		for _, scheme := range schemes {
 			limit := 0.0
 			if !scheme.QuantisedRows() {
 				limit = 1e-4 // kernels for one row add in another order
 			}
-			x := machine(t, m, batchPlan(t, m, c.procs, []int{1, 16}, []int{3, 4}, 64, scheme, c.f), executor.Options{})
-			same(t, fmt.Sprintf("%s %s", c.name, scheme), alone(t, x, list, 5), together(t, x, list, 5), limit)
+			x := machine(t, m, setup.batchPlan(t, m, scheme), executor.Options{})
+			what := fmt.Sprintf("%s %s", setup.name, scheme)
+			same(t, what, alone(t, x, list, 5), together(t, x, list, 5), limit)
 			x.Close()
 		}
 		for _, cached := range op.CacheTypes[1:] {
-			p := batchPlan(t, m, c.procs, []int{1, 16}, []int{3, 4}, 64, op.A8TQ8C, c.f)
+			p := setup.batchPlan(t, m, op.A8TQ8C)
 			x := machine(t, m, withCache(t, m, p, cached), executor.Options{})
-			same(t, fmt.Sprintf("%s, cache %s", c.name, cached), alone(t, x, list, 5), together(t, x, list, 5), 0)
+			what := fmt.Sprintf("%s, cache %s", setup.name, cached)
+			same(t, what, alone(t, x, list, 5), together(t, x, list, 5), 0)
 			x.Close()
 		}
 	}
 }
 
-// The same for every architecture: windows, rotations that depend on the length, experts.
+// batchPlan is a plan with programs for three and four sequences.
+func (s archSetup) batchPlan(t testing.TB, m *models.Model, scheme op.Scheme) *planir.Plan {
+	t.Helper()
+	return batchPlan(t, m, []int{3, 4}, planSpec{
+		procs: s.procs, rows: []int{1, 16}, context: 64, scheme: scheme, layout: s.layout,
+	})
+}
+
+// So they do for every architecture: windows, rotations that depend on the length, experts.
 func TestBatchArchitectures(t *testing.T) {
 	require.Slow(t)
 	a, b := cores(t)
@@ -227,19 +250,18 @@ func TestBatchArchitectures(t *testing.T) {
 			defer m.Close()
 			context := min(m.MaxContext, 160)
 			list := prompts(m.Vocab, 3, min(60, context-10), 34)
-			for _, s := range []struct {
-				procs []planir.Proc
-				f     layoutOf
-			}{
-				{[]planir.Proc{proc("a", a, "")}, bySingle},
-				{[]planir.Proc{proc("a", a, "portable")}, bySingle},
-				{[]planir.Proc{proc("a", a, ""), proc("b", b, "")}, byColumns},
+			for _, setup := range []archSetup{
+				{name: "one", procs: singleOn(a)},
+				{name: "portable", procs: []planir.Proc{proc("a", a, "portable")}},
+				{name: "columns", procs: pairOn(a, b), layout: byColumns},
 			} {
-				if raceEnabled && len(s.procs) == 1 {
+				if raceEnabled && len(setup.procs) == 1 {
 					continue // one lane races with nobody
 				}
-				x := machine(t, m, batchPlan(t, m, s.procs, []int{1, 32}, []int{4}, context, op.A8TQ8C, s.f), executor.Options{})
-				same(t, s.procs[0].Options["kernels"], alone(t, x, list, 6), together(t, x, list, 6), 0)
+				x := machine(t, m, batchPlan(t, m, []int{4}, planSpec{
+					procs: setup.procs, rows: []int{1, 32}, context: context, scheme: op.A8TQ8C, layout: setup.layout,
+				}), executor.Options{})
+				same(t, setup.name, alone(t, x, list, 6), together(t, x, list, 6), 0)
 				x.Close()
 			}
 			runtime.GC()
@@ -247,54 +269,63 @@ func TestBatchArchitectures(t *testing.T) {
 	}
 }
 
-// Requests get the tokens that they get alone, whatever runs beside them, also more requests than sequences; one that
+// Requests get the tokens that they get alone, whatever runs beside them, also more requests than sequences. One that
 // ends, fails or fills its context leaves the others alone.
 func TestGenerateBatch(t *testing.T) {
 	m := open(t)
 	a, _ := cores(t)
 	const limit = 24
-	x := machine(t, m, batchPlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, []int{2, 3}, 40, op.A8TQ8C, bySingle), executor.Options{OnDemand: true})
+	x := machine(t, m, batchPlan(t, m, []int{2, 3}, planSpec{
+		procs: singleOn(a), rows: []int{1, 16}, context: 40, scheme: op.A8TQ8C,
+	}), executor.Options{OnDemand: true})
 	if x.Sequences() != 3 {
 		t.Fatalf("%d sequences, want 3", x.Sequences())
 	}
 	list := prompts(m.Vocab, 4, 30, 1, 39, 12, 40, 8)
+	const stopped = 4 // the request that ends itself after three tokens
 	for _, sampler := range []executor.Sampler{{}, {Temperature: 0.9, TopK: 40, Seed: 5}} {
 		want := make([]executor.Generation, len(list))
 		requests := make([]executor.Request, len(list))
-		for i, p := range list {
+		for i, prompt := range list {
 			s := sampler
 			x.Reset()
-			g, err := x.Generate(context.Background(), p, limit, &s, nil)
+			g, err := x.Generate(context.Background(), prompt, limit, &s, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			want[i] = g
-			requests[i] = executor.Request{Prompt: p, MaxTokens: limit, Sampler: sampler}
+			requests[i] = executor.Request{Prompt: prompt, MaxTokens: limit, Sampler: sampler}
 		}
-		stop := 0
-		requests[4].OnToken = func(int32) bool { stop++; return stop < 3 }
-		if _, err := x.GenerateBatch(context.Background(), requests[5:], nil); err != nil { // leaves no trace in requests or caches
+		count := 0
+		requests[stopped].OnToken = func(int32) bool {
+			count++
+			return count < 3
+		}
+		want[stopped].Tokens, want[stopped].Stopped, want[stopped].Full = want[stopped].Tokens[:3], true, false
+
+		// A batch leaves no trace in requests or caches.
+		if _, err := x.GenerateBatch(context.Background(), requests[5:], nil); err != nil {
 			t.Fatal(err)
 		}
-		requests = slices.Insert(requests, 2, executor.Request{Prompt: make([]int32, 41), MaxTokens: 3}, executor.Request{Prompt: []int32{1, 1 << 20}, MaxTokens: 3}, executor.Request{MaxTokens: 3})
-		out, err := x.GenerateBatch(context.Background(), requests, nil)
+
+		const wrong = 2 // where the wrong requests begin
+		out, err := x.GenerateBatch(context.Background(), slices.Insert(requests, wrong,
+			executor.Request{Prompt: make([]int32, 41), MaxTokens: 3},
+			executor.Request{Prompt: []int32{1, 1 << 20}, MaxTokens: 3},
+			executor.Request{MaxTokens: 3},
+		), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, words := range map[int]string{2: "context of 40", 3: "1048576", 4: "no tokens"} {
-			if err := out[i].Err; err == nil || !strings.Contains(err.Error(), words) {
-				t.Errorf("request %d: got %v, want an error about %q", i, err, words)
+
+		for i, words := range []string{"context of 40", "1048576", "no tokens"} {
+			if err := out[wrong+i].Err; err == nil || !strings.Contains(err.Error(), words) {
+				t.Errorf("wrong request %d: got %v, want an error about %q", i, err, words)
 			}
 		}
-		out = slices.Delete(out, 2, 5)
-		for i, o := range out {
-			w := want[i]
-			if i == 4 {
-				w.Tokens, w.Stopped, w.Full = w.Tokens[:3], true, false
-			}
-			if o.Err != nil || !slices.Equal(o.Tokens, w.Tokens) || o.Stopped != w.Stopped || o.Full != w.Full {
-				t.Errorf("request %d: got %v (stopped %v, full %v, %v), want %v (stopped %v, full %v)", i, o.Tokens, o.Stopped, o.Full, o.Err, w.Tokens, w.Stopped, w.Full)
-			}
+		out = slices.Delete(out, wrong, wrong+3)
+		for i, got := range out {
+			checkGeneration(t, i, got, want[i])
 		}
 		if !out[1].Full || !out[3].Full || !out[5].Full || out[0].Full && len(out[0].Tokens) == limit {
 			t.Error("a full context is not told from the limit of tokens")
@@ -305,16 +336,38 @@ func TestGenerateBatch(t *testing.T) {
 	}
 }
 
+// checkGeneration compares a request's outcome with what it has alone.
+func checkGeneration(t *testing.T, request int, got executor.Outcome, want executor.Generation) {
+	t.Helper()
+	if got.Err != nil {
+		t.Errorf("request %d: %v", request, got.Err)
+	}
+	if !slices.Equal(got.Tokens, want.Tokens) {
+		t.Errorf("request %d: got tokens %v, want %v", request, got.Tokens, want.Tokens)
+	}
+	if got.Stopped != want.Stopped || got.Full != want.Full {
+		t.Errorf("request %d: stopped %v, full %v, want %v, %v", request, got.Stopped, got.Full, want.Stopped,
+			want.Full)
+	}
+}
+
 // A plan of one sequence takes requests in turn.
 func TestGenerateBatchOfOne(t *testing.T) {
 	m := open(t)
 	a, _ := cores(t)
-	x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, 40, op.A8TQ8C, bySingle), executor.Options{})
+	x := machine(t, m, makePlan(t, m, planSpec{
+		procs: singleOn(a), rows: []int{1, 16}, context: 40, scheme: op.A8TQ8C,
+	}), executor.Options{})
 	list := prompts(m.Vocab, 4, 9)
-	out, err := x.GenerateBatch(context.Background(), []executor.Request{{Prompt: list[0], MaxTokens: 5}, {Prompt: list[1], MaxTokens: 5}}, nil)
+
+	out, err := x.GenerateBatch(context.Background(), []executor.Request{
+		{Prompt: list[0], MaxTokens: 5},
+		{Prompt: list[1], MaxTokens: 5},
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i, o := range out {
 		x.Reset()
 		g, err := x.Generate(context.Background(), list[i], 5, &executor.Sampler{}, nil)
@@ -324,39 +377,53 @@ func TestGenerateBatchOfOne(t *testing.T) {
 	}
 }
 
+// A step of wrong tokens is refused with what is wrong, and so is one beyond the context.
 func TestStepRefuses(t *testing.T) {
 	m := open(t)
 	a, _ := cores(t)
-	x := machine(t, m, batchPlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1}, []int{2}, 2, op.A8TQ8C, bySingle), executor.Options{})
+	x := machine(t, m, batchPlan(t, m, []int{2}, planSpec{
+		procs: singleOn(a), rows: []int{1}, context: 2, scheme: op.A8TQ8C,
+	}), executor.Options{})
+	step := func(tokens ...executor.Token) error {
+		return x.Do(context.Background(), func(c *executor.Control) error {
+			_, err := c.Step(tokens, nil)
+			return err
+		})
+	}
 	for _, c := range []struct {
 		tokens []executor.Token
-		words  string
+		want   string
 	}{
-		{nil, "no tokens"},
-		{[]executor.Token{{Sequence: 0, ID: 1}, {Sequence: 0, ID: 2}}, "both of sequence 0"},
-		{[]executor.Token{{Sequence: 0, ID: 1}, {Sequence: 2, ID: 2}}, "sequence 2"},
-		{[]executor.Token{{Sequence: -1, ID: 1}}, "sequence -1"},
-		{[]executor.Token{{Sequence: 0, ID: -1}, {Sequence: 1, ID: 2}}, "id -1"},
+		{tokens: nil, want: "no tokens"},
+		{tokens: []executor.Token{{Sequence: 0, ID: 1}, {Sequence: 0, ID: 2}}, want: "both of sequence 0"},
+		{tokens: []executor.Token{{Sequence: 0, ID: 1}, {Sequence: 2, ID: 2}}, want: "sequence 2"},
+		{tokens: []executor.Token{{Sequence: -1, ID: 1}}, want: "sequence -1"},
+		{tokens: []executor.Token{{Sequence: 0, ID: -1}, {Sequence: 1, ID: 2}}, want: "id -1"},
 	} {
-		err := x.Do(context.Background(), func(c2 *executor.Control) error { _, err := c2.Step(c.tokens, nil); return err })
-		if err == nil || !strings.Contains(err.Error(), c.words) {
-			t.Errorf("%v: got %v, want an error about %q", c.tokens, err, c.words)
+		err := step(c.tokens...)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: got %v, want an error about %q", c.tokens, err, c.want)
 		}
 	}
+
 	both := []executor.Token{{Sequence: 0, ID: 1}, {Sequence: 1, ID: 2}}
-	for i := range 3 {
-		err := x.Do(context.Background(), func(c *executor.Control) error { _, err := c.Step(both, nil); return err })
-		if (err != nil) != (i == 2) || err != nil && !strings.Contains(err.Error(), "context of 2") {
+	for i := range 2 {
+		if err := step(both...); err != nil {
 			t.Errorf("step %d: %v", i, err)
 		}
 	}
+	if err := step(both...); err == nil || !strings.Contains(err.Error(), "context of 2") {
+		t.Errorf("a step beyond the context: got %v", err)
+	}
 }
 
-// A lane that fails while a batch is decoded ends every lane; later calls return, too.
+// A lane that fails while a batch is decoded ends every lane. Later calls return, too.
 func TestBatchFaults(t *testing.T) {
 	m := open(t)
 	a, b := cores(t)
-	p := batchPlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16}, []int{2}, 64, op.A8TQ8C, byColumns)
+	p := batchPlan(t, m, []int{2}, planSpec{
+		procs: pairOn(a, b), rows: []int{1, 16}, context: 64, scheme: op.A8TQ8C, layout: byColumns,
+	})
 	list := prompts(m.Vocab, 5, 9)
 	requests := []executor.Request{{Prompt: list[0], MaxTokens: 6}, {Prompt: list[1], MaxTokens: 6}}
 	for _, lane := range []string{a, b} {
@@ -366,6 +433,7 @@ func TestBatchFaults(t *testing.T) {
 			x := machine(t, m, p, executor.Options{Drivers: []driver.Driver{d}})
 			for range 2 {
 				out, err := x.GenerateBatch(context.Background(), requests, nil)
+
 				if err == nil || !strings.Contains(err.Error(), "step") {
 					t.Errorf("core %s, call %d: got %v, want the injected failure", lane, k, err)
 				}
@@ -379,21 +447,31 @@ func TestBatchFaults(t *testing.T) {
 	}
 }
 
+// A step of a batch allocates nothing.
 func TestStepAllocatesNothing(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	m := open(t)
 	a, b := cores(t)
-	x := machine(t, m, batchPlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16}, []int{4}, 512, op.A8TQ8C, byColumns), executor.Options{})
+	x := machine(t, m, batchPlan(t, m, []int{4}, planSpec{
+		procs: pairOn(a, b), rows: []int{1, 16}, context: 512, scheme: op.A8TQ8C, layout: byColumns,
+	}), executor.Options{})
 	tokens := []executor.Token{{Sequence: 0, ID: 1}, {Sequence: 2, ID: 3}, {Sequence: 3, ID: 9}}
 	top := float32(math.Inf(-1))
-	sink := func(_ int, l []float32) error { top = max(top, l[0]); return nil }
+	sink := func(_ int, logits []float32) error {
+		top = max(top, logits[0])
+		return nil
+	}
 	err := x.Do(context.Background(), func(c *executor.Control) error {
-		step := func() error { _, err := c.Step(tokens, sink); return err }
+		step := func() error {
+			_, err := c.Step(tokens, sink)
+			return err
+		}
 		if err := step(); err != nil {
 			return err
 		}
+
 		const runs = 200
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -403,6 +481,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 			}
 		}
 		runtime.ReadMemStats(&after)
+
 		if n := after.Mallocs - before.Mallocs; n > runs/10 {
 			t.Errorf("%d steps allocate %d objects", runs, n)
 		}

@@ -102,8 +102,8 @@ func bySpin(cores [2]int, _ time.Duration, busy []time.Duration) meeting {
 func byFutex(cores [2]int, _ time.Duration, busy []time.Duration) meeting {
 	const waitPrivate, wakePrivate = 128, 129
 	f := new(uint32)
-	call := func(op, val uintptr) {
-		_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(f)), op, val, 0, 0, 0) // a word of the heap, which stays where it is
+	call := func(op, val uintptr) { // on a word of the heap, which stays where it is
+		_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(f)), op, val, 0, 0, 0)
 	}
 	return handing(cores, busy, func(n int64) {
 		atomic.StoreUint32(f, uint32(n))
@@ -141,7 +141,7 @@ func byExecutor(cores [2]int, expect time.Duration, busy []time.Duration) meetin
 		})},
 	})
 	defer m.Close()
-	if err := m.Do(context.Background(), func(*Control) error { return m.runSection(s, driver.Scalars{Rows: 1}, false) }); err != nil {
+	if err := runOnce(m, s); err != nil {
 		panic(err)
 	}
 	return x
@@ -157,7 +157,12 @@ type planned struct {
 }
 
 func do(f func(iter int)) func(int) driver.Executable {
-	return func(iter int) driver.Executable { return &notedStep{func() error { f(iter); return nil }} }
+	return func(iter int) driver.Executable {
+		return &notedStep{func() error {
+			f(iter)
+			return nil
+		}}
+	}
 }
 
 // lanesOf is a machine of a lane for each processor with a section of steps.
@@ -215,11 +220,19 @@ func BenchmarkRendezvous(b *testing.B) {
 		work   time.Duration
 		spread float64
 		times  int
-	}{{"2 us", 2e3, 0, 200}, {"20 us", 20e3, 0, 100}, {"100 us", 100e3, 0, 60}, {"500 us", 500e3, 0, 30}, {"500 us ± 20 %", 500e3, 0.2, 30}, {"3 ms", 3e6, 0, 10}}
+	}{
+		{name: "2 us", work: 2e3, times: 200},
+		{name: "20 us", work: 20e3, times: 100},
+		{name: "100 us", work: 100e3, times: 60},
+		{name: "500 us", work: 500e3, times: 30},
+		{name: "500 us ± 20 %", work: 500e3, spread: 0.2, times: 30},
+		{name: "3 ms", work: 3e6, times: 10},
+	}
 	const rounds = 12
 	random := rand.New(rand.NewPCG(1, 2))
 	var table strings.Builder
-	fmt.Fprintf(&table, "\n| wait | means | late us, p50 | p90 | to spinning | 95 %% interval | core used |\n| --- | --- | ---: | ---: | ---: | --- | ---: |\n")
+	table.WriteString("\n| wait | means | late us, p50 | p90 | to spinning | 95 % interval | core used |\n" +
+		"| --- | --- | ---: | ---: | ---: | --- | ---: |\n")
 	for b.Loop() {
 		for _, c := range cases {
 			p50, p90, busy := make([][]float64, len(list)), make([][]float64, len(list)), make([][]float64, len(list))
@@ -244,7 +257,8 @@ func BenchmarkRendezvous(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				fmt.Fprintf(&table, "| %s | %s | %s | %s | %.2f | %.2f..%.2f | %.0f %% |\n", c.name, l.name, us(stat.Median(p50[i])), us(stat.Median(p90[i])), ratio, low, high, 100*stat.Median(busy[i]))
+				fmt.Fprintf(&table, "| %s | %s | %s | %s | %.2f | %.2f..%.2f | %.0f %% |\n", c.name, l.name,
+					us(stat.Median(p50[i])), us(stat.Median(p90[i])), ratio, low, high, 100*stat.Median(busy[i]))
 				if l.name == "executor" {
 					b.ReportMetric(stat.Median(p50[i]), strings.ReplaceAll(c.name, " ", "")+"-p50-ns")
 				}
@@ -262,7 +276,9 @@ func nothing(_ *testing.B, core int) (driver.Processor, func(int) driver.Executa
 }
 
 // loaded is a processor with an operator of one float32 input and output, and weights of zeros, ready to run.
-func loaded(b *testing.B, d driver.Driver, c driver.Compiler, sel string, o op.Op) (driver.Processor, func(int) driver.Executable, driver.Bindings) {
+func loaded(
+	b *testing.B, d driver.Driver, c driver.Compiler, sel string, o op.Op,
+) (driver.Processor, func(int) driver.Executable, driver.Bindings) {
 	ctx := context.Background()
 	must := func(err error) {
 		if err != nil {
@@ -322,9 +338,14 @@ func BenchmarkDispatch(b *testing.B) {
 	forms := []struct {
 		name  string
 		cores []int
-	}{{"one lane", cores[:1]}, {"two lanes of one core in turn", []int{cores[0], cores[0]}}, {"two lanes of two cores in turn", cores[:]}}
+	}{
+		{"one lane", cores[:1]},
+		{"two lanes of one core in turn", []int{cores[0], cores[0]}},
+		{"two lanes of two cores in turn", cores[:]},
+	}
 	var table strings.Builder
-	fmt.Fprintf(&table, "\n| step | lanes | us a step, called directly | by the executor | added | 95 %% interval |\n| --- | --- | ---: | ---: | ---: | --- |\n")
+	table.WriteString("\n| step | lanes | us a step, called directly | by the executor | added | 95 % interval |\n" +
+		"| --- | --- | ---: | ---: | ---: | --- |\n")
 	for b.Loop() {
 		for _, t := range targets {
 			for _, f := range forms {
@@ -376,7 +397,8 @@ func BenchmarkDispatch(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				fmt.Fprintf(&table, "| %s | %s | %s | %s | %s | %s..%s |\n", t.name, f.name, us(stat.Median(direct)), us(stat.Median(through)), us(x.Median), us(x.Low), us(x.High))
+				fmt.Fprintf(&table, "| %s | %s | %s | %s | %s | %s..%s |\n", t.name, f.name, us(stat.Median(direct)),
+					us(stat.Median(through)), us(x.Median), us(x.Low), us(x.High))
 				b.ReportMetric(x.Median, strings.ReplaceAll(t.name+"-"+f.name, " ", "-")+"-ns")
 			}
 		}
@@ -395,9 +417,11 @@ func BenchmarkTwoCores(b *testing.B) {
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 6))
 	const steps, rounds = 200, 40
 	var table strings.Builder
-	fmt.Fprintf(&table, "\n| product, float32 | one core, us | the library's two threads | two processors | two threads / two processors | 95 %% interval |\n| --- | ---: | ---: | ---: | ---: | --- |\n")
+	table.WriteString("\n| product, float32 | one core, us | the library's two threads | two processors |" +
+		" two threads / two processors | 95 % interval |\n| --- | ---: | ---: | ---: | ---: | --- |\n")
 	product := func(sel string, n int) (driver.Processor, planned) {
-		p, run, bind := loaded(b, ort.New(), ortcompiler.New(), sel, op.Op{Kind: op.MatMul, M: 1, K: 512, N: n, Scheme: op.A32W32})
+		o := op.Op{Kind: op.MatMul, M: 1, K: 512, N: n, Scheme: op.A32W32}
+		p, run, bind := loaded(b, ort.New(), ortcompiler.New(), sel, o)
 		return p, planned{run: run, bind: bind}
 	}
 	for b.Loop() {
@@ -408,7 +432,8 @@ func BenchmarkTwoCores(b *testing.B) {
 				times []float64
 			}
 			var forms []*form
-			for _, sels := range [][]string{{fmt.Sprint(cores[0])}, {fmt.Sprintf("%d-%d", cores[0], cores[1])}, {fmt.Sprint(cores[0]), fmt.Sprint(cores[1])}} {
+			first, second := fmt.Sprint(cores[0]), fmt.Sprint(cores[1])
+			for _, sels := range [][]string{{first}, {first + "-" + second}, {first, second}} {
 				var procs []driver.Processor
 				var list []planned
 				for i, sel := range sels {
@@ -442,7 +467,9 @@ func BenchmarkTwoCores(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			fmt.Fprintf(&table, "| [1,512] x [512,%d] | %s | %s | %s | %.2f | %.2f..%.2f |\n", n, us(stat.Median(forms[0].times)), us(stat.Median(forms[1].times)), us(stat.Median(forms[2].times)), ratio, low, high)
+			fmt.Fprintf(&table, "| [1,512] x [512,%d] | %s | %s | %s | %.2f | %.2f..%.2f |\n", n,
+				us(stat.Median(forms[0].times)), us(stat.Median(forms[1].times)), us(stat.Median(forms[2].times)),
+				ratio, low, high)
 		}
 	}
 	b.Log(table.String())

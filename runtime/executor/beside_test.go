@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hetc/hetc/emit"
-	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -25,7 +22,9 @@ import (
 func besidePlan(t *testing.T, m *models.Model, scheme op.Scheme, rows []int, context int) *planir.Plan {
 	t.Helper()
 	a, b := cores(t)
-	p := batchPlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, rows, []int{2, 3}, context, scheme, byColumns)
+	p := batchPlan(t, m, []int{2, 3}, planSpec{
+		procs: pairOn(a, b), rows: rows, context: context, scheme: scheme, layout: byColumns,
+	})
 	p.Beside = &planir.Beside{Prefill: "b", Decode: "a"}
 	g := m.Graph()
 	if err := lower.Lower(p, &g); err != nil {
@@ -37,17 +36,11 @@ func besidePlan(t *testing.T, m *models.Model, scheme op.Scheme, rows []int, con
 	return p
 }
 
-// beside continues the first prompts by steps tokens while the last one is processed, chunk by chunk, and then decoded
-// with them: traces as of alone.
+// beside continues the first prompts by steps tokens while the last one is processed, chunk by chunk, and then decodes
+// that one, too: traces as of alone.
 func beside(t testing.TB, x *executor.Machine, list [][]int32, steps int) []trace {
 	t.Helper()
 	out := make([]trace, len(list))
-	keep := func(k int) func(int, []float32) error {
-		return func(_ int, l []float32) error {
-			out[k] = append(out[k], slices.Clone(l))
-			return nil
-		}
-	}
 	last := len(list) - 1
 	x.Reset()
 	do := func(f func(*executor.Control) error) {
@@ -56,20 +49,30 @@ func beside(t testing.TB, x *executor.Machine, list [][]int32, steps int) []trac
 			t.Fatal(err)
 		}
 	}
+	keepEach := func(i int, logits []float32) error { return keepIn(&out[i])(i, logits) }
+	keepLast := keepIn(&out[last])
+	decodeFirst := func(c *executor.Control) error {
+		var tokens []executor.Token
+		for k := range last {
+			tokens = append(tokens, executor.Token{Sequence: k, ID: out[k].next()})
+		}
+		_, err := c.StepBeside(tokens, keepEach)
+		return err
+	}
+
 	do(func(c *executor.Control) error {
 		for k := range last {
-			if _, err := c.Extend(k, list[k], executor.WantLast, keep(k)); err != nil {
+			if _, err := c.Extend(k, list[k], executor.WantLast, keepIn(&out[k])); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	next := func(k int) executor.Token { return executor.Token{Sequence: k, ID: greedy(out[k][len(out[k])-1])} }
 	for done := 0; done < len(list[last]); {
 		rest := list[last][done:]
 		if len(rest) == 1 { // which no program of prompts takes
 			do(func(c *executor.Control) error {
-				_, err := c.Extend(last, rest, executor.WantLast, keep(last))
+				_, err := c.Extend(last, rest, executor.WantLast, keepLast)
 				return err
 			})
 			break
@@ -79,27 +82,23 @@ func beside(t testing.TB, x *executor.Machine, list [][]int32, steps int) []trac
 			count, err = c.Begin(last, rest, true)
 			return err
 		})
-		// one job for each step, as a server has, until the chunk has ended
+		// One job for each step, as a server has, until the chunk has ended.
 		for ended := false; !ended && len(out[0]) < steps; {
 			do(func(c *executor.Control) error {
-				var tokens []executor.Token
-				for k := range last {
-					tokens = append(tokens, next(k))
-				}
-				_, err := c.StepBeside(tokens, func(i int, l []float32) error { return keep(i)(0, l) })
+				err := decodeFirst(c)
 				ended = c.Ended()
 				return err
 			})
 		}
 		do(func(c *executor.Control) error {
-			_, err := c.Await(func(l []float32) error { return keep(last)(0, l) })
+			_, err := c.Await(func(logits []float32) error { return keepLast(0, logits) })
 			return err
 		})
 		done += count
 	}
 	for len(out[last]) < steps {
 		do(func(c *executor.Control) error {
-			_, err := c.Step([]executor.Token{next(last)}, func(_ int, l []float32) error { return keep(last)(0, l) })
+			_, err := c.Step([]executor.Token{{Sequence: last, ID: out[last].next()}}, keepLast)
 			return err
 		})
 	}
@@ -123,7 +122,8 @@ func TestBesideComputesTheSameBits(t *testing.T) {
 	}
 }
 
-// Misuse is refused, calls of all processors wait for the chunk, and a plan of one processor has nothing beside.
+// Misuse is refused, and calls of all processors wait for the chunk: they and the rest of the prompt then compute what
+// they compute alone.
 func TestBesideRefuses(t *testing.T) {
 	m := open(t)
 	x := machine(t, m, besidePlan(t, m, op.A8TQ8C, []int{1, 64}, 160), executor.Options{})
@@ -138,12 +138,22 @@ func TestBesideRefuses(t *testing.T) {
 				t.Errorf("got %v, want %q", err, what)
 			}
 		}
+		sameAs := func(want []float32) func(int, []float32) error {
+			return func(_ int, logits []float32) error {
+				if d := maxDiff(logits, want); d != 0 {
+					t.Errorf("logits differ by %g from those alone", d)
+				}
+				return nil
+			}
+		}
+
 		_, err := c.Begin(0, list[0][:1], true)
 		refused("nothing of 1 tokens", err)
 		_, err = c.Await(nil)
 		refused("nothing has begun", err)
 		_, err = c.Begin(7, list[0], true)
 		refused("sequence 7", err)
+
 		count, err := c.Begin(0, list[0], true)
 		if err != nil || count != 64 {
 			return fmt.Errorf("%d tokens: %w", count, err)
@@ -154,13 +164,8 @@ func TestBesideRefuses(t *testing.T) {
 		refused("whose prompt is being processed", err)
 		_, err = c.StepBeside(nil, nil)
 		refused("no tokens", err)
-		// the whole machine: it waits, and computes what it computes alone
-		if _, err := c.Extend(1, list[1], executor.WantLast, func(_ int, l []float32) error {
-			if d := maxDiff(l, want[1][0]); d != 0 {
-				t.Errorf("a call of all processors while a chunk is processed: logits differ by %g", d)
-			}
-			return nil
-		}); err != nil {
+
+		if _, err := c.Extend(1, list[1], executor.WantLast, sameAs(want[1][0])); err != nil {
 			return err
 		}
 		if !c.Ended() {
@@ -169,12 +174,7 @@ func TestBesideRefuses(t *testing.T) {
 		if _, err := c.Await(nil); err != nil {
 			return err
 		}
-		_, err = c.Extend(0, list[0][64:], executor.WantLast, func(_ int, l []float32) error {
-			if d := maxDiff(l, want[0][0]); d != 0 {
-				t.Errorf("the rest of the prompt: logits differ by %g", d)
-			}
-			return nil
-		})
+		_, err = c.Extend(0, list[0][64:], executor.WantLast, sameAs(want[0][0]))
 		return err
 	})
 	if err != nil {
@@ -182,37 +182,38 @@ func TestBesideRefuses(t *testing.T) {
 	}
 }
 
-// A chunk that fails is the error of whoever waits for it, also when another job has ended well meanwhile. A cancelled
-// job gives the chunk up, and the machine goes on. Closing does not wait for its end.
+// beginJob is the job that begins a chunk of a prompt.
+func beginJob(prompt []int32) func(c *executor.Control) error {
+	return func(c *executor.Control) error {
+		_, err := c.Begin(0, prompt, true)
+		return err
+	}
+}
+
+// awaitChunk is the job that waits for a chunk.
+func awaitChunk(c *executor.Control) error {
+	_, err := c.Await(nil)
+	return err
+}
+
+// A chunk that fails is the error of the job that waits for it, also when another job has ended well meanwhile.
 func TestBesideFails(t *testing.T) {
 	m := open(t)
 	_, b := cores(t)
 	p := besidePlan(t, m, op.A8TQ8C, []int{1, 64}, 160)
-	content, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{hostcompiler.New()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	prompt := prompts(m.Vocab, 60)[0]
-	begin := func(c *executor.Control) error {
-		_, err := c.Begin(0, prompt, true)
-		return err
-	}
-	for _, at := range []int{1, 9, 40} {
-		d := drivertest.Inject(context.Background(), host.New(), drivertest.Fault{At: drivertest.AtRun, K: at, Select: b})
-		x, err := executor.Open(context.Background(), p, content, executor.Options{Drivers: []driver.Driver{d}})
-		if err != nil {
-			t.Fatal(err)
-		}
+	begin := beginJob(prompts(m.Vocab, 60)[0])
+	for _, call := range []int{1, 9, 40} {
+		fault := drivertest.Fault{At: drivertest.AtRun, K: call, Select: b}
+		d := drivertest.Inject(context.Background(), host.New(), fault)
+		x := machine(t, m, p, executor.Options{Drivers: []driver.Driver{d}})
 		within(t, time.Minute, func() {
 			if err := x.Do(context.Background(), begin); err != nil {
 				t.Errorf("begin: %v", err)
 			}
 			time.Sleep(20 * time.Millisecond)
 			_ = x.Do(context.Background(), func(*executor.Control) error { return nil }) // which takes no notice
-			err := x.Do(context.Background(), func(c *executor.Control) error {
-				_, err := c.Await(nil)
-				return err
-			})
+
+			err := x.Do(context.Background(), awaitChunk)
 			if err == nil || !strings.Contains(err.Error(), "injected fault") {
 				t.Errorf("a step that fails: got %v, want %q", err, "injected fault")
 			}
@@ -221,26 +222,33 @@ func TestBesideFails(t *testing.T) {
 			}
 		})
 	}
-	x := machine(t, m, p, executor.Options{})
+}
+
+// A job that fails or is cancelled gives its chunk up, and the machine goes on. Closing waits for no chunk.
+func TestBesideGivesUp(t *testing.T) {
+	m := open(t)
+	x := machine(t, m, besidePlan(t, m, op.A8TQ8C, []int{1, 64}, 160), executor.Options{})
+	prompt := prompts(m.Vocab, 60)[0]
+	begin := beginJob(prompt)
 	want := alone(t, x, [][]int32{prompt}, 1)
 	x.Reset()
 	within(t, time.Minute, func() {
 		stop := errors.New("stop")
-		if err := x.Do(context.Background(), func(c *executor.Control) error { return errors.Join(begin(c), stop) }); !errors.Is(err, stop) {
-			t.Errorf("got %v", err)
+		err := x.Do(context.Background(), func(c *executor.Control) error { return errors.Join(begin(c), stop) })
+		if !errors.Is(err, stop) {
+			t.Errorf("a job that fails: got %v", err)
 		}
+
 		ctx, cancel := context.WithCancel(context.Background())
-		err := x.Do(ctx, func(c *executor.Control) error {
+		err = x.Do(ctx, func(c *executor.Control) error {
 			defer cancel()
 			return begin(c)
 		})
 		if err != nil && !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
+			t.Errorf("a job that is cancelled: got %v", err)
 		}
-		_ = x.Do(context.Background(), func(c *executor.Control) error {
-			_, err := c.Await(nil) // whatever became of it
-			return err
-		})
+		_ = x.Do(context.Background(), awaitChunk) // whatever became of it
+
 		x.Reset()
 		same(t, "after all that", want, alone(t, x, [][]int32{prompt}, 1), 0)
 		x.Reset()

@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -26,12 +27,14 @@ func among(r *rand.Rand, names ...string) layoutOf {
 		case op.Attention:
 			axis, length = planir.AxisHeads, o.KVHeads
 		}
+
 		order := r.Perm(len(names))
 		d.Shares[0].Proc = names[order[0]]
 		parts := 1 + r.IntN(len(names))
 		if axis == planir.AxisNone || length < parts*unit || parts == 1 {
 			return
 		}
+
 		d.Axis, d.Strategy, d.Shares = axis, planir.WeightCentric, nil
 		from := 0
 		for i := range parts {
@@ -45,15 +48,18 @@ func among(r *rand.Rand, names ...string) layoutOf {
 	}
 }
 
-// Processors of one core compute what one of them computes alone, bit for bit, whatever is given to which and whoever
-// waits for whom: two on the control core, one of them with a second core; one apart from them; two beside two.
+// Processors of one core compute what one of them computes alone, bit for bit, however the work is divided. They are
+// two on the control core, one of them with a second core; one apart from them; two beside two.
 func TestProcessorsOfOneCore(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	ids, _ := ref[int32](t, "ids_3")
 	ids = ids[:min(len(ids), 40)]
-	want := allLogits(t, machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, "")}, []int{1, 16}, 64, op.A8TQ8C, bySingle), executor.Options{}), ids)
+	want := allLogits(t, machine(t, m, makePlan(t, m, planSpec{
+		procs: singleOn(s0), rows: []int{1, 16}, context: 64, scheme: op.A8TQ8C,
+	}), executor.Options{}), ids)
+
 	sets := map[string][]planir.Proc{
 		"a core twice":             {proc("a", s0, ""), proc("b", s0, "")},
 		"a core and both":          {proc("a", s0, ""), proc("b", s0+"-"+s1, "")},
@@ -70,11 +76,15 @@ func TestProcessorsOfOneCore(t *testing.T) {
 				names = append(names, p.Name)
 			}
 			for seed := range uint64(3) {
-				p := makePlan(t, m, procs, []int{1, 16}, 64, op.A8TQ8C, among(rand.New(rand.NewPCG(seed, 1)), names...))
+				p := makePlan(t, m, planSpec{
+					procs: procs, rows: []int{1, 16}, context: 64, scheme: op.A8TQ8C,
+					layout: among(rand.New(rand.NewPCG(seed, 1)), names...),
+				})
 				x := machine(t, m, p, executor.Options{})
 				for _, pieces := range [][]int{nil, {1, 1, 1, 20, 1}} {
 					if d := maxDiff(allLogits(t, x, ids, pieces...), want); d != 0 {
-						t.Errorf("seed %d, in pieces of %v: differs from one processor by %g, want equal bits", seed, pieces, d)
+						what := fmt.Sprintf("seed %d, in pieces of %v", seed, pieces)
+						t.Errorf("%s: differs from one processor by %g, want equal bits", what, d)
 					}
 				}
 				x.Close()

@@ -18,7 +18,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// folds is a calibration whose factors come from draw: of every group and layer of the model.
+// folds is a calibration with factors for every group and layer of the model, which draw returns one by one.
 func folds(t testing.TB, m *models.Model, draw func() float32) *calibration.Calibration {
 	t.Helper()
 	digest, err := m.Digest()
@@ -29,17 +29,19 @@ func folds(t testing.TB, m *models.Model, draw func() float32) *calibration.Cali
 		Schema: calibration.Schema, Model: calibration.Model{Name: m.Name, Digest: digest},
 		Text: calibration.Text{SHA256: digest, Tokens: 16, Windows: 2, WindowTokens: 8},
 	}
+
 	g := m.Graph()
-	for _, f := range g.Folds() {
-		for l := range m.Layers {
-			x := calibration.Fold{Group: f.Name, Layer: l}
-			for range f.K {
-				x.Factors = append(x.Factors, draw())
+	for _, group := range g.Folds() {
+		layers := m.Layers
+		if group.Name == "head.norm" {
+			layers = 1
+		}
+		for layer := range layers {
+			fold := calibration.Fold{Group: group.Name, Layer: layer}
+			for range group.K {
+				fold.Factors = append(fold.Factors, draw())
 			}
-			cal.Folds = append(cal.Folds, x)
-			if f.Name == "head.norm" {
-				break
-			}
+			cal.Folds = append(cal.Folds, fold)
 		}
 	}
 	if err := cal.Validate(); err != nil {
@@ -68,13 +70,14 @@ func folded(t testing.TB, p *planir.Plan, m *models.Model, cal *calibration.Cali
 	return &q
 }
 
+// calibrated is a machine of a plan that was made with a calibration.
 func calibrated(t *testing.T, m *models.Model, p *planir.Plan, cal *calibration.Calibration) *executor.Machine {
 	t.Helper()
 	return machineWith(t, m, p, cal, executor.Options{})
 }
 
-// Folding changes no float32 result: with powers of two not a bit, with any other factors no more than
-// rounding does. On every architecture; of some divided over two processors.
+// Folding changes no float32 result: with powers of two not a bit, with any other factors no more than rounding does.
+// This holds for every architecture, some of them divided over two processors.
 func TestFoldsChangeNothing(t *testing.T) {
 	require.Slow(t)
 	a, b := cores(t)
@@ -88,29 +91,27 @@ func TestFoldsChangeNothing(t *testing.T) {
 			}
 			defer m.Close()
 			rng := rand.New(rand.NewPCG(1, 2))
-			two := folds(t, m, func() float32 { return float32(math.Ldexp(1, rng.IntN(13)-6)) })
+			powers := folds(t, m, func() float32 { return float32(math.Ldexp(1, rng.IntN(13)-6)) })
 			any := folds(t, m, func() float32 { return float32(math.Pow(10, 2*rng.Float64()-1)) })
-			groups += len(two.Groups())
-			ids := make([]int32, 33)
-			for i := range ids {
-				ids[i] = int32(rng.IntN(m.Vocab))
-			}
-			type setup struct {
-				procs []planir.Proc
-				f     layoutOf
-			}
-			setups := []setup{{[]planir.Proc{proc("ref", a, "reference")}, bySingle}}
+			groups += len(powers.Groups())
+			ids := tokens(rng, m.Vocab, 33)
+			setups := []archSetup{{name: "reference", procs: []planir.Proc{proc("ref", a, "reference")}}}
 			if i%4 == 0 {
-				setups = append(setups, setup{[]planir.Proc{proc("a", a, ""), proc("b", b, "")}, byPairs})
+				setups = append(setups, archSetup{name: "pairs", procs: pairOn(a, b), layout: byPairs})
 			}
-			for _, c := range setups {
-				p := makePlan(t, m, c.procs, []int{1, 16}, 64, op.A32W32, c.f)
+			for _, setup := range setups {
+				p := makePlan(t, m, planSpec{
+					procs: setup.procs, rows: []int{1, 16}, context: 64, scheme: op.A32W32, layout: setup.layout,
+				})
 				want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
-				if got := allLogits(t, calibrated(t, m, folded(t, p, m, two), two), ids); !slices.Equal(got, want) {
-					t.Errorf("%s: powers of two change logits by %g", c.procs[0].Name, maxDiff(got, want))
+
+				byPowers := allLogits(t, calibrated(t, m, folded(t, p, m, powers), powers), ids)
+				if !slices.Equal(byPowers, want) {
+					t.Errorf("%s: powers of two change logits by %g", setup.name, maxDiff(byPowers, want))
 				}
-				if d := maxDiff(allLogits(t, calibrated(t, m, folded(t, p, m, any), any), ids), want); !(d <= 1e-4) {
-					t.Errorf("%s: factors of 0.1 to 10 change logits by %g, want at most 1e-4", c.procs[0].Name, d)
+				byAny := allLogits(t, calibrated(t, m, folded(t, p, m, any), any), ids)
+				if d := maxDiff(byAny, want); !(d <= 1e-4) {
+					t.Errorf("%s: factors of 0.1 to 10 change logits by %g, want at most 1e-4", setup.name, d)
 				}
 			}
 		})
@@ -125,10 +126,16 @@ func TestFoldsOfSomeLayers(t *testing.T) {
 	m := open(t)
 	s0, _ := cores(t)
 	cal := folds(t, m, func() float32 { return 3 })
-	cal.Folds = slices.DeleteFunc(cal.Folds, func(f calibration.Fold) bool { return f.Layer%2 == 1 || f.Group == "head.norm" })
-	p := makePlan(t, m, []planir.Proc{proc("ref", s0, "reference")}, []int{1, 16}, 32, op.A32W32, bySingle)
+	cal.Folds = slices.DeleteFunc(cal.Folds, func(f calibration.Fold) bool {
+		return f.Layer%2 == 1 || f.Group == "head.norm"
+	})
+	p := makePlan(t, m, planSpec{
+		procs: []planir.Proc{proc("ref", s0, "reference")}, rows: []int{1, 16}, context: 32,
+		scheme: op.A32W32,
+	})
 	ids := []int32{1, 20, 300, 4, 5, 6, 7, 8}
 	want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
+
 	q := folded(t, p, m, cal)
 	if fmt.Sprint(q.Folds) != "[layers.attn_norm layers.ffn_gate_up layers.ffn_norm]" {
 		t.Errorf("folds %v", q.Folds)

@@ -1,6 +1,8 @@
 package executor_test
 
 import (
+	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -27,17 +29,19 @@ func inPipelines(t testing.TB, m *models.Model, plan *planir.Plan, launch int, r
 	out := *plan
 	out.Decisions = slices.Clone(plan.Decisions)
 	out.Attention = new(*plan.Attention)
+	schemes := func(string) op.Scheme { return op.A32W32 }
 	for _, rows := range plan.Attention.Rows {
-		sections, err := lower.Expand(lower.GraphOf(plan, &graph, rows), rows, plan.MaxContext, plan.KV,
-			func(string) op.Scheme { return op.A32W32 }, nil, nil)
+		of := lower.GraphOf(plan, &graph, rows)
+		sections, err := lower.Expand(of, rows, plan.MaxContext, plan.KV, schemes, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var nodes []string
+		var attending []string
 		for i := range sections {
 			for _, node := range sections[i].Nodes {
-				decision, heads := out.DecisionFor(node.Name, rows), node.Op().KVHeads
-				switch node.Op().Kind {
+				kind, heads := node.Op().Kind, node.Op().KVHeads
+				decision := out.DecisionFor(node.Name, rows)
+				switch kind {
 				case op.Estimate:
 					decision.Shares = shares("b", heads, launch)
 				case op.Select, op.SparseAttend:
@@ -46,25 +50,27 @@ func inPipelines(t testing.TB, m *models.Model, plan *planir.Plan, launch int, r
 					continue
 				}
 				decision.Strategy, decision.Axis = planir.WeightCentric, planir.AxisHeads
-				if node.Op().Kind == op.SparseAttend && !slices.Contains(nodes, node.Name) {
-					nodes = append(nodes, node.Name)
-					out.Attention.Pipelines = append(out.Attention.Pipelines, planir.HeadPipeline{Node: node.Name, Rows: rows,
-						By: planir.ByExact, Launches: random.Perm((heads + launch - 1) / launch), Turns: random.Perm(heads)})
+
+				if kind == op.SparseAttend && !slices.Contains(attending, node.Name) {
+					attending = append(attending, node.Name)
+					out.Attention.Pipelines = append(out.Attention.Pipelines, planir.HeadPipeline{
+						Node: node.Name, Rows: rows, By: planir.ByExact,
+						Launches: random.Perm((heads + launch - 1) / launch),
+						Turns:    random.Perm(heads),
+					})
 				}
 			}
 		}
 	}
 	slices.SortStableFunc(out.Attention.Pipelines, func(x, y planir.HeadPipeline) int {
-		if x.Rows != y.Rows {
-			return x.Rows - y.Rows
-		}
-		return map[bool]int{true: -1, false: 1}[x.Node < y.Node]
+		return cmp.Or(cmp.Compare(x.Rows, y.Rows), cmp.Compare(x.Node, y.Node))
 	})
+
 	if err := lower.Lower(&out, &graph); err != nil {
 		t.Fatal(err)
 	}
-	if found := planir.Check(&out); found.Err() != nil {
-		t.Fatal(found.Err())
+	if list := planir.Check(&out); list.Err() != nil {
+		t.Fatal(list.Err())
 	}
 	return &out
 }
@@ -75,12 +81,13 @@ func TestHeadPipelines(t *testing.T) {
 	dirs := archDirs(t)
 	if testing.Short() {
 		dirs = nil
-		for _, name := range []string{"llama-plain", "llama-mqa", "gemma2-caps", "mistral-window", "llama-mha", "qwen2-layer-types"} {
+		names := []string{"llama-plain", "llama-mqa", "gemma2-caps", "mistral-window", "llama-mha", "qwen2-layer-types"}
+		for _, name := range names {
 			dirs = append(dirs, filepath.Join("../../testdata/arch", name, "config.json"))
 		}
 	}
 	first, second := cores(t)
-	pair := []planir.Proc{proc("a", first, ""), proc("b", second, "")}
+	pair := pairOn(first, second)
 	random := rand.New(rand.NewPCG(3, 4))
 	for _, config := range dirs {
 		dir := filepath.Dir(config)
@@ -93,7 +100,9 @@ func TestHeadPipelines(t *testing.T) {
 			texts := readLogits(t, filepath.Join(dir, "logits.safetensors"))
 			context, rows := max(130, min(m.MaxContext, 160)), []int{1, 16, 64}
 			cal := attentive(t, m, 0.3)
-			plain := sparsePlan(t, m, cal, pair, rows, rows, context, 8, op.F32, nil)
+			plain := sparsePlan(t, m, cal, sparseSpec{
+				procs: pair, rows: rows, sparse: rows, context: context, block: 8, cache: op.F32,
+			})
 			alone := machineWith(t, m, plain, cal, executor.Options{})
 			defer alone.Close()
 			for _, launch := range []int{1, 3} {
@@ -106,7 +115,8 @@ func TestHeadPipelines(t *testing.T) {
 						}
 						want := allLogits(t, alone, ids, chunks...)
 						if got := maxDiff(allLogits(t, piped, ids, chunks...), want); got != 0 {
-							t.Errorf("%d tokens in chunks %v, launches of %d key heads: differs by %g, want equal bits", n, chunks, launch, got)
+							what := fmt.Sprintf("%d tokens in chunks %v, launches of %d key heads", n, chunks, launch)
+							t.Errorf("%s: differs by %g, want equal bits", what, got)
 						}
 					}
 				}
@@ -116,8 +126,8 @@ func TestHeadPipelines(t *testing.T) {
 	}
 }
 
-// A library that takes whole buffers only estimates launches of some heads all the same: the driver rounds and pools.
-// The bits are those of one launch.
+// ONNX Runtime takes whole buffers only, but the driver rounds and pools. Therefore it estimates launches of some
+// heads, too, and the bits are those of one launch.
 func TestHeadPipelineBesideORT(t *testing.T) {
 	needORT(t)
 	first, second := cores(t)
@@ -129,7 +139,10 @@ func TestHeadPipelineBesideORT(t *testing.T) {
 	ids := readLogits(t, "../../testdata/arch/llama-plain/logits.safetensors")[130].ids
 	cal, rows := attentive(t, m, 0.3), []int{1, 16, 64}
 	pair := []planir.Proc{proc("a", first, ""), ortProc(t, "b", second)}
-	plain := sparsePlan(t, m, cal, pair, rows, rows[1:], 130, 8, op.F32, byStages)
+	plain := sparsePlan(t, m, cal, sparseSpec{
+		procs: pair, rows: rows, sparse: rows[1:], context: 130, block: 8, cache: op.F32,
+		layout: byStages,
+	})
 	piped := inPipelines(t, m, plain, 1, rand.New(rand.NewPCG(5, 6)))
 	launches := 0
 	for i := range piped.Program.Graphs {
@@ -140,12 +153,15 @@ func TestHeadPipelineBesideORT(t *testing.T) {
 	if launches == 0 {
 		t.Fatal("no graph of ONNX Runtime estimates")
 	}
-	alone, beside := machineWith(t, m, plain, cal, withORT(), bothCompilers()...), machineWith(t, m, piped, cal, withORT(), bothCompilers()...)
+
+	alone := machineWith(t, m, plain, cal, withORT(), bothCompilers()...)
 	defer alone.Close()
+	beside := machineWith(t, m, piped, cal, withORT(), bothCompilers()...)
 	defer beside.Close()
 	for _, chunks := range [][]int{nil, {5, 1, 20}, {64, 40, 26}} {
-		if got := maxDiff(allLogits(t, beside, ids, chunks...), allLogits(t, alone, ids, chunks...)); got != 0 {
-			t.Errorf("chunks %v: differs from one launch by %g, want equal bits", chunks, got)
+		want := allLogits(t, alone, ids, chunks...)
+		if d := maxDiff(allLogits(t, beside, ids, chunks...), want); d != 0 {
+			t.Errorf("chunks %v: differs from one launch by %g, want equal bits", chunks, d)
 		}
 	}
 }

@@ -44,6 +44,7 @@ func lengthened(t *testing.T, dir string) *models.Model {
 	if !found || !ended {
 		t.Fatalf("%s: no %s in config.json", dir, key)
 	}
+
 	made := t.TempDir()
 	text := before + key + "2048," + after
 	if err := os.WriteFile(filepath.Join(made, "config.json"), []byte(text), 0o600); err != nil {
@@ -73,7 +74,13 @@ func lengthCases(t *testing.T) (out []lengthCase) {
 	layouts := []struct {
 		name string
 		of   layoutOf
-	}{{"role", byRole}, {"columns", byColumns}, {"rows", byRows}, {"pairs", swapped}, {"one", bySingle}}
+	}{
+		{"role", byRole},
+		{"columns", byColumns},
+		{"rows", byRows},
+		{"pairs", swapped},
+		{"one", bySingle},
+	}
 	for _, from := range []struct{ name, dir string }{{"dense", demo}, {"experts", experts}} {
 		model := lengthened(t, from.dir)
 		for _, scheme := range op.Schemes {
@@ -84,7 +91,8 @@ func lengthCases(t *testing.T) (out []lengthCase) {
 			if layout.name == "pairs" && scheme.RoundsResults() { // such products have no partial sums
 				layout = layouts[0]
 			}
-			out = append(out, lengthCase{fmt.Sprintf("%s %s by %s", from.name, scheme, layout.name), model, scheme, layout.of})
+			name := fmt.Sprintf("%s %s by %s", from.name, scheme, layout.name)
+			out = append(out, lengthCase{name, model, scheme, layout.of})
 		}
 	}
 	return out
@@ -94,8 +102,10 @@ func lengthCases(t *testing.T) (out []lengthCase) {
 // none).
 func (c *lengthCase) plan(t *testing.T, first, second string) (*planir.Plan, *calibration.Calibration) {
 	t.Helper()
-	procs := []planir.Proc{proc("a", first, ""), proc("b", second, "")}
-	plan := batchPlan(t, c.model, procs, []int{1, 32, 128}, []int{2, 3}, longestPrompt+10, c.scheme, c.layout)
+	plan := batchPlan(t, c.model, []int{2, 3}, planSpec{
+		procs: pairOn(first, second), rows: []int{1, 32, 128}, context: longestPrompt + 10,
+		scheme: c.scheme, layout: c.layout,
+	})
 	if !c.scheme.Static() {
 		return plan, nil
 	}
@@ -118,9 +128,41 @@ func cancelled(x *executor.Machine, ids []int32, after time.Duration) bool {
 	}) != nil
 }
 
-// Two chunks in flight have the very logits of one after the other, at every position: in all schemes, for prompts of 1
-// to 1,500 tokens, for sequences that are decoded together, and after calls that were cancelled somewhere. HETC_LONG=1
-// compares 200 prompts.
+// lengthComparison counts what TestInFlightAtLength has compared.
+type lengthComparison struct {
+	rng       *rand.Rand
+	lengths   []int // of the first prompts; others are random
+	prompts   int   // compared
+	positions int   // compared
+	cancelled int   // calls
+}
+
+// compare computes a prompt with one chunk at a time and with two in flight, there after a call that is cancelled at a
+// random time.
+func (l *lengthComparison) compare(t *testing.T, one, two *executor.Machine, vocab int) {
+	t.Helper()
+	length := 1 + l.rng.IntN(longestPrompt)
+	if l.prompts < len(l.lengths) {
+		length = l.lengths[l.prompts]
+	}
+	ids := tokens(l.rng, vocab, length)
+	begun := time.Now()
+	want := allLogits(t, one, ids)
+	took := time.Since(begun)
+
+	if cancelled(two, ids, time.Duration(l.rng.Float64()*float64(took))) {
+		l.cancelled++
+	}
+	if d := maxDiff(allLogits(t, two, ids), want); d != 0 {
+		t.Fatalf("prompt of %d tokens: logits differ by %g, want equal bits", length, d)
+	}
+	l.prompts++
+	l.positions += length
+}
+
+// Two chunks in flight have the very logits of one after the other, at every position. This holds in all schemes, for
+// prompts of 1 to 1,500 tokens, for sequences that are decoded together, and after calls that were cancelled somewhere.
+// HETC_LONG=1 compares 200 prompts.
 func TestInFlightAtLength(t *testing.T) {
 	require.Slow(t)
 	first, second := cores(t)
@@ -129,9 +171,8 @@ func TestInFlightAtLength(t *testing.T) {
 	if os.Getenv("HETC_LONG") != "" {
 		prompts = 200
 	}
-	lengths := []int{longestPrompt, 1, 255, 256, 257, 512} // and random ones
 	rng := rand.New(rand.NewPCG(13, 14))
-	compared, stopped, positions := 0, 0, 0
+	compared := &lengthComparison{rng: rng, lengths: []int{longestPrompt, 1, 255, 256, 257, 512}}
 	for i := range cases {
 		t.Run(cases[i].name, func(t *testing.T) {
 			c := &cases[i]
@@ -144,38 +185,29 @@ func TestInFlightAtLength(t *testing.T) {
 				two[at] = machineWith(t, c.model, pair, cal, executor.Options{})
 				defer two[at].Close()
 			}
+
 			count := (prompts + len(cases) - 1 - i) / len(cases)
 			for at := range count {
-				length := 1 + rng.IntN(longestPrompt)
-				if compared < len(lengths) {
-					length = lengths[compared]
-				}
-				ids := tokens(rng, c.model.Vocab, length)
-				begun := time.Now()
-				want := allLogits(t, one, ids)
-				took := time.Since(begun)
-				x := two[(i+at)%2]
-				if cancelled(x, ids, time.Duration(rng.Float64()*float64(took))) {
-					stopped++
-				}
-				if got := allLogits(t, x, ids); maxDiff(want, got) != 0 {
-					t.Fatalf("prompt of %d tokens: logits differ by %g, want equal bits", length, maxDiff(want, got))
-				}
-				compared, positions = compared+1, positions+length
+				compared.compare(t, one, two[(i+at)%2], c.model.Vocab)
 			}
+
 			var list [][]int32
 			for range 3 {
 				list = append(list, tokens(rng, c.model.Vocab, 1+rng.IntN(600)))
 			}
 			same(t, "decoded together", together(t, one, list, 4), together(t, two[i%2], list, 4), 0)
-			if !slices.Contains(two[0].Loaded(), "prefill@128x2") && !slices.Contains(two[1].Loaded(), "prefill@128x2") {
-				t.Errorf("loaded %v and %v, want prefill@128x2 of one", two[0].Loaded(), two[1].Loaded())
+
+			loaded := slices.Concat(two[0].Loaded(), two[1].Loaded())
+			if !slices.Contains(loaded, "prefill@128x2") {
+				t.Errorf("loaded %v, want prefill@128x2 of one", loaded)
 			}
 		})
 	}
-	t.Logf("%d prompts of %d tokens in all have equal logits, %d calls were cancelled before", compared, positions, stopped)
-	if !t.Failed() && (compared < prompts || stopped < compared/4) {
-		t.Errorf("%d of %d prompts were compared, after %d cancelled calls", compared, prompts, stopped)
+	t.Logf("%d prompts of %d tokens in all have equal logits, %d calls were cancelled before", compared.prompts,
+		compared.positions, compared.cancelled)
+	if !t.Failed() && (compared.prompts < prompts || compared.cancelled < compared.prompts/4) {
+		t.Errorf("%d of %d prompts were compared, after %d cancelled calls", compared.prompts, prompts,
+			compared.cancelled)
 	}
 }
 
@@ -208,7 +240,10 @@ func TestInFlightIsKilled(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
 	first, second := cores(t)
-	plan := makePlan(t, m, []planir.Proc{proc("a", first, ""), proc("b", second, "")}, []int{1, 64}, 1000, op.A8TQ8C, byRole)
+	plan := makePlan(t, m, planSpec{
+		procs: pairOn(first, second), rows: []int{1, 64}, context: 1000, scheme: op.A8TQ8C,
+		layout: byRole,
+	})
 	one := machine(t, m, plan, executor.Options{})
 	var want []string
 	for _, prompt := range killedPrompts(m.Vocab) {
@@ -217,20 +252,9 @@ func TestInFlightIsKilled(t *testing.T) {
 	if err := one.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	dir := t.TempDir()
-	key, err := emit.GenerateKey(bundle.Ed25519, "test", true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := key.Save(filepath.Join(dir, "key")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := emit.Emit(context.Background(), filepath.Join(dir, "app.hetb"), emit.Options{
-		Plan: inFlight(t, m, plan, 64, true, alternating), Model: m, Compilers: []driver.Compiler{hostcompiler.New()},
-		Signers: []bundle.Signer{key.Signer()}, Product: "test", Generation: 1, OS: "any", Arch: "any",
-	}); err != nil {
-		t.Fatal(err)
-	}
+	emitBundle(t, dir, m, inFlight(t, m, plan, 64, true, alternating))
 	before := listed(t, dir)
 	killed := 0
 	for run := range 8 {
@@ -256,6 +280,25 @@ func TestInFlightIsKilled(t *testing.T) {
 	}
 }
 
+// emitBundle writes a bundle and its key to a folder.
+func emitBundle(t *testing.T, dir string, m *models.Model, plan *planir.Plan) {
+	t.Helper()
+	key, err := emit.GenerateKey(bundle.Ed25519, "test", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := key.Save(filepath.Join(dir, "key")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = emit.Emit(context.Background(), filepath.Join(dir, "app.hetb"), emit.Options{
+		Plan: plan, Model: m, Compilers: []driver.Compiler{hostcompiler.New()},
+		Signers: []bundle.Signer{key.Signer()}, Product: "test", Generation: 1, OS: "any", Arch: "any",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // answered runs this test in another process and returns the answers it printed. before is called with the number of
 // answers so far, at the start and after each, and may kill the process.
 func answered(t *testing.T, dir string, before func(line int, kill func())) (lines []string) {
@@ -269,6 +312,7 @@ func answered(t *testing.T, dir string, before func(line int, kill func())) (lin
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	kill := func() { _ = child.Process.Kill() } // it may have ended
 	scanner := bufio.NewScanner(out)
 	before(0, kill)
@@ -305,7 +349,9 @@ func answerUntilKilled(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, err := executor.Open(context.Background(), plan, source{file}, executor.Options{Drivers: []driver.Driver{host.New()}})
+
+	options := executor.Options{Drivers: []driver.Driver{host.New()}}
+	x, err := executor.Open(context.Background(), plan, source{file}, options)
 	if err != nil {
 		t.Fatal(err)
 	}

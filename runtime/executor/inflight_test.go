@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -23,9 +24,11 @@ func byRole(d *planir.Decision, n *lower.Node) {
 	}
 }
 
-// inFlight is a plan with two chunks of its largest program in flight. Its sections of layers are ordered by turns,
-// which is given the number of tasks that each chunk has there.
-func inFlight(t testing.TB, m *models.Model, p *planir.Plan, rows int, behind bool, turns func(tasks int) []int) *planir.Plan {
+// inFlight is a plan with two chunks of its largest program in flight. turns returns the order of chunks in a section
+// of so many tasks. With behind, the second chunk is a part of a layer behind the first one instead.
+func inFlight(
+	t testing.TB, m *models.Model, p *planir.Plan, rows int, behind bool, turns func(tasks int) []int,
+) *planir.Plan {
 	t.Helper()
 	g, plan := m.Graph(), *p
 	tasks, err := lower.Tasks(&plan, &g, rows)
@@ -33,23 +36,25 @@ func inFlight(t testing.TB, m *models.Model, p *planir.Plan, rows int, behind bo
 		t.Fatal(err)
 	}
 	plan.InFlight = &planir.InFlight{Rows: rows, Chunks: 2}
-	for i := range g.Sections {
-		name := g.Sections[i].Name
-		if list := tasks[name]; len(list) > 0 && plan.InFlight.Order(name) == nil {
-			order := planir.ChunkOrder{Section: name, Starts: []int{0, 0}, Turns: turns(len(list))}
-			if behind && g.Sections[i].Layers > 1 {
-				order.Starts[1] = 1 + len(list)/2
-				order.Turns = slices.Concat(slices.Repeat([]int{1}, len(list)-order.Starts[1]),
-					slices.Repeat([]int{0}, len(list)), slices.Repeat([]int{1}, order.Starts[1]))
-			}
-			plan.InFlight.Orders = append(plan.InFlight.Orders, order)
+	for _, section := range g.Sections {
+		count := len(tasks[section.Name])
+		if count == 0 || plan.InFlight.Order(section.Name) != nil {
+			continue
 		}
+		order := planir.ChunkOrder{Section: section.Name, Starts: []int{0, 0}, Turns: turns(count)}
+		if behind && section.Layers > 1 {
+			start := 1 + count/2
+			order.Starts[1] = start
+			order.Turns = slices.Concat(slices.Repeat([]int{1}, count-start), slices.Repeat([]int{0}, count),
+				slices.Repeat([]int{1}, start))
+		}
+		plan.InFlight.Orders = append(plan.InFlight.Orders, order)
 	}
 	if err := lower.Lower(&plan, &g); err != nil {
 		t.Fatal(err)
 	}
-	if l := planir.Check(&plan); l.Err() != nil {
-		t.Fatal(l.Err())
+	if list := planir.Check(&plan); list.Err() != nil {
+		t.Fatal(list.Err())
 	}
 	return &plan
 }
@@ -89,22 +94,31 @@ func tokens(rng *rand.Rand, vocab, n int) []int32 {
 	return out
 }
 
-// Two chunks in flight have the very logits of one after the other: in all schemes, for plans that place operators by
-// their role, on one processor, or divided in every way, in random orders, and with the second chunk a part of a layer
-// behind.
+// Two chunks in flight have the very logits of one after the other. This holds in all schemes and in random orders, for
+// plans that place operators by their role, on one processor, or divided in every way, and with the second chunk a part
+// of a layer behind.
 func TestInFlightComputesTheSameBits(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
 	a, b := cores(t)
 	rng := rand.New(rand.NewPCG(3, 4))
-	layouts := map[string]layoutOf{"role": byRole, "one": bySingle, "columns": byColumns, "rows": byRows, "pairs": swapped}
+	layouts := map[string]layoutOf{
+		"role":    byRole,
+		"one":     bySingle,
+		"columns": byColumns,
+		"rows":    byRows,
+		"pairs":   swapped,
+	}
 	schemes := []op.Scheme{op.A32W32, op.A32W16, op.A8TQ8C, op.A8TQ4B32}
 	for i, scheme := range schemes {
 		for name, layout := range layouts {
 			if testing.Short() && (i%2 == 0 || name == "one") { // half of the schemes, to be quick
 				continue
 			}
-			p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16, 32}, 200, scheme, layout)
+			p := makePlan(t, m, planSpec{
+				procs: pairOn(a, b), rows: []int{1, 16, 32}, context: 200, scheme: scheme,
+				layout: layout,
+			})
 			one := machine(t, m, p, executor.Options{})
 			for _, behind := range []bool{false, true} {
 				turns := alternating
@@ -114,10 +128,9 @@ func TestInFlightComputesTheSameBits(t *testing.T) {
 				two := machine(t, m, inFlight(t, m, p, 32, behind, turns), executor.Options{})
 				for range 2 {
 					ids := tokens(rng, m.Vocab, 64+rng.IntN(137))
-					want, got := allLogits(t, one, ids), allLogits(t, two, ids)
-					if maxDiff(want, got) != 0 {
-						t.Fatalf("%s, %s, a part of a layer behind: %v, %d tokens: logits differ by %g, want equal bits", scheme, name, behind,
-							len(ids), maxDiff(want, got))
+					if d := maxDiff(allLogits(t, two, ids), allLogits(t, one, ids)); d != 0 {
+						what := fmt.Sprintf("%s, %s, behind %v, %d tokens", scheme, name, behind, len(ids))
+						t.Fatalf("%s: logits differ by %g, want equal bits", what, d)
 					}
 				}
 				if !slices.Contains(two.Loaded(), "prefill@32x2") {
@@ -130,27 +143,31 @@ func TestInFlightComputesTheSameBits(t *testing.T) {
 	}
 }
 
-// Experts, windows and layers of several kinds: the architectures of testdata/arch that have them.
+// So they have for experts, windows and layers of several kinds: the architectures of testdata/arch that have them.
 func TestInFlightArchitectures(t *testing.T) {
 	a, b := cores(t)
 	rng := rand.New(rand.NewPCG(5, 6))
-	for _, name := range []string{"mixtral-full", "olmoe-plain", "qwen2-moe-shared", "qwen3-moe-dense-layers", "gemma2-caps",
-		"mistral-window", "phi-partial"} {
+	for _, name := range []string{
+		"mixtral-full", "olmoe-plain", "qwen2-moe-shared", "qwen3-moe-dense-layers",
+		"gemma2-caps", "mistral-window", "phi-partial",
+	} {
 		m, err := models.Open(filepath.Join("../../testdata/arch", name))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer m.Close()
 		for _, layout := range []layoutOf{byRole, swapped} {
-			p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16}, min(m.MaxContext, 120), op.A32W32,
-				layout)
+			p := makePlan(t, m, planSpec{
+				procs: pairOn(a, b), rows: []int{1, 16}, context: min(m.MaxContext, 120),
+				scheme: op.A32W32, layout: layout,
+			})
 			one := machine(t, m, p, executor.Options{})
 			for _, behind := range []bool{false, true} {
 				two := machine(t, m, inFlight(t, m, p, 16, behind, shuffled(rng)), executor.Options{})
 				ids := tokens(rng, m.Vocab, 32+rng.IntN(60))
-				if want, got := allLogits(t, one, ids), allLogits(t, two, ids); maxDiff(want, got) != 0 {
-					t.Errorf("%s, behind %v: logits of %d tokens differ by %g, want equal bits", name, behind, len(ids),
-						maxDiff(want, got))
+				if d := maxDiff(allLogits(t, two, ids), allLogits(t, one, ids)); d != 0 {
+					what := fmt.Sprintf("%s, behind %v, %d tokens", name, behind, len(ids))
+					t.Errorf("%s: logits differ by %g, want equal bits", what, d)
 				}
 				two.Close()
 			}
@@ -163,10 +180,13 @@ func TestInFlightArchitectures(t *testing.T) {
 func TestInFlightIsCancelled(t *testing.T) {
 	m := open(t)
 	a, b := cores(t)
-	p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 32}, 200, op.A8TQ8C, byRole)
+	p := makePlan(t, m, planSpec{
+		procs: pairOn(a, b), rows: []int{1, 32}, context: 200, scheme: op.A8TQ8C, layout: byRole,
+	})
 	x := machine(t, m, inFlight(t, m, p, 32, true, alternating), executor.Options{})
 	ids := tokens(rand.New(rand.NewPCG(7, 8)), m.Vocab, 150)
 	want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
+
 	cancelled := 0
 	for i := range 30 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i*i)*20*time.Microsecond)
@@ -179,8 +199,9 @@ func TestInFlightIsCancelled(t *testing.T) {
 		if err != nil {
 			cancelled++
 		}
-		if got := allLogits(t, x, ids); maxDiff(want, got) != 0 {
-			t.Fatalf("after a call that ended with %v, logits differ by %g, want equal bits", err, maxDiff(want, got))
+
+		if d := maxDiff(allLogits(t, x, ids), want); d != 0 {
+			t.Fatalf("after a call that ended with %v, logits differ by %g, want equal bits", err, d)
 		}
 	}
 	if cancelled == 0 {
@@ -188,7 +209,7 @@ func TestInFlightIsCancelled(t *testing.T) {
 	}
 }
 
-// Prompts of any length, several of them answered together: each gets the tokens that it gets without chunks in flight.
+// Prompts of any length that are answered together get the tokens that they get without chunks in flight.
 func TestInFlightBatches(t *testing.T) {
 	m := open(t)
 	a, b := cores(t)
@@ -197,10 +218,13 @@ func TestInFlightBatches(t *testing.T) {
 	if testing.Short() {
 		most, count = 300, 6
 	}
-	p := batchPlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16, 64}, []int{2, 3}, positions, op.A8TQ8C,
-		byRole)
+	p := batchPlan(t, m, []int{2, 3}, planSpec{
+		procs: pairOn(a, b), rows: []int{1, 16, 64}, context: positions, scheme: op.A8TQ8C,
+		layout: byRole,
+	})
 	one := machine(t, m, p, executor.Options{})
 	two := machine(t, m, inFlight(t, m, p, 64, true, alternating), executor.Options{})
+
 	var requests []executor.Request
 	for range count {
 		requests = append(requests, executor.Request{Prompt: tokens(rng, m.Vocab, 1+rng.IntN(most)), MaxTokens: 4})
@@ -213,31 +237,35 @@ func TestInFlightBatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range want {
 		if !slices.Equal(want[i].Tokens, got[i].Tokens) || len(got[i].Tokens) == 0 {
-			t.Errorf("a prompt of %d tokens is continued by %v, want %v", len(requests[i].Prompt), got[i].Tokens, want[i].Tokens)
+			prompt := len(requests[i].Prompt)
+			t.Errorf("a prompt of %d tokens is continued by %v, want %v", prompt, got[i].Tokens, want[i].Tokens)
 		}
 	}
 }
 
-// The same on processors that execute calls by themselves, some on memory of their own: what travels between memories
-// is computed with iterations that begin within a layer.
+// Chunks in flight have the same bits on asynchronous processors, some with memory of their own. What travels between
+// memories then belongs to iterations that begin within a layer.
 func TestInFlightOnDevices(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
 	a, b := cores(t)
 	ids := tokens(rand.New(rand.NewPCG(11, 12)), m.Vocab, 60)
 	for name, layout := range map[string]layoutOf{"role": byRole, "pairs": swapped} {
-		p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16}, 64, op.A8TQ8C, layout)
+		p := makePlan(t, m, planSpec{
+			procs: pairOn(a, b), rows: []int{1, 16}, context: 64, scheme: op.A8TQ8C, layout: layout,
+		})
 		want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
 		for _, which := range [][]string{{b}, {a, b}} {
 			for _, d := range devices(which...) {
 				for _, behind := range []bool{false, true} {
 					plan := inFlight(t, m, p, 16, behind, alternating)
 					x := machine(t, m, plan, d.options(plan))
-					if got := allLogits(t, x, ids); maxDiff(want, got) != 0 {
-						t.Errorf("%s, %s, processors %v, behind %v: logits differ by %g, want equal bits", name, d.name, which, behind,
-							maxDiff(want, got))
+					if diff := maxDiff(allLogits(t, x, ids), want); diff != 0 {
+						what := fmt.Sprintf("%s, %s, processors %v, behind %v", name, d.name, which, behind)
+						t.Errorf("%s: logits differ by %g, want equal bits", what, diff)
 					}
 					x.Close()
 				}

@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// A cache that was copied and restored, in another sequence, on another machine, or a part of it, is what processing
-// the same tokens leaves: the next logits have the same bits.
+// A cache that was copied and restored is what processing the same tokens leaves: the next logits have the same bits.
+// It may be restored in another sequence, on another machine, or a part of it.
 func TestRestoredCacheIsTheComputedOne(t *testing.T) {
 	for _, cached := range op.CacheTypes {
 		t.Run(string(cached), func(t *testing.T) { restoredCache(t, cached) })
@@ -34,15 +34,17 @@ func withCache(t testing.TB, m *models.Model, p *planir.Plan, cached op.Type) *p
 	return p
 }
 
+// restoredCache tests one type of cache.
 func restoredCache(t *testing.T, cached op.Type) {
 	m := open(t)
 	a, _ := cores(t)
-	p := batchPlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, []int{3}, 96, op.A8TQ8C, bySingle)
+	p := batchPlan(t, m, []int{3}, planSpec{procs: singleOn(a), rows: []int{1, 16}, context: 96, scheme: op.A8TQ8C})
 	withCache(t, m, p, cached)
 	first, second := machine(t, m, p, executor.Options{}), machine(t, m, p, executor.Options{})
 	defer first.Close()
 	defer second.Close()
 	prompt := prompts(m.Vocab, 50)[0]
+
 	var kept []byte
 	var want []float32
 	err := first.Do(context.Background(), func(c *executor.Control) (err error) {
@@ -55,8 +57,8 @@ func restoredCache(t *testing.T, cached op.Type) {
 		if _, err := c.Cached(1, 41); err == nil {
 			t.Error("kept more than there is")
 		}
-		_, err = c.Extend(0, prompt, executor.WantLast, func(_ int, l []float32) error {
-			want = slices.Clone(l)
+		_, err = c.Extend(0, prompt, executor.WantLast, func(_ int, logits []float32) error {
+			want = slices.Clone(logits)
 			return nil
 		})
 		return err
@@ -64,6 +66,7 @@ func restoredCache(t *testing.T, cached op.Type) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	err = second.Do(context.Background(), func(c *executor.Control) error {
 		if _, err := c.Extend(2, prompts(m.Vocab, 60)[0], executor.WantNone, nil); err != nil { // what others leave
 			return err
@@ -72,22 +75,27 @@ func restoredCache(t *testing.T, cached op.Type) {
 			if err := c.Restore(sequence, positions, 40, kept); err != nil {
 				return err
 			}
-			if _, err := c.Extend(sequence, prompt[positions:], executor.WantLast, func(_ int, l []float32) error {
-				if d := maxDiff(l, want); d != 0 {
+			compare := func(_ int, logits []float32) error {
+				if d := maxDiff(logits, want); d != 0 {
 					t.Errorf("%d positions restored in sequence %d: logits differ by %g", positions, sequence, d)
 				}
 				return nil
-			}); err != nil {
+			}
+			if _, err := c.Extend(sequence, prompt[positions:], executor.WantLast, compare); err != nil {
 				return err
 			}
 		}
-		for name, err := range map[string]error{
-			"cut off": c.Restore(0, 40, 40, kept[1:]), "of another length": c.Restore(0, 41, 41, kept),
-			"in no sequence": c.Restore(3, 40, 40, kept), "beyond the context": c.Restore(0, 97, 97, kept),
+
+		refused := map[string]error{
+			"cut off":            c.Restore(0, 40, 40, kept[1:]),
+			"of another length":  c.Restore(0, 41, 41, kept),
+			"in no sequence":     c.Restore(3, 40, 40, kept),
+			"beyond the context": c.Restore(0, 97, 97, kept),
 			"more than there is": c.Restore(0, 41, 40, kept),
-		} {
+		}
+		for what, err := range refused {
 			if err == nil {
-				t.Errorf("a cache %s was restored", name)
+				t.Errorf("a cache %s was restored", what)
 			}
 		}
 		return nil

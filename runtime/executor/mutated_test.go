@@ -38,7 +38,7 @@ type mutable struct {
 func mutablePlans(t testing.TB) []mutable {
 	t.Helper()
 	first, second := cores(t)
-	pair := []planir.Proc{proc("a", first, ""), proc("b", second, "")}
+	pair := pairOn(first, second)
 	model := func(name string) *models.Model {
 		opened, err := models.Open(filepath.Join("../../testdata/arch", name))
 		if err != nil {
@@ -50,7 +50,9 @@ func mutablePlans(t testing.TB) []mutable {
 	llama, moe := model("llama-plain"), model("qwen2-moe-shared")
 	random := rand.New(rand.NewPCG(1, 2))
 
-	beside := batchPlan(t, llama, pair, []int{1, 16}, []int{2, 3}, 64, op.A8TQ8C, byColumns)
+	beside := batchPlan(t, llama, []int{2, 3}, planSpec{
+		procs: pair, rows: []int{1, 16}, context: 64, scheme: op.A8TQ8C, layout: byColumns,
+	})
 	beside.Beside = &planir.Beside{Prefill: "b", Decode: "a"}
 	graph := llama.Graph()
 	if err := lower.Lower(beside, &graph); err != nil {
@@ -60,21 +62,37 @@ func mutablePlans(t testing.TB) []mutable {
 	exact := tiersOf(moe, 16, planir.OverflowExact, planir.ExpertGroup{Slots: 2, Rows: 3},
 		planir.ExpertGroup{Slots: 1, Rows: 9})
 	dropping := tiersOf(moe, 16, planir.OverflowDrop, planir.ExpertGroup{Slots: 2, Rows: 4})
-	tiers := makePlan(t, moe, pair, []int{1, 16}, 64, op.A8TQ8C, groupsOn("b"), exact)
-	dropped := makePlan(t, moe, pair, []int{1, 16}, 64, op.A32W32, groupsOn("b"), dropping)
+	tiers := makePlan(t, moe, planSpec{
+		procs: pair, rows: []int{1, 16}, context: 64, scheme: op.A8TQ8C, layout: groupsOn("b"),
+		tiers: []planir.ExpertTiers{exact},
+	})
+	dropped := makePlan(t, moe, planSpec{
+		procs: pair, rows: []int{1, 16}, context: 64, scheme: op.A32W32, layout: groupsOn("b"),
+		tiers: []planir.ExpertTiers{dropping},
+	})
 
-	chunks := inFlight(t, moe, makePlan(t, moe, pair, []int{1, 16}, 64, op.A32W32, byRole), 16, true, alternating)
+	chunks := inFlight(t, moe, makePlan(t, moe, planSpec{
+		procs: pair, rows: []int{1, 16}, context: 64, scheme: op.A32W32, layout: byRole,
+	}), 16, true, alternating)
 
 	observed := ranged(t, llama, first, tokens(random, llama.Vocab, 30))
-	shadows := folded(t, makePlan(t, llama, pair, []int{1, 16}, 64, op.A8OQ8C, byColumns), llama, observed)
+	shadows := folded(t, makePlan(t, llama, planSpec{
+		procs: pair, rows: []int{1, 16}, context: 64, scheme: op.A8OQ8C, layout: byColumns,
+	}), llama, observed)
 
 	sparse := attentive(t, llama, 0.3)
-	selecting := sparsePlan(t, llama, sparse, pair, []int{1, 16}, []int{1, 16}, 64, 8, op.F32, nil)
+	selecting := sparsePlan(t, llama, sparse, sparseSpec{
+		procs: pair, rows: []int{1, 16}, sparse: []int{1, 16}, context: 64, block: 8, cache: op.F32,
+	})
 	heads := inPipelines(t, llama, selecting, 1, random)
+
 	return []mutable{
-		{"beside", llama, beside, nil}, {"tiers", moe, tiers, nil}, {"dropped rows", moe, dropped, nil},
-		{"chunks in flight", moe, chunks, nil}, {"heads in a pipeline", llama, heads, sparse},
-		{"shadow outliers", llama, shadows, observed},
+		{name: "beside", model: llama, plan: beside},
+		{name: "tiers", model: moe, plan: tiers},
+		{name: "dropped rows", model: moe, plan: dropped},
+		{name: "chunks in flight", model: moe, plan: chunks},
+		{name: "heads in a pipeline", model: llama, plan: heads, cal: sparse},
+		{name: "shadow outliers", model: llama, plan: shadows, cal: observed},
 	}
 }
 
@@ -85,26 +103,17 @@ func interesting(random *rand.Rand, old int64) int64 {
 	return list[random.IntN(len(list))]
 }
 
-// mutate changes one value of a plan and returns where: at every level it goes on in a random field or element.
+// mutate changes one value of a plan and returns where: at every level it goes on in a random field or element. Texts
+// are replaced by others of their type.
 func mutate(random *rand.Rand, value reflect.Value, texts map[string][]string) string {
 	switch value.Kind() {
 	case reflect.Pointer:
-		if value.IsNil() {
-			if random.IntN(4) > 0 {
-				return ""
-			}
-			value.Set(reflect.New(value.Type().Elem()))
-			return " made"
-		}
-		if random.IntN(12) == 0 {
-			value.SetZero()
-			return " removed"
-		}
-		return mutate(random, value.Elem(), texts)
+		return mutatePointer(random, value, texts)
 	case reflect.Struct:
 		at := random.IntN(value.NumField())
-		if executed, ok := value.Type().FieldByName("Program"); ok && random.IntN(2) == 0 { // half of the changes of a plan
-			at = executed.Index[0]
+		program, isPlan := value.Type().FieldByName("Program")
+		if isPlan && random.IntN(2) == 0 { // half of the changes of a plan
+			at = program.Index[0]
 		}
 		if where := mutate(random, value.Field(at), texts); where != "" {
 			return "." + value.Type().Field(at).Name + where
@@ -115,6 +124,46 @@ func mutate(random *rand.Rand, value reflect.Value, texts map[string][]string) s
 	case reflect.Array:
 		at := random.IntN(value.Len())
 		return fmt.Sprintf("[%d]", at) + mutate(random, value.Index(at), texts)
+	case reflect.String:
+		return mutateText(random, value, texts[value.Type().String()])
+	}
+	return mutateNumber(random, value)
+}
+
+// mutatePointer makes or removes what a pointer points to, or changes it.
+func mutatePointer(random *rand.Rand, value reflect.Value, texts map[string][]string) string {
+	if value.IsNil() {
+		if random.IntN(4) > 0 {
+			return ""
+		}
+		value.Set(reflect.New(value.Type().Elem()))
+		return " made"
+	}
+	if random.IntN(12) == 0 {
+		value.SetZero()
+		return " removed"
+	}
+	return mutate(random, value.Elem(), texts)
+}
+
+// mutateText empties a text or puts another one in its place.
+func mutateText(random *rand.Rand, value reflect.Value, others []string) string {
+	old := value.String()
+	switch {
+	case random.IntN(8) == 0:
+		value.SetString("")
+	case len(others) > 0:
+		value.SetString(others[random.IntN(len(others))])
+	}
+	if value.String() == old {
+		return ""
+	}
+	return fmt.Sprintf(" %q -> %q", old, value.String())
+}
+
+// mutateNumber changes a number or a truth value.
+func mutateNumber(random *rand.Rand, value reflect.Value) string {
+	switch value.Kind() {
 	case reflect.Int, reflect.Int64, reflect.Int32:
 		old := value.Int()
 		value.SetInt(interesting(random, old))
@@ -133,19 +182,6 @@ func mutate(random *rand.Rand, value reflect.Value, texts map[string][]string) s
 	case reflect.Bool:
 		value.SetBool(!value.Bool())
 		return fmt.Sprintf(" -> %v", value.Bool())
-	case reflect.String:
-		list := texts[value.Type().String()]
-		old := value.String()
-		switch {
-		case random.IntN(8) == 0:
-			value.SetString("")
-		case len(list) > 0:
-			value.SetString(list[random.IntN(len(list))])
-		}
-		if value.String() == old {
-			return ""
-		}
-		return fmt.Sprintf(" %q -> %q", old, value.String())
 	}
 	return ""
 }
@@ -160,6 +196,7 @@ func mutateList(random *rand.Rand, value reflect.Value, texts map[string][]strin
 		}
 		return ""
 	}
+
 	at, other := random.IntN(n), random.IntN(n)
 	switch random.IntN(16) {
 	case 0: // remove
@@ -210,19 +247,10 @@ func executeMutated(t *testing.T, base *mutable, plan *planir.Plan) (logits []fl
 	if bytes := poolBytes(plan); bytes > 1<<28 {
 		return nil, fmt.Errorf("%v bytes of buffers are too many for a test", bytes)
 	}
-	compilers := []driver.Compiler{hostcompiler.New()}
-	var content *emit.Content
-	if err = check.Plan(plan, base.model, nil).Err(); err == nil {
-		content, err = emit.NewCalibrated(ctx, plan, base.model, base.cal, compilers)
-	}
-	if err != nil { // emit would not write it: the blobs are those of the plan before
-		if content, err = emit.NewCalibrated(ctx, base.plan, base.model, base.cal, compilers); err != nil {
-			t.Fatal(err)
-		}
-	}
+	content := mutatedContent(ctx, t, base, plan)
 	defer content.Close()
-	machine, err := executor.Open(ctx, plan, content,
-		executor.Options{Drivers: []driver.Driver{host.New()}, Deadline: 3 * time.Second})
+	options := executor.Options{Drivers: []driver.Driver{host.New()}, Deadline: 3 * time.Second}
+	machine, err := executor.Open(ctx, plan, content, options)
 	if err != nil {
 		return nil, err
 	}
@@ -231,54 +259,77 @@ func executeMutated(t *testing.T, base *mutable, plan *planir.Plan) (logits []fl
 			t.Log(closed)
 		}
 	}()
-	ids := make([]int32, 41)
-	for i := range ids {
-		ids[i] = int32(7 * i % 50)
-	}
+
 	keep := func(_ int, row []float32) error {
 		logits = append(logits, row...)
 		return nil
 	}
-	err = machine.Do(ctx, func(c *executor.Control) error {
-		for _, n := range []int{1, 5, 33, 1, 1} {
-			if _, err := c.Forward(ids[:n], executor.WantAll, keep); err != nil {
-				return err
-			}
-		}
-		tokens := []executor.Token{}
-		for sequence := 1; sequence < min(4, machine.Sequences()); sequence++ {
-			if _, err := c.Extend(sequence, ids[:3*sequence], executor.WantLast, keep); err != nil {
-				return err
-			}
-			tokens = append(tokens, executor.Token{Sequence: sequence, ID: ids[sequence]})
-		}
-		if len(tokens) < 2 {
-			return nil
-		}
-		if _, err := c.Step(tokens, keep); err != nil {
-			return err
-		}
-		if !machine.Beside() {
-			return nil
-		}
-		c.Truncate(0, 0)
-		if _, err := c.Begin(0, ids[:10], true); err != nil {
-			return err
-		}
-		if _, err := c.StepBeside(tokens, keep); err != nil {
-			return err
-		}
-		_, err := c.Await(func(row []float32) error { return keep(0, row) })
-		return err
-	})
+	err = machine.Do(ctx, func(c *executor.Control) error { return callEverything(machine, c, keep) })
 	if broken := ctx.Err(); broken != nil {
 		t.Fatalf("executing it takes more than 20 s: %v, %v", broken, err)
 	}
 	return logits, err
 }
 
-// A plan says how many bytes each of its packs has. The rules do not know the layouts, so a size that is too small for
-// the columns of a step is found when the weights are loaded.
+// mutatedContent is what a bundle of the plan holds, or of the plan before the change where emit would not write it.
+func mutatedContent(ctx context.Context, t *testing.T, base *mutable, plan *planir.Plan) *emit.Content {
+	t.Helper()
+	compilers := []driver.Compiler{hostcompiler.New()}
+	if check.Plan(plan, base.model, nil).Err() == nil {
+		content, err := emit.NewCalibrated(ctx, plan, base.model, base.cal, compilers)
+		if err == nil {
+			return content
+		}
+	}
+	content, err := emit.NewCalibrated(ctx, base.plan, base.model, base.cal, compilers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// callEverything makes every call that the machine offers.
+func callEverything(machine *executor.Machine, c *executor.Control, keep func(int, []float32) error) error {
+	ids := make([]int32, 41)
+	for i := range ids {
+		ids[i] = int32(7 * i % 50)
+	}
+	for _, n := range []int{1, 5, 33, 1, 1} {
+		if _, err := c.Forward(ids[:n], executor.WantAll, keep); err != nil {
+			return err
+		}
+	}
+
+	tokens := []executor.Token{}
+	for sequence := 1; sequence < min(4, machine.Sequences()); sequence++ {
+		if _, err := c.Extend(sequence, ids[:3*sequence], executor.WantLast, keep); err != nil {
+			return err
+		}
+		tokens = append(tokens, executor.Token{Sequence: sequence, ID: ids[sequence]})
+	}
+	if len(tokens) < 2 {
+		return nil
+	}
+	if _, err := c.Step(tokens, keep); err != nil {
+		return err
+	}
+
+	if !machine.Beside() {
+		return nil
+	}
+	c.Truncate(0, 0)
+	if _, err := c.Begin(0, ids[:10], true); err != nil {
+		return err
+	}
+	if _, err := c.StepBeside(tokens, keep); err != nil {
+		return err
+	}
+	_, err := c.Await(func(row []float32) error { return keep(0, row) })
+	return err
+}
+
+// A pack that is too small for the columns of a step is found when the weights are loaded: the rules of plans do not
+// know the layouts.
 func TestPackIsTooSmall(t *testing.T) {
 	for _, base := range mutablePlans(t)[:2] {
 		for i := range base.plan.Program.Packs {
@@ -295,7 +346,10 @@ func TestPackIsTooSmall(t *testing.T) {
 				if err := planir.Check(plan).Err(); err != nil {
 					continue
 				}
-				if _, err := executeMutated(t, &base, plan); diag.ClassOf(err) != diag.ClassRun {
+
+				_, err = executeMutated(t, &base, plan)
+
+				if diag.ClassOf(err) != diag.ClassRun {
 					t.Errorf("%s: pack %q of %d bytes: got %v, want an error of class run", base.name,
 						plan.Program.Packs[i].Name, bytes, err)
 				}
@@ -313,8 +367,8 @@ func poolBytes(plan *planir.Plan) float64 {
 	return total
 }
 
-// FuzzMutatedPlans changes plans of every kind of program, as a signer could, at random places. The rules refuse the
-// result, or it is executed, with an error or without.
+// Plans of every kind of program that are changed at random places, as a signer could, are refused by the rules or
+// executed, with an error or without.
 func FuzzMutatedPlans(f *testing.F) {
 	plans := mutablePlans(f)
 	var encoded [][]byte
@@ -329,6 +383,7 @@ func FuzzMutatedPlans(f *testing.F) {
 		textsOf(reflect.ValueOf(plans[i].plan).Elem(), found)
 		texts = append(texts, found)
 	}
+
 	seeds := uint64(40)
 	if os.Getenv("HETC_LONG") != "" {
 		seeds = 20_000
@@ -336,6 +391,7 @@ func FuzzMutatedPlans(f *testing.F) {
 	for seed := range seeds {
 		f.Add(seed)
 	}
+
 	known := map[string][]float32{}
 	computed := func(t *testing.T, of *mutable) []float32 {
 		if known[of.name] == nil {
@@ -354,6 +410,7 @@ func FuzzMutatedPlans(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		where := ""
 		for tries := 0; tries < 200 && where == ""; tries++ {
 			where = mutate(random, reflect.ValueOf(plan).Elem(), texts[at])
@@ -374,7 +431,9 @@ func FuzzMutatedPlans(f *testing.F) {
 		if found := planir.Check(plan); found.Err() != nil {
 			return
 		}
+
 		logits, err := executeMutated(t, &plans[at], plan)
+
 		other := ""
 		if want := computed(t, &plans[at]); err == nil && maxDiff(logits, want) != 0 {
 			other = "other numbers: "

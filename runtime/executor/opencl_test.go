@@ -3,6 +3,7 @@ package executor_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -32,6 +33,7 @@ func openclProcs(t testing.TB, name string, options map[string]string) (list []p
 	t.Helper()
 	require.Deps()
 	devices, err := opencl.New().Devices(context.Background())
+
 	own := map[string]map[string]string{} // options of devices that no ICD loader lists
 	intel := filepath.Join(os.Getenv(native.EnvDir), clapi.IntelFolder, clapi.IntelLibrary)
 	if _, missing := os.Stat(intel); missing == nil && !testing.Short() {
@@ -41,30 +43,37 @@ func openclProcs(t testing.TB, name string, options map[string]string) (list []p
 	if len(devices) == 0 && errors.Is(err, driver.ErrUnavailable) {
 		require.Skip(t, opencl.Name, err)
 	}
+
 	for _, device := range devices {
 		options := maps.Clone(options)
-		if own := own[device.Description]; own != nil {
+		if more := own[device.Description]; more != nil {
 			if options == nil {
 				options = map[string]string{}
 			}
-			maps.Copy(options, own)
+			maps.Copy(options, more)
 		}
-		p, err := opencl.New().Open(context.Background(), driver.Config{Select: device.Select, Options: options})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := p.Capabilities()
-		proc := planir.Proc{Name: name, Kind: "gpu", Driver: opencl.Name, Select: device.Select, Options: options,
-			Set: c.Offered()}
-		slices.Sort(proc.Kinds)
-		list = append(list, proc)
-		if err := p.Close(); err != nil {
-			t.Fatal(err)
-		}
+		list = append(list, openclProc(t, name, device.Select, options))
 	}
 	return list
 }
 
+// openclProc is what a plan says of one device of OpenCL.
+func openclProc(t testing.TB, name, sel string, options map[string]string) planir.Proc {
+	t.Helper()
+	p, err := opencl.New().Open(context.Background(), driver.Config{Select: sel, Options: options})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	proc := planir.Proc{
+		Name: name, Kind: "gpu", Driver: opencl.Name, Select: sel, Options: options,
+		Set: p.Capabilities().Offered(),
+	}
+	slices.Sort(proc.Kinds)
+	return proc
+}
+
+// withOpenCL are options with the drivers of OpenCL, ONNX Runtime and the host.
 func withOpenCL() executor.Options {
 	return executor.Options{Drivers: []driver.Driver{host.New(), opencl.New(), ort.New()}}
 }
@@ -86,29 +95,28 @@ func TestOpenCLLogits(t *testing.T) {
 	want = want[:len(ids)*m.Vocab]
 	losses := map[op.Scheme]float64{}
 	for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
-		x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, "")}, []int{1, 16}, 64, scheme, bySingle),
-			executor.Options{})
+		x := machine(t, m, makePlan(t, m, planSpec{
+			procs: singleOn(s0), rows: []int{1, 16}, context: 64, scheme: scheme,
+		}), executor.Options{})
 		losses[scheme] = meanKL(allLogits(t, x, ids), want, m.Vocab)
 		x.Close()
 	}
+
 	for _, options := range []map[string]string{nil, {"memory": "own"}, {"completion": "flag"}} {
 		for _, device := range openclProcs(t, "b", options) {
 			alone := device
 			alone.Name = "a"
+			withHost := []planir.Proc{proc("a", s0, ""), device}
 			for _, c := range []struct {
-				name  string
-				procs []planir.Proc
-				f     layoutOf
+				archSetup
+				slow bool
 			}{
-				{"alone", []planir.Proc{alone}, bySingle},
-				{"columns with host", []planir.Proc{proc("a", s0, ""), device}, byColumns},
-				{"rows with host", []planir.Proc{proc("a", s0, ""), device}, byRows},
-				{"pairs with host", []planir.Proc{proc("a", s0, ""), device}, byPairs},
+				{archSetup: archSetup{name: "alone", procs: []planir.Proc{alone}}},
+				{archSetup: archSetup{name: "columns with host", procs: withHost, layout: byColumns}},
+				{archSetup: archSetup{name: "rows with host", procs: withHost, layout: byRows}, slow: true},
+				{archSetup: archSetup{name: "pairs with host", procs: withHost, layout: byPairs}, slow: true},
 			} {
-				if testing.Short() && c.name != "alone" && c.name != "columns with host" {
-					continue // other divisions are slow
-				}
-				if options != nil && c.name != "alone" && c.name != "columns with host" {
+				if c.slow && (testing.Short() || options != nil) {
 					continue
 				}
 				t.Run(device.Select+" "+c.name+optionText(device.Options), func(t *testing.T) {
@@ -116,35 +124,39 @@ func TestOpenCLLogits(t *testing.T) {
 						if options != nil && scheme == op.A8TQ4B32 {
 							continue
 						}
-						x := machine(t, m, makePlan(t, m, c.procs, []int{1, 16}, 64, scheme, c.f), withOpenCL(),
-							bothCompilers()...)
-						got := allLogits(t, x, ids)
-						judge(t, scheme, got, want, m.Vocab, losses[scheme])
-						if d := maxDiff(allLogits(t, x, ids, 3, 1, 1, 20), want); scheme == op.A32W32 && d > 1e-3 {
+						x := machine(t, m, makePlan(t, m, planSpec{
+							procs: c.procs, rows: []int{1, 16}, context: 64, scheme: scheme, layout: c.layout,
+						}), withOpenCL(), bothCompilers()...)
+						judge(t, scheme, allLogits(t, x, ids), want, m.Vocab, losses[scheme])
+						d := maxDiff(allLogits(t, x, ids, 3, 1, 1, 20), want)
+						if scheme == op.A32W32 && d > 1e-3 {
 							t.Errorf("%s in pieces: differs by %.3g, want at most 0.001", scheme, d)
 						}
 						x.Close()
 					}
 				})
 			}
-			if options == nil {
-				t.Run(device.Select+" among host and ort"+optionText(device.Options), func(t *testing.T) {
-					needORT(t)
-					procs := []planir.Proc{proc("a", s0, ""), device, ortProc(t, "c", s1)}
-					for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32} {
-						x := machine(t, m, makePlan(t, m, procs, []int{1, 16}, 64, scheme,
-							amongDevices(rand.New(rand.NewPCG(2, 4)), procs)), withOpenCL(), bothCompilers()...)
-						judge(t, scheme, allLogits(t, x, ids), want, m.Vocab, losses[scheme])
-						x.Close()
-					}
-				})
+			if options != nil {
+				continue
 			}
+			t.Run(device.Select+" among host and ort"+optionText(device.Options), func(t *testing.T) {
+				needORT(t)
+				procs := append(slices.Clone(withHost), ortProc(t, "c", s1))
+				for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32} {
+					x := machine(t, m, makePlan(t, m, planSpec{
+						procs: procs, rows: []int{1, 16}, context: 64, scheme: scheme,
+						layout: amongDevices(rand.New(rand.NewPCG(2, 4)), procs),
+					}), withOpenCL(), bothCompilers()...)
+					judge(t, scheme, allLogits(t, x, ids), want, m.Vocab, losses[scheme])
+					x.Close()
+				}
+			})
 		}
 	}
 }
 
-// Caches of every type that devices have, on a device, alone and with heads divided between it and the host, give the
-// logits that they give on the host: also where a prompt comes in pieces, and where the device has memory of its own.
+// Caches of every type that devices have give the logits that they give on the host: on a device alone and with heads
+// divided between it and the host, where a prompt comes in pieces, and where the device has memory of its own.
 func TestOpenCLCaches(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
@@ -154,26 +166,32 @@ func TestOpenCLCaches(t *testing.T) {
 	on := proc("a", first, "")
 	for _, cache := range []op.Type{op.F32, op.F16, op.Q8} {
 		plan := func(f layoutOf, procs ...planir.Proc) *planir.Plan {
-			return withCache(t, m, makePlan(t, m, procs, []int{1, 16}, 64, op.A32W32, f), cache)
+			return withCache(t, m, makePlan(t, m, planSpec{
+				procs: procs, rows: []int{1, 16}, context: 64, scheme: op.A32W32, layout: f,
+			}), cache)
 		}
 		x := machine(t, m, plan(bySingle, on), executor.Options{})
 		want := allLogits(t, x, ids)
 		x.Close()
+
 		for _, options := range []map[string]string{nil, {"memory": "own"}} {
 			for _, device := range openclProcs(t, "b", options) {
 				alone := device
 				alone.Name = "a"
-				for name, p := range map[string]*planir.Plan{"alone": plan(bySingle, alone), "divided": plan(byColumns, on, device)} {
+				plans := map[string]*planir.Plan{
+					"alone":   plan(bySingle, alone),
+					"divided": plan(byColumns, on, device),
+				}
+				for name, p := range plans {
 					x := machine(t, m, p, withOpenCL(), bothCompilers()...)
 					for _, pieces := range [][]int{nil, {3, 1, 1, 20}} {
 						got := allLogits(t, x, ids, pieces...)
 						d, kl := maxDiff(got, want), meanKL(got, want, m.Vocab)
-						t.Logf("%s%s, %s, pieces %v: largest difference %.2g, mean KL %.2g", cache, optionText(device.Options),
-							name, pieces, d, kl)
+						what := fmt.Sprintf("%s%s, %s, pieces %v", cache, optionText(device.Options), name, pieces)
+						t.Logf("%s: largest difference %.2g, mean KL %.2g", what, d, kl)
 						// A number that lies between two codes may be rounded to either.
 						if !(kl <= 1e-5) || cache == op.F32 && !(d <= 1e-3) {
-							t.Errorf("%s%s, %s, pieces %v: logits differ by %.3g, mean KL %.3g, from the host's", cache,
-								optionText(device.Options), name, pieces, d, kl)
+							t.Errorf("%s: logits differ by %.3g, mean KL %.3g, from the host's", what, d, kl)
 						}
 					}
 					x.Close()
@@ -217,6 +235,7 @@ func judge(t *testing.T, scheme op.Scheme, got, want []float32, vocab int, loss 
 	t.Helper()
 	d, kl := maxDiff(got, want), meanKL(got, want, vocab)
 	t.Logf("%s: largest difference %.2g, mean KL %.2g (host %.2g)", scheme, d, kl, loss)
+
 	if scheme == op.A32W32 && !(d <= 1e-3) {
 		t.Errorf("%s: differs by %.3g, want at most 0.001", scheme, d)
 	}
@@ -226,7 +245,7 @@ func judge(t *testing.T, scheme op.Scheme, got, want []float32, vocab int, loss 
 }
 
 // Architectures on a device of OpenCL have another implementation's logits, also where products are divided between it
-// and the host, or between it and ONNX Runtime; what the device does not execute, the host does.
+// and the host, or between it and ONNX Runtime. What the device does not execute, the host does.
 func TestOpenCLArchitectures(t *testing.T) {
 	require.Slow(t)
 	devices := openclProcs(t, "b", nil)
@@ -243,17 +262,16 @@ func TestOpenCLArchitectures(t *testing.T) {
 			}
 			defer m.Close()
 			r := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33]
+
 			compare := func(t *testing.T, device planir.Proc, partner string, procs ...planir.Proc) {
 				procs = append([]planir.Proc{proc("a", s0, ""), device}, procs...)
-				x := machine(t, m, makePlan(t, m, procs, []int{1, 16, 48}, max(130, min(m.MaxContext, 160)), op.A32W32,
-					onDevice(device, partner)), withOpenCL(), bothCompilers()...)
+				x := machine(t, m, makePlan(t, m, planSpec{
+					procs: procs, rows: []int{1, 16, 48}, context: max(130, min(m.MaxContext, 160)),
+					scheme: op.A32W32, layout: onDevice(device, partner),
+				}), withOpenCL(), bothCompilers()...)
 				defer x.Close()
-				got, worst := allLogits(t, x, r.ids), 0.0
-				for k, row := range r.rows {
-					worst = max(worst, maxDiff(got[int(row)*m.Vocab:][:m.Vocab], r.logits[k*m.Vocab:][:m.Vocab]))
-				}
-				if !(worst <= 1e-3) {
-					t.Errorf("%s: logits differ by %.2g, want at most 0.001", device.Select, worst)
+				if d := r.diff(allLogits(t, x, r.ids), m.Vocab); !(d <= 1e-3) {
+					t.Errorf("%s: logits differ by %.2g, want at most 0.001", device.Select, d)
 				}
 			}
 			for _, device := range devices {
@@ -274,26 +292,21 @@ func TestOpenCLArchitectures(t *testing.T) {
 // host, from float32 with that on the host alone.
 func compareQuantised(t *testing.T, m *models.Model, r reference, host, device planir.Proc) {
 	t.Helper()
-	want := make([]float32, 0, len(r.logits))
-	for k := range r.rows {
-		want = append(want, r.logits[k*m.Vocab:][:m.Vocab]...)
+	want := r.logits[:len(r.rows)*m.Vocab]
+	allowed := 1.1 // times the host's
+	if m.Experts > 0 {
+		allowed = 1.3 // another expert may be chosen for a token
 	}
 	for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
 		loss := func(layout layoutOf, procs ...planir.Proc) float64 {
-			x := machine(t, m, makePlan(t, m, procs, []int{1, 16}, max(130, min(m.MaxContext, 160)), scheme, layout),
-				withOpenCL(), bothCompilers()...)
+			x := machine(t, m, makePlan(t, m, planSpec{
+				procs: procs, rows: []int{1, 16}, context: max(130, min(m.MaxContext, 160)),
+				scheme: scheme, layout: layout,
+			}), withOpenCL(), bothCompilers()...)
 			defer x.Close()
-			all := allLogits(t, x, r.ids)
-			var got []float32
-			for _, row := range r.rows {
-				got = append(got, all[int(row)*m.Vocab:][:m.Vocab]...)
-			}
-			return meanKL(got, want, m.Vocab)
+			return meanKL(r.pick(allLogits(t, x, r.ids), m.Vocab), want, m.Vocab)
 		}
-		allowed := 1.1 // times the host's
-		if m.Experts > 0 {
-			allowed = 1.3 // another expert may be chosen for a token
-		}
+
 		alone, divided := loss(bySingle, host), loss(onDevice(device, "a"), host, device)
 		t.Logf("%s %s: mean KL %.3g, host %.3g", device.Select, scheme, divided, alone)
 		if !(divided <= allowed*alone+1e-4) {
@@ -341,14 +354,12 @@ func TestOpenCLExpertsAlone(t *testing.T) {
 			r := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33]
 			for _, device := range devices {
 				procs := []planir.Proc{device}
-				x := machine(t, m, makePlan(t, m, procs, []int{1, 16, 48}, max(130, min(m.MaxContext, 160)), op.A32W32,
-					bySingle), withOpenCL(), bothCompilers()...)
-				got, worst := allLogits(t, x, r.ids), 0.0
-				for k, row := range r.rows {
-					worst = max(worst, maxDiff(got[int(row)*m.Vocab:][:m.Vocab], r.logits[k*m.Vocab:][:m.Vocab]))
-				}
-				if !(worst <= 1e-3) {
-					t.Errorf("%s: logits differ by %.2g, want at most 0.001", device.Select, worst)
+				x := machine(t, m, makePlan(t, m, planSpec{
+					procs: procs, rows: []int{1, 16, 48}, context: max(130, min(m.MaxContext, 160)),
+					scheme: op.A32W32,
+				}), withOpenCL(), bothCompilers()...)
+				if d := r.diff(allLogits(t, x, r.ids), m.Vocab); !(d <= 1e-3) {
+					t.Errorf("%s: logits differ by %.2g, want at most 0.001", device.Select, d)
 				}
 				x.Close()
 			}

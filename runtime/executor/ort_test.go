@@ -62,12 +62,13 @@ func amongAble(r *rand.Rand, procs []planir.Proc) layoutOf {
 		}
 		if kind == op.MatMul || kind == op.Attention {
 			among(r, able...)(d, n)
-		} else {
-			d.Shares[0].Proc = able[r.IntN(len(able))]
+			return
 		}
+		d.Shares[0].Proc = able[r.IntN(len(able))]
 	}
 }
 
+// withORT are options with the drivers of ONNX Runtime and the host.
 func withORT() executor.Options {
 	return executor.Options{Drivers: []driver.Driver{host.New(), ort.New()}}
 }
@@ -82,6 +83,7 @@ func TestORTBesideHost(t *testing.T) {
 	ids = ids[:min(len(ids), 40)]
 	want, _ := ref[float32](t, "logits_3")
 	want = want[:len(ids)*m.Vocab]
+
 	for name, procs := range map[string][]planir.Proc{
 		"one core":              {proc("a", s0, ""), ortProc(t, "b", s0)},
 		"two cores":             {proc("a", s0, ""), ortProc(t, "b", s1)},
@@ -95,8 +97,12 @@ func TestORTBesideHost(t *testing.T) {
 				if len(procs) == 3 {
 					rows = rows[:1] // of more rows no share of ort is gathered by another one's processor
 				}
-				p := makePlan(t, m, procs, rows, 64, scheme, amongAble(rand.New(rand.NewPCG(2, 4)), procs))
+				p := makePlan(t, m, planSpec{
+					procs: procs, rows: rows, context: 64, scheme: scheme,
+					layout: amongAble(rand.New(rand.NewPCG(2, 4)), procs),
+				})
 				x := machine(t, m, p, withORT(), ortcompiler.New())
+
 				got := allLogits(t, x, ids)
 				d, kl := maxDiff(got, want), meanKL(got, want, m.Vocab)
 				t.Logf("%s: largest difference %.2g, mean KL %.2g", scheme, d, kl)
@@ -125,11 +131,12 @@ func TestORTConvolutions(t *testing.T) {
 	for _, scheme := range []op.Scheme{op.A8SQ8C, op.A8OQ8C} {
 		form := op.ConvForm(4, 4)
 		if !procs[1].HasForm(scheme, form) {
-			t.Skipf("ONNX Runtime does not convolve the largest codes exactly on this CPU: it has no form %q of %q", form, scheme)
+			t.Skipf("ONNX Runtime has no form %q of %q: it does not convolve the largest codes exactly on this CPU",
+				form, scheme)
 		}
 		convolved := 0
 		run := func(form op.Form) []float32 {
-			plan := makePlan(t, m, procs, []int{1, 16}, 64, scheme, func(d *planir.Decision, n *lower.Node) {
+			inForm := func(d *planir.Decision, n *lower.Node) {
 				if n.Op().Kind != op.MatMul {
 					return
 				}
@@ -137,8 +144,10 @@ func TestORTConvolutions(t *testing.T) {
 				if d.Rows == 16 && n.Op().M == 16 {
 					d.Shares[0].Form = form
 				}
-			})
-			plan = folded(t, plan, m, cal)
+			}
+			plan := folded(t, makePlan(t, m, planSpec{
+				procs: procs, rows: []int{1, 16}, context: 64, scheme: scheme, layout: inForm,
+			}), m, cal)
 			for _, graph := range plan.Program.Graphs {
 				for _, node := range graph.Graph.Nodes {
 					if node.Op.Form != "" {
@@ -148,7 +157,9 @@ func TestORTConvolutions(t *testing.T) {
 			}
 			return allLogits(t, machineWith(t, m, plan, cal, withORT(), ortcompiler.New()), ids)
 		}
+
 		want, got := run(""), run(form)
+
 		if d := maxDiff(got, want); d != 0 {
 			t.Errorf("%s: in the form %q logits differ by %g, want equal bits", scheme, form, d)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// rounded computes in float64 what a plan of 8 bits describes: rows are rounded to multiples of their scale, which is
+// rounded computes in float64 what a plan of 8 bits describes. Rows are rounded to multiples of their scale, which is
 // static or their own, and columns of weights to multiples of their own, of each part of a divided reduction alone.
 // With shadow outliers, what exceeds the scale is multiplied by the weight in bfloat16. It shares the graph with hetc,
 // and neither its packing nor its kernels.
@@ -31,6 +31,7 @@ type rounded struct {
 	scheme op.Scheme
 	parts  map[string]int // where the reduction of a product is divided, by its node
 	levels float64        // the largest code
+
 	// codes are those of the execution that is compared, nil: rows are rounded here. They are taken over because two
 	// right computations may round a number that lies between two codes to either.
 	codes   map[string][][]uint8
@@ -80,40 +81,26 @@ func (r *rounded) stored(name string, layer int) *table {
 		}
 		return y
 	}
+
 	turns := w.Interleave
 	if turns == nil {
 		turns = []int{w.N}
 	}
-	multiply := r.factors(layer, func(g models.FoldGroup) bool { return slices.Contains(g.Multiply, name) })
 	round := 0 // columns of all turns
 	for _, turn := range turns {
 		round += turn
 	}
+	multiply := r.factors(layer, func(g models.FoldGroup) bool { return slices.Contains(g.Multiply, name) })
 	first := 0 // column of a source's first turn
 	for i, source := range w.Sources(layer, 0) {
 		divide := r.factors(layer, func(g models.FoldGroup) bool {
 			return slices.Contains(g.Divide, models.FoldPart{Weight: name, Source: i})
 		})
-		tensor, err := r.m.Tensor(source)
-		if err != nil {
-			r.t.Fatal(err)
-		}
 		cols := w.SourceCols(i)
-		rows, width := w.K, cols
-		if w.Transposed {
-			rows, width = cols, w.K
-		}
-		values := make([]float32, rows*width)
-		if err := tensor.Read(values, 0, rows, 0, width); err != nil {
-			r.t.Fatal(err)
-		}
+		read := r.source(w, source, cols)
 		for k := range w.K {
 			for col := range cols {
-				at := k*width + col
-				if w.Transposed {
-					at = col*width + k
-				}
-				value := values[at] + w.Plus
+				value := read(k, col) + w.Plus
 				if divide != nil {
 					value /= divide[col]
 				}
@@ -126,6 +113,28 @@ func (r *rounded) stored(name string, layer int) *table {
 		first += turns[i]
 	}
 	return y
+}
+
+// source reads a tensor of a weight and returns its elements [K,cols], whichever way they are stored.
+func (r *rounded) source(w *op.Weight, name string, cols int) func(k, col int) float32 {
+	tensor, err := r.m.Tensor(name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	rows, width := w.K, cols
+	if w.Transposed {
+		rows, width = cols, w.K
+	}
+	values := make([]float32, rows*width)
+	if err := tensor.Read(values, 0, rows, 0, width); err != nil {
+		r.t.Fatal(err)
+	}
+	return func(k, col int) float32 {
+		if w.Transposed {
+			return values[col*width+k]
+		}
+		return values[k*width+col]
+	}
 }
 
 // weight is stored, once read.
@@ -146,6 +155,7 @@ func (r *rounded) matrix(name string, layer, mid int) *table {
 	if r.weights[key] != nil {
 		return r.weights[key]
 	}
+
 	from := r.weight(name, layer)
 	y := newTable(from.rows, from.cols)
 	for _, part := range [][2]int{{0, mid}, {mid, from.rows}} {
@@ -175,6 +185,7 @@ func (r *rounded) round(x *table, class string, layer int) *form {
 	if r.scheme.Shadow() {
 		static = activation.InnerScale(factors, op.OutlierChannels(x.cols))
 	}
+
 	out := &form{beyond: newTable(x.rows, x.cols)}
 	out.rows = x.each(x.cols, func(out, in []float64, row int) {
 		step := float64(static) * 127 / r.levels
@@ -227,36 +238,42 @@ func (r *rounded) logits(ids []int32) []float32 {
 	}
 	for _, section := range r.graph.Batch().Sections { // which selects no row
 		for layer := range max(1, section.Layers) {
-			forms := map[string]*form{} // of values
-			for _, node := range section.Nodes {
-				in, class := values[node.In[0]], section.Name+"."+node.Name
-				product := node.Ops[0].HasScheme() && !node.Exact
-				read := forms[node.In[0]]
-				if product && read == nil {
-					read = r.round(in, class, section.First+layer)
-					forms[node.In[0]] = read
-				}
-				if product {
-					in = read.rows
-				}
-				for i := range node.Ops {
-					if out := r.apply(&node, &node.Ops[i], in, values, class, section.First+layer); out != nil {
-						in = out // else it changed its rows in place
-					}
-				}
-				if product && r.scheme.Shadow() {
-					r.shadow(in, read.beyond, node.W[0], section.First+layer)
-				}
-				values[node.Out[0]] = in
-				delete(forms, node.Out[0])
-			}
+			r.layer(&section, section.First+layer, values)
 		}
 	}
+
 	out := make([]float32, len(values["logits"].values))
 	for i, value := range values["logits"].values {
 		out[i] = float32(value)
 	}
 	return out
+}
+
+// layer computes the nodes of a layer. Products that read the same value read it rounded in the same way.
+func (r *rounded) layer(section *models.Section, layer int, values map[string]*table) {
+	forms := map[string]*form{} // of values
+	for _, node := range section.Nodes {
+		in, class := values[node.In[0]], section.Name+"."+node.Name
+		product := node.Ops[0].HasScheme() && !node.Exact
+		read := forms[node.In[0]]
+		if product && read == nil {
+			read = r.round(in, class, layer)
+			forms[node.In[0]] = read
+		}
+		if product {
+			in = read.rows
+		}
+		for i := range node.Ops {
+			if out := r.apply(&node, &node.Ops[i], in, values, class, layer); out != nil {
+				in = out // else it changed its rows in place
+			}
+		}
+		if product && r.scheme.Shadow() {
+			r.shadow(in, read.beyond, node.W[0], layer)
+		}
+		values[node.Out[0]] = in
+		delete(forms, node.Out[0])
+	}
 }
 
 // apply computes one operator of a node.
@@ -331,11 +348,12 @@ func (r *rounded) embed(node *models.Node, x *table, layer int) *table {
 	}
 	return x.each(o.N, func(out, in []float64, _ int) {
 		for n := range out {
+			id := int(in[0])
 			if node.Packed != "" {
-				out[n] = scale * r.matrix(node.Packed, 0, 0).row(n)[int(in[0])]
-			} else {
-				out[n] = scale * r.weight(node.W[0], layer).row(int(in[0]))[n]
+				out[n] = scale * r.matrix(node.Packed, 0, 0).row(n)[id]
+				continue
 			}
+			out[n] = scale * r.weight(node.W[0], layer).row(id)[n]
 		}
 	})
 }
@@ -398,6 +416,7 @@ func headNorms(o *op.Op, x *table, queryGain, keyGain []float64) {
 			}
 		}
 	}
+
 	for row := range x.rows {
 		var queries, keys [][]float64
 		for _, group := range headsOf(o, x.row(row)) {
@@ -433,6 +452,7 @@ func rotate(o *op.Op, x *table, frequencies *table) {
 	if amplitude == 0 {
 		amplitude = 1
 	}
+
 	for pos := range x.rows {
 		for _, group := range headsOf(o, x.row(pos)) {
 			for _, head := range group[:len(group)-1] {
@@ -458,6 +478,7 @@ func attend(o *op.Op, x *table) *table {
 	for pos := range rows {
 		rows[pos] = headsOf(o, x.row(pos))
 	}
+
 	return x.each(o.Heads*o.HeadDim, func(out, _ []float64, pos int) {
 		first := 0
 		if o.Window > 0 {
@@ -521,7 +542,10 @@ type watched struct {
 	codes map[string][][]uint8
 }
 
+// observe keeps the codes that a step has made. Such steps are called "layers.qkv_static", or _quant, or _inner.
 func (w *watched) observe(seen executor.Observed) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, node := range seen.Graph.Nodes {
 		if node.Op.Kind != op.QuantRows {
 			continue
@@ -529,28 +553,29 @@ func (w *watched) observe(seen executor.Observed) {
 		i := slices.IndexFunc(seen.Graph.Outputs, func(v op.Value) bool { return v.Name == node.Out[0] })
 		view := seen.Out[i]
 		for step := range strings.SplitSeq(seen.Node, "+") {
-			// "layers.qkv_static", or _quant, or _inner
 			end := strings.LastIndexByte(step, '_')
-			if slices.Contains([]string{"static", "quant", "inner"}, step[end+1:]) {
-				w.mu.Lock()
-				for row := range seen.Rows {
-					key := at(step[:end], seen.Layer)
-					w.codes[key] = append(w.codes[key], slices.Clone(view.Bytes()[row*view.Stride:][:view.Cols]))
-				}
-				w.mu.Unlock()
+			if !slices.Contains([]string{"static", "quant", "inner"}, step[end+1:]) {
+				continue
+			}
+			key := at(step[:end], seen.Layer)
+			for row := range seen.Rows {
+				codes := view.Bytes()[row*view.Stride:][:view.Cols]
+				w.codes[key] = append(w.codes[key], slices.Clone(codes))
 			}
 		}
 	}
 }
 
-// A plan of 8 bits computes what it describes, with reductions whole and divided: every code is that of its
-// number in float64, or its neighbour where the number lies between the two, and with the same codes logits are equal
-// but for float32. Parts of a divided reduction have column scales of their own, so that such a plan rounds weights
-// otherwise than an undivided one. All that this changes is rounding: it vanishes in proportion as levels are added.
+// A plan of 8 bits computes what it describes, with reductions whole and divided. Every code is that of its number in
+// float64, or its neighbour where the number lies between the two. With the same codes, logits are equal but for
+// float32.
+//
+// Parts of a divided reduction have column scales of their own, so that such a plan rounds weights otherwise than an
+// undivided one. All that this changes is rounding: it vanishes in proportion as levels are added.
 func TestPlansRoundAsDescribed(t *testing.T) {
 	require.Slow(t)
 	a, b := cores(t)
-	one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	one, two := singleOn(a), pairOn(a, b)
 	for _, config := range archDirs(t) {
 		dir := filepath.Dir(config)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -569,6 +594,7 @@ func TestPlansRoundAsDescribed(t *testing.T) {
 				compareRounded(t, m, cal, ids, scheme, one, bySingle)
 				parts = compareRounded(t, m, cal, ids, scheme, two, byPairs)
 			}
+
 			apart := func(levels float64) float64 {
 				whole := &rounded{t: t, m: m, cal: cal, scheme: op.A8SQ8C, levels: levels}
 				pairs := &rounded{t: t, m: m, cal: cal, scheme: op.A8SQ8C, levels: levels, parts: parts}
@@ -589,13 +615,17 @@ func compareRounded(
 	layout layoutOf,
 ) map[string]int {
 	t.Helper()
-	p := folded(t, makePlan(t, m, procs, []int{1, 16}, 64, scheme, layout), m, cal)
+	p := folded(t, makePlan(t, m, planSpec{
+		procs: procs, rows: []int{1, 16}, context: 64, scheme: scheme, layout: layout,
+	}), m, cal)
 	seen := &watched{codes: map[string][][]uint8{}}
 	x := machineWith(t, m, p, cal, executor.Options{Observe: seen.observe})
 	defer x.Close()
 	got := allLogits(t, x, ids)
+
 	r := &rounded{t: t, m: m, cal: cal, scheme: scheme, parts: divided(p), levels: 127, codes: seen.codes}
 	want := r.logits(ids)
+
 	if !(r.beyond < 1e-3) {
 		t.Errorf("%s on %d processors: a code is %.3g steps from its number, want at most 0.501",
 			scheme, len(procs), 0.5+r.beyond)

@@ -27,6 +27,7 @@ func sorted(s executor.Sampler, logits []float32, u float64) int32 {
 	if s.TopK > 0 {
 		order = order[:min(s.TopK, len(order))]
 	}
+
 	weight := func(id int32) float64 { return math.Exp((float64(logits[id]) - best) / s.Temperature) }
 	sum := 0.0
 	for _, id := range order {
@@ -35,22 +36,26 @@ func sorted(s executor.Sampler, logits []float32, u float64) int32 {
 	if s.TopP > 0 && s.TopP < 1 {
 		part := 0.0
 		for i, id := range order {
-			if part += weight(id); part >= s.TopP*sum {
+			part += weight(id)
+			if part >= s.TopP*sum {
 				order, sum = order[:i+1], part
 				break
 			}
 		}
 	}
+
 	point := u * sum
 	for _, id := range order {
-		if point -= weight(id); point < 0 {
+		point -= weight(id)
+		if point < 0 {
 			return id
 		}
 	}
 	return order[len(order)-1]
 }
 
-// Drawing takes the token that it takes from all tokens in order, whatever is cut off, with ties and without numbers.
+// Drawing takes the token of the definition, which sorts all tokens: whatever is cut off, with ties, and where some
+// logits are no numbers.
 func TestSamplerDrawsInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed := rapid.Uint64().Draw(t, "seed")
@@ -58,19 +63,25 @@ func TestSamplerDrawsInOrder(t *testing.T) {
 		logits := make([]float32, rapid.IntRange(1, 300).Draw(t, "tokens"))
 		ties := rapid.Bool().Draw(t, "ties")
 		for i := range logits {
-			if logits[i] = float32(3 * random.NormFloat64()); ties {
+			logits[i] = float32(3 * random.NormFloat64())
+			if ties {
 				logits[i] = float32(random.IntN(4))
 			}
 			if i > 0 && random.IntN(20) == 0 {
 				logits[i] = []float32{float32(math.NaN()), float32(math.Inf(-1))}[random.IntN(2)]
 			}
 		}
-		s := executor.Sampler{Temperature: rapid.SampledFrom([]float64{0.01, 0.7, 1, 2}).Draw(t, "temperature"),
-			TopK: rapid.SampledFrom([]int{0, 1, 5, 400}).Draw(t, "top-k"),
-			TopP: rapid.SampledFrom([]float64{0, math.SmallestNonzeroFloat64, 0.5, 0.95, 1}).Draw(t, "top-p"), Seed: seed}
+		s := executor.Sampler{
+			Temperature: rapid.SampledFrom([]float64{0.01, 0.7, 1, 2}).Draw(t, "temperature"),
+			TopK:        rapid.SampledFrom([]int{0, 1, 5, 400}).Draw(t, "top-k"),
+			TopP:        rapid.SampledFrom([]float64{0, math.SmallestNonzeroFloat64, 0.5, 0.95, 1}).Draw(t, "top-p"),
+			Seed:        seed,
+		}
+
 		draws := rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15)) // as the sampler's
 		for range 5 {
 			got, err := s.Next(logits)
+
 			if want := sorted(s, logits, draws.Float64()); err != nil || got != want {
 				t.Fatalf("got %d (%v), want %d", got, err, want)
 			}

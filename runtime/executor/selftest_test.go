@@ -50,6 +50,7 @@ func (f foreign) Open(ctx context.Context, config driver.Config) (driver.Process
 	return &foreignProcessor{Processor: proc, mistake: f.mistake}, err
 }
 
+// foreignProcessor is a processor of the host with the mistake.
 type foreignProcessor struct {
 	driver.Processor
 	mistake *mistake
@@ -91,14 +92,17 @@ type foreignCompiler struct{ driver.Compiler }
 func (foreignCompiler) Name() string { return foreignName }
 
 // foreignPlan divides the demo model between the host and a foreign processor.
-func foreignPlan(t testing.TB, scheme op.Scheme, rows []int, layout layoutOf) (*planir.Plan, *emit.Content) {
+func foreignPlan(t *testing.T, scheme op.Scheme, rows []int, layout layoutOf) (*planir.Plan, *emit.Content) {
 	t.Helper()
-	model := open(t.(*testing.T))
+	model := open(t)
 	core := host0(t)
 	other := proc("b", core, "")
 	other.Driver = foreignName
-	plan := makePlan(t, model, []planir.Proc{proc("a", core, ""), other}, rows, 64, scheme, layout)
-	return plan, contentOf(t, plan, foreignCompiler{hostcompiler.New()})
+	plan := makePlan(t, model, planSpec{
+		procs: []planir.Proc{proc("a", core, ""), other}, rows: rows, context: 64, scheme: scheme,
+		layout: layout,
+	})
+	return plan, contentOf(t, plan, model, foreignCompiler{hostcompiler.New()})
 }
 
 // host0 is a selector of the host.
@@ -111,16 +115,6 @@ func host0(t testing.TB) string {
 	return devices[0].Select
 }
 
-func contentOf(t testing.TB, plan *planir.Plan, more ...driver.Compiler) *emit.Content {
-	t.Helper()
-	content, err := emit.NewContent(context.Background(), plan, open(t.(*testing.T)), append(more, hostcompiler.New()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { content.Close() })
-	return content
-}
-
 // selfTestOf computes the self-test as emit does, and reads it as the runtime does.
 func selfTestOf(t testing.TB, plan *planir.Plan, content *emit.Content) *selftest.Test {
 	t.Helper()
@@ -128,6 +122,7 @@ func selfTestOf(t testing.TB, plan *planir.Plan, content *emit.Content) *selftes
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	text, err := selftest.Encode(computed)
 	if err != nil {
 		t.Fatal(err)
@@ -136,31 +131,39 @@ func selfTestOf(t testing.TB, plan *planir.Plan, content *emit.Content) *selftes
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := selftest.Encode(test); err != nil || !bytes.Equal(again, text) {
+	again, err := selftest.Encode(test)
+	if err != nil || !bytes.Equal(again, text) {
 		t.Fatalf("written again it differs (%v)", err)
 	}
 	t.Logf("%d cases, %d bytes", len(test.Cases), len(text))
 	return test
 }
 
-func selfTest(plan *planir.Plan, content *emit.Content, test *selftest.Test, drv driver.Driver,
-	deadline time.Duration) ([]executor.Tried, error) {
-	return executor.SelfTest(context.Background(), plan, content, test, []string{"b"},
-		executor.Options{Drivers: []driver.Driver{host.New(), drv}, Deadline: deadline})
+// selfTest tests processor b of a plan with a driver.
+func selfTest(
+	plan *planir.Plan, content *emit.Content, test *selftest.Test, drv driver.Driver, deadline time.Duration,
+) ([]executor.Tried, error) {
+	options := executor.Options{Drivers: []driver.Driver{host.New(), drv}, Deadline: deadline}
+	return executor.SelfTest(context.Background(), plan, content, test, []string{"b"}, options)
 }
 
 // A processor that computes what it should passes, in every scheme.
 func TestSelfTestPasses(t *testing.T) {
-	for _, scheme := range []op.Scheme{op.A32W32, op.A32W16, op.A8TQ8C, op.A8TQ4B32, op.A8TQ4B128, op.A16FW16, op.A16FQ4B32} {
+	for _, scheme := range []op.Scheme{
+		op.A32W32, op.A32W16, op.A8TQ8C, op.A8TQ4B32, op.A8TQ4B128, op.A16FW16, op.A16FQ4B32,
+	} {
 		layout := layoutOf(swapped)
 		if scheme.RoundsResults() {
 			layout = columnsSwapped
 		}
 		plan, content := foreignPlan(t, scheme, []int{1, 40}, layout)
-		tried, err := selfTest(plan, content, selfTestOf(t, plan, content), foreign{Driver: host.New()}, 0)
+		test := selfTestOf(t, plan, content)
+
+		tried, err := selfTest(plan, content, test, foreign{Driver: host.New()}, 0)
 		if err != nil {
 			t.Fatalf("%s: %v", scheme, err)
 		}
+
 		if len(tried) != 1 || tried[0].Kernels < 6 {
 			t.Fatalf("%s: %+v, want at least 6 kernels on one processor", scheme, tried)
 		}
@@ -182,18 +185,18 @@ func TestSelfTestOfGroups(t *testing.T) {
 	other.Driver = foreignName
 	const rows = 64
 	groups := []planir.ExpertGroup{{Slots: model.Experts - 1, Rows: 24}, {Slots: 1, Rows: 4}}
-	plan := makePlan(t, model, []planir.Proc{proc("a", host0(t), ""), other}, []int{1, rows}, 2*rows, op.A8TQ8C,
-		groupsOn("b"), tiersOf(model, rows, planir.OverflowExact, groups...))
-	compilers := []driver.Compiler{foreignCompiler{hostcompiler.New()}, hostcompiler.New()}
-	content, err := emit.NewContent(t.Context(), plan, model, compilers)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer content.Close()
+	plan := makePlan(t, model, planSpec{
+		procs: []planir.Proc{proc("a", host0(t), ""), other}, rows: []int{1, rows}, context: 2 * rows,
+		scheme: op.A8TQ8C, layout: groupsOn("b"),
+		tiers: []planir.ExpertTiers{tiersOf(model, rows, planir.OverflowExact, groups...)},
+	})
+	content := contentOf(t, plan, model, foreignCompiler{hostcompiler.New()})
 	test := selfTestOf(t, plan, content)
+
 	if _, err := selfTest(plan, content, test, foreign{Driver: host.New()}, 0); err != nil {
 		t.Errorf("a right processor: %v", err)
 	}
+
 	all := groups[0].Slots * groups[0].Rows
 	wrong := mistake{graph: has(op.GroupMatMul, all), run: spoil(all-1, 5, 4)}
 	if _, err := selfTest(plan, content, test, foreign{host.New(), &wrong}, 0); err == nil {
@@ -217,8 +220,11 @@ func has(kind op.Kind, rows int) func(*op.Graph) bool {
 	}
 }
 
+// callMistake is what a processor does instead of a call.
+type callMistake = func(graph *op.Graph, b *driver.Bindings, call func() error) error
+
 // spoil changes one number of a row of the first output after the call.
-func spoil(row, column int, by float32) func(*op.Graph, *driver.Bindings, func() error) error {
+func spoil(row, column int, by float32) callMistake {
 	return func(_ *op.Graph, b *driver.Bindings, call func() error) error {
 		err := call()
 		view := b.Out[0]
@@ -227,52 +233,81 @@ func spoil(row, column int, by float32) func(*op.Graph, *driver.Bindings, func()
 		}
 		at := view.Offset + 4*int64(row*view.Stride+min(column, view.Cols-1))
 		data := view.Buffer.Bytes()[at : at+4]
-		value := decodeFloat(data)
-		encodeFloat(data, value+by)
+		value := math.Float32frombits(binary.LittleEndian.Uint32(data))
+		binary.LittleEndian.PutUint32(data, math.Float32bits(value+by))
 		return err
 	}
+}
+
+// repeatFirstRow writes the first row again as the first of a second tile of 16.
+func repeatFirstRow(_ *op.Graph, b *driver.Bindings, call func() error) error {
+	err := call()
+	if view := b.Out[0]; b.Scalars.Rows > 16 {
+		data := view.Buffer.Bytes()[view.Offset:]
+		copy(data[4*16*view.Stride:][:4*view.Cols], data[:4*view.Cols])
+	}
+	return err
+}
+
+// oneRowEarlier calls as if the sequence had a position less.
+func oneRowEarlier(_ *op.Graph, b *driver.Bindings, call func() error) error {
+	b.Scalars.Pos--
+	defer func() { b.Scalars.Pos++ }()
+	return call()
 }
 
 // Every planted error of one kernel is found, and the message names the processor, the operator with its shape and the
 // error.
 func TestSelfTestFindsMiscompiledKernels(t *testing.T) {
-	for name, c := range map[string]struct {
+	nan := float32(math.NaN())
+	for _, c := range []struct {
+		name    string
 		scheme  op.Scheme
 		mistake mistake
 		want    string
 	}{
-		"one number of the last row": {op.A32W32, mistake{graph: has(op.MatMul, 40), run: spoil(39, 5, 0.5)},
-			"matmul[40,"},
-		"one number of a row in the middle": {op.A8TQ8C, mistake{graph: has(op.MatMul, 40), run: spoil(18, 1, 4)},
-			"matmul[40,"},
-		"one number of decoding": {op.A32W32, mistake{graph: has(op.MatMul, 1), run: spoil(0, 33, 0.5)}, "matmul[1,"},
-		"one head of attention": {op.A32W32, mistake{graph: has(op.Attention, 40), run: spoil(7, 3, 0.2)},
-			"attention"},
-		"no number": {op.A32W32, mistake{graph: has(op.MatMul, 40), run: spoil(3, 3, nan)}, "relative error of +Inf"},
-		"rows beyond a tile of 16 are those of the first": {op.A32W32, mistake{graph: has(op.MatMul, 40),
-			run: func(_ *op.Graph, b *driver.Bindings, call func() error) error {
-				err := call()
-				if view := b.Out[0]; b.Scalars.Rows > 16 {
-					data := view.Buffer.Bytes()[view.Offset:]
-					copy(data[4*16*view.Stride:][:4*view.Cols], data[:4*view.Cols])
-				}
-				return err
-			}}, "matmul[40,"},
-		"two tiles of the weight are exchanged": {op.A8TQ8C, mistake{graph: has(op.MatMul, 1), load: exchanged}, "matmul[1,"},
-		"keys are written one row too early": {op.A32W32, mistake{graph: has(op.KVAppend, 40),
-			run: func(_ *op.Graph, b *driver.Bindings, call func() error) error {
-				b.Scalars.Pos--
-				defer func() { b.Scalars.Pos++ }()
-				return call()
-			}}, "kv_append[40]"},
+		{
+			name: "one number of the last row", scheme: op.A32W32, want: "matmul[40,",
+			mistake: mistake{graph: has(op.MatMul, 40), run: spoil(39, 5, 0.5)},
+		},
+		{
+			name: "one number of a row in the middle", scheme: op.A8TQ8C, want: "matmul[40,",
+			mistake: mistake{graph: has(op.MatMul, 40), run: spoil(18, 1, 4)},
+		},
+		{
+			name: "one number of decoding", scheme: op.A32W32, want: "matmul[1,",
+			mistake: mistake{graph: has(op.MatMul, 1), run: spoil(0, 33, 0.5)},
+		},
+		{
+			name: "one head of attention", scheme: op.A32W32, want: "attention",
+			mistake: mistake{graph: has(op.Attention, 40), run: spoil(7, 3, 0.2)},
+		},
+		{
+			name: "no number", scheme: op.A32W32, want: "relative error of +Inf",
+			mistake: mistake{graph: has(op.MatMul, 40), run: spoil(3, 3, nan)},
+		},
+		{
+			name: "the first row beyond a tile of 16 is the first row", scheme: op.A32W32, want: "matmul[40,",
+			mistake: mistake{graph: has(op.MatMul, 40), run: repeatFirstRow},
+		},
+		{
+			name: "two tiles of the weight are exchanged", scheme: op.A8TQ8C, want: "matmul[1,",
+			mistake: mistake{graph: has(op.MatMul, 1), load: exchanged},
+		},
+		{
+			name: "keys are written one row too early", scheme: op.A32W32, want: "kv_append[40]",
+			mistake: mistake{graph: has(op.KVAppend, 40), run: oneRowEarlier},
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			plan, content := foreignPlan(t, c.scheme, []int{1, 40}, swapped)
 			test := selfTestOf(t, plan, content)
+
 			_, err := selfTest(plan, content, test, foreign{host.New(), &c.mistake}, 0)
 			if err == nil {
 				t.Fatal("it was not found")
 			}
+
 			t.Log(err)
 			for _, want := range []string{c.want, `processor "b"`, "relative error"} {
 				if !strings.Contains(err.Error(), want) {
@@ -294,14 +329,28 @@ func TestSelfTestOfAFaultyDriver(t *testing.T) {
 		fault drivertest.Fault
 		want  string
 	}{
-		{drivertest.Fault{At: drivertest.AtOpen, K: 1}, "injected fault: open 1"},
-		{drivertest.Fault{At: drivertest.AtLoad, K: 2}, "injected fault: load 2"},
-		{drivertest.Fault{At: drivertest.AtRun, K: 3}, "injected fault: run 3"},
-		{drivertest.Fault{At: drivertest.AtRun, K: 1, Hang: true}, `graph "b/embed.embed@1" (embed[1]x[2048,256] bf16) does not return within`},
+		{
+			fault: drivertest.Fault{At: drivertest.AtOpen, K: 1},
+			want:  "injected fault: open 1",
+		},
+		{
+			fault: drivertest.Fault{At: drivertest.AtLoad, K: 2},
+			want:  "injected fault: load 2",
+		},
+		{
+			fault: drivertest.Fault{At: drivertest.AtRun, K: 3},
+			want:  "injected fault: run 3",
+		},
+		{
+			fault: drivertest.Fault{At: drivertest.AtRun, K: 1, Hang: true},
+			want:  `graph "b/embed.embed@1" (embed[1]x[2048,256] bf16) does not return within`,
+		},
 	} {
 		ctx, cancel := context.WithCancel(context.Background())
-		_, err := selfTest(plan, content, test, drivertest.Inject(ctx, foreign{Driver: host.New()}, c.fault),
-			200*time.Millisecond)
+		faulty := drivertest.Inject(ctx, foreign{Driver: host.New()}, c.fault)
+
+		_, err := selfTest(plan, content, test, faulty, 200*time.Millisecond)
+
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `"b"`) {
 			t.Errorf("%+v: got %v, want %q and the processor's name", c.fault, err, c.want)
@@ -331,11 +380,15 @@ func TestSelfTestOfADamagedGraph(t *testing.T) {
 	for i := range plan.Program.Graphs {
 		from.artifacts[plan.Program.Graphs[i].Artifact] = true
 	}
-	_, err := executor.SelfTest(t.Context(), plan, from, test, []string{"b"},
-		executor.Options{Drivers: []driver.Driver{host.New(), foreign{Driver: host.New()}}})
-	if hints := diag.HintsOf(err); err == nil || !strings.Contains(err.Error(), `load graph "`) || len(hints) != 1 ||
-		!strings.Contains(hints[0], "emit the bundle again") {
-		t.Errorf("got %v with hints %q, want which graph it was, and to emit the bundle again", err, hints)
+
+	options := executor.Options{Drivers: []driver.Driver{host.New(), foreign{Driver: host.New()}}}
+	_, err := executor.SelfTest(t.Context(), plan, from, test, []string{"b"}, options)
+
+	if err == nil || !strings.Contains(err.Error(), `load graph "`) {
+		t.Errorf("got %v, want which graph it was", err)
+	}
+	if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], "emit the bundle again") {
+		t.Errorf("got hints %q, want to emit the bundle again", hints)
 	}
 }
 
@@ -345,9 +398,13 @@ func TestSelfTestORT(t *testing.T) {
 	model, core := open(t), host0(t)
 	procs := []planir.Proc{proc("a", core, ""), ortProc(t, "b", core)}
 	for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32} {
-		plan := makePlan(t, model, procs, []int{1, 24}, 64, scheme, amongAble(rand.New(rand.NewPCG(2, 4)), procs))
-		content := contentOf(t, plan, ortcompiler.New())
+		plan := makePlan(t, model, planSpec{
+			procs: procs, rows: []int{1, 24}, context: 64, scheme: scheme,
+			layout: amongAble(rand.New(rand.NewPCG(2, 4)), procs),
+		})
+		content := contentOf(t, plan, model, ortcompiler.New())
 		test := selfTestOf(t, plan, content)
+
 		tried, err := executor.SelfTest(context.Background(), plan, content, test, []string{"b"}, withORT())
 		if err != nil {
 			t.Fatalf("%s: %v", scheme, err)
@@ -360,14 +417,6 @@ func TestSelfTestORT(t *testing.T) {
 	}
 }
 
-var nan = float32(math.NaN())
-
-func decodeFloat(data []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(data)) }
-
-func encodeFloat(data []byte, value float32) {
-	binary.LittleEndian.PutUint32(data, math.Float32bits(value))
-}
-
 // exchanged is weights whose first two tiles of columns have changed places, as far as there are two.
 func exchanged(_ *op.Graph, weights driver.Weights) driver.Weights {
 	out := slices.Clone(weights)
@@ -376,6 +425,7 @@ func exchanged(_ *op.Graph, weights driver.Weights) driver.Weights {
 		if out[i].Spec.Layout != op.TilesLayout || tiles < 2 {
 			continue
 		}
+
 		size := len(out[i].Bytes) / tiles
 		region, err := mem.Alloc(len(out[i].Bytes), driver.Align)
 		if err != nil {
@@ -402,17 +452,23 @@ func TestSelfTestOpenCL(t *testing.T) {
 			if scheme.RoundsResults() {
 				layout = columnsSwapped
 			}
-			plan := makePlan(t, model, []planir.Proc{proc("a", host0(t), ""), gpu}, []int{1, 40}, 64, scheme, layout)
-			content := contentOf(t, plan, openclcompiler.New())
+			plan := makePlan(t, model, planSpec{
+				procs: []planir.Proc{proc("a", host0(t), ""), gpu}, rows: []int{1, 40}, context: 64,
+				scheme: scheme, layout: layout,
+			})
+			content := contentOf(t, plan, model, openclcompiler.New())
 			test := selfTestOf(t, plan, content)
+
 			tried, err := executor.SelfTest(context.Background(), plan, content, test, []string{"b"}, withOpenCL())
+
+			what := string(scheme) + optionText(gpu.Options)
 			if err != nil {
-				t.Errorf("%s%s: %v", scheme, optionText(gpu.Options), err)
+				t.Errorf("%s: %v", what, err)
 				continue
 			}
-			t.Logf("%s%s: %+v", scheme, optionText(gpu.Options), tried[0])
+			t.Logf("%s: %+v", what, tried[0])
 			if tried[0].Kernels == 0 || tried[0].Worst > 0.5 {
-				t.Errorf("%s: %+v, want some kernels within half of what is permitted", scheme, tried[0])
+				t.Errorf("%s: %+v, want some kernels within half of what is permitted", what, tried[0])
 			}
 		}
 	}
@@ -427,26 +483,34 @@ func TestSelfTestRefusesOtherFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	other, _ := foreignPlan(t, op.A32W32, []int{1}, swapped)
-	for name, c := range map[string]struct {
-		text string
-		plan *planir.Plan
-		want string
+	whole := string(text)
+	replaced := func(old, new string) string { return strings.Replace(whole, old, new, 1) }
+	for _, c := range []struct {
+		name, text string
+		plan       *planir.Plan
+		want       string
 	}{
-		"another plan":      {string(text), other, "of the plan with digest"},
-		"nothing":           {"", plan, "EOF"},
-		"cut off":           {string(text[:len(text)-1]), plan, "EOF"},
-		"another spelling":  {string(text) + " ", plan, "canonical"},
-		"another schema":    {strings.Replace(string(text), "selftest/1", "selftest/2", 1), plan, "schema"},
-		"an unknown member": {strings.Replace(string(text), `"schema"`, `"scheme"`, 1), plan, "unknown field"},
-		"another graph":     {strings.Replace(string(text), `"graph":"b/`, `"graph":"c/`, 1), plan, `graph "c/`},
-		"a wide tolerance":  {strings.Replace(string(text), `"tolerance":0.0003`, `"tolerance":3`, 1), plan, "tolerance 3"},
-		"no tolerance":      {strings.Replace(string(text), `"tolerance":0.0003`, `"tolerance":0`, 1), plan, "tolerance 0"},
-		"other sizes":       {strings.Replace(string(text), `"rows":1,`, `"rows":2,`, 1), plan, "[1,"},
-		"other sums":        {strings.Replace(string(text), `"sums":"`, `"sums":"AAAA`, 1), plan, "bytes of sums"},
+		{name: "another plan", text: whole, plan: other, want: "of the plan with digest"},
+		{name: "nothing", text: "", plan: plan, want: "EOF"},
+		{name: "cut off", text: whole[:len(whole)-1], plan: plan, want: "EOF"},
+		{name: "another spelling", text: whole + " ", plan: plan, want: "canonical"},
+		{name: "another schema", text: replaced("selftest/1", "selftest/2"), plan: plan, want: "schema"},
+		{name: "an unknown member", text: replaced(`"schema"`, `"scheme"`), plan: plan, want: "unknown field"},
+		{name: "another graph", text: replaced(`"graph":"b/`, `"graph":"c/`), plan: plan, want: `graph "c/`},
+		{
+			name: "a wide tolerance", plan: plan, want: "tolerance 3",
+			text: replaced(`"tolerance":0.0003`, `"tolerance":3`),
+		},
+		{
+			name: "no tolerance", plan: plan, want: "tolerance 0",
+			text: replaced(`"tolerance":0.0003`, `"tolerance":0`),
+		},
+		{name: "other sizes", text: replaced(`"rows":1,`, `"rows":2,`), plan: plan, want: "[1,"},
+		{name: "other sums", text: replaced(`"sums":"`, `"sums":"AAAA`), plan: plan, want: "bytes of sums"},
 	} {
-		if _, err := selftest.Decode([]byte(c.text), c.plan); diag.ClassOf(err) != diag.ClassInput ||
-			!strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		_, err := selftest.Decode([]byte(c.text), c.plan)
+		if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
 	}
 }

@@ -20,19 +20,22 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// TestMain also is the processes of Qualcomm's compiler and emulator, which run in one of their own.
+// TestMain runs the tests, or is a process of Qualcomm's compiler or emulator, which have one of their own.
 func TestMain(m *testing.M) {
-	work := map[bool]func() error{}
-	work[qnn.Worker(os.Args[1:])] = qnn.Work
-	work[qnncompiler.Worker(os.Args[1:])] = func() error { return qnncompiler.Work(".", os.Stdin) }
-	if work := work[true]; work != nil {
-		if err := work(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+	work := func() error {
+		m.Run()
+		return nil
 	}
-	m.Run()
+	switch {
+	case qnn.Worker(os.Args[1:]):
+		work = qnn.Work
+	case qnncompiler.Worker(os.Args[1:]):
+		work = func() error { return qnncompiler.Work(".", os.Stdin) }
+	}
+	if err := work(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }
 
 // withBuckets has the estimates of a calibration's plan choose among pairs of scales.
@@ -48,9 +51,9 @@ func withBuckets(p *planir.Plan, buckets int) {
 }
 
 // testEstimatesOn compares sparse attention whose scores a device estimates, beside the host, with what the host
-// computes alone: prompts in one call, in calls that do not fill their program, and in chunks, with caches of every
-// type that the device reads. Scores of the first layer, whose inputs are equal, may differ by off, and logits by a
-// share of the largest.
+// computes alone. Prompts come in one call, in calls that do not fill their program, and in chunks, with caches of
+// every type that the device reads. Scores of the first layer, whose inputs are equal, may differ by off, and logits by
+// a share of the largest.
 func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options, off, share float64) {
 	first, _ := cores(t)
 	m, err := models.Open("../../testdata/arch/llama-plain")
@@ -64,21 +67,22 @@ func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options,
 	for _, kv := range device.KV {
 		for _, buckets := range []int{0, 9} {
 			plan := func(procs []planir.Proc, f layoutOf) *planir.Plan {
-				p := sparsePlan(t, m, cal, procs, rows, rows[1:], 130, 8, kv, f)
+				p := sparsePlan(t, m, cal, sparseSpec{
+					procs: procs, rows: rows, sparse: rows[1:], context: 130, block: 8, cache: kv,
+					layout: f,
+				})
 				withBuckets(p, buckets)
 				return p
 			}
 			var wantScores, gotScores firstScores
 			options.Observe = gotScores.observe
-			alone := machineWith(t, m, plan([]planir.Proc{host}, nil), cal, executor.Options{Observe: wantScores.observe})
+			observed := executor.Options{Observe: wantScores.observe}
+			alone := machineWith(t, m, plan([]planir.Proc{host}, nil), cal, observed)
 			beside := plan([]planir.Proc{host, device}, byStages)
-			estimates := 0
-			for i := range beside.Program.Graphs {
-				if graph := &beside.Program.Graphs[i]; graph.Proc == device.Name && graph.Graph.Estimate() != nil {
-					estimates++
-				}
-			}
-			if estimates == 0 {
+			estimates := slices.ContainsFunc(beside.Program.Graphs, func(g planir.Graph) bool {
+				return g.Proc == device.Name && g.Graph.Estimate() != nil
+			})
+			if !estimates {
 				t.Fatalf("no graph of %q estimates", device.Name)
 			}
 			shared := machineWith(t, m, beside, cal, options,
@@ -86,13 +90,18 @@ func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options,
 			for i, chunks := range [][]int{nil, {5, 1, 20}, {64, 40, 26}} {
 				want := allLogits(t, alone, ids, chunks...)
 				got := allLogits(t, shared, ids, chunks...)
-				if d := maxDiff(gotScores.values, wantScores.values); i == 0 && (len(wantScores.values) == 0 || !(d <= off)) {
-					t.Errorf("cache %s, %d buckets: %d scores differ by %g, want at most %g", kv, buckets, len(wantScores.values), d, off)
+
+				what := fmt.Sprintf("cache %s, %d buckets, chunks %v", kv, buckets, chunks)
+				if i == 0 {
+					scores := len(wantScores.values)
+					if d := maxDiff(gotScores.values, wantScores.values); scores == 0 || !(d <= off) {
+						t.Errorf("%s: %d scores differ by %g, want at most %g", what, scores, d, off)
+					}
 				}
-				size := maxDiff(want, make([]float32, len(want)))
 				// Kernels round scores in different orders, and so may select either of two nearly equal positions.
-				if difference := maxDiff(got, want); difference > share*size {
-					t.Errorf("cache %s, %d buckets, chunks %v: logits differ by %g, of %g at most", kv, buckets, chunks, difference, size)
+				size := maxDiff(want, make([]float32, len(want)))
+				if d := maxDiff(got, want); d > share*size {
+					t.Errorf("%s: logits differ by %g, of %g at most", what, d, size)
 				}
 			}
 			shared.Close()
@@ -108,6 +117,7 @@ type firstScores struct {
 	values []float32
 }
 
+// observe keeps the estimates of a step.
 func (f *firstScores) observe(seen executor.Observed) {
 	if seen.Layer != 0 || len(seen.Out) == 0 || !strings.HasSuffix(seen.Node, "attention_estimate") {
 		return
@@ -136,7 +146,11 @@ func (f *firstScores) observe(seen executor.Observed) {
 func TestSparseAttentionEstimatedByORT(t *testing.T) {
 	needORT(t)
 	first, second := cores(t)
-	for name, sel := range map[string]string{"the host's core": first, "another core": second, "both cores": first + "-" + second} {
+	for name, sel := range map[string]string{
+		"the host's core": first,
+		"another core":    second,
+		"both cores":      first + "-" + second,
+	} {
 		t.Run(name, func(t *testing.T) { testEstimatesOn(t, ortProc(t, "b", sel), withORT(), 1e-5, 0.02) })
 	}
 }

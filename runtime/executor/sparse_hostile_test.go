@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
@@ -41,21 +43,18 @@ func hostile(t *testing.T, change func(name string, values [][]float32)) *models
 		tensor.Data = slices.Clone(tensor.Data)
 		if len(tensor.Shape) == 2 {
 			values := make([][]float32, tensor.Shape[0])
-			at := func(row, column int) []byte { return tensor.Data[4*(row*tensor.Shape[1]+column):] }
+			columns := tensor.Shape[1]
 			for row := range values {
-				for column := range tensor.Shape[1] {
-					values[row] = append(values[row], math.Float32frombits(binary.LittleEndian.Uint32(at(row, column))))
-				}
+				values[row] = float32sOf(tensor.Data[4*row*columns:], columns)
 			}
 			change(name, values)
 			for row := range values {
-				for column, value := range values[row] {
-					binary.LittleEndian.PutUint32(at(row, column), math.Float32bits(value))
-				}
+				copy(tensor.Data[4*row*columns:], mem.Bytes(values[row]))
 			}
 		}
 		out = append(out, tensor)
 	}
+
 	dir := t.TempDir()
 	if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), out, nil); err != nil {
 		t.Fatal(err)
@@ -75,6 +74,15 @@ func hostile(t *testing.T, change func(name string, values [][]float32)) *models
 	return m
 }
 
+// float32sOf reads so many little-endian numbers.
+func float32sOf(raw []byte, count int) []float32 {
+	values := make([]float32, count)
+	for i := range values {
+		values[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
+	}
+	return values
+}
+
 // scaled multiplies a matrix.
 func scaled(values [][]float32, by float32) {
 	for _, row := range values {
@@ -84,8 +92,19 @@ func scaled(values [][]float32, by float32) {
 	}
 }
 
-// hostileCaches are changes of weights after which caches hold what estimates of scores find hard. The outlier's is
-// that of one token in the first layer, of which the others keep what the residuals carry.
+// onlyOutlierHas clears a channel of all embeddings but that of the outlier's token, which has nothing else.
+func onlyOutlierHas(embeddings [][]float32, channel int) {
+	for token, row := range embeddings {
+		row[channel] = 0
+		if token == outlierToken {
+			clear(row)
+			row[channel] = 1
+		}
+	}
+}
+
+// hostileCaches are changes of weights after which caches hold what estimates of scores find hard. The huge key is that
+// of one token in the first layer. The other layers keep what the residuals carry of it.
 var hostileCaches = map[string]func(name string, values [][]float32){
 	"all keys are equal": func(name string, values [][]float32) {
 		if strings.HasSuffix(name, "k_proj.weight") {
@@ -105,12 +124,7 @@ var hostileCaches = map[string]func(name string, values [][]float32){
 	"one key is huge": func(name string, values [][]float32) {
 		switch {
 		case strings.HasSuffix(name, "embed_tokens.weight"):
-			for token, row := range values {
-				if row[outlierChannel] = 0; token == outlierToken {
-					clear(row)
-					row[outlierChannel] = 1
-				}
-			}
+			onlyOutlierHas(values, outlierChannel)
 		case strings.HasSuffix(name, "k_proj.weight"):
 			for _, row := range values {
 				row[outlierChannel] *= 3e3
@@ -131,7 +145,7 @@ type estimating struct {
 // hostEstimates are two cores of the host.
 func hostEstimates(t *testing.T) []estimating {
 	a, b := cores(t)
-	return []estimating{{"another core", []planir.Proc{proc("a", a, ""), proc("b", b, "")}, executor.Options{}, 0}}
+	return []estimating{{name: "another core", procs: pairOn(a, b)}}
 }
 
 // deviceEstimates are the host beside ONNX Runtime, and beside the devices of OpenCL that compute in its memory. They
@@ -140,20 +154,25 @@ func deviceEstimates(t *testing.T) (list []estimating) {
 	a, b := cores(t)
 	t.Run("ort is there", func(t *testing.T) {
 		needORT(t)
-		list = append(list, estimating{"ort", []planir.Proc{proc("a", a, ""), ortProc(t, "b", b)}, withORT(), 0.02})
+		list = append(list, estimating{
+			name: "ort", procs: append(singleOn(a), ortProc(t, "b", b)), options: withORT(), share: 0.02,
+		})
 	})
 	t.Run("opencl is there", func(t *testing.T) {
 		for _, device := range openclProcs(t, "b", nil) {
-			if !device.OwnMemory { // rule P003
-				list = append(list, estimating{device.Select, []planir.Proc{proc("a", a, ""), device}, withOpenCL(), 0.02})
+			if device.OwnMemory { // rule P003
+				continue
 			}
+			list = append(list, estimating{
+				name: device.Select, procs: append(singleOn(a), device), options: withOpenCL(), share: 0.02,
+			})
 		}
 	})
 	return list
 }
 
-// Whatever a cache holds, all positions give what dense attention gives, and some or almost none of them give finite
-// logits, the same on one processor and with estimates on another one: in prompts of one token, of parts of blocks, and
+// Whatever a cache holds, all positions give what dense attention gives. Some or almost none of them give finite
+// logits, the same on one processor and with estimates on another one. Prompts have one token, parts of blocks, or come
 // in chunks. Caches hold keys in every type.
 func TestSparseAttentionOfHostileCaches(t *testing.T) { testHostileCaches(t, hostEstimates(t)) }
 
@@ -163,6 +182,7 @@ func TestSparseAttentionOfHostileCachesOnDevices(t *testing.T) {
 	testHostileCaches(t, deviceEstimates(t))
 }
 
+// testHostileCaches compares each of the processors with the first one alone.
 func testHostileCaches(t *testing.T, shared []estimating) {
 	ids := slices.Clone(readLogits(t, filepath.Join(hostileDir, "logits.safetensors"))[130].ids)
 	for i := range ids {
@@ -181,7 +201,10 @@ func testHostileCaches(t *testing.T, shared []estimating) {
 				}
 				run := func(density float64, on estimating, sparse []int) (out [][]float32) {
 					cal := attentive(t, m, density)
-					plan := sparsePlan(t, m, cal, on.procs, rows, sparse, context, 8, kv, byStages)
+					plan := sparsePlan(t, m, cal, sparseSpec{
+						procs: on.procs, rows: rows, sparse: sparse, context: context, block: 8,
+						cache: kv, layout: byStages,
+					})
 					x := machineWith(t, m, plan, cal, on.options, bothCompilers()...)
 					defer x.Close()
 					for _, tokens := range []int{1, 21, 64, 130} {
@@ -189,14 +212,16 @@ func testHostileCaches(t *testing.T, shared []estimating) {
 					}
 					return append(out, allLogits(t, x, ids, 5, 1, 20))
 				}
+
 				size := func(logits []float32) float64 { return maxDiff(logits, make([]float32, len(logits))) }
 				alone := estimating{procs: shared[0].procs[:1]}
 				dense := run(1, alone, nil)
 				for i, got := range run(1, alone, rows) {
 					if d := maxDiff(got, dense[i]); !(d <= 1e-5*max(1, size(dense[i]))) {
-						t.Errorf("cache %s, run %d: logits of all positions differ by %g from those of dense attention", kv, i, d)
+						t.Errorf("cache %s, run %d: all positions differ by %g from dense attention", kv, i, d)
 					}
 				}
+
 				for _, density := range []float64{0.3, 1e-9} {
 					want := run(density, alone, rows)
 					for i := range want {
@@ -210,8 +235,8 @@ func testHostileCaches(t *testing.T, shared []estimating) {
 						}
 						for i, got := range run(density, on, rows) {
 							if d := maxDiff(got, want[i]); !(d <= on.share*size(want[i])) {
-								t.Errorf("cache %s, density %v, run %d: estimates on %s change logits by %g, of %g at most", kv, density, i,
-									on.name, d, size(want[i]))
+								what := fmt.Sprintf("%s, cache %s, density %v, run %d", on.name, kv, density, i)
+								t.Errorf("%s: logits change by %g, of %g at most", what, d, size(want[i]))
 							}
 						}
 					}
@@ -225,21 +250,17 @@ func testHostileCaches(t *testing.T, shared []estimating) {
 // answers the next prompt.
 func TestSparseAttentionRefusesWhatIsNotFinite(t *testing.T) {
 	shared := hostEstimates(t)
-	shared = append(shared, estimating{"the same core", shared[0].procs[:1], executor.Options{}, 0})
+	shared = append(shared, estimating{name: "the same core", procs: shared[0].procs[:1]})
 	if !testing.Short() {
 		shared = append(shared, deviceEstimates(t)...)
 	}
 	for _, bad := range []string{"k_proj.weight", "q_proj.weight"} {
 		// Only the outlier's token has the channel that makes numbers too large.
 		m := hostile(t, func(name string, values [][]float32) {
-			if strings.HasSuffix(name, "embed_tokens.weight") {
-				for token, row := range values {
-					if row[outlierChannel] = 0; token == outlierToken {
-						clear(row)
-						row[outlierChannel] = 1
-					}
-				}
-			} else if strings.HasSuffix(name, "layers.0.self_attn."+bad) {
+			switch {
+			case strings.HasSuffix(name, "embed_tokens.weight"):
+				onlyOutlierHas(values, outlierChannel)
+			case strings.HasSuffix(name, "layers.0.self_attn."+bad):
 				for _, row := range values {
 					row[outlierChannel] = math.MaxFloat32
 				}
@@ -247,13 +268,17 @@ func TestSparseAttentionRefusesWhatIsNotFinite(t *testing.T) {
 		})
 		cal := attentive(t, m, 0.3)
 		for _, on := range shared {
-			plan := sparsePlan(t, m, cal, on.procs, []int{1, 64}, []int{64}, 130, 8, op.F32, byStages)
+			plan := sparsePlan(t, m, cal, sparseSpec{
+				procs: on.procs, rows: []int{1, 64}, sparse: []int{64}, context: 130, block: 8,
+				cache: op.F32, layout: byStages,
+			})
 			x := machineWith(t, m, plan, cal, on.options, bothCompilers()...)
 			good := make([]int32, 60)
 			for i := range good {
 				good[i] = int32(10 + i)
 			}
 			want := allLogits(t, x, good)
+
 			evil := slices.Clone(good)
 			evil[20] = outlierToken
 			x.Reset()
@@ -261,8 +286,11 @@ func TestSparseAttentionRefusesWhatIsNotFinite(t *testing.T) {
 				_, err := c.Forward(evil, executor.WantAll, func(int, []float32) error { return nil })
 				return err
 			})
-			if err == nil || !strings.Contains(err.Error(), "NaN or infinite") || !strings.Contains(err.Error(), "estimate") {
-				t.Errorf("%s, estimates on %s: got %v, want a refusal by the estimate", bad, on.name, err)
+
+			for _, want := range []string{"NaN or infinite", "estimate"} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s, estimates on %s: got %v, want a refusal with %q", bad, on.name, err, want)
+				}
 			}
 			if d := maxDiff(allLogits(t, x, good), want); d != 0 {
 				t.Errorf("%s, estimates on %s: the next prompt differs by %g", bad, on.name, d)

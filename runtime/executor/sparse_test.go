@@ -39,45 +39,69 @@ func attentive(t testing.TB, m *models.Model, density float64) *calibration.Cali
 	return cal
 }
 
-// sparsePlan is a plan whose programs of these rows have sparse attention, and how it divides its nodes.
-func sparsePlan(t testing.TB, m *models.Model, cal *calibration.Calibration, procs []planir.Proc, rows, sparse []int, context, block int,
-	kv op.Type, f layoutOf) *planir.Plan {
+// sparseSpec says what a plan with sparse attention is to be. Its products are float32, its first processor controls.
+type sparseSpec struct {
+	procs   []planir.Proc
+	rows    []int // of the programs
+	sparse  []int // those with sparse attention
+	context int
+	block   int // queries that select positions together
+	cache   op.Type
+	layout  layoutOf // divides operators among several processors; nil: the first one has all
+}
+
+// sparsePlan is a checked plan with the calibration.
+func sparsePlan(t testing.TB, m *models.Model, cal *calibration.Calibration, spec sparseSpec) *planir.Plan {
 	t.Helper()
 	digest, err := cal.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := makePlan(t, m, procs[:1], rows, context, op.A32W32, bySingle)
-	plan.Procs, plan.KV = procs, kv
+	plan := makePlan(t, m, planSpec{
+		procs: spec.procs[:1], rows: spec.rows, context: spec.context, scheme: op.A32W32,
+	})
+	plan.Procs, plan.KV = spec.procs, spec.cache
 	plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
-	if len(sparse) > 0 {
-		plan.Attention = &planir.Attention{Density: cal.Attention.Densities[0], Block: block, Rows: sparse}
+	if len(spec.sparse) > 0 {
+		plan.Attention = &planir.Attention{Density: cal.Attention.Densities[0], Block: spec.block, Rows: spec.sparse}
 	}
+
 	g := m.Graph()
-	plan.Decisions, err = lower.TrivialOf(plan, &g, procs[0].Name, rows, func(string, int) op.Scheme { return op.A32W32 })
+	scheme := func(string, int) op.Scheme { return op.A32W32 }
+	plan.Decisions, err = lower.TrivialOf(plan, &g, spec.procs[0].Name, spec.rows, scheme)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range rows {
-		sections, err := lower.Expand(lower.GraphOf(plan, &g, r), r, context, kv, func(string) op.Scheme { return op.A32W32 }, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range sections {
-			for _, n := range s.Nodes {
-				if d := plan.DecisionFor(n.Name, r); d != nil && len(procs) > 1 && f != nil {
-					f(d, &n)
-				}
-			}
-		}
+	if spec.layout != nil && len(spec.procs) > 1 {
+		spec.divideAll(t, plan, &g)
 	}
 	if err := lower.Lower(plan, &g); err != nil {
 		t.Fatal(err)
 	}
-	if l := planir.Check(plan); l.Err() != nil {
-		t.Fatal(l.Err())
+	if list := planir.Check(plan); list.Err() != nil {
+		t.Fatal(list.Err())
 	}
 	return plan
+}
+
+// divideAll lets the layout change the decisions of all nodes.
+func (s sparseSpec) divideAll(t testing.TB, plan *planir.Plan, g *models.Graph) {
+	t.Helper()
+	scheme := func(string) op.Scheme { return op.A32W32 }
+	for _, rows := range s.rows {
+		of := lower.GraphOf(plan, g, rows)
+		sections, err := lower.Expand(of, rows, s.context, s.cache, scheme, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, section := range sections {
+			for _, node := range section.Nodes {
+				if decision := plan.DecisionFor(node.Name, rows); decision != nil {
+					s.layout(decision, &node)
+				}
+			}
+		}
+	}
 }
 
 // byStages has the second processor estimate what the first one selects and attends to.
@@ -102,9 +126,8 @@ func byAppendedRows(d *planir.Decision, n *lower.Node) {
 	}
 }
 
-// TestSparseAttention compares sparse attention of everything with dense attention, for every architecture: in prompts
-// of one token, in one call, in chunks and token by token. Of a share of the positions the bits do not depend on
-// who computes what.
+// Sparse attention of everything is dense attention, for every architecture: in prompts of one token, in one call, in
+// chunks and token by token. Of a share of the positions, the bits do not depend on how the work is divided.
 func TestSparseAttention(t *testing.T) {
 	dirs := archDirs(t)
 	if testing.Short() {
@@ -114,7 +137,7 @@ func TestSparseAttention(t *testing.T) {
 		}
 	}
 	a, b := cores(t)
-	pair := []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	pair := pairOn(a, b)
 	for _, config := range dirs {
 		dir := filepath.Dir(config)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -126,13 +149,21 @@ func TestSparseAttention(t *testing.T) {
 			texts := readLogits(t, filepath.Join(dir, "logits.safetensors"))
 			context := max(130, min(m.MaxContext, 160))
 			rows := []int{1, 16, 64}
-			dense := machine(t, m, makePlan(t, m, pair[:1], rows, context, op.A32W32, bySingle), executor.Options{})
+
+			dense := machine(t, m, makePlan(t, m, planSpec{
+				procs: pair[:1], rows: rows, context: context, scheme: op.A32W32,
+			}), executor.Options{})
 			all := attentive(t, m, 1)
-			every := machineWith(t, m, sparsePlan(t, m, all, pair[:1], rows, rows, context, 8, op.F32, nil), all, executor.Options{})
+			every := machineWith(t, m, sparsePlan(t, m, all, sparseSpec{
+				procs: pair[:1], rows: rows, sparse: rows, context: context, block: 8, cache: op.F32,
+			}), all, executor.Options{})
 			some := attentive(t, m, 0.3)
 			machines := []*executor.Machine{}
 			for _, f := range []layoutOf{nil, byStages, byKeyHeads, byAppendedRows} {
-				machines = append(machines, machineWith(t, m, sparsePlan(t, m, some, pair, rows, rows, context, 8, op.F32, f), some,
+				machines = append(machines, machineWith(t, m, sparsePlan(t, m, some, sparseSpec{
+					procs: pair, rows: rows, sparse: rows, context: context, block: 8, cache: op.F32,
+					layout: f,
+				}), some,
 					executor.Options{}))
 			}
 			for _, n := range lengths {
@@ -143,18 +174,23 @@ func TestSparseAttention(t *testing.T) {
 					}
 					want := allLogits(t, dense, ids, chunks...)
 					size := maxDiff(want, make([]float32, len(want)))
-					if got := maxDiff(allLogits(t, every, ids, chunks...), want); got > 1e-5*max(1, size) {
-						t.Errorf("%d tokens in chunks %v: logits of all positions differ by %.2g, of %.2g at most", n, chunks, got, size)
+					what := fmt.Sprintf("%d tokens in chunks %v", n, chunks)
+					if d := maxDiff(allLogits(t, every, ids, chunks...), want); d > 1e-5*max(1, size) {
+						t.Errorf("%s: logits of all positions differ by %.2g, of %.2g at most", what, d, size)
 					}
+
 					first := allLogits(t, machines[0], ids, chunks...)
-					if difference := maxDiff(first, want); n > 100 && difference == 0 {
-						t.Errorf("%d tokens: a third of the positions gives the logits of all", n)
-					} else if math.IsInf(difference, 0) || math.IsNaN(difference) {
-						t.Errorf("%d tokens: logits are not finite", n)
+					d := maxDiff(first, want)
+					if math.IsInf(d, 0) || math.IsNaN(d) {
+						t.Errorf("%s: logits are not finite", what)
 					}
+					if n > 100 && d == 0 {
+						t.Errorf("%s: a third of the positions gives the logits of all", what)
+					}
+
 					for i, other := range machines[1:] {
-						if got := maxDiff(allLogits(t, other, ids, chunks...), first); got != 0 {
-							t.Errorf("%d tokens in chunks %v, layout %d: differs from one processor by %g, want equal bits", n, chunks, i+1, got)
+						if d := maxDiff(allLogits(t, other, ids, chunks...), first); d != 0 {
+							t.Errorf("%s, layout %d: differs from one processor by %g, want equal bits", what, i+1, d)
 						}
 					}
 				}
@@ -166,8 +202,8 @@ func TestSparseAttention(t *testing.T) {
 	}
 }
 
-// Of a cache of 16 and of 8 bits all positions give what dense attention gives. Of a share so small that it selects the
-// block's own positions and the first ones alone, logits are finite.
+// Over caches of 16 and of 8 bits, all positions give what dense attention gives. A share so small that it selects the
+// block's own positions and the first ones alone gives finite logits.
 func TestSparseAttentionOfNarrowCaches(t *testing.T) {
 	a, _ := cores(t)
 	m, err := models.Open("../../testdata/arch/llama-plain")
@@ -179,11 +215,15 @@ func TestSparseAttentionOfNarrowCaches(t *testing.T) {
 	for _, kv := range op.CacheTypes {
 		run := func(density float64, sparse ...int) []float32 {
 			cal := attentive(t, m, density)
-			x := machineWith(t, m, sparsePlan(t, m, cal, []planir.Proc{proc("a", a, "")}, []int{1, 64}, sparse, 130, 16, kv, nil), cal,
+			x := machineWith(t, m, sparsePlan(t, m, cal, sparseSpec{
+				procs: singleOn(a), rows: []int{1, 64}, sparse: sparse, context: 130, block: 16,
+				cache: kv,
+			}), cal,
 				executor.Options{})
 			defer x.Close()
 			return allLogits(t, x, ids)
 		}
+
 		dense := run(1)
 		if d := maxDiff(run(1, 1, 64), dense); d > 1e-5*maxDiff(dense, make([]float32, len(dense))) {
 			t.Errorf("cache %s: logits of all positions differ by %g", kv, d)
@@ -200,7 +240,9 @@ type recall struct {
 	ids    []int32
 	cal    *calibration.Calibration // with the static scales of each head, of the text's first half
 	layers [][]float32              // qkv
-	exact  map[[3]int][]float32     // what positions are worth by exact scores, by layer, head and first row of the block
+
+	// What positions are worth by exact scores, by layer, head and first row of the block.
+	exact map[[3]int][]float32
 }
 
 // recallTokens is the length of the call, recallBlock its blocks of queries; the second half's are looked at.
@@ -212,11 +254,7 @@ var recallShares = []float64{0.05, 0.1, 0.2, 0.4}
 // newRecall reads held-out text and measures the scales.
 func newRecall(t *testing.T) *recall {
 	t.Helper()
-	m, err := models.Open(demo)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { m.Close() })
+	m := open(t)
 	files, err := m.TokenizerFiles()
 	if err != nil {
 		t.Fatal(err)
@@ -233,10 +271,11 @@ func newRecall(t *testing.T) *recall {
 	if err != nil || len(ids) < recallTokens {
 		t.Fatalf("the text has %d tokens (%v), want %d", len(ids), err, recallTokens)
 	}
+
 	first, _ := cores(t)
 	// Heads that keep all positions are not estimated.
 	r := &recall{m: m, ids: ids[:recallTokens], cal: attentive(t, m, 0.95), exact: map[[3]int][]float32{}}
-	r.run(t, nil, 0, []planir.Proc{proc("a", first, "")}, executor.Options{})
+	r.run(t, nil, 0, singleOn(first), executor.Options{})
 	for i := range r.layers {
 		at := &r.cal.Attention.Layers[i]
 		most := func(head, place int) (top float32) {
@@ -256,6 +295,7 @@ func newRecall(t *testing.T) *recall {
 	return r
 }
 
+// group is the number of query heads that share a key head.
 func (r *recall) group() int { return r.m.Heads / r.m.KVHeads }
 
 // part is a query of a head (place below the group's size) or its key (the group's size) of a row.
@@ -285,8 +325,10 @@ func (r *recall) mean() *calibration.Calibration {
 
 // run executes the text, the last processor estimating, and returns the estimated scores of each layer. The scales are
 // those of a calibration, nil: of the recall's own, whose queries and keys are kept.
-func (r *recall) run(t *testing.T, cal *calibration.Calibration, buckets int, procs []planir.Proc, options executor.Options,
-	compilers ...driver.Compiler) [][]float32 {
+func (r *recall) run(
+	t *testing.T, cal *calibration.Calibration, buckets int, procs []planir.Proc, options executor.Options,
+	compilers ...driver.Compiler,
+) [][]float32 {
 	t.Helper()
 	scores := make([][]float32, r.m.Layers)
 	note := cal == nil
@@ -297,7 +339,10 @@ func (r *recall) run(t *testing.T, cal *calibration.Calibration, buckets int, pr
 	if len(procs) > 1 {
 		of = byStages
 	}
-	plan := sparsePlan(t, r.m, cal, procs, []int{1, recallTokens}, []int{recallTokens}, recallTokens, recallBlock, op.F32, of)
+	plan := sparsePlan(t, r.m, cal, sparseSpec{
+		procs: procs, rows: []int{1, recallTokens}, sparse: []int{recallTokens},
+		context: recallTokens, block: recallBlock, cache: op.F32, layout: of,
+	})
 	withBuckets(plan, buckets)
 	options.Observe = func(o executor.Observed) {
 		if len(o.Out) == 0 {
@@ -320,7 +365,7 @@ func (r *recall) run(t *testing.T, cal *calibration.Calibration, buckets int, pr
 
 // worth is what positions before a block of queries are worth to it. scale rounds a query or a key, nil: not.
 func (r *recall) worth(layer, head, first int, round func([]float32) []float32) []float32 {
-	worth := make([]float32, first)
+	worth := slices.Repeat([]float32{float32(math.Inf(-1))}, first)
 	for row := first; row < first+recallBlock; row++ {
 		query := round(r.part(layer, row, head, head%r.group()))
 		scores, top := make([]float32, first), float32(math.Inf(-1))
@@ -331,9 +376,7 @@ func (r *recall) worth(layer, head, first int, round func([]float32) []float32) 
 			top = max(top, scores[pos])
 		}
 		for pos, score := range scores {
-			if below := score - top; row == first || below > worth[pos] {
-				worth[pos] = below
-			}
+			worth[pos] = max(worth[pos], score-top)
 		}
 	}
 	return worth
@@ -343,6 +386,7 @@ func (r *recall) worth(layer, head, first int, round func([]float32) []float32) 
 // the largest estimates. estimate returns those of positions before a block.
 func (r *recall) found(estimate func(layer, head, first int) []float32) [][]float64 {
 	out := make([][]float64, r.m.Layers*r.m.Heads)
+	exact := func(values []float32) []float32 { return values }
 	for i := range out {
 		layer, head := i/r.m.Heads, i%r.m.Heads
 		for _, share := range recallShares {
@@ -350,7 +394,7 @@ func (r *recall) found(estimate func(layer, head, first int) []float32) [][]floa
 			for first := recallTokens / 2; first < recallTokens; first += 5 * recallBlock {
 				key := [3]int{layer, head, first}
 				if r.exact[key] == nil {
-					r.exact[key] = r.worth(layer, head, first, func(values []float32) []float32 { return values })
+					r.exact[key] = r.worth(layer, head, first, exact)
 				}
 				count := int(share * float64(first))
 				want := largest(r.exact[key], count)
@@ -405,7 +449,7 @@ func byRow(values []float32) []float32 {
 // Of the positions that the estimate puts first, nearly all are those of exact scores: on held-out text, at shares of 5
 // to 40 %, with static scales of each head from the text's first half, and with the mean scales of all heads and the
 // buckets around them. ONNX Runtime, devices of OpenCL and what Qualcomm's compiler makes find what the host finds.
-// With -v the table in docs/results.md.
+// With -v it prints the table in docs/results.md.
 func TestEstimateFindsTheLargestScores(t *testing.T) {
 	require.Slow(t)
 	first, second := cores(t)
@@ -423,34 +467,45 @@ func TestEstimateFindsTheLargestScores(t *testing.T) {
 	}
 	ready("ort", func(t *testing.T) engine {
 		needORT(t)
-		return engine{"ort", []planir.Proc{host1, ortProc(t, "b", second)}, withORT(), bothCompilers()}
+		return engine{
+			name: "ort", procs: []planir.Proc{host1, ortProc(t, "b", second)},
+			options: withORT(), compilers: bothCompilers(),
+		}
 	})
 	ready("opencl", func(t *testing.T) engine {
-		return engine{"opencl", []planir.Proc{host1, openclProcs(t, "b", nil)[0]}, withOpenCL(), bothCompilers()}
+		return engine{
+			name: "opencl", procs: []planir.Proc{host1, openclProcs(t, "b", nil)[0]},
+			options: withOpenCL(), compilers: bothCompilers(),
+		}
 	})
 	ready("qnn", func(t *testing.T) engine {
-		require.Slow(t)
-		return engine{"qnn", []planir.Proc{host1, qnnProc(t, "b")},
-			executor.Options{Drivers: []driver.Driver{host.New(), qnn.New()}},
-			[]driver.Compiler{qnncompiler.New(qnncompiler.Options{})}}
+		return engine{
+			name: "qnn", procs: []planir.Proc{host1, qnnProc(t, "b")},
+			options:   executor.Options{Drivers: []driver.Driver{host.New(), qnn.New()}},
+			compilers: []driver.Compiler{qnncompiler.New(qnncompiler.Options{})},
+		}
 	})
 	if testing.Short() {
 		engines = engines[:min(2, len(engines))]
 	}
-	line, _ := r.text(r.found(func(layer, head, first int) []float32 { return r.worth(layer, head, first, byRow) }))
+
+	byDefinition := func(layer, head, first int) []float32 { return r.worth(layer, head, first, byRow) }
+	line, _ := r.text(r.found(byDefinition))
 	t.Logf("| definition | each row's |%s", line)
+
 	mean := r.mean()
+	ofMean, ofEach := []float64{0.9, 0.9, 0.9, 0.9}, []float64{0.95, 0.96, 0.97, 0.98}
 	for _, scales := range []struct {
 		name    string
 		cal     *calibration.Calibration
 		buckets int
-		least   []float64
+		least   []float64 // recall, by share
 	}{
-		{"mean, 1 pair", mean, 0, []float64{0.9, 0.9, 0.9, 0.9}},
-		{"mean, nearest of 3", mean, 3, []float64{0.9, 0.9, 0.9, 0.9}},
-		{"mean, nearest of 9", mean, 9, []float64{0.9, 0.9, 0.9, 0.9}},
-		{"each head's, 1 pair", r.cal, 0, []float64{0.95, 0.96, 0.97, 0.98}},
-		{"each head's, nearest of 9", r.cal, 9, []float64{0.95, 0.96, 0.97, 0.98}},
+		{name: "mean, 1 pair", cal: mean, least: ofMean},
+		{name: "mean, nearest of 3", cal: mean, buckets: 3, least: ofMean},
+		{name: "mean, nearest of 9", cal: mean, buckets: 9, least: ofMean},
+		{name: "each head's, 1 pair", cal: r.cal, least: ofEach},
+		{name: "each head's, nearest of 9", cal: r.cal, buckets: 9, least: ofEach},
 	} {
 		if testing.Short() && (scales.cal == mean || scales.buckets > 0) {
 			continue
@@ -461,11 +516,12 @@ func TestEstimateFindsTheLargestScores(t *testing.T) {
 			line, got := r.text(r.found(r.ofScores(scores)))
 			t.Logf("| `%s` | %s |%s", engine.name, scales.name, line)
 			for i, least := range scales.least {
+				what := fmt.Sprintf("%s, %s: recall at %v", engine.name, scales.name, recallShares[i])
 				if got[i] < least {
-					t.Errorf("%s, %s: recall at %v is %.4f, want at least %v", engine.name, scales.name, recallShares[i], got[i], least)
+					t.Errorf("%s is %.4f, want at least %v", what, got[i], least)
 				}
 				if reference != nil && math.Abs(got[i]-reference[i]) > 0.005 {
-					t.Errorf("%s, %s: recall at %v is %.4f, the host's %.4f", engine.name, scales.name, recallShares[i], got[i], reference[i])
+					t.Errorf("%s is %.4f, the host's %.4f", what, got[i], reference[i])
 				}
 			}
 			if reference == nil {

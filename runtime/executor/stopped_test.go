@@ -10,7 +10,8 @@ func TestStopIsNoWait(t *testing.T) {
 	m := &Machine{origin: time.Now()}
 	looks := 0
 	ready := func() bool {
-		if looks++; looks == 400 || looks == 600 {
+		looks++
+		if looks == 400 || looks == 600 {
 			m.origin = m.origin.Add(-time.Hour) // SIGSTOP, an hour, SIGCONT
 		}
 		return looks == 1000
@@ -20,15 +21,31 @@ func TestStopIsNoWait(t *testing.T) {
 		most = max(most, waited)
 		return waited > int64(10*time.Second)
 	}
-	if !m.await(&crew{}, ready, func(int64) int64 { return 0 }, stop) {
+
+	became := m.await(&crew{}, ready, expectNothing, stop)
+
+	if !became {
 		t.Errorf("given up after %v", time.Duration(most))
 	}
 	if most < 2*int64(mostBetween) {
 		t.Errorf("waited %v, want each stop to count for %v", time.Duration(most), mostBetween)
 	}
-	looks = -1 << 40 // never ready: it is given up as late as ever
+}
+
+// What never becomes ready is given up after its time.
+func TestWaitIsGivenUp(t *testing.T) {
+	const limit = 50 * time.Millisecond
+	m := &Machine{origin: time.Now()}
+	never := func() bool { return false }
+	stop := func(waited int64) bool { return waited > int64(limit) }
 	began := time.Now()
-	if m.await(&crew{}, ready, func(int64) int64 { return 0 }, func(waited int64) bool { return waited > int64(50*time.Millisecond) }) || time.Since(began) < 50*time.Millisecond {
-		t.Errorf("given up after %v, want 50ms", time.Since(began))
+
+	became := m.await(&crew{}, never, expectNothing, stop)
+
+	if took := time.Since(began); became || took < limit {
+		t.Errorf("ready: %v after %v, want to be given up after %v", became, took, limit)
 	}
 }
+
+// expectNothing says that what is awaited may end at any time.
+func expectNothing(int64) int64 { return 0 }

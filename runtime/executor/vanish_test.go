@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hetc/hetc/emit"
-	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/require"
@@ -43,6 +43,7 @@ func (s *mappedWeights) Range(name string, offset, bytes int64) ([]byte, error) 
 
 func (s *mappedWeights) Unchanged() error { return s.changed }
 
+// mapWeights writes the weights of a plan to a file and maps it.
 func mapWeights(t *testing.T, p *planir.Plan, m *models.Model) *mappedWeights {
 	t.Helper()
 	must := func(err error) {
@@ -51,35 +52,33 @@ func mapWeights(t *testing.T, p *planir.Plan, m *models.Model) *mappedWeights {
 			t.Fatal(err)
 		}
 	}
-	c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{hostcompiler.New()})
-	must(err)
+	c := contentOf(t, p, m)
 	s := &mappedWeights{Content: c, path: filepath.Join(t.TempDir(), "weights"), from: map[string]int64{}}
 	f, err := os.Create(s.path)
 	must(err)
+
 	end := int64(0)
 	for _, blob := range p.Program.WeightBlobs() {
 		end = (end + 4095) / 4096 * 4096
 		s.from[blob.Name] = end
-		for _, pl := range blob.Packs {
-			data, err := c.Range(blob.Name, pl.Offset, pl.Pack.Bytes)
+		for _, placed := range blob.Packs {
+			data, err := c.Range(blob.Name, placed.Offset, placed.Pack.Bytes)
 			must(err)
-			_, err = f.WriteAt(data, end+pl.Offset)
+			_, err = f.WriteAt(data, end+placed.Offset)
 			must(err)
 		}
 		end += blob.Size
 	}
+
 	must(f.Truncate(end))
 	s.region, err = mem.Map(f)
 	must(err)
 	must(f.Close())
-	t.Cleanup(func() {
-		s.region.Close()
-		c.Close()
-	})
+	t.Cleanup(func() { s.region.Close() })
 	return s
 }
 
-// A page of weights that goes away under any kernel, on the lane's thread or a helper's, is an error of the call; the
+// A page of weights that goes away under any kernel, on the lane's thread or a helper's, is an error of the call. The
 // machine stays whole and goes on once the pages are there again.
 func TestWeightsThatVanish(t *testing.T) {
 	require.Slow(t)
@@ -96,13 +95,14 @@ func TestWeightsThatVanish(t *testing.T) {
 	for _, set := range kernel.Sets() {
 		for _, scheme := range []op.Scheme{op.A32W32, op.A32W16, op.A8TQ8C, op.A8TQ4B32, op.A8TQ4B128} {
 			for _, both := range []bool{false, true} {
+				// The fastest kernels are tested in every scheme, others in three.
+				few := drivertest.Race || set.Name != kernel.Best().Name
+				if few && (both || scheme == op.A32W16 || scheme == op.A8TQ4B128) {
+					continue
+				}
 				m := demoModel
 				if both && scheme == op.A8TQ8C {
 					m = experts
-				}
-				few := drivertest.Race || set.Name != kernel.Best().Name // the fastest kernels in every scheme, others in three
-				if few && (both || scheme == op.A32W16 || scheme == op.A8TQ4B128) {
-					continue
 				}
 				procs := []planir.Proc{proc("a", s0, set.Name), proc("b", s1, set.Name)}
 				layout := layoutOf(byPairs)
@@ -110,16 +110,20 @@ func TestWeightsThatVanish(t *testing.T) {
 					procs, layout = []planir.Proc{proc("a", s0+"-"+s1, set.Name)}, bySingle
 				}
 				t.Run(fmt.Sprintf("%s %s helpers=%v", set.Name, scheme, both), func(t *testing.T) {
-					vanish(t, m, makePlan(t, m, procs, []int{1, 16}, 64, scheme, layout))
+					vanish(t, m, makePlan(t, m, planSpec{
+						procs: procs, rows: []int{1, 16}, context: 64, scheme: scheme, layout: layout,
+					}))
 				})
 			}
 		}
 	}
 }
 
+// vanish cuts the file of weights shorter and shorter, and makes it whole again.
 func vanish(t *testing.T, m *models.Model, p *planir.Plan) {
 	s := mapWeights(t, p, m)
-	x, err := executor.Open(context.Background(), p, s, executor.Options{Drivers: []driver.Driver{host.New()}, Deadline: time.Minute})
+	options := executor.Options{Drivers: []driver.Driver{host.New()}, Deadline: time.Minute}
+	x, err := executor.Open(context.Background(), p, s, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,6 +141,7 @@ func vanish(t *testing.T, m *models.Model, p *planir.Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	faults := 0
 	const cuts = 9
 	for cut := cuts - 1; cut >= 0; cut-- {
@@ -145,12 +150,14 @@ func vanish(t *testing.T, m *models.Model, p *planir.Plan) {
 				t.Error(err)
 			}
 			_, err := generate()
+			ofStep := diag.ClassOf(err) == diag.ClassIO && strings.Contains(err.Error(), "step")
 			switch {
-			case mem.IsFault(err) && diag.ClassOf(err) == diag.ClassIO && strings.Contains(err.Error(), "step"):
+			case mem.IsFault(err) && ofStep:
 				faults++
 			case err != nil: // zeros behind the end of the last page have been read
 				t.Errorf("cut at %d/%d: got %v, want a fault of a step", cut, cuts, err)
 			}
+
 			s.changed = errors.New("the file was cut")
 			if _, err := generate(); !errors.Is(err, s.changed) {
 				t.Errorf("cut at %d/%d: got %v, want what the source says", cut, cuts, err)
@@ -161,10 +168,11 @@ func vanish(t *testing.T, m *models.Model, p *planir.Plan) {
 	if faults < cuts-2 {
 		t.Errorf("%d faults in %d calls", faults, cuts)
 	}
+
 	if err := os.WriteFile(s.path, whole, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := generate(); err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+	if got, err := generate(); err != nil || !slices.Equal(got, want) {
 		t.Errorf("after the pages came back: got %v, %v, want %v", got, err, want)
 	}
 }

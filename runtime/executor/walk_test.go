@@ -32,6 +32,7 @@ type noted struct {
 // on is a processor of one core that does what it is told.
 func on(core int) *noted { return &noted{caps: driver.Capabilities{Cores: []int{core}}} }
 
+// notedStep is something to do for a noted processor.
 type notedStep struct{ run func() error }
 
 func (*notedStep) Close() error { return nil }
@@ -54,6 +55,7 @@ func (p *noted) Attach() error {
 	return nil
 }
 
+// Run does a step, and fails where another one runs on the same thread.
 func (p *noted) Run(exe driver.Executable, _ *driver.Bindings) (driver.Span, error) {
 	if p.thread.Add(1) > 1 || p.beside != nil && p.beside.thread.Load() > 0 {
 		return driver.Span{}, errors.New("two steps of one thread run together")
@@ -74,6 +76,7 @@ type notedQueue struct {
 	ended               chan struct{}
 }
 
+// newNotedQueue has room for as many calls as a driver may have in flight.
 func newNotedQueue(p *noted) *notedQueue {
 	return &notedQueue{noted: p, calls: make(chan *notedStep, driver.MaxInFlight), ended: make(chan struct{})}
 }
@@ -137,29 +140,14 @@ type random struct {
 	wrong atomic.Pointer[string]
 }
 
+// newRandom draws lanes, steps and waits.
 func newRandom(t *rapid.T) *random {
 	r := &random{m: &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job)}}
 	m := r.m
 	for i := range rapid.IntRange(1, 6).Draw(t, "lanes") {
-		p := &noted{}
-		if core := rapid.IntRange(-1, 2).Draw(t, "core"); core >= 0 {
-			p.caps.Cores = []int{core}
-			for _, l := range m.lanes {
-				if slices.Equal(l.proc.Capabilities().Cores, p.caps.Cores) {
-					p.beside = l.proc.(*noted)
-				}
-			}
-		}
-		l := &lane{name: fmt.Sprint(i), proc: p, dynamic: true}
-		if len(p.caps.Cores) == 0 && rapid.Bool().Draw(t, "asynchronous") {
-			q := newNotedQueue(p)
-			l.proc, l.queue = q, &queue{Asynchronous: q}
-			l.wait = rapid.SampledFrom(capability.Waitings).Draw(t, "waiting")
-			m.closers = append(m.closers, q.Close)
-		}
-		m.lanes = append(m.lanes, l)
+		m.lanes = append(m.lanes, r.drawLane(t, i))
 	}
-	m.control = m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "control")]
+	m.control = rapid.SampledFrom(m.lanes).Draw(t, "control")
 	r.steps = rapid.IntRange(1, 24).Draw(t, "steps")
 	iters := rapid.IntRange(1, 5).Draw(t, "iterations")
 	m.flags = make([]flag, r.steps)
@@ -169,57 +157,101 @@ func newRandom(t *rapid.T) *random {
 	busy := rapid.SampledFrom([]time.Duration{0, 0, 3 * time.Microsecond, 200 * time.Microsecond}).Draw(t, "busy")
 	for n := range r.steps { // in this order everything could run
 		r.ran[n] = make([]atomic.Int64, iters)
-		l := m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "lane")]
-		st := &step{section: r.s.Section, Step: &planir.Step{Node: fmt.Sprint(n), Set: &n, ExpectNS: int64(busy)}, graph: &op.Graph{}, rows: 1}
-		if rapid.Bool().Draw(t, "expected") {
-			st.estimateNS.Store(rapid.SampledFrom([]int64{1, 2000, 200_000, 3_000_000}).Draw(t, "estimateNS"))
+		l := rapid.SampledFrom(m.lanes).Draw(t, "lane")
+		part := lanes[l]
+		if part == nil {
+			part = &laneSection{lane: l}
+			lanes[l] = part
+			r.s.lanes = append(r.s.lanes, part)
 		}
-		waits := rapid.SliceOfNDistinct(rapid.IntRange(0, r.steps-1), 0, 3, rapid.ID[int]).Draw(t, "waits")
-		for _, w := range waits {
-			st.Wait = append(st.Wait, planir.Wait{Flag: w, Back: w >= n})
-		}
-		for iter := range iters {
-			st.add(call{exe: &notedStep{func() error {
-				for until := time.Now().Add(busy); time.Now().Before(until); {
-				}
-				for _, w := range st.Wait {
-					at := iter
-					if w.Back {
-						at--
-					}
-					if at >= 0 && r.ran[w.Flag][at].Load() == 0 {
-						r.complain("step %d of iteration %d ran before step %d of iteration %d, whose flag it waits for", n, iter, w.Flag, at)
-					}
-				}
-				if !r.ran[n][iter].CompareAndSwap(0, r.count.Add(1)) {
-					r.complain("step %d of iteration %d ran twice", n, iter)
-				}
-				return nil
-			}}})
-		}
-		ls := lanes[l]
-		if ls == nil {
-			ls = &laneSection{lane: l}
-			lanes[l] = ls
-			r.s.lanes = append(r.s.lanes, ls)
-		}
-		ls.steps = append(ls.steps, st)
+		part.steps = append(part.steps, r.drawStep(t, n, busy))
 	}
-	planned := planir.Section{Name: "random", Layers: iters, Flags: r.steps}
-	for _, ls := range r.s.lanes {
-		lane := planir.Lane{Proc: ls.lane.name}
-		for _, st := range ls.steps {
-			lane.Steps = append(lane.Steps, *st.Step)
-		}
-		planned.Lanes = append(planned.Lanes, lane)
-	}
+
 	m.plan = &planir.Plan{}
-	m.plan.Program.Programs = []planir.PhaseProgram{{Sections: []planir.Section{planned}}}
+	m.plan.Program.Programs = []planir.PhaseProgram{{Sections: []planir.Section{r.planned()}}}
 	m.formCrews()
 	m.connectLanes(r.s)
 	return r
 }
 
+// drawLane draws a lane: of a core or of none, which may be asynchronous.
+func (r *random) drawLane(t *rapid.T, number int) *lane {
+	p := &noted{}
+	if core := rapid.IntRange(-1, 2).Draw(t, "core"); core >= 0 {
+		p.caps.Cores = []int{core}
+		for _, other := range r.m.lanes {
+			if slices.Equal(other.proc.Capabilities().Cores, p.caps.Cores) {
+				p.beside = other.proc.(*noted)
+			}
+		}
+	}
+	l := &lane{name: fmt.Sprint(number), proc: p, dynamic: true}
+	if len(p.caps.Cores) == 0 && rapid.Bool().Draw(t, "asynchronous") {
+		q := newNotedQueue(p)
+		l.proc, l.queue = q, &queue{Asynchronous: q}
+		l.wait = rapid.SampledFrom(capability.Waitings).Draw(t, "waiting")
+		r.m.closers = append(r.m.closers, q.Close)
+	}
+	return l
+}
+
+// drawStep draws step n, which takes some time, and waits for up to three others: later ones of the iteration before.
+func (r *random) drawStep(t *rapid.T, n int, busy time.Duration) *step {
+	st := &step{
+		section: r.s.Section,
+		Step:    &planir.Step{Node: fmt.Sprint(n), Set: &n, ExpectNS: int64(busy)},
+		graph:   &op.Graph{},
+		rows:    1,
+	}
+	if rapid.Bool().Draw(t, "expected") {
+		st.estimateNS.Store(rapid.SampledFrom([]int64{1, 2000, 200_000, 3_000_000}).Draw(t, "estimateNS"))
+	}
+	waits := rapid.SliceOfNDistinct(rapid.IntRange(0, r.steps-1), 0, 3, rapid.ID[int]).Draw(t, "waits")
+	for _, w := range waits {
+		st.Wait = append(st.Wait, planir.Wait{Flag: w, Back: w >= n})
+	}
+	for iter := range r.s.iters {
+		st.add(call{exe: &notedStep{func() error {
+			for until := time.Now().Add(busy); time.Now().Before(until); {
+			}
+			r.note(n, iter, st.Wait)
+			return nil
+		}}})
+	}
+	return st
+}
+
+// note notes that step n ran, and complains where it has run before, or a step has not that it waits for.
+func (r *random) note(n, iter int, waits []planir.Wait) {
+	for _, w := range waits {
+		at := iter
+		if w.Back {
+			at--
+		}
+		if at >= 0 && r.ran[w.Flag][at].Load() == 0 {
+			r.complain("step %d of iteration %d ran before step %d of iteration %d, whose flag it waits for", n, iter,
+				w.Flag, at)
+		}
+	}
+	if !r.ran[n][iter].CompareAndSwap(0, r.count.Add(1)) {
+		r.complain("step %d of iteration %d ran twice", n, iter)
+	}
+}
+
+// planned is the section as a plan has it.
+func (r *random) planned() planir.Section {
+	section := planir.Section{Name: "random", Layers: r.s.iters, Flags: r.steps}
+	for _, part := range r.s.lanes {
+		lane := planir.Lane{Proc: part.lane.name}
+		for _, st := range part.steps {
+			lane.Steps = append(lane.Steps, *st.Step)
+		}
+		section.Lanes = append(section.Lanes, lane)
+	}
+	return section
+}
+
+// complain keeps the first thing that went wrong.
 func (r *random) complain(format string, args ...any) {
 	s := fmt.Sprintf(format, args...)
 	r.wrong.CompareAndSwap(nil, &s)
@@ -237,11 +269,18 @@ func (r *random) clear() {
 // once runs the section.
 func (r *random) once() error {
 	r.clear()
-	return r.m.Do(context.Background(), func(c *Control) error { return r.m.runSection(r.s, driver.Scalars{Rows: 1}, false) })
+	return runOnce(r.m, r.s)
 }
 
-// Whatever lanes there are, on whatever threads, and whoever waits for whom: every step runs once in every iteration,
-// after those it waits for, and nothing hangs.
+// runOnce runs a section of one row.
+func runOnce(m *Machine, s *section) error {
+	return m.Do(context.Background(), func(*Control) error {
+		return m.runSection(s, driver.Scalars{Rows: 1}, false)
+	})
+}
+
+// Every step runs once in every iteration, after those it waits for, and nothing hangs. This holds whatever lanes there
+// are, on whatever threads, and whichever step waits for which.
 func TestRandomSections(t *testing.T) {
 	require.Slow(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -280,11 +319,14 @@ func TestRandomFailures(t *testing.T) {
 		ls := r.s.lanes[rapid.IntRange(0, len(r.s.lanes)-1).Draw(t, "failing lane")]
 		st := ls.steps[rapid.IntRange(0, len(ls.steps)-1).Draw(t, "failing step")]
 		at := &st.calls[rapid.IntRange(0, r.s.iters-1).Draw(t, "failing iteration")]
+
 		good, fault := at.exe, errors.New("injected")
 		at.exe = &notedStep{func() error { return fault }}
-		if err := r.once(); !errors.Is(err, fault) || !strings.Contains(err.Error(), fmt.Sprintf("step %q", st.Node)) {
+		err := r.once()
+		if !errors.Is(err, fault) || !strings.Contains(err.Error(), fmt.Sprintf("step %q", st.Node)) {
 			t.Fatalf("got %v, want the failure of step %q", err, st.Node)
 		}
+
 		at.exe = good
 		if err := r.once(); err != nil {
 			t.Fatal(err)
@@ -307,11 +349,15 @@ func TestRandomDeadlines(t *testing.T) {
 			j := job{done: make(chan error, 1)} // without a watchdog, whose deadline is the same
 			j.run = func() error { return r.m.runSection(r.s, driver.Scalars{Rows: 1}, false) }
 			r.m.jobs <- j
-			if err := <-j.done; err != nil && !strings.Contains(err.Error(), "waited 1ns for flag") && !strings.Contains(err.Error(), "not done after 1ns") {
-				t.Fatal(err)
+			if err := <-j.done; err != nil {
+				waited := strings.Contains(err.Error(), "waited 1ns for flag")
+				if !waited && !strings.Contains(err.Error(), "not done after 1ns") {
+					t.Fatal(err)
+				}
 			}
 			r.m.poison.Store(nil)
 		}
+
 		r.m.deadline = 10 * time.Second
 		if err := r.once(); err != nil {
 			t.Fatal(err)
@@ -319,62 +365,101 @@ func TestRandomDeadlines(t *testing.T) {
 	})
 }
 
-// Lanes of one first core have one thread, all others their own; the control lane's is the first.
+// onCores is a lane of a processor on these cores.
+func onCores(name string, cores ...int) *lane {
+	return &lane{name: name, proc: &noted{caps: driver.Capabilities{Cores: cores}}, dynamic: true}
+}
+
+// crewNames are the lanes of each thread.
+func crewNames(m *Machine) []string {
+	var names []string
+	for _, crew := range m.crews {
+		var lanes []string
+		for _, l := range crew.lanes {
+			lanes = append(lanes, l.name)
+		}
+		names = append(names, strings.Join(lanes, "+"))
+	}
+	return names
+}
+
+// Lanes of one first core have one thread, all others their own. The control lane's is the first.
 func TestCrews(t *testing.T) {
 	m := &Machine{}
 	for i, cores := range [][]int{{1}, {0}, nil, {0, 1}, {1, 0}, nil, {2, 0}} {
-		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: cores}}})
+		m.lanes = append(m.lanes, onCores(fmt.Sprint(i), cores...))
 	}
-	m.lanes = append(m.lanes, &lane{name: "v", virt: true, proc: &noted{caps: driver.Capabilities{Cores: []int{0}}}})
+	virtual := onCores("v", 0)
+	virtual.virt = true
+	m.lanes = append(m.lanes, virtual)
 	m.control = m.lanes[3]
+
 	m.formCrews()
-	var got []string
-	for _, c := range m.crews {
-		var names []string
-		for _, l := range c.lanes {
-			names = append(names, l.name)
-		}
-		got = append(got, strings.Join(names, "+"))
-	}
+
+	got := crewNames(m)
 	if want := []string{"3+1", "0+4", "2", "5", "6", "v"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// A processor that works by itself is fed by the control thread unless that computes while others wait for the
-// processor, or it for them.
+// The control thread feeds an asynchronous processor, unless it computes while others wait for the processor, or the
+// processor for them.
 func TestCrewsOfDevices(t *testing.T) {
-	flag := func(n int) *int { return &n }
-	waits := func(n int) []planir.Wait { return []planir.Wait{{Flag: n}} }
-	on := func(proc string, steps ...planir.Step) planir.Lane { return planir.Lane{Proc: proc, Steps: steps} }
+	step := planir.Step{}
+	sets := func(flag int) planir.Step { return planir.Step{Set: &flag} }
+	waits := func(flag int) planir.Step { return planir.Step{Wait: []planir.Wait{{Flag: flag}}} }
+	on := func(proc string, step planir.Step) planir.Lane {
+		return planir.Lane{Proc: proc, Steps: []planir.Step{step}}
+	}
 	for _, c := range []struct {
 		name  string
 		lanes []planir.Lane
-		want  string
+		want  []string
 	}{
-		{"alone", []planir.Lane{on("gpu", planir.Step{})}, "cpu+gpu npu"},
-		{"beside the control processor", []planir.Lane{on("cpu", planir.Step{Set: flag(0)}), on("gpu", planir.Step{Wait: waits(0)})}, "cpu+gpu npu"},
-		{"with another processor", []planir.Lane{on("npu", planir.Step{Set: flag(0)}), on("gpu", planir.Step{Wait: waits(0)})}, "cpu+gpu npu"},
-		{"with both, waiting", []planir.Lane{on("cpu", planir.Step{}), on("npu", planir.Step{Set: flag(0)}), on("gpu", planir.Step{Wait: waits(0)})}, "cpu npu gpu"},
-		{"with both, waited for", []planir.Lane{on("cpu", planir.Step{}), on("npu", planir.Step{Wait: waits(0)}), on("gpu", planir.Step{Set: flag(0)})}, "cpu npu gpu"},
-		{"with both, apart", []planir.Lane{on("cpu", planir.Step{}), on("npu", planir.Step{}), on("gpu", planir.Step{Set: flag(0)})}, "cpu+gpu npu"},
+		{
+			name:  "alone",
+			lanes: []planir.Lane{on("gpu", step)},
+			want:  []string{"cpu+gpu", "npu"},
+		},
+		{
+			name:  "beside the control processor",
+			lanes: []planir.Lane{on("cpu", sets(0)), on("gpu", waits(0))},
+			want:  []string{"cpu+gpu", "npu"},
+		},
+		{
+			name:  "with another processor",
+			lanes: []planir.Lane{on("npu", sets(0)), on("gpu", waits(0))},
+			want:  []string{"cpu+gpu", "npu"},
+		},
+		{
+			name:  "with both, waiting",
+			lanes: []planir.Lane{on("cpu", step), on("npu", sets(0)), on("gpu", waits(0))},
+			want:  []string{"cpu", "npu", "gpu"},
+		},
+		{
+			name:  "with both, waited for",
+			lanes: []planir.Lane{on("cpu", step), on("npu", waits(0)), on("gpu", sets(0))},
+			want:  []string{"cpu", "npu", "gpu"},
+		},
+		{
+			name:  "with both, apart",
+			lanes: []planir.Lane{on("cpu", step), on("npu", step), on("gpu", sets(0))},
+			want:  []string{"cpu+gpu", "npu"},
+		},
 	} {
 		m := &Machine{plan: &planir.Plan{}}
 		m.plan.Program.Programs = []planir.PhaseProgram{{Sections: []planir.Section{{Lanes: c.lanes}}}}
 		gpu := newNotedQueue(&noted{})
-		m.lanes = []*lane{{name: "cpu", proc: &noted{caps: driver.Capabilities{Cores: []int{0}}}}, {name: "npu", proc: &noted{}},
-			{name: "gpu", proc: gpu, queue: &queue{Asynchronous: gpu}}}
-		m.control = m.lanes[0]
-		m.formCrews()
-		var got []string
-		for _, crew := range m.crews {
-			var names []string
-			for _, l := range crew.lanes {
-				names = append(names, l.name)
-			}
-			got = append(got, strings.Join(names, "+"))
+		m.lanes = []*lane{
+			onCores("cpu", 0),
+			{name: "npu", proc: &noted{}},
+			{name: "gpu", proc: gpu, queue: &queue{Asynchronous: gpu}},
 		}
-		if strings.Join(got, " ") != c.want {
+		m.control = m.lanes[0]
+
+		m.formCrews()
+
+		if got := crewNames(m); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %s", c.name, got, c.want)
 		}
 	}
@@ -384,7 +469,7 @@ func TestCrewsOfDevices(t *testing.T) {
 func TestCrewsRest(t *testing.T) {
 	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job)}
 	for i, cores := range [][]int{{0, 1}, {1}, {2}} {
-		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: cores}}, dynamic: true})
+		m.lanes = append(m.lanes, onCores(fmt.Sprint(i), cores...))
 	}
 	m.control = m.lanes[0]
 	m.formCrews()
@@ -395,6 +480,7 @@ func TestCrewsRest(t *testing.T) {
 		m.connectLanes(s)
 		return s
 	}
+
 	second := m.lanes[1].crew
 	alone := part(m.lanes[1], func() error { return nil })
 	both := part(m.lanes[0], func() error {
@@ -407,13 +493,14 @@ func TestCrewsRest(t *testing.T) {
 	if !slices.Equal(both.rest, []*crew{second}) || len(alone.rest)+len(other.rest) > 0 {
 		t.Fatalf("%d, %d and %d threads rest, want 1, 0 and 0", len(both.rest), len(alone.rest), len(other.rest))
 	}
+
 	if err := m.startCrews(); err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
 	for range 20 {
 		for _, s := range []*section{alone, both, other} {
-			if err := m.Do(context.Background(), func(*Control) error { return m.runSection(s, driver.Scalars{Rows: 1}, false) }); err != nil {
+			if err := runOnce(m, s); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -428,7 +515,7 @@ func TestControlRests(t *testing.T) {
 		t.Fatalf("%d threads rest, want the control thread", len(s.rest))
 	}
 	for range 3 {
-		if err := m.Do(context.Background(), func(*Control) error { return m.runSection(s, driver.Scalars{Rows: 1}, false) }); err != nil {
+		if err := runOnce(m, s); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -439,7 +526,7 @@ func TestControlRests(t *testing.T) {
 func lanesOn(cores [][]int, number int) (*Machine, *section) {
 	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job)}
 	for i, c := range cores {
-		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: c}}, dynamic: true})
+		m.lanes = append(m.lanes, onCores(fmt.Sprint(i), c...))
 	}
 	m.control = m.lanes[0]
 	m.formCrews()
@@ -468,13 +555,20 @@ func TestAnnounceNext(t *testing.T) {
 		}
 		return out
 	}
-	first := &section{iters: 2, lanes: []*laneSection{{lane: both, steps: steps(2, other, product, other, product)},
-		{lane: alone, steps: steps(2, other)}}}
+	first := &section{iters: 2, lanes: []*laneSection{
+		{lane: both, steps: steps(2, other, product, other, product)},
+		{lane: alone, steps: steps(2, other)},
+	}}
 	last := &section{iters: 1, lanes: []*laneSection{{lane: both, steps: steps(1, other, product)}}}
+
 	announceNext([]*section{first, last})
+
 	exe := func(of *section, step, iter int) driver.Executable { return of.lanes[0].steps[step].calls[iter].exe }
-	want := []driver.Executable{exe(first, 1, 0), exe(first, 3, 0), exe(first, 3, 0), exe(first, 1, 1), exe(first, 1, 1),
-		exe(first, 3, 1), exe(first, 3, 1), exe(last, 1, 0), exe(last, 1, 0), nil}
+	want := []driver.Executable{
+		exe(first, 1, 0), exe(first, 3, 0), exe(first, 3, 0), exe(first, 1, 1),
+		exe(first, 1, 1), exe(first, 3, 1), exe(first, 3, 1), exe(last, 1, 0),
+		exe(last, 1, 0), nil,
+	}
 	var got []driver.Executable
 	for _, of := range []*section{first, last} {
 		for iter := range of.iters {
