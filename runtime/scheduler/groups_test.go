@@ -8,9 +8,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// scan is what groups and prompt say, found by a look at every request.
+// byArrival are all requests.
+func (s *State) byArrival() []*task {
+	return slices.SortedFunc(maps.Values(s.tasks), func(a, b *task) int { return int(a.arrived - b.arrived) })
+}
+
+// scan is what groups says, found by a look at every request.
 func (s *State) scan(now int64) (reactive, proactive []*task) {
-	for _, t := range slices.SortedFunc(maps.Values(s.tasks), func(a, b *task) int { return int(a.arrived - b.arrived) }) {
+	for _, t := range s.byArrival() {
 		if t.Class == Reactive || s.aged(now, t) {
 			reactive = append(reactive, t)
 		} else {
@@ -30,36 +35,46 @@ func (s *State) scanPrompt(among []*task, slots int) *task {
 	return nil
 }
 
+// decodingOf are the requests that decode.
+func decodingOf(all []*task) (out []*task) {
+	for _, t := range all {
+		if t.decodes() {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
 // check compares what a decision of each policy is made from with a look at every request.
 func (s *State) check(t *rapid.T, now int64) {
 	reactive, proactive := s.groups(now)
 	allReactive, allProactive := s.scan(now)
-	decoding := func(all []*task) (out []*task) {
-		for _, t := range all {
-			if t.decodes() {
-				out = append(out, t)
-			}
-		}
-		return out
+	if !slices.Equal(reactive.decoding(), decodingOf(allReactive)) {
+		t.Fatalf("other reactive requests decode")
 	}
-	if !slices.Equal(reactive.decoding(), decoding(allReactive)) || !slices.Equal(proactive.decoding(), decoding(allProactive)) {
-		t.Fatalf("other requests decode")
+	if !slices.Equal(proactive.decoding(), decodingOf(allProactive)) {
+		t.Fatalf("other proactive requests decode")
 	}
-	urgent := s.prompt(reactive, s.config.Slots)
-	if want := s.scanPrompt(allReactive, s.config.Slots); urgent != want {
+
+	slots := s.config.Slots
+	urgent := s.prompt(reactive, slots)
+	if want := s.scanPrompt(allReactive, slots); urgent != want {
 		t.Fatalf("the next reactive prompt is %+v, want %+v", urgent, want)
 	}
-	background, want := s.prompt(proactive, s.config.Slots-s.config.Reserved),
-		s.scanPrompt(allProactive, s.config.Slots-s.config.Reserved)
-	if urgent == nil && background != want { // else it is not asked for
-		t.Fatalf("the next proactive prompt is %+v, want %+v", background, want)
+	if urgent == nil { // else the next proactive one is not asked for
+		unreserved := slots - s.config.Reserved
+		background := s.prompt(proactive, unreserved)
+		if want := s.scanPrompt(allProactive, unreserved); background != want {
+			t.Fatalf("the next proactive prompt is %+v, want %+v", background, want)
+		}
 	}
-	all := slices.SortedFunc(maps.Values(s.tasks), func(a, b *task) int { return int(a.arrived - b.arrived) })
-	next := s.prompt(group{s.active, earlier(s.first(Reactive), s.first(Proactive))}, s.config.Slots)
-	if want := s.scanPrompt(all, s.config.Slots); next != want {
+	next := s.prompt(group{s.active, earlier(s.first(Reactive), s.first(Proactive))}, slots)
+	if want := s.scanPrompt(s.byArrival(), slots); next != want {
 		t.Fatalf("the next prompt of all is %+v, want %+v", next, want)
 	}
-	if waiting := s.Waiting(Proactive) + s.Waiting(Reactive); waiting+len(s.active) != len(s.tasks) || len(s.active) != s.used() {
+
+	waiting := s.Waiting(Proactive) + s.Waiting(Reactive)
+	if waiting+len(s.active) != len(s.tasks) || len(s.active) != s.used() {
 		t.Fatalf("%d wait and %d have one of %d slots, of %d requests", waiting, len(s.active), s.used(), len(s.tasks))
 	}
 }
@@ -82,12 +97,17 @@ func TestDecisionsAreThoseOfAScan(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		now, id := int64(0), ID(0)
 		for range rapid.IntRange(1, 150).Draw(t, "steps") {
 			now += rapid.Int64Range(0, 30).Draw(t, "ns")
 			for range rapid.IntRange(0, 2).Draw(t, "arrive") {
 				id++
-				request := Request{ID: id, Class: Class(rapid.IntRange(0, 1).Draw(t, "class")), Prompt: rapid.IntRange(1, 40).Draw(t, "prompt")}
+				request := Request{
+					ID:     id,
+					Class:  Class(rapid.IntRange(0, 1).Draw(t, "class")),
+					Prompt: rapid.IntRange(1, 40).Draw(t, "prompt"),
+				}
 				if err := state.Submit(now, request); err != nil {
 					t.Fatal(err)
 				}
@@ -98,7 +118,9 @@ func TestDecisionsAreThoseOfAScan(t *testing.T) {
 					state.End(gone)
 				}
 			}
+
 			state.check(t, now)
+
 			switch action := state.Next(now); action.Kind {
 			case Prefill, Await:
 				state.Prefilled(now, action.Requests[0], rapid.IntRange(1, 10).Draw(t, "tokens"))
@@ -135,9 +157,12 @@ func TestDecisionsDoNotScanTheQueue(t *testing.T) {
 		}
 		return testing.AllocsPerRun(20, func() { state.Decoded(0, slices.Clone(state.Next(0).Requests)) })
 	}
+
 	for _, policy := range Policies {
-		if few, many := allocations(policy, 10), allocations(policy, 20_000); many > few {
-			t.Errorf("%s: a decision takes %v allocations where 10 requests wait, and %v where 20000 do", policy, few, many)
+		few, many := allocations(policy, 10), allocations(policy, 20_000)
+		if many > few {
+			t.Errorf("%s: a decision takes %v allocations where 10 requests wait, and %v where 20000 do", policy, few,
+				many)
 		}
 	}
 }
