@@ -27,13 +27,15 @@ func NewCaller(in Input, plan *planir.Plan) (*Caller, error) {
 func (c *Caller) NS(rows, context int) (int64, error) {
 	program := c.plan.Program.For(rows)
 	if program == nil || rows < 1 || context < rows {
-		return 0, diag.New(diag.ClassInput, "predict a call of %d rows at position %d: the plan has no program for it", rows,
-			context)
+		return 0, diag.New(diag.ClassInput,
+			"predict a call of %d rows at position %d: the plan has no program for it", rows, context)
 	}
+
 	at := func(int) int { return context }
 	if flight := c.plan.InFlight; c.plan.InFlightOf(program) {
 		at = func(from int) int { return context - rows + (from/flight.Rows+1)*flight.Rows }
 	}
+
 	of, err := c.session.workAt(c.plan, program, rows, at)
 	if err != nil {
 		return 0, err

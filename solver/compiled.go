@@ -14,48 +14,55 @@ import (
 // FactsInput is the kind of a plan's input that stands for compiler facts.
 const FactsInput = "facts"
 
+// compiledGraphs is the graphs of a product on a processor.
+type compiledGraphs struct {
+	op       op.Op
+	programs map[int][]int // that execute them, by rows of the graph
+}
+
 // compilerFacts lists the compiler's facts about the plan's graphs of products, by processor and node. Only operators
 // that one processor executes whole have facts; shares are compiled with other shapes.
 func (s *request) compilerFacts(plan *planir.Plan) []planir.Compiled {
 	if s.facts == nil {
 		return nil
 	}
-	// Gather, for each product on a processor, the rows of its graphs and the programs that execute them.
-	layers := s.layersPerWeight()
 	type key struct{ proc, node string }
-	type graphs struct {
-		op       op.Op
-		programs map[int][]int // by rows of the graph
-	}
-	found := map[key]*graphs{}
+	found := map[key]*compiledGraphs{}
 	var order []key
+
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
 		operator, _, ok := s.product(decision)
 		if !ok || len(decision.Shares) != 1 {
 			continue
 		}
-		of := key{decision.Shares[0].Proc, decision.Node}
-		if s.facts.Lengths(of.proc, operator) == nil {
+		share := &decision.Shares[0]
+		if s.facts.Lengths(share.Proc, operator) == nil {
 			continue
 		}
+
+		of := key{share.Proc, decision.Node}
 		if found[of] == nil {
-			found[of] = &graphs{operator, map[int][]int{}}
+			found[of] = &compiledGraphs{operator, map[int][]int{}}
 			order = append(order, of)
 		}
 		if found[of].op.Scheme != operator.Scheme {
 			continue // decode's: weights of its own
 		}
+
 		// Programs whose calls are padded to the same rows share a graph.
 		size := decision.Rows
-		if padded := decision.Shares[0].PadRows; padded > 0 {
-			size = padded
+		if share.PadRows > 0 {
+			size = share.PadRows
 		}
 		found[of].programs[size] = append(found[of].programs[size], decision.Rows)
 	}
+
 	slices.SortFunc(order, func(a, b key) int {
 		return cmp.Or(strings.Compare(a.proc, b.proc), strings.Compare(a.node, b.node))
 	})
+
+	layers := s.layersPerWeight()
 	var out []planir.Compiled
 	for _, key := range order {
 		graphs := found[key]
@@ -63,6 +70,7 @@ func (s *request) compilerFacts(plan *planir.Plan) []planir.Compiled {
 		compiled := planir.Compiled{Node: key.node, Proc: key.proc, Scheme: graphs.op.Scheme,
 			Copies: max(1, layers[weight])}
 		rows := slices.Sorted(maps.Keys(graphs.programs))
+
 		// Graphs of several rows share one binary, which has the weights once.
 		compiled.AloneBytes, compiled.ChargedBytes, _ = s.facts.Charge(key.proc, graphs.op, rows)
 		for _, size := range rows {
@@ -79,31 +87,40 @@ func (s *request) compilerFacts(plan *planir.Plan) []planir.Compiled {
 // is not known.
 func (s *request) graphFacts(proc string, operator op.Op, rows int, programs []int) planir.CompiledGraph {
 	out := planir.CompiledGraph{Rows: rows, For: programs, SpillBytes: -1}
-	timeOf := func(rows int) (int64, bool) {
-		operator.M = rows
-		e, err := s.prices.Together([]price.Task{{Proc: proc, Op: operator}})
-		if err != nil {
-			return 0, false
-		}
-		return e[0].NS, true
-	}
 	operator.M = rows
 	if fact := s.facts.About(proc, operator); fact != nil {
 		out.SpillBytes = fact.SpillBytes
 	}
-	ns, ok := timeOf(rows)
+
+	ns, known := s.timeOf(proc, operator)
+	if !known {
+		return out
+	}
+
+	longest := programs[len(programs)-1]
 	for _, other := range s.facts.Lengths(proc, operator) {
-		operator.M = other
-		fact := s.facts.About(proc, operator)
-		if other == rows || other < programs[len(programs)-1] ||
-			fact.Refused != "" || fact.SpillBytes <= max(0, out.SpillBytes) {
+		if other == rows || other < longest {
 			continue
 		}
-		if t, known := timeOf(other); ok && known && price.SameTime(t, ns) {
+		operator.M = other
+		fact := s.facts.About(proc, operator)
+		if fact.Refused != "" || fact.SpillBytes <= max(0, out.SpillBytes) {
+			continue
+		}
+		if otherNS, known := s.timeOf(proc, operator); known && price.SameTime(otherNS, ns) {
 			out.Avoided = append(out.Avoided, planir.Spill{Rows: other, Bytes: fact.SpillBytes})
 		}
 	}
 	return out
+}
+
+// timeOf returns the expected time of an operator on a processor, in ns; false if it has no price there.
+func (s *request) timeOf(proc string, operator op.Op) (int64, bool) {
+	estimates, err := s.prices.Together([]price.Task{{Proc: proc, Op: operator}})
+	if err != nil {
+		return 0, false
+	}
+	return estimates[0].NS, true
 }
 
 // product returns the matrix product that a decision is about, at one row, and its weight.
@@ -134,10 +151,12 @@ func (s *request) bytesBeyondWeights(plan *planir.Plan, proc string) (more int64
 			continue
 		}
 		_, weight, _ := s.product(&planir.Decision{Node: compiled.Node, Rows: 1, Scheme: compiled.Scheme})
+
 		var held int64
 		for i := range plan.Program.Packs {
-			if k := &plan.Program.Packs[i]; k.Weight == weight && k.Scheme == compiled.Scheme.Weight() {
-				held = max(held, k.Bytes)
+			pack := &plan.Program.Packs[i]
+			if pack.Weight == weight && pack.Scheme == compiled.Scheme.Weight() {
+				held = max(held, pack.Bytes)
 			}
 		}
 		more += int64(compiled.Copies) * max(0, compiled.ChargedBytes-held)

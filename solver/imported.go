@@ -14,17 +14,20 @@ func (in *Input) checkImported() error {
 	if !in.SoC.Imported() {
 		return nil
 	}
+
 	var lacking []string
 	graph := in.Model.Graph()
 	for i := range graph.Sections {
 		for _, node := range graph.Sections[i].Nodes {
 			for _, operator := range node.Ops {
-				if kind := string(operator.Kind); !slices.Contains(lacking, kind) && !in.executed(operator.Kind) {
+				kind := string(operator.Kind)
+				if !in.executed(operator.Kind) && !slices.Contains(lacking, kind) {
 					lacking = append(lacking, kind)
 				}
 			}
 		}
 	}
+
 	if len(lacking) == 0 {
 		return nil
 	}

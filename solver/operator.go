@@ -38,36 +38,46 @@ func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error)
 	if decision == nil {
 		return nil, unknownDecision(plan, node, rows)
 	}
-	var out []Row
-	if in == nil {
-		out = append(out, Row{Strategy: decision.Strategy, Shares: decision.ShareText(), NS: decision.PredictNS,
-			Source: decision.Source, Chosen: true})
-		for _, alternative := range decision.Alternatives {
-			out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
-				NS: alternative.PredictNS, Source: alternative.Source,
-				Note: obstacle(plan, decision, alternative, nil)})
-		}
-	} else {
+	table := plannedRows(plan, decision)
+	if in != nil {
 		var err error
-		if out, err = reprice(plan, decision, *in); err != nil {
+		if table, err = reprice(plan, decision, *in); err != nil {
 			return nil, err
 		}
 	}
-	plain := price.Candidate{Decision: *decision}
-	for i := range out {
-		out[i].Procs = processors(out[i].Shares)
-		if x := plain.WithoutForms(); !out[i].Chosen && out[i].Strategy == decision.Strategy &&
-			out[i].Shares == x.ShareText() {
-			out[i].Note = "the default form"
+
+	chosen := price.Candidate{Decision: *decision}
+	plain := chosen.WithoutForms()
+	for i := range table {
+		row := &table[i]
+		row.Procs = processors(row.Shares)
+		if !row.Chosen && row.Strategy == decision.Strategy && row.Shares == plain.ShareText() {
+			row.Note = "the default form"
 		}
 	}
-	sort.SliceStable(out, func(i, j int) bool {
-		if (out[i].NS == 0) != (out[j].NS == 0) {
-			return out[j].NS == 0
+	sort.SliceStable(table, func(i, j int) bool {
+		if (table[i].NS == 0) != (table[j].NS == 0) {
+			return table[j].NS == 0
 		}
-		return out[i].NS < out[j].NS
+		return table[i].NS < table[j].NS
 	})
-	return out, nil
+	return table, nil
+}
+
+// plannedRows lists a decision and its alternatives as the plan has them.
+func plannedRows(plan *planir.Plan, decision *planir.Decision) []Row {
+	table := []Row{{Strategy: decision.Strategy, Shares: decision.ShareText(), NS: decision.PredictNS,
+		Source: decision.Source, Chosen: true}}
+	for _, alternative := range decision.Alternatives {
+		table = append(table, rowOf(alternative, obstacle(plan, decision, alternative, nil)))
+	}
+	return table
+}
+
+// rowOf returns an alternative as a row with a note.
+func rowOf(alternative planir.Alternative, note string) Row {
+	return Row{Strategy: alternative.Strategy, Shares: alternative.Shares, NS: alternative.PredictNS,
+		Source: alternative.Source, Note: note}
 }
 
 // unknownDecision returns the error for an operator or a number of rows that the plan does not decide, with what it
@@ -98,25 +108,29 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 	if plan.Attention != nil {
 		in.attention.Attention, in.attention.decode = *plan.Attention, plan.Sparse(1)
 	}
+
 	fresh, err := newSession(in)
 	if err != nil {
 		return nil, err
 	}
+
 	if fresh.want.Context != plan.MaxContext {
 		return nil, diag.New(diag.ClassInput, "explain: the workload caches %d positions, and the plan %d",
 			fresh.want.Context, plan.MaxContext).
 			WithHint("give the workload the plan was solved for")
 	}
-	sections, err := lower.Expand(fresh.graphFor(about.Rows), about.Rows, plan.MaxContext, plan.KV,
-		func(node string) op.Scheme {
-			if x := DecisionAt(plan, node, about.Rows); x != nil {
-				return x.Scheme
-			}
-			return op.A32W32 // reported below
-		}, plan.TiersOf(about.Rows), plan.Channels)
+	schemeOf := func(node string) op.Scheme {
+		if decision := DecisionAt(plan, node, about.Rows); decision != nil {
+			return decision.Scheme
+		}
+		return op.A32W32 // repriceIn reports it
+	}
+	sections, err := lower.Expand(fresh.graphFor(about.Rows), about.Rows, plan.MaxContext, plan.KV, schemeOf,
+		plan.TiersOf(about.Rows), plan.Channels)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "explain %q: %w", about.Node, err)
 	}
+
 	for i := range sections {
 		isIt := func(n lower.Node) bool { return n.Name == about.Node }
 		if at := slices.IndexFunc(sections[i].Nodes, isIt); at >= 0 {
@@ -130,26 +144,28 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about *planir.Decision) ([]Row, error) {
 	var decided []planir.Decision
 	for i := range sec.Nodes {
-		x := DecisionAt(plan, sec.Nodes[i].Name, about.Rows)
-		if x == nil {
+		decision := DecisionAt(plan, sec.Nodes[i].Name, about.Rows)
+		if decision == nil {
 			return nil, diag.New(diag.ClassInput, "explain %q: the plan does not decide %q at %d rows",
 				about.Node, sec.Nodes[i].Name, about.Rows)
 		}
-		decided = append(decided, *x)
+		decided = append(decided, *decision)
 	}
+
 	// Candidates at the given costs, with the plan's own ways among them even where they would not be listed.
-	st := s.section(sec, about.Rows)
-	lists, errs := st.Candidates()
+	section := s.section(sec, about.Rows)
+	lists, errs := section.Candidates()
 	for i := range decided {
 		if errs[i] != nil {
 			return nil, errs[i]
 		}
-		lists[i] = st.WithExactly(st.With(lists[i], i, &decided[i]), i, &decided[i])
+		lists[i] = section.WithExactly(section.With(lists[i], i, &decided[i]), i, &decided[i])
 	}
-	posed, err := pose(st, lists)
+	posed, err := pose(section, lists)
 	if err != nil {
 		return nil, err
 	}
+
 	choices := make([]int, len(decided))
 	for i := range decided {
 		if choices[i] = posed.candidateLike(i, &decided[i]); choices[i] < 0 {
@@ -158,18 +174,16 @@ func (s *session) repriceIn(sec *lower.Section, at int, plan *planir.Plan, about
 				about.Node, decided[i].Node, decided[i].ShareText())
 		}
 	}
-	out := []Row{{Strategy: about.Strategy, Shares: about.ShareText(), NS: posed.decisionNS(choices, at, choices[at]),
-		Source: posed.decisionSource(choices, at), Chosen: true}}
+
+	table := []Row{{Strategy: about.Strategy, Shares: about.ShareText(),
+		NS: posed.decisionNS(choices, at, choices[at]), Source: posed.decisionSource(choices, at), Chosen: true}}
 	for _, alternative := range posed.alternatives(choices, at) {
-		out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
-			NS: alternative.PredictNS, Source: alternative.Source,
-			Note: obstacle(plan, about, alternative, s.in.SoC)})
+		table = append(table, rowOf(alternative, obstacle(plan, about, alternative, s.in.SoC)))
 	}
-	// Processors that cannot execute the operator are told with the reason.
-	for _, r := range posed.section.Refused[about.Node] {
-		out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})
+	for _, refusal := range posed.section.Refused[about.Node] {
+		table = append(table, Row{Strategy: planir.Single, Shares: refusal.Proc, Note: refusal.Reason()})
 	}
-	return out, nil
+	return table, nil
 }
 
 // obstacle returns why an alternative that costs less in its place was not chosen; "" if it costs no less. It derives
@@ -178,38 +192,51 @@ func obstacle(plan *planir.Plan, decision *planir.Decision, alternative planir.A
 	if alternative.PredictNS >= decision.PredictNS {
 		return ""
 	}
-	section, _, _ := strings.Cut(decision.Node, ".")
-	for _, name := range processors(alternative.Shares) {
+	procs := processors(alternative.Shares)
+	for _, name := range procs {
 		proc := plan.Proc(name)
 		if proc == nil {
 			return "excludes processors that the rest of the section uses"
 		}
-		for _, other := range plan.Decisions {
-			if s, _, _ := strings.Cut(other.Node, "."); s != section || other.Rows != decision.Rows ||
-				other.Node == decision.Node {
-				continue
-			}
-			for _, sh := range other.Shares {
-				r := plan.Proc(sh.Proc)
-				if r != nil && sh.Proc != name &&
-					slices.ContainsFunc(r.Cores, func(c int) bool { return slices.Contains(proc.Cores, c) }) {
-					return "shares a core with " + sh.Proc + ", which executes " + other.Node
-				}
+		if other, node := sharingCore(plan, decision, proc); other != "" {
+			return "shares a core with " + other + ", which executes " + node
+		}
+	}
+
+	if soc != nil {
+		for _, name := range procs {
+			if proc := soc.Processor(name); proc != nil && proc.AddressBytes > 0 {
+				return fmt.Sprintf("what %s would hold beside the rest exceeds its %d bytes", name, proc.AddressBytes)
 			}
 		}
 	}
-	for _, name := range processors(alternative.Shares) {
-		if soc == nil {
-			break
-		}
-		if q := soc.Processor(name); q != nil && q.AddressBytes > 0 {
-			return fmt.Sprintf("what %s would hold beside the rest exceeds its %d bytes", name, q.AddressBytes)
-		}
-	}
+
 	if alternative.Strategy == planir.ActivationDivide {
 		return "leaves processors idle when a call has fewer rows"
 	}
 	return "does not fit with the rest of the plan, in cores or memory"
+}
+
+// sharingCore returns the first processor that has a core in common with proc and executes another node of the
+// decision's section, and that node; "" if there is none.
+func sharingCore(plan *planir.Plan, decision *planir.Decision, proc *planir.Proc) (name, node string) {
+	section, _, _ := strings.Cut(decision.Node, ".")
+	for _, other := range plan.Decisions {
+		of, _, _ := strings.Cut(other.Node, ".")
+		if of != section || other.Rows != decision.Rows || other.Node == decision.Node {
+			continue
+		}
+		for _, share := range other.Shares {
+			user := plan.Proc(share.Proc)
+			if user == nil || share.Proc == proc.Name {
+				continue
+			}
+			if slices.ContainsFunc(user.Cores, func(core int) bool { return slices.Contains(proc.Cores, core) }) {
+				return share.Proc, other.Node
+			}
+		}
+	}
+	return "", ""
 }
 
 // processors lists the names in a written form of shares: "cols npu 0:3072, gpu 3072:5632" gives npu and gpu.

@@ -13,10 +13,12 @@ import (
 // planner makes plans of programs under chosen schemes, and predicts them.
 type planner struct {
 	schemeChoice
-	chosen *planir.Solve // how schemes were, nil when there was no choice
+	chosen *planir.Solve // report of the choice of schemes, nil when there was no choice
 	phase  string        // what a search for schemes is for, "" for the plan without a bound of memory
-	nodes  int64         // of the search for them, 0: the engine's own limit
-	// what is looked for costs less: joint problems may end where nothing does; 0: they may not
+	nodes  int64         // limit of an engine's nodes in that search, 0: the engine's own
+
+	// below is the objective that joint problems have to beat. A search that proves it cannot may end without a
+	// solution; 0: none may.
 	below float64
 }
 
@@ -43,6 +45,7 @@ func (s *planner) program(rows int, schemes assignment) (*program, error) {
 	if program := s.programs[key]; program != nil {
 		return program, nil
 	}
+
 	posed := &program{name: s.programName(rows)}
 	var err error
 	if posed.sections, err = s.expand(rows, schemes); err != nil {
@@ -52,18 +55,18 @@ func (s *planner) program(rows int, schemes assignment) (*program, error) {
 		if isRepeated(posed.sections, i) {
 			continue
 		}
-		in, err := s.poseSection(&posed.sections[i], rows)
+		posedSection, err := s.poseSection(&posed.sections[i], rows)
 		if err != nil {
 			return nil, err
 		}
-		posed.instances = append(posed.instances, in)
+		posed.instances = append(posed.instances, posedSection)
 	}
 	return posed, s.keepProgram(key, posed)
 }
 
 // isRepeated reports whether a section of that name came before section i: it has the same decisions, for other layers.
 func isRepeated(sections []lower.Section, i int) bool {
-	return slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sections[i].Name })
+	return slices.ContainsFunc(sections[:i], func(sec lower.Section) bool { return sec.Name == sections[i].Name })
 }
 
 // solved is the decisions of every program, in the order of demand.rows.
@@ -84,7 +87,8 @@ func (s *planner) eachAlone(ctx context.Context) (*planir.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		made.decisions, made.reports = append(made.decisions, pr.decisions(pr.choices)), append(made.reports, report)
+		made.decisions = append(made.decisions, pr.decisions(pr.choices))
+		made.reports = append(made.reports, report)
 	}
 	return s.buildPlan(made)
 }
@@ -100,8 +104,9 @@ func (s *planner) buildPlan(made solved) (*planir.Plan, error) {
 			Imported: s.in.Costs.Imported, Control: s.in.SoC.Control,
 			Target: s.in.Targeted(),
 		},
+		Attention: s.attentionOf(),
 	}
-	plan.Attention = s.attentionOf()
+
 	var err error
 	if plan.Model.Digest, err = s.in.Model.Digest(); err != nil {
 		return nil, err
@@ -110,41 +115,48 @@ func (s *planner) buildPlan(made solved) (*planir.Plan, error) {
 	if plan.SoC.Digest, err = s.in.WholeSoC().Digest(); err != nil {
 		return nil, err
 	}
-	for _, input := range []struct {
-		kind   string
-		digest func() (string, error)
-	}{{"costs", s.in.Costs.Digest}, {"workload", s.in.Workload.Digest}} {
-		digest, err := input.digest()
-		if err != nil {
-			return nil, err
-		}
-		plan.Inputs = append(plan.Inputs, planir.Input{Kind: input.kind, Digest: digest})
+	if plan.Inputs, err = s.inputs(); err != nil {
+		return nil, err
 	}
-	// Inputs that a solve can do without are named where they were given.
 	if s.in.Calibration != nil {
-		digest, err := s.in.Calibration.Digest()
-		if err != nil {
-			return nil, err
-		}
-		plan.Inputs = append(plan.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: digest})
 		plan.Folds = s.in.Calibration.Groups()
-	}
-	if s.facts != nil {
-		digest, err := s.in.Facts.FactsDigest()
-		if err != nil {
-			return nil, err
-		}
-		plan.Inputs = append(plan.Inputs, planir.Input{Kind: FactsInput, Digest: digest})
 	}
 	plan.Solver = made.reports
 	if s.chosen != nil {
 		plan.Solver = append(plan.Solver, *s.chosen)
 	}
+
 	// Last, as lowering reads what the plan says of model and processors.
 	if err := s.lowerDecisions(plan, made.decisions); err != nil {
 		return nil, err
 	}
 	return plan, nil
+}
+
+// inputs lists the inputs beside model and SoC, with their digests. Those that a solve can do without are in it where
+// they were given.
+func (s *request) inputs() ([]planir.Input, error) {
+	type input struct {
+		kind   string
+		digest func() (string, error)
+	}
+	given := []input{{"costs", s.in.Costs.Digest}, {"workload", s.in.Workload.Digest}}
+	if s.in.Calibration != nil {
+		given = append(given, input{planir.CalibrationInput, s.in.Calibration.Digest})
+	}
+	if s.facts != nil {
+		given = append(given, input{FactsInput, s.in.Facts.FactsDigest})
+	}
+
+	var list []planir.Input
+	for _, one := range given {
+		digest, err := one.digest()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, planir.Input{Kind: one.kind, Digest: digest})
+	}
+	return list, nil
 }
 
 // assigned returns the assignment of the phase that a number of rows belongs to.
@@ -166,17 +178,21 @@ func (s *session) predict(plan *planir.Plan) error {
 	if err := s.timeSingles(plan); err != nil {
 		return err
 	}
+
 	for {
 		plan.Predictions = nil
 		before := *plan
 		before.Decisions, before.Solver = slices.Clone(plan.Decisions), slices.Clone(plan.Solver)
+
 		changed, err := s.predictPrograms(plan, !kept)
 		if err != nil || !changed {
 			return err
 		}
+
 		if err := s.lower(plan); err != nil {
 			return err
 		}
+
 		taken, err := s.amountsTaken(plan)
 		if err != nil {
 			return err
@@ -192,6 +208,7 @@ func (s *session) predict(plan *planir.Plan) error {
 func (s *session) predictPrograms(plan *planir.Plan, give bool) (changed bool, err error) {
 	for i := range plan.Program.Programs {
 		program := &plan.Program.Programs[i]
+
 		predicted, err := s.prediction(plan, program)
 		if err != nil {
 			return false, err
@@ -226,30 +243,34 @@ func (s *planner) placeOn(plan *planir.Plan, rows int, proc string) (bool, error
 	}
 	changed := false
 	var total int64
-	for _, in := range pr.instances {
-		choices, ns, ok := in.onProcessor(proc)
+	for _, posed := range pr.instances {
+		choices, ns, ok := posed.onProcessor(proc)
 		if !ok {
 			panic("BUG: processor " + proc + " was said to execute everything")
 		}
 		total += ns
-		for _, decision := range in.decisions(choices) {
+
+		for _, decision := range posed.decisions(choices) {
 			old := plan.DecisionFor(decision.Node, decision.Rows)
-			if old == nil { // the head, so far as in decode
-				if sameHead(plan, &decision) {
-					continue
-				}
+			switch {
+			case old != nil:
+				changed = changed || !price.SameShares(old, &decision)
+				*old = decision
+			case !sameHead(plan, &decision): // else the head is decided as in decode
 				plan.Decisions = append(plan.Decisions, decision)
 				changed = true
-				continue
 			}
-			changed = changed || !price.SameShares(old, &decision)
-			*old = decision
 		}
 	}
+
+	if !changed {
+		return false, nil
+	}
+
 	for i := range plan.Solver {
-		if x := &plan.Solver[i]; changed && x.Problem == "partition "+pr.name {
-			x.ObjectiveNS, x.Status = total, StatusReplaced
+		if report := &plan.Solver[i]; report.Problem == "partition "+pr.name {
+			report.ObjectiveNS, report.Status = total, StatusReplaced
 		}
 	}
-	return changed, nil
+	return true, nil
 }

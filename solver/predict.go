@@ -20,6 +20,7 @@ func (s *planner) prediction(plan *planir.Plan, ph *planir.PhaseProgram) (planir
 	if err != nil {
 		return pred, err
 	}
+
 	nj, ok, err := s.energy(plan, ph)
 	if err != nil {
 		return pred, err
@@ -39,24 +40,28 @@ func (s *planner) predictTimes(plan *planir.Plan, ph *planir.PhaseProgram) (plan
 	if err != nil {
 		return pred, err
 	}
+
 	var sections []int64
 	expected := func(e price.Estimate) int64 { return e.NS }
+	low := func(e price.Estimate) int64 { return e.Low }
+	high := func(e price.Estimate) int64 { return e.High }
 	if pred.PlanNS, sections, err = s.predictSections(ph, of, expected); err != nil {
 		return pred, err
 	}
-	if pred.LowNS, _, err = s.predictSections(ph, of, func(e price.Estimate) int64 { return e.Low }); err != nil {
+	if pred.LowNS, _, err = s.predictSections(ph, of, low); err != nil {
 		return pred, err
 	}
-	if pred.HighNS, _, err = s.predictSections(ph, of, func(e price.Estimate) int64 { return e.High }); err != nil {
+	if pred.HighNS, _, err = s.predictSections(ph, of, high); err != nil {
 		return pred, err
 	}
-	// Samples without noise would leave no interval: their medians are exact, the model of what happens between them
-	// is not.
+	// Where samples had no noise their intervals are empty. The model of what happens between operators still has an
+	// error.
 	pred.LowNS = min(pred.LowNS, price.Whole(float64(pred.PlanNS)*(1-modelError)))
 	pred.HighNS = max(pred.HighNS, price.Whole(math.Ceil(float64(pred.PlanNS)*(1+modelError))))
+
 	for i, ns := range sections {
-		pred.Sections = append(pred.Sections,
-			planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
+		layers := int64(max(1, ph.Sections[i].Layers))
+		pred.Sections = append(pred.Sections, planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / layers})
 	}
 	return pred, nil
 }
@@ -71,29 +76,40 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, 
 	if err != nil {
 		return 0, false, err
 	}
+
 	total := 0.0
-	for _, in := range pr.instances {
-		for i := range in.candidates {
-			decision := DecisionAt(plan, in.section.Nodes[i].Name, ph.Rows)
-			busy := 0.0
-			for _, sh := range decision.Shares {
-				if s.Power[sh.Proc] == 0 {
-					return 0, false, nil
-				}
-				busy += float64(s.Power[sh.Proc] * float64(sh.PredictNS))
+	for _, posed := range pr.instances {
+		for i := range posed.candidates {
+			node := posed.section.Nodes[i].Name
+			nodeNJ, ok := s.energyOfNode(plan, posed, i, DecisionAt(plan, node, ph.Rows))
+			if !ok {
+				return 0, false, nil
 			}
-			if pipeline, _ := lower.PipelineOf(plan, decision.Node, decision.Rows); pipeline == nil {
-				choice := in.candidateLike(i, decision)
-				if choice < 0 {
-					panic("BUG: decision on " + decision.Node + " is none of its candidates")
-				}
-				busy = float64(in.candidates[i][choice].EnergyNJ)
-			}
-			repeat := float64(in.section.Repeat) * s.keptShare(plan, in.section.Nodes[i].Name)
-			total += float64(repeat * busy)
+			repeat := float64(posed.section.Repeat) * s.keptShare(plan, node)
+			total += float64(repeat * nodeNJ)
 		}
 	}
 	return price.Whole(math.Round(total)), true, nil
+}
+
+// energyOfNode returns the modelled energy of one execution of a section's i-th node, in nanojoules: that of its
+// candidate. In a pipeline of heads it is the power of each processor times the time of its share.
+func (s *planner) energyOfNode(plan *planir.Plan, posed *instance, i int, decision *planir.Decision) (float64, bool) {
+	busy := 0.0
+	for _, share := range decision.Shares {
+		if s.Power[share.Proc] == 0 {
+			return 0, false
+		}
+		busy += float64(s.Power[share.Proc] * float64(share.PredictNS))
+	}
+	if pipeline, _ := lower.PipelineOf(plan, decision.Node, decision.Rows); pipeline != nil {
+		return busy, true
+	}
+	choice := posed.candidateLike(i, decision)
+	if choice < 0 {
+		panic("BUG: decision on " + decision.Node + " is none of its candidates")
+	}
+	return float64(posed.candidates[i][choice].EnergyNJ), true
 }
 
 // singleTimes returns the times of a program on each processor that can execute all of it.
@@ -123,29 +139,37 @@ func (s *planner) timeSingles(plan *planir.Plan) error {
 		if len(whole) == 0 {
 			continue
 		}
+
 		if err := s.lower(other); err != nil {
 			return err
 		}
-		for i := range other.Program.Programs {
-			ph := &other.Program.Programs[i]
-			pr := whole[ph.Rows]
-			if pr == nil {
-				continue
+
+		for j := range other.Program.Programs {
+			ph := &other.Program.Programs[j]
+			if pr := whole[ph.Rows]; pr != nil {
+				if err := s.timeAlone(other, ph, pr, name); err != nil {
+					return err
+				}
 			}
-			of, err := s.workOf(other, ph)
-			if err != nil {
-				return err
-			}
-			ns, _, err := s.predictSections(ph, of, func(e price.Estimate) int64 { return e.NS })
-			if err != nil {
-				return err
-			}
-			if pr.alone == nil {
-				pr.alone = map[string]int64{}
-			}
-			pr.alone[name] = ns
 		}
 	}
+	return nil
+}
+
+// timeAlone notes the predicted time of a program that a plan leaves to one processor.
+func (s *planner) timeAlone(plan *planir.Plan, ph *planir.PhaseProgram, pr *program, proc string) error {
+	work, err := s.workOf(plan, ph)
+	if err != nil {
+		return err
+	}
+	ns, _, err := s.predictSections(ph, work, func(e price.Estimate) int64 { return e.NS })
+	if err != nil {
+		return err
+	}
+	if pr.alone == nil {
+		pr.alone = map[string]int64{}
+	}
+	pr.alone[proc] = ns
 	return nil
 }
 
@@ -154,8 +178,8 @@ func (s *planner) timeSingles(plan *planir.Plan) error {
 func (s *planner) planOnOne(plan *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
 	other, whole := *plan, map[int]*program{}
 	other.Decisions = nil
-	given := map[int]bool{}
-	news := false
+	given := map[int]bool{} // rows of the programs that it executes
+	isNew := false          // the time of at least one of them is not known
 	for i := range plan.Program.Programs {
 		rows := plan.Program.Programs[i].Rows
 		pr, err := s.program(rows, s.assigned(rows))
@@ -169,11 +193,13 @@ func (s *planner) planOnOne(plan *planir.Plan, name string) (*planir.Plan, map[i
 		given[rows], whole[rows] = true, pr
 		other.Decisions = append(other.Decisions, list...)
 		_, known := pr.alone[name]
-		news = news || !known
+		isNew = isNew || !known
 	}
-	if !news {
+
+	if !isNew {
 		return nil, nil, nil
 	}
+
 	for _, decision := range plan.Decisions {
 		if !given[decision.Rows] {
 			other.Decisions = append(other.Decisions, decision)
@@ -184,13 +210,13 @@ func (s *planner) planOnOne(plan *planir.Plan, name string) (*planir.Plan, map[i
 
 // decisionsOn returns the program's decisions if a processor executes all of it; false when it cannot.
 func (pr *program) decisionsOn(name string) (out []planir.Decision, ok bool) {
-	for _, in := range pr.instances {
-		choices, _, ok := in.onProcessor(name)
+	for _, posed := range pr.instances {
+		choices, _, ok := posed.onProcessor(name)
 		if !ok {
 			return nil, false
 		}
 		for i, choice := range choices {
-			out = append(out, in.candidates[i][choice].Decision)
+			out = append(out, posed.candidates[i][choice].Decision)
 		}
 	}
 	return out, true
@@ -210,11 +236,14 @@ func (s *request) expected(plan *planir.Plan, of func(planir.Prediction) int64) 
 	for _, pred := range plan.Predictions {
 		for i := range plan.Program.Programs {
 			ph := &plan.Program.Programs[i]
-			if ph.Name == pred.Program && ph.Phase == "decode" {
+			if ph.Name != pred.Program {
+				continue
+			}
+			if ph.Phase == "decode" {
 				total += float64(s.want.Weights.Decode * s.want.DecodeNS(ph.Rows, float64(of(pred))))
 			}
-			if k := slices.Index(s.want.Buckets, ph.Rows); ph.Name == pred.Program && k >= 0 {
-				total += float64(s.want.Weights.Prefill * float64(s.want.Share[k]*float64(of(pred))))
+			if bucket := slices.Index(s.want.Buckets, ph.Rows); bucket >= 0 {
+				total += float64(s.want.Weights.Prefill * float64(s.want.Share[bucket]*float64(of(pred))))
 			}
 		}
 	}
@@ -233,20 +262,22 @@ func (s *planner) expectedNJ(plan *planir.Plan) float64 {
 		}
 		nj[ph.Name] = 1000 * microjoules(energy)
 	}
-	return s.expected(plan, func(x planir.Prediction) int64 { return nj[x.Program] })
+	return s.expected(plan, func(pred planir.Prediction) int64 { return nj[pred.Program] })
 }
 
 // checkMemory warns when what the plan holds exceeds a memory of the SoC.
 func (s *request) checkMemory(plan *planir.Plan) {
 	need := plan.Memory.Total
-	for _, d := range s.in.SoC.Memory {
-		if slices.Contains(d.Processors, s.in.SoC.Control) && d.Bytes > 0 && need > d.Bytes {
-			w := diag.New(diag.ClassInfeasible, "the plan holds %d bytes, and memory %q of SoC %q has %d",
-				need, d.Name, s.in.SoC.Name, d.Bytes).
-				WithHint("permit schemes with fewer bits in the workload, " +
-					"such as schemes: {prefill: [a8t/q8c], decode: [a8t/q8c]}")
-			w.Severity = diag.Warning
-			s.notes = append(s.notes, w)
+	for _, memory := range s.in.SoC.Memory {
+		isHosts := slices.Contains(memory.Processors, s.in.SoC.Control)
+		if !isHosts || memory.Bytes <= 0 || need <= memory.Bytes {
+			continue
 		}
+		warning := diag.New(diag.ClassInfeasible, "the plan holds %d bytes, and memory %q of SoC %q has %d",
+			need, memory.Name, s.in.SoC.Name, memory.Bytes).
+			WithHint("permit schemes with fewer bits in the workload, " +
+				"such as schemes: {prefill: [a8t/q8c], decode: [a8t/q8c]}")
+		warning.Severity = diag.Warning
+		s.notes = append(s.notes, warning)
 	}
 }

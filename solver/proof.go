@@ -89,17 +89,19 @@ func (p Proof) String() string {
 		parts = append(parts, "No plan made of these candidates is predicted to hold less: that is proved. "+
 			"Of those that hold as little another one may be faster.")
 	case p.Open == 0:
-		parts = append(parts, "Counting operators and hand-overs within sections, these decisions are proved to be the "+
-			"best of the candidates in every program. Waits between sections are only predicted.")
+		parts = append(parts, "Counting operators and hand-overs within sections, these decisions are proved to be "+
+			"the best of the candidates in every program. Waits between sections are only predicted.")
 	case p.Proved == 0:
 		parts = append(parts, fmt.Sprintf(
-			"The search ended at its limit: a plan that is up to %.2g %% better under these predictions is not ruled out.", 100*p.Gap))
+			"The search ended at its limit: a plan that is up to %.2g %% better under these predictions "+
+				"is not ruled out.", 100*p.Gap))
 	default:
 		parts = append(parts, fmt.Sprintf(
 			"Of %d problems that the plan is made of %d are proved best; for the others a plan that is up to %.2g %% "+
 				"better under these predictions is not ruled out.",
 			p.Problems, p.Proved, 100*p.Gap))
 	}
+
 	if p.Tied > 0 {
 		parts = append(parts, fmt.Sprintf("Of %s another solution may be as good.", several(p.Tied, "of them")))
 	}

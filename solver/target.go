@@ -42,35 +42,44 @@ func (in *Input) checkTarget(want *workload.Demand) error {
 		return nil
 	}
 	permitted := slices.Concat(want.Prefill, want.Decode, want.Head, want.PrefillHead)
+	isPermitted := func(scheme op.Scheme) bool { return slices.Contains(permitted, scheme) }
 	for i := range in.SoC.Processors {
 		proc := &in.SoC.Processors[i]
-		if proc.Kind != socs.KindNPU || len(proc.Schemes) == 0 ||
-			len(in.Only) > 0 && !slices.Contains(in.Only, proc.Name) ||
-			slices.ContainsFunc(proc.Schemes, func(x op.Scheme) bool { return slices.Contains(permitted, x) }) {
+		takesPart := len(in.Only) == 0 || slices.Contains(in.Only, proc.Name)
+		if proc.Kind != socs.KindNPU || len(proc.Schemes) == 0 || !takesPart {
 			continue
 		}
-		list := make([]string, len(proc.Schemes))
-		for i, scheme := range proc.Schemes {
-			list[i] = string(scheme)
+		if !slices.ContainsFunc(proc.Schemes, isPermitted) {
+			return in.unusedNPU(proc, permitted)
 		}
-		kept := op.A32W32
-		if len(permitted) > 0 {
-			kept = permitted[0]
-		}
-		hint := fmt.Sprintf("permit one in the workload: schemes: {prefill: [%s, %s], decode: [%s, %s]}",
-			kept, list[0], kept, list[0])
-		if proc.Schemes[0].Static() {
-			hint += "; its static steps come from hetc calibrate --model DIR --text FILE -o cal.yaml, " +
-				"given with --calibration cal.yaml"
-		}
-		if control := in.SoC.Control; control != proc.Name {
-			hint += fmt.Sprintf("; or plan without it: --only %s", control)
-		}
-		return diag.New(diag.ClassInput,
-			"solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
-			in.SoC.Name, proc.Name, strings.Join(list, ", "), in.Workload.Title()).WithHint("%s", hint)
 	}
 	return nil
+}
+
+// unusedNPU returns the error that the workload permits none of an NPU's schemes, with what to permit.
+func (in *Input) unusedNPU(proc *socs.Processor, permitted []op.Scheme) error {
+	list := make([]string, len(proc.Schemes))
+	for i, scheme := range proc.Schemes {
+		list[i] = string(scheme)
+	}
+	kept := op.A32W32
+	if len(permitted) > 0 {
+		kept = permitted[0]
+	}
+
+	hint := fmt.Sprintf("permit one in the workload: schemes: {prefill: [%s, %s], decode: [%s, %s]}",
+		kept, list[0], kept, list[0])
+	if proc.Schemes[0].Static() {
+		hint += "; its static steps come from hetc calibrate --model DIR --text FILE -o cal.yaml, " +
+			"given with --calibration cal.yaml"
+	}
+	if control := in.SoC.Control; control != proc.Name {
+		hint += fmt.Sprintf("; or plan without it: --only %s", control)
+	}
+
+	return diag.New(diag.ClassInput,
+		"solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
+		in.SoC.Name, proc.Name, strings.Join(list, ", "), in.Workload.Title()).WithHint("%s", hint)
 }
 
 // CheckSchemes returns the error with which Solve would refuse the workload's schemes, before there are costs: it needs
@@ -92,13 +101,13 @@ func (in *Input) CheckSchemes() error {
 // checkExperts returns an error if a phase permits no scheme that products by experts can have.
 func (in *Input) checkExperts(want *workload.Demand) error {
 	graph := in.Model.Graph()
-	if !slices.ContainsFunc(graph.Sections, func(s models.Section) bool {
-		return slices.ContainsFunc(s.Nodes, func(node models.Node) bool {
-			return slices.ContainsFunc(node.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul })
-		})
-	}) {
+	isExpert := func(operator op.Op) bool { return operator.Kind == op.ExpertMatMul }
+	hasExpert := func(node models.Node) bool { return slices.ContainsFunc(node.Ops, isExpert) }
+	inSection := func(section models.Section) bool { return slices.ContainsFunc(section.Nodes, hasExpert) }
+	if !slices.ContainsFunc(graph.Sections, inSection) {
 		return nil
 	}
+
 	for _, phase := range []struct {
 		name    string
 		schemes []op.Scheme

@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -25,24 +26,19 @@ type stepWork struct {
 // decisions were made.
 func timelineSections(ph *planir.PhaseProgram, control string, thread func(lane string) string,
 	submit func(lane string) float64) []timeline.Section {
-	out := make([]timeline.Section, len(ph.Sections))
+	sections := make([]timeline.Section, len(ph.Sections))
 	for i := range ph.Sections {
 		sec := &ph.Sections[i]
-		setters, threads := map[int]timeline.After{}, map[string]int{}
-		for l := range sec.Lanes {
-			for k := range sec.Lanes[l].Steps {
-				if set := sec.Lanes[l].Steps[k].Set; set != nil {
-					setters[*set] = timeline.After{Lane: l, Step: k}
-				}
-			}
-		}
+		sections[i] = timeline.Section{Iterations: sec.Iterations(), Control: control}
+		setters := settersOf(sec)
+		threads := map[string]int{}
 		number := func(thread string) int {
 			if _, ok := threads[thread]; !ok {
 				threads[thread] = len(threads)
 			}
 			return threads[thread]
 		}
-		out[i] = timeline.Section{Iterations: sec.Iterations(), Control: control}
+
 		for j := range sec.Lanes {
 			from := &sec.Lanes[j]
 			lane := timeline.Lane{Proc: from.Proc, Thread: number(thread(from.Proc)),
@@ -50,25 +46,38 @@ func timelineSections(ph *planir.PhaseProgram, control string, thread func(lane 
 			if lane.SubmitNS = submit(from.Proc); lane.SubmitNS > 0 {
 				lane.Feeder = number(thread(control))
 			}
-			for i := range from.Steps {
-				for _, w := range from.Steps[i].Wait {
-					after := setters[w.Flag]
-					after.Back = w.Back
-					lane.Steps[i].After = append(lane.Steps[i].After, after)
+			for k := range from.Steps {
+				for _, wait := range from.Steps[k].Wait {
+					after := setters[wait.Flag]
+					after.Back = wait.Back
+					lane.Steps[k].After = append(lane.Steps[k].After, after)
 				}
 			}
-			out[i].Lanes = append(out[i].Lanes, lane)
+			sections[i].Lanes = append(sections[i].Lanes, lane)
 		}
 	}
-	return out
+	return sections
+}
+
+// settersOf returns the step that sets each flag of a section.
+func settersOf(sec *planir.Section) map[int]timeline.After {
+	setters := map[int]timeline.After{}
+	for i := range sec.Lanes {
+		for j := range sec.Lanes[i].Steps {
+			if flag := sec.Lanes[i].Steps[j].Set; flag != nil {
+				setters[*flag] = timeline.After{Lane: i, Step: j}
+			}
+		}
+	}
+	return setters
 }
 
 // sectionWork is the work of a section's steps, under one assumption about their times.
 type sectionWork struct {
 	section    *planir.Section
+	number     int                  // of the section
 	phases     [][][]timeline.Phase // by lane and step
 	copied     transfers
-	number     int // of the section
 	withCopies map[copyKey][]timeline.Phase
 }
 
@@ -95,6 +104,7 @@ func (e *sectionWork) Phases(lane, step, iteration int) []timeline.Phase {
 	if took == (copyNS{}) || len(phases) == 0 {
 		return phases
 	}
+
 	key := copyKey{lane, step, took}
 	if e.withCopies[key] == nil {
 		if e.withCopies == nil {
@@ -106,21 +116,20 @@ func (e *sectionWork) Phases(lane, step, iteration int) []timeline.Phase {
 	return e.withCopies[key]
 }
 
-// Ran notes nothing.
+// Ran is called by the walk for every step; the prediction of a program needs none of it.
 func (e *sectionWork) Ran(_, _, _ int, _, _, _ int64) {}
 
-// assumeTimes returns the work of a section with the expected times of its steps, or those that pick selects.
+// assumeTimes returns the work of a section with those times of its steps that pick selects.
 func assumeTimes(sec *planir.Section, of map[stepKey]stepWork, pick func(price.Estimate) int64) *sectionWork {
 	out := &sectionWork{section: sec, phases: make([][][]timeline.Phase, len(sec.Lanes))}
-	for l := range sec.Lanes {
-		lane := &sec.Lanes[l]
-		out.phases[l] = make([][]timeline.Phase, len(lane.Steps))
-		for k := range lane.Steps {
-			st := &lane.Steps[k]
-			effort := of[keyOf(lane, st)]
-			out.phases[l][k] = effort.phases
-			if ns := pick(effort.Estimate); ns != effort.NS && effort.NS > 0 {
-				out.phases[l][k] = stretched(effort.phases, float64(ns)/float64(effort.NS))
+	for i := range sec.Lanes {
+		lane := &sec.Lanes[i]
+		out.phases[i] = make([][]timeline.Phase, len(lane.Steps))
+		for j := range lane.Steps {
+			work := of[keyOf(lane, &lane.Steps[j])]
+			out.phases[i][j] = work.phases
+			if ns := pick(work.Estimate); ns != work.NS && work.NS > 0 {
+				out.phases[i][j] = stretched(work.phases, float64(ns)/float64(work.NS))
 			}
 		}
 	}
@@ -150,19 +159,21 @@ func (s *request) predictSections(ph *planir.PhaseProgram, done programWork,
 	pick func(price.Estimate) int64) (total int64, each []int64, err error) {
 	submit := func(lane string) float64 { return done.submit[lane] }
 	on := timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
+		// One of two processors that are never combined may still start the other: that price is not known.
 		if s.Thread(from) == s.Thread(to) || s.Apart[[2]string{from, to}] {
-			return 0 // one of two that are never combined may still start the other: its price is not known
+			return 0
 		}
-		h, failed := s.prices.Handover(from, to)
+		handover, failed := s.prices.Handover(from, to)
 		if failed != nil {
 			err = failed
 		}
-		return float64(pick(h))
+		return float64(pick(handover))
 	}}
+
 	for i, sec := range timelineSections(ph, s.in.SoC.Control, s.Thread, submit) {
-		does := assumeTimes(&ph.Sections[i], done.of, pick)
-		does.number, does.copied = i, done.copied
-		ns, ok := timeline.Walk(&on, &sec, does)
+		work := assumeTimes(&ph.Sections[i], done.of, pick)
+		work.number, work.copied = i, done.copied
+		ns, ok := timeline.Walk(&on, &sec, work)
 		if !ok {
 			panic("BUG: lanes of " + ph.Sections[i].Name + " wait in a circle, which rule P008 excludes")
 		}
@@ -175,7 +186,7 @@ func (s *request) predictSections(ph *planir.PhaseProgram, done programWork,
 // stepKey names a step: steps with equal keys take the same time.
 type stepKey struct {
 	lane, node, graph string
-	from              int // first row, of which chunk it is
+	from              int // its first row, which tells the chunk
 }
 
 // keyOf returns the key of a lane's step.
@@ -207,30 +218,33 @@ func (s *request) workAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
 	for i := range plan.Program.Graphs {
 		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i]
 	}
-	out := map[stepKey]stepWork{}
+
+	works := map[stepKey]stepWork{}
 	for i := range ph.Sections {
 		for _, lane := range ph.Sections[i].Lanes {
-			for i := range lane.Steps {
-				st := &lane.Steps[i]
-				key := keyOf(&lane, st)
-				if _, ok := out[key]; ok {
+			for j := range lane.Steps {
+				step := &lane.Steps[j]
+				key := keyOf(&lane, step)
+				if _, ok := works[key]; ok {
 					continue
 				}
-				left := call{max(0, rows-st.R0), context(st.R0)}
-				if st.Full { // its rows are no tokens: every call executes all of them
-					left.rows = graphs[st.Run].Graph.Rows()
+
+				left := call{max(0, rows-step.R0), context(step.R0)}
+				if step.Full { // its rows are no tokens: every call executes all of them
+					left.rows = graphs[step.Run].Graph.Rows()
 				}
-				effort, err := s.graphWork(plan.Proc(lane.Proc), &graphs[st.Run].Graph, left)
+				work, err := s.graphWork(plan.Proc(lane.Proc), &graphs[step.Run].Graph, left)
 				if err != nil {
 					return programWork{}, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",
-						st.Node, ph.Name, err)
+						step.Node, ph.Name, err)
 				}
-				out[key] = effort
+				works[key] = work
 			}
 		}
 	}
+
 	copied, err := s.copyTimes(plan, ph, rows)
-	return programWork{out, copied, s.submissions(plan)}, err
+	return programWork{works, copied, s.submissions(plan)}, err
 }
 
 // submissions returns how long the control thread takes to submit a step, in ns, for each processor that it feeds. A
@@ -245,6 +259,7 @@ func (s *request) submissions(plan *planir.Plan) map[string]float64 {
 		return 0
 	}
 	computes := func(proc string) bool { return s.Thread(proc) == control && submitNS(proc) == 0 }
+
 	for i := range plan.Procs {
 		name := plan.Procs[i].Name
 		if took := submitNS(name); took > 0 && s.Thread(name) != control && plan.FedByControl(name, computes) {
@@ -257,6 +272,41 @@ func (s *request) submissions(plan *planir.Plan) map[string]float64 {
 // copyTimes prices the operands of a call that travel between the host's memory and processors with memory of their
 // own.
 func (s *request) copyTimes(plan *planir.Plan, ph *planir.PhaseProgram, rows int) (transfers, error) {
+	spaces := memorySpaces(plan)
+	if len(spaces) == 0 {
+		return nil, nil
+	}
+	types := map[string]op.Type{}
+	for _, buffer := range plan.Program.Buffers {
+		types[buffer.Name] = buffer.Type
+	}
+
+	out := transfers{}
+	for place, call := range moves.Of(plan, ph, func(proc string) int { return spaces[proc] }) {
+		lane := &ph.Sections[place.Section].Lanes[place.Lane]
+		step := &lane.Steps[place.Step]
+		left := math.MaxInt // rows of the call, from the step's first one on
+		if plan.Proc(lane.Proc).DynamicRows && !step.Full {
+			left = rows - step.R0
+		}
+
+		var took copyNS
+		var err error
+		fetched := movedBytes(step.In, call.Fetch, left, types)
+		if took.fetch, err = s.timeOfCopies(s.in.SoC.Control, lane.Proc, fetched); err != nil {
+			return nil, err
+		}
+		handed := movedBytes(step.Out, call.Hand, left, types)
+		if took.hand, err = s.timeOfCopies(lane.Proc, s.in.SoC.Control, handed); err != nil {
+			return nil, err
+		}
+		out[place] = took
+	}
+	return out, nil
+}
+
+// memorySpaces numbers the processors of a plan that have memory of their own, from 1.
+func memorySpaces(plan *planir.Plan) map[string]int {
 	sets := make([]*capability.Set, len(plan.Procs))
 	for i := range plan.Procs {
 		sets[i] = &plan.Procs[i].Set
@@ -267,49 +317,36 @@ func (s *request) copyTimes(plan *planir.Plan, ph *planir.PhaseProgram, rows int
 			spaces[plan.Procs[i].Name] = len(spaces) + 1
 		}
 	}
-	if len(spaces) == 0 {
-		return nil, nil
-	}
-	types := map[string]op.Type{}
-	for _, buffer := range plan.Program.Buffers {
-		types[buffer.Name] = buffer.Type
-	}
-	out := transfers{}
-	for place, call := range moves.Of(plan, ph, func(proc string) int { return spaces[proc] }) {
-		lane := &ph.Sections[place.Section].Lanes[place.Lane]
-		step, proc := &lane.Steps[place.Step], plan.Proc(lane.Proc)
-		price := func(views []planir.View, travels [][]planir.View, from, to string) (sum float64, err error) {
-			for i, view := range views {
-				end := view.R1
-				if proc.DynamicRows && !step.Full {
-					end = min(end, view.R0+rows-step.R0)
-				}
-				for _, part := range travels[i] {
-					used := min(part.R1, end) - part.R0
-					if used <= 0 {
-						continue
-					}
-					bytes := int64(used) * int64(part.C1-part.C0) * int64(types[view.Buffer].Bytes())
-					estimate, err := s.prices.Copy(from, to, bytes)
-					if err != nil {
-						return 0, err
-					}
-					sum += float64(estimate.NS)
-				}
+	return spaces
+}
+
+// movedBytes lists the bytes of each copy of a step's operands: the parts of views that travel, as far as a call of so
+// many rows has them.
+func movedBytes(views []planir.View, travels [][]planir.View, rows int, types map[string]op.Type) (list []int64) {
+	for i, view := range views {
+		end := view.R1
+		if rows < end-view.R0 {
+			end = view.R0 + rows
+		}
+		for _, part := range travels[i] {
+			if used := min(part.R1, end) - part.R0; used > 0 {
+				list = append(list, int64(used)*int64(part.C1-part.C0)*int64(types[view.Buffer].Bytes()))
 			}
-			return sum, nil
 		}
-		var took copyNS
-		var err error
-		if took.fetch, err = price(step.In, call.Fetch, s.in.SoC.Control, lane.Proc); err != nil {
-			return nil, err
-		}
-		if took.hand, err = price(step.Out, call.Hand, lane.Proc, s.in.SoC.Control); err != nil {
-			return nil, err
-		}
-		out[place] = took
 	}
-	return out, nil
+	return list
+}
+
+// timeOfCopies returns the time of copies of so many bytes each, one after the other, in ns.
+func (s *request) timeOfCopies(from, to string, copies []int64) (sum float64, err error) {
+	for _, bytes := range copies {
+		estimate, err := s.prices.Copy(from, to, bytes)
+		if err != nil {
+			return 0, err
+		}
+		sum += float64(estimate.NS)
+	}
+	return sum, nil
 }
 
 // graphWork returns the work of a graph on a processor: that of its operators, less the launches that one graph saves.
@@ -320,6 +357,7 @@ func (s *request) graphWork(on *planir.Proc, graph *op.Graph, called call) (step
 		return out, nil
 	}
 	proc := on.Name
+
 	launch, err := s.prices.Launch(proc)
 	if err != nil && len(graph.Nodes) > 1 {
 		return out, err
@@ -332,6 +370,7 @@ func (s *request) graphWork(on *planir.Proc, graph *op.Graph, called call) (step
 		if task.Op.Kind.Has("context") {
 			task.Op.Context = called.context
 		}
+
 		est, err := s.prices.Together([]price.Task{task})
 		if err != nil {
 			return out, err
@@ -340,16 +379,19 @@ func (s *request) graphWork(on *planir.Proc, graph *op.Graph, called call) (step
 		if err != nil {
 			return out, err
 		}
-		estimate := est[0]
 		// A measured operator includes a launch, and a graph is launched once.
+		estimate := est[0]
 		if i > 0 {
 			saved := min(launch.NS, estimate.NS)
 			phase = price.Shorten(phase, float64(saved))
-			estimate.NS, estimate.Low, estimate.High = estimate.NS-saved, max(0, estimate.Low-saved), max(0,
-				estimate.High-saved)
+			estimate.NS -= saved
+			estimate.Low, estimate.High = max(0, estimate.Low-saved), max(0, estimate.High-saved)
 		}
+
 		out.phases = append(out.phases, phase)
-		out.NS, out.Low, out.High = out.NS+estimate.NS, out.Low+estimate.Low, out.High+estimate.High
+		out.NS += estimate.NS
+		out.Low += estimate.Low
+		out.High += estimate.High
 	}
 	return out, nil
 }

@@ -20,8 +20,8 @@ import (
 // priced.
 //
 // A plan for another model or SoC is an error of class ClassInput.
-func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *workload.Workload) (tasks []price.Task,
-	sets [][]string, err error) {
+func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC,
+	want *workload.Workload) (tasks []price.Task, sets [][]string, err error) {
 	digest, err := model.Digest()
 	if err != nil {
 		return nil, nil, err
@@ -31,6 +31,7 @@ func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *wor
 			plan.Model.Name, plan.SoC.Name, model.Name, soc.Name).
 			WithHint("give the model and the SoC that it was solved for")
 	}
+
 	solved := *want
 	solved.Buckets, solved.Batches = nil, plan.Batches // those that were taken of a list or a number to choose
 	for i := range plan.Program.Programs {
@@ -42,6 +43,7 @@ func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *wor
 	if err != nil {
 		return nil, nil, err
 	}
+
 	weak := GroundsOf(plan).Extrapolated
 	seen := map[string]bool{}
 	for i := range plan.Decisions {
@@ -49,15 +51,17 @@ func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *wor
 		if !slices.Contains(weak, decisionName(decision)) {
 			continue
 		}
+
 		ways, err := bestTwo(decision)
 		if err != nil {
 			return nil, nil, err
 		}
-		for i := range ways {
-			list, err := tasksOf(plan, &ways[i], model, soc)
+		for j := range ways {
+			list, err := tasksOf(plan, &ways[j], model, soc)
 			if err != nil {
 				return nil, nil, err
 			}
+
 			for _, task := range list {
 				if task.Op.Kind.Has("context") {
 					task.Op.Context = demand.ContextAt(decision.Rows)
@@ -67,7 +71,7 @@ func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *wor
 					tasks = append(tasks, task)
 				}
 			}
-			sets = withSet(sets, &ways[i])
+			sets = withSet(sets, &ways[j])
 		}
 	}
 	return tasks, sets, nil
@@ -94,25 +98,29 @@ func withSet(sets [][]string, decision *planir.Decision) [][]string {
 	}
 	slices.Sort(procs)
 	procs = slices.Compact(procs)
-	if len(procs) < 3 || slices.ContainsFunc(sets, func(set []string) bool { return slices.Equal(set, procs) }) {
+	isKnown := func(set []string) bool { return slices.Equal(set, procs) }
+	if len(procs) < 3 || slices.ContainsFunc(sets, isKnown) {
 		return sets
 	}
 	return append(sets, procs)
 }
 
 // tasksOf returns the operators of a decision, each on the processor that executes it.
-func tasksOf(plan *planir.Plan, decision *planir.Decision, model *models.Model, soc *socs.SoC) (out []price.Task,
-	err error) {
+func tasksOf(plan *planir.Plan, decision *planir.Decision, model *models.Model,
+	soc *socs.SoC) (out []price.Task, err error) {
 	graph := model.Graph()
-	sections, err := lower.Expand(lower.GraphOf(plan, &graph, decision.Rows), decision.Rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
+	schemeOf := func(node string) op.Scheme {
 		if other := DecisionAt(plan, node, decision.Rows); other != nil {
 			return other.Scheme
 		}
 		return op.A32W32 // of a node that the plan does not decide: Cut of others does not depend on it
-	}, plan.TiersOf(decision.Rows), plan.Channels)
+	}
+	sections, err := lower.Expand(lower.GraphOf(plan, &graph, decision.Rows), decision.Rows, plan.MaxContext, plan.KV,
+		schemeOf, plan.TiersOf(decision.Rows), plan.Channels)
 	if err != nil {
 		return nil, err
 	}
+
 	procOf := func(name string) *planir.Proc {
 		described := soc.Processor(name)
 		if described == nil {
@@ -121,12 +129,14 @@ func tasksOf(plan *planir.Plan, decision *planir.Decision, model *models.Model, 
 		proc := check.Proc(described)
 		return &proc
 	}
+
 	for _, share := range decision.Shares {
 		if procOf(share.Proc) == nil {
 			return nil, diag.New(diag.ClassInput, "list what decision %q lacks: SoC %q has no processor %q",
 				decisionName(decision), soc.Name, share.Proc)
 		}
 	}
+
 	for i := range sections {
 		at := slices.IndexFunc(sections[i].Nodes, func(n lower.Node) bool { return n.Name == decision.Node })
 		if at < 0 {

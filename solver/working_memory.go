@@ -33,34 +33,34 @@ func newMemoryBudget(in *Input) *memoryBudget {
 }
 
 // reserve counts bytes that are kept from now on.
-func (l *memoryBudget) reserve(bytes int64) {
-	l.held += bytes
-	l.peak = max(l.peak, l.held)
+func (b *memoryBudget) reserve(bytes int64) {
+	b.held += bytes
+	b.peak = max(b.peak, b.held)
 }
 
 // release counts bytes that are no longer kept.
-func (l *memoryBudget) release(bytes int64) { l.held -= bytes }
+func (b *memoryBudget) release(bytes int64) { b.held -= bytes }
 
 // exceededBy reports whether the kept bytes and more bytes to come exceed the limit.
-func (l *memoryBudget) exceededBy(more int64) bool { return l.held+more > l.limit }
+func (b *memoryBudget) exceededBy(more int64) bool { return b.held+more > b.limit }
 
 // remaining returns how much an engine may keep beside bytes that are needed for a while.
-func (l *memoryBudget) remaining(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
+func (b *memoryBudget) remaining(bytes int64) int64 { return max(1, b.limit-b.held-bytes) }
 
 // check returns an error of class ClassUnavailable if more is kept than is permitted. It does not mean that no plan
 // exists.
-func (l *memoryBudget) check(what string) error {
-	return l.checkWith(0, what)
+func (b *memoryBudget) check(what string) error {
+	return b.checkWith(0, what)
 }
 
 // checkWith does what check does, with bytes that are needed for a while.
-func (l *memoryBudget) checkWith(bytes int64, what string) error {
-	l.peak = max(l.peak, l.held+bytes)
-	if !l.exceededBy(bytes) {
+func (b *memoryBudget) checkWith(bytes int64, what string) error {
+	b.peak = max(b.peak, b.held+bytes)
+	if !b.exceededBy(bytes) {
 		return nil
 	}
 	return diag.New(diag.ClassUnavailable, "solve: %s take more working memory than the %v that are permitted",
-		what, unit.Bytes(l.limit)).
+		what, unit.Bytes(b.limit)).
 		WithHint("permit more with --working-memory, or fewer schemes, buckets or batches in the workload")
 }
 
@@ -117,10 +117,10 @@ func candidatesBytes(list []price.Candidate) (bytes int64) {
 // bytes returns what an instance keeps beside candidates and items: the ways through its forks.
 func (in *instance) bytes() (bytes int64) {
 	for i := range in.posed.Items {
-		it, base := &in.posed.Items[i], &in.chain.Items[i]
+		item := &in.posed.Items[i]
 		bytes += itemBytes
-		if len(it.Choices) > len(base.Choices) {
-			bytes += int64(len(it.Choices))*(choiceBytes+32) + int64(len(it.EdgeNS))*(24+8*int64(len(it.Before)))
+		if len(item.Choices) > len(in.chain.Items[i].Choices) {
+			bytes += int64(len(item.Choices))*(choiceBytes+32) + int64(len(item.EdgeNS))*(24+8*int64(len(item.Before)))
 		}
 	}
 	return bytes
@@ -149,12 +149,12 @@ func sectionsBytes(list []lower.Section) (bytes int64) {
 }
 
 // bytes returns what the choices of a node keep beside its candidates.
-func (m *nodeChoices) bytes() (bytes int64) {
-	for i := range m.choices {
-		bytes += choiceBytes + int64(len(m.choices[i].Label)+8*len(m.choices[i].Procs)) + 8
+func (c *nodeChoices) bytes() (bytes int64) {
+	for i := range c.choices {
+		bytes += choiceBytes + int64(len(c.choices[i].Label)+8*len(c.choices[i].Procs)) + 8
 	}
-	for i := range m.after {
-		bytes += classBytes + int64(len(m.after[i])) + int64(len(m.places[i]))*placeBytes
+	for i := range c.after {
+		bytes += classBytes + int64(len(c.after[i])) + int64(len(c.places[i]))*placeBytes
 	}
 	return bytes
 }
@@ -179,12 +179,11 @@ func (b *branch) bytes() int64 {
 
 // bytes returns what a joint problem keeps: its choices with their assets.
 func (j *joint) bytes() (bytes int64) {
-	for i := range j.Parts {
-		for at := range j.Parts[i].Partition.Chains {
-			items := j.Parts[i].Partition.Chains[at].Items
-			for i := range items {
-				for choice := range items[i].Choices {
-					bytes += choiceBytes + 8*int64(len(items[i].Choices[choice].Assets))
+	for part := range j.Parts {
+		for _, chain := range j.Parts[part].Partition.Chains {
+			for i := range chain.Items {
+				for _, choice := range chain.Items[i].Choices {
+					bytes += choiceBytes + 8*int64(len(choice.Assets))
 				}
 			}
 		}
