@@ -48,47 +48,52 @@ func needsOf(st *price.Section, node int, candidate *price.Candidate) ([]need, e
 	if err != nil {
 		return nil, diag.New(diag.ClassInternal, "BUG: a candidate of %q cannot be cut: %w", of.Name, err)
 	}
-	var out []need
+	var steps []need
 	for i := range pieces {
 		piece := &pieces[i]
+		proc := st.Proc(piece.Proc)
 		step := need{proc: piece.Proc, table: piece.Op().Kind == op.Embed && piece.Op().Scheme == ""}
-		step.weights, step.graph = lower.Needs(of, piece, st.Proc(piece.Proc))
-		step.scratch = scratchOf(piece, st.Proc(piece.Proc))
-		step.joins, step.inside = lower.Joins(piece.Ops, st.Proc(piece.Proc))
-		for _, v := range slices.Concat(piece.In, piece.Out) {
-			buf := buffer{name: v.Buffer, rows: v.R1, cols: v.C1, own: true}
-			value, ok := st.Values[v.Buffer]
-			if ok {
-				buf.rows, buf.cols, buf.own = max(buf.rows, value.Rows), value.Cols, false
-			} else {
-				value = st.Values[of.Out[0]]
-			}
-			buf.size = value.Type.Bytes()
-			step.buffers = append(step.buffers, buf)
+		step.weights, step.graph = lower.Needs(of, piece, proc)
+		step.scratch = scratchOf(piece, proc)
+		step.joins, step.inside = lower.Joins(piece.Ops, proc)
+		for _, view := range slices.Concat(piece.In, piece.Out) {
+			step.buffers = append(step.buffers, bufferOf(st, of, view))
 		}
-		out = append(out, step)
+		steps = append(steps, step)
 	}
+
 	// Padding rows are written by the producer but never gathered: the buffer has all of them.
-	for _, need := range out {
-		for i := range need.buffers {
-			for _, other := range out {
-				for _, buf := range other.buffers {
-					if buf.name == need.buffers[i].name {
-						need.buffers[i].rows = max(need.buffers[i].rows, buf.rows)
-					}
-				}
-			}
+	most := map[string]int{}
+	for _, step := range steps {
+		for _, buf := range step.buffers {
+			most[buf.name] = max(most[buf.name], buf.rows)
 		}
 	}
-	return out, nil
+	for _, step := range steps {
+		for i := range step.buffers {
+			step.buffers[i].rows = most[step.buffers[i].name]
+		}
+	}
+	return steps, nil
+}
+
+// bufferOf returns the buffer of a view, as large as a candidate of a node needs it. A buffer that is no value of the
+// section holds a share or a partial sum of the node's result, in its type.
+func bufferOf(st *price.Section, of *lower.Node, view planir.View) buffer {
+	value, isValue := st.Values[view.Buffer]
+	if isValue {
+		return buffer{name: view.Buffer, rows: max(view.R1, value.Rows), cols: value.Cols, size: value.Type.Bytes()}
+	}
+	result := st.Values[of.Out[0]]
+	return buffer{name: view.Buffer, rows: view.R1, cols: view.C1, size: result.Type.Bytes(), own: true}
 }
 
 // scratchOf returns the temporary memory of a piece's graph if nothing is joined to it.
 func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	var most int64
 	for _, operator := range piece.Ops {
-		g := op.Single(operator, "")
-		most = max(most, proc.ScratchBytes(&g))
+		graph := op.Single(operator, "")
+		most = max(most, proc.ScratchBytes(&graph))
 	}
 	return most
 }
@@ -96,39 +101,43 @@ func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 // candidateNeeds returns the needs of all candidates of an instance, by node and candidate. It computes them once and
 // keeps them in the instance.
 func (in *instance) candidateNeeds() ([][][]need, error) {
-	if in.needs == nil {
-		all := make([][][]need, len(in.candidates))
-		for i := range in.candidates {
-			for j := range in.candidates[i] {
-				x, err := needsOf(in.section, i, &in.candidates[i][j])
-				if err != nil {
-					return nil, err
-				}
-				all[i] = append(all[i], x)
-			}
-		}
-		in.needs = all
+	if in.needs != nil {
+		return in.needs, nil
 	}
-	return in.needs, nil
+	all := make([][][]need, len(in.candidates))
+	for node := range in.candidates {
+		for i := range in.candidates[node] {
+			steps, err := needsOf(in.section, node, &in.candidates[node][i])
+			if err != nil {
+				return nil, err
+			}
+			all[node] = append(all[node], steps)
+		}
+	}
+	in.needs = all
+	return all, nil
 }
 
 // assets collects the assets that choices of a joint problem share.
 type assets struct {
 	s       *request
 	list    []problem.Asset
-	index   map[string]int
-	layers  map[string]int         // of each weight
-	experts map[string]int         // of each weight
-	cuts    map[string][]int       // boundaries of the columns that a pack is read in, by its key
-	whole   map[string]planir.Pack // by key, without columns
-	rows    map[string]int         // the most of each buffer
-	levels  map[string][]int       // numbers of rows of a buffer of its own
-	regions map[string]int         // by processor: those whose bytes, graphs or opening times are bounded
-	memory  bool                   // what a process holds is bounded or minimised
-	pool    bool                   // its buffers, scratch and steps count, too: it is minimised
-	least   bool                   // for leastBytes: no packs, and no asset that a range ends within
-	sizes   map[sizeKey]int64      // of ranges of packs
+	index   map[string]int // of the list, by name
+	layers  map[string]int // of each weight
+	experts map[string]int // of each weight
 	procs   map[string]*socs.Processor
+
+	cuts  map[string][]int       // boundaries of the columns that a pack is read in, by its key
+	whole map[string]planir.Pack // by key, without columns
+	sizes map[sizeKey]int64      // of ranges of packs
+
+	rows   map[string]int   // the most of each buffer
+	levels map[string][]int // numbers of rows of a buffer of its own
+
+	regions map[string]int // by processor: those whose bytes, graphs or opening times are bounded
+	memory  bool           // what a process holds is bounded or minimised
+	pool    bool           // its buffers, scratch and steps count, too: it is minimised
+	least   bool           // for leastBytes: no packs, and no asset that a range ends within
 }
 
 // sizeKey is a range of a pack's columns, with the unit to which each layer of it is rounded up.
@@ -141,11 +150,12 @@ type sizeKey struct {
 // newAssets returns an empty collection.
 func (s *request) newAssets() *assets {
 	shared := &assets{
-		s: s, index: map[string]int{}, layers: s.layersPerWeight(), experts: map[string]int{}, cuts: map[string][]int{},
-		whole: map[string]planir.Pack{},
-		rows:  map[string]int{}, levels: map[string][]int{}, regions: map[string]int{}, sizes: map[sizeKey]int64{},
+		s: s, index: map[string]int{}, layers: s.layersPerWeight(), experts: map[string]int{},
 		procs: map[string]*socs.Processor{},
+		cuts:  map[string][]int{}, whole: map[string]planir.Pack{}, sizes: map[sizeKey]int64{},
+		rows: map[string]int{}, levels: map[string][]int{}, regions: map[string]int{},
 	}
+
 	for _, w := range s.graph.Weights {
 		shared.experts[w.Name] = w.Experts
 	}
@@ -190,6 +200,7 @@ func (a *assets) scan(step *need) {
 			}
 		}
 	}
+
 	for _, buf := range step.buffers {
 		a.rows[buf.name] = max(a.rows[buf.name], buf.rows)
 		a.noteSize(buf.name, buf.rows)
@@ -226,23 +237,22 @@ func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
 	}
 	whole := a.whole[key]
 	upTo := func(cols int) (int64, error) {
-		if cols == 0 {
+		if cols <= 0 {
 			return 0, nil
 		}
-		p := whole
-		p.N1 = cols
-		bytes, err := pack.Bytes(p.Spec())
+		part := whole
+		part.N1 = cols
+		bytes, err := pack.Bytes(part.Spec())
 		return op.RoundUp(bytes, unit), err
 	}
-	low, high, err := int64(0), int64(0), error(nil)
+
 	// Columns 0..to less columns 0..from: what layouts add once for a pack belongs to its beginning.
 	first := a.cuts[key][0]
-	if from > first {
-		low, err = upTo(from - first)
+	low, err := upTo(from - first)
+	if err != nil {
+		return 0, err
 	}
-	if err == nil {
-		high, err = upTo(to - first)
-	}
+	high, err := upTo(to - first)
 	if err != nil {
 		return 0, err
 	}
@@ -272,6 +282,7 @@ func (a *assets) ofStep(step *need, out []int) ([]int, error) {
 	if bounded {
 		out = a.loadedAssets(step, region, out)
 	}
+
 	for i := range step.weights {
 		var err error
 		if out, err = a.packAssets(step, &step.weights[i], out); err != nil {
@@ -335,24 +346,34 @@ func unrounded(bytes int64) int64 { return bytes }
 // form into which the processor's library packs them again.
 func (a *assets) packAssets(step *need, use *lower.Use, out []int) ([]int, error) {
 	proc := a.procs[step.proc]
-	region, bounded := a.regions[step.proc]
 	cuts, each := a.cuts[packKey(use)], ""
 	if proc.WeightBytes == socs.WeightsPerGraph {
 		// Every graph then holds its own weights: assets of different graphs have different names.
 		each = " in " + step.graph
 	}
+
 	var err error
+	region, bounded := a.regions[step.proc]
 	if bounded {
-		out, err = a.rangeAssets(step.proc, each, region, use, cuts, 1, out)
+		if out, err = a.rangeAssets(step.proc, each, region, use, cuts, 1, out); err != nil {
+			return nil, err
+		}
 	}
-	owned := use.Owner != "" && each == ""
-	if err == nil && a.memory && !a.least && !step.table && !(bounded && owned) {
+	if !a.memory {
+		return out, nil
+	}
+
+	counted := bounded && use.Owner != "" && each == "" // by the region: its processor alone reads the pack
+	if !a.least && !step.table && !counted {
 		out, err = a.rangeAssets("memory", "", a.regions[""], use, coarsened(cuts), planir.PageBytes, out)
+		if err != nil {
+			return nil, err
+		}
 	}
-	if err == nil && a.memory && proc.Prepacks && use.Layout != op.RowsLayout {
-		out, err = a.rangeAssets("prepacked", "", a.regions[""], use, coarsened(cuts), planir.PageBytes, out)
+	if proc.Prepacks && use.Layout != op.RowsLayout {
+		return a.rangeAssets("prepacked", "", a.regions[""], use, coarsened(cuts), planir.PageBytes, out)
 	}
-	return out, err
+	return out, nil
 }
 
 // rangeAssets lists an asset for every part of a range between two of the cuts.
@@ -363,7 +384,13 @@ func (a *assets) rangeAssets(prefix, suffix string, region int, use *lower.Use, 
 	if !found && !a.least {
 		from--
 	}
-	for ; from < len(cuts)-1 && (cuts[from+1] <= use.N1 || cuts[from] < use.N1 && !a.least); from++ {
+
+	for ; from < len(cuts)-1; from++ {
+		endsWithin := cuts[from] < use.N1 && !a.least
+		if cuts[from+1] > use.N1 && !endsWithin {
+			break
+		}
+
 		bytes, err := a.bytes(key, cuts[from], cuts[from+1], unit)
 		if err != nil {
 			return nil, err
@@ -396,19 +423,22 @@ func joiningProcs(needs [][][]need) []map[string]bool {
 // These are the first step, which may be joined to the only step of the node before it (ends lists the processors), and
 // the last of several, a sum, which may be joined to the first step of the next node.
 func (a *assets) ofCandidate(needs []need, ends map[string]bool, name string, repeat int, out []int) []int {
-	for step := range needs {
-		need := &needs[step]
-		afterNode, afterStep := step == 0 && ends[need.proc], step > 0 && needs[step-1].joins &&
-			needs[step-1].proc == need.proc
-		if lastOfMore := step > 0 && step == len(needs)-1; need.joins && (afterNode || afterStep || lastOfMore) {
+	for i := range needs {
+		step := &needs[i]
+		isFirst, isSum := i == 0, i > 0 && i == len(needs)-1
+		joinsNode := isFirst && ends[step.proc]
+		joinsStep := !isFirst && needs[i-1].joins && needs[i-1].proc == step.proc
+		if step.joins && (joinsNode || joinsStep || isSum) {
 			continue
 		}
-		told := a.procs[need.proc].KernelMemory()
-		bytes, text := told.StepBytes, fmt.Sprintf("step %d of %s", step, name)
-		if told.LibraryBytes > 0 {
+
+		kernels := a.procs[step.proc].KernelMemory()
+		text := fmt.Sprintf("step %d of %s", i, name)
+		if kernels.LibraryBytes > 0 {
 			text += " in a library"
 		}
-		out = append(out, a.intern(problem.Asset{Name: text, Region: a.regions[""], Bytes: int64(repeat) * bytes}))
+		bytes := int64(repeat) * kernels.StepBytes
+		out = append(out, a.intern(problem.Asset{Name: text, Region: a.regions[""], Bytes: bytes}))
 	}
 	return out
 }
@@ -434,21 +464,23 @@ func (in *instance) attachAssets(chain *problem.Chain, assets *assets, program s
 	items := slices.Clone(chain.Items)
 	ends := joiningProcs(in.needs)
 	for node := range items {
-		items[node].Choices = slices.Clone(items[node].Choices)
-		for i := range items[node].Choices {
+		item := &items[node]
+		item.Choices = slices.Clone(item.Choices)
+		for choice := range item.Choices {
 			var err error
 			var list []int
-			steps := in.needs[node][in.choiceOfNode(node, i)]
-			for k := range steps {
-				if list, err = assets.ofStep(&steps[k], list); err != nil {
+			steps := in.needs[node][in.choiceOfNode(node, choice)]
+			for i := range steps {
+				if list, err = assets.ofStep(&steps[i], list); err != nil {
 					return err
 				}
 			}
 			if assets.pool {
-				list = assets.ofCandidate(steps, ends[node], items[node].Name+"@"+program, in.section.Repeat, list)
+				list = assets.ofCandidate(steps, ends[node], item.Name+"@"+program, in.section.Repeat, list)
 			}
+
 			slices.Sort(list)
-			items[node].Choices[i].Assets = slices.Compact(list)
+			item.Choices[choice].Assets = slices.Compact(list)
 		}
 	}
 	chain.Items = items

@@ -14,18 +14,18 @@ import (
 // instance is the problem of one section, with the candidates that its choices stand for.
 type instance struct {
 	section    *price.Section
-	candidates [][]price.Candidate
-	chain      problem.Chain // one item for each node
-	posed      problem.Chain // the same, with the ways through forks as further choices
-	items      []*item       // those of chain, where the session keeps them
+	candidates [][]price.Candidate // by node
+	chain      problem.Chain       // one item for each node
+	posed      problem.Chain       // the same, with the ways through forks as further choices
+	items      []*item             // those of chain, where the session keeps them
 	forks      []forkJoin
 	masks      [][]uint64 // processors, by node and choice
 	needs      [][][]need // by node and candidate, once asked for
-	counted    bool       // its bytes, by the session
+	counted    bool       // the session counts its bytes
 }
 
 // partition returns the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost
-// nothing.
+// nothing. Branches side by side take as much energy as one after the other, so ways through forks are left out.
 func (pr *program) partition(s *request, measure problem.Measure) *problem.Partition {
 	posed := &problem.Partition{Name: pr.name, Conflicts: s.Conflicts}
 	for i := range s.Procs {
@@ -33,7 +33,7 @@ func (pr *program) partition(s *request, measure problem.Measure) *problem.Parti
 	}
 	for _, in := range pr.instances {
 		chain := in.posed
-		if measure == problem.Energy { // which side by side takes as much
+		if measure == problem.Energy {
 			chain = in.energy()
 		}
 		posed.Chains = append(posed.Chains, chain)
@@ -46,14 +46,15 @@ func (in *instance) energy() problem.Chain {
 	chain := in.chain
 	chain.Items = slices.Clone(chain.Items)
 	for i := range chain.Items {
-		it := &chain.Items[i]
-		it.Choices = slices.Clone(it.Choices)
-		for i := range it.Choices {
-			it.Choices[i].CostNS = it.Choices[i].EnergyNJ
+		item := &chain.Items[i]
+		item.Choices = slices.Clone(item.Choices)
+		for j := range item.Choices {
+			item.Choices[j].CostNS = item.Choices[j].EnergyNJ
 		}
-		it.EdgeNS = slices.Clone(it.EdgeNS)
-		for from := range it.EdgeNS {
-			it.EdgeNS[from] = make([]int64, len(it.EdgeNS[from]))
+
+		item.EdgeNS = slices.Clone(item.EdgeNS)
+		for from := range item.EdgeNS {
+			item.EdgeNS[from] = make([]int64, len(item.EdgeNS[from]))
 		}
 	}
 	return chain
@@ -61,6 +62,7 @@ func (in *instance) energy() problem.Chain {
 
 // solve finds the choice for every node, and says how it was found. A single program has no memory of its own to
 // minimise, so solves for least memory begin with the fastest choices.
+
 func (pr *program) solve(ctx context.Context, s *request) (planir.Solve, error) {
 	if pr.choices != nil {
 		return pr.report, nil
@@ -75,6 +77,7 @@ func (pr *program) solve(ctx context.Context, s *request) (planir.Solve, error) 
 	if measure == problem.Energy {
 		name = "energy " + pr.name
 	}
+
 	pr.choices = sol.Choices
 	pr.report = planir.Solve{
 		Problem: name, Status: statusOf(sol.Status, sol.ObjectiveNS, sol.BoundNS),
@@ -123,8 +126,8 @@ func (in *instance) decisions(choices []int) []planir.Decision {
 // choices.
 func (in *instance) handoverInto(choices []int, i, choice int) int64 {
 	if fork := in.forkOf(i); fork != nil && i > fork.split {
-		if as := withChoice(choices, i, choice); in.sideBySide(fork, as) {
-			return in.forkEntry(fork, as, i, choice)
+		if changed := withChoice(choices, i, choice); in.sideBySide(fork, changed) {
+			return in.forkEntry(fork, changed, i, choice)
 		}
 	}
 	return in.neighbourHandover(i, choices[(i+len(choices)-1)%len(choices)], choice)
@@ -140,15 +143,17 @@ func withChoice(choices []int, i, choice int) []int {
 // handoverSource returns the source of the hand-over time into node i, empty if there is no hand-over.
 func (in *instance) handoverSource(choices []int, i int) source.Source {
 	before := (i + len(choices) - 1) % len(choices)
-	if fork := in.forkOf(i); fork != nil && i == fork.second && in.sideBySide(fork, choices) {
+	fork := in.forkOf(i)
+	if fork != nil && i == fork.second && in.sideBySide(fork, choices) {
 		before = fork.split
 	} else if len(in.chain.Items[i].EdgeNS) == 0 {
 		return ""
 	}
+
 	values := in.section.Nodes[before].Out
-	_, from, err := in.section.Handover(
-		in.section.Regions(in.candidates[before][choices[before]].Writes, values),
-		in.section.Regions(in.candidates[i][choices[i]].Reads, values))
+	writes := in.section.Regions(in.candidates[before][choices[before]].Writes, values)
+	reads := in.section.Regions(in.candidates[i][choices[i]].Reads, values)
+	_, from, err := in.section.Handover(writes, reads)
 	if err != nil {
 		panic("BUG: a hand-over that was priced has no price: " + err.Error())
 	}
@@ -163,8 +168,8 @@ func (in *instance) decisionSource(choices []int, i int) source.Source {
 // alternativeSource returns the source of the time of node i executed as another choice. Unlike decisionSource it
 // includes the hand-over into the next node.
 func (in *instance) alternativeSource(choices []int, i, choice int) source.Source {
-	as := withChoice(choices, i, choice)
-	return source.Weakest(in.decisionSource(as, i), in.handoverSource(as, (i+1)%len(choices)))
+	changed := withChoice(choices, i, choice)
+	return source.Weakest(in.decisionSource(changed, i), in.handoverSource(changed, (i+1)%len(choices)))
 }
 
 // predictedNS returns the time of a node's choice, in ns, without what short calls leave idle.
@@ -195,10 +200,10 @@ func (in *instance) localCost(choices []int, i, choice int) int64 {
 // first. If the chosen choice has forms other than the default ones, its own default forms are listed, too.
 func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	kind := func(choice int) string {
-		d := &in.candidates[i][choice]
-		key := string(d.Strategy) + "/" + string(d.Axis)
-		for _, s := range d.Shares {
-			key += " " + s.Proc
+		candidate := &in.candidates[i][choice]
+		key := string(candidate.Strategy) + "/" + string(candidate.Axis)
+		for _, share := range candidate.Shares {
+			key += " " + share.Proc
 		}
 		return key
 	}
@@ -207,6 +212,7 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	var order []string
 	for choice := range in.candidates[i] {
 		key := kind(choice)
+
 		old, ok := best[key]
 		if !ok {
 			order = append(order, key)
@@ -215,6 +221,7 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 			best[key] = choice
 		}
 	}
+
 	var out []planir.Alternative
 	for _, key := range order {
 		if key == kind(choices[i]) {
@@ -226,8 +233,9 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 			PredictNS: in.decisionNS(choices, i, choice), Source: in.alternativeSource(choices, i, choice),
 		})
 	}
-	if plain, err := in.section.Plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
-		candidate := &in.candidates[i][choices[i]]
+
+	candidate := &in.candidates[i][choices[i]]
+	if plain, err := in.section.Plain(i, &candidate.Decision); err == nil && plain != nil {
 		out = append(out, planir.Alternative{
 			Strategy: plain.Strategy, Shares: plain.ShareText(),
 			PredictNS: in.decisionNS(choices, i, choices[i]) + plain.PredictNS - candidate.PredictNS,

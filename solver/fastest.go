@@ -46,19 +46,20 @@ type variant struct {
 }
 
 // restrictedOptima returns the optima of a program's problem under restrictions, other than the unrestricted optimum.
-func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []variant, err error) {
-	engine := problem.Direct(s.in.Engine)
+func (pr *program) restrictedOptima(ctx context.Context, req *request) (out []variant, err error) {
+	engine := problem.Direct(req.in.Engine)
 	seen := [][][]int{pr.choicesOfNodes(pr.choices)}
 	posed := map[string]bool{}
-	for _, x := range s.choiceFilters() {
-		kept := pr.filtered(s, x)
+	for _, filters := range req.choiceFilters() {
+		kept := pr.filtered(req, filters)
 		key := fmt.Sprint(kept)
 		if kept == nil || posed[key] {
 			continue
 		}
 		posed[key] = true
+
 		fewer := pr.restrictedTo(kept)
-		sol, err := solvePartition(ctx, engine, fewer.partition(s, problem.Time))
+		sol, err := solvePartition(ctx, engine, fewer.partition(req, problem.Time))
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			continue // processors that exclude each other are left
 		}
@@ -68,8 +69,10 @@ func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []vari
 		if float64(sol.ObjectiveNS) > variantSpread*float64(pr.report.ObjectiveNS) {
 			continue
 		}
+
 		nodes := toOriginal(fewer.choicesOfNodes(sol.Choices), kept)
-		if !slices.ContainsFunc(seen, func(x [][]int) bool { return slices.EqualFunc(x, nodes, slices.Equal) }) {
+		isNodes := func(other [][]int) bool { return slices.EqualFunc(other, nodes, slices.Equal) }
+		if !slices.ContainsFunc(seen, isNodes) {
 			seen = append(seen, nodes)
 			out = append(out, variant{pr, nodes, sol.ObjectiveNS})
 		}
@@ -78,10 +81,10 @@ func (pr *program) restrictedOptima(ctx context.Context, s *request) (out []vari
 }
 
 // shares returns the decisions of a variant as lowering needs them, without prices and alternatives.
-func (r *variant) shares() (out []planir.Decision) {
-	for j, in := range r.program.instances {
-		for i, choice := range r.choices[j] {
-			out = append(out, in.candidates[i][choice].Decision)
+func (v *variant) shares() (out []planir.Decision) {
+	for i, in := range v.program.instances {
+		for node, choice := range v.choices[i] {
+			out = append(out, in.candidates[node][choice].Decision)
 		}
 	}
 	return out
@@ -149,6 +152,7 @@ func (s *request) choiceFilters() (out [][]choiceFilter) {
 			out = append(out, []choiceFilter{{family, set}})
 		}
 	}
+
 	for _, only := range sets[1:] {
 		for _, set := range sets[1:] {
 			for _, family := range families {
@@ -159,21 +163,21 @@ func (s *request) choiceFilters() (out [][]choiceFilter) {
 	return out
 }
 
-// filtered returns the choices of each node under restraints; nil where a node is left without one.
-func (pr *program) filtered(s *request, all []choiceFilter) (kept [][][]int) {
+// filtered returns the choices of each node that are left by filters; nil where a node is left without one.
+func (pr *program) filtered(req *request, filters []choiceFilter) (kept [][][]int) {
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
-		for i := range in.candidates {
-			list := indices(len(in.candidates[i]))
-			for _, r := range all {
-				list = in.withStrategies(i, list, r.strategies)
-				may := s.withHelpers(in, i, list, r.procs)
-				list = slices.DeleteFunc(list, func(c int) bool { return in.masks[i][c]&^may != 0 })
+		for node := range in.candidates {
+			list := indices(len(in.candidates[node]))
+			for _, filter := range filters {
+				list = in.withStrategies(node, list, filter.strategies)
+				may := req.withHelpers(in, node, list, filter.procs)
+				list = slices.DeleteFunc(list, func(choice int) bool { return in.masks[node][choice]&^may != 0 })
 			}
 			if len(list) == 0 {
 				return nil
 			}
-			lists[i] = list
+			lists[node] = list
 		}
 		kept = append(kept, lists)
 	}
@@ -205,6 +209,7 @@ func (in *instance) withStrategies(node int, list []int, strategies []planir.Str
 			whole = append(whole, choice)
 		}
 	}
+
 	if kept == nil {
 		return whole
 	}
@@ -216,12 +221,16 @@ func (in *instance) withStrategies(node int, list []int, strategies []planir.Str
 func (s *request) withHelpers(in *instance, node int, list []int, set uint64) uint64 {
 	out := set
 	for proc := range s.Procs {
-		alone := slices.ContainsFunc(list, func(choice int) bool {
+		if set>>proc&1 == 0 {
+			continue
+		}
+		executesAlone := slices.ContainsFunc(list, func(choice int) bool {
 			candidate := &in.candidates[node][choice]
 			return candidate.Axis == planir.AxisNone && candidate.Shares[0].Proc == s.Procs[proc].Name
 		})
+
 		for other := range s.Procs {
-			if set>>proc&1 == 1 && !alone && price.Assists(s.in.SoC, s.Procs[other].Name, s.Procs[proc].Name) {
+			if !executesAlone && price.Assists(s.in.SoC, s.Procs[other].Name, s.Procs[proc].Name) {
 				out |= 1 << other
 			}
 		}
@@ -234,13 +243,13 @@ func (in *instance) restrictedTo(kept [][]int) *instance {
 	out := &instance{section: in.section, chain: in.chain}
 	out.chain.Items = slices.Clone(in.chain.Items)
 	for i, list := range kept {
-		out.candidates, out.masks = append(out.candidates, elementsAt(in.candidates[i], list)), append(out.masks,
-			elementsAt(in.masks[i], list))
+		out.candidates = append(out.candidates, elementsAt(in.candidates[i], list))
+		out.masks = append(out.masks, elementsAt(in.masks[i], list))
 		out.chain.Items[i].Choices = elementsAt(in.chain.Items[i].Choices, list)
 	}
 	for _, fork := range in.forks {
-		fork.entry.class, fork.exit.class = elementsAt(fork.entry.class, kept[fork.second]), elementsAt(fork.exit.class,
-			kept[fork.join])
+		fork.entry.class = elementsAt(fork.entry.class, kept[fork.second])
+		fork.exit.class = elementsAt(fork.exit.class, kept[fork.join])
 		fork.cache = nil // known for all choices
 		out.forks = append(out.forks, fork)
 	}
@@ -277,9 +286,49 @@ func toOriginal(choices [][]int, kept [][][]int) [][]int {
 // ends. The timeline does, but only for a lowered plan. So solutions of restricted problems are timed beside the
 // optimum (tryVariants), and the fastest of them is improved node by node (localSearch).
 func (s *planner) fasterByTimeline(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
-	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
-		return plan, nil // what is asked for is not the least time of every program
+	wantsFastest := s.measure() == problem.Time && len(s.in.Ratio) == 0
+	if !wantsFastest || plan.Solver[0].Problem == jointProblem(problem.Time) {
+		return plan, nil
 	}
+	incumbents, err := s.incumbentsOf(ctx, plan)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.tryVariants(plan, incumbents); err != nil {
+		return nil, err
+	}
+	// Without localSearch for a restricted plan: moving could take it to a better one than that without the
+	// restriction.
+	if len(s.in.Only) == 0 && len(s.in.Strategies) == 0 {
+		if err := s.localSearch(ctx, plan, incumbents); err != nil {
+			return nil, err
+		}
+	}
+
+	out := *plan
+	out.Solver = slices.Clone(plan.Solver)
+	decisions := make([][]planir.Decision, len(incumbents))
+	changed := false
+
+	for i := range incumbents {
+		incumbent := &incumbents[i]
+		decisions[i] = incumbent.decisions
+		if incumbent.variant != nil {
+			changed = true
+			decisions[i] = incumbent.variant.program.decisions(incumbent.variant.choices)
+			report := &out.Solver[i]
+			report.ObjectiveNS, report.Status = incumbent.variant.objective, StatusFaster
+		}
+	}
+
+	if !changed {
+		return plan, nil
+	}
+	return &out, s.lowerDecisions(&out, decisions)
+}
+
+// incumbentsOf returns the programs of a plan as the timeline predicts them, with the variants to try beside each.
+func (s *planner) incumbentsOf(ctx context.Context, plan *planir.Plan) ([]incumbent, error) {
 	rows := s.want.Rows()
 	incumbents := make([]incumbent, len(rows))
 	for i, size := range rows {
@@ -298,34 +347,7 @@ func (s *planner) fasterByTimeline(ctx context.Context, plan *planir.Plan) (*pla
 		}
 		incumbent.bestNS += pr.idleNS(plan)
 	}
-	if err := s.tryVariants(plan, incumbents); err != nil {
-		return nil, err
-	}
-	// Without localSearch for a restricted plan: moving could take it to a better one than that without the
-	// restriction.
-	if len(s.in.Only) == 0 && len(s.in.Strategies) == 0 {
-		if err := s.localSearch(ctx, plan, incumbents); err != nil {
-			return nil, err
-		}
-	}
-	out := *plan
-	out.Solver = slices.Clone(plan.Solver)
-	decisions := make([][]planir.Decision, len(incumbents))
-	changed := false
-	for i := range incumbents {
-		incumbent := &incumbents[i]
-		decisions[i] = incumbent.decisions
-		if incumbent.variant != nil {
-			changed = true
-			decisions[i] = incumbent.variant.program.decisions(incumbent.variant.choices)
-			report := &out.Solver[i]
-			report.ObjectiveNS, report.Status = incumbent.variant.objective, StatusFaster
-		}
-	}
-	if !changed {
-		return plan, nil
-	}
-	return &out, s.lowerDecisions(&out, decisions)
+	return incumbents, nil
 }
 
 // localSearch improves the fastest known choices of every program. It is a local search with first improvement: it
@@ -339,12 +361,14 @@ func (s *request) localSearch(ctx context.Context, plan *planir.Plan, incumbents
 		starts[i] = s.neighbourhoodOf(&incumbents[i])
 		most = max(most, len(starts[i].moves))
 	}
+
 	for range searchPasses {
 		better := false
 		for round := range most {
 			if err := ctx.Err(); err != nil {
 				return diag.New(diag.ClassInterrupted, "solve: %w", err)
 			}
+
 			tried := make([]*variant, len(incumbents))
 			for i := range incumbents {
 				if round < len(starts[i].moves) {
@@ -377,16 +401,16 @@ type neighbourhood struct {
 
 // neighbourhoodOf sets a program up for localSearch, from its best variant so far, with one move for each kind of
 // candidate of each node.
-func (s *request) neighbourhoodOf(c *incumbent) neighbourhood {
-	out := neighbourhood{incumbent: c, problem: c.program.partition(s, problem.Time)}
-	out.start = variant{c.program, c.choices, c.program.report.ObjectiveNS}
-	if c.variant != nil {
-		out.start = *c.variant
+func (s *request) neighbourhoodOf(from *incumbent) neighbourhood {
+	out := neighbourhood{incumbent: from, problem: from.program.partition(s, problem.Time)}
+	out.start = variant{from.program, from.choices, from.program.report.ObjectiveNS}
+	if from.variant != nil {
+		out.start = *from.variant
 	}
-	for k, in := range c.program.instances {
+	for i, in := range from.program.instances {
 		for node := range in.candidates {
 			for _, choice := range cheapestOfKinds(in.candidates[node]) {
-				out.moves = append(out.moves, move{k, node, choice})
+				out.moves = append(out.moves, move{i, node, choice})
 			}
 		}
 	}
@@ -402,6 +426,7 @@ func (p *neighbourhood) apply(m move) *variant {
 	tested := &variant{program: p.program, choices: slices.Clone(p.choices)}
 	tested.choices[m.instance] = slices.Clone(tested.choices[m.instance])
 	tested.choices[m.instance][m.node] = m.choice
+
 	// Nodes are posed one after the other; what branches save side by side counts as it did before.
 	moved := p.start.objective + p.problem.ObjectiveNS(tested.choices) - p.problem.ObjectiveNS(p.start.choices)
 	tested.objective = max(p.program.report.BoundNS, moved)
@@ -415,20 +440,22 @@ func (p *neighbourhood) apply(m move) *variant {
 // tryOneEach times one variant of each program, nil for none, in one lowered plan, and reports whether one is the
 // fastest so far.
 func (s *request) tryOneEach(plan *planir.Plan, incumbents []incumbent, variants []*variant) (better bool, err error) {
-	trial, decisions := *plan, make([][]planir.Decision, len(incumbents))
-	some := false
+	trial := *plan
+	decisions := make([][]planir.Decision, len(incumbents))
+	hasVariant := false
 	for i := range incumbents {
 		decisions[i] = incumbents[i].decisions
 		if variants[i] != nil {
-			decisions[i], some = variants[i].shares(), true
+			decisions[i], hasVariant = variants[i].shares(), true
 		}
 	}
-	if !some {
+	if !hasVariant {
 		return false, nil
 	}
 	if err := s.lowerDecisions(&trial, decisions); err != nil {
 		return false, err
 	}
+
 	for i, rows := range s.want.Rows() {
 		incumbent, tested := &incumbents[i], variants[i]
 		if tested == nil {

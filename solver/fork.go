@@ -58,8 +58,8 @@ type path struct {
 // follows reports whether a node must come after an earlier one: it reads or changes what that writes, or changes
 // what that reads.
 func follows(later, earlier *lower.Node) bool {
-	common := func(a, b []string) bool {
-		return slices.ContainsFunc(a, func(x string) bool { return slices.Contains(b, x) })
+	common := func(names, others []string) bool {
+		return slices.ContainsFunc(names, func(name string) bool { return slices.Contains(others, name) })
 	}
 	return common(later.In, earlier.Out) || common(later.Out, earlier.Out) || common(later.Out, earlier.In)
 }
@@ -68,24 +68,29 @@ func follows(later, earlier *lower.Node) bool {
 // the slots of experts in one branch and dynamic products in the other come first, then those with most products in the
 // smaller branch.
 func findForks(sec *lower.Section) (out []forkJoin) {
-	found := allForks(sec.Nodes)
 	products := func(from, to int) int { return countNodes(sec.Nodes[from:to], (*op.Op).HasMatrix) }
-	smaller := func(f forkJoin) int { return min(products(f.split+1, f.second), products(f.second, f.join)) }
+	smaller := func(fork forkJoin) int {
+		return min(products(fork.split+1, fork.second), products(fork.second, fork.join))
+	}
 	// The slots of experts, of whatever groups, are executed beside the dynamic products.
 	isSlot := func(operator *op.Op) bool { return operator.Kind == op.GroupMatMul }
-	all := countNodes(sec.Nodes, isSlot)
-	apart := func(f forkJoin) int {
-		if all > 0 && countNodes(sec.Nodes[f.split+1:f.second], isSlot) == all &&
-			countNodes(sec.Nodes[f.second:f.join], isSlot) == 0 {
+	allSlots := countNodes(sec.Nodes, isSlot)
+	slotsApart := func(fork forkJoin) int {
+		first := countNodes(sec.Nodes[fork.split+1:fork.second], isSlot)
+		second := countNodes(sec.Nodes[fork.second:fork.join], isSlot)
+		if allSlots > 0 && first == allSlots && second == 0 {
 			return 1
 		}
 		return 0
 	}
+
+	found := allForks(sec.Nodes)
 	slices.SortStableFunc(found, func(a, b forkJoin) int {
-		return cmp.Or(cmp.Compare(apart(b), apart(a)), cmp.Compare(smaller(b), smaller(a)))
+		return cmp.Or(cmp.Compare(slotsApart(b), slotsApart(a)), cmp.Compare(smaller(b), smaller(a)))
 	})
 	for _, fork := range found {
-		if !slices.ContainsFunc(out, func(x forkJoin) bool { return fork.split <= x.join && x.split <= fork.join }) {
+		overlaps := func(other forkJoin) bool { return fork.split <= other.join && other.split <= fork.join }
+		if !slices.ContainsFunc(out, overlaps) {
 			out = append(out, fork)
 		}
 	}
@@ -96,6 +101,7 @@ func findForks(sec *lower.Section) (out []forkJoin) {
 // not follow the node before it. split is the last node that it follows, and join is the first node that follows the
 // first branch.
 func allForks(nodes []lower.Node) (found []forkJoin) {
+	products := func(from, to int) int { return countNodes(nodes[from:to], (*op.Op).HasMatrix) }
 	for second := 2; second < len(nodes); second++ {
 		split := second - 1
 		for split >= 0 && !follows(&nodes[second], &nodes[split]) {
@@ -104,17 +110,21 @@ func allForks(nodes []lower.Node) (found []forkJoin) {
 		if split < 0 || split == second-1 {
 			continue
 		}
+		first := nodes[split+1 : second]
 		join := second + 1
-		for join < len(nodes) && !slices.ContainsFunc(nodes[split+1:second],
-			func(x lower.Node) bool { return follows(&nodes[join], &x) }) {
+		for join < len(nodes) && !followsAny(&nodes[join], first) {
 			join++
 		}
-		if join < len(nodes) && countNodes(nodes[split+1:second], (*op.Op).HasMatrix) > 0 &&
-			countNodes(nodes[second:join], (*op.Op).HasMatrix) > 0 {
+		if join < len(nodes) && products(split+1, second) > 0 && products(second, join) > 0 {
 			found = append(found, forkJoin{split: split, second: second, join: join})
 		}
 	}
 	return found
+}
+
+// followsAny reports whether a node must come after at least one of those before it.
+func followsAny(later *lower.Node, earlier []lower.Node) bool {
+	return slices.ContainsFunc(earlier, func(node lower.Node) bool { return follows(later, &node) })
 }
 
 // countNodes returns how many nodes have a main operator of some kind.
@@ -174,18 +184,20 @@ func (in *instance) uncontendedNS(fork *forkJoin, choices []int, of costOf) int6
 
 // neighbourHandover returns the hand-over between neighbours of the chain.
 func (in *instance) neighbourHandover(node, before, choice int) int64 {
-	it := &in.chain.Items[node]
-	if len(it.EdgeNS) == 0 {
+	item := &in.chain.Items[node]
+	if len(item.EdgeNS) == 0 {
 		return 0
 	}
-	prev := (node + len(in.chain.Items) - 1) % len(in.chain.Items)
-	return it.EdgeNS[in.chain.Items[prev].Choices[before].After][it.Choices[choice].Before]
+	previous := (node + len(in.chain.Items) - 1) % len(in.chain.Items)
+	from, to := in.chain.Items[previous].Choices[before].After, item.Choices[choice].Before
+	return item.EdgeNS[from][to]
 }
 
 // forkEntry returns the hand-over into a node of a branch whose fork runs side by side.
 func (in *instance) forkEntry(fork *forkJoin, choices []int, node, choice int) int64 {
 	if node == fork.second {
-		return fork.entry.ns[in.chain.Items[fork.split].Choices[choices[fork.split]].After][fork.entry.class[choice]]
+		from := in.chain.Items[fork.split].Choices[choices[fork.split]].After
+		return fork.entry.ns[from][fork.entry.class[choice]]
 	}
 	return in.neighbourHandover(node, choices[node-1], choice)
 }
@@ -202,6 +214,7 @@ func (in *instance) sectionNS(choices []int, of costOf) (total int64) {
 		if fork == nil {
 			continue
 		}
+
 		var across int64 // one branch after the other
 		for i++; i <= fork.join; i++ {
 			across += one(i)
@@ -264,28 +277,27 @@ func (in *instance) relaxedCosts() (come, togo [][]int64) {
 	items := in.chain.Items
 	come, togo = make([][]int64, len(items)), make([][]int64, len(items))
 	for i := range items {
-		it := &items[i]
-		arrive := make([]int64, len(it.Before))
+		arrive := make([]int64, len(items[i].Before))
 		if i > 0 {
-			arrive = in.cheapestInputs(come[i-1], it.EdgeNS, len(it.Before))
+			arrive = in.cheapestInputs(come[i-1], items[i].EdgeNS, len(items[i].Before))
 		}
-		come[i] = neverCosts(len(it.After))
-		for j := range it.Choices {
-			choice := &it.Choices[j]
+		come[i] = neverCosts(len(items[i].After))
+		for j := range items[i].Choices {
+			choice := &items[i].Choices[j]
 			come[i][choice.After] = min(come[i][choice.After], arrive[choice.Before]+choice.CostNS)
 		}
 	}
+
 	last := len(items) - 1
 	togo[last] = make([]int64, len(items[last].After))
 	for i := last; i > 0; i-- {
-		it := &items[i]
-		enter := neverCosts(len(it.Before))
-		for j := range it.Choices {
-			choice := &it.Choices[j]
+		enter := neverCosts(len(items[i].Before))
+		for j := range items[i].Choices {
+			choice := &items[i].Choices[j]
 			enter[choice.Before] = min(enter[choice.Before], choice.CostNS+togo[i][choice.After])
 		}
 		togo[i-1] = neverCosts(len(items[i-1].After))
-		for from, row := range it.EdgeNS {
+		for from, row := range items[i].EdgeNS {
 			for to, ns := range row {
 				togo[i-1][from] = min(togo[i-1][from], ns+enter[to])
 			}
@@ -321,8 +333,8 @@ func (in *instance) withForkChoices() problem.Chain {
 		if len(fork.paths) == 0 {
 			continue
 		}
-		for i := fork.split + 1; i <= fork.join; i++ {
-			chain.Items[i] = in.forkItem(fork, i, closed)
+		for node := fork.split + 1; node <= fork.join; node++ {
+			chain.Items[node] = in.forkItem(fork, node, closed)
 		}
 	}
 	return chain
@@ -334,12 +346,12 @@ func (in *instance) withForkChoices() problem.Chain {
 func (in *instance) prohibitiveCost() int64 {
 	total := int64(1)
 	for i := range in.chain.Items {
-		it := &in.chain.Items[i]
+		item := &in.chain.Items[i]
 		var cost, edge int64
-		for i := range it.Choices {
-			cost = max(cost, it.Choices[i].CostNS)
+		for _, choice := range item.Choices {
+			cost = max(cost, choice.CostNS)
 		}
-		for _, row := range it.EdgeNS {
+		for _, row := range item.EdgeNS {
 			edge = max(edge, slices.Max(row))
 		}
 		total += cost + edge
@@ -347,48 +359,53 @@ func (in *instance) prohibitiveCost() int64 {
 	return total
 }
 
-// forkItem returns an item of a fork with a choice for every path: the first takes the time of all of them.
-func (in *instance) forkItem(fork *forkJoin, i int, closed int64) problem.Item {
-	it := in.chain.Items[i]
-	first, last := i == fork.split+1, i == fork.join
-	it.Choices, it.Before, it.After = slices.Clone(it.Choices), slices.Clone(it.Before), slices.Clone(it.After)
-	for j, path := range fork.paths {
-		ch := it.Choices[path.choices[i-fork.split-1]]
-		ch.Label = fmt.Sprintf("%s, side by side %d", ch.Label, j)
-		ch.CostNS = 0
-		if first {
-			ch.CostNS = path.ns
+// forkItem returns the item of a fork's node with a choice for every path. The choice of the first node takes the time
+// of the whole path. A location class for each path connects its choices; hand-overs from one path into another, or
+// into the chain, are closed.
+func (in *instance) forkItem(fork *forkJoin, node int, closed int64) problem.Item {
+	item := in.chain.Items[node]
+	isFirst, isLast := node == fork.split+1, node == fork.join
+	item.Choices, item.Before = slices.Clone(item.Choices), slices.Clone(item.Before)
+	item.After = slices.Clone(item.After)
+	for i, path := range fork.paths {
+		choice := item.Choices[path.choices[node-fork.split-1]]
+		choice.Label = fmt.Sprintf("%s, side by side %d", choice.Label, i)
+		choice.CostNS = 0
+		if isFirst {
+			choice.CostNS = path.ns
 		}
-		ch.Before = len(it.Before)
-		it.Before = append(it.Before, fmt.Sprintf("side by side %d", j))
-		if !last {
-			ch.After = len(it.After)
-			it.After = append(it.After, fmt.Sprintf("side by side %d", j))
+		choice.Before = len(item.Before)
+		item.Before = append(item.Before, fmt.Sprintf("side by side %d", i))
+		if !isLast {
+			choice.After = len(item.After)
+			item.After = append(item.After, fmt.Sprintf("side by side %d", i))
 		}
-		it.Choices = append(it.Choices, ch)
+		item.Choices = append(item.Choices, choice)
 	}
-	old := it.EdgeNS
-	it.EdgeNS = nil
-	for from := range old {
-		row := slices.Clone(old[from])
+
+	chainEdges := item.EdgeNS
+	item.EdgeNS = nil
+	for from, edges := range chainEdges {
+		row := slices.Clone(edges)
 		for _, path := range fork.paths {
-			if first && path.entry == from {
+			if isFirst && path.entry == from {
 				row = append(row, 0)
 			} else {
 				row = append(row, closed)
 			}
 		}
-		it.EdgeNS = append(it.EdgeNS, row)
+		item.EdgeNS = append(item.EdgeNS, row)
+	}
+
+	if isFirst {
+		return item // split has no classes of paths
 	}
 	for i := range fork.paths {
-		if first {
-			break // split has no classes of paths
-		}
-		row := slices.Repeat([]int64{closed}, len(it.Before))
-		row[len(it.Before)-len(fork.paths)+i] = 0
-		it.EdgeNS = append(it.EdgeNS, row)
+		row := slices.Repeat([]int64{closed}, len(item.Before))
+		row[len(item.Before)-len(fork.paths)+i] = 0
+		item.EdgeNS = append(item.EdgeNS, row)
 	}
-	return it
+	return item
 }
 
 // choicesOfNodes returns the choices of nodes that choices of the posed chain stand for.
@@ -401,11 +418,11 @@ func (in *instance) choicesOfNodes(posed []int) []int {
 }
 
 // choiceOfNode returns the choice of a node that a choice of the posed item stands for.
-func (in *instance) choiceOfNode(i, posed int) int {
-	way := posed - len(in.chain.Items[i].Choices)
+func (in *instance) choiceOfNode(node, posed int) int {
+	way := posed - len(in.chain.Items[node].Choices)
 	if way < 0 {
 		return posed
 	}
-	fork := in.forkOf(i)
-	return fork.paths[way].choices[i-fork.split-1]
+	fork := in.forkOf(node)
+	return fork.paths[way].choices[node-fork.split-1]
 }

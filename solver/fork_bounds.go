@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -34,6 +35,7 @@ func (s *schemeChoice) partBounds(ph *phase) *partBounds {
 	if s.measure() == problem.Energy {
 		return nil
 	}
+
 	bounds := &partBounds{s: s, ph: ph, sections: map[string]bool{}}
 	for which := range bounds.parts {
 		bounds.parts[which] = partBound{nodes: map[string]bool{}, known: map[string]float64{}}
@@ -45,21 +47,10 @@ func (s *schemeChoice) partBounds(ph *phase) *partBounds {
 			continue // no scheme for all
 		}
 		for i := range sections {
-			sec := &sections[i]
-			forks := findForks(sec)
-			for i, node := range sec.Nodes {
-				if len(forks) == 0 {
-					break
-				}
-				bounds.sections[sec.Name] = true
-				part := 1
-				if slices.ContainsFunc(forks, func(f forkJoin) bool { return f.split < i && i <= f.join }) {
-					part = 0
-				}
-				bounds.parts[part].nodes[node.Name] = true
-			}
+			bounds.collect(&sections[i])
 		}
 	}
+
 	if len(bounds.sections) == 0 {
 		return nil
 	}
@@ -69,25 +60,42 @@ func (s *schemeChoice) partBounds(ph *phase) *partBounds {
 	return bounds
 }
 
+// collect notes the nodes of a section that has forks, by part.
+func (b *partBounds) collect(sec *lower.Section) {
+	forks := findForks(sec)
+	if len(forks) == 0 {
+		return
+	}
+	b.sections[sec.Name] = true
+	for i, node := range sec.Nodes {
+		part := 1
+		if slices.ContainsFunc(forks, func(fork forkJoin) bool { return fork.split < i && i <= fork.join }) {
+			part = 0
+		}
+		b.parts[part].nodes[node.Name] = true
+	}
+}
+
 // findClasses lists the classes whose schemes the part depends on: those with a node that reads a value that the part
 // touches.
-func (b *partBound) findClasses(s *schemeChoice) {
+func (b *partBound) findClasses(choice *schemeChoice) {
 	touched := map[string]bool{}
-	for i := range s.graph.Sections {
-		sec := &s.graph.Sections[i]
+	for i := range choice.graph.Sections {
+		sec := &choice.graph.Sections[i]
 		for _, node := range sec.Nodes {
 			for _, value := range slices.Concat(node.In, node.Out) {
 				touched[value] = touched[value] || b.nodes[sec.Name+"."+node.Name]
 			}
 		}
 	}
-	for i := range s.graph.Sections {
-		sec := &s.graph.Sections[i]
+
+	for i := range choice.graph.Sections {
+		sec := &choice.graph.Sections[i]
 		for _, node := range sec.Nodes {
-			k, ok := s.classOf[sec.Name+"."+node.Name]
-			reads := slices.ContainsFunc(node.In, func(x string) bool { return touched[x] })
-			if ok && reads && !slices.Contains(b.classes, k) {
-				b.classes = append(b.classes, k)
+			class, ok := choice.classOf[sec.Name+"."+node.Name]
+			reads := slices.ContainsFunc(node.In, func(value string) bool { return touched[value] })
+			if ok && reads && !slices.Contains(b.classes, class) {
+				b.classes = append(b.classes, class)
 			}
 		}
 	}
@@ -99,8 +107,8 @@ func (b *partBounds) totalFor(schemes assignment) (total float64) {
 	for which := range b.parts {
 		part := &b.parts[which]
 		key := ""
-		for _, k := range part.classes {
-			key += string(schemes[k]) + " "
+		for _, class := range part.classes {
+			key += string(schemes[class]) + " "
 		}
 		least, ok := part.known[key]
 		if !ok {
@@ -123,6 +131,7 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 	if err != nil {
 		return 0
 	}
+
 	for i := range sections {
 		sec := &sections[i]
 		if isRepeated(sections, i) || len(findForks(sec)) == 0 {
@@ -132,6 +141,7 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 		if err != nil {
 			return 0
 		}
+
 		of := in.leastOutsideForks
 		if forks {
 			of = in.leastOfForks
@@ -176,18 +186,22 @@ func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	fork.pieces = map[[2]int][]piece{}
 	across := in.solveBranch(fork.split+1, fork.join+1, math.MaxUint64, func(int) int64 { return 0 })
 	best := slices.Min(across.ns)
+
 	for _, pair := range in.section.Pairs() {
-		if free := in.branches(fork, pair, anywhere); max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
+		free := in.branches(fork, pair, anywhere)
+		if max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
 			continue // not even with inputs that cost nothing
 		}
 		for entry := range in.chain.Items[fork.split].After {
 			ways := in.branches(fork, pair, entry)
 			var seen [][2]int // few: where they end hardly depends on join
 			for _, end := range in.joinEndings(fork, ways) {
-				if end.ns < best && !slices.Contains(seen, end.classes) {
-					seen = append(seen, end.classes)
-					best = min(best, max(in.endingNS(fork, ways, entry, &end, false), uncontendedLeast(ways, end.classes)))
+				if end.ns >= best || slices.Contains(seen, end.classes) {
+					continue
 				}
+				seen = append(seen, end.classes)
+				contended := in.endingNS(fork, ways, entry, &end, false)
+				best = min(best, max(contended, uncontendedLeast(ways, end.classes)))
 			}
 		}
 	}

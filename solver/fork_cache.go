@@ -55,6 +55,7 @@ func (s *pricing) findForkCache(in *instance, fork *forkJoin) {
 		}
 		return string(name)
 	}
+
 	// A branch depends on its own nodes and on those it gets its input from and gives its output to.
 	ends := key(fork.split, fork.split+1) + key(fork.join, fork.join+1)
 	side := func(from, to int) *branchCache {
@@ -67,6 +68,7 @@ func (s *pricing) findForkCache(in *instance, fork *forkJoin) {
 		}
 		return side
 	}
+
 	whole := key(fork.split, fork.join+1)
 	known := s.forkCaches[whole]
 	if known == nil {
@@ -90,6 +92,7 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 	if branch := side.branches[key]; branch != nil {
 		return branch
 	}
+
 	enter := func(int) int64 { return 0 }
 	// The first branch follows split in the chain, the second one precedes join; the other two hand-overs are the
 	// fork's.
@@ -97,16 +100,18 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 	if which == 1 {
 		first, end, exit = fork.second, fork.join, in.chain.Items[fork.join].EdgeNS
 	}
-	switch it := &in.chain.Items[first]; {
+	item := &in.chain.Items[first]
+	switch {
 	case entry == anywhere:
 	case which == 0:
-		enter = func(k int) int64 { return it.EdgeNS[entry][it.Choices[k].Before] }
+		enter = func(choice int) int64 { return item.EdgeNS[entry][item.Choices[choice].Before] }
 	default:
-		enter = func(k int) int64 { return fork.entry.ns[entry][fork.entry.class[k]] }
+		enter = func(choice int) int64 { return fork.entry.ns[entry][fork.entry.class[choice]] }
 	}
+
 	branch := in.solveBranch(first, end, set, enter)
-	branch.handed, branch.at, branch.numbers = neverCosts(len(exit[0])), make([]int32, len(exit[0])), make([]int32,
-		len(branch.ns))
+	branch.handed, branch.at = neverCosts(len(exit[0])), make([]int32, len(exit[0]))
+	branch.numbers = make([]int32, len(branch.ns))
 	for from, row := range exit {
 		if branch.ns[from] >= never {
 			continue
@@ -117,6 +122,7 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 			}
 		}
 	}
+
 	side.branches[key] = &branch
 	if side.keep != nil {
 		side.keep(branch.bytes())
@@ -125,41 +131,45 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 }
 
 // idOf returns a number for the choices of a branch that end in a class: equal choices have equal numbers.
-func (x *branchCache) idOf(ways *branch, class int) int {
-	if ways.numbers[class] == 0 {
-		choices := make([]int, len(ways.choices))
-		ways.writeChoices(class, choices)
-		key := make([]byte, 0, 3*len(choices))
-		for _, k := range choices {
-			key = append(key, byte(k), byte(k>>8), byte(k>>16))
-		}
-		number, ok := x.numbers[string(key)]
-		if !ok {
-			number = len(x.numbers) + 1
-			x.numbers[string(key)] = number
-		}
-		ways.numbers[class] = int32(number)
+func (c *branchCache) idOf(ways *branch, class int) int {
+	if known := ways.numbers[class]; known != 0 {
+		return int(known)
 	}
-	return int(ways.numbers[class])
+	choices := make([]int, len(ways.choices))
+	ways.writeChoices(class, choices)
+	key := make([]byte, 0, 3*len(choices))
+	for _, choice := range choices {
+		key = append(key, byte(choice), byte(choice>>8), byte(choice>>16))
+	}
+	number, ok := c.numbers[string(key)]
+	if !ok {
+		number = len(c.numbers) + 1
+		c.numbers[string(key)] = number
+	}
+	ways.numbers[class] = int32(number)
+	return number
 }
 
 // endingNS returns the time of an ending when its branches share the memory's bandwidth, with join or without.
-func (in *instance) endingNS(fork *forkJoin, ways [2]*branch, entry int, x *ending, join bool) int64 {
+func (in *instance) endingNS(fork *forkJoin, ways [2]*branch, entry int, end *ending, join bool) int64 {
 	if in.section.Memory == nil {
 		return 0
 	}
 	key := [3]int{0, 0, withoutJoin}
-	for which, class := range x.classes {
+	for which, class := range end.classes {
 		key[which] = fork.cache.branches[which].idOf(ways[which], class)
 	}
-	end := fork.join
+
+	last := fork.join
 	if join {
-		key[2] = x.join
-		end++
+		key[2] = end.join
+		last++
 	}
+
 	ns, ok := fork.cache.contended[key]
 	if !ok {
-		ns = in.contendedNS(fork, in.choicesWith(fork, in.pathOf(fork, ways, entry, x)), end, in.cost)
+		choices := in.choicesWith(fork, in.pathOf(fork, ways, entry, end))
+		ns = in.contendedNS(fork, choices, last, in.cost)
 		fork.cache.contended[key] = ns
 		if fork.cache.keep != nil {
 			fork.cache.keep(contendedBytes)
@@ -180,45 +190,53 @@ type branch struct {
 }
 
 // solveBranch solves a branch: a shortest path through its nodes, by the class that each leaves its output in. enter is
-// the cost to have the first node's input where a choice reads it.
+// the cost to have the first node's input where a choice reads it. It costs one look at every choice and at every pair
+// of neighbouring classes.
 func (in *instance) solveBranch(first, end int, set uint64, enter func(choice int) int64) (out branch) {
-	var now []int64
-	for i := first; i < end; i++ {
-		it := &in.chain.Items[i]
-		// First hand over to every class that the node reads from, then execute it, for every class that it writes
-		// to.
-		next, choice, from := neverCosts(len(it.After)), make([]int32, len(it.After)), make([]int32, len(it.After))
-		arrive, via := neverCosts(len(it.Before)), make([]int32, len(it.Before))
-		if i > first {
-			for from, row := range it.EdgeNS {
-				if now[from] >= never {
-					continue
-				}
-				for to, ns := range row {
-					if now[from]+ns < arrive[to] {
-						arrive[to], via[to] = now[from]+ns, int32(from)
-					}
-				}
-			}
+	for node := first; node < end; node++ {
+		item := &in.chain.Items[node]
+
+		// Hand over to every class that the node reads from.
+		arrive, via := neverCosts(len(item.Before)), make([]int32, len(item.Before))
+		if node > first {
+			handOver(out.ns, item.EdgeNS, arrive, via)
 		}
-		for j := range it.Choices {
-			chosen := &it.Choices[j]
-			if in.masks[i][j]&^set != 0 {
+
+		// Execute it, for every class that it writes to.
+		next := neverCosts(len(item.After))
+		choices, from := make([]int32, len(item.After)), make([]int32, len(item.After))
+		for i := range item.Choices {
+			choice := &item.Choices[i]
+			if in.masks[node][i]&^set != 0 {
 				continue
 			}
-			ns := arrive[chosen.Before]
-			if i == first {
-				ns = enter(j)
+			ns := arrive[choice.Before]
+			if node == first {
+				ns = enter(i)
 			}
-			if ns += chosen.CostNS; ns < next[chosen.After] {
-				next[chosen.After], choice[chosen.After], from[chosen.After] = ns, int32(j), via[chosen.Before]
+			if ns += choice.CostNS; ns < next[choice.After] {
+				next[choice.After], choices[choice.After], from[choice.After] = ns, int32(i), via[choice.Before]
 			}
 		}
-		now = next
-		out.choices, out.from = append(out.choices, choice), append(out.from, from)
+		out.ns = next
+		out.choices, out.from = append(out.choices, choices), append(out.from, from)
 	}
-	out.ns = now
 	return out
+}
+
+// handOver lowers the cost to arrive in each class to the least over the classes that are handed over from, and notes
+// which one that is.
+func handOver(ns []int64, edge [][]int64, arrive []int64, via []int32) {
+	for from, row := range edge {
+		if ns[from] >= never {
+			continue
+		}
+		for to, more := range row {
+			if ns[from]+more < arrive[to] {
+				arrive[to], via[to] = ns[from]+more, int32(from)
+			}
+		}
+	}
 }
 
 // writeChoices writes the choices of the way that ends in a class.
@@ -241,28 +259,25 @@ func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 		best = min(best, ns)
 	}
 	best += in.longestWrap()
+	bound := func(way path) int64 { return in.pathBound(fork, way, come, togo) }
+	byBound := func(a, b path) int { return cmp.Compare(bound(a), bound(b)) }
+
 	var kept, spare []path
 	for _, pair := range in.section.Pairs() {
 		found := in.pathsOf(fork, pair, come[fork.split], togo[fork.join], &best)
-		sort := func(a, b path) int {
-			return cmp.Compare(in.pathBound(fork, a, come, togo), in.pathBound(fork, b, come, togo))
-		}
-		slices.SortStableFunc(found, sort)
+		slices.SortStableFunc(found, byBound)
 		if len(found) > 0 {
 			spare = append(spare, found[0])
 			kept = append(kept, found[1:]...)
 		}
 	}
+
 	// The best way of each pair stays even where it is beaten.
-	kept = slices.DeleteFunc(kept, func(p path) bool { return in.pathBound(fork, p, come, togo) > best })
+	kept = slices.DeleteFunc(kept, func(way path) bool { return bound(way) > best })
 	kept = append(spare, kept...)
-	slices.SortStableFunc(kept, func(a, b path) int {
-		return cmp.Compare(in.pathBound(fork, a, come, togo),
-			in.pathBound(fork, b, come, togo))
-	})
+	slices.SortStableFunc(kept, byBound)
 	kept = slices.CompactFunc(kept, func(a, b path) bool {
-		return a.entry == b.entry &&
-			slices.Equal(a.choices, b.choices)
+		return a.entry == b.entry && slices.Equal(a.choices, b.choices)
 	})
 	return kept[:min(len(kept), maxPaths)]
 }
@@ -292,33 +307,41 @@ func (in *instance) pathsOf(fork *forkJoin, pair [2]uint64, come, togo []int64, 
 	if least >= never {
 		return nil
 	}
+	join := &in.chain.Items[fork.join]
 	rest := int64(never)
-	for i := range in.chain.Items[fork.join].Choices {
-		choice := &in.chain.Items[fork.join].Choices[i]
+	for i := range join.Choices {
+		choice := &join.Choices[i]
 		rest = min(rest, choice.CostNS+togo[choice.After])
 	}
+	after := func(end *ending) int64 { return togo[join.Choices[end.join].After] }
+
 	// Entries and endings go by what they take at least without contention, so that each loop ends at the first that
 	// cannot be better. Going through both branches together is the dear step: maxSlowed bounds how often it may find
 	// a delay.
 	slowed := 0
 	entries := indices(len(come))
 	slices.SortStableFunc(entries, func(a, b int) int { return cmp.Compare(come[a], come[b]) })
-	for nth, entry := range entries {
-		if come[entry] >= never || nth > 0 && come[entry]+least+rest > *best {
+	for i, entry := range entries {
+		if come[entry] >= never {
 			break
 		}
+		if i > 0 && come[entry]+least+rest > *best {
+			break
+		}
+
 		ways := in.branches(fork, pair, entry)
 		ends := in.joinEndings(fork, ways)
-		after := func(x *ending) int64 { return togo[in.chain.Items[fork.join].Choices[x.join].After] }
 		slices.SortStableFunc(ends, func(a, b ending) int { return cmp.Compare(a.ns+after(&a), b.ns+after(&b)) })
-		for i := range ends {
-			end := &ends[i]
+		for j := range ends {
+			end := &ends[j]
 			if len(out) > 0 && come[entry]+end.ns+after(end) > *best {
 				break // contention only adds to it
 			}
+
 			path := in.pathOf(fork, ways, entry, end)
 			path.ns = max(end.ns, in.endingNS(fork, ways, entry, end, true))
-			if out = append(out, path); path.ns > end.ns {
+			out = append(out, path)
+			if path.ns > end.ns {
 				slowed++
 			}
 			if slowed == maxSlowed {
@@ -364,9 +387,10 @@ func (in *instance) joinEndings(fork *forkJoin, ways [2]*branch) (out []ending) 
 	}
 	for i := range join.Choices {
 		choice := &join.Choices[i]
-		to := fork.exit.class[i]
-		if ns := max(ways[0].handed[to], ways[1].handed[choice.Before]) + choice.CostNS; ns < ends[choice.After].ns {
-			ends[choice.After] = ending{i, [2]int{int(ways[0].at[to]), int(ways[1].at[choice.Before])}, ns}
+		first, second := fork.exit.class[i], choice.Before
+		ns := max(ways[0].handed[first], ways[1].handed[second]) + choice.CostNS
+		if ns < ends[choice.After].ns {
+			ends[choice.After] = ending{i, [2]int{int(ways[0].at[first]), int(ways[1].at[second])}, ns}
 		}
 	}
 	return slices.DeleteFunc(ends, func(x ending) bool { return x.ns >= never })

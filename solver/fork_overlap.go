@@ -26,20 +26,22 @@ func (in *instance) pieces(fork *forkJoin, node, choice int) []piece {
 	if out, ok := fork.pieces[key]; ok {
 		return out
 	}
+
 	st := in.section
 	cut, err := lower.Cut(st.Section, &st.Nodes[node], &in.candidates[node][choice].Decision, st.Proc)
 	var out []piece
-	for j := range cut {
-		part := piece{proc: cut[j].Proc, in: cut[j].In, out: cut[j].Out}
-		for i, operator := range cut[j].Ops {
+	for i := range cut {
+		part := piece{proc: cut[i].Proc, in: cut[i].In, out: cut[i].Out}
+		for j, operator := range cut[i].Ops {
 			var phase timeline.Phase
 			if err == nil {
-				phase, err = st.Phase(price.Task{Proc: part.proc, Op: st.InContext(operator)}, i > 0)
+				phase, err = st.Phase(price.Task{Proc: part.proc, Op: st.InContext(operator)}, j > 0)
 			}
 			part.phases = append(part.phases, phase)
 		}
 		out = append(out, part)
 	}
+
 	if err != nil {
 		panic("BUG: a candidate of " + st.Nodes[node].Name + " was priced and cannot be again: " + err.Error())
 	}
@@ -54,29 +56,32 @@ func (in *instance) contendedNS(fork *forkJoin, choices []int, end int, of costO
 	var all []placedPiece
 	var lanes timeline.Section
 	work := &forkWork{}
-	for i := fork.split + 1; i < end; i++ {
+	for node := fork.split + 1; node < end; node++ {
 		// of may count more than the predicted time (what short calls leave idle): the steps take that much longer.
 		stretch := 1.0
-		if ns := in.predictedNS(i, choices[i]); ns > 0 {
-			stretch = float64(of(i, choices[i])) / float64(ns)
+		if ns := in.predictedNS(node, choices[node]); ns > 0 {
+			stretch = float64(of(node, choices[node])) / float64(ns)
 		}
-		for _, piece := range in.pieces(fork, i, choices[i]) {
-			lane := slices.IndexFunc(lanes.Lanes, func(l timeline.Lane) bool { return l.Proc == piece.proc })
-			if lane < 0 {
-				lane = len(lanes.Lanes)
-				lanes.Lanes = append(lanes.Lanes, timeline.Lane{Proc: piece.proc, Thread: lane})
+
+		for _, piece := range in.pieces(fork, node, choices[node]) {
+			index := slices.IndexFunc(lanes.Lanes, func(lane timeline.Lane) bool { return lane.Proc == piece.proc })
+			if index < 0 {
+				index = len(lanes.Lanes)
+				lanes.Lanes = append(lanes.Lanes, timeline.Lane{Proc: piece.proc, Thread: index})
 				work.phases = append(work.phases, nil)
 			}
 			phases := piece.phases
 			if stretch != 1 {
 				phases = stretched(phases, stretch)
 			}
-			l := &lanes.Lanes[lane]
-			l.Steps = append(l.Steps, timeline.Step{After: waitsFor(all, &piece, lane)})
-			all = append(all, placedPiece{piece, lane, len(l.Steps) - 1})
-			work.phases[lane] = append(work.phases[lane], phases)
+
+			lane := &lanes.Lanes[index]
+			lane.Steps = append(lane.Steps, timeline.Step{After: waitsFor(all, &piece, index)})
+			all = append(all, placedPiece{piece, index, len(lane.Steps) - 1})
+			work.phases[index] = append(work.phases[index], phases)
 		}
 	}
+
 	ns, ok := timeline.Walk(in.section.Memory, &lanes, work)
 	if !ok {
 		panic("BUG: branches of " + in.section.Name + " wait in a circle")
@@ -93,7 +98,8 @@ type placedPiece struct {
 // waitsFor returns the steps of other lanes that a piece waits for: the last of each that it must follow.
 func waitsFor(all []placedPiece, part *piece, lane int) (out []timeline.After) {
 	for _, earlier := range slices.Backward(all) {
-		if earlier.lane == lane || slices.ContainsFunc(out, func(a timeline.After) bool { return a.Lane == earlier.lane }) {
+		isLane := func(after timeline.After) bool { return after.Lane == earlier.lane }
+		if earlier.lane == lane || slices.ContainsFunc(out, isLane) {
 			continue
 		}
 		if overlap(part.in, earlier.out) || overlap(part.out, earlier.out) || overlap(part.out, earlier.in) {
@@ -113,8 +119,8 @@ func overlap(a, b []planir.View) bool {
 // forkWork is what the lanes of a fork do.
 type forkWork struct{ phases [][][]timeline.Phase }
 
-// Phases are by lane and step.
+// Phases returns the phases of a step, by lane and step.
 func (w *forkWork) Phases(lane, step, _ int) []timeline.Phase { return w.phases[lane][step] }
 
-// Ran notes nothing.
+// Ran is called by the walk for every step; the time of a fork needs none of it.
 func (w *forkWork) Ran(_, _, _ int, _, _, _ int64) {}

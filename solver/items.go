@@ -36,25 +36,28 @@ type itemKey struct {
 type nodeChoices struct {
 	list    []price.Candidate
 	choices []problem.Choice // without Before
-	after   []string         // location classes
-	places  [][]price.Region // of each class
-	out     []string         // buffers
 	masks   []uint64         // processors, by choice
+	out     []string         // buffers that the node writes
+	after   []string         // location classes
+	places  [][]price.Region // where the outputs are, of each class
 }
 
 // newNodeChoices returns the choices of a node with these candidates. Candidates that write to the same places share a
 // location class.
 func newNodeChoices(st *price.Section, node int, list []price.Candidate) *nodeChoices {
 	options := &nodeChoices{list: list, out: st.Nodes[node].Out}
+
 	seen := map[string]int{}
 	for i := range list {
 		candidate := &list[i]
-		ch := problem.Choice{Label: candidate.Label(), CostNS: candidate.CostNS, EnergyNJ: candidate.EnergyNJ}
+		posed := problem.Choice{Label: candidate.Label(), CostNS: candidate.CostNS, EnergyNJ: candidate.EnergyNJ}
 		for proc := range st.Procs {
-			if slices.ContainsFunc(candidate.Shares, func(sh planir.Share) bool { return sh.Proc == st.Procs[proc].Name }) {
-				ch.Procs = append(ch.Procs, proc)
+			isOn := func(share planir.Share) bool { return share.Proc == st.Procs[proc].Name }
+			if slices.ContainsFunc(candidate.Shares, isOn) {
+				posed.Procs = append(posed.Procs, proc)
 			}
 		}
+
 		name := price.Locations(candidate.Writes, options.out)
 		class, ok := seen[name]
 		if !ok {
@@ -63,15 +66,20 @@ func newNodeChoices(st *price.Section, node int, list []price.Candidate) *nodeCh
 			options.after = append(options.after, name)
 			options.places = append(options.places, st.Regions(candidate.Writes, options.out))
 		}
-		ch.After = class
-		options.choices, options.masks = append(options.choices, ch), append(options.masks, maskOf(ch.Procs))
+
+		posed.After = class
+		options.choices = append(options.choices, posed)
+		options.masks = append(options.masks, maskOf(posed.Procs))
 	}
 	return options
 }
 
 // isOf reports whether the choices were made of this very list of candidates.
-func (m *nodeChoices) isOf(list []price.Candidate) bool {
-	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
+func (c *nodeChoices) isOf(list []price.Candidate) bool {
+	if len(c.list) != len(list) {
+		return false
+	}
+	return len(list) == 0 || &c.list[0] == &list[0]
 }
 
 // maskOf returns a set of processors, one bit for each.
@@ -110,6 +118,7 @@ func newItem(st *price.Section, node int, options, before *nodeChoices, meets bo
 	if !meets {
 		return posed, nil
 	}
+
 	// One row for each class that the node before leaves its outputs in, one column for each class that this one
 	// reads from.
 	all := make([]int64, len(before.places)*len(reads))
@@ -129,11 +138,11 @@ func newItem(st *price.Section, node int, options, before *nodeChoices, meets bo
 
 // handovers returns the hand-overs into an item from a node that is not its neighbour in the chain.
 func (x *item) handovers() forkHandover {
-	w := forkHandover{ns: x.EdgeNS}
+	into := forkHandover{ns: x.EdgeNS}
 	for i := range x.Choices {
-		w.class = append(w.class, x.Choices[i].Before)
+		into.class = append(into.class, x.Choices[i].Before)
 	}
-	return w
+	return into
 }
 
 // pose poses the problem of a section: its nodes in order, with candidates.
@@ -155,8 +164,8 @@ func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) 
 
 // assemble makes an instance from items, without ways through its forks. of returns the item of a node behind another
 // one. The first node comes behind the last one, since sections repeat.
-func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int,
-	meets bool) (*item, error)) (*instance, error) {
+func assemble(st *price.Section, candidates [][]price.Candidate,
+	of func(before, node int, meets bool) (*item, error)) (*instance, error) {
 	in := &instance{section: st, candidates: candidates}
 	in.chain = problem.Chain{Name: st.Name, Repeat: st.Repeat, Breaks: st.Breaks}
 	length := len(candidates)
@@ -165,9 +174,11 @@ func assemble(st *price.Section, candidates [][]price.Candidate, of func(before,
 		if err != nil {
 			return nil, err
 		}
-		in.items, in.chain.Items, in.masks = append(in.items, item), append(in.chain.Items, item.Item), append(in.masks,
-			item.masks)
+		in.items = append(in.items, item)
+		in.chain.Items = append(in.chain.Items, item.Item)
+		in.masks = append(in.masks, item.masks)
 	}
+
 	in.forks = findForks(st.Section)
 	for i := range in.forks {
 		fork := &in.forks[i]
@@ -192,15 +203,17 @@ func (s *pricing) assembleCached(sec *lower.Section, rows int) (*instance, error
 		if s.candidateSets[key] == nil {
 			s.priceSection(sec, rows)
 		}
+
 		set := s.candidateSets[key]
 		if set.err != nil {
 			return nil, set.err
 		}
 		lists[i] = set.list
-		if m := s.items.choices[key]; m != nil && !m.isOf(set.list) {
+		if known := s.items.choices[key]; known != nil && !known.isOf(set.list) {
 			s.dropItems() // a session that shares the candidates has others
 		}
 	}
+
 	st := s.section(sec, rows)
 	in, err := assemble(st, lists, func(before, node int, meets bool) (*item, error) {
 		return s.item(st, lists, before, node, meets)
@@ -227,6 +240,7 @@ func (s *pricing) item(st *price.Section, lists [][]price.Candidate, before, nod
 		return known
 	}
 	key := itemKey{keyOfNode(st.Rows, &st.Nodes[before]), keyOfNode(st.Rows, &st.Nodes[node]), meets}
+
 	if item := s.items.items[key]; item != nil {
 		return item, nil
 	}
@@ -270,10 +284,11 @@ func (s *pricing) takePosed() *posed {
 	if s.budget.exceededBy(s.budget.limit / 2) {
 		s.dropItems()
 	}
-	out := &posed{s.items, s.programs, s.instances, s.leasts, s.branchCaches, s.forkCaches, s.cached}
+
+	aside := &posed{s.items, s.programs, s.instances, s.leasts, s.branchCaches, s.forkCaches, s.cached}
 	s.items, s.cached = newItemCache(), 0
 	s.dropPrograms()
-	return out
+	return aside
 }
 
 // putPosed goes on with what was put aside, and forgets what was posed since.
