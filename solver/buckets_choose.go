@@ -33,6 +33,7 @@ func (s *request) denserCandidates(ladder []int) []int {
 			out = append(out, rows)
 		}
 	}
+
 	for rows := 64; rows <= top; {
 		add(rows)
 		switch {
@@ -44,6 +45,7 @@ func (s *request) denserCandidates(ladder []int) []int {
 			rows += 256
 		}
 	}
+
 	const tiles = 8 // multiples of a processor's tile
 	for _, tile := range s.Static {
 		for i := 1; i <= tiles && tile > 1; i++ {
@@ -84,6 +86,7 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 	if err := s.checkCalibration(); err != nil {
 		return nil, err
 	}
+
 	if s.measure() == problem.Memory {
 		return s.fewestSizes(ctx)
 	}
@@ -100,15 +103,19 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 
 // search returns the best plan of a session for chosen sizes, and if there is none why. The error says why a chosen
 // one has no plan, the smallest one if sizes were taken out.
-func (c *sizeCosts) search(ctx context.Context, s *session) (best *Result, why, failed error) {
+//
+// Each round solves the plan for the sizes that problem.Buckets proves best among those left. If solving leaves buckets
+// out or fails, the next round may choose among fewer sizes, or fewer of them: so the rounds end.
+func (c *sizeCosts) search(ctx context.Context, ses *session) (best *Result, why, failed error) {
 	var bound int64 // of the buckets' objective without limits
 	smaller, allProved := false, true
-	for most := s.in.Workload.Buckets.Max(); ; {
-		buckets, batches, reports, err := c.choose(ctx, s, most, &bound)
+	for most := ses.in.Workload.Buckets.Max(); ; {
+		buckets, batches, reports, err := c.choose(ctx, ses, most, &bound)
 		if err != nil {
 			return nil, nil, err
 		}
-		other, err := s.withSizes(buckets, batches)
+
+		other, err := ses.withSizes(buckets, batches)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -117,6 +124,7 @@ func (c *sizeCosts) search(ctx context.Context, s *session) (best *Result, why, 
 		}
 		result, err := other.solve(ctx)
 		other.close()
+
 		switch {
 		case err == nil:
 			result.Plan.Solver = append(result.Plan.Solver, reports...)
@@ -152,10 +160,10 @@ func (c *sizeCosts) search(ctx context.Context, s *session) (best *Result, why, 
 
 // choose chooses at most that many buckets, and chooses batches, where a session's workload leaves them open. The bound
 // it reports is that of the first choice of buckets, without a lower maximum: no later plan can beat it.
-func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
+func (c *sizeCosts) choose(ctx context.Context, ses *session, most int,
 	bound *int64) (buckets, batches []int, reports []planir.Solve, err error) {
-	buckets, batches = s.want.Buckets, s.want.Batches
-	if s.in.Workload.Buckets.Max() > 0 {
+	buckets, batches = ses.want.Buckets, ses.want.Batches
+	if ses.in.Workload.Buckets.Max() > 0 {
 		list, report, err := c.buckets(ctx, most)
 		if err != nil {
 			return nil, nil, nil, err
@@ -163,12 +171,14 @@ func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
 		if *bound == 0 {
 			*bound = report.BoundNS
 		}
-		if report.BoundNS = min(*bound, report.ObjectiveNS); report.BoundNS < report.ObjectiveNS {
+		report.BoundNS = min(*bound, report.ObjectiveNS)
+		if report.BoundNS < report.ObjectiveNS {
 			report.Status = string(problem.Feasible)
 		}
 		buckets, reports = list, append(reports, report)
 	}
-	if s.in.Workload.Batches.Max() > 0 {
+
+	if ses.in.Workload.Batches.Max() > 0 {
 		list, report, err := c.batches(ctx)
 		if err != nil {
 			return nil, nil, nil, err
@@ -192,6 +202,7 @@ func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 			sets = append(sets, []int{rows})
 		}
 	}
+
 	var first error
 	for _, list := range sets {
 		other, err := s.withSizes(list, batches)
@@ -216,23 +227,12 @@ const fewestTried = 3
 // memory. why is the error for the fastest sizes, which it returns if no other sizes help.
 func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
-		in := s.in
-		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = 0 })
-		in.Minimise(problem.Energy)
-		leastEnergy, err := sessionFor(in, s.want)
-		if err != nil {
-			return nil, err
-		}
-		if result, err := leastEnergy.solveWithSizes(ctx); err == nil {
-			other, err := s.withSizes(result.session.want.Buckets, result.session.want.Batches)
-			if err != nil {
-				return nil, err
-			}
-			if result, err = other.solve(ctx); err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
-				return result, err
-			}
+		result, err := s.sizesOfLeastEnergy(ctx)
+		if result != nil || err != nil {
+			return result, err
 		}
 	}
+
 	if s.in.MaxMemory > 0 || s.in.Workload.Memory > 0 {
 		result, err := s.fewestSizes(ctx)
 		if err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
@@ -243,6 +243,31 @@ func (s *session) sizesWithinLimits(ctx context.Context, why error) (*Result, er
 		}
 	}
 	return nil, why
+}
+
+// sizesOfLeastEnergy returns the plan for the sizes that take least energy; nil if none of them has a plan.
+func (s *session) sizesOfLeastEnergy(ctx context.Context) (*Result, error) {
+	in := s.in
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = 0 })
+	in.Minimise(problem.Energy)
+	leastEnergy, err := sessionFor(in, s.want)
+	if err != nil {
+		return nil, err
+	}
+	least, err := leastEnergy.solveWithSizes(ctx)
+	if err != nil {
+		return nil, nil // the caller reports why the fastest sizes have no plan
+	}
+
+	other, err := s.withSizes(least.session.want.Buckets, least.session.want.Batches)
+	if err != nil {
+		return nil, err
+	}
+	result, err := other.solve(ctx)
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		return nil, nil
+	}
+	return result, err
 }
 
 // expected returns the result's objective by its own measure, time or energy.
@@ -267,32 +292,37 @@ func (r *Result) buckets() (count int) {
 type sizeCosts struct {
 	s     *session // for all candidates
 	costs map[int]int64
-	// candidates that may be chosen
-	leftBuckets, leftBatches []int
+
+	leftBuckets, leftBatches []int // candidates that may be chosen
 }
 
 // dropTooSlow takes the largest chosen bucket or batch out, and all above it, if a limit of time may be why the chosen
 // ones have no plan (err) or why one was left out. It returns false where no limit of time is, or no size is left.
 func (c *sizeCosts) dropTooSlow(buckets, batches []int, err error) bool {
 	work := c.s.in.Workload
-	drop := func(left *[]int, chosen []int, fewest int) bool {
-		fewer := slices.DeleteFunc(slices.Clone(*left), func(rows int) bool { return rows >= chosen[len(chosen)-1] })
-		if len(fewer) < fewest {
-			return false
-		}
-		*left = fewer
-		return true
-	}
 	if work.Batches.Max() > 0 && len(batches) > 0 && namesLimit(err, workload.KeyDecode) {
-		return drop(&c.leftBatches, batches, 0)
+		return dropFrom(&c.leftBatches, batches[len(batches)-1], 0)
 	}
 	if work.Buckets.Max() == 0 || len(buckets) == 0 {
 		return false
 	}
+
 	largest := buckets[len(buckets)-1]
-	slow := err == nil && c.s.measure() == problem.Time &&
-		c.s.callLimit(lower.ProgramName(largest, false), c.costs[largest]) != nil
-	return (slow || namesLimit(err, workload.KeyPrefill)) && drop(&c.leftBuckets, buckets, 1)
+	isSlow := namesLimit(err, workload.KeyPrefill)
+	if err == nil && c.s.measure() == problem.Time {
+		isSlow = c.s.callLimit(lower.ProgramName(largest, false), c.costs[largest]) != nil
+	}
+	return isSlow && dropFrom(&c.leftBuckets, largest, 1)
+}
+
+// dropFrom removes the sizes of that many rows and more, unless that leaves fewer than asked for.
+func dropFrom(left *[]int, rows, fewest int) bool {
+	fewer := slices.DeleteFunc(slices.Clone(*left), func(size int) bool { return size >= rows })
+	if len(fewer) < fewest {
+		return false
+	}
+	*left = fewer
+	return true
 }
 
 // sizeCandidates prices every number of rows that may be chosen and that some permitted scheme has prices for, and 1.
@@ -305,6 +335,7 @@ func (s *session) sizeCandidates(ctx context.Context) (*sizeCosts, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	left, why, err := all.priceable(ctx, buckets, s.want.Prefill)
 	if err != nil {
 		return nil, err
@@ -313,6 +344,7 @@ func (s *session) sizeCandidates(ctx context.Context) (*sizeCosts, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if len(left) == 0 && len(buckets) > 0 {
 		return nil, why
 	}
@@ -321,6 +353,7 @@ func (s *session) sizeCandidates(ctx context.Context) (*sizeCosts, error) {
 			return nil, err
 		}
 	}
+
 	if err := all.chooseSchemes(ctx); err != nil {
 		return nil, err
 	}
@@ -330,6 +363,7 @@ func (s *session) sizeCandidates(ctx context.Context) (*sizeCosts, error) {
 			return nil, err
 		}
 	}
+
 	sizes.leftBatches = all.withinCallLimit(all.want.Batches)
 	if sizes.leftBuckets = all.withinCallLimit(all.want.Buckets); len(sizes.leftBuckets) == 0 {
 		sizes.leftBuckets = all.want.Buckets[:min(1, len(all.want.Buckets))] // solving says why it has no plan
@@ -396,18 +430,18 @@ func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve,
 func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	work := c.s.in.Workload
 	var steps workload.Prompts
-	for _, p := range work.Parallel {
-		steps = append(steps, workload.Prompt{Tokens: p.Sequences, Share: p.Share / float64(p.Sequences)})
+	tokenShares, stepShares := 0.0, 0.0
+	for _, parallel := range work.Parallel {
+		share := parallel.Share / float64(parallel.Sequences)
+		steps = append(steps, workload.Prompt{Tokens: parallel.Sequences, Share: share})
+		tokenShares, stepShares = tokenShares+parallel.Share, stepShares+share
 	}
-	p := poseSizes(steps, c.leftBatches, c.costs, work.Batches.Max())
-	p.Name = "batches"
-	rows, report, err := solveSizes(ctx, c.s.in.Engine, p)
-	all, each := 0.0, 0.0
-	for i := range steps {
-		all, each = all+work.Parallel[i].Share, each+steps[i].Share
-	}
+
+	posed := poseSizes(steps, c.leftBatches, c.costs, work.Batches.Max())
+	posed.Name = "batches"
+	rows, report, err := solveSizes(ctx, c.s.in.Engine, posed)
 	for _, ns := range []*int64{&report.ObjectiveNS, &report.BoundNS} { // of a token rather than of a step
-		*ns = int64(math.Round(float64(*ns) * (each / all)))
+		*ns = int64(math.Round(float64(*ns) * (stepShares / tokenShares)))
 	}
 	return rows, report, err
 }
@@ -416,17 +450,20 @@ func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 // as a whole number for a weight.
 func poseSizes(prompts workload.Prompts, rows []int, costs map[int]int64, most int) *problem.Buckets {
 	posed := &problem.Buckets{Name: "buckets", Max: most, OneNS: max(1, costs[1])}
+
 	total, mean := 0.0, 0.0
 	for _, prompt := range prompts {
 		total, mean = total+prompt.Share, mean+float64(prompt.Share*float64(prompt.Tokens))
 	}
 	mean /= total
+
 	// As fine as sums stay in range: the most that one prompt can cost, times all weights.
 	worst := float64(float64(posed.OneNS)*mean) + float64(posed.OneNS)
 	for _, size := range rows {
 		posed.Sizes = append(posed.Sizes, problem.Size{Rows: size, CostNS: costs[size]})
 		worst = max(worst, float64(float64(costs[size])*(mean/float64(size)+3)))
 	}
+
 	unit := math.Floor(min(1e9, (1<<59)/worst))
 	lengths := map[int]int64{}
 	for _, prompt := range prompts {
@@ -448,6 +485,7 @@ func solveSizes(ctx context.Context, engine problem.Engine, posed *problem.Bucke
 	if err := posed.Verify(got); err != nil {
 		return nil, planir.Solve{}, err
 	}
+
 	// Where single tokens are the fastest there is a program for prompts all the same.
 	if len(got.Sizes) == 0 && posed.Name == "buckets" {
 		least := int64(math.MaxInt64)
@@ -458,10 +496,12 @@ func solveSizes(ctx context.Context, engine problem.Engine, posed *problem.Bucke
 		}
 		got.Objective, got.Bound = least, least
 	}
+
 	var rows []int
 	for _, i := range got.Sizes {
 		rows = append(rows, posed.Sizes[i].Rows)
 	}
+
 	// The objective counts all weights; reports say the mean of a prompt.
 	weight := max(1, posed.Weight())
 	return rows, planir.Solve{Problem: posed.Name, Status: statusOf(got.Status, got.Objective, got.Bound),

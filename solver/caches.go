@@ -37,10 +37,12 @@ func solveCaches(ctx context.Context, in Input) (*Result, error) {
 			left = append(left, diag.New(diag.ClassOf(err), "no plan caches keys and values in %s: %w", cache, err))
 			continue
 		}
+
 		if takes := result.amountOf(in.Workload.Minimise); takes < most {
 			best, most = result, takes
 		}
 	}
+
 	if best == nil && !allProved {
 		return nil, unproved(refused)
 	}
@@ -69,10 +71,12 @@ func (in *Input) deductCacheLoss(want *workload.Demand) error {
 	}
 	lost, measured := in.Calibration.CacheLoss(want.Cache)
 	if !measured {
-		return diag.New(diag.ClassInput, "solve: %s bounds quality, and the calibration does not say what a cache in %s loses",
+		return diag.New(diag.ClassInput,
+			"solve: %s bounds quality, and the calibration does not say what a cache in %s loses",
 			in.Workload.Title(), want.Cache).
 			WithHint("make it again with hetc calibrate, or set cache to %s", op.F32)
 	}
+
 	for _, limit := range []struct {
 		phase string
 		nats  *float64

@@ -36,11 +36,11 @@ func (s *schemeChoice) findClasses() {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
-
 			operator := node.Ops[len(node.Ops)-1]
 			if !operator.HasScheme() || node.Exact {
 				continue
 			}
+
 			index := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.W[0] })
 			if index < 0 {
 				index = len(s.classes)
@@ -49,6 +49,7 @@ func (s *schemeChoice) findClasses() {
 					productClass{weight: node.W[0], k: operator.K, n: operator.N, head: head,
 						shared: head && len(s.want.PrefillHead) == 0, expert: operator.Kind == op.ExpertMatMul})
 			}
+
 			class, name := &s.classes[index], sec.Name+"."+node.Name
 			class.copies += max(1, sec.Layers) * max(1, operator.Experts)
 			if !slices.Contains(class.nodes, name) {
@@ -131,6 +132,7 @@ func (s *schemeChoice) tie(name string, node *models.Node, head int) *tiedEmbedd
 		if table == "" || slices.Contains(tied.tables, table) {
 			continue
 		}
+
 		ok, err := s.looksUp(node, table)
 		if ok && needsLoss && s.tableLoss(name, table) == nil {
 			ok, err = false, errors.New("the calibration does not say what that loses")
@@ -165,7 +167,6 @@ func (s *request) looksUp(node *models.Node, table op.Scheme) (ok bool, err erro
 			return true, nil
 		}
 		err = unknown
-
 	}
 	return false, err
 }

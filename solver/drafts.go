@@ -19,12 +19,14 @@ func (s *session) planDrafts(plan *planir.Plan) error {
 		s.warn("no tokens are guessed: %s", why)
 		return nil
 	}
+
 	drafts := &planir.Drafts{Acceptance: s.want.Drafts.Acceptance}
 	for i := range plan.Predictions {
 		if plan.Predictions[i].Program == lower.ProgramName(1, true) {
 			drafts.PlainNS = plan.Predictions[i].PlanNS
 		}
 	}
+
 	for tokens := 1; tokens <= s.want.Drafts.Max; tokens++ {
 		program := plan.Program.For(tokens + 1)
 		if !plan.Verifies(tokens + 1) {
@@ -36,6 +38,7 @@ func (s *session) planDrafts(plan *planir.Plan) error {
 		}
 		drafts.VerifyNS = append(drafts.VerifyNS, ns)
 	}
+
 	if drafts.PlainNS <= 0 || len(drafts.VerifyNS) == 0 {
 		return diag.New(diag.ClassInternal, "BUG: drafts of %d lengths beside plain decoding of %d ns",
 			len(drafts.VerifyNS), drafts.PlainNS)
@@ -58,8 +61,8 @@ func (s *session) whyNoDrafts(plan *planir.Plan) string {
 	case !exact:
 		return "the plan computes in floating point, so that drafts would not be verified to the bit"
 	case !plan.Verifies(1), !plan.Verifies(2):
-		return "attention selects positions for rows together, or rows of experts are dropped, so that drafts would not be " +
-			"verified to the bit"
+		return "attention selects positions for rows together, or rows of experts are dropped, " +
+			"so that drafts would not be verified to the bit"
 	case plan.LongFrom() > 0:
 		return "the model rotates long prompts by their length"
 	}

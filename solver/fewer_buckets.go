@@ -17,8 +17,8 @@ import (
 // A listed bucket need not get a program. Prompts are cut into pieces of the largest bucket, and what is left goes to
 // the smallest that holds it: a prompt of 400 tokens fills a call of 512 rows, or calls of 384 and 16 where 512 is
 // left out. If the workload lists prompts, every solve may leave out the largest buckets. If only limited solves did, a
-// limit could give a faster plan than none. Without prompts the list says what is to be
-// executed, and only memory leaves buckets out.
+// limit could give a faster plan than none. Without prompts the list says what is to be executed, and only memory
+// leaves buckets out.
 
 // fewestBuckets returns the least number of buckets that a plan may have.
 func (s *request) fewestBuckets() int {
@@ -49,22 +49,23 @@ func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*sess
 		if !promising {
 			continue
 		}
-		t, err := s.withFirstBuckets(ctx, buckets)
+
+		fewer, err := s.withFirstBuckets(ctx, buckets)
 		if err != nil {
 			return nil, nil, err
 		}
-		other, err := t.planBelow(ctx, bestNS)
+		other, err := fewer.planBelow(ctx, bestNS)
 		if err != nil {
 			return nil, nil, err
 		}
 		if other == nil {
-			t.close()
+			fewer.close()
 			continue
 		}
 		if by != s {
 			by.close()
 		}
-		by, best, bestNS = t, other, t.objective(other)
+		by, best, bestNS = fewer, other, fewer.objective(other)
 	}
 	return by, best, nil
 }
@@ -78,6 +79,7 @@ func (s *session) planBelow(ctx context.Context, most float64) (*planir.Plan, er
 	if err != nil || found.decode == nil {
 		return nil, err
 	}
+
 	s.prefill, s.decode, s.chosen = found.prefill, found.decode, found.report
 	plan, err := s.completePlan(ctx)
 	if diag.ClassOf(err) == diag.ClassInfeasible {
@@ -89,9 +91,10 @@ func (s *session) planBelow(ctx context.Context, most float64) (*planir.Plan, er
 	return plan, nil
 }
 
-// mayBeat reports whether the first n buckets may have an objective below most. plan is one for all buckets, and
-// decodes in the same way. Every operator of prefill counts with its cheapest candidate, without hand-overs and without
-// what short calls leave idle. Attention over fewer positions than it was priced for counts nothing.
+// mayBeat reports whether the first buckets, so many of them, may have an objective below most. plan is one for all
+// buckets, and decodes in the same way. Every operator of prefill counts with its cheapest candidate, without
+// hand-overs and without what short calls leave idle. Attention over fewer positions than it was priced for counts
+// nothing.
 func (s *schemeChoice) mayBeat(buckets int, plan *planir.Plan, most float64) (bool, error) {
 	fewer, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
 	if err != nil {
@@ -147,6 +150,7 @@ func (s *pricing) leastCallCost(rows int, noAttention bool,
 			cheapest[key.node] = least
 		}
 	}
+
 	total := 0.0
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
@@ -200,5 +204,5 @@ func (s *planner) expectedNS(plan *planir.Plan) (float64, error) {
 		}
 		idle[ph.Name] = pr.idleNS(plan)
 	}
-	return s.expected(plan, func(x planir.Prediction) int64 { return x.PlanNS + idle[x.Program] }), nil
+	return s.expected(plan, func(pred planir.Prediction) int64 { return pred.PlanNS + idle[pred.Program] }), nil
 }

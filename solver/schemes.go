@@ -38,15 +38,16 @@ func (a assignment) key() string {
 
 // phase is a part of the workload whose programs share one assignment.
 type phase struct {
-	name       string             // "prefill" or "decode"
-	rows       []int              // of its programs
-	weights    []float64          // of each program in the objective
-	permits    []op.Scheme        // that the workload permits
-	asked      bool               // the workload lists the schemes
-	max        float64            // KL that may be lost, 0: no limit
-	options    [][]op.Scheme      // by class; empty where the phase does not decide it
-	points     []point            // within the limit, least bound first
-	objectives map[string]float64 // objective by assignment, solved
+	name    string        // "prefill" or "decode"
+	rows    []int         // of its programs
+	weights []float64     // of each program in the objective
+	permits []op.Scheme   // that the workload permits
+	asked   bool          // the workload lists the schemes
+	max     float64       // KL that may be lost, 0: no limit
+	options [][]op.Scheme // by class; empty where the phase does not decide it
+
+	points     []point            // assignments within the limit, least bound first
+	objectives map[string]float64 // of the assignments that were solved, by assignment.key
 }
 
 // point is an assignment as indices into a phase's options, with what is known of it without solving.
@@ -106,44 +107,56 @@ func (s *planner) chooseSchemes(ctx context.Context) error {
 // prepare lists the assignments of both phases with their bounds. Decode comes first: prefill's programs execute the
 // head, which has decode's options if it is shared.
 func (s *schemeChoice) prepare(ctx context.Context) error {
-	decode := &phase{name: "decode", rows: s.want.DecodeRows(),
-		permits: slices.Clone(s.want.Decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.MaxKL.Decode}
-	add := func(ph *phase, list []op.Scheme) {
-		for _, scheme := range list {
-			if !slices.Contains(ph.permits, scheme) {
-				ph.permits = append(ph.permits, scheme)
-			}
+	s.phases = [2]*phase{s.prefillPhase(), s.decodePhase()}
+	var order []*phase
+	for _, ph := range []*phase{s.phases[1], s.phases[0]} {
+		if len(ph.rows) > 0 {
+			order = append(order, ph)
 		}
 	}
-	add(decode, s.want.Head)
-	for _, rows := range decode.rows {
-		decode.weights = append(decode.weights, s.want.DecodeNS(rows, s.want.Weights.Decode))
-	}
-	p := &phase{name: "prefill", rows: s.want.Buckets, permits: slices.Clone(s.want.Prefill),
-		asked: len(s.in.Workload.Schemes.Prefill) > 0, max: s.want.MaxKL.Prefill}
-	add(p, s.want.PrefillHead)
-	for _, share := range s.want.Share {
-		p.weights = append(p.weights, s.want.Weights.Prefill*share)
-	}
-	s.phases = [2]*phase{p, decode}
-	for _, ph := range []*phase{decode, p} {
-		if len(ph.rows) == 0 {
-			continue
-		}
+	for _, ph := range order {
 		if err := s.permit(ctx, ph); err != nil {
 			return err
 		}
 	}
 	s.listed = true // bounds hold for the candidates there are
-	for _, ph := range []*phase{decode, p} {
-		if len(ph.rows) == 0 {
-			continue
-		}
+	for _, ph := range order {
 		if err := s.list(ph); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// prefillPhase returns the phase of the programs that compute prompts.
+func (s *request) prefillPhase() *phase {
+	ph := &phase{name: "prefill", rows: s.want.Buckets, asked: len(s.in.Workload.Schemes.Prefill) > 0,
+		permits: withoutRepeats(s.want.Prefill, s.want.PrefillHead), max: s.want.MaxKL.Prefill}
+	for _, share := range s.want.Share {
+		ph.weights = append(ph.weights, s.want.Weights.Prefill*share)
+	}
+	return ph
+}
+
+// decodePhase returns the phase of the programs that decode.
+func (s *request) decodePhase() *phase {
+	ph := &phase{name: "decode", rows: s.want.DecodeRows(), asked: len(s.in.Workload.Schemes.Decode) > 0,
+		permits: withoutRepeats(s.want.Decode, s.want.Head), max: s.want.MaxKL.Decode}
+	for _, rows := range ph.rows {
+		ph.weights = append(ph.weights, s.want.DecodeNS(rows, s.want.Weights.Decode))
+	}
+	return ph
+}
+
+// withoutRepeats returns a list of schemes, and behind it those of another list that it lacks.
+func withoutRepeats(list, more []op.Scheme) []op.Scheme {
+	out := slices.Clone(list)
+	for _, scheme := range more {
+		if !slices.Contains(out, scheme) {
+			out = append(out, scheme)
+		}
+	}
+	return out
 }
 
 // cost returns the cost of a candidate in the objective.
@@ -170,13 +183,14 @@ func (s *request) sets() []uint64 {
 	return []uint64{1<<len(s.Procs) - 1}
 }
 
-// assignments turns a pair of points into schemes. For a shared head prefill has the scheme of decode.
-func (s *schemeChoice) assignments(p, d *point) (prefill, decode assignment) {
-	decode = s.schemesOf(s.phases[1], d, nil)
-	if p == nil {
+// assignments turns a pair of points into schemes; prefill nil: decode's count for both. For a shared head prefill has
+// the scheme of decode.
+func (s *schemeChoice) assignments(ofPrefill, ofDecode *point) (prefill, decode assignment) {
+	decode = s.schemesOf(s.phases[1], ofDecode, nil)
+	if ofPrefill == nil {
 		return slices.Clone(decode), decode
 	}
-	return s.schemesOf(s.phases[0], p, decode), decode
+	return s.schemesOf(s.phases[0], ofPrefill, decode), decode
 }
 
 // schemesOf returns a point of a phase as schemes. Classes that the phase does not decide have those of others (nil:
@@ -186,11 +200,11 @@ func (s *schemeChoice) schemesOf(ph *phase, at *point, others assignment) assign
 	if others == nil {
 		schemes = s.uniform(op.A32W32)
 	}
-	i := 0
-	for j, list := range ph.options {
+	next := 0 // of the point's picks, which are of the classes with options
+	for class, list := range ph.options {
 		if len(list) > 0 {
-			schemes[j] = list[at.pick[i]]
-			i++
+			schemes[class] = list[at.pick[next]]
+			next++
 		}
 	}
 	return schemes
@@ -208,53 +222,72 @@ func (s *schemeChoice) headKL(decode assignment) float64 {
 	return total
 }
 
-// quality returns the loss of the chosen schemes by the calibration, for each phase. It has no entry without a
-// calibration, or for a phase with a scheme of unknown loss, which a warning mentions.
+// quality returns the loss of the chosen schemes by the calibration, for each phase: decode first. It has no entry
+// without a calibration, or for a phase with a scheme of unknown loss, which a warning mentions.
 func (s *schemeChoice) quality() []planir.Quality {
 	if s.in.Calibration == nil {
 		return nil
 	}
-	var out []planir.Quality
 	limits := s.in.Workload.Quality.MaxKL
-	cacheKL, measured := s.in.Calibration.CacheLoss(s.want.Cache)
-	for i, schemes := range []assignment{s.prefill, s.decode} {
-		ph, limit := s.phases[i], []float64{limits.Prefill, limits.Decode}[i]
+	var out []planir.Quality
+	for i, limit := range []float64{limits.Prefill, limits.Decode} {
+		ph := s.phases[i]
 		if len(ph.rows) == 0 {
 			continue
 		}
-		quality := planir.Quality{Phase: ph.name, MaxKL: limit, KL: cacheKL}
-		switch at := s.in.attention; {
-		case at != nil && ph.name == "prefill":
-			quality.KL += at.kl
-		case at != nil && at.decode:
-			quality.KL += at.decodeKL
-		}
-		var missing []string
-		if ph.name == "prefill" {
-			lost, known := s.in.dropLoss()
-			if quality.KL += lost; !known {
-				missing = append(missing, "so many dropped rows of experts")
-			}
-		}
-		if !measured {
-			missing = append(missing, fmt.Sprintf("a cache in %s", s.want.Cache))
-		}
-		for i := range s.classes {
-			kl, ok := s.loss(&s.classes[i], schemes[i])
-			table := s.tied.table(schemes[i])
-			if !ok && table != "" && s.tied.head == i && s.tableLoss(s.tied.node, table) == nil {
-				missing = append(missing, fmt.Sprintf("%s in %s", table, s.tied.node))
-			} else if !ok {
-				missing = append(missing, fmt.Sprintf("%s in %s", schemes[i], s.classes[i].nodes[0]))
-			}
-			quality.KL += kl
-		}
-		if missing != nil {
+		kl, unknown := s.lossOfPhase(ph)
+		if unknown != nil {
 			s.warn("what %s loses is not known: the calibration says nothing about %s",
-				ph.name, strings.Join(missing, ", "))
+				ph.name, strings.Join(unknown, ", "))
 			continue
 		}
-		out = append([]planir.Quality{quality}, out...)
+		out = append([]planir.Quality{{Phase: ph.name, MaxKL: limit, KL: kl}}, out...)
 	}
 	return out
+}
+
+// lossOfPhase adds up what the cache, sparse attention, dropped rows and the chosen schemes of a phase lose. It lists
+// what the calibration says nothing about.
+func (s *schemeChoice) lossOfPhase(ph *phase) (kl float64, unknown []string) {
+	schemes, isPrefill := s.decode, ph.name == "prefill"
+	if isPrefill {
+		schemes = s.prefill
+	}
+	kl, measured := s.in.Calibration.CacheLoss(s.want.Cache)
+
+	if at := s.in.attention; at != nil && isPrefill {
+		kl += at.kl
+	} else if at != nil && at.decode {
+		kl += at.decodeKL
+	}
+
+	if isPrefill {
+		lost, known := s.in.dropLoss()
+		kl += lost
+		if !known {
+			unknown = append(unknown, "so many dropped rows of experts")
+		}
+	}
+	if !measured {
+		unknown = append(unknown, fmt.Sprintf("a cache in %s", s.want.Cache))
+	}
+
+	for i := range s.classes {
+		lost, known := s.loss(&s.classes[i], schemes[i])
+		kl += lost
+		if !known {
+			unknown = append(unknown, s.unmeasuredText(i, schemes[i]))
+		}
+	}
+	return kl, unknown
+}
+
+// unmeasuredText names the product of a class whose loss in a scheme is not known: the embedding that is looked up in
+// the class, or its first node.
+func (s *schemeChoice) unmeasuredText(class int, scheme op.Scheme) string {
+	table := s.tied.table(scheme)
+	if table != "" && s.tied.head == class && s.tableLoss(s.tied.node, table) == nil {
+		return fmt.Sprintf("%s in %s", table, s.tied.node)
+	}
+	return fmt.Sprintf("%s in %s", scheme, s.classes[class].nodes[0])
 }

@@ -28,8 +28,12 @@ type reducedItem struct {
 	cost          []int64
 	before, after []int32
 	mask          []uint64
-	nb, na        int
-	edge          [][]int64 // [class after the neighbour][class before the node], nil where there is no neighbour
+
+	// How many classes there are before and after the node.
+	classesBefore, classesAfter int
+	// edge has the hand-over from each class after the neighbour to each class before the node, nil where there is no
+	// neighbour.
+	edge [][]int64
 }
 
 // shortCut is a way through a fork, from a class in which split leaves its outputs to one in which join does.
@@ -69,6 +73,7 @@ func (s *schemeChoice) leastCharged(rows int, schemes assignment, charged *charg
 	if err != nil {
 		return 0, false
 	}
+
 	sets := s.sets()
 	totals := make([]int64, len(sets))
 	for i := range sections {
@@ -80,15 +85,16 @@ func (s *schemeChoice) leastCharged(rows int, schemes assignment, charged *charg
 		if costs == nil {
 			return 0, false
 		}
-		for i, cost := range costs {
-			if totals[i] != unknownCost {
-				totals[i] += cost
-			}
-			if cost == unknownCost {
-				totals[i] = unknownCost // no plan on these processors
+		for set, cost := range costs {
+			switch {
+			case cost == unknownCost:
+				totals[set] = unknownCost // no plan on these processors
+			case totals[set] != unknownCost:
+				totals[set] += cost
 			}
 		}
 	}
+
 	least := slices.Min(totals)
 	return least, least != unknownCost
 }
@@ -104,23 +110,26 @@ func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64, ch
 		s.leasts[key] = nil // posing the section reports why
 		return nil
 	}
+
 	room := &s.items.scratch
 	room.chain = room.chain[:0]
 	for i, item := range in.items {
 		more, err := charged.ofNode(in.section, i, in.candidates[i])
-		switch {
-		case err != nil:
+		if err != nil {
 			s.leasts[key] = nil
 			return nil
-		case more != nil:
-			room.chain = append(room.chain, s.reduce(item, more, charged.bytesOnly))
-		default:
+		}
+		if more == nil {
 			room.chain = append(room.chain, s.reduced(item))
+		} else {
+			room.chain = append(room.chain, s.reduce(item, more, charged.bytesOnly))
 		}
 	}
-	var cuts []shortCut
+
 	// Branches take as much energy side by side, and hold as much.
-	if s.measure() != problem.Energy && (charged == nil || !charged.bytesOnly) {
+	var cuts []shortCut
+	bytesOnly := charged != nil && charged.bytesOnly
+	if s.measure() != problem.Energy && !bytesOnly {
 		in.findPaths()
 		cuts = in.shortCuts()
 	}
@@ -165,11 +174,12 @@ func (s *pricing) reduce(posed *item, more []int64, instead bool) *reducedItem {
 		before, after int32
 		mask          uint64
 	}
-	merged := &reducedItem{nb: len(posed.Before), na: len(posed.After), edge: posed.EdgeNS}
+	merged := &reducedItem{classesBefore: len(posed.Before), classesAfter: len(posed.After), edge: posed.EdgeNS}
 	energy := s.measure() == problem.Energy
 	if energy || instead { // handing over takes none
-		merged.edge = slices.Repeat([][]int64{make([]int64, merged.nb)}, len(posed.EdgeNS))
+		merged.edge = slices.Repeat([][]int64{make([]int64, merged.classesBefore)}, len(posed.EdgeNS))
 	}
+
 	seen := map[kind]int{}
 	for i := range posed.Choices {
 		choice := &posed.Choices[i]
@@ -183,14 +193,18 @@ func (s *pricing) reduce(posed *item, more []int64, instead bool) *reducedItem {
 		if more != nil {
 			cost += more[i]
 		}
+
 		key := kind{int32(choice.Before), int32(choice.After), posed.masks[i]}
 		if old, ok := seen[key]; ok {
 			merged.cost[old] = min(merged.cost[old], cost)
 			continue
 		}
+
 		seen[key] = len(merged.cost)
-		merged.cost, merged.before, merged.after, merged.mask = append(merged.cost, cost), append(merged.before,
-			key.before), append(merged.after, key.after), append(merged.mask, key.mask)
+		merged.cost = append(merged.cost, cost)
+		merged.before = append(merged.before, key.before)
+		merged.after = append(merged.after, key.after)
+		merged.mask = append(merged.mask, key.mask)
 	}
 	return merged
 }
@@ -203,20 +217,22 @@ func (m *pathScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64)
 	if wraps == 0 || ns == unknownCost {
 		return ns
 	}
+
 	// The rest of the way by first class, and the cheapest way back to it, bound what starting there costs.
 	starts := m.starts[:0]
-	for to, ns := range m.arrive[:first.nb] {
+	for to, ns := range m.arrive[:first.classesBefore] {
 		if ns == unknownCost {
 			continue
 		}
 		back := int64(math.MaxInt64)
-		for from := range last.na {
+		for from := range last.classesAfter {
 			back = min(back, first.edge[from][to])
 		}
 		starts = append(starts, pathStart{int32(to), ns + wraps*back})
 	}
 	slices.SortStableFunc(starts, func(a, b pathStart) int { return cmp.Compare(a.bound, b.bound) })
 	m.starts = starts
+
 	best := int64(unknownCost)
 	for _, from := range starts {
 		if from.bound >= best {
@@ -233,7 +249,7 @@ func (m *pathScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64)
 // look at every choice and at every pair of neighbouring classes.
 func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
-	rest := resized(&m.rest, last.na)
+	rest := resized(&m.rest, last.classesAfter)
 	for from := range rest {
 		rest[from] = 0
 		if start >= 0 {
@@ -242,17 +258,8 @@ func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, w
 	}
 	for i := len(m.chain) - 1; ; i-- {
 		item := m.chain[i]
-		for j := range cuts {
-			// A way through a fork that ends at this node: what it leaves to pay is known now, and counts at its entry
-			// below.
-			if cut := &cuts[j]; cut.join == i {
-				cut.left = unknownCost
-				if cut.mask&^set == 0 && rest[cut.exit] != unknownCost {
-					cut.left = rest[cut.exit] + repeat*cut.ns
-				}
-			}
-		}
-		arrive := resized(&m.arrive, item.nb)
+		payCuts(cuts, i, rest, set, repeat)
+		arrive := resized(&m.arrive, item.classesBefore)
 		item.costBefore(arrive, rest, set, repeat)
 		if i == 0 {
 			if start >= 0 {
@@ -260,12 +267,28 @@ func (m *pathScratch) backward(cuts []shortCut, set uint64, start int, repeat, w
 			}
 			return slices.Min(arrive)
 		}
-		rest = resized(&m.rest, m.chain[i-1].na)
+
+		rest = resized(&m.rest, m.chain[i-1].classesAfter)
 		item.costAfterNeighbour(rest, arrive, repeat)
 		for j := range cuts {
 			if cut := &cuts[j]; cut.split == i-1 {
 				rest[cut.entry] = min(rest[cut.entry], cut.left)
 			}
+		}
+	}
+}
+
+// payCuts notes what the ways through forks that join at a node leave to pay: that is known when the pass is at the
+// join, and counts at the entry of the fork.
+func payCuts(cuts []shortCut, join int, rest []int64, set uint64, repeat int64) {
+	for i := range cuts {
+		cut := &cuts[i]
+		if cut.join != join {
+			continue
+		}
+		cut.left = unknownCost
+		if cut.mask&^set == 0 && rest[cut.exit] != unknownCost {
+			cut.left = rest[cut.exit] + repeat*cut.ns
 		}
 	}
 }
@@ -332,11 +355,18 @@ type ranked struct {
 type rankedHeap []ranked
 
 func (h rankedHeap) Len() int { return len(h) }
+
 func (h rankedHeap) Less(i, j int) bool {
-	return h[i].least < h[j].least || h[i].least == h[j].least && h[i].point < h[j].point
+	if h[i].least != h[j].least {
+		return h[i].least < h[j].least
+	}
+	return h[i].point < h[j].point
 }
+
 func (h rankedHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *rankedHeap) Push(x any)   { *h = append(*h, x.(ranked)) }
+
+func (h *rankedHeap) Push(x any) { *h = append(*h, x.(ranked)) }
+
 func (h *rankedHeap) Pop() any {
 	old := *h
 	ranked := old[len(old)-1]
@@ -344,11 +374,11 @@ func (h *rankedHeap) Pop() any {
 	return ranked
 }
 
-// nth returns the k-th of the points; false if there are fewer. It prices points in the order of their bounds until the
-// cheapest priced one is below the bounds of all others: that is the next one of the ranking.
-func (r *ranking) nth(k int) (ranked, bool) {
-	for len(r.order) <= k {
-		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {
+// nth returns a point by its place in the ranking; false if there are fewer. It prices points in the order of their
+// bounds until the cheapest priced one is below the bounds of all others: that is the next one of the ranking.
+func (r *ranking) nth(place int) (ranked, bool) {
+	for len(r.order) <= place {
+		for r.next < len(r.points) && r.mayComeNext(r.points[r.next]) {
 			at := r.points[r.next]
 			point := &r.ph.points[at]
 			least, _ := r.s.leastOfPoint(r.ph, r.s.schemesOf(r.ph, point, r.head))
@@ -360,7 +390,12 @@ func (r *ranking) nth(k int) (ranked, bool) {
 		}
 		r.order = append(r.order, heap.Pop(&r.pending).(ranked))
 	}
-	return r.order[k], true
+	return r.order[place], true
+}
+
+// mayComeNext reports whether a point that is not priced yet may be cheaper than all that are.
+func (r *ranking) mayComeNext(point int) bool {
+	return len(r.pending) == 0 || r.ph.points[point].bound <= r.pending[0].least
 }
 
 // headRankings are the rankings of both phases under one choice of schemes for a shared head, which decode makes for
@@ -370,39 +405,40 @@ type headRankings struct{ prefill, decode *ranking }
 // rankings returns the rankings for every choice for the head. If no prompt has a program, prefill has one point that
 // costs nothing.
 func (s *schemeChoice) rankings() (out []headRankings) {
-	// within are the points of prefill whose loss, with the head's, is permitted.
-	within := func(head assignment) (out []int) {
-		limit, lost := s.phases[0].max, s.headKL(head)
-		for i := range s.phases[0].points {
-			if limit == 0 || s.phases[0].points[i].kl+lost <= limit {
-				out = append(out, i)
-			}
-		}
-		s.reserve(int64(len(out)) * rankedBytes)
-		return out
-	}
 	index := map[string]int{}
 	for i := range s.phases[1].points {
 		schemes := s.schemesOf(s.phases[1], &s.phases[1].points[i], nil)
 		head := s.uniform(op.A32W32)
-		for i := range s.classes {
-			if s.classes[i].shared {
-				head[i] = schemes[i]
+		for class := range s.classes {
+			if s.classes[class].shared {
+				head[class] = schemes[class]
 			}
 		}
+
 		at, ok := index[head.key()]
 		if !ok {
 			at = len(out)
 			index[head.key()] = at
-			x := headRankings{&ranking{s: s, ph: s.phases[0], head: head, points: within(head)},
-				&ranking{s: s, ph: s.phases[1]}}
+			prefill := &ranking{s: s, ph: s.phases[0], head: head, points: s.prefillPointsWith(head)}
 			if len(s.phases[0].rows) == 0 {
-				x.prefill = &ranking{order: []ranked{{}}}
+				prefill = &ranking{order: []ranked{{}}}
 			}
-			out = append(out, x)
+			out = append(out, headRankings{prefill, &ranking{s: s, ph: s.phases[1]}})
 		}
 		out[at].decode.points = append(out[at].decode.points, i)
 	}
+	return out
+}
+
+// prefillPointsWith lists the points of prefill whose loss together with the head's is permitted.
+func (s *schemeChoice) prefillPointsWith(head assignment) (out []int) {
+	limit, lost := s.phases[0].max, s.headKL(head)
+	for i := range s.phases[0].points {
+		if limit == 0 || s.phases[0].points[i].kl+lost <= limit {
+			out = append(out, i)
+		}
+	}
+	s.reserve(int64(len(out)) * rankedBytes)
 	return out
 }
 

@@ -16,12 +16,12 @@ import (
 func (s *schemeChoice) list(ph *phase) error {
 	total := 1
 	var vary []int
-	for k, list := range ph.options {
-		if len(list) == 0 {
+	for class, options := range ph.options {
+		if len(options) == 0 {
 			continue
 		}
-		vary = append(vary, k)
-		if total *= len(list); total > maxAssignments {
+		vary = append(vary, class)
+		if total *= len(options); total > maxAssignments {
 			return diag.New(diag.ClassInput, "solve: more than %d combinations of schemes and weights in %s",
 				maxAssignments, ph.name).
 				WithHint("permit fewer schemes in the workload")
@@ -31,6 +31,7 @@ func (s *schemeChoice) list(ph *phase) error {
 	if err := e.prepare(); err != nil {
 		return err
 	}
+
 	ph.points = ph.points[:0]
 	ph.objectives = map[string]float64{}
 	e.walk(0)
@@ -53,33 +54,35 @@ type enumeration struct {
 	sets  []uint64
 	parts *partBounds // sections with forks, which are bounded apart; nil: none
 
-	fixed  leastCosts     // of nodes whose scheme is no choice
-	low    [][]leastCosts // by class and option
-	kl     [][]float64    // likewise
-	pick   []uint8        // options, by position in vary
-	sums   []leastCosts   // of the fixed nodes and the first classes of vary
-	losses []float64      // likewise
+	fixed leastCosts     // of nodes whose scheme is no choice
+	low   [][]leastCosts // by class and option
+	kl    [][]float64    // likewise
+
+	pick   []uint8      // options, by position in vary
+	sums   []leastCosts // of the fixed nodes and the first classes of vary
+	losses []float64    // likewise
 }
 
 // zero returns sums of nothing.
 func (e *enumeration) zero() leastCosts {
-	c := make(leastCosts, len(e.ph.rows))
-	for i := range c {
-		c[i] = make([]float64, len(e.sets))
+	costs := make(leastCosts, len(e.ph.rows))
+	for i := range costs {
+		costs[i] = make([]float64, len(e.sets))
 	}
-	return c
+	return costs
 }
 
 // prepare looks up the cost and loss of every option, so that walk only adds numbers.
 func (e *enumeration) prepare() error {
 	e.fixed, e.low, e.kl = e.zero(), make([][]leastCosts, len(e.classes)), make([][]float64, len(e.classes))
-	for _, k := range e.vary {
-		for _, scheme := range e.ph.options[k] {
-			e.low[k] = append(e.low[k], e.zero())
-			kl, _ := e.loss(&e.classes[k], scheme)
-			e.kl[k] = append(e.kl[k], kl)
+	for _, class := range e.vary {
+		for _, scheme := range e.ph.options[class] {
+			e.low[class] = append(e.low[class], e.zero())
+			kl, _ := e.loss(&e.classes[class], scheme)
+			e.kl[class] = append(e.kl[class], kl)
 		}
 	}
+
 	for i := range e.graph.Sections {
 		sec := &e.graph.Sections[i]
 		if e.parts != nil && e.parts.sections[sec.Name] {
@@ -91,6 +94,7 @@ func (e *enumeration) prepare() error {
 			}
 		}
 	}
+
 	e.pick, e.sums, e.losses = make([]uint8, len(e.vary)), []leastCosts{e.fixed}, make([]float64, len(e.vary)+1)
 	for range e.vary {
 		e.sums = append(e.sums, e.zero())
@@ -101,23 +105,26 @@ func (e *enumeration) prepare() error {
 // addNode adds the least cost of a node, in all layers, to the options of its class, or to the fixed nodes.
 func (e *enumeration) addNode(sec *models.Section, node *models.Node) error {
 	name := sec.Name + "." + node.Name
-	if packed := e.tied; packed.exists() && name == packed.node {
+	if e.tied.exists() && name == e.tied.node {
 		return nil // what it takes depends on the head
 	}
 	layers := float64(max(1, sec.Layers))
+
 	add := func(to leastCosts, at, rows int, scheme op.Scheme) {
 		for i, set := range e.sets {
 			to[at][i] += layers * e.cheapest(nodeKey{rows, name, scheme}, set)
 		}
 	}
-	k, classed := e.classOf[name]
+
+	class, hasClass := e.classOf[name]
 	for at, rows := range e.ph.rows {
-		if classed {
-			for j, scheme := range e.ph.options[k] {
-				add(e.low[k][j], at, rows, scheme)
+		if hasClass {
+			for option, scheme := range e.ph.options[class] {
+				add(e.low[class][option], at, rows, scheme)
 			}
 			continue
 		}
+
 		scheme := node.Ops[len(node.Ops)-1].Scheme
 		if node.Exact {
 			scheme = op.A32W32
@@ -130,22 +137,23 @@ func (e *enumeration) addNode(sec *models.Section, node *models.Node) error {
 	return nil
 }
 
-// walk tries every option of the i-th class that has some, and of those after it.
-func (e *enumeration) walk(i int) {
-	if i == len(e.vary) {
+// walk tries every option of the class at that position of vary, and of those after it.
+func (e *enumeration) walk(position int) {
+	if position == len(e.vary) {
 		e.complete()
 		return
 	}
-	k := e.vary[i]
-	for j := range e.ph.options[k] {
-		e.pick[i] = uint8(j)
-		e.losses[i+1] = e.losses[i] + e.kl[k][j]
-		for at := range e.sums[i] {
-			for x := range e.sums[i][at] {
-				e.sums[i+1][at][x] = e.sums[i][at][x] + e.low[k][j][at][x]
+	class := e.vary[position]
+	before, after := e.sums[position], e.sums[position+1]
+	for option := range e.ph.options[class] {
+		e.pick[position] = uint8(option)
+		e.losses[position+1] = e.losses[position] + e.kl[class][option]
+		for at, low := range e.low[class][option] {
+			for set := range low {
+				after[at][set] = before[at][set] + low[set]
 			}
 		}
-		e.walk(i + 1)
+		e.walk(position + 1)
 	}
 }
 
@@ -155,10 +163,12 @@ func (e *enumeration) complete() {
 	if e.ph.max > 0 && e.losses[last] > e.ph.max {
 		return
 	}
+
 	bound := 0.0
 	for at := range e.ph.rows {
 		bound += float64(e.ph.weights[at] * slices.Min(e.sums[last][at]))
 	}
+
 	found := point{slices.Clone(e.pick), bound, e.losses[last]}
 	if e.parts != nil {
 		found.bound += e.parts.totalFor(e.schemesOf(e.ph, &found, nil))

@@ -23,6 +23,7 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 		if !ph.asked && ph.max > 0 && !slices.ContainsFunc(s.Procs, executes) {
 			continue // only the limit of quality permits it, and no processor executes it
 		}
+
 		var out leftOut
 		for k := range s.classes {
 			s.reportProgress(Progress{Phase: "price " + ph.name, Done: i*len(s.classes) + k,
@@ -37,9 +38,11 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 		}
 		s.warnLeftOut(ph, scheme, &out)
 	}
+
 	s.preferOnly(ph)
 	for k, list := range ph.options {
-		if len(list) > 0 || s.classes[k].shared && ph.name == "prefill" {
+		hasDecodes := s.classes[k].shared && ph.name == "prefill"
+		if len(list) > 0 || hasDecodes {
 			continue
 		}
 		if first != nil {
@@ -69,10 +72,12 @@ func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme
 	if s.dominatedByDynamic(ph, class, scheme) {
 		return nil
 	}
-	if _, ok := s.loss(class, scheme); !ok && ph.max > 0 { // without a calibration nothing may be lost
+	_, known := s.loss(class, scheme)
+	if !known && ph.max > 0 { // without a calibration nothing may be lost
 		out.unmeasured = append(out.unmeasured, class.nodes...)
 		return nil
 	}
+
 	err := s.checkScales(class, scheme)
 	if err == nil {
 		err = s.usable(ph, k, scheme)
@@ -87,6 +92,7 @@ func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme
 		ph.options[k] = append(ph.options[k], scheme)
 		return nil
 	}
+
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -109,6 +115,7 @@ func (s *schemeChoice) warnLeftOut(ph *phase, scheme op.Scheme, out *leftOut) {
 		}
 		return ph.name + " for " + strings.Join(nodes, ", ")
 	}
+
 	if out.unmeasured != nil && s.in.Calibration != nil {
 		s.warn("scheme %q is left out of %s: the calibration says nothing about what it costs",
 			scheme, of(out.unmeasured))
@@ -134,6 +141,7 @@ func (s *schemeChoice) preferOnly(ph *phase) {
 			fewest = min(fewest, foreign[i])
 		}
 		ph.options[j] = nil
+
 		for i, scheme := range list {
 			if foreign[i] == fewest {
 				ph.options[j] = append(ph.options[j], scheme)
@@ -154,13 +162,12 @@ func (s *schemeChoice) preferOnly(ph *phase) {
 // countForeign counts the products of a usable class, over the programs of a phase, that no processor of Input.Only
 // executes in a scheme.
 func (s *schemeChoice) countForeign(ph *phase, k int, scheme op.Scheme) (count int) {
+	isOnly := func(share planir.Share) bool { return slices.Contains(s.in.Only, share.Proc) }
+	usesOnly := func(candidate price.Candidate) bool { return slices.ContainsFunc(candidate.Shares, isOnly) }
 	for _, rows := range ph.rows {
 		for _, name := range s.classes[k].nodes {
-			p := s.candidateSets[nodeKey{rows, name, scheme}]
-			if p != nil && !slices.ContainsFunc(p.list, func(candidate price.Candidate) bool {
-				return slices.ContainsFunc(candidate.Shares,
-					func(x planir.Share) bool { return slices.Contains(s.in.Only, x.Proc) })
-			}) {
+			set := s.candidateSets[nodeKey{rows, name, scheme}]
+			if set != nil && !slices.ContainsFunc(set.list, usesOnly) {
 				count++
 			}
 		}
@@ -172,16 +179,22 @@ func (s *schemeChoice) countForeign(ph *phase, k int, scheme op.Scheme) (count i
 // at least as accurate, costs the same, and runs on every processor that runs the static one. A scheme that the
 // workload lists is considered all the same.
 func (s *schemeChoice) dominatedByDynamic(ph *phase, class *productClass, scheme op.Scheme) bool {
-	twin := scheme.Twin()
-	if !scheme.Static() || ph.asked || !slices.Contains(ph.permits, twin) ||
-		slices.ContainsFunc(s.Procs, func(proc planir.Proc) bool {
-			return slices.Contains(proc.Schemes, scheme) && !slices.Contains(proc.Schemes, twin)
-		}) {
+	dynamic := scheme.Twin()
+	if !scheme.Static() || ph.asked || !slices.Contains(ph.permits, dynamic) {
 		return false
 	}
-	static, measured := s.loss(class, scheme)
-	rows, ok := s.loss(class, twin)
-	return !measured || ok && rows <= static
+	onlyStatic := func(proc planir.Proc) bool {
+		return slices.Contains(proc.Schemes, scheme) && !slices.Contains(proc.Schemes, dynamic)
+	}
+	if slices.ContainsFunc(s.Procs, onlyStatic) {
+		return false
+	}
+	staticLoss, measured := s.loss(class, scheme)
+	if !measured {
+		return true
+	}
+	dynamicLoss, measured := s.loss(class, dynamic)
+	return measured && dynamicLoss <= staticLoss
 }
 
 // checkScales returns an error if the calibration lacks static scales in any layer of any node of the class.
@@ -193,7 +206,10 @@ func (s *request) checkScales(class *productClass, scheme op.Scheme) error {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
 			name := sec.Name + "." + node.Name
-			for layer := 0; layer < max(1, sec.Layers) && slices.Contains(class.nodes, name); layer++ {
+			if !slices.Contains(class.nodes, name) {
+				continue
+			}
+			for layer := range max(1, sec.Layers) {
 				if err := s.checkScalesIn(name, sec.First+layer, scheme); err != nil {
 					return err
 				}
@@ -255,6 +271,8 @@ func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 	if err != nil {
 		return err
 	}
+	ofClass := func(n lower.Node) bool { return slices.Contains(s.classes[k].nodes, n.Name) }
+
 	for _, rows := range ph.rows {
 		sections, err := s.expand(rows, schemes)
 		if err != nil {
@@ -262,10 +280,10 @@ func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 		}
 		for i := range sections {
 			sec := &sections[i]
-			ofClass := func(n lower.Node) bool { return slices.Contains(s.classes[k].nodes, n.Name) }
 			if isRepeated(sections, i) || !slices.ContainsFunc(sec.Nodes, ofClass) {
 				continue
 			}
+
 			s.priceSection(sec, rows)
 			for j := range sec.Nodes {
 				node := &sec.Nodes[j]

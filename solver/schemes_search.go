@@ -22,27 +22,36 @@ func (s *planner) solvedObjective(ctx context.Context, prefill, decode assignmen
 			continue // no prompt has a program: a context of one position
 		}
 		key := schemes.key()
-		ns, ok := ph.objectives[key]
-		if !ok {
-			for i, rows := range ph.rows {
-				if _, ok := s.leastOf(rows, schemes); ok && ph.weights[i] == 0 {
-					continue // no prompt has that program, and it has a plan
-				}
-				pr, err := s.program(rows, schemes)
-				if err != nil {
-					return 0, err
-				}
-				report, err := pr.solve(ctx, &s.request)
-				if err != nil {
-					return 0, err
-				}
-				ns += float64(ph.weights[i] * float64(report.ObjectiveNS))
+		if _, ok := ph.objectives[key]; !ok {
+			ns, err := s.solvedPhase(ctx, ph, schemes)
+			if err != nil {
+				return 0, err
 			}
 			ph.objectives[key] = ns
 		}
-		total += ns
+		total += ph.objectives[key]
 	}
 	return total, nil
+}
+
+// solvedPhase returns what a phase under an assignment adds to the objective, solved. A program that no prompt has
+// costs nothing, and is only solved if it is not known to have a plan.
+func (s *planner) solvedPhase(ctx context.Context, ph *phase, schemes assignment) (ns float64, err error) {
+	for i, rows := range ph.rows {
+		if _, hasPlan := s.leastOf(rows, schemes); hasPlan && ph.weights[i] == 0 {
+			continue
+		}
+		pr, err := s.program(rows, schemes)
+		if err != nil {
+			return 0, err
+		}
+		report, err := pr.solve(ctx, &s.request)
+		if err != nil {
+			return 0, err
+		}
+		ns += float64(ph.weights[i] * float64(report.ObjectiveNS))
+	}
+	return ns, nil
 }
 
 // searchResult is the outcome of a search: no decode when nothing is within the limits.
@@ -55,9 +64,9 @@ type searchResult struct {
 
 // pair is a combination of assignments that waits to be looked at.
 type pair struct {
-	head  int // which choice for it
-	p, d  int // in the rankings of the phases under that
-	bound float64
+	head            int // index of the rankings under one choice for the head
+	prefill, decode int // places in the rankings of both phases
+	bound           float64
 }
 
 // pairs is a heap.Interface, least bound first; ties go by the places in the rankings, so that the order is total.
@@ -66,10 +75,12 @@ type pairs []pair
 func (h pairs) Len() int { return len(h) }
 
 func (h pairs) Less(i, j int) bool {
-	if h[i].bound != h[j].bound {
-		return h[i].bound < h[j].bound
+	one, other := h[i], h[j]
+	if one.bound != other.bound {
+		return one.bound < other.bound
 	}
-	return cmp.Or(cmp.Compare(h[i].head, h[j].head), cmp.Compare(h[i].d, h[j].d), cmp.Compare(h[i].p, h[j].p)) < 0
+	return cmp.Or(cmp.Compare(one.head, other.head), cmp.Compare(one.decode, other.decode),
+		cmp.Compare(one.prefill, other.prefill)) < 0
 }
 
 func (h pairs) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
@@ -93,22 +104,24 @@ func (h *pairs) Pop() any {
 // phases, which have no lower bound.
 func (s *planner) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool,
 	try func(prefill, decode assignment) (ns float64, ok bool, err error)) (searchResult, error) {
-	q := &pairQueue{groups: s.rankings(), below: below, budget: s.budget}
-	for group := range q.groups {
-		q.push(group, 0, 0)
+	queue := &pairQueue{groups: s.rankings(), below: below, budget: s.budget}
+	for group := range queue.groups {
+		queue.push(group, 0, 0)
 	}
-	defer q.release()
+	defer queue.release()
+
 	best := searchResult{ns: below, open: math.Inf(1)}
 	status := problem.Optimal
 	seen, tried := 0, 0 // pairs that were taken out, and those of them that were admitted
 	fruitless := 0      // tried since the best one
 	for {
-		next, ok := q.pop()
+		next, ok := queue.pop()
 		if !ok || next.bound >= best.ns {
 			break
 		}
-		ended := tried > maxTried || admits != nil && fruitless > maxFruitless
-		if seen++; seen > maxPairs || ended || s.budget.exceededBy(0) {
+		seen++
+		gaveUp := admits != nil && fruitless > maxFruitless
+		if seen > maxPairs || tried > maxTried || gaveUp || s.budget.exceededBy(0) {
 			status, best.open = problem.Feasible, next.bound
 			break
 		}
@@ -116,9 +129,10 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		if err := ctx.Err(); err != nil {
 			return searchResult{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
 		}
+
 		// The neighbours wait even if this pair is not admitted: they may be.
-		q.pushNeighbours(next)
-		prefill, decode := s.assignmentsOf(&q.groups[next.head], next)
+		queue.pushNeighbours(next)
+		prefill, decode := s.assignmentsOf(&queue.groups[next.head], next)
 		if admits != nil && !admits(prefill, decode) {
 			continue
 		}
@@ -132,13 +146,15 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		if ok && ns < best.ns {
 			best.prefill, best.decode, best.ns = prefill, decode, ns
 			fruitless = 0
-			q.below = ns
+			queue.below = ns
 		}
 	}
-	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
-		return best, nil
+
+	oneAssignment := len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1
+	hadChoice := !oneAssignment || admits != nil
+	if best.decode != nil && hadChoice {
+		best.report = s.searchReport(best.ns, status, best.open)
 	}
-	best.report = s.searchReport(best.ns, status, best.open)
 	return best, nil
 }
 
@@ -146,25 +162,20 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 // pair.
 func (s *planner) searchReport(ns float64, status problem.Status, bound float64) *planir.Solve {
 	report := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: price.Whole(ns),
-		BoundNS: price.Whole(ns)}
+		BoundNS: price.Whole(ns), Choices: s.countOptions()}
 	if status != problem.Optimal {
 		report.BoundNS = min(report.BoundNS, price.Whole(bound))
-	}
-	for _, phase := range s.phases {
-		for _, list := range phase.options {
-			report.Choices += len(list)
-		}
 	}
 	return report
 }
 
 // assignmentsOf returns those of a pair.
 func (s *schemeChoice) assignmentsOf(group *headRankings, x pair) (prefill, decode assignment) {
-	var first *point
+	var ofPrefill *point
 	if len(s.phases[0].rows) > 0 {
-		first = &s.phases[0].points[group.prefill.order[x.p].point]
+		ofPrefill = &s.phases[0].points[group.prefill.order[x.prefill].point]
 	}
-	return s.assignments(first, &s.phases[1].points[group.decode.order[x.d].point])
+	return s.assignments(ofPrefill, &s.phases[1].points[group.decode.order[x.decode].point])
 }
 
 // pairQueue is the pairs that wait in a search, least bound first.
@@ -176,23 +187,23 @@ type pairQueue struct {
 	budget *memoryBudget
 }
 
-// push has the pair of the p-th and d-th assignments of the phases wait, where they have so many.
-func (q *pairQueue) push(group, p, d int) {
-	prefill, ok := q.groups[group].prefill.nth(p)
-	decode, also := q.groups[group].decode.nth(d)
-	if !ok || !also {
+// push has a pair of assignments wait, given by their places in the rankings of both phases, if there are so many.
+func (q *pairQueue) push(group, atPrefill, atDecode int) {
+	prefill, hasPrefill := q.groups[group].prefill.nth(atPrefill)
+	decode, hasDecode := q.groups[group].decode.nth(atDecode)
+	if !hasPrefill || !hasDecode {
 		return
 	}
 	if bound := prefill.least + decode.least; bound < q.below {
-		heap.Push(&q.heap, pair{group, p, d, bound})
+		heap.Push(&q.heap, pair{group, atPrefill, atDecode, bound})
 	}
 }
 
 // pushNeighbours has the pairs behind one wait. Every pair has one way to it: along decode first, then along prefill.
 func (q *pairQueue) pushNeighbours(x pair) {
-	q.push(x.head, x.p+1, x.d)
-	if x.p == 0 {
-		q.push(x.head, 0, x.d+1)
+	q.push(x.head, x.prefill+1, x.decode)
+	if x.prefill == 0 {
+		q.push(x.head, 0, x.decode+1)
 	}
 }
 
@@ -232,32 +243,39 @@ func (s *schemeChoice) tooLossy() error {
 		if ph.max == 0 || len(ph.rows) == 0 {
 			continue
 		}
-		// What each class loses at least, added up. Prefill's programs execute a shared head with decode's schemes.
-		least := 0.0
-		for j := range s.classes {
-			list := ph.options[j]
-			if i == 0 && s.classes[j].shared {
-				list = s.phases[1].options[j]
-			}
-			best := math.Inf(1)
-			for _, scheme := range list {
-				if kl, ok := s.loss(&s.classes[j], scheme); ok {
-					best = min(best, kl)
-				}
-			}
-			if len(list) > 0 {
-				least += best
-			}
-		}
-		if least > ph.max {
+		if least := s.leastLoss(i); least > ph.max {
 			return diag.New(diag.ClassInfeasible,
 				"solve: %s is to lose at most %s, and the permitted schemes lose at least %.3g by the calibration",
 				ph.name, workload.KLText(ph.max), least).
-				WithHint("permit a32/w32 or another more exact scheme as well, or raise quality.max_kl.%s in the workload",
-					ph.name)
+				WithHint("permit a32/w32 or another more exact scheme as well, "+
+					"or raise quality.max_kl.%s in the workload", ph.name)
 		}
 	}
 	return diag.New(diag.ClassInfeasible,
 		"solve: no combination of the permitted schemes stays within the limits of quality in both phases").
 		WithHint("raise quality.max_kl in the workload, or permit more exact schemes")
+}
+
+// leastLoss returns what the classes lose at least in a phase, added up. Prefill's programs execute a shared head with
+// decode's schemes.
+func (s *schemeChoice) leastLoss(phase int) float64 {
+	total := 0.0
+	for i := range s.classes {
+		class := &s.classes[i]
+		options := s.phases[phase].options[i]
+		if phase == 0 && class.shared {
+			options = s.phases[1].options[i]
+		}
+		if len(options) == 0 {
+			continue
+		}
+		least := math.Inf(1)
+		for _, scheme := range options {
+			if kl, ok := s.loss(class, scheme); ok {
+				least = min(least, kl)
+			}
+		}
+		total += least
+	}
+	return total
 }

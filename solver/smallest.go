@@ -45,6 +45,7 @@ func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) 
 				return nil, nil, err
 			}
 		}
+
 		plan, err := other.lightestPlan(ctx)
 		if err == nil {
 			if report := &plan.Solver[0]; open {
@@ -78,27 +79,32 @@ func (s *schemeChoice) byWeight() (out []sizedPair, all bool) {
 	prefills, decodes := s.phases[0].points, s.phases[1].points
 	limit := s.phases[0].max
 	add := func(prefill, decode *point) {
-		schemes, b := s.assignments(prefill, decode)
-		if limit > 0 && prefill != nil && prefill.kl+s.headKL(b) > limit {
+		schemes := sizedPair{}
+		schemes.prefill, schemes.decode = s.assignments(prefill, decode)
+		if limit > 0 && prefill != nil && prefill.kl+s.headKL(schemes.decode) > limit {
 			return
 		}
-		out = append(out, sizedPair{schemes, b, s.weightBytes(schemes, b)})
+		schemes.bytes = s.weightBytes(schemes.prefill, schemes.decode)
+		out = append(out, schemes)
 	}
-	if len(s.phases[0].rows) == 0 {
+
+	switch {
+	case len(s.phases[0].rows) == 0:
 		for i := range decodes {
 			add(nil, &decodes[i])
 		}
-	} else if len(prefills)*len(decodes) > maxPairs/64 {
+	case len(prefills)*len(decodes) > maxPairs/64:
 		if prefill, decode := s.lightest(); decode != nil {
 			return []sizedPair{{prefill, decode, s.weightBytes(prefill, decode)}}, false
 		}
-	} else {
+	default:
 		for i := range prefills {
 			for j := range decodes {
 				add(&prefills[i], &decodes[j])
 			}
 		}
 	}
+
 	slices.SortStableFunc(out, func(a, b sizedPair) int { return cmp.Compare(a.bytes, b.bytes) })
 	return out, true
 }
@@ -113,28 +119,35 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	if len(pairs) == 0 {
 		return nil, s.tooLossy()
 	}
+
 	bound := int64(math.MaxInt64) // of all pairs, beside the fixed part
 	if !all {
 		bound = pairs[0].bytes + s.leastPool()
 	}
+
 	next := 0
 	for tried := 0; next < len(pairs); next++ {
 		pair := pairs[next]
-		// Enough was tried, or this pair and those behind it hold too much by their weights alone.
-		if tried == smallestPairs && best != nil || next >= 4*smallestPairs ||
-			best != nil && pair.bytes+s.leastPool()+s.fixedBytes(best) >= best.Memory.Total {
+		triedEnough := tried == smallestPairs && best != nil
+		if triedEnough || next >= 4*smallestPairs {
 			break
 		}
+		if best != nil && s.exceeds(best, pair.bytes+s.leastPool()) {
+			break // this pair and those behind it hold too much by their weights alone
+		}
+
 		s.prefill, s.decode, s.chosen = pair.prefill, pair.decode, nil
 		var plan *planir.Plan
 		least, err := s.leastBytes(ctx)
 		if err == nil {
-			if bound = min(bound, least); best != nil && least+s.fixedBytes(best) >= best.Memory.Total {
+			bound = min(bound, least)
+			if best != nil && s.exceeds(best, least) {
 				continue
 			}
 			tried++
 			plan, err = s.smallestForSchemes(ctx)
 		}
+
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			first = cmp.Or(first, err)
 			continue
@@ -142,6 +155,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		if best == nil || plan.Memory.Total < best.Memory.Total {
 			best, chosen = plan, pair
 		}
@@ -149,21 +163,33 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	if best == nil {
 		return nil, first
 	}
+
 	// Pairs that were not tried are bounded by the lightest of them.
 	if next < len(pairs) {
 		bound = min(bound, pairs[next].bytes+s.leastPool())
 	}
 	s.prefill, s.decode = chosen.prefill, chosen.decode
+	s.reportLeastMemory(best, bound+s.fixedBytes(best))
+	return best, nil
+}
+
+// reportLeastMemory gives a plan the report of the search for the least memory: no plan holds less than bound bytes.
+func (s *session) reportLeastMemory(plan *planir.Plan, bound int64) {
 	report := planir.Solve{
-		Problem: jointProblem(problem.Memory), Status: string(problem.Optimal), Choices: best.Solver[0].Choices,
-		ObjectiveNS: best.Memory.Total, BoundNS: min(best.Memory.Total, bound+s.fixedBytes(best)),
+		Problem: jointProblem(problem.Memory), Status: string(problem.Optimal), Choices: plan.Solver[0].Choices,
+		ObjectiveNS: plan.Memory.Total, BoundNS: min(plan.Memory.Total, bound),
 	}
 	if report.BoundNS < report.ObjectiveNS {
 		report.Status = string(problem.Feasible)
 	}
-	s.budget.joints[report] = s.budget.joints[best.Solver[0]]
-	best.Solver = []planir.Solve{report}
-	return best, nil
+	s.budget.joints[report] = s.budget.joints[plan.Solver[0]]
+	plan.Solver = []planir.Solve{report}
+}
+
+// exceeds reports whether a plan that holds at least so many bytes beside the fixed ones holds no less than a known
+// plan.
+func (s *schemeChoice) exceeds(known *planir.Plan, bytes int64) bool {
+	return bytes+s.fixedBytes(known) >= known.Memory.Total
 }
 
 // fixedBytes returns what every plan for these programs holds beside its weights, buffers and steps.
@@ -184,17 +210,18 @@ func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) 
 		return nil, err
 	}
 	why := err
-	free := best
-	if free == nil {
-		if free, err = s.eachAlone(ctx); err != nil {
+	anyPlan := best
+	if anyPlan == nil {
+		if anyPlan, err = s.eachAlone(ctx); err != nil {
 			return nil, err
 		}
 	}
-	mover, err := s.mover(free)
+	mover, err := s.mover(anyPlan)
 	if err != nil {
 		return nil, err
 	}
 	defer mover.restore()
+
 	for i := range s.Procs {
 		plan, err := mover.allOn(s.Procs[i].Name)
 		if err != nil {
@@ -204,6 +231,7 @@ func (s *session) smallestForSchemes(ctx context.Context) (*planir.Plan, error) 
 			best = plan
 		}
 	}
+
 	if best == nil {
 		return nil, why
 	}
@@ -272,6 +300,7 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 		}
 		made.decisions = append(made.decisions, list)
 	}
+
 	plan := *m.template
 	plan.Decisions, plan.Program, plan.Memory = m.s.mergeDecisions(&made), planir.Program{}, nil
 	if err := m.s.lower(&plan); err != nil {
@@ -281,6 +310,7 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for _, bound := range m.s.bounds {
 		if taken[bound.quantity] > bound.max {
 			return nil, nil
@@ -365,32 +395,48 @@ func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, e
 					if err := ctx.Err(); err != nil {
 						return nil, diag.New(diag.ClassInterrupted, "look for the least memory: %w", err)
 					}
-					kept := choices[i][j][node]
-					for _, pick := range cheapestOfKinds(in.candidates[node]) {
-						if pick == kept {
-							continue
-						}
-						choices[i][j][node] = pick
-						other, err := m.plan(choices)
-						if err != nil {
-							return nil, err
-						}
-						if other == nil {
-							continue
-						}
-						if total := planir.MemoryOf(other).Total; total < least {
-							plan, least, kept = other, total, pick
-						}
+					smaller, err := m.tryKinds(choices, &choices[i][j][node], in.candidates[node], least)
+					if err != nil {
+						return nil, err
 					}
-					choices[i][j][node] = kept
+					if smaller != nil {
+						plan, least = smaller, planir.MemoryOf(smaller).Total
+					}
 				}
 			}
 		}
+
 		if least == before {
 			break
 		}
 	}
 	return plan, nil
+}
+
+// tryKinds tries the cheapest candidate of each kind for one operator, whose choice is at choice, and leaves the best
+// there. It returns the plan if that holds less than given, else nil.
+func (m *mover) tryKinds(choices [][][]int, choice *int, list []price.Candidate, least int64) (*planir.Plan, error) {
+	var smaller *planir.Plan
+	kept := *choice
+
+	for _, pick := range cheapestOfKinds(list) {
+		if pick == kept {
+			continue
+		}
+		*choice = pick
+		plan, err := m.plan(choices)
+		if err != nil {
+			return nil, err
+		}
+		if plan == nil {
+			continue
+		}
+		if total := planir.MemoryOf(plan).Total; total < least {
+			smaller, least, kept = plan, total, pick
+		}
+	}
+	*choice = kept
+	return smaller, nil
 }
 
 // cheapestOfKinds returns the cheapest candidate of every way to divide an operator between some processors.
@@ -417,24 +463,25 @@ func cheapestOfKinds(list []price.Candidate) []int {
 
 // withGoal returns the session with another measure, and its schemes as they are.
 func (s *session) withGoal(goal problem.Measure) (*session, error) {
-	t := *s
-	t.goal, t.chosen, t.notes = goal, nil, slices.Clone(s.notes)
-	t.kept, t.cached = 0, 0 // the session they were counted for releases them
-	t.items = newItemCache()
-	t.dropPrograms()
+	other := *s
+	other.goal, other.chosen, other.notes = goal, nil, slices.Clone(s.notes)
+	other.kept, other.cached = 0, 0 // the session they were counted for releases them
+	other.items = newItemCache()
+	other.dropPrograms()
+
 	for i, ph := range s.phases {
 		if ph == nil {
 			continue
 		}
-		other := *ph
-		other.points, other.objectives = nil, nil
-		t.phases[i] = &other
-		if len(other.rows) == 0 {
+		again := *ph
+		again.points, again.objectives = nil, nil
+		other.phases[i] = &again
+		if len(again.rows) == 0 {
 			continue
 		}
-		if err := t.list(&other); err != nil {
+		if err := other.list(&again); err != nil {
 			return nil, err
 		}
 	}
-	return &t, nil
+	return &other, nil
 }

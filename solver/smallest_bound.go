@@ -24,7 +24,8 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 	assets.memory, assets.pool, assets.least, assets.regions[""] = true, true, true, 0
 	packs := distinctPacks{of: assets, all: map[[2]string]*onePack{}}
 	var programs []*program
-	kept := int64(0) // for this problem only
+	needed := int64(0) // bytes, for this problem only
+
 	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
 	for _, rows := range s.want.Rows() {
 		pr, err := s.program(rows, s.assigned(rows))
@@ -32,6 +33,7 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 			return 0, err
 		}
 		programs = append(programs, pr)
+
 		for _, in := range pr.instances {
 			fresh := in.needs == nil
 			all, err := in.candidateNeeds()
@@ -40,37 +42,41 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 			}
 			if fresh {
 				defer func() { in.needs = nil }()
-				kept += needsBytes(all)
+				needed += needsBytes(all)
 			}
 			assets.scanAll(all)
 			packs.scanAll(all)
 		}
 	}
-	j, err := s.leastMemoryProblem(programs, assets)
+
+	posed, err := s.leastMemoryProblem(programs, assets)
 	if err != nil {
 		return 0, err
 	}
-	j.keepNeeded(assets.list)
-	if kept += j.bytes(); s.budget.exceededBy(kept) {
+
+	posed.keepNeeded(assets.list)
+	if needed += posed.bytes(); s.budget.exceededBy(needed) {
 		// The problem takes more than solving may keep: a weaker bound needs none.
 		return s.weightBytes(s.prefill, s.decode) + s.leastPool(), nil
 	}
-	s.budget.reserve(kept)
-	defer s.budget.release(kept)
-	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(0)})
+	s.budget.reserve(needed)
+	defer s.budget.release(needed)
+
+	sol, err := s.in.Engine.Joint(ctx, posed.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(0)})
 	if err != nil {
 		return 0, err
 	}
-	if err := j.Verify(sol); err != nil {
+	if err := posed.Verify(sol); err != nil {
 		return 0, err
 	}
+
 	weights, err := packs.bytes()
 	return sol.Bound + weights, err
 }
 
 // leastMemoryProblem returns the joint problem of leastBytes: one choice for each kind of candidates, and no costs.
 func (s *planner) leastMemoryProblem(programs []*program, assets *assets) (*joint, error) {
-	j := &joint{Joint: &problem.Joint{Name: "least memory",
+	least := &joint{Joint: &problem.Joint{Name: "least memory",
 		Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
 	for _, pr := range programs {
 		posed := pr.partition(&s.request, problem.Time)
@@ -86,9 +92,9 @@ func (s *planner) leastMemoryProblem(programs []*program, assets *assets) (*join
 			}
 			posed.Chains[i] = chain
 		}
-		j.Parts = append(j.Parts, problem.Part{Partition: posed, Weight: 1})
+		least.Parts = append(least.Parts, problem.Part{Partition: posed, Weight: 1})
 	}
-	return j, nil
+	return least, nil
 }
 
 // distinctPacks are the weights that programs read, by name and format. However they are divided, each is packed once
@@ -141,9 +147,9 @@ func (p *distinctPacks) bytes() (total int64, err error) {
 	for key, once := range p.all {
 		least := int64(math.MaxInt64)
 		for _, layout := range once.layouts {
-			x := planir.Pack{Weight: key[0], Experts: once.experts, K1: once.k, N1: once.n, Scheme: key[1],
+			spec := planir.Pack{Weight: key[0], Experts: once.experts, K1: once.k, N1: once.n, Scheme: key[1],
 				Layout: layout}
-			bytes, err := pack.Bytes(x.Spec())
+			bytes, err := pack.Bytes(spec.Spec())
 			if err != nil {
 				return 0, err
 			}
@@ -175,6 +181,7 @@ func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, 
 		list = shared.ofCandidate(needs, ends, name+"@"+program, in.section.Repeat, list)
 		slices.Sort(list)
 		list = slices.Compact(list)
+
 		key := candidate.Kind()
 		at, known := byKind[key]
 		if !known {

@@ -100,8 +100,10 @@ func (s *session) planWithOtherSchemes(ctx context.Context, why error) (*session
 		if err != nil {
 			return nil, nil, err
 		}
+
 		used := false
 		other.phase = fmt.Sprintf("fit the limits, %d buckets", buckets)
+
 		for _, pair := range pairs {
 			if buckets == len(s.want.Buckets) && pair.chosenBy(&s.schemeChoice) {
 				continue // it broke a limit
@@ -119,10 +121,12 @@ func (s *session) planWithOtherSchemes(ctx context.Context, why error) (*session
 				by, best, bestNS, used = &kept, plan, ns, true
 			}
 		}
+
 		if !used {
 			other.close()
 		}
 	}
+
 	if best == nil {
 		return nil, nil, why
 	}
@@ -154,14 +158,18 @@ func (s *schemeChoice) lowestObjective() float64 {
 
 // openSchemes returns the report of schemes that are not proved to be the best.
 func (s *schemeChoice) openSchemes(ns, bound float64) *planir.Solve {
-	report := &planir.Solve{Problem: "schemes", Status: string(problem.Feasible), ObjectiveNS: price.Whole(ns),
-		BoundNS: min(price.Whole(bound), price.Whole(ns))}
+	return &planir.Solve{Problem: "schemes", Status: string(problem.Feasible), ObjectiveNS: price.Whole(ns),
+		BoundNS: min(price.Whole(bound), price.Whole(ns)), Choices: s.countOptions()}
+}
+
+// countOptions counts the schemes that classes may have, over both phases.
+func (s *schemeChoice) countOptions() (count int) {
 	for _, ph := range s.phases {
-		for _, list := range ph.options {
-			report.Choices += len(list)
+		for _, options := range ph.options {
+			count += len(options)
 		}
 	}
-	return report
+	return count
 }
 
 // schemePair is an assignment of each phase.
@@ -177,16 +185,19 @@ func (p schemePair) chosenBy(s *schemeChoice) bool {
 func (s *session) startPairs(ctx context.Context) ([]schemePair, error) {
 	var out []schemePair
 	add := func(prefill, decode assignment) {
-		known := slices.ContainsFunc(out,
-			func(p schemePair) bool { return slices.Equal(p.prefill, prefill) && slices.Equal(p.decode, decode) })
-		if decode != nil && !known {
+		isPair := func(known schemePair) bool {
+			return slices.Equal(known.prefill, prefill) && slices.Equal(known.decode, decode)
+		}
+		if decode != nil && !slices.ContainsFunc(out, isPair) {
 			out = append(out, schemePair{prefill, decode})
 		}
 	}
+
 	goals := []problem.Measure{s.measure()}
 	if s.isLimited(problem.LimitEnergyNJ) && s.measure() != problem.Energy {
 		goals = append(goals, problem.Energy)
 	}
+
 	for _, goal := range goals {
 		other, err := s.withGoal(goal)
 		if err != nil {
@@ -266,6 +277,7 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 	}
 	other.addMemoryBound(most)
 	other.tight = most > 0
+
 	taken, err := other.amountsTaken(plan)
 	if err != nil {
 		return nil, nil, err
@@ -287,8 +299,10 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, nil, err
 	}
+
 	// Nothing better: the plan itself, with its cost by this measure.
-	if err != nil || most > 0 && better.Memory.Total > most {
+	tooLarge := err == nil && most > 0 && better.Memory.Total > most
+	if err != nil || tooLarge {
 		other.keepPrograms = true
 		if better, err = other.repriced(ctx, plan); err != nil {
 			return nil, nil, err
@@ -297,6 +311,7 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 			return nil, nil, err
 		}
 	}
+
 	other.chosen = other.openSchemes(other.objective(better), s.lowestObjective())
 	better.Solver = append(slices.Clone(better.Solver), *other.chosen)
 	return other, better, nil
@@ -326,6 +341,7 @@ func (s *planner) repriced(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		if err != nil {
 			return nil, err
 		}
+
 		var choices [][]int
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
@@ -338,6 +354,7 @@ func (s *planner) repriced(ctx context.Context, plan *planir.Plan) (*planir.Plan
 			}
 			choices = append(choices, list)
 		}
+
 		report.ObjectiveNS = pr.partition(&s.request, s.measure()).ObjectiveNS(choices)
 		if report.ObjectiveNS > report.BoundNS {
 			report.Status = string(problem.Feasible)
@@ -365,8 +382,8 @@ func (s *session) proveInfeasible() (proof, err error) {
 		case problem.LimitPartNS:
 			for _, rows := range s.want.Rows() {
 				// The larger buckets may be left out.
-				if s.programName(rows) == bound.name &&
-					(s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestBucketsForTime()) {
+				isNeeded := s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestBucketsForTime()
+				if isNeeded && s.programName(rows) == bound.name {
 					least[bound.quantity] = s.leastCallNS(rows)
 				}
 			}
@@ -376,6 +393,7 @@ func (s *session) proveInfeasible() (proof, err error) {
 			}
 		}
 	}
+
 	for i := range s.bounds {
 		bound := &s.bounds[i]
 		if least[bound.quantity] <= bound.max {
@@ -396,8 +414,8 @@ func (s *session) leastCallNS(rows int) int64 {
 	return price.Whole(s.leastCallCost(rows, false, s.busyNS) / float64(len(s.Procs)))
 }
 
-// busyNS returns a lower bound of how long a candidate keeps processors busy in a lowered plan: the sum over processors,
-// in ns. A step that lowering joins to its neighbours saves its launch.
+// busyNS returns a lower bound of how long a candidate keeps processors busy in a lowered plan: the sum over
+// processors, in ns. A step that lowering joins to its neighbours saves its launch.
 func (s *request) busyNS(node *lower.Node, candidate *price.Candidate) float64 {
 	total := 0.0
 	for i := range candidate.Times {

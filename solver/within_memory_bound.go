@@ -31,11 +31,10 @@ const (
 
 // memoryRelaxation bounds pairs of assignments within a bound of memory.
 type memoryRelaxation struct {
-	s    *session
-	unit float64 // price of a byte, of the objective
-	last int     // the power of the price that was best before
-	// the program with most rows of those that are called
-	largest int
+	s       *session
+	unit    float64 // price of a byte, of the objective
+	last    int     // the power of the price that was best before
+	largest int     // rows of the largest program of those that are called
 	held    map[nodeKey]*heldBytes
 }
 
@@ -66,15 +65,18 @@ func (m *memoryRelaxation) bound(prefill, decode assignment, bytes int64, enough
 	if held, told := m.leastHeld(prefill, decode); told && held > bytes {
 		return math.Inf(1)
 	}
+
 	// Without a plan to compare with no bound is enough.
 	if !known || math.IsInf(enough, 1) {
 		return least
 	}
+
 	best, known := m.at(prefill, decode, bytes, m.last)
 	if !known {
 		return least
 	}
 	least = max(best, least)
+
 	for _, step := range []int{1, -1} {
 		improved := false
 		for power := m.last + step; power >= leastPrice && power <= mostPrice && least < enough; power += step {
@@ -117,8 +119,10 @@ func (m *memoryRelaxation) at(prefill, decode assignment, bytes int64, power int
 	if power >= leastPrice {
 		byteCost = math.Ldexp(m.unit, power)
 	}
+
 	// Classes without charges count with what they take at least.
 	total := float64(byteCost * float64(m.s.unchargedBytes(prefill, decode)-bytes))
+
 	for i, schemes := range []assignment{prefill, decode} {
 		ph := m.s.phases[i]
 		called := 0
@@ -127,6 +131,7 @@ func (m *memoryRelaxation) at(prefill, decode assignment, bytes int64, power int
 				called++
 			}
 		}
+
 		for j, rows := range ph.rows {
 			if ph.weights[j] <= 0 {
 				continue // no prompt has that program
@@ -204,6 +209,7 @@ func (c *charges) ofNode(st *price.Section, node int, list []price.Candidate) ([
 	if err != nil {
 		return nil, err
 	}
+
 	class, classed := c.of.s.classOf[st.Nodes[node].Name]
 	// Of scratch a processor holds the most that a node takes, which is no less than the mean of some nodes.
 	scratchPart := 0.0
@@ -216,6 +222,7 @@ func (c *charges) ofNode(st *price.Section, node int, list []price.Candidate) ([
 		}
 		scratchPart = 1 / float64(nodes*st.Repeat*len(c.of.s.graph.Sections))
 	}
+
 	out := make([]int64, len(list))
 	for i := range list {
 		weights := 0.0
@@ -240,6 +247,7 @@ func (m *memoryRelaxation) heldBytes(st *price.Section, node int, list []price.C
 	}
 	out := &heldBytes{list: list, host: make([]float64, len(list)), others: make([]float64, len(list)),
 		steps: make([]float64, len(list)), scratch: make([]float64, len(list))}
+
 	for i := range list {
 		steps, err := needsOf(st, node, &list[i])
 		if err != nil {
@@ -272,6 +280,7 @@ func (m *memoryRelaxation) packedBytes(st *price.Section, node int, candidate *p
 	}
 	matrix, format := &m.s.classes[class], st.Nodes[node].Op().Scheme.Weight()
 	parts := map[string]float64{} // by copy
+
 	for i := range steps {
 		for _, use := range steps[i].weights {
 			if use.Weight != matrix.weight || use.Layout == op.RowsLayout {
@@ -287,6 +296,7 @@ func (m *memoryRelaxation) packedBytes(st *price.Section, node int, candidate *p
 			}
 		}
 	}
+
 	control := st.Proc(m.s.in.SoC.Control).Layouts[format] + " "
 	whole := float64(op.WeightBytes(format, matrix.k, matrix.n))
 	for _, copyOf := range slices.Sorted(maps.Keys(parts)) {
