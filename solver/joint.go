@@ -36,16 +36,17 @@ func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 // An asset counts once however many choices need it, and regions bound the sum. A choice costs as much as in the
 // program by itself, weighted by how often the program is called.
 func (s *session) poseJoint() (*joint, error) {
-	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, assets: s.newAssets()}
+	assets := s.newAssets()
+	posed := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, assets: assets}
+	slowest := s.limitJoint(posed, nil)
+
 	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
-	assets := j.assets
-	slowest := s.limitJoint(j, nil)
 	for _, rows := range s.want.Rows() {
 		program, err := s.program(rows, s.assigned(rows))
 		if err != nil {
 			return nil, err
 		}
-		j.programs = append(j.programs, program)
+		posed.programs = append(posed.programs, program)
 		for _, in := range program.instances {
 			fresh := in.needs == nil
 			all, err := in.candidateNeeds()
@@ -58,19 +59,20 @@ func (s *session) poseJoint() (*joint, error) {
 			assets.scanAll(all)
 		}
 	}
-	for _, program := range j.programs {
+
+	for _, program := range posed.programs {
 		partition := program.partition(&s.request, problem.Time)
-		for k, in := range program.instances {
-			if err := in.attachAssets(&partition.Chains[k], assets, program.name); err != nil {
+		for i, in := range program.instances {
+			if err := in.attachAssets(&partition.Chains[i], assets, program.name); err != nil {
 				return nil, err
 			}
 		}
-		j.Parts = append(j.Parts, problem.Part{Partition: partition})
+		posed.Parts = append(posed.Parts, problem.Part{Partition: partition})
 	}
-	j.weigh(s.callWeight)
-	s.limitParts(j, slowest)
-	j.Assets = assets.list
-	return j, s.budget.checkWith(j.bytes(), "the problem of all programs together")
+	posed.weigh(s.callWeight)
+	s.limitParts(posed, slowest)
+	posed.Assets = assets.list
+	return posed, s.budget.checkWith(posed.bytes(), "the problem of all programs together")
 }
 
 // withLimits returns the same problem with other limits: less is subtracted from each bound, for what the problem does
@@ -104,15 +106,18 @@ func (j *joint) weigh(calls func(part int) float64) {
 	for i := range j.Parts {
 		heaviest = max(heaviest, calls(i))
 	}
+
 	if heaviest <= 0 {
 		heaviest = 1
 	}
+
 	scaled := func(part int, scale float64) float64 {
 		if calls(part) <= 0 {
 			return scale / weightScale
 		}
 		return calls(part) / heaviest * scale
 	}
+
 	rounded := func(scale float64) bool {
 		for i := range j.Parts {
 			exact := scaled(i, scale)
@@ -122,6 +127,7 @@ func (j *joint) weigh(calls func(part int) float64) {
 		}
 		return false
 	}
+
 	fits := func(scale float64) bool {
 		taken := 0.0
 		for i := range j.Parts {
@@ -129,6 +135,7 @@ func (j *joint) weigh(calls func(part int) float64) {
 		}
 		return taken < mostTaken
 	}
+
 	scale := float64(weightScale)
 	for rounded(scale) && fits(2*scale) {
 		scale *= 2
@@ -142,13 +149,13 @@ func (j *joint) weigh(calls func(part int) float64) {
 // mostOf returns the most time or energy that a program can take, in ns or nJ, whichever number is larger.
 func mostOf(partition *problem.Partition) float64 {
 	var time, energy float64
-	for k := range partition.Chains {
-		chain := &partition.Chains[k]
-		for i := range chain.Items {
-			item := &chain.Items[i]
+	for i := range partition.Chains {
+		chain := &partition.Chains[i]
+		for node := range chain.Items {
+			item := &chain.Items[node]
 			var ns, nj, edge int64
-			for n := range item.Choices {
-				ns, nj = max(ns, item.Choices[n].CostNS), max(nj, item.Choices[n].EnergyNJ)
+			for _, choice := range item.Choices {
+				ns, nj = max(ns, choice.CostNS), max(nj, choice.EnergyNJ)
 			}
 			for _, row := range item.EdgeNS {
 				edge = max(edge, slices.Max(row))
@@ -163,31 +170,32 @@ func mostOf(partition *problem.Partition) float64 {
 // limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. It
 // returns the most ns that programs may take, by name. A limit that falls below 1 is posed as 1, since 0 would mean no
 // limit.
-func (s *session) limitJoint(j *joint, less map[quantity]int64) map[string]int64 {
-	assets := j.assets
-	j.posed = map[quantity]int64{}
+func (s *session) limitJoint(posed *joint, less map[quantity]int64) map[string]int64 {
+	assets := posed.assets
+	posed.posed = map[quantity]int64{}
 	region := func(name string) *problem.Region {
 		i, ok := assets.regions[name]
 		if !ok {
-			i = len(j.Regions)
+			i = len(posed.Regions)
 			assets.regions[name] = i
-			j.Regions = append(j.Regions, problem.Region{Name: name})
+			posed.Regions = append(posed.Regions, problem.Region{Name: name})
 		}
-		return &j.Regions[i]
+		return &posed.Regions[i]
 	}
+
 	slowest := map[string]int64{}
 	for _, bound := range s.bounds {
 		most := max(1, bound.max-less[bound.quantity])
-		j.posed[bound.quantity] = most
+		posed.posed[bound.quantity] = most
 		switch bound.kind {
 		case problem.LimitRegionBytes:
 			region(bound.name).MaxBytes = most
 		case problem.LimitRegionGraphs:
 			region(bound.name).MaxGraphs = int(most)
 		case problem.LimitBytes:
-			j.MaxBytes, assets.memory = most, true
+			posed.MaxBytes, assets.memory = most, true
 		case problem.LimitOpenNS:
-			j.MaxOpenNS = most
+			posed.MaxOpenNS = most
 			for i := range s.Procs {
 				if openNS(s.in.SoC.Processor(s.Procs[i].Name)) > 0 {
 					region(s.Procs[i].Name)
@@ -199,7 +207,12 @@ func (s *session) limitJoint(j *joint, less map[quantity]int64) map[string]int64
 			slowest[bound.name] = most
 		}
 	}
-	if j.Minimise == problem.Memory || assets.memory && s.tight {
+
+	// A plan of least memory, and a bound that a plan must not exceed, count buffers as well.
+	if assets.memory && s.tight {
+		assets.pool = true
+	}
+	if posed.Minimise == problem.Memory {
 		assets.memory, assets.pool = true, true
 	}
 	if assets.memory {
@@ -248,8 +261,8 @@ func (j *joint) modelledAmounts(fresh *session, choices [][][]int) map[quantity]
 		case problem.LimitEnergyNJ:
 			out[bound.quantity] = price.Whole(float64(use.EnergyNJ) / j.unit)
 		case problem.LimitPartNS:
-			i := slices.IndexFunc(j.programs, func(pr *program) bool { return pr.name == bound.name })
-			out[bound.quantity] = use.PartNS[i]
+			part := slices.IndexFunc(j.programs, func(pr *program) bool { return pr.name == bound.name })
+			out[bound.quantity] = use.PartNS[part]
 		}
 	}
 	return out

@@ -53,16 +53,16 @@ func (s *session) reduceCandidates(plan *planir.Plan) (restore func()) {
 // reducedList keeps few candidates of each kind: planned and offered ones, those that divide an operator among more or
 // fewer than two processors, the cheapest, the one of least energy, and those nearest to evenly spaced cuts.
 func (s *session) reducedList(list []price.Candidate, planned map[string]bool) (out []price.Candidate) {
-	kinds := map[string][]int{}
+	kinds := map[string][]int{} // candidates of one kind differ only in where they divide
 	var order []string
 	for i := range list {
-		// Candidates of one kind differ only in where they divide.
 		kind := list[i].Kind()
 		if kinds[kind] == nil {
 			order = append(order, kind)
 		}
 		kinds[kind] = append(kinds[kind], i)
 	}
+
 	keep := make([]bool, len(list))
 	for _, kind := range order {
 		same := kinds[kind]
@@ -75,10 +75,11 @@ func (s *session) reducedList(list []price.Candidate, planned map[string]bool) (
 			if candidate.EnergyNJ < list[leastEnergy].EnergyNJ {
 				leastEnergy = i
 			}
-			keep[i] = planned[candidate.Node+" "+candidate.ShareText()] || len(candidate.Shares) != 2 ||
-				s.isOffered(candidate)
+			isPlanned := planned[candidate.Node+" "+candidate.ShareText()]
+			keep[i] = isPlanned || len(candidate.Shares) != 2 || s.isOffered(candidate)
 		}
 		keep[cheapest], keep[leastEnergy] = true, true
+
 		cuts := jointCuts
 		if list[cheapest].Axis == planir.AxisRows {
 			cuts = jointRowCuts
@@ -149,18 +150,21 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 	if err != nil {
 		return nil, err
 	}
+
 	var last error
 	for round := range jointRounds {
-		j := s.withLimits(posed, less)
+		limited := s.withLimits(posed, less)
+
 		// Solve, lower, and compare what the plan takes with the bounds themselves.
-		limits := problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(j.bytes())}
+		limits := problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(limited.bytes())}
 		if keeps && round == 0 {
-			limits.Start = j.choices(plan)
+			limits.Start = limited.choices(plan)
 		}
 		if s.below > 0 {
-			limits.Most = max(1, int64(s.below*j.unit))
+			limits.Most = max(1, int64(s.below*limited.unit))
 		}
-		sol, err := s.solveJoint(ctx, j, limits, plan)
+
+		sol, err := s.solveJoint(ctx, limited, limits, plan)
 		if err != nil {
 			return nil, err
 		}
@@ -168,20 +172,23 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 		if limits.Most > 0 && sol.Bound > limits.Most {
 			return nil, s.undecidedError(plan)
 		}
-		if plan, err = s.buildJoint(j, sol); err != nil {
+
+		if plan, err = s.buildJoint(limited, sol); err != nil {
 			return nil, err
 		}
 		taken, err := s.amountsTaken(plan)
 		if err != nil {
 			return nil, err
 		}
+
 		over := s.brokenBounds(plan, taken)
 		if len(over) == 0 {
 			return plan, nil
 		}
+
 		last = s.exceededError(over, taken)
 		// Take what the problem did not see off its limits, and pose it again.
-		if less, err = s.unmodelled(j, plan, sol.Choices, less); err != nil {
+		if less, err = s.unmodelled(limited, plan, sol.Choices, less); err != nil {
 			return nil, err
 		}
 	}
@@ -190,55 +197,59 @@ func (s *session) solveJointlyFrom(ctx context.Context, plan *planir.Plan, keeps
 
 // solveJoint has the engine solve a joint problem. When memory is minimised it takes the fastest of the smallest plans
 // that it finds. plan is one that breaks a bound; it tells by how much.
-func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limits,
+func (s *session) solveJoint(ctx context.Context, posed *joint, limits problem.Limits,
 	plan *planir.Plan) (problem.JointSolution, error) {
-	sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)
+	sol, err := s.in.Engine.Joint(ctx, posed.Joint, limits)
 	if err == nil && limits.Most > 0 && sol.Bound > limits.Most {
 		return sol, nil
 	}
+
 	if err == nil && sol.Choices == nil {
-		sol, err = s.feasibleStart(ctx, j, sol)
+		sol, err = s.feasibleStart(ctx, posed, sol)
 	}
 	if err != nil {
-		return sol, s.infeasibleError(err, plan, j)
+		return sol, s.infeasibleError(err, plan, posed)
 	}
-	if err := j.Verify(sol); err != nil {
+	if err := posed.Verify(sol); err != nil {
 		return sol, err
 	}
 	if sol.Choices == nil {
 		return sol, s.undecidedError(plan)
 	}
-	if j.Minimise != problem.Memory {
+	if posed.Minimise != problem.Memory {
 		return sol, nil
 	}
+
 	// Plans that hold least may differ in time: solve again, for time, with that memory as the limit.
-	least := *j.Joint
+	least := *posed.Joint
 	least.Minimise, least.MaxBytes = problem.Time, max(1, sol.Objective)
 	faster, err := s.in.Engine.Joint(ctx, &least, limits)
 	if err == nil {
 		err = least.Verify(faster)
 	}
-	if err != nil && ctx.Err() != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
 		return sol, err
-	}
-	if err == nil && faster.Choices != nil {
+	case err == nil && faster.Choices != nil:
 		sol.Choices = faster.Choices
 	}
 	return sol, nil
 }
 
 // buildJoint makes the plan of a joint problem's solution.
-func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan, error) {
+func (s *session) buildJoint(posed *joint, sol problem.JointSolution) (*planir.Plan, error) {
 	report := planir.Solve{
-		Problem: jointProblem(s.measure()), Status: statusOf(sol.Status, sol.Objective, sol.Bound), Choices: j.Size(),
-		ObjectiveNS: price.Whole(s.inMeasureUnit(j, sol.Objective)), BoundNS: price.Whole(s.inMeasureUnit(j, sol.Bound)),
+		Problem: jointProblem(s.measure()), Choices: posed.Size(),
+		Status:      statusOf(sol.Status, sol.Objective, sol.Bound),
+		ObjectiveNS: price.Whole(s.inMeasureUnit(posed, sol.Objective)),
+		BoundNS:     price.Whole(s.inMeasureUnit(posed, sol.Bound)),
 	}
 	if sol.Status == problem.Feasible {
 		report.BoundNS = min(report.BoundNS, report.ObjectiveNS)
 	}
 	s.budget.joints[report] = sol.Objective
 	made := solved{reports: []planir.Solve{report}}
-	for i, program := range j.programs {
+	for i, program := range posed.programs {
 		made.decisions = append(made.decisions, program.decisions(sol.Choices[i]))
 	}
 	return s.buildPlan(made)
@@ -248,10 +259,10 @@ func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan,
 // limited (energy, memory or time) without that limit. If the answer keeps all limits, the engine begins again from it.
 // Else the result is none, the engine's first answer.
 func (s *session) feasibleStart(
-	ctx context.Context, j *joint, none problem.JointSolution,
+	ctx context.Context, posed *joint, none problem.JointSolution,
 ) (problem.JointSolution, error) {
 	for _, goal := range []problem.Measure{problem.Energy, problem.Memory, problem.Time} {
-		joint := *j.Joint
+		joint := *posed.Joint
 		joint.Minimise = goal
 		switch {
 		case goal == problem.Energy && joint.MaxEnergyNJ > 0:
@@ -266,7 +277,8 @@ func (s *session) feasibleStart(
 		default:
 			continue
 		}
-		limits := problem.Limits{Nodes: triedNodes, Bytes: s.budget.remaining(j.bytes())}
+
+		limits := problem.Limits{Nodes: triedNodes, Bytes: s.budget.remaining(posed.bytes())}
 		least, err := s.in.Engine.Joint(ctx, &joint, limits)
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			continue
@@ -274,9 +286,9 @@ func (s *session) feasibleStart(
 		if err != nil {
 			return none, err
 		}
-		if least.Choices != nil && j.Keeps(least.Choices) {
-			return s.in.Engine.Joint(ctx, j.Joint,
-				problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(j.bytes()), Start: least.Choices})
+		if least.Choices != nil && posed.Keeps(least.Choices) {
+			return s.in.Engine.Joint(ctx, posed.Joint,
+				problem.Limits{Nodes: s.nodes, Bytes: s.budget.remaining(posed.bytes()), Start: least.Choices})
 		}
 	}
 	return none, nil
@@ -292,7 +304,7 @@ func (s *request) inMeasureUnit(j *joint, objective int64) float64 {
 
 // unmodelled returns by how much a lowered plan exceeds what the problem says of every bound: the largest excess of
 // this plan and of those before.
-func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
+func (s *session) unmodelled(posed *joint, plan *planir.Plan, choices [][][]int,
 	before map[quantity]int64) (map[quantity]int64, error) {
 	taken, err := s.amountsTaken(plan)
 	if err != nil {
@@ -302,7 +314,7 @@ func (s *session) unmodelled(j *joint, plan *planir.Plan, choices [][][]int,
 	if out == nil {
 		out = map[quantity]int64{}
 	}
-	for quantity, amount := range j.modelledAmounts(s, choices) {
+	for quantity, amount := range posed.modelledAmounts(s, choices) {
 		more := taken[quantity] - amount
 		if old, ok := before[quantity]; ok {
 			more = max(more, old)
@@ -324,7 +336,8 @@ func (s *request) exceededError(over []bound, taken map[quantity]int64) error {
 		what, takes, most := bound.exceeded(taken[bound.quantity])
 		parts = append(parts, fmt.Sprintf("%s %s, and at most %s are allowed", what, takes, most))
 	}
-	failure.text = fmt.Sprintf("%s %s: %s", noPlanFound, strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
+	failure.text = fmt.Sprintf("%s %s: %s", noPlanFound, strings.Join(failure.Names, " and "),
+		strings.Join(parts, "; "))
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)
 }
 

@@ -45,52 +45,57 @@ type bound struct {
 func (s *session) findBounds() error {
 	limits := &s.in.Workload.Limits
 	addresses, graphs := slices.Sorted(maps.Keys(limits.AddressBytes)), slices.Sorted(maps.Keys(limits.MaxGraphs))
-	for _, names := range [][]string{addresses, graphs} {
-		for _, name := range names {
-			if s.in.SoC.Processor(name) == nil {
-				return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name",
-					s.in.Workload.Title(), name, s.in.SoC.Name).
-					WithHint("%s", diag.DidYouMean(name, price.ProcessorNames(s.in.SoC)))
-			}
+	for _, name := range slices.Concat(addresses, graphs) {
+		if s.in.SoC.Processor(name) == nil {
+			return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name",
+				s.in.Workload.Title(), name, s.in.SoC.Name).
+				WithHint("%s", diag.DidYouMean(name, price.ProcessorNames(s.in.SoC)))
 		}
 	}
-	add := func(kind problem.LimitKind, name string, max int64, user string) {
-		if max > 0 && !slices.Contains(s.waived, kind) {
-			s.bounds = append(s.bounds, bound{quantity{kind, name}, max, user})
-		}
-	}
+
 	for i := range s.Procs {
 		name := s.Procs[i].Name
-		sp := s.in.SoC.Processor(name)
-		// The lower one of both limits, with its key; 0 is none.
-		lower := func(soc, own int64, socName, ownName string) (int64, string) {
-			if own > 0 && (soc == 0 || own < soc) {
-				return own, ownName + name
-			}
-			return soc, socName + name
-		}
-		max, user := lower(sp.AddressBytes, int64(limits.AddressBytes[name]), limitSoCAddress, workload.KeyAddress)
-		add(problem.LimitRegionBytes, name, max, user)
-		max, user = lower(int64(sp.MaxGraphs), int64(limits.MaxGraphs[name]), limitSoCGraphs, workload.KeyGraphs)
-		add(problem.LimitRegionGraphs, name, max, user)
-	}
-	// What is less than a nanosecond is a limit all the same.
-	millionth := func(value float64) int64 {
-		if value > 0 {
-			return max(1, price.Whole(value*1e6))
-		}
-		return 0
+		proc := s.in.SoC.Processor(name)
+		most, user := lowerLimit(name, proc.AddressBytes, int64(limits.AddressBytes[name]),
+			limitSoCAddress, workload.KeyAddress)
+		s.addBound(problem.LimitRegionBytes, name, most, user)
+		most, user = lowerLimit(name, int64(proc.MaxGraphs), int64(limits.MaxGraphs[name]),
+			limitSoCGraphs, workload.KeyGraphs)
+		s.addBound(problem.LimitRegionGraphs, name, most, user)
 	}
 	for _, rows := range s.want.Rows() {
+		most, user := limits.PrefillMS, workload.KeyPrefill
 		if s.decodes(rows) {
-			add(problem.LimitPartNS, s.programName(rows), millionth(limits.DecodeMS), workload.KeyDecode)
-		} else {
-			add(problem.LimitPartNS, s.programName(rows), millionth(limits.PrefillMS), workload.KeyPrefill)
+			most, user = limits.DecodeMS, workload.KeyDecode
 		}
+		s.addBound(problem.LimitPartNS, s.programName(rows), inMillionths(most), user)
 	}
-	add(problem.LimitEnergyNJ, "", millionth(limits.EnergyMJ), workload.KeyEnergy)
-	add(problem.LimitOpenNS, "", millionth(limits.OpenMS), workload.KeyOpen)
+	s.addBound(problem.LimitEnergyNJ, "", inMillionths(limits.EnergyMJ), workload.KeyEnergy)
+	s.addBound(problem.LimitOpenNS, "", inMillionths(limits.OpenMS), workload.KeyOpen)
 	return s.checkPower()
+}
+
+// addBound adds a bound, unless it is waived; 0: there is none.
+func (s *session) addBound(kind problem.LimitKind, name string, most int64, user string) {
+	if most > 0 && !slices.Contains(s.waived, kind) {
+		s.bounds = append(s.bounds, bound{quantity{kind, name}, most, user})
+	}
+}
+
+// lowerLimit returns the lower one of a processor's own limit and the workload's, with its key; 0 is none.
+func lowerLimit(proc string, socs, workloads int64, socKey, workloadKey string) (most int64, user string) {
+	if workloads > 0 && (socs == 0 || workloads < socs) {
+		return workloads, workloadKey + proc
+	}
+	return socs, socKey + proc
+}
+
+// inMillionths returns ms in ns, or mJ in nJ. What is less than one of these is a limit all the same.
+func inMillionths(value float64) int64 {
+	if value <= 0 {
+		return 0
+	}
+	return max(1, price.Whole(value*1e6))
 }
 
 // checkPower refuses a limit of energy, and least energy, where the power of a processor is not known.
@@ -137,6 +142,7 @@ func (s *session) callLimit(program string, ns int64) *bound {
 func (s *session) amountsTaken(plan *planir.Plan) (map[quantity]int64, error) {
 	out := map[quantity]int64{}
 	loads := map[string]check.Loaded{}
+
 	for _, bound := range s.bounds {
 		switch bound.kind {
 		// Both limits of a region come from one look at the plan.
@@ -188,13 +194,16 @@ func (s *session) requestEnergy(plan *planir.Plan) (int64, error) {
 }
 
 // openNS returns the time to open one graph on a processor.
-func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
+func openNS(proc *socs.Processor) int64 { return price.Whole(proc.CompileMS * 1e6) }
 
 // brokenBounds lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets,
 // unless processors hold copies of the same weights.
 func (s *session) brokenBounds(plan *planir.Plan, taken map[quantity]int64) (out []bound) {
 	for _, bound := range s.bounds {
-		if taken[bound.quantity] > bound.max && (bound.kind != problem.LimitBytes || packsTwice(plan)) {
+		if taken[bound.quantity] <= bound.max {
+			continue
+		}
+		if bound.kind != problem.LimitBytes || packsTwice(plan) {
 			out = append(out, bound)
 		}
 	}
@@ -249,16 +258,16 @@ const (
 )
 
 // infeasibleError turns an engine's error that no solution exists into one that names the limits of the input. plan is
-// one that breaks them, j is the problem that was posed. The error is a proof where the problem had every plan among
-// its solutions and counts the limits as lowered plans do.
-func (s *session) infeasibleError(err error, plan *planir.Plan, j *joint) error {
-	var joint *problem.InfeasibleError
-	if !errors.As(err, &joint) {
+// one that breaks them, posed is the problem. The error is a proof where the problem had every plan among its solutions
+// and counts the limits as lowered plans do.
+func (s *session) infeasibleError(err error, plan *planir.Plan, posed *joint) error {
+	var infeasible *problem.InfeasibleError
+	if !errors.As(err, &infeasible) {
 		return err
 	}
 	failure := &LimitError{cause: err, Proved: s.posesAll()}
 	var parts []string
-	for _, limit := range joint.Limits {
+	for _, limit := range infeasible.Limits {
 		failure.Proved = failure.Proved && s.countsExactly(limit)
 		bound := s.boundOf(quantity{limit.Kind, limit.Name})
 		if bound == nil {
@@ -267,21 +276,25 @@ func (s *session) infeasibleError(err error, plan *planir.Plan, j *joint) error 
 		if !slices.Contains(failure.Names, bound.user) {
 			failure.Names = append(failure.Names, bound.user)
 		}
-		if what, amount := bound.describe(); len(joint.Limits) > 1 {
+
+		if len(infeasible.Limits) > 1 {
+			what, amount := bound.describe()
 			parts = append(parts, fmt.Sprintf("%s at most %s", what, amount(bound.max)))
 			continue
 		}
 		need := limit.Need
 		if limit.Kind == problem.LimitEnergyNJ {
-			need = price.Whole(float64(need) / j.unit)
+			need = price.Whole(float64(need) / posed.unit)
 		}
 		// What the problem leaves out of account was taken off its limit.
-		what, takes, most := bound.exceeded(need + bound.max - j.posed[bound.quantity])
+		what, takes, most := bound.exceeded(need + bound.max - posed.posed[bound.quantity])
 		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed", what, takes, most))
 	}
+
 	if parts == nil { // not told
 		return s.undecidedError(plan)
 	}
+
 	found, among := noPlanKeeps, ""
 	if !failure.Proved {
 		found, among = noPlanFound, "of those looked at, "
@@ -315,22 +328,22 @@ func (s *request) countsExactly(limit problem.Limit) bool {
 // describe returns what a bound limits, and a function that writes its amounts.
 func (b *bound) describe() (what string, amount func(int64) string) {
 	ms := func(ns int64) string { return fmt.Sprintf("%.6g ms", float64(ns)/1e6) }
+	mJ := func(nj int64) string { return fmt.Sprintf("%.6g mJ", float64(nj)/1e6) }
+	bytes := func(count int64) string { return fmt.Sprintf("%d bytes", count) }
+	graphs := func(count int64) string { return fmt.Sprintf("%d graphs", count) }
 	switch b.kind {
 	case problem.LimitRegionBytes:
-		return fmt.Sprintf("processor %q holds", b.name), func(n int64) string { return fmt.Sprintf("%d bytes", n) }
+		return fmt.Sprintf("processor %q holds", b.name), bytes
 	case problem.LimitRegionGraphs:
-		return fmt.Sprintf("processor %q holds", b.name), func(n int64) string { return fmt.Sprintf("%d graphs", n) }
+		return fmt.Sprintf("processor %q holds", b.name), graphs
 	case problem.LimitPartNS:
 		return fmt.Sprintf("a call of %s takes", b.name), ms
 	case problem.LimitEnergyNJ:
-		return "the expected request takes, modelled,", func(n int64) string {
-			return fmt.Sprintf("%.6g mJ",
-				float64(n)/1e6)
-		}
+		return "the expected request takes, modelled,", mJ
 	case problem.LimitOpenNS:
 		return "opening the graphs takes", ms
 	}
-	return "a process holds", func(n int64) string { return fmt.Sprint(unit.Bytes(n)) }
+	return "a process holds", func(count int64) string { return fmt.Sprint(unit.Bytes(count)) }
 }
 
 // exceeded returns what a bound limits, what is taken of it and what is allowed: in whole units if the usual digits
@@ -338,15 +351,16 @@ func (b *bound) describe() (what string, amount func(int64) string) {
 func (b *bound) exceeded(taken int64) (what, takes, most string) {
 	what, amount := b.describe()
 	takes, most = amount(taken), amount(b.max)
-	if takes == most {
-		unit := "bytes"
-		switch b.kind {
-		case problem.LimitPartNS, problem.LimitOpenNS:
-			unit = "ns"
-		case problem.LimitEnergyNJ:
-			unit = "nJ"
-		}
-		takes, most = fmt.Sprintf("%d %s", taken, unit), fmt.Sprintf("%d %s", b.max, unit)
+	if takes != most {
+		return what, takes, most
 	}
+	unit := "bytes"
+	switch b.kind {
+	case problem.LimitPartNS, problem.LimitOpenNS:
+		unit = "ns"
+	case problem.LimitEnergyNJ:
+		unit = "nJ"
+	}
+	takes, most = fmt.Sprintf("%d %s", taken, unit), fmt.Sprintf("%d %s", b.max, unit)
 	return what, takes, most
 }
