@@ -36,27 +36,29 @@ func (a *attention) sparse(rows int, decodes bool) bool {
 // it, and so is decoding over few positions, because all scores are estimated before the selected ones are computed. So
 // it solves with dense attention everywhere and with sparse attention wherever that is possible. It compares the
 // predicted time of each program, and solves again with the faster kind in each. Of these plans it returns the one that
-// takes least, and among equal ones the densest; the sparse one where no dense one keeps the limits. With attention "sparse" prompts are sparse in any case, as in the
-// paper.
+// takes least, and among equal ones the densest; the sparse one where no dense one keeps the limits. With attention
+// "sparse" prompts are sparse in any case, as in the paper.
 func solveAttention(ctx context.Context, in Input) (*Result, error) {
-	mode := in.Workload.Attention
 	chosen, err := in.density()
-	if err != nil && mode == workload.AttentionSparse {
-		return nil, err
-	}
-	if mode == workload.AttentionSparse {
+	if in.Workload.Attention == workload.AttentionSparse {
+		if err != nil {
+			return nil, err
+		}
 		in.attention = chosen
 		return Solve(ctx, in)
 	}
+
 	in.attention = &attention{}
 	dense, failed := Solve(ctx, in)
-	if failed != nil && (err != nil || diag.ClassOf(failed) != diag.ClassInfeasible) {
+	sparseMayHelp := err == nil && diag.ClassOf(failed) == diag.ClassInfeasible
+	if failed != nil && !sparseMayHelp {
 		return nil, failed
 	}
 	if err != nil {
 		dense.Warnings = append(dense.Warnings, warning("attention is dense: %v", err))
 		return dense, nil
 	}
+
 	chosen.decode = in.mayDecodeSparsely(chosen)
 	sparse, err := in.solveSparse(ctx, chosen)
 	switch {
@@ -70,10 +72,12 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 		dense.Warnings = append(dense.Warnings, warning("attention is dense: no plan selects positions: %v", err))
 		return dense, nil
 	}
+
 	plans := []*Result{dense, sparse}
-	if rows := fasterSparseRows(sparse.Plan, dense.Plan); len(rows) > 0 && len(rows) < len(sparse.Plan.Attention.Rows) {
+	faster := fasterSparseRows(sparse.Plan, dense.Plan)
+	if len(faster) > 0 && len(faster) < len(sparse.Plan.Attention.Rows) {
 		mixed := *chosen
-		mixed.every, mixed.Rows, mixed.decode = false, rows, rows[0] == 1
+		mixed.every, mixed.Rows, mixed.decode = false, faster, faster[0] == 1
 		in.attention = &mixed
 		if result, err := Solve(ctx, in); err == nil {
 			plans = append(plans, result)
@@ -81,6 +85,7 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 			return nil, err
 		}
 	}
+
 	best := dense
 	for _, result := range plans {
 		if result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) {
@@ -106,8 +111,11 @@ func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error)
 // and within the limit of quality, and no batch may exist: batches are dense, so a sequence would get other logits in a
 // batch than alone.
 func (in *Input) mayDecodeSparsely(at *attention) bool {
+	if len(in.Workload.Batches) > 0 {
+		return false
+	}
 	limit := in.Workload.Quality.MaxKL.Decode
-	return len(in.Workload.Batches) == 0 && (limit == 0 || at.decodeKL > 0 && at.decodeKL < limit)
+	return limit == 0 || at.decodeKL > 0 && at.decodeKL < limit
 }
 
 // warning makes a warning for a result.
@@ -124,11 +132,16 @@ func fasterSparseRows(sparse, dense *planir.Plan) (rows []int) {
 	for _, prediction := range dense.Predictions {
 		times[prediction.Program] = prediction.PlanNS
 	}
+
 	for _, program := range sparse.Program.Programs {
+		if !sparse.Sparse(program.Rows) {
+			continue
+		}
 		for _, prediction := range sparse.Predictions {
-			before, both := times[program.Name]
-			if prediction.Program == program.Name && sparse.Sparse(program.Rows) &&
-				(!both || prediction.PlanNS < before) {
+			if prediction.Program != program.Name {
+				continue
+			}
+			if before, both := times[program.Name]; !both || prediction.PlanNS < before {
 				rows = append(rows, program.Rows)
 			}
 		}
@@ -148,6 +161,7 @@ func (in *Input) density() (*attention, error) {
 				"what they need", want.Title(), want.Attention).
 			WithHint("measure it: hetc calibrate --attention --model DIR --text FILE -o cal.yaml")
 	}
+
 	measured, limit := in.Calibration.Attention, want.Quality.MaxKL.Prefill
 	buckets := want.ScaleBuckets
 	if buckets == 1 {
@@ -155,6 +169,7 @@ func (in *Input) density() (*attention, error) {
 	}
 	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block, Buckets: buckets},
 		every: true}
+
 	demand, err := want.Apply(in.Model.MaxContext)
 	if err != nil {
 		return nil, err
@@ -187,9 +202,11 @@ func (a *attention) chooseDensity(measured *calibration.Attention, demand *workl
 		if limit == 0 { // a density alone: nothing asks for a least number
 			within = asked > 0 && loss.Least == 0
 		}
-		if !within || asked != 0 && loss.Density != asked {
+		isAsked := asked == 0 || loss.Density == asked
+		if !within || !isAsked {
 			continue
 		}
+
 		// Of the two rules that plans may have, the one that loses less.
 		alone := measured.DensityLoss(calibration.RuleHeads, loss.Density, loss.Least)
 		rest := measured.DensityLoss(calibration.RuleRest, loss.Density, loss.Least)
@@ -200,8 +217,10 @@ func (a *attention) chooseDensity(measured *calibration.Attention, demand *workl
 		if loss != better {
 			continue
 		}
+
 		attended := attendedPairs(demand, loss, measured.Block)
-		if attended > fewest || attended == fewest && loss.KL >= a.kl {
+		losesLess := attended == fewest && loss.KL < a.kl
+		if attended >= fewest && !losesLess {
 			continue
 		}
 		fewest = attended
@@ -258,6 +277,7 @@ func (s *request) attentionOf() *planir.Attention {
 			out.Rows = append(out.Rows, rows)
 		}
 	}
+
 	if len(out.Rows) == 0 {
 		return nil
 	}

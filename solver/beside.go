@@ -31,6 +31,7 @@ func (s *session) planBeside(plan *planir.Plan) error {
 		s.warn("nothing is processed beside decoding: %s", why)
 		return nil
 	}
+
 	best, least := plan, worthwhile
 	refused := false // two processors that would get more done
 	for _, prefill := range s.Procs {
@@ -44,43 +45,68 @@ func (s *session) planBeside(plan *planir.Plan) error {
 			if err != nil {
 				return err
 			}
-			if share >= least {
+			if share >= least || holdsMoreWeights(&candidate, plan) {
 				continue
 			}
-			memory := planir.MemoryOf(&candidate)
-			memory.Max = plan.Memory.Max
-			held := memory.Weights + memory.Prepacked
-			if held > plan.Memory.Weights+plan.Memory.Prepacked {
-				continue // weights would be held twice
-			}
-			candidate.Memory = &memory
-			taken, err := s.amountsTaken(&candidate)
+
+			kept, err := s.keepsBoundsBeside(&candidate)
 			if err != nil {
 				return err
 			}
-			if memory.Max > 0 && memory.Total > memory.Max || len(s.brokenBounds(&candidate, taken)) > 0 {
+			if !kept {
 				refused = true
-				s.warn("%s could process prompts while %s decodes, and the buffers for it break a bound", prefill.Name,
-					decode.Name)
-				continue
-			}
-			if broken := s.exceededBeside(candidate.Beside.Pairs); broken != nil {
-				refused = true
-				s.warn("%s could process prompts while %s decodes, and calls then take longer than %s permits",
-					prefill.Name, decode.Name, broken.user)
 				continue
 			}
 			best, least = &candidate, share
 		}
 	}
-	if best == plan {
-		if !refused {
-			s.warn("nothing is processed beside decoding: no two processors get more done side by side than by turns")
-		}
-		return nil
+
+	if best == plan && !refused {
+		s.warn("nothing is processed beside decoding: no two processors get more done side by side than by turns")
 	}
 	*plan = *best
 	return nil
+}
+
+// holdsMoreWeights reports whether a plan holds more of weights than another one: some of them twice.
+func holdsMoreWeights(plan, other *planir.Plan) bool {
+	memory := planir.MemoryOf(plan)
+	return memory.Weights+memory.Prepacked > other.Memory.Weights+other.Memory.Prepacked
+}
+
+// keepsBoundsBeside reports whether a plan with programs side by side keeps all bounds, and warns if it does not. It
+// sets the plan's memory.
+func (s *session) keepsBoundsBeside(plan *planir.Plan) (bool, error) {
+	pair := plan.Beside
+	fits, err := s.fits(plan)
+	if err != nil {
+		return false, err
+	}
+	if !fits {
+		s.warn("%s could process prompts while %s decodes, and the buffers for it break a bound",
+			pair.Prefill, pair.Decode)
+		return false, nil
+	}
+	if broken := s.exceededBeside(pair.Pairs); broken != nil {
+		s.warn("%s could process prompts while %s decodes, and calls then take longer than %s permits",
+			pair.Prefill, pair.Decode, broken.user)
+		return false, nil
+	}
+	return true, nil
+}
+
+// fits reports whether a lowered plan keeps the limit of memory and all bounds. It sets the plan's memory, with the
+// limit that it had.
+func (s *session) fits(plan *planir.Plan) (bool, error) {
+	memory := planir.MemoryOf(plan)
+	memory.Max = plan.Memory.Max
+	plan.Memory = &memory
+	taken, err := s.amountsTaken(plan)
+	if err != nil {
+		return false, err
+	}
+	tooLarge := memory.Max > 0 && memory.Total > memory.Max
+	return !tooLarge && len(s.brokenBounds(plan, taken)) == 0, nil
 }
 
 // exceededBeside returns the limit of time that a call breaks while another processor works, nil if there is none. The
@@ -112,8 +138,8 @@ func (s *session) whyNotBeside(plan *planir.Plan) string {
 	case !exact:
 		return "the plan computes in floating point, so that results depend on what processes a token"
 	case plan.ByCall():
-		return "attention selects positions for rows together, or rows of experts are dropped, so that results depend on what " +
-			"processes a token"
+		return "attention selects positions for rows together, or rows of experts are dropped, " +
+			"so that results depend on what processes a token"
 	}
 	return ""
 }
@@ -123,17 +149,21 @@ func (s *session) whyNotBeside(plan *planir.Plan) string {
 // execute every operator.
 func (s *session) mayWorkBeside(prefill, decode *planir.Proc) bool {
 	control := s.in.SoC.Control
+
 	if prefill.Name == decode.Name || prefill.Name == control || s.Thread(prefill.Name) == s.Thread(control) {
 		return false
 	}
+
 	if slices.ContainsFunc(prefill.Cores, func(core int) bool { return slices.Contains(decode.Cores, core) }) {
 		return false
 	}
+
 	for _, proc := range []*planir.Proc{prefill, decode} {
 		if !proc.DynamicRows || proc.WeightsInArtifacts || !proc.WeightRanges {
 			return false
 		}
 	}
+
 	for _, rows := range s.want.Rows() {
 		on := prefill.Name
 		if s.decodes(rows) {
@@ -160,6 +190,7 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 	if err := s.lower(plan); err != nil {
 		return 0, err
 	}
+
 	beside, on := plan.Beside, timeline.Machine{Memory: *s.prices.Memory()}
 	phases := map[int][]timeline.Phase{} // of programs, by rows
 	for i := range plan.Program.Beside {
@@ -170,6 +201,7 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 		}
 		phases[program.Rows] = phasesInOrder(program, of)
 	}
+
 	sum, pairs := 0.0, 0
 	for _, rows := range s.want.Buckets {
 		for _, batch := range append([]int{1}, s.want.Batches...) {
@@ -181,13 +213,14 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 					[][]timeline.Phase{phases[batch], phases[rows]})),
 			}
 			beside.Pairs = append(beside.Pairs, pair)
-			together, one := predicted[lower.ProgramName(rows, false)], predicted[lower.ProgramName(batch, true)]
-			if pair.DecodeNS <= 0 || together <= 0 || one <= 0 {
-				return 0, diag.New(diag.ClassInternal, "BUG: %d rows beside %d take %d and %d ns, by turns %d and %d", rows,
-					batch, pair.PrefillNS, pair.DecodeNS, together, one)
+			chunk, step := predicted[lower.ProgramName(rows, false)], predicted[lower.ProgramName(batch, true)]
+			if pair.DecodeNS <= 0 || chunk <= 0 || step <= 0 {
+				return 0, diag.New(diag.ClassInternal, "BUG: %d rows beside %d take %d and %d ns, by turns %d and %d",
+					rows, batch, pair.PrefillNS, pair.DecodeNS, chunk, step)
 			}
+
 			tokens := float64(pair.PrefillNS) / float64(pair.DecodeNS) // iterations of decode meanwhile
-			sum += float64(pair.PrefillNS) / (float64(together) + float64(tokens*float64(one)))
+			sum += float64(pair.PrefillNS) / (float64(chunk) + float64(tokens*float64(step)))
 			pairs++
 		}
 	}

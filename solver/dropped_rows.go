@@ -26,64 +26,87 @@ func (in *Input) mayDrop() bool {
 // So it solves without dropping, then with shares that cost what that plan leaves of the limit, half of the limit, and
 // what the workload permits at most. Of these plans it takes the one that takes least.
 func solveDrops(ctx context.Context, in Input) (*Result, error) {
-	want, cal := &in.Workload.Experts, in.Calibration
 	limit := in.Workload.Quality.MaxKL.Prefill
-	if limit == 0 {
-		in.drops = &drops{salience: want.Salience, share: want.MaxDrop}
-		if cal != nil && in.drops.salience == "" {
-			in.drops.salience, _ = cal.MostDropped(workload.LargestKL, want.MaxDrop, "")
-		}
-		in.drops.salience = cmp.Or(in.drops.salience, op.SalienceWeight)
+	switch {
+	case limit == 0:
+		in.drops = in.mostDrops()
 		return Solve(ctx, in)
-	}
-	if limit <= workload.Lossless { // nothing may be lost
+	case limit <= workload.Lossless: // nothing may be lost
 		in.drops = &drops{}
 		return Solve(ctx, in)
+	case in.Calibration == nil || len(in.Calibration.Drops) == 0:
+		return nil, diag.New(diag.ClassInput,
+			"solve: %s bounds quality and has rows of experts dropped, and no calibration says what that costs",
+			in.Workload.Title()).
+			WithHint("measure it: hetc calibrate --drop --model DIR --text FILE -o cal.yaml, " +
+				"or leave overflow: drop out")
 	}
-	if cal == nil || len(cal.Drops) == 0 {
-		return nil, diag.New(diag.ClassInput, "solve: %s bounds quality and has rows of experts dropped, and no calibration "+
-			"says what that costs", in.Workload.Title()).
-			WithHint("measure it: hetc calibrate --drop --model DIR --text FILE -o cal.yaml, or leave overflow: drop out")
-	}
+
 	in.drops = &drops{}
 	best, failed := Solve(ctx, in)
 	if failed != nil && diag.ClassOf(failed) != diag.ClassInfeasible {
 		return nil, failed
 	}
-	spent := 0.0
-	if best != nil {
-		for _, quality := range best.Plan.Quality {
-			if quality.Phase == "prefill" {
-				spent = quality.KL
-			}
-		}
-	}
+
 	tried := map[drops]bool{{}: true}
-	for _, kl := range []float64{limit - spent, limit / 2, limit} {
-		choice := drops{}
-		choice.salience, choice.share = cal.MostDropped(kl, want.MaxDrop, want.Salience)
-		if ppm(choice.share) == 0 {
-			continue
-		}
-		choice.kl, _ = cal.DropLoss(choice.salience, choice.share)
+	for _, kl := range []float64{limit - best.prefillKL(), limit / 2, limit} {
+		choice := in.dropsWithin(kl)
 		if tried[choice] || choice.kl > limit {
 			continue
 		}
+
 		tried[choice] = true
 		in.drops = &choice
 		result, err := Solve(ctx, in)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		less := func() bool { return result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) }
-		if err == nil && (best == nil || less()) {
+		if err != nil {
+			continue
+		}
+		if best == nil || result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) {
 			best = result
 		}
 	}
+
 	if best == nil {
 		return nil, unproved(failed)
 	}
 	return best, nil
+}
+
+// mostDrops returns the largest share that the workload permits, by the rule that it names or that loses least.
+func (in *Input) mostDrops() *drops {
+	want := &in.Workload.Experts
+	rule := want.Salience
+	if in.Calibration != nil && rule == "" {
+		rule, _ = in.Calibration.MostDropped(workload.LargestKL, want.MaxDrop, "")
+	}
+	return &drops{salience: cmp.Or(rule, op.SalienceWeight), share: want.MaxDrop}
+}
+
+// dropsWithin returns the largest share that loses no more than kl by the calibration; no drops if that is nothing.
+func (in *Input) dropsWithin(kl float64) drops {
+	want := &in.Workload.Experts
+	rule, share := in.Calibration.MostDropped(kl, want.MaxDrop, want.Salience)
+	if ppm(share) == 0 {
+		return drops{}
+	}
+	lost, _ := in.Calibration.DropLoss(rule, share)
+	return drops{salience: rule, share: share, kl: lost}
+}
+
+// prefillKL returns what prompts lose by a plan; 0 for none.
+func (r *Result) prefillKL() (kl float64) {
+	if r == nil {
+		return 0
+	}
+	for _, quality := range r.Plan.Quality {
+		if quality.Phase == "prefill" {
+			kl = quality.KL
+		}
+	}
+	return kl
 }
 
 // deductDropLoss subtracts the loss of dropped rows from the limit of quality of prompts.

@@ -75,18 +75,22 @@ func (g Grounds) String() string {
 		return fmt.Sprintf("All %s on measured shapes, or on shapes between measured ones.",
 			several(g.Decisions, "decision rests", "decisions rest"))
 	}
+
 	verb := "rest"
 	if count == 1 {
 		verb = "rests"
 	}
+
 	names := strings.Join(g.Extrapolated[:min(count, maxNamed)], ", ")
 	if count > maxNamed {
 		names += fmt.Sprintf(" and %d more", count-maxNamed)
 	}
+
 	wayOut := "hetc profile --resume --plan PLAN measures these shapes for the next solve."
 	if g.imported {
 		wayOut = "Imported times of those shapes would decide it."
 	}
+
 	return fmt.Sprintf("%d of %s %s on extrapolation: %s. There the price of what was chosen lies beyond what "+
 		"was measured, or that of the cheapest alternative, which takes at most twice as long. %s",
 		count, several(g.Decisions, "decision", "decisions"), verb, names, wayOut)

@@ -36,11 +36,12 @@ const mostLaunches = 16
 // error of predictions, and if the plan still keeps its bounds.
 func (s *session) planHeadPipelines(ctx context.Context, plan *planir.Plan) error {
 	// Baselines to compare with, and divisions that were asked for, stay as they are.
-	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 &&
-		!slices.Contains(s.in.Strategies, planir.WeightCentric)
-	if plan.Attention == nil || s.measure() != problem.Time || s.in.HeadOrder == NoPipeline || restricted {
+	dividesHeads := len(s.in.Strategies) == 0 || slices.Contains(s.in.Strategies, planir.WeightCentric)
+	isFree := len(s.in.Ratio) == 0 && dividesHeads && s.in.HeadOrder != NoPipeline
+	if plan.Attention == nil || s.measure() != problem.Time || !isFree {
 		return nil
 	}
+
 	for _, rows := range plan.Attention.Rows {
 		posed, err := s.program(rows, s.assigned(rows))
 		if err != nil {
@@ -96,6 +97,7 @@ func (s *session) planHeadPipeline(plan *planir.Plan, section *price.Section, at
 	if err != nil {
 		return err
 	}
+
 	name := lower.ProgramName(stages.rows, s.decodes(stages.rows))
 	least := float64(s.predictionFor(plan, name).PlanNS) * (1 - modelError)
 	if s.in.HeadOrder != "" {
@@ -120,9 +122,8 @@ func (s *session) planHeadPipeline(plan *planir.Plan, section *price.Section, at
 
 // predictionFor returns what a plan predicts of a program.
 func (s *session) predictionFor(plan *planir.Plan, program string) *planir.Prediction {
-	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
-		return pred.Program == program
-	})]
+	isProgram := func(pred planir.Prediction) bool { return pred.Program == program }
+	return &plan.Predictions[slices.IndexFunc(plan.Predictions, isProgram)]
 }
 
 // keptHeads says how much the query heads of key heads keep on average: a share of the positions and, for scores that
@@ -145,9 +146,11 @@ func (s *session) keptHeads(section string, count int) []keptHeads {
 	if s.in.Calibration == nil || s.in.Calibration.Attention == nil {
 		return out
 	}
+
 	ratios := s.in.Calibration.Attention.Ratios(s.in.attention.Density)
 	clear(out)
 	layers := 0
+
 	for i := range s.graph.Sections {
 		of := &s.graph.Sections[i]
 		if of.Name != section {
@@ -165,6 +168,7 @@ func (s *session) keptHeads(section string, count int) []keptHeads {
 			}
 		}
 	}
+
 	for i := range out {
 		out[i].density = roundDensity(out[i].density / float64(max(1, layers)))
 		out[i].estimated = roundDensity(out[i].estimated / float64(max(1, layers)))
@@ -201,23 +205,26 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 			if err != nil {
 				return nil, err
 			}
+
 			exact, bound := posed.problem.Exact()
-			for by, found := range map[string]order.HeadOrder{planir.ByExact: exact,
-				planir.ByGreedy: posed.problem.Greedy()} {
-				made := posed.pipelineOf(by, found)
-				made.bound = min(bound, found.NS)
-				byRule[by] = append(byRule[by], made)
+			add := func(by string, found order.HeadOrder) {
+				pipeline := posed.pipelineOf(by, found)
+				pipeline.bound = min(bound, found.NS)
+				byRule[by] = append(byRule[by], pipeline)
 			}
+			add(planir.ByExact, exact)
+			add(planir.ByGreedy, posed.problem.Greedy())
 		}
 	}
+
 	for _, by := range []string{planir.ByExact, planir.ByGreedy} {
 		if s.in.HeadOrder != "" && s.in.HeadOrder != by {
 			continue
 		}
 		list := byRule[by]
-		slices.SortStableFunc(list, func(x, y orderedHeads) int {
-			return cmp.Or(cmp.Compare(x.ns, y.ns),
-				cmp.Compare(len(x.Launches)+len(x.Turns), len(y.Launches)+len(y.Turns)))
+		slices.SortStableFunc(list, func(a, b orderedHeads) int {
+			return cmp.Or(cmp.Compare(a.ns, b.ns),
+				cmp.Compare(len(a.Launches)+len(a.Turns), len(b.Launches)+len(b.Turns)))
 		})
 		for i := range list {
 			list[i].choices = len(list)
@@ -231,32 +238,35 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 // the one that attends. In a plan for some processors only, a stage has another processor only if none of these
 // executes it.
 func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
-	executes := func(stage int) (names []string) {
-		for i := range s.Procs {
-			proc, operator := &s.Procs[i], stages.nodes[stage].Op()
-			asked := len(s.in.Only) == 0 || slices.Contains(s.in.Only, proc.Name)
-			if !asked && !slices.Contains(stages.decided[stage], proc.Name) {
-				continue
-			}
-			if proc.Executes(operator.Kind) &&
-				(len(proc.KV) == 0 || !operator.Kind.Has("kv") || slices.Contains(proc.KV, operator.KV)) {
-				names = append(names, proc.Name)
-			}
-		}
-		return names
-	}
 	beside := func(a, b string) bool { return s.Thread(a) != s.Thread(b) && !s.Apart[[2]string{a, b}] }
-	for _, estimates := range executes(stageEstimate) {
-		for _, attends := range executes(stageAttend) {
-			for _, selects := range executes(stageSelect) {
-				if beside(estimates, attends) && beside(estimates, selects) &&
-					(selects == attends || beside(selects, attends)) {
+	for _, estimates := range s.procsOfStage(stages, stageEstimate) {
+		for _, attends := range s.procsOfStage(stages, stageAttend) {
+			for _, selects := range s.procsOfStage(stages, stageSelect) {
+				isApart := beside(estimates, attends) && beside(estimates, selects)
+				if isApart && (selects == attends || beside(selects, attends)) {
 					out = append(out, [3]string{estimates, selects, attends})
 				}
 			}
 		}
 	}
 	return out
+}
+
+// procsOfStage lists the processors that may execute a stage.
+func (s *session) procsOfStage(stages *headStages, stage int) (names []string) {
+	operator := stages.nodes[stage].Op()
+	for i := range s.Procs {
+		proc := &s.Procs[i]
+		isAsked := len(s.in.Only) == 0 || slices.Contains(s.in.Only, proc.Name)
+		if !isAsked && !slices.Contains(stages.decided[stage], proc.Name) {
+			continue
+		}
+		readsCache := len(proc.KV) == 0 || !operator.Kind.Has("kv") || slices.Contains(proc.KV, operator.KV)
+		if readsCache && proc.Executes(operator.Kind) {
+			names = append(names, proc.Name)
+		}
+	}
+	return names
 }
 
 // divisions returns ways to divide key heads into launches and launches into turns, as the sizes of turns in each
@@ -266,16 +276,7 @@ func divisions(heads int) (out [][][]int) {
 	const few = 6
 	var launches [][]int
 	if heads <= few {
-		for cuts := range 1 << (heads - 1) { // bit i: a launch ends behind head i
-			var sizes []int
-			size := 0
-			for head := range heads {
-				if size++; head == heads-1 || cuts>>head&1 == 1 {
-					sizes, size = append(sizes, size), 0
-				}
-			}
-			launches = append(launches, sizes)
-		}
+		launches = compositions(heads)
 	} else {
 		for count := 1; count <= min(heads, mostLaunches); count++ {
 			launches = append(launches, nearlyEqual(heads, count))
@@ -289,6 +290,22 @@ func divisions(heads int) (out [][][]int) {
 			}
 			out = append(out, division)
 		}
+	}
+	return out
+}
+
+// compositions lists all ways to divide a few heads into consecutive launches, as the sizes of the launches.
+func compositions(heads int) (out [][]int) {
+	for cuts := range 1 << (heads - 1) { // bit i: a launch ends behind head i
+		var sizes []int
+		size := 0
+		for head := range heads {
+			size++
+			if head == heads-1 || cuts>>head&1 == 1 {
+				sizes, size = append(sizes, size), 0
+			}
+		}
+		out = append(out, sizes)
 	}
 	return out
 }
@@ -318,47 +335,31 @@ type posedHeads struct {
 func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]int) (*posedHeads, error) {
 	posed := &posedHeads{headStages: stages, procs: procs}
 	posed.problem.OneLane = procs[stageSelect] == procs[stageAttend]
-	for stage, name := range procs {
-		proc := &s.Procs[slices.IndexFunc(s.Procs, func(proc planir.Proc) bool { return proc.Name == name })]
-		divided := len(division) > 1 || stage != stageEstimate && len(division[0]) > 1
-		ranges := proc.StridedInput && proc.StridedOutput || stages.nodes[stage].Op().Kind.AnyStride()
-		if divided && stages.rows > 1 && !ranges {
-			return nil, diag.New(diag.ClassInfeasible, "processor %q reads and writes whole buffers only", name)
-		}
+	if err := s.checkRanges(stages, procs, division); err != nil {
+		return nil, err
 	}
-	share := func(stage, from, to int, density float64) (int64, error) {
-		estimate, err := s.headTime(stages, stage, procs[stage], to-from, density)
-		posed.shares[stage] = append(posed.shares[stage],
-			planir.Share{Proc: procs[stage], From: from, To: to, PredictNS: estimate.NS})
-		posed.sources[stage] = source.Weakest(posed.sources[stage], estimate.Source)
-		return estimate.NS, err
-	}
-	at := 0
+
+	head := 0
 	for _, turns := range division {
-		launch, first := order.Launch{}, at
+		first := head
+		var launch order.Launch
 		for _, size := range turns {
-			density := meanOf(stages.heads[at : at+size]).density
-			selects, err := share(stageSelect, at, at+size, 0)
-			if err != nil {
-				return nil, err
-			}
-			attends, err := share(stageAttend, at, at+size, density)
-			if err != nil {
-				return nil, err
-			}
 			launch.Turns = append(launch.Turns, len(posed.problem.Turns))
-			posed.problem.Turns = append(posed.problem.Turns, order.Turn{SelectNS: selects, AttendNS: attends})
-			posed.densities = append(posed.densities, density)
-			at += size
+			if err := s.poseTurn(posed, head, head+size); err != nil {
+				return nil, err
+			}
+			head += size
 		}
+
 		var err error
-		estimated := meanOf(stages.heads[first:at]).estimated
-		if launch.NS, err = share(stageEstimate, first, at, estimated); err != nil {
+		estimated := meanOf(stages.heads[first:head]).estimated
+		if launch.NS, err = s.priceShare(posed, stageEstimate, first, head, estimated); err != nil {
 			return nil, err
 		}
 		posed.estimated = append(posed.estimated, estimated)
 		posed.problem.Launches = append(posed.problem.Launches, launch)
 	}
+
 	scores, err := s.prices.Handover(procs[stageEstimate], procs[stageSelect])
 	if err != nil {
 		return nil, err
@@ -374,9 +375,54 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 	return posed, nil
 }
 
+// checkRanges returns an error of class ClassInfeasible if a processor would get a range of heads, and works on whole
+// buffers only.
+func (s *session) checkRanges(stages *headStages, procs [3]string, division [][]int) error {
+	for stage, name := range procs {
+		isDivided := len(division) > 1 || stage != stageEstimate && len(division[0]) > 1
+		if !isDivided || stages.rows == 1 || stages.nodes[stage].Op().Kind.AnyStride() {
+			continue
+		}
+		proc := &s.Procs[slices.IndexFunc(s.Procs, func(proc planir.Proc) bool { return proc.Name == name })]
+		if !proc.StridedInput || !proc.StridedOutput {
+			return diag.New(diag.ClassInfeasible, "processor %q reads and writes whole buffers only", name)
+		}
+	}
+	return nil
+}
+
+// poseTurn adds a turn: the key heads for which positions are selected, and then attended to, together.
+func (s *session) poseTurn(posed *posedHeads, from, to int) error {
+	density := meanOf(posed.heads[from:to]).density
+	selectNS, err := s.priceShare(posed, stageSelect, from, to, 0)
+	if err != nil {
+		return err
+	}
+	attendNS, err := s.priceShare(posed, stageAttend, from, to, density)
+	if err != nil {
+		return err
+	}
+	posed.problem.Turns = append(posed.problem.Turns, order.Turn{SelectNS: selectNS, AttendNS: attendNS})
+	posed.densities = append(posed.densities, density)
+	return nil
+}
+
+// priceShare adds the share of a stage that executes a range of key heads, and returns its time.
+func (s *session) priceShare(posed *posedHeads, stage, from, to int, density float64) (int64, error) {
+	proc := posed.procs[stage]
+	estimate, err := s.headTime(posed.headStages, stage, proc, to-from, density)
+	if err != nil {
+		return 0, err
+	}
+	posed.shares[stage] = append(posed.shares[stage],
+		planir.Share{Proc: proc, From: from, To: to, PredictNS: estimate.NS})
+	posed.sources[stage] = source.Weakest(posed.sources[stage], estimate.Source)
+	return estimate.NS, nil
+}
+
 // headTime returns the time of a stage for some key heads on a processor.
-func (s *session) headTime(stages *headStages, stage int, proc string, heads int, density float64) (price.Estimate,
-	error) {
+func (s *session) headTime(stages *headStages, stage int, proc string, heads int,
+	density float64) (price.Estimate, error) {
 	operator := stages.nodes[stage].Op()
 	operator.Heads, operator.KVHeads = operator.Heads/operator.KVHeads*heads, heads
 	switch operator.Kind {
@@ -397,8 +443,7 @@ func (s *session) headTime(stages *headStages, stage int, proc string, heads int
 func (p *posedHeads) pipelineOf(by string, found order.HeadOrder) orderedHeads {
 	return orderedHeads{
 		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by,
-			Launches: found.Launches,
-			Turns:    found.Turns, Densities: p.densities, Estimated: p.estimated},
+			Launches: found.Launches, Turns: found.Turns, Densities: p.densities, Estimated: p.estimated},
 		procs: p.procs, shares: p.shares, sources: p.sources, ns: found.NS,
 	}
 }
@@ -412,11 +457,11 @@ func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orde
 	slices.SortFunc(out.Attention.Pipelines, func(a, b planir.HeadPipeline) int {
 		return cmp.Or(cmp.Compare(a.Rows, b.Rows), cmp.Compare(a.Node, b.Node))
 	})
+
 	for stage, node := range stages.nodes {
 		decision := out.DecisionFor(node.Name, stages.rows)
 		before := planir.Alternative{Strategy: decision.Strategy, Shares: decision.ShareText(),
-			PredictNS: decision.PredictNS,
-			Source:    decision.Source}
+			PredictNS: decision.PredictNS, Source: decision.Source}
 		decision.Strategy, decision.Axis, decision.Shares = planir.WeightCentric, planir.AxisHeads, with.shares[stage]
 		decision.Source = with.sources[stage]
 		decision.Alternatives = append([]planir.Alternative{before}, decision.Alternatives...)
@@ -431,6 +476,7 @@ func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orde
 	if err := s.lower(&out); err != nil {
 		return nil, err
 	}
+
 	program := &out.Program.Programs[slices.IndexFunc(out.Program.Programs,
 		func(ph planir.PhaseProgram) bool { return ph.Rows == stages.rows })]
 	predicted, err := s.prediction(&out, program)
@@ -438,15 +484,10 @@ func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orde
 		return nil, err
 	}
 	*s.predictionFor(&out, program.Name) = predicted
-	memory := planir.MemoryOf(&out)
-	memory.Max = plan.Memory.Max
-	out.Memory = &memory
-	taken, err := s.amountsTaken(&out)
-	if err != nil {
+
+	fits, err := s.fits(&out)
+	if err != nil || !fits {
 		return nil, err
-	}
-	if memory.Max > 0 && memory.Total > memory.Max || len(s.brokenBounds(&out, taken)) > 0 {
-		return nil, nil
 	}
 	return &out, nil
 }

@@ -37,30 +37,30 @@ func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 		s.warn("one chunk of a prompt is processed at a time: "+format, args...)
 		return nil
 	}
-	if len(s.want.Buckets) == 0 {
-		return none("the plan has no program for prompts")
+	if why := s.whyNotInFlight(plan, chunks); why != "" {
+		return none("%s", why)
 	}
-	if s.measure() == problem.Memory {
-		return none("a second chunk has buffers of its own, and memory is to be least")
-	}
+
 	rows := s.want.Buckets[len(s.want.Buckets)-1]
-	if chunks*rows > plan.MaxContext {
-		return none("%d of %d tokens exceed the context of %d", chunks, rows, plan.MaxContext)
-	}
 	turns, err := s.oneByOneNS(plan, rows, chunks)
 	if err != nil {
 		return err
 	}
+
 	best, least := plan, s.promptNS(rows, chunks, turns, promptPrediction(plan, rows).PlanNS)*(1-modelError)
 	if s.in.ChunkOrder != "" {
 		least = math.Inf(1)
 	}
+
 	bases := []*planir.Plan{plan}
-	if whole, err := s.withWholeOperators(ctx, plan, rows); err != nil {
+	whole, err := s.withWholeOperators(ctx, plan, rows)
+	if err != nil {
 		return err
-	} else if whole != nil {
+	}
+	if whole != nil {
 		bases = append(bases, whole)
 	}
+
 	why := ""
 	for _, base := range bases {
 		one, reason, err := s.orderChunks(ctx, base, rows, chunks)
@@ -78,6 +78,7 @@ func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 			best, least = one, takes
 		}
 	}
+
 	if best == plan {
 		return none("%s", cmp.Or(why, fmt.Sprintf(
 			"no order of the steps of %d chunks of %d tokens is faster than one chunk after the other", chunks, rows)))
@@ -86,12 +87,25 @@ func (s *session) planInFlight(ctx context.Context, plan *planir.Plan) error {
 	return nil
 }
 
+// whyNotInFlight returns why chunks of prompts cannot be processed together, "" if they can.
+func (s *session) whyNotInFlight(plan *planir.Plan, chunks int) string {
+	if len(s.want.Buckets) == 0 {
+		return "the plan has no program for prompts"
+	}
+	if s.measure() == problem.Memory {
+		return "a second chunk has buffers of its own, and memory is to be least"
+	}
+	if rows := s.want.Buckets[len(s.want.Buckets)-1]; chunks*rows > plan.MaxContext {
+		return fmt.Sprintf("%d of %d tokens exceed the context of %d", chunks, rows, plan.MaxContext)
+	}
+	return ""
+}
+
 // promptPrediction returns the plan's prediction for its program of so many tokens of a prompt.
 func promptPrediction(plan *planir.Plan, rows int) *planir.Prediction {
 	name := lower.ProgramName(rows, false)
-	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
-		return pred.Program == name
-	})]
+	isProgram := func(pred planir.Prediction) bool { return pred.Program == name }
+	return &plan.Predictions[slices.IndexFunc(plan.Predictions, isProgram)]
 }
 
 // promptNS returns the time of the largest program's calls in the mean prompt. together is the time of so many chunks
@@ -100,7 +114,8 @@ func (s *session) promptNS(rows, chunks int, together, alone int64) float64 {
 	total, shares := 0.0, 0.0
 	for _, prompt := range s.want.Prompts {
 		calls := prompt.Tokens / rows
-		total += prompt.Share * (float64(calls/chunks)*float64(together) + float64(calls%chunks)*float64(alone))
+		inFlight := float64(calls/chunks) * float64(together)
+		total += prompt.Share * (inFlight + float64(calls%chunks)*float64(alone))
 		shares += prompt.Share
 	}
 	if shares == 0 {
@@ -123,10 +138,11 @@ func (s *session) inFlightGain(plan *planir.Plan) float64 {
 // withWholeOperators returns the plan with every operator of a program whole on one processor. It returns nil if that
 // is so already, or if programs were decided together, so that none can change by itself.
 func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, rows int) (*planir.Plan, error) {
-	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) ||
-		len(plan.Shadows) > 0 {
+	decidedTogether := plan.Solver[0].Problem == jointProblem(problem.Time) || len(plan.Shadows) > 0
+	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || decidedTogether {
 		return nil, nil
 	}
+
 	out := *plan
 	out.Solver = slices.Clone(plan.Solver)
 	var decisions [][]planir.Decision
@@ -135,9 +151,11 @@ func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, row
 		if err != nil {
 			return nil, err
 		}
+
 		list := pr.decisionsIn(plan)
 		if size == rows {
-			if !slices.ContainsFunc(list, func(d planir.Decision) bool { return len(d.Shares) > 1 }) {
+			isDivided := func(decision planir.Decision) bool { return len(decision.Shares) > 1 }
+			if !slices.ContainsFunc(list, isDivided) {
 				return nil, nil
 			}
 			var objective int64
@@ -148,6 +166,7 @@ func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, row
 		}
 		decisions = append(decisions, list)
 	}
+
 	if attention := out.Attention; attention != nil { // its orders are of the shares that were decided
 		alone := *attention
 		alone.Pipelines = slices.DeleteFunc(slices.Clone(alone.Pipelines),
@@ -157,6 +176,7 @@ func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, row
 	if err := s.lowerDecisions(&out, decisions); err != nil {
 		return nil, err
 	}
+
 	at := slices.IndexFunc(out.Program.Programs, func(program planir.PhaseProgram) bool { return program.Rows == rows })
 	predicted, err := s.prediction(&out, &out.Program.Programs[at])
 	if err != nil {
@@ -201,21 +221,26 @@ func (s *session) orderChunks(
 	if forced := s.in.ChunkOrder; forced != "" {
 		orders = slices.DeleteFunc(orders, func(one chunksOrdered) bool { return one.By != forced })
 	}
+
 	least := int64(math.MaxInt64)
 	for i := range orders {
 		candidate := *plan
 		candidate.InFlight = &orders[i].InFlight
 		candidate.Predictions = slices.Clone(plan.Predictions)
 		candidate.Solver = append(slices.Clone(plan.Solver), orders[i].reports...)
-		if err := lower.Lower(&candidate, &s.graph); diag.ClassOf(err) == diag.ClassIllegal {
+
+		err := lower.Lower(&candidate, &s.graph)
+		if diag.ClassOf(err) == diag.ClassIllegal {
 			return nil, err.Error(), nil
-		} else if err != nil {
+		}
+		if err != nil {
 			return nil, "", err
 		}
 		predicted, err := s.predictInFlight(&candidate, promptPrediction(plan, rows).EnergyUJ)
 		if err != nil {
 			return nil, "", err
 		}
+
 		if predicted.PlanNS >= least {
 			continue
 		}
@@ -224,16 +249,15 @@ func (s *session) orderChunks(
 				broken.user)
 			continue
 		}
-		memory := planir.MemoryOf(&candidate)
-		memory.Max = plan.Memory.Max
-		candidate.Memory = &memory
-		taken, err := s.amountsTaken(&candidate)
+
+		fits, err := s.fits(&candidate)
 		if err != nil {
 			return nil, "", err
 		}
-		if memory.Max > 0 && memory.Total > memory.Max || len(s.brokenBounds(&candidate, taken)) > 0 {
+		if !fits {
 			return nil, fmt.Sprintf("the buffers of %d chunks of %d tokens break a bound", chunks, rows), nil
 		}
+
 		candidate.Predictions = append(candidate.Predictions, predicted)
 		best, least, why = &candidate, predicted.PlanNS, ""
 	}
@@ -257,6 +281,7 @@ func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chun
 		return chunksOrdered{InFlight: planir.InFlight{Rows: rows, Chunks: chunks, By: by}}
 	}
 	plain, greedy, exact := inFlight(""), inFlight(planir.ByGreedy), inFlight(planir.ByExact)
+
 	for i := range s.graph.Sections {
 		section := &s.graph.Sections[i]
 		if greedy.Order(section.Name) != nil || len(tasks[section.Name]) == 0 {
@@ -266,21 +291,22 @@ func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chun
 		if err != nil {
 			return nil, err
 		}
+
 		rule := posed.Greedy()
 		best, err := posed.Exact(ctx, orderNodes)
 		if err != nil {
 			return nil, err
 		}
-		add := func(to *chunksOrdered, result order.Result) {
-			to.Orders = append(to.Orders, planir.ChunkOrder{Section: section.Name, Starts: result.Starts,
-				Turns: result.Turns})
-		}
-		add(&greedy, rule)
-		add(&exact, best)
+
+		greedy.Orders = append(greedy.Orders,
+			planir.ChunkOrder{Section: section.Name, Starts: rule.Starts, Turns: rule.Turns})
+		exact.Orders = append(exact.Orders,
+			planir.ChunkOrder{Section: section.Name, Starts: best.Starts, Turns: best.Turns})
+
 		report := planir.Solve{Problem: fmt.Sprintf("order %s@%dx%d", section.Name, rows, chunks), ObjectiveNS: best.NS,
-			BoundNS: best.BoundNS, Choices: chunks * len(tasks[section.Name]), Status: "optimal"}
+			BoundNS: best.BoundNS, Choices: chunks * len(tasks[section.Name]), Status: string(problem.Optimal)}
 		if best.BoundNS < best.NS {
-			report.Status = "feasible"
+			report.Status = string(problem.Feasible)
 		}
 		exact.reports = append(exact.reports, report)
 	}
@@ -289,55 +315,66 @@ func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chun
 
 // orderProblem poses the order of the tasks of a layer. Their times are those with which the plan's programs are
 // predicted; which task must follow which depends on the views that they touch.
-func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, rows, chunks int) (*order.Problem,
-	error) {
+func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task,
+	layers, rows, chunks int) (*order.Problem, error) {
 	posed := &order.Problem{Chunks: chunks, Layers: layers}
-	load := map[string]int64{} // of processors
+	load := map[string]int64{} // ns of each processor
 	for i := range tasks {
-		task := &tasks[i]
-		made := order.Task{}
+		task := order.Task{}
 		for chunk := range chunks {
 			called := call{rows, s.chunkContext(rows, chunks, chunk)}
-			if task.Step.Full {
-				called.rows = task.Graph.Rows()
+			if tasks[i].Step.Full {
+				called.rows = tasks[i].Graph.Rows()
 			}
-			effort, err := s.graphWork(plan.Proc(task.Proc), &task.Graph, called)
+			work, err := s.graphWork(plan.Proc(tasks[i].Proc), &tasks[i].Graph, called)
 			if err != nil {
 				return nil, err
 			}
-			made.NS = append(made.NS, effort.NS)
-			load[task.Proc] += effort.NS
+			task.NS = append(task.NS, work.NS)
+			load[tasks[i].Proc] += work.NS
 		}
-		for j := range tasks {
-			other := &tasks[j]
-			cache := task.Step.Heads != nil && other.Step.Heads != nil && task.Step.Heads[0] < other.Step.Heads[1] &&
-				other.Step.Heads[0] < task.Step.Heads[1]
-			if cache {
-				made.Cache = append(made.Cache, j)
-			}
-			if i != j && (cache || task.Step.Touch(&other.Step)) {
-				if j < i {
-					made.After = append(made.After, j)
-				} else {
-					made.Back = append(made.Back, j)
-				}
-			}
-		}
-		posed.Tasks = append(posed.Tasks, made)
+
+		addPrecedence(&task, tasks, i)
+		posed.Tasks = append(posed.Tasks, task)
 	}
+
 	// The processor with the most to do is what the paper calls the NPU.
-	names := slices.SortedFunc(maps.Keys(load), func(a, b string) int {
+	procs := slices.SortedFunc(maps.Keys(load), func(a, b string) int {
 		return cmp.Or(cmp.Compare(load[b], load[a]), cmp.Compare(a, b))
 	})
-	if len(names) > order.MaxLanes {
-		return nil, diag.New(diag.ClassIllegal, "%d processors, and at most %d are ordered", len(names), order.MaxLanes)
+	if len(procs) > order.MaxLanes {
+		return nil, diag.New(diag.ClassIllegal, "%d processors, and at most %d are ordered", len(procs), order.MaxLanes)
 	}
 	for i := range tasks {
-		posed.Tasks[i].Lane = slices.Index(names, tasks[i].Proc)
+		posed.Tasks[i].Lane = slices.Index(procs, tasks[i].Proc)
 	}
-	handovers, err := s.laneHandovers(names)
+	handovers, err := s.laneHandovers(procs)
 	posed.Handover = func(from, to int) int64 { return handovers[[2]int{from, to}] }
 	return posed, err
+}
+
+// addPrecedence notes which tasks of a chunk the i-th one shares views with: it follows those before it, and those
+// behind it follow it in the next chunk. Tasks that have heads in common also share the cache.
+func addPrecedence(to *order.Task, tasks []lower.Task, i int) {
+	step := &tasks[i].Step
+	for j := range tasks {
+		other := &tasks[j].Step
+		sharesCache := false
+		if step.Heads != nil && other.Heads != nil {
+			sharesCache = step.Heads[0] < other.Heads[1] && other.Heads[0] < step.Heads[1]
+		}
+		if sharesCache {
+			to.Cache = append(to.Cache, j)
+		}
+		if i == j || !sharesCache && !step.Touch(other) {
+			continue
+		}
+		if j < i {
+			to.After = append(to.After, j)
+		} else {
+			to.Back = append(to.Back, j)
+		}
+	}
 }
 
 // laneHandovers returns the times of hand-overs between the lanes of these processors, in ns; 0 within one thread.
@@ -372,11 +409,13 @@ func (s *session) oneByOneNS(plan *planir.Plan, rows, chunks int) (total int64, 
 	at := slices.IndexFunc(plan.Program.Programs,
 		func(program planir.PhaseProgram) bool { return program.Name == name })
 	program := &plan.Program.Programs[at]
+
 	for chunk := range chunks {
 		of, err := s.workOfCall(plan, program, call{rows, s.chunkContext(rows, chunks, chunk)})
 		if err != nil {
 			return 0, err
 		}
+
 		_, sections, err := s.predictSections(program, of, func(e price.Estimate) int64 { return e.NS })
 		if err != nil {
 			return 0, err

@@ -64,9 +64,13 @@ func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
 		section := &s.graph.Sections[i]
 		for _, node := range section.Nodes {
 			name := section.Name + "." + node.Name
-			if !slices.ContainsFunc(plan.Decisions, func(d planir.Decision) bool { return d.Node == name && d.Scheme.Shadow() }) {
+			hasShadow := func(decision planir.Decision) bool {
+				return decision.Node == name && decision.Scheme.Shadow()
+			}
+			if !slices.ContainsFunc(plan.Decisions, hasShadow) {
 				continue
 			}
+
 			for layer := section.First; layer < section.First+max(1, section.Layers); layer++ {
 				channels, others, counted := s.in.Calibration.HotChannels(name, layer)
 				if counted && !plan.Pruned(name, layer) {
@@ -75,6 +79,7 @@ func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
 			}
 		}
 	}
+
 	slices.SortFunc(out, func(x, y planir.Hot) int {
 		return cmp.Or(cmp.Compare(x.Weight, y.Weight), cmp.Compare(x.Layer, y.Layer))
 	})
@@ -84,7 +89,8 @@ func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
 // boundHot removes hot rows from a lowered plan whose memory is limited, unless the plan is predicted to hold less with
 // them. Problems under a limit count whole weights, and a plan that fits by such a problem must fit.
 func (s *request) boundHot(plan *planir.Plan) {
-	if len(plan.Hot) == 0 || s.in.MaxMemory == 0 && s.in.Workload.Memory == 0 {
+	isLimited := s.in.MaxMemory > 0 || s.in.Workload.Memory > 0
+	if len(plan.Hot) == 0 || !isLimited {
 		return
 	}
 	without := *plan
@@ -99,8 +105,9 @@ func (s *request) noteOutliers(plan *planir.Plan) {
 	for _, entry := range plan.Outliers {
 		most, _ := s.in.Calibration.MostExceeding(entry.Node, entry.Rows)
 		if most > entry.Channels {
-			s.warn("%s at %d rows: in a call of the calibration %d channels exceeded the static scale, more than the %d that "+
-				"are multiplied at once: such calls take several passes", entry.Node, entry.Rows, most, entry.Channels)
+			s.warn("%s at %d rows: in a call of the calibration %d channels exceeded the static scale, "+
+				"more than the %d that are multiplied at once: such calls take several passes",
+				entry.Node, entry.Rows, most, entry.Channels)
 		}
 	}
 }

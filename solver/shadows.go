@@ -45,22 +45,26 @@ type shadowSection struct {
 // or, under a limit of quality, wherever that saves time and keeps the limit.
 func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	sections := s.shadowSections(plan)
-	want := s.in.Workload.Shadows
 	if len(sections) == 0 || s.in.Calibration == nil {
 		return nil
 	}
 	if missing := s.unmeasuredShadow(sections); missing != "" {
-		s.warn("shadow outliers are kept in all layers: the calibration does not say what those of %s are worth", missing)
+		s.warn("shadow outliers are kept in all layers: the calibration does not say what those of %s are worth",
+			missing)
 		return nil
 	}
+	want := s.in.Workload.Shadows
+
 	if want.Prune > 0 {
 		plan.Shadows = s.prunedByRatio(sections, want.Prune)
 		return s.lowerPruned(plan)
 	}
+
 	slack := s.shadowSlack(plan)
 	if want.Slower == 0 && !(slack > 0) {
 		return nil // the workload does not permit to lose more
 	}
+
 	total, err := s.timeShadows(plan, sections)
 	if err != nil {
 		return err
@@ -76,6 +80,7 @@ func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	if err := posed.Verify(solution); err != nil {
 		return err
 	}
+
 	before := *plan
 	plan.Shadows = posed.shadows(solution.Options, s.in.Model.Layers)
 	if len(plan.Shadows) == 0 {
@@ -85,16 +90,20 @@ func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	if err := s.lowerPruned(plan); err != nil || want.Slower > 0 {
 		return err
 	}
+
 	// The problem does not see what changes where layers of different sets meet.
 	old, err := s.expectedNS(&before)
 	if err != nil {
 		return err
 	}
 	pruned, err := s.expectedNS(plan)
-	if err == nil && pruned >= old {
+	if err != nil {
+		return err
+	}
+	if pruned >= old {
 		*plan = before
 	}
-	return err
+	return nil
 }
 
 // shadowSections returns the products of a plan with shadow outliers, by section, in any of its programs.
@@ -105,15 +114,18 @@ func (s *session) shadowSections(plan *planir.Plan) (out []shadowSection) {
 			shadow[plan.Decisions[i].Node] = true
 		}
 	}
+
 	for i := range s.graph.Sections {
 		section := &s.graph.Sections[i]
-		at := slices.IndexFunc(out, func(x shadowSection) bool { return x.name == section.Name })
+		at := slices.IndexFunc(out, func(other shadowSection) bool { return other.name == section.Name })
 		if at < 0 {
 			at = len(out)
 			out = append(out, shadowSection{name: section.Name})
 		}
+
 		for _, node := range section.Nodes {
-			if name := section.Name + "." + node.Name; shadow[name] && !slices.Contains(out[at].products, name) {
+			name := section.Name + "." + node.Name
+			if shadow[name] && !slices.Contains(out[at].products, name) {
 				out[at].products = append(out[at].products, name)
 			}
 		}
@@ -121,8 +133,9 @@ func (s *session) shadowSections(plan *planir.Plan) (out []shadowSection) {
 			out[at].layers = append(out[at].layers, section.First+layer)
 		}
 	}
-	return slices.DeleteFunc(out, func(x shadowSection) bool {
-		return len(x.products) == 0 || len(x.products) > maxShadowProducts
+
+	return slices.DeleteFunc(out, func(section shadowSection) bool {
+		return len(section.products) == 0 || len(section.products) > maxShadowProducts
 	})
 }
 
@@ -143,26 +156,28 @@ func (s *session) unmeasuredShadow(sections []shadowSection) string {
 // prunedByRatio is llm.npu's rule. It prunes a share of all products: those with the least ratio of the largest outlier
 // to the range of the scale.
 func (s *session) prunedByRatio(sections []shadowSection, share float64) []planir.Shadow {
-	type at struct {
+	type shadowAt struct {
 		product string
 		layer   int
 	}
-	var all []at
-	var importance []float64
+
+	var all []shadowAt
+	var ratios []float64
 	for i := range sections {
 		for _, layer := range sections[i].layers {
 			for _, product := range sections[i].products {
-				all = append(all, at{product, layer})
-				importance = append(importance, s.in.Calibration.Shadow(product, layer).Ratio)
+				all = append(all, shadowAt{product, layer})
+				ratios = append(ratios, s.in.Calibration.Shadow(product, layer).Ratio)
 			}
 		}
 	}
-	away := map[at]bool{}
-	for _, i := range problem.PaperPrune(importance, share) {
-		away[all[i]] = true
+
+	pruned := map[shadowAt]bool{}
+	for _, i := range problem.PaperPrune(ratios, share) {
+		pruned[all[i]] = true
 	}
-	return keptShadows(sections, s.in.Model.Layers, func(_ *shadowSection, product, layer int, name string) bool {
-		return !away[at{name, layer}]
+	return keptShadows(sections, s.in.Model.Layers, func(_ *shadowSection, _, layer int, name string) bool {
+		return !pruned[shadowAt{name, layer}]
 	})
 }
 
@@ -206,8 +221,8 @@ func (s *session) shadowSlack(plan *planir.Plan) float64 {
 
 // shadowsIn reports whether a phase has products with shadow outliers.
 func (s *session) shadowsIn(plan *planir.Plan, phase string) bool {
-	return slices.ContainsFunc(plan.Decisions, func(d planir.Decision) bool {
-		return d.Scheme.Shadow() && s.decodes(d.Rows) == (phase == "decode")
+	return slices.ContainsFunc(plan.Decisions, func(decision planir.Decision) bool {
+		return decision.Scheme.Shadow() && s.decodes(decision.Rows) == (phase == "decode")
 	})
 }
 
@@ -242,12 +257,14 @@ func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, secti
 	if err := s.lower(&trial); err != nil {
 		return 0, err
 	}
+
 	for i := range trial.Program.Programs {
 		program := &trial.Program.Programs[i]
 		weight := s.weightOfRows(program.Rows)
 		if weight == 0 {
 			continue
 		}
+
 		of, err := s.workOf(&trial, program)
 		if err != nil {
 			return 0, err
@@ -256,6 +273,7 @@ func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, secti
 		if err != nil {
 			return 0, err
 		}
+
 		for at, ns := range sections {
 			if section == "" || program.Sections[at].Name == section {
 				total += float64(weight * float64(ns))
@@ -285,13 +303,14 @@ type posedShadows struct {
 
 // poseShadows poses the problem: least time within a loss, or least loss within a time. Keeping all shadows is the
 // first option of a layer, so it wins among equally good ones.
-func poseShadows(s *session, sections []shadowSection, total, slack float64, want workload.Shadows) *posedShadows {
+func poseShadows(ses *session, sections []shadowSection, total, slack float64, want workload.Shadows) *posedShadows {
 	posed := &posedShadows{sections: sections, unitNS: max(1, total) / timeUnits}
 	posed.Name = "layers"
 	posed.Max = int64(math.Floor(slack / lossUnit))
 	if want.Slower > 0 {
 		posed.Max = int64(math.Floor(want.Slower * timeUnits))
 	}
+
 	for i := range sections {
 		section := &sections[i]
 		last := 1<<len(section.products) - 1
@@ -302,9 +321,10 @@ func poseShadows(s *session, sections []shadowSection, total, slack float64, wan
 				loss := 0.0
 				for product, name := range section.products {
 					if kept>>product&1 == 0 {
-						loss += s.in.Calibration.Shadow(name, layer).KL
+						loss += ses.in.Calibration.Shadow(name, layer).KL
 					}
 				}
+
 				time := int64(math.Round((section.ns[kept] - section.ns[0]) / posed.unitNS))
 				lost := int64(math.Round(loss / lossUnit))
 				if want.Slower > 0 {
@@ -313,6 +333,7 @@ func poseShadows(s *session, sections []shadowSection, total, slack float64, wan
 					group.Options = append(group.Options, problem.ShadowOption{Cost: time, Use: lost})
 				}
 			}
+
 			posed.Groups, posed.of = append(posed.Groups, group), append(posed.of, [2]int{i, at})
 		}
 	}
@@ -375,23 +396,36 @@ func (s *session) prunedQuality(plan *planir.Plan) {
 	for i := range plan.Quality {
 		quality := &plan.Quality[i]
 		for _, shadow := range plan.Shadows {
-			in := slices.ContainsFunc(plan.Decisions, func(d planir.Decision) bool {
-				return d.Node == shadow.Node && d.Scheme.Shadow() && s.decodes(d.Rows) == (quality.Phase == "decode")
+			hasShadow := slices.ContainsFunc(plan.Decisions, func(decision planir.Decision) bool {
+				isPhase := s.decodes(decision.Rows) == (quality.Phase == "decode")
+				return isPhase && decision.Node == shadow.Node && decision.Scheme.Shadow()
 			})
-			for j := range s.in.Calibration.Shadows {
-				worth := &s.in.Calibration.Shadows[j]
-				if in && worth.Class == shadow.Node && !shadow.In(worth.Layer) {
-					quality.KL += worth.KL
-				}
+			if !hasShadow {
+				continue
+			}
+			for _, kl := range s.prunedLosses(&shadow) {
+				quality.KL += kl
 			}
 		}
+
 		quality.KL = max(0, quality.KL)
 		if quality.MaxKL > 0 && quality.KL > quality.MaxKL {
-			s.warn("%s is predicted to lose %.3g nats a token with the shadow outliers that the workload has pruned, more "+
-				"than %s: without \"shadows\" solve keeps the limit", quality.Phase, quality.KL,
+			s.warn("%s is predicted to lose %.3g nats a token with the shadow outliers that the workload has pruned, "+
+				"more than %s: without \"shadows\" solve keeps the limit", quality.Phase, quality.KL,
 				workload.KLText(quality.MaxKL))
 		}
 	}
+}
+
+// prunedLosses lists what a product loses in each layer in which its shadow is pruned, in nats.
+func (s *request) prunedLosses(shadow *planir.Shadow) (losses []float64) {
+	for i := range s.in.Calibration.Shadows {
+		worth := &s.in.Calibration.Shadows[i]
+		if worth.Class == shadow.Node && !shadow.In(worth.Layer) {
+			losses = append(losses, worth.KL)
+		}
+	}
+	return losses
 }
 
 // keptShare returns the share of its layers in which a node is executed: less than 1 where it computes shadow outliers
@@ -404,7 +438,8 @@ func (s *request) keptShare(plan *planir.Plan, node string) float64 {
 	kept, layers := 0, 0
 	for i := range s.graph.Sections {
 		section := &s.graph.Sections[i]
-		if !slices.ContainsFunc(section.Nodes, func(x models.Node) bool { return section.Name+"."+x.Name == product }) {
+		isProduct := func(node models.Node) bool { return section.Name+"."+node.Name == product }
+		if !slices.ContainsFunc(section.Nodes, isProduct) {
 			continue
 		}
 		for layer := range max(1, section.Layers) {

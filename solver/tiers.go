@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/workload"
@@ -29,7 +30,7 @@ func (in *Input) openingPerCall(plan *planir.Plan, rows int) (ns int64) {
 	opened := map[string]bool{}
 	for i := range plan.Program.Programs {
 		program := &plan.Program.Programs[i]
-		if program.Name != fmt.Sprintf("prefill@%d", rows) {
+		if program.Name != lower.ProgramName(rows, false) {
 			continue
 		}
 		for _, section := range program.Sections {
@@ -51,17 +52,16 @@ func (in *Input) openingPerCall(plan *planir.Plan, rows int) (ns int64) {
 func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, error) {
 	in := s.in
 	if in.Loads == nil {
-		if x, empty := in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
-			note := diag.New(diag.ClassInput,
-				"%s says how capacity tiers of experts are chosen, and without --loads none are", in.Workload.Title())
-			note.Severity = diag.Warning
-			dynamic.Warnings = append(dynamic.Warnings, note)
+		if !reflect.DeepEqual(in.Workload.Experts, workload.Experts{}) {
+			dynamic.Warnings = append(dynamic.Warnings, warning(
+				"%s says how capacity tiers of experts are chosen, and without --loads none are", in.Workload.Title()))
 		}
 		return dynamic, nil
 	}
 	if err := in.Loads.Fits(in.Model); err != nil {
 		return nil, err
 	}
+
 	best, err := s.solveWithRule(ctx, dynamic, in.TierRule, in.TierRule.find() != nil)
 	if err != nil {
 		return nil, err
@@ -78,8 +78,8 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	return s.withLoads(best)
 }
 
-// onlyWithTiers looks for a plan where dynamic experts have none, which why says: with tiers prompts may keep a limit of
-// time or energy. The tiers are those for the plan without these limits.
+// onlyWithTiers looks for a plan where dynamic experts have none, which why says: with tiers prompts may keep a limit
+// of time or energy. The tiers are those for the plan without these limits.
 func (s *session) onlyWithTiers(ctx context.Context, why error) (*Result, error) {
 	if limits := &s.in.Workload.Limits; limits.PrefillMS == 0 && limits.EnergyMJ == 0 {
 		return nil, why
@@ -87,8 +87,11 @@ func (s *session) onlyWithTiers(ctx context.Context, why error) (*Result, error)
 	if err := s.in.Loads.Fits(s.in.Model); err != nil {
 		return nil, err
 	}
+
 	in := s.in
-	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.PrefillMS, w.Limits.EnergyMJ = 0, 0 })
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+		w.Limits.PrefillMS, w.Limits.EnergyMJ = 0, 0
+	})
 	free, err := newSession(in)
 	if err != nil {
 		return nil, err
@@ -100,12 +103,13 @@ func (s *session) onlyWithTiers(ctx context.Context, why error) (*Result, error)
 	if err != nil {
 		return nil, err
 	}
+
 	tiered, err := s.solveWithRule(ctx, dynamic, s.in.TierRule, true)
-	if diag.ClassOf(err) == diag.ClassInfeasible || err == nil && len(tiered.Plan.Experts) == 0 {
-		return nil, unproved(why)
-	}
-	if err != nil {
+	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, err
+	}
+	if err != nil || len(tiered.Plan.Experts) == 0 {
+		return nil, unproved(why)
 	}
 	return s.withLoads(tiered)
 }
@@ -125,8 +129,10 @@ func (s *session) withLoads(result *Result) (*Result, error) {
 // that is slower. This happens where the region of the processor is limited (TestRulesInARegion).
 func (s *session) groupsMayStay() bool {
 	npu, err := staticProcessor(s.in.SoC)
-	return err == nil && s.in.TierRule.find() == nil &&
-		(npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0)
+	if err != nil || s.in.TierRule.find() != nil {
+		return false
+	}
+	return npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0
 }
 
 // totalNS returns the predicted time of all programs of a plan, plus each program's share of opening its graphs.
@@ -150,15 +156,18 @@ func (s *session) solveWithRule(ctx context.Context, dynamic *Result, rule TierR
 		return nil, err
 	}
 	room := s.tierRoom(dynamic.Plan, npu)
+
 	for try := 1; ; try++ {
 		decided, err := s.decideTiers(ctx, dynamic.Plan, rule, room, npu)
 		if err != nil {
 			return nil, err
 		}
+
 		best, err := s.withDecided(ctx, dynamic, decided, rule, all)
 		if diag.ClassOf(err) != diag.ClassInfeasible {
 			return best, err
 		}
+
 		if try < roomTries && room.limited() {
 			room = room.smaller()
 			continue
@@ -185,6 +194,7 @@ func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *dec
 	all bool) (*Result, error) {
 	in := s.in
 	in.TierRule = rule
+
 	tiers, left := decided.tiers, decided.left
 	for len(tiers) > 0 {
 		in.tiers = tiers
@@ -220,7 +230,7 @@ func (in *Input) tiersOf(rows int) *planir.ExpertTiers {
 // predictedPromptNS returns the expected time of a prompt's program of that many rows.
 func predictedPromptNS(plan *planir.Plan, rows int) int64 {
 	for i := range plan.Predictions {
-		if plan.Predictions[i].Program == fmt.Sprintf("prefill@%d", rows) {
+		if plan.Predictions[i].Program == lower.ProgramName(rows, false) {
 			return plan.Predictions[i].PlanNS
 		}
 	}
@@ -269,39 +279,56 @@ type decidedTiers struct {
 func (s *session) decideTiers(ctx context.Context, plan *planir.Plan, rule TierRule, all TierRoom,
 	npu *socs.Processor) (out *decidedTiers, err error) {
 	room := all
+	buckets, _ := programSizes(plan)
 	for range sharedRounds {
 		out = &decidedTiers{}
-		buckets, _ := programSizes(plan)
 		for _, rows := range buckets {
 			if rows < 2 {
 				continue
 			}
-			x, solution, err := rule.Choose(ctx, s.in, func(in Input) (*TierInstance, error) {
-				return PoseTiers(in, rows, s.expertSchemes(plan, rows), room)
-			})
-			if err != nil {
+			if err := s.decideBucket(ctx, plan, rule, room, rows, out); err != nil {
 				return nil, err
 			}
-			chunks := int64(x.Problem.Chunks())
-			if rule.find() == nil { // a rule proves nothing
-				out.reports = append(out.reports, planir.Solve{
-					Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), Choices: len(x.Problem.Capacities),
-					ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
-				})
-			}
-			if tiers := x.Plan(solution); tiers != nil {
-				out.tiers = append(out.tiers, *tiers)
-				continue
-			}
-			out.left = append(out.left, fmt.Sprintf("at %d rows no expert gains by a slot on %s: dynamic experts take %.3f ms on %s",
-				rows, x.NPU, float64(solution.Objective)/float64(chunks)/1e6, x.CPU))
 		}
-		if len(out.tiers) < 2 ||
-			!room.share(all, out.tiers, s.in.Model, s.expertSchemes(plan, out.tiers[0].Rows), npu) {
+		if len(out.tiers) < 2 {
+			break
+		}
+
+		schemes := s.expertSchemes(plan, out.tiers[0].Rows)
+		if !room.share(all, out.tiers, s.in.Model, schemes, npu) {
 			break
 		}
 	}
 	return out, nil
+}
+
+// decideBucket decides the capacity tiers of one bucket.
+func (s *session) decideBucket(ctx context.Context, plan *planir.Plan, rule TierRule, room TierRoom, rows int,
+	out *decidedTiers) error {
+	instance, solution, err := rule.Choose(ctx, s.in, func(in Input) (*TierInstance, error) {
+		return PoseTiers(in, rows, s.expertSchemes(plan, rows), room)
+	})
+	if err != nil {
+		return err
+	}
+
+	posed, chunks := instance.Problem, int64(instance.Problem.Chunks())
+	if rule.find() == nil { // a rule proves nothing
+		out.reports = append(out.reports, planir.Solve{
+			Problem: "tiers " + posed.Name, Status: string(solution.Status), Choices: len(posed.Capacities),
+			ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
+		})
+	}
+
+	if tiers := instance.Plan(solution); tiers != nil {
+		out.tiers = append(out.tiers, *tiers)
+		return nil
+	}
+
+	out.left = append(out.left, fmt.Sprintf(
+		"at %d rows no expert gains by a slot on %s: dynamic experts take %.3f ms on %s",
+		rows, instance.NPU, float64(solution.Objective)/float64(chunks)/1e6, instance.CPU))
+	return nil
 }
 
 // expertSchemes returns the schemes of the products of a plan's experts, in order.

@@ -42,46 +42,51 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 	if err != nil {
 		return nil, err
 	}
-	x := &TierInstance{Schemes: schemes, Loads: in.Loads, CPU: in.SoC.Control, NPU: npu.Name, Rows: rows,
+	instance := &TierInstance{Schemes: schemes, Loads: in.Loads, CPU: in.SoC.Control, NPU: npu.Name, Rows: rows,
 		Layers: in.Model.ExpertLayers()}
-	if x.CPU == x.NPU {
+	if instance.CPU == instance.NPU {
 		return nil, diag.New(diag.ClassInfeasible,
-			"capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
+			"capacity tiers: the control processor %q is the one with static shapes, and overflow needs another",
+			instance.CPU)
 	}
+
 	want := workload.Experts{}
 	if in.Workload != nil {
 		want = in.Workload.Experts
 	}
-	p := &problem.Tiers{
+
+	posed := &problem.Tiers{
 		Name: fmt.Sprintf("%s on %s, %d rows", in.Model.Name, in.SoC.Name, rows), Tile: max(1, npu.Tile.M),
 		MaxTiers: cmp.Or(want.Tiers, workload.DefaultTiers), ExpertBytes: in.Model.ExpertBytes(schemes),
 		OwnGraphs: npu.WeightsInArtifacts, ShapeNS: openingNS(npu, want.CallsPerOpen), GraphBytes: npu.GraphBytes,
 		MaxGraphs: room.Graphs, Limits: room.limits(in.Model, schemes, npu),
 	}
 	if in.drops != nil && in.drops.salience != "" {
-		p.Drop, p.MaxDropPPM, x.Salience = true, ppm(in.drops.share), in.drops.salience
+		posed.Drop, posed.MaxDropPPM, instance.Salience = true, ppm(in.drops.share), in.drops.salience
 	}
 	// Processors that share a core cannot work at the same time.
-	p.Serial = slices.ContainsFunc(npu.Cores,
-		func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
-	x.Problem = p
-	most, err := x.addLoads()
+	posed.Serial = slices.ContainsFunc(npu.Cores,
+		func(core int) bool { return slices.Contains(in.SoC.Processor(instance.CPU).Cores, core) })
+	instance.Problem = posed
+
+	most, err := instance.addLoads()
 	if err != nil {
 		return nil, err
 	}
-	if p.Capacities = want.Capacities; len(p.Capacities) == 0 {
-		p.Capacities = capacities(p.Tile, most)
+	if posed.Capacities = want.Capacities; len(posed.Capacities) == 0 {
+		posed.Capacities = capacities(posed.Tile, most)
 	}
-	for _, c := range p.Capacities {
-		if c%p.Tile != 0 {
+	for _, capacity := range posed.Capacities {
+		if capacity%posed.Tile != 0 {
 			return nil, diag.New(diag.ClassInput,
-				"experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
+				"experts.capacities: %d rows are no multiple of %d, the tile of processor %q",
+				capacity, posed.Tile, instance.NPU)
 		}
 	}
-	if err := x.addPrices(price.NewFitted(in.Costs, in.SoC), in.Model, most, npu.Fuses); err != nil {
+	if err := instance.addPrices(price.NewFitted(in.Costs, in.SoC), in.Model, most, npu.Fuses); err != nil {
 		return nil, err
 	}
-	return x, p.Validate()
+	return instance, posed.Validate()
 }
 
 // addLoads fills in the rows of every expert, and returns the most that one gets in any chunk.
@@ -90,9 +95,9 @@ func (x *TierInstance) addLoads() (most int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for l, layer := range loads {
+	for index, layer := range loads {
 		x.Problem.Layers = append(x.Problem.Layers,
-			problem.TierLayer{Name: fmt.Sprintf("layers.%d", x.Layers[l]), Rows: layer})
+			problem.TierLayer{Name: fmt.Sprintf("layers.%d", x.Layers[index]), Rows: layer})
 		for _, list := range layer {
 			most = max(most, int(slices.Max(list)))
 		}
@@ -102,27 +107,29 @@ func (x *TierInstance) addLoads() (most int, err error) {
 
 // addPrices fills in three kinds of times: those of groups on the NPU, those of up to most rows of an expert on the
 // control processor, so that any overflow is a look-up, and those of a layer's hand-overs.
-func (x *TierInstance) addPrices(pr *price.Fitted, model *models.Model, most int, fuses bool) (err error) {
-	p := x.Problem
-	if p.GroupNS, err = groupPrices(pr, x, model, p, fuses); err != nil {
+func (x *TierInstance) addPrices(prices *price.Fitted, model *models.Model, most int, fuses bool) (err error) {
+	posed := x.Problem
+	if posed.GroupNS, err = groupPrices(prices, x, model, posed, fuses); err != nil {
 		return err
 	}
-	p.CPUNS = make([]int64, most+1)
-	for n := 1; n <= most; n++ {
-		for _, operator := range expertOps(model, x.Schemes, n) {
-			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: operator})
+
+	posed.CPUNS = make([]int64, most+1)
+	for rows := 1; rows <= most; rows++ {
+		for _, operator := range expertOps(model, x.Schemes, rows) {
+			estimate, err := prices.One(price.Task{Proc: x.CPU, Op: operator})
 			if err != nil {
 				return fmt.Errorf("price an expert: %w", err)
 			}
-			p.CPUNS[n] += estimate.NS
+			posed.CPUNS[rows] += estimate.NS
 		}
 	}
+
 	for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-		estimate, err := pr.Handover(link[0], link[1])
+		estimate, err := prices.Handover(link[0], link[1])
 		if err != nil {
 			return err
 		}
-		p.LayerNS += estimate.NS
+		posed.LayerNS += estimate.NS
 	}
 	return nil
 }
@@ -139,7 +146,9 @@ func openingNS(proc *socs.Processor, calls int) int64 {
 func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
 	var out *socs.Processor
 	for i := range soc.Processors {
-		if proc := &soc.Processors[i]; proc.StaticShapes && (out == nil || out.Kind != "npu" && proc.Kind == "npu") {
+		proc := &soc.Processors[i]
+		isFirstNPU := proc.Kind == socs.KindNPU && out != nil && out.Kind != socs.KindNPU
+		if proc.StaticShapes && (out == nil || isFirstNPU) {
 			out = proc
 		}
 	}
@@ -175,11 +184,11 @@ func capacities(tile, most int) (out []int) {
 
 // expertOps returns an expert's operators with their schemes, and the quantisation of rows that those need.
 func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
-	k := 0
+	product := 0
 	for _, operator := range model.ExpertOps(rows) {
 		if operator.Kind == op.MatMul {
-			operator.Scheme = schemes[k]
-			if k++; operator.Scheme.QuantisedRows() {
+			operator.Scheme = schemes[product]
+			if product++; operator.Scheme.QuantisedRows() {
 				out = append(out, operator.Scheme.QuantRows(rows, operator.K, 1))
 			}
 		}
@@ -195,38 +204,42 @@ const maxGroup = 64
 // operators as the plan's program prices them, less all launches but one if the processor joins them, plus the copies
 // in and out over links. A group has at most as many experts as fit the bytes of a graph.
 func groupPrices(
-	pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers, fuses bool,
+	prices *price.Fitted, instance *TierInstance, model *models.Model, posed *problem.Tiers, fuses bool,
 ) (out [][]int64, err error) {
 	size := min(maxGroup, model.Experts)
-	if p.GraphBytes > 0 {
-		size = min(size, problem.MostExperts(p.GraphBytes, p.ExpertBytes))
+	if posed.GraphBytes > 0 {
+		size = min(size, problem.MostExperts(posed.GraphBytes, posed.ExpertBytes))
 	}
-	launch, err := pr.Launch(x.NPU)
+
+	launch, err := prices.Launch(instance.NPU)
 	if err != nil {
 		return nil, err
 	}
-	for _, rows := range p.Capacities {
+
+	for _, rows := range posed.Capacities {
 		var list []int64
 		for experts := 1; experts <= size; experts++ {
-			operators := groupOps(model, x.Schemes, experts, rows)
+			operators := groupOps(model, instance.Schemes, experts, rows)
 			var ns int64
 			for _, operator := range operators {
-				estimate, err := pr.One(price.Task{Proc: x.NPU, Op: operator})
+				estimate, err := prices.One(price.Task{Proc: instance.NPU, Op: operator})
 				if err != nil {
 					return nil, fmt.Errorf("price a group of %d experts of %d rows: %w", experts, rows, err)
 				}
 				ns += estimate.NS
 			}
+
 			if fuses {
 				ns = max(launch.NS, ns-int64(len(operators)-1)*launch.NS)
 			}
-			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-				moved, err := pr.Copy(link[0], link[1], int64(experts)*int64(rows)*int64(model.Hidden)*4)
+			for _, link := range [][2]string{{instance.CPU, instance.NPU}, {instance.NPU, instance.CPU}} {
+				moved, err := prices.Copy(link[0], link[1], int64(experts)*int64(rows)*int64(model.Hidden)*4)
 				if err != nil {
 					return nil, err
 				}
 				ns += moved.NS
 			}
+
 			list = append(list, ns)
 		}
 		out = append(out, list)
@@ -247,37 +260,40 @@ func groupOps(model *models.Model, schemes []op.Scheme, experts, rows int) []op.
 
 // Plan returns a solution in the words of a plan, nil for the one without slots: experts are dynamic then. Large slots
 // come first, and in them the busiest experts.
-func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
-	p, groups := x.Problem, x.Problem.Groups()
-	chunks := int64(p.Chunks())
+func (x *TierInstance) Plan(solution problem.TierSolution) *planir.ExpertTiers {
+	posed, groups := x.Problem, x.Problem.Groups()
+	chunks := int64(posed.Chunks())
 	out := &planir.ExpertTiers{
-		Rows: x.Rows, Loads: x.Loads.Source, Experts: p.Experts(), Overflow: planir.OverflowExact,
-		ExpectNS: s.Objective / chunks, BoundNS: s.Bound / chunks, Status: string(s.Status),
+		Rows: x.Rows, Loads: x.Loads.Source, Experts: posed.Experts(), Overflow: planir.OverflowExact,
+		ExpectNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks, Status: string(solution.Status),
 	}
 	if x.Loads.Generator != "" {
 		out.Loads += " " + x.Loads.Generator
 	}
-	if p.Drop {
+	if posed.Drop {
 		out.Overflow, out.Salience = planir.OverflowDrop, x.Salience
 	}
+
 	var npu int64
-	for tier := len(s.Slots) - 1; tier >= 0; tier-- {
-		for _, size := range groups[tier].Sizes(s.Slots[tier]) {
-			ns := p.GroupNS[tier][size-1]
-			out.Groups = append(out.Groups, planir.ExpertGroup{Slots: size, Rows: p.Capacities[tier], ExpectNS: ns})
+	for tier := len(solution.Slots) - 1; tier >= 0; tier-- {
+		for _, size := range groups[tier].Sizes(solution.Slots[tier]) {
+			ns := posed.GroupNS[tier][size-1]
+			out.Groups = append(out.Groups, planir.ExpertGroup{Slots: size, Rows: posed.Capacities[tier], ExpectNS: ns})
 			npu += ns
 		}
 	}
+
 	if len(out.Groups) == 0 {
 		return nil
 	}
+
 	left := int64(0) // rows for the dynamic products, in all layers and chunks
-	for l, choices := range s.Choices {
-		layer, dynamic := x.layer(l, choices, npu)
+	for index, choices := range solution.Choices {
+		layer, dynamic := x.layer(index, choices, npu)
 		out.Layers = append(out.Layers, layer)
 		left += dynamic
 	}
-	if !p.Drop || out.Slots() < out.Experts {
+	if !posed.Drop || out.Slots() < out.Experts {
 		all := chunks * int64(len(out.Layers))
 		out.Sent = int(max(1, (left+all-1)/all))
 	}
@@ -286,10 +302,10 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
 
 // layer returns the decisions and expectations for one layer, and how many rows it leaves for the dynamic products in
 // all chunks.
-func (x *TierInstance) layer(l int, choices []int, npu int64) (out planir.ExpertLayer, dynamic int64) {
-	p := x.Problem
-	out.Layer = x.Layers[l]
-	loads := p.Layers[l].MeanLoads()
+func (x *TierInstance) layer(index int, choices []int, npu int64) (out planir.ExpertLayer, dynamic int64) {
+	posed := x.Problem
+	out.Layer = x.Layers[index]
+	loads := posed.Layers[index].MeanLoads()
 	order := make([]int, len(choices))
 	for expert := range order {
 		order[expert] = expert
@@ -297,35 +313,38 @@ func (x *TierInstance) layer(l int, choices []int, npu int64) (out planir.Expert
 	slices.SortStableFunc(order, func(a, b int) int {
 		return cmp.Or(cmp.Compare(choices[b], choices[a]), cmp.Compare(loads[b], loads[a]))
 	})
+
 	var all, moved, over, ns int64
 	for _, expert := range order {
 		if choices[expert] > 0 {
 			out.Slots = append(out.Slots, expert)
 		}
-		for _, rows := range p.Layers[l].Rows[expert] {
-			left := int64(p.Left(rows, choices[expert]))
+		for _, rows := range posed.Layers[index].Rows[expert] {
+			left := int64(posed.Left(rows, choices[expert]))
 			all += int64(rows)
 			if choices[expert] > 0 {
 				moved, over = moved+int64(rows)-left, over+left
 			}
-			if choices[expert] == 0 || !p.Drop {
+			if choices[expert] == 0 || !posed.Drop {
 				dynamic += left
 			}
 		}
 	}
-	for chunk := range p.Chunks() {
-		cpu := p.CallNS
+
+	for chunk := range posed.Chunks() {
+		cpu := posed.CallNS
 		for expert, choice := range choices {
-			cpu += p.LeftNS(p.Layers[l].Rows[expert][chunk], choice)
+			cpu += posed.LeftNS(posed.Layers[index].Rows[expert][chunk], choice)
 		}
-		if p.Serial {
+		if posed.Serial {
 			ns += npu + cpu
 		} else {
 			ns += max(npu, cpu)
 		}
 	}
+
 	out.Moved, out.Overflow = share(float64(moved), float64(all)), share(float64(over), float64(all))
-	out.ExpectNS = ns/int64(p.Chunks()) + p.LayerNS
+	out.ExpectNS = ns/int64(posed.Chunks()) + posed.LayerNS
 	return out, dynamic
 }
 

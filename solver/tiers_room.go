@@ -82,7 +82,8 @@ func packedExpert(model *models.Model, schemes []op.Scheme, npu *socs.Processor)
 			continue
 		}
 		weight := operator.Scheme.Weight()
-		size, err := pack.Bytes(op.WeightSpec{K: operator.K, N: operator.N, Scheme: weight, Layout: npu.Layouts[weight]})
+		spec := op.WeightSpec{K: operator.K, N: operator.N, Scheme: weight, Layout: npu.Layouts[weight]}
+		size, err := pack.Bytes(spec)
 		if err != nil { // a layout of a library that says nothing of its padding
 			size = op.WeightBytes(weight, operator.K, operator.N)
 		}
@@ -122,13 +123,16 @@ func (r *TierRoom) share(all TierRoom, tiers []planir.ExpertTiers, model *models
 			groups[group] = max(groups[group], int64(shape.Slots)*int64(shape.Rows))
 		}
 	}
+
 	if npu.WeightsInArtifacts || npu.WeightBytes == socs.WeightsPerGraph {
 		experts = own
 	}
+
 	rows := int64(0)
 	for _, count := range groups {
 		rows += count
 	}
+
 	for i := range roomLimits {
 		limit := roomLimits[i].tierLimit(all, model, schemes, npu)
 		if over := experts*limit.Expert + rows*limit.Row - limit.Bytes; limit.Bytes > 0 && over > 0 {
@@ -151,6 +155,7 @@ func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom
 			out.Graphs = graphs
 		}
 	}
+
 	limits := &s.in.Workload.Limits
 	if most := npu.AddressBytes; most > 0 || limits.AddressBytes[npu.Name] > 0 {
 		if own := int64(limits.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
@@ -158,16 +163,19 @@ func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom
 		}
 		out.Region = max(1, most-used.Bytes-s.bytesBeyondWeights(plan, npu.Name))
 	}
+
 	if most := cmp.Or(s.in.MaxMemory, int64(s.in.Workload.Memory)); most > 0 {
 		// The packs of slots begin on pages, in every layer.
 		pages := int64(2 * len(s.in.Model.ExpertLayers()) * planir.PageBytes)
 		out.Memory = max(1, most-planir.MemoryOf(plan).Total-pages)
 	}
+
 	for _, most := range []int{npu.MaxGraphs, limits.MaxGraphs[npu.Name]} {
 		if most > 0 {
 			least(int64(most - used.Graphs))
 		}
 	}
+
 	if each := openNS(npu); limits.OpenMS > 0 && each > 0 {
 		left := price.Whole(limits.OpenMS * 1e6)
 		for i := range plan.Program.Graphs {

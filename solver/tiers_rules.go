@@ -50,6 +50,7 @@ func ParseTierRule(names []string) (rule TierRule, err error) {
 	for i := range tierRules {
 		known = append(known, tierRules[i].name)
 	}
+
 	for _, name := range names {
 		switch {
 		case name == ungrouped:
@@ -57,10 +58,12 @@ func ParseTierRule(names []string) (rule TierRule, err error) {
 		case slices.Contains(known, name) && rule.Slots == "":
 			rule.Slots = name
 		default:
-			return TierRule{}, diag.New(diag.ClassUsage, "capacity tiers %q: want one of %s, and %s where every slot is "+
-				"to be a graph of its own", strings.Join(names, ","), strings.Join(known, ", "), ungrouped)
+			return TierRule{}, diag.New(diag.ClassUsage,
+				"capacity tiers %q: want one of %s, and %s where every slot is to be a graph of its own",
+				strings.Join(names, ","), strings.Join(known, ", "), ungrouped)
 		}
 	}
+
 	if rule.Ungrouped && rule.Slots == "" {
 		rule.Slots = tierRules[0].name
 	}
@@ -78,8 +81,8 @@ func (r TierRule) find() *tierRule {
 
 // Choose poses the problem of a program of that many rows and chooses its tiers by the rule. Except for solve's own
 // choice their bound is 0, since other choices may take less.
-func (r TierRule) Choose(ctx context.Context, in Input, pose func(in Input) (*TierInstance, error)) (*TierInstance,
-	problem.TierSolution, error) {
+func (r TierRule) Choose(ctx context.Context, in Input,
+	pose func(in Input) (*TierInstance, error)) (*TierInstance, problem.TierSolution, error) {
 	rule := r.find()
 	if rule == nil {
 		instance, err := pose(in)
@@ -98,15 +101,18 @@ func (r TierRule) Choose(ctx context.Context, in Input, pose func(in Input) (*Ti
 			rule.restrict(&w.Experts, max(1, npu.Tile.M))
 		})
 	}
+
 	instance, err := pose(in)
 	if err != nil {
 		return nil, problem.TierSolution{}, err
 	}
+
 	if r.Ungrouped {
 		for tier, list := range instance.Problem.GroupNS {
 			instance.Problem.GroupNS[tier] = list[:min(1, len(list))]
 		}
 	}
+
 	solution, err := rule.choose(ctx, in.Engine, instance.Problem)
 	if err != nil {
 		return nil, problem.TierSolution{}, err
@@ -145,8 +151,8 @@ func ladderTiers(_ context.Context, _ problem.Engine, tiers *problem.Tiers) (pro
 // the experts take the least time.
 func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tiers) (problem.TierSolution, error) {
 	if most := tiers.MostSlots(); most < tiers.Experts() {
-		return problem.TierSolution{}, diag.New(diag.ClassInfeasible, "capacity tiers: there is room for %d slots in a layer, "+
-			"and it has %d experts", most, tiers.Experts())
+		return problem.TierSolution{}, diag.New(diag.ClassInfeasible,
+			"capacity tiers: there is room for %d slots in a layer, and it has %d experts", most, tiers.Experts())
 	}
 	solved, err := solvedTiers(ctx, engine, tiers)
 	if err != nil {
@@ -159,6 +165,7 @@ func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tier
 	if rest == 0 {
 		return solved, nil
 	}
+
 	best := problem.TierSolution{Objective: math.MaxInt64}
 	for tier := range solved.Slots {
 		slots := slices.Clone(solved.Slots)
@@ -169,8 +176,8 @@ func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tier
 		}
 	}
 	if best.Slots == nil {
-		return best, diag.New(diag.ClassInfeasible, "capacity tiers: no slots for all %d experts keep the limits of graphs "+
-			"and tiers", tiers.Experts())
+		return best, diag.New(diag.ClassInfeasible,
+			"capacity tiers: no slots for all %d experts keep the limits of graphs and tiers", tiers.Experts())
 	}
 	return best, nil
 }
