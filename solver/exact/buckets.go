@@ -40,6 +40,7 @@ func (Engine) Buckets(
 	if search.best == math.MaxInt64 {
 		return problem.BucketSolution{}, posed.Infeasible()
 	}
+
 	out := problem.BucketSolution{Sizes: search.sizes, Status: problem.Optimal, Nodes: search.nodes}
 	out.Objective, _ = posed.Objective(out.Sizes)
 	out.Bound = out.Objective
@@ -59,13 +60,14 @@ type bucketSearch struct {
 	rows      []int   // of each
 	cost      []int64 // of each
 	holds     []int32 // by number of tokens: the smallest candidate that holds it
-	mass      []int64 // of the rests that each candidate is the smallest for
-	upTo      []int64 // P: upTo[i+1] of the rests that candidate i holds, upTo[0] = 0
-	least     []int64 // T: the least cost of this or a larger candidate up to the chunk
-	layers    [][]int64
-	hull      hull
-	chunk     int
-	fixed     int64 // cost of full pieces and of single rows
+
+	chunk  int
+	fixed  int64   // cost of full pieces and of single rows
+	mass   []int64 // of the rests that each candidate is the smallest for
+	upTo   []int64 // P: upTo[i+1] of the rests that candidate i holds, upTo[0] = 0
+	least  []int64 // T: the least cost of this or a larger candidate up to the chunk
+	layers [][]int64
+	hull   hull
 
 	best    int64
 	sizes   []int // of the best, indices into buckets.Sizes
@@ -85,15 +87,18 @@ func newBucketSearch(posed *problem.Buckets, limits problem.Limits) *bucketSearc
 			out.most[limit] = math.MaxInt64
 		}
 	}
+
 	if out.nodeLimit == 0 {
 		out.nodeLimit = defaultBucketNodes
 	}
+
 	for i, size := range posed.Sizes {
 		if !size.Infeasible {
 			out.size, out.rows = append(out.size, i), append(out.rows, size.Rows)
 			out.cost = append(out.cost, size.CostNS)
 		}
 	}
+
 	candidates := len(out.size)
 	out.mass, out.upTo, out.least = make([]int64, candidates), make([]int64, candidates+1), make([]int64, candidates)
 	if candidates > 0 {
@@ -113,6 +118,7 @@ func (s *bucketSearch) fold(chunk int) (bound int64) {
 	s.chunk, s.fixed = chunk, 0
 	rows := s.rows[chunk]
 	clear(s.mass[:chunk+1])
+
 	full, end := 0, rows // of the pieces before, and where the next one ends
 	for _, length := range s.buckets.Lengths {
 		if length.Tokens > end {
@@ -126,6 +132,7 @@ func (s *bucketSearch) fold(chunk int) (bound int64) {
 			s.mass[s.holds[left]] += length.Weight
 		}
 	}
+
 	bound = s.fixed
 	least := s.cost[chunk]
 	for i := chunk; i >= 0; i-- {
@@ -133,6 +140,7 @@ func (s *bucketSearch) fold(chunk int) (bound int64) {
 		s.least[i] = least
 		bound += s.mass[i] * least
 	}
+
 	for i := range chunk + 1 {
 		s.upTo[i+1] = s.upTo[i] + s.mass[i]
 	}
@@ -156,6 +164,7 @@ func (s *bucketSearch) solve() {
 	for len(s.layers) < most {
 		s.layers = append(s.layers, make([]int64, len(s.size)+1))
 	}
+
 	for i := range s.chunk + 1 {
 		s.layers[0][i] = s.held(i, s.chunk) * s.cost[s.chunk]
 	}
@@ -191,6 +200,7 @@ type hull struct {
 	head  int // those before it are never the least again
 }
 
+// reset removes all lines.
 func (h *hull) reset() { h.lines, h.head = h.lines[:0], 0 }
 
 // add adds a line whose slope is at most those before it, and removes the lines that are nowhere the least any more.
@@ -198,12 +208,15 @@ func (h *hull) add(slope, at int64) {
 	added := line{slope: slope, at: at, from: math.MaxInt64}
 	for len(h.lines) > h.head {
 		last := &h.lines[len(h.lines)-1]
-		if last.slope == slope {
-			if at >= last.at {
-				return
+		isParallel := last.slope == slope
+		if isParallel && at >= last.at {
+			return
+		}
+		if !isParallel {
+			added.from = floorDiv(last.at-at, last.slope-slope)
+			if added.from < last.from {
+				break
 			}
-		} else if added.from = floorDiv(last.at-at, last.slope-slope); added.from < last.from {
-			break
 		}
 		h.lines, added.from = h.lines[:len(h.lines)-1], math.MaxInt64
 	}
@@ -227,23 +240,27 @@ func floorDiv(dividend, divisor int64) int64 {
 	return quotient
 }
 
-// path returns the lexicographically first optimal choice of k buckets, as candidates; k is the least number that the
-// optimum needs. It compares real costs instead of T, so of sizes that cost the same it takes the smallest.
-func (s *bucketSearch) path(k int) []int {
+// path returns the lexicographically first optimal choice of so many buckets, as candidates; that is the least number
+// that the optimum needs. It compares real costs instead of T, so of sizes that cost the same it takes the smallest.
+func (s *bucketSearch) path(buckets int) []int {
 	var out []int
-	for at := 0; ; k-- {
-		j := at
-		for ; j < s.chunk; j++ {
-			if k > 1 && s.held(at, j)*s.cost[j]+s.layers[k-2][j+1] == s.layers[k-1][at] {
-				break
-			}
+	for from := 0; ; buckets-- {
+		next := from
+		for next < s.chunk && !s.isBestArc(from, next, buckets) {
+			next++
 		}
-		out = append(out, j)
-		if j == s.chunk {
+		out = append(out, next)
+		if next == s.chunk {
 			return out
 		}
-		at = j + 1
+		from = next + 1
 	}
+}
+
+// isBestArc reports whether a choice of so many buckets for the rests from a candidate on costs least with the arc to
+// the next one.
+func (s *bucketSearch) isBestArc(from, next, buckets int) bool {
+	return buckets > 1 && s.held(from, next)*s.cost[next]+s.layers[buckets-2][next+1] == s.layers[buckets-1][from]
 }
 
 // sizesOf returns candidates as indices into buckets.Sizes.
@@ -266,6 +283,7 @@ func (s *bucketSearch) offer(ns int64, candidates []int) {
 	}
 }
 
+// within reports whether candidates keep the limits.
 func (s *bucketSearch) within(candidates []int) bool { return s.buckets.Within(s.sizesOf(candidates)) }
 
 // chunkBound is a candidate for the largest bucket, with a bound of its cost.
@@ -302,6 +320,7 @@ func (s *bucketSearch) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	var charge int64 // gain of the last bucket for the best chunk
 	for _, next := range chunks {
 		if next.bound > s.best {
@@ -310,23 +329,25 @@ func (s *bucketSearch) run(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		s.fold(next.chunk)
 		if charge > 0 && s.charged(charge) > s.best {
 			continue
 		}
+
 		s.solve()
-		k := min(s.buckets.Max, next.chunk+1)
-		free := s.fixed + s.layers[k-1][0]
+		count := min(s.buckets.Max, next.chunk+1) // of buckets
+		free := s.fixed + s.layers[count-1][0]
 		if free > s.best {
 			continue
 		}
-		if k == s.buckets.Max && k > 1 {
-			charge = s.layers[k-2][0] - s.layers[k-1][0]
+		if count == s.buckets.Max && count > 1 {
+			charge = s.layers[count-2][0] - s.layers[count-1][0]
 		}
-		for k > 1 && s.layers[k-2][0] == s.layers[k-1][0] {
-			k--
+		for count > 1 && s.layers[count-2][0] == s.layers[count-1][0] {
+			count--
 		}
-		if list := s.path(k); s.within(list) {
+		if list := s.path(count); s.within(list) {
 			s.offer(free, list)
 			continue
 		}

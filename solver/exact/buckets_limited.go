@@ -19,16 +19,17 @@ func (s *bucketSearch) takes(candidate int) spent {
 	return spent{size.Bytes, int64(size.Graphs), size.OpenNS}
 }
 
-// plus adds amounts, and within compares them, each kind by itself.
+// plus adds amounts, each kind by itself.
 func (a spent) plus(b spent) spent { return spent{a[0] + b[0], a[1] + b[1], a[2] + b[2]} }
 
+// within reports whether no amount exceeds that of b.
 func (a spent) within(b spent) bool { return a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2] }
 
 // times returns the cost of the amounts at these prices.
 func (a spent) times(price spent) (sum int64) {
-	for d, amount := range a {
-		if price[d] > 0 { // an amount without a limit may be MaxInt64
-			sum += price[d] * amount
+	for kind, amount := range a {
+		if price[kind] > 0 { // an amount without a limit may be MaxInt64
+			sum += price[kind] * amount
 		}
 	}
 	return sum
@@ -46,23 +47,26 @@ type relaxed struct {
 func (s *bucketSearch) relax(price spent) *relaxed {
 	chunk, most := s.chunk, min(s.buckets.Max, s.chunk+1)
 	charge := make([]int64, chunk+1)
-	for j := range charge {
-		charge[j] = s.takes(j).times(price)
+	for size := range charge {
+		charge[size] = s.takes(size).times(price)
 	}
 	out := &relaxed{price: price}
-	for k := range most {
+
+	for sizes := range most {
 		value, next := make([]int64, chunk+1), make([]int32, chunk+1)
 		for node := range chunk + 1 {
 			value[node], next[node] = s.held(node, chunk)*s.cost[chunk]+charge[chunk], int32(chunk)
-			if k == 0 {
+			if sizes == 0 {
 				continue
 			}
-			for j := node; j < chunk; j++ {
-				if cost := s.held(node, j)*s.cost[j] + charge[j] + out.value[k-1][j+1]; cost < value[node] {
-					value[node], next[node] = cost, int32(j)
+			for size := node; size < chunk; size++ {
+				cost := s.held(node, size)*s.cost[size] + charge[size] + out.value[sizes-1][size+1]
+				if cost < value[node] {
+					value[node], next[node] = cost, int32(size)
 				}
 			}
 		}
+
 		out.value, out.next = append(out.value, value), append(out.next, next)
 	}
 	s.nodes += int64(most) * int64(chunk+1) * int64(chunk+1) / 2
@@ -73,12 +77,12 @@ func (s *bucketSearch) relax(price spent) *relaxed {
 func (r *relaxed) path(s *bucketSearch) (list []int, cost int64, sum spent) {
 	node := 0
 	for k := len(r.value) - 1; ; k-- {
-		j := int(r.next[k][node])
-		list, cost, sum = append(list, j), cost+s.held(node, j)*s.cost[j], sum.plus(s.takes(j))
-		if j == s.chunk {
+		size := int(r.next[k][node])
+		list, cost, sum = append(list, size), cost+s.held(node, size)*s.cost[size], sum.plus(s.takes(size))
+		if size == s.chunk {
 			return list, cost, sum
 		}
-		node = j + 1
+		node = size + 1
 	}
 }
 
@@ -91,11 +95,12 @@ type dualSearch struct {
 
 // at bounds the chunk at some prices. It offers their choice if that is within the limits, and returns what it spends.
 func (d *dualSearch) at(price spent) spent {
-	r := d.relax(price)
-	if bound := r.value[len(r.value)-1][0] - d.most.times(price); bound > d.value {
-		d.best, d.value = r, bound
+	relaxation := d.relax(price)
+	if bound := relaxation.value[len(relaxation.value)-1][0] - d.most.times(price); bound > d.value {
+		d.best, d.value = relaxation, bound
 	}
-	list, cost, sum := r.path(d.bucketSearch)
+
+	list, cost, sum := relaxation.path(d.bucketSearch)
 	if sum.within(d.most) {
 		d.offer(d.fixed+cost, list)
 	}
@@ -105,26 +110,27 @@ func (d *dualSearch) at(price spent) spent {
 // dual searches prices at which the chunk's choice keeps the limits, raising one at a time by bisection. It returns the
 // relaxation with the highest bound, and offers the choices within the limits that it finds on the way.
 func (s *bucketSearch) dual() (best *relaxed, bound int64) {
-	d := &dualSearch{bucketSearch: s, value: math.MinInt64}
+	search := &dualSearch{bucketSearch: s, value: math.MinInt64}
 	var price spent
 	for range len(price) { // a price may make another limit bind
-		sum := d.at(price)
+		sum := search.at(price)
 		over := slices.IndexFunc([]int{0, 1, 2}, func(i int) bool { return sum[i] > s.most[i] })
 		if over < 0 || s.nodes > s.nodeLimit {
 			break
 		}
-		d.raise(&price, over)
+		search.raise(&price, over)
 	}
-	return d.best, d.value
+	return search.best, search.value
 }
 
 // raise finds approximately the lowest price of one limit at which the choice keeps it.
 func (d *dualSearch) raise(price *spent, limit int) {
 	// The highest price is such that a unit costs as much as everything, and all of it stays in range.
 	var all int64 = 1
-	for j := range d.chunk + 1 {
-		all += d.takes(j)[limit]
+	for candidate := range d.chunk + 1 {
+		all += d.takes(candidate)[limit]
 	}
+
 	low, high := price[limit], max(1, (1<<60)/all)
 	for high-low > max(1, low/64) && d.nodes <= d.nodeLimit {
 		mid := low + max(1, (high-low)/2)
@@ -174,17 +180,18 @@ func (s *bucketSearch) limited(ctx context.Context, free int64) error {
 		return nil
 	}
 	bound = max(free, s.fixed+bound)
-	l := &labelSearch{bucketSearch: s, bounds: bounds, nodeAt: make([][]int32, s.chunk+1)}
-	if !l.extend(-1, label{sum: s.takes(s.chunk)}, 0) {
+	labels := &labelSearch{bucketSearch: s, bounds: bounds, nodeAt: make([][]int32, s.chunk+1)}
+	if !labels.extend(-1, label{sum: s.takes(s.chunk)}, 0) {
 		s.stop(bound)
 		return nil
 	}
+
 	for node := 1; node <= s.chunk; node++ {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		for _, i := range l.nodeAt[node] {
-			if !l.extend(i, l.all[i], node) {
+		for _, number := range labels.nodeAt[node] {
+			if !labels.extend(number, labels.all[number], node) {
 				s.stop(bound)
 				return nil
 			}
@@ -199,22 +206,23 @@ func (s *bucketSearch) stop(bound int64) { s.stopped, s.bound = true, min(s.boun
 // extend appends each candidate to label number from, which ends at node. It returns false at the limit of nodes.
 func (l *labelSearch) extend(from int32, last label, node int) bool {
 	chunk := l.chunk
-	for j := node; j < chunk; j++ {
+	for candidate := node; candidate < chunk; candidate++ {
 		if l.nodes++; l.nodes > l.nodeLimit {
 			return false
 		}
 		next := label{
-			cost: last.cost + l.held(node, j)*l.cost[j], sum: last.sum.plus(l.takes(j)),
-			prev: from, size: int32(j), count: last.count + 1,
+			cost: last.cost + l.held(node, candidate)*l.cost[candidate], sum: last.sum.plus(l.takes(candidate)),
+			prev: from, size: int32(candidate), count: last.count + 1,
 		}
 		if int(next.count) >= l.buckets.Max || !next.sum.within(l.most) {
 			continue
 		}
+
 		if l.fixed+l.boundOf(&next) > l.best || l.dominated(&next) {
 			continue
 		}
 		l.all = append(l.all, next)
-		l.nodeAt[j+1] = append(l.nodeAt[j+1], int32(len(l.all)-1))
+		l.nodeAt[candidate+1] = append(l.nodeAt[candidate+1], int32(len(l.all)-1))
 	}
 	l.offer(l.fixed+last.cost+l.held(node, chunk)*l.cost[chunk], append(l.list(from), chunk))
 	return true
@@ -222,15 +230,15 @@ func (l *labelSearch) extend(from int32, last label, node int) bool {
 
 // boundOf returns a lower bound of the cost of all choices that begin with a label: the larger of the optimum without
 // limits and the Lagrangian bound.
-func (l *labelSearch) boundOf(x *label) int64 {
-	k, node := min(l.buckets.Max-int(x.count), l.chunk+1)-1, x.size+1
-	priced := x.cost + l.bounds.value[k][node]
-	for d, price := range l.bounds.price {
+func (l *labelSearch) boundOf(last *label) int64 {
+	sizes, node := min(l.buckets.Max-int(last.count), l.chunk+1)-1, last.size+1
+	priced := last.cost + l.bounds.value[sizes][node]
+	for kind, price := range l.bounds.price {
 		if price > 0 { // the relaxation charges the chunk, which sum has already
-			priced -= price * (l.most[d] - x.sum[d] + l.takes(l.chunk)[d])
+			priced -= price * (l.most[kind] - last.sum[kind] + l.takes(l.chunk)[kind])
 		}
 	}
-	return max(x.cost+l.layers[k][node], priced)
+	return max(last.cost+l.layers[sizes][node], priced)
 }
 
 // list returns the candidates of a label.
@@ -244,14 +252,14 @@ func (l *labelSearch) list(at int32) (out []int) {
 
 // dominated reports whether a label at the same node is at least as good as x in everything, ties in the order of
 // choices included.
-func (l *labelSearch) dominated(x *label) bool {
-	for _, i := range l.nodeAt[x.size+1] {
-		other := &l.all[i]
-		if other.count > x.count || other.cost > x.cost || !other.sum.within(x.sum) {
+func (l *labelSearch) dominated(last *label) bool {
+	for _, number := range l.nodeAt[last.size+1] {
+		other := &l.all[number]
+		if other.count > last.count || other.cost > last.cost || !other.sum.within(last.sum) {
 			continue
 		}
-		if other.cost < x.cost || other.count < x.count ||
-			slices.Compare(l.list(i), append(l.list(x.prev), int(x.size))) <= 0 {
+		isBetter := other.cost < last.cost || other.count < last.count
+		if isBetter || slices.Compare(l.list(number), append(l.list(last.prev), int(last.size))) <= 0 {
 			return true
 		}
 	}

@@ -50,14 +50,15 @@ type chainItem struct {
 // newChain prepares a chain, with all choices allowed.
 func newChain(source *problem.Chain) *chain {
 	out := &chain{items: make([]chainItem, len(source.Items)), loop: source.Wraps() > 0}
-	for i := range source.Items {
-		from, it := &source.Items[i], &out.items[i]
+	for number := range source.Items {
+		from, it := &source.Items[number], &out.items[number]
 		it.nBefore, it.nAfter = len(from.Before), len(from.After)
 		for _, choice := range from.Choices {
 			it.cost = append(it.cost, choice.CostNS*int64(source.Repeat))
 			it.before, it.after = append(it.before, int32(choice.Before)), append(it.after, int32(choice.After))
 		}
-		times := edgeTimes(source, i)
+
+		times := edgeTimes(source, number)
 		for _, row := range from.EdgeNS {
 			for _, ns := range row {
 				it.edge = append(it.edge, ns*times)
@@ -82,11 +83,13 @@ func (s *chain) scratch() {
 	for i := range s.items {
 		classes += s.items[i].nAfter + s.items[i].nBefore
 	}
+
 	room := make([]int64, classes)
-	take := func(n int) (out []int64) {
-		out, room = room[:n:n], room[n:]
+	take := func(count int) (out []int64) {
+		out, room = room[:count:count], room[count:]
 		return out
 	}
+
 	s.togo, s.come = make([][]int64, len(s.items)), make([][]int64, len(s.items))
 	mostBefore, mostAfter := 0, 0
 	for i := range s.items {
@@ -131,10 +134,10 @@ func (it *chainItem) widen() {
 // there is none. A negative first means any class: the edge from the last item to the first is then left out.
 func (s *chain) backward(first int) int64 {
 	last := len(s.items) - 1
-	for _, a := range s.items[last].liveAfter {
-		s.togo[last][a] = 0
+	for _, class := range s.items[last].liveAfter {
+		s.togo[last][class] = 0
 		if first >= 0 {
-			s.togo[last][a] = s.items[0].edge[int(a)*s.items[0].nBefore+first]
+			s.togo[last][class] = s.items[0].edge[int(class)*s.items[0].nBefore+first]
 		}
 	}
 	for i := last; ; i-- {
@@ -154,13 +157,13 @@ func (s *chain) backward(first int) int64 {
 func (s *chain) arriveAt(i int) []int64 {
 	it, rest := &s.items[i], s.togo[i]
 	arrive := s.arrive[:it.nBefore]
-	for b := range arrive {
-		arrive[b] = unreachable
+	for class := range arrive {
+		arrive[class] = unreachable
 	}
 	for _, choice := range it.allowed {
 		if togo := rest[it.after[choice]]; togo != unreachable {
-			if b := it.before[choice]; togo+it.cost[choice] < arrive[b] {
-				arrive[b] = togo + it.cost[choice]
+			if class := it.before[choice]; togo+it.cost[choice] < arrive[class] {
+				arrive[class] = togo + it.cost[choice]
 			}
 		}
 	}
@@ -172,26 +175,27 @@ func (s *chain) arriveAt(i int) []int64 {
 func (s *chain) crossEdges(i int, arrive []int64) {
 	it := &s.items[i]
 	live := it.liveBefore
-	for k := 1; k < len(live); k++ { // insertion sort: nearly in order since the last time
-		b := live[k]
-		at := k
-		for ; at > 0 && arrive[live[at-1]] > arrive[b]; at-- {
+	for sorted := 1; sorted < len(live); sorted++ { // insertion sort: nearly in order since the last time
+		before := live[sorted]
+		at := sorted
+		for ; at > 0 && arrive[live[at-1]] > arrive[before]; at-- {
 			live[at] = live[at-1]
 		}
-		live[at] = b
+		live[at] = before
 	}
+
 	togo := s.togo[i-1]
-	for _, a := range s.items[i-1].liveAfter {
+	for _, after := range s.items[i-1].liveAfter {
 		best := int64(unreachable)
-		row := it.edge[int(a)*it.nBefore : (int(a)+1)*it.nBefore]
-		for _, b := range live {
-			rest := arrive[b]
+		row := it.edge[int(after)*it.nBefore : (int(after)+1)*it.nBefore]
+		for _, before := range live {
+			rest := arrive[before]
 			if rest >= best {
 				break
 			}
-			best = min(best, rest+row[b])
+			best = min(best, rest+row[before])
 		}
-		togo[a] = best
+		togo[after] = best
 	}
 }
 
@@ -209,6 +213,7 @@ func (s *chain) rank() []start {
 		s.starts = append(s.starts, start{-1, math.MinInt64})
 		return s.starts
 	}
+
 	s.backward(-1)
 	first := &s.items[0]
 	for b, ns := range s.arrive[:first.nBefore] {
@@ -221,6 +226,7 @@ func (s *chain) rank() []start {
 		}
 		s.starts = append(s.starts, start{b, ns + wrap})
 	}
+
 	slices.SortStableFunc(s.starts, func(x, y start) int { return cmp.Compare(x.bound, y.bound) })
 	return s.starts
 }
@@ -297,16 +303,19 @@ func (s *chain) advance(i int, from, to []int64) {
 	for a := range left {
 		left[a] = unreachable
 	}
+
 	for _, choice := range prev.allowed {
 		come, a := from[prev.before[choice]], prev.after[choice]
 		if come != unreachable && come+prev.cost[choice] < left[a] {
 			left[a] = come + prev.cost[choice]
 		}
 	}
+
 	to = to[:next.nBefore]
 	for b := range to {
 		to[b] = unreachable
 	}
+
 	for a, cost := range left {
 		if cost == unreachable {
 			continue
@@ -328,6 +337,7 @@ func (s *chain) marginals(limit int64, few int, lists [][]int32, least [][]int64
 	within := sort.Search(len(starts), func(k int) bool { return starts[k].bound > limit })
 	if within > few && s.loop {
 		s.through(-1, slices.Min(s.items[0].edge), limit, lists, least)
+
 		return
 	}
 	for _, from := range starts[:within] {
@@ -342,19 +352,20 @@ func (s *chain) through(first int, extra, limit int64, lists [][]int32, least []
 		return
 	}
 	s.forward(first)
-	for i := range s.items {
-		it := &s.items[i]
+	for number := range s.items {
+		it := &s.items[number]
 		list := it.allowed
 		if lists != nil {
-			list = lists[i]
+			list = lists[number]
 		}
+
 		for _, choice := range list {
-			come, rest := s.come[i][it.before[choice]], s.togo[i][it.after[choice]]
+			come, rest := s.come[number][it.before[choice]], s.togo[number][it.after[choice]]
 			if come == unreachable || rest == unreachable {
 				continue
 			}
 			if ns := come + rest + it.cost[choice]; ns <= limit-extra {
-				least[i][choice] = min(least[i][choice], ns+extra)
+				least[number][choice] = min(least[number][choice], ns+extra)
 			}
 		}
 	}

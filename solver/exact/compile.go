@@ -98,12 +98,13 @@ type row struct {
 func compile(joint *problem.Joint) (*prepared, error) {
 	prep := &prepared{joint: joint, parts: make([]jointPart, len(joint.Parts))}
 	items := 0
-	for p := range joint.Parts {
+	for part := range joint.Parts {
 		var err error
-		if prep.parts[p].sets, err = processorSets(joint.Parts[p].Partition); err != nil {
+		if prep.parts[part].sets, err = processorSets(joint.Parts[part].Partition); err != nil {
 			return nil, err
 		}
-		for _, source := range joint.Parts[p].Partition.Chains {
+
+		for _, source := range joint.Parts[part].Partition.Chains {
 			items += len(source.Items)
 		}
 	}
@@ -118,6 +119,7 @@ func compile(joint *problem.Joint) (*prepared, error) {
 	prep.addAssets(prep.addParts())
 	for _, it := range prep.items {
 		prep.reduce(it)
+
 		it.least = 1
 		if len(it.keep) > 0 {
 			least := it.base[it.keep[0]]
@@ -134,13 +136,13 @@ func compile(joint *problem.Joint) (*prepared, error) {
 // worstMeasure returns an upper bound of the measure of any solution.
 func worstMeasure(joint *problem.Joint) (worst float64) {
 	if joint.Minimise == problem.Memory {
-		for a := range joint.Assets {
-			worst += float64(joint.Assets[a].Bytes)
+		for asset := range joint.Assets {
+			worst += float64(joint.Assets[asset].Bytes)
 		}
 		return worst
 	}
-	for p := range joint.Parts {
-		worst += partWorst(&joint.Parts[p], joint.Minimise == problem.Energy)
+	for part := range joint.Parts {
+		worst += partWorst(&joint.Parts[part], joint.Minimise == problem.Energy)
 	}
 	return worst
 }
@@ -151,17 +153,18 @@ func partWorst(part *problem.Part, energy bool) float64 {
 	for k := range part.Partition.Chains {
 		source := &part.Partition.Chains[k]
 		for i := range source.Items {
-			it := &source.Items[i]
+			item := &source.Items[i]
 			var most, edge int64
-			for n := range it.Choices {
+			for j := range item.Choices {
+				choice := &item.Choices[j]
 				if energy {
-					most = max(most, it.Choices[n].EnergyNJ)
+					most = max(most, choice.EnergyNJ)
 				} else {
-					most = max(most, it.Choices[n].CostNS)
+					most = max(most, choice.CostNS)
 				}
 			}
 			if !energy {
-				for _, row := range it.EdgeNS {
+				for _, row := range item.EdgeNS {
 					edge = max(edge, slices.Max(row))
 				}
 			}
@@ -198,14 +201,16 @@ func (c *prepared) addRows() {
 		c.rows = append(c.rows, row{kind, index, limit})
 		return len(c.rows) - 1
 	}
+
 	var bytes, open int64
 	region, graphs := make([]int64, len(joint.Regions)), make([]int64, len(joint.Regions))
-	for a := range joint.Assets {
-		asset := &joint.Assets[a]
+	for number := range joint.Assets {
+		asset := &joint.Assets[number]
 		bytes, open = bytes+asset.Bytes, open+asset.OpenNS
 		region[asset.Region] += asset.Bytes
 		graphs[asset.Region] += int64(asset.Graphs)
 	}
+
 	if joint.MaxBytes > 0 {
 		// Resident bytes above the limit were refused before.
 		if left := joint.MaxBytes - joint.Resident; bytes > left {
@@ -213,15 +218,18 @@ func (c *prepared) addRows() {
 		}
 	}
 	add(problem.LimitOpenNS, 0, joint.MaxOpenNS, open)
+
 	// A region limits the bytes and the number of graphs of what opens in it.
-	for r := range joint.Regions {
-		add(problem.LimitRegionBytes, r, joint.Regions[r].MaxBytes, region[r])
-		add(problem.LimitRegionGraphs, r, int64(joint.Regions[r].MaxGraphs), graphs[r])
+	for at := range joint.Regions {
+		add(problem.LimitRegionBytes, at, joint.Regions[at].MaxBytes, region[at])
+		add(problem.LimitRegionGraphs, at, int64(joint.Regions[at].MaxGraphs), graphs[at])
 	}
+
 	c.assetRows = len(c.rows)
-	for p := range joint.Parts {
-		c.parts[p].rowTime = add(problem.LimitPartNS, p, joint.Parts[p].MaxNS, math.MaxInt64)
+	for part := range joint.Parts {
+		c.parts[part].rowTime = add(problem.LimitPartNS, part, joint.Parts[part].MaxNS, math.MaxInt64)
 	}
+
 	c.timeRow = add(problem.LimitTimeNS, 0, joint.MaxTimeNS, math.MaxInt64)
 	c.energyRow = add(problem.LimitEnergyNJ, 0, joint.MaxEnergyNJ, math.MaxInt64)
 }
@@ -232,13 +240,14 @@ func (c *prepared) pathRows() bool { return len(c.rows) > c.assetRows }
 // addParts lists the items, and returns for every asset the items that name it.
 func (c *prepared) addParts() (users [][]int32) {
 	users = make([][]int32, len(c.joint.Assets))
-	for p := range c.joint.Parts {
-		source, part := c.joint.Parts[p].Partition, &c.parts[p]
+	for partAt := range c.joint.Parts {
+		source, part := c.joint.Parts[partAt].Partition, &c.parts[partAt]
 		part.first = len(c.items)
 		var merged []chainClasses
 		for k := range source.Chains {
 			from := &source.Chains[k]
 			part.chains = append(part.chains, len(c.items))
+
 			classes := mergeClasses(from)
 			for i := range from.Items {
 				number := int32(len(c.items))
@@ -249,7 +258,7 @@ func (c *prepared) addParts() (users [][]int32) {
 						}
 					}
 				}
-				c.items = append(c.items, c.newItem(p, k, i, &classes))
+				c.items = append(c.items, c.newItem(partAt, k, i, &classes))
 			}
 			merged = append(merged, classes)
 		}
@@ -267,7 +276,9 @@ func (c *prepared) newItem(partAt, chainAt, itemAt int, classes *chainClasses) *
 	source := &part.Partition.Chains[chainAt]
 	from := &source.Items[itemAt]
 	it := &jointItem{part: partAt, chain: chainAt, index: itemAt}
+
 	repeat := int64(source.Repeat)
+
 	for at := range from.Choices {
 		choice := &from.Choices[at]
 		it.timeNS = append(it.timeNS, repeat*choice.CostNS)
@@ -280,10 +291,12 @@ func (c *prepared) newItem(partAt, chainAt, itemAt int, classes *chainClasses) *
 		default:
 			it.base = append(it.base, c.scale(part.Weight*it.timeNS[at]))
 		}
+
 		it.procs = append(it.procs, mask(choice.Procs))
 		it.before = append(it.before, classes.before[itemAt].to[choice.Before])
 		it.after = append(it.after, classes.after[itemAt].to[choice.After])
 	}
+
 	// The edge into the item, between merged classes. The last item of a chain that repeats leads into the first.
 	it.cost = slices.Clone(it.base)
 	if len(from.EdgeNS) > 0 {
@@ -300,19 +313,20 @@ func (c *prepared) newItem(partAt, chainAt, itemAt int, classes *chainClasses) *
 			}
 		}
 	}
+
 	it.edge = slices.Clone(it.edgeBase)
 	return it
 }
 
 // newVariant makes the chains of a part for one set of processors. All variants share the items' costs and edges.
 func (c *prepared) newVariant(part *jointPart, source *problem.Partition, merged []chainClasses) (variant []*chain) {
-	for k := range source.Chains {
-		out := &chain{loop: source.Chains[k].Wraps() > 0}
-		for i := range source.Chains[k].Items {
-			it := c.items[part.chains[k]+i]
+	for index := range source.Chains {
+		out := &chain{loop: source.Chains[index].Wraps() > 0}
+		for i := range source.Chains[index].Items {
+			it := c.items[part.chains[index]+i]
 			out.items = append(out.items, chainItem{
 				cost: it.cost, before: it.before, after: it.after, edge: it.edge,
-				nBefore: len(merged[k].before[i].class), nAfter: len(merged[k].after[i].class),
+				nBefore: len(merged[index].before[i].class), nAfter: len(merged[index].after[i].class),
 			})
 		}
 		out.scratch()
@@ -332,8 +346,8 @@ type classes struct {
 
 // mergeClasses merges classes with equal edges.
 func mergeClasses(source *problem.Chain) (out chainClasses) {
-	merge := func(n int, same func(a, b int) bool) (merged classes) {
-		for class := range n {
+	merge := func(count int, same func(a, b int) bool) (merged classes) {
+		for class := range count {
 			at := slices.IndexFunc(merged.class, func(other int) bool { return same(class, other) })
 			if at < 0 {
 				at = len(merged.class)
@@ -343,11 +357,13 @@ func mergeClasses(source *problem.Chain) (out chainClasses) {
 		}
 		return merged
 	}
+
 	for i := range source.Items {
 		it := &source.Items[i]
 		out.before = append(out.before, merge(len(it.Before), func(a, b int) bool {
 			return !slices.ContainsFunc(it.EdgeNS, func(row []int64) bool { return row[a] != row[b] })
 		}))
+
 		next := &source.Items[(i+1)%len(source.Items)]
 		out.after = append(out.after, merge(len(it.After), func(a, b int) bool {
 			return len(next.EdgeNS) == 0 || slices.Equal(next.EdgeNS[a], next.EdgeNS[b])
@@ -359,8 +375,8 @@ func mergeClasses(source *problem.Chain) (out chainClasses) {
 // addAssets lists the assets that some limit or the measure counts, and the links. users are the items of each asset.
 func (c *prepared) addAssets(users [][]int32) {
 	merged := c.mergeAssets(users)
-	for n, it := range c.items {
-		c.linkItem(int32(n), it, merged)
+	for user, it := range c.items {
+		c.linkItem(int32(user), it, merged)
 	}
 }
 
@@ -373,39 +389,43 @@ func (c *prepared) sourceChoices(it *jointItem) []problem.Choice {
 // of each asset's merged one, -1 where there is none.
 func (c *prepared) mergeAssets(users [][]int32) (merged []int32) {
 	joint := c.joint
+
 	// Assets named by the same choices open together, so that one number can stand for them.
 	signatures := make([][]byte, len(joint.Assets)) // the choices that name an asset
-	for n, it := range c.items {
-		for q, choice := range c.sourceChoices(it) {
+	for item, it := range c.items {
+		for choiceAt, choice := range c.sourceChoices(it) {
 			for _, asset := range choice.Assets {
-				signature := binary.AppendUvarint(signatures[asset], uint64(n))
-				signatures[asset] = binary.AppendUvarint(signature, uint64(q))
+				signature := binary.AppendUvarint(signatures[asset], uint64(item))
+				signatures[asset] = binary.AppendUvarint(signature, uint64(choiceAt))
 			}
 		}
 	}
+
 	merged = make([]int32, len(joint.Assets))
 	seen := map[string]int32{}
 	for at := range joint.Assets {
 		merged[at] = -1
 		size := make([]int64, c.assetRows)
-		for r, row := range c.rows[:c.assetRows] {
-			size[r] = takenOf(&joint.Assets[at], problem.Limit{Kind: row.kind, Index: row.index})
+		for rowAt, row := range c.rows[:c.assetRows] {
+			size[rowAt] = takenOf(&joint.Assets[at], problem.Limit{Kind: row.kind, Index: row.index})
 		}
 		// An asset matters where the measure counts its bytes, or where some row limits it.
 		counts := joint.Minimise == problem.Memory && joint.Assets[at].Bytes != 0
-		limited := slices.ContainsFunc(size, func(n int64) bool { return n != 0 })
+		limited := slices.ContainsFunc(size, func(amount int64) bool { return amount != 0 })
 		if len(users[at]) == 0 || !counts && !limited {
 			continue
 		}
+
 		number, ok := seen[string(signatures[at])]
 		if !ok {
 			number = int32(len(c.assets))
 			seen[string(signatures[at])] = number
 			c.assets = append(c.assets, jointAsset{size: make([]int64, c.assetRows), users: users[at]})
 		}
+
 		merged[at] = number
-		for r := range size {
-			c.assets[number].size[r] += size[r]
+		for rowAt := range size {
+			c.assets[number].size[rowAt] += size[rowAt]
 		}
 		if joint.Minimise == problem.Memory {
 			c.assets[number].fixed += c.scale(joint.Assets[at].Bytes)
@@ -438,10 +458,12 @@ func (c *prepared) linkItem(user int32, it *jointItem, merged []int32) {
 		}
 		slices.Sort(it.use[choice])
 	}
+
 	it.has, it.namedBy = make([][]bool, len(it.uses)), make([][]int32, len(it.uses))
 	for use := range it.has {
 		it.has[use] = make([]bool, len(choices))
 	}
+
 	for choice, list := range it.use {
 		for _, use := range list {
 			it.has[use][choice] = true
@@ -468,8 +490,8 @@ func (c *prepared) reduce(it *jointItem) {
 	for choice := range it.base {
 		// A choice with an asset that alone exceeds a limit is in no solution.
 		tooLarge := slices.ContainsFunc(it.use[choice], func(use int32) bool {
-			for r, size := range c.assets[it.uses[use].asset].size {
-				if size > c.rows[r].cap {
+			for row, size := range c.assets[it.uses[use].asset].size {
+				if size > c.rows[row].cap {
 					return true
 				}
 			}
@@ -479,6 +501,7 @@ func (c *prepared) reduce(it *jointItem) {
 			it.keep = append(it.keep, int32(choice))
 		}
 	}
+
 	// Dominance: among equal choices the first stays, so that the first of the optimal solutions is not lost.
 	all := slices.Clone(it.keep)
 	it.keep = slices.DeleteFunc(it.keep, func(choice int32) bool {
@@ -497,6 +520,7 @@ func (c *prepared) replaces(it *jointItem, other, choice int32) bool {
 			value = it.energyNJ
 		}
 	}
+
 	timed := c.joint.MaxTimeNS > 0 || part.MaxNS > 0
 	cheaper := value[other] < value[choice] && part.Weight > 0
 	switch {
@@ -515,11 +539,11 @@ func (c *prepared) replaces(it *jointItem, other, choice int32) bool {
 // subset reports whether all of part, ascending, is in whole, ascending.
 func subset(part, whole []int32) bool {
 	at := 0
-	for _, v := range part {
-		for at < len(whole) && whole[at] < v {
+	for _, wanted := range part {
+		for at < len(whole) && whole[at] < wanted {
 			at++
 		}
-		if at == len(whole) || whole[at] != v {
+		if at == len(whole) || whole[at] != wanted {
 			return false
 		}
 	}

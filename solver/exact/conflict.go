@@ -35,6 +35,7 @@ func conflict(ctx context.Context, joint *problem.Joint) ([]problem.Limit, error
 			return limits[i : i+1], nil
 		}
 	}
+
 	// Each limit by itself can be kept: a limit stays only if the others alone were not proved to be infeasible.
 	for i := 0; i < len(limits) && len(limits) > 1; {
 		fewer := slices.Delete(slices.Clone(limits), i, i+1)
@@ -65,6 +66,7 @@ func hopeless(ctx context.Context, joint *problem.Joint) ([]problem.Limit, error
 		default:
 			continue
 		}
+
 		use, ok := uses[measure]
 		if !ok {
 			unlimited := only(joint, nil)
@@ -79,6 +81,7 @@ func hopeless(ctx context.Context, joint *problem.Joint) ([]problem.Limit, error
 			use = joint.Use(solution.Choices)
 			uses[measure] = use
 		}
+
 		switch limit.Kind {
 		case problem.LimitPartNS:
 			limit.Need = use.PartNS[limit.Index]
@@ -98,6 +101,7 @@ func hopeless(ctx context.Context, joint *problem.Joint) ([]problem.Limit, error
 func only(joint *problem.Joint, limits []problem.Limit) *problem.Joint {
 	out := *joint
 	out.Parts, out.Regions = slices.Clone(joint.Parts), slices.Clone(joint.Regions)
+
 	out.MaxBytes, out.MaxOpenNS, out.MaxEnergyNJ, out.MaxTimeNS = 0, 0, 0, 0
 	for p := range out.Parts {
 		out.Parts[p].MaxNS = 0
@@ -105,6 +109,7 @@ func only(joint *problem.Joint, limits []problem.Limit) *problem.Joint {
 	for r := range out.Regions {
 		out.Regions[r].MaxBytes, out.Regions[r].MaxGraphs = 0, 0
 	}
+
 	for _, limit := range limits {
 		switch limit.Kind {
 		case problem.LimitPartNS:
@@ -131,6 +136,7 @@ func only(joint *problem.Joint, limits []problem.Limit) *problem.Joint {
 func least(ctx context.Context, joint *problem.Joint, limit problem.Limit) (int64, error) {
 	relaxed := only(joint, nil)
 	relaxed.Minimise = problem.Time
+
 	resident := int64(0)
 	switch limit.Kind {
 	case problem.LimitPartNS:
@@ -148,6 +154,7 @@ func least(ctx context.Context, joint *problem.Joint, limit problem.Limit) (int6
 			resident = joint.Resident
 		}
 	}
+
 	solution, err := solveJoint(ctx, relaxed, problem.Limits{Nodes: conflictNodes}, false)
 	return solution.Bound + resident, err
 }

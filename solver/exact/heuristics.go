@@ -20,6 +20,7 @@ func (s *search) restrict(root *treeNode, open []bool) bool {
 		plain.allowed, plain.state = make([][]int32, len(prep.items)), make([]int8, len(prep.assets))
 		plain.mult, plain.lambda = make([]float64, len(prep.rows)), make([]int64, len(prep.links))
 	}
+
 	for i, it := range prep.items {
 		plain.allowed[i] = plain.allowed[i][:0]
 		for _, choice := range root.allowed[i] {
@@ -32,6 +33,7 @@ func (s *search) restrict(root *treeNode, open []bool) bool {
 			return false
 		}
 	}
+
 	// The set of open assets decides about the limits over assets; times and energy still need their prices.
 	copy(plain.mult[prep.assetRows:], root.mult[prep.assetRows:])
 	s.relax.permit(plain.allowed, true)
@@ -48,11 +50,13 @@ func (s *search) restrict(root *treeNode, open []bool) bool {
 // and reports whether that keeps all limits.
 func (s *search) repair(root *treeNode) bool {
 	relax := s.relax
+
 	open := slices.Clone(relax.used)
 	pinned := make([]bool, len(s.prep.assets))
 	if !s.restrict(root, open) {
 		return false
 	}
+
 	for !relax.fits() {
 		copy(open, relax.used)
 		// Close one asset at a time. An asset without which some item has no choice is pinned: it stays open.
@@ -75,18 +79,19 @@ func (s *search) repair(root *treeNode) bool {
 func (s *search) cheapestToClose(open, pinned []bool) int {
 	loss := s.closingLoss()
 	least, best := math.Inf(1), -1
-	for a := range s.prep.assets {
-		if !open[a] || pinned[a] || math.IsInf(loss[a], 1) {
+	for asset := range s.prep.assets {
+		if !open[asset] || pinned[asset] || math.IsInf(loss[asset], 1) {
 			continue
 		}
+
 		frees := 0.0
-		for k, size := range s.prep.assets[a].size {
-			if over := s.relax.taken[k] - s.prep.rows[k].cap; over > 0 {
+		for row, size := range s.prep.assets[asset].size {
+			if over := s.relax.taken[row] - s.prep.rows[row].cap; over > 0 {
 				frees += float64(min(size, over)) / float64(over)
 			}
 		}
-		if frees > 0 && (loss[a]+1)/frees < least {
-			least, best = (loss[a]+1)/frees, a
+		if frees > 0 && (loss[asset]+1)/frees < least {
+			least, best = (loss[asset]+1)/frees, asset
 		}
 	}
 	return best
@@ -102,6 +107,7 @@ func (s *search) closingLoss() []float64 {
 		part := &s.prep.parts[p]
 		for i := part.first; i < part.first+part.items; i++ {
 			it, least := s.prep.items[i], s.relax.least[i]
+
 			// For each asset of the present choice: the best choice that names it, against the best that does not.
 			for _, use := range it.use[s.relax.choices[i]] {
 				with, without := int64(unreachable), int64(unreachable)
@@ -136,14 +142,18 @@ func (s *search) improve(root *treeNode) {
 			return
 		}
 		s.offer(s.relax.choices)
+
 		groups := s.openingGains(root, open)
+
 		// The best few sets, each opened beside the others; repair closes what no longer fits.
 		before := s.value
+
 		for _, group := range groups[:min(len(groups), 8)] {
 			with := slices.Clone(open)
 			for _, asset := range group.assets {
 				with[asset] = true
 			}
+
 			key := setKey(with)
 			if tried[key] {
 				continue
@@ -156,6 +166,7 @@ func (s *search) improve(root *treeNode) {
 				break
 			}
 		}
+
 		if s.value == before || s.ctx.Err() != nil {
 			return
 		}
@@ -183,20 +194,21 @@ type assetGroups struct {
 // score comes first.
 func (s *search) openingGains(root *treeNode, open []bool) []assetGroup {
 	groups := assetGroups{search: s, open: open, index: map[string]int{}, anchors: map[int32]int{}}
-	for p := range s.prep.parts {
-		s.marginals(p, s.relax.partMin[p], fewStarts, root.allowed)
-		part := &s.prep.parts[p]
+	for number := range s.prep.parts {
+		s.marginals(number, s.relax.partMin[number], fewStarts, root.allowed)
+		part := &s.prep.parts[number]
 		for i := part.first; i < part.first+part.items; i++ {
 			groups.addItem(i, root.allowed[i])
 		}
 	}
+
 	// Rank by gain for the part of the limits that opening takes; 1e-3 keeps free assets from dividing by 0.
-	for g := range groups.list {
-		group := &groups.list[g]
+	for index := range groups.list {
+		group := &groups.list[index]
 		size := 1e-3
 		for _, asset := range group.assets {
-			for k, n := range s.prep.assets[asset].size {
-				size += float64(n) / float64(max(s.prep.rows[k].cap, 1))
+			for row, n := range s.prep.assets[asset].size {
+				size += float64(n) / float64(max(s.prep.rows[row].cap, 1))
 			}
 		}
 		group.score = float64(group.gain) / size
@@ -216,6 +228,7 @@ func (g *assetGroups) addItem(i int, allowed []int32) {
 		if least == unreachable || gain <= 0 {
 			continue
 		}
+
 		var missing []int32
 		for _, use := range it.use[choice] {
 			if asset := it.uses[use].asset; !g.open[asset] {
@@ -225,12 +238,14 @@ func (g *assetGroups) addItem(i int, allowed []int32) {
 		if missing == nil {
 			continue
 		}
+
 		group := g.groupOf(missing)
 		if _, ok := gains[group]; !ok {
 			order = append(order, group)
 		}
 		gains[group] = max(gains[group], gain)
 	}
+
 	for _, group := range order {
 		g.list[group].gain += gains[group]
 	}
@@ -270,6 +285,7 @@ func (g *assetGroups) addAnchors(order []int, gains map[int]int64) {
 			}
 		}
 	}
+
 	for _, asset := range shared {
 		at, ok := g.anchors[asset]
 		if !ok {
@@ -277,6 +293,7 @@ func (g *assetGroups) addAnchors(order []int, gains map[int]int64) {
 			g.anchors[asset] = at
 			g.list = append(g.list, assetGroup{})
 		}
+
 		anchor := &g.list[at]
 		anchor.gain += gains[best[asset]]
 		for _, other := range g.list[best[asset]].assets {
@@ -313,19 +330,21 @@ func (s *search) opened(choices []int) []bool {
 // worst solution, times a factor: one for limits over assets, one for limits over paths.
 func (s *search) cheapest(root *treeNode, assets, paths float64) {
 	node := root.child()
-	for k := range s.prep.rows {
-		node.mult[k] = float64(s.prep.worst) / float64(max(s.prep.rows[k].cap, 1))
-		if k < s.prep.assetRows {
-			node.mult[k] *= assets
+	for row := range s.prep.rows {
+		node.mult[row] = float64(s.prep.worst) / float64(max(s.prep.rows[row].cap, 1))
+		if row < s.prep.assetRows {
+			node.mult[row] *= assets
 		} else {
-			node.mult[k] *= paths
+			node.mult[row] *= paths
 		}
 	}
-	for a := range s.prep.assets {
-		asset := &s.prep.assets[a]
+
+	for number := range s.prep.assets {
+		asset := &s.prep.assets[number]
 		asset.price = s.prep.priceOf(node, asset)
 		s.prep.portion(node, asset)
 	}
+
 	s.relax.permit(node.allowed, false)
 	if s.relax.evaluate(node) != unreachable {
 		s.relax.usage(node)
@@ -339,17 +358,20 @@ func (s *search) cheapest(root *treeNode, assets, paths float64) {
 func (s *search) discount(root *treeNode) {
 	for _, factor := range []float64{1, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.5} {
 		node := root.child()
-		for k := range s.prep.rows {
-			s.relax.price(node, k, node.mult[k]*factor)
+		for row := range s.prep.rows {
+			s.relax.price(node, row, node.mult[row]*factor)
 		}
+
 		s.relax.permit(node.allowed, false)
 		if s.ctx.Err() != nil || s.relax.evaluate(node) == unreachable {
 			return
 		}
+
 		s.relax.usage(node)
 		s.tryRelaxed()
 		before := s.value
-		if s.repair(root); s.value < before || factor == 1 {
+		s.repair(root)
+		if s.value < before || factor == 1 {
 			s.improve(root)
 		}
 	}

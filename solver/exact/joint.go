@@ -26,6 +26,7 @@ func (Engine) Joint(ctx context.Context, joint *problem.Joint, limits problem.Li
 				&problem.InfeasibleError{Limits: []problem.Limit{limit}})
 		}
 	}
+
 	// A limit on time or energy that no choices keep is found at once; a search would take long to prove it.
 	why, err := hopeless(ctx, joint)
 	infeasible := why != nil
@@ -60,11 +61,13 @@ func solveJoint(
 	}
 	search := newSearch(ctx, prep)
 	search.most, search.cutoff = limits.Bytes, limits.Most
+
 	root := prep.root()
 	if slices.ContainsFunc(root.allowed, func(list []int32) bool { return len(list) == 0 }) {
 		return problem.JointSolution{}, errNone
 	}
 	search.start(limits.Start)
+
 	// Without prices: the optimum where no limit binds.
 	search.relax.permit(root.allowed, false)
 	root.bound = search.relax.evaluate(root)
@@ -74,6 +77,7 @@ func solveJoint(
 	if search.tooDear(root.bound) {
 		return search.allTooDear(), nil
 	}
+
 	if search.offer(search.relax.choices) && (joint.Minimise != problem.Memory || anyOne) {
 		return search.solution(search.value, problem.Optimal), nil
 	}
@@ -81,6 +85,7 @@ func solveJoint(
 	if err := ctx.Err(); err != nil {
 		return stopped(joint, err)
 	}
+
 	if anyOne && search.best != nil {
 		return search.solution(prep.bound(root.bound), problem.Feasible), nil
 	}
@@ -91,11 +96,13 @@ func solveJoint(
 	if search.tooDear(root.bound) {
 		return search.allTooDear(), nil
 	}
+
 	// The root's prices now show which assets are worth their bytes. Slightly lower prices suggest further sets.
 	search.discount(root)
 	if anyOne && search.best != nil {
 		return search.solution(min(prep.bound(root.bound), search.value), problem.Feasible), nil
 	}
+
 	nodes := limits.Nodes
 	if nodes <= 0 {
 		nodes = prep.defaultNodes()
@@ -148,6 +155,7 @@ func (s *search) climbRoot(root *treeNode) error {
 		if !possible || s.useless(root.bound) {
 			return nil
 		}
+
 		s.relax.attain(root)
 		s.repair(root)
 		if err := s.ctx.Err(); err != nil {
@@ -170,6 +178,7 @@ func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, erro
 	if err != nil {
 		return stopped(s.prep.joint, err)
 	}
+
 	switch {
 	case left == unreachable && s.cutoff > 0 && (s.best == nil || s.value > s.cutoff):
 		return s.allTooDear(), nil
@@ -183,6 +192,7 @@ func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, erro
 		out.Open = s.openChoices()
 		return out, nil
 	}
+
 	// The objective is proved. Nodes that can tie are searched again, in the order of choices.
 	s.first, s.queue = true, s.ties
 	if left, err = s.run(root, s.nodes+nodes); err != nil {
@@ -216,6 +226,7 @@ func (s *search) openChoices() [][][][]int {
 				open[choice] = true
 			}
 		}
+
 		var list []int
 		for choice, is := range open {
 			if is {

@@ -36,23 +36,27 @@ func (Engine) Partition(ctx context.Context, posed *problem.Partition) (problem.
 	if err != nil {
 		return problem.Solution{}, err
 	}
+
 	chains := make([]*chain, len(posed.Chains))
 	choices := make([][]int, len(posed.Chains))
-	for k := range posed.Chains {
-		chains[k] = newChain(&posed.Chains[k])
-		choices[k] = make([]int, len(posed.Chains[k].Items))
+	for index := range posed.Chains {
+		chains[index] = newChain(&posed.Chains[index])
+		choices[index] = make([]int, len(posed.Chains[index].Items))
 	}
+
 	best := problem.Solution{ObjectiveNS: math.MaxInt64}
 	for _, set := range sets {
 		if err := ctx.Err(); err != nil {
 			return problem.Solution{}, diag.New(diag.ClassInterrupted, "solve partition %q: %w", posed.Name, err)
 		}
+
 		total := int64(0)
-		for k := range posed.Chains {
-			permit(&posed.Chains[k], chains[k], set)
-			total += chains[k].solve(choices[k])
+		for index := range posed.Chains {
+			permit(&posed.Chains[index], chains[index], set)
+			total += chains[index].solve(choices[index])
 		}
-		if total < best.ObjectiveNS || total == best.ObjectiveNS && less(choices, best.Choices) {
+		isFirst := total == best.ObjectiveNS && less(choices, best.Choices)
+		if total < best.ObjectiveNS || isFirst {
 			best.ObjectiveNS, best.Choices = total, cloneLists(choices)
 		}
 	}
@@ -72,6 +76,7 @@ func processorSets(posed *problem.Partition) (sets []uint64, err error) {
 			"partition %q: more than %d sets of processors without shared cores", posed.Name, maxSets).
 			WithHint("describe fewer processors that share cores in the SoC file")
 	}
+
 	blocked := "" // an item that the last set tried cannot execute
 	for _, set := range largest {
 		if name := firstBlocked(posed, set); name != "" {
@@ -89,9 +94,9 @@ func processorSets(posed *problem.Partition) (sets []uint64, err error) {
 
 // firstBlocked returns the name of the first item that no choice executes with processors of set, empty if there is
 // none.
-func firstBlocked(p *problem.Partition, set uint64) string {
-	for k := range p.Chains {
-		for _, it := range p.Chains[k].Items {
+func firstBlocked(posed *problem.Partition, set uint64) string {
+	for index := range posed.Chains {
+		for _, it := range posed.Chains[index].Items {
 			fits := func(choice problem.Choice) bool { return mask(choice.Procs)&^set == 0 }
 			if !slices.ContainsFunc(it.Choices, fits) {
 				return it.Name
@@ -124,14 +129,15 @@ func mask(procs []int) (set uint64) {
 
 // less reports whether x is lexicographically smaller than y.
 func less(x, y [][]int) bool {
-	for k := range x {
-		if order := slices.Compare(x[k], y[k]); order != 0 {
+	for index := range x {
+		if order := slices.Compare(x[index], y[index]); order != 0 {
 			return order < 0
 		}
 	}
 	return false
 }
 
+// cloneLists returns copies of lists.
 func cloneLists(lists [][]int) (out [][]int) {
 	for _, list := range lists {
 		out = append(out, slices.Clone(list))

@@ -1,8 +1,6 @@
 package exact
 
-import (
-	"slices"
-)
+import "slices"
 
 const (
 	passStarts = 2           // classes that a loop begins with, of those the likeliest
@@ -27,24 +25,27 @@ func (r *relaxation) pass(node *treeNode) {
 	if prep.links == nil {
 		return
 	}
-	for a := range prep.assets {
-		r.left[a] = prep.assets[a].price
-		for _, link := range prep.assets[a].links {
-			r.left[a] -= node.lambda[link]
+
+	for number := range prep.assets {
+		r.left[number] = prep.assets[number].price
+		for _, link := range prep.assets[number].links {
+			r.left[number] -= node.lambda[link]
 		}
 	}
+
 	blocked := func(it chainItem) bool { return len(it.allowed) == 0 }
-	for p := range prep.parts {
-		part := &prep.parts[p]
-		for k, chain := range part.variants[r.variant[p]] {
+	for partAt := range prep.parts {
+		part := &prep.parts[partAt]
+		for index, chain := range part.variants[r.variant[partAt]] {
 			if !slices.ContainsFunc(chain.items, blocked) {
-				r.sweep(node, chain, prep.items[part.chains[k]:part.chains[k]+len(chain.items)])
+				r.sweep(node, chain, prep.items[part.chains[index]:part.chains[index]+len(chain.items)])
 			}
 		}
 	}
-	for a := range prep.assets {
-		if asset := &prep.assets[a]; asset.links != nil && node.state[a] == free && r.left[a] < 0 {
-			prep.share(node, asset, float64(asset.price)/float64(asset.price-r.left[a]))
+
+	for number := range prep.assets {
+		if asset := &prep.assets[number]; asset.links != nil && node.state[number] == free && r.left[number] < 0 {
+			prep.share(node, asset, float64(asset.price)/float64(asset.price-r.left[number]))
 		}
 	}
 }
@@ -63,6 +64,7 @@ func (r *relaxation) sweep(node *treeNode, chain *chain, items []*jointItem) {
 	if !chain.ranked { // else those of the last evaluation are likely enough
 		chain.rank()
 	}
+
 	starts := chain.starts[:min(len(chain.starts), passStarts)]
 	width := 0 // of a row of togo
 	for i := range chain.items {
@@ -71,21 +73,23 @@ func (r *relaxation) sweep(node *treeNode, chain *chain, items []*jointItem) {
 	for len(r.togo) < len(starts)*width {
 		r.togo = append(r.togo, 0)
 	}
+
 	classes := len(r.seen) // width of a row of come
-	for s, from := range starts {
+	for row, from := range starts {
 		chain.backward(from.class)
-		at := s * width
+		at := row * width
 		for i := range chain.items {
 			at += copy(r.togo[at:], chain.togo[i])
 		}
-		come := r.come[s*classes : s*classes+chain.items[0].nBefore]
-		for b := range come {
-			come[b] = unreachable
-			if from.class < 0 || b == from.class {
-				come[b] = 0
+		come := r.come[row*classes : row*classes+chain.items[0].nBefore]
+		for class := range come {
+			come[class] = unreachable
+			if from.class < 0 || class == from.class {
+				come[class] = 0
 			}
 		}
 	}
+
 	at := 0 // of item i in a row of togo
 	for i := range chain.items {
 		top := r.itemMarginals(&chain.items[i], items[i], len(starts), r.togo[at:], width)
@@ -94,8 +98,8 @@ func (r *relaxation) sweep(node *treeNode, chain *chain, items []*jointItem) {
 		if i+1 == len(chain.items) {
 			break
 		}
-		for s := range starts {
-			come := r.come[s*classes : (s+1)*classes]
+		for row := range starts {
+			come := r.come[row*classes : (row+1)*classes]
 			chain.advance(i, come, come)
 		}
 	}
@@ -109,10 +113,11 @@ func (r *relaxation) itemMarginals(it *chainItem, source *jointItem, starts int,
 		theta[choice] = unreachable
 	}
 	top = it.allowed[0]
+
 	for _, choice := range it.allowed {
 		best := int64(unreachable)
-		for s := range starts {
-			come, rest := r.come[s*len(r.seen)+int(it.before[choice])], togo[s*width+int(it.after[choice])]
+		for row := range starts {
+			come, rest := r.come[row*len(r.seen)+int(it.before[choice])], togo[row*width+int(it.after[choice])]
 			if come != unreachable && rest != unreachable {
 				best = min(best, come+rest+source.cost[choice])
 			}
@@ -127,24 +132,27 @@ func (r *relaxation) itemMarginals(it *chainItem, source *jointItem, starts int,
 // diffuse moves charges between an item and the assets that it shares, given theta, whose least is that of choice top.
 func (r *relaxation) diffuse(node *treeNode, it *chainItem, source *jointItem, top int32) {
 	theta := r.theta
-	for u := range source.uses {
-		use := &source.uses[u]
+	for index := range source.uses {
+		use := &source.uses[index]
 		if use.link < 0 || node.state[use.asset] != free {
 			continue
 		}
+
 		// The least with the asset, and the least without it: that of top, unless top names the asset.
 		with := int64(unreachable)
-		for _, choice := range source.namedBy[u] {
+		for _, choice := range source.namedBy[index] {
 			with = min(with, theta[choice])
 		}
+
 		pays, left := &node.lambda[use.link], &r.left[use.asset]
 		if with == unreachable {
 			*left += *pays
 			*pays = 0
 			continue
 		}
+
 		without := theta[top]
-		if has := source.has[u]; has[top] {
+		if has := source.has[index]; has[top] {
 			without = unreachable
 			for _, choice := range it.allowed {
 				if !has[choice] {
@@ -152,6 +160,7 @@ func (r *relaxation) diffuse(node *treeNode, it *chainItem, source *jointItem, t
 				}
 			}
 		}
+
 		// Half of what it is worth to the item and what is left of the price; never so little that the charge falls
 		// below 0.
 		worth := r.prep.clamp
@@ -164,7 +173,7 @@ func (r *relaxation) diffuse(node *treeNode, it *chainItem, source *jointItem, t
 		}
 		*pays += more
 		*left -= more
-		top = r.chargeMore(it, source, u, more, top)
+		top = r.chargeMore(it, source, index, more, top)
 	}
 }
 
@@ -181,6 +190,7 @@ func (r *relaxation) chargeMore(it *chainItem, source *jointItem, use int, more 
 			}
 		}
 	}
+
 	if more > 0 && source.has[use][top] {
 		for _, choice := range it.allowed {
 			if theta[choice] < theta[top] {
@@ -195,21 +205,22 @@ func (r *relaxation) chargeMore(it *chainItem, source *jointItem, use int, more 
 func (r *relaxation) price(node *treeNode, row int, mult float64) {
 	prep := r.prep
 	r.old = r.old[:0]
-	for a := range prep.assets {
-		r.old = append(r.old, prep.priceOf(node, &prep.assets[a]))
+	for number := range prep.assets {
+		r.old = append(r.old, prep.priceOf(node, &prep.assets[number]))
 	}
 	node.mult[row] = mult
 	if row >= prep.assetRows {
 		return
 	}
-	for a := range prep.assets {
-		asset := &prep.assets[a]
-		if asset.links == nil || node.state[a] != free {
+
+	for number := range prep.assets {
+		asset := &prep.assets[number]
+		if asset.links == nil || node.state[number] != free {
 			continue
 		}
 		asset.price = prep.priceOf(node, asset)
-		if r.old[a] > 0 {
-			prep.share(node, asset, float64(asset.price)/float64(r.old[a]))
+		if r.old[number] > 0 {
+			prep.share(node, asset, float64(asset.price)/float64(r.old[number]))
 			continue
 		}
 		prep.portion(node, asset)
@@ -233,9 +244,9 @@ func (c *prepared) portion(node *treeNode, asset *jointAsset) {
 // priceOf returns what opening an asset costs.
 func (c *prepared) priceOf(node *treeNode, asset *jointAsset) int64 {
 	price := asset.fixed
-	for k, size := range asset.size {
-		if node.mult[k] > 0 && size > 0 {
-			price += c.priced(size, node.mult[k])
+	for row, size := range asset.size {
+		if node.mult[row] > 0 && size > 0 {
+			price += c.priced(size, node.mult[row])
 		}
 	}
 	return min(price, c.clamp)
@@ -267,6 +278,7 @@ func (r *relaxation) climb(node *treeNode, evals, passes int, enough func(int64)
 	for i := range r.often {
 		clear(r.often[i])
 	}
+
 	state := &ascent{
 		r: r, evals: evals, passes: passes, enough: enough, found: found,
 		best: node.child(), trial: node.child(), ok: true, up: make([]bool, len(r.prep.rows)),
@@ -274,13 +286,14 @@ func (r *relaxation) climb(node *treeNode, evals, passes int, enough func(int64)
 	if state.try(); state.ok && state.evals > 0 {
 		state.look()
 	}
+
 	// Rounds with shrinking steps. A round without gain also tries the other direction next.
 	reach := node.reach
 	for reach > leastReach && state.goesOn() {
 		if !state.round(&reach) {
 			reach /= 4
-			for k := range state.up {
-				state.up[k] = !state.up[k]
+			for row := range state.up {
+				state.up[row] = !state.up[row]
 			}
 		}
 	}
@@ -307,11 +320,13 @@ func (a *ascent) try() (better bool) {
 	if a.ok = value != unreachable; !a.ok {
 		return false
 	}
+
 	r.usage(a.trial)
 	for i, choice := range r.choices {
 		r.often[i][choice]++
 	}
 	a.found()
+
 	if a.last = value > a.best.bound; !a.last {
 		return false
 	}
@@ -322,8 +337,8 @@ func (a *ascent) try() (better bool) {
 
 // look has the price of each limit that is used up rise.
 func (a *ascent) look() {
-	for k := range a.up {
-		a.up[k] = a.r.rowUse[k] >= float64(a.r.prep.rows[k].cap)
+	for row := range a.up {
+		a.up[row] = a.r.rowUse[row] >= float64(a.r.prep.rows[row].cap)
 	}
 }
 
@@ -341,6 +356,7 @@ func (a *ascent) round(reach *float64) (any bool) {
 			default:
 				price /= 1 + *reach
 			}
+
 			// Keep going in one direction, with growing steps, until the bound falls or the limit's use crosses its
 			// cap.
 			a.r.price(a.trial, k, price)
@@ -348,6 +364,7 @@ func (a *ascent) round(reach *float64) (any bool) {
 				break
 			}
 			any = true
+
 			was := a.up[k]
 			a.look()
 			if a.up[k] != was {

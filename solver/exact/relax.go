@@ -72,40 +72,42 @@ type relaxation struct {
 // newRelaxation makes room for what evaluations, passes and ascents write.
 func newRelaxation(prep *prepared) *relaxation {
 	items, parts, assets := len(prep.items), len(prep.parts), len(prep.assets)
-	r := &relaxation{
+	relax := &relaxation{
 		prep: prep, choices: make([]int, items), scratch: make([]int, items),
 		least: make([][]int64, items), often: make([][]int32, items),
 		partMin: make([]int64, parts), variant: make([]int, parts), coef: make([]float64, parts),
 		used: make([]bool, assets), old: make([]int64, assets), left: make([]int64, assets),
 		rowUse: make([]float64, len(prep.rows)), taken: make([]int64, prep.assetRows),
 	}
+
 	classes, choices := 0, 0
-	for p := range prep.parts {
-		for _, chain := range prep.parts[p].variants[0] {
+	for part := range prep.parts {
+		for _, chain := range prep.parts[part].variants[0] {
 			for i := range chain.items {
 				classes = max(classes, chain.items[i].nAfter, chain.items[i].nBefore)
 			}
 		}
 	}
-	r.seen, r.come = make([]bool, classes), make([]int64, passStarts*classes)
+	relax.seen, relax.come = make([]bool, classes), make([]int64, passStarts*classes)
+
 	for i, it := range prep.items {
 		choices = max(choices, len(it.base))
-		r.least[i] = make([]int64, len(it.base))
-		r.often[i] = make([]int32, len(it.base))
+		relax.least[i] = make([]int64, len(it.base))
+		relax.often[i] = make([]int32, len(it.base))
 	}
-	r.theta = make([]int64, choices)
-	return r
+	relax.theta = make([]int64, choices)
+	return relax
 }
 
 // permit allows the chains the choices of the lists. Where wide is set classes of other choices are visited too.
 func (r *relaxation) permit(allowed [][]int32, wide bool) {
-	for p := range r.prep.parts {
-		part := &r.prep.parts[p]
-		for v, variant := range part.variants {
-			for k, chain := range variant {
+	for number := range r.prep.parts {
+		part := &r.prep.parts[number]
+		for variantAt, variant := range part.variants {
+			for index, chain := range variant {
 				chain.ranked = false
 				for i := range chain.items {
-					r.permitItem(&chain.items[i], part.chains[k]+i, part.sets[v], allowed)
+					r.permitItem(&chain.items[i], part.chains[index]+i, part.sets[variantAt], allowed)
 					if wide {
 						chain.items[i].widen()
 					} else {
@@ -147,18 +149,20 @@ func (c *prepared) priced(amount int64, price float64) int64 {
 // charge prices assets, choices and edges by the multipliers. Where plain is set assets cost nothing.
 func (r *relaxation) charge(node *treeNode, plain bool) {
 	prep := r.prep
-	for a := range prep.assets {
-		prep.assets[a].price = prep.priceOf(node, &prep.assets[a])
+	for asset := range prep.assets {
+		prep.assets[asset].price = prep.priceOf(node, &prep.assets[asset])
 	}
 	timePrice, energyPrice := node.priceOfRow(prep.timeRow), node.priceOfRow(prep.energyRow)
 	for i, it := range prep.items {
 		part := &prep.parts[it.part]
+
 		// A nanosecond of the part costs its share of the limits on all times, and of the part's own.
 		coef := float64(float64(prep.joint.Parts[it.part].Weight) * timePrice)
 		if part.rowTime >= 0 {
 			coef += node.mult[part.rowTime]
 		}
 		r.chargeUses(node, it, plain)
+
 		for _, choice := range node.allowed[i] {
 			more := int64(0)
 			for _, use := range it.use[choice] {
@@ -172,10 +176,11 @@ func (r *relaxation) charge(node *treeNode, plain bool) {
 			}
 			it.cost[choice] = it.base[choice] + min(more, prep.clamp)
 		}
+
 		// Edges keep their prices until the price of time changes.
 		if coef != r.coef[it.part] {
-			for k, ns := range it.edgeNS {
-				it.edge[k] = it.edgeBase[k] + prep.priced(ns, coef)
+			for edge, ns := range it.edgeNS {
+				it.edge[edge] = it.edgeBase[edge] + prep.priced(ns, coef)
 			}
 		}
 		if i+1 == len(prep.items) || prep.items[i+1].part != it.part {
@@ -186,8 +191,8 @@ func (r *relaxation) charge(node *treeNode, plain bool) {
 
 // chargeUses sets what an item's choices are charged for each asset.
 func (r *relaxation) chargeUses(node *treeNode, it *jointItem, plain bool) {
-	for u := range it.uses {
-		use := &it.uses[u]
+	for index := range it.uses {
+		use := &it.uses[index]
 		switch {
 		case plain || node.state[use.asset] != free:
 			use.charge = 0
@@ -202,12 +207,12 @@ func (r *relaxation) chargeUses(node *treeNode, it *jointItem, plain bool) {
 // shortest solves every part on its own as it is charged: the cheapest of its variants, and of equally cheap ones the
 // first in lexicographic order. It returns false when one has no choices left.
 func (r *relaxation) shortest() bool {
-	for p := range r.prep.parts {
-		part := &r.prep.parts[p]
-		r.partMin[p] = unreachable
+	for number := range r.prep.parts {
+		part := &r.prep.parts[number]
+		r.partMin[number] = unreachable
 		out := r.scratch[part.first : part.first+part.items]
 		best := r.choices[part.first : part.first+part.items]
-		for v, variant := range part.variants {
+		for variantAt, variant := range part.variants {
 			sum, at := int64(0), 0
 			for _, chain := range variant {
 				ns := chain.solve(out[at : at+len(chain.items)])
@@ -217,12 +222,15 @@ func (r *relaxation) shortest() bool {
 				}
 				sum, at = sum+ns, at+len(chain.items)
 			}
-			if sum < r.partMin[p] || sum == r.partMin[p] && sum != unreachable && slices.Compare(out, best) < 0 {
-				r.partMin[p], r.variant[p] = sum, v
+
+			isTie := sum == r.partMin[number] && sum != unreachable
+			if sum < r.partMin[number] || isTie && slices.Compare(out, best) < 0 {
+				r.partMin[number], r.variant[number] = sum, variantAt
 				copy(best, out)
 			}
 		}
-		if r.partMin[p] == unreachable {
+
+		if r.partMin[number] == unreachable {
 			return false
 		}
 	}
@@ -236,25 +244,29 @@ func (r *relaxation) evaluate(node *treeNode) int64 {
 	if !r.shortest() {
 		return unreachable
 	}
+
 	prep := r.prep
 	// The parts, and what assets cost that are open in any case: their items are charged nothing for them.
 	sum, priced := int64(0), false
 	for _, least := range r.partMin {
 		sum += least
 	}
-	for a := range prep.assets {
-		if node.state[a] == opened {
-			sum += prep.assets[a].price
+
+	for asset := range prep.assets {
+		if node.state[asset] == opened {
+			sum += prep.assets[asset].price
 		}
 	}
+
 	// What the limits permit is given back at their prices, rounded so that the bound stays one.
-	for k, price := range node.mult {
+	for row, price := range node.mult {
 		if price > 0 {
-			refund := float64(price * float64(prep.rows[k].cap))
+			refund := float64(price * float64(prep.rows[row].cap))
 			sum -= int64(refund) + 1 + int64(refund)>>50
 			priced = true
 		}
 	}
+
 	if priced {
 		sum -= prep.slack // products may have been rounded up
 	}
@@ -270,9 +282,10 @@ func (r *relaxation) usage(node *treeNode) {
 	clear(r.rowUse)
 	clear(r.taken)
 	timed := prep.timeRow >= 0
-	for p := range prep.parts {
-		timed = timed || prep.parts[p].rowTime >= 0
+	for part := range prep.parts {
+		timed = timed || prep.parts[part].rowTime >= 0
 	}
+
 	for i, it := range prep.items {
 		r.assetUse(node, it, r.choices[i])
 		if prep.energyRow >= 0 {
@@ -280,21 +293,22 @@ func (r *relaxation) usage(node *treeNode) {
 		}
 		if timed {
 			ns := r.timeOf(i)
-			if k := prep.parts[it.part].rowTime; k >= 0 {
-				r.rowUse[k] += float64(ns)
+			if row := prep.parts[it.part].rowTime; row >= 0 {
+				r.rowUse[row] += float64(ns)
 			}
 			if prep.timeRow >= 0 {
 				r.rowUse[prep.timeRow] += float64(float64(prep.joint.Parts[it.part].Weight) * float64(ns))
 			}
 		}
 	}
-	for a := range prep.assets {
-		for k, size := range prep.assets[a].size {
-			if node.state[a] == opened {
-				r.rowUse[k] += float64(size)
+
+	for asset := range prep.assets {
+		for row, size := range prep.assets[asset].size {
+			if node.state[asset] == opened {
+				r.rowUse[row] += float64(size)
 			}
-			if r.used[a] {
-				r.taken[k] += size
+			if r.used[asset] {
+				r.taken[row] += size
 			}
 		}
 	}
@@ -302,21 +316,23 @@ func (r *relaxation) usage(node *treeNode) {
 
 // assetUse adds to rowUse what one choice of an item pays for of free assets.
 func (r *relaxation) assetUse(node *treeNode, it *jointItem, choice int) {
-	for _, u := range it.use[choice] {
-		use := &it.uses[u]
+	for _, index := range it.use[choice] {
+		use := &it.uses[index]
 		asset := &r.prep.assets[use.asset]
 		r.used[use.asset] = true
 		if node.state[use.asset] != free {
 			continue
 		}
+
 		part := 1.0
 		if use.link >= 0 {
 			if part = 0; asset.price > 0 {
 				part = float64(node.lambda[use.link]) / float64(asset.price)
 			}
 		}
-		for k, size := range asset.size {
-			r.rowUse[k] += float64(float64(size) * part)
+
+		for row, size := range asset.size {
+			r.rowUse[row] += float64(float64(size) * part)
 		}
 	}
 }
@@ -337,8 +353,8 @@ func (r *relaxation) timeOf(i int) int64 {
 
 // fits reports whether what the choices open keeps the limits over assets.
 func (r *relaxation) fits() bool {
-	for k, size := range r.taken {
-		if size > r.prep.rows[k].cap {
+	for row, size := range r.taken {
+		if size > r.prep.rows[row].cap {
 			return false
 		}
 	}
@@ -356,23 +372,26 @@ func (r *relaxation) prime(node *treeNode) {
 		return
 	}
 	r.usage(node)
+
 	var over []int
-	for k, use := range r.rowUse {
-		if use > float64(prep.rows[k].cap) || k < prep.assetRows && r.taken[k] > prep.rows[k].cap {
-			over = append(over, k)
+	for row, use := range r.rowUse {
+		if use > float64(prep.rows[row].cap) || row < prep.assetRows && r.taken[row] > prep.rows[row].cap {
+			over = append(over, row)
 		}
 	}
+
 	// The dual is concave in the prices, so the first fall ends the search; passes make that only nearly exact.
 	for price := 1.0 / (1 << 30); price <= 64; price *= 4 {
-		for _, k := range over {
-			node.mult[k] = float64(price*float64(prep.worst)) / float64(max(prep.rows[k].cap, 1))
+		for _, row := range over {
+			node.mult[row] = float64(price*float64(prep.worst)) / float64(max(prep.rows[row].cap, 1))
 		}
-		for a := range prep.assets {
-			if asset := &prep.assets[a]; asset.links != nil && node.state[a] == free {
+		for number := range prep.assets {
+			if asset := &prep.assets[number]; asset.links != nil && node.state[number] == free {
 				asset.price = prep.priceOf(node, asset)
 				prep.portion(node, asset)
 			}
 		}
+
 		r.pass(node)
 		value := r.evaluate(node)
 		if value == unreachable || value < most {

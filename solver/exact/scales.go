@@ -17,16 +17,19 @@ func Scales(posed *problem.Scales) (problem.ScaleSolution, error) {
 	}
 	state := newClusters(posed)
 	count := len(state.samples)
+
 	clusters := 1
 	for i := 1; i < count && clusters < posed.K; i++ { // no more clusters than different samples
 		if state.samples[i] != state.samples[i-1] {
 			clusters++
 		}
 	}
+
 	state.best = make([]float64, count+1)
 	for end := 1; end <= count; end++ {
 		state.best[end] = state.cost(0, end)
 	}
+
 	// One layer of the program for each cluster more, then back along the starts that were best.
 	starts := make([][]int32, clusters) // of the last cluster of the first end samples, by number of clusters before it
 	for before := 1; before < clusters; before++ {
@@ -34,6 +37,7 @@ func Scales(posed *problem.Scales) (problem.ScaleSolution, error) {
 		state.fill(before+1, count, before, count-1)
 		starts[before], state.best = state.start, state.next
 	}
+
 	var out problem.ScaleSolution
 	for before, end := clusters-1, count; end > 0; before-- {
 		start := 0

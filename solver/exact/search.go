@@ -63,29 +63,30 @@ type search struct {
 
 // newSearch makes a search without a solution and without nodes.
 func newSearch(ctx context.Context, prep *prepared) *search {
-	s := &search{
+	fresh := &search{
 		prep: prep, relax: newRelaxation(prep), ctx: ctx, value: math.MaxInt64, named: make([]bool, len(prep.assets)),
 	}
+
 	uses := 0
 	for _, it := range prep.items {
 		uses = max(uses, len(it.uses))
 	}
-	s.count = make([]int, uses)
-	for p := range prep.parts {
+	fresh.count = make([]int, uses)
+	for part := range prep.parts {
 		var lists [][]int
-		for _, chain := range prep.parts[p].variants[0] {
+		for _, chain := range prep.parts[part].variants[0] {
 			lists = append(lists, make([]int, len(chain.items)))
 		}
-		s.nested = append(s.nested, lists)
+		fresh.nested = append(fresh.nested, lists)
 	}
-	return s
+	return fresh
 }
 
 // choices returns flat choices as a problem has them, in memory that the next call writes again.
 func (s *search) choices(flat []int) [][][]int {
-	for p := range s.prep.parts {
-		for k, at := range s.prep.parts[p].chains {
-			copy(s.nested[p][k], flat[at:])
+	for part := range s.prep.parts {
+		for index, at := range s.prep.parts[part].chains {
+			copy(s.nested[part][index], flat[at:])
 		}
 	}
 	return s.nested
@@ -110,13 +111,14 @@ func (s *search) useless(bound int64) bool { return bound > s.limit() }
 // offer takes choices as the best solution if they keep all limits and are better, or equally good and earlier in
 // lexicographic order. It reports whether they keep the limits.
 func (s *search) offer(choices []int) bool {
-	j := s.prep.joint
-	use := j.Use(s.choices(choices))
-	if j.Broken(&use) != nil {
+	joint := s.prep.joint
+	use := joint.Use(s.choices(choices))
+	if joint.Broken(&use) != nil {
 		return false
 	}
-	value := j.Objective(&use)
-	if s.best == nil || value < s.value || value == s.value && slices.Compare(choices, s.best) < 0 {
+	value := joint.Objective(&use)
+	isFirst := value == s.value && slices.Compare(choices, s.best) < 0
+	if s.best == nil || value < s.value || isFirst {
 		s.best, s.value = append(s.best[:0], choices...), value
 	}
 	return true
@@ -136,9 +138,9 @@ func (s *search) tighten(node *treeNode) bool {
 	relax := s.relax
 	room := s.limit() - relax.value // the value that the multipliers give, not the bound, which may be from others
 	changed := false
-	for p := range s.prep.parts {
-		part := &s.prep.parts[p]
-		s.marginals(p, relax.partMin[p]+room, fewStarts, nil)
+	for number := range s.prep.parts {
+		part := &s.prep.parts[number]
+		s.marginals(number, relax.partMin[number]+room, fewStarts, nil)
 		for i := part.first; i < part.first+part.items; i++ {
 			tooDear := func(choice int32) bool { return relax.least[i][choice] == unreachable }
 			changed = node.forbid(i, tooDear) || changed
@@ -176,6 +178,7 @@ func (s *search) settle(node *treeNode) (changed bool) {
 				count[use]++
 			}
 		}
+
 		for use, times := range count {
 			asset := it.uses[use].asset
 			if times > 0 {
@@ -187,6 +190,7 @@ func (s *search) settle(node *treeNode) (changed bool) {
 			}
 		}
 	}
+
 	for asset, named := range s.named {
 		if !named && node.state[asset] == free {
 			node.state[asset] = closed
@@ -199,9 +203,9 @@ func (s *search) settle(node *treeNode) (changed bool) {
 // room returns what the assets that a node opens leave of a limit over assets.
 func (s *search) room(node *treeNode, row int) int64 {
 	room := s.prep.rows[row].cap
-	for a := range s.prep.assets {
-		if node.state[a] == opened {
-			room -= s.prep.assets[a].size[row]
+	for asset := range s.prep.assets {
+		if node.state[asset] == opened {
+			room -= s.prep.assets[asset].size[row]
 		}
 	}
 	return room
@@ -232,31 +236,34 @@ func (s *search) fit(node *treeNode) (changed bool) {
 func (s *search) marginals(number int, limit int64, few int, lists [][]int32) {
 	part := &s.prep.parts[number]
 	least := s.relax.least[part.first : part.first+part.items]
+
 	// Every set of processors is a variant of the part; a choice's marginal is the least over all variants.
 	for i := range least {
 		for choice := range least[i] {
 			least[i][choice] = unreachable
 		}
 	}
+
 	optima := make([]int64, len(part.chains))
 variants:
 	for _, variant := range part.variants {
 		total := int64(0)
 		at := part.first
-		for k, chain := range variant {
-			optima[k] = chain.solve(s.relax.scratch[at : at+len(chain.items)])
-			if optima[k] == unreachable {
+		for index, chain := range variant {
+			optima[index] = chain.solve(s.relax.scratch[at : at+len(chain.items)])
+			if optima[index] == unreachable {
 				continue variants
 			}
-			total, at = total+optima[k], at+len(chain.items)
+			total, at = total+optima[index], at+len(chain.items)
 		}
+
 		if total > limit {
 			continue
 		}
-		for k, chain := range variant {
+		for index, chain := range variant {
 			// least counts whole parts, the chain only itself.
-			others := total - optima[k]
-			first := part.chains[k]
+			others := total - optima[index]
+			first := part.chains[index]
 			own := s.relax.least[first : first+len(chain.items)]
 			var list [][]int32
 			if lists != nil {
@@ -282,14 +289,14 @@ func shift(values [][]int64, by int64) {
 
 // allFits reports whether the limits over assets hold whatever of its assets a node opens.
 func (s *search) allFits(node *treeNode) bool {
-	for k := range s.prep.assetRows {
+	for row := range s.prep.assetRows {
 		sum := int64(0)
-		for a := range s.prep.assets {
-			if node.state[a] != closed {
-				sum += s.prep.assets[a].size[k]
+		for asset := range s.prep.assets {
+			if node.state[asset] != closed {
+				sum += s.prep.assets[asset].size[row]
 			}
 		}
-		if sum > s.prep.rows[k].cap {
+		if sum > s.prep.rows[row].cap {
 			return false
 		}
 	}
@@ -300,7 +307,6 @@ func (s *search) allFits(node *treeNode) bool {
 // raising the bound and removing the choices that the bound excludes.
 func (s *search) visit(node *treeNode) (children []*treeNode) {
 	relax := s.relax
-	memory := s.prep.joint.Minimise == problem.Memory
 	steps := nodeSteps
 	if s.careful() {
 		steps = carefulSteps
@@ -309,8 +315,9 @@ func (s *search) visit(node *treeNode) (children []*treeNode) {
 		if !s.open(node) {
 			return nil
 		}
+
 		relax.permit(node.allowed, false)
-		if !s.prep.pathRows() && (!memory && s.allFits(node) || !slices.Contains(node.state, free)) {
+		if s.isFree(node) {
 			// No limit can bind any more: the parts on their own are the optimum.
 			clear(node.mult)
 			clear(node.lambda)
@@ -319,6 +326,7 @@ func (s *search) visit(node *treeNode) (children []*treeNode) {
 			}
 			return nil
 		}
+
 		// Raise the bound, then remove what it excludes, as long as one of them gains.
 		before := node.bound
 		possible := relax.climb(node, steps, nodePasses, s.useless, s.tryRelaxed)
@@ -335,6 +343,18 @@ func (s *search) visit(node *treeNode) (children []*treeNode) {
 		return nil
 	}
 	return s.branch(node)
+}
+
+// isFree reports whether no limit can bind at a node, whatever its choices. Where memory is minimised assets cost by
+// themselves: then every asset must be decided.
+func (s *search) isFree(node *treeNode) bool {
+	if s.prep.pathRows() {
+		return false
+	}
+	if !slices.Contains(node.state, free) {
+		return true
+	}
+	return s.prep.joint.Minimise != problem.Memory && s.allFits(node)
 }
 
 // careful reports whether it pays to look longer before a node is divided: where the measure is not what the limits
@@ -361,6 +381,7 @@ func (s *search) branch(node *treeNode) []*treeNode {
 	if s.careful() {
 		enough = carefulWorse
 	}
+
 	for _, way := range s.branchings(node) {
 		gain, left := s.tryBranching(node, way)
 		if len(left) < 2 {
@@ -375,10 +396,12 @@ func (s *search) branch(node *treeNode) []*treeNode {
 	if best != nil {
 		return best
 	}
+
 	item, choice := s.branchChoice(node)
 	if item < 0 {
 		return nil // one solution, and it was offered or breaks a limit
 	}
+
 	one, rest := node.child(), node.child()
 	one.allowed[item] = []int32{choice}
 	rest.forbid(item, func(other int32) bool { return other == choice })
@@ -409,19 +432,23 @@ func (s *search) tryBranching(node *treeNode, way branching) (gain float64, left
 func (s *search) branchings(node *treeNode) []branching {
 	var out []branching
 	for i := range s.prep.items {
-		if way := s.itemBranching(node, i); way.score > 0 && way.light != nil && way.heavy != nil {
+		way := s.itemBranching(node, i)
+		divides := way.light != nil && way.heavy != nil
+		if way.score > 0 && divides {
 			out = append(out, way)
 		}
 	}
-	for a := range s.prep.assets {
-		if node.state[a] != free {
+
+	for asset := range s.prep.assets {
+		if node.state[asset] != free {
 			continue
 		}
-		if share := s.openShare(a); share > 0 {
-			score := float64((min(share, 1-share) + changeBonus) * float64(s.prep.assets[a].price))
-			out = append(out, branching{score: score, item: -1, asset: a})
+		if share := s.openShare(asset); share > 0 {
+			score := float64((min(share, 1-share) + changeBonus) * float64(s.prep.assets[asset].price))
+			out = append(out, branching{score: score, item: -1, asset: asset})
 		}
 	}
+
 	slices.SortStableFunc(out, func(x, y branching) int { return cmp.Compare(y.score, x.score) })
 	return out[:min(len(out), branchingsTried)]
 }
@@ -436,6 +463,7 @@ func (s *search) itemBranching(node *treeNode, i int) branching {
 			mean += float64(often * s.load(node, i, choice))
 		}
 	}
+
 	mean /= max(times, 1)
 	way := branching{item: i}
 	for _, choice := range node.allowed[i] {
@@ -447,6 +475,7 @@ func (s *search) itemBranching(node *treeNode, i int) branching {
 			way.heavy = append(way.heavy, choice)
 		}
 	}
+
 	if way.score > 0 {
 		way.score /= times
 	}
@@ -504,11 +533,13 @@ func (s *search) divide(node *treeNode, way branching) []*treeNode {
 // limits. In the search for the first optimal solution the node must also be able to have an earlier one.
 func (s *search) open(node *treeNode) bool {
 	s.decide(node)
-	for k := range s.prep.assetRows {
-		if s.room(node, k) < 0 {
+
+	for row := range s.prep.assetRows {
+		if s.room(node, row) < 0 {
 			return false
 		}
 	}
+
 	for i := range node.allowed {
 		if len(node.allowed[i]) == 0 {
 			return false
@@ -537,6 +568,7 @@ func (s *search) branchChoice(node *treeNode) (item int, choice int32) {
 		if s.first {
 			return i, allowed[0]
 		}
+
 		var total, most int32
 		top := allowed[0]
 		for _, candidate := range allowed {
@@ -546,6 +578,7 @@ func (s *search) branchChoice(node *treeNode) (item int, choice int32) {
 				most, top = times, candidate
 			}
 		}
+
 		if total-most > best {
 			best, item, choice = total-most, i, top
 		}
@@ -569,26 +602,27 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 			s.queue = nil // and so are the others
 			break
 		}
+
 		// The first node has the least bound, so it decides whether anything is left to gain.
 		full := s.nodes >= limit || s.most > 0 && s.kept > s.most
-		if full && (s.first || s.best == nil || s.prep.bound(node.bound) < s.value) {
+		mayGain := s.first || s.best == nil || s.prep.bound(node.bound) < s.value
+		if full && mayGain {
 			return node.bound, nil
 		}
+
 		heap.Pop(&s.queue)
 		if s.noBetter(node) {
 			continue
 		}
 		s.kept -= node.bytes()
 		s.nodes++
+
 		children := s.visit(node)
-		// Every fourth node also looks for a solution, from the prices that it ended with.
+		// Every fourth node also looks for a solution.
 		if children != nil && s.nodes&3 == 1 && !s.first {
-			s.relax.permit(node.allowed, false)
-			if s.relax.evaluate(node) != unreachable {
-				s.relax.usage(node)
-				s.repair(root)
-			}
+			s.repairAt(node, root)
 		}
+
 		for _, child := range children {
 			child.number = s.number
 			s.number++
@@ -597,6 +631,15 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 		}
 	}
 	return unreachable, nil
+}
+
+// repairAt looks for a solution from the prices that a node ended with.
+func (s *search) repairAt(node, root *treeNode) {
+	s.relax.permit(node.allowed, false)
+	if s.relax.evaluate(node) != unreachable {
+		s.relax.usage(node)
+		s.repair(root)
+	}
 }
 
 // noBetter reports whether a node has nothing better than the best solution. It keeps such a node for the second
@@ -613,14 +656,18 @@ func (s *search) noBetter(node *treeNode) bool {
 type queue []*treeNode
 
 func (q queue) Len() int { return len(q) }
+
 func (q queue) Less(i, j int) bool {
 	if q[i].bound != q[j].bound {
 		return q[i].bound < q[j].bound
 	}
 	return q[i].number > q[j].number
 }
-func (q queue) Swap(i, j int)  { q[i], q[j] = q[j], q[i] }
+
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
 func (q *queue) Push(node any) { *q = append(*q, node.(*treeNode)) }
+
 func (q *queue) Pop() any {
 	old := *q
 	last := old[len(old)-1]

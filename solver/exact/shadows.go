@@ -17,10 +17,10 @@ const maxShadowStates = 1 << 15
 type shadowState struct{ cost, use int64 }
 
 // Shadows implements problem.Engine: dynamic programming over the groups, from the last to the first, whose states are
-// what the groups behind may cost and use together (Nemhauser and Ullmann 1969). A state is dropped if another one costs
-// no more and uses no more, or if no options of the groups in front stay within the limit with it. The optimum is the cheapest state of all groups. Which options it is made of is found walking
-// forward: each group takes the first option that some state behind completes to the optimum, so that of equally good
-// choices the first is returned.
+// what the groups behind may cost and use together (Nemhauser and Ullmann 1969). A state is dropped if another one
+// costs no more and uses no more, or if no options of the groups in front stay within the limit with it. The optimum is
+// the cheapest state of all groups. Which options it is made of is found walking forward: each group takes the first
+// option that some state behind completes to the optimum, so that of equally good choices the first is returned.
 //
 // Layers of one class cost alike, so that states are few; where they are more than maxShadowStates they are thinned
 // out, evenly, and the answer is Feasible with the sum of the cheapest options as its bound.
@@ -28,6 +28,7 @@ func (Engine) Shadows(ctx context.Context, posed *problem.Shadows, _ problem.Lim
 	if err := posed.Validate(); err != nil {
 		return problem.ShadowSolution{}, err
 	}
+
 	count := len(posed.Groups)
 	spare := make([]int64, count+1) // of the limit, once the groups in front have used least
 	spare[0] = posed.Max
@@ -40,15 +41,18 @@ func (Engine) Shadows(ctx context.Context, posed *problem.Shadows, _ problem.Lim
 		spare[i+1] = spare[i] - least
 		bound += cheapest
 	}
+
 	behind := make([][]shadowState, count+1)
 	behind[count] = []shadowState{{}}
 	proved := true
 	var nodes int64
+
 	for i := count - 1; i >= 0; i-- {
 		if ctx.Err() != nil {
 			return problem.ShadowSolution{}, diag.New(diag.ClassInterrupted, "solve shadows %q: interrupted: %w",
 				posed.Name, context.Cause(ctx))
 		}
+
 		all := make([]shadowState, 0, len(behind[i+1])*len(posed.Groups[i].Options))
 		for _, option := range posed.Groups[i].Options {
 			for _, rest := range behind[i+1] {
@@ -58,12 +62,14 @@ func (Engine) Shadows(ctx context.Context, posed *problem.Shadows, _ problem.Lim
 				}
 			}
 		}
+
 		nodes += int64(len(all))
 		behind[i] = undominated(all)
 		if len(behind[i]) > maxShadowStates {
 			behind[i], proved = thinned(behind[i]), false
 		}
 	}
+
 	if len(behind[0]) == 0 {
 		return problem.ShadowSolution{}, posed.Infeasible()
 	}
@@ -72,6 +78,7 @@ func (Engine) Shadows(ctx context.Context, posed *problem.Shadows, _ problem.Lim
 	if !proved {
 		out.Bound, out.Status = bound, problem.Feasible
 	}
+
 	room := shadowState{target.cost, posed.Max}
 	for i := range posed.Groups {
 		at := slices.IndexFunc(posed.Groups[i].Options, func(option problem.ShadowOption) bool {

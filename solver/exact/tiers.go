@@ -45,16 +45,16 @@ const (
 )
 
 // Tiers implements problem.Engine.
-func (Engine) Tiers(ctx context.Context, p *problem.Tiers, limits problem.Limits) (problem.TierSolution, error) {
-	if err := p.Validate(); err != nil {
+func (Engine) Tiers(ctx context.Context, posed *problem.Tiers, limits problem.Limits) (problem.TierSolution, error) {
+	if err := posed.Validate(); err != nil {
 		return problem.TierSolution{}, err
 	}
-	search := newTierSearch(ctx, p)
+	search := newTierSearch(ctx, posed)
 	out := search.run(limits.Nodes)
 	if err := ctx.Err(); err != nil {
-		return problem.TierSolution{}, diag.New(diag.ClassInterrupted, "solve tiers %q: %w", p.Name, err)
+		return problem.TierSolution{}, diag.New(diag.ClassInterrupted, "solve tiers %q: %w", posed.Name, err)
 	}
-	return out, p.Verify(out)
+	return out, posed.Verify(out)
 }
 
 // tierSearch is the state of one branch and bound.
@@ -88,6 +88,7 @@ func newTierSearch(ctx context.Context, posed *problem.Tiers) *tierSearch {
 	out := &tierSearch{ctx: ctx, p: posed, groups: posed.Groups(), layers: len(posed.Layers), experts: posed.Experts(),
 		tiers: len(posed.Capacities), chunks: posed.Chunks(), most: posed.MostSlots(), cutAt: map[string]bool{},
 		closed: math.MaxInt64}
+
 	choices := out.tiers + 1
 	out.leftNS = make([]int32, out.layers*out.experts*out.chunks*choices)
 	at := 0
@@ -101,6 +102,7 @@ func newTierSearch(ctx context.Context, posed *problem.Tiers) *tierSearch {
 			}
 		}
 	}
+
 	if posed.Drop {
 		for layer := range posed.Layers {
 			out.drops = append(out.drops, posed.MostDropped(layer))
@@ -111,6 +113,7 @@ func newTierSearch(ctx context.Context, posed *problem.Tiers) *tierSearch {
 			}
 		}
 	}
+
 	out.alpha, out.dropPrice = make([]int64, out.layers*out.chunks), make([]int64, out.layers)
 	for i := range out.alpha {
 		out.alpha[i] = problem.TierOne / 2
@@ -118,6 +121,7 @@ func newTierSearch(ctx context.Context, posed *problem.Tiers) *tierSearch {
 			out.alpha[i] = problem.TierOne
 		}
 	}
+
 	out.shared = sharedLimits(posed)
 	out.best.Slots = make([]int, out.tiers)
 	for range out.layers {
@@ -161,33 +165,42 @@ func (s *tierSearch) layerTime(npu, cpu int64) int64 {
 
 // run searches at most nodes boxes (0: any number).
 func (s *tierSearch) run(nodes int64) problem.TierSolution {
+	bound := s.best.Objective
 	if s.most > 0 {
-		root := &box{low: make([]int, s.tiers), high: make([]int, s.tiers)}
-		for tier := range root.high {
-			root.high[tier] = s.p.MostOf(tier)
-		}
-		for range seedRounds {
-			for _, slots := range s.seeds() {
-				if !s.cutAt[slotKey(slots)] {
-					s.evaluate(slots)
-				}
-			}
-		}
-		s.best.Bound = s.branch(root, nodes)
-		if s.best.Bound < s.best.Objective-s.best.Objective/slackPart { // it ended at a limit
-			s.around(root, nodes)
-			s.closed = math.MaxInt64
-			s.best.Bound = max(s.best.Bound, s.branch(root, nodes))
-		}
-	} else {
-		s.best.Bound = s.best.Objective
+		bound = s.searchBoxes(nodes)
 	}
-	s.best.Bound = min(s.best.Bound, s.best.Objective)
+	s.best.Bound = min(bound, s.best.Objective)
 	s.best.Status = problem.Feasible
 	if s.best.Bound == s.best.Objective {
 		s.best.Status = problem.Optimal
 	}
 	return s.best
+}
+
+// searchBoxes makes first cuts and searches all numbers of slots, and returns a bound of the objective. If the search
+// ends at a limit, it searches around the best solution and then all numbers again.
+func (s *tierSearch) searchBoxes(nodes int64) (bound int64) {
+	root := &box{low: make([]int, s.tiers), high: make([]int, s.tiers)}
+	for tier := range root.high {
+		root.high[tier] = s.p.MostOf(tier)
+	}
+
+	for range seedRounds {
+		for _, slots := range s.seeds() {
+			if !s.cutAt[slotKey(slots)] {
+				s.evaluate(slots)
+			}
+		}
+	}
+
+	bound = s.branch(root, nodes)
+	if bound >= s.best.Objective-s.best.Objective/slackPart {
+		return bound
+	}
+
+	s.around(root, nodes)
+	s.closed = math.MaxInt64
+	return max(bound, s.branch(root, nodes))
 }
 
 // box is a set of numbers of slots: each tier has at least low and at most high.
@@ -201,9 +214,11 @@ type box struct {
 // boxes is a heap of boxes, the one of the least bound first.
 type boxes []*box
 
-func (b boxes) Len() int           { return len(b) }
+func (b boxes) Len() int { return len(b) }
+
 func (b boxes) Less(i, j int) bool { return b[i].bound < b[j].bound }
-func (b boxes) Swap(i, j int)      { b[i], b[j] = b[j], b[i] }
+
+func (b boxes) Swap(i, j int) { b[i], b[j] = b[j], b[i] }
 
 // Push implements heap.Interface.
 func (b *boxes) Push(x any) { *b = append(*b, x.(*box)) }
@@ -225,10 +240,12 @@ func (s *tierSearch) around(root *box, nodes int64) {
 			near.low = append(near.low, max(0, count-radius))
 			near.high = append(near.high, min(root.high[tier], count+radius))
 		}
+
 		most := s.best.Nodes + nodesAround
 		if nodes > 0 {
 			most = min(most, nodes)
 		}
+
 		s.branch(near, most)
 		s.closed = closed // the search of all numbers visits these boxes, too
 		if s.best.Objective == before {
@@ -246,6 +263,7 @@ func (s *tierSearch) branch(root *box, nodes int64) int64 {
 			heap.Push(open, node)
 		}
 	}
+
 	push(root)
 	for open.Len() > 0 && s.ctx.Err() == nil {
 		node := heap.Pop(open).(*box)
@@ -253,14 +271,17 @@ func (s *tierSearch) branch(root *box, nodes int64) int64 {
 			push(node)
 			continue
 		}
-		if s.work > tierWork || nodes > 0 && s.best.Nodes >= nodes || open.Len() > maxBoxes {
+		atLimit := s.work > tierWork || nodes > 0 && s.best.Nodes >= nodes
+		if atLimit || open.Len() > maxBoxes {
 			return min(s.closed, node.bound) // which is the least of those that are open
 		}
+
 		s.best.Nodes++
 		if slices.Equal(node.low, node.high) {
 			s.point(node)
 			continue
 		}
+
 		lowest := s.lowest(node)
 		if s.worthCut(lowest) {
 			s.evaluate(lowest)
@@ -300,6 +321,7 @@ func (s *tierSearch) possible(node *box) bool {
 			}
 		}
 	}
+
 	for i := range s.shared {
 		limit := &s.shared[i]
 		free := limit.most
@@ -315,6 +337,7 @@ func (s *tierSearch) possible(node *box) bool {
 			}
 		}
 	}
+
 	if s.p.MaxGraphs > 0 {
 		graphs := int64(0)
 		for tier := range node.low {
@@ -377,37 +400,53 @@ func (s *tierSearch) boundAt(slots []int) int64 {
 // split divides a box at a point. Where more tiers are possible than may be in use, it divides by whether one is in
 // use, else by numbers of slots.
 func (s *tierSearch) split(node *box, lowest []int) []*box {
-	at, cut := -1, 0
 	optional := 0
 	for tier, count := range node.high {
 		if count > 0 && node.low[tier] == 0 {
 			optional++
 		}
 	}
+	var at, cut int
 	if s.used(node.low)+optional > s.p.MaxTiers {
-		for tier, count := range node.high {
-			if count == 0 || node.low[tier] > 0 {
-				continue
-			}
-			if at < 0 || lowest[tier] > lowest[at] {
-				at = tier
-			}
-		}
+		at, cut = splitByUse(node, lowest), 0
 	} else {
-		for tier := range node.low {
-			if size := node.high[tier] - node.low[tier]; size > 0 && (at < 0 || size > node.high[at]-node.low[at]) {
-				at = tier
-			}
-		}
-		cut = max(node.low[at], min(node.high[at]-1, lowest[at]))
-		if size := node.high[at] - node.low[at]; size > 3 { // neither half is less than a quarter
-			cut = max(node.low[at]+size/4, min(node.high[at]-1-size/4, cut))
-		}
+		at, cut = splitByNumber(node, lowest)
 	}
 	first := &box{low: slices.Clone(node.low), high: slices.Clone(node.high)}
 	second := &box{low: slices.Clone(node.low), high: slices.Clone(node.high)}
 	first.high[at], second.low[at] = cut, cut+1
 	return []*box{first, second}
+}
+
+// splitByUse returns the tier that may be in use or not and has most slots at a point.
+func splitByUse(node *box, lowest []int) int {
+	at := -1
+	for tier, count := range node.high {
+		if count == 0 || node.low[tier] > 0 {
+			continue
+		}
+		if at < 0 || lowest[tier] > lowest[at] {
+			at = tier
+		}
+	}
+	return at
+}
+
+// splitByNumber returns the tier whose number of slots has the widest range, and the number at which to divide it: near
+// the point's, where neither part is less than a quarter.
+func splitByNumber(node *box, lowest []int) (at, cut int) {
+	at = -1
+	for tier := range node.low {
+		size := node.high[tier] - node.low[tier]
+		if size > 0 && (at < 0 || size > node.high[at]-node.low[at]) {
+			at = tier
+		}
+	}
+	cut = max(node.low[at], min(node.high[at]-1, lowest[at]))
+	if size := node.high[at] - node.low[at]; size > 3 {
+		cut = max(node.low[at]+size/4, min(node.high[at]-1-size/4, cut))
+	}
+	return at, cut
 }
 
 // point closes a box of one point, by enumeration where a layer has few experts.
@@ -421,6 +460,7 @@ func (s *tierSearch) point(node *box) {
 			return
 		}
 	}
+
 	npu, total := s.timeOf(node.low)
 	choices := make([][]int, s.layers)
 	for layer := range s.layers {
@@ -435,6 +475,7 @@ func (s *tierSearch) point(node *box) {
 		if walk.choices == nil {
 			return
 		}
+
 		choices[layer] = walk.choices
 		total += walk.best + int64(s.chunks)*s.p.LayerNS
 	}
@@ -470,9 +511,9 @@ func (s *tierSearch) used(slots []int) (used int) {
 }
 
 // ceilDiv divides, rounding up.
-func ceilDiv(a, b int64) int64 {
-	if a > 0 {
-		return (a + b - 1) / b
+func ceilDiv(dividend, divisor int64) int64 {
+	if dividend > 0 {
+		return (dividend + divisor - 1) / divisor
 	}
-	return a / b
+	return dividend / divisor
 }

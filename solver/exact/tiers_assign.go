@@ -48,15 +48,16 @@ const unmovable = 1 << 61
 // layer prepares the search for a layer.
 func (s *tierSearch) layer(layer int, slots []int, npu int64) *layerSearch {
 	width := s.tiers + 1
-	l := &layerSearch{s: s, layer: layer, slots: slots, npu: npu, bins: []int{0}, cost: make([]int64, s.experts*width),
-		choices: make([]int, s.experts), gain: make([]int64, width*width), mover: make([]int, width*width),
-		cpu: make([]int64, s.chunks), bestNS: math.MaxInt64, price: make([]int64, width)}
+	search := &layerSearch{s: s, layer: layer, slots: slots, npu: npu, bins: []int{0},
+		cost: make([]int64, s.experts*width), price: make([]int64, width), cpu: make([]int64, s.chunks),
+		gain: make([]int64, width*width), mover: make([]int, width*width),
+		choices: make([]int, s.experts), bestNS: math.MaxInt64}
 	for tier, count := range slots {
 		if count > 0 {
-			l.bins = append(l.bins, tier+1)
+			search.bins = append(search.bins, tier+1)
 		}
 	}
-	return l
+	return search
 }
 
 // evaluate assigns the experts of all layers to slots, and adds the cut that follows from the layers' bounds. The
@@ -67,11 +68,13 @@ func (s *tierSearch) evaluate(slots []int) {
 	var base, weight int64
 	price := make([]int64, s.tiers)
 	found := s.count(slots) > 0
+
 	for layer := range s.layers {
 		assign := s.layer(layer, slots, npu)
 		assign.search()
 		copy(s.alpha[layer*s.chunks:], assign.alpha)
 		s.dropPrice[layer] = assign.dropPrice
+
 		layerBase, layerWeight := assign.cut(price)
 		base, weight = base+layerBase, weight+layerWeight
 		if choices[layer] = assign.best; assign.best == nil {
@@ -93,6 +96,7 @@ func (l *layerSearch) search() {
 	master := l.s
 	alpha := slices.Clone(master.alpha[l.layer*master.chunks : (l.layer+1)*master.chunks])
 	dropPrice := master.dropPrice[l.layer]
+
 	step, since := 1.0, 0
 	for round := range cutRounds {
 		l.sumCosts(alpha, dropPrice, l.bins)
@@ -100,13 +104,16 @@ func (l *layerSearch) search() {
 			l.inOrder()
 		}
 		l.exchange()
+
 		over := l.keepBest()
-		if value := l.bound(alpha, dropPrice); l.alpha == nil || value > l.value {
+		value := l.bound(alpha, dropPrice)
+		if l.alpha == nil || value > l.value {
 			l.value, l.alpha, l.dropPrice, since = value, slices.Clone(alpha), dropPrice, 0
 			l.prices()
 		} else if since++; since%4 == 0 {
 			step /= 2
 		}
+
 		missing := float64(l.value) / 64
 		if l.best != nil {
 			missing = float64(l.bestNS*problem.TierOne - l.value)
@@ -114,6 +121,7 @@ func (l *layerSearch) search() {
 		if l.best != nil && missing <= float64(l.bestNS)*(problem.TierOne/4096.0) {
 			break
 		}
+
 		if master.drops != nil {
 			dropPrice = l.moveDrop(dropPrice, over, step*missing)
 		} else if master.p.Serial {
@@ -123,6 +131,7 @@ func (l *layerSearch) search() {
 			l.moveAlpha(alpha, step*missing)
 		}
 	}
+
 	for price := max(dropPrice, problem.TierOne); l.best == nil && price < 1<<40; price *= 4 {
 		l.sumCosts(alpha, price, l.bins)
 		l.exchange()
@@ -138,6 +147,7 @@ func (l *layerSearch) sumCosts(alpha []int64, dropPrice int64, of []int) {
 		for _, choice := range of {
 			sum[choice] = dropPrice * master.drop(l.layer, expert, choice)
 		}
+
 		left := master.left(l.layer, expert)
 		for chunk, weight := range alpha {
 			if weight == 0 {
@@ -174,11 +184,12 @@ func (l *layerSearch) inOrder() {
 func (l *layerSearch) exchange() {
 	width := l.s.tiers + 1
 	for range 8 * l.s.experts {
-		for _, a := range l.bins {
-			for _, b := range l.bins {
-				l.gain[a*width+b] = unmovable
+		for _, from := range l.bins {
+			for _, to := range l.bins {
+				l.gain[from*width+to] = unmovable
 			}
 		}
+
 		for expert, from := range l.choices {
 			cost := l.cost[expert*width : (expert+1)*width]
 			for _, to := range l.bins {
@@ -188,6 +199,7 @@ func (l *layerSearch) exchange() {
 				}
 			}
 		}
+
 		l.s.work += int64(l.s.experts * len(l.bins))
 		cycle := cheapestCycle(l.bins, l.gain, width)
 		if cycle == nil && len(l.bins) > 3 {
@@ -228,14 +240,15 @@ func cheapestCycle(bins []int, gain []int64, width int) (cycle []int) {
 // from all bins at once.
 func negativeCycle(bins []int, gain []int64, width int) (cycle []int) {
 	var dist [problem.MaxTierChoices]int64
-	var from [problem.MaxTierChoices]int
+	var before [problem.MaxTierChoices]int
 	last := -1
 	for range bins {
 		last = -1
-		for _, a := range bins {
-			for _, b := range bins {
-				if with := dist[a] + gain[a*width+b]; a != b && gain[a*width+b] < unmovable && with < dist[b] {
-					dist[b], from[b], last = with, a, b
+		for _, from := range bins {
+			for _, to := range bins {
+				step := gain[from*width+to]
+				if from != to && step < unmovable && dist[from]+step < dist[to] {
+					dist[to], before[to], last = dist[from]+step, from, to
 				}
 			}
 		}
@@ -243,10 +256,11 @@ func negativeCycle(bins []int, gain []int64, width int) (cycle []int) {
 			return nil
 		}
 	}
+
 	for range bins { // last may lie behind the cycle: walk into it
-		last = from[last]
+		last = before[last]
 	}
-	for at := last; len(cycle) == 0 || at != last; at = from[at] {
+	for at := last; len(cycle) == 0 || at != last; at = before[at] {
 		cycle = append(cycle, at)
 	}
 	slices.Reverse(cycle)
@@ -263,6 +277,7 @@ func (l *layerSearch) keepBest() (over int64) {
 	if master.drops != nil {
 		over = -master.drops[l.layer]
 	}
+
 	for expert, choice := range l.choices {
 		left := master.left(l.layer, expert)
 		for chunk := range l.cpu {
@@ -270,6 +285,7 @@ func (l *layerSearch) keepBest() (over int64) {
 		}
 		over += master.drop(l.layer, expert, choice)
 	}
+
 	total := int64(0)
 	for _, cpu := range l.cpu {
 		total += master.layerTime(l.npu, cpu)
@@ -348,12 +364,14 @@ func (l *layerSearch) moveAlpha(alpha []int64, missing float64) {
 	far := make([]float64, len(alpha))
 	for chunk, cpu := range l.cpu {
 		longer := cpu - l.npu
-		if longer > 0 && alpha[chunk] == problem.TierOne || longer < 0 && alpha[chunk] == 0 {
+		atTop, atBottom := alpha[chunk] == problem.TierOne, alpha[chunk] == 0
+		if longer > 0 && atTop || longer < 0 && atBottom {
 			continue
 		}
 		far[chunk] = float64(longer)
 		norm += float64(far[chunk] * far[chunk])
 	}
+
 	if norm == 0 {
 		return
 	}
@@ -389,10 +407,12 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 		all[choice] = choice
 	}
 	l.sumCosts(l.alpha, l.dropPrice, all)
+
 	dearest := int64(0)
 	for _, cost := range l.cost {
 		dearest = max(dearest, cost)
 	}
+
 	for choice := 1; choice < width; choice++ {
 		if l.slots[choice-1] > 0 {
 			l.price[choice] = max(-dearest, min(dearest, l.price[choice]))
@@ -400,6 +420,7 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 			l.price[choice] = -dearest
 		}
 	}
+
 	for expert := range master.experts {
 		cost := l.cost[expert*width : (expert+1)*width]
 		least := cost[0]
@@ -413,9 +434,11 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 			}
 		}
 	}
+
 	for tier := range prices {
 		prices[tier] += l.price[tier+1]
 	}
+
 	for _, part := range l.alpha {
 		base += part * master.p.CallNS
 	}
@@ -425,10 +448,24 @@ func (l *layerSearch) cut(prices []int64) (base, weight int64) {
 	return base + problem.TierOne*int64(master.chunks)*master.p.LayerNS, master.groupWeight(l.alpha)
 }
 
-// seeds returns numbers of slots to begin with. Each expert takes the choice that is cheapest by the present weights,
-// where a slot costs its share of the tier's groups with all slots. The numbers are the mean over the layers. If they
-// use more tiers than may be in use, a second list merges them into fewer.
+// seeds returns numbers of slots to begin with: those of wanted, and if they use more tiers than may be in use, a
+// second list that merges them into fewer.
 func (s *tierSearch) seeds() (out [][]int) {
+	wanted := s.wanted()
+	for merged := wanted; ; merged = s.merge(merged) {
+		fits := s.used(merged) <= s.p.MaxTiers
+		if fits || s.used(merged) == s.used(wanted) {
+			out = append(out, s.meanSlots(merged))
+		}
+		if fits {
+			return out
+		}
+	}
+}
+
+// wanted counts how many experts of all layers take each tier, if each takes the choice that is cheapest by the present
+// weights. A slot costs its share of the tier's groups with all slots.
+func (s *tierSearch) wanted() []int {
 	width := s.tiers + 1
 	taken := make([]int, s.tiers)
 	all := make([]int, width)
@@ -440,6 +477,7 @@ func (s *tierSearch) seeds() (out [][]int) {
 		assign := s.layer(layer, nil, 0)
 		assign.sumCosts(alpha, s.dropPrice[layer], all)
 		weight := s.groupWeight(alpha)
+
 		for expert := range s.experts {
 			least, at := assign.cost[expert*width], -1
 			for tier, groups := range s.groups {
@@ -447,7 +485,8 @@ func (s *tierSearch) seeds() (out [][]int) {
 				if slots == 0 {
 					continue
 				}
-				if with := assign.cost[expert*width+tier+1] + weight*groups.NS[slots]/int64(slots); with < least {
+				with := assign.cost[expert*width+tier+1] + weight*groups.NS[slots]/int64(slots)
+				if with < least {
 					least, at = with, tier
 				}
 			}
@@ -456,27 +495,26 @@ func (s *tierSearch) seeds() (out [][]int) {
 			}
 		}
 	}
-	for merged := taken; ; merged = s.merge(merged) {
-		slots := make([]int, s.tiers)
-		for tier, count := range merged {
-			slots[tier] = min(s.p.MostOf(tier), (count+s.layers/2)/s.layers)
-		}
-		for s.count(slots) > s.most || s.p.Overfull(slots) != nil {
-			largest := 0
-			for tier, count := range slots {
-				if count > slots[largest] {
-					largest = tier
-				}
-			}
-			slots[largest]--
-		}
-		if s.used(merged) == s.used(taken) || s.used(merged) <= s.p.MaxTiers {
-			out = append(out, slots)
-		}
-		if s.used(merged) <= s.p.MaxTiers {
-			return out
-		}
+	return taken
+}
+
+// meanSlots returns the mean number of slots over the layers, and fewer of the tiers with most slots where that breaks
+// a limit.
+func (s *tierSearch) meanSlots(wanted []int) []int {
+	slots := make([]int, s.tiers)
+	for tier, count := range wanted {
+		slots[tier] = min(s.p.MostOf(tier), (count+s.layers/2)/s.layers)
 	}
+	for s.count(slots) > s.most || s.p.Overfull(slots) != nil {
+		largest := 0
+		for tier, count := range slots {
+			if count > slots[largest] {
+				largest = tier
+			}
+		}
+		slots[largest]--
+	}
+	return slots
 }
 
 // merge gives the slots of the tier that has fewest to the next larger tier in use, or else to the next smaller one.
@@ -521,6 +559,7 @@ func (s *tierSearch) enumerate(layer int, slots []int, npu int64) *enumeration {
 	start := s.layer(layer, slots, npu)
 	start.search()
 	out.choices, out.best = start.best, start.bestNS
+
 	out.least[s.experts] = make([]int64, s.chunks)
 	for expert := s.experts - 1; expert >= 0; expert-- {
 		out.least[expert] = slices.Clone(out.least[expert+1])
@@ -534,6 +573,7 @@ func (s *tierSearch) enumerate(layer int, slots []int, npu int64) *enumeration {
 			out.least[expert][chunk] += least
 		}
 	}
+
 	cpu := make([]int64, s.chunks)
 	for chunk := range cpu {
 		cpu[chunk] = s.p.CallNS
@@ -549,6 +589,7 @@ func (e *enumeration) walk(expert int, cpu []int64) {
 	if e.nodes++; e.nodes > enumeratedWork {
 		return
 	}
+
 	bound := int64(0)
 	for chunk, ns := range cpu {
 		bound += master.layerTime(e.npu, ns+e.least[expert][chunk])
@@ -560,6 +601,7 @@ func (e *enumeration) walk(expert int, cpu []int64) {
 		e.best, e.choices = bound, slices.Clone(e.at)
 		return
 	}
+
 	next := make([]int64, len(cpu))
 	for choice := range e.room {
 		if e.room[choice] == 0 {

@@ -89,6 +89,7 @@ func (c *tierCut) lowest(node *box, maxTiers int, slots []int) int64 {
 			}
 		}
 	}
+
 	for ; free > 0 && len(optional) > 0; free-- {
 		best := 0
 		for i, tier := range optional {
@@ -116,17 +117,18 @@ type sharedLimit struct {
 const limitParts = 1 << 20
 
 // sharedLimits lists the limit on the number of slots and those on bytes.
-func sharedLimits(p *problem.Tiers) []sharedLimit {
-	count := sharedLimit{most: int64(p.MostSlots())}
-	for range p.Capacities {
+func sharedLimits(posed *problem.Tiers) []sharedLimit {
+	count := sharedLimit{most: int64(posed.MostSlots())}
+	for range posed.Capacities {
 		count.weight = append(count.weight, 1)
 	}
 	out := []sharedLimit{count}
-	for i := range p.Limits {
-		limit := &p.Limits[i]
+
+	for i := range posed.Limits {
+		limit := &posed.Limits[i]
 		shared := sharedLimit{most: limitParts}
-		for tier := range p.Capacities {
-			slot := uint64(min(limit.Slot(p.Capacities[tier]), limit.Bytes))
+		for tier := range posed.Capacities {
+			slot := uint64(min(limit.Slot(posed.Capacities[tier]), limit.Bytes))
 			high, low := bits.Mul64(slot, limitParts)
 			part, _ := bits.Div64(high, low, uint64(limit.Bytes))
 			shared.weight = append(shared.weight, int64(part))
@@ -149,6 +151,7 @@ func (s *tierSearch) addCuts(base, weight int64, price []int64) {
 		}
 	}
 	s.addCut(base, values)
+
 	paid := false
 	for i := range s.shared {
 		back := s.payFor(&s.shared[i], values)
@@ -187,6 +190,7 @@ func (s *tierSearch) payFor(limit *sharedLimit, values [][]int64) (base int64) {
 			}
 			gains, weights = append(gains, least), append(weights, int64(at)*limit.weight[tier])
 		}
+
 		for ; free > 0; free-- {
 			best := 0
 			for i := range gains {
@@ -197,12 +201,15 @@ func (s *tierSearch) payFor(limit *sharedLimit, values [][]int64) (base int64) {
 			taken += weights[best]
 			gains[best], weights[best] = 0, 0
 		}
+
 		s.work += int64(s.tiers * s.most)
 		return taken > limit.most
 	}
+
 	if !over(0) {
 		return 0
 	}
+
 	low, high := int64(0), int64(1)
 	for over(high) {
 		if high > math.MaxInt64/8/limit.most {
@@ -210,6 +217,7 @@ func (s *tierSearch) payFor(limit *sharedLimit, values [][]int64) (base int64) {
 		}
 		low, high = high, 2*high
 	}
+
 	for high-low > max(1, high>>12) {
 		if middle := low + (high-low)/2; over(middle) {
 			low = middle
@@ -217,6 +225,7 @@ func (s *tierSearch) payFor(limit *sharedLimit, values [][]int64) (base int64) {
 			high = middle
 		}
 	}
+
 	for tier, list := range values {
 		for count := range list {
 			list[count] += int64(count) * limit.weight[tier] * high
