@@ -62,11 +62,11 @@ func Diagnose(ctx context.Context, in solver.Input, err error) error {
 		return err
 	}
 	conflict, failed := findConflict(ctx, in, err)
-	switch {
-	case failed != nil && diag.ClassOf(failed) == diag.ClassInterrupted:
+	if diag.ClassOf(failed) == diag.ClassInterrupted {
 		return failed
+	}
 	// A search that failed explains nothing: the first error says more.
-	case failed != nil || conflict == nil:
+	if failed != nil || conflict == nil {
 		return err
 	}
 	return conflict.err()
@@ -79,14 +79,14 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 	if err != nil {
 		return nil, err
 	}
-	n := len(trial.limits)
-	all := slices.Repeat([]bool{true}, n)
-	trial.known[fmt.Sprint(all)] = attempt{err: reason} // the input as it is
+	count := len(trial.limits)
+	trial.known[fmt.Sprint(slices.Repeat([]bool{true}, count))] = attempt{err: reason} // the input as it is
+
 	// infeasible: no plan was found that satisfies these. What cannot be told (times never measured) counts as
 	// feasible.
 	infeasible := func(holds []bool) (bool, error) {
-		in.Tell(solver.Progress{Phase: conflictPhase,
-			Done: trial.made}) // many an attempt ends before Solve tells anything
+		// Many an attempt ends before Solve reports anything.
+		in.Tell(solver.Progress{Phase: conflictPhase, Done: trial.made})
 		attempt, err := trial.holding(ctx, holds)
 		if err != nil {
 			return false, err
@@ -94,18 +94,19 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 		yes, known := attempt.feasible()
 		return !yes && known, nil
 	}
-	none := make([]bool, n)
+
 	// Without any limit there is no plan either, so no limit is to blame.
-	if bad, err := infeasible(none); bad || err != nil {
+	if bad, err := infeasible(make([]bool, count)); bad || err != nil {
 		return nil, err // the machine or the model itself
 	}
-	set, smallest, err := smallestConflict(n, infeasible)
+	set, smallest, err := smallestConflict(count, infeasible)
 	if err != nil || set == nil {
 		return nil, err
 	}
+
 	conflict := &Conflict{Smallest: smallest, Reason: reason}
 	// The reason told is that of the conflicting limits alone; the first one may name a limit that plays no part.
-	only := make([]bool, n)
+	only := make([]bool, count)
 	for _, i := range set {
 		only[i] = true
 	}
@@ -113,16 +114,17 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 		conflict.Reason = at.err // what these limits alone make impossible
 	}
 	conflict.Proved = solver.Proved(conflict.Reason)
+
 	var rest []func(*solver.Input) // takes the limits away that have no part in the conflict
 	for i := range trial.limits {
 		if !slices.Contains(set, i) {
 			rest = append(rest, trial.limits[i].without)
 		}
 	}
-	for j, i := range set {
+	for done, i := range set {
 		found := Conflicting{Limit: trial.limits[i]}
-		trial.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, j+1, len(set), found.Key)
-		in.Tell(solver.Progress{Phase: nearestPhase, Done: j, All: len(set), What: found.Key})
+		trial.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, done+1, len(set), found.Key)
+		in.Tell(solver.Progress{Phase: nearestPhase, Done: done, All: len(set), What: found.Key})
 		trial.most = trial.made + nearestSolves
 		if err := trial.nearest(ctx, i, rest, &found); err != nil && !errors.Is(err, errTrials) {
 			return nil, err
@@ -158,8 +160,8 @@ func conflictTrial(ctx context.Context, in solver.Input) (*trial, error) {
 // Most often one limit is enough, which is tried first. Else a deletion filter takes limits away one by one, which
 // leaves a set of which every proper subset is feasible, and all smaller sets are tried by size. smallest is false
 // where infeasible ended the search with errTrials: the set is infeasible all the same.
-func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set []int, smallest bool, err error) {
-	holds := slices.Repeat([]bool{true}, n)
+func smallestConflict(count int, infeasible func(holds []bool) (bool, error)) (set []int, smallest bool, err error) {
+	holds := slices.Repeat([]bool{true}, count)
 	if bad, err := infeasible(holds); !bad || err != nil {
 		return nil, false, err
 	}
@@ -169,8 +171,9 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 		}
 		return nil, false, err
 	}
-	for i := range n {
-		only := make([]bool, n)
+
+	for i := range count {
+		only := make([]bool, count)
 		only[i] = true
 		bad, err := infeasible(only)
 		if err != nil {
@@ -180,6 +183,7 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 			return []int{i}, true, nil
 		}
 	}
+
 	for i := range holds {
 		holds[i] = false
 		bad, err := infeasible(holds)
@@ -188,9 +192,10 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 			return ended(err)
 		}
 	}
+
 	set = held(holds)
 	for size := 2; size <= len(set); size++ {
-		found, err := infeasibleOf(n, size, infeasible)
+		found, err := infeasibleOf(count, size, infeasible)
 		if errors.Is(err, errTrials) {
 			return set, false, nil
 		}
@@ -212,19 +217,19 @@ func held(holds []bool) (set []int) {
 }
 
 // infeasibleOf returns the first infeasible subset of a size in lexicographic order, nil if there is none.
-func infeasibleOf(n, size int, infeasible func(holds []bool) (bool, error)) ([]int, error) {
+func infeasibleOf(count, size int, infeasible func(holds []bool) (bool, error)) ([]int, error) {
 	pick := make([]int, 0, size)
 	// walk extends pick by indices from from on, and stops with pick as it is at the first infeasible one.
 	var walk func(from int) (bool, error)
 	walk = func(from int) (bool, error) {
 		if len(pick) == size {
-			holds := make([]bool, n)
+			holds := make([]bool, count)
 			for _, i := range pick {
 				holds[i] = true
 			}
 			return infeasible(holds)
 		}
-		for i := from; i < n; i++ {
+		for i := from; i < count; i++ {
 			pick = append(pick, i)
 			if bad, err := walk(i + 1); bad || err != nil {
 				return bad, err
@@ -372,6 +377,7 @@ func (t *trial) search(ctx context.Context, limit *Limit, free *solver.Result) (
 			below, start = start, 2*start
 		}
 	}
+
 	// Bisection between a value that fails and one that works.
 	for range nearestSteps {
 		if value-below <= nearEnough*value || limit.whole && value-below <= 1 {
@@ -405,28 +411,34 @@ func (l *Limit) ceil(value float64) float64 {
 		step = math.Pow(10, math.Floor(math.Log10(value))-2)
 	}
 	if l.whole {
-		step = 1
-		for _, unit := range []float64{1 << 30, 1 << 20, 1 << 10} {
-			if value >= unit {
-				step = unit / 100
-				if value >= 100*unit {
-					step = unit
-				} else if value >= 10*unit {
-					step = unit / 10
-				}
-				break
-			}
-		}
+		step = wholeStep(value)
 	}
+
 	// A value that is written exactly already must not be rounded up by a step.
 	rounded := math.Ceil(value/step-1e-9) * step
 	if l.whole {
 		return math.Floor(rounded) // of what is written, as it is read again
 	}
-	if x, err := strconv.ParseFloat(fmt.Sprintf("%.6g", rounded), 64); err == nil {
-		return x
+	if written, err := strconv.ParseFloat(fmt.Sprintf("%.6g", rounded), 64); err == nil {
+		return written
 	}
 	return rounded
+}
+
+// wholeStep returns the unit to which a number of bytes is rounded: three significant digits of KiB, MiB or GiB; 1 for
+// smaller numbers.
+func wholeStep(value float64) float64 {
+	for _, unit := range []float64{1 << 30, 1 << 20, 1 << 10} {
+		switch {
+		case value >= 100*unit:
+			return unit
+		case value >= 10*unit:
+			return unit / 10
+		case value >= unit:
+			return unit / 100
+		}
+	}
+	return 1
 }
 
 // err returns the conflict as an error.
@@ -434,38 +446,8 @@ func (c *Conflict) err() error {
 	names := make([]string, len(c.Limits))
 	var list diag.List
 	for i := range c.Limits {
-		found := &c.Limits[i]
-		names[i] = found.String()
-		var diagnostic *diag.Diagnostic
-		others := ""
-		if len(c.Limits) > 1 {
-			others = ", with the rest as it is"
-		}
-		if found.Rest {
-			others = "; the other limits allow no plan either"
-		}
-		switch {
-		case found.Nearest != "":
-			diagnostic = diag.New(diag.ClassInfeasible, "a value that works is %s%s", found.Nearest, others).
-				WithHint("raise %s to %s", found.Key, found.Nearest)
-			if found.Key == "--max-memory" {
-				diagnostic.WithHint("permit at least %.0f bytes: --max-memory %s",
-					found.works, strings.ReplaceAll(found.Nearest, " ", ""))
-			}
-		case len(found.Wider) > 0:
-			diagnostic = diag.New(diag.ClassInfeasible, "works with any of these added: %s%s",
-				strings.Join(found.Wider, ", "), others).
-				WithHint("add one of %s to %s", strings.Join(found.Wider, ", "), found.Key)
-			if found.Key == "processors.schemes" {
-				diagnostic.WithHint("use a machine with a processor that executes %s",
-					strings.Join(found.Wider, " or "))
-			}
-		default:
-			diagnostic = diag.New(diag.ClassInfeasible, "there is a plan without it")
-		}
-		// Each limit becomes a diagnostic of its own, at the place where it is written.
-		diagnostic.Path = found.Key
-		list = append(list, diagnostic)
+		names[i] = c.Limits[i].String()
+		list = append(list, c.Limits[i].diagnostic(len(c.Limits) > 1))
 	}
 	what, code := "no plan satisfies", "limits.conflict"
 	if !c.Proved {
@@ -477,4 +459,37 @@ func (c *Conflict) err() error {
 	what += " " + strings.Join(names, "; ")
 	reason := strings.TrimPrefix(c.Reason.Error(), "solve: ")
 	return diag.New(diag.ClassInfeasible, "solve: %s: %s\n%w", what, reason, list).WithCode(code)
+}
+
+// diagnostic says what would work in place of a limit, at the path where the limit is written. several: there are
+// others in the conflict.
+func (c *Conflicting) diagnostic(several bool) *diag.Diagnostic {
+	others := ""
+	if several {
+		others = ", with the rest as it is"
+	}
+	if c.Rest {
+		others = "; the other limits allow no plan either"
+	}
+	var diagnostic *diag.Diagnostic
+	switch {
+	case c.Nearest != "":
+		diagnostic = diag.New(diag.ClassInfeasible, "a value that works is %s%s", c.Nearest, others).
+			WithHint("raise %s to %s", c.Key, c.Nearest)
+		if c.Key == "--max-memory" {
+			diagnostic.WithHint("permit at least %.0f bytes: --max-memory %s",
+				c.works, strings.ReplaceAll(c.Nearest, " ", ""))
+		}
+	case len(c.Wider) > 0:
+		diagnostic = diag.New(diag.ClassInfeasible, "works with any of these added: %s%s",
+			strings.Join(c.Wider, ", "), others).
+			WithHint("add one of %s to %s", strings.Join(c.Wider, ", "), c.Key)
+		if c.Key == "processors.schemes" {
+			diagnostic.WithHint("use a machine with a processor that executes %s", strings.Join(c.Wider, " or "))
+		}
+	default:
+		diagnostic = diag.New(diag.ClassInfeasible, "there is a plan without it")
+	}
+	diagnostic.Path = c.Key
+	return diagnostic
 }

@@ -42,6 +42,7 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 			"pareto: SoC %q does not say the power of its processors, and energy is modelled from that", in.SoC.Name).
 			WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
 	}
+
 	frugal, err := trial.paretoPoint(ctx, problem.Energy, 0)
 	if err != nil {
 		return nil, err
@@ -50,6 +51,7 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 	if frugal == nil || frugal.EnergyMJ >= fastest.EnergyMJ {
 		return points, nil
 	}
+
 	for i := 1; i <= steps; i++ {
 		limit := fastest.EnergyMJ - float64(fastest.EnergyMJ-frugal.EnergyMJ)*float64(i)/float64(steps)
 		limit = math.Ceil(limit*1e4) / 1e4 // as people write it
@@ -74,7 +76,8 @@ func (t *trial) paretoPoint(ctx context.Context, measure problem.Measure, limit 
 	attempt, err := t.solve(ctx, func(in *solver.Input) {
 		in.Workload = workload.Edited(in.Workload, func(work *workload.Workload) {
 			work.Minimise = measure
-			if limit > 0 && (work.Limits.EnergyMJ == 0 || limit < work.Limits.EnergyMJ) {
+			lowers := work.Limits.EnergyMJ == 0 || limit < work.Limits.EnergyMJ
+			if limit > 0 && lowers {
 				work.Limits.EnergyMJ = limit
 			}
 		})
@@ -88,6 +91,7 @@ func (t *trial) paretoPoint(ctx context.Context, measure problem.Measure, limit 
 		}
 		return nil, attempt.err
 	}
+
 	point := &ParetoPoint{ExpectedMS: attempt.result.ExpectedNS / 1e6, EnergyMJ: attempt.result.ExpectedNJ / 1e6,
 		LimitMJ: limit, Plan: attempt.result.Plan}
 	proof := solver.ProofOf(point.Plan.Solver)
@@ -104,7 +108,7 @@ func efficient(points []ParetoPoint) []ParetoPoint {
 			// Of equal points the first stays.
 			asGood := other.ExpectedMS <= point.ExpectedMS && other.EnergyMJ <= point.EnergyMJ
 			same := other.ExpectedMS == point.ExpectedMS && other.EnergyMJ == point.EnergyMJ
-			beaten = beaten || asGood && (!same || j < i)
+			beaten = beaten || asGood && !same || same && j < i
 		}
 		if !beaten {
 			out = append(out, point)

@@ -26,7 +26,7 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 	}
 	var out []Limit
 	// least makes the quantity all that solve minimises: no bound below what it then gets has a plan.
-	for _, x := range []struct {
+	for _, row := range []struct {
 		key, unit string
 		field     func(*workload.Limits) *float64
 		least     func(*solver.Input)
@@ -40,19 +40,20 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 			minimising(problem.Energy), energy},
 		{workload.KeyOpen, "ms", func(l *workload.Limits) *float64 { return &l.OpenMS }, nil, unknown},
 	} {
-		value := *x.field(&work.Limits)
+		value := *row.field(&work.Limits)
 		if value == 0 {
 			continue
 		}
-		text := func(v float64) string { return fmt.Sprintf("%.6g %s", v, x.unit) }
-		set := func(in *solver.Input, v float64) {
-			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { *x.field(&w.Limits) = v })
+		text := func(value float64) string { return fmt.Sprintf("%.6g %s", value, row.unit) }
+		set := func(in *solver.Input, value float64) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { *row.field(&w.Limits) = value })
 		}
-		limit := numeric(x.key, of, value, text, set,
-			func(_ *solver.Input, r *solver.Result) float64 { return x.used(r) })
-		limit.least, limit.most = x.least, workload.MaxLimit
+		limit := numeric(row.key, of, value, text, set,
+			func(_ *solver.Input, result *solver.Result) float64 { return row.used(result) })
+		limit.least, limit.most = row.least, workload.MaxLimit
 		out = append(out, limit)
 	}
+
 	out = append(out, perProcessor(work, of, workload.KeyAddress, bytesText, machine,
 		func(l *workload.Limits) *map[string]unit.Bytes { return &l.AddressBytes },
 		func(l check.Loaded) float64 { return float64(l.Bytes) })...)
@@ -64,8 +65,8 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 // perProcessor returns the limits that a field of a workload's limits sets by processor. used returns the amount that a
 // processor loads.
 func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, format func(float64) string,
-	machine *socs.SoC,
-	field func(*workload.Limits) *map[string]V, used func(check.Loaded) float64) (out []Limit) {
+	machine *socs.SoC, field func(*workload.Limits) *map[string]V,
+	used func(check.Loaded) float64) (out []Limit) {
 	values := *field(&work.Limits)
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		set := func(in *solver.Input, value float64) {
@@ -87,11 +88,12 @@ func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, f
 
 // slowest returns the longest predicted call of a phase, in ms; NaN without one.
 func slowest(phase string) func(*solver.Result) float64 {
-	return func(r *solver.Result) float64 {
+	return func(result *solver.Result) float64 {
 		most := math.NaN()
-		for _, prediction := range r.Plan.Predictions {
+		for _, prediction := range result.Plan.Predictions {
 			ms := float64(prediction.PlanNS) / 1e6
-			if name, _, _ := strings.Cut(prediction.Program, "@"); name == phase && !(most >= ms) {
+			name, _, _ := strings.Cut(prediction.Program, "@")
+			if name == phase && !(most >= ms) { // also where none is known yet
 				most = ms
 			}
 		}
