@@ -38,20 +38,21 @@ type Schedule struct {
 	End   int64     // of the last one
 }
 
-// ready returns when the inputs of subgraph j of chunk i are available; false before all of them have been started.
-func (g Graph) ready(order *Schedule, i, j int) (at int64, ok bool) {
-	if j == 0 {
+// ready returns when the inputs of a subgraph of a chunk are available; false before all of them have been started.
+func (g Graph) ready(order *Schedule, chunk, index int) (at int64, ok bool) {
+	if index == 0 {
 		return 0, true
 	}
-	first := i
-	if g[i][j].Attention {
+	first := chunk
+	if g[chunk][index].Attention {
 		first = 0
 	}
-	for chunk := first; chunk <= i; chunk++ {
-		if order.Start[chunk][j-1] < 0 {
+	for from := first; from <= chunk; from++ {
+		start := order.Start[from][index-1]
+		if start < 0 {
 			return 0, false
 		}
-		at = max(at, order.Start[chunk][j-1]+g[chunk][j-1].NS)
+		at = max(at, start+g[from][index-1].NS)
 	}
 	return at, true
 }
@@ -65,33 +66,41 @@ func (g Graph) empty() Schedule {
 	return order
 }
 
-// contribution is C of Eq. 5: the time of the subgraphs that can be executed once subgraph j of chunk i has been,
-// and could not before, negative where it is itself on the NPU. done tells which have been executed.
-func (g Graph) contribution(done [][]bool, i, j int) int64 {
+// contribution is C of Eq. 5: the time of the subgraphs that can be executed once a subgraph of a chunk has been, and
+// could not before, negative where it is itself on the NPU. done tells which have been executed.
+func (g Graph) contribution(done [][]bool, chunk, index int) int64 {
 	var sum int64
-	if j+1 < len(g[i]) {
-		for at := i; at < len(g); at++ {
-			graph := g[at][j+1]
-			if at > i && !graph.Attention || done[at][j+1] {
-				continue
-			}
-			first := at
-			if graph.Attention {
-				first = 0
-			}
-			opens := true
-			for m := first; m <= at; m++ {
-				opens = opens && (m == i || done[m][j])
-			}
-			if opens {
-				sum += graph.NS
+	if index+1 < len(g[chunk]) {
+		for later := chunk; later < len(g); later++ {
+			if g.opens(done, chunk, index, later) {
+				sum += g[later][index+1].NS
 			}
 		}
 	}
-	if g[i][j].Lane == NPU {
+	if g[chunk][index].Lane == NPU {
 		return -sum
 	}
 	return sum
+}
+
+// opens reports whether executing a subgraph of a chunk completes the inputs of the next subgraph of a later chunk, or
+// of the same one.
+func (g Graph) opens(done [][]bool, chunk, index, later int) bool {
+	next := &g[later][index+1]
+	readsChunk := later == chunk || next.Attention
+	if !readsChunk || done[later][index+1] {
+		return false
+	}
+	first := later
+	if next.Attention {
+		first = 0
+	}
+	for from := first; from <= later; from++ {
+		if from != chunk && !done[from][index] {
+			return false
+		}
+	}
+	return true
 }
 
 // Greedy returns the paper's online order (sec. 3.4). Whenever a processor is free, it starts, of its subgraphs whose
@@ -103,13 +112,14 @@ func (g Graph) contribution(done [][]bool, i, j int) int64 {
 // every chunk once per processor.
 func (g Graph) Greedy() Schedule {
 	order := g.empty()
-	// done: ended by now; left: not yet started
-	done := make([][]bool, len(g))
-	left := 0
+
+	done := make([][]bool, len(g)) // ended by now
+	left := 0                      // not yet started
 	for i := range g {
 		done[i] = make([]bool, len(g[i]))
 		left += len(g[i])
 	}
+
 	next := make([]int, len(g)) // of each chunk, the first subgraph that has not started
 	var free perLane
 	for now := int64(0); left > 0; {
@@ -118,6 +128,7 @@ func (g Graph) Greedy() Schedule {
 				done[i][j] = order.Start[i][j]+g[i][j].NS <= now
 			}
 		}
+
 		for proc := range free {
 			if free[proc] > now {
 				continue
@@ -130,52 +141,61 @@ func (g Graph) Greedy() Schedule {
 				left--
 			}
 		}
-		// The next moment at which anything ends.
-		later := int64(math.MaxInt64)
-		for i := range g {
-			for j := range next[i] {
-				if end := order.Start[i][j] + g[i][j].NS; end > now {
-					later = min(later, end)
-				}
-			}
+
+		later := g.nextEnd(&order, next, now)
+		if later < math.MaxInt64 {
+			now = later
+			continue
 		}
-		if later == math.MaxInt64 {
-			if left > 0 && !g.startable(&order, next, now) {
-				panic("BUG: a chunk graph waits for itself")
-			}
-			continue // subgraphs of no duration
+		// All that is left can start now: subgraphs of no duration.
+		if left > 0 && !g.startable(&order, next, now) {
+			panic("BUG: a chunk graph waits for itself")
 		}
-		now = later
 	}
 	return order
+}
+
+// nextEnd returns the next moment after now at which a subgraph that has started ends; math.MaxInt64 if there is none.
+func (g Graph) nextEnd(order *Schedule, next []int, now int64) int64 {
+	later := int64(math.MaxInt64)
+	for i := range g {
+		for j := range next[i] {
+			if end := order.Start[i][j] + g[i][j].NS; end > now {
+				later = min(later, end)
+			}
+		}
+	}
+	return later
 }
 
 // largest returns the chunk that the paper's rule chooses: of those whose next subgraph can start on a processor now,
 // the one with the largest contribution, and among equal ones the earliest; -1 if there is none.
 func (g Graph) largest(order *Schedule, done [][]bool, next []int, proc int, now int64) int {
 	best, most := -1, int64(0)
-	for i := range g {
-		j := next[i]
-		if j == len(g[i]) || g[i][j].Lane != proc {
+	for chunk := range g {
+		index := next[chunk]
+		if index == len(g[chunk]) || g[chunk][index].Lane != proc {
 			continue
 		}
-		if at, ok := g.ready(order, i, j); !ok || at > now {
+		if at, ok := g.ready(order, chunk, index); !ok || at > now {
 			continue
 		}
-		if contribution := g.contribution(done, i, j); best < 0 || contribution > most {
-			best, most = i, contribution
+		contribution := g.contribution(done, chunk, index)
+		if best < 0 || contribution > most {
+			best, most = chunk, contribution
 		}
 	}
 	return best
 }
 
 // startable reports whether the next subgraph of any chunk can start by a time.
-func (g Graph) startable(o *Schedule, next []int, now int64) bool {
-	for i := range g {
-		if next[i] < len(g[i]) {
-			if at, ok := g.ready(o, i, next[i]); ok && at <= now {
-				return true
-			}
+func (g Graph) startable(order *Schedule, next []int, now int64) bool {
+	for chunk, index := range next {
+		if index == len(g[chunk]) {
+			continue
+		}
+		if at, ok := g.ready(order, chunk, index); ok && at <= now {
+			return true
 		}
 	}
 	return false

@@ -74,19 +74,21 @@ func (h *Heads) Time(launches, turns []int) (int64, error) {
 			released[turn] = at + h.ScoresNS
 		}
 	}
+
 	var now clock
 	for _, turn := range turns {
 		seen[turn]++
 		now = h.after(now, released[turn], turn)
 	}
-	for i, n := range started {
-		if n != 1 {
-			return 0, fmt.Errorf("launch %d is executed %d times, want once", i, n)
+
+	for i, count := range started {
+		if count != 1 {
+			return 0, fmt.Errorf("launch %d is executed %d times, want once", i, count)
 		}
 	}
-	for turn, n := range seen {
-		if n != 1 {
-			return 0, fmt.Errorf("turn %d is executed %d times, want once", turn, n)
+	for turn, count := range seen {
+		if count != 1 {
+			return 0, fmt.Errorf("turn %d is executed %d times, want once", turn, count)
 		}
 	}
 	return max(now.attended, at), nil
@@ -103,6 +105,7 @@ func (h *Heads) Greedy() HeadOrder {
 		selected := -1
 		var best []int
 		var end clock
+
 		for i := range h.Launches {
 			if slices.Contains(out.Launches, i) {
 				continue
@@ -112,6 +115,7 @@ func (h *Heads) Greedy() HeadOrder {
 				selected, best, end = i, turns, at
 			}
 		}
+
 		out.Launches, out.Turns = append(out.Launches, selected), append(out.Turns, best...)
 		estimated += h.Launches[selected].NS
 		now = end
@@ -161,6 +165,7 @@ func (h *Heads) Exact() (best HeadOrder, bound int64) {
 			best = order
 		}
 	}
+
 	take(h.InOrder())
 	take(h.johnson())
 	switch {
@@ -180,10 +185,12 @@ func (h *Heads) Exact() (best HeadOrder, bound int64) {
 func (h *Heads) least() int64 {
 	var estimate, selects, attends int64
 	first, behind, last := int64(math.MaxInt64), int64(math.MaxInt64), int64(math.MaxInt64)
+
 	for i := range h.Launches {
 		estimate += h.Launches[i].NS
 		first = min(first, h.Launches[i].NS)
 	}
+
 	shortest := int64(math.MaxInt64) // selection
 	for _, turn := range h.Turns {
 		selects, attends = selects+turn.SelectNS, attends+turn.AttendNS
@@ -201,6 +208,7 @@ func (h *Heads) johnson() HeadOrder {
 			work[i] += h.Turns[turn].SelectNS + h.Turns[turn].AttendNS
 		}
 	}
+
 	var out HeadOrder
 	out.Launches = johnsonOrder(len(h.Launches), func(i int) (int64, int64) { return h.Launches[i].NS, work[i] })
 	for _, i := range out.Launches {
@@ -283,6 +291,7 @@ func (h *Heads) byLaunch() HeadOrder {
 	for i := range h.Launches {
 		turns[i] = h.johnsonTurns(h.Launches[i].Turns)
 	}
+
 	states := make([][]*label, 1<<count) // a larger set has a larger number: each is complete when it comes up
 	states[0] = []*label{{}}
 	for set := range states {
@@ -293,19 +302,22 @@ func (h *Heads) byLaunch() HeadOrder {
 				estimated += h.Launches[i].NS
 			}
 		}
+
 		for i := range h.Launches {
 			if set>>i&1 == 1 {
 				continue
 			}
+			ready := estimated + h.Launches[i].NS + h.ScoresNS
 			for _, from := range states[set] {
 				next := &label{clock: from.clock, last: i, from: from}
 				for _, turn := range turns[i] {
-					next.clock = h.after(next.clock, estimated+h.Launches[i].NS+h.ScoresNS, turn)
+					next.clock = h.after(next.clock, ready, turn)
 				}
 				states[set|1<<i] = append(states[set|1<<i], next)
 			}
 		}
 	}
+
 	out := HeadOrder{Launches: firstDone(states[len(states)-1]).path()}
 	for _, i := range out.Launches {
 		out.Turns = append(out.Turns, turns[i]...)
@@ -324,6 +336,7 @@ func (h *Heads) byTurn() HeadOrder {
 			of[turn] = i
 		}
 	}
+
 	states := make([][]*label, 1<<len(h.Turns)) // as in byLaunch
 	states[0] = []*label{{}}
 	started := make([]bool, len(h.Launches))
@@ -337,6 +350,7 @@ func (h *Heads) byTurn() HeadOrder {
 				estimated += h.Launches[of[turn]].NS
 			}
 		}
+
 		for turn := range h.Turns {
 			if set>>turn&1 == 1 {
 				continue
@@ -351,6 +365,7 @@ func (h *Heads) byTurn() HeadOrder {
 			}
 		}
 	}
+
 	out := HeadOrder{Turns: firstDone(states[len(states)-1]).path()}
 	for _, turn := range out.Turns {
 		if !slices.Contains(out.Launches, of[turn]) {

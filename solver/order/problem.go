@@ -66,13 +66,14 @@ func (p *Problem) Greedy() Result {
 	graph := make(Graph, p.Chunks)
 	for chunk := range graph {
 		for range p.Layers {
-			for k := range p.Tasks {
-				task := &p.Tasks[k]
+			for i := range p.Tasks {
+				task := &p.Tasks[i]
 				graph[chunk] = append(graph[chunk],
 					Subgraph{Lane: task.Lane, NS: task.NS[chunk], Attention: len(task.Cache) > 0})
 			}
 		}
 	}
+
 	schedule := graph.Greedy()
 	best := p.InOrder()
 	best.NS = -1
@@ -114,6 +115,7 @@ func (p *Problem) period(schedule *Schedule, starts []int) Order {
 	middle := p.Layers / 2
 	out := Order{Starts: starts}
 	next := make([]int, p.Chunks)
+
 	for range p.Chunks * len(p.Tasks) {
 		best, start := -1, int64(0)
 		for chunk := range p.Chunks {
@@ -126,6 +128,7 @@ func (p *Problem) period(schedule *Schedule, starts []int) Order {
 				best, start = chunk, at
 			}
 		}
+
 		out.Turns = append(out.Turns, best)
 		next[best]++
 	}
@@ -138,14 +141,15 @@ func (p *Problem) may(next []int, chunk int, starts []int) bool {
 	if chunk == 0 {
 		return true
 	}
-	return !slices.ContainsFunc(p.Tasks[task].Cache, func(k int) bool {
+	isLater := func(needed int) bool {
 		other := min(1, starts[chunk-1]) // how many layers it is behind
-		position := k - starts[chunk-1]
+		position := needed - starts[chunk-1]
 		if position < 0 {
 			position, other = position+len(p.Tasks), 0
 		}
 		return other > behind || other == behind && position >= next[chunk-1]
-	})
+	}
+	return !slices.ContainsFunc(p.Tasks[task].Cache, isLater)
 }
 
 // Exact returns the order with the least time. It is depth-first branch and bound over interleavings, the most
@@ -164,23 +168,30 @@ func (p *Problem) Exact(ctx context.Context, nodes int) (Result, error) {
 	}
 	bound := int64(-1) // of what was not searched to the end
 	search := search{problem: p, best: best}
+
 	all := p.starts()
 	for i, starts := range all {
-		search.walk, search.turns, search.next = p.newWalk(starts), nil, make([]int, p.Chunks)
-		low := search.walk.time(nil)
-		if low < search.best.NS {
-			search.left = nodes / (len(all) - i)
-			nodes -= search.left
-			search.extend(ctx)
-			nodes += max(0, search.left)
-			if search.left <= 0 && (bound < 0 || low < bound) {
-				bound = low
-			}
-		}
 		if err := ctx.Err(); err != nil {
 			return search.best, err
 		}
+		search.walk, search.turns, search.next = p.newWalk(starts), nil, make([]int, p.Chunks)
+		low := search.walk.time(nil)
+		if low >= search.best.NS {
+			continue
+		}
+
+		search.left = nodes / (len(all) - i)
+		nodes -= search.left
+		search.extend(ctx)
+		nodes += max(0, search.left)
+		if search.left <= 0 && (bound < 0 || low < bound) {
+			bound = low
+		}
 	}
+	if err := ctx.Err(); err != nil {
+		return search.best, err
+	}
+
 	search.best.BoundNS = search.best.NS
 	if bound >= 0 {
 		search.best.BoundNS = min(bound, search.best.NS)
@@ -206,10 +217,14 @@ func (s *search) extend(ctx context.Context) {
 	}
 	var children []child
 	for chunk := range s.next {
-		if s.next[chunk] == len(s.problem.Tasks) || !s.problem.may(s.next, chunk, s.walk.starts) || s.twin(chunk) {
+		ended := s.next[chunk] == len(s.problem.Tasks)
+		if ended || !s.problem.may(s.next, chunk, s.walk.starts) || s.twin(chunk) {
 			continue
 		}
-		if s.left--; s.left <= 0 || s.left%1024 == 0 && ctx.Err() != nil {
+
+		s.left--
+		interrupted := s.left%1024 == 0 && ctx.Err() != nil
+		if s.left <= 0 || interrupted {
 			s.left = min(s.left, 0)
 			return
 		}
@@ -238,6 +253,7 @@ func (s *search) twin(chunk int) bool {
 	if len(s.turns) == 0 {
 		return false
 	}
+
 	latest := s.turns[len(s.turns)-1]
 	before, _ := s.problem.at(s.walk.starts, latest, s.next[latest]-1)
 	next, _ := s.problem.at(s.walk.starts, chunk, s.next[chunk])
@@ -272,27 +288,28 @@ func (w *walk) time(turns []int) (end int64) {
 	for iteration := range w.Layers + min(1, slices.Max(w.starts)) {
 		clear(w.next)
 		for _, chunk := range turns {
-			k, behind := w.at(w.starts, chunk, w.next[chunk])
-			at, task := w.start(chunk, iteration-behind, k)
+			index, behind := w.at(w.starts, chunk, w.next[chunk])
+			at, task := w.start(chunk, iteration-behind, index)
 			if task != nil {
 				at = max(at, w.free[task.Lane]) + task.NS[chunk]
-				w.ends[chunk][iteration-behind][k] = at
+				w.ends[chunk][iteration-behind][index] = at
 				w.free[task.Lane] = at
 				end = max(end, at)
 			}
 			w.next[chunk]++
 		}
+
 		// What is left of the list: tasks of a lane that are not ordered among each other.
 		latest, load := w.free, w.free
 		for chunk := range w.Chunks {
 			for i := w.next[chunk]; i < len(w.Tasks); i++ {
-				k, behind := w.at(w.starts, chunk, i)
-				at, task := w.start(chunk, iteration-behind, k)
+				index, behind := w.at(w.starts, chunk, i)
+				at, task := w.start(chunk, iteration-behind, index)
 				if task == nil {
 					continue
 				}
 				at = max(at, w.free[task.Lane]) + task.NS[chunk]
-				w.ends[chunk][iteration-behind][k] = at
+				w.ends[chunk][iteration-behind][index] = at
 				latest[task.Lane] = max(latest[task.Lane], at)
 				load[task.Lane] += task.NS[chunk]
 			}
@@ -306,11 +323,11 @@ func (w *walk) time(turns []int) (end int64) {
 }
 
 // start returns when the inputs of a task of a layer are available; the task is nil if there is no such layer.
-func (w *walk) start(chunk, layer, k int) (at int64, task *Task) {
+func (w *walk) start(chunk, layer, index int) (at int64, task *Task) {
 	if layer < 0 || layer >= w.Layers {
 		return 0, nil
 	}
-	task = &w.Tasks[k]
+	task = &w.Tasks[index]
 	follow := func(chunk, layer int, tasks []int) {
 		for _, other := range tasks {
 			ready := w.ends[chunk][layer][other]
