@@ -115,10 +115,10 @@ func (c *checker) soc() {
 	ref := c.plan.SoC
 	if ref.Name != c.onSoC.Name || ref.Fingerprint != c.onSoC.Fingerprint {
 		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint,
-			c.onSoC.Name,
-			c.onSoC.Fingerprint).
+			c.onSoC.Name, c.onSoC.Fingerprint).
 			WithHint("solve again for this SoC")
 	}
+
 	if ref.Control != c.onSoC.Control {
 		c.fail("soc.control", "control processor is %q, and the SoC's is %q", ref.Control, c.onSoC.Control)
 	}
@@ -126,6 +126,7 @@ func (c *checker) soc() {
 		c.fail("soc.simulated", "plan says simulated %v, and the SoC is simulated: %v", ref.Simulated,
 			c.onSoC.Simulated())
 	}
+
 	digest, err := c.onSoC.Digest()
 	if err != nil {
 		c.fail("soc.digest", "%v", err)
@@ -167,24 +168,23 @@ func (c *checker) procs() {
 	for i := range c.plan.Procs {
 		have := &c.plan.Procs[i]
 		path := fmt.Sprintf("procs[%d]", i)
-		sp := soc.Processor(have.Name)
-		if sp == nil && c.onSoC.Processor(have.Name) != nil {
+		described := soc.Processor(have.Name)
+		switch {
+		case described != nil:
+			c.proc(path, have, described)
+		case c.onSoC.Processor(have.Name) != nil:
 			c.fail(path, "SoC %q does not say how its device executes what processor %q is given", c.onSoC.Name,
 				have.Name)
-			continue
-		}
-		if sp == nil {
+		default:
 			c.fail(path, "SoC %q has no processor %q", c.onSoC.Name, have.Name)
-			continue
 		}
-		c.proc(path, have, sp)
 	}
 }
 
 // proc compares a processor of the plan with the SoC's. Identity must agree; capabilities and limits may be less than
 // the SoC states, never more.
-func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
-	can := Proc(sp)
+func (c *checker) proc(path string, have *planir.Proc, described *socs.Processor) {
+	can := Proc(described)
 	differs := func(what string, got, want any) {
 		c.fail(path+"."+what, "processor %q: %s is %v, and the SoC says %v", have.Name, what, got, want)
 	}
@@ -204,19 +204,22 @@ func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
 			differs(fact.key, fact.have, fact.can)
 		}
 	}
+
 	// Capabilities may be a subset: a plan may use less than the SoC offers.
-	for _, d := range have.Beyond(&can.Set) {
-		differs(d.Key, d.Have, d.Can)
+	for _, difference := range have.Beyond(&can.Set) {
+		differs(difference.Key, difference.Have, difference.Can)
 	}
+
 	// The SoC's processor must execute what the plan's graphs on it use.
-	for _, k := range c.kinds(have) {
-		if !sp.Executes(k) {
-			differs("kinds", k, can.Kinds)
+	for _, kind := range c.kinds(have) {
+		if !described.Executes(kind) {
+			differs("kinds", kind, can.Kinds)
 		}
-		if k.Has("kv") && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.plan.KV) {
-			differs("kv", c.plan.KV, sp.KV)
+		if kind.Has("kv") && len(described.KV) > 0 && !slices.Contains(described.KV, c.plan.KV) {
+			differs("kv", c.plan.KV, described.KV)
 		}
 	}
+
 	if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {
 		differs("graph_bytes", have.GraphBytes, can.GraphBytes)
 	}
@@ -258,6 +261,7 @@ func (c *checker) decisions() {
 			}
 		}
 	}
+
 	// The other way round: no decision may be for an operator that the program lacks.
 	for i, decision := range c.plan.Decisions {
 		if !known[key(decision.Node, decision.Rows)] {
@@ -302,6 +306,7 @@ func (c *checker) weights() {
 		path := fmt.Sprintf("program.weights[%d]", i)
 		want := c.graph.Weight(weight.Name)
 		name, what := computedName(weight)
+
 		switch {
 		case name != "" && (weight.Name != name || want != nil):
 			c.fail(path, "weight %q is %s, want the name %q", weight.Name, what, name)
@@ -337,8 +342,9 @@ func computedName(weight *op.Weight) (name, what string) {
 
 // sameWeight compares a stored weight with the model's. Its layers are left out: they follow from the program (P026).
 func sameWeight(have, want *op.Weight) bool {
-	return have.K == want.K && have.N == want.N && have.Transposed == want.Transposed &&
-		have.Experts == want.Experts && have.Plus == want.Plus && slices.Equal(have.From, want.From) &&
+	sameShape := have.K == want.K && have.N == want.N && have.Transposed == want.Transposed &&
+		have.Experts == want.Experts
+	return sameShape && have.Plus == want.Plus && slices.Equal(have.From, want.From) &&
 		slices.Equal(have.Interleave, want.Interleave) && slices.Equal(have.Const, want.Const)
 }
 
@@ -407,16 +413,16 @@ func (c *checker) capacity() {
 	}
 	for i := range c.plan.Procs {
 		proc := &c.plan.Procs[i]
-		sp := c.onSoC.Processor(proc.Name)
-		load := Load(c.plan, sp)
-		if sp.AddressBytes > 0 && load.Bytes > sp.AddressBytes {
+		described := c.onSoC.Processor(proc.Name)
+		load := Load(c.plan, described)
+		if described.AddressBytes > 0 && load.Bytes > described.AddressBytes {
 			c.fail(fmt.Sprintf("procs[%d]", i),
 				"processor %q loads %d bytes of weights and buffers, and addresses at most %d", proc.Name, load.Bytes,
-				sp.AddressBytes)
+				described.AddressBytes)
 		}
-		if sp.MaxGraphs > 0 && load.Graphs > sp.MaxGraphs {
+		if described.MaxGraphs > 0 && load.Graphs > described.MaxGraphs {
 			c.fail(fmt.Sprintf("procs[%d]", i), "processor %q loads %d graphs, and holds at most %d", proc.Name,
-				load.Graphs, sp.MaxGraphs)
+				load.Graphs, described.MaxGraphs)
 		}
 	}
 }
@@ -435,8 +441,10 @@ func (c *checker) memory() {
 	}{
 		{"weights_bytes", have.Weights, want.Weights},
 		{"prefill_weights_bytes", have.PrefillWeights, want.PrefillWeights},
-		{"decode_weights_bytes", have.DecodeWeights, want.DecodeWeights}, {"cache_bytes", have.Cache, want.Cache},
-		{"pool_bytes", have.Pool, want.Pool}, {"hot_bytes", have.Hot, want.Hot},
+		{"decode_weights_bytes", have.DecodeWeights, want.DecodeWeights},
+		{"cache_bytes", have.Cache, want.Cache},
+		{"pool_bytes", have.Pool, want.Pool},
+		{"hot_bytes", have.Hot, want.Hot},
 	} {
 		if part.have != part.want {
 			c.fail("memory."+part.name, "plan says %d, and its program gives %d", part.have, part.want)
@@ -453,10 +461,10 @@ func (c *checker) memory() {
 // tiers checks rule P029. It compares the capacity tiers with the model's experts.
 func (c *checker) tiers() {
 	layers := c.ofModel.ExpertLayers()
+	isLayer := func(tiers planir.ExpertLayer, layer int) bool { return tiers.Layer == layer }
 	for i := range c.plan.Experts {
 		tiers := &c.plan.Experts[i]
-		if tiers.Experts != c.ofModel.Experts || !slices.EqualFunc(tiers.Layers, layers,
-			func(y planir.ExpertLayer, n int) bool { return y.Layer == n }) {
+		if tiers.Experts != c.ofModel.Experts || !slices.EqualFunc(tiers.Layers, layers, isLayer) {
 			c.fail(fmt.Sprintf("experts[%d].layers", i),
 				"tiers for %d experts in %d layers, and model %q has %d in layers %v",
 				tiers.Experts, len(tiers.Layers), c.ofModel.Name, c.ofModel.Experts, layers)
@@ -471,24 +479,25 @@ type Loaded struct {
 }
 
 // Load computes what a plan has a processor hold. Where its graphs own their weights, every graph counts its own.
-func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
-	pr := &plan.Program
-	use := usesOf(pr, sp)
+func Load(plan *planir.Plan, proc *socs.Processor) Loaded {
+	program := &plan.Program
+	use := usesOf(program, proc)
 	var out Loaded
-	for i := range pr.Graphs {
-		if pr.Graphs[i].Proc == sp.Name {
+	for i := range program.Graphs {
+		if program.Graphs[i].Proc == proc.Name {
 			out.Graphs++
 		}
 	}
+
 	layers := map[string]int64{} // of each weight: every layer holds its own copy of a pack
-	for _, weight := range pr.Weights {
+	for _, weight := range program.Weights {
 		layers[weight.Name] = int64(max(1, weight.LayerCount()))
 	}
 	for owner, list := range use.columns {
 		pack := use.packs[owner]
 		out.Bytes += layers[pack.Weight] * (pack.Bytes * united(list) / int64(pack.N1-pack.N0))
 	}
-	for _, buffer := range pr.Buffers {
+	for _, buffer := range program.Buffers {
 		if use.buffers[buffer.Name] {
 			out.Bytes += int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes())
 		}
@@ -508,39 +517,48 @@ type processorUse struct {
 }
 
 // usesOf goes through the steps of a processor.
-func usesOf(pr *planir.Program, sp *socs.Processor) processorUse {
+func usesOf(program *planir.Program, proc *socs.Processor) processorUse {
 	packs := map[string]*planir.Pack{}
-	for i := range pr.Packs {
-		packs[pr.Packs[i].Name] = &pr.Packs[i]
+	for i := range program.Packs {
+		packs[program.Packs[i].Name] = &program.Packs[i]
 	}
 	use := processorUse{columns: map[string][]columns{}, packs: map[string]*planir.Pack{}, buffers: map[string]bool{}}
 	seen := map[string]bool{}
-	for _, program := range pr.All() {
-		for j := range program.Sections {
-			for _, lane := range program.Sections[j].Lanes {
-				if lane.Proc != sp.Name {
-					continue
-				}
-				for _, st := range lane.Steps {
-					for _, view := range slices.Concat(st.In, st.Out) {
-						use.buffers[view.Buffer] = true
-					}
-					for _, ref := range st.W {
-						owner := ref.Pack
-						if sp.WeightBytes == socs.WeightsPerGraph {
-							owner = st.Run + "\x00" + ref.Pack
-						}
-						if id := owner + "\x00" + ref.String(); !seen[id] {
-							seen[id] = true
-							use.columns[owner] = append(use.columns[owner], columns{ref.C0, ref.C1})
-							use.packs[owner] = packs[ref.Pack]
-						}
-					}
-				}
+	for _, step := range stepsOn(program, proc.Name) {
+		for _, view := range slices.Concat(step.In, step.Out) {
+			use.buffers[view.Buffer] = true
+		}
+		for _, ref := range step.W {
+			owner := ref.Pack
+			if proc.WeightBytes == socs.WeightsPerGraph {
+				owner = step.Run + "\x00" + ref.Pack
+			}
+			if id := owner + "\x00" + ref.String(); !seen[id] {
+				seen[id] = true
+				use.columns[owner] = append(use.columns[owner], columns{ref.C0, ref.C1})
+				use.packs[owner] = packs[ref.Pack]
 			}
 		}
 	}
 	return use
+}
+
+// stepsOn lists the steps of a processor in all programs.
+func stepsOn(program *planir.Program, proc string) (steps []*planir.Step) {
+	for _, phase := range program.All() {
+		for i := range phase.Sections {
+			for j := range phase.Sections[i].Lanes {
+				lane := &phase.Sections[i].Lanes[j]
+				if lane.Proc != proc {
+					continue
+				}
+				for k := range lane.Steps {
+					steps = append(steps, &lane.Steps[k])
+				}
+			}
+		}
+	}
+	return steps
 }
 
 // united returns how many columns ranges have together: steps may read overlapping ranges of one pack.
