@@ -47,6 +47,7 @@ func Cut(
 	if err := checkCover(node, decision); err != nil {
 		return nil, err
 	}
+
 	gatherer := gathererOf(decision, proc)
 	// The shares, and for each that cannot write its columns in place, a gather behind all of them.
 	var out, gathers []Piece
@@ -60,7 +61,8 @@ func Cut(
 			return nil, fmt.Errorf("share of %q: %w", share.Proc, err)
 		}
 		view := piece.Out[len(piece.Out)-1]
-		if strided(section, view, node.Out[len(node.Out)-1]) && !owner.StridedOutput && !node.Op().Kind.AnyStride() {
+		isRange := strided(section, view, node.Out[len(node.Out)-1])
+		if isRange && !owner.StridedOutput && !node.Op().Kind.AnyStride() {
 			if gatherer == "" || len(node.Out) != 1 {
 				return nil, fmt.Errorf(
 					"share of %q: output %s is a column range of a wider buffer, %q writes whole buffers "+
@@ -71,6 +73,7 @@ func Cut(
 		out = append(out, piece)
 	}
 	out = append(out, gathers...)
+
 	if decision.Axis != planir.AxisK {
 		return out, nil
 	}
@@ -97,6 +100,7 @@ func checkCover(node *Node, decision *planir.Decision) error {
 		}
 		return nil
 	}
+
 	at := 0
 	for _, share := range shares {
 		if share.From != at || share.To <= share.From {
@@ -130,6 +134,7 @@ func gatherFrom(piece *Piece, gatherer string, value Value) Piece {
 		Buffer: shareBuffer(view.Buffer, piece.Share, view), R1: view.R1 - view.R0, C1: view.C1 - view.C0,
 	}
 	piece.Out[last] = dense
+
 	dense.R1 = min(dense.R1, value.Rows)
 	view.R1 = view.R0 + dense.R1
 	move := op.Op{Kind: op.Copy, M: dense.R1 / value.Fan, N: dense.C1}
@@ -223,17 +228,17 @@ func Granularity(node *Node, axis planir.Axis, proc *planir.Proc) int {
 
 // lcm returns the least common multiple, by Euclid's algorithm.
 func lcm(a, b int) int {
-	x, y := a, b
-	for y != 0 {
-		x, y = y, x%y
+	divisor, rest := a, b
+	for rest != 0 {
+		divisor, rest = rest, divisor%rest
 	}
-	return a / x * b
+	return a / divisor * b
 }
 
-// shareCut is a share while it is made into a piece.
+// shareCut is a share while it is made into a piece: what is cut, along what, and the part of it that a processor
+// takes.
 type shareCut struct {
 	Piece
-	// what is cut, along what, and the part of it that proc takes
 	section *Section
 	node    *Node
 	axis    planir.Axis
@@ -254,19 +259,23 @@ func cutShare(
 		}
 		return views
 	}
+
 	cut := shareCut{section: section, node: node, axis: axis, share: share, proc: proc}
 	cut.Piece = Piece{
 		Proc: share.Proc, Share: index, Ops: slices.Clone(node.Ops), K1: node.Op().K, N1: node.Op().N,
 		In: whole(node.In), Out: whole(node.Out),
 	}
+
 	if axis != planir.AxisNone && axis != planir.AxisRows {
 		unit := Granularity(node, axis, proc)
 		length, _ := AxisLength(node, axis)
-		if share.From%unit != 0 || (share.To%unit != 0 && share.To != length) {
+		endsOnUnit := share.To%unit == 0 || share.To == length
+		if share.From%unit != 0 || !endsOnUnit {
 			return Piece{}, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", share.From, share.To, axis,
 				unit)
 		}
 	}
+
 	// Narrow and pad first: what the processor is asked to execute is the piece, not the node.
 	cut.narrowToShare()
 	if share.PadRows > 0 {
@@ -275,6 +284,7 @@ func cutShare(
 		}
 	}
 	cut.main().Form = share.Form
+
 	// Inputs only: a range of an output that its processor cannot write is gathered by another one, see the caller.
 	for i, view := range cut.In {
 		if strided(section, view, node.In[i]) && !proc.StridedInput && !node.Op().Kind.AnyStride() {
@@ -282,6 +292,7 @@ func cutShare(
 				view, share.Proc)
 		}
 	}
+
 	for i := range cut.Ops {
 		if err := executes(proc, &cut.Ops[i]); err != nil {
 			return Piece{}, err
@@ -290,6 +301,7 @@ func cutShare(
 	if err := cut.inPlace(); err != nil {
 		return Piece{}, err
 	}
+
 	// An operator with state has a cache: the piece says which of its key/value heads are its own.
 	if slices.ContainsFunc(cut.Ops, func(operator op.Op) bool { return operator.Sig().State }) {
 		cut.Heads = &[2]int{0, cut.main().KVHeads}
@@ -360,12 +372,14 @@ func (c *shareCut) padRows() error {
 	case c.node.Slots != nil:
 		return fmt.Errorf("rows padded to %d, and those of a group of experts are as many as are reserved", rows)
 	case c.main().Block > 0:
-		return fmt.Errorf("rows padded to %d, and %s works on blocks of rows, which are not padded", rows, c.main().Kind)
+		return fmt.Errorf("rows padded to %d, and %s works on blocks of rows, which are not padded",
+			rows, c.main().Kind)
 	case rows < c.main().M:
 		return fmt.Errorf("rows padded to %d, want at least %d", rows, c.main().M)
 	case c.axis == planir.AxisRows && c.share.To != c.node.Op().M:
 		return fmt.Errorf("rows %d..%d padded to %d would overwrite the next share's", c.share.From, c.share.To, rows)
 	}
+
 	for i := range c.Ops {
 		c.Ops[i].M = rows
 	}
@@ -419,5 +433,8 @@ func executes(proc *planir.Proc, operator *op.Op) error {
 
 // looksUp reports whether an operator reads some rows or columns of a packed weight rather than all of it.
 func looksUp(operator *op.Op) bool {
-	return operator.Kind == op.OutlierMatMul || operator.Kind == op.Embed && operator.Scheme != ""
+	if operator.Kind == op.Embed {
+		return operator.Scheme != ""
+	}
+	return operator.Kind == op.OutlierMatMul
 }

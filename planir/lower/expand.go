@@ -37,10 +37,11 @@ func (n *Node) Op() op.Op { return n.Ops[len(n.Ops)-1] }
 
 // Section is a section of a model graph at a number of rows.
 type Section struct {
-	Name   string           // "layers"
-	First  int              // layer
-	Layers int              // how often it repeats; 0: it is run once and belongs to no layer
-	Logits bool             // it is run once for each row whose logits are wanted
+	Name   string // "layers"
+	First  int    // layer
+	Layers int    // how often it repeats; 0: it is run once and belongs to no layer
+	Logits bool   // it is run once for each row whose logits are wanted
+
 	Values map[string]Value // all that its nodes read and write
 	Nodes  []Node           // in an order in which one processor could execute them
 }
@@ -70,6 +71,7 @@ func Expand(
 		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]string{}, tiers: tiers,
 			channels: channels}
 		state.section = Section{Name: model.Name, First: model.First, Layers: model.Layers, Values: map[string]Value{}}
+
 		for _, described := range model.Values {
 			value := Value{op.F32, rows * max(1, described.Fan), described.Cols, max(1, described.Fan)}
 			if described.Rows1 {
@@ -78,6 +80,7 @@ func Expand(
 			value.Type = cmp.Or(described.Type, value.Type)
 			state.section.Values[described.Name] = value
 		}
+
 		for j := 0; j < len(model.Nodes); j++ {
 			if tiers != nil && model.Nodes[j].Ops[0].Kind == op.ExpertMatMul {
 				if err := state.groups(model.Nodes[j:], rows, context); err != nil {
@@ -100,12 +103,13 @@ type expansion struct {
 	section  Section
 	kv       op.Type
 	schemeOf func(node string) op.Scheme
-	// values that hold the quantised form of another one, which nothing changed since, and the weight that is their
-	// static scale, "" for a scale of each row
+	tiers    *planir.ExpertTiers             // nil: none
+	channels func(node string, rows int) int // nil: the usual number
+	slots    *Slots                          // of the group whose nodes are being expanded, nil: of none
+
+	// quantised has the values that hold the quantised form of another one, which nothing changed since, and the weight
+	// that is their static scale, "" for a scale of each row.
 	quantised map[string]string
-	tiers     *planir.ExpertTiers             // nil: none
-	channels  func(node string, rows int) int // nil: the usual number
-	slots     *Slots                          // of the group whose nodes are being expanded, nil: of none
 }
 
 // class returns the class of a node's products, which names its calibration.
@@ -120,6 +124,7 @@ func (e *expansion) class(node string) string {
 func (e *expansion) node(model *models.Node, rows, context int) error {
 	name := e.section.Name + "." + model.Name
 	node := Node{Name: name, In: slices.Clone(model.In), W: model.W, Out: model.Out, Slots: e.slots}
+
 	if len(model.Out) > 0 && model.Ops[0].Kind != op.SelectRow {
 		// Scores and positions, which no model lists, are of the rows that there are.
 		if result, listed := e.section.Values[model.Out[0]]; listed {
@@ -127,6 +132,7 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 		}
 	}
 	node.Ops = model.At(rows, context)
+
 	for i := range node.Ops {
 		operator := &node.Ops[i]
 		if operator.Kind.Has("kv") {
@@ -139,6 +145,7 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 		case op.MatMul, op.ExpertMatMul, op.GroupMatMul:
 			err = e.product(model, &node, operator)
 		}
+
 		if err == nil {
 			err = operator.Validate()
 		}
@@ -146,6 +153,7 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 			return fmt.Errorf("node %q: %w", name, err)
 		}
 	}
+
 	for i, value := range node.Op().Sig().Out {
 		if _, listed := e.section.Values[node.Out[i]]; !listed {
 			e.section.Values[node.Out[i]] = Value{value.Type, value.Rows, value.Cols, 1}
@@ -173,10 +181,12 @@ func (e *expansion) outliers(product *Node, input string) error {
 		remainder.Channels = min(remainder.K, e.channels(product.Name, product.Op().M))
 	}
 	result := product.Out[0]
+
 	part := result + ".o"
 	e.section.Values[part] = e.section.Values[result]
 	scale := e.quantised[input+quantFormOf(operator.Scheme).codes]
 	merge := op.Op{Kind: op.Add, M: operator.M, N: operator.N}
+
 	e.section.Nodes = append(e.section.Nodes,
 		Node{Name: product.Name + outliersSuffix, Ops: []op.Op{remainder}, In: []string{input},
 			W: []string{product.W[0], scale}, Out: []string{part}},
@@ -197,8 +207,7 @@ func prune(sections []Section, plan *planir.Plan) (out []Section) {
 			part.First, part.Layers = section.First+layer, min(section.Layers, 1)
 			part.Nodes = prunedNodes(section.Nodes, plan, part.First)
 			last := len(out) - 1
-			if layer > 0 && len(out[last].Nodes) == len(part.Nodes) &&
-				slices.EqualFunc(out[last].Nodes, part.Nodes, func(x, y Node) bool { return x.Name == y.Name }) {
+			if layer > 0 && sameNodes(out[last].Nodes, part.Nodes) {
 				out[last].Layers++
 				continue
 			}
@@ -206,6 +215,11 @@ func prune(sections []Section, plan *planir.Plan) (out []Section) {
 		}
 	}
 	return out
+}
+
+// sameNodes reports whether two lists have the same nodes.
+func sameNodes(nodes, others []Node) bool {
+	return slices.EqualFunc(nodes, others, func(node, other Node) bool { return node.Name == other.Name })
 }
 
 // prunedNodes returns the nodes of a section without those that the plan prunes in a layer.
@@ -262,6 +276,7 @@ func (e *expansion) quantise(product *Node, scheme op.Scheme) (codes, scales str
 	if _, there := e.quantised[codes]; there {
 		return codes, scales
 	}
+
 	value := e.section.Values[input]
 	e.section.Values[codes] = Value{op.U8, value.Rows, value.Cols, value.Fan}
 	e.section.Values[scales] = Value{op.F32, value.Rows, 1, value.Fan}

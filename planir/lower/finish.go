@@ -22,6 +22,7 @@ func (b *builder) finish(rows []int) error {
 	if err := b.finishPacks(rank); err != nil {
 		return err
 	}
+
 	for _, fixup := range b.fixups {
 		use, own := b.packs[fixup.from.key]
 		if !own {
@@ -30,6 +31,7 @@ func (b *builder) finish(rows []int) error {
 		*fixup.ref = planir.WeightRef{Pack: use.name, C0: fixup.from.n0 - use.lo, C1: fixup.from.n1 - use.lo,
 			Tiers: fixup.from.tiers, Slot: fixup.from.slot}
 	}
+
 	b.finishDecider(rows)
 	return nil
 }
@@ -42,6 +44,7 @@ func (b *builder) finishDecider(rows []int) {
 	if len(b.out.InFlight) > 0 {
 		whole = b.out.InFlight[0].Rows
 	}
+
 	for i, count := range rows {
 		lo, hi := 1, count
 		if i > 0 {
@@ -56,6 +59,7 @@ func (b *builder) finishDecider(rows []int) {
 			b.out.Decider = append(b.out.Decider, entry)
 		}
 	}
+
 	if whole <= b.plan.MaxContext {
 		entry := planir.Decide{Min: whole, Max: b.plan.MaxContext, Program: b.out.InFlight[0].Name}
 		b.out.Decider = append(b.out.Decider, entry)
@@ -77,6 +81,7 @@ func (b *builder) finishBuffers() {
 			}
 		}
 	}
+
 	for _, name := range b.order {
 		if touched[name] {
 			b.out.Buffers = append(b.out.Buffers, *b.buffers[name])
@@ -123,6 +128,7 @@ func (b *builder) finishWeights() (rank map[string]int) {
 			}
 		}
 	}
+
 	rank = map[string]int{}
 	for i, weight := range b.model.Weights {
 		rank[weight.Name] = i
@@ -142,6 +148,7 @@ func (b *builder) finishComputed(rank map[string]int) {
 	for key := range b.packs {
 		used[key.weight] = true
 	}
+
 	for i := range b.model.Sections {
 		section := &b.model.Sections[i]
 		for _, node := range section.Nodes {
@@ -188,24 +195,26 @@ func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
 func (b *builder) markFolds(rank map[string]int) error {
 	groups := b.model.Folds()
 	for _, name := range b.plan.Folds {
-		i := slices.IndexFunc(groups, func(group models.FoldGroup) bool { return group.Name == name })
-		if i < 0 {
+		at := slices.IndexFunc(groups, func(group models.FoldGroup) bool { return group.Name == name })
+		if at < 0 {
 			return diag.New(diag.ClassIllegal, "lower plan: the model has no weights that are folded as %q", name)
 		}
-		for _, part := range groups[i].Divide {
+		for _, part := range groups[at].Divide {
 			weight := &b.out.Weights[rank[part.Weight]]
 			weight.FoldCols, weight.FoldSource = name, part.Source
-			if at, ok := rank[StepsWeight(b.classOf(part.Weight))]; ok { // of what the columns compute
-				b.out.Weights[at].FoldCols, b.out.Weights[at].FoldSource = name, part.Source
+			if steps, ok := rank[StepsWeight(b.classOf(part.Weight))]; ok { // of what the columns compute
+				b.out.Weights[steps].FoldCols, b.out.Weights[steps].FoldSource = name, part.Source
 			}
 		}
-		for _, multiplied := range groups[i].Multiply {
+
+		for _, multiplied := range groups[at].Multiply {
 			b.out.Weights[rank[multiplied]].FoldRows = name
 		}
-		for _, class := range groups[i].Readers {
-			for _, of := range Computed(class) {
-				if at, ok := rank[of]; ok {
-					b.out.Weights[at].FoldRows = name
+
+		for _, class := range groups[at].Readers {
+			for _, computed := range Computed(class) {
+				if index, ok := rank[computed]; ok {
+					b.out.Weights[index].FoldRows = name
 				}
 			}
 		}

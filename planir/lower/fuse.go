@@ -21,14 +21,18 @@ import (
 // sections read.
 func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string]bool) (out []*task) {
 	for i, next := range tasks {
-		if last := len(out) - 1; last >= 0 && out[last].proc == next.proc {
-			if joined := joinable(tasks, i, out[last], proc(next.proc)); joined != nil {
-				out[last] = joined
-				continue
-			}
+		last := len(out) - 1
+		if last < 0 || out[last].proc != next.proc {
+			out = append(out, next)
+			continue
 		}
-		out = append(out, next)
+		if joined := joinable(tasks, i, out[last], proc(next.proc)); joined != nil {
+			out[last] = joined
+		} else {
+			out = append(out, next)
+		}
 	}
+
 	inside := make([][]planir.View, len(out))
 	for i, task := range out {
 		if !proc(task.proc).Fuses || len(task.graph.Nodes) < 2 || task.step.Heads != nil {
@@ -41,6 +45,7 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 			}
 		}
 	}
+
 	for i, task := range out {
 		keepInside(task, inside[i])
 	}
@@ -51,13 +56,21 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 // their processor does not take them together.
 func joinable(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 	next := tasks[index]
-	switch {
-	case proc.Fuses && fusible(before) && fusible(next) && !delaysOthers(tasks, index, before) &&
-		weightsFit(proc, before, next):
-		if joined := join(before, next); joined != nil && overwrites(&joined.graph) == "" {
-			return joined
-		}
-	case proc.DynamicRows && rowwise(before) && rowwise(next):
+	if !proc.Fuses || !fusible(before) || !fusible(next) {
+		return joinRows(before, next, proc)
+	}
+	if delaysOthers(tasks, index, before) || !weightsFit(proc, before, next) {
+		return joinRows(before, next, proc)
+	}
+	if joined := join(before, next); joined != nil && overwrites(&joined.graph) == "" {
+		return joined
+	}
+	return nil
+}
+
+// joinRows joins tasks of operators on rows for a processor of dynamic rows, nil for others.
+func joinRows(before, next *task, proc *planir.Proc) *task {
+	if proc.DynamicRows && rowwise(before) && rowwise(next) {
 		return join(before, next)
 	}
 	return nil
@@ -69,8 +82,11 @@ func Joins(ops []op.Op, proc *planir.Proc) (joins, inside bool) {
 	if len(ops) != 1 {
 		return false, false
 	}
-	joins = proc.DynamicRows && ops[0].Kind.Rowwise() || proc.Fuses && fusibleKind(ops[0].Kind)
-	return joins, joins && proc.Fuses
+	kind := ops[0].Kind
+	if proc.Fuses && fusibleKind(kind) {
+		return true, true
+	}
+	return proc.DynamicRows && kind.Rowwise(), false
 }
 
 // fusibleKind reports whether a processor that fuses takes the operator together with others.
@@ -78,61 +94,69 @@ func fusibleKind(kind op.Kind) bool {
 	return kind == op.MatMul || kind == op.GroupMatMul || kind.Rowwise()
 }
 
-// readers returns the tasks that read what is written to v by task i, or one before it. They are looked for in the
-// order of the list, which starts again with the next layer, up to where all of v is written anew.
+// readers returns the tasks that read what task i, or one before it, writes to a view. They are looked for in the order
+// of the list, which starts again with the next layer, up to where all of the view is written anew.
 func readers(tasks []*task, i int, view planir.View) (out []*task) {
+	rewrites := func(written planir.View) bool { return covers(written, view) }
 	for distance := 1; distance < len(tasks); distance++ {
 		task := tasks[(i+distance)%len(tasks)]
 		if overlapsAny(view, task.reads) {
 			out = append(out, task)
 		}
-		if slices.ContainsFunc(task.writes, func(w planir.View) bool { return covers(w, view) }) {
+		if slices.ContainsFunc(task.writes, rewrites) {
 			break
 		}
 	}
 	return out
 }
 
-// covers reports whether view w covers view v.
-func covers(w, v planir.View) bool {
-	return w.Buffer == v.Buffer && w.R0 <= v.R0 && w.R1 >= v.R1 && w.C0 <= v.C0 && w.C1 >= v.C1
+// covers reports whether one view contains another one.
+func covers(whole, part planir.View) bool {
+	return whole.Buffer == part.Buffer && whole.R0 <= part.R0 && whole.R1 >= part.R1 &&
+		whole.C0 <= part.C0 && whole.C1 >= part.C1
 }
 
 // fusible reports whether a task consists of products and operators on rows, one for each of its names.
 func fusible(t *task) bool {
-	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
-		!slices.ContainsFunc(t.graph.Nodes, func(node op.Node) bool { return !fusibleKind(node.Op.Kind) })
+	isOther := func(node op.Node) bool { return !fusibleKind(node.Op.Kind) }
+	return len(t.step.Nodes()) == len(t.graph.Nodes) && !slices.ContainsFunc(t.graph.Nodes, isOther)
 }
 
-// delaysOthers reports whether another processor would wait longer if task i were joined to a, the tasks before it, or
-// a for another processor: what a writes is read elsewhere, or what only the task reads is written elsewhere.
-func delaysOthers(tasks []*task, i int, before *task) bool {
-	var fresh []planir.View
-	for _, view := range tasks[i].reads {
-		if !overlapsAny(view, before.reads) && !overlapsAny(view, before.writes) {
-			fresh = append(fresh, view)
+// delaysOthers reports whether another processor would wait longer if a task were joined to those before it, or they
+// for another processor: what those write is read elsewhere, or what only the task reads is written elsewhere.
+func delaysOthers(tasks []*task, index int, before *task) bool {
+	// Another processor would wait for the whole step instead of for what comes before.
+	for _, view := range before.writes {
+		for _, reader := range readers(tasks, index-1, view) {
+			if reader.proc != before.proc {
+				return true
+			}
 		}
 	}
-	// The first condition makes another processor wait for the whole step instead of for what comes before; the second
-	// makes the whole step wait for another one, where only its last part needs to.
-	elsewhere := func(o *task) bool { return o.proc != before.proc }
-	return slices.ContainsFunc(before.writes,
-		func(view planir.View) bool { return slices.ContainsFunc(readers(tasks, i-1, view), elsewhere) }) ||
-		slices.ContainsFunc(tasks, func(o *task) bool {
-			return elsewhere(o) && slices.ContainsFunc(o.writes,
-				func(view planir.View) bool { return overlapsAny(view, fresh) })
-		})
+
+	// The whole step would wait for another processor, where only its last part needs to.
+	for _, view := range tasks[index].reads {
+		if overlapsAny(view, before.reads) || overlapsAny(view, before.writes) {
+			continue
+		}
+		for _, writer := range tasks {
+			if writer.proc != before.proc && overlapsAny(view, writer.writes) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // overlapsAny reports whether a view shares an element with one of a list.
 func overlapsAny(view planir.View, list []planir.View) bool {
-	return slices.ContainsFunc(list, func(w planir.View) bool { return view.Overlaps(w) })
+	return slices.ContainsFunc(list, view.Overlaps)
 }
 
 // weightsFit reports whether the weights of both tasks fit into one graph.
-func weightsFit(proc *planir.Proc, a, b *task) bool {
+func weightsFit(proc *planir.Proc, before, next *task) bool {
 	var bytes int64
-	for _, weight := range slices.Concat(a.graph.Weights, b.graph.Weights) {
+	for _, weight := range slices.Concat(before.graph.Weights, next.graph.Weights) {
 		if weight.Layout != op.RowsLayout {
 			bytes += op.WeightBytes(weight.Scheme, weight.K, weight.N)
 		}
@@ -150,36 +174,46 @@ func overwrites(graph *op.Graph) string {
 				last = i
 			}
 		}
-		if last < 0 {
-			continue
-		}
-		// Backwards from the last writer: what it needs, by the values as they are at each node.
-		needed := make([]bool, len(graph.Nodes))
-		needed[last] = true
-		for i := last; i >= 0; i-- {
-			if !needed[i] {
-				continue
-			}
-			for _, in := range graph.Nodes[i].In {
-				for j := i - 1; j >= 0; j-- {
-					if slices.Contains(graph.Nodes[j].Out, in) {
-						needed[j] = true
-						break
-					}
-				}
-			}
-		}
-		for i, node := range graph.Nodes {
-			// It reads the old value, and nothing orders it before the node that writes the new one.
-			if slices.Contains(node.In, value.Name) && !needed[i] && i < last {
-				return value.Name
-			}
-			if slices.Contains(node.Out, value.Name) {
-				break // from here on it is another value
-			}
+		if last >= 0 && readsUnordered(graph, value.Name, last) {
+			return value.Name
 		}
 	}
 	return ""
+}
+
+// readsUnordered reports whether some node reads the old value, and nothing orders it before the last node that writes
+// the value anew.
+func readsUnordered(graph *op.Graph, value string, last int) bool {
+	needed := neededBy(graph, last)
+	for i, node := range graph.Nodes {
+		if slices.Contains(node.In, value) && !needed[i] && i < last {
+			return true
+		}
+		if slices.Contains(node.Out, value) {
+			return false // from here on it is another value
+		}
+	}
+	return false
+}
+
+// neededBy reports of each node whether a node needs its results, by the values as they are at each node.
+func neededBy(graph *op.Graph, last int) []bool {
+	needed := make([]bool, len(graph.Nodes))
+	needed[last] = true
+	for i := last; i >= 0; i-- {
+		if !needed[i] {
+			continue
+		}
+		for _, in := range graph.Nodes[i].In {
+			for j := i - 1; j >= 0; j-- {
+				if slices.Contains(graph.Nodes[j].Out, in) {
+					needed[j] = true
+					break
+				}
+			}
+		}
+	}
+	return needed
 }
 
 // keepInside keeps inside the graph the results that no other step reads.
@@ -207,8 +241,8 @@ const maxLabel = 120
 // join returns the step of two tasks, one after the other; nil when they are not of the same rows or see a buffer
 // through different views.
 func join(before, after *task) *task {
-	if before.step.R0 != after.step.R0 || before.step.Full != after.step.Full ||
-		before.graph.Rows() != after.graph.Rows() {
+	sameRows := before.step.R0 == after.step.R0 && before.graph.Rows() == after.graph.Rows()
+	if !sameRows || before.step.Full != after.step.Full {
 		return nil
 	}
 	all := slices.Concat(before.reads, before.writes, after.reads, after.writes)
@@ -219,6 +253,7 @@ func join(before, after *task) *task {
 			}
 		}
 	}
+
 	joining := joining{names: map[planir.View]string{}, written: map[planir.View]bool{}}
 	joined := &joining.task
 	joined.proc, joined.weights = before.proc, slices.Concat(before.weights, after.weights)
@@ -226,6 +261,7 @@ func join(before, after *task) *task {
 		Node: before.step.Node + planir.NodeSeparator + after.step.Node, R0: before.step.R0, Full: before.step.Full,
 		ExpectNS: before.step.ExpectNS + after.step.ExpectNS,
 	}
+
 	from, rows, _ := strings.Cut(before.label, "@")
 	to, _, _ := strings.Cut(after.label, "@")
 	if len(from)+len(to) > maxLabel {
@@ -233,6 +269,7 @@ func join(before, after *task) *task {
 		from += planir.NodeSeparator + ".."
 	}
 	joined.label = from + planir.NodeSeparator + to + "@" + rows
+
 	if len(joined.weights) > 0 {
 		joined.step.W = make([]planir.WeightRef, len(joined.weights))
 	}
@@ -258,6 +295,7 @@ func (j *joining) add(part *task) {
 	for i, output := range part.graph.Outputs {
 		views[output.Name] = part.step.Out[i]
 	}
+
 	local := map[string]string{} // values of the part by their name in the joined graph
 	declare := func(value op.Value) op.Value {
 		view := views[value.Name]
@@ -268,6 +306,7 @@ func (j *joining) add(part *task) {
 		value.Name = j.names[view]
 		return value
 	}
+
 	for i, input := range part.graph.Inputs {
 		declared, view := declare(input), part.step.In[i]
 		// What both parts read is an input once.
@@ -275,6 +314,7 @@ func (j *joining) add(part *task) {
 			j.graph.Inputs, j.step.In = append(j.graph.Inputs, declared), append(j.step.In, view)
 		}
 	}
+
 	for i, output := range part.graph.Outputs {
 		declared, view := declare(output), part.step.Out[i]
 		if !j.written[view] {
@@ -282,6 +322,7 @@ func (j *joining) add(part *task) {
 			j.written[view] = true
 		}
 	}
+
 	weights := map[string]string{}
 	for _, weight := range part.graph.Weights {
 		// Weights are not shared by the parts, whose own names may be equal: number them through.
@@ -290,6 +331,7 @@ func (j *joining) add(part *task) {
 		weight.Name = name
 		j.graph.Weights = append(j.graph.Weights, weight)
 	}
+
 	renamed := func(names []string, to map[string]string) (out []string) {
 		for _, name := range names {
 			out = append(out, to[name])
@@ -305,6 +347,6 @@ func (j *joining) add(part *task) {
 
 // rowwise reports whether a task consists of operators on rows, one for each of its names.
 func rowwise(t *task) bool {
-	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
-		!slices.ContainsFunc(t.graph.Nodes, func(node op.Node) bool { return !node.Op.Kind.Rowwise() })
+	isOther := func(node op.Node) bool { return !node.Op.Kind.Rowwise() }
+	return len(t.step.Nodes()) == len(t.graph.Nodes) && !slices.ContainsFunc(t.graph.Nodes, isOther)
 }

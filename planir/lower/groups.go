@@ -54,12 +54,14 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 		return err
 	}
 	first, sum := &nodes[0], &nodes[expertNodes-1]
+
 	name := e.section.Name + "." + first.Name
 	ids := first.In[1]
 	places, rest := ids+".places", ids+".rest"
 	e.section.Values[places] = e.section.Values[ids]
 	e.section.Values[rest] = e.section.Values[ids]
 	dispatched, collected := e.groupValues(nodes)
+
 	// What the model's own products read is quantised before the rows are divided: groups and the rest are then
 	// branches of one fork.
 	if scheme := e.schemeOf(name); e.tiers.Sent > 0 && !first.Exact && scheme.QuantisedRows() {
@@ -68,6 +70,7 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 	if err := e.dispatch(name+dispatchSuffix, first, sum, append(dispatched, places), rest, rows); err != nil {
 		return err
 	}
+
 	slot := 0
 	for group, shape := range e.tiers.Groups {
 		for i := range nodes[:expertNodes-1] {
@@ -77,6 +80,7 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 		}
 		slot += shape.Slots
 	}
+
 	collect := op.Op{Kind: op.Collect, Groups: e.tiers.Shape(), Sent: e.expectedSent(rows, first.Ops[0].Fan)}
 	if e.tiers.Sent > 0 {
 		if err := e.dynamic(nodes, rest, rows, context); err != nil {
@@ -94,15 +98,18 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 func (e *expansion) tiersFit(nodes []models.Node) error {
 	name := e.section.Name + "." + nodes[0].Name
 	for i, kind := range []op.Kind{op.ExpertMatMul, op.GLU, op.ExpertMatMul, op.Combine} {
-		if i >= len(nodes) || len(nodes[i].Ops) != 1 || nodes[i].Ops[0].Kind != kind {
-			return fmt.Errorf("node %q: capacity tiers are for experts of a product, a gated activation, a product and a "+
-				"sum in this order", name)
+		isAlone := i < len(nodes) && len(nodes[i].Ops) == 1
+		if !isAlone || nodes[i].Ops[0].Kind != kind {
+			return fmt.Errorf("node %q: capacity tiers are for experts of a product, a gated activation, a product "+
+				"and a sum in this order", name)
 		}
 	}
+
 	if experts := nodes[0].Ops[0].Experts; experts != e.tiers.Experts {
 		return fmt.Errorf("node %q: capacity tiers are for %d experts, and a layer has %d", name, e.tiers.Experts,
 			experts)
 	}
+
 	for layer := e.section.First; layer < e.section.First+e.section.Layers; layer++ {
 		if e.tiers.Layer(layer) == nil {
 			return fmt.Errorf("node %q: capacity tiers say nothing of layer %d", name, layer)
@@ -152,32 +159,41 @@ func (e *expansion) dispatch(name string, first, sum *models.Node, out []string,
 	operator := op.Op{Kind: op.Dispatch, M: rows, N: product.K, Experts: product.Experts, Fan: product.Fan,
 		Groups: e.tiers.Shape(), Sent: e.expectedSent(rows, product.Fan), Salience: e.tiers.Salience}
 	node := Node{Name: name, In: first.In[:2:2], W: []string{SlotsWeight(e.tiers.Rows)}, Out: out}
+
 	salience := ""
 	switch e.tiers.Salience {
 	case op.SalienceNorm:
-		for i := range e.section.Nodes {
-			if before := &e.section.Nodes[i]; before.Op().Kind == op.Attention ||
-				before.Op().Kind == op.SparseAttend {
-				salience = before.Out[len(before.Out)-1]
-			}
-		}
-		if salience == "" {
-			return fmt.Errorf("node %q: rows are dropped by the norm of what attention computes, and section %q has none",
+		if salience = e.attended(); salience == "" {
+			return fmt.Errorf(
+				"node %q: rows are dropped by the norm of what attention computes, and section %q has none",
 				name, e.section.Name)
 		}
 	case op.SalienceWeight:
 		salience = sum.In[1]
 	}
+
 	if salience != "" {
 		operator.K = e.section.Values[salience].Cols
 		node.In = append(node.In, salience)
 	}
+
 	if operator.Sent > 0 {
 		node.Out = append(node.Out, rest)
 	}
 	node.Ops = []op.Op{operator}
 	e.section.Nodes = append(e.section.Nodes, node)
 	return operator.Validate()
+}
+
+// attended returns the value that the last attention of the section computes, "" if there is none.
+func (e *expansion) attended() (value string) {
+	for i := range e.section.Nodes {
+		node := &e.section.Nodes[i]
+		if kind := node.Op().Kind; kind == op.Attention || kind == op.SparseAttend {
+			value = node.Out[len(node.Out)-1]
+		}
+	}
+	return value
 }
 
 // groupNode adds a node of the model for the rows of a group, whose first slot is given.

@@ -67,6 +67,7 @@ func (s *stages) inPipelineOrder() (out []*task, err error) {
 			}
 		}
 	}
+
 	launched := 0
 	for _, turn := range s.Turns {
 		heads := attend.Shares[turn]
@@ -96,7 +97,8 @@ func (s *stages) check() error {
 			return fmt.Errorf("%s is not divided by heads", kind)
 		}
 		if len(order) != len(decision.Shares) {
-			return fmt.Errorf("%d shares of %s in the order, want each of %d once", len(order), kind, len(decision.Shares))
+			return fmt.Errorf("%d shares of %s in the order, want each of %d once",
+				len(order), kind, len(decision.Shares))
 		}
 		for at, share := range slices.Sorted(slices.Values(order)) {
 			if share != at {
@@ -104,12 +106,13 @@ func (s *stages) check() error {
 			}
 		}
 	}
-	same := slices.EqualFunc(s.decisions[op.Select].Shares, s.decisions[op.SparseAttend].Shares,
-		func(x, y planir.Share) bool { return x.From == y.From && x.To == y.To })
-	if !same {
+
+	sameHeads := func(share, other planir.Share) bool { return share.From == other.From && share.To == other.To }
+	if !slices.EqualFunc(s.decisions[op.Select].Shares, s.decisions[op.SparseAttend].Shares, sameHeads) {
 		return fmt.Errorf("selection has the shares %q and attention %q, want the same heads",
 			s.decisions[op.Select].ShareText(), s.decisions[op.SparseAttend].ShareText())
 	}
+
 	if count := len(s.Densities); count != 0 && count != len(s.Turns) {
 		return fmt.Errorf("%d densities, want none or one for each of %d shares", count, len(s.Turns))
 	}

@@ -27,10 +27,13 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 		return diag.New(diag.ClassIllegal, "lower plan: %d chunks of %d rows in flight: %w", chunks, rows, err).
 			WithCode("P031")
 	}
-	if chunks < 2 || rows < 2 || b.plan.Decodes(rows) || rows > b.plan.MaxContext/chunks || !b.decidesLayers(rows) {
-		return ph, illegal(fmt.Errorf("want at least 2 chunks of a program of prefill, within %d positions", b.plan.MaxContext))
+	isPrompt := rows >= 2 && !b.plan.Decodes(rows) && b.decidesLayers(rows)
+	if chunks < 2 || !isPrompt || rows > b.plan.MaxContext/chunks {
+		return ph, illegal(fmt.Errorf("want at least 2 chunks of a program of prefill, within %d positions",
+			b.plan.MaxContext))
 	}
 	ph = planir.PhaseProgram{Name: inFlightName(rows, chunks), Phase: "prefill", Rows: chunks * rows}
+
 	// Sections for logits select a row of all chunks; the others are a chunk's.
 	of := GraphOf(b.plan, b.model, rows)
 	one, err := b.expand(of, rows, rows, b.tiers(rows, ""))
@@ -41,6 +44,7 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 	if err != nil {
 		return ph, illegal(err)
 	}
+
 	for i := range one {
 		section := &one[i]
 		outside := readOutside(one, i)
@@ -53,14 +57,10 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 			ph.Sections = append(ph.Sections, made)
 			continue
 		}
-		lists := make([][]*task, chunks)
-		for chunk := range lists {
-			b.flight, b.from = true, chunk*rows
-			lists[chunk], err = b.tasks(section, rows, outside)
-			b.flight, b.from = false, 0
-			if err != nil {
-				return ph, err
-			}
+
+		lists, err := b.chunkTasks(section, outside)
+		if err != nil {
+			return ph, err
 		}
 		list, err := interleave(lists, decided.Order(section.Name), section.Layers)
 		if err != nil {
@@ -68,13 +68,30 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 		}
 		ph.Sections = append(ph.Sections, b.dealOut(section, list, section.Layers > 1))
 	}
+
 	for i := range decided.Orders {
 		name := decided.Orders[i].Section
-		if !slices.ContainsFunc(one, func(s Section) bool { return s.Name == name && s.Layers > 0 }) {
+		isLayers := func(section Section) bool { return section.Name == name && section.Layers > 0 }
+		if !slices.ContainsFunc(one, isLayers) {
 			return ph, illegal(fmt.Errorf("there is no section %q of layers", name))
 		}
 	}
 	return ph, nil
+}
+
+// chunkTasks makes the tasks of a section for each chunk in flight.
+func (b *builder) chunkTasks(section *Section, outside map[string]bool) (lists [][]*task, err error) {
+	decided := b.plan.InFlight
+	defer func() { b.flight, b.from = false, 0 }()
+	for chunk := range decided.Chunks {
+		b.flight, b.from = true, chunk*decided.Rows
+		tasks, err := b.tasks(section, decided.Rows, outside)
+		if err != nil {
+			return nil, err
+		}
+		lists = append(lists, tasks)
+	}
+	return lists, nil
 }
 
 // interleave merges the tasks of the chunks in the given order, nil for one chunk after the other.
@@ -83,11 +100,12 @@ func interleave(lists [][]*task, order *planir.ChunkOrder, layers int) (out []*t
 		return slices.Concat(lists...), nil
 	}
 	chunks, count := len(lists), len(lists[0])
-	if len(order.Starts) != chunks || slices.Min(order.Starts) < 0 || slices.Max(order.Starts) >= count ||
-		layers < 2 && slices.Max(order.Starts) > 0 {
-		return nil, fmt.Errorf("iterations of %d chunks of %d tasks in %d layers start with the tasks %v", chunks, count, layers,
-			order.Starts)
+	inRange := len(order.Starts) == chunks && slices.Min(order.Starts) >= 0 && slices.Max(order.Starts) < count
+	if !inRange || layers < 2 && slices.Max(order.Starts) > 0 {
+		return nil, fmt.Errorf("iterations of %d chunks of %d tasks in %d layers start with the tasks %v",
+			chunks, count, layers, order.Starts)
 	}
+
 	next := make([]int, chunks)
 	for _, chunk := range order.Turns {
 		if chunk < 0 || chunk >= chunks || next[chunk] == count {
@@ -120,6 +138,7 @@ func (b *builder) moveToChunk(section *Section, node *Node, pieces []Piece) erro
 		} else { // its rows are no tokens: those of a chunk follow those of the chunks before
 			piece.R0 += b.from / rows * section.Values[node.Out[0]].Rows
 		}
+
 		for _, views := range [][]planir.View{piece.In, piece.Out} {
 			for j := range views {
 				value, ok := section.Values[views[j].Buffer]
@@ -127,8 +146,8 @@ func (b *builder) moveToChunk(section *Section, node *Node, pieces []Piece) erro
 					value = section.Values[node.Out[0]]
 				}
 				if views[j].R1 > value.Rows {
-					return fmt.Errorf("rows %d..%d of %q belong to the next chunk in flight: shares that are padded beyond their bucket keep chunks apart",
-						views[j].R0, views[j].R1, views[j].Buffer)
+					return fmt.Errorf("rows %d..%d of %q belong to the next chunk in flight: shares that are padded "+
+						"beyond their bucket keep chunks apart", views[j].R0, views[j].R1, views[j].Buffer)
 				}
 				before := b.from / rows * value.Rows // of the chunks before: scores have a row for several tokens
 				views[j].R0, views[j].R1 = views[j].R0+before, views[j].R1+before
@@ -158,6 +177,7 @@ func Tasks(plan *planir.Plan, graph *models.Graph, rows int) (map[string][]Task,
 		if out[sections[i].Name] != nil || sections[i].Layers == 0 {
 			continue
 		}
+
 		outside := readOutside(sections, i)
 		outside[planir.Logits] = true
 		tasks, err := build.tasks(&sections[i], rows, outside)

@@ -29,6 +29,7 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 		}
 		build.out.Programs = append(build.out.Programs, program)
 	}
+
 	if plan.Beside != nil {
 		if err := build.beside(rows); err != nil {
 			return err
@@ -41,6 +42,7 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 		}
 		build.out.InFlight = append(build.out.InFlight, program)
 	}
+
 	if err := build.finish(rows); err != nil {
 		return err
 	}
@@ -76,6 +78,7 @@ func (b *builder) beside(rows []int) error {
 			"lower plan: processors %q and %q work side by side, and are not the plan's",
 			pair.Prefill, pair.Decode).WithCode("P017")
 	}
+
 	for _, count := range rows {
 		on := pair.Prefill
 		if b.plan.Decodes(count) {
@@ -108,6 +111,7 @@ func (b *builder) program(count int, on string) (ph planir.PhaseProgram, err err
 	if plan.Decodes(count) {
 		ph.Phase = "decode"
 	}
+
 	sections, err := b.expand(of, count, count, b.tiers(count, on))
 	if err != nil {
 		return ph, diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
@@ -115,6 +119,7 @@ func (b *builder) program(count int, on string) (ph planir.PhaseProgram, err err
 	if b.on = on; on != "" {
 		useOwnBuffers(sections, &ph)
 	}
+
 	for i := range sections {
 		outside := readOutside(sections, i)
 		outside[ph.Own(planir.Logits)] = true // by the caller
@@ -138,12 +143,13 @@ func (b *builder) tiers(rows int, on string) *planir.ExpertTiers {
 
 // expand returns the model's graph at a number of rows, with the schemes that are decided for another one (decided).
 func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.ExpertTiers) ([]Section, error) {
-	sections, err := Expand(of, rows, b.plan.MaxContext, b.plan.KV, func(node string) op.Scheme {
+	schemeOf := func(node string) op.Scheme {
 		if decision := b.decision(node, decided); decision != nil {
 			return decision.Scheme
 		}
 		return op.A32W32 // tasks reports the missing decision
-	}, tiers, b.plan.Channels)
+	}
+	sections, err := Expand(of, rows, b.plan.MaxContext, b.plan.KV, schemeOf, tiers, b.plan.Channels)
 	if err != nil {
 		return nil, err
 	}
@@ -197,9 +203,11 @@ func ProgramName(rows int, decodes bool) string {
 // decidesLayers reports whether a bucket of that many rows has decisions for a repeated section.
 func (b *builder) decidesLayers(rows int) bool {
 	for _, section := range b.model.Sections {
+		if section.Layers == 0 || len(section.Nodes) == 0 {
+			continue
+		}
 		// The first node is one that dense and sparse attention have in common.
-		if section.Layers > 0 && len(section.Nodes) > 0 &&
-			b.plan.DecisionFor(section.Name+"."+section.Nodes[0].Name, rows) != nil {
+		if b.plan.DecisionFor(section.Name+"."+section.Nodes[0].Name, rows) != nil {
 			return true
 		}
 	}
@@ -215,11 +223,14 @@ type builder struct {
 	buffers map[string]*planir.Buffer // by name, as wide and long as any program needs
 	order   []string                  // buffers in order of first use
 	graphs  map[string]string         // names by graphKey, so that equal graphs are one
+	packs   map[packKey]*packUse
+	fixups  []fixup // in all steps made so far
+
 	// contexts are the binaries that graphs with the same weights in their artifacts refer to, by these.
 	contexts map[string]string
-	packs    map[packKey]*packUse
-	fixups   []fixup // in all steps made so far
-	on       string  // processor that executes the program alone; "": its decisions name the processors
+
+	// on is the processor that executes the program alone; "": its decisions name the processors.
+	on string
 	// The tasks being made are of one of several chunks, which begins at row from.
 	flight bool
 	from   int
@@ -242,12 +253,14 @@ func (b *builder) decided(node string, rows int) *planir.Decision {
 		return decision
 	}
 	for _, section := range b.model.Sections {
-		if headOnly(&section) {
-			for _, candidate := range section.Nodes {
-				full := section.Name + "." + candidate.Name
-				if _, added := Added(full, candidate.Ops[len(candidate.Ops)-1].Kind)[node]; added || node == full {
-					return b.plan.DecisionFor(node, 1)
-				}
+		if !headOnly(&section) {
+			continue
+		}
+		for _, candidate := range section.Nodes {
+			name := section.Name + "." + candidate.Name
+			_, isAdded := Added(name, candidate.Ops[len(candidate.Ops)-1].Kind)[node]
+			if isAdded || node == name {
+				return b.plan.DecisionFor(node, 1)
 			}
 		}
 	}
@@ -303,6 +316,7 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 func (b *builder) dealOut(section *Section, tasks []*task, repeated bool) planir.Section {
 	out := planir.Section{Name: section.Name, First: section.First, Layers: section.Layers, Logits: section.Logits}
 	out.Flags = synchronise(tasks, repeated)
+
 	// Each processor executes its tasks in this order; flags order tasks of different processors.
 	lanes := map[string][]planir.Step{}
 	for _, task := range tasks {
@@ -311,6 +325,7 @@ func (b *builder) dealOut(section *Section, tasks []*task, repeated bool) planir
 	for _, name := range slices.Sorted(maps.Keys(lanes)) {
 		out.Lanes = append(out.Lanes, planir.Lane{Proc: name, Steps: lanes[name]})
 	}
+
 	// The steps have moved: weight references are completed where they are now.
 	for _, lane := range out.Lanes {
 		i := 0

@@ -59,27 +59,24 @@ func (b *builder) usePack(used packRange) {
 // rangesRead lists the ranges of packed weights that a piece reads, in the order of its step's weights.
 func rangesRead(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []packRange) {
 	operator := piece.Op()
-	for i, wo := range weightOps(piece.Ops) { // a share along K that adds no bias takes none
-		spec := wo.op.WeightSpec(wo.role, layout)
+	for i, taken := range weightOps(piece.Ops) { // a share along K that adds no bias takes none
+		spec := taken.op.WeightSpec(taken.role, layout)
 		key := packKey{weight: node.W[i], scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
 		c0, c1 := 0, spec.N
-		if operator.HasMatrix() && wo.role != "scale" { // which all columns share
-			if wo.role == "weight" || operator.Kind == op.GroupMatMul {
+		if operator.HasMatrix() && taken.role != "scale" { // which all columns share
+			if taken.role == "weight" || operator.Kind == op.GroupMatMul {
 				key.k0, key.k1 = piece.K0, piece.K1
 			}
 			c0, c1 = piece.N0, piece.N1
 		}
-		if _, weights, _ := operator.HeadColumns(); wo.op.Kind == operator.Kind && len(weights) > 0 {
+		_, weights, _ := operator.HeadColumns()
+		if taken.op.Kind == operator.Kind && len(weights) > 0 {
 			c0 = weights[0] * piece.H0 // those of its heads
 			c1 += c0
 		}
+
 		// Uses of a pack by several pieces are united, unless the processor must have a pack of just its own range.
-		steps := wo.role == "steps" && c1-c0 != node.Op().N // two rows have no column ranges: a share has its own
-		ranges := operator.Scheme != "" && wo.role != "scale" && !proc.WeightRanges
-		heads := wo.role == "heads" && operator.KVHeads != node.Op().KVHeads // too few for a range to be aligned
-		// Nor have the rows of a matrix: a part of its columns is one of each row.
-		rows := spec.Layout == op.RowsLayout && wo.role == "weight" && c1-c0 != node.Op().N
-		if proc.WeightsInArtifacts || ranges || steps || heads || rows {
+		if needsOwnPack(node, operator, taken.role, spec.Layout, c1-c0, proc) {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
 			key.slotted = operator.Kind == op.GroupMatMul
 		}
@@ -90,6 +87,24 @@ func rangesRead(node *Node, piece *Piece, proc *planir.Proc, layout string) (out
 		out = append(out, used)
 	}
 	return out
+}
+
+// needsOwnPack reports whether a processor needs a pack of just the columns that it reads of a weight, so many of them,
+// rather than a range of a pack that others read too.
+func needsOwnPack(node *Node, operator op.Op, role, layout string, columns int, proc *planir.Proc) bool {
+	isPart := columns != node.Op().N
+	switch {
+	case proc.WeightsInArtifacts:
+		return true
+	case operator.Scheme != "" && role != "scale" && !proc.WeightRanges:
+		return true
+	case role == "steps" && isPart: // two rows have no column ranges
+		return true
+	case role == "heads" && operator.KVHeads != node.Op().KVHeads: // too few for a range to be aligned
+		return true
+	}
+	// Nor has a matrix by rows: a part of its columns is one of each row.
+	return layout == op.RowsLayout && role == "weight" && isPart
 }
 
 // Use is a range of a packed weight that a piece reads: rows K0..K1 and columns N0..N1 in a format.
@@ -117,6 +132,7 @@ func Needs(node *Node, piece *Piece, proc *planir.Proc) (weights []Use, graph st
 		}
 		cut = chain(piece.Ops, layout)
 	}
+
 	key := graphKey(piece.Proc, cut)
 	if proc.WeightsInArtifacts { // a graph of its own for each set of weights
 		key += fmt.Sprintf("\x00%+v", weights)
@@ -174,6 +190,7 @@ func (b *builder) finishPacks(rank map[string]int) error {
 			Experts: weight.Experts,
 			K0:      key.k0, K1: key.k1, N0: use.lo, N1: use.hi, Scheme: key.scheme, Layout: key.layout,
 		}
+
 		if key.k0 != 0 || key.k1 != weight.K {
 			made.Name += fmt.Sprintf(".k%d-%d", key.k0, key.k1)
 		}
@@ -185,6 +202,7 @@ func (b *builder) finishPacks(rank map[string]int) error {
 			made.Name += ".slots"
 			made.Slotted, made.Experts = true, planir.MostSlotted(b.plan.Experts)
 		}
+
 		use.name = made.Name
 		var err error
 		if made.Bytes, err = pack.Bytes(made.Spec()); err != nil {

@@ -13,6 +13,7 @@ import (
 // reads what it writes, in the same iteration and (for repeated sections) in the one before. Waits
 // implied by others within the iteration are left out; what a lane may still know from the
 // iteration before is not used, which keeps the argument local to two iterations.
+//
 // RATIONALE: Why are there two analyses of flags?
 //
 // The method is vector clocks: the state says of every lane which task of every other lane it knows to be finished. A
@@ -28,6 +29,7 @@ func synchronise(tasks []*task, repeated bool) int {
 	if len(state.lane) == 1 {
 		return 0
 	}
+
 	state.done, state.waits = make([][]int, len(tasks)), make([][]planir.Wait, len(tasks))
 	for range state.lane {
 		state.known = append(state.known, state.newClock())
@@ -67,6 +69,7 @@ func (o *ordering) latest(index int, repeated bool) []int {
 	if !repeated {
 		return latest
 	}
+
 	// Of the iteration before only tasks behind this one matter: one in front of it conflicts in this iteration too.
 	for i := index + 1; i < count; i++ {
 		if lane := o.lane[o.tasks[i].proc]; lane != own && latest[lane] < 0 && mustFollow(o.tasks[i], this) {
@@ -85,12 +88,14 @@ func (o *ordering) wait(index int, latest []int) {
 		if task == nothing || known[lane] >= task || o.implied(known, latest, lane) {
 			continue
 		}
+
 		flag := task
 		if task < 0 {
 			flag += count
 		}
 		o.waits[index] = append(o.waits[index], planir.Wait{Flag: flag, Back: task < 0})
 	}
+
 	// A lane that has waited for a task knows what the task's lane knew; across iterations only the task itself.
 	for _, wait := range o.waits[index] {
 		lane := o.lane[o.tasks[wait.Flag].proc]
@@ -125,6 +130,7 @@ func (o *ordering) number() int {
 			needed[wait.Flag] = true
 		}
 	}
+
 	number := map[int]int{}
 	for i, task := range o.tasks {
 		if needed[i] {
@@ -141,9 +147,10 @@ func (o *ordering) number() int {
 	return len(number)
 }
 
-// mustFollow reports whether b must not overtake a: one of them writes what the other touches.
-func mustFollow(a, b *task) bool {
-	return overlap(a.writes, b.reads) || overlap(a.writes, b.writes) || overlap(a.reads, b.writes)
+// mustFollow reports whether a task must not overtake an earlier one: one of them writes what the other touches.
+func mustFollow(earlier, later *task) bool {
+	return overlap(earlier.writes, later.reads) || overlap(earlier.writes, later.writes) ||
+		overlap(earlier.reads, later.writes)
 }
 
 // overlap reports whether a view of one list shares an element with one of the other.

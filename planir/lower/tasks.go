@@ -36,6 +36,7 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 		if err := schemeFits(node, decision, rows); err != nil {
 			return nil, err
 		}
+
 		pipeline, stage := PipelineOf(b.plan, node.Name, rows)
 		if b.on != "" { // one processor executes all of it
 			pipeline = nil
@@ -45,6 +46,7 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 			return nil, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", node.Name, rows, err).
 				WithCode("P010")
 		}
+
 		if pipeline != nil {
 			if pipelines[pipeline] == nil {
 				pipelines[pipeline] = newStages(pipeline)
@@ -59,6 +61,7 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 		}
 		tasks = append(tasks, task...)
 	}
+
 	tasks = fuse(tasks, b.plan.Proc, outside)
 	// Only now are graphs final, and can equal ones be found.
 	for _, task := range tasks {
@@ -96,6 +99,7 @@ func (b *builder) node(section *Section, node *Node, decision *planir.Decision,
 	if err := b.moveToChunk(section, node, pieces); err != nil {
 		return nil, err
 	}
+
 	var tasks []*task
 	for i := range pieces {
 		if pipeline != nil {
@@ -129,6 +133,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		}
 		b.buffers[view.Buffer].Rows = max(b.buffers[view.Buffer].Rows, view.R1)
 	}
+
 	made := &task{proc: piece.Proc, share: piece.Share, reads: slices.Clone(piece.In), writes: slices.Clone(piece.Out)}
 	made.step = planir.Step{Node: node.Name, R0: piece.R0, In: piece.In, Out: piece.Out, Heads: piece.Heads,
 		Full: node.Slots != nil}
@@ -138,17 +143,19 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		made.writes = append(made.writes, cache)
 	}
 	operator := piece.Op()
+
 	// Copies and sums of shares are operators of their own; they read no weights and have no layout.
 	if piece.Role != Compute {
-		made.graph, made.label = op.Single(operator, ""),
-			fmt.Sprintf("%s%s%d@%d", node.Name, map[role]string{Gather: "<", Sum: "+"}[piece.Role], piece.Share,
-				operator.M)
+		mark := map[role]string{Gather: "<", Sum: "+"}[piece.Role]
+		made.graph = op.Single(operator, "")
+		made.label = fmt.Sprintf("%s%s%d@%d", node.Name, mark, piece.Share, operator.M)
 		return made, nil
 	}
 	made.step.ExpectNS = decision.Shares[piece.Share].PredictNS
 	if err := b.unfolded(node, operator); err != nil {
 		return nil, err
 	}
+
 	proc := b.plan.Proc(piece.Proc)
 	layout := ""
 	if operator.Scheme != "" {
@@ -162,11 +169,12 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		made.weights = append(made.weights, used)
 		made.step.W = append(made.step.W, planir.WeightRef{})
 	}
+
 	// The label names the graph: the node, its share if there are several, and the rows.
 	suffix := ""
 	if len(decision.Shares) > 1 {
-		sh := decision.Shares[piece.Share]
-		suffix = fmt.Sprintf("[%d:%d]", sh.From, sh.To)
+		share := decision.Shares[piece.Share]
+		suffix = fmt.Sprintf("[%d:%d]", share.From, share.To)
 	}
 	made.graph, made.label = chain(piece.Ops, layout), fmt.Sprintf("%s%s@%d", node.Name, suffix, operator.M)
 	return made, nil
@@ -203,6 +211,7 @@ func chain(ops []op.Op, layout string) (graph op.Graph) {
 		}
 		for _, role := range sig.W {
 			graph.Weights = append(graph.Weights, operator.WeightSpec(role, layout))
+
 			node.W = append(node.W, role)
 		}
 		for _, value := range sig.Out {
@@ -229,6 +238,7 @@ func (b *builder) graph(t *task) string {
 	if name, ok := b.graphs[key]; ok {
 		return name
 	}
+
 	// Labels may coincide where graphs differ; a number then makes the name unique.
 	name := t.proc + "/" + t.label
 	for i := 2; b.hasGraph(name); i++ {
@@ -237,6 +247,7 @@ func (b *builder) graph(t *task) string {
 	b.graphs[key] = name
 	graph := planir.Graph{Name: name, Proc: t.proc, Graph: t.graph,
 		Artifact: fmt.Sprintf("graph/%04d", len(b.out.Graphs))}
+
 	if proc.WeightsInArtifacts && proc.Shares {
 		if len(t.weights) == 0 {
 			weights += "\x00" + name // nothing to share

@@ -40,6 +40,7 @@ func TrivialOf(plan *planir.Plan, graph *models.Graph, proc string, rows []int,
 						at = 1
 					}
 				}
+
 				if _, known := seen[place{node.Name, at}]; known {
 					continue
 				}
