@@ -10,7 +10,8 @@ type feedback struct {
 	low   int32     // smallest code
 	high  int32     // largest code
 	state []float32 // [TileN,rank]: what the errors so far are along each direction
-	x     []float32 // [TileN,block]: what the rows of a block are to be, from the errors before it
+	// want is [TileN,block]: what the rows of a block are to be, from the errors before it.
+	want []float32
 }
 
 // newFeedback returns nil if no correlations are known: then errors cannot make up for each other.
@@ -19,7 +20,7 @@ func newFeedback(imp *Importance, block int, low, high int32) *feedback {
 		return nil
 	}
 	return &feedback{imp: imp, cross: imp.blockGains(block), block: block, low: low, high: high,
-		state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
+		state: make([]float32, TileN*imp.rank), want: make([]float32, TileN*block)}
 }
 
 // targets returns what rows row, row+1, ... of a column are to be: their values, less what the errors of earlier blocks
@@ -28,7 +29,8 @@ func newFeedback(imp *Importance, block int, low, high int32) *feedback {
 func (f *feedback) targets(values []float32, row, column int) []float32 {
 	rank := f.imp.rank
 	state := f.state[column*rank : (column+1)*rank]
-	out := f.x[column*f.block : column*f.block+len(values)]
+	out := f.want[column*f.block : column*f.block+len(values)]
+
 	i := 0
 	for ; i+2 <= len(values); i += 2 { // two rows share the loads of the state
 		g0 := f.imp.gain[(row+i)*rank : (row+i+1)*rank][:len(state)]
@@ -47,6 +49,7 @@ func (f *feedback) targets(values []float32, row, column int) []float32 {
 		}
 		out[i], out[i+1] = values[i]-(a0+a1), values[i+1]-(b0+b1)
 	}
+
 	for ; i < len(values); i++ {
 		var sum float32
 		for j, gain := range f.imp.gain[(row+i)*rank : (row+i+1)*rank] {
@@ -66,6 +69,7 @@ func (f *feedback) codes(q []int32, values, want []float32, first, column int, s
 	if step != 0 {
 		inv = 1 / step
 	}
+
 	for i, target := range want {
 		row := f.cross[(first+i)*f.block : (first+i)*f.block+i]
 		var s0, s1 float32
@@ -85,6 +89,7 @@ func (f *feedback) codes(q []int32, values, want []float32, first, column int, s
 		q[i] = max(f.low, min(f.high, roundEven(level)))
 		misses[i] = float32(float32(q[i])*step) - values[i]
 	}
+
 	rank := f.imp.rank
 	state := f.state[column*rank : (column+1)*rank]
 	i := 0

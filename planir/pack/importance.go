@@ -19,11 +19,13 @@ type Importance struct {
 }
 
 // NewImportance makes the importance of K rows from the mean squares [K] of the activations that enter them and,
-// where correlations are known, directions [K,R] with E[x_i x_j] close to their products for i != j (nil:
-// none). Quantisation then lets later rows make up for the errors of earlier ones: with H = D + V V', V
-// the directions, the rows from k on that are still free move by -D^-1 V G V' e for the errors e so far, G the inverse
-// of I + sum over j >= k of v_j v_j'/d_j. It is the error feedback of GPTQ (sec. 3) for an H that is
-// diagonal plus low rank. Negative, infinite and NaN values are refused.
+// where correlations are known, directions [K,R] with E[x_i x_j] close to their products for i != j (nil: none).
+//
+// Quantisation then lets later rows make up for the errors of earlier ones: with H = D + V V', V the directions, the
+// rows from k on that are still free move by -D^-1 V G V' e for the errors e so far, G the inverse of I + sum over
+// j >= k of v_j v_j'/d_j. It is the error feedback of GPTQ (sec. 3) for an H that is diagonal plus low rank. Negative,
+// infinite and NaN values are refused.
+//
 // RATIONALE: Why do rows make up for each other's errors?
 func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	rows := len(meanSquare)
@@ -38,6 +40,7 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 		return nil, diag.New(diag.ClassInput, "importance: got %d directions, want at most %d", importance.rank,
 			maxRank)
 	}
+
 	mean := 0.0
 	for i, value := range meanSquare {
 		if !finite(value) || value < 0 {
@@ -46,12 +49,14 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 		}
 		mean += float64(value) / float64(rows)
 	}
+
 	for i, value := range directions {
 		if !finite(value) {
 			return nil, diag.New(diag.ClassInput, "importance: direction %d of row %d is %v, want a finite number",
 				i%importance.rank, i/importance.rank, value)
 		}
 	}
+
 	if mean == 0 { // nothing is known
 		mean = 1
 	}
@@ -86,6 +91,7 @@ func feedbackGains(meanSquare, directions []float32, mean float64) []float32 {
 		}
 		diagonal := max(float64(meanSquare[row])-along, 0.01*float64(meanSquare[row])) + float64(damp*mean)
 		den := diagonal
+
 		for i := range rank {
 			sum := 0.0
 			for j, value := range own {
@@ -94,6 +100,7 @@ func feedbackGains(meanSquare, directions []float32, mean float64) []float32 {
 			gv[i] = sum
 			den += float64(sum * float64(own[i]))
 		}
+
 		for i := range rank {
 			factor := gv[i] / den
 			out[row*rank+i] = float32(factor)
@@ -120,6 +127,7 @@ func (p *Importance) blockGains(block int) []float32 {
 	if known, ok := p.cross[block]; ok {
 		return known
 	}
+
 	rank := p.rank
 	gains := make([]float32, p.k*block)
 	for row := range p.k {

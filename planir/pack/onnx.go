@@ -26,6 +26,7 @@ func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
 	if err := shape(spec); err != nil {
 		return 0, 0, 0, err
 	}
+
 	form := formats[spec.Scheme]
 	if form == nil || form.onnx == nil {
 		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of %s", spec.Name,
@@ -109,6 +110,7 @@ func packOnnxQ4C(dst []byte, spec op.WeightSpec, src Source, imp *Importance) er
 	if err != nil {
 		return err
 	}
+
 	from := make([]byte, size)
 	if err := PackFor(from, tiled, src, imp); err != nil {
 		return err
@@ -118,6 +120,7 @@ func packOnnxQ4C(dst []byte, spec op.WeightSpec, src Source, imp *Importance) er
 		return err
 	}
 	clear(dst)
+
 	tile := int(size) / tiles(spec.N)
 	for column := range spec.N {
 		codes, inTile := from[column/TileN*tile:(column/TileN+1)*tile], column%TileN
@@ -138,6 +141,7 @@ func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
 	if err != nil {
 		return err
 	}
+
 	scale := make([]float32, scales) // of a column, or of a block of a column
 	number.Decode(scale, packed[at:], op.F32)
 	switch spec.Scheme {

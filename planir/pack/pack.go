@@ -145,16 +145,19 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: columns [%d,%d) outside 0..%d", spec.Name,
 			n0, n1, spec.N)
 	}
+
 	part = spec
 	part.N = n1 - n0
 	if part.N == spec.N {
 		return part, 0, total, nil
 	}
+
 	if spec.Experts > 0 {
 		stride := total / int64(spec.Experts)
 		_, offset, bytes, err = Columns(Expert(spec), n0, n1)
 		return part, offset, int64(spec.Experts-1)*stride + bytes, err
 	}
+
 	if spec.Layout == op.RowsLayout && spec.K == 1 {
 		size := int64(op.Type(spec.Scheme).Bytes())
 		return part, int64(n0) * size, int64(part.N) * size, nil
@@ -167,6 +170,7 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput,
 			"weight %q: columns [%d,%d) of %d do not fall on tiles of %d", spec.Name, n0, n1, spec.N, TileN)
 	}
+
 	tile := total / int64(tiles(spec.N))
 	return part, int64(n0/TileN) * tile, int64(tiles(part.N)) * tile, nil
 }
@@ -185,6 +189,7 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	if spec.Layout == Onnx && spec.Scheme == "q4c" { // neighbouring tiles share bytes there
 		return packOnnxQ4C(dst, spec, src, imp)
 	}
+
 	// Rows in front matter only to error feedback, which carries their errors into the rows that are packed. Without
 	// it, or without blocks, they are cut off.
 	rowCount, cols := src.Shape()
@@ -197,6 +202,7 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 		}
 		imp, front = imp.rows(front), 0
 	}
+
 	var scalesAt int64 // in layout Onnx
 	switch spec.Layout {
 	case op.RowsLayout:
@@ -215,6 +221,7 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 			return packRows(dst, spec, op.F16, src)
 		}
 	}
+
 	// Tiles are independent of each other: each goroutine packs some of them with a buffer of its own.
 	count := tiles(spec.N)
 	tile := len(dst) / count

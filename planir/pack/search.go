@@ -58,6 +58,7 @@ func (s *blockSearch) scale(values, weight []float32) uint16 {
 	for i, value := range values {
 		scaled[i] = value * inv
 	}
+
 	// From the best candidate on, codes and scale improve each other in turn, while the loss falls.
 	best, _, _ := s.loss(scaled, weight, number.HalfToFloat(found)*inv)
 	step := s.candidate(scaled, weight)
@@ -108,6 +109,7 @@ func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 		clear(s.a[i][:])
 		clear(s.b[i][:])
 	}
+
 	// Codes at the first candidate, and the bins in which they go up by one as the scale shrinks.
 	var a, b float32 // sum w|u|q and sum w q^2 at searchFrom
 	for i, value := range scaled {
@@ -140,6 +142,7 @@ func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 			next += step
 		}
 	}
+
 	// For codes with sums a and b, least squares give the scale a/b, which lowers the loss by a^2/b.
 	var best, step float32
 	a1, b1, a2, b2 := a, b, a, b // 8 is the code of positive values: of a negative scale; of negative ones
@@ -222,6 +225,7 @@ func (s *columnSearch) scale(at int) float32 {
 	if column.top == 0 {
 		return 0
 	}
+
 	a, b := column.a, column.b
 	best, step := -1.0, 0.0
 	for i := -1; i < columnBins; i++ {

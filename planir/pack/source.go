@@ -30,7 +30,7 @@ func Matrix(data []byte, element op.Type, rows, cols int, transposed bool) (Sour
 		return nil, diag.New(diag.ClassInput, "read matrix [%d,%d] of %s: got %d bytes, want %d", rows, cols, element,
 			len(data), want)
 	}
-	return &matrix{b: data, t: element, k: rows, n: cols, transposed: transposed}, nil
+	return &matrix{bytes: data, element: element, k: rows, n: cols, transposed: transposed}, nil
 }
 
 // Floats returns a Source over row-major values [K,N].
@@ -38,14 +38,14 @@ func Floats(values []float32, rows, cols int) (Source, error) {
 	if rows < 1 || rows > maxDim || cols < 1 || cols > maxDim || int64(len(values)) != int64(rows)*int64(cols) {
 		return nil, diag.New(diag.ClassInput, "read matrix: got %d values for shape [%d,%d]", len(values), rows, cols)
 	}
-	return &matrix{v: values, k: rows, n: cols}, nil
+	return &matrix{values: values, k: rows, n: cols}, nil
 }
 
 // matrix is a Source over bytes or numbers in memory.
 type matrix struct {
-	b          []byte
-	v          []float32 // instead of b
-	t          op.Type   // of the elements of b
+	bytes      []byte
+	values     []float32 // instead of bytes
+	element    op.Type   // of bytes
 	k, n       int
 	transposed bool
 }
@@ -55,10 +55,10 @@ func (m *matrix) Shape() (int, int) { return m.k, m.n }
 
 // Read transposes in blocks that fit the cache where the matrix is stored by rows.
 func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
-	size := m.t.Bytes()
+	size := m.element.Bytes()
 	if m.transposed {
 		for column := n0; column < n1; column++ {
-			number.Decode(dst[(column-n0)*(k1-k0):(column-n0+1)*(k1-k0)], m.b[(column*m.k+k0)*size:], m.t)
+			number.Decode(dst[(column-n0)*(k1-k0):(column-n0+1)*(k1-k0)], m.bytes[(column*m.k+k0)*size:], m.element)
 		}
 		return nil
 	}
@@ -72,10 +72,10 @@ func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 			for i := range height {
 				row := block[i*blockN : i*blockN+width]
 				at := (kb+i)*m.n + nb
-				if m.v != nil {
-					copy(row, m.v[at:])
+				if m.values != nil {
+					copy(row, m.values[at:])
 				} else {
-					number.Decode(row, m.b[at*size:], m.t)
+					number.Decode(row, m.bytes[at*size:], m.element)
 				}
 			}
 			for j := range width {
@@ -97,6 +97,7 @@ func Interleave(srcs []Source, columns []int) (Source, error) {
 			len(columns))
 	}
 	made := &interleaved{srcs: srcs, columns: columns}
+
 	groups := 0
 	for i, src := range srcs {
 		rows, cols := src.Shape()
@@ -113,6 +114,7 @@ func Interleave(srcs []Source, columns []int) (Source, error) {
 		}
 		made.width += columns[i]
 	}
+
 	if int64(made.width)*int64(groups) > maxDim {
 		return nil, diag.New(diag.ClassInput, "interleave: got %d columns, want at most %d",
 			int64(made.width)*int64(groups), maxDim)
@@ -141,6 +143,7 @@ func (s *interleaved) Read(dst []float32, k0, k1, n0, n1 int) error {
 			in -= s.columns[i]
 			i++
 		}
+
 		run := min(s.columns[i]-in, n1-column)
 		at := group*s.columns[i] + in
 		if err := s.srcs[i].Read(dst[(column-n0)*(k1-k0):(column-n0+run)*(k1-k0)], k0, k1, at, at+run); err != nil {
@@ -176,13 +179,13 @@ func (s *slice) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return s.src.Read(dst, s.k0+k0, s.k0+k1, s.n0+n0, s.n0+n1)
 }
 
-// Plus returns the Source with v added to every element.
-func Plus(src Source, v float32) Source { return &plus{src, v} }
+// Plus returns the Source with a number added to every element.
+func Plus(src Source, addend float32) Source { return &plus{src, addend} }
 
 // plus adds a number to every value of a source.
 type plus struct {
 	Source
-	v float32
+	addend float32
 }
 
 // Read reads the source in place and adds to what it read.
@@ -191,7 +194,7 @@ func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
 		return err
 	}
 	for i := range dst[:(k1-k0)*(n1-n0)] {
-		dst[i] += s.v
+		dst[i] += s.addend
 	}
 	return nil
 }
@@ -274,7 +277,7 @@ func Tensor(stored Stored, rows, cols int, transposed bool) (Source, error) {
 
 // tensor is the Source over a stored form that must be decoded, such as GGUF's blocks.
 type tensor struct {
-	t          Stored
+	stored     Stored
 	k, n       int
 	transposed bool
 }
@@ -285,11 +288,12 @@ func (s *tensor) Shape() (int, int) { return s.k, s.n }
 // Read gives columns one after the other: the rows of a tensor that is stored transposed, else gathered from its rows.
 func (s *tensor) Read(dst []float32, k0, k1, n0, n1 int) error {
 	if s.transposed {
-		return s.t.Read(dst[:(k1-k0)*(n1-n0)], n0, n1, k0, k1)
+		return s.stored.Read(dst[:(k1-k0)*(n1-n0)], n0, n1, k0, k1)
 	}
+
 	row := make([]float32, n1-n0) // stored rows become columns of dst
 	for at := k0; at < k1; at++ {
-		if err := s.t.Read(row, at, at+1, n0, n1); err != nil {
+		if err := s.stored.Read(row, at, at+1, n0, n1); err != nil {
 			return err
 		}
 		for i, value := range row {

@@ -62,6 +62,7 @@ func (p *tilePacker) absmax(values []float32, k0, column int) (float32, error) {
 	if top < 0xff<<23 {
 		return math.Float32frombits(top), nil
 	}
+
 	for i, value := range values {
 		if !finite(value) {
 			return 0, p.refuse(value, k0+i, column, "is not finite")
@@ -76,6 +77,7 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 	var scale [TileN]float32 // of a column; of q8c complete only after all rows were seen
 	var sum [TileN]int32
 	var err error
+
 	switch {
 	case p.spec.Scheme == "q8c" && p.rows < p.spec.K:
 		err = p.columnScales(&scale, tile)
@@ -85,9 +87,11 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 	if err != nil {
 		return err
 	}
+
 	if p.feed != nil {
 		clear(p.feed.state) // errors of another tile's columns
 	}
+
 	all := p.front + p.spec.K
 	for k0 := 0; k0 < all; {
 		k1 := min(k0+p.rows, all)
@@ -286,6 +290,7 @@ func packQ8C(dst []byte, cols *[TileN][]float32, rows int, scale *[TileN]float32
 				}
 				continue
 			}
+
 			part := col[k0:k1]
 			acc := int32(0)
 			at := 4 * column
@@ -356,6 +361,7 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, til
 			return err
 		}
 	}
+
 	for index := 0; index*block < rows; index++ {
 		var nibbles, scales []byte
 		if len(dst) > 0 {
@@ -387,11 +393,13 @@ func (p *tilePacker) packQ4Column(nibbles []byte, values []float32, tile, column
 	if p.imp != nil {
 		weight = p.imp.weight[k0 : k0+len(values)]
 	}
+
 	// With feedback a row's target makes up for the errors of the rows before it.
 	want := values
 	if p.feed != nil {
 		want = p.feed.targets(values, k0, column)
 	}
+
 	// The scale is stored as a half, so the search compares halves.
 	scale = p.search.scale(want, weight)
 	if scale&0x7c00 == 0x7c00 {
@@ -399,6 +407,7 @@ func (p *tilePacker) packQ4Column(nibbles []byte, values []float32, tile, column
 		return 0, p.refuse(want[at], k0+at, tile*TileN+column, "is too large for a 16-bit block scale")
 	}
 	step := number.HalfToFloat(scale)
+
 	codes := p.codes[:len(values)]
 	switch {
 	case p.feed != nil:
@@ -408,6 +417,7 @@ func (p *tilePacker) packQ4Column(nibbles []byte, values []float32, tile, column
 			codes[i] = quant4(value / step)
 		}
 	}
+
 	if step != 0 && nibbles != nil {
 		putNibbles(nibbles, codes, column)
 	}
@@ -451,6 +461,7 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 			search.columns[column].top = max(search.columns[column].top, top)
 		}
 	}
+
 	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
 		if p.rows < p.spec.K {
 			var err error
@@ -466,6 +477,7 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 			search.add(column, col, weight)
 		}
 	}
+
 	for column := range scale {
 		scale[column] = search.scale(column)
 	}

@@ -21,6 +21,7 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 		return diag.New(diag.ClassInput, "unpack weight %q: destination has %d values, want %d", spec.Name, len(dst),
 			int64(spec.K)*int64(spec.N))
 	}
+
 	if spec.Layout == op.RowsLayout {
 		number.Decode(dst, packed, op.Type(spec.Scheme))
 		return nil
@@ -28,6 +29,7 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 	if spec.Layout == Onnx {
 		return unpackOnnx(dst, spec, packed)
 	}
+
 	count := tiles(spec.N)
 	tile := int(total) / count
 	return parallel(count, func() func(int) error {
