@@ -81,6 +81,7 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open safetensors: %w", err)
 	}
+
 	// Reading a mapped file that was truncated meanwhile faults; the fault becomes an error.
 	var tensors []Tensor
 	fault := mem.CatchFault(func() { tensors, err = parse(region.Bytes()) })
@@ -91,6 +92,7 @@ func Open(path string) (*File, error) {
 		region.Close()
 		return nil, diag.New(diag.ClassInput, "open safetensors: %w", err).At("%s", path)
 	}
+
 	out := &File{region: region, tensors: tensors, index: make(map[string]int, len(tensors))}
 	for i := range tensors {
 		out.index[tensors[i].Name] = i
@@ -109,11 +111,11 @@ func (f *File) Names() []string {
 
 // Tensor returns the tensor of that name; its Data is read-only and dead after Close.
 func (f *File) Tensor(name string) (Tensor, bool) {
-	i, ok := f.index[name]
+	at, ok := f.index[name]
 	if !ok {
 		return Tensor{}, false
 	}
-	return f.tensors[i], true
+	return f.tensors[at], true
 }
 
 // Close unmaps the file. Calling it again does nothing.
@@ -127,6 +129,7 @@ func parse(raw []byte) ([]Tensor, error) {
 	if len(raw) < 8 {
 		return nil, fmt.Errorf("got %d bytes, want at least the 8 of the header length", len(raw))
 	}
+
 	headerSize := binary.LittleEndian.Uint64(raw)
 	if headerSize > maxHeaderBytes {
 		return nil, fmt.Errorf("header length %d bytes, want at most %d", headerSize, maxHeaderBytes)
@@ -134,14 +137,17 @@ func parse(raw []byte) ([]Tensor, error) {
 	if headerSize > uint64(len(raw)-8) {
 		return nil, fmt.Errorf("truncated: got %d bytes, want %d for the header alone", len(raw), 8+headerSize)
 	}
+
 	header, data := raw[8:8+headerSize], raw[8+headerSize:]
 	if headerSize == 0 || header[0] != '{' {
 		return nil, fmt.Errorf("header does not begin with {")
 	}
+
 	found, size, err := parseHeader(header)
 	if err != nil {
 		return nil, fmt.Errorf("header: %w", err)
 	}
+
 	// The data ends where the last tensor does: what no tensor describes would escape every digest.
 	switch got := int64(len(data)); {
 	case got < size:
@@ -163,8 +169,8 @@ func parseHeader(header []byte) (found []extent, size int64, err error) {
 		}
 		names[name] = true
 		if name == metadataKey {
-			var m map[string]string
-			if err := json.Unmarshal(value, &m); err != nil {
+			var metadata map[string]string
+			if err := json.Unmarshal(value, &metadata); err != nil {
 				return fmt.Errorf("key %q: want an object of strings", name)
 			}
 			return nil
@@ -191,6 +197,7 @@ func attachData(found []extent, data []byte) ([]Tensor, error) {
 		}
 		return found[a].end < found[b].end
 	})
+
 	// Each tensor must begin where the one before it ended.
 	at := int64(0)
 	tensors := make([]Tensor, len(found))
@@ -238,8 +245,9 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 			return fmt.Errorf("key %q twice", key)
 		}
 		seen |= bit
-		// A null would count as 0.
-		if err := json.Unmarshal(raw, dst); err != nil || bit != 1 && bytes.Contains(raw, []byte("null")) {
+		err := json.Unmarshal(raw, dst)
+		nullAsZero := bit != 1 && bytes.Contains(raw, []byte("null"))
+		if err != nil || nullAsZero {
 			return fmt.Errorf("key %q: got %s", key, brief(raw))
 		}
 		return nil
@@ -247,6 +255,7 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	if err != nil {
 		return entry, err
 	}
+
 	if seen != 7 {
 		return entry, fmt.Errorf("want the keys dtype, shape and data_offsets")
 	}
@@ -256,8 +265,9 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	if len(offsets) != 2 || offsets[0] < 0 || offsets[1] < offsets[0] {
 		return entry, fmt.Errorf("data_offsets %v, want [begin, end]", offsets)
 	}
-	entry = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape}, begin: offsets[0],
-		end: offsets[1]}
+	entry = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape},
+		begin: offsets[0], end: offsets[1]}
+
 	// The size that type and shape give must be the size that the offsets give.
 	want, err := sizeOf(entry.Type, shape)
 	if err != nil {
@@ -308,6 +318,7 @@ func eachMember(data []byte, visit func(key string, value json.RawMessage) error
 	if token != json.Delim('{') {
 		return fmt.Errorf("got %s, want a JSON object", brief(data))
 	}
+
 	for dec.More() {
 		token, err := dec.Token()
 		if err != nil {
@@ -325,6 +336,7 @@ func eachMember(data []byte, visit func(key string, value json.RawMessage) error
 			return err
 		}
 	}
+
 	if _, err := dec.Token(); err != nil {
 		return jsonError(dec, err)
 	}

@@ -30,12 +30,14 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 				tensor.Name, len(tensor.Data), want, tensor.Type, tensor.Shape)
 		}
 	}
+
 	// Write in the order of the offsets that the header states.
 	order := make([]int, len(tensors))
 	for i := range order {
 		order[i] = i
 	}
 	sort.SliceStable(order, func(a, b int) bool { return offsets[order[a]] < offsets[order[b]] })
+
 	return wholefile.Stream(path, func(w io.Writer) error {
 		if _, err := w.Write(header); err != nil {
 			return err
@@ -59,6 +61,7 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 	if err := checkTensors(tensors); err != nil {
 		return nil, nil, err
 	}
+
 	order := make([]int, len(tensors))
 	for i := range order {
 		order[i] = i
@@ -67,11 +70,13 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 	sort.SliceStable(order, func(a, b int) bool {
 		return elementBytes[string(tensors[order[a]].Type)] > elementBytes[string(tensors[order[b]].Type)]
 	})
+
 	// The length comes first and is known last, so 8 bytes are kept for it.
 	var buf bytes.Buffer
 	buf.Write(make([]byte, 8))
 	buf.WriteByte('{')
 	writeMetadata(&buf, metadata)
+
 	// One member for each tensor. Offsets count from the end of the header, and are shifted at the end.
 	at := int64(0)
 	offsets = make([]int64, len(tensors))
@@ -89,6 +94,7 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 			shape, at, end)
 		at = end
 	}
+
 	buf.WriteByte('}')
 	for buf.Len()%64 != 0 {
 		buf.WriteByte(' ')
@@ -97,6 +103,7 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		return nil, nil, diag.New(diag.ClassInput, "lay out safetensors: header of %d bytes, want at most %d",
 			buf.Len()-8, maxHeaderBytes)
 	}
+
 	header = buf.Bytes()
 	binary.LittleEndian.PutUint64(header, uint64(len(header)-8))
 	for i := range offsets {
