@@ -61,10 +61,10 @@ func TestReadersAreWokenSeldom(t *testing.T) {
 		tokens   int
 		woken    int
 	}{
-		{100e3, 32, 1 + 3}, // the first one; of 31 others 11 at a time, and the last ones at once
-		{999e3, 8, 1 + 4},  // two at a time
-		{1001e3, 8, 8},
-		{100e3, 1, 1},
+		{decodeNS: 100e3, tokens: 32, woken: 1 + 3}, // the first one; of 31 others 11 at a time, the last at once
+		{decodeNS: 999e3, tokens: 8, woken: 1 + 4},  // two at a time
+		{decodeNS: 1001e3, tokens: 8, woken: 8},
+		{decodeNS: 100e3, tokens: 1, woken: 1},
 	} {
 		plan := x.Plan()
 		for i := range plan.Predictions {
@@ -78,20 +78,22 @@ func TestReadersAreWokenSeldom(t *testing.T) {
 			t.Fatal(err)
 		}
 		clock.server = server
-		clock.answer, err = server.Submit(serving.Request{Prompt: []int32{1, 2, 3}, MaxTokens: test.tokens, IgnoreEnd: true, LogProbs: -1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		clock.answer = submit(t, server, serving.Request{
+			Prompt: []int32{1, 2, 3}, MaxTokens: test.tokens, IgnoreEnd: true, LogProbs: -1,
+		})
+
 		if err := server.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+
 		if clock.woken != test.woken || len(clock.given) != test.tokens {
-			t.Errorf("steps of %d ns: woken %d times for %d tokens, want %d times for %d", test.decodeNS, clock.woken, len(clock.given),
-				test.woken, test.tokens)
+			t.Errorf("steps of %d ns: woken %d times for %d tokens, want %d times for %d", test.decodeNS, clock.woken,
+				len(clock.given), test.woken, test.tokens)
 		}
 		for i, token := range clock.tokens {
-			late := clock.given[i] - token.AfterNS // the answer arrived at 0
-			if late < 0 || late > 1e6 || late > 0 && (i == 0 || i == test.tokens-1) {
+			late := clock.given[i] - token.AfterNS // the request arrived at 0
+			atOnce := i == 0 || i == test.tokens-1
+			if late < 0 || late > 1e6 || late > 0 && atOnce {
 				t.Errorf("steps of %d ns: token %d was there %d ns before its reader was told", test.decodeNS, i, late)
 			}
 		}

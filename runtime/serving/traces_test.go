@@ -39,8 +39,8 @@ type exchange struct {
 	left   bool // its reader wanted no more
 }
 
-// users send random requests until each has sent as many: conversations that go on and that begin alike, repeat what
-// was said, are greedy or drawn, wait or are waited for, want scores, end early or leave.
+// users send random requests until each has sent so many. Their conversations go on and begin alike, repeat what was
+// said, are greedy or drawn, of either class, want scores, end early or leave.
 func users(t *testing.T, server *serving.Server, begin []int32, many, each int) (all []exchange) {
 	t.Helper()
 	var mutex sync.Mutex
@@ -55,34 +55,7 @@ func users(t *testing.T, server *serving.Server, begin []int32, many, each int) 
 					history = nil
 					continue
 				}
-				one := exchange{Request: serving.Request{Class: scheduler.Class(random.IntN(2)), Prompt: slices.Clone(history),
-					MaxTokens: 1 + random.IntN(60), LogProbs: random.IntN(5) - 1}}
-				if random.IntN(2) == 0 {
-					one.Sampler = executor.Sampler{Temperature: 0.4, TopK: random.IntN(9), TopP: 0.9, Seed: random.Uint64()}
-				}
-				answer, err := server.Submit(one.Request)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				switch random.IntN(8) {
-				case 0:
-					time.Sleep(time.Duration(random.IntN(3000)) * time.Microsecond)
-					answer.Cancel()
-				case 1:
-					if token, there, _ := answer.Next(context.Background()); there {
-						one.got = append(one.got, token)
-					}
-					answer.Enough()
-					one.left = true
-				}
-				for token := range answer.Tokens() {
-					one.got = append(one.got, token)
-				}
-				if one.reason, err = answer.End(); err != nil {
-					t.Error(err)
-				}
-				one.left = one.left || one.reason == serving.Cancelled
+				one := converse(t, server, random, history)
 				for _, token := range one.got {
 					history = append(history, token.ID)
 				}
@@ -94,6 +67,43 @@ func users(t *testing.T, server *serving.Server, begin []int32, many, each int) 
 	}
 	wait.Wait()
 	return all
+}
+
+// converse sends a conversation so far, and reads the answer or a part of it.
+func converse(t *testing.T, server *serving.Server, random *rand.Rand, history []int32) exchange {
+	one := exchange{Request: serving.Request{
+		Class:     scheduler.Class(random.IntN(2)),
+		Prompt:    slices.Clone(history),
+		MaxTokens: 1 + random.IntN(60),
+		LogProbs:  random.IntN(5) - 1,
+	}}
+	if random.IntN(2) == 0 {
+		one.Sampler = executor.Sampler{Temperature: 0.4, TopK: random.IntN(9), TopP: 0.9, Seed: random.Uint64()}
+	}
+	answer, err := server.Submit(one.Request)
+	if err != nil {
+		t.Error(err)
+		return one
+	}
+	switch random.IntN(8) {
+	case 0:
+		time.Sleep(time.Duration(random.IntN(3000)) * time.Microsecond)
+		answer.Cancel()
+	case 1:
+		if token, there, _ := answer.Next(context.Background()); there {
+			one.got = append(one.got, token)
+		}
+		answer.Enough()
+		one.left = true
+	}
+	for token := range answer.Tokens() {
+		one.got = append(one.got, token)
+	}
+	if one.reason, err = answer.End(); err != nil {
+		t.Error(err)
+	}
+	one.left = one.left || one.reason == serving.Cancelled
+	return one
 }
 
 // says is the next message of a conversation: some of what all begin with, something new, something that was said
@@ -112,24 +122,18 @@ func says(random *rand.Rand, begin, history []int32) (out []int32) {
 }
 
 // byItself is what a request gets of a server that has never had another one and guesses nothing.
-func byItself(t *testing.T, x *executor.Machine, request serving.Request) (out []serving.Token) {
+func byItself(t *testing.T, x *executor.Machine, request serving.Request) []serving.Token {
 	t.Helper()
 	server, err := serving.New(x, serving.Options{Scheduler: scheduler.Default(1)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := server.Submit(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := submit(t, server, request)
 	server.Drain()
 	if err := server.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for token := range answer.Tokens() {
-		out = append(out, token)
-	}
-	return out
+	return slices.Collect(answer.Tokens())
 }
 
 // same reports whether tokens are the same, with the bits of their scores.
@@ -137,14 +141,17 @@ func same(a, b serving.Token) bool {
 	return a.ID == b.ID && a.LogProb == b.LogProb && slices.Equal(a.Likely, b.Likely)
 }
 
-// Of random traces every request gets the tokens that it gets alone, with the same bits of log probabilities: whatever
-// runs beside it or before it, what of its prompt is in the cache or was computed ahead of time, and whatever is
-// guessed.
+// Every request of random traces gets the tokens that it gets alone, with the same bits of log probabilities. This
+// holds whatever runs beside it or before it, what of its prompt is in the cache or was computed ahead of time, and
+// whatever is guessed.
 func TestTracesAreThoseAlone(t *testing.T) {
 	for name, of := range map[string]func(t *testing.T) (string, shape){
-		"one core":          func(*testing.T) (string, shape) { return demo, shape{} },
-		"two cores, beside": func(t *testing.T) (string, shape) { twoCores(t); return demo, shape{beside: true} },
-		"experts":           func(*testing.T) (string, shape) { return experts, shape{} },
+		"one core": func(*testing.T) (string, shape) { return demo, shape{} },
+		"two cores, beside": func(t *testing.T) (string, shape) {
+			twoCores(t)
+			return demo, shape{beside: true}
+		},
+		"experts": func(*testing.T) (string, shape) { return experts, shape{} },
 		"dropped rows": func(t *testing.T) (string, shape) {
 			return experts, shape{tiers: []planir.ExpertTiers{dropping(t, 16), dropping(t, 64)}}
 		},
@@ -164,8 +171,8 @@ func TestTracesAreThoseAlone(t *testing.T) {
 	}
 }
 
-// Where programs compute the same row in unlike ways, nothing is guessed, and nothing processed beside decoding: what
-// these compute would not be what plain decoding does. They were tried before, and answers differed.
+// Where programs compute the same row in unlike ways, nothing is guessed: what is verified would not be what plain
+// decoding computes.
 func TestUnlikeProgramsGuessNothing(t *testing.T) {
 	for name, of := range map[string]func(t *testing.T) (string, shape){
 		"sums divided in prefill":  func(t *testing.T) (string, shape) { return demo, onTwoCores(t, byPairs) },
@@ -179,42 +186,26 @@ func TestUnlikeProgramsGuessNothing(t *testing.T) {
 			dir, like := of(t)
 			x := machineOf(t, dir, like)
 			server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(4), Draft: 7})
-			for _, request := range drawRequests(12, vocabulary) {
-				request.Prompt = append(request.Prompt, request.Prompt...) // something to copy
-				request.Prompt, request.MaxTokens = request.Prompt[:min(150, len(request.Prompt))], 60
-				answer, err := server.Submit(request)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, _, err := collect(answer); err != nil {
-					t.Fatal(err)
-				}
+			for _, request := range draftRequests(12) {
+				ask(t, server, request)
 			}
-			if metrics := server.Metrics(); metrics.DraftTokens > 0 || x.Plan().Unlike() == "" {
-				t.Errorf("%d tokens were guessed, want none; the plan is unlike because of %q", metrics.DraftTokens, x.Plan().Unlike())
+
+			if x.Plan().Unlike() == "" {
+				t.Error("the plan's programs are alike")
+			}
+			if guessed := server.Metrics().DraftTokens; guessed > 0 {
+				t.Errorf("%d tokens were guessed, want none", guessed)
 			}
 		})
 	}
 }
 
+// tracesAreThoseAlone plays a trace of one user, and of six at once, on a server with a prefix.
 func tracesAreThoseAlone(t *testing.T, x *executor.Machine) {
 	t.Helper()
-	begin := drawRequests(1, vocabulary)[0].Prompt
-	for len(begin) < 90 {
-		begin = append(begin, begin...)
-	}
-	begin = begin[:90]
+	begin := drawText(90)
 	ahead := begin[:70]
-	var cache []byte
-	x.Reset()
-	if err := x.Do(t.Context(), func(control *executor.Control) (err error) {
-		if _, err = control.Extend(0, ahead, executor.WantNone, nil); err == nil {
-			cache, err = control.Cached(0, len(ahead))
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	cache := cachedTokens(t, x, ahead)
 	each := 15
 	if testing.Short() {
 		each = 6
@@ -225,6 +216,7 @@ func tracesAreThoseAlone(t *testing.T, x *executor.Machine) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	done := make(chan error, 1)
 	go func() { done <- server.Run(t.Context()) }()
 	all := append(users(t, server, begin, 1, each), users(t, server, begin, 6, each)...)
@@ -232,11 +224,15 @@ func tracesAreThoseAlone(t *testing.T, x *executor.Machine) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range all {
 		one := &all[i]
 		want := byItself(t, x, one.Request)
-		if n := len(one.got); n > len(want) || !one.left && n != len(want) || !slices.EqualFunc(one.got, want[:n], same) {
-			t.Errorf("request %d of %d tokens, %+v: got %v (%s), alone %v", i, len(one.Prompt), one.Sampler, one.got, one.reason, want)
+		n := len(one.got)
+		rightLength := n == len(want) || n < len(want) && one.left
+		if !rightLength || !slices.EqualFunc(one.got, want[:n], same) {
+			t.Errorf("request %d of %d tokens, %+v: got %v (%s), alone %v", i, len(one.Prompt), one.Sampler, one.got,
+				one.reason, want)
 		}
 	}
 	metrics := server.Metrics()
@@ -246,6 +242,7 @@ func tracesAreThoseAlone(t *testing.T, x *executor.Machine) {
 	}
 }
 
+// twoCores skips a test where there are no two.
 func twoCores(t *testing.T) {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
@@ -268,7 +265,8 @@ func calibrationOf(t *testing.T, model *models.Model) *calibration.Calibration {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return calibration.Even(calibration.Model{Name: model.Name, Digest: digest}, model.Layers, model.Heads, model.KVHeads, 0.3)
+	of := calibration.Model{Name: model.Name, Digest: digest}
+	return calibration.Even(of, model.Layers, model.Heads, model.KVHeads, 0.3)
 }
 
 // sparseShape has sparse attention in prefill.
@@ -290,18 +288,23 @@ func outlierShape(t *testing.T) (string, shape) {
 		t.Fatal(err)
 	}
 	defer model.Close()
+	allOf := func(scheme op.Scheme) func(string, int) op.Scheme {
+		return func(string, int) op.Scheme { return scheme }
+	}
+
 	var ranges quality.Ranges
-	observed := machineOf(t, demo, shape{scheme: func(string, int) op.Scheme { return op.A32W32 }, observe: ranges.Observe})
+	observed := machineOf(t, demo, shape{scheme: allOf(op.A32W32), observe: ranges.Observe})
 	request := serving.Request{Prompt: drawRequests(1, vocabulary)[0].Prompt, MaxTokens: 1}
 	alone(t, observed, request)
 	ranges.Again()
 	alone(t, observed, request)
+
 	cal := calibrationOf(t, model)
 	cal.Attention = nil
 	if cal.Activations, err = ranges.Activations(0); err != nil {
 		t.Fatal(err)
 	}
-	return demo, shape{calibration: cal, scheme: func(string, int) op.Scheme { return op.A8OQ8C }}
+	return demo, shape{calibration: cal, scheme: allOf(op.A8OQ8C)}
 }
 
 // onTwoCores divides decisions between two cores.
@@ -312,11 +315,17 @@ func onTwoCores(t *testing.T, divide func(*planir.Decision, *lower.Node)) shape 
 	return shape{second: &second, divide: divide}
 }
 
+// halves divides a length between processors a and b, at a multiple of 32.
+func halves(length int) []planir.Share {
+	middle := length / 64 * 32
+	return []planir.Share{{Proc: "a", To: middle}, {Proc: "b", From: middle, To: length}}
+}
+
 // byColumns divides the columns of products in prefill.
 func byColumns(decision *planir.Decision, node *lower.Node) {
 	if o := node.Op(); o.Kind == op.MatMul && decision.Rows > 4 {
 		decision.Strategy, decision.Axis = planir.WeightCentric, planir.AxisCols
-		decision.Shares = []planir.Share{{Proc: "a", To: o.N / 64 * 32}, {Proc: "b", From: o.N / 64 * 32, To: o.N}}
+		decision.Shares = halves(o.N)
 	}
 }
 
@@ -324,7 +333,7 @@ func byColumns(decision *planir.Decision, node *lower.Node) {
 func byPairs(decision *planir.Decision, node *lower.Node) {
 	if o := node.Op(); o.Kind == op.MatMul && decision.Rows > 4 {
 		decision.Strategy, decision.Axis = planir.Paired, planir.AxisK
-		decision.Shares = []planir.Share{{Proc: "a", To: o.K / 64 * 32}, {Proc: "b", From: o.K / 64 * 32, To: o.K}}
+		decision.Shares = halves(o.K)
 	}
 }
 
@@ -332,12 +341,20 @@ func byPairs(decision *planir.Decision, node *lower.Node) {
 func onOpenCL(t *testing.T, divide func(*planir.Decision, *lower.Node)) shape {
 	t.Helper()
 	device := openCLProc(t)
-	return shape{second: &device, divide: func(decision *planir.Decision, node *lower.Node) {
-		able := !slices.ContainsFunc(node.Ops, func(o op.Op) bool { return len(device.Kinds) > 0 && !slices.Contains(device.Kinds, o.Kind) })
-		if able {
+	whatItCan := func(decision *planir.Decision, node *lower.Node) {
+		unable := slices.ContainsFunc(node.Ops, func(o op.Op) bool {
+			return len(device.Kinds) > 0 && !slices.Contains(device.Kinds, o.Kind)
+		})
+		if !unable {
 			divide(decision, node)
 		}
-	}, drivers: []driver.Driver{opencl.New()}, with: []driver.Compiler{openclcompiler.New()}}
+	}
+	return shape{
+		second:  &device,
+		divide:  whatItCan,
+		drivers: []driver.Driver{opencl.New()},
+		with:    []driver.Compiler{openclcompiler.New()},
+	}
 }
 
 // openCLProc is what a plan says of a device of OpenCL; without any the test is skipped.
@@ -380,16 +397,25 @@ func onORT(t *testing.T) (string, shape) {
 		t.Fatal(err)
 	}
 	capabilities := opened.Capabilities()
-	second := planir.Proc{Name: "b", Kind: "cpu", Driver: ort.Name, Select: "0", Cores: capabilities.Cores, Set: capabilities.Offered()}
+	second := planir.Proc{
+		Name: "b", Kind: "cpu", Driver: ort.Name, Select: "0",
+		Cores: capabilities.Cores, Set: capabilities.Offered(),
+	}
 	slices.Sort(second.Kinds)
 	if err := opened.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return demo, shape{second: &second, divide: func(decision *planir.Decision, node *lower.Node) {
+	products := func(decision *planir.Decision, node *lower.Node) {
 		if node.Op().Kind == op.MatMul && slices.Contains(second.Kinds, op.MatMul) {
 			decision.Shares[0].Proc = "b"
 		}
-	}, drivers: []driver.Driver{ort.New()}, with: []driver.Compiler{ortcompiler.New()}}
+	}
+	return demo, shape{
+		second:  &second,
+		divide:  products,
+		drivers: []driver.Driver{ort.New()},
+		with:    []driver.Compiler{ortcompiler.New()},
+	}
 }
 
 // promptsOnly has prompts processed by the second processor.
