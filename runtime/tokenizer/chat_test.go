@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 // clock is the time testdata/chat.py gave the reference.
 var clock = time.Date(2024, 7, 5, 9, 8, 7, 0, time.UTC)
 
+// chatFile is testdata/chat.json: what the reference makes of conversations with the templates of models.
 type chatFile struct {
 	Tokens        map[string]string
 	Conversations []struct {
@@ -25,6 +27,7 @@ type chatFile struct {
 	}
 }
 
+// chats reads it.
 func chats(t testing.TB) *chatFile {
 	t.Helper()
 	data, err := os.ReadFile("testdata/chat.json")
@@ -52,6 +55,7 @@ func withConfig(t testing.TB, config any) Tokenizer {
 	return tok
 }
 
+// The templates of models give the texts that the reference gives, and refuse what it refuses.
 func TestChatTemplates(t *testing.T) {
 	f := chats(t)
 	if len(f.Templates) < 15 || len(f.Conversations) < 15 {
@@ -65,27 +69,22 @@ func TestChatTemplates(t *testing.T) {
 		tok := withConfig(t, config)
 		texts := 0
 		for i, c := range f.Conversations {
-			// A message without a role is nothing ParseMessages takes.
-			var raw []json.RawMessage
-			if err := json.Unmarshal(c.Messages, &raw); err != nil {
-				t.Fatal(err)
-			}
-			messages := make([]Message, len(raw))
-			for j := range raw {
-				messages[j].JSON = raw[j]
-			}
 			for j, prompt := range []bool{false, true} {
+				got, err := tok.Chat(t.Context(), rawMessages(t, c.Messages), ChatOptions{
+					AddGenerationPrompt: prompt, Tools: c.Tools, Variables: c.Variables, Now: clock,
+				})
+
+				what := fmt.Sprintf("%s, conversation %d", name, i)
 				want := template.Texts[2*i+j]
-				got, err := tok.Chat(t.Context(), messages, ChatOptions{AddGenerationPrompt: prompt, Tools: c.Tools, Variables: c.Variables, Now: clock})
 				switch {
 				case want == nil && err == nil:
-					t.Errorf("%s, conversation %d: got %q, want an error", name, i, got)
-				case want == nil && (diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0):
-					t.Errorf("%s, conversation %d: error %v of class %d without a hint", name, i, err, diag.ClassOf(err))
-				case want != nil && err != nil:
-					t.Errorf("%s, conversation %d: %v", name, i, err)
-				case want != nil && got != *want:
-					t.Errorf("%s, conversation %d:\n got %q\nwant %q", name, i, got, *want)
+					t.Errorf("%s: got %q, want an error", what, got)
+				case want == nil:
+					checkRefusal(t, what, err, "")
+				case err != nil:
+					t.Errorf("%s: %v", what, err)
+				case got != *want:
+					t.Errorf("%s:\n got %q\nwant %q", what, got, *want)
 				}
 				if want != nil {
 					texts++
@@ -98,79 +97,167 @@ func TestChatTemplates(t *testing.T) {
 	}
 }
 
+// rawMessages are messages as they are: ParseMessages would refuse one without a role.
+func rawMessages(t *testing.T, list json.RawMessage) []Message {
+	t.Helper()
+	var raw []json.RawMessage
+	if err := json.Unmarshal(list, &raw); err != nil {
+		t.Fatal(err)
+	}
+	messages := make([]Message, len(raw))
+	for i := range raw {
+		messages[i].JSON = raw[i]
+	}
+	return messages
+}
+
+// Of several templates that for tools is taken where there are tools, else the default one.
 func TestWhichChatTemplate(t *testing.T) {
-	named := []any{map[string]any{"name": "default", "template": "D"}, map[string]any{"name": "tool_use", "template": "T"}, map[string]any{"name": "rag", "template": "R"}}
-	for name, c := range map[string]struct {
+	named := []any{
+		map[string]any{"name": "default", "template": "D"},
+		map[string]any{"name": "tool_use", "template": "T"},
+		map[string]any{"name": "rag", "template": "R"},
+	}
+	everything := "{{ tools }}{{ documents }}{{ pad_token }}|{{ eos_token }}{{ add_generation_prompt }}"
+	for _, c := range []struct {
+		name     string
 		template any
 		tools    string
-		want     string // "!" and part of the error
+		want     string
 	}{
-		"text":             {"X{{ bos_token }}", "", "X<s>"},
-		"default of list":  {named, "", "D"},
-		"for tools":        {named, "[]", "T"},
-		"none for tools":   {named[:1], "[]", "D"},
-		"no default":       {named[1:], "", "!no default chat template, only rag, tool_use"},
-		"none":             {nil, "", "!the model has no chat template"},
-		"a number":         {5, "", "!neither a text nor a list"},
-		"malformed":        {"{% if %}", "", "!line 1: unexpected %}, want an expression"},
-		"tools no list":    {"{{ tools }}", "{", "!tools: "},
-		"hostile":          {"{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}", "", "!more than"},
-		"refuses":          {"{{ raise_exception('not today') }}", "", "!not today"},
-		"no clock":         {"{{ strftime_now('%Y') }}", "", "!no clock"},
-		"what there is of": {"{{ tools }}{{ documents }}{{ pad_token }}|{{ eos_token }}{{ add_generation_prompt }}", "", "NoneNone|</s>False"},
+		{name: "text", template: "X{{ bos_token }}", want: "X<s>"},
+		{name: "default of list", template: named, want: "D"},
+		{name: "for tools", template: named, tools: "[]", want: "T"},
+		{name: "none for tools", template: named[:1], tools: "[]", want: "D"},
+		{name: "what there is of", template: everything, want: "NoneNone|</s>False"},
 	} {
-		tok := withConfig(t, map[string]any{"chat_template": c.template, "bos_token": map[string]any{"content": "<s>"}, "eos_token": "</s>", "pad_token": nil})
-		var o ChatOptions
-		if c.tools != "" {
-			o.Tools = []byte(c.tools)
-		}
-		got, err := tok.Chat(t.Context(), nil, o)
-		if want, isError := strings.CutPrefix(c.want, "!"); isError {
-			if err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
-				t.Errorf("%s: got %q, %v, want error %q", name, got, err, want)
-			}
-		} else if err != nil || got != want {
-			t.Errorf("%s: got %q, %v, want %q", name, got, err, want)
+		got, err := chatWith(t, c.template, c.tools)
+		if err != nil || got != c.want {
+			t.Errorf("%s: got %q, %v, want %q", c.name, got, err, c.want)
 		}
 	}
 }
 
-func TestMessages(t *testing.T) {
-	m, err := ParseMessages([]byte(` [ {"role":"user","content":"a\u00e9"}, {"role":"assistant","content":[{"type":"text"}],"n":1} ] `))
-	if err != nil || len(m) != 2 || m[0].Role != "user" || m[0].Content != "aé" || m[1].Content != "" || string(m[1].JSON) != `{"role":"assistant","content":[{"type":"text"}],"n":1}` {
-		t.Errorf("got %+v, %v", m, err)
+// A template that is missing, malformed, hostile, or that refuses, is an input error with a hint.
+func TestRefusedChatTemplates(t *testing.T) {
+	loops := "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
+	others := []any{
+		map[string]any{"name": "tool_use", "template": "T"},
+		map[string]any{"name": "rag", "template": "R"},
 	}
-	for in, want := range map[string]string{
-		"": "not valid JSON", "{}": "want a list", "[1]": "message 1: ", `[{"role":"user"},{"content":"x"}]`: "message 2: role is missing", `[{"role":5}]`: "message 1: ",
-		`[{"role":"user","content":"a"},{"role":"user","content":"b","role":"system"}]`: `message 2: key "role" twice`,
-		`[{"role":"user","content":"a","Content":"b"}]`:                                 `message 1: key "Content" twice`,
-		strings.Repeat(" ", maxText+1):                                                  "want at most", "[" + strings.Repeat(`{"role":"u"},`, maxMessages) + `{"role":"u"}]`: "more than 65536",
+	for _, c := range []struct {
+		name     string
+		template any
+		tools    string
+		want     string
+	}{
+		{name: "no default", template: others, want: "no default chat template, only rag, tool_use"},
+		{name: "none", want: "the model has no chat template"},
+		{name: "a number", template: 5, want: "neither a text nor a list"},
+		{name: "malformed", template: "{% if %}", want: "line 1: unexpected %}, want an expression"},
+		{name: "tools no list", template: "{{ tools }}", tools: "{", want: "tools: "},
+		{name: "hostile", template: loops, want: "more than"},
+		{name: "refuses", template: "{{ raise_exception('not today') }}", want: "not today"},
+		{name: "no clock", template: "{{ strftime_now('%Y') }}", want: "no clock"},
 	} {
-		if _, err := ParseMessages([]byte(in)); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
-			t.Errorf("%.40q: got %v, want %q", in, err, want)
-		}
+		_, err := chatWith(t, c.template, c.tools)
+		checkRefusal(t, c.name, err, c.want)
 	}
+}
+
+// chatWith renders no messages with a template and tools.
+func chatWith(t *testing.T, template any, tools string) (string, error) {
+	t.Helper()
+	tok := withConfig(t, map[string]any{
+		"chat_template": template,
+		"bos_token":     map[string]any{"content": "<s>"},
+		"eos_token":     "</s>",
+		"pad_token":     nil,
+	})
+	var options ChatOptions
+	if tools != "" {
+		options.Tools = []byte(tools)
+	}
+	return tok.Chat(t.Context(), nil, options)
+}
+
+// Messages are parsed with their roles, and with their contents where these are texts.
+func TestParseMessages(t *testing.T) {
+	const second = `{"role":"assistant","content":[{"type":"text"}],"n":1}`
+
+	m, err := ParseMessages([]byte(` [ {"role":"user","content":"a\u00e9"}, ` + second + ` ] `))
+	if err != nil || len(m) != 2 {
+		t.Fatalf("got %+v, %v, want two messages", m, err)
+	}
+
+	if m[0].Role != "user" || m[0].Content != "aé" {
+		t.Errorf("got %+v, want the user's text", m[0])
+	}
+	if m[1].Content != "" || string(m[1].JSON) != second {
+		t.Errorf("got %+v, want no text but the JSON", m[1])
+	}
+}
+
+// Messages that are no list of objects with roles, or too many, are refused with what is wrong.
+func TestRefusedMessages(t *testing.T) {
+	many := "[" + strings.Repeat(`{"role":"u"},`, maxMessages) + `{"role":"u"}]`
+	for _, c := range []struct{ text, want string }{
+		{"", "not valid JSON"},
+		{"{}", "want a list"},
+		{"[1]", "message 1: "},
+		{`[{"role":"user"},{"content":"x"}]`, "message 2: role is missing"},
+		{`[{"role":5}]`, "message 1: "},
+		{
+			`[{"role":"user","content":"a"},{"role":"user","content":"b","role":"system"}]`,
+			`message 2: key "role" twice`,
+		},
+		{`[{"role":"user","content":"a","Content":"b"}]`, `message 1: key "Content" twice`},
+		{strings.Repeat(" ", maxText+1), "want at most"},
+		{many, "more than 65536"},
+	} {
+		_, err := ParseMessages([]byte(c.text))
+		checkRefusal(t, fmt.Sprintf("%.40q", c.text), err, c.want)
+	}
+}
+
+// A template sees a message as its JSON, or as its role and content in UTF-8.
+func TestMessagesOfTemplates(t *testing.T) {
 	tok := withConfig(t, map[string]any{"chat_template": "{{ messages }}"})
-	got, err := tok.Chat(t.Context(), []Message{{Role: "user", Content: "a\xffb"}, {JSON: []byte(`{"role":"x","y":[1.5,null]}`)}}, ChatOptions{Variables: []byte(`{"z":1}`)})
-	if want := "[{'role': 'user', 'content': 'a\ufffdb'}, {'role': 'x', 'y': [1.5, None]}]"; err != nil || got != want {
+	messages := []Message{
+		{Role: "user", Content: "a\xffb"},
+		{JSON: []byte(`{"role":"x","y":[1.5,null]}`)},
+	}
+
+	got, err := tok.Chat(t.Context(), messages, ChatOptions{Variables: []byte(`{"z":1}`)})
+
+	want := "[{'role': 'user', 'content': 'a\ufffdb'}, {'role': 'x', 'y': [1.5, None]}]"
+	if err != nil || got != want {
 		t.Errorf("got %q, %v, want %q", got, err, want)
 	}
-	for name, c := range map[string]struct {
+}
+
+// A conversation that cannot be rendered is an input error.
+func TestRefusedConversations(t *testing.T) {
+	tok := withConfig(t, map[string]any{"chat_template": "{{ messages }}"})
+	for _, c := range []struct {
+		name     string
 		messages []Message
-		o        ChatOptions
+		options  ChatOptions
 	}{
-		"a message that is no object": {[]Message{{JSON: []byte(`[]`)}}, ChatOptions{}},
-		"a message that is no JSON":   {[]Message{{JSON: []byte(`{`)}}, ChatOptions{}},
-		"variables that are a list":   {nil, ChatOptions{Variables: []byte(`[]`)}},
-		"too much text":               {[]Message{{Content: strings.Repeat("x", maxText+1)}}, ChatOptions{}},
-		"too many messages":           {make([]Message, maxMessages+1), ChatOptions{}},
+		{name: "a message that is no object", messages: []Message{{JSON: []byte(`[]`)}}},
+		{name: "a message that is no JSON", messages: []Message{{JSON: []byte(`{`)}}},
+		{name: "variables that are a list", options: ChatOptions{Variables: []byte(`[]`)}},
+		{name: "too much text", messages: []Message{{Content: strings.Repeat("x", maxText+1)}}},
+		{name: "too many messages", messages: make([]Message, maxMessages+1)},
 	} {
-		if got, err := tok.Chat(t.Context(), c.messages, c.o); diag.ClassOf(err) != diag.ClassInput {
-			t.Errorf("%s: got %q, %v", name, got, err)
+		got, err := tok.Chat(t.Context(), c.messages, c.options)
+		if diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %q, %v, want an input error", c.name, got, err)
 		}
 	}
 }
 
+// A template gives text in UTF-8 or an input error, whatever the messages and tools.
 func FuzzChatTemplate(f *testing.F) {
 	file := chats(f)
 	for _, template := range file.Templates {
@@ -181,7 +268,8 @@ func FuzzChatTemplate(f *testing.F) {
 		}
 	}
 	f.Add("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", []byte(`[]`), []byte(nil), false)
-	f.Add("{% for a in range(99999) recursive %}{{ loop([a]) }}{% endfor %}{{ '%5s' % 'x' }}", []byte(`[{"role":"user","content":null}]`), []byte(`{}`), false)
+	f.Add("{% for a in range(99999) recursive %}{{ loop([a]) }}{% endfor %}{{ '%5s' % 'x' }}",
+		[]byte(`[{"role":"user","content":null}]`), []byte(`{}`), false)
 	f.Fuzz(func(t *testing.T, template string, messages, tools []byte, prompt bool) {
 		templates := map[string]string{"default": template}
 		tok := &pipeline{chat: chat{templates: templates, tokens: map[string]string{"bos_token": "<s>"}}}

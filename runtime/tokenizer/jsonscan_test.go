@@ -23,12 +23,14 @@ var jsonSeeds = []string{
 // checkScanner compares the scanner with encoding/json: what is a document, and which values it has.
 func checkScanner(t interface{ Errorf(string, ...any) }, data []byte) {
 	err := document(data, (*scanner).skip)
-	if valid := json.Valid(data) && utf8.Valid(data); (err == nil) != valid {
+	valid := json.Valid(data) && utf8.Valid(data)
+	if (err == nil) != valid {
 		t.Errorf("%q: got %v, want valid %v", data, err, valid)
 	}
 	if err != nil {
 		return
 	}
+
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.UseNumber()
 	var got, want any
@@ -74,6 +76,7 @@ func decoded(s *scanner) (any, error) {
 	return json.Number(raw), err
 }
 
+// The scanner takes what encoding/json takes, and gives the same values.
 func TestScannerAgreesWithEncodingJSON(t *testing.T) {
 	for _, seed := range jsonSeeds {
 		checkScanner(t, []byte(seed))
@@ -81,12 +84,14 @@ func TestScannerAgreesWithEncodingJSON(t *testing.T) {
 	for _, depth := range []int{10000, 10001} {
 		checkScanner(t, []byte(strings.Repeat("[", depth)+strings.Repeat("]", depth)))
 	}
-	// every byte in each place of the eight that are looked at together
+
+	// Every byte in each place of the eight that are looked at together.
 	for char := range 256 {
 		for before := range 9 {
 			checkScanner(t, []byte(`"`+strings.Repeat("x", before)+string([]byte{byte(char)})+`yyyyyyyyy"`))
 		}
 	}
+
 	pieces := []string{"{", "}", "[", "]", ",", ":", " ", "\n        ", `"`, `"a"`, `"key":`, `\`, `\u0041`, `\ud83d`,
 		`\ude00`, "é", "12345678", "0", "-", ".", "e", "true", "null", "\xc3", "\x01"}
 	rapid.Check(t, func(t *rapid.T) {
@@ -94,6 +99,7 @@ func TestScannerAgreesWithEncodingJSON(t *testing.T) {
 	})
 }
 
+// So it does of any bytes.
 func FuzzScanner(f *testing.F) {
 	for _, seed := range jsonSeeds {
 		f.Add([]byte(seed))
@@ -101,6 +107,7 @@ func FuzzScanner(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) { checkScanner(t, data) })
 }
 
+// An error of syntax says at which byte it is.
 func TestSyntaxErrorsSayWhere(t *testing.T) {
 	for document, want := range map[string]string{
 		`{"model":{"vocab":{"a":0,}}}`:  "tokenizer.json: not valid JSON in UTF-8 (at byte 25)",

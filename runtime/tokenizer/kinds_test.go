@@ -21,6 +21,7 @@ type kindFile struct {
 	}
 }
 
+// kindNames are the names of those tokenizers.
 func kindNames(t testing.TB) []string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/kinds/*.json")
@@ -36,6 +37,7 @@ func kindNames(t testing.TB) []string {
 	return out
 }
 
+// readJSONFile decodes a file.
 func readJSONFile(t testing.TB, path string, v any) {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -47,6 +49,7 @@ func readJSONFile(t testing.TB, path string, v any) {
 	}
 }
 
+// kind is one of those tokenizers.
 func kind(t testing.TB, name string) (Tokenizer, *kindFile) {
 	t.Helper()
 	var f kindFile
@@ -67,6 +70,7 @@ func streamed(tok Tokenizer, ids []int32) string {
 	return out + s.Flush()
 }
 
+// Every kind of tokenizer gives the ids and texts that the reference gives, at once and one by one.
 func TestKindsGiveWhatTheReferenceGives(t *testing.T) {
 	var texts []string
 	readJSONFile(t, "testdata/kinds/texts.json", &texts)
@@ -94,6 +98,7 @@ func TestKindsGiveWhatTheReferenceGives(t *testing.T) {
 				}
 				return *s
 			}
+
 			if len(f.IDs) != len(texts) || len(f.Lists) == 0 {
 				t.Fatalf("%d texts, %d lists", len(f.IDs), len(f.Lists))
 			}
@@ -107,7 +112,8 @@ func TestKindsGiveWhatTheReferenceGives(t *testing.T) {
 			for _, l := range f.Lists {
 				decoded(l.IDs, l.Decoded, l.Plain)
 			}
-			if ids, err := tok.Prompt("Hi there"); err != nil || !slices.Equal(ids, f.Prompt) {
+			ids, err := tok.Prompt("Hi there")
+			if err != nil || !slices.Equal(ids, f.Prompt) {
 				t.Errorf("prompt: got %v, %v, want %v", ids, err, f.Prompt)
 			}
 		})

@@ -29,6 +29,7 @@ func largeFile(merges int, pairs bool) []byte {
 	quote := func(token string) string {
 		return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(token) + `"`
 	}
+
 	var list, vocab bytes.Buffer
 	for len(tokens) < cap(tokens) {
 		left, right := draw(), draw()
@@ -147,10 +148,11 @@ func TestLargeFile(t *testing.T) {
 	if len(model.ranges) != 256+merges || len(model.merges.list) != merges {
 		t.Fatalf("got %d tokens and %d merges", len(model.ranges), len(model.merges.list))
 	}
-	if !slices.Equal(model.ranges, other.ranges) || !bytes.Equal(model.texts, other.texts) ||
-		!slices.Equal(model.merges.list, other.merges.list) {
+	sameTokens := slices.Equal(model.ranges, other.ranges) && bytes.Equal(model.texts, other.texts)
+	if !sameTokens || !slices.Equal(model.merges.list, other.merges.list) {
 		t.Error("merges as texts and as pairs give two models")
 	}
+
 	for id := range int32(len(model.ranges)) {
 		if got := model.id(model.text(id)); got != id {
 			t.Fatalf("%q: got id %d, want %d", model.text(id), got, id)
@@ -160,7 +162,8 @@ func TestLargeFile(t *testing.T) {
 		}
 	}
 	for at, pair := range model.merges.list {
-		if rank, id, ok := model.merges.find(pair.left, pair.right); !ok || int(rank) != at || id != pair.id {
+		rank, id, ok := model.merges.find(pair.left, pair.right)
+		if !ok || int(rank) != at || id != pair.id {
 			t.Fatalf("merge %d: got rank %d, id %d, %v", at, rank, id, ok)
 		}
 	}

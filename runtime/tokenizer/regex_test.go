@@ -17,20 +17,35 @@ func pieceLengths(a *automaton, text string) (out []int, err error) {
 	return out, err
 }
 
+// patternCase is a text and the lengths of its pieces.
+type patternCase struct {
+	text string
+	want []int
+}
+
+// UnmarshalJSON reads a list of both.
+func (c *patternCase) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[]any{&c.text, &c.want})
+}
+
+// patternFile is what the reference makes of texts with a pattern.
+type patternFile struct {
+	pattern string
+	cases   []patternCase
+}
+
+// UnmarshalJSON reads a list of the pattern and its cases.
+func (f *patternFile) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[]any{&f.pattern, &f.cases})
+}
+
+// Patterns split texts into the pieces that the reference finds. Those that may match nothing are refused.
 func TestPatternsSplitLikeTheReference(t *testing.T) {
-	var file [][2]json.RawMessage
+	var file []patternFile
 	readJSONFile(t, "testdata/patterns.json", &file)
 	texts, refused := 0, 0
 	for _, entry := range file {
-		var pattern string
-		var cases [][2]json.RawMessage
-		if err := json.Unmarshal(entry[0], &pattern); err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(entry[1], &cases); err != nil {
-			t.Fatal(err)
-		}
-		a, err := compile(pattern)
+		a, err := compile(entry.pattern)
 		if err != nil {
 			if !strings.Contains(err.Error(), "nothing") && !strings.Contains(err.Error(), "no character") {
 				t.Error(err)
@@ -38,17 +53,9 @@ func TestPatternsSplitLikeTheReference(t *testing.T) {
 			refused++
 			continue
 		}
-		for _, c := range cases {
-			var text string
-			var want []int
-			if err := json.Unmarshal(c[0], &text); err != nil {
-				t.Fatal(err)
-			}
-			if err := json.Unmarshal(c[1], &want); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := pieceLengths(a, text); err != nil || !slices.Equal(got, want) {
-				t.Errorf("%q on %q: got %v, %v, want %v", pattern, text, got, err, want)
+		for _, c := range entry.cases {
+			if got, err := pieceLengths(a, c.text); err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("%q on %q: got %v, %v, want %v", entry.pattern, c.text, got, err, c.want)
 			}
 			texts++
 		}
@@ -60,7 +67,9 @@ func TestPatternsSplitLikeTheReference(t *testing.T) {
 
 // Where Go's own matcher takes the same pattern, it finds the same matches.
 func TestPatternsMatchLikeGo(t *testing.T) {
-	for _, pattern := range []string{`a+b|ab*`, `(?:ab|a)(?:c|bcd)*`, `a{2,3}?b?`, `[^ab]+|a.`, `(?i:ab)+c?|b`, `x*?y|x`, `(a|ab)(c|bcd)(d*)`} {
+	for _, pattern := range []string{
+		`a+b|ab*`, `(?:ab|a)(?:c|bcd)*`, `a{2,3}?b?`, `[^ab]+|a.`, `(?i:ab)+c?|b`, `x*?y|x`, `(a|ab)(c|bcd)(d*)`,
+	} {
 		ours, err := compile(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -79,28 +88,61 @@ func TestPatternsMatchLikeGo(t *testing.T) {
 	}
 }
 
+// A pattern that is malformed, or means what this matcher does not have, is refused with what it is.
 func TestPatternsThatAreRefused(t *testing.T) {
-	for pattern, want := range map[string]string{
-		`a*`: "no character at all", ``: "no character at all", `a|`: "no character at all", `(?=a)`: "no character at all", `$`: "no character at all",
-		`(?<=a)b`: `kind "(?<="`, `(?<!a)b`: `kind "(?<!"`, `(?<n>a)`: `kind "(?<n"`, `(?#c)a`: `kind "(?#c"`, `(?x: a)`: `kind "(?x:"`,
-		`\d(?=\d\d)`: "one character only", `a(?!bc)`: "one character only", `(?>ab|a)b`: "gives nothing back", `(?:ab)++`: "gives nothing back",
-		`(a*)*`: "match nothing", `(?:a?){2}`: "match nothing", `(?!a)*b`: "match nothing", `(){1000}a`: "match nothing", `a(?:|b)+`: "match nothing",
-		`^a`: "^ is not supported", `\bword`: `\b is not supported`, `\1`: `\1 is not supported`, `\Ga`: `\G is not supported`, `\R`: `\R is not supported`, `\X`: `\X is not supported`, `a\`: "nothing after",
-		`(a`: "has no end", `a)`: "not begun", `[a`: "has no end", `[]`: "has no end", `[[:alpha:]]`: "[: :]", `[z-a]`: "range", `[a-\d]`: "range", `[a&&b]`: "without characters", `*a`: "nothing to repeat", `+`: "nothing to repeat",
-		`\p{Nope}`: `property "Nope"`, `\pL`: "in braces", `\p{L`: "in braces", `\x{110000}`: "not a character", `\xe4`: "not a character", `\ud800`: "not a character", `\x{zz}`: "not a character", `\u12`: "want 4 digits",
-		`a{2000}`: "at most 1000", `a{3,2}`: "at most 1000", `a{2}?`: "lazy", `(?:a{1000}){1000}`: "too long", `(?i:ss)`: `"ss" without regard`, `(?i:straße)`: "without regard", `(?i:f)`: "", `(?i:xfi)`: `"fi" without regard`, `(?i:[ä])`: "without regard",
-		`a(?i)b`: `kind "(?i)"`, strings.Repeat("(", 100): "groups in each other", "a" + strings.Repeat("[", 100): "classes in each other", strings.Repeat("a", 9000): "9000 bytes",
-		`(?:a|b)*a(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)(?:a|b)`: "too complex",
+	unlikeOnes := strings.Repeat(`(?:a|b)`, 14)
+	for want, patterns := range map[string][]string{
+		"no character at all":   {`a*`, ``, `a|`, `(?=a)`, `$`},
+		`kind "(?<="`:           {`(?<=a)b`},
+		`kind "(?<!"`:           {`(?<!a)b`},
+		`kind "(?<n"`:           {`(?<n>a)`},
+		`kind "(?#c"`:           {`(?#c)a`},
+		`kind "(?x:"`:           {`(?x: a)`},
+		`kind "(?i)"`:           {`a(?i)b`},
+		"one character only":    {`\d(?=\d\d)`, `a(?!bc)`},
+		"gives nothing back":    {`(?>ab|a)b`, `(?:ab)++`},
+		"match nothing":         {`(a*)*`, `(?:a?){2}`, `(?!a)*b`, `(){1000}a`, `a(?:|b)+`},
+		"^ is not supported":    {`^a`},
+		`\b is not supported`:   {`\bword`},
+		`\1 is not supported`:   {`\1`},
+		`\G is not supported`:   {`\Ga`},
+		`\R is not supported`:   {`\R`},
+		`\X is not supported`:   {`\X`},
+		"nothing after":         {`a\`},
+		"has no end":            {`(a`, `[a`, `[]`},
+		"not begun":             {`a)`},
+		"[: :]":                 {`[[:alpha:]]`},
+		"range":                 {`[z-a]`, `[a-\d]`},
+		"without characters":    {`[a&&b]`},
+		"nothing to repeat":     {`*a`, `+`},
+		`property "Nope"`:       {`\p{Nope}`},
+		"in braces":             {`\pL`, `\p{L`},
+		"not a character":       {`\x{110000}`, `\xe4`, `\ud800`, `\x{zz}`},
+		"want 4 digits":         {`\u12`},
+		"at most 1000":          {`a{2000}`, `a{3,2}`},
+		"lazy":                  {`a{2}?`},
+		"too long":              {`(?:a{1000}){1000}`},
+		`"ss" without regard`:   {`(?i:ss)`},
+		`"fi" without regard`:   {`(?i:xfi)`},
+		"without regard":        {`(?i:straße)`, `(?i:[ä])`},
+		"groups in each other":  {strings.Repeat("(", 100)},
+		"classes in each other": {"a" + strings.Repeat("[", 100)},
+		"9000 bytes":            {strings.Repeat("a", 9000)},
+		"too complex":           {`(?:a|b)*a` + unlikeOnes},
 	} {
-		_, err := compile(pattern)
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%.60q: got %v, want %q", pattern, err, want)
+		for _, pattern := range patterns {
+			if _, err := compile(pattern); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%.60q: got %v, want %q", pattern, err, want)
+			}
 		}
+	}
+	if _, err := compile(`(?i:f)`); err != nil { // one letter of "fi"
+		t.Error(err)
 	}
 }
 
-// A run that nothing can match after all is read once, not once from each of its characters; what
-// cannot be helped is an error.
+// A run that nothing can match after all is read once, not once from each of its characters. What cannot be done in
+// linear time is an error.
 func TestPatternsTakeLinearTime(t *testing.T) {
 	a, err := compile(`\s+$|\s*x`)
 	if err != nil {
@@ -111,23 +153,30 @@ func TestPatternsTakeLinearTime(t *testing.T) {
 	if got, err := pieceLengths(a, text); err != nil || !slices.Equal(got, []int{n + 1, n + 1, n}) {
 		t.Errorf("got %v, %v", got, err)
 	}
+
 	if a, err = compile(`a*b|a`); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := pieceLengths(a, strings.Repeat("a", 200)+"b"); err != nil || !slices.Equal(got, []int{201}) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if _, err := pieceLengths(a, strings.Repeat("a", 1<<16)); err == nil || !strings.Contains(err.Error(), "linear time") {
+
+	_, err = pieceLengths(a, strings.Repeat("a", 1<<16))
+	if err == nil || !strings.Contains(err.Error(), "linear time") {
 		t.Errorf("got %v, want a refusal", err)
 	}
-	// The failed attempts that are remembered must not hide a match that a later attempt finds.
+}
+
+// The failed attempts that are remembered do not hide a match that a later attempt finds.
+func TestFailedAttemptsHideNothing(t *testing.T) {
 	b, err := compile(`a*bc|ab?`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := regexp.MustCompile(`a*bc|ab?`)
 	rapid.Check(t, func(t *rapid.T) {
-		text := strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{strings.Repeat("a", 50), "a", "b", "bc", "x"}), 1, 12).Draw(t, "parts"), "")
+		part := rapid.SampledFrom([]string{strings.Repeat("a", 50), "a", "b", "bc", "x"})
+		text := strings.Join(rapid.SliceOfN(part, 1, 12).Draw(t, "parts"), "")
 		var got [][]int
 		if err := b.matches(text, func(from, to int) { got = append(got, []int{from, to}) }); err != nil {
 			t.Fatal(err)
@@ -143,7 +192,9 @@ func TestClassesOfCharacters(t *testing.T) {
 	for _, name := range []string{"L", "Lu", "N", "P", "Han", "word", "space", "Cn"} {
 		s := unicodeSets()[name]
 		c := &compiler{}
-		start, err := c.add(nodeAlt{nodeSet{s}, nodeSeq{nodeSet{set{{'a', 'a'}, {0x10ffff, 0x10ffff}}}, nodeSet{s}}}, c.emit(instruction{op: opMatch}))
+		others := nodeSet{set{{'a', 'a'}, {0x10ffff, 0x10ffff}}}
+		one := nodeAlt{nodeSet{s}, nodeSeq{others, nodeSet{s}}}
+		start, err := c.add(one, c.emit(instruction{op: opMatch}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,9 +13,9 @@ import (
 	"github.com/hetc/hetc/internal/require"
 )
 
-// productions are a grammar of templates that are right in their syntax and mostly in their types, so that a fuzzer tries
-// what templates do and not how they are spelled. <X> stands for one of the productions of X. The first of each ends.
-// T is a text, L a list, N a number, D a mapping, A anything, S a statement, B a body.
+// productions are a grammar of templates that are right in their syntax and mostly in their types, so that a fuzzer
+// tries what templates do and not how they are spelled. <X> stands for one of the productions of X. The first of each
+// ends. T is a text, L a list, N a number, D a mapping, A anything, S a statement, B a body.
 var productions = map[byte][]string{
 	'T': {"'a b,c'", "s", "'é\"{}%s\\n'", "''", "(<T> * <N>)", "(<T> ~ <A>)", "(<T> + <T>)", "(<L>|join(<T>))", "(<T>)[<N>:]", "(<T>)[::-1]", "(<A>|string)", "(<A>|tojson(indent=<N>))",
 		"(<T>|replace(<T>, <T>))", "(<T>|indent(<N>))", "(<T>|center(<N>))", "(<T>).strip(<T>)", "('%s' % (<A>,))", "('%r' % (<A>,))", "('{}'.format(<A>))", "(<T>|upper)", "(<T>|lower)", "(<T>|title)",
@@ -36,7 +36,7 @@ var productions = map[byte][]string{
 		"{% macro f(x) %}<B>{{ caller() }}{% endmacro %}{% call f(<A>) %}<B>{% endcall %}", "{% filter upper %}<B>{% endfilter %}", "{% set s %}<B>{% endset %}", "{% if <A> %}<B>{% else %}<B>{% endif %}", "{% with x = <A> %}<B>{% endwith %}"},
 }
 
-// Whatever there is occurs somewhere.
+// init adds every filter, test and method to the productions.
 func init() {
 	for _, name := range slices.Sorted(maps.Keys(filters)) {
 		productions['A'] = append(productions['A'], "(<A>|"+name+")", "(<A>|"+name+"(<A>))", "(<L>|map('"+name+"')|list)")
@@ -59,6 +59,7 @@ type speller struct {
 
 const mostSpelled = 32 << 10 // bytes of a template
 
+// pick decides one of so many choices.
 func (p *speller) pick(count int) int {
 	choice := 0
 	for range 1 + count/256 {
@@ -71,6 +72,7 @@ func (p *speller) pick(count int) int {
 	return choice % count
 }
 
+// spell writes a production of the symbol. Deep ones are the first.
 func (p *speller) spell(symbol byte, depth int) {
 	all := productions[symbol]
 	chosen := all[0]
@@ -103,6 +105,7 @@ func spelled(choices []byte) string {
 	return p.out.String()
 }
 
+// Every production parses, with the first production in the place of each symbol.
 func TestSpelled(t *testing.T) {
 	for symbol, all := range productions {
 		for i, text := range all {
@@ -110,13 +113,14 @@ func TestSpelled(t *testing.T) {
 			for rest := text; rest != ""; {
 				before, after, found := strings.Cut(rest, "<")
 				p.out.WriteString(before)
-				if rest = after; found && len(after) > 1 && after[1] == '>' {
-					p.out.WriteString(map[byte]string{'S': "", 'B': ""}[after[0]])
-					if after[0] != 'S' && after[0] != 'B' {
-						p.spell(after[0], 9)
-					}
-					rest = after[2:]
+				rest = after
+				if symbol := found && len(after) > 1 && after[1] == '>'; !symbol {
+					continue
 				}
+				if after[0] != 'S' && after[0] != 'B' { // these are empty
+					p.spell(after[0], 9)
+				}
+				rest = after[2:]
 			}
 			template := p.out.String()
 			if symbol != 'S' && symbol != 'B' {
@@ -129,8 +133,8 @@ func TestSpelled(t *testing.T) {
 	}
 }
 
-// FuzzGrammar looks for templates that take more time, memory or stack than they are charged for: the process ends, or
-// the fuzzer sees that it hangs or grows. The answer must not depend on anything but the template.
+// The answer of a template depends on nothing but the template. Those that take more time, memory or stack than they
+// are charged for end the process, or the fuzzer sees that it hangs or grows.
 func FuzzGrammar(f *testing.F) {
 	require.Slow(f)
 	for i := range 256 {

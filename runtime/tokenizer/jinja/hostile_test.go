@@ -3,6 +3,7 @@ package jinja
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -14,12 +15,14 @@ import (
 
 // shared is a template that doubles ns.x by sharing: rounds levels of pairs, of which each holds the one below twice.
 func shared(rounds, use string) string {
-	return "{% set ns = namespace(x=(1,), y=(1,)) %}{% for i in range(" + rounds + ") %}{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}" + use
+	return "{% set ns = namespace(x=(1,), y=(1,)) %}{% for i in range(" + rounds + ") %}" +
+		"{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}" + use
 }
 
 // often is a template that does something with a text of 512 KiB until the budget ends.
 func often(use string) string {
-	return "{% set s = 'ab c' * 131072 %}{% set t = 'ß. ' * 131072 %}{% for i in range(100000) %}" + use + "{% endfor %}"
+	return "{% set s = 'ab c' * 131072 %}{% set t = 'ß. ' * 131072 %}" +
+		"{% for i in range(100000) %}" + use + "{% endfor %}"
 }
 
 // Templates that once took all memory, or many seconds, for few steps. None is longer than 64 KiB.
@@ -102,8 +105,8 @@ func numbered(before, after string, count int) string {
 	return b.String()
 }
 
-// TestCostlyTemplates bounds what a template of at most 64 KiB takes. The time is generous, and on a busy machine or under the race
-// detector that of a plain loop counts; most cases end in well under a second.
+// TestCostlyTemplates bounds what a template of at most 64 KiB takes. The time is generous, and on a busy machine or
+// under the race detector that of a plain loop counts; most cases end in well under a second.
 func TestCostlyTemplates(t *testing.T) {
 	require.Slow(t)
 	start := time.Now()
@@ -150,13 +153,14 @@ func sized() (text string, list *List) {
 	return text, list
 }
 
-// TestEveryBuiltinIsCharged calls every filter, test and method with large operands and looks whether it was charged
-// what a look at them takes, and whether it made more than it was charged for. What is new is tested by being there.
+// Every filter, test and method is charged what a look at large operands takes, and makes no more than it is charged
+// for. What is new is tested by being there.
 func TestEveryBuiltinIsCharged(t *testing.T) {
 	require.Slow(t)
 	text, list := sized()
 	e := newEnv(context.Background(), Options{Now: clock})
-	call := func(kind, name string, constant nameSet, run func(v Value, a *callArgs) Value, operand Value, size int, arguments []Value) {
+	type builtin = func(v Value, a *callArgs) Value
+	call := func(kind, name string, constant nameSet, run builtin, operand Value, size int, arguments []Value) {
 		e = newEnv(context.Background(), Options{Now: clock})
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -169,13 +173,15 @@ func TestEveryBuiltinIsCharged(t *testing.T) {
 			return nil
 		}()
 		runtime.ReadMemStats(&after)
+
+		what := fmt.Sprintf("%s %q of %T with %d arguments", kind, name, operand, len(arguments))
 		if !constant[name] && e.steps < size/bytesPerStep {
-			t.Errorf("%s %q of %T with %d arguments: %d bytes for %d steps (%v)", kind, name, operand, len(arguments), size, e.steps, failure)
+			t.Errorf("%s: %d bytes for %d steps (%v)", what, size, e.steps, failure)
 		}
 		made := int(after.TotalAlloc - before.TotalAlloc)
 		// What is not kept may be made by steps, of which there are few enough.
 		if most := 64<<10 + 8*e.memory + 2*bytesPerStep*e.steps; made > most {
-			t.Errorf("%s %q of %T with %d arguments: made %d bytes, charged for %d (%v)", kind, name, operand, len(arguments), made, e.memory, failure)
+			t.Errorf("%s: made %d bytes, charged for %d (%v)", what, made, e.memory, failure)
 		}
 	}
 	for _, arguments := range [][]Value{{}, {"b"}, {"b", "cc"}, {int64(3)}, {list}, {text}} {
@@ -190,16 +196,20 @@ func TestEveryBuiltinIsCharged(t *testing.T) {
 			call("test", name, constantTests, run, list, 16*len(list.Items), arguments)
 		}
 		for name := range methods {
-			run := func(v Value, a *callArgs) Value { f, _ := e.attribute(v, name); return e.call(f, a) }
+			run := func(v Value, a *callArgs) Value {
+				f, _ := e.attribute(v, name)
+				return e.call(f, a)
+			}
 			call("method", name, constantMethods, run, text, len(text), arguments)
 		}
 		for name, f := range globals {
-			call("function", name, nil, func(_ Value, a *callArgs) Value { return e.call(f, a) }, nil, 0, arguments)
+			run := func(_ Value, a *callArgs) Value { return e.call(f, a) }
+			call("function", name, nil, run, nil, 0, arguments)
 		}
 	}
 }
 
-// TestInterrupted ends a template in the middle.
+// A template ends with its context, and says so.
 func TestInterrupted(t *testing.T) {
 	tmpl, err := Parse("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}")
 	if err != nil {
@@ -207,12 +217,16 @@ func TestInterrupted(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
+
+	_, err = tmpl.Execute(ctx, nil, Options{})
+
 	var e *Error
-	if _, err = tmpl.Execute(ctx, nil, Options{}); !errors.Is(err, context.Canceled) || !errors.As(err, &e) {
+	if !errors.Is(err, context.Canceled) || !errors.As(err, &e) {
 		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 }
 
+// Errors tell limits and refusals from what is wrong in a template.
 func TestCauses(t *testing.T) {
 	for template, want := range map[string]error{
 		"{{ 'x' * 100000000000 }}":          ErrLimit,

@@ -41,6 +41,7 @@ func language(t testing.TB) (variables map[string]Value, cases [][2]*string) {
 	return variables, file.Cases
 }
 
+// render parses a template and executes it.
 func render(template string, variables map[string]Value) (string, error) {
 	t, err := Parse(template)
 	if err != nil {
@@ -49,6 +50,7 @@ func render(template string, variables map[string]Value) (string, error) {
 	return t.Execute(context.Background(), variables, Options{Now: clock})
 }
 
+// Small templates give what the reference gives, and errors of one line where it has errors.
 func TestLanguage(t *testing.T) {
 	variables, cases := language(t)
 	if len(cases) < 150 {
@@ -72,8 +74,8 @@ func TestLanguage(t *testing.T) {
 	}
 }
 
-// Templates that try to take time, memory or files. Each must end with an error; what the whole of it took is
-// printed and, for memory, checked.
+// Templates that try to take time, memory or files end with an error. What each took is printed and, for memory,
+// checked.
 func TestHostileTemplates(t *testing.T) {
 	require.Slow(t)
 	deep := func(open, end string, n int) string { return strings.Repeat(open, n) + "1" + strings.Repeat(end, n) }
@@ -140,18 +142,21 @@ func TestHostileTemplates(t *testing.T) {
 			}
 			took := time.Since(start)
 			runtime.ReadMemStats(&after)
+
 			// Of all that was ever allocated only a part is alive at a time.
 			filled := (after.TotalAlloc - before.TotalAlloc) >> 20
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
-			if t.Logf("%v, %d MiB: %v", took.Round(time.Millisecond), filled, err); filled > 512 {
+			t.Logf("%v, %d MiB: %v", took.Round(time.Millisecond), filled, err)
+			if filled > 512 {
 				t.Errorf("%d MiB were allocated", filled)
 			}
 		})
 	}
 }
 
+// A template gives the same text each time.
 func FuzzTemplate(f *testing.F) {
 	variables, cases := language(f)
 	for _, c := range cases {
