@@ -361,8 +361,10 @@ func residency(t *testing.T, r *Region) (large, resident int) {
 			inside = from < at+uintptr(len(r.whole)) && to > at
 		}
 		var kib int
-		if n, _ := fmt.Sscanf(line, "AnonHugePages: %d kB", &kib); n == 1 && inside {
-			large += kib << 10
+		for _, kind := range []string{"AnonHugePages", "FilePmdMapped"} {
+			if n, _ := fmt.Sscanf(line, kind+": %d kB", &kib); n == 1 && inside {
+				large += kib << 10
+			}
 		}
 		if n, _ := fmt.Sscanf(line, "Rss: %d kB", &kib); n == 1 && inside {
 			resident += kib << 10

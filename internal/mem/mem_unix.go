@@ -45,7 +45,9 @@ func allocSmall(bytes, align int) (*Region, error) {
 	return &Region{data: alignUp(whole, bytes, align), whole: whole, release: release}, nil
 }
 
-// mapFile maps a file for reading, shared with other processes.
+// mapFile maps a file for reading, shared with other processes. What of a large file is not in memory yet comes in large
+// pages, where the file system has them.
+// RATIONALE: In which pages do weights lie?
 func mapFile(file *os.File, bytes int) (*Region, error) {
 	conn, err := file.SyscallConn()
 	if err != nil {
@@ -65,7 +67,13 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 		drop(whole)
 		return unix.Munmap(whole)
 	}
-	return &Region{data: whole, whole: whole, release: release}, nil
+	region := &Region{data: whole, whole: whole, release: release}
+	if bytes >= largeAlloc {
+		if err := region.advise(0, bytes, HugePages); err != nil {
+			return nil, errors.Join(err, region.Close())
+		}
+	}
+	return region, nil
 }
 
 // dropPiece is the least that a thread takes the pages of out of a mapping.

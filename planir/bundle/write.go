@@ -264,7 +264,7 @@ const pieceBytes = 2 << 20
 
 // pieces writes a blob so that every write but the first and the last is a whole large page of the file. A file system
 // with large folios (ext4 from Linux 6.16 on, XFS) then keeps it as one in the page cache, so that mapping it takes one
-// entry of the page table instead of 512. RATIONALE: Why is a bundle written in pieces of 2 MiB?
+// entry of the page table instead of 512. RATIONALE: In which pages do weights lie?
 type pieces struct {
 	out  io.Writer
 	data []byte // not yet written
