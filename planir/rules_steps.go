@@ -7,9 +7,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// graphs checks rule P003. Operators that write the cache need a processor that stops at a call's last row
-// (DynamicRows): a static graph would write its padding rows into the cache. Operators that count the rows themselves
-// may be static.
+// graphs checks rule P003. Operators that use the cache, or that work on the rows of a call together, need a processor
+// that stops at a call's last row (DynamicRows): a static graph would write its padding rows into the cache, or count
+// them. Operators that count the rows themselves may be static.
 func (c *checker) graphs() {
 	for i := range c.plan.Program.Graphs {
 		graph := &c.plan.Program.Graphs[i]
@@ -19,11 +19,9 @@ func (c *checker) graphs() {
 			continue
 		}
 		proc := c.plan.Proc(graph.Proc)
-		batch := slices.ContainsFunc(graph.Graph.Nodes, func(node op.Node) bool { return node.Op.Batch })
-		stops := batch || graph.Graph.State() && !graph.Graph.CountsRows()
-		if rows := graph.Graph.Rows(); stops && rows > 1 && !proc.DynamicRows {
-			c.fail(path, "graph %q: processor %q computes all %d rows whatever a call has, and the cache must not see rows beyond it",
-				graph.Name, proc.Name, rows)
+		if rows := graph.Graph.Rows(); graph.Graph.StopsAtCall() && rows > 1 && !proc.DynamicRows {
+			c.fail(path, "graph %q: processor %q computes all %d rows whatever a call has, and rows beyond it must neither be "+
+				"cached nor counted", graph.Name, proc.Name, rows)
 		}
 		if graph.Graph.Estimate() != nil && proc.OwnMemory {
 			c.fail(path, "graph %q: processor %q estimates scores in memory of its own, and another one caches the keys",

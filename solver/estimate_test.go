@@ -60,3 +60,27 @@ func TestEstimateOnStaticProcessor(t *testing.T) {
 		})
 	}
 }
+
+// A processor that computes all rows of a graph whatever a call has selects no positions: rows beyond a call may lie
+// beyond the context.
+func TestSelectionStopsAtTheCall(t *testing.T) {
+	m := demo(t)
+	cal := attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.1: 2e-3})
+	want := workload.Default()
+	want.Buckets, want.Context = []int{200}, 300
+	want.Prompts = []workload.Prompt{{Tokens: 290, Share: 1}}
+	want.Attention, want.Density = workload.AttentionSparse, 0.1
+	soc := twoCores(t, 0.7)
+	soc.Processors = soc.Processors[:2]
+	padding := soc.Processor("c1")
+	padding.DynamicRows = false
+	padding.Sim.OtherGops *= 100
+	result := solve(t, Input{Model: m, SoC: soc, Costs: profiled(t, soc, m, want), Workload: want, Calibration: cal,
+		Engine: exact.Engine{}})
+	if found := check.Plan(result.Plan, m, soc); len(found) > 0 {
+		t.Fatal(found)
+	}
+	if virtual(t, result.Plan, m, cal, sim.New(soc), sim.NewCompiler(soc), 290) <= 0 { // a call at 200 ends at 290 of 300
+		t.Error("a prompt of 290 tokens takes no time")
+	}
+}

@@ -151,6 +151,19 @@ func (g *Graph) CountsRows() bool {
 	return !slices.ContainsFunc(g.Nodes, func(node Node) bool { return !node.Op.Kind.CountsRows() })
 }
 
+// ByCall reports whether operators of the kind need to know where a call ends, though they use no cache: Select refuses
+// rows beyond the context, and rows that Dispatch moves compete for the room of slots. A processor that computes all
+// rows whatever a call has would count what an earlier call left in the others.
+func (k Kind) ByCall() bool { return k == Select || k == Dispatch }
+
+// StopsAtCall reports whether the graph needs a processor that stops at a call's last row (DynamicRows): an operator
+// uses the cache, or works on the rows of a call together, and its drivers do not count the rows themselves.
+func (g *Graph) StopsAtCall() bool {
+	return slices.ContainsFunc(g.Nodes, func(node Node) bool {
+		return node.Op.Batch || node.Op.Kind.ByCall() || node.Op.Sig().State && !g.CountsRows()
+	})
+}
+
 // Estimate returns the operator of a graph that is an Estimate and nothing else, nil for any other graph.
 func (g *Graph) Estimate() *Op {
 	if len(g.Nodes) != 1 || g.Nodes[0].Op.Kind != Estimate {

@@ -657,3 +657,29 @@ func TestHostileTiers(t *testing.T) {
 		}
 	}
 }
+
+// Rows are dropped among those of a call: padding rows, which hold what an earlier call left, must take no room from
+// them. So no processor that computes all rows whatever a call has moves rows to slots.
+func TestNoDispatchOfPadding(t *testing.T) {
+	a, b := cores(t)
+	const rows = 16
+	m, _ := moeModel(t, "olmoe-plain", rows)
+	pair := []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	layout := func(d *planir.Decision, n *lower.Node) {
+		if n.Op().Kind == op.Dispatch {
+			d.Shares[0].Proc = "b"
+		}
+	}
+	tiers := tiersOf(m, rows, planir.OverflowDrop, planir.ExpertGroup{Slots: m.Experts, Rows: 2})
+	plan := makePlan(t, m, planSpec{
+		procs: pair, rows: []int{1, rows}, context: rows, scheme: op.A32W32, layout: layout,
+		tiers: []planir.ExpertTiers{tiers},
+	})
+	if err := planir.Check(plan).Err(); err != nil {
+		t.Fatal(err)
+	}
+	plan.Proc("b").DynamicRows = false
+	if found := planir.Check(plan); len(found) == 0 || found[0].Code != "P003" {
+		t.Errorf("got %v, want rule P003", found)
+	}
+}

@@ -111,6 +111,10 @@ func kindsOf(proc *socs.Processor, cache op.Type) []op.Kind {
 			if cached && !away && len(proc.Kinds) > 0 && len(proc.KV) > 0 {
 				out = append(out, kind)
 			}
+		case kind.ByCall():
+			if proc.DynamicRows {
+				out = append(out, kind)
+			}
 		case !kind.Has("kv") || proc.DynamicRows && cached:
 			out = append(out, kind)
 		}
