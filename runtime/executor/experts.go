@@ -2,6 +2,7 @@ package executor
 
 import (
 	"math"
+	"slices"
 
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir"
@@ -14,7 +15,7 @@ import (
 type ExpertStat struct {
 	Program  string
 	Layer    int
-	Calls    int64
+	Calls    int64 // of the operator that moves rows: one for each chunk
 	Routed   int64 // rows
 	Moved    int64 // to the slots of their experts
 	Overflow int64 // beyond the rows of their slots
@@ -64,7 +65,7 @@ func (m *Machine) countsDispatch(
 	program *planir.PhaseProgram, st *step, layer int, bind *driver.Bindings,
 ) (*dispatched, error) {
 	node := &st.graph.Nodes[0]
-	tiers := m.plan.TiersOf(program.Rows)
+	tiers := m.plan.TiersOf(node.Op.M) // also of a chunk in flight, whose program has the rows of several
 	if node.Op.Kind != op.Dispatch || len(st.graph.Nodes) != 1 || tiers == nil || tiers.Layer(layer) == nil {
 		return nil, nil
 	}
@@ -118,13 +119,36 @@ func (d *dispatched) count(tokens int) {
 	}
 }
 
+// add adds what another step of the same program and layer has counted.
+func (s *ExpertStat) add(other *ExpertStat) {
+	s.Calls += other.Calls
+	s.Routed += other.Routed
+	s.Moved += other.Moved
+	s.Overflow += other.Overflow
+	s.Dropped += other.Dropped
+	s.Reserved += other.Reserved
+	s.FullRouted += other.FullRouted
+	s.FullMoved += other.FullMoved
+	s.FullOverflow += other.FullOverflow
+}
+
 // Experts lists what happened to the rows that routers sent to experts, by program and layer, for programs with
-// capacity tiers that were called. The machine must be idle meanwhile.
+// capacity tiers that were called. Chunks that a program has in flight are counted together. The machine must be idle
+// meanwhile.
 func (m *Machine) Experts() (out []ExpertStat) {
 	m.eachStep(func(_ *program, _ *section, _ *laneSection, st *step) {
 		for i := range st.calls {
-			if counted := st.calls[i].dispatched; counted != nil && counted.stat.Calls > 0 {
+			counted := st.calls[i].dispatched
+			if counted == nil || counted.stat.Calls == 0 {
+				continue
+			}
+			same := slices.IndexFunc(out, func(listed ExpertStat) bool {
+				return listed.Program == counted.stat.Program && listed.Layer == counted.stat.Layer
+			})
+			if same < 0 {
 				out = append(out, counted.stat)
+			} else {
+				out[same].add(&counted.stat)
 			}
 		}
 	})

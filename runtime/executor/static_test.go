@@ -346,3 +346,35 @@ func outlierSteps(p *planir.Plan) (count int) {
 	}
 	return count
 }
+
+// A chunk of a prompt and two in flight share products and what is counted of their outliers: both programs are named.
+func TestOutliersOfSharedProducts(t *testing.T) {
+	const rows = 16
+	a, _ := cores(t)
+	m, err := models.Open("../../testdata/arch/llama-plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ids := readLogits(t, "../../testdata/arch/llama-plain/logits.safetensors")[130].ids[:3*rows]
+	cal := ranged(t, m, a, ids)
+	tighten(cal)
+	plan := folded(t, makePlan(t, m, planSpec{
+		procs: singleOn(a), rows: []int{1, rows}, context: 3 * rows, scheme: op.A8OQ8C,
+	}), m, cal)
+	x := calibrated(t, m, inFlight(t, m, plan, rows, false, alternating), cal)
+	defer x.Close()
+	allLogits(t, x, ids) // two chunks in flight, then one
+
+	calls := int64(0)
+	for _, stat := range x.Outliers() {
+		if stat.Program == "prefill@16, prefill@16x2" && stat.Node == "layers.ffn_down_outliers" {
+			calls += stat.Calls
+		} else if strings.Contains(stat.Program, "prefill") && !strings.Contains(stat.Program, ",") {
+			t.Errorf("%s of %q is of one program", stat.Node, stat.Program)
+		}
+	}
+	if want := int64(3 * m.Layers); calls != want {
+		t.Errorf("%d calls are counted, want %d", calls, want)
+	}
+}

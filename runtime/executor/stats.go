@@ -2,6 +2,7 @@ package executor
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -34,16 +35,17 @@ func (m *Machine) Stats() []StepStat {
 
 // OutlierStat is how many channels exceeded the static scale of a product with shadow outliers, in all its layers.
 type OutlierStat struct {
-	Program string `json:"program"`
-	Node    string `json:"node"`  // "layers.ffn_down_outliers"
-	Bound   int    `json:"bound"` // channels that one pass multiplies; more are computed in several
-	Hot     int    `json:"hot"`   // rows of the weight that are held in memory, of all layers
+	Program string `json:"program"` // with commas between several that share the product
+	Node    string `json:"node"`    // "layers.ffn_down_outliers"
+	Bound   int    `json:"bound"`   // channels that one pass multiplies; more are computed in several
+	Hot     int    `json:"hot"`     // rows of the weight that are held in memory, of all layers
 	driver.OutlierCount
 }
 
-// Outliers lists the products with shadow outliers that have run, in program order, where drivers count them.
+// Outliers lists the products with shadow outliers that have run, in program order, where drivers count them. Programs
+// that share a product, such as one chunk of a prompt and two in flight, share its counts, and are named together.
 func (m *Machine) Outliers() (out []OutlierStat) {
-	seen := map[driver.Executable]bool{}
+	listed := map[driver.Executable]int{} // where its counts are in out
 	m.eachStep(func(pr *program, _ *section, _ *laneSection, st *step) {
 		at := slices.IndexFunc(st.graph.Nodes, func(node op.Node) bool { return node.Op.Kind == op.OutlierMatMul })
 		if at < 0 {
@@ -53,31 +55,37 @@ func (m *Machine) Outliers() (out []OutlierStat) {
 		if names := st.Nodes(); len(names) == len(st.graph.Nodes) {
 			name = names[at]
 		}
-		stat := OutlierStat{Program: pr.Name, Node: name, Bound: st.graph.Nodes[at].Op.Gathered()}
 		for i := range st.calls {
-			counter, counts := st.calls[i].exe.(driver.Outlying)
-			if !counts || seen[st.calls[i].exe] {
+			exe := st.calls[i].exe
+			if entry, known := listed[exe]; known {
+				out[entry].shareWith(pr.Name)
 				continue
 			}
-			seen[st.calls[i].exe] = true
-			stat.Add(counter.Outliers())
-			stat.Hot += m.loader.weights.hotRows(st, at, i)
-		}
-		if stat.Calls == 0 {
-			return
-		}
-		// Sections of one name, and shares of one node, are one entry.
-		same := slices.IndexFunc(out, func(listed OutlierStat) bool {
-			return listed.Program == stat.Program && listed.Node == stat.Node
-		})
-		if same < 0 {
-			out = append(out, stat)
-		} else {
-			out[same].Add(stat.OutlierCount)
-			out[same].Hot += stat.Hot
+			counter, counts := exe.(driver.Outlying)
+			if !counts || counter.Outliers().Calls == 0 {
+				continue
+			}
+			// Sections of one name, and shares of one node, are one entry.
+			entry := slices.IndexFunc(out, func(known OutlierStat) bool {
+				return known.Program == pr.Name && known.Node == name
+			})
+			if entry < 0 {
+				entry = len(out)
+				out = append(out, OutlierStat{Program: pr.Name, Node: name, Bound: st.graph.Nodes[at].Op.Gathered()})
+			}
+			listed[exe] = entry
+			out[entry].Add(counter.Outliers())
+			out[entry].Hot += m.loader.weights.hotRows(st, at, i)
 		}
 	})
 	return out
+}
+
+// shareWith notes that a program shares the counts.
+func (s *OutlierStat) shareWith(program string) {
+	if programs := strings.Split(s.Program, ", "); !slices.Contains(programs, program) {
+		s.Program = strings.Join(append(programs, program), ", ")
+	}
 }
 
 // hotRows returns how many rows of the weight of a node that reads few of them are held in memory, for an iteration of

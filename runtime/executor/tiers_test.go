@@ -3,6 +3,7 @@ package executor_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"path/filepath"
 	"runtime"
@@ -681,5 +682,44 @@ func TestNoDispatchOfPadding(t *testing.T) {
 	plan.Proc("b").DynamicRows = false
 	if found := planir.Check(plan); len(found) == 0 || found[0].Code != "P003" {
 		t.Errorf("got %v, want rule P003", found)
+	}
+}
+
+// What became of rows is counted of chunks in flight too, once for each program and layer.
+func TestTiersInFlightAreCounted(t *testing.T) {
+	a, _ := cores(t)
+	const rows = 8
+	m, ids := moeModel(t, "olmoe-plain", 5*rows)
+	tiers := tiersOf(m, rows, planir.OverflowDrop, planir.ExpertGroup{Slots: m.Experts, Rows: 3})
+	plan := makePlan(t, m, planSpec{
+		procs: singleOn(a), rows: []int{1, rows}, context: 5 * rows, scheme: op.A8TQ8C,
+		tiers: []planir.ExpertTiers{tiers},
+	})
+	count := func(plan *planir.Plan) map[int]executor.ExpertStat {
+		x := machine(t, m, plan, executor.Options{})
+		allLogits(t, x, ids)
+		sums := map[int]executor.ExpertStat{} // by layer
+		seen := map[string]bool{}
+		for _, stat := range x.Experts() {
+			key := fmt.Sprint(stat.Program, stat.Layer)
+			if seen[key] {
+				t.Errorf("layer %d of program %q is counted twice", stat.Layer, stat.Program)
+			}
+			seen[key] = true
+
+			sum := sums[stat.Layer]
+			sum.Routed += stat.Routed
+			sum.Moved += stat.Moved
+			sum.Dropped += stat.Dropped
+			sum.Reserved += stat.Reserved
+			sum.FullRouted += stat.FullRouted
+			sums[stat.Layer] = sum
+		}
+		return sums
+	}
+
+	one, two := count(plan), count(inFlight(t, m, plan, rows, false, alternating))
+	if !maps.Equal(one, two) || one[0].Routed != int64(len(ids)*m.ExpertsPerToken) {
+		t.Errorf("counted %+v of one chunk after the other, and %+v in flight", one, two)
 	}
 }
