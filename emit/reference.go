@@ -49,6 +49,11 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 		ref.Attention = new(*plan.Attention)
 		ref.Attention.Pipelines = nil
 	}
+	for i := range plan.Experts { // it drops the same rows of experts, and moves none otherwise
+		if plan.Experts[i].Overflow == planir.OverflowDrop {
+			ref.Experts = append(ref.Experts, plan.Experts[i])
+		}
+	}
 	var rows []int
 	for _, ph := range plan.Program.Programs {
 		if !ph.Batch() { // it executes one sequence

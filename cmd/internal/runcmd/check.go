@@ -92,8 +92,8 @@ func (o *options) runCheck(
 		return err
 	}
 	checked := compare(got, want, vocab)
-	// So are plans whose cache rounds keys and values, and those that leave out positions or rows of experts: the
-	// reference does neither.
+	// So are plans whose cache rounds keys and values, which the reference does not, and those that leave out positions
+	// or rows of experts: where two of these are nearly worth the same, the reference may leave out the other one.
 	quantised := machine.Plan().KV != plan.KV || machine.Plan().ByCall() || slices.ContainsFunc(machine.Plan().Decisions,
 		func(d planir.Decision) bool { return d.Scheme.Rounds() })
 	ui.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f "+
