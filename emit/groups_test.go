@@ -163,6 +163,39 @@ func forwardOn(machine *executor.Machine, take func(logits []float32)) error {
 	})
 }
 
+// A plan whose simulated processors give a row the same bits in every program may guess tokens and process prompts beside
+// decoding. A device whose drivers do not promise that does neither, and its plan keeps the rules.
+func TestTargetsWithOtherBits(t *testing.T) {
+	k := newKit(t)
+	for _, emulator := range []bool{false, true} {
+		plan := planOf(t, k.m, nil, op.A8TQ8C, false)
+		for i := range plan.Procs {
+			plan.Procs[i].Driver, plan.Procs[i].Cores = "sim", nil
+		}
+		plan.Procs[1].Kind, plan.SoC.Simulated = "npu", true
+		for i := range plan.Decisions {
+			if plan.Decisions[i].Node == "layers.ffn_down" {
+				plan.Decisions[i].Shares[0].Proc = "b"
+			}
+		}
+		plan.Drafts = &planir.Drafts{Acceptance: 0.5, PlainNS: 10, VerifyNS: []int64{100}}
+		graph := k.m.Graph()
+		if err := lower.Lower(plan, &graph); err != nil {
+			t.Fatal(err)
+		}
+		if err := planir.Check(plan).Err(); err != nil {
+			t.Fatal(err)
+		}
+		out, _, err := retarget(plan, &graph, groupTarget(plan, emulator), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := planir.Check(out).Err(); err != nil || out.Drafts != nil {
+			t.Errorf("emulator %v: drafts %v, %v", emulator, out.Drafts, err)
+		}
+	}
+}
+
 // What is compiled for a device or its emulator computes what the plan computes with the same kernels.
 func TestCompiledBundlesCompute(t *testing.T) {
 	require.Slow(t)

@@ -62,7 +62,7 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	out.Procs = slices.Clone(target.Procs)
 	slices.SortFunc(out.Procs, func(a, b planir.Proc) int { return strings.Compare(a.Name, b.Name) })
 	if target.Emulator { // what the device was expected to take says nothing about the emulator
-		out.Predictions, out.Solver, out.Beside = nil, nil, nil
+		out.Predictions, out.Solver, out.Beside, out.Drafts = nil, nil, nil, nil
 	}
 	if len(fallen) > 0 { // its orders are of the tasks that were decided
 		out.InFlight = nil
@@ -80,6 +80,9 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	out.Decisions = make([]planir.Decision, len(plan.Decisions))
 	for i := range plan.Decisions {
 		out.Decisions[i] = target.decision(plan, &plan.Decisions[i], fallen)
+	}
+	if _, exact := out.Precision(); !exact { // the device's drivers may round what the simulated ones do not
+		out.Beside, out.Drafts = nil, nil
 	}
 	bad, err := misfits(&out, graph)
 	if err != nil || len(bad) > 0 {

@@ -27,7 +27,7 @@ func (s *session) planBeside(plan *planir.Plan) error {
 	if !s.want.Beside {
 		return nil
 	}
-	if why := s.whyNotBeside(plan); why != "" {
+	if why := s.whyNotBeside(s.onDevice(plan)); why != "" {
 		s.warn("nothing is processed beside decoding: %s", why)
 		return nil
 	}

@@ -15,7 +15,7 @@ func (s *session) planDrafts(plan *planir.Plan) error {
 	if s.want.Drafts == nil {
 		return nil
 	}
-	if why := s.whyNoDrafts(plan); why != "" {
+	if why := s.whyNoDrafts(s.onDevice(plan)); why != "" {
 		s.warn("no tokens are guessed: %s", why)
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/workload"
@@ -26,6 +27,22 @@ func (in *Input) ForTarget() error {
 
 // Targeted reports whether ForTarget was called.
 func (in *Input) Targeted() bool { return in.Whole != nil }
+
+// onDevice returns the plan with the drivers that the SoC's device has, where it is for the device: whether a row has the
+// same bits in every program depends on them, and not on the simulation.
+func (s *session) onDevice(plan *planir.Plan) *planir.Plan {
+	if !s.in.Targeted() {
+		return plan
+	}
+	out := *plan
+	out.Procs = slices.Clone(plan.Procs)
+	for i := range out.Procs {
+		if proc := s.in.SoC.Processor(out.Procs[i].Name); proc != nil && proc.Target != nil {
+			out.Procs[i].Driver = proc.Target.Driver
+		}
+	}
+	return &out
+}
 
 // WholeSoC returns the SoC that Input.SoC is, or is a part of.
 func (in *Input) WholeSoC() *socs.SoC {
