@@ -227,6 +227,15 @@ func (s *State) Reused(id ID, tokens int) {
 	}
 }
 
+// Alone says that the chunk which was to begin is processed by a call of its own instead: the cache has so much of the
+// prompt that only its last token is left, which is no chunk. Prefilled follows.
+func (s *State) Alone(id ID) {
+	if s.beside == id {
+		s.beside = 0
+		s.counts.Beside--
+	}
+}
+
 // Prefilled says that a chunk of this many tokens of a request's prompt has been processed.
 func (s *State) Prefilled(now int64, id ID, tokens int) {
 	s.counts.Chunks++

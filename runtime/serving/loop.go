@@ -181,6 +181,9 @@ func (s *Server) begin(control *executor.Control, answer *Answer) error {
 	}
 	rest := answer.request.Prompt[answer.done:]
 	if len(rest) < 2 { // the cache had all but the last token, which is no chunk
+		s.mutex.Lock()
+		s.state.Alone(answer.id)
+		s.mutex.Unlock()
 		return s.prefill(control, answer)
 	}
 	control.Truncate(answer.slot, answer.done)

@@ -317,6 +317,45 @@ func TestAnswersBesideOthersAreThoseAlone(t *testing.T) {
 	answersAreThoseAlone(t, machineBeside(t, demo))
 }
 
+// A prompt of which the cache has all but the last token has no chunk to process beside decoding, and none is counted.
+func TestNoChunkIsLeft(t *testing.T) {
+	server := running(t, machineBeside(t, demo), scheduler.Default(4))
+	submit := func(prompt []int32, tokens int) *serving.Answer {
+		t.Helper()
+		answer, err := server.Submit(serving.Request{Class: scheduler.Reactive, Prompt: prompt, MaxTokens: tokens,
+			IgnoreEnd: true, LogProbs: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	prompt := drawRequests(1, vocabulary)[0].Prompt
+	for len(prompt) < 40 {
+		prompt = append(prompt, 7)
+	}
+	want, _, err := collect(submit(prompt, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := submit([]int32{5, 6, 7}, contextLength-3)
+	if _, there, err := long.Next(t.Context()); !there || err != nil {
+		t.Fatal(there, err)
+	}
+	again := submit(prompt, 1)
+	got, _, err := collect(again)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v (%v), want %v", got, err, want)
+	}
+	if reused, metrics := again.Usage().ReusedTokens, server.Metrics(); reused != len(prompt)-1 || metrics.Beside != 0 {
+		t.Errorf("%d of %d tokens are reused, and %d chunks ran beside decoding, want none", reused, len(prompt),
+			metrics.Beside)
+	}
+	if _, _, err := collect(submit(prompt[1:], 1)); err != nil || server.Metrics().Beside == 0 {
+		t.Errorf("%v, and no chunk of another prompt ran beside decoding", err)
+	}
+	long.Cancel()
+}
+
 // dropping are capacity tiers of tiny-moe-kjv with slots of so few rows that most are dropped.
 func dropping(t testing.TB, rows int) planir.ExpertTiers {
 	t.Helper()
