@@ -202,35 +202,44 @@ func TestSparseAttention(t *testing.T) {
 	}
 }
 
-// Over caches of 16 and of 8 bits, all positions give what dense attention gives. A share so small that it selects the
-// block's own positions and the first ones alone gives finite logits.
+// Over every type of cache all positions give what dense attention gives, for every architecture. A share so small that
+// it selects the block's own positions and the first ones alone gives finite logits.
 func TestSparseAttentionOfNarrowCaches(t *testing.T) {
 	a, _ := cores(t)
-	m, err := models.Open("../../testdata/arch/llama-plain")
-	if err != nil {
-		t.Fatal(err)
+	dirs := archDirs(t)
+	if testing.Short() {
+		dirs = []string{"../../testdata/arch/llama-plain/config.json"}
 	}
-	defer m.Close()
-	ids := readLogits(t, "../../testdata/arch/llama-plain/logits.safetensors")[130].ids
-	for _, kv := range op.CacheTypes {
-		run := func(density float64, sparse ...int) []float32 {
-			cal := attentive(t, m, density)
-			x := machineWith(t, m, sparsePlan(t, m, cal, sparseSpec{
-				procs: singleOn(a), rows: []int{1, 64}, sparse: sparse, context: 130, block: 16,
-				cache: kv,
-			}), cal,
-				executor.Options{})
-			defer x.Close()
-			return allLogits(t, x, ids)
-		}
+	for _, config := range dirs {
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[130].ids
+			for _, kv := range op.CacheTypes {
+				run := func(density float64, sparse ...int) []float32 {
+					cal := attentive(t, m, density)
+					plan := sparsePlan(t, m, cal, sparseSpec{
+						procs: singleOn(a), rows: []int{1, 64}, sparse: sparse, context: 130, block: 16,
+						cache: kv,
+					})
+					x := machineWith(t, m, plan, cal, executor.Options{})
+					defer x.Close()
+					return allLogits(t, x, ids)
+				}
 
-		dense := run(1)
-		if d := maxDiff(run(1, 1, 64), dense); d > 1e-5*maxDiff(dense, make([]float32, len(dense))) {
-			t.Errorf("cache %s: logits of all positions differ by %g", kv, d)
-		}
-		if d := maxDiff(run(1e-9, 64), dense); d == 0 || math.IsInf(d, 0) || math.IsNaN(d) {
-			t.Errorf("cache %s: logits of almost no positions differ by %g", kv, d)
-		}
+				dense := run(1)
+				if d := maxDiff(run(1, 1, 64), dense); d > 1e-5*maxDiff(dense, make([]float32, len(dense))) {
+					t.Errorf("cache %s: logits of all positions differ by %g", kv, d)
+				}
+				if d := maxDiff(run(1e-9, 64), dense); d == 0 || math.IsInf(d, 0) || math.IsNaN(d) {
+					t.Errorf("cache %s: logits of almost no positions differ by %g", kv, d)
+				}
+			}
+		})
 	}
 }
 
