@@ -138,6 +138,10 @@ func (t *Times) draftsOf(most int) *planir.Drafts {
 	return out
 }
 
+// Guesses reports whether drafts are tried. They are not where a program with several rows would not compute the bits of
+// plain decoding.
+func (s *Server) Guesses() bool { return s.drafts != nil && len(s.drafts.VerifyNS) > 0 }
+
 // guess returns what may come next of a request, at most as many tokens as its text has room for; nil: nothing.
 func (s *Server) guess(answer *Answer) []int32 {
 	if !s.guessing {

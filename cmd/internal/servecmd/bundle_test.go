@@ -72,10 +72,11 @@ const (
 	oneCore  = "app.hetb"    // everything on core 0, with a cache for four sequences
 	besideIt = "beside.hetb" // core 1 processes prompts while core 0 decodes
 	manyHere = "many.hetb"   // as oneCore, with a cache for many sequences
+	inFloat  = "float.hetb"  // as oneCore, in float32
 )
 
 // batchesOf are how many sequences the plan of each bundle decodes together.
-var batchesOf = map[string][]int{oneCore: {2, 4}, besideIt: {2, 4}, manyHere: {4, 32}}
+var batchesOf = map[string][]int{oneCore: {2, 4}, besideIt: {2, 4}, manyHere: {4, 32}, inFloat: {2, 4}}
 
 // demo is the bundle on one core, and the key to trust.
 func demo(t *testing.T) (app, key string) {
@@ -116,7 +117,7 @@ func makeDemo() (string, error) {
 		return dir, err
 	}
 	for name, batches := range batchesOf {
-		plan, err := demoPlan(model, name == besideIt, batches)
+		plan, err := demoPlan(model, name, batches)
 		if err != nil {
 			return dir, err
 		}
@@ -147,8 +148,8 @@ func predictBeside(plan *planir.Plan) {
 	slices.SortFunc(plan.Predictions, func(a, b planir.Prediction) int { return strings.Compare(a.Program, b.Program) })
 }
 
-// demoPlan is everything on core 0, in 8 bit, with another core beside it or without.
-func demoPlan(model *models.Model, beside bool, batches []int) (*planir.Plan, error) {
+// demoPlan is the plan of one of the bundles.
+func demoPlan(model *models.Model, name string, batches []int) (*planir.Plan, error) {
 	digest, err := model.Digest()
 	if err != nil {
 		return nil, err
@@ -168,7 +169,12 @@ func demoPlan(model *models.Model, beside bool, batches []int) (*planir.Plan, er
 	}
 	graph := model.Graph()
 	batch := graph.Batch()
-	scheme := func(string, int) op.Scheme { return op.A8TQ8C }
+	scheme := func(string, int) op.Scheme {
+		if name == inFloat {
+			return op.A32W32
+		}
+		return op.A8TQ8C
+	}
 	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16, 64}, contextLength, op.F32, scheme); err != nil {
 		return nil, err
 	}
@@ -177,7 +183,7 @@ func demoPlan(model *models.Model, beside bool, batches []int) (*planir.Plan, er
 		return nil, err
 	}
 	plan.Decisions = append(plan.Decisions, together...)
-	if !beside {
+	if name != besideIt {
 		return plan, lower.Lower(plan, &graph)
 	}
 	second := plan.Procs[0]

@@ -140,7 +140,12 @@ func (o *options) prepare(ctx context.Context, ui *cli.Streams, loaded *runcmd.L
 	if computed := loaded.Prefix; computed != nil {
 		options.Prefix, options.PrefixCache = computed.Tokens, computed.Cache
 	}
-	return serving.New(machine, options)
+	server, err := serving.New(machine, options)
+	if err == nil && o.draft > 0 && !server.Guesses() {
+		ui.Warnf("--draft %d: no tokens are guessed: calls of several tokens would not compute the bits of plain decoding "+
+			"with this plan", o.draft)
+	}
+	return server, err
 }
 
 // door is where requests come in.

@@ -288,6 +288,17 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+// A plan whose programs round a row differently verifies no drafts, and the server that is asked for some says so.
+func TestNoDrafts(t *testing.T) {
+	for name, warns := range map[string]bool{inFloat: true, oneCore: false} {
+		s := launchOf(t, name, "--draft", "8")
+		if said := strings.Contains(s.errs.String(), "--draft 8: no tokens are guessed"); said != warns {
+			t.Errorf("%s: warned: %v, want %v\n%s", name, said, warns, s.errs)
+		}
+		s.end()
+	}
+}
+
 // A conversation is answered as its text by the chat template is continued, and the next turn reuses the cache. The
 // recording says how long both were, and nothing of what they said.
 func TestConversation(t *testing.T) {
