@@ -88,7 +88,7 @@ func (b *enginesBench) restOfText(ctx context.Context, model *models.Model) ([]b
 
 	rest := text[ends[line]:]
 	if cut, err := on.Cut(rest, all, size); err != nil || len(cut.Windows) < least {
-		return nil, nil //nolint:nilerr // too short, again
+		return nil, nil // the rest is too short
 	}
 	return rest, nil
 }
@@ -111,7 +111,7 @@ func calibratedOn(path string, model *models.Model, text []byte) (bool, error) {
 	}
 	cal, err := calibration.Read(path)
 	if err != nil {
-		return false, nil //nolint:nilerr // absent or damaged: it is made again
+		return false, nil // absent or damaged: it is made again
 	}
 	sum := sha256.Sum256(text)
 	return cal.Model.Digest == digest && cal.Text.SHA256 == hex.EncodeToString(sum[:]), nil
