@@ -49,48 +49,57 @@ var besideAttention = map[string]func(w *workload.Workload){
 // finite logits.
 func TestSparseAttentionBesideEverything(t *testing.T) {
 	require.Slow(t)
-	for _, name := range []string{"llama-plain", "llama-mqa", "mistral-window", "gemma2-caps", "qwen2-layer-types", "qwen3-lean"} {
+	for _, name := range []string{
+		"llama-plain", "llama-mqa", "mistral-window", "gemma2-caps", "qwen2-layer-types", "qwen3-lean",
+	} {
 		for feature, ask := range besideAttention {
 			if name != "llama-plain" && feature != "all of it" && os.Getenv("HETC_LONG") == "" {
 				continue
 			}
 			t.Run(name+"/"+feature, func(t *testing.T) {
-				m, soc := open(t, "../testdata/arch/"+name), estimator(t)
+				model, soc := open(t, "../testdata/arch/"+name), estimator(t)
 				for i := range soc.Processors {
 					soc.Processors[i].KV = op.CacheTypes
 				}
-				cal := attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.2: 1e-3, 1: 0})
+
+				cal := attentive(model, invented(t, model, rand.New(rand.NewPCG(7, 7)), op.A32W32),
+					map[float64]float64{0.2: 1e-3, 1: 0})
 				want := workload.Default()
 				want.Buckets, want.Context = []int{16, 64}, 130
 				want.Prompts = []workload.Prompt{{Tokens: 120, Share: 1}}
 				want.Attention, want.Density = workload.AttentionSparse, 1
 				ask(want)
-				all := solvedWith(t, m, soc, cal, want)
+
+				all := solvedWith(t, model, soc, cal, want)
+
 				some := *want
 				some.Attention, some.Density = workload.AttentionBest, 0.2
-				part := solvedWith(t, m, soc, cal, &some)
+				part := solvedWith(t, model, soc, cal, &some)
 				none := *want
 				none.Attention, none.Density, none.ScaleBuckets = workload.AttentionDense, 0, 0
-				dense := solvedWith(t, m, soc, cal, &none)
+				dense := solvedWith(t, model, soc, cal, &none)
 				if all.KV != dense.KV { // both are legal, and of other bits
 					t.Logf("the cache is of %s with sparse and of %s with dense attention", all.KV, dense.KV)
 					none.Cache = all.KV
-					dense = solvedWith(t, m, soc, cal, &none)
+					dense = solvedWith(t, model, soc, cal, &none)
 				}
+
 				if all.Attention == nil || len(all.Attention.Rows) == 0 {
 					t.Fatal("no program is sparse")
 				}
-				reference := allLogits(t, dense, m, cal, soc)
+
+				reference := allLogits(t, dense, model, cal, soc)
 				size := 0.0
 				for _, value := range reference {
 					size = max(size, math.Abs(float64(value)))
 				}
-				for i, got := range allLogits(t, all, m, cal, soc) {
-					if d := math.Abs(float64(got - reference[i])); !(d <= 1e-5*max(1, size)) {
-						t.Fatalf("value %d of all positions is %v, and %v of dense attention, of %g at most", i, got, reference[i], size)
+				for i, got := range allLogits(t, all, model, cal, soc) {
+					if difference := math.Abs(float64(got - reference[i])); !(difference <= 1e-5*max(1, size)) {
+						t.Fatalf("value %d of all positions is %v, and %v of dense attention, of %g at most", i, got,
+							reference[i], size)
 					}
 				}
-				for i, got := range allLogits(t, part, m, cal, soc) {
+				for i, got := range allLogits(t, part, model, cal, soc) {
 					if math.IsNaN(float64(got)) || math.IsInf(float64(got), 0) {
 						t.Fatalf("value %d of some positions is %v", i, got)
 					}
@@ -101,11 +110,12 @@ func TestSparseAttentionBesideEverything(t *testing.T) {
 }
 
 // solvedWith is the plan for a workload, which is legal.
-func solvedWith(t *testing.T, m *models.Model, soc *socs.SoC, cal *calibration.Calibration, want *workload.Workload) *planir.Plan {
+func solvedWith(t *testing.T, model *models.Model, soc *socs.SoC, cal *calibration.Calibration,
+	want *workload.Workload) *planir.Plan {
 	t.Helper()
-	plan := solve(t, Input{Model: m, SoC: soc, Costs: profiled(t, soc, m, want), Workload: want, Calibration: cal,
-		Engine: exact.Engine{}, AllBuckets: true}).Plan
-	if found := check.Plan(plan, m, soc); len(found) > 0 {
+	plan := solve(t, Input{Model: model, SoC: soc, Costs: profiled(t, soc, model, want), Workload: want,
+		Calibration: cal, Engine: exact.Engine{}, AllBuckets: true}).Plan
+	if found := check.Plan(plan, model, soc); len(found) > 0 {
 		t.Fatal(found)
 	}
 	return plan
@@ -113,31 +123,29 @@ func solvedWith(t *testing.T, m *models.Model, soc *socs.SoC, cal *calibration.C
 
 // allLogits are the logits of every position of prompts in one call and in chunks, with tokens decoded behind them, and
 // the ids of answers of a batch.
-func allLogits(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC) (out []float32) {
+func allLogits(t *testing.T, plan *planir.Plan, model *models.Model, cal *calibration.Calibration,
+	soc *socs.SoC) (out []float32) {
 	t.Helper()
-	content, err := emit.NewCalibrated(context.Background(), plan, m, cal, []driver.Compiler{sim.NewCompiler(soc)})
+	content, err := emit.NewCalibrated(context.Background(), plan, model, cal, []driver.Compiler{sim.NewCompiler(soc)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer content.Close()
-	machine, err := executor.Open(context.Background(), plan, content, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer machine.Close()
+	machine := machineOf(t, soc, plan, content)
 	ids := make([]int32, 130)
 	for i := range ids {
-		ids[i] = int32(3 + i*7%(m.Vocab-3))
+		ids[i] = int32(3 + i*7%(model.Vocab-3))
 	}
+	keep := func(_ int, row []float32) error {
+		out = append(out, slices.Clone(row)...)
+		return nil
+	}
+
 	for _, pieces := range [][]int{{1}, {17}, {64}, {120, 1, 1, 1}, {64, 40, 1, 1}, {3, 1, 1, 60, 20, 1}} {
 		machine.Reset()
 		err := machine.Do(context.Background(), func(control *executor.Control) error {
 			at := 0
 			for _, tokens := range pieces {
-				if _, err := control.Forward(ids[at:at+tokens], executor.WantAll, func(_ int, row []float32) error {
-					out = append(out, slices.Clone(row)...)
-					return nil
-				}); err != nil {
+				if _, err := control.Forward(ids[at:at+tokens], executor.WantAll, keep); err != nil {
 					return err
 				}
 				at += tokens
@@ -148,9 +156,11 @@ func allLogits(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibratio
 			t.Fatal(err)
 		}
 	}
+
 	if len(plan.Batches) == 0 {
 		return out
 	}
+
 	var requests []executor.Request
 	for i := range 4 {
 		requests = append(requests, executor.Request{Prompt: ids[:20+25*i], MaxTokens: 3})

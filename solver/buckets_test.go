@@ -16,45 +16,49 @@ import (
 // of its own.
 func TestBucketsChosen(t *testing.T) {
 	require.Slow(t)
-	soc, m := twoCores(t, 0.5), demo(t)
-	in := Input{Model: m, SoC: soc, Costs: costs(t, soc, m, op.A32W32), Engine: exact.Engine{}}
+	soc, model := twoCores(t, 0.5), demo(t)
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Engine: exact.Engine{}}
 	prompts := workload.Prompts{{Tokens: 20, Share: 4}, {Tokens: 43, Share: 2}}
-	w := workload.Default()
-	w.Prompts, w.Buckets, w.Context = prompts, workload.AtMost(2), 160
-	in.Workload = w
+	work := workload.Default()
+	work.Prompts, work.Buckets, work.Context = prompts, workload.AtMost(2), 160
+	in.Workload = work
 	got, err := Solve(t.Context(), in)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var rows []int
 	for _, ph := range got.Plan.Program.Programs {
 		if ph.Rows > 1 {
 			rows = append(rows, ph.Rows)
 		}
 	}
-	r := got.Plan.Solver[len(got.Plan.Solver)-1]
-	if r.Problem != "buckets" || r.Status != "optimal" || r.BoundNS != r.ObjectiveNS || len(rows) == 0 || len(rows) > 2 {
-		t.Fatalf("rows %v, %+v", rows, r)
+	report := got.Plan.Solver[len(got.Plan.Solver)-1]
+	isProved := report.Status == "optimal" && report.BoundNS == report.ObjectiveNS
+	if report.Problem != "buckets" || !isProved || len(rows) == 0 || len(rows) > 2 {
+		t.Fatalf("rows %v, %+v", rows, report)
 	}
-	needs, err := w.Needs(m.MaxContext)
+
+	needs, err := work.Needs(model.MaxContext)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(needs.Buckets, []int{16, 24, 32, 48}) {
 		t.Errorf("to be measured: %v", needs.Buckets)
 	}
+
 	best, at := math.Inf(1), []int(nil)
-	fixed := *w
+	fixed := *work
 	in.Workload = &fixed
-	for i, a := range needs.Buckets {
-		for _, b := range needs.Buckets[i:] {
-			fixed.Buckets = slices.Compact([]int{a, b})
-			x, err := Solve(t.Context(), in)
+	for i, first := range needs.Buckets {
+		for _, second := range needs.Buckets[i:] {
+			fixed.Buckets = slices.Compact([]int{first, second})
+			result, err := Solve(t.Context(), in)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if x.ExpectedNS < best {
-				best, at = x.ExpectedNS, fixed.Buckets
+			if result.ExpectedNS < best {
+				best, at = result.ExpectedNS, fixed.Buckets
 			}
 		}
 	}
@@ -63,42 +67,48 @@ func TestBucketsChosen(t *testing.T) {
 	}
 }
 
+// Of the batches that are left open the plan has those that are best by solves with each of them named.
 func TestBatchesChosen(t *testing.T) {
 	require.Slow(t)
-	soc, m := twoCores(t, 0.5), demo(t)
-	w := workload.Default()
-	w.Parallel = []workload.Parallel{{Sequences: 1, Share: 0.2}, {Sequences: 3, Share: 0.5}, {Sequences: 8, Share: 0.3}}
-	w.Buckets, w.Batches = []int{64}, workload.AtMost(1)
-	if needs, err := w.Needs(m.MaxContext); err != nil || !slices.Equal(needs.Batches, []int{2, 3, 4, 8}) {
+	soc, model := twoCores(t, 0.5), demo(t)
+	work := workload.Default()
+	work.Parallel = []workload.Parallel{{Sequences: 1, Share: 0.2}, {Sequences: 3, Share: 0.5},
+		{Sequences: 8, Share: 0.3}}
+	work.Buckets, work.Batches = []int{64}, workload.AtMost(1)
+	if needs, err := work.Needs(model.MaxContext); err != nil || !slices.Equal(needs.Batches, []int{2, 3, 4, 8}) {
 		t.Fatalf("%+v, %v", needs, err)
 	}
-	in := Input{Model: m, SoC: soc, Costs: batchCosts(t, soc, m, []int{2, 3, 4, 8}, op.A32W32), Engine: exact.Engine{}, Workload: w}
+
+	in := Input{Model: model, SoC: soc, Costs: batchCosts(t, soc, model, []int{2, 3, 4, 8}, op.A32W32),
+		Engine: exact.Engine{}, Workload: work}
 	got, err := Solve(t.Context(), in)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	best := math.Inf(1)
 	var at []int
-	fixed := *w
+	fixed := *work
 	in.Workload = &fixed
-	for _, b := range []int{0, 2, 3, 4, 8} {
-		fixed.Batches = []int{b}
-		if b == 0 {
+	for _, batch := range []int{0, 2, 3, 4, 8} {
+		fixed.Batches = []int{batch}
+		if batch == 0 {
 			fixed.Batches = nil
 		}
-		x, err := Solve(t.Context(), in)
+		result, err := Solve(t.Context(), in)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if x.ExpectedNS < best {
-			best, at = x.ExpectedNS, x.Plan.Batches
+		if result.ExpectedNS < best {
+			best, at = result.ExpectedNS, result.Plan.Batches
 		}
 	}
 	if !slices.Equal(got.Plan.Batches, at) || got.ExpectedNS != best {
 		t.Errorf("batches %v cost %v ns, and %v %v", got.Plan.Batches, got.ExpectedNS, at, best)
 	}
-	if r := got.Plan.Solver[len(got.Plan.Solver)-1]; r.Problem != "batches" || r.Status != "optimal" {
-		t.Errorf("%+v", r)
+	report := got.Plan.Solver[len(got.Plan.Solver)-1]
+	if report.Problem != "batches" || report.Status != "optimal" {
+		t.Errorf("%+v", report)
 	}
 }
 
@@ -106,19 +116,23 @@ func TestBatchesChosen(t *testing.T) {
 // and keep it.
 func TestSizesWithinCallLimits(t *testing.T) {
 	require.Slow(t)
-	soc, m := twoCores(t, 0.5), demo(t)
+	soc, model := twoCores(t, 0.5), demo(t)
 	prompts := workload.Default()
 	prompts.Prompts, prompts.Context = workload.Prompts{{Tokens: 20, Share: 4}, {Tokens: 43, Share: 2}}, 160
+
 	together := workload.Default()
-	together.Parallel = []workload.Parallel{{Sequences: 1, Share: 0.2}, {Sequences: 3, Share: 0.5}, {Sequences: 8, Share: 0.3}}
+	together.Parallel = []workload.Parallel{{Sequences: 1, Share: 0.2}, {Sequences: 3, Share: 0.5},
+		{Sequences: 8, Share: 0.3}}
 	together.Buckets = []int{64}
-	in := Input{Model: m, SoC: soc, Engine: exact.Engine{}, Costs: batchCosts(t, soc, m, []int{2, 3, 4, 8}, op.A32W32)}
-	with := func(w *workload.Workload, change func(*workload.Workload)) (*Result, error) {
-		x := in
-		x.Workload = workload.Edited(w, change)
-		return Solve(t.Context(), x)
+
+	in := Input{Model: model, SoC: soc, Engine: exact.Engine{},
+		Costs: batchCosts(t, soc, model, []int{2, 3, 4, 8}, op.A32W32)}
+	with := func(work *workload.Workload, change func(*workload.Workload)) (*Result, error) {
+		given := in
+		given.Workload = workload.Edited(work, change)
+		return Solve(t.Context(), given)
 	}
-	for name, c := range map[string]struct {
+	for name, test := range map[string]struct {
 		work    *workload.Workload
 		sizes   []int
 		program string
@@ -134,39 +148,42 @@ func TestSizesWithinCallLimits(t *testing.T) {
 			func(w *workload.Workload, ms float64) { w.Limits.DecodeMS = ms }, workload.KeyDecode},
 	} {
 		alone := map[int]*Result{}
-		for _, rows := range c.sizes {
+		for _, rows := range test.sizes {
 			var err error
-			alone[rows], err = with(c.work, func(w *workload.Workload) { c.choose(w, workload.Rows{rows}) })
+			alone[rows], err = with(test.work, func(w *workload.Workload) { test.choose(w, workload.Rows{rows}) })
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		for _, most := range c.sizes[:len(c.sizes)-1] {
-			limit := prediction(t, alone[most].Plan, fmt.Sprint(c.program, most)).PlanNS + 1
-			got, err := with(c.work, func(w *workload.Workload) {
-				c.choose(w, workload.AtMost(1))
-				c.limit(w, float64(limit)/1e6)
+
+		for _, most := range test.sizes[:len(test.sizes)-1] {
+			limit := prediction(t, alone[most].Plan, fmt.Sprint(test.program, most)).PlanNS + 1
+			got, err := with(test.work, func(work *workload.Workload) {
+				test.choose(work, workload.AtMost(1))
+				test.limit(work, float64(limit)/1e6)
 			})
 			if err != nil {
 				t.Errorf("%s: %d rows take %d ns, and within that nothing is found: %v", name, most, limit, err)
 				continue
 			}
+
 			best := math.Inf(1)
 			for rows, result := range alone {
-				if prediction(t, result.Plan, fmt.Sprint(c.program, rows)).PlanNS <= limit {
+				if prediction(t, result.Plan, fmt.Sprint(test.program, rows)).PlanNS <= limit {
 					best = min(best, result.ExpectedNS)
 				}
 			}
 			if got.ExpectedNS > best*1.001 {
-				t.Errorf("%s within %d ns: %v ns expected, at least %v with one size", name, limit, got.ExpectedNS, best)
+				t.Errorf("%s within %d ns: %v ns expected, at least %v with one size", name, limit, got.ExpectedNS,
+					best)
 			}
 		}
 
-		_, err := with(c.work, func(w *workload.Workload) {
-			c.choose(w, workload.AtMost(1))
-			c.limit(w, 1e-6)
+		_, err := with(test.work, func(work *workload.Workload) {
+			test.choose(work, workload.AtMost(1))
+			test.limit(work, 1e-6)
 		})
-		if !namesLimit(err, c.key) || !Proved(err) {
+		if !namesLimit(err, test.key) || !Proved(err) {
 			t.Errorf("%s: a call within a nanosecond: %v, want a proof that none is", name, err)
 		}
 	}
@@ -177,7 +194,8 @@ func TestSizesOfLongCalls(t *testing.T) {
 	prompts := workload.Prompts{{Tokens: 60, Share: 3}, {Tokens: 2000, Share: 1}}
 	costs := map[int]int64{1: 1 << 39, 64: 1 << 43, 512: 1 << 45, 2048: 3 << 46}
 	for most, want := range map[int][]int{1: {512}, 2: {64, 512}} {
-		rows, report, err := solveSizes(t.Context(), exact.Engine{}, poseSizes(prompts, []int{64, 512, 2048}, costs, most))
+		rows, report, err := solveSizes(t.Context(), exact.Engine{},
+			poseSizes(prompts, []int{64, 512, 2048}, costs, most))
 		if err != nil || !slices.Equal(rows, want) || report.Status != "optimal" {
 			t.Errorf("at most %d: %v, %+v (%v), want %v", most, rows, report, err, want)
 		}

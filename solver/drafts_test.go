@@ -12,28 +12,29 @@ import (
 
 // draftWorkload asks for drafts of at most 8 tokens, of which this share is right.
 func draftWorkload(acceptance float64, schemes ...op.Scheme) *workload.Workload {
-	w := permit(schemes...)
-	w.Drafts = &workload.Drafts{Acceptance: acceptance, Max: 8}
-	return w
+	work := permit(schemes...)
+	work.Drafts = &workload.Drafts{Acceptance: acceptance, Max: 8}
+	return work
 }
 
 // Decoding reads every weight for one token, so that verifying a few more costs little: drafts pay where enough of them
 // are right, and not where none is. The times of rows follow from the cost model.
 func TestDraftsAreDecided(t *testing.T) {
 	require.Slow(t)
-	m, s := demo(t), twoCores(t, 1)
-	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C)}
+	model, soc := demo(t), twoCores(t, 1)
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C)}
 	lengths := map[float64]int{}
 	for _, acceptance := range []float64{0, 0.05, 0.5, 0.95} {
 		in.Workload = draftWorkload(acceptance, op.A8TQ8C)
-		p := solve(t, in).Plan
-		if p.Drafts == nil || len(p.Drafts.VerifyNS) != 8 || p.Drafts.Acceptance != acceptance {
-			t.Fatalf("acceptance %v: %+v, want times of 8 lengths", acceptance, p.Drafts)
+		plan := solve(t, in).Plan
+		if plan.Drafts == nil || len(plan.Drafts.VerifyNS) != 8 || plan.Drafts.Acceptance != acceptance {
+			t.Fatalf("acceptance %v: %+v, want times of 8 lengths", acceptance, plan.Drafts)
 		}
-		lengths[acceptance] = p.Drafts.Tokens
-		one := predictionOf(t, p, "decode")
-		if p.Drafts.PlainNS != one.PlanNS {
-			t.Errorf("plain decoding takes %d ns, predicted %d", p.Drafts.PlainNS, one.PlanNS)
+		lengths[acceptance] = plan.Drafts.Tokens
+
+		one := predictionOf(t, plan, "decode")
+		if plan.Drafts.PlainNS != one.PlanNS {
+			t.Errorf("plain decoding takes %d ns, predicted %d", plan.Drafts.PlainNS, one.PlanNS)
 		}
 		head := int64(0)
 		for _, section := range one.Sections {
@@ -41,34 +42,37 @@ func TestDraftsAreDecided(t *testing.T) {
 				head = section.NS
 			}
 		}
-		for i, ns := range p.Drafts.VerifyNS {
+
+		for i, ns := range plan.Drafts.VerifyNS {
 			// at least the weights and a head for each row, at most as many calls
 			rows := int64(i + 2)
 			least, most := one.PlanNS+(rows-1)*head, rows*one.PlanNS
 			if i > 0 {
-				least = max(least, p.Drafts.VerifyNS[i-1])
+				least = max(least, plan.Drafts.VerifyNS[i-1])
 			}
 			if head == 0 || ns < least*98/100 || ns > most {
 				t.Errorf("%d rows take %d ns, want %d to %d", rows, ns, least, most)
 			}
 		}
 	}
+
 	if lengths[0] != 0 || lengths[0.95] < 2 || lengths[0.5] > lengths[0.95] {
 		t.Errorf("lengths by acceptance: %v", lengths)
 	}
 	t.Logf("lengths by acceptance: %v", lengths)
+
 	in.Workload = permit(op.A8TQ8C)
-	if p := solve(t, in).Plan; p.Drafts != nil {
-		t.Errorf("nobody asks for drafts: %+v", p.Drafts)
+	if plan := solve(t, in).Plan; plan.Drafts != nil {
+		t.Errorf("nobody asks for drafts: %+v", plan.Drafts)
 	}
 }
 
 // predictionOf is that of a program.
-func predictionOf(t *testing.T, p *planir.Plan, program string) *planir.Prediction {
+func predictionOf(t *testing.T, plan *planir.Plan, program string) *planir.Prediction {
 	t.Helper()
-	for i := range p.Predictions {
-		if p.Predictions[i].Program == program {
-			return &p.Predictions[i]
+	for i := range plan.Predictions {
+		if plan.Predictions[i].Program == program {
+			return &plan.Predictions[i]
 		}
 	}
 	t.Fatalf("no prediction of %q", program)
@@ -78,12 +82,14 @@ func predictionOf(t *testing.T, p *planir.Plan, program string) *planir.Predicti
 // A call of all rows of a program, at the positions of a prompt, takes what the plan predicts of the program, and the
 // head of each further row.
 func TestVerifyingAllRows(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	result := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: draftWorkload(0.9, op.A8TQ8C)})
+	model, soc := demo(t), twoCores(t, 1)
+	result := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C),
+		Workload: draftWorkload(0.9, op.A8TQ8C)})
 	program := result.Plan.Program.For(16)
 	predicted := predictionOf(t, result.Plan, program.Name)
 	head := predicted.Sections[len(predicted.Sections)-1]
-	got, err := result.session.verifyNS(result.Plan, program, call{program.Rows, result.session.want.ContextAt(program.Rows)})
+	got, err := result.session.verifyNS(result.Plan, program,
+		call{program.Rows, result.session.want.ContextAt(program.Rows)})
 	if want := predicted.PlanNS + 15*head.NS; err != nil || head.Section != "head" || got != want {
 		t.Errorf("16 rows take %d ns, want %d (%v)", got, want, err)
 	}
@@ -91,17 +97,15 @@ func TestVerifyingAllRows(t *testing.T) {
 
 // Drafts that would change bits are left out, with the reason.
 func TestDraftsAreLeftOut(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
+	model, soc := demo(t), twoCores(t, 1)
 	mixed := draftWorkload(0.9, op.A8TQ8C)
 	mixed.Schemes.Decode = []op.Scheme{op.A32W32}
 	for want, work := range map[string]*workload.Workload{
 		"computes in floating point": draftWorkload(0.9, op.A32W32), "unlike schemes": mixed,
 	} {
-		result := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: work})
-		told := ""
-		for _, d := range result.Warnings {
-			told += d.Error() + "\n"
-		}
+		result := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C, op.A32W32),
+			Workload: work})
+		told := strings.Join(messages(result), "\n")
 		if result.Plan.Drafts != nil || !strings.Contains(told, want) {
 			t.Errorf("drafts %+v, told %q, want %q", result.Plan.Drafts, told, want)
 		}

@@ -14,9 +14,9 @@ func TestNoMoveIsFaster(t *testing.T) {
 	require.Slow(t)
 	moves := 0
 	for _, name := range []string{"../testdata/models/tiny-llama-kjv", "../testdata/arch/phi-partial"} {
-		m, s := open(t, name), coresAndNPU(t)
-		w := small(m, op.A8TQ8C)
-		ses := prepared(t, Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w})
+		model, soc := open(t, name), coresAndNPU(t)
+		w := small(model, op.A8TQ8C)
+		ses := prepared(t, Input{Model: model, SoC: soc, Costs: profiled(t, soc, model, w), Workload: w})
 		plan, err := ses.completePlan(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +55,8 @@ func TestNoMoveIsFaster(t *testing.T) {
 						}
 						moves++
 						if ns += pr.idleNS(&other); ns < best {
-							t.Errorf("%s, %s: %d ns, and %d with %s@%d as %s", name, pr.name, best, ns, node, rows, in.candidates[n][c].ShareText())
+							t.Errorf("%s, %s: %d ns, and %d with %s@%d as %s", name, pr.name, best, ns, node, rows,
+								in.candidates[n][c].ShareText())
 						}
 					}
 				}

@@ -15,61 +15,66 @@ import (
 // Leaving a bucket out poses what a workload without that bucket poses: the same calls, of the same lengths, at the
 // same positions.
 func TestFewerBucketsAreTheSameProblem(t *testing.T) {
-	m := demo(t)
-	w := permit(op.A8TQ8C)
-	w.Buckets, w.Context = []int{32, 384, 512}, 1024
-	w.Prompts = workload.Prompts{{Tokens: 157, Share: 0.51}, {Tokens: 186, Share: 0.73}, {Tokens: 366, Share: 0.49}, {Tokens: 900, Share: 0.1}}
-	all, err := w.Apply(m.MaxContext)
+	model := demo(t)
+	work := permit(op.A8TQ8C)
+	work.Buckets, work.Context = []int{32, 384, 512}, 1024
+	work.Prompts = workload.Prompts{{Tokens: 157, Share: 0.51}, {Tokens: 186, Share: 0.73}, {Tokens: 366, Share: 0.49},
+		{Tokens: 900, Share: 0.1}}
+	all, err := work.Apply(model.MaxContext)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := 1; n <= len(w.Buckets); n++ {
-		got, err := all.Fewer(w, n, m.MaxContext)
+	for count := 1; count <= len(work.Buckets); count++ {
+		got, err := all.Fewer(work, count, model.MaxContext)
 		if err != nil {
 			t.Fatal(err)
 		}
-		without := *w
-		without.Buckets = w.Buckets[:n]
-		want, err := without.Apply(m.MaxContext)
+		without := *work
+		without.Buckets = work.Buckets[:count]
+		want, err := without.Apply(model.MaxContext)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(got, want) {
-			t.Errorf("first %d buckets: %+v, a workload with these %+v", n, got, want)
+			t.Errorf("first %d buckets: %+v, a workload with these %+v", count, got, want)
 		}
 	}
 }
 
-// The same machine, model and prompts: less memory is never faster, a bound that is met changes nothing, and a list
-// of buckets is never worse than a part of it. Objectives leave out how lanes meet, which predictions know: that much
-// they may differ, 0.6 % in the worst of twelve cases.
+// The same machine, model and prompts: less memory is never faster, a bound that is met changes nothing, and a list of
+// buckets is never worse than a part of it. Objectives leave out how lanes meet, which predictions know: that much they
+// may differ, 0.6 % in the worst of twelve cases.
 func TestFreedomNeverHurts(t *testing.T) {
 	require.Slow(t)
 	const meets = 0.994
-	m, seeds, most := demo(t), uint64(2), 2
+	model, seeds, most := demo(t), uint64(2), 2
 	if os.Getenv("HETC_LONG") != "" {
 		seeds, most = 12, 4
 	}
 	for seed := range seeds {
-		r := rand.New(rand.NewPCG(seed, 18))
-		s := twoCores(t, 0.3+r.Float64())
+		random := rand.New(rand.NewPCG(seed, 18))
+		soc := twoCores(t, 0.3+random.Float64())
 		if seed%2 == 1 {
-			s = coresAndNPU(t)
+			soc = coresAndNPU(t)
 		}
-		w := permit(op.A8TQ8C)
-		w.Buckets, w.Context, w.OutputTokens = nil, 512, 1+r.IntN(40)
-		for rows := 16 + 16*r.IntN(4); rows <= 384 && len(w.Buckets) < most; rows += 16 + 16*r.IntN(12) {
-			w.Buckets = append(w.Buckets, rows)
+
+		work := permit(op.A8TQ8C)
+		work.Buckets, work.Context, work.OutputTokens = nil, 512, 1+random.IntN(40)
+		for rows := 16 + 16*random.IntN(4); rows <= 384 && len(work.Buckets) < most; rows += 16 + 16*random.IntN(12) {
+			work.Buckets = append(work.Buckets, rows)
 		}
-		for range 1 + r.IntN(4) {
-			w.Prompts = append(w.Prompts, workload.Prompt{Tokens: 2 + r.IntN(500), Share: 0.1 + r.Float64()})
+		for range 1 + random.IntN(4) {
+			work.Prompts = append(work.Prompts,
+				workload.Prompt{Tokens: 2 + random.IntN(500), Share: 0.1 + random.Float64()})
 		}
-		in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: w}
+		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work}
 		free := solve(t, in)
 
 		in.MaxMemory = free.Plan.Memory.Total
-		if same := solve(t, in); same.ExpectedNS != free.ExpectedNS || same.Plan.Memory.Total != free.Plan.Memory.Total {
-			t.Errorf("seed %d: %v ns in %d bytes, with these as a bound %v ns in %d", seed, free.ExpectedNS, free.Plan.Memory.Total, same.ExpectedNS, same.Plan.Memory.Total)
+		same := solve(t, in)
+		if same.ExpectedNS != free.ExpectedNS || same.Plan.Memory.Total != free.Plan.Memory.Total {
+			t.Errorf("seed %d: %v ns in %d bytes, with these as a bound %v ns in %d", seed, free.ExpectedNS,
+				free.Plan.Memory.Total, same.ExpectedNS, same.Plan.Memory.Total)
 		}
 		last := free.ExpectedNS
 		for part := 0.96; part > 0.8; part -= 0.1 {
@@ -79,23 +84,26 @@ func TestFreedomNeverHurts(t *testing.T) {
 				break
 			}
 			if less.ExpectedNS < last*meets {
-				t.Errorf("seed %d, buckets %v, prompts %v: %v ns in %d bytes, %v ns with more", seed, w.Buckets, w.Prompts, less.ExpectedNS, in.MaxMemory, last)
+				t.Errorf("seed %d, buckets %v, prompts %v: %v ns in %d bytes, %v ns with more", seed, work.Buckets,
+					work.Prompts, less.ExpectedNS, in.MaxMemory, last)
 			}
 			last = less.ExpectedNS
 		}
 
 		in.MaxMemory = 0
-		for n := 1; n < len(w.Buckets); n++ {
-			part := *w
-			part.Buckets = w.Buckets[:n]
+		for count := 1; count < len(work.Buckets); count++ {
+			part := *work
+			part.Buckets = work.Buckets[:count]
 			in.Workload = &part
 			if got := solve(t, in); free.ExpectedNS*meets > got.ExpectedNS {
-				t.Errorf("seed %d, prompts %v: buckets %v take %v ns, %v only %v", seed, w.Prompts, w.Buckets, free.ExpectedNS, part.Buckets, got.ExpectedNS)
+				t.Errorf("seed %d, prompts %v: buckets %v take %v ns, %v only %v", seed, work.Prompts, work.Buckets,
+					free.ExpectedNS, part.Buckets, got.ExpectedNS)
 			}
 		}
 	}
 }
 
+// withEngine is an input with the exact engine.
 func withEngine(in Input) Input {
 	in.Engine = exact.Engine{}
 	return in

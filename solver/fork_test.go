@@ -23,17 +23,18 @@ import (
 )
 
 // forksOf names the forks of a model's sections: split, first nodes of both branches, join.
-func forksOf(t *testing.T, m *models.Model, scheme op.Scheme) (out []string) {
+func forksOf(t *testing.T, model *models.Model, scheme op.Scheme) (out []string) {
 	t.Helper()
-	g := m.Graph()
-	sections, err := lower.Expand(&g, 1, 64, op.F32, func(string) op.Scheme { return scheme }, nil, nil)
+	graph := model.Graph()
+	sections, err := lower.Expand(&graph, 1, 64, op.F32, func(string) op.Scheme { return scheme }, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range sections {
 		nodes := sections[i].Nodes
-		for _, f := range findForks(&sections[i]) {
-			out = append(out, fmt.Sprintf("%s: %s | %s -> %s", nodes[f.split].Name, nodes[f.split+1].Name, nodes[f.second].Name, nodes[f.join].Name))
+		for _, fork := range findForks(&sections[i]) {
+			out = append(out, fmt.Sprintf("%s: %s | %s -> %s", nodes[fork.split].Name, nodes[fork.split+1].Name,
+				nodes[fork.second].Name, nodes[fork.join].Name))
 		}
 	}
 	return out
@@ -45,13 +46,14 @@ func TestForksOfArchitectures(t *testing.T) {
 		"phi-2 a32/w32":             {"layers.attn_norm: layers.qkv | layers.ffn_up -> layers.ffn_add"},
 		"phi-2 a8t/q8c":             {"layers.qkv_quant: layers.qkv | layers.ffn_up -> layers.ffn_add"},
 		"qwen1.5-moe-a2.7b a32/w32": {"layers.ffn_norm: layers.router | layers.shared_gate_up -> layers.shared_add"},
-		"qwen1.5-moe-a2.7b a8t/q8c": {"layers.expert_gate_up_quant: layers.expert_gate_up | layers.shared_gate_up -> layers.shared_add"},
+		"qwen1.5-moe-a2.7b a8t/q8c": {"layers.expert_gate_up_quant: layers.expert_gate_up | layers.shared_gate_up -> " +
+			"layers.shared_add"},
 	}
 	for _, name := range models.CatalogNames() {
-		m := open(t, name)
+		model := open(t, name)
 		for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
 			key := name + " " + string(scheme)
-			if got := forksOf(t, m, scheme); !slices.Equal(got, want[key]) {
+			if got := forksOf(t, model, scheme); !slices.Equal(got, want[key]) {
 				t.Errorf("%s: forks %q, want %q", key, got, want[key])
 			}
 		}
@@ -60,18 +62,20 @@ func TestForksOfArchitectures(t *testing.T) {
 
 // With capacity tiers the slots are a branch beside the dynamic products, whatever the scheme.
 func TestForksOfTiers(t *testing.T) {
-	m := open(t, "phi-3.5-moe")
-	graph := m.Graph()
-	tiers := &planir.ExpertTiers{Rows: 64, Experts: m.Experts, Sent: 8, Overflow: planir.OverflowExact,
+	model := open(t, "phi-3.5-moe")
+	graph := model.Graph()
+	tiers := &planir.ExpertTiers{Rows: 64, Experts: model.Experts, Sent: 8, Overflow: planir.OverflowExact,
 		Groups: []planir.ExpertGroup{{Slots: 2, Rows: 16}}}
-	for layer := range m.Layers {
+	for layer := range model.Layers {
 		tiers.Layers = append(tiers.Layers, planir.ExpertLayer{Layer: layer, Slots: []int{0, 1}})
 	}
+
 	for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
 		sections, err := lower.Expand(&graph, 64, 64, op.F32, func(string) op.Scheme { return scheme }, tiers, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		found := false
 		for i := range sections {
 			nodes := sections[i].Nodes
@@ -85,67 +89,86 @@ func TestForksOfTiers(t *testing.T) {
 	}
 }
 
-// drawnFork is an instance with a fork between random nodes: two processors or three, some of which may not work at
-// the same time.
+// drawnFork is an instance with a fork between random nodes: two processors or three, some of which may not work at the
+// same time.
 func drawnFork(t *rapid.T) *instance {
-	ints := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }
-	n := ints("procs", 2, 3)
-	st := &price.Section{Machine: &price.Machine{Beside: map[[2]int]bool{}, Apart: map[[2]string]bool{}}, Section: &lower.Section{}}
-	for i := range n {
-		st.Procs = append(st.Procs, planir.Proc{Name: fmt.Sprint("p", i)})
+	draw := draws{t}
+	procs := draw.number("procs", 2, 3)
+	section := &price.Section{Machine: &price.Machine{Beside: map[[2]int]bool{}, Apart: map[[2]string]bool{}},
+		Section: &lower.Section{}}
+	for i := range procs {
+		section.Procs = append(section.Procs, planir.Proc{Name: fmt.Sprint("p", i)})
 		for j := range i {
-			able := ints("beside", 0, 3) > 0
-			st.Beside[[2]int{i, j}], st.Beside[[2]int{j, i}] = able, able
+			able := draw.number("beside", 0, 3) > 0
+			section.Beside[[2]int{i, j}], section.Beside[[2]int{j, i}] = able, able
 		}
 	}
-	first, second := ints("first", 1, 2), ints("second", 1, 2)
-	f := forkJoin{split: ints("before", 0, 1)}
-	f.second = f.split + 1 + first
-	f.join = f.second + second
-	length := f.join + 1 + ints("behind", 0, 1)
-	in := &instance{section: st, chain: problem.Chain{Name: "layers", Repeat: ints("repeat", 1, 3)}}
-	edges := func(from, to int) (out [][]int64) {
-		for range from {
-			row := make([]int64, to)
-			for k := range row {
-				row[k] = int64(ints("edge", 0, 9))
-			}
-			out = append(out, row)
-		}
-		return out
-	}
+
+	first, second := draw.number("first", 1, 2), draw.number("second", 1, 2)
+	fork := forkJoin{split: draw.number("before", 0, 1)}
+	fork.second = fork.split + 1 + first
+	fork.join = fork.second + second
+	length := fork.join + 1 + draw.number("behind", 0, 1)
+	in := &instance{section: section, chain: problem.Chain{Name: "layers", Repeat: draw.number("repeat", 1, 3)}}
 	for i := range length {
-		it := problem.Item{Name: fmt.Sprint("n", i), Before: []string{"a", "b"}, After: []string{"x", "y"}}
-		for k := range ints("choices", 1, 3) {
-			set := ints("set", 1, 1<<n-1)
-			ch := problem.Choice{Label: fmt.Sprint(k), CostNS: int64(ints("cost", 0, 60)), Before: ints("from", 0, 1), After: ints("to", 0, 1)}
-			for q := range n {
-				if set>>q&1 == 1 {
-					ch.Procs = append(ch.Procs, q)
-				}
-			}
-			it.Choices = append(it.Choices, ch)
-		}
+		item := draw.item(fmt.Sprint("n", i), procs)
 		if i > 0 || in.chain.Wraps() > 0 {
-			it.EdgeNS = edges(2, 2)
+			item.EdgeNS = draw.edges()
 		}
-		masks := make([]uint64, len(it.Choices))
-		for k := range masks {
-			masks[k] = maskOf(it.Choices[k].Procs)
+		masks := make([]uint64, len(item.Choices))
+		for choice := range masks {
+			masks[choice] = maskOf(item.Choices[choice].Procs)
 		}
-		in.chain.Items, in.masks = append(in.chain.Items, it), append(in.masks, masks)
+		in.chain.Items, in.masks = append(in.chain.Items, item), append(in.masks, masks)
 	}
-	class := func(node int) (out []int) {
-		for range in.chain.Items[node].Choices {
-			out = append(out, ints("class", 0, 1))
-		}
-		return out
-	}
-	f.entry, f.exit = forkHandover{class(f.second), edges(2, 2)}, forkHandover{class(f.join), edges(2, 2)}
-	in.forks = []forkJoin{f}
+
+	fork.entry = forkHandover{draw.classes(&in.chain.Items[fork.second]), draw.edges()}
+	fork.exit = forkHandover{draw.classes(&in.chain.Items[fork.join]), draw.edges()}
+	in.forks = []forkJoin{fork}
 	in.findPaths()
 	in.posed = in.withForkChoices()
 	return in
+}
+
+// draws draws the parts of an instance whose nodes have two location classes before and behind them.
+type draws struct{ t *rapid.T }
+
+// number draws a number from least to most.
+func (d draws) number(name string, least, most int) int {
+	return rapid.IntRange(least, most).Draw(d.t, name)
+}
+
+// edges draws the hand-overs between two nodes.
+func (d draws) edges() (out [][]int64) {
+	for range 2 {
+		out = append(out, []int64{int64(d.number("edge", 0, 9)), int64(d.number("edge", 0, 9))})
+	}
+	return out
+}
+
+// item draws a node with one to three choices on some processors.
+func (d draws) item(name string, procs int) problem.Item {
+	item := problem.Item{Name: name, Before: []string{"a", "b"}, After: []string{"x", "y"}}
+	for i := range d.number("choices", 1, 3) {
+		set := d.number("set", 1, 1<<procs-1)
+		choice := problem.Choice{Label: fmt.Sprint(i), CostNS: int64(d.number("cost", 0, 60)),
+			Before: d.number("from", 0, 1), After: d.number("to", 0, 1)}
+		for proc := range procs {
+			if set>>proc&1 == 1 {
+				choice.Procs = append(choice.Procs, proc)
+			}
+		}
+		item.Choices = append(item.Choices, choice)
+	}
+	return item
+}
+
+// classes draws the class of every choice of a node.
+func (d draws) classes(item *problem.Item) (out []int) {
+	for range item.Choices {
+		out = append(out, d.number("class", 0, 1))
+	}
+	return out
 }
 
 // objective is what choices of nodes count for in a solution.
@@ -154,25 +177,28 @@ func (in *instance) objective(choices []int) int64 {
 	return int64(in.chain.Repeat)*(in.sectionNS(choices, in.cost)-first) + int64(in.chain.Wraps())*first
 }
 
-// Where nothing slows down beside other work, the chain with its ways through a fork has the optimum of all choices
-// of nodes, as going through both branches at once tells it.
+// Where nothing slows down beside other work, the chain with its ways through a fork has the optimum of all choices of
+// nodes, as going through both branches at once finds it.
 func TestForkAgainstEnumeration(t *testing.T) {
 	beside := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		in := drawnFork(rt)
-		p := partitionOf(in)
+		partition := partitionOf(in)
 		best := int64(never)
 		eachChoice(&in.chain, func(choices []int) { best = min(best, in.objective(choices)) })
-		sol, err := exact.Engine{}.Partition(context.Background(), p)
+
+		sol, err := exact.Engine{}.Partition(context.Background(), partition)
 		if err == nil {
-			err = p.Verify(sol)
+			err = partition.Verify(sol)
 		}
 		if err != nil {
 			rt.Fatal(err)
 		}
+
 		nodes := in.choicesOfNodes(sol.Choices[0])
 		if sol.ObjectiveNS != best || in.objective(nodes) != best {
-			rt.Fatalf("objective %d ns, its nodes %v take %d, and the best of all %d", sol.ObjectiveNS, nodes, in.objective(nodes), best)
+			rt.Fatalf("objective %d ns, its nodes %v take %d, and the best of all %d", sol.ObjectiveNS, nodes,
+				in.objective(nodes), best)
 		}
 		if in.sideBySide(&in.forks[0], nodes) && best < in.chain.ObjectiveNS(nodes) {
 			beside++
@@ -184,13 +210,13 @@ func TestForkAgainstEnumeration(t *testing.T) {
 }
 
 // eachChoice calls visit with every combination of a chain's choices.
-func eachChoice(c *problem.Chain, visit func([]int)) {
-	now := make([]int, len(c.Items))
+func eachChoice(chain *problem.Chain, visit func([]int)) {
+	now := make([]int, len(chain.Items))
 	for {
 		visit(now)
 		i := len(now) - 1
 		for ; i >= 0; i-- {
-			if now[i]++; now[i] < len(c.Items[i].Choices) {
+			if now[i]++; now[i] < len(chain.Items[i].Choices) {
 				break
 			}
 			now[i] = 0
@@ -213,30 +239,33 @@ func TestForkHiGHS(t *testing.T) {
 	forks := rapid.Custom(drawnFork)
 	for seed := range 40 {
 		in := forks.Example(seed)
-		p := partitionOf(in)
-		want, err := exact.Engine{}.Partition(t.Context(), p)
+		partition := partitionOf(in)
+		want, err := exact.Engine{}.Partition(t.Context(), partition)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := problem.Relay{General: general, Exact: exact.Engine{}}.Partition(t.Context(), p)
+		got, err := problem.Relay{General: general, Exact: exact.Engine{}}.Partition(t.Context(), partition)
 		if err == nil {
-			err = p.Verify(got)
+			err = partition.Verify(got)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got.ObjectiveNS != want.ObjectiveNS || got.Status != problem.Optimal || fmt.Sprint(got.Choices) != fmt.Sprint(want.Choices) {
-			t.Errorf("seed %d: %d ns (%s) with %v, exact %d ns with %v", seed, got.ObjectiveNS, got.Status, got.Choices, want.ObjectiveNS, want.Choices)
+		same := got.ObjectiveNS == want.ObjectiveNS && fmt.Sprint(got.Choices) == fmt.Sprint(want.Choices)
+		if !same || got.Status != problem.Optimal {
+			t.Errorf("seed %d: %d ns (%s) with %v, exact %d ns with %v", seed, got.ObjectiveNS, got.Status,
+				got.Choices, want.ObjectiveNS, want.Choices)
 		}
 	}
 }
 
+// partitionOf returns the problem of one instance.
 func partitionOf(in *instance) *problem.Partition {
-	p := &problem.Partition{Name: "drawn", Chains: []problem.Chain{in.posed}}
+	partition := &problem.Partition{Name: "drawn", Chains: []problem.Chain{in.posed}}
 	for i := range in.section.Procs {
-		p.Procs = append(p.Procs, in.section.Procs[i].Name)
+		partition.Procs = append(partition.Procs, in.section.Procs[i].Name)
 	}
-	return p
+	return partition
 }
 
 // Where every operator is executed whole, by CPU or GPU, no placement of a parallel block's is predicted to be faster
@@ -244,21 +273,23 @@ func partitionOf(in *instance) *problem.Partition {
 // within two percent.
 func TestForkAgainstTimeline(t *testing.T) {
 	require.Slow(t)
-	s, err := socs.Open("core-ultra-5-125h")
+	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := open(t, "phi-2")
-	w := permit(op.A8TQ8C)
-	w.Buckets, w.Context = []int{16}, 256
-	ses := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: w, Only: []string{"cpu", "gpu"},
-		Strategies: []planir.Strategy{planir.Single, planir.Padding}})
+	model := open(t, "phi-2")
+	work := permit(op.A8TQ8C)
+	work.Buckets, work.Context = []int{16}, 256
+	ses := prepared(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work,
+		Only: []string{"cpu", "gpu"}, Strategies: []planir.Strategy{planir.Single, planir.Padding}})
 	plan, err := ses.bestWithinBounds(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	// Nodes that no sensible plan separates are placed together.
-	groups := [][]string{{"attn_norm", "qkv_quant"}, {"qkv"}, {"attention"}, {"attn_out_quant", "attn_out"}, {"attn_add"}, {"ffn_up"}, {"ffn_act", "ffn_down_quant", "ffn_down"}, {"ffn_add"}}
+	groups := [][]string{{"attn_norm", "qkv_quant"}, {"qkv"}, {"attention"}, {"attn_out_quant", "attn_out"},
+		{"attn_add"}, {"ffn_up"}, {"ffn_act", "ffn_down_quant", "ffn_down"}, {"ffn_add"}}
 	for at, rows := range ses.want.Rows() {
 		pr, err := ses.program(rows, ses.assigned(rows))
 		if err != nil {
@@ -270,22 +301,18 @@ func TestForkAgainstTimeline(t *testing.T) {
 		}
 		best := int64(never)
 		for placement := range 1 << len(groups) {
-			decisions := make([][]planir.Decision, len(ses.want.Rows()))
-			for i, r := range ses.want.Rows() {
-				other, err := ses.program(r, ses.assigned(r))
-				if err != nil {
-					t.Fatal(err)
-				}
-				decisions[i] = other.decisionsIn(plan)
-			}
-			for k := range decisions[at] {
-				d := &decisions[at][k]
-				for g, group := range groups {
-					if name, ok := strings.CutPrefix(d.Node, "layers."); ok && slices.Contains(group, name) {
-						*d = single(t, pr, d.Node, []string{"cpu", "gpu"}[placement>>g&1])
+			decisions := decisionsOf(t, ses, plan)
+			for i := range decisions[at] {
+				decision := &decisions[at][i]
+				name, inLayers := strings.CutPrefix(decision.Node, "layers.")
+				for group, nodes := range groups {
+					if inLayers && slices.Contains(nodes, name) {
+						proc := []string{"cpu", "gpu"}[placement>>group&1]
+						*decision = single(t, pr, decision.Node, proc)
 					}
 				}
 			}
+
 			trial := *plan
 			if err := ses.lowerDecisions(&trial, decisions); err != nil {
 				t.Fatal(err)
@@ -296,13 +323,27 @@ func TestForkAgainstTimeline(t *testing.T) {
 			}
 			best = min(best, ns)
 		}
+
 		if float64(mine) > 1.001*float64(best) {
 			t.Errorf("%s: the plan is predicted to take %d ns, a placement of its operators %d", pr.name, mine, best)
 		}
-		if x := plan.Solver[at]; math.Abs(float64(x.BoundNS)/float64(mine)-1) > 0.02 {
-			t.Errorf("%s: %d ns are proved, and %d predicted", pr.name, x.BoundNS, mine)
+		if bound := plan.Solver[at].BoundNS; math.Abs(float64(bound)/float64(mine)-1) > 0.02 {
+			t.Errorf("%s: %d ns are proved, and %d predicted", pr.name, bound, mine)
 		}
 	}
+}
+
+// decisionsOf returns the decisions of a plan, by program.
+func decisionsOf(t *testing.T, ses *session, plan *planir.Plan) (decisions [][]planir.Decision) {
+	t.Helper()
+	for _, rows := range ses.want.Rows() {
+		pr, err := ses.program(rows, ses.assigned(rows))
+		if err != nil {
+			t.Fatal(err)
+		}
+		decisions = append(decisions, pr.decisionsIn(plan))
+	}
+	return decisions
 }
 
 // single is the decision of a node for one processor.
@@ -310,9 +351,9 @@ func single(t *testing.T, pr *program, node, proc string) planir.Decision {
 	t.Helper()
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			for _, c := range in.candidates[i] {
-				if c.Node == node && c.Axis == planir.AxisNone && c.Shares[0].Proc == proc {
-					return c.Decision
+			for _, candidate := range in.candidates[i] {
+				if candidate.Node == node && candidate.Axis == planir.AxisNone && candidate.Shares[0].Proc == proc {
+					return candidate.Decision
 				}
 			}
 		}

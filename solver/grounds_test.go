@@ -44,6 +44,7 @@ func TestGrounds(t *testing.T) {
 	for i := range tasks {
 		listed[tasks[i].Key()] = true
 	}
+
 	var counted []string
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
@@ -53,8 +54,8 @@ func TestGrounds(t *testing.T) {
 		}
 		if cheapest := decision.Alternatives[0]; len(lacking) == 0 && cheapest.PredictNS <= 2*decision.PredictNS {
 			other := shared(t, cheapest.Shares)
-			other.Node, other.Rows, other.Scheme, other.Strategy = decision.Node, decision.Rows, decision.Scheme,
-				cheapest.Strategy
+			other.Node, other.Rows, other.Scheme = decision.Node, decision.Rows, decision.Scheme
+			other.Strategy = cheapest.Strategy
 			lacking = beyond(t, model, plan, known, contextAt(decision.Rows), other)
 		}
 		for _, key := range lacking {
@@ -66,6 +67,7 @@ func TestGrounds(t *testing.T) {
 			counted = append(counted, fmt.Sprintf("%s@%d", decision.Node, decision.Rows))
 		}
 	}
+
 	grounds := GroundsOf(plan)
 	slices.Sort(counted)
 	if got := slices.Sorted(slices.Values(grounds.Extrapolated)); !slices.Equal(got, counted) {
@@ -74,12 +76,14 @@ func TestGrounds(t *testing.T) {
 	if len(counted) == 0 || len(counted) >= grounds.Decisions || grounds.Decisions != len(plan.Decisions) {
 		t.Errorf("%d of %d decisions, of %d in the plan", len(counted), grounds.Decisions, len(plan.Decisions))
 	}
+
 	text := grounds.String()
 	head := fmt.Sprintf("%d of %d decisions rest on extrapolation: ", len(counted), grounds.Decisions)
 	more := fmt.Sprintf(" and %d more. ", len(counted)-maxNamed)
 	if !strings.HasPrefix(text, head) || !strings.Contains(text, more) {
 		t.Errorf("got %q, want %q and %q", text, head, more)
 	}
+
 	first, err := planir.Encode(plan)
 	if err != nil {
 		t.Fatal(err)
@@ -95,14 +99,15 @@ func beyond(t *testing.T, model *models.Model, plan *planir.Plan, costs *rooflin
 	decision planir.Decision) (lacking []string) {
 	t.Helper()
 	graph := model.Graph()
-	sections, err := lower.Expand(&graph, decision.Rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
-		return DecisionAt(plan, node, decision.Rows).Scheme
-	}, plan.TiersOf(decision.Rows), plan.Channels)
+	schemeOf := func(node string) op.Scheme { return DecisionAt(plan, node, decision.Rows).Scheme }
+	sections, err := lower.Expand(&graph, decision.Rows, plan.MaxContext, plan.KV, schemeOf,
+		plan.TiersOf(decision.Rows), plan.Channels)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range sections {
-		at := slices.IndexFunc(sections[i].Nodes, func(n lower.Node) bool { return n.Name == decision.Node })
+		isNode := func(node lower.Node) bool { return node.Name == decision.Node }
+		at := slices.IndexFunc(sections[i].Nodes, isNode)
 		if at < 0 {
 			continue
 		}
@@ -110,6 +115,7 @@ func beyond(t *testing.T, model *models.Model, plan *planir.Plan, costs *rooflin
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, piece := range pieces {
 			for _, operator := range piece.Ops {
 				if operator.Kind == op.Attention {
@@ -157,7 +163,7 @@ func TestGroundsWords(t *testing.T) {
 			Alternatives: []planir.Alternative{next}}
 	}
 	slow := planir.Alternative{PredictNS: 999, Source: source.Described}
-	for _, x := range []struct {
+	for _, test := range []struct {
 		decisions []planir.Decision
 		imported  bool
 		want      []string // parts
@@ -166,13 +172,14 @@ func TestGroundsWords(t *testing.T) {
 		{[]planir.Decision{decision("a", 100, source.Measured, slow)}, false,
 			[]string{"All 1 decision rests on measured shapes, or on shapes between measured ones."}},
 		{[]planir.Decision{decision("a", 100, source.Measured, slow), decision("b", 500, source.Interpolated, slow)},
-			false, []string{"1 of 2 decisions rests on extrapolation: b@512. ", "hetc profile --resume --plan PLAN measures"}},
+			false, []string{"1 of 2 decisions rests on extrapolation: b@512. ",
+				"hetc profile --resume --plan PLAN measures"}},
 		{[]planir.Decision{decision("a", 100, source.Extrapolated, slow), decision("b", 500, source.Described, slow)},
 			true, []string{"2 of 2 decisions rest on extrapolation: b@512, a@512. ", "Imported times"}},
 	} {
-		plan := planir.Plan{Decisions: x.decisions, SoC: planir.SoCRef{Imported: x.imported}}
+		plan := planir.Plan{Decisions: test.decisions, SoC: planir.SoCRef{Imported: test.imported}}
 		got := GroundsOf(&plan).String()
-		for _, part := range x.want {
+		for _, part := range test.want {
 			if !strings.Contains(got, part) || part == "" && got != "" {
 				t.Errorf("got %q, want %q", got, part)
 			}

@@ -24,50 +24,45 @@ import (
 
 // inFlightInput is a prompt of two chunks for a phone whose NPU does not compute attention, with operators placed
 // whole.
-func inFlightInput(t testing.TB, m *models.Model, scheme op.Scheme, chunks int) Input {
+func inFlightInput(t testing.TB, model *models.Model, scheme op.Scheme, chunks int) Input {
 	t.Helper()
-	s, err := socs.Open("snapdragon-8gen3")
+	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := permit(scheme)
-	w.Buckets, w.Prompts, w.Context, w.ChunksInFlight = []int{256}, []workload.Prompt{{Tokens: 512, Share: 1}}, 1024, chunks
-	return Input{Model: m, SoC: s, Costs: costs(t, s, m, scheme), Workload: w, Engine: exact.Engine{},
+	work := permit(scheme)
+	work.Buckets, work.Prompts = []int{256}, []workload.Prompt{{Tokens: 512, Share: 1}}
+	work.Context, work.ChunksInFlight = 1024, chunks
+	return Input{Model: model, SoC: soc, Costs: costs(t, soc, model, scheme), Workload: work, Engine: exact.Engine{},
 		Strategies: []planir.Strategy{planir.Single, planir.Padding}}
 }
 
 // Chunks of a prompt are in flight together where that is faster: what is predicted is what execution takes on the
 // virtual clock, no slower than one chunk after the other, and the logits are the same.
 func TestInFlightTakesAsLongAsPredicted(t *testing.T) {
-	m := demo(t)
-	in := inFlightInput(t, m, op.A8TQ8C, 2)
+	model := demo(t)
+	in := inFlightInput(t, model, op.A8TQ8C, 2)
 	two := solve(t, in).Plan
 	if two.InFlight == nil {
 		t.Fatal("one chunk is processed at a time")
 	}
+
 	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 0 })
 	one := solve(t, in).Plan
 	if one.InFlight != nil || one.Memory.Weights != two.Memory.Weights || one.Memory.Pool >= two.Memory.Pool {
 		t.Errorf("without: %+v, %v; with: %v", one.InFlight, one.Memory, two.Memory)
 	}
-	tokens := make([]int32, 512)
-	for i := range tokens {
-		tokens[i] = int32(i * 7 % 2048)
-	}
+
+	tokens := manyTokens(512)
 	var took [2]int64
-	for i, p := range []*planir.Plan{one, two} {
-		c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{sim.NewCompiler(in.SoC)})
+	for i, plan := range []*planir.Plan{one, two} {
+		content, err := emit.NewContent(context.Background(), plan, model, []driver.Compiler{sim.NewCompiler(in.SoC)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
-		x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: []driver.Driver{sim.New(in.SoC)}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer x.Close()
-		err = x.Do(context.Background(), func(c *executor.Control) error {
-			timing, err := c.Forward(tokens, executor.WantNone, nil)
+		machine := machineOf(t, in.SoC, plan, content)
+		err = machine.Do(context.Background(), func(control *executor.Control) error {
+			timing, err := control.Forward(tokens, executor.WantNone, nil)
 			took[i] = timing.NS
 			return err
 		})
@@ -75,6 +70,7 @@ func TestInFlightTakesAsLongAsPredicted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	predicted := prediction(t, two, "prefill@256x2")
 	head := int64(0) // which is not executed
 	for _, section := range predicted.Sections {
@@ -94,7 +90,7 @@ func TestInFlightTakesAsLongAsPredicted(t *testing.T) {
 
 // Where nothing is gained, or the buffers have no room, one chunk is processed at a time, and solve says why.
 func TestInFlightIsNotDecided(t *testing.T) {
-	m := demo(t)
+	model := demo(t)
 	for why, change := range map[string]func(in *Input){
 		"exceed the context": func(in *Input) {
 			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
@@ -115,15 +111,15 @@ func TestInFlightIsNotDecided(t *testing.T) {
 			in.MaxMemory = solve(t, alone).Plan.Memory.Total
 		},
 	} {
-		in := inFlightInput(t, m, op.A8TQ8C, 2)
+		in := inFlightInput(t, model, op.A8TQ8C, 2)
 		change(&in)
-		r := solve(t, in)
+		result := solve(t, in)
 		found := false
-		for _, note := range r.Warnings {
+		for _, note := range result.Warnings {
 			found = found || strings.Contains(note.Summary, why)
 		}
-		if !found || r.Plan.InFlight != nil {
-			t.Errorf("%s: %+v, notes %v", why, r.Plan.InFlight, r.Warnings)
+		if !found || result.Plan.InFlight != nil {
+			t.Errorf("%s: %+v, notes %v", why, result.Plan.InFlight, result.Warnings)
 		}
 	}
 }
@@ -145,6 +141,7 @@ func TestInFlightWithOperatorsWhole(t *testing.T) {
 		t.Errorf("in flight %+v: expected %v ns, with whole operators everywhere %v, with one chunk at a time %v",
 			best.Plan.InFlight, best.ExpectedNS, whole.ExpectedNS, one.ExpectedNS)
 	}
+
 	for i := range best.Plan.Decisions {
 		decision := &best.Plan.Decisions[i]
 		if decision.Rows == 256 && len(decision.Shares) > 1 {
@@ -154,12 +151,14 @@ func TestInFlightWithOperatorsWhole(t *testing.T) {
 			t.Errorf("decode of %s differs from that of one chunk at a time", decision.Node)
 		}
 	}
+
 	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
 		w.Prompts = []workload.Prompt{{Tokens: 256, Share: 99}, {Tokens: 512, Share: 1}}
 	})
-	if rare := solve(t, in).Plan; rare.InFlight != nil && slices.ContainsFunc(rare.Decisions,
-		func(d planir.Decision) bool { return d.Rows == 256 && len(d.Shares) > 1 }) !=
-		slices.ContainsFunc(one.Plan.Decisions, func(d planir.Decision) bool { return d.Rows == 256 && len(d.Shares) > 1 }) {
+	isDivided := func(decision planir.Decision) bool { return decision.Rows == 256 && len(decision.Shares) > 1 }
+	rare := solve(t, in).Plan
+	isSame := slices.ContainsFunc(rare.Decisions, isDivided) == slices.ContainsFunc(one.Plan.Decisions, isDivided)
+	if rare.InFlight != nil && !isSame {
 		t.Errorf("for one prompt in a hundred the program of all others is another one: %+v", rare.InFlight)
 	}
 }

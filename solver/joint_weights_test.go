@@ -12,18 +12,19 @@ import (
 
 // weighed is a joint problem of programs with two choices each, of which the fast one needs an asset of 10 bytes.
 func weighed(costs [][2]int64, calls []float64, maxBytes int64) *joint {
-	j := &joint{Joint: &problem.Joint{Name: "plan", Regions: []problem.Region{{Name: "memory"}}, MaxBytes: maxBytes}}
+	posed := &joint{Joint: &problem.Joint{Name: "plan", Regions: []problem.Region{{Name: "memory"}},
+		MaxBytes: maxBytes}}
 	for i, cost := range costs {
-		j.Assets = append(j.Assets, problem.Asset{Name: fmt.Sprint("graph ", i), Bytes: 10})
-		j.Parts = append(j.Parts, problem.Part{Partition: &problem.Partition{
+		posed.Assets = append(posed.Assets, problem.Asset{Name: fmt.Sprint("graph ", i), Bytes: 10})
+		posed.Parts = append(posed.Parts, problem.Part{Partition: &problem.Partition{
 			Name: fmt.Sprint("program ", i), Procs: []string{"cpu"},
 			Chains: []problem.Chain{{Name: "layers", Repeat: 1, Items: []problem.Item{{Name: "node",
 				Before: []string{"here"}, After: []string{"here"}, Choices: []problem.Choice{
 					{Label: "fast", Procs: []int{0}, CostNS: cost[0], Assets: []int{i}},
 					{Label: "slow", Procs: []int{0}, CostNS: cost[1]}}}}}}}})
 	}
-	j.weigh(func(part int) float64 { return calls[part] })
-	return j
+	posed.weigh(func(part int) float64 { return calls[part] })
+	return posed
 }
 
 // A program that is called a millionth as often as another one counts a millionth: what is chosen is, by the calls
@@ -31,18 +32,19 @@ func weighed(costs [][2]int64, calls []float64, maxBytes int64) *joint {
 func TestWeightsOfUnlikePrograms(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 14))
 	for trial := range 300 {
-		n := 2 + random.IntN(5)
-		costs, calls := make([][2]int64, n), make([]float64, n)
-		for i := range n {
+		programs := 2 + random.IntN(5)
+		costs, calls := make([][2]int64, programs), make([]float64, programs)
+		for i := range programs {
 			fast := int64(1000 + random.IntN(1e6))
 			costs[i] = [2]int64{fast, fast + int64(math.Exp(random.Float64()*14))}
 			calls[i] = math.Exp(random.Float64() * 18) // 1 to 6.6e7
 		}
-		room := 1 + random.IntN(n-1)
-		j := weighed(costs, calls, int64(10*room))
+		room := 1 + random.IntN(programs-1)
+		posed := weighed(costs, calls, int64(10*room))
+
 		// What a choice costs beyond that every program is fast: all else is the same for every choice.
 		extra := func(slow func(i int) bool) (sum float64) {
-			for i := range n {
+			for i := range programs {
 				if slow(i) {
 					sum += calls[i] * float64(costs[i][1]-costs[i][0])
 				}
@@ -50,21 +52,23 @@ func TestWeightsOfUnlikePrograms(t *testing.T) {
 			return sum
 		}
 		best := math.Inf(1)
-		for set := range 1 << n {
+		for set := range 1 << programs {
 			fast := 0
-			for i := range n {
+			for i := range programs {
 				fast += set >> i & 1
 			}
 			if fast <= room {
 				best = min(best, extra(func(i int) bool { return set>>i&1 == 0 }))
 			}
 		}
-		found, err := exact.Engine{}.Joint(t.Context(), j.Joint, problem.Limits{Nodes: 1 << 20})
+
+		found, err := exact.Engine{}.Joint(t.Context(), posed.Joint, problem.Limits{Nodes: 1 << 20})
 		if err != nil || found.Status != problem.Optimal {
 			t.Fatalf("trial %d: %v, %v", trial, found.Status, err)
 		}
 		if got := extra(func(i int) bool { return found.Choices[i][0][0] == 1 }); got > best*1.03 {
-			t.Errorf("trial %d: calls %v of %v take %v ns more than the fastest, want %v", trial, calls, costs, got, best)
+			t.Errorf("trial %d: calls %v of %v take %v ns more than the fastest, want %v", trial, calls, costs, got,
+				best)
 		}
 	}
 }
@@ -72,7 +76,7 @@ func TestWeightsOfUnlikePrograms(t *testing.T) {
 // Weights of nearly equal programs stay as they were posed before; no weight is 0, and no sum leaves what the search
 // calculates with exactly.
 func TestScaleOfWeights(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		calls []float64
 		costs int64
 		want  []int64
@@ -84,18 +88,18 @@ func TestScaleOfWeights(t *testing.T) {
 		{[]float64{1e6, 1}, 1000, []int64{1 << 26, 67}, float64(1<<26) / 1e6},
 		{[]float64{1e6, 1}, 1 << 38, []int64{1 << 14, 1}, float64(1<<14) / 1e6},
 	} {
-		costs := make([][2]int64, len(c.calls))
+		costs := make([][2]int64, len(test.calls))
 		for i := range costs {
-			costs[i] = [2]int64{c.costs, c.costs}
+			costs[i] = [2]int64{test.costs, test.costs}
 		}
-		j := weighed(costs, c.calls, 0)
-		for i := range j.Parts {
-			if j.Parts[i].Weight != c.want[i] || math.Abs(j.unit/c.unit-1) > 1e-12 {
-				t.Errorf("%v calls of %d ns: part %d has weight %d in units of %v, want %d and %v", c.calls, c.costs, i,
-					j.Parts[i].Weight, j.unit, c.want[i], c.unit)
+		posed := weighed(costs, test.calls, 0)
+		for i := range posed.Parts {
+			if posed.Parts[i].Weight != test.want[i] || math.Abs(posed.unit/test.unit-1) > 1e-12 {
+				t.Errorf("%v calls of %d ns: part %d has weight %d in units of %v, want %d and %v", test.calls,
+					test.costs, i, posed.Parts[i].Weight, posed.unit, test.want[i], test.unit)
 			}
 		}
-		if err := j.Validate(); err != nil {
+		if err := posed.Validate(); err != nil {
 			t.Error(err)
 		}
 	}

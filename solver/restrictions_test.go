@@ -30,7 +30,7 @@ type restriction struct {
 
 // restrictions of a SoC: each set of strategies that means something by itself, each set of processors, and both at
 // once for whole operators.
-func restrictions(s *socs.SoC) (out []restriction) {
+func restrictions(soc *socs.SoC) (out []restriction) {
 	whole := []planir.Strategy{planir.Single, planir.Padding}
 	sets := [][]planir.Strategy{
 		whole,
@@ -46,7 +46,7 @@ func restrictions(s *socs.SoC) (out []restriction) {
 	for _, set := range sets {
 		out = append(out, restriction{fmt.Sprintf("strategies %v", set), nil, set})
 	}
-	names := price.ProcessorNames(s)
+	names := price.ProcessorNames(soc)
 	for mask := 1; mask < 1<<len(names)-1; mask++ {
 		var only []string
 		for i, name := range names {
@@ -63,34 +63,37 @@ func restrictions(s *socs.SoC) (out []restriction) {
 }
 
 // commonScheme is the first of some schemes that the control processor of a SoC executes.
-func commonScheme(s *socs.SoC) op.Scheme {
-	for _, x := range []op.Scheme{op.A8TQ8C, op.A32W32} {
-		if slices.Contains(s.Processor(s.Control).Schemes, x) {
-			return x
+func commonScheme(soc *socs.SoC) op.Scheme {
+	for _, scheme := range []op.Scheme{op.A8TQ8C, op.A32W32} {
+		if slices.Contains(soc.Processor(soc.Control).Schemes, scheme) {
+			return scheme
 		}
 	}
-	return s.Processor(s.Control).Schemes[0]
+	return soc.Processor(soc.Control).Schemes[0]
 }
 
 // violations solves without and with every restriction, and tells which of them is predicted to be faster.
-func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w *workload.Workload, list []restriction) (out []string, worst float64, compared int) {
+func violations(t *testing.T, model *models.Model, soc *socs.SoC, costs *roofline.Costs, work *workload.Workload,
+	list []restriction) (out []string, worst float64, compared int) {
 	t.Helper()
-	known := price.NewFitted(c, s)
-	in := Input{Model: m, SoC: s, Costs: c, Workload: w, Engine: exact.Engine{}, Prices: known}
+	known := price.NewFitted(costs, soc)
+	in := Input{Model: model, SoC: soc, Costs: costs, Workload: work, Engine: exact.Engine{}, Prices: known}
 	free := solve(t, in)
-	for _, r := range list {
-		in.Only, in.Strategies = r.only, r.strategies
+	for _, with := range list {
+		in.Only, in.Strategies = with.only, with.strategies
 		bound, err := Solve(context.Background(), in)
 		if err != nil {
 			if diag.ClassOf(err) == diag.ClassInternal {
-				t.Fatalf("%s: %v", r.name, err)
+				t.Fatalf("%s: %v", with.name, err)
 			}
 			continue // a processor that cannot
 		}
 		compared++
+
 		if gain := free.ExpectedNS/bound.ExpectedNS - 1; gain > 1e-12 {
 			worst = max(worst, gain)
-			out = append(out, fmt.Sprintf("%s: %.6g ns expected, %.6g without: %.4f %% better", r.name, bound.ExpectedNS, free.ExpectedNS, 100*gain))
+			out = append(out, fmt.Sprintf("%s: %.6g ns expected, %.6g without: %.4f %% better", with.name,
+				bound.ExpectedNS, free.ExpectedNS, 100*gain))
 		}
 		if free.Plan.Solver[0].Problem == jointProblem(problem.Time) {
 			continue // programs share a limit: one may take longer for another's sake
@@ -100,7 +103,8 @@ func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w
 			theirs, mine := takes(t, bound, ph), takes(t, free, ph)
 			if gain := float64(mine)/float64(theirs) - 1; gain > 0 {
 				worst = max(worst, gain)
-				out = append(out, fmt.Sprintf("%s, %s: %d ns, %d without: %.4f %% better", r.name, ph.Name, theirs, mine, 100*gain))
+				out = append(out, fmt.Sprintf("%s, %s: %d ns, %d without: %.4f %% better", with.name, ph.Name, theirs,
+					mine, 100*gain))
 			}
 		}
 	}
@@ -108,13 +112,13 @@ func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w
 }
 
 // takes is the predicted time of a program, with what short calls leave idle.
-func takes(t *testing.T, r *Result, ph *planir.PhaseProgram) int64 {
+func takes(t *testing.T, result *Result, ph *planir.PhaseProgram) int64 {
 	t.Helper()
-	pr, err := r.session.program(ph.Rows, r.session.assigned(ph.Rows))
+	pr, err := result.session.program(ph.Rows, result.session.assigned(ph.Rows))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return prediction(t, r.Plan, ph.Name).PlanNS + pr.idleNS(r.Plan)
+	return prediction(t, result.Plan, ph.Name).PlanNS + pr.idleNS(result.Plan)
 }
 
 // No restriction of choices predicts better than no restriction, for what is expected and for every program: here of
@@ -123,34 +127,35 @@ func takes(t *testing.T, r *Result, ph *planir.PhaseProgram) int64 {
 func TestNoRestrictionPredictsBetter(t *testing.T) {
 	require.Slow(t)
 	modelNames, socNames := models.CatalogNames(), socs.Catalog()
-	long := os.Getenv("HETC_LONG") != ""
-	if x := os.Getenv("HETC_MODELS"); x != "" {
-		modelNames = strings.Split(x, ",")
-	}
-	if x := os.Getenv("HETC_SOCS"); x != "" {
-		socNames = strings.Split(x, ",")
-	}
-	if !long {
+	if os.Getenv("HETC_LONG") == "" {
 		modelNames, socNames = []string{"phi-2"}, []string{"core-ultra-5-125h", "apple-m2-ultra"}
+	} else {
+		if names := os.Getenv("HETC_MODELS"); names != "" {
+			modelNames = strings.Split(names, ",")
+		}
+		if names := os.Getenv("HETC_SOCS"); names != "" {
+			socNames = strings.Split(names, ",")
+		}
 	}
+
 	total, most := 0, 0.0
 	for _, socName := range socNames {
-		s, err := socs.Open(socName)
+		soc, err := socs.Open(socName)
 		if err != nil {
 			t.Fatal(err)
 		}
-		scheme := commonScheme(s)
+		scheme := commonScheme(soc)
 		for _, name := range modelNames {
 			t.Run(name+" on "+socName, func(t *testing.T) {
-				m := open(t, name)
-				w := permit(scheme)
-				w.Buckets, w.Context = []int{16, 256}, 1024
-				bad, worst, n := violations(t, m, s, costs(t, s, m, scheme), w, restrictions(s))
-				total, most = total+n, max(most, worst)
+				model := open(t, name)
+				work := permit(scheme)
+				work.Buckets, work.Context = []int{16, 256}, 1024
+				bad, worst, count := violations(t, model, soc, costs(t, soc, model, scheme), work, restrictions(soc))
+				total, most = total+count, max(most, worst)
 				if len(bad) > 0 {
 					t.Error(strings.Join(bad, "\n"))
 				}
-				t.Logf("%d compared", n)
+				t.Logf("%d compared", count)
 			})
 		}
 	}

@@ -57,163 +57,208 @@ links:
 joint:
   - {processors: [c0, c1], bandwidth_gbps: 16}
 `
-	s, err := socs.Parse("two-cores.yaml", []byte(text))
+	soc, err := socs.Parse("two-cores.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return soc
 }
 
+// demo opens a small model of the tests.
 func demo(t testing.TB) *models.Model { return open(t, "../testdata/models/tiny-llama-kjv") }
 
+// open opens a model, until the test ends.
 func open(t testing.TB, name string) *models.Model {
 	t.Helper()
-	m, err := models.Open(name)
+	model, err := models.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { m.Close() })
-	return m
+	t.Cleanup(func() { model.Close() })
+	return model
 }
 
-// costs fits what the simulated SoC takes for a model's operators: at some numbers of rows, whole and
-// in half, attention over some contexts.
-func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *roofline.Costs {
+// costs fits what the simulated SoC takes for a model's operators: at some numbers of rows, whole and in half, and
+// attention over some contexts.
+func costs(t testing.TB, soc *socs.SoC, model *models.Model, schemes ...op.Scheme) *roofline.Costs {
 	t.Helper()
-	return batchCosts(t, s, m, nil, schemes...)
+	return batchCosts(t, soc, model, nil, schemes...)
 }
 
 // batchCosts also knows batches of sequences.
-func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schemes ...op.Scheme) *roofline.Costs {
+func batchCosts(t testing.TB, soc *socs.SoC, model *models.Model, batches []int, schemes ...op.Scheme) *roofline.Costs {
 	t.Helper()
-	digest, err := s.Digest()
+	digest, err := soc.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := record.NewSet(record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Simulated: true, Hetc: "test"})
-	g := m.Graph()
-	batch := g.Batch()
-	var add func(p *socs.Processor, o op.Op)
-	add = func(p *socs.Processor, o op.Op) {
-		if !p.Executes(o.Kind) {
-			return
-		}
-		layout := op.RowsLayout
-		if o.Scheme != "" {
-			layout = p.Layouts[o.Scheme.Weight()]
-		} else if len(o.Sig().W) == 0 {
-			layout = ""
-		}
-		if o.Kind == op.MatMul && o.Form == "" {
-			for _, f := range op.FormsOf(o.M, p.Forms[o.Scheme]) {
-				formed := o
-				formed.Form = f
-				add(p, formed)
-			}
-		}
-		ns, err := sim.NS(s, p.Name, o)
-		if err != nil {
-			return // infeasible
-		}
-		x := record.Measurement{Kind: record.Op, Proc: p.Name, Op: &o, Layout: layout, Cold: (&price.Task{Op: o}).Cold(), Unit: "ns", Loops: 1, Samples: []float64{float64(ns)}, Simulated: true}
-		if set.Has(x.Key()) {
-			return
-		}
-		if err := set.Add(&x); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range s.Processors {
-		p := &s.Processors[i]
+	header := record.Header{Schema: record.Schema, SoC: soc.Name, SoCDigest: digest, Simulated: true, Hetc: "test"}
+	simulated := &simulatedSet{t: t, soc: soc, set: record.NewSet(header)}
+
+	graph := model.Graph()
+	batch := graph.Batch()
+	for i := range soc.Processors {
 		for _, scheme := range schemes {
-			for i, rows := range append([]int{1, 16, 64, 256, 512}, batches...) {
-				of := &g
-				if i >= 5 {
-					of = &batch
-				}
-				sections, err := lower.Expand(of, rows, 1024, op.F32, func(string) op.Scheme { return scheme }, nil, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, sec := range sections {
-					for _, n := range sec.Nodes {
-						for _, o := range n.Ops {
-							if o.Kind == op.Embed && scheme.QuantisedRows() && scheme.Table() != "" {
-								packed := o
-								packed.Scheme, packed.Table = scheme.Table(), ""
-								add(p, packed)
-							}
-							for _, c := range []int{64, 320, 1024} {
-								if o.Kind == op.Attention {
-									o.Context = max(c, rows)
-								}
-								add(p, o)
-								if cached := o; o.Kind.Has("kv") {
-									for _, cached.KV = range p.KV {
-										add(p, cached)
-									}
-								}
-							}
-							if o.Kind == op.MatMul && o.N > 1 {
-								half := o
-								half.N = op.RoundUp(o.N/2, 32)
-								add(p, half)
-								half = o
-								half.K = op.RoundUp(o.K/2, 32)
-								add(p, half)
-								add(p, op.Op{Kind: op.Add, M: o.M, N: o.N})
-								add(p, op.Op{Kind: op.Copy, M: o.M, N: o.N})
-							}
-							if o.Kind == op.OutlierMatMul {
-								few := o
-								few.Channels = op.FewChannels
-								add(p, few)
-							}
-							if o.Kind == op.GLU || o.Kind == op.Add {
-								o.N = op.RoundUp(o.N/2, max(1, o.Interleave))
-								add(p, o)
-							}
-						}
-					}
-				}
+			for _, rows := range []int{1, 16, 64, 256, 512} {
+				simulated.addGraph(&soc.Processors[i], &graph, rows, scheme)
+			}
+			for _, rows := range batches {
+				simulated.addGraph(&soc.Processors[i], &batch, rows, scheme)
 			}
 		}
 	}
-	c, err := roofline.Fit(s, set)
+
+	costs, err := roofline.Fit(soc, simulated.set)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return costs
 }
 
+// simulatedSet collects the simulated times of operators on a SoC.
+type simulatedSet struct {
+	t   testing.TB
+	soc *socs.SoC
+	set *record.Set
+}
+
+// add simulates an operator on a processor, in every form that it has there.
+func (s *simulatedSet) add(proc *socs.Processor, operator op.Op) {
+	if !proc.Executes(operator.Kind) {
+		return
+	}
+	layout := op.RowsLayout
+	if operator.Scheme != "" {
+		layout = proc.Layouts[operator.Scheme.Weight()]
+	} else if len(operator.Sig().W) == 0 {
+		layout = ""
+	}
+
+	if operator.Kind == op.MatMul && operator.Form == "" {
+		for _, form := range op.FormsOf(operator.M, proc.Forms[operator.Scheme]) {
+			formed := operator
+			formed.Form = form
+			s.add(proc, formed)
+		}
+	}
+
+	ns, err := sim.NS(s.soc, proc.Name, operator)
+	if err != nil {
+		return // infeasible
+	}
+	measured := record.Measurement{Kind: record.Op, Proc: proc.Name, Op: &operator, Layout: layout,
+		Cold: (&price.Task{Op: operator}).Cold(), Unit: "ns", Loops: 1, Samples: []float64{float64(ns)},
+		Simulated: true}
+	if s.set.Has(measured.Key()) {
+		return
+	}
+	if err := s.set.Add(&measured); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// addGraph simulates the operators of a graph at a number of rows, with all products in one scheme.
+func (s *simulatedSet) addGraph(proc *socs.Processor, graph *models.Graph, rows int, scheme op.Scheme) {
+	schemeOf := func(string) op.Scheme { return scheme }
+	sections, err := lower.Expand(graph, rows, 1024, op.F32, schemeOf, nil, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, section := range sections {
+		for _, node := range section.Nodes {
+			for _, operator := range node.Ops {
+				s.addOperator(proc, operator, rows, scheme)
+			}
+		}
+	}
+}
+
+// addOperator simulates an operator with its contexts and caches, and its parts as solving divides it.
+func (s *simulatedSet) addOperator(proc *socs.Processor, operator op.Op, rows int, scheme op.Scheme) {
+	if operator.Kind == op.Embed && scheme.QuantisedRows() && scheme.Table() != "" {
+		packed := operator
+		packed.Scheme, packed.Table = scheme.Table(), ""
+		s.add(proc, packed)
+	}
+
+	for _, context := range []int{64, 320, 1024} {
+		if operator.Kind == op.Attention {
+			operator.Context = max(context, rows)
+		}
+		s.add(proc, operator)
+		if !operator.Kind.Has("kv") {
+			continue
+		}
+		cached := operator
+		for _, cached.KV = range proc.KV {
+			s.add(proc, cached)
+		}
+	}
+
+	switch operator.Kind {
+	case op.MatMul:
+		if operator.N == 1 {
+			return
+		}
+		half := operator
+		half.N = op.RoundUp(operator.N/2, 32)
+		s.add(proc, half)
+		half = operator
+		half.K = op.RoundUp(operator.K/2, 32)
+		s.add(proc, half)
+		s.add(proc, op.Op{Kind: op.Add, M: operator.M, N: operator.N})
+		s.add(proc, op.Op{Kind: op.Copy, M: operator.M, N: operator.N})
+	case op.OutlierMatMul:
+		operator.Channels = op.FewChannels
+		s.add(proc, operator)
+	case op.GLU, op.Add:
+		operator.N = op.RoundUp(operator.N/2, max(1, operator.Interleave))
+		s.add(proc, operator)
+	}
+}
+
+// solve returns the result of solving, with the exact engine if none is given.
 func solve(t testing.TB, in Input) *Result {
 	t.Helper()
 	if in.Engine == nil {
 		in.Engine = exact.Engine{}
 	}
-	r, err := Solve(context.Background(), in)
+	result, err := Solve(context.Background(), in)
 	if err != nil {
 		t.Fatalf("%v (hints %q)", err, diag.HintsOf(err))
 	}
-	return r
+	return result
 }
 
-func prediction(t testing.TB, p *planir.Plan, program string) planir.Prediction {
+// says reports whether an error and its hints have all of these texts.
+func says(err error, texts ...string) bool {
+	all := fmt.Sprint(err, diag.HintsOf(err))
+	for _, text := range texts {
+		if !strings.Contains(all, text) {
+			return false
+		}
+	}
+	return true
+}
+
+// prediction returns what a plan predicts of a program.
+func prediction(t testing.TB, plan *planir.Plan, program string) planir.Prediction {
 	t.Helper()
-	for _, x := range p.Predictions {
-		if x.Program == program {
-			return x
+	for _, predicted := range plan.Predictions {
+		if predicted.Program == program {
+			return predicted
 		}
 	}
 	t.Fatalf("no prediction for %q", program)
 	return planir.Prediction{}
 }
 
-func best(p planir.Prediction) int64 {
+// best returns the least time of a single processor, in ns.
+func best(predicted planir.Prediction) int64 {
 	var ns int64
-	for _, x := range p.Singles {
-		if ns == 0 || x.NS < ns {
-			ns = x.NS
+	for _, single := range predicted.Singles {
+		if ns == 0 || single.NS < ns {
+			ns = single.NS
 		}
 	}
 	return ns
@@ -221,60 +266,68 @@ func best(p planir.Prediction) int64 {
 
 // quick is the default with two buckets.
 func quick() *workload.Workload {
-	w := workload.Default()
-	w.Buckets = []int{16, 256}
-	return w
+	work := workload.Default()
+	work.Buckets = []int{16, 256}
+	return work
 }
 
+// permit is quick with these schemes, in both phases.
 func permit(schemes ...op.Scheme) *workload.Workload {
-	w := quick()
-	w.Schemes = workload.Schemes{Prefill: schemes, Decode: schemes}
-	return w
+	work := quick()
+	work.Schemes = workload.Schemes{Prefill: schemes, Decode: schemes}
+	return work
 }
 
 // A context of one position has no program for prompts.
 func TestOnePosition(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	w := workload.Default()
-	w.Context = 1
-	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan
-	if len(p.Program.Programs) != 1 || p.MaxContext != 1 {
-		t.Errorf("%d programs for %d positions, want decode alone", len(p.Program.Programs), p.MaxContext)
+	model, soc := demo(t), twoCores(t, 1)
+	work := workload.Default()
+	work.Context = 1
+
+	plan := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work}).Plan
+	if len(plan.Program.Programs) != 1 || plan.MaxContext != 1 {
+
+		t.Errorf("%d programs for %d positions, want decode alone", len(plan.Program.Programs), plan.MaxContext)
 	}
 }
 
 // Times beyond what problems are made of are refused: cut off there, slow and slowest would look alike.
 func TestEndlessTimes(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
+	model, soc := demo(t), twoCores(t, 1)
+
 	for name, change := range map[string]func(c *roofline.Costs){
-		"operators": func(c *roofline.Costs) {
-			for i := range c.Families {
-				for k := range c.Families[i].Curves {
-					for j := range c.Families[i].Curves[k].Points {
-						p := &c.Families[i].Curves[k].Points[j]
-						p[1], p[2], p[3] = 1<<50, 1<<50, 1<<50
+		"operators": func(fitted *roofline.Costs) {
+			for i := range fitted.Families {
+				for j := range fitted.Families[i].Curves {
+					for k := range fitted.Families[i].Curves[j].Points {
+						point := &fitted.Families[i].Curves[j].Points[k]
+						point[1], point[2], point[3] = 1<<50, 1<<50, 1<<50
 					}
 				}
 			}
 		},
-		"hand-overs": func(c *roofline.Costs) {
-			for i := range c.Handovers {
-				c.Handovers[i].NS, c.Handovers[i].HighNS = 1<<50, 1<<50
+		"hand-overs": func(fitted *roofline.Costs) {
+			for i := range fitted.Handovers {
+				fitted.Handovers[i].NS, fitted.Handovers[i].HighNS = 1<<50, 1<<50
 			}
 		},
 	} {
-		c := costs(t, s, m, op.A32W32)
-		change(c)
-		r, err := Solve(t.Context(), Input{Model: m, SoC: s, Costs: c, Workload: quick(), Engine: exact.Engine{}})
-		switch name {
-		case "operators":
+
+		fitted := costs(t, soc, model, op.A32W32)
+		change(fitted)
+		result, err := Solve(t.Context(),
+			Input{Model: model, SoC: soc, Costs: fitted, Workload: quick(), Engine: exact.Engine{}})
+		if name == "operators" {
 			if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "are predicted, want at most") {
 				t.Errorf("%s: %v", name, err)
 			}
-		default:
-			if err != nil || !slices.ContainsFunc(r.Warnings, func(d *diag.Diagnostic) bool { return strings.Contains(d.Summary, "are not combined") }) {
-				t.Errorf("%s: %v", name, err)
-			}
+			continue
+		}
+		isMissing := func(warning *diag.Diagnostic) bool {
+			return strings.Contains(warning.Summary, "are not combined")
+		}
+		if err != nil || !slices.ContainsFunc(result.Warnings, isMissing) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -282,25 +335,27 @@ func TestEndlessTimes(t *testing.T) {
 // However unlike the cores are, the plan is legal, proved, and no slower than the best single processor.
 func TestTwoCores(t *testing.T) {
 	require.Slow(t)
-	m := demo(t)
+	model := demo(t)
 	for _, ratio := range []float64{1, 0.5, 0.1} {
 		t.Run(fmt.Sprint(ratio), func(t *testing.T) {
-			s := twoCores(t, ratio)
-			w, programs := quick(), 3
+			soc := twoCores(t, ratio)
+			work, programs := quick(), 3
 			if ratio == 1 {
-				w, programs = nil, 7 // decode and 16..512
+				work, programs = nil, 7 // decode and 16..512
 			}
-			r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
-			if len(r.Warnings) > 0 {
-				t.Errorf("warnings %v", r.Warnings)
+			result := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work})
+
+			if len(result.Warnings) > 0 {
+				t.Errorf("warnings %v", result.Warnings)
 			}
-			if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+			if found := check.Plan(result.Plan, model, soc); len(found) > 0 {
 				t.Fatal(found)
 			}
-			if got := len(r.Plan.Predictions); got != programs {
+			if got := len(result.Plan.Predictions); got != programs {
 				t.Errorf("%d predictions, want %d", got, programs)
 			}
-			for _, pred := range r.Plan.Predictions {
+
+			for _, pred := range result.Plan.Predictions {
 				if len(pred.Singles) != 3 || pred.PlanNS > best(pred) {
 					t.Errorf("%s: predicted %d ns, single processors %v", pred.Program, pred.PlanNS, pred.Singles)
 				}
@@ -311,18 +366,20 @@ func TestTwoCores(t *testing.T) {
 					t.Errorf("%s: predicted %d ns, want a gain over %d", pred.Program, pred.PlanNS, best(pred))
 				}
 			}
-			for _, x := range r.Plan.Solver {
-				proved := x.Status == "optimal" && x.BoundNS == x.ObjectiveNS
-				if !proved && x.Status != StatusFaster || x.Choices < 100 {
-					t.Errorf("%+v", x)
+
+			for _, report := range result.Plan.Solver {
+				proved := report.Status == "optimal" && report.BoundNS == report.ObjectiveNS
+				if !proved && report.Status != StatusFaster || report.Choices < 100 {
+					t.Errorf("%+v", report)
 				}
 			}
+
 			// No lane oversubscribes a core that another lane of the same call uses.
-			for _, ph := range r.Plan.Program.Programs {
+			for _, ph := range result.Plan.Program.Programs {
 				used := map[string]bool{}
 				for _, sec := range ph.Sections {
-					for _, l := range sec.Lanes {
-						used[l.Proc] = true
+					for _, lane := range sec.Lanes {
+						used[lane.Proc] = true
 					}
 				}
 				if used["c01"] && (used["c0"] || used["c1"]) {
@@ -335,81 +392,98 @@ func TestTwoCores(t *testing.T) {
 
 // Two equal cores halve the weights.
 func TestEqualCoresHalve(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick()}).Plan
-	g := m.Graph()
-	for _, d := range p.Decisions {
-		w := g.Weight(d.Node)
-		if d.Rows != 1 || d.Scheme == "" || w == nil {
+	model, s := demo(t), twoCores(t, 1)
+	plan := solve(t, Input{Model: model, SoC: s, Costs: costs(t, s, model, op.A32W32), Workload: quick()}).Plan
+
+	graph := model.Graph()
+	for _, decision := range plan.Decisions {
+		weight := graph.Weight(decision.Node)
+		if decision.Rows != 1 || decision.Scheme == "" || weight == nil {
 			continue
 		}
-		if len(d.Shares) != 2 || d.Shares[0].To*2 != d.Shares[1].To {
-			t.Errorf("%s is divided %s, want halves", d.Node, d.ShareText())
+		if len(decision.Shares) != 2 || decision.Shares[0].To*2 != decision.Shares[1].To {
+			t.Errorf("%s is divided %s, want halves", decision.Node, decision.ShareText())
 		}
 	}
 }
 
-// A section's decisions add up to its part of the objective, alternatives never beat what was chosen
-// (unless they are excluded by a core), and explain tells the same stored and recomputed.
+// A section's decisions add up to its part of the objective, and alternatives never beat what was chosen, unless they
+// are excluded by a core.
 func TestPricesAddUp(t *testing.T) {
-	m, s := demo(t), twoCores(t, 0.5)
-	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick(), Engine: exact.Engine{}}
-	p := solve(t, in).Plan
-	for _, x := range p.Solver {
+	model, s := demo(t), twoCores(t, 0.5)
+	in := Input{Model: model, SoC: s, Costs: costs(t, s, model, op.A32W32), Workload: quick(), Engine: exact.Engine{}}
+	plan := solve(t, in).Plan
+
+	for _, report := range plan.Solver {
 		rows := 1
-		fmt.Sscanf(x.Problem, "partition prefill@%d", &rows)
+		fmt.Sscanf(report.Problem, "partition prefill@%d", &rows)
 		var sum int64
-		for _, sec := range m.Graph().Sections {
-			for _, n := range sec.Nodes {
-				d := DecisionAt(p, sec.Name+"."+n.Name, rows)
-				if d == nil {
-					t.Fatalf("%s.%s@%d is not decided", sec.Name, n.Name, rows)
+		for _, sec := range model.Graph().Sections {
+			for _, node := range sec.Nodes {
+				decision := DecisionAt(plan, sec.Name+"."+node.Name, rows)
+				if decision == nil {
+					t.Fatalf("%s.%s@%d is not decided", sec.Name, node.Name, rows)
 				}
-				sum += d.PredictNS * int64(max(1, sec.Layers))
+				sum += decision.PredictNS * int64(max(1, sec.Layers))
 			}
 		}
-		// The last repetition hands nothing over to a next one; divisions by rows count for more than
-		// they take, because of calls with fewer rows.
-		if diff := sum - x.ObjectiveNS; diff > 5000 || diff < 0 && (rows == 1 || float64(x.ObjectiveNS) > 1.4*float64(sum)) {
-			t.Errorf("%s: decisions add up to %d ns, objective %d ns", x.Problem, sum, x.ObjectiveNS)
+		// The last repetition hands nothing over to a next one. Divisions by rows count for more than they take,
+		// because of calls with fewer rows.
+		less := sum < report.ObjectiveNS
+		mayBeLess := rows > 1 && float64(report.ObjectiveNS) <= 1.4*float64(sum)
+		if sum-report.ObjectiveNS > 5000 || less && !mayBeLess {
+			t.Errorf("%s: decisions add up to %d ns, objective %d ns", report.Problem, sum, report.ObjectiveNS)
 		}
 	}
+
 	cheaper := 0
-	for _, d := range p.Decisions {
-		stored, err := Explain(p, d.Node, d.Rows, nil)
+	for _, decision := range plan.Decisions {
+		stored, err := Explain(plan, decision.Node, decision.Rows, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		chosen := 0
-		for i, r := range stored {
-			if r.Chosen {
+		for i, row := range stored {
+			if row.Chosen {
 				chosen++
-				if r.NS != d.PredictNS {
-					t.Errorf("%s@%d: explained as %d ns, decided as %d", d.Node, d.Rows, r.NS, d.PredictNS)
+				if row.NS != decision.PredictNS {
+					t.Errorf("%s@%d: explained as %d ns, decided as %d", decision.Node, decision.Rows, row.NS,
+						decision.PredictNS)
 				}
-			} else if r.NS < d.PredictNS {
+			} else if row.NS < decision.PredictNS {
 				cheaper++
-				if r.Note == "" {
-					t.Errorf("%s@%d: %+v is cheaper and nothing says why not", d.Node, d.Rows, r)
+				if row.Note == "" {
+					t.Errorf("%s@%d: %+v is cheaper and nothing says why not", decision.Node, decision.Rows, row)
 				}
 			}
-			if i > 0 && stored[i-1].NS > r.NS {
-				t.Errorf("%s@%d: rows are out of order", d.Node, d.Rows)
+			if i > 0 && stored[i-1].NS > row.NS {
+				t.Errorf("%s@%d: rows are out of order", decision.Node, decision.Rows)
 			}
 		}
 		if chosen != 1 {
-			t.Errorf("%s@%d: %d rows are chosen", d.Node, d.Rows, chosen)
+			t.Errorf("%s@%d: %d rows are chosen", decision.Node, decision.Rows, chosen)
 		}
 	}
+
 	if cheaper == 0 {
 		t.Error("nothing was excluded: the case is not tested")
 	}
+}
+
+// What explain says is the same stored and recomputed.
+func TestExplainRecomputes(t *testing.T) {
+	model, soc := demo(t), twoCores(t, 0.5)
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: quick(),
+		Engine: exact.Engine{}}
+	plan := solve(t, in).Plan
+
 	for _, node := range []string{"layers.ffn_down", "layers.attention", "layers.ffn_norm"} {
-		stored, err := Explain(p, node, 256, nil)
+		stored, err := Explain(plan, node, 256, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := Explain(p, node, 256, &in)
+		again, err := Explain(plan, node, 256, &in)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -422,12 +496,13 @@ func TestPricesAddUp(t *testing.T) {
 	}
 }
 
+// A node that the plan does not decide is an error that names the nearest one, or the rows that are decided.
 func TestExplainUnknown(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick()}).Plan
+	model, soc := demo(t), twoCores(t, 1)
+	plan := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: quick()}).Plan
 	for node, want := range map[string]string{"layers.ffn_dwn": "layers.ffn_down", "layers.ffn_down": "[1 16 256]"} {
-		_, err := Explain(p, node, 7, nil)
-		if err == nil || diag.ClassOf(err) != diag.ClassUsage || !strings.Contains(err.Error()+fmt.Sprint(diag.HintsOf(err)), want) {
+		_, err := Explain(plan, node, 7, nil)
+		if diag.ClassOf(err) != diag.ClassUsage || !says(err, want) {
 			t.Errorf("%s@7: got %v (%v), want %q", node, err, diag.HintsOf(err), want)
 		}
 	}
@@ -435,28 +510,30 @@ func TestExplainUnknown(t *testing.T) {
 
 // Equal inputs give equal bytes, also from costs that were written and read again.
 func TestDeterministic(t *testing.T) {
-	m, s := demo(t), twoCores(t, 0.7)
-	c := costs(t, s, m, op.A8TQ8C)
-	w := permit(op.A8TQ8C)
-	w.Buckets = []int{64}
+	model, soc := demo(t), twoCores(t, 0.7)
+	fitted := costs(t, soc, model, op.A8TQ8C)
+	work := permit(op.A8TQ8C)
+	work.Buckets = []int{64}
+
 	path := t.TempDir() + "/costs.yaml"
-	if err := roofline.Write(path, c); err != nil {
+	if err := roofline.Write(path, fitted); err != nil {
 		t.Fatal(err)
 	}
 	again, err := roofline.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var first []byte
-	for i, x := range []*roofline.Costs{c, c, again} {
-		p := solve(t, Input{Model: m, SoC: s, Costs: x, Workload: w}).Plan
-		b, err := planir.Encode(p)
+	for i, given := range []*roofline.Costs{fitted, fitted, again} {
+		plan := solve(t, Input{Model: model, SoC: soc, Costs: given, Workload: work}).Plan
+		data, err := planir.Encode(plan)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if i == 0 {
-			first = b
-		} else if !bytes.Equal(first, b) {
+			first = data
+		} else if !bytes.Equal(first, data) {
 			t.Fatalf("solve %d gives another plan", i)
 		}
 	}
@@ -465,71 +542,77 @@ func TestDeterministic(t *testing.T) {
 // Where handing over is dear, producer and consumer are divided alike: columns, then the reduction.
 func TestDearHandoversPair(t *testing.T) {
 	require.Slow(t)
-	m := open(t, "tinyllama-1.1b")
+	model := open(t, "tinyllama-1.1b")
 	strategies := func(us float64) map[planir.Strategy]int {
-		s := twoCores(t, 1)
-		for i := range s.Links {
-			s.Links[i].HandoverUS = us
+		soc := twoCores(t, 1)
+		for i := range soc.Links {
+			soc.Links[i].HandoverUS = us
 		}
-		w := permit(op.A32W32)
-		w.Buckets = []int{64}
-		p, err := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).eachAlone(t.Context())
+
+		work := permit(op.A32W32)
+		work.Buckets = []int{64}
+		plan, err := prepared(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32),
+			Workload: work}).eachAlone(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := map[planir.Strategy]int{}
-		for _, d := range p.Decisions {
-			if d.Rows == 1 && strings.HasPrefix(d.Node, "layers.") {
-				n[d.Strategy]++
+
+		count := map[planir.Strategy]int{}
+		for _, decision := range plan.Decisions {
+			if decision.Rows == 1 && strings.HasPrefix(decision.Node, "layers.") {
+				count[decision.Strategy]++
 			}
 		}
-		return n
+		return count
 	}
-	if n := strategies(0.3); n[planir.WeightCentric] < 4 {
-		t.Errorf("cheap hand-overs: %v, want every matrix in columns", n)
+
+	if count := strategies(0.3); count[planir.WeightCentric] < 4 {
+		t.Errorf("cheap hand-overs: %v, want every matrix in columns", count)
 	}
-	if n := strategies(60); n[planir.Paired] < 1 {
-		t.Errorf("dear hand-overs: %v, want pairs", n)
+	if count := strategies(60); count[planir.Paired] < 1 {
+		t.Errorf("dear hand-overs: %v, want pairs", count)
 	}
-	if n := strategies(100e3); n[planir.Single] != 10 {
-		t.Errorf("hand-overs dearer than the work: %v, want single processors", n)
+	if count := strategies(100e3); count[planir.Single] != 10 {
+		t.Errorf("hand-overs dearer than the work: %v, want single processors", count)
 	}
 }
 
 // What gets faster or cheaper never makes the optimum worse.
 func TestFasterNeverHurts(t *testing.T) {
 	require.Slow(t)
-	m := demo(t)
-	w := workload.Default()
-	w.Buckets = []int{64, 256}
-	objective := func(change func(s *socs.SoC)) map[string]int64 {
-		s := twoCores(t, 0.5)
-		change(s)
+	model := demo(t)
+	work := workload.Default()
+	work.Buckets = []int{64, 256}
+	objectives := func(change func(s *socs.SoC)) map[string]int64 {
+		soc := twoCores(t, 0.5)
+		change(soc)
+		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work}
 		out := map[string]int64{}
-		for _, x := range solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan.Solver {
-			out[x.Problem] = x.ObjectiveNS
+		for _, report := range solve(t, in).Plan.Solver {
+			out[report.Problem] = report.ObjectiveNS
 		}
 		return out
 	}
-	base := objective(func(*socs.SoC) {})
+
+	base := objectives(func(*socs.SoC) {})
 	for name, change := range map[string]func(s *socs.SoC){
 		"joint bandwidth": func(s *socs.SoC) { s.Joint[0].BandwidthGBps *= 1.3 },
-		"hand-overs": func(s *socs.SoC) {
-			for i := range s.Links {
-				s.Links[i].HandoverUS /= 3
+		"hand-overs": func(soc *socs.SoC) {
+			for i := range soc.Links {
+				soc.Links[i].HandoverUS /= 3
 			}
 		},
-		"a core": func(s *socs.SoC) {
-			s.Processors[0].BandwidthGBps *= 1.5
-			for k, v := range s.Processors[0].Sim.Schemes {
-				v.PeakGops *= 1.5
-				s.Processors[0].Sim.Schemes[k] = v
+		"a core": func(soc *socs.SoC) {
+			soc.Processors[0].BandwidthGBps *= 1.5
+			for scheme, speed := range soc.Processors[0].Sim.Schemes {
+				speed.PeakGops *= 1.5
+				soc.Processors[0].Sim.Schemes[scheme] = speed
 			}
 		},
 	} {
-		for p, ns := range objective(change) {
-			if float64(ns) > 1.01*float64(base[p]) { // 1 %: the fit's
-				t.Errorf("faster %s: %s takes %d ns, before %d", name, p, ns, base[p])
+		for posed, ns := range objectives(change) {
+			if float64(ns) > 1.01*float64(base[posed]) { // 1 %: the fit's
+				t.Errorf("faster %s: %s takes %d ns, before %d", name, posed, ns, base[posed])
 			}
 		}
 	}
@@ -538,70 +621,86 @@ func TestFasterNeverHurts(t *testing.T) {
 // The workload's schemes are tried and the faster one taken; without permission precision stays.
 func TestSchemes(t *testing.T) {
 	require.Slow(t)
-	m, s := demo(t), twoCores(t, 1)
-	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
-	scheme := func(p *planir.Plan, rows int) op.Scheme { return p.DecisionFor("layers.ffn_down", rows).Scheme }
-	p := solve(t, Input{Model: m, SoC: s, Costs: both, Workload: quick()}).Plan
-	if scheme(p, 1) != op.A32W32 || scheme(p, 256) != op.A32W32 {
-		t.Errorf("nobody permitted %q, %q", scheme(p, 1), scheme(p, 256))
+	model, soc := demo(t), twoCores(t, 1)
+	both := costs(t, soc, model, op.A32W32, op.A8TQ8C)
+	scheme := func(plan *planir.Plan, rows int) op.Scheme { return plan.DecisionFor("layers.ffn_down", rows).Scheme }
+	head := func(plan *planir.Plan) op.Scheme { return plan.DecisionFor("head.lm_head", 1).Scheme }
+
+	plan := solve(t, Input{Model: model, SoC: soc, Costs: both, Workload: quick()}).Plan
+	if scheme(plan, 1) != op.A32W32 || scheme(plan, 256) != op.A32W32 {
+		t.Errorf("nobody permitted %q, %q", scheme(plan, 1), scheme(plan, 256))
 	}
-	w := quick()
-	w.Schemes.Decode = []op.Scheme{op.A32W32, op.A8TQ8C}
-	p = solve(t, Input{Model: m, SoC: s, Costs: both, Workload: w}).Plan
-	if scheme(p, 1) != op.A8TQ8C || scheme(p, 256) != op.A32W32 || p.DecisionFor("head.lm_head", 1).Scheme != op.A8TQ8C {
-		t.Errorf("decode in %q, prefill in %q", scheme(p, 1), scheme(p, 256))
+
+	work := quick()
+	work.Schemes.Decode = []op.Scheme{op.A32W32, op.A8TQ8C}
+	plan = solve(t, Input{Model: model, SoC: soc, Costs: both, Workload: work}).Plan
+	if scheme(plan, 1) != op.A8TQ8C || head(plan) != op.A8TQ8C || scheme(plan, 256) != op.A32W32 {
+		t.Errorf("decode in %q, prefill in %q", scheme(plan, 1), scheme(plan, 256))
 	}
-	if found := check.Plan(p, m, s); len(found) > 0 {
+	if found := check.Plan(plan, model, soc); len(found) > 0 {
 		t.Fatal(found)
 	}
+
 	// The head alone may be more precise, or less, than decode is.
-	for _, x := range []struct{ decode, head op.Scheme }{{op.A8TQ8C, op.A32W32}, {op.A32W32, op.A8TQ8C}} {
-		h := quick()
-		h.Schemes.Decode, h.Schemes.Head = []op.Scheme{x.decode}, []op.Scheme{x.head}
-		p = solve(t, Input{Model: m, SoC: s, Costs: both, Workload: h}).Plan
-		if got := p.DecisionFor("head.lm_head", 1).Scheme; scheme(p, 1) != x.decode || got != x.head || scheme(p, 256) != op.A32W32 {
-			t.Errorf("decode in %q, head in %q, prefill in %q; want %+v", scheme(p, 1), got, scheme(p, 256), x)
+	for _, test := range []struct{ decode, head op.Scheme }{{op.A8TQ8C, op.A32W32}, {op.A32W32, op.A8TQ8C}} {
+		want := quick()
+		want.Schemes.Decode, want.Schemes.Head = []op.Scheme{test.decode}, []op.Scheme{test.head}
+		plan = solve(t, Input{Model: model, SoC: soc, Costs: both, Workload: want}).Plan
+		if scheme(plan, 1) != test.decode || head(plan) != test.head || scheme(plan, 256) != op.A32W32 {
+			t.Errorf("decode in %q, head in %q, prefill in %q; want %+v",
+				scheme(plan, 1), head(plan), scheme(plan, 256), test)
 		}
-		if n, err := h.Needs(512); err != nil || len(n.Schemes) != 2 {
-			t.Errorf("to measure: %v, %v", n.Schemes, err)
+		if needs, err := want.Needs(512); err != nil || len(needs.Schemes) != 2 {
+			t.Errorf("to measure: %v, %v", needs.Schemes, err)
 		}
 	}
-	// What was never measured is left out, and said.
-	r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
-	if scheme(r.Plan, 1) != op.A32W32 || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, "a8t/q8c") {
-		t.Errorf("scheme %q, warnings %v", scheme(r.Plan, 1), r.Warnings)
+
+	// What was never measured is left out, and reported.
+	result := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work})
+	isReported := len(result.Warnings) == 1 && strings.Contains(result.Warnings[0].Summary, "a8t/q8c")
+	if scheme(result.Plan, 1) != op.A32W32 || !isReported {
+		t.Errorf("scheme %q, warnings %v", scheme(result.Plan, 1), result.Warnings)
 	}
 }
 
 // Where the only permitted scheme was never measured, one hint says with which command to measure it.
 func TestUnmeasuredScheme(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	_, err := Solve(context.Background(), Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: permit(op.A8TQ8C), Engine: exact.Engine{}})
-	if hints := diag.HintsOf(err); diag.ClassOf(err) != diag.ClassInput || len(hints) != 1 || !strings.Contains(hints[0], "hetc profile --soc SOC --model MODEL --workload") || !strings.Contains(err.Error(), "never measured") {
-		t.Errorf("%v (hints %q)", err, hints)
+	model, soc := demo(t), twoCores(t, 1)
+	_, err := Solve(context.Background(), Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32),
+		Workload: permit(op.A8TQ8C), Engine: exact.Engine{}})
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "never measured") {
+		t.Errorf("got %v, want that the scheme was never measured", err)
+	}
+	const command = "hetc profile --soc SOC --model MODEL --workload"
+	if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], command) {
+		t.Errorf("hints %q, want one with %q", hints, command)
 	}
 }
 
 // A processor that was not measured completely is named.
 func TestIncompleteCosts(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	c := costs(t, s, m, op.A32W32)
-	c.Families = slices.DeleteFunc(c.Families, func(f roofline.Family) bool { return f.Proc == "c1" && f.Kind == op.Norm })
+	model, soc := demo(t), twoCores(t, 1)
+	fitted := costs(t, soc, model, op.A32W32)
+	fitted.Families = slices.DeleteFunc(fitted.Families,
+		func(f roofline.Family) bool { return f.Proc == "c1" && f.Kind == op.Norm })
+
 	path := t.TempDir() + "/costs.yaml"
-	if err := roofline.Write(path, c); err != nil {
+	if err := roofline.Write(path, fitted); err != nil {
 		t.Fatal(err)
 	}
-	c, err := roofline.Open(path)
+	fitted, err := roofline.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := quick()
-	w.Buckets = []int{16}
-	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w})
-	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, `"c1"`) || !strings.Contains(r.Warnings[0].Summary, "norm") {
-		t.Errorf("warnings %v", r.Warnings)
+
+	work := quick()
+	work.Buckets = []int{16}
+	result := solve(t, Input{Model: model, SoC: soc, Costs: fitted, Workload: work})
+	text := fmt.Sprint(result.Warnings)
+	if len(result.Warnings) != 1 || !strings.Contains(text, `"c1"`) || !strings.Contains(text, "norm") {
+		t.Errorf("warnings %v", result.Warnings)
 	}
-	if n := len(prediction(t, r.Plan, "decode").Singles); n != 2 {
+	if n := len(prediction(t, result.Plan, "decode").Singles); n != 2 {
 		t.Errorf("%d processors execute everything alone, want 2", n)
 	}
 }
@@ -609,35 +708,38 @@ func TestIncompleteCosts(t *testing.T) {
 // Many processors are all considered alone, and the fastest together.
 func TestManyProcessors(t *testing.T) {
 	require.Slow(t)
-	m, s := demo(t), twoCores(t, 1)
+	model, soc := demo(t), twoCores(t, 1)
 	for i := range 8 {
-		p := s.Processors[1]
-		p.Name = fmt.Sprintf("x%d", i)
-		p.Select, p.Cores = p.Name, []int{2 + i}
-		p.BandwidthGBps = float64(1 + i)
-		s.Processors = append(s.Processors, p)
+		proc := soc.Processors[1]
+		proc.Name = fmt.Sprintf("x%d", i)
+		proc.Select, proc.Cores = proc.Name, []int{2 + i}
+		proc.BandwidthGBps = float64(1 + i)
+		soc.Processors = append(soc.Processors, proc)
 	}
-	s.Links = nil
-	for _, a := range s.Processors {
-		for _, b := range s.Processors {
-			if a.Name != b.Name {
-				s.Links = append(s.Links, socs.Link{From: a.Name, To: b.Name, HandoverUS: 0.3})
+	soc.Links = nil
+	for _, from := range soc.Processors {
+		for _, to := range soc.Processors {
+			if from.Name != to.Name {
+				soc.Links = append(soc.Links, socs.Link{From: from.Name, To: to.Name, HandoverUS: 0.3})
 			}
 		}
 	}
-	w := quick()
-	w.Buckets = []int{64}
-	r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
-	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, "of 11 processors the 6") {
-		t.Errorf("warnings %v", r.Warnings)
+
+	work := quick()
+	work.Buckets = []int{64}
+	result := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work})
+
+	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0].Summary, "of 11 processors the 6") {
+		t.Errorf("warnings %v", result.Warnings)
 	}
-	if n := len(prediction(t, r.Plan, "decode").Singles); n != 11 {
+	if n := len(prediction(t, result.Plan, "decode").Singles); n != 11 {
 		t.Errorf("%d processors were tried alone, want 11", n)
 	}
+
 	used := map[string]bool{}
-	for _, d := range r.Plan.Decisions {
-		for _, sh := range d.Shares {
-			used[sh.Proc] = true
+	for _, decision := range result.Plan.Decisions {
+		for _, share := range decision.Shares {
+			used[share.Proc] = true
 		}
 	}
 	if len(used) < 3 || used["x0"] {
@@ -645,30 +747,33 @@ func TestManyProcessors(t *testing.T) {
 	}
 }
 
+// What cannot be solved is an error of its class that says what to do.
 func TestErrors(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	c := costs(t, s, m, op.A32W32)
-	for name, x := range map[string]struct {
+	model, soc := demo(t), twoCores(t, 1)
+	fitted := costs(t, soc, model, op.A32W32)
+	for name, test := range map[string]struct {
 		in    func() Input
 		class diag.Class
 		want  []string // in the error or its hints
 	}{
-		"scheme never measured": {func() Input { return Input{Model: m, SoC: s, Costs: c, Workload: permit(op.A8TQ8C)} }, diag.ClassInput,
+		"scheme never measured": {
+			func() Input { return Input{Model: model, SoC: soc, Costs: fitted, Workload: permit(op.A8TQ8C)} },
+			diag.ClassInput,
 			[]string{"quant", "hetc profile"}},
 		"costs of another SoC": {func() Input {
 			other := twoCores(t, 1)
 			other.Name = "other"
-			return Input{Model: m, SoC: other, Costs: c}
+			return Input{Model: model, SoC: other, Costs: fitted}
 		}, diag.ClassInput, []string{`"two-cores"`, `"other"`, "profile this SoC"}},
 		"costs of an edited SoC": {func() Input {
 			edited := twoCores(t, 1)
 			edited.Processors[0].BandwidthGBps *= 2
-			return Input{Model: m, SoC: edited, Costs: c}
+			return Input{Model: model, SoC: edited, Costs: fitted}
 		}, diag.ClassInput, []string{"digest", "fitted with"}},
 		"context beyond the model": {func() Input {
-			w := workload.Default()
-			w.Context = 1 << 20
-			return Input{Model: m, SoC: s, Costs: c, Workload: w}
+			work := workload.Default()
+			work.Context = 1 << 20
+			return Input{Model: model, SoC: soc, Costs: fitted, Workload: work}
 		}, diag.ClassInput, []string{"1024"}},
 		"nobody attends": {func() Input {
 			lame := twoCores(t, 1)
@@ -676,7 +781,7 @@ func TestErrors(t *testing.T) {
 				lame.Processors[i].Kinds = []op.Kind{op.Embed, op.Norm, op.MatMul, op.Add, op.GLU, op.SelectRow}
 				lame.Processors[i].KV = nil
 			}
-			return Input{Model: m, SoC: lame, Costs: costs(t, lame, m, op.A32W32)}
+			return Input{Model: model, SoC: lame, Costs: costs(t, lame, model, op.A32W32)}
 		}, diag.ClassInfeasible, []string{"layers.attention"}},
 		"no scheme in common": {func() Input {
 			lame := twoCores(t, 1)
@@ -687,93 +792,105 @@ func TestErrors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			measured := &roofline.Costs{Schema: c.Schema, SoC: c.SoC, SoCDigest: digest, Fingerprint: c.Fingerprint, Simulated: c.Simulated, Record: c.Record,
-				Processors: c.Processors, Families: c.Families, Handovers: c.Handovers, Copies: c.Copies, Sharing: c.Sharing, Infeasible: c.Infeasible}
-			return Input{Model: m, SoC: lame, Costs: measured}
+			measured := &roofline.Costs{Schema: fitted.Schema, SoC: fitted.SoC, SoCDigest: digest,
+				Fingerprint: fitted.Fingerprint, Simulated: fitted.Simulated, Record: fitted.Record,
+				Processors: fitted.Processors, Families: fitted.Families, Handovers: fitted.Handovers,
+				Copies: fitted.Copies, Sharing: fitted.Sharing, Infeasible: fitted.Infeasible}
+			return Input{Model: model, SoC: lame, Costs: measured}
 		}, diag.ClassInfeasible, []string{"a32/w32", "another scheme"}},
 		"too little memory": {func() Input {
 			small := twoCores(t, 1)
 			for i := range small.Processors {
 				small.Processors[i].AddressBytes = 1 << 20
 			}
-			return Input{Model: m, SoC: small, Costs: costs(t, small, m, op.A32W32)}
+			return Input{Model: model, SoC: small, Costs: costs(t, small, model, op.A32W32)}
 		}, diag.ClassInfeasible, []string{"at most 1048576 bytes", "soc.address_bytes", "fewer bits"}},
 		"too small graphs": {func() Input {
 			small := twoCores(t, 1)
 			for i := range small.Processors {
 				small.Processors[i].GraphBytes = 1 << 10
 			}
-			return Input{Model: m, SoC: small, Costs: costs(t, small, m, op.A32W32)}
+			return Input{Model: model, SoC: small, Costs: costs(t, small, model, op.A32W32)}
 		}, diag.ClassInfeasible, []string{"layers.qkv", "at most 1024"}},
 		"too many graphs": {func() Input {
 			small := twoCores(t, 1)
 			for i := range small.Processors {
 				small.Processors[i].MaxGraphs = 2
 			}
-			return Input{Model: m, SoC: small, Costs: costs(t, small, m, op.A32W32)}
+			return Input{Model: model, SoC: small, Costs: costs(t, small, model, op.A32W32)}
 		}, diag.ClassInfeasible, []string{"at most 2"}},
 	} {
-		in := x.in()
+
+		in := test.in()
 		in.Engine = exact.Engine{}
 		if in.Workload == nil {
 			in.Workload = quick()
 			in.Workload.Buckets = []int{16}
 		}
 		_, err := Solve(context.Background(), in)
-		if err == nil || diag.ClassOf(err) != x.class {
-			t.Errorf("%s: got %v of class %d, want class %d", name, err, diag.ClassOf(err), x.class)
+		if err == nil || diag.ClassOf(err) != test.class {
+			t.Errorf("%s: got %v of class %d, want class %d", name, err, diag.ClassOf(err), test.class)
 			continue
 		}
-		for _, want := range x.want {
-			if text := err.Error() + fmt.Sprint(diag.HintsOf(err)); !strings.Contains(text, want) {
-				t.Errorf("%s: %q, want %q", name, text, want)
-			}
+		if !says(err, test.want...) {
+			t.Errorf("%s: %v (hints %q), want %q", name, err, diag.HintsOf(err), test.want)
 		}
 	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Solve(ctx, Input{Model: m, SoC: s, Costs: c, Engine: exact.Engine{}}); diag.ClassOf(err) != diag.ClassInterrupted {
+	_, err := Solve(ctx, Input{Model: model, SoC: soc, Costs: fitted, Engine: exact.Engine{}})
+	if diag.ClassOf(err) != diag.ClassInterrupted {
 		t.Errorf("cancelled: %v", err)
 	}
 }
 
 // On a phone with a GPU and an NPU: the paper's strategies come out, and the NPU's address space holds.
 func TestPhone(t *testing.T) {
-	m := open(t, "llama-3-8b")
-	s, err := socs.Open("snapdragon-8gen3")
+	model := open(t, "llama-3-8b")
+	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := permit(op.A8TQ4B32)
-	w.Buckets = []int{256}
-	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ4B32), Workload: w, Engine: exact.Engine{}}
-	r := solve(t, in)
-	if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+
+	work := permit(op.A8TQ4B32)
+	work.Buckets = []int{256}
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ4B32), Workload: work,
+		Engine: exact.Engine{}}
+	result := solve(t, in)
+
+	if found := check.Plan(result.Plan, model, soc); len(found) > 0 {
 		t.Fatal(found)
 	}
-	if !r.Plan.SoC.Simulated {
+	if !result.Plan.SoC.Simulated {
 		t.Error("the plan does not say that its times are simulated")
 	}
-	if load := check.Load(r.Plan, s.Processor("npu")); load.Bytes > s.Processor("npu").AddressBytes || load.Bytes < 1<<30 {
+	npu := soc.Processor("npu")
+	if load := check.Load(result.Plan, npu); load.Bytes > npu.AddressBytes || load.Bytes < 1<<30 {
 		t.Errorf("the NPU holds %d bytes", load.Bytes)
 	}
-	for _, x := range r.Plan.Solver {
-		if gap := float64(x.ObjectiveNS)/float64(x.BoundNS) - 1; gap < 0 || gap > 0.05 {
-			t.Errorf("%s: %d ns with bound %d ns, %s", x.Problem, x.ObjectiveNS, x.BoundNS, x.Status)
+
+	for _, report := range result.Plan.Solver {
+		if gap := float64(report.ObjectiveNS)/float64(report.BoundNS) - 1; gap < 0 || gap > 0.05 {
+			t.Errorf("%s: %d ns with bound %d ns, %s", report.Problem, report.ObjectiveNS, report.BoundNS,
+				report.Status)
 		}
 	}
-	if p := prediction(t, r.Plan, "prefill@256"); p.PlanNS*3 > best(p) { // HeteroInfer sec. 5.3.1: 5.85 times the GPU
-		t.Errorf("prefill of 256 tokens takes %d ns, single processors %v", p.PlanNS, p.Singles)
+	// HeteroInfer sec. 5.3.1: 5.85 times the GPU
+	if predicted := prediction(t, result.Plan, "prefill@256"); predicted.PlanNS*3 > best(predicted) {
+		t.Errorf("prefill of 256 tokens takes %d ns, single processors %v", predicted.PlanNS, predicted.Singles)
 	}
-	rows, err := Explain(r.Plan, "layers.ffn_down", 256, &in)
+
+	rows, err := Explain(result.Plan, "layers.ffn_down", 256, &in)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var text strings.Builder
-	for _, x := range rows {
-		fmt.Fprintf(&text, "%s %s\n", x.Strategy, strings.Join(processors(x.Shares), "+"))
+	for _, row := range rows {
+		fmt.Fprintf(&text, "%s %s\n", row.Strategy, strings.Join(processors(row.Shares), "+"))
 	}
-	for _, want := range []string{"single cpu\n", "single gpu\n", "single npu\n", "weight-centric gpu+npu\n", "activation-centric gpu+npu\n", "weight-centric cpu+gpu+npu\n"} {
+	for _, want := range []string{"single cpu\n", "single gpu\n", "single npu\n", "weight-centric gpu+npu\n",
+		"activation-centric gpu+npu\n", "weight-centric cpu+gpu+npu\n"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("explain says nothing of %q:\n%s", want, text.String())
 		}
@@ -782,26 +899,28 @@ func TestPhone(t *testing.T) {
 
 // Calls of many lengths are divided by columns, calls of one length by whatever is fastest then.
 func TestLengths(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	for i := range s.Links { // makes divisions by columns dearer, which hand over more
-		s.Links[i].HandoverUS = 20
+	model, soc := demo(t), twoCores(t, 1)
+	for i := range soc.Links { // makes divisions by columns dearer, which hand over more
+		soc.Links[i].HandoverUS = 20
 	}
-	c := costs(t, s, m, op.A32W32)
-	rows := func(prompts ...workload.Prompt) int {
-		w := workload.Default()
-		w.Buckets, w.Prompts = []int{256}, prompts
-		n := 0
-		for _, d := range solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w}).Plan.Decisions {
-			if d.Rows == 256 && d.Axis == planir.AxisRows && d.Scheme != "" {
-				n++
+	fitted := costs(t, soc, model, op.A32W32)
+	dividedByRows := func(prompts ...workload.Prompt) (count int) {
+		work := workload.Default()
+		work.Buckets, work.Prompts = []int{256}, prompts
+		plan := solve(t, Input{Model: model, SoC: soc, Costs: fitted, Workload: work}).Plan
+		for _, decision := range plan.Decisions {
+			if decision.Rows == 256 && decision.Axis == planir.AxisRows && decision.Scheme != "" {
+				count++
 			}
 		}
-		return n
+		return count
 	}
-	if n := rows(workload.Prompt{Tokens: 256, Share: 1}); n < 3 {
+
+	if n := dividedByRows(workload.Prompt{Tokens: 256, Share: 1}); n < 3 {
 		t.Errorf("full buckets: %d matrices are divided by rows, want most of 4", n)
 	}
-	if n := rows(workload.Prompt{Tokens: 130, Share: 1}, workload.Prompt{Tokens: 140, Share: 1}); n > 0 {
+	half := []workload.Prompt{{Tokens: 130, Share: 1}, {Tokens: 140, Share: 1}}
+	if n := dividedByRows(half...); n > 0 {
 		t.Errorf("half empty buckets: %d matrices are divided by rows", n)
 	}
 }
@@ -809,37 +928,40 @@ func TestLengths(t *testing.T) {
 // Rows that are no multiple of an NPU's are padded: the whole, and the last piece.
 func TestPadding(t *testing.T) {
 	require.Slow(t)
-	m := open(t, "llama-3-8b")
-	s, err := socs.Open("snapdragon-8gen3")
+	model := open(t, "llama-3-8b")
+	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Processor("npu").AddressBytes = 0
-	w := permit(op.A8TQ4B32)
-	w.Buckets = []int{48, 250}
-	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ4B32), Workload: w}).Plan
+	soc.Processor("npu").AddressBytes = 0
+
+	work := permit(op.A8TQ4B32)
+	work.Buckets = []int{48, 250}
+	plan := solve(t, Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ4B32), Workload: work}).Plan
+
 	seen := map[planir.Strategy]bool{}
-	for _, d := range p.Decisions {
-		if d.Rows == 1 {
+	for _, decision := range plan.Decisions {
+		if decision.Rows == 1 {
 			continue
 		}
-		seen[d.Strategy] = true
-		for _, sh := range d.Shares {
-			rows := d.Rows
-			if d.Axis == planir.AxisRows {
-				rows = sh.To - sh.From
+		seen[decision.Strategy] = true
+		for _, share := range decision.Shares {
+			rows := decision.Rows
+			if decision.Axis == planir.AxisRows {
+				rows = share.To - share.From
 			}
-			if sh.PadRows > 0 {
-				rows = sh.PadRows
+			if share.PadRows > 0 {
+				rows = share.PadRows
 			}
-			if sh.Proc == "npu" && rows%32 != 0 {
-				t.Errorf("%s@%d: %s gives the NPU %d rows", d.Node, d.Rows, d.ShareText(), rows)
+			if share.Proc == "npu" && rows%32 != 0 {
+				t.Errorf("%s@%d: %s gives the NPU %d rows", decision.Node, decision.Rows, decision.ShareText(), rows)
 			}
 		}
-		for _, a := range d.Alternatives {
-			seen[a.Strategy] = true
+		for _, alternative := range decision.Alternatives {
+			seen[alternative.Strategy] = true
 		}
 	}
+
 	for _, want := range []planir.Strategy{planir.Padding, planir.Hybrid, planir.ActivationDivide} {
 		if !seen[want] {
 			t.Errorf("no decision or alternative is %q", want)

@@ -21,15 +21,17 @@ import (
 
 // The plan says what the problem decided: groups, the expert in each slot, shares of rows and times.
 func TestTiersInThePlan(t *testing.T) {
-	p := problem.GenerateTiers(5, 3, 12, 4)
-	p.MaxTiers = 2
-	x := &TierInstance{Problem: p, NPU: "npu", CPU: "cpu", Schemes: []op.Scheme{op.A32W32, op.A32W32}, Rows: 1024,
-		Loads: &workload.Loads{Source: "synthetic", Generator: "zipf:1", Experts: 12}, Layers: []int{0, 1, 5}}
-	solution, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+	tiers := problem.GenerateTiers(5, 3, 12, 4)
+	tiers.MaxTiers = 2
+	instance := &TierInstance{Problem: tiers, NPU: "npu", CPU: "cpu", Schemes: []op.Scheme{op.A32W32, op.A32W32},
+		Rows: 1024, Loads: &workload.Loads{Source: "synthetic", Generator: "zipf:1", Experts: 12},
+		Layers: []int{0, 1, 5}}
+	solution, err := exact.Engine{}.Tiers(t.Context(), tiers, problem.Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := x.Plan(solution)
+
+	out := instance.Plan(solution)
 	slots := 0
 	for _, count := range solution.Slots {
 		slots += count
@@ -37,6 +39,7 @@ func TestTiersInThePlan(t *testing.T) {
 	if out == nil || out.Slots() != slots || slots == 0 {
 		t.Fatalf("%+v, want %d slots", out, slots)
 	}
+
 	for i, layer := range out.Layers {
 		at := 0
 		for _, group := range out.Groups {
@@ -44,7 +47,7 @@ func TestTiersInThePlan(t *testing.T) {
 				t.Errorf("a group of %d experts", group.Slots)
 			}
 			for _, expert := range layer.Slots[at : at+group.Slots] {
-				if choice := solution.Choices[i][expert]; choice == 0 || p.Capacities[choice-1] != group.Rows {
+				if choice := solution.Choices[i][expert]; choice == 0 || tiers.Capacities[choice-1] != group.Rows {
 					t.Errorf("layer %d: expert %d has choice %d, and a slot of %d rows", i, expert, choice, group.Rows)
 				}
 			}
@@ -54,22 +57,26 @@ func TestTiersInThePlan(t *testing.T) {
 			t.Errorf("layer %d: %v moved, %v beyond", i, layer.Moved, layer.Overflow)
 		}
 	}
+
 	var sum int64
 	for _, layer := range out.Layers {
 		sum += layer.ExpectNS
 	}
-	graphs := int64(len(slices.Compact(slices.Clone(out.Groups)))) * p.ShapeNS
-	if off := out.ExpectNS - sum - graphs; off < -2*int64(len(out.Layers)) || off > 2*int64(len(out.Layers))+graphs {
+	graphs := int64(len(slices.Compact(slices.Clone(out.Groups)))) * tiers.ShapeNS
+	rounding := 2 * int64(len(out.Layers))
+	if off := out.ExpectNS - sum - graphs; off < -rounding || off > rounding+graphs {
 		t.Errorf("%d ns, and the layers take %d with %d for graphs", out.ExpectNS, sum, graphs)
 	}
+
 	found := planir.Check(&planir.Plan{Experts: []planir.ExpertTiers{*out}})
 	for _, wrong := range found {
 		if wrong.Code == "P018" {
 			t.Error(wrong)
 		}
 	}
-	none := problem.TierSolution{Slots: make([]int, 4), Choices: p.InOrder(make([]int, 4)), Objective: 1, Bound: 1}
-	if x.Plan(none) != nil {
+
+	none := problem.TierSolution{Slots: make([]int, 4), Choices: tiers.InOrder(make([]int, 4)), Objective: 1, Bound: 1}
+	if instance.Plan(none) != nil {
 		t.Error("tiers without slots")
 	}
 }
@@ -91,19 +98,22 @@ func TestRulesInARegion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		work := permit(op.A8TQ8C)
 		work.Buckets, work.Context = []int{test.rows}, 2*test.rows
 		work.Experts.Tiers = len(PaperLadder)
-		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work, Engine: exact.Engine{},
-			Loads: loads, Only: []string{"cpu", "npu"}}
+		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work,
+			Engine: exact.Engine{}, Loads: loads, Only: []string{"cpu", "npu"}}
 		own := solve(t, in)
 		chosen := in.totalNS(own.Plan)
+
 		for _, rule := range [][]string{{"paper"}, {"optimal"}, {"optimal", "ungrouped"}} {
 			if in.TierRule, err = ParseTierRule(rule); err != nil {
 				t.Fatal(err)
 			}
 			by := in.totalNS(solve(t, in).Plan)
-			t.Logf("%d rows, rule %v: %.1f ms, solve's own choice %.1f", test.rows, rule, float64(by)/1e6, float64(chosen)/1e6)
+			t.Logf("%d rows, rule %v: %.1f ms, solve's own choice %.1f", test.rows, rule, float64(by)/1e6,
+				float64(chosen)/1e6)
 			if by < chosen-chosen/200 {
 				t.Errorf("%d rows: rule %v takes %d ns, and solve's own choice %d", test.rows, rule, by, chosen)
 			}
@@ -120,11 +130,13 @@ func TestTierRules(t *testing.T) {
 	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
 	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 4
 	npu.LaunchUS, npu.KV = 1e5, nil // slots never pay
+
 	const rows = 64
 	loads, err := workload.Synthetic(model, "zipf:1", rows, 16, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	work := permit(op.A8TQ8C)
 	work.Buckets, work.Context = []int{rows}, 2*rows
 	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work, Engine: exact.Engine{},
@@ -132,13 +144,14 @@ func TestTierRules(t *testing.T) {
 	if left := solve(t, in); left.Plan.TiersOf(rows) != nil || len(left.TiersLeft) == 0 {
 		t.Fatalf("solve takes tiers that do not pay: %v", left.Plan.Experts)
 	}
+
 	for _, test := range []struct {
 		rule  []string
 		check func(tiers *planir.ExpertTiers) bool
 	}{
 		{[]string{"paper"}, func(tiers *planir.ExpertTiers) bool {
-			return tiers.Slots() == model.Experts && !slices.ContainsFunc(tiers.Groups,
-				func(group planir.ExpertGroup) bool { return !slices.Contains(PaperLadder, group.Rows) })
+			isOther := func(group planir.ExpertGroup) bool { return !slices.Contains(PaperLadder, group.Rows) }
+			return tiers.Slots() == model.Experts && !slices.ContainsFunc(tiers.Groups, isOther)
 		}},
 		{[]string{"all"}, func(tiers *planir.ExpertTiers) bool { return tiers.Slots() == model.Experts }},
 		{[]string{"paper", "ungrouped"}, func(tiers *planir.ExpertTiers) bool {
@@ -148,20 +161,24 @@ func TestTierRules(t *testing.T) {
 		if in.TierRule, err = ParseTierRule(test.rule); err != nil {
 			t.Fatal(err)
 		}
+
 		plan := solve(t, in).Plan
 		tiers := plan.TiersOf(rows)
 		if tiers == nil || !test.check(tiers) || tiers.BoundNS != 0 {
 			t.Errorf("rule %v: %+v", test.rule, tiers)
 			continue
 		}
+
 		groups := 0
 		for _, graph := range plan.Program.Graphs {
 			for _, node := range graph.Graph.Nodes {
-				if node.Op.Kind == op.GroupMatMul {
-					groups++
-					if graph.Proc != "c1" || node.Op.Scheme != op.A8TQ8C {
-						t.Errorf("rule %v: a group of %s on %q, want %s on c1", test.rule, node.Op.Key(), graph.Proc, op.A8TQ8C)
-					}
+				if node.Op.Kind != op.GroupMatMul {
+					continue
+				}
+				groups++
+				if graph.Proc != "c1" || node.Op.Scheme != op.A8TQ8C {
+					t.Errorf("rule %v: a group of %s on %q, want %s on c1", test.rule, node.Op.Key(), graph.Proc,
+						op.A8TQ8C)
 				}
 			}
 		}
@@ -169,6 +186,7 @@ func TestTierRules(t *testing.T) {
 			t.Errorf("rule %v: no graph is one of a group", test.rule)
 		}
 	}
+
 	for _, wrong := range [][]string{{"best"}, {"one", "paper"}} {
 		if _, err := ParseTierRule(wrong); err == nil {
 			t.Errorf("rule %v is taken", wrong)
@@ -193,6 +211,7 @@ func withSmallNPU(t *testing.T, rows int) Input {
 	for i := range soc.Links {
 		soc.Links[i].HandoverUS = 0.01
 	}
+
 	loads, err := workload.Synthetic(model, "zipf:1", rows, 16, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +219,8 @@ func withSmallNPU(t *testing.T, rows int) Input {
 	work := permit(op.A32W32)
 	work.Buckets, work.Context = []int{rows}, 2*rows
 	work.Prompts = []workload.Prompt{{Tokens: rows, Share: 1}}
-	return Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work, Engine: exact.Engine{}, Loads: loads}
+	return Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work, Engine: exact.Engine{},
+		Loads: loads}
 }
 
 // oneOfEach checks that a processor of groups has the experts in slots and no others, each once.
@@ -219,6 +239,7 @@ func oneOfEach(t *testing.T, plan *planir.Plan, proc string, rows int) {
 			}
 		}
 	}
+
 	own := 0
 	for i := range plan.Program.Packs {
 		packed := &plan.Program.Packs[i]
@@ -227,8 +248,8 @@ func oneOfEach(t *testing.T, plan *planir.Plan, proc string, rows int) {
 		}
 		own++
 		if !packed.Slotted || packed.Experts != tiers.Slots() {
-			t.Errorf("pack %q has %d experts, slotted %v, want those of the %d slots", packed.Name, packed.Experts, packed.Slotted,
-				tiers.Slots())
+			t.Errorf("pack %q has %d experts, slotted %v, want those of the %d slots", packed.Name, packed.Experts,
+				packed.Slotted, tiers.Slots())
 		}
 	}
 	if own != 2 {
@@ -242,6 +263,7 @@ type countedSource struct {
 	bytes int64 // in whole pages
 }
 
+// Range counts what it reads.
 func (c *countedSource) Range(blob string, offset, bytes int64) ([]byte, error) {
 	c.bytes += op.RoundUp(bytes, planir.PageBytes)
 	return c.Content.Range(blob, offset, bytes)
@@ -258,16 +280,19 @@ func countsRows(t *testing.T, plan *planir.Plan, model *models.Model, stats []ex
 		}
 		return
 	}
+
 	if len(stats) != len(tiers.Layers) {
 		t.Errorf("%d layers are counted, want %d", len(stats), len(tiers.Layers))
 	}
+
 	routed, reserved := int64(rows*model.ExpertsPerToken), int64(0)
 	for _, group := range tiers.Groups {
 		reserved += int64(group.Slots * group.Rows)
 	}
 	for _, stat := range stats {
-		if stat.Calls != 1 || stat.Routed != routed || stat.FullRouted != routed || stat.Reserved != reserved ||
-			stat.Moved < 1 || stat.Moved+stat.Overflow > routed || stat.Dropped != 0 {
+		isFull := stat.Calls == 1 && stat.Routed == routed && stat.FullRouted == routed
+		addsUp := stat.Moved >= 1 && stat.Moved+stat.Overflow <= routed && stat.Dropped == 0
+		if !isFull || !addsUp || stat.Reserved != reserved {
 			t.Errorf("counted %+v, want %d rows in %d reserved ones", stat, routed, reserved)
 		}
 	}
@@ -283,6 +308,7 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 	dynamic := solve(t, in)
 	in.Loads = loads
 	tiered := solve(t, in)
+
 	if tiered.Plan.TiersOf(rows) == nil {
 		t.Fatalf("no tiers: %v", tiered.Warnings)
 	}
@@ -290,6 +316,7 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 	if tiered.ExpectedNS >= dynamic.ExpectedNS {
 		t.Errorf("expected %v ns with tiers, %v without", tiered.ExpectedNS, dynamic.ExpectedNS)
 	}
+
 	tokens := make([]int32, rows)
 	for i := range tokens {
 		tokens[i] = int32(i * 7 % model.Vocab)
@@ -301,8 +328,10 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer content.Close()
+
 		source := &countedSource{Content: content}
-		machine, err := executor.Open(t.Context(), plan, source, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
+		machine, err := executor.Open(t.Context(), plan, source,
+			executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,6 +339,7 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 		if want := plan.Memory.Weights + plan.Memory.Tables; source.bytes != want {
 			t.Errorf("plan %d: %d bytes of weights were read, predicted %d", i, source.bytes, want)
 		}
+
 		err = machine.Do(t.Context(), func(c *executor.Control) error {
 			timing, err := c.Forward(tokens, executor.WantLast, func(_ int, row []float32) error {
 				logits[i] = slices.Clone(row)
@@ -327,6 +357,7 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	for i := range logits[0] {
 		if math.Abs(float64(logits[0][i]-logits[1][i])) > 1e-4 {
 			t.Fatalf("logit %d is %v with tiers, %v without", i, logits[1][i], logits[0][i])
@@ -341,6 +372,7 @@ func TestOpeningIsPriced(t *testing.T) {
 	in := withSmallNPU(t, rows)
 	in.SoC.Processor("c1").CompileMS = 1
 	in.Costs = costs(t, in.SoC, in.Model, op.A32W32)
+
 	shapes := func(calls int) int {
 		in.Workload.Experts.CallsPerOpen = calls
 		tiers := solve(t, in).Plan.TiersOf(rows)
@@ -349,31 +381,35 @@ func TestOpeningIsPriced(t *testing.T) {
 		}
 		return len(slices.Compact(slices.Clone(tiers.Groups)))
 	}
+
 	few, many, free := shapes(1), shapes(1<<20), shapes(0)
 	if few != 0 || many < 1 || free < many {
-		t.Errorf("%d different groups for one call, %d for a million, %d without a price, want 0 and more", few, many, free)
+		t.Errorf("%d different groups for one call, %d for a million, %d without a price, want 0 and more", few, many,
+			free)
 	}
-	p := problem.GenerateTiers(7, 2, 12, 4)
-	for _, p.ShapeNS = range []int64{0, 1e6, 1e9} {
+
+	posed := problem.GenerateTiers(7, 2, 12, 4)
+	for _, posed.ShapeNS = range []int64{0, 1e6, 1e9} {
 		before := few
-		solution, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+		solution, err := exact.Engine{}.Tiers(t.Context(), posed, problem.Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		few = 0
 		for tier, count := range solution.Slots {
-			few += int(p.Groups()[tier].Shapes[count])
+			few += int(posed.Groups()[tier].Shapes[count])
 		}
-		if p.ShapeNS > 0 && few > before {
-			t.Errorf("%d graphs at %d ns each, %d at less", few, p.ShapeNS, before)
+		if posed.ShapeNS > 0 && few > before {
+			t.Errorf("%d graphs at %d ns each, %d at less", few, posed.ShapeNS, before)
 		}
 	}
 	if few != 0 {
 		t.Errorf("%d graphs at a second each, want none", few)
 	}
-	p.ShapeNS = 0
-	p.OwnGraphs = true
-	for tier, groups := range p.Groups() {
+
+	posed.ShapeNS = 0
+	posed.OwnGraphs = true
+	for tier, groups := range posed.Groups() {
 		for slots, count := range groups.Shapes {
 			if want := len(groups.Sizes(slots)); int(count) != want {
 				t.Errorf("tier %d, %d slots: %d graphs of their own weights, want %d", tier, slots, count, want)

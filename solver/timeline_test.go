@@ -33,7 +33,8 @@ func TestTimeline(t *testing.T) {
 		for _, l := range s.Lanes {
 			for _, st := range l.Steps {
 				ns := steps[st.Node]
-				of[stepKey{l.Proc, st.Node, "", 0}] = stepWork{[]timeline.Phase{{ComputeNS: float64(ns)}}, price.Estimate{NS: ns, Low: ns, High: 2 * ns}}
+				of[stepKey{l.Proc, st.Node, "", 0}] = stepWork{[]timeline.Phase{{ComputeNS: float64(ns)}},
+					price.Estimate{NS: ns, Low: ns, High: 2 * ns}}
 			}
 		}
 	}

@@ -22,25 +22,27 @@ func TestVocabularyLeavesTheGPU(t *testing.T) {
 	}
 	work := permit(op.A8TQ4B32)
 	work.Buckets = []int{64}
-	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ4B32), Workload: work, Engine: exact.Engine{},
-		Only: []string{"cpu", "gpu"}}
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ4B32), Workload: work,
+		Engine: exact.Engine{}, Only: []string{"cpu", "gpu"}}
 	perSecond := func(ns int64) float64 { return 1e9 / float64(ns) }
 
 	// Whole operators only: the vocabulary is on the CPU, the large products of the layers are on the GPU.
 	in.Strategies = []planir.Strategy{planir.Single}
 	whole := solve(t, in)
-	for node, want := range map[string]string{"head.lm_head": "cpu", "layers.ffn_gate_up": "gpu", "layers.ffn_down": "gpu"} {
+	for node, want := range map[string]string{
+		"head.lm_head": "cpu", "layers.ffn_gate_up": "gpu", "layers.ffn_down": "gpu",
+	} {
 		if decision := whole.Plan.DecisionFor(node, 1); decision.Shares[0].Proc != want {
 			t.Errorf("%s is on %v, want it on the %s", node, decision.Shares, want)
 		}
 	}
 	decode := prediction(t, whole.Plan, "decode")
 	gpu := perSecond(alone(t, &decode, "gpu"))
-	t.Logf("decode: %.2f tokens per second on the GPU, %.2f with the vocabulary on the CPU (measured: 6.78 and 13.52)", gpu,
-		perSecond(decode.PlanNS))
-	for _, c := range []struct{ got, want float64 }{{gpu, 6.78}, {perSecond(decode.PlanNS), 13.52}} {
-		if math.Abs(c.got-c.want) > 0.15*c.want {
-			t.Errorf("%.2f tokens per second, want %.2f as measured within 15 %%", c.got, c.want)
+	t.Logf("decode: %.2f tokens per second on the GPU, %.2f with the vocabulary on the CPU (measured: 6.78 and 13.52)",
+		gpu, perSecond(decode.PlanNS))
+	for _, test := range []struct{ got, want float64 }{{gpu, 6.78}, {perSecond(decode.PlanNS), 13.52}} {
+		if math.Abs(test.got-test.want) > 0.15*test.want {
+			t.Errorf("%.2f tokens per second, want %.2f as measured within 15 %%", test.got, test.want)
 		}
 	}
 
@@ -86,9 +88,9 @@ func TestVocabularyLeavesTheGPU(t *testing.T) {
 }
 
 // alone is what a processor takes alone.
-func alone(t *testing.T, p *planir.Prediction, name string) int64 {
+func alone(t *testing.T, predicted *planir.Prediction, name string) int64 {
 	t.Helper()
-	for _, other := range p.Singles {
+	for _, other := range predicted.Singles {
 		if other.Proc == name {
 			return other.NS
 		}

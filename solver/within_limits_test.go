@@ -22,17 +22,20 @@ import (
 // limitedCase is an input whose fastest, most frugal and smallest plans differ in schemes, buckets and placement.
 func limitedCase(t *testing.T, seed uint64) Input {
 	t.Helper()
-	r := rand.New(rand.NewPCG(seed, 3))
-	m := demo(t)
-	s := withNPU(t, func(npu *socs.Processor) { npu.WeightRanges = r.IntN(2) == 0 })
-	s.Processors[0].PowerW, s.Processors[1].PowerW = 1+4*r.Float64(), 0.2+2*r.Float64()
-	w := permit(op.A8TQ8C, op.A32W32)
-	w.Buckets, w.Context, w.OutputTokens = workload.Rows{16, 64 + 32*r.IntN(4)}, 256, 8+r.IntN(32)
-	w.Prompts = workload.Prompts{{Tokens: 10 + r.IntN(60), Share: 1}, {Tokens: 100 + r.IntN(90), Share: r.Float64()}}
+	random := rand.New(rand.NewPCG(seed, 3))
+	model := demo(t)
+	soc := withNPU(t, func(npu *socs.Processor) { npu.WeightRanges = random.IntN(2) == 0 })
+	soc.Processors[0].PowerW, soc.Processors[1].PowerW = 1+4*random.Float64(), 0.2+2*random.Float64()
+
+	work := permit(op.A8TQ8C, op.A32W32)
+	work.Buckets, work.Context, work.OutputTokens = workload.Rows{16, 64 + 32*random.IntN(4)}, 256, 8+random.IntN(32)
+	work.Prompts = workload.Prompts{{Tokens: 10 + random.IntN(60), Share: 1},
+		{Tokens: 100 + random.IntN(90), Share: random.Float64()}}
 	if seed%2 == 1 {
-		w.Limits.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(200<<10 + r.IntN(4<<20))}
+		work.Limits.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(200<<10 + random.IntN(4<<20))}
 	}
-	return Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w, Engine: exact.Engine{}}
+	return Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C, op.A32W32), Workload: work,
+		Engine: exact.Engine{}}
 }
 
 // A limit that is not below what minimising reaches has a plan, whatever else is limited and whatever is minimised.
@@ -40,28 +43,34 @@ func TestWhatIsReachedIsPossible(t *testing.T) {
 	require.Slow(t)
 	for seed := range uint64(3) {
 		in := limitedCase(t, seed)
-		goal := func(m problem.Measure) *Result {
-			x := in
-			x.Minimise(m)
-			return solve(t, x)
+		goal := func(measure problem.Measure) *Result {
+			with := in
+			with.Minimise(measure)
+			return solve(t, with)
 		}
 
 		frugal, small := goal(problem.Energy), goal(problem.Memory)
-		x := in
-		x.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = frugal.ExpectedNJ/1e6 + 1e-6 })
-		r, err := Solve(t.Context(), x)
+		limited := in
+		limited.Workload = workload.Edited(in.Workload,
+			func(w *workload.Workload) { w.Limits.EnergyMJ = frugal.ExpectedNJ/1e6 + 1e-6 })
+		result, err := Solve(t.Context(), limited)
 		if err != nil {
 			t.Errorf("seed %d: energy as it was reached, %v nJ: %v", seed, frugal.ExpectedNJ, err)
-		} else if r.ExpectedNJ > frugal.ExpectedNJ+1 {
-			t.Errorf("seed %d: %v nJ, at most %v are allowed", seed, r.ExpectedNJ, frugal.ExpectedNJ)
+		} else if result.ExpectedNJ > frugal.ExpectedNJ+1 {
+			t.Errorf("seed %d: %v nJ, at most %v are allowed", seed, result.ExpectedNJ, frugal.ExpectedNJ)
 		}
-		x = in
-		x.MaxMemory = small.Plan.Memory.Total
-		r, err = Solve(t.Context(), x)
+
+		limited = in
+		limited.MaxMemory = small.Plan.Memory.Total
+		result, err = Solve(t.Context(), limited)
 		if err != nil {
-			t.Errorf("seed %d: memory as it was reached, %d bytes: %v", seed, x.MaxMemory, err)
-		} else if found := check.Plan(r.Plan, in.Model, in.SoC); r.Plan.Memory.Total > x.MaxMemory || len(found) > 0 {
-			t.Errorf("seed %d: %d bytes, at most %d are allowed; %v", seed, r.Plan.Memory.Total, x.MaxMemory, found)
+			t.Errorf("seed %d: memory as it was reached, %d bytes: %v", seed, limited.MaxMemory, err)
+			continue
+		}
+		found := check.Plan(result.Plan, in.Model, in.SoC)
+		if result.Plan.Memory.Total > limited.MaxMemory || len(found) > 0 {
+			t.Errorf("seed %d: %d bytes, at most %d are allowed; %v", seed, result.Plan.Memory.Total,
+				limited.MaxMemory, found)
 		}
 	}
 }
@@ -77,8 +86,10 @@ func TestLeastMemoryIsLeast(t *testing.T) {
 		least.Minimise(problem.Memory)
 		small := solve(t, least).Plan
 		if got := small.Solver[0]; got.ObjectiveNS != small.Memory.Total || got.BoundNS > got.ObjectiveNS {
-			t.Errorf("seed %d: objective %d, at least %d, and the plan says %d bytes", seed, got.ObjectiveNS, got.BoundNS, small.Memory.Total)
+			t.Errorf("seed %d: objective %d, at least %d, and the plan says %d bytes", seed, got.ObjectiveNS,
+				got.BoundNS, small.Memory.Total)
 		}
+
 		for name, change := range map[string]func(*Input){
 			"least time":      func(*Input) {},
 			"least energy":    func(x *Input) { x.Minimise(problem.Energy) },
@@ -90,10 +101,11 @@ func TestLeastMemoryIsLeast(t *testing.T) {
 				x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Buckets = w.Buckets[:1] })
 			},
 		} {
-			x := in
-			change(&x)
-			if r := solve(t, x); r.Plan.Memory.Total < small.Memory.Total {
-				t.Errorf("seed %d: %s holds %d bytes, the least is said to be %d", seed, name, r.Plan.Memory.Total, small.Memory.Total)
+			changed := in
+			change(&changed)
+			if got := solve(t, changed).Plan.Memory.Total; got < small.Memory.Total {
+				t.Errorf("seed %d: %s holds %d bytes, the least is said to be %d", seed, name, got,
+					small.Memory.Total)
 			}
 		}
 	}
@@ -105,9 +117,11 @@ type noJoint struct {
 	t *testing.T
 }
 
-func (n noJoint) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
-	n.t.Errorf("a joint problem is posed, of %d programs", len(j.Parts))
-	return n.Engine.Joint(ctx, j, limits)
+// Joint fails the test.
+func (n noJoint) Joint(ctx context.Context, joint *problem.Joint,
+	limits problem.Limits) (problem.JointSolution, error) {
+	n.t.Errorf("a joint problem is posed, of %d programs", len(joint.Parts))
+	return n.Engine.Joint(ctx, joint, limits)
 }
 
 // A limit below what every plan takes is told before a plan is looked for, whatever is minimised.
@@ -120,11 +134,11 @@ func TestHopelessLimitsAreToldAtOnce(t *testing.T) {
 			workload.KeyDecode:  {DecodeMS: 1e-6},
 			workload.KeyPrefill: {PrefillMS: 1e-6},
 		} {
-			x := in
-			x.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+			limited := in
+			limited.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
 				w.Limits, w.Minimise = limits, measure
 			})
-			_, err := Solve(t.Context(), x)
+			_, err := Solve(t.Context(), limited)
 			var why *LimitError
 			if !errors.As(err, &why) || !why.Proved || !slices.Equal(why.Names, []string{name}) {
 				t.Errorf("least %s with %s: got %v, want a proof that names it", measure, name, err)
@@ -136,11 +150,13 @@ func TestHopelessLimitsAreToldAtOnce(t *testing.T) {
 // Lowering joins steps, and what that saves of launches is no reason to refuse a limit: the time that a plan takes on
 // one processor is possible there.
 func TestJoinedStepsKeepALimit(t *testing.T) {
-	m, s := demo(t), twoCores(t, 1)
-	s.Processors, s.Links, s.Joint = s.Processors[:1], nil, nil
-	s.Processors[0].LaunchUS = 20
-	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: permit(op.A8TQ8C), Engine: exact.Engine{}}
+	model, soc := demo(t), twoCores(t, 1)
+	soc.Processors, soc.Links, soc.Joint = soc.Processors[:1], nil, nil
+	soc.Processors[0].LaunchUS = 20
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: permit(op.A8TQ8C),
+		Engine: exact.Engine{}}
 	in.Workload.Prompts = workload.Prompts{{Tokens: 200, Share: 1}}
+
 	free := solve(t, in).Plan
 	ms := func(program string) float64 { return float64(prediction(t, free, program).PlanNS+1) / 1e6 }
 	in.Workload.Limits = workload.Limits{DecodeMS: ms("decode"), PrefillMS: max(ms("prefill@16"), ms("prefill@256"))}
@@ -151,17 +167,18 @@ func TestJoinedStepsKeepALimit(t *testing.T) {
 
 // A limit of calls that only fewer buckets keep is kept by a plan that the timeline says is faster than the optimum.
 func TestFasterThanTheOptimumKeepsALimit(t *testing.T) {
-	m, s := demo(t), withNPU(t, nil)
-	w := permit(op.A8TQ8C)
-	w.Buckets, w.Context = workload.Rows{24, 96}, 120
-	w.Prompts = workload.Prompts{{Tokens: 72, Share: 1}}
-	in := Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w, Engine: exact.Engine{}}
+	model, soc := demo(t), withNPU(t, nil)
+	work := permit(op.A8TQ8C)
+	work.Buckets, work.Context = workload.Rows{24, 96}, 120
+	work.Prompts = workload.Prompts{{Tokens: 72, Share: 1}}
+	in := Input{Model: model, SoC: soc, Costs: profiled(t, soc, model, work), Workload: work, Engine: exact.Engine{}}
 	free := solve(t, in).Plan
 	if prefill := free.Solver[1]; len(free.Program.Programs) != 2 || prefill.Status != StatusFaster {
 		t.Fatalf("%d programs, prefill is %s: the case tests nothing", len(free.Program.Programs), prefill.Status)
 	}
+
 	most := prediction(t, free, "prefill@24").PlanNS
-	in.Workload = workload.Edited(w, func(w *workload.Workload) { w.Limits.PrefillMS = float64(most+1) / 1e6 })
+	in.Workload = workload.Edited(work, func(w *workload.Workload) { w.Limits.PrefillMS = float64(most+1) / 1e6 })
 	limited, err := Solve(t.Context(), in)
 	if err != nil {
 		t.Fatalf("prefill of %d ns, which a plan keeps: %v", most, err)
@@ -178,11 +195,11 @@ func TestExceededByLittle(t *testing.T) {
 		problem.LimitEnergyNJ: {"98086023 nJ", "98086022 nJ"},
 		problem.LimitBytes:    {"98086023 bytes", "98086022 bytes"},
 	} {
-		b := bound{quantity{kind, "decode"}, 98086022, ""}
-		if _, takes, most := b.exceeded(98086023); takes != want[0] || most != want[1] {
+		limit := bound{quantity{kind, "decode"}, 98086022, ""}
+		if _, takes, most := limit.exceeded(98086023); takes != want[0] || most != want[1] {
 			t.Errorf("%v: %q of %q, want %q", kind, takes, most, want)
 		}
-		if _, takes, most := b.exceeded(2 * 98086023); takes == most || strings.HasSuffix(takes, " "+want[0][9:]) {
+		if _, takes, most := limit.exceeded(2 * 98086023); takes == most || strings.HasSuffix(takes, " "+want[0][9:]) {
 			t.Errorf("%v: %q of %q", kind, takes, most)
 		}
 	}
