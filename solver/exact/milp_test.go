@@ -16,71 +16,67 @@ import (
 // trivial is a general engine that knows the answer: it checks that the model accepts the solutions of the instance
 // that keep the limits, no others, at the same objective.
 type trivial struct {
-	t *rapid.T
-	j *problem.Joint
+	t     *rapid.T
+	joint *problem.Joint
 }
 
+// Name implements milp.Engine.
 func (trivial) Name() string { return "trivial" }
 
-func (e trivial) Solve(_ context.Context, m *milp.Model, o milp.Options) (milp.Result, error) {
-	if err := m.Validate(); err != nil {
+// Solve goes through all choices.
+func (s trivial) Solve(_ context.Context, given *milp.Model, _ milp.Options) (milp.Result, error) {
+	if err := given.Validate(); err != nil {
 		return milp.Result{}, err
 	}
-	model, vars := e.j.MILP()
-	if len(model.Vars) != len(m.Vars) || len(model.Rows) != len(m.Rows) {
-		e.t.Fatalf("posed with %d variables and %d rows, now %d and %d", len(m.Vars), len(m.Rows), len(model.Vars), len(model.Rows))
+	model, vars := s.joint.MILP()
+	if len(model.Vars) != len(given.Vars) || len(model.Rows) != len(given.Rows) {
+		s.t.Fatalf("posed with %d variables and %d rows, now %d and %d", len(given.Vars), len(given.Rows),
+			len(model.Vars), len(model.Rows))
 	}
+
 	best := milp.Result{Status: milp.Infeasible, Objective: math.Inf(1)}
-	each(e.j, func(choices [][][]int) {
-		keeps := e.j.Keeps(choices)
-		x, objective, err := m.Verify(vars.X(e.j, m, choices))
+	each(s.joint, func(choices [][][]int) {
+		keeps := s.joint.Keeps(choices)
+		values, objective, err := given.Verify(vars.X(s.joint, given, choices))
 		if keeps != (err == nil) {
-			e.t.Fatalf("choices %v keep the limits: %v, and the model says: %v", choices, keeps, err)
+			s.t.Fatalf("choices %v keep the limits: %v, and the model says: %v", choices, keeps, err)
 		}
 		if err != nil {
 			return
 		}
-		u := e.j.Use(choices)
-		if want := float64(e.j.Objective(&u)); math.Abs(objective*vars.Unit-want) > 1e-6*max(1, want) {
-			e.t.Fatalf("choices %v: objective %v, want %v", choices, objective*vars.Unit, want)
+		use := s.joint.Use(choices)
+		if want := float64(s.joint.Objective(&use)); math.Abs(objective*vars.Unit-want) > 1e-6*max(1, want) {
+			s.t.Fatalf("choices %v: objective %v, want %v", choices, objective*vars.Unit, want)
 		}
 		if objective < best.Objective {
-			best = milp.Result{Status: milp.Optimal, X: x, Objective: objective, Bound: objective}
+			best = milp.Result{Status: milp.Optimal, X: values, Objective: objective, Bound: objective}
 		}
 	})
 	return best, nil
 }
 
-// each calls visit with every combination of choices.
-func each(j *problem.Joint, visit func([][][]int)) {
+// each calls visit with every combination of choices, in lexicographic order.
+func each(joint *problem.Joint, visit func([][][]int)) {
 	var now [][][]int
 	var places []*int
 	var sizes []int
-	for i := range j.Parts {
-		var part [][]int
-		for k := range j.Parts[i].Partition.Chains {
-			items := j.Parts[i].Partition.Chains[k].Items
-			list := make([]int, len(items))
-			for n := range items {
-				places, sizes = append(places, &list[n]), append(sizes, len(items[n].Choices))
+	for _, part := range joint.Parts {
+		var chains [][]int
+		for _, chain := range part.Partition.Chains {
+			list := make([]int, len(chain.Items))
+			for i := range chain.Items {
+				places, sizes = append(places, &list[i]), append(sizes, len(chain.Items[i].Choices))
 			}
-			part = append(part, list)
+			chains = append(chains, list)
 		}
-		now = append(now, part)
+		now = append(now, chains)
 	}
-	for {
+	eachPick(sizes, func(pick []int) {
+		for i, choice := range pick {
+			*places[i] = choice
+		}
 		visit(now)
-		n := len(places) - 1
-		for ; n >= 0; n-- {
-			if *places[n]++; *places[n] < sizes[n] {
-				break
-			}
-			*places[n] = 0
-		}
-		if n < 0 {
-			return
-		}
-	}
+	})
 }
 
 // The linear programs of random instances accept exactly the combinations that keep the limits, at what they cost, and
@@ -88,10 +84,10 @@ func each(j *problem.Joint, visit func([][][]int)) {
 func TestJointAsLinearProgram(t *testing.T) {
 	several := 0
 	many(t, long(2000), func(t *rapid.T) {
-		j := drawJoint(t)
-		relay := problem.Relay{General: trivial{t, j}, Exact: exact.Engine{}}
-		got, err := relay.Joint(context.Background(), j, problem.Limits{})
-		want, infeasible := solveJoint(t, j, 100000)
+		joint := drawJoint(t)
+		relay := problem.Relay{General: trivial{t, joint}, Exact: exact.Engine{}}
+		got, err := relay.Joint(context.Background(), joint, problem.Limits{})
+		want, infeasible := solveJoint(t, joint, 100000)
 		if (err != nil) != infeasible {
 			t.Fatalf("relayed: %v, exact infeasible: %v", err, infeasible)
 		}
@@ -102,7 +98,7 @@ func TestJointAsLinearProgram(t *testing.T) {
 			return
 		}
 		several++
-		if got.Status != problem.Optimal || got.Objective != want.Objective || !j.Keeps(got.Choices) {
+		if got.Status != problem.Optimal || got.Objective != want.Objective || !joint.Keeps(got.Choices) {
 			t.Fatalf("relayed %+v, exact %+v", got, want)
 		}
 	})
@@ -111,12 +107,14 @@ func TestJointAsLinearProgram(t *testing.T) {
 	}
 }
 
+// The linear program of one partition alone has its optimum.
 func TestPartitionAsLinearProgram(t *testing.T) {
 	many(t, long(2000), func(t *rapid.T) {
-		p := draw(t)
-		j := &problem.Joint{Name: p.Name, Parts: []problem.Part{{Partition: p, Weight: 1}}}
-		want, first := solveFirst(t, p)
-		got, err := problem.Relay{General: trivial{t, j}, Exact: exact.Engine{}}.Partition(context.Background(), p)
+		partition := draw(t)
+		joint := &problem.Joint{Name: partition.Name, Parts: []problem.Part{{Partition: partition, Weight: 1}}}
+		want, first := solveFirst(t, partition)
+		got, err := problem.Relay{General: trivial{t, joint}, Exact: exact.Engine{}}.Partition(context.Background(),
+			partition)
 		if (err != nil) != (first == nil) {
 			t.Fatalf("relayed: %v, exact %v", err, first)
 		}

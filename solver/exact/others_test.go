@@ -24,15 +24,17 @@ type command struct {
 	dir, name string
 }
 
+// Name implements milp.Engine.
 func (c command) Name() string { return c.name }
 
-func (c command) Solve(ctx context.Context, m *milp.Model, _ milp.Options) (out milp.Result, err error) {
+// Solve writes the model to a file, runs the command and reads its answer.
+func (c command) Solve(ctx context.Context, posed *milp.Model, _ milp.Options) (out milp.Result, err error) {
 	const model = "model.lp"
-	f, err := os.Create(filepath.Join(c.dir, model))
+	file, err := os.Create(filepath.Join(c.dir, model))
 	if err != nil {
 		return out, err
 	}
-	if err := errors.Join(m.WriteLP(f), f.Close()); err != nil {
+	if err := errors.Join(posed.WriteLP(file), file.Close()); err != nil {
 		return out, err
 	}
 	args := []string{"cbc", model, "ratio", "0", "allow", "0", "solve", "solution", "out.txt"}
@@ -48,46 +50,59 @@ func (c command) Solve(ctx context.Context, m *milp.Model, _ milp.Options) (out 
 	if err != nil {
 		return out, err
 	}
-	// Both number variables in the order of the model; cbc names those that are not 0.
-	x := make([]float64, len(m.Vars))
-	set := func(number, value string, from int) error {
-		j, err1 := strconv.Atoi(number)
-		v, err2 := strconv.ParseFloat(value, 64)
-		if err := errors.Join(err1, err2); err != nil {
-			return err
-		}
-		if j -= from; j < len(x) { // the last one is the constant
-			if x[j] = v; m.Vars[j].Integer {
-				x[j] = math.Round(v)
-			}
-		}
-		return nil
-	}
-	optimal := false
-	for i, line := range strings.Split(string(text), "\n") {
-		f := strings.Fields(strings.ReplaceAll(line, "**", " "))
-		switch {
-		case c.name == "cbc" && i == 0:
-			optimal = strings.HasPrefix(line, "Optimal")
-		case c.name == "cbc" && len(f) >= 3:
-			err = set(f[0], f[2], 0)
-		case c.name == "glpk" && len(f) >= 5 && f[0] == "s":
-			optimal = f[4] == "o"
-		case c.name == "glpk" && len(f) >= 3 && f[0] == "j":
-			err = set(f[1], f[2], 1)
-		}
-		if err != nil {
-			return out, err
-		}
-	}
-	if !optimal {
-		return out, fmt.Errorf("%s: not optimal:\n%.400s", args[0], text)
-	}
-	x, objective, err := m.Verify(x)
+	values, err := c.read(string(text), len(posed.Vars))
 	if err != nil {
 		return out, err
 	}
-	return milp.Result{Status: milp.Optimal, X: x, Objective: objective, Bound: objective}, nil
+	for i := range posed.Vars {
+		if posed.Vars[i].Integer {
+			values[i] = math.Round(values[i])
+		}
+	}
+	values, objective, err := posed.Verify(values)
+	if err != nil {
+		return out, err
+	}
+	return milp.Result{Status: milp.Optimal, X: values, Objective: objective, Bound: objective}, nil
+}
+
+// read reads the values of so many variables from a solution. Both programs number variables in the order of the model;
+// cbc names those that are not 0.
+func (c command) read(text string, vars int) ([]float64, error) {
+	values := make([]float64, vars)
+	set := func(number, value string, from int) error {
+		at, err1 := strconv.Atoi(number)
+		parsed, err2 := strconv.ParseFloat(value, 64)
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		if at -= from; at < len(values) { // the last one is the constant
+			values[at] = parsed
+		}
+		return nil
+	}
+	isOptimal := false
+	for i, line := range strings.Split(text, "\n") {
+		fields := strings.Fields(strings.ReplaceAll(line, "**", " "))
+		var err error
+		switch {
+		case c.name == "cbc" && i == 0:
+			isOptimal = strings.HasPrefix(line, "Optimal")
+		case c.name == "cbc" && len(fields) >= 3:
+			err = set(fields[0], fields[2], 0)
+		case c.name == "glpk" && len(fields) >= 5 && fields[0] == "s":
+			isOptimal = fields[4] == "o"
+		case c.name == "glpk" && len(fields) >= 3 && fields[0] == "j":
+			err = set(fields[1], fields[2], 1)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if !isOptimal {
+		return nil, fmt.Errorf("%s: not optimal:\n%.400s", c.name, text)
+	}
+	return values, nil
 }
 
 // GLPK and CBC find what exact finds, for models of all families.
@@ -95,23 +110,26 @@ func TestOtherProgramsAgree(t *testing.T) {
 	require.Slow(t)
 	var joint []*problem.Joint
 	for seed := uint64(0); len(joint) < 2; seed++ {
-		j := medium(seed)
-		if s, err := (exact.Engine{}).Joint(t.Context(), j, problem.Limits{}); err == nil && s.Status == problem.Optimal {
-			joint = append(joint, j)
+		posed := medium(seed)
+		solution, err := exact.Engine{}.Joint(t.Context(), posed, problem.Limits{})
+		if err == nil && solution.Status == problem.Optimal {
+			joint = append(joint, posed)
 		}
 	}
+
 	var alone []*problem.Partition // without what joint problems share
 	for seed := range uint64(2) {
-		p := medium(seed).Parts[0].Partition
-		for c := range p.Chains {
-			for i := range p.Chains[c].Items {
-				for k := range p.Chains[c].Items[i].Choices {
-					p.Chains[c].Items[i].Choices[k].Assets = nil
+		partition := medium(seed).Parts[0].Partition
+		for i := range partition.Chains {
+			for j := range partition.Chains[i].Items {
+				for k := range partition.Chains[i].Items[j].Choices {
+					partition.Chains[i].Items[j].Choices[k].Assets = nil
 				}
 			}
 		}
-		alone = append(alone, p)
+		alone = append(alone, partition)
 	}
+
 	tiers := problem.GenerateTiers(2, 2, 6, 3)
 	prune := problem.GenerateTiers(3, 2, 6, 3)
 	prune.Drop, prune.MaxDropPPM = true, 60_000
@@ -131,26 +149,27 @@ func TestOtherProgramsAgree(t *testing.T) {
 					t.Errorf("%s: %d, and exact %d", name, got, want)
 				}
 			}
-			for i, p := range []*problem.Tiers{tiers, prune} {
-				a, err1 := relay.Tiers(t.Context(), p, problem.Limits{})
-				b, err2 := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
-				same(fmt.Sprintf("tiers %d", i), a.Objective, b.Objective, err1, err2)
+
+			for i, posed := range []*problem.Tiers{tiers, prune} {
+				got, err1 := relay.Tiers(t.Context(), posed, problem.Limits{})
+				want, err2 := exact.Engine{}.Tiers(t.Context(), posed, problem.Limits{})
+				same(fmt.Sprintf("tiers %d", i), got.Objective, want.Objective, err1, err2)
 			}
-			a, err1 := relay.Buckets(t.Context(), buckets, problem.Limits{})
-			b, err2 := exact.Engine{}.Buckets(t.Context(), buckets, problem.Limits{})
-			same("buckets", a.Objective, b.Objective, err1, err2)
-			for i, s := range scales {
-				x, err1 := relay.Scales(t.Context(), s, problem.Limits{})
-				y, err2 := exact.Scales(s)
-				same(fmt.Sprintf("scales %d", i), int64(1e12*x.MSE), int64(1e12*y.MSE), err1, err2)
+			got, err1 := relay.Buckets(t.Context(), buckets, problem.Limits{})
+			want, err2 := exact.Engine{}.Buckets(t.Context(), buckets, problem.Limits{})
+			same("buckets", got.Objective, want.Objective, err1, err2)
+			for i, posed := range scales {
+				got, err1 := relay.Scales(t.Context(), posed, problem.Limits{})
+				want, err2 := exact.Scales(posed)
+				same(fmt.Sprintf("scales %d", i), int64(1e12*got.MSE), int64(1e12*want.MSE), err1, err2)
 			}
-			for i, j := range joint {
-				a, err1 := relay.Joint(t.Context(), j, problem.Limits{})
-				b, err2 := exact.Engine{}.Joint(t.Context(), j, problem.Limits{})
-				same(fmt.Sprintf("joint %d", i), a.Objective, b.Objective, err1, err2)
-				c, err1 := relay.Partition(t.Context(), alone[i])
-				d, err2 := exact.Engine{}.Partition(t.Context(), alone[i])
-				same(fmt.Sprintf("partition %d", i), c.ObjectiveNS, d.ObjectiveNS, err1, err2)
+			for i, posed := range joint {
+				got, err1 := relay.Joint(t.Context(), posed, problem.Limits{})
+				want, err2 := exact.Engine{}.Joint(t.Context(), posed, problem.Limits{})
+				same(fmt.Sprintf("joint %d", i), got.Objective, want.Objective, err1, err2)
+				first, err1 := relay.Partition(t.Context(), alone[i])
+				second, err2 := exact.Engine{}.Partition(t.Context(), alone[i])
+				same(fmt.Sprintf("partition %d", i), first.ObjectiveNS, second.ObjectiveNS, err1, err2)
 			}
 		})
 	}

@@ -12,20 +12,20 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// mediumScales are n instances of up to 24 samples, like scales of rows, some of them equal.
-func mediumScales(n int) []*problem.Scales {
-	r := rand.New(rand.NewPCG(33, 5))
+// mediumScales are so many instances of up to 24 samples, like scales of rows, some of them equal.
+func mediumScales(count int) []*problem.Scales {
+	random := rand.New(rand.NewPCG(33, 5))
 	var out []*problem.Scales
-	for i := range n {
-		s := &problem.Scales{K: 1 + r.IntN(5), Cover: i%2 == 1}
-		for range 8 + r.IntN(17) {
-			x := 0.05 * math.Exp(r.NormFloat64())
-			if r.IntN(4) == 0 && len(s.Samples) > 0 {
-				x = s.Samples[r.IntN(len(s.Samples))]
+	for i := range count {
+		scales := &problem.Scales{K: 1 + random.IntN(5), Cover: i%2 == 1}
+		for range 8 + random.IntN(17) {
+			sample := 0.05 * math.Exp(random.NormFloat64())
+			if random.IntN(4) == 0 && len(scales.Samples) > 0 {
+				sample = scales.Samples[random.IntN(len(scales.Samples))]
 			}
-			s.Samples = append(s.Samples, x)
+			scales.Samples = append(scales.Samples, sample)
 		}
-		out = append(out, s)
+		out = append(out, scales)
 	}
 	return out
 }
@@ -38,24 +38,24 @@ func TestScalesHiGHS(t *testing.T) {
 	if err != nil {
 		require.Skip(t, "highs", err)
 	}
-	n := 20
+	count := 20
 	if os.Getenv("HETC_LONG") != "" {
-		n = 300
+		count = 300
 	}
-	for i, s := range mediumScales(n) {
-		want, err := exact.Scales(s)
+	for i, scales := range mediumScales(count) {
+		want, err := exact.Scales(scales)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := problem.Relay{General: general}.Scales(t.Context(), s, problem.Limits{})
+		got, err := problem.Relay{General: general}.Scales(t.Context(), scales, problem.Limits{})
 		if err != nil {
 			t.Fatalf("instance %d: %v", i, err)
 		}
-		if err := s.Verify(got); err != nil {
+		if err := scales.Verify(got); err != nil {
 			t.Fatalf("instance %d: %v", i, err)
 		}
 		if math.Abs(got.MSE-want.MSE) > 1e-6*want.MSE+1e-15 {
-			t.Fatalf("instance %d: HiGHS %+v, exact %+v: %+v", i, got, want, s)
+			t.Fatalf("instance %d: HiGHS %+v, exact %+v: %+v", i, got, want, scales)
 		}
 	}
 }

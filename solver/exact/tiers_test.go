@@ -42,39 +42,42 @@ var extremeLoads = []func(random *rand.Rand, expert, chunk int, most int32) int3
 // ones, and now and then limits, tight ones too.
 func smallTiers(random *rand.Rand) *problem.Tiers {
 	layers, experts, chunks := 1+random.IntN(2), 1+random.IntN(5), 1+random.IntN(4)
-	p := &problem.Tiers{
+	tiers := &problem.Tiers{
 		Name: "small", Tile: 4, Capacities: []int{4, 8, 16}[:1+random.IntN(3)], MaxTiers: 1 + random.IntN(2),
 		ExpertBytes: 10, CallNS: random.Int64N(50), LayerNS: random.Int64N(100), ShapeNS: random.Int64N(60),
 		Serial: random.IntN(5) == 0,
 	}
+
 	if random.IntN(2) == 0 { // weights and buffers
 		expert := int64(10 * layers)
-		p.Limits = append(p.Limits, problem.TierLimit{Name: "region", Expert: expert, Row: random.Int64N(4),
+		tiers.Limits = append(tiers.Limits, problem.TierLimit{Name: "region", Expert: expert, Row: random.Int64N(4),
 			Bytes: expert + random.Int64N(int64(experts)*(expert+30))})
 	}
 	if random.IntN(3) == 0 { // mostly buffers
-		p.Limits = append(p.Limits, problem.TierLimit{Name: "memory", Expert: 1, Row: 2,
+		tiers.Limits = append(tiers.Limits, problem.TierLimit{Name: "memory", Expert: 1, Row: 2,
 			Bytes: 1 + random.Int64N(int64(experts)*40)})
 	}
 	if random.IntN(4) == 0 {
-		p.MaxGraphs = 1 + random.Int64N(2)
+		tiers.MaxGraphs = 1 + random.Int64N(2)
 	}
 	if random.IntN(3) == 0 {
-		p.Drop, p.MaxDropPPM = true, random.Int64N(300_000)
+		tiers.Drop, tiers.MaxDropPPM = true, random.Int64N(300_000)
 	}
-	for _, rows := range p.Capacities {
+
+	for _, rows := range tiers.Capacities {
 		var list []int64
 		for size := range int64(3) {
 			list = append(list, 50+(size+1)*int64(rows)*(4+random.Int64N(3)))
 		}
-		p.GroupNS = append(p.GroupNS, list)
+		tiers.GroupNS = append(tiers.GroupNS, list)
 	}
 	for rows := range int64(33) {
-		p.CPUNS = append(p.CPUNS, min(rows, 1)*20+rows*(10+random.Int64N(3)))
+		tiers.CPUNS = append(tiers.CPUNS, min(rows, 1)*20+rows*(10+random.Int64N(3)))
 	}
+
 	extreme := random.IntN(2 * len(extremeLoads))
 	for range layers {
-		var y problem.TierLayer
+		var layer problem.TierLayer
 		for expert := range experts {
 			var rows []int32
 			hot := int32(1 + random.IntN(24))
@@ -85,107 +88,111 @@ func smallTiers(random *rand.Rand) *problem.Tiers {
 					rows = append(rows, random.Int32N(hot+8))
 				}
 			}
-			y.Rows = append(y.Rows, rows)
+			layer.Rows = append(layer.Rows, rows)
 		}
-		p.Layers = append(p.Layers, y)
+		tiers.Layers = append(tiers.Layers, layer)
 	}
-	return p
+	return tiers
 }
 
 // bestTiers is the least objective of all solutions: of any numbers of slots and any experts in them.
-func bestTiers(p *problem.Tiers) int64 {
+func bestTiers(posed *problem.Tiers) int64 {
 	best := int64(math.MaxInt64)
-	tiers, experts := len(p.Capacities), p.Experts()
-	var assignments func(layer int, slots, list []int, visit func([]int))
-	assignments = func(layer int, slots, list []int, visit func([]int)) {
-		if len(list) == experts {
-			if slices.Max(slots) == 0 {
-				visit(list)
-			}
-			return
-		}
-		for choice := range tiers + 1 {
-			next := slices.Clone(slots)
-			if choice > 0 {
-				if next[choice-1]--; next[choice-1] < 0 {
-					continue
-				}
-			}
-			assignments(layer, next, append(slices.Clone(list), choice), visit)
-		}
+	tiers, experts := len(posed.Capacities), posed.Experts()
+	if posed.MostSlots() == 0 { // no graph may be opened, or no slot has room
+		return posed.Time(make([]int, tiers), zeros(len(posed.Layers), experts))
 	}
-	var counts func(slots []int)
-	counts = func(slots []int) {
-		if len(slots) < tiers {
-			if p.MostSlots() == 0 { // no graph may be opened, or no slot has room
-				best = p.Time(make([]int, tiers), zeros(len(p.Layers), experts))
-				return
-			}
-			for n := range p.MostSlots() + 1 {
-				counts(append(slices.Clone(slots), n))
-			}
-			return
-		}
+	eachPick(slices.Repeat([]int{posed.MostSlots() + 1}, tiers), func(slots []int) {
 		sum := 0
-		for _, n := range slots {
-			sum += n
+		for _, count := range slots {
+			sum += count
 		}
 		if sum > experts {
 			return
 		}
-		// Layers are independent once the slots are given.
-		choices := make([][]int, len(p.Layers))
-		for layer := range p.Layers {
-			one := *p
-			one.Layers = p.Layers[layer : layer+1]
-			least := int64(math.MaxInt64)
-			assignments(layer, slots, nil, func(list []int) {
-				dropped := int64(0)
-				for expert, choice := range list {
-					dropped += p.Dropped(layer, expert, choice)
-				}
-				if ns := one.Time(slots, [][]int{list}); ns < least && dropped <= p.MostDropped(layer) {
-					least, choices[layer] = ns, list
-				}
-			})
-			if choices[layer] == nil {
-				return
-			}
+		choices := bestAssignments(posed, slots)
+		if choices != nil && posed.Broken(slots, choices) == "" {
+			best = min(best, posed.Time(slots, choices))
 		}
-		if p.Broken(slots, choices) == "" {
-			best = min(best, p.Time(slots, choices))
-		}
-	}
-	counts(nil)
+	})
 	return best
 }
+
+// bestAssignments returns the choices that take least with these numbers of slots, nil if none drop few enough rows.
+// Layers are independent once the slots are given.
+func bestAssignments(posed *problem.Tiers, slots []int) [][]int {
+	choices := make([][]int, len(posed.Layers))
+	for layer := range posed.Layers {
+		one := *posed
+		one.Layers = posed.Layers[layer : layer+1]
+		least := int64(math.MaxInt64)
+		eachAssignment(slots, posed.Experts(), nil, func(list []int) {
+			dropped := int64(0)
+			for expert, choice := range list {
+				dropped += posed.Dropped(layer, expert, choice)
+			}
+			if ns := one.Time(slots, [][]int{list}); ns < least && dropped <= posed.MostDropped(layer) {
+				least, choices[layer] = ns, list
+			}
+		})
+		if choices[layer] == nil {
+			return nil
+		}
+	}
+	return choices
+}
+
+// eachAssignment calls visit with every way to put experts in slots of tiers, all of which are used. list has the first
+// experts' choices.
+func eachAssignment(slots []int, experts int, list []int, visit func([]int)) {
+	if len(list) == experts {
+		if slices.Max(slots) == 0 {
+			visit(list)
+		}
+		return
+	}
+	for choice := range len(slots) + 1 {
+		left := slices.Clone(slots)
+		if choice > 0 {
+			if left[choice-1]--; left[choice-1] < 0 {
+				continue
+			}
+		}
+		eachAssignment(left, experts, append(slices.Clone(list), choice), visit)
+	}
+}
+
+// Of random instances the optimum is that of an enumeration, and what a search says that is ended early holds.
 
 func TestTiersAgainstBruteForce(t *testing.T) {
 	static, full := 0, 0
 	for seed := range uint64(250) {
-		p := smallTiers(rand.New(rand.NewPCG(seed, 1)))
-		got, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+		tiers := smallTiers(rand.New(rand.NewPCG(seed, 1)))
+		got, err := exact.Engine{}.Tiers(t.Context(), tiers, problem.Limits{})
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		want := bestTiers(p)
+		want := bestTiers(tiers)
 		if got.Objective != want || got.Status != problem.Optimal {
 			t.Errorf("seed %d: %d, bound %d, %s, slots %v; want %d", seed, got.Objective, got.Bound, got.Status,
 				got.Slots, want)
 		}
+
 		// What is stated before the search has ended is a proof, too.
 		for _, nodes := range []int64{1, 4} {
-			early, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{Nodes: nodes})
+			early, err := exact.Engine{}.Tiers(t.Context(), tiers, problem.Limits{Nodes: nodes})
 			if err != nil || early.Bound > want || early.Objective < want {
-				t.Errorf("seed %d, %d boxes: %d..%d, %v; the optimum is %d", seed, nodes, early.Bound, early.Objective, err, want)
+				t.Errorf("seed %d, %d boxes: %d..%d, %v; the optimum is %d", seed, nodes, early.Bound, early.Objective,
+					err, want)
 			}
 		}
 		if slices.Max(got.Slots) > 0 {
 			static++
 		}
-		unlimited := *p
+
+		unlimited := *tiers
 		unlimited.Limits = nil
-		if len(p.Limits) > 0 && bestTiers(&unlimited) < want {
+		if len(tiers.Limits) > 0 && bestTiers(&unlimited) < want {
 			full++
 		}
 	}
@@ -201,42 +208,43 @@ func TestTiersAgainstBruteForce(t *testing.T) {
 func TestTiersProperties(t *testing.T) {
 	for seed := range uint64(40) {
 		random := rand.New(rand.NewPCG(seed, 2))
-		p := smallTiers(random)
-		first, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+		tiers := smallTiers(random)
+		first, err := exact.Engine{}.Tiers(t.Context(), tiers, problem.Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		same := func(what string, change func(q *problem.Tiers), ok func(a, b int64) bool) {
-			q := *p
-			q.Layers = slices.Clone(p.Layers)
-			change(&q)
-			other, err := exact.Engine{}.Tiers(t.Context(), &q, problem.Limits{})
+			posed := *tiers
+			posed.Layers = slices.Clone(tiers.Layers)
+			change(&posed)
+			other, err := exact.Engine{}.Tiers(t.Context(), &posed, problem.Limits{})
 			if err != nil || !ok(first.Objective, other.Objective) {
 				t.Errorf("seed %d, %s: %d, then %d, %v", seed, what, first.Objective, other.Objective, err)
 			}
 		}
+
 		equal := func(a, b int64) bool { return a == b }
 		better := func(a, b int64) bool { return b <= a }
 		same("layers in another order", func(q *problem.Tiers) { slices.Reverse(q.Layers) }, equal)
-		same("experts in another order", func(q *problem.Tiers) {
-			for i := range q.Layers {
-				q.Layers[i].Rows = slices.Clone(q.Layers[i].Rows)
-				slices.Reverse(q.Layers[i].Rows)
+		same("experts in another order", func(posed *problem.Tiers) {
+			for i := range posed.Layers {
+				posed.Layers[i].Rows = slices.Clone(posed.Layers[i].Rows)
+				slices.Reverse(posed.Layers[i].Rows)
 			}
 		}, equal)
 		same("more tiers", func(q *problem.Tiers) { q.MaxTiers++ }, better)
 		same("no limits", func(q *problem.Tiers) { q.Limits = nil }, better)
-		same("smaller buffers", func(q *problem.Tiers) {
-			q.Limits = slices.Clone(p.Limits)
-			for i := range q.Limits {
-				q.Limits[i].Row, q.Limits[i].Expert = q.Limits[i].Row/2, max(1, q.Limits[i].Expert)
+		same("smaller buffers", func(posed *problem.Tiers) {
+			posed.Limits = slices.Clone(tiers.Limits)
+			for i := range posed.Limits {
+				posed.Limits[i].Row, posed.Limits[i].Expert = posed.Limits[i].Row/2, max(1, posed.Limits[i].Expert)
 			}
 		}, better)
 		same("any number of graphs", func(q *problem.Tiers) { q.MaxGraphs = 0 }, better)
-		if p.Drop {
+		if tiers.Drop {
 			same("more dropped", func(q *problem.Tiers) { q.MaxDropPPM *= 2 }, better)
 		}
-		if p.Serial {
+		if tiers.Serial {
 			same("side by side", func(q *problem.Tiers) { q.Serial = false }, better)
 		}
 	}
@@ -251,16 +259,16 @@ func TestTiersOfPublishedSizes(t *testing.T) {
 		layers, experts int
 		gap             float64
 	}{{32, 16, 0.001}, {48, 128, 0.001}, {61, 256, 0.001}} {
-		p := problem.GenerateTiers(1, size.layers, size.experts, 10)
+		tiers := problem.GenerateTiers(1, size.layers, size.experts, 10)
 		start := time.Now()
-		got, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+		got, err := exact.Engine{}.Tiers(t.Context(), tiers, problem.Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		gap := float64(got.Objective-got.Bound) / float64(got.Objective)
-		dynamic := p.Time(make([]int, len(p.Capacities)), zeros(size.layers, size.experts))
+		dynamic := tiers.Time(make([]int, len(tiers.Capacities)), zeros(size.layers, size.experts))
 		t.Logf("%d x %d: slots %v, %.4g ms, %.1f %% of dynamic, gap %.2f %%, %d nodes, %v", size.layers, size.experts,
-			got.Slots, float64(got.Objective)/1e6/float64(p.Chunks()), 100*float64(got.Objective)/float64(dynamic),
+			got.Slots, float64(got.Objective)/1e6/float64(tiers.Chunks()), 100*float64(got.Objective)/float64(dynamic),
 			100*gap, got.Nodes, time.Since(start))
 		if gap > size.gap {
 			t.Errorf("%d layers of %d experts: gap %.3f %%, want at most %.3f %%", size.layers, size.experts, 100*gap,
@@ -277,14 +285,15 @@ func zeros(layers, experts int) (out [][]int) {
 	return out
 }
 
+// ExampleEngine_Tiers decides how many slots of each capacity the experts of two layers have.
 func ExampleEngine_Tiers() {
-	p := problem.GenerateTiers(3, 2, 8, 4)
-	solution, err := exact.Engine{}.Tiers(context.Background(), p, problem.Limits{})
+	tiers := problem.GenerateTiers(3, 2, 8, 4)
+	solution, err := exact.Engine{}.Tiers(context.Background(), tiers, problem.Limits{})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(p.Capacities, solution.Slots, solution.Status)
+	fmt.Println(tiers.Capacities, solution.Slots, solution.Status)
 	// Output:
 	// [16 32 48 64] [0 0 0 8] optimal
 }
