@@ -24,12 +24,12 @@ import (
 // The set found is as small as the smallest infeasible subset of all, the first of them, over random families of
 // minimal conflicts.
 func TestSmallestConflict(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
+	random := rand.New(rand.NewPCG(1, 2))
 	for range 3000 {
-		n := 1 + r.IntN(7)
+		n := 1 + random.IntN(7)
 		var minimal []int // conflicts, as masks
-		for range r.IntN(4) {
-			minimal = append(minimal, 1+r.IntN(1<<n-1))
+		for range random.IntN(4) {
+			minimal = append(minimal, 1+random.IntN(1<<n-1))
 		}
 		infeasible := func(mask int) bool {
 			return slices.ContainsFunc(minimal, func(m int) bool { return mask&m == m })
@@ -83,13 +83,13 @@ func conflicts(t *testing.T) map[string]struct {
 	want []string // keys
 } {
 	t.Helper()
-	m, s := demo(t), twoCores(t, 1)
-	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
+	model, soc := demo(t), twoCores(t, 1)
+	both := costs(t, soc, model, op.A32W32, op.A8TQ8C)
 	small := func(change func(*workload.Workload)) *workload.Workload {
-		w := workload.Default()
-		w.Buckets, w.Context = []int{16}, 128
-		change(w)
-		return w
+		work := workload.Default()
+		work.Buckets, work.Context = []int{16}, 128
+		change(work)
+		return work
 	}
 	int8s := twoCores(t, 1)
 	for i := range int8s.Processors {
@@ -97,13 +97,13 @@ func conflicts(t *testing.T) map[string]struct {
 		int8s.Processors[i].Layouts = map[string]string{"q8c": op.TilesLayout}
 	}
 	address := func(bytes int64) *socs.SoC {
-		s := twoCores(t, 1)
-		for i := range s.Processors {
-			if s.Processors[i].Name == "c1" {
-				s.Processors[i].AddressBytes = bytes
+		machine := twoCores(t, 1)
+		for i := range machine.Processors {
+			if machine.Processors[i].Name == "c1" {
+				machine.Processors[i].AddressBytes = bytes
 			}
 		}
-		return s
+		return machine
 	}
 	tight := address(1 << 20)
 	type c = struct {
@@ -111,22 +111,22 @@ func conflicts(t *testing.T) map[string]struct {
 		want []string
 	}
 	return map[string]c{
-		"memory": {solver.Input{Model: m, SoC: s, Costs: both, MaxMemory: 10 << 20,
+		"memory": {solver.Input{Model: model, SoC: soc, Costs: both, MaxMemory: 10 << 20,
 			Workload: small(func(*workload.Workload) {})}, []string{"--max-memory"}},
-		"a region and a choice": {solver.Input{Model: m, SoC: tight, Costs: costs(t, tight, m, op.A32W32),
+		"a region and a choice": {solver.Input{Model: model, SoC: tight, Costs: costs(t, tight, model, op.A32W32),
 			Only: []string{"c1"}, Workload: small(func(*workload.Workload) {})},
 			[]string{"--only", "c1.address_bytes"}},
-		"nothing may be lost in 8 bit": {solver.Input{Model: m, SoC: s, Costs: both,
-			Workload: small(func(w *workload.Workload) {
-				w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
-				w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
+		"nothing may be lost in 8 bit": {solver.Input{Model: model, SoC: soc, Costs: both,
+			Workload: small(func(work *workload.Workload) {
+				work.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
+				work.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
 			})}, []string{"quality.max_kl", "schemes.prefill"}},
-		"processors of 8 bit": {solver.Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C),
+		"processors of 8 bit": {solver.Input{Model: model, SoC: int8s, Costs: costs(t, int8s, model, op.A8TQ8C),
 			Workload: small(func(w *workload.Workload) {
 				w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
 			})}, []string{"quality.max_kl", "processors.schemes"}},
-		"processors of 8 bit, nothing permitted": {solver.Input{Model: m, SoC: int8s,
-			Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(*workload.Workload) {})},
+		"processors of 8 bit, nothing permitted": {solver.Input{Model: model, SoC: int8s,
+			Costs: costs(t, int8s, model, op.A8TQ8C), Workload: small(func(*workload.Workload) {})},
 			[]string{"schemes.prefill", "processors.schemes"}},
 	}
 }
@@ -169,18 +169,18 @@ func TestConflictTellsProgress(t *testing.T) {
 // the value named has a plan.
 func TestConflicts(t *testing.T) {
 	require.Slow(t)
-	for name, c := range conflicts(t) {
+	for name, test := range conflicts(t) {
 		t.Run(name, func(t *testing.T) {
 			if name != "nothing may be lost in 8 bit" && os.Getenv("HETC_LONG") == "" {
 				t.Skip("takes minutes: HETC_LONG=1 runs it")
 			}
-			c.in.Engine = exact.Engine{}
+			test.in.Engine = exact.Engine{}
 			ctx := context.Background()
-			_, err := solver.Solve(ctx, c.in)
+			_, err := solver.Solve(ctx, test.in)
 			if diag.ClassOf(err) != diag.ClassInfeasible {
 				t.Fatalf("solve: %v, want no plan", err)
 			}
-			found, err := findConflict(ctx, c.in, err)
+			found, err := findConflict(ctx, test.in, err)
 			if err != nil || found == nil || !found.Smallest {
 				t.Fatalf("found %+v, %v", found, err)
 			}
@@ -188,10 +188,10 @@ func TestConflicts(t *testing.T) {
 			for _, l := range found.Limits {
 				keys = append(keys, l.Key)
 			}
-			if !slices.Equal(keys, c.want) {
-				t.Fatalf("limits %q, want %q", keys, c.want)
+			if !slices.Equal(keys, test.want) {
+				t.Fatalf("limits %q, want %q", keys, test.want)
 			}
-			tr := newTrial(c.in, limitsOf(&c.in))
+			tr := newTrial(test.in, limitsOf(&test.in))
 			n, least := len(tr.limits), 99
 			for mask := range 1 << n {
 				holds := make([]bool, n)
@@ -209,7 +209,7 @@ func TestConflicts(t *testing.T) {
 			if least != len(keys) {
 				t.Errorf("%d limits are in conflict, and %d suffice", len(keys), least)
 			}
-			e := Diagnose(ctx, c.in, found.Reason)
+			e := Diagnose(ctx, test.in, found.Reason)
 			if diag.ClassOf(e) != diag.ClassInfeasible {
 				t.Errorf("class of %v", e)
 			}
@@ -244,13 +244,14 @@ func TestPareto(t *testing.T) {
 	if os.Getenv("HETC_LONG") == "" {
 		t.Skip("takes minutes: HETC_LONG=1 runs it; the script explain lists points too")
 	}
-	m, s := demo(t), twoCores(t, 0.5)
-	for i := range s.Processors {
-		s.Processors[i].PowerW = []float64{4, 1, 5}[i]
+	model, soc := demo(t), twoCores(t, 0.5)
+	for i := range soc.Processors {
+		soc.Processors[i].PowerW = []float64{4, 1, 5}[i]
 	}
-	w := workload.Default()
-	w.Buckets, w.Context = []int{16}, 128
-	in := solver.Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w, Engine: exact.Engine{}}
+	work := workload.Default()
+	work.Buckets, work.Context = []int{16}, 128
+	in := solver.Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work,
+		Engine: exact.Engine{}}
 	list, err := Pareto(context.Background(), in, 2)
 	if err != nil {
 		t.Fatal(err)
@@ -267,8 +268,8 @@ func TestPareto(t *testing.T) {
 			t.Errorf("point %d takes %.4f mJ under a limit of %.4f", i, p.EnergyMJ, p.LimitMJ)
 		}
 	}
-	s.Processors[0].PowerW = 0
-	in.Costs = costs(t, s, m, op.A32W32)
+	soc.Processors[0].PowerW = 0
+	in.Costs = costs(t, soc, model, op.A32W32)
 	if _, err := Pareto(context.Background(), in, 2); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("without power: %v", err)
 	}
@@ -313,7 +314,8 @@ func TestNamedValuesWork(t *testing.T) {
 		if known := errors.As(err, &limits); known && limits.Proved != c.Proved && len(c.Limits) == 1 {
 			t.Errorf("%s: proved %v, and the error says %v", name, c.Proved, limits.Proved)
 		}
-		if text := c.err().Error(); strings.Contains(text, "the least that works") || strings.Contains(text, "no plan satisfies") != c.Proved {
+		text := c.err().Error()
+		if strings.Contains(text, "the least that works") || strings.Contains(text, "no plan satisfies") != c.Proved {
 			t.Errorf("%s: proved %v: %q", name, c.Proved, text)
 		}
 		for i := range c.Limits {
@@ -351,6 +353,7 @@ func TestNoValueWorksThatMayBeWritten(t *testing.T) {
 		t.Fatalf("got %+v (%v), want a conflict with one limit and no value", found, failed)
 	}
 	if len(solves) > 2 {
-		t.Errorf("%d solves look for a value, want one without the limit and one for the least: %v", len(solves), solves)
+		t.Errorf("%d solves look for a value, want one without the limit and one for the least: %v", len(solves),
+			solves)
 	}
 }

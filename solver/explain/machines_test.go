@@ -52,65 +52,65 @@ links:
 joint:
   - {processors: [c0, c1], bandwidth_gbps: 16}
 `
-	s, err := socs.Parse("two-cores.yaml", []byte(text))
+	soc, err := socs.Parse("two-cores.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return soc
 }
 
 func demo(t testing.TB) *models.Model {
 	t.Helper()
-	m, err := models.Open("../../testdata/models/tiny-llama-kjv")
+	model, err := models.Open("../../testdata/models/tiny-llama-kjv")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { m.Close() })
-	return m
+	t.Cleanup(func() { model.Close() })
+	return model
 }
 
 // costs fits what a simulated SoC takes for a model's operators, at some numbers of rows.
-func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *roofline.Costs {
+func costs(t testing.TB, soc *socs.SoC, model *models.Model, schemes ...op.Scheme) *roofline.Costs {
 	t.Helper()
-	digest, err := s.Digest()
+	digest, err := soc.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	requests, err := profiler.Requests(s, m,
+	requests, err := profiler.Requests(soc, model,
 		profiler.Want{Buckets: []int{16, 64, 96, 128, 160}, Schemes: schemes, MaxContext: 256})
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := record.NewSet(record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Simulated: true,
+	set := record.NewSet(record.Header{Schema: record.Schema, SoC: soc.Name, SoCDigest: digest, Simulated: true,
 		Hetc: "test"})
 	for _, r := range requests {
-		x := r.What
-		if x.Kind != record.Op || len(x.Concurrent) > 0 {
+		measured := r.What
+		if measured.Kind != record.Op || len(measured.Concurrent) > 0 {
 			continue
 		}
-		ns, err := sim.NS(s, x.Proc, *x.Op)
+		ns, err := sim.NS(soc, measured.Proc, *measured.Op)
 		if err != nil {
 			continue // infeasible
 		}
-		x.Loops, x.Samples, x.Simulated = 1, []float64{float64(ns)}, true
-		if err := set.Add(&x); err != nil {
+		measured.Loops, measured.Samples, measured.Simulated = 1, []float64{float64(ns)}, true
+		if err := set.Add(&measured); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c, err := roofline.Fit(s, set)
+	fitted, err := roofline.Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return fitted
 }
 
 // withNPU is the two cores with the second one turned into a processor with static shapes and little memory.
 func withNPU(t testing.TB, change func(npu *socs.Processor)) *socs.SoC {
 	t.Helper()
-	s := twoCores(t, 1)
-	s.Processors = s.Processors[:2]
-	s.Processors[0].PowerW, s.Processors[1].PowerW = 4, 1
-	npu := s.Processor("c1")
+	soc := twoCores(t, 1)
+	soc.Processors = soc.Processors[:2]
+	soc.Processors[0].PowerW, soc.Processors[1].PowerW = 4, 1
+	npu := soc.Processor("c1")
 	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
 	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 32
 	npu.Kinds, npu.KV = []op.Kind{op.Norm, op.QuantRows, op.MatMul, op.GLU, op.Add, op.Copy}, nil
@@ -118,37 +118,38 @@ func withNPU(t testing.TB, change func(npu *socs.Processor)) *socs.SoC {
 	if change != nil {
 		change(npu)
 	}
-	return s
+	return soc
 }
 
 func permit(schemes ...op.Scheme) *workload.Workload {
-	w := workload.Default()
-	w.Schemes = workload.Schemes{Prefill: schemes, Decode: schemes}
-	return w
+	work := workload.Default()
+	work.Schemes = workload.Schemes{Prefill: schemes, Decode: schemes}
+	return work
 }
 
 // limitedCase is an input whose fastest, most frugal and smallest plans differ in schemes, buckets and placement.
 func limitedCase(t *testing.T, seed uint64) solver.Input {
 	t.Helper()
-	r := rand.New(rand.NewPCG(seed, 3))
-	m := demo(t)
-	s := withNPU(t, func(npu *socs.Processor) { npu.WeightRanges = r.IntN(2) == 0 })
-	s.Processors[0].PowerW, s.Processors[1].PowerW = 1+4*r.Float64(), 0.2+2*r.Float64()
-	w := permit(op.A8TQ8C, op.A32W32)
-	w.Buckets, w.Context, w.OutputTokens = workload.Rows{16, 64 + 32*r.IntN(4)}, 256, 8+r.IntN(32)
-	w.Prompts = workload.Prompts{{Tokens: 10 + r.IntN(60), Share: 1}, {Tokens: 100 + r.IntN(90), Share: r.Float64()}}
+	random := rand.New(rand.NewPCG(seed, 3))
+	model := demo(t)
+	soc := withNPU(t, func(npu *socs.Processor) { npu.WeightRanges = random.IntN(2) == 0 })
+	soc.Processors[0].PowerW, soc.Processors[1].PowerW = 1+4*random.Float64(), 0.2+2*random.Float64()
+	work := permit(op.A8TQ8C, op.A32W32)
+	work.Buckets, work.Context, work.OutputTokens = workload.Rows{16, 64 + 32*random.IntN(4)}, 256, 8+random.IntN(32)
+	work.Prompts = workload.Prompts{{Tokens: 10 + random.IntN(60), Share: 1},
+		{Tokens: 100 + random.IntN(90), Share: random.Float64()}}
 	if seed%2 == 1 {
-		w.Limits.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(200<<10 + r.IntN(4<<20))}
+		work.Limits.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(200<<10 + random.IntN(4<<20))}
 	}
-	return solver.Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w,
+	return solver.Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C, op.A32W32), Workload: work,
 		Engine: exact.Engine{}}
 }
 
 func solve(t testing.TB, in solver.Input) *solver.Result {
 	t.Helper()
-	r, err := solver.Solve(t.Context(), in)
+	result, err := solver.Solve(t.Context(), in)
 	if err != nil {
 		t.Fatalf("%v (hints %q)", err, diag.HintsOf(err))
 	}
-	return r
+	return result
 }

@@ -9,19 +9,21 @@ import (
 	"pgregory.net/rapid"
 )
 
+// drawChunks is a graph of a few chunks, each of the same subgraphs.
 func drawChunks(t *rapid.T, chunks, subgraphs int, shortest int64) Graph {
-	n, m := rapid.IntRange(1, chunks).Draw(t, "chunks"), rapid.IntRange(1, subgraphs).Draw(t, "subgraphs")
-	attention, procs := make([]bool, m), make([]int, m)
-	for j := range m {
-		attention[j], procs[j] = rapid.Bool().Draw(t, "attention"), rapid.IntRange(0, 1).Draw(t, "processor")
+	count, length := rapid.IntRange(1, chunks).Draw(t, "chunks"), rapid.IntRange(1, subgraphs).Draw(t, "subgraphs")
+	attention, procs := make([]bool, length), make([]int, length)
+	for i := range length {
+		attention[i], procs[i] = rapid.Bool().Draw(t, "attention"), rapid.IntRange(0, 1).Draw(t, "processor")
 	}
-	g := make(Graph, n)
-	for i := range g {
-		for j := range m {
-			g[i] = append(g[i], Subgraph{procs[j], rapid.Int64Range(shortest, 9).Draw(t, "ns"), attention[j]})
+	graph := make(Graph, count)
+	for chunk := range graph {
+		for i := range length {
+			graph[chunk] = append(graph[chunk],
+				Subgraph{procs[i], rapid.Int64Range(shortest, 9).Draw(t, "ns"), attention[i]})
 		}
 	}
-	return g
+	return graph
 }
 
 // check reports the first thing that an order breaks of Eq. 2, 3 and 4.
@@ -43,8 +45,7 @@ func (g Graph) check(order Schedule) error {
 	}
 	for proc, lane := range lanes {
 		slices.SortFunc(lane, func(a, b slot) int {
-			return cmp.Or(cmp.Compare(a.from, b.from),
-				cmp.Compare(a.to, b.to))
+			return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
 		})
 		for k := 1; k < len(lane); k++ {
 			if lane[k].from < lane[k-1].to {
@@ -72,66 +73,72 @@ func TestGreedyIsAnOrder(t *testing.T) {
 // could start waits.
 func TestEq5IsTheRule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		g := drawChunks(t, 4, 5, 1)
-		o := g.Greedy()
-		ended := func(at int64, i, j int) bool { return o.Start[i][j]+g[i][j].NS <= at }
-		// newly sums what becomes ready when (i,j) ends, from the dependencies alone.
-		newly := func(at int64, i, j int) (sum int64) {
-			for k := range g {
-				for m := 1; m < len(g[k]); m++ {
-					first, waits, others := k, false, false
-					if g[k][m].Attention {
-						first = 0
-					}
-					for c := first; c <= k; c++ {
-						if c == i && m-1 == j {
-							waits = true
-						} else {
-							others = others || !ended(at, c, m-1)
-						}
-					}
-					if waits && !others {
-						sum += g[k][m].NS
-					}
-				}
-			}
-			return sum
-		}
-		c := func(at int64, i, j int) int64 {
-			if g[i][j].Lane == NPU {
-				return -newly(at, i, j)
-			}
-			return newly(at, i, j)
-		}
-		for i := range g {
-			for j := range g[i] {
-				at := o.Start[i][j]
-				if ready, _ := g.ready(&o, i, j); ready < at {
-					busy := false
-					for k := range g {
-						for m := range g[k] {
-							busy = busy || g[k][m].Lane == g[i][j].Lane && o.Start[k][m] < at && o.Start[k][m]+
-								g[k][m].NS >= at
-						}
-					}
-					if !busy {
-						t.Fatalf("%+v: subgraph %d of chunk %d could start at %d ns and starts at %d ns on a "+
-							"processor that waits", g, j, i, ready, at)
-					}
-				}
-				for k := range g {
-					for m := range g[k] {
-						if (k == i && m == j) || g[k][m].Lane != g[i][j].Lane || o.Start[k][m] < at {
-							continue
-						}
-						if ready, ok := g.ready(&o, k, m); ok && ready <= at && o.Start[k][m] > at &&
-							c(at, k, m) > c(at, i, j) {
-							t.Fatalf("%+v: at %d ns subgraph %d of chunk %d starts with C %d, and %d of chunk %d "+
-								"has %d", g, at, j, i, c(at, i, j), m, k, c(at, k, m))
-						}
-					}
-				}
+		graph := drawChunks(t, 4, 5, 1)
+		order := graph.Greedy()
+		for chunk := range graph {
+			for index := range graph[chunk] {
+				graph.checkStart(t, &order, chunk, index)
 			}
 		}
 	})
+}
+
+// checkStart checks that a subgraph starts as soon as it can, and before others with a smaller C.
+func (g Graph) checkStart(t *rapid.T, order *Schedule, chunk, index int) {
+	lane, at := g[chunk][index].Lane, order.Start[chunk][index]
+	ready, _ := g.ready(order, chunk, index)
+	busy := false
+	for other := range g {
+		for i, graph := range g[other] {
+			start := order.Start[other][i]
+			if graph.Lane != lane || other == chunk && i == index {
+				continue
+			}
+			if start < at {
+				busy = busy || start+graph.NS >= at
+				continue
+			}
+			otherReady, ok := g.ready(order, other, i)
+			if !ok || otherReady > at || start <= at {
+				continue
+			}
+			own, others := g.gain(order, at, chunk, index), g.gain(order, at, other, i)
+			if others > own {
+				t.Fatalf("%+v: at %d ns subgraph %d of chunk %d starts with C %d, and %d of chunk %d has %d", g, at,
+					index, chunk, own, i, other, others)
+			}
+		}
+	}
+	if ready < at && !busy {
+		t.Fatalf("%+v: subgraph %d of chunk %d could start at %d ns and starts at %d ns on a processor that waits", g,
+			index, chunk, ready, at)
+	}
+}
+
+// gain is C of Eq. 5 at a time, from the dependencies alone: what becomes ready when a subgraph ends.
+func (g Graph) gain(order *Schedule, at int64, chunk, index int) (sum int64) {
+	ended := func(chunk, index int) bool { return order.Start[chunk][index]+g[chunk][index].NS <= at }
+	for later := range g {
+		for i := 1; i < len(g[later]); i++ {
+			first := later
+			if g[later][i].Attention {
+				first = 0
+			}
+			waits, others := false, false
+			for from := first; from <= later; from++ {
+				if from == chunk && i-1 == index {
+					waits = true
+				} else {
+					others = others || !ended(from, i-1)
+				}
+			}
+			if waits && !others {
+				sum += g[later][i].NS
+			}
+		}
+	}
+	if g[chunk][index].Lane == NPU {
+		return -sum
+	}
+	return sum
 }

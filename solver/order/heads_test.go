@@ -27,22 +27,22 @@ func drawHeads(t *rapid.T, most int) *Heads {
 	return heads
 }
 
-// permutations calls f with every order of 0..count-1; f must not keep it.
-func permutations(count int, f func([]int)) {
+// permutations calls visit with every order of 0..count-1; visit must not keep it.
+func permutations(count int, visit func([]int)) {
 	order := make([]int, count)
 	for i := range order {
 		order[i] = i
 	}
-	var walk func(k int)
-	walk = func(k int) {
-		if k == count {
-			f(order)
+	var walk func(from int)
+	walk = func(from int) {
+		if from == count {
+			visit(order)
 			return
 		}
-		for i := k; i < count; i++ {
-			order[k], order[i] = order[i], order[k]
-			walk(k + 1)
-			order[k], order[i] = order[i], order[k]
+		for i := from; i < count; i++ {
+			order[from], order[i] = order[i], order[from]
+			walk(from + 1)
+			order[from], order[i] = order[i], order[from]
 		}
 	}
 	walk(0)
@@ -89,14 +89,16 @@ func TestHeadOrdersAgainstEveryOrder(t *testing.T) {
 		all, contiguous := everyHeadOrder(t, heads)
 		exact, bound := heads.Exact()
 		greedy, whole, plain := heads.Greedy(), heads.byLaunch(), heads.InOrder()
-		for name, order := range map[string]HeadOrder{"exact": exact, "greedy": greedy, "whole launches": whole, "in order": plain} {
+		for name, order := range map[string]HeadOrder{
+			"exact": exact, "greedy": greedy, "whole launches": whole, "in order": plain,
+		} {
 			if end, err := heads.Time(order.Launches, order.Turns); err != nil || end != order.NS {
 				t.Fatalf("%s: says %d, is %d: %v", name, order.NS, end, err)
 			}
 		}
 		if exact.NS != all || bound != all || whole.NS != contiguous || greedy.NS < contiguous {
-			t.Fatalf("%+v: exact %d with bound %d (all orders %d), whole launches %d (all %d), Algorithm 1 %d", heads, exact.NS, bound,
-				all, whole.NS, contiguous, greedy.NS)
+			t.Fatalf("%+v: exact %d with bound %d (all orders %d), whole launches %d (all %d), Algorithm 1 %d", heads,
+				exact.NS, bound, all, whole.NS, contiguous, greedy.NS)
 		}
 		if !heads.contiguous(greedy.Launches, greedy.Turns) {
 			t.Fatal("Algorithm 1 separates the turns of a launch")
@@ -115,9 +117,11 @@ func TestHeadOrdersOfManyHeads(t *testing.T) {
 		if end, err := heads.Time(exact.Launches, exact.Turns); err != nil || end != exact.NS {
 			t.Fatalf("says %d, is %d: %v", exact.NS, end, err)
 		}
-		if exact.NS > heads.Greedy().NS || exact.NS > heads.InOrder().NS || bound > exact.NS || heads.least() > exact.NS {
-			t.Fatalf("%+v: exact %d with bound %d, Algorithm 1 %d, in order %d", heads, exact.NS, bound, heads.Greedy().NS,
-				heads.InOrder().NS)
+		greedy, plain := heads.Greedy(), heads.InOrder()
+		isBounded := bound <= exact.NS && heads.least() <= exact.NS
+		if exact.NS > greedy.NS || exact.NS > plain.NS || !isBounded {
+			t.Fatalf("%+v: exact %d with bound %d, Algorithm 1 %d, in order %d", heads, exact.NS, bound, greedy.NS,
+				plain.NS)
 		}
 	})
 }
@@ -137,6 +141,7 @@ func TestStagesTakeHeadsInOneOrder(t *testing.T) {
 					released[turn] = at + heads.ScoresNS
 				}
 			}
+
 			permutations(len(heads.Turns), func(first []int) {
 				selected := map[int]int64{}
 				now := int64(0)
@@ -145,12 +150,11 @@ func TestStagesTakeHeadsInOneOrder(t *testing.T) {
 					selected[turn] = now + heads.PositionsNS
 				}
 				permutations(len(heads.Turns), func(second []int) {
-					end := at
-					now := int64(0)
+					end := int64(0)
 					for _, turn := range second {
-						now = max(now, selected[turn]) + heads.Turns[turn].AttendNS
+						end = max(end, selected[turn]) + heads.Turns[turn].AttendNS
 					}
-					least = min(least, max(end, now))
+					least = min(least, max(at, end))
 				})
 			})
 		})
@@ -163,9 +167,9 @@ func TestStagesTakeHeadsInOneOrder(t *testing.T) {
 // Orders that leave out or repeat something are errors.
 func TestHeadOrdersAreComplete(t *testing.T) {
 	heads := &Heads{Launches: []Launch{{1, []int{0}}, {5, []int{1}}}, Turns: []Turn{{1, 1}, {1, 1}}}
-	for _, c := range [][2][]int{{{0, 1}, {1, 1}}, {{0, 0}, {0, 1}}, {{0}, {0, 1}}, {{0, 1}, {0}}} {
-		if _, err := heads.Time(c[0], c[1]); err == nil {
-			t.Errorf("launches %v and turns %v are an order", c[0], c[1])
+	for _, bad := range [][2][]int{{{0, 1}, {1, 1}}, {{0, 0}, {0, 1}}, {{0}, {0, 1}}, {{0, 1}, {0}}} {
+		if _, err := heads.Time(bad[0], bad[1]); err == nil {
+			t.Errorf("launches %v and turns %v are an order", bad[0], bad[1])
 		}
 	}
 }

@@ -11,13 +11,13 @@ import (
 
 // drawProblem is a layer of few tasks, for two chunks.
 func drawProblem(t *rapid.T, most int) *Problem {
-	p := &Problem{Chunks: 2, Layers: rapid.IntRange(1, 4).Draw(t, "layers")}
+	posed := &Problem{Chunks: 2, Layers: rapid.IntRange(1, 4).Draw(t, "layers")}
 	if rapid.Bool().Draw(t, "handover") {
-		p.Handover = func(from, to int) int64 { return int64(1 + from) }
+		posed.Handover = func(from, to int) int64 { return int64(1 + from) }
 	}
 	for i := range rapid.IntRange(1, most).Draw(t, "tasks") {
 		task := Task{Lane: rapid.IntRange(0, 1).Draw(t, "lane")}
-		for range p.Chunks {
+		for range posed.Chunks {
 			task.NS = append(task.NS, rapid.Int64Range(0, 9).Draw(t, "ns"))
 		}
 		for j := range i {
@@ -28,55 +28,28 @@ func drawProblem(t *rapid.T, most int) *Problem {
 		if rapid.IntRange(0, 2).Draw(t, "cache") == 0 {
 			task.Cache = []int{i}
 		}
-		p.Tasks = append(p.Tasks, task)
+		posed.Tasks = append(posed.Tasks, task)
 	}
-	p.Tasks[0].Back = []int{len(p.Tasks) - 1}
-	return p
+	posed.Tasks[0].Back = []int{len(posed.Tasks) - 1}
+	return posed
 }
 
-// naive is the time of an order from the definition: whatever starts before what it must follow is moved behind it, until
-// nothing is.
-func naive(p *Problem, o Order) int64 {
-	type event struct{ chunk, layer, task int }
-	var list []event
-	for iteration := range p.Layers + 1 {
-		next := slices.Clone(o.Starts)
-		for _, chunk := range o.Turns {
-			layer, task := iteration, next[chunk]
-			if task >= len(p.Tasks) {
-				task -= len(p.Tasks)
-			} else if o.Starts[chunk] > 0 {
-				layer--
-			}
-			if layer >= 0 && layer < p.Layers {
-				list = append(list, event{chunk, layer, task})
-			}
-			next[chunk]++
-		}
-	}
+// naive is the time of an order from the definition: whatever starts before what it must follow is moved behind it,
+// until nothing is.
+func naive(posed *Problem, order Order) int64 {
+	list := eventsOf(posed, order)
 	start := map[event]int64{}
-	follows := func(a, b event) (gap int64, follows bool) { // b follows a
-		one, other := &p.Tasks[a.task], &p.Tasks[b.task]
-		same := a.chunk == b.chunk
-		follows = same && a.layer == b.layer && slices.Contains(other.After, a.task) ||
-			same && a.layer == b.layer-1 && slices.Contains(other.Back, a.task) ||
-			a.chunk == b.chunk-1 && a.layer == b.layer && slices.Contains(other.Cache, a.task)
-		gap = one.NS[a.chunk]
-		if follows && one.Lane != other.Lane && p.Handover != nil {
-			gap += p.Handover(one.Lane, other.Lane)
-		}
-		return gap, follows
-	}
 	for moved := true; moved; {
 		moved = false
-		for i, b := range list {
-			for j, a := range list {
-				gap, must := follows(a, b)
-				if !must && (j >= i || p.Tasks[a.task].Lane != p.Tasks[b.task].Lane) {
+		for i, later := range list {
+			for j, earlier := range list {
+				gap, must := posed.follows(earlier, later)
+				sameLane := posed.Tasks[earlier.task].Lane == posed.Tasks[later.task].Lane
+				if !must && (j >= i || !sameLane) {
 					continue
 				}
-				if at := start[a] + gap; at > start[b] {
-					start[b], moved = at, true
+				if at := start[earlier] + gap; at > start[later] {
+					start[later], moved = at, true
 				}
 			}
 		}
@@ -86,11 +59,55 @@ func naive(p *Problem, o Order) int64 {
 			}
 		}
 	}
+
 	end := int64(0)
-	for _, e := range list {
-		end = max(end, start[e]+p.Tasks[e.task].NS[e.chunk])
+	for _, event := range list {
+		end = max(end, start[event]+posed.Tasks[event.task].NS[event.chunk])
 	}
 	return end
+}
+
+// event is the execution of a task.
+type event struct{ chunk, layer, task int }
+
+// eventsOf lists what an order executes, one iteration after the other.
+func eventsOf(posed *Problem, order Order) (list []event) {
+	for iteration := range posed.Layers + 1 {
+		next := slices.Clone(order.Starts)
+		for _, chunk := range order.Turns {
+			layer, task := iteration, next[chunk]
+			if task >= len(posed.Tasks) {
+				task -= len(posed.Tasks)
+			} else if order.Starts[chunk] > 0 {
+				layer--
+			}
+			if layer >= 0 && layer < posed.Layers {
+				list = append(list, event{chunk, layer, task})
+			}
+			next[chunk]++
+		}
+	}
+	return list
+}
+
+// follows reports whether an event must follow an earlier one, and how long after its start it may start at least if
+// one lane executes both or it must.
+func (p *Problem) follows(earlier, later event) (gap int64, must bool) {
+	before, after := &p.Tasks[earlier.task], &p.Tasks[later.task]
+	sameChunk, sameLayer := earlier.chunk == later.chunk, earlier.layer == later.layer
+	switch {
+	case sameChunk && sameLayer:
+		must = slices.Contains(after.After, earlier.task)
+	case sameChunk && earlier.layer == later.layer-1:
+		must = slices.Contains(after.Back, earlier.task)
+	case earlier.chunk == later.chunk-1 && sameLayer:
+		must = slices.Contains(after.Cache, earlier.task)
+	}
+	gap = before.NS[earlier.chunk]
+	if must && before.Lane != after.Lane && p.Handover != nil {
+		gap += p.Handover(before.Lane, after.Lane)
+	}
+	return gap, must
 }
 
 // every visits all interleavings of two chunks.
@@ -117,37 +134,39 @@ func every(tasks int, visit func(turns []int)) {
 // The exact order is the least of all by a definition that knows no bounds, and no other rule's is below it.
 func TestExactOrderIsTheLeast(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p := drawProblem(t, 3)
+		posed := drawProblem(t, 3)
 		least := int64(math.MaxInt64)
-		for _, starts := range p.starts() {
-			every(len(p.Tasks), func(turns []int) {
+		for _, starts := range posed.starts() {
+			every(len(posed.Tasks), func(turns []int) {
 				order := Order{turns, starts}
 				next := make([]int, 2)
 				for _, chunk := range turns {
-					if !p.may(next, chunk, starts) {
+					if !posed.may(next, chunk, starts) {
 						return // attention before the cache that it reads
 					}
 					next[chunk]++
 				}
-				took := naive(p, order)
+				took := naive(posed, order)
 				if took == math.MaxInt64 {
-					t.Fatalf("%+v in %+v waits in a circle", p, order)
+					t.Fatalf("%+v in %+v waits in a circle", posed, order)
 				}
-				if have := p.Time(order); have != took {
-					t.Fatalf("%+v in %+v takes %d ns, want %d ns", p, order, have, took)
+				if have := posed.Time(order); have != took {
+					t.Fatalf("%+v in %+v takes %d ns, want %d ns", posed, order, have, took)
 				}
 				least = min(least, took)
 			})
 		}
-		got, err := p.Exact(t.Context(), 1<<20)
+
+		got, err := posed.Exact(t.Context(), 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got.NS != least || got.BoundNS != least || p.Time(got.Order) != least {
-			t.Fatalf("%+v: %+v, the least is %d ns", p, got, least)
+		if got.NS != least || got.BoundNS != least || posed.Time(got.Order) != least {
+			t.Fatalf("%+v: %+v, the least is %d ns", posed, got, least)
 		}
-		if in, greedy := p.InOrder(), p.Greedy(); in.NS < least || greedy.NS < least || p.Time(greedy.Order) != greedy.NS {
-			t.Fatalf("%+v: in order %d ns, by the rule %d ns, the least is %d ns", p, in.NS, greedy.NS, least)
+		plain, greedy := posed.InOrder(), posed.Greedy()
+		if plain.NS < least || greedy.NS < least || posed.Time(greedy.Order) != greedy.NS {
+			t.Fatalf("%+v: in order %d ns, by the rule %d ns, the least is %d ns", posed, plain.NS, greedy.NS, least)
 		}
 	})
 }
@@ -155,41 +174,43 @@ func TestExactOrderIsTheLeast(t *testing.T) {
 // A search that ends early says a bound that is none too high, and an order that is none worse than the rules'.
 func TestExactOrderEndsEarly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p := drawProblem(t, 5)
-		best, err := p.Exact(t.Context(), 1<<20)
+		posed := drawProblem(t, 5)
+		best, err := posed.Exact(t.Context(), 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
-		early, err := p.Exact(t.Context(), 1+rapid.IntRange(0, 30).Draw(t, "nodes"))
+		early, err := posed.Exact(t.Context(), 1+rapid.IntRange(0, 30).Draw(t, "nodes"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if early.BoundNS > best.NS || early.NS < best.NS || early.NS > min(p.InOrder().NS, p.Greedy().NS) {
-			t.Fatalf("%+v: early %+v, best %+v", p, early, best)
+		if early.BoundNS > best.NS || early.NS < best.NS || early.NS > min(posed.InOrder().NS, posed.Greedy().NS) {
+			t.Fatalf("%+v: early %+v, best %+v", posed, early, best)
 		}
 	})
+
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	p := &Problem{Chunks: 2, Layers: 4, Tasks: []Task{{NS: []int64{5, 5}}, {Lane: 1, NS: []int64{5, 5}, After: []int{0}}}}
-	p.Tasks[0].Back = []int{1}
-	if _, err := p.Exact(ended, 1<<20); err == nil {
+	posed := &Problem{Chunks: 2, Layers: 4,
+		Tasks: []Task{{NS: []int64{5, 5}}, {Lane: 1, NS: []int64{5, 5}, After: []int{0}}}}
+	posed.Tasks[0].Back = []int{1}
+	if _, err := posed.Exact(ended, 1<<20); err == nil {
 		t.Error("a search goes on when its context has ended")
 	}
 }
 
 // Where attention is longer than the product before it, only a chunk that is a part of a layer behind hides all of it.
 func TestPartOfALayerBehindHidesAttention(t *testing.T) {
-	p := &Problem{Chunks: 2, Layers: 20, Tasks: []Task{
+	posed := &Problem{Chunks: 2, Layers: 20, Tasks: []Task{
 		{Lane: 0, NS: []int64{1, 1}, Back: []int{2}},                                  // products before attention
 		{Lane: 1, NS: []int64{4, 4}, After: []int{0}, Back: []int{}, Cache: []int{1}}, // attention
 		{Lane: 0, NS: []int64{8, 8}, After: []int{1}},                                 // products behind it
 	}}
-	exact, err := p.Exact(t.Context(), 1<<20)
+	exact, err := posed.Exact(t.Context(), 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Lane 0 computes 18 ns a layer; attention of the first layer of one chunk and of the last of the other may remain.
-	if in := p.InOrder().NS; in < 20*24 || exact.NS > 20*18+10 || exact.BoundNS != exact.NS {
+	if in := posed.InOrder().NS; in < 20*24 || exact.NS > 20*18+10 || exact.BoundNS != exact.NS {
 		t.Errorf("in order %d ns, exact %+v, want at most %d ns", in, exact, 20*18+10)
 	}
 }

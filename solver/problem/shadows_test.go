@@ -7,7 +7,9 @@ import (
 
 func TestPaperPrune(t *testing.T) {
 	importance := []float64{3, 1, 2, 1, 9, 2.5}
-	for share, want := range map[float64][]int{0: nil, 0.3: {1, 3}, 0.5: {1, 2, 3}, 0.85: {0, 1, 2, 3, 5}, 1: {0, 1, 2, 3, 4, 5}} {
+	for share, want := range map[float64][]int{
+		0: nil, 0.3: {1, 3}, 0.5: {1, 2, 3}, 0.85: {0, 1, 2, 3, 5}, 1: {0, 1, 2, 3, 4, 5},
+	} {
 		if got := PaperPrune(importance, share); !slices.Equal(got, want) {
 			t.Errorf("share %v: pruned %v, want %v", share, got, want)
 		}
@@ -35,11 +37,11 @@ func TestShadowsRefused(t *testing.T) {
 		"bound":         {Options: []int{0}, Objective: 3, Bound: 2, Status: Optimal},
 		"above the max": {Options: []int{1}, Status: Optimal},
 	} {
-		s := good()
+		shadows := good()
 		if name == "above the max" {
-			s.Max = 1
+			shadows.Max = 1
 		}
-		if s.Verify(solution) == nil {
+		if shadows.Verify(solution) == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}

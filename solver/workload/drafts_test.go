@@ -24,6 +24,7 @@ func TestDrafts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	read := func(drafts string) (*Workload, error) {
 		file := filepath.Join(dir, "work.yaml")
 		if err := os.WriteFile(file, []byte("schema: "+Schema+"\ndrafts: "+drafts+"\n"), 0o600); err != nil {
@@ -31,6 +32,7 @@ func TestDrafts(t *testing.T) {
 		}
 		return Read(file)
 	}
+
 	for text, want := range map[string]Drafts{
 		"{acceptance: 0.7}": {0.7, defaultDraft}, "{acceptance: 0, max: 3}": {0, 3},
 		"{trace: trace.jsonl}": {0.6, defaultDraft}, "{trace: all.jsonl, max: 64}": {0.9, 64},
@@ -39,11 +41,13 @@ func TestDrafts(t *testing.T) {
 			t.Errorf("%s: got %+v (%v), want %+v", text, work, err, want)
 		}
 	}
+
 	for text, want := range map[string]string{
-		"{acceptance: 1}": "less than 1", "{acceptance: -0.5}": "at least 0", "{acceptance: 0.5, max: 0}": "want 1..64",
-		"{acceptance: 0.5, max: 65}": "want 1..64", "{max: 3}": "either", "{acceptance: 0.5, trace: trace.jsonl}": "either",
-		"{trace: none.jsonl}": "no guessed tokens", "{trace: twice.jsonl}": `key "right_tokens" twice`, "{trace: more.jsonl}": "2 of 1", "{trace: absent.jsonl}": "absent.jsonl",
-		"{rate: 0.5}": "rate",
+		"{acceptance: 1}": "less than 1", "{acceptance: -0.5}": "at least 0",
+		"{acceptance: 0.5, max: 0}": "want 1..64", "{acceptance: 0.5, max: 65}": "want 1..64",
+		"{max: 3}": "either", "{acceptance: 0.5, trace: trace.jsonl}": "either",
+		"{trace: none.jsonl}": "no guessed tokens", "{trace: twice.jsonl}": `key "right_tokens" twice`,
+		"{trace: more.jsonl}": "2 of 1", "{trace: absent.jsonl}": "absent.jsonl", "{rate: 0.5}": "rate",
 	} {
 		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", text, err, want)

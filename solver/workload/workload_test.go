@@ -12,58 +12,78 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
+// Without a file there are six buckets, stored precision, and as much context as there is up to a default.
 func TestWorkloadDefaults(t *testing.T) {
-	d, err := Default().Apply(1024)
+	demand, err := Default().Apply(1024)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.Buckets) != 6 || d.Buckets[0] != 16 || d.Buckets[5] != 512 || d.Context != 1024 || d.OutputTokens != defaultOutputTokens {
-		t.Errorf("%+v", d)
+	if len(demand.Buckets) != 6 || demand.Buckets[0] != 16 || demand.Buckets[5] != 512 {
+		t.Errorf("buckets %v", demand.Buckets)
 	}
-	if len(d.Prefill) != 1 || d.Prefill[0] != "a32/w32" || len(d.Decode) != 1 || d.Decode[0] != "a32/w32" {
-		t.Errorf("schemes %v %v, want stored precision", d.Prefill, d.Decode)
+	if demand.Context != 1024 || demand.OutputTokens != defaultOutputTokens {
+		t.Errorf("%+v", demand)
 	}
-	if d, err := Default().Apply(100_000); err != nil || d.Context != defaultContext {
-		t.Errorf("context %d, want %d (%v)", d.Context, defaultContext, err)
+	stored := []op.Scheme{op.A32W32}
+	if !slices.Equal(demand.Prefill, stored) || !slices.Equal(demand.Decode, stored) {
+		t.Errorf("schemes %v %v, want stored precision", demand.Prefill, demand.Decode)
 	}
-	if d, err := Default().Apply(8); err != nil || len(d.Buckets) != 1 || d.Buckets[0] != 8 {
-		t.Errorf("buckets of a model with 8 positions: %v (%v)", d.Buckets, err)
+
+	if large, err := Default().Apply(100_000); err != nil || large.Context != defaultContext {
+		t.Errorf("context %d, want %d (%v)", large.Context, defaultContext, err)
 	}
-	w := Default()
-	w.Batches = []int{4, 16} // of 16 rows there is one program
-	if d, err := w.Apply(1024); err != nil || len(d.Buckets) != 5 || d.Buckets[0] != 32 || d.contexts[16] != d.contexts[1] || !slices.Equal(d.Rows(), []int{1, 4, 16, 32, 64, 128, 256, 512}) {
-		t.Errorf("%+v (%v)", d, err)
+	if small, err := Default().Apply(8); err != nil || len(small.Buckets) != 1 || small.Buckets[0] != 8 {
+		t.Errorf("buckets of a model with 8 positions: %v (%v)", small.Buckets, err)
+	}
+	if one, err := Default().Apply(1); err != nil || len(one.Buckets) != 0 {
+		t.Errorf("buckets of a model with one position: %v (%v)", one.Buckets, err)
+	}
+}
+
+// Of as many rows there is one program: a batch takes the place of a bucket.
+func TestWorkloadBatches(t *testing.T) {
+	work := Default()
+	work.Batches = []int{4, 16}
+	demand, err := work.Apply(1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(demand.Buckets) != 5 || demand.Buckets[0] != 32 || demand.contexts[16] != demand.contexts[1] {
+		t.Errorf("%+v", demand)
+	}
+	if want := []int{1, 4, 16, 32, 64, 128, 256, 512}; !slices.Equal(demand.Rows(), want) {
+		t.Errorf("rows %v, want %v", demand.Rows(), want)
 	}
 	if ns := (&Demand{OutputTokens: 100, Batches: []int{4}}).DecodeNS(4, 8); ns != 100*8/4/2 {
 		t.Errorf("100 tokens, half of them four at a time in steps of 8 ns, are counted as %v ns", ns)
 	}
-	if d, err := Default().Apply(1); err != nil || len(d.Buckets) != 0 {
-		t.Errorf("buckets of a model with one position: %v (%v)", d.Buckets, err)
-	}
 }
 
-// A prompt fills the largest bucket as often as it can and the rest goes to the smallest that holds it,
-// as the decider does.
+// A prompt fills the largest bucket as often as it can, and the rest goes to the smallest that holds it, as the decider
+// does.
 func TestWorkloadShares(t *testing.T) {
-	w := Default()
-	w.Buckets = []int{32, 128}
-	w.Prompts = []Prompt{{Tokens: 20, Share: 1}, {Tokens: 300, Share: 3}} // 300 = 128 + 128 + 44
-	d, err := w.Apply(1024)
+	work := Default()
+	work.Buckets = []int{32, 128}
+	work.Prompts = []Prompt{{Tokens: 20, Share: 1}, {Tokens: 300, Share: 3}} // 300 = 128 + 128 + 44
+	demand, err := work.Apply(1024)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Share[0] != 0.25 || d.Share[1] != 2.25 {
-		t.Errorf("calls per prompt %v, want 0.25 of 32 and 2.25 of 128", d.Share)
+	if demand.Share[0] != 0.25 || demand.Share[1] != 2.25 {
+		t.Errorf("calls per prompt %v, want 0.25 of 32 and 2.25 of 128", demand.Share)
 	}
-	if d.contexts[32] != 20 || d.contexts[128] != (128+256+300)/3 || // two full calls and the rest
-		d.contexts[1] != 230+64 {
-		t.Errorf("contexts %v", d.contexts)
+	if demand.contexts[32] != 20 || demand.contexts[1] != 230+64 {
+		t.Errorf("contexts %v", demand.contexts)
 	}
+	if demand.contexts[128] != (128+256+300)/3 { // two full calls and the rest
+		t.Errorf("contexts %v", demand.contexts)
+	}
+
 	sum := 0.0
-	for _, l := range d.Lengths[128] {
-		sum += l.Share
-		if l.Tokens != 128 && l.Tokens != 44 {
-			t.Errorf("a call of %d rows", l.Tokens)
+	for _, length := range demand.Lengths[128] {
+		sum += length.Share
+		if length.Tokens != 128 && length.Tokens != 44 {
+			t.Errorf("a call of %d rows", length.Tokens)
 		}
 	}
 	if math.Abs(sum-1) > 1e-12 {
@@ -71,8 +91,9 @@ func TestWorkloadShares(t *testing.T) {
 	}
 }
 
+// A file says what it says, and its digest depends on all of it.
 func TestWorkloadFile(t *testing.T) {
-	w, err := Parse("w.yaml", []byte(`
+	work, err := Parse("w.yaml", []byte(`
 schema: hetc.workload/1
 name: chat
 prompts: [54, {tokens: 296, share: 0.5}]
@@ -85,21 +106,23 @@ weights: {prefill: 1, decode: 2}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(w.Prompts) != 2 || w.Prompts[0] != (Prompt{Tokens: 54, Share: 1}) || w.Prompts[1] != (Prompt{Tokens: 296, Share: 0.5}) || len(w.Schemes.Decode) != 2 || w.Weights.Decode != 2 {
-		t.Errorf("%+v", w)
+	want := Prompts{{Tokens: 54, Share: 1}, {Tokens: 296, Share: 0.5}}
+	if !slices.Equal(work.Prompts, want) || len(work.Schemes.Decode) != 2 || work.Weights.Decode != 2 {
+		t.Errorf("%+v", work)
 	}
-	a, err := w.Digest()
+	before, err := work.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Context++
-	if b, _ := w.Digest(); a == b {
+	work.Context++
+	if after, _ := work.Digest(); after == before {
 		t.Error("another context has the same digest")
 	}
 }
 
+// Files that make no sense are refused with the place and what is wanted.
 func TestWorkloadRefuses(t *testing.T) {
-	for name, c := range map[string]struct{ text, want string }{
+	for name, test := range map[string]struct{ text, want string }{
 		"no schema":            {"name: x\n", "schema"},
 		"unknown key":          {"schema: hetc.workload/1\nprompt: [1]\n", `did you mean "prompts"`},
 		"unknown scheme":       {"schema: hetc.workload/1\nschemes: {decode: [a8t/q3]}\n", "a8t/q3"},
@@ -142,27 +165,30 @@ func TestWorkloadRefuses(t *testing.T) {
 		"no list of buckets":  {"schema: hetc.workload/1\nbuckets: true\n", "buckets is a truth value"},
 		"no number in a list": {"schema: hetc.workload/1\nbuckets: [16.0]\n", "buckets[0] is a number"},
 	} {
-		_, err := Parse("w.yaml", []byte(c.text))
+		_, err := Parse("w.yaml", []byte(test.text))
 		if err == nil || diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%s: got %v, want an input error", name, err)
 			continue
 		}
-		if text := err.Error() + strings.Join(diag.HintsOf(err), " "); !strings.Contains(text, c.want) {
-			t.Errorf("%s: %q, want %q", name, text, c.want)
+		if text := err.Error() + strings.Join(diag.HintsOf(err), " "); !strings.Contains(text, test.want) {
+			t.Errorf("%s: %q, want %q", name, text, test.want)
 		}
 	}
-	w, err := Parse("w.yaml", []byte("schema: hetc.workload/1\nweights: {prefill: 3}\n"))
-	if err != nil || w.Weights != (Weights{3, 1}) || w.Context != 0 || w.Memory != 0 || !w.Limits.IsZero() {
-		t.Errorf("a weight that is left out: %+v (%v), want 1", w, err)
+
+	work, err := Parse("w.yaml", []byte("schema: hetc.workload/1\nweights: {prefill: 3}\n"))
+	if err != nil || work.Weights != (Weights{3, 1}) || work.Context != 0 || work.Memory != 0 || !work.Limits.IsZero() {
+		t.Errorf("a weight that is left out: %+v (%v), want 1", work, err)
 	}
-	w = Default()
-	w.Prompts = []Prompt{{Tokens: 5000, Share: 1}}
-	if _, err := w.Apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "5000") {
+
+	work = Default()
+	work.Prompts = []Prompt{{Tokens: 5000, Share: 1}}
+	if _, err := work.Apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "5000") {
 		t.Errorf("a prompt beyond the context: %v", err)
 	}
-	w = Default()
-	w.Context, w.Buckets = 64, []int{128}
-	if _, err := w.Apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "128") {
+
+	work = Default()
+	work.Context, work.Buckets = 64, []int{128}
+	if _, err := work.Apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "128") {
 		t.Errorf("a bucket beyond the context: %v", err)
 	}
 }
@@ -177,27 +203,28 @@ func TestWorkloadDocumentation(t *testing.T) {
 	if len(blocks) < 2 {
 		t.Fatal("docs/workload.md has no example")
 	}
-	for _, b := range blocks[1:] {
-		example, _, _ := strings.Cut(b, "```")
+	for _, block := range blocks[1:] {
+		example, _, _ := strings.Cut(block, "```")
 		if _, err := Parse("docs/workload.md", []byte(example)); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
+// Whatever a file has, a workload that is accepted can be applied and has a digest.
 func FuzzWorkload(f *testing.F) {
 	f.Add([]byte("schema: hetc.workload/1\nprompts: [1, {tokens: 9, share: 2}]\nbuckets: [16]\n"))
 	f.Add([]byte(`{"schema":"hetc.workload/1","context":5,"schemes":{"decode":["a8t/q8c"]}}`))
 	f.Add([]byte("schema: hetc.workload/1\nquality: {max_kl: {prefill: 0.1, decode: 1e-3}}\nmemory: 1.5GiB\n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		w, err := Parse("w.yaml", b)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		work, err := Parse("w.yaml", data)
 		if err != nil {
 			return
 		}
-		if d, err := w.Apply(2048); err == nil && (d.Context < 1 || d.Context > 2048) {
+		if d, err := work.Apply(2048); err == nil && (d.Context < 1 || d.Context > 2048) {
 			t.Fatalf("context %d of a model with 2048 positions", d.Context)
 		}
-		if _, err := w.Digest(); err != nil {
+		if _, err := work.Digest(); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -207,46 +234,58 @@ func FuzzWorkload(f *testing.F) {
 func TestWorkloadQuality(t *testing.T) {
 	parse := func(text string) *Demand {
 		t.Helper()
-		w, err := Parse("w.yaml", []byte("schema: hetc.workload/1\n"+text))
+		work, err := Parse("w.yaml", []byte("schema: hetc.workload/1\n"+text))
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := w.Apply(1024)
+		demand, err := work.Apply(1024)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return d
+		return demand
 	}
-	if d := parse("quality: {max_kl: 0.01}\nmemory: 1.2GiB\n"); d.MaxKL != (KLLimit{0.01, 0.01}) || len(d.Prefill) != len(op.Schemes) || len(d.Decode) != len(op.Schemes) {
-		t.Errorf("%+v", d)
+	all := len(op.Schemes)
+	both := parse("quality: {max_kl: 0.01}\nmemory: 1.2GiB\n")
+	if both.MaxKL != (KLLimit{0.01, 0.01}) || len(both.Prefill) != all || len(both.Decode) != all {
+		t.Errorf("%+v", both)
 	}
-	if d := parse("quality: {max_kl: {decode: 0.01}}\n"); d.MaxKL != (KLLimit{Decode: 0.01}) || len(d.Prefill) != 1 || len(d.Decode) != len(op.Schemes) {
-		t.Errorf("%+v", d)
+	decode := parse("quality: {max_kl: {decode: 0.01}}\n")
+	if decode.MaxKL != (KLLimit{Decode: 0.01}) || len(decode.Prefill) != 1 || len(decode.Decode) != all {
+		t.Errorf("%+v", decode)
 	}
-	if d := parse("quality: {max_kl: {decode: 0}}\n"); d.MaxKL != (KLLimit{Decode: Lossless}) || len(d.Decode) != len(op.Schemes) {
-		t.Errorf("without any loss: %+v", d)
+	none := parse("quality: {max_kl: {decode: 0}}\n")
+	if none.MaxKL != (KLLimit{Decode: Lossless}) || len(none.Decode) != all {
+		t.Errorf("without any loss: %+v", none)
 	}
-	d := parse("quality: {max_kl: {decode: 0.01}}\nschemes: {decode: [a8t/q8c]}\n")
-	if len(d.Decode) != 1 || d.MaxKL.Decode != 0.01 {
-		t.Errorf("%+v", d)
-	}
-	cores := &socs.SoC{Processors: make([]socs.Processor, 1)}
-	cores.Processors[0].Schemes = []op.Scheme{op.A32W32, op.A8TQ8C}
-	w := Default()
-	w.Quality.MaxKL.Decode = 1
-	if n, err := w.Needs(1024); err != nil || len(n.Schemes) != len(op.Schemes) {
-		t.Errorf("needs %v (%v), want every scheme", n.Schemes, err)
-	} else if on := n.On(cores); len(on) != 2 { // which execute two
-		t.Errorf("to measure on its processors: %v", on)
-	}
-	w.Schemes.Decode = []op.Scheme{op.A8TQ4B32}
-	if n, err := w.Needs(1024); err != nil || len(n.On(cores)) != 2 || !slices.Contains(n.On(cores), op.A8TQ4B32) {
-		t.Errorf("asked for by name: %v (%v)", n, err)
+	listed := parse("quality: {max_kl: {decode: 0.01}}\nschemes: {decode: [a8t/q8c]}\n")
+	if len(listed.Decode) != 1 || listed.MaxKL.Decode != 0.01 {
+		t.Errorf("%+v", listed)
 	}
 }
 
-// Under a limit of quality, outliers decide which schemes with one static scale there are; a list that says otherwise is
-// refused.
+// A limit of quality has every scheme measured that processors execute, and those that are asked for by name.
+func TestWorkloadNeeds(t *testing.T) {
+	cores := &socs.SoC{Processors: make([]socs.Processor, 1)}
+	cores.Processors[0].Schemes = []op.Scheme{op.A32W32, op.A8TQ8C}
+	work := Default()
+	work.Quality.MaxKL.Decode = 1
+	needs, err := work.Needs(1024)
+	if err != nil || len(needs.Schemes) != len(op.Schemes) {
+		t.Fatalf("needs %v (%v), want every scheme", needs.Schemes, err)
+	}
+	if on := needs.On(cores); len(on) != 2 { // which execute two
+		t.Errorf("to measure on its processors: %v", on)
+	}
+
+	work.Schemes.Decode = []op.Scheme{op.A8TQ4B32}
+	needs, err = work.Needs(1024)
+	if err != nil || len(needs.On(cores)) != 2 || !slices.Contains(needs.On(cores), op.A8TQ4B32) {
+		t.Errorf("asked for by name: %v (%v)", needs, err)
+	}
+}
+
+// Under a limit of quality, outliers decide which schemes with one static scale there are; a list that says otherwise
+// is refused.
 func TestOutliers(t *testing.T) {
 	for outliers, want := range map[string][2]bool{ // clipping, shadows
 		"": {true, true}, "best": {true, true}, "clip": {true, false}, "shadow": {false, true},
@@ -255,14 +294,15 @@ func TestOutliers(t *testing.T) {
 		if outliers != "" {
 			text += "outliers: " + outliers + "\n"
 		}
-		w, err := Parse("w.yaml", []byte(text))
+		work, err := Parse("w.yaml", []byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}
-		demand, err := w.Apply(1024)
+		demand, err := work.Apply(1024)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, list := range [][]op.Scheme{demand.Prefill, demand.Decode} {
 			got := [2]bool{slices.Contains(list, op.A8SQ8C), slices.Contains(list, op.A8OQ8C)}
 			if got != want || !slices.Contains(list, op.A8TQ8C) {
@@ -270,6 +310,7 @@ func TestOutliers(t *testing.T) {
 			}
 		}
 	}
+
 	for _, text := range []string{"outliers: drop", "outliers: clip\nschemes: {prefill: [a8o/q8c]}",
 		"outliers: shadow\nschemes: {decode: [a8s/q8c]}", "shadows: {prune: 1.5}", "shadows: {prune: .nan}",
 		"shadows: {slower: -0.1}", "shadows: {prune: 0.5, slower: 0.1}", "outliers: clip\nshadows: {prune: 0.5}"} {
