@@ -13,19 +13,21 @@ import (
 func besidePlan(t testing.TB) *planir.Plan {
 	t.Helper()
 	s := shapes["batch"]
-	p := build(t, s.scheme, s.rows, s.change)
-	p.Beside = &planir.Beside{Prefill: "b", Decode: "a", Pairs: []planir.BesidePair{
-		{PrefillRows: 16, DecodeRows: 1, PrefillNS: 10, DecodeNS: 2}, {PrefillRows: 16, DecodeRows: 4, PrefillNS: 11, DecodeNS: 3},
+	plan := build(t, s.scheme, s.rows, s.change)
+	plan.Beside = &planir.Beside{Prefill: "b", Decode: "a", Pairs: []planir.BesidePair{
+		{PrefillRows: 16, DecodeRows: 1, PrefillNS: 10, DecodeNS: 2},
+		{PrefillRows: 16, DecodeRows: 4, PrefillNS: 11, DecodeNS: 3},
 	}}
-	if err := lower.Lower(p, graph(t)); err != nil {
+	if err := lower.Lower(plan, graph(t)); err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return plan
 }
 
 // besideEarlier are those of the faults that an earlier rule finds.
 var besideEarlier = map[string]string{
-	"a program of another processor": "P010", "a program that is everybody's": "P010", "a flag": "P007", "short ids": "P004",
+	"a program of another processor": "P010", "a program that is everybody's": "P010", "a flag": "P007",
+	"short ids": "P004",
 }
 
 // besideFaults break P017 or an earlier rule, each by one change of besidePlan.
@@ -61,15 +63,18 @@ var besideFaults = map[string]func(p *planir.Plan){
 	},
 	"nothing for prompts": func(p *planir.Plan) {
 		p.Beside.Pairs = nil
-		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.PhaseProgram) bool { return ph.Phase == "prefill" })
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside,
+			func(ph planir.PhaseProgram) bool { return ph.Phase == "prefill" })
 	},
 	"nothing for one sequence": func(p *planir.Plan) {
 		p.Beside.Pairs = nil
-		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.PhaseProgram) bool { return ph.Rows == 1 })
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside,
+			func(ph planir.PhaseProgram) bool { return ph.Rows == 1 })
 	},
 	"nothing for a batch": func(p *planir.Plan) {
 		p.Beside.Pairs = nil
-		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.PhaseProgram) bool { return ph.Rows == 4 })
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside,
+			func(ph planir.PhaseProgram) bool { return ph.Rows == 4 })
 	},
 	"no logits": func(p *planir.Plan) {
 		for i := range p.Program.Beside {
@@ -100,37 +105,41 @@ var besideFaults = map[string]func(p *planir.Plan){
 	},
 }
 
-// Every program of one processor has the weights, graphs of its rows and the caches of the others, and buffers of its own.
+// Every program of one processor has the weights, graphs of its rows and the caches of the others, and buffers of its
+// own.
 func TestBesideIsLegal(t *testing.T) {
-	p := besidePlan(t)
-	if err := planir.Check(p).Err(); err != nil {
+	plan := besidePlan(t)
+	if err := planir.Check(plan).Err(); err != nil {
 		t.Fatal(err)
 	}
-	alone := *p
+	alone := *plan
 	alone.Beside = nil
 	if err := lower.Lower(&alone, graph(t)); err != nil {
 		t.Fatal(err)
 	}
-	with, without := planir.MemoryOf(p), planir.MemoryOf(&alone)
+	with, without := planir.MemoryOf(plan), planir.MemoryOf(&alone)
 	if with.Weights != without.Weights || with.Cache != without.Cache || with.Pool <= without.Pool {
-		t.Errorf("%v, and without work beside decoding %v: want the same weights and caches, and more buffers", with, without)
+		t.Errorf("%v, and without work beside decoding %v: want the same weights and caches, and more buffers", with,
+			without)
 	}
-	if got := len(p.Program.Beside); got != 3 {
+	if got := len(plan.Program.Beside); got != 3 {
 		t.Fatalf("%d programs, want decode, decode@4 and prefill@16", got)
 	}
-	for _, ph := range p.Program.Beside {
-		if on := map[string]string{"prefill": "b", "decode": "a"}[ph.Phase]; ph.On != on || !strings.HasSuffix(ph.Name, "/"+on) {
+	for _, ph := range plan.Program.Beside {
+		if on := map[string]string{"prefill": "b", "decode": "a"}[ph.Phase]; ph.On != on ||
+			!strings.HasSuffix(ph.Name, "/"+on) {
 			t.Errorf("%s is on %q, want %q", ph.Name, ph.On, on)
 		}
 	}
-	if p.Program.ProgramOn("b", 16) == nil || p.Program.ProgramOn("b", 1) != nil || p.Program.ProgramOn("", 1) != nil {
+	if plan.Program.ProgramOn("b", 16) == nil || plan.Program.ProgramOn("b", 1) != nil ||
+		plan.Program.ProgramOn("", 1) != nil {
 		t.Error("found other programs of one processor")
 	}
-	data, err := planir.Encode(p)
+	data, err := planir.Encode(plan)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := planir.Decode(data); err != nil || planir.Dump(again) != planir.Dump(p) {
+	if again, err := planir.Decode(data); err != nil || planir.Dump(again) != planir.Dump(plan) {
 		t.Errorf("read again: %v", err)
 	}
 }

@@ -35,21 +35,24 @@ var draftFaults = map[string]func(p *planir.Plan){
 			Salience: op.SalienceWeight, Sent: 1, Groups: []planir.ExpertGroup{{Slots: 1, Rows: 2}},
 			Layers: []planir.ExpertLayer{{Slots: []int{1}}}, Status: "feasible"}}
 	},
-	"verified by a selection": func(p *planir.Plan) { p.Attention = &planir.Attention{Density: 0.2, Block: 16, Rows: []int{16}} },
+	"verified by a selection": func(p *planir.Plan) {
+		p.Attention = &planir.Attention{Density: 0.2, Block: 16,
+			Rows: []int{16}}
+	},
 }
 
 // A plan in floating point would not verify drafts to the bit.
 func TestDraftsOfFloatingPoint(t *testing.T) {
-	p := build(t, shapes["trivial"].scheme, shapes["trivial"].rows, nil)
-	p.Drafts = draftsOf(15)
-	if found := planir.Check(p); len(found) != 1 || found[0].Code != "P019" || found[0].Path != "drafts" {
+	plan := build(t, shapes["trivial"].scheme, shapes["trivial"].rows, nil)
+	plan.Drafts = draftsOf(15)
+	if found := planir.Check(plan); len(found) != 1 || found[0].Code != "P019" || found[0].Path != "drafts" {
 		t.Errorf("found %v, want P019", found)
 	}
 }
 
 // The best length is the one that enumeration finds, and none where none takes less time.
 func TestBestDraft(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		plain      int64
 		verify     []int64
 		acceptance float64
@@ -63,17 +66,17 @@ func TestBestDraft(t *testing.T) {
 		{0, []int64{1}, 0.9, 8, 0}, // nothing is predicted
 		{100, nil, 0.9, 8, 0},
 	} {
-		drafts := planir.Drafts{PlainNS: c.plain, VerifyNS: c.verify}
-		got, ns := drafts.Best(c.acceptance, c.most)
-		want, least := 0, float64(c.plain)
-		for k := 1; k <= min(c.most, len(c.verify)); k++ {
-			tokens := (1 - math.Pow(c.acceptance, float64(k+1))) / (1 - c.acceptance)
-			if each := float64(c.verify[k-1]) / tokens; each < least-1e-9 {
+		drafts := planir.Drafts{PlainNS: test.plain, VerifyNS: test.verify}
+		got, ns := drafts.Best(test.acceptance, test.most)
+		want, least := 0, float64(test.plain)
+		for k := 1; k <= min(test.most, len(test.verify)); k++ {
+			tokens := (1 - math.Pow(test.acceptance, float64(k+1))) / (1 - test.acceptance)
+			if each := float64(test.verify[k-1]) / tokens; each < least-1e-9 {
 				want, least = k, each
 			}
 		}
-		if got != want || got != c.want || math.Abs(ns-least) > 1e-9 {
-			t.Errorf("%+v: drafts of %d tokens, %v ns a token, enumerated %d and %v", c, got, ns, want, least)
+		if got != want || got != test.want || math.Abs(ns-least) > 1e-9 {
+			t.Errorf("%+v: drafts of %d tokens, %v ns a token, enumerated %d and %v", test, got, ns, want, least)
 		}
 	}
 }

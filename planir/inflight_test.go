@@ -13,29 +13,29 @@ import (
 // second is a part of a layer behind the first.
 func inFlightPlan(t testing.TB) *planir.Plan {
 	t.Helper()
-	p := build(t, op.A32W32, []int{1, 16}, func(d *planir.Decision) {
-		if d.Node != "layers.attention" {
-			d.Shares = []planir.Share{{Proc: "b"}}
+	plan := build(t, op.A32W32, []int{1, 16}, func(decision *planir.Decision) {
+		if decision.Node != "layers.attention" {
+			decision.Shares = []planir.Share{{Proc: "b"}}
 		}
 	})
-	tasks, err := lower.Tasks(p, graph(t), 16)
+	tasks, err := lower.Tasks(plan, graph(t), 16)
 	if err != nil {
 		t.Fatal(err)
 	}
 	order := planir.ChunkOrder{Section: "layers", Starts: []int{0, 2}}
 	count := len(tasks["layers"])
 	order.Turns = slices.Concat(slices.Repeat([]int{1}, count-2), slices.Repeat([]int{0}, count), []int{1, 1})
-	p.InFlight = &planir.InFlight{Rows: 16, Chunks: 2, By: "exact", Orders: []planir.ChunkOrder{order}}
-	if err := lower.Lower(p, graph(t)); err != nil {
+	plan.InFlight = &planir.InFlight{Rows: 16, Chunks: 2, By: "exact", Orders: []planir.ChunkOrder{order}}
+	if err := lower.Lower(plan, graph(t)); err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return plan
 }
 
 // layersOf is the lane of a processor in the section of layers of the program in flight.
-func layersOf(p *planir.Plan, proc string) *planir.Lane {
-	for i := range p.Program.InFlight[0].Sections {
-		if section := &p.Program.InFlight[0].Sections[i]; section.Layers > 0 {
+func layersOf(plan *planir.Plan, proc string) *planir.Lane {
+	for i := range plan.Program.InFlight[0].Sections {
+		if section := &plan.Program.InFlight[0].Sections[i]; section.Layers > 0 {
 			for j := range section.Lanes {
 				if section.Lanes[j].Proc == proc {
 					return &section.Lanes[j]
@@ -101,36 +101,37 @@ var inFlightFaults = map[string]struct {
 }
 
 // shiftDecider moves where prompts of several chunks begin.
-func shiftDecider(p *planir.Plan, by int) {
-	last := len(p.Program.Decider) - 1
-	p.Program.Decider[last].Min += by
-	p.Program.Decider[last-1].Max += by
+func shiftDecider(plan *planir.Plan, by int) {
+	last := len(plan.Program.Decider) - 1
+	plan.Program.Decider[last].Min += by
+	plan.Program.Decider[last-1].Max += by
 }
 
 // Chunks in flight have rows of their own in the buffers of the plan, which count, and the graphs and weights of one.
 func TestInFlightIsLegal(t *testing.T) {
-	p := inFlightPlan(t)
-	if err := planir.Check(p).Err(); err != nil {
+	plan := inFlightPlan(t)
+	if err := planir.Check(plan).Err(); err != nil {
 		t.Fatal(err)
 	}
-	alone := *p
+	alone := *plan
 	alone.InFlight = nil
 	if err := lower.Lower(&alone, graph(t)); err != nil {
 		t.Fatal(err)
 	}
-	two, one := planir.MemoryOf(p), planir.MemoryOf(&alone)
+	two, one := planir.MemoryOf(plan), planir.MemoryOf(&alone)
 	if two.Weights != one.Weights || two.Pool <= one.Pool*3/2 || two.Pool > 2*one.Pool {
-		t.Errorf("%d bytes of weights and %d of buffers, want %d, and twice %d", two.Weights, two.Pool, one.Weights, one.Pool)
+		t.Errorf("%d bytes of weights and %d of buffers, want %d, and twice %d", two.Weights, two.Pool, one.Weights,
+			one.Pool)
 	}
-	if last := p.Program.Decider[len(p.Program.Decider)-1]; last.Min != 32 || last.Max != 64 ||
+	if last := plan.Program.Decider[len(plan.Program.Decider)-1]; last.Min != 32 || last.Max != 64 ||
 		last.Program != "prefill@16x2" {
-		t.Errorf("decider %+v, want prefill@16x2 from 32 tokens on", p.Program.Decider)
+		t.Errorf("decider %+v, want prefill@16x2 from 32 tokens on", plan.Program.Decider)
 	}
-	data, err := planir.Encode(p)
+	data, err := planir.Encode(plan)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := planir.Decode(data); err != nil || planir.Dump(again) != planir.Dump(p) {
+	if again, err := planir.Decode(data); err != nil || planir.Dump(again) != planir.Dump(plan) {
 		t.Errorf("a plan that is read again differs: %v", err)
 	}
 }
@@ -150,9 +151,9 @@ func TestInFlightRefuses(t *testing.T) {
 		"a start with nothing": func(f *planir.InFlight) { f.Orders[0].Starts[1] = 99 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := inFlightPlan(t)
-			change(p.InFlight)
-			if err := lower.Lower(p, graph(t)); err == nil {
+			plan := inFlightPlan(t)
+			change(plan.InFlight)
+			if err := lower.Lower(plan, graph(t)); err == nil {
 				t.Error("it is lowered")
 			}
 		})
@@ -161,18 +162,18 @@ func TestInFlightRefuses(t *testing.T) {
 
 // An order in which a chunk attends before the one before it has written the cache is lowered, and is illegal.
 func TestInFlightKeepsTheOrderOfTheCache(t *testing.T) {
-	p := inFlightPlan(t)
-	order := &p.InFlight.Orders[0]
+	plan := inFlightPlan(t)
+	order := &plan.InFlight.Orders[0]
 	order.Starts[1] = 0
 	slices.Sort(order.Turns)
 	for _, reversed := range []bool{false, true} {
 		if reversed {
 			slices.Reverse(order.Turns)
 		}
-		if err := lower.Lower(p, graph(t)); err != nil {
+		if err := lower.Lower(plan, graph(t)); err != nil {
 			t.Fatal(err)
 		}
-		found := planir.Check(p)
+		found := planir.Check(plan)
 		if illegal := len(found) > 0 && found[0].Code == "P031"; illegal != reversed {
 			t.Errorf("the second chunk first: %v, found %v", reversed, found)
 		}

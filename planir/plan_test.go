@@ -29,7 +29,8 @@ func testProcs() []planir.Proc {
 		return planir.Proc{
 			Name: name, Kind: "cpu", Driver: "host", Select: sel, Cores: cores,
 			Set: capability.Set{
-				Tile: capability.Tile{K: 32, N: 32}, Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}, Layouts: map[string]string{"q8c": "n32", "w32": "n32"},
+				Tile: capability.Tile{K: 32, N: 32}, Schemes: []op.Scheme{op.A32W32, op.A8TQ8C},
+				Layouts:     map[string]string{"q8c": "n32", "w32": "n32"},
 				DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 			},
 		}
@@ -42,71 +43,76 @@ func testProcs() []planir.Proc {
 
 // htp is the NPU, whose artifacts hold their weights.
 func htp() planir.Proc {
-	p := testProcs()[3]
-	p.Name, p.WeightsInArtifacts, p.Shares = "htp", true, true
-	return p
+	proc := testProcs()[3]
+	proc.Name, proc.WeightsInArtifacts, proc.Shares = "htp", true, true
+	return proc
 }
 
 // graph is the demo model's, cut down to two layers.
 func graph(t testing.TB) *models.Graph {
 	t.Helper()
-	m, err := models.Open("../testdata/models/tiny-llama-kjv")
+	model, err := models.Open("../testdata/models/tiny-llama-kjv")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { m.Close() })
-	g := m.Graph()
-	for i := range g.Sections {
-		g.Sections[i].Layers = min(g.Sections[i].Layers, 2)
+	t.Cleanup(func() { model.Close() })
+	graph := model.Graph()
+	for i := range graph.Sections {
+		graph.Sections[i].Layers = min(graph.Sections[i].Layers, 2)
 	}
-	return &g
+	return &graph
 }
 
-// build lowers a plan for the given rows, negative ones a batch, in which everything runs on "a" but for the decisions that
-// change replaces.
+// build lowers a plan for the given rows, negative ones a batch, in which everything runs on "a" but for the decisions
+// that change replaces.
 func build(t testing.TB, scheme op.Scheme, rows []int, change func(d *planir.Decision)) *planir.Plan {
 	t.Helper()
-	g := graph(t)
-	p := &planir.Plan{
+	graph := graph(t)
+	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: "tiny", Digest: "model", BOS: 1, EOS: []int{2}},
 		SoC:        planir.SoCRef{Name: "test", Digest: "soc", Control: "a"},
 		MaxContext: 64, KV: op.F32, Procs: testProcs(),
 	}
-	batch := g.Batch()
-	for _, r := range rows {
-		of := g
-		if r < 0 {
-			r, of = -r, &batch
-			p.Batches = append(p.Batches, r)
+	batch := graph.Batch()
+	for _, count := range rows {
+		of := graph
+		if count < 0 {
+			count, of = -count, &batch
+			plan.Batches = append(plan.Batches, count)
 		}
-		d, err := lower.Trivial(of, "a", []int{r}, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
+		decisions, err := lower.Trivial(of, "a", []int{count}, plan.MaxContext, plan.KV,
+			func(string, int) op.Scheme { return scheme })
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, d := range d {
-			if p.DecisionFor(d.Node, d.Rows) == nil { // the head is decided at one row
-				p.Decisions = append(p.Decisions, d)
+		for _, decision := range decisions {
+			if plan.DecisionFor(decision.Node, decision.Rows) == nil { // the head is decided at one row
+				plan.Decisions = append(plan.Decisions, decision)
 			}
 		}
 	}
-	for i := range p.Decisions {
+
+	usesHTP := false
+	for i := range plan.Decisions {
 		if change != nil {
-			change(&p.Decisions[i])
+			change(&plan.Decisions[i])
 		}
+		usesHTP = usesHTP || strings.Contains(plan.Decisions[i].ShareText(), "htp")
 	}
-	if slices.ContainsFunc(p.Decisions, func(d planir.Decision) bool { return strings.Contains(d.ShareText(), "htp") }) {
-		p.Procs = slices.Insert(p.Procs, 3, htp())
+	if usesHTP {
+		plan.Procs = slices.Insert(plan.Procs, 3, htp())
 	}
-	if err := lower.Lower(p, g); err != nil {
+	if err := lower.Lower(plan, graph); err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return plan
 }
 
 // split divides a decision between two processors at a boundary.
-func split(d *planir.Decision, s planir.Strategy, axis planir.Axis, p string, at int, q string, end int) {
-	d.Strategy, d.Axis = s, axis
-	d.Shares = []planir.Share{{Proc: p, To: at}, {Proc: q, From: at, To: end}}
+func split(decision *planir.Decision, strategy planir.Strategy, axis planir.Axis, first string, at int, second string,
+	end int) {
+	decision.Strategy, decision.Axis = strategy, axis
+	decision.Shares = []planir.Share{{Proc: first, To: at}, {Proc: second, From: at, To: end}}
 }
 
 // Ends of the axes of the demo model.
@@ -205,7 +211,8 @@ var shapes = map[string]struct {
 	"three": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
 		if d.Node == "layers.ffn_down" {
 			d.Strategy, d.Axis = planir.Paired, planir.AxisK
-			d.Shares = []planir.Share{{Proc: "b", To: 256}, {Proc: "npu", From: 256, To: 512}, {Proc: "a", From: 512, To: 768}}
+			d.Shares = []planir.Share{{Proc: "b", To: 256}, {Proc: "npu", From: 256, To: 512},
+				{Proc: "a", From: 512, To: 768}}
 			if d.Rows > 1 { // the NPU reads whole buffers only
 				d.Shares = []planir.Share{{Proc: "b", To: 256}, {Proc: "a", From: 256, To: 768}}
 			}
@@ -213,51 +220,58 @@ var shapes = map[string]struct {
 	}},
 }
 
+// A plan with any kind of split obeys all rules, is read back as it was written, and lowered to the same bytes again.
 func TestEverySplitIsLegal(t *testing.T) {
-	for name, s := range shapes {
+	for name, test := range shapes {
 		t.Run(name, func(t *testing.T) {
-			p := build(t, s.scheme, s.rows, s.change)
-			if err := planir.Check(p).Err(); err != nil {
-				t.Fatalf("%v\n%s", err, planir.Dump(p))
+			plan := build(t, test.scheme, test.rows, test.change)
+			if err := planir.Check(plan).Err(); err != nil {
+				t.Fatalf("%v\n%s", err, planir.Dump(plan))
 			}
-			// Canonical JSON is read back as the same plan.
-			b, err := planir.Encode(p)
+
+			data, err := planir.Encode(plan)
 			if err != nil {
 				t.Fatal(err)
 			}
-			q, err := planir.Decode(b)
+			decoded, err := planir.Decode(data)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if planir.Dump(q) != planir.Dump(p) {
+			if planir.Dump(decoded) != planir.Dump(plan) {
 				t.Fatal("decoded plan differs")
 			}
-			again := build(t, s.scheme, s.rows, s.change)
-			if c, _ := planir.Encode(again); !bytes.Equal(b, c) {
+
+			again := build(t, test.scheme, test.rows, test.change)
+			if other, _ := planir.Encode(again); !bytes.Equal(data, other) {
 				t.Fatal("the same decisions lowered twice differ")
 			}
 		})
 	}
 }
 
+// The written form of plans is what testdata has.
 func TestDump(t *testing.T) {
 	for _, name := range []string{"trivial", "paired", "quantised", "gathered"} {
 		t.Run(name, func(t *testing.T) {
-			s := shapes[name]
-			golden.Equal(t, "txt", []byte(planir.Dump(build(t, s.scheme, s.rows, s.change))))
+			shape := shapes[name]
+			golden.Equal(t, "txt", []byte(planir.Dump(build(t, shape.scheme, shape.rows, shape.change))))
 		})
 	}
 }
 
 // step returns the first step of a node on a processor in the program for a number of rows.
-func step(t testing.TB, p *planir.Plan, rows int, node, proc string) *planir.Step {
+func step(t testing.TB, plan *planir.Plan, rows int, node, proc string) *planir.Step {
 	t.Helper()
-	for i := range p.Program.Programs {
-		for j := range p.Program.Programs[i].Sections {
-			for _, l := range p.Program.Programs[i].Sections[j].Lanes {
-				for k := range l.Steps {
-					if p.Program.Programs[i].Rows == rows && l.Proc == proc && slices.Contains(l.Steps[k].Nodes(), node) {
-						return &l.Steps[k]
+	for i := range plan.Program.Programs {
+		program := &plan.Program.Programs[i]
+		if program.Rows != rows {
+			continue
+		}
+		for j := range program.Sections {
+			for _, lane := range program.Sections[j].Lanes {
+				for k := range lane.Steps {
+					if lane.Proc == proc && slices.Contains(lane.Steps[k].Nodes(), node) {
+						return &lane.Steps[k]
 					}
 				}
 			}
@@ -267,11 +281,13 @@ func step(t testing.TB, p *planir.Plan, rows int, node, proc string) *planir.Ste
 	return nil
 }
 
-func section(p *planir.Plan, program, name string) *planir.Section {
-	for i := range p.Program.Programs {
-		for j := range p.Program.Programs[i].Sections {
-			if s := &p.Program.Programs[i].Sections[j]; p.Program.Programs[i].Name == program && s.Name == name {
-				return s
+// section returns a section of a program by its name, nil if there is none.
+func section(plan *planir.Plan, program, name string) *planir.Section {
+	for i := range plan.Program.Programs {
+		of := &plan.Program.Programs[i]
+		for j := range of.Sections {
+			if of.Name == program && of.Sections[j].Name == name {
+				return &of.Sections[j]
 			}
 		}
 	}
@@ -286,29 +302,34 @@ func TestRules(t *testing.T) {
 		mutate     func(t *testing.T, p *planir.Plan)
 	}{
 		{"P001", "schema of the future", "trivial", func(t *testing.T, p *planir.Plan) { p.Schema = "hetc.plan/3" }},
-		{"P001", "buffer twice", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Buffers[1].Name = p.Program.Buffers[0].Name }},
+		{"P001", "buffer twice", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Buffers[1].Name = p.Program.Buffers[0].Name }},
 		{"P001", "processors out of order", "trivial", func(t *testing.T, p *planir.Plan) { slices.Reverse(p.Procs) }},
-		{"P001", "control character in a name", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[0].Name = "a\x1b[2J" }},
+		{"P001", "control character in a name", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Graphs[0].Name = "a\x1b[2J" }},
 		{"P001", "decision twice", "trivial", func(t *testing.T, p *planir.Plan) { p.Decisions[1] = p.Decisions[0] }},
 		{"P001", "unknown source", "trivial", func(t *testing.T, p *planir.Plan) { p.Decisions[0].Source = "guessed" }},
 		{"P001", "alternative of an unknown source", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Decisions[0].Alternatives = []planir.Alternative{{Strategy: planir.Single, Shares: "a", PredictNS: 1, Source: "Measured"}}
+			p.Decisions[0].Alternatives = []planir.Alternative{{Strategy: planir.Single, Shares: "a", PredictNS: 1,
+				Source: "Measured"}}
 		}},
 		{"P001", "a negative time", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Predictions = []planir.Prediction{{Program: "decode", PlanNS: -1}}
 		}},
 		{"P001", "a time that overflows the clock", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Predictions = []planir.Prediction{{Program: "decode", Sections: []planir.SectionTime{{Section: "head", NS: math.MaxInt64}}}}
+			p.Predictions = []planir.Prediction{
+				{Program: "decode", Sections: []planir.SectionTime{{Section: "head", NS: math.MaxInt64}}}}
 		}},
 		{"P001", "no context", "trivial", func(t *testing.T, p *planir.Plan) { p.MaxContext = 0 }},
 		{"P001", "cache of integers", "trivial", func(t *testing.T, p *planir.Plan) { p.KV = op.I8 }},
-		{"P001", "flags beyond steps", "trivial", func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Flags = 1 << 20 }},
-		{"P001", "crowd of processors", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Procs = nil
+		{"P001", "flags beyond steps", "trivial",
+			func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Flags = 1 << 20 }},
+		{"P001", "crowd of processors", "trivial", func(t *testing.T, plan *planir.Plan) {
+			plan.Procs = nil
 			for i := range 65 {
-				q := testProcs()[0]
-				q.Name = fmt.Sprintf("p%02d", i)
-				p.Procs = append(p.Procs, q)
+				proc := testProcs()[0]
+				proc.Name = fmt.Sprintf("p%02d", i)
+				plan.Procs = append(plan.Procs, proc)
 			}
 		}},
 		{"P001", "folds out of order", "trivial", func(t *testing.T, p *planir.Plan) {
@@ -318,18 +339,21 @@ func TestRules(t *testing.T) {
 			p.Shadows = []planir.Shadow{{Node: "layers.qkv"}, {Node: "layers.attn_out"}}
 		}},
 		{"P001", "shadows in layers out of order", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Shadows = []planir.Shadow{{Node: "layers.qkv", Layers: []op.LayerRange{{From: 1, To: 2}, {From: 0, To: 1}}}}
+			p.Shadows = []planir.Shadow{
+				{Node: "layers.qkv", Layers: []op.LayerRange{{From: 1, To: 2}, {From: 0, To: 1}}}}
 		}},
 		{"P002", "shadows of products without any", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Shadows = []planir.Shadow{{Node: "layers.qkv", Layers: []op.LayerRange{{From: 0, To: 1}}}}
 		}},
 		{"P001", "hot rows out of order", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Hot = []planir.Hot{{Weight: "layers.qkv", Layer: 1, Channels: []int{1}}, {Weight: "layers.qkv", Channels: []int{1}}}
+			p.Hot = []planir.Hot{{Weight: "layers.qkv", Layer: 1, Channels: []int{1}},
+				{Weight: "layers.qkv", Channels: []int{1}}}
 		}},
 		{"P001", "hot row twice", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Hot = []planir.Hot{{Weight: "layers.qkv", Channels: []int{1, 1}}}
 		}},
-		{"P001", "no hot rows", "trivial", func(t *testing.T, p *planir.Plan) { p.Hot = []planir.Hot{{Weight: "layers.qkv"}} }},
+		{"P001", "no hot rows", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Hot = []planir.Hot{{Weight: "layers.qkv"}} }},
 		{"P001", "hot rows in no layer", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Hot = []planir.Hot{{Weight: "layers.qkv", Layer: -1, Channels: []int{1}}}
 		}},
@@ -342,31 +366,42 @@ func TestRules(t *testing.T) {
 		{"P002", "hot rows of a weight in tiles", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Hot = []planir.Hot{{Weight: p.Program.Weights[1].Name, Channels: []int{1}}}
 		}},
-		{"P002", "folds without a calibration", "trivial", func(t *testing.T, p *planir.Plan) { p.Folds = []string{"layers.attn_norm"} }},
-		{"P002", "weight folded by an unknown group", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldRows = "none" }},
-		{"P002", "fold of a source that is not there", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldSource = 7 }},
+		{"P002", "folds without a calibration", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Folds = []string{"layers.attn_norm"} }},
+		{"P002", "weight folded by an unknown group", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldRows = "none" }},
+		{"P002", "fold of a source that is not there", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldSource = 7 }},
 		{"P002", "static scale without a calibration", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1, Layers: []op.LayerRange{{From: 0, To: 2}}})
+			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv",
+				K: 1, N: 1, Layers: []op.LayerRange{{From: 0, To: 2}}})
 		}},
-		{"P002", "static scale of several numbers", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
-			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 7})
+		{"P002", "static scale of several numbers", "trivial", func(t *testing.T, plan *planir.Plan) {
+			plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
+			plan.Program.Weights = append(plan.Program.Weights,
+				op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 7})
 		}},
-		{"P002", "static scale of a tensor", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
-			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1, From: []string{"t"}})
+		{"P002", "static scale of a tensor", "trivial", func(t *testing.T, plan *planir.Plan) {
+			plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
+			plan.Program.Weights = append(plan.Program.Weights,
+				op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1, From: []string{"t"}})
 		}},
-		{"P002", "unknown graph", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").Run = "a/none" }},
+		{"P002", "unknown graph", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").Run = "a/none" }},
 		{"P002", "graph of another processor", "columns", func(t *testing.T, p *planir.Plan) {
 			step(t, p, 1, "layers.qkv", "a").Run = step(t, p, 1, "layers.qkv", "b").Run
 		}},
-		{"P002", "unknown buffer", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").In[0].Buffer = "none" }},
-		{"P002", "unknown pack", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W[0].Pack = "none" }},
-		{"P002", "pack of an unknown weight", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Packs[0].Weight = "none" }},
-		{"P002", "layers differ", "trivial", func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Layers = 3 }},
-		{"P002", "flag out of range", "columns", func(t *testing.T, p *planir.Plan) {
-			st := step(t, p, 1, "layers.qkv", "b")
-			st.Wait = []planir.Wait{{Flag: section(p, "decode", "layers").Flags}}
+		{"P002", "unknown buffer", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").In[0].Buffer = "none" }},
+		{"P002", "unknown pack", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W[0].Pack = "none" }},
+		{"P002", "pack of an unknown weight", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Packs[0].Weight = "none" }},
+		{"P002", "layers differ", "trivial",
+			func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Layers = 3 }},
+		{"P002", "flag out of range", "columns", func(t *testing.T, plan *planir.Plan) {
+			st := step(t, plan, 1, "layers.qkv", "b")
+			st.Wait = []planir.Wait{{Flag: section(plan, "decode", "layers").Flags}}
 		}},
 		{"P002", "wait back without repetition", "columns", func(t *testing.T, p *planir.Plan) {
 			st := step(t, p, 1, "head.lm_head", "b")
@@ -377,25 +412,43 @@ func TestRules(t *testing.T) {
 			s := section(p, "decode", "layers")
 			s.Lanes = append(s.Lanes, planir.Lane{Proc: "z"})
 		}},
-		{"P002", "share of nobody", "trivial", func(t *testing.T, p *planir.Plan) { p.Decisions[0].Shares[0].Proc = "z" }},
-		{"P002", "decider names nothing", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Program = "prefill@7" }},
-		{"P003", "operator not supported", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Kinds = []op.Kind{op.MatMul} }},
-		{"P003", "scheme not supported", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Schemes = []op.Scheme{op.A8TQ8C} }},
-		{"P003", "layout not read", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Layouts["w32"] = "n64" }},
-		{"P003", "graph contradicts itself", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[2].Graph.Inputs[0].Cols++ }},
-		{"P003", "cache on static rows", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].DynamicRows = false }},
-		{"P003", "graph over the limit", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].GraphBytes = 1 << 10 }},
-		{"P004", "view outside its buffer", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].R1 = 1 << 20 }},
-		{"P004", "view of another shape", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].C1 -= 8 }},
-		{"P004", "input left out", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attn_add", "a").In = nil }},
-		{"P004", "no cache heads", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attention", "a").Heads = nil }},
-		{"P004", "cache heads out of range", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attention", "a").Heads[1] = 3 }},
-		{"P004", "cache of another size", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Cache.MaxContext++ }},
-		{"P004", "first row beyond the program", "rows", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").R0 = 16 }},
-		{"P005", "columns outside the pack", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W[0].C1 += 32 }},
+		{"P002", "share of nobody", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Decisions[0].Shares[0].Proc = "z" }},
+		{"P002", "decider names nothing", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Program = "prefill@7" }},
+		{"P003", "operator not supported", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Procs[0].Kinds = []op.Kind{op.MatMul} }},
+		{"P003", "scheme not supported", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Procs[0].Schemes = []op.Scheme{op.A8TQ8C} }},
+		{"P003", "layout not read", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Procs[0].Layouts["w32"] = "n64" }},
+		{"P003", "graph contradicts itself", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Graphs[2].Graph.Inputs[0].Cols++ }},
+		{"P003", "cache on static rows", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Procs[0].DynamicRows = false }},
+		{"P003", "graph over the limit", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Procs[0].GraphBytes = 1 << 10 }},
+		{"P004", "view outside its buffer", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].R1 = 1 << 20 }},
+		{"P004", "view of another shape", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].C1 -= 8 }},
+		{"P004", "input left out", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attn_add", "a").In = nil }},
+		{"P004", "no cache heads", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attention", "a").Heads = nil }},
+		{"P004", "cache heads out of range", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attention", "a").Heads[1] = 3 }},
+		{"P004", "cache of another size", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Cache.MaxContext++ }},
+		{"P004", "first row beyond the program", "rows",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").R0 = 16 }},
+		{"P005", "columns outside the pack", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W[0].C1 += 32 }},
 		{"P005", "pack outside its weight", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Packs[0].K1++ }},
-		{"P005", "weight left out", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W = nil }},
-		{"P005", "range on a processor without ranges", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].WeightRanges = false }},
+		{"P005", "weight left out", "trivial",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W = nil }},
+		{"P005", "range on a processor without ranges", "columns",
+			func(t *testing.T, p *planir.Plan) { p.Procs[2].WeightRanges = false }},
 		{"P005", "range off the tiles", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Tile.N = 512 }},
 		{"P006", "column used twice", "columns", func(t *testing.T, p *planir.Plan) {
 			a, b := step(t, p, 1, "layers.qkv", "a"), step(t, p, 1, "layers.qkv", "b")
@@ -404,29 +457,31 @@ func TestRules(t *testing.T) {
 		{"P006", "share left out", "columns", func(t *testing.T, p *planir.Plan) {
 			dropStep(section(p, "decode", "head"), "head.lm_head", "b")
 		}},
-		{"P007", "flag set twice", "columns", func(t *testing.T, p *planir.Plan) {
+		{"P007", "flag set twice", "columns", func(t *testing.T, plan *planir.Plan) {
 			zero := 0
-			step(t, p, 1, "layers.ffn_add", "b").Set = &zero
+			step(t, plan, 1, "layers.ffn_add", "b").Set = &zero
 		}},
 		{"P007", "flag never set", "columns", func(t *testing.T, p *planir.Plan) {
-			for _, l := range section(p, "decode", "layers").Lanes {
-				for i := range l.Steps {
-					if l.Steps[i].Set != nil && *l.Steps[i].Set == 0 {
-						l.Steps[i].Set = nil
+			for _, lane := range section(p, "decode", "layers").Lanes {
+				for i := range lane.Steps {
+					if lane.Steps[i].Set != nil && *lane.Steps[i].Set == 0 {
+						lane.Steps[i].Set = nil
 					}
 				}
 			}
 		}},
-		{"P008", "lanes wait for each other", "paired", func(t *testing.T, p *planir.Plan) {
+		{"P008", "lanes wait for each other", "paired", func(t *testing.T, plan *planir.Plan) {
 			// The step that feeds b now waits for what b does with it.
-			norm, down := step(t, p, 1, "layers.attn_norm", "a"), step(t, p, 1, "layers.attn_out", "b")
+			norm, down := step(t, plan, 1, "layers.attn_norm", "a"), step(t, plan, 1, "layers.attn_out", "b")
 			norm.Wait = append(norm.Wait, planir.Wait{Flag: *down.Set})
 		}},
-		{"P009", "wait left out", "columns", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "b").Wait = nil }},
+		{"P009", "wait left out", "columns",
+			func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "b").Wait = nil }},
 		{"P009", "wait for the repetition before left out", "columns", func(t *testing.T, p *planir.Plan) {
-			for _, l := range section(p, "decode", "layers").Lanes {
-				for i := range l.Steps {
-					l.Steps[i].Wait = slices.DeleteFunc(l.Steps[i].Wait, func(w planir.Wait) bool { return w.Back })
+			for _, lane := range section(p, "decode", "layers").Lanes {
+				for i := range lane.Steps {
+					lane.Steps[i].Wait = slices.DeleteFunc(lane.Steps[i].Wait,
+						func(w planir.Wait) bool { return w.Back })
 				}
 			}
 		}},
@@ -437,48 +492,52 @@ func TestRules(t *testing.T) {
 		{"P010", "section left out", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Program.Programs[0].Sections = p.Program.Programs[0].Sections[1:]
 		}},
-		{"P011", "a group of cores beside one of them", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[0].Cores = []int{0, 1} }},
-		{"P011", "processors share a core that is not the first of both", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores = []int{1, 0} }},
-		{"P011", "processors share a core on a simulated SoC", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores, p.SoC.Simulated = []int{0}, true }},
-		{"P012", "a length without program", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Max--; p.Program.Decider[1].Max-- }},
+		{"P011", "a group of cores beside one of them", "columns",
+			func(t *testing.T, p *planir.Plan) { p.Procs[0].Cores = []int{0, 1} }},
+		{"P011", "processors share a core that is not the first of both", "columns",
+			func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores = []int{1, 0} }},
+		{"P011", "processors share a core on a simulated SoC", "columns",
+			func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores, p.SoC.Simulated = []int{0}, true }},
+		{"P012", "a length without program", "trivial",
+			func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Max--; p.Program.Decider[1].Max-- }},
 		{"P012", "lengths overlap", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[1].Min-- }},
-		{"P012", "no logits", "trivial", func(t *testing.T, p *planir.Plan) {
-			for i := range p.Program.Programs {
-				for j := range p.Program.Programs[i].Sections {
-					p.Program.Programs[i].Sections[j].Logits = false
+		{"P012", "no logits", "trivial", func(t *testing.T, plan *planir.Plan) {
+			for i := range plan.Program.Programs {
+				for j := range plan.Program.Programs[i].Sections {
+					plan.Program.Programs[i].Sections[j].Logits = false
 				}
 			}
 		}},
-		{"P013", "shares with different schemes", "columns", func(t *testing.T, p *planir.Plan) {
+		{"P013", "shares with different schemes", "columns", func(t *testing.T, plan *planir.Plan) {
 			// The share of b becomes quantised, with its own pack; everything else about it is in order.
-			q := build(t, op.A8TQ8C, []int{1, 16}, shapes["columns"].change)
-			from, to := step(t, q, 1, "head.lm_head", "b"), step(t, p, 1, "head.lm_head", "b")
-			for _, g := range q.Program.Graphs {
-				if g.Name == from.Run {
-					g.Name += "/q"
-					p.Program.Graphs = append(p.Program.Graphs, g)
-					to.Run = g.Name
+			planned := build(t, op.A8TQ8C, []int{1, 16}, shapes["columns"].change)
+			from, to := step(t, planned, 1, "head.lm_head", "b"), step(t, plan, 1, "head.lm_head", "b")
+			for _, graph := range planned.Program.Graphs {
+				if graph.Name == from.Run {
+					graph.Name += "/q"
+					plan.Program.Graphs = append(plan.Program.Graphs, graph)
+					to.Run = graph.Name
 				}
 			}
-			for _, k := range q.Program.Packs {
+			for _, k := range planned.Program.Packs {
 				if k.Name == from.W[0].Pack {
-					p.Program.Packs = append(p.Program.Packs, k)
+					plan.Program.Packs = append(plan.Program.Packs, k)
 				}
 			}
 			to.W = from.W
-			quant := step(t, q, 1, "head.lm_head_quant", "a")
-			for _, g := range q.Program.Graphs {
-				if g.Name == quant.Run {
-					p.Program.Graphs = append(p.Program.Graphs, g)
+			quant := step(t, planned, 1, "head.lm_head_quant", "a")
+			for _, graph := range planned.Program.Graphs {
+				if graph.Name == quant.Run {
+					plan.Program.Graphs = append(plan.Program.Graphs, graph)
 				}
 			}
-			for _, v := range q.Program.Buffers {
+			for _, v := range planned.Program.Buffers {
 				if v.Name == "hl.q" || v.Name == "hl.s" {
-					p.Program.Buffers = append(p.Program.Buffers, v)
+					plan.Program.Buffers = append(plan.Program.Buffers, v)
 				}
 			}
 			to.In = from.In
-			s := section(p, "decode", "head")
+			s := section(plan, "decode", "head")
 			lane := &s.Lanes[0]
 			norm := slices.IndexFunc(lane.Steps, func(st planir.Step) bool { return st.Node == "head.head_norm" })
 			moved := *quant // with the norm
@@ -486,10 +545,10 @@ func TestRules(t *testing.T) {
 			lane.Steps[norm] = moved
 		}},
 	}
-	batchGraph := func(p *planir.Plan, kind op.Kind) *op.Op {
-		for i := range p.Program.Graphs {
-			for j := range p.Program.Graphs[i].Graph.Nodes {
-				if o := &p.Program.Graphs[i].Graph.Nodes[j].Op; o.Kind == kind && o.Batch {
+	batchGraph := func(plan *planir.Plan, kind op.Kind) *op.Op {
+		for i := range plan.Program.Graphs {
+			for j := range plan.Program.Graphs[i].Graph.Nodes {
+				if o := &plan.Program.Graphs[i].Graph.Nodes[j].Op; o.Kind == kind && o.Batch {
 					return o
 				}
 			}
@@ -497,11 +556,11 @@ func TestRules(t *testing.T) {
 		t.Fatalf("no %s of a batch", kind)
 		return nil
 	}
-	program := func(p *planir.Plan, name string) *planir.PhaseProgram {
-		i := slices.IndexFunc(p.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Name == name })
-		return &p.Program.Programs[i]
+	program := func(plan *planir.Plan, name string) *planir.PhaseProgram {
+		i := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Name == name })
+		return &plan.Program.Programs[i]
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		rule, name string
 		mutate     func(p *planir.Plan)
 	}{
@@ -527,35 +586,38 @@ func TestRules(t *testing.T) {
 		cases = append(cases, struct {
 			rule, name, shape string
 			mutate            func(t *testing.T, p *planir.Plan)
-		}{c.rule, c.name, "batch", func(_ *testing.T, p *planir.Plan) { c.mutate(p) }})
+		}{test.rule, test.name, "batch", func(_ *testing.T, p *planir.Plan) { test.mutate(p) }})
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		name   string
 		mutate func(t *testing.T, p *planir.Plan)
 	}{
-		{"a pack that is in no artifact", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.ffn_down").InArtifact = false }},
-		{"a pack in an artifact of a processor whose artifacts hold none", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.attn_out").InArtifact = true }},
-		{"other weights at another length", func(t *testing.T, p *planir.Plan) {
-			k := *pack(t, p, "layers.ffn_down")
+		{"a pack that is in no artifact",
+			func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.ffn_down").InArtifact = false }},
+		{"a pack in an artifact of a processor whose artifacts hold none",
+			func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.attn_out").InArtifact = true }},
+		{"other weights at another length", func(t *testing.T, plan *planir.Plan) {
+			k := *pack(t, plan, "layers.ffn_down")
 			k.Name = "another"
-			p.Program.Packs = append(p.Program.Packs, k)
-			step(t, p, 32, "layers.ffn_down", "htp").W[0].Pack = k.Name
+			plan.Program.Packs = append(plan.Program.Packs, k)
+			step(t, plan, 32, "layers.ffn_down", "htp").W[0].Pack = k.Name
 		}},
 		{"shares nothing and has a context", func(t *testing.T, p *planir.Plan) { p.Proc("htp").Shares = false }},
 		{"shares and has no context", func(t *testing.T, p *planir.Plan) { compiledGraph(t, p).Context = "" }},
-		{"artifact of two graphs", func(t *testing.T, p *planir.Plan) { compiledGraph(t, p).Artifact = p.Program.Graphs[0].Artifact }},
-		{"context of the name of an artifact", func(t *testing.T, p *planir.Plan) {
-			g := compiledGraph(t, p)
-			old := g.Context
-			for i := range p.Program.Graphs {
-				if p.Program.Graphs[i].Context == old {
-					p.Program.Graphs[i].Context = g.Artifact
+		{"artifact of two graphs",
+			func(t *testing.T, p *planir.Plan) { compiledGraph(t, p).Artifact = p.Program.Graphs[0].Artifact }},
+		{"context of the name of an artifact", func(t *testing.T, plan *planir.Plan) {
+			graph := compiledGraph(t, plan)
+			old := graph.Context
+			for i := range plan.Program.Graphs {
+				if plan.Program.Graphs[i].Context == old {
+					plan.Program.Graphs[i].Context = graph.Artifact
 				}
 			}
 		}},
-		{"two sets of weights in one context", func(t *testing.T, p *planir.Plan) {
-			for i := range p.Program.Graphs {
-				if g := &p.Program.Graphs[i]; g.Context != "" {
+		{"two sets of weights in one context", func(t *testing.T, plan *planir.Plan) {
+			for i := range plan.Program.Graphs {
+				if g := &plan.Program.Graphs[i]; g.Context != "" {
 					g.Context = "context/0000"
 				}
 			}
@@ -564,9 +626,9 @@ func TestRules(t *testing.T) {
 		cases = append(cases, struct {
 			rule, name, shape string
 			mutate            func(t *testing.T, p *planir.Plan)
-		}{"P016", c.name, "artifacts", c.mutate})
+		}{"P016", test.name, "artifacts", test.mutate})
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		name   string
 		mutate func(t *planir.ExpertTiers)
 	}{
@@ -586,9 +648,15 @@ func TestRules(t *testing.T) {
 		{"policy", func(t *planir.ExpertTiers) { t.Overflow = "hope" }},
 		{"rule by which nothing is dropped", func(t *planir.ExpertTiers) { t.Salience = op.SalienceNorm }},
 		{"dropped by no rule", func(t *planir.ExpertTiers) { t.Overflow = planir.OverflowDrop }},
-		{"dropped by an unknown rule", func(t *planir.ExpertTiers) { t.Overflow, t.Salience = planir.OverflowDrop, "luck" }},
+		{"dropped by an unknown rule", func(t *planir.ExpertTiers) {
+			t.Overflow, t.Salience = planir.OverflowDrop,
+				"luck"
+		}},
 		{"overflow for nobody", func(t *planir.ExpertTiers) { t.Sent = 0 }},
-		{"experts for nobody", func(t *planir.ExpertTiers) { t.Overflow, t.Salience, t.Sent = planir.OverflowDrop, op.SalienceNorm, 0 }},
+		{"experts for nobody", func(t *planir.ExpertTiers) {
+			t.Overflow, t.Salience, t.Sent = planir.OverflowDrop,
+				op.SalienceNorm, 0
+		}},
 		{"decode", func(t *planir.ExpertTiers) { t.Rows = 1 }},
 		{"share of nothing", func(t *planir.ExpertTiers) { t.Layers[0].Moved = math.NaN() }},
 		{"share above all", func(t *planir.ExpertTiers) { t.Layers[0].Overflow = 1.5 }},
@@ -598,54 +666,55 @@ func TestRules(t *testing.T) {
 		cases = append(cases, struct {
 			rule, name, shape string
 			mutate            func(t *testing.T, p *planir.Plan)
-		}{"P018", c.name, "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Experts = []planir.ExpertTiers{{
+		}{"P018", test.name, "trivial", func(t *testing.T, plan *planir.Plan) {
+			plan.Experts = []planir.ExpertTiers{{
 				Rows: 64, Loads: "synthetic uniform", Experts: 4, Overflow: planir.OverflowExact, Sent: 5,
-				Groups:   []planir.ExpertGroup{{Slots: 1, Rows: 32}, {Slots: 2, Rows: 16}},
-				Layers:   []planir.ExpertLayer{{Layer: 0, Slots: []int{3, 0, 1}, Moved: 0.8}, {Layer: 2, Slots: []int{0, 1, 2}}},
+				Groups: []planir.ExpertGroup{{Slots: 1, Rows: 32}, {Slots: 2, Rows: 16}},
+				Layers: []planir.ExpertLayer{{Layer: 0, Slots: []int{3, 0, 1}, Moved: 0.8},
+					{Layer: 2, Slots: []int{0, 1, 2}}},
 				ExpectNS: 70, BoundNS: 60, Status: "feasible",
 			}}
-			if err := planir.Check(p).Err(); err != nil {
+			if err := planir.Check(plan).Err(); err != nil {
 				t.Fatalf("before the change: %v", err)
 			}
-			c.mutate(&p.Experts[0])
+			test.mutate(&plan.Experts[0])
 		}})
 	}
 	for name, mutate := range draftFaults {
 		cases = append(cases, struct {
 			rule, name, shape string
 			mutate            func(t *testing.T, p *planir.Plan)
-		}{"P019", name, "batch", func(t *testing.T, p *planir.Plan) {
-			p.Drafts = draftsOf(15)
-			if err := planir.Check(p).Err(); err != nil {
+		}{"P019", name, "batch", func(t *testing.T, plan *planir.Plan) {
+			plan.Drafts = draftsOf(15)
+			if err := planir.Check(plan).Err(); err != nil {
 				t.Fatalf("before the change: %v", err)
 			}
-			mutate(p)
+			mutate(plan)
 		}})
 	}
 	broken := map[string]bool{}
-	for _, c := range cases {
-		t.Run(c.rule+" "+c.name, func(t *testing.T) {
-			s := shapes[c.shape]
-			p := build(t, s.scheme, s.rows, s.change)
-			if err := planir.Check(p).Err(); err != nil {
+	for _, test := range cases {
+		t.Run(test.rule+" "+test.name, func(t *testing.T) {
+			s := shapes[test.shape]
+			plan := build(t, s.scheme, s.rows, s.change)
+			if err := planir.Check(plan).Err(); err != nil {
 				t.Fatalf("before the change: %v", err)
 			}
-			c.mutate(t, p)
-			found := planir.Check(p)
+			test.mutate(t, plan)
+			found := planir.Check(plan)
 			if len(found) == 0 {
 				t.Fatal("no rule is broken")
 			}
-			for _, d := range found {
-				if d.Code != c.rule {
-					t.Errorf("breaks %s: %v", d.Code, d)
+			for _, diagnostic := range found {
+				if diagnostic.Code != test.rule {
+					t.Errorf("breaks %s: %v", diagnostic.Code, diagnostic)
 				}
-				if d.Hint == "" || d.Path == "" {
-					t.Errorf("%v: has no path or no hint", d)
+				if diagnostic.Hint == "" || diagnostic.Path == "" {
+					t.Errorf("%v: has no path or no hint", diagnostic)
 				}
 			}
 		})
-		broken[c.rule] = true
+		broken[test.rule] = true
 	}
 	for name, at := range map[string]*planir.Attention{
 		"rows that no program has":         {Density: 0.2, Block: 16, Rows: []int{3}},
@@ -662,19 +731,19 @@ func TestRules(t *testing.T) {
 		"one sequence beside batches":      {Density: 0.2, Block: 16, Rows: []int{1}},
 	} {
 		t.Run("P030 "+name, func(t *testing.T) {
-			s := shapes["trivial"]
+			test := shapes["trivial"]
 			if slices.Equal(at.Rows, []int{1}) {
-				s = shapes["batch"]
+				test = shapes["batch"]
 			}
-			p := build(t, s.scheme, s.rows, s.change)
-			p.Attention = at
-			found := planir.Check(p)
+			plan := build(t, test.scheme, test.rows, test.change)
+			plan.Attention = at
+			found := planir.Check(plan)
 			if len(found) == 0 {
 				t.Fatal("no rule is broken")
 			}
-			for _, d := range found {
-				if d.Code != "P030" || d.Hint == "" || d.Path == "" {
-					t.Errorf("breaks %s: %v", d.Code, d)
+			for _, diagnostic := range found {
+				if diagnostic.Code != "P030" || diagnostic.Hint == "" || diagnostic.Path == "" {
+					t.Errorf("breaks %s: %v", diagnostic.Code, diagnostic)
 				}
 			}
 		})
@@ -682,15 +751,16 @@ func TestRules(t *testing.T) {
 	}
 	for name, mutate := range besideFaults {
 		t.Run("P017 "+name, func(t *testing.T) {
-			p := besidePlan(t)
-			mutate(p)
-			found := planir.Check(p)
+			plan := besidePlan(t)
+			mutate(plan)
+			found := planir.Check(plan)
 			if len(found) == 0 {
 				t.Fatal("no rule is broken")
 			}
-			for _, d := range found {
-				if rule := cmp.Or(besideEarlier[name], "P017"); d.Code != rule || d.Hint == "" || d.Path == "" {
-					t.Errorf("breaks %s: %v", d.Code, d)
+			for _, diagnostic := range found {
+				if rule := cmp.Or(besideEarlier[name], "P017"); diagnostic.Code != rule || diagnostic.Hint == "" ||
+					diagnostic.Path == "" {
+					t.Errorf("breaks %s: %v", diagnostic.Code, diagnostic)
 				}
 			}
 		})
@@ -698,15 +768,15 @@ func TestRules(t *testing.T) {
 	}
 	for name, fault := range inFlightFaults {
 		t.Run("P031 "+name, func(t *testing.T) {
-			p := inFlightPlan(t)
-			fault.mutate(p)
-			found := planir.Check(p)
+			plan := inFlightPlan(t)
+			fault.mutate(plan)
+			found := planir.Check(plan)
 			if len(found) == 0 {
 				t.Fatal("no rule is broken")
 			}
-			for _, d := range found {
-				if d.Code != fault.rule || d.Hint == "" || d.Path == "" {
-					t.Errorf("breaks %s: %v", d.Code, d)
+			for _, diagnostic := range found {
+				if diagnostic.Code != fault.rule || diagnostic.Hint == "" || diagnostic.Path == "" {
+					t.Errorf("breaks %s: %v", diagnostic.Code, diagnostic)
 				}
 			}
 		})
@@ -714,38 +784,41 @@ func TestRules(t *testing.T) {
 	}
 	for name, fault := range pipelineFaults {
 		t.Run("P032 "+name, func(t *testing.T) {
-			p := pipelinePlan(t)
-			fault.mutate(p)
-			found := planir.Check(p)
+			plan := pipelinePlan(t)
+			fault.mutate(plan)
+			found := planir.Check(plan)
 			if len(found) == 0 {
 				t.Fatal("no rule is broken")
 			}
-			for _, d := range found {
-				if d.Code != fault.rule || d.Hint == "" || d.Path == "" {
-					t.Errorf("breaks %s: %v", d.Code, d)
+			for _, diagnostic := range found {
+				if diagnostic.Code != fault.rule || diagnostic.Hint == "" || diagnostic.Path == "" {
+					t.Errorf("breaks %s: %v", diagnostic.Code, diagnostic)
 				}
 			}
 		})
 		broken["P032"] = true
 	}
-	for _, r := range planir.Rules {
-		if !broken[r.ID] {
-			t.Errorf("rule %s has no plan that breaks it", r.ID)
+	for _, rule := range planir.Rules {
+		if !broken[rule.ID] {
+			t.Errorf("rule %s has no plan that breaks it", rule.ID)
 		}
 	}
 }
 
-// pack is the only one of a weight.
-func pack(t *testing.T, p *planir.Plan, weight string) *planir.Pack {
+// pack is the pack of a weight: the only one, or the only one that lies in artifacts.
+func pack(t *testing.T, plan *planir.Plan, weight string) *planir.Pack {
 	t.Helper()
 	var found *planir.Pack
-	for i := range p.Program.Packs {
-		if k := &p.Program.Packs[i]; k.Weight == weight && (k.InArtifact || found == nil || !found.InArtifact) {
-			if found != nil && found.InArtifact {
-				t.Fatalf("packs %q and %q of weight %q", found.Name, k.Name, weight)
-			}
-			found = k
+	for i := range plan.Program.Packs {
+		other := &plan.Program.Packs[i]
+		inArtifact := found != nil && found.InArtifact
+		if other.Weight != weight || inArtifact && !other.InArtifact {
+			continue
 		}
+		if inArtifact {
+			t.Fatalf("packs %q and %q of weight %q", found.Name, other.Name, weight)
+		}
+		found = other
 	}
 	if found == nil {
 		t.Fatalf("no pack of weight %q", weight)
@@ -754,73 +827,88 @@ func pack(t *testing.T, p *planir.Plan, weight string) *planir.Pack {
 }
 
 // compiledGraph is the last graph that refers to a binary.
-func compiledGraph(t *testing.T, p *planir.Plan) *planir.Graph {
+func compiledGraph(t *testing.T, plan *planir.Plan) *planir.Graph {
 	t.Helper()
-	for i := len(p.Program.Graphs) - 1; i > 0; i-- {
-		if p.Program.Graphs[i].Context != "" {
-			return &p.Program.Graphs[i]
+	for i := len(plan.Program.Graphs) - 1; i > 0; i-- {
+		if plan.Program.Graphs[i].Context != "" {
+			return &plan.Program.Graphs[i]
 		}
 	}
 	t.Fatal("no artifact holds weights")
 	return nil
 }
 
-// What artifacts hold is in no weights blob, and every graph of such a processor is in one group for each of its layers,
-// with the graphs of other lengths that hold the same weights.
+// What artifacts hold is in no weights blob, and every graph of such a processor is in one group for each of its
+// layers, with the graphs of other lengths that hold the same weights.
 func TestGraphGroups(t *testing.T) {
-	s := shapes["artifacts"]
-	p := build(t, s.scheme, s.rows, s.change)
-	for _, b := range p.Program.WeightBlobs() {
-		for _, k := range b.Packs {
-			if k.Pack.InArtifact {
-				t.Errorf("pack %q of an artifact lies in blob %q", k.Pack.Name, b.Name)
+	test := shapes["artifacts"]
+	plan := build(t, test.scheme, test.rows, test.change)
+	for _, blob := range plan.Program.WeightBlobs() {
+		for _, part := range blob.Packs {
+			if part.Pack.InArtifact {
+				t.Errorf("pack %q of an artifact lies in blob %q", part.Pack.Name, blob.Name)
 			}
 		}
 	}
-	type group struct {
+
+	type summary struct {
 		layer  int
 		weight string
 		rows   []int
 	}
 	var got []string
 	blobs := map[string]bool{}
-	for _, b := range p.GraphGroups() {
-		x := group{layer: b.Layer}
-		for _, r := range b.W {
-			x.weight += r.String() + " "
+	claim := func(blob string) {
+		if blobs[blob] {
+			t.Errorf("two blobs %q", blob)
 		}
-		for _, g := range b.Graphs {
-			x.rows = append(x.rows, g.Graph.Rows())
-			if g.Context != b.Context {
-				t.Errorf("graph %q of context %q in a group of context %q", g.Name, g.Context, b.Context)
+		blobs[blob] = true
+	}
+	for _, group := range plan.GraphGroups() {
+		summed := summary{layer: group.Layer}
+		for _, ref := range group.W {
+			summed.weight += ref.String() + " "
+		}
+		for _, graph := range group.Graphs {
+			summed.rows = append(summed.rows, graph.Graph.Rows())
+			if graph.Context != group.Context {
+				t.Errorf("graph %q of context %q in a group of context %q", graph.Name, graph.Context, group.Context)
 			}
-			if blob := planir.LayerBlob(g.Artifact, b.Layer); blobs[blob] {
-				t.Errorf("two artifacts %q", blob)
-			} else {
-				blobs[blob] = true
-			}
+			claim(planir.LayerBlob(graph.Artifact, group.Layer))
 		}
-		if blob := planir.LayerBlob(b.Context, b.Layer); blobs[blob] {
-			t.Errorf("two binaries %q", blob)
-		} else {
-			blobs[blob] = true
-		}
-		got = append(got, fmt.Sprintf("%+v", x))
+		claim(planir.LayerBlob(group.Context, group.Layer))
+		got = append(got, fmt.Sprintf("%+v", summed))
 	}
 	want := []string{
-		"{layer:0 weight:layers.qkv/q8c.n32.htp.n0-256[0:256]  rows:[1 16 32]}", "{layer:1 weight:layers.qkv/q8c.n32.htp.n0-256[0:256]  rows:[1 16 32]}",
-		"{layer:0 weight:layers.ffn_norm/f32.rows.htp.n0-256[0:256]  rows:[1 16 32]}", "{layer:1 weight:layers.ffn_norm/f32.rows.htp.n0-256[0:256]  rows:[1 16 32]}",
-		"{layer:0 weight:layers.ffn_down/q8c.n32.htp.n0-256[0:256]  rows:[1 24 32]}", "{layer:1 weight:layers.ffn_down/q8c.n32.htp.n0-256[0:256]  rows:[1 24 32]}",
+		"{layer:0 weight:layers.qkv/q8c.n32.htp.n0-256[0:256]  rows:[1 16 32]}",
+		"{layer:1 weight:layers.qkv/q8c.n32.htp.n0-256[0:256]  rows:[1 16 32]}",
+		"{layer:0 weight:layers.ffn_norm/f32.rows.htp.n0-256[0:256]  rows:[1 16 32]}",
+		"{layer:1 weight:layers.ffn_norm/f32.rows.htp.n0-256[0:256]  rows:[1 16 32]}",
+		"{layer:0 weight:layers.ffn_down/q8c.n32.htp.n0-256[0:256]  rows:[1 24 32]}",
+		"{layer:1 weight:layers.ffn_down/q8c.n32.htp.n0-256[0:256]  rows:[1 24 32]}",
 		"{layer:-1 weight: rows:[1]}", "{layer:-1 weight:head.lm_head/q8c.n32.htp.n0-2048[0:2048]  rows:[1]}",
 		"{layer:-1 weight: rows:[16]}", "{layer:-1 weight: rows:[32]}",
 	}
+
 	slices.Sort(want)
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	// A binary holds weights once, and a little for each further number of rows; artifacts that share nothing hold their own.
-	apart := build(t, s.scheme, s.rows, s.change)
+	for name, want := range map[string]string{
+		planir.LayerBlob("graph/0007", 3): "graph/0007.003", planir.LayerBlob("context/0001", -1): "context/0001",
+	} {
+		if name != want {
+			t.Errorf("blob %q, want %q", name, want)
+		}
+	}
+}
+
+// A binary holds weights once, and a little for each further number of rows; artifacts that share nothing hold their
+// own.
+func TestSharedArtifactsHoldLess(t *testing.T) {
+	test := shapes["artifacts"]
+	plan, apart := build(t, test.scheme, test.rows, test.change), build(t, test.scheme, test.rows, test.change)
 	apart.Proc("htp").Shares = false
 	if err := lower.Lower(apart, graph(t)); err != nil {
 		t.Fatal(err)
@@ -828,55 +916,53 @@ func TestGraphGroups(t *testing.T) {
 	if err := planir.Check(apart).Err(); err != nil {
 		t.Fatal(err)
 	}
+
 	var once, more int64
-	for _, b := range p.GraphGroups() {
-		for _, r := range b.W {
-			bytes := pack(t, p, strings.SplitN(r.Pack, "/", 2)[0]).Bytes
-			bytes = (bytes + 4095) / 4096 * 4096
-			for i := range b.Graphs {
-				if b.Layer <= 0 && i > 0 { // the layers of a pack are counted together
-					once, more = once+2*bytes/planir.FurtherGraph, more+2*bytes
-				}
-			}
+	for _, group := range plan.GraphGroups() {
+		if group.Layer > 0 { // the layers of a pack are counted together
+			continue
+		}
+		for _, ref := range group.W {
+			bytes := pack(t, plan, strings.SplitN(ref.Pack, "/", 2)[0]).Bytes
+			bytes = 2 * ((bytes + 4095) / 4096 * 4096)
+			further := int64(max(0, len(group.Graphs)-1))
+			once, more = once+further*(bytes/planir.FurtherGraph), more+further*bytes
 		}
 	}
-	if got := planir.MemoryOf(apart).Weights - planir.MemoryOf(p).Weights; once == 0 || got != more-once {
+	if got := planir.MemoryOf(apart).Weights - planir.MemoryOf(plan).Weights; once == 0 || got != more-once {
 		t.Errorf("not sharing takes %d bytes, want %d for the copies and not the %d that sharing adds", got, more, once)
-	}
-	for name, want := range map[string]string{planir.LayerBlob("graph/0007", 3): "graph/0007.003", planir.LayerBlob("context/0001", -1): "context/0001"} {
-		if name != want {
-			t.Errorf("blob %q, want %q", name, want)
-		}
 	}
 }
 
 // Processors with the same first core take turns on one thread.
 func TestProcessorsOfOneCoreShareASection(t *testing.T) {
-	p := build(t, op.A32W32, []int{1, 16}, shapes["columns"].change)
+	plan := build(t, op.A32W32, []int{1, 16}, shapes["columns"].change)
 	for _, cores := range [][]int{{0}, {0, 1}} {
-		p.Procs[2].Cores = cores
-		if err := planir.Check(p).Err(); err != nil {
-			t.Errorf("cores %v beside %v: %v", cores, p.Procs[0].Cores, err)
+		plan.Procs[2].Cores = cores
+		if err := planir.Check(plan).Err(); err != nil {
+			t.Errorf("cores %v beside %v: %v", cores, plan.Procs[0].Cores, err)
 		}
 	}
 }
 
-func dropStep(s *planir.Section, node, proc string) {
-	for i := range s.Lanes {
-		if s.Lanes[i].Proc == proc {
-			s.Lanes[i].Steps = slices.DeleteFunc(s.Lanes[i].Steps, func(st planir.Step) bool { return st.Node == node })
+// dropStep removes the steps of a node on a processor.
+func dropStep(section *planir.Section, node, proc string) {
+	for i := range section.Lanes {
+		if section.Lanes[i].Proc == proc {
+			section.Lanes[i].Steps = slices.DeleteFunc(section.Lanes[i].Steps,
+				func(st planir.Step) bool { return st.Node == node })
 		}
 	}
-	s.Lanes = slices.DeleteFunc(s.Lanes, func(l planir.Lane) bool { return len(l.Steps) == 0 })
+	section.Lanes = slices.DeleteFunc(section.Lanes, func(l planir.Lane) bool { return len(l.Steps) == 0 })
 }
 
+// Bytes that are no canonical plan are refused.
 func TestDecodeRefuses(t *testing.T) {
-	p := build(t, op.A32W32, []int{1}, nil)
-	good, err := planir.Encode(p)
+	good, err := planir.Encode(build(t, op.A32W32, []int{1}, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, b := range map[string][]byte{
+	for name, data := range map[string][]byte{
 		"empty":           nil,
 		"truncated":       good[:len(good)/2],
 		"white space":     append(slices.Clone(good), '\n'),
@@ -888,10 +974,10 @@ func TestDecodeRefuses(t *testing.T) {
 		"view with space": bytes.Replace(good, []byte("x[0:1,"), []byte("x[0:1, "), 1),
 		"view with zeros": bytes.Replace(good, []byte("x[0:1,"), []byte("x[00:1,"), 1),
 	} {
-		if bytes.Equal(b, good) {
+		if bytes.Equal(data, good) {
 			t.Errorf("%s: the test changed nothing", name)
 		}
-		if _, err := planir.Decode(b); err == nil {
+		if _, err := planir.Decode(data); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -899,24 +985,27 @@ func TestDecodeRefuses(t *testing.T) {
 
 // A list that is empty and one that is missing are one value, with one encoding.
 func TestEmptyListsHaveOneEncoding(t *testing.T) {
-	a, err := planir.Encode(&planir.Plan{Schema: planir.Schema})
+	data, err := planir.Encode(&planir.Plan{Schema: planir.Schema})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := planir.Encode(&planir.Plan{Schema: planir.Schema, Procs: []planir.Proc{}, Decisions: []planir.Decision{}, Program: planir.Program{Programs: []planir.PhaseProgram{}}})
+	other, err := planir.Encode(&planir.Plan{Schema: planir.Schema, Procs: []planir.Proc{},
+		Decisions: []planir.Decision{}, Program: planir.Program{Programs: []planir.PhaseProgram{}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(a, b) {
-		t.Fatalf("%s and %s", a, b)
+	if !bytes.Equal(data, other) {
+		t.Fatalf("%s and %s", data, other)
 	}
-	for _, proc := range []planir.Proc{{}, {Set: capability.Set{Schemes: []op.Scheme{}, Layouts: map[string]string{}}}} {
+	for _, proc := range []planir.Proc{
+		{}, {Set: capability.Set{Schemes: []op.Scheme{}, Layouts: map[string]string{}}},
+	} {
 		text, err := planir.Encode(&planir.Plan{Schema: planir.Schema, Procs: []planir.Proc{proc}})
 		if err != nil || !bytes.Contains(text, []byte(`"schemes":[],"layouts":{}`)) {
 			t.Fatalf("%s, %v", text, err)
 		}
-		if p, err := planir.Decode(text); err != nil || p.Procs[0].Layouts == nil {
-			t.Fatalf("%s is read as %+v, %v", text, p, err)
+		if read, err := planir.Decode(text); err != nil || read.Procs[0].Layouts == nil {
+			t.Fatalf("%s is read as %+v, %v", text, read, err)
 		}
 	}
 }
@@ -931,25 +1020,25 @@ func TestOtherVersions(t *testing.T) {
 	}
 }
 
+// Whatever bytes there are, a plan that is accepted can be checked and encodes to the same bytes.
 func FuzzDecode(f *testing.F) {
-	p := build(f, op.A8TQ8C, []int{1, 16}, shapes["columns"].change)
-	b, err := planir.Encode(p)
+	data, err := planir.Encode(build(f, op.A8TQ8C, []int{1, 16}, shapes["columns"].change))
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(b)
-	if b, err = planir.Encode(pipelinePlan(f)); err != nil {
+	f.Add(data)
+	if data, err = planir.Encode(pipelinePlan(f)); err != nil {
 		f.Fatal(err)
 	}
-	f.Add(b)
+	f.Add(data)
 	f.Add([]byte(`{"schema":"hetc.plan/2"}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		p, err := planir.Decode(b)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		plan, err := planir.Decode(data)
 		if err != nil {
 			return
 		}
-		planir.Check(p) // whatever it is, it is judged
-		if again, err := planir.Encode(p); err != nil || !bytes.Equal(again, b) {
+		planir.Check(plan) // whatever it is, it is judged
+		if again, err := planir.Encode(plan); err != nil || !bytes.Equal(again, data) {
 			t.Fatalf("accepted bytes are not what the plan encodes to (%v)", err)
 		}
 	})

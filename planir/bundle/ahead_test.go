@@ -24,12 +24,13 @@ var aheadSizes = []int64{40*aheadChunk + 100, 9 * aheadChunk, 100, 3*aheadChunk 
 func aheadBundle(t testing.TB) (path string, place func(blob int) int64) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "x.hetb")
-	m := Manifest{Product: "p", Entrypoint: "plan", ChunkBytes: aheadChunk}
+	manifest := Manifest{Product: "p", Entrypoint: "plan", ChunkBytes: aheadChunk}
 	sources := []Source{{Name: "plan", Role: RolePlan, Bytes: 11, Content: strings.NewReader("hello world")}}
 	for i, n := range aheadSizes {
-		sources = append(sources, Source{Name: fmt.Sprintf("weights/%d", i), Role: RoleWeights, Bytes: n, Content: bytes.NewReader(pattern(byte(i), int(n)))})
+		sources = append(sources, Source{Name: fmt.Sprintf("weights/%d", i), Role: RoleWeights, Bytes: n,
+			Content: bytes.NewReader(pattern(byte(i), int(n)))})
 	}
-	if _, err := Write(ctx, path, m, sources, keyA.signer()); err != nil {
+	if _, err := Write(ctx, path, manifest, sources, keyA.signer()); err != nil {
 		t.Fatal(err)
 	}
 	b := openAhead(t, path)
@@ -39,12 +40,12 @@ func aheadBundle(t testing.TB) (path string, place func(blob int) int64) {
 
 func openAhead(t testing.TB, path string) *Bundle {
 	t.Helper()
-	b, err := Open(path, Options{Trust: ring(1, keyA)})
+	opened, err := Open(path, Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = b.Close() })
-	return b
+	t.Cleanup(func() { _ = opened.Close() })
+	return opened
 }
 
 // Ahead marks the chunks that hold the parts, those that are good, and no other.
@@ -65,16 +66,16 @@ func TestAheadMarksWhatIsGood(t *testing.T) {
 		if err := os.WriteFile(file, damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		b, err := Open(file, Options{Trust: ring(1, keyA)})
+		opened, err := Open(file, Options{Trust: ring(1, keyA)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer b.Close()
+		defer opened.Close()
 		anticipated := rapid.Bool().Draw(t, "anticipated")
 		if anticipated {
-			b.Anticipate()
+			opened.Anticipate()
 			if rapid.Bool().Draw(t, "all of it") {
-				<-b.early.done
+				<-opened.early.done
 			}
 		}
 		want := map[[2]int64]bool{}
@@ -89,7 +90,7 @@ func TestAheadMarksWhatIsGood(t *testing.T) {
 			}
 		}
 		through := 0
-		b.Ahead(ctx, parts, func(parts int) {
+		opened.Ahead(ctx, parts, func(parts int) {
 			if parts <= through {
 				t.Fatalf("through %d parts after %d", parts, through)
 			}
@@ -99,7 +100,7 @@ func TestAheadMarksWhatIsGood(t *testing.T) {
 			t.Fatalf("through %d of %d parts at the end", through, len(parts))
 		}
 		for i := range aheadSizes {
-			x, err := b.find(fmt.Sprintf("weights/%d", i))
+			x, err := opened.find(fmt.Sprintf("weights/%d", i))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,33 +113,33 @@ func TestAheadMarksWhatIsGood(t *testing.T) {
 			}
 		}
 		// Whatever was checked ahead, a part is refused or released as ever.
-		for _, p := range parts {
-			got, err := b.Range(p.Blob, p.Offset, p.Bytes)
-			c := openAheadRange(t, file, p)
+		for _, part := range parts {
+			got, err := opened.Range(part.Blob, part.Offset, part.Bytes)
+			c := openAheadRange(t, file, part)
 			if (err == nil) != (c == nil) || err != nil && err.Error() != c.Error() {
-				t.Fatalf("part %+v: %v; without looking ahead: %v", p, err, c)
+				t.Fatalf("part %+v: %v; without looking ahead: %v", part, err, c)
 			}
-			if err == nil && int64(len(got)) != p.Bytes {
-				t.Fatalf("part %+v: %d bytes", p, len(got))
+			if err == nil && int64(len(got)) != part.Bytes {
+				t.Fatalf("part %+v: %d bytes", part, len(got))
 			}
 		}
 	})
 }
 
 // changed compares a chunk of two files.
-func changed(a, b []byte, place, c, blobBytes int64) bool {
+func changed(data, b []byte, place, c, blobBytes int64) bool {
 	from, to := place+c*aheadChunk, place+min((c+1)*aheadChunk, blobBytes)
-	return !bytes.Equal(a[from:to], b[from:to])
+	return !bytes.Equal(data[from:to], b[from:to])
 }
 
 // openAheadRange is the error of Range of a bundle that was just opened.
-func openAheadRange(t *rapid.T, path string, p Part) error {
-	b, err := Open(path, Options{Trust: ring(1, keyA)})
+func openAheadRange(t *rapid.T, path string, part Part) error {
+	opened, err := Open(path, Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
-	_, err = b.Range(p.Blob, p.Offset, p.Bytes)
+	defer opened.Close()
+	_, err = opened.Range(part.Blob, part.Offset, part.Bytes)
 	return err
 }
 
@@ -146,13 +147,13 @@ func openAheadRange(t *rapid.T, path string, p Part) error {
 func TestCloseWhileWeightsAreChecked(t *testing.T) {
 	path, _ := aheadBundle(t)
 	for range 50 {
-		b := openAhead(t, path)
-		b.Anticipate()
-		if _, err := b.Range("weights/1", 5, 2*aheadChunk); err != nil {
+		opened := openAhead(t, path)
+		opened.Anticipate()
+		if _, err := opened.Range("weights/1", 5, 2*aheadChunk); err != nil {
 			t.Fatal(err)
 		}
-		begun := b.early
-		if err := b.Close(); err != nil {
+		begun := opened.early
+		if err := opened.Close(); err != nil {
 			t.Fatal(err)
 		}
 		select {
@@ -160,7 +161,7 @@ func TestCloseWhileWeightsAreChecked(t *testing.T) {
 		default:
 			t.Fatal("closed while weights are checked")
 		}
-		if _, err := b.Range("weights/1", 5, 2*aheadChunk); err == nil {
+		if _, err := opened.Range("weights/1", 5, 2*aheadChunk); err == nil {
 			t.Fatal("released by a bundle that is closed")
 		}
 	}
@@ -169,19 +170,19 @@ func TestCloseWhileWeightsAreChecked(t *testing.T) {
 // The forms whose weights are checked as a whole, or in private memory, have nothing to anticipate.
 func TestAnticipateInOtherForms(t *testing.T) {
 	path, _ := aheadBundle(t)
-	b, err := Open(path, Options{Trust: ring(1, keyA), Mode: Copy})
+	opened, err := Open(path, Options{Trust: ring(1, keyA), Mode: Copy})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	defer opened.Close()
 	exploded := filepath.Join(t.TempDir(), "d")
-	if err := b.Explode(ctx, exploded); err != nil {
+	if err := opened.Explode(ctx, exploded); err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range []*Bundle{b, openAhead(t, exploded)} {
-		b.Anticipate()
-		<-b.early.done
-		if got, err := b.Bytes("weights/1"); err != nil || !bytes.Equal(got, pattern(1, int(aheadSizes[1]))) {
+	for _, bundled := range []*Bundle{opened, openAhead(t, exploded)} {
+		bundled.Anticipate()
+		<-bundled.early.done
+		if got, err := bundled.Bytes("weights/1"); err != nil || !bytes.Equal(got, pattern(1, int(aheadSizes[1]))) {
 			t.Errorf("%d bytes, %v", len(got), err)
 		}
 	}
@@ -189,17 +190,19 @@ func TestAnticipateInOtherForms(t *testing.T) {
 
 func TestAheadOfNonsense(t *testing.T) {
 	path, _ := aheadBundle(t)
-	b := openAhead(t, path)
+	opened := openAhead(t, path)
 	stopped, stop := context.WithCancel(ctx)
 	stop()
-	b.Ahead(stopped, []Part{{Blob: "weights/0", Bytes: aheadSizes[0]}}, func(parts int) {
+	opened.Ahead(stopped, []Part{{Blob: "weights/0", Bytes: aheadSizes[0]}}, func(parts int) {
 		t.Errorf("stopped, and through %d parts", parts)
 	})
-	b.Ahead(ctx, []Part{
-		{Blob: "nothing", Bytes: 1}, {Blob: "weights/0", Offset: -1, Bytes: 5}, {Blob: "weights/0", Offset: 0, Bytes: -1},
-		{Blob: "weights/0", Offset: 1, Bytes: aheadSizes[0]}, {Blob: "weights/0", Offset: 1 << 62, Bytes: 1 << 62}, {Blob: "weights/0", Offset: 5},
+	opened.Ahead(ctx, []Part{
+		{Blob: "nothing", Bytes: 1}, {Blob: "weights/0", Offset: -1, Bytes: 5},
+		{Blob: "weights/0", Offset: 0, Bytes: -1},
+		{Blob: "weights/0", Offset: 1, Bytes: aheadSizes[0]}, {Blob: "weights/0", Offset: 1 << 62, Bytes: 1 << 62},
+		{Blob: "weights/0", Offset: 5},
 	}, nil)
-	for _, x := range b.blobs {
+	for _, x := range opened.blobs {
 		if x.Role == RoleWeights {
 			for c := range chunks(x.Bytes, x.chunk) {
 				if x.known(c) {
@@ -208,24 +211,25 @@ func TestAheadOfNonsense(t *testing.T) {
 			}
 		}
 	}
-	if err := b.Close(); err != nil {
+	if err := opened.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: 1}}, nil)
+	opened.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: 1}}, nil)
 }
 
 // A file that ends while it is read is refused, and does not end the process.
 func TestAheadOfATruncatedFile(t *testing.T) {
 	path, place := aheadBundle(t)
-	b := openAhead(t, path)
+	opened := openAhead(t, path)
 	if err := os.Truncate(path, place(0)+8*aheadChunk); err != nil {
 		t.Skip("this system keeps mapped files from being truncated:", err)
 	}
-	b.Anticipate()
+	opened.Anticipate()
 	for _, few := range []bool{false, true} {
-		b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: aheadSizes[0], Few: few}, {Blob: "weights/1", Bytes: aheadSizes[1], Few: few}}, nil)
+		opened.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: aheadSizes[0], Few: few},
+			{Blob: "weights/1", Bytes: aheadSizes[1], Few: few}}, nil)
 	}
-	_, err := b.Bytes("weights/1")
+	_, err := opened.Bytes("weights/1")
 	if StepOf(err) != stepWeights || diag.ClassOf(err) != diag.ClassIO {
 		t.Errorf("got %v, want an error of reading", err)
 	}
@@ -235,17 +239,18 @@ func TestAheadOfATruncatedFile(t *testing.T) {
 }
 
 func TestChunkSizeFollowsTheSize(t *testing.T) {
-	for _, c := range []struct{ bytes, want int64 }{
-		{0, 64 << 10}, {10 << 20, 64 << 10}, {1 << 30, 64 << 10}, {1<<30 + 64<<10, 128 << 10}, {5 << 30, 512 << 10}, {maxBytes, maxChunk}, {-1, 64 << 10},
+	for _, test := range []struct{ bytes, want int64 }{
+		{0, 64 << 10}, {10 << 20, 64 << 10}, {1 << 30, 64 << 10}, {1<<30 + 64<<10, 128 << 10}, {5 << 30, 512 << 10},
+		{maxBytes, maxChunk}, {-1, 64 << 10},
 	} {
-		if got := chunkFor([]Source{{Bytes: c.bytes}, {Bytes: 0}}); got != c.want {
-			t.Errorf("%d bytes: got chunks of %d, want %d", c.bytes, got, c.want)
+		if got := chunkFor([]Source{{Bytes: test.bytes}, {Bytes: 0}}); got != test.want {
+			t.Errorf("%d bytes: got chunks of %d, want %d", test.bytes, got, test.want)
 		}
 	}
 }
 
-// What is changed anywhere is refused before its first use, whether it is asked for with others or alone, looked at ahead
-// or not; what is whole is released all the same, because it is checked by itself.
+// What is changed anywhere is refused before its first use, whether it is asked for with others or alone, looked at
+// ahead or not; what is whole is released all the same, because it is checked by itself.
 func TestEveryChunkIsCheckedBeforeItsFirstUse(t *testing.T) {
 	path, place := aheadBundle(t)
 	data, err := os.ReadFile(path)
@@ -262,14 +267,14 @@ func TestEveryChunkIsCheckedBeforeItsFirstUse(t *testing.T) {
 		if err := os.WriteFile(file, damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		b := openAhead(t, file)
+		opened := openAhead(t, file)
 		if changed%2 == 0 {
-			b.Ahead(ctx, []Part{whole}, nil)
+			opened.Ahead(ctx, []Part{whole}, nil)
 		}
 		// chunk after chunk, as a program that loads on demand asks for them
 		for c := range count {
 			from := c * aheadChunk
-			got, err := b.Range(whole.Blob, from, min(aheadChunk, aheadSizes[blob]-from))
+			got, err := opened.Range(whole.Blob, from, min(aheadChunk, aheadSizes[blob]-from))
 			switch {
 			case c == changed && (err == nil || StepOf(err) != stepWeights ||
 				!strings.Contains(err.Error(), fmt.Sprintf("chunk %d ", c))):
@@ -278,10 +283,10 @@ func TestEveryChunkIsCheckedBeforeItsFirstUse(t *testing.T) {
 				t.Fatalf("chunk %d is whole, chunk %d was changed: %v", c, changed, err)
 			}
 		}
-		if _, err := b.Range(whole.Blob, 0, whole.Bytes); err == nil {
+		if _, err := opened.Range(whole.Blob, 0, whole.Bytes); err == nil {
 			t.Fatalf("all was released, and chunk %d was changed", changed)
 		}
-		if err := b.Close(); err != nil {
+		if err := opened.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -28,19 +28,20 @@ import (
 
 var ctx = context.Background()
 
-func sourcesOf(r *recipe) []Source {
+func sourcesOf(given *recipe) []Source {
 	var out []Source
-	for _, b := range r.manifest.Blobs {
-		content := r.contents[b.Name]
-		out = append(out, Source{Name: b.Name, Role: b.Role, Type: b.Type, Bytes: b.Bytes, Align: b.Align, Content: bytes.NewReader(content)})
+	for _, blob := range given.manifest.Blobs {
+		content := given.contents[blob.Name]
+		out = append(out, Source{Name: blob.Name, Role: blob.Role, Type: blob.Type, Bytes: blob.Bytes,
+			Align: blob.Align, Content: bytes.NewReader(content)})
 	}
 	return out
 }
 
 func template(r *recipe) Manifest {
-	m := r.manifest
-	m.Blobs = nil
-	return m
+	manifest := r.manifest
+	manifest.Blobs = nil
+	return manifest
 }
 
 func signersOf(keys ...testKey) (out []Signer) {
@@ -68,12 +69,12 @@ func noLeftovers(t *testing.T, dir string, want ...string) {
 // The writer and the recipe of the test kit share only the layout and the codec.
 func TestWriteMakesWhatTheKitMakes(t *testing.T) {
 	for _, keys := range [][]testKey{{keyA}, {keyB}, {keyB, keyA}} {
-		r := baseRecipe()
-		fullManifest(r)
-		r.signers = keys
+		recipe := baseRecipe()
+		fullManifest(recipe)
+		recipe.signers = keys
 		dir := t.TempDir()
 		path := filepath.Join(dir, "x.hetb")
-		id, err := Write(ctx, path, template(r), sourcesOf(r), signersOf(keys...)...)
+		id, err := Write(ctx, path, template(recipe), sourcesOf(recipe), signersOf(keys...)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,15 +82,16 @@ func TestWriteMakesWhatTheKitMakes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(got, r.build()) {
+		if !bytes.Equal(got, recipe.build()) {
 			t.Error("files differ")
 		}
-		u, err := Inspect(path)
+		unverified, err := Inspect(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if u.Digest != id || u.Bytes != int64(len(got)) || len(u.Signers) != len(keys) || u.Offsets[0]%64 != 0 {
-			t.Errorf("inspect says %+v", u)
+		if unverified.Digest != id || unverified.Bytes != int64(len(got)) || len(unverified.Signers) != len(keys) ||
+			unverified.Offsets[0]%64 != 0 {
+			t.Errorf("inspect says %+v", unverified)
 		}
 		noLeftovers(t, dir, "x.hetb")
 	}
@@ -97,11 +99,11 @@ func TestWriteMakesWhatTheKitMakes(t *testing.T) {
 
 // Order of sources and signers, the directory, processors, time zone: nothing of it shows.
 func TestWriteIsDeterministic(t *testing.T) {
-	r := baseRecipe()
-	fullManifest(r)
+	recipe := baseRecipe()
+	fullManifest(recipe)
 	write := func() []byte {
 		path := filepath.Join(t.TempDir(), "another name.hetb")
-		if _, err := Write(ctx, path, template(r), sourcesOf(r), signersOf(keyA, keyB)...); err != nil {
+		if _, err := Write(ctx, path, template(recipe), sourcesOf(recipe), signersOf(keyA, keyB)...); err != nil {
 			t.Fatal(err)
 		}
 		return must(os.ReadFile(path))
@@ -109,11 +111,11 @@ func TestWriteIsDeterministic(t *testing.T) {
 	want := write()
 	t.Setenv("TZ", "Asia/Kathmandu")
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	old := r.manifest.Blobs
+	old := recipe.manifest.Blobs
 	for seed := range uint64(5) {
-		r.manifest.Blobs = slices.Clone(old)
+		recipe.manifest.Blobs = slices.Clone(old)
 		rand.New(rand.NewPCG(seed, 1)).Shuffle(len(old), func(i, j int) {
-			b := r.manifest.Blobs
+			b := recipe.manifest.Blobs
 			b[i], b[j] = b[j], b[i]
 		})
 		if !bytes.Equal(write(), want) {
@@ -123,24 +125,27 @@ func TestWriteIsDeterministic(t *testing.T) {
 }
 
 func drawRecipe(t *rapid.T) *recipe {
-	r := baseRecipe()
+	given := baseRecipe()
 	if rapid.Bool().Draw(t, "full") {
-		fullManifest(r)
+		fullManifest(given)
 	}
-	r.manifest.ChunkBytes = 1 << rapid.IntRange(12, 20).Draw(t, "chunk")
-	r.signers = [][]testKey{{keyA}, {keyB}, {keyA, keyB, keyC}}[rapid.IntRange(0, 2).Draw(t, "signers")]
-	names := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z0-9]{1,4}(/[a-z0-9._-]{1,3}x)?`), 0, 6, rapid.ID[string]).Draw(t, "names")
-	roles := []Role{RolePlan, RoleNPUGraph, RoleGPUKernel, roleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference, RoleReport}
+	given.manifest.ChunkBytes = 1 << rapid.IntRange(12, 20).Draw(t, "chunk")
+	given.signers = [][]testKey{{keyA}, {keyB}, {keyA, keyB, keyC}}[rapid.IntRange(0, 2).Draw(t, "signers")]
+	names := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z0-9]{1,4}(/[a-z0-9._-]{1,3}x)?`), 0, 6,
+		rapid.ID[string]).Draw(t, "names")
+	roles := []Role{RolePlan, RoleNPUGraph, RoleGPUKernel, roleRuntime, RoleWeights, RoleTokenizer, RoleConfig,
+		RoleReference, RoleReport}
 	for _, n := range names {
-		if _, taken := r.contents[n]; taken {
+		if _, taken := given.contents[n]; taken {
 			continue
 		}
-		size := rapid.OneOf(rapid.IntRange(0, 300), rapid.IntRange(4090, 4100), rapid.IntRange(0, 200000)).Draw(t, "size")
-		r.add(n, rapid.SampledFrom(roles).Draw(t, "role"), pattern(rapid.Byte().Draw(t, "seed"), size))
-		b, _ := r.manifest.blob(n)
-		r.manifest.Blobs[b].Align = max(r.manifest.Blobs[b].Align, 1<<rapid.IntRange(6, 18).Draw(t, "align"))
+		size := rapid.OneOf(rapid.IntRange(0, 300), rapid.IntRange(4090, 4100), rapid.IntRange(0, 200000)).Draw(t,
+			"size")
+		given.add(n, rapid.SampledFrom(roles).Draw(t, "role"), pattern(rapid.Byte().Draw(t, "seed"), size))
+		b, _ := given.manifest.blob(n)
+		given.manifest.Blobs[b].Align = max(given.manifest.Blobs[b].Align, 1<<rapid.IntRange(6, 18).Draw(t, "align"))
 	}
-	return r
+	return given
 }
 
 // What is accepted has its contents back in each mode, and writing it again in either form
@@ -157,47 +162,48 @@ func TestRoundTrip(t *testing.T) {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		r := drawRecipe(t)
+		recipe := drawRecipe(t)
 		one := filepath.Join(dir, "one.hetb")
-		id, err := Write(ctx, one, template(r), sourcesOf(r), signersOf(r.signers...)...)
+		id, err := Write(ctx, one, template(recipe), sourcesOf(recipe), signersOf(recipe.signers...)...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := Options{Trust: ring(int64(len(r.signers)), r.signers...), Policy: Policy{Runtime: "9"}}
+		options := Options{Trust: ring(int64(len(recipe.signers)), recipe.signers...), Policy: Policy{Runtime: "9"}}
 		exploded, again := filepath.Join(dir, "exploded"), filepath.Join(dir, "again.hetb")
-		o.Mode = Mode(rapid.IntRange(0, 2).Draw(t, "mode"))
-		b, err := Open(one, o)
+		options.Mode = Mode(rapid.IntRange(0, 2).Draw(t, "mode"))
+		opened, err := Open(one, options)
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkContents(t, b, r)
-		if err := b.Explode(ctx, exploded); err != nil {
+		checkContents(t, opened, recipe)
+		if err := opened.Explode(ctx, exploded); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Close(); err != nil {
+		if err := opened.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if b, err = Open(exploded, o); err != nil {
+		if opened, err = Open(exploded, options); err != nil {
 			t.Fatal(err)
 		}
-		checkContents(t, b, r)
-		if b.Digest() != id {
+		checkContents(t, opened, recipe)
+		if opened.Digest() != id {
 			t.Fatal("another identity")
 		}
-		if err := b.VerifyAll(ctx, nil); err != nil {
+		if err := opened.VerifyAll(ctx, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Save(ctx, again); err != nil {
+		if err := opened.Save(ctx, again); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Close(); err != nil {
+		if err := opened.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(must(os.ReadFile(one)), must(os.ReadFile(again))) {
 			t.Fatal("the file changed on its way through the exploded form")
 		}
 		direct := filepath.Join(dir, "direct")
-		if _, err := WriteDir(ctx, direct, template(r), sourcesOf(r), signersOf(r.signers...)...); err != nil {
+		if _, err := WriteDir(ctx, direct, template(recipe), sourcesOf(recipe),
+			signersOf(recipe.signers...)...); err != nil {
 			t.Fatal(err)
 		}
 		sameTree(t, exploded, direct)
@@ -236,19 +242,19 @@ func sameTree(t fataler, a, b string) {
 	}
 }
 
-func checkContents(t fataler, b *Bundle, r *recipe) {
+func checkContents(t fataler, opened *Bundle, given *recipe) {
 	t.Helper()
-	for name, want := range r.contents {
+	for name, want := range given.contents {
 		// First a piece, so that lazy checks start in the middle.
 		from, n := int64(len(want)/3), int64(len(want)/5)
-		part, err := b.Range(name, from, n)
+		part, err := opened.Range(name, from, n)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(part, want[from:from+n]) {
 			t.Fatalf("%q: wrong part", name)
 		}
-		got, err := b.Bytes(name)
+		got, err := opened.Bytes(name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -260,31 +266,31 @@ func checkContents(t fataler, b *Bundle, r *recipe) {
 
 func TestRangeChecksItsArguments(t *testing.T) {
 	r := baseRecipe()
-	b, err := Open(writeTemp(t, r.build()), Options{Trust: ring(1, keyA)})
+	opened, err := Open(writeTemp(t, r.build()), Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range [][2]int64{{-1, 1}, {0, 301}, {301, 0}, {300, 1}, {1, 1<<63 - 1}, {0, -1}} {
-		if _, err := b.Range("plan", c[0], c[1]); StepOf(err) != stepRelease {
+		if _, err := opened.Range("plan", c[0], c[1]); StepOf(err) != stepRelease {
 			t.Errorf("Range(%d, %d): %v", c[0], c[1], err)
 		}
 	}
-	if got, err := b.Range("plan", 300, 0); err != nil || len(got) != 0 {
+	if got, err := opened.Range("plan", 300, 0); err != nil || len(got) != 0 {
 		t.Errorf("empty range at the end: %v", err)
 	}
-	if _, err := b.Bytes("nothing"); StepOf(err) != stepRelease {
+	if _, err := opened.Bytes("nothing"); StepOf(err) != stepRelease {
 		t.Errorf("unknown blob: %v", err)
 	}
-	if err := b.Close(); err != nil {
+	if err := opened.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Close(); err != nil {
+	if err := opened.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
-	if _, err := b.Bytes("plan"); StepOf(err) != stepRelease {
+	if _, err := opened.Bytes("plan"); StepOf(err) != stepRelease {
 		t.Errorf("closed: %v", err)
 	}
-	if err := b.VerifyAll(ctx, nil); StepOf(err) != stepRelease {
+	if err := opened.VerifyAll(ctx, nil); StepOf(err) != stepRelease {
 		t.Errorf("closed: %v", err)
 	}
 }
@@ -303,9 +309,9 @@ func TestOpenWithoutTrustOrFile(t *testing.T) {
 		t.Errorf("one key twice: %v", err)
 	}
 	for _, generation := range []int64{0, -1, maxCounter + 1} {
-		k := ring(1, keyA)
-		k.Generation = generation
-		if _, err := Open(path, Options{Trust: k}); StepOf(err) != stepKeyring {
+		keyring := ring(1, keyA)
+		keyring.Generation = generation
+		if _, err := Open(path, Options{Trust: keyring}); StepOf(err) != stepKeyring {
 			t.Errorf("generation %d: %v", generation, err)
 		}
 	}
@@ -320,27 +326,27 @@ func TestOpenWithoutTrustOrFile(t *testing.T) {
 
 // A wrong chunk of lazily checked weights is refused when it is touched and only then.
 func TestLazyRefusesOnTouch(t *testing.T) {
-	r := baseRecipe()
-	r.add("big", RoleWeights, pattern(77, 40*testChunk+5))
-	file := r.build()
-	i, _ := r.manifest.blob("big")
+	recipe := baseRecipe()
+	recipe.add("big", RoleWeights, pattern(77, 40*testChunk+5))
+	file := recipe.build()
+	i, _ := recipe.manifest.blob("big")
 	offset := must(Inspect(writeTemp(t, file))).Offsets[i]
 	const bad = 17
 	file[offset+bad*testChunk+100] ^= 4
 	path := writeTemp(t, file)
-	o := Options{Trust: ring(1, keyA)}
-	b, err := Open(path, o)
+	options := Options{Trust: ring(1, keyA)}
+	opened, err := Open(path, options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	defer opened.Close()
 	for c := range int64(41) {
-		_, err := b.Range("big", c*testChunk, 5)
+		_, err := opened.Range("big", c*testChunk, 5)
 		if want := c == bad; want != (StepOf(err) == stepWeights) {
 			t.Errorf("chunk %d: %v", c, err)
 		}
 		out := make([]byte, 5)
-		err = b.CopyRange("big", c*testChunk, out)
+		err = opened.CopyRange("big", c*testChunk, out)
 		if want := c == bad; want != (StepOf(err) == stepWeights) {
 			t.Errorf("copy of chunk %d: %v", c, err)
 		}
@@ -349,32 +355,32 @@ func TestLazyRefusesOnTouch(t *testing.T) {
 			t.Errorf("copy of chunk %d: %v", c, out)
 		}
 	}
-	if err := b.CopyRange("big", 40*testChunk, make([]byte, 6)); StepOf(err) != stepRelease {
+	if err := opened.CopyRange("big", 40*testChunk, make([]byte, 6)); StepOf(err) != stepRelease {
 		t.Errorf("copy beyond the end: %v", err)
 	}
-	if _, err := b.Range("big", bad*testChunk-1, 1); err != nil {
+	if _, err := opened.Range("big", bad*testChunk-1, 1); err != nil {
 		t.Errorf("byte before the chunk: %v", err)
 	}
 	for range 2 {
-		if _, err := b.Range("big", bad*testChunk-1, 2); StepOf(err) != stepWeights {
+		if _, err := opened.Range("big", bad*testChunk-1, 2); StepOf(err) != stepWeights {
 			t.Errorf("across the edge: %v", err)
 		}
-		if _, err := b.Bytes("big"); StepOf(err) != stepWeights || !strings.Contains(err.Error(), "chunk 17") {
+		if _, err := opened.Bytes("big"); StepOf(err) != stepWeights || !strings.Contains(err.Error(), "chunk 17") {
 			t.Errorf("whole: %v", err)
 		}
 	}
-	if err := b.VerifyAll(ctx, nil); StepOf(err) != stepWeights {
+	if err := opened.VerifyAll(ctx, nil); StepOf(err) != stepWeights {
 		t.Errorf("full: %v", err)
 	}
-	if err := b.Extract(ctx, "big", filepath.Join(t.TempDir(), "out")); StepOf(err) != stepWeights {
+	if err := opened.Extract(ctx, "big", filepath.Join(t.TempDir(), "out")); StepOf(err) != stepWeights {
 		t.Errorf("extract: %v", err)
 	}
-	if _, err := b.Bytes("plan"); err != nil {
+	if _, err := opened.Bytes("plan"); err != nil {
 		t.Errorf("another blob: %v", err)
 	}
 	for _, mode := range []Mode{Eager, Copy} {
-		o.Mode = mode
-		if _, err := Open(path, o); StepOf(err) != stepWeights {
+		options.Mode = mode
+		if _, err := Open(path, options); StepOf(err) != stepWeights {
 			t.Errorf("mode %d: %v", mode, err)
 		}
 	}
@@ -382,27 +388,27 @@ func TestLazyRefusesOnTouch(t *testing.T) {
 
 // Many goroutines touch overlapping ranges of good and bad blobs; run with -race.
 func TestLazyIsSafeForConcurrentUse(t *testing.T) {
-	r := baseRecipe()
-	r.add("good", RoleWeights, pattern(5, 200*testChunk+9))
-	r.add("zbad", RoleWeights, pattern(6, 100*testChunk))
-	file := r.build()
+	recipe := baseRecipe()
+	recipe.add("good", RoleWeights, pattern(5, 200*testChunk+9))
+	recipe.add("zbad", RoleWeights, pattern(6, 100*testChunk))
+	file := recipe.build()
 	path := writeTemp(t, file)
-	u := must(Inspect(path))
-	bad, _ := r.manifest.blob("zbad")
-	file[u.Offsets[bad]+50*testChunk] ^= 1
+	unverified := must(Inspect(path))
+	bad, _ := recipe.manifest.blob("zbad")
+	file[unverified.Offsets[bad]+50*testChunk] ^= 1
 	damaged := writeTemp(t, file)
-	o := Options{Trust: ring(1, keyA)}
-	b, err := Open(path, o)
+	options := Options{Trust: ring(1, keyA)}
+	opened, err := Open(path, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	exploded := filepath.Join(t.TempDir(), "d")
-	if err := b.Explode(ctx, exploded); err != nil {
+	if err := opened.Explode(ctx, exploded); err != nil {
 		t.Fatal(err)
 	}
-	b.Close()
+	opened.Close()
 	for _, p := range []string{damaged, exploded} {
-		b, err := Open(p, o)
+		bundled, err := Open(p, options)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -414,14 +420,14 @@ func TestLazyIsSafeForConcurrentUse(t *testing.T) {
 					size := int64(200*testChunk + 9)
 					from := rng.Int64N(size)
 					n := rng.Int64N(min(size-from, 10*testChunk) + 1)
-					got, err := b.Range("good", from, n)
-					if err != nil || !bytes.Equal(got, r.contents["good"][from:from+n]) {
+					got, err := bundled.Range("good", from, n)
+					if err != nil || !bytes.Equal(got, recipe.contents["good"][from:from+n]) {
 						t.Errorf("good [%d, %d+%d): %v", from, from, n, err)
 					}
 					if p == damaged {
 						from = rng.Int64N(100 * testChunk)
 						n = 1 + rng.Int64N(min(100*testChunk-from, 60*testChunk))
-						_, err = b.Range("zbad", from, n)
+						_, err = bundled.Range("zbad", from, n)
 						if touches := from < 51*testChunk && from+n > 50*testChunk; touches != (err != nil) {
 							t.Errorf("bad [%d, %d+%d): %v", from, from, n, err)
 						}
@@ -430,7 +436,7 @@ func TestLazyIsSafeForConcurrentUse(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if err := b.Close(); err != nil {
+		if err := bundled.Close(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -438,38 +444,38 @@ func TestLazyIsSafeForConcurrentUse(t *testing.T) {
 
 // Truncation after opening ends in an error, not in a crash.
 func TestTruncatedWhileOpen(t *testing.T) {
-	r := baseRecipe()
-	r.add("zz", RoleWeights, pattern(5, 100*testChunk))
-	path := writeTemp(t, r.build())
-	b, err := Open(path, Options{Trust: ring(1, keyA)})
+	recipe := baseRecipe()
+	recipe.add("zz", RoleWeights, pattern(5, 100*testChunk))
+	path := writeTemp(t, recipe.build())
+	opened, err := Open(path, Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	defer opened.Close()
 	if err := os.Truncate(path, 4096); err != nil {
 		t.Skip("this system keeps mapped files from being truncated:", err)
 	}
-	if _, err := b.Bytes("zz"); diag.ClassOf(err) != diag.ClassIO || StepOf(err) != stepWeights {
+	if _, err := opened.Bytes("zz"); diag.ClassOf(err) != diag.ClassIO || StepOf(err) != stepWeights {
 		t.Errorf("got %v", err)
 	}
-	if err := b.VerifyAll(ctx, nil); err == nil {
+	if err := opened.VerifyAll(ctx, nil); err == nil {
 		t.Error("verified a truncated file")
 	}
-	if got, err := b.Bytes("plan"); err != nil || !bytes.Equal(got, r.contents["plan"]) {
+	if got, err := opened.Bytes("plan"); err != nil || !bytes.Equal(got, recipe.contents["plan"]) {
 		t.Errorf("a copied blob is gone: %v", err)
 	}
 }
 
 // Code-like blobs are copies: what happens to the file after opening does not reach them.
 func TestCodeIsACopy(t *testing.T) {
-	r := baseRecipe()
-	path := writeTemp(t, r.build())
+	recipe := baseRecipe()
+	path := writeTemp(t, recipe.build())
 	for _, mode := range []Mode{Lazy, Copy} {
-		b, err := Open(path, Options{Trust: ring(1, keyA), Mode: mode})
+		opened, err := Open(path, Options{Trust: ring(1, keyA), Mode: mode})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, make([]byte, len(r.build())), 0o600); err != nil {
+		if err := os.WriteFile(path, make([]byte, len(recipe.build())), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		names := []string{"plan", "graph/npu"}
@@ -477,44 +483,45 @@ func TestCodeIsACopy(t *testing.T) {
 			names = append(names, "weights/000", "weights/001")
 		}
 		for _, n := range names {
-			if got, err := b.Bytes(n); err != nil || !bytes.Equal(got, r.contents[n]) {
+			if got, err := opened.Bytes(n); err != nil || !bytes.Equal(got, recipe.contents[n]) {
 				t.Errorf("mode %d: %q changed: %v", mode, n, err)
 			}
 		}
-		b.Close()
-		if err := os.WriteFile(path, r.build(), 0o600); err != nil {
+		opened.Close()
+		if err := os.WriteFile(path, recipe.build(), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
 func TestExtract(t *testing.T) {
-	r := baseRecipe()
-	b, err := Open(writeTemp(t, r.build()), Options{Trust: ring(1, keyA)})
+	recipe := baseRecipe()
+	opened, err := Open(writeTemp(t, recipe.build()), Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	defer opened.Close()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "w")
-	if err := b.Extract(ctx, "weights/000", path); err != nil {
+	if err := opened.Extract(ctx, "weights/000", path); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(must(os.ReadFile(path)), r.contents["weights/000"]) {
+	if !bytes.Equal(must(os.ReadFile(path)), recipe.contents["weights/000"]) {
 		t.Error("wrong content")
 	}
 	if mode := must(os.Stat(path)).Mode().Perm(); mode != 0o600 {
 		t.Errorf("permissions %#o", mode)
 	}
-	if err := b.Extract(ctx, "weights/001", path); err == nil {
+	if err := opened.Extract(ctx, "weights/001", path); err == nil {
 		t.Error("an existing file was overwritten")
 	}
-	if !bytes.Equal(must(os.ReadFile(path)), r.contents["weights/000"]) {
+	if !bytes.Equal(must(os.ReadFile(path)), recipe.contents["weights/000"]) {
 		t.Error("the existing file was changed")
 	}
 	stopped, cancel := context.WithCancel(ctx)
 	cancel()
-	if err := b.Extract(stopped, "weights/001", filepath.Join(dir, "x")); diag.ClassOf(err) != diag.ClassInterrupted {
+	if err := opened.Extract(stopped, "weights/001", filepath.Join(dir, "x")); diag.ClassOf(
+		err) != diag.ClassInterrupted {
 		t.Errorf("cancelled: %v", err)
 	}
 	noLeftovers(t, dir, "w")
@@ -522,8 +529,8 @@ func TestExtract(t *testing.T) {
 
 // Nothing is left behind by a failed write, and an older file stays.
 func TestFailedWriteLeavesNothing(t *testing.T) {
-	r := baseRecipe()
-	good := sourcesOf(r)
+	recipe := baseRecipe()
+	good := sourcesOf(recipe)
 	boom := errors.New("boom")
 	stopped, cancel := context.WithCancel(ctx)
 	cancel()
@@ -542,56 +549,67 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 		"no signer":         {sources: good, signers: []Signer{}, class: diag.ClassInput},
 		"same signer twice": {sources: good, signers: signersOf(keyA, keyA), class: diag.ClassInput},
 		"wrong key":         {sources: good, signers: []Signer{wrongKey}, class: diag.ClassVerify},
-		"signer fails":      {sources: good, signers: []Signer{{Key: keyA.Key, Sign: func([]byte) ([]byte, error) { return nil, boom }}}, class: diag.ClassInternal},
+		"signer fails": {sources: good,
+			signers: []Signer{{Key: keyA.Key, Sign: func([]byte) ([]byte, error) { return nil, boom }}},
+			class:   diag.ClassInternal},
 		"signer is nil":     {sources: good, signers: []Signer{{Key: keyA.Key}}, class: diag.ClassInput},
 		"signer has no key": {sources: good, signers: []Signer{{Sign: keyA.signer().Sign}}, class: diag.ClassInput},
 		"nine signers":      {sources: good, signers: make([]Signer, 9), class: diag.ClassInput},
 		"cancelled":         {ctx: stopped, sources: good, class: diag.ClassInterrupted},
 		"source fails":      {sources: broken("zz", func(io.Writer) error { return boom }), class: diag.ClassInternal},
-		"source too short":  {sources: broken("zz", func(w io.Writer) error { _, err := w.Write(make([]byte, 99)); return err }), class: diag.ClassInput},
+		"source too short": {sources: broken("zz",
+			func(w io.Writer) error { _, err := w.Write(make([]byte, 99)); return err }), class: diag.ClassInput},
 		"source too long": {sources: broken("zz", func(w io.Writer) error {
 			_, _ = w.Write(make([]byte, 60))
 			_, _ = w.Write(make([]byte, 60)) // the error is ignored by this source, not by Write
 			return nil
 		}), class: diag.ClassInput},
-		"reader too short": {sources: with(Source{Name: "zz", Role: RoleWeights, Bytes: 9, Content: strings.NewReader("short")}), class: diag.ClassInput},
-		"no content":       {sources: with(Source{Name: "zz", Role: RoleWeights, Bytes: 9}), class: diag.ClassInput},
-		"two contents":     {sources: with(Source{Name: "zz", Role: RoleWeights, Content: strings.NewReader(""), Write: func(io.Writer) error { return nil }}), class: diag.ClassInput},
-		"negative size":    {sources: with(Source{Name: "zz", Role: RoleWeights, Bytes: -1, Content: strings.NewReader("")}), class: diag.ClassInput},
-		"repeated name":    {sources: with(good[0]), class: diag.ClassInput},
-		"bad name":         {sources: with(Source{Name: "../zz", Role: RoleWeights, Content: strings.NewReader("")}), class: diag.ClassInput},
-		"bad role":         {sources: with(Source{Name: "zz", Role: "x", Content: strings.NewReader("")}), class: diag.ClassInput},
-		"no sources":       {sources: []Source{}, class: diag.ClassInput},
-		"no product":       {sources: good, edit: func(m *Manifest) { m.Product = "" }, class: diag.ClassInput},
-		"blobs given":      {sources: good, edit: func(m *Manifest) { m.Blobs = make([]Blob, 1) }, class: diag.ClassInput},
-		"not ascii":        {sources: good, edit: func(m *Manifest) { m.Version = "é" }, class: diag.ClassInput},
-		"quote":            {sources: good, edit: func(m *Manifest) { m.Annotations = map[string]string{"a": `"`} }, class: diag.ClassInput},
+		"reader too short": {sources: with(Source{Name: "zz", Role: RoleWeights, Bytes: 9,
+			Content: strings.NewReader("short")}), class: diag.ClassInput},
+		"no content": {sources: with(Source{Name: "zz", Role: RoleWeights, Bytes: 9}), class: diag.ClassInput},
+		"two contents": {sources: with(Source{Name: "zz", Role: RoleWeights, Content: strings.NewReader(""),
+			Write: func(io.Writer) error { return nil }}), class: diag.ClassInput},
+		"negative size": {sources: with(Source{Name: "zz", Role: RoleWeights, Bytes: -1,
+			Content: strings.NewReader("")}), class: diag.ClassInput},
+		"repeated name": {sources: with(good[0]), class: diag.ClassInput},
+		"bad name": {sources: with(Source{Name: "../zz", Role: RoleWeights, Content: strings.NewReader("")}),
+			class: diag.ClassInput},
+		"bad role": {sources: with(Source{Name: "zz", Role: "x", Content: strings.NewReader("")}),
+			class: diag.ClassInput},
+		"no sources": {sources: []Source{}, class: diag.ClassInput},
+		"no product": {sources: good, edit: func(m *Manifest) { m.Product = "" }, class: diag.ClassInput},
+		"blobs given": {sources: good, edit: func(m *Manifest) { m.Blobs = make([]Blob, 1) },
+			class: diag.ClassInput},
+		"not ascii": {sources: good, edit: func(m *Manifest) { m.Version = "é" }, class: diag.ClassInput},
+		"quote": {sources: good, edit: func(m *Manifest) { m.Annotations = map[string]string{"a": `"`} },
+			class: diag.ClassInput},
 	}
-	for name, c := range cases {
+	for name, test := range cases {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			old := filepath.Join(dir, "old.hetb")
 			if err := os.WriteFile(old, []byte("old"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if c.ctx == nil {
-				c.ctx = ctx
+			if test.ctx == nil {
+				test.ctx = ctx
 			}
-			if c.signers == nil {
-				c.signers = signersOf(keyA)
+			if test.signers == nil {
+				test.signers = signersOf(keyA)
 			}
-			m := template(r)
-			if c.edit != nil {
-				c.edit(&m)
+			manifest := template(recipe)
+			if test.edit != nil {
+				test.edit(&manifest)
 			}
-			for form, write := range map[string]func(context.Context, string, Manifest, []Source, ...Signer) (Digest, error){"file": Write, "dir": WriteDir} {
+			for form, write := range map[string]func(context.Context, string, Manifest, []Source, ...Signer) (Digest,
+				error){"file": Write, "dir": WriteDir} {
 				for _, target := range []string{"new", "old.hetb"} {
-					_, err := write(c.ctx, filepath.Join(dir, target), m, c.sources, c.signers...)
+					_, err := write(test.ctx, filepath.Join(dir, target), manifest, test.sources, test.signers...)
 					if err == nil {
 						t.Fatalf("%s: accepted", form)
 					}
-					if got := diag.ClassOf(err); got != c.class && target == "new" {
-						t.Errorf("%s: class %d, want %d: %v", form, got, c.class, err)
+					if got := diag.ClassOf(err); got != test.class && target == "new" {
+						t.Errorf("%s: class %d, want %d: %v", form, got, test.class, err)
 					}
 				}
 			}
@@ -612,7 +630,8 @@ func TestPanickingSourceLeavesNothing(t *testing.T) {
 			}
 		}()
 		_, _ = Write(ctx, filepath.Join(dir, "x"), Manifest{Product: "p", Entrypoint: "plan"},
-			[]Source{{Name: "plan", Role: RolePlan, Bytes: 1, Write: func(io.Writer) error { panic("source") }}}, keyA.signer())
+			[]Source{{Name: "plan", Role: RolePlan, Bytes: 1, Write: func(io.Writer) error { panic("source") }}},
+			keyA.signer())
 	}()
 	noLeftovers(t, dir)
 }
@@ -627,34 +646,34 @@ func TestWriteToMissingDirectory(t *testing.T) {
 
 // A second signature moves nothing but the envelope.
 func TestSaveAddsASignature(t *testing.T) {
-	r := baseRecipe()
+	recipe := baseRecipe()
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "1"), filepath.Join(dir, "2")
-	id, err := Write(ctx, one, template(r), sourcesOf(r), keyA.signer())
+	id, err := Write(ctx, one, template(recipe), sourcesOf(recipe), keyA.signer())
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(one, Options{Trust: ring(1, keyA)})
+	opened, err := Open(one, Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
-	if err := b.Save(ctx, two, keyB.signer()); err != nil {
+	defer opened.Close()
+	if err := opened.Save(ctx, two, keyB.signer()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Save(ctx, filepath.Join(dir, "3"), keyA.signer()); diag.ClassOf(err) != diag.ClassInput {
+	if err := opened.Save(ctx, filepath.Join(dir, "3"), keyA.signer()); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("one key signed twice: %v", err)
 	}
-	r.signers = []testKey{keyA, keyB}
-	if !bytes.Equal(must(os.ReadFile(two)), r.build()) {
+	recipe.signers = []testKey{keyA, keyB}
+	if !bytes.Equal(must(os.ReadFile(two)), recipe.build()) {
 		t.Error("not what signing with both at once gives")
 	}
-	c, err := openAll(two, Options{Trust: ring(2, keyA, keyB)})
+	bundled, err := openAll(two, Options{Trust: ring(2, keyA, keyB)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	if c.Digest() != id || len(c.Signers()) != 2 {
+	defer bundled.Close()
+	if bundled.Digest() != id || len(bundled.Signers()) != 2 {
 		t.Error("another identity")
 	}
 	noLeftovers(t, dir, "1", "2")
@@ -662,16 +681,16 @@ func TestSaveAddsASignature(t *testing.T) {
 
 func TestRatchet(t *testing.T) {
 	path := writeTemp(t, baseRecipe().build())
-	b, err := Open(path, Options{Trust: ring(1, keyA)})
+	opened, err := Open(path, Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	defer opened.Close()
 	want := Ratchet{Product: "com.example.test", Generation: 1, SecurityVersion: 4}
-	if got := b.Ratchet(); got != want {
+	if got := opened.Ratchet(); got != want {
 		t.Errorf("got %+v", got)
 	}
-	r := b.Ratchet()
+	r := opened.Ratchet()
 	again, err := Open(path, Options{Trust: ring(1, keyA), Policy: Policy{Stored: Ratchets{r}}})
 	if err != nil {
 		t.Fatal("refused by its own ratchet:", err)
@@ -684,27 +703,27 @@ func TestEveryMutationIsRefused(t *testing.T) {
 	require.Slow(t)
 	t.Parallel()
 	for _, keys := range [][]testKey{{keyA}, {keyA, keyB}} {
-		r := baseRecipe()
-		r.signers = keys
-		data := r.build()
+		recipe := baseRecipe()
+		recipe.signers = keys
+		data := recipe.build()
 		path := writeTemp(t, data)
-		l := layOut(&r.manifest, payloadBytes(t, data))
-		o := Options{Trust: ring(int64(len(keys)), keys...)}
-		if b, err := openAll(path, o); err != nil {
+		layout := layOut(&recipe.manifest, payloadBytes(t, data))
+		options := Options{Trust: ring(int64(len(keys)), keys...)}
+		if opened, err := openAll(path, options); err != nil {
 			t.Fatal(err)
 		} else {
-			b.Close()
+			opened.Close()
 		}
-		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		file, err := os.OpenFile(path, os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer f.Close()
+		defer file.Close()
 		steps := map[Step]int{}
 		refused := func(what string, at int) {
-			b, err := Open(path, o)
+			opened, err := Open(path, options)
 			if err == nil {
-				b.Close()
+				opened.Close()
 				t.Fatalf("%s at %d accepted", what, at)
 			}
 			if StepOf(err) == "" || diag.ClassOf(err) != diag.ClassVerify {
@@ -713,18 +732,20 @@ func TestEveryMutationIsRefused(t *testing.T) {
 			steps[StepOf(err)]++
 		}
 		envelope := headerBytes + int(binary.LittleEndian.Uint64(data[16:]))
-		table := int(l.table)
+		table := int(layout.table)
 		n := 0
-		for _, part := range [][2]int{{0, envelope}, {table, table + leafBytes*int(l.leaves[len(l.leaves)-1])}} {
+		for _, part := range [][2]int{
+			{0, envelope}, {table, table + leafBytes*int(layout.leaves[len(layout.leaves)-1])},
+		} {
 			for i := part[0]; i < part[1]; i++ {
 				for bit := range 8 {
-					if _, err := f.WriteAt([]byte{data[i] ^ 1<<bit}, int64(i)); err != nil {
+					if _, err := file.WriteAt([]byte{data[i] ^ 1<<bit}, int64(i)); err != nil {
 						t.Fatal(err)
 					}
 					refused("bit flip", i)
 					n++
 				}
-				if _, err := f.WriteAt(data[i:i+1], int64(i)); err != nil {
+				if _, err := file.WriteAt(data[i:i+1], int64(i)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -747,16 +768,16 @@ func payloadBytes(t *testing.T, file []byte) int {
 func TestEveryTruncationIsRefused(t *testing.T) {
 	require.Slow(t)
 	t.Parallel()
-	r := baseRecipe()
-	data := r.build()
+	recipe := baseRecipe()
+	data := recipe.build()
 	path := writeTemp(t, data)
-	o := Options{Trust: ring(1, keyA)}
+	options := Options{Trust: ring(1, keyA)}
 	payload := payloadBytes(t, data)
 	for n := range slices.Backward(data) {
 		// Behind the envelope nothing but the layout step can tell, and it is a pure function of the
 		// size: run it alone there, except now and then.
 		if s := (&fileStore{bytes: int64(n), header: 1000}); n > 4096 && n%4096 > 2 {
-			m := r.manifest
+			m := recipe.manifest
 			if err := s.check(&m, payload); StepOf(err) != stepLayout {
 				t.Fatalf("cut to %d bytes: %v", n, err)
 			}
@@ -765,9 +786,9 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 		if err := os.Truncate(path, int64(n)); err != nil {
 			t.Fatal(err)
 		}
-		b, err := Open(path, o)
+		opened, err := Open(path, options)
 		if err == nil {
-			b.Close()
+			opened.Close()
 			t.Fatalf("cut to %d bytes: accepted", n)
 		}
 		if StepOf(err) == "" || diag.ClassOf(err) != diag.ClassVerify {
@@ -775,9 +796,9 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 		}
 	}
 	for _, more := range []int{1, 64, pageAlign, len(data)} {
-		b, err := Open(writeTemp(t, append(bytes.Clone(data), make([]byte, more)...)), o)
+		opened, err := Open(writeTemp(t, append(bytes.Clone(data), make([]byte, more)...)), options)
 		if err == nil {
-			b.Close()
+			opened.Close()
 		}
 		if StepOf(err) != stepLayout {
 			t.Errorf("%d bytes more: %v", more, err)
@@ -785,20 +806,22 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 	}
 }
 
-// A flipped bit in any region of the file is refused on opening, also where nothing is read from it later; in weights that
-// are checked lazily, once they are used.
+// A flipped bit in any region of the file is refused on opening, also where nothing is read from it later; in weights
+// that are checked lazily, once they are used.
 func TestFlipInEveryRegion(t *testing.T) {
-	r := baseRecipe()
-	for i, role := range []Role{RoleReport, RoleReference, RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleSelfTest, RolePrefix} {
-		r.add("other/"+string(role), role, pattern(byte(20+i), 777+i))
+	recipe := baseRecipe()
+	for i, role := range []Role{
+		RoleReport, RoleReference, RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleSelfTest, RolePrefix,
+	} {
+		recipe.add("other/"+string(role), role, pattern(byte(20+i), 777+i))
 	}
-	r.add("weights/002", RoleWeights, pattern(51, 70001))
-	r.manifest.Blobs[len(r.manifest.Blobs)-1].Align = 2 * pageAlign
-	r.add("zz", RoleWeights, pattern(52, 1))
-	data := r.build()
+	recipe.add("weights/002", RoleWeights, pattern(51, 70001))
+	recipe.manifest.Blobs[len(recipe.manifest.Blobs)-1].Align = 2 * pageAlign
+	recipe.add("zz", RoleWeights, pattern(52, 1))
+	data := recipe.build()
 	path := writeTemp(t, data)
 	payload := payloadBytes(t, data)
-	l := layOut(&r.manifest, payload)
+	layout := layOut(&recipe.manifest, payload)
 
 	type region struct {
 		name     string
@@ -814,23 +837,26 @@ func TestFlipInEveryRegion(t *testing.T) {
 	padded := 0
 	next := func(x region) {
 		if x.from > end {
-			regions = append(regions, region{name: "padding in front of " + x.name, from: end, to: x.from, step: stepLayout})
+			regions = append(regions, region{name: "padding in front of " + x.name, from: end, to: x.from,
+				step: stepLayout})
 			padded++
 		}
 		if end = x.to; x.from < x.to {
 			regions = append(regions, x)
 		}
 	}
-	next(region{name: "table", from: l.table, to: l.table + leafBytes*l.leaves[len(l.leaves)-1], step: stepTable})
-	for i, b := range r.manifest.Blobs {
-		x := region{name: "blob " + b.Name, from: l.offsets[i], to: l.offsets[i] + b.Bytes, step: stepCode}
-		if b.Role.bulk() {
+	next(region{name: "table", from: layout.table, to: layout.table + leafBytes*layout.leaves[len(layout.leaves)-1],
+		step: stepTable})
+	for i, blob := range recipe.manifest.Blobs {
+		x := region{name: "blob " + blob.Name, from: layout.offsets[i], to: layout.offsets[i] + blob.Bytes,
+			step: stepCode}
+		if blob.Role.bulk() {
 			x.step, x.lazy = stepWeights, true
 		}
 		next(x)
 	}
-	next(region{name: "end", from: l.size, to: l.size})
-	if want := len(r.manifest.Blobs) + 2; padded < want-2 || end != int64(len(data)) {
+	next(region{name: "end", from: layout.size, to: layout.size})
+	if want := len(recipe.manifest.Blobs) + 2; padded < want-2 || end != int64(len(data)) {
 		t.Fatalf("%d regions of padding, want %d or nearly; they end at %d of %d", padded, want, end, len(data))
 	}
 
@@ -838,13 +864,13 @@ func TestFlipInEveryRegion(t *testing.T) {
 	check(t, err)
 	defer file.Close()
 	use := func(mode Mode) (opened bool, err error) {
-		b, err := Open(path, Options{Trust: ring(1, keyA), Mode: mode})
+		bundled, err := Open(path, Options{Trust: ring(1, keyA), Mode: mode})
 		if err != nil {
 			return false, err
 		}
-		defer b.Close()
-		for _, blob := range r.manifest.Blobs {
-			if _, err := b.Bytes(blob.Name); err != nil {
+		defer bundled.Close()
+		for _, blob := range recipe.manifest.Blobs {
+			if _, err := bundled.Bytes(blob.Name); err != nil {
 				return true, err
 			}
 		}
@@ -852,7 +878,10 @@ func TestFlipInEveryRegion(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(3, 4))
 	for _, x := range regions {
-		for _, at := range []int64{x.from, x.to - 1, (x.from + x.to) / 2, x.from + random.Int64N(x.to-x.from), x.from + random.Int64N(x.to-x.from)} {
+		for _, at := range []int64{
+			x.from, x.to - 1, (x.from + x.to) / 2, x.from + random.Int64N(x.to-x.from),
+			x.from + random.Int64N(x.to-x.from),
+		} {
 			for _, mode := range []Mode{Lazy, Eager, Copy} {
 				bad := data[at] ^ 1<<random.IntN(8)
 				_, err := file.WriteAt([]byte{bad}, at)
@@ -864,7 +893,8 @@ func TestFlipInEveryRegion(t *testing.T) {
 				case opened != (x.lazy && mode == Lazy), diag.ClassOf(err) != diag.ClassVerify, StepOf(err) == "",
 					x.step != "" && StepOf(err) != x.step:
 					t.Errorf("%s, mode %d: opened %v, refused with %q: %v", x.name, mode, opened, StepOf(err), err)
-				case x.step == stepLayout && !strings.Contains(err.Error(), fmt.Sprintf("padding byte at offset %d is", at)):
+				case x.step == stepLayout &&
+					!strings.Contains(err.Error(), fmt.Sprintf("padding byte at offset %d is", at)):
 					t.Errorf("%s: want the offset %d in %v", x.name, at, err)
 				}
 				_, err = file.WriteAt(data[at:at+1], at)
@@ -883,43 +913,44 @@ func TestFlipInEveryRegion(t *testing.T) {
 func TestRandomFlipsAreRefused(t *testing.T) {
 	require.Slow(t)
 	t.Parallel()
-	r := baseRecipe()
-	r.add("a/report", RoleReport, pattern(50, 3000))
-	r.add("zz", RoleWeights, pattern(51, 70000))
-	data := r.build()
+	recipe := baseRecipe()
+	recipe.add("a/report", RoleReport, pattern(50, 3000))
+	recipe.add("zz", RoleWeights, pattern(51, 70000))
+	data := recipe.build()
 	path := writeTemp(t, data)
-	u := must(Inspect(path))
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	unverified := must(Inspect(path))
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer file.Close()
 	rng := rand.New(rand.NewPCG(7, 7))
 	steps := map[Step]int{}
-	flip := func(i int64, o Options) Step {
-		if _, err := f.WriteAt([]byte{data[i] ^ 1<<rng.IntN(8)}, i); err != nil {
+	flip := func(i int64, options Options) Step {
+		if _, err := file.WriteAt([]byte{data[i] ^ 1<<rng.IntN(8)}, i); err != nil {
 			t.Fatal(err)
 		}
-		b, err := openAll(path, o)
+		opened, err := openAll(path, options)
 		if err == nil {
-			b.Close()
+			opened.Close()
 			t.Fatalf("flip at %d accepted", i)
 		}
-		if _, err := f.WriteAt(data[i:i+1], i); err != nil {
+		if _, err := file.WriteAt(data[i:i+1], i); err != nil {
 			t.Fatal(err)
 		}
 		steps[StepOf(err)]++
 		return StepOf(err)
 	}
 	for n := range 1000 {
-		k := rng.IntN(len(r.manifest.Blobs))
-		b := r.manifest.Blobs[k]
+		k := rng.IntN(len(recipe.manifest.Blobs))
+		blob := recipe.manifest.Blobs[k]
 		want := stepCode
-		if b.Role.bulk() {
+		if blob.Role.bulk() {
 			want = stepWeights
 		}
-		if got := flip(u.Offsets[k]+rng.Int64N(b.Bytes), Options{Trust: ring(1, keyA), Mode: Mode(n % 3)}); got != want {
-			t.Fatalf("blob %q: refused by %q, want %q", b.Name, got, want)
+		if got := flip(unverified.Offsets[k]+rng.Int64N(blob.Bytes),
+			Options{Trust: ring(1, keyA), Mode: Mode(n % 3)}); got != want {
+			t.Fatalf("blob %q: refused by %q, want %q", blob.Name, got, want)
 		}
 	}
 	t.Log(steps)
@@ -932,16 +963,17 @@ func TestRandomFlipsAreRefused(t *testing.T) {
 
 // The exploded form against everything a directory can hold.
 func TestExplodedRefusals(t *testing.T) {
-	r := baseRecipe()
-	blob := func(dir, name string) string { return blobFile(r, dir, name) }
+	recipe := baseRecipe()
+	blob := func(dir, name string) string { return blobFile(recipe, dir, name) }
 	rewrite := func(t *testing.T, path string, edit func([]byte) []byte) {
 		t.Helper()
 		if err := os.WriteFile(path, edit(must(os.ReadFile(path))), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	refuseExploded(t, r, map[string]damage{
-		"extra file": {stepLayout, func(t *testing.T, d string) { check(t, os.WriteFile(filepath.Join(d, "x"), nil, 0o600)) }},
+	refuseExploded(t, recipe, map[string]damage{
+		"extra file": {stepLayout,
+			func(t *testing.T, d string) { check(t, os.WriteFile(filepath.Join(d, "x"), nil, 0o600)) }},
 		"extra blob": {stepLayout, func(t *testing.T, d string) {
 			check(t, os.WriteFile(filepath.Join(d, dirBlobs, strings.Repeat("0", 64)), nil, 0o600))
 		}},
@@ -977,12 +1009,15 @@ func TestExplodedRefusals(t *testing.T) {
 			check(t, os.Remove(p))
 			check(t, os.Mkdir(p, 0o700))
 		}},
-		"no blob directory": {stepOpen, func(t *testing.T, d string) { check(t, os.RemoveAll(filepath.Join(d, dirBlobs))) }},
-		"no manifest":       {stepOpen, func(t *testing.T, d string) { check(t, os.Remove(filepath.Join(d, dirManifest))) }},
+		"no blob directory": {stepOpen,
+			func(t *testing.T, d string) { check(t, os.RemoveAll(filepath.Join(d, dirBlobs))) }},
+		"no manifest": {stepOpen,
+			func(t *testing.T, d string) { check(t, os.Remove(filepath.Join(d, dirManifest))) }},
 		"empty manifest": {stepHeader, func(t *testing.T, d string) {
 			rewrite(t, filepath.Join(d, dirManifest), func([]byte) []byte { return nil })
 		}},
-		"huge manifest": {stepHeader, func(t *testing.T, d string) { check(t, os.Truncate(filepath.Join(d, dirManifest), maxEnvelopeBytes+1)) }},
+		"huge manifest": {stepHeader,
+			func(t *testing.T, d string) { check(t, os.Truncate(filepath.Join(d, dirManifest), maxEnvelopeBytes+1)) }},
 		"manifest with line feed": {stepEnvelope, func(t *testing.T, d string) {
 			rewrite(t, filepath.Join(d, dirManifest), func(b []byte) []byte { return append(b, '\n') })
 		}},
@@ -1009,17 +1044,17 @@ func check(t *testing.T, err error) {
 	}
 }
 
-func refuseExploded(t *testing.T, r *recipe, cases map[string]damage) {
+func refuseExploded(t *testing.T, given *recipe, cases map[string]damage) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "d")
-			if _, err := WriteDir(ctx, dir, template(r), sourcesOf(r), keyA.signer()); err != nil {
+			if _, err := WriteDir(ctx, dir, template(given), sourcesOf(given), keyA.signer()); err != nil {
 				t.Fatal(err)
 			}
-			if b, err := openAll(dir, Options{Trust: ring(1, keyA)}); err != nil {
+			if opened, err := openAll(dir, Options{Trust: ring(1, keyA)}); err != nil {
 				t.Fatal(err)
 			} else {
-				b.Close()
+				opened.Close()
 			}
 			c.edit(t, dir)
 			for _, mode := range []Mode{Lazy, Eager, Copy} {
@@ -1036,17 +1071,17 @@ func refuseExploded(t *testing.T, r *recipe, cases map[string]damage) {
 func TestOpenNoticesAReplacedFile(t *testing.T) {
 	one, two := writeTemp(t, []byte("1")), writeTemp(t, []byte("2"))
 	before := must(os.Lstat(one))
-	f := must(os.Open(two))
-	defer f.Close()
-	if _, err := regular(f, before); StepOf(err) != stepOpen {
+	file := must(os.Open(two))
+	defer file.Close()
+	if _, err := regular(file, before); StepOf(err) != stepOpen {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestOpenNoticesAReplacedDirectory(t *testing.T) {
-	r := baseRecipe()
+	recipe := baseRecipe()
 	dir := filepath.Join(t.TempDir(), "d")
-	if _, err := WriteDir(ctx, dir, template(r), sourcesOf(r), keyA.signer()); err != nil {
+	if _, err := WriteDir(ctx, dir, template(recipe), sourcesOf(recipe), keyA.signer()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := openDir(dir, must(os.Lstat(t.TempDir()))); StepOf(err) != stepOpen {
@@ -1056,30 +1091,30 @@ func TestOpenNoticesAReplacedDirectory(t *testing.T) {
 
 // A file that shrinks between the layout step and the mapping is an error, not a panic.
 func TestMappingNoticesAnotherSize(t *testing.T) {
-	r := baseRecipe()
-	file := writeTemp(t, r.build())
+	recipe := baseRecipe()
+	file := writeTemp(t, recipe.build())
 	dir := filepath.Join(t.TempDir(), "d")
-	if _, err := WriteDir(ctx, dir, template(r), sourcesOf(r), keyA.signer()); err != nil {
+	if _, err := WriteDir(ctx, dir, template(recipe), sourcesOf(recipe), keyA.signer()); err != nil {
 		t.Fatal(err)
 	}
-	for path, cut := range map[string]string{file: file, dir: blobFile(r, dir, "weights/000")} {
+	for path, cut := range map[string]string{file: file, dir: blobFile(recipe, dir, "weights/000")} {
 		s, err := openStore(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		env := must(decodeEnvelope(must(s.envelope())))
 		payload := must(env.open())
-		m := must(decodeManifest(payload))
-		if err := s.check(m, len(payload)); err != nil {
+		manifest := must(decodeManifest(payload))
+		if err := s.check(manifest, len(payload)); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Truncate(cut, 100); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.mapped(m, 2); StepOf(err) == "" {
+		if _, err := s.mapped(manifest, 2); StepOf(err) == "" {
 			t.Errorf("%s: got %v", path, err)
 		}
-		if err := s.copyBlob(m, 2, make([]byte, m.Blobs[2].Bytes), stepWeights); StepOf(err) == "" {
+		if err := s.copyBlob(manifest, 2, make([]byte, manifest.Blobs[2].Bytes), stepWeights); StepOf(err) == "" {
 			t.Errorf("%s: got %v", path, err)
 		}
 		if err := s.close(); err != nil {
@@ -1098,33 +1133,34 @@ func TestVeryLargeBlobs(t *testing.T) {
 	full, last := Digest(sha256.Sum256(make([]byte, chunk))), Digest(sha256.Sum256([]byte{0}))
 	leaves := append(slices.Repeat([]Digest{full}, maxCopyBytes/chunk), last)
 	for _, role := range []Role{RoleWeights, RolePlan} {
-		r := baseRecipe()
-		m := r.manifest
-		m.ChunkBytes = chunk
-		plan := sha256.Sum256(r.contents["plan"])
-		m.Blobs = []Blob{
+		recipe := baseRecipe()
+		manifest := recipe.manifest
+		manifest.ChunkBytes = chunk
+		plan := sha256.Sum256(recipe.contents["plan"])
+		manifest.Blobs = []Blob{
 			{Name: "big", Role: role, Type: "t", Bytes: size, Align: pageAlign, Root: rootOf(size, chunk, leaves)},
-			{Name: "plan", Role: RolePlan, Type: "t", Bytes: 300, Align: 64, SHA256: plan, Root: rootOf(300, chunk, []Digest{plan})},
+			{Name: "plan", Role: RolePlan, Type: "t", Bytes: 300, Align: 64, SHA256: plan,
+				Root: rootOf(300, chunk, []Digest{plan})},
 		}
-		payload := must(m.Encode())
-		l := layOut(&m, len(payload))
+		payload := must(manifest.Encode())
+		layout := layOut(&manifest, len(payload))
 		w := &writer{signers: signersOf(keyA)}
 		envelope := must(w.sign(payload))
 		path := filepath.Join(t.TempDir(), "big.hetb")
-		f := must(wholefile.Create(path))
-		if err := f.Truncate(l.size); err != nil {
-			check(t, f.Abandon())
+		pending := must(wholefile.Create(path))
+		if err := pending.Truncate(layout.size); err != nil {
+			check(t, pending.Abandon())
 			t.Skip("no room for a file with holes here:", err)
 		}
-		form := &fileForm{file: f, layout: l}
+		form := &fileForm{file: pending, layout: layout}
 		if err := form.finish(envelope, append(slices.Clone(leaves), plan)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.WriteAt(r.contents["plan"], l.offsets[1]); err != nil {
+		if _, err := pending.WriteAt(recipe.contents["plan"], layout.offsets[1]); err != nil {
 			t.Fatal(err)
 		}
 		check(t, form.commit())
-		b, err := Open(path, Options{Trust: ring(1, keyA)})
+		opened, err := Open(path, Options{Trust: ring(1, keyA)})
 		if role == RolePlan {
 			if StepOf(err) != stepCode {
 				t.Errorf("plan: got %v", err)
@@ -1134,25 +1170,25 @@ func TestVeryLargeBlobs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := b.Range("big", size-1, 1); err != nil || got[0] != 0 {
+		if got, err := opened.Range("big", size-1, 1); err != nil || got[0] != 0 {
 			t.Errorf("last byte: %v", err)
 		}
-		if got, err := b.Bytes("plan"); err != nil || !bytes.Equal(got, r.contents["plan"]) {
+		if got, err := opened.Bytes("plan"); err != nil || !bytes.Equal(got, recipe.contents["plan"]) {
 			t.Errorf("plan: %v", err)
 		}
-		b.Close()
+		opened.Close()
 	}
 }
 
 func TestVerifyAllReportsProgressAndStops(t *testing.T) {
 	r := baseRecipe()
-	b, err := Open(writeTemp(t, r.build()), Options{Trust: ring(1, keyA)})
+	opened, err := Open(writeTemp(t, r.build()), Options{Trust: ring(1, keyA)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	defer opened.Close()
 	var last, total int64
-	if err := b.VerifyAll(ctx, func(d, all int64) {
+	if err := opened.VerifyAll(ctx, func(d, all int64) {
 		if d < last {
 			t.Error("progress runs backwards")
 		}
@@ -1165,20 +1201,23 @@ func TestVerifyAllReportsProgressAndStops(t *testing.T) {
 	}
 	stopped, cancel := context.WithCancel(ctx)
 	cancel()
-	if err := b.VerifyAll(stopped, nil); diag.ClassOf(err) != diag.ClassInterrupted {
+	if err := opened.VerifyAll(stopped, nil); diag.ClassOf(err) != diag.ClassInterrupted {
 		t.Errorf("got %v", err)
 	}
 }
 
 // Everything wrong with the target is named at once, with a way out.
 func TestMismatchNamesEverything(t *testing.T) {
-	r := baseRecipe()
-	fullManifest(r)
-	_, err := Open(writeTemp(t, r.build()), Options{Trust: ring(1, keyA), Policy: Policy{Runtime: "2"}, Host: &Host{OS: "plan9", Arch: "amd64"}})
+	recipe := baseRecipe()
+	fullManifest(recipe)
+	_, err := Open(writeTemp(t, recipe.build()),
+		Options{Trust: ring(1, keyA), Policy: Policy{Runtime: "2"}, Host: &Host{OS: "plan9", Arch: "amd64"}})
 	if StepOf(err) != stepPolicy {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"soc", "plan9", "amd64", "asimd", "i8mm", "memory", "driver/npu", "library/onnxruntime"} {
+	for _, part := range []string{
+		"soc", "plan9", "amd64", "asimd", "i8mm", "memory", "driver/npu", "library/onnxruntime",
+	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in %q", part, err)
 		}

@@ -12,9 +12,9 @@ import (
 )
 
 func TestExplodedRefusesLinksAndSpecialFiles(t *testing.T) {
-	r := baseRecipe()
-	blob := func(dir, name string) string { return blobFile(r, dir, name) }
-	refuseExploded(t, r, map[string]damage{
+	recipe := baseRecipe()
+	blob := func(dir, name string) string { return blobFile(recipe, dir, name) }
+	refuseExploded(t, recipe, map[string]damage{
 		"symlinked plan": {stepOpen, func(t *testing.T, d string) {
 			p := blob(d, "plan")
 			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "elsewhere")))
@@ -65,7 +65,9 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for p, class := range map[string]diag.Class{link: diag.ClassVerify, fifo: diag.ClassInput, "/dev/zero": diag.ClassInput, dir: diag.ClassInput} {
+	for p, class := range map[string]diag.Class{
+		link: diag.ClassVerify, fifo: diag.ClassInput, "/dev/zero": diag.ClassInput, dir: diag.ClassInput,
+	} {
 		if _, err := Open(p, Options{Trust: ring(1, keyA)}); StepOf(err) != stepOpen || diag.ClassOf(err) != class {
 			t.Errorf("%q: %v", p, err)
 		}
@@ -73,21 +75,21 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 			t.Errorf("inspect %q: %v", p, err)
 		}
 	}
-	if b, err := Open(real, Options{Trust: ring(1, keyA)}); err != nil {
+	if opened, err := Open(real, Options{Trust: ring(1, keyA)}); err != nil {
 		t.Error(err)
 	} else {
-		b.Close()
+		opened.Close()
 	}
 }
 
 // A bundle that is replaced keeps its permissions, a new one has those that the umask leaves.
 func TestBundlePermissions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "app.hetb")
-	for _, c := range []struct {
+	for _, test := range []struct {
 		chmod, want os.FileMode
 	}{{0, 0o640}, {0o600, 0o600}, {0o644, 0o644}} {
-		if c.chmod != 0 {
-			check(t, os.Chmod(path, c.chmod))
+		if test.chmod != 0 {
+			check(t, os.Chmod(path, test.chmod))
 		}
 		before := syscall.Umask(0o027)
 		f := &fileForm{path: path}
@@ -97,8 +99,8 @@ func TestBundlePermissions(t *testing.T) {
 		}
 		syscall.Umask(before)
 		check(t, err)
-		if mode := must(os.Stat(path)).Mode().Perm(); mode != c.want {
-			t.Errorf("over %#o: mode %#o, want %#o", c.chmod, mode, c.want)
+		if mode := must(os.Stat(path)).Mode().Perm(); mode != test.want {
+			t.Errorf("over %#o: mode %#o, want %#o", test.chmod, mode, test.want)
 		}
 	}
 }

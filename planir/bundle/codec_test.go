@@ -27,11 +27,11 @@ func (d *document) walk(c *codec) {
 		list(c, &d.list, 2, func(s *string) { c.str(s, 3) })
 		c.member("hex")
 		c.digest(&d.hex)
-		m := Manifest{Annotations: d.notes}
-		if c.optional("notes", len(m.Annotations) == 0) {
-			m.walkAnnotations(c)
+		manifest := Manifest{Annotations: d.notes}
+		if c.optional("notes", len(manifest.Annotations) == 0) {
+			manifest.walkAnnotations(c)
 		}
-		d.notes = m.Annotations
+		d.notes = manifest.Annotations
 	})
 }
 
@@ -51,7 +51,8 @@ func TestCodecReadsStrictly(t *testing.T) {
 		notes = append(notes, fmt.Sprintf(`"%03d":""`, i))
 	}
 	annotated := func(n int) string {
-		return strings.TrimSuffix(fmt.Sprintf(form, "a", "1", "", zero), "}") + `,"notes":{` + strings.Join(notes[:n], ",") + "}}"
+		return strings.TrimSuffix(fmt.Sprintf(form, "a", "1", "", zero), "}") + `,"notes":{` +
+			strings.Join(notes[:n], ",") + "}}"
 	}
 	if err := read(annotated(maxAnnotations)); err != nil {
 		t.Fatal(err)
@@ -75,7 +76,8 @@ func TestCodecReadsStrictly(t *testing.T) {
 		}
 	}
 	whole := fmt.Sprintf(form, "a", "1", "", zero)
-	if err := decode([]byte(whole+" "), new(document).walk); err == nil || !strings.Contains(err.Error(), "after the end") {
+	if err := decode([]byte(whole+" "), new(document).walk); err == nil ||
+		!strings.Contains(err.Error(), "after the end") {
 		t.Errorf("trailing byte: %v", err)
 	}
 	for n := range whole {

@@ -12,9 +12,9 @@ import (
 // seedFiles are the bundles the parsers are fuzzed from: every vector of the kit.
 func seedFiles(f *testing.F) (files [][]byte) {
 	for _, v := range vectors() {
-		r := baseRecipe()
-		v.edit(r)
-		files = append(files, r.build())
+		recipe := baseRecipe()
+		v.edit(recipe)
+		files = append(files, recipe.build())
 	}
 	if len(files) < 100 {
 		f.Fatalf("only %d seeds", len(files))
@@ -67,42 +67,44 @@ func FuzzManifest(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := decodeManifest(data)
+		manifest, err := decodeManifest(data)
 		if err != nil {
 			return
 		}
-		if again, err := m.Encode(); err != nil || !bytes.Equal(again, data) {
+		if again, err := manifest.Encode(); err != nil || !bytes.Equal(again, data) {
 			t.Fatalf("accepted in a second form: %v", err)
 		}
-		checkLayout(t, m, len(data))
+		checkLayout(t, manifest, len(data))
 	})
 }
 
 // checkLayout states what must hold of the layout of every legal manifest.
-func checkLayout(t *testing.T, m *Manifest, payload int) {
-	l := layOut(m, payload)
-	if l.table < tableFloor || l.table%pageAlign != 0 || l.table < headerBytes+int64(base64.StdEncoding.EncodedLen(payload)) {
-		t.Fatalf("table at %d", l.table)
+func checkLayout(t *testing.T, manifest *Manifest, payload int) {
+	layout := layOut(manifest, payload)
+	if layout.table < tableFloor || layout.table%pageAlign != 0 ||
+		layout.table < headerBytes+int64(base64.StdEncoding.EncodedLen(payload)) {
+		t.Fatalf("table at %d", layout.table)
 	}
-	end := l.table + leafBytes*l.leaves[len(m.Blobs)]
-	if l.blobs < end || l.blobs-end >= pageAlign {
-		t.Fatalf("blobs from %d, the table ends at %d", l.blobs, end)
+	end := layout.table + leafBytes*layout.leaves[len(manifest.Blobs)]
+	if layout.blobs < end || layout.blobs-end >= pageAlign {
+		t.Fatalf("blobs from %d, the table ends at %d", layout.blobs, end)
 	}
-	end = l.blobs
-	for i, b := range m.Blobs {
-		if l.offsets[i] < end || l.offsets[i]-end >= b.Align || l.offsets[i]%b.Align != 0 {
-			t.Fatalf("blob %d at %d, align %d, the one before ends at %d", i, l.offsets[i], b.Align, end)
+	end = layout.blobs
+	for i, blob := range manifest.Blobs {
+		if layout.offsets[i] < end || layout.offsets[i]-end >= blob.Align || layout.offsets[i]%blob.Align != 0 {
+			t.Fatalf("blob %d at %d, align %d, the one before ends at %d", i, layout.offsets[i], blob.Align, end)
 		}
-		if b.Bytes >= pageAlign && l.offsets[i]%pageAlign != 0 {
-			t.Fatalf("blob %d at %d is not on a page", i, l.offsets[i])
+		if blob.Bytes >= pageAlign && layout.offsets[i]%pageAlign != 0 {
+			t.Fatalf("blob %d at %d is not on a page", i, layout.offsets[i])
 		}
-		if got := l.leaves[i+1] - l.leaves[i]; got < 0 || got*m.ChunkBytes < b.Bytes || (got-1)*m.ChunkBytes >= max(b.Bytes, 1) {
-			t.Fatalf("blob %d of %d bytes has %d leaves", i, b.Bytes, got)
+		if got := layout.leaves[i+1] - layout.leaves[i]; got < 0 || got*manifest.ChunkBytes < blob.Bytes ||
+			(got-1)*manifest.ChunkBytes >= max(blob.Bytes, 1) {
+			t.Fatalf("blob %d of %d bytes has %d leaves", i, blob.Bytes, got)
 		}
-		end = l.offsets[i] + b.Bytes
+		end = layout.offsets[i] + blob.Bytes
 	}
-	if l.size < end || l.size-end >= pageAlign || l.size%pageAlign != 0 {
-		t.Fatalf("file of %d bytes, blobs end at %d", l.size, end)
+	if layout.size < end || layout.size-end >= pageAlign || layout.size%pageAlign != 0 {
+		t.Fatalf("file of %d bytes, blobs end at %d", layout.size, end)
 	}
 }
 
@@ -112,45 +114,47 @@ func FuzzLayout(f *testing.F) {
 	f.Add(uint8(12), 11<<20, bytes.Repeat([]byte{0xff}, 90))
 	f.Add(uint8(24), 0, bytes.Repeat([]byte{0, 0, 0, 0, 1, 0, 0, 0, 16}, 8))
 	f.Fuzz(func(t *testing.T, chunk uint8, payload int, raw []byte) {
-		m := baseRecipe().manifest
-		m.ChunkBytes = 1 << (chunk % 32)
-		m.Blobs = []Blob{{Name: "plan", Role: RolePlan, Type: "t", Align: 64}}
+		manifest := baseRecipe().manifest
+		manifest.ChunkBytes = 1 << (chunk % 32)
+		manifest.Blobs = []Blob{{Name: "plan", Role: RolePlan, Type: "t", Align: 64}}
 		for i := 0; i+9 <= len(raw) && i < 9*200; i += 9 {
 			size := int64(binary.LittleEndian.Uint64(raw[i:]))
-			m.Blobs = append(m.Blobs, Blob{Name: "w" + string(rune('a'+i/9/26%26)) + string(rune('a'+i/9%26)) + base64.RawURLEncoding.EncodeToString([]byte{byte(i / 9)}),
-				Role: RoleWeights, Type: "t", Bytes: size, Align: 1 << (raw[i+8] % 32)})
+			manifest.Blobs = append(manifest.Blobs,
+				Blob{Name: "w" + string(rune('a'+i/9/26%26)) + string(
+					rune('a'+i/9%26)) + base64.RawURLEncoding.EncodeToString([]byte{byte(i / 9)}),
+					Role: RoleWeights, Type: "t", Bytes: size, Align: 1 << (raw[i+8] % 32)})
 		}
-		data, err := m.Encode()
+		data, err := manifest.Encode()
 		if err != nil {
 			return
 		}
 		if payload < len(data) || payload > maxEnvelopeBytes {
 			payload = len(data)
 		}
-		checkLayout(t, &m, payload)
+		checkLayout(t, &manifest, payload)
 	})
 }
 
 func FuzzKeyring(f *testing.F) {
 	for _, v := range vectors() {
-		r := baseRecipe()
-		v.edit(r)
-		f.Add(r.keyring())
+		recipe := baseRecipe()
+		v.edit(recipe)
+		f.Add(recipe.keyring())
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		k, err := ParseTrust(data, "f")
+		keyring, err := ParseTrust(data, "f")
 		if err != nil {
 			if StepOf(err) != stepKeyring {
 				t.Fatalf("refused without a step: %v", err)
 			}
 			return
 		}
-		again, err := k.Encode()
+		again, err := keyring.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if bytes.HasPrefix(data, []byte("---")) {
-			again = k.Keys[0].PEM()
+			again = keyring.Keys[0].PEM()
 		} else if !bytes.HasSuffix(data, []byte("\n")) {
 			again = bytes.TrimSuffix(again, []byte("\n"))
 		}
@@ -166,9 +170,9 @@ func FuzzKeyring(f *testing.F) {
 func FuzzFile(f *testing.F) {
 	base := baseRecipe().build()
 	for _, v := range vectors() {
-		r := baseRecipe()
-		v.edit(r)
-		file := r.build()
+		recipe := baseRecipe()
+		v.edit(recipe)
+		file := recipe.build()
 		f.Add(file[:min(len(file), headerBytes+len(envelopeOf(file)))])
 	}
 	trust := ring(1, keyA, keyB, keyC)
@@ -186,7 +190,7 @@ func FuzzFile(f *testing.F) {
 			} else if StepOf(err) == "" {
 				t.Fatalf("refused without a step: %v", err)
 			}
-			b, err := openAll(path, Options{Trust: trust})
+			opened, err := openAll(path, Options{Trust: trust})
 			if err != nil {
 				if StepOf(err) == "" {
 					t.Fatalf("refused without a step: %v", err)
@@ -194,10 +198,10 @@ func FuzzFile(f *testing.F) {
 				continue
 			}
 			again := path + ".again"
-			if err := b.Save(ctx, again); err != nil {
+			if err := opened.Save(ctx, again); err != nil {
 				t.Fatal(err)
 			}
-			b.Close()
+			opened.Close()
 			if !bytes.Equal(must(os.ReadFile(again)), file) {
 				t.Fatal("accepted in a second form")
 			}

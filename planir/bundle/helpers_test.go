@@ -62,21 +62,21 @@ var (
 )
 
 func ring(threshold int64, keys ...testKey) *Keyring {
-	r := &Keyring{Generation: 1, Threshold: threshold}
+	keyring := &Keyring{Generation: 1, Threshold: threshold}
 	for _, k := range keys {
-		r.Keys = append(r.Keys, k.Key)
+		keyring.Keys = append(keyring.Keys, k.Key)
 	}
-	must(r.Encode()) // sorts, checks
-	return r
+	must(keyring.Encode()) // sorts, checks
+	return keyring
 }
 
 // pattern returns n bytes that compress well and in which no two chunks are equal.
 func pattern(seed byte, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = seed ^ byte(i>>8) ^ byte(i>>12)
+	data := make([]byte, n)
+	for i := range data {
+		data[i] = seed ^ byte(i>>8) ^ byte(i>>12)
 	}
-	return b
+	return data
 }
 
 // recipe makes the bytes of a `.hetb` from its parts, by code that shares only the layout with
@@ -99,7 +99,7 @@ type recipe struct {
 const testChunk = 4096
 
 func baseRecipe() *recipe {
-	r := &recipe{
+	given := &recipe{
 		signers: []testKey{keyA},
 		kind:    payloadType,
 		manifest: Manifest{
@@ -108,11 +108,11 @@ func baseRecipe() *recipe {
 		},
 		contents: map[string][]byte{},
 	}
-	r.add("graph/npu", RoleNPUGraph, pattern(1, 5000))
-	r.add("plan", RolePlan, pattern(2, 300))
-	r.add("weights/000", RoleWeights, pattern(3, 3*testChunk+17))
-	r.add("weights/001", RoleWeights, pattern(4, 2*testChunk))
-	return r
+	given.add("graph/npu", RoleNPUGraph, pattern(1, 5000))
+	given.add("plan", RolePlan, pattern(2, 300))
+	given.add("weights/000", RoleWeights, pattern(3, 3*testChunk+17))
+	given.add("weights/001", RoleWeights, pattern(4, 2*testChunk))
+	return given
 }
 
 func (r *recipe) add(name string, role Role, content []byte) {
@@ -120,32 +120,33 @@ func (r *recipe) add(name string, role Role, content []byte) {
 	if len(content) >= pageAlign {
 		align = pageAlign
 	}
-	r.manifest.Blobs = append(r.manifest.Blobs, Blob{Name: name, Role: role, Type: "application/octet-stream", Bytes: int64(len(content)), Align: align})
+	r.manifest.Blobs = append(r.manifest.Blobs, Blob{Name: name, Role: role, Type: "application/octet-stream",
+		Bytes: int64(len(content)), Align: align})
 	slices.SortFunc(r.manifest.Blobs, func(a, b Blob) int { return strings.Compare(a.Name, b.Name) })
 	r.contents[name] = content
 }
 
 // build returns the file.
 func (r *recipe) build() []byte {
-	m := r.manifest
-	m.Blobs = slices.Clone(m.Blobs)
+	manifest := r.manifest
+	manifest.Blobs = slices.Clone(manifest.Blobs)
 	var table []byte
-	for i := range m.Blobs {
-		content := r.contents[m.Blobs[i].Name]
-		m.Blobs[i].SHA256 = sha256.Sum256(content)
+	for i := range manifest.Blobs {
+		content := r.contents[manifest.Blobs[i].Name]
+		manifest.Blobs[i].SHA256 = sha256.Sum256(content)
 		var leaves []Digest
-		for part := range slices.Chunk(content, int(m.ChunkBytes)) {
+		for part := range slices.Chunk(content, int(manifest.ChunkBytes)) {
 			leaf := sha256.Sum256(part)
 			leaves = append(leaves, leaf)
 			table = append(table, leaf[:]...)
 		}
-		m.Blobs[i].Root = rootOf(int64(len(content)), m.ChunkBytes, leaves)
+		manifest.Blobs[i].Root = rootOf(int64(len(content)), manifest.ChunkBytes, leaves)
 	}
 	if r.digests != nil {
-		r.digests(&m)
+		r.digests(&manifest)
 	}
-	payload := must(encode(m.walk))
-	l := layOut(&m, len(payload))
+	payload := must(encode(manifest.walk))
+	layout := layOut(&manifest, len(payload))
 	if r.payload != nil {
 		old := string(payload)
 		if payload = []byte(r.payload(old)); string(payload) == old {
@@ -158,7 +159,8 @@ func (r *recipe) build() []byte {
 	}
 	env := &envelope{payload: base64.StdEncoding.EncodeToString(payload), kind: r.kind}
 	for _, k := range r.signers {
-		env.signatures = append(env.signatures, signature{keyID: sha256.Sum256(k.DER), sig: base64.StdEncoding.EncodeToString(k.sign(message))})
+		env.signatures = append(env.signatures,
+			signature{keyID: sha256.Sum256(k.DER), sig: base64.StdEncoding.EncodeToString(k.sign(message))})
 	}
 	slices.SortFunc(env.signatures, func(a, b signature) int { return bytes.Compare(a.keyID[:], b.keyID[:]) })
 	if r.sigs != nil {
@@ -182,15 +184,15 @@ func (r *recipe) build() []byte {
 			panic("the envelope edit changed nothing")
 		}
 	}
-	file := make([]byte, l.size)
+	file := make([]byte, layout.size)
 	copy(file, encodeHeader(len(data)))
 	copy(file[headerBytes:], data)
-	copy(file[l.table:], table)
-	for i := range m.Blobs {
-		copy(file[l.offsets[i]:], r.contents[m.Blobs[i].Name])
+	copy(file[layout.table:], table)
+	for i := range manifest.Blobs {
+		copy(file[layout.offsets[i]:], r.contents[manifest.Blobs[i].Name])
 	}
 	if r.file != nil {
-		file = r.file(file, l)
+		file = r.file(file, layout)
 	}
 	return file
 }
@@ -214,13 +216,13 @@ func writeTemp(t testing.TB, data []byte) string {
 
 // openAll opens the bundle in the given mode and checks every byte.
 func openAll(path string, o Options) (*Bundle, error) {
-	b, err := Open(path, o)
+	opened, err := Open(path, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := b.VerifyAll(context.Background(), nil); err != nil {
-		b.Close()
+	if err := opened.VerifyAll(context.Background(), nil); err != nil {
+		opened.Close()
 		return nil, err
 	}
-	return b, nil
+	return opened, nil
 }

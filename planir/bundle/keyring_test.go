@@ -74,9 +74,9 @@ func TestSmallOrderTableIsComplete(t *testing.T) {
 		t.Errorf("%d distinct points, want 8", len(distinct))
 	}
 	for _, y := range []int64{0, 1} { // the encodings below 2^255 that are not canonical: y + p
-		n := new(big.Int).Add(e.p, big.NewInt(y)).FillBytes(make([]byte, 32))
-		slices.Reverse(n)
-		if !slices.Contains(smallOrder, [32]byte(n)) {
+		data := new(big.Int).Add(e.p, big.NewInt(y)).FillBytes(make([]byte, 32))
+		slices.Reverse(data)
+		if !slices.Contains(smallOrder, [32]byte(data)) {
 			t.Errorf("p+%d is missing", y)
 		}
 	}
@@ -114,9 +114,9 @@ func TestKeyringRoundTrip(t *testing.T) {
 	pool := []testKey{keyA, keyB, keyC, keyDev, ecKey("x"), edKey("y", false)}
 	rapid.Check(t, func(t *rapid.T) {
 		keys := rapid.Permutation(pool).Draw(t, "keys")[:rapid.IntRange(1, len(pool)).Draw(t, "n")]
-		k := ring(int64(rapid.IntRange(1, len(keys)).Draw(t, "threshold")), keys...)
-		k.Generation = rapid.Int64Range(1, maxCounter).Draw(t, "generation")
-		data := must(k.Encode())
+		keyring := ring(int64(rapid.IntRange(1, len(keys)).Draw(t, "threshold")), keys...)
+		keyring.Generation = rapid.Int64Range(1, maxCounter).Draw(t, "generation")
+		data := must(keyring.Encode())
 		again, err := ParseTrust(data, "")
 		if err != nil {
 			t.Fatal(err)
@@ -125,7 +125,8 @@ func TestKeyringRoundTrip(t *testing.T) {
 			t.Fatal("another keyring")
 		}
 		for i, key := range again.Keys {
-			if key.Dev != k.Keys[i].Dev || key.Name != k.Keys[i].Name || key.Algorithm != k.Keys[i].Algorithm {
+			if key.Dev != keyring.Keys[i].Dev || key.Name != keyring.Keys[i].Name ||
+				key.Algorithm != keyring.Keys[i].Algorithm {
 				t.Fatalf("key %d: %+v", i, key)
 			}
 		}
@@ -133,14 +134,14 @@ func TestKeyringRoundTrip(t *testing.T) {
 }
 
 func TestEncodeRefusesWhatParseTrustWould(t *testing.T) {
-	for name, k := range map[string]*Keyring{
+	for name, keyring := range map[string]*Keyring{
 		"one key twice": {Generation: 1, Threshold: 2, Keys: []Key{keyA.Key, keyA.Key}},
 		"no key":        {Generation: 1, Threshold: 1},
 		"threshold":     {Generation: 1, Threshold: 2, Keys: []Key{keyA.Key}},
 		"zero key":      {Generation: 1, Threshold: 1, Keys: []Key{{}}},
 		"quoted name":   {Generation: 1, Threshold: 1, Keys: []Key{{Name: `"`, Algorithm: Ed25519, DER: keyA.DER}}},
 	} {
-		if _, err := k.Encode(); StepOf(err) != stepKeyring {
+		if _, err := keyring.Encode(); StepOf(err) != stepKeyring {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -159,20 +160,23 @@ func TestLoadTrust(t *testing.T) {
 	if err := os.WriteFile(path, keyA.PEM(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k, err := LoadTrust(path)
+	keyring, err := LoadTrust(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(k.Keys) != 1 || k.Keys[0].Name != "release" || k.Keys[0].ID() != keyA.ID() || k.Threshold != 1 || k.Generation != 1 || k.Keys[0].Dev {
-		t.Errorf("got %+v", k)
+	if len(keyring.Keys) != 1 || keyring.Keys[0].Name != "release" || keyring.Keys[0].ID() != keyA.ID() ||
+		keyring.Threshold != 1 || keyring.Generation != 1 || keyring.Keys[0].Dev {
+		t.Errorf("got %+v", keyring)
 	}
-	if _, err := LoadTrust(filepath.Join(dir, "none")); StepOf(err) != stepKeyring || diag.ClassOf(err) != diag.ClassInput {
+	if _, err := LoadTrust(filepath.Join(dir, "none")); StepOf(err) != stepKeyring ||
+		diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("missing: %v", err)
 	}
 	if err := os.WriteFile(path, make([]byte, maxKeyringFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadTrust(path); StepOf(err) != stepKeyring || len(diag.HintsOf(err)) == 0 || !strings.Contains(err.Error(), "65536") {
+	if _, err := LoadTrust(path); StepOf(err) != stepKeyring || len(diag.HintsOf(err)) == 0 ||
+		!strings.Contains(err.Error(), "65536") {
 		t.Errorf("huge: %v", err)
 	}
 	if _, err := LoadTrust(dir); StepOf(err) != stepKeyring {
@@ -187,14 +191,14 @@ func TestKeyringMutations(t *testing.T) {
 			for bit := range 8 {
 				m := bytes.Clone(data)
 				m[i] ^= 1 << bit
-				k, err := ParseTrust(m, "a")
+				keyring, err := ParseTrust(m, "a")
 				if err != nil {
 					continue
 				}
-				if again, err := k.Encode(); len(k.Keys) > 1 && (err != nil || !bytes.Equal(again, m)) {
+				if again, err := keyring.Encode(); len(keyring.Keys) > 1 && (err != nil || !bytes.Equal(again, m)) {
 					t.Fatalf("byte %d bit %d: accepted in a second form", i, bit)
 				}
-				if len(k.Keys) == 1 && (k.Keys[0].ID() == keyA.ID() || k.Keys[0].ID() == keyB.ID()) {
+				if len(keyring.Keys) == 1 && (keyring.Keys[0].ID() == keyA.ID() || keyring.Keys[0].ID() == keyB.ID()) {
 					t.Fatalf("byte %d bit %d: still the same key", i, bit)
 				}
 			}
@@ -204,21 +208,25 @@ func TestKeyringMutations(t *testing.T) {
 
 func TestVersions(t *testing.T) {
 	for s, want := range map[string]bool{"1": true, "1.2.3": true, "0.0": true, "10.20.30.40.50.60.70.80": true,
-		"": false, "1.": false, ".1": false, "01": false, "1.02": false, "1.x": false, "v1": false, "1.2.3.4.5.6.7.8.9": false, "12345678901": false, "1 ": false, "-1": false} {
+		"": false, "1.": false, ".1": false, "01": false, "1.02": false, "1.x": false, "v1": false,
+		"1.2.3.4.5.6.7.8.9": false, "12345678901": false, "1 ": false, "-1": false} {
 		if isVersion(s) != want {
 			t.Errorf("isVersion(%q) is %v", s, !want)
 		}
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		have, want string
 		less, ok   bool
 	}{
-		{"1.2", "1.2", false, true}, {"1.2.0", "1.2", false, true}, {"1.2", "1.2.0", false, true}, {"1.2", "1.2.1", true, true},
-		{"1.10", "1.9", false, true}, {"1.9", "1.10", true, true}, {"2", "1.99", false, true}, {"1.22.0-dev+x", "1.22", false, true},
-		{"3.0 pocl 5.0", "3.1", true, true}, {"", "1", true, false}, {"unknown", "1", true, false}, {"v2", "1", true, false},
+		{"1.2", "1.2", false, true}, {"1.2.0", "1.2", false, true}, {"1.2", "1.2.0", false, true},
+		{"1.2", "1.2.1", true, true},
+		{"1.10", "1.9", false, true}, {"1.9", "1.10", true, true}, {"2", "1.99", false, true},
+		{"1.22.0-dev+x", "1.22", false, true},
+		{"3.0 pocl 5.0", "3.1", true, true}, {"", "1", true, false}, {"unknown", "1", true, false},
+		{"v2", "1", true, false},
 	} {
-		if less, ok := versionLess(c.have, c.want); ok != c.ok || ok && less != c.less {
-			t.Errorf("versionLess(%q, %q) = %v, %v", c.have, c.want, less, ok)
+		if less, ok := versionLess(test.have, test.want); ok != test.ok || ok && less != test.less {
+			t.Errorf("versionLess(%q, %q) = %v, %v", test.have, test.want, less, ok)
 		}
 	}
 }

@@ -58,13 +58,13 @@ func (h *header) field(key string) *string {
 }
 
 func (h *header) text() string {
-	var b strings.Builder
+	var builder strings.Builder
 	for _, key := range headerKeys {
 		if f := h.field(key); f != nil && *f != "" {
-			fmt.Fprintf(&b, "%s: %s\n", key, *f)
+			fmt.Fprintf(&builder, "%s: %s\n", key, *f)
 		}
 	}
-	return b.String() + "compressed: zlib\n\n"
+	return builder.String() + "compressed: zlib\n\n"
 }
 
 // parseVector splits a vector into its header and the bytes of the bundle.
@@ -190,7 +190,7 @@ func judgeVector(t *testing.T, h header, path string, mode Mode) (verdict, diges
 	if err != nil {
 		return string(StepOf(err)), "", ""
 	}
-	b, err := openAll(path, Options{Trust: trust, Policy: policy, Host: host, Mode: mode})
+	opened, err := openAll(path, Options{Trust: trust, Policy: policy, Host: host, Mode: mode})
 	if err != nil {
 		if class := diag.ClassOf(err); class != diag.ClassVerify {
 			t.Errorf("mode %d: refused with class %d, want ClassVerify: %v", mode, class, err)
@@ -200,10 +200,10 @@ func judgeVector(t *testing.T, h header, path string, mode Mode) (verdict, diges
 		}
 		return string(StepOf(err)), "", ""
 	}
-	defer b.Close()
+	defer opened.Close()
 	sum := sha256.New()
-	for _, blob := range b.Manifest().Blobs {
-		data, err := b.Bytes(blob.Name)
+	for _, blob := range opened.Manifest().Blobs {
+		data, err := opened.Bytes(blob.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,16 +211,16 @@ func judgeVector(t *testing.T, h header, path string, mode Mode) (verdict, diges
 		_ = binary.Write(sum, binary.LittleEndian, int64(len(data)))
 		sum.Write(data)
 	}
-	return "ok", b.Digest().String(), hex.EncodeToString(sum.Sum(nil))
+	return "ok", opened.Digest().String(), hex.EncodeToString(sum.Sum(nil))
 }
 
 // vectorHeader fills in what a vector is expected to give.
-func vectorHeader(v *vector, r *recipe, file []byte) header {
+func vectorHeader(v *vector, given *recipe, file []byte) header {
 	h := header{expect: string(v.expect), policy: v.policy, host: v.host, comment: v.comment,
-		trust: strings.ReplaceAll(string(r.keyring()), "\n", `\n`)}
+		trust: strings.ReplaceAll(string(given.keyring()), "\n", `\n`)}
 	if v.expect == "" {
 		h.expect = "ok"
-		m := r.manifest
+		manifest := given.manifest
 		env, err := decodeEnvelope(file[headerBytes : headerBytes+binary.LittleEndian.Uint64(file[16:])])
 		if err != nil {
 			panic(err)
@@ -229,25 +229,25 @@ func vectorHeader(v *vector, r *recipe, file []byte) header {
 		d := sha256.Sum256(payload)
 		h.digest = hex.EncodeToString(d[:])
 		sum := sha256.New()
-		for _, blob := range m.Blobs {
+		for _, blob := range manifest.Blobs {
 			sum.Write(append([]byte(blob.Name), 0))
 			_ = binary.Write(sum, binary.LittleEndian, blob.Bytes)
-			sum.Write(r.contents[blob.Name])
+			sum.Write(given.contents[blob.Name])
 		}
 		h.released = hex.EncodeToString(sum.Sum(nil))
 	}
 	return h
 }
 
-func (v *vector) make(t *testing.T) (r *recipe, file []byte) {
+func (v *vector) make(t *testing.T) (given *recipe, file []byte) {
 	defer func() {
 		if p := recover(); p != nil {
 			t.Fatalf("vector %q: %v", v.name, p)
 		}
 	}()
-	r = baseRecipe()
-	v.edit(r)
-	return r, r.build()
+	given = baseRecipe()
+	v.edit(given)
+	return given, given.build()
 }
 
 // TestKitIsCurrent compares the kit on disk with what the table in vectors_test.go makes.
@@ -260,12 +260,12 @@ func TestKitIsCurrent(t *testing.T) {
 		}
 		names[v.name] = true
 		r, file := v.make(t)
-		h := vectorHeader(&v, r, file)
+		header := vectorHeader(&v, r, file)
 		path := filepath.Join(kitDir, v.name)
 		old, err := os.ReadFile(path)
 		if err == nil {
 			// The compressed bytes may differ between releases of the compressor.
-			if oh, of, err := parseVector(old); err == nil && oh == h && bytes.Equal(of, file) {
+			if oh, of, err := parseVector(old); err == nil && oh == header && bytes.Equal(of, file) {
 				continue
 			}
 		}
@@ -274,7 +274,7 @@ func TestKitIsCurrent(t *testing.T) {
 			continue
 		}
 		var z bytes.Buffer
-		z.WriteString(h.text())
+		z.WriteString(header.text())
 		w := must(zlib.NewWriterLevel(&z, zlib.BestCompression))
 		w.Write(file)
 		w.Close()
@@ -286,13 +286,13 @@ func TestKitIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range entries {
-		if names[e.Name()] {
+	for _, entry := range entries {
+		if names[entry.Name()] {
 			continue
 		}
 		if !update {
-			t.Errorf("%q in the kit belongs to no vector", e.Name())
-		} else if err := os.Remove(filepath.Join(kitDir, e.Name())); err != nil {
+			t.Errorf("%q in the kit belongs to no vector", entry.Name())
+		} else if err := os.Remove(filepath.Join(kitDir, entry.Name())); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -307,30 +307,31 @@ func TestKit(t *testing.T) {
 	}
 	count := map[string]int{}
 	var bytesTotal int64
-	for _, e := range entries {
-		info, err := e.Info()
+	for _, entry := range entries {
+		info, err := entry.Info()
 		if err != nil {
 			t.Fatal(err)
 		}
 		bytesTotal += info.Size()
-		if e.Name() == "README.md" {
+		if entry.Name() == "README.md" {
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(kitDir, e.Name()))
+		data, err := os.ReadFile(filepath.Join(kitDir, entry.Name()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, file, err := parseVector(data)
+		header, file, err := parseVector(data)
 		if err != nil {
-			t.Fatalf("%s: %v", e.Name(), err)
+			t.Fatalf("%s: %v", entry.Name(), err)
 		}
-		count[h.expect]++
-		t.Run(e.Name(), func(t *testing.T) {
+		count[header.expect]++
+		t.Run(entry.Name(), func(t *testing.T) {
 			path := writeTemp(t, file)
 			for _, mode := range []Mode{Lazy, Eager, Copy} {
-				verdict, digest, released := judgeVector(t, h, path, mode)
-				if verdict != h.expect || digest != h.digest || released != h.released {
-					t.Errorf("mode %d: got %s %s %s, want %s %s %s", mode, verdict, digest, released, h.expect, h.digest, h.released)
+				verdict, digest, released := judgeVector(t, header, path, mode)
+				if verdict != header.expect || digest != header.digest || released != header.released {
+					t.Errorf("mode %d: got %s %s %s, want %s %s %s", mode, verdict, digest, released, header.expect,
+						header.digest, header.released)
 				}
 			}
 		})
@@ -341,7 +342,10 @@ func TestKit(t *testing.T) {
 	if bytesTotal > 2<<20 {
 		t.Errorf("the kit has %d bytes, want at most 2 MiB", bytesTotal)
 	}
-	for _, s := range []string{"ok", "keyring", "header", "envelope", "type", "encoding", "signature", "manifest", "compat", "policy", "layout", "table", "code", "weights"} {
+	for _, s := range []string{
+		"ok", "keyring", "header", "envelope", "type", "encoding", "signature", "manifest", "compat", "policy",
+		"layout", "table", "code", "weights",
+	} {
 		if count[s] == 0 {
 			t.Errorf("no vector expects %q", s)
 		}

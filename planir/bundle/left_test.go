@@ -25,7 +25,9 @@ func TestLeftBehindIsRemoved(t *testing.T) {
 func writeSmall(t *testing.T, path string) {
 	t.Helper()
 	m := Manifest{Product: "p", Entrypoint: "plan"}
-	if _, err := Write(ctx, path, m, []Source{{Name: "plan", Role: RolePlan, Bytes: 11, Content: strings.NewReader("hello world")}}, keyA.signer()); err != nil {
+	if _, err := Write(ctx, path, m,
+		[]Source{{Name: "plan", Role: RolePlan, Bytes: 11, Content: strings.NewReader("hello world")}},
+		keyA.signer()); err != nil {
 		t.Error(err)
 	}
 }

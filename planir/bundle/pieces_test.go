@@ -41,7 +41,8 @@ func TestPieces(t *testing.T) {
 			}
 			for _, end := range out.list[:len(out.list)-1] {
 				if end%pieceBytes != 0 {
-					t.Fatalf("from %d in steps of %d: a write ends at %d, want a multiple of %d", begin, step, end, pieceBytes)
+					t.Fatalf("from %d in steps of %d: a write ends at %d, want a multiple of %d", begin, step, end,
+						pieceBytes)
 				}
 			}
 		}

@@ -7,7 +7,7 @@ import (
 
 // The target of a simulation names nothing that a device could answer to.
 func TestSimulatedTarget(t *testing.T) {
-	for _, x := range []struct {
+	for _, test := range []struct {
 		target Target
 		ok     bool
 	}{
@@ -17,11 +17,12 @@ func TestSimulatedTarget(t *testing.T) {
 		{Target{SoC: []string{"simulated:s"}, Arch: "arm64"}, false},
 		{Target{SoC: []string{"s", "simulated:s"}}, false},
 	} {
-		m := Manifest{Product: "p", KeyringGeneration: 1, Target: x.target, Entrypoint: "plan", ChunkBytes: minChunk,
-			Blobs: []Blob{{Name: "plan", Role: RolePlan, Type: "text/plain", Bytes: 1, Align: minAlign}}}
-		err := m.check()
-		if (err == nil) != x.ok || err != nil && !strings.Contains(err.Error(), "is a simulation") {
-			t.Errorf("%+v: %v, want ok %v", x.target, err, x.ok)
+		manifest := Manifest{Product: "p", KeyringGeneration: 1, Target: test.target, Entrypoint: "plan",
+			ChunkBytes: minChunk,
+			Blobs:      []Blob{{Name: "plan", Role: RolePlan, Type: "text/plain", Bytes: 1, Align: minAlign}}}
+		err := manifest.check()
+		if (err == nil) != test.ok || err != nil && !strings.Contains(err.Error(), "is a simulation") {
+			t.Errorf("%+v: %v, want ok %v", test.target, err, test.ok)
 		}
 	}
 }

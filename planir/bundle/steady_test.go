@@ -30,10 +30,10 @@ func TestUnchanged(t *testing.T) {
 		}, 0, ""},
 		{"same bytes written again", func(t *testing.T, p string, _ int64) {
 			data := must(os.ReadFile(p))
-			f := must(os.OpenFile(p, os.O_WRONLY, 0))
-			_, err := f.WriteAt(data, 0)
+			file := must(os.OpenFile(p, os.O_WRONLY, 0))
+			_, err := file.WriteAt(data, 0)
 			check(t, err)
-			check(t, f.Close())
+			check(t, file.Close())
 			check(t, os.Chtimes(p, time.Unix(1, 0), time.Unix(1, 0)))
 		}, 0, ""},
 		{"renamed over", func(t *testing.T, p string, _ int64) {
@@ -41,13 +41,15 @@ func TestUnchanged(t *testing.T) {
 			check(t, os.Rename(p+".new", p))
 		}, 0, ""},
 		{"removed", func(t *testing.T, p string, _ int64) { check(t, os.Remove(p)) }, 0, ""},
-		{"truncated", func(t *testing.T, p string, _ int64) { check(t, os.Truncate(p, 100)) }, diag.ClassIO, "and has 100: it was changed while in use"},
-		{"grown", func(t *testing.T, p string, _ int64) { check(t, os.Truncate(p, 1<<30)) }, diag.ClassIO, "changed while in use"},
+		{"truncated", func(t *testing.T, p string, _ int64) { check(t, os.Truncate(p, 100)) }, diag.ClassIO,
+			"and has 100: it was changed while in use"},
+		{"grown", func(t *testing.T, p string, _ int64) { check(t, os.Truncate(p, 1<<30)) }, diag.ClassIO,
+			"changed while in use"},
 		{"one byte changed", func(t *testing.T, p string, at int64) {
-			f := must(os.OpenFile(p, os.O_RDWR, 0))
-			_, err := f.WriteAt([]byte{0xee}, at+5000)
+			file := must(os.OpenFile(p, os.O_RDWR, 0))
+			_, err := file.WriteAt([]byte{0xee}, at+5000)
 			check(t, err)
-			check(t, f.Close())
+			check(t, file.Close())
 			check(t, os.Chtimes(p, time.Unix(1, 0), time.Unix(1, 0)))
 		}, diag.ClassIO, "want "},
 		{"other bytes copied over it", func(t *testing.T, p string, _ int64) {
@@ -59,38 +61,40 @@ func TestUnchanged(t *testing.T) {
 			check(t, os.Chtimes(p, time.Unix(1, 0), time.Unix(1, 0)))
 		}, diag.ClassIO, "changed while in use"},
 	}
-	for _, c := range cases {
+	for _, test := range cases {
 		for _, exploded := range []bool{false, true} {
 			for _, mode := range []Mode{Lazy, Eager, Copy} {
-				t.Run(c.what, func(t *testing.T) {
-					r := baseRecipe()
+				t.Run(test.what, func(t *testing.T) {
+					recipe := baseRecipe()
 					dir := t.TempDir()
 					path := filepath.Join(dir, "a.hetb")
-					check(t, os.WriteFile(path, r.build(), 0o600))
+					check(t, os.WriteFile(path, recipe.build(), 0o600))
 					file, from := path, int64(0)
 					if exploded {
-						b := must(Open(path, Options{Trust: ring(1, keyA)}))
+						opened := must(Open(path, Options{Trust: ring(1, keyA)}))
 						path = filepath.Join(dir, "exploded")
-						check(t, b.Explode(ctx, path))
-						check(t, b.Close())
-						file = blobFile(r, path, name)
+						check(t, opened.Explode(ctx, path))
+						check(t, opened.Close())
+						file = blobFile(recipe, path, name)
 					} else {
 						from = must(Inspect(path)).offset(name)
 					}
-					b := must(Open(path, Options{Trust: ring(1, keyA), Mode: mode}))
-					defer b.Close()
-					got := bytes.Clone(must(b.Bytes(name)))
-					c.damage(t, file, from)
-					err := b.Unchanged()
-					again := b.Unchanged()
+					bundled := must(Open(path, Options{Trust: ring(1, keyA), Mode: mode}))
+					defer bundled.Close()
+					got := bytes.Clone(must(bundled.Bytes(name)))
+					test.damage(t, file, from)
+					err := bundled.Unchanged()
+					again := bundled.Unchanged()
 					if mode == Copy {
-						if err != nil || !bytes.Equal(must(b.Bytes(name)), got) {
+						if err != nil || !bytes.Equal(must(bundled.Bytes(name)), got) {
 							t.Errorf("a copy: got %v", err)
 						}
 						return
 					}
-					if (err == nil) != (c.class == 0) || err != nil && (diag.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.say)) {
-						t.Errorf("exploded %v, mode %d: got %v, want class %d and %q", exploded, mode, err, c.class, c.say)
+					if (err == nil) != (test.class == 0) ||
+						err != nil && (diag.ClassOf(err) != test.class || !strings.Contains(err.Error(), test.say)) {
+						t.Errorf("exploded %v, mode %d: got %v, want class %d and %q", exploded, mode, err, test.class,
+							test.say)
 					}
 					if (err == nil) != (again == nil) {
 						t.Errorf("exploded %v, mode %d: got %v, asked again %v", exploded, mode, err, again)
@@ -110,11 +114,11 @@ func (u *Unverified) offset(name string) int64 {
 
 func TestUnchangedAllocatesNothing(t *testing.T) {
 	path, _ := aheadBundle(t)
-	b := openAhead(t, path)
-	if _, err := b.Bytes("weights/0"); err != nil {
+	opened := openAhead(t, path)
+	if _, err := opened.Bytes("weights/0"); err != nil {
 		t.Fatal(err)
 	}
-	if n := testing.AllocsPerRun(100, func() { _ = b.Unchanged() }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { _ = opened.Unchanged() }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -49,76 +49,91 @@ func accepted() []vector {
 		{name: "ok-one-of-two", comment: "threshold 1, two keys trusted, one signature", edit: func(r *recipe) {
 			r.trust = must(ring(1, keyA, keyB).Encode())
 		}},
-		{name: "ok-unknown-second-signer", comment: "a signature by a key that is not trusted counts for nothing", edit: func(r *recipe) {
-			r.signers = []testKey{keyA, keyC}
-			r.trust = must(ring(1, keyA).Encode())
-		}},
-		{name: "ok-pub-file", comment: "a .pub is a keyring of one key", edit: func(r *recipe) { r.trust = keyA.PEM() }},
-		{name: "ok-keyring-without-line-feed", edit: func(r *recipe) { r.trust = bytes.TrimSuffix(must(ring(1, keyA).Encode()), []byte("\n")) }},
-		{name: "ok-p256-high-s", comment: "(r, n-s) is the same signature; signature bytes are no identity", edit: func(r *recipe) {
-			r.signers = []testKey{keyB}
-			r.sigs = ecdsaEdit(func(x, s *big.Int) (*big.Int, *big.Int) { return x, new(big.Int).Sub(elliptic.P256().Params().N, s) })
-		}},
+		{name: "ok-unknown-second-signer", comment: "a signature by a key that is not trusted counts for nothing",
+			edit: func(given *recipe) {
+				given.signers = []testKey{keyA, keyC}
+				given.trust = must(ring(1, keyA).Encode())
+			}},
+		{name: "ok-pub-file", comment: "a .pub is a keyring of one key",
+			edit: func(r *recipe) { r.trust = keyA.PEM() }},
+		{name: "ok-keyring-without-line-feed",
+			edit: func(r *recipe) { r.trust = bytes.TrimSuffix(must(ring(1, keyA).Encode()), []byte("\n")) }},
+		{name: "ok-p256-high-s", comment: "(r, n-s) is the same signature; signature bytes are no identity",
+			edit: func(given *recipe) {
+				given.signers = []testKey{keyB}
+				given.sigs = ecdsaEdit(func(x, s *big.Int) (*big.Int, *big.Int) {
+					return x,
+						new(big.Int).Sub(elliptic.P256().Params().N, s)
+				})
+			}},
 		{name: "ok-dev-key-allowed", policy: "dev=yes", edit: func(r *recipe) { r.signers = []testKey{keyDev} }},
-		{name: "ok-one-blob", edit: func(r *recipe) {
-			r.manifest.Blobs = nil
-			r.add("plan", RolePlan, []byte("p"))
+		{name: "ok-one-blob", edit: func(given *recipe) {
+			given.manifest.Blobs = nil
+			given.add("plan", RolePlan, []byte("p"))
 		}},
-		{name: "ok-empty-blobs", edit: func(r *recipe) {
-			r.manifest.Blobs = nil
-			r.add("plan", RolePlan, nil)
-			r.add("weights", RoleWeights, nil)
+		{name: "ok-empty-blobs", edit: func(given *recipe) {
+			given.manifest.Blobs = nil
+			given.add("plan", RolePlan, nil)
+			given.add("weights", RoleWeights, nil)
 		}},
-		{name: "ok-chunk-boundaries", edit: func(r *recipe) {
+		{name: "ok-chunk-boundaries", edit: func(given *recipe) {
 			for i, n := range []int{1, testChunk - 1, testChunk, testChunk + 1} {
-				r.add(fmt.Sprintf("edge/%d", i), RoleWeights, pattern(byte(10+i), n))
+				given.add(fmt.Sprintf("edge/%d", i), RoleWeights, pattern(byte(10+i), n))
 			}
 		}},
-		{name: "ok-large-alignment", edit: func(r *recipe) {
-			r.add("weights/zz", RoleWeights, pattern(7, 70000))
-			r.manifest.Blobs[len(r.manifest.Blobs)-1].Align = 1 << 20
+		{name: "ok-large-alignment", edit: func(given *recipe) {
+			given.add("weights/zz", RoleWeights, pattern(7, 70000))
+			given.manifest.Blobs[len(given.manifest.Blobs)-1].Align = 1 << 20
 		}},
-		{name: "ok-many-blobs", comment: "the manifest outgrows the floor of the table's offset", edit: func(r *recipe) {
-			for i := range 900 {
-				r.add(fmt.Sprintf("many/%04d", i), RoleWeights, []byte{byte(i), byte(i >> 8)})
+		{name: "ok-many-blobs", comment: "the manifest outgrows the floor of the table's offset",
+			edit: func(given *recipe) {
+				for i := range 900 {
+					given.add(fmt.Sprintf("many/%04d", i), RoleWeights, []byte{byte(i), byte(i >> 8)})
+				}
+			}},
+		{name: "ok-every-role", edit: func(given *recipe) {
+			for i, role := range []Role{
+				RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReference, RoleReport, RoleSelfTest,
+			} {
+				given.add("role/"+string(role), role, pattern(byte(20+i), 100))
 			}
 		}},
-		{name: "ok-every-role", edit: func(r *recipe) {
-			for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReference, RoleReport, RoleSelfTest} {
-				r.add("role/"+string(role), role, pattern(byte(20+i), 100))
-			}
-		}},
-		{name: "ok-every-field", policy: "runtime=1.2.3 now=1700000001", host: "soc=x1,x2 os=linux arch=arm64 cpu=asimd,i8mm ram=8000000000 driver/npu=2.30.1 library/onnxruntime=1.22.0,tok",
+		{name: "ok-every-field", policy: "runtime=1.2.3 now=1700000001",
+			host: "soc=x1,x2 os=linux arch=arm64 cpu=asimd,i8mm ram=8000000000 driver/npu=2.30.1 " +
+				"library/onnxruntime=1.22.0,tok",
 			edit: fullManifest},
 		{name: "ok-device-names-are-labels", edit: func(r *recipe) { r.add("con/nul.aux", RoleReport, []byte("x")) }},
 		{name: "ok-security-version-equal", policy: "stored=com.example.test,1,4", edit: nothing},
 		{name: "ok-security-version-at-jump", policy: "floor=1 jump=3", edit: nothing},
 		{name: "ok-ratchet-of-other-product", policy: "stored=com.example.other,1,9", edit: nothing},
-		{name: "ok-new-generation-starts-new-count", policy: "stored=com.example.test,1,900", edit: func(r *recipe) {
-			r.manifest.KeyringGeneration = 2
-			k := ring(1, keyA)
-			k.Generation = 2
-			r.trust = must(k.Encode())
-		}},
-		{name: "ok-expired-without-clock", comment: "expiry needs a clock that can be trusted", edit: func(r *recipe) { r.manifest.NotAfter = 1600000000 }},
+		{name: "ok-new-generation-starts-new-count", policy: "stored=com.example.test,1,900",
+			edit: func(given *recipe) {
+				given.manifest.KeyringGeneration = 2
+				keyring := ring(1, keyA)
+				keyring.Generation = 2
+				given.trust = must(keyring.Encode())
+			}},
+		{name: "ok-expired-without-clock", comment: "expiry needs a clock that can be trusted",
+			edit: func(r *recipe) { r.manifest.NotAfter = 1600000000 }},
 		{name: "ok-product-demanded", policy: "product=com.example.test", edit: nothing},
 	}
 }
 
 // fullManifest fills in every field.
 func fullManifest(r *recipe) {
-	m := &r.manifest
-	m.IssuedAt, m.NotAfter = 1700000000, 1800000000
-	m.Toolchain = Toolchain{Hetc: "0.1.0", Plan: "hetc.plan/1", InputsLock: sha256.Sum256([]byte("inputs"))}
-	m.Requires.Runtime = "1.2"
-	m.Target = Target{SoC: []string{"x0", "x1"}, OS: "linux", Arch: "arm64", CPUFeatures: []string{"asimd", "i8mm"}, RAMBytes: 6 << 30,
+	manifest := &r.manifest
+	manifest.IssuedAt, manifest.NotAfter = 1700000000, 1800000000
+	manifest.Toolchain = Toolchain{Hetc: "0.1.0", Plan: "hetc.plan/1", InputsLock: sha256.Sum256([]byte("inputs"))}
+	manifest.Requires.Runtime = "1.2"
+	manifest.Target = Target{SoC: []string{"x0", "x1"}, OS: "linux", Arch: "arm64",
+		CPUFeatures: []string{"asimd", "i8mm"}, RAMBytes: 6 << 30,
 		Components: []Component{
 			{Name: "driver/npu", Min: "2.30", Below: "2.31"},
 			{Name: "library/onnxruntime", Exact: "1.22.0", Token: "tok"},
 		}}
-	m.Budget = Budget{HostBytes: 900000000, DeviceBytes: 3200000000}
-	m.Licenses = []string{"Apache-2.0", "MIT"}
-	m.Annotations = map[string]string{"ci": "run 4711", "note": "~ all printable: {}[],:'"}
+	manifest.Budget = Budget{HostBytes: 900000000, DeviceBytes: 3200000000}
+	manifest.Licenses = []string{"Apache-2.0", "MIT"}
+	manifest.Annotations = map[string]string{"ci": "run 4711", "note": "~ all printable: {}[],:'"}
 }
 
 func headerVectors() []vector {
@@ -150,11 +165,11 @@ func headerVectors() []vector {
 		cut(fmt.Sprintf("file-of-%d-bytes", n), func(f []byte) []byte { return f[:n] })
 	}
 	cut("text-mode-transfer", func(f []byte) []byte { return bytes.ReplaceAll(f, []byte("\r\n"), []byte("\n")) })
-	cut("seven-bit-transfer", func(f []byte) []byte {
-		for i := range f {
-			f[i] &= 0x7f
+	cut("seven-bit-transfer", func(data []byte) []byte {
+		for i := range data {
+			data[i] &= 0x7f
 		}
-		return f
+		return data
 	})
 	cut("shifted-by-one", func(f []byte) []byte { return append([]byte{0}, f...) })
 	return out
@@ -163,7 +178,8 @@ func headerVectors() []vector {
 func envelopeVectors() []vector {
 	var out []vector
 	text := func(step Step, name string, edit func(string) string) {
-		out = append(out, vector{name: string(step) + "-" + name, expect: step, edit: func(r *recipe) { r.envelope = edit }})
+		out = append(out, vector{name: string(step) + "-" + name, expect: step,
+			edit: func(r *recipe) { r.envelope = edit }})
 	}
 	env := func(name string, edit func(string) string) { text(stepEnvelope, name, edit) }
 	env("space", replace(`,"payloadType"`, `, "payloadType"`))
@@ -172,7 +188,8 @@ func envelopeVectors() []vector {
 	env("second-document", func(s string) string { return s + s })
 	env("bom", func(s string) string { return "\xef\xbb\xbf" + s })
 	env("key-order", func(s string) string {
-		return replace(`{"payload":`, `{"payloadType":"`+payloadType+`","payload":`)(replace(`"payloadType":"`+payloadType+`",`, "")(s))
+		return replace(`{"payload":`, `{"payloadType":"`+payloadType+`","payload":`)(
+			replace(`"payloadType":"`+payloadType+`",`, "")(s))
 	})
 	env("duplicate-key", replace(`"signatures":`, `"payloadType":"`+payloadType+`","signatures":`))
 	env("extra-key", replace(`]}`, `],"x":1}`))
@@ -198,21 +215,21 @@ func envelopeVectors() []vector {
 	env("null-byte", replace(`"sig":"`, "\"sig\":\"\x00"))
 	env("long-signature", replace(`"sig":"`, `"sig":"`+strings.Repeat("A", 400)))
 	env("unsorted-signatures", nil)
-	out[len(out)-1].edit = func(r *recipe) {
-		r.signers = []testKey{keyA, keyB}
-		r.sigs = func(s []signature) []signature { slices.Reverse(s); return s }
+	out[len(out)-1].edit = func(given *recipe) {
+		given.signers = []testKey{keyA, keyB}
+		given.sigs = func(s []signature) []signature { slices.Reverse(s); return s }
 	}
 	env("repeated-signature", nil)
 	out[len(out)-1].comment = "one key cannot sign twice to reach the threshold of 2"
-	out[len(out)-1].edit = func(r *recipe) {
-		r.trust = must(ring(2, keyA, keyB).Encode())
-		r.sigs = func(s []signature) []signature { return append(s, s...) }
+	out[len(out)-1].edit = func(given *recipe) {
+		given.trust = must(ring(2, keyA, keyB).Encode())
+		given.sigs = func(s []signature) []signature { return append(s, s...) }
 	}
 	env("nine-signatures", nil)
-	out[len(out)-1].edit = func(r *recipe) {
-		r.trust = must(ring(1, keyA).Encode())
+	out[len(out)-1].edit = func(given *recipe) {
+		given.trust = must(ring(1, keyA).Encode())
 		for i := range 8 {
-			r.signers = append(r.signers, edKey(fmt.Sprint(i), false))
+			given.signers = append(given.signers, edKey(fmt.Sprint(i), false))
 		}
 	}
 
@@ -224,19 +241,19 @@ func envelopeVectors() []vector {
 		}
 	}
 	enc("unpadded", nil)
-	out[len(out)-1].edit = func(r *recipe) {
-		r.manifest.Version = "1.00" // makes the payload's length one that needs padding, see below
-		for base64Padding(r) == 0 {
-			r.manifest.Version += "0"
+	out[len(out)-1].edit = func(given *recipe) {
+		given.manifest.Version = "1.00" // makes the payload's length one that needs padding, see below
+		for base64Padding(given) == 0 {
+			given.manifest.Version += "0"
 		}
-		r.envelope = payloadEdit(func(s string) string { return strings.TrimRight(s, "=") })
+		given.envelope = payloadEdit(func(s string) string { return strings.TrimRight(s, "=") })
 	}
 	enc("loose-trailing-bits", nil)
-	out[len(out)-1].edit = func(r *recipe) {
-		for base64Padding(r) != 2 {
-			r.manifest.Version += "0"
+	out[len(out)-1].edit = func(given *recipe) {
+		for base64Padding(given) != 2 {
+			given.manifest.Version += "0"
 		}
-		r.envelope = payloadEdit(func(s string) string {
+		given.envelope = payloadEdit(func(s string) string {
 			const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 			last := strings.IndexByte(alphabet, s[len(s)-3])
 			return s[:len(s)-3] + string(alphabet[last|1]) + "=="
@@ -270,24 +287,24 @@ func envelopeVectors() []vector {
 }
 
 // base64Padding returns the number of padding characters of the payload.
-func base64Padding(r *recipe) int {
+func base64Padding(given *recipe) int {
 	n := 0
-	old := r.payload
-	r.payload = func(s string) string { n = (3 - len(s)%3) % 3; return s + " " }
-	r.build()
-	r.payload = old
+	old := given.payload
+	given.payload = func(s string) string { n = (3 - len(s)%3) % 3; return s + " " }
+	given.build()
+	given.payload = old
 	return n
 }
 
 // ecdsaEdit changes the numbers of the first signature, which must be by a P-256 key.
 func ecdsaEdit(edit func(r, s *big.Int) (*big.Int, *big.Int)) func([]signature) []signature {
 	return rawSig(func(der []byte) []byte {
-		var v struct{ R, S *big.Int }
-		if _, err := asn1.Unmarshal(der, &v); err != nil {
+		var test struct{ R, S *big.Int }
+		if _, err := asn1.Unmarshal(der, &test); err != nil {
 			panic(err)
 		}
-		v.R, v.S = edit(v.R, v.S)
-		return must(asn1.Marshal(v))
+		test.R, test.S = edit(test.R, test.S)
+		return must(asn1.Marshal(test))
 	})
 }
 
@@ -304,43 +321,46 @@ func signatureVectors() []vector {
 		out = append(out, vector{name: "signature-" + name, expect: StepSignature, edit: edit})
 	}
 	raw := func(name string, key testKey, edit func([]byte) []byte) {
-		add(name, func(r *recipe) {
-			r.signers = []testKey{key}
-			r.sigs = rawSig(edit)
+		add(name, func(given *recipe) {
+			given.signers = []testKey{key}
+			given.sigs = rawSig(edit)
 		})
 	}
 	add("none", func(r *recipe) { r.sigs = func([]signature) []signature { return nil } })
 	raw("empty", keyA, func([]byte) []byte { return nil })
-	add("unknown-key", func(r *recipe) {
-		r.signers = []testKey{keyC}
-		r.trust = must(ring(1, keyA).Encode())
+	add("unknown-key", func(given *recipe) {
+		given.signers = []testKey{keyC}
+		given.trust = must(ring(1, keyA).Encode())
 	})
-	add("wrong-key-under-trusted-id", func(r *recipe) {
-		r.trust = must(ring(1, keyA).Encode())
-		r.signers = []testKey{keyC}
-		r.sigs = func(s []signature) []signature { s[0].keyID = sha256.Sum256(keyA.DER); return s }
+	add("wrong-key-under-trusted-id", func(given *recipe) {
+		given.trust = must(ring(1, keyA).Encode())
+		given.signers = []testKey{keyC}
+		given.sigs = func(s []signature) []signature { s[0].keyID = sha256.Sum256(keyA.DER); return s }
 	})
 	add("one-of-two", func(r *recipe) { r.trust = must(ring(2, keyA, keyB).Encode()) })
-	add("second-is-wrong", func(r *recipe) {
-		r.signers = []testKey{keyA, keyB}
-		r.trust = must(ring(1, keyA, keyB).Encode())
-		r.sigs = rawSig(func(s []byte) []byte { s[len(s)-1] ^= 1; return s })
+	add("second-is-wrong", func(given *recipe) {
+		given.signers = []testKey{keyA, keyB}
+		given.trust = must(ring(1, keyA, keyB).Encode())
+		given.sigs = rawSig(func(s []byte) []byte { s[len(s)-1] ^= 1; return s })
 	})
 	out[len(out)-1].comment = "a trusted key's wrong signature is a refusal even where another suffices"
 	add("dev-key", func(r *recipe) { r.signers = []testKey{keyDev} })
-	add("dev-key-does-not-count", func(r *recipe) {
-		r.signers = []testKey{keyA, keyDev}
-		r.trust = must(ring(2, keyA, keyDev).Encode())
+	add("dev-key-does-not-count", func(given *recipe) {
+		given.signers = []testKey{keyA, keyDev}
+		given.trust = must(ring(2, keyA, keyDev).Encode())
 	})
 	add("dev-pub-file", func(r *recipe) { r.signers = []testKey{keyDev}; r.trust = keyDev.PEM() })
 	add("without-pae", func(r *recipe) { r.message = func(p []byte) []byte { return p } })
-	add("pae-of-other-type", func(r *recipe) { r.message = func(p []byte) []byte { return pae("application/vnd.in-toto+json", p) } })
+	add("pae-of-other-type",
+		func(r *recipe) { r.message = func(p []byte) []byte { return pae("application/vnd.in-toto+json", p) } })
 	add("pae-shifted-length", func(r *recipe) {
 		r.message = func(p []byte) []byte {
-			return bytes.Replace(pae(payloadType, p), fmt.Appendf(nil, " %d ", len(p)), fmt.Appendf(nil, " %d ", len(p)+1), 1)
+			return bytes.Replace(pae(payloadType, p), fmt.Appendf(nil, " %d ", len(p)),
+				fmt.Appendf(nil, " %d ", len(p)+1), 1)
 		}
 	})
-	add("over-other-message", func(r *recipe) { r.message = func([]byte) []byte { return pae(payloadType, []byte("x")) } })
+	add("over-other-message",
+		func(r *recipe) { r.message = func([]byte) []byte { return pae(payloadType, []byte("x")) } })
 	add("payload-changed", func(r *recipe) {
 		r.message = func(p []byte) []byte {
 			return pae(payloadType, bytes.Replace(p, []byte(`"security_version":4`), []byte(`"security_version":3`), 1))
@@ -351,51 +371,55 @@ func signatureVectors() []vector {
 	raw("flipped-first", keyA, func(s []byte) []byte { s[0] ^= 1; return s })
 	raw("flipped-last", keyA, func(s []byte) []byte { s[63] ^= 1; return s })
 	raw("all-zero", keyA, func([]byte) []byte { return make([]byte, 64) })
-	raw("ed25519-s-plus-l", keyA, func(s []byte) []byte {
-		l, _ := new(big.Int).SetString("7237005577332262213973186563042994240857116359379907606001950938285454250989", 10)
-		slices.Reverse(s[32:])
-		v := new(big.Int).SetBytes(s[32:])
-		v.Add(v, l).FillBytes(s[32:])
-		slices.Reverse(s[32:])
-		return s
+	raw("ed25519-s-plus-l", keyA, func(data []byte) []byte {
+		l, _ := new(big.Int).SetString("7237005577332262213973186563042994240857116359379907606001950938285454250989",
+			10)
+		slices.Reverse(data[32:])
+		v := new(big.Int).SetBytes(data[32:])
+		v.Add(v, l).FillBytes(data[32:])
+		slices.Reverse(data[32:])
+		return data
 	})
-	raw("ed25519-r-not-canonical", keyA, func(s []byte) []byte {
-		copy(s, append(bytes.Repeat([]byte{0xff}, 31), 0x7f))
-		return s
+	raw("ed25519-r-not-canonical", keyA, func(data []byte) []byte {
+		copy(data, append(bytes.Repeat([]byte{0xff}, 31), 0x7f))
+		return data
 	})
-	raw("p256-raw-not-der", keyB, func(s []byte) []byte {
-		var v struct{ R, S *big.Int }
-		if _, err := asn1.Unmarshal(s, &v); err != nil {
+	raw("p256-raw-not-der", keyB, func(data []byte) []byte {
+		var test struct{ R, S *big.Int }
+		if _, err := asn1.Unmarshal(data, &test); err != nil {
 			panic(err)
 		}
-		return append(v.R.FillBytes(make([]byte, 32)), v.S.FillBytes(make([]byte, 32))...)
+		return append(test.R.FillBytes(make([]byte, 32)), test.S.FillBytes(make([]byte, 32))...)
 	})
 	raw("p256-der-trailing", keyB, func(s []byte) []byte { return append(s, 0) })
 	raw("p256-der-long-length", keyB, func(s []byte) []byte { return append([]byte{0x30, 0x81}, s[1:]...) })
-	raw("p256-der-padded-integer", keyB, func(s []byte) []byte {
-		n := int(s[3])
-		s = slices.Insert(s, 4, 0)
-		if s[5] >= 0x80 {
+	raw("p256-der-padded-integer", keyB, func(data []byte) []byte {
+		n := int(data[3])
+		data = slices.Insert(data, 4, 0)
+		if data[5] >= 0x80 {
 			panic("padding would be needed")
 		}
-		s[3], s[1] = byte(n+1), s[1]+1
-		return s
+		data[3], data[1] = byte(n+1), data[1]+1
+		return data
 	})
 	for name, f := range map[string]func(r, s *big.Int) (*big.Int, *big.Int){
-		"p256-negative":  func(r, s *big.Int) (*big.Int, *big.Int) { return new(big.Int).Neg(r), s },
-		"p256-r-zero":    func(r, s *big.Int) (*big.Int, *big.Int) { return new(big.Int), s },
-		"p256-s-zero":    func(r, s *big.Int) (*big.Int, *big.Int) { return r, new(big.Int) },
-		"p256-r-plus-n":  func(r, s *big.Int) (*big.Int, *big.Int) { return new(big.Int).Add(r, elliptic.P256().Params().N), s },
+		"p256-negative": func(r, s *big.Int) (*big.Int, *big.Int) { return new(big.Int).Neg(r), s },
+		"p256-r-zero":   func(r, s *big.Int) (*big.Int, *big.Int) { return new(big.Int), s },
+		"p256-s-zero":   func(r, s *big.Int) (*big.Int, *big.Int) { return r, new(big.Int) },
+		"p256-r-plus-n": func(r, s *big.Int) (*big.Int,
+			*big.Int) {
+			return new(big.Int).Add(r, elliptic.P256().Params().N), s
+		},
 		"p256-both-swap": func(r, s *big.Int) (*big.Int, *big.Int) { return s, r },
 	} {
-		add(name, func(r *recipe) {
-			r.signers = []testKey{keyB}
-			r.sigs = ecdsaEdit(f)
+		add(name, func(given *recipe) {
+			given.signers = []testKey{keyB}
+			given.sigs = ecdsaEdit(f)
 		})
 	}
-	add("ed25519-for-p256-key", func(r *recipe) {
-		r.trust = must(ring(1, keyB).Encode())
-		r.sigs = func(s []signature) []signature { s[0].keyID = sha256.Sum256(keyB.DER); return s }
+	add("ed25519-for-p256-key", func(given *recipe) {
+		given.trust = must(ring(1, keyB).Encode())
+		given.sigs = func(s []signature) []signature { s[0].keyID = sha256.Sum256(keyB.DER); return s }
 	})
 	slices.SortFunc(out, func(a, b vector) int { return strings.Compare(a.name, b.name) })
 	return out
@@ -404,13 +428,15 @@ func signatureVectors() []vector {
 func keyringVectors() []vector {
 	var out []vector
 	add := func(name, comment string, trust []byte) {
-		out = append(out, vector{name: "keyring-" + name, expect: stepKeyring, comment: comment, edit: func(r *recipe) { r.trust = trust }})
+		out = append(out, vector{name: "keyring-" + name, expect: stepKeyring, comment: comment,
+			edit: func(r *recipe) { r.trust = trust }})
 	}
 	good := string(must(ring(1, keyA).Encode()))
 	two := string(must(ring(1, keyA, keyC).Encode()))
 	text := func(name, comment, old, new string) { add(name, comment, []byte(replace(old, new)(good))) }
 	entry := good[strings.Index(good, "[")+1 : strings.LastIndex(good, "]")]
-	add("same-key-twice", "threshold 2 would be met by one key", []byte(`{"schema":"hetc.keyring/1","generation":1,"threshold":2,"keys":[`+entry+","+entry+"]}"))
+	add("same-key-twice", "threshold 2 would be met by one key",
+		[]byte(`{"schema":"hetc.keyring/1","generation":1,"threshold":2,"keys":[`+entry+","+entry+"]}"))
 	first := strings.Index(two, `{"keyid"`)
 	second := strings.LastIndex(two, `{"keyid"`)
 	end := strings.LastIndex(two, "]")
@@ -433,18 +459,22 @@ func keyringVectors() []vector {
 	// A key that NewKey would refuse, written as a keyring would list it.
 	hostile := func(name, comment string, der []byte, algorithm string) {
 		sum := sha256.Sum256(der)
-		add(name, comment, fmt.Appendf(nil, `{"schema":"hetc.keyring/1","generation":1,"threshold":1,"keys":[{"keyid":"%x","algorithm":"%s","public":"%s"}]}`,
+		add(name, comment, fmt.Appendf(nil,
+			`{"schema":"hetc.keyring/1","generation":1,"threshold":1,"keys":[{"keyid":"%x","algorithm":"%s","public":"%s"}]}`,
 			sum, algorithm, base64.StdEncoding.EncodeToString(der)))
 	}
 	prefix := keyA.DER[:len(keyA.DER)-32]
 	for i, y := range smallOrder {
-		hostile(fmt.Sprintf("small-order-%d", i), "one signature would verify every message", slices.Concat(prefix, y[:]), "ed25519")
+		hostile(fmt.Sprintf("small-order-%d", i), "one signature would verify every message",
+			slices.Concat(prefix, y[:]), "ed25519")
 		y[31] |= 0x80
-		hostile(fmt.Sprintf("small-order-%d-sign", i), "one signature would verify every message", slices.Concat(prefix, y[:]), "ed25519")
+		hostile(fmt.Sprintf("small-order-%d-sign", i), "one signature would verify every message",
+			slices.Concat(prefix, y[:]), "ed25519")
 	}
 	high := append(bytes.Repeat([]byte{0xff}, 31), 0x7f)
 	high[0] = 0xf0
-	hostile("not-canonical-point", "y >= 2^255-19 is a second name of a small y", slices.Concat(prefix, high), "ed25519")
+	hostile("not-canonical-point", "y >= 2^255-19 is a second name of a small y", slices.Concat(prefix, high),
+		"ed25519")
 	seed := sha256.Sum256([]byte("p384"))
 	p384 := must(ecdsa.ParseRawPrivateKey(elliptic.P384(), append(make([]byte, 16), seed[:]...)))
 	hostile("p384", "", must(x509.MarshalPKIXPublicKey(&p384.PublicKey)), "p256")
@@ -516,16 +546,18 @@ func manifestVectors() []vector {
 	for _, a := range []string{"0", "3", "32", "96", "4194304", "9223372036854775808"} {
 		text("align-"+a, `"align":64`, `"align":`+a)
 	}
-	add("align-too-small-for-size", func(r *recipe) {
-		r.add("weights/zz", RoleWeights, pattern(1, pageAlign))
-		r.manifest.Blobs[len(r.manifest.Blobs)-1].Align = 4096
+	add("align-too-small-for-size", func(given *recipe) {
+		given.add("weights/zz", RoleWeights, pattern(1, pageAlign))
+		given.manifest.Blobs[len(given.manifest.Blobs)-1].Align = 4096
 	})
 	text("chunk-not-a-power-of-two", `"chunk_size":4096`, `"chunk_size":5000`)
 	text("chunk-too-small", `"chunk_size":4096`, `"chunk_size":2048`)
 	text("chunk-too-large", `"chunk_size":4096`, `"chunk_size":33554432`)
 	for name, label := range map[string]string{
-		"dot-dot": "../plan", "dot-dot-inside": "a/../plan", "dot": "./plan", "absolute": "/plan", "trailing-slash": "plan/",
-		"empty-segment": "a//plan", "upper-case": "Plan", "space": "pl an", "colon": "c:plan", "empty": "", "long": strings.Repeat("a", 201),
+		"dot-dot": "../plan", "dot-dot-inside": "a/../plan", "dot": "./plan", "absolute": "/plan",
+		"trailing-slash": "plan/",
+		"empty-segment":  "a//plan", "upper-case": "Plan", "space": "pl an", "colon": "c:plan", "empty": "",
+		"long": strings.Repeat("a", 201),
 	} {
 		text("name-"+name, `"name":"plan"`, `"name":"`+label+`"`)
 	}
@@ -567,48 +599,54 @@ func manifestVectors() []vector {
 	full("empty-list-element", `"soc":["x0","x1"]`, `"soc":["","x1"]`)
 	add("too-many-annotations", func(r *recipe) {
 		r.payload = func(s string) string {
-			var b strings.Builder
+			var builder strings.Builder
 			for i := range 65 {
-				fmt.Fprintf(&b, `,"k%03d":"v"`, i)
+				fmt.Fprintf(&builder, `,"k%03d":"v"`, i)
 			}
-			return strings.TrimSuffix(s, "}") + `,"annotations":{` + b.String()[1:] + "}}"
+			return strings.TrimSuffix(s, "}") + `,"annotations":{` + builder.String()[1:] + "}}"
 		}
 	})
-	add("too-many-features", func(r *recipe) {
+	add("too-many-features", func(given *recipe) {
 		var f []string
 		for i := range 65 {
 			f = append(f, fmt.Sprintf(`"f%03d"`, i))
 		}
-		r.payload = replace(`["chunks/1"]`, "["+strings.Join(f, ",")+"]")
+		given.payload = replace(`["chunks/1"]`, "["+strings.Join(f, ",")+"]")
 	})
 	blobs := func(name, comment string, size int64, n int) {
 		add(name, func(r *recipe) {
 			r.payload = func(s string) string {
-				var b strings.Builder
+				var builder strings.Builder
 				zero := strings.Repeat("0", 64)
 				for i := range n {
-					fmt.Fprintf(&b, `,{"name":"x%05d","role":"weights","type":"t","size":%d,"align":65536,"sha256":"%s","root":"%s"}`, i, size, zero, zero)
+					fmt.Fprintf(&builder,
+						`,{"name":"x%05d","role":"weights","type":"t","size":%d,"align":65536,"sha256":"%s","root":"%s"}`, i, size, zero, zero)
 				}
-				return strings.TrimSuffix(s, "]}") + b.String() + "]}"
+				return strings.TrimSuffix(s, "]}") + builder.String() + "]}"
 			}
 		}).comment = comment
 	}
 	blobs("sum-over-limit", "each size is legal, the sum is not", 1<<46, 2)
 	blobs("too-many-chunks", "each size is legal, the chunk table is not", 1<<35, 1)
-	add("long-string", func(r *recipe) { r.payload = replace(`"version":"1.0"`, `"version":"`+strings.Repeat("1", 201)+`"`) })
+	add("long-string", func(r *recipe) {
+		r.payload = replace(`"version":"1.0"`,
+			`"version":"`+strings.Repeat("1", 201)+`"`)
+	})
 	slices.SortFunc(out, func(a, b vector) int { return strings.Compare(a.name, b.name) })
 	return out
 }
 
 func policyVectors() []vector {
-	const host = "soc=x1,x2 os=linux arch=arm64 cpu=asimd,i8mm ram=8000000000 driver/npu=2.30.1 library/onnxruntime=1.22.0,tok"
+	const host = "soc=x1,x2 os=linux arch=arm64 cpu=asimd,i8mm ram=8000000000 driver/npu=2.30.1 " +
+		"library/onnxruntime=1.22.0,tok"
 	const policy = "runtime=1.2.3"
 	var out []vector
 	add := func(step Step, name, policy, host string, edit func(*recipe)) {
 		out = append(out, vector{name: string(step) + "-" + name, expect: step, policy: policy, host: host, edit: edit})
 	}
 	nothing := func(*recipe) {}
-	add(stepCompat, "unknown-feature", "", "", func(r *recipe) { r.manifest.Requires.Features = []string{FeatureChunks, "chunks/2"} })
+	add(stepCompat, "unknown-feature", "", "",
+		func(r *recipe) { r.manifest.Requires.Features = []string{FeatureChunks, "chunks/2"} })
 	add(stepCompat, "newer-runtime", "runtime=1.1.9", host, fullManifest)
 	add(stepCompat, "no-runtime", "", host, fullManifest)
 	add(stepCompat, "unreadable-runtime", "runtime=dev", host, fullManifest)
@@ -661,26 +699,28 @@ func layoutVectors() []vector {
 		return f[:headerBytes+binary.LittleEndian.Uint64(f[16:])]
 	})
 	set := func(name string, at func(f []byte, l layout) int64) {
-		add("padding-"+name, func(f []byte, l layout) []byte {
-			if i := at(f, l); f[i] != 0 {
+		add("padding-"+name, func(data []byte, l layout) []byte {
+			if i := at(data, l); data[i] != 0 {
 				panic("not padding")
 			} else {
-				f[i] = 1
+				data[i] = 1
 			}
-			return f
+			return data
 		})
 	}
-	set("behind-envelope", func(f []byte, _ layout) int64 { return headerBytes + int64(binary.LittleEndian.Uint64(f[16:])) })
+	set("behind-envelope",
+		func(f []byte, _ layout) int64 { return headerBytes + int64(binary.LittleEndian.Uint64(f[16:])) })
 	set("before-table", func(_ []byte, l layout) int64 { return l.table - 1 })
 	set("behind-table", func(_ []byte, l layout) int64 { return l.table + leafBytes*l.leaves[len(l.leaves)-1] })
 	set("before-blobs", func(_ []byte, l layout) int64 { return l.blobs - 1 })
 	set("between-blobs", func(_ []byte, l layout) int64 { return l.offsets[1] - 1 })
 	set("at-the-end", func(_ []byte, l layout) int64 { return l.size - 1 })
-	out = append(out, vector{name: "layout-size-beyond-file", expect: stepLayout, comment: "a blob of 64 TiB in a small file",
-		edit: func(r *recipe) {
-			r.payload = replace(`"chunk_size":4096`, `"chunk_size":16777216`)
-			old := r.payload
-			r.payload = func(s string) string {
+	out = append(out, vector{name: "layout-size-beyond-file", expect: stepLayout,
+		comment: "a blob of 64 TiB in a small file",
+		edit: func(given *recipe) {
+			given.payload = replace(`"chunk_size":4096`, `"chunk_size":16777216`)
+			old := given.payload
+			given.payload = func(s string) string {
 				return replace(`"size":8192,"align":64`, `"size":17592186044416,"align":65536`)(old(s))
 			}
 		}})
@@ -696,20 +736,21 @@ func contentVectors() []vector {
 		add(step, name, "", func(r *recipe) { r.file = func(f []byte, l layout) []byte { edit(f, l); return f } })
 	}
 	leaf := func(l layout, i int64) int64 { return l.table + leafBytes*i }
-	swap := func(f []byte, a, b, n int64) {
-		old := bytes.Clone(f[a : a+n])
-		copy(f[a:a+n], f[b:b+n])
-		copy(f[b:b+n], old)
+	swap := func(data []byte, a, b, n int64) {
+		old := bytes.Clone(data[a : a+n])
+		copy(data[a:a+n], data[b:b+n])
+		copy(data[b:b+n], old)
 	}
 	// Leaves: graph/npu 0-1, plan 2, weights/000 3-6, weights/001 7-8.
 	for i := range int64(9) {
 		file(stepTable, fmt.Sprintf("leaf-%d-flipped", i), func(f []byte, l layout) { f[leaf(l, i)+i] ^= 1 << (i % 8) })
 	}
 	file(stepTable, "leaves-swapped", func(f []byte, l layout) { swap(f, leaf(l, 3), leaf(l, 4), leafBytes) })
-	file(stepTable, "leaves-of-two-blobs-swapped", func(f []byte, l layout) { swap(f, leaf(l, 3), leaf(l, 7), leafBytes) })
-	file(stepTable, "chunks-and-leaves-swapped", func(f []byte, l layout) {
-		swap(f, leaf(l, 3), leaf(l, 4), leafBytes)
-		swap(f, l.offsets[2], l.offsets[2]+testChunk, testChunk)
+	file(stepTable, "leaves-of-two-blobs-swapped",
+		func(f []byte, l layout) { swap(f, leaf(l, 3), leaf(l, 7), leafBytes) })
+	file(stepTable, "chunks-and-leaves-swapped", func(data []byte, l layout) {
+		swap(data, leaf(l, 3), leaf(l, 4), leafBytes)
+		swap(data, l.offsets[2], l.offsets[2]+testChunk, testChunk)
 	})
 	file(stepTable, "zeroed", func(f []byte, l layout) { clear(f[l.table : l.table+leafBytes*9]) })
 	root := func(name string, edit func(m *Manifest)) {
@@ -729,30 +770,32 @@ func contentVectors() []vector {
 	at(stepCode, "plan-last-byte", 1, 299)
 	file(stepCode, "plan-zeroed", func(f []byte, l layout) { clear(f[l.offsets[1] : l.offsets[1]+300]) })
 	for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReport, RoleSelfTest} {
-		add(stepCode, string(role)+"-flipped", "", func(r *recipe) {
-			r.add("zz", role, pattern(byte(i), 100))
-			r.file = func(f []byte, l layout) []byte { f[l.offsets[4]+50] ^= 1; return f }
+		add(stepCode, string(role)+"-flipped", "", func(given *recipe) {
+			given.add("zz", role, pattern(byte(i), 100))
+			given.file = func(f []byte, l layout) []byte { f[l.offsets[4]+50] ^= 1; return f }
 		})
 	}
-	add(stepCode, "two-graphs-swapped", "", func(r *recipe) {
-		r.add("graph/np2", RoleNPUGraph, pattern(9, 5000))
-		r.file = func(f []byte, l layout) []byte { swap(f, l.offsets[0], l.offsets[1], 5000); return f }
+	add(stepCode, "two-graphs-swapped", "", func(given *recipe) {
+		given.add("graph/np2", RoleNPUGraph, pattern(9, 5000))
+		given.file = func(f []byte, l layout) []byte { swap(f, l.offsets[0], l.offsets[1], 5000); return f }
 	})
 	at(stepWeights, "first-byte", 2, 0)
 	at(stepWeights, "chunk-edge", 2, testChunk)
 	at(stepWeights, "middle-chunk", 2, testChunk+77)
 	at(stepWeights, "last-byte-of-partial-chunk", 2, 3*testChunk+16)
 	at(stepWeights, "last-byte-of-full-chunk", 3, 2*testChunk-1)
-	file(stepWeights, "chunks-swapped", func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[2]+testChunk, testChunk) })
-	file(stepWeights, "chunk-of-other-blob", func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[3], testChunk) })
+	file(stepWeights, "chunks-swapped",
+		func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[2]+testChunk, testChunk) })
+	file(stepWeights, "chunk-of-other-blob",
+		func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[3], testChunk) })
 	file(stepWeights, "zeroed", func(f []byte, l layout) { clear(f[l.offsets[3] : l.offsets[3]+2*testChunk]) })
-	add(stepWeights, "two-blobs-swapped", "", func(r *recipe) {
-		r.add("weights/002", RoleWeights, pattern(9, 2*testChunk))
-		r.file = func(f []byte, l layout) []byte { swap(f, l.offsets[3], l.offsets[4], 2*testChunk); return f }
+	add(stepWeights, "two-blobs-swapped", "", func(given *recipe) {
+		given.add("weights/002", RoleWeights, pattern(9, 2*testChunk))
+		given.file = func(f []byte, l layout) []byte { swap(f, l.offsets[3], l.offsets[4], 2*testChunk); return f }
 	})
-	add(stepWeights, "reference-flipped", "", func(r *recipe) {
-		r.add("zz", RoleReference, pattern(8, 100))
-		r.file = func(f []byte, l layout) []byte { f[l.offsets[4]] ^= 1; return f }
+	add(stepWeights, "reference-flipped", "", func(given *recipe) {
+		given.add("zz", RoleReference, pattern(8, 100))
+		given.file = func(f []byte, l layout) []byte { f[l.offsets[4]] ^= 1; return f }
 	})
 	return out
 }

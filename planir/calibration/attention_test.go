@@ -70,7 +70,7 @@ func TestAttentionAlone(t *testing.T) {
 
 func TestAttentionIsChecked(t *testing.T) {
 	nan := math.NaN()
-	for _, c := range []struct {
+	for _, test := range []struct {
 		want   string
 		change func(*Attention)
 	}{
@@ -105,14 +105,15 @@ func TestAttentionIsChecked(t *testing.T) {
 		{"mean_kl is NaN", func(a *Attention) { a.Losses[0].KL = nan }},
 		{"top_agreement is 2", func(a *Attention) { a.Losses[0].TopAgreement = 2 }},
 		{"perplexity_ratio is 0", func(a *Attention) { a.Losses[0].PerplexityRatio = 0 }},
-		{`rule "heads" with density 0.2 and at least 0 positions is there twice`, func(a *Attention) { a.Losses = append(a.Losses, a.Losses[0]) }},
+		{`rule "heads" with density 0.2 and at least 0 positions is there twice`,
+			func(a *Attention) { a.Losses = append(a.Losses, a.Losses[0]) }},
 	} {
 		cal := sample()
 		cal.Attention = attended()
-		c.change(cal.Attention)
+		test.change(cal.Attention)
 		err := cal.Validate()
-		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
-			t.Errorf("got %v, want %q", err, c.want)
+		if err == nil || !strings.Contains(err.Error(), test.want) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("got %v, want %q", err, test.want)
 		}
 	}
 }
@@ -222,7 +223,8 @@ func TestBucketGrid(t *testing.T) {
 	for count, want := range map[int][]ScalePair{
 		1: {centre},
 		3: {{0.125, 0.25}, centre, {0.5, 1}},
-		9: {{0.125, 0.25}, {0.125, 0.5}, {0.125, 1}, {0.25, 0.25}, centre, {0.25, 1}, {0.5, 0.25}, {0.5, 0.5}, {0.5, 1}},
+		9: {{0.125, 0.25}, {0.125, 0.5}, {0.125, 1}, {0.25, 0.25}, centre, {0.25, 1}, {0.5, 0.25}, {0.5, 0.5},
+			{0.5, 1}},
 	} {
 		if got := BucketGrid(centre, count, 0.5); !reflect.DeepEqual(got, want) {
 			t.Errorf("%d buckets are %v, want %v", count, got, want)

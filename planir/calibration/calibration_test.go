@@ -21,44 +21,49 @@ const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
 
 // sample is a calibration with something of everything.
 func sample() *Calibration {
-	a := Activation{Class: "layers.qkv", Layer: 1, K: 4, Rows: 512, AbsMax: Vector{1, 9, 0.5, 1.25}, MeanSquare: Vector{0.25, 3, 0.01, 0.5},
+	activation := Activation{Class: "layers.qkv", Layer: 1, K: 4, Rows: 512, AbsMax: Vector{1, 9, 0.5, 1.25},
+		MeanSquare: Vector{0.25, 3, 0.01, 0.5},
 		Directions: Coarse{0.5, 0, 1, 1.25, 0, 0, -0.5, 0.25}}
-	a.Summarise()
-	a.Outliers[0].Share = 0.25
+	activation.Summarise()
+	activation.Outliers[0].Share = 0.25
 	return &Calibration{
 		Schema:      Schema,
 		Model:       Model{Name: "tiny", Digest: digest},
 		Text:        Text{SHA256: digest, Tokens: 512, Windows: 2, WindowTokens: 256},
-		Activations: []Activation{a},
+		Activations: []Activation{activation},
 		Caches:      []CacheLoss{{Type: op.F16, KL: 1e-6, Low: 1e-7, High: 2e-6, TopAgreement: 0.999}},
 		Losses: []Loss{
 			{Class: "layers.qkv", Scheme: op.A8TQ8C, KL: 0.0005, Low: 0.0004, High: 0.0006, TopAgreement: 0.99},
-			{Class: "layers.qkv", Scheme: op.A8TQ8C, Folded: true, KL: 0.0002, Low: 0.0001, High: 0.0003, TopAgreement: 0.995},
+			{Class: "layers.qkv", Scheme: op.A8TQ8C, Folded: true, KL: 0.0002, Low: 0.0001, High: 0.0003,
+				TopAgreement: 0.995},
 			{Class: All, Scheme: op.A8TQ4B32, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9},
 		},
 		Folds:   []Fold{{Group: "layers.attn_norm", Layer: 1, Factors: Vector{1, 3, 0.5, 1}}},
 		Clips:   []Clip{{Class: "layers.qkv", Share: 0.85}},
 		Shadows: []Shadow{{Class: "layers.qkv", Layer: 1, KL: -0.00001, Low: -0.0002, High: 0.0001, Ratio: 1.5}},
-		Drops: []DropLoss{{Salience: op.SalienceNorm, Share: 0.1, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9, PerplexityRatio: 1.02},
-			{Salience: op.SalienceNorm, Share: 0.2, KL: 0.06, Low: 0.05, High: 0.07, TopAgreement: 0.85, PerplexityRatio: 1.05},
-			{Salience: op.SalienceWeight, Share: 0.1, KL: 0.01, Low: 0.01, High: 0.01, TopAgreement: 0.95, PerplexityRatio: 1.01}},
+		Drops: []DropLoss{{Salience: op.SalienceNorm, Share: 0.1, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9,
+			PerplexityRatio: 1.02},
+			{Salience: op.SalienceNorm, Share: 0.2, KL: 0.06, Low: 0.05, High: 0.07, TopAgreement: 0.85,
+				PerplexityRatio: 1.05},
+			{Salience: op.SalienceWeight, Share: 0.1, KL: 0.01, Low: 0.01, High: 0.01, TopAgreement: 0.95,
+				PerplexityRatio: 1.01}},
 	}
 }
 
 func TestRoundTrip(t *testing.T) {
-	c := sample()
+	cal := sample()
 	path := filepath.Join(t.TempDir(), "cal.yaml")
-	if err := Write(path, c); err != nil {
+	if err := Write(path, cal); err != nil {
 		t.Fatal(err)
 	}
 	got, err := Read(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(got, c) {
-		t.Fatalf("got %+v, want %+v", got, c)
+	if !reflect.DeepEqual(got, cal) {
+		t.Fatalf("got %+v, want %+v", got, cal)
 	}
-	want, _ := c.Digest()
+	want, _ := cal.Digest()
 	if d, err := got.Digest(); err != nil || d != want || len(d) != 64 {
 		t.Errorf("digest %q, %v, want %q", d, err, want)
 	}
@@ -66,22 +71,24 @@ func TestRoundTrip(t *testing.T) {
 	if d, _ := got.Digest(); d == want {
 		t.Error("another loss has the same digest")
 	}
-	if a := c.Activation("layers.qkv", 1); a == nil || a.Outliers[0].Channel != 1 || a.Median != 1 || a.Max != 9 {
+	if a := cal.Activation("layers.qkv", 1); a == nil || a.Outliers[0].Channel != 1 || a.Median != 1 || a.Max != 9 {
 		t.Errorf("activation %+v", a)
 	}
-	if c.Activation("layers.qkv", 0) != nil || c.Loss(All, op.A8TQ8C, false) != nil || c.Fold("layers.attn_norm", 0) != nil {
+	if cal.Activation("layers.qkv", 0) != nil || cal.Loss(All, op.A8TQ8C, false) != nil ||
+		cal.Fold("layers.attn_norm", 0) != nil {
 		t.Error("something was found that is not there")
 	}
-	if l := c.Loss("layers.qkv", op.A8TQ8C, true); l == nil || l.KL != 0.0002 {
+	if l := cal.Loss("layers.qkv", op.A8TQ8C, true); l == nil || l.KL != 0.0002 {
 		t.Errorf("loss %+v", l)
 	}
-	if f := c.Fold("layers.attn_norm", 1); f == nil || len(f.Factors) != 4 {
+	if f := cal.Fold("layers.attn_norm", 1); f == nil || len(f.Factors) != 4 {
 		t.Errorf("fold %+v", f)
 	}
-	if err := c.CheckModel("tiny", digest); err != nil {
+	if err := cal.CheckModel("tiny", digest); err != nil {
 		t.Error(err)
 	}
-	if err := c.CheckModel("other", strings.Repeat("1", 64)); diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+	if err := cal.CheckModel("other", strings.Repeat("1", 64)); diag.ClassOf(err) != diag.ClassInput ||
+		len(diag.HintsOf(err)) == 0 {
 		t.Errorf("another model: %v", err)
 	}
 }
@@ -89,9 +96,11 @@ func TestRoundTrip(t *testing.T) {
 // What dropping loses is linear between upper ends of intervals, and never less for more; a limit permits as much.
 func TestDropLoss(t *testing.T) {
 	cal := &Calibration{Drops: []DropLoss{
-		{Salience: op.SalienceNorm, Share: 0.1, KL: 0.01, High: 0.02}, {Salience: op.SalienceNorm, Share: 0.2, KL: 0.05, High: 0.06},
+		{Salience: op.SalienceNorm, Share: 0.1, KL: 0.01, High: 0.02},
+		{Salience: op.SalienceNorm, Share: 0.2, KL: 0.05, High: 0.06},
 		{Salience: op.SalienceNorm, Share: 0.3, KL: 0.04, High: 0.05},
-		{Salience: op.SalienceWeight, Share: 0.1, KL: 0.004, High: 0.005}, {Salience: op.SalienceRandom, Share: 0.9, High: 1e-9},
+		{Salience: op.SalienceWeight, Share: 0.1, KL: 0.004, High: 0.005},
+		{Salience: op.SalienceRandom, Share: 0.9, High: 1e-9},
 	}}
 	for _, test := range []struct {
 		salience  string
@@ -113,8 +122,10 @@ func TestDropLoss(t *testing.T) {
 		salience string
 		share    float64
 	}{
-		{0.0025, 1, "", op.SalienceWeight, 0.05}, {0.01, 1, "", op.SalienceWeight, 0.1}, {0.04, 1, "", op.SalienceNorm, 0.15},
-		{0.04, 0.12, "", op.SalienceNorm, 0.12}, {1, 1, "", op.SalienceNorm, 0.3}, {1, 1, op.SalienceWeight, op.SalienceWeight, 0.1},
+		{0.0025, 1, "", op.SalienceWeight, 0.05}, {0.01, 1, "", op.SalienceWeight, 0.1},
+		{0.04, 1, "", op.SalienceNorm, 0.15},
+		{0.04, 0.12, "", op.SalienceNorm, 0.12}, {1, 1, "", op.SalienceNorm, 0.3},
+		{1, 1, op.SalienceWeight, op.SalienceWeight, 0.1},
 		{0, 1, "", "", 0}, {1, 0, "", "", 0},
 	} {
 		salience, share := cal.MostDropped(test.kl, test.most, test.only)
@@ -125,7 +136,7 @@ func TestDropLoss(t *testing.T) {
 }
 
 func TestSummarise(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		absmax    Vector
 		max, med  float32
 		threshold float32
@@ -138,20 +149,23 @@ func TestSummarise(t *testing.T) {
 		{Vector{7, 1, 7, 1, 1}, 7, 1, 6, []int{0, 2}},
 		{Vector{0, 0, 1}, 1, 0, 0, []int{2}},
 	} {
-		a := Activation{AbsMax: c.absmax}
-		threshold := a.Summarise()
+		activation := Activation{AbsMax: test.absmax}
+		threshold := activation.Summarise()
 		var channels []int
-		for _, o := range a.Outliers {
+		for _, o := range activation.Outliers {
 			channels = append(channels, o.Channel)
 		}
-		if a.Max != c.max || a.Median != c.med || threshold != c.threshold || !reflect.DeepEqual(channels, c.channels) {
-			t.Errorf("%v: max %v, median %v, threshold %v, outliers %v, want %v, %v, %v, %v", c.absmax, a.Max, a.Median, threshold, channels, c.max, c.med, c.threshold, c.channels)
+		if activation.Max != test.max || activation.Median != test.med || threshold != test.threshold ||
+			!reflect.DeepEqual(channels, test.channels) {
+			t.Errorf("%v: max %v, median %v, threshold %v, outliers %v, want %v, %v, %v, %v", test.absmax,
+				activation.Max, activation.Median, threshold, channels, test.max, test.med, test.threshold,
+				test.channels)
 		}
 	}
 }
 
 func TestStaticScale(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		absmax, factors Vector
 		want            float32
 	}{
@@ -162,30 +176,31 @@ func TestStaticScale(t *testing.T) {
 		{Vector{1e-45}, nil, 1},
 		{Vector{math.MaxFloat32}, Vector{MinFactor}, math.MaxFloat32},
 	} {
-		a := Activation{AbsMax: c.absmax}
-		if got := a.StaticScale(c.factors, 1); got != c.want {
-			t.Errorf("%v over %v: %v, want %v", c.absmax, c.factors, got, c.want)
+		activation := Activation{AbsMax: test.absmax}
+		if got := activation.StaticScale(test.factors, 1); got != test.want {
+			t.Errorf("%v over %v: %v, want %v", test.absmax, test.factors, got, test.want)
 		}
-		if got := a.StaticScale(c.factors, 0.5); got != c.want/2 && c.want != 1 && c.want != math.MaxFloat32 {
-			t.Errorf("half of %v over %v: %v, want %v", c.absmax, c.factors, got, c.want/2)
+		if got := activation.StaticScale(test.factors, 0.5); got != test.want/2 && test.want != 1 &&
+			test.want != math.MaxFloat32 {
+			t.Errorf("half of %v over %v: %v, want %v", test.absmax, test.factors, got, test.want/2)
 		}
 	}
 }
 
 // What llm.npu calls importance: the largest outlier over what the scale holds, after folding.
 func TestImportance(t *testing.T) {
-	a := &Activation{AbsMax: Vector{1, 9, 0.5, 1.25}}
-	if got := a.Importance(nil, 1); math.Abs(got-9/(1.25*innerShare)) > 1e-5 {
+	activation := &Activation{AbsMax: Vector{1, 9, 0.5, 1.25}}
+	if got := activation.Importance(nil, 1); math.Abs(got-9/(1.25*innerShare)) > 1e-5 {
 		t.Errorf("importance %v, want %v", got, 9/(1.25*innerShare))
 	}
-	if got := a.Importance([]float32{1, 9, 1, 1}, 1); math.Abs(got-1.25/innerShare) > 1e-5 {
+	if got := activation.Importance([]float32{1, 9, 1, 1}, 1); math.Abs(got-1.25/innerShare) > 1e-5 {
 		t.Errorf("folded: importance %v, want %v", got, 1.25/innerShare)
 	}
 }
 
 func TestValidate(t *testing.T) {
 	nan := float32(math.NaN())
-	for _, c := range []struct {
+	for _, test := range []struct {
 		name   string
 		break_ func(*Calibration)
 		want   string
@@ -203,9 +218,11 @@ func TestValidate(t *testing.T) {
 		{"k", func(c *Calibration) { c.Activations[0].K = 5 }, "activations[0].k"},
 		{"absmax NaN", func(c *Calibration) { c.Activations[0].AbsMax[2] = nan }, "activations[0].absmax"},
 		{"absmax negative", func(c *Calibration) { c.Activations[0].AbsMax[2] = -1 }, "absmax[2] is -1"},
-		{"mean square infinite", func(c *Calibration) { c.Activations[0].MeanSquare[1] = float32(math.Inf(1)) }, "mean_square[1]"},
+		{"mean square infinite", func(c *Calibration) { c.Activations[0].MeanSquare[1] = float32(math.Inf(1)) },
+			"mean_square[1]"},
 		{"mean square above", func(c *Calibration) { c.Activations[0].MeanSquare[0] = 1.5 }, "more than the square"},
-		{"directions", func(c *Calibration) { c.Activations[0].Directions = c.Activations[0].Directions[:7] }, "directions has 7 values for 4 channels"},
+		{"directions", func(c *Calibration) { c.Activations[0].Directions = c.Activations[0].Directions[:7] },
+			"directions has 7 values for 4 channels"},
 		{"directions above", func(c *Calibration) { c.Activations[0].Directions[2] = 2 }, "more than mean_square"},
 		{"directions NaN", func(c *Calibration) { c.Activations[0].Directions[2] = nan }, "activations[0].directions"},
 		{"summary", func(c *Calibration) { c.Activations[0].Median = 2 }, "do not belong"},
@@ -242,14 +259,14 @@ func TestValidate(t *testing.T) {
 		}, "exceeding[0].distinct"},
 		{"fold twice", func(c *Calibration) { c.Folds = append(c.Folds, c.Folds[0]) }, "twice"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := sample()
-			c.break_(s)
-			err := s.Validate()
-			if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
-				t.Fatalf("got %v, want an error with %q", err, c.want)
+		t.Run(test.name, func(t *testing.T) {
+			cal := sample()
+			test.break_(cal)
+			err := cal.Validate()
+			if err == nil || !strings.Contains(err.Error(), test.want) || diag.ClassOf(err) != diag.ClassInput {
+				t.Fatalf("got %v, want an error with %q", err, test.want)
 			}
-			if _, err := Encode(s); err == nil {
+			if _, err := Encode(cal); err == nil {
 				t.Error("it can be written all the same")
 			}
 		})
@@ -268,7 +285,7 @@ func TestHostile(t *testing.T) {
 		}
 		return strings.Replace(string(good), old, by, 1)
 	}
-	for _, c := range []struct{ text, want string }{
+	for _, test := range []struct{ text, want string }{
 		{"", "empty"},
 		{"schema: hetc.soc/1\n", "hetc.calibration/1"},
 		{"schema: hetc.calibration/1\n", `"model" is missing`},
@@ -283,17 +300,17 @@ func TestHostile(t *testing.T) {
 		{string(good) + string(good), "calibration.yaml:"},
 		{string(good[:len(good)/2]), "calibration.yaml:"},
 	} {
-		_, err := Decode("calibration.yaml", []byte(c.text))
+		_, err := Decode("calibration.yaml", []byte(test.text))
 		if err == nil || diag.ClassOf(err) != diag.ClassInput {
-			t.Errorf("%q: got %v", c.text, err)
+			t.Errorf("%q: got %v", test.text, err)
 			continue
 		}
 		text := err.Error()
 		for _, d := range diag.All(err) {
 			text += fmt.Sprintf("\n%s: %s %s", d.Path, d.Summary, d.Hint)
 		}
-		if !strings.Contains(text, c.want) {
-			t.Errorf("%.200q: got %s, want %q", c.text, text, c.want)
+		if !strings.Contains(text, test.want) {
+			t.Errorf("%.200q: got %s, want %q", test.text, text, test.want)
 		}
 	}
 }
@@ -317,36 +334,39 @@ func TestRound(t *testing.T) {
 // Whatever calibrate may measure is written and read back exactly.
 func TestRoundTripAny(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := sample()
+		cal := sample()
 		vector := rapid.SliceOfN(rapid.Float32Range(0, 1e6), 1, 80)
-		a := Activation{Class: "head.lm_head", AbsMax: vector.Draw(t, "absmax"), Rows: rapid.Int64Range(1, 1<<30).Draw(t, "rows")}
-		a.K = len(a.AbsMax)
-		for _, m := range a.AbsMax {
-			a.MeanSquare = append(a.MeanSquare, float32(rapid.Float64Range(0, 1).Draw(t, "share"))*m*m)
+		activation := Activation{Class: "head.lm_head", AbsMax: vector.Draw(t, "absmax"),
+			Rows: rapid.Int64Range(1, 1<<30).Draw(t, "rows")}
+		activation.K = len(activation.AbsMax)
+		for _, m := range activation.AbsMax {
+			activation.MeanSquare = append(activation.MeanSquare,
+				float32(rapid.Float64Range(0, 1).Draw(t, "share"))*m*m)
 		}
-		for _, m := range a.MeanSquare {
+		for _, m := range activation.MeanSquare {
 			x := float32(math.Sqrt(float64(m) / 2))
-			a.Directions = append(a.Directions, x, -x)
+			activation.Directions = append(activation.Directions, x, -x)
 		}
-		a.Directions.Round()
-		a.Summarise()
-		for i := range a.Outliers {
-			a.Outliers[i].Share = rapid.Float64Range(1e-9, 1).Draw(t, "share")
+		activation.Directions.Round()
+		activation.Summarise()
+		for i := range activation.Outliers {
+			activation.Outliers[i].Share = rapid.Float64Range(1e-9, 1).Draw(t, "share")
 		}
-		c.Activations = append(c.Activations, a)
-		c.Folds[0].Factors = rapid.SliceOfN(rapid.Float32Range(MinFactor, MaxFactor), 1, 80).Draw(t, "factors")
+		cal.Activations = append(cal.Activations, activation)
+		cal.Folds[0].Factors = rapid.SliceOfN(rapid.Float32Range(MinFactor, MaxFactor), 1, 80).Draw(t, "factors")
 		low := rapid.Float64Range(0, 10).Draw(t, "kl")
-		c.Losses[0] = Loss{Class: All, Scheme: op.A8TQ8C, Low: low, KL: low * 1.5, High: low * 2, TopAgreement: rapid.Float64Range(0, 1).Draw(t, "top")}
-		b, err := Encode(c)
+		cal.Losses[0] = Loss{Class: All, Scheme: op.A8TQ8C, Low: low, KL: low * 1.5, High: low * 2,
+			TopAgreement: rapid.Float64Range(0, 1).Draw(t, "top")}
+		data, err := Encode(cal)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := Decode("x.yaml", b)
+		got, err := Decode("x.yaml", data)
 		if err != nil {
-			t.Fatalf("%v\n%s", err, b)
+			t.Fatalf("%v\n%s", err, data)
 		}
-		if !reflect.DeepEqual(got, c) {
-			t.Fatalf("got %+v, want %+v", got, c)
+		if !reflect.DeepEqual(got, cal) {
+			t.Fatalf("got %+v, want %+v", got, cal)
 		}
 	})
 }
@@ -367,17 +387,18 @@ func FuzzDecode(f *testing.F) {
 		f.Fatalf("the example: %v", err)
 	}
 	f.Add(doc)
-	f.Add([]byte("schema: hetc.calibration/1\nmodel: {digest: x}\ntext: {sha256: y}\nactivations: [{class: a, k: 1000000000, rows: 1, absmax: AAAA, mean_square: AAAAAA==}]\nlosses: []\nfolds: []\n"))
+	f.Add([]byte("schema: hetc.calibration/1\nmodel: {digest: x}\ntext: {sha256: y}\nactivations: [{class: a, k: " +
+		"1000000000, rows: 1, absmax: AAAA, mean_square: AAAAAA==}]\nlosses: []\nfolds: []\n"))
 	f.Add([]byte(`{"schema": "hetc.calibration/1", "folds": [{"group": "g", "factors": "AADAfw=="}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Decode("fuzz.yaml", data)
+		cal, err := Decode("fuzz.yaml", data)
 		if err != nil {
 			if diag.ClassOf(err) != diag.ClassInput {
 				t.Fatalf("class %d of %v", diag.ClassOf(err), err)
 			}
 			return
 		}
-		b, err := Encode(c)
+		b, err := Encode(cal)
 		if err != nil {
 			t.Fatalf("accepted, then refused: %v", err)
 		}
@@ -385,7 +406,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatalf("written, then refused: %v\n%s", err, b)
 		}
-		one, _ := c.Digest()
+		one, _ := cal.Digest()
 		two, _ := again.Digest()
 		if one != two {
 			t.Fatalf("digest %s before, %s after writing", one, two)
@@ -395,8 +416,8 @@ func FuzzDecode(f *testing.F) {
 
 // Steps have room for twice what was seen; what is folded counts as it is after folding.
 func TestSteps(t *testing.T) {
-	a := &Activation{K: 2, AbsMax: Vector{4, -0}, OutMax: Vector{1, 8, 2, 3, 5, 6}}
-	for _, c := range []struct {
+	activation := &Activation{K: 2, AbsMax: Vector{4, -0}, OutMax: Vector{1, 8, 2, 3, 5, 6}}
+	for _, test := range []struct {
 		factors, divide []float32
 		interleave      []int
 		source          int
@@ -412,15 +433,16 @@ func TestSteps(t *testing.T) {
 		{nil, []float32{1, 8, 10, 1}, []int{2, 1}, 0, 4, 6},
 		{nil, []float32{4, 12}, []int{2, 1}, 1, 4, 8},
 	} {
-		in, out, ok := a.Steps(c.factors, c.divide, c.interleave, c.source)
-		if want := 2 * c.in / 32767; !ok || math.Abs(float64(in)/want-1) > 1e-6 {
-			t.Errorf("%+v: step of what enters %v, want %v", c, in, want)
+		in, out, ok := activation.Steps(test.factors, test.divide, test.interleave, test.source)
+		if want := 2 * test.in / 32767; !ok || math.Abs(float64(in)/want-1) > 1e-6 {
+			t.Errorf("%+v: step of what enters %v, want %v", test, in, want)
 		}
-		if want := 2 * c.out / 32767; math.Abs(float64(out)/want-1) > 1e-6 {
-			t.Errorf("%+v: step of results %v, want %v", c, out, want)
+		if want := 2 * test.out / 32767; math.Abs(float64(out)/want-1) > 1e-6 {
+			t.Errorf("%+v: step of results %v, want %v", test, out, want)
 		}
 	}
-	if in, out, ok := (&Activation{AbsMax: Vector{0}, OutMax: Vector{0}}).Steps(nil, nil, nil, 0); !ok || in != 1 || out != 1 {
+	if in, out, ok := (&Activation{AbsMax: Vector{0}, OutMax: Vector{0}}).Steps(nil, nil, nil, 0); !ok || in != 1 ||
+		out != 1 {
 		t.Errorf("of zeros: %v, %v, %v", in, out, ok)
 	}
 	if _, _, ok := (&Activation{AbsMax: Vector{1}}).Steps(nil, nil, nil, 0); ok {
@@ -430,33 +452,38 @@ func TestSteps(t *testing.T) {
 
 // Several static scales are read as they were written; a file without them is one of an older hetc, with its digest.
 func TestRowScales(t *testing.T) {
-	c := sample()
-	without, err := c.Digest()
+	cal := sample()
+	without, err := cal.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Scales = []Scales{{"layers.qkv", 1, []float32{0.1, 1. / 3}}, {"layers.qkv", 1, []float32{0.1, 0.1, 0.2, 1e-40 + 0.3}}, {"layers.qkv", 2, []float32{0.5, 0.5}}}
-	text, err := Encode(c)
+	cal.Scales = []Scales{{"layers.qkv", 1, []float32{0.1, 1. / 3}},
+		{"layers.qkv", 1, []float32{0.1, 0.1, 0.2, 1e-40 + 0.3}}, {"layers.qkv", 2, []float32{0.5, 0.5}}}
+	text, err := Encode(cal)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got, err := Decode("cal.yaml", text)
-	if err != nil || !reflect.DeepEqual(got.Scales, c.Scales) {
+	if err != nil || !reflect.DeepEqual(got.Scales, cal.Scales) {
 		t.Fatalf("%v, %v", got.Scales, err)
 	}
-	if with, err := c.Digest(); err != nil || with == without {
+	if with, err := cal.Digest(); err != nil || with == without {
 		t.Errorf("the digest does not cover scales: %v", err)
 	}
-	if x := c.RowScales("layers.qkv", 1, 4); len(x) != 4 || c.RowScales("layers.qkv", 1, 3) != nil || c.RowScales("layers.qkv", 3, 2) != nil {
+	if x := cal.RowScales("layers.qkv", 1, 4); len(x) != 4 || cal.RowScales("layers.qkv", 1, 3) != nil ||
+		cal.RowScales("layers.qkv", 3, 2) != nil {
 		t.Errorf("scales %v", x)
 	}
 	for want, bad := range map[string]Scales{
-		"1 values, want 2..4": {"a", 0, []float32{1}}, "5 values": {"a", 0, []float32{1, 1, 1, 1, 1}}, "scale is 0": {"a", 0, []float32{0, 1}}, "scale is 1": {"a", 0, []float32{2, 1}},
-		"scale is +Inf": {"a", 0, []float32{1, float32(math.Inf(1))}}, "there twice": {"layers.qkv", 2, []float32{1, 2}}, "layer is -1": {"a", -1, []float32{1, 2}},
+		"1 values, want 2..4": {"a", 0, []float32{1}}, "5 values": {"a", 0, []float32{1, 1, 1, 1, 1}},
+		"scale is 0": {"a", 0, []float32{0, 1}}, "scale is 1": {"a", 0, []float32{2, 1}},
+		"scale is +Inf": {"a", 0, []float32{1, float32(math.Inf(1))}},
+		"there twice":   {"layers.qkv", 2, []float32{1, 2}}, "layer is -1": {"a", -1, []float32{1, 2}},
 	} {
-		x := *c
-		x.Scales = append(slices.Clone(c.Scales), bad)
-		if err := x.Validate(); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput {
+		x := *cal
+		x.Scales = append(slices.Clone(cal.Scales), bad)
+		if err := x.Validate(); err == nil || !strings.Contains(err.Error(), want) ||
+			diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%v: %v, want %q", bad, err, want)
 		}
 	}

@@ -14,34 +14,38 @@ func able() Set {
 		Tile: Tile{M: 1, K: 32, N: 64}, Kinds: []op.Kind{op.MatMul, op.Add}, Schemes: []op.Scheme{op.A32W32, op.A8TQ8C},
 		Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped}},
 		Layouts: map[string]string{"w32": "n32", "q8c": "n32"}, KV: []op.Type{op.F32},
-		StaticShapes: true, StridedOutput: true, Prepacks: true, Memory: &Memory{StepBytes: 1, Scratch: &Scratch{Align: 64}},
+		StaticShapes: true, StridedOutput: true, Prepacks: true,
+		Memory: &Memory{StepBytes: 1, Scratch: &Scratch{Align: 64}},
 	}
 }
 
 // A copy is equal, also field by field as they are added, and shares nothing with what it was made from.
 func TestClone(t *testing.T) {
 	from := able()
-	for i, v := 0, reflect.ValueOf(&from).Elem(); i < v.NumField(); i++ {
-		if f := v.Field(i); f.Kind() == reflect.Bool {
+	for i, value := 0, reflect.ValueOf(&from).Elem(); i < value.NumField(); i++ {
+		if f := value.Field(i); f.Kind() == reflect.Bool {
 			f.SetBool(true)
 		} else if f.IsZero() {
-			t.Errorf("the test sets no %s", v.Type().Field(i).Name)
+			t.Errorf("the test sets no %s", value.Type().Field(i).Name)
 		}
 	}
 	to := from.Clone()
 	if !reflect.DeepEqual(from, to) {
 		t.Fatalf("got %+v, want %+v", to, from)
 	}
-	to.Kinds[0], to.Schemes[0], to.KV[0], to.Layouts["w32"], to.Forms[op.A32W32][0] = op.Norm, op.A8SQ8C, op.F16, "x", op.Conv
+	to.Kinds[0], to.Schemes[0], to.KV[0], to.Layouts["w32"], to.Forms[op.A32W32][0] = op.Norm, op.A8SQ8C, op.F16, "x",
+		op.Conv
 	to.Memory.StepBytes, to.Memory.Scratch.Align = 2, 1
-	if again := able(); from.Kinds[0] != again.Kinds[0] || from.Schemes[0] != again.Schemes[0] || from.KV[0] != again.KV[0] ||
-		from.Layouts["w32"] != "n32" || from.Forms[op.A32W32][0] != op.Swapped || from.Memory.StepBytes != 1 || from.Memory.Scratch.Align != 64 {
+	if again := able(); from.Kinds[0] != again.Kinds[0] || from.Schemes[0] != again.Schemes[0] ||
+		from.KV[0] != again.KV[0] ||
+		from.Layouts["w32"] != "n32" || from.Forms[op.A32W32][0] != op.Swapped || from.Memory.StepBytes != 1 ||
+		from.Memory.Scratch.Align != 64 {
 		t.Errorf("a change of the copy changes %+v", from)
 	}
 }
 
 func TestBeyond(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		keys   string
 		change func(claim, can *Set)
 	}{
@@ -58,17 +62,18 @@ func TestBeyond(t *testing.T) {
 		{"", func(claim, can *Set) { claim.StridedOutput = false }},
 		{"static_shapes prepacks", func(claim, can *Set) { claim.StaticShapes, claim.Prepacks = false, false }},
 		{"dynamic_rows strided_input weight_ranges fuses weights_in_artifacts", func(claim, can *Set) {
-			claim.DynamicRows, claim.StridedInput, claim.WeightRanges, claim.Fuses, claim.WeightsInArtifacts = true, true, true, true, true
+			claim.DynamicRows, claim.StridedInput, claim.WeightRanges, claim.Fuses, claim.WeightsInArtifacts = true,
+				true, true, true, true
 		}},
 	} {
 		claim, can := able(), able()
-		c.change(&claim, &can)
+		test.change(&claim, &can)
 		var keys []string
 		for _, d := range claim.Beyond(&can) {
 			keys = append(keys, d.Key)
 		}
-		if got := strings.Join(keys, " "); got != c.keys {
-			t.Errorf("got %q, want %q", got, c.keys)
+		if got := strings.Join(keys, " "); got != test.keys {
+			t.Errorf("got %q, want %q", got, test.keys)
 		}
 	}
 }
@@ -79,32 +84,36 @@ func TestScratch(t *testing.T) {
 		Align: 64, Block: 32, PackRows: 24, PackTiles: 16, PackFloatTiles: 64, PackTilesPerCore: 4, UnpackWords: 1000,
 		ExpertRows: 256, ExpertWords: 1 << 16, AttentionRows: 8, AttentionLines: 64, AttentionKeys: 128,
 	}
-	for v, i := reflect.ValueOf(&s).Elem(), 0; i < v.NumField(); i++ {
-		was := v.Field(i).Int()
-		v.Field(i).SetInt(-1)
+	for value, i := reflect.ValueOf(&s).Elem(), 0; i < value.NumField(); i++ {
+		was := value.Field(i).Int()
+		value.Field(i).SetInt(-1)
 		if (&Memory{Scratch: &s}).Validate() == nil {
-			t.Errorf("%s may be -1", v.Type().Field(i).Name)
+			t.Errorf("%s may be -1", value.Type().Field(i).Name)
 		}
-		v.Field(i).SetInt(was)
+		value.Field(i).SetInt(was)
 	}
 	if err := (&Memory{Scratch: &s}).Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		o    op.Op
 		want int64 // on two cores
 	}{
 		{op.Op{Kind: op.QuantRows, M: 30, K: 8}, 128},
-		{op.Op{Kind: op.MatMul, M: 30, K: 64, N: 64, Scheme: op.A8TQ8C}, 128 + 4*30*3 + 24},               // scales and sums
-		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 512, Scheme: op.A32W32}, 0},                              // too few tiles
-		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 2048, Scheme: op.A32W32}, 4 * 32 * 64},                   // packed
-		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 512, Scheme: op.A8TQ8C}, 128 + 384 + 4*32*17 + 2*2048},   // and a tile for each core
-		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 512, Scheme: op.A8TQ4B32}, 128 + 384 + 4*32*18 + 2*4032}, // unpacked blocks
+		// scales and sums
+		{op.Op{Kind: op.MatMul, M: 30, K: 64, N: 64, Scheme: op.A8TQ8C}, 128 + 4*30*3 + 24},
+		// too few tiles
+		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 512, Scheme: op.A32W32}, 0},
+		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 2048, Scheme: op.A32W32}, 4 * 32 * 64}, // packed
+		// and a tile for each core
+		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 512, Scheme: op.A8TQ8C}, 128 + 384 + 4*32*17 + 2*2048},
+		// unpacked blocks
+		{op.Op{Kind: op.MatMul, M: 32, K: 64, N: 512, Scheme: op.A8TQ4B32}, 128 + 384 + 4*32*18 + 2*4032},
 		{op.Op{Kind: op.MatMul, M: 2, K: 64, N: 32, Scheme: op.A16SQ8C}, 512 + 2*4*64*32},
 	} {
-		g := op.Single(c.o, "")
-		if got := s.Bytes(&g, 2); got != c.want {
-			t.Errorf("%s: got %d, want %d", c.o.Key(), got, c.want)
+		g := op.Single(test.o, "")
+		if got := s.Bytes(&g, 2); got != test.want {
+			t.Errorf("%s: got %d, want %d", test.o.Key(), got, test.want)
 		}
 	}
 }

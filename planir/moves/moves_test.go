@@ -43,7 +43,7 @@ func TestOf(t *testing.T) {
 		}
 		return []planir.View{{R1: n, C0: c0, C1: c1}}
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		place       Place
 		fetch, hand [][]planir.View
 	}{
@@ -55,11 +55,11 @@ func TestOf(t *testing.T) {
 		{Place{1, 1, 2, 1}, [][]planir.View{all(4, 0, 4), nil}, [][]planir.View{nil}},
 		{Place{2, 0, 0, 0}, [][]planir.View{nil}, [][]planir.View{all(1, 0, 8)}}, // logits
 	} {
-		call := got[c.place]
-		if call == nil || !sameParts(call.Fetch, c.fetch) {
-			t.Errorf("%+v: %+v, want to fetch %v", c.place, call, c.fetch)
-		} else if !sameParts(call.Hand, c.hand) {
-			t.Errorf("%+v hands over %v, want %v", c.place, call.Hand, c.hand)
+		call := got[test.place]
+		if call == nil || !sameParts(call.Fetch, test.fetch) {
+			t.Errorf("%+v: %+v, want to fetch %v", test.place, call, test.fetch)
+		} else if !sameParts(call.Hand, test.hand) {
+			t.Errorf("%+v hands over %v, want %v", test.place, call.Hand, test.hand)
 		}
 	}
 	if len(got) != 7 {

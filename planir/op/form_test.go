@@ -10,7 +10,8 @@ import (
 )
 
 func TestFormsOf(t *testing.T) {
-	if got, want := FormsOf(12, FormClasses), []Form{Swapped, BatchMatMul, "conv 1x12", "conv 2x6", "conv 3x4", "conv 4x3", "conv 6x2", "conv 12x1"}; !slices.Equal(got, want) {
+	if got, want := FormsOf(12, FormClasses), []Form{Swapped, BatchMatMul, "conv 1x12", "conv 2x6", "conv 3x4",
+		"conv 4x3", "conv 6x2", "conv 12x1"}; !slices.Equal(got, want) {
 		t.Errorf("forms of 12 rows: got %q, want %q", got, want)
 	}
 	if got := FormsOf(1, FormClasses); !slices.Equal(got, []Form{Swapped, BatchMatMul}) {
@@ -23,7 +24,9 @@ func TestFormsOf(t *testing.T) {
 	if got := FormsOf(64, nil); got != nil {
 		t.Errorf("forms without classes: got %q", got)
 	}
-	for m, want := range map[int]Form{1: "conv 1x1", 7: "conv 7x1", 12: "conv 4x3", 36: "conv 6x6", 128: "conv 16x8", 1024: "conv 32x32"} {
+	for m, want := range map[int]Form{
+		1: "conv 1x1", 7: "conv 7x1", 12: "conv 4x3", 36: "conv 6x6", 128: "conv 16x8", 1024: "conv 32x32",
+	} {
 		if got := Squarest(m); got != want {
 			t.Errorf("squarest of %d rows: got %q, want %q", m, got, want)
 		}
@@ -36,14 +39,14 @@ func TestFormsOfProperty(t *testing.T) {
 		m := rapid.IntRange(1, 3000).Draw(t, "m")
 		forms := FormsOf(m, FormClasses)
 		seen := map[Form]bool{}
-		for _, f := range forms {
-			o := Op{Kind: MatMul, M: m, K: 8, N: 8, Scheme: A32W32, Form: f}
-			if err := o.Validate(); err != nil || seen[f] {
-				t.Fatalf("form %q of %d rows: seen %v, %v", f, m, seen[f], err)
+		for _, form := range forms {
+			operator := Op{Kind: MatMul, M: m, K: 8, N: 8, Scheme: A32W32, Form: form}
+			if err := operator.Validate(); err != nil || seen[form] {
+				t.Fatalf("form %q of %d rows: seen %v, %v", form, m, seen[form], err)
 			}
-			seen[f] = true
-			if !strings.HasSuffix(o.Key(), " "+string(f)) {
-				t.Fatalf("key %q does not name form %q", o.Key(), f)
+			seen[form] = true
+			if !strings.HasSuffix(operator.Key(), " "+string(form)) {
+				t.Fatalf("key %q does not name form %q", operator.Key(), form)
 			}
 		}
 		for w := 1; w <= m && m > 1; w++ {
@@ -62,25 +65,31 @@ func TestFormsOfProperty(t *testing.T) {
 }
 
 func TestFormIsRefused(t *testing.T) {
-	for _, f := range []Form{"conv", "conv 0x0", "conv 4x4", "conv -2x-4", "conv 08x1", "conv 8x1 ", "conv  8x1", "conv 8X1", "conv 99999999999999999999x1", "conv 16777217x1", "fc", " ", "bmm 2x4", "Swapped"} {
-		o := Op{Kind: MatMul, M: 8, K: 8, N: 8, Scheme: A32W32, Form: f}
+	for _, form := range []Form{
+		"conv", "conv 0x0", "conv 4x4", "conv -2x-4", "conv 08x1", "conv 8x1 ", "conv  8x1", "conv 8X1",
+		"conv 99999999999999999999x1", "conv 16777217x1", "fc", " ", "bmm 2x4", "Swapped",
+	} {
+		o := Op{Kind: MatMul, M: 8, K: 8, N: 8, Scheme: A32W32, Form: form}
 		if err := o.Validate(); err == nil {
-			t.Errorf("form %q of 8 rows is accepted", f)
+			t.Errorf("form %q of 8 rows is accepted", form)
 		}
 	}
-	for _, o := range []Op{{Kind: ExpertMatMul, M: 8, K: 8, N: 8, Experts: 4, Fan: 2, Scheme: A32W32, Form: Swapped}, {Kind: Add, M: 8, N: 8, Form: Swapped}} {
-		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), "form") {
-			t.Errorf("%s with a form: got %v", o.Kind, err)
+	for _, operator := range []Op{
+		{Kind: ExpertMatMul, M: 8, K: 8, N: 8, Experts: 4, Fan: 2, Scheme: A32W32, Form: Swapped},
+		{Kind: Add, M: 8, N: 8, Form: Swapped},
+	} {
+		if err := operator.Validate(); err == nil || !strings.Contains(err.Error(), "form") {
+			t.Errorf("%s with a form: got %v", operator.Kind, err)
 		}
 	}
 }
 
 // What was written before there were forms stays what it was.
 func TestDefaultFormIsSilent(t *testing.T) {
-	o := Op{Kind: MatMul, M: 8, K: 16, N: 32, Scheme: A8TQ8C}
-	text, err := json.Marshal(o)
-	if err != nil || strings.Contains(string(text), "form") || o.Key() != "matmul[8,16]x[16,32] a8t/q8c" {
-		t.Errorf("got %s, key %q, %v", text, o.Key(), err)
+	operator := Op{Kind: MatMul, M: 8, K: 16, N: 32, Scheme: A8TQ8C}
+	text, err := json.Marshal(operator)
+	if err != nil || strings.Contains(string(text), "form") || operator.Key() != "matmul[8,16]x[16,32] a8t/q8c" {
+		t.Errorf("got %s, key %q, %v", text, operator.Key(), err)
 	}
 	if f := Form("conv 4x2"); f.Class() != Conv || Form("").Class() != "" || Swapped.Class() != Swapped {
 		t.Errorf("class of %q is %q", f, f.Class())
@@ -108,10 +117,12 @@ func TestKernelForms(t *testing.T) {
 	if want := []Form{Swapped, "kernel b", "kernel a"}; !slices.Equal(got, want) {
 		t.Errorf("forms: got %q, want %q", got, want)
 	}
-	for _, o := range []Op{{Kind: Add, M: 8, N: 8}, {Kind: ExpertMatMul, M: 8, K: 8, N: 8, Experts: 4, Fan: 2, Scheme: A32W32}} {
-		o.Form = KernelForm("tiles")
-		if err := o.Validate(); err == nil {
-			t.Errorf("%s by named kernels is accepted", o.Kind)
+	for _, operator := range []Op{
+		{Kind: Add, M: 8, N: 8}, {Kind: ExpertMatMul, M: 8, K: 8, N: 8, Experts: 4, Fan: 2, Scheme: A32W32},
+	} {
+		operator.Form = KernelForm("tiles")
+		if err := operator.Validate(); err == nil {
+			t.Errorf("%s by named kernels is accepted", operator.Kind)
 		}
 	}
 }

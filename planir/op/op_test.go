@@ -23,8 +23,9 @@ var examples = map[Kind]Op{
 	Attention:     {Kind: Attention, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5},
 	Estimate:      {Kind: Estimate, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5, Block: 2},
 	Select:        {Kind: Select, M: 3, Heads: 4, KVHeads: 2, Context: 5, Block: 2},
-	SparseAttend:  {Kind: SparseAttend, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5, Block: 2, Density: 0.2},
-	GLU:           {Kind: GLU, M: 3, N: 32, Interleave: 16, Act: SiLU},
+	SparseAttend: {Kind: SparseAttend, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5, Block: 2,
+		Density: 0.2},
+	GLU: {Kind: GLU, M: 3, N: 32, Interleave: 16, Act: SiLU},
 
 	LayerNorm:    {Kind: LayerNorm, M: 3, N: 8, Eps: 1e-5},
 	ExpertMatMul: {Kind: ExpertMatMul, M: 3, K: 8, N: 16, Experts: 4, Fan: 2, Scheme: A8TQ8C},
@@ -44,34 +45,35 @@ var examples = map[Kind]Op{
 
 func TestEveryKindIsComplete(t *testing.T) {
 	keys := map[string]Kind{}
-	for _, k := range Kinds {
-		o, ok := examples[k]
+	for _, kind := range Kinds {
+		operator, ok := examples[kind]
 		if !ok {
-			t.Errorf("kind %q has no example", k)
+			t.Errorf("kind %q has no example", kind)
 			continue
 		}
-		if err := o.Validate(); err != nil {
-			t.Errorf("%q: %v", k, err)
+		if err := operator.Validate(); err != nil {
+			t.Errorf("%q: %v", kind, err)
 		}
-		if o.Bytes() <= 0 {
-			t.Errorf("%q moves %d bytes", k, o.Bytes())
+		if operator.Bytes() <= 0 {
+			t.Errorf("%q moves %d bytes", kind, operator.Bytes())
 		}
-		if old, dup := keys[o.Key()]; dup {
-			t.Errorf("%q and %q share the key %q", k, old, o.Key())
+		if old, dup := keys[operator.Key()]; dup {
+			t.Errorf("%q and %q share the key %q", kind, old, operator.Key())
 		}
-		keys[o.Key()] = k
-		g := Single(o, "n32")
-		if err := g.Validate(); err != nil {
-			t.Errorf("graph of %q: %v", k, err)
+		keys[operator.Key()] = kind
+		graph := Single(operator, "n32")
+		if err := graph.Validate(); err != nil {
+			t.Errorf("graph of %q: %v", kind, err)
 		}
-		state := k == KVAppend || k == Attention || k == Estimate || k == SparseAttend
-		if g.State() != state || g.Rows() != 3 {
-			t.Errorf("graph of %q: state %v, rows %d", k, g.State(), g.Rows())
+		state := kind == KVAppend || kind == Attention || kind == Estimate || kind == SparseAttend
+		if graph.State() != state || graph.Rows() != 3 {
+			t.Errorf("graph of %q: state %v, rows %d", kind, graph.State(), graph.Rows())
 		}
 	}
 	static := Op{Kind: QuantRows, M: 3, N: 8, Static: true}
 	g := Single(static, "n32")
-	if err := g.Validate(); err != nil || len(g.Weights) != 1 || g.Weights[0] != (WeightSpec{Name: "scale", K: 1, N: 1, Scheme: "f32", Layout: RowsLayout}) {
+	if err := g.Validate(); err != nil || len(g.Weights) != 1 ||
+		g.Weights[0] != (WeightSpec{Name: "scale", K: 1, N: 1, Scheme: "f32", Layout: RowsLayout}) {
 		t.Errorf("graph of %q: %v, weights %v", static.Key(), err, g.Weights)
 	}
 	if old := keys[static.Key()]; old != "" {
@@ -84,16 +86,16 @@ func TestEveryKindIsComplete(t *testing.T) {
 
 // Everything that can influence cost is part of the key; what cannot is not.
 func TestKey(t *testing.T) {
-	for k, o := range examples {
-		bigger := o
+	for kind, operator := range examples {
+		bigger := operator
 		bigger.M++
-		if bigger.Key() == o.Key() {
-			t.Errorf("%q: the key does not depend on m", k)
+		if bigger.Key() == operator.Key() {
+			t.Errorf("%q: the key does not depend on m", kind)
 		}
-		e := o
+		e := operator
 		e.Eps = 0.5
-		if e.Key() != o.Key() {
-			t.Errorf("%q: the key depends on eps", k)
+		if e.Key() != operator.Key() {
+			t.Errorf("%q: the key depends on eps", kind)
 		}
 	}
 	if got, want := examples[MatMul].Key(), "matmul[3,8]x[8,16] a8t/q8c"; got != want {
@@ -103,33 +105,35 @@ func TestKey(t *testing.T) {
 
 // A scheme with static scales differs from its twin in where scales come from, and in nothing that a product sees.
 func TestTwins(t *testing.T) {
-	for _, s := range Schemes {
-		twin := s.Twin()
+	for _, scheme := range Schemes {
+		twin := scheme.Twin()
 		if twin == "" {
-			if s.Static() && s.QuantisedRows() {
-				t.Errorf("%q has no twin", s)
+			if scheme.Static() && scheme.QuantisedRows() {
+				t.Errorf("%q has no twin", scheme)
 			}
 			continue
 		}
-		a, b := examples[MatMul], examples[MatMul]
-		a.Scheme, b.Scheme = s, twin
-		x, y := Single(a, "n32"), Single(b, "n32")
-		if twin.Twin() != s && s.Scales() <= 1 && !s.Shadow() || twin.Static() == s.Static() || a.Flops() != b.Flops() || a.Bytes() != b.Bytes() ||
-			!slices.Equal(x.Inputs, y.Inputs) || !slices.Equal(x.Weights, y.Weights) || !slices.Equal(x.Outputs, y.Outputs) {
-			t.Errorf("%q and %q are no twins", s, twin)
+		operator, b := examples[MatMul], examples[MatMul]
+		operator.Scheme, b.Scheme = scheme, twin
+		graph, y := Single(operator, "n32"), Single(b, "n32")
+		if twin.Twin() != scheme && scheme.Scales() <= 1 && !scheme.Shadow() || twin.Static() == scheme.Static() ||
+			operator.Flops() != b.Flops() || operator.Bytes() != b.Bytes() ||
+			!slices.Equal(graph.Inputs, y.Inputs) || !slices.Equal(graph.Weights, y.Weights) ||
+			!slices.Equal(graph.Outputs, y.Outputs) {
+			t.Errorf("%q and %q are no twins", scheme, twin)
 		}
 	}
 }
 
 // Schemes that take the same time are those of one twin, in the order of the table behind the scheme itself.
 func TestAlike(t *testing.T) {
-	for _, c := range []struct{ of, want []Scheme }{
+	for _, test := range []struct{ of, want []Scheme }{
 		{[]Scheme{A8OQ8C}, []Scheme{A8OQ8C, A8TQ8C, A8SQ8C, A8S2Q8C, A8S4Q8C}},
 		{[]Scheme{A8TQ8C}, []Scheme{A8TQ8C, A8SQ8C, A8S2Q8C, A8S4Q8C, A8OQ8C}},
 		{[]Scheme{A32W32, A16SQ8C, ""}, nil},
 	} {
-		for _, scheme := range c.of {
-			want := c.want
+		for _, scheme := range test.of {
+			want := test.want
 			if want == nil {
 				want = []Scheme{scheme}
 			}
@@ -142,40 +146,43 @@ func TestAlike(t *testing.T) {
 
 // Products on a grid take their steps as a weight, behind a bias; those of half precision take nothing more.
 func TestGridAndHalf(t *testing.T) {
-	for _, s := range Schemes {
-		o := Op{Kind: MatMul, M: 3, K: 8, N: 16, Scheme: s, Bias: true}
-		g := Single(o, "n32")
-		if err := g.Validate(); err != nil {
-			t.Errorf("%q: %v", s, err)
+	for _, scheme := range Schemes {
+		operator := Op{Kind: MatMul, M: 3, K: 8, N: 16, Scheme: scheme, Bias: true}
+		graph := Single(operator, "n32")
+		if err := graph.Validate(); err != nil {
+			t.Errorf("%q: %v", scheme, err)
 		}
 		want := []string{"weight", "bias"}
-		if s.Grid() {
+		if scheme.Grid() {
 			want = append(want, "steps")
-			if g.Weights[2] != (WeightSpec{Name: "steps", K: 2, N: 16, Scheme: "f32", Layout: RowsLayout}) {
-				t.Errorf("%q: steps are %v", s, g.Weights[2])
+			if graph.Weights[2] != (WeightSpec{Name: "steps", K: 2, N: 16, Scheme: "f32", Layout: RowsLayout}) {
+				t.Errorf("%q: steps are %v", scheme, graph.Weights[2])
 			}
 		}
-		if got := o.Sig().W; !slices.Equal(got, want) {
-			t.Errorf("%q: weights %q, want %q", s, got, want)
+		if got := operator.Sig().W; !slices.Equal(got, want) {
+			t.Errorf("%q: weights %q, want %q", scheme, got, want)
 		}
-		if got := len(g.Inputs); (got == 2) != s.QuantisedRows() {
-			t.Errorf("%q: %d inputs", s, got)
+		if got := len(graph.Inputs); (got == 2) != scheme.QuantisedRows() {
+			t.Errorf("%q: %d inputs", scheme, got)
 		}
-		if s.Grid() && (s.Half() || !s.Static() || s.QuantisedRows()) || s.Half() && (s.Static() || s.QuantisedRows()) {
-			t.Errorf("%q: grid %v, half %v, static %v, quantised rows %v", s, s.Grid(), s.Half(), s.Static(), s.QuantisedRows())
+		if scheme.Grid() && (scheme.Half() || !scheme.Static() || scheme.QuantisedRows()) ||
+			scheme.Half() && (scheme.Static() || scheme.QuantisedRows()) {
+			t.Errorf("%q: grid %v, half %v, static %v, quantised rows %v", scheme, scheme.Grid(), scheme.Half(),
+				scheme.Static(), scheme.QuantisedRows())
 		}
-		o = Op{Kind: ExpertMatMul, M: 3, K: 8, N: 16, Experts: 4, Fan: 2, Scheme: s}
-		if err := o.Validate(); (err != nil) != (s.Grid() || s.Half() || s.Shadow()) || err != nil && !strings.Contains(err.Error(), "experts take one of a32/w32, a32/w16, a8t/q8c") {
-			t.Errorf("experts with %q: %v", s, err)
+		operator = Op{Kind: ExpertMatMul, M: 3, K: 8, N: 16, Experts: 4, Fan: 2, Scheme: scheme}
+		if err := operator.Validate(); (err != nil) != (scheme.Grid() || scheme.Half() || scheme.Shadow()) ||
+			err != nil && !strings.Contains(err.Error(), "experts take one of a32/w32, a32/w16, a8t/q8c") {
+			t.Errorf("experts with %q: %v", scheme, err)
 		}
-		if b := WeightBytes(s.Weight(), 64, 32); b <= 0 {
-			t.Errorf("%q: %d bytes", s, b)
+		if b := WeightBytes(scheme.Weight(), 64, 32); b <= 0 {
+			t.Errorf("%q: %d bytes", scheme, b)
 		}
 	}
 }
 
 func TestValidateRefuses(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		o    Op
 		want string
 	}{
@@ -204,8 +211,8 @@ func TestValidateRefuses(t *testing.T) {
 		{Op{Kind: Embed, M: 1, K: 1, N: 1, Table: "q8"}, `table type "q8"`},
 		{Op{Kind: "conv", M: 1}, `unknown operator "conv"`},
 	} {
-		if err := c.o.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: got %v, want %q", c.o, err, c.want)
+		if err := test.o.Validate(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: got %v, want %q", test.o, err, test.want)
 		}
 	}
 }
@@ -231,11 +238,11 @@ func TestWorkAddsUp(t *testing.T) {
 		mm := Op{Kind: MatMul, M: m, K: 64, N: 64, Scheme: rapid.SampledFrom(Schemes).Draw(t, "scheme")}
 		cut := 32
 		for _, half := range []func(*Op, int){func(o *Op, n int) { o.N = n }, func(o *Op, n int) { o.K = n }} {
-			a, b := mm, mm
-			half(&a, cut)
+			operator, b := mm, mm
+			half(&operator, cut)
 			half(&b, 64-cut)
-			if a.Flops()+b.Flops() != mm.Flops() {
-				t.Fatalf("%s: halves do %d flops, the whole %d", mm.Key(), a.Flops()+b.Flops(), mm.Flops())
+			if operator.Flops()+b.Flops() != mm.Flops() {
+				t.Fatalf("%s: halves do %d flops, the whole %d", mm.Key(), operator.Flops()+b.Flops(), mm.Flops())
 			}
 		}
 	})
@@ -243,7 +250,7 @@ func TestWorkAddsUp(t *testing.T) {
 
 func TestGraphValidateRefuses(t *testing.T) {
 	base := func() Graph { return Single(examples[MatMul], "n32") }
-	for name, c := range map[string]struct {
+	for name, test := range map[string]struct {
 		change func(*Graph)
 		want   string
 	}{
@@ -252,28 +259,30 @@ func TestGraphValidateRefuses(t *testing.T) {
 		"wrong shape":     {func(g *Graph) { g.Inputs[0].Cols = 9 }, "operand x"},
 		"wrong type":      {func(g *Graph) { g.Inputs[0].Type = F32 }, "operand x"},
 		"missing operand": {func(g *Graph) { g.Nodes[0].In = g.Nodes[0].In[:1] }, "got 1 inputs"},
-		"unused input":    {func(g *Graph) { g.Inputs = append(g.Inputs, Value{Name: "w", Type: F32, Rows: 1, Cols: 1}) }, "never read"},
-		"unused weight":   {func(g *Graph) { g.Weights = append(g.Weights, WeightSpec{Name: "v"}) }, "never used"},
-		"weight twice":    {func(g *Graph) { g.Weights = append(g.Weights, g.Weights[0]) }, "declared twice"},
-		"input twice":     {func(g *Graph) { g.Inputs = append(g.Inputs, g.Inputs[0]) }, "declared twice"},
-		"output twice":    {func(g *Graph) { g.Outputs = append(g.Outputs, g.Outputs[0]) }, "declared twice"},
-		"input as temp":   {func(g *Graph) { g.Temps = g.Inputs[:1] }, "declared twice"},
-		"output as temp":  {func(g *Graph) { g.Temps = g.Outputs[:1] }, "declared twice"},
-		"two shapes": {func(g *Graph) {
-			out := g.Inputs[0]
+		"unused input": {
+			func(g *Graph) { g.Inputs = append(g.Inputs, Value{Name: "w", Type: F32, Rows: 1, Cols: 1}) },
+			"never read"},
+		"unused weight":  {func(g *Graph) { g.Weights = append(g.Weights, WeightSpec{Name: "v"}) }, "never used"},
+		"weight twice":   {func(g *Graph) { g.Weights = append(g.Weights, g.Weights[0]) }, "declared twice"},
+		"input twice":    {func(g *Graph) { g.Inputs = append(g.Inputs, g.Inputs[0]) }, "declared twice"},
+		"output twice":   {func(g *Graph) { g.Outputs = append(g.Outputs, g.Outputs[0]) }, "declared twice"},
+		"input as temp":  {func(g *Graph) { g.Temps = g.Inputs[:1] }, "declared twice"},
+		"output as temp": {func(g *Graph) { g.Temps = g.Outputs[:1] }, "declared twice"},
+		"two shapes": {func(graph *Graph) {
+			out := graph.Inputs[0]
 			out.Rows++
-			g.Outputs = append(g.Outputs, out)
+			graph.Outputs = append(graph.Outputs, out)
 		}, "declared twice"},
 		"huge value": {func(g *Graph) { g.Outputs[0].Rows = 1 << 30 }, "bad type or shape"},
-		"read first": {func(g *Graph) {
-			g.Temps = append(g.Temps, Value{Name: "t", Type: U8, Rows: 3, Cols: 8})
-			g.Nodes[0].In[0] = "t"
+		"read first": {func(graph *Graph) {
+			graph.Temps = append(graph.Temps, Value{Name: "t", Type: U8, Rows: 3, Cols: 8})
+			graph.Nodes[0].In[0] = "t"
 		}, "read before it is written"},
 	} {
-		g := base()
-		c.change(&g)
-		if err := g.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		graph := base()
+		test.change(&graph)
+		if err := graph.Validate(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
 		}
 	}
 }
@@ -282,7 +291,8 @@ func TestGraphValidateRefuses(t *testing.T) {
 func TestSlots(t *testing.T) {
 	x, y := Value{Name: "x", Type: F32, Rows: 2, Cols: 4}, Value{Name: "y", Type: F32, Rows: 2, Cols: 4}
 	temp := Value{Name: "t", Type: U8, Rows: 1, Cols: 1}
-	graph := Graph{Inputs: []Value{x, y}, Outputs: []Value{{Name: "z", Type: F32, Rows: 1, Cols: 1}, x}, Temps: []Value{temp}}
+	graph := Graph{Inputs: []Value{x, y}, Outputs: []Value{{Name: "z", Type: F32, Rows: 1, Cols: 1}, x},
+		Temps: []Value{temp}}
 	want := []Slot{{x, 0, 1}, {y, 1, -1}, {graph.Outputs[0], -1, 0}, {temp, -1, -1}}
 	got := graph.Slots()
 	if !reflect.DeepEqual(got, want) {
@@ -297,15 +307,17 @@ func TestSlots(t *testing.T) {
 
 // What a scheme is said to store is what packing stores, without the padding of blocks and tiles.
 func TestWeightBytes(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		weight string
 		k, n   int
 		want   int64
 	}{
-		{"w32", 3, 5, 60}, {"w16", 3, 5, 30}, {"q8c", 3, 5, 55}, {"q6c", 16, 5, 80}, {"q6c", 3, 5, 35}, {"q4b32", 32, 5, 90}, {"q4b32", 33, 5, 180}, {"q4b128", 128, 5, 330}, {"q4b128", 129, 5, 660}, {"q3", 1, 1, 0},
+		{"w32", 3, 5, 60}, {"w16", 3, 5, 30}, {"q8c", 3, 5, 55}, {"q6c", 16, 5, 80}, {"q6c", 3, 5, 35},
+		{"q4b32", 32, 5, 90}, {"q4b32", 33, 5, 180}, {"q4b128", 128, 5, 330}, {"q4b128", 129, 5, 660},
+		{"q3", 1, 1, 0},
 	} {
-		if got := WeightBytes(c.weight, c.k, c.n); got != c.want {
-			t.Errorf("%s [%d,%d]: %d bytes, want %d", c.weight, c.k, c.n, got, c.want)
+		if got := WeightBytes(test.weight, test.k, test.n); got != test.want {
+			t.Errorf("%s [%d,%d]: %d bytes, want %d", test.weight, test.k, test.n, got, test.want)
 		}
 	}
 	for scheme, want := range map[Scheme]int{A32W32: 1, A32W16: 1, A8TQ8C: 1, A8TQ6C: 1, A8TQ4B32: 32, A8TQ4B128: 128} {
@@ -318,35 +330,42 @@ func TestWeightBytes(t *testing.T) {
 // A row takes the smallest of several scales that holds it, in whatever order they are; of equal ones and of one there
 // is no choice.
 func TestStaticScale(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		scales    []float32
 		top, want float32
 	}{
-		{[]float32{1}, 0, 1}, {[]float32{1}, 1e30, 1}, {[]float32{1, 2}, 127, 1}, {[]float32{1, 2}, 127.1, 2}, {[]float32{2, 1}, 127.1, 2}, {[]float32{2, 1}, 0, 1},
-		{[]float32{1, 2, 3, 4}, 300, 3}, {[]float32{1, 2, 3, 4}, 1e38, 4}, {[]float32{3, 3}, 1e38, 3}, {[]float32{3, 3}, 1, 3}, {[]float32{1e-45, 3e38}, 1, 3e38},
+		{[]float32{1}, 0, 1}, {[]float32{1}, 1e30, 1}, {[]float32{1, 2}, 127, 1}, {[]float32{1, 2}, 127.1, 2},
+		{[]float32{2, 1}, 127.1, 2}, {[]float32{2, 1}, 0, 1},
+		{[]float32{1, 2, 3, 4}, 300, 3}, {[]float32{1, 2, 3, 4}, 1e38, 4}, {[]float32{3, 3}, 1e38, 3},
+		{[]float32{3, 3}, 1, 3}, {[]float32{1e-45, 3e38}, 1, 3e38},
 	} {
-		if got := StaticScale(c.scales, c.top); got != c.want {
-			t.Errorf("%v for a row of at most %v: %v, want %v", c.scales, c.top, got, c.want)
+		if got := StaticScale(test.scales, test.top); got != test.want {
+			t.Errorf("%v for a row of at most %v: %v, want %v", test.scales, test.top, got, test.want)
 		}
 	}
-	for _, s := range Schemes {
-		o := s.QuantRows(3, 8, 2)
-		if !s.QuantisedRows() {
+	for _, scheme := range Schemes {
+		operator := scheme.QuantRows(3, 8, 2)
+		if !scheme.QuantisedRows() {
 			continue
 		}
-		if err := o.Validate(); err != nil || o.Static != s.Static() || o.Rows() != 6 || max(1, o.Scales) != max(1, s.Scales()) {
-			t.Errorf("%q quantises by %+v: %v", s, o, err)
+		if err := operator.Validate(); err != nil || operator.Static != scheme.Static() || operator.Rows() != 6 ||
+			max(1, operator.Scales) != max(1, scheme.Scales()) {
+			t.Errorf("%q quantises by %+v: %v", scheme, operator, err)
 		}
-		if w := o.Sig().W; len(w) > 0 && o.WeightSpec(w[0], "").N != s.Scales() {
-			t.Errorf("%q: scales are %v", s, o.WeightSpec(w[0], ""))
+		if w := operator.Sig().W; len(w) > 0 && operator.WeightSpec(w[0], "").N != scheme.Scales() {
+			t.Errorf("%q: scales are %v", scheme, operator.WeightSpec(w[0], ""))
 		}
 	}
 	if got := A8S2Q8C.QuantRows(3, 8, 1).Key(); got != "quant_rows[3,8] static2" {
 		t.Errorf("key %q", got)
 	}
-	for _, o := range []Op{{Kind: QuantRows, M: 1, N: 1, Scales: 2}, {Kind: QuantRows, M: 1, N: 1, Static: true, Scales: 1}, {Kind: QuantRows, M: 1, N: 1, Static: true, Scales: 5}, {Kind: QuantRows, M: 1, N: 1, Static: true, Scales: -2}} {
-		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), "scales") {
-			t.Errorf("%+v: %v", o, err)
+	for _, operator := range []Op{
+		{Kind: QuantRows, M: 1, N: 1, Scales: 2}, {Kind: QuantRows, M: 1, N: 1, Static: true, Scales: 1},
+		{Kind: QuantRows, M: 1, N: 1, Static: true, Scales: 5},
+		{Kind: QuantRows, M: 1, N: 1, Static: true, Scales: -2},
+	} {
+		if err := operator.Validate(); err == nil || !strings.Contains(err.Error(), "scales") {
+			t.Errorf("%+v: %v", operator, err)
 		}
 	}
 }

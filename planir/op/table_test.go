@@ -33,28 +33,29 @@ func TestRowsAnswerEveryQuestion(t *testing.T) {
 				t.Errorf("kind.go: the row of %q names field %q, which Op does not have", r.kind, name)
 			}
 		}
-		o, ok := examples[r.kind]
+		operator, ok := examples[r.kind]
 		if !ok {
 			t.Errorf("op_test.go: no example of %q", r.kind)
 			continue
 		}
-		operands := o.Sig()
+		operands := operator.Sig()
 		for _, role := range operands.W {
-			if spec := o.WeightSpec(role, TilesLayout); spec.K < 1 || spec.N < 1 {
+			if spec := operator.WeightSpec(role, TilesLayout); spec.K < 1 || spec.N < 1 {
 				t.Errorf("kind.go: the row of %q does not say the shape of its weight %q (shape)", r.kind, role)
 			}
 		}
 		if r.columns != nil && len(r.columns) > len(operands.In) {
-			t.Errorf("kind.go: the row of %q says columns of %d operands, it has %d", r.kind, len(r.columns), len(operands.In))
+			t.Errorf("kind.go: the row of %q says columns of %d operands, it has %d", r.kind, len(r.columns),
+				len(operands.In))
 		}
-		pattern := o.Pattern()
+		pattern := operator.Pattern()
 		for _, name := range fieldNames {
 			if fields[name].isSet(&pattern) && !r.mayHave(name) {
 				t.Errorf("kind.go: the curves of %q are told apart by %q, which means nothing to it", r.kind, name)
 			}
 		}
-		if again := pattern.Scaled(o.Extent()); again.Key() != o.Key() || again.Validate() != nil {
-			t.Errorf("kind.go: %s lies on the curves of %s (%v)", o.Key(), again.Key(), again.Validate())
+		if again := pattern.Scaled(operator.Extent()); again.Key() != operator.Key() || again.Validate() != nil {
+			t.Errorf("kind.go: %s lies on the curves of %s (%v)", operator.Key(), again.Key(), again.Validate())
 		}
 	}
 }
@@ -74,15 +75,15 @@ func TestSchemesAnswerEveryQuestion(t *testing.T) {
 		}
 	}
 	for _, r := range schemeTable {
-		switch s := r.scheme; {
-		case !slices.Contains(activations, s.Activation()):
-			t.Errorf("scheme.go: scheme %q has activations without a row", s)
-		case !slices.Contains(weights, s.Weight()):
-			t.Errorf("scheme.go: scheme %q has weights without a row", s)
+		switch scheme := r.scheme; {
+		case !slices.Contains(activations, scheme.Activation()):
+			t.Errorf("scheme.go: scheme %q has activations without a row", scheme)
+		case !slices.Contains(weights, scheme.Weight()):
+			t.Errorf("scheme.go: scheme %q has weights without a row", scheme)
 		case !slices.Contains(r.drivers, "host"):
-			t.Errorf("scheme.go: scheme %q is not executed by host, which is the reference for all others", s)
-		case r.twin != "" && (r.twin.Weight() != s.Weight() || r.twin.QuantisedRows() != s.QuantisedRows()):
-			t.Errorf("scheme.go: scheme %q has other operands than its twin %q", s, r.twin)
+			t.Errorf("scheme.go: scheme %q is not executed by host, which is the reference for all others", scheme)
+		case r.twin != "" && (r.twin.Weight() != scheme.Weight() || r.twin.QuantisedRows() != scheme.QuantisedRows()):
+			t.Errorf("scheme.go: scheme %q has other operands than its twin %q", scheme, r.twin)
 		}
 	}
 }
@@ -110,8 +111,10 @@ func reference() string {
 		}
 		return "`" + strings.Join(list, "` `") + "`"
 	}
-	line("# Operators and schemes\n\nWritten from the tables in `planir/op` (`HETC_UPDATE=1 go test ./planir/op -run TestReference`). M is the number of tokens; shapes are those of a " +
-		"fan of 1 unless they name it.\n\n## Operators\n\n| kind | what it computes | needs | takes | divided by |\n| --- | --- | --- | --- | --- |")
+	line("# Operators and schemes\n\nWritten from the tables in `planir/op` (`HETC_UPDATE=1 go test ./planir/op -run " +
+		"TestReference`). M is the number of tokens; shapes are those of a " +
+		"fan of 1 unless they name it.\n\n## Operators\n\n| kind | what it computes | needs | takes | divided by " +
+		"|\n| --- | --- | --- | --- | --- |")
 	for i := range kindTable {
 		r := &kindTable[i]
 		var axes []string
@@ -124,7 +127,8 @@ func reference() string {
 		if r.axis != "" {
 			axes = append(axes, string(r.axis))
 		}
-		line("| `%s` | %s | %s | %s | %s |", r.kind, r.doc, code(r.required), code(r.optional), strings.Join(axes, ", "))
+		line("| `%s` | %s | %s | %s | %s |", r.kind, r.doc, code(r.required), code(r.optional),
+			strings.Join(axes, ", "))
 	}
 	line("\n## Activations\n\n| name | values |\n| --- | --- |")
 	for _, r := range activationTable {
@@ -134,10 +138,12 @@ func reference() string {
 	for _, r := range weightTable {
 		line("| `%s` | %s | %v |", r.name, r.does, float64(WeightBytes(r.name, 1<<20, 1)/(1<<10))*8/(1<<10))
 	}
-	line("\n## Schemes\n\n`sim` executes what its SoC lists. Experts take the schemes whose results are not rounded.\n\n| scheme | executed by | experts | result divided along k |\n| --- | --- | --- | --- |")
+	line("\n## Schemes\n\n`sim` executes what its SoC lists. Experts take the schemes whose results are not " +
+		"rounded.\n\n| scheme | executed by | experts | result divided along k |\n| --- | --- | --- | --- |")
 	for _, r := range schemeTable {
 		yes := map[bool]string{true: "yes", false: "no"}
-		line("| `%s` | %s | %s | %s |", r.scheme, strings.Join(r.drivers, ", "), yes[r.scheme.Experts()], yes[!r.scheme.RoundsResults()])
+		line("| `%s` | %s | %s | %s |", r.scheme, strings.Join(r.drivers, ", "), yes[r.scheme.Experts()],
+			yes[!r.scheme.RoundsResults()])
 	}
 	return text.String()
 }

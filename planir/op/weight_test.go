@@ -16,25 +16,27 @@ func TestWeightKind(t *testing.T) {
 		op.ScalesWeight:   `{"name":"layers.qkv.scale","k":1,"n":1,"layers":["0:2"],"scale_of":"layers.qkv"}`,
 		op.StepsWeight:    `{"name":"layers.qkv.steps","k":2,"n":16,"scale_of":"layers.qkv"}`,
 	} {
-		var w op.Weight
-		if err := json.Unmarshal([]byte(text), &w); err != nil {
+		var weight op.Weight
+		if err := json.Unmarshal([]byte(text), &weight); err != nil {
 			t.Fatal(err)
 		}
-		if got := w.Kind(); got != want {
+		if got := weight.Kind(); got != want {
 			t.Errorf("%s: kind %d, want %d", text, got, want)
 		}
-		if again, err := json.Marshal(&w); err != nil || string(again) != text {
+		if again, err := json.Marshal(&weight); err != nil || string(again) != text {
 			t.Errorf("written again: %s (%v), want %s", again, err, text)
 		}
 	}
 }
 
 func TestWeightSources(t *testing.T) {
-	w := op.Weight{From: []string{"l.{layer}.e.{expert}.gate", "l.{layer}.e.{expert}.up"}, Interleave: []int{3, 1}, N: 16}
-	if got := w.Sources(2, 7); !slices.Equal(got, []string{"l.2.e.7.gate", "l.2.e.7.up"}) {
+	weight := op.Weight{From: []string{"l.{layer}.e.{expert}.gate", "l.{layer}.e.{expert}.up"}, Interleave: []int{3, 1},
+		N: 16}
+	if got := weight.Sources(2, 7); !slices.Equal(got, []string{"l.2.e.7.gate", "l.2.e.7.up"}) {
 		t.Errorf("sources %q", got)
 	}
-	if !w.PerLayer() || w.SourceCols(0) != 12 || w.SourceCols(1) != 4 {
-		t.Errorf("per layer %v, columns %d and %d, want 12 and 4", w.PerLayer(), w.SourceCols(0), w.SourceCols(1))
+	if !weight.PerLayer() || weight.SourceCols(0) != 12 || weight.SourceCols(1) != 4 {
+		t.Errorf("per layer %v, columns %d and %d, want 12 and 4", weight.PerLayer(), weight.SourceCols(0),
+			weight.SourceCols(1))
 	}
 }

@@ -21,35 +21,35 @@ var onnxSchemes = []string{"w32", "w16", "q8c", "q4c", "q4b32", "q4b128"}
 func TestLayoutOnnx(t *testing.T) {
 	zero := func(int) byte { return 0 }
 	spec := op.WeightSpec{Name: "w", K: 3, N: 2, Scheme: "w32", Layout: Onnx}
-	b := mustPack(t, spec, floats(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2))
+	data := mustPack(t, spec, floats(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2))
 	want := map[int]byte{}
 	for i := range 6 {
 		put32(want, 4*i, math.Float32bits(float32(i+1)))
 	}
-	if len(b) != 64 {
-		t.Fatalf("w32: %d bytes", len(b))
+	if len(data) != 64 {
+		t.Fatalf("w32: %d bytes", len(data))
 	}
-	expect(t, b, zero, want)
+	expect(t, data, zero, want)
 
 	spec.Scheme = "q8c"
-	b = mustPack(t, spec, floats(t, []float32{127, 0, -63.5, 0, 0.5, -254}, 3, 2))
+	data = mustPack(t, spec, floats(t, []float32{127, 0, -63.5, 0, 0.5, -254}, 3, 2))
 	want = map[int]byte{0: 127, 2: 0xc0 /* -64: half to even */, 5: 0x81 /* -127 */}
 	put32(want, 64, math.Float32bits(1))
 	put32(want, 68, math.Float32bits(2))
-	if len(b) != 128 {
-		t.Fatalf("q8c: %d bytes", len(b))
+	if len(data) != 128 {
+		t.Fatalf("q8c: %d bytes", len(data))
 	}
-	expect(t, b, zero, want)
+	expect(t, data, zero, want)
 
 	// Two blocks a column: 33 rows.
 	spec.Scheme, spec.K = "q4b32", 33
-	w := make([]float32, 33*2)
-	w[0*2+1] = -8 // largest of block 0 of column 1: scale 1, nibble 0
-	w[5*2+1] = 7  // nibble 15
-	w[32*2+0] = 4 // largest of block 1 of column 0: scale -0.5, nibble 0
-	b = mustPack(t, spec, floats(t, w, 33, 2))
-	if len(b) != 128 {
-		t.Fatalf("q4b32: %d bytes", len(b))
+	weights := make([]float32, 33*2)
+	weights[0*2+1] = -8 // largest of block 0 of column 1: scale 1, nibble 0
+	weights[5*2+1] = 7  // nibble 15
+	weights[32*2+0] = 4 // largest of block 1 of column 0: scale -0.5, nibble 0
+	data = mustPack(t, spec, floats(t, weights, 33, 2))
+	if len(data) != 128 {
+		t.Fatalf("q4b32: %d bytes", len(data))
 	}
 	want = map[int]byte{
 		16:         0x80, // row 32 of column 0, and a row beyond
@@ -60,7 +60,7 @@ func TestLayoutOnnx(t *testing.T) {
 		64 + 8:     0,
 		64 + 8 + 2: 0x80, 64 + 8 + 3: 0x3f, // 1, block 0 of column 1
 	}
-	expect(t, b, func(i int) byte {
+	expect(t, data, func(i int) byte {
 		if i < 64 {
 			return 0x88
 		}
@@ -68,22 +68,23 @@ func TestLayoutOnnx(t *testing.T) {
 	}, want)
 
 	spec.Scheme, spec.K = "w16", 3
-	b = mustPack(t, spec, floats(t, []float32{1, -2, 0x1.01002p0, 0, 0, 0x1p-30}, 3, 2)) // the third rounds as bf16, the last becomes 0
-	if len(b) != 64 {
-		t.Fatalf("w16: %d bytes", len(b))
+	// the third rounds as bf16, the last becomes 0
+	data = mustPack(t, spec, floats(t, []float32{1, -2, 0x1.01002p0, 0, 0, 0x1p-30}, 3, 2))
+	if len(data) != 64 {
+		t.Fatalf("w16: %d bytes", len(data))
 	}
-	expect(t, b, zero, map[int]byte{1: 0x3c, 3: 0xc0, 4: 0x08, 5: 0x3c})
+	expect(t, data, zero, map[int]byte{1: 0x3c, 3: 0xc0, 4: 0x08, 5: 0x3c})
 
 	spec.Scheme, spec.K, spec.N = "q4c", 3, 3
-	b = mustPack(t, spec, floats(t, []float32{7, -7, 0, 7, 7, 0, -7, 7, 0.5}, 3, 3))
-	if len(b) != 128 {
-		t.Fatalf("q4c: %d bytes", len(b))
+	data = mustPack(t, spec, floats(t, []float32{7, -7, 0, 7, 7, 0, -7, 7, 0.5}, 3, 3))
+	if len(data) != 128 {
+		t.Fatalf("q4c: %d bytes", len(data))
 	}
 	want = map[int]byte{0: 0x97, 1: 0x70, 2: 0x07, 3: 0x79, 4: 0x07}
 	put32(want, 64, math.Float32bits(1))
 	put32(want, 68, math.Float32bits(1))
 	put32(want, 72, math.Float32bits(0.5/7))
-	expect(t, b, zero, want)
+	expect(t, data, zero, want)
 	spec.N = 2
 
 	spec.Scheme, spec.K = "q4b128", 129
@@ -100,7 +101,7 @@ func TestLayoutOnnx(t *testing.T) {
 // for rows that have others in front.
 func TestOnnxStoresTheSameValues(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w, k, n := drawMatrix(t)
+		weights, k, n := drawMatrix(t)
 		scheme := rapid.SampledFrom(onnxSchemes).Draw(t, "scheme")
 		var imp *Importance
 		if rapid.Bool().Draw(t, "importance") {
@@ -113,9 +114,10 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 		var got [2][]float32
 		for i, layout := range []string{N32, Onnx} {
 			spec := op.WeightSpec{Name: "w", K: k - front, N: n, Scheme: scheme, Layout: layout}
-			b := bytes.Repeat([]byte{0x5a}, int(must(Bytes(spec)))) // every byte is written
-			err := PackFor(b, spec, must(Floats(w, k, n)), imp)
-			if scheme == "w16" && layout == Onnx && slices.ContainsFunc(got[0], func(v float32) bool { return math.IsInf(float64(number.HalfToFloat(number.FloatToHalf(v))), 0) }) {
+			data := bytes.Repeat([]byte{0x5a}, int(must(Bytes(spec)))) // every byte is written
+			err := PackFor(data, spec, must(Floats(weights, k, n)), imp)
+			if scheme == "w16" && layout == Onnx && slices.ContainsFunc(got[0],
+				func(v float32) bool { return math.IsInf(float64(number.HalfToFloat(number.FloatToHalf(v))), 0) }) {
 				if err == nil {
 					t.Fatal("values beyond f16 are packed")
 				}
@@ -125,15 +127,16 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 				t.Fatal(err)
 			}
 			got[i] = make([]float32, spec.K*n)
-			if err := Unpack(got[i], spec, b); err != nil {
+			if err := Unpack(got[i], spec, data); err != nil {
 				t.Fatal(err)
 			}
 			if layout == Onnx {
 				values, at, scales, err := OnnxParts(spec)
-				if err != nil || len(b)%64 != 0 || at%64 != 0 {
-					t.Fatalf("%d bytes, scales at %d (%v)", len(b), at, err)
+				if err != nil || len(data)%64 != 0 || at%64 != 0 {
+					t.Fatalf("%d bytes, scales at %d (%v)", len(data), at, err)
 				}
-				if rest := slices.Concat(b[values:at], b[at+4*scales:]); bytes.Count(rest, []byte{0}) != len(rest) {
+				if rest := slices.Concat(data[values:at], data[at+4*scales:]); bytes.Count(rest,
+					[]byte{0}) != len(rest) {
 					t.Fatal("the padding is not zero")
 				}
 			}
@@ -154,23 +157,23 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 // Columns longer than the buffer, and any number of cores.
 func TestOnnxLongColumns(t *testing.T) {
 	const k, n = maxRowsK + 37, 70
-	w := make([]float32, k*n)
-	for i := range w {
-		w[i] = float32(i%257) - 128
+	values := make([]float32, k*n)
+	for i := range values {
+		values[i] = float32(i%257) - 128
 	}
-	w[(k-1)*n+1] = 1000
+	values[(k-1)*n+1] = 1000
 	for _, scheme := range onnxSchemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: Onnx}
 		tiles := spec
 		tiles.Layout = N32
-		b := mustPack(t, spec, floats(t, w, k, n))
+		data := mustPack(t, spec, floats(t, values, k, n))
 		old := runtime.GOMAXPROCS(5)
-		again := mustPack(t, spec, floats(t, w, k, n))
+		again := mustPack(t, spec, floats(t, values, k, n))
 		runtime.GOMAXPROCS(old)
-		if !bytes.Equal(b, again) {
+		if !bytes.Equal(data, again) {
 			t.Errorf("%s: bytes differ with 5 cores", scheme)
 		}
-		got, want := mustUnpack(t, spec, b), mustUnpack(t, tiles, mustPack(t, tiles, floats(t, w, k, n)))
+		got, want := mustUnpack(t, spec, data), mustUnpack(t, tiles, mustPack(t, tiles, floats(t, values, k, n)))
 		for i := range want {
 			if got[i] != want[i] {
 				t.Fatalf("%s: value %d is %v, want %v", scheme, i, got[i], want[i])
@@ -181,7 +184,7 @@ func TestOnnxLongColumns(t *testing.T) {
 
 func TestOnnxRefuses(t *testing.T) {
 	good := op.WeightSpec{Name: "w", K: 40, N: 64, Scheme: "q8c", Layout: Onnx}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		change func(*op.WeightSpec)
 		want   string
 	}{
@@ -190,12 +193,13 @@ func TestOnnxRefuses(t *testing.T) {
 		{func(s *op.WeightSpec) { s.N = math.MaxInt }, "want dimensions"},
 	} {
 		s := good
-		c.change(&s)
-		if n, err := Bytes(s); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %d, %v, want %q", s, n, err, c.want)
+		test.change(&s)
+		if n, err := Bytes(s); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: %d, %v, want %q", s, n, err, test.want)
 		}
 	}
-	if n, err := Bytes(op.WeightSpec{K: maxDim, N: maxDim, Scheme: "q4b32", Layout: Onnx}); err != nil || n != 1<<47+1<<45 {
+	if n, err := Bytes(op.WeightSpec{K: maxDim, N: maxDim, Scheme: "q4b32", Layout: Onnx}); err != nil ||
+		n != 1<<47+1<<45 {
 		t.Errorf("the largest: %d, %v", n, err)
 	}
 	if _, _, _, err := Columns(good, 0, 32); err == nil || !strings.Contains(err.Error(), "no column ranges") {

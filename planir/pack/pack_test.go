@@ -24,20 +24,20 @@ func mustPack(t testing.TB, spec op.WeightSpec, src Source) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = 0x5a // Pack must write every byte
+	data := make([]byte, n)
+	for i := range data {
+		data[i] = 0x5a // Pack must write every byte
 	}
-	if err := Pack(b, spec, src); err != nil {
+	if err := Pack(data, spec, src); err != nil {
 		t.Fatal(err)
 	}
-	return b
+	return data
 }
 
-func mustUnpack(t testing.TB, spec op.WeightSpec, b []byte) []float32 {
+func mustUnpack(t testing.TB, spec op.WeightSpec, data []byte) []float32 {
 	t.Helper()
 	v := make([]float32, spec.K*spec.N)
-	if err := Unpack(v, spec, b); err != nil {
+	if err := Unpack(v, spec, data); err != nil {
 		t.Fatal(err)
 	}
 	return v
@@ -45,17 +45,17 @@ func mustUnpack(t testing.TB, spec op.WeightSpec, b []byte) []float32 {
 
 func floats(t testing.TB, v []float32, k, n int) Source {
 	t.Helper()
-	s, err := Floats(v, k, n)
+	source, err := Floats(v, k, n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return source
 }
 
 // expect checks that b is fill everywhere but at the given offsets.
-func expect(t *testing.T, b []byte, fill func(i int) byte, want map[int]byte) {
+func expect(t *testing.T, data []byte, fill func(i int) byte, want map[int]byte) {
 	t.Helper()
-	for i, got := range b {
+	for i, got := range data {
 		w, ok := want[i]
 		if !ok {
 			w = fill(i)
@@ -75,11 +75,11 @@ func put32(m map[int]byte, at int, v uint32) {
 // The layouts are read by kernels written from the package comment alone: these bytes are the contract.
 func TestLayoutQ8C(t *testing.T) {
 	// W [5,2]: column 0 is 127, -63.5, 0.5, 1.5, 2; column 1 is 0,0,0,0,-254.
-	w := []float32{127, 0, -63.5, 0, 0.5, 0, 1.5, 0, 2, -254}
+	values := []float32{127, 0, -63.5, 0, 0.5, 0, 1.5, 0, 2, -254}
 	spec := op.WeightSpec{Name: "w", K: 5, N: 2, Scheme: "q8c", Layout: N32}
-	b := mustPack(t, spec, floats(t, w, 5, 2))
-	if len(b) != 32*8+256 {
-		t.Fatalf("got %d bytes", len(b))
+	data := mustPack(t, spec, floats(t, values, 5, 2))
+	if len(data) != 32*8+256 {
+		t.Fatalf("got %d bytes", len(data))
 	}
 	want := map[int]byte{
 		0: 127, 1: 0xc0 /* -64: half to even */, 2: 0, 3: 2, // k 0..3 of column 0
@@ -91,22 +91,22 @@ func TestLayoutQ8C(t *testing.T) {
 	put32(want, 256+128, uint32(127-64+0+2+2))
 	minus := int32(-127)
 	put32(want, 256+132, uint32(minus))
-	expect(t, b, func(int) byte { return 0 }, want)
+	expect(t, data, func(int) byte { return 0 }, want)
 }
 
 func TestLayoutQ6C(t *testing.T) {
 	// W [22,18]: column 0 and column 17 are set, the others zero.
 	const k, n = 22, 18
-	w := make([]float32, k*n)
-	w[0*n+0] = 31     // scale 1, code 63
-	w[5*n+0] = -31    // code 1
-	w[10*n+0] = 2     // code 34
-	w[15*n+0] = -1    // code 31
-	w[21*n+0] = 16    // code 48
-	w[3*n+17] = -15.5 // scale 0.5, code 1
-	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q6c", Layout: N32}, floats(t, w, k, n))
-	if len(b) != 2*384+128 {
-		t.Fatalf("got %d bytes", len(b))
+	values := make([]float32, k*n)
+	values[0*n+0] = 31     // scale 1, code 63
+	values[5*n+0] = -31    // code 1
+	values[10*n+0] = 2     // code 34
+	values[15*n+0] = -1    // code 31
+	values[21*n+0] = 16    // code 48
+	values[3*n+17] = -15.5 // scale 0.5, code 1
+	data := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q6c", Layout: N32}, floats(t, values, k, n))
+	if len(data) != 2*384+128 {
+		t.Fatalf("got %d bytes", len(data))
 	}
 	fill := func(i int) byte { // code 32
 		if i < 2*384 && i%384 >= 256 {
@@ -124,22 +124,22 @@ func TestLayoutQ6C(t *testing.T) {
 	}
 	put32(want, 768, math.Float32bits(1))
 	put32(want, 768+4*17, math.Float32bits(0.5))
-	expect(t, b, fill, want)
+	expect(t, data, fill, want)
 }
 
 func TestLayoutQ4B32(t *testing.T) {
 	// W [34,17]: column 0 and column 16 are set, the others zero.
 	const k, n = 34, 17
-	w := make([]float32, k*n)
-	w[0*n+0] = -8   // largest of block 0, column 0: scale 1, nibble 0
-	w[5*n+0] = 7    // nibble 15
-	w[33*n+0] = 4   // largest of block 1: scale -0.5, nibble 0
-	w[32*n+0] = -2  // nibble 8+4
-	w[31*n+16] = 16 // scale -2, nibble 0
+	values := make([]float32, k*n)
+	values[0*n+0] = -8   // largest of block 0, column 0: scale 1, nibble 0
+	values[5*n+0] = 7    // nibble 15
+	values[33*n+0] = 4   // largest of block 1: scale -0.5, nibble 0
+	values[32*n+0] = -2  // nibble 8+4
+	values[31*n+16] = 16 // scale -2, nibble 0
 	spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4b32", Layout: N32}
-	b := mustPack(t, spec, floats(t, w, k, n))
-	if len(b) != 2*576 {
-		t.Fatalf("got %d bytes", len(b))
+	data := mustPack(t, spec, floats(t, values, k, n))
+	if len(data) != 2*576 {
+		t.Fatalf("got %d bytes", len(data))
 	}
 	fill := func(i int) byte {
 		if i%576 < 512 {
@@ -157,20 +157,20 @@ func TestLayoutQ4B32(t *testing.T) {
 		512 + 32: 0x00, 512 + 33: 0xc0, // -2
 		1088: 0x00, 1088 + 1: 0xb8, // -0.5
 	}
-	expect(t, b, fill, want)
+	expect(t, data, fill, want)
 }
 
 // q4b128 is q4b32 with longer blocks.
 func TestLayoutQ4B128(t *testing.T) {
 	const k, n = 130, 17
-	w := make([]float32, k*n)
-	w[0*n+0] = -8    // largest of block 0, column 0: scale 1, nibble 0
-	w[101*n+0] = 7   // nibble 15
-	w[129*n+0] = 4   // largest of block 1: scale -0.5, nibble 0
-	w[127*n+16] = 16 // scale -2, nibble 0
-	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4b128", Layout: N32}, floats(t, w, k, n))
-	if len(b) != 2*2112 {
-		t.Fatalf("got %d bytes", len(b))
+	values := make([]float32, k*n)
+	values[0*n+0] = -8    // largest of block 0, column 0: scale 1, nibble 0
+	values[101*n+0] = 7   // nibble 15
+	values[129*n+0] = 4   // largest of block 1: scale -0.5, nibble 0
+	values[127*n+16] = 16 // scale -2, nibble 0
+	data := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4b128", Layout: N32}, floats(t, values, k, n))
+	if len(data) != 2*2112 {
+		t.Fatalf("got %d bytes", len(data))
 	}
 	fill := func(i int) byte {
 		if i%2112 < 2048 {
@@ -178,7 +178,7 @@ func TestLayoutQ4B128(t *testing.T) {
 		}
 		return 0
 	}
-	expect(t, b, fill, map[int]byte{
+	expect(t, data, fill, map[int]byte{
 		0:         0x80,                 // k 0
 		64*25 + 1: 0x8f,                 // k 101: k4 25, byte 1
 		64*31 + 3: 0x08,                 // k 127 of column 16: k4 31, byte 3, high nibble
@@ -192,14 +192,14 @@ func TestLayoutQ4B128(t *testing.T) {
 // q4c has the nibbles of q4b32 and a scale per column.
 func TestLayoutQ4C(t *testing.T) {
 	const k, n = 34, 17
-	w := make([]float32, k*n)
+	values := make([]float32, k*n)
 	for i := range k { // all codes are +-7 or 0: nothing to search
-		w[i*n+0], w[i*n+16] = 3.5, -14
+		values[i*n+0], values[i*n+16] = 3.5, -14
 	}
-	w[5*n+0] = 0
-	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4c", Layout: N32}, floats(t, w, k, n))
-	if len(b) != 2*512+128 {
-		t.Fatalf("got %d bytes", len(b))
+	values[5*n+0] = 0
+	data := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4c", Layout: N32}, floats(t, values, k, n))
+	if len(data) != 2*512+128 {
+		t.Fatalf("got %d bytes", len(data))
 	}
 	want := map[int]byte{}
 	for i := range k {
@@ -208,7 +208,7 @@ func TestLayoutQ4C(t *testing.T) {
 	want[64+1] = 0x18
 	put32(want, 1024, math.Float32bits(0.5))
 	put32(want, 1024+4*16, math.Float32bits(2))
-	expect(t, b, func(i int) byte {
+	expect(t, data, func(i int) byte {
 		if i < 1024 {
 			return 0x88
 		}
@@ -219,24 +219,24 @@ func TestLayoutQ4C(t *testing.T) {
 // A scale per column is never worse than that of the largest magnitude, and of no other code than 1..15.
 func TestColumnSearch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w, k, n := drawMatrix(t)
+		values, k, n := drawMatrix(t)
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4c", Layout: N32}
-		b := make([]byte, must(Bytes(spec)))
-		if err := Pack(b, spec, must(Floats(w, k, n))); err != nil {
+		data := make([]byte, must(Bytes(spec)))
+		if err := Pack(data, spec, must(Floats(values, k, n))); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]float32, k*n)
-		if err := Unpack(got, spec, b); err != nil {
+		if err := Unpack(got, spec, data); err != nil {
 			t.Fatal(err)
 		}
 		for c := range n {
 			var top float32
 			for i := range k {
-				top = max(top, abs(w[i*n+c]))
+				top = max(top, abs(values[i*n+c]))
 			}
 			var searched, plain float64
 			for i := range k {
-				x := w[i*n+c]
+				x := values[i*n+c]
 				e := float64(got[i*n+c]) - float64(x)
 				searched += e * e
 				if d := top / 7; d > 0 {
@@ -249,7 +249,7 @@ func TestColumnSearch(t *testing.T) {
 			}
 		}
 		tile := int(must(TileBytes("q4c", k)))
-		for i, x := range b {
+		for i, x := range data {
 			if i%tile < tile-4*TileN && (x&15 == 0 || x>>4 == 0) {
 				t.Fatalf("byte %d is %#02x: code -8", i, x)
 			}
@@ -259,13 +259,13 @@ func TestColumnSearch(t *testing.T) {
 
 func TestLayoutW16(t *testing.T) {
 	const k, n = 2, 18
-	w := make([]float32, k*n)
-	w[0*n+0], w[0*n+17], w[1*n+1] = 1, -2, 0x1.01002p0 // rounds up
-	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "w16", Layout: N32}, floats(t, w, k, n))
-	if len(b) != 128 {
-		t.Fatalf("got %d bytes", len(b))
+	values := make([]float32, k*n)
+	values[0*n+0], values[0*n+17], values[1*n+1] = 1, -2, 0x1.01002p0 // rounds up
+	data := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "w16", Layout: N32}, floats(t, values, k, n))
+	if len(data) != 128 {
+		t.Fatalf("got %d bytes", len(data))
 	}
-	expect(t, b, func(int) byte { return 0 }, map[int]byte{
+	expect(t, data, func(int) byte { return 0 }, map[int]byte{
 		0: 0x80, 1: 0x3f, // column 0
 		4*1 + 2: 0x00, 4*1 + 3: 0xc0, // column 17
 		64 + 4: 0x81, 64 + 5: 0x3f, // column 1 of row 1
@@ -273,34 +273,38 @@ func TestLayoutW16(t *testing.T) {
 }
 
 func TestLayoutW32AndRows(t *testing.T) {
-	w := []float32{1, 2, 3, 4, 5, 6}
-	b := mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "w32", Layout: N32}, floats(t, w, 2, 3))
+	values := []float32{1, 2, 3, 4, 5, 6}
+	data := mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "w32", Layout: N32}, floats(t, values, 2, 3))
 	want := map[int]byte{}
 	for k := range 2 {
 		for n := range 3 {
-			put32(want, 128*k+4*n, math.Float32bits(w[k*3+n]))
+			put32(want, 128*k+4*n, math.Float32bits(values[k*3+n]))
 		}
 	}
-	expect(t, b, func(int) byte { return 0 }, want)
+	expect(t, data, func(int) byte { return 0 }, want)
 
-	b = mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "bf16", Layout: op.RowsLayout}, floats(t, w, 2, 3))
-	if got := fmt.Sprintf("%x", b); got != "803f004040408040a040c040" {
+	data = mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "bf16", Layout: op.RowsLayout},
+		floats(t, values, 2, 3))
+	if got := fmt.Sprintf("%x", data); got != "803f004040408040a040c040" {
 		t.Errorf("bf16 rows: got %s", got)
 	}
-	b = mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "f16", Layout: op.RowsLayout}, floats(t, w, 2, 3))
-	if got := fmt.Sprintf("%x", b); got != "003c00400042004400450046" {
+	data = mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "f16", Layout: op.RowsLayout},
+		floats(t, values, 2, 3))
+	if got := fmt.Sprintf("%x", data); got != "003c00400042004400450046" {
 		t.Errorf("f16 rows: got %s", got)
 	}
 }
 
 func TestSizes(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		scheme string
 		k      int
 		want   int64
-	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q6c", 1, 512}, {"q6c", 16, 512}, {"q6c", 17, 896}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}, {"q4b128", 1, 2112}, {"q4b128", 129, 4224}, {"w16", 3, 192}, {"q4c", 1, 640}, {"q4c", 32, 640}, {"q4c", 33, 1152}} {
-		if got, err := TileBytes(c.scheme, c.k); err != nil || got != c.want {
-			t.Errorf("TileBytes(%q, %d) = %d, %v, want %d", c.scheme, c.k, got, err, c.want)
+	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q6c", 1, 512}, {"q6c", 16, 512},
+		{"q6c", 17, 896}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}, {"q4b128", 1, 2112},
+		{"q4b128", 129, 4224}, {"w16", 3, 192}, {"q4c", 1, 640}, {"q4c", 32, 640}, {"q4c", 33, 1152}} {
+		if got, err := TileBytes(test.scheme, test.k); err != nil || got != test.want {
+			t.Errorf("TileBytes(%q, %d) = %d, %v, want %d", test.scheme, test.k, got, err, test.want)
 		}
 	}
 	for _, spec := range []op.WeightSpec{
@@ -325,14 +329,14 @@ func TestSizes(t *testing.T) {
 var schemes = []string{"w32", "w16", "q8c", "q6c", "q4c", "q4b32", "q4b128"}
 
 // drawMatrix makes a matrix with outliers, zero columns and repeated magnitudes.
-func drawMatrix(t *rapid.T) (w []float32, k, n int) {
+func drawMatrix(t *rapid.T) (values []float32, k, n int) {
 	k = rapid.IntRange(1, 300).Draw(t, "k")
 	n = rapid.IntRange(1, 70).Draw(t, "n")
 	seed := rapid.Uint64().Draw(t, "seed")
 	zeroColumn := rapid.IntRange(-1, n-1).Draw(t, "zero column")
 	scale := float32(math.Ldexp(1, rapid.IntRange(-12, 12).Draw(t, "exponent")))
-	w = make([]float32, k*n)
-	for i := range w {
+	values = make([]float32, k*n)
+	for i := range values {
 		seed = seed*6364136223846793005 + 1442695040888963407
 		v := float32(int32(seed>>33)-1<<30) / (1 << 30) * scale
 		if seed>>40&63 == 0 {
@@ -341,37 +345,38 @@ func drawMatrix(t *rapid.T) (w []float32, k, n int) {
 		if i%n == zeroColumn {
 			v = 0
 		}
-		w[i] = v
+		values[i] = v
 	}
-	return w, k, n
+	return values, k, n
 }
 
 func TestQuantisationError(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w, k, n := drawMatrix(t)
+		values, k, n := drawMatrix(t)
 		for _, scheme := range schemes {
 			spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
-			b := make([]byte, must(Bytes(spec)))
-			if err := Pack(b, spec, must(Floats(w, k, n))); err != nil {
+			data := make([]byte, must(Bytes(spec)))
+			if err := Pack(data, spec, must(Floats(values, k, n))); err != nil {
 				t.Fatal(err)
 			}
 			got := make([]float32, k*n)
-			if err := Unpack(got, spec, b); err != nil {
+			if err := Unpack(got, spec, data); err != nil {
 				t.Fatal(err)
 			}
 			for c := range n {
 				bound := func(k0, k1 int, steps float64) {
 					top := 0.0
 					for i := k0; i < k1; i++ {
-						top = max(top, math.Abs(float64(w[i*n+c])))
+						top = max(top, math.Abs(float64(values[i*n+c])))
 					}
 					for i := k0; i < k1; i++ {
 						limit := top * steps
 						if strings.HasPrefix(scheme, "q4") {
 							limit += 8 * 0x1p-25 // the scale may be the smallest float16, or none
 						}
-						if d := math.Abs(float64(got[i*n+c] - w[i*n+c])); d > limit {
-							t.Fatalf("%s: W[%d,%d] = %v became %v, absmax %v", scheme, i, c, w[i*n+c], got[i*n+c], top)
+						if d := math.Abs(float64(got[i*n+c] - values[i*n+c])); d > limit {
+							t.Fatalf("%s: W[%d,%d] = %v became %v, absmax %v", scheme, i, c, values[i*n+c], got[i*n+c],
+								top)
 						}
 					}
 				}
@@ -396,7 +401,7 @@ func TestQuantisationError(t *testing.T) {
 			}
 			// Quantised values are a fixed point: packing what was unpacked changes no value.
 			if scheme == "q8c" {
-				again := make([]byte, len(b))
+				again := make([]byte, len(data))
 				if err := Pack(again, spec, must(Floats(got, k, n))); err != nil {
 					t.Fatal(err)
 				}
@@ -410,27 +415,27 @@ func TestQuantisationError(t *testing.T) {
 					}
 				}
 			}
-			checkColumnSums(t, spec, b)
+			checkColumnSums(t, spec, data)
 		}
 	})
 }
 
-func checkColumnSums(t *rapid.T, spec op.WeightSpec, b []byte) {
+func checkColumnSums(t *rapid.T, spec op.WeightSpec, data []byte) {
 	if spec.Scheme != "q8c" {
 		return
 	}
 	tile := int(must(TileBytes(spec.Scheme, spec.K)))
-	for ; len(b) > 0; b = b[tile:] {
+	for ; len(data) > 0; data = data[tile:] {
 		for c := range TileN {
 			sum := int32(0)
 			for k := range spec.K {
-				q := int8(b[k/4*128+c*4+k%4])
+				q := int8(data[k/4*128+c*4+k%4])
 				if q == -128 {
 					t.Fatalf("code -128 in column %d", c)
 				}
 				sum += int32(q)
 			}
-			if got := int32(binary.LittleEndian.Uint32(b[tile-128+4*c:])); got != sum {
+			if got := int32(binary.LittleEndian.Uint32(data[tile-128+4*c:])); got != sum {
 				t.Fatalf("column sum %d: got %d, want %d", c, got, sum)
 			}
 		}
@@ -448,15 +453,15 @@ func must[T any](v T, err error) T {
 // matrix that it describes, however the values are stored.
 func TestSourcesAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w, k, n := drawMatrix(t)
+		values, k, n := drawMatrix(t)
 		scheme := rapid.SampledFrom(schemes).Draw(t, "scheme")
 		typ := rapid.SampledFrom([]op.Type{op.F32, op.F16, op.BF16}).Draw(t, "type")
 		pack := func(spec op.WeightSpec, src Source) []byte {
-			b := make([]byte, must(Bytes(spec)))
-			if err := Pack(b, spec, src); err != nil {
+			data := make([]byte, must(Bytes(spec)))
+			if err := Pack(data, spec, src); err != nil {
 				t.Fatal(err)
 			}
-			return b
+			return data
 		}
 		// The stored form in both orders; w becomes what is stored.
 		size := typ.Bytes()
@@ -466,23 +471,23 @@ func TestSourcesAgree(t *testing.T) {
 				var e [4]byte
 				switch typ {
 				case op.F32:
-					binary.LittleEndian.PutUint32(e[:], math.Float32bits(w[i*n+j]))
+					binary.LittleEndian.PutUint32(e[:], math.Float32bits(values[i*n+j]))
 				case op.F16:
-					h := number.FloatToHalf(w[i*n+j])
+					h := number.FloatToHalf(values[i*n+j])
 					if h&0x7c00 == 0x7c00 {
 						h = 0x3c00
 					}
 					binary.LittleEndian.PutUint16(e[:], h)
 				case op.BF16:
-					binary.LittleEndian.PutUint16(e[:], number.FloatToBrain(w[i*n+j]))
+					binary.LittleEndian.PutUint16(e[:], number.FloatToBrain(values[i*n+j]))
 				}
 				copy(plain[(i*n+j)*size:], e[:size])
 				copy(trans[(j*k+i)*size:], e[:size])
-				number.Decode(w[i*n+j:i*n+j+1], e[:], typ)
+				number.Decode(values[i*n+j:i*n+j+1], e[:], typ)
 			}
 		}
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
-		whole := pack(spec, must(Floats(w, k, n)))
+		whole := pack(spec, must(Floats(values, k, n)))
 		if !bytes.Equal(whole, pack(spec, must(Matrix(plain, typ, k, n, false)))) {
 			t.Fatal("stored [K,N] differs")
 		}
@@ -503,10 +508,10 @@ func TestSourcesAgree(t *testing.T) {
 		// A row range at a block boundary, for schemes whose scales do not span it.
 		if block := q4Block(scheme); k > block && scheme != "q8c" && scheme != "q6c" && scheme != "q4c" {
 			rows := op.WeightSpec{Name: "w", K: k - block, N: n, Scheme: scheme, Layout: N32}
-			b := pack(rows, must(Slice(src, block, k, 0, n)))
+			data := pack(rows, must(Slice(src, block, k, 0, n)))
 			tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-block)))
 			for i := range tiles(n) {
-				if !bytes.Equal(b[i*rest:(i+1)*rest], whole[(i+1)*tile-rest:(i+1)*tile]) {
+				if !bytes.Equal(data[i*rest:(i+1)*rest], whole[(i+1)*tile-rest:(i+1)*tile]) {
 					t.Fatalf("rows from %d differ in tile %d", block, i)
 				}
 			}
@@ -540,25 +545,26 @@ func TestInterleave(t *testing.T) {
 			srcs = append(srcs, must(Floats(v, k, c*groups)))
 		}
 		spec := op.WeightSpec{Name: "w", K: k, N: width * groups, Scheme: "f32", Layout: op.RowsLayout}
-		b := make([]byte, must(Bytes(spec)))
-		if err := Pack(b, spec, must(Interleave(srcs, columns))); err != nil {
+		data := make([]byte, must(Bytes(spec)))
+		if err := Pack(data, spec, must(Interleave(srcs, columns))); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]float32, len(want))
-		number.Decode(got, b, op.F32)
+		number.Decode(got, data, op.F32)
 		for i := range want {
 			if got[i] != want[i] {
 				t.Fatalf("value %d: got %v, want %v", i, got[i], want[i])
 			}
 		}
 	})
-	a := must(Floats(make([]float32, 8), 2, 4))
-	b := must(Floats(make([]float32, 12), 3, 4))
+	source := must(Floats(make([]float32, 8), 2, 4))
+	other := must(Floats(make([]float32, 12), 3, 4))
 	c := must(Floats(make([]float32, 4), 2, 2))
 	for _, bad := range []struct {
 		srcs    []Source
 		columns []int
-	}{{nil, nil}, {[]Source{a}, []int{1, 2}}, {[]Source{a}, []int{3}}, {[]Source{a}, []int{0}}, {[]Source{a, b}, []int{2, 2}}, {[]Source{a, c}, []int{1, 1}}} {
+	}{{nil, nil}, {[]Source{source}, []int{1, 2}}, {[]Source{source}, []int{3}}, {[]Source{source}, []int{0}},
+		{[]Source{source, other}, []int{2, 2}}, {[]Source{source, c}, []int{1, 1}}} {
 		if _, err := Interleave(bad.srcs, bad.columns); err == nil {
 			t.Errorf("interleave %v accepted", bad.columns)
 		}
@@ -568,29 +574,29 @@ func TestInterleave(t *testing.T) {
 // Columns longer than the buffer take the two-pass road; it must not show.
 func TestLongColumns(t *testing.T) {
 	const k, n = maxRowsK + 37, 3
-	w := make([]float32, k*n)
-	for i := range w {
-		w[i] = float32(i%257) - 128
+	values := make([]float32, k*n)
+	for i := range values {
+		values[i] = float32(i%257) - 128
 	}
-	w[(k-1)*n+1] = 1000 // the largest of column 1 comes last
+	values[(k-1)*n+1] = 1000 // the largest of column 1 comes last
 	for _, scheme := range schemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
-		got := mustUnpack(t, spec, mustPack(t, spec, floats(t, w, k, n)))
+		got := mustUnpack(t, spec, mustPack(t, spec, floats(t, values, k, n)))
 		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q6c": 1000, "q4c": 1000,
 			"q4b32": 1000.0 / 4, "q4b128": 1000.0 / 4}[scheme]
-		for i := range w {
-			if d := math.Abs(float64(got[i] - w[i])); d > limit {
-				t.Fatalf("%s: value %d: got %v, want %v", scheme, i, got[i], w[i])
+		for i := range values {
+			if d := math.Abs(float64(got[i] - values[i])); d > limit {
+				t.Fatalf("%s: value %d: got %v, want %v", scheme, i, got[i], values[i])
 			}
 		}
 		if scheme == "q8c" && got[(k-1)*n+1] != float32(float32(1000)/127)*127 {
 			t.Errorf("largest value became %v", got[(k-1)*n+1])
 		}
 	}
-	w[(k-1)*n+2] = float32(math.Inf(-1))
+	values[(k-1)*n+2] = float32(math.Inf(-1))
 	for _, scheme := range schemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
-		err := Pack(make([]byte, must(Bytes(spec))), spec, floats(t, w, k, n))
+		err := Pack(make([]byte, must(Bytes(spec))), spec, floats(t, values, k, n))
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("row %d, column 2", k-1)) {
 			t.Errorf("%s: got error %v", scheme, err)
 		}
@@ -612,16 +618,17 @@ func TestRefusesNonFinite(t *testing.T) {
 			{Name: "layers.0.up", K: k, N: n, Scheme: "w16", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "bf16", Layout: op.RowsLayout},
 		} {
-			w := make([]float32, k*n)
-			w[41*n+103] = bad
-			w[69*n+199] = bad // a later one must not be reported instead
-			err := Pack(make([]byte, must(Bytes(spec))), spec, floats(t, w, k, n))
-			if err == nil || diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), `"layers.0.up"`) || !strings.Contains(err.Error(), "row 41, column 103") {
+			values := make([]float32, k*n)
+			values[41*n+103] = bad
+			values[69*n+199] = bad // a later one must not be reported instead
+			err := Pack(make([]byte, must(Bytes(spec))), spec, floats(t, values, k, n))
+			if err == nil || diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), `"layers.0.up"`) ||
+				!strings.Contains(err.Error(), "row 41, column 103") {
 				t.Errorf("%s, %v: got error %v", spec.Scheme, bad, err)
 			}
 		}
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		spec op.WeightSpec
 		v    float32
 	}{
@@ -632,9 +639,9 @@ func TestRefusesNonFinite(t *testing.T) {
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "f16", Layout: op.RowsLayout}, -65520},
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "bf16", Layout: op.RowsLayout}, math.MaxFloat32},
 	} {
-		err := Pack(make([]byte, must(Bytes(c.spec))), c.spec, floats(t, []float32{c.v}, 1, 1))
+		err := Pack(make([]byte, must(Bytes(test.spec))), test.spec, floats(t, []float32{test.v}, 1, 1))
 		if err == nil || !strings.Contains(err.Error(), "too large") {
-			t.Errorf("%s %v: got error %v", c.spec.Scheme, c.v, err)
+			t.Errorf("%s %v: got error %v", test.spec.Scheme, test.v, err)
 		}
 	}
 }
@@ -656,9 +663,9 @@ func TestSubnormals(t *testing.T) {
 
 func TestScaledSources(t *testing.T) {
 	src := floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3)
-	read := func(s Source) []float32 {
+	read := func(source Source) []float32 {
 		out := make([]float32, 4)
-		if err := s.Read(out, 0, 2, 1, 3); err != nil {
+		if err := source.Read(out, 0, 2, 1, 3); err != nil {
 			t.Fatal(err)
 		}
 		return out
@@ -680,7 +687,8 @@ func TestScaledSources(t *testing.T) {
 	// A factor that takes a value out of range is told by the packer.
 	huge := must(ScaleRows(must(Floats([]float32{1e38}, 1, 1)), []float32{1000}))
 	spec := op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "w32", Layout: N32}
-	if err := Pack(make([]byte, must(Bytes(spec))), spec, huge); err == nil || !strings.Contains(err.Error(), "not finite") {
+	if err := Pack(make([]byte, must(Bytes(spec))), spec, huge); err == nil ||
+		!strings.Contains(err.Error(), "not finite") {
 		t.Errorf("overflow: %v", err)
 	}
 }
@@ -688,21 +696,21 @@ func TestScaledSources(t *testing.T) {
 // The number of cores must not show in the bytes, nor in which error is reported.
 func TestDeterministicOverCores(t *testing.T) {
 	const k, n = 96, 500
-	w := make([]float32, k*n)
-	for i := range w {
-		w[i] = float32(math.Sin(float64(i) * 1.7))
+	values := make([]float32, k*n)
+	for i := range values {
+		values[i] = float32(math.Sin(float64(i) * 1.7))
 	}
 	for _, scheme := range schemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		var first []byte
 		for _, procs := range []int{1, 2, 7} {
 			old := runtime.GOMAXPROCS(procs)
-			b := mustPack(t, spec, floats(t, w, k, n))
+			data := mustPack(t, spec, floats(t, values, k, n))
 			runtime.GOMAXPROCS(old)
 			if first == nil {
-				first = b
+				first = data
 			}
-			if !bytes.Equal(b, first) {
+			if !bytes.Equal(data, first) {
 				t.Errorf("%s: bytes differ with %d cores", scheme, procs)
 			}
 		}
@@ -752,7 +760,8 @@ func TestErrors(t *testing.T) {
 			t.Errorf("columns [%d,%d) accepted", c[0], c[1])
 		}
 	}
-	if part, off, n, err := Columns(big, 96, 100); err != nil || part.N != 4 || off != 3*n || n != must(TileBytes("q8c", 8)) {
+	if part, off, n, err := Columns(big, 96, 100); err != nil || part.N != 4 || off != 3*n ||
+		n != must(TileBytes("q8c", 8)) {
 		t.Errorf("last tile: %+v %d %d %v", part, off, n, err)
 	}
 	rows := op.WeightSpec{Name: "w", K: 8, N: 64, Scheme: "bf16", Layout: op.RowsLayout}
@@ -813,12 +822,12 @@ func TestHalf(t *testing.T) {
 			sign := math.Copysign(1, want)
 			below := math.Float32frombits(math.Float32bits(float32(mid)) - 1)
 			above := math.Float32frombits(math.Float32bits(float32(mid)) + 1)
-			for _, c := range []struct {
+			for _, test := range []struct {
 				v    float32
 				want uint16
 			}{{below, h}, {float32(mid), even}, {above, h + 1}} {
-				if got := number.FloatToHalf(c.v * float32(sign)); got != c.want {
-					t.Fatalf("%v: got half %#x, want %#x", c.v, got, c.want)
+				if got := number.FloatToHalf(test.v * float32(sign)); got != test.want {
+					t.Fatalf("%v: got half %#x, want %#x", test.v, got, test.want)
 				}
 			}
 		}
@@ -851,16 +860,16 @@ func FuzzUnpack(f *testing.F) {
 			return
 		}
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: layout}
-		b := make([]byte, size)
-		for i := range b {
-			b[i] = byte(i * 7)
+		data := make([]byte, size)
+		for i := range data {
+			data[i] = byte(i * 7)
 		}
 		want, err := Bytes(spec)
 		var dst []float32
 		if err == nil && want == int64(size) {
 			dst = make([]float32, k*n) // bounded: every element has at least half a byte
 		}
-		got := Unpack(dst, spec, b)
+		got := Unpack(dst, spec, data)
 		if (err == nil && want == int64(size)) != (got == nil) {
 			t.Fatalf("%+v with %d bytes: %v", spec, size, got)
 		}

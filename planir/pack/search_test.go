@@ -28,12 +28,12 @@ func plain4(x []float32) []float32 {
 	return out
 }
 
-func loss4(x, y, w []float32) float64 {
+func loss4(x, y, values []float32) float64 {
 	sum := 0.0
 	for i := range x {
 		wi := 1.0
-		if w != nil {
-			wi = float64(w[i])
+		if values != nil {
+			wi = float64(values[i])
 		}
 		sum += wi * (float64(x[i]) - float64(y[i])) * (float64(x[i]) - float64(y[i]))
 	}
@@ -59,7 +59,7 @@ func drawImportance(t *rapid.T, k, rank int) *Importance {
 // Whatever the values, a searched scale is no worse than the one of the largest magnitude, block by block.
 func TestSearchIsNeverWorse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w, k, n := drawMatrix(t)
+		values, k, n := drawMatrix(t)
 		scheme := rapid.SampledFrom([]string{"q4b32", "q4b128"}).Draw(t, "scheme")
 		var imp *Importance
 		if rapid.Bool().Draw(t, "weighted") {
@@ -67,7 +67,7 @@ func TestSearchIsNeverWorse(t *testing.T) {
 		}
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		dst := make([]byte, must(Bytes(spec)))
-		if err := PackFor(dst, spec, must(Floats(w, k, n)), imp); err != nil {
+		if err := PackFor(dst, spec, must(Floats(values, k, n)), imp); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]float32, k*n)
@@ -79,7 +79,7 @@ func TestSearchIsNeverWorse(t *testing.T) {
 			for k0 := 0; k0 < k; k0 += block {
 				var x, y, weight []float32
 				for i := k0; i < min(k, k0+block); i++ {
-					x, y = append(x, w[i*n+c]), append(y, got[i*n+c])
+					x, y = append(x, values[i*n+c]), append(y, got[i*n+c])
 					if imp != nil {
 						weight = append(weight, imp.weight[i])
 					}
@@ -94,11 +94,11 @@ func TestSearchIsNeverWorse(t *testing.T) {
 }
 
 // random is a matrix of normal values and activations with strong correlations: H is their second moment.
-func random(k, n, rank int) (w, ms, dir []float32, h [][]float64) {
+func random(k, n, rank int) (values, ms, dir []float32, h [][]float64) {
 	rng := rand.New(rand.NewPCG(7, uint64(k)))
-	w = make([]float32, k*n)
-	for i := range w {
-		w[i] = float32(rng.NormFloat64())
+	values = make([]float32, k*n)
+	for i := range values {
+		values[i] = float32(rng.NormFloat64())
 	}
 	ms, dir = make([]float32, k), make([]float32, k*rank)
 	h = make([][]float64, k)
@@ -115,17 +115,17 @@ func random(k, n, rank int) (w, ms, dir []float32, h [][]float64) {
 		h[i][i] += 0.5 + rng.Float64()
 		ms[i] = float32(h[i][i])
 	}
-	return w, ms, dir, h
+	return values, ms, dir, h
 }
 
 // cost is the sum of e' H e over all columns.
-func cost(t *testing.T, w, got []float32, h [][]float64, n int) float64 {
+func cost(t *testing.T, values, got []float32, h [][]float64, n int) float64 {
 	t.Helper()
 	sum := 0.0
 	for c := range n {
 		for i := range h {
 			for j := range h {
-				sum += float64(w[i*n+c]-got[i*n+c]) * h[i][j] * float64(w[j*n+c]-got[j*n+c])
+				sum += float64(values[i*n+c]-got[i*n+c]) * h[i][j] * float64(values[j*n+c]-got[j*n+c])
 			}
 		}
 	}
@@ -151,44 +151,44 @@ func plain6(x []float32) []float32 {
 	return out
 }
 
-// What the search and the feedback of errors gain where they can: a third and more. With 6 bits and such numbers clipping
-// gains next to nothing.
+// What the search and the feedback of errors gain where they can: a third and more. With 6 bits and such numbers
+// clipping gains next to nothing.
 func TestSearchAndFeedbackGain(t *testing.T) {
 	const k, n, rank = 256, 40, 6
-	w, ms, dir, h := random(k, n, rank)
-	for _, c := range []struct {
+	values, ms, dir, h := random(k, n, rank)
+	for _, test := range []struct {
 		scheme string
 		search float64 // at most this share of what came before
 		feed   float64
 	}{{"q4b32", 0.95, 0.5}, {"q4b128", 0.85, 0.5}, {"q4c", 0.95, 0.5}, {"q6c", 1, 0.5}} {
-		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: c.scheme, Layout: N32}
-		src := floats(t, w, k, n)
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: test.scheme, Layout: N32}
+		src := floats(t, values, k, n)
 		plain := make([]float32, k*n)
-		block := q4Block(c.scheme)
-		if mostCode(c.scheme) > 0 {
+		block := q4Block(test.scheme)
+		if mostCode(test.scheme) > 0 {
 			block = k
 		}
 		rounded := plain4
-		if c.scheme == "q6c" {
+		if test.scheme == "q6c" {
 			rounded = plain6
 		}
 		for col := range n {
 			for k0 := 0; k0 < k; k0 += block {
 				var x []float32
 				for i := range block {
-					x = append(x, w[(k0+i)*n+col])
+					x = append(x, values[(k0+i)*n+col])
 				}
 				for i, v := range rounded(x) {
 					plain[(k0+i)*n+col] = v
 				}
 			}
 		}
-		a := cost(t, w, plain, h, n)
-		b := cost(t, w, mustUnpack(t, spec, packFor(t, spec, src, must(NewImportance(ms, nil)))), h, n)
-		f := cost(t, w, mustUnpack(t, spec, packFor(t, spec, src, must(NewImportance(ms, dir)))), h, n)
-		t.Logf("%s: largest magnitude %.4g, search %.4g, with feedback %.4g", c.scheme, a, b, f)
-		if b > c.search*a || f > c.feed*b {
-			t.Errorf("%s: largest magnitude %.4g, search %.4g, with feedback %.4g", c.scheme, a, b, f)
+		a := cost(t, values, plain, h, n)
+		b := cost(t, values, mustUnpack(t, spec, packFor(t, spec, src, must(NewImportance(ms, nil)))), h, n)
+		f := cost(t, values, mustUnpack(t, spec, packFor(t, spec, src, must(NewImportance(ms, dir)))), h, n)
+		t.Logf("%s: largest magnitude %.4g, search %.4g, with feedback %.4g", test.scheme, a, b, f)
+		if b > test.search*a || f > test.feed*b {
+			t.Errorf("%s: largest magnitude %.4g, search %.4g, with feedback %.4g", test.scheme, a, b, f)
 		}
 	}
 }
@@ -196,33 +196,35 @@ func TestSearchAndFeedbackGain(t *testing.T) {
 // Rows behind others get the values they have in the whole, whatever the importance.
 func TestRowsBehindOthers(t *testing.T) {
 	const k, n, rank = 320, 35, 5
-	w, ms, dir, _ := random(k, n, rank)
+	values, ms, dir, _ := random(k, n, rank)
 	for _, d := range [][]float32{nil, dir} {
 		imp := must(NewImportance(ms, d))
 		for _, scheme := range []string{"q4b32", "q4b128"} {
 			spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
-			whole := mustUnpack(t, spec, packFor(t, spec, floats(t, w, k, n), imp))
+			whole := mustUnpack(t, spec, packFor(t, spec, floats(t, values, k, n), imp))
 			for k0 := 0; k0 < k; k0 += q4Block(scheme) {
 				part := spec
 				part.K = k - k0
-				got := mustUnpack(t, part, packFor(t, part, floats(t, w, k, n), imp))
+				got := mustUnpack(t, part, packFor(t, part, floats(t, values, k, n), imp))
 				if fmt.Sprint(got) != fmt.Sprint(whole[k0*n:]) {
 					t.Errorf("%s, %d directions: rows from %d differ", scheme, imp.rank, k0)
 				}
 			}
 			part := spec // the first rows alone
 			part.K = 128
-			if got := mustUnpack(t, part, packFor(t, part, floats(t, w[:128*n], 128, n), imp)); fmt.Sprint(got) != fmt.Sprint(whole[:128*n]) {
+			if got := mustUnpack(t, part, packFor(t, part, floats(t, values[:128*n], 128, n), imp)); fmt.Sprint(
+				got) != fmt.Sprint(whole[:128*n]) {
 				t.Errorf("%s, %d directions: the first rows differ", scheme, imp.rank)
 			}
 			part.K = k - 1
-			if err := PackFor(make([]byte, must(Bytes(part))), part, floats(t, w, k, n), imp); err == nil {
+			if err := PackFor(make([]byte, must(Bytes(part))), part, floats(t, values, k, n), imp); err == nil {
 				t.Errorf("%s: rows from 1 are accepted", scheme)
 			}
 		}
 		// Of schemes without blocks it is the plain slice.
 		part := op.WeightSpec{Name: "w", K: k - 64, N: n, Scheme: "q8c", Layout: N32}
-		if !bytes.Equal(packFor(t, part, floats(t, w, k, n), imp), mustPack(t, part, floats(t, w[64*n:], k-64, n))) {
+		if !bytes.Equal(packFor(t, part, floats(t, values, k, n), imp),
+			mustPack(t, part, floats(t, values[64*n:], k-64, n))) {
 			t.Error("q8c: rows from 64 differ")
 		}
 	}
@@ -230,18 +232,18 @@ func TestRowsBehindOthers(t *testing.T) {
 
 func TestFeedbackDeterministicOverCores(t *testing.T) {
 	const k, n, rank = 256, 200, 9
-	w, ms, dir, _ := random(k, n, rank)
+	values, ms, dir, _ := random(k, n, rank)
 	for _, scheme := range []string{"q4b32", "q4b128", "q4c", "q6c"} {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		var first []byte
 		for _, procs := range []int{1, 2, 5} {
 			old := runtime.GOMAXPROCS(procs)
-			b := packFor(t, spec, floats(t, w, k, n), must(NewImportance(ms, dir)))
+			data := packFor(t, spec, floats(t, values, k, n), must(NewImportance(ms, dir)))
 			runtime.GOMAXPROCS(old)
 			if first == nil {
-				first = b
+				first = data
 			}
-			if !bytes.Equal(b, first) {
+			if !bytes.Equal(data, first) {
 				t.Errorf("%s: bytes differ with %d cores", scheme, procs)
 			}
 		}
@@ -251,7 +253,7 @@ func TestFeedbackDeterministicOverCores(t *testing.T) {
 // Importance that says nothing (all zero), extreme ranges and values at the limits give finite results.
 func TestFeedbackExtremes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w, k, n := drawMatrix(t)
+		values, k, n := drawMatrix(t)
 		rank := rapid.IntRange(0, 5).Draw(t, "rank")
 		ms := make([]float32, k)
 		dir := make([]float32, k*rank)
@@ -260,12 +262,14 @@ func TestFeedbackExtremes(t *testing.T) {
 			ms[i] = scale * rapid.SampledFrom([]float32{0, 1, 1, 1, 1e-6, 1e6}).Draw(t, "mean square")
 		}
 		for i := range dir {
-			dir[i] = rapid.SampledFrom([]float32{0, 1, -1, 1e-6, 1e6}).Draw(t, "direction") * float32(math.Sqrt(float64(scale)))
+			dir[i] = rapid.SampledFrom([]float32{0, 1, -1, 1e-6, 1e6}).Draw(t,
+				"direction") * float32(math.Sqrt(float64(scale)))
 		}
 		imp := must(NewImportance(ms, dir))
-		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: rapid.SampledFrom([]string{"q4b32", "q4b128", "q4c", "q6c"}).Draw(t, "scheme"), Layout: N32}
+		spec := op.WeightSpec{Name: "w", K: k, N: n,
+			Scheme: rapid.SampledFrom([]string{"q4b32", "q4b128", "q4c", "q6c"}).Draw(t, "scheme"), Layout: N32}
 		dst := make([]byte, must(Bytes(spec)))
-		if err := PackFor(dst, spec, must(Floats(w, k, n)), imp); err != nil {
+		if err := PackFor(dst, spec, must(Floats(values, k, n)), imp); err != nil {
 			if !strings.Contains(err.Error(), "too large") {
 				t.Fatal(err)
 			}
@@ -285,7 +289,7 @@ func TestFeedbackExtremes(t *testing.T) {
 
 func TestImportanceRefuses(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
-	for _, c := range []struct {
+	for _, test := range []struct {
 		ms, dir []float32
 		want    string
 	}{
@@ -297,13 +301,15 @@ func TestImportanceRefuses(t *testing.T) {
 		{[]float32{1, 1}, []float32{1, 2, 3, inf}, "direction 1 of row 1"},
 		{[]float32{1}, make([]float32, maxRank+1), "at most"},
 	} {
-		if _, err := NewImportance(c.ms, c.dir); err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
-			t.Errorf("%v %v: got %v, want %q", c.ms, c.dir, err, c.want)
+		if _, err := NewImportance(test.ms, test.dir); err == nil || !strings.Contains(err.Error(), test.want) ||
+			diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%v %v: got %v, want %q", test.ms, test.dir, err, test.want)
 		}
 	}
 	imp := must(NewImportance([]float32{1}, nil))
 	spec := op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "q4b32", Layout: N32}
-	if err := PackFor(make([]byte, must(Bytes(spec))), spec, floats(t, make([]float32, 6), 2, 3), imp); err == nil || !strings.Contains(err.Error(), "want 2") {
+	if err := PackFor(make([]byte, must(Bytes(spec))), spec, floats(t, make([]float32, 6), 2, 3), imp); err == nil ||
+		!strings.Contains(err.Error(), "want 2") {
 		t.Errorf("importance of other rows: %v", err)
 	}
 }
@@ -311,12 +317,12 @@ func TestImportanceRefuses(t *testing.T) {
 func BenchmarkFeedback(b *testing.B) {
 	const k, n = 2048, 512
 	for _, rank := range []int{0, 32} {
-		w, ms, dir, _ := random(64, 1, max(1, rank))
-		_ = w
-		w = make([]float32, k*n)
+		values, ms, dir, _ := random(64, 1, max(1, rank))
+		_ = values
+		values = make([]float32, k*n)
 		rng := rand.New(rand.NewPCG(3, 4))
-		for i := range w {
-			w[i] = float32(rng.NormFloat64())
+		for i := range values {
+			values[i] = float32(rng.NormFloat64())
 		}
 		full, d := make([]float32, 0, k), make([]float32, 0, k*rank)
 		for range k / 64 {
@@ -326,7 +332,7 @@ func BenchmarkFeedback(b *testing.B) {
 			}
 		}
 		imp := must(NewImportance(full, d))
-		src := must(Floats(w, k, n))
+		src := must(Floats(values, k, n))
 		for _, scheme := range []string{"q4b32", "q4b128"} {
 			b.Run(fmt.Sprintf("%s/rank%d", scheme, rank), func(b *testing.B) {
 				spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}

@@ -60,7 +60,7 @@ func TestRefuses(t *testing.T) {
 	other.KV, other.Program.Cache.Type = op.F16, op.F16
 	model := small()
 	model.Model.Digest = "another"
-	for name, c := range map[string]struct {
+	for name, test := range map[string]struct {
 		data []byte
 		plan *planir.Plan
 		want string
@@ -76,10 +76,11 @@ func TestRefuses(t *testing.T) {
 		"another spelling":  {bytes.Replace(data, []byte(`:3}`), []byte(`: 3}`), 1), small(), "canonical"},
 		"an unknown key":    {bytes.Replace(data, []byte(`"tokens"`), []byte(`"token"`), 1), small(), "unknown field"},
 		"an unknown id":     {bytes.Replace(data, []byte{49, 0, 0, 0}, []byte{50, 0, 0, 0}, 1), small(), "id 50"},
-		"a negative id":     {bytes.Replace(data, []byte{49, 0, 0, 0}, []byte{49, 0, 0, 255}, 1), small(), "want 0..49"},
+		"a negative id": {bytes.Replace(data, []byte{49, 0, 0, 0}, []byte{49, 0, 0, 255}, 1), small(),
+			"want 0..49"},
 	} {
-		if got, err := prefix.Decode(c.data, c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %+v, %v, want %q", name, got, err, c.want)
+		if got, err := prefix.Decode(test.data, test.plan); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %+v, %v, want %q", name, got, err, test.want)
 		}
 	}
 }

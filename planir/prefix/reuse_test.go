@@ -12,7 +12,8 @@ import (
 // any other plan all that are the same are.
 func TestReuseByCalls(t *testing.T) {
 	plan := &planir.Plan{Program: planir.Program{
-		Programs: []planir.PhaseProgram{{Name: "decode", Rows: 1}, {Name: "prefill@4", Rows: 4}, {Name: "prefill@8", Rows: 8}},
+		Programs: []planir.PhaseProgram{{Name: "decode", Rows: 1}, {Name: "prefill@4", Rows: 4},
+			{Name: "prefill@8", Rows: 8}},
 		Decider: []planir.Decide{{Min: 1, Max: 1, Program: "decode"}, {Min: 2, Max: 4, Program: "prefill@4"},
 			{Min: 5, Max: 99, Program: "prefill@8"}},
 	}}
@@ -23,7 +24,7 @@ func TestReuseByCalls(t *testing.T) {
 	for i := range text {
 		text[i] = int32(i)
 	}
-	for _, c := range []struct{ cached, prompt, free, bound int }{
+	for _, test := range []struct{ cached, prompt, free, bound int }{
 		{20, 40, 20, 16}, // 8 and 8 and 4 tokens, of which the prompt begins with 8 and 8
 		{20, 20, 19, 16},
 		{24, 25, 24, 24},
@@ -34,12 +35,13 @@ func TestReuseByCalls(t *testing.T) {
 		{12, 11, 10, 8},
 		{1, 5, 1, 0},
 	} {
-		of := &prefix.Prefix{Tokens: text[:c.cached]}
-		if got := free.Of(of, text[:c.prompt]); got != c.free {
-			t.Errorf("%d tokens cached, prompt of %d: %d are reused, want %d", c.cached, c.prompt, got, c.free)
+		of := &prefix.Prefix{Tokens: text[:test.cached]}
+		if got := free.Of(of, text[:test.prompt]); got != test.free {
+			t.Errorf("%d tokens cached, prompt of %d: %d are reused, want %d", test.cached, test.prompt, got, test.free)
 		}
-		if got := bound.Of(of, text[:c.prompt]); got != c.bound {
-			t.Errorf("%d tokens cached, prompt of %d, by calls: %d are reused, want %d", c.cached, c.prompt, got, c.bound)
+		if got := bound.Of(of, text[:test.prompt]); got != test.bound {
+			t.Errorf("%d tokens cached, prompt of %d, by calls: %d are reused, want %d", test.cached, test.prompt, got,
+				test.bound)
 		}
 	}
 	// Of a computed prefix as many tokens are kept as some longer prompt reuses.
@@ -87,7 +89,7 @@ func TestReuseOfOtherSchemes(t *testing.T) {
 	for i := range text {
 		text[i] = int32(i)
 	}
-	for _, c := range []struct{ cached, prompt, want int }{
+	for _, test := range []struct{ cached, prompt, want int }{
 		{9, 20, 8}, // 8 tokens, and one that was decoded
 		{10, 20, 10},
 		{8, 20, 8},
@@ -95,8 +97,9 @@ func TestReuseOfOtherSchemes(t *testing.T) {
 		{17, 33, 16},
 		{12, 13, 11}, // the last token is not decoded without the cache
 	} {
-		if got := reuse.Of(&prefix.Prefix{Tokens: text[:c.cached]}, text[:c.prompt]); got != c.want {
-			t.Errorf("%d tokens computed, prompt of %d: %d are reused, want %d", c.cached, c.prompt, got, c.want)
+		if got := reuse.Of(&prefix.Prefix{Tokens: text[:test.cached]}, text[:test.prompt]); got != test.want {
+			t.Errorf("%d tokens computed, prompt of %d: %d are reused, want %d", test.cached, test.prompt, got,
+				test.want)
 		}
 	}
 	held := prefix.Cached{}
