@@ -24,16 +24,16 @@ func TestExportedModelsAreTheSame(t *testing.T) {
 	for _, d := range append(dirs, tinyDir+"/config.json") {
 		dir := filepath.Dir(d)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
-			m, err := Open(dir)
+			model, err := Open(dir)
 			if err != nil {
 				if refused[filepath.Base(dir)] == "" {
 					t.Fatal(err)
 				}
 				return
 			}
-			defer m.Close()
+			defer model.Close()
 			path := filepath.Join(t.TempDir(), "m.gguf")
-			err = Export(context.Background(), m, path, op.F32)
+			err = Export(context.Background(), model, path, op.F32)
 			if err != nil {
 				if !strings.Contains(err.Error(), "GGUF") {
 					t.Error(err)
@@ -49,14 +49,16 @@ func TestExportedModelsAreTheSame(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer again.Close()
-			if again.MaxContext != m.MaxContext || again.BOS != m.BOS || !reflect.DeepEqual(again.EOS, m.EOS) || again.Tied != m.Tied {
-				t.Errorf("got context %d, begin %d, end %v, tied %v, want %d, %d, %v, %v", again.MaxContext, again.BOS, again.EOS, again.Tied, m.MaxContext, m.BOS, m.EOS, m.Tied)
+			if again.MaxContext != model.MaxContext || again.BOS != model.BOS ||
+				!reflect.DeepEqual(again.EOS, model.EOS) || again.Tied != model.Tied {
+				t.Errorf("got context %d, begin %d, end %v, tied %v, want %d, %d, %v, %v", again.MaxContext, again.BOS,
+					again.EOS, again.Tied, model.MaxContext, model.BOS, model.EOS, model.Tied)
 			}
-			if what := difference(again, m); what != "" {
+			if what := difference(again, model); what != "" {
 				t.Errorf("%s differs", what)
 			}
-			for name := range m.tensors {
-				a, err := m.Tensor(name)
+			for name := range model.tensors {
+				tensor, err := model.Tensor(name)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -65,7 +67,7 @@ func TestExportedModelsAreTheSame(t *testing.T) {
 					t.Error(err)
 					continue
 				}
-				if !slices.Equal(allValues(t, a), allValues(t, b)) {
+				if !slices.Equal(allValues(t, tensor), allValues(t, b)) {
 					t.Errorf("%s: other values", name)
 				}
 			}
@@ -83,7 +85,8 @@ func TestMissingFileIsNotACatalogName(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(filepath.Join(dir, "model-q9.gguf"))
-	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "not exist") || strings.Contains(err.Error(), "catalog") {
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "not exist") ||
+		strings.Contains(err.Error(), "catalog") {
 		t.Errorf("got %v, want an input error that says that the file does not exist", err)
 	}
 	if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], "model-q8.gguf") {

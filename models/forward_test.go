@@ -14,12 +14,12 @@ const tinyDir = "../testdata/models/tiny-llama-kjv"
 
 func openTiny(t testing.TB) *Model {
 	t.Helper()
-	m, err := Open(tinyDir)
+	model, err := Open(tinyDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { m.Close() })
-	return m
+	t.Cleanup(func() { model.Close() })
+	return model
 }
 
 // naive executes a model's graph in float64 with plain loops, one node after the other: no executor,
@@ -57,38 +57,38 @@ func (e *naive) weight(name string, layer int) (*op.Weight, []float64) {
 
 // assemble gives a weight column by column [N,K], by the words of the type's comment: Interleave[i]
 // columns of source i in turn.
-func assemble(t testing.TB, m *Model, w *op.Weight, layer int) []float64 {
-	v := make([]float64, w.K*w.N)
-	if w.Const != nil {
-		for n, f := range w.Const {
+func assemble(t testing.TB, model *Model, weight *op.Weight, layer int) []float64 {
+	v := make([]float64, weight.K*weight.N)
+	if weight.Const != nil {
+		for n, f := range weight.Const {
 			v[n] = float64(f)
 		}
 		return v
 	}
 	var sources [][]float32
-	for _, name := range w.Sources(layer, 0) {
-		tensor, err := m.Tensor(name)
+	for _, name := range weight.Sources(layer, 0) {
+		tensor, err := model.Tensor(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		sources = append(sources, allValues(t, tensor))
 	}
-	turns := w.Interleave
+	turns := weight.Interleave
 	if turns == nil {
-		turns = []int{w.N}
+		turns = []int{weight.N}
 	}
 	taken := make([]int, len(sources))
-	for n, source, left := 0, 0, turns[0]; n < w.N; n++ {
+	for n, source, left := 0, 0, turns[0]; n < weight.N; n++ {
 		for left == 0 {
 			source = (source + 1) % len(turns)
 			left = turns[source]
 		}
-		for k := range w.K {
-			at := taken[source]*w.K + k // [N,K]
-			if !w.Transposed {
-				at = k*w.N + n // [K,N]
+		for k := range weight.K {
+			at := taken[source]*weight.K + k // [N,K]
+			if !weight.Transposed {
+				at = k*weight.N + n // [K,N]
 			}
-			v[n*w.K+k] = float64(sources[source][at])
+			v[n*weight.K+k] = float64(sources[source][at])
 		}
 		taken[source]++
 		left--
@@ -98,175 +98,202 @@ func assemble(t testing.TB, m *Model, w *op.Weight, layer int) []float64 {
 
 // run returns the logits [T,Vocab] of the positions in ids.
 func (e *naive) run(ids []int) matrix {
-	g := e.m.Graph()
+	graph := e.m.Graph()
 	values := map[string]matrix{"ids": {rows: len(ids), cols: 1, v: make([]float64, len(ids))}}
 	for i, id := range ids {
 		values["ids"].v[i] = float64(id)
 	}
 	var logits matrix
-	for _, s := range g.Sections {
-		if s.Name == "head" { // one row at a time
+	for _, section := range graph.Sections {
+		if section.Name == "head" { // one row at a time
 			x := values["x"]
 			logits = matrix{rows: x.rows, cols: e.m.Vocab}
 			for r := range x.rows {
 				one := map[string]matrix{"x": {rows: 1, cols: x.cols, v: append([]float64(nil), x.row(r)...)}}
-				e.section(&s, 0, 1, one)
+				e.section(&section, 0, 1, one)
 				logits.v = append(logits.v, one["logits"].v...)
 			}
 			continue
 		}
-		for l := range max(1, s.Layers) {
-			e.section(&s, l, len(ids), values)
+		for l := range max(1, section.Layers) {
+			e.section(&section, l, len(ids), values)
 		}
 	}
 	return logits
 }
 
-func (e *naive) section(s *Section, layer, rows int, values map[string]matrix) {
+// section executes the nodes of a section for one layer, on all rows.
+func (e *naive) section(section *Section, layer, rows int, values map[string]matrix) {
 	cols := map[string]int{}
-	for _, v := range s.Values {
-		cols[v.Name] = v.Cols
+	for _, value := range section.Values {
+		cols[value.Name] = value.Cols
 	}
-	for _, n := range s.Nodes {
-		in := make([]matrix, len(n.In))
-		for i, name := range n.In {
-			x, ok := values[name]
-			if !ok || x.cols != cols[name] {
-				e.t.Fatalf("%s: input %q has %d columns, declared %d", n.Name, name, x.cols, cols[name])
+	for _, node := range section.Nodes {
+		in := make([]matrix, len(node.In))
+		for i, name := range node.In {
+			input, ok := values[name]
+			if !ok || input.cols != cols[name] {
+				e.t.Fatalf("%s: input %q has %d columns, declared %d", node.Name, name, input.cols, cols[name])
 			}
-			in[i] = x
+			in[i] = input
 		}
-		for i, o := range n.At(rows, rows) {
-			if err := o.Validate(); err != nil {
-				e.t.Fatalf("%s: %v", n.Name, err)
+
+		for i, operator := range node.At(rows, rows) {
+			if err := operator.Validate(); err != nil {
+				e.t.Fatalf("%s: %v", node.Name, err)
 			}
-			sig := o.Sig()
-			if len(n.Ops) == 1 && (len(sig.In) != len(n.In) || len(sig.W) != len(n.W) || len(sig.Out) != len(n.Out)) {
-				e.t.Fatalf("%s: operands do not fit %s", n.Name, o.Kind)
+			sig := operator.Sig()
+			fits := len(sig.In) == len(node.In) && len(sig.W) == len(node.W) && len(sig.Out) == len(node.Out)
+			if len(node.Ops) == 1 && !fits {
+				e.t.Fatalf("%s: operands do not fit %s", node.Name, operator.Kind)
 			}
-			out, ok := e.apply(o, layer, in, n.W)
+			out, ok := e.apply(operator, layer, in, node.W)
 			if !ok {
 				continue // in place
 			}
-			if i != len(n.Ops)-1 || out.cols != cols[n.Out[0]] {
-				e.t.Fatalf("%s: output has %d columns, declared %d", n.Name, out.cols, cols[n.Out[0]])
+			if i != len(node.Ops)-1 || out.cols != cols[node.Out[0]] {
+				e.t.Fatalf("%s: output has %d columns, declared %d", node.Name, out.cols, cols[node.Out[0]])
 			}
-			values[n.Out[0]] = out
+			values[node.Out[0]] = out
 		}
 	}
 }
 
-func (e *naive) apply(o op.Op, layer int, in []matrix, w []string) (matrix, bool) {
-	x := in[0]
-	y := matrix{rows: x.rows, cols: o.N, v: make([]float64, x.rows*o.N)}
-	switch o.Kind {
+// apply executes an operator, by its definition. It returns the result; false if it works in place.
+func (e *naive) apply(operator op.Op, layer int, in []matrix, weights []string) (matrix, bool) {
+	input := in[0]
+	out := matrix{rows: input.rows, cols: operator.N, v: make([]float64, input.rows*operator.N)}
+	switch operator.Kind {
 	case op.Embed:
-		spec, table := e.weight(w[0], layer)
-		for r := range x.rows {
-			for n := range o.N {
-				y.v[r*o.N+n] = table[n*spec.K+int(x.v[r])]
+		spec, table := e.weight(weights[0], layer)
+		for row := range input.rows {
+			for n := range operator.N {
+				out.v[row*operator.N+n] = table[n*spec.K+int(input.v[row])]
 			}
 		}
 	case op.SelectRow:
-		return x, true
+		return input, true
 	case op.Norm:
-		_, gain := e.weight(w[0], layer)
-		for r := range x.rows {
-			sum := 0.0
-			for _, v := range x.row(r) {
-				sum += v * v
-			}
-			scale := 1 / math.Sqrt(sum/float64(o.N)+o.Eps)
-			for n, v := range x.row(r) {
-				y.v[r*o.N+n] = v * scale * gain[n]
-			}
-		}
+		_, gain := e.weight(weights[0], layer)
+		normalise(operator, input, out, gain)
 	case op.MatMul:
-		_, v := e.weight(w[0], layer)
-		for r := range x.rows {
-			for n := range o.N {
-				sum := 0.0
-				for k, a := range x.row(r) {
-					sum += a * v[n*o.K+k]
-				}
-				y.v[r*o.N+n] = sum
-			}
-		}
+		_, weight := e.weight(weights[0], layer)
+		multiply(operator, input, out, weight)
 	case op.Rope:
-		_, freq := e.weight(w[0], layer)
-		group, half := o.Heads/o.KVHeads, o.HeadDim/2
-		for r := range x.rows {
-			for h := range o.KVHeads * (group + 2) {
-				if h%(group+2) == group+1 {
-					continue // a value head
-				}
-				q := x.row(r)[h*o.HeadDim : (h+1)*o.HeadDim]
-				for i := range half {
-					angle := float64(float32(r) * float32(freq[i]))
-					sin, cos := math.Sincos(angle)
-					q[i], q[i+half] = q[i]*cos-q[i+half]*sin, q[i+half]*cos+q[i]*sin
-				}
-			}
-		}
+		_, frequencies := e.weight(weights[0], layer)
+		rotate(operator, input, frequencies)
 		return matrix{}, false
 	case op.KVAppend:
-		return matrix{}, false // attention below reads the rows themselves
+		return matrix{}, false // attention reads the rows themselves
 	case op.Attention:
-		group, d := o.Heads/o.KVHeads, o.HeadDim
-		y = matrix{rows: x.rows, cols: o.Heads * d, v: make([]float64, x.rows*o.Heads*d)}
-		for r := range x.rows {
-			for h := range o.Heads {
-				base := h / group * (group + 2) * d
-				q := x.row(r)[base+h%group*d:][:d]
-				scores, most := make([]float64, r+1), math.Inf(-1)
-				for p := range scores {
-					for i, k := range x.row(p)[base+group*d:][:d] {
-						scores[p] += q[i] * k
-					}
-					scores[p] /= math.Sqrt(float64(d))
-					most = max(most, scores[p])
-				}
-				sum := 0.0
-				for p := range scores {
-					scores[p] = math.Exp(scores[p] - most)
-					sum += scores[p]
-				}
-				out := y.row(r)[h*d : (h+1)*d]
-				for p := range scores {
-					for i, v := range x.row(p)[base+(group+1)*d:][:d] {
-						out[i] += scores[p] / sum * v
-					}
-				}
-			}
-		}
+		return attend(operator, input), true
 	case op.GLU:
-		for r := range x.rows {
-			for n := range o.N {
-				at := n/o.Interleave*2*o.Interleave + n%o.Interleave
-				gate, up := x.row(r)[at], x.row(r)[at+o.Interleave]
-				y.v[r*o.N+n] = gate / (1 + math.Exp(-gate)) * up
+		for row := range input.rows {
+			for n := range operator.N {
+				at := n/operator.Interleave*2*operator.Interleave + n%operator.Interleave
+				gate, up := input.row(row)[at], input.row(row)[at+operator.Interleave]
+				out.v[row*operator.N+n] = gate / (1 + math.Exp(-gate)) * up
 			}
 		}
 	case op.Add:
-		for i := range y.v {
-			y.v[i] = in[0].v[i] + in[1].v[i]
+		for i := range out.v {
+			out.v[i] = in[0].v[i] + in[1].v[i]
 		}
 	default:
-		e.t.Fatalf("no naive form of %q", o.Kind)
+		e.t.Fatalf("no naive form of %q", operator.Kind)
 	}
-	return y, true
+	return out, true
 }
 
-// The graph, the interleaving of fused weights, the rope constants and the loader together give the
-// logits another implementation computed, before any executor of ours exists.
+// normalise writes the rows divided by their root mean square, times the gain.
+func normalise(operator op.Op, input, out matrix, gain []float64) {
+	for row := range input.rows {
+		sum := 0.0
+		for _, value := range input.row(row) {
+			sum += value * value
+		}
+		scale := 1 / math.Sqrt(sum/float64(operator.N)+operator.Eps)
+		for n, value := range input.row(row) {
+			out.v[row*operator.N+n] = value * scale * gain[n]
+		}
+	}
+}
+
+// multiply writes the product of the rows with a weight [N,K].
+func multiply(operator op.Op, input, out matrix, weight []float64) {
+	for row := range input.rows {
+		for n := range operator.N {
+			sum := 0.0
+			for k, value := range input.row(row) {
+				sum += value * weight[n*operator.K+k]
+			}
+			out.v[row*operator.N+n] = sum
+		}
+	}
+}
+
+// rotate turns the query and key heads of row r by r times the frequencies, in place.
+func rotate(operator op.Op, input matrix, frequencies []float64) {
+	group, half := operator.Heads/operator.KVHeads, operator.HeadDim/2
+	for row := range input.rows {
+		for head := range operator.KVHeads * (group + 2) {
+			if head%(group+2) == group+1 {
+				continue // a value head
+			}
+			vector := input.row(row)[head*operator.HeadDim : (head+1)*operator.HeadDim]
+			for i := range half {
+				angle := float64(float32(row) * float32(frequencies[i]))
+				sin, cos := math.Sincos(angle)
+				first, second := vector[i], vector[i+half]
+				vector[i], vector[i+half] = first*cos-second*sin, second*cos+first*sin
+			}
+		}
+	}
+}
+
+// attend returns causal attention: the mean of the values before each row, weighted by the softmax of its scores.
+func attend(operator op.Op, input matrix) matrix {
+	group, dim := operator.Heads/operator.KVHeads, operator.HeadDim
+	out := matrix{rows: input.rows, cols: operator.Heads * dim, v: make([]float64, input.rows*operator.Heads*dim)}
+	for row := range input.rows {
+		for head := range operator.Heads {
+			base := head / group * (group + 2) * dim
+			query := input.row(row)[base+head%group*dim:][:dim]
+			scores, most := make([]float64, row+1), math.Inf(-1)
+			for position := range scores {
+				for i, key := range input.row(position)[base+group*dim:][:dim] {
+					scores[position] += query[i] * key
+				}
+				scores[position] /= math.Sqrt(float64(dim))
+				most = max(most, scores[position])
+			}
+
+			sum := 0.0
+			for position := range scores {
+				scores[position] = math.Exp(scores[position] - most)
+				sum += scores[position]
+			}
+			mean := out.row(row)[head*dim : (head+1)*dim]
+			for position := range scores {
+				for i, value := range input.row(position)[base+(group+1)*dim:][:dim] {
+					mean[i] += scores[position] / sum * value
+				}
+			}
+		}
+	}
+	return out
+}
+
+// The graph, the interleaving of fused weights, the rope constants and the loader together give the logits that another
+// implementation computed, before any executor of ours exists.
 func TestGraphGivesTheReferenceLogits(t *testing.T) {
-	m := openTiny(t)
+	model := openTiny(t)
 	ref, err := safetensors.Open(filepath.Join(tinyDir, "reference.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ref.Close()
-	e := &naive{t: t, m: m, weights: map[string][]float64{}}
+	e := &naive{t: t, m: model, weights: map[string][]float64{}}
 	for _, prompt := range []string{"0", "1", "2"} {
 		tensor, ok := ref.Tensor("ids_" + prompt)
 		if !ok || tensor.Type != op.I32 {
@@ -277,7 +304,7 @@ func TestGraphGivesTheReferenceLogits(t *testing.T) {
 			ids[i] = int(binary.LittleEndian.Uint32(tensor.Data[4*i:]))
 		}
 		tensor, _ = ref.Tensor("logits_" + prompt)
-		want := make([]float32, len(ids)*m.Vocab)
+		want := make([]float32, len(ids)*model.Vocab)
 		if err := tensor.Floats(want, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -311,11 +338,11 @@ func TestGraphGivesTheReferenceLogits(t *testing.T) {
 	}
 }
 
-func allValues(t testing.TB, x Tensor) []float32 {
+func allValues(t testing.TB, tensor Tensor) []float32 {
 	t.Helper()
-	rows, cols := matrixShape(x.Shape())
+	rows, cols := matrixShape(tensor.Shape())
 	v := make([]float32, rows*cols)
-	if err := x.Read(v, 0, rows, 0, cols); err != nil {
+	if err := tensor.Read(v, 0, rows, 0, cols); err != nil {
 		t.Fatal(err)
 	}
 	return v

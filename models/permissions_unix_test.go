@@ -11,14 +11,14 @@ import (
 
 // A synthetic model's directory and files have the permissions that the umask leaves.
 func TestSynthPermissions(t *testing.T) {
-	m, err := parseEntry("small.yaml", []byte(tinyEntry))
+	model, err := parseEntry("small.yaml", []byte(tinyEntry))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for umask, want := range map[int][2]os.FileMode{0o022: {0o755, 0o644}, 0o077: {0o700, 0o600}} {
 		dir := filepath.Join(t.TempDir(), "model")
 		before := syscall.Umask(umask)
-		err := Synth(t.Context(), m, dir, 1, "")
+		err := Synth(t.Context(), model, dir, 1, "")
 		syscall.Umask(before)
 		if err != nil {
 			t.Fatal(err)

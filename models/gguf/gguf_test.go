@@ -24,12 +24,12 @@ import (
 
 func open(t testing.TB, path string) *File {
 	t.Helper()
-	f, err := Open(path)
+	file, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { f.Close() })
-	return f
+	t.Cleanup(func() { file.Close() })
+	return file
 }
 
 // written opens a file with what write writes.
@@ -43,18 +43,18 @@ func written(t testing.TB, write func(io.Writer) error) *File {
 }
 
 // all reads a whole matrix.
-func all(t testing.TB, m Matrix) []float32 {
+func all(t testing.TB, matrix Matrix) []float32 {
 	t.Helper()
 	rows, cols := 1, 1
-	for i, d := range m.Shape() {
-		if i < len(m.Shape())-1 {
+	for i, d := range matrix.Shape() {
+		if i < len(matrix.Shape())-1 {
 			rows *= d
 		} else {
 			cols = d
 		}
 	}
 	out := make([]float32, rows*cols)
-	if err := m.Read(out, 0, rows, 0, cols); err != nil {
+	if err := matrix.Read(out, 0, rows, 0, cols); err != nil {
 		t.Fatal(err)
 	}
 	return out
@@ -69,7 +69,7 @@ func sameBits(a, b []float32) bool {
 
 // Every type, read whole, gives the values of the reference implementation, bit by bit.
 func TestBlocksAreTheReference(t *testing.T) {
-	f := open(t, "testdata/quants.gguf")
+	file := open(t, "testdata/quants.gguf")
 	ref, err := safetensors.Open("testdata/quants.safetensors")
 	if err != nil {
 		t.Fatal(err)
@@ -77,19 +77,19 @@ func TestBlocksAreTheReference(t *testing.T) {
 	defer ref.Close()
 	seen := map[op.Type]bool{}
 	for _, name := range ref.Names() {
-		x, ok := f.Tensor(name)
+		tensor, ok := file.Tensor(name)
 		r, _ := ref.Tensor(name)
-		if !ok || fmt.Sprint(x.Shape) != fmt.Sprint(r.Shape) {
-			t.Errorf("%s: got shape %v, want %v", name, x.Shape, r.Shape)
+		if !ok || fmt.Sprint(tensor.Shape) != fmt.Sprint(r.Shape) {
+			t.Errorf("%s: got shape %v, want %v", name, tensor.Shape, r.Shape)
 			continue
 		}
-		seen[x.Type] = true
-		want := make([]float32, x.Rows()*x.Cols())
+		seen[tensor.Type] = true
+		want := make([]float32, tensor.Rows()*tensor.Cols())
 		if err := r.Floats(want, 0); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]float32, len(want))
-		if err := x.Read(got, 0, x.Rows(), 0, x.Cols()); err != nil {
+		if err := tensor.Read(got, 0, tensor.Rows(), 0, tensor.Cols()); err != nil {
 			t.Fatal(err)
 		}
 		for i := range want {
@@ -106,19 +106,19 @@ func TestBlocksAreTheReference(t *testing.T) {
 
 // Parts of a matrix are parts of the whole one; ranges outside are refused.
 func TestReadRanges(t *testing.T) {
-	f := open(t, "testdata/quants.gguf")
+	file := open(t, "testdata/quants.gguf")
 	whole := map[string][]float32{}
-	for _, name := range f.Names() {
-		x, _ := f.Tensor(name)
-		whole[name] = make([]float32, x.Rows()*x.Cols())
-		if err := x.Read(whole[name], 0, x.Rows(), 0, x.Cols()); err != nil {
+	for _, name := range file.Names() {
+		tensor, _ := file.Tensor(name)
+		whole[name] = make([]float32, tensor.Rows()*tensor.Cols())
+		if err := tensor.Read(whole[name], 0, tensor.Rows(), 0, tensor.Cols()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.SampledFrom(f.Names()).Draw(t, "tensor")
-		x, _ := f.Tensor(name)
-		rows, cols := x.Rows(), x.Cols()
+		name := rapid.SampledFrom(file.Names()).Draw(t, "tensor")
+		tensor, _ := file.Tensor(name)
+		rows, cols := tensor.Rows(), tensor.Cols()
 		r0 := rapid.IntRange(0, rows).Draw(t, "row0")
 		r1 := rapid.IntRange(r0, rows).Draw(t, "row1")
 		c0 := rapid.IntRange(0, cols).Draw(t, "col0")
@@ -128,17 +128,20 @@ func TestReadRanges(t *testing.T) {
 			want = append(want, whole[name][r*cols+c0:r*cols+c1]...)
 		}
 		got := make([]float32, len(want))
-		if err := x.Read(got, r0, r1, c0, c1); err != nil || !sameBits(got, want) {
+		if err := tensor.Read(got, r0, r1, c0, c1); err != nil || !sameBits(got, want) {
 			t.Fatalf("%s rows %d:%d columns %d:%d: %v", name, r0, r1, c0, c1, err)
 		}
 	})
-	x, _ := f.Tensor("q4_k")
-	for _, r := range [][5]int{{1, 0, 3, 0, 1}, {3, 0, 3, 0, 1}, {1, -1, 0, 0, 1}, {0, 1, 0, 0, 1}, {513, 0, 1, 0, 513}, {1, 0, 1, -1, 0}, {0, 0, 1, 2, 1}, {2, 0, 1, 0, 1}, {0, math.MinInt, math.MaxInt, 0, 0}} {
+	x, _ := file.Tensor("q4_k")
+	for _, r := range [][5]int{
+		{1, 0, 3, 0, 1}, {3, 0, 3, 0, 1}, {1, -1, 0, 0, 1}, {0, 1, 0, 0, 1}, {513, 0, 1, 0, 513}, {1, 0, 1, -1, 0},
+		{0, 0, 1, 2, 1}, {2, 0, 1, 0, 1}, {0, math.MinInt, math.MaxInt, 0, 0},
+	} {
 		if err := x.Read(make([]float32, r[0]), r[1], r[2], r[3], r[4]); diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%v: got %v", r, err)
 		}
 	}
-	stack, _ := f.Tensor("stack")
+	stack, _ := file.Tensor("stack")
 	one, err := stack.slice(2)
 	if err != nil || fmt.Sprint(one.Shape) != "[2 256]" {
 		t.Fatal(one.Shape, err)
@@ -156,14 +159,14 @@ func TestReadRanges(t *testing.T) {
 
 // What the writer encodes is what the reference implementation encodes.
 func TestEncodesAsTheReference(t *testing.T) {
-	f := open(t, "testdata/quants.gguf")
-	source, _ := f.Tensor("source")
+	file := open(t, "testdata/quants.gguf")
+	source, _ := file.Tensor("source")
 	values := make([]float32, source.Rows()*source.Cols())
 	if err := source.Read(values, 0, source.Rows(), 0, source.Cols()); err != nil {
 		t.Fatal(err)
 	}
 	for _, typ := range []op.Type{op.F16, op.BF16, q8_0, q4_0} {
-		want, ok := f.Tensor("source." + string(typ))
+		want, ok := file.Tensor("source." + string(typ))
 		if !ok {
 			t.Fatalf("no reference for %s", typ)
 		}
@@ -176,24 +179,27 @@ func TestEncodesAsTheReference(t *testing.T) {
 		}
 		for i := range got {
 			if got[i] != want.Data[i] {
-				t.Errorf("%s: byte %d of block %d is %d, want %d", typ, i%layouts[typ].bytes, i/layouts[typ].bytes, got[i], want.Data[i])
+				t.Errorf("%s: byte %d of block %d is %d, want %d", typ, i%layouts[typ].bytes, i/layouts[typ].bytes,
+					got[i], want.Data[i])
 				break
 			}
 		}
 	}
 	row := make([]float32, 32)
-	for _, c := range []struct {
+	for _, test := range []struct {
 		value float32
 		typ   op.Type
 		ok    bool
 	}{
-		{float32(math.NaN()), op.F32, false}, {float32(math.Inf(1)), op.BF16, false}, {float32(math.NaN()), q8_0, false},
-		{65519, op.F16, true}, {65520, op.F16, false}, {-70000, op.F16, false}, {70000, op.BF16, true}, {3.4e38, op.BF16, false},
+		{float32(math.NaN()), op.F32, false}, {float32(math.Inf(1)), op.BF16, false},
+		{float32(math.NaN()), q8_0, false},
+		{65519, op.F16, true}, {65520, op.F16, false}, {-70000, op.F16, false}, {70000, op.BF16, true},
+		{3.4e38, op.BF16, false},
 		{8e6, q8_0, true}, {8.4e6, q8_0, false}, {5e5, q4_0, true}, {-5.3e5, q4_0, false},
 	} {
-		row[7] = c.value
-		if _, err := encode(nil, row, c.typ); (err == nil) != c.ok {
-			t.Errorf("%v as %s: got %v", c.value, c.typ, err)
+		row[7] = test.value
+		if _, err := encode(nil, row, test.typ); (err == nil) != test.ok {
+			t.Errorf("%v as %s: got %v", test.value, test.typ, err)
 		}
 	}
 }
@@ -224,10 +230,10 @@ func (i *image) u32(v uint32) *image  { i.b = binary.LittleEndian.AppendUint32(i
 func (i *image) u64(v uint64) *image  { i.b = binary.LittleEndian.AppendUint64(i.b, v); return i }
 func (i *image) raw(b ...byte) *image { i.b = append(i.b, b...); return i }
 func (i *image) str(s string) *image  { i.b = appendText(i.b, s); return i }
-func (i *image) kv(key string, v any) *image {
+func (i *image) kv(key string, value any) *image {
 	var ok bool
-	if i.b, ok = appendValue(appendText(i.b, key), v); !ok {
-		panic(fmt.Sprintf("no form for %T", v))
+	if i.b, ok = appendValue(appendText(i.b, key), value); !ok {
+		panic(fmt.Sprintf("no form for %T", value))
 	}
 	return i
 }
@@ -241,7 +247,8 @@ func (i *image) tensor(name string, typ uint32, offset uint64, ne ...uint64) *im
 func (i *image) data(n int) []byte { return append(pad(i.b), make([]byte, n)...) }
 
 func TestReadsWhatTheFormatAllows(t *testing.T) {
-	i := start(2, 2, 12).kv("general.alignment", uint32(64)).kv("list", []string{"a", "", "bc"}).kv("f", []float32{1, -2}).
+	i := start(2, 2, 12).kv("general.alignment", uint32(64)).kv("list", []string{"a", "", "bc"}).kv("f",
+		[]float32{1, -2}).
 		kv("bools", []bool{true, false}).kv("text", "\xff").kv("empty", []int32{})
 	i.str("u8").u32(0).raw(200).str("i8").u32(1).raw(200).str("u16").u32(2).raw(1, 2).str("i16").u32(3).raw(0xff, 0xff).
 		str("i64").u32(11).u64(1 << 63).str("f64").u32(12).u64(math.Float64bits(0.5))
@@ -249,27 +256,30 @@ func TestReadsWhatTheFormatAllows(t *testing.T) {
 	for len(i.b)%64 != 0 {
 		i.raw(0)
 	}
-	f, err := parse(append(i.b, make([]byte, 64+12+9)...)) // with something behind the last tensor
+	file, err := parse(append(i.b, make([]byte, 64+12+9)...)) // with something behind the last tensor
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(f.Names(), f.Keys()[:3]); got != "[a b] [general.alignment list f]" {
+	if got := fmt.Sprint(file.Names(), file.Keys()[:3]); got != "[a b] [general.alignment list f]" {
 		t.Error(got)
 	}
 	for key, want := range map[string]any{
-		"general.alignment": uint32(64), "list": []string{"a", "", "bc"}, "f": []float32{1, -2}, "bools": []bool{true, false}, "text": "\xff", "empty": []int32{},
-		"u8": uint8(200), "i8": int8(-56), "u16": uint16(513), "i16": int16(-1), "i64": int64(math.MinInt64), "f64": 0.5,
+		"general.alignment": uint32(64), "list": []string{"a", "", "bc"}, "f": []float32{1, -2},
+		"bools": []bool{true, false}, "text": "\xff", "empty": []int32{},
+		"u8": uint8(200), "i8": int8(-56), "u16": uint16(513), "i16": int16(-1), "i64": int64(math.MinInt64),
+		"f64": 0.5,
 	} {
-		if got, ok := f.Value(key); !ok || fmt.Sprintf("%T %v", got, got) != fmt.Sprintf("%T %v", want, want) {
+		if got, ok := file.Value(key); !ok || fmt.Sprintf("%T %v", got, got) != fmt.Sprintf("%T %v", want, want) {
 			t.Errorf("%s: got %T %v, want %T %v", key, got, got, want, want)
 		}
 	}
-	if _, ok := f.Value("none"); ok {
+	if _, ok := file.Value("none"); ok {
 		t.Error("found a key that is not there")
 	}
-	b, _ := f.Tensor("b")
-	if b.Type != op.F16 || fmt.Sprint(b.Shape) != "[2 3]" || len(b.Data) != 12 || cap(b.Data) != 12 {
-		t.Errorf("got %v %v, %d bytes", b.Type, b.Shape, len(b.Data))
+	tensor, _ := file.Tensor("b")
+	if tensor.Type != op.F16 || fmt.Sprint(tensor.Shape) != "[2 3]" || len(tensor.Data) != 12 ||
+		cap(tensor.Data) != 12 {
+		t.Errorf("got %v %v, %d bytes", tensor.Type, tensor.Shape, len(tensor.Data))
 	}
 }
 
@@ -278,37 +288,42 @@ func TestBrokenFilesAreRefused(t *testing.T) {
 		return start(3, 1, 0).tensor("a", typ, offset, ne...).data(64)
 	}
 	head := func() *image { return start(3, 0, 1).str("k") }
-	for name, c := range map[string]struct {
+	for name, test := range map[string]struct {
 		file []byte
 		want string
 	}{
-		"empty":              {nil, `does not begin with "GGUF"`},
-		"three bytes":        {[]byte("GGU"), `does not begin with "GGUF"`},
-		"other magic":        {[]byte("GGML\x03\x00\x00\x00"), `does not begin with "GGUF"`},
-		"only magic":         {[]byte("GGUF"), "truncated: 0 bytes left, want 4 for the version"},
-		"version 1":          {start(1, 0, 0).b, "version 1 is not supported; supported: 2, 3"},
-		"version 4":          {start(4, 0, 0).b, "version 4 is not supported"},
-		"big endian":         {start(3<<24, 0, 0).b, "big endian"},
-		"no counts":          {start(3, 0, 0).b[:12], "want 8 for number of tensors"},
-		"many tensors":       {start(3, 1<<40, 0).b, "number of tensors is 1099511627776, want at most 65536"},
-		"many keys":          {start(3, 0, math.MaxUint64).b, "number of metadata keys is 18446744073709551615, want at most 16384"},
-		"missing key":        {start(3, 0, 1).b, "want 8 for length of a metadata key"},
-		"key of 1 EB":        {start(3, 0, 1).u64(1 << 60).b, "length of a metadata key is 1152921504606846976, want at most 1024"},
-		"key cut":            {start(3, 0, 1).u64(5).raw('a').b, "truncated: 1 bytes left, want 5 for a metadata key"},
-		"empty key":          {start(3, 0, 1).str("").b, "no text"},
-		"key not UTF-8":      {start(3, 0, 1).str("\xff").b, "no text"},
-		"key twice":          {start(3, 0, 2).kv("a", true).kv("a", true).b, `key "a" twice`},
-		"no value type":      {head().b, `key "k": at byte 33: truncated`},
-		"unknown value":      {head().u32(13).b, "unknown value type 13"},
-		"value cut":          {head().u32(4).raw(1, 2).b, "want 4 for the value"},
-		"bool of 2":          {head().u32(7).raw(2).b, "a bool is 2"},
-		"string of 2 EB":     {head().u32(8).u64(1 << 61).b, "length of a string is 2305843009213693952, want at most 33554432"},
-		"string cut":         {head().u32(8).u64(100).raw('a').b, "want 100 for a string"},
-		"array of arrays":    {head().u32(9).u32(9).u64(1).u32(4).u64(0).b, "an array of arrays is not supported"},
-		"array of nothing":   {head().u32(9).u32(99).u64(1).b, "unknown value type 99"},
-		"array too long":     {head().u32(9).u32(0).u64(1 << 50).b, "number of elements is 1125899906842624, want at most 2097152"},
-		"array cut":          {head().u32(9).u32(12).u64(1 << 20).u64(0).b, "want 8388608 for the value"},
-		"many strings":       {head().u32(9).u32(8).u64(2).u64(20 << 20).raw(make([]byte, 20<<20)...).u64(20 << 20).raw(make([]byte, 20<<20)...).b, "strings of more than 33554432 bytes"},
+		"empty":        {nil, `does not begin with "GGUF"`},
+		"three bytes":  {[]byte("GGU"), `does not begin with "GGUF"`},
+		"other magic":  {[]byte("GGML\x03\x00\x00\x00"), `does not begin with "GGUF"`},
+		"only magic":   {[]byte("GGUF"), "truncated: 0 bytes left, want 4 for the version"},
+		"version 1":    {start(1, 0, 0).b, "version 1 is not supported; supported: 2, 3"},
+		"version 4":    {start(4, 0, 0).b, "version 4 is not supported"},
+		"big endian":   {start(3<<24, 0, 0).b, "big endian"},
+		"no counts":    {start(3, 0, 0).b[:12], "want 8 for number of tensors"},
+		"many tensors": {start(3, 1<<40, 0).b, "number of tensors is 1099511627776, want at most 65536"},
+		"many keys": {start(3, 0, math.MaxUint64).b,
+			"number of metadata keys is 18446744073709551615, want at most 16384"},
+		"missing key": {start(3, 0, 1).b, "want 8 for length of a metadata key"},
+		"key of 1 EB": {start(3, 0, 1).u64(1 << 60).b,
+			"length of a metadata key is 1152921504606846976, want at most 1024"},
+		"key cut":       {start(3, 0, 1).u64(5).raw('a').b, "truncated: 1 bytes left, want 5 for a metadata key"},
+		"empty key":     {start(3, 0, 1).str("").b, "no text"},
+		"key not UTF-8": {start(3, 0, 1).str("\xff").b, "no text"},
+		"key twice":     {start(3, 0, 2).kv("a", true).kv("a", true).b, `key "a" twice`},
+		"no value type": {head().b, `key "k": at byte 33: truncated`},
+		"unknown value": {head().u32(13).b, "unknown value type 13"},
+		"value cut":     {head().u32(4).raw(1, 2).b, "want 4 for the value"},
+		"bool of 2":     {head().u32(7).raw(2).b, "a bool is 2"},
+		"string of 2 EB": {head().u32(8).u64(1 << 61).b,
+			"length of a string is 2305843009213693952, want at most 33554432"},
+		"string cut":       {head().u32(8).u64(100).raw('a').b, "want 100 for a string"},
+		"array of arrays":  {head().u32(9).u32(9).u64(1).u32(4).u64(0).b, "an array of arrays is not supported"},
+		"array of nothing": {head().u32(9).u32(99).u64(1).b, "unknown value type 99"},
+		"array too long": {head().u32(9).u32(0).u64(1 << 50).b,
+			"number of elements is 1125899906842624, want at most 2097152"},
+		"array cut": {head().u32(9).u32(12).u64(1 << 20).u64(0).b, "want 8388608 for the value"},
+		"many strings": {head().u32(9).u32(8).u64(2).u64(20 << 20).raw(make([]byte, 20<<20)...).u64(20 << 20).raw(
+			make([]byte, 20<<20)...).b, "strings of more than 33554432 bytes"},
 		"strings cut":        {head().u32(9).u32(8).u64(1 << 21).u64(0).b, "truncated"},
 		"string in an array": {head().u32(9).u32(8).u64(1).u64(math.MaxUint64).b, "length of a string"},
 		"alignment 0":        {start(3, 0, 1).kv("general.alignment", uint32(0)).b, "want a power of two"},
@@ -316,7 +331,8 @@ func TestBrokenFilesAreRefused(t *testing.T) {
 		"alignment huge":     {start(3, 0, 1).kv("general.alignment", uint32(1<<31)).b, "want a power of two"},
 		"alignment text":     {start(3, 0, 1).kv("general.alignment", "32").b, "want a power of two"},
 		"split":              {start(3, 0, 1).kv("split.count", int32(3)).b, `"split.count": one of 3 files`},
-		"adapter":            {start(3, 0, 1).kv("general.type", "adapter").b, `"general.type": got "adapter", want "model"`},
+		"adapter": {start(3, 0, 1).kv("general.type", "adapter").b,
+			`"general.type": got "adapter", want "model"`},
 		"missing tensor":     {start(3, 1, 0).b, "want 8 for length of a tensor's name"},
 		"no dimensions":      {one(0, 0), "0 dimensions, want 1 to 4"},
 		"five dimensions":    {one(0, 0, 1, 1, 1, 1, 1), "5 dimensions, want 1 to 4"},
@@ -329,26 +345,30 @@ func TestBrokenFilesAreRefused(t *testing.T) {
 		"part of a k block":  {one(12, 0, 128), "128 columns of type q4_k, want a multiple of 256"},
 		"unknown type":       {one(77, 0, 32), "unknown type 77"},
 		"removed type":       {one(4, 0, 32), "unknown type 4"},
-		"unsupported type":   {one(22, 0, 256), "type IQ2_S is not supported; supported: F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16"},
-		"integers":           {one(26, 0, 32), "type I32 is not supported"},
-		"crooked offset":     {one(0, 4, 1), "offset 4, want a multiple of the alignment 32"},
-		"offset outside":     {one(0, 1<<40, 1), "truncated: its data ends at byte 1099511627780 of the data, which has 64"},
-		"offset negative":    {one(0, 1<<63, 1), "offset 9223372036854775808"},
-		"offset overflows":   {one(0, math.MaxInt64-31, 1), "truncated"},
-		"data outside":       {one(0, 32, 9), "truncated: its data ends at byte 68 of the data, which has 64"},
-		"no data":            {start(3, 1, 0).tensor("a", 0, 0, 1).b, "truncated"},
-		"tensor twice":       {start(3, 2, 0).tensor("a", 0, 0, 1).tensor("a", 0, 32, 1).data(64), `tensor "a" twice`},
-		"same bytes":         {start(3, 2, 0).tensor("a", 0, 0, 1).tensor("b", 0, 0, 1).data(64), `tensor "b": begins at byte 0 of the data, inside "a" that ends at 4`},
-		"overlap":            {start(3, 2, 0).tensor("a", 0, 0, 9).tensor("b", 0, 32, 1).data(64), `begins at byte 32 of the data, inside "a" that ends at 36`},
-		"nameless tensor":    {start(3, 1, 0).tensor("", 0, 0, 1).data(64), "no text"},
+		"unsupported type": {one(22, 0, 256),
+			"type IQ2_S is not supported; supported: F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16"},
+		"integers":       {one(26, 0, 32), "type I32 is not supported"},
+		"crooked offset": {one(0, 4, 1), "offset 4, want a multiple of the alignment 32"},
+		"offset outside": {one(0, 1<<40, 1),
+			"truncated: its data ends at byte 1099511627780 of the data, which has 64"},
+		"offset negative":  {one(0, 1<<63, 1), "offset 9223372036854775808"},
+		"offset overflows": {one(0, math.MaxInt64-31, 1), "truncated"},
+		"data outside":     {one(0, 32, 9), "truncated: its data ends at byte 68 of the data, which has 64"},
+		"no data":          {start(3, 1, 0).tensor("a", 0, 0, 1).b, "truncated"},
+		"tensor twice":     {start(3, 2, 0).tensor("a", 0, 0, 1).tensor("a", 0, 32, 1).data(64), `tensor "a" twice`},
+		"same bytes": {start(3, 2, 0).tensor("a", 0, 0, 1).tensor("b", 0, 0, 1).data(64),
+			`tensor "b": begins at byte 0 of the data, inside "a" that ends at 4`},
+		"overlap": {start(3, 2, 0).tensor("a", 0, 0, 9).tensor("b", 0, 32, 1).data(64),
+			`begins at byte 32 of the data, inside "a" that ends at 36`},
+		"nameless tensor": {start(3, 1, 0).tensor("", 0, 0, 1).data(64), "no text"},
 	} {
 		path := filepath.Join(t.TempDir(), "x.gguf")
-		if err := os.WriteFile(path, c.file, 0o644); err != nil {
+		if err := os.WriteFile(path, test.file, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Open(path)
-		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
-			t.Errorf("%s: got %v\nwant %q", name, err, c.want)
+		if err == nil || !strings.Contains(err.Error(), test.want) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %v\nwant %q", name, err, test.want)
 		}
 	}
 	for _, path := range []string{filepath.Join(t.TempDir(), "none"), t.TempDir()} {
@@ -359,7 +379,8 @@ func TestBrokenFilesAreRefused(t *testing.T) {
 }
 
 func TestEveryTruncationIsRefused(t *testing.T) {
-	whole := start(3, 2, 3).kv("a", "text").kv("b", []string{"x", "y"}).kv("c", []int32{1, 2}).tensor("t", 0, 0, 2, 2).tensor("u", 8, 32, 32).data(32 + 34)
+	whole := start(3, 2, 3).kv("a", "text").kv("b", []string{"x", "y"}).kv("c", []int32{1, 2}).tensor("t", 0, 0, 2,
+		2).tensor("u", 8, 32, 32).data(32 + 34)
 	for n := range whole {
 		if _, err := parse(whole[:n]); err == nil {
 			t.Errorf("first %d of %d bytes are accepted", n, len(whole))
@@ -429,16 +450,17 @@ func TestWriteThenOpen(t *testing.T) {
 		var in []tensorSource
 		values := map[string][]float32{}
 		for n := range rapid.IntRange(0, 5).Draw(t, "tensors") {
-			s := tensorSource{Name: fmt.Sprint("t", n), Type: rapid.SampledFrom(types).Draw(t, "type"), Shape: rapid.SliceOfN(rapid.IntRange(1, 5), 0, 3).Draw(t, "shape")}
-			s.Shape = append(s.Shape, 32*rapid.IntRange(1, 3).Draw(t, "columns"))
-			cols, count := s.Shape[len(s.Shape)-1], 1
-			for _, d := range s.Shape {
+			source := tensorSource{Name: fmt.Sprint("t", n), Type: rapid.SampledFrom(types).Draw(t, "type"),
+				Shape: rapid.SliceOfN(rapid.IntRange(1, 5), 0, 3).Draw(t, "shape")}
+			source.Shape = append(source.Shape, 32*rapid.IntRange(1, 3).Draw(t, "columns"))
+			cols, count := source.Shape[len(source.Shape)-1], 1
+			for _, d := range source.Shape {
 				count *= d
 			}
 			x := rapid.SliceOfN(rapid.Float32Range(-1000, 1000), count, count).Draw(t, "values")
-			s.Row = func(dst []float32, r int) error { copy(dst, x[r*cols:]); return nil }
-			values[s.Name] = x
-			in = append(in, s)
+			source.Row = func(dst []float32, r int) error { copy(dst, x[r*cols:]); return nil }
+			values[source.Name] = x
+			in = append(in, source)
 		}
 		meta := []keyValue{{"general.architecture", "x"}}
 		for i, v := range rapid.SliceOf(rapid.String()).Draw(t, "metadata") {
@@ -459,21 +481,21 @@ func TestWriteThenOpen(t *testing.T) {
 		if err := os.WriteFile(path, images[0], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		f, err := Open(path)
+		file, err := Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer f.Close()
-		if len(f.Names()) != len(in) || len(f.Keys()) != len(meta) {
-			t.Fatalf("got %q and %q", f.Names(), f.Keys())
+		defer file.Close()
+		if len(file.Names()) != len(in) || len(file.Keys()) != len(meta) {
+			t.Fatalf("got %q and %q", file.Names(), file.Keys())
 		}
 		for _, kv := range meta {
-			if got, _ := f.Value(kv.Key); got != kv.Value {
+			if got, _ := file.Value(kv.Key); got != kv.Value {
 				t.Fatalf("%s: got %v, want %v", kv.Key, got, kv.Value)
 			}
 		}
 		for _, want := range in {
-			got, ok := f.Tensor(want.Name)
+			got, ok := file.Tensor(want.Name)
 			if !ok || got.Type != want.Type || !slices.Equal(got.Shape, want.Shape) {
 				t.Fatalf("%s: got %v %v", want.Name, got.Type, got.Shape)
 			}
@@ -489,13 +511,13 @@ func TestWriteRefusesNonsense(t *testing.T) {
 	zero := func(dst []float32, _ int) error { clear(dst); return nil }
 	ok := tensorSource{Name: "a", Type: op.F32, Shape: []int{32}, Row: zero}
 	with := func(change func(*tensorSource)) []tensorSource {
-		s := ok
-		change(&s)
-		return []tensorSource{s}
+		source := ok
+		change(&source)
+		return []tensorSource{source}
 	}
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
-	for name, c := range map[string]struct {
+	for name, test := range map[string]struct {
 		ctx     context.Context
 		meta    []keyValue
 		tensors []tensorSource
@@ -517,16 +539,17 @@ func TestWriteRefusesNonsense(t *testing.T) {
 		"NaN": {tensors: with(func(s *tensorSource) {
 			s.Row = func(dst []float32, _ int) error { dst[3] = float32(math.NaN()); return nil }
 		})},
-		"a row fails": {tensors: with(func(s *tensorSource) { s.Row = func([]float32, int) error { return diag.New(diag.ClassInput, "no") } })},
+		"a row fails": {tensors: with(
+			func(s *tensorSource) { s.Row = func([]float32, int) error { return diag.New(diag.ClassInput, "no") } })},
 		"interrupted": {ctx: canceled, tensors: []tensorSource{ok}, class: diag.ClassInterrupted},
 	} {
-		if c.ctx == nil {
-			c.ctx = context.Background()
+		if test.ctx == nil {
+			test.ctx = context.Background()
 		}
-		if c.class == 0 {
-			c.class = diag.ClassInput
+		if test.class == 0 {
+			test.class = diag.ClassInput
 		}
-		if err := writeFile(c.ctx, io.Discard, c.meta, c.tensors); diag.ClassOf(err) != c.class {
+		if err := writeFile(test.ctx, io.Discard, test.meta, test.tensors); diag.ClassOf(err) != test.class {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -539,11 +562,11 @@ func FuzzOpen(f *testing.F) {
 		f.Fatalf("seeds: %q, %v", names, err)
 	}
 	for _, name := range names {
-		b, err := os.ReadFile(name)
+		data, err := os.ReadFile(name)
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(b)
+		f.Add(data)
 	}
 	for _, a := range architectures {
 		if a.name != "internlm2" {
@@ -562,25 +585,26 @@ func FuzzOpen(f *testing.F) {
 		}
 		buf := make([]float32, 4096)
 		for _, name := range file.Names() {
-			x, _ := file.Tensor(name)
-			n := min(x.Cols(), len(buf))
-			if err := x.Read(buf[:n], x.Rows()-1, x.Rows(), x.Cols()-n, x.Cols()); err != nil {
+			tensor, _ := file.Tensor(name)
+			n := min(tensor.Cols(), len(buf))
+			if err := tensor.Read(buf[:n], tensor.Rows()-1, tensor.Rows(), tensor.Cols()-n, tensor.Cols()); err != nil {
 				t.Errorf("tensor %q: %v", name, err)
 			}
 		}
 		if m, err := file.Model(); err == nil {
-			for name, v := range m.Tensors {
-				n := min(v.cols(), len(buf))
-				if err := v.Read(buf[:n], v.rows()-1, v.rows(), v.cols()-n, v.cols()); err != nil {
+			for name, view := range m.Tensors {
+				n := min(view.cols(), len(buf))
+				if err := view.Read(buf[:n], view.rows()-1, view.rows(), view.cols()-n, view.cols()); err != nil {
 					t.Errorf("view %q: %v", name, err)
 				}
-				v.Data()
-				v.Plain()
+				view.Data()
+				view.Plain()
 			}
 		}
 		if tokenizer, config, err := file.Tokenizer(); err == nil && tokenizer != nil {
 			tokens, _ := file.Value("tokenizer.ggml.tokens")
-			if _, err := exportVocab(tokenizer, config, len(tokens.([]string))); err != nil && len(diag.HintsOf(err)) == 0 {
+			if _, err := exportVocab(tokenizer, config, len(tokens.([]string))); err != nil &&
+				len(diag.HintsOf(err)) == 0 {
 				t.Errorf("the tokenizer it gives is not one: %v", err)
 			}
 		}
@@ -599,21 +623,21 @@ func FuzzRead(f *testing.F) {
 		f.Add(uint8(i), 1, 2, 5, 300)
 	}
 	f.Fuzz(func(t *testing.T, which uint8, r0, r1, c0, c1 int) {
-		x, _ := file.Tensor(file.Names()[int(which)%len(file.Names())])
+		tensor, _ := file.Tensor(file.Names()[int(which)%len(file.Names())])
 		n := 0
 		if r1 >= r0 && c1 >= c0 && r1-r0 <= 100 && c1-c0 <= 1000 {
 			n = (r1 - r0) * (c1 - c0)
 		}
 		got := make([]float32, max(n, 0))
-		if err := x.Read(got, r0, r1, c0, c1); err != nil {
+		if err := tensor.Read(got, r0, r1, c0, c1); err != nil {
 			return
 		}
-		whole := make([]float32, x.Rows()*x.Cols())
-		if err := x.Read(whole, 0, x.Rows(), 0, x.Cols()); err != nil {
+		whole := make([]float32, tensor.Rows()*tensor.Cols())
+		if err := tensor.Read(whole, 0, tensor.Rows(), 0, tensor.Cols()); err != nil {
 			t.Fatal(err)
 		}
 		for r := r0; r < r1; r++ {
-			if !sameBits(got[(r-r0)*(c1-c0):(r-r0+1)*(c1-c0)], whole[r*x.Cols()+c0:r*x.Cols()+c1]) {
+			if !sameBits(got[(r-r0)*(c1-c0):(r-r0+1)*(c1-c0)], whole[r*tensor.Cols()+c0:r*tensor.Cols()+c1]) {
 				t.Errorf("row %d differs", r)
 			}
 		}

@@ -22,7 +22,9 @@ func TestSpecialFilesAreRefused(t *testing.T) {
 	if err := os.Symlink("loop.gguf", at("loop.gguf")); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"pipe.gguf": "it is a pipe", "loop.gguf": "leads nowhere", "none.gguf": "not exist", ".": "it is a directory"} {
+	for name, want := range map[string]string{
+		"pipe.gguf": "it is a pipe", "loop.gguf": "leads nowhere", "none.gguf": "not exist", ".": "it is a directory",
+	} {
 		_, err := Open(at(name))
 		if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want an input error that says %q", name, err, want)

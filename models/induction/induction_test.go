@@ -56,12 +56,12 @@ func TestBuild(t *testing.T) {
 	if !reflect.DeepEqual(files[0], files[1]) || reflect.DeepEqual(files[0], files[2]) {
 		t.Error("the seed does not decide the bytes")
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		ids   []int32
 		vocab int
 	}{{ids, 1}, {ids, MaxVocab + 1}, {ids, 39}, {[]int32{1}, 40}, {[]int32{1, -1}, 40}} {
-		if _, err := Build(c.ids, c.vocab, 7); diag.ClassOf(err) != diag.ClassInput {
-			t.Errorf("%d tokens, vocabulary %d: %v", len(c.ids), c.vocab, err)
+		if _, err := Build(test.ids, test.vocab, 7); diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%d tokens, vocabulary %d: %v", len(test.ids), test.vocab, err)
 		}
 	}
 }
