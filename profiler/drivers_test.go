@@ -22,8 +22,8 @@ import (
 // machine's real processors. What they take is nobody's business here.
 func TestHost(t *testing.T) {
 	require.Slow(t)
-	s := probeHost(t)
-	p := s.Processors[0].Name
+	soc := probeHost(t)
+	p := soc.Processors[0].Name
 	requests := everyKind()
 	for i := range requests {
 		requests[i].What.Proc = p
@@ -31,28 +31,30 @@ func TestHost(t *testing.T) {
 			requests[i].What.Footprint = 1 << 20
 		}
 	}
-	last := s.Processors[len(s.Processors)-1].Name
+	last := soc.Processors[len(soc.Processors)-1].Name
 	requests = append(requests, ask(last, matmul(7), 0),
 		Request{What: record.Measurement{Kind: record.Bandwidth, Proc: p, Bytes: 1 << 20, Unit: "ns"}},
 		Request{What: record.Measurement{Kind: record.Load, Proc: p, Op: matmul(5), Layout: "n32", Unit: "ns"}})
-	for _, pair := range concurrentPairs(s) {
-		x := ask(pair[0], matmul(1), 0)
-		x.What.Concurrent = []record.Partner{{Proc: pair[1], Op: matmul(1), Layout: "n32", Cold: true}}
-		requests = append(requests, x, Request{What: record.Measurement{Kind: record.Sync, Proc: pair[0], To: pair[1], Unit: "ns"}},
+	for _, pair := range concurrentPairs(soc) {
+		request := ask(pair[0], matmul(1), 0)
+		request.What.Concurrent = []record.Partner{{Proc: pair[1], Op: matmul(1), Layout: "n32", Cold: true}}
+		requests = append(requests, request,
+			Request{What: record.Measurement{Kind: record.Sync, Proc: pair[0], To: pair[1], Unit: "ns"}},
 			Request{What: record.Measurement{Kind: record.Copy, Proc: pair[0], To: pair[1], Bytes: 4096, Unit: "ns"}})
 	}
-	h, err := Header(s, s.Fingerprint, "best", "test", 1)
+	h, err := Header(soc, soc.Fingerprint, "best", "test", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := record.Create(t.TempDir()+"/r.jsonl", h)
+	writer, err := record.Create(t.TempDir()+"/r.jsonl", h)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
-	rep, err := Run(context.Background(), s, requests, w, Options{
-		Drivers: map[string]driver.Driver{"host": host.New()}, Compilers: map[string]driver.Compiler{"host": compilehost.New()},
-		Rule: stat.Rule{Min: 5, Max: 6, Within: 0.02}, window: time.Millisecond, memory: 8 << 20, Seed: 1,
+	defer writer.Close()
+	rep, err := Run(context.Background(), soc, requests, writer, Options{
+		Drivers:   map[string]driver.Driver{"host": host.New()},
+		Compilers: map[string]driver.Compiler{"host": compilehost.New()},
+		Rule:      stat.Rule{Min: 5, Max: 6, Within: 0.02}, window: time.Millisecond, memory: 8 << 20, Seed: 1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -64,26 +66,27 @@ func TestHost(t *testing.T) {
 
 func simulate(t *testing.T, seed uint64) *record.Set {
 	t.Helper()
-	s, err := socs.Open("snapdragon-8gen3")
+	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := openModel(t, "llama-3-8b")
-	requests, err := Requests(s, m, Want{Buckets: []int{256}, Schemes: []op.Scheme{op.A8TQ4B32}})
+	requests, err := Requests(soc, m, Want{Buckets: []int{256}, Schemes: []op.Scheme{op.A8TQ4B32}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := Header(s, "", "", "test", seed)
+	h, err := Header(soc, "", "", "test", seed)
 	if err != nil || !h.Simulated || h.Fingerprint != "" {
 		t.Fatalf("header %+v, %v", h, err)
 	}
-	w, err := record.Create(t.TempDir()+"/r.jsonl", h)
+	writer, err := record.Create(t.TempDir()+"/r.jsonl", h)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
-	rep, err := Run(context.Background(), s, requests, w, Options{
-		Drivers: map[string]driver.Driver{"sim": sim.New(s)}, Compilers: map[string]driver.Compiler{"sim": sim.NewCompiler(s)}, Seed: seed,
+	defer writer.Close()
+	rep, err := Run(context.Background(), soc, requests, writer, Options{
+		Drivers:   map[string]driver.Driver{"sim": sim.New(soc)},
+		Compilers: map[string]driver.Compiler{"sim": sim.NewCompiler(soc)}, Seed: seed,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -96,21 +99,22 @@ func simulate(t *testing.T, seed uint64) *record.Set {
 			t.Errorf("refused %s: %v", r.Key, r.Err)
 		}
 	}
-	return w.Set()
+	return writer.Set()
 }
 
 func TestSim(t *testing.T) {
 	require.Slow(t)
 	set := simulate(t, 1)
 	slower := 0
-	for _, m := range set.All() {
-		if !m.Simulated || len(m.Samples) < 3 {
-			t.Fatalf("%s: simulated %v, %d samples", m.Key(), m.Simulated, len(m.Samples))
+	for _, measured := range set.All() {
+		if !measured.Simulated || len(measured.Samples) < 3 {
+			t.Fatalf("%s: simulated %v, %d samples", measured.Key(), measured.Simulated, len(measured.Samples))
 		}
-		if m.Kind == record.Op && len(m.Concurrent) > 0 {
-			x := *m
+		if measured.Kind == record.Op && len(measured.Concurrent) > 0 {
+			x := *measured
 			x.Concurrent = nil
-			if alone := set.Lookup(x.Key()); alone != nil && stat.Median(m.Samples) > 1.05*stat.Median(alone.Samples) {
+			if alone := set.Lookup(x.Key()); alone != nil &&
+				stat.Median(measured.Samples) > 1.05*stat.Median(alone.Samples) {
 				slower++
 			}
 		}
@@ -127,30 +131,35 @@ func TestSim(t *testing.T) {
 // The host measures every part of a sparse attention: scales are positive, and positions are ones that may be selected.
 func TestSparsePartsAreMeasured(t *testing.T) {
 	require.Slow(t)
-	s := probeHost(t)
+	soc := probeHost(t)
 	var requests []Request
 	for _, operator := range []op.Op{
 		{Kind: op.Estimate, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16},
 		{Kind: op.Select, M: 40, Heads: 4, KVHeads: 2, Context: 100, Block: 16},
-		{Kind: op.SparseAttend, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16, Density: 0.3},
-		{Kind: op.SparseAttend, M: 1, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16, Density: 0.3},
-		{Kind: op.SparseAttend, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.Q8, Context: 100, Block: 16, Density: 1, Window: 30},
+		{Kind: op.SparseAttend, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16,
+			Density: 0.3},
+		{Kind: op.SparseAttend, M: 1, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16,
+			Density: 0.3},
+		{Kind: op.SparseAttend, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.Q8, Context: 100, Block: 16, Density: 1,
+			Window: 30},
 	} {
-		requests = append(requests, Request{What: record.Measurement{Kind: record.Op, Proc: s.Processors[0].Name, Op: &operator,
-			Cold: operator.Kind.ReadsCache(), Unit: "ns"}})
+		requests = append(requests,
+			Request{What: record.Measurement{Kind: record.Op, Proc: soc.Processors[0].Name, Op: &operator,
+				Cold: operator.Kind.ReadsCache(), Unit: "ns"}})
 	}
-	header, err := Header(s, s.Fingerprint, "best", "test", 1)
+	header, err := Header(soc, soc.Fingerprint, "best", "test", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := record.Create(t.TempDir()+"/r.jsonl", header)
+	writer, err := record.Create(t.TempDir()+"/r.jsonl", header)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
-	report, err := Run(context.Background(), s, requests, w, Options{
-		Drivers: map[string]driver.Driver{"host": host.New()}, Compilers: map[string]driver.Compiler{"host": compilehost.New()},
-		Rule: stat.Rule{Min: 5, Max: 6, Within: 0.02}, window: time.Millisecond, memory: 8 << 20, Seed: 1,
+	defer writer.Close()
+	report, err := Run(context.Background(), soc, requests, writer, Options{
+		Drivers:   map[string]driver.Driver{"host": host.New()},
+		Compilers: map[string]driver.Compiler{"host": compilehost.New()},
+		Rule:      stat.Rule{Min: 5, Max: 6, Within: 0.02}, window: time.Millisecond, memory: 8 << 20, Seed: 1,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -23,117 +23,146 @@ type grouper struct {
 	stop  int // the call that is interrupted
 }
 
+// Name implements driver.GroupCompiler.
 func (*grouper) Name() string { return "qnn" }
 
+// Compile is not asked for.
 func (*grouper) Compile(context.Context, op.Graph, driver.Weights, driver.Target) (driver.Artifact, error) {
 	return driver.Artifact{}, errors.New("not asked for")
 }
 
-func (b *grouper) CompileGroup(_ context.Context, group []driver.Piece, t driver.Target) (*driver.CompiledGroup, error) {
-	if b.calls++; b.calls == b.stop {
+// CompileGroup makes a binary, and checks that its graphs have the same weights.
+func (g *grouper) CompileGroup(_ context.Context, group []driver.Piece,
+	_ driver.Target) (*driver.CompiledGroup, error) {
+	if g.calls++; g.calls == g.stop {
 		return nil, context.Canceled
 	}
-	out := &driver.CompiledGroup{Compiler: "QNN test", Shared: make([]byte, len(group[0].Weights[0].Bytes))}
-	for i, p := range group {
-		if p.Graph.Rows() == 264 {
+	first := group[0].Weights[0].Bytes
+	out := &driver.CompiledGroup{Compiler: "QNN test", Shared: make([]byte, len(first))}
+	for i, piece := range group {
+		if piece.Graph.Rows() == 264 {
 			return nil, &driver.Refused{Pieces: []int{i}, Reasons: []error{errors.New("264 rows:\nno")}}
 		}
-		if !bytes.Equal(p.Weights[0].Bytes, group[0].Weights[0].Bytes) || bytes.Equal(p.Weights[0].Bytes[:1024], p.Weights[0].Bytes[1024:2048]) {
+		weights := piece.Weights[0].Bytes
+		if !bytes.Equal(weights, first) || bytes.Equal(weights[:1024], weights[1024:2048]) {
 			return nil, errors.New("weights of a group differ, or repeat")
 		}
-		out.Artifacts = append(out.Artifacts, driver.CompiledArtifact{Artifact: driver.Artifact{Facts: map[string]int64{"bytes": 100, "spill_bytes": int64(p.Graph.Rows()), "vtcm_bytes": 8 << 20, "arch": 75}}})
+		out.Artifacts = append(out.Artifacts, driver.CompiledArtifact{Artifact: driver.Artifact{
+			Facts: map[string]int64{"bytes": 100, "spill_bytes": int64(piece.Graph.Rows()), "vtcm_bytes": 8 << 20,
+				"arch": 75}}})
 	}
 	return out, nil
 }
 
+// A compiler's facts are asked for by product and length, kept as they come, and continued where they ended.
 func TestCompilerFacts(t *testing.T) {
 	whole, err := socs.OpenTarget("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := whole.Restricted()
+	soc, err := whole.Restricted()
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := models.Open("../testdata/models/tiny-llama-kjv")
+	model, err := models.Open("../testdata/models/tiny-llama-kjv")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.Close()
+	defer model.Close()
 	want := Want{Buckets: []int{64, 256}, Schemes: []op.Scheme{op.A32W32, op.A16SQ8C}}
-	requests, err := FactRequests(s, m, want, []int{250})
+	requests, err := FactRequests(soc, model, want, []int{250})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var shapes []string
-	for _, r := range requests {
-		shapes = append(shapes, r.Op.Key())
+	for _, request := range requests {
+		shapes = append(shapes, request.Op.Key())
 		rows := []int{1, 64, 250, 256, 264, 288}
-		if r.Op.N == 2048 { // the head
+		if request.Op.N == 2048 { // the head
 			rows = []int{1}
 		}
-		if r.Proc != "npu" || !slices.Equal(r.Rows, rows) {
-			t.Errorf("%s on %s: rows %v, want %v", r.Op.Key(), r.Proc, r.Rows, rows)
+		if request.Proc != "npu" || !slices.Equal(request.Rows, rows) {
+			t.Errorf("%s on %s: rows %v, want %v", request.Op.Key(), request.Proc, request.Rows, rows)
 		}
 	}
-	if len(shapes) != 5 || slices.ContainsFunc(shapes, func(x string) bool { return !strings.HasSuffix(x, " a16s/q8c") }) {
+	isOther := func(key string) bool { return !strings.HasSuffix(key, " a16s/q8c") }
+	if len(shapes) != 5 || slices.ContainsFunc(shapes, isOther) {
 		t.Errorf("products %q, want the five of the model in the scheme that the NPU executes", shapes)
 	}
+
 	header, err := Header(whole, "", "", "test", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "rec.jsonl")
-	run := func(b *grouper) (FactReport, *record.Set, error) {
-		w, err := record.Resume(path, header)
+	run := func(compiler *grouper) (FactReport, *record.Set, error) {
+		writer, err := record.Resume(path, header)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer w.Close()
-		rep, err := CompilerFacts(t.Context(), s, requests, w, FactOptions{Compilers: map[string]driver.GroupCompiler{"qnn": b}, Seed: 1})
-		return rep, w.Set(), err
+		defer writer.Close()
+		report, err := CompilerFacts(t.Context(), soc, requests, writer,
+			FactOptions{Compilers: map[string]driver.GroupCompiler{"qnn": compiler}, Seed: 1})
+		return report, writer.Set(), err
 	}
 	if _, set, err := run(&grouper{stop: 8}); err == nil || len(set.Facts()) != 7 {
 		t.Fatalf("interrupted in the eighth call: %d facts, %v", len(set.Facts()), err)
 	}
-	rep, set, err := run(&grouper{})
+	report, set, err := run(&grouper{})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	keys := 0
-	for _, r := range requests {
-		keys += len(r.Keys())
-		for _, k := range r.Keys() {
-			if set.LookupFacts(k) == nil {
-				t.Errorf("no facts of %s", k)
+	for _, request := range requests {
+		keys += len(request.Keys())
+		for _, key := range request.Keys() {
+			if set.LookupFacts(key) == nil {
+				t.Errorf("no facts of %s", key)
 			}
 		}
 	}
-	if rep.Present != 7 || rep.Added != keys-7 || set.Len() != 0 {
-		t.Errorf("%+v and %d measurements, want 7 present, %d added and none", rep, set.Len(), keys-7)
+	if report.Present != 7 || report.Added != keys-7 || set.Len() != 0 {
+		t.Errorf("%+v and %d measurements, want 7 present, %d added and none", report, set.Len(), keys-7)
 	}
-	for _, f := range set.Facts() {
-		switch {
-		case f.Op.M == 264 && f.Rows == nil:
-			if !strings.Contains(f.Refused, "264 rows: no") {
-				t.Errorf("%s: %+v", f.Key(), f)
-			}
-		case slices.Contains(f.Rows, 264):
-			t.Errorf("%s: is in a binary that was compiled", f.Key())
-		case f.Rows == nil && (f.SpillBytes != int64(f.Op.M) || f.Arch != 75 || f.Bytes <= int64(f.Op.K*f.Op.N) || f.Options["soc_model"] != "57"):
-			t.Errorf("%s: %+v", f.Key(), f)
-		case f.Rows != nil && f.SpillBytes != int64(f.Rows[len(f.Rows)-1]):
-			t.Errorf("%s: spill %d, want the largest", f.Key(), f.SpillBytes)
-		}
+	for _, facts := range set.Facts() {
+		checkFacts(t, facts)
 	}
-	if rep, _, err := run(&grouper{stop: 1}); err != nil || rep.Added != 0 {
-		t.Errorf("everything is there: %+v, %v", rep, err)
+
+	if report, _, err := run(&grouper{stop: 1}); err != nil || report.Added != 0 {
+		t.Errorf("everything is there: %+v, %v", report, err)
 	}
-	if _, err := FactRequests(s, m, Want{Schemes: []op.Scheme{op.A32W32}}, nil); diag.ClassOf(err) != diag.ClassInput {
+
+	_, err = FactRequests(soc, model, Want{Schemes: []op.Scheme{op.A32W32}}, nil)
+	if diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("a scheme that the NPU does not execute: got %v", err)
 	}
-	_, err = CompilerFacts(t.Context(), s, requests, nil, FactOptions{})
+	_, err = CompilerFacts(t.Context(), soc, requests, nil, FactOptions{})
 	if diag.ClassOf(err) != diag.ClassUnavailable {
 		t.Errorf("without a compiler: got %v", err)
+	}
+}
+
+// checkFacts checks the facts of a graph or of a binary of several.
+func checkFacts(t *testing.T, facts *record.Facts) {
+	t.Helper()
+	if facts.Rows != nil {
+		if slices.Contains(facts.Rows, 264) {
+			t.Errorf("%s: is in a binary that was compiled", facts.Key())
+		}
+		if facts.SpillBytes != int64(facts.Rows[len(facts.Rows)-1]) {
+			t.Errorf("%s: spill %d, want the largest", facts.Key(), facts.SpillBytes)
+		}
+		return
+	}
+	if facts.Op.M == 264 {
+		if !strings.Contains(facts.Refused, "264 rows: no") {
+			t.Errorf("%s: %+v", facts.Key(), facts)
+		}
+		return
+	}
+	isRead := facts.SpillBytes == int64(facts.Op.M) && facts.Arch == 75 && facts.Options["soc_model"] == "57"
+	if !isRead || facts.Bytes <= int64(facts.Op.K*facts.Op.N) {
+		t.Errorf("%s: %+v", facts.Key(), facts)
 	}
 }

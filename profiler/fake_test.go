@@ -73,7 +73,8 @@ func (fakeExecutable) Close() error { return nil }
 
 func (p *fakeProcessor) Capabilities() *driver.Capabilities {
 	return &driver.Capabilities{Emulated: p.f.emulated, Set: capability.Set{
-		Tile: capability.Tile{K: 32, N: 32}, Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, StaticShapes: true, Prepacks: p.f.prepacks,
+		Tile: capability.Tile{K: 32, N: 32}, Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32},
+		StaticShapes: true, Prepacks: p.f.prepacks,
 		Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32},
 	}}
 }
@@ -88,9 +89,9 @@ func (p *fakeProcessor) Attach() error {
 
 // Bounds has a loop that counts what it reads.
 func (p *fakeProcessor) Bounds() driver.Bounds {
-	return driver.Bounds{Kernels: "fake", Stream: func(b []byte) uint64 {
-		p.f.streams.Add(int64(len(b)))
-		return sum(b)
+	return driver.Bounds{Kernels: "fake", Stream: func(data []byte) uint64 {
+		p.f.streams.Add(int64(len(data)))
+		return sum(data)
 	}}
 }
 
@@ -106,32 +107,32 @@ func (p *fakeProcessor) Import(b []byte) (driver.Buffer, error) { return fakeBuf
 
 // Load checks the weights as a real driver would, and counts executions per graph, not per copy.
 func (p *fakeProcessor) Load(_ context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
-	var g op.Graph
-	if err := json.Unmarshal(a.Code, &g); err != nil {
+	var graph op.Graph
+	if err := json.Unmarshal(a.Code, &graph); err != nil {
 		return nil, err
 	}
-	if err := g.Validate(); err != nil {
+	if err := graph.Validate(); err != nil {
 		return nil, err
 	}
-	if len(w) != len(g.Weights) {
-		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(g.Weights))
+	if len(w) != len(graph.Weights) {
+		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(graph.Weights))
 	}
-	for i, spec := range g.Weights {
+	for i, spec := range graph.Weights {
 		if n, err := pack.Bytes(spec); err != nil || int64(len(w[i].Bytes)) != n {
 			return nil, fmt.Errorf("weight %q: %d bytes, want %d, %v", spec.Name, len(w[i].Bytes), n, err)
 		} else if want := n / int64(max(1, spec.Experts)); spec.Experts > 0 && w[i].Stride != want {
 			return nil, fmt.Errorf("weight %q: experts are %d bytes apart, want %d", spec.Name, w[i].Stride, want)
 		}
 	}
-	o := g.Nodes[0].Op
+	operator := graph.Nodes[0].Op
 	if p.f.fail != nil {
-		if err := p.f.fail("load", p.name, o); err != nil {
+		if err := p.f.fail("load", p.name, operator); err != nil {
 			return nil, err
 		}
 	}
 	if p.f.loaded != nil {
-		p.f.loaded[o.Key()]++
-		p.f.weights[fmt.Sprintf("%s %x", o.Key(), w[0].Bytes[:2])] = true
+		p.f.loaded[operator.Key()]++
+		p.f.weights[fmt.Sprintf("%s %x", operator.Key(), w[0].Bytes[:2])] = true
 	}
 	if p.f.readers != nil {
 		at := &w[0].Bytes[0]
@@ -140,18 +141,18 @@ func (p *fakeProcessor) Load(_ context.Context, a driver.Artifact, w driver.Weig
 		}
 		p.f.readers[at] = p.name
 	}
-	if p.counts[o.Key()] == nil {
-		p.counts[o.Key()] = new(int)
+	if p.counts[operator.Key()] == nil {
+		p.counts[operator.Key()] = new(int)
 	}
-	e := &fakeExecutable{o: o, runs: p.counts[o.Key()], w: w}
-	if o.Kind == op.ExpertMatMul {
+	e := &fakeExecutable{o: operator, runs: p.counts[operator.Key()], w: w}
+	if operator.Kind == op.ExpertMatMul {
 		if p.f.used == nil {
 			p.f.used = map[string]map[string]bool{}
 		}
-		if p.f.used[o.Key()] == nil {
-			p.f.used[o.Key()] = map[string]bool{}
+		if p.f.used[operator.Key()] == nil {
+			p.f.used[operator.Key()] = map[string]bool{}
 		}
-		e.used = p.f.used[o.Key()]
+		e.used = p.f.used[operator.Key()]
 	}
 	return e, nil
 }
@@ -188,7 +189,8 @@ func (p *fakeProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.S
 			return driver.Span{}, fmt.Errorf("operand %d is %v, want %v", i, v, want)
 		}
 	}
-	if sig.State && (len(b.K.Bytes()) == 0 || b.K.Rows != e.o.KVHeads*b.MaxContext || b.Scalars.KVLen > b.MaxContext || b.V.Offset == b.K.Offset) {
+	if sig.State && (len(b.K.Bytes()) == 0 || b.K.Rows != e.o.KVHeads*b.MaxContext || b.Scalars.KVLen > b.MaxContext ||
+		b.V.Offset == b.K.Offset) {
 		return driver.Span{}, fmt.Errorf("caches %v %v do not fit %+v", b.K, b.V, b.Scalars)
 	}
 	if e.o.Kind == op.ExpertMatMul {
@@ -228,15 +230,16 @@ func (fakeCompiler) Compile(_ context.Context, g op.Graph, _ driver.Weights, t d
 
 // fakeSoC has processors a and b on cores 0 and 1, and c on both.
 func fakeSoC() *socs.SoC {
-	s := &socs.SoC{Schema: socs.Schema, Name: "fake", Control: "a", Fingerprint: "f",
+	soc := &socs.SoC{Schema: socs.Schema, Name: "fake", Control: "a", Fingerprint: "f",
 		CPU: &socs.CPU{Cores: 2, Caches: []socs.Cache{{Name: "l2", Level: 2, Bytes: 1 << 20}}}}
 	for i, cores := range [][]int{{0}, {1}, {0, 1}} {
 		name := string(rune('a' + i))
-		s.Processors = append(s.Processors, socs.Processor{Name: name, Kind: socs.KindCPU, Driver: "fake", Select: name, Cores: cores,
+		soc.Processors = append(soc.Processors, socs.Processor{Name: name, Kind: socs.KindCPU, Driver: "fake",
+			Select: name, Cores: cores,
 			Set: capability.Set{Tile: capability.Tile{M: 1, K: 32, N: 32}, Schemes: op.Schemes, KV: []op.Type{op.F32},
 				Layouts: map[string]string{"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}})
 	}
-	return s
+	return soc
 }
 
 func (f *fake) options() Options {
@@ -248,33 +251,34 @@ func (f *fake) options() Options {
 }
 
 // newRecord makes an empty record for s and returns its path, too.
-func newRecord(t testing.TB, s *socs.SoC) (*record.Writer, string) {
+func newRecord(t testing.TB, soc *socs.SoC) (*record.Writer, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "r.jsonl")
-	w, err := record.Create(path, fakeHeader(t, s))
+	writer, err := record.Create(path, fakeHeader(t, soc))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { w.Close() })
-	return w, path
+	t.Cleanup(func() { writer.Close() })
+	return writer, path
 }
 
-func fakeHeader(t testing.TB, s *socs.SoC) record.Header {
+func fakeHeader(t testing.TB, soc *socs.SoC) record.Header {
 	t.Helper()
-	digest, err := s.Digest()
+	digest, err := soc.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Fingerprint: s.Fingerprint, Simulated: s.Simulated(), Hetc: "test"}
+	return record.Header{Schema: record.Schema, SoC: soc.Name, SoCDigest: digest, Fingerprint: soc.Fingerprint,
+		Simulated: soc.Simulated(), Hetc: "test"}
 }
 
 func matmul(m int) *op.Op { return &op.Op{Kind: op.MatMul, M: m, K: 64, N: 96, Scheme: op.A8TQ8C} }
 
 // ask is a request for an operator on a processor.
-func ask(proc string, o *op.Op, priority int) Request {
-	m := record.Measurement{Kind: record.Op, Proc: proc, Op: o, Unit: "ns"}
-	if o.HasScheme() {
-		m.Layout, m.Cold, m.Footprint = pack.N32, true, 1<<16 // few copies, which load fast
+func ask(proc string, operator *op.Op, priority int) Request {
+	measured := record.Measurement{Kind: record.Op, Proc: proc, Op: operator, Unit: "ns"}
+	if operator.HasScheme() {
+		measured.Layout, measured.Cold, measured.Footprint = pack.N32, true, 1<<16 // few copies, which load fast
 	}
-	return Request{What: m, Priority: priority}
+	return Request{What: measured, Priority: priority}
 }

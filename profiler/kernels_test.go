@@ -20,7 +20,8 @@ func TestKernels(t *testing.T) {
 	cores = cores[:min(2, len(cores))]
 	sets := []string{"portable", host.Kernels()}
 	rounds := 0
-	list, err := Kernels(context.Background(), KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: sets, Marked: sets[1], Cores: cores, Rounds: 3, Seed: 1,
+	list, err := Kernels(context.Background(), KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: sets,
+		Marked: sets[1], Cores: cores, Rounds: 3, Seed: 1,
 		Progress: func(round int) { rounds = round + 1 }, small: true})
 	if err != nil {
 		t.Fatal(err)
@@ -29,35 +30,42 @@ func TestKernels(t *testing.T) {
 		t.Errorf("%d rounds told, want 3", rounds)
 	}
 	seen := map[string]bool{}
-	for i, k := range list {
-		seen[fmt.Sprintf("%s %d %s %s %s", k.Set, k.Cores, k.What, k.Shape, k.Unit)] = true
-		if !(k.Rate > 0) || math.IsInf(k.Rate, 0) {
-			t.Errorf("rate of %+v", k)
+	for i, kernel := range list {
+		seen[fmt.Sprintf("%s %d %s %s %s", kernel.Set, kernel.Cores, kernel.What, kernel.Shape, kernel.Unit)] = true
+		if !(kernel.Rate > 0) || math.IsInf(kernel.Rate, 0) {
+			t.Errorf("rate of %+v", kernel)
 		}
-		if k.Rounds != 3 || k.AllRate != k.Rate || k.AllShare != k.Share {
-			t.Errorf("three rounds are too few to leave any out: %+v", k)
+		if kernel.Rounds != 3 || kernel.AllRate != kernel.Rate || kernel.AllShare != kernel.Share {
+			t.Errorf("three rounds are too few to leave any out: %+v", kernel)
 		}
-		if bounded := k.Of != ""; bounded != (k.Share > 0) || k.Low > k.Share || k.High < k.Share {
-			t.Errorf("share of %+v", k)
+		if bounded := kernel.Of != ""; bounded != (kernel.Share > 0) || kernel.Low > kernel.Share ||
+			kernel.High < kernel.Share {
+			t.Errorf("share of %+v", kernel)
 		}
-		if k.Mark > 0 && k.Set != sets[1] || k.Reached() != (k.Mark == 0 || k.Share >= k.Mark) {
-			t.Errorf("mark of %+v", k)
+		if kernel.Mark > 0 && kernel.Set != sets[1] ||
+			kernel.Reached() != (kernel.Mark == 0 || kernel.Share >= kernel.Mark) {
+			t.Errorf("mark of %+v", kernel)
 		}
-		if i > 0 && list[i-1].Set == k.Set && list[i-1].Cores > k.Cores {
-			t.Errorf("%+v after %+v", k, list[i-1])
+		if i > 0 && list[i-1].Set == kernel.Set && list[i-1].Cores > kernel.Cores {
+			t.Errorf("%+v after %+v", kernel, list[i-1])
 		}
 	}
 	for _, set := range sets {
 		for _, want := range []string{
-			"1 int8 peak  Gop/s", "1 f32 peak  Gop/s", "1 stream  GB/s", "1 a8t/q8c matmul 5x64x96 Gop/s", "1 a32/w32 matmul 5x64x96 Gop/s",
-			"1 a8t/q8c matmul 1x64x96 GB/s", "1 a8t/q4b32 matmul 1x64x96 GB/s", "1 attention 5 of 5, 8x64 f16 Gop/s", "1 attention 5 of 20, 8x64 f32 Gop/s",
+			"1 int8 peak  Gop/s", "1 f32 peak  Gop/s", "1 stream  GB/s", "1 a8t/q8c matmul 5x64x96 Gop/s",
+			"1 a32/w32 matmul 5x64x96 Gop/s",
+			"1 a8t/q8c matmul 1x64x96 GB/s", "1 a8t/q4b32 matmul 1x64x96 GB/s", "1 attention 5 of 5, 8x64 f16 Gop/s",
+			"1 attention 5 of 20, 8x64 f32 Gop/s",
 			"1 attention 1 of 20, 8x64 f16 GB/s", "1 attention 1 of 20, 1x80 f16 GB/s",
 		} {
 			if !seen[set+" "+want] {
 				t.Errorf("no line %q", set+" "+want)
 			}
 		}
-		for _, want := range []string{"2 int8 peak  Gop/s", "2 a8t/q8c matmul 5x64x96 Gop/s", "2 a32/w32 matmul 5x64x96 Gop/s", "2 a8t/q8c matmul 1x64x96 GB/s"} {
+		for _, want := range []string{
+			"2 int8 peak  Gop/s", "2 a8t/q8c matmul 5x64x96 Gop/s", "2 a32/w32 matmul 5x64x96 Gop/s",
+			"2 a8t/q8c matmul 1x64x96 GB/s",
+		} {
 			if len(cores) > 1 && !seen[set+" "+want] {
 				t.Errorf("no line %q", set+" "+want)
 			}
@@ -110,7 +118,8 @@ func TestOwnRounds(t *testing.T) {
 // An interruption ends the comparison, and so does a set that this CPU lacks.
 func TestKernelsFails(t *testing.T) {
 	require.Slow(t)
-	o := KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: []string{"portable"}, Cores: hostCores(t)[:1], Rounds: 1000000, small: true}
+	o := KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: []string{"portable"},
+		Cores: hostCores(t)[:1], Rounds: 1000000, small: true}
 	ctx, cancel := context.WithCancel(context.Background())
 	o.Progress = func(round int) {
 		if round == 1 {

@@ -58,7 +58,7 @@ func (q *slowQueue) Wait(t driver.Ticket) (driver.Span, error) {
 // What an operator takes among others in flight holds neither its way to the processor nor back; where submitting takes
 // longest, it is that. Never are more calls in flight than a processor takes.
 func TestQueuedOperators(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		queue slowQueue
 		want  float64
 	}{
@@ -67,13 +67,13 @@ func TestQueuedOperators(t *testing.T) {
 		{slowQueue{submit: 1_000, execute: 20_000_000, notice: 100_000}, 20_000_000},
 	} {
 		for _, times := range []int{1, 7, 300} {
-			queue := c.queue
+			queue := test.queue
 			load := &loadedOp{exes: make([]driver.Executable, 3), binds: make([]driver.Bindings, 3)}
 			for range 3 { // the later ones know how long a call takes
 				got, err := load.runQueued(&queue, times)
 				// Waiting for half of the calls in flight leaves the queue something to do.
-				if err != nil || math.Abs(got/c.want-1) > 0.02 {
-					t.Errorf("%d calls: %.0f ns each (%v), want %.0f", times, got, err, c.want)
+				if err != nil || math.Abs(got/test.want-1) > 0.02 {
+					t.Errorf("%d calls: %.0f ns each (%v), want %.0f", times, got, err, test.want)
 				}
 			}
 			if queue.most > driver.MaxInFlight {
@@ -106,7 +106,7 @@ func TestBestMeeting(t *testing.T) {
 		return &meeting{wait: wait, lanes: make([]*executor.Meeting, 2), took: [][]float64{{short}, {long}},
 			core: [][]float64{{core}, {core}}}
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		list []*meeting
 		want capability.Waiting
 	}{
@@ -117,15 +117,16 @@ func TestBestMeeting(t *testing.T) {
 		{[]*meeting{way(capability.WaitSleep, 50, 1500, 20), way(capability.WaitPoll, 48, 1490, 900),
 			way(capability.WaitEvent, 40, 1000, 10)}, capability.WaitEvent},
 	} {
-		if got := bestMeeting(c.list); got.wait != c.want {
-			t.Errorf("got %q, want %q", got.wait, c.want)
+		if got := bestMeeting(test.list); got.wait != test.want {
+			t.Errorf("got %q, want %q", got.wait, test.want)
 		}
 	}
 }
 
 // A device of the CPU's cores loses speed to a lane that asks.
 func TestWaysToWait(t *testing.T) {
-	if got := waysToWait(&socs.Processor{Cores: []int{1}}); !slices.Equal(got, []capability.Waiting{capability.WaitEvent}) {
+	if got := waysToWait(&socs.Processor{Cores: []int{1}}); !slices.Equal(got,
+		[]capability.Waiting{capability.WaitEvent}) {
 		t.Errorf("a device of a core: %q", got)
 	}
 	if got := waysToWait(&socs.Processor{}); len(got) != len(capability.Waitings) {
@@ -141,8 +142,10 @@ func TestOpenMeeting(t *testing.T) {
 	}
 	const long = 20 * time.Millisecond
 	for _, wait := range capability.Waitings {
-		slow := drivertest.Queue(host.New(), drivertest.Queueing{Delay: func(driver.Ticket) time.Duration { return long }})
-		lane, closers, err := OpenMeeting(t.Context(), slow, compilehost.New(), driver.Config{Select: devices[0].Select},
+		slow := drivertest.Queue(host.New(),
+			drivertest.Queueing{Delay: func(driver.Ticket) time.Duration { return long }})
+		lane, closers, err := OpenMeeting(t.Context(), slow, compilehost.New(),
+			driver.Config{Select: devices[0].Select},
 			wait, 64)
 		if err != nil {
 			t.Fatal(err)

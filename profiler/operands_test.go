@@ -40,14 +40,14 @@ func TestEveryCopyIsAWeight(t *testing.T) {
 		}
 		values := make([]float32, spec.K*spec.N)
 		for i, at := range offsets {
-			b := st.region.Bytes()[at : at+size]
-			if !mem.Aligned(b, 64) || i > 0 && at+size > offsets[i-1] {
+			data := st.region.Bytes()[at : at+size]
+			if !mem.Aligned(data, 64) || i > 0 && at+size > offsets[i-1] {
 				t.Fatalf("%+v: copy %d at %d", spec, i, at)
 			}
 			if i%97 != 0 && i != len(offsets)-1 {
 				continue
 			}
-			if err := pack.Unpack(values, spec, b); err != nil {
+			if err := pack.Unpack(values, spec, data); err != nil {
 				t.Fatalf("%+v: copy %d: %v", spec, i, err)
 			}
 			nonzero := 0
@@ -95,36 +95,36 @@ func TestStoresKeepTheirLimit(t *testing.T) {
 
 func TestFillIsValid(t *testing.T) {
 	o := &operands{seed: 1, vocabulary: 10}
-	b := make([]byte, 40_000)
+	data := make([]byte, 40_000)
 	for _, typ := range []op.Type{op.F32, op.F16, op.BF16, op.I32, op.U8} {
-		o.fill(b, typ)
-		if bytes.Equal(b[:64], make([]byte, 64)) {
+		o.fill(data, typ)
+		if bytes.Equal(data[:64], make([]byte, 64)) {
 			t.Errorf("%s: zeros", typ)
 		}
 		switch typ {
 		case op.F32:
-			xs, _ := mem.View[float32](b)
+			xs, _ := mem.View[float32](data)
 			for _, x := range xs {
 				if !(x >= -1 && x <= 1) {
 					t.Fatalf("f32 %g", x)
 				}
 			}
 		case op.F16:
-			xs, _ := mem.View[uint16](b)
+			xs, _ := mem.View[uint16](data)
 			for _, x := range xs {
 				if f := number.HalfToFloat(x); !(f >= -1 && f <= 1) {
 					t.Fatalf("f16 %g", f)
 				}
 			}
 		case op.I32:
-			xs, _ := mem.View[int32](b)
+			xs, _ := mem.View[int32](data)
 			for _, x := range xs {
 				if x < 0 || x >= 10 {
 					t.Fatalf("id %d of 10", x)
 				}
 			}
 		case op.U8:
-			if bytes.IndexByte(b, 0) >= 0 {
+			if bytes.IndexByte(data, 0) >= 0 {
 				t.Error("u8 0 is no quantised value")
 			}
 		}
@@ -154,11 +154,13 @@ func TestCompanyHasWeightsOfItsOwn(t *testing.T) {
 			offsets := st.slots(size, footprint, 1000, company{number, 3})
 			first, end := offsets[len(offsets)-1], offsets[0]+size
 			if end > int64(len(st.region.Bytes())) {
-				t.Errorf("footprint %d: operator %d reads to byte %d of %d", footprint, number, end, len(st.region.Bytes()))
+				t.Errorf("footprint %d: operator %d reads to byte %d of %d", footprint, number, end,
+					len(st.region.Bytes()))
 			}
 			for _, other := range used[st] {
 				if first < other[1] && other[0] < end {
-					t.Errorf("footprint %d: operator %d reads bytes %d..%d, another one %v", footprint, number, first, end, other)
+					t.Errorf("footprint %d: operator %d reads bytes %d..%d, another one %v", footprint, number, first,
+						end, other)
 				}
 			}
 			used[st] = append(used[st], [2]int64{first, end})

@@ -21,11 +21,12 @@ import (
 // probeHost probes this machine with little memory and short windows.
 func probeHost(t *testing.T) *socs.SoC {
 	t.Helper()
-	s, err := Probe(context.Background(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), memory: 16 << 20, window: 2 * time.Millisecond})
+	soc, err := Probe(context.Background(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), memory: 16 << 20,
+		window: 2 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return soc
 }
 
 func hostCores(t *testing.T) (cores []int) {
@@ -44,42 +45,47 @@ func hostCores(t *testing.T) (cores []int) {
 
 func TestProbe(t *testing.T) {
 	require.Slow(t)
-	s := probeHost(t)
-	if err := s.Validate(); err != nil {
+	soc := probeHost(t)
+	if err := soc.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	cores := hostCores(t)
-	if len(s.Processors) < min(len(cores)+1, 2) && len(cores) > 1 {
-		t.Errorf("%d processors for %d cores", len(s.Processors), len(cores))
+	if len(soc.Processors) < min(len(cores)+1, 2) && len(cores) > 1 {
+		t.Errorf("%d processors for %d cores", len(soc.Processors), len(cores))
 	}
-	for _, p := range s.Processors {
-		if p.BandwidthGBps <= 0 || p.Tile.N != 32 || len(p.Schemes) == 0 || p.Layouts["q8c"] == "" || s.Sources["processors."+p.Name+".bandwidth_gbps"] == "" {
-			t.Errorf("processor %+v", p)
+	for _, proc := range soc.Processors {
+		if proc.BandwidthGBps <= 0 || proc.Tile.N != 32 || len(proc.Schemes) == 0 || proc.Layouts["q8c"] == "" ||
+			soc.Sources["processors."+proc.Name+".bandwidth_gbps"] == "" {
+			t.Errorf("processor %+v", proc)
 		}
-		if p.PeakGops["i8"] <= 0 || p.PeakGops["f32"] <= 0 || !strings.HasPrefix(s.Sources["processors."+p.Name+".peak_gops"], "measured: ") {
-			t.Errorf("processor %s: peaks %v of source %q", p.Name, p.PeakGops, s.Sources["processors."+p.Name+".peak_gops"])
+		if proc.PeakGops["i8"] <= 0 || proc.PeakGops["f32"] <= 0 ||
+			!strings.HasPrefix(soc.Sources["processors."+proc.Name+".peak_gops"], "measured: ") {
+			t.Errorf("processor %s: peaks %v of source %q", proc.Name, proc.PeakGops,
+				soc.Sources["processors."+proc.Name+".peak_gops"])
 		}
 	}
-	for _, pair := range concurrentPairs(s) {
-		l, ok := s.Link(pair[0], pair[1])
-		if g, known := s.JointGBps(pair[0], pair[1]); !ok || l.HandoverUS <= 0 || !known || g <= 0 {
+	for _, pair := range concurrentPairs(soc) {
+		l, ok := soc.Link(pair[0], pair[1])
+		if g, known := soc.JointGBps(pair[0], pair[1]); !ok || l.HandoverUS <= 0 || !known || g <= 0 {
 			t.Errorf("%v: link %+v, joint %g", pair, l, g)
 		}
 	}
 	// Written, read again, and used for a record.
 	path := filepath.Join(t.TempDir(), "soc.yaml")
-	if err := socs.Write(path, s); err != nil {
+	if err := socs.Write(path, soc); err != nil {
 		t.Fatal(err)
 	}
 	again, err := socs.Open(path)
-	if err != nil || !reflect.DeepEqual(again, s) {
-		t.Errorf("read back %+v, %v\nwant %+v", again, err, s)
+	if err != nil || !reflect.DeepEqual(again, soc) {
+		t.Errorf("read back %+v, %v\nwant %+v", again, err, soc)
 	}
-	h, err := Header(s, s.Fingerprint, "set", "1.0", 3)
-	if err != nil || h.Fingerprint != s.Fingerprint || h.SoCDigest == "" || h.Environment.Kernels != "set" || h.Simulated {
+	h, err := Header(soc, soc.Fingerprint, "set", "1.0", 3)
+	if err != nil || h.Fingerprint != soc.Fingerprint || h.SoCDigest == "" || h.Environment.Kernels != "set" ||
+		h.Simulated {
 		t.Errorf("header %+v, %v", h, err)
 	}
-	if _, err := Header(s, "another", "", "1.0", 3); err == nil || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+	if _, err := Header(soc, "another", "", "1.0", 3); err == nil || diag.ClassOf(err) != diag.ClassInput ||
+		len(diag.HintsOf(err)) == 0 {
 		t.Errorf("header on another machine: %v", err)
 	}
 }
@@ -111,7 +117,8 @@ func tree(t *testing.T, files map[string]string) string {
 // phone is what the operating system says about a phone with cores of three kinds.
 func phone() map[string]string {
 	files := map[string]string{
-		"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\nprocessor\t: 7\nCPU part\t: 0xd44\n\nHardware\t: Some SoC",
+		"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\nprocessor\t: 7\nCPU part\t: " +
+			"0xd44\n\nHardware\t: Some SoC",
 		"proc/meminfo": "MemTotal:       11861508 kB\nMemFree:   5 kB",
 	}
 	for c := range 8 {
@@ -142,9 +149,10 @@ func phone() map[string]string {
 func TestReadMachine(t *testing.T) {
 	cores := []int{7, 6, 5, 4, 3, 2, 1, 0}
 	files := phone()
-	m := readMachine(tree(t, files), cores)
-	if m.model != "Some SoC" || m.memoryBytes != 11861508<<10 || m.freqMHz != 2016 || m.governor != "schedutil" {
-		t.Errorf("got %+v", m)
+	machine := readMachine(tree(t, files), cores)
+	if machine.model != "Some SoC" || machine.memoryBytes != 11861508<<10 || machine.freqMHz != 2016 ||
+		machine.governor != "schedutil" {
+		t.Errorf("got %+v", machine)
 	}
 	want := []socs.Cache{
 		{Name: "l1d", Level: 1, Bytes: 64 << 10, Cores: []int{0}},
@@ -153,28 +161,28 @@ func TestReadMachine(t *testing.T) {
 		{Name: "l2-4", Level: 2, Bytes: 512 << 10, Cores: []int{4}},
 		{Name: "l2-7", Level: 2, Bytes: 1 << 20, Cores: []int{7}},
 	}
-	if !reflect.DeepEqual(m.caches, want) {
-		t.Errorf("caches %+v\nwant %+v", m.caches, want)
+	if !reflect.DeepEqual(machine.caches, want) {
+		t.Errorf("caches %+v\nwant %+v", machine.caches, want)
 	}
 	// One processor for the first core, one per cluster, one for all.
-	if got, want := fmt.Sprint(selections(&m)), "[[0] [0 1 2 3] [4 5 6] [7] [0 1 2 3 4 5 6 7]]"; got != want {
+	if got, want := fmt.Sprint(selections(&machine)), "[[0] [0 1 2 3] [4 5 6] [7] [0 1 2 3 4 5 6 7]]"; got != want {
 		t.Errorf("selections %s, want %s", got, want)
 	}
 }
 
 // TestReadMachineWithoutFiles checks systems that tell nothing, and files full of nonsense.
 func TestReadMachineWithoutFiles(t *testing.T) {
-	m := readMachine(t.TempDir(), []int{0, 1})
-	if len(m.caches) != 0 || m.memoryBytes != 0 {
-		t.Errorf("got %+v", m)
+	machine := readMachine(t.TempDir(), []int{0, 1})
+	if len(machine.caches) != 0 || machine.memoryBytes != 0 {
+		t.Errorf("got %+v", machine)
 	}
 	files := phone()
 	for name := range files {
 		files[name] = "-1 :: 99999999999999999999999 K ,-,\x00"
 	}
-	m = readMachine(tree(t, files), []int{0, 1, 2, 3, 4, 5, 6, 7})
-	if len(m.caches) != 0 || m.memoryBytes != 0 {
-		t.Errorf("got %+v", m)
+	machine = readMachine(tree(t, files), []int{0, 1, 2, 3, 4, 5, 6, 7})
+	if len(machine.caches) != 0 || machine.memoryBytes != 0 {
+		t.Errorf("got %+v", machine)
 	}
 }
 
@@ -194,12 +202,16 @@ func TestSelections(t *testing.T) {
 }
 
 func TestCoreList(t *testing.T) {
-	for s, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "0-1,4": {0, 1, 4}, "": nil, "a": nil, "3-1": nil, "-1": nil, "0-99999999": nil} {
+	for s, want := range map[string][]int{
+		"0": {0}, "0-3": {0, 1, 2, 3}, "0-1,4": {0, 1, 4}, "": nil, "a": nil, "3-1": nil, "-1": nil, "0-99999999": nil,
+	} {
 		if got := coreList(s); !slices.Equal(got, want) {
 			t.Errorf("coreList(%q) = %v, want %v", s, got, want)
 		}
 	}
-	for s, want := range map[string]int64{"48K": 48 << 10, "8M": 8 << 20, "512": 512, "": 0, "K": 0, "-1K": 0, "99999999999K": 0} {
+	for s, want := range map[string]int64{
+		"48K": 48 << 10, "8M": 8 << 20, "512": 512, "": 0, "K": 0, "-1K": 0, "99999999999K": 0,
+	} {
 		if got, ok := cacheSize(s); ok != (want > 0) || ok && got != want {
 			t.Errorf("cacheSize(%q) = %d, %v, want %d", s, got, ok, want)
 		}
@@ -228,12 +240,12 @@ func TestSum(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	b := m.Bytes()
+	data := m.Bytes()
 	var want uint64
-	for i := 0; i < len(b); i += 64 {
-		want += binary.NativeEndian.Uint64(b[i:])
+	for i := 0; i < len(data); i += 64 {
+		want += binary.NativeEndian.Uint64(data[i:])
 	}
-	if got := sum(b); got != want {
+	if got := sum(data); got != want {
 		t.Errorf("sum %x, want %x: a line was missed", got, want)
 	}
 }

@@ -16,31 +16,31 @@ import (
 // up to whole measurements, and that an interrupted profile goes on in the round it was in.
 func TestRounds(t *testing.T) {
 	require.Slow(t)
-	s := fakeSoC()
-	w, path := newRecord(t, s)
+	soc := fakeSoC()
+	w, path := newRecord(t, soc)
 	w.Close()
 	requests := everyKind()
 	const rounds = 4
 	stops := 0
 	for {
-		f := &fake{cost: work}
+		driver := &fake{cost: work}
 		ctx, cancel := context.WithCancel(context.Background())
-		o := f.options()
-		o.Rounds = rounds
+		options := driver.options()
+		options.Rounds = rounds
 		ended := 0
-		o.Progress = func(p Progress) {
+		options.Progress = func(p Progress) {
 			if p.Ended {
 				if ended++; ended == len(requests)+len(requests)/2 {
 					cancel()
 				}
 			}
 		}
-		w, err := record.Resume(path, fakeHeader(t, s))
+		writer, err := record.Resume(path, fakeHeader(t, soc))
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = Run(ctx, s, requests, w, o)
-		w.Close()
+		_, err = Run(ctx, soc, requests, writer, options)
+		writer.Close()
 		cancel()
 		if err == nil {
 			break
@@ -61,19 +61,22 @@ func TestRounds(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")[1:]
 	if len(lines) != rounds*len(requests) {
-		t.Errorf("%d lines, want %d for %d requests in %d rounds", len(lines), rounds*len(requests), len(requests), rounds)
+		t.Errorf("%d lines, want %d for %d requests in %d rounds", len(lines), rounds*len(requests), len(requests),
+			rounds)
 	}
 	set, err := record.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, m := range set.All() {
-		if m.Round != rounds-1 || len(m.Samples) < 10 {
-			t.Errorf("%s: %d rounds, %d samples, want %d and at least 10", m.Key(), m.Round+1, len(m.Samples), rounds)
+	for i, measured := range set.All() {
+		if measured.Round != rounds-1 || len(measured.Samples) < 10 {
+			t.Errorf("%s: %d rounds, %d samples, want %d and at least 10", measured.Key(), measured.Round+1,
+				len(measured.Samples), rounds)
 		}
-		for _, warning := range m.Warnings {
+		for _, warning := range measured.Warnings {
 			if warning == record.FewSamples {
-				t.Errorf("measurement %d: %s is flagged %q with %d samples", i, m.Key(), warning, len(m.Samples))
+				t.Errorf("measurement %d: %s is flagged %q with %d samples", i, measured.Key(), warning,
+					len(measured.Samples))
 			}
 		}
 	}
@@ -87,22 +90,22 @@ func TestRounds(t *testing.T) {
 // TestRoundsUnderBudget checks that what every plan needs is visited once before anything is visited again,
 // and that then what matters more has all its visits before the rest has its first.
 func TestRoundsUnderBudget(t *testing.T) {
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
 	requests := everyKind()
 	for i := range requests {
 		requests[i].Priority = []int{priorityBase, priorityGlue, priorityShards}[i%3]
 	}
 	f := &fake{cost: work}
-	o := f.options()
-	o.Rounds, o.Budget = 3, time.Hour
+	options := f.options()
+	options.Rounds, options.Budget = 3, time.Hour
 	var order []string
-	o.Progress = func(p Progress) {
+	options.Progress = func(p Progress) {
 		if p.Ended {
 			order = append(order, p.Key)
 		}
 	}
-	if _, err := Run(context.Background(), s, requests, w, o); err != nil {
+	if _, err := Run(context.Background(), soc, requests, writer, options); err != nil {
 		t.Fatal(err)
 	}
 	priority := map[string]int{}
@@ -118,13 +121,15 @@ func TestRoundsUnderBudget(t *testing.T) {
 	first := map[string]bool{}
 	for i, key := range order[:needed] {
 		if first[key] || priority[key] > priorityGlue {
-			t.Fatalf("visit %d is of %q (priority %d), and not everything that is needed has had one", i, key, priority[key])
+			t.Fatalf("visit %d is of %q (priority %d), and not everything that is needed has had one", i, key,
+				priority[key])
 		}
 		first[key] = true
 	}
 	for i := needed + 1; i < len(order); i++ {
 		if priority[order[i]] < priority[order[i-1]] {
-			t.Fatalf("visit %d of %q (priority %d) follows one of priority %d", i, order[i], priority[order[i]], priority[order[i-1]])
+			t.Fatalf("visit %d of %q (priority %d) follows one of priority %d", i, order[i], priority[order[i]],
+				priority[order[i-1]])
 		}
 	}
 	if len(order) != 3*len(requests) {

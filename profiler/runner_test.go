@@ -31,10 +31,11 @@ func everyKind() (out []Request) {
 			continue
 		}
 		out = append(out,
-			ask("a", &op.Op{Kind: op.ExpertMatMul, M: 1, K: 64, N: 70, Scheme: scheme, Experts: 7, Fan: 2, Spread: true}, 0),
+			ask("a", &op.Op{Kind: op.ExpertMatMul, M: 1, K: 64, N: 70, Scheme: scheme, Experts: 7, Fan: 2,
+				Spread: true}, 0),
 			ask("a", &op.Op{Kind: op.ExpertMatMul, M: 9, K: 64, N: 70, Scheme: scheme, Experts: 7, Fan: 2}, 0))
 	}
-	for _, o := range []op.Op{
+	for _, operator := range []op.Op{
 		{Kind: op.Embed, M: 4, K: 300, N: 64, Table: op.BF16},
 		{Kind: op.Embed, M: 4, K: 200, N: 64, Table: op.F32},
 		{Kind: op.SelectRow, M: 4, N: 64},
@@ -59,7 +60,7 @@ func everyKind() (out []Request) {
 		{Kind: op.Add, M: 4, N: 64},
 		{Kind: op.Copy, M: 4, N: 64},
 	} {
-		out = append(out, ask("b", &o, 0))
+		out = append(out, ask("b", &operator, 0))
 	}
 	return out
 }
@@ -75,56 +76,59 @@ func work(_ string, o op.Op, i int) float64 {
 
 // Cold matrices of experts are used in turn, in every copy.
 func TestColdExperts(t *testing.T) {
-	f := &fake{cost: work}
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
+	driver := &fake{cost: work}
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
 	few := ask("a", &op.Op{Kind: op.ExpertMatMul, M: 2, K: 64, N: 64, Scheme: op.A32W32, Experts: 10, Fan: 2}, 0)
 	few.What.Footprint = 3 * 10 * 64 * 64 * 4
 	warm := ask("a", &op.Op{Kind: op.ExpertMatMul, M: 2, K: 64, N: 96, Scheme: op.A32W32, Experts: 10, Fan: 2}, 0)
 	warm.What.Cold, warm.What.Footprint = false, 0
-	rep, err := Run(context.Background(), s, []Request{few, warm}, w, f.options())
+	rep, err := Run(context.Background(), soc, []Request{few, warm}, writer, driver.options())
 	if err != nil || rep.Measured != 2 {
 		t.Fatalf("measured %d of 2 (%v), refused %v", rep.Measured, err, rep.Refused)
 	}
-	if got := len(f.used[few.What.Op.Key()]); got != 3*10 {
+	if got := len(driver.used[few.What.Op.Key()]); got != 3*10 {
 		t.Errorf("%d experts were used, want 10 in each of 3 copies", got)
 	}
-	if got := len(f.used[warm.What.Op.Key()]); got != 4 {
+	if got := len(driver.used[warm.What.Op.Key()]); got != 4 {
 		t.Errorf("%d experts were used of a warm weight, want 4", got)
 	}
 }
 
 func TestRunMeasuresWhatThereIs(t *testing.T) {
 	require.Slow(t)
-	f := &fake{cost: work}
-	s := fakeSoC()
-	w, path := newRecord(t, s)
+	driver := &fake{cost: work}
+	soc := fakeSoC()
+	writer, path := newRecord(t, soc)
 	requests := everyKind()
 	for _, p := range []string{"a", "b", "c"} {
-		requests = append(requests, Request{What: record.Measurement{Kind: record.Bandwidth, Proc: p, Bytes: 1 << 20, Unit: "ns"}})
+		requests = append(requests,
+			Request{What: record.Measurement{Kind: record.Bandwidth, Proc: p, Bytes: 1 << 20, Unit: "ns"}})
 	}
 	requests = append(requests,
-		Request{What: record.Measurement{Kind: record.Bandwidth, Proc: "a", Bytes: 1 << 20, Unit: "ns", Concurrent: []record.Partner{{Proc: "b"}}}},
+		Request{What: record.Measurement{Kind: record.Bandwidth, Proc: "a", Bytes: 1 << 20, Unit: "ns",
+			Concurrent: []record.Partner{{Proc: "b"}}}},
 		Request{What: record.Measurement{Kind: record.Sync, Proc: "a", To: "b", Unit: "ns"}},
-		Request{What: record.Measurement{Kind: record.Launch, Proc: "a", Op: &op.Op{Kind: op.Copy, M: 1, N: 1}, Unit: "ns"}},
+		Request{What: record.Measurement{Kind: record.Launch, Proc: "a", Op: &op.Op{Kind: op.Copy, M: 1, N: 1},
+			Unit: "ns"}},
 		Request{What: record.Measurement{Kind: record.Load, Proc: "a", Op: matmul(5), Layout: pack.N32, Unit: "ns"}},
 	)
-	f.fail = func(what, _ string, _ op.Op) error {
+	driver.fail = func(what, _ string, _ op.Op) error {
 		if what == "load" {
-			f.clock.Add(5000)
+			driver.clock.Add(5000)
 		}
 		return nil
 	}
-	o := f.options()
-	o.Rule = stat.Rule{Min: 10, Max: 12, Within: 0.02} // bandwidth takes real time
-	rep, err := Run(context.Background(), s, requests, w, o)
+	options := driver.options()
+	options.Rule = stat.Rule{Min: 10, Max: 12, Within: 0.02} // bandwidth takes real time
+	rep, err := Run(context.Background(), soc, requests, writer, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if rep.Measured != len(requests) || len(rep.Refused) != 0 || len(rep.Left) != 0 {
 		t.Fatalf("measured %d of %d, refused %v, left %v", rep.Measured, len(requests), rep.Refused, rep.Left)
 	}
-	if f.streams.Load() == 0 {
+	if driver.streams.Load() == 0 {
 		t.Error("bandwidth was not measured with the processor's own loop, which is the fastest")
 	}
 	set, err := record.Open(path)
@@ -132,29 +136,30 @@ func TestRunMeasuresWhatThereIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range requests {
-		m := set.Lookup(requests[i].Key())
-		if m == nil {
+		measured := set.Lookup(requests[i].Key())
+		if measured == nil {
 			t.Errorf("%s is missing", requests[i].Key())
 			continue
 		}
-		if len(m.Samples) < 10 {
-			t.Errorf("%s has %d samples, want at least 10", m.Key(), len(m.Samples))
+		if len(measured.Samples) < 10 {
+			t.Errorf("%s has %d samples, want at least 10", measured.Key(), len(measured.Samples))
 		}
-		if m.Kind == record.Load && m.Samples[0] != 5000 {
-			t.Errorf("%s took %g ns, want 5000", m.Key(), m.Samples[0])
+		if measured.Kind == record.Load && measured.Samples[0] != 5000 {
+			t.Errorf("%s took %g ns, want 5000", measured.Key(), measured.Samples[0])
 		}
-		if m.Kind != record.Op && m.Kind != record.Launch {
+		if measured.Kind != record.Op && measured.Kind != record.Launch {
 			continue
 		}
-		want := round(work("", *m.Op, 1), 7)
-		if m.Samples[3] != want || m.First != round(7*work("", *m.Op, 1), 7) {
-			t.Errorf("%s: sample %g, first %g, want %g and 7 times that", m.Key(), m.Samples[3], m.First, want)
+		want := round(work("", *measured.Op, 1), 7)
+		if measured.Samples[3] != want || measured.First != round(7*work("", *measured.Op, 1), 7) {
+			t.Errorf("%s: sample %g, first %g, want %g and 7 times that", measured.Key(), measured.Samples[3],
+				measured.First, want)
 		}
-		if len(m.Warnings) != 0 {
-			t.Errorf("%s: warnings %v", m.Key(), m.Warnings)
+		if len(measured.Warnings) != 0 {
+			t.Errorf("%s: warnings %v", measured.Key(), measured.Warnings)
 		}
-		if time.Duration(m.Samples[3])*time.Duration(m.Loops) < minSample {
-			t.Errorf("%s: sample of %d executions is shorter than %v", m.Key(), m.Loops, minSample)
+		if time.Duration(measured.Samples[3])*time.Duration(measured.Loops) < minSample {
+			t.Errorf("%s: sample of %d executions is shorter than %v", measured.Key(), measured.Loops, minSample)
 		}
 	}
 }
@@ -165,16 +170,16 @@ func TestColdWeightsRotate(t *testing.T) {
 	seen := map[string]map[*byte]bool{}
 	executions := 0
 	f := &fake{cost: work}
-	s := fakeSoC()
+	soc := fakeSoC()
 	// The cache has 1 MiB, so at least 64 MiB are rotated.
 	cold, warm := ask("a", matmul(1), 0), ask("a", matmul(2), 0)
 	cold.What.Footprint = 0
 	warm.What.Cold, warm.What.Footprint = false, 0
 	small := ask("a", matmul(3), 0)
 	small.What.Footprint = 10 * (32*64 + 256) * 3
-	w, _ := newRecord(t, s)
-	o := f.options()
-	o.Drivers = map[string]driver.Driver{"fake": spyDriver{f, func(e driver.Executable) {
+	writer, _ := newRecord(t, soc)
+	options := f.options()
+	options.Drivers = map[string]driver.Driver{"fake": spyDriver{f, func(e driver.Executable) {
 		x := e.(*fakeExecutable)
 		if len(x.w) == 0 {
 			return
@@ -190,7 +195,7 @@ func TestColdWeightsRotate(t *testing.T) {
 		}
 		seen[key][&x.w[0].Bytes[0]] = true
 	}}}
-	if _, err := Run(context.Background(), s, []Request{cold, warm, small}, w, o); err != nil {
+	if _, err := Run(context.Background(), soc, []Request{cold, warm, small}, writer, options); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(seen[matmul(1).Key()]); n != min(executions, maxCopies) || n < 10 {
@@ -227,28 +232,28 @@ func (p spyProcessor) Run(e driver.Executable, b *driver.Bindings) (driver.Span,
 
 func TestNoise(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	f := &fake{}
-	f.cost = func(p string, o op.Op, i int) float64 {
+	driver := &fake{}
+	driver.cost = func(p string, operator op.Op, i int) float64 {
 		ns := 300_000.0
-		if o.M == 2 {
+		if operator.M == 2 {
 			ns *= 1 + 0.6*rng.Float64()
-		} else if o.M == 1 {
+		} else if operator.M == 1 {
 			ns *= 1 + 0.005*rng.Float64()
 		}
 		return ns
 	}
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
 	calm, wild := ask("a", matmul(1), 0), ask("a", matmul(2), 0)
-	rep, err := Run(context.Background(), s, []Request{calm, wild}, w, f.options())
+	rep, err := Run(context.Background(), soc, []Request{calm, wild}, writer, driver.options())
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b := w.Set().Lookup(calm.Key()), w.Set().Lookup(wild.Key())
-	if len(a.Warnings) != 0 || len(a.Samples) > 30 {
-		t.Errorf("calm: %d samples, %v", len(a.Samples), a.Warnings)
+	measured, b := writer.Set().Lookup(calm.Key()), writer.Set().Lookup(wild.Key())
+	if len(measured.Warnings) != 0 || len(measured.Samples) > 30 {
+		t.Errorf("calm: %d samples, %v", len(measured.Samples), measured.Warnings)
 	}
-	if !slices.Contains(b.Warnings, record.Noisy) || len(b.Samples) <= len(a.Samples) {
+	if !slices.Contains(b.Warnings, record.Noisy) || len(b.Samples) <= len(measured.Samples) {
 		t.Errorf("wild: %d samples, %v", len(b.Samples), b.Warnings)
 	}
 	if rep.Warnings[record.Noisy] != 1 {
@@ -258,20 +263,20 @@ func TestNoise(t *testing.T) {
 
 func TestSamplesAreInterleaved(t *testing.T) {
 	var order []int
-	f := &fake{}
-	f.cost = func(p string, o op.Op, i int) float64 {
-		if o.Kind == op.MatMul {
-			order = append(order, o.M)
+	driver := &fake{}
+	driver.cost = func(p string, operator op.Op, i int) float64 {
+		if operator.Kind == op.MatMul {
+			order = append(order, operator.M)
 		}
 		return 1e6
 	}
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
 	var requests []Request
 	for m := 1; m <= 5; m++ {
 		requests = append(requests, ask("a", matmul(m), 0))
 	}
-	if _, err := Run(context.Background(), s, requests, w, f.options()); err != nil {
+	if _, err := Run(context.Background(), soc, requests, writer, driver.options()); err != nil {
 		t.Fatal(err)
 	}
 	order = order[len(order)-2*5*8:] // the last rounds, all five in progress
@@ -299,35 +304,35 @@ func TestSamplesAreInterleaved(t *testing.T) {
 // TestDriftIsNotKept slows the machine down by a fifth for a while: no measurement mixes both speeds
 // without saying so.
 func TestDriftIsNotKept(t *testing.T) {
-	f := &fake{}
-	slow := func() bool { n := f.runs.Load(); return n > 300 && n < 540 }
-	f.cost = func(p string, o op.Op, i int) float64 {
+	driver := &fake{}
+	slow := func() bool { n := driver.runs.Load(); return n > 300 && n < 540 }
+	driver.cost = func(p string, o op.Op, i int) float64 {
 		ns := 1e6
 		if slow() {
 			ns *= 1.2
 		}
 		return ns
 	}
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
 	var requests []Request
 	for m := 1; m <= 30; m++ {
 		requests = append(requests, ask("a", matmul(m), 0))
 	}
-	if _, err := Run(context.Background(), s, requests, w, f.options()); err != nil {
+	if _, err := Run(context.Background(), soc, requests, writer, driver.options()); err != nil {
 		t.Fatal(err)
 	}
-	if f.runs.Load() < 420 {
-		t.Fatalf("only %d runs: the slow phase was not passed", f.runs.Load())
+	if driver.runs.Load() < 420 {
+		t.Fatalf("only %d runs: the slow phase was not passed", driver.runs.Load())
 	}
 	flagged := 0
-	for _, m := range w.Set().All() {
-		if slices.Contains(m.Warnings, record.Drifted) {
+	for _, measured := range writer.Set().All() {
+		if slices.Contains(measured.Warnings, record.Drifted) {
 			flagged++
 			continue
 		}
-		if lo, hi := slices.Min(m.Samples), slices.Max(m.Samples); hi > 1.01*lo {
-			t.Errorf("%s mixes %g and %g without a warning", m.Key(), lo, hi)
+		if lo, hi := slices.Min(measured.Samples), slices.Max(measured.Samples); hi > 1.01*lo {
+			t.Errorf("%s mixes %g and %g without a warning", measured.Key(), lo, hi)
 		}
 	}
 	if flagged > 16 {
@@ -336,44 +341,45 @@ func TestDriftIsNotKept(t *testing.T) {
 }
 
 func TestBudget(t *testing.T) {
-	f := &fake{cost: func(p string, o op.Op, i int) float64 { return 1e6 * float64(o.M) }}
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
+	driver := &fake{cost: func(p string, o op.Op, i int) float64 { return 1e6 * float64(o.M) }}
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
 	var requests []Request
 	for m := 1; m <= 40; m++ {
 		requests = append(requests, ask("a", matmul(m), priorityShards+m%2))
 	}
 	dear := ask("b", matmul(100), priorityBase)
 	requests = append(requests, dear)
-	o := f.options()
-	o.Budget = 3 * time.Second
+	options := driver.options()
+	options.Budget = 3 * time.Second
 	var last Progress
-	o.Progress = func(p Progress) {
-		if p.Done < last.Done || p.Total != 41 || p.Left > o.Budget {
+	options.Progress = func(p Progress) {
+		if p.Done < last.Done || p.Total != 41 || p.Left > options.Budget {
 			t.Errorf("progress %+v after %+v", p, last)
 		}
 		last = p
 	}
-	rep, err := Run(context.Background(), s, requests, w, o)
+	rep, err := Run(context.Background(), soc, requests, writer, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(rep.Left) == 0 || rep.Measured == 0 || rep.Measured+len(rep.Left) != 41 {
 		t.Fatalf("measured %d, left %d of 41", rep.Measured, len(rep.Left))
 	}
-	if limit := o.Budget + o.Budget/2; rep.Elapsed > limit {
+	if limit := options.Budget + options.Budget/2; rep.Elapsed > limit {
 		t.Errorf("took %v, want at most %v", rep.Elapsed, limit)
 	}
 	// The dear one came first by priority, and got three samples.
-	m := w.Set().Lookup(dear.Key())
-	if m == nil || len(m.Samples) != fewSamples || !slices.Contains(m.Warnings, record.FewSamples) {
-		t.Fatalf("dear operator: %+v", m)
+	measured := writer.Set().Lookup(dear.Key())
+	if measured == nil || len(measured.Samples) != fewSamples ||
+		!slices.Contains(measured.Warnings, record.FewSamples) {
+		t.Fatalf("dear operator: %+v", measured)
 	}
 	left := map[int]int{}
 	for _, key := range rep.Left {
-		for _, r := range requests {
-			if r.Key() == key {
-				left[r.Priority]++
+		for _, request := range requests {
+			if request.Key() == key {
+				left[request.Priority]++
 			}
 		}
 	}
@@ -381,16 +387,16 @@ func TestBudget(t *testing.T) {
 		t.Errorf("left by priority: %v, want the less urgent first", left)
 	}
 	// Nothing that was cut short hides it.
-	for _, m := range w.Set().All() {
+	for _, m := range writer.Set().All() {
 		if len(m.Samples) < 10 && !slices.Contains(m.Warnings, record.FewSamples) {
 			t.Errorf("%s has %d samples and warnings %v", m.Key(), len(m.Samples), m.Warnings)
 		}
 	}
 	// A second run with time measures the rest.
-	o.Budget, o.Progress = 0, nil
-	before := w.Set().Len()
-	rep, err = Run(context.Background(), s, requests, w, o)
-	if err != nil || rep.Present != before || rep.Measured != 41-before || w.Set().Len() != 41 {
+	options.Budget, options.Progress = 0, nil
+	before := writer.Set().Len()
+	rep, err = Run(context.Background(), soc, requests, writer, options)
+	if err != nil || rep.Present != before || rep.Measured != 41-before || writer.Set().Len() != 41 {
 		t.Errorf("second run: %+v, %v", rep, err)
 	}
 }
@@ -398,29 +404,31 @@ func TestBudget(t *testing.T) {
 // A budget never leaves out what no plan can do without.
 func TestBudgetMeasuresTheIndispensable(t *testing.T) {
 	for _, rounds := range []int{1, Rounds} {
-		f := &fake{cost: func(p string, o op.Op, i int) float64 { return 1e6 * float64(o.M) }}
-		s := fakeSoC()
-		w, _ := newRecord(t, s)
+		driver := &fake{cost: func(p string, o op.Op, i int) float64 { return 1e6 * float64(o.M) }}
+		soc := fakeSoC()
+		writer, _ := newRecord(t, soc)
 		var requests []Request
 		for m := 1; m <= 40; m++ {
 			requests = append(requests, ask("a", matmul(m), m%4))
 		}
-		o := f.options()
-		o.Budget, o.Rounds = time.Nanosecond, rounds
-		rep, err := Run(context.Background(), s, requests, w, o)
+		options := driver.options()
+		options.Budget, options.Rounds = time.Nanosecond, rounds
+		rep, err := Run(context.Background(), soc, requests, writer, options)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if rep.Measured != 20 || len(rep.Left) != 20 {
 			t.Errorf("%d rounds: measured %d, left %d, want 20 and 20", rounds, rep.Measured, len(rep.Left))
 		}
-		for _, q := range requests {
-			m := w.Set().Lookup(q.Key())
-			if (m != nil) != (q.Priority <= priorityGlue) {
-				t.Errorf("%d rounds: %s of priority %d: measured %v", rounds, q.Key(), q.Priority, m != nil)
+		for _, request := range requests {
+			measured := writer.Set().Lookup(request.Key())
+			if (measured != nil) != (request.Priority <= priorityGlue) {
+				t.Errorf("%d rounds: %s of priority %d: measured %v", rounds, request.Key(), request.Priority,
+					measured != nil)
 			}
-			if m != nil && !slices.Contains(m.Warnings, record.FewSamples) {
-				t.Errorf("%d rounds: %s has %d samples and warnings %v", rounds, m.Key(), len(m.Samples), m.Warnings)
+			if measured != nil && !slices.Contains(measured.Warnings, record.FewSamples) {
+				t.Errorf("%d rounds: %s has %d samples and warnings %v", rounds, measured.Key(), len(measured.Samples),
+					measured.Warnings)
 			}
 		}
 	}
@@ -428,8 +436,8 @@ func TestBudgetMeasuresTheIndispensable(t *testing.T) {
 
 // TestResume interrupts a run again and again; together the runs measure everything once.
 func TestResume(t *testing.T) {
-	s := fakeSoC()
-	w, path := newRecord(t, s)
+	soc := fakeSoC()
+	w, path := newRecord(t, soc)
 	w.Close()
 	requests := everyKind()
 	measured := 0
@@ -437,26 +445,26 @@ func TestResume(t *testing.T) {
 		if round > len(requests) {
 			t.Fatal("no end")
 		}
-		f := &fake{cost: work}
+		driver := &fake{cost: work}
 		ctx, cancel := context.WithCancel(context.Background())
-		o := f.options()
+		options := driver.options()
 		ended := 0
-		o.Progress = func(p Progress) {
+		options.Progress = func(p Progress) {
 			if p.Ended {
 				if ended++; ended == 3 {
 					cancel()
 				}
 			}
 		}
-		w, err := record.Resume(path, fakeHeader(t, s))
+		writer, err := record.Resume(path, fakeHeader(t, soc))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if w.Set().Len() != measured {
-			t.Fatalf("round %d resumes with %d measurements, want %d", round, w.Set().Len(), measured)
+		if writer.Set().Len() != measured {
+			t.Fatalf("round %d resumes with %d measurements, want %d", round, writer.Set().Len(), measured)
 		}
-		rep, err := Run(ctx, s, requests, w, o)
-		w.Close()
+		rep, err := Run(ctx, soc, requests, writer, options)
+		writer.Close()
 		cancel()
 		measured += rep.Measured
 		if rep.Present+rep.Measured == len(requests) {
@@ -488,35 +496,37 @@ func TestPending(t *testing.T) {
 
 // Times of an emulator are nothing to fit costs to.
 func TestEmulatorsAreNotMeasured(t *testing.T) {
-	f := &fake{cost: work, emulated: true}
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
-	_, err := Run(context.Background(), s, []Request{ask("a", matmul(7), 0)}, w, f.options())
-	if err == nil || !strings.Contains(err.Error(), `processor "a" of driver "fake" is an emulator`) || diag.ClassOf(err) != diag.ClassUnavailable {
+	driver := &fake{cost: work, emulated: true}
+	soc := fakeSoC()
+	w, _ := newRecord(t, soc)
+	_, err := Run(context.Background(), soc, []Request{ask("a", matmul(7), 0)}, w, driver.options())
+	if err == nil || !strings.Contains(err.Error(), `processor "a" of driver "fake" is an emulator`) ||
+		diag.ClassOf(err) != diag.ClassUnavailable {
 		t.Errorf("got %v", err)
 	}
-	if f.runs.Load() != 0 {
+	if driver.runs.Load() != 0 {
 		t.Error("something was run")
 	}
 }
 
 func TestRefusals(t *testing.T) {
-	s := fakeSoC()
+	soc := fakeSoC()
 	bad := errors.New("shape is too odd")
-	f := &fake{cost: work, fail: func(what, _ string, o op.Op) error {
+	f := &fake{cost: work, fail: func(what, _ string, operator op.Op) error {
 		switch {
-		case what == "load" && o.M == 2:
+		case what == "load" && operator.M == 2:
 			return bad
-		case what == "run" && o.M == 3:
+		case what == "run" && operator.M == 3:
 			return bad
-		case what == "run" && o.M == 4:
+		case what == "run" && operator.M == 4:
 			panic("driver bug")
 		}
 		return nil
 	}}
-	w, _ := newRecord(t, s)
-	requests := []Request{ask("a", matmul(1), 0), ask("a", matmul(2), 0), ask("a", matmul(3), 0), ask("a", matmul(4), 0), ask("a", matmul(5), 0), ask("zz", matmul(5), 0)}
-	rep, err := Run(context.Background(), s, requests, w, f.options())
+	writer, _ := newRecord(t, soc)
+	requests := []Request{ask("a", matmul(1), 0), ask("a", matmul(2), 0), ask("a", matmul(3), 0),
+		ask("a", matmul(4), 0), ask("a", matmul(5), 0), ask("zz", matmul(5), 0)}
+	rep, err := Run(context.Background(), soc, requests, writer, f.options())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -533,19 +543,21 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 
-	o := f.options()
-	o.Drivers = nil
-	if _, err := Run(context.Background(), s, []Request{ask("a", matmul(7), 0)}, w, o); !errors.Is(err, driver.ErrUnavailable) {
+	options := f.options()
+	options.Drivers = nil
+	if _, err := Run(context.Background(), soc, []Request{ask("a", matmul(7), 0)}, writer, options); !errors.Is(err,
+		driver.ErrUnavailable) {
 		t.Errorf("without a driver: %v", err)
 	}
-	o = f.options()
-	o.Compilers = nil
-	if _, err := Run(context.Background(), s, []Request{ask("a", matmul(7), 0)}, w, o); diag.ClassOf(err) != diag.ClassUnavailable {
+	options = f.options()
+	options.Compilers = nil
+	if _, err := Run(context.Background(), soc, []Request{ask("a", matmul(7), 0)}, writer,
+		options); diag.ClassOf(err) != diag.ClassUnavailable {
 		t.Errorf("without a compiler: %v", err)
 	}
 	other := fakeSoC()
 	other.Name = "other"
-	if _, err := Run(context.Background(), other, nil, w, f.options()); err == nil {
+	if _, err := Run(context.Background(), other, nil, writer, f.options()); err == nil {
 		t.Error("a record of another SoC is accepted")
 	}
 }
@@ -553,21 +565,21 @@ func TestRefusals(t *testing.T) {
 // TestHangingDriver gives a processor that never returns: an interrupt still ends the run.
 func TestHangingDriver(t *testing.T) {
 	require.Slow(t)
-	s := fakeSoC()
+	soc := fakeSoC()
 	release := make(chan struct{})
 	defer close(release)
 	ctx, cancel := context.WithCancel(context.Background())
-	f := &fake{cost: work, fail: func(what, _ string, o op.Op) error {
+	driver := &fake{cost: work, fail: func(what, _ string, o op.Op) error {
 		if what == "run" && o.M == 2 {
 			cancel()
 			<-release
 		}
 		return nil
 	}}
-	w, _ := newRecord(t, s)
+	writer, _ := newRecord(t, soc)
 	done := make(chan error, 1)
 	go func() {
-		_, err := Run(ctx, s, []Request{ask("a", matmul(1), 0), ask("a", matmul(2), 1)}, w, f.options())
+		_, err := Run(ctx, soc, []Request{ask("a", matmul(1), 0), ask("a", matmul(2), 1)}, writer, driver.options())
 		done <- err
 	}()
 	select {
@@ -582,15 +594,15 @@ func TestHangingDriver(t *testing.T) {
 
 // TestBeside lets an operator take twice as long while another processor runs.
 func TestBeside(t *testing.T) {
-	f := &fake{busy: 20 * time.Microsecond}
-	f.cost = func(p string, o op.Op, i int) float64 {
-		if f.running.Load() > 1 {
+	driver := &fake{busy: 20 * time.Microsecond}
+	driver.cost = func(p string, o op.Op, i int) float64 {
+		if driver.running.Load() > 1 {
 			return 2e6
 		}
 		return 1e6
 	}
-	s := fakeSoC()
-	w, _ := newRecord(t, s)
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
 	alone := ask("a", matmul(1), 0)
 	both := ask("a", matmul(1), 0)
 	both.What.Concurrent = []record.Partner{{Proc: "b", Op: matmul(2), Layout: pack.N32, Cold: true}}
@@ -598,19 +610,19 @@ func TestBeside(t *testing.T) {
 	stream.What.Concurrent = []record.Partner{{Proc: "b"}}
 	shared := ask("a", matmul(1), 0)
 	shared.What.Concurrent = []record.Partner{{Proc: "c", Op: matmul(2), Layout: pack.N32}}
-	rep, err := Run(context.Background(), s, []Request{alone, both, stream, shared}, w, f.options())
+	rep, err := Run(context.Background(), soc, []Request{alone, both, stream, shared}, writer, driver.options())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(rep.Refused) != 1 || rep.Refused[0].Key != shared.Key() {
 		t.Errorf("refused %v, want the pair that shares a core", rep.Refused)
 	}
-	a, b := w.Set().Lookup(alone.Key()), w.Set().Lookup(both.Key())
-	if a == nil || b == nil || w.Set().Lookup(stream.Key()) == nil {
+	measured, b := writer.Set().Lookup(alone.Key()), writer.Set().Lookup(both.Key())
+	if measured == nil || b == nil || writer.Set().Lookup(stream.Key()) == nil {
 		t.Fatal("a measurement is missing")
 	}
 	// The clock is shared, so the partner's runs lengthen b's samples further; alone nothing does.
-	if x, y := stat.Median(a.Samples), stat.Median(b.Samples); x != 1e6 || y < 1.5e6 {
+	if x, y := stat.Median(measured.Samples), stat.Median(b.Samples); x != 1e6 || y < 1.5e6 {
 		t.Errorf("alone %g, beside %g", x, y)
 	}
 }
@@ -624,17 +636,17 @@ func TestLaunchOfNothing(t *testing.T) {
 }
 
 func TestSoCWithoutLinksRefusesCopies(t *testing.T) {
-	s := fakeSoC()
-	for i := range s.Processors {
-		s.Processors[i].Cores = nil
+	soc := fakeSoC()
+	for i := range soc.Processors {
+		soc.Processors[i].Cores = nil
 	}
-	f := &fake{cost: work}
-	w, _ := newRecord(t, s)
-	rep, err := Run(context.Background(), s, []Request{
+	driver := &fake{cost: work}
+	writer, _ := newRecord(t, soc)
+	rep, err := Run(context.Background(), soc, []Request{
 		{What: record.Measurement{Kind: record.Sync, Proc: "a", To: "b", Unit: "ns"}},
 		{What: record.Measurement{Kind: record.Copy, Proc: "a", To: "b", Bytes: 4096, Unit: "ns"}},
 		{What: record.Measurement{Kind: record.Bandwidth, Proc: "a", Bytes: 4096, Unit: "ns"}},
-	}, w, f.options())
+	}, writer, driver.options())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -642,13 +654,13 @@ func TestSoCWithoutLinksRefusesCopies(t *testing.T) {
 	if rep.Measured < 1 || len(rep.Refused) < 1 || rep.Refused[0].Key != "sync a to b" {
 		t.Errorf("measured %d, refused %v", rep.Measured, rep.Refused)
 	}
-	m := w.Set().Lookup("bandwidth a 4096B")
-	if m == nil {
+	measured := writer.Set().Lookup("bandwidth a 4096B")
+	if measured == nil {
 		t.Fatal("no bandwidth")
 	}
 	o := streamOp(false)
-	if want := work("", o, 1) * 4096 / float64(o.Bytes()); m.Samples[0] != round(want, 7) {
-		t.Errorf("bandwidth sample %g, want %g", m.Samples[0], want)
+	if want := work("", o, 1) * 4096 / float64(o.Bytes()); measured.Samples[0] != round(want, 7) {
+		t.Errorf("bandwidth sample %g, want %g", measured.Samples[0], want)
 	}
 }
 

@@ -21,42 +21,42 @@ import (
 // The record of a simulated SoC is the same however slow this machine is: a busy one cut noisy
 // operators short.
 func TestSimulatedRecordNeedsNoClock(t *testing.T) {
-	s, err := socs.Open("apple-m2-ultra")
+	soc, err := socs.Open("apple-m2-ultra")
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := models.Open("../testdata/arch/llama-plain")
+	model, err := models.Open("../testdata/arch/llama-plain")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.Close()
-	requests, err := Requests(s, m, Want{Buckets: []int{16}, MaxContext: 64})
+	defer model.Close()
+	requests, err := Requests(soc, model, Want{Buckets: []int{16}, MaxContext: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
-	header, err := Header(s, "", "", "test", 1)
+	header, err := Header(soc, "", "", "test", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var records [][]byte
 	for _, step := range []time.Duration{0, maxTime} { // a call of the clock takes
 		path := filepath.Join(t.TempDir(), "rec.jsonl")
-		w, err := record.Create(path, header)
+		writer, err := record.Create(path, header)
 		if err != nil {
 			t.Fatal(err)
 		}
 		now := time.Unix(0, 0)
-		d := sim.New(s)
-		o := Options{
+		d := sim.New(soc)
+		options := Options{
 			Drivers:   map[string]driver.Driver{d.Name(): d},
-			Compilers: map[string]driver.Compiler{"host": hostcompiler.New(), d.Name(): sim.NewCompiler(s)},
+			Compilers: map[string]driver.Compiler{"host": hostcompiler.New(), d.Name(): sim.NewCompiler(soc)},
 			Seed:      1,
 			now:       func() time.Time { now = now.Add(step); return now },
 		}
-		if _, err := Run(context.Background(), s, requests, w, o); err != nil {
+		if _, err := Run(context.Background(), soc, requests, writer, options); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Close(); err != nil {
+		if err := writer.Close(); err != nil {
 			t.Fatal(err)
 		}
 		data, err := os.ReadFile(path)
@@ -80,21 +80,21 @@ type simulated struct {
 // simulatedPhone is a SoC of three processors with what a small model needs of them.
 func simulatedPhone(t *testing.T, change func(s *socs.SoC)) *simulated {
 	t.Helper()
-	s, err := socs.Open("snapdragon-8gen3")
+	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	change(s)
-	m, err := models.Open("../testdata/arch/llama-plain")
+	change(soc)
+	model, err := models.Open("../testdata/arch/llama-plain")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.Close()
-	out := &simulated{soc: s}
-	if out.requests, err = Requests(s, m, Want{Buckets: []int{16}, MaxContext: 64}); err != nil {
+	defer model.Close()
+	out := &simulated{soc: soc}
+	if out.requests, err = Requests(soc, model, Want{Buckets: []int{16}, MaxContext: 64}); err != nil {
 		t.Fatal(err)
 	}
-	if out.header, err = Header(s, "", "", "test", 1); err != nil {
+	if out.header, err = Header(soc, "", "", "test", 1); err != nil {
 		t.Fatal(err)
 	}
 	return out
@@ -103,16 +103,16 @@ func simulatedPhone(t *testing.T, change func(s *socs.SoC)) *simulated {
 // run goes on with a record until it is complete or so many measurements are made; 0: all.
 func (s *simulated) run(t *testing.T, path string, most int) *record.Set {
 	t.Helper()
-	w, err := record.Resume(path, s.header)
+	writer, err := record.Resume(path, s.header)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
+	defer writer.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	count := 0
 	d := sim.New(s.soc)
-	_, err = Run(ctx, s.soc, s.requests, w, Options{
+	_, err = Run(ctx, s.soc, s.requests, writer, Options{
 		Drivers:   map[string]driver.Driver{d.Name(): d},
 		Compilers: map[string]driver.Compiler{"host": hostcompiler.New(), d.Name(): sim.NewCompiler(s.soc)},
 		Seed:      1, Budget: time.Hour,
@@ -128,14 +128,14 @@ func (s *simulated) run(t *testing.T, path string, most int) *record.Set {
 	if err != nil && most == 0 {
 		t.Fatal(err)
 	}
-	return w.Set()
+	return writer.Set()
 }
 
 // TestSimulatedResume breaks a run off again and again: the record has the same samples and flags as that of one run.
 func TestSimulatedResume(t *testing.T) {
-	phone := simulatedPhone(t, func(s *socs.SoC) {
-		for i := range s.Processors {
-			s.Processors[i].Sim.NoiseCV = 0.1 // so that some are flagged
+	phone := simulatedPhone(t, func(soc *socs.SoC) {
+		for i := range soc.Processors {
+			soc.Processors[i].Sim.NoiseCV = 0.1 // so that some are flagged
 		}
 	})
 	// Operators beside others share their graphs with those alone.
@@ -168,7 +168,8 @@ func TestSimulatedResume(t *testing.T) {
 	}
 	t.Logf("%d of %d are flagged", flagged, whole.Len())
 	if differ > 0 || flagged == 0 {
-		t.Errorf("%d of %d differ, %d are flagged; want none that differs and some that are flagged", differ, whole.Len(),
+		t.Errorf("%d of %d differ, %d are flagged; want none that differs and some that are flagged", differ,
+			whole.Len(),
 			flagged)
 	}
 }
@@ -176,9 +177,9 @@ func TestSimulatedResume(t *testing.T) {
 // TestSimulatedAbsurdLaunch measures a processor that takes a quarter of an hour to launch anything, also beside
 // others.
 func TestSimulatedAbsurdLaunch(t *testing.T) {
-	phone := simulatedPhone(t, func(s *socs.SoC) {
-		s.Processor("npu").LaunchUS = 1e9
-		if err := s.Validate(); err != nil {
+	phone := simulatedPhone(t, func(soc *socs.SoC) {
+		soc.Processor("npu").LaunchUS = 1e9
+		if err := soc.Validate(); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -12,24 +12,30 @@ import (
 func TestAnchorsAreAFamily(t *testing.T) {
 	share := rapid.Float64Range(0.01, 1)
 	rapid.Check(t, func(rt *rapid.T) {
-		a := Anchors{
-			PeakOpsPerNS: rapid.Float64Range(100, 1e5).Draw(rt, "P_pk"), PeakBytesPerNS: rapid.Float64Range(1, 1000).Draw(rt, "B_pk"),
-			MemoryShare: share.Draw(rt, "u_m"), ComputeShare: share.Draw(rt, "u_c"), ComputeIntensity: rapid.Float64Range(1, 1e4).Draw(rt, "I_c"),
+		anchors := Anchors{
+			PeakOpsPerNS:   rapid.Float64Range(100, 1e5).Draw(rt, "P_pk"),
+			PeakBytesPerNS: rapid.Float64Range(1, 1000).Draw(rt, "B_pk"),
+			MemoryShare:    share.Draw(rt, "u_m"), ComputeShare: share.Draw(rt, "u_c"),
+			ComputeIntensity: rapid.Float64Range(1, 1e4).Draw(rt, "I_c"),
 		}
-		f := Family{Kind: op.MatMul, Scheme: op.A8TQ8C, OpsPerNS: a.OpsPerNS(), BytesPerNS: a.BytesPerNS(), Sharpness: maxSharpness, Step: [3]int{1, 1, 1}}
-		m, k, n := rapid.IntRange(1, 512).Draw(rt, "M"), rapid.IntRange(1, 4096).Draw(rt, "K"), rapid.IntRange(1, 4096).Draw(rt, "N")
-		w, q := f.work(m, k, n, f.Step)
-		if got, want := a.NS(w, q), f.roofline(m, k, n, f.OpsPerNS, f.BytesPerNS); math.Abs(got-want) > 1e-9*want {
+		family := Family{Kind: op.MatMul, Scheme: op.A8TQ8C, OpsPerNS: anchors.OpsPerNS(),
+			BytesPerNS: anchors.BytesPerNS(), Sharpness: maxSharpness, Step: [3]int{1, 1, 1}}
+		m, k, n := rapid.IntRange(1, 512).Draw(rt, "M"), rapid.IntRange(1, 4096).Draw(rt, "K"),
+			rapid.IntRange(1, 4096).Draw(rt, "N")
+		w, q := family.work(m, k, n, family.Step)
+		if got, want := anchors.NS(w, q),
+			family.roofline(m, k, n, family.OpsPerNS, family.BytesPerNS); math.Abs(got-want) > 1e-9*want {
 			rt.Fatalf("%v ns, the family says %v", got, want)
 		}
-		if p := a.OpsPerNS(); p > a.PeakOpsPerNS || a.Clipped() != (p == a.PeakOpsPerNS && a.ComputeShare*a.PeakBytesPerNS*a.ComputeIntensity != p) {
-			rt.Fatalf("P_eff %v, peak %v, clipped %v", p, a.PeakOpsPerNS, a.Clipped())
+		if p := anchors.OpsPerNS(); p > anchors.PeakOpsPerNS || anchors.Clipped() != (p == anchors.PeakOpsPerNS &&
+			anchors.ComputeShare*anchors.PeakBytesPerNS*anchors.ComputeIntensity != p) {
+			rt.Fatalf("P_eff %v, peak %v, clipped %v", p, anchors.PeakOpsPerNS, anchors.Clipped())
 		}
 		// On either side of the knee one of both times counts.
-		if below := a.Knee() * 0.99; a.NS(below*q, q) != q/a.BytesPerNS() {
+		if below := anchors.Knee() * 0.99; anchors.NS(below*q, q) != q/anchors.BytesPerNS() {
 			rt.Fatal("below the knee it is not the memory's time")
 		}
-		if above := a.Knee() * 1.01; a.NS(above*q, q) != above*q/a.OpsPerNS() {
+		if above := anchors.Knee() * 1.01; anchors.NS(above*q, q) != above*q/anchors.OpsPerNS() {
 			rt.Fatal("above the knee it is not the arithmetic's time")
 		}
 	})

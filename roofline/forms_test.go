@@ -11,34 +11,35 @@ import (
 	"github.com/hetc/hetc/runtime/driver/sim"
 )
 
-// Forms are kept apart: each is predicted from its own samples, images of other numbers of rows tell nothing of one, and
-// what was measured in the default form alone is no candidate in another.
+// Forms are kept apart: each is predicted from its own samples, images of other numbers of rows tell nothing of one,
+// and what was measured in the default form alone is no candidate in another.
 func TestForms(t *testing.T) {
-	s := openSoC(t, "snapdragon-8gen3")
-	set := record.NewSet(header(t, s))
-	measure := func(o op.Op) {
-		ns, err := sim.NS(s, "npu", o)
+	soc := openSoC(t, "snapdragon-8gen3")
+	set := record.NewSet(header(t, soc))
+	measure := func(operator op.Op) {
+		ns, err := sim.NS(soc, "npu", operator)
 		if err != nil {
 			t.Fatal(err)
 		}
-		add(t, set, record.Measurement{Kind: record.Op, Proc: "npu", Op: &o, Layout: "n32", Samples: []float64{float64(ns)}})
+		add(t, set, record.Measurement{Kind: record.Op, Proc: "npu", Op: &operator, Layout: "n32",
+			Samples: []float64{float64(ns)}})
 	}
 	for _, w := range shapes {
 		for _, m := range []int{32, 64, 128, 256} {
 			for _, scheme := range []op.Scheme{op.A8TQ4B32, op.A8TQ8C} {
-				o := matmul(m, w[0], w[1], scheme)
-				measure(o)
-				for _, f := range op.FormsOf(m, s.Processor("npu").Forms[scheme]) {
-					if m == 32 && f.Class() == op.Conv { // left out
+				operator := matmul(m, w[0], w[1], scheme)
+				measure(operator)
+				for _, form := range op.FormsOf(m, soc.Processor("npu").Forms[scheme]) {
+					if m == 32 && form.Class() == op.Conv { // left out
 						continue
 					}
-					o.Form = f
-					measure(o)
+					operator.Form = form
+					measure(operator)
 				}
 			}
 		}
 	}
-	fitted, err := Fit(s, set)
+	fitted, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,55 +47,58 @@ func TestForms(t *testing.T) {
 	if err := Write(path, fitted); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(path)
+	costs, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, x := range set.All() {
-		o := *x.Op
-		want, err := sim.NS(s, "npu", o)
+		operator := *x.Op
+		want, err := sim.NS(soc, "npu", operator)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, err := c.Op("npu", o, false); err != nil || p.NS != want || p.Source != source.Measured {
-			t.Errorf("%s: %+v, %v, want %d ns as measured", o.Key(), p, err, want)
+		if p, err := costs.Op("npu", operator, false); err != nil || p.NS != want || p.Source != source.Measured {
+			t.Errorf("%s: %+v, %v, want %d ns as measured", operator.Key(), p, err, want)
 		}
 	}
-	if got := c.Forms("npu", matmul(64, 4096, 2048, op.A8TQ8C)); len(got) != 7 || !slices.Contains(got, "conv 8x8") {
+	if got := costs.Forms("npu", matmul(64, 4096, 2048, op.A8TQ8C)); len(got) != 7 ||
+		!slices.Contains(got, "conv 8x8") {
 		t.Errorf("images of 64 rows: %q", got)
 	}
-	if got := c.Forms("npu", matmul(32, 4096, 2048, op.A8TQ8C)); got != nil {
+	if got := costs.Forms("npu", matmul(32, 4096, 2048, op.A8TQ8C)); got != nil {
 		t.Errorf("images of 32 rows, which were not measured: %q", got)
 	}
-	if got := c.Forms("npu", matmul(96, 4096, 2048, op.A8TQ4B32)); !slices.Equal(got, []op.Form{op.Swapped}) {
+	if got := costs.Forms("npu", matmul(96, 4096, 2048, op.A8TQ4B32)); !slices.Equal(got, []op.Form{op.Swapped}) {
 		t.Errorf("orders of 96 rows: %q", got)
 	}
 	for _, proc := range []string{"gpu", "npu"} {
 		o := matmul(64, 4096, 2048, op.A32W32)
-		if got := c.Forms(proc, o); got != nil {
+		if got := costs.Forms(proc, o); got != nil {
 			t.Errorf("forms of what was never measured on %q: %q", proc, got)
 		}
 	}
 	// Between measured numbers of rows an order follows its own samples, not those of the default.
 	o := matmul(192, 4096, 28672, op.A8TQ4B32)
-	plain, err := c.Op("npu", o, false)
+	plain, err := costs.Op("npu", o, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.Form = op.Swapped
-	p, err := c.Op("npu", o, false)
+	predicted, err := costs.Op("npu", o, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want, _ := sim.NS(s, "npu", o); float64(p.NS) > 1.05*float64(want) || float64(p.NS) < 0.95*float64(want) || p.NS >= plain.NS {
-		t.Errorf("%s: predicted %d ns, the simulation takes %d, the default form %d", o.Key(), p.NS, want, plain.NS)
+	if want, _ := sim.NS(soc, "npu", o); float64(predicted.NS) > 1.05*float64(want) ||
+		float64(predicted.NS) < 0.95*float64(want) || predicted.NS >= plain.NS {
+		t.Errorf("%s: predicted %d ns, the simulation takes %d, the default form %d", o.Key(), predicted.NS, want,
+			plain.NS)
 	}
 }
 
 // A form that was measured with a static scale prices products of every scheme that takes the same time.
 func TestFormsOfAlikeSchemes(t *testing.T) {
-	s := openSoC(t, "snapdragon-8gen3")
-	set := record.NewSet(header(t, s))
+	soc := openSoC(t, "snapdragon-8gen3")
+	set := record.NewSet(header(t, soc))
 	for _, shape := range shapes {
 		for _, form := range []op.Form{"", "conv 8x8"} {
 			product := matmul(64, shape[0], shape[1], op.A8TQ8C)
@@ -103,21 +107,22 @@ func TestFormsOfAlikeSchemes(t *testing.T) {
 				product.Scheme, product.Form = op.A8SQ8C, form
 				ns /= 2
 			}
-			add(t, set, record.Measurement{Kind: record.Op, Proc: "npu", Op: &product, Layout: "n32", Samples: []float64{ns}})
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "npu", Op: &product, Layout: "n32",
+				Samples: []float64{ns}})
 		}
 	}
-	c, err := Fit(s, set)
+	costs, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, scheme := range []op.Scheme{op.A8SQ8C, op.A8OQ8C} {
 		product := matmul(64, shapes[0][0], shapes[0][1], scheme)
-		if got := c.Forms("npu", product); !slices.Equal(got, []op.Form{"conv 8x8"}) {
+		if got := costs.Forms("npu", product); !slices.Equal(got, []op.Form{"conv 8x8"}) {
 			t.Errorf("%s: forms %q", scheme, got)
 		}
-		plain, err1 := c.Op("npu", product, false)
+		plain, err1 := costs.Op("npu", product, false)
 		product.Form = "conv 8x8"
-		formed, err2 := c.Op("npu", product, false)
+		formed, err2 := costs.Op("npu", product, false)
 		if err1 != nil || err2 != nil || plain.NS != 2*formed.NS || formed.Source != source.Measured {
 			t.Errorf("%s: %+v (%v), in the form %+v (%v)", scheme, plain, err1, formed, err2)
 		}

@@ -16,9 +16,9 @@ import (
 
 // everyKind is an operator of every kind, with every field that tells times apart set and not.
 func everyKind() []op.Op {
-	heads := func(o op.Op) op.Op {
-		o.M, o.Heads, o.KVHeads, o.HeadDim = 24, 8, 4, 64
-		return o
+	heads := func(operator op.Op) op.Op {
+		operator.M, operator.Heads, operator.KVHeads, operator.HeadDim = 24, 8, 4, 64
+		return operator
 	}
 	return []op.Op{
 		{Kind: op.Embed, M: 24, K: 1000, N: 256, Table: op.BF16, Scale: 16},
@@ -66,28 +66,31 @@ func everyKind() []op.Op {
 func TestFamilyKeepsOperators(t *testing.T) {
 	seen := map[op.Kind]bool{}
 	keys := map[string]string{}
-	for _, o := range everyKind() {
-		if err := o.Validate(); err != nil {
+	for _, operator := range everyKind() {
+		if err := operator.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		seen[o.Kind] = true
-		f, m, a, b := familyOf("cpu", o, false)
-		back := f.operator(m, a, b)
-		if err := back.Validate(); err != nil || back.Key() != o.Key() || back.Flops() != o.Flops() || back.Bytes() != o.Bytes() {
-			t.Errorf("%s: its family has %s (%v), %d and %d operations, %d and %d bytes", o.Key(), back.Key(), err, o.Flops(), back.Flops(), o.Bytes(), back.Bytes())
+		seen[operator.Kind] = true
+		family, m, a, b := familyOf("cpu", operator, false)
+		back := family.operator(m, a, b)
+		if err := back.Validate(); err != nil || back.Key() != operator.Key() || back.Flops() != operator.Flops() ||
+			back.Bytes() != operator.Bytes() {
+			t.Errorf("%s: its family has %s (%v), %d and %d operations, %d and %d bytes", operator.Key(), back.Key(),
+				err, operator.Flops(), back.Flops(), operator.Bytes(), back.Bytes())
 		}
-		ops, bytes := f.work(m, a, b, [3]int{1, 1, 1})
-		if int64(ops) != o.Flops() || int64(bytes) != o.Bytes() {
-			t.Errorf("%s: size %v operations, %v bytes, want %d and %d", o.Key(), ops, bytes, o.Flops(), o.Bytes())
+		ops, bytes := family.work(m, a, b, [3]int{1, 1, 1})
+		if int64(ops) != operator.Flops() || int64(bytes) != operator.Bytes() {
+			t.Errorf("%s: size %v operations, %v bytes, want %d and %d", operator.Key(), ops, bytes, operator.Flops(),
+				operator.Bytes())
 		}
-		if old, ok := keys[f.key()]; ok && o.Fan == 0 {
-			t.Errorf("%s and %s are of one family %q", old, o.Key(), f.key())
+		if old, ok := keys[family.key()]; ok && operator.Fan == 0 {
+			t.Errorf("%s and %s are of one family %q", old, operator.Key(), family.key())
 		}
-		keys[f.key()] = o.Key()
+		keys[family.key()] = operator.Key()
 	}
-	for _, k := range op.Kinds {
-		if !seen[k] {
-			t.Errorf("kind %q is not tested", k)
+	for _, kind := range op.Kinds {
+		if !seen[kind] {
+			t.Errorf("kind %q is not tested", kind)
 		}
 	}
 }
@@ -95,39 +98,40 @@ func TestFamilyKeepsOperators(t *testing.T) {
 // Products of a group take what each takes, and one launch. Products of experts beside groups take what those of fewer
 // tokens take, and moving rows what summing them takes.
 func TestGroups(t *testing.T) {
-	s := openSoC(t, "core-ultra-5-125h")
-	set := record.NewSet(header(t, s))
-	for _, o := range everyKind() {
+	soc := openSoC(t, "core-ultra-5-125h")
+	set := record.NewSet(header(t, soc))
+	for _, operator := range everyKind() {
 		for _, m := range []int{1, 8, 64, 256} {
-			o.M = m
-			x, err := sim.NS(s, "cpu", o)
+			operator.M = m
+			x, err := sim.NS(soc, "cpu", operator)
 			if err != nil {
 				t.Fatal(err)
 			}
-			one := o
-			if r := (record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(x)}, Unit: "ns", Loops: 1, Simulated: true}); o.Kind != op.Attention && !set.Has(r.Key()) {
+			one := operator
+			if r := (record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(x)},
+				Unit: "ns", Loops: 1, Simulated: true}); operator.Kind != op.Attention && !set.Has(r.Key()) {
 				add(t, set, r)
 			}
 		}
 	}
-	c, err := Fit(s, set)
+	costs, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
-	predict := func(o op.Op) int64 {
+	predict := func(operator op.Op) int64 {
 		t.Helper()
-		p, err := c.Op("cpu", o, false)
+		predicted, err := costs.Op("cpu", operator, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p.LowNS > p.NS || p.HighNS < p.NS {
-			t.Errorf("%s: predicted %+v", o.Key(), p)
+		if predicted.LowNS > predicted.NS || predicted.HighNS < predicted.NS {
+			t.Errorf("%s: predicted %+v", operator.Key(), predicted)
 		}
-		phase, err := c.Phase(Load{Proc: "cpu", Op: o})
-		if err != nil || math.Abs(phase.NS()/float64(p.NS)-1) > 1e-3 {
-			t.Errorf("%s: its parts take %v ns (%v), all of it %d", o.Key(), phase.NS(), err, p.NS)
+		phase, err := costs.Phase(Load{Proc: "cpu", Op: operator})
+		if err != nil || math.Abs(phase.NS()/float64(predicted.NS)-1) > 1e-3 {
+			t.Errorf("%s: its parts take %v ns (%v), all of it %d", operator.Key(), phase.NS(), err, predicted.NS)
 		}
-		return p.NS
+		return predicted.NS
 	}
 	one := predict(op.Op{Kind: op.MatMul, M: 64, K: 256, N: 512, Scheme: op.A8TQ8C})
 	group := predict(op.Op{Kind: op.GroupMatMul, M: 8 * 64, K: 256, N: 512, Scheme: op.A8TQ8C, Experts: 8})
@@ -142,12 +146,12 @@ func TestGroups(t *testing.T) {
 	}
 	sum := predict(op.Op{Kind: op.Combine, M: 64, N: 256, Fan: 2})
 	for _, kind := range []op.Kind{op.Dispatch, op.Collect} {
-		o := op.Op{Kind: kind, M: 64, N: 256, Fan: 2, Groups: "4x32", Sent: 1}
+		operator := op.Op{Kind: kind, M: 64, N: 256, Fan: 2, Groups: "4x32", Sent: 1}
 		if kind == op.Dispatch {
-			o.Experts = 4
+			operator.Experts = 4
 		}
-		if got := predict(o); got != sum {
-			t.Errorf("%s takes %d ns, want %d as a sum", o.Key(), got, sum)
+		if got := predict(operator); got != sum {
+			t.Errorf("%s takes %d ns, want %d as a sum", operator.Key(), got, sum)
 		}
 	}
 }
@@ -155,52 +159,56 @@ func TestGroups(t *testing.T) {
 // Every kind is fitted, written, read and predicted; of what was not measured the error names the
 // operator and the way out.
 func TestEveryKind(t *testing.T) {
-	s := openSoC(t, "core-ultra-5-125h")
-	set := record.NewSet(header(t, s))
-	for _, o := range everyKind() {
+	soc := openSoC(t, "core-ultra-5-125h")
+	set := record.NewSet(header(t, soc))
+	for _, operator := range everyKind() {
 		for _, m := range []int{1, 8, 64, 256} {
-			o.M = m
-			x, err := sim.NS(s, "cpu", o)
+			operator.M = m
+			x, err := sim.NS(soc, "cpu", operator)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if o.Kind.Has("context") {
-				o.Context = max(o.Context, m)
+			if operator.Kind.Has("context") {
+				operator.Context = max(operator.Context, m)
 			}
-			one := o
-			r := record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(x)}, Unit: "ns", Loops: 1, Simulated: true}
-			if !set.Has(r.Key()) {
-				add(t, set, r)
+			one := operator
+			measured := record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(x)},
+				Unit: "ns", Loops: 1, Simulated: true}
+			if !set.Has(measured.Key()) {
+				add(t, set, measured)
 			}
 		}
 	}
-	c, err := Fit(s, set)
+	costs, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "costs.yaml")
-	if err := Write(path, c); err != nil {
+	if err := Write(path, costs); err != nil {
 		t.Fatal(err)
 	}
-	if c, err = Open(path); err != nil {
+	if costs, err = Open(path); err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range everyKind() {
-		want, err := sim.NS(s, "cpu", o)
+	for _, operator := range everyKind() {
+		want, err := sim.NS(soc, "cpu", operator)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := c.Op("cpu", o, false)
-		if err != nil || math.Abs(float64(p.NS)/float64(want)-1) > 0.1 {
-			t.Errorf("%s: predicted %+v (%v), takes %d ns", o.Key(), p, err, want)
+		predicted, err := costs.Op("cpu", operator, false)
+		if err != nil || math.Abs(float64(predicted.NS)/float64(want)-1) > 0.1 {
+			t.Errorf("%s: predicted %+v (%v), takes %d ns", operator.Key(), predicted, err, want)
 		}
-		if _, err := c.Op("npu", o, false); err == nil || !strings.Contains(err.Error(), string(o.Kind)) || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "hetc profile") {
-			t.Errorf("%s on a processor where nothing was measured: %v (hints %q)", o.Key(), err, diag.HintsOf(err))
+		if _, err := costs.Op("npu", operator, false); err == nil ||
+			!strings.Contains(err.Error(), string(operator.Kind)) ||
+			!strings.Contains(strings.Join(diag.HintsOf(err), " "), "hetc profile") {
+			t.Errorf("%s on a processor where nothing was measured: %v (hints %q)", operator.Key(), err,
+				diag.HintsOf(err))
 		}
 	}
 	// A file whose fields belong to another kind is refused.
-	c.Families[0].Window = 7
-	if err := Write(path, c); err == nil || !strings.Contains(err.Error(), "means nothing to it") {
+	costs.Families[0].Window = 7
+	if err := Write(path, costs); err == nil || !strings.Contains(err.Error(), "means nothing to it") {
 		t.Errorf("an embedding with a window: %v", err)
 	}
 }
@@ -213,10 +221,10 @@ type mixture struct {
 	step              int
 }
 
-func (x mixture) ns(o op.Op) float64 {
-	rows := make([]int, o.Experts)
-	for r := range o.M * o.Fan {
-		rows[r%o.Experts]++
+func (x mixture) ns(operator op.Op) float64 {
+	rows := make([]int, operator.Experts)
+	for r := range operator.M * operator.Fan {
+		rows[r%operator.Experts]++
 	}
 	t := x.launch
 	for _, n := range rows {
@@ -224,8 +232,9 @@ func (x mixture) ns(o op.Op) float64 {
 			continue
 		}
 		padded := float64(op.RoundUp(n, x.step))
-		work := 2 * padded * float64(o.K) * float64(o.N) / x.opsPerNS
-		bytes := float64(op.WeightBytes(o.Scheme.Weight(), o.K, o.N)) + padded*float64(o.K+4*o.N)
+		work := 2 * padded * float64(operator.K) * float64(operator.N) / x.opsPerNS
+		bytes := float64(op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)) + padded*float64(
+			operator.K+4*operator.N)
 		t += x.perExpert + math.Max(work, bytes/x.rate)
 	}
 	return t
@@ -234,7 +243,7 @@ func (x mixture) ns(o op.Op) float64 {
 // Matrices of experts are predicted at numbers of rows and for parts of columns that were not measured: below
 // the number at which every expert is in use, above it, and where the rows of each begin to count.
 func TestExpertsTruth(t *testing.T) {
-	s := openSoC(t, "core-ultra-5-125h")
+	soc := openSoC(t, "core-ultra-5-125h")
 	grid := []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
 	for name, x := range map[string]mixture{
 		"cpu":                    {launch: 1500, perExpert: 300, opsPerNS: 800, rate: 20, step: 1},
@@ -245,12 +254,13 @@ func TestExpertsTruth(t *testing.T) {
 			{4096, 28672, 8, 2}, {2048, 1536, 128, 8}, {2048, 2048, 64, 8}, {4096, 12800, 16, 2},
 		} {
 			t.Run(fmt.Sprintf("%s, %d experts", name, shape.experts), func(t *testing.T) {
-				set, held := record.NewSet(header(t, s)), record.NewSet(header(t, s))
+				set, held := record.NewSet(header(t, soc)), record.NewSet(header(t, soc))
 				put := func(to *record.Set, m, n int) {
-					o := op.Op{Kind: op.ExpertMatMul, M: m, K: shape.k, N: n, Scheme: op.A8TQ8C, Experts: shape.experts, Fan: shape.fan, Spread: true}
-					r := record.Measurement{Kind: record.Op, Proc: "npu", Op: &o, Samples: []float64{x.ns(o)}}
-					if !set.Has(r.Key()) && !held.Has(r.Key()) {
-						add(t, to, r)
+					o := op.Op{Kind: op.ExpertMatMul, M: m, K: shape.k, N: n, Scheme: op.A8TQ8C, Experts: shape.experts,
+						Fan: shape.fan, Spread: true}
+					measured := record.Measurement{Kind: record.Op, Proc: "npu", Op: &o, Samples: []float64{x.ns(o)}}
+					if !set.Has(measured.Key()) && !held.Has(measured.Key()) {
+						add(t, to, measured)
 					}
 				}
 				for _, m := range grid {
@@ -268,17 +278,18 @@ func TestExpertsTruth(t *testing.T) {
 				for range 100 {
 					put(held, []int{1, 512}[rng.IntN(2)], shape.n*(25+rng.IntN(75))/100/32*32)
 				}
-				c, err := Fit(s, set)
+				costs, err := Fit(soc, set)
 				if err != nil {
 					t.Fatal(err)
 				}
-				q, err := Evaluate(c, held)
+				quality, err := Evaluate(costs, held)
 				if err != nil {
 					t.Fatal(err)
 				}
-				report(t, t.Name(), q)
-				if q.MAPE > 0.03 || q.Within10 < 0.95 {
-					t.Errorf("step %v: MAPE %s, within 10 %%: %s", c.Families[0].Step, percent(q.MAPE), percent(q.Within10))
+				report(t, t.Name(), quality)
+				if quality.MAPE > 0.03 || quality.Within10 < 0.95 {
+					t.Errorf("step %v: MAPE %s, within 10 %%: %s", costs.Families[0].Step, percent(quality.MAPE),
+						percent(quality.Within10))
 				}
 			})
 		}
@@ -327,25 +338,26 @@ func TestDensitiesBetween(t *testing.T) {
 // The product of some channels beyond a scale takes what lies between few and the usual number, and more beyond it;
 // from a record without few, as older ones are, no less than the usual number.
 func TestOutlierChannels(t *testing.T) {
-	s := openSoC(t, "core-ultra-5-125h")
+	soc := openSoC(t, "core-ultra-5-125h")
 	usual := op.Op{Kind: op.OutlierMatMul, M: 64, K: 2048, N: 512, Scheme: op.A32W16}
 	few := usual
 	few.Channels = op.FewChannels
 	for _, measured := range [][]op.Op{{usual}, {usual, few}} {
-		set := record.NewSet(header(t, s))
-		for _, o := range measured {
+		set := record.NewSet(header(t, soc))
+		for _, operator := range measured {
 			for _, m := range []int{1, 8, 64, 256} {
-				one := o
+				one := operator
 				one.M = m
-				ns, err := sim.NS(s, "cpu", one)
+				ns, err := sim.NS(soc, "cpu", one)
 				if err != nil {
 					t.Fatal(err)
 				}
-				add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(ns)}, Unit: "ns",
+				add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(ns)},
+					Unit:  "ns",
 					Loops: 1, Simulated: true})
 			}
 		}
-		costs, err := Fit(s, set)
+		costs, err := Fit(soc, set)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -357,7 +369,7 @@ func TestOutlierChannels(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want, err := sim.NS(s, "cpu", asked)
+			want, err := sim.NS(soc, "cpu", asked)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -26,21 +26,21 @@ import (
 
 func openSoC(t testing.TB, name string) *socs.SoC {
 	t.Helper()
-	s, err := socs.Open(name)
+	soc, err := socs.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return soc
 }
 
 // header is that of a simulated record of s.
-func header(t testing.TB, s *socs.SoC) record.Header {
+func header(t testing.TB, soc *socs.SoC) record.Header {
 	t.Helper()
-	d, err := s.Digest()
+	d, err := soc.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: d, Simulated: true, Hetc: "test"}
+	return record.Header{Schema: record.Schema, SoC: soc.Name, SoCDigest: d, Simulated: true, Hetc: "test"}
 }
 
 // noise draws samples around a time.
@@ -61,10 +61,10 @@ func (n noise) samples(ns float64) []float64 {
 	return out
 }
 
-func add(t testing.TB, set *record.Set, m record.Measurement) {
+func add(t testing.TB, set *record.Set, measured record.Measurement) {
 	t.Helper()
-	m.Unit, m.Loops, m.Simulated = "ns", 1, set.Header.Simulated
-	if err := set.Add(&m); err != nil {
+	measured.Unit, measured.Loops, measured.Simulated = "ns", 1, set.Header.Simulated
+	if err := set.Add(&measured); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -79,27 +79,28 @@ var shapes = [][2]int{{4096, 6144}, {4096, 4096}, {4096, 28672}, {14336, 4096}}
 var powers = []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
 
 // simulated measures every shape at every m on a processor, exactly as the simulation says.
-func simulated(t testing.TB, s *socs.SoC, proc string, scheme op.Scheme, ms []int, n noise) *record.Set {
+func simulated(t testing.TB, soc *socs.SoC, proc string, scheme op.Scheme, ms []int, n noise) *record.Set {
 	t.Helper()
-	set := record.NewSet(header(t, s))
+	set := record.NewSet(header(t, soc))
 	for _, w := range shapes {
 		for _, m := range ms {
-			o := matmul(m, w[0], w[1], scheme)
-			x, err := sim.NS(s, proc, o)
+			operator := matmul(m, w[0], w[1], scheme)
+			x, err := sim.NS(soc, proc, operator)
 			if err != nil {
 				t.Fatal(err)
 			}
-			add(t, set, record.Measurement{Kind: record.Op, Proc: proc, Op: &o, Layout: "n32", Samples: n.samples(float64(x))})
+			add(t, set, record.Measurement{Kind: record.Op, Proc: proc, Op: &operator, Layout: "n32",
+				Samples: n.samples(float64(x))})
 		}
 	}
 	return set
 }
 
 // truth holds out random M of the sampled shapes, at least 5 % from every sampled M.
-func truth(t testing.TB, s *socs.SoC, proc string, scheme op.Scheme, ms []int, count int) *record.Set {
+func truth(t testing.TB, soc *socs.SoC, proc string, scheme op.Scheme, ms []int, count int) *record.Set {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(7, 7))
-	set := record.NewSet(header(t, s))
+	set := record.NewSet(header(t, soc))
 	for set.Len() < count {
 		w := shapes[rng.IntN(len(shapes))]
 		m := 1 + rng.IntN(512)
@@ -107,28 +108,30 @@ func truth(t testing.TB, s *socs.SoC, proc string, scheme op.Scheme, ms []int, c
 		for _, x := range ms {
 			near = near || math.Abs(float64(m)/float64(x)-1) < 0.05
 		}
-		o := matmul(m, w[0], w[1], scheme)
-		x, err := sim.NS(s, proc, o)
+		operator := matmul(m, w[0], w[1], scheme)
+		x, err := sim.NS(soc, proc, operator)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := record.Measurement{Kind: record.Op, Proc: proc, Op: &o, Layout: "n32", Samples: []float64{float64(x)}, Simulated: true, Unit: "ns", Loops: 1}
-		if near || set.Has(r.Key()) {
+		measured := record.Measurement{Kind: record.Op, Proc: proc, Op: &operator, Layout: "n32",
+			Samples: []float64{float64(x)}, Simulated: true, Unit: "ns", Loops: 1}
+		if near || set.Has(measured.Key()) {
 			continue
 		}
-		add(t, set, r)
+		add(t, set, measured)
 	}
 	return set
 }
 
-func report(t *testing.T, name string, q Quality) {
+func report(t *testing.T, name string, quality Quality) {
 	t.Helper()
-	var b strings.Builder
-	for _, m := range q.Misses[:min(3, len(q.Misses))] {
-		b.WriteString("\n    " + m.Key + " " + string(m.Predicted.Source))
-		b.WriteString(" error " + percent(m.Error))
+	var text strings.Builder
+	for _, m := range quality.Misses[:min(3, len(quality.Misses))] {
+		text.WriteString("\n    " + m.Key + " " + string(m.Predicted.Source))
+		text.WriteString(" error " + percent(m.Error))
 	}
-	t.Logf("%-40s n %d, within 10 %%: %s, 15 %%: %s, MAPE %s, covered %s%s", name, q.N, percent(q.Within10), percent(q.Within15), percent(q.MAPE), percent(q.Covered), b.String())
+	t.Logf("%-40s n %d, within 10 %%: %s, 15 %%: %s, MAPE %s, covered %s%s", name, quality.N, percent(quality.Within10),
+		percent(quality.Within15), percent(quality.MAPE), percent(quality.Covered), text.String())
 }
 
 func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 2, 64) + " %" }
@@ -137,26 +140,26 @@ func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 2, 64) +
 func TestSimulatedTruth(t *testing.T) {
 	require.Slow(t)
 	for _, name := range socs.Catalog() {
-		s := openSoC(t, name)
-		for i := range s.Processors {
-			p := &s.Processors[i]
-			for _, scheme := range p.Schemes {
-				c, err := Fit(s, simulated(t, s, p.Name, scheme, powers, noise{}))
+		soc := openSoC(t, name)
+		for i := range soc.Processors {
+			proc := &soc.Processors[i]
+			for _, scheme := range proc.Schemes {
+				costs, err := Fit(soc, simulated(t, soc, proc.Name, scheme, powers, noise{}))
 				if err != nil {
 					t.Fatal(err)
 				}
-				q, err := Evaluate(c, truth(t, s, p.Name, scheme, powers, 200))
+				quality, err := Evaluate(costs, truth(t, soc, proc.Name, scheme, powers, 200))
 				if err != nil {
 					t.Fatal(err)
 				}
-				report(t, name+" "+p.Name+" "+string(scheme), q)
-				if q.MAPE > 0.01 || q.Within10 < 1 {
-					t.Errorf("MAPE %s, within 10 %%: %s", percent(q.MAPE), percent(q.Within10))
+				report(t, name+" "+proc.Name+" "+string(scheme), quality)
+				if quality.MAPE > 0.01 || quality.Within10 < 1 {
+					t.Errorf("MAPE %s, within 10 %%: %s", percent(quality.MAPE), percent(quality.Within10))
 				}
-				if got, want := c.Families[0].Step[0], max(p.Sim.Schemes[scheme].Step.M, 1); got != want {
+				if got, want := costs.Families[0].Step[0], max(proc.Sim.Schemes[scheme].Step.M, 1); got != want {
 					t.Errorf("step of M is %d, want %d", got, want)
 				}
-				if !c.Simulated {
+				if !costs.Simulated {
 					t.Error("costs from a simulated record are not marked")
 				}
 			}
@@ -167,28 +170,28 @@ func TestSimulatedTruth(t *testing.T) {
 // Steps that the SoC does not state are found from samples on both sides of them.
 func TestUnknownSteps(t *testing.T) {
 	for _, step := range []int{8, 16, 24, 32, 48, 64, 128} {
-		s := openSoC(t, "snapdragon-8gen3")
-		p := s.Processor("npu")
-		p.Tile = capability.Tile{}
-		x := p.Sim.Schemes[op.A8TQ4B32]
+		soc := openSoC(t, "snapdragon-8gen3")
+		proc := soc.Processor("npu")
+		proc.Tile = capability.Tile{}
+		x := proc.Sim.Schemes[op.A8TQ4B32]
 		x.Step, x.Forms = capability.Tile{M: step}, nil // rates of the order whose price is the step alone
-		p.Sim.Schemes[op.A8TQ4B32] = x
+		proc.Sim.Schemes[op.A8TQ4B32] = x
 		ms := slices.Concat(powers, []int{2 * step, 2*step + 1, 4 * step, 4*step + 1, 5 * step, 5*step + 1})
 		slices.Sort(ms)
 		ms = slices.Compact(ms)
-		c, err := Fit(s, simulated(t, s, "npu", op.A8TQ4B32, ms, noise{}))
+		costs, err := Fit(soc, simulated(t, soc, "npu", op.A8TQ4B32, ms, noise{}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := c.Families[0].Step[0]; got != step {
+		if got := costs.Families[0].Step[0]; got != step {
 			t.Errorf("step %d is taken for %d", step, got)
 		}
-		q, err := Evaluate(c, truth(t, s, "npu", op.A8TQ4B32, ms, 200))
+		quality, err := Evaluate(costs, truth(t, soc, "npu", op.A8TQ4B32, ms, 200))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if q.MAPE > 0.01 {
-			t.Errorf("step %d: MAPE %s", step, percent(q.MAPE))
+		if quality.MAPE > 0.01 {
+			t.Errorf("step %d: MAPE %s", step, percent(quality.MAPE))
 		}
 	}
 }
@@ -196,23 +199,25 @@ func TestUnknownSteps(t *testing.T) {
 // With 2 % noise and ten samples each, 95 % of what was not measured is within 10 %.
 func TestNoise(t *testing.T) {
 	require.Slow(t)
-	s := openSoC(t, "snapdragon-8gen3")
+	soc := openSoC(t, "snapdragon-8gen3")
 	for _, proc := range []string{"cpu", "gpu", "npu"} {
-		for _, scheme := range s.Processor(proc).Schemes {
+		for _, scheme := range soc.Processor(proc).Schemes {
 			n := noise{rng: rand.New(rand.NewPCG(3, 4)), cv: 0.02, n: 10}
-			c, err := Fit(s, simulated(t, s, proc, scheme, powers, n))
+			costs, err := Fit(soc, simulated(t, soc, proc, scheme, powers, n))
 			if err != nil {
 				t.Fatal(err)
 			}
-			q, err := Evaluate(c, truth(t, s, proc, scheme, powers, 200))
+			quality, err := Evaluate(costs, truth(t, soc, proc, scheme, powers, 200))
 			if err != nil {
 				t.Fatal(err)
 			}
-			report(t, proc+" "+string(scheme)+", 2 % noise", q)
-			if q.Within10 < 0.95 || q.Covered < 0.75 {
-				t.Errorf("%s %s: within 10 %%: %s, covered %s", proc, scheme, percent(q.Within10), percent(q.Covered))
+			report(t, proc+" "+string(scheme)+", 2 % noise", quality)
+			if quality.Within10 < 0.95 || quality.Covered < 0.75 {
+				t.Errorf("%s %s: within 10 %%: %s, covered %s", proc, scheme, percent(quality.Within10),
+					percent(quality.Covered))
 			}
-			if got, want := c.Families[0].Step[0], max(s.Processor(proc).Sim.Schemes[scheme].Step.M, 1); got != want {
+			if got, want := costs.Families[0].Step[0],
+				max(soc.Processor(proc).Sim.Schemes[scheme].Step.M, 1); got != want {
 				t.Errorf("%s %s: step of M is %d, want %d", proc, scheme, got, want)
 			}
 		}
@@ -221,13 +226,13 @@ func TestNoise(t *testing.T) {
 
 // Column shards of a measured weight follow from a few measured shards.
 func TestShards(t *testing.T) {
-	s := openSoC(t, "snapdragon-8gen3")
+	soc := openSoC(t, "snapdragon-8gen3")
 	for _, proc := range []string{"cpu", "gpu", "npu"} {
-		set, held := record.NewSet(header(t, s)), record.NewSet(header(t, s))
+		set, held := record.NewSet(header(t, soc)), record.NewSet(header(t, soc))
 		for _, m := range []int{1, 16, 128, 256} {
 			for n := 512; n <= 4096; n += 512 {
-				o := matmul(m, 4096, n, op.A8TQ4B32)
-				x, err := sim.NS(s, proc, o)
+				operator := matmul(m, 4096, n, op.A8TQ4B32)
+				x, err := sim.NS(soc, proc, operator)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -235,28 +240,29 @@ func TestShards(t *testing.T) {
 				if n == 512 || n == 1024 || n == 2048 || n == 4096 {
 					to = set
 				}
-				add(t, to, record.Measurement{Kind: record.Op, Proc: proc, Op: &o, Samples: []float64{float64(x)}})
+				add(t, to, record.Measurement{Kind: record.Op, Proc: proc, Op: &operator,
+					Samples: []float64{float64(x)}})
 			}
 		}
-		c, err := Fit(s, set)
+		costs, err := Fit(soc, set)
 		if err != nil {
 			t.Fatal(err)
 		}
-		q, err := Evaluate(c, held)
+		quality, err := Evaluate(costs, held)
 		if err != nil {
 			t.Fatal(err)
 		}
-		report(t, proc+" shards", q)
-		if q.MAPE > 0.01 {
-			t.Errorf("%s: MAPE %s", proc, percent(q.MAPE))
+		report(t, proc+" shards", quality)
+		if quality.MAPE > 0.01 {
+			t.Errorf("%s: MAPE %s", proc, percent(quality.MAPE))
 		}
 	}
 }
 
 // beside is the exact time of an operator while another processor repeats one that reads at the given rate.
-func beside(t testing.TB, s *socs.SoC, proc string, o op.Op, other string, p op.Op) float64 {
+func beside(t testing.TB, soc *socs.SoC, proc string, operator op.Op, other string, p op.Op) float64 {
 	t.Helper()
-	x, err := sim.Beside(s, sim.Company{Proc: proc, Op: o}, sim.Company{Proc: other, Op: p})
+	x, err := sim.Beside(soc, sim.Company{Proc: proc, Op: operator}, sim.Company{Proc: other, Op: p})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,26 +272,27 @@ func beside(t testing.TB, s *socs.SoC, proc string, o op.Op, other string, p op.
 var gpuAndNPU = []string{"gpu", "npu"}
 
 // full is a record with everything a profile of a laptop would hold.
-func full(t testing.TB, s *socs.SoC) *record.Set {
+func full(t testing.TB, soc *socs.SoC) *record.Set {
 	t.Helper()
-	set := record.NewSet(header(t, s))
-	put := func(m record.Measurement, ns float64) {
-		m.Samples = []float64{ns}
-		add(t, set, m)
+	set := record.NewSet(header(t, soc))
+	put := func(measured record.Measurement, ns float64) {
+		measured.Samples = []float64{ns}
+		add(t, set, measured)
 	}
 	exact := func(proc string, o op.Op) float64 {
-		x, err := sim.NS(s, proc, o)
+		x, err := sim.NS(soc, proc, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return float64(x)
 	}
-	joint, _ := s.JointGBps(gpuAndNPU...)
+	joint, _ := soc.JointGBps(gpuAndNPU...)
 	for i, proc := range gpuAndNPU {
-		p, other := s.Processor(proc), gpuAndNPU[1-i]
+		p, other := soc.Processor(proc), gpuAndNPU[1-i]
 		put(record.Measurement{Kind: record.Bandwidth, Proc: proc, Bytes: 1 << 28}, (1<<28)/p.BandwidthGBps)
-		share := p.BandwidthGBps / (p.BandwidthGBps + s.Processor(other).BandwidthGBps) * joint
-		put(record.Measurement{Kind: record.Bandwidth, Proc: proc, Bytes: 1 << 28, Concurrent: []record.Partner{{Proc: other}}}, (1<<28)/share)
+		share := p.BandwidthGBps / (p.BandwidthGBps + soc.Processor(other).BandwidthGBps) * joint
+		put(record.Measurement{Kind: record.Bandwidth, Proc: proc, Bytes: 1 << 28,
+			Concurrent: []record.Partner{{Proc: other}}}, (1<<28)/share)
 		put(record.Measurement{Kind: record.Launch, Proc: proc, Op: &op.Op{Kind: op.Add, M: 1, N: 32}}, 1e3*p.LaunchUS)
 		put(record.Measurement{Kind: record.Sync, Proc: proc, To: other}, 5000)
 		for _, bytes := range []int64{1 << 12, 1 << 20, 1 << 24} {
@@ -298,13 +305,17 @@ func full(t testing.TB, s *socs.SoC) *record.Set {
 			}
 			for _, m := range []int{1, 256} {
 				o := matmul(m, w[0], w[1], op.A8TQ8C)
-				put(record.Measurement{Kind: record.Op, Proc: proc, Op: &o, Layout: "n32", Concurrent: []record.Partner{{Proc: other, Op: &o, Layout: "n32"}}}, beside(t, s, proc, o, other, o))
+				put(record.Measurement{Kind: record.Op, Proc: proc, Op: &o, Layout: "n32",
+					Concurrent: []record.Partner{{Proc: other, Op: &o, Layout: "n32"}}},
+					beside(t, soc, proc, o, other, o))
 			}
-			o := matmul(1, w[0], w[1], op.A8TQ8C)
+			operator := matmul(1, w[0], w[1], op.A8TQ8C)
 			bytes := op.WeightBytes("q8c", w[0], w[1])
-			put(record.Measurement{Kind: record.Load, Proc: proc, Op: &o, Bytes: bytes}, 1e6+float64(bytes))
+			put(record.Measurement{Kind: record.Load, Proc: proc, Op: &operator, Bytes: bytes}, 1e6+float64(bytes))
 		}
-		for _, o := range []op.Op{{Kind: op.Norm, M: 64, N: 4096}, {Kind: op.Norm, M: 256, N: 4096}, {Kind: op.Add, M: 256, N: 4096}} {
+		for _, o := range []op.Op{
+			{Kind: op.Norm, M: 64, N: 4096}, {Kind: op.Norm, M: 256, N: 4096}, {Kind: op.Add, M: 256, N: 4096},
+		} {
 			put(record.Measurement{Kind: record.Op, Proc: proc, Op: &o}, exact(proc, o))
 		}
 	}
@@ -313,122 +324,128 @@ func full(t testing.TB, s *socs.SoC) *record.Set {
 
 func fitFull(t testing.TB) (*socs.SoC, *Costs) {
 	t.Helper()
-	s := openSoC(t, "core-ultra-5-125h")
-	c, err := Fit(s, full(t, s))
+	soc := openSoC(t, "core-ultra-5-125h")
+	costs, err := Fit(soc, full(t, soc))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, c
+	return soc, costs
 }
 
 func TestConcurrent(t *testing.T) {
-	s, c := fitFull(t)
+	soc, costs := fitFull(t)
 	gemv, gemm := matmul(1, 4096, 28672, op.A8TQ8C), matmul(256, 4096, 4096, op.A8TQ8C)
-	for _, x := range []struct {
+	for _, test := range []struct {
 		name      string
 		a, b      op.Op
 		tolerance float64
 		rests     source.Source
 	}{
 		{"measured pair", gemv, gemv, 1e-4, source.Measured},
-		{"shards of it", matmul(1, 4096, 16384, op.A8TQ8C), matmul(1, 4096, 12288, op.A8TQ8C), 0.1, source.Interpolated},
+		{"shards of it", matmul(1, 4096, 16384, op.A8TQ8C), matmul(1, 4096, 12288, op.A8TQ8C), 0.1,
+			source.Interpolated},
 		{"compute-bound", gemm, gemm, 0.01, source.Measured},
 		{"one of each", gemv, matmul(512, 4096, 28672, op.A8TQ8C), 0.1, source.Interpolated},
 	} {
-		f, rests, err := c.Concurrent(Load{Proc: "gpu", Op: x.a}, Load{Proc: "npu", Op: x.b})
+		f, rests, err := costs.Concurrent(Load{Proc: "gpu", Op: test.a}, Load{Proc: "npu", Op: test.b})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if rests != x.rests {
-			t.Errorf("%s: slowdowns are %s, want %s", x.name, rests, x.rests)
+		if rests != test.rests {
+			t.Errorf("%s: slowdowns are %s, want %s", test.name, rests, test.rests)
 		}
-		exact, err := sim.Together(s, sim.Company{Proc: "gpu", Op: x.a}, sim.Company{Proc: "npu", Op: x.b})
+		exact, err := sim.Together(soc, sim.Company{Proc: "gpu", Op: test.a}, sim.Company{Proc: "npu", Op: test.b})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, o := range []op.Op{x.a, x.b} {
-			alone, err := sim.NS(s, gpuAndNPU[i], o)
+		for i, o := range []op.Op{test.a, test.b} {
+			alone, err := sim.NS(soc, gpuAndNPU[i], o)
 			if err != nil {
 				t.Fatal(err)
 			}
 			want := float64(exact[i]) / float64(alone)
-			t.Logf("%s on %s: factor %.3f, exactly %.3f", x.name, gpuAndNPU[i], f[i], want)
-			if math.Abs(f[i]/want-1) > x.tolerance {
-				t.Errorf("%s on %s: factor %.3f, want %.3f", x.name, gpuAndNPU[i], f[i], want)
+			t.Logf("%s on %s: factor %.3f, exactly %.3f", test.name, gpuAndNPU[i], f[i], want)
+			if math.Abs(f[i]/want-1) > test.tolerance {
+				t.Errorf("%s on %s: factor %.3f, want %.3f", test.name, gpuAndNPU[i], f[i], want)
 			}
 		}
 	}
-	if f, _, err := c.Concurrent(Load{Proc: "gpu", Op: gemv}); err != nil || f[0] != 1 {
+	if f, _, err := costs.Concurrent(Load{Proc: "gpu", Op: gemv}); err != nil || f[0] != 1 {
 		t.Errorf("alone: %v %v", f, err)
 	}
-	if _, _, err := c.Concurrent(Load{Proc: "gpu", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
+	if _, _, err := costs.Concurrent(Load{Proc: "gpu", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
 		t.Error("two operators ran on one processor at once")
 	}
-	if _, _, err := c.Concurrent(Load{Proc: "dsp", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
+	if _, _, err := costs.Concurrent(Load{Proc: "dsp", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
 		t.Error("an unknown processor was predicted")
 	}
 }
 
 func TestWholeMachine(t *testing.T) {
-	_, c := fitFull(t)
-	if p, ok := c.Sync("npu", "gpu"); !ok || p.NS != 5000 || p.Source != source.Measured {
+	_, costs := fitFull(t)
+	if p, ok := costs.Sync("npu", "gpu"); !ok || p.NS != 5000 || p.Source != source.Measured {
 		t.Errorf("measured hand-over: %+v %v", p, ok)
 	}
-	if p, ok := c.Sync("cpu", "gpu"); !ok || p.NS != 20000 || p.Source != source.Described {
+	if p, ok := costs.Sync("cpu", "gpu"); !ok || p.NS != 20000 || p.Source != source.Described {
 		t.Errorf("described hand-over: %+v %v", p, ok)
 	}
-	if p, ok := c.Sync("gpu", "gpu"); !ok || p.NS != 0 {
+	if p, ok := costs.Sync("gpu", "gpu"); !ok || p.NS != 0 {
 		t.Errorf("staying: %+v %v", p, ok)
 	}
-	if _, ok := c.Sync("gpu", "dsp"); ok {
+	if _, ok := costs.Sync("gpu", "dsp"); ok {
 		t.Error("hand-over to an unknown processor")
 	}
-	if p, err := c.Launch("npu"); err != nil || p.NS != 100000 || p.Source != source.Measured {
+	if p, err := costs.Launch("npu"); err != nil || p.NS != 100000 || p.Source != source.Measured {
 		t.Errorf("launch: %+v %v", p, err)
 	}
-	if p, err := c.Launch("cpu"); err != nil || p.NS != 1000 || p.Source != source.Described {
+	if p, err := costs.Launch("cpu"); err != nil || p.NS != 1000 || p.Source != source.Described {
 		t.Errorf("described launch: %+v %v", p, err)
 	}
-	if _, err := c.Launch("dsp"); err == nil {
+	if _, err := costs.Launch("dsp"); err == nil {
 		t.Error("launch on an unknown processor")
 	}
-	for bytes, want := range map[int64]float64{1 << 20: 2000 + (1<<20)/20, 1 << 22: 2000 + (1<<22)/20, 1 << 26: 2000 + (1<<26)/20, 1: 2000} {
-		p, ok := c.Copy("gpu", "npu", bytes)
-		if !ok || math.Abs(float64(p.NS)/want-1) > 0.01 {
-			t.Errorf("copy of %d bytes: %+v %v, want %.0f", bytes, p, ok, want)
+	for bytes, want := range map[int64]float64{
+		1 << 20: 2000 + (1<<20)/20, 1 << 22: 2000 + (1<<22)/20, 1 << 26: 2000 + (1<<26)/20, 1: 2000,
+	} {
+		predicted, ok := costs.Copy("gpu", "npu", bytes)
+		if !ok || math.Abs(float64(predicted.NS)/want-1) > 0.01 {
+			t.Errorf("copy of %d bytes: %+v %v, want %.0f", bytes, predicted, ok, want)
 		}
 	}
-	if _, ok := c.Copy("cpu", "npu", 1); ok {
+	if _, ok := costs.Copy("cpu", "npu", 1); ok {
 		t.Error("copy between processors that share memory")
 	}
-	if p := c.load("gpu", 10_000_000); math.Abs(float64(p.NS)/11e6-1) > 0.01 {
+	if p := costs.load("gpu", 10_000_000); math.Abs(float64(p.NS)/11e6-1) > 0.01 {
 		t.Errorf("load of 10 MB: %+v, want 11 ms", p)
 	}
-	for _, x := range c.Sharing {
-		if slices.Equal(x.Procs, []string{"gpu", "npu"}) && (math.Abs(x.BytesPerNS/78-1) > 0.1 || x.Source != source.Measured) {
+	for _, x := range costs.Sharing {
+		if slices.Equal(x.Procs, []string{"gpu", "npu"}) && (math.Abs(x.BytesPerNS/78-1) > 0.1 ||
+			x.Source != source.Measured) {
 			t.Errorf("joint bandwidth %v (%s), want about 78", x.BytesPerNS, x.Source)
 		}
 	}
 }
 
 func TestMissingAndInfeasible(t *testing.T) {
-	_, c := fitFull(t)
-	for _, x := range []struct {
+	_, costs := fitFull(t)
+	for _, test := range []struct {
 		proc string
 		o    op.Op
 		want []string
 	}{
-		{"gpu", matmul(1, 4096, 4096, op.A8TQ4B32), []string{"matmul in scheme a8t/q4b32 was never measured", "hetc profile"}},
-		{"npu", op.Op{Kind: op.GLU, M: 1, N: 64, Interleave: 32, Act: op.SiLU}, []string{"operator glu was never measured", "hetc profile"}},
+		{"gpu", matmul(1, 4096, 4096, op.A8TQ4B32),
+			[]string{"matmul in scheme a8t/q4b32 was never measured", "hetc profile"}},
+		{"npu", op.Op{Kind: op.GLU, M: 1, N: 64, Interleave: 32, Act: op.SiLU},
+			[]string{"operator glu was never measured", "hetc profile"}},
 		{"dsp", matmul(1, 4096, 4096, op.A8TQ8C), []string{`no processor "dsp"`, "cpu, gpu, npu"}},
 		{"gpu", matmul(0, 4096, 4096, op.A8TQ8C), []string{"m = 0"}},
 	} {
-		_, err := c.Op(x.proc, x.o, false)
+		_, err := costs.Op(test.proc, test.o, false)
 		if err == nil {
-			t.Fatalf("%s on %s was predicted", x.o.Key(), x.proc)
+			t.Fatalf("%s on %s was predicted", test.o.Key(), test.proc)
 		}
 		text := err.Error() + strings.Join(diag.HintsOf(err), " ")
-		for _, w := range x.want {
+		for _, w := range test.want {
 			if !strings.Contains(text, w) {
 				t.Errorf("got %q, want %q", text, w)
 			}
@@ -437,32 +454,33 @@ func TestMissingAndInfeasible(t *testing.T) {
 			t.Errorf("class %d", diag.ClassOf(err))
 		}
 	}
-	o := matmul(100, 4096, 4096, op.A8TQ8C)
-	if _, err := c.Op("npu", o, false); err != nil {
+	operator := matmul(100, 4096, 4096, op.A8TQ8C)
+	if _, err := costs.Op("npu", operator, false); err != nil {
 		t.Fatal(err)
 	}
-	c.exclude("npu", o, "spills")
-	c.exclude("npu", o, "spills")
-	_, err := c.Op("npu", o, false)
-	if diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), "spills") || len(c.Infeasible) != 1 {
+	costs.exclude("npu", operator, "spills")
+	costs.exclude("npu", operator, "spills")
+	_, err := costs.Op("npu", operator, false)
+	if diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), "spills") ||
+		len(costs.Infeasible) != 1 {
 		t.Errorf("an excluded operator: %v", err)
 	}
 	for _, m := range []int{99, 101} { // its neighbours stay
-		o.M = m
-		if _, err := c.Op("npu", o, false); err != nil {
+		operator.M = m
+		if _, err := costs.Op("npu", operator, false); err != nil {
 			t.Errorf("M=%d: %v", m, err)
 		}
 	}
 	path := filepath.Join(t.TempDir(), "costs.yaml")
-	if err := Write(path, c); err != nil {
+	if err := Write(path, costs); err != nil {
 		t.Fatal(err)
 	}
 	again, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.M = 100
-	if _, err := again.Op("npu", o, false); diag.ClassOf(err) != diag.ClassInfeasible {
+	operator.M = 100
+	if _, err := again.Op("npu", operator, false); diag.ClassOf(err) != diag.ClassInfeasible {
 		t.Errorf("after writing and reading: %v", err)
 	}
 }
@@ -470,42 +488,43 @@ func TestMissingAndInfeasible(t *testing.T) {
 // What was measured with scales of rows answers for static ones, alone and beside others, and the other way round; what
 // is infeasible for one of them is for the other.
 func TestTwins(t *testing.T) {
-	_, c := fitFull(t)
+	_, costs := fitFull(t)
 	for _, proc := range []string{"gpu", "npu"} {
-		o := matmul(100, 4096, 4096, op.A8TQ8C)
-		want, err := c.Op(proc, o, false)
+		operator := matmul(100, 4096, 4096, op.A8TQ8C)
+		want, err := costs.Op(proc, operator, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Scheme = op.A8SQ8C
-		if got, err := c.Op(proc, o, false); err != nil || got != want {
+		operator.Scheme = op.A8SQ8C
+		if got, err := costs.Op(proc, operator, false); err != nil || got != want {
 			t.Errorf("%s: %+v, %v, want %+v", proc, got, err, want)
 		}
 	}
 	loads := func(s op.Scheme) []Load {
 		return []Load{{"gpu", matmul(100, 4096, 2048, s), false}, {"npu", matmul(100, 4096, 2048, s), false}}
 	}
-	want, _, err := c.Concurrent(loads(op.A8TQ8C)...)
+	want, _, err := costs.Concurrent(loads(op.A8TQ8C)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	static := loads(op.A8SQ8C)
-	if got, _, err := c.Concurrent(static...); err != nil || !slices.Equal(got, want) || static[0].Op.Scheme != op.A8SQ8C {
+	if got, _, err := costs.Concurrent(static...); err != nil || !slices.Equal(got, want) ||
+		static[0].Op.Scheme != op.A8SQ8C {
 		t.Errorf("together %v, %v, want %v", got, err, want)
 	}
 	o := matmul(100, 4096, 4096, op.A8TQ8C)
-	c.exclude("npu", o, "spills")
+	costs.exclude("npu", o, "spills")
 	o.Scheme = op.A8SQ8C
-	if _, err := c.Op("npu", o, false); diag.ClassOf(err) != diag.ClassInfeasible {
+	if _, err := costs.Op("npu", o, false); diag.ClassOf(err) != diag.ClassInfeasible {
 		t.Errorf("the twin of an excluded operator: %v", err)
 	}
-	for i := range c.Families { // as if the others had been measured
-		if f := &c.Families[i]; f.Scheme == op.A8TQ8C {
+	for i := range costs.Families { // as if the others had been measured
+		if f := &costs.Families[i]; f.Scheme == op.A8TQ8C {
 			f.Scheme = op.A8SQ8C
 		}
 	}
 	path := filepath.Join(t.TempDir(), "costs.yaml")
-	if err := Write(path, c); err != nil {
+	if err := Write(path, costs); err != nil {
 		t.Fatal(err)
 	}
 	again, err := Open(path)
@@ -521,8 +540,8 @@ func TestTwins(t *testing.T) {
 
 // Cold and warm answer for each other only where one of them has no samples around M.
 func TestColdAndWarm(t *testing.T) {
-	s := openSoC(t, "snapdragon-8gen3")
-	set := record.NewSet(header(t, s))
+	soc := openSoC(t, "snapdragon-8gen3")
+	set := record.NewSet(header(t, soc))
 	put := func(m int, cold bool, ns float64) {
 		o := matmul(m, 4096, 4096, op.A8TQ8C)
 		add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Cold: cold, Samples: []float64{ns}})
@@ -532,38 +551,38 @@ func TestColdAndWarm(t *testing.T) {
 	for _, m := range []int{1, 4, 16, 64, 256} {
 		put(m, false, 100e3*float64(m))
 	}
-	c, err := Fit(s, set)
+	costs, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, x := range []struct {
+	for _, test := range []struct {
 		m    int
 		cold bool
 		want int64
 	}{{1, true, 400e3}, {1, false, 100e3}, {256, true, 25600e3}, {2, false, 200e3}, {2, true, 410e3}} {
-		p, err := c.Op("cpu", matmul(x.m, 4096, 4096, op.A8TQ8C), x.cold)
-		if err != nil || math.Abs(float64(p.NS)/float64(x.want)-1) > 0.02 {
-			t.Errorf("M=%d cold=%v: %+v %v, want %d", x.m, x.cold, p, err, x.want)
+		predicted, err := costs.Op("cpu", matmul(test.m, 4096, 4096, op.A8TQ8C), test.cold)
+		if err != nil || math.Abs(float64(predicted.NS)/float64(test.want)-1) > 0.02 {
+			t.Errorf("M=%d cold=%v: %+v %v, want %d", test.m, test.cold, predicted, err, test.want)
 		}
 	}
 }
 
 func TestRoundTrip(t *testing.T) {
-	s, c := fitFull(t)
+	soc, costs := fitFull(t)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "costs.yaml")
-	if err := Write(path, c); err != nil {
+	if err := Write(path, costs); err != nil {
 		t.Fatal(err)
 	}
 	again, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := Fit(s, full(t, s))
+	second, err := Fit(soc, full(t, soc))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, _ := c.Digest()
+	want, _ := costs.Digest()
 	for name, x := range map[string]*Costs{"read back": again, "fitted again": second} {
 		if got, _ := x.Digest(); got != want {
 			t.Errorf("%s: digest %s, want %s", name, got, want)
@@ -571,11 +590,11 @@ func TestRoundTrip(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 200 {
-		o := matmul(1+rng.IntN(600), 32*(1+rng.IntN(400)), 32*(1+rng.IntN(400)), op.A8TQ8C)
-		p, err := c.Op("npu", o, rng.IntN(2) == 0)
-		q, err2 := again.Op("npu", o, rng.IntN(2) == 0)
-		if err != nil || err2 != nil || p != q {
-			t.Fatalf("%s: %+v and %+v (%v, %v)", o.Key(), p, q, err, err2)
+		operator := matmul(1+rng.IntN(600), 32*(1+rng.IntN(400)), 32*(1+rng.IntN(400)), op.A8TQ8C)
+		predicted, err := costs.Op("npu", operator, rng.IntN(2) == 0)
+		q, err2 := again.Op("npu", operator, rng.IntN(2) == 0)
+		if err != nil || err2 != nil || predicted != q {
+			t.Fatalf("%s: %+v and %+v (%v, %v)", operator.Key(), predicted, q, err, err2)
 		}
 	}
 	// Writing again gives the same bytes; a failed write leaves the old file.
@@ -583,8 +602,8 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Families[0].SetupNS = math.NaN()
-	if err := Write(path, c); err == nil {
+	costs.Families[0].SetupNS = math.NaN()
+	if err := Write(path, costs); err == nil {
 		t.Error("NaN was written")
 	}
 	if err := Write(path, again); err != nil {
@@ -599,55 +618,58 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func TestFitRefuses(t *testing.T) {
-	s := openSoC(t, "core-ultra-5-125h")
+	soc := openSoC(t, "core-ultra-5-125h")
 	other := openSoC(t, "apple-m2-ultra")
-	if _, err := Fit(other, full(t, s)); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "core-ultra-5-125h") {
+	if _, err := Fit(other, full(t, soc)); diag.ClassOf(err) != diag.ClassInput ||
+		!strings.Contains(err.Error(), "core-ultra-5-125h") {
 		t.Errorf("a record of another SoC: %v", err)
 	}
-	if _, err := Fit(s, record.NewSet(header(t, s))); err == nil || len(diag.HintsOf(err)) == 0 {
+	if _, err := Fit(soc, record.NewSet(header(t, soc))); err == nil || len(diag.HintsOf(err)) == 0 {
 		t.Errorf("an empty record: %v", err)
 	}
-	set := record.NewSet(header(t, s))
-	o := matmul(1, 32, 32, op.A8TQ8C)
-	add(t, set, record.Measurement{Kind: record.Op, Proc: "dsp", Op: &o, Samples: []float64{1}})
-	if _, err := Fit(s, set); err == nil || !strings.Contains(err.Error(), `"dsp"`) {
+	set := record.NewSet(header(t, soc))
+	operator := matmul(1, 32, 32, op.A8TQ8C)
+	add(t, set, record.Measurement{Kind: record.Op, Proc: "dsp", Op: &operator, Samples: []float64{1}})
+	if _, err := Fit(soc, set); err == nil || !strings.Contains(err.Error(), `"dsp"`) {
 		t.Errorf("an unknown processor: %v", err)
 	}
 	for want, add := range map[string]func(set *record.Set){
 		"takes 1e+16 ns, want at most 9007199254740992 (104 days)": func(set *record.Set) {
-			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Samples: []float64{1e16}})
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &operator, Samples: []float64{1e16}})
 		},
 		// of which the mean is infinite
 		"takes +Inf ns": func(set *record.Set) {
-			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Samples: []float64{1.7e308, 1.7e308}})
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &operator,
+				Samples: []float64{1.7e308, 1.7e308}})
 		},
 		"bytes_per_ns is 1.07374e+18, want a number above 0, at most 1e+09": func(set *record.Set) {
-			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Samples: []float64{1}})
-			add(t, set, record.Measurement{Kind: record.Bandwidth, Proc: "cpu", Bytes: 1 << 30, Samples: []float64{1e-9}})
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &operator, Samples: []float64{1}})
+			add(t, set, record.Measurement{Kind: record.Bandwidth, Proc: "cpu", Bytes: 1 << 30,
+				Samples: []float64{1e-9}})
 		},
 	} {
-		set := record.NewSet(header(t, s))
+		set := record.NewSet(header(t, soc))
 		add(set)
-		if _, err := Fit(s, set); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), want) {
+		if _, err := Fit(soc, set); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-	if _, err := CrossValidate(s, full(t, s), 1, new(Costs)); err == nil {
+	if _, err := CrossValidate(soc, full(t, soc), 1, new(Costs)); err == nil {
 		t.Error("one fold")
 	}
 }
 
 // What is held out changes nothing but the digest of the record.
 func TestHeldOutIsNotFitted(t *testing.T) {
-	s := openSoC(t, "core-ultra-5-125h")
-	set := full(t, s)
-	plain, err := Fit(s, set)
+	soc := openSoC(t, "core-ultra-5-125h")
+	set := full(t, soc)
+	plain, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := matmul(100, 4096, 4096, op.A8TQ8C)
 	add(t, set, record.Measurement{Kind: record.Op, Proc: "gpu", Op: &o, Samples: []float64{1}, HeldOut: true})
-	again, err := Fit(s, set)
+	again, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -659,92 +681,96 @@ func TestHeldOutIsNotFitted(t *testing.T) {
 	if b, _ := again.Digest(); a != b {
 		t.Error("a held-out measurement was fitted")
 	}
-	q, err := Evaluate(plain, set.HeldOut())
-	if err != nil || q.N != 1 {
-		t.Errorf("evaluated %d held-out operators: %v", q.N, err)
+	quality, err := Evaluate(plain, set.HeldOut())
+	if err != nil || quality.N != 1 {
+		t.Errorf("evaluated %d held-out operators: %v", quality.N, err)
 	}
 }
 
 func TestCrossValidate(t *testing.T) {
 	require.Slow(t)
-	s := openSoC(t, "core-ultra-5-125h")
-	set := full(t, s)
-	c, err := Fit(s, set)
+	soc := openSoC(t, "core-ultra-5-125h")
+	set := full(t, soc)
+	costs, err := Fit(soc, set)
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := CrossValidate(s, set, 5, c)
+	quality, err := CrossValidate(soc, set, 5, costs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	report(t, "5 folds, edges included", q)
-	if q.N < 80 || q.Within10 < 0.8 {
-		t.Errorf("%d operators, within 10 %%: %s", q.N, percent(q.Within10))
+	report(t, "5 folds, edges included", quality)
+	if quality.N < 80 || quality.Within10 < 0.8 {
+		t.Errorf("%d operators, within 10 %%: %s", quality.N, percent(quality.Within10))
 	}
-	again, err := CrossValidate(s, set, 5, new(Costs)) // knows no family: every fold fits all
-	if err != nil || !reflect.DeepEqual(again, q) {
-		t.Errorf("MAPE %v with the families that lack nothing taken over, %v with all fitted again (%v)", q.MAPE, again.MAPE, err)
+	again, err := CrossValidate(soc, set, 5, new(Costs)) // knows no family: every fold fits all
+	if err != nil || !reflect.DeepEqual(again, quality) {
+		t.Errorf("MAPE %v with the families that lack nothing taken over, %v with all fitted again (%v)", quality.MAPE,
+			again.MAPE, err)
 	}
 }
 
 // Whatever was measured, every prediction is a positive time inside its interval, a measured shape comes
 // out as measured, and between two samples of a shape the time lies between theirs.
 func TestPredictionProperties(t *testing.T) {
-	s := openSoC(t, "snapdragon-8gen3")
+	soc := openSoC(t, "snapdragon-8gen3")
 	rapid.Check(t, func(rt *rapid.T) {
-		set := record.NewSet(header(t, s))
+		set := record.NewSet(header(t, soc))
 		times := map[int]map[int]float64{} // by N, M
 		n := rapid.IntRange(1, 12).Draw(rt, "samples")
 		for range n {
-			o := matmul(rapid.IntRange(1, 600).Draw(rt, "m"), 256, 32*rapid.IntRange(1, 6).Draw(rt, "n"), op.A8TQ8C)
-			if times[o.N][o.M] != 0 {
+			operator := matmul(rapid.IntRange(1, 600).Draw(rt, "m"), 256, 32*rapid.IntRange(1, 6).Draw(rt, "n"),
+				op.A8TQ8C)
+			if times[operator.N][operator.M] != 0 {
 				continue
 			}
 			x := math.Round(math.Exp(rapid.Float64Range(0, 25).Draw(rt, "log ns")))
-			if times[o.N] == nil {
-				times[o.N] = map[int]float64{}
+			if times[operator.N] == nil {
+				times[operator.N] = map[int]float64{}
 			}
-			times[o.N][o.M] = x
-			add(t, set, record.Measurement{Kind: record.Op, Proc: "npu", Op: &o, Samples: []float64{x}})
+			times[operator.N][operator.M] = x
+			add(t, set, record.Measurement{Kind: record.Op, Proc: "npu", Op: &operator, Samples: []float64{x}})
 		}
-		c, err := Fit(s, set)
+		costs, err := Fit(soc, set)
 		if err != nil {
 			rt.Fatal(err)
 		}
 		for range 20 {
-			o := matmul(rapid.IntRange(1, 700).Draw(rt, "m"), rapid.SampledFrom([]int{256, 64, 5000}).Draw(rt, "k"), 32*rapid.IntRange(1, 8).Draw(rt, "n"), op.A8TQ8C)
-			p, err := c.Op("npu", o, rapid.Bool().Draw(rt, "cold"))
+			operator := matmul(rapid.IntRange(1, 700).Draw(rt, "m"),
+				rapid.SampledFrom([]int{256, 64, 5000}).Draw(rt, "k"), 32*rapid.IntRange(1, 8).Draw(rt, "n"), op.A8TQ8C)
+			predicted, err := costs.Op("npu", operator, rapid.Bool().Draw(rt, "cold"))
 			if err != nil {
 				rt.Fatal(err)
 			}
-			if p.NS < 1 || p.LowNS < 0 || p.LowNS > p.NS || p.HighNS < p.NS {
-				rt.Fatalf("%s: %+v", o.Key(), p)
+			if predicted.NS < 1 || predicted.LowNS < 0 || predicted.LowNS > predicted.NS ||
+				predicted.HighNS < predicted.NS {
+				rt.Fatalf("%s: %+v", operator.Key(), predicted)
 			}
-			if o.K != 256 {
+			if operator.K != 256 {
 				continue
 			}
 			lo, hi := 0, math.MaxInt
-			for m := range times[o.N] {
-				if m <= o.M {
+			for m := range times[operator.N] {
+				if m <= operator.M {
 					lo = max(lo, m)
 				}
-				if m >= o.M {
+				if m >= operator.M {
 					hi = min(hi, m)
 				}
 			}
 			switch {
-			case lo == o.M:
-				if p.Source != source.Measured || float64(p.NS) != times[o.N][lo] {
-					rt.Fatalf("%s: %+v, measured %v", o.Key(), p, times[o.N][lo])
+			case lo == operator.M:
+				if predicted.Source != source.Measured || float64(predicted.NS) != times[operator.N][lo] {
+					rt.Fatalf("%s: %+v, measured %v", operator.Key(), predicted, times[operator.N][lo])
 				}
 			case lo > 0 && hi < math.MaxInt:
-				a, b := times[o.N][lo], times[o.N][hi]
-				if p.Source != source.Interpolated {
-					rt.Fatalf("%s between M=%d and %d: %+v", o.Key(), lo, hi, p)
+				a, b := times[operator.N][lo], times[operator.N][hi]
+				if predicted.Source != source.Interpolated {
+					rt.Fatalf("%s between M=%d and %d: %+v", operator.Key(), lo, hi, predicted)
 				}
-				if c.Families[0].Step[0] == 1 && // else the samples of one step count as one
-					(float64(p.NS) < math.Floor(min(a, b)) || float64(p.NS) > math.Ceil(max(a, b))) {
-					rt.Fatalf("%s: %+v, between %v and %v", o.Key(), p, a, b)
+				if costs.Families[0].Step[0] == 1 && // else the samples of one step count as one
+					(float64(predicted.NS) < math.Floor(min(a, b)) || float64(predicted.NS) > math.Ceil(max(a, b))) {
+					rt.Fatalf("%s: %+v, between %v and %v", operator.Key(), predicted, a, b)
 				}
 			}
 		}
@@ -752,9 +778,9 @@ func TestPredictionProperties(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	_, c := fitFull(f)
+	_, costs := fitFull(f)
 	path := filepath.Join(f.TempDir(), "costs.yaml")
-	if err := Write(path, c); err != nil {
+	if err := Write(path, costs); err != nil {
 		f.Fatal(err)
 	}
 	seed, err := os.ReadFile(path)
@@ -762,18 +788,20 @@ func FuzzParse(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(seed)
-	f.Add([]byte("schema: hetc.costs/1\nfamilies: [{proc: a, kind: matmul, step: [0,0,0], curves: [{points: [[1,2,3,4]]}]}]\nend: true\n"))
+	f.Add([]byte("schema: hetc.costs/1\nfamilies: [{proc: a, kind: matmul, step: [0,0,0], curves: [{points: " +
+		"[[1,2,3,4]]}]}]\nend: true\n"))
 	f.Add([]byte(`{"schema":"hetc.costs/1","end":true,"families":[{"proc":"a","kind":"rope","group":-1,"head_dim":1,"setup_ns":1e308,"curves":[{"a":-1,"b":9223372036854775807}]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Parse("fuzz.yaml", data)
+		fitted, err := Parse("fuzz.yaml", data)
 		if err != nil {
 			return
 		}
-		for _, x := range c.Families {
-			for _, k := range x.Curves {
-				p, err := c.Op(x.Proc, x.operator(int(k.Points[0][0]), k.A, k.B), x.Cold)
-				if err == nil && (p.NS < 1 || p.LowNS > p.NS || p.HighNS < p.NS) {
-					t.Fatalf("%s: %+v", x.key(), p)
+		for _, family := range fitted.Families {
+			for _, k := range family.Curves {
+				predicted, err := fitted.Op(family.Proc, family.operator(int(k.Points[0][0]), k.A, k.B), family.Cold)
+				if err == nil && (predicted.NS < 1 || predicted.LowNS > predicted.NS ||
+					predicted.HighNS < predicted.NS) {
+					t.Fatalf("%s: %+v", family.key(), predicted)
 				}
 			}
 		}

@@ -94,11 +94,11 @@ func TestHostileFiles(t *testing.T) {
 		}
 	}
 	repeat := func(n int, format string) string {
-		var b strings.Builder
+		var text strings.Builder
 		for i := range n {
-			fmt.Fprintf(&b, format, i)
+			fmt.Fprintf(&text, format, i)
 		}
-		return b.String()
+		return text.String()
 	}
 	in := func(old, new string) string {
 		if !strings.Contains(small, old) {
@@ -106,7 +106,7 @@ func TestHostileFiles(t *testing.T) {
 		}
 		return strings.Replace(small, old, new, 1)
 	}
-	for _, c := range []struct{ name, text, want string }{
+	for _, test := range []struct{ name, text, want string }{
 		{"empty", "", "document is empty"},
 		{"truncated", small[:len(small)/2], "x.yaml"},
 		{"not utf-8", "schema: hetc.soc/1\nname: \"\xff\"\n", "UTF-8"},
@@ -116,17 +116,21 @@ func TestHostileFiles(t *testing.T) {
 		{"huge", in("bandwidth_gbps: 10", "bandwidth_gbps: 1e300"), "processors.a.bandwidth_gbps"},
 		{"negative", in("bandwidth_gbps: 10", "bandwidth_gbps: -10"), "processors.a.bandwidth_gbps"},
 		{"tiny", in("peak_gops: 100", "peak_gops: 5e-324"), "sim.schemes.a32/w32.peak_gops"},
-		{"negative launch", in("bandwidth_gbps: 10", "bandwidth_gbps: 10\n    launch_us: -0.5"), "processors.a.launch_us"},
+		{"negative launch", in("bandwidth_gbps: 10", "bandwidth_gbps: 10\n    launch_us: -0.5"),
+			"processors.a.launch_us"},
 		{"tile beyond int", in("n: 32}", "n: 9223372036854775808}"), "whole number"},
 		{"huge tile", in("n: 32}", "n: 9223372036854775807}"), "processors.a.tile.n"},
-		{"bytes beyond int", small + "memory: [{name: m, bytes: 99999999999999999999, processors: [a]}]\n", "whole number"},
-		{"too many bytes", small + "memory: [{name: m, bytes: 9223372036854775807, processors: [a]}]\n", "memory.m.bytes"},
+		{"bytes beyond int", small + "memory: [{name: m, bytes: 99999999999999999999, processors: [a]}]\n",
+			"whole number"},
+		{"too many bytes", small + "memory: [{name: m, bytes: 9223372036854775807, processors: [a]}]\n",
+			"memory.m.bytes"},
 		{"fraction of a byte", small + "memory: [{name: m, bytes: 0.5, processors: [a]}]\n", "whole number"},
 		{"processor twice", small + strings.SplitN(small, "processors:\n", 2)[1], `processor "a" is described twice`},
 		{"key twice", small + "name: y\n", "name"},
 		{"unknown key", small + "procesors: []\n", "unknown key"},
 		{"wrong kind", small + "links: 5\n", "want a list"},
-		{"long inherit", "schema: hetc.soc/1\nname: x\ninherit: " + strings.Repeat("a", 1<<18) + "\n", "a name of 262144 bytes"},
+		{"long inherit", "schema: hetc.soc/1\nname: x\ninherit: " + strings.Repeat("a", 1<<18) + "\n",
+			"a name of 262144 bytes"},
 		{"two documents", small + "---\n" + small, "document"},
 		{"path as name", in("name: x", "name: ../../etc/passwd"), "lower case letters"},
 		{"long name", in("name: a", "name: "+strings.Repeat("a", 1<<18)), "lower case letters"},
@@ -134,53 +138,65 @@ func TestHostileFiles(t *testing.T) {
 		{"long scheme", in("schemes: [a32/w32]", "schemes: ["+strings.Repeat("b", 1<<18)+"]"), "parse scheme"},
 		{"too large", small + "# " + strings.Repeat("x", 1<<19), "more than 524288 bytes"},
 		{"deep", small + "sources: " + strings.Repeat("[", 50000) + strings.Repeat("]", 50000), "x.yaml"},
-		{"aliases", "schema: hetc.soc/1\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c]\n" +
-			"e: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e]\ng: &g [*f,*f,*f,*f,*f,*f,*f,*f]\nh: [*g,*g,*g,*g,*g,*g,*g,*g]\n", "x.yaml"},
-		{"many processors", "schema: hetc.soc/1\nname: x\ncontrol: a\nprocessors:\n" + repeat(4000, "  - {name: p%d, kind: cpu, driver: host, tile: {}, schemes: [], layouts: {}}\n"), "4000 processors, want 1..64"},
-		{"many domains", small + "memory:\n" + repeat(9000, "  - {name: m%d, bytes: 1, processors: [a]}\n"), "9000 memory domains"},
-		{"many strangers", small + "memory: [{name: m, bytes: 1, processors: [" + repeat(60000, "p%d,") + "]}]\n", `processor "p0" does not exist`},
-		{"many links", small + "links:\n" + repeat(9000, "  - {from: a, to: p%d, handover_us: 1}\n"), `processor "p0" does not exist`},
-		{"many joints", small + "joint:\n" + repeat(8000, "  - {processors: [a, p%d], bandwidth_gbps: 1}\n"), "8000 joint bandwidths"},
+		{"aliases", "schema: hetc.soc/1\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c " +
+			"[*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c]\n" +
+			"e: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e]\ng: &g [*f,*f,*f,*f,*f,*f,*f,*f]\nh: " +
+			"[*g,*g,*g,*g,*g,*g,*g,*g]\n", "x.yaml"},
+		{"many processors", "schema: hetc.soc/1\nname: x\ncontrol: a\nprocessors:\n" + repeat(4000,
+			"  - {name: p%d, kind: cpu, driver: host, tile: {}, schemes: [], layouts: {}}\n"),
+			"4000 processors, want 1..64"},
+		{"many domains", small + "memory:\n" + repeat(9000, "  - {name: m%d, bytes: 1, processors: [a]}\n"),
+			"9000 memory domains"},
+		{"many strangers", small + "memory: [{name: m, bytes: 1, processors: [" + repeat(60000, "p%d,") + "]}]\n",
+			`processor "p0" does not exist`},
+		{"many links", small + "links:\n" + repeat(9000, "  - {from: a, to: p%d, handover_us: 1}\n"),
+			`processor "p0" does not exist`},
+		{"many joints", small + "joint:\n" + repeat(8000, "  - {processors: [a, p%d], bandwidth_gbps: 1}\n"),
+			"8000 joint bandwidths"},
 		{"many sources", small + "sources:\n" + repeat(14000, "  p%d: \"paper: nowhere\"\n"), `no value at path "p0"`},
 		{"many facts", small + "facts:\n" + repeat(9000, "  - {name: f%d, value: 1, source: a}\n"), "facts.f0.source"},
-		{"many points", small + "points:\n" + repeat(5000, "  - {processor: p%d, scheme: a32/w32, m: 1, k: 1, n: 1, latency_us: 1, source: a}\n"), "points.0"},
+		{"many points", small + "points:\n" +
+			repeat(5000, "  - {processor: p%d, scheme: a32/w32, m: 1, k: 1, n: 1, latency_us: 1, source: a}\n"),
+			"points.0"},
 		{"many cores", in("    kind: cpu", "    kind: cpu\n    cores: ["+repeat(60000, "%d,")+"]"), "core 4096"},
-		{"many ranges", in("other_gops: 10}", "other_gops: 10, infeasible: ["+repeat(20000, "{min_m: %d},")+"]}"), "20000 ranges"},
+		{"many ranges", in("other_gops: 10}", "other_gops: 10, infeasible: ["+repeat(20000, "{min_m: %d},")+"]}"),
+			"20000 ranges"},
 		{"many schemes", in("schemes: [a32/w32]", "schemes: ["+repeat(50000, "b%d,")+"]"), "parse scheme"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			_, err := Parse("x.yaml", []byte(c.text))
-			refused(t, err, c.want)
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Parse("x.yaml", []byte(test.text))
+			refused(t, err, test.want)
 		})
 	}
 }
 
 // The largest legal description is checked at once.
 func TestLargestSoC(t *testing.T) {
-	var b strings.Builder
-	b.WriteString("schema: hetc.soc/1\nname: x\ncontrol: p0\nprocessors:\n")
+	var text strings.Builder
+	text.WriteString("schema: hetc.soc/1\nname: x\ncontrol: p0\nprocessors:\n")
 	core := 0
 	var all []string
 	for i := range maxProcessors {
 		all = append(all, fmt.Sprintf("p%d", i))
-		fmt.Fprintf(&b, "  - {name: p%d, kind: cpu, driver: host, tile: {}, schemes: [a32/w32], layouts: {w32: n32}, kv: [f32], cores: [", i)
+		fmt.Fprintf(&text, "  - {name: p%d, kind: cpu, driver: host, tile: {}, schemes: [a32/w32], layouts: {w32: "+
+			"n32}, kv: [f32], cores: [", i)
 		for range maxCores / maxProcessors {
-			fmt.Fprintf(&b, "%d,", core)
+			fmt.Fprintf(&text, "%d,", core)
 			core++
 		}
-		b.WriteString("]}\n")
+		text.WriteString("]}\n")
 	}
-	b.WriteString("joint:\n")
+	text.WriteString("joint:\n")
 	for i := range 1000 {
-		fmt.Fprintf(&b, "  - {processors: [%s], bandwidth_gbps: 1}\n", strings.Join(all[i%32:], ","))
+		fmt.Fprintf(&text, "  - {processors: [%s], bandwidth_gbps: 1}\n", strings.Join(all[i%32:], ","))
 	}
-	_, err := Parse("x.yaml", []byte(b.String()))
+	_, err := Parse("x.yaml", []byte(text.String()))
 	refused(t, err, "joint bandwidth is described twice")
-	s, err := Parse("x.yaml", []byte(b.String()[:strings.Index(b.String(), "joint:")]))
+	soc, err := Parse("x.yaml", []byte(text.String()[:strings.Index(text.String(), "joint:")]))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Concurrent(all...); err != nil {
+	if err := soc.Concurrent(all...); err != nil {
 		t.Error(err)
 	}
 }
@@ -212,13 +228,15 @@ func TestInheritPaths(t *testing.T) {
 		put(fmt.Sprintf("socs/deep%d.yaml", i), child(fmt.Sprintf("deep%d.yaml", i+1)))
 	}
 	put("socs/deep12.yaml", small)
-	for link, target := range map[string]string{"out.yaml": "../outside.yaml", "in.yaml": "base.yaml", "self.yaml": "self.yaml", "again.yaml": "mirror.yaml"} {
+	for link, target := range map[string]string{
+		"out.yaml": "../outside.yaml", "in.yaml": "base.yaml", "self.yaml": "self.yaml", "again.yaml": "mirror.yaml",
+	} {
 		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	put("socs/mirror.yaml", child("again.yaml"))
-	for _, c := range []struct{ from, want string }{
+	for _, test := range []struct{ from, want string }{
 		{"base.yaml", ""},
 		{"./base.yaml", ""},
 		{"below/base.yaml", ""},
@@ -246,23 +264,24 @@ func TestInheritPaths(t *testing.T) {
 		{"\"base.yaml\\0\"", "child.yaml"},
 		{"[base.yaml]", "child.yaml:3"},
 	} {
-		t.Run(c.from, func(t *testing.T) {
-			put("socs/child.yaml", child(c.from))
-			s, err := Open(filepath.Join(dir, "child.yaml"))
-			if c.want == "" {
-				if err != nil || s.Name != "child" || s.Processor("a") == nil || s.Inherit != "" {
-					t.Errorf("got %+v, %v", s, err)
+		t.Run(test.from, func(t *testing.T) {
+			put("socs/child.yaml", child(test.from))
+			soc, err := Open(filepath.Join(dir, "child.yaml"))
+			if test.want == "" {
+				if err != nil || soc.Name != "child" || soc.Processor("a") == nil || soc.Inherit != "" {
+					t.Errorf("got %+v, %v", soc, err)
 				}
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q", err, c.want)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
 	}
 	put("socs/child.yaml", child("redmi-k7-pro"))
 	_, err := Open(filepath.Join(dir, "child.yaml"))
-	if h := diag.HintsOf(err); !errors.Is(err, fs.ErrNotExist) || len(h) != 1 || !strings.HasPrefix(h[0], `did you mean "redmi-k70-pro"?`) {
+	if h := diag.HintsOf(err); !errors.Is(err, fs.ErrNotExist) || len(h) != 1 ||
+		!strings.HasPrefix(h[0], `did you mean "redmi-k70-pro"?`) {
 		t.Errorf("got %v, hint %q", err, h)
 	}
 }
@@ -283,38 +302,48 @@ sources:
 	open := func(text string) *SoC {
 		t.Helper()
 		path := filepath.Join(dir, "child.yaml")
-		if err := os.WriteFile(path, []byte("schema: hetc.soc/1\nname: child\ninherit: base.yaml\n"+text), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte("schema: hetc.soc/1\nname: child\ninherit: base.yaml\n"+text),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
-		s, err := Open(path)
+		soc, err := Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return s
+		return soc
 	}
 	const bare = "assumed: replaces an inherited value without a source"
-	for _, c := range []struct {
+	for _, test := range []struct {
 		name, text string
 		want       map[string]string
 	}{
 		{"nothing changed", "", map[string]string{
-			"processors.a.bandwidth_gbps": "paper: A", "processors.a.sim.schemes.a32/w32.peak_gops": "paper: B", "processors.a.tile.n": "assumed: C", "facts.peak_tops": "paper: A"}},
-		{"changed without a source", "processors: [{name: a, bandwidth_gbps: 11, sim: {schemes: {a32/w32: {peak_gops: 7}}}}]\n", map[string]string{
-			"processors.a.bandwidth_gbps": bare, "processors.a.sim.schemes.a32/w32.peak_gops": bare, "processors.a.sim.other_gops": "paper: A", "processors.a.tile.n": "assumed: C"}},
-		{"stated again", "processors: [{name: a, bandwidth_gbps: 10.0}]\n", map[string]string{"processors.a.bandwidth_gbps": "paper: A"}},
-		{"added without a source", "processors: [{name: a, power_w: 3}]\n", map[string]string{"processors.a.power_w": bare}},
-		{"a broad source", "processors: [{name: a, sim: {schemes: {a32/w32: {peak_gops: 7}}}}]\nsources: {processors: \"measured: here\"}\n", map[string]string{
-			"processors.a.sim.schemes.a32/w32.peak_gops": "measured: here", "processors.a.bandwidth_gbps": "paper: A", "processors.a.tile.k": "paper: A", "processors.a.tile.n": "assumed: C"}},
+			"processors.a.bandwidth_gbps": "paper: A", "processors.a.sim.schemes.a32/w32.peak_gops": "paper: B",
+			"processors.a.tile.n": "assumed: C", "facts.peak_tops": "paper: A"}},
+		{"changed without a source",
+			"processors: [{name: a, bandwidth_gbps: 11, sim: {schemes: {a32/w32: {peak_gops: 7}}}}]\n",
+			map[string]string{
+				"processors.a.bandwidth_gbps": bare, "processors.a.sim.schemes.a32/w32.peak_gops": bare,
+				"processors.a.sim.other_gops": "paper: A", "processors.a.tile.n": "assumed: C"}},
+		{"stated again", "processors: [{name: a, bandwidth_gbps: 10.0}]\n",
+			map[string]string{"processors.a.bandwidth_gbps": "paper: A"}},
+		{"added without a source", "processors: [{name: a, power_w: 3}]\n",
+			map[string]string{"processors.a.power_w": bare}},
+		{"a broad source", "processors: [{name: a, sim: {schemes: {a32/w32: {peak_gops: 7}}}}]\nsources: " +
+			"{processors: \"measured: here\"}\n", map[string]string{
+			"processors.a.sim.schemes.a32/w32.peak_gops": "measured: here", "processors.a.bandwidth_gbps": "paper: A",
+			"processors.a.tile.k": "paper: A", "processors.a.tile.n": "assumed: C"}},
 		{"a narrow source", "sources: {processors.a.bandwidth_gbps: \"measured: here\"}\n", map[string]string{
 			"processors.a.bandwidth_gbps": "measured: here", "processors.a.tile.k": "paper: A"}},
-		{"a new fact", "facts: [{name: peak_tops, value: 6, source: \"vendor: D\"}]\n", map[string]string{"facts.peak_tops": "vendor: D"}},
+		{"a new fact", "facts: [{name: peak_tops, value: 6, source: \"vendor: D\"}]\n",
+			map[string]string{"facts.peak_tops": "vendor: D"}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			got := map[string]string{}
-			for _, x := range open(c.text).Numbers() {
+			for _, x := range open(test.text).Numbers() {
 				got[x.Path] = x.Kind + ": " + x.Text
 			}
-			for path, want := range c.want {
+			for path, want := range test.want {
 				if got[path] != want {
 					t.Errorf("%s: got %q, want %q", path, got[path], want)
 				}
@@ -323,7 +352,9 @@ sources:
 	}
 	// A fact that loses its source is no fact.
 	path := filepath.Join(dir, "child.yaml")
-	if err := os.WriteFile(path, []byte("schema: hetc.soc/1\nname: child\ninherit: base.yaml\nfacts: [{name: peak_tops, value: 6}]\n"), 0o644); err != nil {
+	if err := os.WriteFile(path,
+		[]byte("schema: hetc.soc/1\nname: child\ninherit: base.yaml\nfacts: [{name: peak_tops, value: 6}]\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Open(path)
@@ -336,8 +367,10 @@ func FuzzSoC(f *testing.F) {
 		small,
 		full,
 		"schema: hetc.soc/1\nname: x\ninherit: apple-m2-ultra\n",
-		"schema: hetc.soc/1\nname: x\ninherit: redmi-k70-pro\nprocessors: [{name: npu, launch_us: 3}]\nlinks: [{from: npu, to: gpu, handover_us: 1}]\nsources: {links: \"measured: x\"}\n",
-		"schema: hetc.soc/1\nname: x\ninherit: xiaomi-14\njoint: [{processors: [npu, gpu], bandwidth_gbps: 1}]\npoints: []\nfacts: [{name: chunk_tokens, value: 2, source: \"derived: x\"}]\n",
+		"schema: hetc.soc/1\nname: x\ninherit: redmi-k70-pro\nprocessors: [{name: npu, launch_us: 3}]\nlinks: " +
+			"[{from: npu, to: gpu, handover_us: 1}]\nsources: {links: \"measured: x\"}\n",
+		"schema: hetc.soc/1\nname: x\ninherit: xiaomi-14\njoint: [{processors: [npu, gpu], bandwidth_gbps: " +
+			"1}]\npoints: []\nfacts: [{name: chunk_tokens, value: 2, source: \"derived: x\"}]\n",
 		"schema: hetc.soc/1\nname: x\ninherit: fuzz.yaml\n",
 		"schema: hetc.soc/1\nname: x\ninherit: ../socs/catalog/xiaomi-14.yaml\n",
 		"schema: hetc.soc/1\nprocessors: [{name: a, sim: {schemes: {a32/w32: {peak_gops: .nan}}}}]\n",
@@ -346,24 +379,24 @@ func FuzzSoC(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, err := Parse("fuzz.yaml", data)
+		soc, err := Parse("fuzz.yaml", data)
 		if err != nil {
 			if diag.ClassOf(err) != diag.ClassInput && diag.ClassOf(err) != diag.ClassIO {
 				t.Fatalf("class %d of %v", diag.ClassOf(err), err)
 			}
 			return
 		}
-		if err := s.Validate(); err != nil {
+		if err := soc.Validate(); err != nil {
 			t.Fatalf("accepted, then refused: %v", err)
 		}
-		if n := s.Numbers(); len(n) < len(s.Facts)+len(s.Points) || len(s.Assumptions()) > len(n) {
+		if n := soc.Numbers(); len(n) < len(soc.Facts)+len(soc.Points) || len(soc.Assumptions()) > len(n) {
 			t.Fatalf("%d numbers", len(n))
 		}
-		want, err := s.Digest()
+		want, err := soc.Digest()
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := decode.YAML(s)
+		text, err := decode.YAML(soc)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,32 +27,32 @@ func TestCatalog(t *testing.T) {
 		t.Fatalf("catalog has %v, want at least 3", names)
 	}
 	for _, name := range names {
-		s, err := Open(name)
+		soc, err := Open(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Name != name {
-			t.Errorf("%s: named %q", name, s.Name)
+		if soc.Name != name {
+			t.Errorf("%s: named %q", name, soc.Name)
 		}
-		if !s.Simulated() {
+		if !soc.Simulated() {
 			t.Errorf("%s: not simulated", name)
 		}
-		for _, x := range s.Numbers() {
+		for _, x := range soc.Numbers() {
 			if x.Kind == "" || strings.Contains(unsourced, x.Text) {
 				t.Errorf("%s: %s = %s has no source", name, x.Path, x.Value)
 			}
 		}
-		if len(s.Assumptions()) == 0 {
+		if len(soc.Assumptions()) == 0 {
 			t.Errorf("%s: no assumption is marked", name)
 		}
-		for i := range s.Processors {
-			for j := range s.Processors {
-				a, b := s.Processors[i].Name, s.Processors[j].Name
-				if _, ok := s.Link(a, b); !ok {
+		for i := range soc.Processors {
+			for j := range soc.Processors {
+				a, b := soc.Processors[i].Name, soc.Processors[j].Name
+				if _, ok := soc.Link(a, b); !ok {
 					t.Errorf("%s: no link from %s to %s", name, a, b)
 				}
 				if i < j {
-					if _, ok := s.JointGBps(b, a); !ok {
+					if _, ok := soc.JointGBps(b, a); !ok {
 						t.Errorf("%s: no joint bandwidth of %s and %s", name, a, b)
 					}
 				}
@@ -63,7 +63,7 @@ func TestCatalog(t *testing.T) {
 
 // The phones are their SoC in everything but name, memory and what was measured on them.
 func TestCatalogPhones(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		phone, soc string
 		gib        int64
 	}{
@@ -72,40 +72,40 @@ func TestCatalogPhones(t *testing.T) {
 		{"redmi-k70-pro", "snapdragon-8gen3", 24},
 		{"xiaomi-14", "snapdragon-8gen3", 16},
 	} {
-		phone, err := Open(c.phone)
+		phone, err := Open(test.phone)
 		if err != nil {
 			t.Fatal(err)
 		}
-		soc, err := Open(c.soc)
+		soc, err := Open(test.soc)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(phone.Memory) != 1 || phone.Memory[0].Bytes != c.gib<<30 {
-			t.Errorf("%s: memory %+v, want %d GiB", c.phone, phone.Memory, c.gib)
+		if len(phone.Memory) != 1 || phone.Memory[0].Bytes != test.gib<<30 {
+			t.Errorf("%s: memory %+v, want %d GiB", test.phone, phone.Memory, test.gib)
 		}
 		if phone.Description == soc.Description || len(phone.Facts) <= len(soc.Facts) {
-			t.Errorf("%s: says nothing of its own", c.phone)
+			t.Errorf("%s: says nothing of its own", test.phone)
 		}
 		for _, f := range soc.Facts {
 			if !slices.Contains(phone.Facts, f) {
-				t.Errorf("%s: fact %q of %s is lost or changed", c.phone, f.Name, c.soc)
+				t.Errorf("%s: fact %q of %s is lost or changed", test.phone, f.Name, test.soc)
 			}
 		}
 		const place = "memory.dram.bytes"
 		if phone.Sources[place] == soc.Sources[place] {
-			t.Errorf("%s: memory from %q, the source of %s", c.phone, phone.Sources[place], c.soc)
+			t.Errorf("%s: memory from %q, the source of %s", test.phone, phone.Sources[place], test.soc)
 		}
 		phone.Name, phone.Description, phone.Facts = soc.Name, soc.Description, soc.Facts
 		phone.Memory[0].Bytes, phone.Sources[place] = soc.Memory[0].Bytes, soc.Sources[place]
 		if !reflect.DeepEqual(phone, soc) {
-			t.Errorf("%s: differs from %s in more than it should", c.phone, c.soc)
+			t.Errorf("%s: differs from %s in more than it should", test.phone, test.soc)
 		}
 	}
 }
 
 // Sources that derive a SoC from another one say true: each factor is found again, to two digits.
 func TestCatalogDerived(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		name, from    string
 		cpu, gpu, npu float64 // rates over those of from
 		bandwidth     float64
@@ -114,47 +114,47 @@ func TestCatalogDerived(t *testing.T) {
 		{"snapdragon-8-elite", "snapdragon-8gen3", 1.45, 1.105, 1.105, 1},
 		{"apple-m2-max", "apple-m2-ultra", 0.5, 0.5, 0.5, 0.5},
 	} {
-		s, err := Open(c.name)
+		soc, err := Open(test.name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		from, err := Open(c.from)
+		from, err := Open(test.from)
 		if err != nil {
 			t.Fatal(err)
 		}
 		near := func(what string, got, want float64) {
 			if math.Abs(got-want) > 0.03*want {
-				t.Errorf("%s: %s is %v, want %.4g", c.name, what, got, want)
+				t.Errorf("%s: %s is %v, want %.4g", test.name, what, got, want)
 			}
 		}
-		for name, x := range map[string]float64{"cpu": c.cpu, "gpu": c.gpu, "npu": c.npu} {
-			p, q := s.Processor(name), from.Processor(name)
-			near(name+" bandwidth", p.BandwidthGBps, c.bandwidth*q.BandwidthGBps)
-			near(name+" other", p.Sim.OtherGops, x*q.Sim.OtherGops)
-			if len(p.Sim.Schemes) != len(q.Sim.Schemes) {
-				t.Errorf("%s: %s has other schemes than %s", c.name, name, c.from)
+		for name, x := range map[string]float64{"cpu": test.cpu, "gpu": test.gpu, "npu": test.npu} {
+			proc, q := soc.Processor(name), from.Processor(name)
+			near(name+" bandwidth", proc.BandwidthGBps, test.bandwidth*q.BandwidthGBps)
+			near(name+" other", proc.Sim.OtherGops, x*q.Sim.OtherGops)
+			if len(proc.Sim.Schemes) != len(q.Sim.Schemes) {
+				t.Errorf("%s: %s has other schemes than %s", test.name, name, test.from)
 			}
-			for k, r := range p.Sim.Schemes {
-				of := q.Sim.Schemes[k]
-				near(name+" "+string(k), r.PeakGops, x*of.PeakGops)
-				near(name+" "+string(k)+" setup", r.SetupUS, of.SetupUS)
+			for scheme, r := range proc.Sim.Schemes {
+				of := q.Sim.Schemes[scheme]
+				near(name+" "+string(scheme), r.PeakGops, x*of.PeakGops)
+				near(name+" "+string(scheme)+" setup", r.SetupUS, of.SetupUS)
 			}
-			if !slices.Equal(p.Kinds, q.Kinds) {
-				t.Errorf("%s: %s executes %v, on %s %v", c.name, name, p.Kinds, c.from, q.Kinds)
+			if !slices.Equal(proc.Kinds, q.Kinds) {
+				t.Errorf("%s: %s executes %v, on %s %v", test.name, name, proc.Kinds, test.from, q.Kinds)
 			}
 		}
 		kinds := map[string]string{}
 		for _, x := range from.Numbers() {
 			kinds[x.Path] = x.Kind
 		}
-		for _, x := range s.Numbers() {
+		for _, x := range soc.Numbers() {
 			if x.Kind == "derived" && kinds[x.Path] == "assumed" {
-				t.Errorf("%s: %s is derived from what is assumed in %s", c.name, x.Path, c.from)
+				t.Errorf("%s: %s is derived from what is assumed in %s", test.name, x.Path, test.from)
 			}
 		}
 		for _, j := range from.Joint {
-			got, _ := s.JointGBps(j.Processors...)
-			near("joint bandwidth", got, c.bandwidth*j.BandwidthGBps)
+			got, _ := soc.JointGBps(j.Processors...)
+			near("joint bandwidth", got, test.bandwidth*j.BandwidthGBps)
 		}
 	}
 }
@@ -170,17 +170,18 @@ func TestCatalogDocument(t *testing.T) {
 		t.Errorf("docs/soc.md: table of %d rows, want one for each of %d entries", rows, want)
 	}
 	for _, name := range Catalog() {
-		s, err := Open(name)
+		soc, err := Open(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		count := map[string]int{}
-		for _, x := range s.Numbers() {
+		for _, x := range soc.Numbers() {
 			if !strings.HasPrefix(x.Path, "points.") {
 				count[x.Kind]++
 			}
 		}
-		row := fmt.Sprintf("| %s | %d | %d | %d | %d | %d |", name, count["paper"], count["vendor"], count["derived"], count["assumed"], len(s.Points))
+		row := fmt.Sprintf("| %s | %d | %d | %d | %d | %d |", name, count["paper"], count["vendor"], count["derived"],
+			count["assumed"], len(soc.Points))
 		if !strings.Contains(string(text), "\n"+row+"\n") {
 			t.Errorf("docs/soc.md lacks the row\n%s", row)
 		}
@@ -227,12 +228,12 @@ func TestOpenUnknown(t *testing.T) {
 func TestWriteRoundTrip(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range Catalog() {
-		s, err := Open(name)
+		soc, err := Open(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, name+".yaml")
-		if err := Write(path, s); err != nil {
+		if err := Write(path, soc); err != nil {
 			t.Fatal(err)
 		}
 		first, err := os.ReadFile(path)
@@ -243,7 +244,7 @@ func TestWriteRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d1, _ := s.Digest()
+		d1, _ := soc.Digest()
 		d2, _ := again.Digest()
 		if d1 != d2 || len(d1) != 64 {
 			t.Errorf("%s: digest %s after writing and reading %s", name, d2, d1)
@@ -262,20 +263,20 @@ func TestWriteRoundTrip(t *testing.T) {
 }
 
 func TestWriteRefuses(t *testing.T) {
-	s, _ := Open("snapdragon-8gen3")
+	soc, _ := Open("snapdragon-8gen3")
 	path := filepath.Join(t.TempDir(), "soc.yaml")
 	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s.Processors[0].LaunchUS = math.NaN()
-	if err := Write(path, s); err == nil {
+	soc.Processors[0].LaunchUS = math.NaN()
+	if err := Write(path, soc); err == nil {
 		t.Error("NaN was written")
 	}
 	if b, _ := os.ReadFile(path); string(b) != "old" {
 		t.Errorf("a refused write changed the file to %q", b)
 	}
-	s, _ = Open("snapdragon-8gen3")
-	if err := Write(filepath.Join(t.TempDir(), "no", "soc.yaml"), s); diag.ClassOf(err) != diag.ClassIO {
+	soc, _ = Open("snapdragon-8gen3")
+	if err := Write(filepath.Join(t.TempDir(), "no", "soc.yaml"), soc); diag.ClassOf(err) != diag.ClassIO {
 		t.Errorf("missing directory: got %v", err)
 	}
 }
@@ -293,72 +294,107 @@ func TestValidate(t *testing.T) {
 		{"control", func(s *SoC) { s.Control = "dsp" }, `processor "dsp" does not exist, want one of cpu, gpu, npu`},
 		{"no control", func(s *SoC) { s.Control = "" }, "no processor owns control steps"},
 		{"kind", func(s *SoC) { s.Processors[0].Kind = "tpu" }, `kind "tpu"`},
-		{"negative", func(s *SoC) { s.Processors[0].BandwidthGBps = -1 }, "processors.cpu.bandwidth_gbps: soc.value: -1"},
+		{"negative", func(s *SoC) { s.Processors[0].BandwidthGBps = -1 },
+			"processors.cpu.bandwidth_gbps: soc.value: -1"},
 		{"nan", func(s *SoC) { s.Links[0].HandoverUS = math.NaN() }, "links.cpu>gpu.handover_us: soc.value: NaN"},
 		{"inf", func(s *SoC) { s.Joint[0].BandwidthGBps = math.Inf(1) }, "joint.gpu+npu.bandwidth_gbps"},
 		{"link", func(s *SoC) { s.Links[0].To = "dsp" }, `links.cpu>dsp.to: soc.value: processor "dsp" does not exist`},
 		{"link to itself", func(s *SoC) { s.Links[0].To = "cpu" }, "is linked to itself"},
 		{"link twice", func(s *SoC) { s.Links[1] = s.Links[0] }, "is described twice"},
-		{"joint of one", func(s *SoC) { s.Joint[0].Processors = []string{"npu"} }, "joint bandwidth of 1 of the processors, want at least 2"},
-		{"joint on one core", func(s *SoC) { s.Processors[2].Cores = []int{3} }, `processors "cpu" and "npu" share core 3`},
+		{"joint of one", func(s *SoC) { s.Joint[0].Processors = []string{"npu"} },
+			"joint bandwidth of 1 of the processors, want at least 2"},
+		{"joint on one core", func(s *SoC) { s.Processors[2].Cores = []int{3} },
+			`processors "cpu" and "npu" share core 3`},
 		{"core twice", func(s *SoC) { s.Processors[0].Cores = []int{1, 1} }, "core 1 is listed twice"},
 		{"core", func(s *SoC) { s.Processors[0].Cores = []int{-1} }, "core -1"},
-		{"cpu without cores", func(s *SoC) { s.Processors[0].Driver, s.Processors[0].Cores = "host", nil }, "occupies cores, got none"},
+		{"cpu without cores", func(s *SoC) { s.Processors[0].Driver, s.Processors[0].Cores = "host", nil },
+			"occupies cores, got none"},
 		{"scheme", func(s *SoC) { s.Processors[0].Schemes = []op.Scheme{"a9/w9"} }, `parse scheme "a9/w9"`},
 		{"layout", func(s *SoC) { delete(s.Processors[0].Layouts, "q8c") }, `no layout for weights "q8c"`},
 		{"operator", func(s *SoC) { s.Processors[2].Kinds = []op.Kind{"conv"} }, `unknown operator "conv"`},
-		{"cache type", func(s *SoC) { s.Processors[0].KV = []op.Type{"f8"} }, `cache type "f8", want "f32", "f16", "bf16" or "q8"`},
+		{"cache type", func(s *SoC) { s.Processors[0].KV = []op.Type{"f8"} },
+			`cache type "f8", want "f32", "f16", "bf16" or "q8"`},
 		{"wait", func(s *SoC) { s.Processors[0].Wait = "evnt" }, `"evnt", want "poll" or "event", or nothing`},
-		{"peak rate", func(s *SoC) { s.Processors[0].PeakGops = map[string]float64{"i9": 1} }, `unknown element type "i9", want "f32"`},
+		{"peak rate", func(s *SoC) { s.Processors[0].PeakGops = map[string]float64{"i9": 1} },
+			`unknown element type "i9", want "f32"`},
 		{"static and dynamic", func(s *SoC) { s.Processors[2].DynamicRows = true }, "exclude each other"},
 		{"tile", func(s *SoC) { s.Processors[0].Tile.N = -32 }, "processors.cpu.tile.n: soc.value: -32"},
 		{"bytes", func(s *SoC) { s.Memory[0].Bytes = -5 }, "-5 bytes"},
 		{"domain", func(s *SoC) { s.Memory[0].Processors = []string{"x"} }, `processor "x" does not exist`},
 		{"sim missing", func(s *SoC) { s.Processors[0].Sim = nil }, "needs a sim block"},
-		{"sim peak", func(s *SoC) { s.Processors[0].Sim.Schemes["a32/w32"] = SimScheme{} }, "sim.schemes.a32/w32.peak_gops: soc.value: 0"},
-		{"form", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv 8x8"} }, `form "conv 8x8", want "swapped", "bmm" or "conv", or a variant`},
-		{"form twice", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "conv"} }, `form "conv" is listed twice`},
-		{"form of no scheme", func(s *SoC) { s.Processors[2].Forms["a32/w16"] = []op.Form{"conv"} }, `forms of scheme "a32/w16"`},
-		{"form without price", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "bmm"} }, `no price of form "bmm"`},
-		{"price of no form", func(s *SoC) { s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["fc"] = SimForm{Gain: 2} }, `form "fc", want`},
-		{"image of dynamic rows", func(s *SoC) { s.Processors[2].StaticShapes, s.Processors[2].DynamicRows = false, true }, "calls may have fewer"},
+		{"sim peak", func(s *SoC) { s.Processors[0].Sim.Schemes["a32/w32"] = SimScheme{} },
+			"sim.schemes.a32/w32.peak_gops: soc.value: 0"},
+		{"form", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv 8x8"} },
+			`form "conv 8x8", want "swapped", "bmm" or "conv", or a variant`},
+		{"form twice", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "conv"} },
+			`form "conv" is listed twice`},
+		{"form of no scheme", func(s *SoC) { s.Processors[2].Forms["a32/w16"] = []op.Form{"conv"} },
+			`forms of scheme "a32/w16"`},
+		{"form without price", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "bmm"} },
+			`no price of form "bmm"`},
+		{"price of no form", func(s *SoC) { s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["fc"] = SimForm{Gain: 2} },
+			`form "fc", want`},
+		{"image of dynamic rows", func(s *SoC) {
+			s.Processors[2].StaticShapes, s.Processors[2].DynamicRows = false,
+				true
+		}, "calls may have fewer"},
 		{"gain", func(s *SoC) {
 			s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{Gain: math.NaN(), Side: 8}
 		}, "forms.conv.gain: soc.value: NaN"},
-		{"gain and fill", func(s *SoC) { s.Processors[2].Sim.Schemes["a32/w32"].Forms["swapped"] = SimForm{Gain: 2, FillRows: 8} }, "want one of them"},
+		{"gain and fill", func(s *SoC) {
+			s.Processors[2].Sim.Schemes["a32/w32"].Forms["swapped"] = SimForm{Gain: 2,
+				FillRows: 8}
+		}, "want one of them"},
 		{"fill of an image", func(s *SoC) {
 			s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{FillRows: 8, Side: 8, Gain: 1}
 		}, "which only form"},
-		{"side", func(s *SoC) { s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{Gain: 2, Side: 1} }, "forms.conv.side: soc.value: 1"},
-		{"side of an order", func(s *SoC) { s.Processors[2].Sim.Schemes["a32/w32"].Forms["swapped"] = SimForm{Gain: 2, Side: 8} }, "which only form"},
-		{"target's form", func(s *SoC) { s.Processors[2].Target.Forms = map[op.Scheme][]op.Form{"a8t/q8c": {"swapped"}} }, `form "swapped" of scheme "a8t/q8c" is not among the processor's forms`},
+		{"side", func(s *SoC) { s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{Gain: 2, Side: 1} },
+			"forms.conv.side: soc.value: 1"},
+		{"side of an order",
+			func(s *SoC) { s.Processors[2].Sim.Schemes["a32/w32"].Forms["swapped"] = SimForm{Gain: 2, Side: 8} },
+			"which only form"},
+		{"target's form", func(s *SoC) {
+			s.Processors[2].Target.Forms = map[op.Scheme][]op.Form{
+				"a8t/q8c": {"swapped"}}
+		}, `form "swapped" of scheme "a8t/q8c" is not among the processor's forms`},
 		{"noise", func(s *SoC) { s.Processors[0].Sim.NoiseCV = 3 }, "noise_cv"},
 		{"weight bytes", func(s *SoC) { s.Processors[0].WeightBytes = "half" }, "want shared or per_graph"},
-		{"source path", func(s *SoC) { s.Sources["processors.dsp"] = "assumed: x" }, `no value at path "processors.dsp"`},
-		{"source kind", func(s *SoC) { s.Sources["processors.npu.tile"] = "I think so" }, `source "I think so", want one of paper, vendor`},
+		{"source path", func(s *SoC) { s.Sources["processors.dsp"] = "assumed: x" },
+			`no value at path "processors.dsp"`},
+		{"source kind", func(s *SoC) { s.Sources["processors.npu.tile"] = "I think so" },
+			`source "I think so", want one of paper, vendor`},
 		{"fact", func(s *SoC) { s.Facts[0].Value = math.Inf(-1) }, "want a finite number"},
 		{"point", func(s *SoC) { s.Points[0].Processor = "x" }, `points.0.processor`},
-		{"point without time", func(s *SoC) { s.Points[0].LatencyUS = 0 }, "points.0.latency_us: soc.value: 0, want more"},
-		{"scheme twice", func(s *SoC) { p := &s.Processors[0]; p.Schemes = append(p.Schemes, p.Schemes[0]) }, `scheme "a32/w32" is listed twice`},
-		{"cache type twice", func(s *SoC) { p := &s.Processors[0]; p.KV = append(p.KV, p.KV[0]) }, `cache type "f32" is listed twice`},
-		{"domain of one twice", func(s *SoC) { s.Memory[0].Processors = []string{"npu", "npu"} }, `processor "npu" is named twice`},
-		{"joint of one twice", func(s *SoC) { s.Joint[0].Processors = []string{"npu", "npu"} }, `processor "npu" is named twice`},
-		{"too slow to simulate", func(s *SoC) { s.Processors[0].BandwidthGBps = 1e-9 }, "want a number in 0.001..1e+09"},
-		{"infeasible", func(s *SoC) { s.Processors[2].Sim.Infeasible = []ShapeRange{{MaxK: -1}} }, "sim.infeasible.0: soc.value: -1"},
+		{"point without time", func(s *SoC) { s.Points[0].LatencyUS = 0 },
+			"points.0.latency_us: soc.value: 0, want more"},
+		{"scheme twice", func(s *SoC) { p := &s.Processors[0]; p.Schemes = append(p.Schemes, p.Schemes[0]) },
+			`scheme "a32/w32" is listed twice`},
+		{"cache type twice", func(s *SoC) { p := &s.Processors[0]; p.KV = append(p.KV, p.KV[0]) },
+			`cache type "f32" is listed twice`},
+		{"domain of one twice", func(s *SoC) { s.Memory[0].Processors = []string{"npu", "npu"} },
+			`processor "npu" is named twice`},
+		{"joint of one twice", func(s *SoC) { s.Joint[0].Processors = []string{"npu", "npu"} },
+			`processor "npu" is named twice`},
+		{"too slow to simulate", func(s *SoC) { s.Processors[0].BandwidthGBps = 1e-9 },
+			"want a number in 0.001..1e+09"},
+		{"infeasible", func(s *SoC) { s.Processors[2].Sim.Infeasible = []ShapeRange{{MaxK: -1}} },
+			"sim.infeasible.0: soc.value: -1"},
 		{"escape", func(s *SoC) { s.Description = "\x1b[31mred" }, "description: soc.value: character U+001B"},
-		{"escape in a source", func(s *SoC) { s.Sources["links"] = "paper: \x07" }, "sources.links: soc.value: character U+0007"},
-		{"long text", func(s *SoC) { s.Processors[0].Description = strings.Repeat("x", 5000) }, "5000 bytes, want at most 4096"},
+		{"escape in a source", func(s *SoC) { s.Sources["links"] = "paper: \x07" },
+			"sources.links: soc.value: character U+0007"},
+		{"long text", func(s *SoC) { s.Processors[0].Description = strings.Repeat("x", 5000) },
+			"5000 bytes, want at most 4096"},
 	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			s, err := Open("snapdragon-8gen3")
+	for _, test := range cases {
+		t.Run(test.name, func(t *testing.T) {
+			soc, err := Open("snapdragon-8gen3")
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.change(s)
-			err = s.Validate()
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q", err, c.want)
+			test.change(soc)
+			err = soc.Validate()
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
 			}
 			if err != nil && diag.ClassOf(err) != diag.ClassInput {
 				t.Errorf("class %d", diag.ClassOf(err))
@@ -395,50 +431,51 @@ joint:
 sources:
   links.npu>gpu: "measured: with clFinish"
 `)
-	s, err := Open(child)
+	soc, err := Open(child)
 	if err != nil {
 		t.Fatal(err)
 	}
-	npu := s.Processor("npu")
-	if s.Name != "child" || npu.LaunchUS != 99 || npu.PowerW != 3 || npu.SingleQueue || npu.BandwidthGBps != 42.5 || len(s.Processors) != 3 {
-		t.Errorf("got %s %+v", s.Name, npu)
+	npu := soc.Processor("npu")
+	if soc.Name != "child" || npu.LaunchUS != 99 || npu.PowerW != 3 || npu.SingleQueue || npu.BandwidthGBps != 42.5 ||
+		len(soc.Processors) != 3 {
+		t.Errorf("got %s %+v", soc.Name, npu)
 	}
-	if l, _ := s.Link("npu", "gpu"); l.HandoverUS != 400 || len(s.Links) != 6 {
-		t.Errorf("link %+v of %d", l, len(s.Links))
+	if l, _ := soc.Link("npu", "gpu"); l.HandoverUS != 400 || len(soc.Links) != 6 {
+		t.Errorf("link %+v of %d", l, len(soc.Links))
 	}
-	if bw, _ := s.JointGBps("gpu", "npu"); bw != 50 {
+	if bw, _ := soc.JointGBps("gpu", "npu"); bw != 50 {
 		t.Errorf("joint bandwidth %v", bw)
 	}
-	if s.Inherit != "" {
-		t.Errorf("inherit %q is left", s.Inherit)
+	if soc.Inherit != "" {
+		t.Errorf("inherit %q is left", soc.Inherit)
 	}
 
-	for _, c := range []struct{ text, want string }{
+	for _, test := range []struct{ text, want string }{
 		{"schema: hetc.soc/1\nname: x\ninherit: loop.yaml\n", "inherits from itself"},
 		{"schema: hetc.soc/1\nname: x\ninherit: snapdragon\n", "neither a file nor a catalog name"},
 		{"schema: hetc.soc/1\nname: x\ninherit: base.yaml\ncontrl: cpu\n", "loop.yaml:4"},
 		{"schema: hetc.soc/1\nname: x\ninherit: base.yaml\ncontrol: dsp\n", `processor "dsp" does not exist`},
 	} {
-		path := write("loop.yaml", c.text)
-		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q: got %v, want %q", c.text, err, c.want)
+		path := write("loop.yaml", test.text)
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: got %v, want %q", test.text, err, test.want)
 		}
 	}
 }
 
 func TestConcurrent(t *testing.T) {
-	s, _ := Open("snapdragon-8gen3")
-	if err := s.Concurrent("gpu", "npu", "cpu"); err != nil {
+	soc, _ := Open("snapdragon-8gen3")
+	if err := soc.Concurrent("gpu", "npu", "cpu"); err != nil {
 		t.Error(err)
 	}
-	s.Processors[1].Cores = []int{5}
-	if err := s.Concurrent("gpu", "cpu"); err == nil || !strings.Contains(err.Error(), "share core 5") {
+	soc.Processors[1].Cores = []int{5}
+	if err := soc.Concurrent("gpu", "cpu"); err == nil || !strings.Contains(err.Error(), "share core 5") {
 		t.Errorf("got %v", err)
 	}
-	if err := s.Concurrent("gpu", "gpu"); err == nil {
+	if err := soc.Concurrent("gpu", "gpu"); err == nil {
 		t.Error("a processor runs beside itself")
 	}
-	if err := s.Concurrent("dsp"); err == nil {
+	if err := soc.Concurrent("dsp"); err == nil {
 		t.Error("an unknown processor runs")
 	}
 }
@@ -447,31 +484,32 @@ func TestConcurrent(t *testing.T) {
 func TestRoundTripProperty(t *testing.T) {
 	require.Slow(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		s, err := Open("apple-m2-ultra")
+		soc, err := Open("apple-m2-ultra")
 		if err != nil {
 			rt.Fatal(err)
 		}
-		p := &s.Processors[rapid.IntRange(0, 2).Draw(rt, "processor")]
+		proc := &soc.Processors[rapid.IntRange(0, 2).Draw(rt, "processor")]
 		rate := rapid.Float64Range(minSimRate, 1e6)
-		p.BandwidthGBps = rate.Draw(rt, "bandwidth")
-		p.LaunchUS = rate.Draw(rt, "launch")
-		p.GraphBytes = rapid.Int64Range(1, maxBytes).Draw(rt, "graph bytes")
-		p.Description = rapid.StringOf(rapid.RuneFrom(nil, unicode.L, unicode.N, unicode.P, unicode.S)).Draw(rt, "description")
-		s.Links[0].HandoverUS = rate.Draw(rt, "handover")
-		want, err := s.Digest()
+		proc.BandwidthGBps = rate.Draw(rt, "bandwidth")
+		proc.LaunchUS = rate.Draw(rt, "launch")
+		proc.GraphBytes = rapid.Int64Range(1, maxBytes).Draw(rt, "graph bytes")
+		proc.Description = rapid.StringOf(rapid.RuneFrom(nil, unicode.L, unicode.N, unicode.P, unicode.S)).Draw(rt,
+			"description")
+		soc.Links[0].HandoverUS = rate.Draw(rt, "handover")
+		want, err := soc.Digest()
 		if err != nil {
 			rt.Fatal(err)
 		}
-		f, err := os.CreateTemp("", "soc-*.yaml")
+		file, err := os.CreateTemp("", "soc-*.yaml")
 		if err != nil {
 			rt.Fatal(err)
 		}
-		f.Close()
-		defer os.Remove(f.Name())
-		if err := Write(f.Name(), s); err != nil {
+		file.Close()
+		defer os.Remove(file.Name())
+		if err := Write(file.Name(), soc); err != nil {
 			rt.Fatal(err)
 		}
-		again, err := Open(f.Name())
+		again, err := Open(file.Name())
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -484,23 +522,25 @@ func TestRoundTripProperty(t *testing.T) {
 // Two processors are parts of the smallest one that has all of their cores, if it is like them.
 func TestGroupOf(t *testing.T) {
 	core := func(name string, peak float64, cores ...int) Processor {
-		return Processor{Name: name, Kind: KindCPU, Driver: "host", Cores: cores, PeakGops: map[string]float64{"i8": peak}}
+		return Processor{Name: name, Kind: KindCPU, Driver: "host", Cores: cores,
+			PeakGops: map[string]float64{"i8": peak}}
 	}
 	other := core("ort:0-1", 200, 0, 1)
 	other.Driver = "ort"
 	configured := core("slow", 200, 0, 1)
 	configured.Options = map[string]string{"kernels": "portable"}
 	soc := SoC{Processors: []Processor{
-		core("0", 100, 0), core("1", 90, 1), core("2", 40, 2), core("0-3", 330, 0, 1, 2, 3), core("0-1", 200, 0, 1), other,
+		core("0", 100, 0), core("1", 90, 1), core("2", 40, 2), core("0-3", 330, 0, 1, 2, 3), core("0-1", 200, 0, 1),
+		other,
 		configured, core("0-2", 240, 0, 1, 2),
 	}}
-	for _, c := range []struct{ first, second, want string }{
+	for _, test := range []struct{ first, second, want string }{
 		{"0", "1", "0-1"}, {"1", "0", "0-1"},
 		{"0", "2", ""}, // a little core is no part of what big ones form
 		{"0", "0", ""}, {"0", "0-1", "0-2"}, {"0", "ort:0-1", ""}, {"0", "x", ""}, {"0-1", "0-3", ""},
 	} {
-		if got := soc.GroupOf(c.first, c.second); got != c.want {
-			t.Errorf("group of %s and %s: got %q, want %q", c.first, c.second, got, c.want)
+		if got := soc.GroupOf(test.first, test.second); got != test.want {
+			t.Errorf("group of %s and %s: got %q, want %q", test.first, test.second, got, test.want)
 		}
 	}
 	for i := range soc.Processors {

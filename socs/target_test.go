@@ -34,73 +34,80 @@ func TestTargets(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range names {
-		s, err := OpenTarget(name)
+		soc, err := OpenTarget(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		npu := s.TargetNPU().Target
-		if got := [2]int{npu.SoCModel, npu.HTPArch}; got != want[name] || npu.Driver != "qnn" || npu.Compiler != "qnn" || npu.Select != "htp" || npu.VTCMMB != 8 {
+		npu := soc.TargetNPU().Target
+		if got := [2]int{npu.SoCModel, npu.HTPArch}; got != want[name] || npu.Driver != "qnn" ||
+			npu.Compiler != "qnn" || npu.Select != "htp" || npu.VTCMMB != 8 {
 			t.Errorf("%s: target %+v, want soc_model and instruction set %v", name, npu, want[name])
 		}
-		if got := npu.Options(); got["soc_model"] != fmt.Sprint(npu.SoCModel) || got["vtcm_mb"] != "8" || got["opt"] != "3" {
+		if got := npu.Options(); got["soc_model"] != fmt.Sprint(npu.SoCModel) || got["vtcm_mb"] != "8" ||
+			got["opt"] != "3" {
 			t.Errorf("%s: options %v", name, got)
 		}
 		if !slices.ContainsFunc(strings.Split(string(text), "\n"), func(row string) bool {
-			return strings.HasPrefix(row, "| ") && strings.Contains(row, name) && strings.HasSuffix(row, fmt.Sprintf("| %d | %d | 8 |", npu.SoCModel, npu.HTPArch))
+			return strings.HasPrefix(row, "| ") && strings.Contains(row, name) &&
+				strings.HasSuffix(row, fmt.Sprintf("| %d | %d | 8 |", npu.SoCModel, npu.HTPArch))
 		}) {
 			t.Errorf("docs/soc.md: no row of target %s with %d, %d, 8", name, npu.SoCModel, npu.HTPArch)
 		}
 	}
 	for _, name := range Catalog() {
-		if _, err := OpenTarget(name); !slices.Contains(names, name) && (err == nil || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "snapdragon-8gen3")) {
+		if _, err := OpenTarget(name); !slices.Contains(names, name) &&
+			(err == nil || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "snapdragon-8gen3")) {
 			t.Errorf("%s as a target: got %v, want a refusal that names those there are", name, err)
 		}
 	}
 }
 
 func TestRestricted(t *testing.T) {
-	s, err := Open("snapdragon-8gen3")
+	soc, err := Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, _ := s.Digest()
-	s.Processor("npu").Target.Kinds = []op.Kind{op.MatMul}
-	s.Processor("npu").Target.Schemes = []op.Scheme{op.A8TQ8C}
-	r, err := s.Restricted()
+	before, _ := soc.Digest()
+	soc.Processor("npu").Target.Kinds = []op.Kind{op.MatMul}
+	soc.Processor("npu").Target.Schemes = []op.Scheme{op.A8TQ8C}
+	machine, err := soc.Restricted()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := names(r); !slices.Equal(got, []string{"cpu", "npu"}) || r.Name != s.Name || len(s.Processors) != 3 {
-		t.Errorf("processors %q of %q, want cpu and npu", got, r.Name)
+	if got := names(machine); !slices.Equal(got, []string{"cpu", "npu"}) || machine.Name != soc.Name ||
+		len(soc.Processors) != 3 {
+		t.Errorf("processors %q of %q, want cpu and npu", got, machine.Name)
 	}
-	npu, cpu := r.Processor("npu"), r.Processor("cpu")
+	npu, cpu := machine.Processor("npu"), machine.Processor("cpu")
 	if !slices.Equal(npu.Kinds, []op.Kind{op.MatMul}) || !slices.Equal(npu.Schemes, []op.Scheme{op.A8TQ8C}) {
 		t.Errorf("npu executes %v in %v", npu.Kinds, npu.Schemes)
 	}
 	if !cpu.Executes(op.Attention) || len(cpu.Schemes) < 3 {
 		t.Errorf("cpu executes %v in %v, want what it did", cpu.Kinds, cpu.Schemes)
 	}
-	if _, ok := r.Link("cpu", "npu"); !ok || len(r.Links) != 2 || len(r.Joint) != 1 || len(r.Memory) != 1 || len(r.Memory[0].Processors) != 2 {
-		t.Errorf("links %v, joint %v, memory %v: want those of cpu and npu", r.Links, r.Joint, r.Memory)
+	if _, ok := machine.Link("cpu", "npu"); !ok || len(machine.Links) != 2 || len(machine.Joint) != 1 ||
+		len(machine.Memory) != 1 || len(machine.Memory[0].Processors) != 2 {
+		t.Errorf("links %v, joint %v, memory %v: want those of cpu and npu", machine.Links, machine.Joint,
+			machine.Memory)
 	}
-	for _, p := range r.Points {
+	for _, p := range machine.Points {
 		if p.Processor == "gpu" {
 			t.Errorf("point of a processor that is left out: %+v", p)
 		}
 	}
 	for _, name := range []string{"cpu", "npu", "gpu"} {
-		s.Processor(name).Target = nil
+		soc.Processor(name).Target = nil
 	}
-	if _, err := s.Restricted(); err == nil || !strings.Contains(err.Error(), "none of its processors") {
+	if _, err := soc.Restricted(); err == nil || !strings.Contains(err.Error(), "none of its processors") {
 		t.Errorf("without target data: got %v", err)
 	}
-	s, _ = Open("snapdragon-8gen3")
-	s.Processor("cpu").Target = nil
-	if _, err := s.Restricted(); err == nil || !strings.Contains(err.Error(), `control processor "cpu"`) {
+	soc, _ = Open("snapdragon-8gen3")
+	soc.Processor("cpu").Target = nil
+	if _, err := soc.Restricted(); err == nil || !strings.Contains(err.Error(), `control processor "cpu"`) {
 		t.Errorf("without target data of the control processor: got %v", err)
 	}
-	s, _ = Open("snapdragon-8gen3")
-	if again, _ := s.Digest(); again != before {
+	soc, _ = Open("snapdragon-8gen3")
+	if again, _ := soc.Digest(); again != before {
 		t.Errorf("restricting changed the catalog: digest %s, want %s", again, before)
 	}
 }
@@ -120,16 +127,19 @@ func TestTargetIsValidated(t *testing.T) {
 		"not among the processor's schem": func(x *Target) { x.Schemes = []op.Scheme{op.A8TQ4B128} },
 		"can be printed":                  func(x *Target) { x.Select = "htp\x1b[2J" },
 	} {
-		s, err := Open("snapdragon-8gen3")
+		soc, err := Open("snapdragon-8gen3")
 		if err != nil {
 			t.Fatal(err)
 		}
-		edit(s.Processor("npu").Target)
-		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "processors.npu.target") {
+		edit(soc.Processor("npu").Target)
+		if err := soc.Validate(); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "processors.npu.target") {
 			t.Errorf("want an error with %q, got %v", want, err)
 		}
 	}
-	if _, err := Parse("x", []byte("schema: hetc.soc/1\nname: x\ninherit: snapdragon-8gen3\nprocessors:\n  - {name: npu, target: {soc_mode: 3}}\n")); err == nil || !strings.Contains(err.Error(), "soc_mode") || !strings.Contains(fmt.Sprint(diag.HintsOf(err)), "soc_model") {
+	if _, err := Parse("x", []byte("schema: hetc.soc/1\nname: x\ninherit: snapdragon-8gen3\nprocessors:\n  - {name: "+
+		"npu, target: {soc_mode: 3}}\n")); err == nil || !strings.Contains(err.Error(), "soc_mode") ||
+		!strings.Contains(fmt.Sprint(diag.HintsOf(err)), "soc_model") {
 		t.Errorf("an unknown key: got %v, want the nearest named", err)
 	}
 }
