@@ -266,14 +266,8 @@ func cutShare(
 		In: whole(node.In), Out: whole(node.Out),
 	}
 
-	if axis != planir.AxisNone && axis != planir.AxisRows {
-		unit := Granularity(node, axis, proc)
-		length, _ := AxisLength(node, axis)
-		endsOnUnit := share.To%unit == 0 || share.To == length
-		if share.From%unit != 0 || !endsOnUnit {
-			return Piece{}, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", share.From, share.To, axis,
-				unit)
-		}
+	if err := cut.liesOnTiles(); err != nil {
+		return Piece{}, err
 	}
 
 	// Narrow and pad first: what the processor is asked to execute is the piece, not the node.
@@ -285,14 +279,9 @@ func cutShare(
 	}
 	cut.main().Form = share.Form
 
-	// Inputs only: a range of an output that its processor cannot write is gathered by another one, see the caller.
-	for i, view := range cut.In {
-		if strided(section, view, node.In[i]) && !proc.StridedInput && !node.Op().Kind.AnyStride() {
-			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only",
-				view, share.Proc)
-		}
+	if err := cut.canReadInputs(); err != nil {
+		return Piece{}, err
 	}
-
 	for i := range cut.Ops {
 		if err := executes(proc, &cut.Ops[i]); err != nil {
 			return Piece{}, err
@@ -310,6 +299,35 @@ func cutShare(
 		}
 	}
 	return cut.Piece, nil
+}
+
+// liesOnTiles returns an error if the share's range of the axis does not lie on the processor's tiles.
+func (c *shareCut) liesOnTiles() error {
+	if c.axis == planir.AxisNone || c.axis == planir.AxisRows {
+		return nil // nothing is cut, or rows, which are padded
+	}
+	unit := Granularity(c.node, c.axis, c.proc)
+	length, _ := AxisLength(c.node, c.axis)
+	endsOnUnit := c.share.To%unit == 0 || c.share.To == length
+	if c.share.From%unit != 0 || !endsOnUnit {
+		return fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", c.share.From, c.share.To, c.axis, unit)
+	}
+	return nil
+}
+
+// canReadInputs returns an error if the processor cannot read an input of the piece. Inputs only: a range of an output
+// that its processor cannot write is gathered by another one, see the caller of cutShare.
+func (c *shareCut) canReadInputs() error {
+	if c.proc.StridedInput || c.node.Op().Kind.AnyStride() {
+		return nil
+	}
+	for i, view := range c.In {
+		if strided(c.section, view, c.node.In[i]) {
+			return fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only", view,
+				c.share.Proc)
+		}
+	}
+	return nil
 }
 
 // main returns the piece's main operator, to be changed.

@@ -154,22 +154,26 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 		}
 	}
 
+	e.addNode(&node)
+	if operator := node.Op(); operator.Kind == op.MatMul && operator.Scheme.Shadow() {
+		return e.outliers(&node, model.In[0])
+	}
+	return nil
+}
+
+// addNode adds a node to the section, with the values that it writes. A quantised form of such a value is stale now.
+func (e *expansion) addNode(node *Node) {
 	for i, value := range node.Op().Sig().Out {
 		if _, listed := e.section.Values[node.Out[i]]; !listed {
 			e.section.Values[node.Out[i]] = Value{value.Type, value.Rows, value.Cols, 1}
 		}
 	}
-	// The quantised form of a value that is written anew is stale.
 	for _, changed := range node.Out {
 		for _, form := range quantForms {
 			delete(e.quantised, changed+form.codes)
 		}
 	}
-	e.section.Nodes = append(e.section.Nodes, node)
-	if operator := node.Op(); operator.Kind == op.MatMul && operator.Scheme.Shadow() {
-		return e.outliers(&node, model.In[0])
-	}
-	return nil
+	e.section.Nodes = append(e.section.Nodes, *node)
 }
 
 // outliers adds two nodes beside a product: one multiplies what the static scale of the product's input cuts off, the

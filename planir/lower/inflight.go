@@ -69,14 +69,22 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 		ph.Sections = append(ph.Sections, b.dealOut(section, list, section.Layers > 1))
 	}
 
-	for i := range decided.Orders {
-		name := decided.Orders[i].Section
-		isLayers := func(section Section) bool { return section.Name == name && section.Layers > 0 }
-		if !slices.ContainsFunc(one, isLayers) {
-			return ph, illegal(fmt.Errorf("there is no section %q of layers", name))
-		}
+	if err := checkOrders(decided.Orders, one); err != nil {
+		return ph, illegal(err)
 	}
 	return ph, nil
+}
+
+// checkOrders returns an error if the plan orders the chunks of a section that has no layers.
+func checkOrders(orders []planir.ChunkOrder, sections []Section) error {
+	for i := range orders {
+		name := orders[i].Section
+		isLayers := func(section Section) bool { return section.Name == name && section.Layers > 0 }
+		if !slices.ContainsFunc(sections, isLayers) {
+			return fmt.Errorf("there is no section %q of layers", name)
+		}
+	}
+	return nil
 }
 
 // chunkTasks makes the tasks of a section for each chunk in flight.

@@ -190,17 +190,17 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 		return packOnnxQ4C(dst, spec, src, imp)
 	}
 
-	// Rows in front matter only to error feedback, which carries their errors into the rows that are packed. Without
-	// it, or without blocks, they are cut off.
-	rowCount, cols := src.Shape()
-	blocks := spec.Layout != op.RowsLayout && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
+	inBlocks := spec.Scheme == "q4b32" || spec.Scheme == "q4b128"
+	hasBlocks := inBlocks && spec.Layout != op.RowsLayout
+	rowCount, _ := src.Shape()
 	front := rowCount - spec.K // rows that are not packed
-	if front > 0 && (!blocks || imp.rank == 0) {
+	// They matter only to error feedback, which carries their errors into the rows that are packed.
+	if front > 0 && (!hasBlocks || imp.rank == 0) {
 		var err error
-		if src, err = Slice(src, front, rowCount, 0, cols); err != nil {
+		if src, imp, err = withoutFront(src, imp, front); err != nil {
 			return err
 		}
-		imp, front = imp.rows(front), 0
+		front = 0
 	}
 
 	var scalesAt int64 // in layout Onnx
@@ -229,17 +229,33 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	return parallel(count, func() func(int) error {
 		packer := tilePacker{spec: spec, most: mostCode(spec.Scheme), src: src, front: front, rows: rows,
 			buf: make([]float32, rows*TileN)}
-		if blocks {
-			packer.imp, packer.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8, 7)
-		} else if packer.most > 0 {
-			packer.imp, packer.feed = imp, newFeedback(imp, BlockK, -packer.most, packer.most)
-		}
+		packer.weighErrors(imp, hasBlocks)
 		if spec.Layout == Onnx {
 			packer.onnx = newOnnxPacker(dst, scalesAt, spec, rows)
 			return func(index int) error { return packer.pack(nil, index) }
 		}
 		return func(index int) error { return packer.pack(dst[index*tile:(index+1)*tile], index) }
 	})
+}
+
+// withoutFront cuts off the rows in front of those that are packed, in a source and its importance.
+func withoutFront(src Source, imp *Importance, front int) (Source, *Importance, error) {
+	rows, cols := src.Shape()
+	rest, err := Slice(src, front, rows, 0, cols)
+	if err != nil {
+		return nil, nil, err
+	}
+	return rest, imp.rows(front), nil
+}
+
+// weighErrors tells a packer which errors matter, if its scheme has codes.
+func (p *tilePacker) weighErrors(imp *Importance, hasBlocks bool) {
+	switch {
+	case hasBlocks:
+		p.imp, p.feed = imp, newFeedback(imp, q4Block(p.spec.Scheme), -8, 7)
+	case p.most > 0:
+		p.imp, p.feed = imp, newFeedback(imp, BlockK, -p.most, p.most)
+	}
 }
 
 // fitsSpec compares the destination's bytes, the source and the importance with what is to be packed.
