@@ -222,22 +222,26 @@ type extent struct {
 	begin, end int64 // bytes, from the end of the header
 }
 
-// parseTensor reads one header entry and checks its length against type and shape.
-func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
-	var dtype string
-	var shape []int
-	var offsets []int64
+// fields are what the header says of a tensor.
+type fields struct {
+	dtype   string
+	shape   []int
+	offsets []int64
+}
+
+// parseFields reads one header entry, which has each of the three keys once and no other one.
+func parseFields(value json.RawMessage) (read fields, err error) {
 	seen := 0 // bits of the three keys
 	err = eachMember(value, func(key string, raw json.RawMessage) error {
 		var dst any
 		var bit int
 		switch key {
 		case "dtype":
-			dst, bit = &dtype, 1
+			dst, bit = &read.dtype, 1
 		case "shape":
-			dst, bit = &shape, 2
+			dst, bit = &read.shape, 2
 		case "data_offsets":
-			dst, bit = &offsets, 4
+			dst, bit = &read.offsets, 4
 		default:
 			return fmt.Errorf("unknown key %q", key)
 		}
@@ -252,13 +256,19 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 		}
 		return nil
 	})
+	if err == nil && seen != 7 {
+		err = fmt.Errorf("want the keys dtype, shape and data_offsets")
+	}
+	return read, err
+}
+
+// parseTensor reads one header entry and checks its length against type and shape.
+func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
+	read, err := parseFields(value)
 	if err != nil {
 		return entry, err
 	}
-
-	if seen != 7 {
-		return entry, fmt.Errorf("want the keys dtype, shape and data_offsets")
-	}
+	dtype, shape, offsets := read.dtype, read.shape, read.offsets
 	if elementBytes[strings.ToLower(dtype)] == 0 || strings.ToUpper(dtype) != dtype {
 		return entry, fmt.Errorf("unknown dtype %q", dtype)
 	}
