@@ -74,16 +74,12 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	}
 
 	plans := []*Result{dense, sparse}
-	faster := fasterSparseRows(sparse.Plan, dense.Plan)
-	if len(faster) > 0 && len(faster) < len(sparse.Plan.Attention.Rows) {
-		mixed := *chosen
-		mixed.every, mixed.Rows, mixed.decode = false, faster, faster[0] == 1
-		in.attention = &mixed
-		if result, err := Solve(ctx, in); err == nil {
-			plans = append(plans, result)
-		} else if ctx.Err() != nil {
-			return nil, err
-		}
+	mixed, err := in.solveMixed(ctx, chosen, sparse.Plan, dense.Plan)
+	if err != nil {
+		return nil, err
+	}
+	if mixed != nil {
+		plans = append(plans, mixed)
 	}
 
 	best := dense
@@ -105,6 +101,23 @@ func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error)
 	}
 	at.decode = false
 	return Solve(ctx, in)
+}
+
+// solveMixed solves with sparse attention in the programs that are faster with it, and with dense attention in the
+// others. The result is nil if one kind is the faster one in all programs, or if the mixture has no plan.
+func (in Input) solveMixed(ctx context.Context, chosen *attention, sparse, dense *planir.Plan) (*Result, error) {
+	faster := fasterSparseRows(sparse, dense)
+	if len(faster) == 0 || len(faster) == len(sparse.Attention.Rows) {
+		return nil, nil
+	}
+	mixed := *chosen
+	mixed.every, mixed.Rows, mixed.decode = false, faster, faster[0] == 1
+	in.attention = &mixed
+	result, err := Solve(ctx, in)
+	if err != nil && ctx.Err() == nil {
+		return nil, nil
+	}
+	return result, err
 }
 
 // mayDecodeSparsely reports whether the program that decodes one sequence may select positions. The loss must be known

@@ -69,26 +69,13 @@ func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	if err != nil {
 		return err
 	}
-	posed := poseShadows(s, sections, total, slack, want)
-	solution, err := s.in.Engine.Shadows(ctx, &posed.Shadows, problem.Limits{})
-	if err != nil {
-		return err
-	}
-	if solution.Options == nil {
-		return nil // stopped at a limit: all are kept
-	}
-	if err := posed.Verify(solution); err != nil {
-		return err
-	}
-
 	before := *plan
-	plan.Shadows = posed.shadows(solution.Options, s.in.Model.Layers)
-	if len(plan.Shadows) == 0 {
-		return nil
-	}
-	plan.Solver = append(slices.Clone(plan.Solver), posed.report(&solution, want))
-	if err := s.lowerPruned(plan); err != nil || want.Slower > 0 {
+	posed := poseShadows(s, sections, total, slack, want)
+	if err := s.pruneOptimally(ctx, plan, posed, want); err != nil {
 		return err
+	}
+	if len(plan.Shadows) == 0 || want.Slower > 0 {
+		return nil
 	}
 
 	// The problem does not see what changes where layers of different sets meet.
@@ -104,6 +91,24 @@ func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 		*plan = before
 	}
 	return nil
+}
+
+// pruneOptimally prunes as the solution of the problem says. A search that stopped at a limit prunes nothing.
+func (s *session) pruneOptimally(ctx context.Context, plan *planir.Plan, posed *posedShadows,
+	want workload.Shadows) error {
+	solution, err := s.in.Engine.Shadows(ctx, &posed.Shadows, problem.Limits{})
+	if err != nil || solution.Options == nil {
+		return err
+	}
+	if err := posed.Verify(solution); err != nil {
+		return err
+	}
+	plan.Shadows = posed.shadows(solution.Options, s.in.Model.Layers)
+	if len(plan.Shadows) == 0 {
+		return nil
+	}
+	plan.Solver = append(slices.Clone(plan.Solver), posed.report(&solution, want))
+	return s.lowerPruned(plan)
 }
 
 // shadowSections returns the products of a plan with shadow outliers, by section, in any of its programs.

@@ -112,65 +112,77 @@ func (s *schemeChoice) byWeight() (out []sizedPair, all bool) {
 // lightestPlan returns the smallest plan found for the buckets of a prepared session. It tries pairs of assignments,
 // lightest weights first, and reports as bound the least that any pair could have held.
 func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
-	var best *planir.Plan
-	var chosen sizedPair
-	var first error
 	pairs, all := s.byWeight()
 	if len(pairs) == 0 {
 		return nil, s.tooLossy()
 	}
 
-	bound := int64(math.MaxInt64) // of all pairs, beside the fixed part
+	search := lightestSearch{session: s, bound: math.MaxInt64}
 	if !all {
-		bound = pairs[0].bytes + s.leastPool()
+		search.bound = pairs[0].bytes + s.leastPool()
 	}
-
 	next := 0
-	for tried := 0; next < len(pairs); next++ {
-		pair := pairs[next]
-		triedEnough := tried == smallestPairs && best != nil
-		if triedEnough || next >= 4*smallestPairs {
-			break
-		}
-		if best != nil && s.exceeds(best, pair.bytes+s.leastPool()) {
-			break // this pair and those behind it hold too much by their weights alone
-		}
-
-		s.prefill, s.decode, s.chosen = pair.prefill, pair.decode, nil
-		var plan *planir.Plan
-		least, err := s.leastBytes(ctx)
-		if err == nil {
-			bound = min(bound, least)
-			if best != nil && s.exceeds(best, least) {
-				continue
-			}
-			tried++
-			plan, err = s.smallestForSchemes(ctx)
-		}
-
-		if diag.ClassOf(err) == diag.ClassInfeasible {
-			first = cmp.Or(first, err)
-			continue
-		}
-		if err != nil {
+	for ; next < len(pairs) && !search.endsBefore(next, pairs[next]); next++ {
+		if err := search.try(ctx, pairs[next]); err != nil {
 			return nil, err
 		}
-
-		if best == nil || plan.Memory.Total < best.Memory.Total {
-			best, chosen = plan, pair
-		}
 	}
-	if best == nil {
-		return nil, first
+	if search.best == nil {
+		return nil, search.first
 	}
 
 	// Pairs that were not tried are bounded by the lightest of them.
 	if next < len(pairs) {
-		bound = min(bound, pairs[next].bytes+s.leastPool())
+		search.bound = min(search.bound, pairs[next].bytes+s.leastPool())
 	}
-	s.prefill, s.decode = chosen.prefill, chosen.decode
-	s.reportLeastMemory(best, bound+s.fixedBytes(best))
-	return best, nil
+	s.prefill, s.decode = search.bestPair.prefill, search.bestPair.decode
+	s.reportLeastMemory(search.best, search.bound+s.fixedBytes(search.best))
+	return search.best, nil
+}
+
+// lightestSearch is the state of lightestPlan.
+type lightestSearch struct {
+	*session
+	best     *planir.Plan // nil: none yet
+	bestPair sizedPair
+	first    error // of the first pair that has no plan
+	bound    int64 // of all pairs so far, beside the fixed part
+	tried    int   // pairs for which a plan was made, or tried to
+}
+
+// endsBefore reports whether neither a pair nor those behind it are worth trying.
+func (l *lightestSearch) endsBefore(index int, pair sizedPair) bool {
+	if index >= 4*smallestPairs {
+		return true
+	}
+	if l.best == nil {
+		return false
+	}
+	// The pair and those behind it may hold too much by their weights alone.
+	return l.tried == smallestPairs || l.exceeds(l.best, pair.bytes+l.leastPool())
+}
+
+// try makes the smallest plan of a pair, unless a bound says that it is no smaller than the best one.
+func (l *lightestSearch) try(ctx context.Context, pair sizedPair) error {
+	l.prefill, l.decode, l.chosen = pair.prefill, pair.decode, nil
+	least, err := l.leastBytes(ctx)
+	if err == nil {
+		l.bound = min(l.bound, least)
+		if l.best != nil && l.exceeds(l.best, least) {
+			return nil
+		}
+		l.tried++
+		var plan *planir.Plan
+		plan, err = l.smallestForSchemes(ctx)
+		if err == nil && (l.best == nil || plan.Memory.Total < l.best.Memory.Total) {
+			l.best, l.bestPair = plan, pair
+		}
+	}
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		l.first = cmp.Or(l.first, err)
+		return nil
+	}
+	return err
 }
 
 // reportLeastMemory gives a plan the report of the search for the least memory: no plan holds less than bound bytes.

@@ -36,23 +36,14 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 		return nil, nil, cmp.Or(failed, impossible)
 	}
 	if s.measure() == problem.Memory {
-		by, plan, err := s.smallest(ctx)
-		if err == nil && bound > 0 && plan.Memory.Total > bound {
-			err = s.tooLarge(bound, plan)
-		}
-		return by, plan, err
+		return s.smallestWithin(ctx, bound)
 	}
-
 	if bound > 0 && s.outdone == 0 && s.leastMemory() > bound {
 		return s.fromLeastMemory(ctx, bound) // which says what the smallest plan holds
 	}
 
-	// Step 2: the session's own schemes, with all buckets and with fewer.
-	by := s
-	plan, err := s.completePlan(ctx)
-	if err == nil {
-		by, plan, err = s.tryFewerBuckets(ctx, plan)
-	}
+	// Step 2.
+	by, plan, err := s.planWithOwnSchemes(ctx)
 	if err == nil && (bound == 0 || plan.Memory.Total <= bound) {
 		return by, plan, nil
 	}
@@ -61,11 +52,10 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 	}
 
 	// Step 3.
-	why := err
 	if bound > 0 {
 		by, plan, err = s.planWithinMemory(ctx, bound, plan)
 	} else {
-		by, plan, err = s.planWithOtherSchemes(ctx, why)
+		by, plan, err = s.planWithOtherSchemes(ctx, err)
 	}
 	if diag.ClassOf(err) != diag.ClassInfeasible {
 		return by, plan, err
@@ -74,6 +64,26 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 		return s.fromLeastEnergy(ctx, bound, err)
 	}
 	return nil, nil, err
+}
+
+// smallestWithin returns the smallest plan with its session; an error says so if it holds more than bound bytes
+// (0: no limit).
+func (s *session) smallestWithin(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
+	by, plan, err := s.smallest(ctx)
+	if err == nil && bound > 0 && plan.Memory.Total > bound {
+		err = s.tooLarge(bound, plan)
+	}
+	return by, plan, err
+}
+
+// planWithOwnSchemes returns the best plan with the session's schemes, for all buckets or for fewer, and the session
+// that made it.
+func (s *session) planWithOwnSchemes(ctx context.Context) (*session, *planir.Plan, error) {
+	plan, err := s.completePlan(ctx)
+	if err != nil {
+		return s, plan, err
+	}
+	return s.tryFewerBuckets(ctx, plan)
 }
 
 // isLimited reports whether a quantity of that kind is bounded.
@@ -278,20 +288,9 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 	other.addMemoryBound(most)
 	other.tight = most > 0
 
-	taken, err := other.amountsTaken(plan)
-	if err != nil {
+	if err := other.checkBounds(plan); err != nil {
 		return nil, nil, err
 	}
-	var over []bound
-	for _, bound := range other.bounds {
-		if taken[bound.quantity] > bound.max {
-			over = append(over, bound)
-		}
-	}
-	if over != nil {
-		return nil, nil, other.exceededError(over, taken)
-	}
-
 	better, err := other.solveJointlyFrom(ctx, plan, true)
 	if err == nil {
 		better, err = other.withPredictions(better)
@@ -315,6 +314,24 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 	other.chosen = other.openSchemes(other.objective(better), s.lowestObjective())
 	better.Solver = append(slices.Clone(better.Solver), *other.chosen)
 	return other, better, nil
+}
+
+// checkBounds returns an error that names the bounds which a plan exceeds.
+func (s *session) checkBounds(plan *planir.Plan) error {
+	taken, err := s.amountsTaken(plan)
+	if err != nil {
+		return err
+	}
+	var over []bound
+	for _, bound := range s.bounds {
+		if taken[bound.quantity] > bound.max {
+			over = append(over, bound)
+		}
+	}
+	if over != nil {
+		return s.exceededError(over, taken)
+	}
+	return nil
 }
 
 // withPredictions adds predictions and memory to a plan.
