@@ -115,23 +115,33 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 	}
 	conflict.Proved = solver.Proved(conflict.Reason)
 
-	var rest []func(*solver.Input) // takes the limits away that have no part in the conflict
-	for i := range trial.limits {
-		if !slices.Contains(set, i) {
-			rest = append(rest, trial.limits[i].without)
-		}
-	}
-	for done, i := range set {
-		found := Conflicting{Limit: trial.limits[i]}
-		trial.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, done+1, len(set), found.Key)
-		in.Tell(solver.Progress{Phase: nearestPhase, Done: done, All: len(set), What: found.Key})
-		trial.most = trial.made + nearestSolves
-		if err := trial.nearest(ctx, i, rest, &found); err != nil && !errors.Is(err, errTrials) {
-			return nil, err
-		}
-		conflict.Limits = append(conflict.Limits, found)
+	if conflict.Limits, err = trial.nearestOfEach(ctx, set); err != nil {
+		return nil, err
 	}
 	return conflict, nil
+}
+
+// nearestOfEach finds a value that would work for each limit of a conflict.
+func (t *trial) nearestOfEach(ctx context.Context, set []int) ([]Conflicting, error) {
+	var rest []func(*solver.Input) // takes the limits away that have no part in the conflict
+	for i := range t.limits {
+		if !slices.Contains(set, i) {
+			rest = append(rest, t.limits[i].without)
+		}
+	}
+
+	var limits []Conflicting
+	for done, i := range set {
+		found := Conflicting{Limit: t.limits[i]}
+		t.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, done+1, len(set), found.Key)
+		t.in.Tell(solver.Progress{Phase: nearestPhase, Done: done, All: len(set), What: found.Key})
+		t.most = t.made + nearestSolves
+		if err := t.nearest(ctx, i, rest, &found); err != nil && !errors.Is(err, errTrials) {
+			return nil, err
+		}
+		limits = append(limits, found)
+	}
+	return limits, nil
 }
 
 // conflictTrial returns the trial with which to find a conflict. If there is no limit of quality and the permitted
@@ -264,8 +274,8 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), 
 		// Solves of the inner trial count for this one too, through the deferred assignment.
 		inner := newTrial(t.in, t.limits)
 		inner.most, inner.made, inner.what = t.most, t.made, t.what
-		for _, c := range rest {
-			c(&inner.in)
+		for _, without := range rest {
+			without(&inner.in)
 		}
 		defer func() { t.made = inner.made }()
 		t = inner
@@ -273,14 +283,8 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), 
 			return err
 		}
 	}
-	for _, addition := range limit.wider {
-		attempt, err := t.possible(ctx, addition.do)
-		if err != nil {
-			return err
-		}
-		if attempt.result != nil {
-			found.Wider = append(found.Wider, addition.text)
-		}
+	if found.Wider, err = t.widerOf(ctx, limit); err != nil {
+		return err
 	}
 	if limit.set == nil || free.result == nil {
 		return nil
@@ -300,6 +304,20 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), 
 		found.name(limit, least)
 	}
 	return err
+}
+
+// widerOf returns which permissions in addition to a limit's would have a plan: with an error, those found before it.
+func (t *trial) widerOf(ctx context.Context, limit *Limit) (texts []string, err error) {
+	for _, addition := range limit.wider {
+		attempt, err := t.possible(ctx, addition.do)
+		if err != nil {
+			return texts, err
+		}
+		if attempt.result != nil {
+			texts = append(texts, addition.text)
+		}
+	}
+	return texts, nil
 }
 
 // name notes a value that works.
