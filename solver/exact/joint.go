@@ -63,22 +63,16 @@ func solveJoint(
 	search.most, search.cutoff = limits.Bytes, limits.Most
 
 	root := prep.root()
-	if slices.ContainsFunc(root.allowed, func(list []int32) bool { return len(list) == 0 }) {
-		return problem.JointSolution{}, errNone
-	}
 	search.start(limits.Start)
-
-	// Without prices: the optimum where no limit binds.
-	search.relax.permit(root.allowed, false)
-	root.bound = search.relax.evaluate(root)
-	if root.bound == unreachable {
+	if !search.boundWithoutPrices(root) {
 		return problem.JointSolution{}, errNone
 	}
 	if search.tooDear(root.bound) {
 		return search.allTooDear(), nil
 	}
 
-	if search.offer(search.relax.choices) && (joint.Minimise != problem.Memory || anyOne) {
+	isProof := joint.Minimise != problem.Memory || anyOne
+	if search.offer(search.relax.choices) && isProof {
 		return search.solution(search.value, problem.Optimal), nil
 	}
 	search.construct(root)
@@ -108,6 +102,17 @@ func solveJoint(
 		nodes = prep.defaultNodes()
 	}
 	return search.prove(root, nodes)
+}
+
+// boundWithoutPrices bounds the root as if there were no limits, which gives the optimum where none binds. It reports
+// false if there is no solution even then.
+func (s *search) boundWithoutPrices(root *treeNode) bool {
+	if slices.ContainsFunc(root.allowed, func(list []int32) bool { return len(list) == 0 }) {
+		return false
+	}
+	s.relax.permit(root.allowed, false)
+	root.bound = s.relax.evaluate(root)
+	return root.bound != unreachable
 }
 
 // stopped returns the answer of a solve whose context ended.

@@ -604,9 +604,8 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 		}
 
 		// The first node has the least bound, so it decides whether anything is left to gain.
-		full := s.nodes >= limit || s.most > 0 && s.kept > s.most
-		mayGain := s.first || s.best == nil || s.prep.bound(node.bound) < s.value
-		if full && mayGain {
+		isFull := s.nodes >= limit || s.most > 0 && s.kept > s.most
+		if isFull && s.mayGain(node) {
 			return node.bound, nil
 		}
 
@@ -624,13 +623,33 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 		}
 
 		for _, child := range children {
-			child.number = s.number
-			s.number++
-			s.kept += child.bytes()
-			heap.Push(&s.queue, child)
+			s.push(child)
 		}
 	}
 	return unreachable, nil
+}
+
+// mayGain reports whether a node may have something better than the best solution. In the second search every node may.
+func (s *search) mayGain(node *treeNode) bool {
+	return s.first || s.best == nil || s.prep.bound(node.bound) < s.value
+}
+
+// noBetter reports whether a node has nothing better than the best solution. It keeps such a node for the second
+// search, which looks for the first of equally good solutions.
+func (s *search) noBetter(node *treeNode) bool {
+	if s.mayGain(node) {
+		return false
+	}
+	s.ties = append(s.ties, node)
+	return true
+}
+
+// push has a node wait, under the next number.
+func (s *search) push(node *treeNode) {
+	node.number = s.number
+	s.number++
+	s.kept += node.bytes()
+	heap.Push(&s.queue, node)
 }
 
 // repairAt looks for a solution from the prices that a node ended with.
@@ -640,16 +659,6 @@ func (s *search) repairAt(node, root *treeNode) {
 		s.relax.usage(node)
 		s.repair(root)
 	}
-}
-
-// noBetter reports whether a node has nothing better than the best solution. It keeps such a node for the second
-// search, which looks for the first of equally good solutions.
-func (s *search) noBetter(node *treeNode) bool {
-	if s.first || s.best == nil || s.prep.bound(node.bound) < s.value {
-		return false
-	}
-	s.ties = append(s.ties, node)
-	return true
 }
 
 // queue is a heap.Interface that orders nodes by bound, the newest first of equal ones: usually the deepest.
