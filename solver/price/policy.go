@@ -91,18 +91,13 @@ func (s *Section) mayExecute(procs, lacking []string) bool {
 func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	policy := &s.Policy
 	if s.Nodes[node].Slots != nil && policy.Groups != "" {
-		there := slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool {
-			return slices.ContainsFunc(c.Shares, func(share planir.Share) bool { return share.Proc != policy.Groups })
-		})
-		if len(there) == 0 {
-			return list // the processor cannot
-		}
-		return there
+		return onlyOn(policy.Groups, list)
 	}
 	if len(policy.Strategies) == 0 && len(policy.Ratio) == 0 {
 		return list
 	}
-	whole := func(c *Candidate) bool { return c.Axis == planir.AxisNone }
+
+	isWhole := func(candidate *Candidate) bool { return candidate.Axis == planir.AxisNone }
 	var out []Candidate
 	if len(policy.Ratio) > 1 && s.Nodes[node].Op().HasScheme() {
 		if candidate, ok := s.inRatio(node); ok {
@@ -111,19 +106,34 @@ func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	}
 	for i := range list {
 		candidate := &list[i]
-		permitted := len(policy.Strategies) == 0 || slices.Contains(policy.Strategies, candidate.Strategy)
+		if len(policy.Strategies) > 0 && !slices.Contains(policy.Strategies, candidate.Strategy) {
+			continue
+		}
 		if len(policy.Ratio) > 0 {
-			permitted = permitted && out == nil && whole(candidate) &&
-				policy.Ratio[candidate.Shares[0].Proc] > 0 // one processor
+			// There is one candidate: the division in the ratio, or else the first whole operator on one of its
+			// processors.
+			inRatio := isWhole(candidate) && policy.Ratio[candidate.Shares[0].Proc] > 0
+			if out != nil || !inRatio {
+				continue
+			}
 		}
-		if permitted {
-			out = append(out, *candidate)
-		}
+		out = append(out, *candidate)
 	}
 	if out != nil {
 		return out
 	}
-	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return !whole(&c) })
+	return slices.DeleteFunc(slices.Clone(list), func(candidate Candidate) bool { return !isWhole(&candidate) })
+}
+
+// onlyOn returns those of candidates whose shares are all on one processor; all if it cannot execute the node.
+func onlyOn(proc string, list []Candidate) []Candidate {
+	onProc := slices.DeleteFunc(slices.Clone(list), func(candidate Candidate) bool {
+		return slices.ContainsFunc(candidate.Shares, func(share planir.Share) bool { return share.Proc != proc })
+	})
+	if len(onProc) == 0 {
+		return list
+	}
+	return onProc
 }
 
 // inRatio returns the division of a matrix's columns in the policy's ratio; false if there is none. Each processor but

@@ -29,14 +29,16 @@ func (s *Section) chooseShape(node *lower.Node, axis planir.Axis, share *planir.
 	} else if proc := s.Proc(share.Proc); proc == nil || len(proc.Forms) == 0 {
 		return
 	}
+
 	best := int64(math.MaxInt64)
-	for _, m := range options {
-		operator.M = m
+	for _, option := range options {
+		operator.M = option
 		// A padded token, and other rows than those of a static scale, keep a graph from being one with its
 		// neighbours'. What quantises for a static scale has the first rows, and compilers refuse it by itself: no form
 		// is worth that.
-		otherRows := node.Op().Scheme.Static() && m > options[0]
-		keepsApart := rows == 1 && m > 1 || otherRows
+		otherRows := node.Op().Scheme.Static() && option > options[0]
+		isPaddedToken := rows == 1 && option > 1
+		keepsApart := isPaddedToken || otherRows
 		forms := []op.Form{""}
 		if !otherRows {
 			forms = append(forms, s.forms(share.Proc, operator)...)
@@ -44,12 +46,15 @@ func (s *Section) chooseShape(node *lower.Node, axis planir.Axis, share *planir.
 		for _, form := range forms {
 			operator.Form = form
 			estimate, err := predictAlone(s.Costs, Task{share.Proc, operator})
-			if err != nil || estimate.NS >= best || keepsApart && SameTime(estimate.NS, best) {
+			if err != nil || estimate.NS >= best {
+				continue
+			}
+			if keepsApart && SameTime(estimate.NS, best) {
 				continue
 			}
 			best, share.Form = estimate.NS, form
 			if padded {
-				share.PadRows = m
+				share.PadRows = option
 			}
 		}
 		operator.Form = ""

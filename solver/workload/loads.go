@@ -338,10 +338,6 @@ func Synthetic(model *models.Model, generator string, tokens, chunks int, seed u
 
 // popularity parses a generator.
 func popularity(generator string, experts int) ([]float64, error) {
-	wrong := func() error {
-		return diag.New(diag.ClassUsage, "generator %q, want one of %s", clip(generator), Generators).
-			WithHint("zipf:1.2, or hot:4:0.5 with fewer than %d hot experts", experts)
-	}
 	name, rest, _ := strings.Cut(generator, ":")
 	switch name {
 	case "uniform":
@@ -353,22 +349,37 @@ func popularity(generator string, experts int) ([]float64, error) {
 			return problem.Zipf(experts, x), nil
 		}
 	case "hot":
-		n, s, _ := strings.Cut(rest, ":")
-		hot, err1 := strconv.Atoi(n)
-		share, err2 := strconv.ParseFloat(s, 64)
-		if err1 == nil && err2 == nil && hot >= 1 && hot < experts && share > 0 && share < 1 {
-			out := make([]float64, experts)
-			for expert := range out {
-				if expert < hot {
-					out[expert] = share / float64(hot)
-				} else {
-					out[expert] = (1 - share) / float64(experts-hot)
-				}
-			}
-			return out, nil
+		if shares := hotShares(rest, experts); shares != nil {
+			return shares, nil
 		}
 	}
-	return nil, wrong()
+	return nil, diag.New(diag.ClassUsage, "generator %q, want one of %s", clip(generator), Generators).
+		WithHint("zipf:1.2, or hot:4:0.5 with fewer than %d hot experts", experts)
+}
+
+// hotShares parses "4:0.5": so many hot experts, and the share that they have together. It returns nil for another
+// text.
+func hotShares(text string, experts int) []float64 {
+	number, part, _ := strings.Cut(text, ":")
+	hot, err := strconv.Atoi(number)
+	if err != nil || hot < 1 || hot >= experts {
+		return nil
+	}
+	share, err := strconv.ParseFloat(part, 64)
+	isShare := share > 0 && share < 1
+	if err != nil || !isShare {
+		return nil
+	}
+
+	out := make([]float64, experts)
+	for expert := range out {
+		if expert < hot {
+			out[expert] = share / float64(hot)
+		} else {
+			out[expert] = (1 - share) / float64(experts-hot)
+		}
+	}
+	return out
 }
 
 // Merged returns the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end
