@@ -18,22 +18,22 @@ const GeneralNodes = 10000
 func (a Auto) Name() string { return "auto" }
 
 // Partition implements Engine.
-func (a Auto) Partition(ctx context.Context, p *Partition) (Solution, error) {
-	first, err := a.Exact.Partition(ctx, p)
-	return closeGap(ctx, first, err, func() (Solution, error) { return a.General.Partition(ctx, p) })
+func (a Auto) Partition(ctx context.Context, partition *Partition) (Solution, error) {
+	first, err := a.Exact.Partition(ctx, partition)
+	return closeGap(ctx, first, err, func() (Solution, error) { return a.General.Partition(ctx, partition) })
 }
 
 // Joint implements Engine. General starts from Exact's solution, and searches only among the choices that Exact left
 // open.
-func (a Auto) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
-	found, err := a.Exact.Joint(ctx, j, limits)
+func (a Auto) Joint(ctx context.Context, joint *Joint, limits Limits) (JointSolution, error) {
+	found, err := a.Exact.Joint(ctx, joint, limits)
 	return closeGap(ctx, found, err, func() (JointSolution, error) {
 		limits := general(limits)
 		limits.Start = found.Choices
 		if found.Choices == nil || found.Open == nil {
-			return a.General.Joint(ctx, j, limits)
+			return a.General.Joint(ctx, joint, limits)
 		}
-		rest := j.among(found.Open, found.Choices)
+		rest := joint.among(found.Open, found.Choices)
 		limits.Start = rest.number(found.Choices)
 		solution, err := a.General.Joint(ctx, rest.Joint, limits)
 		if err != nil || solution.Choices == nil {
@@ -48,10 +48,10 @@ func (a Auto) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution
 }
 
 // Buckets implements Engine.
-func (a Auto) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error) {
-	first, err := a.Exact.Buckets(ctx, b, limits)
+func (a Auto) Buckets(ctx context.Context, buckets *Buckets, limits Limits) (BucketSolution, error) {
+	first, err := a.Exact.Buckets(ctx, buckets, limits)
 	return closeGap(ctx, first, err, func() (BucketSolution, error) {
-		return a.General.Buckets(ctx, b, general(limits))
+		return a.General.Buckets(ctx, buckets, general(limits))
 	})
 }
 
@@ -61,10 +61,10 @@ func (a Auto) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution,
 }
 
 // Shadows implements Engine.
-func (a Auto) Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSolution, error) {
-	first, err := a.Exact.Shadows(ctx, s, limits)
+func (a Auto) Shadows(ctx context.Context, shadows *Shadows, limits Limits) (ShadowSolution, error) {
+	first, err := a.Exact.Shadows(ctx, shadows, limits)
 	return closeGap(ctx, first, err, func() (ShadowSolution, error) {
-		return a.General.Shadows(ctx, s, general(limits))
+		return a.General.Shadows(ctx, shadows, general(limits))
 	})
 }
 

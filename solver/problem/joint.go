@@ -86,7 +86,7 @@ type Limits struct {
 	Nodes int64     // deterministic
 	Bytes int64     // that a search may keep, as its engine counts them; 0: any
 	Start [][][]int // choices of a known solution to a joint problem, nil: none. One that breaks a limit is ignored
-	// Most is the largest objective of interest, 0: any. An engine may end with LimitReached and a Bound above Most where
+	// Most is the largest objective of interest, 0: any. An engine may end with LimitReached and a Bound above Most if
 	// every solution to a joint problem costs more. It need not heed it.
 	Most int64
 }

@@ -29,6 +29,7 @@ type way struct {
 // for each pair instead.
 func route(ns [][]int64) network {
 	rows, cols := len(ns), len(ns[0])
+
 	// Hubs for the rows, or, on the transposed edges, for the columns: whichever needs fewer ways.
 	best := hubs(ns)
 	turned := make([][]int64, cols)
@@ -38,7 +39,7 @@ func route(ns [][]int64) network {
 		}
 	}
 	if other := hubs(turned); len(other.ways) < len(best.ways) {
-		for k, w := range other.ways {
+		for i, arc := range other.ways {
 			swap := func(node int) int { // classes of both sides change places
 				switch {
 				case node < cols:
@@ -48,7 +49,7 @@ func route(ns [][]int64) network {
 				}
 				return node
 			}
-			other.ways[k] = way{swap(w.to), swap(w.from), w.ns}
+			other.ways[i] = way{swap(arc.to), swap(arc.from), arc.ns}
 		}
 		other.froms = rows
 		best = other
@@ -56,6 +57,7 @@ func route(ns [][]int64) network {
 	if rows*cols > len(best.ways) {
 		return best
 	}
+
 	pairs := network{nodes: rows + cols, froms: rows}
 	for row := range ns {
 		for col, time := range ns[row] {

@@ -35,36 +35,38 @@ type bucketBuilder struct {
 // size j when they are cut so. Rests go to the fastest size that is open, which in an optimum is the smallest. The
 // objective is scaled so that it stays near 1e6.
 func (b *Buckets) MILP() (*milp.Model, bucketVars, error) {
-	m := bucketBuilder{
+	posed := bucketBuilder{
 		builder: builder{&milp.Model{Name: "buckets " + b.Name}}, Buckets: b,
 		vars: bucketVars{Open: make([]int, len(b.Sizes)), Unit: 1},
 	}
-	m.openings()
-	m.Note = note(m.vars.Unit, "ns, of all prompts weighted")
-	if err := m.cuts(); err != nil {
-		return nil, m.vars, err
+	posed.openings()
+	posed.Note = note(posed.vars.Unit, "ns, of all prompts weighted")
+
+	if err := posed.cuts(); err != nil {
+		return nil, posed.vars, err
 	}
-	if len(m.cut) == 0 {
-		return nil, m.vars, b.Infeasible()
+	if len(posed.cut) == 0 {
+		return nil, posed.vars, b.Infeasible()
 	}
-	m.row("cut once", 1, 1, m.cut)
-	m.limits()
-	return m.Model, m.vars, nil
+	posed.row("cut once", 1, 1, posed.cut)
+	posed.limits()
+	return posed.Model, posed.vars, nil
 }
 
 // openings adds a variable for every size, and finds the unit: about the objective with the cheapest single bucket.
 func (m *bucketBuilder) openings() {
 	least := math.Inf(1)
-	for j, size := range m.Sizes {
-		if m.vars.Open[j] = -1; size.Infeasible {
+	for index, size := range m.Sizes {
+		if m.vars.Open[index] = -1; size.Infeasible {
 			continue
 		}
-		m.feasible = append(m.feasible, j)
-		m.vars.Open[j] = m.binary(fmt.Sprintf("open %d", size.Rows), 0)
-		if ns, _ := m.Objective([]int{j}); ns > 0 {
+		m.feasible = append(m.feasible, index)
+		m.vars.Open[index] = m.binary(fmt.Sprintf("open %d", size.Rows), 0)
+		if ns, _ := m.Objective([]int{index}); ns > 0 {
 			least = min(least, float64(ns))
 		}
 	}
+
 	if alone, ok := m.Objective(nil); ok && alone > 0 {
 		least = min(least, float64(alone))
 	}
@@ -77,39 +79,44 @@ func (m *bucketBuilder) openings() {
 func (m *bucketBuilder) cuts() error {
 	// The chunk is the largest size that is open, unless one size holds every prompt: then nothing is cut.
 	longest := m.Lengths[len(m.Lengths)-1].Tokens
+
 	// One way to cut for each size that may be the largest open one.
-	for k, j := range m.feasible {
-		size := &m.Sizes[j]
+	for before, index := range m.feasible {
+		size := &m.Sizes[index]
 		if size.Rows >= longest {
 			if err := m.cutAt("nowhere", m.feasible, longest, 0); err != nil {
 				return err
 			}
 			break
 		}
-		m.largestBelow(j)
-		if err := m.cutAt(fmt.Sprintf("at %d", size.Rows), m.feasible[:k+1], size.Rows, size.CostNS); err != nil {
+
+		m.largestBelow(index)
+		if err := m.cutAt(fmt.Sprintf("at %d", size.Rows), m.feasible[:before+1], size.Rows, size.CostNS); err != nil {
 			return err
 		}
+
 		last := m.cut[len(m.cut)-1]
 		m.smaller = append(m.smaller, last)
-		m.implies(fmt.Sprintf("opens %d", size.Rows), []milp.Term{last}, m.vars.Open[j])
+		m.implies(fmt.Sprintf("opens %d", size.Rows), []milp.Term{last}, m.vars.Open[index])
 	}
-	for _, j := range m.feasible { // those that hold every prompt exclude the smaller ones as chunks too
-		if m.Sizes[j].Rows >= longest {
-			m.largestBelow(j)
+
+	for _, index := range m.feasible { // those that hold every prompt exclude the smaller ones as chunks too
+		if m.Sizes[index].Rows >= longest {
+			m.largestBelow(index)
 		}
 	}
+
 	if alone, ok := m.Objective(nil); ok {
 		m.cut = append(m.cut, one(m.binary("cut one by one", float64(alone)/m.vars.Unit)))
 	}
 	return nil
 }
 
-// largestBelow has prompts cut at no smaller size where size j is open.
-func (m *bucketBuilder) largestBelow(j int) {
+// largestBelow has prompts cut at no smaller size where the size with that index is open.
+func (m *bucketBuilder) largestBelow(index int) {
 	if len(m.smaller) > 0 {
-		terms := append(slices.Clone(m.smaller), one(m.vars.Open[j]))
-		m.atMost(fmt.Sprintf("largest below %d", m.Sizes[j].Rows), 1, terms)
+		terms := append(slices.Clone(m.smaller), one(m.vars.Open[index]))
+		m.atMost(fmt.Sprintf("largest below %d", m.Sizes[index].Rows), 1, terms)
 	}
 }
 
@@ -118,6 +125,7 @@ func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) e
 	// Prompts count by the rest that cutting leaves; full chunks take the same time whatever is open.
 	mass := make([]int64, len(sizes)) // of the rests that a size is the smallest for
 	var fixed int64                   // ns of full chunks and of rests of one token, whatever else is open
+
 	for _, length := range m.Lengths {
 		full, left := Cut(length.Tokens, chunk)
 		fixed += length.Weight * int64(full) * cost
@@ -125,26 +133,32 @@ func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) e
 			fixed += length.Weight * m.OneNS
 			continue
 		}
-		i, _ := slices.BinarySearchFunc(sizes, left, func(j, rows int) int { return m.Sizes[j].Rows - rows })
-		mass[i] += length.Weight
+		at, _ := slices.BinarySearchFunc(sizes, left, func(index, rows int) int {
+			return m.Sizes[index].Rows - rows
+		})
+		mass[at] += length.Weight
 	}
+
 	cut := m.binary("cut "+name, float64(fixed)/m.vars.Unit)
 	m.cut = append(m.cut, one(cut))
-	for i := range mass {
-		if mass[i] == 0 {
+
+	for at := range mass {
+		if mass[at] == 0 {
 			continue
 		}
-		rows := m.Sizes[sizes[i]].Rows
+		rows := m.Sizes[sizes[at]].Rows
 		all := []milp.Term{{Var: cut, Coef: -1}}
+
 		// Rests may go to any size that holds them and is open.
-		for _, j := range sizes[i:] {
-			way := fmt.Sprintf("%s, %d to %d", name, rows, m.Sizes[j].Rows)
-			part := m.variable("cut "+way, float64(mass[i])*float64(m.Sizes[j].CostNS)/m.vars.Unit, 1, false)
+		for _, index := range sizes[at:] {
+			way := fmt.Sprintf("%s, %d to %d", name, rows, m.Sizes[index].Rows)
+			part := m.variable("cut "+way, float64(mass[at])*float64(m.Sizes[index].CostNS)/m.vars.Unit, 1, false)
 			all = append(all, one(part))
-			m.implies("needs "+way, []milp.Term{one(part)}, m.vars.Open[j])
+			m.implies("needs "+way, []milp.Term{one(part)}, m.vars.Open[index])
 		}
 		m.row(fmt.Sprintf("held %s, %d", name, rows), 0, 0, all)
 	}
+
 	if len(m.Vars) > maxBucketVars {
 		return diag.New(diag.ClassUnavailable, "buckets %q: its linear program has more than %d variables",
 			m.Buckets.Name, maxBucketVars).WithHint("use the exact engine")
@@ -156,14 +170,15 @@ func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) e
 func (m *bucketBuilder) limits() {
 	// Each limit is a sum over the sizes that are open.
 	sum := func(of func(size *Size) int64) (terms []milp.Term) {
-		for _, j := range m.feasible {
-			if amount := of(&m.Sizes[j]); amount > 0 {
-				terms = append(terms, milp.Term{Var: m.vars.Open[j], Coef: float64(amount)})
+		for _, index := range m.feasible {
+			if amount := of(&m.Sizes[index]); amount > 0 {
+				terms = append(terms, milp.Term{Var: m.vars.Open[index], Coef: float64(amount)})
 			}
 		}
 		return terms
 	}
 	m.atMost("buckets", float64(m.Max), sum(func(*Size) int64 { return 1 }))
+
 	for _, limit := range []struct {
 		name  string
 		most  float64
@@ -183,55 +198,59 @@ func (m *bucketBuilder) limits() {
 }
 
 // Sizes reads the choice from values of the variables: those opened that some prompt gains from.
-func (v *bucketVars) Sizes(b *Buckets, values []float64) []int {
+func (v *bucketVars) Sizes(buckets *Buckets, values []float64) []int {
 	var out []int
 	least := int64(math.MaxInt64)
-	for j, open := range slices.Backward(v.Open) {
-		if open >= 0 && values[open] > 0.5 && b.Sizes[j].CostNS < least {
-			out, least = append(out, j), b.Sizes[j].CostNS
+	for index, open := range slices.Backward(v.Open) {
+		if open >= 0 && values[open] > 0.5 && buckets.Sizes[index].CostNS < least {
+			out, least = append(out, index), buckets.Sizes[index].CostNS
 		}
 	}
+
 	slices.Reverse(out)
-	if all, ok := b.Objective(nil); ok {
-		if ns, _ := b.Objective(out); len(out) > 0 && all <= ns {
+	if all, ok := buckets.Objective(nil); ok {
+		if ns, _ := buckets.Objective(out); len(out) > 0 && all <= ns {
 			return nil
 		}
 	}
+
 	// One whose lengths no bucket has is left out too.
-	for k := 0; k < len(out) && len(out) > 1; {
-		fewer := slices.Delete(slices.Clone(out), k, k+1)
-		with, _ := b.Objective(out)
-		if without, _ := b.Objective(fewer); without <= with {
+	for at := 0; at < len(out) && len(out) > 1; {
+		fewer := slices.Delete(slices.Clone(out), at, at+1)
+		with, _ := buckets.Objective(out)
+		if without, _ := buckets.Objective(fewer); without <= with {
 			out = fewer
 		} else {
-			k++
+			at++
 		}
 	}
 	return out
 }
 
 // Buckets implements Engine.
-func (r Relay) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error) {
-	if err := b.Validate(); err != nil {
+func (r Relay) Buckets(ctx context.Context, buckets *Buckets, limits Limits) (BucketSolution, error) {
+	if err := buckets.Validate(); err != nil {
 		return BucketSolution{}, err
 	}
-	model, vars, err := b.MILP()
+	model, vars, err := buckets.MILP()
 	if err != nil {
 		return BucketSolution{}, err
 	}
 	got, err := r.General.Solve(ctx, model, milp.Options{Nodes: r.limit(limits)})
 	if err != nil {
-		return BucketSolution{}, fmt.Errorf("solve buckets %q: %w", b.Name, err)
+		return BucketSolution{}, fmt.Errorf("solve buckets %q: %w", buckets.Name, err)
 	}
+
 	switch got.Status {
 	case milp.Infeasible:
-		return BucketSolution{}, b.Infeasible()
+		return BucketSolution{}, buckets.Infeasible()
 	case milp.Limit:
 		return BucketSolution{Status: LimitReached, Nodes: got.Nodes}, nil
 	}
+
 	// The objective in whole numbers is recomputed; only the bound is the engine's, scaled back.
-	out := BucketSolution{Sizes: vars.Sizes(b, got.X), Nodes: got.Nodes, Status: Feasible}
-	out.Objective, _ = b.Objective(out.Sizes)
+	out := BucketSolution{Sizes: vars.Sizes(buckets, got.X), Nodes: got.Nodes, Status: Feasible}
+	out.Objective, _ = buckets.Objective(out.Sizes)
 	if out.Bound = out.Objective; got.Status != milp.Optimal {
 		out.Bound = min(out.Objective, int64(math.Floor(got.Bound*vars.Unit)))
 		return out, nil
@@ -239,9 +258,13 @@ func (r Relay) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSo
 	if r.Exact == nil {
 		return out, nil // optimal, but perhaps not the first of its kind
 	}
+
 	// Of equally good choices the first is named by the engine that orders them.
-	first, err := r.Exact.Buckets(ctx, b, limits)
-	if err != nil || first.Status != Optimal || float64(first.Objective) < float64(out.Objective)*(1-milp.Tolerance) {
+	first, err := r.Exact.Buckets(ctx, buckets, limits)
+	if err != nil || first.Status != Optimal {
+		return out, nil
+	}
+	if float64(first.Objective) < float64(out.Objective)*(1-milp.Tolerance) {
 		return out, nil
 	}
 	first.Nodes = got.Nodes

@@ -37,22 +37,24 @@ type edgeVar struct {
 // bind whether it is open, at least as much as each item needs it. The objective is scaled so that it stays near 1e6,
 // and limits to 1000.
 func (j *Joint) MILP() (*milp.Model, *jointVars) {
-	b := jointBuilder{
+	posed := jointBuilder{
 		builder: builder{&milp.Model{Name: "joint " + j.Name}}, joint: j,
 		vars: &jointVars{Unit: j.unit(), rows: map[string]Limit{}},
 	}
+
 	what := map[Measure]string{Energy: "nJ, of all calls weighted", Memory: "bytes"}[j.Minimise]
 	if what == "" {
 		what = "ns, of all calls weighted"
 	}
-	b.Note = note(b.vars.Unit, what)
-	b.assets()
-	for p := range j.Parts {
-		b.part(p)
+	posed.Note = note(posed.vars.Unit, what)
+
+	posed.assets()
+	for part := range j.Parts {
+		posed.part(part)
 	}
-	b.limit(Limit{Kind: LimitTimeNS, Max: j.MaxTimeNS}, "time", b.time)
-	b.limit(Limit{Kind: LimitEnergyNJ, Max: j.MaxEnergyNJ}, "energy", b.energy)
-	return b.Model, b.vars
+	posed.limit(Limit{Kind: LimitTimeNS, Max: j.MaxTimeNS}, "time", posed.time)
+	posed.limit(Limit{Kind: LimitEnergyNJ, Max: j.MaxEnergyNJ}, "energy", posed.energy)
+	return posed.Model, posed.vars
 }
 
 // unit divides the objective so that the sum of the least that every item takes is near 1e6.
@@ -122,43 +124,49 @@ func (b *jointBuilder) limitOf(limit Limit, name string, terms []milp.Term) {
 
 // assets adds a variable for every asset that a limit may bind, one for those that always appear together.
 func (b *jointBuilder) assets() {
-	j := b.joint
+	joint := b.joint
 	// Assets that the same choices name open together: one variable stands for all of them.
-	signatures := j.signatures()
+	signatures := joint.signatures()
+
 	var bytes, open []milp.Term
-	region, graphs := make([][]milp.Term, len(j.Regions)), make([][]milp.Term, len(j.Regions))
+	bytesOf, graphsOf := make([][]milp.Term, len(joint.Regions)), make([][]milp.Term, len(joint.Regions))
 	together := map[string]int{}
-	b.vars.asset = make([]int, len(j.Assets))
-	for a := range j.Assets {
-		asset := &j.Assets[a]
-		b.vars.asset[a] = -1
-		if signatures[a] == nil || !j.binds(asset) {
+	b.vars.asset = make([]int, len(joint.Assets))
+	for index := range joint.Assets {
+		asset := &joint.Assets[index]
+		b.vars.asset[index] = -1
+		if signatures[index] == nil || !joint.binds(asset) {
 			continue
 		}
-		variable, ok := together[string(signatures[a])]
+
+		variable, ok := together[string(signatures[index])]
 		if !ok {
 			variable = b.binary("open "+asset.Name, 0)
-			together[string(signatures[a])] = variable
+			together[string(signatures[index])] = variable
 		}
-		b.vars.asset[a] = variable
-		if j.Minimise == Memory {
+		b.vars.asset[index] = variable
+		if joint.Minimise == Memory {
 			b.Vars[variable].Cost += float64(asset.Bytes) / b.vars.Unit
 		}
+
 		bytes = addTo(bytes, variable, float64(asset.Bytes))
 		open = addTo(open, variable, float64(asset.OpenNS))
-		region[asset.Region] = addTo(region[asset.Region], variable, float64(asset.Bytes))
-		graphs[asset.Region] = addTo(graphs[asset.Region], variable, float64(asset.Graphs))
+		bytesOf[asset.Region] = addTo(bytesOf[asset.Region], variable, float64(asset.Bytes))
+		graphsOf[asset.Region] = addTo(graphsOf[asset.Region], variable, float64(asset.Graphs))
 	}
+
 	// The limits: of each region, of all regions together, and of the time to open.
-	for r := range j.Regions {
-		of := &j.Regions[r]
-		b.limit(Limit{LimitRegionBytes, r, of.Name, of.MaxBytes, 0}, "bytes "+of.Name, region[r])
-		b.limit(Limit{LimitRegionGraphs, r, of.Name, int64(of.MaxGraphs), 0}, "graphs "+of.Name, graphs[r])
+	for index := range joint.Regions {
+		region := &joint.Regions[index]
+		b.limit(Limit{LimitRegionBytes, index, region.Name, region.MaxBytes, 0}, "bytes "+region.Name, bytesOf[index])
+		b.limit(Limit{LimitRegionGraphs, index, region.Name, int64(region.MaxGraphs), 0}, "graphs "+region.Name,
+			graphsOf[index])
 	}
-	if j.MaxBytes > 0 {
-		b.limitOf(Limit{Kind: LimitBytes, Max: max(j.MaxBytes-j.Resident, 0)}, "bytes", bytes)
+
+	if joint.MaxBytes > 0 {
+		b.limitOf(Limit{Kind: LimitBytes, Max: max(joint.MaxBytes-joint.Resident, 0)}, "bytes", bytes)
 	}
-	b.limit(Limit{Kind: LimitOpenNS, Max: j.MaxOpenNS}, "opening", open)
+	b.limit(Limit{Kind: LimitOpenNS, Max: joint.MaxOpenNS}, "opening", open)
 }
 
 // signatures returns the choices that name each asset, as text; nil where none does.
@@ -185,8 +193,14 @@ func (j *Joint) signatures() [][]byte {
 // binds reports whether some limit or the objective counts an asset.
 func (j *Joint) binds(asset *Asset) bool {
 	region := &j.Regions[asset.Region]
-	return asset.Bytes > 0 && (j.Minimise == Memory || j.MaxBytes > 0 || region.MaxBytes > 0) ||
-		asset.OpenNS > 0 && j.MaxOpenNS > 0 || asset.Graphs > 0 && region.MaxGraphs > 0
+	countsBytes := j.Minimise == Memory || j.MaxBytes > 0 || region.MaxBytes > 0
+	if asset.Bytes > 0 && countsBytes {
+		return true
+	}
+	if asset.OpenNS > 0 && j.MaxOpenNS > 0 {
+		return true
+	}
+	return asset.Graphs > 0 && region.MaxGraphs > 0
 }
 
 // addTo adds to the coefficient of a variable.
@@ -203,9 +217,10 @@ func addTo(terms []milp.Term, variable int, coef float64) []milp.Term {
 }
 
 // part adds one part: which processors with conflicts it uses, its chains, and its own time limit.
-func (b *jointBuilder) part(p int) {
-	part := &b.joint.Parts[p]
+func (b *jointBuilder) part(index int) {
+	part := &b.joint.Parts[index]
 	name := part.Partition.Name
+
 	// A processor needs a variable only where it conflicts with another one.
 	procs := make([]int, len(part.Partition.Procs))
 	for proc := range procs {
@@ -218,22 +233,24 @@ func (b *jointBuilder) part(p int) {
 			}
 		}
 	}
+
 	for n, pair := range part.Partition.Conflicts {
 		b.atMost(fmt.Sprintf("conflict %s %d", name, n), 1, []milp.Term{one(procs[pair[0]]), one(procs[pair[1]])})
 	}
+
 	b.vars.procs = append(b.vars.procs, procs)
 	b.own = nil
 	var vars [][][]int
-	for k := range part.Partition.Chains {
-		vars = append(vars, b.chain(p, k))
+	for chain := range part.Partition.Chains {
+		vars = append(vars, b.chain(index, chain))
 	}
 	b.vars.Choice = append(b.vars.Choice, vars)
-	b.limit(Limit{LimitPartNS, p, name, part.MaxNS, 0}, "time "+name, b.own)
+	b.limit(Limit{LimitPartNS, index, name, part.MaxNS, 0}, "time "+name, b.own)
 }
 
-// takes adds ns and nj of one execution of part p to the limits on them, and their cost to the objective.
-func (b *jointBuilder) takes(p, variable int, ns, nj float64) {
-	weight := float64(b.joint.Parts[p].Weight)
+// takes adds ns and nj of one execution of a part to the limits on them, and their cost to the objective.
+func (b *jointBuilder) takes(part, variable int, ns, nj float64) {
+	weight := float64(b.joint.Parts[part].Weight)
 	b.own = append(b.own, milp.Term{Var: variable, Coef: ns})
 	b.time = append(b.time, milp.Term{Var: variable, Coef: weight * ns})
 	b.energy = append(b.energy, milp.Term{Var: variable, Coef: weight * nj})
@@ -248,37 +265,40 @@ func (b *jointBuilder) takes(p, variable int, ns, nj float64) {
 	b.Vars[variable].Cost += cost / b.vars.Unit
 }
 
-// chainBuilder poses chain k of part p.
+// chainBuilder poses one chain.
 type chainBuilder struct {
 	*jointBuilder
-	p, k    int
-	source  *Chain
-	at      string      // in names
-	choices [][]int     // variables by item and choice
-	ns      [][]float64 // the same: what a choice takes with what it adds to the edges on both sides
+	partIndex, chainIndex int
+	source                *Chain
+	at                    string      // in names
+	choices               [][]int     // variables by item and choice
+	ns                    [][]float64 // the same: what a choice takes with what it adds to the edges on both sides
 }
 
 // chain poses one chain and returns its variables by item and choice.
-func (b *jointBuilder) chain(p, k int) [][]int {
-	part := b.joint.Parts[p].Partition
-	c := chainBuilder{jointBuilder: b, p: p, k: k, source: &part.Chains[k]}
-	c.at = fmt.Sprintf("%s %s", part.Name, c.source.Name)
+func (b *jointBuilder) chain(partIndex, chainIndex int) [][]int {
+	part := b.joint.Parts[partIndex].Partition
+	posed := chainBuilder{jointBuilder: b, partIndex: partIndex, chainIndex: chainIndex,
+		source: &part.Chains[chainIndex]}
+	posed.at = fmt.Sprintf("%s %s", part.Name, posed.source.Name)
+
 	// Edges add to what choices take, so costs are settled only behind them.
-	repeat := float64(c.source.Repeat)
-	for i := range c.source.Items {
-		c.item(&c.source.Items[i], repeat)
+	repeat := float64(posed.source.Repeat)
+	for i := range posed.source.Items {
+		posed.item(&posed.source.Items[i], repeat)
 	}
-	for i := range c.source.Items {
-		if len(c.source.Items[i].EdgeNS) > 0 {
-			c.edge(i)
+	for i := range posed.source.Items {
+		if len(posed.source.Items[i].EdgeNS) > 0 {
+			posed.edge(i)
 		}
 	}
-	for i := range c.source.Items {
-		for n, variable := range c.choices[i] {
-			c.takes(p, variable, c.ns[i][n], repeat*float64(c.source.Items[i].Choices[n].EnergyNJ))
+	for i := range posed.source.Items {
+		for n, variable := range posed.choices[i] {
+			energy := repeat * float64(posed.source.Items[i].Choices[n].EnergyNJ)
+			posed.takes(partIndex, variable, posed.ns[i][n], energy)
 		}
 	}
-	return c.choices
+	return posed.choices
 }
 
 // item adds the choices of an item, of which one is taken, and what they need.
@@ -287,14 +307,16 @@ func (c *chainBuilder) item(it *Item, repeat float64) {
 	var ns []float64
 	var all []milp.Term
 	needs := map[int][]milp.Term{} // by the variable of what is opened: the choices that need it
-	procs := c.joint.Parts[c.p].Partition.Procs
+	procs := c.joint.Parts[c.partIndex].Partition.Procs
 	uses := make([][]milp.Term, len(procs))
+
 	for n := range it.Choices {
 		choice := &it.Choices[n]
 		variable := c.binary(fmt.Sprintf("%s %s: %s", c.at, it.Name, choice.Label), 0)
 		choices = append(choices, variable)
 		ns = append(ns, repeat*float64(choice.CostNS))
 		all = append(all, one(variable))
+
 		for _, asset := range choice.Assets {
 			if asset >= len(c.vars.asset) || c.vars.asset[asset] < 0 {
 				continue
@@ -307,73 +329,82 @@ func (c *chainBuilder) item(it *Item, repeat float64) {
 				needs[open] = append(terms, one(variable))
 			}
 		}
+
 		for _, proc := range choice.Procs {
 			uses[proc] = append(uses[proc], one(variable))
 		}
 	}
+
 	c.choices, c.ns = append(c.choices, choices), append(c.ns, ns)
 	c.row(fmt.Sprintf("one %s %s", c.at, it.Name), 1, 1, all)
 	for _, asset := range assets {
 		open := c.vars.asset[asset]
 		c.implies(fmt.Sprintf("needs %s %s: %s", c.at, it.Name, c.joint.Assets[asset].Name), needs[open], open)
 	}
-	for proc, variable := range c.vars.procs[c.p] {
+
+	for proc, variable := range c.vars.procs[c.partIndex] {
 		if variable >= 0 && len(uses[proc]) > 0 {
 			c.implies(fmt.Sprintf("uses %s %s: %s", c.at, it.Name, procs[proc]), uses[proc], variable)
 		}
 	}
 }
 
-// edge adds the edge into item i: what its ends add to ns, and what is left as a flow through a network from the class
+// edge adds the edge into an item: what its ends add to ns, and what is left as a flow through a network from the class
 // of one choice to that of the other.
-func (c *chainBuilder) edge(i int) {
+func (c *chainBuilder) edge(at int) {
 	// The edge leads from the item before, which is the last one where the chain starts again.
-	it := &c.source.Items[i]
-	from := (i + len(c.source.Items) - 1) % len(c.source.Items)
+	it := &c.source.Items[at]
+	from := (at + len(c.source.Items) - 1) % len(c.source.Items)
 	prev := &c.source.Items[from]
 	times := float64(c.source.Repeat)
-	if i == 0 {
+	if at == 0 {
 		times = float64(c.source.Wraps())
 	}
-	if from == i { // one item follows itself
+
+	if from == at { // one item follows itself
 		for n, choice := range it.Choices {
-			c.ns[i][n] += times * float64(it.EdgeNS[choice.After][choice.Before])
+			c.ns[at][n] += times * float64(it.EdgeNS[choice.After][choice.Before])
 		}
 		return
 	}
+
 	// What each end adds by itself goes to the choices; only the rest needs variables.
 	rest := newEdgeRest(it)
 	for n := range prev.Choices {
 		c.ns[from][n] += times * float64(rest.leaving[prev.Choices[n].After])
 	}
 	for n := range it.Choices {
-		c.ns[i][n] += times * float64(rest.arriving[it.Choices[n].Before])
+		c.ns[at][n] += times * float64(rest.arriving[it.Choices[n].Before])
 	}
-	edge := edgeVar{part: c.p, chain: c.k, from: from, to: i}
+
+	edge := edgeVar{part: c.partIndex, chain: c.chainIndex, from: from, to: at}
 	var between [][]int64
 	if edge.out, edge.in, between = rest.merged(prev, it); between == nil {
 		return
 	}
+
 	// One unit flows from the class of the choice taken before to that of the choice taken here: at each node of the
 	// network as much leaves as arrives.
 	edge.network = route(between)
-	at := fmt.Sprintf("%s %s", c.at, it.Name)
+	name := fmt.Sprintf("%s %s", c.at, it.Name)
+
 	terms := make([][]milp.Term, edge.network.nodes)
 	for n, class := range edge.out {
 		terms[class] = append(terms[class], milp.Term{Var: c.choices[from][n], Coef: -1})
 	}
 	for n, class := range edge.in {
-		terms[len(between)+class] = append(terms[len(between)+class], one(c.choices[i][n]))
+		terms[len(between)+class] = append(terms[len(between)+class], one(c.choices[at][n]))
 	}
 	for _, way := range edge.network.ways {
-		variable := c.variable(fmt.Sprintf("hand over %s: %d to %d", at, way.from, way.to), 0, 1, false)
+		variable := c.variable(fmt.Sprintf("hand over %s: %d to %d", name, way.from, way.to), 0, 1, false)
 		edge.variable = append(edge.variable, variable)
-		c.takes(c.p, variable, times*float64(way.ns), 0)
+		c.takes(c.partIndex, variable, times*float64(way.ns), 0)
 		terms[way.from] = append(terms[way.from], one(variable))
 		terms[way.to] = append(terms[way.to], milp.Term{Var: variable, Coef: -1})
 	}
+
 	for n := range terms {
-		c.row(fmt.Sprintf("passes %s: %d", at, n), 0, 0, terms[n])
+		c.row(fmt.Sprintf("passes %s: %d", name, n), 0, 0, terms[n])
 	}
 	c.vars.edges = append(c.vars.edges, edge)
 }
@@ -414,6 +445,7 @@ func (e *edgeRest) merged(prev, it *Item) (out, in []int, between [][]int64) {
 	for n := range it.Choices {
 		arrives[it.Choices[n].Before] = true
 	}
+
 	// First rows that agree in every column that occurs, then columns that agree in the rows that are left.
 	outs, rows := merge(leaves, func(x, y int) bool {
 		for to := range arrives {
@@ -426,6 +458,7 @@ func (e *edgeRest) merged(prev, it *Item) (out, in []int, between [][]int64) {
 	ins, cols := merge(arrives, func(x, y int) bool {
 		return !slices.ContainsFunc(rows, func(from int) bool { return e.left(from, x) != e.left(from, y) })
 	})
+
 	nothing := true
 	for _, from := range rows {
 		var row []int64
@@ -438,6 +471,7 @@ func (e *edgeRest) merged(prev, it *Item) (out, in []int, between [][]int64) {
 	if nothing {
 		return nil, nil, nil
 	}
+
 	for n := range prev.Choices {
 		out = append(out, outs[prev.Choices[n].After])
 	}
@@ -488,20 +522,21 @@ func (v *jointVars) Choices(values []float64) [][][]int {
 
 // X are values of all variables that stand for the choices: a start for the engine. A chosen pair of classes is sent
 // along a shortest way of its edge's network.
-func (v *jointVars) X(j *Joint, model *milp.Model, choices [][][]int) []float64 {
+func (v *jointVars) X(joint *Joint, model *milp.Model, choices [][][]int) []float64 {
 	values := make([]float64, len(model.Vars))
+
 	// Choices, with the assets they open and the processors they use.
 	for p := range choices {
 		for k := range choices[p] {
 			for i, choice := range choices[p][k] {
 				values[v.Choice[p][k][i][choice]] = 1
-				ch := &j.Parts[p].Partition.Chains[k].Items[i].Choices[choice]
-				for _, asset := range ch.Assets {
+				taken := &joint.Parts[p].Partition.Chains[k].Items[i].Choices[choice]
+				for _, asset := range taken.Assets {
 					if asset < len(v.asset) && v.asset[asset] >= 0 {
 						values[v.asset[asset]] = 1
 					}
 				}
-				for _, proc := range ch.Procs {
+				for _, proc := range taken.Procs {
 					if variable := v.procs[p][proc]; variable >= 0 {
 						values[variable] = 1
 					}
@@ -509,6 +544,7 @@ func (v *jointVars) X(j *Joint, model *milp.Model, choices [][][]int) []float64 
 			}
 		}
 	}
+
 	for _, edge := range v.edges {
 		list := choices[edge.part][edge.chain]
 		for _, way := range edge.network.shortest(edge.out[list[edge.from]], edge.in[list[edge.to]]) {
@@ -519,60 +555,63 @@ func (v *jointVars) X(j *Joint, model *milp.Model, choices [][][]int) []float64 
 }
 
 // Partition implements Engine.
-func (r Relay) Partition(ctx context.Context, p *Partition) (Solution, error) {
-	if err := p.Validate(); err != nil {
+func (r Relay) Partition(ctx context.Context, partition *Partition) (Solution, error) {
+	if err := partition.Validate(); err != nil {
 		return Solution{}, err
 	}
-	got, err := r.solve(ctx, &Joint{Name: p.Name, Parts: []Part{{Partition: p, Weight: 1}}}, Limits{})
+	got, err := r.solve(ctx, &Joint{Name: partition.Name, Parts: []Part{{Partition: partition, Weight: 1}}}, Limits{})
 	if err != nil {
 		return Solution{}, err
 	}
 	if got.Choices == nil {
 		return Solution{}, diag.New(diag.ClassUnavailable, "partition %q: the engine %q stopped without a solution",
-			p.Name, r.Name())
+			partition.Name, r.Name())
 	}
+
 	out := Solution{Choices: got.Choices[0], ObjectiveNS: got.Objective, BoundNS: got.Bound, Status: Feasible}
 	if r.Exact != nil && got.Status == Optimal { // of equally good ones it names the first
-		first, err := r.Exact.Partition(ctx, p)
+		first, err := r.Exact.Partition(ctx, partition)
 		if err == nil && first.Status == Optimal && agree(first.ObjectiveNS, out.ObjectiveNS) {
 			return first, nil
 		}
 	}
-	return out, p.Verify(out)
+	return out, partition.Verify(out)
 }
 
 // Joint implements Engine.
-func (r Relay) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
-	if err := j.Validate(); err != nil {
+func (r Relay) Joint(ctx context.Context, joint *Joint, limits Limits) (JointSolution, error) {
+	if err := joint.Validate(); err != nil {
 		return JointSolution{}, err
 	}
-	if j.MaxBytes > 0 && j.Resident > j.MaxBytes {
-		why := []Limit{{Kind: LimitBytes, Max: j.MaxBytes, Need: j.Resident}}
-		return JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &InfeasibleError{why})
+	if joint.MaxBytes > 0 && joint.Resident > joint.MaxBytes {
+		why := []Limit{{Kind: LimitBytes, Max: joint.MaxBytes, Need: joint.Resident}}
+		return JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", joint.Name, &InfeasibleError{why})
 	}
-	out, err := r.solve(ctx, j, limits)
+
+	out, err := r.solve(ctx, joint, limits)
 	var why *InfeasibleError
 	// The general engine only says that there is no solution; the exact one names limits that conflict.
 	if errors.As(err, &why) && r.Exact != nil { // which limits
-		if _, err := r.Exact.Joint(ctx, j, Limits{}); errors.As(err, &why) {
+		if _, err := r.Exact.Joint(ctx, joint, Limits{}); errors.As(err, &why) {
 			return JointSolution{}, err
 		}
 	}
 	if err != nil || out.Status == LimitReached {
 		return out, err
 	}
+
 	// Equally good solutions are ordered: the exact engine finds the first of them, with this one to begin from.
 	proved := out.Status == Optimal
 	out.Status = Feasible // perhaps not the first of its kind
 	if r.Exact != nil && proved {
 		known := Limits{Start: out.Choices}
-		first, err := r.Exact.Joint(ctx, j, known)
+		first, err := r.Exact.Joint(ctx, joint, known)
 		if err == nil && first.Status == Optimal && agree(first.Objective, out.Objective) {
 			first.Nodes = out.Nodes
 			return first, nil
 		}
 	}
-	return out, j.Verify(out)
+	return out, joint.Verify(out)
 }
 
 // agree reports whether an objective proved in whole numbers is the one found with the tolerances of a general engine.
@@ -585,41 +624,47 @@ const tightenings = 4
 
 // solve poses the problem and reads the answer. An answer may break a limit by the engine's tolerance, relative to
 // the limit: then it is solved again with that limit a little smaller, and the first bound stands.
-func (r Relay) solve(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
-	model, vars := j.MILP()
+func (r Relay) solve(ctx context.Context, joint *Joint, limits Limits) (JointSolution, error) {
+	model, vars := joint.MILP()
 	options := milp.Options{Nodes: r.limit(limits)}
-	if limits.Start != nil && j.Keeps(limits.Start) {
-		options.Start = vars.X(j, model, limits.Start)
+	if limits.Start != nil && joint.Keeps(limits.Start) {
+		options.Start = vars.X(joint, model, limits.Start)
 	}
+
 	reached := JointSolution{Status: LimitReached}
 	for round := 0; ; round++ {
 		got, err := r.General.Solve(ctx, model, options)
 		if err != nil {
-			return JointSolution{}, fmt.Errorf("solve joint %q: %w", j.Name, err)
+			return JointSolution{}, fmt.Errorf("solve joint %q: %w", joint.Name, err)
 		}
 		reached.Nodes += got.Nodes
 		if got.Status == milp.Infeasible && round == 0 {
-			return JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &InfeasibleError{})
+			return JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", joint.Name, &InfeasibleError{})
 		}
 		if round == 0 {
 			reached.Bound = below(got.Bound * vars.Unit)
 		}
+
 		// Infeasible in a later round only says that the tightened limits leave nothing.
 		if got.Status == milp.Infeasible || got.Status == milp.Limit {
 			return reached, nil
 		}
+
 		out := JointSolution{Choices: vars.Choices(got.X), Status: Feasible, Nodes: reached.Nodes}
 		// Everything is computed again in whole numbers; the engine's own objective is not used.
-		use := j.Use(out.Choices)
-		out.Objective = j.Objective(&use)
-		broken := j.Broken(&use)
+		use := joint.Use(out.Choices)
+		out.Objective = joint.Objective(&use)
+
+		broken := joint.Broken(&use)
 		if len(broken) == 0 {
 			out.Bound = min(max(reached.Bound, 0), out.Objective)
-			if got.Status == milp.Optimal && (round == 0 || out.Bound == out.Objective) {
+			isProved := round == 0 || out.Bound == out.Objective
+			if got.Status == milp.Optimal && isProved {
 				out.Bound, out.Status = out.Objective, Optimal
 			}
 			return out, nil
 		}
+
 		if round == tightenings {
 			return reached, nil
 		}

@@ -77,11 +77,11 @@ func (s *Scales) interval(samples []float64) (scale, squares float64) {
 
 // Scales solves the instance with the general engine, to proved optimality: an engine that stops at a limit is an
 // error.
-func (r Relay) Scales(ctx context.Context, s *Scales, limits Limits) (ScaleSolution, error) {
-	if err := s.Validate(); err != nil {
+func (r Relay) Scales(ctx context.Context, scales *Scales, limits Limits) (ScaleSolution, error) {
+	if err := scales.Validate(); err != nil {
 		return ScaleSolution{}, err
 	}
-	model, vars, err := s.milp()
+	model, vars, err := scales.milp()
 	if err != nil {
 		return ScaleSolution{}, err
 	}
@@ -100,6 +100,6 @@ func (r Relay) Scales(ctx context.Context, s *Scales, limits Limits) (ScaleSolut
 		}
 	}
 	slices.Sort(out.Scales)
-	out.MSE = s.MSEOf(out.Scales)
+	out.MSE = scales.MSEOf(out.Scales)
 	return out, nil
 }

@@ -42,32 +42,32 @@ func (s *Shadows) MILP() (*milp.Model, []int, float64) {
 }
 
 // Shadows implements Engine.
-func (r Relay) Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSolution, error) {
-	if err := s.Validate(); err != nil {
+func (r Relay) Shadows(ctx context.Context, shadows *Shadows, limits Limits) (ShadowSolution, error) {
+	if err := shadows.Validate(); err != nil {
 		return ShadowSolution{}, err
 	}
-	model, first, unit := s.MILP()
+	model, first, unit := shadows.MILP()
 	got, err := r.General.Solve(ctx, model, milp.Options{Nodes: r.limit(limits)})
 	if err != nil {
-		return ShadowSolution{}, fmt.Errorf("solve shadows %q: %w", s.Name, err)
+		return ShadowSolution{}, fmt.Errorf("solve shadows %q: %w", shadows.Name, err)
 	}
 	switch got.Status {
 	case milp.Infeasible:
-		return ShadowSolution{}, s.Infeasible()
+		return ShadowSolution{}, shadows.Infeasible()
 	case milp.Limit:
 		return ShadowSolution{Status: LimitReached, Nodes: got.Nodes}, nil
 	}
-	out := ShadowSolution{Options: make([]int, len(s.Groups)), Nodes: got.Nodes, Status: Feasible}
-	for i := range s.Groups {
-		for j := range s.Groups[i].Options {
+	out := ShadowSolution{Options: make([]int, len(shadows.Groups)), Nodes: got.Nodes, Status: Feasible}
+	for i := range shadows.Groups {
+		for j := range shadows.Groups[i].Options {
 			if got.X[first[i]+j] > 0.5 {
 				out.Options[i] = j
 			}
 		}
 	}
 	var use int64
-	out.Objective, use = s.Total(out.Options)
-	if use > s.Max { // by less than the engine's tolerance
+	out.Objective, use = shadows.Total(out.Options)
+	if use > shadows.Max { // by less than the engine's tolerance
 		return ShadowSolution{Status: LimitReached, Nodes: got.Nodes}, nil
 	}
 	if out.Bound = out.Objective; got.Status != milp.Optimal {
@@ -78,7 +78,7 @@ func (r Relay) Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSo
 		return out, nil // optimal within the tolerance, but perhaps not the first of its kind
 	}
 	// Of equally good choices the first is named by the engine that orders them.
-	named, err := r.Exact.Shadows(ctx, s, limits)
+	named, err := r.Exact.Shadows(ctx, shadows, limits)
 	if err != nil || named.Status != Optimal {
 		return out, nil
 	}

@@ -17,24 +17,24 @@ const maxTierTerms = 1 << 21
 const tierScale = 1e-3
 
 // Tiers implements Engine.
-func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
-	if err := p.Validate(); err != nil {
+func (r Relay) Tiers(ctx context.Context, tiers *Tiers, limits Limits) (TierSolution, error) {
+	if err := tiers.Validate(); err != nil {
 		return TierSolution{}, err
 	}
-	model, vars, err := p.MILP()
+	model, vars, err := tiers.MILP()
 	if err != nil {
 		return TierSolution{}, err
 	}
 	result, err := r.General.Solve(ctx, model, milp.Options{Nodes: r.limit(limits)})
 	if err != nil {
-		return TierSolution{}, fmt.Errorf("solve tiers %q: %w", p.Name, err)
+		return TierSolution{}, fmt.Errorf("solve tiers %q: %w", tiers.Name, err)
 	}
 	out := TierSolution{Nodes: result.Nodes, Status: LimitReached}
 	if result.Status == milp.Limit {
 		return out, nil
 	}
 	out.Slots, out.Choices = vars.read(result.X)
-	out.Objective = p.Time(out.Slots, out.Choices)
+	out.Objective = tiers.Time(out.Slots, out.Choices)
 	// The objective is computed anew in integers; the engine's bound is in floats, and rounded down.
 	out.Bound, out.Status = out.Objective, Optimal
 	if result.Status != milp.Optimal {
@@ -43,7 +43,7 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 	if out.Bound < out.Objective {
 		out.Status = Feasible
 	}
-	return out, p.Verify(out)
+	return out, tiers.Verify(out)
 }
 
 // tierVars are the variables of a linear program.
@@ -85,16 +85,18 @@ func (p *Tiers) MILP() (*milp.Model, *tierVars, error) {
 		return nil, nil, diag.New(diag.ClassInput, "tiers %q: a linear program of %.0f terms, want at most %d",
 			p.Name, terms, maxTierTerms).WithHint("solve it by the exact engine: --engine exact")
 	}
-	b, vars := builder{&milp.Model{Name: "tiers " + p.Name}}, &tierVars{}
-	b.Note = note(1/tierScale, "ns, of all observed chunks")
+
+	posed, vars := builder{&milp.Model{Name: "tiers " + p.Name}}, &tierVars{}
+	posed.Note = note(1/tierScale, "ns, of all observed chunks")
 	chunks, most := int64(p.Chunks()), p.MostSlots()
-	anySlot := b.binary("any", float64(int64(len(p.Layers))*chunks*p.LayerNS)*tierScale)
+	anySlot := posed.binary("any", float64(int64(len(p.Layers))*chunks*p.LayerNS)*tierScale)
 	var npu, used, all, shapes []milp.Term
+
 	for tier, groups := range p.Groups() {
 		var counts []int
 		var one []milp.Term
 		for slots := range most + 1 {
-			variable := b.binary(fmt.Sprintf("n_%d_%d", tier+1, slots),
+			variable := posed.binary(fmt.Sprintf("n_%d_%d", tier+1, slots),
 				float64(groups.Shapes[slots]*p.ShapeNS*chunks)*tierScale)
 			counts = append(counts, variable)
 			one = append(one, milp.Term{Var: variable, Coef: 1})
@@ -106,28 +108,29 @@ func (p *Tiers) MILP() (*milp.Model, *tierVars, error) {
 			}
 		}
 		vars.slots = append(vars.slots, counts)
-		b.row(fmt.Sprintf("one_%d", tier+1), 1, 1, one)
-		b.implies(fmt.Sprintf("any_%d", tier+1), one[1:], anySlot)
+		posed.row(fmt.Sprintf("one_%d", tier+1), 1, 1, one)
+		posed.implies(fmt.Sprintf("any_%d", tier+1), one[1:], anySlot)
 	}
+
 	if most > 0 {
-		b.atMost("tiers", float64(p.MaxTiers), used)
-		b.atMost("slots", float64(most), all)
+		posed.atMost("tiers", float64(p.MaxTiers), used)
+		posed.atMost("slots", float64(most), all)
 		for i := range p.Limits {
-			p.poseLimit(&b, vars, i)
+			p.poseLimit(&posed, vars, i)
 		}
 		if p.MaxGraphs > 0 {
-			b.atMost("graphs", float64(p.MaxGraphs), shapes)
+			posed.atMost("graphs", float64(p.MaxGraphs), shapes)
 		}
 	}
 	for layer := range p.Layers {
-		vars.choices = append(vars.choices, p.poseLayer(&b, vars, layer, npu))
+		vars.choices = append(vars.choices, p.poseLayer(&posed, vars, layer, npu))
 	}
-	return b.Model, vars, nil
+	return posed.Model, vars, nil
 }
 
 // poseLimit adds a limit of bytes, in units of the smallest slot. A number of slots is one variable, so that a solution
 // exceeds the limit by no part of a slot.
-func (p *Tiers) poseLimit(b *builder, vars *tierVars, index int) {
+func (p *Tiers) poseLimit(posed *builder, vars *tierVars, index int) {
 	limit := &p.Limits[index]
 	unit := float64(limit.Slot(p.Capacities[0]))
 	var taken []milp.Term
@@ -137,11 +140,12 @@ func (p *Tiers) poseLimit(b *builder, vars *tierVars, index int) {
 			taken = append(taken, milp.Term{Var: variable, Coef: bytes / unit})
 		}
 	}
-	b.atMost(fmt.Sprintf("limit_%d", index+1), float64(limit.Bytes)/unit, taken)
+	posed.atMost(fmt.Sprintf("limit_%d", index+1), float64(limit.Bytes)/unit, taken)
 }
 
-// poseLayer adds a layer: its experts' slots and the time of every observed chunk.
-func (p *Tiers) poseLayer(b *builder, vars *tierVars, layer int, npu []milp.Term) (choices [][]int) {
+// poseLayer adds a layer: its experts' slots and the time of every observed chunk. npu are the terms of what the slots
+// take.
+func (p *Tiers) poseLayer(posed *builder, vars *tierVars, layer int, npu []milp.Term) (choices [][]int) {
 	tiers := len(p.Capacities)
 	filled := make([][]milp.Term, tiers)
 	var dropped []milp.Term
@@ -149,7 +153,7 @@ func (p *Tiers) poseLayer(b *builder, vars *tierVars, layer int, npu []milp.Term
 		var list []int
 		var one []milp.Term
 		for tier := range tiers {
-			variable := b.binary(fmt.Sprintf("x_%d_%d_%d", layer, expert, tier+1), 0)
+			variable := posed.binary(fmt.Sprintf("x_%d_%d_%d", layer, expert, tier+1), 0)
 			list = append(list, variable)
 			one = append(one, milp.Term{Var: variable, Coef: 1})
 			filled[tier] = append(filled[tier], milp.Term{Var: variable, Coef: 1})
@@ -158,19 +162,27 @@ func (p *Tiers) poseLayer(b *builder, vars *tierVars, layer int, npu []milp.Term
 			}
 		}
 		choices = append(choices, list)
-		b.atMost(fmt.Sprintf("once_%d_%d", layer, expert), 1, one)
+		posed.atMost(fmt.Sprintf("once_%d_%d", layer, expert), 1, one)
 	}
+
 	for tier, row := range filled {
 		for slots, variable := range vars.slots[tier] {
 			if slots > 0 {
 				row = append(row, milp.Term{Var: variable, Coef: -float64(slots)})
 			}
 		}
-		b.row(fmt.Sprintf("filled_%d_%d", layer, tier+1), 0, 0, row)
+		posed.row(fmt.Sprintf("filled_%d_%d", layer, tier+1), 0, 0, row)
 	}
 	if len(dropped) > 0 {
-		b.atMost(fmt.Sprintf("drop_%d", layer), float64(p.MostDropped(layer)), dropped)
+		posed.atMost(fmt.Sprintf("drop_%d", layer), float64(p.MostDropped(layer)), dropped)
 	}
+	p.poseTimes(posed, layer, choices, npu)
+	return choices
+}
+
+// poseTimes adds the time of a layer for every observed chunk: what does not fit into slots takes its time on the CPU,
+// and the slots take theirs, one after the other or at once. Without any slot everything is left to the CPU (dynamic).
+func (p *Tiers) poseTimes(posed *builder, layer int, choices [][]int, npu []milp.Term) {
 	for chunk := range p.Chunks() {
 		dynamic := p.CallNS
 		var cpu []milp.Term
@@ -183,19 +195,19 @@ func (p *Tiers) poseLayer(b *builder, vars *tierVars, layer int, npu []milp.Term
 				}
 			}
 		}
+
 		name := fmt.Sprintf("%d_%d", layer, chunk)
 		longest := float64(dynamic) * tierScale
 		for _, term := range npu {
 			longest += term.Coef
 		}
-		time := milp.Term{Var: b.variable("t_"+name, 1, math.Ceil(longest), false), Coef: -1}
+		time := milp.Term{Var: posed.variable("t_"+name, 1, math.Ceil(longest), false), Coef: -1}
 		high := -float64(dynamic) * tierScale
 		if p.Serial {
-			b.row("both_"+name, math.Inf(-1), high, append(append(cpu, npu...), time))
+			posed.row("both_"+name, math.Inf(-1), high, append(append(cpu, npu...), time))
 			continue
 		}
-		b.row("cpu_"+name, math.Inf(-1), high, append(cpu, time))
-		b.row("npu_"+name, math.Inf(-1), 0, append(append([]milp.Term(nil), npu...), time))
+		posed.row("cpu_"+name, math.Inf(-1), high, append(cpu, time))
+		posed.row("npu_"+name, math.Inf(-1), 0, append(append([]milp.Term(nil), npu...), time))
 	}
-	return choices
 }

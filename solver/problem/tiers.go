@@ -72,9 +72,9 @@ type TierLimit struct {
 func (l *TierLimit) Slot(rows int) int64 { return l.Expert + l.Row*int64(rows) }
 
 // Taken returns what slots, by tier, hold.
-func (l *TierLimit) Taken(p *Tiers, slots []int) (bytes int64) {
+func (l *TierLimit) Taken(tiers *Tiers, slots []int) (bytes int64) {
 	for tier, count := range slots {
-		bytes += int64(count) * l.Slot(p.Capacities[tier])
+		bytes += int64(count) * l.Slot(tiers.Capacities[tier])
 	}
 	return bytes
 }
@@ -128,13 +128,17 @@ func (p *Tiers) Validate() error {
 
 // validateCapacities looks at the capacities that tiers may have.
 func (p *Tiers) validateCapacities() error {
-	if p.Tile < 1 || len(p.Capacities) < 1 || len(p.Capacities) >= MaxTierChoices || p.MaxTiers < 1 {
+	isCountValid := len(p.Capacities) >= 1 && len(p.Capacities) < MaxTierChoices
+	if p.Tile < 1 || p.MaxTiers < 1 || !isCountValid {
 		return fmt.Errorf("%d capacities of multiples of %d, at most %d in use, want 1..%d of at least 1",
 			len(p.Capacities), p.Tile, p.MaxTiers, MaxTierChoices-1)
 	}
 	for i, capacity := range p.Capacities {
-		if capacity < 1 || capacity > MaxTierRows || capacity%p.Tile != 0 || i > 0 && p.Capacities[i-1] >= capacity {
-			return fmt.Errorf("capacities %v, want ascending multiples of %d up to %d", p.Capacities, p.Tile, MaxTierRows)
+		isInRange := capacity >= 1 && capacity <= MaxTierRows
+		isAscending := i == 0 || p.Capacities[i-1] < capacity
+		if !isInRange || !isAscending || capacity%p.Tile != 0 {
+			return fmt.Errorf("capacities %v, want ascending multiples of %d up to %d", p.Capacities, p.Tile,
+				MaxTierRows)
 		}
 	}
 	return nil

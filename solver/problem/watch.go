@@ -24,7 +24,8 @@ type Report struct {
 
 // Gap returns how much better a solution could still be, relative to the objective; infinite where there is none.
 func (r *Report) Gap() float64 {
-	if r.Err != nil || r.Status != Optimal && r.Status != Feasible {
+	hasSolution := r.Status == Optimal || r.Status == Feasible
+	if r.Err != nil || !hasSolution {
 		return math.Inf(1)
 	}
 	return float64(max(0, r.Objective-r.Bound)) / math.Max(1, float64(r.Objective))
@@ -36,62 +37,64 @@ type Watch struct {
 	Done     func(Report)
 	Progress func(problem, engine string, objective, bound float64, nodes int64) // of a linear program, in its units
 	// Posed gets the linear program of every problem, also where an engine needs none; the report has what it returns.
-	Posed func(m *milp.Model) (name string)
+	Posed func(model *milp.Model) (name string)
 }
 
 // Engine returns the engine, watched. Of a Relay it also tells the size of the linear programs, and their progress.
-func (w *Watch) Engine(e Engine) Engine { return watched{w, e} }
+func (w *Watch) Engine(engine Engine) Engine { return watched{w, engine} }
 
 // watched is an engine whose progress is reported; it implements Engine.
 type watched struct {
-	w *Watch
-	e Engine
+	watch  *Watch
+	engine Engine
 }
 
 // Direct returns the engine behind another one that solves partition problems without a general one, unwatched: for
 // problems that are solved only to compare with. They have one answer whatever engine solves them.
 func Direct(engine Engine) Engine {
-	switch x := engine.(type) {
+	switch outer := engine.(type) {
 	case watched:
-		return Direct(x.e)
+		return Direct(outer.engine)
 	case Auto:
-		return Direct(x.Exact)
+		return Direct(outer.Exact)
 	case Relay:
-		if x.Exact != nil {
-			return Direct(x.Exact)
+		if outer.Exact != nil {
+			return Direct(outer.Exact)
 		}
 	}
 	return engine
 }
 
 // Name implements Engine.
-func (x watched) Name() string { return x.e.Name() }
+func (w watched) Name() string { return w.engine.Name() }
 
 // follow runs one solve of the engine or, where that is a Relay, of one whose general engine is looked at.
 func follow[S answering[S]](
-	x watched, name string, choices int, models []string, solve func(engine Engine) (S, error),
+	observed watched, name string, choices int, models []string, solve func(engine Engine) (S, error),
 ) (S, error) {
-	if x.w.Started != nil {
-		x.w.Started(name, x.e.Name())
+	if observed.watch.Started != nil {
+		observed.watch.Started(name, observed.engine.Name())
 	}
-	engine, sizes := x.e, &sized{}
+
+	engine, sizes := observed.engine, &sized{}
 	if relay, ok := engine.(Relay); ok {
 		sizes.Engine = relay.General
-		if x.w.Progress != nil {
+		if observed.watch.Progress != nil {
 			sizes.progress = func(objective, bound float64, nodes int64) {
-				x.w.Progress(name, relay.Name(), objective, bound, nodes)
+				observed.watch.Progress(name, relay.Name(), objective, bound, nodes)
 			}
 		}
 		relay.General = sizes
 		engine = relay
 	}
+
 	solution, err := solve(engine)
-	if x.w.Done != nil {
+	if observed.watch.Done != nil {
 		answer := solution.answer()
-		x.w.Done(Report{
-			Problem: name, Engine: x.e.Name(), Status: answer.status, Objective: answer.objective, Bound: answer.bound,
-			Choices: choices, Vars: sizes.vars, Rows: sizes.rows, Nodes: max(answer.nodes, sizes.nodes),
-			Models: models, Err: err,
+		observed.watch.Done(Report{
+			Problem: name, Engine: observed.engine.Name(), Status: answer.status, Objective: answer.objective,
+			Bound: answer.bound, Choices: choices, Vars: sizes.vars, Rows: sizes.rows,
+			Nodes: max(answer.nodes, sizes.nodes), Models: models, Err: err,
 		})
 	}
 	return solution, err
@@ -114,73 +117,73 @@ func (x *sized) Solve(ctx context.Context, model *milp.Model, options milp.Optio
 }
 
 // Partition implements Engine.
-func (x watched) Partition(ctx context.Context, p *Partition) (Solution, error) {
+func (w watched) Partition(ctx context.Context, partition *Partition) (Solution, error) {
 	var models []string
-	if x.w.Posed != nil && p.Validate() == nil {
-		m, _ := (&Joint{Name: p.Name, Parts: []Part{{Partition: p, Weight: 1}}}).MILP()
-		models = append(models, x.w.Posed(m))
+	if w.watch.Posed != nil && partition.Validate() == nil {
+		model, _ := (&Joint{Name: partition.Name, Parts: []Part{{Partition: partition, Weight: 1}}}).MILP()
+		models = append(models, w.watch.Posed(model))
 	}
-	return follow(x, "partition "+p.Name, p.Size(), models, func(e Engine) (Solution, error) {
-		return e.Partition(ctx, p)
+	return follow(w, "partition "+partition.Name, partition.Size(), models, func(engine Engine) (Solution, error) {
+		return engine.Partition(ctx, partition)
 	})
 }
 
 // Joint implements Engine.
-func (x watched) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
+func (w watched) Joint(ctx context.Context, joint *Joint, limits Limits) (JointSolution, error) {
 	var models []string
-	if x.w.Posed != nil && j.Validate() == nil {
-		m, _ := j.MILP()
-		models = append(models, x.w.Posed(m))
+	if w.watch.Posed != nil && joint.Validate() == nil {
+		model, _ := joint.MILP()
+		models = append(models, w.watch.Posed(model))
 	}
 	choices := 0
-	for i := range j.Parts {
-		if p := j.Parts[i].Partition; p != nil {
+	for i := range joint.Parts {
+		if p := joint.Parts[i].Partition; p != nil {
 			choices += p.Size()
 		}
 	}
-	return follow(x, "joint "+j.Name, choices, models, func(e Engine) (JointSolution, error) {
-		return e.Joint(ctx, j, limits)
+	return follow(w, "joint "+joint.Name, choices, models, func(engine Engine) (JointSolution, error) {
+		return engine.Joint(ctx, joint, limits)
 	})
 }
 
 // Buckets implements Engine.
-func (x watched) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error) {
+func (w watched) Buckets(ctx context.Context, buckets *Buckets, limits Limits) (BucketSolution, error) {
 	var models []string
-	if x.w.Posed != nil && b.Validate() == nil {
-		if m, _, err := b.MILP(); err == nil { // some are too large for a linear program
-			models = append(models, x.w.Posed(m))
+	if w.watch.Posed != nil && buckets.Validate() == nil {
+		if model, _, err := buckets.MILP(); err == nil { // some are too large for a linear program
+			models = append(models, w.watch.Posed(model))
 		}
 	}
-	return follow(x, "buckets "+b.Name, len(b.Sizes), models, func(e Engine) (BucketSolution, error) {
-		return e.Buckets(ctx, b, limits)
+	return follow(w, "buckets "+buckets.Name, len(buckets.Sizes), models, func(engine Engine) (BucketSolution, error) {
+		return engine.Buckets(ctx, buckets, limits)
 	})
 }
 
 // Shadows implements Engine.
-func (x watched) Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSolution, error) {
+func (w watched) Shadows(ctx context.Context, shadows *Shadows, limits Limits) (ShadowSolution, error) {
 	var models []string
-	if x.w.Posed != nil && s.Validate() == nil {
-		m, _, _ := s.MILP()
-		models = append(models, x.w.Posed(m))
+	if w.watch.Posed != nil && shadows.Validate() == nil {
+		model, _, _ := shadows.MILP()
+		models = append(models, w.watch.Posed(model))
 	}
 	choices := 0
-	for i := range s.Groups {
-		choices += len(s.Groups[i].Options)
+	for i := range shadows.Groups {
+		choices += len(shadows.Groups[i].Options)
 	}
-	return follow(x, "shadows "+s.Name, choices, models, func(e Engine) (ShadowSolution, error) {
-		return e.Shadows(ctx, s, limits)
+	return follow(w, "shadows "+shadows.Name, choices, models, func(engine Engine) (ShadowSolution, error) {
+		return engine.Shadows(ctx, shadows, limits)
 	})
 }
 
 // Tiers implements Engine.
-func (x watched) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
+func (w watched) Tiers(ctx context.Context, tiers *Tiers, limits Limits) (TierSolution, error) {
 	var models []string
-	if x.w.Posed != nil && p.Validate() == nil {
-		if m, _, err := p.MILP(); err == nil { // some are too large for a linear program
-			models = append(models, x.w.Posed(m))
+	if w.watch.Posed != nil && tiers.Validate() == nil {
+		if model, _, err := tiers.MILP(); err == nil { // some are too large for a linear program
+			models = append(models, w.watch.Posed(model))
 		}
 	}
-	return follow(x, "tiers "+p.Name, len(p.Capacities), models, func(e Engine) (TierSolution, error) {
-		return e.Tiers(ctx, p, limits)
+	return follow(w, "tiers "+tiers.Name, len(tiers.Capacities), models, func(engine Engine) (TierSolution, error) {
+		return engine.Tiers(ctx, tiers, limits)
 	})
 }
