@@ -23,8 +23,8 @@ const (
 // a number, numbers out of range, a lower bound above the upper one, terms that point nowhere or name a variable
 // twice, names that are empty or appear twice. The error is of class ClassInput.
 //
-// A variable or row whose bounds exclude each other is invalid rather than infeasible: the code that computed them knows
-// more about the reason than an engine could say.
+// A variable or row whose bounds exclude each other is invalid rather than infeasible: the code that computed them
+// knows more about the reason than an engine could say.
 func (m *Model) Validate() error {
 	err := m.validateVars()
 	if err == nil {

@@ -70,13 +70,14 @@ func Base(strategy planir.Strategy) planir.Strategy {
 
 // SameShares reports whether two decisions of one node divide it alike, whatever their predicted times.
 func SameShares(a, b *planir.Decision) bool {
-	return a.Strategy == b.Strategy && a.Axis == b.Axis && slices.EqualFunc(a.Shares, b.Shares, func(x, y planir.Share) bool {
-		x.PredictNS, y.PredictNS = 0, 0
-		if a.Axis == planir.AxisNone { // nothing is divided
-			x.From, x.To, y.From, y.To = 0, 0, 0, 0
-		}
-		return x == y
-	})
+	return a.Strategy == b.Strategy && a.Axis == b.Axis &&
+		slices.EqualFunc(a.Shares, b.Shares, func(x, y planir.Share) bool {
+			x.PredictNS, y.PredictNS = 0, 0
+			if a.Axis == planir.AxisNone { // nothing is divided
+				x.From, x.To, y.From, y.To = 0, 0, 0, 0
+			}
+			return x == y
+		})
 }
 
 // candidate prices a node divided in shares, each with the cheapest rows and form. The error says why there is no such

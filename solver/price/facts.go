@@ -41,7 +41,8 @@ func NewFacts(set *record.Set, soc *socs.SoC) (*Facts, error) {
 			return nil, diag.New(diag.ClassInput,
 				"solve: compiler facts of processor %q were made with %v, and its target is %v",
 				fact.Proc, fact.Options, want).
-				WithHint("ask the compiler for this SoC: hetc profile --compiler-only --target %s --model MODEL --workload WORKLOAD -o facts.jsonl",
+				WithHint("ask the compiler for this SoC: hetc profile --compiler-only --target %s --model MODEL "+
+					"--workload WORKLOAD -o facts.jsonl",
 					soc.Name)
 		}
 		key := anyRows(fact.Proc, *fact.Op)

@@ -136,7 +136,8 @@ func (s *Section) impossible(node int) error {
 		if diag.ClassOf(refusal.err) == diag.ClassInput {
 			problem := diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, s.Rows, refusal.err)
 			if len(diag.HintsOf(refusal.err)) == 0 {
-				problem = problem.WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume")
+				problem = problem.WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD " +
+					"-o rec.jsonl --resume")
 			}
 			return problem
 		}
@@ -146,13 +147,15 @@ func (s *Section) impossible(node int) error {
 		n.Name, s.Rows, n.Op().Key(), strings.Join(reasons, "; "))
 	switch scheme := n.Op().Scheme; {
 	case s.Exact[n.Name]:
-		return problem.WithHint("it is computed in %q whatever the workload permits, because rounding would choose other experts: a processor has to list that scheme in the SoC", scheme)
+		return problem.WithHint("it is computed in %q whatever the workload permits, because rounding would choose "+
+			"other experts: a processor has to list that scheme in the SoC", scheme)
 	case scheme != "":
-		return problem.WithHint("permit another scheme than %q (with fewer bits, if it is too large) in the workload, or add processors to the SoC", scheme)
+		return problem.WithHint("permit another scheme than %q (with fewer bits, if it is too large) in the "+
+			"workload, or add processors to the SoC", scheme)
 	}
 	if cache := s.Nodes[node].Op().KV; cache != "" {
-		return problem.WithHint("a processor has to list the operators in its kinds and cache %q in its kv (hetc socs show): "+
-			"name another cache in the workload, or cache: best, or add processors to the SoC", cache)
+		return problem.WithHint("a processor has to list the operators in its kinds and cache %q in its kv "+
+			"(hetc socs show): name another cache in the workload, or cache: best, or add processors to the SoC", cache)
 	}
 	return problem.WithHint("add the operators to the kinds of a processor of the SoC, if it executes them")
 }

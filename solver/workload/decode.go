@@ -73,7 +73,8 @@ func (w *Workload) settle() diag.List {
 		return value
 	}
 	w.OutputTokens = int(count("output_tokens", int64(w.OutputTokens),
-		"is 0 tokens, want at least 1 (leave it out for the prompts' own; weights: {decode: 0} leaves decode out of account)"))
+		"is 0 tokens, want at least 1 (leave it out for the prompts' own; weights: {decode: 0} leaves decode out of "+
+			"account)"))
 	w.Context = int(count("context", int64(w.Context),
 		"is 0 positions, want at least 1 (leave it out for the model's)"))
 	w.Memory = unit.Bytes(count(KeyMemory, int64(w.Memory), "bound is 0 bytes, want more (leave it out for no bound)"))

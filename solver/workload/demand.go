@@ -307,9 +307,9 @@ func (d *Demand) Average(work *Workload, maxContext int) error {
 // limits of quality stay those of the demand: where the workload leaves the type open one was chosen, and of the limits
 // other losses may have taken their part.
 func (d *Demand) WithSizes(work *Workload, buckets, batches Rows, maxContext int) (*Demand, error) {
-	x := *work
-	x.Buckets, x.Batches, x.Context, x.Prompts = buckets, batches, d.Context, d.Prompts
-	out, err := x.Apply(maxContext)
+	changed := *work
+	changed.Buckets, changed.Batches, changed.Context, changed.Prompts = buckets, batches, d.Context, d.Prompts
+	out, err := changed.Apply(maxContext)
 	if err != nil {
 		return nil, err
 	}

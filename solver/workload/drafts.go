@@ -108,7 +108,8 @@ func parseAcceptance(name string, data []byte) (float64, error) {
 		guessed, right = guessed+float64(counted.Guessed), right+float64(counted.Right)
 	}
 	if err := in.Err(); err != nil {
-		return 0, diag.New(diag.ClassInput, "read trace %q after line %d: %w", name, line, err).WithCode("workload.trace")
+		return 0, diag.New(diag.ClassInput, "read trace %q after line %d: %w", name, line, err).
+			WithCode("workload.trace")
 	}
 	if guessed == 0 {
 		return 0, diag.New(diag.ClassInput, "trace %q counts no guessed tokens", name).WithCode("workload.trace").

@@ -23,8 +23,8 @@ type Experts struct {
 	// MaxDrop is, with drop, the share of the rows routed in a layer that may be dropped, in each layer.
 	MaxDrop float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`
 
-	// CallsPerOpen is how many calls of a program opening the bundle serves, of which each pays its part of what its graphs
-	// take to open; 0: opening is not priced, and only limits.open_ms bounds it.
+	// CallsPerOpen is how many calls of a program opening the bundle serves, of which each pays its part of what its
+	// graphs take to open; 0: opening is not priced, and only limits.open_ms bounds it.
 	CallsPerOpen int `json:"calls_per_open,omitempty" yaml:"calls_per_open,omitempty"`
 
 	// What earlier versions knew, to say what became of it.
@@ -68,7 +68,8 @@ func (e *Experts) validate(check *checker) {
 	check.want(e.Salience == "" || e.Overflow == OverflowDrop && slices.Contains(saliences, e.Salience),
 		"experts.salience", "salience is %q, want %s, and none unless overflow is drop", e.Salience,
 		diag.OneOf(saliences))
-	check.want(within(e.CallsPerOpen, 0, 1<<30), "experts.calls_per_open", "%d calls, want 0..%d", e.CallsPerOpen, 1<<30)
+	check.want(within(e.CallsPerOpen, 0, 1<<30), "experts.calls_per_open", "%d calls, want 0..%d", e.CallsPerOpen,
+		1<<30)
 	for _, gone := range []struct {
 		key, instead string
 		given        bool

@@ -70,7 +70,8 @@ func (p *Prompts) UnmarshalNode(node *decode.Node) error {
 		}
 	}
 	if given != 1 {
-		return node.Errorf("prompts come from %d sources, want one of trace, named and lognormal (or a list of lengths)",
+		return node.Errorf("prompts come from %d sources, want one of trace, named and lognormal "+
+			"(or a list of lengths)",
 			given)
 	}
 	var err error
@@ -152,14 +153,14 @@ type lengthRange struct {
 // NamedPrompts returns the prompts of a paper: "llmnpu-ui".
 func NamedPrompts(name string) (Prompts, error) {
 	var names []string
-	for _, x := range named {
-		names = append(names, x.name)
-		if x.name != name {
+	for _, source := range named {
+		names = append(names, source.name)
+		if source.name != name {
 			continue
 		}
 		type sums struct{ share, output float64 }
 		lengths := map[int]sums{}
-		for _, part := range x.parts {
+		for _, part := range source.parts {
 			count := float64(part.to - part.from + 1)
 			for tokens := part.from; tokens <= part.to; tokens++ {
 				sum := lengths[tokens]

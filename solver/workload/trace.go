@@ -103,8 +103,8 @@ func parseRequest(text string) (r request, err error) {
 	return r, err
 }
 
-// parseObject reads {"prompt": 120, "output": 40}, or a line of hetserve --record, of whose prompt what was cached is not
-// processed; other keys are ignored, as traces have more.
+// parseObject reads {"prompt": 120, "output": 40}, or a line of hetserve --record, of whose prompt what was cached is
+// not processed; other keys are ignored, as traces have more.
 func parseObject(text string) (r request, err error) {
 	var object struct {
 		Prompt *int `json:"prompt"`

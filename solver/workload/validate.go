@@ -64,14 +64,16 @@ func (w *Workload) Validate() error {
 	check.want(w.Cache == "" || slices.Contains(caches, w.Cache), "cache", "is %q, want %s", w.Cache,
 		diag.OneOf(caches))
 	w.Shadows.validate(check, w.Outliers)
-	check.want(slices.Contains([]Attention{"", AttentionDense, AttentionSparse, AttentionBest}, w.Attention), "attention",
-		"is %q, want %q, %q or %q", w.Attention, AttentionDense, AttentionSparse, AttentionBest)
-	check.want(w.Density == 0 || within(w.Density, 1e-3, 1), "density", "is %v of the positions, want 0.001..1", w.Density)
+	check.want(slices.Contains([]Attention{"", AttentionDense, AttentionSparse, AttentionBest}, w.Attention),
+		"attention", "is %q, want %q, %q or %q", w.Attention, AttentionDense, AttentionSparse, AttentionBest)
+	check.want(w.Density == 0 || within(w.Density, 1e-3, 1), "density", "is %v of the positions, want 0.001..1",
+		w.Density)
 	check.want(w.Density == 0 || w.Attention.Sparse(), "density", "is given, and attention is %q: say %q or %q",
 		cmp.Or(w.Attention, AttentionDense), AttentionSparse, AttentionBest)
 	check.want(w.ScaleBuckets == 0 || slices.Contains(op.BucketCounts, w.ScaleBuckets), "scale_buckets",
 		"is %d, want one of %v", w.ScaleBuckets, op.BucketCounts)
-	check.want(w.ScaleBuckets == 0 || w.Attention.Sparse(), "scale_buckets", "is given, and attention is %q: say %q or %q",
+	check.want(w.ScaleBuckets == 0 || w.Attention.Sparse(), "scale_buckets",
+		"is given, and attention is %q: say %q or %q",
 		cmp.Or(w.Attention, AttentionDense), AttentionSparse, AttentionBest)
 	for _, limit := range []struct {
 		path string
