@@ -18,13 +18,14 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
+// mustPack packs a weight.
 func mustPack(t testing.TB, spec op.WeightSpec, src Source) []byte {
 	t.Helper()
-	n, err := Bytes(spec)
+	size, err := Bytes(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	data := make([]byte, n)
+	data := make([]byte, size)
 	for i := range data {
 		data[i] = 0x5a // Pack must write every byte
 	}
@@ -34,41 +35,44 @@ func mustPack(t testing.TB, spec op.WeightSpec, src Source) []byte {
 	return data
 }
 
+// mustUnpack returns the values of a packed weight.
 func mustUnpack(t testing.TB, spec op.WeightSpec, data []byte) []float32 {
 	t.Helper()
-	v := make([]float32, spec.K*spec.N)
-	if err := Unpack(v, spec, data); err != nil {
+	values := make([]float32, spec.K*spec.N)
+	if err := Unpack(values, spec, data); err != nil {
 		t.Fatal(err)
 	}
-	return v
+	return values
 }
 
-func floats(t testing.TB, v []float32, k, n int) Source {
+// floats makes a source of values [k,n].
+func floats(t testing.TB, values []float32, k, n int) Source {
 	t.Helper()
-	source, err := Floats(v, k, n)
+	source, err := Floats(values, k, n)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return source
 }
 
-// expect checks that b is fill everywhere but at the given offsets.
+// expect checks that data is fill everywhere but at the offsets that want has.
 func expect(t *testing.T, data []byte, fill func(i int) byte, want map[int]byte) {
 	t.Helper()
 	for i, got := range data {
-		w, ok := want[i]
+		expected, ok := want[i]
 		if !ok {
-			w = fill(i)
+			expected = fill(i)
 		}
-		if got != w {
-			t.Errorf("byte %d: got %#02x, want %#02x", i, got, w)
+		if got != expected {
+			t.Errorf("byte %d: got %#02x, want %#02x", i, got, expected)
 		}
 	}
 }
 
-func put32(m map[int]byte, at int, v uint32) {
+// put32 expects the four bytes of a value, lowest first.
+func put32(want map[int]byte, at int, value uint32) {
 	for i := range 4 {
-		m[at+i] = byte(v >> (8 * i))
+		want[at+i] = byte(value >> (8 * i))
 	}
 }
 
@@ -94,6 +98,7 @@ func TestLayoutQ8C(t *testing.T) {
 	expect(t, data, func(int) byte { return 0 }, want)
 }
 
+// q6c has codes of 6 bits: four low bits and, in a plane of its own, two high ones; and a scale per column.
 func TestLayoutQ6C(t *testing.T) {
 	// W [22,18]: column 0 and column 17 are set, the others zero.
 	const k, n = 22, 18
@@ -127,6 +132,7 @@ func TestLayoutQ6C(t *testing.T) {
 	expect(t, data, fill, want)
 }
 
+// q4b32 has codes of 4 bits, two columns in a byte, and a float16 scale per column and block of 32 rows.
 func TestLayoutQ4B32(t *testing.T) {
 	// W [34,17]: column 0 and column 16 are set, the others zero.
 	const k, n = 34, 17
@@ -221,42 +227,59 @@ func TestColumnSearch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values, k, n := drawMatrix(t)
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4c", Layout: N32}
-		data := make([]byte, must(Bytes(spec)))
-		if err := Pack(data, spec, must(Floats(values, k, n))); err != nil {
-			t.Fatal(err)
-		}
-		got := make([]float32, k*n)
-		if err := Unpack(got, spec, data); err != nil {
-			t.Fatal(err)
-		}
-		for c := range n {
-			var top float32
-			for i := range k {
-				top = max(top, abs(values[i*n+c]))
-			}
-			var searched, plain float64
-			for i := range k {
-				x := values[i*n+c]
-				e := float64(got[i*n+c]) - float64(x)
-				searched += e * e
-				if d := top / 7; d > 0 {
-					e = float64(float32(quant4(x/d))*d) - float64(x)
-					plain += e * e
-				}
-			}
+		data, got := packAndUnpack(t, spec, values)
+		for column := range n {
+			searched, plain := columnErrors(values, got, k, n, column)
 			if searched > plain*(1+1e-5)+1e-20 {
-				t.Fatalf("column %d: squares of errors are %v, those of the largest magnitude %v", c, searched, plain)
+				t.Fatalf("column %d: squares of errors are %v, those of the largest magnitude %v", column, searched,
+					plain)
 			}
 		}
+
 		tile := int(must(TileBytes("q4c", k)))
-		for i, x := range data {
-			if i%tile < tile-4*TileN && (x&15 == 0 || x>>4 == 0) {
-				t.Fatalf("byte %d is %#02x: code -8", i, x)
+		for i, codes := range data {
+			isScale := i%tile >= tile-4*TileN
+			if !isScale && (codes&15 == 0 || codes>>4 == 0) {
+				t.Fatalf("byte %d is %#02x: code -8", i, codes)
 			}
 		}
 	})
 }
 
+// columnErrors returns the sum of the squares of a column's errors: of the values got, and of those that a scale by the
+// largest magnitude gives.
+func columnErrors(values, got []float32, k, n, column int) (searched, plain float64) {
+	var top float32
+	for row := range k {
+		top = max(top, abs(values[row*n+column]))
+	}
+	scale := top / 7
+	for row := range k {
+		value := values[row*n+column]
+		off := float64(got[row*n+column]) - float64(value)
+		searched += off * off
+		if scale > 0 {
+			off = float64(float32(quant4(value/scale))*scale) - float64(value)
+			plain += off * off
+		}
+	}
+	return searched, plain
+}
+
+// packAndUnpack returns a packed matrix and the values that it holds.
+func packAndUnpack(t *rapid.T, spec op.WeightSpec, values []float32) (data []byte, got []float32) {
+	data = make([]byte, must(Bytes(spec)))
+	if err := Pack(data, spec, must(Floats(values, spec.K, spec.N))); err != nil {
+		t.Fatal(err)
+	}
+	got = make([]float32, len(values))
+	if err := Unpack(got, spec, data); err != nil {
+		t.Fatal(err)
+	}
+	return data, got
+}
+
+// w16 has bfloat16 values.
 func TestLayoutW16(t *testing.T) {
 	const k, n = 2, 18
 	values := make([]float32, k*n)
@@ -272,6 +295,7 @@ func TestLayoutW16(t *testing.T) {
 	})
 }
 
+// w32 has float32 values by tile, and rows have any type as they are.
 func TestLayoutW32AndRows(t *testing.T) {
 	values := []float32{1, 2, 3, 4, 5, 6}
 	data := mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "w32", Layout: N32}, floats(t, values, 2, 3))
@@ -295,6 +319,7 @@ func TestLayoutW32AndRows(t *testing.T) {
 	}
 }
 
+// A tile takes the bytes of its whole blocks; what no weight can be is an error that names it.
 func TestSizes(t *testing.T) {
 	for _, test := range []struct {
 		scheme string
@@ -316,16 +341,19 @@ func TestSizes(t *testing.T) {
 		{Name: "w", K: 1, N: 1, Scheme: "q8c", Layout: op.RowsLayout},
 		{Name: "w", K: 1, N: 1, Scheme: "q8c", Layout: "n64"},
 	} {
-		if n, err := Bytes(spec); err == nil || !strings.Contains(err.Error(), `"w"`) {
-			t.Errorf("Bytes(%+v) = %d, %v, want an error that names the weight", spec, n, err)
+		if size, err := Bytes(spec); err == nil || !strings.Contains(err.Error(), `"w"`) {
+			t.Errorf("Bytes(%+v) = %d, %v, want an error that names the weight", spec, size, err)
 		}
 	}
+
 	// The largest shape does not overflow.
-	if n, err := Bytes(op.WeightSpec{K: maxDim, N: maxDim, Scheme: "w32", Layout: N32}); err != nil || n != 1<<50 {
-		t.Errorf("largest: %d, %v", n, err)
+	largest := op.WeightSpec{K: maxDim, N: maxDim, Scheme: "w32", Layout: N32}
+	if size, err := Bytes(largest); err != nil || size != 1<<50 {
+		t.Errorf("largest: %d, %v", size, err)
 	}
 }
 
+// schemes are all with layout N32.
 var schemes = []string{"w32", "w16", "q8c", "q6c", "q4c", "q4b32", "q4b128"}
 
 // drawMatrix makes a matrix with outliers, zero columns and repeated magnitudes.
@@ -338,79 +366,34 @@ func drawMatrix(t *rapid.T) (values []float32, k, n int) {
 	values = make([]float32, k*n)
 	for i := range values {
 		seed = seed*6364136223846793005 + 1442695040888963407
-		v := float32(int32(seed>>33)-1<<30) / (1 << 30) * scale
+		values[i] = float32(int32(seed>>33)-1<<30) / (1 << 30) * scale
 		if seed>>40&63 == 0 {
-			v *= 20
+			values[i] *= 20
 		}
 		if i%n == zeroColumn {
-			v = 0
+			values[i] = 0
 		}
-		values[i] = v
 	}
 	return values, k, n
 }
 
+// What is unpacked differs from what was packed by no more than the scheme permits, relative to the largest magnitude
+// that shares its scale.
 func TestQuantisationError(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values, k, n := drawMatrix(t)
 		for _, scheme := range schemes {
 			spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
-			data := make([]byte, must(Bytes(spec)))
-			if err := Pack(data, spec, must(Floats(values, k, n))); err != nil {
-				t.Fatal(err)
-			}
-			got := make([]float32, k*n)
-			if err := Unpack(got, spec, data); err != nil {
-				t.Fatal(err)
-			}
-			for c := range n {
-				bound := func(k0, k1 int, steps float64) {
-					top := 0.0
-					for i := k0; i < k1; i++ {
-						top = max(top, math.Abs(float64(values[i*n+c])))
-					}
-					for i := k0; i < k1; i++ {
-						limit := top * steps
-						if strings.HasPrefix(scheme, "q4") {
-							limit += 8 * 0x1p-25 // the scale may be the smallest float16, or none
-						}
-						if d := math.Abs(float64(got[i*n+c] - values[i*n+c])); d > limit {
-							t.Fatalf("%s: W[%d,%d] = %v became %v, absmax %v", scheme, i, c, values[i*n+c], got[i*n+c],
-								top)
-						}
-					}
-				}
-				switch scheme {
-				case "w32":
-					bound(0, k, 0)
-				case "q8c":
-					bound(0, k, 0.5/127+1e-6)
-				case "w16":
-					for i := range k {
-						bound(i, i+1, 1.0/256)
-					}
-				case "q4c", "q6c":
-					bound(0, k, 1)
-				case "q4b32", "q4b128":
-					// A searched scale may clip the largest values; see TestSearchIsNeverWorse.
-					block := q4Block(scheme)
-					for k0 := 0; k0 < k; k0 += block {
-						bound(k0, min(k, k0+block), 0.5)
-					}
-				}
+			data, got := packAndUnpack(t, spec, values)
+			for column := range n {
+				checkColumnErrors(t, spec, column, values, got)
 			}
 			// Quantised values are a fixed point: packing what was unpacked changes no value.
 			if scheme == "q8c" {
-				again := make([]byte, len(data))
-				if err := Pack(again, spec, must(Floats(got, k, n))); err != nil {
-					t.Fatal(err)
-				}
-				twice := make([]float32, k*n)
-				if err := Unpack(twice, spec, again); err != nil {
-					t.Fatal(err)
-				}
+				_, twice := packAndUnpack(t, spec, got)
 				for i := range got {
-					if d := math.Abs(float64(got[i] - twice[i])); d > 2e-7*math.Abs(float64(got[i])) {
+					off := math.Abs(float64(got[i] - twice[i]))
+					if off > 2e-7*math.Abs(float64(got[i])) {
 						t.Fatalf("value %d: %v, then %v", i, got[i], twice[i])
 					}
 				}
@@ -420,42 +403,84 @@ func TestQuantisationError(t *testing.T) {
 	})
 }
 
+// checkColumnErrors checks the values got for a column.
+func checkColumnErrors(t *rapid.T, spec op.WeightSpec, column int, values, got []float32) {
+	// bound permits rows [from,to) an error of so many times their largest magnitude.
+	bound := func(from, to int, part float64) {
+		top := 0.0
+		for row := from; row < to; row++ {
+			top = max(top, math.Abs(float64(values[row*spec.N+column])))
+		}
+		limit := top * part
+		if strings.HasPrefix(spec.Scheme, "q4") {
+			limit += 8 * 0x1p-25 // the scale may be the smallest float16, or none
+		}
+		for row := from; row < to; row++ {
+			want, value := values[row*spec.N+column], got[row*spec.N+column]
+			if math.Abs(float64(value-want)) > limit {
+				t.Fatalf("%s: W[%d,%d] = %v became %v, absmax %v", spec.Scheme, row, column, want, value, top)
+			}
+		}
+	}
+
+	switch spec.Scheme {
+	case "w32":
+		bound(0, spec.K, 0)
+	case "q8c":
+		bound(0, spec.K, 0.5/127+1e-6)
+	case "w16":
+		for row := range spec.K {
+			bound(row, row+1, 1.0/256)
+		}
+	case "q4c", "q6c":
+		bound(0, spec.K, 1)
+	case "q4b32", "q4b128":
+		// A searched scale may clip the largest values; see TestSearchIsNeverWorse.
+		block := q4Block(spec.Scheme)
+		for from := 0; from < spec.K; from += block {
+			bound(from, min(spec.K, from+block), 0.5)
+		}
+	}
+}
+
+// checkColumnSums checks that each column of q8c has the sum of its codes, none of which is -128.
 func checkColumnSums(t *rapid.T, spec op.WeightSpec, data []byte) {
 	if spec.Scheme != "q8c" {
 		return
 	}
 	tile := int(must(TileBytes(spec.Scheme, spec.K)))
 	for ; len(data) > 0; data = data[tile:] {
-		for c := range TileN {
+		for column := range TileN {
 			sum := int32(0)
-			for k := range spec.K {
-				q := int8(data[k/4*128+c*4+k%4])
-				if q == -128 {
-					t.Fatalf("code -128 in column %d", c)
+			for row := range spec.K {
+				code := int8(data[row/4*128+column*4+row%4])
+				if code == -128 {
+					t.Fatalf("code -128 in column %d", column)
 				}
-				sum += int32(q)
+				sum += int32(code)
 			}
-			if got := int32(binary.LittleEndian.Uint32(data[tile-128+4*c:])); got != sum {
-				t.Fatalf("column sum %d: got %d, want %d", c, got, sum)
+			if got := int32(binary.LittleEndian.Uint32(data[tile-128+4*column:])); got != sum {
+				t.Fatalf("column sum %d: got %d, want %d", column, got, sum)
 			}
 		}
 	}
 }
 
-func must[T any](v T, err error) T {
+// must returns the value of a call that cannot fail.
+func must[T any](value T, err error) T {
 	if err != nil {
 		panic(err)
 	}
-	return v
+	return value
 }
 
-// Packing a column range, a row range or an interleaving gives the same bytes as packing the whole
-// matrix that it describes, however the values are stored.
+// Packing a column range or a row range gives the same bytes as packing the whole matrix that it describes, however the
+// values are stored.
 func TestSourcesAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values, k, n := drawMatrix(t)
 		scheme := rapid.SampledFrom(schemes).Draw(t, "scheme")
-		typ := rapid.SampledFrom([]op.Type{op.F32, op.F16, op.BF16}).Draw(t, "type")
+		stored := rapid.SampledFrom([]op.Type{op.F32, op.F16, op.BF16}).Draw(t, "type")
 		pack := func(spec op.WeightSpec, src Source) []byte {
 			data := make([]byte, must(Bytes(spec)))
 			if err := Pack(data, spec, src); err != nil {
@@ -463,60 +488,74 @@ func TestSourcesAgree(t *testing.T) {
 			}
 			return data
 		}
-		// The stored form in both orders; w becomes what is stored.
-		size := typ.Bytes()
-		plain, trans := make([]byte, size*k*n), make([]byte, size*k*n)
-		for i := range k {
-			for j := range n {
-				var e [4]byte
-				switch typ {
-				case op.F32:
-					binary.LittleEndian.PutUint32(e[:], math.Float32bits(values[i*n+j]))
-				case op.F16:
-					h := number.FloatToHalf(values[i*n+j])
-					if h&0x7c00 == 0x7c00 {
-						h = 0x3c00
-					}
-					binary.LittleEndian.PutUint16(e[:], h)
-				case op.BF16:
-					binary.LittleEndian.PutUint16(e[:], number.FloatToBrain(values[i*n+j]))
-				}
-				copy(plain[(i*n+j)*size:], e[:size])
-				copy(trans[(j*k+i)*size:], e[:size])
-				number.Decode(values[i*n+j:i*n+j+1], e[:], typ)
-			}
-		}
+
+		plain, transposed := storeBothWays(values, k, n, stored)
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		whole := pack(spec, must(Floats(values, k, n)))
-		if !bytes.Equal(whole, pack(spec, must(Matrix(plain, typ, k, n, false)))) {
+		if !bytes.Equal(whole, pack(spec, must(Matrix(plain, stored, k, n, false)))) {
 			t.Fatal("stored [K,N] differs")
 		}
-		src := must(Matrix(trans, typ, k, n, true))
+		src := must(Matrix(transposed, stored, k, n, true))
 		if !bytes.Equal(whole, pack(spec, src)) {
 			t.Fatal("stored [N,K] differs")
 		}
+
 		// A column range of tiles.
-		t0 := rapid.IntRange(0, tiles(n)-1).Draw(t, "tile0")
-		n0, n1 := t0*TileN, min(n, rapid.IntRange(t0+1, tiles(n)).Draw(t, "tile1")*TileN)
-		part, off, size64, err := Columns(spec, n0, n1)
+		firstTile := rapid.IntRange(0, tiles(n)-1).Draw(t, "tile0")
+		lastTile := rapid.IntRange(firstTile+1, tiles(n)).Draw(t, "tile1")
+		from, to := firstTile*TileN, min(n, lastTile*TileN)
+		part, offset, size, err := Columns(spec, from, to)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(whole[off:off+size64], pack(part, must(Slice(src, 0, k, n0, n1)))) {
-			t.Fatalf("columns [%d,%d) differ from the tile range", n0, n1)
+		if !bytes.Equal(whole[offset:offset+size], pack(part, must(Slice(src, 0, k, from, to)))) {
+			t.Fatalf("columns [%d,%d) differ from the tile range", from, to)
 		}
+
 		// A row range at a block boundary, for schemes whose scales do not span it.
-		if block := q4Block(scheme); k > block && scheme != "q8c" && scheme != "q6c" && scheme != "q4c" {
-			rows := op.WeightSpec{Name: "w", K: k - block, N: n, Scheme: scheme, Layout: N32}
-			data := pack(rows, must(Slice(src, block, k, 0, n)))
-			tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-block)))
-			for i := range tiles(n) {
-				if !bytes.Equal(data[i*rest:(i+1)*rest], whole[(i+1)*tile-rest:(i+1)*tile]) {
-					t.Fatalf("rows from %d differ in tile %d", block, i)
-				}
+		block := q4Block(scheme)
+		isScalePerColumn := slices.Contains([]string{"q8c", "q6c", "q4c"}, scheme)
+		if k <= block || isScalePerColumn {
+			return
+		}
+		rows := op.WeightSpec{Name: "w", K: k - block, N: n, Scheme: scheme, Layout: N32}
+		data := pack(rows, must(Slice(src, block, k, 0, n)))
+		tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-block)))
+		for i := range tiles(n) {
+			if !bytes.Equal(data[i*rest:(i+1)*rest], whole[(i+1)*tile-rest:(i+1)*tile]) {
+				t.Fatalf("rows from %d differ in tile %d", block, i)
 			}
 		}
 	})
+}
+
+// storeBothWays returns values [k,n] as a type stores them, by row and by column. The values become those that are
+// stored.
+func storeBothWays(values []float32, k, n int, stored op.Type) (plain, transposed []byte) {
+	size := stored.Bytes()
+	plain, transposed = make([]byte, size*k*n), make([]byte, size*k*n)
+	for row := range k {
+		for column := range n {
+			at := row*n + column
+			var element [4]byte
+			switch stored {
+			case op.F32:
+				binary.LittleEndian.PutUint32(element[:], math.Float32bits(values[at]))
+			case op.F16:
+				half := number.FloatToHalf(values[at])
+				if isInfinite := half&0x7c00 == 0x7c00; isInfinite {
+					half = 0x3c00
+				}
+				binary.LittleEndian.PutUint16(element[:], half)
+			case op.BF16:
+				binary.LittleEndian.PutUint16(element[:], number.FloatToBrain(values[at]))
+			}
+			copy(plain[at*size:], element[:size])
+			copy(transposed[(column*k+row)*size:], element[:size])
+			number.Decode(values[at:at+1], element[:], stored)
+		}
+	}
+	return plain, transposed
 }
 
 func TestInterleave(t *testing.T) {
