@@ -54,31 +54,14 @@ func (g *grouper) CompileGroup(_ context.Context, group []driver.Piece,
 	return out, nil
 }
 
-// A compiler's facts are asked for by product and length, kept as they come, and continued where they ended.
-func TestCompilerFacts(t *testing.T) {
-	whole, err := socs.OpenTarget("snapdragon-8gen3")
-	if err != nil {
-		t.Fatal(err)
-	}
-	soc, err := whole.Restricted()
-	if err != nil {
-		t.Fatal(err)
-	}
-	model, err := models.Open("../testdata/models/tiny-llama-kjv")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer model.Close()
-	want := Want{Buckets: []int{64, 256}, Schemes: []op.Scheme{op.A32W32, op.A16SQ8C}}
-	requests, err := FactRequests(soc, model, want, []int{250})
-	if err != nil {
-		t.Fatal(err)
-	}
+// A compiler's facts are asked for by product and length.
+func TestFactRequests(t *testing.T) {
+	soc, model, requests := phoneRequests(t)
 	var shapes []string
 	for _, request := range requests {
 		shapes = append(shapes, request.Op.Key())
 		rows := []int{1, 64, 250, 256, 264, 288}
-		if request.Op.N == 2048 { // the head
+		if isHead := request.Op.N == 2048; isHead {
 			rows = []int{1}
 		}
 		if request.Proc != "npu" || !slices.Equal(request.Rows, rows) {
@@ -90,6 +73,37 @@ func TestCompilerFacts(t *testing.T) {
 		t.Errorf("products %q, want the five of the model in the scheme that the NPU executes", shapes)
 	}
 
+	_, err := FactRequests(soc, model, Want{Schemes: []op.Scheme{op.A32W32}}, nil)
+	if diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("a scheme that the NPU does not execute: got %v", err)
+	}
+}
+
+// phoneRequests returns the requests for the facts of the small model on the NPU of a phone.
+func phoneRequests(t *testing.T) (soc *socs.SoC, model *models.Model, requests []FactRequest) {
+	t.Helper()
+	whole, err := socs.OpenTarget("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if soc, err = whole.Restricted(); err != nil {
+		t.Fatal(err)
+	}
+	model = openModel(t, "../testdata/models/tiny-llama-kjv")
+	want := Want{Buckets: []int{64, 256}, Schemes: []op.Scheme{op.A32W32, op.A16SQ8C}}
+	if requests, err = FactRequests(soc, model, want, []int{250}); err != nil {
+		t.Fatal(err)
+	}
+	return soc, model, requests
+}
+
+// Facts are kept as they come, and asking for them continues where it ended.
+func TestCompilerFacts(t *testing.T) {
+	soc, _, requests := phoneRequests(t)
+	whole, err := socs.OpenTarget("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
 	header, err := Header(whole, "", "", "test", 1)
 	if err != nil {
 		t.Fatal(err)
@@ -105,6 +119,7 @@ func TestCompilerFacts(t *testing.T) {
 			FactOptions{Compilers: map[string]driver.GroupCompiler{"qnn": compiler}, Seed: 1})
 		return report, writer.Set(), err
 	}
+
 	if _, set, err := run(&grouper{stop: 8}); err == nil || len(set.Facts()) != 7 {
 		t.Fatalf("interrupted in the eighth call: %d facts, %v", len(set.Facts()), err)
 	}
@@ -131,11 +146,6 @@ func TestCompilerFacts(t *testing.T) {
 
 	if report, _, err := run(&grouper{stop: 1}); err != nil || report.Added != 0 {
 		t.Errorf("everything is there: %+v, %v", report, err)
-	}
-
-	_, err = FactRequests(soc, model, Want{Schemes: []op.Scheme{op.A32W32}}, nil)
-	if diag.ClassOf(err) != diag.ClassInput {
-		t.Errorf("a scheme that the NPU does not execute: got %v", err)
 	}
 	_, err = CompilerFacts(t.Context(), soc, requests, nil, FactOptions{})
 	if diag.ClassOf(err) != diag.ClassUnavailable {

@@ -73,8 +73,12 @@ func TestProbeDescribesDevices(t *testing.T) {
 	if gpu == nil {
 		t.Fatalf("no card among %v", processorNames(soc))
 	}
-	if gpu.Kind != "gpu" || len(gpu.Cores) != 0 || !gpu.OwnMemory || gpu.GraphBytes != 1<<28 {
-		t.Errorf("%+v", gpu)
+
+	if gpu.Kind != "gpu" || len(gpu.Cores) != 0 {
+		t.Errorf("%+v, want a GPU without cores", gpu)
+	}
+	if !gpu.OwnMemory || gpu.GraphBytes != 1<<28 {
+		t.Errorf("%+v, want memory of its own, 1<<28 bytes of a graph", gpu)
 	}
 	if gpu.LaunchUS <= 0 || gpu.BandwidthGBps <= 0 {
 		t.Errorf("a launch takes %v us, memory has %v GB/s", gpu.LaunchUS, gpu.BandwidthGBps)
@@ -82,30 +86,45 @@ func TestProbeDescribesDevices(t *testing.T) {
 	if len(soc.Memory) != 2 || soc.Memory[1].Bytes != 1<<30 {
 		t.Errorf("memory %+v, want that of the machine and that of the card", soc.Memory)
 	}
-	host0 := soc.Processors[0].Name
-	for _, ends := range [][2]string{{host0, gpu.Name}, {gpu.Name, host0}} {
+	control := soc.Processors[0].Name
+	for _, ends := range [][2]string{{control, gpu.Name}, {gpu.Name, control}} {
 		link, ok := soc.Link(ends[0], ends[1])
-		if !ok || link.CopyGBps <= 0 || link.To == gpu.Name && link.HandoverUS <= 0 {
-			t.Errorf("link of %v: %+v, want the prices of a copy and of submitting", ends, link)
+		if !ok || link.CopyGBps <= 0 {
+			t.Errorf("link of %v: %+v, want the price of a copy", ends, link)
+		}
+		if link.To == gpu.Name && link.HandoverUS <= 0 {
+			t.Errorf("link of %v: %+v, want the price of submitting", ends, link)
 		}
 	}
+	checkWaits(t, soc, gpu)
+	checkJoints(t, soc, gpu)
+	checkSources(t, soc, gpu)
+	measureCard(t, soc, gpu, drv, compilers)
+}
 
-	// Each way to wait was measured, and the plan of such a SoC has the one that is written here.
+// checkWaits checks that each way to wait for a card was measured, and that the plan of such a SoC has the one that is
+// written in the SoC.
+func checkWaits(t *testing.T, soc *socs.SoC, gpu *socs.Processor) {
+	t.Helper()
 	facts := map[string]float64{}
 	for _, fact := range soc.Facts {
 		facts[fact.Name] = fact.Value
 	}
 	prefix := factPrefix(gpu.Name)
 	for _, wait := range []string{"sleep", "poll", "event"} {
-		if facts[prefix+"meeting_1_us_"+wait] <= 0 || facts[prefix+"meeting_1048576_us_"+wait] <= 0 {
+		small, large := facts[prefix+"meeting_1_us_"+wait], facts[prefix+"meeting_1048576_us_"+wait]
+		if small <= 0 || large <= 0 {
 			t.Errorf("meetings by %q are not among the facts %v", wait, facts)
 		}
 	}
 	if plan := check.Proc(gpu); plan.Wait != gpu.Wait || gpu.SubmitUS <= 0 {
 		t.Errorf("the plan waits by %q, the SoC says %q; submitting takes %v us", plan.Wait, gpu.Wait, gpu.SubmitUS)
 	}
+}
 
-	// What the card and each group of cores reach together.
+// checkJoints checks what a card and each group of cores reach together.
+func checkJoints(t *testing.T, soc *socs.SoC, gpu *socs.Processor) {
+	t.Helper()
 	for i := range soc.Processors {
 		other := &soc.Processors[i]
 		if other == gpu {
@@ -120,10 +139,16 @@ func TestProbeDescribesDevices(t *testing.T) {
 			t.Errorf("no joint bandwidth of %s and %s: %v", other.Name, gpu.Name, soc.Joint)
 		}
 	}
+}
 
+// checkSources checks that the numbers of a card were measured, but for its tile, and that what it tells is there.
+func checkSources(t *testing.T, soc *socs.SoC, gpu *socs.Processor) {
+	t.Helper()
 	found := false
 	for _, number := range soc.Numbers() {
-		found = found || strings.HasSuffix(number.Path, "compute_units") && number.Value == "4"
+		if strings.HasSuffix(number.Path, "compute_units") && number.Value == "4" {
+			found = true
+		}
 		ofCard := strings.Contains(number.Path, gpu.Name) && !strings.Contains(number.Path, ".tile")
 		if ofCard && number.Kind != "measured" {
 			t.Errorf("%s has source %q", number.Path, number.Kind)
@@ -132,7 +157,6 @@ func TestProbeDescribesDevices(t *testing.T) {
 	if !found {
 		t.Error("what the card tells is not there")
 	}
-	measureCard(t, soc, gpu, drv, compilers)
 }
 
 // measureCard profiles a card with operands that stay there, beside cores, without what only cores can.
@@ -179,47 +203,63 @@ func TestProbeOpenCL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	described, parts := 0, 0
 	for i := range soc.Processors {
 		proc := &soc.Processors[i]
 		if proc.Driver != opencl.Name {
 			continue
 		}
-		if proc.Kind == socs.KindCPU && len(proc.Cores) == 0 || proc.LaunchUS <= 0 || proc.BandwidthGBps <= 0 {
+		if proc.LaunchUS <= 0 || proc.BandwidthGBps <= 0 {
 			t.Errorf("%+v", proc)
 		}
-		first := soc.Processors[0].Name
-		if proc.Options["units"] != "" { // it leaves the first core to the host, with which it has prices
+		if proc.Kind == socs.KindCPU && len(proc.Cores) == 0 {
+			t.Errorf("%+v, want the cores that it occupies", proc)
+		}
+
+		if proc.Options["units"] != "" {
 			parts++
-			link, ok := soc.Link(first, proc.Name)
-			joint := slices.ContainsFunc(soc.Joint, func(j socs.Joint) bool {
-				return slices.Contains(j.Processors, proc.Name) && slices.Contains(j.Processors, first) &&
-					j.BandwidthGBps > 0
-			})
-			if err := soc.Concurrent(proc.Name, first); err != nil || !ok || link.HandoverUS <= 0 || !joint {
-				t.Errorf("%s on cores %v beside %s: %v, link %+v, joint %v", proc.Name, proc.Cores, first, err, link,
-					soc.Joint)
-			}
-			// Hand-overs in both directions are those of a program, whose submissions cost the control thread the same.
-			for _, ends := range []string{first + ">" + proc.Name, proc.Name + ">" + first} {
-				if source := soc.Sources["links."+ends]; !strings.Contains(source, "work on the other's core") {
-					t.Errorf("hand-over %s: source %q, want one of turns with work", ends, source)
-				}
-			}
-			if proc.SubmitUS != link.HandoverUS {
-				t.Errorf("%s: submitting takes %v us, and the way there %v", proc.Name, proc.SubmitUS, link.HandoverUS)
-			}
+			checkPart(t, soc, proc)
 			continue
 		}
 		described++
-		if proc.Kind == socs.KindCPU && soc.Concurrent(proc.Name, first) == nil {
-			t.Errorf("%s runs beside %s on the same core", proc.Name, first)
+		control := soc.Processors[0].Name
+		if proc.Kind == socs.KindCPU && soc.Concurrent(proc.Name, control) == nil {
+			t.Errorf("%s runs beside %s on the same core", proc.Name, control)
 		}
 	}
+
 	if parts == 0 && soc.CPU.Cores > 1 {
 		t.Logf("no device can be divided: %v", processorNames(soc))
 	}
 	if described != len(devices) {
 		t.Errorf("%d devices are described of %d", described, len(devices))
+	}
+}
+
+// checkPart checks a part of a device: it leaves the first core to the host, with which it has prices.
+func checkPart(t *testing.T, soc *socs.SoC, proc *socs.Processor) {
+	t.Helper()
+	control := soc.Processors[0].Name
+	link, hasLink := soc.Link(control, proc.Name)
+	hasJoint := slices.ContainsFunc(soc.Joint, func(joint socs.Joint) bool {
+		isPair := slices.Contains(joint.Processors, proc.Name) && slices.Contains(joint.Processors, control)
+		return isPair && joint.BandwidthGBps > 0
+	})
+	if err := soc.Concurrent(proc.Name, control); err != nil {
+		t.Errorf("%s on cores %v beside %s: %v", proc.Name, proc.Cores, control, err)
+	}
+	if !hasLink || link.HandoverUS <= 0 || !hasJoint {
+		t.Errorf("%s beside %s: link %+v, joint %v", proc.Name, control, link, soc.Joint)
+	}
+
+	// Hand-overs in both directions are those of a program, whose submissions cost the control thread the same.
+	for _, ends := range []string{control + ">" + proc.Name, proc.Name + ">" + control} {
+		if source := soc.Sources["links."+ends]; !strings.Contains(source, "work on the other's core") {
+			t.Errorf("hand-over %s: source %q, want one of turns with work", ends, source)
+		}
+	}
+	if proc.SubmitUS != link.HandoverUS {
+		t.Errorf("%s: submitting takes %v us, and the way there %v", proc.Name, proc.SubmitUS, link.HandoverUS)
 	}
 }

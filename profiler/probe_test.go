@@ -43,6 +43,7 @@ func hostCores(t *testing.T) (cores []int) {
 	return cores
 }
 
+// The host is described by what was measured, and a description that is written is the same when it is read.
 func TestProbe(t *testing.T) {
 	require.Slow(t)
 	soc := probeHost(t)
@@ -53,23 +54,20 @@ func TestProbe(t *testing.T) {
 	if len(soc.Processors) < min(len(cores)+1, 2) && len(cores) > 1 {
 		t.Errorf("%d processors for %d cores", len(soc.Processors), len(cores))
 	}
-	for _, proc := range soc.Processors {
-		if proc.BandwidthGBps <= 0 || proc.Tile.N != 32 || len(proc.Schemes) == 0 || proc.Layouts["q8c"] == "" ||
-			soc.Sources["processors."+proc.Name+".bandwidth_gbps"] == "" {
-			t.Errorf("processor %+v", proc)
-		}
-		if proc.PeakGops["i8"] <= 0 || proc.PeakGops["f32"] <= 0 ||
-			!strings.HasPrefix(soc.Sources["processors."+proc.Name+".peak_gops"], "measured: ") {
-			t.Errorf("processor %s: peaks %v of source %q", proc.Name, proc.PeakGops,
-				soc.Sources["processors."+proc.Name+".peak_gops"])
-		}
+	for i := range soc.Processors {
+		checkProbed(t, soc, &soc.Processors[i])
 	}
 	for _, pair := range concurrentPairs(soc) {
-		l, ok := soc.Link(pair[0], pair[1])
-		if g, known := soc.JointGBps(pair[0], pair[1]); !ok || l.HandoverUS <= 0 || !known || g <= 0 {
-			t.Errorf("%v: link %+v, joint %g", pair, l, g)
+		link, hasLink := soc.Link(pair[0], pair[1])
+		bandwidth, known := soc.JointGBps(pair[0], pair[1])
+		if !hasLink || link.HandoverUS <= 0 {
+			t.Errorf("%v: link %+v", pair, link)
+		}
+		if !known || bandwidth <= 0 {
+			t.Errorf("%v: joint %g", pair, bandwidth)
 		}
 	}
+
 	// Written, read again, and used for a record.
 	path := filepath.Join(t.TempDir(), "soc.yaml")
 	if err := socs.Write(path, soc); err != nil {
@@ -79,17 +77,36 @@ func TestProbe(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(again, soc) {
 		t.Errorf("read back %+v, %v\nwant %+v", again, err, soc)
 	}
-	h, err := Header(soc, soc.Fingerprint, "set", "1.0", 3)
-	if err != nil || h.Fingerprint != soc.Fingerprint || h.SoCDigest == "" || h.Environment.Kernels != "set" ||
-		h.Simulated {
-		t.Errorf("header %+v, %v", h, err)
+	header, err := Header(soc, soc.Fingerprint, "set", "1.0", 3)
+	if err != nil || header.Fingerprint != soc.Fingerprint || header.SoCDigest == "" {
+		t.Errorf("header %+v, %v", header, err)
 	}
-	if _, err := Header(soc, "another", "", "1.0", 3); err == nil || diag.ClassOf(err) != diag.ClassInput ||
-		len(diag.HintsOf(err)) == 0 {
+	if header.Environment.Kernels != "set" || header.Simulated {
+		t.Errorf("header %+v, want the kernels that were named, and no simulation", header)
+	}
+	_, err = Header(soc, "another", "", "1.0", 3)
+	if diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
 		t.Errorf("header on another machine: %v", err)
 	}
 }
 
+// checkProbed checks what was found of one processor of the host.
+func checkProbed(t *testing.T, soc *socs.SoC, proc *socs.Processor) {
+	t.Helper()
+	source := func(key string) string { return soc.Sources["processors."+proc.Name+"."+key] }
+	if proc.BandwidthGBps <= 0 || source("bandwidth_gbps") == "" {
+		t.Errorf("processor %+v: bandwidth of source %q", proc, source("bandwidth_gbps"))
+	}
+	if proc.Tile.N != 32 || len(proc.Schemes) == 0 || proc.Layouts["q8c"] == "" {
+		t.Errorf("processor %+v", proc)
+	}
+	hasPeaks := proc.PeakGops["i8"] > 0 && proc.PeakGops["f32"] > 0
+	if !hasPeaks || !strings.HasPrefix(source("peak_gops"), "measured: ") {
+		t.Errorf("processor %s: peaks %v of source %q", proc.Name, proc.PeakGops, source("peak_gops"))
+	}
+}
+
+// A probe ends when it is interrupted.
 func TestProbeIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,22 +18,61 @@ import (
 func TestRounds(t *testing.T) {
 	require.Slow(t)
 	soc := fakeSoC()
-	w, path := newRecord(t, soc)
-	w.Close()
+	writer, path := newRecord(t, soc)
+	writer.Close()
 	requests := everyKind()
 	const rounds = 4
-	stops := 0
-	for {
+	if stops := runInterrupted(t, path, requests, rounds); stops == 0 {
+		t.Error("never interrupted")
+	}
+
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")[1:]
+	if len(lines) != rounds*len(requests) {
+		t.Errorf("%d lines, want %d for %d requests in %d rounds", len(lines), rounds*len(requests), len(requests),
+			rounds)
+	}
+	for visit, line := range lines[:min(len(requests), len(lines))] {
+		if strings.Contains(line, `"round":`) {
+			t.Fatalf("line %d is a second visit, and %d operators have had none", visit, len(requests)-visit)
+		}
+	}
+
+	set, err := record.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, measured := range set.All() {
+		if measured.Round != rounds-1 || len(measured.Samples) < 10 {
+			t.Errorf("%s: %d rounds, %d samples, want %d and at least 10", measured.Key(), measured.Round+1,
+				len(measured.Samples), rounds)
+		}
+		if slices.Contains(measured.Warnings, record.FewSamples) {
+			t.Errorf("measurement %d: %s is flagged %q with %d samples", i, measured.Key(), record.FewSamples,
+				len(measured.Samples))
+		}
+	}
+}
+
+// runInterrupted profiles, interrupted after each round and a half, and returns how often it was.
+func runInterrupted(t *testing.T, path string, requests []Request, rounds int) (stops int) {
+	t.Helper()
+	soc := fakeSoC()
+	for ; stops <= 10; stops++ {
 		driver := &fake{cost: work}
 		ctx, cancel := context.WithCancel(context.Background())
 		options := driver.options()
 		options.Rounds = rounds
 		ended := 0
-		options.Progress = func(p Progress) {
-			if p.Ended {
-				if ended++; ended == len(requests)+len(requests)/2 {
-					cancel()
-				}
+		options.Progress = func(progress Progress) {
+			if !progress.Ended {
+				return
+			}
+			if ended++; ended == len(requests)+len(requests)/2 {
+				cancel()
 			}
 		}
 		writer, err := record.Resume(path, fakeHeader(t, soc))
@@ -43,48 +83,14 @@ func TestRounds(t *testing.T) {
 		writer.Close()
 		cancel()
 		if err == nil {
-			break
+			return stops
 		}
 		if !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		if stops++; stops > 10 {
-			t.Fatal("no end")
-		}
 	}
-	if stops == 0 {
-		t.Error("never interrupted")
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")[1:]
-	if len(lines) != rounds*len(requests) {
-		t.Errorf("%d lines, want %d for %d requests in %d rounds", len(lines), rounds*len(requests), len(requests),
-			rounds)
-	}
-	set, err := record.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, measured := range set.All() {
-		if measured.Round != rounds-1 || len(measured.Samples) < 10 {
-			t.Errorf("%s: %d rounds, %d samples, want %d and at least 10", measured.Key(), measured.Round+1,
-				len(measured.Samples), rounds)
-		}
-		for _, warning := range measured.Warnings {
-			if warning == record.FewSamples {
-				t.Errorf("measurement %d: %s is flagged %q with %d samples", i, measured.Key(), warning,
-					len(measured.Samples))
-			}
-		}
-	}
-	for i, line := range lines {
-		if later := strings.Contains(line, `"round":`); i < len(requests) && later {
-			t.Fatalf("line %d is a second visit, and %d operators have had none", i, len(requests)-i)
-		}
-	}
+	t.Fatal("no end")
+	return stops
 }
 
 // TestRoundsUnderBudget checks that what every plan needs is visited once before anything is visited again,
