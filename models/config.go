@@ -309,7 +309,8 @@ func (c *config) float(key string, def, lo, hi float64) float64 {
 	return value
 }
 
-// ids reads one token id or a list of them, ascending and each once; nil for none.
+// ids reads one token id or a list of them, ascending and each once; nil for none. Ids beyond the vocabulary, such as
+// the defaults of a class in a smaller model, are left out: the model never produces them.
 func (c *config) ids(key string, vocab int) []int {
 	c.read[key] = true
 	if !c.has(key) {
@@ -322,9 +323,13 @@ func (c *config) ids(key string, vocab int) []int {
 	var out []int
 	for _, element := range raw {
 		id, ok := element.(int64)
-		if !ok || id < 0 || id >= int64(vocab) {
-			c.fail(key, "got %s, want token ids below vocab_size %d", abbreviate(c.keys[key]), vocab)
+		if !ok || id < 0 {
+			c.fail(key, "got %s, want token ids", abbreviate(c.keys[key]))
 			return nil
+		}
+		if id >= int64(vocab) {
+			c.ignore(fmt.Sprintf("%s %d", key, id))
+			continue
 		}
 		out = append(out, int(id))
 	}

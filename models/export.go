@@ -51,6 +51,9 @@ func (m *Model) exportConfig() map[string]any {
 		}
 	}
 	config[m.decoder.epsKey] = m.NormEps
+	// Only tokens that the model can produce: the file may name others.
+	delete(config, "eos_token_id")
+	delete(config, "bos_token_id")
 	if len(m.EOS) > 0 {
 		eos := make([]any, len(m.EOS))
 		for i, id := range m.EOS {

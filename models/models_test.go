@@ -151,9 +151,10 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 		{"intermediate_size", 1 << 24, `2 * intermediate_size = 33554432`},
 		{"rms_norm_eps", "x", `key "rms_norm_eps"`},
 		{"rms_norm_eps", -1.0, `key "rms_norm_eps"`},
-		{"bos_token_id", 40, `key "bos_token_id": got 40, want token ids below vocab_size 40`},
+		{"bos_token_id", -1, `key "bos_token_id": got -1, want token ids`},
 		{"bos_token_id", []any{1, 2}, `key "bos_token_id": got [1 2], want one token id`},
-		{"eos_token_id", []any{1, -2}, `key "eos_token_id"`},
+		{"eos_token_id", []any{1, -2}, `key "eos_token_id": got [1 -2], want token ids`},
+		{"eos_token_id", "</s>", `key "eos_token_id": got "</s>", want token ids`},
 		{"tie_word_embeddings", 1, `key "tie_word_embeddings": got 1, want true or false`},
 	} {
 		config := small()
@@ -162,6 +163,20 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%s = %v: got %v\nwant %q", c.key, c.value, err, c.want)
 		}
+	}
+}
+
+// Small models of a class have its tokens in their configuration, which the reference implementation never looks up.
+func TestTokensBeyondTheVocabulary(t *testing.T) {
+	config := small()
+	config["bos_token_id"], config["eos_token_id"] = 40, []any{3, 32000}
+	model, err := readSmall(t, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unread := []string{"bos_token_id 40", "eos_token_id 32000"}
+	if model.BOS != -1 || !reflect.DeepEqual(model.EOS, []int{3}) || !reflect.DeepEqual(model.unread, unread) {
+		t.Errorf("got begin %d, ends %v and unread keys %v, want -1, [3] and %v", model.BOS, model.EOS, model.unread, unread)
 	}
 }
 
