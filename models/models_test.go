@@ -245,6 +245,31 @@ func TestGemma2NeedsAWindow(t *testing.T) {
 	}
 }
 
+// YaRN truncates the range of elements between which it interpolates unless the key says otherwise, which a null does.
+func TestYarnTruncates(t *testing.T) {
+	table := func(params map[string]any) []float32 {
+		config := small()
+		config["head_dim"] = 32
+		config["rope_parameters"] = params
+		maps.Copy(params, map[string]any{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})
+		model, err := readSmall(t, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return model.decoder.rope.table
+	}
+	truncated, whole := table(map[string]any{"truncate": true}), table(map[string]any{"truncate": false})
+	if reflect.DeepEqual(truncated, whole) {
+		t.Fatal("truncating changes nothing, so that this tests nothing")
+	}
+	if got := table(map[string]any{}); !reflect.DeepEqual(got, truncated) {
+		t.Errorf("without the key: got %v, want %v", got, truncated)
+	}
+	if got := table(map[string]any{"truncate": nil}); !reflect.DeepEqual(got, whole) {
+		t.Errorf("truncate null: got %v, want %v", got, whole)
+	}
+}
+
 // PhiMoE scales what it rotates by short_mscale and long_mscale whatever the type of scaling is, and its reference
 // implementation has them for longrope alone.
 func TestPhiMoEHasOneScaling(t *testing.T) {

@@ -258,7 +258,8 @@ func (s *scaling) yarn(base []float32, theta float64, dim, maxContext, original 
 		return float64(dim) * math.Log(float64(original)/(n*2*math.Pi)) / (2 * math.Log(theta))
 	}
 	lo, hi := turns(fast), turns(slow)
-	if s.bool("truncate", true) {
+	// A null does not truncate, as in the reference implementation.
+	if s.bool("truncate", s.absent("truncate") == missing) {
 		lo, hi = math.Floor(lo), math.Ceil(hi)
 	}
 	lo, hi = max(lo, 0), min(hi, float64(dim-1))

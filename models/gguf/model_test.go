@@ -593,17 +593,18 @@ func TestExportRefusesWhatHasNoForm(t *testing.T) {
 		change func(d *Directory)
 		want   string
 	}{
-		"architecture":      {"llama", config("architectures", []any{"MambaForCausalLM"}), `"architectures": [MambaForCausalLM] has no form in GGUF`},
-		"no architecture":   {"llama", config("architectures", nil), `"architectures"`},
-		"no layers":         {"llama", config("num_hidden_layers", nil), `"num_hidden_layers": got <nil>`},
-		"fractional layers": {"llama", config("num_hidden_layers", 1.5), "got 1.5, want an integer"},
-		"activation":        {"llama", config("hidden_act", "relu"), `"hidden_act": "relu" has no form`},
-		"rope type":         {"llama", config("rope_parameters", map[string]any{"rope_type": "dynamic", "factor": 2.0}), `rope_type "dynamic" has no form`},
-		"rope without":      {"llama", config("rope_parameters", map[string]any{"rope_type": "linear"}), "factor is <nil>, want a number"},
-		"rope truncate":     {"llama", config("rope_parameters", map[string]any{"rope_type": "yarn", "factor": 2.0, "truncate": false}), "truncate false"},
-		"no window":         {"gemma2", config("sliding_window", nil), "null has no form"},
-		"rope part":         {"llama", config("partial_rotary_factor", 0.5), "partial_rotary_factor 0.5 has no form"},
-		"rope lists":        {"llama", config("rope_scaling", map[string]any{"type": "longrope", "long_factor": []any{1.0}, "short_factor": []any{1.0}}), "1 elements, want 8"},
+		"architecture":       {"llama", config("architectures", []any{"MambaForCausalLM"}), `"architectures": [MambaForCausalLM] has no form in GGUF`},
+		"no architecture":    {"llama", config("architectures", nil), `"architectures"`},
+		"no layers":          {"llama", config("num_hidden_layers", nil), `"num_hidden_layers": got <nil>`},
+		"fractional layers":  {"llama", config("num_hidden_layers", 1.5), "got 1.5, want an integer"},
+		"activation":         {"llama", config("hidden_act", "relu"), `"hidden_act": "relu" has no form`},
+		"rope type":          {"llama", config("rope_parameters", map[string]any{"rope_type": "dynamic", "factor": 2.0}), `rope_type "dynamic" has no form`},
+		"rope without":       {"llama", config("rope_parameters", map[string]any{"rope_type": "linear"}), "factor is <nil>, want a number"},
+		"rope truncate null": {"llama", config("rope_parameters", map[string]any{"rope_type": "yarn", "factor": 2.0, "truncate": nil}), "truncate false"},
+		"rope truncate":      {"llama", config("rope_parameters", map[string]any{"rope_type": "yarn", "factor": 2.0, "truncate": false}), "truncate false"},
+		"no window":          {"gemma2", config("sliding_window", nil), "null has no form"},
+		"rope part":          {"llama", config("partial_rotary_factor", 0.5), "partial_rotary_factor 0.5 has no form"},
+		"rope lists":         {"llama", config("rope_scaling", map[string]any{"type": "longrope", "long_factor": []any{1.0}, "short_factor": []any{1.0}}), "1 elements, want 8"},
 		"rope scales": {"phimoe", func(d *Directory) {
 			maps.Copy(d.Config["rope_parameters"].(map[string]any), map[string]any{"long_mscale": 2.0})
 		}, "differ, which has no form"},

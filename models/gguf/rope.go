@@ -339,7 +339,7 @@ func (r *ropeExport) yarn() {
 			r.put("rope.scaling.yarn_"+key, float32(r.number(key, -1, 1e-3, 1e6)))
 		}
 	}
-	if r.params["truncate"] == false {
+	if truncate, said := r.params["truncate"]; said && truncate != true { // a null is false, too
 		r.fail("truncate false has no form in GGUF")
 	}
 }
