@@ -51,8 +51,10 @@ func (k *keys) sizes(arch *architecture) map[string]any {
 	k.heads = k.int("attention.head_count", -1, 1, maxDim)
 	k.kvHeads = k.int("attention.head_count_kv", k.heads, 1, maxDim)
 	k.headDim = k.int("attention.key_length", k.hidden/k.heads, 1, maxDim)
-	if dim := k.int("attention.value_length", k.headDim, 1, maxDim); dim != k.headDim {
-		k.fail("attention.value_length", "%d is not supported; supported: attention.key_length %d", dim, k.headDim)
+	for _, key := range []string{"attention.value_length", "attention.key_length_swa", "attention.value_length_swa"} {
+		if dim := k.int(key, k.headDim, 1, maxDim); dim != k.headDim {
+			k.fail(key, "%d is not supported; supported: attention.key_length %d", dim, k.headDim)
+		}
 	}
 	k.ffn = k.int("feed_forward_length", -1, 1, maxDim)
 	k.context = k.int("context_length", -1, 1, math.MaxInt32)
@@ -90,6 +92,7 @@ func (k *keys) rotary(arch *architecture, config map[string]any) {
 	case rotated != k.headDim:
 		k.fail("rope.dimension_count", "%d is not supported; supported: the whole head of %d", rotated, k.headDim)
 	}
+	k.must("rope.dimension_count_swa", float64(rotated))
 	rope := k.rope(arch, rotated)
 	config["rope_parameters"] = rope
 	if rope["rope_type"] == "longrope" { // Phi 3 has it outside
@@ -217,6 +220,8 @@ var neutral = []struct {
 }{
 	{"attention.causal", []float64{1}}, {"attention.max_alibi_bias", []float64{0}},
 	{"attention.clamp_kqv", []float64{0}},
+	{"attention.output_scale", []float64{0, 1}}, {"attention.value_scale", []float64{0, 1}},
+	{"router_logit_softcapping", []float64{0}},
 	{"logit_scale", []float64{0, 1}}, {"embedding_scale", []float64{0, 1}}, {"residual_scale", []float64{0, 1}},
 	{"expert_group_count", []float64{0, 1}}, {"moe_every_n_layers", []float64{0, 1}},
 	{"interleave_moe_layer_step", []float64{0, 1}}, {"nextn_predict_layers", []float64{0}},

@@ -79,20 +79,15 @@ func (k *keys) rope(arch *architecture, rotated int) map[string]any {
 		return k.frequencyFactors(s, freqs, rotated)
 	}
 	out := map[string]any{"rope_type": "default", "rope_theta": s.theta}
-	switch s.kind {
-	case "linear":
-		if s.scaled() {
-			out["rope_type"], out["factor"] = "linear", s.factor
-		}
-		if s.attention != 1 {
-			k.fail("rope.scaling.attn_factor", "%v is not supported with linear scaling", s.attention)
-		}
-	case "yarn":
-		if s.scaled() {
-			k.yarn(s, out)
-		}
-	case "longrope":
+	switch {
+	case s.kind == "longrope":
 		k.fail("rope.scaling.type", "longrope without the tensors %q and %q", ropeLong, ropeShort)
+	case s.kind == "yarn" && s.scaled():
+		k.yarn(s, out)
+	case s.attention != 1:
+		k.fail("rope.scaling.attn_factor", "%v is not supported without scaling by yarn or longrope", s.attention)
+	case s.scaled():
+		out["rope_type"], out["factor"] = "linear", s.factor
 	}
 	return out
 }
