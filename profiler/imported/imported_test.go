@@ -100,6 +100,8 @@ func TestMistakes(t *testing.T) {
 		{"separator", "M;K;N;us\n1;2;3;4\n", plain(), `--separator ";"`},
 		{"unknown column", "M,K,N,time_us\n1,2,3,4\n", with(func(m *Mapping) { m.Columns["time"] = "time_su" }), `did you mean "time_us"?`},
 		{"two columns of a name", "M,K,N,us,us\n1,2,3,4,5\n", plain(), `two columns are called "us"`},
+		{"two columns of a size", "M,m,K,N,us\n1,9,2,3,4\n", plain(), `columns "M" and "m" may both be m, want one of them`},
+		{"which is the size", "M,K,N,n,us\n1,2,3,9,4\n", plain(), "--column n=COLUMN says which one"},
 		{"unknown field", "", with(func(m *Mapping) { m.Columns["tiem"] = "us" }), `did you mean "time"?`},
 		{"unknown filter", "M,K,N,us\n1,2,3,4\n", with(func(m *Mapping) { m.Where = map[string][]string{"u": {"4"}} }), `no column "u"`},
 		{"nothing passes", "M,K,N,us,t\n1,2,3,4,npu-a\n", with(func(m *Mapping) { m.Where = map[string][]string{"t": {"npua"}} }), `did you mean "npu-a"?`},

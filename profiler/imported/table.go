@@ -227,12 +227,9 @@ func (p *parser) header() error {
 		}
 		p.mapped[field], p.t.Columns[field] = i, p.columns[i]
 	}
-	for _, field := range []string{"m", "k", "n"} { // sizes without a mapping are found by their names
-		_, mapped := p.mapped[field]
-		_, set := p.m.Set[field]
-		i := slices.IndexFunc(p.columns, func(c string) bool { return strings.EqualFold(c, field) })
-		if !mapped && !set && i >= 0 {
-			p.mapped[field], p.t.Columns[field] = i, p.columns[i]
+	for _, field := range []string{"m", "k", "n"} {
+		if err := p.findSize(field); err != nil {
+			return err
 		}
 	}
 	if p.where, err = p.conditions(p.m.Where); err != nil {
@@ -240,6 +237,27 @@ func (p *parser) header() error {
 	}
 	p.refused, err = p.conditions(p.m.Infeasible)
 	return err
+}
+
+// findSize maps a size that the mapping does not name to the column of its name, in either case.
+func (p *parser) findSize(field string) error {
+	_, mapped := p.mapped[field]
+	_, set := p.m.Set[field]
+	if mapped || set {
+		return nil
+	}
+	named := func(column string) bool { return strings.EqualFold(column, field) }
+	i := slices.IndexFunc(p.columns, named)
+	if i < 0 {
+		return nil
+	}
+	if other := slices.IndexFunc(p.columns[i+1:], named); other >= 0 {
+		return input("import %q: columns %q and %q may both be %s, want one of them", p.name, p.columns[i],
+			p.columns[i+1+other], field).
+			WithCode("import.column").WithHint("--column %s=COLUMN says which one", field)
+	}
+	p.mapped[field], p.t.Columns[field] = i, p.columns[i]
+	return nil
 }
 
 // conditions resolves column names, in ascending order of names.
