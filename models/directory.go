@@ -114,6 +114,7 @@ func openDir(dir string) (model *Model, err error) {
 	if err != nil {
 		return nil, err
 	}
+	stored = model.withPrefix(stored)
 	if err := model.separateHead(stored); err != nil {
 		return nil, err
 	}
@@ -193,6 +194,26 @@ func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
 		}
 	}
 	return out, nil
+}
+
+// withPrefix returns the tensors with the names of a model that has a head. Files that were saved without one, such as
+// those of models for embeddings, lack the prefix of all other tensors; the reference implementation adds it.
+func (m *Model) withPrefix(stored map[string]safetensors.Tensor) map[string]safetensors.Tensor {
+	const prefix = "model."
+	embedding := m.decoder.names.embed + ".weight"
+	_, whole := stored[embedding]
+	_, bare := stored[strings.TrimPrefix(embedding, prefix)]
+	if whole || !bare {
+		return stored
+	}
+	out := map[string]safetensors.Tensor{}
+	for name, tensor := range stored {
+		if !strings.HasPrefix(name, m.decoder.names.head+".") {
+			name = prefix + name
+		}
+		out[name] = tensor
+	}
+	return out
 }
 
 // readShards reads the index of a model in several files.

@@ -631,6 +631,31 @@ func TestUnreadableWeightsCarryAHint(t *testing.T) {
 	}
 }
 
+// A model that was saved without its head lacks the prefix of all names but the head's, as those of models for
+// embeddings do. It is the same model.
+func TestNamesWithoutPrefix(t *testing.T) {
+	want, err := openTiny(t).Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := copyModel(t)
+	tensors := storedTensors(t)
+	for i := range tensors {
+		tensors[i].Name = strings.TrimPrefix(tensors[i].Name, "model.")
+	}
+	if err := safetensors.Write(filepath.Join(dir, singleName), tensors, nil); err != nil {
+		t.Fatal(err)
+	}
+	model, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer model.Close()
+	if got, err := model.Digest(); err != nil || got != want || len(model.Ignored()) > 0 {
+		t.Errorf("got %s, %v, ignoring %v, want %s", got, err, model.Ignored(), want)
+	}
+}
+
 // rename gives the tensor of one name another.
 func rename(from, to string) func(x *safetensors.Tensor) {
 	return func(x *safetensors.Tensor) {
