@@ -97,6 +97,7 @@ func TestMistakes(t *testing.T) {
 		{"fraction", "M,K,N,us\n1.5,2,3,4\n", plain(), `t.csv:2: import.row: m: "1.5" is no whole number`},
 		{"large size", "M,K,N,us\n99999999999,2,3,4\n", plain(), "is no whole number"},
 		{"empty", "", plain(), "the file is empty"},
+		{"another encoding", "\xff\xfeM\x00,\x00", plain(), "t.csv:1: import.row: the name of column 1 is not UTF-8"},
 		{"separator", "M;K;N;us\n1;2;3;4\n", plain(), `--separator ";"`},
 		{"unknown column", "M,K,N,time_us\n1,2,3,4\n", with(func(m *Mapping) { m.Columns["time"] = "time_su" }), `did you mean "time_us"?`},
 		{"two columns of a name", "M,K,N,us,us\n1,2,3,4,5\n", plain(), `two columns are called "us"`},
@@ -138,11 +139,15 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// Many mistakes are reported together, and not without end.
+// Many mistakes are reported together, each once, and not without end.
 func TestManyMistakes(t *testing.T) {
-	_, err := parse("M,K,N,us\n"+strings.Repeat("1,2,3,nan\n", 1000), plain())
-	if n := len(diag.All(err)); n != maxMistakes {
-		t.Errorf("%d mistakes reported, want %d", n, maxMistakes)
+	for _, row := range []string{"1,2,3,nan\n", "x,2,3,4\n"} {
+		for rows, want := range map[int]int{1: 1, 1000: maxMistakes} {
+			_, err := parse("M,K,N,us\n"+strings.Repeat(row, rows), plain())
+			if got := strings.Count(fmt.Sprint(err), "\n") + 1; got != want {
+				t.Errorf("%d rows %q: %d mistakes reported, want %d:\n%v", rows, row, got, want, err)
+			}
+		}
 	}
 }
 

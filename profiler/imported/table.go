@@ -207,8 +207,11 @@ func (p *parser) header() error {
 	if len(cells) > maxColumns {
 		return p.fail(line, input("%d columns, want at most %d", len(cells), maxColumns))
 	}
-	for _, c := range cells {
-		p.columns = append(p.columns, strings.Clone(strings.TrimSpace(c)))
+	for i, name := range cells {
+		if !utf8.ValidString(name) {
+			return p.fail(line, input("the name of column %d is not UTF-8", i+1)).WithHint("save the table as UTF-8")
+		}
+		p.columns = append(p.columns, strings.Clone(strings.TrimSpace(name)))
 	}
 	// a single column that contains a usual separator is almost always a wrong separator
 	if len(p.columns) == 1 {
@@ -297,7 +300,8 @@ func (p *parser) body() error {
 			return errors.Join(p.mistakes.Err(), err)
 		}
 		if err := p.row(cells, line); err != nil {
-			if p.mistakes = append(p.mistakes, diag.All(p.fail(line, err))...); len(p.mistakes) >= maxMistakes {
+			p.mistakes = append(p.mistakes, p.fail(line, err))
+			if len(p.mistakes) >= maxMistakes {
 				break
 			}
 		}
