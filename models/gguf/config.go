@@ -161,8 +161,10 @@ func olmoeSettings(k *keys, config map[string]any) {
 	}
 }
 
-// qwen2MoeSettings reads the columns of an expert and of the shared one.
+// qwen2MoeSettings reads the columns of an expert and of the shared one, and finds out from the tensors whether
+// projections have biases.
 func qwen2MoeSettings(k *keys, config map[string]any) {
+	_, config["qkv_bias"] = k.anyLayer("attn_q.bias", "attn_qkv.bias")
 	k.shares(config, false)
 	k.expertSize(config)
 	shared := k.int("expert_shared_feed_forward_length", k.rowsOf("ffn_up_shexp.weight", 0, k.ffn), 1, maxDim)

@@ -441,6 +441,9 @@ func TestMetadataInOtherForms(t *testing.T) {
 			}
 		}
 	}
+	unbiased := func(_ *[]keyValue, tensors *[]tensorSource) {
+		*tensors = slices.DeleteFunc(*tensors, func(s tensorSource) bool { return strings.HasSuffix(s.Name, ".bias") })
+	}
 	for name, c := range map[string]struct {
 		model  string
 		change func(*[]keyValue, *[]tensorSource)
@@ -455,6 +458,8 @@ func TestMetadataInOtherForms(t *testing.T) {
 		"qwen window":      {"qwen2", set("qwen2.attention.sliding_window", uint32(16)), "use_sliding_window", true},
 		"heads by layer":   {llama, set("llama.attention.head_count_kv", []int32{1, 1}), "num_key_value_heads", 1},
 		"norm of weights":  {qwen, unset("qwen2moe.expert_weights_norm"), "norm_topk_prob", false},
+		"biases":           {qwen, all(), "qkv_bias", true},
+		"no biases":        {qwen, unbiased, "qkv_bias", false},
 		"qwen3 norm":       {"qwen3_moe", set("qwen3moe.expert_weights_norm", false), "norm_topk_prob", false},
 		"expert width":     {qwen, unset("qwen2moe.expert_feed_forward_length"), "moe_intermediate_size", tExpertFFN},
 		"shared width":     {qwen, unset("qwen2moe.expert_shared_feed_forward_length"), "shared_expert_intermediate_size", tSharedFFN},
