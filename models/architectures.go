@@ -234,7 +234,8 @@ func (c *config) layerTypes(model *Model, window int, rule func(layer int) bool)
 	}
 	if window == 0 {
 		if list != nil {
-			c.fail("sliding_window", "missing, and layer_types names layers with a window")
+			c.fail("layer_types", "names layers with a window that no key gives; want a sliding_window, and "+
+				"use_sliding_window where the architecture has it")
 		}
 		return
 	}

@@ -228,6 +228,29 @@ func TestEmptyWindow(t *testing.T) {
 	}
 }
 
+// Qwen models have a window only if a key switches it on, also where they list the layers that have it.
+func TestListedLayersNeedAWindow(t *testing.T) {
+	for _, c := range []struct {
+		class   string
+		use     any
+		window  any
+		refused bool
+	}{
+		{"Qwen2ForCausalLM", nil, 16, true}, {"Qwen2MoeForCausalLM", false, 16, true}, {"Qwen3ForCausalLM", true, 16, false},
+		{"MistralForCausalLM", nil, nil, true}, {"MistralForCausalLM", nil, 16, false},
+	} {
+		config := smallOf(c.class)
+		config["layer_types"] = []any{"sliding_attention", "full_attention"}
+		config["use_sliding_window"], config["sliding_window"] = c.use, c.window
+		_, err := readSmall(t, config)
+		const refusal = `key "layer_types": names layers with a window that no key gives`
+		if said := strings.Contains(fmt.Sprint(err), refusal); said != c.refused || (err != nil) != c.refused {
+			t.Errorf("%s with use_sliding_window %v and a window of %v: got %v, want a refusal: %v", c.class, c.use, c.window,
+				err, c.refused)
+		}
+	}
+}
+
 // Every second layer of a Gemma 2 has a window, so there must be one unless layer_types says otherwise. The reference
 // implementation fails without one.
 func TestGemma2NeedsAWindow(t *testing.T) {
