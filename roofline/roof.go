@@ -2,6 +2,7 @@ package roofline
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
@@ -10,23 +11,34 @@ import (
 // Roof is the share of the hardware's limit that an execution reaches: of the processors' peak rates or of their memory
 // bandwidth, whichever bounds it more.
 type Roof struct {
-	Bound string  `json:"bound"` // "int8 peak", "f32 peak" or streamBound
-	Share float64 `json:"share"` // time at the bound over time taken; above 1 where operands lay in a cache
+	Bound  string  `json:"bound"` // "int8 peak", "f32 peak" or streamBound
+	Share  float64 `json:"share"` // time at the bound over time taken; see AboveProbe
+	cached bool    // the operands may lie in a cache
 }
 
 // streamBound is the bound of operators that read for longer than they compute.
 const streamBound = "stream bandwidth"
 
-// MostOfStream is the largest share of the probed bandwidth that is still taken for reading memory: two measurements of
-// one bandwidth differ by a few percent. What is read faster comes from a cache.
-const MostOfStream = 1.05
+// MostOfProbe is the largest share of a probed rate that is still taken for that rate: two measurements of one rate
+// differ by a few percent.
+const MostOfProbe = 1.05
 
-// String is "61 % of int8 peak", or "read from a cache" where memory could not have delivered the operands.
+// String is "61 % of int8 peak", "read from a cache" if memory could not have delivered the operands, or "above the
+// probed int8 peak".
 func (r Roof) String() string {
-	if r.Bound == streamBound && r.Share > MostOfStream {
-		return "read from a cache"
+	switch {
+	case r.Share <= MostOfProbe:
+		return fmt.Sprintf("%.0f %% of %s", 100*r.Share, r.Bound)
+	case r.AboveProbe():
+		return "above the probed " + r.Bound
 	}
-	return fmt.Sprintf("%.0f %% of %s", 100*r.Share, r.Bound)
+	return "read from a cache"
+}
+
+// AboveProbe reports whether the execution was faster than the probed rates allow, and no cache explains it. Then the
+// processor was slower while it was probed than while it was measured.
+func (r Roof) AboveProbe() bool {
+	return r.Share > MostOfProbe && (r.Bound != streamBound || !r.cached)
 }
 
 // RoofOf compares ns nanoseconds, in which procs together execute ops side by side, with the peaks and the joint
@@ -76,7 +88,24 @@ func RoofOf(soc *socs.SoC, procs []string, ops []op.Op, ns int64) (Roof, bool) {
 		of = op.F32
 	}
 	if memory := float64(bytes) / joint; memory > compute {
-		return Roof{Bound: streamBound, Share: memory / float64(ns)}, true
+		return Roof{Bound: streamBound, Share: memory / float64(ns), cached: mayBeCached(soc, procs, bytes)}, true
 	}
 	return Roof{Bound: names[of], Share: compute / float64(ns)}, true
+}
+
+// mayBeCached reports whether so many bytes fit the caches of the processors together, as far as their sizes are known.
+func mayBeCached(soc *socs.SoC, procs []string, bytes int64) bool {
+	host := !slices.ContainsFunc(procs, func(name string) bool {
+		described := soc.Processor(name)
+		return described == nil || described.Kind != socs.KindCPU
+	})
+	if !host || soc.CPU == nil || len(soc.CPU.Caches) == 0 {
+		return true
+	}
+	var total int64
+	for _, cache := range soc.CPU.Caches {
+		instances := max(1, soc.CPU.Cores/max(1, len(cache.Cores)))
+		total += int64(instances) * cache.Bytes
+	}
+	return bytes <= total
 }

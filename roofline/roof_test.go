@@ -40,7 +40,8 @@ func TestRoofOf(t *testing.T) {
 		{"decode together", []string{"a", "b"}, []op.Op{matmul(1, op.A8TQ8C)}, 67_200, "50 % of stream bandwidth"},
 		{"from a cache", []string{"a"}, []op.Op{matmul(1, op.A8TQ8C)}, 25_200, "read from a cache"},
 		{"little above the stream", []string{"a"}, []op.Op{matmul(1, op.A8TQ8C)}, 48_500, "104 % of stream bandwidth"},
-		{"above the peak", []string{"a"}, []op.Op{matmul(256, op.A8TQ8C)}, 320_000, "200 % of int8 peak"},
+		{"above the peak", []string{"a"}, []op.Op{matmul(256, op.A8TQ8C)}, 320_000, "above the probed int8 peak"},
+		{"little above the peak", []string{"a"}, []op.Op{matmul(256, op.A8TQ8C)}, 612_000, "105 % of int8 peak"},
 		{"attention", []string{"a"}, []op.Op{attention}, 1_281_280, "50 % of f32 peak"},
 		{"both types", []string{"a"}, []op.Op{matmul(256, op.A8TQ8C), matmul(256, op.A32W32)}, 3_200_000, "100 % of f32 peak"},
 		{"elementwise", []string{"a"}, []op.Op{add}, 100, ""},
@@ -56,6 +57,29 @@ func TestRoofOf(t *testing.T) {
 		got, ok := RoofOf(s, c.procs, c.ops, c.ns)
 		if ok != (c.want != "") || ok && got.String() != c.want {
 			t.Errorf("%s: %v %v, want %q", c.name, got, ok, c.want)
+		}
+	}
+}
+
+// What is read faster than the probed bandwidth comes from caches only where it fits them.
+func TestRoofAboveTheStream(t *testing.T) {
+	const bytes = 1_008_000 // 1e6 weights and 8 bytes a column
+	product := []op.Op{{Kind: op.MatMul, M: 1, K: 1000, N: 1000, Scheme: op.A8TQ8C}}
+	pair := func(bytes int64) []socs.Cache { return []socs.Cache{{Name: "l3", Bytes: bytes, Cores: []int{0, 1}}} }
+	for _, c := range []struct {
+		kind   string
+		caches []socs.Cache
+		want   string
+	}{
+		{socs.KindCPU, pair(bytes / 2), "read from a cache"},
+		{socs.KindCPU, pair(bytes/2 - 1), "above the probed stream bandwidth"},
+		{socs.KindCPU, nil, "read from a cache"},
+		{socs.KindGPU, pair(1), "read from a cache"}, // it may have a larger one
+	} {
+		s := &socs.SoC{CPU: &socs.CPU{Cores: 4, Caches: c.caches}, Processors: []socs.Processor{
+			{Name: "a", Kind: c.kind, PeakGops: map[string]float64{"i8": 800}, BandwidthGBps: 20}}}
+		if got, ok := RoofOf(s, []string{"a"}, product, 25_200); !ok || got.String() != c.want {
+			t.Errorf("%s with %+v: %v %v, want %q", c.kind, c.caches, got, ok, c.want)
 		}
 	}
 }

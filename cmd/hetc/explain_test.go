@@ -120,6 +120,24 @@ the plan stores these alternatives, the best of each strategy; with --soc, --cos
 	if got := explain(); strings.Contains(got, "roof") {
 		t.Errorf("a roof without a SoC:\n%s", got)
 	}
+
+	// Faster than the probed peak.
+	for i := range p.Decisions {
+		p.Decisions[i].PredictNS, p.Decisions[i].Shares[0].PredictNS = 10_000, 10_000
+	}
+	if text, err = plantext.Encode(p); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(planFile, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{explain("--soc", socFile), explain("layers.ffn_down@64", "--soc", socFile)} {
+		for _, want := range []string{"above the probed int8 peak", "\nabove the probed: "} {
+			if !strings.Contains(got, want) {
+				t.Errorf("explain lacks %q:\n%s", want, got)
+			}
+		}
+	}
 }
 
 // words is text with every run of blanks as one, so that widths of columns do not matter.

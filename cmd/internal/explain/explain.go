@@ -241,7 +241,9 @@ func (x *answer) operator(node string, rows int) error {
 // a choice is impossible. Roofs need a SoC.
 func (x *answer) showChoices(choices []choice) {
 	var table [][]string
+	var roofs []*roofline.Roof
 	for _, row := range choices {
+		roofs = append(roofs, row.Roof)
 		mark := ""
 		if row.Chosen {
 			mark = "chosen"
@@ -265,6 +267,7 @@ func (x *answer) showChoices(choices []choice) {
 		header = append(header, ">roof")
 	}
 	x.s.Table(append(header, ""), table)
+	planview.NoteProbe(x.s, roofs)
 }
 
 // choice is one way to execute an operator, with its roof where a SoC was named.

@@ -75,7 +75,7 @@ func change(ratio float64) string {
 // besideProbe compares the rate at which weights are read with the probed one, both in GB/s. It gives possible reasons
 // for a rate above the probed one.
 func besideProbe(rate, probed float64, procs string) string {
-	if rate <= roofline.MostOfStream*probed {
+	if rate <= roofline.MostOfProbe*probed {
 		return fmt.Sprintf("%s can read %.1f", procs, probed)
 	}
 	return fmt.Sprintf("more than the %.1f that %s read from memory when probed: part of the weights stays in "+

@@ -34,6 +34,13 @@ func RoofText(roof *roofline.Roof) string {
 	return roof.String()
 }
 
+// NoteProbe says below a table of roofs what "above the probed" means, where it has that.
+func NoteProbe(ui *cli.Streams, roofs []*roofline.Roof) {
+	if slices.ContainsFunc(roofs, func(roof *roofline.Roof) bool { return roof != nil && roof.AboveProbe() }) {
+		ui.Printf("above the probed: measured faster than the probe, during which the machine was busy; probe again\n")
+	}
+}
+
 // operators returns those that the plan's program executes for a decision, one per share, without those of attention.
 func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 	graphs := map[string]*op.Graph{}
@@ -69,6 +76,7 @@ func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 // SoC it also compares the predicted time with the hardware's bound, and returns that by operator@rows.
 func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*roofline.Roof {
 	var rows [][]string
+	var roofs []*roofline.Roof
 	shown := map[string]*roofline.Roof{}
 	for i := range p.Decisions {
 		decision := &p.Decisions[i]
@@ -96,6 +104,7 @@ func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*r
 			if roof != nil {
 				shown[name] = roof
 			}
+			roofs = append(roofs, roof)
 			line = append(line, RoofText(roof))
 		}
 		rows = append(rows, line)
@@ -105,5 +114,6 @@ func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*r
 		header = append(header, ">predicted share of roof")
 	}
 	ui.Table(header, rows)
+	NoteProbe(ui, roofs)
 	return shown
 }
