@@ -296,6 +296,7 @@ type session struct {
 	keepPrograms bool                // no program is given to its best single processor
 	reduced      bool                // joint problems do not have all candidates
 	tight        bool                // joint problems count buffers, scratch and steps where memory is bounded
+	comparisons  int                 // how many more combinations within a bound of memory may have variants compared
 
 	// The objective of a known plan: within a bound of memory only better ones count; 0: none is known.
 	outdone float64
@@ -464,8 +465,12 @@ func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 		return nil, err
 	}
 
+	compares, err := s.comparesVariants(plan)
+	if err != nil {
+		return nil, err
+	}
 	plans := []*planir.Plan{plan}
-	if s.comparesVariants() {
+	if compares {
 		faster, err := s.fasterByTimeline(ctx, plan)
 		if err != nil {
 			return nil, err
@@ -473,21 +478,58 @@ func (s *session) bestWithinBounds(ctx context.Context) (*planir.Plan, error) {
 		plans = []*planir.Plan{faster, plan}
 	}
 
+	var large *planir.Plan // keeps all bounds but that of memory, which schemes and buckets are chosen for
 	for _, plan := range plans {
 		taken, err := s.amountsTaken(plan)
 		if err != nil {
 			return nil, err
 		}
-		if s.measure() != problem.Memory && len(s.brokenBounds(plan, taken)) == 0 {
+		if s.measure() == problem.Memory || len(s.brokenBounds(plan, taken)) > 0 {
+			continue
+		}
+		memory := s.boundOf(quantity{problem.LimitBytes, ""})
+		if memory == nil || taken[memory.quantity] <= memory.max {
 			return plan, nil
 		}
+		large = cmp.Or(large, plan)
+	}
+	if large != nil {
+		return large, nil
 	}
 	return s.solveJointly(ctx, plan)
 }
 
-// comparesVariants reports whether a plan's programs are compared with their variants by the timeline. One of many
-// combinations is not, for that takes too long. Under a limit of calls without a bound of memory there are few
-// combinations, and a faster variant may be what keeps the limit.
-func (s *session) comparesVariants() bool {
-	return s.nodes == 0 || s.isLimited(problem.LimitPartNS) && !s.isLimited(problem.LimitBytes)
+// comparesVariants reports whether the programs of a plan, each by itself, are compared with their variants by the
+// timeline. One of many combinations is not, for that takes too long, unless a variant may be what keeps a limit of
+// calls or of memory. Without a bound of memory there are few combinations. With one, some plans are compared that
+// break such a limit by little.
+func (s *session) comparesVariants(plan *planir.Plan) (bool, error) {
+	switch {
+	case s.measure() != problem.Time:
+		return false, nil
+	case s.nodes == 0:
+		return true, nil
+	case !s.isLimited(problem.LimitBytes):
+		return s.isLimited(problem.LimitPartNS), nil
+	case s.comparisons == 0:
+		return false, nil
+	}
+	taken, err := s.amountsTaken(plan)
+	if err != nil {
+		return false, err
+	}
+	broken := false
+	for _, bound := range s.bounds {
+		if bound.kind != problem.LimitPartNS && bound.kind != problem.LimitBytes || taken[bound.quantity] <= bound.max {
+			continue
+		}
+		if float64(taken[bound.quantity]) > variantSpread*float64(bound.max) {
+			return false, nil
+		}
+		broken = true
+	}
+	if broken {
+		s.comparisons--
+	}
+	return broken, nil
 }

@@ -186,6 +186,16 @@ func TestFasterThanTheOptimumKeepsALimit(t *testing.T) {
 	if got := prediction(t, limited.Plan, "prefill@24").PlanNS; got > most+1 {
 		t.Errorf("prefill takes %d ns, and at most %d are allowed", got, most+1)
 	}
+
+	in.MaxMemory = free.Memory.Total
+	limited, err = Solve(t.Context(), in)
+	if err != nil {
+		t.Fatalf("prefill of %d ns within %d bytes, which a plan keeps: %v", most, in.MaxMemory, err)
+	}
+	if got := limited.Plan; prediction(t, got, "prefill@24").PlanNS > most+1 || got.Memory.Total > in.MaxMemory {
+		t.Errorf("prefill takes %d ns within %d bytes, and at most %d and %d are allowed",
+			prediction(t, got, "prefill@24").PlanNS, got.Memory.Total, most+1, in.MaxMemory)
+	}
 }
 
 // A limit that is missed by a nanosecond or a byte does not read as if it were kept.

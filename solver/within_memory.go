@@ -78,6 +78,9 @@ func (s *session) planWithinMemory(
 	if best.by != s {
 		best.by.notes = best.notes
 	}
+	if err := best.compareVariants(ctx); err != nil {
+		return nil, nil, err
+	}
 	best.report()
 	return best.by, best.plan, nil
 }
@@ -98,7 +101,7 @@ type withinMemory struct {
 // searchSession searches the pairs of schemes of a session for a better plan.
 func (w *withinMemory) searchSession(ctx context.Context, s *session, free *planir.Plan) error {
 	s.addMemoryBound(w.bound)
-	s.nodes = triedNodes
+	s.nodes, s.comparisons = triedNodes, triedComparisons
 	s.phase = fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(w.bound), len(s.want.Buckets))
 	least := 0.0 // of the pair that is tried
 	// A lower bound on all bytes but weights; a known plan (free) gives a tighter one.
@@ -154,6 +157,35 @@ func (w *withinMemory) searchSession(ctx context.Context, s *session, free *plan
 	return nil
 }
 
+// compareVariants replaces the best plan by what a solve of its buckets and schemes alone gives, whose programs are
+// compared with their variants by the timeline, if that is faster and fits.
+func (w *withinMemory) compareVariants(ctx context.Context) error {
+	s := w.by
+	if s.measure() != problem.Time || w.plan.Solver[0].Problem == jointProblem(problem.Time) {
+		return nil
+	}
+	s.nodes = 0
+	plan, err := s.completePlan(ctx)
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	before, err := s.expectedNS(w.plan)
+	if err != nil {
+		return err
+	}
+	after, err := s.expectedNS(plan)
+	if err != nil {
+		return err
+	}
+	if plan.Memory.Total <= w.bound && after < before {
+		w.plan = plan
+	}
+	return nil
+}
+
 // report says of the search for schemes how good a plan may be that was not found, with any number of buckets.
 func (w *withinMemory) report() {
 	report := &w.plan.Solver[len(w.plan.Solver)-1]
@@ -182,8 +214,11 @@ func (w *withinMemory) keepBest(s *session, plan *planir.Plan, ns float64) {
 	w.plan, w.by, w.ns = plan, s, ns
 }
 
-// triedNodes bounds the search for one of many combinations of schemes and buckets.
-const triedNodes = 24
+// Limits of the work for combinations of schemes and buckets, of which there are many.
+const (
+	triedNodes       = 24 // of the search for one of them
+	triedComparisons = 16 // of numbers of buckets: combinations whose programs are compared with their variants
+)
 
 // withFirstBuckets returns a session for the same prompts with the first n buckets only.
 func (s *session) withFirstBuckets(ctx context.Context, buckets int) (*session, error) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -233,5 +234,39 @@ func TestMemoryBoundWithALimitOfEnergy(t *testing.T) {
 	phase := fmt.Sprintf("fit %v of memory, 2 buckets", unit.Bytes(in.MaxMemory))
 	if !searched[phase] || plan.Memory.Total > in.MaxMemory {
 		t.Errorf("%d bytes of %d, searched %v, want %q among them", plan.Memory.Total, in.MaxMemory, searched, phase)
+	}
+}
+
+// A bound of memory that leaves a bucket no room gives the plan that a workload without that bucket gets: one that the
+// timeline says is faster than each program's optimum, and that may hold less than these do.
+func TestMemoryBoundComparesVariants(t *testing.T) {
+	require.Slow(t)
+	m := demo(t)
+	faster := 0
+	for _, seed := range []uint64{1, 9} {
+		r := rand.New(rand.NewPCG(seed, 77))
+		s := withNPU(t, func(npu *socs.Processor) { npu.WeightRanges = r.IntN(2) == 0 })
+		w := permit(op.A8TQ8C)
+		w.Buckets, w.Context = workload.Rows{16 + 8*r.IntN(3), 64 + 32*r.IntN(3), 192}, 256
+		w.Prompts = workload.Prompts{{Tokens: 30 + r.IntN(120), Share: 1}, {Tokens: 192, Share: 0.2}}
+		in := Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w, Engine: exact.Engine{}}
+		in.MaxMemory = solve(t, in).Plan.Memory.Total * 95 / 100
+		within := solve(t, in)
+
+		few := in
+		kept := len(within.Plan.Program.Programs) - 1
+		few.Workload = workload.Edited(w, func(w *workload.Workload) { w.Buckets = w.Buckets[:kept] })
+		want := solve(t, few)
+		if within.ExpectedNS > want.ExpectedNS || within.Plan.Memory.Total > in.MaxMemory {
+			t.Errorf("seed %d: %.0f ns and %d bytes of %d, want at most %.0f ns as with %d buckets", seed, within.ExpectedNS,
+				within.Plan.Memory.Total, in.MaxMemory, want.ExpectedNS, kept)
+		}
+		if kept < len(w.Buckets) && slices.ContainsFunc(want.Plan.Solver,
+			func(report planir.Solve) bool { return report.Status == StatusFaster }) {
+			faster++
+		}
+	}
+	if faster == 0 {
+		t.Error("no plan is faster than its optimum: the case tests nothing")
 	}
 }
