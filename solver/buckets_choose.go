@@ -189,17 +189,21 @@ func (c *sizeCosts) choose(ctx context.Context, ses *session, most int,
 }
 
 // fewestSizes returns the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no
-// batch. Others only add to what a process holds.
+// batch. Others only add to what a process holds. Under a limit of energy all buckets are tried, and then those that take
+// least energy together: prompts take less of it in large pieces.
 func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 	buckets, batches := s.want.Buckets, s.want.Batches
 	if s.in.Workload.Batches.Max() > 0 {
 		batches = nil
 	}
 	sets := [][]int{buckets}
+	limited := s.in.Workload.Limits.EnergyMJ > 0
 	if s.in.Workload.Buckets.Max() > 0 {
 		sets = nil
-		for _, rows := range buckets[:min(fewestTried, len(buckets))] {
-			sets = append(sets, []int{rows})
+		for _, rows := range buckets {
+			if len(sets) < fewestTried || limited {
+				sets = append(sets, []int{rows})
+			}
 		}
 	}
 
@@ -217,7 +221,14 @@ func (s *session) fewestSizes(ctx context.Context) (*Result, error) {
 			first = err
 		}
 	}
-	return nil, first
+	if !limited || s.in.Workload.Buckets.Max() == 0 {
+		return nil, first
+	}
+	result, err := s.sizesOfLeastEnergy(ctx)
+	if result == nil && err == nil {
+		err = unproved(first)
+	}
+	return result, err
 }
 
 // fewestTried is how many of the smallest candidates are tried alone.
@@ -256,7 +267,7 @@ func (s *session) sizesOfLeastEnergy(ctx context.Context) (*Result, error) {
 	}
 	least, err := leastEnergy.solveWithSizes(ctx)
 	if err != nil {
-		return nil, nil // the caller reports why the fastest sizes have no plan
+		return nil, ifInterrupted(err) // the caller reports why other sizes have no plan
 	}
 
 	other, err := s.withSizes(least.session.want.Buckets, least.session.want.Batches)
@@ -268,6 +279,14 @@ func (s *session) sizesOfLeastEnergy(ctx context.Context) (*Result, error) {
 		return nil, nil
 	}
 	return result, err
+}
+
+// ifInterrupted returns an error that says that a solve was interrupted, nil for any other one.
+func ifInterrupted(err error) error {
+	if diag.ClassOf(err) == diag.ClassInterrupted {
+		return err
+	}
+	return nil
 }
 
 // expected returns the result's objective by its own measure, time or energy.

@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -186,6 +187,42 @@ func TestSizesWithinCallLimits(t *testing.T) {
 		if !namesLimit(err, test.key) || !Proved(err) {
 			t.Errorf("%s: a call within a nanosecond: %v, want a proof that none is", name, err)
 		}
+	}
+}
+
+// The smallest buckets hold least, and may take more energy than is allowed: then larger ones are tried.
+func TestLeastMemoryOfSizesWithinEnergy(t *testing.T) {
+	require.Slow(t)
+	soc, m := twoCores(t, 0.5), demo(t)
+	for i := range soc.Processors {
+		soc.Processors[i].PowerW = 1
+	}
+	w := permit(op.A8TQ8C)
+	w.Prompts, w.Buckets = workload.Prompts{{Tokens: 200, Share: 1}}, workload.AtMost(1)
+	w.Context, w.OutputTokens, w.Minimise = 256, 1, problem.Memory
+	in := Input{Model: m, SoC: soc, Costs: costs(t, soc, m, op.A8TQ8C), Workload: w, Engine: exact.Engine{}}
+	small, frugal := solve(t, in), in
+	frugal.Minimise(problem.Energy)
+	least := solve(t, frugal)
+	if least.ExpectedNJ >= small.ExpectedNJ {
+		t.Fatalf("%g nJ with the smallest buckets, %g at least: the case tests nothing", small.ExpectedNJ, least.ExpectedNJ)
+	}
+
+	for _, share := range []float64{0.001, 0.5} { // of what is between the two
+		most := least.ExpectedNJ + share*(small.ExpectedNJ-least.ExpectedNJ)
+		in.Workload = workload.Edited(w, func(w *workload.Workload) { w.Limits.EnergyMJ = most / 1e6 })
+		got, err := Solve(t.Context(), in)
+		if err != nil {
+			t.Errorf("%g nJ, which a plan of %g keeps: %v", most, least.ExpectedNJ, err)
+			continue
+		}
+		if got.ExpectedNJ > most+1 {
+			t.Errorf("%g nJ, and at most %g are allowed", got.ExpectedNJ, most)
+		}
+	}
+	in.Workload = workload.Edited(w, func(w *workload.Workload) { w.Limits.EnergyMJ = least.ExpectedNJ * 0.9 / 1e6 })
+	if _, err := Solve(t.Context(), in); !namesLimit(err, workload.KeyEnergy) {
+		t.Errorf("below the least energy: %v", err)
 	}
 }
 
