@@ -10,7 +10,7 @@ import (
 // planDrafts decides how many tokens a request that decodes alone guesses at a time, where the workload asks for it. A
 // draft of k tokens is verified by a call of k+1 rows. Its time is that of the operators with so many rows, and of the
 // head once for each row. planDrafts takes the length with the least time per token at the workload's acceptance, which
-// may be 0.
+// may be 0, among those whose calls keep the limit of time of decode.
 func (s *session) planDrafts(plan *planir.Plan) error {
 	if s.want.Drafts == nil {
 		return nil
@@ -35,6 +35,13 @@ func (s *session) planDrafts(plan *planir.Plan) error {
 		ns, err := s.verifyNS(plan, program, call{tokens + 1, s.want.ContextAt(1)})
 		if err != nil {
 			return err
+		}
+		if broken := s.callLimit(lower.ProgramName(1, true), ns); broken != nil {
+			if tokens == 1 {
+				s.warn("no tokens are guessed: a call that verifies one takes longer than %s permits", broken.user)
+				return nil
+			}
+			break
 		}
 		drafts.VerifyNS = append(drafts.VerifyNS, ns)
 	}

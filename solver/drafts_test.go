@@ -67,6 +67,31 @@ func TestDraftsAreDecided(t *testing.T) {
 	}
 }
 
+// No call that verifies a draft takes longer than a call of decode may.
+func TestDraftsKeepTheLimitOfDecode(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: draftWorkload(0.95, op.A8TQ8C)}
+	free := solve(t, in).Plan.Drafts
+	if free.Tokens < 3 {
+		t.Fatalf("%+v: the case tests nothing", free)
+	}
+	for _, most := range []int{2, 0} {
+		limit := free.PlainNS + 1
+		if most > 0 {
+			limit = free.VerifyNS[most-1]
+		}
+		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.DecodeMS = float64(limit) / 1e6 })
+		got := solve(t, in)
+		drafts := got.Plan.Drafts
+		if most == 0 && (drafts != nil || !strings.Contains(strings.Join(messages(got), " "), workload.KeyDecode)) {
+			t.Errorf("at most %d ns: %+v, warnings %q, want none and why", limit, drafts, messages(got))
+		}
+		if most > 0 && (drafts == nil || len(drafts.VerifyNS) != most || drafts.Tokens > most) {
+			t.Errorf("at most %d ns: %+v, want at most %d tokens", limit, drafts, most)
+		}
+	}
+}
+
 // predictionOf is that of a program.
 func predictionOf(t *testing.T, plan *planir.Plan, program string) *planir.Prediction {
 	t.Helper()
