@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -274,14 +275,28 @@ func SameInputs(plan *planir.Plan, in *solver.Input) (differ []string, err error
 // Alternative is a plan under other conditions, beside the plan with the input as it is.
 type Alternative struct {
 	What string `json:"what"` // "without host:1", "prefill@384 as well"
-	// ExpectedNS is its objective, the expected time of a request; 0 where there is no such plan, and Note says why.
+	// ExpectedNS is the expected time of a request; 0 where there is no such plan, and Note says why.
 	ExpectedNS float64 `json:"expected_ns,omitempty"`
-	Ratio      float64 `json:"ratio,omitempty"` // to the plan's: above 1 is slower
+	// ExpectedNJ and Bytes are the expected energy and the memory of a process, where the workload minimises that.
+	ExpectedNJ float64 `json:"expected_nj,omitempty"`
+	Bytes      int64   `json:"bytes,omitempty"`
+	Ratio      float64 `json:"ratio,omitempty"` // of what is minimised, to the plan's: above 1 is worse
 	Note       string  `json:"note,omitempty"`
 }
 
-// alternative solves the input with changes.
-func (t *trial) alternative(ctx context.Context, what string, base float64,
+// Minimised returns what the workload minimises, in ns, nJ or bytes; 0 where there is no such plan.
+func (a *Alternative) Minimised() (float64, problem.Measure) {
+	switch {
+	case a.Bytes > 0:
+		return float64(a.Bytes), problem.Memory
+	case a.ExpectedNJ > 0:
+		return a.ExpectedNJ, problem.Energy
+	}
+	return a.ExpectedNS, problem.Time
+}
+
+// alternative solves the input with changes. base is the plan that it is compared with, nil for that plan itself.
+func (t *trial) alternative(ctx context.Context, what string, base *Alternative,
 	changes ...func(*solver.Input)) (Alternative, *solver.Result, error) {
 	attempt, err := t.solve(ctx, changes...)
 	if err != nil {
@@ -292,8 +307,20 @@ func (t *trial) alternative(ctx context.Context, what string, base float64,
 		out.Note = firstLine(attempt.err)
 		return out, nil, nil
 	}
-	out.ExpectedNS = attempt.result.ExpectedNS
-	out.Ratio = out.ExpectedNS / base
+	out.ExpectedNS, out.Ratio = attempt.result.ExpectedNS, 1
+	if work := t.in.Workload; work != nil {
+		switch work.Minimise {
+		case problem.Energy:
+			out.ExpectedNJ = attempt.result.ExpectedNJ
+		case problem.Memory:
+			out.Bytes = attempt.result.Plan.Memory.Total
+		}
+	}
+	if base != nil {
+		own, _ := out.Minimised()
+		other, _ := base.Minimised()
+		out.Ratio = own / other
+	}
 	return out, attempt.result, nil
 }
 
@@ -307,11 +334,10 @@ func firstLine(err error) string {
 // entry is the input as it is.
 func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alternative, error) {
 	trial := newTrial(in, nil)
-	base, r, err := trial.alternative(ctx, "this plan", 1)
+	base, r, err := trial.alternative(ctx, "this plan", nil)
 	if err != nil || r == nil {
 		return nil, cantSolve(err, base)
 	}
-	base.Ratio = 1
 	out := []Alternative{base}
 	used := map[string]bool{}
 	for _, decision := range plan.Decisions {
@@ -333,7 +359,7 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 		if !used[name] || len(rest) == 0 {
 			continue
 		}
-		other, result, err := trial.alternative(ctx, "without "+name, base.ExpectedNS,
+		other, result, err := trial.alternative(ctx, "without "+name, &base,
 			func(x *solver.Input) { x.Only = rest })
 		if err != nil {
 			return nil, err
@@ -347,7 +373,7 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 	}
 	sort.SliceStable(out[1:], func(i, j int) bool {
 		x, y := out[1+i], out[1+j]
-		return x.ExpectedNS > 0 && (y.ExpectedNS == 0 || x.ExpectedNS < y.ExpectedNS)
+		return x.Ratio > 0 && (y.Ratio == 0 || x.Ratio < y.Ratio)
 	})
 	return out, nil
 }
@@ -408,16 +434,15 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 	if err != nil {
 		return nil, err
 	}
-	base, result, err := trials.with(ctx, "these buckets: "+listed(buckets), 1, buckets)
+	base, result, err := trials.with(ctx, "these buckets: "+listed(buckets), nil, buckets)
 	if err != nil || result == nil {
 		return nil, cantSolve(err, base)
 	}
-	base.Ratio = 1
 	out.Sets = append(out.Sets, base)
 	out.Calls, out.Time = callsOf(trials.workload(buckets), in.Model.MaxContext, result.Plan, rows)
 	if len(buckets) > 1 {
 		rest := slices.DeleteFunc(slices.Clone(buckets), func(b int) bool { return b == rows })
-		other, _, err := trials.with(ctx, fmt.Sprintf("without %d", rows), base.ExpectedNS, rest)
+		other, _, err := trials.with(ctx, fmt.Sprintf("without %d", rows), &base, rest)
 		if err != nil {
 			return nil, err
 		}
@@ -429,7 +454,7 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 		}
 		list := append(slices.Clone(buckets), bucket)
 		slices.Sort(list)
-		other, _, err := trials.with(ctx, fmt.Sprintf("with %d as well", bucket), base.ExpectedNS, list)
+		other, _, err := trials.with(ctx, fmt.Sprintf("with %d as well", bucket), &base, list)
 		out.Sets = append(out.Sets, other)
 		if err != nil {
 			return out, err
@@ -479,8 +504,8 @@ func (t *bucketTrials) workload(buckets []int) *workload.Workload {
 	})
 }
 
-// with solves with a set of buckets. against is the expected time that it is compared with.
-func (t *bucketTrials) with(ctx context.Context, label string, against float64, buckets []int) (Alternative,
+// with solves with a set of buckets. against is the plan that it is compared with, nil for that plan itself.
+func (t *bucketTrials) with(ctx context.Context, label string, against *Alternative, buckets []int) (Alternative,
 	*solver.Result, error) {
 	return t.alternative(ctx, label, against, func(in *solver.Input) {
 		in.AllBuckets, in.Workload = true, t.workload(buckets)
@@ -535,7 +560,7 @@ func callsOf(work *workload.Workload, maxContext int, plan *planir.Plan, rows in
 type LimitEffect struct {
 	Limit
 	Used  string `json:"used,omitempty"`
-	Binds bool   `json:"binds"` // without it the expected time would be less
+	Binds bool   `json:"binds"` // without it the plan would take less of what is minimised
 	// Step is the next value that changes anything, and Free without the limit: nil where it does not bind, or where
 	// no number can be relaxed in steps.
 	Step *Alternative `json:"step,omitempty"`
@@ -543,16 +568,16 @@ type LimitEffect struct {
 	Note string       `json:"note,omitempty"`
 }
 
-// better is how much less the expected time has to be to count as a change.
+// better is how much less of what is minimised has to be taken to count as a change.
 const better = 0.9995
 
 // LimitsOf tells for every limit of an input whether it binds, by solving again without it and with it relaxed: by 10
-// %, then 20, 40 ... % until something changes. expectedNS is the objective as it is.
-func LimitsOf(ctx context.Context, in solver.Input) (list []LimitEffect, expectedNS float64, err error) {
+// %, then 20, 40 ... % until something changes. base is the plan as it is.
+func LimitsOf(ctx context.Context, in solver.Input) (list []LimitEffect, base Alternative, err error) {
 	trial := newTrial(in, limitsOf(&in))
-	base, result, err := trial.alternative(ctx, "as it is", 1)
+	base, result, err := trial.alternative(ctx, "as it is", nil)
 	if err != nil || result == nil {
-		return nil, 0, cantSolve(err, base)
+		return nil, base, cantSolve(err, base)
 	}
 	for i := range trial.limits {
 		limit := &trial.limits[i]
@@ -566,22 +591,22 @@ func LimitsOf(ctx context.Context, in solver.Input) (list []LimitEffect, expecte
 				effect.Used = limit.format(used)
 			}
 		}
-		// A limit binds where the plan without it is faster; only then is a smaller relaxation tried.
-		if err := trial.without(ctx, &effect, base.ExpectedNS); err != nil {
-			return nil, 0, err
+		// A limit binds where the plan without it is better; only then is a smaller relaxation tried.
+		if err := trial.without(ctx, &effect, &base); err != nil {
+			return nil, base, err
 		}
 		if effect.Binds {
-			if err := trial.relax(ctx, &effect, base.ExpectedNS); err != nil {
-				return nil, 0, err
+			if err := trial.relax(ctx, &effect, &base); err != nil {
+				return nil, base, err
 			}
 		}
 		list = append(list, effect)
 	}
-	return list, base.ExpectedNS, nil
+	return list, base, nil
 }
 
 // without solves without the limit and fills in the result.
-func (t *trial) without(ctx context.Context, effect *LimitEffect, base float64) error {
+func (t *trial) without(ctx context.Context, effect *LimitEffect, base *Alternative) error {
 	free, result, err := t.alternative(ctx, "without it", base, effect.Limit.without)
 	if err != nil {
 		return err
@@ -602,14 +627,11 @@ func (t *trial) without(ctx context.Context, effect *LimitEffect, base float64) 
 }
 
 // relax finds the next value of a limit that changes the plan, or the best addition to a list, and fills it in.
-func (t *trial) relax(ctx context.Context, effect *LimitEffect, base float64) error {
+func (t *trial) relax(ctx context.Context, effect *LimitEffect, base *Alternative) error {
 	limit := &effect.Limit
 	// Steps double, so that few solves reach a hundred times the limit.
 	for more := 0.1; limit.set != nil && more < 100; more *= 2 {
-		value := limit.number * (1 + more)
-		if limit.whole {
-			value = math.Ceil(value)
-		}
+		value := limit.ceil(limit.number * (1 + more)) // as it is written
 		step, result, err := t.alternative(ctx, "at "+limit.format(value), base,
 			func(in *solver.Input) { limit.set(in, value) })
 		if err != nil {

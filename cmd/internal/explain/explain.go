@@ -22,6 +22,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/explain"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 	"github.com/spf13/cobra"
 )
@@ -300,8 +301,7 @@ func (x *answer) plan() error {
 			return err
 		}
 
-		ui.Printf("\nsolved again, expected time of a prompt and its answer:\n")
-		x.alternatives(list)
+		x.alternatives("solved again", list)
 		doc["alternatives"] = list
 	}
 
@@ -337,18 +337,32 @@ func measureText(value int64, in string) string {
 	return fmt.Sprintf("%.1f us", float64(value)/1e3)
 }
 
-// alternatives prints a table of plans under other conditions.
-func (x *answer) alternatives(list []explain.Alternative) {
+// alternatives prints a table of plans under other conditions, below a title.
+func (x *answer) alternatives(title string, list []explain.Alternative) {
+	what, symbol, _ := minimised(&list[0])
+	x.s.Printf("\n%s, %s:\n", title, what)
 	var rows [][]string
 	for _, alternative := range list {
 		row := []string{alternative.What, "-", "", alternative.Note}
 		if alternative.ExpectedNS > 0 {
-			row[1] = fmt.Sprintf("%.3f", alternative.ExpectedNS/1e6)
-			row[2] = change(alternative.Ratio)
+			_, _, value := minimised(&alternative)
+			row[1], row[2] = fmt.Sprintf("%.3f", value), change(alternative.Ratio)
 		}
 		rows = append(rows, row)
 	}
-	x.s.Table([]string{"plan", ">expected ms", ">change", ""}, rows)
+	x.s.Table([]string{"plan", ">expected " + symbol, ">change", ""}, rows)
+}
+
+// minimised says what the workload minimises of plans, and how much of it a plan takes, with the symbol of its unit.
+func minimised(plan *explain.Alternative) (what, symbol string, value float64) {
+	value, measure := plan.Minimised()
+	switch measure {
+	case problem.Energy:
+		return "expected energy of a prompt and its answer, modelled", "mJ", value / 1e6
+	case problem.Memory:
+		return "memory of a process", "MiB", value / (1 << 20)
+	}
+	return "expected time of a prompt and its answer", "ms", value / 1e6
 }
 
 // program describes how a program of decoding spends its time.
@@ -456,8 +470,7 @@ func (x *answer) bucket(rows int) error {
 	// The plan does not store the times of other buckets: they are solved again, which needs all inputs.
 	x.stored("what prefill would cost without it, or with one more, is not stored in the plan")
 	if len(effect.Sets) > 0 {
-		x.s.Printf("\nsolved again for the same prompts, expected time of a prompt and its answer:\n")
-		x.alternatives(effect.Sets)
+		x.alternatives("solved again for the same prompts", effect.Sets)
 	}
 	x.parts(&times)
 	return x.s.Result(map[string]any{

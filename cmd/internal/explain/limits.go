@@ -16,7 +16,7 @@ func (x *answer) limits() error {
 		return x.storedLimits()
 	}
 
-	list, expected, err := explain.LimitsOf(x.ctx, *x.input)
+	list, base, err := explain.LimitsOf(x.ctx, *x.input)
 	if err != nil {
 		return err
 	}
@@ -39,12 +39,13 @@ func (x *answer) limits() error {
 		rows = append(rows, row)
 	}
 
-	x.s.Printf("expected time of a prompt and its answer: %.3f ms; changes are of that\n", expected/1e6)
+	what, symbol, value := minimised(&base)
+	x.s.Printf("%s: %.3f %s; changes are of that\n", what, value, symbol)
 	x.s.Table([]string{"limit", "value", "the plan takes", "binds", "the next step buys", ">without it", ""}, rows)
 	if binding == 0 {
-		x.s.Printf("no limit makes the plan slower\n")
+		x.s.Printf("without any of the limits the plan would be no better\n")
 	}
-	return x.s.Result(map[string]any{"expected_ns": expected, "limits": list, "simulated": x.p.SoC.Simulated})
+	return x.s.Result(map[string]any{"expected_ns": base.ExpectedNS, "as_it_is": base, "limits": list, "simulated": x.p.SoC.Simulated})
 }
 
 // storedLimits lists the limits that the plan stores, and how much of each it uses. Only solving again finds those that
