@@ -7,9 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// What a graph allocates in a call it finds again in the next, and not on pages that the system has to give it anew.
+// A call finds the memory that the call before it allocated, so the system gives it few new pages.
 func TestMemoryOfACallIsKept(t *testing.T) {
-	const threadUsage = 1 // RUSAGE_THREAD
 	p := opened(t)
 	onItsThread(t, p, func() {
 		for _, columns := range []int{1024, 4096, 16384} {
@@ -19,26 +18,36 @@ func TestMemoryOfACallIsKept(t *testing.T) {
 			if exe == nil {
 				return
 			}
-			var before, after syscall.Rusage
-			const warm, calls = 24, 8
-			for call := range warm + calls {
-				if call == warm {
-					if err := syscall.Getrusage(threadUsage, &before); err != nil {
-						t.Fatal(err)
+			run := func(calls int) {
+				for range calls {
+					if _, err := p.Run(exe, bindings); err != nil {
+						t.Error(err)
 					}
 				}
-				if _, err := p.Run(exe, bindings); err != nil {
-					t.Error(err)
-				}
 			}
-			if err := syscall.Getrusage(threadUsage, &after); err != nil {
-				t.Fatal(err)
-			}
-			faults, pages := int(after.Minflt-before.Minflt)/calls, len(result)/syscall.Getpagesize()
-			if faults > pages/8 {
-				t.Errorf("%d columns: a call takes %d pages anew, its result has %d", columns, faults, pages)
+
+			const warm, calls = 24, 8
+			run(warm)
+			before := pagesOfThread(t)
+			run(calls)
+			taken := (pagesOfThread(t) - before) / calls
+
+			pages := len(result) / syscall.Getpagesize()
+			if taken > pages/8 {
+				t.Errorf("%d columns: a call takes %d pages anew, its result has %d", columns, taken, pages)
 			}
 			exe.Close()
 		}
 	})
+}
+
+// pagesOfThread returns how many pages the system has given the calling thread.
+func pagesOfThread(t *testing.T) int {
+	t.Helper()
+	const threadUsage = 1 // RUSAGE_THREAD
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(threadUsage, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return int(usage.Minflt)
 }

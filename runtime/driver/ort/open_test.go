@@ -25,24 +25,33 @@ func open(t *testing.T, options map[string]string) (driver.Processor, error) {
 	return p, err
 }
 
-// A library that is not there, or is none, is told with what was looked at and the way out, and nothing else is used
-// instead of it.
+// A library that is missing or is none is an error that says what was looked at and what to do, and no other library is
+// used instead.
 func TestUnusableLibraries(t *testing.T) {
 	dir := t.TempDir()
-	file := func(name string, content []byte) string {
+	file := func(name, content string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, content, 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
 	for _, path := range []string{
-		filepath.Join(dir, "absent.so"), dir, file("empty.so", nil), file("text.so", []byte("not a library\n")), file("cut.so", []byte("\x7fELF\x02\x01\x01")),
+		filepath.Join(dir, "absent.so"),
+		dir,
+		file("empty.so", ""),
+		file("text.so", "not a library\n"),
+		file("cut.so", "\x7fELF\x02\x01\x01"),
 	} {
 		_, err := open(t, map[string]string{"library": path})
-		if !errors.Is(err, driver.ErrUnavailable) || diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), ortapi.EnvLibrary) {
+		if !errors.Is(err, driver.ErrUnavailable) || diag.ClassOf(err) != diag.ClassUnavailable {
 			t.Errorf("library %q: got %v", path, err)
+			continue
 		}
+		if text := err.Error(); !strings.Contains(text, path) || !strings.Contains(text, ortapi.EnvLibrary) {
+			t.Errorf("library %q: got %v, want the path and %s", path, err, ortapi.EnvLibrary)
+		}
+
 		t.Setenv(ortapi.EnvLibrary, path)
 		if _, err := ort.New().Devices(t.Context()); !errors.Is(err, driver.ErrUnavailable) {
 			t.Errorf("devices with library %q: got %v", path, err)
@@ -50,7 +59,7 @@ func TestUnusableLibraries(t *testing.T) {
 	}
 }
 
-// Options and providers are refused by name; nothing runs elsewhere than was asked for.
+// Options and providers that cannot be had are refused by name, so that nothing runs elsewhere than was asked for.
 func TestRefusedOptions(t *testing.T) {
 	p, err := open(t, nil)
 	if err != nil {
@@ -62,13 +71,41 @@ func TestRefusedOptions(t *testing.T) {
 		class   diag.Class
 		words   []string
 	}{
-		{map[string]string{"thread": "2"}, diag.ClassInput, []string{`"thread"`}},
-		{map[string]string{"provider.": "2"}, diag.ClassInput, []string{`"provider."`}},
-		{map[string]string{"provider": "NoSuchExecutionProvider"}, diag.ClassUnavailable, []string{`"NoSuchExecutionProvider"`, "version"}},
-		{map[string]string{"provider": "QNNExecutionProvider", "provider.backend_path": "x"}, diag.ClassUnavailable, []string{`"QNNExecutionProvider"`}},
-		{map[string]string{"provider.backend_path": "x"}, diag.ClassInput, []string{"provider.backend_path"}},
-		{map[string]string{"config.session.disable_cpu_ep_fallback": "0"}, diag.ClassInput, []string{"fall"}},
-		{map[string]string{"config.session.disable_quant_qdq": "0"}, diag.ClassInput, []string{"precision"}},
+		{
+			options: map[string]string{"thread": "2"},
+			class:   diag.ClassInput,
+			words:   []string{`"thread"`},
+		},
+		{
+			options: map[string]string{"provider.": "2"},
+			class:   diag.ClassInput,
+			words:   []string{`"provider."`},
+		},
+		{
+			options: map[string]string{"provider": "NoSuchExecutionProvider"},
+			class:   diag.ClassUnavailable,
+			words:   []string{`"NoSuchExecutionProvider"`, "version"},
+		},
+		{
+			options: map[string]string{"provider": "QNNExecutionProvider", "provider.backend_path": "x"},
+			class:   diag.ClassUnavailable,
+			words:   []string{`"QNNExecutionProvider"`},
+		},
+		{
+			options: map[string]string{"provider.backend_path": "x"},
+			class:   diag.ClassInput,
+			words:   []string{"provider.backend_path"},
+		},
+		{
+			options: map[string]string{"config.session.disable_cpu_ep_fallback": "0"},
+			class:   diag.ClassInput,
+			words:   []string{"fall"},
+		},
+		{
+			options: map[string]string{"config.session.disable_quant_qdq": "0"},
+			class:   diag.ClassInput,
+			words:   []string{"precision"},
+		},
 	} {
 		p, err := open(t, c.options)
 		if err == nil {
@@ -76,14 +113,15 @@ func TestRefusedOptions(t *testing.T) {
 			t.Errorf("%v: accepted", c.options)
 			continue
 		}
-		text := err.Error() + strings.Join(diag.HintsOf(err), " ")
-		for _, w := range c.words {
-			if !strings.Contains(text, w) {
-				t.Errorf("%v: got %q, want it to mention %q", c.options, text, w)
-			}
+		hints := diag.HintsOf(err)
+		if diag.ClassOf(err) != c.class || len(hints) == 0 {
+			t.Errorf("%v: class %v, hints %q of %v", c.options, diag.ClassOf(err), hints, err)
 		}
-		if diag.ClassOf(err) != c.class || len(diag.HintsOf(err)) == 0 {
-			t.Errorf("%v: class %v, hints %q of %v", c.options, diag.ClassOf(err), diag.HintsOf(err), err)
+		text := err.Error() + strings.Join(hints, " ")
+		for _, word := range c.words {
+			if !strings.Contains(text, word) {
+				t.Errorf("%v: got %q, want it to mention %q", c.options, text, word)
+			}
 		}
 	}
 }

@@ -48,15 +48,16 @@ func memoryOf(t *testing.T, bytes int) []byte {
 // integerProduct is one product of 8-bit codes whose scales are all 1, so that its results are integers.
 type integerProduct struct {
 	op.Op
-	codes, weights []byte // activations [M,K] with a zero point of 128, weights [K,N], of group_matmul for each slot
+	codes   []byte // activations [M,K], with a zero point of 128
+	weights []byte // [K,N], of group_matmul [slots,K,N]
 }
 
-// right is what the product is, in integers.
+// right computes the product in integers.
 func (x *integerProduct) right() []float32 {
 	var out []float32
-	slots := max(1, x.Experts)
+	rowsOfSlot := x.M / max(1, x.Experts)
 	for row := range x.M {
-		weight := x.weights[row/(x.M/slots)*x.K*x.N:]
+		weight := x.weights[row/rowsOfSlot*x.K*x.N:]
 		for col := range x.N {
 			sum := 0
 			for at := range x.K {
@@ -68,7 +69,7 @@ func (x *integerProduct) right() []float32 {
 	return out
 }
 
-// computed is what the processor computes.
+// computed computes the product on the processor. It returns nil after an error, which it reports.
 func (x *integerProduct) computed(t *testing.T, p *processor) []float32 {
 	t.Helper()
 	exe, bindings, result := x.load(t, p)
@@ -87,27 +88,15 @@ func (x *integerProduct) computed(t *testing.T, p *processor) []float32 {
 	return slices.Clone(out)
 }
 
-// load makes the product ready to run, with the memory of its result; nil after an error.
+// load makes the product ready to run, with the memory of its result. It returns nil after an error, which it reports.
 func (x *integerProduct) load(t *testing.T, p *processor) (driver.Executable, *driver.Bindings, []byte) {
 	t.Helper()
 	graph := op.Single(x.Op, op.OnnxLayout)
 	var packed driver.Weights
 	matrix := x.weights
 	for _, spec := range graph.Weights {
-		size, err := pack.Bytes(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		bytes := memoryOf(t, int(size))
-		_, at, scales, err := pack.OnnxParts(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		matrix = matrix[copy(bytes[:x.K*x.N], matrix):]
-		for column := range scales {
-			copy(bytes[at+4*column:], []byte{0, 0, 128, 63}) // 1
-		}
-		packed = append(packed, driver.Packed{Spec: spec, Bytes: bytes})
+		packed = append(packed, driver.Packed{Spec: spec, Bytes: packedCodes(t, spec, matrix[:x.K*x.N])})
+		matrix = matrix[x.K*x.N:]
 	}
 	artifact, err := compile.New().Compile(t.Context(), graph, packed, driver.Target{Proc: "p"})
 	if err != nil {
@@ -119,22 +108,43 @@ func (x *integerProduct) load(t *testing.T, p *processor) (driver.Executable, *d
 		t.Errorf("%s: %v", x.Key(), err)
 		return nil, nil, nil
 	}
-	bindings := &driver.Bindings{Scalars: &driver.Scalars{Rows: x.M, KVLen: x.M, Seq: x.M}}
-	view := func(bytes []byte, typ op.Type, cols int) driver.View {
-		buffer, err := p.Import(bytes)
-		if err != nil {
-			t.Error(err)
-		}
-		return driver.View{Buffer: buffer, Type: typ, Rows: x.M, Cols: cols, Stride: cols}
-	}
-	codes, ones, result := memoryOf(t, x.M*x.K), memoryOf(t, 4*x.M), memoryOf(t, 4*x.M*x.N)
+
+	codes, scales, result := memoryOf(t, x.M*x.K), memoryOf(t, 4*x.M), memoryOf(t, 4*x.M*x.N)
 	copy(codes, x.codes)
 	for row := range x.M {
-		copy(ones[4*row:], []byte{0, 0, 128, 63})
+		copy(scales[4*row:], one)
 	}
-	bindings.In = []driver.View{view(codes, op.U8, x.K), view(ones, op.F32, 1)}
-	bindings.Out = []driver.View{view(result, op.F32, x.N)}
+	bindings := &driver.Bindings{
+		In: []driver.View{
+			imported(t, p, codes, op.Value{Type: op.U8, Rows: x.M, Cols: x.K}),
+			imported(t, p, scales, op.Value{Type: op.F32, Rows: x.M, Cols: 1}),
+		},
+		Out:     []driver.View{imported(t, p, result, op.Value{Type: op.F32, Rows: x.M, Cols: x.N})},
+		Scalars: &driver.Scalars{Rows: x.M, KVLen: x.M, Seq: x.M},
+	}
 	return exe, bindings, result
+}
+
+// one holds the bytes of a float32 of 1.
+var one = []byte{0, 0, 128, 63}
+
+// packedCodes packs a matrix of codes whose scales are all 1.
+func packedCodes(t *testing.T, spec op.WeightSpec, codes []byte) []byte {
+	t.Helper()
+	size, err := pack.Bytes(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, at, scales, err := pack.OnnxParts(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed := memoryOf(t, int(size))
+	copy(packed, codes)
+	for column := range scales {
+		copy(packed[at+4*column:], one)
+	}
+	return packed
 }
 
 // Products of the largest codes are exact to the last bit, in every scheme of 8-bit weights, for single rows, several
@@ -144,50 +154,67 @@ func TestLargestCodesAreExact(t *testing.T) {
 	if p.storage == inexact {
 		t.Log("the library multiplies no type of 8-bit weights exactly here")
 	}
+	shapes := []op.Op{
+		{Kind: op.MatMul, M: 1, K: 64, N: 32},
+		{Kind: op.MatMul, M: 1, K: 131, N: 37},
+		{Kind: op.MatMul, M: 3, K: 4, N: 1},
+		{Kind: op.MatMul, M: 9, K: 257, N: 130},
+		{Kind: op.GroupMatMul, M: 6, K: 66, N: 33, Experts: 3},
+	}
 	onItsThread(t, p, func() {
-		rng := rand.New(rand.NewPCG(23, 1))
-		draws := map[string]func() int8{
-			"all +127":       func() int8 { return 127 },
-			"all -127":       func() int8 { return -127 },
-			"signs":          func() int8 { return []int8{127, -127}[rng.IntN(2)] },
-			"few extremes":   func() int8 { return []int8{127, -127, 1, 0, -1, 2, -2, 3}[rng.IntN(8)] },
-			"nearly 16 bits": func() int8 { return int8(62 + rng.IntN(6)) },
-			"any":            func() int8 { return int8(rng.IntN(255) - 127) },
-		}
-		for _, scheme := range slices.DeleteFunc(slices.Clone(p.caps.Schemes),
-			func(s op.Scheme) bool { return !isInteger(s) || s.Grid() }) {
-			for _, shape := range []op.Op{
-				{Kind: op.MatMul, M: 1, K: 64, N: 32}, {Kind: op.MatMul, M: 1, K: 131, N: 37}, {Kind: op.MatMul, M: 3, K: 4, N: 1},
-				{Kind: op.MatMul, M: 9, K: 257, N: 130}, {Kind: op.GroupMatMul, M: 6, K: 66, N: 33, Experts: 3},
-			} {
+		for _, scheme := range p.caps.Schemes {
+			if !isInteger(scheme) || scheme.Grid() {
+				continue
+			}
+			for _, shape := range shapes {
 				shape.Scheme = scheme
-				if shape.Kind == op.GroupMatMul && !scheme.Experts() {
-					continue
-				}
-				for what, drawCode := range draws {
-					for other, drawWeight := range draws {
-						x := integerProduct{Op: shape}
-						for range x.M * x.K {
-							x.codes = append(x.codes, byte(int(drawCode())+128))
-						}
-						for range max(1, x.Experts) * x.K * x.N {
-							x.weights = append(x.weights, byte(drawWeight()))
-						}
-						if got, want := x.computed(t, p), x.right(); !slices.Equal(got, want) {
-							at := 0
-							for ; at < len(got)-1 && got[at] == want[at]; at++ {
-							}
-							t.Errorf("%s: activations %s, weights %s: element %d of %d differs, want %v", x.Key(), what, other, at,
-								len(got), want[at])
-						}
-					}
+				if shape.Kind == op.MatMul || scheme.Experts() {
+					multiplyExtremes(t, p, shape)
 				}
 			}
 		}
 	})
 }
 
-// The storage that is probed is the only difference: in the other ones products are exact too, or are not offered.
+// multiplyExtremes compares products of activations and weights of all kinds with the products in integers.
+func multiplyExtremes(t *testing.T, p *processor, product op.Op) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(23, 1))
+	draws := map[string]func() int8{
+		"all +127":       func() int8 { return 127 },
+		"all -127":       func() int8 { return -127 },
+		"signs":          func() int8 { return []int8{127, -127}[rng.IntN(2)] },
+		"few extremes":   func() int8 { return []int8{127, -127, 1, 0, -1, 2, -2, 3}[rng.IntN(8)] },
+		"nearly 16 bits": func() int8 { return int8(62 + rng.IntN(6)) },
+		"any":            func() int8 { return int8(rng.IntN(255) - 127) },
+	}
+	for activations, drawCode := range draws {
+		for weights, drawWeight := range draws {
+			x := integerProduct{Op: product}
+			for range x.M * x.K {
+				x.codes = append(x.codes, byte(int(drawCode())+128))
+			}
+			for range max(1, x.Experts) * x.K * x.N {
+				x.weights = append(x.weights, byte(drawWeight()))
+			}
+
+			got, want := x.computed(t, p), x.right()
+			if len(got) != len(want) {
+				t.Errorf("%s: got %d elements, want %d", x.Key(), len(got), len(want))
+				continue
+			}
+			for i := range want {
+				if got[i] != want[i] {
+					t.Errorf("%s: activations %s, weights %s: element %d is %v, want %v", x.Key(), activations, weights,
+						i, got[i], want[i])
+					break
+				}
+			}
+		}
+	}
+}
+
+// The processor takes a storage of weights in which products are exact, and the first such.
 func TestStoragesAreProbed(t *testing.T) {
 	p := opened(t)
 	defer p.Close()
@@ -197,7 +224,7 @@ func TestStoragesAreProbed(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("storage %d is exact: %v", weights, exact)
-		if wanted := weights == p.storage; wanted && !exact {
+		if weights == p.storage && !exact {
 			t.Errorf("storage %d is taken and not exact", weights)
 		}
 		if exact && p.storage > weights {
@@ -207,7 +234,7 @@ func TestStoragesAreProbed(t *testing.T) {
 }
 
 // Where no type of 8-bit weights is multiplied exactly, their schemes alone are missing, and a bundle with them is
-// refused with the reason and a way out.
+// refused with the reason.
 func TestInexactLibrariesComputeFloats(t *testing.T) {
 	p := opened(t)
 	defer p.Close()
@@ -217,6 +244,7 @@ func TestInexactLibrariesComputeFloats(t *testing.T) {
 		if has := slices.Contains(p.caps.Schemes, scheme); has == isInteger(scheme) {
 			t.Errorf("scheme %q: offered %v", scheme, has)
 		}
+
 		graph := chained(3, scheme, false)
 		artifact, err := compile.New().Compile(t.Context(), *graph, nil, driver.Target{Proc: "p"})
 		if err != nil {
@@ -231,15 +259,15 @@ func TestInexactLibrariesComputeFloats(t *testing.T) {
 			packed = append(packed, driver.Packed{Spec: spec, Bytes: memoryOf(t, int(size))})
 		}
 		_, err = p.Load(t.Context(), artifact, packed)
-		if !isInteger(scheme) {
+		switch {
+		case !isInteger(scheme):
 			if err != nil {
 				t.Errorf("scheme %q: %v", scheme, err)
 			}
-			continue
-		}
-		if err == nil || !errors.Is(err, driver.ErrIncapable) || !strings.Contains(err.Error(), string(scheme)) ||
-			!strings.Contains(err.Error(), "inexactly on this CPU") {
-			t.Errorf("scheme %q: got %v, want a refusal with its reason", scheme, err)
+		case !errors.Is(err, driver.ErrIncapable):
+			t.Errorf("scheme %q: got %v, want a refusal", scheme, err)
+		case !strings.Contains(err.Error(), string(scheme)), !strings.Contains(err.Error(), "inexactly on this CPU"):
+			t.Errorf("scheme %q: got %v, want its name and the reason", scheme, err)
 		}
 	}
 }
@@ -247,34 +275,39 @@ func TestInexactLibrariesComputeFloats(t *testing.T) {
 // Every product of a model gets the zero point where the operator expects it, whether it has a bias or not, and nothing
 // else of the model changes.
 func TestShiftModel(t *testing.T) {
+	const products, zeroPoint = 2, 5 // zeroPoint is the operand's index
 	for _, bias := range []bool{false, true} {
 		graph := chained(4, op.A8SQ8C, bias)
 		plain, model := modelOf(t, graph), modelOf(t, graph)
+
 		shiftModel(model)
+
 		count := 0
 		for i, node := range model.Graph.Nodes {
-			before := plain.Graph.Nodes[i]
+			want := slices.Clone(plain.Graph.Nodes[i].In)
 			if node.Op != "MatMulIntegerToFloat" {
-				if !slices.Equal(node.In, before.In) {
-					t.Errorf("%s (%s) reads %q, before %q", node.Name, node.Op, node.In, before.In)
+				if !slices.Equal(node.In, want) {
+					t.Errorf("%s (%s) reads %q, before %q", node.Name, node.Op, node.In, want)
 				}
 				continue
 			}
+
 			count++
-			zero := node.In[5]
-			at := slices.IndexFunc(model.Graph.Initializers, func(x onnx.Tensor) bool { return x.Name == zero })
-			if at < 0 || model.Graph.Initializers[at].Type != onnx.Uint8 ||
-				!slices.Equal(model.Graph.Initializers[at].Raw, []byte{128}) {
-				t.Errorf("%s: operand 5 is %q, want a zero point of 128", node.Name, zero)
+			name := node.In[zeroPoint]
+			zero := changed{model, t}.initializer(name)
+			if zero.Type != onnx.Uint8 || !slices.Equal(zero.Raw, []byte{128}) {
+				t.Errorf("%s: operand 5 is %q, want a zero point of 128", node.Name, name)
 			}
-			rest := slices.Clone(node.In)
-			rest[5] = ""
-			if want := append(slices.Clone(before.In), "")[:max(len(before.In), 6)]; !slices.Equal(rest, want) {
-				t.Errorf("%s reads %q, want %q and the zero point", node.Name, node.In, want)
+			if len(want) == zeroPoint {
+				want = append(want, "")
+			}
+			want[zeroPoint] = name
+			if !slices.Equal(node.In, want) {
+				t.Errorf("%s reads %q, want %q", node.Name, node.In, want)
 			}
 		}
-		if count != 2 {
-			t.Errorf("bias %v: got %d products, want 2", bias, count)
+		if count != products {
+			t.Errorf("bias %v: got %d products, want %d", bias, count, products)
 		}
 	}
 }
