@@ -12,52 +12,58 @@ import (
 	"github.com/hetc/hetc/runtime/driver/sim"
 )
 
+// The simulated processors pass the suite of all drivers. The NPU shows what is static, padded and compiled, so that
+// the short run needs no other.
 func TestDriver(t *testing.T) {
+	others := map[string]string{"cpu": "gpu", "gpu": "npu", "npu": "cpu"}
 	for _, proc := range []string{"cpu", "gpu", "npu"} {
 		if testing.Short() && proc != "npu" && !require.InPart(t.Name()+"/"+proc) {
-			continue // what is static, padded and compiled shows there
+			continue
 		}
 		t.Run(proc, func(t *testing.T) {
-			s := phone(t)
+			soc := phone(t)
 			drivertest.Run(t, drivertest.Factory{
-				Driver: sim.New(s), Compiler: compilerFor{sim.NewCompiler(s), proc},
-				Config: driver.Config{Select: proc}, Sampled: true, // it computes with the kernels of host
-				Others: []driver.Config{{Select: map[string]string{"cpu": "gpu", "gpu": "npu", "npu": "cpu"}[proc]}},
+				Driver:   sim.New(soc),
+				Compiler: compilerFor{sim.NewCompiler(soc), proc},
+				Config:   driver.Config{Select: proc},
+				Others:   []driver.Config{{Select: others[proc]}},
+				Sampled:  true, // it computes with the kernels of host
 			})
 		})
 	}
 }
 
-// compilerFor compiles for one processor of the SoC, whatever the suite calls it.
+// compilerFor compiles for one processor of the SoC. The suite has a name of its own for it.
 type compilerFor struct {
 	driver.Compiler
 	proc string
 }
 
-func (c compilerFor) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
-	t.Proc = c.proc
-	return c.Compiler.Compile(ctx, g, w, t)
+func (c compilerFor) Compile(
+	ctx context.Context, graph op.Graph, weights driver.Weights, target driver.Target,
+) (driver.Artifact, error) {
+	target.Proc = c.proc
+	return c.Compiler.Compile(ctx, graph, weights, target)
 }
 
-// A simulated processor can do what its SoC says, whatever that is: nothing is copied one by one, and forgotten.
+// A simulated processor can do everything that its SoC says.
 func TestCapabilitiesAreTheSoCs(t *testing.T) {
-	s := phone(t)
-	p := s.Processor("npu")
-	p.Prepacks, p.Fuses, p.WeightRanges, p.WeightsInArtifacts = true, true, true, true
-	opened, err := sim.New(s).Open(t.Context(), driver.Config{Select: "npu", Options: map[string]string{"compute": "false"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer opened.Close()
+	soc := phone(t)
+	npu := soc.Processor("npu")
+	npu.Prepacks, npu.Fuses, npu.WeightRanges, npu.WeightsInArtifacts = true, true, true, true
+
+	opened := open(t, soc, "npu", map[string]string{"compute": "false"})
 	got := opened.Capabilities().Set.Clone()
-	for scheme, layout := range p.Layouts {
+
+	for scheme, layout := range npu.Layouts {
 		if got.Layouts[scheme] != layout {
 			t.Errorf("layout of %s is %q, want %q", scheme, got.Layouts[scheme], layout)
 		}
 	}
-	want := p.Set.Clone()
-	want.WeightsInArtifacts, want.Memory = false, p.KernelMemory() // it holds weights, and a default
-	want.Layouts, got.Layouts = nil, nil                           // tables of rows besides
+	want := npu.Set.Clone()
+	want.WeightsInArtifacts = false // weights are memory of the simulation
+	want.Memory = npu.KernelMemory()
+	want.Layouts, got.Layouts = nil, nil // the driver adds layouts of tables
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}

@@ -1,7 +1,6 @@
 package sim_test
 
 import (
-	"context"
 	"math"
 	"strings"
 	"testing"
@@ -12,68 +11,97 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/socs"
 )
 
-// What the papers print of forms: llm.npu sec. 4 to the letter; of HeteroInfer sec. 3.2 the direction and that the order is nothing
-// to a square product.
-func TestFormsAsPrinted(t *testing.T) {
-	s := phone(t)
-	npu := s.Processor("npu")
-	launch := 1e3 * npu.LaunchUS
-	in := func(o op.Op, f op.Form) float64 {
-		o.Form = f
-		return float64(ns(t, s, "npu", o)) - launch
+// Products on the NPU as images take the times that llm.npu prints: an image of 32x32 is 1.62 times as fast as one of
+// 1024x1, and less square images take longer (section 4).
+func TestImagesAsPrinted(t *testing.T) {
+	soc := phone(t)
+	took := func(form op.Form) float64 {
+		return formNS(t, soc, matmul(1024, 2048, 2048, op.A8TQ8C), form)
 	}
-	square := matmul(1024, 2048, 2048, op.A8TQ8C)
-	if got := in(square, "conv 1024x1") / in(square, "conv 32x32"); math.Abs(got-1.62) > 0.001 {
+
+	if got := took("conv 1024x1") / took("conv 32x32"); math.Abs(got-1.62) > 0.001 {
 		t.Errorf("32x32 is %.4f times as fast as 1024x1, want 1.62", got)
 	}
-	if a, b := in(square, ""), in(square, "conv 1024x1"); a != b {
-		t.Errorf("one pixel high takes %v ns, the default %v", b, a)
+	if plain, line := took(""), took("conv 1024x1"); plain != line {
+		t.Errorf("one pixel high takes %v ns, the default %v", line, plain)
 	}
+
 	last := math.Inf(1)
-	for _, f := range []op.Form{"conv 1x1024", "conv 2x512", "conv 4x256", "conv 8x128", "conv 16x64", "conv 32x32"} {
-		took := in(square, f)
-		if w, h, _ := f.Image(); took >= last || took != in(square, op.ConvForm(h, w)) {
-			t.Errorf("%s takes %v ns, what is less square %v, turned %v", f, took, last, in(square, op.ConvForm(h, w)))
+	for _, form := range []op.Form{
+		"conv 1x1024", "conv 2x512", "conv 4x256", "conv 8x128", "conv 16x64", "conv 32x32",
+	} {
+		got := took(form)
+		if got >= last {
+			t.Errorf("%s takes %v ns, the less square image %v", form, got, last)
 		}
-		last = took
+		width, height, _ := form.Image()
+		if turned := took(op.ConvForm(height, width)); got != turned {
+			t.Errorf("%s takes %v ns, turned %v", form, got, turned)
+		}
+		last = got
 	}
+}
+
+// The order of the operands matters as HeteroInfer prints it: the weight first is faster for wide products and slower
+// for tall ones, and a square product takes the same time in both orders (section 3.2).
+func TestOrdersAsPrinted(t *testing.T) {
+	soc := phone(t)
 	for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ4B32} {
-		x := npu.Sim.Schemes[scheme]
-		x.Step = capability.Tile{}
-		npu.Sim.Schemes[scheme] = x
-		wide, tall := matmul(256, 4096, 14336, scheme), matmul(14336, 4096, 256, scheme)
-		if a, b := in(wide, ""), in(wide, op.Swapped); a < 1.5*b {
-			t.Errorf("%s: %v ns weight first, %v in the default order", wide.Key(), b, a)
-		}
-		if a, b := in(tall, ""), in(tall, op.Swapped); a > b {
-			t.Errorf("%s: %v ns weight first, %v in the default order", tall.Key(), b, a)
-		}
-		even := matmul(2048, 4096, 2048, scheme)
-		if a, b := in(even, ""), in(even, op.Swapped); math.Abs(a/b-1) > 1e-6 {
-			t.Errorf("%s: %v ns weight first, %v in the default order", even.Key(), b, a)
+		rates := soc.Processor("npu").Sim.Schemes
+		continuous := rates[scheme]
+		continuous.Step = capability.Tile{}
+		rates[scheme] = continuous
+		for _, c := range []struct {
+			product   op.Op
+			min, max  float64 // of the default order's time over the other's
+			direction string
+		}{
+			{product: matmul(256, 4096, 14336, scheme), min: 1.5, max: math.Inf(1), direction: "faster"},
+			{product: matmul(14336, 4096, 256, scheme), min: 0, max: 1, direction: "no faster"},
+			{product: matmul(2048, 4096, 2048, scheme), min: 1 - 1e-6, max: 1 + 1e-6, direction: "as fast"},
+		} {
+			plain, swapped := formNS(t, soc, c.product, ""), formNS(t, soc, c.product, op.Swapped)
+			if ratio := plain / swapped; ratio < c.min || ratio > c.max {
+				t.Errorf("%s: %v ns weight first, %v in the default order, want weight first %s", c.product.Key(),
+					swapped, plain, c.direction)
+			}
 		}
 	}
 }
 
-// A form that the SoC does not list has no time, is not compiled, and not loaded.
+// formNS returns how long the NPU takes for an operator in a form, without the launch.
+func formNS(t *testing.T, soc *socs.SoC, o op.Op, form op.Form) float64 {
+	t.Helper()
+	o.Form = form
+	return float64(ns(t, soc, "npu", o)) - 1e3*soc.Processor("npu").LaunchUS
+}
+
+// A form that the SoC does not list has no time and is not compiled.
 func TestFormsNotListed(t *testing.T) {
-	s := phone(t)
+	soc := phone(t)
 	for _, c := range []struct {
-		proc string
-		o    op.Op
+		proc   string
+		scheme op.Scheme
+		form   op.Form
 	}{
-		{"gpu", op.Op{Kind: op.MatMul, M: 64, K: 64, N: 64, Scheme: op.A8TQ8C, Form: op.Swapped}},
-		{"npu", op.Op{Kind: op.MatMul, M: 64, K: 64, N: 64, Scheme: op.A8TQ8C, Form: op.Swapped}},
-		{"npu", op.Op{Kind: op.MatMul, M: 64, K: 64, N: 64, Scheme: op.A8TQ4B32, Form: "conv 8x8"}},
+		{proc: "gpu", scheme: op.A8TQ8C, form: op.Swapped},
+		{proc: "npu", scheme: op.A8TQ8C, form: op.Swapped},
+		{proc: "npu", scheme: op.A8TQ4B32, form: "conv 8x8"},
 	} {
-		if _, err := sim.NS(s, c.proc, c.o); diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), string(c.o.Form)) {
-			t.Errorf("%s on %s: %v", c.o.Key(), c.proc, err)
+		product := matmul(64, 64, 64, c.scheme)
+		product.Form = c.form
+
+		_, err := sim.NS(soc, c.proc, product)
+		if diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), string(c.form)) {
+			t.Errorf("%s on %s: %v", product.Key(), c.proc, err)
 		}
-		g := op.Single(c.o, pack.N32)
-		if _, err := sim.NewCompiler(s).Compile(context.Background(), g, nil, driver.Target{Proc: c.proc}); err == nil || !strings.Contains(err.Error(), string(c.o.Form)) {
-			t.Errorf("%s compiled for %s: %v", c.o.Key(), c.proc, err)
+		graph := op.Single(product, pack.N32)
+		_, err = sim.NewCompiler(soc).Compile(t.Context(), graph, nil, driver.Target{Proc: c.proc})
+		if err == nil || !strings.Contains(err.Error(), string(c.form)) {
+			t.Errorf("%s compiled for %s: %v", product.Key(), c.proc, err)
 		}
 	}
 }
