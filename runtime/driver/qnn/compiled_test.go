@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	compile "github.com/hetc/hetc/emit/compile/qnn"
@@ -16,88 +17,96 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
+// target is the device of the tests.
 var target = map[string]string{"soc_model": "57", "htp_arch": "75", "vtcm_mb": "8"}
 
-// piece is a product of hetc's compiler, with random-looking weights, and a sample.
-func piece(t testing.TB, s op.Scheme, m int) driver.Piece {
+// piece is a product of so many rows for hetc's compiler, with weights and a sample.
+func piece(t testing.TB, scheme op.Scheme, rows int) driver.Piece {
 	t.Helper()
-	g := op.Single(op.Op{Kind: op.MatMul, M: m, K: red, N: cols, Scheme: s}, op.OnnxLayout)
-	return driver.Piece{Name: "product", Graph: g, Sample: [][]byte{slices.Clone(mem.Bytes(ramp(m * red)))},
-		Weights: weightsOf(t, &g)}
+	graph := op.Single(op.Op{Kind: op.MatMul, M: rows, K: red, N: cols, Scheme: scheme}, op.OnnxLayout)
+	return driver.Piece{
+		Name:    "product",
+		Graph:   graph,
+		Sample:  [][]byte{slices.Clone(mem.Bytes(ramp(rows * red)))},
+		Weights: weightsOf(t, &graph),
+	}
 }
 
-// weightsOf are random-looking weights of a graph, and steps of its grids.
-func weightsOf(t testing.TB, g *op.Graph) (weights driver.Weights) {
+// weightsOf are weights of a graph without a pattern, and the scales of its rows and grids.
+func weightsOf(t testing.TB, graph *op.Graph) (weights driver.Weights) {
 	t.Helper()
-	for _, spec := range g.Weights {
-		v := ramp(spec.K * spec.N)
+	for _, spec := range graph.Weights {
+		values := ramp(spec.K * spec.N)
 		switch spec.K {
 		case 1: // the scale of rows in 8 bit
-			v = slices.Repeat([]float32{rowScale}, spec.N)
+			values = slices.Repeat([]float32{rowScale}, spec.N)
 		case 2: // steps of grids
-			v = slices.Repeat([]float32{step}, 2*spec.N)
+			values = slices.Repeat([]float32{step}, 2*spec.N)
 		}
 		size, err := pack.Bytes(spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := mem.Alloc(int(size), driver.Align)
+		region, err := mem.Alloc(int(size), driver.Align)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { r.Close() })
-		src, err := pack.Floats(v, spec.K, spec.N)
+		t.Cleanup(func() { region.Close() })
+		source, err := pack.Floats(values, spec.K, spec.N)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := pack.Pack(r.Bytes(), spec, src); err != nil {
+		if err := pack.Pack(region.Bytes(), spec, source); err != nil {
 			t.Fatal(err)
 		}
-		weights = append(weights, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+		weights = append(weights, driver.Packed{Spec: spec, Bytes: region.Bytes()})
 	}
 	return weights
 }
 
-// What hetc's compiler makes is what this driver loads, and the results are the bits that the compiler saw.
+// The driver loads what hetc's compiler makes, and computes the bits that the compiler's emulator computed.
 func TestCompiledGraphs(t *testing.T) {
 	if _, err := ortapi.FindQNN(""); err != nil {
 		require.Skip(t, "qnn", err)
 	}
-	c := compile.New(compile.Options{})
-	for _, s := range schemes {
-		if s == op.A8SQ8C || s == op.A8OQ8C {
-			continue // its rows arrive quantised
+	for _, scheme := range schemes {
+		if scheme == op.A8SQ8C || scheme == op.A8OQ8C {
+			continue // rows of these schemes are rounded by another operator
 		}
-		one := piece(t, s, rows)
-		compiled, err := c.CompileGroup(t.Context(), []driver.Piece{one}, driver.Target{Proc: "npu", Options: target, Emulator: true})
+		one := piece(t, scheme, rows)
+		emulated := driver.Target{Proc: "npu", Options: target, Emulator: true}
+		compiled, err := compile.New(compile.Options{}).CompileGroup(t.Context(), []driver.Piece{one}, emulated)
 		if err != nil {
-			t.Fatalf("%s: %v", s, err)
+			t.Fatalf("%s: %v", scheme, err)
 		}
+		made := compiled.Artifacts[0]
+
 		p := open(t, target)
 		if err := p.Attach(); err != nil {
 			t.Fatal(err)
 		}
-		e, err := p.Load(t.Context(), compiled.Artifacts[0].Artifact, nil)
+		exe, err := p.Load(t.Context(), made.Artifact, nil)
 		if err != nil {
-			t.Fatalf("%s: %v", s, err)
+			t.Fatalf("%s: %v", scheme, err)
 		}
-		x, y, b := operands(t, p)
+		x, y, bindings := operands(t, p)
 		copy(x, ramp(rows*red))
-		if _, err := p.Run(e, b); err != nil {
-			t.Fatalf("%s: %v", s, err)
+		if _, err := p.Run(exe, bindings); err != nil {
+			t.Fatalf("%s: %v", scheme, err)
 		}
-		if !bytes.Equal(mem.Bytes(y), compiled.Artifacts[0].Emulated[0]) {
-			t.Errorf("%s: the results differ from those of the compiler's emulator", s)
+
+		if !bytes.Equal(mem.Bytes(y), made.Emulated[0]) {
+			t.Errorf("%s: the results differ from those of the compiler's emulator", scheme)
 		}
-		if err := errors.Join(e.Close(), p.Close()); err != nil {
+		if err := errors.Join(exe.Close(), p.Close()); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// A device's artifacts share their binary: the emulator refuses them, and what a device would load is put together in a
-// folder of its own, which goes with the last of them.
-func TestShared(t *testing.T) {
+// compileShared compiles two products that share their weights for a device.
+func compileShared(t *testing.T) (a, b driver.Artifact) {
+	t.Helper()
 	if _, err := ortapi.FindQNN(""); err != nil {
 		require.Skip(t, "qnn", err)
 	}
@@ -105,36 +114,31 @@ func TestShared(t *testing.T) {
 	for i := range group {
 		group[i].Sample = nil
 	}
-	compiled, err := compile.New(compile.Options{}).CompileGroup(t.Context(), group, driver.Target{Proc: "npu", Options: target})
+	npu := driver.Target{Proc: "npu", Options: target}
+	compiled, err := compile.New(compile.Options{}).CompileGroup(t.Context(), group, npu)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(compiled.Shared) == 0 {
 		t.Fatal("no shared binary")
 	}
-	a, b := compiled.Artifacts[0].Artifact, compiled.Artifacts[1].Artifact
+	a, b = compiled.Artifacts[0].Artifact, compiled.Artifacts[1].Artifact
 	a.Shared, b.Shared = compiled.Shared, compiled.Shared
-	loadsAsDevice(t, a, b)
+	return a, b
+}
 
-	// The same binary in the disguise of a graph's own: the emulator's libraries refuse it or crash on it.
-	m, err := onnx.Parse(a.Code)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range m.Graph.Nodes {
-		for j := range m.Graph.Nodes[i].Attrs {
-			switch x := &m.Graph.Nodes[i].Attrs[j]; x.Name {
-			case "embed_mode":
-				x.I = 1
-			case "ep_cache_context":
-				x.S = string(compiled.Shared)
-			}
-		}
-	}
+// The emulator refuses a binary of several graphs, also where an artifact says that the binary is its own.
+func TestSharedOnEmulator(t *testing.T) {
+	a, _ := compileShared(t)
 	p := open(t, target)
-	e, err := p.Load(t.Context(), driver.Artifact{Driver: Name, Code: m.Marshal()}, nil)
-	if e != nil || err == nil {
-		t.Fatal("a binary of several graphs was loaded by the emulator")
+	_, err := p.Load(t.Context(), a, nil)
+	if err == nil || !strings.Contains(err.Error(), "which the emulator cannot load") {
+		t.Errorf("got %v, want a refusal", err)
 	}
-	t.Log(err)
+
+	disguised := changed(t, a.Code, func(m *onnx.Model) { embed(m, string(a.Shared)) })
+	exe, err := p.Load(t.Context(), driver.Artifact{Driver: Name, Code: disguised}, nil)
+	if exe != nil || err == nil {
+		t.Error("a binary of several graphs was loaded by the emulator")
+	}
 }
