@@ -4,7 +4,6 @@ package wholefile
 
 import (
 	"bufio"
-	"bytes"
 	"io"
 	"os"
 	"os/exec"
@@ -15,54 +14,65 @@ import (
 	"testing"
 )
 
-// The test binary is also the process that is killed in the middle of Stream: it writes more than is buffered, says so,
-// and writes the rest when its input ends.
+// streamEnv names the file that a process of the tests is to write.
+const streamEnv = "HETC_TEST_STREAM"
+
+// TestMain is also the process that the tests kill in the middle of Stream.
 func TestMain(m *testing.M) {
-	if path := os.Getenv("HETC_TEST_STREAM"); path != "" {
-		err := Stream(path, func(w io.Writer) error {
-			if _, err := w.Write(bytes.Repeat([]byte("child "), 1<<18)); err != nil {
-				return err
-			}
-			os.Stdout.WriteString("writing\n")
-			_, err := io.Copy(w, os.Stdin)
-			return err
-		})
-		if err != nil {
-			os.Stderr.WriteString(err.Error() + "\n")
-			os.Exit(1)
-		}
-		os.Exit(0)
+	path := os.Getenv(streamEnv)
+	if path == "" {
+		os.Exit(m.Run())
 	}
-	os.Exit(m.Run())
+	if err := streamSlowly(path); err != nil {
+		os.Stderr.WriteString(err.Error() + "\n")
+		os.Exit(1)
+	}
+	os.Exit(0)
 }
 
+// streamSlowly writes more than is buffered, says so, and ends with its input.
+func streamSlowly(path string) error {
+	return Stream(path, func(w io.Writer) error {
+		if _, err := io.WriteString(w, childText); err != nil {
+			return err
+		}
+		os.Stdout.WriteString("writing\n")
+		_, err := io.Copy(w, os.Stdin)
+		return err
+	})
+}
+
+// childText is what a process of the tests writes.
+var childText = strings.Repeat("child ", 1<<18)
+
 // begin starts a process that is in the middle of Stream. end ends its input and waits for it.
-func begin(t *testing.T, path string) (c *exec.Cmd, end func() error) {
+func begin(t *testing.T, path string) (process *exec.Cmd, end func() error) {
 	t.Helper()
-	c = exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), "HETC_TEST_STREAM="+path)
-	in, err := c.StdinPipe()
+	process = exec.Command(os.Args[0])
+	process.Env = append(os.Environ(), streamEnv+"="+path)
+	process.Stderr = os.Stderr
+	in, err := process.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := c.StdoutPipe()
+	out, err := process.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Stderr = os.Stderr
-	if err := c.Start(); err != nil {
+
+	if err := process.Start(); err != nil {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "writing\n" {
 		t.Fatalf("the process said %q, %v", line, err)
 	}
-	return c, func() error {
+	return process, func() error {
 		_ = in.Close() // of a process that may be dead
-		return c.Wait()
+		return process.Wait()
 	}
 }
 
-// What a process left that was killed in the middle is removed by the next writer of the same file, whatever it calls.
+// The next writer of a file removes what a process left that was killed while it wrote the file.
 func TestKilledWriter(t *testing.T) {
 	for name, write := range map[string]func(path string) error{
 		"Write": func(path string) error { return Write(path, []byte("new")) },
@@ -85,8 +95,8 @@ func TestKilledWriter(t *testing.T) {
 			}
 			path := filepath.Join(dir, "a")
 			for range 2 {
-				c, end := begin(t, path)
-				if err := c.Process.Kill(); err != nil {
+				process, end := begin(t, path)
+				if err := process.Process.Kill(); err != nil {
 					t.Fatal(err)
 				}
 				if err := end(); err == nil {
@@ -97,9 +107,11 @@ func TestKilledWriter(t *testing.T) {
 			if len(left) == 0 || slices.Contains(left, "a") {
 				t.Fatalf("killed processes left %q, want what was in the making", left)
 			}
+
 			if err := write(path); err != nil {
 				t.Fatal(err)
 			}
+
 			if got := names(t, dir); !slices.Equal(got, []string{"a"}) {
 				t.Errorf("left %q, want the file alone", got)
 			}
@@ -107,27 +119,30 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// Two processes that write one file at the same time both succeed, and the later one's contents stay.
+// Two processes that write one file at the same time both succeed, and the contents of the one that ends last stay.
 func TestLivingWriter(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	_, end := begin(t, path)
+
 	for range 3 {
 		if err := Write(path, []byte("parent")); err != nil {
 			t.Fatal(err)
 		}
 		RemoveLeftBehind(path)
 	}
+
 	if got, err := os.ReadFile(path); string(got) != "parent" {
 		t.Errorf("after the first one: %.20q, %v", got, err)
 	}
 	if got := names(t, dir); len(got) != 2 {
 		t.Errorf("while the second one writes: %q, want its file too", got)
 	}
+
 	if err := end(); err != nil {
 		t.Errorf("the second one: %v", err)
 	}
-	if got, err := os.ReadFile(path); string(got) != strings.Repeat("child ", 1<<18) {
+	if got, err := os.ReadFile(path); string(got) != childText {
 		t.Errorf("after the second one: %.20q, %v", got, err)
 	}
 	if got := names(t, dir); len(got) != 1 {
@@ -135,7 +150,7 @@ func TestLivingWriter(t *testing.T) {
 	}
 }
 
-// Many writers of one file in this process do not take each other's files for left behind.
+// Writers of one file in this process do not remove each other's files, and a reader sees the text of one of them.
 func TestWritersSideBySide(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
@@ -160,11 +175,23 @@ func TestWritersSideBySide(t *testing.T) {
 	}
 }
 
-// What only looks similar is somebody else's and stays.
+// Files with similar names, and what is no file, are not removed.
 func TestOthersStay(t *testing.T) {
 	dir := t.TempDir()
-	want := []string{".a.1-.tmp", ".a.1-0", ".a.1-0.tmp.bak", ".a.1-0x.tmp", ".a.12.tmp", ".a.aaaa-0.tmp", ".ab.1-0.tmp", ".b.1-0.tmp", "a", "a.1-0.tmp"}
-	for _, name := range append(slices.Clone(want), ".a.1-0.tmp", ".a.4194304-17.tmp") {
+	path := filepath.Join(dir, "a")
+	others := []string{
+		".a.1-.tmp",
+		".a.1-0",
+		".a.1-0.tmp.bak",
+		".a.1-0x.tmp",
+		".a.12.tmp",
+		".a.aaaa-0.tmp",
+		".ab.1-0.tmp",
+		".b.1-0.tmp",
+		"a.1-0.tmp",
+	}
+	leftBehind := []string{".a.1-0.tmp", ".a.4194304-17.tmp"}
+	for _, name := range slices.Concat(others, leftBehind) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -175,20 +202,23 @@ func TestOthersStay(t *testing.T) {
 	if err := os.Symlink("a", filepath.Join(dir, ".a.3-0.tmp")); err != nil {
 		t.Fatal(err)
 	}
-	want = append(want, ".a.2-0.tmp", ".a.3-0.tmp")
-	slices.Sort(want)
-	if err := Write(filepath.Join(dir, "a"), []byte("new")); err != nil {
+
+	if err := Write(path, []byte("new")); err != nil {
 		t.Fatal(err)
 	}
+
+	want := append(others, "a", ".a.2-0.tmp", ".a.3-0.tmp")
+	slices.Sort(want)
 	if got := names(t, dir); !slices.Equal(got, want) {
 		t.Errorf("left %q, want %q", got, want)
 	}
 }
 
-// What is abandoned leaves nothing, and neither does what cannot be committed; a source that panics is abandoned.
+// A file that is abandoned leaves nothing, and a stream whose source panics leaves nothing either.
 func TestAbandon(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
+
 	f, err := Create(path)
 	if err != nil {
 		t.Fatal(err)
@@ -200,12 +230,24 @@ func TestAbandon(t *testing.T) {
 		defer func() { _ = recover() }()
 		_ = Stream(path, func(io.Writer) error { panic("defect") })
 	}()
-	if f, err = Create(path); err != nil {
+
+	if got := names(t, dir); len(got) > 0 {
+		t.Errorf("left %q, want nothing", got)
+	}
+}
+
+// A file that cannot be committed leaves nothing, and the error does not show its temporary name.
+func TestCommitThatFails(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	f, err := Create(path)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(path, 0o755); err != nil { // appears while the file is written
 		t.Fatal(err)
 	}
+
 	if err := f.Commit(); err == nil || strings.Contains(err.Error(), ".tmp") {
 		t.Errorf("over a directory: got %v, want an error without temporary names", err)
 	}
