@@ -25,13 +25,13 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// device is one to try, with the option that names its library.
+// device is a device to test, with the option that names its library.
 type device struct {
 	driver.Device
 	options map[string]string
 }
 
-// with are the device's options and others.
+// with returns the device's options and others.
 func (d *device) with(more map[string]string) map[string]string {
 	out := maps.Clone(d.options)
 	maps.Copy(out, more)
@@ -47,8 +47,8 @@ func devices(t *testing.T) (list []device) {
 	}
 	file := filepath.Join(os.Getenv(native.EnvDir), clapi.IntelFolder, clapi.IntelLibrary)
 	if _, missing := os.Stat(file); missing == nil && runtime.GOOS == "linux" {
-		list = append(list, device{driver.Device{Select: "0.0", Description: "Intel's for CPUs"},
-			map[string]string{"library": file}})
+		intel := driver.Device{Select: "0.0", Description: "Intel's for CPUs"}
+		list = append(list, device{intel, map[string]string{"library": file}})
 	} else if require.Listed("opencl-intel") {
 		t.Errorf("%s lists opencl-intel, and %q is not there: make deps-opencl fetches it", require.Env, file)
 	}
@@ -60,11 +60,17 @@ func devices(t *testing.T) (list []device) {
 
 // suite is the conformance suite for a device with more options.
 func suite(t *testing.T, device device, options map[string]string, sampled bool) {
-	drivertest.Run(t, drivertest.Factory{Driver: opencl.New(), Compiler: compile.New(), Activations: 1e-6,
-		Config: driver.Config{Select: device.Select, Options: device.with(options)}, Sampled: sampled})
+	t.Helper()
+	drivertest.Run(t, drivertest.Factory{
+		Driver:      opencl.New(),
+		Compiler:    compile.New(),
+		Config:      driver.Config{Select: device.Select, Options: device.with(options)},
+		Activations: 1e-6,
+		Sampled:     sampled,
+	})
 }
 
-// The whole suite on each device, with what it gets without options.
+// Every device passes the suite of all drivers without options.
 func TestConformance(t *testing.T) {
 	for _, device := range devices(t) {
 		t.Run(device.Description, func(t *testing.T) {
@@ -78,39 +84,49 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// Every variant of every family that a device can execute: the suite with the first of each, with the second, and so
-// on. What the device lacks is refused by name.
+// Every variant of every family that a device can execute passes the suite: once with the first variant of each family,
+// once with the second, and so on. A variant that the device lacks is left out.
 func TestVariants(t *testing.T) {
 	require.Slow(t)
 	for _, device := range devices(t) {
 		for i := range 4 {
-			options := map[string]string{}
-			for _, family := range kernel.Names() {
-				variants := kernel.Variants(family)
-				if i >= len(variants) {
-					continue
-				}
-				option := map[string]string{opencl.VariantOption + family: variants[i].Name}
-				config := driver.Config{Select: device.Select, Options: device.with(option)}
-				p, err := opencl.New().Open(t.Context(), config)
-				if err != nil {
-					t.Logf("%s: %v", device.Description, err)
-					continue
-				}
-				if err := p.Close(); err != nil {
-					t.Error(err)
-				}
-				maps.Copy(options, option)
+			options := variantOptions(t, &device, i)
+			if len(options) == 0 {
+				continue
 			}
-			if len(options) > 0 {
-				t.Run(fmt.Sprintf("%s/%d", device.Description, i), func(t *testing.T) { suite(t, device, options, true) })
-			}
+			t.Run(fmt.Sprintf("%s/%d", device.Description, i), func(t *testing.T) {
+				suite(t, device, options, true)
+			})
 		}
 	}
 }
 
-// A device with memory of its own copies operands, one that shares memory may tell by a flag what is done, and one with
-// several compute units may leave some to others.
+// variantOptions choose the i-th variant of every family that the device can execute.
+func variantOptions(t *testing.T, device *device, i int) map[string]string {
+	t.Helper()
+	options := map[string]string{}
+	for _, family := range kernel.Names() {
+		variants := kernel.Variants(family)
+		if i >= len(variants) {
+			continue
+		}
+		option := map[string]string{opencl.VariantOption + family: variants[i].Name}
+		config := driver.Config{Select: device.Select, Options: device.with(option)}
+		p, err := opencl.New().Open(t.Context(), config)
+		if err != nil {
+			t.Logf("%s: %v", device.Description, err)
+			continue
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		maps.Copy(options, option)
+	}
+	return options
+}
+
+// A device passes the suite where it copies operands to memory of its own, tells by a flag what is done, or uses some
+// of its compute units.
 func TestOptions(t *testing.T) {
 	require.Slow(t)
 	for _, device := range devices(t) {
@@ -122,7 +138,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A part of a device has so many compute units and cores; the whole tells which part leaves a core to the host.
+// A part of a device has as many compute units and cores as it asks for. The whole device says which part leaves a core
+// to the host.
 func TestUnits(t *testing.T) {
 	for _, device := range devices(t) {
 		t.Run(device.Description, func(t *testing.T) {
@@ -135,11 +152,14 @@ func TestUnits(t *testing.T) {
 				t.Fatal(err)
 			}
 			units := int(whole.Told["compute_units"])
+
 			for _, wrong := range []string{"0", "-1", "01", "two", fmt.Sprint(units + 1)} {
-				if _, err := survey(map[string]string{"units": wrong}); err == nil || !strings.Contains(err.Error(), `"units"`) {
+				_, err := survey(map[string]string{"units": wrong})
+				if err == nil || !strings.Contains(err.Error(), `"units"`) {
 					t.Errorf("units %q: got %v", wrong, err)
 				}
 			}
+
 			if len(whole.Parts) == 0 {
 				t.Skipf("%d compute units for the cores %v, or it cannot be divided", units, whole.Cores)
 			}
@@ -147,9 +167,14 @@ func TestUnits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := int(part.Told["compute_units"]); got != units-1 || len(part.Cores) != units-1 ||
-				slices.Contains(part.Cores, whole.Cores[0]) || len(part.Parts) > 0 {
-				t.Errorf("%d units on cores %v of %d on %v, parts %v", got, part.Cores, units, whole.Cores, part.Parts)
+			if got := int(part.Told["compute_units"]); got != units-1 || len(part.Cores) != units-1 {
+				t.Errorf("%d units on the cores %v, want %d", got, part.Cores, units-1)
+			}
+			if slices.Contains(part.Cores, whole.Cores[0]) {
+				t.Errorf("the part has the cores %v, and %d is to be the host's", part.Cores, whole.Cores[0])
+			}
+			if len(part.Parts) > 0 {
+				t.Errorf("the part has the parts %v, want none", part.Parts)
 			}
 		})
 	}

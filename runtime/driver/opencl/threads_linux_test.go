@@ -17,7 +17,7 @@ import (
 	"github.com/hetc/hetc/internal/require"
 )
 
-// libraryThreads are the numbers of the library's threads.
+// libraryThreads returns the numbers of the library's threads.
 func libraryThreads(t *testing.T) (list []int) {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
@@ -38,7 +38,7 @@ func libraryThreads(t *testing.T) (list []int) {
 	return list
 }
 
-// ofCores fails unless the library has threads, and all of them are restricted to these cores.
+// ofCores fails unless the library has threads, and each of them may run on these cores alone.
 func ofCores(t *testing.T, want []int) {
 	t.Helper()
 	threads := libraryThreads(t)
@@ -47,9 +47,11 @@ func ofCores(t *testing.T, want []int) {
 	}
 	for _, number := range threads {
 		var set unix.CPUSet
-		if err := unix.SchedGetaffinity(number, &set); errors.Is(err, unix.ESRCH) {
+		err := unix.SchedGetaffinity(number, &set)
+		if errors.Is(err, unix.ESRCH) {
 			continue // it has ended
-		} else if err != nil {
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		if set.Count() != len(want) || slices.ContainsFunc(want, func(core int) bool { return !set.IsSet(core) }) {
@@ -66,21 +68,19 @@ func TestThreadsStayOnTheirCores(t *testing.T) {
 		t.Skipf("needs two cores, this process may use %d", len(cores))
 	}
 	implementations(t, func(t *testing.T, library map[string]string) {
-		for _, units := range []string{"1", ""} {
-			options, want := library, cores
-			if units != "" {
-				options, want = with(library, optUnits, units), cores[len(cores)-1:]
-			}
-			p := openFirst(t, options)
+		for _, c := range []struct {
+			options map[string]string
+			want    []int
+		}{
+			{options: with(library, optUnits, "1"), want: cores[len(cores)-1:]},
+			{options: library, want: cores},
+		} {
+			p := openFirst(t, c.options)
 			if p.cores == nil {
 				t.Skipf("%s is no device of the CPU's cores", p)
 			}
-			exe, b := addition(t, p, nil)
-			if _, err := p.Run(exe, b); err != nil {
-				t.Fatal(err)
-			}
-			sums(t, b)
-			ofCores(t, want)
+			adds(t, p)
+			ofCores(t, c.want)
 		}
 	})
 }
@@ -104,11 +104,7 @@ func TestThreadsOfTwoLibraries(t *testing.T) {
 		if p.cores == nil {
 			t.Skipf("%s is no device of the CPU's cores", p)
 		}
-		exe, b := addition(t, p, nil)
-		if _, err := p.Run(exe, b); err != nil {
-			t.Fatal(err)
-		}
-		sums(t, b)
+		adds(t, p)
 		ofCores(t, cores[len(cores)-1:])
 	}
 }
