@@ -7,17 +7,56 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// FuzzDecodeReport: whatever a bundle calls its report is refused, or has one canonical form that can be shown.
-func FuzzDecodeReport(f *testing.F) {
-	full := &Report{
-		Schema: reportSchema, Target: &planir.Target{SoC: "phone", Fallbacks: []planir.Fallback{{Node: "layers.qkv", Rows: 64, From: "npu", Reason: "no"}}},
-		Compilers: []ReportCompiler{{Proc: "npu", Driver: "qnn", Version: "QNN 1", Token: "v2", Options: map[string]string{"opt": "3"}}},
-		Graphs: []ReportGraph{{ReportItem: ReportItem{"graph/0001.000", 7, "ab"}, Name: "npu/layers.qkv@64", Proc: "npu", Ops: []string{"norm[1,2]"}, Rows: 1,
-			Facts: map[string]int64{"spill_bytes": 3}, Tried: "graph/0001.000", Errors: &ReportErrors{1e-3, 1e-2, 1e-3, 1e-2}}},
-		Bounds: boundsText, Unchecked: []string{"never loaded on a device"},
+// fullReport is a report with a value in every field.
+var fullReport = Report{
+	Schema: reportSchema,
+	Target: &planir.Target{
+		SoC:       "phone",
+		Fallbacks: []planir.Fallback{{Node: "layers.qkv", Rows: 64, From: "npu", Reason: "no"}},
+	},
+	Compilers: []ReportCompiler{{
+		Proc:    "npu",
+		Driver:  "qnn",
+		Version: "QNN 1",
+		Token:   "v2",
+		Options: map[string]string{"opt": "3"},
+	}},
+	Graphs: []ReportGraph{{
+		ReportItem: ReportItem{"graph/0001.000", 7, "ab"},
+		Name:       "npu/layers.qkv@64",
+		Proc:       "npu",
+		Ops:        []string{"norm[1,2]"},
+		Rows:       1,
+		Facts:      map[string]int64{"spill_bytes": 3},
+		Tried:      "graph/0001.000",
+		Errors:     &ReportErrors{1e-3, 1e-2, 1e-3, 1e-2},
+	}},
+	Bounds:    boundsText,
+	Unchecked: []string{"never loaded on a device"},
+}
+
+// badReports are texts that are no report.
+var badReports = []string{
+	"",
+	"{}",
+	"null",
+	`{"schema":"hetc.npu-report/1"}`,
+	`{"schema":"hetc.npu-report/1","compilers":null,"graphs":null,"bounds":"","not_checked":null} `,
+}
+
+// A text that is incomplete or not in canonical form is no report.
+func TestDecodeReportRefuses(t *testing.T) {
+	for _, text := range badReports {
+		if _, err := DecodeReport([]byte(text)); err == nil {
+			t.Errorf("%q was read", text)
+		}
 	}
-	for _, r := range []*Report{{Schema: reportSchema}, full} {
-		text, err := r.encode()
+}
+
+// FuzzDecodeReport refuses a text, or finds a report with one canonical form that can be shown on a terminal.
+func FuzzDecodeReport(f *testing.F) {
+	for _, report := range []*Report{{Schema: reportSchema}, &fullReport} {
+		text, err := report.encode()
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -26,18 +65,16 @@ func FuzzDecodeReport(f *testing.F) {
 		}
 		f.Add(text)
 	}
-	for _, bad := range []string{"", "{}", "null", `{"schema":"hetc.npu-report/1"}`, `{"schema":"hetc.npu-report/1","compilers":null,"graphs":null,"bounds":"","not_checked":null} `} {
-		if _, err := DecodeReport([]byte(bad)); err == nil {
-			f.Errorf("%q was read", bad)
-		}
-		f.Add([]byte(bad))
+	for _, text := range badReports {
+		f.Add([]byte(text))
 	}
+
 	f.Fuzz(func(t *testing.T, text []byte) {
-		r, err := DecodeReport(text)
+		report, err := DecodeReport(text)
 		if err != nil {
 			return
 		}
-		again, err := r.encode()
+		again, err := report.encode()
 		if err != nil || !bytes.Equal(again, text) {
 			t.Fatalf("%q is written as %q (%v)", text, again, err)
 		}
