@@ -248,6 +248,17 @@ func howMeasured(virtual bool) string {
 	return "measured"
 }
 
+// interleaved says in how many rounds plans took turns, and where these are too few for what tables call a 95 %
+// interval.
+func interleaved(rounds int) string {
+	const enough = 6 // the least number whose extremes hold the median in 95 of 100 cases
+	text := cli.Count(rounds, "interleaved round")
+	if rounds < enough {
+		text += fmt.Sprintf(" (too few for 95 %% intervals, which need %d)", enough)
+	}
+	return text
+}
+
 // open opens a plan and adds it to the list. It raises GOMAXPROCS to the threads of all open plans, because a thread
 // that waits must not take the place of one that computes.
 func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error {
@@ -359,8 +370,8 @@ func report(
 	virtual bool,
 ) error {
 	planview.ShowDecisions(ui, base, soc)
-	ui.Printf("\n%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", howMeasured(virtual),
-		options.PromptLen, options.Gen, options.Rounds)
+	ui.Printf("\n%s, prompt of %d tokens, %d decoded, medians of %s:\n", howMeasured(virtual),
+		options.PromptLen, options.Gen, interleaved(options.Rounds))
 	ui.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error",
 		">best single / this"}, candidateRows(list))
 

@@ -104,7 +104,7 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 		return err
 	}
 
-	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds,
+	ui.Printf("%s, %s, prompt of %d tokens\n", howMeasured(virtual), interleaved(options.Rounds),
 		options.PromptLen)
 	showChunks(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,

@@ -68,7 +68,7 @@ func Experts(c *cobra.Command, ui *cli.Streams, options *Options, prompts []int)
 		return err
 	}
 
-	ui.Printf("%s, %d interleaved rounds, %s loads\n", howMeasured(virtual), options.Rounds, from.Loads.Source)
+	ui.Printf("%s, %s, %s loads\n", howMeasured(virtual), interleaved(options.Rounds), from.Loads.Source)
 	results := withUse(measured, opened.list)
 	showExperts(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "rounds": options.Rounds,

@@ -105,8 +105,8 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 			results = append(results, headResultOf(row, plans[i], prompt))
 		}
 	}
-	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", howMeasured(simulated),
-		options.Rounds, 100*density)
+	ui.Printf("%s, %s, sparse attention to %.3g %% of the positions\n", howMeasured(simulated),
+		interleaved(options.Rounds), 100*density)
 	showHeads(ui, results, rows[0].label)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": simulated, "density": density,
 		"rounds": options.Rounds, "results": results})

@@ -72,7 +72,7 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 	}
 
 	environment := profiler.ThisMachine(cores, best.Name)
-	ui.Printf("%s, cores %s, %d rounds\n", environment.CPU, coreList(cores), options.Rounds)
+	ui.Printf("%s, cores %s, %s\n", environment.CPU, coreList(cores), cli.Count(options.Rounds, "round"))
 	showKernels(ui, list)
 	return ui.Result(map[string]any{"cpu": environment.CPU, "cores": cores, "rounds": options.Rounds, "kernels": list})
 }

@@ -91,7 +91,7 @@ func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *Outlie
 	for i, row := range times {
 		results = append(results, outlierResultOf(row, opened.list[i].machine.Outliers()))
 	}
-	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", howMeasured(virtual), options.Rounds,
+	ui.Printf("%s, %s, prompt of %d tokens\n", howMeasured(virtual), interleaved(options.Rounds),
 		options.PromptLen)
 	showOutliers(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,

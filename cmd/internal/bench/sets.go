@@ -212,9 +212,9 @@ func heldBytes(plans []*planir.Plan) int64 {
 // what describes the measurements of a phase.
 func what(phase string, o *Options) string {
 	if phase == "prefill" {
-		return fmt.Sprintf("a prompt of %d tokens, %d interleaved rounds", o.PromptLen, o.Rounds)
+		return fmt.Sprintf("a prompt of %d tokens, %s", o.PromptLen, interleaved(o.Rounds))
 	}
-	return fmt.Sprintf("a token, mean of %d after that prompt, %d interleaved rounds", o.Gen, o.Rounds)
+	return fmt.Sprintf("a token, mean of %d after that prompt, %s", o.Gen, interleaved(o.Rounds))
 }
 
 // processorSets returns the processors alone, and the pairs that can work at the same time. A set with the same drivers

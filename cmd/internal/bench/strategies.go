@@ -102,8 +102,8 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 		return err
 	}
 
-	ui.Printf("%s, %d interleaved rounds, decode: mean of %d tokens after %d\n", howMeasured(virtual), options.Rounds,
-		options.Gen, slices.Min(prompts))
+	ui.Printf("%s, %s, decode: mean of %d tokens after %d\n", howMeasured(virtual),
+		interleaved(options.Rounds), options.Gen, slices.Min(prompts))
 	showStrategies(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "gen": options.Gen,
 		"rounds": options.Rounds, "results": results})
