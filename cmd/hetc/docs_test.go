@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -155,5 +156,21 @@ func TestDocKeyring(t *testing.T) {
 	ring, err := bundle.LoadTrust(filepath.Join(dir, "keyring.json"))
 	if err != nil || len(ring.Keys) != 2 || ring.Generation != 1 || ring.Threshold != 1 {
 		t.Errorf("got %+v, %v, want a keyring of two keys", ring, err)
+	}
+}
+
+// TestDocExitCodes compares the table of exit codes in docs/commands.md with the one that every help text ends with.
+func TestDocExitCodes(t *testing.T) {
+	text, err := os.ReadFile("../../docs/commands.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`)
+	want := "Exit codes:"
+	for _, row := range regexp.MustCompile(`(?m)^\| (\d+) \| [^|]*\| (.*) \|$`).FindAllStringSubmatch(string(text), -1) {
+		want += fmt.Sprintf("\n  %-5s%s", row[1], link.ReplaceAllString(row[2], "$1"))
+	}
+	if cli.ExitCodes != want {
+		t.Errorf("--help says\n%s\ndocs/commands.md says\n%s", cli.ExitCodes, want)
 	}
 }

@@ -377,11 +377,11 @@ const ExitCodes = `Exit codes:
   1    internal error
   2    wrong command line
   3    an input file is missing, malformed or inconsistent
-  4    a library, device or feature is not available here
+  4    a library, device, feature or memory is not available here
   5    a signature, digest or trust check failed
   6    no plan satisfies the limits
   7    the plan is not legal
-  8    execution failed, or its check against the reference did
+  8    execution failed, or its check against the reference or the self-test of a device did
   9    reading or writing failed (disk full, permissions)
   130  interrupted`
 
