@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
@@ -39,6 +40,7 @@ type chunkResult struct {
 	Idle  []laneIdle `json:"idle"`
 
 	samples []float64 // ns
+	ran     []int64   // ns of every prompt since the first round that counts, those that only prepare others too
 }
 
 // laneIdle is how long a lane had nothing to do, on average in a prompt, and before which step most of it.
@@ -132,6 +134,7 @@ func (f *fleet) prompts(ctx context.Context, predicted []int64, options *Options
 			virtual = times.Virtual
 			if round >= 0 {
 				results[i].samples = append(results[i].samples, float64(times.PrefillNS[0]))
+				results[i].ran = append(results[i].ran, times.RanNS...)
 			}
 		}
 	}
@@ -140,7 +143,7 @@ func (f *fleet) prompts(ctx context.Context, predicted []int64, options *Options
 		if err := result.summarise(results[0].samples); err != nil {
 			return nil, false, err
 		}
-		result.Idle = idleLanes(f.list[i], result, options.Rounds)
+		result.Idle = idleLanes(f.list[i].machine.Stats(), result.ran)
 	}
 
 	return results, virtual, nil
@@ -184,20 +187,19 @@ func (r *chunkResult) summarise(first []float64) error {
 	return nil
 }
 
-// idleLanes tells of each processor how long it worked and waited in a prompt, on average.
-func idleLanes(plan *candidate, result *chunkResult, rounds int) (out []laneIdle) {
-	total := 0.0
-	for _, sample := range result.samples {
-		total += sample / float64(rounds) / 1e6
-	}
+// idleLanes tells of each processor how long it worked and waited in a prompt, on average. steps were counted while
+// prompts ran that took so many ns each.
+func idleLanes(steps []executor.StepStat, ran []int64) (out []laneIdle) {
+	calls := float64(len(ran)) * 1e6
+	total := mean(ran) / 1e6
 	waits := map[[2]string]float64{}
-	for _, step := range plan.machine.Stats() {
+	for _, step := range steps {
 		i := slices.IndexFunc(out, func(lane laneIdle) bool { return lane.Proc == step.Proc })
 		if i < 0 {
 			i = len(out)
 			out = append(out, laneIdle{Proc: step.Proc, IdleMS: total})
 		}
-		lane, calls := &out[i], float64(rounds)*1e6
+		lane := &out[i]
 		lane.BusyMS += float64(step.RunNS) / calls
 		lane.IdleMS -= float64(step.RunNS) / calls
 		key := [2]string{step.Proc, step.Node}

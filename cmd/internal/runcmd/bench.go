@@ -218,6 +218,7 @@ func account(steps []executor.StepStat) []kindTime {
 // Times are samples of one machine: one prefill time a round, one decode time a token.
 type Times struct {
 	PrefillNS []int64
+	RanNS     []int64 // of every prefill, also of those before measured ones: what the machine's statistics count
 	DecodeNS  []int64
 	Virtual   bool
 }
@@ -269,6 +270,7 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 		if err != nil {
 			return err
 		}
+		times.RanNS = append(times.RanNS, timing.NS)
 		if timing.NS < shortNS && !timing.Virtual {
 			// What ran before has left its data in the caches and its lanes are still going to sleep: a short
 			// program would mostly measure that.
@@ -276,6 +278,7 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 			if timing, err = control.Forward(prompt, executor.WantLast, next); err != nil {
 				return err
 			}
+			times.RanNS = append(times.RanNS, timing.NS)
 		}
 		times.PrefillNS, times.Virtual = append(times.PrefillNS, timing.NS), timing.Virtual
 		for range gen {
