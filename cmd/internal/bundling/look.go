@@ -3,6 +3,7 @@ package bundling
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,7 +36,7 @@ func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Ter
 	})
 	line.End()
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	doc := map[string]any{"file": path, "verified": true, "identity": accepted.Digest().String(),
 		"keyids": accepted.Signers()}
