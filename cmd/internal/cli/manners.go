@@ -186,8 +186,16 @@ func twice(cmd *cobra.Command, args []string) (err error) {
 	return err
 }
 
-// outputs are the flags that name files to be written. The trace of hetc simulate is read, and replaced no more.
+// outputs are the flags that name files to be written.
 var outputs = []string{"output", "dump-logits", "markdown", "soc-out", "trace", "write-served", "write-trace"}
+
+// outputsOf returns those of a command. One that can write a trace with --write-trace reads --trace.
+func outputsOf(cmd *cobra.Command) []string {
+	if cmd.Flags().Lookup("write-trace") == nil {
+		return outputs
+	}
+	return slices.DeleteFunc(slices.Clone(outputs), func(name string) bool { return name == "trace" })
+}
 
 // modelFiles are the extensions of the files a model directory is read from.
 var modelFiles = []string{".safetensors", ".json", ".gguf"}
@@ -195,6 +203,7 @@ var modelFiles = []string{".safetensors", ".json", ".gguf"}
 // clobbers refuses an output that would replace an input of the same command line: a file that is named
 // twice, or one of a model's in a directory that is read.
 func clobbers(cmd *cobra.Command, args []string) error {
+	outputs := outputsOf(cmd)
 	// every flag and argument with a text may be a path that is read
 	inputs := map[string]string{} // what it is called -> path
 	for i, a := range args {
