@@ -236,7 +236,7 @@ func (m Machine) drivers(ctx context.Context) []Finding {
 				out = append(out, failed(name, err))
 				continue
 			}
-			with = strings.TrimSpace(library.Name+" "+library.Version) + "; "
+			with = called(library.Name, library.Version) + "; "
 			skipped = library.Skipped
 		}
 		finding := ok(name, "%s%s: %s", with, cli.Count(len(devices), "processor"), strings.Join(what, ", "))

@@ -92,3 +92,15 @@ func TestCheckModelEnds(t *testing.T) {
 		t.Errorf("got %v, want the cancellation", err)
 	}
 }
+
+// A version that names the library is shown alone.
+func TestCalled(t *testing.T) {
+	for _, c := range [][3]string{
+		{"OpenCL", "OpenCL 3.0 PoCL 3.1", "OpenCL 3.0 PoCL 3.1"}, {"ONNX Runtime", "1.31.1", "ONNX Runtime 1.31.1"},
+		{"QNN", "", "QNN"},
+	} {
+		if got := called(c[0], c[1]); got != c[2] {
+			t.Errorf("called(%q, %q) = %q, want %q", c[0], c[1], got, c[2])
+		}
+	}
+}

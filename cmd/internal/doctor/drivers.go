@@ -133,10 +133,10 @@ func (e *DriverEntry) Rows() (rows [][]string) {
 		add("way out", ways...)
 	}
 	if entry := e.Library; entry != nil {
-		add("library", strings.TrimSpace(entry.Name+" "+entry.Version))
+		add("library", called(entry.Name, entry.Version))
 		add("path", entry.Path)
 		add("build", entry.Build)
-		add("execution providers", strings.Join(entry.Providers, ", "))
+		add("providers", strings.Join(entry.Providers, ", "))
 		add("skipped", entry.Skipped...)
 	}
 	var selects []string
@@ -155,4 +155,12 @@ func (e *DriverEntry) Rows() (rows [][]string) {
 	// There is always a row: a driver has devices, or a problem, or something missing.
 	rows[0][0] = e.Driver
 	return rows
+}
+
+// called joins the name of a library and its version, which may begin with the name.
+func called(name, version string) string {
+	if strings.HasPrefix(version, name) {
+		return version
+	}
+	return strings.TrimSpace(name + " " + version)
 }
