@@ -562,8 +562,13 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return nil, 0, 0, err
 	}
 	blocks := (operator.K + pack.BlockK - 1) / pack.BlockK
-	switch operator.Scheme {
-	case op.A32W32:
+	// Where the scales of quantised rows come from makes no difference here.
+	stored := string(operator.Scheme)
+	if operator.Scheme.QuantisedRows() {
+		stored = operator.Scheme.Weight()
+	}
+	switch stored {
+	case string(op.A32W32):
 		weight, err := mem.View[float32](packed)
 		if err != nil {
 			return nil, 0, 0, err
@@ -571,7 +576,7 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
 			set.MatMulF32(y, x.floats, weight[at/4:], m, operator.K, n)
 		}, int(size), 0, nil
-	case op.A32W16:
+	case string(op.A32W16):
 		weight, err := mem.View[uint16](packed)
 		if err != nil {
 			return nil, 0, 0, err
@@ -579,19 +584,19 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
 			set.MatMulBF16(y, x.floats, weight[at/2:], m, operator.K, n)
 		}, int(size), 0, nil
-	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8OQ8C:
+	case "q8c":
 		if operator.K > maxDotK {
 			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
 		}
 		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
 			set.MatMulQ8C(y, x.quantised, packed[at:], m, operator.K, n)
 		}, int(size), 0, nil
-	case op.A8TQ6C, op.A8TQ4B32, op.A8TQ4B128:
+	case "q6c", "q4b32", "q4b128":
 		multiply := set.MatMulQ4B32
-		switch operator.Scheme {
-		case op.A8TQ6C:
+		switch stored {
+		case "q6c":
 			multiply = set.MatMulQ6C
-		case op.A8TQ4B128:
+		case "q4b128":
 			multiply = set.MatMulQ4B128
 		}
 		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
@@ -658,10 +663,10 @@ func (b *builder) packed() (*packed, error) {
 	}
 	// block 0 means one scale for each column.
 	block, multiply := 0, set.PackedQ8C
-	switch operator.Scheme {
-	case op.A8TQ4B32:
+	switch operator.Scheme.Weight() {
+	case "q4b32":
 		block, multiply = pack.BlockK, set.PackedQ4B32
-	case op.A8TQ4B128:
+	case "q4b128":
 		block, multiply = pack.Block128, set.PackedQ4B128
 	}
 	// packedFrom is the memory of the packed rows from r0 on.
