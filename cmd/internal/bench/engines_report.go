@@ -112,8 +112,8 @@ func (b *enginesBench) describe(out *page, env record.Environment, model *Engine
 	for _, series := range result.Series {
 		processes += len(series.Samples)
 	}
-	out.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", result.Rounds,
-		result.Seed, processes, result.Seconds)
+	out.text("%s in random order (seed %d), a fresh process each: %d processes in %.0f s.",
+		cli.Count(result.Rounds, "round"), result.Seed, processes, result.Seconds)
 	if result.Stopped {
 		out.text("%d rounds were wanted: time ran out, or the command was interrupted.", b.Rounds)
 	}

@@ -310,8 +310,8 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		ui.Notef("executed on the virtual clock of %s: this computes every token, and says how well simulate predicts the plan's"+
 			" execution, not how fast this machine is", on.plan.SoC.Name)
 	} else {
-		ui.Notef("this takes at least %.0f min: %d loads, %d rounds, each under %d policies and without background work",
-			math.Ceil(seconds/60), len(loads), options.Rounds, len(scheduler.Policies))
+		ui.Notef("this takes at least %.0f min: %s, %s, each under %d policies and without background work",
+			math.Ceil(seconds/60), cli.Count(len(loads), "load"), cli.Count(options.Rounds, "round"), len(scheduler.Policies))
 	}
 	peer, err := options.peer(ctx, on.plan)
 	if err != nil {
