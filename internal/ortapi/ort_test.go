@@ -40,7 +40,7 @@ func installed(t *testing.T) (*Library, *Env) {
 	return l, e
 }
 
-// The library neither writes what would identify this machine nor has anything to send.
+// The library leaves no file that would identify this machine: it has no telemetry.
 func TestNoTelemetry(t *testing.T) {
 	const again = "HETC_TEST_TELEMETRY"
 	if os.Getenv(again) != "" {
@@ -53,12 +53,14 @@ func TestNoTelemetry(t *testing.T) {
 	}
 	dir := t.TempDir()
 	c := exec.Command(os.Args[0], "-test.run=^TestNoTelemetry$")
-	for _, name := range []string{"PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "HETC_NATIVE_DIR", EnvLibrary} { // not CI, in which the library is quiet by itself
-		if v, ok := os.LookupEnv(name); ok {
-			c.Env = append(c.Env, name+"="+v)
+	// Without CI, which makes the library quiet by itself.
+	for _, name := range []string{"PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "HETC_NATIVE_DIR", EnvLibrary} {
+		if value, ok := os.LookupEnv(name); ok {
+			c.Env = append(c.Env, name+"="+value)
 		}
 	}
 	c.Env = append(c.Env, again+"=1", "HOME="+dir, "TMPDIR="+dir, "TMP="+dir, "LOCALAPPDATA="+dir)
+
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -67,16 +69,30 @@ func TestNoTelemetry(t *testing.T) {
 	}
 }
 
-// product is the model o0 [M,N] = i0 [M,K] x w0 [K,N], the weight being external data.
+// productModel is the model o0 [m,n] = i0 [m,k] x w0 [k,n], the weight being external data.
+func productModel(m, k, n int64) *onnx.Model {
+	return &onnx.Model{
+		IR:       onnx.IR,
+		Producer: "test",
+		Opsets:   []onnx.OpsetID{{Domain: "", Version: onnx.Opset}},
+		Graph: onnx.Graph{
+			Name:  "product",
+			Nodes: []onnx.Node{{Op: "MatMul", In: []string{"i0", "w0"}, Out: []string{"o0"}}},
+			Initializers: []onnx.Tensor{{
+				Name:     "w0",
+				Type:     onnx.Float32,
+				Dims:     []int64{k, n},
+				External: &onnx.External{Location: Weights, Length: k * n * 4},
+			}},
+			Inputs:  []onnx.Value{{Name: "i0", Type: onnx.Float32, Dims: []int64{m, k}}},
+			Outputs: []onnx.Value{{Name: "o0", Type: onnx.Float32, Dims: []int64{m, n}}},
+		},
+	}
+}
+
+// product is the model in bytes.
 func product(m, k, n int64) []byte {
-	model := onnx.Model{IR: onnx.IR, Producer: "test", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}}, Graph: onnx.Graph{
-		Name:         "product",
-		Nodes:        []onnx.Node{{Op: "MatMul", In: []string{"i0", "w0"}, Out: []string{"o0"}}},
-		Initializers: []onnx.Tensor{{Name: "w0", Type: onnx.Float32, Dims: []int64{k, n}, External: &onnx.External{Location: Weights, Offset: 0, Length: k * n * 4}}},
-		Inputs:       []onnx.Value{{Name: "i0", Type: onnx.Float32, Dims: []int64{m, k}}},
-		Outputs:      []onnx.Value{{Name: "o0", Type: onnx.Float32, Dims: []int64{m, n}}},
-	}}
-	return model.Marshal()
+	return productModel(m, k, n).Marshal()
 }
 
 // floats is memory outside the Go heap with a tensor over it.
@@ -110,6 +126,7 @@ type bound struct {
 	in, out []float32
 }
 
+// newBound makes a session of a product whose weight is a tensor, and binds its operands.
 func newBound(t testing.TB, e *Env, m, k, n int64, w *Value, o SessionOptions) *bound {
 	t.Helper()
 	o.Initializers = []Initializer{{"w0", w}}
@@ -132,6 +149,7 @@ func newBound(t testing.TB, e *Env, m, k, n int64, w *Value, o SessionOptions) *
 	return x
 }
 
+// run computes the product.
 func (b *bound) run(t testing.TB) {
 	t.Helper()
 	if err := b.s.Run(b.b); err != nil {
@@ -139,6 +157,7 @@ func (b *bound) run(t testing.TB) {
 	}
 }
 
+// The installed library computes products with any number of threads, and reads operands where they are.
 func TestReal(t *testing.T) {
 	l, e := installed(t)
 	if !strings.HasPrefix(l.Version, "1.") || l.BuildInfo == "" || !filepath.IsAbs(l.Path) {
@@ -192,7 +211,7 @@ func TestRealWeightsFolder(t *testing.T) {
 	}
 }
 
-// What the library refuses comes back in its own words, and it stays usable.
+// A model or provider that the library refuses is an error in its own words.
 func TestRealRefuses(t *testing.T) {
 	l, e := installed(t)
 	_, w := floats(t, e, 3, 4)
@@ -209,56 +228,78 @@ func TestRealRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := product(2, 3, 4)
-	for name, c := range map[string]struct {
-		model []byte
-		o     SessionOptions
-		want  string
+	longKey := [][2]string{{strings.Repeat("k", 2000), "v"}}
+	for _, c := range []struct {
+		name    string
+		model   []byte
+		options SessionOptions
+		want    string
 	}{
-		"no model":         {[]byte("rubbish"), with(w), "protobuf"},
-		"truncated":        {good[:len(good)/2], with(w), "INVALID_PROTOBUF"},
-		"other operator":   {bytes.Replace(good, []byte("MatMul"), []byte("MatMil"), 1), with(w), "MatMil"},
-		"no weight":        {good, SessionOptions{Threads: 1}, "weights"},
-		"unknown provider": {good, provider("NoneExecutionProvider"), "NoneExecutionProvider"},
-		"absent provider":  {good, provider("QNNExecutionProvider"), "QNN"},
-		"absent CUDA":      {good, provider("CUDAExecutionProvider"), "CUDA"},
-		"absent TensorRT":  {good, provider("TensorrtExecutionProvider"), "TensorRT"},
-		"absent CANN":      {good, provider("CANNExecutionProvider"), "CANN"},
-		"absent Dnnl":      {good, provider("DnnlExecutionProvider"), "Dnnl"},
-		"does not take it": {good, provider("AzureExecutionProvider"), "fallback to CPU EP has been explicitly disabled"},
-		"config":           {good, SessionOptions{Threads: 1, Config: [][2]string{{strings.Repeat("k", 2000), "v"}}}, "key"},
+		{"no model", []byte("rubbish"), with(w), "protobuf"},
+		{"truncated", good[:len(good)/2], with(w), "INVALID_PROTOBUF"},
+		{"other operator", bytes.Replace(good, []byte("MatMul"), []byte("MatMil"), 1), with(w), "MatMil"},
+		{"no weight", good, SessionOptions{Threads: 1}, "weights"},
+		{"unknown provider", good, provider("NoneExecutionProvider"), "NoneExecutionProvider"},
+		{"absent provider", good, provider("QNNExecutionProvider"), "QNN"},
+		{"absent CUDA", good, provider("CUDAExecutionProvider"), "CUDA"},
+		{"absent TensorRT", good, provider("TensorrtExecutionProvider"), "TensorRT"},
+		{"absent CANN", good, provider("CANNExecutionProvider"), "CANN"},
+		{"absent Dnnl", good, provider("DnnlExecutionProvider"), "Dnnl"},
+		{
+			name:    "does not take it",
+			model:   good,
+			options: provider("AzureExecutionProvider"),
+			want:    "fallback to CPU EP has been explicitly disabled",
+		},
+		{"config", good, SessionOptions{Threads: 1, Config: longKey}, "key"},
 	} {
-		if c.o.Provider == "AzureExecutionProvider" && !slices.Contains(offered, c.o.Provider) {
+		if c.options.Provider == "AzureExecutionProvider" && !slices.Contains(offered, c.options.Provider) {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
-			s, err := e.NewSession(c.model, &c.o)
-			var oe *Error
-			if s != nil || !errors.As(err, &oe) || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassRun || strings.Contains(err.Error(), "\n") {
-				t.Errorf("got %v, want %q", err, c.want)
+		t.Run(c.name, func(t *testing.T) {
+			s, err := e.NewSession(c.model, &c.options)
+			var failure *Error
+			if s != nil || !errors.As(err, &failure) || diag.ClassOf(err) != diag.ClassRun {
+				t.Fatalf("got %v, want an error of the library", err)
+			}
+			if text := err.Error(); !strings.Contains(text, c.want) || strings.Contains(text, "\n") {
+				t.Errorf("got %q, want one line with %q", text, c.want)
 			}
 		})
 	}
-	if _, err := e.NewSessionFromFile(filepath.Join(t.TempDir(), "gone.onnx"), &SessionOptions{Threads: 1}); err == nil || !strings.Contains(err.Error(), "gone.onnx") {
+
+	gone := filepath.Join(t.TempDir(), "gone.onnx")
+	_, err = e.NewSessionFromFile(gone, &SessionOptions{Threads: 1})
+	if err == nil || !strings.Contains(err.Error(), "gone.onnx") {
 		t.Errorf("absent file: %v", err)
 	}
+	if _, err := l.NewEnv(EnvOptions{}); err == nil {
+		t.Error("a second environment was made")
+	}
+}
+
+// Operands with other names, shapes or types than the model's are refused by the library.
+func TestRealOperandsRefused(t *testing.T) {
+	_, e := installed(t)
+	_, w := floats(t, e, 3, 4)
 	x := newBound(t, e, 2, 3, 4, w, SessionOptions{Threads: 1})
+	_, in := floats(t, e, 2, 3)
+	_, out := floats(t, e, 2, 4)
 	_, three := floats(t, e, 3, 3)
-	bytes, free, err := outside(8)
+	data, free, err := outside(8)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer free()
-	eight, err := e.NewTensor(bytes, Uint8, []int64{2, 4})
+	eight, err := e.NewTensor(data, Uint8, []int64{2, 4})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer eight.Close()
-	_, in := floats(t, e, 2, 3)
-	_, out := floats(t, e, 2, 4)
 	for _, c := range []struct {
-		in, out string
-		iv, ov  *Value
-		want    string
+		inName, outName string
+		in, out         *Value
+		want            string
 	}{
 		{"i0", "o0", three, out, "Got invalid dimensions for input: i0"},
 		{"i0", "o0", in, three, "Got invalid dimensions for output: o0"},
@@ -271,21 +312,17 @@ func TestRealRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err = b.BindInput(c.in, c.iv); err == nil {
-			if err = b.BindOutput(c.out, c.ov); err == nil {
-				err = x.s.Run(b)
-			}
+		if err = b.BindInput(c.inName, c.in); err == nil {
+			err = b.BindOutput(c.outName, c.out)
+		}
+		if err == nil {
+			err = x.s.Run(b)
 		}
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	// A weight of another shape is found when the kernel meets it, by this one: others trust what the model declares.
-	_, wrong := floats(t, e, 4, 3)
-	y := newBound(t, e, 2, 3, 4, wrong, SessionOptions{Threads: 1})
-	if err := y.s.Run(y.b); err == nil || !strings.Contains(err.Error(), "dimension mismatch") {
-		t.Errorf("weight of another shape: %v", err)
-	}
+
 	empty, err := x.s.NewBinding()
 	if err != nil {
 		t.Fatal(err)
@@ -293,34 +330,26 @@ func TestRealRefuses(t *testing.T) {
 	if err := x.s.Run(empty); err == nil {
 		t.Error("a binding without operands was run")
 	}
-	if _, err := l.NewEnv(EnvOptions{}); err == nil {
-		t.Error("a second environment was made")
+}
+
+// The kernel of a product finds a weight of another shape. Others trust what the model declares.
+func TestRealWeightOfAnotherShape(t *testing.T) {
+	_, e := installed(t)
+	_, wrong := floats(t, e, 4, 3)
+	x := newBound(t, e, 2, 3, 4, wrong, SessionOptions{Threads: 1})
+	if err := x.s.Run(x.b); err == nil || !strings.Contains(err.Error(), "dimension mismatch") {
+		t.Errorf("got %v, want a refusal", err)
 	}
 }
 
-// Many runs beside a busy garbage collector, on stacks that grow, give the same bits and allocate nothing.
-func TestRealUnderPressure(t *testing.T) {
-	_, e := installed(t)
-	const m, k, n = 3, 64, 48
-	w, wv := floats(t, e, k, n)
-	for i := range w {
-		w[i] = float32(math.Sin(float64(i)))
-	}
-	x := newBound(t, e, m, k, n, wv, SessionOptions{Threads: 1, Optimization: 99})
-	for i := range x.in {
-		x.in[i] = float32(math.Cos(float64(i)))
-	}
-	x.run(t)
-	want := slices.Clone(x.out)
-	if n := testing.AllocsPerRun(1000, func() { x.run(t) }); n != 0 {
-		t.Errorf("%v allocations per run", n)
-	}
-	stop := make(chan struct{})
+// collect runs the garbage collector without end, and returns what stops it.
+func collect() (stop func()) {
+	done := make(chan struct{})
 	var busy sync.WaitGroup
 	busy.Go(func() {
-		for i := 0; ; i++ {
+		for {
 			select {
-			case <-stop:
+			case <-done:
 				return
 			default:
 				garbage = append(garbage[:0:0], make([]byte, 1<<16)...)
@@ -328,15 +357,51 @@ func TestRealUnderPressure(t *testing.T) {
 			}
 		}
 	})
+	return func() {
+		close(done)
+		busy.Wait()
+	}
+}
+
+// onNewStack calls f on a new, small stack that grows by some frames.
+func onNewStack(frames int, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		deep(frames, f)
+	}()
+	<-done
+}
+
+// pressed is a product whose operands are sines and cosines.
+func pressed(t *testing.T, e *Env, m, k, n int64) (x *bound, weight *Value) {
+	t.Helper()
+	w, weight := floats(t, e, k, n)
+	for i := range w {
+		w[i] = float32(math.Sin(float64(i)))
+	}
+	x = newBound(t, e, m, k, n, weight, SessionOptions{Threads: 1, Optimization: 99})
+	for i := range x.in {
+		x.in[i] = float32(math.Cos(float64(i)))
+	}
+	return x, weight
+}
+
+// Many runs beside a busy garbage collector, on stacks that grow, give the same bits and allocate nothing.
+func TestRealUnderPressure(t *testing.T) {
+	_, e := installed(t)
+	x, _ := pressed(t, e, 3, 64, 48)
+	x.run(t)
+	want := slices.Clone(x.out)
+	if n := testing.AllocsPerRun(1000, func() { x.run(t) }); n != 0 {
+		t.Errorf("%v allocations per run", n)
+	}
+
+	defer collect()()
 	for i := range 10000 {
 		clear(x.out)
 		if i%100 == 0 {
-			done := make(chan struct{})
-			go func() { // a new, small stack
-				deep(50, func() { x.run(t) })
-				close(done)
-			}()
-			<-done
+			onNewStack(50, func() { x.run(t) })
 		} else {
 			x.run(t)
 		}
@@ -344,27 +409,34 @@ func TestRealUnderPressure(t *testing.T) {
 			t.Fatalf("run %d: got %v, want %v", i, x.out[:4], want[:4])
 		}
 	}
-	// Objects are made and described beside the collector, too.
-	for i := range 50 {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			deep(i, func() {
-				y := newBound(t, e, m, k, n, wv, SessionOptions{Threads: 1})
-				copy(y.in, x.in)
-				y.run(t)
-				if len(y.s.Inputs) != 1 || y.s.Inputs[0].Name != "i0" || !slices.Equal(y.s.Outputs[0].Shape, []int64{m, n}) || math.Abs(float64(y.out[5]-want[5])) > 1e-4 {
-					t.Errorf("session %d: %+v, got %v, want %v", i, y.s, y.out[5], want[5])
-				}
-				y.s.Close()
-			})
-		}()
-		<-done
-	}
-	close(stop)
-	busy.Wait()
 }
 
+// Sessions are made and described beside a busy garbage collector, on stacks that grow.
+func TestRealSessionsUnderPressure(t *testing.T) {
+	_, e := installed(t)
+	const m, k, n = 3, 64, 48
+	x, weight := pressed(t, e, m, k, n)
+	x.run(t)
+
+	defer collect()()
+	for i := range 50 {
+		onNewStack(i, func() {
+			y := newBound(t, e, m, k, n, weight, SessionOptions{Threads: 1})
+			defer y.s.Close()
+			copy(y.in, x.in)
+			y.run(t)
+			shape := y.s.Outputs[0].Shape
+			if len(y.s.Inputs) != 1 || y.s.Inputs[0].Name != "i0" || !slices.Equal(shape, []int64{m, n}) {
+				t.Errorf("session %d: %+v", i, y.s)
+			}
+			if off := math.Abs(float64(y.out[5] - x.out[5])); off > 1e-4 {
+				t.Errorf("session %d: got %v, want %v", i, y.out[5], x.out[5])
+			}
+		})
+	}
+}
+
+// garbage is what collect makes.
 var garbage []byte
 
 // deep calls f below n frames of some kilobytes.
@@ -436,13 +508,15 @@ func TestRealSharedWeights(t *testing.T) {
 		t.Error("shared weights give other results")
 	}
 	const weight = k * n * 4
-	t.Logf("%d more sessions: %d MiB shared, %d MiB with their own, weight %d MiB", more, growth[true]>>20, growth[false]>>20, weight>>20)
+	t.Logf("%d more sessions: %d MiB shared, %d MiB with their own, weight %d MiB", more, growth[true]>>20,
+		growth[false]>>20, weight>>20)
 	if l.shares && resident() > 0 && (growth[true] > weight*more/2 || growth[false] < weight*more*7/8) {
-		t.Errorf("%d more sessions: %d bytes shared, %d with their own, of a weight of %d", more, growth[true], growth[false], weight)
+		t.Errorf("%d more sessions: %d bytes shared, %d with their own, of a weight of %d", more, growth[true],
+			growth[false], weight)
 	}
 }
 
-// Whatever is closed first, what is still open stays usable, and closing again does nothing.
+// What is still open stays usable, whatever was closed before, and closing again does nothing.
 func TestRealCloseOrder(t *testing.T) {
 	l, e := installed(t)
 	p, err := e.NewPrepackedWeights()
@@ -493,7 +567,11 @@ func TestRealOptimizedModel(t *testing.T) {
 	_, e := installed(t)
 	_, wv := floats(t, e, 3, 4)
 	path := filepath.Join(t.TempDir(), "optimized.onnx")
-	s, err := e.NewSession(product(1, 3, 4), &SessionOptions{Threads: 1, Initializers: []Initializer{{"w0", wv}}, OptimizedModelPath: path})
+	s, err := e.NewSession(product(1, 3, 4), &SessionOptions{
+		Threads:            1,
+		Initializers:       []Initializer{{"w0", wv}},
+		OptimizedModelPath: path,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -527,6 +605,7 @@ func TestRealConcurrent(t *testing.T) {
 	all.Wait()
 }
 
+// BenchmarkRun runs the smallest product: what a call costs.
 func BenchmarkRun(b *testing.B) {
 	require.Deps()
 	l, err := Find("")

@@ -57,7 +57,6 @@ func (f *fake) plugin() (told string, err error) {
 // Every argument of a plugin's calls arrives as it was given, and every answer comes back.
 func TestPlugin(t *testing.T) {
 	f := loadFake(t)
-	native.Call(f.fail, 0)
 	told, err := f.plugin()
 	if err != nil {
 		t.Fatal(err)
@@ -69,48 +68,49 @@ unsupported
 	if told != want {
 		t.Errorf("told:\n%s\nwant:\n%s", told, want)
 	}
-	const session = "level 0\nshared pool\nconfig session.record_ep_graph_assignment_info=1\ndevices backend_path=x soc_model=57\n"
-	const arrived = "pool 1\narena\nregister FakeExecutionProvider lib/of it.so\n" + session + "compile in.onnx\nto out.onnx\nembedded\ncompiled\n" + session + "model compiled\n"
+	const session = `level 0
+shared pool
+config session.record_ep_graph_assignment_info=1
+devices backend_path=x soc_model=57
+`
+	const arrived = `pool 1
+arena
+register FakeExecutionProvider lib/of it.so
+` + session + `compile in.onnx
+to out.onnx
+embedded
+compiled
+` + session + `model compiled
+`
 	if got := native.String(native.Call(f.seen), 8192); got != arrived {
 		t.Errorf("arrived:\n%s\nwant:\n%s", got, arrived)
 	}
-	if n := native.Call(f.live); n != 0 {
-		t.Errorf("%d objects were not given back", n)
-	}
+	f.allGivenBack(t)
 }
 
-// Whichever call fails, its message comes back, and nothing is lost.
+// Whichever call of a plugin fails, its message comes back as an error, and no object is lost.
 func TestPluginFailures(t *testing.T) {
 	f := loadFake(t)
-	native.Call(f.fail, 0)
-	if _, err := f.plugin(); err != nil {
-		t.Fatal(err)
-	}
-	all := int(native.Call(f.calls))
-	if all < 50 {
-		t.Fatalf("%d calls", all)
-	}
-	for n := 1; n <= all; n++ {
-		native.Call(f.fail, uintptr(n))
+	f.failEveryCall(t, 50, func() error {
 		_, err := f.plugin()
-		var e *Error
-		if !errors.As(err, &e) || !strings.Contains(e.Message, "asked to fail in ") || diag.ClassOf(err) != diag.ClassRun {
-			t.Fatalf("call %d: %v", n, err)
-		}
-		if live := int(native.Call(f.live)); live != 0 {
-			t.Fatalf("call %d, %v: %d objects were not given back", n, err, live)
-		}
-	}
+		return err
+	})
 }
 
-// A library without the functions is good for everything else, and says what it lacks where they are needed.
+// A library without the functions of plugins is loaded, and says what it lacks where they are needed.
 func TestPluginIncomplete(t *testing.T) {
 	for _, c := range []struct{ define, want string }{
-		{"FAKE_HOLE=301", "function 301 of its interface, for plugin execution providers, is missing"},
-		{"FAKE_HOLE=412", "function 412 of its interface, for plugin execution providers, is missing"},
-		{"FAKE_NO_COMPILER", "does not compile models"},
-		{"FAKE_COMPILE_HOLE=8", "function 8 of its interface for compiling is missing"},
-		{"FAKE_MANY", "says there are 1073741824"},
+		{
+			define: "FAKE_HOLE=301",
+			want:   "function 301 of its interface, for plugin execution providers, is missing",
+		},
+		{
+			define: "FAKE_HOLE=412",
+			want:   "function 412 of its interface, for plugin execution providers, is missing",
+		},
+		{define: "FAKE_NO_COMPILER", want: "does not compile models"},
+		{define: "FAKE_COMPILE_HOLE=8", want: "function 8 of its interface for compiling is missing"},
+		{define: "FAKE_MANY", want: "says there are 1073741824"},
 	} {
 		t.Run(c.define, func(t *testing.T) {
 			l, err := Load(compile(t, c.define))
@@ -129,16 +129,15 @@ func TestPluginIncomplete(t *testing.T) {
 	}
 }
 
-// What cannot be right is refused before the library sees it.
+// Names, devices and options that cannot be right are an error of input before the library sees them.
 func TestPluginRefuses(t *testing.T) {
 	f := loadFake(t)
-	native.Call(f.fail, 0)
 	e, err := f.NewEnv(EnvOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	if err := errors.Join(e.RegisterProvider("x", "y")); err != nil {
+	if err := e.RegisterProvider("x", "y"); err != nil {
 		t.Fatal(err)
 	}
 	devices, err := e.Devices()
@@ -146,6 +145,8 @@ func TestPluginRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := devices[1:]
+	odd := [][2]string{{"a", "\x00"}}
+	model := []byte("m")
 	for name, err := range map[string]error{
 		"name":     e.RegisterProvider("a\x00", "b"),
 		"path":     e.RegisterProvider("a", "b\x00"),
@@ -153,15 +154,16 @@ func TestPluginRefuses(t *testing.T) {
 		"device":   second(Device{}.Compatibility("")),
 		"no model": e.Compile(Compilation{Output: "b"}, &SessionOptions{Devices: d}),
 		"output":   e.Compile(Compilation{Model: "a", Output: "b\x00"}, &SessionOptions{Devices: d}),
-		"other":    second(e.NewSession([]byte("m"), &SessionOptions{Devices: []Device{{}}})),
-		"both":     second(e.NewSession([]byte("m"), &SessionOptions{Devices: d, Provider: "x"})),
-		"option":   second(e.NewSession([]byte("m"), &SessionOptions{Devices: d, ProviderOptions: [][2]string{{"a", "\x00"}}})),
+		"other":    second(e.NewSession(model, &SessionOptions{Devices: []Device{{}}})),
+		"both":     second(e.NewSession(model, &SessionOptions{Devices: d, Provider: "x"})),
+		"option":   second(e.NewSession(model, &SessionOptions{Devices: d, ProviderOptions: odd})),
 	} {
 		if err == nil || diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	s, err := e.NewSession([]byte("m"), &SessionOptions{Devices: d})
+
+	s, err := e.NewSession(model, &SessionOptions{Devices: d})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,9 +175,27 @@ func TestPluginRefuses(t *testing.T) {
 	}
 }
 
+// second returns the error of a call with two results.
 func second[T any](_ T, err error) error { return err }
 
-// The libraries are found where pip and make deps-qnn put them, or by name; what is missing is named with the way out.
+// refuseQNN expects that the libraries are not found, with what was tried and how to get them.
+func refuseQNN(t *testing.T, file, want string) {
+	t.Helper()
+	found, err := FindQNN(file)
+	var problem *QNNError
+	if found != nil || !errors.As(err, &problem) || diag.ClassOf(err) != diag.ClassUnavailable {
+		t.Fatalf("got %v, %v, want an error", found, err)
+	}
+	if !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	if hints := strings.Join(diag.HintsOf(err), " "); !strings.Contains(hints, "make deps-qnn") {
+		t.Errorf("hints %q of %v", hints, err)
+	}
+}
+
+// The libraries are found where pip and make deps-qnn put them, or by name. What is missing is named with the way to
+// get it.
 func TestFindQNN(t *testing.T) {
 	if err := native.Supported(); err != nil {
 		t.Skip(err)
@@ -184,54 +204,46 @@ func TestFindQNN(t *testing.T) {
 	t.Setenv(EnvQNN, "")
 	t.Setenv(native.EnvDir, root)
 	t.Chdir(root)
-	refused := func(file, want string) {
-		t.Helper()
-		q, err := FindQNN(file)
-		var qe *QNNError
-		if q != nil || !errors.As(err, &qe) || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassUnavailable {
-			t.Errorf("got %v, %v, want an error with %q", q, err, want)
-		}
-		var d *diag.Diagnostic
-		if !errors.As(err, &d) || !strings.Contains(d.Hint, "make deps-qnn") {
-			t.Errorf("hint of %v", err)
+	dir := filepath.Join(root, "onnxruntime-qnn", "onnxruntime_qnn")
+	provider := filepath.Join(dir, native.FileNames("onnxruntime_providers_qnn")[0])
+	backend := filepath.Join(dir, native.FileNames("QnnHtp")[0])
+	write := func(path string) {
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
-	dir := filepath.Join(root, "onnxruntime-qnn", "onnxruntime_qnn")
-	refused("", filepath.Join(root, "onnxruntime-qnn"))
-	refused(filepath.Join(root, "gone.so"), "gone.so")
+
+	refuseQNN(t, "", filepath.Join(root, "onnxruntime-qnn"))
+	refuseQNN(t, filepath.Join(root, "gone.so"), "gone.so")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	provider, backend := filepath.Join(dir, native.FileNames("onnxruntime_providers_qnn")[0]), filepath.Join(dir, native.FileNames("QnnHtp")[0])
-	if err := os.WriteFile(provider, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	refused("", "no "+filepath.Base(backend)+" beside it")
-	if err := os.WriteFile(backend, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	write(provider)
+	refuseQNN(t, "", "no "+filepath.Base(backend)+" beside it")
+
+	write(backend)
 	want := QNN{provider, backend}
-	if q, err := FindQNN(""); err != nil || *q != want {
-		t.Errorf("got %v, %v, want %v", q, err, want)
+	if got, err := FindQNN(""); err != nil || *got != want {
+		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
 	t.Setenv(native.EnvDir, "")
 	t.Setenv(EnvQNN, provider)
-	if q, err := FindQNN(""); err != nil || *q != want {
-		t.Errorf("got %v, %v, want %v", q, err, want)
+	if got, err := FindQNN(""); err != nil || *got != want {
+		t.Errorf("by name: got %v, %v, want %v", got, err, want)
 	}
 }
 
-// Qualcomm's provider compiles a model, its emulator executes the result, and the placement says who did.
-func TestRealQNN(t *testing.T) {
-	_, e := installed(t)
-	q, err := FindQNN("")
+// qnnDevice registers Qualcomm's provider, and returns its device.
+func qnnDevice(t *testing.T, e *Env) (found *QNN, devices []Device) {
+	t.Helper()
+	found, err := FindQNN("")
 	if err != nil {
 		require.Skip(t, "qnn", err)
 	}
-	if err := e.RegisterProvider(QNNProvider, q.Provider); err != nil {
+	if err := e.RegisterProvider(QNNProvider, found.Provider); err != nil {
 		t.Fatal(err)
 	}
-	devices, err := e.Devices()
+	devices, err = e.Devices()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,54 +251,64 @@ func TestRealQNN(t *testing.T) {
 	if len(devices) != 1 || devices[0].Vendor != "Qualcomm" {
 		t.Fatalf("devices %+v", devices)
 	}
+	return found, devices
+}
+
+// Qualcomm's provider compiles a model, its emulator executes the result, and the placement says that it did.
+func TestRealQNN(t *testing.T) {
+	_, e := installed(t)
+	found, devices := qnnDevice(t, e)
 	const m, k, n = 8, 64, 32
-	model := onnx.Model{IR: onnx.IR, Producer: "test", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}}, Graph: onnx.Graph{
-		Name:         "product",
-		Nodes:        []onnx.Node{{Name: "n0", Op: "MatMul", In: []string{"i0", "w0"}, Out: []string{"o0"}}},
-		Initializers: []onnx.Tensor{onnx.Float32s("w0", []int64{k, n}, ramp(k*n)...)},
-		Inputs:       []onnx.Value{{Name: "i0", Type: onnx.Float32, Dims: []int64{m, k}}},
-		Outputs:      []onnx.Value{{Name: "o0", Type: onnx.Float32, Dims: []int64{m, n}}},
-	}}
+	model, weight := productModel(m, k, n), ramp(k*n)
+	model.Graph.Nodes[0].Name = "n0"
+	model.Graph.Initializers = []onnx.Tensor{onnx.Float32s("w0", []int64{k, n}, weight...)}
 	t.Chdir(t.TempDir())
 	if err := os.WriteFile("in.onnx", model.Marshal(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := &SessionOptions{Devices: devices, ProviderOptions: [][2]string{{"backend_path", q.Backend}, {"soc_model", "57"}, {"vtcm_mb", "8"}}}
-	if err := e.Compile(Compilation{Model: "in.onnx", Output: "out.onnx", Embed: true}, o); err != nil {
+
+	backend := [2]string{"backend_path", found.Backend}
+	err := e.Compile(Compilation{Model: "in.onnx", Output: "out.onnx", Embed: true}, &SessionOptions{
+		Devices:         devices,
+		ProviderOptions: [][2]string{backend, {"soc_model", "57"}, {"vtcm_mb", "8"}},
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	compiled, err := os.ReadFile("out.onnx")
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.ProviderOptions = o.ProviderOptions[:1]
-	s, err := e.NewSession(compiled, o)
+	s, err := e.NewSession(compiled, &SessionOptions{Devices: devices, ProviderOptions: [][2]string{backend}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	p, err := s.Placement()
-	if err != nil || len(p) != 1 || p[0].Provider != QNNProvider || len(p[0].Nodes) != 1 || p[0].Nodes[0].Op != "EPContext" {
-		t.Fatalf("placement %+v, %v", p, err)
+	placed, err := s.Placement()
+	if err != nil || len(placed) != 1 || placed[0].Provider != QNNProvider {
+		t.Fatalf("placement %+v, %v", placed, err)
 	}
+	if nodes := placed[0].Nodes; len(nodes) != 1 || nodes[0].Op != "EPContext" {
+		t.Fatalf("placed nodes %+v", nodes)
+	}
+
 	b, err := s.NewBinding()
 	if err != nil {
 		t.Fatal(err)
 	}
-	in, iv := floats(t, e, m, k)
-	got, ov := floats(t, e, m, n)
+	in, from := floats(t, e, m, k)
+	got, to := floats(t, e, m, n)
 	copy(in, ramp(m*k))
-	if err := errors.Join(b.BindInput("i0", iv), b.BindOutput("o0", ov), s.Run(b)); err != nil {
+	if err := errors.Join(b.BindInput("i0", from), b.BindOutput("o0", to), s.Run(b)); err != nil {
 		t.Fatal(err)
 	}
-	w := ramp(k * n)
 	for r := range m {
 		for c := range n {
 			var want float32
 			for i := range k {
-				want += in[r*k+i] * w[i*n+c]
+				want += in[r*k+i] * weight[i*n+c]
 			}
-			if d := got[r*n+c] - want; d < -0.05 || d > 0.05 { // of values up to 20, in f16
+			if off := got[r*n+c] - want; off < -0.05 || off > 0.05 { // of values up to 20, in f16
 				t.Fatalf("[%d,%d]: got %v, want %v", r, c, got[r*n+c], want)
 			}
 		}
