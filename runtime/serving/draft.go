@@ -23,8 +23,8 @@ const (
 	// The plan's acceptance counts as much as prior guesses. With every new guess the weight of older ones is
 	// multiplied by keeps.
 	prior, keeps = 4, 0.95
-	// stake is the share of the time of plain decoding that drafts may lose, whatever the text: RATIONALE.md: "How can
-	// drafts never lose more than 2 %?"
+	// stake is the share of the time of plain decoding that drafts may lose, whatever the text.
+	// RATIONALE: Why are drafts taken from the text itself, and how do they never lose more than 2 %?
 	stake = 0.02
 	// unplanned is the acceptance of drafts that a plan says nothing of.
 	unplanned = 0.7

@@ -20,10 +20,10 @@ const (
 // there is none; bos is the id that begins a text according to the model, -1 for none.
 //
 // Which tokens Prompt adds is said by the post-processor's template, and by add_bos_token and add_eos_token of config,
-// which count more. RATIONALE.md: "When does a prompt begin with the model's begin token, if the tokenizer does not
-// say?" The token itself is bos_token or eos_token of config, or bos. Where neither says anything, a text begins with
-// bos if config has it as bos_token under a name that means the begin of a text ("<s>"), and not as eos_token too.
-// Under other names, as "<|im_start|>", it begins something else.
+// which count more. The token itself is bos_token or eos_token of config, or bos. Where neither says anything, a text
+// begins with bos if config has it as bos_token under a name that means the begin of a text ("<s>"), and not as
+// eos_token too. Under other names, as "<|im_start|>", it begins something else.
+// RATIONALE: When does a prompt begin with the model's begin token, if the tokenizer does not say?
 //
 // Truncation and padding in the file are ignored: they are settings of a call.
 //

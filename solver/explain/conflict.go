@@ -321,9 +321,9 @@ func (t *trial) widerOf(ctx context.Context, limit *Limit) (texts []string, err 
 }
 
 // name notes a value that works.
-func (x *Conflicting) name(l *Limit, value float64) {
+func (c *Conflicting) name(l *Limit, value float64) {
 	if value > 0 {
-		x.Nearest, x.works = l.format(value), value
+		c.Nearest, c.works = l.format(value), value
 	}
 }
 
