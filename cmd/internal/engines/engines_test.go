@@ -3,15 +3,17 @@ package engines
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/models/gguf"
 )
 
-// captured are outputs of llama.cpp: `llama-bench -m FILE -p 0 -n 4 -d 16 -t 2 -r 2 -o json` and the end of
+// captured returns an output of llama.cpp: `llama-bench -m FILE -p 0 -n 4 -d 16 -t 2 -r 2 -o json` and the end of
 // `llama-perplexity --kl-divergence`.
 func captured(t testing.TB, name string) []byte {
 	t.Helper()
@@ -22,24 +24,33 @@ func captured(t testing.TB, name string) []byte {
 	return text
 }
 
+// asked is the task of the captured output: four tokens after sixteen, twice.
 var asked = Task{Depth: 16, Gen: 4, Reps: 2}
 
+// The seconds, the version and the backend of llama-bench are read. Its own rate is of the decoded tokens alone, as
+// ours.
 func TestParseLlamaBench(t *testing.T) {
 	out := captured(t, "llama-bench.json")
-	r, err := parseLlamaBench(asked, 2, out, []byte("x\nload_backend: loaded CPU backend from /a b/libggml-cpu-zen4.so\ny\n"))
+	var tests []struct {
+		Nanoseconds []float64 `json:"samples_ns"`
+		Rates       []float64 `json:"samples_ts"`
+	}
+	if err := json.Unmarshal(out, &tests); err != nil {
+		t.Fatal(err)
+	}
+
+	said := []byte("x\nload_backend: loaded CPU backend from /a b/libggml-cpu-zen4.so\ny\n")
+	r, err := parseLlamaBench(asked, 2, out, said)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var doc []map[string]any
-	if err := json.Unmarshal(out, &doc); err != nil {
-		t.Fatal(err)
-	}
-	for i, ns := range doc[0]["samples_ns"].([]any) {
-		if got, want := r.SecondsPerRep[i], ns.(float64)/1e9; got != want {
+
+	for i, ns := range tests[0].Nanoseconds {
+		if got, want := r.SecondsPerRep[i], ns/1e9; got != want {
 			t.Errorf("repetition %d: %v s, want %v", i, got, want)
 		}
-		// Its own rate is of the decoded tokens alone, as ours.
-		if got, want := float64(asked.Tokens())/r.SecondsPerRep[i], doc[0]["samples_ts"].([]any)[i].(float64); math.Abs(got/want-1) > 1e-5 {
+		got, want := float64(asked.Tokens())/r.SecondsPerRep[i], tests[0].Rates[i]
+		if math.Abs(got/want-1) > 1e-5 {
 			t.Errorf("repetition %d: %v tokens/s, llama-bench says %v", i, got, want)
 		}
 	}
@@ -51,7 +62,7 @@ func TestParseLlamaBench(t *testing.T) {
 	}
 }
 
-// Whatever is not the measurement that was asked for is refused, with what is wrong with it.
+// Output that is not of the measurement that was asked for is refused, with what is wrong with it.
 func TestParseLlamaBenchRefuses(t *testing.T) {
 	good := string(captured(t, "llama-bench.json"))
 	replace := func(old, new string) string {
@@ -83,12 +94,14 @@ func TestParseLlamaBenchRefuses(t *testing.T) {
 		"huge":          {replace(samples, `"samples_ns": [1e300, 7]`), "its output is no list of tests"},
 		"words":         {replace(samples, `"samples_ns": "fast"`), "its output is no list of tests"},
 	} {
-		if _, err := parseLlamaBench(asked, 2, []byte(c.out), nil); err == nil || !strings.Contains(err.Error(), c.want) {
+		_, err := parseLlamaBench(asked, 2, []byte(c.out), nil)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want an error with %q", name, err, c.want)
 		}
 	}
 }
 
+// FuzzParseLlamaBench refuses an output, or reads as many times as were asked for, each longer than nothing.
 func FuzzParseLlamaBench(f *testing.F) {
 	f.Add(captured(f, "llama-bench.json"), []byte("load_backend: loaded CPU backend from x.so\n"))
 	f.Add([]byte("[{}]"), []byte{})
@@ -108,68 +121,108 @@ func FuzzParseLlamaBench(f *testing.F) {
 	})
 }
 
+// The quality that llama-perplexity prints is read. Its errors are of one deviation, ours of 95 %.
 func TestParsePerplexity(t *testing.T) {
-	out := captured(t, "llama-perplexity.txt")
-	q, err := parsePerplexity("Q4_0", out)
-	want := Quality{Engine: "llama.cpp", Form: "Q4_0", MeanKL: 0.020483, KLError: 1.96 * 0.001140, SameTop: 0.90748, Perplexity: 19.873093}
-	if err != nil || math.Abs(q.KLError-want.KLError) > 1e-12 || math.Abs(q.SameTop-want.SameTop) > 1e-12 {
-		t.Fatalf("got %+v, %v, want %+v", q, err, want)
+	got, err := parsePerplexity("Q4_0", captured(t, "llama-perplexity.txt"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	if q.KLError, q.SameTop = want.KLError, want.SameTop; q != want {
-		t.Errorf("got %+v, want %+v", q, want)
+	want := Quality{
+		Engine:     "llama.cpp",
+		Form:       "Q4_0",
+		MeanKL:     0.020483,
+		KLError:    1.96 * 0.001140,
+		SameTop:    0.90748,
+		Perplexity: 19.873093,
 	}
-	for what, broken := range map[string][]byte{
-		"no KL":         bytes.ReplaceAll(out, []byte("KLD"), []byte("KLX")),
-		"no top token":  bytes.ReplaceAll(out, []byte("Same top p"), []byte("Same")),
-		"no perplexity": bytes.ReplaceAll(out, []byte("PPL(Q)"), []byte("PPL")),
-		`KL is "0.0.2"`: bytes.ReplaceAll(out, []byte("0.020483"), []byte("0.0.2")),
+	if math.Abs(got.KLError-want.KLError) > 1e-12 || math.Abs(got.SameTop-want.SameTop) > 1e-12 {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	got.KLError, got.SameTop = want.KLError, want.SameTop
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// Output that lacks one of the numbers is refused, and the error names it.
+func TestParsePerplexityRefuses(t *testing.T) {
+	good := captured(t, "llama-perplexity.txt")
+	without := func(old, new string) []byte { return bytes.ReplaceAll(good, []byte(old), []byte(new)) }
+	for want, out := range map[string][]byte{
+		"no KL":         without("KLD", "KLX"),
+		"no top token":  without("Same top p", "Same"),
+		"no perplexity": without("PPL(Q)", "PPL"),
+		`KL is "0.0.2"`: without("0.020483", "0.0.2"),
 		"it is empty":   nil,
 	} {
-		if _, err := parsePerplexity("Q4_0", broken); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("%s: %v", what, err)
+		if _, err := parsePerplexity("Q4_0", out); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 }
 
-// Of a start the process's own time counts: a reading has none, but says that it was what was asked for.
-func TestParseStart(t *testing.T) {
-	start := Task{Start: 8, Reps: 1}
+// start is a task whose time is that of the whole process: a reading has no time of its own.
+var start = Task{Start: 8, Reps: 1}
+
+// A start is a phase of its own with one token.
+func TestStart(t *testing.T) {
 	if start.Phase() != "start" || start.Tokens() != 1 {
 		t.Errorf("%v: phase %q, %d tokens", start, start.Phase(), start.Tokens())
 	}
+}
+
+// A start of hetc is asked for with its prompt, and its output says that prompt.
+func TestStartOfHetc(t *testing.T) {
 	h := &Hetc{Bundle: "b", Trust: "k"}
-	if _, args := h.Command(start, 2); !strings.Contains(strings.Join(args, " "), "--tokens 0,1,2,3,4,5,6,7 --max-tokens 1") {
-		t.Errorf("hetc: %q", args)
+	_, args := h.Command(start, 2)
+	if !strings.Contains(strings.Join(args, " "), "--tokens 0,1,2,3,4,5,6,7 --max-tokens 1") {
+		t.Errorf("arguments %q", args)
 	}
-	if r, err := h.Parse(start, 2, []byte(`{"prompt_tokens": [0,1,2,3,4,5,6,7]}`), nil); err != nil || len(r.SecondsPerRep) != 0 {
-		t.Errorf("hetc: %+v, %v", r, err)
+
+	r, err := h.Parse(start, 2, []byte(`{"prompt_tokens": [0,1,2,3,4,5,6,7]}`), nil)
+	if err != nil || len(r.SecondsPerRep) != 0 {
+		t.Errorf("%+v, %v", r, err)
 	}
-	if _, err := h.Parse(start, 2, []byte(`{"prompt_tokens": [0]}`), nil); err == nil || !strings.Contains(err.Error(), "a prompt of 1 tokens, want 8") {
-		t.Errorf("hetc with another prompt: %v", err)
-	}
-	peer := (&LlamaCpp{}).Engine("f", "Q8_0")
-	if _, args := peer.Command(start, 2); !strings.Contains(strings.Join(args, " "), "-p 8 -n 0 --no-warmup") {
-		t.Errorf("llama.cpp: %q", args)
-	}
-	out := `[{"build_commit": "c", "n_threads": 2, "n_prompt": 8, "n_gen": 0, "samples_ns": [5]}]`
-	if r, err := peer.Parse(start, 2, []byte(out), nil); err != nil || len(r.SecondsPerRep) != 0 {
-		t.Errorf("llama.cpp: %+v, %v", r, err)
-	}
-	if _, err := peer.Parse(start, 2, []byte(strings.Replace(out, `"n_prompt": 8`, `"n_prompt": 9`, 1)), nil); err == nil {
-		t.Error("llama.cpp with another prompt was read")
+	_, err = h.Parse(start, 2, []byte(`{"prompt_tokens": [0]}`), nil)
+	if err == nil || !strings.Contains(err.Error(), "a prompt of 1 tokens, want 8") {
+		t.Errorf("another prompt: %v", err)
 	}
 }
 
+// A start of llama.cpp is asked for with the length of its prompt, and its output says that length.
+func TestStartOfLlamaCpp(t *testing.T) {
+	peer := (&LlamaCpp{}).Engine("f", "Q8_0")
+	_, args := peer.Command(start, 2)
+	if !strings.Contains(strings.Join(args, " "), "-p 8 -n 0 --no-warmup") {
+		t.Errorf("arguments %q", args)
+	}
+
+	const out = `[{"build_commit": "c", "n_threads": 2, "n_prompt": %d, "n_gen": 0, "samples_ns": [5]}]`
+	if r, err := peer.Parse(start, 2, fmt.Appendf(nil, out, 8), nil); err != nil || len(r.SecondsPerRep) != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, err := peer.Parse(start, 2, fmt.Appendf(nil, out, 9), nil); err == nil {
+		t.Error("another prompt was read")
+	}
+}
+
+// The times of a prompt and of a token that hetc prints are read as seconds of a repetition.
 func TestParseHetc(t *testing.T) {
 	h := &Hetc{}
-	r, err := h.Parse(Task{Prompt: 8, Reps: 2}, 2, []byte(`{"prefill_samples_us": [2000, 4000], "decode_samples_us": []}`), nil)
-	if err != nil || r.SecondsPerRep[0] != 0.002 || r.SecondsPerRep[1] != 0.004 {
+	prompts := []byte(`{"prefill_samples_us": [2000, 4000], "decode_samples_us": []}`)
+	r, err := h.Parse(Task{Prompt: 8, Reps: 2}, 2, prompts, nil)
+	if err != nil || !slices.Equal(r.SecondsPerRep, []float64{0.002, 0.004}) {
 		t.Errorf("prefill: %v, %v", r.SecondsPerRep, err)
 	}
-	r, err = h.Parse(Task{Depth: 8, Gen: 5, Reps: 1}, 2, []byte(`{"prefill_samples_us": [2000], "decode_samples_us": [1000]}`), nil)
-	if err != nil || r.SecondsPerRep[0] != 0.005 {
+	tokens := []byte(`{"prefill_samples_us": [2000], "decode_samples_us": [1000]}`)
+	r, err = h.Parse(Task{Depth: 8, Gen: 5, Reps: 1}, 2, tokens, nil)
+	if err != nil || !slices.Equal(r.SecondsPerRep, []float64{0.005}) {
 		t.Errorf("decode: %v, %v", r.SecondsPerRep, err)
 	}
+}
+
+// Output of hetc without as many times, or of a simulated SoC, is refused.
+func TestParseHetcRefuses(t *testing.T) {
 	for out, want := range map[string]string{
 		"":                                "it is empty",
 		`{"simulated": true}`:             "simulated SoC",
@@ -177,7 +230,8 @@ func TestParseHetc(t *testing.T) {
 		`{"prefill_samples_us": [1, 0]}`:  "sample 1 is 0 us",
 		`{"prefill_samples_us": [-1, 1]}`: "sample 0 is -1 us",
 	} {
-		if _, err := h.Parse(Task{Prompt: 8, Reps: 2}, 2, []byte(out), nil); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := (&Hetc{}).Parse(Task{Prompt: 8, Reps: 2}, 2, []byte(out), nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", out, err, want)
 		}
 	}

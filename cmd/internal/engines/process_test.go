@@ -29,27 +29,37 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// sh is the command of a shell script.
 func sh(script string) (program string, args []string) { return "sh", []string{"-c", script} }
 
+// What a program prints and what it complains of are kept apart.
 func TestRun(t *testing.T) {
 	program, args := sh("echo out; echo err >&2; head -c 80000000 /dev/zero | tail -c 1")
 	d, err := Run(t.Context(), Limits{Time: time.Minute}, program, args...)
 	if err != nil || string(d.Out) != "out\n\x00" || string(d.Complaints) != "err\n" {
 		t.Errorf("out %q, complaints %q, %v", d.Out, d.Complaints, err)
 	}
+}
+
+// A program runs on the cores that are asked for, and this process may run where it ran before.
+func TestRunOnCores(t *testing.T) {
 	cores, err := Cores()
 	if err != nil {
 		t.Fatal(err)
 	}
 	last := cores[len(cores)-1:]
-	d, err = Run(t.Context(), Limits{Cores: last, Time: time.Minute}, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
+
+	program, args := sh("grep Cpus_allowed_list /proc/self/status")
+	d, err := Run(t.Context(), Limits{Cores: last, Time: time.Minute}, program, args...)
 	if want := fmt.Sprint(last[0]); err != nil || strings.Fields(string(d.Out))[1] != want {
 		t.Errorf("allowed to run on %q, %v, want %s", d.Out, err, want)
 	}
 	if after, err := Cores(); err != nil || !slices.Equal(after, cores) {
 		t.Errorf("this process may run on %v afterwards, %v, want %v", after, err, cores)
 	}
-	if _, err := Run(t.Context(), Limits{Cores: []int{1000}, Time: time.Minute}, "true"); diag.ClassOf(err) != diag.ClassUnavailable {
+
+	_, err = Run(t.Context(), Limits{Cores: []int{1000}, Time: time.Minute}, "true")
+	if diag.ClassOf(err) != diag.ClassUnavailable {
 		t.Errorf("on a core that is not there: %v", err)
 	}
 }
@@ -65,6 +75,7 @@ func TestPeakMemory(t *testing.T) {
 	if err != nil || small.PeakBytes < 100<<10 || small.PeakBytes > 32<<20 {
 		t.Errorf("sleep needed %d bytes, %v", small.PeakBytes, err)
 	}
+
 	// What was seen at the start of one that ends at once is not its largest.
 	short, err := Run(t.Context(), Limits{Time: time.Minute}, "true")
 	if err != nil || short.PeakBytes != 0 {
@@ -80,23 +91,60 @@ func TestPeakMemory(t *testing.T) {
 	}
 }
 
-// A program that fails, hangs, floods or does not exist is named, with its last words.
+// A program that fails, hangs or floods is named, with its last words.
 func TestRunFails(t *testing.T) {
 	require.Slow(t)
-	for name, c := range map[string]struct {
+	const soon = 300 * time.Millisecond
+	for _, c := range []struct {
+		name   string
 		script string
 		limit  time.Duration
 		want   string
 	}{
-		"fails":       {"echo loading >&2; echo no memory left >&2; exit 3", time.Minute, "sh failed: exit status 3; its last words:\nloading\nno memory left"},
-		"crashes":     {"echo about to crash >&2; kill -SEGV $$", time.Minute, "signal: segmentation fault"},
-		"silent":      {"exit 1", time.Minute, "sh failed: exit status 1, without a word"},
-		"killed":      {"kill -KILL $$", time.Minute, "sh failed: signal: killed, perhaps for lack of memory"},
-		"hangs":       {"echo waiting >&2; sleep 600", 300 * time.Millisecond, "sh did not end within 300ms and was ended; its last words:\nwaiting"},
-		"does not go": {"trap '' TERM; echo never >&2; while :; do sleep 1; done", 300 * time.Millisecond, "did not end within"},
-		"floods":      {"yes", time.Minute, "printed more than 8388608 bytes"},
+		{
+			name:   "fails",
+			script: "echo loading >&2; echo no memory left >&2; exit 3",
+			limit:  time.Minute,
+			want:   "sh failed: exit status 3; its last words:\nloading\nno memory left",
+		},
+		{
+			name:   "crashes",
+			script: "echo about to crash >&2; kill -SEGV $$",
+			limit:  time.Minute,
+			want:   "signal: segmentation fault",
+		},
+		{
+			name:   "silent",
+			script: "exit 1",
+			limit:  time.Minute,
+			want:   "sh failed: exit status 1, without a word",
+		},
+		{
+			name:   "killed",
+			script: "kill -KILL $$",
+			limit:  time.Minute,
+			want:   "sh failed: signal: killed, perhaps for lack of memory",
+		},
+		{
+			name:   "hangs",
+			script: "echo waiting >&2; sleep 600",
+			limit:  soon,
+			want:   "sh did not end within 300ms and was ended; its last words:\nwaiting",
+		},
+		{
+			name:   "does not go",
+			script: "trap '' TERM; echo never >&2; while :; do sleep 1; done",
+			limit:  soon,
+			want:   "did not end within",
+		},
+		{
+			name:   "floods",
+			script: "yes",
+			limit:  time.Minute,
+			want:   "printed more than 8388608 bytes",
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			program, args := sh(c.script)
 			began := time.Now()
@@ -109,14 +157,25 @@ func TestRunFails(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Run(t.Context(), Limits{Time: time.Minute}, filepath.Join(t.TempDir(), "gone")); diag.ClassOf(err) != diag.ClassUnavailable {
-		t.Errorf("a program that is not there: %v", err)
+}
+
+// A program that does not exist is not available.
+func TestRunMissing(t *testing.T) {
+	_, err := Run(t.Context(), Limits{Time: time.Minute}, filepath.Join(t.TempDir(), "gone"))
+	if diag.ClassOf(err) != diag.ClassUnavailable {
+		t.Errorf("got %v", err)
 	}
-	// Of long complaints both ends are kept.
+}
+
+// Of long complaints both ends are kept.
+func TestRunComplains(t *testing.T) {
 	program, args := sh("echo first >&2; head -c 1000000 /dev/zero | tr '\\0' '\\n' >&2; echo last >&2; exit 1")
 	d, err := Run(t.Context(), Limits{Time: time.Minute}, program, args...)
-	if err == nil || !bytes.HasPrefix(d.Complaints, []byte("first\n")) || !bytes.HasSuffix(d.Complaints, []byte("\nlast\n")) || len(d.Complaints) > 3*keptComplaints {
+	if err == nil || len(d.Complaints) > 3*keptComplaints {
 		t.Errorf("kept %d bytes of the complaints, %v", len(d.Complaints), err)
+	}
+	if !bytes.HasPrefix(d.Complaints, []byte("first\n")) || !bytes.HasSuffix(d.Complaints, []byte("\nlast\n")) {
+		t.Errorf("the complaints begin with %q", d.Complaints[:min(20, len(d.Complaints))])
 	}
 }
 
