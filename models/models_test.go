@@ -314,6 +314,23 @@ func TestPhiMoEHasOneScaling(t *testing.T) {
 	}
 }
 
+// The original context beside the parameters wins over the one among them, except in PhiMoE.
+func TestOriginalContextIsGivenTwice(t *testing.T) {
+	for class, want := range map[string]int{"LlamaForCausalLM": 16, "Phi3ForCausalLM": 16, "PhimoeForCausalLM": 32} {
+		config := smallOf(class)
+		config["original_max_position_embeddings"] = 16
+		config["rope_parameters"] = map[string]any{"rope_type": "longrope", "short_factor": []any{1, 2},
+			"long_factor": []any{2, 4}, "short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 32}
+		model, err := readSmall(t, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := model.decoder.rope.op.LongFrom; got != want {
+			t.Errorf("%s: got the long factors beyond %d positions, want %d", class, got, want)
+		}
+	}
+}
+
 // Where the factors of Llama 3 are the wrong way round, a wavelength beyond both bounds is slowed down, as in the
 // reference implementation.
 func TestLlama3FactorsTheWrongWayRound(t *testing.T) {

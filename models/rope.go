@@ -141,7 +141,8 @@ func (r *ropeReader) kind() string {
 // original returns the number of positions that the model was trained for.
 func (r *ropeReader) original() int {
 	const key = "original_max_position_embeddings"
-	if r.has(key) || r.assumed.original > 0 {
+	// The key beside the parameters wins, except that PhiMoE overwrites it with the one among them.
+	if !r.assumed.mscale && (r.has(key) || r.assumed.original > 0) {
 		original := r.dim(key, r.assumed.original)
 		r.params.read[key] = true
 		return original

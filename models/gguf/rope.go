@@ -241,6 +241,9 @@ func (c *exportConfig) rope(arch *architecture, headDim, context int) {
 	r.params = map[string]any{}
 	maps.Copy(r.params, inner)
 	for _, key := range []string{"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"} {
+		if arch.model == "phimoe" && key == "original_max_position_embeddings" {
+			continue // the one among the parameters counts
+		}
 		// The original context counts from outside even where the parameters have one.
 		if c.keys[key] != nil && (r.params[key] == nil || key == "original_max_position_embeddings") {
 			r.params[key] = c.keys[key]
