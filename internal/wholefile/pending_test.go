@@ -207,7 +207,7 @@ func TestOthersStay(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	want := append(others, "a", ".a.2-0.tmp", ".a.3-0.tmp")
+	want := slices.Concat(others, []string{"a", ".a.2-0.tmp", ".a.3-0.tmp"})
 	slices.Sort(want)
 	if got := names(t, dir); !slices.Equal(got, want) {
 		t.Errorf("left %q, want %q", got, want)
