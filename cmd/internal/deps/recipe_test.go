@@ -5,6 +5,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -19,8 +21,19 @@ import (
 	"time"
 )
 
-// small is a recipe with a library and a program of a few lines, whose archive a stand-in for npm copies. git
-// and g++ are the real ones.
+// writeFile writes an executable file, with the folders above it.
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// small is a recipe with a library and a program of a few lines, whose archive a stand-in for npm copies. git and g++
+// are the real ones.
 func small(t *testing.T) (r recipe, bin string) {
 	t.Helper()
 	for _, tool := range []string{"git", "g++"} {
@@ -29,28 +42,52 @@ func small(t *testing.T) (r recipe, bin string) {
 		}
 	}
 	dir := t.TempDir()
-	sh := func(script string) {
-		c := exec.Command("sh", "-e", "-c", script)
-		c.Dir = dir
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	archive := smallArchive(t, dir)
+	bin = filepath.Join(dir, "bin")
+	npm := "#!/bin/sh\necho $@ >> '" + dir + "/npm.log'\ncp '" + dir + "/archive.tgz' package.tgz\n"
+	writeFile(t, filepath.Join(bin, "npm"), npm)
+	ask := program{
+		Name:  "ask",
+		Dir:   "tools/ask",
+		Files: []string{"a*.cpp"},
+		Texts: map[string]string{"made.h": ""},
 	}
-	write := func(name, text string) {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+	return recipe{
+		Name:     "small",
+		OS:       runtime.GOOS,
+		Arch:     runtime.GOARCH,
+		Packages: []pkg{{"small", "1.2.3", fmt.Sprintf("%x", sha256.Sum256(archive)), ""}},
+		Source:   "llama/source.bundle",
+		Libs:     "bins/x",
+		Licence:  "LICENSE",
+		Include:  []string{"include"},
+		Link:     []string{"libanswer.so"},
+		Programs: []program{ask},
+	}, bin
+}
+
+// smallArchive writes archive.tgz of a source and a library, and returns it.
+func smallArchive(t *testing.T, dir string) []byte {
+	t.Helper()
+	for name, text := range map[string]string{
+		"src/include/answer.h": "int answer();\n",
+		"src/answer.cpp":       "int answer() { return 42; }\n",
+		"src/tools/ask/ask.cpp": "#include <answer.h>\n#include <cstdio>\n" +
+			"int main() { printf(\"%d\\n\", answer()); }\n",
+		"src/LICENSE": "free\n",
+	} {
+		writeFile(t, filepath.Join(dir, name), text)
 	}
-	write("src/include/answer.h", "int answer();\n")
-	write("src/answer.cpp", "int answer() { return 42; }\n")
-	write("src/tools/ask/ask.cpp", "#include <answer.h>\n#include <cstdio>\nint main() { printf(\"%d\\n\", answer()); }\n")
-	write("src/LICENSE", "free\n")
-	sh(`cd src && git init -q . && git add . && git -c user.name=t -c user.email=t@t commit -q -m s && git bundle create -q ../source.bundle HEAD
+	build := exec.Command("sh", "-e", "-c", `cd src
+git init -q .
+git add .
+git -c user.name=t -c user.email=t@t commit -q -m s
+git bundle create -q ../source.bundle HEAD
 g++ -shared -fPIC -o libanswer.so answer.cpp`)
+	build.Dir = dir
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	read := func(name string) string {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
@@ -58,23 +95,24 @@ g++ -shared -fPIC -o libanswer.so answer.cpp`)
 		}
 		return string(b)
 	}
-	archive := tgz(t, map[string]string{"package/llama/source.bundle": read("source.bundle"), "package/bins/x/libanswer.so": read("src/libanswer.so"), "package/dist/unwanted.js": "x"})
-	write("archive.tgz", string(archive))
-	bin = filepath.Join(dir, "bin")
-	write("bin/npm", "#!/bin/sh\necho $@ >> '"+dir+"/npm.log'\ncp '"+dir+"/archive.tgz' package.tgz\n")
-	return recipe{Name: "small", OS: runtime.GOOS, Arch: runtime.GOARCH,
-		Packages: []pkg{{"small", "1.2.3", fmt.Sprintf("%x", sha256.Sum256(archive)), ""}},
-		Source:   "llama/source.bundle", Libs: "bins/x", Licence: "LICENSE", Include: []string{"include"}, Link: []string{"libanswer.so"},
-		Programs: []program{{Name: "ask", Dir: "tools/ask", Files: []string{"a*.cpp"}, Texts: map[string]string{"made.h": ""}}}}, bin
+	archive := tgz(t, map[string]string{
+		"package/llama/source.bundle": read("source.bundle"),
+		"package/bins/x/libanswer.so": read("src/libanswer.so"),
+		"package/dist/unwanted.js":    "x",
+	})
+	writeFile(t, filepath.Join(dir, "archive.tgz"), string(archive))
+	return archive
 }
 
+// tgz is a compressed tar archive of files.
 func tgz(t *testing.T, files map[string]string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
 	for name, text := range files {
-		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))}); err != nil {
+		header := &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))}
+		if err := w.WriteHeader(header); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write([]byte(text)); err != nil {
@@ -90,6 +128,22 @@ func tgz(t *testing.T, files map[string]string) []byte {
 	return b.Bytes()
 }
 
+// filesBelow are the paths of all files below a folder.
+func filesBelow(t *testing.T, dir string) (paths []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			paths = append(paths, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// entries are the names in a folder.
 func entries(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	list, err := os.ReadDir(dir)
@@ -123,10 +177,12 @@ func TestMake(t *testing.T) {
 		if got, want := entries(t, dir), []string{"small"}; !slices.Equal(got, want) {
 			t.Fatalf("left %q, want %q", got, want)
 		}
-		if got, want := entries(t, filepath.Join(dir, "small")), []string{"LICENSE", "ask", "libanswer.so", recipeFile}; !slices.Equal(got, want) {
-			t.Fatalf("made %q, want %q", got, want)
+		files := []string{"LICENSE", "ask", "libanswer.so", recipeFile}
+		if got := entries(t, filepath.Join(dir, "small")); !slices.Equal(got, files) {
+			t.Fatalf("made %q, want %q", got, files)
 		}
 	}
+
 	make(true)
 	make(false)
 	if err := os.Remove(filepath.Join(dir, "small", "ask")); err != nil {
@@ -135,59 +191,95 @@ func TestMake(t *testing.T) {
 	make(true)
 	r.Packages[0].Version = "1.2.4"
 	make(true)
+
 	log, err := os.ReadFile(filepath.Join(filepath.Dir(bin), "npm.log"))
 	if err != nil || !strings.Contains(string(log), "pack --silent --ignore-scripts small@1.2.4") {
 		t.Errorf("npm was called as\n%s%v", log, err)
 	}
 }
 
-// Whatever goes wrong is named, and nothing is left, least of all something that looks complete.
+// onlyTools is a PATH with some tools alone.
+func onlyTools(t *testing.T, tools ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, tool := range tools {
+		at, err := exec.LookPath(tool)
+		if err != nil {
+			t.Skip(err)
+		}
+		if err := os.Symlink(at, filepath.Join(dir, tool)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// A build without its tools or files, or that does not end, is an error that says so. Nothing is left, least of all
+// something that looks complete.
 func TestMakeRefuses(t *testing.T) {
 	good, bin := small(t)
 	path := os.Getenv("PATH")
-	only := func(tools ...string) string { // a PATH with these alone
-		dir := t.TempDir()
-		for _, tool := range tools {
-			at, err := exec.LookPath(tool)
-			if err != nil {
-				t.Skip(err)
-			}
-			if err := os.Symlink(at, filepath.Join(dir, tool)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return dir
-	}
-	hang := t.TempDir()
-	if err := os.WriteFile(filepath.Join(hang, "npm"), []byte("#!/bin/sh\nsleep 600\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, c := range map[string]struct {
+	hanging := t.TempDir()
+	writeFile(t, filepath.Join(hanging, "npm"), "#!/bin/sh\nsleep 600\n")
+	same := func(*recipe) {}
+	for _, c := range []struct {
+		name   string
 		path   string
-		change func(*recipe)
+		change func(r *recipe)
+		limit  time.Duration // 0: 5 s
 		want   string
 	}{
-		"other digest": {bin + ":" + path, func(r *recipe) { r.Packages[0].SHA256 = strings.Repeat("0", 64) }, "want 0000000000000000"},
-		"no npm, g++":  {only("git"), func(*recipe) {}, "needs npm, g++ in PATH"},
-		"no git":       {bin + ":" + only("g++"), func(*recipe) {}, "needs git in PATH"},
-		"other system": {bin + ":" + path, func(r *recipe) { r.OS, r.Arch = "plan9", "mips" }, "the package is for plan9/mips"},
-		"no such file": {bin + ":" + path, func(r *recipe) { r.Programs[0].Files = []string{"gone.cpp"} }, "gone.cpp"},
-		"no libraries": {bin + ":" + path, func(r *recipe) { r.Libs = "bins/y" }, "bins/y"},
-		"no source":    {bin + ":" + path, func(r *recipe) { r.Source = "llama/x" }, "git: "},
-		"npm hangs":    {hang + ":" + path, func(*recipe) {}, "deadline"},
+		{
+			name:   "other digest",
+			path:   bin + ":" + path,
+			change: func(r *recipe) { r.Packages[0].SHA256 = strings.Repeat("0", 64) },
+			want:   "want 0000000000000000",
+		},
+		{
+			name:   "other system",
+			path:   bin + ":" + path,
+			change: func(r *recipe) { r.OS, r.Arch = "plan9", "mips" },
+			want:   "the package is for plan9/mips",
+		},
+		{
+			name:   "no such file",
+			path:   bin + ":" + path,
+			change: func(r *recipe) { r.Programs[0].Files = []string{"gone.cpp"} },
+			want:   "gone.cpp",
+		},
+		{
+			name:   "no libraries",
+			path:   bin + ":" + path,
+			change: func(r *recipe) { r.Libs = "bins/y" },
+			want:   "bins/y",
+		},
+		{
+			name:   "no source",
+			path:   bin + ":" + path,
+			change: func(r *recipe) { r.Source = "llama/x" },
+			want:   "git: ",
+		},
+		{name: "no npm, g++", path: onlyTools(t, "git"), change: same, want: "needs npm, g++ in PATH"},
+		{name: "no git", path: bin + ":" + onlyTools(t, "g++"), change: same, want: "needs git in PATH"},
+		{
+			name:   "npm hangs",
+			path:   hanging + ":" + path,
+			change: same,
+			limit:  200 * time.Millisecond,
+			want:   "deadline",
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("PATH", c.path)
 			r := good
 			r.Packages, r.Programs = slices.Clone(good.Packages), slices.Clone(good.Programs)
 			c.change(&r)
 			dir := t.TempDir()
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-			if strings.Contains(c.want, "deadline") {
-				ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
-			}
+			ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(c.limit, 5*time.Second))
 			defer cancel()
+
 			made, err := r.make(ctx, dir)
+
 			if made || err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("made %v: %v, want an error with %q", made, err, c.want)
 			}
@@ -201,48 +293,43 @@ func TestMakeRefuses(t *testing.T) {
 // Archives cannot write outside their folder, and only what is wanted comes out.
 func TestUnpack(t *testing.T) {
 	dir := t.TempDir()
-	archive := filepath.Join(dir, "a.tgz")
-	files := map[string]string{"package/bins/x/a": "1", "package/../../bins/x/b": "2", "package/bins/x/../../../../c": "3", "package/bins/xx/d": "4", "bins/x/e": "5"}
-	if err := os.WriteFile(archive, tgz(t, files), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	to := filepath.Join(dir, "deep", "to")
+	archive, to := filepath.Join(dir, "a.tgz"), filepath.Join(dir, "deep", "to")
+	writeFile(t, archive, string(tgz(t, map[string]string{
+		"package/bins/x/a":             "1",
+		"package/../../bins/x/b":       "2",
+		"package/bins/x/../../../../c": "3",
+		"package/bins/xx/d":            "4",
+		"bins/x/e":                     "5",
+	})))
+
 	if err := unpack(archive, to, "bins/x/"); err != nil {
 		t.Fatal(err)
 	}
-	var got []string
-	if err := filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && p != archive {
-			got = append(got, p)
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if want := []string{filepath.Join(to, "bins", "x", "a")}; !slices.Equal(got, want) {
+
+	want := []string{archive, filepath.Join(to, "bins", "x", "a")}
+	if got := filesBelow(t, dir); !slices.Equal(got, want) {
 		t.Errorf("wrote %q, want %q", got, want)
 	}
-	if err := os.WriteFile(archive, []byte("no archive"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, archive, "no archive")
 	if err := unpack(archive, to, "bins/x/"); err == nil {
 		t.Error("a broken archive was unpacked")
 	}
 }
 
-// Every wheel of the Python environment has a version and a digest, and the environment is made by pip with both.
-func TestPythonEnvironment(t *testing.T) {
+// Every wheel of the Python environment has a version and a digest.
+func TestPythonWheels(t *testing.T) {
+	digest := regexp.MustCompile(`^[0-9a-f]{64}$`)
 	var names []string
-	digests := 0
+	digests := 0 // of the last wheel
 	for line := range strings.SplitSeq(pythonWheels, "\n") {
 		line = strings.TrimSuffix(strings.TrimSpace(line), " \\")
-		digest, isDigest := strings.CutPrefix(line, "--hash=sha256:")
-		switch {
-		case line == "" || strings.HasPrefix(line, "#"):
+		if line == "" || strings.HasPrefix(line, "#") {
 			continue
-		case isDigest:
-			if digests++; len(digest) != 64 || strings.Trim(digest, "0123456789abcdef") != "" {
-				t.Errorf("digest %q", digest)
+		}
+		if hash, ok := strings.CutPrefix(line, "--hash=sha256:"); ok {
+			digests++
+			if !digest.MatchString(hash) {
+				t.Errorf("digest %q", hash)
 			}
 			continue
 		}
@@ -252,29 +339,42 @@ func TestPythonEnvironment(t *testing.T) {
 		}
 		names, digests = append(names, name), 0
 	}
-	if digests == 0 || !slices.Contains(names, "openvino") || !slices.Contains(names, "onnxruntime") ||
-		!slices.Contains(names, "ctranslate2") {
-		t.Errorf("wheels %v, %d digests of the last", names, digests)
+	if digests == 0 {
+		t.Error("the last wheel has no digest")
 	}
-
-	dir := t.TempDir()
-	bin := filepath.Join(dir, "bin")
-	if err := os.Mkdir(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	// stands in for python3, and is what it makes
-	script := "#!/bin/sh\nif [ \"$2\" = venv ]; then mkdir -p \"$3/bin\"; cp \"$0\" \"$3/bin/python3\"; exit 0; fi\n" +
-		"echo \"$@\" > '" + dir + "/said'; for last; do :; done; cp \"$last\" '" + dir + "/wheels'\n"
-	if err := os.WriteFile(filepath.Join(bin, "python3"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
-	made := recipe{Name: "python", OS: runtime.GOOS, Arch: runtime.GOARCH, Requirements: "a==1 --hash=sha256:b\n"}
-	for _, want := range []bool{true, false} {
-		if got, err := made.make(t.Context(), filepath.Join(dir)); err != nil || got != want {
-			t.Fatalf("made %v, %v, want %v", got, err, want)
+	for _, engine := range []string{"openvino", "onnxruntime", "ctranslate2"} {
+		if !slices.Contains(names, engine) {
+			t.Errorf("wheels %v, want %s", names, engine)
 		}
 	}
+}
+
+// The Python environment is made once by pip, with versions and digests alone, and again when the wheels change.
+func TestPythonEnvironment(t *testing.T) {
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "bin")
+	// It stands in for python3, and is what python3 makes.
+	writeFile(t, filepath.Join(bin, "python3"), `#!/bin/sh
+if [ "$2" = venv ]; then
+	mkdir -p "$3/bin"
+	cp "$0" "$3/bin/python3"
+	exit 0
+fi
+echo "$@" > '`+dir+`/said'
+for last; do :; done
+cp "$last" '`+dir+`/wheels'
+`)
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	r := recipe{Name: "python", OS: runtime.GOOS, Arch: runtime.GOARCH, Requirements: "a==1 --hash=sha256:b\n"}
+	make := func(want bool) {
+		t.Helper()
+		if made, err := r.make(t.Context(), dir); err != nil || made != want {
+			t.Fatalf("made %v, %v, want %v", made, err, want)
+		}
+	}
+
+	make(true)
+	make(false)
 	said, err := os.ReadFile(filepath.Join(dir, "said"))
 	if err != nil {
 		t.Fatal(err)
@@ -284,17 +384,17 @@ func TestPythonEnvironment(t *testing.T) {
 			t.Errorf("pip was called with %q, without %s", said, option)
 		}
 	}
-	if wheels, err := os.ReadFile(filepath.Join(dir, "wheels")); err != nil || string(wheels) != made.Requirements {
+	wheels, err := os.ReadFile(filepath.Join(dir, "wheels"))
+	if err != nil || string(wheels) != r.Requirements {
 		t.Errorf("wheels %q, %v", wheels, err)
 	}
-	// other wheels, another environment
-	made.Requirements += "c==2 --hash=sha256:d\n"
-	if got, err := made.make(t.Context(), filepath.Join(dir)); err != nil || !got {
-		t.Errorf("made %v, %v", got, err)
-	}
+
+	r.Requirements += "c==2 --hash=sha256:d\n"
+	make(true)
+
 	t.Setenv("PATH", t.TempDir())
-	made.Requirements += "#\n"
-	if _, err := made.make(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "needs python3 in PATH") {
+	r.Requirements += "#\n"
+	if _, err := r.make(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "needs python3 in PATH") {
 		t.Errorf("without python3: %v", err)
 	}
 }
