@@ -212,7 +212,8 @@ func TestKilledParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "pid")
-	p, err := os.StartProcess(self, []string{self}, &os.ProcAttr{Env: append(os.Environ(), "ENGINES_TEST_PARENT="+file)})
+	environment := append(os.Environ(), "ENGINES_TEST_PARENT="+file)
+	p, err := os.StartProcess(self, []string{self}, &os.ProcAttr{Env: environment})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +279,8 @@ func TestReason(t *testing.T) {
 		}
 	}
 	killed := Reason("Peer", run("x=$(head -c 150000000 /dev/zero | tr '\\0' x); echo busy >&2; kill -KILL $$"))
-	if want := "convert: sh failed: signal: killed, perhaps for lack of memory: it held "; !strings.HasPrefix(killed, want) {
+	const want = "convert: sh failed: signal: killed, perhaps for lack of memory: it held "
+	if !strings.HasPrefix(killed, want) {
 		t.Errorf("killed: got %q, want %q and how much", killed, want)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -23,10 +22,13 @@ import (
 
 // recorded are answers to {depth: 16, gen: 4, reps: 2, threads: 2} of each peer, and what of its error output is read.
 var recorded = map[string]struct{ complaints, version, backend string }{
-	"openvino":    {"", "2026.4.1", "brgemm_avx2_f32, f32"},
-	"onnxruntime": {"", "1.32.0", "CPUExecutionProvider"},
-	"ctranslate2": {"[2026-11-24 06:16:00.040] [ctranslate2] [thread 8921] [info]  - Selected ISA: AVX2\n", "4.8.5",
-		"AVX2, int8_float32"},
+	"openvino":    {version: "2026.4.1", backend: "brgemm_avx2_f32, f32"},
+	"onnxruntime": {version: "1.32.0", backend: "CPUExecutionProvider"},
+	"ctranslate2": {
+		complaints: "[2026-11-24 06:16:00.040] [ctranslate2] [thread 8921] [info]  - Selected ISA: AVX2\n",
+		version:    "4.8.5",
+		backend:    "AVX2, int8_float32",
+	},
 }
 
 // engineOf is a form of a peer that is not asked anything.
@@ -39,39 +41,53 @@ func engineOf(key string) Engine {
 	return nil
 }
 
+// The seconds, the version and the backend of each peer's answer are read.
 func TestParsePython(t *testing.T) {
 	if len(recorded) != len(PythonPeers) {
 		t.Fatalf("%d recorded answers, want one of each of %d peers", len(recorded), len(PythonPeers))
 	}
 	for key, want := range recorded {
 		out := captured(t, key+".json")
-		engine := engineOf(key)
-		reading, err := engine.Parse(asked, 2, out, []byte(want.complaints))
+		var answer struct{ Seconds []float64 }
+		if err := json.Unmarshal(out, &answer); err != nil {
+			t.Fatal(err)
+		}
+
+		got, err := engineOf(key).Parse(asked, 2, out, []byte(want.complaints))
 		if err != nil {
 			t.Fatalf("%s: %v", key, err)
 		}
-		var doc struct{ Seconds []float64 }
-		if err := json.Unmarshal(out, &doc); err != nil {
-			t.Fatal(err)
+
+		if got.Version != want.version || got.Backend != want.backend {
+			t.Errorf("%s: got %+v, want version %s, backend %s", key, got, want.version, want.backend)
 		}
-		if reading.Version != want.version || reading.Backend != want.backend || len(reading.SecondsPerRep) != 2 ||
-			reading.SecondsPerRep[0] != doc.Seconds[0] || reading.SecondsPerRep[1] != doc.Seconds[1] {
-			t.Errorf("%s: got %+v, want version %s, backend %s, seconds %v", key, reading, want.version, want.backend,
-				doc.Seconds)
-		}
-		program, args := engine.Command(asked, 2)
-		if program != "python3" || len(args) != 6 || args[4] != "measure" {
-			t.Fatalf("%s: %s %q", key, program, args)
-		}
-		var request map[string]any
-		if err := json.Unmarshal([]byte(args[5]), &request); err != nil || request["depth"] != 16.0 ||
-			request["gen"] != 4.0 || request["reps"] != 2.0 || request["threads"] != 2.0 || request["form"] != "form" {
-			t.Errorf("%s: request %v, %v", key, request, err)
+		if len(got.SecondsPerRep) != asked.Reps || !slices.Equal(got.SecondsPerRep, answer.Seconds) {
+			t.Errorf("%s: got seconds %v, want %v", key, got.SecondsPerRep, answer.Seconds)
 		}
 	}
 }
 
-// What is not the measurement that was asked for is refused.
+// A peer is asked for a task by one argument in JSON.
+func TestCommandOfPython(t *testing.T) {
+	want := map[string]any{"depth": 16.0, "gen": 4.0, "reps": 2.0, "threads": 2.0, "form": "form"}
+	for key := range recorded {
+		program, args := engineOf(key).Command(asked, 2)
+		if program != "python3" || len(args) != 6 || args[4] != "measure" {
+			t.Fatalf("%s: %s %q", key, program, args)
+		}
+		var request map[string]any
+		if err := json.Unmarshal([]byte(args[5]), &request); err != nil {
+			t.Fatal(err)
+		}
+		for name, value := range want {
+			if request[name] != value {
+				t.Errorf("%s: %s is %v, want %v", key, name, request[name], value)
+			}
+		}
+	}
+}
+
+// An answer that is not of the measurement that was asked for is refused.
 func TestParsePythonRefuses(t *testing.T) {
 	good := string(captured(t, "openvino.json"))
 	replace := func(old, new string) string {
@@ -87,7 +103,7 @@ func TestParsePythonRefuses(t *testing.T) {
 		"text":          {"Traceback", `it begins with "Traceback"`},
 		"cut off":       {good[:len(good)/2], "is no JSON"},
 		"a list":        {"[]", "is no JSON"},
-		"refused":       {`{"refused": "architecture \"X\": want one of A"}`, `OpenVINO: architecture "X": want one of A`},
+		"refused":       {`{"refused": "no \"X\": want one of A"}`, `OpenVINO: no "X": want one of A`},
 		"other threads": {replace(`"threads": 2`, `"threads": 1`), "on 1 threads; asked for 0, 4 after 16, on 2"},
 		"other depth":   {replace(`"depth": 16`, `"depth": 0`), "after 0"},
 		"other length":  {replace(`"gen": 4`, `"gen": 5`), "generation 5"},
@@ -105,24 +121,30 @@ func TestParsePythonRefuses(t *testing.T) {
 			t.Errorf("%s: refused %v", name, Refused(err))
 		}
 	}
-	// of a start one sample, which the script has timed
-	start := Task{Start: 8, Reps: 1}
-	out := `{"version": "1", "backend": "b", "threads": 2, "prompt": 8, "depth": 0, "gen": 0, "seconds": [0.5]}`
-	if r, err := engineOf("openvino").Parse(start, 2, []byte(out), nil); err != nil || r.StartSeconds != 0.5 || len(r.SecondsPerRep) != 0 {
-		t.Errorf("start: %+v, %v", r, err)
+}
+
+// A start has one sample, which the script has timed.
+func TestStartOfPython(t *testing.T) {
+	const out = `{"version": "1", "backend": "b", "threads": 2, "prompt": 8, "depth": 0, "gen": 0, "seconds": [0.5]}`
+	r, err := engineOf("openvino").Parse(start, 2, []byte(out), nil)
+	if err != nil || r.StartSeconds != 0.5 || len(r.SecondsPerRep) != 0 {
+		t.Errorf("got %+v, %v", r, err)
 	}
 }
 
+// Without the Python environment a peer is not available, and the hint says how to make it.
 func TestFindPythonRefuses(t *testing.T) {
 	t.Setenv(native.EnvDir, t.TempDir())
 	_, err := FindPython(t.Context(), Limits{Time: time.Second}, &PythonPeers[0], t.TempDir())
-	var finding *diag.Diagnostic
-	if !errors.As(err, &finding) || diag.ClassOf(err) != diag.ClassUnavailable ||
-		!strings.Contains(err.Error(), "OpenVINO: no bin/python3 in ") || !strings.Contains(finding.Hint, "make deps-bench") {
+	if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), "OpenVINO: no bin/python3 in ") {
 		t.Errorf("got %v", err)
+	}
+	if hints := strings.Join(diag.HintsOf(err), " "); !strings.Contains(hints, "make deps-bench") {
+		t.Errorf("hints %q of %v", hints, err)
 	}
 }
 
+// tinyModel is the model that peers load.
 const tinyModel = "../../../testdata/models/tiny-llama-kjv"
 
 // reference reads sequences of tokens and their logits from a file that transformers computed.
@@ -381,8 +403,11 @@ func TestConvertGoesOn(t *testing.T) {
 	}
 	dir := t.TempDir()
 	log, ready := filepath.Join(dir, "log"), filepath.Join(dir, "ready")
-	script := fmt.Sprintf("#!/bin/sh\necho $5 >> '%s'\nif [ $5 = prepare ] && [ ! -e '%s' ]; then exit 1; fi\necho '{}'\n",
-		log, ready)
+	script := fmt.Sprintf(`#!/bin/sh
+echo $5 >> '%s'
+if [ $5 = prepare ] && [ ! -e '%s' ]; then exit 1; fi
+echo '{}'
+`, log, ready)
 	interpreter := filepath.Join(dir, "python3")
 	if err := os.WriteFile(interpreter, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
