@@ -106,7 +106,7 @@ func (c *checker) predictedTimes() {
 // source checks what a predicted time is said to rest on.
 func (c *checker) source(path string, from source.Source) {
 	if from != "" && !from.Valid() {
-		c.fail(path, "unknown source %q, want one of %v", from, source.All)
+		c.fail(path, "unknown source %q, want %s", from, diag.OneOf(source.All))
 	}
 }
 
