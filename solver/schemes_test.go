@@ -590,11 +590,13 @@ func TestMemoryBound(t *testing.T) {
 			}
 		}
 
-		by, plan, err := ses.planWithinMemory(ctx, bound, free)
+		// These prices are not those of the timeline, by which variants are compared.
+		found, err := ses.searchWithinMemory(ctx, bound, free, 0)
 		if err != nil {
 			t.Fatalf("bound %d of %d..%d: %v", bound, least, free.Memory.Total, err)
 		}
-		got := by.objective(plan)
+		plan := found.plan
+		got := found.by.objective(plan)
 		if math.Abs(got-best) > 1e-9*best || plan.Memory.Total > bound {
 			t.Errorf("bound %v: %v ns in %v, trying everything finds %v", unit.Bytes(bound), got,
 				unit.Bytes(plan.Memory.Total), best)
@@ -604,8 +606,8 @@ func TestMemoryBound(t *testing.T) {
 			t.Errorf("bound %v: %v ns, and %v with more memory", unit.Bytes(bound), got, last)
 		}
 		last, steps[got] = got, true
-		if found := check.Plan(plan, model, soc); len(found) > 0 {
-			t.Fatal(found)
+		if mistakes := check.Plan(plan, model, soc); len(mistakes) > 0 {
+			t.Fatal(mistakes)
 		}
 	}
 	if len(steps) < 3 {

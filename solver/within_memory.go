@@ -42,10 +42,31 @@ func (s *session) completePlan(ctx context.Context) (*planir.Plan, error) {
 // without a plan to compare with no other search excludes a pair by its cost. If even they have none, others are not
 // tried: a plan for more buckets, without its largest one, is a plan for fewer. It is none where energy is limited,
 // because the prompts that the largest bucket took whole then take several executions of a smaller one.
+//
+// The best plan's programs are compared with their variants by the timeline.
 func (s *session) planWithinMemory(
 	ctx context.Context, bound int64, free *planir.Plan,
 ) (*session, *planir.Plan, error) {
-	best := &withinMemory{asked: s, bound: bound, ns: math.Inf(1), open: math.Inf(1)}
+	best, err := s.searchWithinMemory(ctx, bound, free, triedComparisons)
+	if err != nil {
+		return nil, nil, err
+	}
+	if best.plan == nil {
+		return s.fromLeastMemory(ctx, bound)
+	}
+	if err := best.compareVariants(ctx); err != nil {
+		return nil, nil, err
+	}
+	best.report()
+	return best.by, best.plan, nil
+}
+
+// searchWithinMemory is the search of planWithinMemory. It has no plan where the fewest buckets have none. For each number
+// of buckets it compares the variants of at most so many plans that break a limit by little.
+func (s *session) searchWithinMemory(
+	ctx context.Context, bound int64, free *planir.Plan, comparisons int,
+) (*withinMemory, error) {
+	best := &withinMemory{asked: s, comparisons: comparisons, bound: bound, ns: math.Inf(1), open: math.Inf(1)}
 	if s.outdone > 0 {
 		best.ns = s.outdone
 	}
@@ -58,41 +79,36 @@ func (s *session) planWithinMemory(
 		if buckets < len(s.want.Buckets) {
 			var err error
 			if other, err = s.withFirstBuckets(ctx, buckets); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 		}
 		if err := best.searchSession(ctx, other, free); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if other != s && best.by != other {
 			other.close()
 		}
 	}
 	if best.plan == nil && s.outdone > 0 {
-		return nil, nil, diag.New(diag.ClassInfeasible, "solve: %w", &LimitError{Names: []string{workload.KeyMemory},
+		return nil, diag.New(diag.ClassInfeasible, "solve: %w", &LimitError{Names: []string{workload.KeyMemory},
 			text: "no plan was found within the memory that costs less than one with other buckets"})
 	}
-	if best.plan == nil {
-		return s.fromLeastMemory(ctx, bound)
-	}
-	if best.by != s {
+	if best.plan != nil && best.by != s {
 		best.by.notes = best.notes
 	}
-	if err := best.compareVariants(ctx); err != nil {
-		return nil, nil, err
-	}
-	best.report()
-	return best.by, best.plan, nil
+	return best, nil
 }
 
 // withinMemory is the state of the search for the best plan within a bound of memory.
 type withinMemory struct {
 	asked *session // for it
-	bound int64
-	plan  *planir.Plan // nil: none so far
-	by    *session     // that made it
-	ns    float64
-	open  float64 // least bound of the pairs that may have a plan which was not found
+	// of the plans of a number of buckets: how many have their variants compared
+	comparisons int
+	bound       int64
+	plan        *planir.Plan // nil: none so far
+	by          *session     // that made it
+	ns          float64
+	open        float64 // least bound of the pairs that may have a plan which was not found
 	// what rows of the embedding take that are read as they are stored; 0: not seen yet, or counted for every pair
 	tables int64
 	notes  diag.List // of by
@@ -101,7 +117,7 @@ type withinMemory struct {
 // searchSession searches the pairs of schemes of a session for a better plan.
 func (w *withinMemory) searchSession(ctx context.Context, s *session, free *planir.Plan) error {
 	s.addMemoryBound(w.bound)
-	s.nodes, s.comparisons = triedNodes, triedComparisons
+	s.nodes, s.comparisons = triedNodes, w.comparisons
 	s.phase = fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(w.bound), len(s.want.Buckets))
 	least := 0.0 // of the pair that is tried
 	// A lower bound on all bytes but weights; a known plan (free) gives a tighter one.
