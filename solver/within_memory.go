@@ -61,8 +61,8 @@ func (s *session) planWithinMemory(
 	return best.by, best.plan, nil
 }
 
-// searchWithinMemory is the search of planWithinMemory. It has no plan where the fewest buckets have none. For each number
-// of buckets it compares the variants of at most so many plans that break a limit by little.
+// searchWithinMemory is the search of planWithinMemory. It has no plan where the fewest buckets have none. Plans that
+// break a limit by little have their variants compared, at most comparisons of them for each number of buckets.
 func (s *session) searchWithinMemory(
 	ctx context.Context, bound int64, free *planir.Plan, comparisons int,
 ) (*withinMemory, error) {
@@ -102,7 +102,7 @@ func (s *session) searchWithinMemory(
 // withinMemory is the state of the search for the best plan within a bound of memory.
 type withinMemory struct {
 	asked *session // for it
-	// of the plans of a number of buckets: how many have their variants compared
+	// how many plans for each number of buckets have their variants compared
 	comparisons int
 	bound       int64
 	plan        *planir.Plan // nil: none so far

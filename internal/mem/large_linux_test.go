@@ -11,9 +11,11 @@ import (
 
 // What Map reads from a disk comes in large pages, in whatever order it is touched, where the file system has them.
 func TestMapReadsLargePages(t *testing.T) {
-	if sys, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/enabled"); err != nil || bytes.Contains(sys, []byte("[never]")) {
+	mode, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/enabled")
+	if err != nil || bytes.Contains(mode, []byte("[never]")) {
 		t.Skip("this system has no large pages for who asks")
 	}
+
 	const size = 64 << 20
 	mapped := onDisk(t, size)
 	region, err := Map(mapped)
@@ -62,8 +64,8 @@ func onDisk(t *testing.T, size int) *os.File {
 	if err := file.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	const whole = 0
-	if err := unix.Fadvise(int(file.Fd()), 0, whole, unix.FADV_DONTNEED); err != nil {
+	const toTheEnd = 0
+	if err := unix.Fadvise(int(file.Fd()), 0, toTheEnd, unix.FADV_DONTNEED); err != nil {
 		t.Fatal(err)
 	}
 	return file

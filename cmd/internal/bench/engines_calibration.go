@@ -2,24 +2,22 @@ package bench
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"path/filepath"
 	"sort"
+	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
-	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 )
 
 // calibrate calibrates the model by which the quality of the one at path is judged. It reads the part of the text that
 // quality does not read; without such a part there is no calibration.
 //
-// A plan for the judged model itself is solved and packed with the calibration. For a --quality-model only the figures
-// of quality are: rounding changes neither the size nor the speed of weights.
+// A plan for the judged model itself is solved and packed with the calibration. Where --quality-model judges, the
+// calibration serves its figures alone: rounding changes neither the size nor the speed of weights.
 func (b *enginesBench) calibrate(ctx context.Context, path string) error {
 	b.calibration = ""
 	if b.Text == "" || b.Plan != "" {
@@ -31,47 +29,41 @@ func (b *enginesBench) calibrate(ctx context.Context, path string) error {
 		return err
 	}
 	defer model.Close()
-	rest, err := b.restOfText(ctx, model)
+	rest, err := b.restOfText(model)
 	if err != nil || len(rest) == 0 {
 		return err
 	}
 
-	name := filepath.Join(b.dir, "calibration-"+untakenName(model.Name, map[string]bool{}))
+	name := filepath.Join(b.dir, "calibration-"+strings.TrimSuffix(model.Name, ".gguf"))
 	text, out := name+".txt", name+".yaml"
-	done, err := calibratedOn(out, model, rest)
-	if err != nil {
+	if err := wholefile.Write(text, rest); err != nil {
 		return err
 	}
-	if !done {
-		if err := wholefile.Write(text, rest); err != nil {
-			return err
-		}
-		err := b.step(ctx, "calibrate", "--model", model.Dir, "--text", text, "--schemes", string(op.A8TQ4B128),
+	err = b.unlessDone(out, model.Dir, text, func() error {
+		return b.step(ctx, "calibrate", "--model", model.Dir, "--text", text, "--schemes", string(op.A8TQ4B128),
 			"--no-folds", "-o", out)
-		if err != nil {
-			return err
-		}
+	})
+	if err != nil {
+		return err
 	}
 	b.calibration = out
 	return nil
 }
 
 // restOfText returns the lines of the text behind the windows of quality, none where they are too few.
-func (b *enginesBench) restOfText(ctx context.Context, model *models.Model) ([]byte, error) {
-	const mostBytes = 1 << 30
-	text, err := wholefile.Read(b.Text, mostBytes)
-	if err != nil {
-		return nil, err
-	}
-	on, err := trial.Open(ctx, model)
-	if err != nil {
+func (b *enginesBench) restOfText(model *models.Model) ([]byte, error) {
+	// Only the tokenizer is used. Weights that this process read would count as memory of those that it starts.
+	on := &trial.Model{Model: model}
+	size := min(engines.Window, model.MaxContext)
+	const all, least = 0, 8 // windows; hetc calibrate reads at least 8
+	whole, err := on.ReadText(b.Text, all, size)
+	if err != nil || len(whole.Windows) < engines.Windows+least {
 		return nil, err
 	}
 
-	size := min(engines.Window, on.MaxContext)
-	const all, least = 0, 8 // windows; hetc calibrate reads at least 8
-	whole, err := on.Cut(text, all, size)
-	if err != nil || len(whole.Windows) < engines.Windows+least {
+	const mostBytes = 1 << 30 // ReadText has a lower limit
+	text, err := wholefile.Read(b.Text, mostBytes)
+	if err != nil {
 		return nil, err
 	}
 
@@ -101,18 +93,4 @@ func lineEnds(text []byte) (ends []int) {
 		}
 	}
 	return ends
-}
-
-// calibratedOn reports whether a file is a calibration of the model with the text.
-func calibratedOn(path string, model *models.Model, text []byte) (bool, error) {
-	digest, err := model.Digest()
-	if err != nil {
-		return false, err
-	}
-	cal, err := calibration.Read(path)
-	if err != nil {
-		return false, nil // absent or damaged: it is made again
-	}
-	sum := sha256.Sum256(text)
-	return cal.Model.Digest == digest && cal.Text.SHA256 == hex.EncodeToString(sum[:]), nil
 }

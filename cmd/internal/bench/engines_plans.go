@@ -141,8 +141,7 @@ func (b *enginesBench) tasksWorkload() *workload.Workload {
 	return permits
 }
 
-// measure probes the machine and profiles the model's operators. It skips this if the same program
-// did it in this folder for the same workloads.
+// measure probes the machine and profiles the model's operators.
 func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 	soc := filepath.Join(dir, "soc.yaml")
 	records := filepath.Join(dir, "rec.jsonl")
@@ -153,47 +152,54 @@ func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 		return err
 	}
 
-	stamp, err := b.stamp(model, workloadFile)
+	return b.unlessDone(records, model, workloadFile, func() error {
+		if err := b.step(ctx, "probe", "--force", "-o", soc); err != nil {
+			return err
+		}
+		return b.step(ctx, "profile", "--soc", soc, "--model", model, "--workload", workloadFile,
+			"--budget", b.profile.String(), "-o", records)
+	})
+}
+
+// unlessDone has work write the file at out from a model and another input, unless the same program did so in this
+// folder. A stamp beside out says from what it was written.
+func (b *enginesBench) unlessDone(out, model, input string, work func() error) error {
+	stamp, err := b.stamp(model, input)
 	if err != nil {
 		return err
 	}
 
-	stampFile := filepath.Join(dir, "measured")
+	stampFile := out + ".stamp"
 	const mostBytes = 1 << 16
 	old, err := wholefile.Read(stampFile, mostBytes)
 	if err == nil && bytes.Equal(old, stamp) {
-		b.s.Notef("%s: used as it is: the same program has measured the same", records)
+		b.s.Notef("%s: used as it is: the same program has measured the same", out)
 		return nil
 	}
 
-	for _, path := range []string{stampFile, records} {
+	for _, path := range []string{stampFile, out} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return ioError(err)
 		}
 	}
-
-	if err := b.step(ctx, "probe", "--force", "-o", soc); err != nil {
-		return err
-	}
-	if err := b.step(ctx, "profile", "--soc", soc, "--model", model, "--workload", workloadFile,
-		"--budget", b.profile.String(), "-o", records); err != nil {
+	if err := work(); err != nil {
 		return err
 	}
 
-	// The stamp is written last, so that records which were cut short are measured anew.
+	// The stamp is written last, so that what was cut short is measured anew.
 	return wholefile.Write(stampFile, stamp)
 }
 
-// stamp identifies the program, model, workload, cores, kernels and budget that records were measured with.
-func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
+// stamp identifies the program, model, input, cores, kernels and budget that something was measured with.
+func (b *enginesBench) stamp(model, input string) ([]byte, error) {
 	// Another build may have other kernels, so the program's own bytes are part of the stamp.
 	program, err := os.ReadFile(b.self)
 	if err != nil {
 		return nil, ioError(err)
 	}
 
-	const mostBytes = 1 << 20
-	text, err := wholefile.Read(workload, mostBytes)
+	const mostBytes = 1 << 30
+	text, err := wholefile.Read(input, mostBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +207,7 @@ func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return fmt.Appendf(nil, "program %x\nmodel %s\nworkload %x\ncores %v\nkernels %s\nbudget %v\n",
+	return fmt.Appendf(nil, "program %x\nmodel %s\ninput %x\ncores %v\nkernels %s\nbudget %v\n",
 		sha256.Sum256(program), model, sha256.Sum256(text), b.Cores, host.Kernels(), b.profile), nil
 }
 
