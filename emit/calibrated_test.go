@@ -201,6 +201,15 @@ func packs(c *Content, visit func(at planir.Placement)) {
 	}
 }
 
+// scales calls visit for every pack of static scales.
+func scales(c *Content, visit func(at planir.Placement, scale *op.Weight)) {
+	packs(c, func(at planir.Placement) {
+		if weight := c.weight(at); weight.ScaleOf != "" {
+			visit(at, weight)
+		}
+	})
+}
+
 // unpacked returns the values of a pack.
 func unpacked(t *testing.T, c *Content, at planir.Placement) []float32 {
 	t.Helper()
@@ -335,11 +344,7 @@ func TestStaticScales(t *testing.T) {
 	for _, divided := range []bool{false, true} {
 		c := contentOf(t, planOf(t, m, cal, op.A8SQ8C, divided), m, cal)
 		found := 0
-		packs(c, func(at planir.Placement) {
-			w := c.weight(at)
-			if w.ScaleOf == "" {
-				return
-			}
+		scales(c, func(at planir.Placement, w *op.Weight) {
 			found++
 			want := folded(cal, cal.Activation(w.ScaleOf, max(0, at.Layer)), w.FoldRows) / 127
 			if w.ScaleOf == "layers.ffn_down" {
@@ -404,11 +409,7 @@ func TestSteps(t *testing.T) {
 		}
 		c := contentOf(t, p, m, cal)
 		found, foldedColumns := 0, 0
-		packs(c, func(at planir.Placement) {
-			w := c.weight(at)
-			if w.ScaleOf == "" {
-				return
-			}
+		scales(c, func(at planir.Placement, w *op.Weight) {
 			found++
 			layer := max(0, at.Layer)
 			a, columns := cal.Activation(w.ScaleOf, layer), cal.Fold(w.FoldCols, layer)
@@ -535,11 +536,7 @@ func TestSeveralStaticScales(t *testing.T) {
 	c := contentOf(t, planOf(t, m, cal, op.A8S2Q8C, true), m, cal)
 
 	found := 0
-	packs(c, func(at planir.Placement) {
-		w := c.weight(at)
-		if w.ScaleOf == "" {
-			return
-		}
+	scales(c, func(at planir.Placement, w *op.Weight) {
 		found++
 		want := cal.RowScales(w.ScaleOf, max(0, at.Layer), 2)
 		if got := unpacked(t, c, at); !slices.Equal(got, want) {
@@ -558,10 +555,7 @@ func TestSeveralStaticScalesMissing(t *testing.T) {
 	c := contentOf(t, planOf(t, m, cal, op.A8S2Q8C, true), m, cal)
 
 	found := 0
-	packs(c, func(at planir.Placement) {
-		if c.weight(at).ScaleOf == "" {
-			return
-		}
+	scales(c, func(at planir.Placement, _ *op.Weight) {
 		found++
 		_, err := c.packedWeight(at)
 		if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "2 static scales of what enters") {
