@@ -1,17 +1,20 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -22,7 +25,7 @@ import (
 // The loads say how many rows each expert got in chunks of text. For every bucket PoseTiers prices all choices by
 // them, an engine chooses slots and the expert in each, and Plan writes that down. The problem knows two processors and
 // how long experts keep each. So its answer is tried: the whole plan is solved again with it, and it is kept for the
-// buckets whose programs are predicted to take less time.
+// buckets whose programs are predicted to take less of what is minimised.
 
 // openingPerCall returns the share of the time to open its graphs that each call of a prompt's program of that many
 // rows pays.
@@ -47,8 +50,8 @@ func (in *Input) openingPerCall(plan *planir.Plan, rows int) (ns int64) {
 	return ns
 }
 
-// withTiers solves a plan again with capacity tiers of experts, where its input has loads, and keeps those that make
-// a program faster.
+// withTiers solves a plan again with capacity tiers of experts, where its input has loads, and keeps those with which
+// a program takes less of what is minimised.
 func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, error) {
 	in := s.in
 	if in.Loads == nil {
@@ -71,7 +74,7 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 		if err != nil {
 			return nil, err
 		}
-		if in.totalNS(other.Plan) < in.totalNS(best.Plan) {
+		if s.takesLess(other, best) {
 			best = other
 		}
 	}
@@ -135,6 +138,16 @@ func (s *session) groupsMayStay() bool {
 	return npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0
 }
 
+// takesLess reports whether one plan with tiers takes less than another one of what is minimised, or as much of it in
+// less time.
+func (s *session) takesLess(one, other *Result) bool {
+	first := 0
+	if measure := s.measure(); measure != problem.Time {
+		first = cmp.Compare(one.amountOf(measure), other.amountOf(measure))
+	}
+	return cmp.Or(first, cmp.Compare(s.in.totalNS(one.Plan), s.in.totalNS(other.Plan))) < 0
+}
+
 // totalNS returns the predicted time of all programs of a plan, plus each program's share of opening its graphs.
 func (in *Input) totalNS(plan *planir.Plan) (ns int64) {
 	for i := range plan.Predictions {
@@ -147,7 +160,7 @@ func (in *Input) totalNS(plan *planir.Plan) (ns int64) {
 	return ns
 }
 
-// solveWithRule solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of
+// solveWithRule solves a plan again with the tiers of a rule, and keeps those that pay (tiersPay), or all of
 // them. A plan holds more than its slots, so the plan with tiers may break a limit; then the tiers are decided again
 // for less room.
 func (s *session) solveWithRule(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
@@ -188,8 +201,8 @@ func (r *Result) withoutTiers(left []string, reports []planir.Solve) *Result {
 	return &out
 }
 
-// withDecided solves a plan again with decided tiers. Buckets that their tiers make no faster are solved without them,
-// unless all are to be kept. It fails with class ClassInfeasible if no plan has room for the tiers.
+// withDecided solves a plan again with decided tiers. Buckets for which they do not pay are solved without them, unless
+// all are to be kept. It fails with class ClassInfeasible if no plan has room for the tiers.
 func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *decidedTiers, rule TierRule,
 	all bool) (*Result, error) {
 	in := s.in
@@ -204,14 +217,12 @@ func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *dec
 		}
 		var kept []planir.ExpertTiers
 		for _, bucket := range tiers {
-			with := predictedPromptNS(other.Plan, bucket.Rows) + in.openingPerCall(other.Plan, bucket.Rows)
-			without := predictedPromptNS(dynamic.Plan, bucket.Rows) + in.openingPerCall(dynamic.Plan, bucket.Rows)
-			if with < without || all {
+			pay, compared := s.tiersPay(other.Plan, dynamic.Plan, bucket.Rows)
+			if pay || all {
 				kept = append(kept, bucket)
 				continue
 			}
-			left = append(left, fmt.Sprintf("at %d rows %s would take %.3f ms, and dynamic experts take %.3f ms",
-				bucket.Rows, bucket.Shape(), float64(with)/1e6, float64(without)/1e6))
+			left = append(left, fmt.Sprintf("at %d rows %s would %s", bucket.Rows, bucket.Shape(), compared))
 		}
 		if len(kept) == len(tiers) {
 			return other.withoutTiers(left, decided.reports), nil
@@ -227,14 +238,43 @@ func (in *Input) tiersOf(rows int) *planir.ExpertTiers {
 	return plan.TiersOf(rows)
 }
 
-// predictedPromptNS returns the expected time of a prompt's program of that many rows.
-func predictedPromptNS(plan *planir.Plan, rows int) int64 {
+// tiersPay reports whether a prompt's program of that many rows takes less of what is minimised in a plan with tiers
+// than in the dynamic one, or as much of it in less time. Memory is what the whole plans hold. compared says what each
+// takes.
+func (s *session) tiersPay(tiered, dynamic *planir.Plan, rows int) (pay bool, compared string) {
+	type amount struct {
+		energyUJ, bytes, ns int64
+	}
+	of := func(plan *planir.Plan) amount {
+		prompt := predictedPrompt(plan, rows)
+		return amount{prompt.EnergyUJ, plan.Memory.Total, prompt.PlanNS + s.in.openingPerCall(plan, rows)}
+	}
+	with, without := of(tiered), of(dynamic)
+
+	first := 0
+	compared = fmt.Sprintf("take %.3f ms, and dynamic experts take %.3f ms", float64(with.ns)/1e6,
+		float64(without.ns)/1e6)
+	switch s.measure() {
+	case problem.Energy:
+		first = cmp.Compare(with.energyUJ, without.energyUJ)
+		compared = fmt.Sprintf("take %.3f mJ, and dynamic experts take %.3f mJ", float64(with.energyUJ)/1e3,
+			float64(without.energyUJ)/1e3)
+	case problem.Memory:
+		first = cmp.Compare(with.bytes, without.bytes)
+		compared = fmt.Sprintf("have a process hold %s, and dynamic experts %s", unit.Bytes(with.bytes),
+			unit.Bytes(without.bytes))
+	}
+	return cmp.Or(first, cmp.Compare(with.ns, without.ns)) < 0, compared
+}
+
+// predictedPrompt returns the prediction of a prompt's program of that many rows.
+func predictedPrompt(plan *planir.Plan, rows int) (prompt planir.Prediction) {
 	for i := range plan.Predictions {
 		if plan.Predictions[i].Program == lower.ProgramName(rows, false) {
-			return plan.Predictions[i].PlanNS
+			return plan.Predictions[i]
 		}
 	}
-	return 0
+	return prompt
 }
 
 // solveSame solves for the buckets and batches of a plan with another input.

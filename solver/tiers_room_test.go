@@ -107,10 +107,10 @@ func TestTiersKeepALimitOfTime(t *testing.T) {
 	in := withSmallNPU(t, rows)
 	loads := in.Loads
 	in.Loads = nil
-	dynamic := predictedPromptNS(solve(t, in).Plan, rows)
+	dynamic := predictedPrompt(solve(t, in).Plan, rows).PlanNS
 	in.Loads = loads
 
-	tiered := predictedPromptNS(solve(t, in).Plan, rows)
+	tiered := predictedPrompt(solve(t, in).Plan, rows).PlanNS
 	if tiered >= dynamic {
 		t.Fatalf("%d ns with tiers and %d without", tiered, dynamic)
 	}
@@ -125,7 +125,7 @@ func TestTiersKeepALimitOfTime(t *testing.T) {
 		result, err := limited(limit)
 		if err != nil {
 			t.Errorf("%d ns with tiers, %d without, and none within %d: %v", tiered, dynamic, limit, err)
-		} else if got := predictedPromptNS(result.Plan, rows); got > limit || result.Plan.TiersOf(rows) == nil {
+		} else if got := predictedPrompt(result.Plan, rows).PlanNS; got > limit || result.Plan.TiersOf(rows) == nil {
 			t.Errorf("%d ns within %d, tiers %v", got, limit, result.Plan.Experts)
 		}
 	}

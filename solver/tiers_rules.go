@@ -14,7 +14,7 @@ import (
 // TierRule is a way to choose capacity tiers other than for the least time, to compare with. Its tiers are kept
 // whatever they gain, and their groups run on the processor of static shapes.
 type TierRule struct {
-	Slots     string // a name of tierRules; "": solve's own choice, where it is faster
+	Slots     string // a name of tierRules; "": solve's own choice, where it pays
 	Ungrouped bool   // every slot is a graph of its own
 }
 

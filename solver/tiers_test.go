@@ -417,3 +417,32 @@ func TestOpeningIsPriced(t *testing.T) {
 		}
 	}
 }
+
+// Capacity tiers are kept where a plan takes less of what is minimised: those that save energy even where they take
+// longer, and none where slots hold experts a second time and memory is minimised.
+func TestTiersByMeasure(t *testing.T) {
+	const rows = 64
+	in := withSmallNPU(t, rows)
+	in.SoC.Processor("c0").PowerW, in.SoC.Processor("c1").PowerW = 1, 0.1
+	in.Costs = costs(t, in.SoC, in.Model, op.A32W32)
+	loads := in.Loads
+
+	for _, test := range []struct {
+		measure problem.Measure
+		tiered  bool
+	}{{problem.Time, true}, {problem.Energy, true}, {problem.Memory, false}} {
+		in.Minimise(test.measure)
+		in.Loads = nil
+		dynamic := solve(t, in)
+		in.Loads = loads
+		result := solve(t, in)
+		if got := result.Plan.TiersOf(rows) != nil; got != test.tiered {
+			t.Errorf("minimise %s: tiers %v, want %v (%q)", test.measure, got, test.tiered, result.TiersLeft)
+		}
+
+		takes, without := result.amountOf(test.measure), dynamic.amountOf(test.measure)
+		if takes > without || test.tiered && takes == without {
+			t.Errorf("minimise %s: %v with loads, and %v without", test.measure, takes, without)
+		}
+	}
+}
