@@ -105,9 +105,11 @@ func (r *result) readBack(dir string, jobs []*job, shared bool) (err error) {
 	for what, to := range map[string]*[][]byte{"emulated": &r.Emulated, "portable": &r.Portable} {
 		for at, output := range jobs[0].outputs {
 			raw, err := os.ReadFile(filepath.Join(dir, resultFile(0, at, what)))
-			if err != nil || int64(len(raw)) != output.bytes() {
-				return diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)",
-					len(raw), output.bytes(), err)
+			if err != nil {
+				return diag.New(diag.ClassIO, "read the sample's result: %w", err)
+			}
+			if int64(len(raw)) != output.bytes() {
+				return diag.New(diag.ClassIO, "read the sample's result: got %d bytes, want %d", len(raw), output.bytes())
 			}
 			*to = append(*to, raw)
 		}

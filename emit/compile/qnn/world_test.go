@@ -175,6 +175,33 @@ func TestBadProcess(t *testing.T) {
 	}
 }
 
+// Results of a sample that are too short are refused with both sizes.
+func TestShortResult(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, outFolder), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	model := onnx.Model{IR: onnx.IR, Producer: "fake"}
+	for file, content := range map[string][]byte{
+		contextFile(0):               model.Marshal(),
+		resultFile(0, 0, "emulated"): {1},
+		resultFile(0, 0, "portable"): {1},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	outputs := []tensor{{Name: "o0", Type: onnx.Float32, Rows: 1, Cols: 3}}
+	tried := &job{sample: [][]byte{{1}}, compilerInput: &compilerInput{outputs: outputs}}
+
+	err := new(result).readBack(dir, []*job{tried}, false)
+
+	const want = "read the sample's result: got 1 bytes, want 12"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
 func TestCancelled(t *testing.T) {
 	b, starts := fake(t, "hang", Options{})
 	ctx, cancel := context.WithCancel(t.Context())
