@@ -133,10 +133,7 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 	ended := process.Wait()
 
 	// Its files have the graph that it worked on, and its answer if there is one.
-	at := -1
-	if text, err := os.ReadFile(filepath.Join(dir, progressFile)); err == nil {
-		at, _ = strconv.Atoi(string(text))
-	}
+	at := lastGraph(dir)
 	text, err := os.ReadFile(filepath.Join(dir, answerFile))
 	var reply *answer
 	if err == nil && ended == nil {
@@ -166,6 +163,20 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 			reply.Failed.Summary, output.text())}
 	}
 	return reply, nil
+}
+
+// lastGraph returns the graph that a process in a folder reported last, -1 where its file names none: a process may be
+// killed while it writes there.
+func lastGraph(dir string) int {
+	text, err := os.ReadFile(filepath.Join(dir, progressFile))
+	if err != nil {
+		return -1
+	}
+	graph, err := strconv.Atoi(string(text))
+	if err != nil {
+		return -1
+	}
+	return graph
 }
 
 // outputEnds keeps the beginning and the end of the output of a process.

@@ -55,6 +55,9 @@ func played(what string) int {
 		select {}
 	case "silence":
 		return 0
+	case "lost progress": // as when it is killed while it writes the file
+		_ = os.WriteFile(progressFile, nil, 0o600)
+		return 0
 	case "nonsense":
 		_ = os.WriteFile(answerFile, []byte("yes"), 0o600)
 		return 0
@@ -140,14 +143,15 @@ func TestBadProcess(t *testing.T) {
 		class diag.Class
 		piece int // -1: none in particular
 	}{
-		"segfault":    {"the compiler crashed: exit status 2; it said: about to fail SIGSEGV: segmentation violation", diag.ClassRun, 1},
-		"hang":        {"stopped after 500ms; it said: working", diag.ClassRun, 1},
-		"silence":     {"without an answer", diag.ClassRun, 1},
-		"too few":     {"without an answer: it tells of 0 graphs, want 1", diag.ClassRun, 1},
-		"nonsense":    {"without an answer: invalid character", diag.ClassRun, 1},
-		"full disk":   {"no space left on device", diag.ClassIO, -1},
-		"other arch":  {"a binary for soc_model 57, htp_arch 68, want soc_model 57, htp_arch 75", diag.ClassInput, -1},
-		"other token": {`compatibility string is "v2:6:6.7.8:1.0.0:0:57:8:0"`, diag.ClassInput, -1},
+		"segfault":      {"the compiler crashed: exit status 2; it said: about to fail SIGSEGV: segmentation violation", diag.ClassRun, 1},
+		"hang":          {"stopped after 500ms; it said: working", diag.ClassRun, 1},
+		"silence":       {"without an answer", diag.ClassRun, 1},
+		"lost progress": {"without an answer", diag.ClassRun, -1},
+		"too few":       {"without an answer: it tells of 0 graphs, want 1", diag.ClassRun, 1},
+		"nonsense":      {"without an answer: invalid character", diag.ClassRun, 1},
+		"full disk":     {"no space left on device", diag.ClassIO, -1},
+		"other arch":    {"a binary for soc_model 57, htp_arch 68, want soc_model 57, htp_arch 75", diag.ClassInput, -1},
+		"other token":   {`compatibility string is "v2:6:6.7.8:1.0.0:0:57:8:0"`, diag.ClassInput, -1},
 	} {
 		t.Run(what, func(t *testing.T) {
 			if what == "full disk" && runtime.GOOS != "linux" {
