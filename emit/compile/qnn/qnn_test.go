@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -53,216 +54,286 @@ func libraries(t *testing.T) {
 	}
 }
 
-// piece is a graph with random weights and a sample, and the results of the sample in float64 with the weights' values.
+// piece is a graph with random weights and a sample, and the values of the graph in float64 as it is defined, with the
+// weights as they are stored.
 type piece struct {
 	driver.Piece
-	want map[string][]float64 // values of the graph by name
+	want map[string][]float64 // by the name of the value
+}
+
+// pieceBuilder draws the inputs and weights of a piece, and computes its values node by node.
+type pieceBuilder struct {
+	piece
+	t   testing.TB
+	rng *rand.Rand
 }
 
 // build makes a piece of a graph: gains near 1, products that keep the size of what enters them, and steps twice as
 // large as needed.
-func build(t testing.TB, g op.Graph, seed uint64) piece {
+func build(t testing.TB, graph op.Graph, seed uint64) piece {
 	t.Helper()
-	p := piece{Piece: driver.Piece{Name: "graph", Graph: g}, want: map[string][]float64{}}
-	r := rand.New(rand.NewPCG(seed, 0))
-	if err := g.Validate(); err != nil {
+	if err := graph.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	p.Weights = make(driver.Weights, len(g.Weights))
-	specOf := func(name string) int {
-		for j, s := range g.Weights {
-			if s.Name == name {
-				return j
-			}
+	b := &pieceBuilder{t: t, rng: rand.New(rand.NewPCG(seed, 0))}
+	b.Name, b.Graph, b.want = "graph", graph, map[string][]float64{}
+	b.Weights = make(driver.Weights, len(graph.Weights))
+
+	for _, input := range graph.Inputs {
+		b.drawInput(input)
+	}
+	for i := range graph.Nodes {
+		node := &graph.Nodes[i]
+		define := definitions[node.Op.Kind]
+		if define == nil {
+			t.Fatalf("no definition of %q", node.Op.Kind)
 		}
+		b.want[node.Out[0]] = define(b, node, b.want[node.In[0]])
+	}
+	return b.piece
+}
+
+// drawInput draws codes around 128, or numbers with outliers as a residual has them.
+func (b *pieceBuilder) drawInput(input op.Value) {
+	const outlierColumn = 33
+	values := make([]float64, input.Rows*input.Cols)
+	var raw []byte
+	for i := range values {
+		if input.Type == op.U8 {
+			code := byte(128 + max(-127, min(127, math.Round(40*b.rng.NormFloat64()))))
+			values[i], raw = float64(code)-128, append(raw, code)
+			continue
+		}
+		number := float32(b.rng.NormFloat64())
+		if input.Cols > 50 && i%input.Cols == outlierColumn {
+			number *= 50
+		}
+		if input.Cols == 1 { // the scale of a row
+			number = 0.03
+		}
+		values[i], raw = float64(number), binary.LittleEndian.AppendUint32(raw, math.Float32bits(number))
+	}
+	b.want[input.Name], b.Sample = values, append(b.Sample, raw)
+}
+
+// normal draws numbers with a mean and a standard deviation.
+func (b *pieceBuilder) normal(count int, mean, deviation float64) []float32 {
+	numbers := make([]float32, count)
+	for i := range numbers {
+		numbers[i] = float32(mean + deviation*b.rng.NormFloat64())
+	}
+	return numbers
+}
+
+// matrix draws and stores a weight [K,N] that keeps the size of what it multiplies, and returns it as it is stored.
+func (b *pieceBuilder) matrix(name string, o *op.Op, zeroColumn bool) []float32 {
+	numbers := b.normal(o.K*o.N, 0, 1/math.Sqrt(float64(o.K)))
+	for k := range o.K {
+		if zeroColumn {
+			numbers[k*o.N+o.N-1] = 0
+		}
+	}
+	b.put(name, numbers)
+	return b.unpacked(b.t, name)
+}
+
+// put packs the numbers of a weight.
+func (b *pieceBuilder) put(name string, numbers []float32) {
+	at := b.weightIndex(b.t, name)
+	spec := b.Graph.Weights[at]
+	size, err := pack.Bytes(spec)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	source, err := pack.Floats(numbers, spec.K, spec.N)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	packed := make([]byte, size)
+	if err := pack.Pack(packed, spec, source); err != nil {
+		b.t.Fatal(err)
+	}
+	b.Weights[at] = driver.Packed{Spec: spec, Bytes: packed}
+}
+
+// weightIndex returns the index of a weight.
+func (p *piece) weightIndex(t testing.TB, name string) int {
+	at := slices.IndexFunc(p.Graph.Weights, func(spec op.WeightSpec) bool { return spec.Name == name })
+	if at < 0 {
 		t.Fatalf("no weight %q", name)
-		return 0
 	}
-	put := func(name string, v []float32) {
-		j := specOf(name)
-		spec := g.Weights[j]
-		size, err := pack.Bytes(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		src, err := pack.Floats(v, spec.K, spec.N)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b := make([]byte, size)
-		if err := pack.Pack(b, spec, src); err != nil {
-			t.Fatal(err)
-		}
-		p.Weights[j] = driver.Packed{Spec: spec, Bytes: b}
+	return at
+}
+
+// unpacked returns what the packed bytes of a weight stand for.
+func (p *piece) unpacked(t testing.TB, name string) []float32 {
+	at := p.weightIndex(t, name)
+	spec := p.Graph.Weights[at]
+	numbers := make([]float32, spec.K*spec.N)
+	if err := pack.Unpack(numbers, spec, p.Weights[at].Bytes); err != nil {
+		t.Fatal(err)
 	}
-	get := func(name string) []float32 {
-		j := specOf(name)
-		v := make([]float32, g.Weights[j].K*g.Weights[j].N)
-		if err := pack.Unpack(v, g.Weights[j], p.Weights[j].Bytes); err != nil {
-			t.Fatal(err)
+	return numbers
+}
+
+// definitions draw the weights of a node and return what it computes of its first input.
+var definitions = map[op.Kind]func(b *pieceBuilder, node *op.Node, in []float64) []float64{
+	op.Norm:        (*pieceBuilder).norm,
+	op.LayerNorm:   (*pieceBuilder).norm,
+	op.QuantRows:   (*pieceBuilder).quantRows,
+	op.MatMul:      (*pieceBuilder).matMul,
+	op.GroupMatMul: (*pieceBuilder).groupMatMul,
+	op.GLU: func(_ *pieceBuilder, node *op.Node, in []float64) []float64 {
+		o := &node.Op
+		out := make([]float64, o.Rows()*o.N)
+		for i := range out {
+			gate := gateOf(o, i)
+			out[i] = act(o.Act, in[gate]) * in[gate+o.Interleave]
 		}
-		return v
-	}
-	normal := func(n int, mean, size float64) []float32 {
-		v := make([]float32, n)
-		for i := range v {
-			v[i] = float32(mean + size*r.NormFloat64())
+		return out
+	},
+	op.Activate: elementwise(func(o *op.Op, value float64) float64 { return act(o.Act, value) }),
+	op.Softcap:  elementwise(func(o *op.Op, value float64) float64 { return o.Cap * math.Tanh(value/o.Cap) }),
+	op.Clip:     elementwise(func(o *op.Op, value float64) float64 { return max(-o.Cap, min(o.Cap, value)) }),
+	op.Copy:     elementwise(func(_ *op.Op, value float64) float64 { return value }),
+	op.Gate: func(b *pieceBuilder, node *op.Node, in []float64) []float64 {
+		gates, out := b.want[node.In[1]], make([]float64, len(in))
+		for i, value := range in {
+			out[i] = value / (1 + math.Exp(-gates[i/node.Op.N]))
 		}
-		return v
+		return out
+	},
+	op.Add: func(b *pieceBuilder, node *op.Node, in []float64) []float64 {
+		other, out := b.want[node.In[1]], make([]float64, len(in))
+		for i, value := range in {
+			out[i] = value + other[i]
+		}
+		return out
+	},
+}
+
+// elementwise defines an operator that computes each element from the one in its place.
+func elementwise(compute func(o *op.Op, value float64) float64) func(*pieceBuilder, *op.Node, []float64) []float64 {
+	return func(_ *pieceBuilder, node *op.Node, in []float64) []float64 {
+		out := make([]float64, len(in))
+		for i, value := range in {
+			out[i] = compute(&node.Op, value)
+		}
+		return out
 	}
-	for _, v := range g.Inputs {
-		x := make([]float64, v.Rows*v.Cols)
-		var b []byte
-		for i := range x {
-			switch v.Type {
-			case op.U8:
-				c := byte(128 + max(-127, min(127, math.Round(40*r.NormFloat64()))))
-				x[i], b = float64(c)-128, append(b, c)
-			default:
-				f := float32(r.NormFloat64())
-				if v.Cols > 50 && i%v.Cols == 33 { // outliers of a residual
-					f *= 50
-				}
-				if v.Cols == 1 {
-					f = 0.03
-				}
-				x[i], b = float64(f), binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+}
+
+// gateOf returns the index of the gate of element i of a gated unit; the other factor is Interleave behind it.
+func gateOf(o *op.Op, i int) int {
+	row, col := i/o.N, i%o.N
+	return row*2*o.N + col/o.Interleave*2*o.Interleave + col%o.Interleave
+}
+
+// norm defines both norms: the one of layers subtracts the mean and has a bias.
+func (b *pieceBuilder) norm(node *op.Node, in []float64) []float64 {
+	o := &node.Op
+	gain, bias := b.normal(o.N, 1, 0.2), make([]float32, o.N)
+	b.put(node.W[0], gain)
+	if o.Kind == op.LayerNorm {
+		bias = b.normal(o.N, 0, 0.2)
+		b.put(node.W[1], bias)
+	}
+	out := make([]float64, 0, len(in))
+	for row := range slices.Chunk(in, o.N) {
+		mean, square := 0.0, 0.0
+		if o.Kind == op.LayerNorm {
+			for _, value := range row {
+				mean += value / float64(o.N)
 			}
 		}
-		p.want[v.Name], p.Sample = x, append(p.Sample, b)
-	}
-	top := func(x []float64) (m float64) {
-		for _, v := range x {
-			m = max(m, math.Abs(v))
+		for _, value := range row {
+			square += (value - mean) * (value - mean) / float64(o.N)
 		}
-		return m
-	}
-	for _, n := range g.Nodes {
-		o := n.Op
-		x := p.want[n.In[0]]
-		y := make([]float64, o.Rows()*o.N)
-		switch o.Kind {
-		case op.Norm, op.LayerNorm:
-			gain := normal(o.N, 1, 0.2)
-			put(n.W[0], gain)
-			bias := make([]float32, o.N)
-			if o.Kind == op.LayerNorm {
-				bias = normal(o.N, 0, 0.2)
-				put(n.W[1], bias)
-			}
-			for i := range o.Rows() {
-				row := x[i*o.N : (i+1)*o.N]
-				mean, square := 0.0, 0.0
-				if o.Kind == op.LayerNorm {
-					for _, v := range row {
-						mean += v / float64(o.N)
-					}
-				}
-				for _, v := range row {
-					square += (v - mean) * (v - mean) / float64(o.N)
-				}
-				for c, v := range row {
-					y[i*o.N+c] = (v-mean)/math.Sqrt(square+float64(onnxgraph.Epsilon(o)))*float64(gain[c]) + float64(bias[c])
-				}
-			}
-		case op.QuantRows:
-			s := coarse(top(x) / 127)
-			put(n.W[0], []float32{s})
-			for i, v := range x {
-				y[i] = math.RoundToEven(v / float64(s))
-			}
-			scales := make([]float64, o.M)
-			for i := range scales {
-				scales[i] = float64(s)
-			}
-			p.want[n.Out[1]] = scales
-		case op.MatMul:
-			w := normal(o.K*o.N, 0, 1/math.Sqrt(float64(o.K)))
-			for k := range o.K { // a column of zeros
-				w[k*o.N+o.N-1] = 0
-			}
-			put(n.W[0], w)
-			w = get(n.W[0])
-			for i := range o.M {
-				for k := range o.K {
-					for c := range o.N {
-						y[i*o.N+c] += float64(x[i*o.K+k] * float64(w[k*o.N+c]))
-					}
-				}
-			}
-			if o.Scheme.QuantisedRows() {
-				for i := range y {
-					y[i] *= p.want[n.In[1]][i/o.N]
-				}
-			}
-			if o.Bias {
-				bias := normal(o.N, 0, 0.3)
-				put(n.W[1], bias)
-				for i := range y {
-					y[i] += float64(bias[i%o.N])
-				}
-			}
-			if o.Scheme.Grid() {
-				steps := make([]float32, 2*o.N)
-				for c := range o.N {
-					steps[c], steps[o.N+c] = coarse(2*top(x)/op.GridMax), coarse(2*top(y)/op.GridMax)
-				}
-				put(n.W[len(n.W)-1], steps)
-			}
-		case op.GroupMatMul:
-			for slot, name := range n.W {
-				put(name, normal(o.K*o.N, 0, 1/math.Sqrt(float64(o.K))))
-				w, each := get(name), o.M/o.Experts
-				for i := slot * each; i < (slot+1)*each; i++ {
-					for c := range o.N {
-						for k := range o.K {
-							y[i*o.N+c] += float64(x[i*o.K+k] * float64(w[k*o.N+c]))
-						}
-						y[i*o.N+c] *= p.want[n.In[1]][i]
-					}
-				}
-			}
-		case op.GLU:
-			for i := range o.Rows() {
-				for c := range o.N {
-					at := i*2*o.N + c/o.Interleave*2*o.Interleave + c%o.Interleave
-					y[i*o.N+c] = act(o.Act, x[at]) * x[at+o.Interleave]
-				}
-			}
-		case op.Activate:
-			for i, v := range x {
-				y[i] = act(o.Act, v)
-			}
-		case op.Gate:
-			for i, v := range x {
-				y[i] = v / (1 + math.Exp(-p.want[n.In[1]][i/o.N]))
-			}
-		case op.Softcap:
-			for i, v := range x {
-				y[i] = o.Cap * math.Tanh(v/o.Cap)
-			}
-		case op.Clip:
-			for i, v := range x {
-				y[i] = max(-o.Cap, min(o.Cap, v))
-			}
-		case op.Add:
-			for i, v := range x {
-				y[i] = v + p.want[n.In[1]][i]
-			}
-		case op.Copy:
-			copy(y, x)
-		default:
-			t.Fatalf("no reference for %q", o.Kind)
+		root := math.Sqrt(square + float64(onnxgraph.Epsilon(*o)))
+		for col, value := range row {
+			out = append(out, (value-mean)/root*float64(gain[col])+float64(bias[col]))
 		}
-		p.want[n.Out[0]] = y
 	}
-	return p
+	return out
+}
+
+// quantRows defines rounding with the static scale of all rows. Codes are less 128.
+func (b *pieceBuilder) quantRows(node *op.Node, in []float64) []float64 {
+	scale := coarse(largest(in) / 127)
+	b.put(node.W[0], []float32{scale})
+	out := make([]float64, len(in))
+	for i, value := range in {
+		out[i] = math.RoundToEven(value / float64(scale))
+	}
+	b.want[node.Out[1]] = slices.Repeat([]float64{float64(scale)}, node.Op.M)
+	return out
+}
+
+// matMul defines a product, one of whose columns is zero.
+func (b *pieceBuilder) matMul(node *op.Node, in []float64) []float64 {
+	o := &node.Op
+	out := make([]float64, o.M*o.N)
+	multiply(out, in, b.matrix(node.W[0], o, true), o)
+	if o.Scheme.QuantisedRows() {
+		scales := b.want[node.In[1]]
+		for i := range out {
+			out[i] *= scales[i/o.N]
+		}
+	}
+	if o.Bias {
+		bias := b.normal(o.N, 0, 0.3)
+		b.put(node.W[1], bias)
+		for i := range out {
+			out[i] += float64(bias[i%o.N])
+		}
+	}
+	if o.Scheme.Grid() {
+		steps := slices.Concat(
+			slices.Repeat([]float32{coarse(2 * largest(in) / op.GridMax)}, o.N),
+			slices.Repeat([]float32{coarse(2 * largest(out) / op.GridMax)}, o.N))
+		b.put(node.W[len(node.W)-1], steps)
+	}
+	return out
+}
+
+// groupMatMul defines the products of slots, each with a matrix of its own.
+func (b *pieceBuilder) groupMatMul(node *op.Node, in []float64) []float64 {
+	o := &node.Op
+	out, scales, each := make([]float64, o.M*o.N), b.want[node.In[1]], o.M/o.Experts
+	for slot, name := range node.W {
+		from, to := slot*each, (slot+1)*each
+		multiply(out[from*o.N:to*o.N], in[from*o.K:to*o.K], b.matrix(name, o, false), o)
+	}
+	for i := range out {
+		out[i] *= scales[i/o.N]
+	}
+	return out
+}
+
+// multiply adds the product of rows [rows,K] and a weight [K,N] to out. The conversions keep the compiler from fusing
+// a product and a sum, whose last bits would depend on the processor.
+func multiply(out, in []float64, weight []float32, o *op.Op) {
+	for row := range len(in) / o.K {
+		for k := range o.K {
+			for col := range o.N {
+				out[row*o.N+col] += float64(in[row*o.K+k] * float64(weight[k*o.N+col]))
+			}
+		}
+	}
+}
+
+// largest returns the largest magnitude.
+func largest(values []float64) (top float64) {
+	for _, value := range values {
+		top = max(top, math.Abs(value))
+	}
+	return top
 }
 
 // coarse is the next larger number of 6 bits, so that the last bits of a machine's arithmetic do not matter.
-func coarse(v float64) float32 {
-	f, e := math.Frexp(v)
-	return float32(math.Ldexp(math.Ceil(f*64)/64, e))
+func coarse(value float64) float32 {
+	fraction, exponent := math.Frexp(value)
+	return float32(math.Ldexp(math.Ceil(fraction*64)/64, exponent))
 }
 
 func act(name string, x float64) float64 {
@@ -288,96 +359,126 @@ func differ(got []byte, want []float64) float64 {
 
 // distance is differ of numbers.
 func distance(got, want []float64) float64 {
-	d, n := 0.0, 0.0
-	for i, w := range want {
-		d, n = d+(got[i]-w)*(got[i]-w), n+w*w
+	difference, size := 0.0, 0.0
+	for i, value := range want {
+		difference, size = difference+(got[i]-value)*(got[i]-value), size+value*value
 	}
-	return math.Sqrt(d / n)
+	return math.Sqrt(difference / size)
 }
 
 func single(o op.Op) op.Graph { return op.Single(o, op.OnnxLayout) }
 
 // gen3 is the Snapdragon 8 Gen 3.
 func gen3(emulator bool) driver.Target {
-	return driver.Target{Proc: "npu", Options: map[string]string{"soc_model": "57", "htp_arch": "75", "vtcm_mb": "8"}, Emulator: emulator}
+	options := map[string]string{"soc_model": "57", "htp_arch": "75", "vtcm_mb": "8"}
+	return driver.Target{Proc: "npu", Options: options, Emulator: emulator}
 }
 
-// block is a piece of a layer: the norm, a gated product and the way back, with the sum in place.
-func block(m int, scheme op.Scheme, bias bool) op.Graph {
-	const hidden, ffn = 64, 96
-	v := func(name string, t op.Type, cols int) op.Value {
-		return op.Value{Name: name, Type: t, Rows: m, Cols: cols}
+// graphBuilder makes a graph whose values all have the same number of rows.
+type graphBuilder struct {
+	op.Graph
+	rows int
+}
+
+// value returns a value of the graph, which the caller lists.
+func (g *graphBuilder) value(name string, typ op.Type, cols int) op.Value {
+	return op.Value{Name: name, Type: typ, Rows: g.rows, Cols: cols}
+}
+
+// node appends a node with weights of these names.
+func (g *graphBuilder) node(o op.Op, in, weights, out []string) {
+	roles := o.Sig().W
+	for i, role := range roles {
+		spec := o.WeightSpec(role, op.OnnxLayout)
+		spec.Name = weights[i]
+		g.Weights = append(g.Weights, spec)
 	}
-	x := v("x", op.F32, hidden)
-	g := op.Graph{Inputs: []op.Value{x}, Outputs: []op.Value{x}, Temps: []op.Value{
-		v("n", op.F32, hidden), v("h", op.F32, 2*ffn), v("a", op.F32, ffn), v("d", op.F32, hidden),
-	}}
-	node := func(o op.Op, in, w, out []string) {
-		for i, role := range o.Sig().W {
-			spec := o.WeightSpec(role, op.OnnxLayout)
-			spec.Name = w[i]
-			g.Weights = append(g.Weights, spec)
-		}
-		g.Nodes = append(g.Nodes, op.Node{Op: o, In: in, W: w[:len(o.Sig().W)], Out: out})
+	g.Nodes = append(g.Nodes, op.Node{Op: o, In: in, W: weights[:len(roles)], Out: out})
+}
+
+// quantised appends a node that quantises the rows of a value, and returns its codes and scales.
+func (g *graphBuilder) quantised(in string, cols int) []string {
+	codes, scales := g.value(in+"8", op.U8, cols), g.value(in+"s", op.F32, 1)
+	g.Temps = append(g.Temps, codes, scales)
+	out := []string{codes.Name, scales.Name}
+	g.node(op.Op{Kind: op.QuantRows, M: g.rows, N: cols, Static: true}, []string{in}, []string{in + "_scale"}, out)
+	return out
+}
+
+// Columns of the residual and of the inner layer in the pieces of layers below.
+const hidden, ffn = 64, 96
+
+// block is a piece of a layer: the norm, a gated product and the way back, with the sum in place.
+func block(rows int, scheme op.Scheme, bias bool) op.Graph {
+	g := &graphBuilder{rows: rows}
+	residual := g.value("x", op.F32, hidden)
+	g.Inputs, g.Outputs = []op.Value{residual}, []op.Value{residual}
+	g.Temps = []op.Value{
+		g.value("n", op.F32, hidden),
+		g.value("h", op.F32, 2*ffn),
+		g.value("a", op.F32, ffn),
+		g.value("d", op.F32, hidden),
 	}
 	up, down := []string{"up", "bias", "up_steps"}, []string{"down", "down_steps"}
 	if !bias {
 		up = []string{"up", "up_steps"}
 	}
-	in := func(x string, n int, steps string) []string {
+	// operands are what a product reads of a value
+	operands := func(value string, cols int) []string {
 		if !scheme.QuantisedRows() {
-			return []string{x}
+			return []string{value}
 		}
-		g.Temps = append(g.Temps, v(x+"8", op.U8, n), v(x+"s", op.F32, 1))
-		node(op.Op{Kind: op.QuantRows, M: m, N: n, Static: true}, []string{x}, []string{steps}, []string{x + "8", x + "s"})
-		return []string{x + "8", x + "s"}
+		return g.quantised(value, cols)
 	}
-	node(op.Op{Kind: op.Norm, M: m, N: hidden, Eps: 1e-5}, []string{"x"}, []string{"gain"}, []string{"n"})
-	node(op.Op{Kind: op.MatMul, M: m, K: hidden, N: 2 * ffn, Scheme: scheme, Bias: bias}, in("n", hidden, "n_scale"), up, []string{"h"})
-	node(op.Op{Kind: op.GLU, M: m, N: ffn, Interleave: 16, Act: op.SiLU}, []string{"h"}, nil, []string{"a"})
-	node(op.Op{Kind: op.MatMul, M: m, K: ffn, N: hidden, Scheme: scheme}, in("a", ffn, "a_scale"), down, []string{"d"})
-	node(op.Op{Kind: op.Add, M: m, N: hidden}, []string{"x", "d"}, nil, []string{"x"})
-	return g
+	gateUp := op.Op{Kind: op.MatMul, M: rows, K: hidden, N: 2 * ffn, Scheme: scheme, Bias: bias}
+	back := op.Op{Kind: op.MatMul, M: rows, K: ffn, N: hidden, Scheme: scheme}
+	unit := op.Op{Kind: op.GLU, M: rows, N: ffn, Interleave: 16, Act: op.SiLU}
+
+	g.node(op.Op{Kind: op.Norm, M: rows, N: hidden, Eps: 1e-5}, []string{"x"}, []string{"gain"}, []string{"n"})
+	g.node(gateUp, operands("n", hidden), up, []string{"h"})
+	g.node(unit, []string{"h"}, nil, []string{"a"})
+	g.node(back, operands("a", ffn), down, []string{"d"})
+	g.node(op.Op{Kind: op.Add, M: rows, N: hidden}, []string{"x", "d"}, nil, []string{"x"})
+	return g.Graph
 }
 
 // expertGroup is a group of experts: two products of a matrix for each slot, with the gated unit between them.
 func expertGroup(slots, each int) op.Graph {
-	const hidden, ffn = 64, 96
-	rows := slots * each
-	v := func(name string, t op.Type, cols int) op.Value {
-		return op.Value{Name: name, Type: t, Rows: rows, Cols: cols}
-	}
-	g := op.Graph{Inputs: []op.Value{v("x", op.F32, hidden)}, Outputs: []op.Value{v("y", op.F32, hidden)}, Temps: []op.Value{
-		v("x8", op.U8, hidden), v("xs", op.F32, 1), v("h", op.F32, 2*ffn), v("a", op.F32, ffn), v("a8", op.U8, ffn), v("as", op.F32, 1),
-	}}
-	node := func(o op.Op, in, out []string) {
-		n := op.Node{Op: o, In: in, Out: out}
-		for _, role := range o.Sig().W {
-			spec := o.WeightSpec(role, op.OnnxLayout)
-			spec.Name = fmt.Sprintf("w%d", len(g.Weights))
-			g.Weights, n.W = append(g.Weights, spec), append(n.W, spec.Name)
+	g := &graphBuilder{rows: slots * each}
+	g.Inputs, g.Outputs = []op.Value{g.value("x", op.F32, hidden)}, []op.Value{g.value("y", op.F32, hidden)}
+	g.Temps = []op.Value{g.value("h", op.F32, 2*ffn), g.value("a", op.F32, ffn)}
+	product := func(in string, k, n int, out string) {
+		o := op.Op{Kind: op.GroupMatMul, M: g.rows, K: k, N: n, Experts: slots, Scheme: op.A8SQ8C}
+		var weights []string
+		for slot := range slots {
+			weights = append(weights, fmt.Sprint(out, slot))
 		}
-		g.Nodes = append(g.Nodes, n)
+		g.node(o, g.quantised(in, k), weights, []string{out})
 	}
-	node(op.Op{Kind: op.QuantRows, M: rows, N: hidden, Static: true}, []string{"x"}, []string{"x8", "xs"})
-	node(op.Op{Kind: op.GroupMatMul, M: rows, K: hidden, N: 2 * ffn, Experts: slots, Scheme: op.A8SQ8C}, []string{"x8", "xs"}, []string{"h"})
-	node(op.Op{Kind: op.GLU, M: rows, N: ffn, Interleave: 16, Act: op.SiLU}, []string{"h"}, []string{"a"})
-	node(op.Op{Kind: op.QuantRows, M: rows, N: ffn, Static: true}, []string{"a"}, []string{"a8", "as"})
-	node(op.Op{Kind: op.GroupMatMul, M: rows, K: ffn, N: hidden, Experts: slots, Scheme: op.A8SQ8C}, []string{"a8", "as"}, []string{"y"})
-	return g
+
+	product("x", hidden, 2*ffn, "h")
+	g.node(op.Op{Kind: op.GLU, M: g.rows, N: ffn, Interleave: 16, Act: op.SiLU}, []string{"h"}, nil, []string{"a"})
+	product("a", ffn, hidden, "y")
+	return g.Graph
 }
 
 // chain is a graph of operators on rows, one after the other.
 func chain() op.Graph {
-	x := op.Value{Name: "x", Type: op.F32, Rows: 5, Cols: 96}
-	g := op.Graph{Inputs: []op.Value{x, {Name: "gate", Type: op.F32, Rows: 5, Cols: 1}}}
+	const rows, cols = 5, 96
+	g := &graphBuilder{rows: rows}
+	g.Inputs = []op.Value{g.value("x", op.F32, cols), g.value("gate", op.F32, 1)}
 	last := "x"
 	for i, o := range []op.Op{
-		{Kind: op.LayerNorm, Eps: 1e-5}, {Kind: op.Activate, Act: op.GELU}, {Kind: op.Gate}, {Kind: op.Softcap, Cap: 2},
-		{Kind: op.Activate, Act: op.ReLU}, {Kind: op.Add}, {Kind: op.Clip, Cap: 20}, {Kind: op.Copy},
+		{Kind: op.LayerNorm, Eps: 1e-5},
+		{Kind: op.Activate, Act: op.GELU},
+		{Kind: op.Gate},
+		{Kind: op.Softcap, Cap: 2},
+		{Kind: op.Activate, Act: op.ReLU},
+		{Kind: op.Add},
+		{Kind: op.Clip, Cap: 20},
+		{Kind: op.Copy},
 	} {
-		o.M, o.N = 5, 96
-		y := fmt.Sprintf("y%d", i)
+		o.M, o.N = rows, cols
 		in := []string{last}
 		switch o.Kind {
 		case op.Gate:
@@ -385,20 +486,24 @@ func chain() op.Graph {
 		case op.Add:
 			in = append(in, "x")
 		}
-		n := op.Node{Op: o, In: in, Out: []string{y}}
-		for _, role := range o.Sig().W {
-			g.Weights, n.W = append(g.Weights, o.WeightSpec(role, op.OnnxLayout)), append(n.W, role)
-		}
-		g.Nodes = append(g.Nodes, n)
-		g.Temps, last = append(g.Temps, op.Value{Name: y, Type: op.F32, Rows: 5, Cols: 96}), y
+		result := g.value(fmt.Sprintf("y%d", i), op.F32, cols)
+		g.node(o, in, o.Sig().W, []string{result.Name})
+		g.Temps, last = append(g.Temps, result), result.Name
 	}
-	g.Outputs, g.Temps = g.Temps[len(g.Temps)-1:], g.Temps[:len(g.Temps)-1]
-	return g
+	end := len(g.Temps) - 1
+	g.Temps, g.Outputs = g.Temps[:end], g.Temps[end:]
+	return g.Graph
 }
 
-// graphs are what is compiled.
+// graphs are what is compiled, by the name of the subtest and of its golden file.
 func graphs() map[string]op.Graph {
-	out := map[string]op.Graph{}
+	out := map[string]op.Graph{
+		"chain":               chain(),
+		"group of experts":    expertGroup(3, 4),
+		"group of one expert": expertGroup(1, 8),
+	}
+	fileName := func(text string) string { return strings.ReplaceAll(text, "/", "-") }
+	alone := func(o op.Op) { out[fileName(o.Key())] = single(o) }
 	for _, o := range []op.Op{
 		{Kind: op.Norm, M: 5, N: 96, Eps: 1e-5},
 		{Kind: op.LayerNorm, M: 5, N: 96, Eps: 1e-5},
@@ -413,27 +518,23 @@ func graphs() map[string]op.Graph {
 		{Kind: op.Copy, M: 5, N: 96},
 		{Kind: op.GroupMatMul, M: 6, K: 64, N: 96, Experts: 2, Scheme: op.A8SQ8C},
 	} {
-		out[strings.ReplaceAll(o.Key(), "/", "-")] = single(o)
+		alone(o)
 	}
-	for _, s := range schemes {
-		for _, o := range []op.Op{{M: 1, Bias: true}, {M: 9}} {
-			o.Kind, o.K, o.N, o.Scheme = op.MatMul, 64, 96, s
-			out[strings.ReplaceAll(o.Key(), "/", "-")] = single(o)
+	for _, scheme := range schemes {
+		alone(op.Op{Kind: op.MatMul, M: 1, K: 64, N: 96, Scheme: scheme, Bias: true})
+		alone(op.Op{Kind: op.MatMul, M: 9, K: 64, N: 96, Scheme: scheme})
+		out["block "+fileName(string(scheme))] = block(9, scheme, true)
+		if len(forms[scheme]) == 0 {
+			continue
 		}
-		if len(forms[s]) > 0 {
-			o := op.Op{Kind: op.MatMul, M: 12, K: 64, N: 96, Scheme: s, Form: op.ConvForm(4, 3), Bias: true}
-			out[strings.ReplaceAll(o.Key(), "/", "-")] = single(o)
-			images := block(9, s, true)
-			for i := range images.Nodes {
-				if operator := &images.Nodes[i].Op; operator.Kind == op.MatMul {
-					operator.Form = op.ConvForm(3, 3)
-				}
+		alone(op.Op{Kind: op.MatMul, M: 12, K: 64, N: 96, Scheme: scheme, Form: op.ConvForm(4, 3), Bias: true})
+		images := block(9, scheme, true)
+		for i := range images.Nodes {
+			if operator := &images.Nodes[i].Op; operator.Kind == op.MatMul {
+				operator.Form = op.ConvForm(3, 3)
 			}
-			out["block of convolutions "+strings.ReplaceAll(string(s), "/", "-")] = images
 		}
-		out["chain"] = chain()
-		out["group of experts"], out["group of one expert"] = expertGroup(3, 4), expertGroup(1, 8)
-		out["block "+strings.ReplaceAll(string(s), "/", "-")] = block(9, s, true)
+		out["block of convolutions "+fileName(string(scheme))] = images
 	}
 	return out
 }
@@ -442,12 +543,12 @@ func graphs() map[string]op.Graph {
 // columns drops the low byte of its sums. A group of experts rounds to 8 bits between its products, where the last bits
 // of what comes before move single codes: twice what half precision moves, in the emulator and in the source on the
 // CPU, whose results between the products are on the same grid of 16 bits.
-func bound(t *testing.T, p piece) (emulated, portable float64) {
-	for _, n := range p.Graph.Nodes {
+func bound(t *testing.T, p *piece) (emulated, portable float64) {
+	for _, node := range p.Graph.Nodes {
 		switch {
-		case n.Op.Scheme == op.A16SQ4C:
+		case node.Op.Scheme == op.A16SQ4C:
 			return 1.5e-2, 2e-3
-		case n.Op.Kind == op.GroupMatMul && len(p.Graph.Nodes) > 1:
+		case node.Op.Kind == op.GroupMatMul && len(p.Graph.Nodes) > 1:
 			most := 2e-3 + 2*distance(inHalf(t, p), p.want[p.Graph.Outputs[0].Name])
 			return most, most
 		}
@@ -455,208 +556,258 @@ func bound(t *testing.T, p piece) (emulated, portable float64) {
 	return 2e-3, 2e-3
 }
 
+// half rounds to half precision.
+func half(value float64) float64 {
+	return float64(number.HalfToFloat(number.FloatToHalf(float32(value))))
+}
+
 // inHalf computes a group of experts with rows in half precision, and the results of its products on grids of 16 bits.
-func inHalf(t *testing.T, p piece) []float64 {
-	half := func(v float64) float64 { return float64(number.HalfToFloat(number.FloatToHalf(float32(v)))) }
+func inHalf(t *testing.T, p *piece) []float64 {
 	values := map[string][]float64{}
 	for _, input := range p.Graph.Inputs {
-		for _, v := range p.want[input.Name] {
-			values[input.Name] = append(values[input.Name], half(v))
+		for _, value := range p.want[input.Name] {
+			values[input.Name] = append(values[input.Name], half(value))
 		}
 	}
-	for _, n := range p.Graph.Nodes {
-		o, x := n.Op, values[n.In[0]]
-		y := make([]float64, o.Rows()*o.N)
+	for i := range p.Graph.Nodes {
+		node := &p.Graph.Nodes[i]
+		o, in := &node.Op, values[node.In[0]]
+		out := make([]float64, o.Rows()*o.N)
 		switch o.Kind {
 		case op.QuantRows:
-			for i, v := range x {
-				y[i] = max(-127, min(127, math.RoundToEven(v/p.want[n.Out[1]][0])))
+			scale := p.want[node.Out[1]][0]
+			for i, value := range in {
+				out[i] = max(-127, min(127, math.RoundToEven(value/scale)))
 			}
 		case op.GroupMatMul:
-			scale, each := p.want[n.In[1]][0], o.M/o.Experts
-			for slot, name := range n.W {
-				at := slices.IndexFunc(p.Graph.Weights, func(spec op.WeightSpec) bool { return spec.Name == name })
-				w := make([]float32, o.K*o.N)
-				if err := pack.Unpack(w, p.Graph.Weights[at], p.Weights[at].Bytes); err != nil {
-					t.Fatal(err)
-				}
-				longest := 0.0
-				for col := range o.N {
-					sum := 0.0
-					for k := range o.K {
-						sum += float64(w[k*o.N+col]) * float64(w[k*o.N+col])
-					}
-					longest = max(longest, math.Sqrt(sum))
-				}
-				step := 127 * math.Sqrt(float64(o.K)) * longest * scale / op.GridMax
-				for i := slot * each; i < (slot+1)*each; i++ {
-					for col := range o.N {
-						sum := 0.0
-						for k := range o.K {
-							sum += x[i*o.K+k] * float64(w[k*o.N+col])
-						}
-						y[i*o.N+col] = half(math.RoundToEven(sum*scale/step) * step)
-					}
-				}
+			each := o.M / o.Experts
+			for slot, name := range node.W {
+				from, to := slot*each, (slot+1)*each
+				onGridInHalf(out[from*o.N:to*o.N], in[from*o.K:to*o.K], p.unpacked(t, name), o, p.want[node.In[1]][0])
 			}
 		case op.GLU:
-			for i := range o.Rows() {
-				for c := range o.N {
-					at := i*2*o.N + c/o.Interleave*2*o.Interleave + c%o.Interleave
-					gate := half(x[at] * half(1/(1+math.Exp(-x[at]))))
-					y[i*o.N+c] = half(gate * x[at+o.Interleave])
-				}
+			for i := range out {
+				gate := gateOf(o, i)
+				switched := half(in[gate] * half(1/(1+math.Exp(-in[gate]))))
+				out[i] = half(switched * in[gate+o.Interleave])
 			}
 		default:
-			t.Fatalf("no reference in half precision for %q", o.Kind)
+			t.Fatalf("no definition of %q in half precision", o.Kind)
 		}
-		values[n.Out[0]] = y
+		values[node.Out[0]] = out
 	}
 	return values[p.Graph.Outputs[0].Name]
+}
+
+// onGridInHalf is multiply by codes with a scale, whose results are rounded to the grid that eightBit chooses, and
+// then to half precision.
+func onGridInHalf(out, in []float64, weight []float32, o *op.Op, scale float64) {
+	longest := 0.0 // column
+	for col := range o.N {
+		sum := 0.0
+		for k := range o.K {
+			sum += float64(weight[k*o.N+col]) * float64(weight[k*o.N+col])
+		}
+		longest = max(longest, math.Sqrt(sum))
+	}
+	step := 127 * math.Sqrt(float64(o.K)) * longest * scale / op.GridMax
+	multiply(out, in, weight, o)
+	for i, sum := range out {
+		out[i] = half(math.RoundToEven(sum*scale/step) * step)
+	}
 }
 
 // Every operator and scheme is compiled wholly for the NPU, and its emulator computes what the graph says.
 func TestEmulated(t *testing.T) {
 	libraries(t)
-	for name, g := range graphs() {
-		if o := g.Nodes[0].Op; len(g.Nodes) == 1 && !o.Bias && o.Interleave != 16 {
+	for name, graph := range graphs() {
+		if o := &graph.Nodes[0].Op; len(graph.Nodes) == 1 && !o.Bias && o.Interleave != 16 {
 			continue // in a block or the chain
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := build(t, g, 1)
-			b, err := New(Options{}).CompileGroup(t.Context(), []driver.Piece{p.Piece}, gen3(true))
+			tried := build(t, graph, 1)
+			group, err := New(Options{}).CompileGroup(t.Context(), []driver.Piece{tried.Piece}, gen3(true))
 			if err != nil {
 				t.Fatal(err)
 			}
-			a := b.Artifacts[0]
-			want := p.want[g.Outputs[0].Name]
-			emulated, portable := differ(a.Emulated[0], want), differ(a.Portable[0], want)
-			most, source := bound(t, p)
-			if emulated > most || portable > source || emulated == 0 {
+
+			artifact, want := group.Artifacts[0], tried.want[graph.Outputs[0].Name]
+			emulated, portable := differ(artifact.Emulated[0], want), differ(artifact.Portable[0], want)
+			mostEmulated, mostPortable := bound(t, &tried)
+			if emulated > mostEmulated || portable > mostPortable || emulated == 0 {
 				t.Errorf("relative error %.2g on the emulator, %.2g of the source on the CPU, want at most %.2g and %.2g",
-					emulated, portable, most, source)
+					emulated, portable, mostEmulated, mostPortable)
 			}
-			f := a.Facts
-			if b.Shared != nil || f["arch"] != 75 || f["soc_model"] != 57 || f["vtcm_bytes"] != 8<<20 || f["cpu_nodes"] != 0 || f["nodes"] != f["edge_nodes"]+1 || f["bytes"] != int64(len(a.Code)) || f["context_bytes"] >= f["bytes"] {
-				t.Errorf("facts %v", f)
+			if group.Shared != nil {
+				t.Errorf("the emulator shares a binary of %d bytes", len(group.Shared))
 			}
-			if b.Token != "v2:6:2.51.0:5.51.0:75:57:8:0" || b.Compiler == "" || b.Cached {
-				t.Errorf("compiler %q, token %q, cached %v", b.Compiler, b.Token, b.Cached)
+			if group.Token != "v2:6:2.51.0:5.51.0:75:57:8:0" || group.Compiler == "" || group.Cached {
+				t.Errorf("compiler %q, token %q, cached %v", group.Compiler, group.Token, group.Cached)
 			}
-			m, err := onnx.Parse(a.Code)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, _ := m.Prop(onnxgraph.GraphKey)
-			var back op.Graph
-			if err := json.Unmarshal([]byte(text), &back); err != nil || !reflect.DeepEqual(back, g) {
-				t.Errorf("the artifact stands for %+v (%v), want %+v", back, err, g)
-			}
+			checkFacts(t, &artifact.Artifact)
+			checkCarried(t, artifact.Code, &graph)
 		})
 	}
+}
+
+// checkFacts compares the facts of an artifact for the emulator with its code and its target.
+func checkFacts(t *testing.T, artifact *driver.Artifact) {
+	t.Helper()
+	facts := artifact.Facts
+	for name, want := range map[string]int64{
+		"arch":       75,
+		"soc_model":  57,
+		"vtcm_bytes": 8 << 20,
+		"cpu_nodes":  0,
+		"nodes":      facts["edge_nodes"] + 1,
+		"bytes":      int64(len(artifact.Code)),
+	} {
+		if facts[name] != want {
+			t.Errorf("fact %s is %d, want %d", name, facts[name], want)
+		}
+	}
+	if facts["context_bytes"] >= facts["bytes"] {
+		t.Errorf("a binary of %d bytes in a model of %d", facts["context_bytes"], facts["bytes"])
+	}
+}
+
+// checkCarried compares the graph that a compiled model carries with the one that it was made of.
+func checkCarried(t *testing.T, code []byte, want *op.Graph) {
+	t.Helper()
+	model, err := onnx.Parse(code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, _ := model.Prop(onnxgraph.GraphKey)
+	var carried op.Graph
+	if err := json.Unmarshal([]byte(text), &carried); err != nil || !reflect.DeepEqual(&carried, want) {
+		t.Errorf("the artifact stands for %+v (%v), want %+v", carried, err, want)
+	}
+}
+
+// compileGroup compiles a group with temporary files in a folder that is empty again afterwards.
+func compileGroup(t *testing.T, group []driver.Piece, emulator bool) *driver.CompiledGroup {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	compiled, err := New(Options{}).CompileGroup(t.Context(), group, gen3(emulator))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	return compiled
 }
 
 // A group for a device shares its weights, and a binary is the same bytes in every folder, run, and order.
 func TestShared(t *testing.T) {
 	libraries(t)
-	var group, back []driver.Piece
-	for _, m := range []int{1, 8, 64} {
-		p := build(t, single(op.Op{Kind: op.MatMul, M: m, K: 256, N: 512, Scheme: op.A16SQ8C}), 7)
-		p.Weights = append(driver.Weights{}, p.Weights...)
-		if m > 1 { // the steps are of the weight, not of the sample
-			p.Weights = group[0].Weights
+	var group []driver.Piece
+	for _, rows := range []int{1, 8, 64} {
+		made := build(t, single(op.Op{Kind: op.MatMul, M: rows, K: 256, N: 512, Scheme: op.A16SQ8C}), 7)
+		if len(group) > 0 { // the steps are of the weight, not of the sample
+			made.Weights = group[0].Weights
 		}
-		p.Name = fmt.Sprint("rows ", m)
-		if m != 8 {
-			p.Sample = nil
+		made.Name = fmt.Sprint("rows ", rows)
+		if rows != 8 { // one is tried
+			made.Sample = nil
 		}
-		group = append(group, p.Piece)
+		group = append(group, made.Piece)
 	}
-	back = append(back, group...)
-	slices.Reverse(back)
-	compileGroup := func(group []driver.Piece, emulator bool) *driver.CompiledGroup {
-		t.Helper()
-		t.Setenv("TMPDIR", t.TempDir())
-		b, err := New(Options{}).CompileGroup(t.Context(), group, gen3(emulator))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if left, _ := os.ReadDir(os.Getenv("TMPDIR")); len(left) > 0 {
-			t.Errorf("left behind: %v", left)
-		}
-		return b
-	}
-	a, again := compileGroup(group, false), compileGroup(back, false)
+
+	compiled := compileGroup(t, group, false)
+	reversed := slices.Clone(group)
+	slices.Reverse(reversed)
+	again := compileGroup(t, reversed, false)
 	slices.Reverse(again.Artifacts)
-	if !reflect.DeepEqual(a, again) {
+	if !reflect.DeepEqual(compiled, again) {
 		t.Error("in another folder and order they have other bytes")
 	}
-	unshared := compileGroup(group, true)
-	all := int64(0)
-	for _, x := range unshared.Artifacts {
-		all += x.Facts["context_bytes"]
+
+	unshared := compileGroup(t, group, true)
+	alone := int64(0) // bytes of all binaries
+	for i := range unshared.Artifacts {
+		alone += unshared.Artifacts[i].Facts["context_bytes"]
 	}
-	if a.Shared == nil || int64(len(a.Shared)) > all*6/10 {
-		t.Errorf("the binary has %d bytes, those of each graph alone %d", len(a.Shared), all)
+	if compiled.Shared == nil || int64(len(compiled.Shared)) > alone*6/10 {
+		t.Errorf("the binary has %d bytes, those of each graph alone %d", len(compiled.Shared), alone)
 	}
-	for i, x := range a.Artifacts {
-		if len(x.Code) > 1<<14 || x.Facts["context_bytes"] != int64(len(a.Shared)) || !bytes.Equal(x.Shared, a.Shared) {
-			t.Errorf("%s: %d bytes beside a binary of %d, facts %v", group[i].Name, len(x.Code), len(x.Shared), x.Facts)
+	for i := range compiled.Artifacts {
+		made := &compiled.Artifacts[i]
+		if !bytes.Equal(made.Shared, compiled.Shared) {
+			t.Errorf("%s: refers to %d bytes, want the group's %d", group[i].Name, len(made.Shared), len(compiled.Shared))
 		}
-		if x.Facts["spill_bytes"] != unshared.Artifacts[i].Facts["spill_bytes"] {
-			t.Errorf("%s: spill %d with others, %d alone", group[i].Name, x.Facts["spill_bytes"], unshared.Artifacts[i].Facts["spill_bytes"])
+		if len(made.Code) > 1<<14 || made.Facts["context_bytes"] != int64(len(compiled.Shared)) {
+			t.Errorf("%s: a model of %d bytes, facts %v", group[i].Name, len(made.Code), made.Facts)
 		}
-		tried := group[i].Sample != nil
-		if twin := fmt.Sprintf("%x", sha256.Sum256(unshared.Artifacts[i].Code)); (x.Twin == twin) != tried || (x.Emulated != nil) != tried {
-			t.Errorf("%s: twin %q, want %q where it is tried", group[i].Name, x.Twin, twin)
-		}
-		if !reflect.DeepEqual(x.Emulated, unshared.Artifacts[i].Emulated) {
-			t.Errorf("%s: the twin's results differ", group[i].Name)
-		}
+		checkTwin(t, &group[i], made, &unshared.Artifacts[i])
+	}
+}
+
+// checkTwin compares an artifact of a group with the one that the emulator has for the same graph, alone.
+func checkTwin(t *testing.T, tried *driver.Piece, made, alone *driver.CompiledArtifact) {
+	t.Helper()
+	if got, want := made.Facts["spill_bytes"], alone.Facts["spill_bytes"]; got != want {
+		t.Errorf("%s: spill %d with others, %d alone", tried.Name, got, want)
+	}
+	twin := ""
+	if tried.Sample != nil {
+		twin = fmt.Sprintf("%x", sha256.Sum256(alone.Code))
+	}
+	if made.Twin != twin || (made.Emulated != nil) != (tried.Sample != nil) {
+		t.Errorf("%s: twin %q with %d results, want %q", tried.Name, made.Twin, len(made.Emulated), twin)
+	}
+	if !reflect.DeepEqual(made.Emulated, alone.Emulated) {
+		t.Errorf("%s: the twin's results differ", tried.Name)
 	}
 }
 
 // The compiler's memory outside the NPU does not grow with rows: 250 rows spill, 256 do not.
 func TestSpill(t *testing.T) {
 	libraries(t)
-	g := func(m int) op.Graph {
-		return single(op.Op{Kind: op.MatMul, M: m, K: 2048, N: 2048, Scheme: op.A16SQ8C})
+	const size = 2048 // rows and columns of the weight
+	graph := func(rows int) op.Graph {
+		return single(op.Op{Kind: op.MatMul, M: rows, K: size, N: size, Scheme: op.A16SQ8C})
 	}
-	small := g(1)
-	w := make(driver.Weights, len(small.Weights))
-	for j, s := range small.Weights {
-		n, err := pack.Bytes(s)
+	specs := graph(1).Weights
+	weights := make(driver.Weights, len(specs))
+	for i, spec := range specs {
+		bytes, err := pack.Bytes(spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w[j] = driver.Packed{Spec: s, Bytes: make([]byte, n)}
+		weights[i] = driver.Packed{Spec: spec, Bytes: make([]byte, bytes)}
 	}
-	for i := range 2048 * 2048 {
-		w[0].Bytes[i] = byte(i % 251)
+	matrix, steps := weights[0].Bytes, weights[1].Bytes
+	for i := range size * size {
+		matrix[i] = byte(i % 251)
 	}
-	_, at, _, err := pack.OnnxParts(small.Weights[0])
+	_, scales, _, err := pack.OnnxParts(specs[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	copy(w[0].Bytes[at:], number.Bytes(slices.Repeat([]float32{0.001}, 2048)))
-	copy(w[1].Bytes, number.Bytes(slices.Repeat([]float32{0.001}, 4096)))
+	copy(matrix[scales:], number.Bytes(slices.Repeat([]float32{0.001}, size)))
+	copy(steps, number.Bytes(slices.Repeat([]float32{0.001}, 2*size)))
+
+	spills := map[int]bool{1: false, 250: true, 256: false, 257: true}
+	rows := slices.Sorted(maps.Keys(spills))
 	var group []driver.Piece
-	rows := []int{1, 250, 256, 257}
-	for _, m := range rows {
-		group = append(group, driver.Piece{Name: fmt.Sprint(m), Graph: g(m), Weights: w})
+	for _, count := range rows {
+		group = append(group, driver.Piece{Name: fmt.Sprint(count), Graph: graph(count), Weights: weights})
 	}
-	b, err := New(Options{}).CompileGroup(t.Context(), group, gen3(false))
+	compiled, err := New(Options{}).CompileGroup(t.Context(), group, gen3(false))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, m := range rows {
-		spill := b.Artifacts[i].Facts["spill_bytes"]
-		if (spill > 1<<20) != (m == 250 || m == 257) {
-			t.Errorf("%d rows spill %d bytes", m, spill)
+
+	for i, count := range rows {
+		if spill := compiled.Artifacts[i].Facts["spill_bytes"]; (spill > 1<<20) != spills[count] {
+			t.Errorf("%d rows spill %d bytes", count, spill)
 		}
 	}
-	if n := len(b.Shared); n > 2048*2048*115/100 {
-		t.Errorf("%d graphs share a binary of %d bytes", len(rows), n)
+	if bytes := len(compiled.Shared); bytes > size*size*115/100 {
+		t.Errorf("%d graphs share a binary of %d bytes", len(rows), bytes)
 	}
 }
