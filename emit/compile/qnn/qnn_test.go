@@ -636,8 +636,8 @@ func TestEmulated(t *testing.T) {
 			emulated, portable := differ(artifact.Emulated[0], want), differ(artifact.Portable[0], want)
 			mostEmulated, mostPortable := bound(t, &tried)
 			if emulated > mostEmulated || portable > mostPortable || emulated == 0 {
-				t.Errorf("relative error %.2g on the emulator, %.2g of the source on the CPU, want at most %.2g and %.2g",
-					emulated, portable, mostEmulated, mostPortable)
+				t.Errorf("relative error %.2g on the emulator (want %.2g), %.2g of the source on the CPU (want %.2g)",
+					emulated, mostEmulated, portable, mostPortable)
 			}
 			if group.Shared != nil {
 				t.Errorf("the emulator shares a binary of %d bytes", len(group.Shared))
@@ -737,7 +737,8 @@ func TestShared(t *testing.T) {
 	for i := range compiled.Artifacts {
 		made := &compiled.Artifacts[i]
 		if !bytes.Equal(made.Shared, compiled.Shared) {
-			t.Errorf("%s: refers to %d bytes, want the group's %d", group[i].Name, len(made.Shared), len(compiled.Shared))
+			t.Errorf("%s: refers to %d bytes, want the group's %d", group[i].Name, len(made.Shared),
+				len(compiled.Shared))
 		}
 		if len(made.Code) > 1<<14 || made.Facts["context_bytes"] != int64(len(compiled.Shared)) {
 			t.Errorf("%s: a model of %d bytes, facts %v", group[i].Name, len(made.Code), made.Facts)

@@ -109,7 +109,8 @@ func (r *result) readBack(dir string, jobs []*job, shared bool) (err error) {
 				return diag.New(diag.ClassIO, "read the sample's result: %w", err)
 			}
 			if int64(len(raw)) != output.bytes() {
-				return diag.New(diag.ClassIO, "read the sample's result: got %d bytes, want %d", len(raw), output.bytes())
+				return diag.New(diag.ClassIO, "read the sample's result: got %d bytes, want %d", len(raw),
+					output.bytes())
 			}
 			*to = append(*to, raw)
 		}

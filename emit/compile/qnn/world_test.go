@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,158 +26,216 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// play is the variable by which a test has the compiler's process behave otherwise.
-const play = "HETC_TEST_QNN"
+// play is the variable by which a test has the compiler's process behave otherwise, and playLog names a file in which
+// such processes note their numbers.
+const (
+	play    = "HETC_TEST_QNN"
+	playLog = play + "_LOG"
+)
 
-// played is such a process. Those that answer name themselves in a file, so that starts can be counted.
+// played is a process of the compiler that behaves as told. It returns the exit status.
 func played(what string) int {
-	var q request
-	b, _ := os.ReadFile(requestFile)
-	if err := json.Unmarshal(b, &q); err != nil {
+	var asked request
+	text, _ := os.ReadFile(requestFile)
+	if err := json.Unmarshal(text, &asked); err != nil {
 		return 1
 	}
-	_ = (&worker{request: &q}).begin(len(q.Graphs) - 1)
-	if log := os.Getenv(play + "_LOG"); log != "" {
-		f, _ := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-		fmt.Fprintln(f, os.Getpid())
-		f.Close()
+	_ = (&worker{request: &asked}).begin(len(asked.Graphs) - 1)
+	if name := os.Getenv(playLog); name != "" {
+		log, _ := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		fmt.Fprintln(log, os.Getpid())
+		log.Close()
 	}
-	switch what {
-	case "segfault":
+	behave := behaviours[what]
+	if behave == nil {
+		return 1
+	}
+	return behave(&asked)
+}
+
+// behaviours are what such a process can do.
+var behaviours = map[string]func(asked *request) int{
+	"segfault": func(*request) int {
 		fmt.Println("about to fail")
 		debug.SetTraceback("none")
 		self, _ := os.FindProcess(os.Getpid())
 		_ = self.Signal(syscall.SIGSEGV)
 		select {}
-	case "hang":
+	},
+	"hang": func(*request) int {
 		fmt.Fprintln(os.Stderr, "working")
 		select {}
-	case "orphan": // ends with its parent
+	},
+	"orphan": func(*request) int { // ends with its parent alone
 		_ = Work(".", os.Stdin)
 		select {}
-	case "silence":
-		return 0
-	case "lost progress": // as when it is killed while it writes the file
+	},
+	"silence": func(*request) int { return 0 },
+	"lost progress": func(*request) int { // as when it is killed while it writes the file
 		_ = os.WriteFile(progressFile, nil, 0o600)
 		return 0
-	case "nonsense":
-		_ = os.WriteFile(answerFile, []byte("yes"), 0o600)
-		return 0
-	case "full disk":
+	},
+	"nonsense": func(*request) int { return say("yes") },
+	"too few":  func(*request) int { return say(`{"ORT":"1","Graphs":[]}`) },
+	"full disk": func(*request) int {
 		err := os.WriteFile("/dev/full", []byte("x"), 0o600)
-		b, _ := json.Marshal(answer{Failed: &failure{diag.ClassIO, -1, err.Error()}})
-		_ = os.WriteFile(answerFile, b, 0o600)
-		return 0
-	case "too few":
-		_ = os.WriteFile(answerFile, []byte(`{"ORT":"1","Graphs":[]}`), 0o600)
-		return 0
-	case "good", "other arch", "other token":
-		a := answer{ORT: "1.2.3", Provider: "4.5", SDK: "v6.7.8.9", Arch: 75, SoC: 57}
-		token := "v2:6:6.7.8:1.0.0:75:57:8:0"
-		if what == "other arch" {
-			a.Arch = 68
-		}
-		if what == "other token" {
-			token = "v2:6:6.7.8:1.0.0:0:57:8:0"
-		}
-		for i := range q.Graphs {
-			src, _ := os.ReadFile(modelFile(i))
-			m := &onnx.Model{IR: onnx.IR, Producer: "fake", Graph: onnx.Graph{Nodes: []onnx.Node{{Op: "EPContext", Attrs: []onnx.Attr{onnx.String("of", fmt.Sprint(len(src)))}}}}}
-			if err := os.WriteFile(contextFile(i), m.Marshal(), 0o600); err != nil {
-				return 1
-			}
-			a.Graphs = append(a.Graphs, facts{Token: token, Nodes: 1})
-		}
-		_ = os.WriteFile(filepath.Join(outFolder, sharedFile), []byte("shared"), 0o600)
-		b, _ := json.Marshal(a)
-		_ = os.WriteFile(answerFile, b, 0o600)
-		return 0
-	}
-	return 1
+		return reply(&answer{Failed: &failure{diag.ClassIO, -1, err.Error()}})
+	},
+	"good":        func(asked *request) int { return pretend(asked, 75, goodToken) },
+	"other arch":  func(asked *request) int { return pretend(asked, 68, goodToken) },
+	"other token": func(asked *request) int { return pretend(asked, 75, "v2:6:6.7.8:1.0.0:0:57:8:0") },
 }
 
-// fake is a compiler whose process behaves as told; no library is needed.
-func fake(t *testing.T, what string, o Options) (*compiler, func() int) {
+// goodToken is the compatibility string of gen3.
+const goodToken = "v2:6:6.7.8:1.0.0:75:57:8:0"
+
+// say writes the answer of a process.
+func say(text string) int {
+	_ = os.WriteFile(answerFile, []byte(text), 0o600)
+	return 0
+}
+
+// reply is say of an answer.
+func reply(said *answer) int {
+	text, _ := json.Marshal(said)
+	return say(string(text))
+}
+
+// pretend compiles every graph to a model that tells how long its source is.
+func pretend(asked *request, arch int64, token string) int {
+	said := &answer{ORT: "1.2.3", Provider: "4.5", SDK: "v6.7.8.9", Arch: arch, SoC: 57}
+	for i := range asked.Graphs {
+		source, _ := os.ReadFile(modelFile(i))
+		size := onnx.String("of", fmt.Sprint(len(source)))
+		model := onnx.Model{IR: onnx.IR, Producer: "fake",
+			Graph: onnx.Graph{Nodes: []onnx.Node{{Op: "EPContext", Attrs: []onnx.Attr{size}}}}}
+		if err := os.WriteFile(contextFile(i), model.Marshal(), 0o600); err != nil {
+			return 1
+		}
+		said.Graphs = append(said.Graphs, facts{Token: token, Nodes: 1})
+	}
+	_ = os.WriteFile(filepath.Join(outFolder, sharedFile), []byte("shared"), 0o600)
+	return reply(said)
+}
+
+// fake is a compiler whose process behaves as told, and a function that counts the processes it has started; no library
+// is needed. After the test no files are left, and no process.
+func fake(t *testing.T, what string, options Options) (made *compiler, starts func() int) {
 	t.Helper()
-	log := filepath.Join(t.TempDir(), "log")
+	log, temporary := filepath.Join(t.TempDir(), "log"), t.TempDir()
 	t.Setenv(play, what)
-	t.Setenv(play+"_LOG", log)
-	t.Setenv("TMPDIR", t.TempDir())
-	c := New(o).(*compiler)
-	c.toolchains[[2]string{}] = &toolchain{program: os.Args[0], ort: &ortapi.Library{}, qnn: &ortapi.QNN{}, key: "fake"}
+	t.Setenv(playLog, log)
+	t.Setenv("TMPDIR", temporary)
+	made = New(options).(*compiler)
+	made.toolchains[[2]string{}] = &toolchain{
+		program: os.Args[0],
+		ort:     &ortapi.Library{},
+		qnn:     &ortapi.QNN{},
+		key:     "fake",
+	}
 	t.Cleanup(func() {
-		left, err := os.ReadDir(os.Getenv("TMPDIR"))
+		left, err := os.ReadDir(temporary)
 		if err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v (%v)", left, err)
 		}
-		for _, line := range lines(log) {
-			pid, _ := strconv.Atoi(line)
-			if p, err := os.FindProcess(pid); err == nil && p.Signal(syscall.Signal(0)) == nil {
+		for _, number := range words(log) {
+			pid, _ := strconv.Atoi(number)
+			if process, err := os.FindProcess(pid); err == nil && process.Signal(syscall.Signal(0)) == nil {
 				t.Errorf("process %d still runs", pid)
 			}
 		}
 	})
-	return c, func() int { return len(lines(log)) }
+	return made, func() int { return len(words(log)) }
 }
 
-func lines(file string) []string {
-	b, _ := os.ReadFile(file)
-	return strings.Fields(string(b))
+// words returns those of a file, none where there is no file.
+func words(file string) []string {
+	text, _ := os.ReadFile(file)
+	return strings.Fields(string(text))
 }
 
+// pieces are products of one weight with so many rows, without samples.
 func pieces(t *testing.T, rows ...int) []driver.Piece {
 	var out []driver.Piece
-	for _, m := range rows {
-		p := build(t, single(op.Op{Kind: op.MatMul, M: m, K: 8, N: 32, Scheme: op.A16SQ8C}), 1)
+	for _, count := range rows {
+		made := build(t, single(op.Op{Kind: op.MatMul, M: count, K: 8, N: 32, Scheme: op.A16SQ8C}), 1)
 		if len(out) > 0 {
-			p.Weights = out[0].Weights
+			made.Weights = out[0].Weights
 		}
-		p.Name, p.Sample = fmt.Sprint("rows ", m), nil
-		out = append(out, p.Piece)
+		made.Name, made.Sample = fmt.Sprint("rows ", count), nil
+		out = append(out, made.Piece)
 	}
 	return out
 }
 
 // Whatever the compiler's process does is an error of the graph that it worked on, and leaves nothing.
 func TestBadProcess(t *testing.T) {
-	for what, c := range map[string]struct {
-		want  string
-		class diag.Class
-		piece int // -1: none in particular
+	for what, test := range map[string]struct {
+		want   string
+		class  diag.Class
+		blamed bool // the graph that it worked on is refused, else the group fails
 	}{
-		"segfault":      {"the compiler crashed: exit status 2; it said: about to fail SIGSEGV: segmentation violation", diag.ClassRun, 1},
-		"hang":          {"stopped after 500ms; it said: working", diag.ClassRun, 1},
-		"silence":       {"without an answer", diag.ClassRun, 1},
-		"lost progress": {"without an answer", diag.ClassRun, -1},
-		"too few":       {"without an answer: it tells of 0 graphs, want 1", diag.ClassRun, 1},
-		"nonsense":      {"without an answer: invalid character", diag.ClassRun, 1},
-		"full disk":     {"no space left on device", diag.ClassIO, -1},
-		"other arch":    {"a binary for soc_model 57, htp_arch 68, want soc_model 57, htp_arch 75", diag.ClassInput, -1},
-		"other token":   {`compatibility string is "v2:6:6.7.8:1.0.0:0:57:8:0"`, diag.ClassInput, -1},
+		"segfault": {
+			want:   "the compiler crashed: exit status 2; it said: about to fail SIGSEGV: segmentation violation",
+			class:  diag.ClassRun,
+			blamed: true,
+		},
+		"hang":     {"stopped after 500ms; it said: working", diag.ClassRun, true},
+		"silence":  {"without an answer", diag.ClassRun, true},
+		"too few":  {"without an answer: it tells of 0 graphs, want 1", diag.ClassRun, true},
+		"nonsense": {"without an answer: invalid character", diag.ClassRun, true},
+
+		"lost progress": {"without an answer", diag.ClassRun, false},
+		"full disk":     {"no space left on device", diag.ClassIO, false},
+		"other arch": {
+			want:  "a binary for soc_model 57, htp_arch 68, want soc_model 57, htp_arch 75",
+			class: diag.ClassInput,
+		},
+		"other token": {`compatibility string is "v2:6:6.7.8:1.0.0:0:57:8:0"`, diag.ClassInput, false},
 	} {
 		t.Run(what, func(t *testing.T) {
 			if what == "full disk" && runtime.GOOS != "linux" {
 				t.Skip("no /dev/full")
 			}
-			o := Options{}
+			options := Options{}
 			if what == "hang" {
-				o.Time = 500 * time.Millisecond
+				options.Time = 500 * time.Millisecond
 			}
-			b, _ := fake(t, what, o)
-			_, err := b.CompileGroup(t.Context(), pieces(t, 1, 4), gen3(false))
-			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `"npu"`) || diag.ClassOf(err) != c.class {
-				t.Fatalf("got %v (class %v), want %q", err, diag.ClassOf(err), c.want)
-			}
-			var r *driver.Refused
-			switch {
-			case errors.As(err, &r) != (c.piece >= 0):
-				t.Errorf("refused pieces: %v", r)
-			case r != nil: // the process works on the last of those that are left, until none is
-				if !reflect.DeepEqual(r.Pieces, []int{0, 1}) || !strings.Contains(r.Reasons[1].Error(), `graph "rows 4"`) {
-					t.Errorf("refused %v: %v", r.Pieces, r.Reasons)
+			compiler, _ := fake(t, what, options)
+
+			_, err := compiler.CompileGroup(t.Context(), pieces(t, 1, 4), gen3(false))
+
+			for _, want := range []string{test.want, `"npu"`} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Fatalf("got %v, want %q", err, want)
 				}
 			}
+			if class := diag.ClassOf(err); class != test.class {
+				t.Errorf("got class %v, want %v", class, test.class)
+			}
+			if _, blamed := errors.AsType[*driver.Refused](err); blamed != test.blamed {
+				t.Errorf("%v: refused graphs: %v, want %v", err, blamed, test.blamed)
+			} else if blamed { // the process works on the last of those that are left, until none is
+				checkRefused(t, err, map[int]string{0: `graph "rows 1"`, 1: `graph "rows 4"`})
+			}
 		})
+	}
+}
+
+// checkRefused compares the pieces that were refused, and a part of the reason for each.
+func checkRefused(t *testing.T, err error, want map[int]string) {
+	t.Helper()
+	refused, ok := errors.AsType[*driver.Refused](err)
+	if !ok {
+		t.Fatalf("got %v, want graphs refused", err)
+	}
+	if pieces := slices.Sorted(maps.Keys(want)); !slices.Equal(refused.Pieces, pieces) {
+		t.Fatalf("refused %v, want %v", refused.Pieces, pieces)
+	}
+	for i, piece := range refused.Pieces {
+		if !strings.Contains(refused.Reasons[i].Error(), want[piece]) {
+			t.Errorf("piece %d is refused: %v, want %q", piece, refused.Reasons[i], want[piece])
+		}
 	}
 }
 
@@ -206,8 +266,9 @@ func TestShortResult(t *testing.T) {
 	}
 }
 
+// A compilation that is cancelled ends its process, and another one with the same context starts none.
 func TestCancelled(t *testing.T) {
-	b, starts := fake(t, "hang", Options{})
+	compiler, starts := fake(t, "hang", Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		for starts() == 0 {
@@ -215,184 +276,279 @@ func TestCancelled(t *testing.T) {
 		}
 		cancel()
 	}()
-	if _, err := b.CompileGroup(ctx, pieces(t, 4), gen3(true)); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+	for range 2 {
+		if _, err := compiler.CompileGroup(ctx, pieces(t, 4), gen3(true)); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, want the cancellation", err)
+		}
 	}
-	if _, err := b.CompileGroup(ctx, pieces(t, 4), gen3(true)); !errors.Is(err, context.Canceled) || starts() != 1 {
-		t.Errorf("after that: %v, %d processes", err, starts())
+	if starts() != 1 {
+		t.Errorf("%d processes, want 1", starts())
 	}
 }
 
-// What was compiled is not compiled again, unless it is damaged; what differs in anything is.
-func TestCache(t *testing.T) {
+// A process ends when its parent does, whatever it is doing: its input is closed then.
+func TestEndsWithItsParent(t *testing.T) {
 	dir := t.TempDir()
-	b, starts := fake(t, "good", Options{Cache: dir})
-	compileGroup := func(group []driver.Piece, target driver.Target, want int) *driver.CompiledGroup {
-		t.Helper()
-		before := starts()
-		x, err := b.CompileGroup(t.Context(), group, target)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := starts() - before; got != want || x.Cached != (want == 0) {
-			t.Fatalf("%d processes, cached %v, want %d", got, x.Cached, want)
-		}
-		x.Cached = false
-		return x
+	text, err := json.Marshal(request{Graphs: []task{{}}})
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(dir, requestFile), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	process := exec.CommandContext(ctx, os.Args[0], workerArg)
+	process.Dir = dir
+	process.Env = append(os.Environ(), play+"=orphan")
+	input, err := process.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+
+	input.Close()
+
+	_ = process.Wait()
+	if got, want := process.ProcessState.ExitCode(), int(diag.ClassInterrupted); got != want {
+		t.Errorf("exit status %d, want %d", got, want)
+	}
+}
+
+// counted compiles groups with a cache, and counts the processes of each.
+type counted struct {
+	*compiler
+	t      *testing.T
+	dir    string // of the cache
+	starts func() int
+}
+
+// newCounted returns a compiler that succeeds, with an empty cache.
+func newCounted(t *testing.T) *counted {
+	dir := t.TempDir()
+	compiler, starts := fake(t, "good", Options{Cache: dir})
+	return &counted{compiler, t, dir, starts}
+}
+
+// compile compiles a group, and expects so many processes.
+func (c *counted) compile(group []driver.Piece, target driver.Target, want int) *driver.CompiledGroup {
+	c.t.Helper()
+	before := c.starts()
+	compiled, err := c.CompileGroup(c.t.Context(), group, target)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if got := c.starts() - before; got != want || compiled.Cached != (want == 0) {
+		c.t.Fatalf("%d processes, cached %v, want %d processes", got, compiled.Cached, want)
+	}
+	compiled.Cached = false
+	return compiled
+}
+
+// What was compiled is not compiled again, whatever it is called; what differs in anything is.
+func TestCache(t *testing.T) {
+	compiler := newCounted(t)
 	group := pieces(t, 4, 1)
-	first := compileGroup(group, gen3(false), 1)
+	first := compiler.compile(group, gen3(false), 1)
 	if first.Compiler != "QNN 6.7.8 (plugin 4.5, ONNX Runtime 1.2.3)" || string(first.Shared) != "shared" {
 		t.Errorf("got %+v", first)
 	}
 	renamed := pieces(t, 4, 1)
 	renamed[0].Name = "another"
-	if again := compileGroup(renamed, gen3(false), 0); !reflect.DeepEqual(again, first) {
+	if again := compiler.compile(renamed, gen3(false), 0); !reflect.DeepEqual(again, first) {
 		t.Errorf("got %+v, want %+v", again, first)
 	}
-	// Weights that are known by their digest are not made, as long as nothing is to be compiled.
-	made := 0
-	later := func(x string) []driver.Piece {
-		out := pieces(t, 4, 1)
-		for i := range out {
-			w := out[i].Weights
-			out[i].Later, out[i].Weights = &driver.Later{Weights: w.Digest() + x, Make: func() (driver.Weights, [][]byte, error) {
-				made++
-				return w, nil, nil
-			}}, nil
-		}
-		return out
-	}
-	if again := compileGroup(later(""), gen3(false), 0); made != 0 || !reflect.DeepEqual(again, first) {
-		t.Errorf("weights were made %d times for %+v", made, again)
-	}
-	if compileGroup(later("0"), gen3(false), 1); made != 2 {
-		t.Errorf("weights were made %d times for two graphs", made)
-	}
-	compileGroup(group, gen3(true), 2)
-	compileGroup(group[1:], gen3(true), 0)
-	other := gen3(true)
-	other.Options["vtcm_mb"] = "4"
-	compileGroup(group[1:], other, 1)
+
+	// Each graph has a process of its own for the emulator, and so an entry of its own.
+	compiler.compile(group, gen3(true), 2)
+	compiler.compile(group[1:], gen3(true), 0)
+
+	target := gen3(true)
+	target.Options["vtcm_mb"] = "4"
+	compiler.compile(group[1:], target, 1)
+
 	changed := pieces(t, 1)
 	changed[0].Weights[0].Bytes[3]++
-	compileGroup(changed, gen3(true), 1)
-	b.toolchains[[2]string{}].key = "newer"
-	compileGroup(group, gen3(false), 1)
-	// Damage.
-	n := 0
-	err := filepath.Walk(dir, func(path string, st os.FileInfo, err error) error {
-		if err != nil || st.IsDir() || st.Size() < 200 {
+	compiler.compile(changed, gen3(true), 1)
+
+	compiler.toolchains[[2]string{}].key = "newer"
+	compiler.compile(group, gen3(false), 1)
+}
+
+// Weights that are known by their digest are not made, as long as nothing is to be compiled.
+func TestCacheOfLaterWeights(t *testing.T) {
+	compiler := newCounted(t)
+	first := compiler.compile(pieces(t, 4, 1), gen3(false), 1)
+	made := 0
+	later := func(suffix string) []driver.Piece { // of the digest
+		group := pieces(t, 4, 1)
+		for i := range group {
+			weights := group[i].Weights
+			group[i].Weights = nil
+			group[i].Later = &driver.Later{
+				Weights: weights.Digest() + suffix,
+				Make: func() (driver.Weights, [][]byte, error) {
+					made++
+					return weights, nil, nil
+				},
+			}
+		}
+		return group
+	}
+
+	if again := compiler.compile(later(""), gen3(false), 0); made != 0 || !reflect.DeepEqual(again, first) {
+		t.Errorf("weights were made %d times for %+v", made, again)
+	}
+	compiler.compile(later("0"), gen3(false), 1)
+	if made != 2 {
+		t.Errorf("weights were made %d times for two graphs", made)
+	}
+}
+
+// Entries of the cache that are damaged are compiled again.
+func TestDamagedCache(t *testing.T) {
+	compiler, group := newCounted(t), pieces(t, 4, 1)
+	first := compiler.compile(group, gen3(false), 1)
+
+	const smallest = 200 // bytes of what is kept: smaller files are the cache's own
+	damaged := 0
+	err := filepath.Walk(compiler.dir, func(path string, info os.FileInfo, err error) error {
+		if err != nil || info.IsDir() || info.Size() < smallest {
 			return err
 		}
-		n++
-		if err := os.Chmod(path, 0o600); err != nil {
-			return err
-		}
+		damaged++
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
 		text[len(text)/2] ^= 1
-		return os.WriteFile(path, text, 0o600)
+		return errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, text, 0o600))
 	})
-	if err != nil || n == 0 {
-		t.Fatalf("%d files damaged (%v)", n, err)
+	if err != nil || damaged == 0 {
+		t.Fatalf("%d files damaged (%v)", damaged, err)
 	}
-	if again := compileGroup(group, gen3(false), 1); !reflect.DeepEqual(again, first) {
-		t.Errorf("after damage: %+v", again)
+
+	if again := compiler.compile(group, gen3(false), 1); !reflect.DeepEqual(again, first) {
+		t.Errorf("after damage: got %+v, want %+v", again, first)
 	}
-	compileGroup(group, gen3(false), 0)
-	// Nothing that failed is kept.
-	failing, starts := fake(t, "silence", Options{Cache: dir})
+	compiler.compile(group, gen3(false), 0)
+}
+
+// Nothing that failed is kept.
+func TestFailuresAreNotCached(t *testing.T) {
+	compiler, starts := fake(t, "silence", Options{Cache: t.TempDir()})
 	for range 2 {
-		if _, err := failing.CompileGroup(t.Context(), pieces(t, 16), gen3(true)); err == nil {
+		if _, err := compiler.CompileGroup(t.Context(), pieces(t, 16), gen3(true)); err == nil {
 			t.Error("no error")
 		}
 	}
 	if starts() != 2 {
-		t.Errorf("%d processes", starts())
+		t.Errorf("%d processes, want 2", starts())
 	}
 }
 
+// Options of a target that are wrong or missing are refused before a process starts.
 func TestRefusedTargets(t *testing.T) {
 	group := pieces(t, 1)
-	for what, c := range map[string]struct {
-		change func(map[string]string)
+	for what, test := range map[string]struct {
+		change func(options map[string]string)
 		want   string
 	}{
-		"an unknown option": {func(o map[string]string) { o["soc"] = "57" }, `target option "soc" is unknown, want soc_model, htp_arch, vtcm_mb, opt, library, onnxruntime`},
-		"no SoC":            {func(o map[string]string) { delete(o, "soc_model") }, `target option "soc_model" is missing`},
-		"no number":         {func(o map[string]string) { o["htp_arch"] = "v75" }, `target option htp_arch is "v75"`},
-		"an effort of 9":    {func(o map[string]string) { o["opt"] = "9" }, "opt is 9, want 0 to 3"},
+		"an unknown option": {
+			change: func(options map[string]string) { options["soc"] = "57" },
+			want: `target option "soc" is unknown, want soc_model, htp_arch, vtcm_mb, opt, library, ` +
+				`onnxruntime`,
+		},
+		"no SoC": {
+			change: func(options map[string]string) { delete(options, "soc_model") },
+			want:   `target option "soc_model" is missing`,
+		},
+		"no number": {
+			change: func(options map[string]string) { options["htp_arch"] = "v75" },
+			want:   `target option htp_arch is "v75"`,
+		},
+		"an effort of 9": {
+			change: func(options map[string]string) { options["opt"] = "9" },
+			want:   "opt is 9, want 0 to 3",
+		},
 	} {
-		b, starts := fake(t, "good", Options{})
+		compiler, starts := fake(t, "good", Options{})
 		target := gen3(true)
-		c.change(target.Options)
-		if _, err := b.CompileGroup(t.Context(), group, target); err == nil || !strings.Contains(err.Error(), c.want) || starts() != 0 {
-			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		test.change(target.Options)
+		_, err := compiler.CompileGroup(t.Context(), group, target)
+		if err == nil || !strings.Contains(err.Error(), test.want) || starts() != 0 {
+			t.Errorf("%s: got %v and %d processes, want %q", what, err, starts(), test.want)
 		}
 	}
-	b, _ := fake(t, "good", Options{})
-	if _, err := b.CompileGroup(t.Context(), nil, gen3(true)); err == nil {
+}
+
+// A group of nothing, and a sample that does not fit its graph, are refused.
+func TestRefusedGroups(t *testing.T) {
+	compiler, _ := fake(t, "good", Options{})
+	if _, err := compiler.CompileGroup(t.Context(), nil, gen3(true)); err == nil {
 		t.Error("a group of nothing is compiled")
 	}
-	bad := pieces(t, 1, 2)
-	bad[1].Sample = [][]byte{{1}}
-	_, err := b.CompileGroup(t.Context(), bad, gen3(true))
-	var r *driver.Refused
-	if !errors.As(err, &r) || !reflect.DeepEqual(r.Pieces, []int{1}) || !strings.Contains(err.Error(), "input 0 of the sample has 1 bytes, want 64") {
-		t.Errorf("a short sample: %v", err)
-	}
+	group := pieces(t, 1, 2)
+	group[1].Sample = [][]byte{{1}}
+	_, err := compiler.CompileGroup(t.Context(), group, gen3(true))
+	checkRefused(t, err, map[int]string{1: "input 0 of the sample has 1 bytes, want 64"})
 }
 
 // Without the libraries the error says what was tried and how to get them.
 func TestWithout(t *testing.T) {
 	t.Setenv(ortapi.EnvQNN, filepath.Join(t.TempDir(), "libnone.so"))
 	_, err := New(Options{}).CompileGroup(t.Context(), pieces(t, 1), gen3(true))
-	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "libnone.so") || diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "make deps-qnn") {
-		t.Errorf("got %v, hints %q", err, diag.HintsOf(err))
+	if !errors.Is(err, driver.ErrUnavailable) || diag.ClassOf(err) != diag.ClassUnavailable {
+		t.Fatalf("got %v of class %v, want one that is unavailable", err, diag.ClassOf(err))
+	}
+	hints := strings.Join(diag.HintsOf(err), " ")
+	if !strings.Contains(err.Error(), "libnone.so") || !strings.Contains(hints, "make deps-qnn") {
+		t.Errorf("got %v, hints %q", err, hints)
 	}
 }
 
-// A library that crashes takes its own process along.
+// A library that crashes takes its own process along, and what is no plugin is refused.
 func TestCrashingLibrary(t *testing.T) {
 	libraries(t)
-	cc, err := exec.LookPath("cc")
+	compiler, err := exec.LookPath("cc")
 	if err != nil {
 		t.Skip("no C compiler: ", err)
 	}
-	dir := t.TempDir()
-	real, err := ortapi.FindQNN("")
+	installed, err := ortapi.FindQNN("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	dir := t.TempDir()
+	for _, name := range []string{filepath.Base(installed.Backend), "libQnnSystem.so"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return path
 	}
-	for _, lib := range []string{filepath.Base(real.Backend), "libQnnSystem.so"} {
-		write(lib, "")
-	}
-	path := filepath.Join(dir, filepath.Base(real.Provider))
+	const crash = `__attribute__((constructor)) static void start(void) { *(volatile int *)0 = 1; }`
+	const hang = "#include <unistd.h>\n" +
+		`__attribute__((constructor)) static void start(void) { for (;;) pause(); }`
+	plugin, source := filepath.Join(dir, filepath.Base(installed.Provider)), filepath.Join(dir, "lib.c")
 	for code, want := range map[string]string{
-		`__attribute__((constructor)) static void start(void) { *(volatile int *)0 = 1; }`:                          "the compiler crashed",
-		`#include <unistd.h>` + "\n" + `__attribute__((constructor)) static void start(void) { for (;;) pause(); }`: "the compiler was stopped after 3s",
+		crash:          "the compiler crashed",
+		hang:           "the compiler was stopped after 3s",
 		`int nothing;`: "CreateEpFactories",
 	} {
-		if out, err := exec.Command(cc, "-shared", "-fPIC", "-o", path, write("lib.c", code)).CombinedOutput(); err != nil {
+		if err := os.WriteFile(source, []byte(code), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(compiler, "-shared", "-fPIC", "-o", plugin, source).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		t.Setenv(ortapi.EnvQNN, path)
-		t.Setenv("TMPDIR", t.TempDir())
+		temporary := t.TempDir()
+		t.Setenv(ortapi.EnvQNN, plugin)
+		t.Setenv("TMPDIR", temporary)
 		_, err := New(Options{Time: 3 * time.Second}).CompileGroup(t.Context(), pieces(t, 1), gen3(true))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
-		if left, _ := os.ReadDir(os.Getenv("TMPDIR")); len(left) > 0 {
+		if left, _ := os.ReadDir(temporary); len(left) > 0 {
 			t.Errorf("left behind: %v", left)
 		}
 	}
@@ -402,62 +558,124 @@ func TestCrashingLibrary(t *testing.T) {
 func TestRealRefusals(t *testing.T) {
 	libraries(t)
 	target := func(soc, arch string) driver.Target {
-		return driver.Target{Proc: "npu", Options: map[string]string{"soc_model": soc, "htp_arch": arch, "vtcm_mb": "8"}, Emulator: true}
+		target := gen3(true)
+		target.Options["soc_model"], target.Options["htp_arch"] = soc, arch
+		return target
 	}
-	for what, c := range map[string]struct {
+	for what, test := range map[string]struct {
 		target driver.Target
-		memory int64
+		memory int64 // bytes, 0: the default
 		want   string
 	}{
-		"an unknown SoC":          {target("9999", "75"), 0, "for soc_model 9999, htp_arch 75: onnx runtime: compile \"g0.onnx\": FAIL: Unable to compile any nodes"},
-		"another architecture":    {target("57", "79"), 0, "the compiler made a binary for soc_model 57, htp_arch 75, want soc_model 57, htp_arch 79"},
-		"an unknown architecture": {target("57", "99"), 0, "htp_arch 75, want soc_model 57, htp_arch 99"},
-		"little memory":           {gen3(true), 200 << 20, ""},
+		"an unknown SoC": {
+			target: target("9999", "75"),
+			want: `for soc_model 9999, htp_arch 75: onnx runtime: compile "g0.onnx": FAIL: ` +
+				"Unable to compile any nodes",
+		},
+		"another architecture": {
+			target: target("57", "79"),
+			want: "the compiler made a binary for soc_model 57, htp_arch 75, " +
+				"want soc_model 57, htp_arch 79",
+		},
+		"an unknown architecture": {
+			target: target("57", "99"),
+			want:   "htp_arch 75, want soc_model 57, htp_arch 99",
+		},
+		"little memory": {target: gen3(true), memory: 200 << 20}, // fails in many ways
 	} {
-		_, err := New(Options{Memory: c.memory}).CompileGroup(t.Context(), pieces(t, 4), c.target)
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		_, err := New(Options{Memory: test.memory}).CompileGroup(t.Context(), pieces(t, 4), test.target)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", what, err, test.want)
 		}
 	}
 }
 
-func TestInspect(t *testing.T) {
-	good := func(change func(*onnx.Model)) []byte {
-		m := &onnx.Model{IR: onnx.IR, Producer: "p", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}},
-			Graph: onnx.Graph{Name: "g", Initializers: []onnx.Tensor{onnx.Float32s("s", nil, 1), {Name: "w", Type: onnx.Int8, Dims: []int64{1}, Raw: []byte{1}}},
-				Nodes: []onnx.Node{
-					{Op: "QuantizeLinear", In: []string{"x", "s"}, Out: []string{"xq"}},
-					{Op: "EPContext", Name: "n", In: []string{"xq"}, Out: []string{"yq"}, Attrs: []onnx.Attr{onnx.Int("embed_mode", 1), onnx.String("ep_cache_context", "blob"), onnx.String("partition_name", "p"), onnx.String("ep_sdk_version", "v1")}},
-					{Op: "DequantizeLinear", In: []string{"yq", "s"}, Out: []string{"y"}},
+// Nodes of compiledModel.
+const (
+	edgeIn   = 0
+	compiled = 1
+)
+
+// compiledModel is a model that holds its binary, after a change.
+func compiledModel(change func(*onnx.Model)) []byte {
+	model := &onnx.Model{
+		IR:       onnx.IR,
+		Producer: "p",
+		Opsets:   []onnx.OpsetID{{Domain: "", Version: onnx.Opset}},
+		Graph: onnx.Graph{
+			Name: "g",
+			Initializers: []onnx.Tensor{
+				onnx.Float32s("s", nil, 1),
+				{Name: "w", Type: onnx.Int8, Dims: []int64{1}, Raw: []byte{1}},
+			},
+			Nodes: []onnx.Node{
+				{Op: "QuantizeLinear", In: []string{"x", "s"}, Out: []string{"xq"}},
+				{Op: "EPContext", Name: "n", In: []string{"xq"}, Out: []string{"yq"}, Attrs: []onnx.Attr{
+					onnx.Int("embed_mode", 1), onnx.String("ep_cache_context", "blob"),
+					onnx.String("partition_name", "p"), onnx.String("ep_sdk_version", "v1"),
 				}},
-			Props: []onnx.Prop{{Key: tokenKey, Value: "token"}}}
-		if change != nil {
-			change(m)
-		}
-		return m.Marshal()
+				{Op: "DequantizeLinear", In: []string{"yq", "s"}, Out: []string{"y"}},
+			},
+		},
+		Props: []onnx.Prop{{Key: tokenKey, Value: "token"}},
 	}
-	w, err := inspect(good(nil), false)
-	if err != nil || w.graph != "p" || w.context != "blob" || w.sdk != "v1" || w.token != "token" || w.nodes != 3 || w.edge != 2 {
-		t.Errorf("got %+v, %v", w, err)
+	if change != nil {
+		change(model)
 	}
-	nodes := func(m *onnx.Model) *[]onnx.Node { return &m.Graph.Nodes }
-	for what, c := range map[string]struct {
+	return model.Marshal()
+}
+
+// A compiled model is read whole.
+func TestInspect(t *testing.T) {
+	got, err := inspect(compiledModel(nil), false)
+	want := &wrapper{graph: "p", context: "blob", sdk: "v1", token: "token", nodes: 3, edge: 2}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+}
+
+// A model of which the CPU would execute something, or that does not fit its binary, is refused.
+func TestInspectRefuses(t *testing.T) {
+	for what, test := range map[string]struct {
 		change func(*onnx.Model)
 		shared bool
 		want   string
 	}{
-		"an operator on the CPU": {func(m *onnx.Model) {
-			*nodes(m) = append(*nodes(m), onnx.Node{Op: "MatMulNBits", In: []string{"y"}}, onnx.Node{Op: "Tanh"})
-		}, false, "does not take all of the graph: MatMulNBits, Tanh would stay on the CPU"},
-		"a weight on the CPU": {func(m *onnx.Model) { (*nodes(m))[0].In[0] = "w" }, false, "QuantizeLinear would stay"},
-		"nothing compiled":    {func(m *onnx.Model) { *nodes(m) = (*nodes(m))[:1] }, false, "takes nothing"},
-		"two pieces":          {func(m *onnx.Model) { *nodes(m) = append(*nodes(m), (*nodes(m))[1]) }, false, "in 2 pieces"},
-		"no token":            {func(m *onnx.Model) { m.Props = nil }, false, "no ep_compatibility_info"},
-		"no binary":           {func(m *onnx.Model) { (*nodes(m))[1].Attrs[0].I = 0 }, false, "does not hold"},
-		"a binary of its own": {nil, true, `the binary "blob", want "g0_qnn.bin"`},
+		"an operator on the CPU": {
+			change: func(m *onnx.Model) {
+				m.Graph.Nodes = append(m.Graph.Nodes,
+					onnx.Node{Op: "MatMulNBits", In: []string{"y"}}, onnx.Node{Op: "Tanh"})
+			},
+			want: "does not take all of the graph: MatMulNBits, Tanh would stay on the CPU",
+		},
+		"a weight on the CPU": {
+			change: func(m *onnx.Model) { m.Graph.Nodes[edgeIn].In[0] = "w" },
+			want:   "QuantizeLinear would stay",
+		},
+		"nothing compiled": {
+			change: func(m *onnx.Model) { m.Graph.Nodes = m.Graph.Nodes[:compiled] },
+			want:   "takes nothing",
+		},
+		"two pieces": {
+			change: func(m *onnx.Model) { m.Graph.Nodes = append(m.Graph.Nodes, m.Graph.Nodes[compiled]) },
+			want:   "in 2 pieces",
+		},
+		"no token": {
+			change: func(m *onnx.Model) { m.Props = nil },
+			want:   "no ep_compatibility_info",
+		},
+		"no binary": {
+			change: func(m *onnx.Model) { m.Graph.Nodes[compiled].Attrs[0].I = 0 },
+			want:   "does not hold",
+		},
+		"a binary of its own": {
+			shared: true,
+			want:   `the binary "blob", want "g0_qnn.bin"`,
+		},
 	} {
-		if _, err := inspect(good(c.change), c.shared); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		if _, err := inspect(compiledModel(test.change), test.shared); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", what, err, test.want)
 		}
 	}
 	if _, err := inspect([]byte{1}, false); err == nil {
@@ -465,45 +683,69 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// Requests and answers that are cut off or contradict themselves are refused.
+var (
+	badRequests = []string{
+		"{}",
+		"null",
+		`{"Graphs":[{"Inputs":[{"Type":1,"Rows":-1,"Cols":8}]}]}`,
+		`{"Graphs":[{"Outputs":[{"Type":1,"Rows":4294967296,"Cols":4294967296}]}]}`,
+		`{"Graphs":[{}],"Memory":-1}`,
+	}
+	badAnswers = []string{ // of one graph
+		"",
+		"yes",
+		`{"Graphs":[]}`,
+		`{"Graphs":[{},{}]}`,
+		`{"Failed":7}`,
+	}
+)
+
 // Whatever a process is asked, or answers, is read or refused; what is read can be allocated and indexed.
 func FuzzProcess(f *testing.F) {
-	ok, err := json.Marshal(request{Options: [][2]string{{"a", "b"}}, Memory: 1 << 30, Graphs: []task{{Inputs: []tensor{{"i0", onnx.Float32, 3, 8}}, Outputs: []tensor{{"o0", onnx.Float32, 3, 8}}, Sample: true}}})
+	good, err := json.Marshal(request{
+		Options: [][2]string{{"a", "b"}},
+		Memory:  1 << 30,
+		Graphs: []task{{
+			Inputs:  []tensor{{"i0", onnx.Float32, 3, 8}},
+			Outputs: []tensor{{"o0", onnx.Float32, 3, 8}},
+			Sample:  true,
+		}},
+	})
 	if err != nil {
 		f.Fatal(err)
 	}
-	if _, err := readRequest(ok); err != nil {
+	if _, err := readRequest(good); err != nil {
 		f.Fatal(err)
 	}
-	for n := 0; n < len(ok); n += 7 {
-		if _, err := readRequest(ok[:n]); err == nil {
-			f.Errorf("%d bytes of %d were read", n, len(ok))
-		}
-		f.Add(ok[:n])
+	bad := slices.Clone(badRequests)
+	for length := 0; length < len(good); length += 7 {
+		bad = append(bad, string(good[:length]))
 	}
-	for _, bad := range []string{"{}", "null", `{"Graphs":[{"Inputs":[{"Type":1,"Rows":-1,"Cols":8}]}]}`, `{"Graphs":[{"Outputs":[{"Type":1,"Rows":4294967296,"Cols":4294967296}]}]}`, `{"Graphs":[{}],"Memory":-1}`} {
-		if _, err := readRequest([]byte(bad)); err == nil {
-			f.Errorf("request %s was read", bad)
+	for _, text := range bad {
+		if _, err := readRequest([]byte(text)); err == nil {
+			f.Errorf("request %s was read", text)
 		}
-		f.Add([]byte(bad))
+		f.Add([]byte(text))
 	}
-	for _, bad := range []string{"", "yes", `{"Graphs":[]}`, `{"Graphs":[{},{}]}`, `{"Failed":7}`} {
-		if _, err := readAnswer([]byte(bad), 1); err == nil {
-			f.Errorf("answer %s was read", bad)
+	for _, text := range badAnswers {
+		if _, err := readAnswer([]byte(text), 1); err == nil {
+			f.Errorf("answer %s was read", text)
 		}
-		f.Add([]byte(bad))
+		f.Add([]byte(text))
 	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if q, err := readRequest(b); err == nil {
-			for _, g := range q.Graphs {
-				for _, x := range append(g.Inputs, g.Outputs...) {
-					if n := x.bytes(); n < 1 || n > maxTensor {
-						t.Fatalf("tensor of %d bytes", n)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if asked, err := readRequest(data); err == nil {
+			for _, graph := range asked.Graphs {
+				for _, tensor := range slices.Concat(graph.Inputs, graph.Outputs) {
+					if size := tensor.bytes(); size < 1 || size > maxTensor {
+						t.Fatalf("tensor of %d bytes", size)
 					}
 				}
 			}
 		}
-		if a, err := readAnswer(b, 2); err == nil && a.Failed == nil && len(a.Graphs) != 2 {
-			t.Fatalf("%d graphs", len(a.Graphs))
+		if said, err := readAnswer(data, 2); err == nil && said.Failed == nil && len(said.Graphs) != 2 {
+			t.Fatalf("%d graphs", len(said.Graphs))
 		}
 	})
 }
