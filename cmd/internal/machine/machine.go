@@ -17,11 +17,11 @@ const Unlimited = math.MaxInt64
 func TotalMemory() int64 { return meminfo("MemTotal:") }
 
 // FreeMemory returns how many bytes this process can still use without swapping or being refused: what the
-// system has available, what is left of a container's limit, and what is left of the process's address
-// space. It is 0 where the system does not say.
+// system has available, what is left of the limits of its control groups (those of a container or a service), and what
+// is left of the process's address space. It is 0 where the system does not say.
 func FreeMemory() int64 {
 	free := meminfo("MemAvailable:")
-	if left := containerMemory(); left > 0 && (free == 0 || left < free) {
+	if left := containerMemory("/"); left > 0 && (free == 0 || left < free) {
 		free = left
 	}
 	if limit := AddressSpace(); limit != Unlimited {
@@ -57,19 +57,6 @@ func addressSpaceUsed() int64 { return MemoryField("/proc/self/status", "VmSize:
 // PeakMemory returns the most memory the process has had resident so far, mapped files included, in bytes; 0 where the
 // system does not say.
 func PeakMemory() int64 { return MemoryField("/proc/self/status", "VmHWM:") }
-
-// containerMemory returns what is left of the control group's limit, 0 where there is none.
-func containerMemory() int64 {
-	for _, files := range []struct{ limit, used string }{
-		{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-		{"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"},
-	} {
-		if limit := number(files.limit); limit > 0 && limit < 1<<50 {
-			return max(1, limit-number(files.used))
-		}
-	}
-	return 0
-}
 
 // number reads a file that holds one whole number, 0 when it does not.
 func number(path string) int64 {

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -62,5 +63,59 @@ func TestFields(t *testing.T) {
 	}
 	if got := number(filepath.Join(dir, "gone")); got != 0 {
 		t.Errorf("a missing file: %d", got)
+	}
+}
+
+// What is left of a container's or a service's memory is that of the tightest group around the process. Files that were
+// read can be dropped.
+func TestContainerMemory(t *testing.T) {
+	const v1, v2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
+	stat := func(prefix string, inactive, active int) string {
+		return fmt.Sprintf("anon 5\n%sinactive_file %d\n%sactive_file %d\n", prefix, inactive, prefix, active)
+	}
+	for _, test := range []struct {
+		name  string
+		files map[string]string
+		want  int64
+	}{
+		{"nothing is known", nil, 0},
+		{"no limit", map[string]string{v2 + "/memory.max": "max\n", v1 + "/memory.limit_in_bytes": "9223372036854771712\n"}, 0},
+		{"container, version 2", map[string]string{
+			"proc/self/cgroup": "0::/\n", v2 + "/memory.max": "1000\n", v2 + "/memory.current": "300\n"}, 700},
+		{"files that were read", map[string]string{
+			"proc/self/cgroup": "0::/\n", v2 + "/memory.max": "1000\n", v2 + "/memory.current": "990\n",
+			v2 + "/memory.stat": stat("", 600, 90)}, 700},
+		{"more files than bytes in use", map[string]string{
+			v2 + "/memory.max": "1000\n", v2 + "/memory.current": "990\n", v2 + "/memory.stat": stat("", 600, 500)}, 1000},
+		{"nothing is left", map[string]string{v2 + "/memory.max": "1000\n", v2 + "/memory.current": "2000\n"}, 1},
+		{"service, version 2", map[string]string{
+			"proc/self/cgroup":              "0::/system.slice/app.service\n",
+			v2 + "/system.slice/memory.max": "2000\n", v2 + "/system.slice/memory.current": "1500\n",
+			v2 + "/system.slice/app.service/memory.max": "1000\n", v2 + "/system.slice/app.service/memory.current": "400\n"}, 500},
+		{"service, version 1", map[string]string{
+			"proc/self/cgroup":                "5:cpu:/other\n4:hugetlb,memory:/app\n0::/\n",
+			v1 + "/memory.limit_in_bytes":     "9223372036854771712\n",
+			v1 + "/app/memory.limit_in_bytes": "1000\n", v1 + "/app/memory.usage_in_bytes": "900\n",
+			v1 + "/app/memory.stat":             "inactive_file 1\n" + stat("total_", 300, 100),
+			v1 + "/other/memory.limit_in_bytes": "10\n"}, 500},
+		{"container that knows its path outside", map[string]string{
+			"proc/self/cgroup": "4:memory:/docker/1f\n", v1 + "/memory.limit_in_bytes": "1000\n",
+			v1 + "/memory.usage_in_bytes": "400\n"}, 600},
+		{"a path beyond the root", map[string]string{
+			"proc/self/cgroup": "0::/../../app\nnonsense\n", v2 + "/memory.max": "1000\n", v2 + "/memory.current": "400\n"}, 600},
+	} {
+		root := t.TempDir()
+		for name, text := range test.files {
+			path := filepath.Join(root, filepath.FromSlash(name))
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := containerMemory(root); got != test.want {
+			t.Errorf("%s: %d bytes are left, want %d", test.name, got, test.want)
+		}
 	}
 }
