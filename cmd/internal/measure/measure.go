@@ -199,11 +199,18 @@ func (o *ProfileOptions) openRecord(header record.Header) (*record.Writer, error
 	return record.Create(o.Out, header)
 }
 
-// stopped returns the error of a run that broke off. A record without measurements is removed, since
-// there is nothing to resume.
+// removeEmpty removes a record that holds nothing that a run could resume. It reports whether there was nothing.
+func (o *ProfileOptions) removeEmpty(rec *record.Writer) (empty bool, err error) {
+	if set := rec.Set(); set.Len() > 0 || len(set.Facts()) > 0 {
+		return false, nil
+	}
+	return true, errors.Join(rec.Close(), os.Remove(o.Out))
+}
+
+// stopped returns the error of a run that broke off, and says how to go on.
 func (o *ProfileOptions) stopped(ui *cli.Streams, rec *record.Writer, report profiler.Report, err error) error {
-	if rec.Set().Len() == 0 {
-		return errors.Join(err, rec.Close(), os.Remove(o.Out))
+	if empty, failed := o.removeEmpty(rec); empty {
+		return errors.Join(err, failed)
 	}
 	if errors.Is(err, context.Canceled) {
 		return diag.New(diag.ClassInterrupted, "profile: %d measurements of this run are in %q: %w", report.Measured,
