@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -24,17 +23,8 @@ import (
 
 // CompilerFacts asks the compilers of a target about a model's graphs, without measuring anything.
 func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions) error {
-	if options.Target == "" {
-		return diag.New(diag.ClassUsage,
-			"profile: --compiler-only asks the compiler of a target, and --target is missing").
-			WithHint("catalog SoCs that are targets: %s", targetNames())
-	}
-	// Flags of measuring, which would be ignored in silence.
-	for _, name := range []string{"budget", "rounds", "held-out", "plan"} {
-		if cmd.Flags().Changed(name) {
-			return diag.New(diag.ClassUsage, "profile: --%s cannot be combined with --compiler-only, which measures nothing",
-				name)
-		}
+	if err := options.checkFacts(cmd); err != nil {
+		return err
 	}
 	soc, err := socs.OpenTarget(options.Target)
 	if err != nil {
@@ -44,7 +34,6 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	if err != nil {
 		return err
 	}
-	// what to ask, and where the answers go
 	requests, err := options.factRequests(part)
 	if err != nil {
 		return err
@@ -52,6 +41,7 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	if options.DryRun {
 		return listFacts(ui, requests)
 	}
+
 	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, options.Seed)
 	if err != nil {
 		return err
@@ -61,38 +51,60 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 		return err
 	}
 	defer rec.Close()
-	// Every compiler of this build that compiles weights into its artifacts: one that takes them at run time has
-	// nothing to say about sizes.
-	asking := profiler.FactOptions{Compilers: map[string]driver.GroupCompiler{}, Seed: options.Seed}
-	for _, compiler := range bindings.Compilers(nil) {
-		if ofGroups, ok := compiler.(driver.GroupCompiler); ok {
-			asking.Compilers[ofGroups.Name()] = ofGroups
-		}
-	}
 	line := ui.Line(false)
-	asking.Progress = func(done, all int, key string) { line.Bar("compile", done, all, key) }
-	report, err := profiler.CompilerFacts(cmd.Context(), part, requests, rec, asking)
+	report, err := profiler.CompilerFacts(cmd.Context(), part, requests, rec, profiler.FactOptions{
+		Compilers: groupCompilers(), Seed: options.Seed,
+		Progress: func(done, all int, key string) { line.Bar("compile", done, all, key) },
+	})
 	line.End()
+	facts := rec.Set().Facts()
 	if err != nil {
-		// keep a partial record for --resume, but not an empty one
-		if set := rec.Set(); set.Len() == 0 && len(set.Facts()) == 0 { // there is nothing to resume
-			return errors.Join(err, rec.Close(), os.Remove(options.Out))
+		if empty, failed := options.removeEmpty(rec); empty {
+			return errors.Join(err, failed)
 		}
-		ui.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()),
-			options.Out)
+		ui.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(facts), options.Out)
 		return err
 	}
+
 	ui.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was "+
 		"measured or simulated\n",
 		options.Out, report.Added, report.Present, len(report.Refused))
-	for _, facts := range report.Refused {
-		ui.Warnf("%s: %s", facts.Op.Key(), facts.Refused)
+	for _, refused := range report.Refused {
+		ui.Warnf("%s: %s", refused.Op.Key(), refused.Refused)
 	}
-	showFacts(ui, rec.Set().Facts())
+	showFacts(ui, facts)
 	return ui.Result(map[string]any{
 		"file": options.Out, "added": report.Added, "present": report.Present, "refused": len(report.Refused),
-		"facts": rec.Set().Facts(),
+		"facts": facts,
 	})
+}
+
+// checkFacts refuses a command line without a target, and flags of measuring, which would have no effect.
+func (o *ProfileOptions) checkFacts(cmd *cobra.Command) error {
+	if o.Target == "" {
+		return diag.New(diag.ClassUsage,
+			"profile: --compiler-only asks the compiler of a target, and --target is missing").
+			WithHint("catalog SoCs that are targets: %s", targetNames())
+	}
+	for _, name := range []string{"budget", "rounds", "held-out", "plan"} {
+		if cmd.Flags().Changed(name) {
+			return diag.New(diag.ClassUsage, "profile: --%s cannot be combined with --compiler-only, which measures nothing",
+				name)
+		}
+	}
+	return nil
+}
+
+// groupCompilers returns the compilers of this program that compile weights into their artifacts, by name. One whose
+// artifacts take weights at run time has nothing to say about sizes.
+func groupCompilers() map[string]driver.GroupCompiler {
+	out := map[string]driver.GroupCompiler{}
+	for _, compiler := range bindings.Compilers(nil) {
+		if ofGroups, ok := compiler.(driver.GroupCompiler); ok {
+			out[ofGroups.Name()] = ofGroups
+		}
+	}
+	return out
 }
 
 // factRequests lists the graphs to ask about: products, in those of the workload's schemes that an
