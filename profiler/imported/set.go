@@ -53,6 +53,22 @@ func (t *Table) Record(s *socs.SoC, source, version string, seed uint64) (*recor
 	return set, nil
 }
 
+// Own counts what is in a record beside the rows of tables: measurements of hetc, and what compilers said to it. hetc
+// keeps the time of a first execution apart, which no table has.
+func Own(set *record.Set) (measurements, facts int) {
+	for _, measurement := range set.All() {
+		if measurement.Kind != record.Op || measurement.First > 0 {
+			measurements++
+		}
+	}
+	for _, said := range set.Facts() {
+		if said.Compiler != record.ImportedCompiler {
+			facts++
+		}
+	}
+	return measurements, facts
+}
+
 // fits returns an error for the first row whose operator or scheme its processor does not execute.
 func (t *Table) fits(s *socs.SoC) error {
 	var names []string

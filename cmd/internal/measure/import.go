@@ -221,8 +221,7 @@ func (o *ImportOptions) describe(t *imported.Table, source string) (*socs.SoC, e
 		BandwidthGBps: o.Bandwidth, Source: source})
 }
 
-// replaceable refuses to overwrite measurements. An imported record may be replaced, because it can
-// be imported again.
+// replaceable refuses to overwrite measurements. What was imported may be replaced, because it can be imported again.
 func replaceable(path string) error {
 	if err := wholefile.Writable(path); err != nil {
 		return err
@@ -234,6 +233,12 @@ func replaceable(path string) error {
 	// A file that is no record, or one that took hours to measure.
 	if err != nil || len(old.Header.Imported) == 0 {
 		return diag.New(diag.ClassInput, "import: %q is there, and no imported record", path).
+			WithHint("name another file")
+	}
+	// hetc profile --resume may have added to an imported record.
+	if measurements, facts := imported.Own(old); measurements+facts > 0 {
+		return diag.New(diag.ClassInput, "import: %q holds %s and %s beside imported times", path,
+			cli.Count(measurements, "measurement"), cli.Count(facts, "compiler fact")).
 			WithHint("name another file")
 	}
 	return nil
