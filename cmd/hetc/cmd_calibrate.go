@@ -33,6 +33,10 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 				return diag.New(diag.ClassUsage, "--drop is given with --attention or --schemes").
 					WithHint("measure one, then the other into the same file")
 			}
+			if opts.NoFolds && (opts.Attention || opts.Drop) {
+				return diag.New(diag.ClassUsage, "--no-folds cannot be combined with --attention or --drop").
+					WithHint("neither looks for folds: leave it out")
+			}
 			if cmd.Flags().Changed("window-tokens") && !opts.Attention && !opts.Drop {
 				return diag.New(diag.ClassUsage, "--window-tokens needs --attention or --drop")
 			}

@@ -30,6 +30,9 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 			if err := partsOfQuality(cmd, attention); err != nil {
 				return err
 			}
+			if err := windowFlags(&opts); err != nil {
+				return err
+			}
 			switch {
 			case attention:
 				if err := ofTheModel(&opts, "--attention compares"); err != nil {
@@ -88,11 +91,12 @@ func partsOfQuality(cmd *cobra.Command, attention bool) error {
 	if attention && drop {
 		return diag.New(diag.ClassUsage, "--attention and --drop exclude each other").WithHint("run them separately")
 	}
-	for _, part := range []struct {
+	type part struct {
 		flag  string
 		heard bool
 		of    string // what the flag is for
-	}{
+	}
+	parts := []part{
 		{"rules", attention, "needs --attention"},
 		{"densities", attention, "needs --attention"},
 		{"least", attention, "needs --attention"},
@@ -102,7 +106,11 @@ func partsOfQuality(cmd *cobra.Command, attention bool) error {
 		{"soc", !attention && !drop, "needs --plan"},
 		{"decode", !attention && !drop, "needs --bundle or --plan"},
 		{"max-kl", !attention && !drop, "needs --bundle or --plan"},
-	} {
+	}
+	for _, flag := range append([]string{"any-machine"}, accept.Flags...) {
+		parts = append(parts, part{flag, cmd.Flags().Changed("bundle"), "needs --bundle"})
+	}
+	for _, part := range parts {
 		if cmd.Flags().Changed(part.flag) && !part.heard {
 			return diag.New(diag.ClassUsage, "--%s %s", part.flag, part.of).WithHint("leave it out")
 		}
@@ -134,18 +142,21 @@ func qualityFlags(cmd *cobra.Command, opts *precision.QualityOptions) error {
 		return diag.New(diag.ClassUsage, "--calibration needs --plan").
 			WithHint("a bundle's weights are packed already: leave it out")
 	}
-	for _, flag := range append([]string{"any-machine"}, accept.Flags...) {
-		if opts.Plan != "" && cmd.Flags().Changed(flag) {
-			return diag.New(diag.ClassUsage, "--%s needs --bundle", flag).WithHint("leave it out")
-		}
-	}
 	if cmd.Flags().Changed("max-kl") && !(opts.MaxKL >= 0) {
 		return diag.New(diag.ClassUsage, "--max-kl %v: want 0 or more", opts.MaxKL).
 			WithHint("8 bit per row costs about 0.001, 4 bit about 0.02")
 	}
+	return nil
+}
+
+// windowFlags checks how the text is cut, whatever is measured on it.
+func windowFlags(opts *precision.QualityOptions) error {
 	if opts.Windows < 0 || opts.Windows == 1 {
 		return diag.New(diag.ClassUsage, "--windows %d: want at least 2, or 0 for the whole text",
 			opts.Windows).WithHint("an interval needs two windows")
+	}
+	if opts.WindowTokens < 0 {
+		return diag.New(diag.ClassUsage, "--window-tokens %d: want a positive number", opts.WindowTokens)
 	}
 	return nil
 }

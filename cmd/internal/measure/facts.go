@@ -86,7 +86,7 @@ func (o *ProfileOptions) checkFacts(cmd *cobra.Command) error {
 			"profile: --compiler-only asks the compiler of a target, and --target is missing").
 			WithHint("catalog SoCs that are targets: %s", targetNames())
 	}
-	for _, name := range []string{"budget", "rounds", "held-out", "plan"} {
+	for _, name := range []string{"budget", "rounds", "held-out", "plan", "flagged"} {
 		if cmd.Flags().Changed(name) {
 			return diag.New(diag.ClassUsage, "profile: --%s cannot be combined with --compiler-only, which measures nothing",
 				name)

@@ -86,18 +86,7 @@ func (o *ImportOptions) read() (*imported.Mapping, error) {
 		pairs("set", o.Set, once(&mapping.Set)),
 		pairs("where", o.Where, each(&mapping.Where)),
 		pairs("infeasible", o.Infeasible, each(&mapping.Infeasible)),
-		pairs("value", o.Values, func(key, value string) bool {
-			// --value FIELD:CELL=VALUE: the key that pairs has cut off holds field and cell.
-			field, cell, _ := strings.Cut(key, ":")
-			if mapping.Values == nil {
-				mapping.Values = map[string]map[string]string{}
-			}
-			if mapping.Values[field] == nil {
-				mapping.Values[field] = map[string]string{}
-			}
-			mapping.Values[field][cell] = value
-			return true
-		}))
+		o.readValues(mapping))
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +100,30 @@ func (o *ImportOptions) read() (*imported.Mapping, error) {
 			WithHint(`--source "who measured what with which tool": it stands in the record and the SoC file`)
 	}
 	return mapping, nil
+}
+
+// readValues adds --value FIELD:CELL=VALUE to the mapping: what a cell of the field's column means.
+func (o *ImportOptions) readValues(mapping *imported.Mapping) error {
+	said := map[string]bool{}
+	for _, text := range o.Values {
+		key, value, ok := strings.Cut(text, "=")
+		field, cell, two := strings.Cut(key, ":")
+		if !ok || !two || field == "" {
+			return diag.New(diag.ClassUsage, "--value %q: want FIELD:CELL=VALUE", text)
+		}
+		if said[key] {
+			return diag.New(diag.ClassUsage, "--value %q: %q is said twice", text, key)
+		}
+		said[key] = true
+		if mapping.Values == nil {
+			mapping.Values = map[string]map[string]string{}
+		}
+		if mapping.Values[field] == nil {
+			mapping.Values[field] = map[string]string{}
+		}
+		mapping.Values[field][cell] = value
+	}
+	return nil
 }
 
 // held returns the share of operators to hold out, false where no flag asks for it.
@@ -160,6 +173,13 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 	if (options.SoC == "") == (options.SoCOut == "") {
 		return diag.New(diag.ClassUsage, "import: want one of --soc and --soc-out").
 			WithHint("--soc-out FILE describes the processors of the table, --soc FILE says which SoC they are of")
+	}
+	// With --soc the file describes the processors.
+	for _, name := range []string{"name", "processor-kind", "tile", "launch-us", "bandwidth-gbps"} {
+		if options.SoC != "" && cmd.Flags().Changed(name) {
+			return diag.New(diag.ClassUsage, "import: --%s needs --soc-out", name).
+				WithHint("leave it out, or correct the file of --soc")
+		}
 	}
 	mapping, err := options.read()
 	if err != nil {
