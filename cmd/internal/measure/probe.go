@@ -2,7 +2,10 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -25,8 +28,8 @@ type ProbeOptions struct {
 	Kernels      string   // set that the host's processors use; "": the best of those that hetc chooses by itself
 }
 
-// Probe describes this machine as a SoC file. A file that describes this kind of machine is kept
-// unless Force is set.
+// Probe describes this machine as a SoC file. Without Force a file that describes this kind of machine is kept, and any
+// other file is an error.
 func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	if err := socs.CheckName(flags.Name); err != nil {
 		return diag.New(diag.ClassUsage, "--name: %w", err)
@@ -34,54 +37,33 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	if err := wholefile.Writable(flags.Output); err != nil {
 		return err
 	}
-	// described reports whether the file is about this kind of machine
-	described := func() bool { // by the file that is there
-		old, err := socs.Open(flags.Output)
-		return err == nil && old.Fingerprint == host.Fingerprint()
-	}
-	if !flags.Force {
-		if described() {
-			return cli.Kept(ui, flags.Output, "it describes this machine; --force probes again")
-		}
-		if _, err := socs.Open(flags.Output); err == nil {
-			return diag.New(diag.ClassInput, "probe: %q describes another machine", flags.Output).
-				WithHint("write elsewhere, or replace it with --force")
-		}
-	}
-	usable, err := otherDrivers(ctx, flags.Drivers)
+	there, err := flags.described()
 	if err != nil {
 		return err
 	}
-	options := profiler.ProbeOptions{Name: flags.Name, Fingerprint: host.Fingerprint(),
-		Compilers: map[string]driver.Compiler{}}
-	if flags.Kernels != "" {
-		options.Options = map[string]string{"kernels": flags.Kernels}
+	if there {
+		return cli.Kept(ui, flags.Output, "it describes this machine; --force probes again")
 	}
-	for _, compiler := range bindings.Compilers(nil) {
-		options.Compilers[compiler.Name()] = compiler
-	}
-	var unused []string
-	for _, drv := range usable {
-		if slices.Contains(flags.Drivers, drv.Name()) {
-			options.Others = append(options.Others, drv)
-			warnSkipped(ctx, ui, drv)
-		} else {
-			unused = append(unused, drv.Name())
-		}
-	}
-	if ui.Terminal() {
-		options.Note = ui.Notef
+
+	options, unused, err := flags.options(ctx, ui)
+	if err != nil {
+		return err
 	}
 	soc, err := profiler.Probe(ctx, host.New(), options)
 	if err != nil {
 		return err
 	}
-	if !flags.Force && described() {
+	// Probing takes seconds, in which another probe may have written the file.
+	if there, err = flags.described(); err != nil {
+		return err
+	}
+	if there {
 		return cli.Kept(ui, flags.Output, "another probe wrote it meanwhile; --force probes again")
 	}
 	if err := socs.Write(flags.Output, soc); err != nil {
 		return err
 	}
+
 	ui.Printf("%s: %s; measured:\n", flags.Output, soc.Description)
 	showProcessors(ui, soc)
 	for _, name := range unused {
@@ -94,6 +76,54 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 		}
 	}
 	return ui.Result(soc)
+}
+
+// described reports whether the file that is there describes this kind of machine, so that probing leaves it alone.
+// What else is there must not be replaced, and is an error. With Force nothing is looked at.
+func (o *ProbeOptions) described() (bool, error) {
+	if _, err := os.Stat(o.Output); o.Force || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	old, err := socs.Open(o.Output)
+	if err != nil {
+		return false, diag.New(diag.ClassInput, "probe: %q is there, and no SoC file: %w", o.Output, err).
+			WithHint("write elsewhere, or replace it with --force")
+	}
+	if old.Fingerprint != host.Fingerprint() {
+		return false, diag.New(diag.ClassInput, "probe: %q describes another machine", o.Output).
+			WithHint("write elsewhere, or replace it with --force")
+	}
+	return true, nil
+}
+
+// options says what to probe, and with which drivers. unused are the names of drivers that work here and were not
+// asked for.
+func (o *ProbeOptions) options(
+	ctx context.Context, ui *cli.Streams,
+) (out profiler.ProbeOptions, unused []string, err error) {
+	usable, err := otherDrivers(ctx, o.Drivers)
+	if err != nil {
+		return out, nil, err
+	}
+	out = profiler.ProbeOptions{Name: o.Name, Fingerprint: host.Fingerprint(), Compilers: map[string]driver.Compiler{}}
+	for _, drv := range usable {
+		if !slices.Contains(o.Drivers, drv.Name()) {
+			unused = append(unused, drv.Name())
+			continue
+		}
+		out.Others = append(out.Others, drv)
+		warnSkipped(ctx, ui, drv)
+	}
+	if o.Kernels != "" {
+		out.Options = map[string]string{"kernels": o.Kernels}
+	}
+	for _, compiler := range bindings.Compilers(nil) {
+		out.Compilers[compiler.Name()] = compiler
+	}
+	if ui.Terminal() {
+		out.Note = ui.Notef
+	}
+	return out, unused, nil
 }
 
 // warnSkipped warns of the parts of a driver's library that fail, whose devices the SoC file therefore lacks.
