@@ -41,7 +41,7 @@ func Fit(ctx context.Context, ui *cli.Streams, options *FitOptions) error {
 		"file": options.Output, "measurements": set.Len(), "families": len(costs.Families),
 		"simulated": costs.Simulated, "imported": costs.Imported,
 	}
-	quality, misses, err := judge(ctx, machine, set, costs, doc)
+	quality, misses, err := judge(ctx, ui, machine, set, costs, doc)
 	if err != nil {
 		return err
 	}
@@ -63,11 +63,11 @@ func Fit(ctx context.Context, ui *cli.Streams, options *FitOptions) error {
 	return ui.Result(doc)
 }
 
-// judge compares predictions with held-out measurements, where the record has some, and by
-// cross-validation. It returns the rows of a table and the errors at held-out operators, and adds
-// the same to doc.
+// judge compares predictions with held-out measurements, where the record has some, and by cross-validation. It returns
+// the rows of a table and the errors at held-out operators, and adds the same to doc. It warns where held-out
+// measurements cannot be judged.
 func judge(
-	ctx context.Context, machine *socs.SoC, set *record.Set, costs *roofline.Costs, doc map[string]any,
+	ctx context.Context, ui *cli.Streams, machine *socs.SoC, set *record.Set, costs *roofline.Costs, doc map[string]any,
 ) (rows [][]string, misses []roofline.Miss, err error) {
 	say := func(what string, q roofline.Quality) {
 		rows = append(rows, []string{
@@ -77,19 +77,24 @@ func judge(
 		})
 		doc[strings.ReplaceAll(what, " ", "_")] = q
 	}
-	if quality, err := roofline.Evaluate(costs, set.HeldOut()); err == nil {
-		misses = quality.Misses
-		say("held_out", quality)
-		// predictions beyond the sampled sizes extrapolate, and are listed apart
-		if beyond := quality.Beyond(); beyond.N > 0 {
-			say("held_out within samples", quality.Within())
-			say("held_out beyond samples", beyond)
+	if held := set.HeldOut(); held.Len() > 0 {
+		quality, err := roofline.Evaluate(costs, held)
+		if err != nil { // of an operator that is held out nothing alike was measured
+			ui.Warnf("held-out operators are not judged: %v", err)
+		} else {
+			misses = quality.Misses
+			say("held_out", quality)
+			// predictions beyond the sampled sizes extrapolate, and are listed apart
+			if beyond := quality.Beyond(); beyond.N > 0 {
+				say("held_out within samples", quality.Within())
+				say("held_out beyond samples", beyond)
+			}
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("fit: %w", err)
 	}
-	// Five folds: each fifth of the operators is predicted by models fitted to the others.
+	// Five folds: each fifth of the operators is predicted by models fitted to the others. A record may hold too few.
 	if quality, err := roofline.CrossValidate(machine, set.Training(), 5, costs); err == nil {
 		say("cross_validated", quality)
 	}
