@@ -186,9 +186,9 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	}
 
 	if !options.DryRun {
-		unlock, err := run.lock(ctx)
+		unlock, err := run.lock(ctx, report.Cells)
 		if err != nil {
-			return nil, err
+			return nil, run.interrupted(ctx, report.Cells, err)
 		}
 		defer unlock()
 	}
@@ -197,20 +197,30 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	closeAll, err := run.openInputs(ctx, report.Cells)
 	defer closeAll()
 	if err != nil {
-		return nil, err
+		return nil, run.interrupted(ctx, report.Cells, err)
 	}
 
 	run.makeAll(ctx, report.Cells)
-	if ctx.Err() != nil && run.done < len(report.Cells) {
-		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", run.done,
-			len(report.Cells), ctx.Err()).
-			WithHint("the same command goes on where it stopped: what is finished is kept")
+	if run.done < len(report.Cells) {
+		if err := run.interrupted(ctx, report.Cells, nil); err != nil {
+			return nil, err
+		}
 	}
 
 	for _, cell := range report.Cells {
 		report.Counts[cell.state()]++
 	}
 	return report, nil
+}
+
+// interrupted returns the error of a run that ended with its context, and any other error as it is. A nil err stands
+// for cells that were not finished.
+func (b *build) interrupted(ctx context.Context, cells []*Cell, err error) error {
+	if ctx.Err() == nil || err != nil && !errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", b.done, len(cells), ctx.Err()).
+		WithHint("the same command goes on where it stopped: what is finished is kept")
 }
 
 // makeAll makes the files of all cells, several cells at a time, until ctx ends.
@@ -328,13 +338,12 @@ func nearest(pattern string, cells []string) string {
 }
 
 // lock makes the output directory, keeps other builds out of it, and removes unfinished files of a killed build.
-func (b *build) lock(ctx context.Context) (unlock func(), err error) {
+func (b *build) lock(ctx context.Context, cells []*Cell) (unlock func(), err error) {
 	unlock, err = OwnDirectory(ctx, b.out, func() { b.o.Note("waiting for another build into %q", b.out) })
 	if err != nil {
 		return nil, err
 	}
 
-	cells, err := b.cells()
 	for _, cell := range cells {
 		for _, file := range []string{cell.Plan.File, cell.Bundle.File, twinFile(cell), cell.Outline} {
 			if file != "" {
@@ -343,7 +352,7 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 		}
 	}
 
-	return unlock, err
+	return unlock, nil
 }
 
 // note counts a finished cell and shows the progress.
@@ -393,7 +402,7 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 	}
 
 	failed.State = Failed
-	if _, missing := os.Stat(failed.File); missing == nil {
+	if _, err := os.Stat(failed.File); err == nil {
 		failed.Why = "an older file is still there"
 	}
 	class := diag.ClassOf(err)

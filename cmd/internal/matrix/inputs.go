@@ -39,7 +39,6 @@ type socInput struct {
 	digest string
 	facts  *record.Set // of a target's compiler, nil: none
 	record cas.Digest  // of the record's bytes
-	bytes  int64       // of the record
 	cut    bool        // the record's last line was cut off
 }
 
@@ -171,7 +170,7 @@ func (b *build) openSoC(input *socInput) (err error) {
 		return err
 	}
 
-	input.record, input.bytes = sha256.Sum256(data), int64(len(data))
+	input.record = sha256.Sum256(data)
 	input.cut = len(data) > 0 && data[len(data)-1] != '\n'
 	return nil
 }
