@@ -7,6 +7,7 @@ package drivertest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -121,12 +122,7 @@ func testCapabilities(t *testing.T, f *Factory) {
 			t.Errorf("unknown kind %q", kind)
 		}
 	}
-	for _, scheme := range caps.Schemes {
-		once("scheme " + string(scheme))
-		if caps.Layouts[scheme.Weight()] == "" {
-			t.Errorf("scheme %q: no layout of weights %q", scheme, scheme.Weight())
-		}
-	}
+	checkSchemes(t, f, caps, once)
 	for scheme, forms := range caps.Forms {
 		for _, form := range forms {
 			once("form " + string(form) + " of " + string(scheme))
@@ -142,18 +138,6 @@ func testCapabilities(t *testing.T, f *Factory) {
 	for _, elem := range caps.KV {
 		once("cache type " + string(elem))
 	}
-	for _, scheme := range caps.Rerounds {
-		once("rounding again of " + string(scheme))
-		if !slices.Contains(caps.Schemes, scheme) || scheme.BlockK() < 2 {
-			t.Errorf("scheme %q is said to round again, and is not supported or has no blocks", scheme)
-		}
-	}
-	for _, scheme := range caps.Imitates {
-		once("imitation of " + string(scheme))
-		if !slices.Contains(caps.Schemes, scheme) {
-			t.Errorf("scheme %q is said to be imitated, and is not supported", scheme)
-		}
-	}
 	if len(caps.Kinds) == 0 || caps.Tile.N < 1 || caps.Tile.K < 1 {
 		t.Errorf("got kinds %v, tiles of %d columns and %d rows", caps.Kinds, caps.Tile.N, caps.Tile.K)
 	}
@@ -167,6 +151,32 @@ func testCapabilities(t *testing.T, f *Factory) {
 	}
 	if slices.Contains(caps.Kinds, op.MatMul) != (len(caps.Schemes) > 0) {
 		t.Errorf("got kinds %v with schemes %v", caps.Kinds, caps.Schemes)
+	}
+}
+
+// checkSchemes checks the lists of schemes among the capabilities.
+func checkSchemes(t *testing.T, f *Factory, caps *driver.Capabilities, once func(what string)) {
+	for _, scheme := range caps.Schemes {
+		once("scheme " + string(scheme))
+		if caps.Layouts[scheme.Weight()] == "" {
+			t.Errorf("scheme %q: no layout of weights %q", scheme, scheme.Weight())
+		}
+		// A simulation executes what its SoC lists.
+		if name := f.Driver.Name(); name != "sim" && !slices.Contains(op.SchemesOf(name), scheme) {
+			t.Errorf("scheme %q: its row in planir/op/scheme.go does not name driver %q", scheme, name)
+		}
+	}
+	for _, scheme := range caps.Rerounds {
+		once("rounding again of " + string(scheme))
+		if !slices.Contains(caps.Schemes, scheme) || scheme.BlockK() < 2 {
+			t.Errorf("scheme %q is said to round again, and is not supported or has no blocks", scheme)
+		}
+	}
+	for _, scheme := range caps.Imitates {
+		once("imitation of " + string(scheme))
+		if !slices.Contains(caps.Schemes, scheme) {
+			t.Errorf("scheme %q is said to be imitated, and is not supported", scheme)
+		}
 	}
 }
 
@@ -194,9 +204,55 @@ func scalars(pos, rows int) driver.Scalars {
 	return scalars
 }
 
-// single returns the graph of one operator.
+// single returns the graph of one operator. Weights that the processor does not read have hetc's own layout. So the
+// graph is valid, and what a compiler or driver refuses is the scheme.
 func single(c *driver.Capabilities, o op.Op) op.Graph {
-	return op.Single(o, c.Layouts[o.Scheme.Weight()])
+	layout := c.Layouts[o.Scheme.Weight()]
+	if layout == "" && o.Scheme != "" {
+		layout = op.TilesLayout
+	}
+	return op.Single(o, layout)
+}
+
+// plain returns an operator of two rows that the processor claims, for tests that need no more than one.
+func (s *session) plain() op.Op {
+	s.t.Helper()
+	list := []op.Op{{Kind: op.Norm, M: 2, N: 64}, {Kind: op.Add, M: 2, N: 64}, {Kind: op.Copy, M: 2, N: 64},
+		{Kind: op.Activate, M: 2, N: 64, Act: op.SiLU}, {Kind: op.Clip, M: 2, N: 64, Cap: 1}}
+	if product, ok := s.product(); ok {
+		list = slices.Insert(list, 1, product)
+	}
+	for _, operator := range list {
+		if s.caps.Supports(operator) == nil {
+			return operator
+		}
+	}
+	s.t.Fatalf("the processor claims %v, and the suite needs norm, matmul, add, copy, activate or clip", s.caps.Kinds)
+	return op.Op{}
+}
+
+// product returns a product of two rows in the processor's first scheme. ok reports whether it has one.
+func (s *session) product() (operator op.Op, ok bool) {
+	if len(s.caps.Schemes) == 0 {
+		return operator, false
+	}
+	return op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: s.caps.Schemes[0]}, true
+}
+
+// pieces returns those pieces of a transformer (blocks) that the processor supports and whose names begin with a
+// prefix. A processor of few operators has none: then it is one operator.
+func (s *session) pieces(rows int, prefix string) map[string]op.Graph {
+	s.t.Helper()
+	graphs := blocks(s.caps, rows)
+	maps.DeleteFunc(graphs, func(name string, graph op.Graph) bool {
+		return !strings.HasPrefix(name, prefix) || !supported(s.caps, &graph)
+	})
+	if len(graphs) == 0 {
+		operator := s.plain()
+		operator.M = rows
+		graphs[operator.Key()] = single(s.caps, operator)
+	}
+	return graphs
 }
 
 // variants runs a trial several times: dense, in wider buffers, with fewer rows, and at the end of
@@ -244,8 +300,9 @@ func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 // it does not claim must be refused.
 func testOperators(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
-	tried, alike := map[op.Kind]int{}, map[op.Op]int{}
+	known, tried, alike := map[op.Kind]bool{}, map[op.Kind]int{}, map[op.Op]int{}
 	for i, operator := range slices.Concat(operators(), kernelForms(session.caps)) {
+		known[operator.Kind] = true
 		graph := single(session.caps, operator)
 		name := strings.ReplaceAll(operator.Key(), "/", ":")
 		if operator.Kind == op.GLU {
@@ -289,7 +346,10 @@ func testOperators(t *testing.T, f *Factory) {
 		}
 	}
 	for _, kind := range session.caps.Kinds {
-		if tried[kind] == 0 {
+		switch {
+		case !known[kind]:
+			t.Errorf("kind %q: drivertest/operators.go has no cases of it", kind)
+		case tried[kind] == 0:
 			t.Errorf("kind %q is claimed, but none of its variants is supported", kind)
 		}
 	}
@@ -500,10 +560,7 @@ func testZeroRows(t *testing.T, f *Factory) {
 // Twenty runs of one graph on the same operands give the same bytes.
 func testDeterminism(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
-	for name, graph := range blocks(session.caps, 11) {
-		if !supported(session.caps, &graph) {
-			continue
-		}
+	for name, graph := range session.pieces(11, "") {
 		tr := session.newTrial(graph, testContext, 9)
 		var first string
 		for i := range 20 {

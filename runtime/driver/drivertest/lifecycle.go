@@ -8,12 +8,10 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -69,10 +67,9 @@ func testConcurrent(t *testing.T, f *Factory) {
 		if first == nil {
 			first = session.caps
 		}
-		all := blocks(session.caps, 11)
+		all := session.pieces(11, "mlp")
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			if graph := all[name]; strings.HasPrefix(name, "mlp") && supported(session.caps, &graph) &&
-				supported(first, &graph) {
+			if graph := all[name]; supported(first, &graph) {
 				trials = append(trials, session.newTrial(graph, 0, uint64(i)))
 				break
 			}
@@ -114,11 +111,7 @@ func testConcurrent(t *testing.T, f *Factory) {
 // Closing works twice and in any order, and a closed processor or executable gives errors.
 func testClose(t *testing.T, factory *Factory) {
 	session := open(t, factory, factory.Config)
-	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if session.caps.Supports(operator) != nil {
-		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
-	}
-	tr := session.newTrial(single(session.caps, operator), 0, 8)
+	tr := session.newTrial(single(session.caps, session.plain()), 0, 8)
 	bound := tr.bind(place{}, scalars(0, 2))
 	if err := errors.Join(session.proc.Close(), session.proc.Close()); err != nil {
 		t.Fatalf("close twice: %v", err)
@@ -148,10 +141,7 @@ func testClose(t *testing.T, factory *Factory) {
 func testLeaks(t *testing.T, f *Factory) {
 	cycle := func() {
 		session := open(t, f, f.Config)
-		graphs := blocks(session.caps, 11)
-		maps.DeleteFunc(graphs, func(name string, g op.Graph) bool {
-			return !strings.HasPrefix(name, "mlp") || !supported(session.caps, &g)
-		})
+		graphs := session.pieces(11, "mlp")
 		for i, name := range slices.Sorted(maps.Keys(graphs)) {
 			if i < 2 { // what is opened and closed does not depend on the scheme
 				session.newTrial(graphs[name], 0, 1).check(place{}, scalars(0, 11))

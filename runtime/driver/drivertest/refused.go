@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -56,10 +57,9 @@ func testRefusedAtLoad(t *testing.T, factory *Factory) {
 	refused := &refusals{open(t, factory, factory.Config)}
 	refused.operators()
 	refused.mixedBatches()
-	// A graph with one weight: a product where there is one, a norm with its gain otherwise.
-	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if len(refused.caps.Schemes) > 0 {
-		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: refused.caps.Schemes[0]}
+	operator, weighted := refused.product()
+	if !weighted {
+		operator = refused.plain()
 	}
 	good := refused.newTrial(single(refused.caps, operator), 0, 8)
 	artifact, err := refused.compile(good.graph, good.packed)
@@ -68,7 +68,11 @@ func testRefusedAtLoad(t *testing.T, factory *Factory) {
 	}
 	refused.artifacts(artifact, good.packed)
 	refused.otherGraphs(artifact, good)
-	refused.weights(artifact, good.packed, good.graph.Weights[0].Name)
+	if len(good.packed) == 0 {
+		refused.refuse("a weight for none", artifact, make(driver.Weights, 1), "weight")
+	} else {
+		refused.weights(artifact, good.packed, good.graph.Weights[0].Name)
+	}
 	for _, scheme := range refused.caps.Schemes {
 		refused.experts(op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme})
 	}
@@ -165,15 +169,24 @@ func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
 // otherGraphs tries a good artifact for graphs that it was not compiled from, twice, since a driver may keep what it
 // has parsed. Then it is loaded for its own.
 func (r *refusals) otherGraphs(artifact driver.Artifact, good *trial) {
+	another := op.Add
+	if good.graph.Nodes[0].Op.Kind == another {
+		another = op.Copy
+	}
 	for _, test := range []struct {
 		what   string
 		change func(g *op.Graph)
 		word   string
 	}{
-		{"another operator", func(g *op.Graph) { g.Nodes[0].Op.Kind = op.Add }, string(op.Add)},
+		{"another operator", func(g *op.Graph) { g.Nodes[0].Op.Kind = another }, string(another)},
 		{"another shape", func(g *op.Graph) { g.Nodes[0].Op.N *= 2 }, `"n"`},
 		{"another scheme", func(g *op.Graph) { g.Nodes[0].Op.Scheme = "a1w1" }, "a1w1"},
-		{"another name of a weight", func(g *op.Graph) { g.Weights[0].Name += "2" }, "weight 0"},
+		{"another weight", func(g *op.Graph) { // of another name, or one where there is none
+			if len(g.Weights) == 0 {
+				g.Weights = make([]op.WeightSpec, 1)
+			}
+			g.Weights[0].Name += "2"
+		}, "weight"},
 		{"one node more", func(g *op.Graph) { g.Nodes = append(g.Nodes, g.Nodes[0]) }, "want 2"},
 	} {
 		other := good.graph
@@ -270,11 +283,7 @@ func (r *refusals) unknownLayout(good *trial) {
 // afterwards.
 func testRefusedAtRun(t *testing.T, factory *Factory) {
 	session := open(t, factory, factory.Config)
-	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if session.caps.Supports(operator) != nil {
-		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
-	}
-	tr := session.newTrial(single(session.caps, operator), 0, 8)
+	tr := session.newTrial(single(session.caps, session.plain()), 0, 8)
 	tr.refuseOperands()
 	attention := op.Op{Kind: op.Attention, M: 2, Heads: 4, KVHeads: 2, HeadDim: 8, Context: 8, KV: op.F32}
 	if session.caps.Supports(attention) == nil {
@@ -314,22 +323,25 @@ func (tr *trial) refuse(what string, change func(b *driver.Bindings), words ...s
 // refuseOperands tries operands and rows that are not the graph's.
 func (tr *trial) refuseOperands() {
 	tr.s.t.Helper()
+	x, y := strconv.Quote(tr.graph.Inputs[0].Name), strconv.Quote(tr.graph.Outputs[0].Name)
 	tr.refuse("a missing input", func(b *driver.Bindings) { b.In = b.In[:len(b.In)-1] })
+	tr.refuse("an input too many", func(b *driver.Bindings) { b.In = append(slices.Clip(b.In), b.In[0]) })
+	tr.refuse("an output too many", func(b *driver.Bindings) { b.Out = append(slices.Clip(b.Out), b.Out[0]) })
 	tr.refuse("a missing output", func(b *driver.Bindings) { b.Out = nil })
-	tr.refuse("an input without a buffer", func(b *driver.Bindings) { b.In[0].Buffer = nil }, `"x"`)
-	tr.refuse("an input of another type", func(b *driver.Bindings) { b.In[0].Type = op.BF16 }, `"x"`)
-	tr.refuse("an output of other columns", func(b *driver.Bindings) { b.Out[0].Cols-- }, `"y"`)
-	tr.refuse("an output of fewer rows", func(b *driver.Bindings) { b.Out[0].Rows = 1 }, `"y"`)
-	tr.refuse("an output beyond its buffer", func(b *driver.Bindings) { b.Out[0].Offset = 64 }, `"y"`)
-	tr.refuse("an input beyond its buffer", func(b *driver.Bindings) { b.In[0].Stride *= 2 }, `"x"`)
-	tr.refuse("a negative offset", func(b *driver.Bindings) { b.In[0].Offset = -64 }, `"x"`)
-	tr.refuse("an offset that overflows", func(b *driver.Bindings) { b.In[0].Offset = math.MaxInt64 - 3 }, `"x"`)
-	tr.refuse("a stride that overflows", func(b *driver.Bindings) { b.In[0].Stride = math.MaxInt / 2 }, `"x"`)
-	tr.refuse("a stride below the columns", func(b *driver.Bindings) { b.In[0].Stride = 1 }, `"x"`)
+	tr.refuse("an input without a buffer", func(b *driver.Bindings) { b.In[0].Buffer = nil }, x)
+	tr.refuse("an input of another type", func(b *driver.Bindings) { b.In[0].Type = op.BF16 }, x)
+	tr.refuse("an output of other columns", func(b *driver.Bindings) { b.Out[0].Cols-- }, y)
+	tr.refuse("an output of fewer rows", func(b *driver.Bindings) { b.Out[0].Rows = 1 }, y)
+	tr.refuse("an output beyond its buffer", func(b *driver.Bindings) { b.Out[0].Offset = 64 }, y)
+	tr.refuse("an input beyond its buffer", func(b *driver.Bindings) { b.In[0].Stride *= 2 }, x)
+	tr.refuse("a negative offset", func(b *driver.Bindings) { b.In[0].Offset = -64 }, x)
+	tr.refuse("an offset that overflows", func(b *driver.Bindings) { b.In[0].Offset = math.MaxInt64 - 3 }, x)
+	tr.refuse("a stride that overflows", func(b *driver.Bindings) { b.In[0].Stride = math.MaxInt / 2 }, x)
+	tr.refuse("a stride below the columns", func(b *driver.Bindings) { b.In[0].Stride = 1 }, x)
 	tr.refuse("negative rows", func(b *driver.Bindings) { b.Scalars.Rows = -1 }, "-1")
 	if !tr.s.caps.StridedInput {
 		tr.refuse("a strided input", func(b *driver.Bindings) { b.In[0].Rows, b.In[0].Stride = 1, 2*b.In[0].Stride },
-			`"x"`)
+			x)
 	}
 	if !tr.s.caps.DynamicRows {
 		tr.refuse("fewer rows", func(b *driver.Bindings) { b.Scalars.Rows = 1 }, "row")
