@@ -61,10 +61,10 @@ func (f Finding) but(s Status, hint string, args ...any) Finding {
 
 // failed turns an error into a finding, with the error's own hint if it has one.
 func failed(check string, err error) Finding {
-	finding := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names, or fetch it again",
-		class: diag.ClassOf(err)}
-	if h := diag.HintsOf(err); len(h) > 0 {
-		finding.Hint = h[0]
+	finding := Finding{Check: check, Status: Problem, Found: err.Error(),
+		Hint: "correct what it names, or fetch it again", class: diag.ClassOf(err)}
+	if hints := diag.HintsOf(err); len(hints) > 0 {
+		finding.Hint = hints[0]
 	}
 	return finding
 }
@@ -245,7 +245,8 @@ func (m Machine) drivers(ctx context.Context) []Finding {
 		}
 		if len(skipped) > 0 {
 			finding.Found += "; skipped " + strings.Join(skipped, "; ")
-			finding = finding.but(Note, "the processors above work; for those skipped, repair or remove what the vendor installed")
+			finding = finding.but(Note,
+				"the processors above work; for those skipped, repair or remove what the vendor installed")
 		}
 		out = append(out, finding)
 	}

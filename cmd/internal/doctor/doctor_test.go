@@ -24,12 +24,14 @@ func (lacking) Devices(context.Context) ([]driver.Device, error) {
 // partly is a driver of which one part fails.
 type partly struct{ driver.Driver }
 
+const skippedPart = `platform 0, "broken": it says no`
+
 func (partly) Name() string { return "partly" }
 func (partly) Devices(context.Context) ([]driver.Device, error) {
 	return []driver.Device{{Select: "1.0", Description: "a device"}}, nil
 }
 func (partly) Library(context.Context) (driver.Library, error) {
-	return driver.Library{Name: "CL", Version: "3", Skipped: []string{`platform 0, "broken": it says no`}}, nil
+	return driver.Library{Name: "CL", Version: "3", Skipped: []string{skippedPart}}, nil
 }
 func (partly) Open(context.Context, driver.Config) (driver.Processor, error) {
 	return nil, errors.New("nothing is opened")
@@ -37,13 +39,21 @@ func (partly) Open(context.Context, driver.Config) (driver.Processor, error) {
 
 // Of a driver that has a part which fails the others are listed, and the reason is told.
 func TestSkippedPart(t *testing.T) {
-	const reason = `platform 0, "broken": it says no`
 	found := Machine{Drivers: []driver.Driver{partly{}}}.drivers(t.Context())
-	if len(found) != 1 || found[0].Status != Note || found[0].Found != "CL 3; 1 processor: 1.0; skipped "+reason {
-		t.Errorf("doctor finds %+v", found)
+	want := Finding{
+		Check:  "driver partly",
+		Status: Note,
+		Found:  "CL 3; 1 processor: 1.0; skipped " + skippedPart,
+		Hint:   "the processors above work; for those skipped, repair or remove what the vendor installed",
+		class:  diag.ClassUnavailable,
+	}
+	if !slices.Equal(found, []Finding{want}) {
+		t.Errorf("doctor finds %+v, want %+v", found, want)
 	}
 	entry := Describe(t.Context(), partly{})
-	if !slices.ContainsFunc(entry.Rows(), func(row []string) bool { return row[1] == "skipped" && row[2] == reason }) {
+	if !slices.ContainsFunc(entry.Rows(), func(row []string) bool {
+		return row[1] == "skipped" && row[2] == skippedPart
+	}) {
 		t.Errorf("hetc drivers says %q", entry.Rows())
 	}
 }
@@ -53,40 +63,54 @@ func TestProblems(t *testing.T) {
 	t.Setenv("HETC_HOST_KERNELS", "abacus")
 	t.Setenv("HETC_SIGNING_KEY_FILE", filepath.Join(t.TempDir(), "gone.key"))
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "gone"))
-	list := Machine{Version: "0", Drivers: []driver.Driver{lacking{}}}.Check(context.Background())
-	want := map[string]Status{"cpu": Problem, "cores": Problem, "driver lacking": Note, "temporary directory": Problem, "cache directory": Note, "signing key": Problem, "catalog of models": OK}
-	for _, f := range list {
-		if s, ok := want[f.Check]; ok && f.Status != s {
-			t.Errorf("%s: %s (%s), want %s", f.Check, f.Status, f.Found, s)
+	list := Machine{Version: "0", Drivers: []driver.Driver{lacking{}}}.Check(t.Context())
+	want := map[string]Status{
+		"cpu":                 Problem,
+		"cores":               Problem,
+		"driver lacking":      Note,
+		"temporary directory": Problem,
+		"cache directory":     Note,
+		"signing key":         Problem,
+		"catalog of models":   OK,
+	}
+	for _, finding := range list {
+		if status, ok := want[finding.Check]; ok && finding.Status != status {
+			t.Errorf("%s: %s (%s), want %s", finding.Check, finding.Status, finding.Found, status)
 		}
-		delete(want, f.Check)
-		if f.Status != OK && f.Hint == "" || f.Found == "" {
-			t.Errorf("%s: %s, found %q, hint %q", f.Check, f.Status, f.Found, f.Hint)
+		delete(want, finding.Check)
+		if finding.Found == "" || finding.Status != OK && finding.Hint == "" {
+			t.Errorf("%s: %s, found %q, hint %q", finding.Check, finding.Status, finding.Found, finding.Hint)
 		}
 	}
 	if len(want) > 0 {
 		t.Errorf("not checked: %v", want)
 	}
 	err := firstProblem(list)
-	if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), "cpu, cores, temporary directory, signing key") {
-		t.Errorf("got %v of class %v", err, diag.ClassOf(err))
-	}
-	if err := firstProblem([]Finding{ok("x", "y"), ok("z", "z").but(Note, "n")}); err != nil {
-		t.Errorf("notes are no problem: %v", err)
+	const problems = "cpu, cores, temporary directory, signing key"
+	if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), problems) {
+		t.Errorf("got %v of class %v, want problems of %s", err, diag.ClassOf(err), problems)
 	}
 }
 
+// Notes are no problem.
+func TestNotes(t *testing.T) {
+	if err := firstProblem([]Finding{ok("x", "y"), ok("z", "z").but(Note, "n")}); err != nil {
+		t.Errorf("got %v, want no problem", err)
+	}
+}
+
+// A clock before this version, or after this century, is wrong.
 func TestClock(t *testing.T) {
 	for year, want := range map[int]Status{1970: Problem, 2026: OK, 2262: Problem} {
-		if f := clock(time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC)); f.Status != want {
-			t.Errorf("%d: %s", year, f.Status)
+		if got := clock(time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC)); got.Status != want {
+			t.Errorf("%d: %s, want %s", year, got.Status, want)
 		}
 	}
 }
 
 // Reading gigabytes of weights can be interrupted.
 func TestCheckModelEnds(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := checkModel(ctx, "../../../testdata/models/tiny-llama-kjv"); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the cancellation", err)
@@ -95,12 +119,13 @@ func TestCheckModelEnds(t *testing.T) {
 
 // A version that names the library is shown alone.
 func TestCalled(t *testing.T) {
-	for _, c := range [][3]string{
-		{"OpenCL", "OpenCL 3.0 PoCL 3.1", "OpenCL 3.0 PoCL 3.1"}, {"ONNX Runtime", "1.31.1", "ONNX Runtime 1.31.1"},
+	for _, test := range []struct{ name, version, want string }{
+		{"OpenCL", "OpenCL 3.0 PoCL 3.1", "OpenCL 3.0 PoCL 3.1"},
+		{"ONNX Runtime", "1.31.1", "ONNX Runtime 1.31.1"},
 		{"QNN", "", "QNN"},
 	} {
-		if got := called(c[0], c[1]); got != c[2] {
-			t.Errorf("called(%q, %q) = %q, want %q", c[0], c[1], got, c[2])
+		if got := called(test.name, test.version); got != test.want {
+			t.Errorf("called(%q, %q) = %q, want %q", test.name, test.version, got, test.want)
 		}
 	}
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
-// checkModel checks a model's directory or file: whether it can be read, which keys and tensors are
-// unused, whether every weight is a finite number, and whether its tokenizer is understood. It
-// reads all weights.
+// checkModel checks a model's directory or file. It tells whether that can be read, which keys and tensors are unused,
+// whether every weight is a finite number, and whether its tokenizer is understood. It reads all weights.
 func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 	model, err := models.Open(dir)
 	if err != nil {
@@ -41,7 +40,7 @@ func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 			"enough for planning; hetc models synth %s -o DIR writes random ones", model.Name)), nil
 	}
 	out = append(out, unread(model), ignored(model))
-	weights, err := weights(ctx, model)
+	read, err := weights(ctx, model)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +48,7 @@ func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(append(out, weights), text...), nil
+	return append(append(out, read), text...), nil
 }
 
 // unread reports the config keys that the architecture does not use.
@@ -109,9 +108,9 @@ func weights(ctx context.Context, model *models.Model) (Finding, error) {
 		return failed("weights", err), nil
 	}
 	var found []string
-	for _, b := range bad {
-		if b != "" {
-			found = append(found, b)
+	for _, value := range bad {
+		if value != "" {
+			found = append(found, value)
 		}
 	}
 	if len(found) > 0 {
@@ -164,9 +163,9 @@ func notFinite(ctx context.Context, m *models.Model, name string) (string, error
 		if err := tensor.Read(part, first, first+n, 0, cols); err != nil {
 			return "", fmt.Errorf("tensor %q: %w", name, err)
 		}
-		for i, v := range part {
-			if x := float64(v); math.IsNaN(x) || math.IsInf(x, 0) {
-				return fmt.Sprintf("%q (row %d, column %d: %v)", name, first+i/cols, i%cols, v), nil
+		for i, value := range part {
+			if math.IsNaN(float64(value)) || math.IsInf(float64(value), 0) {
+				return fmt.Sprintf("%q (row %d, column %d: %v)", name, first+i/cols, i%cols, value), nil
 			}
 		}
 	}

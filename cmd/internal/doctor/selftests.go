@@ -11,7 +11,8 @@ func selfTests(dir string) []Finding {
 	const check = "self-test"
 	known, err := verdicts.List(dir)
 	if err != nil {
-		return []Finding{failed(check, err).but(Note, "until it can be read, bundles are tested every time they are run")}
+		return []Finding{failed(check, err).
+			but(Note, "until it can be read, bundles are tested every time they are run")}
 	}
 	if len(known) == 0 {
 		return []Finding{ok(check, "none was passed yet: hetrun tests every device but the host before its first use")}

@@ -33,8 +33,8 @@ func TestSelfTestsAreListed(t *testing.T) {
 	if err := cache.Close(); err != nil {
 		t.Fatal(err)
 	}
-	const want = `12 kernels on "gpu" (GPU of a test, CL 3.0) agree with the reference, within 25 % of what is permitted; ` +
-		`bundle demo 0123456789ab`
+	const want = `12 kernels on "gpu" (GPU of a test, CL 3.0) agree with the reference, ` +
+		`within 25 % of what is permitted; bundle demo 0123456789ab`
 	if found := selfTests(dir); len(found) != 1 || found[0].Found != want {
 		t.Errorf("got %+v, want %q", found, want)
 	}

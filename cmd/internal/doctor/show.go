@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -18,21 +17,25 @@ import (
 func solverFindings() []Finding {
 	var out []Finding
 	for _, engine := range []struct {
-		name, without string
-		locate        func() (string, error)
-	}{{"engine highs", "solve has the exact engine alone", highs.Locate},
-		{"engine highs-native", "not needed: engine highs does the same in twice the time", highs.LocateNative}} {
-		finding := Finding{Check: engine.name, Status: OK}
-		where, err := engine.locate()
-		switch {
-		case err == nil:
-			finding.Found = fmt.Sprintf("HiGHS %s, %s", highs.Version, where)
-		case engine.name == "engine highs":
-			finding.Status, finding.Found, finding.Hint = Note, "not there: "+
-				engine.without, "make deps fetches it; hetc drivers says where it was looked for"
-		default:
-			finding.Found = "not there; " + engine.without
+		name    string
+		locate  func() (string, error)
+		without Finding // where it is not there
+	}{
+		{
+			name: "engine highs", locate: highs.Locate,
+			without: Finding{Status: Note, Found: "not there: solve has the exact engine alone",
+				Hint: "make deps fetches it; hetc drivers says where it was looked for"},
+		},
+		{
+			name: "engine highs-native", locate: highs.LocateNative,
+			without: Finding{Status: OK, Found: "not there; not needed: engine highs does the same in twice the time"},
+		},
+	} {
+		finding := engine.without
+		if where, err := engine.locate(); err == nil {
+			finding = ok(engine.name, "HiGHS %s, %s", highs.Version, where)
 		}
+		finding.Check = engine.name
 		out = append(out, finding)
 	}
 	return out
@@ -66,8 +69,8 @@ func Show(ctx context.Context, ui *cli.Streams, model string) error {
 		if finding.Hint != "" {
 			lines = append(lines, cli.Wrap(strings.Fields("-> "+finding.Hint), "")...)
 		}
-		for i, l := range lines {
-			row := []string{"", "", l}
+		for i, line := range lines {
+			row := []string{"", "", line}
 			if i == 0 {
 				row[0], row[1] = string(finding.Status), finding.Check
 			}
