@@ -10,6 +10,7 @@ package planir
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
@@ -178,13 +179,13 @@ type Solve struct {
 	Choices     int    `json:"choices" yaml:"choices"`           // size: candidate choices over all nodes
 }
 
-// Unit returns what ObjectiveNS and BoundNS count: "ns", but "nJ" or "bytes" where all programs together are to take
-// the least energy or memory.
+// Unit returns what ObjectiveNS and BoundNS count: "ns", but "nJ" or "bytes" where a problem is one of the least energy
+// or memory.
 func (s *Solve) Unit() string {
-	switch s.Problem {
-	case "joint energy":
+	switch {
+	case s.Problem == "joint energy", strings.HasPrefix(s.Problem, "energy "):
 		return "nJ"
-	case "joint memory":
+	case s.Problem == "joint memory":
 		return "bytes"
 	}
 	return "ns"

@@ -14,8 +14,9 @@
 //     timeline.go, predict.go);
 //   - where a limit is broken, solve all programs together (limits.go, within_limits.go, within_memory.go, smallest.go,
 //     joint.go, joint_solve.go);
-//   - extend the plan: shadow outliers (shadows.go), head pipelines (heads.go), prompts beside decoding (beside.go),
-//     drafts (drafts.go), chunks in flight (inflight.go), capacity tiers of experts (tiers.go and tiers_*.go);
+//   - extend the plan: shadow outliers (shadows.go, shadows_limits.go), head pipelines (heads.go), prompts beside
+//     decoding (beside.go), drafts (drafts.go), chunks in flight (inflight.go), capacity tiers of experts (tiers.go and
+//     tiers_*.go);
 //   - check the plan with planir/check, which shares no code with the solver.
 //
 // Prices are those of solver/price, problems those of solver/problem, engines those of solver/exact and solver/highs.

@@ -38,11 +38,11 @@ type shadowSection struct {
 	name     string
 	products []string
 	layers   []int
-	ns       []float64 // by set of products that keep shadows: weighted time of a layer
+	costs    []float64 // by set of products that keep shadows: weighted time of a layer, or energy
 }
 
 // pruneShadows prunes shadow outliers of a plan: by the share that the workload names, within the time that it names,
-// or, under a limit of quality, wherever that saves time and keeps the limit.
+// or, under a limit of quality, wherever that saves time (energy, where that is minimised) and keeps the limit.
 func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	sections := s.shadowSections(plan)
 	if len(sections) == 0 || s.in.Calibration == nil {
@@ -65,7 +65,7 @@ func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 		return nil // the workload does not permit to lose more
 	}
 
-	total, err := s.timeShadows(plan, sections)
+	total, err := s.priceShadows(plan, sections)
 	if err != nil {
 		return err
 	}
@@ -79,18 +79,11 @@ func (s *session) pruneShadows(ctx context.Context, plan *planir.Plan) error {
 	}
 
 	// The problem does not see what changes where layers of different sets meet.
-	old, err := s.expectedNS(&before)
-	if err != nil {
-		return err
-	}
-	pruned, err := s.expectedNS(plan)
-	if err != nil {
-		return err
-	}
-	if pruned >= old {
+	pays, err := s.pruningPays(plan, &before)
+	if err == nil && !pays {
 		*plan = before
 	}
-	return nil
+	return err
 }
 
 // pruneOptimally prunes as the solution of the problem says. A search that stopped at a limit prunes nothing.
@@ -231,11 +224,11 @@ func (s *session) shadowsIn(plan *planir.Plan, phase string) bool {
 	})
 }
 
-// timeShadows returns the time of a layer of each section with each set of its products' shadows, weighted over all
-// programs, and the time of all programs without any.
-func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (total float64, err error) {
+// priceShadows fills in the costs of a layer of each section with each set of its products' shadows: time, weighted
+// over all programs, or energy. It returns the cost of all programs without any.
+func (s *session) priceShadows(plan *planir.Plan, sections []shadowSection) (total float64, err error) {
 	none := keptShadows(sections, s.in.Model.Layers, func(*shadowSection, int, int, string) bool { return false })
-	if total, err = s.weightedTime(plan, none, ""); err != nil {
+	if total, err = s.weightedCost(plan, none, ""); err != nil {
 		return 0, err
 	}
 	for i := range sections {
@@ -244,19 +237,25 @@ func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (tota
 			trial := keptShadows(sections, s.in.Model.Layers, func(of *shadowSection, product, _ int, _ string) bool {
 				return of == section && kept>>product&1 == 1
 			})
-			ns, err := s.weightedTime(plan, trial, section.name)
+			cost, err := s.weightedCost(plan, trial, section.name)
 			if err != nil {
 				return 0, err
 			}
-			section.ns = append(section.ns, ns/float64(len(section.layers)))
+			section.costs = append(section.costs, cost/float64(len(section.layers)))
 		}
 	}
 	return total, nil
 }
 
-// weightedTime returns the time of a plan's programs with some shadows, each multiplied by its weight in the objective:
-// of one section of them, or of all ("").
-func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, section string) (total float64, err error) {
+// savesEnergy reports whether shadows are pruned for least energy. The workload's share of time is one of time,
+// whatever is minimised.
+func (s *session) savesEnergy() bool {
+	return s.measure() == problem.Energy && s.in.Workload.Shadows.Slower == 0
+}
+
+// weightedCost returns the time of a plan's programs with some shadows, each multiplied by its weight in the objective:
+// of one section of them, or of all (""). Where energy is saved it is that of all sections.
+func (s *session) weightedCost(plan *planir.Plan, shadows []planir.Shadow, section string) (total float64, err error) {
 	trial := *plan
 	trial.Shadows, trial.Beside = shadows, nil
 	if err := s.lower(&trial); err != nil {
@@ -267,6 +266,15 @@ func (s *session) weightedTime(plan *planir.Plan, shadows []planir.Shadow, secti
 		program := &trial.Program.Programs[i]
 		weight := s.weightOfRows(program.Rows)
 		if weight == 0 {
+			continue
+		}
+
+		if s.savesEnergy() {
+			nj, _, err := s.energy(&trial, program)
+			if err != nil {
+				return 0, err
+			}
+			total += float64(weight * float64(nj))
 			continue
 		}
 
@@ -303,13 +311,14 @@ type posedShadows struct {
 	problem.Shadows
 	sections []shadowSection
 	of       [][2]int // by group: section, and index of the layer in it
-	unitNS   float64  // of a unit of time
+	unitNS   float64  // of a unit of time; nJ where costs are energy
+	energy   bool     // costs are energy
 }
 
 // poseShadows poses the problem: least time within a loss, or least loss within a time. Keeping all shadows is the
 // first option of a layer, so it wins among equally good ones.
 func poseShadows(ses *session, sections []shadowSection, total, slack float64, want workload.Shadows) *posedShadows {
-	posed := &posedShadows{sections: sections, unitNS: max(1, total) / timeUnits}
+	posed := &posedShadows{sections: sections, unitNS: max(1, total) / timeUnits, energy: ses.savesEnergy()}
 	posed.Name = "layers"
 	posed.Max = int64(math.Floor(slack / lossUnit))
 	if want.Slower > 0 {
@@ -330,12 +339,12 @@ func poseShadows(ses *session, sections []shadowSection, total, slack float64, w
 					}
 				}
 
-				time := int64(math.Round((section.ns[kept] - section.ns[0]) / posed.unitNS))
+				cost := int64(math.Round((section.costs[kept] - section.costs[0]) / posed.unitNS))
 				lost := int64(math.Round(loss / lossUnit))
 				if want.Slower > 0 {
-					group.Options = append(group.Options, problem.ShadowOption{Cost: lost, Use: time})
+					group.Options = append(group.Options, problem.ShadowOption{Cost: lost, Use: cost})
 				} else {
-					group.Options = append(group.Options, problem.ShadowOption{Cost: time, Use: lost})
+					group.Options = append(group.Options, problem.ShadowOption{Cost: cost, Use: lost})
 				}
 			}
 
@@ -345,13 +354,17 @@ func poseShadows(ses *session, sections []shadowSection, total, slack float64, w
 	return posed
 }
 
-// report returns the plan's report of the problem. If time is bounded, its objective is a loss.
+// report returns the plan's report of the problem. If time is bounded, its objective is a loss; where energy is
+// minimised, it is in nJ.
 func (p *posedShadows) report(solution *problem.ShadowSolution, want workload.Shadows) planir.Solve {
 	report := planir.Solve{Problem: "shadows", Status: string(solution.Status), Choices: p.choices(),
 		ObjectiveNS: p.ns(solution.Objective), BoundNS: p.ns(solution.Bound)}
-	if want.Slower > 0 {
+	switch {
+	case want.Slower > 0:
 		report.Problem = "shadows (loss, 1e-12 nats)"
 		report.ObjectiveNS, report.BoundNS = solution.Objective, solution.Bound
+	case p.energy:
+		report.Problem = "energy shadows"
 	}
 	return report
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -325,4 +326,70 @@ func weightOf(t *testing.T, in Input, name string) string {
 	}
 	t.Fatalf("no node %q", name)
 	return ""
+}
+
+// poweredShadows is shadowInput on processors of known power.
+func poweredShadows(t *testing.T, prefillKL float64, edit func(*workload.Workload)) Input {
+	t.Helper()
+	in := shadowInput(t, prefillKL)
+	for i := range in.SoC.Processors {
+		in.SoC.Processors[i].PowerW = 1 + float64(i)
+	}
+	in.Costs = costs(t, in.SoC, in.Model, op.A32W32, op.A8OQ8C)
+	in.Workload, in.Engine = workload.Edited(in.Workload, edit), exact.Engine{}
+	return in
+}
+
+// A limit that no plan with all shadows keeps is kept where they are pruned, under a limit of quality or by the share
+// that the workload names. If too few are, the error claims no proof.
+func TestPrunedPlansKeepLimits(t *testing.T) {
+	require.Slow(t)
+	all := solve(t, poweredShadows(t, 0.00041, func(*workload.Workload) {}))
+	pruned := solve(t, poweredShadows(t, 0.01, func(*workload.Workload) {}))
+	between := func(amount func(*Result) float64) float64 { return (amount(all) + amount(pruned)) / 2 }
+	ms := between(func(r *Result) float64 { return float64(prediction(t, r.Plan, "prefill@64").PlanNS) / 1e6 })
+	mJ := between(func(r *Result) float64 { return r.ExpectedNJ / 1e6 })
+	bytes := unit.Bytes(between(func(r *Result) float64 { return float64(r.Plan.Memory.Total) }))
+
+	ofTime := func(w *workload.Workload) { w.Limits.PrefillMS = ms }
+	sharing := func(prune float64, limit func(*workload.Workload)) Input {
+		return poweredShadows(t, 0, func(w *workload.Workload) {
+			limit(w)
+			w.Shadows.Prune = prune
+		})
+	}
+	for name, in := range map[string]Input{
+		"time":             poweredShadows(t, 0.01, ofTime),
+		"time, by share":   sharing(1, ofTime),
+		"energy, by share": sharing(1, func(w *workload.Workload) { w.Limits.EnergyMJ = mJ }),
+		"memory":           poweredShadows(t, 0.01, func(w *workload.Workload) { w.Memory = bytes }),
+	} {
+		if plan := solve(t, in).Plan; len(plan.Shadows) == 0 || planir.MemoryOf(plan).Total != plan.Memory.Total {
+			t.Errorf("limit of %s: pruned %v, %v", name, plan.Shadows, plan.Memory)
+		}
+	}
+
+	_, err := Solve(t.Context(), sharing(0.01, ofTime))
+	if diag.ClassOf(err) != diag.ClassInfeasible || Proved(err) {
+		t.Errorf("few pruned: got %v, want an error of class %v without a proof", err, diag.ClassInfeasible)
+	}
+}
+
+// Where energy is minimised shadows are pruned for it: the looser the limit of quality, the less energy, and no other
+// choice of as many layers of a class loses less.
+func TestShadowsForLeastEnergy(t *testing.T) {
+	last := math.Inf(1)
+	for _, kl := range []float64{0.00041, 0.0006, 0.01} {
+		in := poweredShadows(t, kl, func(w *workload.Workload) { w.Minimise = problem.Energy })
+		result := solve(t, in)
+		at := slices.IndexFunc(result.Plan.Solver,
+			func(report planir.Solve) bool { return report.Problem == "energy shadows" && report.Unit() == "nJ" })
+		if at < 0 || result.ExpectedNJ >= last {
+			t.Errorf("limit %v: %v nJ, and %v with less; problems %+v", kl, result.ExpectedNJ, last, result.Plan.Solver)
+		}
+		last = result.ExpectedNJ
+		for i := range result.Plan.Shadows {
+			checkLeastPruned(t, in.Calibration, &result.Plan.Shadows[i])
+		}
+	}
 }

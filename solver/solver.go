@@ -188,8 +188,8 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if bound == 0 {
 		bound = int64(in.Workload.Memory)
 	}
-	// planWithin may continue with another session, which keeps the bound.
-	within, plan, err := s.planWithin(ctx, bound)
+	// planPrunedWithin may continue with another session, which keeps the bound.
+	within, plan, err := s.planPrunedWithin(ctx, bound)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +198,6 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	}
 	defer within.close()
 
-	plan.Memory.Max = bound
 	if err := within.extend(ctx, plan); err != nil {
 		return nil, err
 	}
@@ -215,12 +214,9 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		ExpectedNJ: within.expectedNJ(plan), session: within}, nil
 }
 
-// extend decides everything that a plan has besides schemes and placements. Each decision takes those before it as
-// given.
+// extend decides everything that a plan has besides schemes, placements and the layers with shadow outliers. Each
+// decision takes those before it as given.
 func (s *session) extend(ctx context.Context, plan *planir.Plan) error {
-	if err := s.pruneShadows(ctx, plan); err != nil {
-		return err
-	}
 	s.noteOutliers(plan)
 	plan.Quality, plan.Compiled = s.quality(), s.compilerFacts(plan)
 	s.prunedQuality(plan)
