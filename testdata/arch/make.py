@@ -3,7 +3,8 @@
 Tests only read what this writes; nothing here runs at build or test time. README.md describes the files.
 
     pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy==2.4.6
-    python make.py OUTDIR [NAME...]             # the models of MODELS below, or the named ones
+    python make.py OUTDIR                       # the models of MODELS below
+    python make.py OUTDIR NAME...               # the named ones; index.json keeps the others
     python make.py OUTDIR --random SEED COUNT   # COUNT models of randomly drawn architecture and configuration
 
 The logits are float32 arithmetic on the stored (rounded) weights, eager attention, one thread, one forward
@@ -621,6 +622,16 @@ def draw_rope(rng, arch, k, head_dim):
     return out
 
 
+def merged(index, entries):
+    """entries, and those of the index file whose models were not made now, in the order of MODELS"""
+    known = {}
+    if os.path.exists(index):
+        with open(index) as f:
+            known = {e["name"]: e for e in json.load(f)}
+    known.update({e["name"]: e for e in entries})
+    return [known[name] for name in MODELS if name in known]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
@@ -646,8 +657,8 @@ def main():
         specs = {n: dict(arch=a, dtype=d, keys=k, seed=1) for n, (a, d, k) in MODELS.items() if not args.names or n in args.names}
 
     entries = [make(name, spec, args.out, not args.random) for name, spec in specs.items()]
-    if not args.names:
-        write_json(os.path.join(args.out, "index.json"), entries)
+    index = os.path.join(args.out, "index.json")
+    write_json(index, merged(index, entries) if args.names else entries)
     if weak:
         raise SystemExit(f"{weak} features change the logits too little to be tested")
 
