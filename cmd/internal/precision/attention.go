@@ -111,14 +111,18 @@ func empty(model *trial.Model, text calibration.Text) *calibration.Calibration {
 		Model: calibration.Model{Name: model.Name, Digest: model.Digest}, Text: text}
 }
 
+// usualDensity is the share of positions for which the table of heads has columns.
+const usualDensity = 0.2
+
 // showAttention prints heads, and what rules lose.
 func showAttention(ui *cli.Streams, attention *calibration.Attention) {
 	header := []string{">layer", ">head", ">without it", ">without layer", ">its KL"}
-	usual := slices.Index(attention.Densities, 0.2)
+	usual := slices.Index(attention.Densities, usualDensity)
 	if usual >= 0 {
+		// recall has a column for each of calibration.ScaleKinds
 		header = append(header, ">mass of 20 %", ">recall: rows", ">head", ">1", ">3", ">9", ">its density")
 	}
-	ratios := attention.Ratios(0.2)
+	ratios := attention.Ratios(usualDensity)
 	var rows [][]string
 	for i := range attention.Layers {
 		layer := &attention.Layers[i]
@@ -164,7 +168,7 @@ func (o *RuleOptions) Run(ctx context.Context, ui *cli.Streams) error {
 				WithHint("%s", diag.DidYouMean(rule, calibration.Rules))
 		}
 	}
-	if o.Least < 0 || !slices.Contains(op.SparseLeasts, o.Least) {
+	if !slices.Contains(op.SparseLeasts, o.Least) {
 		return diag.New(diag.ClassUsage, "--least %d: want one of %v positions", o.Least, op.SparseLeasts)
 	}
 	for _, density := range o.Densities {

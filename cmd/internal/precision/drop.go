@@ -37,7 +37,7 @@ func (o *DropOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		"window_tokens": text.WindowTokens, "drops": results})
 }
 
-// measure measures and prints.
+// measure executes the model with dropped rows and prints what each rule loses. about describes the text.
 func (o *DropOptions) measure(
 	ctx context.Context, ui *cli.Streams,
 ) (results []trial.DropResult, model *trial.Model, about *calibration.Text, err error) {

@@ -10,14 +10,13 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/hetc/hetc/solver/workload"
-
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/runtime/quality"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // LoadTokens is the chunk length, in tokens, for which loads are recorded. Longer chunks are
@@ -104,11 +103,12 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (*workl
 		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model,
 			weights.MaxContext, LoadTokens)
 	}
-	text := o.random(weights.Vocab, size)
-	if !o.Random {
-		if text, err = model.ReadText(o.Text, o.Windows, size); err != nil {
-			return nil, err
-		}
+	if o.Random {
+		return trial.TraceLoads(ctx, model, o.random(weights.Vocab, size), LoadTokens)
+	}
+	text, err := model.ReadText(o.Text, o.Windows, size)
+	if err != nil {
+		return nil, err
 	}
 	return trial.TraceLoads(ctx, model, text, LoadTokens)
 }

@@ -49,6 +49,14 @@ type phase struct {
 	tally quality.Tally
 }
 
+// candidate is the plan that is measured, from a bundle or from a file with weights packed in memory.
+type candidate struct {
+	name      string // of the file
+	plan      *planir.Plan
+	source    runcmd.Source // of its blobs; the caller's to close
+	allocated int64         // bytes of weights that executing it allocates
+}
+
 // Run compares a bundle or plan with the model in float32. limited says that --max-kl was given: a
 // larger divergence is then an error of class ClassRun.
 func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool) (err error) {
@@ -57,66 +65,49 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 		return err
 	}
 	defer model.Close()
-	ref, err := trial.Open(ctx, model)
+	inFloat32, err := trial.Open(ctx, model)
 	if err != nil {
 		return err
 	}
-	what, measured, src, held, err := o.candidate(ctx, ui, model)
+	measured, err := o.open(ctx, ui, model)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, src.Close()) }()
+	defer func() { err = errors.Join(err, measured.source.Close()) }()
+	plan := measured.plan
 	// both must execute the same weights
-	if measured.Model.Digest != ref.Digest {
-		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", what,
-			measured.Model.Name, measured.Model.Digest, o.Model, ref.Digest).
+	if plan.Model.Digest != inFloat32.Digest {
+		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", measured.name,
+			plan.Model.Name, plan.Model.Digest, o.Model, inFloat32.Digest).
 			WithHint("give the directory of the model it was made from")
 	}
-	text, err := ref.ReadText(o.Text, o.Windows, min(cmp.Or(o.WindowTokens, quality.WindowTokens), measured.MaxContext))
+	text, err := inFloat32.ReadText(o.Text, o.Windows, min(cmp.Or(o.WindowTokens, quality.WindowTokens), plan.MaxContext))
 	if err != nil {
 		return err
 	}
-	size := len(text.Windows[0].Tokens)
-	plan, err := ref.Plan(size, trial.Float32, nil)
-	if err != nil {
-		return err
-	}
-	soc, err := bindings.SoCOf(measured, o.SoC)
-	if err != nil {
-		return err
-	}
-	// both machines are open side by side
-	reference, err := ref.Open(ctx, plan, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, reference.Close()) }()
-	machine, err := runcmd.Execute(ctx, measured, src, held, executor.Options{Drivers: bindings.Drivers(soc)})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, machine.Close()) }()
 
+	size := len(text.Windows[0].Tokens)
 	phases := []*phase{{Phase: "prefill", step: size}}
-	if o.Decode || decodesOtherwise(measured) {
+	if o.Decode || decodesOtherwise(plan) {
 		phases = append(phases, &phase{Phase: "decode", step: 1})
 	}
-	if err := o.compare(ctx, ui, text, reference.Machine, machine, phases); err != nil {
+	if err := o.compare(ctx, ui, text, inFloat32, measured, phases); err != nil {
 		return err
 	}
-	ui.Printf("%s against float32: %d windows of %d tokens\n", what, len(text.Windows), size)
-	planview.ShowStatic(ui, measured)
+
+	ui.Printf("%s against float32: %d windows of %d tokens\n", measured.name, len(text.Windows), size)
+	planview.ShowStatic(ui, plan)
 	if err := showPhases(ui, phases); err != nil {
 		return err
 	}
-	if err := ui.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256,
+	if err := ui.Result(map[string]any{"of": measured.name, "model": inFloat32.Digest, "text_sha256": text.SHA256,
 		"window_tokens": size, "phases": phases}); err != nil {
 		return err
 	}
 	if !limited {
 		return nil
 	}
-	return o.judge(what, phases)
+	return o.judge(measured.name, phases)
 }
 
 // showPhases computes and prints the result of each phase.
@@ -153,32 +144,35 @@ func spread(e quality.Estimate, scale float64, format string) string {
 	return fmt.Sprintf(format+" ("+format+".."+format+")", scale*e.Mean, scale*e.Low, scale*e.High)
 }
 
-// candidate opens what is measured. It returns its name, its plan, the source of its blobs, and the
-// bytes of weights that will be allocated.
-func (o *QualityOptions) candidate(
-	ctx context.Context, s *cli.Streams, model *models.Model,
-) (string, *planir.Plan, runcmd.Source, int64, error) {
+// open opens what is measured.
+func (o *QualityOptions) open(ctx context.Context, ui *cli.Streams, model *models.Model) (*candidate, error) {
 	if o.Bundle != "" {
-		plan, src, err := runcmd.OpenPlan(s, o.Bundle, o.Terms, o.AnyMachine)
-		return o.Bundle, plan, src, 0, err
+		plan, source, err := runcmd.OpenPlan(ui, o.Bundle, o.Terms, o.AnyMachine)
+		if err != nil {
+			return nil, err
+		}
+		return &candidate{name: o.Bundle, plan: plan, source: source}, nil
 	}
 	plan, err := plantext.Read(o.Plan)
 	if err != nil {
-		return "", nil, nil, 0, err
+		return nil, err
 	}
 	soc, err := bindings.SoCOf(plan, o.SoC)
 	if err != nil {
-		return "", nil, nil, 0, err
+		return nil, err
 	}
 	if err := check.Plan(plan, model, soc).Err(); err != nil {
-		return "", nil, nil, 0, err
+		return nil, err
 	}
 	cal, err := bindings.ReadCalibration(o.Calibration)
 	if err != nil {
-		return "", nil, nil, 0, err
+		return nil, err
 	}
 	content, err := emit.NewCalibrated(ctx, plan, model, cal, bindings.Compilers(soc))
-	return o.Plan, plan, content, runcmd.WeightBytes(plan), err
+	if err != nil {
+		return nil, err
+	}
+	return &candidate{name: o.Plan, plan: plan, source: content, allocated: runcmd.WeightBytes(plan)}, nil
 }
 
 // decodesOtherwise reports whether a node's scheme depends on the number of rows, so that decoding
@@ -194,11 +188,31 @@ func decodesOtherwise(p *planir.Plan) bool {
 	return false
 }
 
-// compare executes both machines window by window, so that only one window's logits are held at a
-// time.
+// compare executes the model in float32 and what is measured side by side, window by window, so that only one window's
+// logits are held at a time.
 func (o *QualityOptions) compare(
-	ctx context.Context, ui *cli.Streams, text *trial.Text, x, machine *executor.Machine, phases []*phase,
+	ctx context.Context, ui *cli.Streams, text *trial.Text, inFloat32 *trial.Model, measured *candidate, phases []*phase,
 ) (err error) {
+	plan, err := inFloat32.Plan(len(text.Windows[0].Tokens), trial.Float32, nil)
+	if err != nil {
+		return err
+	}
+	soc, err := bindings.SoCOf(measured.plan, o.SoC)
+	if err != nil {
+		return err
+	}
+	exact, err := inFloat32.Open(ctx, plan, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, exact.Close()) }()
+	machine, err := runcmd.Execute(ctx, measured.plan, measured.source, measured.allocated,
+		executor.Options{Drivers: bindings.Drivers(soc)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+
 	reference, err := quality.NewReference()
 	if err != nil {
 		return err
@@ -207,7 +221,7 @@ func (o *QualityOptions) compare(
 	step := cli.Progress(ui, "quality")
 	for i := range text.Windows {
 		reference.Clear()
-		if err := reference.Add(ctx, x, text.Windows[i]); err != nil {
+		if err := reference.Add(ctx, exact.Machine, text.Windows[i]); err != nil {
 			return fmt.Errorf("window %d: %w", i, err)
 		}
 		for _, ph := range phases {
