@@ -148,9 +148,9 @@ func (s *session) amountsTaken(plan *planir.Plan) (map[quantity]int64, error) {
 		// Both limits of a region come from one look at the plan.
 		case problem.LimitRegionBytes, problem.LimitRegionGraphs:
 			if _, ok := loads[bound.name]; !ok {
-				loads[bound.name] = check.Load(plan, s.in.SoC.Processor(bound.name))
+				loads[bound.name] = s.load(plan, s.in.SoC.Processor(bound.name))
 			}
-			out[bound.quantity] = loads[bound.name].Bytes + s.bytesBeyondWeights(plan, bound.name)
+			out[bound.quantity] = loads[bound.name].Bytes
 			if bound.kind == problem.LimitRegionGraphs {
 				out[bound.quantity] = int64(loads[bound.name].Graphs)
 			}
@@ -176,6 +176,18 @@ func (s *session) amountsTaken(plan *planir.Plan) (map[quantity]int64, error) {
 		}
 	}
 	return out, nil
+}
+
+// load returns what a plan has a processor hold. Of compiled binaries it counts all bytes that the compiler's facts tell.
+func (s *request) load(plan *planir.Plan, proc *socs.Processor) check.Loaded {
+	out := check.Load(plan, proc)
+	out.Bytes += s.bytesBeyondWeights(plan, proc.Name)
+	return out
+}
+
+// Load returns what the plan has a processor of the input's SoC hold, as the limits count it.
+func (r *Result) Load(proc string) check.Loaded {
+	return r.session.load(r.Plan, r.session.in.SoC.Processor(proc))
 }
 
 // requestEnergy returns the energy of a request in nJ: each program counts as often as the workload calls it.

@@ -5,7 +5,6 @@ import (
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/socs"
@@ -146,7 +145,7 @@ func (r *TierRoom) share(all TierRoom, tiers []planir.ExpertTiers, model *models
 // tierRoom returns the room that a plan leaves for groups of experts on a processor: bytes of its address space and of
 // the process, and the fewest graphs that its limits and the time to open graphs permit.
 func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom) {
-	used := check.Load(plan, npu)
+	used := s.load(plan, npu)
 	least := func(graphs int64) {
 		if graphs = max(graphs, -1); graphs == 0 {
 			graphs = -1
@@ -161,7 +160,7 @@ func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom
 		if own := int64(limits.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
 			most = own
 		}
-		out.Region = max(1, most-used.Bytes-s.bytesBeyondWeights(plan, npu.Name))
+		out.Region = max(1, most-used.Bytes)
 	}
 
 	if most := cmp.Or(s.in.MaxMemory, int64(s.in.Workload.Memory)); most > 0 {

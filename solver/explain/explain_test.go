@@ -3,6 +3,7 @@ package explain
 import (
 	"context"
 	"errors"
+	"math"
 	"math/bits"
 	"math/rand/v2"
 	"os"
@@ -13,7 +14,11 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
@@ -356,4 +361,84 @@ func TestNoValueWorksThatMayBeWritten(t *testing.T) {
 		t.Errorf("%d solves look for a value, want one without the limit and one for the least: %v", len(solves),
 			solves)
 	}
+}
+
+// What a plan for a device takes of a limit on addressed bytes includes what compiled binaries hold beyond their
+// weights, as it does where solve compares it with the limit; and opening the graphs takes the time of each.
+func TestLimitsCountCompiledBinaries(t *testing.T) {
+	soc, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model, err := models.Open("tinyllama-1.1b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { model.Close() })
+	facts, err := record.Open("../../testdata/facts/snapdragon-8gen3-2048.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	work := workload.Default()
+	work.Buckets = []int{128, 256}
+	work.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A16SQ8C}, Decode: []op.Scheme{op.A16SQ8C}}
+	work.Limits.AddressBytes = map[string]unit.Bytes{"npu": 64 << 30}
+	work.Limits.OpenMS = 1e6
+	in := solver.Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32, op.A16SQ8C),
+		Workload: work, Calibration: ranges(t, model), Only: []string{"npu"}, Facts: facts, Engine: exact.Engine{}}
+	if err := in.ForTarget(); err != nil {
+		t.Fatal(err)
+	}
+	result := solve(t, in)
+
+	var beyond int64
+	for _, compiled := range result.Plan.Compiled {
+		beyond += int64(compiled.Copies) * (compiled.ChargedBytes - op.WeightBytes("q8c", 2048, 2048))
+	}
+	plain := check.Load(result.Plan, soc.Processor("npu"))
+	opened := 0.0
+	for _, graph := range result.Plan.Program.Graphs {
+		opened += soc.Processor(graph.Proc).CompileMS
+	}
+	want := map[string]float64{"npu.address_bytes": float64(plain.Bytes + beyond), workload.KeyOpen: opened,
+		workload.KeyAddress + "npu": float64(plain.Bytes + beyond)}
+	if beyond <= 0 || opened <= 0 {
+		t.Fatalf("%d bytes beyond the weights, %v ms to open, want more", beyond, opened)
+	}
+	for _, limit := range limitsOf(&in) {
+		if most, ok := want[limit.Key]; ok {
+			if got := limit.used(&in, result); math.Abs(got/most-1) > 1e-3 {
+				t.Errorf("%s: %v of it are taken, want %v", limit.Key, got, most)
+			}
+			delete(want, limit.Key)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("no limits %v", want)
+	}
+}
+
+// ranges is a calibration that knows the ranges of a model's activations.
+func ranges(t *testing.T, model *models.Model) *calibration.Calibration {
+	t.Helper()
+	digest, err := model.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := &calibration.Calibration{Schema: calibration.Schema,
+		Model: calibration.Model{Name: model.Name, Digest: digest}}
+	for _, section := range model.Graph().Sections {
+		for _, node := range section.Nodes {
+			if !node.Ops[0].HasScheme() {
+				continue
+			}
+			for layer := range max(1, section.Layers) {
+				out.Activations = append(out.Activations, calibration.Activation{Class: section.Name + "." + node.Name,
+					Layer: section.First + layer, K: node.Ops[0].K, AbsMax: make([]float32, node.Ops[0].K),
+					OutMax: make([]float32, node.Ops[0].N)})
+			}
+		}
+	}
+	return out
 }

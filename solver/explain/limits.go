@@ -11,7 +11,6 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
@@ -133,8 +132,6 @@ func socLimits(in *solver.Input) []Limit {
 	soc := fmt.Sprintf("SoC %q", in.SoC.Name)
 	for i := range in.SoC.Processors {
 		proc := &in.SoC.Processors[i]
-		// Of the SoC of the input at hand: an earlier change may have made a copy of it.
-		load := func(x *solver.Input, r *solver.Result) check.Loaded { return check.Load(r.Plan, &x.SoC.Processors[i]) }
 		add := func(key string, value float64, format func(float64) string, field func(*socs.Processor, float64),
 			used func(*solver.Input, *solver.Result) float64) {
 			if value == 0 {
@@ -147,13 +144,13 @@ func socLimits(in *solver.Input) []Limit {
 		}
 		add(".address_bytes", float64(proc.AddressBytes), bytesText,
 			func(p *socs.Processor, value float64) { p.AddressBytes = int64(value) },
-			func(x *solver.Input, r *solver.Result) float64 { return float64(load(x, r).Bytes) })
+			func(_ *solver.Input, r *solver.Result) float64 { return float64(r.Load(proc.Name).Bytes) })
 		add(".graph_bytes", float64(proc.GraphBytes), bytesText,
 			func(p *socs.Processor, value float64) { p.GraphBytes = int64(value) },
 			func(_ *solver.Input, r *solver.Result) float64 { return float64(largestGraph(r.Plan, proc.Name)) })
 		add(".max_graphs", float64(proc.MaxGraphs), graphsText,
 			func(p *socs.Processor, value float64) { p.MaxGraphs = int(value) },
-			func(x *solver.Input, r *solver.Result) float64 { return float64(load(x, r).Graphs) })
+			func(_ *solver.Input, r *solver.Result) float64 { return float64(r.Load(proc.Name).Graphs) })
 	}
 	return out
 }

@@ -17,7 +17,12 @@ import (
 
 // extraLimits returns the limits in a workload's sections limits and experts.
 func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit {
-	unknown := func(*solver.Result) float64 { return math.NaN() }
+	opening := func(r *solver.Result) (ms float64) {
+		for i := range r.Plan.Program.Graphs {
+			ms += machine.Processor(r.Plan.Program.Graphs[i].Proc).CompileMS
+		}
+		return ms
+	}
 	energy := func(r *solver.Result) float64 {
 		if r.ExpectedNJ == 0 {
 			return math.NaN()
@@ -38,7 +43,7 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 			fastest(workload.Weights{Decode: 1}), slowest("decode")},
 		{workload.KeyEnergy, "mJ, modelled", func(l *workload.Limits) *float64 { return &l.EnergyMJ },
 			minimising(problem.Energy), energy},
-		{workload.KeyOpen, "ms", func(l *workload.Limits) *float64 { return &l.OpenMS }, nil, unknown},
+		{workload.KeyOpen, "ms", func(l *workload.Limits) *float64 { return &l.OpenMS }, nil, opening},
 	} {
 		value := *row.field(&work.Limits)
 		if value == 0 {
@@ -54,10 +59,10 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 		out = append(out, limit)
 	}
 
-	out = append(out, perProcessor(work, of, workload.KeyAddress, bytesText, machine,
+	out = append(out, perProcessor(work, of, workload.KeyAddress, bytesText,
 		func(l *workload.Limits) *map[string]unit.Bytes { return &l.AddressBytes },
 		func(l check.Loaded) float64 { return float64(l.Bytes) })...)
-	return append(out, perProcessor(work, of, workload.KeyGraphs, graphsText, machine,
+	return append(out, perProcessor(work, of, workload.KeyGraphs, graphsText,
 		func(l *workload.Limits) *map[string]int { return &l.MaxGraphs },
 		func(l check.Loaded) float64 { return float64(l.Graphs) })...)
 }
@@ -65,8 +70,7 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 // perProcessor returns the limits that a field of a workload's limits sets by processor. used returns the amount that a
 // processor loads.
 func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, format func(float64) string,
-	machine *socs.SoC, field func(*workload.Limits) *map[string]V,
-	used func(check.Loaded) float64) (out []Limit) {
+	field func(*workload.Limits) *map[string]V, used func(check.Loaded) float64) (out []Limit) {
 	values := *field(&work.Limits)
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		set := func(in *solver.Input, value float64) {
@@ -79,7 +83,8 @@ func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, f
 				}
 			})
 		}
-		limit := numeric(key+name, of, float64(values[name]), format, set, loaded(machine, name, used))
+		limit := numeric(key+name, of, float64(values[name]), format, set,
+			func(_ *solver.Input, result *solver.Result) float64 { return used(result.Load(name)) })
 		limit.whole = true
 		out = append(out, limit)
 	}
@@ -106,16 +111,5 @@ func fastest(weights workload.Weights) func(*solver.Input) {
 	return func(in *solver.Input) {
 		in.Workload = workload.Edited(in.Workload,
 			func(w *workload.Workload) { w.Weights, w.Minimise = weights, problem.Time })
-	}
-}
-
-// loaded returns what a processor holds of a plan.
-func loaded(machine *socs.SoC, name string, of func(check.Loaded) float64) func(*solver.Input, *solver.Result) float64 {
-	return func(_ *solver.Input, result *solver.Result) float64 {
-		proc := machine.Processor(name)
-		if proc == nil {
-			return math.NaN()
-		}
-		return of(check.Load(result.Plan, proc))
 	}
 }
