@@ -28,7 +28,7 @@ const maxPrefixText = 4 << 20
 func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 	data, err := wholefile.Read(o.PrefixFile, maxPrefixText)
 	if err != nil {
-		return diag.New(diag.ClassInput, "--prefix: %w", err)
+		return diag.New(diag.ClassOf(err), "--prefix: %w", err)
 	}
 	text := strings.TrimSpace(string(data))
 	switch {
@@ -92,9 +92,10 @@ func (o *Options) prefixTokens(
 	reuse := prefix.ReuseOf(plan)
 	useful := reuse.Useful(ids, plan.MaxContext)
 	if useful == 0 {
-		return nil, diag.New(diag.ClassInput, "--prefix %q: no prompt could reuse its %d tokens: with the plan's sparse "+
-			"attention or dropped rows they depend on the others of their call, and the prefix fills none", o.PrefixFile,
-			len(ids)).WithHint("give a longer text, or solve with smaller buckets, or with dense attention")
+		return nil, diag.New(diag.ClassInput, "--prefix %q: no prompt could reuse its %d tokens: with the plan's "+
+			"sparse attention or dropped rows they depend on the others of their call, and the prefix fills none",
+			o.PrefixFile, len(ids)).
+			WithHint("give a longer text, or solve with smaller buckets, or with dense attention")
 	}
 	return ids[:useful], nil
 }
@@ -105,7 +106,9 @@ func (o *Options) prefixTokens(
 func beginning(ctx context.Context, tok tokenizer.Tokenizer, system string) ([]int32, error) {
 	var both [2][]int32
 	for i, question := range []string{"Why?", "7 apples"} {
-		text, err := tok.Chat(ctx, []tokenizer.Message{{Role: "system", Content: system}, {Role: "user", Content: question}},
+		messages := []tokenizer.Message{{Role: "system", Content: system}, {Role: "user", Content: question}}
+		// The times of both are decades apart: a date in the template is no common beginning.
+		text, err := tok.Chat(ctx, messages,
 			tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Unix(int64(i)*1e9, 0).UTC()})
 		switch {
 		case err == nil:

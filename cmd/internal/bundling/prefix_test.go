@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
@@ -225,16 +226,27 @@ func TestPrefixOfSparseAttention(t *testing.T) {
 	}
 }
 
+// A file that cannot be read is an error of the system, not of what the user wrote.
+func TestUnreadablePrefix(t *testing.T) {
+	options := &Options{PrefixFile: strings.Repeat("x", 300)} // longer than file systems take
+	err := options.computePrefix(&cli.Streams{Out: io.Discard, Err: io.Discard}, nil)
+	if diag.ClassOf(err) != diag.ClassIO {
+		t.Errorf("got %v of class %v, want class %v", err, diag.ClassOf(err), diag.ClassIO)
+	}
+}
+
 // A prefix is refused where nothing here computes what the plan's processors would, and where there is none.
 func TestPrefixRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options){
-		"are not here":    func(o *Options) { o.Plan.SoC.Simulated = true },
-		"and those of":    func(o *Options) { o.Target.Name = "snapdragon-8gen3" },
-		"tokenizer":       func(o *Options) { delete(o.Files, "tokenizer") },
-		"is empty":        func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(" \n"), 0o600) },
-		"no text in UTF":  func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte("\xff"), 0o600) },
-		"does not exist":  func(o *Options) { o.PrefixFile += "x" },
-		"want fewer than": func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(strings.Repeat("And God said, ", 200)), 0o600) },
+		"are not here":   func(o *Options) { o.Plan.SoC.Simulated = true },
+		"and those of":   func(o *Options) { o.Target.Name = "snapdragon-8gen3" },
+		"tokenizer":      func(o *Options) { delete(o.Files, "tokenizer") },
+		"is empty":       func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(" \n"), 0o600) },
+		"no text in UTF": func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte("\xff"), 0o600) },
+		"does not exist": func(o *Options) { o.PrefixFile += "x" },
+		"want fewer than": func(o *Options) {
+			_ = os.WriteFile(o.PrefixFile, []byte(strings.Repeat("And God said, ", 200)), 0o600)
+		},
 		"no system role": func(o *Options) {
 			o.Files["config"] = []byte(`{"chat_template": "{{ raise_exception('no system role') }}"}`)
 		},
