@@ -38,9 +38,12 @@ type TargetFlags struct {
 func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine *socs.SoC, key *bundle.Key) error {
 	// A bundle for the plan's own processors: flags of targets would do nothing.
 	if f.Name == "" && !f.Emulator {
-		for flag, set := range map[string]bool{"allow-fallback": f.Fallback, "twin": f.Twin != ""} {
-			if set {
-				return diag.New(diag.ClassUsage, "--%s needs --target or --for-emulator", flag).
+		for _, flag := range []struct {
+			name string
+			set  bool
+		}{{"allow-fallback", f.Fallback}, {"twin", f.Twin != ""}} {
+			if flag.set {
+				return diag.New(diag.ClassUsage, "--%s needs --target or --for-emulator", flag.name).
 					WithHint("name the target: --target NAME")
 			}
 		}
@@ -56,7 +59,7 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 	options.AllowFallback, options.Oracle = f.Fallback, host.New()
 	options.Target = &emit.Target{SoC: soc.Name, Emulator: f.Emulator}
 	// Beside the emulator, this machine's CPU executes what the device's CPU would.
-	var here *driver.Device // what stands for the device's CPU beside its emulator
+	var here *driver.Device
 	if f.Emulator {
 		devices, err := host.New().Devices(ctx)
 		if err != nil {
@@ -84,12 +87,16 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 // check refuses a target for which the plan was not made.
 func (f *TargetFlags) check(plan *planir.Plan, machine *socs.SoC) error {
 	if f.Emulator && f.Twin != "" {
-		return diag.New(diag.ClassUsage, "--twin %q cannot be combined with --for-emulator: the bundle is the twin", f.Twin).
+		return diag.New(diag.ClassUsage,
+			"--twin %q cannot be combined with --for-emulator: the bundle is the twin", f.Twin).
 			WithHint("leave one of them out")
 	}
 	if machine == nil {
-		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name,
-			plan.SoC.Name).
+		asked := "an emulator"
+		if f.Name != "" {
+			asked = fmt.Sprintf("target %q", f.Name)
+		}
+		return diag.New(diag.ClassInput, "emit for %s: the plan is for this machine, soc %q", asked, plan.SoC.Name).
 			WithHint("plan for the target: hetc solve --target NAME")
 	}
 	// --for-emulator alone means the SoC of the plan.
@@ -110,13 +117,12 @@ func (f *TargetFlags) check(plan *planir.Plan, machine *socs.SoC) error {
 	return nil
 }
 
-// twinReport returns the report of a twin. It is repeated in a signed bundle: so every byte of the
-// twin is verified against the signing key, and the twin must be of the same model and inputs as
-// the plan.
+// twinReport returns the report of a twin. The report is repeated in a signed bundle. Therefore every byte of the twin
+// is verified against the signing key, and the twin must be of the same model and inputs as the plan.
 func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.Plan) (*emit.Report, error) {
 	fail := func(err error, hint string) (*emit.Report, error) {
 		finding := diag.New(diag.ClassOr(err, diag.ClassInput), "--twin %q: %w", path, err)
-		if bundle.StepOf(err) != "" { // which names the file
+		if bundle.StepOf(err) != "" { // the error of a step names the file
 			finding = diag.New(diag.ClassOf(err), "--twin: %w", err)
 		}
 		if hint != "" {
