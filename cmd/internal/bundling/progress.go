@@ -15,15 +15,14 @@ import (
 
 // stages shows the progress of compiling on a terminal, and adds up the time of each stage.
 type stages struct {
-	s     *cli.Streams
-	mu    sync.Mutex
-	begun map[int]time.Time
-	order []string
+	ui    *cli.Streams
+	mu    sync.Mutex           // watch is called by several compilers at once
+	begun map[int]time.Time    // by the number of the group
 	sums  map[string]*groupSum // by the graphs' name
-	since time.Time            // that the stage that is under way began
-	check time.Duration        // before anything is compiled
-	took  time.Duration        // packing, compiling and trying
-	write time.Duration        // the bundle
+	order []string             // of these names
+	since time.Time            // when the stage under way began
+	// times of the stages: before anything is compiled; packing, compiling and trying; writing the bundle
+	check, compile, write time.Duration
 }
 
 // groupSum adds up the groups of graphs of one name: how many groups and graphs, how many groups
@@ -34,42 +33,42 @@ type groupSum struct {
 }
 
 // newStages begins the first stage.
-func newStages(s *cli.Streams) *stages {
-	return &stages{s: s, begun: map[int]time.Time{}, sums: map[string]*groupSum{}, since: time.Now()}
+func newStages(ui *cli.Streams) *stages {
+	return &stages{ui: ui, begun: map[int]time.Time{}, sums: map[string]*groupSum{}, since: time.Now()}
 }
 
-// stage ends the stage under way and adds its time to d.
-func (b *stages) stage(d *time.Duration) {
+// end ends the stage under way and adds its time to a sum.
+func (s *stages) end(sum *time.Duration) {
 	now := time.Now()
-	*d += now.Sub(b.since)
-	b.since = now
+	*sum += now.Sub(s.since)
+	s.since = now
 }
 
 // written ends the stage of writing the bundle.
-func (b *stages) written() { b.stage(&b.write) }
+func (s *stages) written() { s.end(&s.write) }
 
 // watch handles an event of emit: a stage ended, or a group of graphs began or was compiled.
-func (b *stages) watch(event emit.Event) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (s *stages) watch(event emit.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch {
 	case event.Groups == 0 && event.Done:
-		b.stage(&b.took)
+		s.end(&s.compile)
 		return
 	case event.Groups == 0:
-		b.stage(&b.check)
+		s.end(&s.check)
 		return
 	case !event.Done:
-		b.begun[event.Group] = time.Now()
+		s.begun[event.Group] = time.Now()
 		return
 	}
-	took := time.Since(b.begun[event.Group])
+	took := time.Since(s.begun[event.Group])
 	// A label is the graphs' name, then the layer and the like.
 	name, _, _ := strings.Cut(event.Label, ", ")
-	sum := b.sums[name]
+	sum := s.sums[name]
 	if sum == nil {
 		sum = &groupSum{}
-		b.sums[name], b.order = sum, append(b.order, name)
+		s.sums[name], s.order = sum, append(s.order, name)
 	}
 	sum.groups++
 	sum.graphs += len(event.Graphs)
@@ -85,20 +84,20 @@ func (b *stages) watch(event emit.Event) {
 	if event.Err != nil {
 		from = ", refused"
 	}
-	if b.s.Terminal() {
-		b.s.Notef("%d of %d: %s, %d graphs in %.1f s%s", event.Group+1, event.Groups, event.Label, len(event.Graphs),
+	if s.ui.Terminal() {
+		s.ui.Notef("%d of %d: %s, %d graphs in %.1f s%s", event.Group+1, event.Groups, event.Label, len(event.Graphs),
 			took.Seconds(), from)
 	}
 }
 
 // show prints how long compiling took and returns it for --json. The times are of this run and
 // stand in no file.
-func (b *stages) show() map[string]any {
+func (s *stages) show() map[string]any {
 	var rows [][]string
 	groups, cached, packed := 0, 0, 0
-	slices.Sort(b.order)
-	for _, name := range b.order {
-		sum := b.sums[name]
+	slices.Sort(s.order)
+	for _, name := range s.order {
+		sum := s.sums[name]
 		groups, cached, packed = groups+sum.groups, cached+sum.cached, packed+sum.packed
 		// Long names of joined operators are shown by their first and last one.
 		if parts := strings.Split(name, planir.NodeSeparator); len(parts) > 2 {
@@ -110,14 +109,14 @@ func (b *stages) show() map[string]any {
 	if groups == 0 {
 		return nil
 	}
-	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">packed", ">seconds"},
+	s.ui.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">packed", ">seconds"},
 		rows)
-	b.s.Printf("compiled %d groups in %.2f s, %d from the cache, weights packed for %d; graphs of the same weights "+
-		"at several numbers of rows are one group\n", groups, b.took.Seconds(), cached, packed)
-	b.s.Printf("stages: plan and model checked in %.2f s, compiled in %.2f s, bundle written in %.2f s\n\n",
-		b.check.Seconds(), b.took.Seconds(), b.write.Seconds())
+	s.ui.Printf("compiled %d groups in %.2f s, %d from the cache, weights packed for %d; graphs of the same weights "+
+		"at several numbers of rows are one group\n", groups, s.compile.Seconds(), cached, packed)
+	s.ui.Printf("stages: plan and model checked in %.2f s, compiled in %.2f s, bundle written in %.2f s\n\n",
+		s.check.Seconds(), s.compile.Seconds(), s.write.Seconds())
 	return map[string]any{
-		"groups": groups, "cached": cached, "packed": packed, "seconds": b.took.Seconds(),
-		"check_seconds": b.check.Seconds(), "write_seconds": b.write.Seconds(),
+		"groups": groups, "cached": cached, "packed": packed, "seconds": s.compile.Seconds(),
+		"check_seconds": s.check.Seconds(), "write_seconds": s.write.Seconds(),
 	}
 }

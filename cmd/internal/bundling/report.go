@@ -73,19 +73,19 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 				fallback.Rows, fallback.From, fallback.Reason)
 		}
 	}
-	for _, u := range report.Unchecked {
-		ui.Printf("not checked: %s\n", u)
+	for _, unchecked := range report.Unchecked {
+		ui.Printf("not checked: %s\n", unchecked)
 	}
 }
 
 // graphLine is the graphs of one name in all layers.
 type graphLine struct {
-	first        *emit.ReportGraph
-	layers       int
-	bytes, spill int64
-	twins        int
-	// of the graph that was executed on behalf of all
-	errors *emit.ReportErrors // of the one that was executed
+	first  *emit.ReportGraph
+	layers int
+	bytes  int64              // of all
+	spill  int64              // bytes, of the one with most
+	twins  int                // that are known
+	errors *emit.ReportErrors // of the one that was executed on behalf of all; nil: none was
 }
 
 // byName adds graphs up by name, in the order of the report. Errors were measured for one graph of
@@ -136,10 +136,10 @@ func (l *graphLine) show(ui *cli.Streams, target *planir.Target) {
 }
 
 // optionText lists options in the order of their names.
-func optionText(o map[string]string) string {
+func optionText(options map[string]string) string {
 	var parts []string
-	for k, v := range o {
-		parts = append(parts, k+" "+v)
+	for name, value := range options {
+		parts = append(parts, name+" "+value)
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, ", ")
