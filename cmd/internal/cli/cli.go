@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"unicode"
@@ -417,6 +418,10 @@ func Main(
 	if results.err != nil {
 		return ui.report(diag.New(diag.ClassIO, "write results: %w", results.err))
 	}
+	// Help and versions are text, also under --json; every other success is a document.
+	if ui.JSON && !results.began {
+		return ui.report(diag.New(diag.ClassInternal, "%s ended without a result to print under --json", tool))
+	}
 	return 0
 }
 
@@ -460,21 +465,26 @@ func interrupted(err error) error {
 
 // wantsJSON finds --json on a command line that was not understood up to it.
 func wantsJSON(args []string) bool {
-	for _, a := range args {
-		switch a {
-		case "--":
+	for _, arg := range args {
+		switch value, set := strings.CutPrefix(arg, "--json="); {
+		case arg == "--":
 			return false
-		case "--json", "--json=true":
+		case arg == "--json":
 			return true
+		case set:
+			on, err := strconv.ParseBool(value)
+			return on && err == nil
 		}
 	}
 	return false
 }
 
-// stickyWriter remembers the first failure, so that a result that could not be written is not a success.
+// stickyWriter remembers the first failure, so that a result that could not be written is not a success, and whether
+// there was something to write.
 type stickyWriter struct {
-	w   io.Writer
-	err error
+	w     io.Writer
+	err   error
+	began bool
 }
 
 // Write passes on what it is given until the first failure.
@@ -482,6 +492,7 @@ func (w *stickyWriter) Write(p []byte) (int, error) {
 	if w.err != nil {
 		return 0, w.err
 	}
+	w.began = true
 	n, err := w.w.Write(p)
 	w.err = err
 	return n, err

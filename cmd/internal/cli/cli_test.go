@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -197,6 +198,7 @@ func TestResultsSpellNamesOut(t *testing.T) {
 func TestUsageErrorsAsDocuments(t *testing.T) {
 	for _, args := range [][]string{
 		{"dont", "--json"}, {"do", "--texd", "x", "--json"}, {"--what", "--json"}, {"do", "more", "--json"}, {"--json", "do", "-x"}, {"do", "-output", "x", "--json=true"},
+		{"dont", "--json=1"}, {"--what", "--json=T"},
 	} {
 		code, stdout, stderr := run(errors.New("not reached"), args...)
 		var doc errorDocument
@@ -204,8 +206,31 @@ func TestUsageErrorsAsDocuments(t *testing.T) {
 			t.Errorf("%v: exit code %d, %v\n%s%s", args, code, err, stdout, stderr)
 		}
 	}
-	if _, stdout, _ := run(errors.New("not reached"), "do", "--texd", "x", "--", "--json"); stdout != "" {
-		t.Errorf("--json behind -- is no flag, got %q", stdout)
+	for _, last := range [][]string{{"--", "--json"}, {"--json=false"}, {"--json=maybe"}} {
+		args := append([]string{"do", "--texd", "x"}, last...)
+		if _, stdout, _ := run(errors.New("not reached"), args...); stdout != "" {
+			t.Errorf("%q: asks for no document, got %q", args, stdout)
+		}
+	}
+}
+
+// A command that has forgotten its result does not leave a program that reads --json with nothing and a success.
+func TestForgottenResult(t *testing.T) {
+	root := func(*Streams) *cobra.Command {
+		return &cobra.Command{Use: "tool", RunE: func(*cobra.Command, []string) error { return nil }}
+	}
+	for _, args := range [][]string{{}, {"--json"}, {"--json", "--help"}} {
+		var out, errw strings.Builder
+		want := diag.Class(0)
+		if slices.Equal(args, []string{"--json"}) {
+			want = diag.ClassInternal
+		}
+		if code := Main("tool", args, strings.NewReader(""), &out, &errw, root); code != int(want) {
+			t.Errorf("%q: exit code %d, want %d: %s", args, code, want, errw.String())
+		}
+		if want != 0 && !json.Valid([]byte(out.String())) {
+			t.Errorf("%q: got %q, want the error as JSON", args, out.String())
+		}
 	}
 }
 
