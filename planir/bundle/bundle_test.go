@@ -1226,3 +1226,23 @@ func TestMismatchNamesEverything(t *testing.T) {
 		t.Error("no hint")
 	}
 }
+
+// What the host knows of its SoC is the way out where the SoC is wrong, and only there. Bundles for an NPU have others.
+func TestSoCAdvice(t *testing.T) {
+	recipe := baseRecipe()
+	recipe.manifest.Blobs[0].Role = RoleReport
+	recipe.manifest.Target = Target{SoC: []string{"two cores"}, Arch: "arm64"}
+	path := writeTemp(t, recipe.build())
+	for _, test := range []struct {
+		host Host
+		want bool
+	}{
+		{Host{SoC: []string{"one core"}, Arch: "arm64", SoCAdvice: "give it both"}, true},
+		{Host{SoC: []string{"two cores"}, Arch: "riscv64", SoCAdvice: "give it both"}, false},
+	} {
+		_, err := Open(path, Options{Trust: ring(1, keyA), Policy: Policy{Runtime: "2"}, Host: &test.host})
+		if hints := diag.HintsOf(err); StepOf(err) != stepPolicy || slices.Contains(hints, "give it both") != test.want {
+			t.Errorf("%v: %v, hints %q", test.host.SoC, err, hints)
+		}
+	}
+}

@@ -29,6 +29,7 @@ type Policy struct {
 // Host describes the machine that is to run the bundle.
 type Host struct {
 	SoC         []string // every name this SoC answers to
+	SoCAdvice   string   // how it might answer to another one, for the refusal; "": that is not known
 	OS          string   // runtime.GOOS
 	Arch        string   // runtime.GOARCH
 	CPUFeatures []string
@@ -119,6 +120,9 @@ func checkTarget(manifest *Manifest, host *Host) error {
 	}
 	refused := refuse(stepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
 		hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
+	if host.SoCAdvice != "" && !target.answeredBy(host) {
+		refused.hint("%s", host.SoCAdvice)
+	}
 	if !slices.ContainsFunc(manifest.Blobs, func(blob Blob) bool { return blob.Role == RoleNPUGraph }) {
 		return refused
 	}
@@ -167,12 +171,16 @@ func (p *Policy) checkRollback(manifest *Manifest) error {
 	return nil
 }
 
+// answeredBy reports whether the host's SoC is one of the target's.
+func (t *Target) answeredBy(host *Host) bool {
+	return len(t.SoC) == 0 || slices.ContainsFunc(t.SoC, func(name string) bool { return slices.Contains(host.SoC, name) })
+}
+
 // mismatches lists, in words, what of the target the host does not fulfil.
 func (t *Target) mismatches(host *Host) []string {
 	var wrong []string
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	answers := func(name string) bool { return slices.Contains(host.SoC, name) }
-	if len(t.SoC) > 0 && !slices.ContainsFunc(t.SoC, answers) {
+	if !t.answeredBy(host) {
 		say("soc is %q, want %s", host.SoC, diag.OneOf(t.SoC))
 	}
 	if t.OS != "" && t.OS != host.OS {

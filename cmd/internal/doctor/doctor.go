@@ -180,7 +180,7 @@ func (m Machine) cpu(cores []int) Finding {
 
 // coresOf counts usable cores: plans for several processors need two.
 func coresOf(cores []int) Finding {
-	finding := ok("cores", "%d usable of %d: %v", len(cores), runtime.NumCPU(), cores)
+	finding := ok("cores", "%d usable of %d: %v", len(cores), max(len(cores), machine.Cores()), cores)
 	switch {
 	case len(cores) == 0:
 		return finding.but(Problem, "no driver offers a core: allow this process one (taskset, the container's cpuset)")

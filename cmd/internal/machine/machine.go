@@ -83,6 +83,23 @@ func Load() (load float64, ok bool) {
 	return load, err == nil
 }
 
+// Cores returns how many cores the machine has, whatever this process may use of them; 0 where the system does not say.
+func Cores() int {
+	text, _ := os.ReadFile("/proc/stat")
+	return coresIn(string(text))
+}
+
+// coresIn counts the lines of single cores in /proc/stat.
+func coresIn(text string) (count int) {
+	for line := range strings.Lines(text) {
+		name, _, _ := strings.Cut(line, " ")
+		if number, ok := strings.CutPrefix(name, "cpu"); ok && number != "" {
+			count++
+		}
+	}
+	return count
+}
+
 // Busy returns the share of all cores' time, 0 to 1, that any process used while this one slept for the
 // given time, and the share that the host of a virtual machine took away.
 func Busy(during time.Duration) (busy, stolen float64, ok bool) {

@@ -18,6 +18,9 @@ func TestThisMachine(t *testing.T) {
 	if free <= 0 || total < free {
 		t.Errorf("%d bytes of %d are free", free, total)
 	}
+	if cores := Cores(); cores < runtime.NumCPU() {
+		t.Errorf("%d cores, and this process may use %d", cores, runtime.NumCPU())
+	}
 	if load, ok := Load(); !ok || load < 0 {
 		t.Errorf("load %v, %v", load, ok)
 	}
@@ -60,6 +63,9 @@ func TestFields(t *testing.T) {
 		if got := number(write("n", text)); got != want {
 			t.Errorf("number %q: %d, want %d", text, got, want)
 		}
+	}
+	if got := coresIn("cpu  9 9 9\ncpu0 1 2 3\ncpu12 1 2 3\nintr 5\ncpu"); got != 2 {
+		t.Errorf("%d cores, want 2", got)
 	}
 	if got := number(filepath.Join(dir, "gone")); got != 0 {
 		t.Errorf("a missing file: %d", got)

@@ -17,6 +17,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/verdicts"
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models/safetensors"
@@ -357,7 +358,7 @@ func thisHost(any bool) *bundle.Host {
 		return nil
 	}
 	here := &bundle.Host{
-		SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH,
+		SoC: []string{host.Fingerprint()}, SoCAdvice: missingCores(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		Components: map[string]bundle.HostComponent{},
 	}
 	for _, drv := range all.Drivers() {
@@ -367,6 +368,17 @@ func thisHost(any bool) *bundle.Host {
 		}
 	}
 	return here
+}
+
+// missingCores says that this machine has more cores than this process may use, "" where it has not: another number of
+// cores is another machine to a plan.
+func missingCores() string {
+	usable, all := affinity.Cores(), machine.Cores()
+	if len(usable) >= all {
+		return ""
+	}
+	return fmt.Sprintf("this process may use %d of %d cores, %v: let it use those that the bundle was made for (taskset, the "+
+		"container's cpuset), or emit a bundle with these", len(usable), all, usable)
 }
 
 // checkTarget makes up for the check that opening left out: a simulated plan runs anywhere, any other
@@ -382,6 +394,9 @@ func (b *opened) checkTarget(plan *planir.Plan, o *options) error {
 		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want %s",
 			host.Fingerprint(), diag.OneOf(target.SoC)).
 			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
+		if advice := missingCores(); advice != "" {
+			_ = finding.WithHint("%s", advice)
+		}
 		if plan.Target != nil && !plan.Target.Emulator {
 			_ = finding.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the "+
 				"vendor's emulator executes here", plan.Target.SoC)
