@@ -39,7 +39,9 @@ type Options struct {
 	// LocalOnly refuses requests that name this machine by anything but an address or localhost. Otherwise a web page
 	// whose domain name points here could use the server through its visitor's browser.
 	LocalOnly bool
-	Logf      func(format string, args ...any)
+	// Crowded reports whether as many connections are open as may be. nil: they never are.
+	Crowded func() bool
+	Logf    func(format string, args ...any)
 }
 
 // Time limits of what a client does with a connection. Options.Timeout limits the rest.
@@ -148,19 +150,29 @@ func (a *API) Drain() { a.draining.Store(true) }
 // recorder remembers the status of a response.
 type recorder struct {
 	http.ResponseWriter
-	status int // 0: nothing is written yet
+	crowded func() bool // Options.Crowded
+	status  int         // 0: nothing is written yet
+}
+
+// begin notes the status. Where the connection is going to be closed for others once it is idle, the response says so:
+// otherwise the client might send its next request into a connection that is being closed.
+func (w *recorder) begin(status int) {
+	w.status = status
+	if w.crowded != nil && w.crowded() {
+		w.Header().Set("Connection", "close")
+	}
 }
 
 // WriteHeader passes the status on.
 func (w *recorder) WriteHeader(status int) {
-	w.status = status
+	w.begin(status)
 	w.ResponseWriter.WriteHeader(status)
 }
 
 // Write passes a part of the body on.
 func (w *recorder) Write(data []byte) (int, error) {
 	if w.status == 0 {
-		w.status = http.StatusOK
+		w.begin(http.StatusOK)
 	}
 	return w.ResponseWriter.Write(data)
 }
@@ -171,7 +183,7 @@ func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // ServeHTTP answers a request. A panic is logged and ends this request alone.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
-	recorded := &recorder{ResponseWriter: w}
+	recorded := &recorder{ResponseWriter: w, crowded: a.Crowded}
 	defer func() {
 		panicked := recover()
 		cause, _ := panicked.(error)

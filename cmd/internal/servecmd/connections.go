@@ -40,6 +40,13 @@ func (c *connections) changed(connection net.Conn, state http.ConnState) {
 	}
 }
 
+// full reports whether as many connections are open as may be.
+func (c *connections) full() bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return len(c.open) >= c.most
+}
+
 // note returns the connection that has to leave, nil for none.
 func (c *connections) note(connection net.Conn, state http.ConnState) (leaves net.Conn) {
 	c.mutex.Lock()

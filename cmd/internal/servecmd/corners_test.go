@@ -103,6 +103,43 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	}
 }
 
+// A connection that is closed behind an answer, because others may need its place, says so in that answer: otherwise its
+// client may send the next request into a connection that is being closed.
+func TestCrowdedConnectionsSayThatTheyClose(t *testing.T) {
+	s := launch(t, "--max-connections", "2")
+	ask := func(connection net.Conn) (closes bool) {
+		t.Helper()
+		if _, err := connection.Write([]byte(completion(`{"prompt":"Woe","max_tokens":2}`))); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(connection), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != http.StatusOK {
+			t.Fatalf("status %d, %v", response.StatusCode, err)
+		}
+		return response.Close
+	}
+	alone := s.dial()
+	for range 3 {
+		if ask(alone) {
+			t.Fatal("a connection is closed while another one may be opened")
+		}
+	}
+	busy := s.dial() // its body never comes
+	head := strings.Replace(completion(`{}`), "\r\n\r\n{}", "\r\nExpect: 100-continue\r\n\r\n", 1)
+	if _, err := busy.Write([]byte(head)); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(busy).ReadString('\n'); err != nil || !strings.Contains(line, "100") {
+		t.Fatalf("got %q, %v", line, err)
+	}
+	if !ask(s.dial()) {
+		t.Error("the last connection that may be open is closed behind its answer, which does not say so")
+	}
+}
+
 // What is no HTTP, or too much of it, ends its connection with a status, and the server goes on.
 func TestBadHeads(t *testing.T) {
 	s := launch(t)

@@ -76,13 +76,15 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 	}
 
 	plan := loaded.Machine.Plan()
+	clients := &connections{most: flags.maxConnections, open: map[net.Conn]bool{}}
 	api := httpapi.New(httpapi.Shared(server), httpapi.Options{
 		Model: flags.model, Fingerprint: "fp_" + loaded.Digest()[:12], Tokenizer: loaded.Tokenizer,
 		Context: plan.MaxContext, Vocabulary: loaded.Machine.Vocabulary(), MaxTokens: flags.maxTokens, MaxBody: maxBody,
-		Timeout: flags.requestTimeout, Keys: door.keys, LocalOnly: door.local && door.keys == nil, Logf: ui.Warnf,
+		Timeout: flags.requestTimeout, Keys: door.keys, LocalOnly: door.local && door.keys == nil,
+		Crowded: clients.full, Logf: ui.Warnf,
 	})
 	s := &service{ui: ui, server: server, api: api, web: api.HTTPServer(), cancel: cancel, drain: flags.drainTimeout}
-	s.web.ConnState = (&connections{most: flags.maxConnections, open: map[net.Conn]bool{}}).changed
+	s.web.ConnState = clients.changed
 	s.begin(work, door)
 	ui.Printf("%s/v1 serves %s, %d at a time, with a context of %d\n", door.url(), flags.model, flags.slots,
 		plan.MaxContext)
