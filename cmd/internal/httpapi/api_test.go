@@ -93,6 +93,41 @@ func streamed(t *testing.T, text string) (answer, finish string) {
 	return answer, finish
 }
 
+// A stop sequence that spells a special token ends the answer at that token, which has no text of its own.
+func TestSpecialTokenIsAStop(t *testing.T) {
+	for _, test := range []struct{ stop, want, finish string }{
+		{`"</s>"`, " God created", finishStop},
+		{`[" created and","</s>"]`, " God created", finishStop}, // a part of the other one was held back
+		{`["created","</s>"]`, " God ", finishStop},
+		{`"<s>"`, " God created the heaven", finishLength},
+		{`"</s> the"`, " God created the heaven", finishLength},
+	} {
+		f := serve(t, &fakeEngine{text: " God created</s> the heaven", reason: serving.Length}, nil)
+		_, text := f.post("/v1/completions", `{"prompt":"a","logprobs":0,"stop":`+test.stop+`}`)
+		var whole struct {
+			Choices []struct {
+				Text     string
+				Finish   string `json:"finish_reason"`
+				LogProbs struct{ Tokens []string }
+			}
+		}
+		if err := json.Unmarshal([]byte(text), &whole); err != nil {
+			t.Fatal(err)
+		}
+		got := whole.Choices[0]
+		if got.Text != test.want || got.Finish != test.finish {
+			t.Errorf("stop %s: %s, want %q and %q", test.stop, text, test.want, test.finish)
+		}
+		if stopped := test.finish == finishStop; stopped == slices.Contains(got.LogProbs.Tokens, "</s>") {
+			t.Errorf("stop %s: scores of %q", test.stop, got.LogProbs.Tokens)
+		}
+		_, text = f.post("/v1/completions", `{"prompt":"a","stream":true,"stop":`+test.stop+`}`)
+		if answer, finish := streamed(t, text); answer != test.want || finish != test.finish {
+			t.Errorf("stop %s, streamed: %q, %q", test.stop, answer, finish)
+		}
+	}
+}
+
 // Among the likeliest tokens of a completion is the one that was drawn, as in OpenAI's answers: clients look it up.
 func TestDrawnTokenIsAmongTheLikeliest(t *testing.T) {
 	for _, test := range []struct {

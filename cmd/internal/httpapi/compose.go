@@ -28,6 +28,7 @@ type scored struct {
 type composer struct {
 	decode  decoder
 	stops   *stopper
+	ends    []int32  // special tokens that are a stop sequence
 	pending []scored // tokens whose text is not out yet
 	decoded int      // bytes of text that the tokens have given
 	shown   int      // bytes of it that are out
@@ -35,6 +36,10 @@ type composer struct {
 
 // push adds a token; with is nil when no scores are asked for. stopped says that a stop sequence is complete.
 func (c *composer) push(id int32, with *scored) (piece string, scores []scored, stopped bool) {
+	if slices.Contains(c.ends, id) {
+		piece, scores, _ = c.finish()
+		return piece, scores, true
+	}
 	text := c.decode.Push(id)
 	if with != nil {
 		with.from = c.decoded
@@ -82,6 +87,20 @@ func (c *composer) release() []scored {
 	out := slices.Clone(c.pending[:count])
 	c.pending = append(c.pending[:0], c.pending[count:]...)
 	return out
+}
+
+// spelledBy returns the special tokens that are one of some texts as a whole. They leave no text behind in which a stop
+// sequence could be found.
+func spelledBy(texts []string, tok tokenizer.Tokenizer) (ids []int32) {
+	if len(texts) == 0 {
+		return nil
+	}
+	for _, id := range tok.Special() {
+		if slices.Contains(texts, tok.DecodeSpecial([]int32{id})) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // leastLogProb stands for a probability of zero, which JSON has no logarithm for.

@@ -343,7 +343,8 @@ func (a *API) generation(e *endpoint, asked *request, answer Answer) *generation
 		api: a, asked: asked, format: e.format, answer: answer, latest: -1,
 		head: head{ID: fmt.Sprintf("%s%016x", e.prefix, a.draw()), Created: now.Unix(), Model: a.Model,
 			Fingerprint: a.Fingerprint, Tier: tier},
-		composed: composer{decode: a.Tokenizer.Stream(), stops: newStopper(asked.stop)},
+		composed: composer{decode: a.Tokenizer.Stream(), stops: newStopper(asked.stop),
+			ends: spelledBy(asked.stop, a.Tokenizer)},
 	}
 }
 
