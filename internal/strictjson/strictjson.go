@@ -22,8 +22,9 @@ func OnceEach(object []byte) error {
 		if err != nil {
 			return err
 		}
-		// encoding/json takes "Prompt" for "prompt", too.
-		name := strings.ToLower(fmt.Sprint(key))
+		// encoding/json takes "Prompt" for "prompt", too, as well as the two letters beyond ASCII that have a form in
+		// ASCII: the long s and the sign for Kelvin.
+		name := strings.ToUpper(strings.ToLower(fmt.Sprint(key)))
 		if seen[name] {
 			return fmt.Errorf("key %q twice", key)
 		}
