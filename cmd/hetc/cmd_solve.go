@@ -28,8 +28,8 @@ func newSolve(ui *cli.Streams) *cobra.Command {
 	cmd.Flags().StringVar(&opts.Pareto, "pareto", "",
 		"energy,latency: list the plans that no other one beats in both, and write none")
 	cmd.Flags().StringSliceVar(&opts.Only, "only", nil,
-		"let this processor execute what it supports; unsupported operators go to the other processors; may be "+
-			"repeated")
+		"let this processor execute what it supports; unsupported operators go to processors on the same cores, or "+
+			"else to the control processor; may be repeated")
 	cmd.Flags().StringSliceVar(&opts.Strategies, "strategies", nil,
 		"to compare with: only these, such as single,padding for whole operators on one processor")
 	cmd.Flags().StringToStringVar(&opts.Ratio, "ratio", nil,

@@ -56,6 +56,11 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 		if shareMemory(soc, name, soc.Control) {
 			machine.addProcessor(soc.Processor(name), only, cache)
 		} else {
+			if slices.Contains(only, name) {
+				return nil, diag.New(diag.ClassInput,
+					"solve: --only %s: the processor shares no memory with control processor %q", name, soc.Control).
+					WithHint("name both in one domain of memory in the SoC file, or leave it out of --only")
+			}
 			note("processor %q shares no memory with control processor %q and is left out", name, soc.Control)
 		}
 	}

@@ -1,12 +1,14 @@
 package price
 
 import (
+	"fmt"
 	"hash/fnv"
 	"io"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -237,5 +239,22 @@ func TestLikeCoresAreGroups(t *testing.T) {
 				t.Errorf("%d ns, only %v: candidates %v, want some of %s = %v", c.ns, c.only, seen, pair, c.unlike)
 			}
 		}
+	}
+}
+
+// A processor that was asked for by name is not left out in silence.
+func TestOnlyBesideTheMemory(t *testing.T) {
+	soc := phone(t)
+	soc.Memory = []socs.Domain{{Name: "dram", Bytes: 8 << 30, Processors: []string{"cpu", "gpu"}}}
+	var given []source.Source
+	costs := drawn{0, &given}
+	left := ""
+	note := func(format string, args ...any) { left += fmt.Sprintf(format, args...) }
+	if _, err := NewMachine(soc, []string{"gpu"}, costs, op.F32, note); err != nil || !strings.Contains(left, `"npu"`) {
+		t.Errorf("without npu: got %v and the notes %q, want a note of npu", err, left)
+	}
+	_, err := NewMachine(soc, []string{"npu", "cpu"}, costs, op.F32, note)
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "--only npu") {
+		t.Errorf("with npu: got %v, want an error about --only npu", err)
 	}
 }
