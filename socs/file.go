@@ -110,7 +110,15 @@ func suggest(word string, others ...string) string {
 	if len(near) > 0 {
 		others = []string{"did you mean " + strings.Join(near, " or ") + "?"}
 	}
-	return strings.Join(append(others, "the catalog has "+strings.Join(names, ", ")), " ")
+	catalog := "the catalog has " + strings.Join(names, ", ")
+	if len(others) == 0 {
+		return catalog
+	}
+	hint := strings.Join(others, "; ")
+	if strings.HasSuffix(hint, "?") {
+		return hint + " " + catalog
+	}
+	return hint + "; " + catalog
 }
 
 // load reads a document with what it inherits, and validates the whole.

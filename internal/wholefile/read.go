@@ -2,10 +2,12 @@ package wholefile
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/hetc/hetc/internal/diag"
 )
@@ -64,17 +66,33 @@ func cannotRead(path string, err error) error {
 		return diag.New(diag.ClassInput, "read %q: a link to %q, which leads nowhere", path, to).
 			WithHint("fetch the file again, or make the link anew")
 	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	diagnostic := diag.New(diag.ClassInput, "read %q: %w", path, err)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		diagnostic = diag.New(diag.ClassInput, "read %q: %w", path, fs.ErrNotExist)
+	case !errors.Is(err, syscall.ENOTDIR): // else a part of the path is a file
 		return diag.New(diag.ClassIO, "read %q: %w", path, err)
 	}
-	diagnostic := diag.New(diag.ClassInput, "read %q: %w", path, fs.ErrNotExist)
-	if path == Standard {
-		return diagnostic.WithHint("standard input is not read here: write it to a file, and give its name")
-	}
-	if near := neighbour(path); near != "" {
-		return diagnostic.WithHint("did you mean %q?", near)
+	if hint := Instead(path); hint != "" {
+		return diagnostic.WithHint("%s", hint)
 	}
 	return diagnostic
+}
+
+// Instead returns the hint for a path at which no file is: what the user may have meant; "" if nothing is known.
+func Instead(path string) string {
+	if path == Standard {
+		return "standard input is not read here: write it to a file, and give its name"
+	}
+	for dir := filepath.Dir(path); dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if st, err := os.Stat(dir); err == nil && !st.IsDir() {
+			return fmt.Sprintf("%q is a file and no directory: give the name alone", dir)
+		}
+	}
+	if near := neighbour(path); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	return ""
 }
 
 // neighbour returns a file beside path with nearly its name, "" when there is none.

@@ -56,8 +56,12 @@ func TestReadNoFile(t *testing.T) {
 	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "it is a directory") {
 		t.Errorf("a directory: got %v", err)
 	}
-	if _, err := Read(filepath.Join(path, "x"), 5); diag.ClassOf(err) != diag.ClassIO {
-		t.Errorf("a file as directory: got %v", err)
+	for _, below := range []string{"/x", "/", "/x/y"} {
+		_, err := Read(path+below, 5)
+		hints := strings.Join(diag.HintsOf(err), "\n")
+		if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(hints, "plan.yaml\" is a file and no directory") {
+			t.Errorf("a file as directory, %q: got %v with hints %q", below, err, hints)
+		}
 	}
 }
 

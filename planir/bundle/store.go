@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // store is one physical form of a bundle. Every file of it is opened once and never reopened by its path: an attacker
@@ -45,10 +47,14 @@ func openStore(path string) (store, error) {
 	// Lstat before and SameFile after opening: what is opened is what was looked at, not a link put there in between.
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, refuseAs(diag.ClassInput, stepOpen, "open the bundle: %w", fs.ErrNotExist)
+		err = fs.ErrNotExist // without the system's words around it
 	}
 	if err != nil {
-		return nil, cannotRead(err)
+		refusal := cannotRead(err)
+		if hint := wholefile.Instead(path); hint != "" && refusal.Class == diag.ClassInput {
+			refusal.hint("%s", hint)
+		}
+		return nil, refusal
 	}
 	if st.IsDir() {
 		return openDir(path, st)
@@ -73,9 +79,9 @@ func openStore(path string) (store, error) {
 
 // cannotRead returns the refusal of what the system does not give: class ClassInput where there is nothing, else
 // ClassIO.
-func cannotRead(err error) error {
+func cannotRead(err error) *Error {
 	class := diag.ClassIO
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		class = diag.ClassInput
 	}
 	return refuseAs(class, stepOpen, "open the bundle: %w", err)
