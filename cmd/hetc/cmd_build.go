@@ -22,7 +22,7 @@ func newBuild(ui *cli.Streams) *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return build.Run(c.Context(), ui, &opts) },
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&opts.File, "file", "f", "hetc.yaml", "the matrix")
+	flags.StringVarP(&opts.File, "file", "f", build.DefaultFile, "the matrix")
 	flags.StringVarP(&opts.Output, "output", "o", "", "directory to write to, instead of the file's")
 	flags.StringVar(&opts.Only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a prefix")
 	flags.IntVarP(&opts.Jobs, "jobs", "j", runtime.GOMAXPROCS(0),

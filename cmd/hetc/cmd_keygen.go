@@ -29,7 +29,13 @@ func newKeygen(ui *cli.Streams) *cobra.Command {
 			if strings.HasSuffix(out, "/") || base == "." || base == ".." || out == wholefile.Standard {
 				dir := strings.TrimSuffix(out, wholefile.Standard)
 				return diag.New(diag.ClassUsage, "hetc keygen: --out %q names no file", out).
-					WithHint("give a name without extension: --out %s", filepath.Join(dir, "release"))
+					WithHint("give a name without extension: --out %s", cli.Quote(filepath.Join(dir, "release")))
+			}
+			for _, extension := range []string{".key", ".pub"} {
+				if name, ends := strings.CutSuffix(out, extension); ends {
+					return diag.New(diag.ClassUsage, "hetc keygen: --out %q ends in %s, an extension of the files", out,
+						extension).WithHint("give the name without extension: --out %s", cli.Quote(name))
+				}
 			}
 			key, err := emit.GenerateKey(bundle.Algorithm(kind), out, dev)
 			if err != nil {

@@ -9,6 +9,20 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// WritableDirectory returns why no directory can be made at path, or written to: a file is there (class ClassIO), or the
+// path is Standard (class ClassUsage). Directories above it need not exist.
+func WritableDirectory(path string) error {
+	if path == Standard {
+		return diag.New(diag.ClassUsage, "write %q: standard output is no directory", path).
+			WithHint("name a directory; ./- is one of that name")
+	}
+	if st, err := os.Stat(path); err == nil && !st.IsDir() {
+		return diag.New(diag.ClassIO, "write %q: it is there and no directory", path).
+			WithHint("remove it, or give another name")
+	}
+	return nil
+}
+
 // Directory makes the directory at path, and those above it, with the files that fill writes into another one. That one
 // lies beside path and is renamed when fill is done. On failure, also of fill, nothing of it is left. A directory that
 // is there already must be empty, else the error is of class ClassInput; others have no class, or the one that fill gave.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"time"
 
@@ -21,6 +22,9 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 )
+
+// DefaultFile is the matrix that is built where --file names no other.
+const DefaultFile = "hetc.yaml"
 
 // DefaultCacheBytes bounds the cache where --cache-size does not.
 const DefaultCacheBytes = 10 << 30
@@ -62,6 +66,10 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 		return err
 	}
 	if mo.Config, err = matrix.ReadConfig(options.File); err != nil {
+		if errors.Is(err, fs.ErrNotExist) && options.File == DefaultFile {
+			return diag.New(diag.ClassInput, "hetc build: no %s in this folder", DefaultFile).
+				WithHint("write one (docs/build.md), or name another: -f FILE")
+		}
 		return err
 	}
 	if mo.Key, err = mo.Config.SigningKey(); err != nil {

@@ -2,7 +2,6 @@
 package catalog
 
 import (
-	"os"
 	"slices"
 	"strings"
 
@@ -25,11 +24,7 @@ func writableModel(out string) error {
 	if strings.HasSuffix(out, ".gguf") {
 		return wholefile.Writable(out)
 	}
-	if st, err := os.Lstat(out); err == nil && !st.IsDir() {
-		return diag.New(diag.ClassIO, "write model %q: it is there and no directory", out).
-			WithHint("remove it, or give another name")
-	}
-	return nil
+	return wholefile.WritableDirectory(out)
 }
 
 // ElementTypes are those that matrices can be exported as.

@@ -25,6 +25,9 @@ const maxText = 8 << 20
 // Construct writes a model whose attention uses 8192 tokens of context: with the tokenizer of the model directory from,
 // and word pairs counted in the first half of a text. The other half is written beside it.
 func Construct(ctx context.Context, ui *cli.Streams, from, text, out string, seed uint64) error {
+	if err := wholefile.WritableDirectory(out); err != nil {
+		return err
+	}
 	if entries, err := os.ReadDir(out); err == nil && len(entries) > 0 {
 		return diag.New(diag.ClassInput, "construct model %q: the directory is not empty", out).
 			WithHint("remove it, or give another one")

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/socs"
@@ -84,6 +86,10 @@ func Synthesise(ctx context.Context, ui *cli.Streams, shape, out, element string
 	if err := writableModel(out); err != nil {
 		return err
 	}
+	if names := models.CatalogNames(); !slices.Contains(names, shape) {
+		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", shape).
+			WithHint("%s", diag.DidYouMean(shape, names))
+	}
 	model, err := models.Open(shape)
 	if err != nil {
 		return err
@@ -108,6 +114,10 @@ func Export(ctx context.Context, ui *cli.Streams, path, out, element string) err
 	}
 	if err := wholefile.Writable(out); err != nil {
 		return err
+	}
+	if !strings.HasSuffix(out, ".gguf") { // models are opened by their names
+		return diag.New(diag.ClassUsage, "export model to %q: want a name that ends in .gguf", out).
+			WithHint("-o %s", cli.Quote(out+".gguf"))
 	}
 	model, err := models.Open(path)
 	if err != nil {

@@ -8,11 +8,15 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/filelock"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // OwnDirectory makes a directory, and keeps other processes that call it out until unlock is called or this process
 // dies. While another has it, it waits, and says so once.
 func OwnDirectory(ctx context.Context, dir string, waiting func()) (unlock func(), err error) {
+	if err := wholefile.WritableDirectory(dir); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, diag.New(diag.ClassIO, "output %q: %w", dir, err)
 	}
