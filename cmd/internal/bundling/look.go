@@ -3,6 +3,7 @@ package bundling
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -74,9 +75,13 @@ func Inspect(ui *cli.Streams, path string) error {
 	if err != nil {
 		return err
 	}
+	manifest, err := unverified.Manifest.Encode()
+	if err != nil {
+		return err
+	}
 	doc := map[string]any{
 		"verified": false, "identity": unverified.Digest.String(), "claimed_signers": unverified.Signers,
-		"manifest": unverified.Manifest,
+		"manifest": json.RawMessage(manifest),
 	}
 	built, err := claimedPrograms(path, unverified)
 	if err != nil {
