@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -33,8 +34,8 @@ func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 		return out, nil
 	}
 	defer model.Close()
-	out := []Finding{ok("model", "%s, %s, %.3ge9 parameters stored as %s, context %d", model.Name, model.Architecture,
-		float64(model.Parameters())/1e9, model.Stored, model.MaxContext)}
+	out := []Finding{ok("model", "%s, %s, %s parameters stored as %s, context %d", model.Name, model.Architecture,
+		parameters(model.Parameters()), model.Stored, model.MaxContext)}
 	if model.Dir == "" {
 		return append(out, ok("weights", "none: a catalog entry has shapes only").but(Note,
 			"enough for planning; hetc models synth %s -o DIR writes random ones", model.Name)), nil
@@ -205,4 +206,17 @@ func readTokenizer(ctx context.Context, model *models.Model) ([]Finding, error) 
 		return []Finding{finding, template}, nil
 	}
 	return []Finding{finding}, nil
+}
+
+// parameters writes a number of parameters as models are named: 1.1B, 124.4M, 21.1K.
+func parameters(count int64) string {
+	for _, of := range []struct {
+		unit   float64
+		letter string
+	}{{1e9, "B"}, {1e6, "M"}, {1e3, "K"}} {
+		if float64(count) >= of.unit {
+			return fmt.Sprintf("%.1f%s", float64(count)/of.unit, of.letter)
+		}
+	}
+	return strconv.FormatInt(count, 10)
 }

@@ -23,9 +23,9 @@ func parse(plan *planir.Plan, what string) (question, error) {
 	if what == "" || what == "limits" || what == "tiers" {
 		return question{what: what}, nil
 	}
-	node, at, _ := strings.Cut(what, "@")
+	node, at, asked := strings.Cut(what, "@")
 	rows := 1
-	if at != "" {
+	if asked {
 		var err error
 		rows, err = strconv.Atoi(at)
 		if err != nil || rows < 1 {
@@ -61,7 +61,7 @@ func parse(plan *planir.Plan, what string) (question, error) {
 		nodes[decision.Node] = true
 	}
 
-	return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such operator, program or section", what).
+	return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such operator or program", what).
 		WithHint("%s", nearest(what, node, programs, slices.Sorted(maps.Keys(nodes))))
 }
 
