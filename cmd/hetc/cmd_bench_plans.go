@@ -33,6 +33,9 @@ simulated and say so, and the same version of hetc writes the same table.
 ` + strings.TrimSuffix(list, "\n"),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.Required(cmd, "what"); err != nil {
+				return err
+			}
 			at := slices.Index(names, what)
 			if at < 0 {
 				return diag.New(diag.ClassUsage, "--what %q: no such comparison", what).

@@ -19,9 +19,11 @@ func newBenchSolver(ui *cli.Streams) *cobra.Command {
 		Short: "measure the engines of solve on problems of full size",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if opts.Rounds < 1 || opts.Limit <= 0 {
-				return diag.New(diag.ClassUsage, "--rounds %d, --limit %v: want at least 1, and a time", opts.Rounds,
-					opts.Limit)
+			if opts.Rounds < 1 {
+				return diag.New(diag.ClassUsage, "--rounds must be at least 1, got %d", opts.Rounds)
+			}
+			if opts.Limit <= 0 {
+				return diag.New(diag.ClassUsage, "--limit must be positive, got %v", opts.Limit)
 			}
 			if opts.Markdown != "" {
 				if err := wholefile.Writable(opts.Markdown); err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,6 +128,34 @@ func TestScripts(t *testing.T) {
 		},
 		UpdateScripts: os.Getenv("HETC_UPDATE") != "",
 	})
+}
+
+// Every command is called by a script.
+func TestEveryCommandHasAScript(t *testing.T) {
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var scripts strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scripts.Write(text)
+	}
+	called := strings.ReplaceAll(scripts.String(), "hetc --json ", "hetc ")
+	var visit func(cmd *cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			visit(sub)
+		}
+		call := regexp.MustCompile(`(?m)\b` + cmd.CommandPath() + `\b`)
+		if !cmd.HasSubCommands() && !call.MatchString(called) {
+			t.Errorf("no script in testdata/script calls %q", cmd.CommandPath())
+		}
+	}
+	visit(newRoot(&cli.Streams{}))
 }
 
 // slowScript is for a script what require.Slow is for a test.

@@ -56,6 +56,10 @@ func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) 
 			"--groups %d, --kv-heads %d: want an even number of key heads, a multiple of the groups",
 			options.Groups, options.KVHeads)
 	}
+	if options.Rows < 1 || len(options.Contexts) == 0 || slices.Min(options.Contexts) < 1 {
+		return diag.New(diag.ClassUsage, "--rows and --contexts must be at least 1, got %d and %v", options.Rows,
+			options.Contexts)
+	}
 	drv := host.New()
 	cores, err := benchCores(ctx, drv, options.Cores)
 	if err != nil {

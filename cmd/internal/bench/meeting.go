@@ -133,9 +133,20 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 		}
 	}
 
+	selector := options.Select
+	if selector == "" {
+		devices, err := from.Devices(ctx)
+		if err != nil {
+			return nil, release, err
+		}
+		if len(devices) > 0 {
+			selector = devices[0].Select
+		}
+	}
+
 	for _, columns := range meetingColumns {
 		for _, text := range options.Configs {
-			config, err := meetingConfig(options.Select, text)
+			config, err := meetingConfig(selector, text)
 			if err != nil {
 				return nil, release, err
 			}

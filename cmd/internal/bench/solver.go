@@ -54,7 +54,7 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	ctx := cmd.Context()
 	runtime.GOMAXPROCS(1) // one core, also for the garbage collector
 	var joint *problem.Joint
-	if o.In.SoC != "" || o.In.Model != "" {
+	if o.In.Given() {
 		input, err := o.In.Open(cmd)
 		if err != nil {
 			return err

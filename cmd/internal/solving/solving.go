@@ -44,6 +44,11 @@ func (in *Inputs) Flags(c *cobra.Command) {
 	flags.StringVar(&in.Workload, "workload", "", "workload file; default: prompts of any length, stored precision")
 }
 
+// Given reports whether one of the inputs was named, of a command that does without any.
+func (in *Inputs) Given() bool {
+	return in.SoC+in.Target+in.Record+in.Costs+in.facts+in.Model+in.Workload != ""
+}
+
 // Open reads everything; the caller closes the model.
 func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
 	name, err := SoCOrTarget(cmd, in.SoC, in.Target)
