@@ -76,7 +76,8 @@ type Device struct {
 }
 
 // Capabilities is what a processor can do. Plans are checked against it before anything is loaded. Kinds lists every
-// operator that it executes, and Layouts also tables of plain values ("f32"), in which rows are looked up.
+// operator that it executes, and Layouts also plain values ("f32"): biases, gains, and tables in which rows are looked
+// up.
 type Capabilities struct {
 	capability.Set
 	// Rerounds are the schemes of Schemes whose products round activations once more on the way, to 8 bits with a scale

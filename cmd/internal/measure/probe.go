@@ -196,8 +196,8 @@ func opens(ctx context.Context, d driver.Driver) error {
 	if _, ok := d.(driver.Surveyor); !ok && len(devices[0].Cores) == 0 {
 		return diag.New(diag.ClassInput, "probe: driver %q offers no cores of this CPU: %s", d.Name(),
 			devices[0].Description).
-			WithHint("an NPU comes with the SoC file of its catalog entry (hetc socs list), not from probing; an " +
-				"emulator is none")
+			WithHint("probing describes cores and GPUs. An NPU comes with the SoC file of its catalog entry (hetc socs " +
+				"list); another processor is added to a SoC file by hand (docs/soc.md); an emulator is neither")
 	}
 	proc, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
 	if err != nil {
