@@ -14,6 +14,15 @@ import (
 // chunk is how much memory a worker reads between two looks at the stop flag.
 const chunk = 1 << 20
 
+// raiseThreads has the Go scheduler run a thread on each of so many cores that are measured together, and two that
+// wait, whatever GOMAXPROCS says: threads that take turns would be measured as slow cores. It returns what restores
+// GOMAXPROCS.
+func raiseThreads(cores int) (restore func()) {
+	before := runtime.GOMAXPROCS(0)
+	runtime.GOMAXPROCS(max(before, cores+2))
+	return func() { runtime.GOMAXPROCS(before) }
+}
+
 // sum reads one word of every cache line of data, which is aligned and a multiple of 512 bytes
 // long: arithmetic on all words would measure the arithmetic. Eight streams keep enough fetches in
 // flight to saturate a core's path to memory, which one stream does not on every CPU.

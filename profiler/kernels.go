@@ -147,8 +147,7 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 		},
 	}
 
-	// The threads that wait must not take a place from one that is measured.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), len(options.Cores)+2)))
+	defer raiseThreads(len(options.Cores))()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	err := compared.run(ctx, soc, len(groups))
 	if cerr := compared.runner.close(ctx); err == nil {

@@ -63,6 +63,7 @@ func (g *game) pong(from, rounds uint32) bool {
 // Handover returns the time in ns from setting a flag on one core to seeing it on another: what Probe writes into a SoC
 // file as the hand-over of two processors, measured now.
 func Handover(ctx context.Context, one, second int) (float64, error) {
+	defer raiseThreads(2)()
 	_, samples, err := handover(ctx, one, second, syncSamples, syncLoops)
 	if err != nil {
 		return 0, err

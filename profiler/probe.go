@@ -65,6 +65,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	if err != nil {
 		return nil, err
 	}
+	defer raiseThreads(len(cores))()
 	machine := readMachine("/", cores)
 	soc := newSoC(&machine, &options)
 	drivers := append([]driver.Driver{from}, options.Others...)

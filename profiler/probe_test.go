@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -279,4 +280,36 @@ func TestHandover(t *testing.T) {
 	if _, _, err := handover(ctx, a, b, 1, 1<<30); err == nil {
 		t.Error("an interrupt does not end the game")
 	}
+}
+
+// Cores that are measured together have threads of their own, whatever GOMAXPROCS says, which stays as it was.
+func TestThreadsOfMeasurements(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	check := func(what string, during, want int) {
+		t.Helper()
+		if after := runtime.GOMAXPROCS(0); during < want || after != 1 {
+			t.Errorf("%s: GOMAXPROCS of %d during it and %d after it, want at least %d, and 1", what, during, after, want)
+		}
+	}
+
+	during := 0
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := Probe(ctx, host.New(), ProbeOptions{memory: 16 << 20, Note: func(string, ...any) {
+		during = runtime.GOMAXPROCS(0)
+		cancel() // more is not needed
+	}})
+	if err == nil {
+		t.Error("the probe was not interrupted")
+	}
+	check("probe", during, len(hostCores(t))+2)
+
+	during = 0
+	driver, soc := &fake{cost: work}, fakeSoC()
+	options := driver.options()
+	options.Progress = func(Progress) { during = runtime.GOMAXPROCS(0) }
+	writer, _ := newRecord(t, soc)
+	if _, err := Run(t.Context(), soc, []Request{ask("a", matmul(5), 0)}, writer, options); err != nil {
+		t.Fatal(err)
+	}
+	check("profile", during, runtime.NumCPU()+2)
 }

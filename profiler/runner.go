@@ -172,8 +172,9 @@ func Run(
 		r.visitsBefore += min(writer.Set().Rounds(request.Key()), r.options.Rounds)
 	}
 
-	// A collection in the middle of a sample would be measured.
 	if !soc.Simulated() {
+		defer raiseThreads(runtime.NumCPU())()
+		// A collection in the middle of a sample would be measured.
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
 	err = r.visitAll(ctx, requests)
