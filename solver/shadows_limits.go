@@ -9,29 +9,25 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // Shadow outliers are pruned once a plan has schemes and placements. What a plan takes is known after that: pruned
 // layers have fewer steps and weights, so a limit may be kept by a pruned plan that no plan with all shadows keeps. And
 // where layers of different sets meet, a limit may be broken that was kept before.
 
-// planPrunedWithin returns the best plan found within all limits, bound bytes among them (0: no limit), with pruned
+// planPrunedWithin returns the best plan found within all limits, most bytes among them (0: no limit), with pruned
 // shadow outliers, and the session that made it. If no plan with all shadows keeps the limits, a pruned one may.
-func (s *session) planPrunedWithin(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
-	free := *s
-	free.kept, free.cached = 0, 0 // this session releases them
-	free.waive(problem.LimitRegionBytes, problem.LimitRegionGraphs, problem.LimitPartNS, problem.LimitEnergyNJ,
-		problem.LimitBytes, problem.LimitOpenNS)
-
-	by, plan, err := s.planWithin(ctx, bound)
+func (s *session) planPrunedWithin(ctx context.Context, most int64) (*session, *planir.Plan, error) {
+	by, plan, err := s.planWithin(ctx, most)
 	if diag.ClassOf(err) == diag.ClassInfeasible && s.mayPrune() {
-		return free.pruneToFit(ctx, bound, unproved(err))
+		return s.pruneToFit(ctx, most, err)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 
-	plan.Memory.Max = bound
+	plan.Memory.Max = most
 	if err := by.pruneShadows(ctx, plan); err != nil {
 		return nil, nil, err
 	}
@@ -42,23 +38,43 @@ func (s *session) planPrunedWithin(ctx context.Context, bound int64) (*session, 
 	if err := by.checkBounds(plan); err != nil {
 		return nil, nil, err
 	}
-	if bound > 0 && plan.Memory.Total > bound {
-		return nil, nil, by.tooLarge(bound, plan)
+	if memory := (quantity{problem.LimitBytes, ""}); most > 0 && plan.Memory.Total > most {
+		return nil, nil, by.exceededError([]bound{{memory, most, workload.KeyMemory}},
+			map[quantity]int64{memory: plan.Memory.Total})
 	}
 	return by, plan, nil
 }
 
-// pruneToFit prunes the best plan of a session without limits, and returns it if it then keeps those of the input.
-// Else the error is why.
-func (s *session) pruneToFit(ctx context.Context, bound int64, why error) (*session, *planir.Plan, error) {
-	by, plan, err := s.planWithin(ctx, 0)
+// pruneToFit prunes the best plan without limits, and returns it if it then keeps those of the input, with the session
+// that made it. Else the error is why: what it proves of plans with all shadows is not proved of these, unless a lower
+// bound says so, which counts no shadows.
+func (s *session) pruneToFit(ctx context.Context, most int64, why error) (*session, *planir.Plan, error) {
+	if impossible, failed := s.proveInfeasible(); impossible != nil || failed != nil {
+		return nil, nil, why
+	}
+	why = unproved(why)
+	free, err := sessionFor(s.in, s.want)
+	if err != nil {
+		return nil, nil, err
+	}
+	free.prices = s.prices
+	free.waive(problem.LimitRegionBytes, problem.LimitRegionGraphs, problem.LimitPartNS, problem.LimitEnergyNJ,
+		problem.LimitBytes, problem.LimitOpenNS)
+	if err := free.chooseSchemes(ctx); err != nil {
+		return nil, nil, err
+	}
+
+	by, plan, err := free.planWithin(ctx, 0)
 	if diag.ClassOf(err) == diag.ClassInfeasible {
 		return nil, nil, why
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	plan.Memory.Max = bound
+	if by != free {
+		free.close()
+	}
+	plan.Memory.Max = most
 	if err := by.pruneShadows(ctx, plan); err != nil {
 		return nil, nil, err
 	}
