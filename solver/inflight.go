@@ -109,13 +109,22 @@ func promptPrediction(plan *planir.Plan, rows int) *planir.Prediction {
 }
 
 // promptNS returns the time of the largest program's calls in the mean prompt. together is the time of so many chunks
-// in flight, alone that of a chunk by itself. Without prompts it returns together.
+// in flight, alone that of a chunk by itself, or of the last tokens of a prompt that no smaller program holds. Without
+// prompts it returns together.
 func (s *session) promptNS(rows, chunks int, together, alone int64) float64 {
+	smaller := 1 // the most tokens that go to another program
+	if n := len(s.want.Buckets); n > 1 {
+		smaller = s.want.Buckets[n-2]
+	}
 	total, shares := 0.0, 0.0
 	for _, prompt := range s.want.Prompts {
-		calls := prompt.Tokens / rows
-		inFlight := float64(calls/chunks) * float64(together)
-		total += prompt.Share * (inFlight + float64(calls%chunks)*float64(alone))
+		whole, last := prompt.Tokens/rows, prompt.Tokens%rows
+		single := whole % chunks
+		if last > smaller {
+			single++
+		}
+		inFlight := float64(whole/chunks) * float64(together)
+		total += prompt.Share * (inFlight + float64(single)*float64(alone))
 		shares += prompt.Share
 	}
 	if shares == 0 {
@@ -136,10 +145,11 @@ func (s *session) inFlightGain(plan *planir.Plan) float64 {
 }
 
 // withWholeOperators returns the plan with every operator of a program whole on one processor. It returns nil if that
-// is so already, or if programs were decided together, so that none can change by itself.
+// is so already, if programs were decided together, so that none can change by itself, or if nothing says how many
+// chunks come alone.
 func (s *session) withWholeOperators(ctx context.Context, plan *planir.Plan, rows int) (*planir.Plan, error) {
 	decidedTogether := plan.Solver[0].Problem == jointProblem(problem.Time) || len(plan.Shadows) > 0
-	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || decidedTogether {
+	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || decidedTogether || len(s.want.Prompts) == 0 {
 		return nil, nil
 	}
 

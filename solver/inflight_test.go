@@ -162,3 +162,23 @@ func TestInFlightWithOperatorsWhole(t *testing.T) {
 		t.Errorf("for one prompt in a hundred the program of all others is another one: %+v", rare.InFlight)
 	}
 }
+
+// Prompts that the largest program takes in one call are counted also where they do not fill it, and without prompts
+// every call is one: chunks in flight slow neither.
+func TestInFlightSlowsNoShortPrompt(t *testing.T) {
+	require.Slow(t)
+	in := inFlightInput(t, demo(t), op.A8TQ8C, 2)
+	in.Strategies = nil
+	for name, prompts := range map[string]workload.Prompts{
+		"one in a hundred has two chunks": {{Tokens: 200, Share: 99}, {Tokens: 512, Share: 1}},
+		"no prompts":                      nil,
+	} {
+		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Prompts = prompts })
+		turns := in
+		turns.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 1 })
+		if both, one := solve(t, in), solve(t, turns); both.ExpectedNS > one.ExpectedNS {
+			t.Errorf("%s: expected %v ns with chunks in flight (%+v), and %v one by one", name, both.ExpectedNS,
+				both.Plan.InFlight, one.ExpectedNS)
+		}
+	}
+}
