@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -35,9 +36,9 @@ func (a *attention) sparse(rows int, decodes bool) bool {
 // solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without
 // it, and so is decoding over few positions, because all scores are estimated before the selected ones are computed. So
 // it solves with dense attention everywhere and with sparse attention wherever that is possible. It compares the
-// predicted time of each program, and solves again with the faster kind in each. Of these plans it returns the one that
-// takes least, and among equal ones the densest; the sparse one where no dense one keeps the limits. With attention
-// "sparse" prompts are sparse in any case, as in the paper.
+// predicted time of each program (energy, where that is minimised), and solves again with the better kind in each. Of
+// these plans it returns the one that takes least, and among equal ones the densest; the sparse one where no dense one
+// keeps the limits. With attention "sparse" prompts are sparse in any case, as in the paper.
 func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	chosen, err := in.density()
 	if in.Workload.Attention == workload.AttentionSparse {
@@ -64,6 +65,8 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
+	case err != nil && !isRefusal(err):
+		return nil, err
 	case failed != nil && err != nil: // dense attention breaks a limit, and sparse attention is no way out
 		return nil, unproved(failed)
 	case failed != nil:
@@ -96,28 +99,38 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error) {
 	in.attention = at
 	result, err := Solve(ctx, in)
-	if err == nil || !at.decode || ctx.Err() != nil {
+	if !at.decode || !isRefusal(err) {
 		return result, err
 	}
 	at.decode = false
 	return Solve(ctx, in)
 }
 
-// solveMixed solves with sparse attention in the programs that are faster with it, and with dense attention in the
-// others. The result is nil if one kind is the faster one in all programs, or if the mixture has no plan.
+// solveMixed solves with sparse attention in the programs that take less with it, and with dense attention in the
+// others. The result is nil if one kind takes less in all programs, or if the mixture has no plan.
 func (in Input) solveMixed(ctx context.Context, chosen *attention, sparse, dense *planir.Plan) (*Result, error) {
-	faster := fasterSparseRows(sparse, dense)
-	if len(faster) == 0 || len(faster) == len(sparse.Attention.Rows) {
+	rows := sparseRows(sparse, dense, in.Workload.Minimise)
+	if len(rows) == 0 || len(rows) == len(sparse.Attention.Rows) {
 		return nil, nil
 	}
 	mixed := *chosen
-	mixed.every, mixed.Rows, mixed.decode = false, faster, faster[0] == 1
+	mixed.every, mixed.Rows, mixed.decode = false, rows, rows[0] == 1
 	in.attention = &mixed
 	result, err := Solve(ctx, in)
-	if err != nil && ctx.Err() == nil {
+	if isRefusal(err) {
 		return nil, nil
 	}
 	return result, err
+}
+
+// isRefusal reports whether an error of a solve says that this choice has no plan, so that others count. Defects and
+// interruptions end the whole solve.
+func isRefusal(err error) bool {
+	switch diag.ClassOf(err) {
+	case diag.ClassInfeasible, diag.ClassInput, diag.ClassUnavailable:
+		return err != nil
+	}
+	return false
 }
 
 // mayDecodeSparsely reports whether the program that decodes one sequence may select positions. The loss must be known
@@ -138,23 +151,30 @@ func warning(format string, args ...any) *diag.Diagnostic {
 	return out
 }
 
-// fasterSparseRows returns the rows of the programs with sparse attention that are predicted to take less time than
-// those of the same name of another plan, or that it does not have.
-func fasterSparseRows(sparse, dense *planir.Plan) (rows []int) {
-	times := map[string]int64{}
-	for _, prediction := range dense.Predictions {
-		times[prediction.Program] = prediction.PlanNS
+// sparseRows returns the rows of the programs with sparse attention that are predicted to take less than those of the
+// same name of another plan, or that it does not have: less energy where that is minimised, else less time.
+func sparseRows(sparse, dense *planir.Plan, minimised problem.Measure) (rows []int) {
+	takes := func(prediction *planir.Prediction) int64 {
+		if minimised == problem.Energy {
+			return prediction.EnergyUJ
+		}
+		return prediction.PlanNS
+	}
+	before := map[string]int64{}
+	for i := range dense.Predictions {
+		before[dense.Predictions[i].Program] = takes(&dense.Predictions[i])
 	}
 
 	for _, program := range sparse.Program.Programs {
 		if !sparse.Sparse(program.Rows) {
 			continue
 		}
-		for _, prediction := range sparse.Predictions {
+		for i := range sparse.Predictions {
+			prediction := &sparse.Predictions[i]
 			if prediction.Program != program.Name {
 				continue
 			}
-			if before, both := times[program.Name]; !both || prediction.PlanNS < before {
+			if most, both := before[program.Name]; !both || takes(prediction) < most {
 				rows = append(rows, program.Rows)
 			}
 		}

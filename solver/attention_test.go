@@ -22,6 +22,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -319,6 +320,24 @@ func TestAttentionLossByPhase(t *testing.T) {
 				t.Errorf("sparse decoding %v: %s loses %v, want %v", decode, quality.Phase, quality.KL,
 					want[quality.Phase])
 			}
+		}
+	}
+}
+
+// Programs are mixed by what is minimised: those have sparse attention that take less energy, or less time, with it.
+func TestSparseRowsByMeasure(t *testing.T) {
+	predicted := func(short, long planir.Prediction) *planir.Plan {
+		short.Program, long.Program = "prefill@16", "prefill@512"
+		return &planir.Plan{Attention: &planir.Attention{Rows: []int{16, 512}},
+			Program: planir.Program{Programs: []planir.PhaseProgram{{Name: short.Program, Rows: 16},
+				{Name: long.Program, Rows: 512}}},
+			Predictions: []planir.Prediction{short, long}}
+	}
+	sparse := predicted(planir.Prediction{PlanNS: 3, EnergyUJ: 1}, planir.Prediction{PlanNS: 1, EnergyUJ: 3})
+	dense := predicted(planir.Prediction{PlanNS: 2, EnergyUJ: 2}, planir.Prediction{PlanNS: 2, EnergyUJ: 2})
+	for measure, want := range map[problem.Measure]int{"": 512, problem.Time: 512, problem.Energy: 16} {
+		if got := sparseRows(sparse, dense, measure); !slices.Equal(got, []int{want}) {
+			t.Errorf("minimise %q: sparse at %v rows, want %d", measure, got, want)
 		}
 	}
 }

@@ -58,11 +58,11 @@ func solveDrops(ctx context.Context, in Input) (*Result, error) {
 		tried[choice] = true
 		in.drops = &choice
 		result, err := Solve(ctx, in)
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
+		if isRefusal(err) {
+			continue
 		}
 		if err != nil {
-			continue
+			return nil, err
 		}
 		if best == nil || result.amountOf(in.Workload.Minimise) < best.amountOf(in.Workload.Minimise) {
 			best = result
