@@ -138,24 +138,23 @@ func (s *session) groupsMayStay() bool {
 	return npu.AddressBytes > 0 || s.in.Workload.Limits.AddressBytes[npu.Name] > 0
 }
 
-// takesLess reports whether one plan with tiers takes less than another one of what is minimised, or as much of it in
+// takesLess reports whether one result with tiers takes less than another one of what is minimised, or as much of it in
 // less time.
 func (s *session) takesLess(one, other *Result) bool {
 	first := 0
 	if measure := s.measure(); measure != problem.Time {
 		first = cmp.Compare(one.amountOf(measure), other.amountOf(measure))
 	}
-	return cmp.Or(first, cmp.Compare(s.in.totalNS(one.Plan), s.in.totalNS(other.Plan))) < 0
+	return cmp.Or(first, cmp.Compare(one.openedNS(), other.openedNS())) < 0
 }
 
-// totalNS returns the predicted time of all programs of a plan, plus each program's share of opening its graphs.
-func (in *Input) totalNS(plan *planir.Plan) (ns int64) {
-	for i := range plan.Predictions {
-		ns += plan.Predictions[i].PlanNS
-	}
-	buckets, _ := programSizes(plan)
-	for _, rows := range buckets {
-		ns += in.openingPerCall(plan, rows)
+// openedNS returns the expected time in ns, with what each call of a prompt's program pays for opening its graphs.
+func (r *Result) openedNS() float64 {
+	by, ns := r.session, r.ExpectedNS
+	for i, rows := range by.want.Rows() {
+		if !by.decodes(rows) {
+			ns += float64(by.callWeight(i) * float64(by.in.openingPerCall(r.Plan, rows)))
+		}
 	}
 	return ns
 }

@@ -105,13 +105,13 @@ func TestRulesInARegion(t *testing.T) {
 		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work,
 			Engine: exact.Engine{}, Loads: loads, Only: []string{"cpu", "npu"}}
 		own := solve(t, in)
-		chosen := in.totalNS(own.Plan)
+		chosen := predictedPrompt(own.Plan, test.rows).PlanNS
 
 		for _, rule := range [][]string{{"paper"}, {"optimal"}, {"optimal", "ungrouped"}} {
 			if in.TierRule, err = ParseTierRule(rule); err != nil {
 				t.Fatal(err)
 			}
-			by := in.totalNS(solve(t, in).Plan)
+			by := predictedPrompt(solve(t, in).Plan, test.rows).PlanNS
 			t.Logf("%d rows, rule %v: %.1f ms, solve's own choice %.1f", test.rows, rule, float64(by)/1e6,
 				float64(chosen)/1e6)
 			if by < chosen-chosen/200 {
