@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -219,6 +220,19 @@ func TestSharedLengthsAreChargedOnce(t *testing.T) {
 	want := int64(compiled.Copies) * (charged - op.WeightBytes("q8c", 2048, 2048))
 	if more < want*9/10 || more > want*11/10+1<<20 {
 		t.Errorf("%d bytes beyond the packed weights, want about %d", more, want)
+	}
+
+	// A joint problem does not know these bytes, so that it proves nothing about them; and it does without facts.
+	region := problem.Limit{Kind: problem.LimitRegionBytes, Name: "npu"}
+	in.Facts = nil
+	plain, err := newSession(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	isExact := !in.SoC.Processor("npu").Fuses && !in.SoC.Processor("npu").DynamicRows
+	if session.countsExactly(region) || plain.countsExactly(region) != isExact {
+		t.Errorf("counts the bytes exactly: %v with facts, %v without, want false and %v", session.countsExactly(region),
+			plain.countsExactly(region), isExact)
 	}
 
 	// A binary of which nothing is known is not taken to be shared.

@@ -328,9 +328,15 @@ func (s *session) posesAll() bool {
 }
 
 // countsExactly reports whether a joint problem counts for a limit exactly what the lowered plan takes: so it does for
-// what a processor loads, unless the processor joins graphs.
+// what a processor loads, unless the processor joins graphs, or the compiler's facts tell more bytes than the weights.
 func (s *request) countsExactly(limit problem.Limit) bool {
-	if limit.Kind != problem.LimitRegionBytes && limit.Kind != problem.LimitRegionGraphs {
+	switch limit.Kind {
+	case problem.LimitRegionBytes:
+		if s.facts != nil {
+			return false
+		}
+	case problem.LimitRegionGraphs:
+	default:
 		return false
 	}
 	i := slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == limit.Name })
