@@ -18,8 +18,8 @@ const absent = math.MinInt64
 // decodeDocument reads a workload, gives what the file leaves out its default, and validates it.
 func decodeDocument(doc *decode.Document) (*Workload, error) {
 	work := Workload{OutputTokens: absent, Context: absent, Memory: absent}
-	for _, limit := range work.numbers() {
-		*limit.value = math.NaN()
+	for _, number := range work.numbers() {
+		*number.value = math.NaN()
 	}
 	work.Weights = Weights{math.NaN(), math.NaN()}
 	if err := doc.Into(Schema, &work); err != nil {
@@ -46,20 +46,29 @@ func decodeDocument(doc *decode.Document) (*Workload, error) {
 	return &work, nil
 }
 
-// number is a limit of the file that is no whole number.
+// number is a number of the file that is no whole one. Inside hetc 0 means that it was left out.
 type number struct {
 	path  string
 	value *float64
+	what  string // it is
+	hint  string // what leaving it out means
 }
 
-// numbers lists the limits of which 0 means that there is none.
-func (w *Workload) numbers() []number {
-	limits, experts := &w.Limits, &w.Experts
-	return []number{
+// numbers lists those of which a file cannot mean 0.
+func (w *Workload) numbers() (list []number) {
+	for _, limit := range []struct {
+		path  string
+		value *float64
+	}{
 		{"density", &w.Density},
-		{KeyEnergy, &limits.EnergyMJ}, {KeyPrefill, &limits.PrefillMS}, {KeyDecode, &limits.DecodeMS},
-		{KeyOpen, &limits.OpenMS}, {"experts.max_drop", &experts.MaxDrop},
+		{KeyEnergy, &w.Limits.EnergyMJ}, {KeyPrefill, &w.Limits.PrefillMS}, {KeyDecode, &w.Limits.DecodeMS},
+		{KeyOpen, &w.Limits.OpenMS}, {"experts.max_drop", &w.Experts.MaxDrop},
+	} {
+		list = append(list, number{limit.path, limit.value, "limit", "no limit"})
 	}
+	const left = "those that a limit of quality permits to prune, else none"
+	return append(list, number{"shadows.prune", &w.Shadows.Prune, "share", left},
+		number{"shadows.slower", &w.Shadows.Slower, "share", left})
 }
 
 // settle gives what a file leaves out its zero value, and reports zeros that the file says where they mean nothing.
@@ -78,10 +87,11 @@ func (w *Workload) settle() diag.List {
 	w.Context = int(count("context", int64(w.Context),
 		"is 0 positions, want at least 1 (leave it out for the model's)"))
 	w.Memory = unit.Bytes(count(KeyMemory, int64(w.Memory), "bound is 0 bytes, want more (leave it out for no bound)"))
-	for _, limit := range w.numbers() {
-		check.want(*limit.value != 0, limit.path, "limit is 0, want more (leave it out for no limit)")
-		if math.IsNaN(*limit.value) {
-			*limit.value = 0
+	for _, number := range w.numbers() {
+		check.want(*number.value != 0, number.path, "%s is 0, want more (leave it out for %s)", number.what,
+			number.hint)
+		if math.IsNaN(*number.value) {
+			*number.value = 0
 		}
 	}
 	switch prefill, decode := math.IsNaN(w.Weights.Prefill), math.IsNaN(w.Weights.Decode); {

@@ -313,7 +313,8 @@ func TestOutliers(t *testing.T) {
 
 	for _, text := range []string{"outliers: drop", "outliers: clip\nschemes: {prefill: [a8o/q8c]}",
 		"outliers: shadow\nschemes: {decode: [a8s/q8c]}", "shadows: {prune: 1.5}", "shadows: {prune: .nan}",
-		"shadows: {slower: -0.1}", "shadows: {prune: 0.5, slower: 0.1}", "outliers: clip\nshadows: {prune: 0.5}"} {
+		"shadows: {slower: -0.1}", "shadows: {prune: 0}", "shadows: {slower: 0}",
+		"shadows: {prune: 0.5, slower: 0.1}", "outliers: clip\nshadows: {prune: 0.5}"} {
 		if _, err := Parse("w.yaml", []byte("schema: hetc.workload/1\n"+text+"\n")); err == nil {
 			t.Errorf("%q is accepted", text)
 		}
