@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,72 +20,79 @@ import (
 	"github.com/hetc/hetc/solver/milp"
 )
 
+// nativeEngine returns HiGHS as a library, or skips the test where it is not there.
 func nativeEngine(t testing.TB) *Native {
 	t.Helper()
-	n, err := OpenNative()
+	native, err := OpenNative()
 	if err != nil {
 		require.Skip(t, "highs-native", err)
 	}
-	return n
+	return native
 }
 
 // Two builds of one release find the same objectives, and almost always the same values.
 func TestNativeAgrees(t *testing.T) {
 	require.Slow(t)
-	w, n := engine(t), nativeEngine(t)
-	for _, m := range []*milp.Model{assignment(12, 3), hard(12, 2, 3)} {
-		a, b := must(t, w, m, milp.Options{}), must(t, n, m, milp.Options{})
-		if a.Status != milp.Optimal || b.Status != milp.Optimal || math.Abs(a.Objective-b.Objective) > 1e-6 {
-			t.Errorf("%s: %+v and %+v", m.Name, a, b)
+	wasm, native := engine(t), nativeEngine(t)
+	for _, model := range []*milp.Model{assignment(12, 3), hard(12, 2, 3)} {
+		one, other := must(t, wasm, model, milp.Options{}), must(t, native, model, milp.Options{})
+		isOptimal := one.Status == milp.Optimal && other.Status == milp.Optimal
+		if !isOptimal || math.Abs(one.Objective-other.Objective) > 1e-6 {
+			t.Errorf("%s: %+v and %+v", model.Name, one, other)
 		}
 	}
+
 	draws := 0
 	rapid.Check(t, func(t *rapid.T) {
 		if draws++; draws > 30 && os.Getenv("HETC_LONG") == "" {
 			return // a process each
 		}
-		m := draw(t)
-		a, err := w.Solve(context.Background(), m, milp.Options{})
+		model := draw(t)
+		one, err := wasm.Solve(context.Background(), model, milp.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := n.Solve(context.Background(), m, milp.Options{})
+		other, err := native.Solve(context.Background(), model, milp.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a.Status != b.Status || a.X != nil && math.Abs(a.Objective-b.Objective) > 1e-6 {
-			t.Fatalf("%+v and %+v", a, b)
+		if one.Status != other.Status || one.X != nil && math.Abs(one.Objective-other.Objective) > 1e-6 {
+			t.Fatalf("%+v and %+v", one, other)
 		}
 	})
 }
 
+// The process gets limits and starts, and passes on its log and progress.
 func TestNativeOptions(t *testing.T) {
 	require.Slow(t)
-	n := nativeEngine(t)
-	m := hard(30, 3, 7)
-	var lines []string
-	calls := 0
-	r := must(t, n, m, milp.Options{Nodes: 200, Log: func(l string) { lines = append(lines, l) }, Progress: func(objective, bound float64, _ int64) {
+	native := nativeEngine(t)
+	lines, calls := 0, 0
+	progress := func(objective, bound float64, _ int64) {
 		if calls++; bound > objective+1e-6 {
 			t.Errorf("objective %v, bound %v", objective, bound)
 		}
-	}})
-	if r.Status != milp.Feasible || calls == 0 || len(lines) == 0 {
-		t.Errorf("%v, %d calls, %d lines", r.Status, calls, len(lines))
 	}
-	best := must(t, n, hard(12, 2, 3), milp.Options{})
-	lines = nil
-	must(t, n, hard(12, 2, 3), milp.Options{Start: best.X, Log: func(l string) { lines = append(lines, l) }})
-	if !slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, "MIP start solution is feasible") }) {
-		t.Errorf("the start was not taken: %q", lines)
+	result := must(t, native, hard(30, 3, 7), milp.Options{Nodes: 200, Progress: progress,
+		Log: func(string) { lines++ }})
+	if result.Status != milp.Feasible || calls == 0 || lines == 0 {
+		t.Errorf("%v, %d calls, %d lines", result.Status, calls, lines)
 	}
+
+	best := must(t, native, hard(12, 2, 3), milp.Options{})
+	takesStart(t, native, hard(12, 2, 3), best.X)
+}
+
+// What is wrong with a model is said as the WebAssembly engine says it.
+func TestNativeRefusals(t *testing.T) {
+	native := nativeEngine(t)
 	unbounded := &milp.Model{Name: "down", Vars: []milp.Var{{Name: "x", Cost: 1, Low: -inf, High: 0, Integer: true}}}
-	if _, err := n.Solve(context.Background(), unbounded, milp.Options{}); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "unbounded") {
+	_, err := native.Solve(context.Background(), unbounded, milp.Options{})
+	if !isRefused(err, diag.ClassInput, false, "unbounded") {
 		t.Errorf("unbounded: %v", err)
 	}
 	bad := assignment(2, 1)
 	bad.Vars[0].Cost = math.NaN()
-	if _, err := n.Solve(context.Background(), bad, milp.Options{}); diag.ClassOf(err) != diag.ClassInput {
+	if _, err := native.Solve(context.Background(), bad, milp.Options{}); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("invalid: %v", err)
 	}
 }
@@ -106,6 +112,7 @@ func TestNativeProcess(t *testing.T) {
 		}
 		return &Native{library: "/lib/libhighs.so", program: file}
 	}
+
 	for script, want := range map[string]string{
 		"kill -SEGV $$":                "segmentation fault",
 		"echo free: bad >&2; exit 134": "exit status 134: free: bad",
@@ -114,101 +121,132 @@ func TestNativeProcess(t *testing.T) {
 		"yes 2>/dev/null":              `"/lib/libhighs.so" crashed`,
 	} {
 		_, err := start(script).Solve(context.Background(), assignment(3, 1), milp.Options{})
-		if diag.ClassOf(err) != diag.ClassInternal || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `engine "highs-native"`) || len(diag.HintsOf(err)) == 0 {
+		if !isRefused(err, diag.ClassInternal, true, want, `engine "highs-native"`) {
 			t.Errorf("%s: got %v, want %q", script, err, want)
 		}
 	}
+
 	cancelSoon(t, start("exec sleep 30"))
-	if _, err := (&Native{library: "x", program: filepath.Join(dir, "gone")}).Solve(context.Background(), assignment(3, 1), milp.Options{}); diag.ClassOf(err) != diag.ClassInternal {
+	gone := &Native{library: "x", program: filepath.Join(dir, "gone")}
+	_, err := gone.Solve(context.Background(), assignment(3, 1), milp.Options{})
+	if diag.ClassOf(err) != diag.ClassInternal {
 		t.Errorf("no program: %v", err)
 	}
 }
 
 // Other libraries are refused by name.
 func TestNativeOtherLibrary(t *testing.T) {
-	n := nativeEngine(t)
-	file := filepath.Join(t.TempDir(), "libhighs.so")
-	if err := os.WriteFile(file, []byte("no library"), 0o600); err != nil {
+	native := nativeEngine(t)
+	native.library = filepath.Join(t.TempDir(), "libhighs.so")
+	solve := func() error {
+		_, err := native.Solve(context.Background(), assignment(3, 1), milp.Options{})
+		return err
+	}
+
+	if err := os.WriteFile(native.library, []byte("no library"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.library = file
-	if _, err := n.Solve(context.Background(), assignment(3, 1), milp.Options{}); diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), "is not a shared library") {
+	if err := solve(); !isRefused(err, diag.ClassUnavailable, false, "is not a shared library") {
 		t.Errorf("got %v", err)
 	}
-	if cc, err := exec.LookPath("cc"); err == nil && runtime.GOOS == "linux" {
-		source := filepath.Join(t.TempDir(), "x.c")
-		if err := os.WriteFile(source, []byte("int x;"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := exec.Command(cc, "-shared", "-o", file, source).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		if _, err := n.Solve(context.Background(), assignment(3, 1), milp.Options{}); diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), "has no function") {
+	if compileEmpty(t, native.library) {
+		if err := solve(); !isRefused(err, diag.ClassUnavailable, false, "has no function") {
 			t.Errorf("got %v", err)
 		}
 	}
+
 	dir := t.TempDir()
 	t.Setenv("HETC_NATIVE_DIR", dir)
 	t.Chdir(dir)
-	if _, err := OpenNative(); diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), dir) || len(diag.HintsOf(err)) == 0 {
+	if _, err := OpenNative(); !isRefused(err, diag.ClassUnavailable, true, dir) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// The pipe is read while the process writes: long logs block nobody.
+// compileEmpty makes a shared library without functions; false where there is no C compiler.
+func compileEmpty(t *testing.T, library string) bool {
+	t.Helper()
+	compiler, err := exec.LookPath("cc")
+	if err != nil || runtime.GOOS != "linux" {
+		return false
+	}
+	source := filepath.Join(t.TempDir(), "x.c")
+	if err := os.WriteFile(source, []byte("int x;"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(compiler, "-shared", "-o", library, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return true
+}
+
+// The pipe is read while the process writes: a long log does not block it.
 func TestNativeLongLog(t *testing.T) {
 	require.Slow(t)
-	n := nativeEngine(t)
+	native := nativeEngine(t)
 	lines := 0
 	begun := time.Now()
-	must(t, n, hard(30, 3, 7), milp.Options{Nodes: 500, Log: func(string) { lines++ }})
+	must(t, native, hard(30, 3, 7), milp.Options{Nodes: 500, Log: func(string) { lines++ }})
 	if lines < 20 {
 		t.Errorf("%d lines after %v", lines, time.Since(begun))
 	}
 }
 
-// Whatever the process is asked, it answers or refuses; the library, which trusts what it is given, gets legal models
+// encodedRequest returns a request as the engine writes it to its process.
+func encodedRequest(f *testing.F, asked request) []byte {
+	f.Helper()
+	var text bytes.Buffer
+	if err := gob.NewEncoder(&text).Encode(asked); err != nil {
+		f.Fatal(err)
+	}
+	return text.Bytes()
+}
+
+// nowhere is a library that does not exist.
+const nowhere = "/nonexistent/libhighs.so"
+
+// lastFrame returns the last thing that the process answers to a request; an error if it cannot read that.
+func lastFrame(asked []byte) (*frame, error) {
+	var out bytes.Buffer
+	if err := Work(nowhere, bytes.NewReader(asked), &out); err != nil {
+		return nil, err
+	}
+	var last frame
+	for decoder := gob.NewDecoder(&out); ; {
+		var next frame
+		if err := decoder.Decode(&next); err != nil {
+			return &last, nil
+		}
+		last = next
+	}
+}
+
+// The process answers or refuses whatever it is asked; the library, which trusts what it is given, gets legal models
 // only.
 func FuzzWork(f *testing.F) {
-	ask := func(q request) []byte {
-		var b bytes.Buffer
-		if err := gob.NewEncoder(&b).Encode(q); err != nil {
-			f.Fatal(err)
-		}
-		return b.Bytes()
-	}
-	const nowhere = "/nonexistent/libhighs.so"
-	said := func(in []byte) (*frame, error) {
-		var out bytes.Buffer
-		if err := Work(nowhere, bytes.NewReader(in), &out); err != nil {
-			return nil, err
-		}
-		var last frame
-		for d := gob.NewDecoder(&out); ; {
-			var x frame
-			if err := d.Decode(&x); err != nil {
-				return &last, nil
-			}
-			last = x
-		}
-	}
-	good := ask(request{Model: *assignment(3, 1)})
+	good := encodedRequest(f, request{Model: *assignment(3, 1)})
 	broken := assignment(3, 1)
 	broken.Rows[0].Terms[0].Var = 1 << 20
-	for want, in := range map[string][]byte{nowhere: good, "variable": ask(request{Model: *broken}), "start of 1 values": ask(request{Model: *assignment(3, 1), Start: []float64{1}})} {
-		if x, err := said(in); err != nil || x.Failed == nil || !strings.Contains(x.Failed.Summary, want) {
-			f.Errorf("got %+v, %v, want %q", x, err, want)
+	for want, asked := range map[string][]byte{
+		nowhere:             good,
+		"variable":          encodedRequest(f, request{Model: *broken}),
+		"start of 1 values": encodedRequest(f, request{Model: *assignment(3, 1), Start: []float64{1}}),
+	} {
+		last, err := lastFrame(asked)
+		if err != nil || last.Failed == nil || !strings.Contains(last.Failed.Summary, want) {
+			f.Errorf("got %+v, %v, want %q", last, err, want)
 		}
-		f.Add(in)
+		f.Add(asked)
 	}
 	for n := 0; n < len(good); n += 97 {
-		if _, err := said(good[:n]); err == nil {
+		if _, err := lastFrame(good[:n]); err == nil {
 			f.Errorf("a request of %d bytes of %d was read", n, len(good))
 		}
 	}
-	f.Fuzz(func(t *testing.T, in []byte) {
-		if x, err := said(in); err == nil && (x.Failed == nil || x.Done != nil) {
-			t.Fatalf("without a library it says %+v", x)
+
+	f.Fuzz(func(t *testing.T, asked []byte) {
+		if last, err := lastFrame(asked); err == nil && (last.Failed == nil || last.Done != nil) {
+			t.Fatalf("without a library it says %+v", last)
 		}
 	})
 }
