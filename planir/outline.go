@@ -55,7 +55,7 @@ func Outline(plan *Plan) (string, error) {
 	for i := range plan.Solver {
 		solve := &plan.Solver[i]
 		line("%s: %s, objective %d %s, bound %d %s, %d choices", solve.Problem, solve.Status, solve.ObjectiveNS,
-			solve.Unit(), solve.BoundNS, solve.Unit(), solve.Choices)
+			plan.UnitOf(solve), solve.BoundNS, plan.UnitOf(solve), solve.Choices)
 	}
 	for _, quality := range plan.Quality {
 		line("mean KL of %s: %.6f%s", quality.Phase, quality.KL, prefixed(" of at most ", positive(quality.MaxKL)))

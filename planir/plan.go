@@ -191,6 +191,17 @@ func (s *Solve) Unit() string {
 	return "ns"
 }
 
+// UnitOf returns the unit of one of the plan's reports. Choices of schemes and sizes count energy where programs do.
+func (p *Plan) UnitOf(report *Solve) string {
+	const energy = "nJ"
+	ofPrograms := slices.Contains([]string{"schemes", "buckets", "batches"}, report.Problem)
+	countsEnergy := func(other Solve) bool { return other.Unit() == energy }
+	if ofPrograms && slices.ContainsFunc(p.Solver, countsEnergy) {
+		return energy
+	}
+	return report.Unit()
+}
+
 // Quality is what the schemes of a phase cost by the calibration: the sum of what each class of weights was
 // measured to cost alone, as mean Kullback-Leibler divergence from float32 in nats a token. MaxKL is the
 // limit of the workload, 0 where there is none. Only an execution tells what all of them cost together.

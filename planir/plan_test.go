@@ -1090,3 +1090,22 @@ func TestSpecListsTheRules(t *testing.T) {
 	}
 	t.Fatal("the tables of rules in SPEC.md are stale; run the test with HETC_UPDATE=1")
 }
+
+// A report counts what its problem minimises: choices of schemes and sizes count energy in plans of programs that do.
+func TestUnits(t *testing.T) {
+	for want, plan := range map[string]planir.Plan{
+		"ns": {Solver: []planir.Solve{{Problem: "partition decode"}, {Problem: "buckets"}, {Problem: "schemes"}}},
+		"nJ": {Solver: []planir.Solve{{Problem: "energy decode"}, {Problem: "buckets"}, {Problem: "joint energy"}}},
+	} {
+		for i := range plan.Solver {
+			if got := plan.UnitOf(&plan.Solver[i]); got != want {
+				t.Errorf("%s is in %s, want %s", plan.Solver[i].Problem, got, want)
+			}
+		}
+	}
+	tiers := planir.Solve{Problem: "tiers of a model"}
+	frugal := planir.Plan{Solver: []planir.Solve{{Problem: "energy decode"}, tiers}}
+	if got := frugal.UnitOf(&tiers); got != "ns" {
+		t.Errorf("tiers are in %s, want ns", got)
+	}
+}

@@ -315,8 +315,9 @@ func (x *answer) plan() error {
 	var rows [][]string
 	for i := range plan.Solver {
 		solve := &plan.Solver[i]
-		rows = append(rows, []string{solve.Problem, solve.Status, measureText(solve.ObjectiveNS, solve.Unit()),
-			measureText(solve.BoundNS, solve.Unit()), strconv.Itoa(solve.Choices)})
+		in := plan.UnitOf(solve)
+		rows = append(rows, []string{solve.Problem, solve.Status, measureText(solve.ObjectiveNS, in),
+			measureText(solve.BoundNS, in), strconv.Itoa(solve.Choices)})
 	}
 	ui.Printf("\n")
 	ui.Table([]string{"problem", "status", ">objective", ">bound", ">choices"}, rows)

@@ -17,7 +17,6 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/solver/problem"
 )
 
 // ShowEvidence says what a plan is that was not measured on the machine that executes it.
@@ -48,13 +47,11 @@ func ShowAttention(s *cli.Streams, p *planir.Plan) {
 
 // ShowSizes tells which buckets and batches were chosen, among how many.
 func ShowSizes(ui *cli.Streams, p *planir.Plan) {
-	unit := "ms"
-	// The objective of choosing sizes is energy where the plan was solved for energy; its fields are then nJ.
-	if slices.ContainsFunc(p.Solver,
-		func(x planir.Solve) bool { return strings.Contains(x.Problem, string(problem.Energy)) }) {
-		unit = "mJ"
-	}
 	for _, solve := range p.Solver {
+		unit := "ms"
+		if p.UnitOf(&solve) == "nJ" {
+			unit = "mJ"
+		}
 		var rows []string
 		for i := range p.Program.Programs {
 			// One row is always there: it is not chosen.
