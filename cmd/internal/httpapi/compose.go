@@ -42,10 +42,31 @@ func (c *composer) push(id int32, with *scored) (piece string, scores []scored, 
 	}
 	text := c.decode.Push(id)
 	if with != nil {
+		before, whole := strings.CutSuffix(text, with.text)
 		with.from = c.decoded
+		if whole {
+			with.from += len(before)
+		}
+		c.locate(before)
 		c.pending = append(c.pending, *with)
 	}
 	return c.add(text)
+}
+
+// locate says where tokens begin whose text the decoder has held back until now. Parts of a character begin where the
+// character does.
+func (c *composer) locate(text string) {
+	at := c.decoded
+	for i := range c.pending {
+		token := &c.pending[i]
+		if token.from < c.decoded { // it was not held back
+			continue
+		}
+		token.from = at
+		if rest, whole := strings.CutPrefix(text, token.text); whole {
+			at, text = at+len(token.text), rest
+		}
+	}
 }
 
 // add passes decoded text on.
@@ -58,7 +79,9 @@ func (c *composer) add(text string) (piece string, scores []scored, stopped bool
 
 // finish returns what is left when no more tokens come.
 func (c *composer) finish() (piece string, scores []scored, stopped bool) {
-	piece, scores, stopped = c.add(c.decode.Flush())
+	text := c.decode.Flush()
+	c.locate(text)
+	piece, scores, stopped = c.add(text)
 	if stopped {
 		return piece, scores, true
 	}

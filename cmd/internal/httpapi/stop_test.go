@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -78,6 +79,14 @@ type pieces []string
 func (p pieces) Push(id int32) string { return p[id] }
 func (p pieces) Flush() string        { return "" }
 
+// heldBack is pieces with a text at the end.
+type heldBack struct {
+	pieces
+	end string
+}
+
+func (h heldBack) Flush() string { return h.end }
+
 // Scores are given out with the text of their tokens, in order, each once; none shows a part of a stop sequence.
 func TestComposerKeepsScoresWithTheirText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -112,4 +121,41 @@ func TestComposerKeepsScoresWithTheirText(t *testing.T) {
 			t.Fatalf("%d scores of %d tokens", len(scores), len(texts))
 		}
 	})
+}
+
+// A token begins behind bytes of earlier tokens that the decoder has held back until it came. Parts of a character begin
+// where the character does.
+func TestTokensBeginBehindWhatWasHeldBack(t *testing.T) {
+	const part = "\ufffd"
+	for _, test := range []struct {
+		tokens, pushed []string
+		flushed        string
+		begin          []int
+	}{
+		// bytes, as Llama 2 has them for line feeds
+		{[]string{"a", "\n", "b", "c"}, []string{"a", "", "\nb", "c"}, "", []int{0, 1, 2, 3}},
+		{[]string{"a", "\n", "\t", "\n", "b"}, []string{"a", "", "", "", "\n\t\nb"}, "", []int{0, 1, 2, 3, 4}},
+		{[]string{"a", "\n", "\n"}, []string{"a", "", ""}, "\n\n", []int{0, 1, 2}},
+		{[]string{"\n", part, part, "x"}, []string{"", "", "", "\néx"}, "", []int{0, 1, 1, 3}},
+		{[]string{part, part, part, part}, []string{"", "", "", ""}, "😀", []int{0, 0, 0, 0}},
+		// characters of several tokens
+		{[]string{"a", part, part, part, part, "x"}, []string{"a", "", "", "", "😀", "x"}, "", []int{0, 1, 1, 1, 1, 5}},
+		// special tokens, and a blank that does not begin the text
+		{[]string{" the", "<s>", " a"}, []string{"the", "", " a"}, "", []int{0, 3, 3}},
+	} {
+		c := composer{decode: heldBack{test.pushed, test.flushed}, stops: newStopper(nil)}
+		var begin []int
+		take := func(_ string, scores []scored, _ bool) {
+			for i := range scores {
+				begin = append(begin, scores[i].from)
+			}
+		}
+		for id, text := range test.tokens {
+			take(c.push(int32(id), &scored{text: text}))
+		}
+		take(c.finish())
+		if !slices.Equal(begin, test.begin) {
+			t.Errorf("%q begin at %v, want %v", test.tokens, begin, test.begin)
+		}
+	}
 }
