@@ -24,7 +24,7 @@ type TierRow struct {
 
 // TierRows are the ablation, solve's own choice first.
 var TierRows = []TierRow{
-	{Name: "solve"},
+	{Name: freely},
 	{Name: "everything dynamic", Dynamic: true},
 	{Name: "one tier", Rule: solver.TierRule{Slots: "one"}},
 	{Name: "paper's tiers", Rule: solver.TierRule{Slots: "paper"}},
@@ -154,7 +154,8 @@ func ablate(ctx context.Context, soc *socs.SoC, model *models.Model, loads *work
 		return nil, err
 	}
 	costs, err := simulatedCosts(ctx, soc, model,
-		profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context, Caches: needs.Caches})
+		profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context,
+			Caches: needs.Caches})
 	if err != nil {
 		return nil, err
 	}
@@ -164,14 +165,15 @@ func ablate(ctx context.Context, soc *socs.SoC, model *models.Model, loads *work
 			way.loads = loads
 		}
 		made, err := executed(ctx, soc, model, costs, permits, way)
-		if diag.ClassOf(err) == diag.ClassInfeasible {
+		if row.Name != freely && diag.ClassOf(err) == diag.ClassInfeasible {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", row.Name, err)
 		}
 		out = append(out, ablatedRow{SoC: soc.Name, Model: model.Name, Rows: chunk, Plan: row.Name,
-			TierUse: TiersIn(made.plan, chunk), PredictedNS: made.Prefill.PredictedNS, ExecutedNS: made.Prefill.ExecutedNS})
+			TierUse: TiersIn(made.plan, chunk), PredictedNS: made.Prefill.PredictedNS,
+			ExecutedNS: made.Prefill.ExecutedNS})
 		last := &out[len(out)-1]
 		last.Ratio = float64(out[0].ExecutedNS) / float64(last.ExecutedNS)
 	}
@@ -181,10 +183,12 @@ func ablate(ctx context.Context, soc *socs.SoC, model *models.Model, loads *work
 // ablationTable returns the ablation as Markdown.
 func ablationTable(rows []ablatedRow) string {
 	var text strings.Builder
-	text.WriteString("Simulated: a prompt of one chunk on CPU and NPU alone, as in the paper, executed on the virtual clock. *solve* takes tiers where the whole plan is predicted to be " +
-		"faster with them;\n*without grouping*: the optimal tiers where every slot is a graph of its own; *without residency*: " +
+	text.WriteString("Simulated: a prompt of one chunk on CPU and NPU alone, as in the paper, executed on the " +
+		"virtual clock. *solve* takes tiers where the whole plan is predicted to be faster with them;\n" +
+		"*without grouping*: the optimal tiers where every slot is a graph of its own; *without residency*: " +
 		"slots for all experts, also for those that solve leaves to the CPU.\n\n" +
-		"| SoC | model | loads | chunk | plan | groups of a layer | launches | in slots % | beyond % | tokens/s | predicted | solve / this, time |\n" +
+		"| SoC | model | loads | chunk | plan | groups of a layer | launches | in slots % | beyond % | tokens/s | " +
+		"predicted | solve / this, time |\n" +
 		"| --- | --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n")
 	for _, row := range rows {
 		rate := func(ns int64) string { return fmt.Sprintf("%.1f", float64(row.Rows)*1e9/float64(ns)) }

@@ -62,10 +62,13 @@ type alternative struct {
 	tiers      solver.TierRule
 }
 
+// freely is the name of solve without a constraint, with which all other ways are compared.
+const freely = "solve"
+
 // alternatives are solve itself and the forced ways: sets of strategies, single processors, and
 // fixed parts of every matrix.
 func alternatives() []alternative {
-	list := []alternative{{name: "solve"}}
+	list := []alternative{{name: freely}}
 	for _, set := range [][]planir.Strategy{
 		{planir.Single}, {planir.Single, planir.Padding}, {planir.WeightCentric},
 		{planir.WeightCentric, planir.Hybrid, planir.Padding},
@@ -102,10 +105,12 @@ func timesOnly(name string, noise bool) (*socs.SoC, error) {
 }
 
 // schemeFor returns the first of the schemes that all processors execute.
-func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
+func schemeFor(soc *socs.SoC, list ...op.Scheme) op.Scheme {
 	for _, scheme := range list {
-		if !slices.ContainsFunc(s.Processors,
-			func(p socs.Processor) bool { return len(p.Schemes) > 0 && !slices.Contains(p.Schemes, scheme) }) {
+		lacking := func(proc socs.Processor) bool {
+			return len(proc.Schemes) > 0 && !slices.Contains(proc.Schemes, scheme)
+		}
+		if !slices.ContainsFunc(soc.Processors, lacking) {
 			return scheme
 		}
 	}
@@ -127,47 +132,52 @@ func regretOf(
 		return nil, err
 	}
 	costs, err := simulatedCosts(ctx, soc, model,
-		profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context, Caches: needs.Caches})
+		profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context,
+			Caches: needs.Caches})
 	if err != nil {
 		return nil, err
 	}
-	for _, alternative := range ways {
-		one, err := executed(ctx, soc, model, costs, permits, alternative)
-		// A SoC may lack a processor that a way names, or the way may leave an operator without one.
-		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput &&
-			alternative.name != "solve" {
+	for _, way := range ways {
+		one, err := executed(ctx, soc, model, costs, permits, way)
+		if way.name != freely && impossible(err) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s on %s, %s: %w", model.Name, soc.Name, alternative.name, err)
+			return nil, fmt.Errorf("%s on %s, %s: %w", model.Name, soc.Name, way.name, err)
 		}
 		found.Ways = append(found.Ways, *one)
 	}
 	return found, nil
 }
 
+// impossible reports whether a way to solve is none on this SoC: it names a processor that the SoC lacks, or leaves an
+// operator without one.
+func impossible(err error) bool {
+	class := diag.ClassOf(err)
+	return class == diag.ClassInfeasible || class == diag.ClassInput
+}
+
 // executed solves in one way. It executes a prompt, then decodes up to the middle of the answer,
 // and times the token there, which is the one that decode is predicted for.
 func executed(
 	ctx context.Context, soc *socs.SoC, model *models.Model, costs *roofline.Costs, permits *workload.Workload,
-	a alternative,
+	way alternative,
 ) (*forced, error) {
 	solved, err := solver.Solve(ctx, solver.Input{
-		Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}, Strategies: a.strategies,
-		Only: a.only, Ratio: a.ratio, Loads: a.loads, TierRule: a.tiers,
+		Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}, Strategies: way.strategies,
+		Only: way.only, Ratio: way.ratio, Loads: way.loads, TierRule: way.tiers,
 	})
 	if err != nil {
 		return nil, err
 	}
 	plan := solved.Plan
-	made := &forced{Name: a.name, plan: plan}
-	for _, pred := range plan.Predictions {
-		plan := timedPlan{PredictedNS: pred.PlanNS, LowNS: pred.LowNS, HighNS: pred.HighNS}
-		if strings.HasPrefix(pred.Program, "prefill") {
-			made.Prefill = plan
-		} else {
-			made.Decode = plan
+	made := &forced{Name: way.name, plan: plan}
+	for _, predicted := range plan.Predictions {
+		program := &made.Decode
+		if strings.HasPrefix(predicted.Program, "prefill") {
+			program = &made.Prefill
 		}
+		*program = timedPlan{PredictedNS: predicted.PlanNS, LowNS: predicted.LowNS, HighNS: predicted.HighNS}
 	}
 	machine, err := clock.Open(ctx, plan, model, soc)
 	if err != nil {
@@ -214,14 +224,14 @@ func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan)
 		SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1),
 		OthersLow: math.Inf(1), OthersHigh: math.Inf(-1),
 	}
-	var plan []float64
+	var errors []float64 // relative, of the predictions of solve's own plans
 	for _, found := range cases {
 		best, own := int64(math.MaxInt64), of(&found.Ways[0])
 		for i := range found.Ways {
-			plan := of(&found.Ways[i])
-			best = min(best, plan.ExecutedNS)
-			row.OthersLow, row.OthersHigh = min(row.OthersLow, plan.off()), max(row.OthersHigh, plan.off())
-			if plan.LowNS <= plan.ExecutedNS && plan.ExecutedNS <= plan.HighNS {
+			way := of(&found.Ways[i])
+			best = min(best, way.ExecutedNS)
+			row.OthersLow, row.OthersHigh = min(row.OthersLow, way.off()), max(row.OthersHigh, way.off())
+			if way.LowNS <= way.ExecutedNS && way.ExecutedNS <= way.HighNS {
 				row.InsideTimes++
 			}
 		}
@@ -232,9 +242,9 @@ func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan)
 		}
 		row.RegretMean += regret / float64(len(cases))
 		row.RegretMax = max(row.RegretMax, regret)
-		plan = append(plan, own.off())
+		errors = append(errors, own.off())
 	}
-	row.PlanMedian, row.PlanLow, row.PlanHigh = stat.Median(plan), slices.Min(plan), slices.Max(plan)
+	row.PlanMedian, row.PlanLow, row.PlanHigh = stat.Median(errors), slices.Min(errors), slices.Max(errors)
 	return row
 }
 
