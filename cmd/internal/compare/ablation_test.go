@@ -2,7 +2,6 @@ package compare
 
 import (
 	"math"
-	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +27,8 @@ func TestShortGroups(t *testing.T) {
 func TestTiersIn(t *testing.T) {
 	lanes := []planir.Lane{{Proc: "npu", Steps: make([]planir.Step, 3)}, {Proc: "cpu", Steps: make([]planir.Step, 5)}}
 	plan := &planir.Plan{Procs: []planir.Proc{{Name: "npu"}, {Name: "cpu"}},
-		Experts: []planir.ExpertTiers{{Rows: 64, Experts: 8, Groups: []planir.ExpertGroup{{Slots: 2, Rows: 16}, {Slots: 1, Rows: 8}},
+		Experts: []planir.ExpertTiers{{Rows: 64, Experts: 8,
+			Groups: []planir.ExpertGroup{{Slots: 2, Rows: 16}, {Slots: 1, Rows: 8}},
 			Layers: []planir.ExpertLayer{{Moved: 0.5, Overflow: 0.1}, {Moved: 0.7, Overflow: 0.2}}}}}
 	plan.Procs[0].StaticShapes = true
 	for _, rows := range []int{1, 64} {
@@ -52,7 +52,7 @@ func TestAblation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range soc.Processors { // zeros for weights say nothing of who is in a slot
+	for i := range soc.Processors { // zeros for weights say nothing of which expert is in a slot
 		soc.Processors[i].Options = map[string]string{"compute": "false"}
 	}
 	model, err := models.Open("../../../testdata/arch/olmoe-plain")
@@ -82,29 +82,32 @@ func TestAblation(t *testing.T) {
 	if len(by) != len(TierRows) {
 		t.Fatalf("%d rows, want %d: %v", len(by), len(TierRows), by)
 	}
-	distinct := func(row string) int {
-		capacities := map[string]bool{}
-		for group := range strings.SplitSeq(by[row].Groups, ",") {
-			_, rows, _ := strings.Cut(group, "x")
-			capacities[rows] = true
-		}
-		return len(capacities)
-	}
-	if by["everything dynamic"].Slots != 0 || by["one tier"].Slots == 0 || distinct("one tier") != 1 {
-		t.Errorf("dynamic experts: %+v; one tier: %+v", by["everything dynamic"], by["one tier"])
-	}
-	for _, row := range []string{"paper's tiers", "without residency"} {
-		if by[row].Slots != model.Experts {
-			t.Errorf("%s: %d slots, want one for each of %d experts", row, by[row].Slots, model.Experts)
-		}
-	}
-	if groups := strings.Split(by["without grouping"].Groups, ","); slices.ContainsFunc(groups, func(group string) bool {
-		return !strings.HasPrefix(group, "1x")
-	}) {
-		t.Errorf("without grouping: %s", by["without grouping"].Groups)
-	}
+	shapedAsCalled(t, by, model.Experts)
 	table := ablationTable(rows)
 	if strings.Count(table, "\n| small-npu |") != len(rows) {
 		t.Errorf("a table of %d rows:\n%s", len(rows), table)
+	}
+}
+
+// shapedAsCalled compares the tiers of rows with their names.
+func shapedAsCalled(t *testing.T, by map[string]ablatedRow, experts int) {
+	t.Helper()
+	capacities := map[string]bool{}
+	for group := range strings.SplitSeq(by["one tier"].Groups, ",") {
+		_, rows, _ := strings.Cut(group, "x")
+		capacities[rows] = true
+	}
+	if by["everything dynamic"].Slots != 0 || by["one tier"].Slots == 0 || len(capacities) != 1 {
+		t.Errorf("dynamic experts: %+v; one tier: %+v", by["everything dynamic"], by["one tier"])
+	}
+	for _, row := range []string{"paper's tiers", "without residency"} {
+		if by[row].Slots != experts {
+			t.Errorf("%s: %d slots, want one for each of %d experts", row, by[row].Slots, experts)
+		}
+	}
+	for group := range strings.SplitSeq(by["without grouping"].Groups, ",") {
+		if !strings.HasPrefix(group, "1x") {
+			t.Errorf("without grouping: %s", by["without grouping"].Groups)
+		}
 	}
 }

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hetc/hetc/solver/workload"
-
 	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
@@ -25,6 +23,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // planTable is one comparison of hetc bench plans. Run returns a Markdown table, and its rows for
@@ -40,7 +39,8 @@ var Tables = []planTable{
 		comparedBuckets},
 	{"partition", "tensor partition against processors alone, whole operators and fixed parts", comparedPartitions},
 	{"regret", "the plan executed beside forced alternatives, on every catalog SoC", comparedRegret},
-	{"experts", "NPUMoE's ablation: groups, tiers and residency of experts, executed on the virtual clock", comparedAblation},
+	{"experts", "NPUMoE's ablation: groups, tiers and residency of experts, executed on the virtual clock",
+		comparedAblation},
 	{"tiers", "capacity tiers of experts against NPUMoE's ladder and uniform capacity, on skewed routing",
 		comparedTiers},
 }
@@ -156,10 +156,8 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 	var text strings.Builder
 	var rows []comparedBucket
 	text.WriteString("Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts " +
-		"with them, " +
-		"no device was measured.\nA row's buckets are solved as a plan of their own; prefill is the expected time " +
-		"of a prompt, " +
-		"and bytes and graphs are those of the processors with static shapes.\n")
+		"with them, no device was measured.\nA row's buckets are solved as a plan of their own; prefill is the " +
+		"expected time of a prompt, and bytes and graphs are those of the processors with static shapes.\n")
 	for _, pair := range [][2]string{{"snapdragon-8gen3", "llama-3.2-1b"}, {"redmi-k70-pro", "qwen1.5-1.8b"}} {
 		more, err := bucketTable(ctx, &text, pair, list)
 		if err != nil {

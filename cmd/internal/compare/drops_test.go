@@ -21,8 +21,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// smallNPU is a SoC on which tiers pay for small experts: an NPU that starts at once beside a core that does not mind
-// single rows but is eight times as slow.
+// smallNPU is a SoC on which tiers pay for small experts: an NPU that starts at once, beside a core that takes any
+// number of rows but is eight times as slow.
 const smallNPU = `
 schema: hetc.soc/1
 name: small-npu
@@ -90,20 +90,11 @@ func openModel(t *testing.T, dir string) (*models.Model, *trial.Model) {
 }
 
 // keepsLimit calibrates with the first half of a text, solves under the limit, and measures with the other half.
-func keepsLimit(t *testing.T, soc *socs.SoC, weights *models.Model, model *trial.Model, text *trial.Text, limit float64) {
+func keepsLimit(
+	t *testing.T, soc *socs.SoC, weights *models.Model, model *trial.Model, text *trial.Text, limit float64,
+) {
 	size, half := len(text.Windows[0].Tokens), len(text.Windows)/2
-	measured, err := trial.MeasureDrops(t.Context(), model, trial.DropOptions{Text: &trial.Text{Windows: text.Windows[:half]},
-		Shares: trial.DropShares, Rules: []string{op.SalienceNorm, op.SalienceWeight}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cal := &calibration.Calibration{Schema: calibration.Schema,
-		Model: calibration.Model{Name: model.Name, Digest: model.Digest}, Drops: trial.CalibrateDrops(measured),
-		Text: calibration.Text{SHA256: model.Digest, Tokens: half * size, Windows: half, WindowTokens: size}}
-	if err := cal.Validate(); err != nil {
-		t.Fatal(err)
-	}
-
+	cal := calibratedDrops(t, model, text.Windows[:half])
 	float32Plan, err := model.Plan(size, trial.Float32, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -119,8 +110,70 @@ func keepsLimit(t *testing.T, soc *socs.SoC, weights *models.Model, model *trial
 			t.Fatal(err)
 		}
 	}
+	costs, err := simulatedCosts(t.Context(), soc, weights, profiler.Want{Schemes: []op.Scheme{op.A32W32},
+		Buckets: []int{size}, MaxContext: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := &workload.Workload{Schema: workload.Schema, Context: size, Buckets: []int{size},
+		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A32W32}},
+		Experts: workload.Experts{Overflow: planir.OverflowDrop, MaxDrop: 0.2}}
+	plan := droppingPlan(t, solver.Input{Model: weights, SoC: soc, Costs: costs, Workload: work, Engine: exact.Engine{},
+		Loads: routedLoads(t, model, &routes, half)}, cal, limit)
+
+	expected := 0.0
+	for _, quality := range plan.Quality {
+		if quality.Phase == "prefill" {
+			expected = quality.KL
+		}
+	}
+	if !(expected > 0 && expected <= limit) {
+		t.Errorf("the plan says of its quality %+v, want a loss of at most %v", plan.Quality, limit)
+	}
+	content, err := emit.NewCalibrated(t.Context(), plan, weights, cal, []driver.Compiler{sim.NewCompiler(soc)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	machine, err := executor.Open(t.Context(), plan, content, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	lost := divergence(t, exactly.Machine, machine, text.Windows[half:])
+	tiers := plan.TiersOf(size)
+	t.Logf("%s by %s: mean KL %.6f, at most %.6f expected, limit %v", tiers.Shape(), tiers.Salience, lost, expected,
+		limit)
+	// Exact tiers lose nothing but the rounding of sums.
+	if !(lost > 1e-4 && lost <= limit) {
+		t.Errorf("the plan loses a mean KL of %v, want what dropped rows cost, and at most %v", lost, limit)
+	}
+}
+
+// calibratedDrops measures what dropped rows cost on some windows.
+func calibratedDrops(t *testing.T, model *trial.Model, windows []quality.Window) *calibration.Calibration {
+	t.Helper()
+	measured, err := trial.MeasureDrops(t.Context(), model, trial.DropOptions{Text: &trial.Text{Windows: windows},
+		Shares: trial.DropShares, Rules: []string{op.SalienceNorm, op.SalienceWeight}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := len(windows[0].Tokens)
+	cal := &calibration.Calibration{Schema: calibration.Schema,
+		Model: calibration.Model{Name: model.Name, Digest: model.Digest}, Drops: trial.CalibrateDrops(measured),
+		Text: calibration.Text{SHA256: model.Digest, Tokens: len(windows) * size, Windows: len(windows),
+			WindowTokens: size}}
+	if err := cal.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return cal
+}
+
+// routedLoads returns the loads of the windows whose routes were observed.
+func routedLoads(t *testing.T, model *trial.Model, routes *quality.Routes, windows int) *workload.Loads {
+	t.Helper()
 	loads := &workload.Loads{Schema: workload.LoadsSchema, Source: "traced", Experts: model.Experts,
-		ExpertsPerToken: model.ExpertsPerToken, ChunkTokens: size, Chunks: half, Model: model.Name,
+		ExpertsPerToken: model.ExpertsPerToken, ChunkTokens: routes.Tokens, Chunks: windows, Model: model.Name,
 		ModelDigest: model.Digest, Text: model.Digest}
 	for _, layer := range routes.Layers() {
 		rows, err := routes.Rows(layer)
@@ -133,78 +186,56 @@ func keepsLimit(t *testing.T, soc *socs.SoC, weights *models.Model, model *trial
 		}
 		loads.Layers = append(loads.Layers, counted)
 	}
+	return loads
+}
 
-	costs, err := simulatedCosts(t.Context(), soc, weights, profiler.Want{Schemes: []op.Scheme{op.A32W32},
-		Buckets: []int{size}, MaxContext: size})
-	if err != nil {
-		t.Fatal(err)
-	}
-	work := &workload.Workload{Schema: workload.Schema, Context: size, Buckets: []int{size},
-		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A32W32}},
-		Quality: workload.Quality{MaxKL: workload.KLLimit{Prefill: limit}},
-		Experts: workload.Experts{Overflow: planir.OverflowDrop, MaxDrop: 0.2}}
-	in := solver.Input{Model: weights, SoC: soc, Costs: costs, Workload: work, Engine: exact.Engine{}, Loads: loads}
+// droppingPlan solves under a limit of quality for a plan that drops rows. Without the calibration there is none, and
+// where nothing may be lost none that drops.
+func droppingPlan(t *testing.T, in solver.Input, cal *calibration.Calibration, limit float64) *planir.Plan {
+	t.Helper()
+	size, allowed := in.Workload.Buckets[0], &in.Workload.Quality.MaxKL
+	allowed.Prefill = limit
 	if _, err := solver.Solve(t.Context(), in); err == nil {
 		t.Error("rows are dropped under a limit of quality without a calibration of what that costs")
 	}
-	work.Quality.MaxKL.Prefill = workload.Lossless
+	allowed.Prefill = workload.Lossless
 	if result, err := solver.Solve(t.Context(), in); err != nil {
 		t.Error(err)
 	} else if tiers := result.Plan.TiersOf(size); tiers != nil && tiers.Overflow != planir.OverflowExact {
 		t.Errorf("nothing may be lost, and overflow is %q", tiers.Overflow)
 	}
-	work.Quality.MaxKL.Prefill = limit
+	allowed.Prefill = limit
 	in.Calibration = cal
 	result, err := solver.Solve(t.Context(), in)
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := result.Plan
-	tiers := plan.TiersOf(size)
-	if tiers == nil || tiers.Overflow != planir.OverflowDrop {
+	if tiers := result.Plan.TiersOf(size); tiers == nil || tiers.Overflow != planir.OverflowDrop {
 		t.Fatalf("tiers are %+v (%v), want some that drop rows", tiers, result.TiersLeft)
 	}
-	expected := 0.0
-	for _, quality := range plan.Quality {
-		if quality.Phase == "prefill" {
-			expected = quality.KL
-		}
-	}
-	if !(expected > 0 && expected <= limit) {
-		t.Errorf("the plan says of its quality %+v, want a loss of at most %v", plan.Quality, limit)
-	}
+	return result.Plan
+}
 
+// divergence returns the mean divergence of a machine from one in float32 on some windows, in nats a token.
+func divergence(t *testing.T, exactly, machine *executor.Machine, windows []quality.Window) float64 {
+	t.Helper()
 	reference, err := quality.NewReference()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer reference.Close()
-	content, err := emit.NewCalibrated(t.Context(), plan, weights, cal, []driver.Compiler{sim.NewCompiler(soc)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer content.Close()
-	machine, err := executor.Open(t.Context(), plan, content, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer machine.Close()
 	var tally quality.Tally
-	for i, window := range text.Windows[half:] {
-		if err := reference.Add(t.Context(), exactly.Machine, window); err != nil {
+	for i, window := range windows {
+		if err := reference.Add(t.Context(), exactly, window); err != nil {
 			t.Fatal(err)
 		}
-		if err := reference.Compare(t.Context(), machine, i, size, &tally); err != nil {
+		if err := reference.Compare(t.Context(), machine, i, len(window.Tokens), &tally); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := tally.Result()
+	result, err := tally.Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s by %s: mean KL %.6f, at most %.6f expected, limit %v", tiers.Shape(), tiers.Salience, got.KL.Mean, expected, limit)
-	// Exact tiers lose nothing but the rounding of sums.
-	if !(got.KL.Mean > 1e-4 && got.KL.Mean <= limit) {
-		t.Errorf("the plan loses a mean KL of %v, want what dropped rows cost, and at most %v", got.KL.Mean, limit)
-	}
+	return result.KL.Mean
 }

@@ -50,8 +50,7 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 type partitionTable struct {
 	text strings.Builder
 	rows []comparedPartition
-	// the row of solve on this SoC, to which the others are related
-	base *comparedPartition // solve's own on this SoC
+	base *comparedPartition // the row of solve on this SoC, to which the others are related; nil: it comes next
 }
 
 // add appends the times of a rule in ns, 0 where it cannot execute the model. The first row of a
@@ -100,7 +99,6 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 	fmt.Fprintf(&t.text, "\n%s on %s, %s:\n\n| partition by | prefill ms | / solve's | decode ms | / solve's |\n"+
 		"| --- | ---: | ---: | ---: | ---: |\n", model.Name, soc.Name, scheme)
 	input := solver.Input{Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}}
-	// The next row added is the base of this SoC.
 	t.base = nil
 	solved, err := solver.Solve(ctx, input)
 	if err != nil {
@@ -113,19 +111,7 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 		name := soc.Processors[i].Name
 		t.add(soc.Name, model.Name, name+" alone", aloneNS(prefill, name), aloneNS(decode, name))
 	}
-	// What papers propose instead of solving: no splitting at all, and one split for every matrix.
-	type policy struct {
-		name       string
-		strategies []planir.Strategy
-		ratio      map[string]float64
-	}
-	policies := []policy{{"each operator whole, on the best for it", []planir.Strategy{planir.Single, planir.Padding},
-		nil}}
-	for _, part := range []float64{0.25, 0.5, 0.75} {
-		name := fmt.Sprintf("npu %.0f %%, gpu %.0f %% of every matrix", 100*part, 100*(1-part))
-		policies = append(policies, policy{name, nil, map[string]float64{"npu": part, "gpu": 1 - part}})
-	}
-	for _, policy := range policies {
+	for _, policy := range partitionPolicies() {
 		input.Strategies, input.Ratio = policy.strategies, policy.ratio
 		result, err := solver.Solve(ctx, input)
 		if err != nil {
@@ -135,6 +121,19 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 		t.add(soc.Name, model.Name, policy.name, prefill.PlanNS, decode.PlanNS)
 	}
 	return nil
+}
+
+// partitionPolicies are what papers propose instead of solving: no splitting at all, and one split for every matrix.
+func partitionPolicies() []alternative {
+	list := []alternative{{name: "each operator whole, on the best for it",
+		strategies: []planir.Strategy{planir.Single, planir.Padding}}}
+	for _, part := range []float64{0.25, 0.5, 0.75} {
+		list = append(list, alternative{
+			name:  fmt.Sprintf("npu %.0f %%, gpu %.0f %% of every matrix", 100*part, 100*(1-part)),
+			ratio: map[string]float64{"npu": part, "gpu": 1 - part},
+		})
+	}
+	return list
 }
 
 // promptAndToken returns the predictions of a plan for its one prefill program and for decoding.

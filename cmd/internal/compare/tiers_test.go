@@ -25,6 +25,7 @@ func TestManyUnevenExperts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer model.Close()
 	costs, err := simulatedCosts(t.Context(), soc, model, profiler.Want{Schemes: []op.Scheme{op.A32W32}})
 	if err != nil {
 		t.Fatal(err)
@@ -39,6 +40,7 @@ func TestManyUnevenExperts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if solved := rows[0]; solved.Gap > 0.01 {
-		t.Errorf("tiers %v take %d ns, with a gap of %.2g %%, want at most 1 %%", solved.Tiers, solved.NS, 100*solved.Gap)
+		t.Errorf("tiers %v take %d ns, with a gap of %.2g %%, want at most 1 %%", solved.Tiers, solved.NS,
+			100*solved.Gap)
 	}
 }
