@@ -59,12 +59,17 @@ func moeWorkload(chunk int) *workload.Workload {
 
 // tiered has capacity tiers chosen by a rule from the routing of tiny-moe-kjv, which has as many experts as PhiMoE and
 // as many a token. No names: as solve does.
-func tiered(rule ...string) restriction {
+func tiered(names ...string) restriction {
+	rule, err := solver.ParseTierRule(names)
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
 	return func(in *solver.Input) {
-		in.Only = []string{"cpu", "npu"}
-		// A rule that is not one, or loads that do not fit, make solve fail.
-		in.TierRule, _ = solver.ParseTierRule(rule)
-		in.Loads, _ = workload.TracedExample().As(in.Model)
+		loads, err := workload.TracedExample().As(in.Model)
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+		in.Only, in.TierRule, in.Loads = []string{"cpu", "npu"}, rule, loads
 	}
 }
 

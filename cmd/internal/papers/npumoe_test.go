@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -30,6 +32,29 @@ func TestTierShares(t *testing.T) {
 	}
 }
 
+// A row never stands for another rule than its name says: a rule that is none is a defect, not solve's own choice.
+func TestTieredByAKnownRule(t *testing.T) {
+	for _, test := range []struct {
+		rule, model string
+		known       bool
+	}{{"paper", "phi-3.5-moe", true}, {"papers", "phi-3.5-moe", false}, {"paper", "llama-3.2-1b", false}} {
+		model, err := models.Open(test.model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := func() (known bool) {
+			defer func() { known = recover() == nil }()
+			in := solver.Input{Model: model}
+			tiered(test.rule)(&in)
+			return true
+		}()
+		if known != test.known {
+			t.Errorf("rule %q with the routing of %s is taken: %v, want %v", test.rule, test.model, known, test.known)
+		}
+		model.Close()
+	}
+}
+
 // Routing of the text that was profiled is what the plan expects; that of a text of another kind is said to be stale.
 func TestRoutingOfAnotherText(t *testing.T) {
 	require.Slow(t)
@@ -47,7 +72,8 @@ func TestRoutingOfAnotherText(t *testing.T) {
 	for _, soc := range []string{"apple-m2-max", "apple-m2-ultra"} {
 		same, other := stale[soc+"/paper/same_text"], stale[soc+"/paper/other_text"]
 		if same != 0 || other < 1 {
-			t.Errorf("%s: %v layers are stale on the profiled text and %v on another, want none and some", soc, same, other)
+			t.Errorf("%s: %v layers are stale on the profiled text and %v on another, want none and some", soc, same,
+				other)
 		}
 	}
 }
