@@ -37,9 +37,10 @@ func TestListingIdle(t *testing.T) {
 	divided := 0
 	for _, node := range []string{"layers.qkv", "layers.attn_out", "layers.ffn_gate_up", "layers.ffn_down"} {
 		decision := plans["all"].DecisionFor(node, whole)
-		printed, end := listing(whole/chunk, alone("npu", node, chunk), alone("gpu", node, chunk), alone("gpu", node, rest))
-		t.Logf("%s: the listing gives %d of %d chunks to the NPU and takes %d ns, the plan takes %d ns with %+v", node, printed,
-			whole/chunk, end, decision.PredictNS, decision.Shares)
+		printed, end := listing(whole/chunk, alone("npu", node, chunk), alone("gpu", node, chunk),
+			alone("gpu", node, rest))
+		t.Logf("%s: the listing gives %d of %d chunks to the NPU and takes %d ns, the plan takes %d ns with %+v", node,
+			printed, whole/chunk, end, decision.PredictNS, decision.Shares)
 		if decision.PredictNS > end {
 			t.Errorf("%s: the plan takes %d ns, the listing %d", node, decision.PredictNS, end)
 		}
@@ -52,15 +53,16 @@ func TestListingIdle(t *testing.T) {
 	}
 }
 
-// Busy: n_npu is the number of chunks, so one processor has all of them; idle, both share them. The scheduler has a prompt
-// of any length processed so, chunk by chunk, among a plan's two variants. What the plan has no variant for are attention
-// and the remainder on the processor that decodes, between its steps.
+// Busy: n_npu is the number of chunks, so one processor has all of them; idle, both share them. The scheduler has a
+// prompt of any length processed so, chunk by chunk, among a plan's two variants. What the plan has no variant for are
+// attention and the remainder on the processor that decodes, between its steps.
 func TestListingBusy(t *testing.T) {
 	const chunk = 256
 	config := scheduler.Default(4)
 	config.ChunkNS = func(n int) (int, int64) { return min(n, chunk), int64(min(n, chunk)) * 40_000 }
 	config.DecodeNS = func(int) int64 { return 5_000_000 }
-	config.Beside = func(n, _ int) (scheduler.Side, bool) { // the listing's NPU, which leaves the decoding processor alone
+	// the listing's NPU, which leaves the decoding processor alone
+	config.Beside = func(n, _ int) (scheduler.Side, bool) {
 		tokens := min(n, chunk)
 		return scheduler.Side{Tokens: tokens, ChunkNS: int64(tokens) * 42_000, AloneNS: int64(tokens) * 41_000,
 			DecodeNS: 5_100_000}, n > 1
@@ -105,8 +107,8 @@ func TestListingBusy(t *testing.T) {
 			}
 			chunks := (length + chunk - 1) / chunk
 			if want := map[bool][2]int{false: {chunks, 0}, true: {0, chunks}}[busy]; [2]int{shared, alone} != want {
-				t.Errorf("busy %v, %d tokens: %d chunks of all processors and %d of one, want %v", busy, length, shared, alone,
-					want)
+				t.Errorf("busy %v, %d tokens: %d chunks of all processors and %d of one, want %v", busy, length, shared,
+					alone, want)
 			}
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/runtime/scheduler"
 )
 
-// Algorithm 1 on the virtual clock of core-ultra-5-125h: while somebody's answer is decoded, the next reactive prompt is
-// processed by the GPU alone beside it, where the plan has programs for that. Answers then go on at their pace, the
+// Algorithm 1 on the virtual clock of core-ultra-5-125h: while somebody's answer is decoded, the next reactive prompt
+// is processed by the GPU alone beside it, where the plan has programs for that. Answers then go on at their pace, the
 // requests end sooner, and first tokens come later by no more than the slack. Alone, a prompt has all processors.
 func TestElasticChunksOnTheSoC(t *testing.T) {
 	require.Slow(t)

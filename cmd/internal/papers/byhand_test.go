@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// near compares rows of a paper, by item and name, with what is to come out.
+// near compares rows of a paper, by item and name, with what is to come out, within a relative tolerance.
 func near(t *testing.T, paper string, tolerance float64, pairs map[string]value) {
 	t.Helper()
 	rows := map[string]any{}
@@ -29,6 +29,7 @@ func near(t *testing.T, paper string, tolerance float64, pairs map[string]value)
 	}
 }
 
+// These tests compare rows with the arithmetic that the transcribers of the papers did by hand.
 func TestHeteroInferByHand(t *testing.T) {
 	pairs := map[string]value{}
 	by := func(id string) value { return hetero(id).at("transcriber_computed") }
@@ -56,7 +57,6 @@ func TestHeteroInferByHand(t *testing.T) {
 	near(t, "heteroinfer", 0.004, pairs)
 }
 
-// Rows against the arithmetic that the transcribers of the papers did by hand.
 func TestLLMNPUByHand(t *testing.T) {
 	pairs := map[string]value{}
 	by := func(id string) value { return npuFact(id).at("transcriber_computed") }
@@ -87,7 +87,8 @@ func TestShadowAttnByHand(t *testing.T) {
 	launch, means, losses := by("dc_fused_launch"),
 		by("dc_t6_averages").at("means"), by("dc_t6_averages").at("losses_pp")
 	near(t, "shadowattn", 0.005, map[string]value{
-		"printed/launch/1/per_head_ms": launch.at("per_head_ms", 0), "printed/launch/2/per_head_ms": launch.at("per_head_ms", 1),
+		"printed/launch/1/per_head_ms": launch.at("per_head_ms", 0),
+		"printed/launch/2/per_head_ms": launch.at("per_head_ms", 1),
 		"printed/launch/4/per_head_ms": launch.at("per_head_ms", 2),
 		"printed/launch/1/gops":        launch.at("gops", 0), "printed/launch/2/gops": launch.at("gops", 1),
 		"printed/launch/4/gops":             launch.at("gops", 2),

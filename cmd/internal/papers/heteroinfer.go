@@ -326,48 +326,9 @@ func heteroSync(ctx context.Context, rows *sheet) error {
 
 // heteroAblation adds one technique after the other to a prompt of 320 tokens, as Fig. 18 does.
 func heteroAblation(ctx context.Context, rows *sheet) error {
-	length := int(hetero("wl_ablation_prompt").at("values").num())
-	work := heteroWorkload(64, 256)
-	plain := func(soc *socs.SoC) {
-		slowSync(soc)
-		npu := soc.Processor("npu")
-		npu.Forms = nil
-		for name, scheme := range npu.Sim.Schemes {
-			scheme.Forms = nil
-			npu.Sim.Schemes[name] = scheme
-		}
-	}
-	pieces := both(tensorLevel, permit(planir.Single, planir.Padding, planir.ActivationDivide, planir.Pipe))
-	columns := tensorLevel
-	// the naive NPU has graphs of one length
-	var rates []float64
-	for _, step := range []struct {
-		name string
-		work *workload.Workload
-		edit func(*socs.SoC)
-		with restriction
-	}{
-		{"gpu", work, plain, only("gpu")},
-		{"naive-npu", heteroWorkload(512), plain, only("npu")},
-		{"activation-centric", work, plain, pieces},
-		{"order", work, slowSync, pieces},
-		{"weight-centric", work, slowSync, columns},
-		{"fast-sync", work, heteroPhone, columns},
-	} {
-		from, err := newChain(ctx, heteroSoC, "llama-3-8b", step.work, step.edit)
-		if err != nil {
-			return err
-		}
-		plan, err := from.solve(ctx, step.with)
-		if err != nil {
-			return fmt.Errorf("solve %q: %w", step.name, err)
-		}
-		rate, err := plan.promptRate(length)
-		if err != nil {
-			return err
-		}
-		rates = append(rates, rate)
-		rows.add(Solved, step.name+"/tps", nil, rate, "%d tokens, cut as %s", length, plan.cut(length))
+	rates, err := heteroTechniques(ctx, rows, int(hetero("wl_ablation_prompt").at("values").num()))
+	if err != nil {
+		return err
 	}
 	printed := hetero("r_ablation").at("values")
 	rows.add(Solved, "naive-npu/slower_than_gpu_percent", printed.at("naive_npu_vs_gpu", "slower_percent").num(),
@@ -386,6 +347,51 @@ func heteroAblation(ctx context.Context, rows *sheet) error {
 		"hand-overs of a few us instead of 400")
 	rows.add(Solved, "all/over_gpu", nil, rates[5]/rates[0], "all techniques over the GPU alone")
 	return nil
+}
+
+// heteroTechniques adds the rate of a prompt with every further technique, and returns the rates: the GPU, the NPU
+// alone, pieces of prompts on both, operands in the NPU's order, columns on both, and fast synchronisation.
+func heteroTechniques(ctx context.Context, rows *sheet, length int) (rates []float64, err error) {
+	work := heteroWorkload(64, 256)
+	plain := func(soc *socs.SoC) {
+		slowSync(soc)
+		npu := soc.Processor("npu")
+		npu.Forms = nil
+		for name, scheme := range npu.Sim.Schemes {
+			scheme.Forms = nil
+			npu.Sim.Schemes[name] = scheme
+		}
+	}
+	pieces := both(tensorLevel, permit(planir.Single, planir.Padding, planir.ActivationDivide, planir.Pipe))
+	for _, step := range []struct {
+		name string
+		work *workload.Workload
+		edit func(*socs.SoC)
+		with restriction
+	}{
+		{"gpu", work, plain, only("gpu")},
+		{"naive-npu", heteroWorkload(512), plain, only("npu")}, // it has graphs of one length
+		{"activation-centric", work, plain, pieces},
+		{"order", work, slowSync, pieces},
+		{"weight-centric", work, slowSync, tensorLevel},
+		{"fast-sync", work, heteroPhone, tensorLevel},
+	} {
+		from, err := newChain(ctx, heteroSoC, "llama-3-8b", step.work, step.edit)
+		if err != nil {
+			return nil, err
+		}
+		plan, err := from.solve(ctx, step.with)
+		if err != nil {
+			return nil, fmt.Errorf("solve %q: %w", step.name, err)
+		}
+		rate, err := plan.promptRate(length)
+		if err != nil {
+			return nil, err
+		}
+		rates = append(rates, rate)
+		rows.add(Solved, step.name+"/tps", nil, rate, "%d tokens, cut as %s", length, plan.cut(length))
+	}
+	return rates, nil
 }
 
 // heteroEnergy compares the modelled energy of a prompt of 256 tokens and an answer of 32.

@@ -2,6 +2,7 @@ package papers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -233,8 +234,8 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
-// openTrial opens a trained model and the text that none of them was trained on, which lies with the small one; the
-// model is the caller's to close.
+// openTrial opens a trained model, which the caller closes, and the text that lies with the small model: none of the
+// trained ones has seen it.
 func openTrial(ctx context.Context, dir string, windows, size int) (*trial.Model, *trial.Text, error) {
 	opened, err := models.Open(dir)
 	if err != nil {
@@ -242,10 +243,13 @@ func openTrial(ctx context.Context, dir string, windows, size int) (*trial.Model
 	}
 	model, err := trial.Open(ctx, opened)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, errors.Join(err, opened.Close())
 	}
 	text, err := model.ReadText(filepath.Join(filepath.Dir(dir), smallModel, "valid.txt"), windows, size)
-	return model, text, err
+	if err != nil {
+		return nil, nil, errors.Join(err, model.Close())
+	}
+	return model, text, nil
 }
 
 // npuMemory reads which weights the plan of a 7B model leaves on an NPU with an address space of 4 GB.

@@ -54,8 +54,8 @@ func of(paper string) (items []*Item) {
 	return items
 }
 
-// Every row stands in a golden file, as hetc reproduce --json prints it. What is solved or executed stands there with two
-// digits: it moves as hetc gets better.
+// Every row stands in a golden file, as hetc reproduce --json prints it. What is solved or executed stands there with
+// two digits: it moves as hetc gets better.
 func TestRows(t *testing.T) {
 	require.Slow(t)
 	for _, paper := range Papers {
