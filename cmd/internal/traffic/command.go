@@ -138,8 +138,8 @@ func RunSimulate(ctx context.Context, ui *cli.Streams, options *Options) error {
 			return err
 		}
 		if overheads.other(plan) {
-			ui.Warnf("--served %q: another plan predicts these calls; what they took beyond that is added to this plan's times",
-				options.Served)
+			ui.Warnf("--served %q: another plan predicts these calls; what they took beyond that is added to this "+
+				"plan's times", options.Served)
 		}
 		from = fmt.Sprintf("what they took in the server of %s, measured", options.Served)
 	}
@@ -286,18 +286,12 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	}
 	defer on.Close()
 	if on.plan.SoC.Simulated && options.WriteServed != "" {
-		return diag.New(diag.ClassUsage, "--write-served: the plan is for the simulated SoC %q, whose calls take nothing beside",
-			on.plan.SoC.Name).WithHint("take a plan for this machine")
+		return diag.New(diag.ClassUsage,
+			"--write-served: the plan is for the simulated SoC %q, whose calls take nothing beside", on.plan.SoC.Name).
+			WithHint("take a plan for this machine")
 	}
-	seconds := 0.0
-	for i := range loads {
-		if loads[i].bursts, err = options.bursts(ctx, on.plan, loads[i].trace); err != nil {
-			return err
-		}
-		seconds += lasts(loads[i].trace) * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
-		for _, trace := range loads[i].bursts {
-			seconds += lasts(trace) * float64(options.Rounds)
-		}
+	if err := options.addBursts(ctx, on.plan, loads); err != nil {
+		return err
 	}
 	began := time.Now()
 	if err := serving.Warm(ctx, on.machine); err != nil {
@@ -307,11 +301,8 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	predicted := *on.plan
 	if on.plan.SoC.Simulated {
 		predicted.Beside = nil // as on the virtual clock
-		ui.Notef("executed on the virtual clock of %s: this computes every token, and says how well simulate predicts the plan's"+
-			" execution, not how fast this machine is", on.plan.SoC.Name)
-	} else {
-		ui.Notef("this takes at least %.0f min: %s, %s, each under %d policies and without background work",
-			math.Ceil(seconds/60), cli.Count(len(loads), "load"), cli.Count(options.Rounds, "round"), len(scheduler.Policies))
+		ui.Notef("executed on the virtual clock of %s: this computes every token, and says how well simulate predicts "+
+			"the plan's execution, not how fast this machine is", on.plan.SoC.Name)
 	}
 	peer, err := options.peer(ctx, on.plan)
 	if err != nil {
@@ -324,7 +315,13 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
+
 	measuring := bench{ui, options, on.machine, peer, distance}
+	if !on.plan.SoC.Simulated {
+		ui.Notef("this takes at least %.0f min: %s, %s, each under %d policies and without background work",
+			math.Ceil(measuring.seconds(loads)/60), cli.Count(len(loads), "load"), cli.Count(options.Rounds, "round"),
+			len(scheduler.Policies))
+	}
 	var reports, others []*Report
 	for _, load := range loads {
 		measured, before, err := measuring.measure(ctx, &load)
@@ -341,14 +338,29 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		}
 		others = append(others, before...)
 	}
+	return options.showMeasured(ui, reports, others)
+}
+
+// showMeasured prints what was measured and simulated of all loads, and what the server took with other requests.
+func (o *Options) showMeasured(ui *cli.Streams, reports, others []*Report) error {
 	Show(ui, reports)
-	if err := options.showServed(ui, overheadsOf(others)); err != nil {
+	if err := o.showServed(ui, overheadsOf(others)); err != nil {
 		return err
 	}
 	ui.Notef("what program calls took while the loads were measured:")
 	showCalls(ui, measuredCalls(reports))
 	showHandovers(ui, reports)
 	return ui.Result(reports)
+}
+
+// addBursts adds the bursts that the server is measured with before each load.
+func (o *Options) addBursts(ctx context.Context, plan *planir.Plan, loads []load) (err error) {
+	for i := range loads {
+		if loads[i].bursts, err = o.bursts(ctx, plan, loads[i].trace); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // lasts returns how long the requests of a trace take to arrive, in seconds.
@@ -374,8 +386,8 @@ func (o *Options) showServed(ui *cli.Streams, overheads *Overheads) error {
 	if overheads == nil {
 		return nil
 	}
-	ui.Notef("what program calls took with other requests, in bursts before each measurement, which is what is simulated; a first "+
-		"token was there %v before its client had it:", time.Duration(overheads.ReadNS).Round(time.Microsecond))
+	ui.Notef("what program calls took with other requests, in bursts before each measurement, which is what is "+
+		"simulated; a first token was there %v before its client had it:", time.Duration(overheads.ReadNS).Round(time.Microsecond))
 	showCalls(ui, overheads.Calls)
 	if o.WriteServed == "" {
 		return nil
@@ -449,6 +461,19 @@ func (b *bench) plays(load *load) (out []play) {
 		out = append(out, play{policy: llamaPolicy, trace: trace})
 	}
 	return out
+}
+
+// seconds returns how long the requests of all rounds take to arrive.
+func (b *bench) seconds(loads []load) (sum float64) {
+	for i := range loads {
+		for _, play := range b.plays(&loads[i]) {
+			sum += lasts(play.trace)
+			if len(play.bursts) > 0 {
+				sum += lasts(play.bursts)
+			}
+		}
+	}
+	return sum * float64(b.options.Rounds)
 }
 
 // measure measures everything in every round, and returns of each the round with its median rate, and all that was

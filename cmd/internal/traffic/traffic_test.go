@@ -630,3 +630,25 @@ func TestSimulationIsInterrupted(t *testing.T) {
 		t.Errorf("got %+v (%v), want it to be interrupted", report, err)
 	}
 }
+
+// What a measurement takes at least is the arrivals of what is played: without background work there is no play of the
+// reactive requests alone.
+func TestSecondsOfMeasuring(t *testing.T) {
+	reactive, proactive := Request{AtMS: 4000, Class: "reactive"}, Request{AtMS: 10_000, Class: "proactive"}
+	policies := float64(len(scheduler.Policies))
+	measuring := &bench{options: &Options{Rounds: 3}}
+	for _, test := range []struct {
+		trace []Request
+		want  float64
+	}{
+		{[]Request{reactive}, 3 * 4 * policies},
+		{[]Request{reactive, proactive}, 3 * (10*policies + 4)},
+	} {
+		bursts := make([][]Request, len(scheduler.Policies))
+		bursts[0] = []Request{{AtMS: 1000, Class: "reactive"}}
+		want := test.want + 3
+		if got := measuring.seconds([]load{{trace: test.trace, bursts: bursts}}); got != want {
+			t.Errorf("%d requests are played for %v s, want %v", len(test.trace), got, want)
+		}
+	}
+}

@@ -106,11 +106,7 @@ func TestSimulateIsServing(t *testing.T) {
 		t.Fatalf("an iteration of 3 takes %d ns, want 1.25 ms: between those of 2 and 4", three)
 	}
 	for seed := range uint64(2) {
-		pattern := Pattern{Seconds: 0.3, Reactive: 1500, Proactive: 6000, Prompt: Range{1, 150}, Output: Range{1, 20}, Seed: seed}
-		trace, err := pattern.Draw()
-		if err != nil {
-			t.Fatal(err)
-		}
+		trace := drawn(t, Pattern{Seconds: 0.3, Reactive: 1500, Proactive: 6000, Seed: seed})
 		for _, policy := range scheduler.Policies {
 			config := scheduler.Default(4)
 			config.Policy, config.AgeNS = policy, 40e6
@@ -143,62 +139,37 @@ func TestSimulateIsServing(t *testing.T) {
 	}
 }
 
+// drawn is a trace of prompts and answers of the demo model.
+func drawn(t *testing.T, pattern Pattern) []Request {
+	t.Helper()
+	pattern.Prompt, pattern.Output = Range{1, 150}, Range{1, 20}
+	trace, err := pattern.Draw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trace
+}
+
 // What calls take in a server is learnt from some requests, and predicts others: on a clock on which the server takes a
-// time of its own for every kind of call, and for waking up after short and long idle times, the simulation says of other requests at what time each
-// gets each token. By the plan alone first tokens come too early.
+// time of its own for every kind of call, and for waking up after short and long idle times, the simulation says of
+// other requests at what time each gets each token. By the plan alone first tokens come too early.
 func TestServedCallsPredictOtherRequests(t *testing.T) {
 	machine := onOneCore(t)
-	times := serving.TimesOf(machine.Plan())
-	// serve plays a trace with the server.
-	serve := func(trace []Request, config scheduler.Config) (*Report, []serving.CallTimes) {
-		t.Helper()
-		ended := int64(-1)
-		clock := &virtualClock{}
-		clock.took = func(call serving.Call) int64 {
-			key, ns := times.Planned(call)
-			switch key.Kind {
-			case serving.DecodeCall:
-				ns += 500e3 + 100e3*int64(key.Size*key.Size)
-			case serving.ChunkCall:
-				ns += 800e3
-			default:
-				ns += 900e3
-			}
-			if clock.now > ended { // there was nothing to do
-				ns += 700e3 * int64(serving.AfterIdle(clock.now-max(ended, 0)))
-			}
-			ended = clock.now + ns
-			return ns
-		}
-		config.Queue = 0
-		courses, metrics, err := clock.play(t.Context(), machine, trace, serving.Options{Scheduler: config})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
-			Iterations: metrics.Iterations, Preemptions: metrics.Preemptions}), metrics.Calls
-	}
-	drawn := func(seed uint64, seconds float64) []Request {
-		pattern := Pattern{Seconds: seconds, Reactive: 600, Proactive: 1800, Prompt: Range{1, 150}, Output: Range{1, 20}, Seed: seed}
-		trace, err := pattern.Draw()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return trace
-	}
 	overheads := &Overheads{}
+	// with all idle times before all kinds of calls
+	idling := drawn(t, Pattern{Seconds: 3, Reactive: 600, Proactive: 1800, Seed: 8})
 	for _, policy := range []scheduler.Policy{scheduler.Batching, scheduler.Full} {
 		config := scheduler.Default(4)
 		config.Policy = policy
-		_, inBursts := serve(bursts(machine.Plan(), 4, 150, 1, 0.5)[0], config)
-		_, others := serve(drawn(8, 3), config) // with all idle times before all kinds of calls
+		_, inBursts := serveSlowly(t, machine, bursts(machine.Plan(), 4, 150, 1, 0.5)[0], config)
+		_, others := serveSlowly(t, machine, idling, config)
 		overheads.Calls = merge(overheads.Calls, inBursts, others)
 	}
-	trace := drawn(9, 1)
+	trace := drawn(t, Pattern{Seconds: 1, Reactive: 600, Proactive: 1800, Seed: 9})
 	for _, policy := range scheduler.Policies {
 		config := scheduler.Default(4)
 		config.Policy, config.AgeNS = policy, 40e6
-		want, _ := serve(trace, config)
+		want, _ := serveSlowly(t, machine, trace, config)
 		got, err := simulateServed(t.Context(), machine.Plan(), trace, config, overheads)
 		if err != nil {
 			t.Fatal(err)
@@ -209,7 +180,8 @@ func TestServedCallsPredictOtherRequests(t *testing.T) {
 		}
 		for i := range want.Classes {
 			if early := 1 - byPlan.Classes[i].TTFT/want.Classes[i].TTFT; early < 0.2 {
-				t.Errorf("%s: by the plan alone first tokens are %.1f %% too early, which shows nothing", policy, 100*early)
+				t.Errorf("%s: by the plan alone first tokens are %.1f %% too early, which shows nothing", policy,
+					100*early)
 			}
 			got.Classes[i].Pending = 0 // only the simulation knows when a chunk begins
 		}
@@ -218,6 +190,40 @@ func TestServedCallsPredictOtherRequests(t *testing.T) {
 			t.Errorf("%s: simulated\n%+v\nthe server gave\n%+v", policy, got, want)
 		}
 	}
+}
+
+// serveSlowly plays a trace with the server on a clock on which calls take longer than the plan predicts, each kind by
+// a time of its own, and the first one after an idle time still longer.
+func serveSlowly(
+	t *testing.T, machine *executor.Machine, trace []Request, config scheduler.Config,
+) (*Report, []serving.CallTimes) {
+	t.Helper()
+	times := serving.TimesOf(machine.Plan())
+	ended := int64(-1)
+	clock := &virtualClock{}
+	clock.took = func(call serving.Call) int64 {
+		key, ns := times.Planned(call)
+		switch key.Kind {
+		case serving.DecodeCall:
+			ns += 500e3 + 100e3*int64(key.Size*key.Size)
+		case serving.ChunkCall:
+			ns += 800e3
+		default:
+			ns += 900e3
+		}
+		if clock.now > ended { // there was nothing to do
+			ns += 700e3 * int64(serving.AfterIdle(clock.now-max(ended, 0)))
+		}
+		ended = clock.now + ns
+		return ns
+	}
+	config.Queue = 0
+	courses, metrics, err := clock.play(t.Context(), machine, trace, serving.Options{Scheduler: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
+		Iterations: metrics.Iterations, Preemptions: metrics.Preemptions}), metrics.Calls
 }
 
 // simulatedMachine is the demo model on a catalog SoC, planned from a profile on its virtual clock.
@@ -258,7 +264,8 @@ func simulatedMachine(t *testing.T, name string) *executor.Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	solved, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: work, Engine: exact.Engine{}})
+	solved, err := solver.Solve(ctx,
+		solver.Input{Model: model, SoC: soc, Costs: costs, Workload: work, Engine: exact.Engine{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,8 +315,8 @@ func TestServingTakesAsLongAsSimulated(t *testing.T) {
 			t.Helper()
 			t.Logf("%s, %s: %.4g, simulated %.4g", policy, what, got, want)
 			if off := math.Abs(got/want - 1); !(off <= most) {
-				t.Errorf("%s, %s: %v on the virtual clock, %v simulated: %.1f %% apart, want at most %.0f %%", policy, what, got,
-					want, 100*off, 100*most)
+				t.Errorf("%s, %s: %v on the virtual clock, %v simulated: %.1f %% apart, want at most %.0f %%", policy,
+					what, got, want, 100*off, 100*most)
 			}
 		}
 		t.Logf("busy for %.0f %% of %v s", 100*got.Busy, got.Seconds)
