@@ -68,13 +68,8 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 	if err != nil {
 		return err
 	}
-	longest := slices.Max(prompts)
-	for _, plan := range plans {
-		if longest > plan.MaxContext {
-			return diag.New(diag.ClassUsage, "--prompt-len %d needs a context of as many tokens, the plan has %d",
-				longest, plan.MaxContext).
-				WithHint("measure shorter prompts, or name a larger context in the workload")
-		}
+	if err := holdPrompt(plans, slices.Max(prompts)); err != nil {
+		return err
 	}
 
 	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
@@ -110,6 +105,18 @@ func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptio
 	showHeads(ui, results, rows[0].label)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": simulated, "density": density,
 		"rounds": options.Rounds, "results": results})
+}
+
+// holdPrompt refuses a prompt that exceeds the context of one of the plans.
+func holdPrompt(plans []*planir.Plan, tokens int) error {
+	for _, plan := range plans {
+		if tokens > plan.MaxContext {
+			return diag.New(diag.ClassUsage, "--prompt-len %d needs a context of as many tokens, the plan has %d",
+				tokens, plan.MaxContext).
+				WithHint("measure shorter prompts, or name a larger context in the workload")
+		}
+	}
+	return nil
 }
 
 // prepare returns the share of positions that queries attend to, and has all heads keep it where there is no

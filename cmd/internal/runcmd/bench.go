@@ -125,8 +125,8 @@ func (o *options) showTimes(ui *cli.Streams, out *timing) {
 	if o.gen > 0 {
 		ui.Printf("decode: %.3f ms a token, %.1f tokens/s%s\n", out.DecodeUS/1e3, out.DecodeTPS, note)
 		if out.WeightBytes > 0 {
-			ui.Printf("decode reads %.1f MB of weights a token: %.1f GB/s%s\n", float64(out.WeightBytes)/1e6, out.DecodeGBps,
-				note)
+			ui.Printf("decode reads %.1f MB of weights a token: %.1f GB/s%s\n", float64(out.WeightBytes)/1e6,
+				out.DecodeGBps, note)
 		}
 	}
 	if len(out.Batches) > 0 {
@@ -292,26 +292,11 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 	return times, err
 }
 
-// measureBatches measures steps of one sequence and of every batch of the plan in turn, round by round, each after a
-// prompt of that length, after one round that is not counted.
+// measureBatches measures steps of one sequence and of every batch of the plan, each after a prompt of that length.
+// Sizes take turns in every round, so that a drift of the clock hits all alike. A round before is not counted.
 func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, gen, rounds int) ([]batchTime, error) {
-	plan := machine.Plan()
-	var out []batchTime
-	// one entry per size of batch, with its predicted time where the plan has one
-	for _, n := range append([]int{1}, plan.Batches...) {
-		timing := batchTime{Sequences: n}
-		for _, pr := range plan.Predictions {
-			if i := slices.IndexFunc(plan.Program.Programs,
-				func(ph planir.PhaseProgram) bool {
-					return ph.Name == pr.Program && ph.Phase == "decode" &&
-						ph.Rows == n
-				}); i >= 0 {
-				timing.PredictUS = float64(pr.PlanNS) / 1e3
-			}
-		}
-		out = append(out, timing)
-	}
-	steps := make([][]int64, len(out))
+	sizes := batchSizes(machine.Plan())
+	steps := make([][]int64, len(sizes)) // ns of every step of a size
 	tokens := make([]executor.Token, machine.Sequences())
 	machine.Reset()
 	err := machine.Do(ctx, func(control *executor.Control) error {
@@ -319,7 +304,7 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 			tokens[i].ID = int32(argmax(logits))
 			return nil
 		}
-		// Each sequence has a prompt of its own. Between measurements only the decoded tokens are dropped.
+		// Each sequence has a prompt of its own.
 		begin := make([]int32, len(tokens))
 		for i := range tokens {
 			tokens[i].Sequence = i
@@ -330,15 +315,15 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 			begin[i] = tokens[i].ID
 		}
 		for round := -1; round < rounds; round++ {
-			// round -1 warms up; sizes take turns, so that a drift of the clock hits all alike
-			for at := range out {
+			for at := range sizes {
+				// The prompts stay: only what was decoded is dropped.
 				for i := range tokens {
 					control.Truncate(i, promptLen)
 					tokens[i].ID = begin[i]
 				}
 				sum := int64(0)
 				for range gen {
-					timing, err := control.Step(tokens[:out[at].Sequences], next)
+					timing, err := control.Step(tokens[:sizes[at].Sequences], next)
 					if err != nil {
 						return err
 					}
@@ -348,22 +333,43 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 					}
 				}
 				if round >= 0 {
-					out[at].Samples = append(out[at].Samples, float64(sum)/1e3/float64(gen))
+					sizes[at].Samples = append(sizes[at].Samples, float64(sum)/1e3/float64(gen))
 				}
 			}
 		}
 		return nil
 	})
-	for k := range out {
-		out[k].StepUS = median(steps[k]) / 1e3
-		out[k].TPS = float64(out[k].Sequences) * 1e6 / max(out[k].StepUS, 1e-3)
+	for at := range sizes {
+		sizes[at].StepUS = median(steps[at]) / 1e3
+		sizes[at].TPS = float64(sizes[at].Sequences) * 1e6 / max(sizes[at].StepUS, 1e-3)
 	}
-	return out, err
+	return sizes, err
 }
 
-// BenchPrompt is fixed: times do not depend on the text, only on its length.
-func BenchPrompt(n, vocab, number int) []int32 {
-	prompt := make([]int32, n)
+// batchSizes lists one sequence and every batch of a plan, with predicted times where the plan has them.
+func batchSizes(plan *planir.Plan) (sizes []batchTime) {
+	together := map[string]int{} // sequences of programs that decode, by name
+	for _, program := range plan.Program.Programs {
+		if program.Phase == "decode" {
+			together[program.Name] = program.Rows
+		}
+	}
+	for _, sequences := range append([]int{1}, plan.Batches...) {
+		size := batchTime{Sequences: sequences}
+		for _, prediction := range plan.Predictions {
+			if together[prediction.Program] == sequences {
+				size.PredictUS = float64(prediction.PlanNS) / 1e3
+			}
+		}
+		sizes = append(sizes, size)
+	}
+	return sizes
+}
+
+// BenchPrompt returns a prompt of a length, another one for every number. Times do not depend on the text, only on its
+// length.
+func BenchPrompt(length, vocab, number int) []int32 {
+	prompt := make([]int32, length)
 	for i := range prompt {
 		// A prime stride, so that neighbouring tokens differ as those of a text do.
 		prompt[i] = int32((i*7919 + number + 1) % vocab)
