@@ -101,7 +101,7 @@ type Machine struct {
 // Check runs every check that needs no model. It takes about half a second.
 func (m Machine) Check(ctx context.Context) []Finding {
 	cores := m.cores(ctx)
-	out := []Finding{m.build(), m.cpu(cores), coresOf(cores), memory(), pages()}
+	out := []Finding{m.build(), m.cpu(cores), coresOf(cores, machine.CPUQuota()), memory(), pages()}
 	out = append(out, m.drivers(ctx)...)
 	out = append(out, catalogs()...)
 	out = append(out, directory("current directory", "."), directory("temporary directory", os.TempDir()), m.cache())
@@ -178,14 +178,19 @@ func (m Machine) cpu(cores []int) Finding {
 	return finding
 }
 
-// coresOf counts usable cores: plans for several processors need two.
-func coresOf(cores []int) Finding {
+// coresOf counts usable cores: plans for several processors need two. quota is the processor time that this process may
+// use, in cores.
+func coresOf(cores []int, quota float64) Finding {
 	finding := ok("cores", "%d usable of %d: %v", len(cores), max(len(cores), machine.Cores()), cores)
 	switch {
 	case len(cores) == 0:
 		return finding.but(Problem, "no driver offers a core: allow this process one (taskset, the container's cpuset)")
 	case len(cores) == 1:
 		return finding.but(Note, "plans over several processors need a second core (taskset, the container's cpuset)")
+	case quota < float64(len(cores)):
+		finding.Found += fmt.Sprintf("; a control group allows the time of %.4g of them", quota)
+		return finding.but(Note, "measurements and answers stand still where that is used up: raise the quota (docker "+
+			"--cpus, a pod's CPU limit), or use fewer cores")
 	}
 	return finding
 }

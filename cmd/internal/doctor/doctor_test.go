@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -100,6 +101,16 @@ func TestNotes(t *testing.T) {
 }
 
 // A clock before this version, or after this century, is wrong.
+// A quota of less than the usable cores is noted: it shows in no core's load.
+func TestQuota(t *testing.T) {
+	for quota, want := range map[float64]Status{1.5: Note, 2: OK, math.Inf(1): OK} {
+		got := coresOf([]int{0, 1}, quota)
+		if got.Status != want || (want == Note) != strings.Contains(got.Found, "the time of 1.5 of them") {
+			t.Errorf("quota of %v cores: %+v", quota, got)
+		}
+	}
+}
+
 func TestClock(t *testing.T) {
 	for year, want := range map[int]Status{1970: Problem, 2026: OK, 2262: Problem} {
 		if got := clock(time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC)); got.Status != want {

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -9,7 +10,7 @@ import (
 	"strings"
 )
 
-// hierarchy is a version of Linux's control groups: where its groups are, and what their files are called.
+// hierarchy is a version of Linux's control groups: where its groups are, and what their files of memory are called.
 type hierarchy struct {
 	controller  string // as /proc/self/cgroup calls it
 	groups      string // a folder
@@ -18,34 +19,45 @@ type hierarchy struct {
 }
 
 var hierarchies = []hierarchy{
-	{"", "sys/fs/cgroup", "memory.max", "memory.current", ""}, // version 2
-	{"memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"},
+	{"", unified, "memory.max", "memory.current", ""}, // version 2
+	{"memory", unified + "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"},
 }
 
+// unified is where the groups of version 2 are, and below it those of version 1.
+const unified = "sys/fs/cgroup"
+
 // containerMemory returns what is left of the limits of the process's control groups in bytes, 0 where there are none.
-// The group of a service has a limit, or one of the groups around it has. In a container the root has: what
-// /proc/self/cgroup says may be a path outside, of which nothing is there. root is where the file systems are mounted.
+// root is where the file systems are mounted.
 func containerMemory(root string) (left int64) {
-	text, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	for i := range hierarchies {
 		h := &hierarchies[i]
-		for group := h.groupIn(string(text)); ; group = path.Dir(group) {
-			if here := h.left(filepath.Join(root, h.groups, group)); here > 0 && (left == 0 || here < left) {
+		for _, folder := range groupsAround(root, h.groups, h.controller) {
+			if here := h.left(folder); here > 0 && (left == 0 || here < left) {
 				left = here
-			}
-			if group == "/" {
-				break
 			}
 		}
 	}
 	return left
 }
 
-// groupIn returns the group that /proc/self/cgroup names, "/" where it names none.
-func (h *hierarchy) groupIn(text string) string {
+// groupsAround returns the folders of the process's control group and of those around it, up to the root. The group of a
+// service has a limit, or one around it has. In a container the root has: what /proc/self/cgroup says may be a path
+// outside, of which nothing is there.
+func groupsAround(root, groups, controller string) (folders []string) {
+	text, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	for group := groupIn(string(text), controller); ; group = path.Dir(group) {
+		folders = append(folders, filepath.Join(root, groups, group))
+		if group == "/" {
+			return folders
+		}
+	}
+}
+
+// groupIn returns the group of a controller that /proc/self/cgroup names, "/" where it names none.
+func groupIn(text, controller string) string {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // number, controllers, path
-		if len(fields) == 3 && slices.Contains(strings.Split(fields[1], ","), h.controller) {
+		if len(fields) == 3 && slices.Contains(strings.Split(fields[1], ","), controller) {
 			return path.Clean("/" + fields[2])
 		}
 	}
@@ -78,4 +90,34 @@ func statField(text, name string) int64 {
 		}
 	}
 	return 0
+}
+
+// CPUQuota returns the processor time that control groups allow this process, in cores: 1.5 is one and a half of their
+// time. It is infinite where there is no limit. A process that has used it up stands still for tens of milliseconds.
+func CPUQuota() float64 { return cpuQuota("/") }
+
+// cpuQuota is CPUQuota where the file systems are mounted at root.
+func cpuQuota(root string) float64 {
+	cores := math.Inf(1)
+	for _, folder := range groupsAround(root, unified, "") {
+		text, _ := os.ReadFile(filepath.Join(folder, "cpu.max")) // "max 100000", "150000 100000"
+		quota, period, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+		cores = min(cores, share(quota, period))
+	}
+	for _, folder := range groupsAround(root, unified+"/cpu", "cpu") {
+		quota, _ := os.ReadFile(filepath.Join(folder, "cpu.cfs_quota_us")) // -1: no limit
+		period, _ := os.ReadFile(filepath.Join(folder, "cpu.cfs_period_us"))
+		cores = min(cores, share(strings.TrimSpace(string(quota)), strings.TrimSpace(string(period))))
+	}
+	return cores
+}
+
+// share returns how many cores' time a quota is in each period, both in microseconds; infinite where there is none.
+func share(quota, period string) float64 {
+	us, err := strconv.ParseInt(quota, 10, 64)
+	of, err2 := strconv.ParseInt(period, 10, 64)
+	if err != nil || err2 != nil || us <= 0 || of <= 0 {
+		return math.Inf(1)
+	}
+	return float64(us) / float64(of)
 }

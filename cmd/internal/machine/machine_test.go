@@ -2,6 +2,7 @@ package machine
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -110,18 +111,47 @@ func TestContainerMemory(t *testing.T) {
 		{"a path beyond the root", map[string]string{
 			"proc/self/cgroup": "0::/../../app\nnonsense\n", v2 + "/memory.max": "1000\n", v2 + "/memory.current": "400\n"}, 600},
 	} {
-		root := t.TempDir()
-		for name, text := range test.files {
-			path := filepath.Join(root, filepath.FromSlash(name))
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got := containerMemory(root); got != test.want {
+		if got := containerMemory(rootWith(t, test.files)); got != test.want {
 			t.Errorf("%s: %d bytes are left, want %d", test.name, got, test.want)
+		}
+	}
+}
+
+// rootWith returns a folder that has these files.
+func rootWith(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// The tightest quota counts, of either version of control groups.
+func TestCPUQuota(t *testing.T) {
+	const v1, v2 = "sys/fs/cgroup/cpu", "sys/fs/cgroup"
+	for _, test := range []struct {
+		files map[string]string
+		want  float64
+	}{
+		{nil, math.Inf(1)},
+		{map[string]string{v2 + "/cpu.max": "max 100000\n"}, math.Inf(1)},
+		{map[string]string{v2 + "/cpu.max": "nonsense\n"}, math.Inf(1)},
+		{map[string]string{v2 + "/cpu.max": "150000 100000\n"}, 1.5},
+		{map[string]string{"proc/self/cgroup": "0::/a/b\n", v2 + "/a/cpu.max": "50000 100000\n",
+			v2 + "/a/b/cpu.max": "200000 100000\n"}, 0.5},
+		{map[string]string{v1 + "/cpu.cfs_quota_us": "-1\n", v1 + "/cpu.cfs_period_us": "100000\n"}, math.Inf(1)},
+		{map[string]string{"proc/self/cgroup": "3:cpuacct,cpu:/pod\n", v1 + "/pod/cpu.cfs_quota_us": "20000\n",
+			v1 + "/pod/cpu.cfs_period_us": "10000\n"}, 2},
+	} {
+		if got := cpuQuota(rootWith(t, test.files)); got != test.want {
+			t.Errorf("%v: %v cores, want %v", test.files, got, test.want)
 		}
 	}
 }
