@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,10 +155,11 @@ func tileOf(text string) (capability.Tile, error) {
 	}
 	var sizes [3]int
 	parts := strings.Split(text, ",")
-	for i, x := range parts {
-		size, err := strconv.Atoi(strings.TrimSpace(x))
+	for i, part := range parts {
+		size, err := strconv.Atoi(strings.TrimSpace(part))
 		if err != nil || len(parts) != len(sizes) || size < 1 {
-			return capability.Tile{}, diag.New(diag.ClassUsage, "--tile %q: want three numbers from 1, such as 1,32,16", text)
+			return capability.Tile{}, diag.New(diag.ClassUsage, "--tile %q: want three numbers from 1, such as 1,32,16",
+				text)
 		}
 		sizes[i] = size
 	}
@@ -170,16 +172,8 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 	if err := cli.Required(cmd, "output"); err != nil {
 		return err
 	}
-	if (options.SoC == "") == (options.SoCOut == "") {
-		return diag.New(diag.ClassUsage, "import: want one of --soc and --soc-out").
-			WithHint("--soc-out FILE describes the processors of the table, --soc FILE says which SoC they are of")
-	}
-	// With --soc the file describes the processors.
-	for _, name := range []string{"name", "processor-kind", "tile", "launch-us", "bandwidth-gbps"} {
-		if options.SoC != "" && cmd.Flags().Changed(name) {
-			return diag.New(diag.ClassUsage, "import: --%s needs --soc-out", name).
-				WithHint("leave it out, or correct the file of --soc")
-		}
+	if err := options.checkSoC(cmd); err != nil {
+		return err
 	}
 	mapping, err := options.read()
 	if err != nil {
@@ -218,6 +212,9 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 		return err
 	}
 	if options.SoCOut != "" {
+		if err := replaceableSoC(options.SoCOut); err != nil {
+			return err
+		}
 		if err := socs.Write(options.SoCOut, soc); err != nil {
 			return err
 		}
@@ -226,6 +223,21 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 		return err
 	}
 	return showImport(ui, options, table, set, soc)
+}
+
+// checkSoC wants one of --soc and --soc-out, and refuses what describes processors that a file describes already.
+func (o *ImportOptions) checkSoC(cmd *cobra.Command) error {
+	if (o.SoC == "") == (o.SoCOut == "") {
+		return diag.New(diag.ClassUsage, "import: want one of --soc and --soc-out").
+			WithHint("--soc-out FILE describes the processors of the table, --soc FILE says which SoC they are of")
+	}
+	for _, name := range []string{"name", "processor-kind", "tile", "launch-us", "bandwidth-gbps"} {
+		if o.SoC != "" && cmd.Flags().Changed(name) {
+			return diag.New(diag.ClassUsage, "import: --%s needs --soc-out", name).
+				WithHint("leave it out, or correct the file of --soc")
+		}
+	}
+	return nil
 }
 
 // describe returns the SoC that the times belong to.
@@ -259,6 +271,22 @@ func replaceable(path string) error {
 	if measurements, facts := imported.Own(old); measurements+facts > 0 {
 		return diag.New(diag.ClassInput, "import: %q holds %s and %s beside imported times", path,
 			cli.Count(measurements, "measurement"), cli.Count(facts, "compiler fact")).
+			WithHint("name another file")
+	}
+	return nil
+}
+
+// replaceableSoC refuses to overwrite a file that no import has described: a SoC that was probed or written by hand.
+func replaceableSoC(path string) error {
+	if err := wholefile.Writable(path); err != nil {
+		return err
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	old, err := socs.Open(path)
+	if err != nil || !old.Imported() {
+		return diag.New(diag.ClassInput, "import: %q is there, and no SoC file of an import", path).
 			WithHint("name another file")
 	}
 	return nil

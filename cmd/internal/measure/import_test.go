@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,5 +54,28 @@ func TestReplaceable(t *testing.T) {
 		if test.want != "" && (diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: got %v, want an error with %q", test.name, err, test.want)
 		}
+	}
+}
+
+// An import replaces the SoC file of an import, and no other file.
+func TestReplaceableSoC(t *testing.T) {
+	const processor = "schema: hetc.soc/1\nname: phone\ncontrol: npu\nprocessors:\n" +
+		"  - {name: npu, kind: npu, select: npu, kinds: [matmul], schemes: [a8t/q8c], layouts: {q8c: n32}, tile: {}"
+	for text, replaced := range map[string]bool{
+		processor + ", driver: imported}\n": true,
+		processor + ", driver: sim, sim: {schemes: {a8t/q8c: {peak_gops: 100}}, other_gops: 10}}\n": false,
+		"my notes\n": false,
+	} {
+		path := filepath.Join(t.TempDir(), "soc.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := replaceableSoC(path)
+		if (err == nil) != replaced || err != nil && diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("a file that begins with %.30q: got %v, want it replaced: %v", text, err, replaced)
+		}
+	}
+	if err := replaceableSoC(filepath.Join(t.TempDir(), "new.yaml")); err != nil {
+		t.Errorf("a new file: %v", err)
 	}
 }
