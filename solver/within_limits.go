@@ -448,9 +448,13 @@ func (s *request) busyNS(node *lower.Node, candidate *price.Candidate) float64 {
 	return total
 }
 
-// leastEnergy returns a lower bound of the expected energy, over all numbers of buckets.
+// leastEnergy returns a lower bound of the expected energy, over all numbers of buckets. Each call counts in whole
+// microjoules, as predictions do: rounding may take off what a bound in nanojoules would call needed.
 func (s *pricing) leastEnergy() (int64, error) {
 	energy := func(_ *lower.Node, candidate *price.Candidate) float64 { return float64(candidate.EnergyNJ) }
+	ofCall := func(rows int, noAttention bool) float64 {
+		return float64(1000 * microjoules(int64(s.leastCallCost(rows, noAttention, energy))))
+	}
 	least := math.Inf(1)
 	for buckets := len(s.want.Buckets); buckets >= s.fewestBucketsForTime(); buckets-- {
 		fewer, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
@@ -459,11 +463,11 @@ func (s *pricing) leastEnergy() (int64, error) {
 		}
 		total := 0.0
 		for _, rows := range fewer.DecodeRows() {
-			total += float64(fewer.DecodeNS(rows, s.want.Weights.Decode) * s.leastCallCost(rows, false, energy))
+			total += float64(fewer.DecodeNS(rows, s.want.Weights.Decode) * ofCall(rows, false))
 		}
 		for i, rows := range fewer.Buckets {
 			shorter := fewer.ContextAt(rows) < s.want.ContextAt(rows)
-			total += float64(fewer.Weights.Prefill * fewer.Share[i] * s.leastCallCost(rows, shorter, energy))
+			total += float64(fewer.Weights.Prefill * fewer.Share[i] * ofCall(rows, shorter))
 		}
 		least = min(least, total)
 	}

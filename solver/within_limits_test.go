@@ -75,6 +75,32 @@ func TestWhatIsReachedIsPossible(t *testing.T) {
 	}
 }
 
+// The least energy that is predicted is possible as a limit, also where rounding to microjoules takes a part of it off.
+func TestLeastEnergyIsPossible(t *testing.T) {
+	model, soc := open(t, "../testdata/arch/llama-mqa"), twoCores(t, 0.5)
+	soc.Processors, soc.Joint = soc.Processors[:2], nil
+	for _, power := range []float64{0.31, 0.47, 0.73, 0.97} {
+		soc.Processors[0].PowerW, soc.Processors[1].PowerW = power, 2*power
+		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: quick(),
+			Engine: exact.Engine{}}
+		in.Workload.Buckets, in.Workload.Context = []int{16}, 64
+		in.Minimise(problem.Energy)
+		least := solve(t, in).ExpectedNJ
+
+		for _, measure := range []problem.Measure{problem.Energy, problem.Time} {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+				w.Minimise, w.Limits.EnergyMJ = measure, least/1e6
+			})
+			result, err := Solve(t.Context(), in)
+			if err != nil {
+				t.Errorf("minimise %s within %v nJ, which a plan takes: %v", measure, least, err)
+			} else if result.ExpectedNJ > least {
+				t.Errorf("minimise %s: %v nJ, at most %v are allowed", measure, result.ExpectedNJ, least)
+			}
+		}
+	}
+}
+
 // No plan for another goal, with a bound of memory or restricted in placement, holds less than the one that minimises
 // memory.
 func TestLeastMemoryIsLeast(t *testing.T) {
