@@ -21,9 +21,9 @@ import (
 //  2. The best schemes without limits, and all buckets: the joint problem of all programs.
 //  3. Other schemes and fewer buckets: with a bound of memory all pairs of assignments in the order of their bounds,
 //     else the pairs that are best for what is limited.
-//  4. The plan that takes least of what is limited, of energy and of memory: if even that one is not within its limit
-//     the error says what it takes. Else it is where the search for a faster plan starts, and what is returned if there
-//     is none.
+//  4. The plan that takes least of what is limited, of energy and of memory, and the fastest one where energy is
+//     minimised: if even that one is not within its limit the error says what it takes. Else it is where the search for
+//     a better plan starts, and what is returned if there is none.
 //
 // If minimising a quantity reaches a value within its limit, there is always a plan. An error says whether it was
 // proved that there is none (step 1, or a joint problem to which nothing was an alternative), or that none was found.
@@ -60,8 +60,11 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 	if diag.ClassOf(err) != diag.ClassInfeasible {
 		return by, plan, err
 	}
-	if s.isLimited(problem.LimitEnergyNJ) && s.measure() != problem.Energy {
+	switch {
+	case s.isLimited(problem.LimitEnergyNJ) && s.measure() != problem.Energy:
 		return s.fromLeastEnergy(ctx, bound, err)
+	case s.isLimited(problem.LimitPartNS) && s.measure() == problem.Energy:
+		return s.fromLeastTime(ctx, bound, err)
 	}
 	return nil, nil, err
 }
@@ -254,6 +257,28 @@ func (s *session) fromLeastEnergy(ctx context.Context, bound int64, why error) (
 	return s.improveFrom(ctx, by, plan, bound)
 }
 
+// fromLeastTime starts from the fastest plan and returns the best plan found from there; why is the error without it.
+// The timeline may have found that one faster than the problems say that any is.
+func (s *session) fromLeastTime(ctx context.Context, bound int64, why error) (*session, *planir.Plan, error) {
+	fastest, err := s.withGoal(problem.Time)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := fastest.bestSchemes(ctx)
+	if err != nil || found.decode == nil {
+		return nil, nil, cmp.Or(err, why)
+	}
+	fastest.prefill, fastest.decode, fastest.chosen = found.prefill, found.decode, found.report
+	by, plan, err := fastest.planWithin(ctx, bound)
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		return nil, nil, why
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return s.improveFrom(ctx, by, plan, bound)
+}
+
 // fromLeastMemory starts from the plan that holds least and returns the best plan found from there.
 func (s *session) fromLeastMemory(ctx context.Context, bound int64) (*session, *planir.Plan, error) {
 	leastMemory, err := s.withGoal(problem.Memory)
@@ -280,8 +305,8 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 	if err != nil {
 		return nil, nil, err
 	}
-	// All bounds hold again, those included that the other goal did without.
-	other.waived, other.bounds = nil, nil
+	// All bounds of this session hold again, those included that the other goal did without.
+	other.waived, other.bounds = s.waived, nil
 	if err := other.findBounds(); err != nil {
 		return nil, nil, err
 	}

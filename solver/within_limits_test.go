@@ -101,6 +101,39 @@ func TestLeastEnergyIsPossible(t *testing.T) {
 	}
 }
 
+// The times of the fastest plan are possible as limits where energy is minimised, although only the timeline knows that
+// its programs are so fast.
+func TestLeastTimeIsPossible(t *testing.T) {
+	for _, name := range []string{"llama-mqa", "llama-plain", "qwen3-lean"} {
+		model, soc := open(t, "../testdata/arch/"+name), withNPU(t, nil)
+		for i := range soc.Links {
+			soc.Links[i].HandoverUS = 2
+		}
+		work := quick()
+		work.Buckets, work.Context = workload.Rows{16}, 64
+		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work,
+			Engine: exact.Engine{}}
+		fastest := solve(t, in)
+		decode, prefill := prediction(t, fastest.Plan, "decode").PlanNS, prediction(t, fastest.Plan, "prefill@16").PlanNS
+
+		in.Workload = workload.Edited(work, func(w *workload.Workload) {
+			w.Minimise = problem.Energy
+			w.Limits.DecodeMS, w.Limits.PrefillMS = float64(decode+1)/1e6, float64(prefill+1)/1e6
+		})
+		result, err := Solve(t.Context(), in)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		plan := result.Plan
+		isKept := prediction(t, plan, "decode").PlanNS <= decode+1 && prediction(t, plan, "prefill@16").PlanNS <= prefill+1
+		if !isKept || result.ExpectedNJ > fastest.ExpectedNJ {
+			t.Errorf("%s: %+v and %v nJ, want at most %d and %d ns, %v nJ", name, plan.Predictions, result.ExpectedNJ,
+				decode, prefill, fastest.ExpectedNJ)
+		}
+	}
+}
+
 // No plan for another goal, with a bound of memory or restricted in placement, holds less than the one that minimises
 // memory.
 func TestLeastMemoryIsLeast(t *testing.T) {
