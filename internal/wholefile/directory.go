@@ -45,7 +45,7 @@ func Directory(path string, fill func(dir string) error) error {
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return err
 	}
-	temp, err := os.MkdirTemp(parent, "."+filepath.Base(target)+".*")
+	temp, err := os.MkdirTemp(parent, "."+stem(target)+".*")
 	if err != nil {
 		return err
 	}

@@ -133,12 +133,23 @@ func createLike(target, temp string) (*os.File, error) {
 
 // temporary returns the name of this process's file number n in the making for target. It is never stored.
 func temporary(target string, count int) string {
-	return filepath.Join(filepath.Dir(target), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(target), os.Getpid(), count))
+	return filepath.Join(filepath.Dir(target), fmt.Sprintf(".%s.%d-%d.tmp", stem(target), os.Getpid(), count))
+}
+
+// stem returns the beginning of the target's name that temporary names have: short enough that they are permitted
+// wherever the target's is.
+func stem(target string) string {
+	const most = 200 // bytes; file systems permit 255
+	base := filepath.Base(target)
+	if len(base) <= most {
+		return base
+	}
+	return strings.ToValidUTF8(base[:most], "")
 }
 
 // isTemporary reports whether a name in the target's directory is one that temporary makes, in any process.
 func isTemporary(target, name string) bool {
-	middle, begins := strings.CutPrefix(name, "."+filepath.Base(target)+".")
+	middle, begins := strings.CutPrefix(name, "."+stem(target)+".")
 	middle, ends := strings.CutSuffix(middle, ".tmp")
 	process, number, two := strings.Cut(middle, "-")
 	digits := func(text string) bool { return text != "" && strings.Trim(text, "0123456789") == "" }

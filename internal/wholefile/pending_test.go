@@ -258,3 +258,30 @@ func TestCommitThatFails(t *testing.T) {
 		t.Errorf("left %q, want the directory alone", got)
 	}
 }
+
+// The longest name that the system permits can be written, though the temporary name has more than the name.
+func TestLongestName(t *testing.T) {
+	for _, name := range []string{strings.Repeat("x", 255), strings.Repeat("ü", 127) + "x"} {
+		file := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(file, nil, 0o644); err != nil {
+			t.Skipf("a name of %d bytes: %v", len(name), err)
+		}
+		left := filepath.Join(filepath.Dir(file), filepath.Base(temporary(file, 7)))
+		if err := os.WriteFile(left, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := Write(file, []byte("new")); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := os.ReadFile(file); err != nil || string(data) != "new" {
+			t.Errorf("got %q, %v", data, err)
+		}
+		if _, err := os.Stat(left); err == nil {
+			t.Error("what another process left behind is still there")
+		}
+		dir := filepath.Join(t.TempDir(), name)
+		if err := Directory(dir, func(string) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -337,6 +337,8 @@ func wayOut(class diag.Class, err error) string {
 	case errors.Is(err, syscall.EFBIG):
 		return "this process may not write files of that size: raise the limit (ulimit -f), or write to another " +
 			"file system"
+	case errors.Is(err, syscall.ENAMETOOLONG):
+		return "give a shorter name"
 	case errors.Is(err, syscall.EISDIR), class == diag.ClassIO && errors.Is(err, os.ErrExist):
 		return "a directory is there: give the name of a file"
 	case errors.Is(err, os.ErrPermission):
