@@ -248,15 +248,25 @@ func howMeasured(virtual bool) string {
 	return "measured"
 }
 
+// enoughRounds is the least number whose extremes hold the median in 95 of 100 cases: fewer have no 95 % interval.
+const enoughRounds = 6
+
 // interleaved says in how many rounds plans took turns, and where these are too few for what tables call a 95 %
 // interval.
 func interleaved(rounds int) string {
-	const enough = 6 // the least number whose extremes hold the median in 95 of 100 cases
 	text := cli.Count(rounds, "interleaved round")
-	if rounds < enough {
-		text += fmt.Sprintf(" (too few for 95 %% intervals, which need %d)", enough)
+	if rounds < enoughRounds {
+		text += fmt.Sprintf(" (too few for 95 %% intervals, which need %d)", enoughRounds)
 	}
 	return text
+}
+
+// ratioInterval writes the 95 % interval of a ratio, "-" where there are too few rounds for one.
+func ratioInterval(rounds int, low, high float64) string {
+	if rounds < enoughRounds {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f..%.2f", low, high)
 }
 
 // open opens a plan and adds it to the list. It raises GOMAXPROCS to the threads of all open plans, because a thread

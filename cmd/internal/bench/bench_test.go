@@ -71,3 +71,12 @@ func TestDecodeBytes(t *testing.T) {
 		}
 	}
 }
+
+// One to five rounds have no 95 % interval, whatever is computed from them.
+func TestRatioInterval(t *testing.T) {
+	for rounds, want := range map[int]string{1: "-", 5: "-", 6: "1.18..1.20"} {
+		if got := ratioInterval(rounds, 1.18, 1.2); got != want {
+			t.Errorf("%d rounds: got %q, want %q", rounds, got, want)
+		}
+	}
+}

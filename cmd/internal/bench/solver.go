@@ -196,14 +196,14 @@ func (o *SolverOptions) compare(
 		}
 		rows = append(rows, []string{builds.Model, size, fmt.Sprintf("%.1f", builds.WasmMS),
 			fmt.Sprintf("%.1f", builds.NativeMS), fmt.Sprintf("%.2f", builds.Ratio),
-			fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High), fmt.Sprintf("%.6g", builds.Objective),
+			ratioInterval(o.Rounds, builds.Low, builds.High), fmt.Sprintf("%.6g", builds.Objective),
 			fmt.Sprintf("%.1g", builds.Apart), same})
 	}
 
 	out.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: "+
-		"medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
+		"medians of %s. Objectives are those of the linear programs; how far both are apart is relative. "+
 		"Answers that are no further apart than the engines' tolerance may have other values of variables.",
-		highs.Version, o.Rounds)
+		highs.Version, interleaved(o.Rounds))
 	out.table([]string{"model", ">variables x constraints", ">WebAssembly ms", ">library ms", ">ratio", ">95 %",
 		">objective", ">apart", "same values"}, rows)
 	return list, nil
