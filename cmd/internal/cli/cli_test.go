@@ -255,6 +255,20 @@ func TestEmptyFlags(t *testing.T) {
 	}
 }
 
+// So is an argument that is empty.
+func TestEmptyArguments(t *testing.T) {
+	var out, errs bytes.Buffer
+	code := Main("tool", []string{"show", "a", ""}, nil, &out, &errs, func(*Streams) *cobra.Command {
+		root := &cobra.Command{Use: "tool"}
+		root.AddCommand(&cobra.Command{Use: "show A [B]", Args: cobra.RangeArgs(1, 2),
+			RunE: func(*cobra.Command, []string) error { return diag.New(diag.ClassRun, "reached") }})
+		return root
+	})
+	if want := "tool: error: tool show: argument 2 is empty\n"; code != 2 || !strings.Contains(errs.String(), want) {
+		t.Errorf("exit code %d and\n%s\nwant 2 and %q", code, errs.String(), want)
+	}
+}
+
 // Of two values of a flag that takes one, none is dropped in silence. The same value twice is no question.
 func TestFlagsGivenTwice(t *testing.T) {
 	for line, want := range map[string]string{

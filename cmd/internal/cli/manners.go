@@ -50,7 +50,7 @@ func manners(root *cobra.Command, args []string) {
 			if group && len(rest) > 0 {
 				return unknownCommand(cmd, rest[0])
 			}
-			if err := errors.Join(swallowed(cmd), empty(cmd), twice(cmd, args), clobbers(cmd, rest)); err != nil {
+			if err := errors.Join(swallowed(cmd), empty(cmd, rest), twice(cmd, args), clobbers(cmd, rest)); err != nil {
 				return err
 			}
 			if check == nil {
@@ -151,9 +151,13 @@ func swallowed(cmd *cobra.Command) (err error) {
 // texts are the flags whose text may be empty.
 var texts = []string{"prompt", "system"}
 
-// empty refuses a flag that was given without a text, as a script does where a variable is not set: what the flag
-// demands, such as a product or a lowest version, would not be demanded.
-func empty(cmd *cobra.Command) (err error) {
+// empty refuses a flag or an argument that was given without a text, as a script does where a variable is not set: what
+// the flag demands, such as a product or a lowest version, would not be demanded.
+func empty(cmd *cobra.Command, args []string) (err error) {
+	if at := slices.Index(args, ""); at >= 0 {
+		err = diag.New(diag.ClassUsage, "%s: argument %d is empty", cmd.CommandPath(), at+1).
+			WithHint("usage: %s", cmd.UseLine())
+	}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		kind, value := f.Value.Type(), f.Value.String()
 		if f.Changed && (kind == "string" && value == "" || kind == "stringSlice" && value == "[]") &&
