@@ -30,7 +30,9 @@ func Pin(core int) error {
 	var set unix.CPUSet
 	set.Set(core)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return diag.New(diag.ClassUnavailable, "pin thread to core %d: %w", core, err)
+		return diag.New(diag.ClassUnavailable, "pin thread to core %d: %w", core, err).
+			WithHint("keep core %d in this process's cpuset, and allow sched_setaffinity where system calls are filtered "+
+				"(systemd: SystemCallFilter without ~@resources)", core)
 	}
 	return nil
 }

@@ -6,9 +6,12 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hetc/hetc/internal/diag"
 )
 
 // A pinned thread runs on its core alone; the list of the process's cores stays what it was.
@@ -40,6 +43,19 @@ func TestPin(t *testing.T) {
 	cores[0] = -1
 	if Cores()[0] == -1 {
 		t.Error("the list can be changed by its readers")
+	}
+}
+
+// A core that the process may not use is unavailable, and the way out is not that of a file.
+func TestPinRefused(t *testing.T) {
+	refused := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		refused <- Pin(1023)
+	}()
+	err := <-refused
+	if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(fmt.Sprint(diag.HintsOf(err)), "sched_setaffinity") {
+		t.Errorf("got %v of class %v, hints %q", err, diag.ClassOf(err), diag.HintsOf(err))
 	}
 }
 

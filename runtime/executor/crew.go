@@ -201,7 +201,8 @@ func (m *Machine) startCrews() error {
 			var err error
 			for _, lane := range crew.attachOrder() {
 				if failure := lane.proc.Attach(); failure != nil {
-					err = errors.Join(err, diag.New(diag.ClassRun, "attach to processor %q: %w", lane.name, failure))
+					class := diag.ClassOr(failure, diag.ClassRun)
+					err = errors.Join(err, diag.New(class, "attach to processor %q: %w", lane.name, failure))
 				}
 			}
 			ready <- err

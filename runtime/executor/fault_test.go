@@ -12,6 +12,7 @@ import (
 
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -252,6 +253,41 @@ func TestFaultsOnOpenAndLoad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// sandboxed is a driver whose processors may not be pinned to their cores.
+type sandboxed struct{ driver.Driver }
+
+type unpinned struct{ driver.Processor }
+
+var errUnpinned = diag.New(diag.ClassUnavailable, "pin thread: not permitted")
+
+func (unpinned) Attach() error { return errUnpinned }
+
+func (s sandboxed) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
+	opened, err := s.Driver.Open(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	return unpinned{opened}, nil
+}
+
+// What a processor says of why no thread may attach to it keeps its class: it is not there, and nothing has failed.
+func TestAttachKeepsItsClass(t *testing.T) {
+	m := open(t)
+	s0, _ := cores(t)
+	p := makePlan(t, m, planSpec{procs: singleOn(s0), rows: []int{1}, context: 16, scheme: op.A32W32, layout: byColumns})
+	within(t, 10*time.Second, func() {
+		x, err := executor.Open(context.Background(), p, contentOf(t, p, m),
+			executor.Options{Drivers: []driver.Driver{sandboxed{host.New()}}})
+		if err == nil {
+			_, err = x.Generate(context.Background(), []int32{1}, 1, &executor.Sampler{}, nil)
+			_ = x.Close()
+		}
+		if !errors.Is(err, errUnpinned) || diag.ClassOf(err) != diag.ClassUnavailable {
+			t.Errorf("got %v of class %v", err, diag.ClassOf(err))
+		}
+	})
 }
 
 // A cancelled context stops a generation between steps.
