@@ -4,6 +4,7 @@ package bundling
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/hetc/hetc/cmd/internal/bindings"
@@ -37,12 +38,8 @@ func Emit(ctx context.Context, path string, options emit.Options, machine *socs.
 	}
 	if memo != nil {
 		options.Memo, options.Scratch = memo, memo.dir
-		defer func() {
-			// Closing removes temporary files, which may fail.
-			if e := memo.cache.Close(); err == nil {
-				err = e
-			}
-		}()
+		// Closing removes temporary files, which may fail.
+		defer func() { err = errors.Join(err, memo.cache.Close()) }()
 	}
 	return emit.Emit(ctx, path, options)
 }

@@ -41,7 +41,7 @@ func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Ter
 	}
 	doc := map[string]any{"file": path, "verified": true, "identity": accepted.Digest().String(),
 		"keyids": accepted.Signers()}
-	// a plan of another version is no failure: its bytes are what was signed
+	// A plan that this version cannot read is no failure: its bytes are what was signed.
 	plan, unread := verifiedPlan(accepted.Bundle)
 	if unread == nil {
 		if err := runcmd.CheckEvidence(accepted.Manifest(), plan); err != nil {
@@ -52,7 +52,7 @@ func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Ter
 		doc["plan_error"] = unread.Error()
 	}
 	ui.Printf("%s: verified, identity %s, signed by %v\n", path, accepted.Digest(), accepted.Signers())
-	if unread != nil { // its bytes are what was signed all the same
+	if unread != nil {
 		ui.Warnf("this hetc cannot read the plan in it: %v", unread)
 	} else {
 		planview.ShowEvidence(ui, plan)
@@ -91,10 +91,9 @@ func Inspect(ui *cli.Streams, path string) error {
 		ui.Printf("\n")
 		doc["programs"] = built
 	}
-	for _, of := range built {
-		ui.Printf("GPU programs: %d binaries of %s for exactly device %q with driver %q; ", of.Programs,
-			unit.Bytes(of.Bytes), of.Device, of.Driver)
-		ui.Printf("others build the signed sources\n")
+	for _, made := range built {
+		ui.Printf("GPU programs: %d binaries of %s for exactly device %q with driver %q; others build the signed "+
+			"sources\n", made.Programs, unit.Bytes(made.Bytes), made.Device, made.Driver)
 	}
 	if report != nil {
 		ui.Printf("\n")
@@ -175,21 +174,21 @@ func showManifest(ui *cli.Streams, path string, unverified *bundle.Unverified) {
 }
 
 // CheckPlan checks that a plan is legal for a model on a SoC, each a file or a catalog name.
-func CheckPlan(ui *cli.Streams, path, soc, model string) error {
+func CheckPlan(ui *cli.Streams, path, socName, modelName string) error {
 	plan, err := plantext.Read(path)
 	if err != nil {
 		return err
 	}
-	machine, err := socs.Open(soc)
+	soc, err := socs.Open(socName)
 	if err != nil {
 		return err
 	}
-	m, err := models.Open(model)
+	model, err := models.Open(modelName)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	found := check.Plan(plan, m, machine)
+	defer model.Close()
+	found := check.Plan(plan, model, soc)
 	for _, finding := range found {
 		if finding.Severity != diag.Error {
 			ui.Warnf("%s", finding)

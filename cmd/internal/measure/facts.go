@@ -88,8 +88,8 @@ func (o *ProfileOptions) checkFacts(cmd *cobra.Command) error {
 	}
 	for _, name := range []string{"budget", "rounds", "held-out", "plan", "flagged"} {
 		if cmd.Flags().Changed(name) {
-			return diag.New(diag.ClassUsage, "profile: --%s cannot be combined with --compiler-only, which measures nothing",
-				name)
+			return diag.New(diag.ClassUsage,
+				"profile: --%s cannot be combined with --compiler-only, which measures nothing", name)
 		}
 	}
 	return nil

@@ -146,7 +146,8 @@ func showWanted(ui *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []
 
 // AcceptNoisy defines the flag of every command that makes a plan from measurements.
 func AcceptNoisy(f *pflag.FlagSet, value *bool) {
-	f.BoolVar(value, "accept-noisy", false, "plan even if most measurements of the record drifted or vary by more than 5 %")
+	f.BoolVar(value, "accept-noisy", false,
+		"plan even if most measurements of the record drifted or vary by more than 5 %")
 }
 
 // Steady refuses a record of which most measurements are unsteady; with accept it only warns.

@@ -61,9 +61,10 @@ func TestReplaceable(t *testing.T) {
 func TestReplaceableSoC(t *testing.T) {
 	const processor = "schema: hetc.soc/1\nname: phone\ncontrol: npu\nprocessors:\n" +
 		"  - {name: npu, kind: npu, select: npu, kinds: [matmul], schemes: [a8t/q8c], layouts: {q8c: n32}, tile: {}"
+	const sim = "sim: {schemes: {a8t/q8c: {peak_gops: 100}}, other_gops: 10}"
 	for text, replaced := range map[string]bool{
-		processor + ", driver: imported}\n": true,
-		processor + ", driver: sim, sim: {schemes: {a8t/q8c: {peak_gops: 100}}, other_gops: 10}}\n": false,
+		processor + ", driver: imported}\n":                             true,
+		processor + ", driver: sim, bandwidth_gbps: 10, " + sim + "}\n": false,
 		"my notes\n": false,
 	} {
 		path := filepath.Join(t.TempDir(), "soc.yaml")

@@ -46,8 +46,7 @@ func ReadWorkload(path string) (*workload.Workload, error) {
 	return workload.Read(path)
 }
 
-// openPlanned opens a model and computes what a plan for the workload needs, the default one for
-// "".
+// openPlanned opens a model and computes what a plan for a workload needs. Without a file it is the default workload.
 func openPlanned(model, workloadFile string) (*models.Model, workload.Needs, error) {
 	opened, err := models.Open(model)
 	if err != nil {

@@ -71,8 +71,8 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	}
 	if flags.Kernels == "" {
 		for _, name := range host.UntimedKernels() {
-			ui.Printf("kernels %s are usable here too, and were never timed: hetc bench kernels --kernels %s times them, "+
-				"--kernels %s describes the processors with them\n", name, name, name)
+			ui.Printf("kernels %s are usable here too, and were never timed: hetc bench kernels --kernels %s times "+
+				"them, --kernels %s describes the processors with them\n", name, name, name)
 		}
 	}
 	return ui.Result(soc)

@@ -44,7 +44,8 @@ func TestProbeKeepsOtherFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := Probe(t.Context(), ui, &ProbeOptions{Output: path, Name: "host"})
-		if err == nil || diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "is there, and no SoC file") {
+		if err == nil || diag.ClassOf(err) != diag.ClassInput ||
+			!strings.Contains(err.Error(), "is there, and no SoC file") {
 			t.Errorf("got %v, want an error that names the file", err)
 		}
 		if left, err := os.ReadFile(path); err != nil || string(left) != text {

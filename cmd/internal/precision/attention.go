@@ -72,7 +72,9 @@ func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) er
 
 // attended returns a model on all cores, and windows of a text as long as asked for or, if that is shorter, as its
 // context.
-func attended(ctx context.Context, dir, path string, windows, tokens int) (_ *trial.Model, text *trial.Text, err error) {
+func attended(
+	ctx context.Context, dir, path string, windows, tokens int,
+) (_ *trial.Model, text *trial.Text, err error) {
 	weights, err := models.Open(dir)
 	if err != nil {
 		return nil, nil, err
@@ -194,7 +196,8 @@ func (o *RuleOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	}
 	size := len(text.Windows[0].Tokens)
 	results, err := trial.CompareRules(ctx, model, trial.RuleOptions{Text: text, Attention: cal.Attention,
-		Rules: o.Rules, Densities: o.Densities, Least: o.Least, Journal: o.Journal, Progress: cli.Progress(ui, "quality")})
+		Rules: o.Rules, Densities: o.Densities, Least: o.Least, Journal: o.Journal,
+		Progress: cli.Progress(ui, "quality")})
 	if err != nil {
 		return err
 	}

@@ -110,8 +110,8 @@ func (o *CalibrateOptions) write(ui *cli.Streams, model string, cal *calibration
 	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, model, cal.Text.Windows,
 		cal.Text.WindowTokens)
 	showCalibration(ui, cal)
-	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "caches": cal.Caches,
-		"folds": len(cal.Folds), "shadows": cal.Shadows})
+	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses,
+		"caches": cal.Caches, "folds": len(cal.Folds), "shadows": cal.Shadows})
 }
 
 // quantised parses the named schemes, or returns all that lose precision.

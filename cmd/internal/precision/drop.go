@@ -70,8 +70,8 @@ func (o *DropOptions) measure(
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	ui.Printf("dropped rows of the experts of %s: %d windows of %d tokens, of which every second one is compared with float32\n",
-		weights.Name, len(text.Windows), size)
+	ui.Printf("dropped rows of the experts of %s: %d windows of %d tokens, of which every second one is compared with "+
+		"float32\n", weights.Name, len(text.Windows), size)
 	var rows [][]string
 	for i := range results {
 		result := &results[i]
@@ -80,8 +80,8 @@ func (o *DropOptions) measure(
 			spread(result.TopAgreement, 100, "%.2f") + " %", fmt.Sprintf("%.3f", result.Perplexity.Mean),
 			spread(result.PerplexityRatio, 1, "%.4f")})
 	}
-	ui.Table([]string{"dropped by", ">share", ">dropped", "slots x rows", ">mean KL", ">same top token", ">perplexity", ">ratio"},
-		rows)
+	ui.Table([]string{"dropped by", ">share", ">dropped", "slots x rows", ">mean KL", ">same top token", ">perplexity",
+		">ratio"}, rows)
 	about = &calibration.Text{SHA256: text.SHA256, Tokens: len(text.Windows) * size, Windows: len(text.Windows),
 		WindowTokens: size}
 	return results, model, about, nil
@@ -92,8 +92,8 @@ func (o *CalibrateOptions) runDrop(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
 	}
-	options := DropOptions{Model: o.Model, Text: o.Text, Windows: cmp.Or(o.Windows, dropWindows), Shares: trial.DropShares,
-		WindowTokens: o.WindowTokens, Rules: []string{op.SalienceNorm, op.SalienceWeight}}
+	options := DropOptions{Model: o.Model, Text: o.Text, Windows: cmp.Or(o.Windows, dropWindows),
+		Shares: trial.DropShares, WindowTokens: o.WindowTokens, Rules: []string{op.SalienceNorm, op.SalienceWeight}}
 	results, model, text, err := options.measure(ctx, ui)
 	if err != nil {
 		return err

@@ -81,12 +81,12 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 			plan.Model.Name, plan.Model.Digest, o.Model, inFloat32.Digest).
 			WithHint("give the directory of the model it was made from")
 	}
-	text, err := inFloat32.ReadText(o.Text, o.Windows, min(cmp.Or(o.WindowTokens, quality.WindowTokens), plan.MaxContext))
+	size := min(cmp.Or(o.WindowTokens, quality.WindowTokens), plan.MaxContext)
+	text, err := inFloat32.ReadText(o.Text, o.Windows, size)
 	if err != nil {
 		return err
 	}
 
-	size := len(text.Windows[0].Tokens)
 	phases := []*phase{{Phase: "prefill", step: size}}
 	if o.Decode || decodesOtherwise(plan) {
 		phases = append(phases, &phase{Phase: "decode", step: 1})
@@ -191,7 +191,8 @@ func decodesOtherwise(p *planir.Plan) bool {
 // compare executes the model in float32 and what is measured side by side, window by window, so that only one window's
 // logits are held at a time.
 func (o *QualityOptions) compare(
-	ctx context.Context, ui *cli.Streams, text *trial.Text, inFloat32 *trial.Model, measured *candidate, phases []*phase,
+	ctx context.Context, ui *cli.Streams, text *trial.Text, inFloat32 *trial.Model, measured *candidate,
+	phases []*phase,
 ) (err error) {
 	plan, err := inFloat32.Plan(len(text.Windows[0].Tokens), trial.Float32, nil)
 	if err != nil {
