@@ -71,17 +71,18 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 	if err != nil {
 		return err
 	}
-	plan := machine.Plan()
+	plan, steps := machine.Plan(), machine.Stats()
 	var batches []batchTime
 	if len(plan.Batches) > 0 && o.gen > 0 {
 		if batches, err = measureBatches(ctx, machine, o.promptLen, o.gen, o.rounds); err != nil {
 			return err
 		}
+		steps = withBatches(plan, steps, machine.Stats())
 	}
 	out := timing{Batches: batches, SoC: plan.SoC.Name, Simulated: times.Virtual, Emulated: machine.Emulated(),
 		Evidence: plan.Evidence(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
 		PrefillUS: median(times.PrefillNS) / 1e3, DecodeUS: median(times.DecodeNS) / 1e3,
-		PredictUS: map[string]float64{}, Steps: machine.Stats()}
+		PredictUS: map[string]float64{}, Steps: steps}
 	// Rates follow from medians, so that one disturbed round changes neither.
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {
@@ -315,6 +316,9 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 			begin[i] = tokens[i].ID
 		}
 		for round := -1; round < rounds; round++ {
+			if round == 0 {
+				machine.ResetStats()
+			}
 			for at := range sizes {
 				// The prompts stay: only what was decoded is dropped.
 				for i := range tokens {
@@ -344,6 +348,27 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 		sizes[at].TPS = float64(sizes[at].Sequences) * 1e6 / max(sizes[at].StepUS, 1e-3)
 	}
 	return sizes, err
+}
+
+// withBatches adds the steps of programs for batches to those of the rounds without batches, in the order of programs.
+// Beside batches the other programs ran as well, for prompts and for one sequence, which no round counts.
+func withBatches(plan *planir.Plan, rounds, batched []executor.StepStat) []executor.StepStat {
+	place := map[string]int{} // of a program
+	for i := range plan.Program.Programs {
+		place[plan.Program.Programs[i].Name] = i
+	}
+	counted := map[string]bool{} // programs
+	for _, step := range rounds {
+		counted[step.Program] = true
+	}
+	out := slices.Clone(rounds)
+	for _, step := range batched {
+		if !counted[step.Program] {
+			out = append(out, step)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b executor.StepStat) int { return place[a.Program] - place[b.Program] })
+	return out
 }
 
 // batchSizes lists one sequence and every batch of a plan, with predicted times where the plan has them.
