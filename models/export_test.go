@@ -21,8 +21,8 @@ func TestExportedModelsAreTheSame(t *testing.T) {
 		t.Fatalf("found %d models (%v)", len(dirs), err)
 	}
 	exported := 0
-	for _, d := range append(dirs, tinyDir+"/config.json") {
-		dir := filepath.Dir(d)
+	for _, file := range append(dirs, tinyDir+"/config.json") {
+		dir := filepath.Dir(file)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			model, err := Open(dir)
 			if err != nil {
@@ -57,24 +57,30 @@ func TestExportedModelsAreTheSame(t *testing.T) {
 			if what := difference(again, model); what != "" {
 				t.Errorf("%s differs", what)
 			}
-			for name := range model.tensors {
-				tensor, err := model.Tensor(name)
-				if err != nil {
-					t.Fatal(err)
-				}
-				b, err := again.Tensor(name)
-				if err != nil {
-					t.Error(err)
-					continue
-				}
-				if !slices.Equal(allValues(t, tensor), allValues(t, b)) {
-					t.Errorf("%s: other values", name)
-				}
-			}
+			compareValues(t, again, model)
 		})
 	}
 	if exported < 25 {
 		t.Errorf("%d models have a form in GGUF, want at least 25", exported)
+	}
+}
+
+// compareValues expects the values of every tensor of a model in another one.
+func compareValues(t *testing.T, got, want *Model) {
+	t.Helper()
+	for name := range want.tensors {
+		tensor, err := want.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := got.Tensor(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if !slices.Equal(allValues(t, again), allValues(t, tensor)) {
+			t.Errorf("%s: other values", name)
+		}
 	}
 }
 
