@@ -132,56 +132,17 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 	if artifact.Driver != Name {
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
 	}
-	graph, known := p.graphs[string(artifact.Code)] // one artifact serves every layer
-	if known {
-		if err := artifact.Matches(&graph); err != nil {
-			return nil, err
-		}
-	} else {
-		var err error
-		if graph, err = artifact.ParseGraph(); err != nil {
-			return nil, err
-		}
-		p.graphs[string(artifact.Code)] = graph
+	graph, err := p.graph(&artifact)
+	if err != nil {
+		return nil, err
 	}
 	exe := &executable{p: p, graph: graph, arena: -1}
 	checked, err := weight.Check(&graph, true, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}
-	weights := map[string]driver.Packed{}
-	for _, weight := range checked {
-		weights[weight.Spec.Name] = weight
-	}
-	index, err := exe.declare()
-	if err != nil {
+	if err := exe.build(checked); err != nil {
 		return nil, err
-	}
-	// one step for each node, and steps before it where it needs some
-	for i, node := range graph.Nodes {
-		build := builder{e: exe, op: node.Op}
-		sig := node.Op.Sig()
-		for j, name := range node.In {
-			operand := &exe.operands[index[name]]
-			operand.usedBy(node.Op, sig.In[j])
-			build.in = append(build.in, operand)
-		}
-		for j, name := range node.Out {
-			operand := &exe.operands[index[name]]
-			operand.usedBy(node.Op, sig.Out[j])
-			build.out = append(build.out, operand)
-		}
-		for _, name := range node.W {
-			build.w = append(build.w, weights[name])
-		}
-		built, err := build.build()
-		if err != nil {
-			return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
-		}
-		for _, part := range append(build.before, built) {
-			part.node = i
-			exe.steps = append(exe.steps, part)
-		}
 	}
 	exe.steps = exe.chained()
 	for i := range exe.steps {
@@ -199,6 +160,58 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 		return nil, err
 	}
 	return exe, nil
+}
+
+// graph returns the graph of an artifact, which must be the plan's. One artifact serves every layer, so that it is
+// parsed once.
+func (p *processor) graph(artifact *driver.Artifact) (op.Graph, error) {
+	if known, ok := p.graphs[string(artifact.Code)]; ok {
+		return known, artifact.Matches(&known)
+	}
+	parsed, err := artifact.ParseGraph()
+	if err != nil {
+		return op.Graph{}, err
+	}
+	p.graphs[string(artifact.Code)] = parsed
+	return parsed, nil
+}
+
+// build makes the operands, one step for each node, and steps before it where it needs some.
+func (e *executable) build(checked driver.Weights) error {
+	weights := map[string]driver.Packed{}
+	for _, weight := range checked {
+		weights[weight.Spec.Name] = weight
+	}
+	index, err := e.declare()
+	if err != nil {
+		return err
+	}
+	for i, node := range e.graph.Nodes {
+		build := builder{e: e, op: node.Op}
+		sig := node.Op.Sig()
+		for j, name := range node.In {
+			operand := &e.operands[index[name]]
+			operand.usedBy(node.Op, sig.In[j])
+			build.in = append(build.in, operand)
+		}
+		for j, name := range node.Out {
+			operand := &e.operands[index[name]]
+			operand.usedBy(node.Op, sig.Out[j])
+			build.out = append(build.out, operand)
+		}
+		for _, name := range node.W {
+			build.w = append(build.w, weights[name])
+		}
+		built, err := build.build()
+		if err != nil {
+			return fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
+		}
+		for _, part := range append(build.before, built) {
+			part.node = i
+			e.steps = append(e.steps, part)
+		}
+	}
+	return nil
 }
 
 // chained joins neighbouring steps that work on the same rows, or groups of heads, into chains.

@@ -18,76 +18,92 @@ var (
 	errNotHalf   = errors.New("an activation, a weight or a result is NaN or too large for f16")
 )
 
-// narrowMatMul returns a product whose activations and results are rounded to 16 bits, as another
-// processor computes it. It shows that processor's numbers and is not fast. Rows are rounded to a
-// dense copy. A worker unpacks one tile of the weight after the other, multiplies in float32, and
-// rounds the results.
+// narrow is a product whose activations and results are rounded to 16 bits, as another processor
+// computes it. It shows that processor's numbers and is not fast. Rows are rounded to a dense copy,
+// once for all columns. A worker unpacks one tile of the weight after the other, multiplies in
+// float32, and rounds the results.
+type narrow struct {
+	exe         *executable
+	op          *op.Op
+	output      *operand
+	packed      []byte
+	tileBytes   int
+	bias        []float32 // nil without
+	round       roundings
+	halfWeights bool // weights are rounded to f16 too
+
+	// of the current call
+	rows  int
+	tasks tileTasks
+}
+
+// narrowMatMul adds the step that rounds the activations, and returns the one that multiplies.
 func (b *builder) narrowMatMul() (step, error) {
-	exe, operator, output, set := b.e, b.op, b.out[0], b.e.p.set
-	scheme := operator.Scheme.Weight()
-	tileBytes, err := pack.TileBytes(scheme, operator.K)
+	x := &narrow{exe: b.e, op: &b.op, output: b.out[0], halfWeights: b.op.Scheme == op.A16FW16,
+		round: roundings{activations: halve, results: halve, bad: errNotHalf}}
+	size, err := pack.TileBytes(x.op.Scheme.Weight(), x.op.K)
 	if err != nil {
 		return step{}, err
 	}
-	round, weights := roundings{activations: halve, results: halve, bad: errNotHalf}, b.w
-	if operator.Scheme.Grid() {
+	weights := b.w
+	if x.op.Scheme.Grid() {
 		last := len(weights) - 1
-		if round, err = gridRoundings(&weights[last], operator.N); err != nil {
+		if x.round, err = gridRoundings(&weights[last], x.op.N); err != nil {
 			return step{}, err
 		}
 		weights = weights[:last]
 	}
-	var bias []float32
-	if operator.Bias {
-		if bias, err = mem.View[float32](weights[1].Bytes); err != nil {
+	if x.op.Bias {
+		if x.bias, err = mem.View[float32](weights[1].Bytes); err != nil {
 			return step{}, err
 		}
 	}
-	packed, halfWeights := weights[0].Bytes, operator.Scheme == op.A16FW16
+	x.packed, x.tileBytes = weights[0].Bytes, int(size)
 
-	exe.need.rows = max(exe.need.rows, operator.M*operator.K)
-	// One unpacked tile for each worker.
-	exe.need.local = max(exe.need.local, operator.K*pack.TileN)
-	// Activations are rounded once for all columns.
-	b.before = append(b.before, b.roundRows(round))
+	need := &x.exe.need
+	need.rows = max(need.rows, x.op.M*x.op.K)
+	need.local = max(need.local, x.op.K*pack.TileN) // one unpacked tile for each worker
+	b.before = append(b.before, b.roundRows(x.round))
+	return step{m: x.op.M, plan: x.plan, span: x.span, refused: func(int) error { return x.round.bad }}, nil
+}
 
-	workers, tiles := len(exe.p.cores), (operator.N+pack.TileN-1)/pack.TileN
-	var rows int
-	var tasks tileTasks
-	return step{
-		m: operator.M,
-		plan: func(n int) int {
-			rows, tasks = n, tileTasks{tiles: tiles, block: tiles}
-			if workers > 1 {
-				tasks = divideTiles(tiles, workers, 1, 1)
-			}
-			return tasks.count()
-		},
-		span: func(worker, from, to int) {
-			tile, end := tasks.of(from, to)
-			weight := exe.have.mine(worker)[:operator.K*pack.TileN]
-			for ; tile < end; tile++ {
-				pack.UnpackTile(weight, scheme, operator.K, packed[tile*int(tileBytes):(tile+1)*int(tileBytes)])
-				if halfWeights {
-					halve(weight, weight) // one beyond f16 makes its results infinite, which are refused
-				}
-				column := tile * pack.TileN
-				cols := min(pack.TileN, operator.N-column)
-				products := output.from(0, column)
-				set.MatMulF32(products, kernel.Rows(exe.have.row, operator.K), weight, rows, operator.K, cols)
-				if bias != nil {
-					set.Add(products, products, kernel.Rows(bias[column:], 0), rows, cols)
-				}
-				for at := range rows {
-					if row := products.Data[at*products.Stride:][:cols]; !round.results(row, row) {
-						exe.refuse(at)
-						break
-					}
-				}
-			}
-		},
-		refused: func(int) error { return round.bad },
-	}, nil
+// plan divides the tiles of the weight.
+func (x *narrow) plan(rows int) int {
+	tiles := (x.op.N + pack.TileN - 1) / pack.TileN
+	x.rows, x.tasks = rows, tileTasks{tiles: tiles, block: tiles}
+	if workers := len(x.exe.p.cores); workers > 1 {
+		x.tasks = divideTiles(tiles, workers, 1, 1)
+	}
+	return x.tasks.count()
+}
+
+// span multiplies by the tiles of the tasks [from,to).
+func (x *narrow) span(worker, from, to int) {
+	for tile, end := x.tasks.of(from, to); tile < end; tile++ {
+		x.multiply(worker, tile)
+	}
+}
+
+// multiply multiplies all rows by a tile of the weight, and refuses the first row whose results cannot be rounded.
+func (x *narrow) multiply(worker, tile int) {
+	weight := x.exe.have.mine(worker)[:x.op.K*pack.TileN]
+	pack.UnpackTile(weight, x.op.Scheme.Weight(), x.op.K, x.packed[tile*x.tileBytes:(tile+1)*x.tileBytes])
+	if x.halfWeights {
+		halve(weight, weight) // one beyond f16 makes its results infinite, which are refused
+	}
+	column, set := tile*pack.TileN, x.exe.p.set
+	cols := min(pack.TileN, x.op.N-column)
+	products := x.output.from(0, column)
+	set.MatMulF32(products, kernel.Rows(x.exe.have.row, x.op.K), weight, x.rows, x.op.K, cols)
+	if x.bias != nil {
+		set.Add(products, products, kernel.Rows(x.bias[column:], 0), x.rows, cols)
+	}
+	for at := range x.rows {
+		if row := products.Data[at*products.Stride:][:cols]; !x.round.results(row, row) {
+			x.exe.refuse(at)
+			return
+		}
+	}
 }
 
 // roundRows makes the step that writes the rounded activations to scratch.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
 )
 
 // maxAngles bounds the bytes of a table of angles.
@@ -138,29 +139,32 @@ func (b *builder) rope() (step, error) {
 			turn(tables[row], kvHead, row, row, row+1)
 		}
 	})
-	// rotate chooses frequencies and amplitude by the length of the sequence (see op.Op)
-	rotate := func(pos, seq int) rotation {
-		params := rotation{freq: table[:half], growth: 1, amplitude: operator.Amplitude, pos: pos}
-		if operator.LongFrom > 0 && seq > operator.LongFrom {
-			if operator.NTK != 0 {
-				params.growth = operator.NTK*float64(seq)/float64(operator.LongFrom) - (operator.NTK - 1)
-			} else {
-				params.freq, params.amplitude = table[half:], operator.LongAmplitude
-			}
-		}
-		if params.amplitude == 0 {
-			params.amplitude = 1
-		}
-		return params
-	}
 	step.prepare = func(rows int) {
 		if !operator.Batch {
-			tables[0] = angles.get(rotate(exe.Scalars.Pos, exe.Scalars.Seq), rows)
+			tables[0] = angles.get(rotationOf(&b.op, table, exe.Scalars.Pos, exe.Scalars.Seq), rows)
 			return
 		}
 		for row := range rows {
-			tables[row] = angles.get(rotate(exe.At(row).Pos, exe.Seq(row)), 1)
+			tables[row] = angles.get(rotationOf(&b.op, table, exe.At(row).Pos, exe.Seq(row)), 1)
 		}
 	}
 	return step, nil
+}
+
+// rotationOf chooses frequencies and amplitude by the length of the sequence (see op.Op). table has the frequencies of
+// short sequences, and behind them those of long ones where there are some.
+func rotationOf(operator *op.Op, table []float32, pos, length int) rotation {
+	half := operator.Rotary() / 2
+	params := rotation{freq: table[:half], growth: 1, amplitude: operator.Amplitude, pos: pos}
+	if operator.LongFrom > 0 && length > operator.LongFrom {
+		if operator.NTK != 0 {
+			params.growth = operator.NTK*float64(length)/float64(operator.LongFrom) - (operator.NTK - 1)
+		} else {
+			params.freq, params.amplitude = table[half:], operator.LongAmplitude
+		}
+	}
+	if params.amplitude == 0 {
+		params.amplitude = 1
+	}
+	return params
 }

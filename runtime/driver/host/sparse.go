@@ -456,16 +456,22 @@ func nthLargest(keys []uint32, n int) uint32 {
 	return keys[lo]
 }
 
-// sparseAttention makes the step of op.SparseAttend. See the top of the file.
+// sparseAttention is op.SparseAttend. See the top of the file.
+type sparseAttention struct {
+	*sparse
+	rowBytes   int              // of a key in the cache
+	size, side int              // scratch of the kernel, and of gathered keys or values, in units of 4 bytes
+	call       kernel.Attention // what all blocks have in common
+}
+
+// sparseAttention makes the step of op.SparseAttend, and one before it that computes what is not gathered.
 func (b *builder) sparseAttention() (step, error) {
-	exe, operator, input, positions, output := b.e, b.op, b.in[0], b.in[1], b.out[0]
+	operator := b.op
 	s, err := b.newSparse()
 	if err != nil {
 		return step{}, err
 	}
-	dim := operator.HeadDim
-	element, cols := operator.KV.CacheRow(dim)
-	size, err := attentionScratch(1, dim)
+	size, err := attentionScratch(1, operator.HeadDim)
 	if err != nil {
 		return step{}, err
 	}
@@ -473,45 +479,17 @@ func (b *builder) sparseAttention() (step, error) {
 	if int64(side)*8 > maxWork {
 		return step{}, fmt.Errorf("context %d needs more than %d bytes of scratch", operator.Context, int64(maxWork))
 	}
-	exe.need.local = max(exe.need.local, size+2*side)
-	call := kernel.Attention{Heads: 1, Dim: dim, Scale: operator.Scale, Cap: operator.Cap}
+	b.e.need.local = max(b.e.need.local, size+2*side)
+	call := kernel.Attention{Heads: 1, Dim: operator.HeadDim, Scale: operator.Scale, Cap: operator.Cap}
 	if call.Scale == 0 {
-		call.Scale = 1 / math.Sqrt(float64(dim))
+		call.Scale = 1 / math.Sqrt(float64(operator.HeadDim))
 	}
-	rowBytes := cols * element.Bytes()
 	if operator.Rest {
-		exe.need.packs = max(exe.need.packs, operator.KVHeads*operator.Blocks()*2*dim)
+		b.e.need.packs = max(b.e.need.packs, operator.KVHeads*operator.Blocks()*2*operator.HeadDim)
 		b.before = append(b.before, s.rests())
 	}
-	attend := func(kvHead, i int, block *sparseBlock, own []float32) bool {
-		head, call := kvHead*s.group+i, call
-		list := positions.i32[block.index*positions.ld+head*(1+operator.Context):][:1+operator.Context]
-		kept := int(list[0])
-		if kept < 0 || kept > block.Block-block.Inner || !within(list[1:1+kept], block.Inner, block.Block) {
-			return false
-		}
-		queries, out := input.from(block.r0, (kvHead*(s.group+2)+i)*dim), output.from(block.r0, head*dim)
-		begin := exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*cols // elements
-		call.M, call.Pos, call.Window = block.rows, block.Block, operator.Window
-		keys, values := exe.k.raw[begin*element.Bytes():], exe.v.raw[begin*element.Bytes():]
-		if kept < block.Block-block.Inner {
-			call.Pos = block.Inner - block.First + kept
-			if operator.Window > 0 {
-				call.Window = call.Pos - block.Block + operator.Window + block.First
-			}
-			first := mem.Bytes(own[size : size+side])
-			second := mem.Bytes(own[size+side : size+2*side])
-			gather(first, keys, rowBytes, list[1:1+kept], block)
-			gather(second, values, rowBytes, list[1:1+kept], block)
-			keys, values = first, second
-			if operator.Rest {
-				means := s.rest(kvHead, block)
-				call.Rest = kernel.Rest{Key: means[:dim], Value: means[dim:], Count: block.Block - block.Inner - kept}
-			}
-		}
-		total := (call.Pos + call.M) * rowBytes
-		return s.dense(out, queries, keys[:total], values[:total], own[:size], call) == nil
-	}
+	made := &sparseAttention{sparse: s, size: size, side: side, call: call,
+		rowBytes: int(operator.KV.CacheRowBytes(operator.HeadDim))}
 	return step{
 		m: operator.M,
 		plan: func(count int) int {
@@ -523,19 +501,53 @@ func (b *builder) sparseAttention() (step, error) {
 		task: func(worker, t int) {
 			kvHead, block := s.of(t)
 			for i := range s.group {
-				if !attend(kvHead, i, block, exe.have.mine(worker)) {
-					exe.refuse(block.r0)
+				if !made.attend(kvHead, i, block, b.e.have.mine(worker)) {
+					b.e.refuse(block.r0)
 					return
 				}
 			}
 		},
 		refused: func(int) error {
-			if exe.Scalars.Pos+min(operator.M, exe.Scalars.Rows) > operator.Context {
+			if b.e.Scalars.Pos+min(operator.M, b.e.Scalars.Rows) > operator.Context {
 				return s.tooLong()
 			}
 			return errors.New("selected positions are not ascending ones before the block")
 		},
 	}, nil
+}
+
+// attend computes head i of a key head for a block of queries. It returns false where positions are selected that the
+// block cannot have.
+func (s *sparseAttention) attend(kvHead, i int, block *sparseBlock, own []float32) bool {
+	exe, dim, head, call := s.e, s.op.HeadDim, kvHead*s.group+i, s.call
+	input, positions, output := s.in[0], s.in[1], s.out[0]
+	list := positions.i32[block.index*positions.ld+head*(1+s.op.Context):][:1+s.op.Context]
+	kept := int(list[0])
+	if kept < 0 || kept > block.Block-block.Inner || !within(list[1:1+kept], block.Inner, block.Block) {
+		return false
+	}
+	queries, out := input.from(block.r0, (kvHead*(s.group+2)+i)*dim), output.from(block.r0, head*dim)
+	element, cols := s.op.KV.CacheRow(dim)
+	begin := (exe.Scalars.Sequence*exe.PerSeq + kvHead*exe.MaxContext*cols) * element.Bytes()
+	call.M, call.Pos, call.Window = block.rows, block.Block, s.op.Window
+	keys, values := exe.k.raw[begin:], exe.v.raw[begin:]
+	if kept < block.Block-block.Inner {
+		call.Pos = block.Inner - block.First + kept
+		if s.op.Window > 0 {
+			call.Window = call.Pos - block.Block + s.op.Window + block.First
+		}
+		first := mem.Bytes(own[s.size : s.size+s.side])
+		second := mem.Bytes(own[s.size+s.side : s.size+2*s.side])
+		gather(first, keys, s.rowBytes, list[1:1+kept], block)
+		gather(second, values, s.rowBytes, list[1:1+kept], block)
+		keys, values = first, second
+		if s.op.Rest {
+			means := s.rest(kvHead, block)
+			call.Rest = kernel.Rest{Key: means[:dim], Value: means[dim:], Count: block.Block - block.Inner - kept}
+		}
+	}
+	total := (call.Pos + call.M) * s.rowBytes
+	return s.dense(out, queries, keys[:total], values[:total], own[:s.size], call) == nil
 }
 
 // rest returns where the means of the keys and of the values that all queries of a block see before it lie.

@@ -763,98 +763,124 @@ func (b *builder) divide(rows, tileBytes int, packs bool) grid {
 // and a part of a second-level cache.
 const fetchAhead = 256 << 10
 
-// matMul returns a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough
+// matMul is a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough
 // tiles, a step before it packs the rows (see packed). The plan of a call divides tiles or rows (see
 // divide) into tasks that workers take when they are free. Kernels sum each result in one order, so
 // that its bits do not depend on the division. A call costs M*K*N multiply-adds and reads the weight
 // once for each block of rows.
+type matMul struct {
+	b               *builder
+	exe             *executable
+	op              *op.Op
+	input, output   *operand
+	multiply        product
+	tileBytes, sums int       // of a tile of the weight, and block sums of a row
+	bias            []float32 // nil without
+	packed          *packed   // nil: rows are never packed
+
+	// of the current call
+	work   grid
+	groups int // of packed rows in the largest block
+}
+
+// matMul returns the step that multiplies, and adds the one that packs.
 func (b *builder) matMul() (step, error) {
-	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
-	multiply, tileBytes, sums, err := b.product()
-	if err != nil {
+	x := &matMul{b: b, exe: b.e, op: &b.op, input: b.in[0], output: b.out[0]}
+	var err error
+	if x.multiply, x.tileBytes, x.sums, err = b.product(); err != nil {
 		return step{}, err
 	}
-	var bias []float32
-	if operator.Bias {
-		if bias, err = mem.View[float32](b.w[1].Bytes); err != nil {
+	if x.op.Bias {
+		if x.bias, err = mem.View[float32](b.w[1].Bytes); err != nil {
 			return step{}, err
 		}
 	}
-	exe.need.sums = max(exe.need.sums, operator.M*sums)
-	if operator.Scheme.QuantisedRows() {
-		exe.need.scales = max(exe.need.scales, operator.M)
+	need := &x.exe.need
+	need.sums = max(need.sums, x.op.M*x.sums)
+	if x.op.Scheme.QuantisedRows() {
+		need.scales = max(need.scales, x.op.M)
 	}
-	packed, err := b.packed()
-	if err != nil {
+	if x.packed, err = b.packed(); err != nil {
 		return step{}, err
 	}
-	packs := func(rows int) bool { return packed != nil && rows >= set.PackFrom }
-	var work grid
-	var groups int // of packed rows in the largest block
-	if packed != nil {
-		exe.need.packs = max(exe.need.packs, (packed.bytes+3)/4)
-		exe.need.local = max(exe.need.local, (packed.local+3)/4)
-		b.before = append(b.before, step{
-			m: operator.M,
-			plan: func(rows int) int {
-				if !packs(rows) {
-					return 0
-				}
-				work = b.divide(rows, tileBytes, true)
-				groups = kernel.PackGroups((rows + work.blocks - 1) / work.blocks)
-				return work.blocks * groups
-			},
-			task: func(_, t int) {
-				r0, r1 := work.block(t / groups)
-				if group := t % groups; group < kernel.PackGroups(r1-r0) {
-					packed.pack(input, r0, r1-r0, group)
-				}
-			},
-		})
+	if x.packed != nil {
+		need.packs = max(need.packs, (x.packed.bytes+3)/4)
+		need.local = max(need.local, (x.packed.local+3)/4)
+		b.before = append(b.before, step{m: x.op.M, plan: x.planPacking, task: x.pack})
 	}
-	return step{
-		m: operator.M,
-		begins: func(worker, rows int) []byte {
-			next := b.divide(rows, tileBytes, packs(rows))
-			if next.blocks > 1 || packs(rows) {
-				return nil // all workers read all of it
-			}
-			tasks, workers := next.count(), len(exe.p.cores)
-			tile, end := next.of(worker*tasks/workers, (worker+1)*tasks/workers)
-			return b.w[0].Bytes[tile*tileBytes : min(end*tileBytes, tile*tileBytes+fetchAhead)]
-		},
-		plan: func(count int) int {
-			work = b.divide(count, tileBytes, packs(count))
-			b.gatherScales(count)
-			if sums > 0 && !packs(count) {
-				set.BlockSums(kernel.Rows(exe.have.sum, sums), input.codes(0), count, operator.K)
-			}
-			return work.count() * work.blocks
-		},
-		span: func(worker, from, to int) {
-			for each := work.count(); from < to; {
-				block, next := from/each, min(to, (from/each+1)*each)
-				tile, end := work.of(from-block*each, next-block*each)
-				r0, r1 := work.block(block)
-				if each == 1 && !packs(work.rows) { // blocks of rows are one matrix
-					_, r1 = work.block(to - 1)
-					next = to
-				}
-				from = next
-				column := tile * pack.TileN
-				rows, cols := r1-r0, min(operator.N, end*pack.TileN)-column
-				products := output.from(r0, column)
-				if packs(work.rows) {
-					packed.multiply(products, r0, tile*tileBytes, mem.Bytes(exe.have.mine(worker)), rows, cols)
-				} else {
-					multiply(products, b.rows(input, r0, r0, sums), tile*tileBytes, rows, cols)
-				}
-				if bias != nil {
-					set.Add(products, products, kernel.Rows(bias[column:], 0), rows, cols)
-				}
-			}
-		},
-	}, nil
+	return step{m: x.op.M, begins: x.begins, plan: x.plan, span: x.span}, nil
+}
+
+// packs reports whether so many rows are packed.
+func (x *matMul) packs(rows int) bool { return x.packed != nil && rows >= x.exe.p.set.PackFrom }
+
+// planPacking divides the packing into a task for each group of rows of each block.
+func (x *matMul) planPacking(rows int) int {
+	if !x.packs(rows) {
+		return 0
+	}
+	x.work = x.b.divide(rows, x.tileBytes, true)
+	x.groups = kernel.PackGroups((rows + x.work.blocks - 1) / x.work.blocks)
+	return x.work.blocks * x.groups
+}
+
+// pack packs a group of rows. The last groups of small blocks are empty.
+func (x *matMul) pack(_, task int) {
+	r0, r1 := x.work.block(task / x.groups)
+	if group := task % x.groups; group < kernel.PackGroups(r1-r0) {
+		x.packed.pack(x.input, r0, r1-r0, group)
+	}
+}
+
+// begins returns the first tiles of a worker's tasks, where it has tiles of its own.
+func (x *matMul) begins(worker, rows int) []byte {
+	next := x.b.divide(rows, x.tileBytes, x.packs(rows))
+	if next.blocks > 1 || x.packs(rows) {
+		return nil // all workers read all of it
+	}
+	tasks, workers := next.count(), len(x.exe.p.cores)
+	tile, end := next.of(worker*tasks/workers, (worker+1)*tasks/workers)
+	return x.b.w[0].Bytes[tile*x.tileBytes : min(end*x.tileBytes, tile*x.tileBytes+fetchAhead)]
+}
+
+// plan divides the product, and prepares the scales and the sums of its rows.
+func (x *matMul) plan(rows int) int {
+	x.work = x.b.divide(rows, x.tileBytes, x.packs(rows))
+	x.b.gatherScales(rows)
+	if x.sums > 0 && !x.packs(rows) {
+		x.exe.p.set.BlockSums(kernel.Rows(x.exe.have.sum, x.sums), x.input.codes(0), rows, x.op.K)
+	}
+	return x.work.count() * x.work.blocks
+}
+
+// span computes the tasks [from,to), those of one block of rows at once.
+func (x *matMul) span(worker, from, to int) {
+	for each := x.work.count(); from < to; {
+		block, next := from/each, min(to, (from/each+1)*each)
+		tile, end := x.work.of(from-block*each, next-block*each)
+		r0, r1 := x.work.block(block)
+		if each == 1 && !x.packs(x.work.rows) { // blocks of rows are one matrix
+			_, r1 = x.work.block(to - 1)
+			next = to
+		}
+		x.part(worker, tile, end, r0, r1)
+		from = next
+	}
+}
+
+// part multiplies rows [r0,r1) by the tiles [tile,end) of the weight.
+func (x *matMul) part(worker, tile, end, r0, r1 int) {
+	column := tile * pack.TileN
+	rows, cols := r1-r0, min(x.op.N, end*pack.TileN)-column
+	products := x.output.from(r0, column)
+	if x.packs(x.work.rows) {
+		x.packed.multiply(products, r0, tile*x.tileBytes, mem.Bytes(x.exe.have.mine(worker)), rows, cols)
+	} else {
+		x.multiply(products, x.b.rows(x.input, r0, r0, x.sums), tile*x.tileBytes, rows, cols)
+	}
+	if x.bias != nil {
+		x.exe.p.set.Add(products, products, kernel.Rows(x.bias[column:], 0), rows, cols)
+	}
 }
 
 // gatherScales copies the scales of quantised rows to scratch, because kernels want them without gaps.
@@ -910,15 +936,31 @@ func (b *builder) kvAppend() step {
 // attention is causal attention of rows on the cache. A task is some rows with all query heads that
 // share a key; the kernel uses an online softmax over blocks of positions. Each worker has scratch
 // for one task.
+type attention struct {
+	exe           *executable
+	op            *op.Op
+	input, output *operand
+	group         int              // query heads that share a key
+	cols          int              // elements of a key in the cache
+	bytes         int              // of such an element
+	scratch       int              // of a task, in units of 4 bytes
+	call          kernel.Attention // what all tasks have in common
+	most, least   int              // rows of a task
+
+	// of the current call
+	rows, block, blocks int
+}
+
+// attention returns the step of an Attention.
 func (b *builder) attention() (step, error) {
-	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	operator := &b.op
 	group, dim := operator.Heads/operator.KVHeads, operator.HeadDim
 	element, cols := operator.KV.CacheRow(dim)
 	size, err := attentionScratch(group, dim)
 	if err != nil {
 		return step{}, err
 	}
-	exe.need.local = max(exe.need.local, size)
+	b.e.need.local = max(b.e.need.local, size)
 	call := kernel.Attention{Heads: group, Dim: dim, Window: operator.Window, Scale: operator.Scale, Cap: operator.Cap}
 	if call.Scale == 0 {
 		call.Scale = 1 / math.Sqrt(float64(dim))
@@ -927,50 +969,59 @@ func (b *builder) attention() (step, error) {
 	if operator.Batch {
 		most, least = 1, 1 // rows have no keys in common
 	}
-	var rows, block, blocks int
-	queriesOf := func(row, kvHead int) kernel.Matrix[float32] { return input.from(row, kvHead*(group+2)*dim) }
-	// place is the key head of a task, its first row, and where that row's sequence has the head's keys in the caches.
-	place := func(t int) (kvHead, row, from int) {
-		kvHead, row = t/blocks, (blocks-1-t%blocks)*block
-		return kvHead, row, exe.At(row).Sequence*exe.PerSeq + kvHead*exe.MaxContext*cols
+	x := &attention{exe: b.e, op: operator, input: b.in[0], output: b.out[0], group: group, cols: cols,
+		bytes: element.Bytes(), scratch: size, call: call, most: most, least: least}
+	return step{m: operator.M, plan: x.plan, task: x.task}, nil
+}
+
+// plan divides the rows into blocks. A kernel reuses keys and values among the rows of a task, but every worker needs
+// some tasks.
+func (x *attention) plan(rows int) int {
+	x.rows, x.block = rows, x.most
+	enough := tasksPerWorker * len(x.exe.p.cores)
+	for x.block > x.least && (rows+x.block-1)/x.block*x.op.KVHeads < enough {
+		x.block = max(x.least, x.block/2)
 	}
-	return step{
-		m: operator.M,
-		plan: func(n int) int {
-			// A kernel reuses keys and values among the rows of a task, but every worker needs some tasks.
-			rows, block = n, most
-			for block > least && (n+block-1)/block*operator.KVHeads < tasksPerWorker*len(exe.p.cores) {
-				block = max(least, block/2)
-			}
-			blocks = (n + block - 1) / block
-			return blocks * operator.KVHeads
-		},
-		task: func(worker, t int) {
-			// A worker has some heads, and so their keys in its cache; the longest rows come first.
-			kvHead, r0, from := place(t)
-			call := call
-			call.M, call.Pos = min(block, rows-r0), exe.At(r0).Pos
-			queries, out := queriesOf(r0, kvHead), output.from(r0, kvHead*group*dim)
-			scratch := exe.have.mine(worker)[:size]
-			to := from + (call.Pos+call.M)*cols
-			if t+1 < blocks*operator.KVHeads {
-				nextHead, row, next := place(t + 1)
-				call.NextQueries = queriesOf(row, nextHead)
-				if next != from {
-					first, last := next*element.Bytes(), (next+(exe.At(row).Pos+1)*cols)*element.Bytes()
-					call.NextKeys, call.NextValues = exe.k.raw[first:last], exe.v.raw[first:last]
-				}
-			}
-			switch operator.KV {
-			case op.F32:
-				set.AttentionF32(out, queries, exe.k.f32[from:to], exe.v.f32[from:to], scratch, call)
-			case op.Q8:
-				set.AttentionQ8(out, queries, exe.k.raw[from:to], exe.v.raw[from:to], scratch, call)
-			case op.BF16:
-				set.AttentionBF16(out, queries, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
-			case op.F16:
-				set.AttentionF16(out, queries, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
-			}
-		},
-	}, nil
+	x.blocks = (rows + x.block - 1) / x.block
+	return x.blocks * x.op.KVHeads
+}
+
+// at returns the key head of a task, its first row, and where that row's sequence has the head's keys in the caches. A
+// worker has some heads, and so their keys in its cache; the longest rows come first.
+func (x *attention) at(task int) (kvHead, row, from int) {
+	kvHead, row = task/x.blocks, (x.blocks-1-task%x.blocks)*x.block
+	return kvHead, row, x.exe.At(row).Sequence*x.exe.PerSeq + kvHead*x.exe.MaxContext*x.cols
+}
+
+// queries returns those of a key head from a row on.
+func (x *attention) queries(row, kvHead int) kernel.Matrix[float32] {
+	return x.input.from(row, kvHead*(x.group+2)*x.op.HeadDim)
+}
+
+// task computes some rows of a key head, and tells the kernel what the next task will read.
+func (x *attention) task(worker, task int) {
+	exe, call := x.exe, x.call
+	kvHead, r0, from := x.at(task)
+	call.M, call.Pos = min(x.block, x.rows-r0), exe.At(r0).Pos
+	queries, out := x.queries(r0, kvHead), x.output.from(r0, kvHead*x.group*x.op.HeadDim)
+	scratch := exe.have.mine(worker)[:x.scratch]
+	to := from + (call.Pos+call.M)*x.cols
+	if task+1 < x.blocks*x.op.KVHeads {
+		nextHead, row, next := x.at(task + 1)
+		call.NextQueries = x.queries(row, nextHead)
+		if next != from {
+			first, last := next*x.bytes, (next+(exe.At(row).Pos+1)*x.cols)*x.bytes
+			call.NextKeys, call.NextValues = exe.k.raw[first:last], exe.v.raw[first:last]
+		}
+	}
+	switch set := exe.p.set; x.op.KV {
+	case op.F32:
+		set.AttentionF32(out, queries, exe.k.f32[from:to], exe.v.f32[from:to], scratch, call)
+	case op.Q8:
+		set.AttentionQ8(out, queries, exe.k.raw[from:to], exe.v.raw[from:to], scratch, call)
+	case op.BF16:
+		set.AttentionBF16(out, queries, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
+	case op.F16:
+		set.AttentionF16(out, queries, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
+	}
 }
