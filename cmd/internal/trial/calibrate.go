@@ -81,8 +81,7 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, run.ref.Close()) }()
-	// the order of the search: activations and reference, losses without folds, folds, losses with
-	// them, clips
+	// The order of the search: activations and reference, losses without folds, folds, losses with them, clips.
 	first, err := run.observe(ctx)
 	if err != nil {
 		return nil, err
@@ -111,6 +110,7 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	}
 	if len(run.out.Folds) == 0 {
 		run.out.Scales = run.unfolded
+		run.all -= len(run.compared) * len(run.candidates) // which have no other losses with folds
 		if run.choosing {
 			run.all -= len(run.observed)
 		}
