@@ -275,12 +275,17 @@ func (a *attending) sharing(ctx context.Context, out *calibration.Attention) err
 	try := func(what string) error {
 		heads := selection{rule: calibration.RuleHeads, density: density}
 		result, err := a.remembered(what, func(tally *quality.Tally) error {
-			return a.withRule(ctx, out, heads, func(machine *Machine) error { return a.compare(ctx, what, machine, tally) })
+			return a.withRule(ctx, out, heads, func(machine *Machine) error {
+				return a.compare(ctx, what, machine, tally)
+			})
 		})
-		if err == nil && result.KL.Mean < least {
+		if err != nil {
+			return err
+		}
+		if result.KL.Mean < least {
 			least, best, by = result.KL.Mean, out.Clamp, out.SharesBy
 		}
-		return err
+		return nil
 	}
 	out.Clamp, out.SharesBy = bounds[0], calibration.ByMass
 	if err := try("shares by mass"); err != nil {

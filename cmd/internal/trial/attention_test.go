@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -22,6 +23,29 @@ func windows(t *testing.T, model *Model, count, size int) *Text {
 		t.Fatal(err)
 	}
 	return text
+}
+
+// interruptAttention ends a calibration after some windows, while it writes a line of its journal.
+func interruptAttention(t *testing.T, model *Model, options AttentionOptions, after int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	executed := 0
+	options.Progress = func(int, int, string) {
+		if executed++; executed > after {
+			cancel()
+		}
+	}
+	if _, err := CalibrateAttention(ctx, model, options); err == nil {
+		t.Fatal("a cancelled calibration has a result")
+	}
+	file, err := os.OpenFile(options.Journal, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = file.WriteString(`{"what":"without head 3`)
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A calibration of attention that is interrupted goes on where it was, with the same result.
@@ -43,25 +67,7 @@ func TestCalibrateAttention(t *testing.T) {
 	all := executed
 
 	options.Journal = filepath.Join(t.TempDir(), "cal.part")
-	ctx, cancel := context.WithCancel(t.Context())
-	executed = 0
-	options.Progress = func(int, int, string) {
-		if executed++; executed > all/2 {
-			cancel()
-		}
-	}
-	if _, err := CalibrateAttention(ctx, model, options); err == nil {
-		t.Fatal("a cancelled calibration has a result")
-	}
-	// a line that was being written when the power failed
-	file, err := os.OpenFile(options.Journal, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := file.WriteString(`{"what":"without head 3`); err != nil {
-		t.Fatal(err)
-	}
-	file.Close()
+	interruptAttention(t, model, options, all/2)
 	executed = 0
 	options.Progress = func(int, int, string) { executed++ }
 	got, err := CalibrateAttention(t.Context(), model, options)
@@ -94,22 +100,30 @@ func TestCalibrateAttention(t *testing.T) {
 	}
 }
 
+// alikeHeads is a calibration of attention in which all heads have the same numbers.
+func alikeHeads(model *Model) *calibration.Attention {
+	out := &calibration.Attention{
+		Heads:     model.Heads,
+		KVHeads:   model.KVHeads,
+		Block:     op.SparseBlock,
+		Densities: []float64{0.3},
+	}
+	head := calibration.AttentionHead{QueryScale: 0.05, Mass: []float64{0.5}}
+	for layer := range model.Layers {
+		out.Layers = append(out.Layers, calibration.AttentionLayer{
+			Layer:     layer,
+			Heads:     slices.Repeat([]calibration.AttentionHead{head}, model.Heads),
+			KeyScales: slices.Repeat([]float32{0.05}, model.KVHeads),
+		})
+	}
+	return out
+}
+
 // Everything kept, the definition of sparse attention computes what the kernels of dense attention do, and less loses
 // something. What was measured is kept for another run.
 func TestRulesBesideKernels(t *testing.T) {
 	model := open(t, demo)
-	attention := &calibration.Attention{Heads: model.Heads, KVHeads: model.KVHeads, Block: op.SparseBlock,
-		Densities: []float64{0.3}}
-	for i := range model.Layers {
-		layer := calibration.AttentionLayer{Layer: i}
-		for range model.Heads {
-			layer.Heads = append(layer.Heads, calibration.AttentionHead{QueryScale: 0.05, Mass: []float64{0.5}})
-		}
-		for range model.KVHeads {
-			layer.KeyScales = append(layer.KeyScales, 0.05)
-		}
-		attention.Layers = append(attention.Layers, layer)
-	}
+	attention := alikeHeads(model)
 	text := windows(t, model, 2, 256)
 	attending, err := openAttending(t.Context(), model, text, text.Windows)
 	if err != nil {
@@ -127,8 +141,13 @@ func TestRulesBesideKernels(t *testing.T) {
 		t.Errorf("dense attention by the definition: %+v, want that of the kernels but for rounding", defined)
 	}
 
-	options := RuleOptions{Text: text, Attention: attention, Rules: []string{calibration.RuleUniform, calibration.RuleWindow},
-		Densities: []float64{0.3}, Journal: filepath.Join(t.TempDir(), "rules.part")}
+	options := RuleOptions{
+		Text:      text,
+		Attention: attention,
+		Rules:     []string{calibration.RuleUniform, calibration.RuleWindow},
+		Densities: []float64{0.3},
+		Journal:   filepath.Join(t.TempDir(), "rules.part"),
+	}
 	results, err := CompareRules(t.Context(), model, options)
 	if err != nil {
 		t.Fatal(err)
@@ -147,10 +166,12 @@ func TestRulesBesideKernels(t *testing.T) {
 		t.Errorf("got %+v, %v, want %+v as before", again, err, results)
 	}
 	if executed != len(text.Windows) {
-		t.Errorf("%d windows were executed with everything measured, want the reference's %d", executed, len(text.Windows))
+		t.Errorf("%d windows were executed with everything measured, want the reference's %d", executed,
+			len(text.Windows))
 	}
 	options.Least = 256
-	if whole, err := CompareRules(t.Context(), model, options); err != nil || whole[1].KL.Mean > 1e-9 || whole[2].KL.Mean > 1e-9 {
+	whole, err := CompareRules(t.Context(), model, options)
+	if err != nil || whole[1].KL.Mean > 1e-9 || whole[2].KL.Mean > 1e-9 {
 		t.Errorf("all of a window kept: %+v, %v, want no loss", whole, err)
 	}
 }
@@ -174,8 +195,12 @@ func TestRulesInALongContext(t *testing.T) {
 			}
 		}
 	}
-	results, err := CompareRules(t.Context(), model, RuleOptions{Text: &Text{SHA256: text.SHA256, Windows: text.Windows[:2]},
-		Attention: attention, Rules: []string{calibration.RuleUniform, calibration.RuleWindow}, Densities: []float64{0.2}})
+	results, err := CompareRules(t.Context(), model, RuleOptions{
+		Text:      &Text{SHA256: text.SHA256, Windows: text.Windows[:2]},
+		Attention: attention,
+		Rules:     []string{calibration.RuleUniform, calibration.RuleWindow},
+		Densities: []float64{0.2},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

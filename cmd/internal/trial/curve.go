@@ -46,34 +46,21 @@ func PruneCurve(ctx context.Context, model *Model, cal *calibration.Calibration,
 	out []PrunePoint, err error,
 ) {
 	products := model.products()
-	for _, x := range products {
-		if cal.Shadow(x.class, x.layer) == nil {
+	for _, product := range products {
+		if cal.Shadow(product.class, product.layer) == nil {
 			return nil, diag.New(diag.ClassInput,
-				"prune shadow outliers: the calibration does not say what those of %q in layer %d are worth", x.class,
-				x.layer).
+				"prune shadow outliers: the calibration does not say what those of %q in layer %d are worth",
+				product.class, product.layer).
 				WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml", op.A8OQ8C)
 		}
 	}
-	window := len(text.Windows[0].Tokens)
-	plan, err := model.Plan(window, Float32, nil)
+	run, err := openComparison(ctx, model, text.Windows, nil)
 	if err != nil {
 		return nil, err
 	}
-	// The float32 machine stays open to the end: others share its packed weights.
-	first, err := model.Open(ctx, plan, nil, nil)
-	if err != nil {
+	defer func() { err = errors.Join(err, run.close()) }()
+	if err := run.reference(ctx); err != nil {
 		return nil, err
-	}
-	defer func() { err = errors.Join(err, first.Close()) }()
-	reference, err := quality.NewReference()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, reference.Close()) }()
-	for i, window := range text.Windows {
-		if err := reference.Add(ctx, first.Machine, window); err != nil {
-			return nil, fmt.Errorf("window %d: %w", i, err)
-		}
 	}
 	measured := map[string]quality.Result{} // by what is pruned
 	for _, order := range PruneOrders {
@@ -83,13 +70,13 @@ func PruneCurve(ctx context.Context, model *Model, cal *calibration.Calibration,
 				return nil, err
 			}
 			point := PrunePoint{Order: order, Share: share, Pruned: len(away)}
-			for x := range away {
-				point.Sum += cal.Shadow(x.class, x.layer).KL
+			for product := range away {
+				point.Sum += cal.Shadow(product.class, product.layer).KL
 			}
 			shadows := model.pruned(away, products)
 			key := fmt.Sprint(shadows)
 			if _, ok := measured[key]; !ok {
-				if measured[key], err = model.prunedQuality(ctx, cal, reference, window, shadows); err != nil {
+				if measured[key], err = run.prunedQuality(ctx, cal, shadows); err != nil {
 					return nil, err
 				}
 			}
@@ -101,13 +88,14 @@ func PruneCurve(ctx context.Context, model *Model, cal *calibration.Calibration,
 }
 
 // prunedBy returns the share of the products that a rule prunes; within a budget it may be more of them, or fewer.
-func (m *Model) prunedBy(ctx context.Context, cal *calibration.Calibration, products []shadow, order string, share float64,
-	seed uint64,
+func (m *Model) prunedBy(
+	ctx context.Context, cal *calibration.Calibration, products []shadow, order string, share float64, seed uint64,
 ) (map[shadow]bool, error) {
 	rank := make([]float64, len(products))
 	random := rand.New(rand.NewPCG(seed, 0))
-	for i, x := range products {
-		switch worth := cal.Shadow(x.class, x.layer); order {
+	for i, product := range products {
+		worth := cal.Shadow(product.class, product.layer)
+		switch order {
 		case ByWorth:
 			rank[i] = worth.KL
 		case ByChance:
@@ -128,19 +116,19 @@ func (m *Model) prunedBy(ctx context.Context, cal *calibration.Calibration, prod
 
 // withinWork prunes those products whose measured worth adds up to least, while the shadows of the others multiply no
 // more than those would that are not away: a knapsack (problem.Shadows).
-func (m *Model) withinWork(ctx context.Context, cal *calibration.Calibration, products []shadow, away map[shadow]bool) (
-	map[shadow]bool, error,
-) {
+func (m *Model) withinWork(
+	ctx context.Context, cal *calibration.Calibration, products []shadow, away map[shadow]bool,
+) (map[shadow]bool, error) {
 	const lossUnit = 1e-12 // nats
 	posed := problem.Shadows{Name: "work of shadow outliers"}
-	for _, x := range products {
-		work := x.work(cal)
-		if !away[x] {
+	for _, product := range products {
+		work := product.work(cal)
+		if !away[product] {
 			posed.Max += work
 		}
-		lost := int64(math.Round(cal.Shadow(x.class, x.layer).KL / lossUnit))
+		lost := int64(math.Round(cal.Shadow(product.class, product.layer).KL / lossUnit))
 		posed.Groups = append(posed.Groups, problem.ShadowGroup{
-			Name:    fmt.Sprintf("%s in layer %d", x.class, x.layer),
+			Name:    fmt.Sprintf("%s in layer %d", product.class, product.layer),
 			Options: []problem.ShadowOption{{Use: work}, {Cost: lost}}, // kept, pruned
 		})
 	}
@@ -171,12 +159,12 @@ func (x shadow) work(cal *calibration.Calibration) int64 {
 	return max(1, int64(math.Round(channels*float64(x.columns))))
 }
 
-// prunedQuality compares the model with some shadow outliers pruned with a reference.
-func (m *Model) prunedQuality(
-	ctx context.Context, cal *calibration.Calibration, reference *quality.Reference, window int, shadows []planir.Shadow,
+// prunedQuality compares the model with some shadow outliers pruned with the reference.
+func (c *comparison) prunedQuality(
+	ctx context.Context, cal *calibration.Calibration, shadows []planir.Shadow,
 ) (_ quality.Result, err error) {
-	plan, err := m.PrunedPlan(window, func(node string) op.Scheme {
-		if !m.takes(node, op.A8OQ8C) {
+	plan, err := c.PrunedPlan(len(c.compared[0].Tokens), func(node string) op.Scheme {
+		if !c.takes(node, op.A8OQ8C) {
 			return op.A8TQ8C
 		}
 		return op.A8OQ8C
@@ -184,16 +172,14 @@ func (m *Model) prunedQuality(
 	if err != nil {
 		return quality.Result{}, err
 	}
-	machine, err := m.Open(ctx, plan, cal, nil)
+	machine, err := c.Open(ctx, plan, cal, nil)
 	if err != nil {
 		return quality.Result{}, err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
 	var tally quality.Tally
-	for i := range reference.Windows() {
-		if err := reference.Compare(ctx, machine.Machine, i, window, &tally); err != nil {
-			return quality.Result{}, fmt.Errorf("window %d: %w", i, err)
-		}
+	if err := c.compare(ctx, "pruned", machine, &tally); err != nil {
+		return quality.Result{}, err
 	}
 	return tally.Result()
 }

@@ -92,7 +92,9 @@ func MeasureDrops(ctx context.Context, model *Model, options DropOptions) (_ []D
 }
 
 // measureDrop compares the windows with tiers, and says in the result what is dropped and lost.
-func (c *comparison) measureDrop(ctx context.Context, what string, tiers planir.ExpertTiers, result *DropResult) (err error) {
+func (c *comparison) measureDrop(
+	ctx context.Context, what string, tiers planir.ExpertTiers, result *DropResult,
+) (err error) {
 	plan, err := c.planned(tiers.Rows, op.F32, Float32, nil, nil, tiers)
 	if err != nil {
 		return err

@@ -11,6 +11,6 @@ func EvenHeads(model *models.Model, density float64) (*calibration.Calibration, 
 	if err != nil {
 		return nil, err
 	}
-	return calibration.Even(calibration.Model{Name: model.Name, Digest: digest}, model.Layers, model.Heads, model.KVHeads,
-		density), nil
+	of := calibration.Model{Name: model.Name, Digest: digest}
+	return calibration.Even(of, model.Layers, model.Heads, model.KVHeads, density), nil
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// TraceLoads executes a model in float32 on a text, whose windows are whole chunks of so many tokens, and counts how many
-// rows its routers send to each expert in every chunk.
+// TraceLoads executes a model in float32 on a text, whose windows are whole chunks of so many tokens. It counts the
+// rows that routers send to each expert in every chunk.
 func TraceLoads(ctx context.Context, model *Model, text *Text, tokens int) (_ *workload.Loads, err error) {
 	size := len(text.Windows[0].Tokens)
 	plan, err := model.Plan(size, Float32, nil)

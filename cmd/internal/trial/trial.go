@@ -274,8 +274,8 @@ func (t *Text) halves(wayOut string) (observed, compared []quality.Window, err e
 		}
 	}
 	if len(observed) < 2 {
-		return nil, nil, diag.New(diag.ClassInput, "text of %d windows, want at least %d", len(t.Windows), LeastWindows).
-			WithHint("%s", wayOut)
+		return nil, nil, diag.New(diag.ClassInput, "text of %d windows, want at least %d", len(t.Windows),
+			LeastWindows).WithHint("%s", wayOut)
 	}
 	return observed, compared, nil
 }
