@@ -138,6 +138,12 @@ func testCapabilities(t *testing.T, f *Factory) {
 	for _, elem := range caps.KV {
 		once("cache type " + string(elem))
 	}
+	testContradictions(t, caps)
+}
+
+// testContradictions looks for capabilities that exclude each other, or lack what others need.
+func testContradictions(t *testing.T, caps *driver.Capabilities) {
+	t.Helper()
 	if len(caps.Kinds) == 0 || caps.Tile.N < 1 || caps.Tile.K < 1 {
 		t.Errorf("got kinds %v, tiles of %d columns and %d rows", caps.Kinds, caps.Tile.N, caps.Tile.K)
 	}

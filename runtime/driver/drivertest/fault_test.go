@@ -15,28 +15,27 @@ import (
 )
 
 // calls opens a processor, loads a copy and runs it five times or until something fails; it returns how
-// many runs succeeded.
-func calls(t *testing.T, d driver.Driver, opened func(driver.Processor)) (int, error) {
+// many runs succeeded. opened, nil for nothing, is called with the processor.
+func calls(t *testing.T, drv driver.Driver, opened func(driver.Processor)) (int, error) {
 	t.Helper()
-	ctx := t.Context()
-	devices, err := d.Devices(ctx)
+	devices, err := drv.Devices(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
+	proc, err := drv.Open(t.Context(), driver.Config{Select: devices[0].Select})
 	if err != nil {
 		return 0, err
 	}
-	defer p.Close()
+	defer proc.Close()
 	if opened != nil {
-		opened(p)
+		opened(proc)
 	}
-	g := op.Single(op.Op{Kind: op.Copy, M: 1, N: 8}, "")
-	a, err := compile.New().Compile(ctx, g, nil, driver.Target{})
+	graph := op.Single(op.Op{Kind: op.Copy, M: 1, N: 8}, "")
+	artifact, err := compile.New().Compile(t.Context(), graph, nil, driver.Target{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	exe, err := p.Load(ctx, a, nil)
+	exe, err := proc.Load(t.Context(), artifact, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -44,16 +43,17 @@ func calls(t *testing.T, d driver.Driver, opened func(driver.Processor)) (int, e
 	go func() {
 		runtime.LockOSThread() // never unlocked: Attach pins it
 		result <- func() error {
-			if err := p.Attach(); err != nil {
+			if err := proc.Attach(); err != nil {
 				return err
 			}
-			b, err := p.Alloc(64)
+			buffer, err := proc.Alloc(64)
 			if err != nil {
 				return err
 			}
-			v := driver.View{Buffer: b, Type: op.F32, Rows: 1, Cols: 8, Stride: 8}
+			views := []driver.View{{Buffer: buffer, Type: op.F32, Rows: 1, Cols: 8, Stride: 8}}
+			bind := &driver.Bindings{In: views, Out: views, Scalars: &driver.Scalars{Rows: 1}}
 			for ; runs < 5; runs++ {
-				if _, err := p.Run(exe, &driver.Bindings{In: []driver.View{v}, Out: []driver.View{v}, Scalars: &driver.Scalars{Rows: 1}}); err != nil {
+				if _, err := proc.Run(exe, bind); err != nil {
 					return err
 				}
 			}
@@ -64,10 +64,11 @@ func calls(t *testing.T, d driver.Driver, opened func(driver.Processor)) (int, e
 	return runs, err
 }
 
+// A fault strikes the call that it names and all later ones at its point, and no other.
 func TestInject(t *testing.T) {
-	for _, c := range []struct {
+	for _, test := range []struct {
 		fault drivertest.Fault
-		runs  int
+		runs  int // that succeed
 		fails bool
 	}{
 		{drivertest.Fault{}, 5, false},
@@ -78,37 +79,35 @@ func TestInject(t *testing.T) {
 		{drivertest.Fault{At: drivertest.AtLoad, K: 1}, 0, true},
 		{drivertest.Fault{At: drivertest.AtOpen, K: 1}, 0, true},
 	} {
-		runs, err := calls(t, drivertest.Inject(t.Context(), host.New(), c.fault), nil)
-		if runs != c.runs {
-			t.Errorf("%+v: %d runs succeeded, want %d", c.fault, runs, c.runs)
+		runs, err := calls(t, drivertest.Inject(t.Context(), host.New(), test.fault), nil)
+		if runs != test.runs {
+			t.Errorf("%+v: %d runs succeeded, want %d", test.fault, runs, test.runs)
 		}
-		var injected *drivertest.Error
-		if errors.As(err, &injected) != c.fails || err != nil && !c.fails {
-			t.Errorf("%+v: got %v", c.fault, err)
+		injected, struck := errors.AsType[*drivertest.Error](err)
+		if struck != test.fails || err != nil && !test.fails {
+			t.Errorf("%+v: got %v, want the fault: %v", test.fault, err, test.fails)
 		}
-		if c.fails && injected.Fault != c.fault {
-			t.Errorf("%+v: got fault %+v", c.fault, injected.Fault)
+		if struck && injected.Fault != test.fault {
+			t.Errorf("%+v: got fault %+v", test.fault, injected.Fault)
 		}
 	}
 }
 
+// A call that hangs fails when a context ends, or when its processor is closed.
 func TestInjectedHangEnds(t *testing.T) {
-	short := func() context.Context {
+	hang := func(at drivertest.Point) drivertest.Fault { return drivertest.Fault{At: at, K: 1, Hang: true} }
+	for _, at := range []drivertest.Point{drivertest.AtRun, drivertest.AtLoad, drivertest.AtOpen} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		t.Cleanup(cancel)
-		return ctx
-	}
-	for _, at := range []drivertest.Point{drivertest.AtRun, drivertest.AtLoad, drivertest.AtOpen} {
-		_, err := calls(t, drivertest.Inject(short(), host.New(), drivertest.Fault{At: at, K: 1, Hang: true}), nil)
-		if err == nil {
+		if _, err := calls(t, drivertest.Inject(ctx, host.New(), hang(at)), nil); err == nil {
 			t.Errorf("a hang at %s ended without an error", at)
 		}
 	}
+	closeSoon := func(proc driver.Processor) {
+		time.AfterFunc(20*time.Millisecond, func() { proc.Close() })
+	}
 	for _, at := range []drivertest.Point{drivertest.AtRun, drivertest.AtLoad} {
-		_, err := calls(t, drivertest.Inject(t.Context(), host.New(), drivertest.Fault{At: at, K: 1, Hang: true}), func(p driver.Processor) {
-			time.AfterFunc(20*time.Millisecond, func() { p.Close() })
-		})
-		if err == nil {
+		if _, err := calls(t, drivertest.Inject(t.Context(), host.New(), hang(at)), closeSoon); err == nil {
 			t.Errorf("a hang at %s ended without an error after close", at)
 		}
 	}

@@ -265,23 +265,47 @@ func (b *GroupCompiler) run(ctx context.Context, piece driver.Piece) (out [][]by
 		return nil, err
 	}
 	defer exe.Close()
-	// One call from position 0 that uses all rows: a sample has no state before it.
+	bind, buffers, err := bindSample(proc, &piece)
+	if err == nil {
+		_, err = proc.Run(exe, bind)
+	}
+	if err == nil {
+		for _, view := range bind.Out {
+			out = append(out, slices.Clone(view.Bytes()))
+		}
+	}
+	for _, buffer := range buffers {
+		err = errors.Join(err, buffer.Close())
+	}
+	return out, err
+}
+
+// bindSample returns the operands of one call from position 0 that uses all rows, as a sample has no state before it,
+// and their buffers, which are the caller's to close also after an error. A value that is input and output at once has
+// one view.
+func bindSample(
+	proc driver.Processor, piece *driver.Piece,
+) (bind *driver.Bindings, buffers []driver.Buffer, err error) {
 	rows := piece.Graph.Rows()
-	bind := driver.Bindings{Scalars: &driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}}
-	// A value that is input and output at once has one view.
+	bind = &driver.Bindings{Scalars: &driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}}
 	views := map[string]driver.View{}
-	view := func(v op.Value) (driver.View, error) {
-		if view, ok := views[v.Name]; ok {
+	view := func(value op.Value) (driver.View, error) {
+		if view, ok := views[value.Name]; ok {
 			return view, nil
 		}
-		buf, err := proc.Alloc(int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes()))
-		views[v.Name] = driver.View{Buffer: buf, Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}
-		return views[v.Name], err
+		buffer, err := proc.Alloc(int64(value.Rows) * int64(value.Cols) * int64(value.Type.Bytes()))
+		if err != nil {
+			return driver.View{}, err
+		}
+		buffers = append(buffers, buffer)
+		views[value.Name] = driver.View{Buffer: buffer, Type: value.Type, Rows: value.Rows, Cols: value.Cols,
+			Stride: value.Cols}
+		return views[value.Name], nil
 	}
 	for i, value := range piece.Graph.Inputs {
 		input, err := view(value)
 		if err != nil {
-			return nil, err
+			return nil, buffers, err
 		}
 		copy(input.Buffer.Bytes(), piece.Sample[i])
 		bind.In = append(bind.In, input)
@@ -289,20 +313,11 @@ func (b *GroupCompiler) run(ctx context.Context, piece driver.Piece) (out [][]by
 	for _, value := range piece.Graph.Outputs {
 		output, err := view(value)
 		if err != nil {
-			return nil, err
+			return nil, buffers, err
 		}
 		bind.Out = append(bind.Out, output)
 	}
-	if _, err := proc.Run(exe, &bind); err != nil {
-		return nil, err
-	}
-	for _, view := range bind.Out {
-		out = append(out, slices.Clone(view.Bytes()))
-	}
-	for _, view := range views {
-		err = errors.Join(err, view.Buffer.Close())
-	}
-	return out, err
+	return bind, buffers, nil
 }
 
 // groupDriver loads the artifacts of a GroupCompiler. Its processors take neither ranges of weights nor

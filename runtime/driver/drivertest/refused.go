@@ -383,66 +383,78 @@ func (tr *trial) refusePlaces() {
 	tr.check(place{}, scalars(14, 2))
 }
 
-// Values without an answer are errors that name operator and row: NaN to quantise, ids out of
-// range. In rows that are not in use they do not matter.
-func testRefusedValues(t *testing.T, f *Factory) {
-	session := open(t, f, f.Config)
+// unanswerable is an operator with an input that has no answer.
+type unanswerable struct {
+	operator op.Op
+	input    string
+	value    float64  // of the first element of row 1
+	row      int      // that is selected
+	words    []string // of the error
+}
+
+// unanswerables are values without an answer: NaN to quantise, numbers beyond a type, ids out of range.
+func unanswerables() (list []unanswerable) {
+	add := func(operator op.Op, input string, values []float64, words ...string) {
+		for _, value := range values {
+			list = append(list, unanswerable{operator: operator, input: input, value: value, words: words})
+		}
+	}
+	nan, high, low := math.NaN(), math.Inf(1), math.Inf(-1)
+
+	quant := op.Op{Kind: op.QuantRows, M: 3, N: 40}
+	add(quant, "x", []float64{nan, high, low}, "quant_rows", "row 1")
+	quant.Static = true
+	add(quant, "x", []float64{nan, high}, "quant_rows", "row 1")
+	quant.Scales = 2
+	add(quant, "x", []float64{nan, high}, "quant_rows", "row 1")
+
+	outliers := op.Op{Kind: op.OutlierMatMul, M: 3, K: 40, N: 33, Scheme: op.A32W16}
+	add(outliers, "x", []float64{nan, low}, "outlier_matmul", "row 1")
+	product := func(scheme op.Scheme) op.Op { return op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: scheme} }
+	add(product(op.A16SQ8C), "x", []float64{nan}, "matmul", "row 1")
+	add(product(op.A16SQ4C), "x", []float64{low}, "matmul", "row 1")
+	add(product(op.A16FW16), "x", []float64{65520}, "matmul", "row 1", "f16")
+	add(product(op.A16FQ4B32), "x", []float64{nan}, "matmul", "row 1", "f16")
+
+	table := op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}
+	add(table, "ids", []float64{10}, "embed", "row 1", "10")
+	add(table, "ids", []float64{-1}, "embed", "row 1", "-1")
+
+	store := op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}
+	add(store, "qkv", []float64{1e6}, "kv_append", "row 1")
+	store.KV = op.BF16
+	add(store, "qkv", []float64{3.4e38}, "kv_append", "row 1", "bf16")
+
 	route := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSoftmax}
-	mixer := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01}
+	add(route, "logits", []float64{nan, high, low}, "route", "row 1")
+	route.Router, route.Jitter = op.RouteSparseMixer, 0.01
+	add(route, "logits", []float64{nan}, "route", "row 1")
+
 	expert := func(scheme op.Scheme) op.Op {
 		return op.Op{Kind: op.ExpertMatMul, M: 3, Fan: 2, Experts: 4, K: 16, N: 16, Scheme: scheme}
 	}
-	for _, test := range []struct {
-		operator op.Op
-		input    string
-		value    float64
-		row      int // that is selected
-		words    []string
-	}{
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.NaN(), 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(1), 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(-1), 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.NaN(), 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.Inf(1), 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.NaN(), 0,
-			[]string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.Inf(1), 0,
-			[]string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.OutlierMatMul, M: 3, K: 40, N: 33, Scheme: op.A32W16}, "x", math.NaN(), 0,
-			[]string{"outlier_matmul", "row 1"}},
-		{op.Op{Kind: op.OutlierMatMul, M: 3, K: 40, N: 33, Scheme: op.A32W16}, "x", math.Inf(-1), 0,
-			[]string{"outlier_matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ8C}, "x", math.NaN(), 0,
-			[]string{"matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ4C}, "x", math.Inf(-1), 0,
-			[]string{"matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FW16}, "x", 65520, 0,
-			[]string{"matmul", "row 1", "f16"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FQ4B32}, "x", math.NaN(), 0,
-			[]string{"matmul", "row 1", "f16"}},
-		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", 10, 0, []string{"embed", "row 1", "10"}},
-		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", -1, 0, []string{"embed", "row 1", "-1"}},
-		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 0,
-			[]string{"kv_append", "row 1"}},
-		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.BF16}, "qkv", 3.4e38, 0,
-			[]string{"kv_append", "row 1", "bf16"}},
-		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, []string{"select_row", "row 3"}},
-		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, -1, []string{"select_row", "row -1"}},
-		{route, "logits", math.NaN(), 0, []string{"route", "row 1"}},
-		{route, "logits", math.Inf(1), 0, []string{"route", "row 1"}},
-		{route, "logits", math.Inf(-1), 0, []string{"route", "row 1"}},
-		{mixer, "logits", math.NaN(), 0, []string{"route", "row 1"}},
-		{expert(op.A32W32), "ids", 4, 0, []string{"expert_matmul", "row 1", "4"}},
-		{expert(op.A32W32), "ids", -1, 0, []string{"expert_matmul", "row 1", "-1"}},
-		{expert(op.A8TQ8C), "ids", math.MaxInt32, 0, []string{"expert_matmul", "row 1"}},
-		{expert(op.A8TQ4B32), "ids", math.MinInt32, 0, []string{"expert_matmul", "row 1"}},
-	} {
+	add(expert(op.A32W32), "ids", []float64{4}, "expert_matmul", "row 1", "4")
+	add(expert(op.A32W32), "ids", []float64{-1}, "expert_matmul", "row 1", "-1")
+	add(expert(op.A8TQ8C), "ids", []float64{math.MaxInt32}, "expert_matmul", "row 1")
+	add(expert(op.A8TQ4B32), "ids", []float64{math.MinInt32}, "expert_matmul", "row 1")
+
+	for _, row := range []int{3, -1} {
+		list = append(list, unanswerable{operator: op.Op{Kind: op.SelectRow, M: 3, N: 8}, input: "x", row: row,
+			words: []string{"select_row", fmt.Sprint("row ", row)}})
+	}
+	return list
+}
+
+// Values without an answer are errors that name operator and row. In rows that are not in use they do not matter.
+func testRefusedValues(t *testing.T, f *Factory) {
+	session := open(t, f, f.Config)
+	for _, test := range unanswerables() {
 		if session.caps.Supports(test.operator) != nil {
 			continue
 		}
 		tr := session.newTrial(single(session.caps, test.operator), testContext, 12)
 		in := tr.vals[test.input]
-		in.v[in.value.Cols] = test.value // the first element of row 1
+		in.v[in.value.Cols] = test.value
 		at := scalars(0, 3)
 		at.Row = test.row
 		bound := tr.bind(place{}, at)

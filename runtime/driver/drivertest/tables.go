@@ -74,5 +74,6 @@ func testTables(t *testing.T, f *Factory) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused.refuse("single rows of a gain", artifact, byRow(tr, len(tr.packed[0].Bytes)), "rows", tr.graph.Weights[0].Name)
+	weights := byRow(tr, len(tr.packed[0].Bytes))
+	refused.refuse("single rows of a gain", artifact, weights, "rows", tr.graph.Weights[0].Name)
 }
