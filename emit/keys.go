@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 
 	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
@@ -112,6 +113,10 @@ func createFile(path string, data []byte, mode os.FileMode) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return diag.New(diag.ClassIO, "write key %q: directory %q does not exist", path, filepath.Dir(path)).
 			WithHint("make it: mkdir -p %q", filepath.Dir(path))
+	}
+	if errors.Is(err, syscall.ENOTDIR) {
+		return diag.New(diag.ClassIO, "write key %q: %q is a file, want a directory", path, filepath.Dir(path)).
+			WithHint("name another path")
 	}
 	if err != nil {
 		return diag.New(diag.ClassIO, "write key %q: %w", path, err)
