@@ -148,3 +148,18 @@ func TestNotesAreUsed(t *testing.T) {
 		}
 	}
 }
+
+// What rounds to nothing has no sign: "-0.0 %" says less than it seems to.
+func TestDifference(t *testing.T) {
+	for _, c := range []struct {
+		paper, ours any
+		want        string
+	}{
+		{5.4, 5.398, "0.0 %"}, {4.48, 4.482, "0.0 %"}, {2.21, 2.014, "-8.9 %"}, {1.09, 1.366, "+25.3 %"},
+		{2.0, 2.0, "none"}, {0.0, 0.125, "0.125"}, {nil, 1.0, ""}, {"npu", "gpu", "differs"},
+	} {
+		if got := difference(Row{Paper: c.paper, Ours: c.ours}); got != c.want {
+			t.Errorf("%v and %v: got %q, want %q", c.paper, c.ours, got, c.want)
+		}
+	}
+}

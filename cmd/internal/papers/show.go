@@ -105,7 +105,11 @@ func difference(row Row) string {
 	case isA && isB && paper == 0:
 		return cellText(ours - paper)
 	case isA && isB:
-		return fmt.Sprintf("%+.1f %%", 100*(ours-paper)/math.Abs(paper))
+		percent := 100 * (ours - paper) / math.Abs(paper)
+		if math.Abs(percent) < 0.05 {
+			return "0.0 %" // rounded, without a sign
+		}
+		return fmt.Sprintf("%+.1f %%", percent)
 	case isA != isB, row.Paper == nil:
 		return ""
 	case row.Paper == row.Ours:
