@@ -177,6 +177,14 @@ func (w *recorder) Write(data []byte) (int, error) {
 	return w.ResponseWriter.Write(data)
 }
 
+// FlushError sends what is buffered, and the head where that is not out yet. It is for http.ResponseController.
+func (w *recorder) FlushError() error {
+	if w.status == 0 {
+		w.begin(http.StatusOK)
+	}
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
 // Unwrap is for http.ResponseController.
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 

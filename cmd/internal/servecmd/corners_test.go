@@ -107,9 +107,10 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 // client may send the next request into a connection that is being closed.
 func TestCrowdedConnectionsSayThatTheyClose(t *testing.T) {
 	s := launch(t, "--max-connections", "2")
-	ask := func(connection net.Conn) (closes bool) {
+	const whole, stream = `{"prompt":"Woe","max_tokens":2}`, `{"prompt":"Woe","max_tokens":2,"stream":true}`
+	ask := func(connection net.Conn, body string) (closes bool) {
 		t.Helper()
-		if _, err := connection.Write([]byte(completion(`{"prompt":"Woe","max_tokens":2}`))); err != nil {
+		if _, err := connection.Write([]byte(completion(body))); err != nil {
 			t.Fatal(err)
 		}
 		response, err := http.ReadResponse(bufio.NewReader(connection), nil)
@@ -123,7 +124,7 @@ func TestCrowdedConnectionsSayThatTheyClose(t *testing.T) {
 	}
 	alone := s.dial()
 	for range 3 {
-		if ask(alone) {
+		if ask(alone, whole) || ask(alone, stream) {
 			t.Fatal("a connection is closed while another one may be opened")
 		}
 	}
@@ -135,8 +136,10 @@ func TestCrowdedConnectionsSayThatTheyClose(t *testing.T) {
 	if line, err := bufio.NewReader(busy).ReadString('\n'); err != nil || !strings.Contains(line, "100") {
 		t.Fatalf("got %q, %v", line, err)
 	}
-	if !ask(s.dial()) {
-		t.Error("the last connection that may be open is closed behind its answer, which does not say so")
+	for _, body := range []string{whole, stream} {
+		if !ask(s.dial(), body) {
+			t.Errorf("%s: the last connection that may be open is closed behind its answer, which does not say so", body)
+		}
 	}
 }
 
