@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -85,7 +86,7 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 		return err
 	}
 	if options.DryRun {
-		return listRequests(ui, requests, options.Seed)
+		return options.listRequests(ui, requests)
 	}
 	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, options.Seed)
 	if err != nil {
@@ -254,11 +255,31 @@ func (o *ProfileOptions) tell(ui *cli.Streams, soc *socs.SoC, report profiler.Re
 	})
 }
 
-// listRequests prints what would be measured with its priority, in that order.
-func listRequests(ui *cli.Streams, requests []profiler.Request, seed uint64) error {
-	// Of an empty record everything is pending.
-	pending := profiler.Pending(requests, record.NewSet(record.Header{}), 1, seed)
-	slices.SortStableFunc(pending, func(a, b profiler.Request) int { return a.Priority - b.Priority })
+// listRequests prints what would be measured with its priority, in that order. With Resume that is what the record
+// lacks, and with Flagged also what is flagged in it.
+func (o *ProfileOptions) listRequests(ui *cli.Streams, requests []profiler.Request) error {
+	known := record.NewSet(record.Header{})
+	if o.Resume && o.Out != "" {
+		set, err := record.Open(o.Out)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err == nil {
+			known = set
+		}
+	}
+	pending := profiler.Pending(requests, known, o.Rounds, o.Seed)
+	if o.Flagged {
+		pending = append(pending, profiler.Flagged(requests, known, o.Seed)...)
+		// An operator that lacks rounds may be flagged, too.
+		seen := map[string]bool{}
+		pending = slices.DeleteFunc(pending, func(request profiler.Request) bool {
+			again := seen[request.Key()]
+			seen[request.Key()] = true
+			return again
+		})
+		slices.SortStableFunc(pending, func(a, b profiler.Request) int { return a.Priority - b.Priority })
+	}
 	keys := make([]string, len(pending))
 	for i := range pending {
 		keys[i] = pending[i].Key()
