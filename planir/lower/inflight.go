@@ -33,6 +33,7 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 			b.plan.MaxContext))
 	}
 	ph = planir.PhaseProgram{Name: inFlightName(rows, chunks), Phase: "prefill", Rows: chunks * rows}
+	b.decodes = false
 
 	// Sections for logits select a row of all chunks; the others are a chunk's.
 	of := GraphOf(b.plan, b.model, rows)

@@ -108,7 +108,7 @@ func (b *builder) program(count int, on string) (ph planir.PhaseProgram, err err
 		ph.Name += "/" + on
 	}
 	of := GraphOf(plan, b.model, count)
-	if plan.Decodes(count) {
+	if b.decodes = plan.Decodes(count); b.decodes {
 		ph.Phase = "decode"
 	}
 
@@ -231,6 +231,8 @@ type builder struct {
 
 	// on is the processor that executes the program alone; "": its decisions name the processors.
 	on string
+	// decodes tells that the program decodes.
+	decodes bool
 	// The tasks being made are of one of several chunks, which begins at row from.
 	flight bool
 	from   int

@@ -103,6 +103,56 @@ func TestTrivialHeadInTwoSchemes(t *testing.T) {
 	}
 }
 
+// Each phase reads one piece of a layer: packs that only decode reads come first, then those that both phases read, then
+// those of prefill.
+func TestPacksLieByPhase(t *testing.T) {
+	graph := graphOf(t, "../../testdata/arch/llama-plain")
+	planned := plan(t, graph, []int{1, 16, 32}, op.A8TQ8C)
+	schemeOf := func(_ string, rows int) op.Scheme {
+		if rows == 1 {
+			return op.A8TQ8C
+		}
+		return op.A32W32
+	}
+	var err error
+	planned.Decisions, err = lower.Trivial(graph, "a", []int{1, 16, 32}, planned.MaxContext, planned.KV, schemeOf)
+	if err == nil {
+		err = lower.Lower(planned, graph)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	readBy := phasesOfPacks(planned)
+	var got []string
+	for _, pack := range planned.Program.Packs {
+		got = append(got, strings.Join(readBy[pack.Name], " and "))
+	}
+	got = slices.Compact(got)
+	if want := []string{"decode", "decode and prefill", "prefill"}; !slices.Equal(got, want) {
+		t.Errorf("packs lie in the order %q, want %q", got, want)
+	}
+}
+
+// phasesOfPacks are the phases whose programs read each pack.
+func phasesOfPacks(planned *planir.Plan) map[string][]string {
+	phases := map[string][]string{}
+	for _, program := range planned.Program.Programs {
+		for _, section := range program.Sections {
+			for _, lane := range section.Lanes {
+				for _, step := range lane.Steps {
+					for _, ref := range step.W {
+						if !slices.Contains(phases[ref.Pack], program.Phase) {
+							phases[ref.Pack] = append(phases[ref.Pack], program.Phase)
+						}
+					}
+				}
+			}
+		}
+	}
+	return phases
+}
+
 // Static scales are weights of their own, for every layer that has the product, changed by the folds that change what
 // enters it. Rows that are quantised in both ways are two values.
 func TestStaticScales(t *testing.T) {

@@ -26,10 +26,24 @@ func (k packKey) whole() packKey {
 	return k
 }
 
-// packUse is the range of columns that all uses of a pack cover, and its name once that is known.
+// packUse is the range of columns that all uses of a pack cover, the phases that use it, and its name once that is known.
 type packUse struct {
-	lo, hi int
-	name   string
+	lo, hi          int
+	decode, prefill bool
+	name            string
+}
+
+// group numbers packs that lie together: first those that only decode reads, then those that both phases read, then
+// those that only prefill reads. Each phase then reads one piece of a layer.
+// RATIONALE: In which pages do weights lie?
+func (u *packUse) group() int {
+	switch {
+	case !u.prefill:
+		return 0
+	case u.decode:
+		return 1
+	}
+	return 2
 }
 
 // packRange is a range of a weight's columns. It becomes a WeightRef once every pack's range is known.
@@ -54,6 +68,8 @@ func (b *builder) usePack(used packRange) {
 		b.packs[used.key] = use
 	}
 	use.lo, use.hi = min(use.lo, used.n0), max(use.hi, used.n1)
+	use.decode = use.decode || b.decodes
+	use.prefill = use.prefill || !b.decodes
 }
 
 // rangesRead lists the ranges of packed weights that a piece reads, in the order of its step's weights.
@@ -175,12 +191,13 @@ func (b *builder) dropSlottedPacks() {
 	}
 }
 
-// finishPacks lists and names the packs, in the order of their weights (rank) and then of their keys. The order is
-// total, so equal plans have equal programs. A name states only what distinguishes the pack from others of its
+// finishPacks lists and names the packs, in the order of their groups, of their weights (rank) and of their keys. The
+// order is total, so equal plans have equal programs. A name states only what distinguishes the pack from others of its
 // weight.
 func (b *builder) finishPacks(rank map[string]int) error {
 	order := func(x, y packKey) int {
-		return cmp.Or(cmp.Compare(rank[x.weight], rank[y.weight]), cmp.Compare(x.scheme, y.scheme),
+		return cmp.Or(b.packs[x].group()-b.packs[y].group(),
+			cmp.Compare(rank[x.weight], rank[y.weight]), cmp.Compare(x.scheme, y.scheme),
 			cmp.Compare(x.layout, y.layout), cmp.Compare(x.owner, y.owner), x.k0-y.k0, x.k1-y.k1, x.n0-y.n0, x.n1-y.n1)
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(b.packs), order) {
