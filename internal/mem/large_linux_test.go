@@ -47,6 +47,18 @@ func TestMapReadsLargePages(t *testing.T) {
 	}
 }
 
+// Nothing is read ahead where the system reads large pages all the same; elsewhere each page would be read by itself.
+func TestHasLargeReads(t *testing.T) {
+	for release, want := range map[string]bool{
+		"6.18.44-generic": true, "5.18.0": true, "10.0": true, "6.1": true,
+		"5.17.15": false, "5.15.0-91-generic": false, "4.19.0": false, "": false, "next": false, "6": false,
+	} {
+		if got := hasLargeReads(release); got != want {
+			t.Errorf("Linux %q: got %v, want %v", release, got, want)
+		}
+	}
+}
+
 // onDisk returns a file of which nothing is in memory.
 func onDisk(t *testing.T, size int) *os.File {
 	t.Helper()

@@ -140,9 +140,10 @@ func checkSize(what string, bytes int64) error {
 type Advice int
 
 const (
-	HugePages Advice = iota // back an allocation with large pages
-	collapse                // move what is touched to large pages now
-	unneeded                // take the pages of a mapped file out of the process; Advise refuses it
+	HugePages   Advice = iota // back an allocation with large pages
+	collapse                  // move what is touched to large pages now
+	unneeded                  // take the pages of a mapped file out of the process; Advise refuses it
+	noReadAhead               // of a mapped file read the large page that is touched, nothing behind it; Advise refuses it
 )
 
 // largePage is the size of the pages that large allocations ask for, and largeAlloc from where on they do: what the

@@ -46,7 +46,8 @@ func allocSmall(bytes, align int) (*Region, error) {
 }
 
 // mapFile maps a file for reading, shared with other processes. What of a large file is not in memory yet comes in large
-// pages, where the file system has them.
+// pages, where the file system has them. Nothing is read ahead of them: that comes in small pages, beside which there is
+// no room for a large one.
 // RATIONALE: In which pages do weights lie?
 func mapFile(file *os.File, bytes int) (*Region, error) {
 	conn, err := file.SyscallConn()
@@ -69,8 +70,10 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	}
 	region := &Region{data: whole, whole: whole, release: release}
 	if bytes >= largeAlloc {
-		if err := region.advise(0, bytes, HugePages); err != nil {
-			return nil, errors.Join(err, region.Close())
+		for _, advice := range []Advice{HugePages, noReadAhead} {
+			if err := region.advise(0, bytes, advice); err != nil {
+				return nil, errors.Join(err, region.Close())
+			}
 		}
 	}
 	return region, nil

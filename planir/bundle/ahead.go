@@ -98,9 +98,8 @@ func (b *Bundle) missing(wanted []candidate, taken map[*blob][]uint64, part Part
 		}
 		taken[blob][index/64] |= bit
 		next := candidate{blob: blob, chunk: index}
-		// Reading through the mapping makes pages resident, which pays only where the whole chunk will be read.
-		from, to := next.bounds()
-		next.mapped = blob.file == nil || !part.Few && from >= part.Offset && to <= part.Offset+part.Bytes
+		// Reading through the mapping makes pages resident, which pays only where they will be read.
+		next.mapped = blob.file == nil || !part.Few
 		wanted = append(wanted, next)
 	}
 	return wanted

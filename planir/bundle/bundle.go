@@ -126,7 +126,7 @@ func open(path string, options Options) (_ *Bundle, err error) {
 // load applies the rest of the step layout, and the steps table, code and weights.
 func (b *Bundle) load(mode Mode) error {
 	manifest := b.manifest
-	if err := b.store.gaps(manifest); err != nil {
+	if err := b.store.gaps(manifest, mode != Copy); err != nil {
 		return err
 	}
 	leaves, err := b.store.table(manifest)
@@ -380,7 +380,7 @@ func (b *Bundle) VerifyAll(ctx context.Context, progress func(done, total int64)
 			return err
 		}
 	}
-	return b.store.gaps(b.manifest)
+	return b.store.gaps(b.manifest, false)
 }
 
 // Close releases all memory; slices handed out are dead afterwards.

@@ -30,8 +30,8 @@ type store interface {
 	// watched are the files that mapped has returned memory of.
 	watched() []watched
 	// gaps checks that what lies between the blobs and behind them is zero (step layout): all of it together is less
-	// than an alignment for each blob.
-	gaps(m *Manifest) error
+	// than an alignment for each blob. With mapped it looks at the mapping of the blobs.
+	gaps(m *Manifest, mapped bool) error
 	close() error
 }
 
@@ -154,14 +154,14 @@ func (s *fileStore) check(manifest *Manifest, payloadBytes int) error {
 		return refuse(stepLayout, "file of %d bytes, its manifest says %d", s.bytes, layout.size).
 			hint("the file was cut off or added to; fetch it again")
 	}
-	if err := s.padding(int64(headerBytes+s.header), layout.table); err != nil {
+	if err := s.padding(int64(headerBytes+s.header), layout.table, s.file); err != nil {
 		return err
 	}
-	return s.padding(layout.table+leafBytes*layout.leaves[len(manifest.Blobs)], layout.blobs)
+	return s.padding(layout.table+leafBytes*layout.leaves[len(manifest.Blobs)], layout.blobs, s.file)
 }
 
-// padding checks that [from, to) is zero.
-func (s *fileStore) padding(from, to int64) error {
+// padding checks that bytes [from, to) of the file are zero.
+func (s *fileStore) padding(from, to int64, file io.ReaderAt) error {
 	if from == to {
 		return nil
 	}
@@ -169,7 +169,7 @@ func (s *fileStore) padding(from, to int64) error {
 	defer buffers.Put(kept)
 	for from < to {
 		buf := kept[:min(to-from, pageAlign)]
-		if err := readAt(stepLayout, s.file, buf, from); err != nil {
+		if err := readAt(stepLayout, file, buf, from); err != nil {
 			return err
 		}
 		if !zeros(buf) {
@@ -182,16 +182,34 @@ func (s *fileStore) padding(from, to int64) error {
 	return nil
 }
 
-// gaps checks the padding between and behind the blobs: no digest covers it.
-func (s *fileStore) gaps(manifest *Manifest) error {
+// gaps checks the padding between and behind the blobs: no digest covers it. A file of which nothing is in memory yet
+// is read through its mapping, if it has one, because what ReadAt reads comes in small pages.
+// RATIONALE: In which pages do weights lie?
+func (s *fileStore) gaps(manifest *Manifest, mapped bool) error {
+	file := io.ReaderAt(s.file)
+	if mapped {
+		if err := s.mapFile(); err != nil {
+			return err
+		}
+		file = mappedFile{s.region.Bytes()}
+	}
 	end := s.layout.blobs
 	for i, blob := range manifest.Blobs {
-		if err := s.padding(end, s.layout.offsets[i]); err != nil {
+		if err := s.padding(end, s.layout.offsets[i], file); err != nil {
 			return err
 		}
 		end = s.layout.offsets[i] + blob.Bytes
 	}
-	return s.padding(end, s.layout.size)
+	return s.padding(end, s.layout.size, file)
+}
+
+// mappedFile reads a file through its mapping.
+type mappedFile struct{ data []byte }
+
+// ReadAt fails where the file was truncated after it was mapped.
+func (m mappedFile) ReadAt(out []byte, from int64) (n int, err error) {
+	err = mem.CatchFault(func() { n = copy(out, m.data[from:]) })
+	return n, err
 }
 
 // table reads the digests of all chunks.
@@ -212,26 +230,34 @@ func (s *fileStore) copyBlob(_ *Manifest, i int, buf []byte, step Step) error {
 	return readAt(step, s.file, buf, s.layout.offsets[i])
 }
 
-// mapped maps the file once, whole, and returns the place of blob i in it.
+// mapped returns the place of blob i in the mapping of the file.
 func (s *fileStore) mapped(manifest *Manifest, i int) (mapping, error) {
-	if s.region == nil {
-		region, err := mem.Map(s.file)
-		if err != nil {
-			return mapping{}, refuseAs(diag.ClassIO, stepWeights, "%w", err)
-		}
-		s.region = region
-		if int64(len(region.Bytes())) != s.bytes {
-			return mapping{}, refuse(stepWeights, "file has %d bytes, had %d when it was opened", len(region.Bytes()),
-				s.bytes)
-		}
-		watching, err := watch(s.file)
-		if err != nil {
-			return mapping{}, err
-		}
-		s.watch = []watched{watching}
+	if err := s.mapFile(); err != nil {
+		return mapping{}, err
 	}
 	from := s.layout.offsets[i]
 	return mapping{s.region, from, io.NewSectionReader(s.file, from, manifest.Blobs[i].Bytes)}, nil
+}
+
+// mapFile maps the file, whole, unless it is mapped.
+func (s *fileStore) mapFile() error {
+	if s.region != nil {
+		return nil
+	}
+	region, err := mem.Map(s.file)
+	if err != nil {
+		return refuseAs(diag.ClassIO, stepWeights, "%w", err)
+	}
+	s.region = region
+	if int64(len(region.Bytes())) != s.bytes {
+		return refuse(stepWeights, "file has %d bytes, had %d when it was opened", len(region.Bytes()), s.bytes)
+	}
+	watching, err := watch(s.file)
+	if err != nil {
+		return err
+	}
+	s.watch = []watched{watching}
+	return nil
 }
 
 // watched returns the file itself, once anything of it was mapped.
@@ -390,7 +416,7 @@ func exactly(root *os.Root, count int, known func(string) bool) error {
 }
 
 // gaps: files of their own have no padding.
-func (s *dirStore) gaps(*Manifest) error { return nil }
+func (s *dirStore) gaps(*Manifest, bool) error { return nil }
 
 // table: this form has no chunk digests.
 func (s *dirStore) table(*Manifest) ([]Digest, error) { return nil, nil }
