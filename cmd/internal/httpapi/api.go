@@ -61,6 +61,7 @@ type API struct {
 	metrics  *metrics
 	keys     [][sha256.Size]byte
 	began    time.Time
+	special  map[string]int32 // tokens that have no text in answers, by their texts
 	draining atomic.Bool
 	// Each has room for the bodies that may be read at a time: all of them, and those beyond longBody.
 	reading, readingLong chan struct{}
@@ -74,7 +75,7 @@ func New(engine Engine, o Options) *API {
 	a := &API{Options: o, engine: engine, began: time.Now(),
 		reading: make(chan struct{}, readers), readingLong: make(chan struct{}, 1)}
 	a.random = rand.New(rand.NewPCG(uint64(a.began.UnixNano()), 0))
-	a.metrics = newMetrics(engine)
+	a.metrics, a.special = newMetrics(engine), specialTexts(o.Tokenizer)
 	for _, key := range o.Keys {
 		a.keys = append(a.keys, sha256.Sum256([]byte(key)))
 	}

@@ -112,14 +112,20 @@ func (c *composer) release() []scored {
 	return out
 }
 
+// specialTexts returns the special tokens by their texts.
+func specialTexts(tok tokenizer.Tokenizer) map[string]int32 {
+	out := map[string]int32{}
+	for _, id := range tok.Special() {
+		out[tok.DecodeSpecial([]int32{id})] = id
+	}
+	return out
+}
+
 // spelledBy returns the special tokens that are one of some texts as a whole. They leave no text behind in which a stop
 // sequence could be found.
-func spelledBy(texts []string, tok tokenizer.Tokenizer) (ids []int32) {
-	if len(texts) == 0 {
-		return nil
-	}
-	for _, id := range tok.Special() {
-		if slices.Contains(texts, tok.DecodeSpecial([]int32{id})) {
+func spelledBy(texts []string, special map[string]int32) (ids []int32) {
+	for _, text := range texts {
+		if id, there := special[text]; there {
 			ids = append(ids, id)
 		}
 	}

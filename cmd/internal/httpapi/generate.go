@@ -344,7 +344,7 @@ func (a *API) generation(e *endpoint, asked *request, answer Answer) *generation
 		head: head{ID: fmt.Sprintf("%s%016x", e.prefix, a.draw()), Created: now.Unix(), Model: a.Model,
 			Fingerprint: a.Fingerprint, Tier: tier},
 		composed: composer{decode: a.Tokenizer.Stream(), stops: newStopper(asked.stop),
-			ends: spelledBy(asked.stop, a.Tokenizer)},
+			ends: spelledBy(asked.stop, a.special)},
 	}
 }
 

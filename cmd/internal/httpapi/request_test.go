@@ -269,7 +269,7 @@ func FuzzServedBody(f *testing.F) {
 
 // One long body is understood at a time, and short ones beside it. One that has waited in vain leaves no place taken.
 func TestTurns(t *testing.T) {
-	a := New(&fakeEngine{}, Options{})
+	a := New(&fakeEngine{}, Options{Tokenizer: demoTokenizer()})
 	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	leave, err := a.await(t.Context(), longBody+1)
