@@ -183,15 +183,18 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 	if err != nil {
 		return err
 	}
+	if hold && mapping.Columns["held_out"] != "" {
+		return diag.New(diag.ClassUsage,
+			"import: a column says what is held out, and a flag does too, want one of them")
+	}
+	if hold && mapping.Set["held_out"] != "" {
+		return diag.New(diag.ClassUsage, "import: --set says what is held out, and a flag does too, want one of them")
+	}
 	table, err := imported.Read(path, mapping)
 	if err != nil {
 		return err
 	}
 	if hold {
-		if mapping.Columns["held_out"] != "" {
-			return diag.New(diag.ClassUsage,
-				"import: a column says what is held out, and a flag does too, want one of them")
-		}
 		table.HoldOut(share, options.Seed)
 	}
 	soc, err := options.describe(table, mapping.Source)
