@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
@@ -29,8 +30,21 @@ const outlierCols = 8 * pack.TileN
 //
 // Where single rows of the weight are given (driver.Rows), those of the marked channels are got between the two steps,
 // by one thread: a row that cannot be verified fails the call before anything is computed with it.
+type outliers struct {
+	exe           *executable
+	op            *op.Op
+	input, output *operand
+	matrix        *matrixRows
+	limit         float32 // the largest magnitude that the scale holds
+	most          int     // channels of a pass
+	found         *exceeding
+
+	// of the current call
+	rows, rowBlock int // all rows, and those of a task
+}
+
+// outliers adds the step that marks, and returns the one that multiplies.
 func (b *builder) outliers() (step, error) {
-	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	scale, err := mem.View[float32](b.w[1].Bytes)
 	if err != nil {
 		return step{}, err
@@ -42,55 +56,59 @@ func (b *builder) outliers() (step, error) {
 	if !(scale[0] > 0) {
 		return step{}, fmt.Errorf("the static scale is %v, want a positive number", scale[0])
 	}
-	limit, workers := 127*scale[0], len(exe.p.cores)
-	most := operator.Gathered()
-	exe.need.local = max(exe.need.local, (most+1)*(outlierCols+1))
-	found := &exe.p.exceeding
-	b.before = append(b.before, b.markExceeding(limit))
+	x := &outliers{exe: b.e, op: &b.op, input: b.in[0], output: b.out[0], matrix: matrix, limit: 127 * scale[0],
+		most: b.op.Gathered(), found: &b.e.p.exceeding}
+	x.exe.need.local = max(x.exe.need.local, (x.most+1)*(outlierCols+1))
+	b.before = append(b.before, b.markExceeding(x.limit))
+	return step{m: x.op.M, fetch: x.fetch, plan: x.plan, task: x.task}, nil
+}
 
-	var rows, rowBlock, ranges int
-	return step{
-		m: operator.M,
-		fetch: func() error {
-			found.collect(workers, operator.K)
-			cold, err := matrix.fetch(found)
-			exe.count(len(found.channels), most, cold)
-			return err
-		},
-		plan: func(count int) int {
-			rows, rowBlock = count, count
-			ranges = (operator.N + outlierCols - 1) / outlierCols
-			if workers > 1 && count*operator.N*(1+len(found.channels)) >= 2*minTask {
-				rowBlock = max(1, (count*ranges+workers*tasksPerWorker-1)/(workers*tasksPerWorker))
+// fetch gets the rows of the weight for the channels that are marked.
+func (x *outliers) fetch() error {
+	x.found.collect(len(x.exe.p.cores), x.op.K)
+	cold, err := x.matrix.fetch(x.found)
+	x.exe.count(len(x.found.channels), x.most, cold)
+	return err
+}
+
+// ranges returns how many ranges of columns there are.
+func (x *outliers) ranges() int { return (x.op.N + outlierCols - 1) / outlierCols }
+
+// plan divides the result into ranges of columns and, where that is worth handing over, blocks of rows.
+func (x *outliers) plan(rows int) int {
+	x.rows, x.rowBlock = rows, rows
+	ranges, workers := x.ranges(), len(x.exe.p.cores)
+	if workers > 1 && rows*x.op.N*(1+len(x.found.channels)) >= 2*minTask {
+		x.rowBlock = max(1, (rows*ranges+workers*tasksPerWorker-1)/(workers*tasksPerWorker))
+	}
+	return ranges * ((rows + x.rowBlock - 1) / x.rowBlock)
+}
+
+// task computes some rows of a range of columns, in passes over the channels.
+func (x *outliers) task(worker, task int) {
+	ranges := x.ranges()
+	column, r0 := task%ranges*outlierCols, task/ranges*x.rowBlock
+	cols, r1 := min(x.op.N-column, outlierCols), min(x.rows, r0+x.rowBlock)
+	for row := r0; row < r1; row++ {
+		clear(x.output.f32[row*x.output.ld+column:][:cols])
+	}
+	own, found := x.exe.have.mine(worker), x.found
+	factors, weight := own[:x.most+1], own[x.most+1:]
+	for from := 0; from < len(found.channels); from += x.most {
+		channels := found.channels[from:min(len(found.channels), from+x.most)]
+		for i := range channels {
+			widen(weight[(1+i)*outlierCols:][:cols], found.rows[from+i][column:])
+		}
+		for row := r0; row < r1; row++ {
+			if !beyond(factors[1:], x.input.f32[row*x.input.ld:], channels, x.limit) {
+				continue
 			}
-			return ranges * ((count + rowBlock - 1) / rowBlock)
-		},
-		task: func(worker, t int) {
-			column, r0 := t%ranges*outlierCols, t/ranges*rowBlock
-			cols, r1 := min(operator.N-column, outlierCols), min(rows, r0+rowBlock)
-			for row := r0; row < r1; row++ {
-				clear(output.f32[row*output.ld+column:][:cols])
-			}
-			own := exe.have.mine(worker)
-			factors, weight := own[:most+1], own[most+1:]
-			for from := 0; from < len(found.channels); from += most {
-				channels := found.channels[from:min(len(found.channels), from+most)]
-				for i := range channels {
-					widen(weight[(1+i)*outlierCols:][:cols], found.rows[from+i][column:])
-				}
-				for row := r0; row < r1; row++ {
-					if !beyond(factors[1:], input.f32[row*input.ld:], channels, limit) {
-						continue
-					}
-					sum := output.f32[row*output.ld+column:][:cols]
-					copy(weight, sum)
-					factors[0] = 1
-					set.Combine(output.from(row, column), kernel.Rows(weight, outlierCols),
-						kernel.Rows(factors, len(factors)), 1, 1+len(channels), cols)
-				}
-			}
-		},
-	}, nil
+			copy(weight, x.output.f32[row*x.output.ld+column:][:cols]) // the sum so far
+			factors[0] = 1
+			x.exe.p.set.Combine(x.output.from(row, column), kernel.Rows(weight, outlierCols),
+				kernel.Rows(factors, len(factors)), 1, 1+len(channels), cols)
+		}
+	}
 }
 
 // markExceeding makes the step that marks the channels of which some row exceeds the limit.
