@@ -118,7 +118,7 @@ func guarded(bytes int, before bool) (*Region, error) {
 	return region, nil
 }
 
-// advise passes a hint about a range to the kernel. A kernel that does not know the hint is no
+// advise passes a hint about a range to the kernel. A kernel that does not know the hint, or may not be asked, is no
 // error.
 func (r *Region) advise(offset, bytes int, kind Advice) error {
 	advice, known := adviceOf[kind]
@@ -130,8 +130,10 @@ func (r *Region) advise(offset, bytes int, kind Advice) error {
 	start := offset + int(Address(r.data)-Address(r.whole))
 	end := start + bytes
 	start = start / page * page
-	if err := unix.Madvise(r.whole[start:end], advice); err != nil && err != unix.EINVAL && err != unix.ENOSYS {
+	switch err := unix.Madvise(r.whole[start:end], advice); err {
+	case nil, unix.EINVAL, unix.ENOSYS, unix.EPERM:
+		return nil
+	default:
 		return diag.New(diag.ClassIO, "advise on memory: %w", err)
 	}
-	return nil
 }
