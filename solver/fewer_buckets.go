@@ -58,7 +58,13 @@ func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*sess
 		if err != nil {
 			return nil, nil, err
 		}
-		if other == nil {
+		isBetter := other != nil
+		if isBetter && s.measure() == problem.Time {
+			if isBetter, err = takesLessTime(fewer, other, by, best); err != nil {
+				return nil, nil, err
+			}
+		}
+		if !isBetter {
 			fewer.close()
 			continue
 		}
@@ -68,6 +74,18 @@ func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*sess
 		by, best, bestNS = fewer, other, fewer.objective(other)
 	}
 	return by, best, nil
+}
+
+// takesLessTime reports whether a plan is predicted to take less time than another one, each in its session. Objectives
+// do not tell: a variant that the timeline prefers has a larger one, so a plan that has it, because it keeps a limit that
+// the other would break with it, would seem slower.
+func takesLessTime(one *session, plan *planir.Plan, another *session, other *planir.Plan) (bool, error) {
+	ns, err := one.expectedNS(plan)
+	if err != nil {
+		return false, err
+	}
+	otherNS, err := another.expectedNS(other)
+	return ns < otherNS, err
 }
 
 // planBelow returns the best plan of a prepared session if its objective is below a number, else nil.

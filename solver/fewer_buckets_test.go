@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"reflect"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -107,4 +109,70 @@ func TestFreedomNeverHurts(t *testing.T) {
 func withEngine(in Input) Input {
 	in.Engine = exact.Engine{}
 	return in
+}
+
+// A limit that the best plan keeps changes nothing. Both plans are compared by their predicted times: the one with all
+// buckets has variants that the timeline prefers, whose objectives are larger than those of plans with fewer buckets.
+func TestKeptLimitKeepsBuckets(t *testing.T) {
+	core := func(number int, rest string) string {
+		return fmt.Sprintf(`
+  - name: c%d
+    kind: cpu
+    driver: sim
+    select: c%[1]d
+    cores: [%[1]d]
+    tile: {k: 32, n: 32}
+    schemes: [a32/w32, a8t/q4b32, a32/w16]
+    layouts: {w32: n32, q4b32: n32, w16: n32}
+    kv: [f32]
+    dynamic_rows: true
+    strided_output: true
+    strided_input: true
+    weight_ranges: true%s`, number, rest)
+	}
+	soc, err := socs.Parse("two-cores.yaml", []byte("schema: hetc.soc/1\nname: two-cores\ncontrol: c0\nprocessors:"+core(0, `
+    power_w: 6.573
+    bandwidth_gbps: 17.65
+    launch_us: 0.2
+    sim:
+      schemes: {a32/w32: {peak_gops: 20.6}, a8t/q4b32: {peak_gops: 40.1}, a32/w16: {peak_gops: 12.0}}
+      other_gops: 5.1`)+core(1, `
+    power_w: 1.966
+    bandwidth_gbps: 9.57
+    launch_us: 0.15
+    sim:
+      schemes: {a32/w32: {peak_gops: 21.2}, a8t/q4b32: {peak_gops: 23.6}, a32/w16: {peak_gops: 11.4}}
+      other_gops: 5.3`)+`
+links:
+  - {from: c0, to: c1, handover_us: 1.54}
+  - {from: c1, to: c0, handover_us: 1.8}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	work := workload.Default()
+	work.Context, work.OutputTokens, work.Buckets = 96, 39, []int{7, 16, 24}
+	work.Prompts = []workload.Prompt{{Tokens: 2, Share: 1}, {Tokens: 33, Share: 0.1}, {Tokens: 55, Share: 0.4}}
+	work.Schemes = workload.Schemes{
+		Prefill: []op.Scheme{op.A32W32, "a8t/q4b32"},
+		Decode:  []op.Scheme{"a8t/q4b32", "a32/w16"},
+	}
+	model := open(t, "../testdata/arch/qwen2-window")
+	in := Input{Model: model, SoC: soc, Costs: profiled(t, soc, model, work), Workload: work, Engine: exact.Engine{}}
+	free, err := Solve(t.Context(), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	in.Workload = workload.Edited(work, func(w *workload.Workload) {
+		w.Limits.EnergyMJ = free.ExpectedNJ * 1.000001 / 1e6
+	})
+	limited, err := Solve(t.Context(), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if limited.ExpectedNS > free.ExpectedNS {
+		t.Errorf("with a limit that the best plan keeps it takes %.0f ns, want %.0f", limited.ExpectedNS, free.ExpectedNS)
+	}
 }
