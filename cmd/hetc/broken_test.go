@@ -380,7 +380,7 @@ var brokenInputs = []broken{
 	{name: "matrix that is a pipe", make: func(d *dir) { d.pipe("hetc.yaml") }, args: "hetc build", code: 3, want: `it is a pipe`, hint: `into a file first`},
 	{name: "quick without weights", args: "hetc quick tinyllama-1.1b", code: 3, want: `it has shapes and no weights`, hint: `hetc models synth tinyllama-1.1b`},
 	{name: "quick with an unknown scheme", args: "hetc quick $M --schemes a8t/q8d", code: 2, want: `--schemes "a8t/q8d": no such scheme`, hint: `did you mean "a8t/q8c"`},
-	{name: "quick into a file", make: func(d *dir) { d.write("x", "") }, args: "hetc quick $M -o x", code: 9, want: `not a directory`, hint: `.`},
+	{name: "quick into a file", make: func(d *dir) { d.write("x", "") }, args: "hetc quick $M -o x", code: 9, want: `it is there and no directory`, hint: `.`},
 
 	// Limits
 	{name: "plan above the file size limit", limit: "ulimit -f 8", args: solveA + "x.yaml", code: 9, want: `write "x.yaml": file too large`, hint: `ulimit -f`},
