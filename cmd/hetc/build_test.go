@@ -152,7 +152,7 @@ func TestBuildProcesses(t *testing.T) {
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline) && len(files(t, out)) == 0; {
+			for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline) && whole(t, out, want) == 0; {
 				time.Sleep(5 * time.Millisecond)
 			}
 			if err := c.Process.Signal(signal); err != nil {
