@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 )
 
 func TestExplodedRefusesLinksAndSpecialFiles(t *testing.T) {
@@ -102,5 +103,28 @@ func TestBundlePermissions(t *testing.T) {
 		if mode := must(os.Stat(path)).Mode().Perm(); mode != test.want {
 			t.Errorf("over %#o: mode %#o, want %#o", test.chmod, mode, test.want)
 		}
+	}
+}
+
+// Padding that is gone with the end of the file fails the read. It is no crash.
+func TestPaddingOfATruncatedFile(t *testing.T) {
+	path := writeTemp(t, make([]byte, 256<<10))
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	region, err := mem.Map(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	opened := &fileStore{file: file, bytes: 256 << 10, region: region}
+	err = opened.padding(0, opened.bytes, mappedFile{region.Bytes()})
+	if StepOf(err) != stepLayout || !mem.IsFault(err) {
+		t.Errorf("got %v, want a memory fault in step %q", err, stepLayout)
 	}
 }
