@@ -47,11 +47,13 @@ func proc(name string, tile int, cores ...int) planir.Proc {
 // plan decides everything for the processor a, in one scheme.
 func plan(t testing.TB, graph *models.Graph, rows []int, scheme op.Scheme) *planir.Plan {
 	t.Helper()
-	return planBy(t, graph, rows, func(string) op.Scheme { return scheme })
+	return planBy(t, graph, rows, func(string, int) op.Scheme { return scheme })
 }
 
-// planBy is plan with a scheme for each node.
-func planBy(t testing.TB, graph *models.Graph, rows []int, schemeOf func(node string) op.Scheme) *planir.Plan {
+// planBy is plan with a scheme for each node and number of rows.
+func planBy(
+	t testing.TB, graph *models.Graph, rows []int, schemeOf func(node string, rows int) op.Scheme,
+) *planir.Plan {
 	t.Helper()
 	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: "m"}, SoC: planir.SoCRef{Name: "s", Control: "a"},
@@ -60,8 +62,7 @@ func planBy(t testing.TB, graph *models.Graph, rows []int, schemeOf func(node st
 	}
 	plan.Procs[2].StridedOutput, plan.Procs[2].WeightRanges = false, false // its column shares are gathered
 	var err error
-	plan.Decisions, err = lower.Trivial(graph, "a", rows, plan.MaxContext, plan.KV,
-		func(node string, _ int) op.Scheme { return schemeOf(node) })
+	plan.Decisions, err = lower.Trivial(graph, "a", rows, plan.MaxContext, plan.KV, schemeOf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,19 +75,13 @@ var schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C}
 // The head has one row in every bucket, and one decision, unless a bucket has it in another scheme.
 func TestTrivialHeadInTwoSchemes(t *testing.T) {
 	graph := graphOf(t, "../../testdata/arch/llama-plain")
-	planned := plan(t, graph, []int{1, 16, 32}, op.A8TQ8C)
-	schemeOf := func(_ string, rows int) op.Scheme {
+	planned := planBy(t, graph, []int{1, 16, 32}, func(_ string, rows int) op.Scheme {
 		if rows == 16 {
 			return op.A32W32
 		}
 		return op.A8TQ8C
-	}
-	var err error
-	planned.Decisions, err = lower.Trivial(graph, "a", []int{1, 16, 32}, planned.MaxContext, planned.KV, schemeOf)
-	if err == nil {
-		err = lower.Lower(planned, graph)
-	}
-	if err != nil {
+	})
+	if err := lower.Lower(planned, graph); err != nil {
 		t.Fatal(err)
 	}
 	for rows, want := range map[int]op.Scheme{1: op.A8TQ8C, 16: op.A32W32, 32: ""} {
@@ -107,19 +102,13 @@ func TestTrivialHeadInTwoSchemes(t *testing.T) {
 // those of prefill.
 func TestPacksLieByPhase(t *testing.T) {
 	graph := graphOf(t, "../../testdata/arch/llama-plain")
-	planned := plan(t, graph, []int{1, 16, 32}, op.A8TQ8C)
-	schemeOf := func(_ string, rows int) op.Scheme {
+	planned := planBy(t, graph, []int{1, 16, 32}, func(_ string, rows int) op.Scheme {
 		if rows == 1 {
 			return op.A8TQ8C
 		}
 		return op.A32W32
-	}
-	var err error
-	planned.Decisions, err = lower.Trivial(graph, "a", []int{1, 16, 32}, planned.MaxContext, planned.KV, schemeOf)
-	if err == nil {
-		err = lower.Lower(planned, graph)
-	}
-	if err != nil {
+	})
+	if err := lower.Lower(planned, graph); err != nil {
 		t.Fatal(err)
 	}
 
@@ -158,7 +147,7 @@ func phasesOfPacks(planned *planir.Plan) map[string][]string {
 func TestStaticScales(t *testing.T) {
 	// dense layers between others; two products of one input
 	graph := graphOf(t, "../../testdata/arch/qwen2-moe-dense-layers-fused")
-	plan := planBy(t, graph, []int{1, 16}, func(node string) op.Scheme {
+	plan := planBy(t, graph, []int{1, 16}, func(node string, _ int) op.Scheme {
 		if strings.Contains(node, "shared") {
 			return op.A8TQ8C
 		}
@@ -273,16 +262,16 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 			}
 			return first
 		}
+		atAnyRows := func(node string, _ int) op.Scheme { return schemeOf(node) }
 		rows := []int{1, rapid.IntRange(2, 33).Draw(rt, "rows")}
-		plan := planBy(t, graph, rows, schemeOf)
+		plan := planBy(t, graph, rows, atAnyRows)
 		for i := range plan.Procs {
 			plan.Procs[i].Fuses = rapid.Bool().Draw(rt, "fuses")
 		}
 		batch := graph.Batch()
 		if size := rapid.IntRange(1, 6).Draw(rt, "batch"); size > 1 && size != rows[1] {
 			plan.Batches = []int{size}
-			more, err := lower.Trivial(&batch, "a", plan.Batches, plan.MaxContext, plan.KV,
-				func(node string, _ int) op.Scheme { return schemeOf(node) })
+			more, err := lower.Trivial(&batch, "a", plan.Batches, plan.MaxContext, plan.KV, atAnyRows)
 			if err != nil {
 				rt.Fatal(err)
 			}
