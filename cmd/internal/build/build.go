@@ -65,11 +65,7 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	if err != nil {
 		return err
 	}
-	if mo.Config, err = matrix.ReadConfig(options.File); err != nil {
-		if errors.Is(err, fs.ErrNotExist) && options.File == DefaultFile {
-			return diag.New(diag.ClassInput, "hetc build: no %s in this folder", DefaultFile).
-				WithHint("write one (docs/build.md), or name another: -f FILE")
-		}
+	if mo.Config, err = readMatrix(options.File); err != nil {
 		return err
 	}
 	if mo.Key, err = mo.Config.SigningKey(); err != nil {
@@ -105,6 +101,16 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 		return err
 	}
 	return showBuild(ui, report)
+}
+
+// readMatrix reads the matrix that is to be built, and says what to do where there is none of the usual name.
+func readMatrix(file string) (*matrix.Config, error) {
+	config, err := matrix.ReadConfig(file)
+	if errors.Is(err, fs.ErrNotExist) && file == DefaultFile {
+		return nil, diag.New(diag.ClassInput, "hetc build: no %s in this folder", DefaultFile).
+			WithHint("write one (docs/build.md), or name another: -f FILE")
+	}
+	return config, err
 }
 
 // emitCell writes a bundle of a cell.
