@@ -77,8 +77,8 @@ func (s *session) tryFewerBuckets(ctx context.Context, plan *planir.Plan) (*sess
 }
 
 // takesLessTime reports whether a plan is predicted to take less time than another one, each in its session. Objectives
-// do not tell: a variant that the timeline prefers has a larger one, so a plan that has it, because it keeps a limit that
-// the other would break with it, would seem slower.
+// cannot tell: a variant that the timeline prefers has a larger objective than what it replaces. A plan with such a
+// variant would seem slower than one whose variants break a limit and are left out.
 func takesLessTime(one *session, plan *planir.Plan, another *session, other *planir.Plan) (bool, error) {
 	ns, err := one.expectedNS(plan)
 	if err != nil {

@@ -305,7 +305,7 @@ func (s *session) improveFrom(ctx context.Context, by *session, plan *planir.Pla
 	if err != nil {
 		return nil, nil, err
 	}
-	// All bounds of this session hold again, those included that the other goal did without.
+	// All bounds hold again, those included that the other goal did without.
 	other.waived, other.bounds = s.waived, nil
 	if err := other.findBounds(); err != nil {
 		return nil, nil, err

@@ -60,7 +60,7 @@ func TestWeightsComeInLargePages(t *testing.T) {
 	}
 }
 
-// mapControl maps a file and asks for large pages, as mem.Map does.
+// mapControl maps a file as a bundle's store does.
 func mapControl(t *testing.T, path string) []byte {
 	t.Helper()
 	file, err := os.Open(path)

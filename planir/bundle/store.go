@@ -182,8 +182,8 @@ func (s *fileStore) padding(from, to int64, file io.ReaderAt) error {
 	return nil
 }
 
-// gaps checks the padding between and behind the blobs: no digest covers it. A file of which nothing is in memory yet
-// is read through its mapping, if it has one, because what ReadAt reads comes in small pages.
+// gaps checks the padding between and behind the blobs: no digest covers it. With mapped it reads through the mapping:
+// what ReadAt brings from a disk lies in small pages, beside which weights have no room for large ones.
 // RATIONALE: In which pages do weights lie?
 func (s *fileStore) gaps(manifest *Manifest, mapped bool) error {
 	file := io.ReaderAt(s.file)
