@@ -71,10 +71,24 @@ func reading(memory []byte, cores int, read func([]byte) uint64) func(i int) fun
 // sink takes results, so that the compiler does not remove the reads.
 var sink atomic.Uint64
 
-// computing returns the work of workers at their peak: arithmetic on registers alone.
+// computing returns the work of workers at their peak: arithmetic on registers alone, in pieces of at least pieceTime,
+// beside which what a call of peak does before and after it is nothing.
 func computing(peak func(ops int64) int64) func(i int) func() int64 {
-	const ops = 1 << 20 // milliseconds of scalar instructions, microseconds of the widest
-	return func(int) func() int64 { return func() int64 { return peak(ops) } }
+	const (
+		least     = 1 << 20 // milliseconds of scalar instructions, a microsecond or less of tiles
+		pieceTime = 200 * time.Microsecond
+	)
+	return func(int) func() int64 {
+		ops := int64(least)
+		return func() int64 {
+			begin := time.Now()
+			done := peak(ops)
+			if time.Since(begin) < pieceTime {
+				ops *= 2
+			}
+			return done
+		}
+	}
 }
 
 // worker works on one core until it is stopped.
