@@ -25,7 +25,7 @@ func newProbe(ui *cli.Streams) *cobra.Command {
 	flags.StringVarP(&opts.Output, "output", "o", "", "SoC file to write")
 	flags.StringVar(&opts.Name, "name", "host", "name of the SoC")
 	flags.BoolVar(&opts.Force, "force", false, "replace an existing file")
-	flags.StringVar(&opts.Kernels, "kernels", "", "kernel set of the host's processors, such as amx; default the best "+
+	flags.StringVar(&opts.Kernels, "kernels", "", "kernel set of the host's processors, such as i8mm; default the best "+
 		"one that was timed")
 	flags.StringSliceVar(&opts.Drivers, "driver", nil,
 		"also describe the processors of this driver, such as ort; may be repeated")

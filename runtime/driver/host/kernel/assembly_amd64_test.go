@@ -89,6 +89,7 @@ type integerMachine struct {
 	equal    bool // flags of the last comparison
 	less     bool
 	argument func(name string, offset int) uint64
+	stored   map[string]uint64 // by operands in memory: arguments that were written, and variables
 	fetch    func(address uint64) // what is prefetched, may be nil
 }
 
@@ -98,7 +99,7 @@ func (m *integerMachine) jumps(line *assemblyLine) (label string, jumps bool) {
 	switch line.name {
 	case "JMP":
 		taken = true
-	case "JZ", "JEQ":
+	case "JZ", "JE", "JEQ":
 		taken = m.equal
 	case "JNZ", "JNE":
 		taken = !m.equal
@@ -106,6 +107,10 @@ func (m *integerMachine) jumps(line *assemblyLine) (label string, jumps bool) {
 		taken = m.less
 	case "JGE":
 		taken = !m.less
+	case "JLE":
+		taken = m.less || m.equal
+	case "JG":
+		taken = !m.less && !m.equal
 	}
 	if !taken {
 		return "", false
@@ -161,6 +166,9 @@ func (m *integerMachine) value(operand string) uint64 {
 		}
 		return uint64(value)
 	}
+	if value, ok := m.stored[operand]; ok {
+		return value
+	}
 	if match := argumentForm.FindStringSubmatch(operand); match != nil {
 		offset, err := strconv.Atoi(match[2])
 		if err != nil {
@@ -169,6 +177,24 @@ func (m *integerMachine) value(operand string) uint64 {
 		return m.argument(match[1], offset)
 	}
 	return m.general[general(operand)]
+}
+
+// assign writes an integer operand.
+func (m *integerMachine) assign(operand string, value uint64) {
+	if number := general(operand); number >= 0 {
+		m.general[number] = value
+		return
+	}
+	if m.stored == nil {
+		m.stored = map[string]uint64{}
+	}
+	m.stored[operand] = value
+}
+
+// change adds an integer operand to another one and sets the flags of the result.
+func (m *integerMachine) change(operand string, by uint64) {
+	m.assign(operand, m.value(operand)+by)
+	m.compare(m.value(operand), 0)
 }
 
 // compare sets the flags of a-b.
@@ -182,28 +208,33 @@ func (m *integerMachine) instruction(line *assemblyLine) bool {
 		last = operands[len(operands)-1]
 	}
 	switch line.name {
-	case "NOP", "VZEROUPPER", "JZ", "JEQ", "JNZ", "JNE", "JLT", "JGE":
+	case "NOP", "VZEROUPPER", "JZ", "JE", "JEQ", "JNZ", "JNE", "JLT", "JLE", "JGE", "JG":
 	case "PREFETCHT0":
 		if m.fetch != nil {
 			m.fetch(m.address(last))
 		}
 	case "MOVQ", "MOVL":
-		m.general[general(last)] = m.value(operands[0])
+		m.assign(last, m.value(operands[0]))
 	case "LEAQ":
 		m.general[general(last)] = m.address(operands[0])
 	case "ADDQ":
-		m.general[general(last)] += m.value(operands[0])
-		m.compare(m.general[general(last)], 0)
+		m.change(last, m.value(operands[0]))
 	case "SUBQ":
-		m.general[general(last)] -= m.value(operands[0])
-		m.compare(m.general[general(last)], 0)
+		m.change(last, -m.value(operands[0]))
+	case "NEGQ":
+		m.general[general(last)] = -m.general[general(last)]
+	case "IMULQ":
+		m.general[general(last)] *= m.value(operands[0])
+	case "CMOVQEQ":
+		if m.equal {
+			m.general[general(last)] = m.value(operands[0])
+		}
 	case "XORQ":
 		m.general[general(last)] ^= m.value(operands[0])
 	case "SHLQ":
 		m.general[general(last)] <<= m.value(operands[0])
 	case "DECQ":
-		m.general[general(last)]--
-		m.compare(m.general[general(last)], 0)
+		m.change(last, ^uint64(0))
 	case "CMPQ":
 		m.compare(m.value(operands[0]), m.value(operands[1]))
 	case "TESTQ":

@@ -262,15 +262,15 @@ func AttentionScratch(heads, headDim int) int {
 // paddedDim is the columns of a head rounded up to whole tiles.
 func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 
-// Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable",
-// then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as
-// avx2), "avxvnni" (products of quantised rows with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
-// with 512 bit), "avx512bf16" (attention over bfloat16 with AVX512_BF16, the others as avx512vnni). Where a CPU has
+// Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable", then vector
+// sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as avx2), "avxvnni"
+// (products of quantised rows with AVX-VNNI, the others as avx2), "avx512vnni" (all of them with 512 bit), "avx512bf16"
+// (attention over bfloat16 with AVX512_BF16, the others as avx512vnni), "amx" (8-bit and 4-bit products of many rows and
+// attention over bfloat16 in tiles, for which the operating system is asked, the others as avx512bf16). Where a CPU has
 // avx512 and avxvnni alone, which no known one does, the latter counts as faster, because quantised weights are what
-// machines are short of time for. On arm64 "neon" (with the dot product
-// instructions; functions on rows as portable) and "i8mm" (8-bit and 4-bit products of two rows and more with matrix
-// instructions, the others as neon). Those that were never timed come last: "i8mm", and on amd64 "amx" (8-bit and 4-bit
-// products of many rows in tiles, the others as avx512bf16), for which the operating system is asked.
+// machines are short of time for. On arm64 "neon" (with the dot product instructions; functions on rows as portable) and
+// "i8mm" (8-bit and 4-bit products of two rows and more with matrix instructions, the others as neon), which was never
+// timed and is used only where it is named.
 func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()...) }
 
 // vectorSets are the sets of vector instructions that this machine can run.

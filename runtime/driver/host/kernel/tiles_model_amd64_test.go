@@ -22,9 +22,10 @@ const tilesModelled = true
 // or writes beyond a buffer crashes as it would. The instructions of tiles are decoded from their bytes, as the manual
 // describes them, and every rule whose violation a processor answers with an exception is checked.
 
-func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, w *byte, steps int, sums *int32, more,
-	ahead, fetch int) {
-	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, sums, more, ahead, fetch)
+func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, w *byte, steps int, sums *int32,
+	y *float32, ldy int, next *float32, more, last int, scales, xscale *float32, rows int) {
+	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, sums, y, ldy, next, more, last, scales,
+		xscale, rows)
 }
 
 func q4TilesAMX(config *byte, groups int, x *byte, pitch, advance int, panel *byte, blocks int, ints *int32,
@@ -42,10 +43,6 @@ func tileUnpack128(panel, w *byte, blocks int) { model("tileUnpack128", panel, w
 
 func tileRow32(dst *byte, pitch int, x *uint8, turns int) { model("tileRow32", dst, pitch, x, turns) }
 func tileRow64(dst *byte, pitch int, x *uint8, turns int) { model("tileRow64", dst, pitch, x, turns) }
-
-func q8cScaleAMX(rows int, y *float32, ldy int, sums *int32, scales, xscale *float32) {
-	model("q8cScaleAMX", rows, y, ldy, sums, scales, xscale)
-}
 
 func q4ScaleAMX(rows int, y *float32, ldy int, sums, xscale *float32) {
 	model("q4ScaleAMX", rows, y, ldy, sums, xscale)
@@ -109,7 +106,9 @@ func model(name string, arguments ...any) {
 			}
 			return
 		case "BYTE":
-			cpu.tileInstruction(line.code)
+			if !asksForLine(line.code) {
+				cpu.tileInstruction(line.code)
+			}
 			continue
 		}
 		if label, jumps := cpu.jumps(line); jumps {
@@ -120,6 +119,14 @@ func model(name string, arguments ...any) {
 			cpu.vector(line.name, line.operands, line.operands[len(line.operands)-1])
 		}
 	}
+}
+
+// asksForLine tells whether an instruction is PREFETCHW, with a base of 16 registers.
+func asksForLine(code []byte) bool {
+	if code[0]&0xf0 == 0x40 {
+		code = code[1:]
+	}
+	return code[0] == 0x0f && code[1] == 0x0d
 }
 
 // at is memory that a kernel addresses.

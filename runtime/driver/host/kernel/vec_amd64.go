@@ -19,8 +19,17 @@ import (
 //go:generate go run -C gen . -tier attention -out ../vec_heads_amd64.s -stubs ../vec_heads_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier peak -out ../vec_peak_amd64.s -stubs ../vec_peak_amd64.go -pkg kernel
 
-// measuredSets returns the sets of vector instructions that this CPU has, slowest first.
+// measuredSets returns the sets that this machine has, slowest first.
 func measuredSets() []*Set {
+	sets := registerSets()
+	if tilesLack() == "" {
+		sets = append(sets, amxSet(sets[len(sets)-1]))
+	}
+	return sets
+}
+
+// registerSets returns the sets of vector instructions that this CPU has, slowest first.
+func registerSets() []*Set {
 	features := &cpu.X86
 	if !features.HasAVX2 || !features.HasFMA || !features.HasF16C {
 		return nil
@@ -42,13 +51,8 @@ func measuredSets() []*Set {
 	return sets
 }
 
-// namedSets returns the sets that this machine has and that the timing of kernels does not choose.
-func namedSets() []*Set {
-	if tilesLack() != "" {
-		return nil
-	}
-	return []*Set{amxSet(pairSet(avx512vnni.set()))}
-}
+// namedSets returns nil: all sets were timed.
+func namedSets() []*Set { return nil }
 
 // lacking says what this machine lacks for a set, "" where that is not known.
 func lacking(name string) string {
@@ -65,7 +69,7 @@ var tilesLack = sync.OnceValue(func() string {
 	if !features.HasAMXTile || !features.HasAMXInt8 {
 		return "the CPU has no tiles of 8-bit integers (AMX)"
 	}
-	if sets := measuredSets(); len(sets) == 0 || sets[len(sets)-1].Name != pairSetName {
+	if sets := registerSets(); len(sets) == 0 || sets[len(sets)-1].Name != pairSetName {
 		return "the CPU has tiles (AMX) without AVX-512 VNNI and BF16"
 	}
 	if err := permitTiles(); err != nil {

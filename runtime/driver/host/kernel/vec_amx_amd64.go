@@ -4,13 +4,15 @@
 
 package kernel
 
-// q8cTilesAMX computes products of groups of rows with a part of a q8c tile into sums [groups][2][16][16], or adds
-// them to it where more is not 0. x is the first of steps (at least 1) tiles of activations, stride bytes from row
-// to row, advance from tile to tile and pitch from group to group; w is the part's first row. config is the shape of
-// the tiles. Lines are prefetched from ahead bytes behind w on, fetch bytes further each step.
+// q8cTilesAMX computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles
+// of activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the
+// part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32], ldy
+// bytes apart: integers before the last part, to which products are added where more is not 0. The last part makes
+// them results: times xscale of the row and scales [32] of the column. sums is room for 2048 integers. next, if it is
+// not nil, is where memory is asked for the first rows that are written after these.
 //
 //go:noescape
-func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, more int, ahead int, fetch int)
+func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)
 
 // tileUnpack32 unpacks blocks (at least 1) of a q4b32 tile, 1152 bytes each:
 // [8][32][4] int8 of 16*(nibble-8), and the scales of the columns over 16.
@@ -49,12 +51,6 @@ func tileRow32(dst *byte, pitch int, x *uint8, turns int)
 //
 //go:noescape
 func tileRow64(dst *byte, pitch int, x *uint8, turns int)
-
-// q8cScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row and scales [32] of the column,
-// to y [rows][32]. ldy is in bytes.
-//
-//go:noescape
-func q8cScaleAMX(rows int, y *float32, ldy int, sums *int32, scales *float32, xscale *float32)
 
 // q4ScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row, to y [rows][32]. ldy is in
 // bytes.

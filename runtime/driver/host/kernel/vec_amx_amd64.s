@@ -4,33 +4,35 @@
 
 #include "textflag.h"
 
-// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, more int, ahead int, fetch int)
-// Requires: MMX+
-TEXT ·q8cTilesAMX(SB), NOSPLIT, $0-96
+// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·q8cTilesAMX(SB), NOSPLIT, $8-136
 	MOVQ config+0(FP), AX
 
 	// ldtilecfg (%rax)
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x78
-	BYTE $0x49
-	BYTE $0x00
-	MOVQ groups+8(FP), CX
-	MOVQ x+16(FP), R12
-	MOVQ pitch+24(FP), R11
-	MOVQ stride+32(FP), DX
-	MOVQ w+48(FP), R13
-	MOVQ sums+64(FP), BX
-	MOVQ ahead+80(FP), AX
-	ADDQ R13, AX
-	MOVQ $+128, R9
-	MOVQ $+64, R15
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x78
+	BYTE    $0x49
+	BYTE    $0x00
+	MOVQ    scales+112(FP), AX
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	MOVQ    stride+32(FP), DX
+	MOVQ    ldy+80(FP), R11
+	MOVQ    y+72(FP), AX
+	MOVQ    sums+64(FP), BX
+	MOVQ    $+128, R9
+	XORQ    R14, R14
 
 pair:
-	CMPQ CX, $+2
-	JLT  single
-	CMPQ more+72(FP), $+0
-	JNE  pair_more
+	CMPQ  groups+8(FP), $+2
+	JLT   single
+	MOVQ  rows+128(FP), R10
+	ADDQ  R10, R10
+	IMULQ R11, R10
+	CMPQ  more+96(FP), $+0
+	JNE   pair_more
 
 	// tilezero %tmm0
 	BYTE $0xc4
@@ -62,65 +64,109 @@ pair:
 	JMP  pair_begin
 
 pair_more:
-	// {disp32} tileloadd 0(%rbx,%r15), %tmm0
+	MOVQ AX, SI
+
+	// {disp32} tileloadd 0(%rsi,%r11), %tmm0
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x84
-	BYTE $0x3b
+	BYTE $0x1e
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tileloadd 1024(%rbx,%r15), %tmm1
+	// {disp32} tileloadd 64(%rsi,%r11), %tmm1
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x8c
-	BYTE $0x3b
+	BYTE $0x1e
+	BYTE $0x40
 	BYTE $0x00
-	BYTE $0x04
 	BYTE $0x00
 	BYTE $0x00
+	MOVQ R11, R8
+	SHLQ $+4, R8
+	ADDQ R8, SI
 
-	// {disp32} tileloadd 2048(%rbx,%r15), %tmm2
+	// {disp32} tileloadd 0(%rsi,%r11), %tmm2
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x94
-	BYTE $0x3b
+	BYTE $0x1e
 	BYTE $0x00
-	BYTE $0x08
+	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tileloadd 3072(%rbx,%r15), %tmm3
+	// {disp32} tileloadd 64(%rsi,%r11), %tmm3
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x9c
-	BYTE $0x3b
+	BYTE $0x1e
+	BYTE $0x40
 	BYTE $0x00
-	BYTE $0x0c
 	BYTE $0x00
 	BYTE $0x00
 
 pair_begin:
-	MOVQ R12, SI
-	LEAQ (R12)(R11*1), R8
-	MOVQ R13, DI
-	MOVQ steps+56(FP), R10
+	LEAQ (AX)(R10*1), CX
+	CMPQ groups+8(FP), $+2
+	JG   pair_ask
+	MOVQ next+88(FP), CX
+
+pair_ask:
+	ADDQ    CX, R10
+	TESTQ   CX, CX
+	CMOVQEQ CX, R10
+	MOVQ    R10, (SP)
+	MOVQ    x+16(FP), SI
+	MOVQ    SI, R8
+	ADDQ    pitch+24(FP), R8
+	MOVQ    w+48(FP), DI
+	MOVQ    steps+56(FP), R10
 
 pair_step:
-	PREFETCHT0 (AX)
-	PREFETCHT0 64(AX)
-	PREFETCHT0 128(AX)
-	PREFETCHT0 192(AX)
+	PREFETCHT0 2048(DI)
+	PREFETCHT0 2112(DI)
+	PREFETCHT0 2176(DI)
+	PREFETCHT0 2240(DI)
+	PREFETCHT0 2304(DI)
+	PREFETCHT0 2368(DI)
+	PREFETCHT0 2432(DI)
+	PREFETCHT0 2496(DI)
+	PREFETCHT0 2560(DI)
+	PREFETCHT0 2624(DI)
+	PREFETCHT0 2688(DI)
+	PREFETCHT0 2752(DI)
+	PREFETCHT0 2816(DI)
+	PREFETCHT0 2880(DI)
+	PREFETCHT0 2944(DI)
+	PREFETCHT0 3008(DI)
+	PREFETCHT0 3072(DI)
+	PREFETCHT0 3136(DI)
+	PREFETCHT0 3200(DI)
+	PREFETCHT0 3264(DI)
+	PREFETCHT0 3328(DI)
+	PREFETCHT0 3392(DI)
+	PREFETCHT0 3456(DI)
+	PREFETCHT0 3520(DI)
+	PREFETCHT0 3584(DI)
+	PREFETCHT0 3648(DI)
+	PREFETCHT0 3712(DI)
+	PREFETCHT0 3776(DI)
+	PREFETCHT0 3840(DI)
+	PREFETCHT0 3904(DI)
+	PREFETCHT0 3968(DI)
+	PREFETCHT0 4032(DI)
 
 	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
@@ -197,70 +243,237 @@ pair_step:
 	BYTE $0x43
 	BYTE $0x5e
 	BYTE $0xdd
-	ADDQ fetch+88(FP), AX
 	ADDQ advance+40(FP), SI
 	ADDQ advance+40(FP), R8
 	ADDQ $+2048, DI
-	DECQ R10
-	JNZ  pair_step
+	CMPQ CX, (SP)
+	JGE  pair_asked
 
-	// {disp32} tilestored %tmm0, 0(%rbx,%r15)
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+pair_asked:
+	TESTQ       R14, R14
+	JZ          pair_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	TESTQ       R14, R14
+	JZ          pair_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+
+pair_next:
+	DECQ  R10
+	JNZ   pair_step
+	TESTQ R14, R14
+	JZ    pair_written
+
+pair_write:
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	JNZ         pair_write
+
+pair_written:
+	MOVQ rows+128(FP), R10
+	CMPQ last+104(FP), $+0
+	JNE  pair_last
+
+	// {disp32} tilestored %tmm0, 0(%rax,%r11)
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7a
 	BYTE $0x4b
 	BYTE $0x84
-	BYTE $0x3b
+	BYTE $0x18
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tilestored %tmm1, 1024(%rbx,%r15)
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x8c
-	BYTE $0x3b
-	BYTE $0x00
-	BYTE $0x04
-	BYTE $0x00
-	BYTE $0x00
+	// {disp32} tilestored %tmm1, 64(%rax,%r11)
+	BYTE  $0xc4
+	BYTE  $0xa2
+	BYTE  $0x7a
+	BYTE  $0x4b
+	BYTE  $0x8c
+	BYTE  $0x18
+	BYTE  $0x40
+	BYTE  $0x00
+	BYTE  $0x00
+	BYTE  $0x00
+	MOVQ  R10, SI
+	IMULQ R11, SI
+	ADDQ  SI, AX
 
-	// {disp32} tilestored %tmm2, 2048(%rbx,%r15)
+	// {disp32} tilestored %tmm2, 0(%rax,%r11)
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7a
 	BYTE $0x4b
 	BYTE $0x94
-	BYTE $0x3b
+	BYTE $0x18
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 64(%rax,%r11)
+	BYTE  $0xc4
+	BYTE  $0xa2
+	BYTE  $0x7a
+	BYTE  $0x4b
+	BYTE  $0x9c
+	BYTE  $0x18
+	BYTE  $0x40
+	BYTE  $0x00
+	BYTE  $0x00
+	BYTE  $0x00
+	MOVQ  R10, SI
+	IMULQ R11, SI
+	ADDQ  SI, AX
+	JMP   pair_end
+
+pair_last:
+	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x0b
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 2048(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x0b
 	BYTE $0x00
 	BYTE $0x08
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tilestored %tmm3, 3072(%rbx,%r15)
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x9c
-	BYTE $0x3b
-	BYTE $0x00
-	BYTE $0x0c
-	BYTE $0x00
-	BYTE $0x00
-	ADDQ $+4096, BX
-	ADDQ R11, R12
-	ADDQ R11, R12
-	SUBQ $+2, CX
+	// {disp32} tilestored %tmm3, 2112(%rbx,%r9)
+	BYTE  $0xc4
+	BYTE  $0xa2
+	BYTE  $0x7a
+	BYTE  $0x4b
+	BYTE  $0x9c
+	BYTE  $0x0b
+	BYTE  $0x40
+	BYTE  $0x08
+	BYTE  $0x00
+	BYTE  $0x00
+	ADDQ  R10, R10
+	MOVQ  BX, R12
+	NEGQ  BX
+	ADDQ  sums+64(FP), BX
+	ADDQ  sums+64(FP), BX
+	ADDQ  $+4096, BX
+	MOVQ  AX, R13
+	MOVQ  xscale+120(FP), R15
+	MOVQ  R10, R14
+	LEAQ  (R15)(R10*4), SI
+	MOVQ  SI, xscale+120(FP)
+	IMULQ R11, R10
+	ADDQ  R10, AX
+
+pair_end:
+	MOVQ x+16(FP), SI
+	ADDQ pitch+24(FP), SI
+	ADDQ pitch+24(FP), SI
+	MOVQ SI, x+16(FP)
+	SUBQ $+2, groups+8(FP)
 	JMP  pair
 
 single:
-	TESTQ CX, CX
-	JZ    end
-	CMPQ  more+72(FP), $+0
+	CMPQ  groups+8(FP), $+0
+	JE    end
+	MOVQ  rows+128(FP), R10
+	IMULQ R11, R10
+	CMPQ  more+96(FP), $+0
 	JNE   single_more
 
 	// tilezero %tmm0
@@ -279,41 +492,82 @@ single:
 	JMP  single_begin
 
 single_more:
-	// {disp32} tileloadd 0(%rbx,%r15), %tmm0
+	MOVQ AX, SI
+
+	// {disp32} tileloadd 0(%rsi,%r11), %tmm0
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x84
-	BYTE $0x3b
+	BYTE $0x1e
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tileloadd 1024(%rbx,%r15), %tmm1
+	// {disp32} tileloadd 64(%rsi,%r11), %tmm1
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x8c
-	BYTE $0x3b
+	BYTE $0x1e
+	BYTE $0x40
 	BYTE $0x00
-	BYTE $0x04
 	BYTE $0x00
 	BYTE $0x00
 
 single_begin:
-	MOVQ R12, SI
-	LEAQ (R12)(R11*1), R8
-	MOVQ R13, DI
-	MOVQ steps+56(FP), R10
+	LEAQ (AX)(R10*1), CX
+	CMPQ groups+8(FP), $+1
+	JG   single_ask
+	MOVQ next+88(FP), CX
+
+single_ask:
+	ADDQ    CX, R10
+	TESTQ   CX, CX
+	CMOVQEQ CX, R10
+	MOVQ    R10, (SP)
+	MOVQ    x+16(FP), SI
+	MOVQ    SI, R8
+	ADDQ    pitch+24(FP), R8
+	MOVQ    w+48(FP), DI
+	MOVQ    steps+56(FP), R10
 
 single_step:
-	PREFETCHT0 (AX)
-	PREFETCHT0 64(AX)
-	PREFETCHT0 128(AX)
-	PREFETCHT0 192(AX)
+	PREFETCHT0 2048(DI)
+	PREFETCHT0 2112(DI)
+	PREFETCHT0 2176(DI)
+	PREFETCHT0 2240(DI)
+	PREFETCHT0 2304(DI)
+	PREFETCHT0 2368(DI)
+	PREFETCHT0 2432(DI)
+	PREFETCHT0 2496(DI)
+	PREFETCHT0 2560(DI)
+	PREFETCHT0 2624(DI)
+	PREFETCHT0 2688(DI)
+	PREFETCHT0 2752(DI)
+	PREFETCHT0 2816(DI)
+	PREFETCHT0 2880(DI)
+	PREFETCHT0 2944(DI)
+	PREFETCHT0 3008(DI)
+	PREFETCHT0 3072(DI)
+	PREFETCHT0 3136(DI)
+	PREFETCHT0 3200(DI)
+	PREFETCHT0 3264(DI)
+	PREFETCHT0 3328(DI)
+	PREFETCHT0 3392(DI)
+	PREFETCHT0 3456(DI)
+	PREFETCHT0 3520(DI)
+	PREFETCHT0 3584(DI)
+	PREFETCHT0 3648(DI)
+	PREFETCHT0 3712(DI)
+	PREFETCHT0 3776(DI)
+	PREFETCHT0 3840(DI)
+	PREFETCHT0 3904(DI)
+	PREFETCHT0 3968(DI)
+	PREFETCHT0 4032(DI)
 
 	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
@@ -364,46 +618,203 @@ single_step:
 	BYTE $0x43
 	BYTE $0x5e
 	BYTE $0xcc
-	ADDQ fetch+88(FP), AX
 	ADDQ advance+40(FP), SI
 	ADDQ advance+40(FP), R8
 	ADDQ $+2048, DI
-	DECQ R10
-	JNZ  single_step
+	CMPQ CX, (SP)
+	JGE  single_asked
 
-	// {disp32} tilestored %tmm0, 0(%rbx,%r15)
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+single_asked:
+	TESTQ       R14, R14
+	JZ          single_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	TESTQ       R14, R14
+	JZ          single_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+
+single_next:
+	DECQ  R10
+	JNZ   single_step
+	TESTQ R14, R14
+	JZ    single_written
+
+single_write:
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	JNZ         single_write
+
+single_written:
+	MOVQ rows+128(FP), R10
+	CMPQ last+104(FP), $+0
+	JNE  single_last
+
+	// {disp32} tilestored %tmm0, 0(%rax,%r11)
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7a
 	BYTE $0x4b
 	BYTE $0x84
-	BYTE $0x3b
+	BYTE $0x18
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tilestored %tmm1, 1024(%rbx,%r15)
+	// {disp32} tilestored %tmm1, 64(%rax,%r11)
+	BYTE  $0xc4
+	BYTE  $0xa2
+	BYTE  $0x7a
+	BYTE  $0x4b
+	BYTE  $0x8c
+	BYTE  $0x18
+	BYTE  $0x40
+	BYTE  $0x00
+	BYTE  $0x00
+	BYTE  $0x00
+	MOVQ  R10, SI
+	IMULQ R11, SI
+	ADDQ  SI, AX
+	JMP   single_end
+
+single_last:
+	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
 	BYTE $0xc4
 	BYTE $0xa2
 	BYTE $0x7a
 	BYTE $0x4b
-	BYTE $0x8c
-	BYTE $0x3b
-	BYTE $0x00
-	BYTE $0x04
+	BYTE $0x84
+	BYTE $0x0b
 	BYTE $0x00
 	BYTE $0x00
-	ADDQ $+2048, BX
-	ADDQ R11, R12
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r9)
+	BYTE  $0xc4
+	BYTE  $0xa2
+	BYTE  $0x7a
+	BYTE  $0x4b
+	BYTE  $0x8c
+	BYTE  $0x0b
+	BYTE  $0x40
+	BYTE  $0x00
+	BYTE  $0x00
+	BYTE  $0x00
+	MOVQ  BX, R12
+	NEGQ  BX
+	ADDQ  sums+64(FP), BX
+	ADDQ  sums+64(FP), BX
+	ADDQ  $+4096, BX
+	MOVQ  AX, R13
+	MOVQ  xscale+120(FP), R15
+	MOVQ  R10, R14
+	LEAQ  (R15)(R10*4), SI
+	MOVQ  SI, xscale+120(FP)
+	IMULQ R11, R10
+	ADDQ  R10, AX
+
+single_end:
+	MOVQ x+16(FP), SI
+	ADDQ pitch+24(FP), SI
+	MOVQ SI, x+16(FP)
 
 end:
+	TESTQ R14, R14
+	JZ    last_written
+
+last_write:
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	JNZ         last_write
+
+last_written:
 	// tilerelease
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x78
 	BYTE $0x49
 	BYTE $0xc0
+	VZEROUPPER
 	RET
 
 // func tileUnpack32(panel *byte, w *byte, blocks int)
@@ -873,12 +1284,12 @@ pair_block:
 	JMP         pair
 
 single:
-	TESTQ CX, CX
-	JZ    end
-	MOVQ  R12, SI
-	LEAQ  (R12)(R11*1), R8
-	MOVQ  R13, DI
-	MOVQ  blocks+48(FP), R10
+	CMPQ CX, $+0
+	JE   end
+	MOVQ R12, SI
+	LEAQ (R12)(R11*1), R8
+	MOVQ R13, DI
+	MOVQ blocks+48(FP), R10
 
 single_block:
 	// tilezero %tmm0
@@ -1549,12 +1960,12 @@ pair_block:
 	JMP         pair
 
 single:
-	TESTQ CX, CX
-	JZ    end
-	MOVQ  R12, SI
-	LEAQ  (R12)(R11*1), R8
-	MOVQ  R13, DI
-	MOVQ  blocks+48(FP), R10
+	CMPQ CX, $+0
+	JE   end
+	MOVQ R12, SI
+	LEAQ (R12)(R11*1), R8
+	MOVQ R13, DI
+	MOVQ blocks+48(FP), R10
 
 single_block:
 	// tilezero %tmm0
@@ -1849,35 +2260,6 @@ turn:
 	ADDQ      CX, AX
 	DECQ      BX
 	JNZ       turn
-	VZEROUPPER
-	RET
-
-// func q8cScaleAMX(rows int, y *float32, ldy int, sums *int32, scales *float32, xscale *float32)
-// Requires: AVX, AVX512F
-TEXT ·q8cScaleAMX(SB), NOSPLIT, $0-48
-	MOVQ    scales+32(FP), AX
-	VMOVUPS (AX), Z0
-	VMOVUPS 64(AX), Z1
-	MOVQ    y+8(FP), AX
-	MOVQ    ldy+16(FP), CX
-	MOVQ    sums+24(FP), DX
-	MOVQ    xscale+40(FP), BX
-	MOVQ    rows+0(FP), SI
-
-row:
-	VCVTDQ2PS   (DX), Z2
-	VMULPS.BCST (BX), Z0, Z4
-	VMULPS      Z4, Z2, Z2
-	VMOVUPS     Z2, (AX)
-	VCVTDQ2PS   1024(DX), Z3
-	VMULPS.BCST (BX), Z1, Z5
-	VMULPS      Z5, Z3, Z3
-	VMOVUPS     Z3, 64(AX)
-	ADDQ        $+64, DX
-	ADDQ        CX, AX
-	ADDQ        $+4, BX
-	DECQ        SI
-	JNZ         row
 	VZEROUPPER
 	RET
 

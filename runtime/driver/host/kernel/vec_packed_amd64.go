@@ -71,6 +71,13 @@ func checkPacked(m int) {
 	}
 }
 
+// mustBePacked panics where there are too few packed rows for a weight in blocks of block rows, or too little room for
+// their product.
+func mustBePacked(x PackedRows, scratch []byte, block int) {
+	checkPacked(x.M)
+	_, _, _ = x.Bytes[PackedBytes(x.M, x.K, block)-1], x.Scale[x.M-1], scratch[PackedScratch(x.K, block)-1]
+}
+
 // packedPasses calls pass for some groups [g0,g1) at a time, as many as stay in the second-level
 // cache.
 func packedPasses(m, row int, pass func(g0, g1 int)) {
@@ -88,10 +95,10 @@ type packedTile [mostPacked * TileN]float32
 // weights of a tile in scratch for the others.
 func packedQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	m, k, row := x.M, x.K, packedRow(x.K, 0)
-	bytes, panelBytes := q8cTileBytes(k)
-	checkPacked(m)
+	bytes, _ := q8cTileBytes(k)
+	mustBePacked(x, scratch, 0)
 	y.mustHold(m, n)
-	_, _, _, _ = x.Bytes[m*row-1], x.Scale[m-1], w[(n+TileN-1)/TileN*bytes-1], scratch[panelBytes-1]
+	_ = w[(n+TileN-1)/TileN*bytes-1]
 	var out packedTile
 	packedPasses(m, row, func(g0, g1 int) {
 		for j := 0; j < n; j += TileN {
@@ -121,10 +128,9 @@ func packedQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n i
 	m, k := x.M, x.K
 	row, blocks := packedRow(k, block), (k+block-1)/block
 	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
-	checkPacked(m)
+	mustBePacked(x, scratch, block)
 	y.mustHold(m, n)
-	_, _, _ = x.Bytes[m*row-1], x.Scale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1]
-	_ = scratch[PackedScratch(k, block)-1]
+	_ = w[(n+TileN-1)/TileN*blocks*bytes-1]
 	panel := scratch[:spreadMost]
 	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*packedPassRows(row)])
 	if err != nil {

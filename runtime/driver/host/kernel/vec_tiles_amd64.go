@@ -15,7 +15,7 @@ const (
 	tileRows = 16   // rows of a tile
 	tileK    = 64   // bytes of one of its rows
 	tilePass = 256  // rows that share a part of a q8c tile while it is in the first-level cache
-	tilePart = 1024 // k of that part, 32 KiB
+	tilePart = 3072 // k of that part
 )
 
 // amxSet is another set, that of avx512bf16, with tiles for packed rows.
@@ -74,7 +74,8 @@ func tiledK(k, block int) int {
 // successive k follow each other; without blocks the last one is as wide as what is left of k.
 func packTiles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 	width, padded := tileWidth(block), tiledK(k, block)
-	_ = dst[m*padded-1]
+	checkPacked(m)
+	_ = dst[PackedBytes(m, k, block)-1]
 	x.mustHold(m, k)
 	first, count := groupRows(m, g)
 	for row := first; row < first+count; row++ {
@@ -106,75 +107,79 @@ func aligned[T mem.Scalar](v []T) []T {
 	return v[int(-mem.Address(bytes)&(cacheLine-1))*len(v)/len(bytes):]
 }
 
-// tilesQ8C is PackedQ8C. A part of a tile's k is multiplied with all rows of a pass, whose sums wait meanwhile. What is
-// left of k is one more part, of narrower tiles.
-func tilesQ8C(y Matrix[float32], x PackedRows, w, _ []byte, n int) {
+// tilesQ8C is PackedQ8C. All tiles are multiplied with a part of the activations of a pass, which stays in the
+// second-level cache, before the next part: meanwhile the sums wait in y, as integers. What is left of k is a part of its
+// own, of narrower tiles.
+func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	m, k := x.M, x.K
 	bytes, scales := q8cTileBytes(k)
 	padded := tiledK(k, 0)
+	mustBePacked(x, scratch, 0)
 	y.mustHold(m, n)
-	_, _, _ = x.Bytes[m*padded-1], x.Scale[m-1], w[(n+TileN-1)/TileN*bytes-1]
-	var around [tilePass*TileN + cacheLine/4]int32
-	var out [tileRows * TileN]float32
-	sums := aligned(around[:])
-	whole := k / tileK // steps
-	part := share(max(1, whole), tilePart/tileK)
+	_ = w[(n+TileN-1)/TileN*bytes-1]
+	var around [4*tileRows*TileN + cacheLine/4]int32
+	var out [tilePass * TileN]float32
+	product := tileProduct{x: x, padded: padded, sums: aligned(around[:])}
+	whole := k / tileK * tileK
+	part := share(max(1, whole/tileK), tilePart/tileK) * tileK
 	for first := 0; first < m; first += tilePass {
-		count := min(tilePass, m-first)
-		groups := (count + tileRows - 1) / tileRows
-		for j := 0; j < n; j += TileN {
-			tile := w[j/TileN*bytes:][:bytes]
-			product := tileProduct{x: x.Bytes, first: first, count: count, padded: padded, sums: sums}
-			if j+TileN < n { // the next tile is fetched by all pairs of groups, each a share
-				product.ahead, product.fetch = bytes, tileK*TileN/((groups+1)/2)
+		product.first, product.count = first, min(tilePass, m-first)
+		for pos := 0; pos < padded; pos += product.k {
+			if product.width, product.k = tileK, min(part, whole-pos); pos == whole {
+				product.width, product.k = padded-whole, padded-whole
 			}
-			for step := 0; step < whole; step += part {
-				product.add(&tile[step*tileK*TileN], step*tileK, tileK, min(part, whole-step))
-			}
-			if rest := padded - whole*tileK; rest > 0 {
-				product.add(&tile[whole*tileK*TileN], whole*tileK, rest, 1)
-			}
-			scale, err := mem.View[float32](tile[scales : scales+4*TileN])
-			if err != nil {
-				panic("BUG: " + err.Error())
-			}
-			cols := min(TileN, n-j)
-			for row := 0; row < count; row += tileRows {
-				rows := min(tileRows, count-row)
-				dst, ld := output(y, first+row, j, cols, out[:])
-				q8cScaleAMX(rows, dst, 4*ld, &sums[row*TileN], &scale[0], &x.Scale[first+row])
+			product.pos = pos
+			for j := 0; j < n; j += TileN {
+				tile := w[j/TileN*bytes:][:bytes]
+				scale, err := mem.View[float32](tile[scales : scales+4*TileN])
+				if err != nil {
+					panic("BUG: " + err.Error())
+				}
+				cols := min(TileN, n-j)
+				to := y.From(first, j)
+				var next *float32
 				if cols < TileN {
-					copyColumns(y, first+row, j, cols, rows, out[:])
+					to = Rows(out[:], TileN)
+				} else if j+2*TileN <= n {
+					next = y.at(first, j+TileN)
+				}
+				product.add(to, tile, scale, next)
+				if cols < TileN && pos+product.k == padded {
+					copyColumns(y, first, j, cols, product.count, out[:])
 				}
 			}
 		}
 	}
 }
 
-// tileProduct is the product of some packed rows, from first on, with a q8c tile: sums of integers.
+// tileProduct is the product of some packed rows, from first on, with a part of a q8c tile.
 type tileProduct struct {
-	x            []byte
-	first, count int
-	padded       int // bytes of a row
-	sums         []int32
-	more         int // 0 before the first part
-	ahead, fetch int
+	x             PackedRows
+	padded        int // bytes of a row
+	first, count  int // rows
+	pos, k, width int // of the part, and of its tiles
+	sums          []int32
 }
 
-// add adds the products of a part of k: steps tiles of the given width from pos on.
-func (p *tileProduct) add(w *byte, pos, width, steps int) {
-	whole, rest := p.count/tileRows, p.count%tileRows
-	if whole > 0 {
-		config := shapeTiles(tileRows, width)
-		q8cTilesAMX(&config[0], whole, &p.x[p.first*p.padded+pos*tileRows], tileRows*p.padded, width, tileRows*width, w,
-			steps, &p.sums[0], p.more, p.ahead, p.fetch)
+// add adds the products of the part of a tile to y, and after the last part makes results of them. next is what is
+// written after them.
+func (p *tileProduct) add(y Matrix[float32], tile []byte, scales []float32, next *float32) {
+	last := 0
+	if p.pos+p.k == p.padded {
+		last = 1
 	}
-	if rest > 0 {
-		config := shapeTiles(rest, width)
-		q8cTilesAMX(&config[0], 1, &p.x[(p.first+whole*tileRows)*p.padded+pos*rest], 0, width, rest*width, w, steps,
-			&p.sums[whole*tileRows*TileN], p.more, p.ahead, p.fetch)
+	for row := 0; row < p.count; {
+		groups, rows := (p.count-row)/tileRows, tileRows
+		if groups == 0 {
+			groups, rows = 1, p.count-row
+		}
+		config := shapeTiles(rows, p.width)
+		from := &p.x.Bytes[(p.first+row)*p.padded+p.pos*rows]
+		q8cTilesAMX(&config[0], groups, from, tileRows*p.padded, p.width, rows*p.width, &tile[p.pos*TileN],
+			p.k/p.width, &p.sums[0], y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0],
+			&p.x.Scale[p.first+row], rows)
+		row += groups * rows
 	}
-	p.more = 1
 }
 
 // tilesQ4 is the product with 4-bit weights in blocks of block rows. As in packedQ4, parts of a tile are unpacked for
@@ -183,9 +188,9 @@ func tilesQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n in
 	m, k := x.M, x.K
 	padded, blocks, width := tiledK(k, block), (k+block-1)/block, tileWidth(block)
 	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
+	mustBePacked(x, scratch, block)
 	y.mustHold(m, n)
-	_, _, _ = x.Bytes[m*padded-1], x.Scale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1]
-	_ = scratch[PackedScratch(k, block)-1]
+	_ = w[(n+TileN-1)/TileN*blocks*bytes-1]
 	panel := scratch[:spreadMost]
 	pass := packedPassRows(packedRow(k, block)) &^ (tileRows - 1)
 	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*pass])

@@ -34,7 +34,6 @@ func amx() {
 	q4Tiles("q4TilesAMX", 32)
 	q4Tiles("q4x128TilesAMX", 128)
 	tileRows()
-	q8cScale()
 	q4Scale()
 	peakTiles()
 }
@@ -146,8 +145,9 @@ func product(groups int, x0, x1, xs, w, ws reg.GPPhysical, disp int) {
 	}
 }
 
-// byGroups emits body for two groups of rows as long as there are two, then for one that is left. left is their number.
-func byGroups(left reg.GPPhysical, body func(groups int, id string)) {
+// byGroups emits body for two groups of rows as long as there are two, then for one that is left, and end. left is their
+// number.
+func byGroups(left Op, body func(groups int, id string), end func()) {
 	Label("pair")
 	CMPQ(left, I8(2))
 	JLT(LabelRef("single"))
@@ -155,69 +155,192 @@ func byGroups(left reg.GPPhysical, body func(groups int, id string)) {
 	SUBQ(I8(2), left)
 	JMP(LabelRef("pair"))
 	Label("single")
-	TESTQ(left, left)
-	JZ(LabelRef("end"))
+	CMPQ(left, I8(0))
+	JE(LabelRef("end"))
 	body(1, "single")
 	Label("end")
+	end()
 	tileRelease()
 }
 
-// q8cTiles is the sum of products of integers, over a part of k.
+// q8cTiles is the sum of products of integers, over a part of k, and for the last part their results.
+//
+// While two groups of rows are multiplied, the results of those before them are written, and memory is asked for the
+// lines that those after them will go to: two rows each step. Written by itself, each row of results would wait for its
+// lines, in a page of its own, for as long as the products take.
+//
+// The weights of the next step are asked for in each: a core whose other hardware thread works looks less far ahead,
+// and multiplies a fifth faster then. Asking for activations, too, makes it slower.
 func q8cTiles() {
-	TEXT("q8cTilesAMX", NOSPLIT, "func(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, more int, ahead int, fetch int)")
-	Doc("q8cTilesAMX computes products of groups of rows with a part of a q8c tile into sums [groups][2][16][16], or adds",
-		"them to it where more is not 0. x is the first of steps (at least 1) tiles of activations, stride bytes from row",
-		"to row, advance from tile to tile and pitch from group to group; w is the part's first row. config is the shape of",
-		"the tiles. Lines are prefetched from ahead bytes behind w on, fetch bytes further each step.")
+	TEXT("q8cTilesAMX", NOSPLIT, "func(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)")
+	Doc("q8cTilesAMX computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles",
+		"of activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the",
+		"part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32], ldy",
+		"bytes apart: integers before the last part, to which products are added where more is not 0. The last part makes",
+		"them results: times xscale of the row and scales [32] of the column. sums is room for 2048 integers. next, if it is",
+		"not nil, is where memory is asked for the first rows that are written after these.")
 	Pragma("noescape")
-	x, pitch, w, sums, left := reg.R12, reg.R11, reg.R13, reg.RBX, reg.RCX
-	x0, x1, w0, count, stride, quads, row := reg.RSI, reg.R8, reg.RDI, reg.R10, reg.RDX, reg.R9, reg.R15
+	x0, x1, w0, count, stride, line := reg.RSI, reg.R8, reg.RDI, reg.R10, reg.RDX, reg.R9
+	sums, y, ldy, asked := reg.RBX, reg.RAX, reg.R11, reg.RCX
+	done := finished{sums: reg.R12, y: reg.R13, ldy: ldy, scale: reg.R15, left: reg.R14}
+	until := AllocLocal(8)
 	load("config", reg.RAX)
 	tileConfigure()
-	load("groups", left)
-	load("x", x)
-	load("pitch", pitch)
+	load("scales", reg.RAX)
+	for half := range 2 {
+		VMOVUPS(Mem{Base: reg.RAX, Disp: 64 * half}, z[half])
+	}
 	load("stride", stride)
-	load("w", w)
+	load("ldy", ldy)
+	load("y", y)
 	load("sums", sums)
-	load("ahead", reg.RAX)
-	ADDQ(w, reg.RAX)
-	MOVQ(I32(128), quads)
-	MOVQ(I32(64), row)
-	byGroups(left, func(groups int, id string) {
+	MOVQ(I32(128), line)
+	XORQ(done.left, done.left)
+	byGroups(inPlace("groups"), func(groups int, id string) {
+		load("rows", count)
+		if groups == 2 {
+			ADDQ(count, count)
+		}
+		IMULQ(ldy, count) // from y to y
 		CMPQ(inPlace("more"), I8(0))
 		JNE(LabelRef(id + "_more"))
 		tileZero(2 * groups)
 		JMP(LabelRef(id + "_begin"))
 		Label(id + "_more")
-		for tile := range 2 * groups {
-			tileLoad(tile, sums, row, 1024*tile)
+		MOVQ(y, x0)
+		for group := range groups {
+			for half := range 2 {
+				tileLoad(2*group+half, x0, ldy, 64*half)
+			}
+			if groups == 2 && group == 0 {
+				MOVQ(ldy, x1)
+				SHLQ(I8(4), x1)
+				ADDQ(x1, x0)
+			}
 		}
 		Label(id + "_begin")
-		MOVQ(x, x0)
-		LEAQ(Mem{Base: x, Index: pitch, Scale: 1}, x1)
-		MOVQ(w, w0)
+		LEAQ(Mem{Base: y, Index: count, Scale: 1}, asked)
+		CMPQ(inPlace("groups"), I8(groups))
+		JG(LabelRef(id + "_ask"))
+		load("next", asked)
+		Label(id + "_ask")
+		ADDQ(asked, count)
+		TESTQ(asked, asked)
+		CMOVQEQ(asked, count)
+		MOVQ(count, until)
+		load("x", x0)
+		MOVQ(x0, x1)
+		ADDQ(inPlace("pitch"), x1)
+		load("w", w0)
 		load("steps", count)
 		Label(id + "_step")
-		for line := range 4 {
-			PREFETCHT0(Mem{Base: reg.RAX, Disp: 64 * line})
+		for fetched := range 32 {
+			PREFETCHT0(Mem{Base: w0, Disp: 2048 + 64*fetched})
 		}
-		product(groups, x0, x1, stride, w0, quads, 0)
-		ADDQ(inPlace("fetch"), reg.RAX)
+		product(groups, x0, x1, stride, w0, line, 0)
 		ADDQ(inPlace("advance"), x0)
 		ADDQ(inPlace("advance"), x1)
 		ADDQ(I32(2048), w0)
+		CMPQ(asked, until)
+		JGE(LabelRef(id + "_asked"))
+		for range 2 {
+			prefetchWrite(asked, 0)
+			prefetchWrite(asked, 64)
+			ADDQ(ldy, asked)
+		}
+		Label(id + "_asked")
+		for range 2 {
+			TESTQ(done.left, done.left)
+			JZ(LabelRef(id + "_next"))
+			done.row()
+		}
+		Label(id + "_next")
 		DECQ(count)
 		JNZ(LabelRef(id + "_step"))
+		done.rest(id)
+		load("rows", count)
+		CMPQ(inPlace("last"), I8(0))
+		JNE(LabelRef(id + "_last"))
+		for group := range groups {
+			for half := range 2 {
+				tileStore(2*group+half, y, ldy, 64*half)
+			}
+			MOVQ(count, x0)
+			IMULQ(ldy, x0)
+			ADDQ(x0, y)
+		}
+		JMP(LabelRef(id + "_end"))
+		Label(id + "_last")
 		for tile := range 2 * groups {
-			tileStore(tile, sums, row, 1024*tile)
+			tileStore(tile, sums, line, 2048*(tile/2)+64*(tile%2))
 		}
-		ADDQ(I32(2048*groups), sums)
+		if groups == 2 {
+			ADDQ(count, count)
+		}
+		MOVQ(sums, done.sums)
+		NEGQ(sums) // the other room of both
+		ADDQ(inPlace("sums"), sums)
+		ADDQ(inPlace("sums"), sums)
+		ADDQ(I32(4096), sums)
+		MOVQ(y, done.y)
+		load("xscale", done.scale)
+		MOVQ(count, done.left)
+		LEAQ(Mem{Base: done.scale, Index: count, Scale: 4}, x0)
+		MOVQ(x0, inPlace("xscale"))
+		IMULQ(ldy, count)
+		ADDQ(count, y)
+		Label(id + "_end")
+		load("x", x0)
 		for range groups {
-			ADDQ(pitch, x)
+			ADDQ(inPlace("pitch"), x0)
 		}
-	})
+		MOVQ(x0, inPlace("x"))
+	}, func() { done.rest("last") })
+	VZEROUPPER()
 	RET()
+}
+
+// finished are rows of products whose results are not written yet: registers.
+type finished struct {
+	sums, y, ldy, scale, left reg.GPPhysical
+}
+
+// row writes the results of one row. The scales of its columns are in registers 0 and 1.
+func (f *finished) row() {
+	for half := range 2 {
+		VCVTDQ2PS(Mem{Base: f.sums, Disp: 64 * half}, z[2+half])
+		VMULPS_BCST(Mem{Base: f.scale}, z[half], z[4+half])
+		VMULPS(z[4+half], z[2+half], z[2+half])
+		VMOVUPS(z[2+half], Mem{Base: f.y, Disp: 64 * half})
+	}
+	ADDQ(I32(128), f.sums)
+	ADDQ(f.ldy, f.y)
+	ADDQ(I8(4), f.scale)
+	DECQ(f.left)
+}
+
+// rest writes those of all rows that are left.
+func (f *finished) rest(id string) {
+	TESTQ(f.left, f.left)
+	JZ(LabelRef(id + "_written"))
+	Label(id + "_write")
+	f.row()
+	JNZ(LabelRef(id + "_write"))
+	Label(id + "_written")
+}
+
+// prefetchWrite asks for a line that will be written.
+func prefetchWrite(base reg.GPPhysical, disp int) {
+	number := byte(base.PhysicalIndex())
+	text := fmt.Sprintf("{disp32} prefetchw %d(%%%s)", disp, registers[number])
+	code := []byte{0x40 | number>>3, 0x0f, 0x0d, 0x88 | number&7}
+	if number < 8 {
+		code = code[1:]
+	}
+	if number&7 == 4 {
+		panic("a base that needs another form")
+	}
+	tileBytes(text, append(code, byte(disp), byte(disp>>8), byte(disp>>16), byte(disp>>24))...)
 }
 
 // q4Tiles multiplies with unpacked blocks: the integers of a block, which one scale a column makes float32, are added
@@ -273,7 +396,7 @@ func q4Tiles(name string, block int) {
 		for range groups {
 			ADDQ(pitch, x)
 		}
-	})
+	}, func() {})
 	VZEROUPPER()
 	RET()
 }
@@ -354,25 +477,6 @@ func alongTile(body func(sums, output, scale reg.GPVirtual)) {
 	JNZ(LabelRef("row"))
 	VZEROUPPER()
 	RET()
-}
-
-// q8cScale makes results of the sums of one group.
-func q8cScale() {
-	TEXT("q8cScaleAMX", NOSPLIT, "func(rows int, y *float32, ldy int, sums *int32, scales *float32, xscale *float32)")
-	Doc("q8cScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row and scales [32] of the column,",
-		"to y [rows][32]. ldy is in bytes.")
-	Pragma("noescape")
-	scales := param("scales")
-	VMOVUPS(Mem{Base: scales}, z[0])
-	VMOVUPS(Mem{Base: scales, Disp: 64}, z[1])
-	alongTile(func(sums, output, scale reg.GPVirtual) {
-		for half := range 2 {
-			VCVTDQ2PS(Mem{Base: sums, Disp: 1024 * half}, z[2+half])
-			VMULPS_BCST(Mem{Base: scale}, z[half], z[4+half])
-			VMULPS(z[4+half], z[2+half], z[2+half])
-			VMOVUPS(z[2+half], Mem{Base: output, Disp: 64 * half})
-		}
-	})
 }
 
 // q4Scale makes results of the float sums of one group.
