@@ -66,8 +66,8 @@ func lacking(name string) string {
 // processes that have asked for it, once.
 var tilesLack = sync.OnceValue(func() string {
 	features := &cpu.X86
-	if !features.HasAMXTile || !features.HasAMXInt8 {
-		return "the CPU has no tiles of 8-bit integers (AMX)"
+	if !features.HasAMXTile || !features.HasAMXInt8 || !features.HasAMXBF16 {
+		return "the CPU has no tiles of 8-bit integers and bfloat16 (AMX)"
 	}
 	if sets := registerSets(); len(sets) == 0 || sets[len(sets)-1].Name != pairSetName {
 		return "the CPU has tiles (AMX) without AVX-512 VNNI and BF16"

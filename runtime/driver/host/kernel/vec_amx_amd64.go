@@ -63,3 +63,20 @@ func q4ScaleAMX(rows int, y *float32, ldy int, sums *float32, xscale *float32)
 //
 //go:noescape
 func peakTilesAMX(config *byte, turns int, ones *byte, sums *int32)
+
+// scoreTilesAMX computes scores s [128][16] of each of groups (at least 1) groups of 16 lines, 8192+gap bytes behind the
+// end of the one before, for strips (at least 1) of 16 keys, ldk bytes from key to key and pitch from strip to strip. q
+// has [16][16] pairs of numbers of lines for each of whole times 32 numbers, and where rest is not 0 those that are
+// left; it is ldq bytes from group to group. config is the shape of the tiles. Lines are prefetched from next on,
+// stride bytes further with each tile of keys.
+//
+//go:noescape
+func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int, next *byte, stride int)
+
+// weighTilesAMX adds p v to y for groups (at least 1) of 16 lines y, ldy bytes from line to line, whose weights p
+// [4][16][32] are 4096 bytes apart: chunks (at least 1) of 32 positions. v has for each, pitch bytes from one to the
+// next, columns (1..6) times [16][16] pairs of values. config is the shape of the tiles. Lines are prefetched from next
+// on, stride bytes further with each tile of values.
+//
+//go:noescape
+func weighTilesAMX(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int, next *byte, stride int)

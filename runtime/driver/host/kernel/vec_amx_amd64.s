@@ -2464,3 +2464,1774 @@ turn:
 	BYTE $0x49
 	BYTE $0xc0
 	RET
+
+// func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int, next *byte, stride int)
+// Requires: MMX+
+TEXT ·scoreTilesAMX(SB), NOSPLIT, $0-112
+	MOVQ config+0(FP), AX
+
+	// ldtilecfg (%rax)
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ groups+8(FP), CX
+	MOVQ q+16(FP), SI
+	MOVQ ldk+40(FP), DX
+	MOVQ s+80(FP), R15
+	MOVQ next+96(FP), R14
+	MOVQ $+64, AX
+
+group:
+	MOVQ k+32(FP), BX
+	MOVQ strips+56(FP), R12
+
+four:
+	CMPQ R12, $+4
+	JLT  few
+	MOVQ BX, R8
+	MOVQ R8, R9
+	ADDQ pitch+48(FP), R9
+	MOVQ R9, R10
+	ADDQ pitch+48(FP), R10
+	MOVQ R10, R11
+	ADDQ pitch+48(FP), R11
+
+	// tilezero %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xd8
+	MOVQ  SI, DI
+	MOVQ  whole+64(FP), R13
+	TESTQ R13, R13
+	JZ    four_rest
+
+four_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x5a
+	BYTE       $0x5c
+	BYTE       $0xc5
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+	ADDQ       $+64, R8
+
+	// {disp32} tileloadd 0(%r9,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x5a
+	BYTE       $0x5c
+	BYTE       $0xcd
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+	ADDQ       $+64, R9
+
+	// {disp32} tileloadd 0(%r10,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm2
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x5a
+	BYTE       $0x5c
+	BYTE       $0xd5
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+	ADDQ       $+64, R10
+
+	// {disp32} tileloadd 0(%r11,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm3
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x5a
+	BYTE       $0x5c
+	BYTE       $0xdd
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+	ADDQ       $+64, R11
+	ADDQ       $+1024, DI
+	DECQ       R13
+	JNZ        four_step
+
+four_rest:
+	CMPQ rest+72(FP), $+0
+	JEQ  four_store
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x4a
+	BYTE       $0x5c
+	BYTE       $0xc7
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+
+	// {disp32} tileloadd 0(%r9,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x4a
+	BYTE       $0x5c
+	BYTE       $0xcf
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+
+	// {disp32} tileloadd 0(%r10,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm2
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x4a
+	BYTE       $0x5c
+	BYTE       $0xd7
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+
+	// {disp32} tileloadd 0(%r11,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm3
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x4a
+	BYTE       $0x5c
+	BYTE       $0xdf
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+
+four_store:
+	// {disp32} tilestored %tmm0, 0(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+
+	// {disp32} tilestored %tmm1, 1024(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+
+	// {disp32} tilestored %tmm2, 2048(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+
+	// {disp32} tilestored %tmm3, 3072(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+	ADDQ $+4096, R15
+	SUBQ $+4, R12
+	JMP  four
+
+few:
+	TESTQ R12, R12
+	JZ    end
+	MOVQ  BX, R8
+
+	// tilezero %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xc0
+	MOVQ  SI, DI
+	MOVQ  whole+64(FP), R13
+	TESTQ R13, R13
+	JZ    one_rest
+
+one_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x5a
+	BYTE       $0x5c
+	BYTE       $0xc5
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+	ADDQ       $+64, R8
+	ADDQ       $+1024, DI
+	DECQ       R13
+	JNZ        one_step
+
+one_rest:
+	CMPQ rest+72(FP), $+0
+	JEQ  one_store
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x4a
+	BYTE       $0x5c
+	BYTE       $0xc7
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+104(FP), R14
+
+one_store:
+	// {disp32} tilestored %tmm0, 0(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+	ADDQ $+1024, R15
+	DECQ R12
+	JMP  few
+
+end:
+	ADDQ gap+88(FP), R15
+	ADDQ ldq+24(FP), SI
+	DECQ CX
+	JNZ  group
+
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	RET
+
+// func weighTilesAMX(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int, next *byte, stride int)
+// Requires: MMX+
+TEXT ·weighTilesAMX(SB), NOSPLIT, $0-88
+	MOVQ config+0(FP), AX
+
+	// ldtilecfg (%rax)
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ groups+8(FP), CX
+	MOVQ p+16(FP), SI
+	MOVQ y+56(FP), BX
+	MOVQ ldy+64(FP), R8
+	MOVQ next+72(FP), R14
+	MOVQ $+64, AX
+
+group:
+	MOVQ v+24(FP), DX
+	MOVQ chunks+40(FP), R9
+	MOVQ SI, DI
+	MOVQ columns+48(FP), R10
+	CMPQ R10, $+1
+	JEQ  columns01
+	CMPQ R10, $+2
+	JEQ  columns02
+	CMPQ R10, $+3
+	JEQ  columns03
+	CMPQ R10, $+4
+	JEQ  columns04
+	CMPQ R10, $+5
+	JEQ  columns05
+
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%rbx,%r8), %tmm3
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%rbx,%r8), %tmm4
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 320(%rbx,%r8), %tmm5
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+columns06_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xc6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xce
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xd6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 3072(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm3
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xde
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 4096(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm4
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xe6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 5120(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm5
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xee
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+	ADDQ       $+1024, DI
+	ADDQ       pitch+32(FP), DX
+	DECQ       R9
+	JNZ        columns06_step
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm4, 256(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm5, 320(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  next
+
+columns05:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%rbx,%r8), %tmm3
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%rbx,%r8), %tmm4
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+columns05_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xc6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xce
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xd6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 3072(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm3
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xde
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 4096(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm4
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xe6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+	ADDQ       $+1024, DI
+	ADDQ       pitch+32(FP), DX
+	DECQ       R9
+	JNZ        columns05_step
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm4, 256(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  next
+
+columns04:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%rbx,%r8), %tmm3
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+columns04_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xc6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xce
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xd6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 3072(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm3
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xde
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+	ADDQ       $+1024, DI
+	ADDQ       pitch+32(FP), DX
+	DECQ       R9
+	JNZ        columns04_step
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  next
+
+columns03:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+columns03_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xc6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xce
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xd6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+	ADDQ       $+1024, DI
+	ADDQ       pitch+32(FP), DX
+	DECQ       R9
+	JNZ        columns03_step
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  next
+
+columns02:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+columns02_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xc6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+
+	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xce
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+	ADDQ       $+1024, DI
+	ADDQ       pitch+32(FP), DX
+	DECQ       R9
+	JNZ        columns02_step
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  next
+
+columns01:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+columns01_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdx,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x02
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x42
+	BYTE       $0x5c
+	BYTE       $0xc6
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	PREFETCHT0 128(R14)
+	PREFETCHT0 192(R14)
+	PREFETCHT0 256(R14)
+	PREFETCHT0 320(R14)
+	PREFETCHT0 384(R14)
+	PREFETCHT0 448(R14)
+	ADDQ       stride+80(FP), R14
+	ADDQ       $+1024, DI
+	ADDQ       pitch+32(FP), DX
+	DECQ       R9
+	JNZ        columns01_step
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+next:
+	ADDQ $+4096, SI
+	MOVQ R8, R10
+	SHLQ $0x04, R10
+	ADDQ R10, BX
+	DECQ CX
+	JNZ  group
+
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	RET

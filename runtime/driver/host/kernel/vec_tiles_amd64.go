@@ -8,6 +8,7 @@ import (
 )
 
 //go:generate go run -C gen . -tier amx -out ../vec_amx_amd64.s -stubs ../vec_amx_amd64.go -pkg kernel
+//go:generate go run -C gen . -tier tiled -out ../vec_tiled_amd64.s -stubs ../vec_tiled_amd64.go -pkg kernel
 
 // The set amx multiplies packed rows in tiles (see gen/amx.go). Fewer rows, float32 and everything else are those of
 // avx512bf16, from the same weights, and results have the same bits.
@@ -30,6 +31,7 @@ func amxSet(other *Set) *Set {
 		tilesQ4(pack.Block128, y, x, w, scratch, n)
 	}
 	set.PeakI8 = peakTiles
+	set.AttentionBF16 = attentionTiles
 	return &set
 }
 

@@ -36,6 +36,7 @@ func amx() {
 	tileRows()
 	q4Scale()
 	peakTiles()
+	tiledAttention()
 }
 
 // Tiles of a 2x2 product: tmm0..tmm3 are sums, of the first 16 rows and then of the second, columns 0..15 and 16..31.

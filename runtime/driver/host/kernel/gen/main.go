@@ -25,7 +25,7 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; attention, with that of avx2; or peak, the loops they "+
+		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; attention, with that of avx2; tiled, beside amx; or peak, the loops they "+
 			"are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
@@ -42,6 +42,8 @@ func main() {
 		attentionTiles256()
 	case "amx":
 		amx()
+	case "tiled":
+		tiled512()
 	case "peak":
 		peak()
 	case "neon":

@@ -1,0 +1,383 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// What attention in tiles needs beside products (see amx_attention.go), with AVX-512 and its instructions on bfloat16.
+// Sixteen lines are a group; scores of a group are [positions][16], so that a vector is one position of all its lines.
+
+// chunkRows is the number of positions of a tile of weights, two a pair.
+const chunkRows = 32
+
+// tiled512 writes the functions on vectors of attention in tiles.
+func tiled512() {
+	makeSoftmaxConstants()
+	turnLines512()
+	maskLines512()
+	softmaxTiles512()
+	fadeTiles512()
+	pairTiles512()
+	finishTiles512()
+}
+
+// turnLanes transposes four by four words in every lane of 128 bits of four vectors.
+func turnLanes(vecs [4]reg.VecPhysical, free []reg.VecPhysical) {
+	VPUNPCKLDQ(vecs[1], vecs[0], free[0])
+	VPUNPCKHDQ(vecs[1], vecs[0], free[1])
+	VPUNPCKLDQ(vecs[3], vecs[2], free[2])
+	VPUNPCKHDQ(vecs[3], vecs[2], free[3])
+	VPUNPCKLQDQ(free[2], free[0], vecs[0])
+	VPUNPCKHQDQ(free[2], free[0], vecs[1])
+	VPUNPCKLQDQ(free[3], free[1], vecs[2])
+	VPUNPCKHQDQ(free[3], free[1], vecs[3])
+}
+
+// lowMask sets the low count bits of a mask, at most 31. free is overwritten.
+func lowMask(count, free reg.GPVirtual, mask reg.Register) {
+	MOVQ(count, reg.RCX)
+	MOVQ(I32(1), free)
+	SHLQ(reg.CL, free)
+	DECQ(free)
+	KMOVD(free.As32(), mask)
+}
+
+// turnLines512 makes lines columns.
+func turnLines512() {
+	function("turnLines512", "(dst *float32, src *float32, ld int, n int)",
+		"stores 16 rows of n words (at least 1), ld bytes apart, as 16 columns of dst [n rounded up to 16][16]; there are zeros in",
+		"the rows that n is rounded up by.")
+	dst, left, ones := param("dst"), param("n"), GP64()
+	low := newEightRows(param("src"), param("ld"))
+	high := low
+	high.base = GP64()
+	LEAQ(Mem{Base: low.base, Index: low.ld, Scale: 8}, high.base)
+	src := sixteenRows{low, high}
+	MOVQ(I32(0xffff), ones)
+	KMOVW(ones.As32(), reg.K1)
+	Label("turn_next")
+	CMPQ(left, I8(16))
+	JGE(LabelRef("turn_whole"))
+	lowMask(left, ones, reg.K1)
+	Label("turn_whole")
+	for row := range 16 {
+		VMOVDQU32_Z(src.at(row), reg.K1, z[row])
+	}
+	for row := 0; row < 16; row += 4 {
+		turnLanes([4]reg.VecPhysical(z[row:row+4]), z[16:20])
+	}
+	// vector 4g+i has in lane c the words 4c+i of rows 4g..4g+3
+	for i := range 4 {
+		VSHUFI32X4(U8(0x88), z[4+i], z[i], z[16])    // words i and 8+i of rows 0..7
+		VSHUFI32X4(U8(0xdd), z[4+i], z[i], z[17])    // words 4+i and 12+i
+		VSHUFI32X4(U8(0x88), z[12+i], z[8+i], z[18]) // of rows 8..15
+		VSHUFI32X4(U8(0xdd), z[12+i], z[8+i], z[19])
+		for half := range 2 {
+			VSHUFI32X4(U8(0x88), z[18+half], z[16+half], z[20])
+			VSHUFI32X4(U8(0xdd), z[18+half], z[16+half], z[21])
+			VMOVDQU64(z[20], Mem{Base: dst, Disp: 64 * (4*half + i)})
+			VMOVDQU64(z[21], Mem{Base: dst, Disp: 64 * (8 + 4*half + i)})
+		}
+	}
+	ADDQ(I8(64), low.base)
+	ADDQ(I8(64), high.base)
+	ADDQ(I32(1024), dst)
+	SUBQ(I8(16), left)
+	JG(LabelRef("turn_next"))
+	VZEROUPPER()
+	RET()
+}
+
+// maskLines512 overwrites scores of positions that lines do not attend to.
+func maskLines512() {
+	function("maskLines512", "(s *float32, first int, rows int, span *int32)",
+		"makes scores s [rows][16] negative infinity of the positions, from first on, that are not among span[line] up to, but not",
+		"including, span[16+line]. rows is at least 1.")
+	s, rows, span, first := param("s"), param("rows"), param("span"), param("first")
+	from, to, pos, one, nothing := z[0], z[1], z[2], z[3], z[4]
+	VMOVDQU64(Mem{Base: span}, from)
+	VMOVDQU64(Mem{Base: span, Disp: 64}, to)
+	VPBROADCASTD(first.As32(), pos)
+	broadcast32(1, one)
+	broadcast32(0xff800000, nothing)
+	Label("mask_next")
+	VPCMPD(U8(1), from, pos, reg.K1) // pos < from
+	VPCMPD(U8(5), to, pos, reg.K2)   // not pos < to
+	KORW(reg.K1, reg.K2, reg.K1)
+	VMOVUPS(nothing, reg.K1, Mem{Base: s})
+	VPADDD(one, pos, pos)
+	ADDQ(I8(64), s)
+	DECQ(rows)
+	JNZ(LabelRef("mask_next"))
+	VZEROUPPER()
+	RET()
+}
+
+// softmaxTiles512 is a step of the online softmax for a group of lines.
+//
+// The weights of a chunk become a tile of lines by exchanges of words, while they still are in registers: four rows of
+// scores, rounded, are two vectors of bfloat16, whose numbers of neighbouring positions are interleaved in lanes. That
+// gives pairs of two positions each, of eight lines. Then there are only pairs of four words to turn in lanes, and
+// lanes to sort.
+func softmaxTiles512() {
+	function("softmaxTiles512", "(s *float32, chunks int, scale float32, state *float32, p *uint16, next *byte, stride int)",
+		"turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and positions, rounded to",
+		"bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest s*scale, from then on. Earlier sums",
+		"shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to.",
+		"Lines are prefetched from next on, stride bytes further with each four positions. There is at least one chunk.")
+	s, left, state, out := param("s"), param("chunks"), param("state"), param("p")
+	next, stride := param("next"), param("stride")
+	scale, top, poly, sums := z[31], z[30], z[24:30], z[22:24]
+	low, high := [2][4]reg.VecPhysical{{z[0], z[1], z[2], z[3]}, {z[8], z[9], z[10], z[11]}},
+		[2][4]reg.VecPhysical{{z[4], z[5], z[6], z[7]}, {z[12], z[13], z[14], z[15]}}
+	rows := [4]reg.VecPhysical{z[16], z[17], z[18], z[19]}
+	rest, value := z[20], z[21]
+	for i, coef := range softmaxPoly {
+		VBROADCASTSS(coef, poly[i])
+	}
+	sc, _ := Param("scale").Resolve()
+	VBROADCASTSS(sc.Addr, scale)
+	// power makes x, at most about 0, two to the power of x.
+	power := func(x reg.VecPhysical) {
+		VREDUCEPS(U8(8), x, rest) // x less the nearest integer
+		VSUBPS(rest, x, x)
+		VMOVAPS(poly[5], value)
+		for i := 4; i >= 0; i-- {
+			VFMADD213PS(poly[i], rest, value)
+		}
+		VSCALEFPS(x, value, x)
+	}
+
+	// the largest scores
+	at, count := GP64(), GP64()
+	MOVQ(s, at)
+	MOVQ(left, count)
+	for i := range 4 {
+		VMOVUPS(Mem{Base: s, Disp: 64 * i}, z[i])
+	}
+	Label("top_next")
+	for row := range chunkRows {
+		VMAXPS(Mem{Base: at, Disp: 64 * row}, z[row%4], z[row%4])
+	}
+	ADDQ(I32(64*chunkRows), at)
+	DECQ(count)
+	JNZ(LabelRef("top_next"))
+	VMAXPS(z[1], z[0], z[0])
+	VMAXPS(z[3], z[2], z[2])
+	VMAXPS(z[2], z[0], z[0])
+	VMULPS(scale, z[0], z[0])
+	VMOVUPS(Mem{Base: state}, z[16])
+	VMAXPS(z[16], z[0], top)
+	VSUBPS(top, z[16], z[16])
+	power(z[16])
+	VMOVUPS(top, Mem{Base: state})
+	VMOVUPS(z[16], Mem{Base: state, Disp: 128})
+
+	// the powers
+	zero512(sums...)
+	Label("exp_next")
+	for half := range 2 {
+		for m := range 4 {
+			PREFETCHT0(Mem{Base: next})
+			PREFETCHT0(Mem{Base: next, Disp: 64})
+			PREFETCHT0(Mem{Base: next, Disp: 128})
+			PREFETCHT0(Mem{Base: next, Disp: 192})
+			ADDQ(stride, next)
+			// positions 2m, 2m+1, 2m+8 and 2m+9 of a half
+			for i, x := range rows {
+				position := 16*half + 2*m + i%2 + i/2*8
+				VMOVUPS(Mem{Base: s, Disp: 64 * position}, x)
+				VFMSUB213PS(top, scale, x)
+				power(x)
+				VADDPS(x, sums[i%2], sums[i%2])
+			}
+			roundPairs(rows[0], rows[2], rest)
+			roundPairs(rows[1], rows[3], value)
+			VPUNPCKLWD(value, rest, low[half][m])
+			VPUNPCKHWD(value, rest, high[half][m])
+		}
+		turnLanes(low[half], rows[:])
+		turnLanes(high[half], rows[:])
+	}
+	for line := range 4 {
+		for quad, from := range [2][2][4]reg.VecPhysical{low, high} {
+			for eight, lanes := range []uint8{0x88, 0xdd} {
+				vec := rows[2*quad+eight]
+				VSHUFI32X4(U8(lanes), from[1][line], from[0][line], vec)
+				VMOVDQU64(vec, Mem{Base: out, Disp: 64 * (8*eight + 4*quad + line)})
+			}
+		}
+	}
+	ADDQ(I32(64*chunkRows), s)
+	ADDQ(I32(1024), out)
+	DECQ(left)
+	JNZ(LabelRef("exp_next"))
+	VADDPS(sums[1], sums[0], z[0])
+	VMOVUPS(Mem{Base: state, Disp: 64}, z[1])
+	VFMADD231PS(Mem{Base: state, Disp: 128}, z[1], z[0])
+	VMOVUPS(z[0], Mem{Base: state, Disp: 64})
+	VZEROUPPER()
+	RET()
+}
+
+// fadeTiles512 scales lines, most of which often stay as they are.
+func fadeTiles512() {
+	function("fadeTiles512", "(lines int, y *float32, ldy int, n int, factor *float32)",
+		"multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least 16; ldy is in",
+		"bytes.")
+	lines, y, ldy, factor := param("lines"), param("y"), param("ldy"), param("factor")
+	at, left := GP64(), GP64()
+	Label("fade_line")
+	CMPL(Mem{Base: factor}, I32(0x3f800000)) // 1
+	JEQ(LabelRef("fade_next"))
+	VBROADCASTSS(Mem{Base: factor}, z[0])
+	MOVQ(y, at)
+	Load(Param("n"), left)
+	Label("fade_part")
+	VMULPS(Mem{Base: at}, z[0], z[1])
+	VMOVUPS(z[1], Mem{Base: at})
+	ADDQ(I8(64), at)
+	SUBQ(I8(16), left)
+	JNZ(LabelRef("fade_part"))
+	Label("fade_next")
+	ADDQ(ldy, y)
+	ADDQ(I8(4), factor)
+	DECQ(lines)
+	JNZ(LabelRef("fade_line"))
+	VZEROUPPER()
+	RET()
+}
+
+// pairTiles512 makes tiles of the numbers of pairs of rows. Of 32 columns it interleaves numbers within lanes, which
+// leaves columns 0..3, 8..11, 16..19 and 24..27 in the first tile of two: finishTiles512 sorts them.
+func pairTiles512() {
+	function("pairTiles512", "(dst *uint16, src *uint16, ld int, chunks int, pitch int, wide int, rest int)",
+		"stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from chunk to",
+		"chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of them and four of the",
+		"others in turn; the last one has 16 columns in their order where rest is at most 16.")
+	dst, src, ld, chunks, wide := param("dst"), param("src"), param("ld"), param("chunks"), param("wide")
+	gap, rest, to, at, left, pairs := param("pitch"), param("rest"), GP64(), GP64(), GP64(), GP64()
+	SUBQ(I32(1024), gap)
+	lowMask(rest, left, reg.K1)
+	interleave := func(first, second reg.VecPhysical) {
+		VPUNPCKLWD(second, first, z[2])
+		VPUNPCKHWD(second, first, z[3])
+		VMOVDQU64(z[2], Mem{Base: to})
+		VMOVDQU64(z[3], Mem{Base: to, Disp: 1024})
+	}
+	Label("pair_chunk")
+	MOVQ(I32(chunkRows/2), pairs)
+	Label("pair_next")
+	MOVQ(dst, to)
+	MOVQ(src, at)
+	MOVQ(wide, left)
+	TESTQ(left, left)
+	JZ(LabelRef("pair_rest"))
+	Label("pair_wide")
+	VMOVDQU64(Mem{Base: at}, z[0])
+	VMOVDQU64(Mem{Base: at, Index: ld, Scale: 1}, z[1])
+	interleave(z[0], z[1])
+	ADDQ(I8(64), at)
+	ADDQ(I32(2048), to)
+	DECQ(left)
+	JNZ(LabelRef("pair_wide"))
+	Label("pair_rest")
+	TESTQ(rest, rest)
+	JZ(LabelRef("pair_end"))
+	CMPQ(rest, I8(16))
+	JLE(LabelRef("pair_half"))
+	VMOVDQU16_Z(Mem{Base: at}, reg.K1, z[0])
+	VMOVDQU16_Z(Mem{Base: at, Index: ld, Scale: 1}, reg.K1, z[1])
+	interleave(z[0], z[1])
+	JMP(LabelRef("pair_end"))
+	Label("pair_half")
+	VMOVDQU16_Z(Mem{Base: at}, reg.K1, z[0].AsY())
+	VMOVDQU16_Z(Mem{Base: at, Index: ld, Scale: 1}, reg.K1, z[1].AsY())
+	VPMOVZXWD(z[0].AsY(), z[0])
+	VPMOVZXWD(z[1].AsY(), z[1])
+	VPSLLD(U8(16), z[1], z[1])
+	VPORD(z[1], z[0], z[0])
+	VMOVDQU64(z[0], Mem{Base: to})
+	Label("pair_end")
+	LEAQ(Mem{Base: src, Index: ld, Scale: 2}, src)
+	ADDQ(I8(64), dst)
+	DECQ(pairs)
+	JNZ(LabelRef("pair_next"))
+	ADDQ(gap, dst)
+	DECQ(chunks)
+	JNZ(LabelRef("pair_chunk"))
+	VZEROUPPER()
+	RET()
+}
+
+// columnOrder are, for two vectors of 16 columns, the indices of 32 columns in the order of pairTiles512.
+func columnOrder() Mem {
+	order := GLOBL("columnOrder512", 8|16)
+	for column := range 32 {
+		DATA(4*column, U32(column/8*4+column%4+column/4%2*16))
+	}
+	return order
+}
+
+// finishTiles512 is the end of a row.
+func finishTiles512() {
+	function("finishTiles512", "(lines int, y *float32, ldy int, x *float32, ldx int, factor *float32, wide int, rest int)",
+		"writes lines (at least 1) lines x of sums, in the order of pairTiles512, times the line's factor to y in order. A line",
+		"has wide times 32 columns and rest (0..31) more. ldx and ldy are in bytes.")
+	order := columnOrder()
+	lines, y, ldy, x, ldx := param("lines"), param("y"), param("ldy"), param("x"), param("ldx")
+	factor, wide, rest, to, at, left := param("factor"), param("wide"), param("rest"), GP64(), GP64(), GP64()
+	scale, orders := z[31], z[29:31]
+	for i, vec := range orders {
+		VMOVDQU64(order.Offset(64*i), vec)
+	}
+	// columns emits 32 columns in order, in two vectors.
+	columns := func() {
+		VMULPS(Mem{Base: at}, scale, z[0])
+		VMULPS(Mem{Base: at, Disp: 64}, scale, z[1])
+		VMOVAPS(z[0], z[2])
+		VPERMT2PS(z[1], orders[0], z[0])
+		VPERMT2PS(z[1], orders[1], z[2])
+	}
+	lowMask(rest, left, reg.K1)
+	SUBQ(I8(16), rest)
+	JLE(LabelRef("finish_line"))
+	lowMask(rest, left, reg.K1)
+	Label("finish_line")
+	VBROADCASTSS(Mem{Base: factor}, scale)
+	MOVQ(x, at)
+	MOVQ(y, to)
+	MOVQ(wide, left)
+	TESTQ(left, left)
+	JZ(LabelRef("finish_rest"))
+	Label("finish_wide")
+	columns()
+	VMOVUPS(z[0], Mem{Base: to})
+	VMOVUPS(z[2], Mem{Base: to, Disp: 64})
+	ADDQ(I32(128), at)
+	ADDQ(I32(128), to)
+	DECQ(left)
+	JNZ(LabelRef("finish_wide"))
+	Label("finish_rest")
+	CMPQ(rest, I8(-16))
+	JEQ(LabelRef("finish_end"))
+	TESTQ(rest, rest)
+	JLE(LabelRef("finish_half"))
+	columns()
+	VMOVUPS(z[0], Mem{Base: to})
+	VMOVUPS(z[2], reg.K1, Mem{Base: to, Disp: 64})
+	JMP(LabelRef("finish_end"))
+	Label("finish_half")
+	VMULPS(Mem{Base: at}, scale, z[0])
+	VMOVUPS(z[0], reg.K1, Mem{Base: to})
+	Label("finish_end")
+	ADDQ(ldx, x)
+	ADDQ(ldy, y)
+	ADDQ(I8(4), factor)
+	DECQ(lines)
+	JNZ(LabelRef("finish_line"))
+	VZEROUPPER()
+	RET()
+}
