@@ -29,7 +29,6 @@ const (
 	groupChunks = keyBlock / chunkKeys   // of a block
 	tileColumns = 6                      // tiles of sums that a kernel keeps
 	noScore     = -math.MaxFloat32       // less than every score, times what is finite
-	stateSize   = 3 * groupLines         // of a group: the largest scores, sums of weights, and what earlier ones fade by
 	groupWeight = groupChunks * tileSize // weights of a group
 )
 
@@ -46,7 +45,8 @@ type tileTask struct {
 	even          int // numbers of a row of copied keys
 
 	queries, weights, values, tail, lone []uint16
-	scores, sums, state, inverse         []float32
+	scores, sums                         []float32
+	tops, totals, fades                  []float32 // of lines, one behind the other: the largest scores, sums of weights, what sums fade by
 	rounded                              []float32 // queries, pairs of numbers
 	span                                 [2 * groupLines]int32
 
@@ -96,8 +96,9 @@ func newTileTask(scratch []float32, all Attention, row, rows int) tileTask {
 		return part
 	}
 	t.queries, t.values = words(t.groups*t.pitch), words(groupChunks*t.columns*tileSize)
-	t.sums, t.state = take(t.groups*groupLines*t.ld), take(t.groups*stateSize)
-	t.inverse, t.rounded = take(t.groups*groupLines), take(t.groups*groupLines*t.depth)
+	room := t.groups * groupLines
+	t.tops, t.totals, t.fades = take(room), take(room), take(room)
+	t.sums, t.rounded = take(room*t.ld), take(room*t.depth)
 	t.lone = words(chunkKeys * t.even)
 	if t.even == dim {
 		t.tail = words(stripKeys * dim)
@@ -155,11 +156,9 @@ func (t *tileTask) begin(q Matrix[float32]) {
 		turnLines512(&words[0], &t.rounded[group*groupLines*t.depth], 4*t.depth, (t.Dim+1)/2)
 	}
 
-	for group := range t.groups {
-		state := t.state[group*stateSize:][:stateSize]
-		for line := range groupLines {
-			state[line], state[groupLines+line] = noScore, 0
-		}
+	clear(t.totals)
+	for line := range t.tops {
+		t.tops[line] = noScore
 	}
 	if t.Rest.Count > 0 {
 		t.beginWithRest(&rounding)
@@ -176,8 +175,7 @@ func (t *tileTask) begin(q Matrix[float32]) {
 func (t *tileTask) beginWithRest(rounding *lineTask) {
 	for line := range t.lines {
 		query := rounding.wideQuery(t.rounded[line*t.depth : (line+1)*t.depth])
-		state := t.state[line/groupLines*stateSize+line%groupLines:]
-		state[0], state[groupLines] = t.restScore(query)*math.Log2E, 1
+		t.tops[line], t.totals[line] = t.restScore(query)*math.Log2E, 1
 	}
 }
 
@@ -198,8 +196,9 @@ func (t *tileTask) block(pos, count int) {
 	} else if whole*stripKeys < count {
 		copyRows(t.tail, t.even, keys[whole*stripKeys*t.Dim:], t.Dim)
 	}
-	t.pairValues(pos, count)
 	block := tileBlock{tileTask: t, keys: keys, keyPitch: pitch, whole: whole, pos: pos, count: count}
+	block.lookAhead()
+	block.pairValues(pos, count)
 	for group := 0; group < t.groups; group += t.batch {
 		block.take(group, min(t.batch, t.groups-group))
 	}
@@ -214,11 +213,13 @@ func copyRows(dst []uint16, ld int, rows []uint16, dim int) {
 }
 
 // pairValues makes pairs of the values of a block that a row attends to. Others in their chunks are zero.
-func (t *tileTask) pairValues(pos, count int) {
+func (b *tileBlock) pairValues(pos, count int) {
+	t := b.tileTask
 	first := max(t.first(0)-pos, 0)
 	pitch := t.columns * tileSize
 	pair := func(chunk, chunks int, rows []uint16) {
-		pairTiles512(&t.values[chunk*pitch], &rows[0], 2*t.Dim, chunks, 2*pitch, t.Dim/TileN, t.Dim%TileN)
+		next, stride := t.ask(b.nextValues[:len(b.nextValues)/2], 16*chunks*(t.Dim/TileN), cacheLine)
+		pairTiles512(&t.values[chunk*pitch], &rows[0], 2*t.Dim, chunks, 2*pitch, t.Dim/TileN, t.Dim%TileN, next, stride)
 	}
 	chunk, last := (first+chunkKeys-1)/chunkKeys, count/chunkKeys
 	if first%chunkKeys > 0 {
@@ -246,7 +247,35 @@ type tileBlock struct {
 	keys            []uint16
 	keyPitch, whole int
 	pos, count      int
+
+	nextKeys, nextValues []byte // what comes behind the block, as it is cached
 }
+
+// lookAhead finds out what comes behind the block: of few lines, whose kernels ask memory for it.
+func (b *tileBlock) lookAhead() {
+	if b.groups > 1 {
+		return
+	}
+	bytes := 2 * keyBlock * b.Dim
+	if at := (b.pos + b.count) * b.Dim; b.pos+b.count < b.context() {
+		b.nextKeys, b.nextValues = mem.Bytes(b.k[at:]), mem.Bytes(b.v[at:])
+	} else {
+		b.nextKeys, b.nextValues = b.NextKeys, b.NextValues
+	}
+	b.nextKeys, b.nextValues = b.nextKeys[:min(bytes, len(b.nextKeys))], b.nextValues[:min(bytes, len(b.nextValues))]
+}
+
+// ask divides what is to be prefetched among the steps of a kernel, of which each can ask for most bytes. Where there is
+// nothing it returns memory in use, because asking for an address that is not mapped takes long.
+func (t *tileTask) ask(next []byte, steps, most int) (first *byte, stride int) {
+	if len(next) == 0 || steps == 0 {
+		return &mem.Bytes(t.scores)[0], 0
+	}
+	return &next[0], min(most, (len(next)+steps-1)/steps)
+}
+
+// askedBytes is what a tile asks for.
+const askedBytes = 8 * cacheLine
 
 // take takes a batch of groups through the block.
 func (b *tileBlock) take(first, groups int) {
@@ -290,12 +319,11 @@ func (b *tileBlock) groupsTogether(first, at, end, from, to int, whole bool) {
 		if !whole {
 			b.mask(first+group, scores, low*chunkKeys)
 		}
-		state := b.state[(first+group)*stateSize:][:stateSize]
-		softmaxTiles512(&scores[0], high-low, b.scale, &state[0], &b.weights[group*groupWeight+low*tileSize],
-			&mem.Bytes(b.scores)[0], 0)
+		line := (first + group) * groupLines
+		next, stride := b.ask(b.nextKeys[len(b.nextKeys)/2:], 8*(high-low), askedBytes)
+		softmaxTiles512(&scores[0], high-low, b.scale, &b.tops[line], 4*len(b.tops), &b.weights[group*groupWeight+low*tileSize], next, stride)
 		if b.pos > b.start() || b.Rest.Count > 0 { // else nothing is summed up yet
-			line := (first + group) * groupLines
-			fadeTiles512(min(groupLines, b.lines-line), &b.sums[line*b.ld], 4*b.ld, b.ld, &state[2*groupLines])
+			fadeTiles512(min(groupLines, b.lines-line), &b.sums[line*b.ld], 4*b.ld, b.ld, &b.fades[line])
 		}
 	}
 	b.weigh(first, at, end, low, high)
@@ -307,9 +335,10 @@ func (b *tileBlock) score(first, at, end, from, to int) {
 		if strips <= 0 {
 			return
 		}
+		next, stride := b.ask(b.nextKeys[:len(b.nextKeys)/2], strips*(b.steps+b.rest), askedBytes)
 		scoreTilesAMX(&b.scoring[0], end-at, &b.queries[(first+at)*b.pitch], 2*b.pitch, &keys[0], 2*ld, 2*stripKeys*ld,
 			strips, b.steps, b.rest, &b.scores[at*groupScores+from*stripKeys*groupLines],
-			4*(groupScores-strips*stripKeys*groupLines), &mem.Bytes(b.scores)[0], 0)
+			4*(groupScores-strips*stripKeys*groupLines), next, stride)
 	}
 	if whole := min(to, b.whole); from < whole {
 		multiply(b.keys[from*stripKeys*b.keyPitch:], b.keyPitch, from, whole-from)
@@ -347,21 +376,20 @@ func (b *tileBlock) mask(group int, scores []float32, first int) {
 func (b *tileBlock) weigh(first, at, end, from, to int) {
 	passes := (b.columns + tileColumns - 1) / tileColumns
 	width := (b.columns + passes - 1) / passes
+	asked := b.nextValues[len(b.nextValues)/2:]
 	for column := 0; column < b.columns; column += width {
+		next, stride := b.ask(asked[len(asked)*column/b.columns:], (to-from)*(b.columns-column), askedBytes)
 		weighTilesAMX(&b.weighing[0], end-at, &b.weights[at*groupWeight+from*tileSize],
 			&b.values[(from*b.columns+column)*tileSize], 2*b.columns*tileSize, to-from, min(width, b.columns-column),
-			&b.sums[(first+at)*groupLines*b.ld+column*vecN], 4*b.ld, &mem.Bytes(b.scores)[0], 0)
+			&b.sums[(first+at)*groupLines*b.ld+column*vecN], 4*b.ld, next, stride)
 	}
 }
 
 // finish divides by the sums of the weights.
 func (t *tileTask) finish(y Matrix[float32]) {
-	for line := range t.lines {
-		t.inverse[line] = 1 / t.state[line/groupLines*stateSize+groupLines+line%groupLines]
-	}
 	for row := range t.M {
 		line := row * t.Heads
-		finishTiles512(t.Heads, &y.row(row, t.Heads*t.Dim)[0], 4*t.Dim, &t.sums[line*t.ld], 4*t.ld, &t.inverse[line],
+		finishTiles512(t.Heads, &y.row(row, t.Heads*t.Dim)[0], 4*t.Dim, &t.sums[line*t.ld], 4*t.ld, &t.totals[line],
 			t.Dim/TileN, t.Dim%TileN)
 	}
 }

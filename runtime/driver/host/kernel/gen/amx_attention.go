@@ -45,10 +45,13 @@ func tileMultiplyPairs(sum, left, right int) {
 		append(vex(false, false, false, right, vexF3), 0x5c, 0xc0|byte(sum)<<3|byte(left))...)
 }
 
-// askLines prefetches lines that the next block begins with.
-func askLines(next reg.GPPhysical, lines int) {
-	for line := range lines {
-		PREFETCHT0(Mem{Base: next, Disp: 64 * line})
+// askedLines is the number of lines that a tile asks memory for.
+const askedLines = 8
+
+// askLines prefetches lines of the next block.
+func askLines(next reg.GPPhysical) {
+	for line := range askedLines {
+		PREFETCHT1(Mem{Base: next, Disp: 64 * line})
 	}
 	ADDQ(inPlace("stride"), next)
 }
@@ -92,7 +95,7 @@ func scoreTiles() {
 		for i := range n {
 			tileLoad(tileKey, strip[i], ldk, 0)
 			tileMultiplyPairs(i, tileKey, tileQuery)
-			askLines(next, 8)
+			askLines(next)
 			ADDQ(I32(64), strip[i])
 		}
 		ADDQ(I32(1024), part)
@@ -105,7 +108,7 @@ func scoreTiles() {
 		for i := range n {
 			tileLoad(tileKeyRest, strip[i], ldk, 0)
 			tileMultiplyPairs(i, tileKeyRest, tileQueryRest)
-			askLines(next, 8)
+			askLines(next)
 		}
 		Label(id + "_store")
 		for i := range n {
@@ -177,7 +180,7 @@ func weighTiles() {
 		for column := range columns {
 			tileLoad(tileValues, v, row, 1024*column)
 			tileMultiplyPairs(column, tileWeights, tileValues)
-			askLines(next, 8)
+			askLines(next)
 		}
 		ADDQ(I32(1024), part)
 		ADDQ(inPlace("pitch"), v)

@@ -122,13 +122,14 @@ func maskLines512() {
 // gives pairs of two positions each, of eight lines. Then there are only pairs of four words to turn in lanes, and
 // lanes to sort.
 func softmaxTiles512() {
-	function("softmaxTiles512", "(s *float32, chunks int, scale float32, state *float32, p *uint16, next *byte, stride int)",
+	function("softmaxTiles512", "(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16, next *byte, stride int)",
 		"turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and positions, rounded to",
 		"bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest s*scale, from then on. Earlier sums",
-		"shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to.",
+		"shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to. The",
+		"three are pitch bytes apart.",
 		"Lines are prefetched from next on, stride bytes further with each four positions. There is at least one chunk.")
 	s, left, state, out := param("s"), param("chunks"), param("state"), param("p")
-	next, stride := param("next"), param("stride")
+	next, stride, pitch := param("next"), param("stride"), param("pitch")
 	scale, top, poly, sums := z[31], z[30], z[24:30], z[22:24]
 	low, high := [2][4]reg.VecPhysical{{z[0], z[1], z[2], z[3]}, {z[8], z[9], z[10], z[11]}},
 		[2][4]reg.VecPhysical{{z[4], z[5], z[6], z[7]}, {z[12], z[13], z[14], z[15]}}
@@ -173,17 +174,16 @@ func softmaxTiles512() {
 	VSUBPS(top, z[16], z[16])
 	power(z[16])
 	VMOVUPS(top, Mem{Base: state})
-	VMOVUPS(z[16], Mem{Base: state, Disp: 128})
+	VMOVUPS(z[16], Mem{Base: state, Index: pitch, Scale: 2})
 
 	// the powers
 	zero512(sums...)
 	Label("exp_next")
 	for half := range 2 {
 		for m := range 4 {
-			PREFETCHT0(Mem{Base: next})
-			PREFETCHT0(Mem{Base: next, Disp: 64})
-			PREFETCHT0(Mem{Base: next, Disp: 128})
-			PREFETCHT0(Mem{Base: next, Disp: 192})
+			for line := range askedLines {
+				PREFETCHT1(Mem{Base: next, Disp: 64 * line})
+			}
 			ADDQ(stride, next)
 			// positions 2m, 2m+1, 2m+8 and 2m+9 of a half
 			for i, x := range rows {
@@ -215,9 +215,9 @@ func softmaxTiles512() {
 	DECQ(left)
 	JNZ(LabelRef("exp_next"))
 	VADDPS(sums[1], sums[0], z[0])
-	VMOVUPS(Mem{Base: state, Disp: 64}, z[1])
-	VFMADD231PS(Mem{Base: state, Disp: 128}, z[1], z[0])
-	VMOVUPS(z[0], Mem{Base: state, Disp: 64})
+	VMOVUPS(Mem{Base: state, Index: pitch, Scale: 1}, z[1])
+	VFMADD231PS(Mem{Base: state, Index: pitch, Scale: 2}, z[1], z[0])
+	VMOVUPS(z[0], Mem{Base: state, Index: pitch, Scale: 1})
 	VZEROUPPER()
 	RET()
 }
@@ -253,32 +253,45 @@ func fadeTiles512() {
 // pairTiles512 makes tiles of the numbers of pairs of rows. Of 32 columns it interleaves numbers within lanes, which
 // leaves columns 0..3, 8..11, 16..19 and 24..27 in the first tile of two: finishTiles512 sorts them.
 func pairTiles512() {
-	function("pairTiles512", "(dst *uint16, src *uint16, ld int, chunks int, pitch int, wide int, rest int)",
+	function("pairTiles512", "(dst *uint16, src *uint16, ld int, chunks int, pitch int, wide int, rest int, next *byte, stride int)",
 		"stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from chunk to",
 		"chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of them and four of the",
-		"others in turn; the last one has 16 columns in their order where rest is at most 16.")
+		"others in turn; the last one has 16 columns in their order where rest is at most 16. Lines are prefetched from next",
+		"on, stride bytes further with each two rows of 32 columns.")
+	next, stride := param("next"), param("stride")
 	dst, src, ld, chunks, wide := param("dst"), param("src"), param("ld"), param("chunks"), param("wide")
-	gap, rest, to, at, left, pairs := param("pitch"), param("rest"), GP64(), GP64(), GP64(), GP64()
-	SUBQ(I32(1024), gap)
+	pitch, rest, to, at, left, row := param("pitch"), param("rest"), GP64(), GP64(), GP64(), GP64()
 	lowMask(rest, left, reg.K1)
-	interleave := func(first, second reg.VecPhysical) {
-		VPUNPCKLWD(second, first, z[2])
-		VPUNPCKHWD(second, first, z[3])
-		VMOVDQU64(z[2], Mem{Base: to})
-		VMOVDQU64(z[3], Mem{Base: to, Disp: 1024})
+	interleave := func(i int) {
+		first, second := z[4*(i%4)], z[4*(i%4)+1]
+		low, high := z[4*(i%4)+2], z[4*(i%4)+3]
+		VPUNPCKLWD(second, first, low)
+		VPUNPCKHWD(second, first, high)
+		VMOVDQU64(low, Mem{Base: to, Disp: 64 * i})
+		VMOVDQU64(high, Mem{Base: to, Disp: 1024 + 64*i})
+	}
+	// pairs emits what is done for the pairs of rows of a chunk, 32 columns or fewer of them.
+	pairs := func(pair func(i int, low, high Mem)) {
+		MOVQ(at, row)
+		for i := range chunkRows / 2 {
+			pair(i, Mem{Base: row}, Mem{Base: row, Index: ld, Scale: 1})
+			LEAQ(Mem{Base: row, Index: ld, Scale: 2}, row)
+		}
 	}
 	Label("pair_chunk")
-	MOVQ(I32(chunkRows/2), pairs)
-	Label("pair_next")
 	MOVQ(dst, to)
 	MOVQ(src, at)
 	MOVQ(wide, left)
 	TESTQ(left, left)
 	JZ(LabelRef("pair_rest"))
 	Label("pair_wide")
-	VMOVDQU64(Mem{Base: at}, z[0])
-	VMOVDQU64(Mem{Base: at, Index: ld, Scale: 1}, z[1])
-	interleave(z[0], z[1])
+	pairs(func(i int, low, high Mem) {
+		VMOVDQU64(low, z[4*(i%4)])
+		VMOVDQU64(high, z[4*(i%4)+1])
+		interleave(i)
+		PREFETCHT1(Mem{Base: next})
+		ADDQ(stride, next)
+	})
 	ADDQ(I8(64), at)
 	ADDQ(I32(2048), to)
 	DECQ(left)
@@ -288,24 +301,28 @@ func pairTiles512() {
 	JZ(LabelRef("pair_end"))
 	CMPQ(rest, I8(16))
 	JLE(LabelRef("pair_half"))
-	VMOVDQU16_Z(Mem{Base: at}, reg.K1, z[0])
-	VMOVDQU16_Z(Mem{Base: at, Index: ld, Scale: 1}, reg.K1, z[1])
-	interleave(z[0], z[1])
+	pairs(func(i int, low, high Mem) {
+		VMOVDQU16_Z(low, reg.K1, z[4*(i%4)])
+		VMOVDQU16_Z(high, reg.K1, z[4*(i%4)+1])
+		interleave(i)
+	})
 	JMP(LabelRef("pair_end"))
 	Label("pair_half")
-	VMOVDQU16_Z(Mem{Base: at}, reg.K1, z[0].AsY())
-	VMOVDQU16_Z(Mem{Base: at, Index: ld, Scale: 1}, reg.K1, z[1].AsY())
-	VPMOVZXWD(z[0].AsY(), z[0])
-	VPMOVZXWD(z[1].AsY(), z[1])
-	VPSLLD(U8(16), z[1], z[1])
-	VPORD(z[1], z[0], z[0])
-	VMOVDQU64(z[0], Mem{Base: to})
+	pairs(func(i int, low, high Mem) {
+		first, second := z[4*(i%4)], z[4*(i%4)+1]
+		VMOVDQU16_Z(low, reg.K1, first.AsY())
+		VMOVDQU16_Z(high, reg.K1, second.AsY())
+		VPMOVZXWD(first.AsY(), first)
+		VPMOVZXWD(second.AsY(), second)
+		VPSLLD(U8(16), second, second)
+		VPORD(second, first, first)
+		VMOVDQU64(first, Mem{Base: to, Disp: 64 * i})
+	})
 	Label("pair_end")
-	LEAQ(Mem{Base: src, Index: ld, Scale: 2}, src)
-	ADDQ(I8(64), dst)
-	DECQ(pairs)
-	JNZ(LabelRef("pair_next"))
-	ADDQ(gap, dst)
+	MOVQ(ld, row)
+	SHLQ(U8(5), row)
+	ADDQ(row, src)
+	ADDQ(pitch, dst)
 	DECQ(chunks)
 	JNZ(LabelRef("pair_chunk"))
 	VZEROUPPER()
@@ -323,13 +340,14 @@ func columnOrder() Mem {
 
 // finishTiles512 is the end of a row.
 func finishTiles512() {
-	function("finishTiles512", "(lines int, y *float32, ldy int, x *float32, ldx int, factor *float32, wide int, rest int)",
-		"writes lines (at least 1) lines x of sums, in the order of pairTiles512, times the line's factor to y in order. A line",
-		"has wide times 32 columns and rest (0..31) more. ldx and ldy are in bytes.")
+	function("finishTiles512", "(lines int, y *float32, ldy int, x *float32, ldx int, total *float32, wide int, rest int)",
+		"writes lines (at least 1) lines x of sums, in the order of pairTiles512, divided by the line's total to y in order. A",
+		"line has wide times 32 columns and rest (0..31) more. ldx and ldy are in bytes.")
 	order := columnOrder()
 	lines, y, ldy, x, ldx := param("lines"), param("y"), param("ldy"), param("x"), param("ldx")
-	factor, wide, rest, to, at, left := param("factor"), param("wide"), param("rest"), GP64(), GP64(), GP64()
-	scale, orders := z[31], z[29:31]
+	total, wide, rest, to, at, left := param("total"), param("wide"), param("rest"), GP64(), GP64(), GP64()
+	scale, orders, one := z[31], z[29:31], z[28]
+	broadcast32(0x3f800000, one)
 	for i, vec := range orders {
 		VMOVDQU64(order.Offset(64*i), vec)
 	}
@@ -346,7 +364,8 @@ func finishTiles512() {
 	JLE(LabelRef("finish_line"))
 	lowMask(rest, left, reg.K1)
 	Label("finish_line")
-	VBROADCASTSS(Mem{Base: factor}, scale)
+	VDIVSS(Mem{Base: total}, one.AsX(), z[0].AsX())
+	VBROADCASTSS(z[0].AsX(), scale)
 	MOVQ(x, at)
 	MOVQ(y, to)
 	MOVQ(wide, left)
@@ -375,7 +394,7 @@ func finishTiles512() {
 	Label("finish_end")
 	ADDQ(ldx, x)
 	ADDQ(ldy, y)
-	ADDQ(I8(4), factor)
+	ADDQ(I8(4), total)
 	DECQ(lines)
 	JNZ(LabelRef("finish_line"))
 	VZEROUPPER()
