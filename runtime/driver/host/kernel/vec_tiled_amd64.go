@@ -19,11 +19,10 @@ func maskLines512(s *float32, first int, rows int, span *int32)
 // softmaxTiles512 turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and positions, rounded to
 // bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest s*scale, from then on. Earlier sums
 // shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to. The
-// three are pitch bytes apart.
-// Lines are prefetched from next on, stride bytes further with each four positions. There is at least one chunk.
+// three are pitch bytes apart. There is at least one chunk.
 //
 //go:noescape
-func softmaxTiles512(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16, next *byte, stride int)
+func softmaxTiles512(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16)
 
 // fadeTiles512 multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least 16; ldy is in
 // bytes.

@@ -51,7 +51,9 @@ type tileTask struct {
 	span                                 [2 * groupLines]int32
 
 	scale, capScale, limit float32
-	scoring, weighing      tileConfig
+
+	scoring, weighing, attending tileConfig
+	width                        int // columns that are attended together, of whole blocks
 }
 
 // attentionTiles is Set.AttentionBF16.
@@ -135,6 +137,16 @@ func (t *tileTask) shape() {
 		set(&t.scoring, 6, pairs, tileK)
 		set(&t.scoring, 7, stripKeys, 4*pairs)
 	}
+	t.attending = t.scoring
+	most := tileColumns
+	if pairs > 0 { // tiles are taken
+		most = 4
+	} else {
+		set(&t.attending, 6, tileRows, tileK)
+		set(&t.attending, 7, tileRows, tileK)
+	}
+	passes := (t.columns + most - 1) / most
+	t.width = (t.columns + passes - 1) / passes
 	for tile := range tileColumns {
 		set(&t.weighing, tile, rows, tileK)
 	}
@@ -309,6 +321,10 @@ func (b *tileBlock) needs(group int) (from, to int, whole bool) {
 
 // groupsTogether takes the groups at..end-1 of a batch, which attend to the same positions, all or, if it is one, some.
 func (b *tileBlock) groupsTogether(first, at, end, from, to int, whole bool) {
+	if whole && b.limit == 0 {
+		b.attend(first+at, end-at)
+		return
+	}
 	low, high := from/chunkKeys, (to+chunkKeys-1)/chunkKeys
 	b.score(first, at, end, low*chunkKeys/stripKeys, (to+stripKeys-1)/stripKeys)
 	for group := at; group < end; group++ {
@@ -320,13 +336,29 @@ func (b *tileBlock) groupsTogether(first, at, end, from, to int, whole bool) {
 			b.mask(first+group, scores, low*chunkKeys)
 		}
 		line := (first + group) * groupLines
-		next, stride := b.ask(b.nextKeys[len(b.nextKeys)/2:], 8*(high-low), askedBytes)
-		softmaxTiles512(&scores[0], high-low, b.scale, &b.tops[line], 4*len(b.tops), &b.weights[group*groupWeight+low*tileSize], next, stride)
+		softmaxTiles512(&scores[0], high-low, b.scale, &b.tops[line], 4*len(b.tops), &b.weights[group*groupWeight+low*tileSize])
 		if b.pos > b.start() || b.Rest.Count > 0 { // else nothing is summed up yet
 			fadeTiles512(min(groupLines, b.lines-line), &b.sums[line*b.ld], 4*b.ld, b.ld, &b.fades[line])
 		}
 	}
 	b.weigh(first, at, end, low, high)
+}
+
+// attend takes groups that attend to all of a whole block through it.
+func (b *tileBlock) attend(first, groups int) {
+	line := first * groupLines
+	tiles := b.steps + b.rest
+	keys, strideK := b.ask(b.nextKeys, tiles*keyBlock/stripKeys, askedBytes)
+	values, strideV := b.ask(b.nextValues[len(b.nextValues)/2:], groupChunks*b.columns, askedBytes)
+	strideS := 0
+	if len(b.nextKeys) > 0 { // half of them while scores become weights
+		strideK /= 2
+		strideS = strideK * tiles * keyBlock / stripKeys / (8 * groupChunks)
+	}
+	attendTilesAMX(&b.attending[0], groups, &b.queries[first*b.pitch], 2*b.pitch, &b.keys[0], 2*b.keyPitch,
+		2*stripKeys*b.keyPitch, b.steps, b.rest, &b.scores[0], b.scale, &b.tops[line], 4*len(b.tops), &b.weights[0],
+		&b.values[0], 2*b.columns*tileSize, b.columns, b.width, &b.sums[line*b.ld], 4*b.ld, keys, strideK, strideS,
+		values, strideV)
 }
 
 // score computes scores of the groups at..end-1 of a batch and of strips from..to-1.

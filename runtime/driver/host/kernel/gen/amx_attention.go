@@ -35,8 +35,10 @@ const (
 
 // tiledAttention writes the kernels of attention in tiles.
 func tiledAttention() {
+	makeSoftmaxConstants()
 	scoreTiles()
 	weighTiles()
+	attendTiles()
 }
 
 // tileMultiplyPairs adds to sum the products of bfloat16 numbers: rows of left with pairs of rows of right.
@@ -49,11 +51,62 @@ func tileMultiplyPairs(sum, left, right int) {
 const askedLines = 8
 
 // askLines prefetches lines of the next block.
-func askLines(next reg.GPPhysical) {
+func askLines(next reg.GPPhysical, stride Op) {
 	for line := range askedLines {
 		PREFETCHT1(Mem{Base: next, Disp: 64 * line})
 	}
-	ADDQ(inPlace("stride"), next)
+	ADDQ(stride, next)
+}
+
+// stripScores are registers of the product of some strips of keys with a group of queries: where they are, and the rows'
+// distances. q and ldk stay as they are.
+type stripScores struct {
+	row, q, part, ldk, keys reg.GPPhysical
+	strips                  []reg.GPPhysical
+	count, s, next          reg.GPPhysical
+}
+
+// multiply emits the product. Keys and scores move on.
+func (p stripScores) multiply(id string, stride Op) {
+	for i, strip := range p.strips {
+		if i == 0 {
+			MOVQ(p.keys, strip)
+			continue
+		}
+		MOVQ(p.strips[i-1], strip)
+		ADDQ(inPlace("pitch"), strip)
+	}
+	tileZero(len(p.strips))
+	MOVQ(p.q, p.part)
+	load("whole", p.count)
+	TESTQ(p.count, p.count)
+	JZ(LabelRef(id + "_rest"))
+	Label(id + "_step")
+	tileLoad(tileQuery, p.part, p.row, 0)
+	for i, strip := range p.strips {
+		tileLoad(tileKey, strip, p.ldk, 0)
+		tileMultiplyPairs(i, tileKey, tileQuery)
+		askLines(p.next, stride)
+		ADDQ(I32(64), strip)
+	}
+	ADDQ(I32(1024), p.part)
+	DECQ(p.count)
+	JNZ(LabelRef(id + "_step"))
+	Label(id + "_rest")
+	CMPQ(inPlace("rest"), I8(0))
+	JEQ(LabelRef(id + "_store"))
+	tileLoad(tileQueryRest, p.part, p.row, 0)
+	for i, strip := range p.strips {
+		tileLoad(tileKeyRest, strip, p.ldk, 0)
+		tileMultiplyPairs(i, tileKeyRest, tileQueryRest)
+		askLines(p.next, stride)
+	}
+	Label(id + "_store")
+	for i := range p.strips {
+		tileStore(i, p.s, p.row, 1024*i)
+		ADDQ(inPlace("pitch"), p.keys)
+	}
+	ADDQ(I32(1024*len(p.strips)), p.s)
 }
 
 // scoreTiles is S^T for groups of 16 lines.
@@ -78,46 +131,10 @@ func scoreTiles() {
 	load("next", next)
 	MOVQ(I32(64), row)
 
-	// products emits the scores of n strips.
 	products := func(id string, n int) {
-		MOVQ(keys, k0)
-		for i := 1; i < n; i++ {
-			MOVQ(strip[i-1], strip[i])
-			ADDQ(inPlace("pitch"), strip[i])
-		}
-		tileZero(n)
-		MOVQ(q, part)
-		load("whole", count)
-		TESTQ(count, count)
-		JZ(LabelRef(id + "_rest"))
-		Label(id + "_step")
-		tileLoad(tileQuery, part, row, 0)
-		for i := range n {
-			tileLoad(tileKey, strip[i], ldk, 0)
-			tileMultiplyPairs(i, tileKey, tileQuery)
-			askLines(next)
-			ADDQ(I32(64), strip[i])
-		}
-		ADDQ(I32(1024), part)
-		DECQ(count)
-		JNZ(LabelRef(id + "_step"))
-		Label(id + "_rest")
-		CMPQ(inPlace("rest"), I8(0))
-		JEQ(LabelRef(id + "_store"))
-		tileLoad(tileQueryRest, part, row, 0)
-		for i := range n {
-			tileLoad(tileKeyRest, strip[i], ldk, 0)
-			tileMultiplyPairs(i, tileKeyRest, tileQueryRest)
-			askLines(next)
-		}
-		Label(id + "_store")
-		for i := range n {
-			tileStore(i, s, row, 1024*i)
-			ADDQ(inPlace("pitch"), keys)
-		}
-		ADDQ(I32(1024*n), s)
+		stripScores{row: row, q: q, part: part, ldk: ldk, keys: keys, strips: strip[:n], count: count, s: s, next: next}.
+			multiply(id, inPlace("stride"))
 	}
-
 	Label("group")
 	load("k", keys)
 	load("strips", strips)
@@ -180,7 +197,7 @@ func weighTiles() {
 		for column := range columns {
 			tileLoad(tileValues, v, row, 1024*column)
 			tileMultiplyPairs(column, tileWeights, tileValues)
-			askLines(next)
+			askLines(next, inPlace("stride"))
 		}
 		ADDQ(I32(1024), part)
 		ADDQ(inPlace("pitch"), v)
@@ -201,5 +218,190 @@ func weighTiles() {
 	DECQ(groups)
 	JNZ(LabelRef("group"))
 	tileRelease()
+	RET()
+}
+
+// sumTiles are tiles of sums in a kernel that computes scores, too: those of strips, and of what is left of a head's
+// numbers where nothing is.
+var sumTiles = []int{0, 1, 2, 3, tileQueryRest, tileKeyRest}
+
+// byColumns emits body for 1..6 columns, whose number is at width. Each begins with a label, and ends with a jump.
+func byColumns(id string, width Op, free reg.GPPhysical, body func(columns int)) {
+	MOVQ(width, free)
+	for columns := 1; columns < mostTileColumns; columns++ {
+		CMPQ(free, I8(columns))
+		JEQ(LabelRef(label(id, columns)))
+	}
+	for columns := mostTileColumns; columns >= 1; columns-- {
+		Label(label(id, columns))
+		body(columns)
+		if columns > 1 {
+			JMP(LabelRef(id + "_end"))
+		}
+	}
+	Label(id + "_end")
+}
+
+// attendTiles takes groups through a whole block. The unit of tiles sleeps when it has nothing to do for some hundred
+// cycles, and products after that take longer by as many. So weights of a chunk are multiplied while those of the next
+// one are computed.
+func attendTiles() {
+	TEXT("attendTilesAMX", NOSPLIT, "func(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideS int, nextV *byte, strideV int)")
+	Doc("attendTilesAMX takes a block of 128 positions, to which each line attends, into account for groups (at least 1) of 16",
+		"lines: the scores of scoreTilesAMX, the softmax of softmaxTiles512, whose factors fade sums, and weighTilesAMX, width",
+		"(1..6, or 1..4 where rest is not 0) of columns at a time. s and p have room for a group. config is the shape of the",
+		"tiles. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and strideS with each four",
+		"positions of weights, and from nextV on, strideV with each tile of values.")
+	Pragma("noescape")
+	row, groups := reg.RAX, AllocLocal(8)
+	q, ldk, keys := AllocLocal(8), reg.RDX, reg.RBX
+	state, y := AllocLocal(8), AllocLocal(8)
+	nextK, nextV := AllocLocal(8), AllocLocal(8)
+	keep := func(name string, to Mem) {
+		load(name, reg.RCX)
+		MOVQ(reg.RCX, to)
+	}
+	load("config", reg.RAX)
+	tileConfigure()
+	softmax := newTiledSoftmax()
+	MOVQ(I32(64), row)
+	keep("groups", groups)
+	keep("q", q)
+	keep("state", state)
+	keep("y", y)
+	keep("nextK", nextK)
+	keep("nextV", nextV)
+
+	Label("group")
+	scores := stripScores{
+		row: row, q: reg.RSI, part: reg.RDI, ldk: ldk, keys: keys,
+		strips: []reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, count: reg.R13, s: reg.R15, next: reg.R14,
+	}
+	MOVQ(q, scores.q)
+	load("ldk", ldk)
+	load("k", keys)
+	load("s", scores.s)
+	MOVQ(nextK, scores.next)
+	MOVQ(I32(2), reg.R12)
+	Label("strips")
+	scores.multiply("strips", inPlace("strideK"))
+	DECQ(reg.R12)
+	JNZ(LabelRef("strips"))
+
+	// the largest scores, and what earlier sums fade by
+	stat, statePitch := reg.RBX, reg.RDX
+	MOVQ(state, stat)
+	load("statePitch", statePitch)
+	load("s", reg.R8)
+	MOVQ(I32(4), reg.R9)
+	fade := softmax.tops(reg.R8, reg.R9, stat, statePitch)
+	VCMPPS(U8(4), softmax.poly[0], fade, reg.K1) // not 1
+	KORTESTW(reg.K1, reg.K1)
+	JZ(LabelRef("faded"))
+	MOVQ(I32(16), reg.R8)
+	MOVQ(y, reg.R9)
+	load("ldy", reg.R10)
+	LEAQ(Mem{Base: stat, Index: statePitch, Scale: 2}, reg.R11)
+	MOVQ(inPlace("columns"), reg.RCX)
+	SHLQ(U8(4), reg.RCX)
+	fadeLines(reg.R8, reg.R9, reg.R10, reg.R11, reg.RSI, reg.RDI, reg.RCX)
+	Label("faded")
+
+	// weights, and sums of the first columns
+	sums, ldy, s, out := reg.R8, reg.R9, reg.R10, reg.R11
+	p, v, next, count := reg.RSI, reg.RDI, reg.R15, reg.R12
+	MOVQ(y, sums)
+	load("ldy", ldy)
+	load("s", s)
+	load("p", out)
+	load("p", p)
+	load("v", v)
+	MOVQ(nextV, next)
+	byColumns("begin", inPlace("width"), reg.RCX, func(columns int) {
+		for column, tile := range sumTiles[:columns] {
+			tileLoad(tile, sums, ldy, 64*column)
+		}
+	})
+	multiply := func(columns int) {
+		tileLoad(tileQuery, p, row, 0)
+		for column, tile := range sumTiles[:columns] {
+			tileLoad(tileKey, v, row, 1024*column)
+			tileMultiplyPairs(tile, tileQuery, tileKey)
+			askLines(next, inPlace("strideV"))
+		}
+		ADDQ(I32(1024), p)
+		ADDQ(inPlace("chunk"), v)
+	}
+	store := func(columns int) {
+		for column, tile := range sumTiles[:columns] {
+			tileStore(tile, sums, ldy, 64*column)
+		}
+	}
+	XORQ(count, count)
+	Label("chunk")
+	CMPQ(count, I8(4))
+	JEQ(LabelRef("weighted"))
+	softmax.weights(s, out, func() { askLines(reg.R14, inPlace("strideS")) })
+	ADDQ(I32(64*chunkRows), s)
+	ADDQ(I32(1024), out)
+	Label("weighted")
+	TESTQ(count, count)
+	JZ(LabelRef("add_end"))
+	byColumns("add", inPlace("width"), reg.RCX, multiply)
+	ADDQ(I8(1), count)
+	CMPQ(count, I8(5))
+	JNE(LabelRef("chunk"))
+	byColumns("store", inPlace("width"), reg.RCX, store)
+	softmax.total(stat, statePitch)
+
+	// sums of other columns
+	left, values, width := reg.R13, reg.R10, reg.R11
+	load("columns", left)
+	load("v", values)
+	Label("others")
+	load("width", width)
+	SUBQ(width, left)
+	JLE(LabelRef("others_end"))
+	MOVQ(width, reg.RCX)
+	SHLQ(U8(6), reg.RCX)
+	ADDQ(reg.RCX, sums)
+	SHLQ(U8(4), reg.RCX)
+	ADDQ(reg.RCX, values)
+	CMPQ(left, width)
+	JGE(LabelRef("others_begin"))
+	MOVQ(left, width)
+	Label("others_begin")
+	byColumns("others_load", width, reg.RCX, func(columns int) {
+		for column, tile := range sumTiles[:columns] {
+			tileLoad(tile, sums, ldy, 64*column)
+		}
+	})
+	load("p", p)
+	MOVQ(values, v)
+	MOVQ(I32(4), count)
+	Label("others_chunk")
+	byColumns("others_add", width, reg.RCX, multiply)
+	DECQ(count)
+	JNZ(LabelRef("others_chunk"))
+	byColumns("others_store", width, reg.RCX, store)
+	JMP(LabelRef("others"))
+	Label("others_end")
+
+	MOVQ(y, reg.RCX)
+	MOVQ(ldy, reg.RDI)
+	SHLQ(U8(4), reg.RDI)
+	ADDQ(reg.RDI, reg.RCX)
+	MOVQ(reg.RCX, y)
+	MOVQ(q, reg.RCX)
+	ADDQ(inPlace("ldq"), reg.RCX)
+	MOVQ(reg.RCX, q)
+	ADDQ(I8(64), stat)
+	MOVQ(stat, state)
+	MOVQ(groups, reg.RCX)
+	DECQ(reg.RCX)
+	MOVQ(reg.RCX, groups)
+	JNZ(LabelRef("group"))
+	tileRelease()
+	VZEROUPPER()
 	RET()
 }

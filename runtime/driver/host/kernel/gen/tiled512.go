@@ -115,88 +115,85 @@ func maskLines512() {
 	RET()
 }
 
-// softmaxTiles512 is a step of the online softmax for a group of lines.
+// tiledSoftmax is a step of the online softmax for a group of lines.
 //
 // The weights of a chunk become a tile of lines by exchanges of words, while they still are in registers: four rows of
 // scores, rounded, are two vectors of bfloat16, whose numbers of neighbouring positions are interleaved in lanes. That
 // gives pairs of two positions each, of eight lines. Then there are only pairs of four words to turn in lanes, and
 // lanes to sort.
-func softmaxTiles512() {
-	function("softmaxTiles512", "(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16, next *byte, stride int)",
-		"turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and positions, rounded to",
-		"bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest s*scale, from then on. Earlier sums",
-		"shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to. The",
-		"three are pitch bytes apart.",
-		"Lines are prefetched from next on, stride bytes further with each four positions. There is at least one chunk.")
-	s, left, state, out := param("s"), param("chunks"), param("state"), param("p")
-	next, stride, pitch := param("next"), param("stride"), param("pitch")
-	scale, top, poly, sums := z[31], z[30], z[24:30], z[22:24]
-	low, high := [2][4]reg.VecPhysical{{z[0], z[1], z[2], z[3]}, {z[8], z[9], z[10], z[11]}},
-		[2][4]reg.VecPhysical{{z[4], z[5], z[6], z[7]}, {z[12], z[13], z[14], z[15]}}
-	rows := [4]reg.VecPhysical{z[16], z[17], z[18], z[19]}
-	rest, value := z[20], z[21]
-	for i, coef := range softmaxPoly {
-		VBROADCASTSS(coef, poly[i])
-	}
-	sc, _ := Param("scale").Resolve()
-	VBROADCASTSS(sc.Addr, scale)
-	// power makes x, at most about 0, two to the power of x.
-	power := func(x reg.VecPhysical) {
-		VREDUCEPS(U8(8), x, rest) // x less the nearest integer
-		VSUBPS(rest, x, x)
-		VMOVAPS(poly[5], value)
-		for i := 4; i >= 0; i-- {
-			VFMADD213PS(poly[i], rest, value)
-		}
-		VSCALEFPS(x, value, x)
-	}
+type tiledSoftmax struct {
+	scale, top, rest, value reg.VecPhysical
+	poly, sums              []reg.VecPhysical
+}
 
-	// the largest scores
-	at, count := GP64(), GP64()
-	MOVQ(s, at)
-	MOVQ(left, count)
+// newTiledSoftmax loads what does not change.
+func newTiledSoftmax() tiledSoftmax {
+	s := tiledSoftmax{scale: z[31], top: z[30], poly: z[24:30], sums: z[22:24], rest: z[20], value: z[21]}
+	for i, coef := range softmaxPoly {
+		VBROADCASTSS(coef, s.poly[i])
+	}
+	VBROADCASTSS(inPlace("scale"), s.scale)
+	return s
+}
+
+// power makes x, at most about 0, two to the power of x.
+func (s *tiledSoftmax) power(x reg.VecPhysical) {
+	VREDUCEPS(U8(8), x, s.rest) // x less the nearest integer
+	VSUBPS(s.rest, x, x)
+	VMOVAPS(s.poly[5], s.value)
+	for i := 4; i >= 0; i-- {
+		VFMADD213PS(s.poly[i], s.rest, s.value)
+	}
+	VSCALEFPS(x, s.value, x)
+}
+
+// tops finds the largest scores of chunks at s, which move on, and what earlier sums fade by, in a vector that is also
+// returned, and begins sums.
+func (s *tiledSoftmax) tops(at, chunks, state, pitch reg.Register) (fade reg.VecPhysical) {
 	for i := range 4 {
-		VMOVUPS(Mem{Base: s, Disp: 64 * i}, z[i])
+		VMOVUPS(Mem{Base: at, Disp: 64 * i}, z[i])
 	}
 	Label("top_next")
 	for row := range chunkRows {
 		VMAXPS(Mem{Base: at, Disp: 64 * row}, z[row%4], z[row%4])
 	}
 	ADDQ(I32(64*chunkRows), at)
-	DECQ(count)
+	DECQ(chunks)
 	JNZ(LabelRef("top_next"))
 	VMAXPS(z[1], z[0], z[0])
 	VMAXPS(z[3], z[2], z[2])
 	VMAXPS(z[2], z[0], z[0])
-	VMULPS(scale, z[0], z[0])
+	VMULPS(s.scale, z[0], z[0])
 	VMOVUPS(Mem{Base: state}, z[16])
-	VMAXPS(z[16], z[0], top)
-	VSUBPS(top, z[16], z[16])
-	power(z[16])
-	VMOVUPS(top, Mem{Base: state})
+	VMAXPS(z[16], z[0], s.top)
+	VSUBPS(s.top, z[16], z[16])
+	s.power(z[16])
+	VMOVUPS(s.top, Mem{Base: state})
 	VMOVUPS(z[16], Mem{Base: state, Index: pitch, Scale: 2})
+	zero512(s.sums...)
+	return z[16]
+}
 
-	// the powers
-	zero512(sums...)
-	Label("exp_next")
+// weights makes a tile of weights of a chunk of scores. ask is called for each four positions.
+func (s *tiledSoftmax) weights(scores, out reg.Register, ask func()) {
+	low, high := [2][4]reg.VecPhysical{{z[0], z[1], z[2], z[3]}, {z[8], z[9], z[10], z[11]}},
+		[2][4]reg.VecPhysical{{z[4], z[5], z[6], z[7]}, {z[12], z[13], z[14], z[15]}}
+	rows := [4]reg.VecPhysical{z[16], z[17], z[18], z[19]}
 	for half := range 2 {
 		for m := range 4 {
-			for line := range askedLines {
-				PREFETCHT1(Mem{Base: next, Disp: 64 * line})
-			}
-			ADDQ(stride, next)
+			ask()
 			// positions 2m, 2m+1, 2m+8 and 2m+9 of a half
 			for i, x := range rows {
 				position := 16*half + 2*m + i%2 + i/2*8
-				VMOVUPS(Mem{Base: s, Disp: 64 * position}, x)
-				VFMSUB213PS(top, scale, x)
-				power(x)
-				VADDPS(x, sums[i%2], sums[i%2])
+				VMOVUPS(Mem{Base: scores, Disp: 64 * position}, x)
+				VFMSUB213PS(s.top, s.scale, x)
+				s.power(x)
+				VADDPS(x, s.sums[i%2], s.sums[i%2])
 			}
-			roundPairs(rows[0], rows[2], rest)
-			roundPairs(rows[1], rows[3], value)
-			VPUNPCKLWD(value, rest, low[half][m])
-			VPUNPCKHWD(value, rest, high[half][m])
+			roundPairs(rows[0], rows[2], s.rest)
+			roundPairs(rows[1], rows[3], s.value)
+			VPUNPCKLWD(s.value, s.rest, low[half][m])
+			VPUNPCKHWD(s.value, s.rest, high[half][m])
 		}
 		turnLanes(low[half], rows[:])
 		turnLanes(high[half], rows[:])
@@ -210,14 +207,36 @@ func softmaxTiles512() {
 			}
 		}
 	}
+}
+
+// total adds the weights to the earlier ones, which fade.
+func (s *tiledSoftmax) total(state, pitch reg.Register) {
+	VADDPS(s.sums[1], s.sums[0], z[0])
+	VMOVUPS(Mem{Base: state, Index: pitch, Scale: 1}, z[1])
+	VFMADD231PS(Mem{Base: state, Index: pitch, Scale: 2}, z[1], z[0])
+	VMOVUPS(z[0], Mem{Base: state, Index: pitch, Scale: 1})
+}
+
+// softmaxTiles512 is a step of the softmax.
+func softmaxTiles512() {
+	function("softmaxTiles512", "(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16)",
+		"turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and positions, rounded to",
+		"bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest s*scale, from then on. Earlier sums",
+		"shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to. The",
+		"three are pitch bytes apart. There is at least one chunk.")
+	s, left, state, out, pitch := param("s"), param("chunks"), param("state"), param("p"), param("pitch")
+	at, count := GP64(), GP64()
+	softmax := newTiledSoftmax()
+	MOVQ(s, at)
+	MOVQ(left, count)
+	softmax.tops(at, count, state, pitch)
+	Label("exp_next")
+	softmax.weights(s, out, func() {})
 	ADDQ(I32(64*chunkRows), s)
 	ADDQ(I32(1024), out)
 	DECQ(left)
 	JNZ(LabelRef("exp_next"))
-	VADDPS(sums[1], sums[0], z[0])
-	VMOVUPS(Mem{Base: state, Index: pitch, Scale: 1}, z[1])
-	VFMADD231PS(Mem{Base: state, Index: pitch, Scale: 2}, z[1], z[0])
-	VMOVUPS(z[0], Mem{Base: state, Index: pitch, Scale: 1})
+	softmax.total(state, pitch)
 	VZEROUPPER()
 	RET()
 }
@@ -227,14 +246,19 @@ func fadeTiles512() {
 	function("fadeTiles512", "(lines int, y *float32, ldy int, n int, factor *float32)",
 		"multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least 16; ldy is in",
 		"bytes.")
-	lines, y, ldy, factor := param("lines"), param("y"), param("ldy"), param("factor")
-	at, left := GP64(), GP64()
+	fadeLines(param("lines"), param("y"), param("ldy"), param("factor"), GP64(), GP64(), inPlace("n"))
+	VZEROUPPER()
+	RET()
+}
+
+// fadeLines multiplies n numbers of lines by their factors.
+func fadeLines(lines, y, ldy, factor, at, left reg.Register, n Op) {
 	Label("fade_line")
 	CMPL(Mem{Base: factor}, I32(0x3f800000)) // 1
 	JEQ(LabelRef("fade_next"))
 	VBROADCASTSS(Mem{Base: factor}, z[0])
 	MOVQ(y, at)
-	Load(Param("n"), left)
+	MOVQ(n, left)
 	Label("fade_part")
 	VMULPS(Mem{Base: at}, z[0], z[1])
 	VMOVUPS(z[1], Mem{Base: at})
@@ -246,8 +270,6 @@ func fadeTiles512() {
 	ADDQ(I8(4), factor)
 	DECQ(lines)
 	JNZ(LabelRef("fade_line"))
-	VZEROUPPER()
-	RET()
 }
 
 // pairTiles512 makes tiles of the numbers of pairs of rows. Of 32 columns it interleaves numbers within lanes, which
