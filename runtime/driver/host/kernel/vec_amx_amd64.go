@@ -84,8 +84,8 @@ func weighTilesAMX(config *byte, groups int, p *uint16, v *uint16, pitch int, ch
 // attendTilesAMX takes a block of 128 positions, to which each line attends, into account for groups (at least 1) of 16
 // lines: the scores of scoreTilesAMX, the softmax of softmaxTiles512, whose factors fade sums, and weighTilesAMX, width
 // (1..6, or 1..4 where rest is not 0) of columns at a time. s and p have room for a group. config is the shape of the
-// tiles. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and strideS with each four
-// positions of weights, and from nextV on, strideV with each tile of values.
+// tiles. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and strideV with each tile of
+// values, and from nextV on, strideS with each four positions of weights.
 //
 //go:noescape
-func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideS int, nextV *byte, strideV int)
+func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)

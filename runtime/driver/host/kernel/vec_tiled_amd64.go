@@ -33,7 +33,7 @@ func fadeTiles512(lines int, y *float32, ldy int, n int, factor *float32)
 // pairTiles512 stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from chunk to
 // chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of them and four of the
 // others in turn; the last one has 16 columns in their order where rest is at most 16. Lines are prefetched from next
-// on, stride bytes further with each two rows of 32 columns.
+// on, stride bytes further with each four rows of 32 columns.
 //
 //go:noescape
 func pairTiles512(dst *uint16, src *uint16, ld int, chunks int, pitch int, wide int, rest int, next *byte, stride int)

@@ -230,7 +230,7 @@ func (b *tileBlock) pairValues(pos, count int) {
 	first := max(t.first(0)-pos, 0)
 	pitch := t.columns * tileSize
 	pair := func(chunk, chunks int, rows []uint16) {
-		next, stride := t.ask(b.nextValues[:len(b.nextValues)/2], 16*chunks*(t.Dim/TileN), cacheLine)
+		next, stride := t.ask(b.nextValues[:len(b.nextValues)/4], 8*chunks*(t.Dim/TileN), cacheLine)
 		pairTiles512(&t.values[chunk*pitch], &rows[0], 2*t.Dim, chunks, 2*pitch, t.Dim/TileN, t.Dim%TileN, next, stride)
 	}
 	chunk, last := (first+chunkKeys-1)/chunkKeys, count/chunkKeys
@@ -347,18 +347,14 @@ func (b *tileBlock) groupsTogether(first, at, end, from, to int, whole bool) {
 // attend takes groups that attend to all of a whole block through it.
 func (b *tileBlock) attend(first, groups int) {
 	line := first * groupLines
-	tiles := b.steps + b.rest
-	keys, strideK := b.ask(b.nextKeys, tiles*keyBlock/stripKeys, askedBytes)
-	values, strideV := b.ask(b.nextValues[len(b.nextValues)/2:], groupChunks*b.columns, askedBytes)
-	strideS := 0
-	if len(b.nextKeys) > 0 { // half of them while scores become weights
-		strideK /= 2
-		strideS = strideK * tiles * keyBlock / stripKeys / (8 * groupChunks)
-	}
+	half := len(b.nextKeys) / 2
+	keys, strideK := b.ask(b.nextKeys[:half], (b.steps+b.rest)*keyBlock/stripKeys, askedBytes)
+	_, strideV := b.ask(b.nextKeys[half:], groupChunks*b.columns, askedBytes)
+	values, strideS := b.ask(b.nextValues[len(b.nextValues)/4:], keyBlock/4, 2*askedBytes)
 	attendTilesAMX(&b.attending[0], groups, &b.queries[first*b.pitch], 2*b.pitch, &b.keys[0], 2*b.keyPitch,
 		2*stripKeys*b.keyPitch, b.steps, b.rest, &b.scores[0], b.scale, &b.tops[line], 4*len(b.tops), &b.weights[0],
-		&b.values[0], 2*b.columns*tileSize, b.columns, b.width, &b.sums[line*b.ld], 4*b.ld, keys, strideK, strideS,
-		values, strideV)
+		&b.values[0], 2*b.columns*tileSize, b.columns, b.width, &b.sums[line*b.ld], 4*b.ld, keys, strideK, strideV,
+		values, strideS)
 }
 
 // score computes scores of the groups at..end-1 of a batch and of strips from..to-1.
@@ -408,7 +404,7 @@ func (b *tileBlock) mask(group int, scores []float32, first int) {
 func (b *tileBlock) weigh(first, at, end, from, to int) {
 	passes := (b.columns + tileColumns - 1) / tileColumns
 	width := (b.columns + passes - 1) / passes
-	asked := b.nextValues[len(b.nextValues)/2:]
+	asked := b.nextValues[len(b.nextValues)/4:]
 	for column := 0; column < b.columns; column += width {
 		next, stride := b.ask(asked[len(asked)*column/b.columns:], (to-from)*(b.columns-column), askedBytes)
 		weighTilesAMX(&b.weighing[0], end-at, &b.weights[at*groupWeight+from*tileSize],

@@ -246,12 +246,12 @@ func byColumns(id string, width Op, free reg.GPPhysical, body func(columns int))
 // cycles, and products after that take longer by as many. So weights of a chunk are multiplied while those of the next
 // one are computed.
 func attendTiles() {
-	TEXT("attendTilesAMX", NOSPLIT, "func(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideS int, nextV *byte, strideV int)")
+	TEXT("attendTilesAMX", NOSPLIT, "func(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)")
 	Doc("attendTilesAMX takes a block of 128 positions, to which each line attends, into account for groups (at least 1) of 16",
 		"lines: the scores of scoreTilesAMX, the softmax of softmaxTiles512, whose factors fade sums, and weighTilesAMX, width",
 		"(1..6, or 1..4 where rest is not 0) of columns at a time. s and p have room for a group. config is the shape of the",
-		"tiles. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and strideS with each four",
-		"positions of weights, and from nextV on, strideV with each tile of values.")
+		"tiles. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and strideV with each tile of",
+		"values, and from nextV on, strideS with each four positions of weights.")
 	Pragma("noescape")
 	row, groups := reg.RAX, AllocLocal(8)
 	q, ldk, keys := AllocLocal(8), reg.RDX, reg.RBX
@@ -309,14 +309,14 @@ func attendTiles() {
 
 	// weights, and sums of the first columns
 	sums, ldy, s, out := reg.R8, reg.R9, reg.R10, reg.R11
-	p, v, next, count := reg.RSI, reg.RDI, reg.R15, reg.R12
+	p, v, nextKey, nextValue, count := reg.RSI, reg.RDI, reg.R14, reg.R15, reg.R12
 	MOVQ(y, sums)
 	load("ldy", ldy)
 	load("s", s)
 	load("p", out)
 	load("p", p)
 	load("v", v)
-	MOVQ(nextV, next)
+	MOVQ(nextV, nextValue)
 	byColumns("begin", inPlace("width"), reg.RCX, func(columns int) {
 		for column, tile := range sumTiles[:columns] {
 			tileLoad(tile, sums, ldy, 64*column)
@@ -327,7 +327,7 @@ func attendTiles() {
 		for column, tile := range sumTiles[:columns] {
 			tileLoad(tileKey, v, row, 1024*column)
 			tileMultiplyPairs(tile, tileQuery, tileKey)
-			askLines(next, inPlace("strideV"))
+			askLines(nextKey, inPlace("strideV"))
 		}
 		ADDQ(I32(1024), p)
 		ADDQ(inPlace("chunk"), v)
@@ -341,7 +341,16 @@ func attendTiles() {
 	Label("chunk")
 	CMPQ(count, I8(4))
 	JEQ(LabelRef("weighted"))
-	softmax.weights(s, out, func() { askLines(reg.R14, inPlace("strideS")) })
+	softmax.weights(s, out, func(step int) {
+		// More of them are only needed where the heads are long.
+		CMPQ(inPlace("strideS"), I32(64*askedLines))
+		JLE(LabelRef(label("few_asked", step)))
+		for line := range askedLines {
+			PREFETCHT1(Mem{Base: nextValue, Disp: 64 * (askedLines + line)})
+		}
+		Label(label("few_asked", step))
+		askLines(nextValue, inPlace("strideS"))
+	})
 	ADDQ(I32(64*chunkRows), s)
 	ADDQ(I32(1024), out)
 	Label("weighted")

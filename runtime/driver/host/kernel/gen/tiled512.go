@@ -175,13 +175,13 @@ func (s *tiledSoftmax) tops(at, chunks, state, pitch reg.Register) (fade reg.Vec
 }
 
 // weights makes a tile of weights of a chunk of scores. ask is called for each four positions.
-func (s *tiledSoftmax) weights(scores, out reg.Register, ask func()) {
+func (s *tiledSoftmax) weights(scores, out reg.Register, ask func(step int)) {
 	low, high := [2][4]reg.VecPhysical{{z[0], z[1], z[2], z[3]}, {z[8], z[9], z[10], z[11]}},
 		[2][4]reg.VecPhysical{{z[4], z[5], z[6], z[7]}, {z[12], z[13], z[14], z[15]}}
 	rows := [4]reg.VecPhysical{z[16], z[17], z[18], z[19]}
 	for half := range 2 {
 		for m := range 4 {
-			ask()
+			ask(4*half + m)
 			// positions 2m, 2m+1, 2m+8 and 2m+9 of a half
 			for i, x := range rows {
 				position := 16*half + 2*m + i%2 + i/2*8
@@ -231,7 +231,7 @@ func softmaxTiles512() {
 	MOVQ(left, count)
 	softmax.tops(at, count, state, pitch)
 	Label("exp_next")
-	softmax.weights(s, out, func() {})
+	softmax.weights(s, out, func(int) {})
 	ADDQ(I32(64*chunkRows), s)
 	ADDQ(I32(1024), out)
 	DECQ(left)
@@ -279,7 +279,7 @@ func pairTiles512() {
 		"stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from chunk to",
 		"chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of them and four of the",
 		"others in turn; the last one has 16 columns in their order where rest is at most 16. Lines are prefetched from next",
-		"on, stride bytes further with each two rows of 32 columns.")
+		"on, stride bytes further with each four rows of 32 columns.")
 	next, stride := param("next"), param("stride")
 	dst, src, ld, chunks, wide := param("dst"), param("src"), param("ld"), param("chunks"), param("wide")
 	pitch, rest, to, at, left, row := param("pitch"), param("rest"), GP64(), GP64(), GP64(), GP64()
@@ -311,8 +311,10 @@ func pairTiles512() {
 		VMOVDQU64(low, z[4*(i%4)])
 		VMOVDQU64(high, z[4*(i%4)+1])
 		interleave(i)
-		PREFETCHT1(Mem{Base: next})
-		ADDQ(stride, next)
+		if i%2 == 1 {
+			PREFETCHT1(Mem{Base: next})
+			ADDQ(stride, next)
+		}
 	})
 	ADDQ(I8(64), at)
 	ADDQ(I32(2048), to)
