@@ -67,25 +67,28 @@ func peakTilesAMX(config *byte, turns int, ones *byte, sums *int32)
 // scoreTilesAMX computes scores s [128][16] of each of groups (at least 1) groups of 16 lines, 8192+gap bytes behind the
 // end of the one before, for strips (at least 1) of 16 keys, ldk bytes from key to key and pitch from strip to strip. q
 // has [16][16] pairs of numbers of lines for each of whole times 32 numbers, and where rest is not 0 those that are
-// left; it is ldq bytes from group to group. config is the shape of the tiles. Lines are prefetched from next on,
-// stride bytes further with each tile of keys.
+// left; it is ldq bytes from group to group. config is the shape of the tiles.
 //
 //go:noescape
-func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int, next *byte, stride int)
+func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int)
 
 // weighTilesAMX adds p v to y for groups (at least 1) of 16 lines y, ldy bytes from line to line, whose weights p
 // [4][16][32] are 4096 bytes apart: chunks (at least 1) of 32 positions. v has for each, pitch bytes from one to the
-// next, columns (1..6) times [16][16] pairs of values. config is the shape of the tiles. Lines are prefetched from next
-// on, stride bytes further with each tile of values.
+// next, columns (1..6) times [16][16] pairs of values. config is the shape of the tiles.
 //
 //go:noescape
-func weighTilesAMX(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int, next *byte, stride int)
+func weighTilesAMX(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int)
 
 // attendTilesAMX takes a block of 128 positions, to which each line attends, into account for groups (at least 1) of 16
 // lines: the scores of scoreTilesAMX, the softmax of softmaxTiles512, whose factors fade sums, and weighTilesAMX, width
 // (1..6, or 1..4 where rest is not 0) of columns at a time. s and p have room for a group. config is the shape of the
-// tiles. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and strideV with each tile of
-// values, and from nextV on, strideS with each four positions of weights.
+// tiles.
 //
 //go:noescape
-func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)
+func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int)
+
+// attendAskingAMX is attendTilesAMX. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and
+// strideV with each tile of values, and from nextV on, strideS with each four positions of weights.
+//
+//go:noescape
+func attendAskingAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)

@@ -2545,9 +2545,8 @@ DATA exp2Poly512x5<>+24(SB)/4, $0x3aaddd0c
 DATA exp2Poly512x5<>+28(SB)/4, $0x3aaddd0c
 GLOBL exp2Poly512x5<>(SB), RODATA|NOPTR, $32
 
-// func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int, next *byte, stride int)
-// Requires: MMX+
-TEXT ·scoreTilesAMX(SB), NOSPLIT, $0-112
+// func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int)
+TEXT ·scoreTilesAMX(SB), NOSPLIT, $0-96
 	MOVQ config+0(FP), AX
 
 	// ldtilecfg (%rax)
@@ -2560,7 +2559,6 @@ TEXT ·scoreTilesAMX(SB), NOSPLIT, $0-112
 	MOVQ q+16(FP), SI
 	MOVQ ldk+40(FP), DX
 	MOVQ s+80(FP), R15
-	MOVQ next+96(FP), R14
 	MOVQ $+64, AX
 
 group:
@@ -2636,21 +2634,12 @@ four_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm4, %tmm5, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x5a
-	BYTE       $0x5c
-	BYTE       $0xc5
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
-	ADDQ       $+64, R8
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xc5
+	ADDQ $+64, R8
 
 	// {disp32} tileloadd 0(%r9,%rdx), %tmm5
 	BYTE $0xc4
@@ -2665,21 +2654,12 @@ four_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm4, %tmm5, %tmm1
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x5a
-	BYTE       $0x5c
-	BYTE       $0xcd
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
-	ADDQ       $+64, R9
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xcd
+	ADDQ $+64, R9
 
 	// {disp32} tileloadd 0(%r10,%rdx), %tmm5
 	BYTE $0xc4
@@ -2694,21 +2674,12 @@ four_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm4, %tmm5, %tmm2
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x5a
-	BYTE       $0x5c
-	BYTE       $0xd5
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
-	ADDQ       $+64, R10
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xd5
+	ADDQ $+64, R10
 
 	// {disp32} tileloadd 0(%r11,%rdx), %tmm5
 	BYTE $0xc4
@@ -2723,24 +2694,15 @@ four_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm4, %tmm5, %tmm3
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x5a
-	BYTE       $0x5c
-	BYTE       $0xdd
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
-	ADDQ       $+64, R11
-	ADDQ       $+1024, DI
-	DECQ       R13
-	JNZ        four_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xdd
+	ADDQ $+64, R11
+	ADDQ $+1024, DI
+	DECQ R13
+	JNZ  four_step
 
 four_rest:
 	CMPQ rest+72(FP), $+0
@@ -2771,20 +2733,11 @@ four_rest:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm6, %tmm7, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x4a
-	BYTE       $0x5c
-	BYTE       $0xc7
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc7
 
 	// {disp32} tileloadd 0(%r9,%rdx), %tmm7
 	BYTE $0xc4
@@ -2799,20 +2752,11 @@ four_rest:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm6, %tmm7, %tmm1
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x4a
-	BYTE       $0x5c
-	BYTE       $0xcf
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xcf
 
 	// {disp32} tileloadd 0(%r10,%rdx), %tmm7
 	BYTE $0xc4
@@ -2827,20 +2771,11 @@ four_rest:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm6, %tmm7, %tmm2
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x4a
-	BYTE       $0x5c
-	BYTE       $0xd7
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd7
 
 	// {disp32} tileloadd 0(%r11,%rdx), %tmm7
 	BYTE $0xc4
@@ -2855,20 +2790,11 @@ four_rest:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm6, %tmm7, %tmm3
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x4a
-	BYTE       $0x5c
-	BYTE       $0xdf
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xdf
 
 four_store:
 	// {disp32} tilestored %tmm0, 0(%r15,%rax)
@@ -2968,24 +2894,15 @@ one_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm4, %tmm5, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x5a
-	BYTE       $0x5c
-	BYTE       $0xc5
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
-	ADDQ       $+64, R8
-	ADDQ       $+1024, DI
-	DECQ       R13
-	JNZ        one_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xc5
+	ADDQ $+64, R8
+	ADDQ $+1024, DI
+	DECQ R13
+	JNZ  one_step
 
 one_rest:
 	CMPQ rest+72(FP), $+0
@@ -3016,20 +2933,11 @@ one_rest:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm6, %tmm7, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x4a
-	BYTE       $0x5c
-	BYTE       $0xc7
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+104(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc7
 
 one_store:
 	// {disp32} tilestored %tmm0, 0(%r15,%rax)
@@ -3062,9 +2970,8 @@ end:
 	BYTE $0xc0
 	RET
 
-// func weighTilesAMX(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int, next *byte, stride int)
-// Requires: MMX+
-TEXT ·weighTilesAMX(SB), NOSPLIT, $0-88
+// func weighTilesAMX(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int)
+TEXT ·weighTilesAMX(SB), NOSPLIT, $0-72
 	MOVQ config+0(FP), AX
 
 	// ldtilecfg (%rax)
@@ -3077,7 +2984,6 @@ TEXT ·weighTilesAMX(SB), NOSPLIT, $0-88
 	MOVQ p+16(FP), SI
 	MOVQ y+56(FP), BX
 	MOVQ ldy+64(FP), R8
-	MOVQ next+72(FP), R14
 	MOVQ $+64, AX
 
 group:
@@ -3194,20 +3100,11 @@ columns06_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xc6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc6
 
 	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3222,20 +3119,11 @@ columns06_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm1
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xce
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xce
 
 	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3250,20 +3138,11 @@ columns06_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm2
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xd6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xd6
 
 	// {disp32} tileloadd 3072(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3278,20 +3157,11 @@ columns06_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm3
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xde
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xde
 
 	// {disp32} tileloadd 4096(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3306,20 +3176,11 @@ columns06_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm4
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xe6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xe6
 
 	// {disp32} tileloadd 5120(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3334,24 +3195,15 @@ columns06_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm5
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xee
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
-	ADDQ       $+1024, DI
-	ADDQ       pitch+32(FP), DX
-	DECQ       R9
-	JNZ        columns06_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xee
+	ADDQ $+1024, DI
+	ADDQ pitch+32(FP), DX
+	DECQ R9
+	JNZ  columns06_step
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
 	BYTE $0xc4
@@ -3513,20 +3365,11 @@ columns05_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xc6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc6
 
 	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3541,20 +3384,11 @@ columns05_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm1
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xce
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xce
 
 	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3569,20 +3403,11 @@ columns05_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm2
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xd6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xd6
 
 	// {disp32} tileloadd 3072(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3597,20 +3422,11 @@ columns05_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm3
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xde
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xde
 
 	// {disp32} tileloadd 4096(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3625,24 +3441,15 @@ columns05_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm4
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xe6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
-	ADDQ       $+1024, DI
-	ADDQ       pitch+32(FP), DX
-	DECQ       R9
-	JNZ        columns05_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xe6
+	ADDQ $+1024, DI
+	ADDQ pitch+32(FP), DX
+	DECQ R9
+	JNZ  columns05_step
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
 	BYTE $0xc4
@@ -3780,20 +3587,11 @@ columns04_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xc6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc6
 
 	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3808,20 +3606,11 @@ columns04_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm1
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xce
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xce
 
 	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3836,20 +3625,11 @@ columns04_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm2
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xd6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xd6
 
 	// {disp32} tileloadd 3072(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -3864,24 +3644,15 @@ columns04_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm3
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xde
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
-	ADDQ       $+1024, DI
-	ADDQ       pitch+32(FP), DX
-	DECQ       R9
-	JNZ        columns04_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xde
+	ADDQ $+1024, DI
+	ADDQ pitch+32(FP), DX
+	DECQ R9
+	JNZ  columns04_step
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
 	BYTE $0xc4
@@ -3995,20 +3766,11 @@ columns03_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xc6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc6
 
 	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -4023,20 +3785,11 @@ columns03_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm1
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xce
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xce
 
 	// {disp32} tileloadd 2048(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -4051,24 +3804,15 @@ columns03_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm2
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xd6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
-	ADDQ       $+1024, DI
-	ADDQ       pitch+32(FP), DX
-	DECQ       R9
-	JNZ        columns03_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xd6
+	ADDQ $+1024, DI
+	ADDQ pitch+32(FP), DX
+	DECQ R9
+	JNZ  columns03_step
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
 	BYTE $0xc4
@@ -4158,20 +3902,11 @@ columns02_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xc6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc6
 
 	// {disp32} tileloadd 1024(%rdx,%rax), %tmm7
 	BYTE $0xc4
@@ -4186,24 +3921,15 @@ columns02_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm1
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xce
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
-	ADDQ       $+1024, DI
-	ADDQ       pitch+32(FP), DX
-	DECQ       R9
-	JNZ        columns02_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xce
+	ADDQ $+1024, DI
+	ADDQ pitch+32(FP), DX
+	DECQ R9
+	JNZ  columns02_step
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
 	BYTE $0xc4
@@ -4269,24 +3995,15 @@ columns01_step:
 	BYTE $0x00
 
 	// tdpbf16ps %tmm7, %tmm6, %tmm0
-	BYTE       $0xc4
-	BYTE       $0xe2
-	BYTE       $0x42
-	BYTE       $0x5c
-	BYTE       $0xc6
-	PREFETCHT1 (R14)
-	PREFETCHT1 64(R14)
-	PREFETCHT1 128(R14)
-	PREFETCHT1 192(R14)
-	PREFETCHT1 256(R14)
-	PREFETCHT1 320(R14)
-	PREFETCHT1 384(R14)
-	PREFETCHT1 448(R14)
-	ADDQ       stride+80(FP), R14
-	ADDQ       $+1024, DI
-	ADDQ       pitch+32(FP), DX
-	DECQ       R9
-	JNZ        columns01_step
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc6
+	ADDQ $+1024, DI
+	ADDQ pitch+32(FP), DX
+	DECQ R9
+	JNZ  columns01_step
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
 	BYTE $0xc4
@@ -4316,9 +4033,3139 @@ next:
 	BYTE $0xc0
 	RET
 
-// func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)
+// func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int)
+// Requires: AVX, AVX512BW, AVX512DQ, AVX512F
+TEXT ·attendTilesAMX(SB), NOSPLIT, $48-160
+	MOVQ config+0(FP), AX
+
+	// ldtilecfg (%rax)
+	BYTE         $0xc4
+	BYTE         $0xe2
+	BYTE         $0x78
+	BYTE         $0x49
+	BYTE         $0x00
+	VBROADCASTSS exp2Poly512x0<>+0(SB), Z24
+	VBROADCASTSS exp2Poly512x1<>+0(SB), Z25
+	VBROADCASTSS exp2Poly512x2<>+0(SB), Z26
+	VBROADCASTSS exp2Poly512x3<>+0(SB), Z27
+	VBROADCASTSS exp2Poly512x4<>+0(SB), Z28
+	VBROADCASTSS exp2Poly512x5<>+0(SB), Z29
+	VBROADCASTSS scale+80(FP), Z31
+	MOVQ         $+64, AX
+	MOVQ         groups+8(FP), CX
+	MOVQ         CX, (SP)
+	MOVQ         q+16(FP), CX
+	MOVQ         CX, 8(SP)
+	MOVQ         state+88(FP), CX
+	MOVQ         CX, 16(SP)
+	MOVQ         y+144(FP), CX
+	MOVQ         CX, 24(SP)
+
+group:
+	MOVQ 8(SP), SI
+	MOVQ ldk+40(FP), DX
+	MOVQ k+32(FP), BX
+	MOVQ s+72(FP), R15
+	MOVQ $+2, R12
+
+strips:
+	MOVQ BX, R8
+	MOVQ R8, R9
+	ADDQ pitch+48(FP), R9
+	MOVQ R9, R10
+	ADDQ pitch+48(FP), R10
+	MOVQ R10, R11
+	ADDQ pitch+48(FP), R11
+
+	// tilezero %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xd8
+	MOVQ  SI, DI
+	MOVQ  whole+56(FP), R13
+	TESTQ R13, R13
+	JZ    strips_rest
+
+strips_step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xc5
+	ADDQ $+64, R8
+
+	// {disp32} tileloadd 0(%r9,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xcd
+	ADDQ $+64, R9
+
+	// {disp32} tileloadd 0(%r10,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xd5
+	ADDQ $+64, R10
+
+	// {disp32} tileloadd 0(%r11,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5a
+	BYTE $0x5c
+	BYTE $0xdd
+	ADDQ $+64, R11
+	ADDQ $+1024, DI
+	DECQ R13
+	JNZ  strips_step
+
+strips_rest:
+	CMPQ rest+64(FP), $+0
+	JEQ  strips_store
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc7
+
+	// {disp32} tileloadd 0(%r9,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xcf
+
+	// {disp32} tileloadd 0(%r10,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd7
+
+	// {disp32} tileloadd 0(%r11,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xdf
+
+strips_store:
+	// {disp32} tilestored %tmm0, 0(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+
+	// {disp32} tilestored %tmm1, 1024(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+
+	// {disp32} tilestored %tmm2, 2048(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ pitch+48(FP), BX
+
+	// {disp32} tilestored %tmm3, 3072(%r15,%rax)
+	BYTE    $0xc4
+	BYTE    $0xc2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x9c
+	BYTE    $0x07
+	BYTE    $0x00
+	BYTE    $0x0c
+	BYTE    $0x00
+	BYTE    $0x00
+	ADDQ    pitch+48(FP), BX
+	ADDQ    $+4096, R15
+	DECQ    R12
+	JNZ     strips
+	MOVQ    16(SP), BX
+	MOVQ    statePitch+96(FP), DX
+	MOVQ    s+72(FP), R8
+	MOVQ    $+4, R9
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	VMOVUPS 128(R8), Z2
+	VMOVUPS 192(R8), Z3
+
+top_next:
+	VMAXPS      (R8), Z0, Z0
+	VMAXPS      64(R8), Z1, Z1
+	VMAXPS      128(R8), Z2, Z2
+	VMAXPS      192(R8), Z3, Z3
+	VMAXPS      256(R8), Z0, Z0
+	VMAXPS      320(R8), Z1, Z1
+	VMAXPS      384(R8), Z2, Z2
+	VMAXPS      448(R8), Z3, Z3
+	VMAXPS      512(R8), Z0, Z0
+	VMAXPS      576(R8), Z1, Z1
+	VMAXPS      640(R8), Z2, Z2
+	VMAXPS      704(R8), Z3, Z3
+	VMAXPS      768(R8), Z0, Z0
+	VMAXPS      832(R8), Z1, Z1
+	VMAXPS      896(R8), Z2, Z2
+	VMAXPS      960(R8), Z3, Z3
+	VMAXPS      1024(R8), Z0, Z0
+	VMAXPS      1088(R8), Z1, Z1
+	VMAXPS      1152(R8), Z2, Z2
+	VMAXPS      1216(R8), Z3, Z3
+	VMAXPS      1280(R8), Z0, Z0
+	VMAXPS      1344(R8), Z1, Z1
+	VMAXPS      1408(R8), Z2, Z2
+	VMAXPS      1472(R8), Z3, Z3
+	VMAXPS      1536(R8), Z0, Z0
+	VMAXPS      1600(R8), Z1, Z1
+	VMAXPS      1664(R8), Z2, Z2
+	VMAXPS      1728(R8), Z3, Z3
+	VMAXPS      1792(R8), Z0, Z0
+	VMAXPS      1856(R8), Z1, Z1
+	VMAXPS      1920(R8), Z2, Z2
+	VMAXPS      1984(R8), Z3, Z3
+	ADDQ        $+2048, R8
+	DECQ        R9
+	JNZ         top_next
+	VMAXPS      Z1, Z0, Z0
+	VMAXPS      Z3, Z2, Z2
+	VMAXPS      Z2, Z0, Z0
+	VMULPS      Z31, Z0, Z0
+	VMOVUPS     (BX), Z16
+	VMAXPS      Z16, Z0, Z30
+	VSUBPS      Z30, Z16, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VMOVUPS     Z30, (BX)
+	VMOVUPS     Z16, (BX)(DX*2)
+	VPXORD      Z22, Z22, Z22
+	VPXORD      Z23, Z23, Z23
+	VCMPPS      $0x04, Z24, Z16, K1
+	KORTESTW    K1, K1
+	JZ          faded
+	MOVQ        $+16, R8
+	MOVQ        24(SP), R9
+	MOVQ        ldy+152(FP), R10
+	LEAQ        (BX)(DX*2), R11
+	MOVQ        columns+128(FP), CX
+	SHLQ        $0x04, CX
+
+fade_line:
+	CMPL         (R11), $+1065353216
+	JEQ          fade_next
+	VBROADCASTSS (R11), Z0
+	MOVQ         R9, SI
+	MOVQ         CX, DI
+
+fade_part:
+	VMULPS  (SI), Z0, Z1
+	VMOVUPS Z1, (SI)
+	ADDQ    $+64, SI
+	SUBQ    $+16, DI
+	JNZ     fade_part
+
+fade_next:
+	ADDQ R10, R9
+	ADDQ $+4, R11
+	DECQ R8
+	JNZ  fade_line
+
+faded:
+	MOVQ 24(SP), R8
+	MOVQ ldy+152(FP), R9
+	MOVQ s+72(FP), R10
+	MOVQ p+104(FP), R11
+	MOVQ p+104(FP), SI
+	MOVQ v+112(FP), DI
+	MOVQ width+136(FP), CX
+	CMPQ CX, $+1
+	JEQ  begin01
+	CMPQ CX, $+2
+	JEQ  begin02
+	CMPQ CX, $+3
+	JEQ  begin03
+	CMPQ CX, $+4
+	JEQ  begin04
+	CMPQ CX, $+5
+	JEQ  begin05
+
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%r8,%r9), %tmm3
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%r8,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 320(%r8,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  begin_end
+
+begin05:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%r8,%r9), %tmm3
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%r8,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  begin_end
+
+begin04:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%r8,%r9), %tmm3
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  begin_end
+
+begin03:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  begin_end
+
+begin02:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  begin_end
+
+begin01:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+begin_end:
+	XORQ R12, R12
+
+chunk:
+	CMPQ        R12, $+4
+	JEQ         weighted
+	VMOVUPS     (R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     64(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     512(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     576(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z0
+	VPUNPCKHWD  Z21, Z20, Z4
+	VMOVUPS     128(R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     192(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     640(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     704(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z1
+	VPUNPCKHWD  Z21, Z20, Z5
+	VMOVUPS     256(R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     320(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     768(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     832(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z2
+	VPUNPCKHWD  Z21, Z20, Z6
+	VMOVUPS     384(R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     448(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     896(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     960(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z3
+	VPUNPCKHWD  Z21, Z20, Z7
+	VPUNPCKLDQ  Z1, Z0, Z16
+	VPUNPCKHDQ  Z1, Z0, Z17
+	VPUNPCKLDQ  Z3, Z2, Z18
+	VPUNPCKHDQ  Z3, Z2, Z19
+	VPUNPCKLQDQ Z18, Z16, Z0
+	VPUNPCKHQDQ Z18, Z16, Z1
+	VPUNPCKLQDQ Z19, Z17, Z2
+	VPUNPCKHQDQ Z19, Z17, Z3
+	VPUNPCKLDQ  Z5, Z4, Z16
+	VPUNPCKHDQ  Z5, Z4, Z17
+	VPUNPCKLDQ  Z7, Z6, Z18
+	VPUNPCKHDQ  Z7, Z6, Z19
+	VPUNPCKLQDQ Z18, Z16, Z4
+	VPUNPCKHQDQ Z18, Z16, Z5
+	VPUNPCKLQDQ Z19, Z17, Z6
+	VPUNPCKHQDQ Z19, Z17, Z7
+	VMOVUPS     1024(R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     1088(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     1536(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     1600(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z8
+	VPUNPCKHWD  Z21, Z20, Z12
+	VMOVUPS     1152(R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     1216(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     1664(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     1728(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z9
+	VPUNPCKHWD  Z21, Z20, Z13
+	VMOVUPS     1280(R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     1344(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     1792(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     1856(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z10
+	VPUNPCKHWD  Z21, Z20, Z14
+	VMOVUPS     1408(R10), Z16
+	VFMSUB213PS Z30, Z31, Z16
+	VREDUCEPS   $0x08, Z16, Z20
+	VSUBPS      Z20, Z16, Z16
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z16, Z21, Z16
+	VADDPS      Z16, Z22, Z22
+	VMOVUPS     1472(R10), Z17
+	VFMSUB213PS Z30, Z31, Z17
+	VREDUCEPS   $0x08, Z17, Z20
+	VSUBPS      Z20, Z17, Z17
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z17, Z21, Z17
+	VADDPS      Z17, Z23, Z23
+	VMOVUPS     1920(R10), Z18
+	VFMSUB213PS Z30, Z31, Z18
+	VREDUCEPS   $0x08, Z18, Z20
+	VSUBPS      Z20, Z18, Z18
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z18, Z21, Z18
+	VADDPS      Z18, Z22, Z22
+	VMOVUPS     1984(R10), Z19
+	VFMSUB213PS Z30, Z31, Z19
+	VREDUCEPS   $0x08, Z19, Z20
+	VSUBPS      Z20, Z19, Z19
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z19, Z21, Z19
+	VADDPS      Z19, Z23, Z23
+
+	// vcvtne2ps2bf16 %zmm16, %zmm18, %zmm20
+	LONG $0x406fa262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm17, %zmm19, %zmm21
+	LONG        $0x4067a262
+	WORD        $0xe972
+	VPUNPCKLWD  Z21, Z20, Z11
+	VPUNPCKHWD  Z21, Z20, Z15
+	VPUNPCKLDQ  Z9, Z8, Z16
+	VPUNPCKHDQ  Z9, Z8, Z17
+	VPUNPCKLDQ  Z11, Z10, Z18
+	VPUNPCKHDQ  Z11, Z10, Z19
+	VPUNPCKLQDQ Z18, Z16, Z8
+	VPUNPCKHQDQ Z18, Z16, Z9
+	VPUNPCKLQDQ Z19, Z17, Z10
+	VPUNPCKHQDQ Z19, Z17, Z11
+	VPUNPCKLDQ  Z13, Z12, Z16
+	VPUNPCKHDQ  Z13, Z12, Z17
+	VPUNPCKLDQ  Z15, Z14, Z18
+	VPUNPCKHDQ  Z15, Z14, Z19
+	VPUNPCKLQDQ Z18, Z16, Z12
+	VPUNPCKHQDQ Z18, Z16, Z13
+	VPUNPCKLQDQ Z19, Z17, Z14
+	VPUNPCKHQDQ Z19, Z17, Z15
+	VSHUFI32X4  $0x88, Z8, Z0, Z16
+	VMOVDQU64   Z16, (R11)
+	VSHUFI32X4  $0xdd, Z8, Z0, Z17
+	VMOVDQU64   Z17, 512(R11)
+	VSHUFI32X4  $0x88, Z12, Z4, Z18
+	VMOVDQU64   Z18, 256(R11)
+	VSHUFI32X4  $0xdd, Z12, Z4, Z19
+	VMOVDQU64   Z19, 768(R11)
+	VSHUFI32X4  $0x88, Z9, Z1, Z16
+	VMOVDQU64   Z16, 64(R11)
+	VSHUFI32X4  $0xdd, Z9, Z1, Z17
+	VMOVDQU64   Z17, 576(R11)
+	VSHUFI32X4  $0x88, Z13, Z5, Z18
+	VMOVDQU64   Z18, 320(R11)
+	VSHUFI32X4  $0xdd, Z13, Z5, Z19
+	VMOVDQU64   Z19, 832(R11)
+	VSHUFI32X4  $0x88, Z10, Z2, Z16
+	VMOVDQU64   Z16, 128(R11)
+	VSHUFI32X4  $0xdd, Z10, Z2, Z17
+	VMOVDQU64   Z17, 640(R11)
+	VSHUFI32X4  $0x88, Z14, Z6, Z18
+	VMOVDQU64   Z18, 384(R11)
+	VSHUFI32X4  $0xdd, Z14, Z6, Z19
+	VMOVDQU64   Z19, 896(R11)
+	VSHUFI32X4  $0x88, Z11, Z3, Z16
+	VMOVDQU64   Z16, 192(R11)
+	VSHUFI32X4  $0xdd, Z11, Z3, Z17
+	VMOVDQU64   Z17, 704(R11)
+	VSHUFI32X4  $0x88, Z15, Z7, Z18
+	VMOVDQU64   Z18, 448(R11)
+	VSHUFI32X4  $0xdd, Z15, Z7, Z19
+	VMOVDQU64   Z19, 960(R11)
+	ADDQ        $+2048, R10
+	ADDQ        $+1024, R11
+
+weighted:
+	TESTQ R12, R12
+	JZ    add_end
+	MOVQ  width+136(FP), CX
+	CMPQ  CX, $+1
+	JEQ   add01
+	CMPQ  CX, $+2
+	JEQ   add02
+	CMPQ  CX, $+3
+	JEQ   add03
+	CMPQ  CX, $+4
+	JEQ   add04
+	CMPQ  CX, $+5
+	JEQ   add05
+
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xdc
+
+	// {disp32} tileloadd 4096(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xf4
+
+	// {disp32} tileloadd 5120(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xfc
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  add_end
+
+add05:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xdc
+
+	// {disp32} tileloadd 4096(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xf4
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  add_end
+
+add04:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xdc
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  add_end
+
+add03:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  add_end
+
+add02:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  add_end
+
+add01:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+
+add_end:
+	ADDQ $+1, R12
+	CMPQ R12, $+5
+	JNE  chunk
+	MOVQ width+136(FP), CX
+	CMPQ CX, $+1
+	JEQ  store01
+	CMPQ CX, $+2
+	JEQ  store02
+	CMPQ CX, $+3
+	JEQ  store03
+	CMPQ CX, $+4
+	JEQ  store04
+	CMPQ CX, $+5
+	JEQ  store05
+
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm6, 256(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm7, 320(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store05:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm6, 256(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store04:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store03:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store02:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store01:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+store_end:
+	VADDPS      Z23, Z22, Z0
+	VMOVUPS     (BX)(DX*1), Z1
+	VFMADD231PS (BX)(DX*2), Z1, Z0
+	VMOVUPS     Z0, (BX)(DX*1)
+	MOVQ        columns+128(FP), R13
+	MOVQ        v+112(FP), R10
+
+others:
+	MOVQ width+136(FP), R11
+	SUBQ R11, R13
+	JLE  others_end
+	MOVQ R11, CX
+	SHLQ $0x06, CX
+	ADDQ CX, R8
+	SHLQ $0x04, CX
+	ADDQ CX, R10
+	CMPQ R13, R11
+	JGE  others_begin
+	MOVQ R13, R11
+
+others_begin:
+	MOVQ R11, CX
+	CMPQ CX, $+1
+	JEQ  others_load01
+	CMPQ CX, $+2
+	JEQ  others_load02
+	CMPQ CX, $+3
+	JEQ  others_load03
+	CMPQ CX, $+4
+	JEQ  others_load04
+	CMPQ CX, $+5
+	JEQ  others_load05
+
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%r8,%r9), %tmm3
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%r8,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 320(%r8,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_load_end
+
+others_load05:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%r8,%r9), %tmm3
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%r8,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_load_end
+
+others_load04:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%r8,%r9), %tmm3
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_load_end
+
+others_load03:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%r8,%r9), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_load_end
+
+others_load02:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r8,%r9), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_load_end
+
+others_load01:
+	// {disp32} tileloadd 0(%r8,%r9), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+others_load_end:
+	MOVQ p+104(FP), SI
+	MOVQ R10, DI
+	MOVQ $+4, R12
+
+others_chunk:
+	MOVQ R11, CX
+	CMPQ CX, $+1
+	JEQ  others_add01
+	CMPQ CX, $+2
+	JEQ  others_add02
+	CMPQ CX, $+3
+	JEQ  others_add03
+	CMPQ CX, $+4
+	JEQ  others_add04
+	CMPQ CX, $+5
+	JEQ  others_add05
+
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xdc
+
+	// {disp32} tileloadd 4096(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xf4
+
+	// {disp32} tileloadd 5120(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xfc
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  others_add_end
+
+others_add05:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xdc
+
+	// {disp32} tileloadd 4096(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xf4
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  others_add_end
+
+others_add04:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xdc
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  others_add_end
+
+others_add03:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xd4
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  others_add_end
+
+others_add02:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xcc
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+	JMP  others_add_end
+
+others_add01:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm5, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x52
+	BYTE $0x5c
+	BYTE $0xc4
+	ADDQ $+1024, SI
+	ADDQ chunk+120(FP), DI
+
+others_add_end:
+	DECQ R12
+	JNZ  others_chunk
+	MOVQ R11, CX
+	CMPQ CX, $+1
+	JEQ  others_store01
+	CMPQ CX, $+2
+	JEQ  others_store02
+	CMPQ CX, $+3
+	JEQ  others_store03
+	CMPQ CX, $+4
+	JEQ  others_store04
+	CMPQ CX, $+5
+	JEQ  others_store05
+
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm6, 256(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm7, 320(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_store_end
+
+others_store05:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm6, 256(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_store_end
+
+others_store04:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x08
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_store_end
+
+others_store03:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x08
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_store_end
+
+others_store02:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x08
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  others_store_end
+
+others_store01:
+	// {disp32} tilestored %tmm0, 0(%r8,%r9)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+others_store_end:
+	JMP others
+
+others_end:
+	MOVQ 24(SP), CX
+	MOVQ R9, DI
+	SHLQ $0x04, DI
+	ADDQ DI, CX
+	MOVQ CX, 24(SP)
+	MOVQ 8(SP), CX
+	ADDQ ldq+24(FP), CX
+	MOVQ CX, 8(SP)
+	ADDQ $+64, BX
+	MOVQ BX, 16(SP)
+	MOVQ (SP), CX
+	DECQ CX
+	MOVQ CX, (SP)
+	JNZ  group
+
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func attendAskingAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)
 // Requires: AVX, AVX512BW, AVX512DQ, AVX512F, MMX+
-TEXT ·attendTilesAMX(SB), NOSPLIT, $48-200
+TEXT ·attendAskingAMX(SB), NOSPLIT, $48-200
 	MOVQ config+0(FP), AX
 
 	// ldtilecfg (%rax)

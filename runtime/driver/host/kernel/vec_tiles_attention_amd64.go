@@ -294,10 +294,12 @@ func (b *tileBlock) take(first, groups int) {
 	for at := 0; at < groups; {
 		from, to, whole := b.needs(first + at)
 		end := at + 1
-		for ; whole && end < groups; end++ {
-			if _, _, also := b.needs(first + end); !also {
+		for ; end < groups; end++ {
+			low, high, also := b.needs(first + end)
+			if also != whole || !also && (b.Heads < groupedHeads || from >= to || low >= high) {
 				break
 			}
+			to = max(to, high)
 		}
 		if from < to {
 			b.groupsTogether(first, at, end, from, to, whole)
@@ -319,7 +321,12 @@ func (b *tileBlock) needs(group int) (from, to int, whole bool) {
 	return from, to, b.first(high) <= b.pos && b.Pos+low+1 >= b.pos+keyBlock
 }
 
-// groupsTogether takes the groups at..end-1 of a batch, which attend to the same positions, all or, if it is one, some.
+// groupedHeads is the number of heads from which on groups of lines attend to so nearly the same positions that fewer
+// calls are worth more than fewer tiles.
+const groupedHeads = 4
+
+// groupsTogether takes the groups at..end-1 of a batch, which attend to all positions of the block or, unless whole is
+// set, to some of from..to-1.
 func (b *tileBlock) groupsTogether(first, at, end, from, to int, whole bool) {
 	if whole && b.limit == 0 {
 		b.attend(first+at, end-at)
@@ -347,14 +354,20 @@ func (b *tileBlock) groupsTogether(first, at, end, from, to int, whole bool) {
 // attend takes groups that attend to all of a whole block through it.
 func (b *tileBlock) attend(first, groups int) {
 	line := first * groupLines
+	queries, keys, scores, top := &b.queries[first*b.pitch], &b.keys[0], &b.scores[0], &b.tops[line]
+	if len(b.nextKeys) == 0 {
+		attendTilesAMX(&b.attending[0], groups, queries, 2*b.pitch, keys, 2*b.keyPitch, 2*stripKeys*b.keyPitch, b.steps,
+			b.rest, scores, b.scale, top, 4*len(b.tops), &b.weights[0], &b.values[0], 2*b.columns*tileSize, b.columns,
+			b.width, &b.sums[line*b.ld], 4*b.ld)
+		return
+	}
 	half := len(b.nextKeys) / 2
-	keys, strideK := b.ask(b.nextKeys[:half], (b.steps+b.rest)*keyBlock/stripKeys, askedBytes)
+	nextK, strideK := b.ask(b.nextKeys[:half], (b.steps+b.rest)*keyBlock/stripKeys, askedBytes)
 	_, strideV := b.ask(b.nextKeys[half:], groupChunks*b.columns, askedBytes)
-	values, strideS := b.ask(b.nextValues[len(b.nextValues)/4:], keyBlock/4, 2*askedBytes)
-	attendTilesAMX(&b.attending[0], groups, &b.queries[first*b.pitch], 2*b.pitch, &b.keys[0], 2*b.keyPitch,
-		2*stripKeys*b.keyPitch, b.steps, b.rest, &b.scores[0], b.scale, &b.tops[line], 4*len(b.tops), &b.weights[0],
-		&b.values[0], 2*b.columns*tileSize, b.columns, b.width, &b.sums[line*b.ld], 4*b.ld, keys, strideK, strideV,
-		values, strideS)
+	nextV, strideS := b.ask(b.nextValues[len(b.nextValues)/4:], keyBlock/4, 2*askedBytes)
+	attendAskingAMX(&b.attending[0], groups, queries, 2*b.pitch, keys, 2*b.keyPitch, 2*stripKeys*b.keyPitch, b.steps,
+		b.rest, scores, b.scale, top, 4*len(b.tops), &b.weights[0], &b.values[0], 2*b.columns*tileSize, b.columns,
+		b.width, &b.sums[line*b.ld], 4*b.ld, nextK, strideK, strideV, nextV, strideS)
 }
 
 // score computes scores of the groups at..end-1 of a batch and of strips from..to-1.
@@ -363,10 +376,9 @@ func (b *tileBlock) score(first, at, end, from, to int) {
 		if strips <= 0 {
 			return
 		}
-		next, stride := b.ask(b.nextKeys[:len(b.nextKeys)/2], strips*(b.steps+b.rest), askedBytes)
 		scoreTilesAMX(&b.scoring[0], end-at, &b.queries[(first+at)*b.pitch], 2*b.pitch, &keys[0], 2*ld, 2*stripKeys*ld,
 			strips, b.steps, b.rest, &b.scores[at*groupScores+from*stripKeys*groupLines],
-			4*(groupScores-strips*stripKeys*groupLines), next, stride)
+			4*(groupScores-strips*stripKeys*groupLines))
 	}
 	if whole := min(to, b.whole); from < whole {
 		multiply(b.keys[from*stripKeys*b.keyPitch:], b.keyPitch, from, whole-from)
@@ -404,12 +416,10 @@ func (b *tileBlock) mask(group int, scores []float32, first int) {
 func (b *tileBlock) weigh(first, at, end, from, to int) {
 	passes := (b.columns + tileColumns - 1) / tileColumns
 	width := (b.columns + passes - 1) / passes
-	asked := b.nextValues[len(b.nextValues)/4:]
 	for column := 0; column < b.columns; column += width {
-		next, stride := b.ask(asked[len(asked)*column/b.columns:], (to-from)*(b.columns-column), askedBytes)
 		weighTilesAMX(&b.weighing[0], end-at, &b.weights[at*groupWeight+from*tileSize],
 			&b.values[(from*b.columns+column)*tileSize], 2*b.columns*tileSize, to-from, min(width, b.columns-column),
-			&b.sums[(first+at)*groupLines*b.ld+column*vecN], 4*b.ld, next, stride)
+			&b.sums[(first+at)*groupLines*b.ld+column*vecN], 4*b.ld)
 	}
 }
 

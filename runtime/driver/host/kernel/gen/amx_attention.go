@@ -38,7 +38,8 @@ func tiledAttention() {
 	makeSoftmaxConstants()
 	scoreTiles()
 	weighTiles()
-	attendTiles()
+	attendTiles("attendTilesAMX", false)
+	attendTiles("attendAskingAMX", true)
 }
 
 // tileMultiplyPairs adds to sum the products of bfloat16 numbers: rows of left with pairs of rows of right.
@@ -64,10 +65,18 @@ type stripScores struct {
 	row, q, part, ldk, keys reg.GPPhysical
 	strips                  []reg.GPPhysical
 	count, s, next          reg.GPPhysical
+	asks                    bool
+}
+
+// ask prefetches lines of the next block, if that is wanted.
+func (p stripScores) ask() {
+	if p.asks {
+		askLines(p.next, inPlace("strideK"))
+	}
 }
 
 // multiply emits the product. Keys and scores move on.
-func (p stripScores) multiply(id string, stride Op) {
+func (p stripScores) multiply(id string) {
 	for i, strip := range p.strips {
 		if i == 0 {
 			MOVQ(p.keys, strip)
@@ -86,7 +95,7 @@ func (p stripScores) multiply(id string, stride Op) {
 	for i, strip := range p.strips {
 		tileLoad(tileKey, strip, p.ldk, 0)
 		tileMultiplyPairs(i, tileKey, tileQuery)
-		askLines(p.next, stride)
+		p.ask()
 		ADDQ(I32(64), strip)
 	}
 	ADDQ(I32(1024), p.part)
@@ -99,7 +108,7 @@ func (p stripScores) multiply(id string, stride Op) {
 	for i, strip := range p.strips {
 		tileLoad(tileKeyRest, strip, p.ldk, 0)
 		tileMultiplyPairs(i, tileKeyRest, tileQueryRest)
-		askLines(p.next, stride)
+		p.ask()
 	}
 	Label(id + "_store")
 	for i := range p.strips {
@@ -111,16 +120,15 @@ func (p stripScores) multiply(id string, stride Op) {
 
 // scoreTiles is S^T for groups of 16 lines.
 func scoreTiles() {
-	TEXT("scoreTilesAMX", NOSPLIT, "func(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int, next *byte, stride int)")
+	TEXT("scoreTilesAMX", NOSPLIT, "func(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, strips int, whole int, rest int, s *float32, gap int)")
 	Doc("scoreTilesAMX computes scores s [128][16] of each of groups (at least 1) groups of 16 lines, 8192+gap bytes behind the",
 		"end of the one before, for strips (at least 1) of 16 keys, ldk bytes from key to key and pitch from strip to strip. q",
 		"has [16][16] pairs of numbers of lines for each of whole times 32 numbers, and where rest is not 0 those that are",
-		"left; it is ldq bytes from group to group. config is the shape of the tiles. Lines are prefetched from next on,",
-		"stride bytes further with each tile of keys.")
+		"left; it is ldq bytes from group to group. config is the shape of the tiles.")
 	Pragma("noescape")
 	groups, q, part, ldk, row := reg.RCX, reg.RSI, reg.RDI, reg.RDX, reg.RAX
 	keys, k0, k1, k2, k3 := reg.RBX, reg.R8, reg.R9, reg.R10, reg.R11
-	strips, count, s, next := reg.R12, reg.R13, reg.R15, reg.R14
+	strips, count, s := reg.R12, reg.R13, reg.R15
 	strip := []reg.GPPhysical{k0, k1, k2, k3}
 	load("config", reg.RAX)
 	tileConfigure()
@@ -128,12 +136,11 @@ func scoreTiles() {
 	load("q", q)
 	load("ldk", ldk)
 	load("s", s)
-	load("next", next)
 	MOVQ(I32(64), row)
 
 	products := func(id string, n int) {
-		stripScores{row: row, q: q, part: part, ldk: ldk, keys: keys, strips: strip[:n], count: count, s: s, next: next}.
-			multiply(id, inPlace("stride"))
+		stripScores{row: row, q: q, part: part, ldk: ldk, keys: keys, strips: strip[:n], count: count, s: s}.
+			multiply(id)
 	}
 	Label("group")
 	load("k", keys)
@@ -161,21 +168,19 @@ func scoreTiles() {
 
 // weighTiles adds weighted values to sums.
 func weighTiles() {
-	TEXT("weighTilesAMX", NOSPLIT, "func(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int, next *byte, stride int)")
+	TEXT("weighTilesAMX", NOSPLIT, "func(config *byte, groups int, p *uint16, v *uint16, pitch int, chunks int, columns int, y *float32, ldy int)")
 	Doc("weighTilesAMX adds p v to y for groups (at least 1) of 16 lines y, ldy bytes from line to line, whose weights p",
 		"[4][16][32] are 4096 bytes apart: chunks (at least 1) of 32 positions. v has for each, pitch bytes from one to the",
-		"next, columns (1..6) times [16][16] pairs of values. config is the shape of the tiles. Lines are prefetched from next",
-		"on, stride bytes further with each tile of values.")
+		"next, columns (1..6) times [16][16] pairs of values. config is the shape of the tiles.")
 	Pragma("noescape")
 	groups, p, part, v, row := reg.RCX, reg.RSI, reg.RDI, reg.RDX, reg.RAX
-	y, ldy, left, next := reg.RBX, reg.R8, reg.R9, reg.R14
+	y, ldy, left := reg.RBX, reg.R8, reg.R9
 	load("config", reg.RAX)
 	tileConfigure()
 	load("groups", groups)
 	load("p", p)
 	load("y", y)
 	load("ldy", ldy)
-	load("next", next)
 	MOVQ(I32(64), row)
 	Label("group")
 	load("v", v)
@@ -197,7 +202,6 @@ func weighTiles() {
 		for column := range columns {
 			tileLoad(tileValues, v, row, 1024*column)
 			tileMultiplyPairs(column, tileWeights, tileValues)
-			askLines(next, inPlace("stride"))
 		}
 		ADDQ(I32(1024), part)
 		ADDQ(inPlace("pitch"), v)
@@ -245,13 +249,21 @@ func byColumns(id string, width Op, free reg.GPPhysical, body func(columns int))
 // attendTiles takes groups through a whole block. The unit of tiles sleeps when it has nothing to do for some hundred
 // cycles, and products after that take longer by as many. So weights of a chunk are multiplied while those of the next
 // one are computed.
-func attendTiles() {
-	TEXT("attendTilesAMX", NOSPLIT, "func(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)")
-	Doc("attendTilesAMX takes a block of 128 positions, to which each line attends, into account for groups (at least 1) of 16",
-		"lines: the scores of scoreTilesAMX, the softmax of softmaxTiles512, whose factors fade sums, and weighTilesAMX, width",
-		"(1..6, or 1..4 where rest is not 0) of columns at a time. s and p have room for a group. config is the shape of the",
-		"tiles. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and strideV with each tile of",
-		"values, and from nextV on, strideS with each four positions of weights.")
+func attendTiles(name string, asks bool) {
+	signature := "func(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int"
+	if asks {
+		signature += ", nextK *byte, strideK int, strideV int, nextV *byte, strideS int"
+	}
+	TEXT(name, NOSPLIT, signature+")")
+	if asks {
+		Doc(name+" is attendTilesAMX. Lines are prefetched from nextK on, strideK bytes further with each tile of keys and",
+			"strideV with each tile of values, and from nextV on, strideS with each four positions of weights.")
+	} else {
+		Doc(name+" takes a block of 128 positions, to which each line attends, into account for groups (at least 1) of 16",
+			"lines: the scores of scoreTilesAMX, the softmax of softmaxTiles512, whose factors fade sums, and weighTilesAMX, width",
+			"(1..6, or 1..4 where rest is not 0) of columns at a time. s and p have room for a group. config is the shape of the",
+			"tiles.")
+	}
 	Pragma("noescape")
 	row, groups := reg.RAX, AllocLocal(8)
 	q, ldk, keys := AllocLocal(8), reg.RDX, reg.RBX
@@ -269,22 +281,26 @@ func attendTiles() {
 	keep("q", q)
 	keep("state", state)
 	keep("y", y)
-	keep("nextK", nextK)
-	keep("nextV", nextV)
+	if asks {
+		keep("nextK", nextK)
+		keep("nextV", nextV)
+	}
 
 	Label("group")
 	scores := stripScores{
 		row: row, q: reg.RSI, part: reg.RDI, ldk: ldk, keys: keys,
-		strips: []reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, count: reg.R13, s: reg.R15, next: reg.R14,
+		strips: []reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, count: reg.R13, s: reg.R15, next: reg.R14, asks: asks,
 	}
 	MOVQ(q, scores.q)
 	load("ldk", ldk)
 	load("k", keys)
 	load("s", scores.s)
-	MOVQ(nextK, scores.next)
+	if asks {
+		MOVQ(nextK, scores.next)
+	}
 	MOVQ(I32(2), reg.R12)
 	Label("strips")
-	scores.multiply("strips", inPlace("strideK"))
+	scores.multiply("strips")
 	DECQ(reg.R12)
 	JNZ(LabelRef("strips"))
 
@@ -316,7 +332,9 @@ func attendTiles() {
 	load("p", out)
 	load("p", p)
 	load("v", v)
-	MOVQ(nextV, nextValue)
+	if asks {
+		MOVQ(nextV, nextValue)
+	}
 	byColumns("begin", inPlace("width"), reg.RCX, func(columns int) {
 		for column, tile := range sumTiles[:columns] {
 			tileLoad(tile, sums, ldy, 64*column)
@@ -327,7 +345,9 @@ func attendTiles() {
 		for column, tile := range sumTiles[:columns] {
 			tileLoad(tileKey, v, row, 1024*column)
 			tileMultiplyPairs(tile, tileQuery, tileKey)
-			askLines(nextKey, inPlace("strideV"))
+			if asks {
+				askLines(nextKey, inPlace("strideV"))
+			}
 		}
 		ADDQ(I32(1024), p)
 		ADDQ(inPlace("chunk"), v)
@@ -342,6 +362,9 @@ func attendTiles() {
 	CMPQ(count, I8(4))
 	JEQ(LabelRef("weighted"))
 	softmax.weights(s, out, func(step int) {
+		if !asks {
+			return
+		}
 		// More of them are only needed where the heads are long.
 		CMPQ(inPlace("strideS"), I32(64*askedLines))
 		JLE(LabelRef(label("few_asked", step)))
