@@ -38,6 +38,41 @@ func q4x128TilesAMX(config *byte, groups int, x *byte, pitch, advance int, panel
 	model("q4x128TilesAMX", config, groups, x, pitch, advance, panel, blocks, ints, sums)
 }
 
+func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk, pitch, strips, whole, rest int,
+	s *float32, gap int) {
+	model("scoreTilesAMX", config, groups, q, ldq, k, ldk, pitch, strips, whole, rest, s, gap)
+}
+
+func weighTilesAMX(config *byte, groups int, p, v *uint16, pitch, chunks, columns int, y *float32, ldy int) {
+	model("weighTilesAMX", config, groups, p, v, pitch, chunks, columns, y, ldy)
+}
+
+// attendTilesAMX does what the kernel does by the kernels that it joins, of which those on vectors are not interpreted.
+func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk, pitch, whole, rest int, s *float32,
+	scale float32, state *float32, statePitch int, p, v *uint16, chunk, columns, width int, y *float32, ldy int) {
+	for group := range groups {
+		line := group * groupLines
+		tops := unsafe.Slice(state, 3*statePitch/4)[line:]
+		sums := unsafe.Slice(y, groups*groupLines*ldy/4)[line*ldy/4:]
+		scoreTilesAMX(config, 1, &unsafe.Slice(q, groups*ldq/2)[group*ldq/2], ldq, k, ldk, pitch, keyBlock/stripKeys, whole,
+			rest, s, 0)
+		softmaxTiles512(s, groupChunks, scale, &tops[0], statePitch, p)
+		fadeTiles512(groupLines, &sums[0], ldy, 16*columns, &tops[2*statePitch/4])
+		weighing := shapeTiles(groupLines, tileK)
+		for column := 0; column < columns; column += width {
+			weighTilesAMX(&weighing[0], 1, p, &unsafe.Slice(v, columns*tileSize)[column*tileSize], chunk, groupChunks,
+				min(width, columns-column), &sums[16*column], ldy)
+		}
+	}
+}
+
+func attendAskingAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk, pitch, whole, rest int, s *float32,
+	scale float32, state *float32, statePitch int, p, v *uint16, chunk, columns, width int, y *float32, ldy int, _ *byte,
+	_, _ int, _ *byte, _ int) {
+	attendTilesAMX(config, groups, q, ldq, k, ldk, pitch, whole, rest, s, scale, state, statePitch, p, v, chunk, columns,
+		width, y, ldy)
+}
+
 func tileUnpack32(panel, w *byte, blocks int)  { model("tileUnpack32", panel, w, blocks) }
 func tileUnpack128(panel, w *byte, blocks int) { model("tileUnpack128", panel, w, blocks) }
 
@@ -86,6 +121,8 @@ func model(name string, arguments ...any) {
 		case int:
 			values = append(values, uint64(value))
 		case *byte:
+			values = append(values, uint64(uintptr(unsafe.Pointer(value))))
+		case *uint16:
 			values = append(values, uint64(uintptr(unsafe.Pointer(value))))
 		case *int32:
 			values = append(values, uint64(uintptr(unsafe.Pointer(value))))
@@ -256,7 +293,9 @@ func (m *machine) tileInstruction(code []byte) {
 			}
 		}
 	case opcode == 0x5e && !memory && prefix == 3:
-		m.multiply(m.usable(register), m.usable(low), m.usable(source))
+		multiplied(m.usable(register), m.usable(low), m.usable(source), multiplyBytes)
+	case opcode == 0x5c && !memory && prefix == 2:
+		multiplied(m.usable(register), m.usable(low), m.usable(source), multiplyPairs)
 	default:
 		panic(fmt.Sprintf("the model does not know % x", code))
 	}
@@ -289,8 +328,9 @@ func (m *machine) configure(from []byte) {
 	}
 }
 
-// multiply is TDPBSSD: signed bytes in fours.
-func (m *machine) multiply(sum, a, b *tile) {
+// multiplied replaces each word of sum by what a product adds to it: rows of a, and columns of four bytes of the rows
+// of b.
+func multiplied(sum, a, b *tile, product func(sum uint32, row []byte, column func(i int) []byte) uint32) {
 	if sum == a || a == b || sum == b {
 		panic("a tile is used twice")
 	}
@@ -301,15 +341,43 @@ func (m *machine) multiply(sum, a, b *tile) {
 	for row := range sum.rows {
 		for col := range sum.bytes / 4 {
 			at := sum.data[row][4*col:]
-			total := int32(binary.LittleEndian.Uint32(at))
-			for quad := range a.bytes / 4 {
-				for i := range 4 {
-					total += int32(int8(a.data[row][4*quad+i])) * int32(int8(b.data[quad][4*col+i]))
-				}
-			}
-			binary.LittleEndian.PutUint32(at, uint32(total))
+			column := func(i int) []byte { return b.data[i][4*col : 4*col+4] }
+			result := product(binary.LittleEndian.Uint32(at), a.data[row][:a.bytes], column)
+			binary.LittleEndian.PutUint32(at, result)
 		}
 	}
+}
+
+// multiplyBytes is TDPBSSD: signed bytes in fours.
+func multiplyBytes(sum uint32, row []byte, column func(i int) []byte) uint32 {
+	total := int32(sum)
+	for i, left := range row {
+		total += int32(int8(left)) * int32(int8(column(i / 4)[i%4]))
+	}
+	return uint32(total)
+}
+
+// multiplyPairs is TDPBF16PS: the lower numbers of pairs and the higher ones have sums of their own, which are added to
+// each other and then to what was there. Numbers of less than 2^-126 are zero.
+func multiplyPairs(sum uint32, row []byte, column func(i int) []byte) uint32 {
+	number := func(b []byte) float32 {
+		return flushed(math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16))
+	}
+	var sums [2]float32
+	for i := 0; i < len(row); i += 2 {
+		half := i / 2 % 2
+		sums[half] = flushed(fma32(number(row[i:]), number(column(i / 4)[2*half:]), sums[half]))
+	}
+	both := flushed(sums[0] + sums[1])
+	return math.Float32bits(flushed(flushed(math.Float32frombits(sum)) + both))
+}
+
+// flushed is a number, or zero where it is less than 2^-126.
+func flushed(v float32) float32 {
+	if math.Abs(float64(v)) < 0x1p-126 {
+		return 0
+	}
+	return v
 }
 
 // The model counts what the loop of the peak does.

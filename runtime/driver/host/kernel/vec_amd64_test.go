@@ -469,6 +469,8 @@ func TestVecGenerated(t *testing.T) {
 		"avx512":     "vec_avx512_amd64",
 		"avx512bf16": "vec_avx512bf16_amd64",
 		"attention":  "vec_heads_amd64",
+		"amx":        "vec_amx_amd64",
+		"tiled":      "vec_tiled_amd64",
 		"peak":       "vec_peak_amd64",
 		"neon":       "vec_neon_arm64",
 	}

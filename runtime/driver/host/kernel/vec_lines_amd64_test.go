@@ -109,7 +109,11 @@ func otherTiles() (sets []*Set) {
 				tier.attention(width(a), y, q, scratch, a, source{k8: k, v8: v})
 			},
 			AttentionBF16: func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
-				if set.Name == pairSetName || set.Name == "amx" { // few lines have tiles, too
+				if set.Name == "amx" { // rows by themselves, whose tiles and calls are others
+					eachRowAlone(set, y, q, k, v, scratch, a)
+					return
+				}
+				if set.Name == pairSetName { // few lines have tiles, too
 					tier.attention(TileN, y, q, scratch, a, source{k16: k, v16: v, brain: true, pairs: true})
 					return
 				}
@@ -121,6 +125,16 @@ func otherTiles() (sets []*Set) {
 		})
 	}
 	return sets
+}
+
+// eachRowAlone attends with one row a call.
+func eachRowAlone(set *Set, y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {
+	for row := range a.M {
+		one := a
+		one.M, one.Pos = 1, a.Pos+row
+		end := one.context() * a.Dim
+		set.AttentionBF16(y.From(row, 0), q.From(row, 0), k[:end], v[:end], scratch, one)
+	}
 }
 
 // Few lines ask for all keys of a head but its first ones, and for those of the next head, whichever part of a block

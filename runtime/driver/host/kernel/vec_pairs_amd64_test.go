@@ -40,22 +40,31 @@ func TestPairEncodings(t *testing.T) {
 	sameEncodings(t, texts, code)
 }
 
-// pairsSet is the set with VDPBF16PS, without which the test is skipped.
-func pairsSet(t *testing.T) *Set {
+// pairsSets are the sets that multiply pairs of bfloat16, without which the test is skipped.
+func pairsSets(t *testing.T) (sets []*Set) {
 	t.Helper()
 	for _, set := range vectorSets() {
-		if set.Name == pairSetName {
-			return set
+		if set.Name == pairSetName || set.Name == "amx" {
+			sets = append(sets, set)
 		}
 	}
-	t.Skip("this CPU lacks AVX512_BF16")
-	return nil
+	if sets == nil {
+		t.Skip("this CPU lacks AVX512_BF16")
+	}
+	return sets
 }
 
 // What lies in a cache where no row attends counts nothing, NaN neither: before the first position of a window, at
 // either place of a pair, and behind the last position.
 func TestPairsLeaveOutTheRest(t *testing.T) {
-	set := pairsSet(t)
+	for _, set := range pairsSets(t) {
+		leavesOutTheRest(t, set)
+	}
+}
+
+// leavesOutTheRest puts NaN where no row attends.
+func leavesOutTheRest(t *testing.T, set *Set) {
+	t.Helper()
 	for number, shape := range []Attention{
 		{M: 1, Heads: 4, Dim: 64, Pos: 200, Window: 70},
 		{M: 1, Heads: 8, Dim: 96, Pos: 201, Window: 70},
@@ -100,7 +109,8 @@ func TestPairsLeaveOutTheRest(t *testing.T) {
 
 		for i := range got {
 			if got[i] != want[i] {
-				t.Fatalf("%v: element %d is %v with NaN where no row attends, %v without", shape, i, got[i], want[i])
+				t.Fatalf("%s, %v: element %d is %v with NaN where no row attends, %v without", set.Name, shape, i, got[i],
+					want[i])
 			}
 		}
 	}

@@ -11,7 +11,8 @@ import (
 //go:generate go run -C gen . -tier tiled -out ../vec_tiled_amd64.s -stubs ../vec_tiled_amd64.go -pkg kernel
 
 // The set amx multiplies packed rows in tiles (see gen/amx.go). Fewer rows, float32 and everything else are those of
-// avx512bf16, from the same weights, and results have the same bits.
+// avx512bf16, from the same weights, and results have the same bits. Attention over bfloat16 is one of its own (see
+// vec_tiles_attention_amd64.go).
 const (
 	tileRows = 16   // rows of a tile
 	tileK    = 64   // bytes of one of its rows
@@ -19,7 +20,7 @@ const (
 	tilePart = 3072 // k of that part
 )
 
-// amxSet is another set, that of avx512bf16, with tiles for packed rows.
+// amxSet is another set, that of avx512bf16, with tiles for packed rows and attention over bfloat16.
 func amxSet(other *Set) *Set {
 	set := *other
 	set.Name, set.PackFrom = "amx", packFrom
