@@ -11,9 +11,13 @@ import (
 
 // The GNU assembler makes the same bytes of the instructions on bfloat16.
 func TestPairEncodings(t *testing.T) {
-	source, err := os.ReadFile("vec_avx512bf16_amd64.s")
-	if err != nil {
-		t.Fatal(err)
+	var source []byte
+	for _, file := range []string{"vec_avx512bf16_amd64.s", "vec_tiled_amd64.s", "vec_amx_amd64.s"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source = append(source, text...)
 	}
 
 	instruction := regexp.MustCompile(`// (v.*)\n\s*LONG +\$0x(..)(..)(..)(..)\n\s*WORD +\$0x(..)(..)\n`)

@@ -12,7 +12,7 @@ import (
 //
 // Lines, the query heads of all rows of a task, are divided into groups of 16. For each block the values become pairs of
 // rows once for all groups; keys are multiplied as they are cached. Then each group goes through scores, softmax and
-// sums. Few lines take the same way as many, with fewer rows in tiles, so that bits are the same.
+// sums. Few lines take the same way as many, so that bits are the same.
 //
 // Groups of which each line attends to all of a block pass together. Others take the strips of 16 positions, and the
 // chunks of 32, that one of their lines attends to, and scores of other positions are masked. Nothing beyond the cache is
@@ -46,8 +46,9 @@ type tileTask struct {
 
 	queries, weights, values, tail, lone []uint16
 	scores, sums                         []float32
-	tops, totals, fades                  []float32 // of lines, one behind the other: the largest scores, sums of weights, what sums fade by
 	rounded                              []float32 // queries, pairs of numbers
+	// of lines, one behind the other: the largest scores, sums of weights, and what sums fade by
+	tops, totals, fades []float32
 	span                                 [2 * groupLines]int32
 
 	scale, capScale, limit float32
@@ -343,7 +344,8 @@ func (b *tileBlock) groupsTogether(first, at, end, from, to int, whole bool) {
 			b.mask(first+group, scores, low*chunkKeys)
 		}
 		line := (first + group) * groupLines
-		softmaxTiles512(&scores[0], high-low, b.scale, &b.tops[line], 4*len(b.tops), &b.weights[group*groupWeight+low*tileSize])
+		softmaxTiles512(&scores[0], high-low, b.scale, &b.tops[line], 4*len(b.tops),
+			&b.weights[group*groupWeight+low*tileSize])
 		if b.pos > b.start() || b.Rest.Count > 0 { // else nothing is summed up yet
 			fadeTiles512(min(groupLines, b.lines-line), &b.sums[line*b.ld], 4*b.ld, b.ld, &b.fades[line])
 		}
