@@ -216,6 +216,10 @@ func (t tier) matMulF32(y, x Matrix[float32], w []float32, m, k, n int) {
 	y.mustHold(m, n)
 	x.mustHold(m, k)
 	_ = w[(n+TileN-1)/TileN*TileN*k-1]
+	if t.wide() && streaming(m, n) {
+		streamF32(y, x, w, k, n)
+		return
+	}
 	for row := 0; row < m; {
 		rows, count := passOf(m-row), k
 		if rows > t.mostF32() { // else every weight is used only once
@@ -276,6 +280,10 @@ func (t tier) matMulBF16(y, x Matrix[float32], w []uint16, m, k, n int) {
 	y.mustHold(m, n)
 	x.mustHold(m, k)
 	_ = w[(n+TileN-1)/TileN*TileN*k-1]
+	if t.wide() && streaming(m, n) {
+		streamBF16(y, x, w, k, n)
+		return
+	}
 	var out [maxRows * TileN]float32
 	most := t.mostF32()
 	calls := (m + most - 1) / most
@@ -307,6 +315,10 @@ func (t tier) matMulQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	y.mustHold(m, n)
 	x.mustHold(m, k)
 	_ = w[(n+TileN-1)/TileN*bytes-1]
+	if t == avx512vnni && streaming(m, n) {
+		streamQ8C(y, x, w, k, n)
+		return
+	}
 	if m >= wordsFrom && (t == avx2 || t == avx512) {
 		wordsQ8C(y, x, w, m, k, n)
 		return
@@ -375,6 +387,10 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	x.mustHold(m, k)
 	x.Sums.mustHold(m, blocks)
 	_ = w[(n+TileN-1)/TileN*bytes-1]
+	if t == avx512vnni && streaming(m, n) {
+		streamQ6C(y, x, w, k, n)
+		return
+	}
 	most := mostQ6C
 	if t == avx512vnni {
 		most = mostQ6Cx512
@@ -419,6 +435,10 @@ func (t tier) matMulQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k
 	_ = w[(n+TileN-1)/TileN*bytes-1]
 	if m >= nibblesFrom && (t == avx2 || t == avx512) {
 		nibblesQ4(block, y, x, w, m, k, n)
+		return
+	}
+	if t == avx512vnni && streaming(m, n) {
+		streamQ4(block, y, x, w, k, n)
 		return
 	}
 	// Many rows: unpack whole tiles first, and do the rest below.

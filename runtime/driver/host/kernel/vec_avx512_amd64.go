@@ -250,3 +250,47 @@ func geluTanhMul512(y *float32, x *float32, interleave int, groups int)
 //
 //go:noescape
 func quant512(y *uint8, x *float32, n int, scale float32)
+
+// q8cStreams512 computes one row of tiles (2..4) q8c tiles, pitch bytes apart, into y [tiles][32]. A step is
+// 4 activations, and tail nil or those of one more. It prefetches each tile ahead
+// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+//
+//go:noescape
+func q8cStreams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32)
+
+// q6cStreams512 computes one row of tiles (2..4) q6c tiles, pitch bytes apart, into y [tiles][32]. A step is
+// 16 activations, and tail nil or those of one more. It prefetches each tile ahead
+// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+//
+//go:noescape
+func q6cStreams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, start *int32)
+
+// q4Streams512 computes one row of tiles (2..4) q4b32 tiles, pitch bytes apart, into y [tiles][32]. A step is
+// 32 activations, and tail nil or those of one more. It prefetches each tile ahead
+// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+// sums are those of each 32 activations.
+//
+//go:noescape
+func q4Streams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32)
+
+// q4x128Streams512 computes one row of tiles (2..4) q4b128 tiles, pitch bytes apart, into y [tiles][32]. A step is
+// 128 activations, and tail nil or those of one more. It prefetches each tile ahead
+// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+// sums are those of each 32 activations; the 4 of the tail follow it.
+//
+//go:noescape
+func q4x128Streams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32)
+
+// f32Streams512 computes one row of tiles (2..4) w32 tiles, pitch bytes apart, into y [tiles][32]. A step is
+// one activation, and tail nil or those of one more. It prefetches each tile ahead
+// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+//
+//go:noescape
+func f32Streams512(tiles int, y *float32, x *float32, steps int, last int, tail *float32, w *float32, pitch int, ahead int, jump int)
+
+// bf16Streams512 computes one row of tiles (2..4) w16 tiles, pitch bytes apart, into y [tiles][32]. A step is
+// one activation, and tail nil or those of one more. It prefetches each tile ahead
+// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+//
+//go:noescape
+func bf16Streams512(tiles int, y *float32, x *float32, steps int, last int, tail *float32, w *uint16, pitch int, ahead int, jump int)
