@@ -216,8 +216,8 @@ func (t tier) matMulF32(y, x Matrix[float32], w []float32, m, k, n int) {
 	y.mustHold(m, n)
 	x.mustHold(m, k)
 	_ = w[(n+TileN-1)/TileN*TileN*k-1]
-	if t.wide() && streaming(m, n) {
-		streamF32(y, x, w, k, n)
+	if t.wide() && streamsInOrder.take(m, n) {
+		streamF32(y, x, w, m, k, n)
 		return
 	}
 	for row := 0; row < m; {
@@ -280,8 +280,8 @@ func (t tier) matMulBF16(y, x Matrix[float32], w []uint16, m, k, n int) {
 	y.mustHold(m, n)
 	x.mustHold(m, k)
 	_ = w[(n+TileN-1)/TileN*TileN*k-1]
-	if t.wide() && streaming(m, n) {
-		streamBF16(y, x, w, k, n)
+	if t.wide() && streamsInOrder.take(m, n) {
+		streamBF16(y, x, w, m, k, n)
 		return
 	}
 	var out [maxRows * TileN]float32
@@ -315,8 +315,8 @@ func (t tier) matMulQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	y.mustHold(m, n)
 	x.mustHold(m, k)
 	_ = w[(n+TileN-1)/TileN*bytes-1]
-	if t == avx512vnni && streaming(m, n) {
-		streamQ8C(y, x, w, k, n)
+	if t == avx512vnni && streamsInOrder.take(m, n) {
+		streamQ8C(y, x, w, m, k, n)
 		return
 	}
 	if m >= wordsFrom && (t == avx2 || t == avx512) {
@@ -387,8 +387,8 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	x.mustHold(m, k)
 	x.Sums.mustHold(m, blocks)
 	_ = w[(n+TileN-1)/TileN*bytes-1]
-	if t == avx512vnni && streaming(m, n) {
-		streamQ6C(y, x, w, k, n)
+	if t == avx512vnni && streamsOfSix.take(m, n) {
+		streamQ6C(y, x, w, m, k, n)
 		return
 	}
 	most := mostQ6C
@@ -437,8 +437,8 @@ func (t tier) matMulQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k
 		nibblesQ4(block, y, x, w, m, k, n)
 		return
 	}
-	if t == avx512vnni && streaming(m, n) {
-		streamQ4(block, y, x, w, k, n)
+	if t == avx512vnni && streamsOfFour.take(m, n) {
+		streamQ4(block, y, x, w, m, k, n)
 		return
 	}
 	// Many rows: unpack whole tiles first, and do the rest below.

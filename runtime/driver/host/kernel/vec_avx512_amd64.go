@@ -251,46 +251,53 @@ func geluTanhMul512(y *float32, x *float32, interleave int, groups int)
 //go:noescape
 func quant512(y *uint8, x *float32, n int, scale float32)
 
-// q8cStreams512 computes one row of tiles (2..4) q8c tiles, pitch bytes apart, into y [tiles][32]. A step is
-// 4 activations, and tail nil or those of one more. It prefetches each tile ahead
-// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+// q8cStreams512 computes rows of several q8c tiles, which are pitch bytes apart, into y [rows][32*tiles].
+// shape is 10*rows+tiles, with 1..4 rows and 2..4 tiles, fewer for many rows. x holds
+// 4*(steps+last) of each row's activations; tail is nil or [rows][4] more of them. Each tile is
+// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
 //
 //go:noescape
-func q8cStreams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32)
+func q8cStreams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32)
 
-// q6cStreams512 computes one row of tiles (2..4) q6c tiles, pitch bytes apart, into y [tiles][32]. A step is
-// 16 activations, and tail nil or those of one more. It prefetches each tile ahead
-// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+// q6cStreams512 computes rows of several q6c tiles, which are pitch bytes apart, into y [rows][32*tiles].
+// shape is 10*rows+tiles, with 1..2 rows and 2..4 tiles, fewer for many rows. x holds
+// 16*(steps+last) of each row's activations; tail is nil or [rows][16] more of them. Each tile is
+// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
+// start is what the sums of each row begin at.
 //
 //go:noescape
-func q6cStreams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, start *int32)
+func q6cStreams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, start *int32)
 
-// q4Streams512 computes one row of tiles (2..4) q4b32 tiles, pitch bytes apart, into y [tiles][32]. A step is
-// 32 activations, and tail nil or those of one more. It prefetches each tile ahead
-// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+// q4Streams512 computes rows of several q4b32 tiles, which are pitch bytes apart, into y [rows][32*tiles].
+// shape is 10*rows+tiles, with 1..3 rows and 2..4 tiles, fewer for many rows. x holds
+// 32*(steps+last) of each row's activations; tail is nil or [rows][32] more of them. Each tile is
+// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
 // sums are those of each 32 activations.
 //
 //go:noescape
-func q4Streams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32)
+func q4Streams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32, ldsums int)
 
-// q4x128Streams512 computes one row of tiles (2..4) q4b128 tiles, pitch bytes apart, into y [tiles][32]. A step is
-// 128 activations, and tail nil or those of one more. It prefetches each tile ahead
-// bytes before its use, in the last steps, behind steps others, jump bytes further on.
-// sums are those of each 32 activations; the 4 of the tail follow it.
+// q4x128Streams512 computes rows of several q4b128 tiles, which are pitch bytes apart, into y [rows][32*tiles].
+// shape is 10*rows+tiles, with 1..3 rows and 2..4 tiles, fewer for many rows. x holds
+// 128*(steps+last) of each row's activations; tail is nil or [rows][128] more of them. Each tile is
+// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
+// sums are those of each 32 activations; the 4 of a row of tail follow it.
 //
 //go:noescape
-func q4x128Streams512(tiles int, y *float32, x *uint8, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32)
+func q4x128Streams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32, ldsums int)
 
-// f32Streams512 computes one row of tiles (2..4) w32 tiles, pitch bytes apart, into y [tiles][32]. A step is
-// one activation, and tail nil or those of one more. It prefetches each tile ahead
-// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+// f32Streams512 computes rows of several w32 tiles, which are pitch bytes apart, into y [rows][32*tiles].
+// shape is 10*rows+tiles, with 1..4 rows and 2..4 tiles, fewer for many rows. x holds
+// 1*(steps+last) of each row's activations; tail is nil or [rows][1] more of them. Each tile is
+// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
 //
 //go:noescape
-func f32Streams512(tiles int, y *float32, x *float32, steps int, last int, tail *float32, w *float32, pitch int, ahead int, jump int)
+func f32Streams512(shape int, y *float32, ldy int, x *float32, ldx int, steps int, last int, tail *float32, w *float32, pitch int, ahead int, jump int)
 
-// bf16Streams512 computes one row of tiles (2..4) w16 tiles, pitch bytes apart, into y [tiles][32]. A step is
-// one activation, and tail nil or those of one more. It prefetches each tile ahead
-// bytes before its use, in the last steps, behind steps others, jump bytes further on.
+// bf16Streams512 computes rows of several w16 tiles, which are pitch bytes apart, into y [rows][32*tiles].
+// shape is 10*rows+tiles, with 1..4 rows and 2..4 tiles, fewer for many rows. x holds
+// 1*(steps+last) of each row's activations; tail is nil or [rows][1] more of them. Each tile is
+// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
 //
 //go:noescape
-func bf16Streams512(tiles int, y *float32, x *float32, steps int, last int, tail *float32, w *uint16, pitch int, ahead int, jump int)
+func bf16Streams512(shape int, y *float32, ldy int, x *float32, ldx int, steps int, last int, tail *float32, w *uint16, pitch int, ahead int, jump int)

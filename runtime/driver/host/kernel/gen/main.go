@@ -245,18 +245,15 @@ func (r rows) down(count int) {
 func dispatch(most int, body func(m int)) { dispatchFrom(1, most, body) }
 
 // dispatchFrom is dispatch for kernels that take at least a number of rows.
-func dispatchFrom(least, most int, body func(m int)) { dispatchOver("rows", least, most, body) }
-
-// dispatchOver is dispatchFrom for a parameter of another name.
-func dispatchOver(parameter string, least, most int, body func(value int)) {
-	count := Load(Param(parameter), GP64())
-	for value := least; value < most; value++ {
-		CMPQ(count, I8(value))
-		JEQ(LabelRef(label(parameter, value)))
+func dispatchFrom(least, most int, body func(m int)) {
+	count := Load(Param("rows"), GP64())
+	for rows := least; rows < most; rows++ {
+		CMPQ(count, I8(rows))
+		JEQ(LabelRef(label("rows", rows)))
 	}
-	for value := most; value >= least; value-- {
-		Label(label(parameter, value))
-		body(value)
+	for rows := most; rows >= least; rows-- {
+		Label(label("rows", rows))
+		body(rows)
 	}
 }
 

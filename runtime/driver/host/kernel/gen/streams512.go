@@ -8,45 +8,81 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// The kernels of streams compute one row of several tiles, which they read side by side: a step multiplies an activation
-// by its weights in each of them. A core whose prefetcher follows several streams keeps more lines on their way then.
-// Activations are broadcast once for all tiles. Results have the bits of the kernels of rows.
-const (
-	leastStreams = 2
-	mostStreams  = 4
+// The kernels of streams compute a few rows of several tiles, which they read side by side: a step multiplies
+// activations by their weights in each tile. A core whose prefetcher follows several streams keeps more lines on their
+// way then. Activations are broadcast once for all tiles. Results have the bits of the kernels of rows.
+
+// The largest number of tiles for 1, 2 and more rows, limited by registers. The callers in package kernel have the same
+// numbers.
+var (
+	streamsInOrder = []int{4, 4, 4, 3} // of kernels with two sums for a row of a tile
+	streamsOfSix   = []int{4, 3}
+	streamsOfFour  = []int{4, 3, 2}
 )
 
 // streams are the tiles of a call: a pointer to each, and how far ahead of it requests are.
 type streams struct {
-	tiles             rows
+	rows, count       int // of activations, and of tiles
+	x, tiles          rows
 	ahead, last, tail reg.GPVirtual
-	x, count          reg.GPVirtual
+	start, left       reg.GPVirtual
 }
 
-// streamFunction emits a kernel for each number of tiles. The loop's step is emitted by body.
-func streamFunction(name, typ, weight, more string, body func(id string, s *streams, tiles int), doc ...string) {
-	function(name, "(tiles int, y *float32, x *"+typ+", steps int, last int, tail *"+typ+
-		", w *"+weight+", pitch int, ahead int, jump int"+more+")", doc...)
-	dispatchOver("tiles", leastStreams, mostStreams, func(tiles int) {
-		s := &streams{tiles: rows{ld: param("pitch"), own: true}}
-		for range tiles {
+// streamKernel is what the kernels of streams differ in.
+type streamKernel struct {
+	name, scheme     string
+	activations      int    // of a step
+	typ, weight      string // of activations and of weights
+	parameters, more string // beside those of all
+	most             []int  // tiles for 1 row, 2 and so on
+}
+
+// emit writes the function, with body for each number of rows and tiles.
+func (k streamKernel) emit(body func(id string, s *streams)) {
+	doc := []string{
+		fmt.Sprintf("computes rows of several %s tiles, which are pitch bytes apart, into y [rows][32*tiles].",
+			k.scheme),
+		fmt.Sprintf("shape is 10*rows+tiles, with 1..%d rows and 2..%d tiles, fewer for many rows. x holds",
+			len(k.most), k.most[0]),
+		fmt.Sprintf("%d*(steps+last) of each row's activations; tail is nil or [rows][%d] more of them. Each tile is",
+			k.activations, k.activations),
+		"prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.",
+	}
+	if k.more != "" {
+		doc = append(doc, k.more)
+	}
+	function(k.name, "(shape int, y *float32, ldy int, x *"+k.typ+", ldx int, steps int, last int, tail *"+k.typ+
+		", w *"+k.weight+", pitch int, ahead int, jump int"+k.parameters+")", doc...)
+	var shapes []int
+	for row, most := range k.most {
+		least := 2
+		if most == 2 {
+			least = 1 // the last of an odd number
+		}
+		for tiles := least; tiles <= most; tiles++ {
+			shapes = append(shapes, 10*(row+1)+tiles)
+		}
+	}
+	shape := Load(Param("shape"), GP64())
+	for _, form := range shapes[1:] {
+		CMPQ(shape, I8(form))
+		JEQ(LabelRef(label("shape", form)))
+	}
+	for _, form := range shapes {
+		Label(label("shape", form))
+		s := &streams{rows: form / 10, count: form % 10}
+		s.tiles = rows{ld: param("pitch"), own: true}
+		for range s.count {
 			s.tiles.base = append(s.tiles.base, GP64())
 		}
 		s.tiles.set(param("w"))
+		s.x = newRows(s.rows)
+		Load(Param("ldx"), s.x.ld)
+		s.start, s.left = param("x"), param("steps")
 		s.ahead, s.last, s.tail = param("ahead"), param("last"), param("tail")
-		s.x, s.count = param("x"), param("steps")
-		body(label(name, tiles), s, tiles)
+		body(label(k.name, form), s)
 		VZEROUPPER()
 		RET()
-	})
-}
-
-// streamDoc describes the parameters that all kernels of streams have. What a step is comes first.
-func streamDoc(what, step string) []string {
-	return []string{
-		fmt.Sprintf("computes one row of tiles (%d..%d) %s tiles, pitch bytes apart, into y [tiles][32]. A step is", leastStreams, mostStreams, what),
-		step + ", and tail nil or those of one more. It prefetches each tile ahead",
-		"bytes before its use, in the last steps, behind steps others, jump bytes further on.",
 	}
 }
 
@@ -58,46 +94,83 @@ func (s *streams) fetch(tile, disp int) {
 	PREFETCHT0(Mem{Base: s.tiles.base[tile], Index: s.ahead, Scale: 1, Disp: disp})
 }
 
-// loop emits a loop over all steps of xBytes of activations and wBytes of each tile. padded emits what else must point
-// at the tail.
-func (s *streams) loop(id string, unroll, xBytes, wBytes int, step func(i int), next, padded func()) {
+// sum is one of the first registers, that of 16 columns of a row.
+func (s *streams) sum(row, tile, half int) reg.VecPhysical { return z[2*(row*s.count+tile)+half] }
+
+// sums is the number of these registers.
+func (s *streams) sums() int { return 2 * s.rows * s.count }
+
+// each emits body for each of them.
+func (s *streams) each(body func(row, tile, half int)) {
+	for row := range s.rows {
+		for tile := range s.count {
+			for half := range 2 {
+				body(row, tile, half)
+			}
+		}
+	}
+}
+
+// loop emits a loop over all steps of xBytes of activations and wBytes of each tile. next emits what else is moved on
+// after a step, and padded what else must point at the tail, of pitch bytes for each row.
+func (s *streams) loop(id string, unroll, xBytes, wBytes int, step func(i int), next func(), pitch int, padded func()) {
+	s.x.set(s.start)
 	Label(id + "_start")
-	steps(id, s.count, unroll, step, func(count int) {
-		ADDQ(I32(count*xBytes), s.x)
+	steps(id, s.left, unroll, step, func(count int) {
+		s.x.advance(count * xBytes)
 		s.tiles.advance(count * wBytes)
 		next()
 	})
 	TESTQ(s.last, s.last)
 	JZ(LabelRef(id + "_tail"))
-	MOVQ(s.last, s.count)
+	MOVQ(s.last, s.left)
 	XORQ(s.last, s.last)
 	ADDQ(param("jump"), s.ahead)
 	JMP(LabelRef(id + "_start"))
 	Label(id + "_tail")
 	TESTQ(s.tail, s.tail)
 	JZ(LabelRef(id + "_end"))
-	MOVQ(s.tail, s.x)
-	XORQ(s.tail, s.tail)
-	MOVQ(I32(1), s.count)
+	MOVQ(I32(pitch), s.x.ld)
+	s.x.set(s.tail)
 	padded()
+	XORQ(s.tail, s.tail)
+	MOVQ(I32(1), s.left)
 	JMP(LabelRef(id + "_start"))
 	Label(id + "_end")
 }
 
-// eachHalf emits body for the 16 columns in each register of sums of all tiles.
-func eachHalf(tiles int, body func(tile, half int)) {
-	for tile := range tiles {
-		for half := range 2 {
-			body(tile, half)
+// store stores the sums of each row. finish emits what is done with those of a row before.
+func (s *streams) store(finish func(row int)) {
+	out, ldy := param("y"), param("ldy")
+	alongRows(s.rows, out, ldy, func(row int, output reg.GPVirtual) {
+		finish(row)
+		for tile := range s.count {
+			for half := range 2 {
+				VMOVUPS(s.sum(row, tile, half), Mem{Base: output, Disp: 128*tile + 64*half})
+			}
 		}
-	}
+	})
 }
 
-// storeHalves stores the first registers, the sums of all tiles.
-func storeHalves(tiles int) {
-	out := param("y")
-	eachHalf(tiles, func(tile, half int) { VMOVUPS(z[2*tile+half], Mem{Base: out, Disp: 128*tile + 64*half}) })
+// scaled stores the sums, which convert makes integers without offsets, times the scales of their row and columns,
+// which the tiles point to.
+func (s *streams) scaled(factor, scale reg.VecPhysical, convert func(sum reg.VecPhysical, tile, half int)) {
+	scales := param("xscale")
+	s.store(func(row int) {
+		VBROADCASTSS(Mem{Base: scales, Disp: 4 * row}, scale)
+		for tile := range s.count {
+			for half := range 2 {
+				sum := s.sum(row, tile, half)
+				convert(sum, tile, half)
+				VCVTDQ2PS(sum, sum)
+				VMULPS(s.weights(tile, 64*half), scale, factor)
+				VMULPS(factor, sum, sum)
+			}
+		}
+	})
 }
+
+func nothing() {}
 
 // streams512 generates the kernels of streams.
 func streams512() {
@@ -109,203 +182,247 @@ func streams512() {
 	bf16Streams512()
 }
 
-func nothing() {}
-
-// q8cStreams512 multiplies by VPDPBUSD with weights in memory.
+// q8cStreams512 multiplies by VPDPBUSD. Few sums have two registers each, so that the instruction's latency does not
+// show.
 func q8cStreams512() {
-	streamFunction("q8cStreams512", "uint8", "uint8", ", xscale *float32", func(id string, s *streams, tiles int) {
+	kernel := streamKernel{name: "q8cStreams512", scheme: "q8c", activations: 4, typ: "uint8", weight: "uint8",
+		parameters: ", xscale *float32", most: streamsInOrder}
+	kernel.emit(func(id string, s *streams) {
 		sets := 1
-		if tiles == 2 {
-			sets = 2 // so that the instruction's latency does not show
+		if s.sums() <= 6 {
+			sets = 2
 		}
-		acc := func(set, tile, half int) reg.VecPhysical { return z[2*(set*tiles+tile)+half] }
-		acts, scale, factor, offset := z[24:28], z[28], z[29], z[30]
-		zero512(z[:2*tiles*sets]...)
+		acts, w := z[24:28], [2]reg.VecPhysical{z[28], z[29]}
+		zero512(z[:sets*s.sums()]...)
 		s.loop(id, 4, 4, 128, func(i int) {
-			VPBROADCASTD(Mem{Base: s.x, Disp: 4 * i}, acts[i])
-			eachHalf(tiles, func(tile, half int) {
-				s.fetch(tile, 128*i+64*half)
-				VPDPBUSD(s.weights(tile, 128*i+64*half), acts[i], acc(i%sets, tile, half))
-			})
-		}, nothing, nothing)
-		// y = float32(acc - 128*colsum) * (xscale*scale)
-		xscale := param("xscale")
-		VBROADCASTSS(Mem{Base: xscale}, scale)
-		eachHalf(tiles, func(tile, half int) {
-			dst := acc(0, tile, half)
-			if sets == 2 {
-				VPADDD(acc(1, tile, half), dst, dst)
+			for row := range s.rows {
+				VPBROADCASTD(s.x.at(row, 4*i), acts[(s.rows*i+row)%4])
 			}
+			for tile := range s.count {
+				for half, weights := range w {
+					s.fetch(tile, 128*i+64*half)
+					VMOVDQU64(s.weights(tile, 128*i+64*half), weights)
+					for row := range s.rows {
+						sum := s.sum(row, tile, half)
+						if i%sets == 1 {
+							sum = z[s.sums()+2*(row*s.count+tile)+half]
+						}
+						VPDPBUSD(weights, acts[(s.rows*i+row)%4], sum)
+					}
+				}
+			}
+		}, nothing, 4, nothing)
+		if sets == 2 {
+			for i := range s.sums() {
+				VPADDD(z[s.sums()+i], z[i], z[i])
+			}
+		}
+		// y = float32(sum - 128*colsum) * (xscale*scale)
+		offset := z[30]
+		s.scaled(z[28], z[29], func(sum reg.VecPhysical, tile, half int) {
 			VPSLLD(I8(7), s.weights(tile, 128+64*half), offset)
-			VPSUBD(offset, dst, dst)
-			VCVTDQ2PS(dst, dst)
-			VMULPS(s.weights(tile, 64*half), scale, factor)
-			VMULPS(factor, dst, dst)
+			VPSUBD(offset, sum, sum)
 		})
-		storeHalves(tiles)
-	}, streamDoc("q8c", "4 activations")...)
+	})
 }
 
 // q6cStreams512 unpacks codes as q6cRows512 does.
 func q6cStreams512() {
-	streamFunction("q6cStreams512", "uint8", "uint8", ", xscale *float32, start *int32", func(id string, s *streams, tiles int) {
-		acc := func(tile, half int) reg.VecPhysical { return z[2*tile+half] }
-		low, six, c80, acts := z[16], z[17], z[18], z[28:32]
-		nibbles, high, codes := z[19], z[20], z[21:28]
+	kernel := streamKernel{name: "q6cStreams512", scheme: "q6c", activations: sixRows, typ: "uint8", weight: "uint8",
+		parameters: ", xscale *float32, start *int32", most: streamsOfSix,
+		more: "start is what the sums of each row begin at."}
+	kernel.emit(func(id string, s *streams) {
+		acts, low, six, c80 := z[12:20], z[20], z[21], z[22]
+		nibbles, high, codes, shifted := z[23], z[24], z[25:29], z[29]
 		broadcast32(0x0f0f0f0f, low)
 		broadcast32(0x3f3f3f3f, six)
 		broadcast32(0x80808080, c80)
 		start := param("start")
-		eachHalf(tiles, func(tile, half int) { VPBROADCASTD(Mem{Base: start}, acc(tile, half)) })
-		s.loop(id, 1, sixRows, sixGroup, func(int) {
-			for quad, act := range acts {
-				VPXORD_BCST(Mem{Base: s.x, Disp: 4 * quad}, c80, act)
-			}
-			eachHalf(tiles, func(tile, half int) {
-				for plane := range 3 {
-					s.fetch(tile, sixPlane*plane+64*half)
-				}
-				VMOVDQU64(s.weights(tile, 2*sixPlane+64*half), high)
-				// the high bits of each quad stand above its low ones
-				bits := [4]reg.VecPhysical{codes[0], codes[1], high, codes[3]}
-				VPSLLD(I8(4), high, bits[0])
-				VPSLLD(I8(2), high, bits[1])
-				VPSRLD(I8(2), high, bits[3])
-				for quad, code := range bits {
-					low4 := nibbles
-					if quad%2 == 0 {
-						VMOVDQU64(s.weights(tile, sixPlane*(quad/2)+64*half), nibbles)
-					} else {
-						low4 = codes[4]
-						VPSRLD(I8(4), nibbles, low4)
-					}
-					VPTERNLOGD(U8(0xd8), low, low4, code) // the nibble where low is 1
-					VPANDD(six, code, code)
-					VPDPBUSD(acts[quad], code, acc(tile, half))
-				}
-			})
-		}, nothing, nothing)
-		// y = float32(acc) * (xscale*scale)
-		scale, factor := z[28], z[29]
-		xscale := param("xscale")
-		VBROADCASTSS(Mem{Base: xscale}, scale)
-		eachHalf(tiles, func(tile, half int) {
-			dst := acc(tile, half)
-			VCVTDQ2PS(dst, dst)
-			VMULPS(s.weights(tile, 64*half), scale, factor)
-			VMULPS(factor, dst, dst)
+		s.each(func(row, tile, half int) {
+			VPBROADCASTD(Mem{Base: start, Disp: 4 * row}, s.sum(row, tile, half))
 		})
-		storeHalves(tiles)
-	}, streamDoc("q6c", "16 activations")...)
+		s.loop(id, 1, sixRows, sixGroup, func(int) {
+			for row := range s.rows {
+				for quad := range 4 {
+					VPXORD_BCST(s.x.at(row, 4*quad), c80, acts[4*row+quad])
+				}
+			}
+			for tile := range s.count {
+				for half := range 2 {
+					for plane := range 3 {
+						s.fetch(tile, sixPlane*plane+64*half)
+					}
+					VMOVDQU64(s.weights(tile, 2*sixPlane+64*half), high)
+					// the high bits of each quad stand above its low ones
+					bits := [4]reg.VecPhysical{codes[0], codes[1], high, codes[3]}
+					VPSLLD(I8(4), high, bits[0])
+					VPSLLD(I8(2), high, bits[1])
+					VPSRLD(I8(2), high, bits[3])
+					for quad, code := range bits {
+						nibble := nibbles
+						if quad%2 == 0 {
+							VMOVDQU64(s.weights(tile, sixPlane*(quad/2)+64*half), nibbles)
+						} else {
+							nibble = shifted
+							VPSRLD(I8(4), nibbles, shifted)
+						}
+						VPTERNLOGD(U8(0xd8), low, nibble, code) // the nibble where low is 1
+						VPANDD(six, code, code)
+						for row := range s.rows {
+							VPDPBUSD(acts[4*row+quad], code, s.sum(row, tile, half))
+						}
+					}
+				}
+			}
+		}, nothing, sixRows, nothing)
+		// y = float32(sum) * (xscale*scale)
+		s.scaled(z[28], z[29], func(reg.VecPhysical, int, int) {})
+	})
 }
 
 // q4Streams512 multiplies 16*nibble, unsigned, by signed activations. The offset of the nibbles, 8 times the sum of a
 // block's activations, is the same for all columns, so the sums of a block start at its negative. The factor 16 is
 // removed at the end, exactly.
 func q4Streams512(name string, block int) {
-	streamFunction(name, "uint8", "uint8", ", xscale *float32, sums *int32", func(id string, s *streams, tiles int) {
-		total := func(tile, half int) reg.VecPhysical { return z[2*tile+half] }
-		acc := func(tile, half int) reg.VecPhysical { return z[8+2*tile+half] }
-		low, high, acts := z[16:20], z[20:24], z[24:28]
-		c80, offset, zero, cF0 := z[28], z[29], z[30], z[31]
-		sums := param("sums")
+	pitch, more := block, "sums are those of each 32 activations."
+	if block != 32 {
+		pitch += 4 * block / 32
+		more = fmt.Sprintf("sums are those of each 32 activations; the %d of a row of tail follow it.", block/32)
+	}
+	kernel := streamKernel{name: name, scheme: fmt.Sprintf("q4b%d", block), activations: block, typ: "uint8",
+		weight: "uint8", parameters: ", xscale *float32, sums *int32, ldsums int", most: streamsOfFour, more: more}
+	kernel.emit(func(id string, s *streams) {
+		total := s.sum
+		acc := func(row, tile, half int) reg.VecPhysical { return z[s.sums()+2*(row*s.count+tile)+half] }
+		c80, cF0 := z[30], z[31]
+		unpacked, acts := z[24:26], z[26:29]
+		if s.rows == 1 {
+			unpacked, acts = z[16:24], z[24:28]
+		}
+		offset, zero := z[29], unpacked[0]
+		sums := newRows(s.rows)
+		Load(Param("ldsums"), sums.ld)
+		sums.set(param("sums"))
 		broadcast32(0x80808080, c80)
 		broadcast32(0xf0f0f0f0, cF0)
-		zero512(zero)
-		eachHalf(tiles, func(tile, half int) { zero512(total(tile, half)) })
+		zero512(z[:s.sums()]...)
 		s.loop(id, 1, 0, 64, func(int) {
-			VPBROADCASTD(Mem{Base: sums}, offset)
-			for i := 1; i < block/32; i++ {
-				VPADDD_BCST(Mem{Base: sums, Disp: 4 * i}, offset, offset)
-			}
-			VPSLLD(I8(7), offset, offset)
-			eachHalf(tiles, func(tile, half int) { VPSUBD(offset, zero, acc(tile, half)) })
-			inSteps(id, block, func() {
-				for quad := range 8 {
-					act := acts[quad%4]
-					VPXORD_BCST(Mem{Base: s.x, Disp: 4 * quad}, c80, act)
-					for tile := range tiles {
-						turn := (quad*tiles + tile) % 4
-						s.fetch(tile, 64*quad)
-						VPSLLD(I8(4), s.weights(tile, 64*quad), low[turn])
-						VPANDD(cF0, low[turn], low[turn])
-						VPANDD(s.weights(tile, 64*quad), cF0, high[turn])
-						VPDPBUSD(act, low[turn], acc(tile, 0))
-						VPDPBUSD(act, high[turn], acc(tile, 1))
+			zero512(zero)
+			for row := range s.rows {
+				VPBROADCASTD(sums.at(row, 0), offset)
+				for i := 1; i < block/32; i++ {
+					VPADDD_BCST(sums.at(row, 4*i), offset, offset)
+				}
+				VPSLLD(I8(7), offset, offset)
+				for tile := range s.count {
+					for half := range 2 {
+						VPSUBD(offset, zero, acc(row, tile, half))
 					}
 				}
-				ADDQ(I32(32), s.x)
+			}
+			inSteps(id, block, func() {
+				for quad := range 8 {
+					act := func(row int) reg.VecPhysical { return acts[(s.rows*quad+row)%len(acts)] }
+					for row := range s.rows {
+						VPXORD_BCST(s.x.at(row, 4*quad), c80, act(row))
+					}
+					for tile := range s.count {
+						turn := 2 * (s.count*quad + tile) % len(unpacked)
+						low, high := unpacked[turn], unpacked[turn+1]
+						s.fetch(tile, 64*quad)
+						VPSLLD(I8(4), s.weights(tile, 64*quad), low)
+						VPANDD(cF0, low, low)
+						VPANDD(s.weights(tile, 64*quad), cF0, high)
+						for row := range s.rows {
+							VPDPBUSD(act(row), low, acc(row, tile, 0))
+							VPDPBUSD(act(row), high, acc(row, tile, 1))
+						}
+					}
+				}
+				s.x.advance(32)
 				s.tiles.advance(512)
 			})
-			eachHalf(tiles, func(tile, half int) {
-				if half == 0 {
-					s.fetch(tile, 0) // the line of scales
+			for tile := range s.count {
+				s.fetch(tile, 0) // the line of scales
+				for half := range 2 {
+					scales := unpacked[half]
+					VCVTPH2PS(s.weights(tile, 32*half), scales)
+					for row := range s.rows {
+						VCVTDQ2PS(acc(row, tile, half), acc(row, tile, half))
+						VFMADD231PS(scales, acc(row, tile, half), total(row, tile, half))
+					}
 				}
-				dst, scales := acc(tile, half), low[half]
-				VCVTPH2PS(s.weights(tile, 32*half), scales)
-				VCVTDQ2PS(dst, dst)
-				VFMADD231PS(scales, dst, total(tile, half))
-			})
-		}, func() { ADDQ(I32(4*block/32), sums) }, func() {
+			}
+		}, func() { sums.advance(4 * block / 32) }, pitch, func() {
 			if block != 32 {
-				LEAQ(Mem{Base: s.x, Disp: block}, sums)
+				MOVQ(s.x.ld, sums.ld)
+				ADDQ(I32(block), s.tail)
+				sums.set(s.tail)
 			}
 		})
-		sixteenth, scale := z[30], z[29]
+		sixteenth, scale := z[30], z[31]
 		broadcast32(0x3d800000, sixteenth)
-		xscale := param("xscale")
-		VBROADCASTSS(Mem{Base: xscale}, scale)
-		eachHalf(tiles, func(tile, half int) {
-			dst := total(tile, half)
-			VMULPS(sixteenth, dst, dst)
-			VMULPS(scale, dst, dst)
-		})
-		storeHalves(tiles)
-	}, q4StreamDoc(block)...)
-}
-
-// q4StreamDoc says where the sums of activations are.
-func q4StreamDoc(block int) []string {
-	doc := streamDoc(fmt.Sprintf("q4b%d", block), fmt.Sprintf("%d activations", block))
-	last := "sums are those of each 32 activations"
-	if block != 32 {
-		last += fmt.Sprintf("; the %d of the tail follow it", block/32)
-	}
-	return append(doc, last+".")
-}
-
-// f32Streams512 and bf16Streams512 have one accumulator per result and k in order, as f32Rows512.
-func f32Streams512() {
-	streamFunction("f32Streams512", "float32", "float32", "", func(id string, s *streams, tiles int) {
-		acts := z[24:28]
-		zero512(z[:2*tiles]...)
-		s.loop(id, 4, 4, 128, func(i int) {
-			VBROADCASTSS(Mem{Base: s.x, Disp: 4 * i}, acts[i])
-			eachHalf(tiles, func(tile, half int) {
-				s.fetch(tile, 128*i+64*half)
-				VFMADD231PS(s.weights(tile, 128*i+64*half), acts[i], z[2*tile+half])
-			})
-		}, nothing, nothing)
-		storeHalves(tiles)
-	}, streamDoc("w32", "one activation")...)
-}
-
-func bf16Streams512() {
-	streamFunction("bf16Streams512", "float32", "uint16", "", func(id string, s *streams, tiles int) {
-		upper, acts := z[31], z[24:28]
-		broadcast32(0xffff0000, upper)
-		zero512(z[:2*tiles]...)
-		s.loop(id, 4, 4, 64, func(i int) {
-			VBROADCASTSS(Mem{Base: s.x, Disp: 4 * i}, acts[i])
-			for tile := range tiles {
-				first, second := z[16+2*(tile%4)], z[17+2*(tile%4)]
-				s.fetch(tile, 64*i)
-				VPSLLD(I8(16), s.weights(tile, 64*i), first)
-				VPANDD(s.weights(tile, 64*i), upper, second)
-				VFMADD231PS(first, acts[i], z[2*tile])
-				VFMADD231PS(second, acts[i], z[2*tile+1])
+		scales := param("xscale")
+		s.store(func(row int) {
+			VBROADCASTSS(Mem{Base: scales, Disp: 4 * row}, scale)
+			for tile := range s.count {
+				for half := range 2 {
+					VMULPS(sixteenth, total(row, tile, half), total(row, tile, half))
+					VMULPS(scale, total(row, tile, half), total(row, tile, half))
+				}
 			}
-		}, nothing, nothing)
-		storeHalves(tiles)
-	}, streamDoc("w16", "one activation")...)
+		})
+	})
+}
+
+// f32Streams512 and bf16Streams512 have one sum per result and k in order, as f32Rows512.
+func f32Streams512() {
+	kernel := streamKernel{name: "f32Streams512", scheme: "w32", activations: 1, typ: "float32", weight: "float32",
+		most: streamsInOrder}
+	kernel.emit(func(id string, s *streams) {
+		acts, w := z[24:28], [2]reg.VecPhysical{z[28], z[29]}
+		zero512(z[:s.sums()]...)
+		s.loop(id, 4, 4, 128, func(i int) {
+			for row := range s.rows {
+				VBROADCASTSS(s.x.at(row, 4*i), acts[(s.rows*i+row)%4])
+			}
+			for tile := range s.count {
+				for half, weights := range w {
+					s.fetch(tile, 128*i+64*half)
+					VMOVUPS(s.weights(tile, 128*i+64*half), weights)
+					for row := range s.rows {
+						VFMADD231PS(acts[(s.rows*i+row)%4], weights, s.sum(row, tile, half))
+					}
+				}
+			}
+		}, nothing, 4, nothing)
+		s.store(func(int) {})
+	})
+}
+
+// bf16Streams512 widens weights as bf16Rows512 does.
+func bf16Streams512() {
+	kernel := streamKernel{name: "bf16Streams512", scheme: "w16", activations: 1, typ: "float32", weight: "uint16",
+		most: streamsInOrder}
+	kernel.emit(func(id string, s *streams) {
+		acts, w, upper := z[24:28], [2]reg.VecPhysical{z[28], z[29]}, z[31]
+		broadcast32(0xffff0000, upper)
+		zero512(z[:s.sums()]...)
+		s.loop(id, 4, 4, 64, func(i int) {
+			for row := range s.rows {
+				VBROADCASTSS(s.x.at(row, 4*i), acts[(s.rows*i+row)%4])
+			}
+			for tile := range s.count {
+				s.fetch(tile, 64*i)
+				VPSLLD(I8(16), s.weights(tile, 64*i), w[0])
+				VPANDD(s.weights(tile, 64*i), upper, w[1])
+				for row := range s.rows {
+					for half, weights := range w {
+						VFMADD231PS(acts[(s.rows*i+row)%4], weights, s.sum(row, tile, half))
+					}
+				}
+			}
+		}, nothing, 4, nothing)
+		s.store(func(int) {})
+	})
 }
