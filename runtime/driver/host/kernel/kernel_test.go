@@ -573,6 +573,40 @@ func TestQuantRows(t *testing.T) {
 	})
 }
 
+// Quotients next to halves are rounded as those of a division, whatever the scale.
+func TestQuantHalves(t *testing.T) {
+	const n = 512
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(9, 12))
+		x, y, scale := guardedSlice[float32](t, n), guardedSlice[uint8](t, n), guardedSlice[float32](t, 1)
+		check := func(step float32) {
+			for i := range x {
+				half := float32(float64(step) * (float64(rng.IntN(256)-128) + 0.5))
+				x[i] = math.Float32frombits(math.Float32bits(half) + uint32(rng.IntN(7)-3))
+			}
+			codes := Quantised{Codes: Rows(y, n), Scale: scale}
+			if bad := s.QuantStatic(codes, []float32{step}, Rows(x, n), 1, n); bad != -1 {
+				t.Fatalf("scale %v: refused row %d", step, bad)
+			}
+			for i, value := range x {
+				want := 128 + min(max(math.RoundToEven(float64(value/step)), -127), 127)
+				if got := y[i]; float64(got) != want {
+					t.Fatalf("scale %x: %x becomes %d, want %v", step, value, got, want)
+				}
+			}
+		}
+		for _, power := range []int{-100, -61, -60, -59, -10, -1, 0, 1, 20, 59, 60, 61, 100} {
+			first := math.Float32bits(float32(math.Ldexp(1, power)))
+			for _, mantissa := range []uint32{0, 1, 2, 1<<22 - 1, 1 << 22, 1<<23 - 2, 1<<23 - 1} {
+				check(math.Float32frombits(first + mantissa))
+			}
+			for range 50 {
+				check(math.Float32frombits(first + rng.Uint32N(1<<23)))
+			}
+		}
+	})
+}
+
 // Rows are quantised by the smallest of the static scales that holds them, or by the largest one.
 func TestQuantStatic(t *testing.T) {
 	allScales := [][]float32{

@@ -118,7 +118,7 @@ func (t tier) set() *Set {
 		}
 	}
 	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, t.quantRows,
-		t.quantStatic, vecNorm, vecLayerNorm
+		t.quantStatic, t.norm, vecLayerNorm
 	set.GLU, set.Activate, set.Softcap, set.Gate, set.Scale = t.glu, vecActivate, vecSoftcap, vecGate, vecScale
 	set.Add, set.Combine, set.Rope = vecAdd, t.combine, vecRope
 	set.AttentionF32, set.AttentionF16, set.AttentionQ8 = t.attentionF32, t.attentionF16, t.attentionQ8

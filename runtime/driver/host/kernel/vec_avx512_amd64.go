@@ -246,10 +246,11 @@ func siluMul512(y *float32, x *float32, interleave int, groups int)
 //go:noescape
 func geluTanhMul512(y *float32, x *float32, interleave int, groups int)
 
-// quant512 quantises x to u8 as Set.QuantRows does. n is a multiple of 16.
+// quant512 quantises x to u8 as Set.QuantRows does. inverse is 1/scale, both between 2^-60 and 2^60. n is a multiple
+// of 16.
 //
 //go:noescape
-func quant512(y *uint8, x *float32, n int, scale float32)
+func quant512(y *uint8, x *float32, n int, scale float32, inverse float32)
 
 // q8cStreams512 computes rows of several q8c tiles, which are pitch bytes apart, into y [rows][32*tiles].
 // shape is 10*rows+tiles, with 1..4 rows and 2..4 tiles, fewer for many rows. x holds
@@ -301,3 +302,13 @@ func f32Streams512(shape int, y *float32, ldy int, x *float32, ldx int, steps in
 //
 //go:noescape
 func bf16Streams512(shape int, y *float32, ldy int, x *float32, ldx int, steps int, last int, tail *float32, w *uint16, pitch int, ahead int, jump int)
+
+// sumSquares512 returns the sum of squares of x in float64, the bits of sumSquares256. n is a multiple of 16.
+//
+//go:noescape
+func sumSquares512(x *float32, n int) float64
+
+// norm512 computes gain*float32(x*inverse), the product in float64. n is a multiple of 16.
+//
+//go:noescape
+func norm512(y *float32, x *float32, gain *float32, n int, inverse float64)

@@ -43562,13 +43562,14 @@ columns_done:
 	VZEROUPPER
 	RET
 
-// func quant512(y *uint8, x *float32, n int, scale float32)
+// func quant512(y *uint8, x *float32, n int, scale float32, inverse float32)
 // Requires: AVX, AVX512F
-TEXT ·quant512(SB), NOSPLIT, $0-28
+TEXT ·quant512(SB), NOSPLIT, $0-32
 	MOVQ         y+0(FP), AX
 	MOVQ         x+8(FP), CX
 	MOVQ         n+16(FP), DX
-	VBROADCASTSS scale+24(FP), Z2
+	VBROADCASTSS scale+24(FP), Z6
+	VBROADCASTSS inverse+28(FP), Z7
 	MOVL         $0x80808080, BX
 	VPBROADCASTD BX, Z3
 	MOVL         $0x81818181, BX
@@ -43577,17 +43578,23 @@ TEXT ·quant512(SB), NOSPLIT, $0-28
 	JZ           quant_done
 
 quant_loop:
-	VMOVUPS   (CX), Z0
-	VDIVPS    Z2, Z0, Z0
-	VCVTPS2DQ Z0, Z0
-	VPMOVSDB  Z0, X1
-	VPMAXSB   X4, X1, X1
-	VPXOR     X3, X1, X1
-	VMOVDQU   X1, (AX)
-	ADDQ      $+64, CX
-	ADDQ      $+16, AX
-	DECQ      DX
-	JNZ       quant_loop
+	VMOVUPS      (CX), Z0
+	VMULPS       Z7, Z0, Z2
+	VMOVAPS      Z0, Z5
+	VFNMADD231PS Z6, Z2, Z5
+	VFMADD231PS  Z7, Z5, Z2
+	VMOVAPS      Z0, Z5
+	VFNMADD231PS Z6, Z2, Z5
+	VFMADD231PS  Z7, Z5, Z2
+	VCVTPS2DQ    Z2, Z0
+	VPMOVSDB     Z0, X1
+	VPMAXSB      X4, X1, X1
+	VPXOR        X3, X1, X1
+	VMOVDQU      X1, (AX)
+	ADDQ         $+64, CX
+	ADDQ         $+16, AX
+	DECQ         DX
+	JNZ          quant_loop
 
 quant_done:
 	VZEROUPPER
@@ -57284,5 +57291,69 @@ bf16Streams51243_end:
 	VMOVUPS Z21, 192(AX)
 	VMOVUPS Z22, 256(AX)
 	VMOVUPS Z23, 320(AX)
+	VZEROUPPER
+	RET
+
+// func sumSquares512(x *float32, n int) float64
+// Requires: AVX, AVX512F, SSE2
+TEXT ·sumSquares512(SB), NOSPLIT, $0-24
+	MOVQ   x+0(FP), AX
+	MOVQ   n+8(FP), CX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	SHRQ   $0x04, CX
+	JZ     sum_done
+
+sum_loop:
+	VCVTPS2PD   (AX), Z2
+	VFMADD231PD Z2, Z2, Z0
+	VCVTPS2PD   32(AX), Z3
+	VFMADD231PD Z3, Z3, Z1
+	ADDQ        $+64, AX
+	DECQ        CX
+	JNZ         sum_loop
+
+sum_done:
+	VEXTRACTF64X4 $0x01, Z0, Y2
+	VADDPD        Y2, Y0, Y0
+	VEXTRACTF64X4 $0x01, Z1, Y3
+	VADDPD        Y3, Y1, Y1
+	VADDPD        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPD        X1, X0, X0
+	VHADDPD       X0, X0, X0
+	VZEROUPPER
+	MOVSD         X0, ret+16(FP)
+	RET
+
+// func norm512(y *float32, x *float32, gain *float32, n int, inverse float64)
+// Requires: AVX, AVX512F
+TEXT ·norm512(SB), NOSPLIT, $0-40
+	MOVQ         y+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         gain+16(FP), DX
+	MOVQ         n+24(FP), BX
+	VBROADCASTSD inverse+32(FP), Z4
+	SHRQ         $0x04, BX
+	JZ           norm_done
+
+norm_loop:
+	VCVTPS2PD (CX), Z0
+	VMULPD    Z4, Z0, Z0
+	VCVTPD2PS Z0, Y0
+	VMULPS    (DX), Y0, Y0
+	VMOVUPS   Y0, (AX)
+	VCVTPS2PD 32(CX), Z1
+	VMULPD    Z4, Z1, Z1
+	VCVTPD2PS Z1, Y1
+	VMULPS    32(DX), Y1, Y1
+	VMOVUPS   Y1, 32(AX)
+	ADDQ      $+64, AX
+	ADDQ      $+64, CX
+	ADDQ      $+64, DX
+	DECQ      BX
+	JNZ       norm_loop
+
+norm_done:
 	VZEROUPPER
 	RET

@@ -71,17 +71,20 @@ func (t tier) quantStatic(y Quantised, from []float32, x Matrix[float32], m, n i
 	return -1
 }
 
+// The steps between which quant512 rounds quotients as a division does.
+const leastStep, mostStep = 0x1p-60, 0x1p60
+
 // quant calls the kernel of the tier.
 func (t tier) quant(y *uint8, x *float32, n int, step float32) {
-	if t.wide() {
-		quant512(y, x, n, step)
+	if t.wide() && step >= leastStep && step <= mostStep {
+		quant512(y, x, n, step, 1/step)
 		return
 	}
 	quant256(y, x, n, step)
 }
 
-// vecNorm sums squares by the assembly in another order than norm, hence the tolerance in Set.
-func vecNorm(y, x Matrix[float32], gain []float32, eps float64, m, n int) {
+// norm sums squares by the assembly in another order than the function, hence the tolerance in Set.
+func (t tier) norm(y, x Matrix[float32], gain []float32, eps float64, m, n int) {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
 		norm(y, x, gain, eps, m, n)
@@ -90,12 +93,21 @@ func vecNorm(y, x Matrix[float32], gain []float32, eps float64, m, n int) {
 	gain = gain[:n]
 	for line := range m {
 		row, out := x.row(line, n), y.row(line, n)
-		sum := sumSquares256(&row[0], whole, 0)
+		sum := 0.0
+		if t.wide() {
+			sum = sumSquares512(&row[0], whole)
+		} else {
+			sum = sumSquares256(&row[0], whole, 0)
+		}
 		for _, value := range row[whole:] {
 			sum += float64(value) * float64(value)
 		}
 		inv := rootInverse(sum/float64(n) + eps)
-		norm256(&out[0], &row[0], &gain[0], whole, 0, inv)
+		if t.wide() {
+			norm512(&out[0], &row[0], &gain[0], whole, inv)
+		} else {
+			norm256(&out[0], &row[0], &gain[0], whole, 0, inv)
+		}
 		for col := whole; col < n; col++ {
 			out[col] = gain[col] * float32(float64(row[col])*inv)
 		}

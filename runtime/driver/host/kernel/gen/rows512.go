@@ -88,25 +88,85 @@ func glu512() {
 	}
 }
 
-// quant512 is quant256 in registers of 512 bits, which one instruction packs with saturation.
+// quant512 is quant256 in registers of 512 bits, which one instruction packs with saturation, and without divisions,
+// which take longer than everything else.
+//
+// The first quotient is the product with the rounded reciprocal. Adding its remainder, a fused multiply-add, times the
+// reciprocal makes it one of the two neighbours of the exact quotient. Then the remainder is exact, and the same once
+// more rounds as a division would (Markstein, IBM Journal of Research and Development 34:1, 1990). This holds where
+// nothing underflows; quotients so small that their remainders do become zero in any case.
 func quant512() {
-	function("quant512", "(y *uint8, x *float32, n int, scale float32)",
-		"quantises x to u8 as Set.QuantRows does. n is a multiple of 16.")
+	function("quant512", "(y *uint8, x *float32, n int, scale float32, inverse float32)",
+		"quantises x to u8 as Set.QuantRows does. inverse is 1/scale, both between 2^-60 and 2^60. n is a multiple",
+		"of 16.")
 	out, input, count := param("y"), param("x"), param("n")
 	scale, _ := Param("scale").Resolve()
-	values, packed := z[0], z[1].AsX()
-	VBROADCASTSS(scale.Addr, z[2])
+	reciprocal, _ := Param("inverse").Resolve()
+	values, packed, quotient, rest, step, inverse := z[0], z[1].AsX(), z[2], z[5], z[6], z[7]
+	VBROADCASTSS(scale.Addr, step)
+	VBROADCASTSS(reciprocal.Addr, inverse)
 	broadcast32(0x80808080, z[3])
 	broadcast32(0x81818181, z[4]) // -127 in every byte
 	loop16("quant", count, func() {
 		VMOVUPS(Mem{Base: input}, values)
-		VDIVPS(z[2], values, values)
-		VCVTPS2DQ(values, values)
+		VMULPS(inverse, values, quotient)
+		for range 2 {
+			VMOVAPS(values, rest)
+			VFNMADD231PS(step, quotient, rest)
+			VFMADD231PS(inverse, rest, quotient)
+		}
+		VCVTPS2DQ(quotient, values)
 		VPMOVSDB(values, packed)
 		VPMAXSB(z[4].AsX(), packed, packed)
 		VPXOR(z[3].AsX(), packed, packed)
 		VMOVDQU(packed, Mem{Base: out})
 	}, map[reg.GPVirtual]int{input: 64, out: 16}, input, out)
+	VZEROUPPER()
+	RET()
+}
+
+// norm512 writes what sumSquares256 and norm256 are for a mean of zero, in registers of 512 bits. Sums have the same
+// order: a register holds two of the other kernel's.
+func norm512() {
+	function("sumSquares512", "(x *float32, n int) float64",
+		"returns the sum of squares of x in float64, the bits of sumSquares256. n is a multiple of 16.")
+	input, count := param("x"), param("n")
+	zero512(z[0])
+	zero512(z[1])
+	along("sum", count, 64, []reg.GPVirtual{input}, func() {
+		for i := range 2 {
+			VCVTPS2PD(Mem{Base: input, Disp: 32 * i}, z[2+i])
+			VFMADD231PD(z[2+i], z[2+i], z[i])
+		}
+	})
+	for i := range 2 { // the second half of a register is an accumulator of its own
+		VEXTRACTF64X4(U8(1), z[i], z[2+i].AsY())
+		VADDPD(z[2+i].AsY(), z[i].AsY(), z[i].AsY())
+	}
+	VADDPD(y[1], y[0], y[0])
+	VEXTRACTF128(U8(1), y[0], reg.X1)
+	VADDPD(reg.X1, reg.X0, reg.X0)
+	VHADDPD(reg.X0, reg.X0, reg.X0)
+	VZEROUPPER()
+	Store(reg.X0, ReturnIndex(0))
+	RET()
+
+	function("norm512", "(y *float32, x *float32, gain *float32, n int, inverse float64)",
+		"computes gain*float32(x*inverse), the product in float64. n is a multiple of 16.")
+	out, input, gain, count := param("y"), param("x"), param("gain"), param("n")
+	scale, _ := Param("inverse").Resolve()
+	inverse := z[4]
+	VBROADCASTSD(scale.Addr, inverse)
+	along("norm", count, 64, []reg.GPVirtual{out, input, gain}, func() {
+		for i := range 2 {
+			VCVTPS2PD(Mem{Base: input, Disp: 32 * i}, z[i])
+			VMULPD(inverse, z[i], z[i])
+			half := z[i].AsY()
+			VCVTPD2PS(z[i], half)
+			VMULPS(Mem{Base: gain, Disp: 32 * i}, half, half)
+			VMOVUPS(half, Mem{Base: out, Disp: 32 * i})
+		}
+	})
 	VZEROUPPER()
 	RET()
 }
