@@ -12,30 +12,24 @@ import (
 // bits, but constants stay in registers.
 func glu512() {
 	low, high, infinite, log2e, round := z[31], z[30], z[29], z[28], z[27]
-	ln2Hi, ln2Lo, bias, linear, cubic := z[26], z[25], z[24], z[23], z[22]
+	ln2Hi, ln2Lo, linear, cubic := z[26], z[25], z[24], z[23]
 	poly := z[15:22] // poly[0] is 1
 	spread := func(v float32, to reg.VecPhysical) { broadcast32(math.Float32bits(v), to) }
-	// exponent is the function of the same name for registers of 256 bits, where x may be positive
-	exponent := func(x, t, f, p, u reg.VecPhysical) {
+	// exponent is the function of the same name for registers of 256 bits, where x may be positive. One instruction
+	// multiplies by the power of two, and rounds what becomes subnormal once, as that function does.
+	exponent := func(x, n, f, p reg.VecPhysical) {
 		VMAXPS(x, low, f)
 		VMINPS(f, high, f)
-		VMOVAPS(round, t)
-		VFMADD231PS(log2e, f, t) // the integer in the low bits
-		VSUBPS(round, t, p)      // and as a number
-		VFNMADD231PS(ln2Hi, p, f)
-		VFNMADD231PS(ln2Lo, p, f)
+		VMOVAPS(round, n)
+		VFMADD231PS(log2e, f, n) // the integer in the low bits
+		VSUBPS(round, n, n)      // and as a number
+		VFNMADD231PS(ln2Hi, n, f)
+		VFNMADD231PS(ln2Lo, n, f)
 		VMOVAPS(poly[6], p)
 		for i := 5; i >= 0; i-- {
 			VFMADD213PS(poly[i], f, p)
 		}
-		VPSUBD(round, t, t)
-		VPSRAD(U8(1), t, u) // two steps, because 2^128 is not a float32
-		VPSUBD(u, t, t)
-		for _, half := range []reg.VecPhysical{t, u} {
-			VPADDD(bias, half, half)
-			VPSLLD(U8(23), half, half)
-			VMULPS(half, p, p)
-		}
+		VSCALEFPS(n, p, p)
 		VCMPPS(U8(14), high, x, reg.K1) // x > high
 		VCMPPS(U8(5), low, x, reg.K2)   // not x < low
 		VMOVAPS(infinite, reg.K1, p)
@@ -51,7 +45,6 @@ func glu512() {
 		spread(0x1.8p23, round)
 		spread(0x1.62e4p-1, ln2Hi)
 		spread(0x1.7f7d1cf79abcap-20, ln2Lo)
-		broadcast32(127, bias)
 		for i, coef := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
 			spread(coef, poly[i])
 		}
@@ -74,7 +67,7 @@ func glu512() {
 				zero512(e)
 				VSUBPS(x, e, e)
 			}
-			exponent(e, z[2], z[3], z[4], z[5])
+			exponent(e, z[2], z[3], z[4])
 			VADDPS(poly[0], e, e)
 			VDIVPS(e, x, x)
 			VMULPS(Mem{Base: input, Index: gap, Scale: 4}, x, x)
