@@ -43377,7 +43377,7 @@ exp_end:
 	RET
 
 // func siluMul512(y *float32, x *float32, interleave int, groups int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·siluMul512(SB), NOSPLIT, $0-32
 	MOVL         $0xc2aeac4f, AX
 	VPBROADCASTD AX, Z31
@@ -43418,6 +43418,9 @@ group:
 	JZ   columns_done
 
 columns_loop:
+	PREFETCHT0   1024(CX)
+	PREFETCHT0   1024(CX)(DX*4)
+	PREFETCHT0   512(AX)
 	VMOVUPS      (CX), Z0
 	VPXORD       Z1, Z1, Z1
 	VSUBPS       Z0, Z1, Z1
@@ -43457,7 +43460,7 @@ columns_done:
 	RET
 
 // func geluTanhMul512(y *float32, x *float32, interleave int, groups int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·geluTanhMul512(SB), NOSPLIT, $0-32
 	MOVL         $0xc2aeac4f, AX
 	VPBROADCASTD AX, Z31
@@ -43502,6 +43505,9 @@ group:
 	JZ   columns_done
 
 columns_loop:
+	PREFETCHT0   1024(CX)
+	PREFETCHT0   1024(CX)(DX*4)
+	PREFETCHT0   512(AX)
 	VMOVUPS      (CX), Z0
 	VMULPS       Z0, Z0, Z2
 	VMOVAPS      Z23, Z1

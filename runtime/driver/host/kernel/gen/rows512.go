@@ -57,6 +57,10 @@ func glu512() {
 		MOVQ(gap, count)
 		along("columns", count, 64, []reg.GPVirtual{out, input}, func() {
 			x, e := z[0], z[1]
+			// Rows are longer than a page, and prefetchers of processors stop at the end of one.
+			PREFETCHT0(Mem{Base: input, Disp: 1024})
+			PREFETCHT0(Mem{Base: input, Index: gap, Scale: 4, Disp: 1024})
+			PREFETCHT0(Mem{Base: out, Disp: 512})
 			VMOVUPS(Mem{Base: input}, x)
 			if gate.act == "op.GELUTanh" { // 0.5 + 0.5*tanh(u) is the sigmoid of 2u, u = sqrt(2/pi)*(x+0.044715*x^3)
 				VMULPS(x, x, z[2])
