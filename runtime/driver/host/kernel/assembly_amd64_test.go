@@ -89,7 +89,7 @@ type integerMachine struct {
 	equal    bool // flags of the last comparison
 	less     bool
 	argument func(name string, offset int) uint64
-	stored   map[string]uint64 // by operands in memory: arguments that were written, and variables
+	stored   map[string]uint64    // by operands in memory: arguments that were written, and variables
 	fetch    func(address uint64) // what is prefetched, may be nil
 }
 
@@ -209,7 +209,7 @@ func (m *integerMachine) instruction(line *assemblyLine) bool {
 	}
 	switch line.name {
 	case "NOP", "VZEROUPPER", "JZ", "JE", "JEQ", "JNZ", "JNE", "JLT", "JLE", "JGE", "JG":
-	case "PREFETCHT0":
+	case "PREFETCHT0", "PREFETCHT1":
 		if m.fetch != nil {
 			m.fetch(m.address(last))
 		}

@@ -19,6 +19,8 @@ const (
 	packedPassFloats = 10
 
 	spreadMost = 16 << 10 // bytes of an unpacked part of a 4-bit tile
+
+	nibbleScratch = 66 << 10 // what the product in tiles needs
 )
 
 // PackGroups is the number of groups of m packed rows, all of nearly equal size.
@@ -32,7 +34,7 @@ func PackedScratch(k, block int) int {
 	if block == 0 {
 		return (k + 3) / 4 * 4 * TileN
 	}
-	return spreadMost + 4*TileN*packedPassRows(packedRow(k, block))
+	return max(spreadMost+4*TileN*packedPassRows(packedRow(k, block)), nibbleScratch)
 }
 
 // packedRow is the size of a packed row in bytes: per block, an int32 and the activations.

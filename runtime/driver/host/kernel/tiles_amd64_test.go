@@ -104,7 +104,7 @@ func TestTilesAreRefused(t *testing.T) {
 // The activations of a group lie in tiles, padding is zero, and packing a group packs all of its rows.
 func TestPackTiles(t *testing.T) {
 	tilesSet(t)
-	for _, m := range []int{24, 32, 45} {
+	for _, m := range []int{24, 32, 45, 128, 150} {
 		for _, k := range []int{1, 31, 32, 64, 67, 100, 128, 200, 333} {
 			for _, block := range []int{0, 32, 128} {
 				x := make([]uint8, m*k)
@@ -117,16 +117,21 @@ func TestPackTiles(t *testing.T) {
 					packTiles(got, Rows(x, k), m, k, block, group)
 				}
 
-				checkPackedTiles(t, got, x, m, k, block)
+				if block == 0 {
+					checkPackedTiles(t, got, x, m, k)
+				} else {
+					checkPackedNibbles(t, got, x, m, k, block)
+				}
 			}
 		}
 	}
 }
 
 // checkPackedTiles compares packed rows with the activations [m,k] that they are made of.
-func checkPackedTiles(t *testing.T, got, x []uint8, m, k, block int) {
+func checkPackedTiles(t *testing.T, got, x []uint8, m, k int) {
 	t.Helper()
-	padded, width := tiledK(k, block), tileWidth(block)
+	const width = tileK
+	padded := tiledK(k, 0)
 	for row := range m {
 		first := row / tileRows * tileRows
 		rows := min(tileRows, m-first)
@@ -138,7 +143,29 @@ func checkPackedTiles(t *testing.T, got, x []uint8, m, k, block int) {
 				want = x[row*k+pos] ^ 0x80
 			}
 			if got[at] != want {
-				t.Fatalf("%dx%d in blocks of %d: row %d, k %d is %#x, want %#x", m, k, block, row, pos, got[at], want)
+				t.Fatalf("%dx%d: row %d, k %d is %#x, want %#x", m, k, row, pos, got[at], want)
+			}
+		}
+	}
+}
+
+// checkPackedNibbles compares rows packed for blocks with the activations [m,k] that they are made of.
+func checkPackedNibbles(t *testing.T, got, x []uint8, m, k, block int) {
+	t.Helper()
+	width := nibbleWidth(block)
+	tiles := tiledK(k, block) / width // of a row
+	for row := range m {
+		piece := row / nibbleCall * nibbleCall
+		left := min(nibbleCall, m-piece)
+		for pos := range tiledK(k, block) {
+			tile, of := pos/width, pos%width
+			at := (piece*tiles + tile*left + row - piece) * width
+			want := uint8(0)
+			if pos < k {
+				want = x[row*k+pos] ^ 0x80
+			}
+			if value := got[at+of]; value != want {
+				t.Fatalf("%dx%d in blocks of %d: row %d, k %d is %#x, want %#x", m, k, block, row, pos, value, want)
 			}
 		}
 	}
@@ -197,7 +224,7 @@ func TestTileProducts(t *testing.T) {
 	sets := []*Set{tilesSet(t)}
 	seed := uint64(0)
 	for _, name := range tileProducts {
-		for i, m := range []int{24, 31, 32, 33, 47, 48, 64} {
+		for i, m := range []int{24, 25, 31, 32, 33, 47, 48, 64, 100} {
 			for _, k := range []int{1, 3, 31, 32, 60, 61, 64, 65, 127, 128, 130, 192, 261} {
 				seed++
 				s := shape{
@@ -212,7 +239,7 @@ func TestTileProducts(t *testing.T) {
 		// Parts of k and of the rows.
 		for _, s := range []shape{
 			{m: 24, k: tilePart + 64 + 5, n: 32}, {m: 33, k: 2*tilePart + 200, n: 40}, {m: 80, k: 2 * tilePart, n: 65},
-			{m: 270, k: 70, n: 33},
+			{m: 270, k: 70, n: 33}, {m: 300, k: 600, n: 32}, {m: 140, k: 1000, n: 64},
 		} {
 			twinMatMul(t, sets, name, s, newValues(plain, 5, nil), newValues(plain, 6, nil), true)
 		}

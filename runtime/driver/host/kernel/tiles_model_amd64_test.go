@@ -28,14 +28,14 @@ func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, 
 		xscale, rows)
 }
 
-func q4TilesAMX(config *byte, groups int, x *byte, pitch, advance int, panel *byte, blocks int, ints *int32,
-	sums *float32) {
-	model("q4TilesAMX", config, groups, x, pitch, advance, panel, blocks, ints, sums)
+func q4TilesAMX(config *byte, groups int, x *byte, pitch, next, advance int, panel *byte, steps int, dots *int32, sums,
+	spare *float32, w *byte, fetch int, y *float32, ldy int) {
+	model("q4TilesAMX", config, groups, x, pitch, next, advance, panel, steps, dots, sums, spare, w, fetch, y, ldy)
 }
 
-func q4x128TilesAMX(config *byte, groups int, x *byte, pitch, advance int, panel *byte, blocks int, ints *int32,
-	sums *float32) {
-	model("q4x128TilesAMX", config, groups, x, pitch, advance, panel, blocks, ints, sums)
+func q4x128TilesAMX(config *byte, groups int, x *byte, pitch, next, advance int, panel *byte, steps int, dots *int32, sums,
+	spare *float32, w *byte, fetch int, y *float32, ldy int) {
+	model("q4x128TilesAMX", config, groups, x, pitch, next, advance, panel, steps, dots, sums, spare, w, fetch, y, ldy)
 }
 
 func scoreTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk, pitch, strips, whole, rest int,
@@ -76,7 +76,14 @@ func attendAskingAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ld
 func tileUnpack32(panel, w *byte, blocks int)  { model("tileUnpack32", panel, w, blocks) }
 func tileUnpack128(panel, w *byte, blocks int) { model("tileUnpack128", panel, w, blocks) }
 
-func tileRow32(dst *byte, pitch int, x *uint8, turns int) { model("tileRow32", dst, pitch, x, turns) }
+func tileSteps32(dst *byte, pitch, advance int, x *uint8, turns int) {
+	model("tileSteps32", dst, pitch, advance, x, turns)
+}
+
+func tileSteps64(dst *byte, pitch, advance int, x *uint8, turns int) {
+	model("tileSteps64", dst, pitch, advance, x, turns)
+}
+
 func tileRow64(dst *byte, pitch int, x *uint8, turns int) { model("tileRow64", dst, pitch, x, turns) }
 
 func q4ScaleAMX(rows int, y *float32, ldy int, sums, xscale *float32) {
@@ -250,6 +257,9 @@ func (m *machine) vector(name string, operands []string, last string) {
 		words(func(i int) uint32 { return math.Float32bits(float(&a, 0) * float(&b, i)) })
 	case "VFMADD213PS":
 		a, b, c := m.vectors[number], m.read(operands[1], width), m.read(operands[0], width)
+		words(func(i int) uint32 { return math.Float32bits(fma32(float(&a, i), float(&b, i), float(&c, i))) })
+	case "VFMADD231PS":
+		a, b, c := m.read(operands[0], width), m.read(operands[1], width), m.vectors[number]
 		words(func(i int) uint32 { return math.Float32bits(fma32(float(&a, i), float(&b, i), float(&c, i))) })
 	default:
 		panic("the model does not know " + name)

@@ -14,6 +14,24 @@ package kernel
 //go:noescape
 func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)
 
+// tileRow64 writes turns (at least 1) times 64 activations of a row x, as signed bytes, to dst, pitch bytes from piece
+// to piece.
+//
+//go:noescape
+func tileRow64(dst *byte, pitch int, x *uint8, turns int)
+
+// tileSteps32 writes turns (at least 1) times 64 activations of a row x as signed bytes: half of them to dst, half to
+// pitch bytes behind it, and the next ones advance bytes behind those.
+//
+//go:noescape
+func tileSteps32(dst *byte, pitch int, advance int, x *uint8, turns int)
+
+// tileSteps64 writes turns (at least 1) times 128 activations of a row x as signed bytes: half of them to dst, half to
+// pitch bytes behind it, and the next ones advance bytes behind those.
+//
+//go:noescape
+func tileSteps64(dst *byte, pitch int, advance int, x *uint8, turns int)
+
 // tileUnpack32 unpacks blocks (at least 1) of a q4b32 tile, 1152 bytes each:
 // [8][32][4] int8 of 16*(nibble-8), and the scales of the columns over 16.
 //
@@ -26,31 +44,23 @@ func tileUnpack32(panel *byte, w *byte, blocks int)
 //go:noescape
 func tileUnpack128(panel *byte, w *byte, blocks int)
 
-// q4TilesAMX adds products of groups of rows with unpacked blocks to sums [groups][2][16][16].
-// x is the first tile of activations, advance bytes from tile to tile and pitch from group to group; ints is room for
-// 1024 integers. config is the shape of the tiles.
+// q4TilesAMX adds products of groups of rows with steps (at least 1), two unpacked blocks each, to sums [groups][2][16][16].
+// x is the first tile of activations, next bytes before the other one of the step, advance before the next step and
+// pitch before the next group. dots is room for 1024 integers and spare for the sums of a group. config is the shape
+// of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each step, and two lines of each
+// of two rows of y, ldy bytes apart, to be written.
 //
 //go:noescape
-func q4TilesAMX(config *byte, groups int, x *byte, pitch int, advance int, panel *byte, blocks int, ints *int32, sums *float32)
+func q4TilesAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)
 
-// q4x128TilesAMX adds products of groups of rows with unpacked blocks to sums [groups][2][16][16].
-// x is the first tile of activations, advance bytes from tile to tile and pitch from group to group; ints is room for
-// 1024 integers. config is the shape of the tiles.
+// q4x128TilesAMX adds products of groups of rows with steps (at least 1), one unpacked block each, to sums [groups][2][16][16].
+// x is the first tile of activations, next bytes before the other one of the step, advance before the next step and
+// pitch before the next group. dots is room for 1024 integers and spare for the sums of a group. config is the shape
+// of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each step, and two lines of each
+// of two rows of y, ldy bytes apart, to be written.
 //
 //go:noescape
-func q4x128TilesAMX(config *byte, groups int, x *byte, pitch int, advance int, panel *byte, blocks int, ints *int32, sums *float32)
-
-// tileRow32 writes turns (at least 1) pieces of a row x, as signed bytes, to dst, pitch bytes from piece to piece.
-// A piece has as many bytes as its name says.
-//
-//go:noescape
-func tileRow32(dst *byte, pitch int, x *uint8, turns int)
-
-// tileRow64 writes turns (at least 1) pieces of a row x, as signed bytes, to dst, pitch bytes from piece to piece.
-// A piece has as many bytes as its name says.
-//
-//go:noescape
-func tileRow64(dst *byte, pitch int, x *uint8, turns int)
+func q4x128TilesAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)
 
 // q4ScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row, to y [rows][32]. ldy is in
 // bytes.

@@ -57,14 +57,6 @@ func shapeTiles(rows, k int) (config tileConfig) {
 	return config
 }
 
-// tileWidth is how many k a tile of packed activations has for a weight in such blocks: a block of 32 fills a tile.
-func tileWidth(block int) int {
-	if block == BlockK {
-		return BlockK
-	}
-	return tileK
-}
-
 // tiledK is the number of activations of a packed row, with padding.
 func tiledK(k, block int) int {
 	if block == 0 {
@@ -73,10 +65,15 @@ func tiledK(k, block int) int {
 	return (k + block - 1) / block * block
 }
 
-// packTiles is PackRows. Rows lie in groups of 16, the last one of what is left. In a group the tiles [rows][width] of
-// successive k follow each other; without blocks the last one is as wide as what is left of k.
+// packTiles is PackRows. Without blocks, rows lie in groups of 16, the last one of what is left. In a group the
+// tiles [rows][64] of successive k follow each other; without blocks the last one is as wide as what is left of k.
 func packTiles(dst []byte, x Matrix[uint8], m, k, block, g int) {
-	width, padded := tileWidth(block), tiledK(k, block)
+	if block != 0 {
+		packNibbles(dst, x, m, k, block, g)
+		return
+	}
+	const width = tileK
+	padded := tiledK(k, block)
 	checkPacked(m)
 	_ = dst[PackedBytes(m, k, block)-1]
 	x.mustHold(m, k)
@@ -87,11 +84,7 @@ func packTiles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 		to := dst[group*tileRows*padded:][:rows*padded]
 		whole := k / width
 		if whole > 0 {
-			if at := &to[line*width]; width == BlockK {
-				tileRow32(at, rows*width, &from[0], whole)
-			} else {
-				tileRow64(at, rows*width, &from[0], whole)
-			}
+			tileRow64(&to[line*width], rows*width, &from[0], whole)
 		}
 		for pos := whole * width; pos < padded; pos += width {
 			piece := min(width, padded-pos)
@@ -182,90 +175,6 @@ func (p *tileProduct) add(y Matrix[float32], tile []byte, scales []float32, next
 			p.k/p.width, &p.sums[0], y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0],
 			&p.x.Scale[p.first+row], rows)
 		row += groups * rows
-	}
-}
-
-// tilesQ4 is the product with 4-bit weights in blocks of block rows. As in packedQ4, parts of a tile are unpacked for
-// all rows of a pass, whose float sums collect in scratch.
-func tilesQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
-	m, k := x.M, x.K
-	padded, blocks, width := tiledK(k, block), (k+block-1)/block, tileWidth(block)
-	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
-	mustBePacked(x, scratch, block)
-	y.mustHold(m, n)
-	_ = w[(n+TileN-1)/TileN*blocks*bytes-1]
-	panel := scratch[:spreadMost]
-	pass := packedPassRows(packedRow(k, block)) &^ (tileRows - 1)
-	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*pass])
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	var around [2*tileRows*TileN + cacheLine/4]int32
-	var out [tileRows * TileN]float32
-	step := spreadMost / panelBlock
-	for first := 0; first < m; first += pass {
-		count := min(pass, m-first)
-		product := blockProduct{
-			block: block, width: width, x: x.Bytes, first: first, count: count, padded: padded,
-			whole: shapeTiles(tileRows, width), last: shapeTiles(max(1, count%tileRows), width),
-			ints: aligned(around[:]), sums: sums,
-		}
-		for j := 0; j < n; j += TileN {
-			tile := w[j/TileN*blocks*bytes:]
-			clear(sums[:(count+tileRows-1)/tileRows*tileRows*TileN])
-			for index := 0; index < blocks; index += step {
-				part := min(step, blocks-index)
-				if block == BlockK {
-					tileUnpack32(&panel[0], &tile[index*bytes], part)
-				} else {
-					tileUnpack128(&panel[0], &tile[index*bytes], part)
-				}
-				product.add(&panel[0], index, part)
-			}
-			cols := min(TileN, n-j)
-			for row := 0; row < count; row += tileRows {
-				rows := min(tileRows, count-row)
-				dst, ld := output(y, first+row, j, cols, out[:])
-				q4ScaleAMX(rows, dst, 4*ld, &sums[row*TileN], &x.Scale[first+row])
-				if cols < TileN {
-					copyColumns(y, first+row, j, cols, rows, out[:])
-				}
-			}
-		}
-	}
-}
-
-// blockProduct is the product of some packed rows, from first on, with a tile of 4-bit weights: sums of floats.
-type blockProduct struct {
-	block, width int // rows of a block, and of them the k of a tile of x
-	x            []byte
-	first, count int
-	padded       int        // bytes of a row
-	whole, last  tileConfig // for all rows of a group, and for those of the last one
-	ints         []int32    // room for the sums of a block
-	sums         []float32
-}
-
-// add adds the products of some blocks from index on, unpacked in panel.
-func (p *blockProduct) add(panel *byte, index, blocks int) {
-	whole, rest := p.count/tileRows, p.count%tileRows
-	if whole > 0 {
-		from, sums := &p.x[p.first*p.padded+index*p.block*tileRows], &p.sums[0]
-		pitch, advance := tileRows*p.padded, tileRows*p.width
-		if p.block == BlockK {
-			q4TilesAMX(&p.whole[0], whole, from, pitch, advance, panel, blocks, &p.ints[0], sums)
-		} else {
-			q4x128TilesAMX(&p.whole[0], whole, from, pitch, advance, panel, blocks, &p.ints[0], sums)
-		}
-	}
-	if rest > 0 {
-		row := whole * tileRows
-		from, sums := &p.x[(p.first+row)*p.padded+index*p.block*rest], &p.sums[row*TileN]
-		if p.block == BlockK {
-			q4TilesAMX(&p.last[0], 1, from, 0, rest*p.width, panel, blocks, &p.ints[0], sums)
-		} else {
-			q4x128TilesAMX(&p.last[0], 1, from, 0, rest*p.width, panel, blocks, &p.ints[0], sums)
-		}
 	}
 }
 

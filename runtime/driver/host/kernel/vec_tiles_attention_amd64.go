@@ -49,7 +49,7 @@ type tileTask struct {
 	rounded                              []float32 // queries, pairs of numbers
 	// of lines, one behind the other: the largest scores, sums of weights, and what sums fade by
 	tops, totals, fades []float32
-	span                                 [2 * groupLines]int32
+	span                [2 * groupLines]int32
 
 	scale, capScale, limit float32
 

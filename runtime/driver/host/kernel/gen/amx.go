@@ -29,12 +29,8 @@ import (
 func amx() {
 	ConstraintExpr("!tilemodel")
 	q8cTiles()
-	tileUnpack("tileUnpack32", 32)
-	tileUnpack("tileUnpack128", 128)
-	q4Tiles("q4TilesAMX", 32)
-	q4Tiles("q4x128TilesAMX", 128)
-	tileRows()
-	q4Scale()
+	tileRow()
+	tileNibbles()
 	peakTiles()
 	tiledAttention()
 }
@@ -344,126 +340,23 @@ func prefetchWrite(base reg.GPPhysical, disp int) {
 	tileBytes(text, append(code, byte(disp), byte(disp>>8), byte(disp>>16), byte(disp>>24))...)
 }
 
-// q4Tiles multiplies with unpacked blocks: the integers of a block, which one scale a column makes float32, are added
-// to float sums before the next block. A block of 32 fills half of a tile's 64 bytes, which takes as long as all of it.
-func q4Tiles(name string, block int) {
-	step := min(block, 64) // k of a tile
-	TEXT(name, NOSPLIT, "func(config *byte, groups int, x *byte, pitch int, advance int, panel *byte, blocks int, ints *int32, sums *float32)")
-	Doc(name+" adds products of groups of rows with unpacked blocks to sums [groups][2][16][16].",
-		"x is the first tile of activations, advance bytes from tile to tile and pitch from group to group; ints is room for",
-		"1024 integers. config is the shape of the tiles.")
+// tileRow packs whole tiles of one row.
+func tileRow() {
+	TEXT("tileRow64", NOSPLIT, "func(dst *byte, pitch int, x *uint8, turns int)")
+	Doc("tileRow64 writes turns (at least 1) times 64 activations of a row x, as signed bytes, to dst, pitch bytes from piece",
+		"to piece.")
 	Pragma("noescape")
-	x, pitch, panel, sums, left, ints := reg.R12, reg.R11, reg.R13, reg.RBX, reg.RCX, reg.R15
-	x0, x1, w0, count, stride, quads := reg.RSI, reg.R8, reg.RDI, reg.R10, reg.RDX, reg.R9
-	row := reg.RAX
-	load("config", reg.RAX)
-	tileConfigure()
-	load("groups", left)
-	load("x", x)
-	load("pitch", pitch)
-	load("panel", panel)
-	load("ints", ints)
-	load("sums", sums)
-	MOVQ(I32(step), stride)
-	MOVQ(I32(128), quads)
-	MOVQ(I32(64), row)
-	byGroups(left, func(groups int, id string) {
-		MOVQ(x, x0)
-		LEAQ(Mem{Base: x, Index: pitch, Scale: 1}, x1)
-		MOVQ(panel, w0)
-		load("blocks", count)
-		Label(id + "_block")
-		tileZero(2 * groups)
-		for at := 0; at < block; at += step {
-			product(groups, x0, x1, stride, w0, quads, 32*at)
-			ADDQ(inPlace("advance"), x0)
-			ADDQ(inPlace("advance"), x1)
-		}
-		for tile := range 2 * groups {
-			tileStore(tile, ints, row, 1024*tile)
-		}
-		VMOVUPS(Mem{Base: w0, Disp: 32 * block}, z[0])
-		VMOVUPS(Mem{Base: w0, Disp: 32*block + 64}, z[1])
-		for vec := range 32 * groups {
-			dst := z[2+vec%30]
-			VCVTDQ2PS(Mem{Base: ints, Disp: 64 * vec}, dst)
-			VFMADD213PS(Mem{Base: sums, Disp: 64 * vec}, z[vec/16%2], dst)
-			VMOVUPS(dst, Mem{Base: sums, Disp: 64 * vec})
-		}
-		ADDQ(I32(spreadBytes(block)), w0)
-		DECQ(count)
-		JNZ(LabelRef(id + "_block"))
-		ADDQ(I32(2048*groups), sums)
-		for range groups {
-			ADDQ(pitch, x)
-		}
-	}, func() {})
-	VZEROUPPER()
-	RET()
-}
-
-// tileUnpack unpacks 4-bit blocks: 16*(nibble-8) as int8, and scales over 16, in the places of spreadBytes.
-func tileUnpack(name string, block int) {
-	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")
-	Doc(fmt.Sprintf("%s unpacks blocks (at least 1) of a q4b%d tile, %d bytes each:", name, block, spreadBytes(block)),
-		fmt.Sprintf("[%d][32][4] int8 of 16*(nibble-8), and the scales of the columns over 16.", block/4))
-	Pragma("noescape")
-	panel, weights, count, quads := param("panel"), param("w"), param("blocks"), GP64()
-	lo, hi, c80, cF0, sixteenth := z[0], z[1], z[2], z[3], z[4]
-	broadcast32(0x80808080, c80)
-	broadcast32(0xf0f0f0f0, cF0)
-	broadcast32(0x3d800000, sixteenth)
-	Label("block")
-	MOVQ(I32(block/4), quads)
-	Label("quad")
-	VMOVDQU64(Mem{Base: weights}, hi)
-	VPSLLD(I8(4), hi, lo)
-	VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
-	VPTERNLOGD(U8(0x6a), c80, cF0, hi)
-	VMOVDQU64(lo, Mem{Base: panel})
-	VMOVDQU64(hi, Mem{Base: panel, Disp: 64})
-	ADDQ(I32(64), weights)
-	ADDQ(I32(128), panel)
-	DECQ(quads)
-	JNZ(LabelRef("quad"))
-	for half := range 2 {
-		VCVTPH2PS(Mem{Base: weights, Disp: 32 * half}, lo)
-		VMULPS(sixteenth, lo, lo)
-		VMOVUPS(lo, Mem{Base: panel, Disp: 64 * half})
-	}
-	ADDQ(I32(64), weights)
-	ADDQ(I32(128), panel)
+	dst, pitch, x, count := param("dst"), param("pitch"), param("x"), param("turns")
+	broadcast32(0x80808080, z[0])
+	Label("turn")
+	VPXORD(Mem{Base: x}, z[0], z[1])
+	VMOVDQU64(z[1], Mem{Base: dst})
+	ADDQ(I32(64), x)
+	ADDQ(pitch, dst)
 	DECQ(count)
-	JNZ(LabelRef("block"))
+	JNZ(LabelRef("turn"))
 	VZEROUPPER()
 	RET()
-}
-
-// tileRows packs whole tiles of one row.
-func tileRows() {
-	for _, width := range []int{32, 64} {
-		name := map[int]string{32: "tileRow32", 64: "tileRow64"}[width]
-		TEXT(name, NOSPLIT, "func(dst *byte, pitch int, x *uint8, turns int)")
-		Doc(name+" writes turns (at least 1) pieces of a row x, as signed bytes, to dst, pitch bytes from piece to piece.",
-			"A piece has as many bytes as its name says.")
-		Pragma("noescape")
-		dst, pitch, x, count := param("dst"), param("pitch"), param("x"), param("turns")
-		broadcast32(0x80808080, z[0])
-		Label("turn")
-		if width == 32 {
-			VPXORD(Mem{Base: x}, z[0].AsY(), z[1].AsY())
-			VMOVDQU(z[1].AsY(), Mem{Base: dst})
-		} else {
-			VPXORD(Mem{Base: x}, z[0], z[1])
-			VMOVDQU64(z[1], Mem{Base: dst})
-		}
-		ADDQ(I32(width), x)
-		ADDQ(pitch, dst)
-		DECQ(count)
-		JNZ(LabelRef("turn"))
-		VZEROUPPER()
-		RET()
-	}
 }
 
 // alongTile emits a loop over the rows of a group, whose sums of columns 16..31 lie 1024 bytes behind the others.
@@ -478,21 +371,6 @@ func alongTile(body func(sums, output, scale reg.GPVirtual)) {
 	JNZ(LabelRef("row"))
 	VZEROUPPER()
 	RET()
-}
-
-// q4Scale makes results of the float sums of one group.
-func q4Scale() {
-	TEXT("q4ScaleAMX", NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, xscale *float32)")
-	Doc("q4ScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row, to y [rows][32]. ldy is in",
-		"bytes.")
-	Pragma("noescape")
-	alongTile(func(sums, output, scale reg.GPVirtual) {
-		VBROADCASTSS(Mem{Base: scale}, z[0])
-		for half := range 2 {
-			VMULPS(Mem{Base: sums, Disp: 1024 * half}, z[0], z[1+half])
-			VMOVUPS(z[1+half], Mem{Base: output, Disp: 64 * half})
-		}
-	})
 }
 
 // peakTiles is the loop that products of tiles are measured against.
