@@ -245,13 +245,28 @@ func (c *Call) Execute(proc driver.Processor, exe driver.Executable, amplitudes 
 				of := cached
 				of.Offset += int64(sequence) * bindings.SequenceBytes
 				for head := range c.state.KVHeads {
-					out.values = appendRow(out.values, of, head*c.context+pos)
+					out.values = c.appendCached(out.values, of, head*c.context+pos)
 				}
 			}
 			results = append(results, out)
 		}
 	}
 	return results, nil
+}
+
+// appendCached appends a cached key or value: of an 8-bit cache the numbers that its codes and their scale stand for.
+func (c *Call) appendCached(dst []float32, view driver.View, row int) []float32 {
+	if c.state.KV != op.Q8 {
+		return appendRow(dst, view, row)
+	}
+	dim := c.state.HeadDim
+	data := view.Buffer.Bytes()[view.Offset+int64(row)*c.state.KV.CacheRowBytes(dim):]
+	var scale [1]float32
+	number.Decode(scale[:], data[dim:], op.F32)
+	for _, code := range data[:dim] {
+		dst = append(dst, scale[0]*float32(int(code)-128))
+	}
+	return dst
 }
 
 // place returns the sequence and position of a token.
