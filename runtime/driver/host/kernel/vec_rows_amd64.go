@@ -93,7 +93,7 @@ func (t tier) norm(y, x Matrix[float32], gain []float32, eps float64, m, n int) 
 	gain = gain[:n]
 	for line := range m {
 		row, out := x.row(line, n), y.row(line, n)
-		sum := 0.0
+		var sum float64
 		if t.wide() {
 			sum = sumSquares512(&row[0], whole)
 		} else {
