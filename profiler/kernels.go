@@ -68,6 +68,14 @@ var (
 // attentionMark is the share of the float32 peak that attention of a prompt has to reach.
 const attentionMark = 0.7
 
+// The set that multiplies in tiles has marks of its own: of products of 8 bits, for which a core has to load as many
+// tiles as it multiplies, and of attention over bfloat16, whose bound stays the float32 peak.
+const (
+	tileSet           = "amx"
+	tileMark          = 0.45
+	tileAttentionMark = 1.4
+)
+
 // manyMark is the share that the speed-up of several cores has to reach of the speed-up of the
 // register-only loop.
 const manyMark = 0.95

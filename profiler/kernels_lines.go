@@ -40,6 +40,22 @@ func (s *kernelSet) mark(value float64) float64 {
 	return value
 }
 
+// gemmMark is the mark of products of many rows.
+func (s *kernelSet) gemmMark(scheme op.Scheme) float64 {
+	if s.set == tileSet && scheme == op.A8TQ8C {
+		return s.mark(tileMark)
+	}
+	return s.mark(gemmMarks[scheme])
+}
+
+// attentionMark is the mark of attention of a prompt over a cache of such numbers.
+func (s *kernelSet) attentionMark(cached op.Type) float64 {
+	if s.set == tileSet && cached == op.BF16 {
+		return s.mark(tileAttentionMark)
+	}
+	return s.mark(attentionMark)
+}
+
 // addSet adds the lines of one set: register-only loops, products, attention, and all cores
 // together.
 func (c *comparison) addSet(ctx context.Context, set string, one, many *lane) error {
@@ -98,7 +114,7 @@ func (s *kernelSet) addMatrices(ctx context.Context) error {
 					continue
 				}
 				operator := op.Op{Kind: op.MatMul, M: rows, K: kn[0], N: kn[1], Scheme: scheme}
-				if err := s.addGEMM(ctx, operator, numbers, what, s.mark(gemmMarks[scheme])); err != nil {
+				if err := s.addGEMM(ctx, operator, numbers, what, s.gemmMark(scheme)); err != nil {
 					return err
 				}
 			}
@@ -209,7 +225,7 @@ func (s *kernelSet) addAttention(ctx context.Context) error {
 			operator.M = rows
 			for _, positions := range []int{rows, longPrompt * rows} {
 				operator.Context = positions
-				if err := s.addGEMM(ctx, operator, op.F32, "attention", s.mark(attentionMark)); err != nil {
+				if err := s.addGEMM(ctx, operator, op.F32, "attention", s.attentionMark(cached)); err != nil {
 					return err
 				}
 			}
