@@ -467,6 +467,8 @@ func TestVecGenerated(t *testing.T) {
 		"avx2":       "vec_avx2_amd64",
 		"avxvnni":    "vec_avxvnni_amd64",
 		"avx512":     "vec_avx512_amd64",
+		"packed":     "vec_packed512_amd64",
+		"streams":    "vec_streams512_amd64",
 		"avx512bf16": "vec_avx512bf16_amd64",
 		"attention":  "vec_heads_amd64",
 		"amx":        "vec_amx_amd64",

@@ -67,69 +67,6 @@ func bf16Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *u
 //go:noescape
 func f32Add512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)
 
-// packQuad512 writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.
-// head is what their sums of products start at, [4].
-//
-//go:noescape
-func packQuad512(dst *byte, pitch int, x *uint8, ldx int, turns int, head *int32)
-
-// packBlocks512 writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.
-// What the sums of products of each 32 activations start at comes first, 16 bytes.
-//
-//go:noescape
-func packBlocks512(dst *byte, pitch int, x *uint8, ldx int, turns int)
-
-// packFloats512 writes 16*turns activations of each of four rows of x: one of each row, 16 bytes, every pitch bytes.
-//
-//go:noescape
-func packFloats512(dst *byte, pitch int, x *float32, ldx int, turns int)
-
-// f32Packed512 computes rows (9..14) rows of k rows of a w32 tile into y [rows][32], or adds them to y unless more is 0, from
-// a group of packed activations. ldy is in bytes.
-//
-//go:noescape
-func f32Packed512(rows int, y *float32, ldy int, x *float32, k int, w *float32, ahead int, stride int, more int)
-
-// bf16Packed512 computes rows (9..14) rows of k rows of a w16 tile into y [rows][32], or adds them to y unless more is 0, from
-// a group of packed activations. ldy is in bytes.
-//
-//go:noescape
-func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, more int)
-
-// q8cFirst512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
-// activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes.
-//
-//go:noescape
-func q8cFirst512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
-
-// q8cPacked512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
-// activations and the unsigned weights in panel. w is the tile. ldy is in bytes.
-//
-//go:noescape
-func q8cPacked512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
-
-// q4Spread512 unpacks blocks of a q4b32 tile for packed activations, 1152 bytes each.
-//
-//go:noescape
-func q4Spread512(panel *byte, w *byte, blocks int)
-
-// q4x128Spread512 unpacks blocks of a q4b128 tile for packed activations, 4224 bytes each.
-//
-//go:noescape
-func q4x128Spread512(panel *byte, w *byte, blocks int)
-
-// q4Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
-// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
-//
-//go:noescape
-func q4Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
-
-// q4x128Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
-// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
-//
-//go:noescape
-func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
-
 // scoresWideF32 computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim
 // numbers (a multiple of 8), as they are cached. It prefetches from next on,
 // stride bytes for each turn over 4 numbers of 8 keys. Strides are in bytes.
@@ -251,57 +188,6 @@ func geluTanhMul512(y *float32, x *float32, interleave int, groups int)
 //
 //go:noescape
 func quant512(y *uint8, x *float32, n int, scale float32, inverse float32)
-
-// q8cStreams512 computes rows of several q8c tiles, which are pitch bytes apart, into y [rows][32*tiles].
-// shape is 10*rows+tiles, with 1..4 rows and 2..4 tiles, fewer for many rows. x holds
-// 4*(steps+last) of each row's activations; tail is nil or [rows][4] more of them. Each tile is
-// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
-//
-//go:noescape
-func q8cStreams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32)
-
-// q6cStreams512 computes rows of several q6c tiles, which are pitch bytes apart, into y [rows][32*tiles].
-// shape is 10*rows+tiles, with 1..2 rows and 2..4 tiles, fewer for many rows. x holds
-// 16*(steps+last) of each row's activations; tail is nil or [rows][16] more of them. Each tile is
-// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
-// start is what the sums of each row begin at.
-//
-//go:noescape
-func q6cStreams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, start *int32)
-
-// q4Streams512 computes rows of several q4b32 tiles, which are pitch bytes apart, into y [rows][32*tiles].
-// shape is 10*rows+tiles, with 1..3 rows and 2..4 tiles, fewer for many rows. x holds
-// 32*(steps+last) of each row's activations; tail is nil or [rows][32] more of them. Each tile is
-// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
-// sums are those of each 32 activations.
-//
-//go:noescape
-func q4Streams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32, ldsums int)
-
-// q4x128Streams512 computes rows of several q4b128 tiles, which are pitch bytes apart, into y [rows][32*tiles].
-// shape is 10*rows+tiles, with 1..3 rows and 2..4 tiles, fewer for many rows. x holds
-// 128*(steps+last) of each row's activations; tail is nil or [rows][128] more of them. Each tile is
-// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
-// sums are those of each 32 activations; the 4 of a row of tail follow it.
-//
-//go:noescape
-func q4x128Streams512(shape int, y *float32, ldy int, x *uint8, ldx int, steps int, last int, tail *uint8, w *uint8, pitch int, ahead int, jump int, xscale *float32, sums *int32, ldsums int)
-
-// f32Streams512 computes rows of several w32 tiles, which are pitch bytes apart, into y [rows][32*tiles].
-// shape is 10*rows+tiles, with 1..4 rows and 2..4 tiles, fewer for many rows. x holds
-// 1*(steps+last) of each row's activations; tail is nil or [rows][1] more of them. Each tile is
-// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
-//
-//go:noescape
-func f32Streams512(shape int, y *float32, ldy int, x *float32, ldx int, steps int, last int, tail *float32, w *float32, pitch int, ahead int, jump int)
-
-// bf16Streams512 computes rows of several w16 tiles, which are pitch bytes apart, into y [rows][32*tiles].
-// shape is 10*rows+tiles, with 1..4 rows and 2..4 tiles, fewer for many rows. x holds
-// 1*(steps+last) of each row's activations; tail is nil or [rows][1] more of them. Each tile is
-// prefetched ahead bytes before its use, in the last steps jump bytes further on. Strides are in bytes.
-//
-//go:noescape
-func bf16Streams512(shape int, y *float32, ldy int, x *float32, ldx int, steps int, last int, tail *float32, w *uint16, pitch int, ahead int, jump int)
 
 // sumSquares512 returns the sum of squares of x in float64, the bits of sumSquares256. n is a multiple of 16.
 //

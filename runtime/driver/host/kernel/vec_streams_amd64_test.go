@@ -72,7 +72,7 @@ func TestVecStreamsFetchAll(t *testing.T) {
 		step := q4BlockBytes(block)
 		return tileReader{bytes: k / block * step, step: step, stepCount: k / block}
 	}
-	functions := readAssembly("vec_avx512_amd64.s")
+	functions := readAssembly("vec_streams512_amd64.s")
 	for name, of := range map[string]struct {
 		shapes streamShapes
 		tiles  tileReader

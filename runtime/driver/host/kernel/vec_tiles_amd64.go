@@ -16,7 +16,7 @@ import (
 const (
 	tileRows = 16   // rows of a tile
 	tileK    = 64   // bytes of one of its rows
-	tilePass = 256  // rows that share a part of a q8c tile while it is in the first-level cache
+	tilePass = 256  // rows of a pass, whose activations of a part of k stay in the second-level cache
 	tilePart = 3072 // k of that part
 )
 

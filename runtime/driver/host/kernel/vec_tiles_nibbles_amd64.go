@@ -36,6 +36,7 @@ func nibbleGroups(piece int) (groups, rows int) {
 // steps of a kernel follow each other, and in a step both tiles of all rows. A last step of one block has one tile.
 func packNibbles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 	padded, width := tiledK(k, block), nibbleWidth(block)
+	checkPacked(m)
 	_ = dst[PackedBytes(m, k, block)-1]
 	x.mustHold(m, k)
 	whole := k / (2 * width) // steps
@@ -79,9 +80,9 @@ func tilesQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n in
 	if block == BlockK {
 		part = nibbleDepth32
 	}
+	mustBePacked(x, scratch, block)
 	y.mustHold(m, n)
-	_, _ = x.Bytes[PackedBytes(m, k, block)-1], scratch[PackedScratch(k, block)-1]
-	_, _ = x.Scale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1]
+	_ = w[(n+TileN-1)/TileN*blocks*bytes-1]
 	var dots [4*tileRows*tileRows + cacheLine/4]int32
 	var spare [tileRows*TileN + cacheLine/4]float32
 	scratch = aligned(scratch)

@@ -9,7 +9,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// amx writes the kernels of the tier amx: products of 8-bit integers in tiles of 16 rows of 64 bytes.
+// amx writes the kernels of the tier amx: products in tiles of 16 rows of 64 bytes. Those with 8-bit weights are here,
+// those with 4-bit weights in amx_nibbles.go, and those of attention in amx_attention.go.
 //
 // A tile of activations has 16 rows of 64 k. A tile of weights has 16 quads of k of 16 columns, which is how a packed
 // weight has them already, 128 bytes from quad to quad. The product of both is 16x16 int32 and takes 16 cycles. Four
@@ -94,9 +95,14 @@ func tileStore(tile int, base, stride reg.GPPhysical, disp int) {
 // tileZero clears tiles 0..n-1.
 func tileZero(n int) {
 	for tile := range n {
-		tileBytes(fmt.Sprintf("tilezero %%tmm%d", tile), append(vex(false, false, false, 0, vexF2),
-			0x49, 0xc0|byte(tile)<<3)...)
+		tileClear(tile)
 	}
+}
+
+// tileClear clears a tile.
+func tileClear(tile int) {
+	code := append(vex(false, false, false, 0, vexF2), 0x49, 0xc0|byte(tile)<<3)
+	tileBytes(fmt.Sprintf("tilezero %%tmm%d", tile), code...)
 }
 
 // tileMultiply adds to sum the products of signed activations x with signed weights w.
@@ -142,8 +148,8 @@ func product(groups int, x0, x1, xs, w, ws reg.GPPhysical, disp int) {
 	}
 }
 
-// byGroups emits body for two groups of rows as long as there are two, then for one that is left, and end. left is their
-// number.
+// byGroups emits body for two groups of rows as long as there are two, then for one that is left, and then end. left is
+// the number of groups.
 func byGroups(left Op, body func(groups int, id string), end func()) {
 	Label("pair")
 	CMPQ(left, I8(2))
@@ -177,124 +183,152 @@ func q8cTiles() {
 		"them results: times xscale of the row and scales [32] of the column. sums is room for 2048 integers. next, if it is",
 		"not nil, is where memory is asked for the first rows that are written after these.")
 	Pragma("noescape")
-	x0, x1, w0, count, stride, line := reg.RSI, reg.R8, reg.RDI, reg.R10, reg.RDX, reg.R9
-	sums, y, ldy, asked := reg.RBX, reg.RAX, reg.R11, reg.RCX
-	done := finished{sums: reg.R12, y: reg.R13, ldy: ldy, scale: reg.R15, left: reg.R14}
-	until := AllocLocal(8)
+	b := &byteTiles{
+		x0: reg.RSI, x1: reg.R8, w: reg.RDI, count: reg.R10, stride: reg.RDX, line: reg.R9,
+		sums: reg.RBX, y: reg.RAX, ldy: reg.R11, asked: reg.RCX,
+		done:  finished{sums: reg.R12, y: reg.R13, ldy: reg.R11, scale: reg.R15, left: reg.R14},
+		until: AllocLocal(8),
+	}
 	load("config", reg.RAX)
 	tileConfigure()
 	load("scales", reg.RAX)
 	for half := range 2 {
 		VMOVUPS(Mem{Base: reg.RAX, Disp: 64 * half}, z[half])
 	}
-	load("stride", stride)
-	load("ldy", ldy)
-	load("y", y)
-	load("sums", sums)
-	MOVQ(I32(128), line)
-	XORQ(done.left, done.left)
+	load("stride", b.stride)
+	load("ldy", b.ldy)
+	load("y", b.y)
+	load("sums", b.sums)
+	MOVQ(I32(128), b.line)
+	XORQ(b.done.left, b.done.left)
 	byGroups(inPlace("groups"), func(groups int, id string) {
-		load("rows", count)
-		if groups == 2 {
-			ADDQ(count, count)
-		}
-		IMULQ(ldy, count) // from y to y
-		CMPQ(inPlace("more"), I8(0))
-		JNE(LabelRef(id + "_more"))
-		tileZero(2 * groups)
-		JMP(LabelRef(id + "_begin"))
-		Label(id + "_more")
-		MOVQ(y, x0)
-		for group := range groups {
-			for half := range 2 {
-				tileLoad(2*group+half, x0, ldy, 64*half)
-			}
-			if groups == 2 && group == 0 {
-				MOVQ(ldy, x1)
-				SHLQ(I8(4), x1)
-				ADDQ(x1, x0)
-			}
-		}
-		Label(id + "_begin")
-		LEAQ(Mem{Base: y, Index: count, Scale: 1}, asked)
-		CMPQ(inPlace("groups"), I8(groups))
-		JG(LabelRef(id + "_ask"))
-		load("next", asked)
-		Label(id + "_ask")
-		ADDQ(asked, count)
-		TESTQ(asked, asked)
-		CMOVQEQ(asked, count)
-		MOVQ(count, until)
-		load("x", x0)
-		MOVQ(x0, x1)
-		ADDQ(inPlace("pitch"), x1)
-		load("w", w0)
-		load("steps", count)
+		b.begin(groups, id)
 		Label(id + "_step")
-		for fetched := range 32 {
-			PREFETCHT0(Mem{Base: w0, Disp: 2048 + 64*fetched})
-		}
-		product(groups, x0, x1, stride, w0, line, 0)
-		ADDQ(inPlace("advance"), x0)
-		ADDQ(inPlace("advance"), x1)
-		ADDQ(I32(2048), w0)
-		CMPQ(asked, until)
-		JGE(LabelRef(id + "_asked"))
-		for range 2 {
-			prefetchWrite(asked, 0)
-			prefetchWrite(asked, 64)
-			ADDQ(ldy, asked)
-		}
-		Label(id + "_asked")
-		for range 2 {
-			TESTQ(done.left, done.left)
-			JZ(LabelRef(id + "_next"))
-			done.row()
-		}
-		Label(id + "_next")
-		DECQ(count)
+		b.step(groups, id)
+		DECQ(b.count)
 		JNZ(LabelRef(id + "_step"))
-		done.rest(id)
-		load("rows", count)
-		CMPQ(inPlace("last"), I8(0))
-		JNE(LabelRef(id + "_last"))
-		for group := range groups {
-			for half := range 2 {
-				tileStore(2*group+half, y, ldy, 64*half)
-			}
-			MOVQ(count, x0)
-			IMULQ(ldy, x0)
-			ADDQ(x0, y)
-		}
-		JMP(LabelRef(id + "_end"))
-		Label(id + "_last")
-		for tile := range 2 * groups {
-			tileStore(tile, sums, line, 2048*(tile/2)+64*(tile%2))
-		}
-		if groups == 2 {
-			ADDQ(count, count)
-		}
-		MOVQ(sums, done.sums)
-		NEGQ(sums) // the other room of both
-		ADDQ(inPlace("sums"), sums)
-		ADDQ(inPlace("sums"), sums)
-		ADDQ(I32(4096), sums)
-		MOVQ(y, done.y)
-		load("xscale", done.scale)
-		MOVQ(count, done.left)
-		LEAQ(Mem{Base: done.scale, Index: count, Scale: 4}, x0)
-		MOVQ(x0, inPlace("xscale"))
-		IMULQ(ldy, count)
-		ADDQ(count, y)
-		Label(id + "_end")
-		load("x", x0)
-		for range groups {
-			ADDQ(inPlace("pitch"), x0)
-		}
-		MOVQ(x0, inPlace("x"))
-	}, func() { done.rest("last") })
+		b.done.rest(id)
+		b.end(groups, id)
+	}, func() { b.done.rest("last") })
 	VZEROUPPER()
 	RET()
+}
+
+// byteTiles are the registers of q8cTilesAMX. asked is the row of y for which memory is asked next, until the address
+// until.
+type byteTiles struct {
+	x0, x1, w, count, stride, line reg.GPPhysical
+	sums, y, ldy, asked            reg.GPPhysical
+	done                           finished
+	until                          Mem
+}
+
+// begin starts the sums of some groups, and finds out for which rows memory is asked meanwhile: those of the next pair
+// of groups, or at next.
+func (b *byteTiles) begin(groups int, id string) {
+	load("rows", b.count)
+	if groups == 2 {
+		ADDQ(b.count, b.count)
+	}
+	IMULQ(b.ldy, b.count) // from y to y
+	CMPQ(inPlace("more"), I8(0))
+	JNE(LabelRef(id + "_more"))
+	tileZero(2 * groups)
+	JMP(LabelRef(id + "_begin"))
+	Label(id + "_more")
+	MOVQ(b.y, b.x0)
+	for group := range groups {
+		for half := range 2 {
+			tileLoad(2*group+half, b.x0, b.ldy, 64*half)
+		}
+		if groups == 2 && group == 0 {
+			MOVQ(b.ldy, b.x1)
+			SHLQ(I8(4), b.x1)
+			ADDQ(b.x1, b.x0)
+		}
+	}
+	Label(id + "_begin")
+	LEAQ(Mem{Base: b.y, Index: b.count, Scale: 1}, b.asked)
+	CMPQ(inPlace("groups"), I8(groups))
+	JG(LabelRef(id + "_ask"))
+	load("next", b.asked)
+	Label(id + "_ask")
+	ADDQ(b.asked, b.count)
+	TESTQ(b.asked, b.asked)
+	CMOVQEQ(b.asked, b.count)
+	MOVQ(b.count, b.until)
+	load("x", b.x0)
+	MOVQ(b.x0, b.x1)
+	ADDQ(inPlace("pitch"), b.x1)
+	load("w", b.w)
+	load("steps", b.count)
+}
+
+// step multiplies one step, asks for two rows of y and writes the results of two.
+func (b *byteTiles) step(groups int, id string) {
+	for fetched := range 32 {
+		PREFETCHT0(Mem{Base: b.w, Disp: 2048 + 64*fetched})
+	}
+	product(groups, b.x0, b.x1, b.stride, b.w, b.line, 0)
+	ADDQ(inPlace("advance"), b.x0)
+	ADDQ(inPlace("advance"), b.x1)
+	ADDQ(I32(2048), b.w)
+	CMPQ(b.asked, b.until)
+	JGE(LabelRef(id + "_asked"))
+	for range 2 {
+		prefetchWrite(b.asked, 0)
+		prefetchWrite(b.asked, 64)
+		ADDQ(b.ldy, b.asked)
+	}
+	Label(id + "_asked")
+	for range 2 {
+		TESTQ(b.done.left, b.done.left)
+		JZ(LabelRef(id + "_next"))
+		b.done.row()
+	}
+	Label(id + "_next")
+}
+
+// end stores the sums of the groups: in y, or, after the last part, where their results are made from them while the next
+// groups are multiplied.
+func (b *byteTiles) end(groups int, id string) {
+	load("rows", b.count)
+	CMPQ(inPlace("last"), I8(0))
+	JNE(LabelRef(id + "_last"))
+	for group := range groups {
+		for half := range 2 {
+			tileStore(2*group+half, b.y, b.ldy, 64*half)
+		}
+		MOVQ(b.count, b.x0)
+		IMULQ(b.ldy, b.x0)
+		ADDQ(b.x0, b.y)
+	}
+	JMP(LabelRef(id + "_end"))
+	Label(id + "_last")
+	for tile := range 2 * groups {
+		tileStore(tile, b.sums, b.line, 2048*(tile/2)+64*(tile%2))
+	}
+	if groups == 2 {
+		ADDQ(b.count, b.count)
+	}
+	MOVQ(b.sums, b.done.sums)
+	NEGQ(b.sums) // the other room of both
+	ADDQ(inPlace("sums"), b.sums)
+	ADDQ(inPlace("sums"), b.sums)
+	ADDQ(I32(4096), b.sums)
+	MOVQ(b.y, b.done.y)
+	load("xscale", b.done.scale)
+	MOVQ(b.count, b.done.left)
+	LEAQ(Mem{Base: b.done.scale, Index: b.count, Scale: 4}, b.x0)
+	MOVQ(b.x0, inPlace("xscale"))
+	IMULQ(b.ldy, b.count)
+	ADDQ(b.count, b.y)
+	Label(id + "_end")
+	load("x", b.x0)
+	for range groups {
+		ADDQ(inPlace("pitch"), b.x0)
+	}
+	MOVQ(b.x0, inPlace("x"))
 }
 
 // finished are rows of products whose results are not written yet: registers.

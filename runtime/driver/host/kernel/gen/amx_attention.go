@@ -265,104 +265,140 @@ func attendTiles(name string, asks bool) {
 			"tiles.")
 	}
 	Pragma("noescape")
-	row, groups := reg.RAX, AllocLocal(8)
-	q, ldk, keys := AllocLocal(8), reg.RDX, reg.RBX
-	state, y := AllocLocal(8), AllocLocal(8)
-	nextK, nextV := AllocLocal(8), AllocLocal(8)
+	a := &attendKernel{
+		asks: asks, row: reg.RAX, stat: reg.RBX, statePitch: reg.RDX,
+		sums: reg.R8, ldy: reg.R9, p: reg.RSI, v: reg.RDI, count: reg.R12,
+		groups: AllocLocal(8), q: AllocLocal(8), state: AllocLocal(8), y: AllocLocal(8),
+		nextK: AllocLocal(8), nextV: AllocLocal(8),
+	}
 	keep := func(name string, to Mem) {
 		load(name, reg.RCX)
 		MOVQ(reg.RCX, to)
 	}
 	load("config", reg.RAX)
 	tileConfigure()
-	softmax := newTiledSoftmax()
-	MOVQ(I32(64), row)
-	keep("groups", groups)
-	keep("q", q)
-	keep("state", state)
-	keep("y", y)
+	a.softmax = newTiledSoftmax()
+	MOVQ(I32(64), a.row)
+	keep("groups", a.groups)
+	keep("q", a.q)
+	keep("state", a.state)
+	keep("y", a.y)
 	if asks {
-		keep("nextK", nextK)
-		keep("nextV", nextV)
+		keep("nextK", a.nextK)
+		keep("nextV", a.nextV)
 	}
 
 	Label("group")
+	a.score()
+	a.fade()
+	a.weigh()
+	a.others()
+	a.next()
+	JNZ(LabelRef("group"))
+	tileRelease()
+	VZEROUPPER()
+	RET()
+}
+
+// attendKernel are the registers and variables of attendTiles: p, v and sums move through weights, values and sums of a
+// group, stat is its state.
+type attendKernel struct {
+	asks                              bool
+	row, stat, statePitch             reg.GPPhysical
+	sums, ldy, p, v, count            reg.GPPhysical
+	groups, q, state, y, nextK, nextV Mem
+	softmax                           tiledSoftmax
+}
+
+// score computes the scores of a group.
+func (a *attendKernel) score() {
 	scores := stripScores{
-		row: row, q: reg.RSI, part: reg.RDI, ldk: ldk, keys: keys,
-		strips: []reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, count: reg.R13, s: reg.R15, next: reg.R14, asks: asks,
+		row: a.row, q: reg.RSI, part: reg.RDI, ldk: reg.RDX, keys: reg.RBX,
+		strips: []reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, count: reg.R13, s: reg.R15, next: reg.R14,
+		asks: a.asks,
 	}
-	MOVQ(q, scores.q)
-	load("ldk", ldk)
-	load("k", keys)
+	MOVQ(a.q, scores.q)
+	load("ldk", scores.ldk)
+	load("k", scores.keys)
 	load("s", scores.s)
-	if asks {
-		MOVQ(nextK, scores.next)
+	if a.asks {
+		MOVQ(a.nextK, scores.next)
 	}
 	MOVQ(I32(2), reg.R12)
 	Label("strips")
 	scores.multiply("strips")
 	DECQ(reg.R12)
 	JNZ(LabelRef("strips"))
+}
 
-	// the largest scores, and what earlier sums fade by
-	stat, statePitch := reg.RBX, reg.RDX
-	MOVQ(state, stat)
-	load("statePitch", statePitch)
+// fade finds the largest scores, and scales earlier sums where these have grown.
+func (a *attendKernel) fade() {
+	MOVQ(a.state, a.stat)
+	load("statePitch", a.statePitch)
 	load("s", reg.R8)
 	MOVQ(I32(4), reg.R9)
-	fade := softmax.tops(reg.R8, reg.R9, stat, statePitch)
-	VCMPPS(U8(4), softmax.poly[0], fade, reg.K1) // not 1
+	fade := a.softmax.tops(reg.R8, reg.R9, a.stat, a.statePitch)
+	VCMPPS(U8(4), a.softmax.poly[0], fade, reg.K1) // not 1
 	KORTESTW(reg.K1, reg.K1)
 	JZ(LabelRef("faded"))
 	MOVQ(I32(16), reg.R8)
-	MOVQ(y, reg.R9)
+	MOVQ(a.y, reg.R9)
 	load("ldy", reg.R10)
-	LEAQ(Mem{Base: stat, Index: statePitch, Scale: 2}, reg.R11)
+	LEAQ(Mem{Base: a.stat, Index: a.statePitch, Scale: 2}, reg.R11)
 	MOVQ(inPlace("columns"), reg.RCX)
 	SHLQ(U8(4), reg.RCX)
 	fadeLines(reg.R8, reg.R9, reg.R10, reg.R11, reg.RSI, reg.RDI, reg.RCX)
 	Label("faded")
+}
 
-	// weights, and sums of the first columns
-	sums, ldy, s, out := reg.R8, reg.R9, reg.R10, reg.R11
-	p, v, nextKey, nextValue, count := reg.RSI, reg.RDI, reg.R14, reg.R15, reg.R12
-	MOVQ(y, sums)
-	load("ldy", ldy)
+// load loads the tiles of sums of some columns.
+func (a *attendKernel) load(columns int) {
+	for column, tile := range sumTiles[:columns] {
+		tileLoad(tile, a.sums, a.ldy, 64*column)
+	}
+}
+
+// multiply adds a chunk of weighted values to them.
+func (a *attendKernel) multiply(columns int) {
+	tileLoad(tileQuery, a.p, a.row, 0)
+	for column, tile := range sumTiles[:columns] {
+		tileLoad(tileKey, a.v, a.row, 1024*column)
+		tileMultiplyPairs(tile, tileQuery, tileKey)
+		if a.asks {
+			askLines(reg.R14, inPlace("strideV"))
+		}
+	}
+	ADDQ(I32(1024), a.p)
+	ADDQ(inPlace("chunk"), a.v)
+}
+
+// store stores them.
+func (a *attendKernel) store(columns int) {
+	for column, tile := range sumTiles[:columns] {
+		tileStore(tile, a.sums, a.ldy, 64*column)
+	}
+}
+
+// weigh makes weights of scores, and adds the weighted values of the first columns meanwhile: those of a chunk while the
+// weights of the next one are computed.
+func (a *attendKernel) weigh() {
+	s, out, nextValue := reg.R10, reg.R11, reg.R15
+	MOVQ(a.y, a.sums)
+	load("ldy", a.ldy)
 	load("s", s)
 	load("p", out)
-	load("p", p)
-	load("v", v)
-	if asks {
-		MOVQ(nextV, nextValue)
+	load("p", a.p)
+	load("v", a.v)
+	if a.asks {
+		MOVQ(a.nextV, nextValue)
 	}
-	byColumns("begin", inPlace("width"), reg.RCX, func(columns int) {
-		for column, tile := range sumTiles[:columns] {
-			tileLoad(tile, sums, ldy, 64*column)
-		}
-	})
-	multiply := func(columns int) {
-		tileLoad(tileQuery, p, row, 0)
-		for column, tile := range sumTiles[:columns] {
-			tileLoad(tileKey, v, row, 1024*column)
-			tileMultiplyPairs(tile, tileQuery, tileKey)
-			if asks {
-				askLines(nextKey, inPlace("strideV"))
-			}
-		}
-		ADDQ(I32(1024), p)
-		ADDQ(inPlace("chunk"), v)
-	}
-	store := func(columns int) {
-		for column, tile := range sumTiles[:columns] {
-			tileStore(tile, sums, ldy, 64*column)
-		}
-	}
-	XORQ(count, count)
+	byColumns("begin", inPlace("width"), reg.RCX, a.load)
+	XORQ(a.count, a.count)
 	Label("chunk")
-	CMPQ(count, I8(4))
+	CMPQ(a.count, I8(4))
 	JEQ(LabelRef("weighted"))
-	softmax.weights(s, out, func(step int) {
-		if !asks {
+	a.softmax.weights(s, out, func(step int) {
+		if !a.asks {
 			return
 		}
 		// More of them are only needed where the heads are long.
@@ -377,16 +413,18 @@ func attendTiles(name string, asks bool) {
 	ADDQ(I32(64*chunkRows), s)
 	ADDQ(I32(1024), out)
 	Label("weighted")
-	TESTQ(count, count)
+	TESTQ(a.count, a.count)
 	JZ(LabelRef("add_end"))
-	byColumns("add", inPlace("width"), reg.RCX, multiply)
-	ADDQ(I8(1), count)
-	CMPQ(count, I8(5))
+	byColumns("add", inPlace("width"), reg.RCX, a.multiply)
+	ADDQ(I8(1), a.count)
+	CMPQ(a.count, I8(5))
 	JNE(LabelRef("chunk"))
-	byColumns("store", inPlace("width"), reg.RCX, store)
-	softmax.total(stat, statePitch)
+	byColumns("store", inPlace("width"), reg.RCX, a.store)
+	a.softmax.total(a.stat, a.statePitch)
+}
 
-	// sums of other columns
+// others adds the weighted values of the columns behind the first ones.
+func (a *attendKernel) others() {
 	left, values, width := reg.R13, reg.R10, reg.R11
 	load("columns", left)
 	load("v", values)
@@ -396,44 +434,39 @@ func attendTiles(name string, asks bool) {
 	JLE(LabelRef("others_end"))
 	MOVQ(width, reg.RCX)
 	SHLQ(U8(6), reg.RCX)
-	ADDQ(reg.RCX, sums)
+	ADDQ(reg.RCX, a.sums)
 	SHLQ(U8(4), reg.RCX)
 	ADDQ(reg.RCX, values)
 	CMPQ(left, width)
 	JGE(LabelRef("others_begin"))
 	MOVQ(left, width)
 	Label("others_begin")
-	byColumns("others_load", width, reg.RCX, func(columns int) {
-		for column, tile := range sumTiles[:columns] {
-			tileLoad(tile, sums, ldy, 64*column)
-		}
-	})
-	load("p", p)
-	MOVQ(values, v)
-	MOVQ(I32(4), count)
+	byColumns("others_load", width, reg.RCX, a.load)
+	load("p", a.p)
+	MOVQ(values, a.v)
+	MOVQ(I32(4), a.count)
 	Label("others_chunk")
-	byColumns("others_add", width, reg.RCX, multiply)
-	DECQ(count)
+	byColumns("others_add", width, reg.RCX, a.multiply)
+	DECQ(a.count)
 	JNZ(LabelRef("others_chunk"))
-	byColumns("others_store", width, reg.RCX, store)
+	byColumns("others_store", width, reg.RCX, a.store)
 	JMP(LabelRef("others"))
 	Label("others_end")
+}
 
-	MOVQ(y, reg.RCX)
-	MOVQ(ldy, reg.RDI)
+// next moves on to the next group, and sets the flag of zero after the last one.
+func (a *attendKernel) next() {
+	MOVQ(a.y, reg.RCX)
+	MOVQ(a.ldy, reg.RDI)
 	SHLQ(U8(4), reg.RDI)
 	ADDQ(reg.RDI, reg.RCX)
-	MOVQ(reg.RCX, y)
-	MOVQ(q, reg.RCX)
+	MOVQ(reg.RCX, a.y)
+	MOVQ(a.q, reg.RCX)
 	ADDQ(inPlace("ldq"), reg.RCX)
-	MOVQ(reg.RCX, q)
-	ADDQ(I8(64), stat)
-	MOVQ(stat, state)
-	MOVQ(groups, reg.RCX)
+	MOVQ(reg.RCX, a.q)
+	ADDQ(I8(64), a.stat)
+	MOVQ(a.stat, a.state)
+	MOVQ(a.groups, reg.RCX)
 	DECQ(reg.RCX)
-	MOVQ(reg.RCX, groups)
-	JNZ(LabelRef("group"))
-	tileRelease()
-	VZEROUPPER()
-	RET()
+	MOVQ(reg.RCX, a.groups)
 }

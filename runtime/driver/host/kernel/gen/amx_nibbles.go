@@ -221,11 +221,6 @@ func (n nibbleTiles) vector(vec int, dots, sums reg.GPPhysical) {
 	VMOVUPS(total, sum)
 }
 
-// tileClear clears a tile.
-func tileClear(tile int) {
-	tileBytes(fmt.Sprintf("tilezero %%tmm%d", tile), append(vex(false, false, false, 0, vexF2), 0x49, 0xc0|byte(tile)<<3)...)
-}
-
 // tileUnpack unpacks 4-bit blocks: 16*(nibble-8) as int8, and scales over 16, in the places of spreadBytes.
 func tileUnpack(name string, block int) {
 	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")

@@ -38,11 +38,9 @@ func avx512() {
 	f32Rows512()
 	bf16Rows512()
 	f32Add512()
-	packed512()
 	fewLines512()
 	glu512()
 	quant512()
-	streams512()
 	norm512()
 }
 

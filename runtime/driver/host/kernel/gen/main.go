@@ -25,8 +25,8 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; attention, with that of avx2; tiled, beside amx; or peak, the loops they "+
-			"are measured against")
+		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; packed and streams, with that of avx512; attention, "+
+			"with that of avx2; tiled, beside amx; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -40,6 +40,10 @@ func main() {
 		avxvnni()
 	case "attention":
 		attentionTiles256()
+	case "packed":
+		packed512()
+	case "streams":
+		streams512()
 	case "amx":
 		amx()
 	case "tiled":
@@ -59,9 +63,8 @@ func main() {
 }
 
 // fetcher prefetches weights: those of the next tile where several calls share this tile, else
-// those a little ahead in this one. The caller chooses distance and speed, because only it knows
-// the next line to prefetch, and the bytes from one step to the next
-// how many calls there are.
+// those a little ahead in this one. The caller chooses the next line to prefetch and the bytes from one step to the
+// next, because only it knows how many calls there are.
 type fetcher struct{ at, stride reg.GPVirtual }
 
 // newFetcher reads the parameters ahead, in bytes from w, and stride.
