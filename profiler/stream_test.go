@@ -26,3 +26,25 @@ func TestStream(t *testing.T) {
 		t.Error("a core that is not there was accepted")
 	}
 }
+
+// Arithmetic is done by cores of this machine, and by no others.
+func TestArithmetic(t *testing.T) {
+	ctx := context.Background()
+	devices, err := host.New().Devices(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	arithmetic, err := NewArithmetic(ctx, host.New(), devices[0].Cores)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if arithmetic == nil {
+		t.Skip("the peak of the host's kernels is not known on this CPU")
+	}
+	if now, err := arithmetic.Gops(ctx); err != nil || !(now > 0.01 && now < 1e6) {
+		t.Errorf("got %g Gop/s (%v)", now, err)
+	}
+	if _, err := NewArithmetic(ctx, host.New(), []int{1 << 20}); err == nil {
+		t.Error("a core that is not there was accepted")
+	}
+}

@@ -99,10 +99,10 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 }
 
 // measureRounds measures all candidates in every round, in random order, so that a machine whose speed changes favours
-// none. The first round is a warm-up. It watches memory, unless that is nil, before each later round. virtual reports
-// that times are simulated.
+// none. The first round is a warm-up. The machine is watched before each later round, unless watch is nil. virtual
+// reports that times are simulated.
 func measureRounds(
-	ctx context.Context, list []*candidate, options *Options, memory *memoryWatch,
+	ctx context.Context, list []*candidate, options *Options, watch *machineWatch,
 ) (virtual bool, err error) {
 	for _, candidate := range list {
 		if err := candidate.refuseEmulator(); err != nil {
@@ -113,7 +113,7 @@ func measureRounds(
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
 	for round := -1; round < options.Rounds; round++ {
 		if round >= 0 {
-			if err := memory.look(ctx); err != nil {
+			if err := watch.look(ctx); err != nil {
 				return false, err
 			}
 		}

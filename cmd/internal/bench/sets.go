@@ -54,12 +54,12 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	for i, plan := range plans {
 		predict(opened.list[i:i+1], plan, options)
 	}
-	memory, err := openMemoryWatch(ctx, soc)
+	watch, err := openMachineWatch(ctx, soc)
 	if err != nil {
 		return err
 	}
-	defer memory.close()
-	virtual, err := measureRounds(ctx, opened.list, options, memory)
+	defer watch.close()
+	virtual, err := measureRounds(ctx, opened.list, options, watch)
 	if err != nil {
 		return err
 	}
@@ -72,12 +72,8 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 		ui.Printf("\n%s, %s: %s\n", ph, howMeasured(virtual), what(ph, options))
 		showCandidates(ui, opened.list, ph)
 	}
-	seen, err := memory.show(ui)
-	if err != nil {
+	if err := watch.show(ui, doc); err != nil {
 		return err
-	}
-	if seen != nil {
-		doc["memory"] = seen
 	}
 	doc["pairs"] = showPairs(ui, soc, set, opened.list, like, plans[0], model)
 	doc["solved"] = showSolved(ui, opened.list)
