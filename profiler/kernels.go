@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/runtime/driver"
@@ -148,7 +149,7 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	name := options.Driver.Name()
 	compared.runner = &runner{
 		soc: soc, lanes: map[string]*lane{}, vocabulary: 1, coldBytes: compared.size.cold,
-		stores: stores{seed: options.Seed, limit: memoryLimit(), all: map[string]*store{}},
+		stores: newStores(options.Seed),
 		options: Options{
 			Drivers:   map[string]driver.Driver{name: options.Driver},
 			Compilers: map[string]driver.Compiler{name: options.Compiler}, Seed: options.Seed,
@@ -160,6 +161,9 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	err := compared.run(ctx, soc, len(groups))
 	if cerr := compared.runner.close(ctx); err == nil {
 		err = cerr
+	}
+	if diag.ClassOf(err) == diag.ClassInfeasible { // of no plan: memory is missing
+		err = diag.New(diag.ClassUnavailable, "measure kernels: %w", err)
 	}
 	if err != nil {
 		return nil, err

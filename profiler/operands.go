@@ -214,9 +214,34 @@ type stores struct {
 	seed uint64
 	// in bytes; what is in use may exceed it by as much again
 	limit int64
-	all   map[string]*store
+	// free is the memory that can be used now, in bytes, 0 when unknown
+	free func() int64
+	all  map[string]*store
 	// counts uses: the store that was used longest ago goes first
 	clock uint64
+}
+
+// newStores returns stores that take up to half of the memory that is free, and more while it is in use.
+func newStores(seed uint64) stores {
+	limit := int64(16 << 30)
+	if free := availableBytes(); free > 0 {
+		limit = free / 2
+	}
+	return stores{seed: seed, limit: limit, free: availableBytes, all: map[string]*store{}}
+}
+
+// room is how many bytes a new store may have. What is in use may exceed the limit by as much again, because a
+// measurement in progress keeps it. Other programs may meanwhile have taken memory that was free when the limit was
+// set; a Linux without memory ends one of them, or this one, so an eighth of the limit is left.
+func (s *stores) room() int64 {
+	room := 2*s.limit - s.total()
+	if s.free == nil {
+		return room
+	}
+	if free := s.free(); free > 0 {
+		room = min(room, free-s.limit/8)
+	}
+	return room
 }
 
 // get returns a store of a name with at least the given bytes, filled with repetitions of pattern,
@@ -240,11 +265,11 @@ func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, err
 	}
 	for s.total()+bytes > s.limit && s.evict() {
 	}
-	// what is in use may exceed the limit by as much again, because a measurement in progress keeps
-	// it
-	if most := 2*s.limit - s.total(); bytes > most {
-		return nil, diag.New(diag.ClassInfeasible, "an operand needs %d bytes of memory, and measuring has %d left",
-			bytes, most)
+	for bytes > s.room() && s.evict() {
+	}
+	if room := s.room(); bytes > room {
+		return nil, diag.New(diag.ClassInfeasible, "an operand needs %d bytes of memory, and measuring may take %d more",
+			bytes, max(room, 0)).WithHint("end other programs that use memory")
 	}
 	piece, err := pattern()
 	if err != nil {

@@ -93,6 +93,33 @@ func TestStoresKeepTheirLimit(t *testing.T) {
 	}
 }
 
+// Memory that other programs have taken since the limit was set is not used, and some is left in any case.
+func TestStoresLeaveFreeMemory(t *testing.T) {
+	free := int64(4 << 20)
+	s := &stores{limit: 8 << 20, free: func() int64 { return free }, all: map[string]*store{}}
+	defer s.close()
+	get := func(name string, bytes int64) error {
+		_, err := s.get(name, bytes, 64, func() ([]byte, error) { return make([]byte, 64), nil })
+		return err
+	}
+
+	if err := get("a", 3<<20); err != nil {
+		t.Fatal(err)
+	}
+	free = 3 << 20
+	err := get("b", 3<<20)
+	if err == nil || err.Error() != "an operand needs 3145728 bytes of memory, and measuring may take 2097152 more" {
+		t.Errorf("got %v", err)
+	}
+	s.all["a"].refs--
+	if get("b", 3<<20) == nil || s.all["a"] != nil {
+		t.Error("a store that is not used makes no room")
+	}
+	if free = 0; get("b", 3<<20) != nil {
+		t.Error("what is free is unknown, and the limit does not decide")
+	}
+}
+
 func TestFillIsValid(t *testing.T) {
 	o := &operands{seed: 1, vocabulary: 10}
 	data := make([]byte, 40_000)

@@ -118,7 +118,7 @@ func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver
 		soc:     p.soc,
 		options: Options{Drivers: map[string]driver.Driver{}, Compilers: p.o.Compilers, memory: p.o.memory},
 		lanes:   map[string]*lane{}, rng: rand.New(rand.NewPCG(1, 4)), coldBytes: 1 << 20,
-		stores: stores{seed: 1, limit: memoryLimit(), all: map[string]*store{}}}
+		stores: newStores(1)}
 	for _, drv := range drivers {
 		run.options.Drivers[drv.Name()] = drv
 	}

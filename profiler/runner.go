@@ -154,13 +154,13 @@ func Run(
 		options.Rounds = 1
 	}
 
-	limit := memoryLimit()
+	memory := newStores(options.Seed)
 	all := Pending(requests, nil, 1, options.Seed)
 	r := &runner{
 		soc: soc, options: options, writer: writer, lanes: map[string]*lane{},
 		rng:   rand.New(rand.NewPCG(options.Seed, 4)),
-		began: options.now(), coldBytes: min(max(beyondCaches(soc), 64<<20), limit/4),
-		stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}},
+		began: options.now(), coldBytes: min(max(beyondCaches(soc), 64<<20), memory.limit/4),
+		stores: memory,
 		report: Report{Warnings: map[string]int{}}, vocabulary: smallestTable(requests),
 		total: len(all) * options.Rounds, done: map[string]bool{}, resumed: writer.Set().Len() > 0,
 	}
@@ -184,14 +184,6 @@ func Run(
 	}
 	r.report.Elapsed = options.now().Sub(r.began)
 	return r.report, err
-}
-
-// memoryLimit returns how many bytes operands may take: half of what is free.
-func memoryLimit() int64 {
-	if free := availableBytes(); free > 0 {
-		return free / 2
-	}
-	return 16 << 30
 }
 
 // beyondCaches returns the number of bytes that operands rotate through so that no cache holds them.
