@@ -24,11 +24,13 @@ type machine struct {
 	features []string
 	cores    []int // usable, ascending
 	// relative speed of a core, or its largest frequency; equal values mean equal cores
-	capacity    map[int]int
-	caches      []socs.Cache
-	memoryBytes int64
-	freqMHz     float64
-	governor    string
+	capacity map[int]int
+	caches   []socs.Cache
+	// caches of one level have several sizes
+	unlikeCaches bool
+	memoryBytes  int64
+	freqMHz      float64
+	governor     string
 }
 
 // readMachine reads the files below root, which is "/" for this machine. cores are those that the
@@ -142,12 +144,25 @@ func (m *machine) readCaches(sys string) {
 			seen[key] = true
 			// A machine with unlike cores has caches of one name and several sizes.
 			if slices.ContainsFunc(m.caches, func(known socs.Cache) bool { return known.Name == name }) {
-				name = fmt.Sprintf("%s-%d", name, core)
+				name, m.unlikeCaches = fmt.Sprintf("%s-%d", name, core), true
 			}
 			m.caches = append(m.caches, socs.Cache{Name: name, Level: level, Bytes: size,
 				Cores: coreList(word(filepath.Join(dir, "shared_cpu_list")))})
 		}
 	}
+}
+
+// alike reports whether two cores or more are equal, by what the operating system says: they have one capacity or
+// largest frequency. Where it does not say, as on virtual machines, the caches of one level have one size.
+func (m *machine) alike(cores []int) bool {
+	if len(cores) < 2 {
+		return false
+	}
+	capacity := m.capacity[cores[0]]
+	if slices.ContainsFunc(cores, func(core int) bool { return m.capacity[core] != capacity }) {
+		return false
+	}
+	return capacity > 0 || len(m.caches) > 0 && !m.unlikeCaches
 }
 
 // cacheSize reads a size as the kernel writes it, such as 32K.

@@ -160,6 +160,7 @@ func describeCores(ctx context.Context, soc *socs.SoC, machine *machine, drivers
 			if err != nil {
 				return nil, nil, err
 			}
+			proc.LikeCores = machine.alike(proc.Cores)
 			soc.Processors, bounds = append(soc.Processors, proc), append(bounds, bound)
 		}
 	}

@@ -188,6 +188,35 @@ func TestReadMachine(t *testing.T) {
 	}
 }
 
+// Cores are alike if they have one capacity, or if nothing is said of it and their caches are equal.
+func TestAlike(t *testing.T) {
+	files := phone()
+	silent := map[string]string{}
+	for name, text := range files {
+		if !strings.HasSuffix(name, "cpu_capacity") {
+			silent[name] = text
+		}
+	}
+	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
+	told, hinted := readMachine(tree(t, files), all), readMachine(tree(t, silent), all)
+	little, nothing := readMachine(tree(t, silent), all[:4]), readMachine(t.TempDir(), all)
+	for _, c := range []struct {
+		name    string
+		machine *machine
+		cores   []int
+		want    bool
+	}{
+		{"a cluster", &told, []int{4, 5, 6}, true}, {"two clusters", &told, []int{3, 4}, false},
+		{"one core", &told, []int{4}, false},
+		{"equal caches", &little, []int{0, 1}, true}, {"unlike caches", &hinted, []int{0, 1}, false},
+		{"a system that says nothing", &nothing, []int{0, 1}, false},
+	} {
+		if got := c.machine.alike(c.cores); got != c.want {
+			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 // TestReadMachineWithoutFiles checks systems that tell nothing, and files full of nonsense.
 func TestReadMachineWithoutFiles(t *testing.T) {
 	machine := readMachine(t.TempDir(), []int{0, 1})

@@ -97,6 +97,8 @@ type Processor struct {
 	Options     map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
 	// CPU cores it occupies while running
 	Cores []int `json:"cores,omitempty" yaml:"cores,omitempty,flow"`
+	// its cores are equal, by what the operating system says of them; see GroupOf
+	LikeCores bool `json:"like_cores,omitempty" yaml:"like_cores,omitempty"`
 	// how the end of its calls is noticed, of one that executes them by itself
 	Wait capability.Waiting `json:"wait,omitempty" yaml:"wait,omitempty"`
 
@@ -266,12 +268,13 @@ func (s *SoC) JointGBps(names ...string) (float64, bool) {
 // share no core. The error names what stands against it.
 func (s *SoC) Concurrent(names ...string) error { return concurrent(s, names) }
 
-// alikeRates is how far apart the peak rates of like cores may be measured.
+// alikeRates is how far apart the peak rates of like cores may be measured, where nothing else says that they are alike.
 const alikeRates = 1.25
 
 // GroupOf names the processor of like cores that two processors are parts of, the smallest one; "" where there is none.
-// It has the same driver and configuration, and all of their cores. Where peak rates are stated (simulated processors
-// must state them), all three processors have nearly the same rate per core.
+// It has the same driver and configuration, and all of their cores. They are like if it says so. Else all three
+// processors have nearly the same peak rate per core, where rates are stated (simulated processors must state them). On a
+// virtual machine rates that are measured one after the other may differ by the work of neighbours alone.
 func (s *SoC) GroupOf(first, second string) string {
 	var found *Processor
 	one, other := s.Processor(first), s.Processor(second)
@@ -298,13 +301,16 @@ func partOf(part, group *Processor) bool {
 	if len(part.Cores) == 0 || len(part.Cores) >= len(group.Cores) {
 		return false
 	}
-	if part.Driver == SimDriver && (len(part.PeakGops) == 0 || len(group.PeakGops) == 0) {
-		return false
-	}
 	for _, core := range part.Cores {
 		if !slices.Contains(group.Cores, core) {
 			return false
 		}
+	}
+	if group.LikeCores {
+		return true
+	}
+	if part.Driver == SimDriver && (len(part.PeakGops) == 0 || len(group.PeakGops) == 0) {
+		return false
 	}
 	for kind, peak := range part.PeakGops {
 		all := group.PeakGops[kind]

@@ -543,6 +543,17 @@ func TestGroupOf(t *testing.T) {
 			t.Errorf("group of %s and %s: got %q, want %q", test.first, test.second, got, test.want)
 		}
 	}
+	// rates that were measured at other moments do not tell like cores apart
+	pair := soc.Processor("0-1")
+	pair.PeakGops["i8"] = 400
+	if got := soc.GroupOf("0", "1"); got != "0-2" {
+		t.Errorf("a pair twice as fast as both cores: got %q, want the next larger group", got)
+	}
+	pair.LikeCores = true
+	if got := soc.GroupOf("0", "1"); got != "0-1" {
+		t.Errorf("a group whose cores are alike: got %q, want %q", got, "0-1")
+	}
+	pair.LikeCores = false
 	for i := range soc.Processors {
 		soc.Processors[i].Driver, soc.Processors[i].PeakGops = SimDriver, nil
 	}

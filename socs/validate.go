@@ -369,6 +369,9 @@ func (v *validator) identity(path string, proc *Processor) {
 		v.add(path+".cores", "a cpu processor occupies cores, got none")
 	}
 	v.cores(path+".cores", proc.Cores)
+	if proc.LikeCores && len(proc.Cores) < 2 {
+		v.add(path+".like_cores", "of %d cores, want at least 2", len(proc.Cores))
+	}
 	if !slices.Contains(capability.Waitings, proc.Wait) {
 		v.add(path+".wait", "%q, want %s, or nothing", clip(string(proc.Wait)), diag.OneOf(capability.Waitings))
 	}
