@@ -130,6 +130,9 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	machine := readMachine("/", options.Cores)
 	lastCache := (&socs.SoC{CPU: &socs.CPU{Caches: machine.caches}}).LastCacheBytes()
 	compared := &comparison{options: options, size: options.sizes(lastCache)}
+	memory := newStores(options.Seed)
+	// operands of some fifteen kinds are kept until the end
+	compared.size.cold = min(compared.size.cold, max(memory.limit/16, 2*lastCache, 64<<20))
 
 	soc := &socs.SoC{}
 	groups := [][]int{options.Cores[:1]}
@@ -149,7 +152,7 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	name := options.Driver.Name()
 	compared.runner = &runner{
 		soc: soc, lanes: map[string]*lane{}, vocabulary: 1, coldBytes: compared.size.cold,
-		stores: newStores(options.Seed),
+		stores: memory,
 		options: Options{
 			Drivers:   map[string]driver.Driver{name: options.Driver},
 			Compilers: map[string]driver.Compiler{name: options.Compiler}, Seed: options.Seed,
