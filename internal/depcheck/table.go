@@ -68,9 +68,9 @@ var table = []room{
 	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
 	{path: "roofline", may: []string{"planir/op", "planir/source", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}},
 
-	{path: "runtime/driver", may: []string{"planir/op", "planir/capability", "internal/mem", "internal/canon"}}, // canon: graphs in artifacts have one spelling
-	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}},     // pack: its weights are packed ones
-	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                     // writes the kernels, linked by nothing
+	{path: "runtime/driver", may: []string{"planir/op", "planir/capability", "internal/mem", "internal/canon"}},                  // canon: graphs in artifacts have one spelling
+	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/patience", "internal/require"}}, // pack: its weights are packed ones
+	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                                      // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{"github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/scores", may: []string{"runtime/driver", "planir/op", "internal/mem", "internal/number"}},

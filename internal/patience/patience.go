@@ -34,6 +34,19 @@ func WithTimeout(ctx context.Context, wait time.Duration) (context.Context, cont
 	}
 }
 
+// Await returns what arrives before the process has run for wait, and whether anything did.
+func Await[T any](arrives <-chan T, wait time.Duration) (value T, ok bool) {
+	late := make(chan struct{})
+	stop := AfterFunc(wait, func() { close(late) })
+	defer stop()
+	select {
+	case value = <-arrives:
+		return value, true
+	case <-late:
+		return value, false
+	}
+}
+
 // afterTicks calls run after wait, counted in ticks. stop prevents that, and returns whether it
 // came in time.
 func afterTicks(

@@ -33,6 +33,24 @@ func TestStopsDoNotCount(t *testing.T) {
 	}
 }
 
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan int, 1)
+		time.AfterFunc(time.Minute/2, func() { answers <- 7 })
+		if got, ok := Await(answers, time.Minute); got != 7 || !ok {
+			t.Errorf("got %d, %v, want 7", got, ok)
+		}
+
+		began := time.Now()
+		if got, ok := Await(answers, time.Minute); ok {
+			t.Errorf("got %d, want nothing", got)
+		}
+		if took := time.Since(began); took < time.Minute || took > time.Minute+longest {
+			t.Errorf("awaited for %v", took)
+		}
+	})
+}
+
 func TestWithTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

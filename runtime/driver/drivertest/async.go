@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/patience"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -150,7 +152,9 @@ func testOrder(t *testing.T, factory *Factory) {
 			if err != nil {
 				return err
 			}
-			for began := time.Now(); ; {
+			running, cancel := patience.WithTimeout(context.Background(), mostWait)
+			defer cancel()
+			for {
 				done, err := adder.q.Done(last)
 				if err != nil {
 					return err
@@ -158,7 +162,7 @@ func testOrder(t *testing.T, factory *Factory) {
 				if done {
 					break
 				}
-				if time.Since(began) > patience {
+				if running.Err() != nil {
 					return errors.New("the calls are never done")
 				}
 				runtime.Gosched()
@@ -314,7 +318,9 @@ func (tr *trial) failTwice(good, bad *bound, question string) error {
 			_, err = proc.Wait(last)
 			return err
 		}
-		for began := time.Now(); err == nil && time.Since(began) < patience; runtime.Gosched() {
+		running, cancel := patience.WithTimeout(context.Background(), mostWait)
+		defer cancel()
+		for ; err == nil && running.Err() == nil; runtime.Gosched() {
 			_, err = proc.Done(last)
 		}
 		return err
@@ -400,13 +406,12 @@ func testCloseInFlight(t *testing.T, factory *Factory) {
 		})
 		closed := make(chan error, 1)
 		go func() { closed <- adder.proc.Close() }()
-		select {
-		case err := <-closed:
-			if err != nil {
-				t.Fatal(err)
-			}
-		case <-time.After(patience):
+		err, returned := patience.Await(closed, mostWait)
+		if !returned {
 			t.Fatal("close does not return")
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 		before := slices.Clone(adder.sums[0].Bytes())
 		time.Sleep(2 * time.Millisecond)

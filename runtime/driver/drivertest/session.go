@@ -13,14 +13,15 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/patience"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// patience is how long one call may take before it counts as a hang.
-const patience = 2 * time.Minute
+// mostWait is how long this process runs while it waits for one call before that counts as a hang.
+const mostWait = 2 * time.Minute
 
 // lane is a goroutine with its own OS thread, which ends with it.
 type lane struct {
@@ -45,12 +46,11 @@ func startLane() *lane {
 func (l *lane) do(f func() error) error {
 	result := make(chan error, 1)
 	l.calls <- func() { result <- f() }
-	select {
-	case err := <-result:
-		return err
-	case <-time.After(patience):
-		return fmt.Errorf("no answer within %v", patience)
+	err, answered := patience.Await(result, mostWait)
+	if !answered {
+		return fmt.Errorf("no answer within %v", mostWait)
 	}
+	return err
 }
 
 // stop ends the lane after its last call. A call that hangs blocks it.
