@@ -111,7 +111,7 @@ emulated:
 # own, which the detector does not see into. Their pointers are checked by the target of that name. Of the slow tests
 # those run whose goroutines meet.
 race:
-	CGO_ENABLED=1 $(GO) test -vet=off -short -race -timeout 30m $(RACE) $$(grep -rlE '^\s*go |\.Go\(|"sync' --include='*.go' --exclude='*_test.go' runtime planir/bundle profiler cmd/internal/httpapi cmd/internal/servecmd internal/native internal/ortapi | xargs -n1 dirname | sort -u | sed 's|^|./|')
+	CGO_ENABLED=1 $(GO) test -vet=off -short -race -timeout 30m $(RACE) $$(grep -rlE '^\s*go |\.Go\(|"sync' --include='*.go' --exclude='*_test.go' --exclude-dir=kernel runtime planir/bundle profiler cmd/internal/httpapi cmd/internal/servecmd internal/native internal/ortapi | xargs -n1 dirname | sort -u | sed 's|^|./|')
 	CGO_ENABLED=1 HETC_PART=$(PART) $(GO) test -vet=off -race -timeout 30m $(RACE) -run '$(RACES)' ./runtime/driver/host ./runtime/executor ./runtime/serving ./profiler ./planir/bundle
 RACE  := '-gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 -dwarf=false'
 RACES := ^Test(BatchComputes|Drafts|Hanging|Interrupted|LaneFaults|ManyWorkers|ProcessorsOfOneCore|Random|WeightsThat|WorkersAgree|WritersSide)
