@@ -206,7 +206,7 @@ func TestBesideFails(t *testing.T) {
 		fault := drivertest.Fault{At: drivertest.AtRun, K: call, Select: b}
 		d := drivertest.Inject(context.Background(), host.New(), fault)
 		x := machine(t, m, p, executor.Options{Drivers: []driver.Driver{d}})
-		within(t, time.Minute, func() {
+		returns(t, func() {
 			if err := x.Do(context.Background(), begin); err != nil {
 				t.Errorf("begin: %v", err)
 			}
@@ -232,7 +232,7 @@ func TestBesideGivesUp(t *testing.T) {
 	begin := beginJob(prompt)
 	want := alone(t, x, [][]int32{prompt}, 1)
 	x.Reset()
-	within(t, time.Minute, func() {
+	returns(t, func() {
 		stop := errors.New("stop")
 		err := x.Do(context.Background(), func(c *executor.Control) error { return errors.Join(begin(c), stop) })
 		if !errors.Is(err, stop) {
