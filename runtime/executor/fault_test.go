@@ -24,8 +24,8 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// mostWait is how long the process runs before what has not returned counts as a hang: many times what it takes under the
-// race detector on cores that others use.
+// mostWait is how long the process runs before what has not returned counts as a hang: many times what it takes under
+// the race detector on cores that others use.
 const mostWait = 5 * time.Minute
 
 // returns fails the test when f does not return: an executor must never hang.
