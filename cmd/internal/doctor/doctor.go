@@ -95,6 +95,7 @@ type Machine struct {
 	Revision string // commit of this program, "" where it is not known
 	Drivers  []driver.Driver
 	Kernels  string // of the host driver, "" when none can be used
+	Refused  string // why better kernels of the host driver, for which the CPU is fit, cannot be used; "": they can
 	CacheDir string // of hetc build, "" when there is none
 }
 
@@ -165,7 +166,7 @@ func (m Machine) cpu(cores []int) Finding {
 	finding := ok("cpu", "%s; kernels %s; features %s", name, m.Kernels, strings.Join(env.Features, " "))
 	switch m.Kernels {
 	case "":
-		finding.Found = fmt.Sprintf("%s; HETC_HOST_KERNELS=%s is not a kernel set of this CPU", name,
+		finding.Found = fmt.Sprintf("%s; HETC_HOST_KERNELS=%s names no kernel set that can be used here", name,
 			os.Getenv("HETC_HOST_KERNELS"))
 		return finding.but(Problem, "unset HETC_HOST_KERNELS")
 	case "portable", "reference":
@@ -174,6 +175,11 @@ func (m Machine) cpu(cores []int) Finding {
 			hint = "unset HETC_HOST_KERNELS for the fastest kernels"
 		}
 		return finding.but(Note, "%s", hint)
+	}
+	if m.Refused != "" {
+		finding.Found += "; " + m.Refused
+		return finding.but(Note, "products of many rows are several times faster with those kernels. They need Linux 5.16 "+
+			"or later, and a hypervisor and a sandbox (seccomp) that let the process ask for the state of tiles")
 	}
 	return finding
 }

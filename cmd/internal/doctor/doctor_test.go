@@ -93,6 +93,16 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// Kernels that the CPU is fit for and this process may not use are noted, with the reason.
+func TestRefusedKernels(t *testing.T) {
+	for reason, want := range map[string]Status{"": OK, "the system keeps no state": Note} {
+		got := Machine{Kernels: "avx512bf16", Refused: reason}.cpu([]int{0})
+		if got.Status != want || !strings.Contains(got.Found, reason) || (got.Hint != "") != (want == Note) {
+			t.Errorf("refused because of %q: %+v, want %s", reason, got, want)
+		}
+	}
+}
+
 // Notes are no problem.
 func TestNotes(t *testing.T) {
 	if err := firstProblem([]Finding{ok("x", "y"), ok("z", "z").but(Note, "n")}); err != nil {

@@ -58,7 +58,7 @@ func Show(ctx context.Context, ui *cli.Streams, model string) error {
 			return err
 		}
 		machine := Machine{Version: cli.Version, Revision: cli.Revision(), Drivers: all.Drivers(),
-			Kernels: host.Kernels(), CacheDir: dir}
+			Kernels: host.Kernels(), Refused: host.RefusedKernels(), CacheDir: dir}
 		list = machine.Check(ctx)
 		list = append(append(list, solverFindings()...), selfTests("")...)
 	}

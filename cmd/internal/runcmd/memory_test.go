@@ -40,3 +40,14 @@ func TestEnoughMemory(t *testing.T) {
 		}
 	}
 }
+
+// A process without kernels that its CPU is fit for is told so where a bundle is for another machine.
+func TestAdviceOnRefusedKernels(t *testing.T) {
+	if got := refusedKernels(""); got != "" {
+		t.Errorf("nothing is refused, and the advice is %q", got)
+	}
+	const reason = "the system keeps no state"
+	if got := refusedKernels(reason); !strings.Contains(got, reason) {
+		t.Errorf("the advice is %q, want one with the reason", got)
+	}
+}

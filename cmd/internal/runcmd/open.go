@@ -358,7 +358,7 @@ func thisHost(any bool) *bundle.Host {
 		return nil
 	}
 	here := &bundle.Host{
-		SoC: []string{host.Fingerprint()}, SoCAdvice: missingCores(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		SoC: []string{host.Fingerprint()}, SoCAdvice: whatIsMissing(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		Components: map[string]bundle.HostComponent{},
 	}
 	for _, drv := range all.Drivers() {
@@ -368,6 +368,28 @@ func thisHost(any bool) *bundle.Host {
 		}
 	}
 	return here
+}
+
+// whatIsMissing says why this process may be on the machine that a bundle was made for and not have its fingerprint, ""
+// where nothing is known to be missing.
+func whatIsMissing() string {
+	var missing []string
+	for _, advice := range []string{missingCores(), refusedKernels(host.RefusedKernels())} {
+		if advice != "" {
+			missing = append(missing, advice)
+		}
+	}
+	return strings.Join(missing, "; ")
+}
+
+// refusedKernels is advice where this process cannot use kernels for the reason given: with other kernels it is another
+// machine to a plan.
+func refusedKernels(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return fmt.Sprintf("this process cannot use all kernels that its CPU is fit for, because %s: run the bundle where it "+
+		"can, or probe, profile, solve and emit again here", reason)
 }
 
 // missingCores says that this machine has more cores than this process may use, "" where it has not: another number of
@@ -394,7 +416,7 @@ func (b *opened) checkTarget(plan *planir.Plan, o *options) error {
 		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want %s",
 			host.Fingerprint(), diag.OneOf(target.SoC)).
 			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
-		if advice := missingCores(); advice != "" {
+		if advice := whatIsMissing(); advice != "" {
 			_ = finding.WithHint("%s", advice)
 		}
 		if plan.Target != nil && !plan.Target.Emulator {

@@ -38,6 +38,10 @@ func Kernels() string {
 // uses them only where a processor's option names them.
 func UntimedKernels() []string { return kernel.Untimed() }
 
+// RefusedKernels says why this process cannot use kernels whose instructions its CPU has, "" where there are none such.
+// The fingerprint is then not the one that other processes on the same CPU have.
+func RefusedKernels() string { return kernel.Refused() }
+
 // cpuName is vendor, family, model, name and stepping: on x86 from the CPU itself, elsewhere from
 // the system, "" where neither tells. Both have one form, so that a machine keeps its fingerprint
 // in an image without /proc.

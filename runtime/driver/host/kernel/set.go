@@ -284,6 +284,9 @@ func Untimed() (names []string) {
 	return names
 }
 
+// Refused says why this process cannot use a set whose instructions its CPU has, "" where there is no such set.
+func Refused() string { return refused() }
+
 // Best returns the fastest set this machine can run. Sets that were never timed on a CPU that has their instructions
 // are not among those it looks at: they are used where they are named.
 func Best() *Set {

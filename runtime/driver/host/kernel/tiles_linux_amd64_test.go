@@ -5,12 +5,16 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hetc/hetc/internal/diag"
 )
 
 // besideEnv tells a copy of the test that it runs beside another one.
@@ -108,4 +112,74 @@ func multiplyBeside(t *testing.T) (wait func()) {
 			t.Error("the process beside this one:", err)
 		}
 	}
+}
+
+// refusingEnv tells a copy of the test to have the system refuse the state of tiles.
+const refusingEnv = "HETC_TEST_REFUSING"
+
+// Where a sandbox refuses the state of tiles, the best set is the one without, and errors say why.
+func TestTilesRefusedBySystem(t *testing.T) {
+	if tilesModelled || !hasTiles() {
+		t.Skip("this CPU has no tiles to refuse")
+	}
+	if os.Getenv(refusingEnv) == "" {
+		refused := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestTilesRefusedBySystem$", "-test.v")
+		refused.Env = append(os.Environ(), refusingEnv+"=1")
+		out, err := refused.CombinedOutput()
+		if err != nil {
+			t.Errorf("in a sandbox: %v\n%s", err, out)
+		}
+		if strings.Contains(string(out), "SKIP") {
+			t.Skipf("%s", out)
+		}
+		return
+	}
+
+	if err := refuseTiles(unix.EPERM); err != nil {
+		t.Skip("this process cannot make a sandbox:", err)
+	}
+	if best := Best().Name; best != pairSetName {
+		t.Errorf("the best set is %s, want %s", best, pairSetName)
+	}
+	if reason := Refused(); !strings.Contains(reason, "not permitted") {
+		t.Errorf("refused because of %q, want the system's reason", reason)
+	}
+	if _, err := ByName("amx"); diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), Refused()) {
+		t.Errorf("got %v, want class unavailable and the reason", err)
+	}
+}
+
+// refuseTiles has the system refuse all threads of this process a state of tiles, with an error number.
+func refuseTiles(number unix.Errno) error {
+	const (
+		offsetCall, offsetArgument = 0, 16 // of what a filter looks at: the system call, its first argument
+		archReqXCompPerm           = 0x1023
+	)
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+	}
+	unlessEqual := func(value uint32, skip uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: skip, K: value}
+	}
+	answer := func(value uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: value}
+	}
+	filter := []unix.SockFilter{
+		load(offsetCall), unlessEqual(unix.SYS_ARCH_PRCTL, 3),
+		load(offsetArgument), unlessEqual(archReqXCompPerm, 1),
+		answer(unix.SECCOMP_RET_ERRNO | uint32(number)),
+		answer(unix.SECCOMP_RET_ALLOW),
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+
+	runtime.LockOSThread() // the thread that gives up privileges is the one that sets the filter
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&program)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }

@@ -64,11 +64,21 @@ func lacking(name string) string {
 	return ""
 }
 
+// refused is what tiles lack besides a CPU that has them.
+func refused() string {
+	if !hasTiles() {
+		return ""
+	}
+	return tilesLack()
+}
+
+// hasTiles says that the CPU can multiply 8-bit integers and bfloat16 in tiles.
+func hasTiles() bool { return cpu.X86.HasAMXTile && cpu.X86.HasAMXInt8 && cpu.X86.HasAMXBF16 }
+
 // tilesLack says why this process cannot multiply in tiles, "" if it can. The kernel keeps the state of tiles for
 // processes that have asked for it, once.
 var tilesLack = sync.OnceValue(func() string {
-	features := &cpu.X86
-	if !features.HasAMXTile || !features.HasAMXInt8 || !features.HasAMXBF16 {
+	if !hasTiles() {
 		return "the CPU has no tiles of 8-bit integers and bfloat16 (AMX)"
 	}
 	if sets := registerSets(); len(sets) == 0 || sets[len(sets)-1].Name != pairSetName {

@@ -23,6 +23,9 @@ func lacking(name string) string {
 	return ""
 }
 
+// refused is "": where the CPU has instructions, every process may use them.
+func refused() string { return "" }
+
 // measuredSets returns the set "neon" where the CPU has the dot product instructions, as those of
 // ARMv8.4 and most ARMv8.2 cores do.
 func measuredSets() []*Set {

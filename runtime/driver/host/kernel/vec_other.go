@@ -10,3 +10,6 @@ func namedSets() []*Set { return nil }
 
 // lacking is "": there is nothing to lack.
 func lacking(string) string { return "" }
+
+// refused is "": no set needs more than the CPU.
+func refused() string { return "" }
