@@ -35,6 +35,7 @@ type fake struct {
 	running atomic.Int32
 	used    map[string]map[string]bool // by operator: the experts it has used
 
+	unopened error           // of processors that cannot be opened
 	emulated bool            // results are a device's, times are not
 	prepacks bool            // loading copies weights
 	loaded   map[string]int  // by operator: executables
@@ -51,6 +52,9 @@ func (f *fake) Devices(context.Context) ([]driver.Device, error) {
 }
 
 func (f *fake) Open(_ context.Context, c driver.Config) (driver.Processor, error) {
+	if f.unopened != nil {
+		return nil, f.unopened
+	}
 	return &fakeProcessor{f: f, name: c.Select, counts: map[string]*int{}}, nil
 }
 

@@ -137,6 +137,11 @@ func (r *runner) virtual(name string) bool {
 	return proc != nil && proc.Driver == socs.SimDriver
 }
 
+// unopened is the error of a processor that does not open as the SoC describes it. It concerns every request for it.
+type unopened struct{ error }
+
+func (u unopened) Unwrap() error { return u.error }
+
 // lane returns the open processor of a name, opened with more options where given. Emulators are
 // refused, because their times say nothing about the device.
 func (r *runner) lane(ctx context.Context, name string, options map[string]string) (*lane, error) {
@@ -156,6 +161,7 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	if from == nil {
 		return nil, &driver.Unavailable{Driver: proc.Driver, Found: "no such driver in this build"}
 	}
+	asDescribed := len(options) == 0
 	// On a virtual clock the time does not depend on what is computed, so nothing is.
 	if r.virtual(name) {
 		all := map[string]string{"compute": "false"}
@@ -163,6 +169,9 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 		options = all
 	}
 	opened, err := openLane(ctx, proc, from, options)
+	if err != nil && asDescribed {
+		err = unopened{err}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -177,8 +186,9 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	// A record is of one clock: times of both must not meet in one fit.
 	if opened.caps.Virtual != r.virtual(name) {
 		opened.close()
-		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v",
-			name, proc.Driver, opened.caps.Virtual, r.virtual(name))
+		return nil, unopened{diag.New(diag.ClassInput,
+			"processor %q of driver %q: its clock is virtual = %v, the SoC says %v", name, proc.Driver,
+			opened.caps.Virtual, r.virtual(name))}
 	}
 	opened.ops = &operands{proc: opened.proc, seed: r.options.Seed, bufs: map[string]driver.Buffer{},
 		vocabulary: r.vocabulary}

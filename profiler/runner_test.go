@@ -509,6 +509,20 @@ func TestEmulatorsAreNotMeasured(t *testing.T) {
 	}
 }
 
+// A processor that does not open as it is described ends the run: no request for it can be measured.
+func TestUnopenedProcessor(t *testing.T) {
+	wrong := diag.New(diag.ClassInput, "no kernels are called so")
+	f := &fake{cost: work, unopened: wrong}
+	soc := fakeSoC()
+	writer, _ := newRecord(t, soc)
+
+	report, err := Run(context.Background(), soc, []Request{ask("a", matmul(1), 0)}, writer, f.options())
+
+	if !errors.Is(err, wrong) || diag.ClassOf(err) != diag.ClassInput || len(report.Refused) > 0 {
+		t.Errorf("got %v, refused %v, want the driver's error", err, report.Refused)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	soc := fakeSoC()
 	bad := errors.New("shape is too odd")

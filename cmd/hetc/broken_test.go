@@ -331,6 +331,10 @@ var brokenInputs = []broken{
 	{name: "signed by another", args: "hetc run $A/app.hetb --trust $A/other.pub --tokens 1", code: 5, want: `bundle.signature`, hint: `.`},
 	{name: "of a simulation", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1", code: 5, want: `a simulation of simulated:\S+, which runs on no device`, hint: `hetc run`},
 	{name: "driver that is not linked", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1 --any-machine", code: 4, want: `driver "sim" is not part of this program`, hint: `.`},
+	{name: "kernels that do not exist", make: func(d *dir) {
+		soc := strings.Replace(boardSoC("host"), "cpu-0000000000000000", hostFingerprint(), 1)
+		d.write("s.yaml", strings.Replace(soc, "driver: host", "driver: host, options: {kernels: abacus}", 1))
+	}, args: "hetc profile --soc s.yaml --model $M -o x.jsonl", code: 3, want: `"abacus" is not available`, hint: `portable`},
 	{name: "driver that does not exist", make: func(d *dir) { d.write("s.yaml", boardSoC("vulkan")) }, args: "hetc profile --soc s.yaml --model $M -o x.jsonl", code: 4, want: `driver "vulkan" is not available`, hint: `hetc drivers`},
 	{name: "secret key as trust", args: "hetc run $A/app.hetb --trust $A/k.key --tokens 1", code: 3, want: `it is a private key, which only signs: want the PEM block "PUBLIC KEY"`, hint: `hetc keygen`},
 	{name: "public key that signs", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.pub -o x.hetb", code: 3, want: `is a public key`, hint: `.key file`},

@@ -115,6 +115,9 @@ func (o *ProbeOptions) options(
 		warnSkipped(ctx, ui, drv)
 	}
 	if o.Kernels != "" {
+		if err := host.CheckKernels(o.Kernels); err != nil {
+			return out, nil, err
+		}
 		out.Options = map[string]string{"kernels": o.Kernels}
 	}
 	for _, compiler := range bindings.Compilers(nil) {

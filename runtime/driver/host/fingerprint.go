@@ -34,6 +34,12 @@ func Kernels() string {
 	return set.Name
 }
 
+// CheckKernels returns an error if this process cannot use the kernel set of a name, such as one from a command line.
+func CheckKernels(name string) error {
+	_, err := kernel.ByName(name)
+	return err
+}
+
 // UntimedKernels names the kernel sets that this CPU can execute and that nobody has timed on one that can. The driver
 // uses them only where a processor's option names them.
 func UntimedKernels() []string { return kernel.Untimed() }

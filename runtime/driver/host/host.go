@@ -54,7 +54,7 @@ func (host) Library(context.Context) (driver.Library, error) {
 
 // Identity tells a processor's kernel set, which its options may name (see driver.Identified).
 func (host) Identity(_ context.Context, config driver.Config) (driver.Identity, error) {
-	set, err := kernel.ByName(config.Options["kernels"])
+	set, err := kernelSet(config.Options["kernels"])
 	if err != nil {
 		return driver.Identity{}, err
 	}
@@ -94,12 +94,22 @@ func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, e
 			return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: unknown option %q", config.Select,
 				Name, key).WithHint("options: kernels")
 		}
-		set, err = kernel.ByName(config.Options[key])
+		set, err = kernelSet(config.Options[key])
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open processor %q of driver %q: %w", config.Select, Name, err)
 	}
 	return newProcessor(cores, set), nil
+}
+
+// kernelSet returns the set that an option names; "" stands for what no option names. A name that is unknown is an error
+// of the file that has it, of a SoC or a plan, rather than of the command line.
+func kernelSet(name string) (*kernel.Set, error) {
+	set, err := kernel.ByName(name)
+	if name != "" && diag.ClassOf(err) == diag.ClassUsage {
+		err = diag.New(diag.ClassInput, "%w", err)
+	}
+	return set, err
 }
 
 // layouts is the packed layout of every weight scheme, and of tables of plain values.
