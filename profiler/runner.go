@@ -420,8 +420,8 @@ func (r *runner) refuse(ctx context.Context, failed *task, err error) error {
 	}
 	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == failed })
 	switch {
-	case errors.As(err, new(unopened)), errors.Is(err, driver.ErrUnavailable), diag.ClassOf(err) == diag.ClassUnavailable,
-		diag.ClassOf(err) == diag.ClassIO:
+	case errors.As(err, new(unopened)), errors.Is(err, driver.ErrUnavailable),
+		diag.ClassOf(err) == diag.ClassUnavailable, diag.ClassOf(err) == diag.ClassIO:
 		return fmt.Errorf("measure %s: %w", failed.request.Key(), err)
 	case failed.lane != nil && failed.lane.dead:
 		return fmt.Errorf("measure %s: %w", failed.request.Key(), err)

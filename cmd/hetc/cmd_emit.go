@@ -23,7 +23,8 @@ func newEmit(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&opts.SoC, "soc", "", "check the plan against this SoC again")
 	flags.StringVar(&opts.CalibrationFile, "calibration", "", "calibration that the plan was made with")
 	flags.StringVar(&opts.PrefixFile, "prefix", "",
-		"file with the system message that conversations begin with: its cache is computed here and comes with the bundle")
+		"file with the system message that conversations begin with: its cache is computed here and comes with the "+
+			"bundle")
 	flags.BoolVar(&opts.Binaries, "binaries", false,
 		"build the programs of GPUs for the devices that are here: hetrun takes them on exactly such a device and driver")
 	flags.StringVar(&opts.Target.Name, "target", "", "make a bundle for the device of this SoC, the plan's")

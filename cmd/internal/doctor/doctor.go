@@ -178,8 +178,8 @@ func (m Machine) cpu(cores []int) Finding {
 	}
 	if m.Refused != "" {
 		finding.Found += "; " + m.Refused
-		return finding.but(Note, "products of many rows are several times faster with those kernels. They need Linux 5.16 "+
-			"or later, and a hypervisor and a sandbox (seccomp) that let the process ask for the state of tiles")
+		return finding.but(Note, "products of many rows are several times faster with those kernels. They need Linux "+
+			"5.16 or later, and a hypervisor and a sandbox (seccomp) that let the process ask for the state of tiles")
 	}
 	return finding
 }

@@ -388,8 +388,8 @@ func refusedKernels(reason string) string {
 	if reason == "" {
 		return ""
 	}
-	return fmt.Sprintf("this process cannot use all kernels that its CPU is fit for, because %s: run the bundle where it "+
-		"can, or probe, profile, solve and emit again here", reason)
+	return fmt.Sprintf("this process cannot use all kernels that its CPU is fit for, because %s: run the bundle where "+
+		"it can, or probe, profile, solve and emit again here", reason)
 }
 
 // missingCores says that this machine has more cores than this process may use, "" where it has not: another number of

@@ -102,8 +102,8 @@ func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, e
 	return newProcessor(cores, set), nil
 }
 
-// kernelSet returns the set that an option names; "" stands for what no option names. A name that is unknown is an error
-// of the file that has it, of a SoC or a plan, rather than of the command line.
+// kernelSet returns the set that an option names; "" stands for what no option names. A name that is unknown is an
+// error of the file that has it, of a SoC or a plan, rather than of the command line.
 func kernelSet(name string) (*kernel.Set, error) {
 	set, err := kernel.ByName(name)
 	if name != "" && diag.ClassOf(err) == diag.ClassUsage {

@@ -144,7 +144,8 @@ func TestTilesRefusedBySystem(t *testing.T) {
 	if reason := Refused(); !strings.Contains(reason, "not permitted") {
 		t.Errorf("refused because of %q, want the system's reason", reason)
 	}
-	if _, err := ByName("amx"); diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), Refused()) {
+	_, err := ByName("amx")
+	if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), Refused()) {
 		t.Errorf("got %v, want class unavailable and the reason", err)
 	}
 }
