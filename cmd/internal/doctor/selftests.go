@@ -2,11 +2,13 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/hetc/hetc/cmd/internal/verdicts"
 )
 
-// selfTests lists which devices have passed the self-test of which bundle; dir is the cache, "" the default one.
+// selfTests lists which devices have passed the self-test of which bundle; dir is the cache, "" the default one. Every
+// build of this program has a verdict of its own, which mostly says the same: it is told once.
 func selfTests(dir string) []Finding {
 	const check = "self-test"
 	known, err := verdicts.List(dir)
@@ -19,8 +21,10 @@ func selfTests(dir string) []Finding {
 	}
 	var out []Finding
 	for i := range known {
-		out = append(out, ok(check, "%s", fmt.Sprintf("%s; bundle %s %.12s", &known[i], known[i].Product,
-			known[i].Bundle)))
+		finding := ok(check, "%s", fmt.Sprintf("%s; bundle %s %.12s", &known[i], known[i].Product, known[i].Bundle))
+		if !slices.Contains(out, finding) {
+			out = append(out, finding)
+		}
 	}
 	return out
 }

@@ -22,6 +22,8 @@ func TestSelfTestsAreListed(t *testing.T) {
 		"a": `{"key":"a","product":"demo","bundle":"0123456789abcdef","processor":"gpu","device":"GPU of a test",` +
 			`"library":"CL 3.0","kernels":12,"worst":0.25}`,
 		"b": "no verdict",
+		"c": `{"key":"of another build","product":"demo","bundle":"0123456789abcdef","processor":"gpu",` +
+			`"device":"GPU of a test","library":"CL 3.0","kernels":12,"worst":0.25}`,
 	} {
 		entry, err := cache.Put(cas.KeyOf("verdict", key),
 			func(path string) error { return os.WriteFile(path, []byte(text), 0o600) })
