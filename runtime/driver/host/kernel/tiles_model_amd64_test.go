@@ -73,6 +73,33 @@ func attendAskingAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ld
 		width, y, ldy)
 }
 
+// scoreFewAMX is scoreTilesAMX, whose scores of sixteen lines are left out but for those in a row of few.
+func scoreFewAMX(config *byte, q, k *uint16, ldk, pitch, fours, whole, rest int, s *float32, lds int, _ *byte,
+	_, _, _ int) {
+	wide := *(*tileConfig)(unsafe.Slice(config, len(tileConfig{})))
+	for _, tile := range []int{0, 1, 2, 3, 4, 6} {
+		wide.narrow(tile, 4*groupLines)
+	}
+	scores, lines := make([]float32, fours*4*stripKeys*groupLines), lds/4
+	scoreTilesAMX(&wide[0], 1, q, 0, k, ldk, pitch, 4*fours, whole, rest, &scores[0], 0)
+	few := unsafe.Slice(s, len(scores)/groupLines*lines)
+	for at := range len(scores) / groupLines {
+		copy(few[at*lines:(at+1)*lines], scores[at*groupLines:])
+	}
+}
+
+// weighFewAMX does what the kernel does by those that it joins, chunk by chunk.
+func weighFewAMX(config *byte, p *uint16, ldp int, v *uint16, ldv, chunks, wide, half16, columns int, room *uint16,
+	y *float32, ldy int, _ *byte, _, _, _ int) {
+	weights := unsafe.Slice(p, chunks*ldp/2)
+	values := unsafe.Slice(v, (chunks*chunkKeys-1)*ldv/2+1)
+	for chunk := range chunks {
+		asked := (*byte)(unsafe.Pointer(p))
+		pairTiles512(room, &values[chunk*chunkKeys*ldv/2], ldv, 1, 2*columns*tileSize, wide, 16*half16, asked, 0)
+		weighTilesAMX(config, 1, &weights[chunk*ldp/2], room, 2*columns*tileSize, 1, columns, y, ldy)
+	}
+}
+
 func tileUnpack32(panel, w *byte, blocks int)  { model("tileUnpack32", panel, w, blocks) }
 func tileUnpack128(panel, w *byte, blocks int) { model("tileUnpack128", panel, w, blocks) }
 

@@ -102,3 +102,19 @@ func attendTilesAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk
 //
 //go:noescape
 func attendAskingAMX(config *byte, groups int, q *uint16, ldq int, k *uint16, ldk int, pitch int, whole int, rest int, s *float32, scale float32, state *float32, statePitch int, p *uint16, v *uint16, chunk int, columns int, width int, y *float32, ldy int, nextK *byte, strideK int, strideV int, nextV *byte, strideS int)
+
+// scoreFewAMX computes scores s of few lines, lds bytes from position to position, for fours (at least 1) times
+// four strips of 16 keys, as scoreTilesAMX does for a group. Each step asks memory asks times for a line at next, half bytes behind it, and across bytes behind both.
+// A step is a tile of keys.
+//
+//go:noescape
+func scoreFewAMX(config *byte, q *uint16, k *uint16, ldk int, pitch int, fours int, whole int, rest int, s *float32, lds int, next *byte, half int, across int, asks int)
+
+// weighFewAMX adds p v to few lines y, ldy bytes from line to line, for chunks (at least 1) of 32 positions.
+// Weights p are tiles of lines, ldp bytes from chunk to chunk. Rows v, ldv bytes apart, have wide times 32
+// columns, and 16 more where half16 is not 0: columns (1..6) tiles. room is for two chunks of them.
+// Each step asks memory asks times for a line at next, half bytes behind it, and across bytes behind both.
+// A step is a tile of values, once as it is made and once as it is multiplied.
+//
+//go:noescape
+func weighFewAMX(config *byte, p *uint16, ldp int, v *uint16, ldv int, chunks int, wide int, half16 int, columns int, room *uint16, y *float32, ldy int, next *byte, half int, across int, asks int)

@@ -10877,3 +10877,2414 @@ others_end:
 	BYTE $0xc0
 	VZEROUPPER
 	RET
+
+// func scoreFewAMX(config *byte, q *uint16, k *uint16, ldk int, pitch int, fours int, whole int, rest int, s *float32, lds int, next *byte, half int, across int, asks int)
+// Requires: MMX+
+TEXT ·scoreFewAMX(SB), NOSPLIT, $0-112
+	MOVQ config+0(FP), AX
+
+	// ldtilecfg (%rax)
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ $+64, AX
+	MOVQ lds+72(FP), BX
+	MOVQ q+8(FP), SI
+	MOVQ ldk+24(FP), DX
+	MOVQ s+64(FP), R15
+	MOVQ next+80(FP), R14
+	MOVQ half+88(FP), R12
+	MOVQ k+16(FP), R8
+
+four:
+	MOVQ R8, R9
+	ADDQ pitch+32(FP), R9
+	MOVQ R9, R10
+	ADDQ pitch+32(FP), R10
+	MOVQ R10, R11
+	ADDQ pitch+32(FP), R11
+
+	// tilezero %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xd8
+	MOVQ  SI, DI
+	MOVQ  whole+48(FP), R13
+	TESTQ R13, R13
+	JZ    rest
+
+step:
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x5a
+	BYTE  $0x5c
+	BYTE  $0xc5
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    step00_asked
+
+step00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        step00_ask
+
+step00_asked:
+	ADDQ $+64, R8
+
+	// {disp32} tileloadd 0(%r9,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm1
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x5a
+	BYTE  $0x5c
+	BYTE  $0xcd
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    step01_asked
+
+step01_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        step01_ask
+
+step01_asked:
+	ADDQ $+64, R9
+
+	// {disp32} tileloadd 0(%r10,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm2
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x5a
+	BYTE  $0x5c
+	BYTE  $0xd5
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    step02_asked
+
+step02_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        step02_ask
+
+step02_asked:
+	ADDQ $+64, R10
+
+	// {disp32} tileloadd 0(%r11,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm4, %tmm5, %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x5a
+	BYTE  $0x5c
+	BYTE  $0xdd
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    step03_asked
+
+step03_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        step03_ask
+
+step03_asked:
+	ADDQ $+64, R11
+	ADDQ $+1024, DI
+	DECQ R13
+	JNZ  step
+
+rest:
+	CMPQ rest+56(FP), $+0
+	JEQ  store
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x4a
+	BYTE  $0x5c
+	BYTE  $0xc7
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    rest00_asked
+
+rest00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        rest00_ask
+
+rest00_asked:
+	// {disp32} tileloadd 0(%r9,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm1
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x4a
+	BYTE  $0x5c
+	BYTE  $0xcf
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    rest01_asked
+
+rest01_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        rest01_ask
+
+rest01_asked:
+	// {disp32} tileloadd 0(%r10,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm2
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x4a
+	BYTE  $0x5c
+	BYTE  $0xd7
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    rest02_asked
+
+rest02_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        rest02_ask
+
+rest02_asked:
+	// {disp32} tileloadd 0(%r11,%rdx), %tmm7
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm6, %tmm7, %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x4a
+	BYTE  $0x5c
+	BYTE  $0xdf
+	MOVQ  asks+104(FP), CX
+	TESTQ CX, CX
+	JZ    rest03_asked
+
+rest03_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	ADDQ       across+96(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R12*1)
+	SUBQ       across+96(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        rest03_ask
+
+rest03_asked:
+store:
+	MOVQ BX, DI
+	SHLQ $0x04, DI
+
+	// {disp32} tilestored %tmm0, 0(%r15,%rbx)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x1f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ DI, R15
+
+	// {disp32} tilestored %tmm1, 0(%r15,%rbx)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x1f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ DI, R15
+
+	// {disp32} tilestored %tmm2, 0(%r15,%rbx)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x1f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ DI, R15
+
+	// {disp32} tilestored %tmm3, 0(%r15,%rbx)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x1f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ DI, R15
+	MOVQ whole+48(FP), R13
+	SHLQ $0x06, R13
+	MOVQ R11, R8
+	SUBQ R13, R8
+	ADDQ pitch+32(FP), R8
+	DECQ fours+40(FP)
+	JNZ  four
+
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	RET
+
+// func weighFewAMX(config *byte, p *uint16, ldp int, v *uint16, ldv int, chunks int, wide int, half16 int, columns int, room *uint16, y *float32, ldy int, next *byte, half int, across int, asks int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·weighFewAMX(SB), NOSPLIT, $8-128
+	MOVQ config+0(FP), AX
+
+	// ldtilecfg (%rax)
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ $+64, AX
+	MOVQ p+8(FP), SI
+	MOVQ v+24(FP), DX
+	MOVQ ldv+32(FP), R9
+	MOVQ room+72(FP), DI
+	MOVQ next+96(FP), R14
+	MOVQ half+104(FP), R15
+	MOVQ chunks+40(FP), R12
+	MOVQ y+80(FP), BX
+	MOVQ ldy+88(FP), R8
+	MOVQ columns+64(FP), CX
+	CMPQ CX, $+1
+	JEQ  load01
+	CMPQ CX, $+2
+	JEQ  load02
+	CMPQ CX, $+3
+	JEQ  load03
+	CMPQ CX, $+4
+	JEQ  load04
+	CMPQ CX, $+5
+	JEQ  load05
+
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%rbx,%r8), %tmm3
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%rbx,%r8), %tmm4
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 320(%rbx,%r8), %tmm5
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  load_end
+
+load05:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%rbx,%r8), %tmm3
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 256(%rbx,%r8), %tmm4
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  load_end
+
+load04:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 192(%rbx,%r8), %tmm3
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  load_end
+
+load03:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 128(%rbx,%r8), %tmm2
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  load_end
+
+load02:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rbx,%r8), %tmm1
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  load_end
+
+load01:
+	// {disp32} tileloadd 0(%rbx,%r8), %tmm0
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+load_end:
+	MOVQ  DI, R11
+	MOVQ  wide+48(FP), CX
+	TESTQ CX, CX
+	JZ    first_half
+	MOVQ  CX, (SP)
+
+first_wide:
+	MOVQ       DX, R10
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, (R11)
+	VMOVDQU64  Z3, 1024(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 64(R11)
+	VMOVDQU64  Z7, 1088(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 128(R11)
+	VMOVDQU64  Z11, 1152(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 192(R11)
+	VMOVDQU64  Z15, 1216(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, 256(R11)
+	VMOVDQU64  Z3, 1280(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 320(R11)
+	VMOVDQU64  Z7, 1344(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 384(R11)
+	VMOVDQU64  Z11, 1408(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 448(R11)
+	VMOVDQU64  Z15, 1472(R11)
+	LEAQ       (R10)(R9*2), R10
+	MOVQ       asks+120(FP), CX
+	TESTQ      CX, CX
+	JZ         first_wide07_asked
+
+first_wide07_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        first_wide07_ask
+
+first_wide07_asked:
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, 512(R11)
+	VMOVDQU64  Z3, 1536(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 576(R11)
+	VMOVDQU64  Z7, 1600(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 640(R11)
+	VMOVDQU64  Z11, 1664(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 704(R11)
+	VMOVDQU64  Z15, 1728(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, 768(R11)
+	VMOVDQU64  Z3, 1792(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 832(R11)
+	VMOVDQU64  Z7, 1856(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 896(R11)
+	VMOVDQU64  Z11, 1920(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 960(R11)
+	VMOVDQU64  Z15, 1984(R11)
+	LEAQ       (R10)(R9*2), R10
+	MOVQ       asks+120(FP), CX
+	TESTQ      CX, CX
+	JZ         first_wide15_asked
+
+first_wide15_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        first_wide15_ask
+
+first_wide15_asked:
+	ADDQ $+64, DX
+	ADDQ $+2048, R11
+	DECQ (SP)
+	JNZ  first_wide
+
+first_half:
+	CMPQ      half16+56(FP), $+0
+	JEQ       first_end
+	MOVQ      DX, R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, (R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 64(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 128(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 192(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, 256(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 320(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 384(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 448(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, 512(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 576(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 640(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 704(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, 768(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 832(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 896(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 960(R11)
+	LEAQ      (R10)(R9*2), R10
+	MOVQ      asks+120(FP), CX
+	TESTQ     CX, CX
+	JZ        first_half15_asked
+
+first_half15_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        first_half15_ask
+
+first_half15_asked:
+first_end:
+	MOVQ wide+48(FP), CX
+	SHLQ $0x06, CX
+	SUBQ CX, DX
+	MOVQ R9, R10
+	SHLQ $0x05, R10
+	ADDQ R10, DX
+	MOVQ columns+64(FP), R13
+	SHLQ $0x0a, R13
+
+chunk:
+	DECQ  R12
+	JZ    last
+	MOVQ  DI, R11
+	ADDQ  R13, R11
+	MOVQ  wide+48(FP), CX
+	TESTQ CX, CX
+	JZ    next_half
+	MOVQ  CX, (SP)
+
+next_wide:
+	MOVQ       DX, R10
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, (R11)
+	VMOVDQU64  Z3, 1024(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 64(R11)
+	VMOVDQU64  Z7, 1088(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 128(R11)
+	VMOVDQU64  Z11, 1152(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 192(R11)
+	VMOVDQU64  Z15, 1216(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, 256(R11)
+	VMOVDQU64  Z3, 1280(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 320(R11)
+	VMOVDQU64  Z7, 1344(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 384(R11)
+	VMOVDQU64  Z11, 1408(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 448(R11)
+	VMOVDQU64  Z15, 1472(R11)
+	LEAQ       (R10)(R9*2), R10
+	MOVQ       asks+120(FP), CX
+	TESTQ      CX, CX
+	JZ         next_wide07_asked
+
+next_wide07_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        next_wide07_ask
+
+next_wide07_asked:
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, 512(R11)
+	VMOVDQU64  Z3, 1536(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 576(R11)
+	VMOVDQU64  Z7, 1600(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 640(R11)
+	VMOVDQU64  Z11, 1664(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 704(R11)
+	VMOVDQU64  Z15, 1728(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z0
+	VMOVDQU64  (R10)(R9*1), Z1
+	VPUNPCKLWD Z1, Z0, Z2
+	VPUNPCKHWD Z1, Z0, Z3
+	VMOVDQU64  Z2, 768(R11)
+	VMOVDQU64  Z3, 1792(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z4
+	VMOVDQU64  (R10)(R9*1), Z5
+	VPUNPCKLWD Z5, Z4, Z6
+	VPUNPCKHWD Z5, Z4, Z7
+	VMOVDQU64  Z6, 832(R11)
+	VMOVDQU64  Z7, 1856(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z8
+	VMOVDQU64  (R10)(R9*1), Z9
+	VPUNPCKLWD Z9, Z8, Z10
+	VPUNPCKHWD Z9, Z8, Z11
+	VMOVDQU64  Z10, 896(R11)
+	VMOVDQU64  Z11, 1920(R11)
+	LEAQ       (R10)(R9*2), R10
+	VMOVDQU64  (R10), Z12
+	VMOVDQU64  (R10)(R9*1), Z13
+	VPUNPCKLWD Z13, Z12, Z14
+	VPUNPCKHWD Z13, Z12, Z15
+	VMOVDQU64  Z14, 960(R11)
+	VMOVDQU64  Z15, 1984(R11)
+	LEAQ       (R10)(R9*2), R10
+	MOVQ       asks+120(FP), CX
+	TESTQ      CX, CX
+	JZ         next_wide15_asked
+
+next_wide15_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        next_wide15_ask
+
+next_wide15_asked:
+	ADDQ $+64, DX
+	ADDQ $+2048, R11
+	DECQ (SP)
+	JNZ  next_wide
+
+next_half:
+	CMPQ      half16+56(FP), $+0
+	JEQ       next_end
+	MOVQ      DX, R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, (R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 64(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 128(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 192(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, 256(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 320(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 384(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 448(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, 512(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 576(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 640(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 704(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z0
+	VPMOVZXWD (R10)(R9*1), Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVDQU64 Z0, 768(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z4
+	VPMOVZXWD (R10)(R9*1), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VPORD     Z5, Z4, Z4
+	VMOVDQU64 Z4, 832(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z8
+	VPMOVZXWD (R10)(R9*1), Z9
+	VPSLLD    $0x10, Z9, Z9
+	VPORD     Z9, Z8, Z8
+	VMOVDQU64 Z8, 896(R11)
+	LEAQ      (R10)(R9*2), R10
+	VPMOVZXWD (R10), Z12
+	VPMOVZXWD (R10)(R9*1), Z13
+	VPSLLD    $0x10, Z13, Z13
+	VPORD     Z13, Z12, Z12
+	VMOVDQU64 Z12, 960(R11)
+	LEAQ      (R10)(R9*2), R10
+	MOVQ      asks+120(FP), CX
+	TESTQ     CX, CX
+	JZ        next_half15_asked
+
+next_half15_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        next_half15_ask
+
+next_half15_asked:
+next_end:
+	MOVQ wide+48(FP), CX
+	SHLQ $0x06, CX
+	SUBQ CX, DX
+	MOVQ R9, R10
+	SHLQ $0x05, R10
+	ADDQ R10, DX
+
+last:
+	MOVQ columns+64(FP), CX
+	CMPQ CX, $+1
+	JEQ  add01
+	CMPQ CX, $+2
+	JEQ  add02
+	CMPQ CX, $+3
+	JEQ  add03
+	CMPQ CX, $+4
+	JEQ  add04
+	CMPQ CX, $+5
+	JEQ  add05
+
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xc6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add06_00_asked
+
+add06_00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add06_00_ask
+
+add06_00_asked:
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xce
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add06_01_asked
+
+add06_01_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add06_01_ask
+
+add06_01_asked:
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xd6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add06_02_asked
+
+add06_02_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add06_02_ask
+
+add06_02_asked:
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xde
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add06_03_asked
+
+add06_03_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add06_03_ask
+
+add06_03_asked:
+	// {disp32} tileloadd 4096(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm4
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xe6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add06_04_asked
+
+add06_04_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add06_04_ask
+
+add06_04_asked:
+	// {disp32} tileloadd 5120(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm5
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xee
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add06_05_asked
+
+add06_05_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add06_05_ask
+
+add06_05_asked:
+	JMP add_end
+
+add05:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xc6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add05_00_asked
+
+add05_00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add05_00_ask
+
+add05_00_asked:
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xce
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add05_01_asked
+
+add05_01_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add05_01_ask
+
+add05_01_asked:
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xd6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add05_02_asked
+
+add05_02_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add05_02_ask
+
+add05_02_asked:
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xde
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add05_03_asked
+
+add05_03_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add05_03_ask
+
+add05_03_asked:
+	// {disp32} tileloadd 4096(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm4
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xe6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add05_04_asked
+
+add05_04_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add05_04_ask
+
+add05_04_asked:
+	JMP add_end
+
+add04:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xc6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add04_00_asked
+
+add04_00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add04_00_ask
+
+add04_00_asked:
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xce
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add04_01_asked
+
+add04_01_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add04_01_ask
+
+add04_01_asked:
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xd6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add04_02_asked
+
+add04_02_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add04_02_ask
+
+add04_02_asked:
+	// {disp32} tileloadd 3072(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm3
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xde
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add04_03_asked
+
+add04_03_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add04_03_ask
+
+add04_03_asked:
+	JMP add_end
+
+add03:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xc6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add03_00_asked
+
+add03_00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add03_00_ask
+
+add03_00_asked:
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xce
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add03_01_asked
+
+add03_01_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add03_01_ask
+
+add03_01_asked:
+	// {disp32} tileloadd 2048(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm2
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xd6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add03_02_asked
+
+add03_02_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add03_02_ask
+
+add03_02_asked:
+	JMP add_end
+
+add02:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xc6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add02_00_asked
+
+add02_00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add02_00_ask
+
+add02_00_asked:
+	// {disp32} tileloadd 1024(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm1
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xce
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add02_01_asked
+
+add02_01_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add02_01_ask
+
+add02_01_asked:
+	JMP add_end
+
+add01:
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%rax), %tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps %tmm7, %tmm6, %tmm0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xc6
+	MOVQ  asks+120(FP), CX
+	TESTQ CX, CX
+	JZ    add01_00_asked
+
+add01_00_ask:
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	ADDQ       across+112(FP), R14
+	PREFETCHT0 (R14)
+	PREFETCHT0 (R14)(R15*1)
+	SUBQ       across+112(FP), R14
+	ADDQ       $+64, R14
+	DECQ       CX
+	JNZ        add01_00_ask
+
+add01_00_asked:
+add_end:
+	ADDQ  ldp+16(FP), SI
+	ADDQ  R13, DI
+	NEGQ  R13
+	TESTQ R12, R12
+	JNZ   chunk
+	MOVQ  columns+64(FP), CX
+	CMPQ  CX, $+1
+	JEQ   store01
+	CMPQ  CX, $+2
+	JEQ   store02
+	CMPQ  CX, $+3
+	JEQ   store03
+	CMPQ  CX, $+4
+	JEQ   store04
+	CMPQ  CX, $+5
+	JEQ   store05
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm4, 256(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm5, 320(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store05:
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm4, 256(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store04:
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 192(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x03
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store03:
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm2, 128(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x03
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store02:
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x03
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  store_end
+
+store01:
+	// {disp32} tilestored %tmm0, 0(%rbx,%r8)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x03
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+store_end:
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	VZEROUPPER
+	RET

@@ -24,6 +24,18 @@ func maskLines512(s *float32, first int, rows int, span *int32)
 //go:noescape
 func softmaxTiles512(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16)
 
+// softmaxFew512 is softmaxTiles512 for four chunks of scores s [128][lines] of 1, 2, 4 or 8 lines, whose weights p are
+// [4][lines][32]. Earlier sums shall fade by fades[line]. Each step asks memory asks times for a line at next, half bytes behind it, and across bytes behind both.
+// A step is a vector of scores, and eight of them in the search for the largest.
+//
+//go:noescape
+func softmaxFew512(lines int, s *float32, scale float32, state *float32, pitch int, fades *float32, p *uint16, next *byte, half int, across int, asks int)
+
+// askPlaces asks memory asks times for a line at next, half bytes behind it, and across bytes behind both.
+//
+//go:noescape
+func askPlaces(next *byte, half int, across int, asks int)
+
 // fadeTiles512 multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least 16; ldy is in
 // bytes.
 //

@@ -858,6 +858,1769 @@ exp_next:
 	VZEROUPPER
 	RET
 
+DATA lineOrder512x2<>+0(SB)/2, $0x0000
+DATA lineOrder512x2<>+2(SB)/2, $0x0002
+DATA lineOrder512x2<>+4(SB)/2, $0x0004
+DATA lineOrder512x2<>+6(SB)/2, $0x0006
+DATA lineOrder512x2<>+8(SB)/2, $0x0008
+DATA lineOrder512x2<>+10(SB)/2, $0x000a
+DATA lineOrder512x2<>+12(SB)/2, $0x000c
+DATA lineOrder512x2<>+14(SB)/2, $0x000e
+DATA lineOrder512x2<>+16(SB)/2, $0x0010
+DATA lineOrder512x2<>+18(SB)/2, $0x0012
+DATA lineOrder512x2<>+20(SB)/2, $0x0014
+DATA lineOrder512x2<>+22(SB)/2, $0x0016
+DATA lineOrder512x2<>+24(SB)/2, $0x0018
+DATA lineOrder512x2<>+26(SB)/2, $0x001a
+DATA lineOrder512x2<>+28(SB)/2, $0x001c
+DATA lineOrder512x2<>+30(SB)/2, $0x001e
+DATA lineOrder512x2<>+32(SB)/2, $0x0001
+DATA lineOrder512x2<>+34(SB)/2, $0x0003
+DATA lineOrder512x2<>+36(SB)/2, $0x0005
+DATA lineOrder512x2<>+38(SB)/2, $0x0007
+DATA lineOrder512x2<>+40(SB)/2, $0x0009
+DATA lineOrder512x2<>+42(SB)/2, $0x000b
+DATA lineOrder512x2<>+44(SB)/2, $0x000d
+DATA lineOrder512x2<>+46(SB)/2, $0x000f
+DATA lineOrder512x2<>+48(SB)/2, $0x0011
+DATA lineOrder512x2<>+50(SB)/2, $0x0013
+DATA lineOrder512x2<>+52(SB)/2, $0x0015
+DATA lineOrder512x2<>+54(SB)/2, $0x0017
+DATA lineOrder512x2<>+56(SB)/2, $0x0019
+DATA lineOrder512x2<>+58(SB)/2, $0x001b
+DATA lineOrder512x2<>+60(SB)/2, $0x001d
+DATA lineOrder512x2<>+62(SB)/2, $0x001f
+GLOBL lineOrder512x2<>(SB), RODATA|NOPTR, $64
+
+DATA lineOrder512x4<>+0(SB)/2, $0x0000
+DATA lineOrder512x4<>+2(SB)/2, $0x0004
+DATA lineOrder512x4<>+4(SB)/2, $0x0008
+DATA lineOrder512x4<>+6(SB)/2, $0x000c
+DATA lineOrder512x4<>+8(SB)/2, $0x0010
+DATA lineOrder512x4<>+10(SB)/2, $0x0014
+DATA lineOrder512x4<>+12(SB)/2, $0x0018
+DATA lineOrder512x4<>+14(SB)/2, $0x001c
+DATA lineOrder512x4<>+16(SB)/2, $0x0001
+DATA lineOrder512x4<>+18(SB)/2, $0x0005
+DATA lineOrder512x4<>+20(SB)/2, $0x0009
+DATA lineOrder512x4<>+22(SB)/2, $0x000d
+DATA lineOrder512x4<>+24(SB)/2, $0x0011
+DATA lineOrder512x4<>+26(SB)/2, $0x0015
+DATA lineOrder512x4<>+28(SB)/2, $0x0019
+DATA lineOrder512x4<>+30(SB)/2, $0x001d
+DATA lineOrder512x4<>+32(SB)/2, $0x0002
+DATA lineOrder512x4<>+34(SB)/2, $0x0006
+DATA lineOrder512x4<>+36(SB)/2, $0x000a
+DATA lineOrder512x4<>+38(SB)/2, $0x000e
+DATA lineOrder512x4<>+40(SB)/2, $0x0012
+DATA lineOrder512x4<>+42(SB)/2, $0x0016
+DATA lineOrder512x4<>+44(SB)/2, $0x001a
+DATA lineOrder512x4<>+46(SB)/2, $0x001e
+DATA lineOrder512x4<>+48(SB)/2, $0x0003
+DATA lineOrder512x4<>+50(SB)/2, $0x0007
+DATA lineOrder512x4<>+52(SB)/2, $0x000b
+DATA lineOrder512x4<>+54(SB)/2, $0x000f
+DATA lineOrder512x4<>+56(SB)/2, $0x0013
+DATA lineOrder512x4<>+58(SB)/2, $0x0017
+DATA lineOrder512x4<>+60(SB)/2, $0x001b
+DATA lineOrder512x4<>+62(SB)/2, $0x001f
+GLOBL lineOrder512x4<>(SB), RODATA|NOPTR, $64
+
+DATA lineOrder512x8<>+0(SB)/2, $0x0000
+DATA lineOrder512x8<>+2(SB)/2, $0x0008
+DATA lineOrder512x8<>+4(SB)/2, $0x0010
+DATA lineOrder512x8<>+6(SB)/2, $0x0018
+DATA lineOrder512x8<>+8(SB)/2, $0x0001
+DATA lineOrder512x8<>+10(SB)/2, $0x0009
+DATA lineOrder512x8<>+12(SB)/2, $0x0011
+DATA lineOrder512x8<>+14(SB)/2, $0x0019
+DATA lineOrder512x8<>+16(SB)/2, $0x0002
+DATA lineOrder512x8<>+18(SB)/2, $0x000a
+DATA lineOrder512x8<>+20(SB)/2, $0x0012
+DATA lineOrder512x8<>+22(SB)/2, $0x001a
+DATA lineOrder512x8<>+24(SB)/2, $0x0003
+DATA lineOrder512x8<>+26(SB)/2, $0x000b
+DATA lineOrder512x8<>+28(SB)/2, $0x0013
+DATA lineOrder512x8<>+30(SB)/2, $0x001b
+DATA lineOrder512x8<>+32(SB)/2, $0x0004
+DATA lineOrder512x8<>+34(SB)/2, $0x000c
+DATA lineOrder512x8<>+36(SB)/2, $0x0014
+DATA lineOrder512x8<>+38(SB)/2, $0x001c
+DATA lineOrder512x8<>+40(SB)/2, $0x0005
+DATA lineOrder512x8<>+42(SB)/2, $0x000d
+DATA lineOrder512x8<>+44(SB)/2, $0x0015
+DATA lineOrder512x8<>+46(SB)/2, $0x001d
+DATA lineOrder512x8<>+48(SB)/2, $0x0006
+DATA lineOrder512x8<>+50(SB)/2, $0x000e
+DATA lineOrder512x8<>+52(SB)/2, $0x0016
+DATA lineOrder512x8<>+54(SB)/2, $0x001e
+DATA lineOrder512x8<>+56(SB)/2, $0x0007
+DATA lineOrder512x8<>+58(SB)/2, $0x000f
+DATA lineOrder512x8<>+60(SB)/2, $0x0017
+DATA lineOrder512x8<>+62(SB)/2, $0x001f
+GLOBL lineOrder512x8<>(SB), RODATA|NOPTR, $64
+
+// func softmaxFew512(lines int, s *float32, scale float32, state *float32, pitch int, fades *float32, p *uint16, next *byte, half int, across int, asks int)
+// Requires: AVX, AVX512BW, AVX512DQ, AVX512F, MMX+
+TEXT ·softmaxFew512(SB), NOSPLIT, $0-88
+	MOVQ         lines+0(FP), AX
+	CMPQ         AX, $+1
+	JEQ          few01
+	CMPQ         AX, $+2
+	JEQ          few02
+	CMPQ         AX, $+4
+	JEQ          few04
+	VBROADCASTSS exp2Poly512x0<>+0(SB), Z24
+	VBROADCASTSS exp2Poly512x1<>+0(SB), Z25
+	VBROADCASTSS exp2Poly512x2<>+0(SB), Z26
+	VBROADCASTSS exp2Poly512x3<>+0(SB), Z27
+	VBROADCASTSS exp2Poly512x4<>+0(SB), Z28
+	VBROADCASTSS exp2Poly512x5<>+0(SB), Z29
+	VBROADCASTSS scale+16(FP), Z31
+	MOVQ         s+8(FP), AX
+	MOVQ         state+24(FP), CX
+	MOVQ         pitch+32(FP), DX
+	MOVQ         fades+40(FP), BX
+	MOVQ         p+48(FP), SI
+	MOVQ         next+56(FP), DI
+	MOVQ         half+64(FP), R8
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	VMAXPS       256(AX), Z0, Z0
+	VMAXPS       320(AX), Z1, Z1
+	VMAXPS       384(AX), Z2, Z2
+	VMAXPS       448(AX), Z3, Z3
+	MOVQ         asks+80(FP), R9
+	TESTQ        R9, R9
+	JZ           tops8_7_asked
+
+tops8_7_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_7_ask
+
+tops8_7_asked:
+	VMAXPS 512(AX), Z0, Z0
+	VMAXPS 576(AX), Z1, Z1
+	VMAXPS 640(AX), Z2, Z2
+	VMAXPS 704(AX), Z3, Z3
+	VMAXPS 768(AX), Z0, Z0
+	VMAXPS 832(AX), Z1, Z1
+	VMAXPS 896(AX), Z2, Z2
+	VMAXPS 960(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops8_15_asked
+
+tops8_15_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_15_ask
+
+tops8_15_asked:
+	VMAXPS 1024(AX), Z0, Z0
+	VMAXPS 1088(AX), Z1, Z1
+	VMAXPS 1152(AX), Z2, Z2
+	VMAXPS 1216(AX), Z3, Z3
+	VMAXPS 1280(AX), Z0, Z0
+	VMAXPS 1344(AX), Z1, Z1
+	VMAXPS 1408(AX), Z2, Z2
+	VMAXPS 1472(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops8_23_asked
+
+tops8_23_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_23_ask
+
+tops8_23_asked:
+	VMAXPS 1536(AX), Z0, Z0
+	VMAXPS 1600(AX), Z1, Z1
+	VMAXPS 1664(AX), Z2, Z2
+	VMAXPS 1728(AX), Z3, Z3
+	VMAXPS 1792(AX), Z0, Z0
+	VMAXPS 1856(AX), Z1, Z1
+	VMAXPS 1920(AX), Z2, Z2
+	VMAXPS 1984(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops8_31_asked
+
+tops8_31_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_31_ask
+
+tops8_31_asked:
+	VMAXPS 2048(AX), Z0, Z0
+	VMAXPS 2112(AX), Z1, Z1
+	VMAXPS 2176(AX), Z2, Z2
+	VMAXPS 2240(AX), Z3, Z3
+	VMAXPS 2304(AX), Z0, Z0
+	VMAXPS 2368(AX), Z1, Z1
+	VMAXPS 2432(AX), Z2, Z2
+	VMAXPS 2496(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops8_39_asked
+
+tops8_39_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_39_ask
+
+tops8_39_asked:
+	VMAXPS 2560(AX), Z0, Z0
+	VMAXPS 2624(AX), Z1, Z1
+	VMAXPS 2688(AX), Z2, Z2
+	VMAXPS 2752(AX), Z3, Z3
+	VMAXPS 2816(AX), Z0, Z0
+	VMAXPS 2880(AX), Z1, Z1
+	VMAXPS 2944(AX), Z2, Z2
+	VMAXPS 3008(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops8_47_asked
+
+tops8_47_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_47_ask
+
+tops8_47_asked:
+	VMAXPS 3072(AX), Z0, Z0
+	VMAXPS 3136(AX), Z1, Z1
+	VMAXPS 3200(AX), Z2, Z2
+	VMAXPS 3264(AX), Z3, Z3
+	VMAXPS 3328(AX), Z0, Z0
+	VMAXPS 3392(AX), Z1, Z1
+	VMAXPS 3456(AX), Z2, Z2
+	VMAXPS 3520(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops8_55_asked
+
+tops8_55_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_55_ask
+
+tops8_55_asked:
+	VMAXPS 3584(AX), Z0, Z0
+	VMAXPS 3648(AX), Z1, Z1
+	VMAXPS 3712(AX), Z2, Z2
+	VMAXPS 3776(AX), Z3, Z3
+	VMAXPS 3840(AX), Z0, Z0
+	VMAXPS 3904(AX), Z1, Z1
+	VMAXPS 3968(AX), Z2, Z2
+	VMAXPS 4032(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops8_63_asked
+
+tops8_63_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops8_63_ask
+
+tops8_63_asked:
+	VMAXPS          Z1, Z0, Z0
+	VMAXPS          Z3, Z2, Z2
+	VMAXPS          Z2, Z0, Z0
+	VSHUFF64X2      $0x4e, Z0, Z0, Z1
+	VMAXPS          Z1, Z0, Z0
+	VMULPS          Z31, Z0, Z0
+	VBROADCASTF64X4 (CX), Z16
+	VMAXPS          Z16, Z0, Z30
+	VSUBPS          Z30, Z16, Z16
+	VREDUCEPS       $0x08, Z16, Z20
+	VSUBPS          Z20, Z16, Z16
+	VMOVAPS         Z29, Z21
+	VFMADD213PS     Z28, Z20, Z21
+	VFMADD213PS     Z27, Z20, Z21
+	VFMADD213PS     Z26, Z20, Z21
+	VFMADD213PS     Z25, Z20, Z21
+	VFMADD213PS     Z24, Z20, Z21
+	VSCALEFPS       Z16, Z21, Z16
+	VMOVUPS         Y30, (CX)
+	VMOVUPS         Y16, (BX)
+	VPXORD          Z22, Z22, Z22
+	MOVQ            $+4, R10
+
+few08_chunk:
+	VMOVUPS     (AX), Z8
+	VFMSUB213PS Z30, Z31, Z8
+	VREDUCEPS   $0x08, Z8, Z20
+	VSUBPS      Z20, Z8, Z8
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z8, Z21, Z8
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_0_asked
+
+few08_0_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_0_ask
+
+few08_0_0_asked:
+	VMOVUPS     64(AX), Z9
+	VFMSUB213PS Z30, Z31, Z9
+	VREDUCEPS   $0x08, Z9, Z20
+	VSUBPS      Z20, Z9, Z9
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z9, Z21, Z9
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_1_asked
+
+few08_0_1_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_1_ask
+
+few08_0_1_asked:
+	VMOVUPS     128(AX), Z10
+	VFMSUB213PS Z30, Z31, Z10
+	VREDUCEPS   $0x08, Z10, Z20
+	VSUBPS      Z20, Z10, Z10
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z10, Z21, Z10
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_2_asked
+
+few08_0_2_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_2_ask
+
+few08_0_2_asked:
+	VMOVUPS     192(AX), Z11
+	VFMSUB213PS Z30, Z31, Z11
+	VREDUCEPS   $0x08, Z11, Z20
+	VSUBPS      Z20, Z11, Z11
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z11, Z21, Z11
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_3_asked
+
+few08_0_3_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_3_ask
+
+few08_0_3_asked:
+	VMOVUPS     256(AX), Z12
+	VFMSUB213PS Z30, Z31, Z12
+	VREDUCEPS   $0x08, Z12, Z20
+	VSUBPS      Z20, Z12, Z12
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z12, Z21, Z12
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_4_asked
+
+few08_0_4_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_4_ask
+
+few08_0_4_asked:
+	VMOVUPS     320(AX), Z13
+	VFMSUB213PS Z30, Z31, Z13
+	VREDUCEPS   $0x08, Z13, Z20
+	VSUBPS      Z20, Z13, Z13
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z13, Z21, Z13
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_5_asked
+
+few08_0_5_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_5_ask
+
+few08_0_5_asked:
+	VMOVUPS     384(AX), Z14
+	VFMSUB213PS Z30, Z31, Z14
+	VREDUCEPS   $0x08, Z14, Z20
+	VSUBPS      Z20, Z14, Z14
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z14, Z21, Z14
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_6_asked
+
+few08_0_6_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_6_ask
+
+few08_0_6_asked:
+	VMOVUPS     448(AX), Z15
+	VFMSUB213PS Z30, Z31, Z15
+	VREDUCEPS   $0x08, Z15, Z20
+	VSUBPS      Z20, Z15, Z15
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z15, Z21, Z15
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_0_7_asked
+
+few08_0_7_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_0_7_ask
+
+few08_0_7_asked:
+	VADDPS Z8, Z22, Z22
+	VADDPS Z12, Z22, Z22
+	VADDPS Z9, Z22, Z22
+	VADDPS Z13, Z22, Z22
+	VADDPS Z10, Z22, Z22
+	VADDPS Z14, Z22, Z22
+	VADDPS Z11, Z22, Z22
+	VADDPS Z15, Z22, Z22
+
+	// vcvtne2ps2bf16 %zmm8, %zmm9, %zmm0
+	LONG $0x4837d262
+	WORD $0xc072
+
+	// vcvtne2ps2bf16 %zmm10, %zmm11, %zmm1
+	LONG $0x4827d262
+	WORD $0xca72
+
+	// vcvtne2ps2bf16 %zmm12, %zmm13, %zmm2
+	LONG $0x4817d262
+	WORD $0xd472
+
+	// vcvtne2ps2bf16 %zmm14, %zmm15, %zmm3
+	LONG        $0x4807d262
+	WORD        $0xde72
+	VMOVUPS     512(AX), Z8
+	VFMSUB213PS Z30, Z31, Z8
+	VREDUCEPS   $0x08, Z8, Z20
+	VSUBPS      Z20, Z8, Z8
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z8, Z21, Z8
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_0_asked
+
+few08_1_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_0_ask
+
+few08_1_0_asked:
+	VMOVUPS     576(AX), Z9
+	VFMSUB213PS Z30, Z31, Z9
+	VREDUCEPS   $0x08, Z9, Z20
+	VSUBPS      Z20, Z9, Z9
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z9, Z21, Z9
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_1_asked
+
+few08_1_1_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_1_ask
+
+few08_1_1_asked:
+	VMOVUPS     640(AX), Z10
+	VFMSUB213PS Z30, Z31, Z10
+	VREDUCEPS   $0x08, Z10, Z20
+	VSUBPS      Z20, Z10, Z10
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z10, Z21, Z10
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_2_asked
+
+few08_1_2_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_2_ask
+
+few08_1_2_asked:
+	VMOVUPS     704(AX), Z11
+	VFMSUB213PS Z30, Z31, Z11
+	VREDUCEPS   $0x08, Z11, Z20
+	VSUBPS      Z20, Z11, Z11
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z11, Z21, Z11
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_3_asked
+
+few08_1_3_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_3_ask
+
+few08_1_3_asked:
+	VMOVUPS     768(AX), Z12
+	VFMSUB213PS Z30, Z31, Z12
+	VREDUCEPS   $0x08, Z12, Z20
+	VSUBPS      Z20, Z12, Z12
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z12, Z21, Z12
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_4_asked
+
+few08_1_4_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_4_ask
+
+few08_1_4_asked:
+	VMOVUPS     832(AX), Z13
+	VFMSUB213PS Z30, Z31, Z13
+	VREDUCEPS   $0x08, Z13, Z20
+	VSUBPS      Z20, Z13, Z13
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z13, Z21, Z13
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_5_asked
+
+few08_1_5_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_5_ask
+
+few08_1_5_asked:
+	VMOVUPS     896(AX), Z14
+	VFMSUB213PS Z30, Z31, Z14
+	VREDUCEPS   $0x08, Z14, Z20
+	VSUBPS      Z20, Z14, Z14
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z14, Z21, Z14
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_6_asked
+
+few08_1_6_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_6_ask
+
+few08_1_6_asked:
+	VMOVUPS     960(AX), Z15
+	VFMSUB213PS Z30, Z31, Z15
+	VREDUCEPS   $0x08, Z15, Z20
+	VSUBPS      Z20, Z15, Z15
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z15, Z21, Z15
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few08_1_7_asked
+
+few08_1_7_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few08_1_7_ask
+
+few08_1_7_asked:
+	VADDPS Z8, Z22, Z22
+	VADDPS Z12, Z22, Z22
+	VADDPS Z9, Z22, Z22
+	VADDPS Z13, Z22, Z22
+	VADDPS Z10, Z22, Z22
+	VADDPS Z14, Z22, Z22
+	VADDPS Z11, Z22, Z22
+	VADDPS Z15, Z22, Z22
+
+	// vcvtne2ps2bf16 %zmm8, %zmm9, %zmm4
+	LONG $0x4837d262
+	WORD $0xe072
+
+	// vcvtne2ps2bf16 %zmm10, %zmm11, %zmm5
+	LONG $0x4827d262
+	WORD $0xea72
+
+	// vcvtne2ps2bf16 %zmm12, %zmm13, %zmm6
+	LONG $0x4817d262
+	WORD $0xf472
+
+	// vcvtne2ps2bf16 %zmm14, %zmm15, %zmm7
+	LONG            $0x4807d262
+	WORD            $0xfe72
+	VMOVDQU64       lineOrder512x8<>+0(SB), Z19
+	VPERMW          Z0, Z19, Z0
+	VPERMW          Z1, Z19, Z1
+	VPERMW          Z2, Z19, Z2
+	VPERMW          Z3, Z19, Z3
+	VPERMW          Z4, Z19, Z4
+	VPERMW          Z5, Z19, Z5
+	VPERMW          Z6, Z19, Z6
+	VPERMW          Z7, Z19, Z7
+	VPUNPCKLQDQ     Z1, Z0, Z8
+	VPUNPCKHQDQ     Z1, Z0, Z12
+	VPUNPCKLQDQ     Z3, Z2, Z9
+	VPUNPCKHQDQ     Z3, Z2, Z13
+	VPUNPCKLQDQ     Z5, Z4, Z10
+	VPUNPCKHQDQ     Z5, Z4, Z14
+	VPUNPCKLQDQ     Z7, Z6, Z11
+	VPUNPCKHQDQ     Z7, Z6, Z15
+	VSHUFI32X4      $0x44, Z9, Z8, Z0
+	VSHUFI32X4      $0x44, Z11, Z10, Z1
+	VSHUFI32X4      $0xee, Z9, Z8, Z2
+	VSHUFI32X4      $0xee, Z11, Z10, Z3
+	VSHUFI32X4      $0x88, Z1, Z0, Z8
+	VSHUFI32X4      $0xdd, Z1, Z0, Z9
+	VSHUFI32X4      $0x88, Z3, Z2, Z10
+	VSHUFI32X4      $0xdd, Z3, Z2, Z11
+	VSHUFI32X4      $0x44, Z13, Z12, Z4
+	VSHUFI32X4      $0x44, Z15, Z14, Z5
+	VSHUFI32X4      $0xee, Z13, Z12, Z6
+	VSHUFI32X4      $0xee, Z15, Z14, Z7
+	VSHUFI32X4      $0x88, Z5, Z4, Z12
+	VSHUFI32X4      $0xdd, Z5, Z4, Z13
+	VSHUFI32X4      $0x88, Z7, Z6, Z14
+	VSHUFI32X4      $0xdd, Z7, Z6, Z15
+	VMOVDQU64       Z8, (SI)
+	VMOVDQU64       Z12, 64(SI)
+	VMOVDQU64       Z9, 128(SI)
+	VMOVDQU64       Z13, 192(SI)
+	VMOVDQU64       Z10, 256(SI)
+	VMOVDQU64       Z14, 320(SI)
+	VMOVDQU64       Z11, 384(SI)
+	VMOVDQU64       Z15, 448(SI)
+	ADDQ            $+1024, AX
+	ADDQ            $+512, SI
+	DECQ            R10
+	JNZ             few08_chunk
+	VEXTRACTF64X4   $0x01, Z22, Y0
+	VADDPS          Z0, Z22, Z0
+	VBROADCASTF64X4 (CX)(DX*1), Z1
+	VBROADCASTF64X4 (BX), Z2
+	VFMADD231PS     Z2, Z1, Z0
+	VMOVUPS         Y0, (CX)(DX*1)
+	VZEROUPPER
+	RET
+
+few04:
+	VBROADCASTSS exp2Poly512x0<>+0(SB), Z24
+	VBROADCASTSS exp2Poly512x1<>+0(SB), Z25
+	VBROADCASTSS exp2Poly512x2<>+0(SB), Z26
+	VBROADCASTSS exp2Poly512x3<>+0(SB), Z27
+	VBROADCASTSS exp2Poly512x4<>+0(SB), Z28
+	VBROADCASTSS exp2Poly512x5<>+0(SB), Z29
+	VBROADCASTSS scale+16(FP), Z31
+	MOVQ         s+8(FP), AX
+	MOVQ         state+24(FP), CX
+	MOVQ         pitch+32(FP), DX
+	MOVQ         fades+40(FP), BX
+	MOVQ         p+48(FP), SI
+	MOVQ         next+56(FP), DI
+	MOVQ         half+64(FP), R8
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	VMAXPS       256(AX), Z0, Z0
+	VMAXPS       320(AX), Z1, Z1
+	VMAXPS       384(AX), Z2, Z2
+	VMAXPS       448(AX), Z3, Z3
+	MOVQ         asks+80(FP), R9
+	TESTQ        R9, R9
+	JZ           tops4_7_asked
+
+tops4_7_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops4_7_ask
+
+tops4_7_asked:
+	VMAXPS 512(AX), Z0, Z0
+	VMAXPS 576(AX), Z1, Z1
+	VMAXPS 640(AX), Z2, Z2
+	VMAXPS 704(AX), Z3, Z3
+	VMAXPS 768(AX), Z0, Z0
+	VMAXPS 832(AX), Z1, Z1
+	VMAXPS 896(AX), Z2, Z2
+	VMAXPS 960(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops4_15_asked
+
+tops4_15_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops4_15_ask
+
+tops4_15_asked:
+	VMAXPS 1024(AX), Z0, Z0
+	VMAXPS 1088(AX), Z1, Z1
+	VMAXPS 1152(AX), Z2, Z2
+	VMAXPS 1216(AX), Z3, Z3
+	VMAXPS 1280(AX), Z0, Z0
+	VMAXPS 1344(AX), Z1, Z1
+	VMAXPS 1408(AX), Z2, Z2
+	VMAXPS 1472(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops4_23_asked
+
+tops4_23_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops4_23_ask
+
+tops4_23_asked:
+	VMAXPS 1536(AX), Z0, Z0
+	VMAXPS 1600(AX), Z1, Z1
+	VMAXPS 1664(AX), Z2, Z2
+	VMAXPS 1728(AX), Z3, Z3
+	VMAXPS 1792(AX), Z0, Z0
+	VMAXPS 1856(AX), Z1, Z1
+	VMAXPS 1920(AX), Z2, Z2
+	VMAXPS 1984(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops4_31_asked
+
+tops4_31_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops4_31_ask
+
+tops4_31_asked:
+	VMAXPS          Z1, Z0, Z0
+	VMAXPS          Z3, Z2, Z2
+	VMAXPS          Z2, Z0, Z0
+	VSHUFF64X2      $0x4e, Z0, Z0, Z1
+	VMAXPS          Z1, Z0, Z0
+	VSHUFF32X4      $0xb1, Z0, Z0, Z1
+	VMAXPS          Z1, Z0, Z0
+	VMULPS          Z31, Z0, Z0
+	VBROADCASTF32X4 (CX), Z16
+	VMAXPS          Z16, Z0, Z30
+	VSUBPS          Z30, Z16, Z16
+	VREDUCEPS       $0x08, Z16, Z20
+	VSUBPS          Z20, Z16, Z16
+	VMOVAPS         Z29, Z21
+	VFMADD213PS     Z28, Z20, Z21
+	VFMADD213PS     Z27, Z20, Z21
+	VFMADD213PS     Z26, Z20, Z21
+	VFMADD213PS     Z25, Z20, Z21
+	VFMADD213PS     Z24, Z20, Z21
+	VSCALEFPS       Z16, Z21, Z16
+	VMOVUPS         X30, (CX)
+	VMOVUPS         X16, (BX)
+	VPXORD          Z22, Z22, Z22
+	MOVQ            $+4, R10
+
+few04_chunk:
+	VMOVUPS     (AX), Z8
+	VFMSUB213PS Z30, Z31, Z8
+	VREDUCEPS   $0x08, Z8, Z20
+	VSUBPS      Z20, Z8, Z8
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z8, Z21, Z8
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_0_0_asked
+
+few04_0_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_0_0_ask
+
+few04_0_0_asked:
+	VMOVUPS     64(AX), Z9
+	VFMSUB213PS Z30, Z31, Z9
+	VREDUCEPS   $0x08, Z9, Z20
+	VSUBPS      Z20, Z9, Z9
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z9, Z21, Z9
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_0_1_asked
+
+few04_0_1_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_0_1_ask
+
+few04_0_1_asked:
+	VMOVUPS     128(AX), Z10
+	VFMSUB213PS Z30, Z31, Z10
+	VREDUCEPS   $0x08, Z10, Z20
+	VSUBPS      Z20, Z10, Z10
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z10, Z21, Z10
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_0_2_asked
+
+few04_0_2_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_0_2_ask
+
+few04_0_2_asked:
+	VMOVUPS     192(AX), Z11
+	VFMSUB213PS Z30, Z31, Z11
+	VREDUCEPS   $0x08, Z11, Z20
+	VSUBPS      Z20, Z11, Z11
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z11, Z21, Z11
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_0_3_asked
+
+few04_0_3_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_0_3_ask
+
+few04_0_3_asked:
+	VADDPS        Y8, Y22, Y22
+	VADDPS        Y10, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z8, Y17
+	VADDPS        Y17, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z10, Y17
+	VADDPS        Y17, Y22, Y22
+	VADDPS        Y9, Y22, Y22
+	VADDPS        Y11, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z9, Y17
+	VADDPS        Y17, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z11, Y17
+	VADDPS        Y17, Y22, Y22
+
+	// vcvtne2ps2bf16 %zmm8, %zmm9, %zmm0
+	LONG $0x4837d262
+	WORD $0xc072
+
+	// vcvtne2ps2bf16 %zmm10, %zmm11, %zmm1
+	LONG        $0x4827d262
+	WORD        $0xca72
+	VMOVUPS     256(AX), Z8
+	VFMSUB213PS Z30, Z31, Z8
+	VREDUCEPS   $0x08, Z8, Z20
+	VSUBPS      Z20, Z8, Z8
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z8, Z21, Z8
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_1_0_asked
+
+few04_1_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_1_0_ask
+
+few04_1_0_asked:
+	VMOVUPS     320(AX), Z9
+	VFMSUB213PS Z30, Z31, Z9
+	VREDUCEPS   $0x08, Z9, Z20
+	VSUBPS      Z20, Z9, Z9
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z9, Z21, Z9
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_1_1_asked
+
+few04_1_1_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_1_1_ask
+
+few04_1_1_asked:
+	VMOVUPS     384(AX), Z10
+	VFMSUB213PS Z30, Z31, Z10
+	VREDUCEPS   $0x08, Z10, Z20
+	VSUBPS      Z20, Z10, Z10
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z10, Z21, Z10
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_1_2_asked
+
+few04_1_2_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_1_2_ask
+
+few04_1_2_asked:
+	VMOVUPS     448(AX), Z11
+	VFMSUB213PS Z30, Z31, Z11
+	VREDUCEPS   $0x08, Z11, Z20
+	VSUBPS      Z20, Z11, Z11
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z11, Z21, Z11
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few04_1_3_asked
+
+few04_1_3_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few04_1_3_ask
+
+few04_1_3_asked:
+	VADDPS        Y8, Y22, Y22
+	VADDPS        Y10, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z8, Y17
+	VADDPS        Y17, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z10, Y17
+	VADDPS        Y17, Y22, Y22
+	VADDPS        Y9, Y22, Y22
+	VADDPS        Y11, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z9, Y17
+	VADDPS        Y17, Y22, Y22
+	VEXTRACTF64X4 $0x01, Z11, Y17
+	VADDPS        Y17, Y22, Y22
+
+	// vcvtne2ps2bf16 %zmm8, %zmm9, %zmm2
+	LONG $0x4837d262
+	WORD $0xd072
+
+	// vcvtne2ps2bf16 %zmm10, %zmm11, %zmm3
+	LONG            $0x4827d262
+	WORD            $0xda72
+	VMOVDQU64       lineOrder512x4<>+0(SB), Z19
+	VPERMW          Z0, Z19, Z0
+	VPERMW          Z1, Z19, Z1
+	VPERMW          Z2, Z19, Z2
+	VPERMW          Z3, Z19, Z3
+	VSHUFI32X4      $0x44, Z1, Z0, Z8
+	VSHUFI32X4      $0x44, Z3, Z2, Z9
+	VSHUFI32X4      $0xee, Z1, Z0, Z10
+	VSHUFI32X4      $0xee, Z3, Z2, Z11
+	VSHUFI32X4      $0x88, Z9, Z8, Z0
+	VSHUFI32X4      $0xdd, Z9, Z8, Z1
+	VSHUFI32X4      $0x88, Z11, Z10, Z2
+	VSHUFI32X4      $0xdd, Z11, Z10, Z3
+	VMOVDQU64       Z0, (SI)
+	VMOVDQU64       Z1, 64(SI)
+	VMOVDQU64       Z2, 128(SI)
+	VMOVDQU64       Z3, 192(SI)
+	ADDQ            $+512, AX
+	ADDQ            $+256, SI
+	DECQ            R10
+	JNZ             few04_chunk
+	VEXTRACTF32X4   $0x01, Z22, X0
+	VADDPS          Z0, Z22, Z0
+	VBROADCASTF32X4 (CX)(DX*1), Z1
+	VBROADCASTF32X4 (BX), Z2
+	VFMADD231PS     Z2, Z1, Z0
+	VMOVUPS         X0, (CX)(DX*1)
+	VZEROUPPER
+	RET
+
+few02:
+	VBROADCASTSS exp2Poly512x0<>+0(SB), Z24
+	VBROADCASTSS exp2Poly512x1<>+0(SB), Z25
+	VBROADCASTSS exp2Poly512x2<>+0(SB), Z26
+	VBROADCASTSS exp2Poly512x3<>+0(SB), Z27
+	VBROADCASTSS exp2Poly512x4<>+0(SB), Z28
+	VBROADCASTSS exp2Poly512x5<>+0(SB), Z29
+	VBROADCASTSS scale+16(FP), Z31
+	MOVQ         s+8(FP), AX
+	MOVQ         state+24(FP), CX
+	MOVQ         pitch+32(FP), DX
+	MOVQ         fades+40(FP), BX
+	MOVQ         p+48(FP), SI
+	MOVQ         next+56(FP), DI
+	MOVQ         half+64(FP), R8
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	VMAXPS       256(AX), Z0, Z0
+	VMAXPS       320(AX), Z1, Z1
+	VMAXPS       384(AX), Z2, Z2
+	VMAXPS       448(AX), Z3, Z3
+	MOVQ         asks+80(FP), R9
+	TESTQ        R9, R9
+	JZ           tops2_7_asked
+
+tops2_7_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops2_7_ask
+
+tops2_7_asked:
+	VMAXPS 512(AX), Z0, Z0
+	VMAXPS 576(AX), Z1, Z1
+	VMAXPS 640(AX), Z2, Z2
+	VMAXPS 704(AX), Z3, Z3
+	VMAXPS 768(AX), Z0, Z0
+	VMAXPS 832(AX), Z1, Z1
+	VMAXPS 896(AX), Z2, Z2
+	VMAXPS 960(AX), Z3, Z3
+	MOVQ   asks+80(FP), R9
+	TESTQ  R9, R9
+	JZ     tops2_15_asked
+
+tops2_15_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops2_15_ask
+
+tops2_15_asked:
+	VMAXPS       Z1, Z0, Z0
+	VMAXPS       Z3, Z2, Z2
+	VMAXPS       Z2, Z0, Z0
+	VSHUFF64X2   $0x4e, Z0, Z0, Z1
+	VMAXPS       Z1, Z0, Z0
+	VSHUFF32X4   $0xb1, Z0, Z0, Z1
+	VMAXPS       Z1, Z0, Z0
+	VPERMILPS    $0x4e, Z0, Z1
+	VMAXPS       Z1, Z0, Z0
+	VMULPS       Z31, Z0, Z0
+	VBROADCASTSD (CX), Z16
+	VMAXPS       Z16, Z0, Z30
+	VSUBPS       Z30, Z16, Z16
+	VREDUCEPS    $0x08, Z16, Z20
+	VSUBPS       Z20, Z16, Z16
+	VMOVAPS      Z29, Z21
+	VFMADD213PS  Z28, Z20, Z21
+	VFMADD213PS  Z27, Z20, Z21
+	VFMADD213PS  Z26, Z20, Z21
+	VFMADD213PS  Z25, Z20, Z21
+	VFMADD213PS  Z24, Z20, Z21
+	VSCALEFPS    Z16, Z21, Z16
+	VMOVSD       X30, (CX)
+	VMOVSD       X16, (BX)
+	VPXORD       Z22, Z22, Z22
+	MOVQ         $+4, R10
+
+few02_chunk:
+	VMOVUPS     (AX), Z8
+	VFMSUB213PS Z30, Z31, Z8
+	VREDUCEPS   $0x08, Z8, Z20
+	VSUBPS      Z20, Z8, Z8
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z8, Z21, Z8
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few02_0_0_asked
+
+few02_0_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few02_0_0_ask
+
+few02_0_0_asked:
+	VMOVUPS     64(AX), Z9
+	VFMSUB213PS Z30, Z31, Z9
+	VREDUCEPS   $0x08, Z9, Z20
+	VSUBPS      Z20, Z9, Z9
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z9, Z21, Z9
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few02_0_1_asked
+
+few02_0_1_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few02_0_1_ask
+
+few02_0_1_asked:
+	VEXTRACTF32X4 $0x00, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x00, Z9, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z9, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z9, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z9, X17
+	VADDPS        X17, X22, X22
+
+	// vcvtne2ps2bf16 %zmm8, %zmm9, %zmm0
+	LONG        $0x4837d262
+	WORD        $0xc072
+	VMOVUPS     128(AX), Z8
+	VFMSUB213PS Z30, Z31, Z8
+	VREDUCEPS   $0x08, Z8, Z20
+	VSUBPS      Z20, Z8, Z8
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z8, Z21, Z8
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few02_1_0_asked
+
+few02_1_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few02_1_0_ask
+
+few02_1_0_asked:
+	VMOVUPS     192(AX), Z9
+	VFMSUB213PS Z30, Z31, Z9
+	VREDUCEPS   $0x08, Z9, Z20
+	VSUBPS      Z20, Z9, Z9
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z9, Z21, Z9
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few02_1_1_asked
+
+few02_1_1_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few02_1_1_ask
+
+few02_1_1_asked:
+	VEXTRACTF32X4 $0x00, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x00, Z9, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z9, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z9, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z9, X17
+	VADDPS        X17, X22, X22
+
+	// vcvtne2ps2bf16 %zmm8, %zmm9, %zmm1
+	LONG         $0x4837d262
+	WORD         $0xc872
+	VMOVDQU64    lineOrder512x2<>+0(SB), Z19
+	VPERMW       Z0, Z19, Z0
+	VPERMW       Z1, Z19, Z1
+	VSHUFI64X2   $0x44, Z1, Z0, Z8
+	VSHUFI64X2   $0xee, Z1, Z0, Z9
+	VMOVDQU64    Z8, (SI)
+	VMOVDQU64    Z9, 64(SI)
+	ADDQ         $+256, AX
+	ADDQ         $+128, SI
+	DECQ         R10
+	JNZ          few02_chunk
+	VPERMILPS    $0x4e, X22, X0
+	VADDPS       Z0, Z22, Z0
+	VBROADCASTSD (CX)(DX*1), Z1
+	VBROADCASTSD (BX), Z2
+	VFMADD231PS  Z2, Z1, Z0
+	VMOVSD       X0, (CX)(DX*1)
+	VZEROUPPER
+	RET
+
+few01:
+	VBROADCASTSS exp2Poly512x0<>+0(SB), Z24
+	VBROADCASTSS exp2Poly512x1<>+0(SB), Z25
+	VBROADCASTSS exp2Poly512x2<>+0(SB), Z26
+	VBROADCASTSS exp2Poly512x3<>+0(SB), Z27
+	VBROADCASTSS exp2Poly512x4<>+0(SB), Z28
+	VBROADCASTSS exp2Poly512x5<>+0(SB), Z29
+	VBROADCASTSS scale+16(FP), Z31
+	MOVQ         s+8(FP), AX
+	MOVQ         state+24(FP), CX
+	MOVQ         pitch+32(FP), DX
+	MOVQ         fades+40(FP), BX
+	MOVQ         p+48(FP), SI
+	MOVQ         next+56(FP), DI
+	MOVQ         half+64(FP), R8
+	VMOVUPS      (AX), Z0
+	VMOVUPS      64(AX), Z1
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	VMAXPS       256(AX), Z0, Z0
+	VMAXPS       320(AX), Z1, Z1
+	VMAXPS       384(AX), Z2, Z2
+	VMAXPS       448(AX), Z3, Z3
+	MOVQ         asks+80(FP), R9
+	TESTQ        R9, R9
+	JZ           tops1_7_asked
+
+tops1_7_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        tops1_7_ask
+
+tops1_7_asked:
+	VMAXPS       Z1, Z0, Z0
+	VMAXPS       Z3, Z2, Z2
+	VMAXPS       Z2, Z0, Z0
+	VSHUFF64X2   $0x4e, Z0, Z0, Z1
+	VMAXPS       Z1, Z0, Z0
+	VSHUFF32X4   $0xb1, Z0, Z0, Z1
+	VMAXPS       Z1, Z0, Z0
+	VPERMILPS    $0x4e, Z0, Z1
+	VMAXPS       Z1, Z0, Z0
+	VPERMILPS    $0xb1, Z0, Z1
+	VMAXPS       Z1, Z0, Z0
+	VMULPS       Z31, Z0, Z0
+	VBROADCASTSS (CX), Z16
+	VMAXPS       Z16, Z0, Z30
+	VSUBPS       Z30, Z16, Z16
+	VREDUCEPS    $0x08, Z16, Z20
+	VSUBPS       Z20, Z16, Z16
+	VMOVAPS      Z29, Z21
+	VFMADD213PS  Z28, Z20, Z21
+	VFMADD213PS  Z27, Z20, Z21
+	VFMADD213PS  Z26, Z20, Z21
+	VFMADD213PS  Z25, Z20, Z21
+	VFMADD213PS  Z24, Z20, Z21
+	VSCALEFPS    Z16, Z21, Z16
+	VMOVSS       X30, (CX)
+	VMOVSS       X16, (BX)
+	VPXORD       Z22, Z22, Z22
+	MOVQ         $+4, R10
+
+few01_chunk:
+	VMOVUPS     (AX), Z8
+	VFMSUB213PS Z30, Z31, Z8
+	VREDUCEPS   $0x08, Z8, Z20
+	VSUBPS      Z20, Z8, Z8
+	VMOVAPS     Z29, Z21
+	VFMADD213PS Z28, Z20, Z21
+	VFMADD213PS Z27, Z20, Z21
+	VFMADD213PS Z26, Z20, Z21
+	VFMADD213PS Z25, Z20, Z21
+	VFMADD213PS Z24, Z20, Z21
+	VSCALEFPS   Z8, Z21, Z8
+	MOVQ        asks+80(FP), R9
+	TESTQ       R9, R9
+	JZ          few01_0_0_asked
+
+few01_0_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few01_0_0_ask
+
+few01_0_0_asked:
+	VEXTRACTF32X4 $0x00, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x00, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+	VMOVAPS       Z8, Z16
+	VMOVUPS       64(AX), Z8
+	VFMSUB213PS   Z30, Z31, Z8
+	VREDUCEPS     $0x08, Z8, Z20
+	VSUBPS        Z20, Z8, Z8
+	VMOVAPS       Z29, Z21
+	VFMADD213PS   Z28, Z20, Z21
+	VFMADD213PS   Z27, Z20, Z21
+	VFMADD213PS   Z26, Z20, Z21
+	VFMADD213PS   Z25, Z20, Z21
+	VFMADD213PS   Z24, Z20, Z21
+	VSCALEFPS     Z8, Z21, Z8
+	MOVQ          asks+80(FP), R9
+	TESTQ         R9, R9
+	JZ            few01_1_0_asked
+
+few01_1_0_ask:
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	ADDQ       across+72(FP), DI
+	PREFETCHT0 (DI)
+	PREFETCHT0 (DI)(R8*1)
+	SUBQ       across+72(FP), DI
+	ADDQ       $+64, DI
+	DECQ       R9
+	JNZ        few01_1_0_ask
+
+few01_1_0_asked:
+	VEXTRACTF32X4 $0x00, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x00, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x02, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z8, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x01, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+	VEXTRACTF32X4 $0x03, Z8, X17
+	VPERMILPS     $0x4e, X17, X17
+	VADDPS        X17, X22, X22
+
+	// vcvtne2ps2bf16 %zmm16, %zmm8, %zmm0
+	LONG         $0x483fb262
+	WORD         $0xc072
+	VMOVDQU64    Z0, (SI)
+	ADDQ         $+128, AX
+	ADDQ         $+64, SI
+	DECQ         R10
+	JNZ          few01_chunk
+	VPERMILPS    $0xb1, X22, X0
+	VADDPS       Z0, Z22, Z0
+	VBROADCASTSS (CX)(DX*1), Z1
+	VBROADCASTSS (BX), Z2
+	VFMADD231PS  Z2, Z1, Z0
+	VMOVSS       X0, (CX)(DX*1)
+	VZEROUPPER
+	RET
+
+// func askPlaces(next *byte, half int, across int, asks int)
+// Requires: MMX+
+TEXT ·askPlaces(SB), NOSPLIT, $0-32
+	MOVQ  next+0(FP), AX
+	MOVQ  half+8(FP), CX
+	MOVQ  asks+24(FP), DX
+	TESTQ DX, DX
+	JZ    places_asked
+
+places_ask:
+	PREFETCHT0 (AX)
+	PREFETCHT0 (AX)(CX*1)
+	ADDQ       across+16(FP), AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 (AX)(CX*1)
+	SUBQ       across+16(FP), AX
+	ADDQ       $+64, AX
+	DECQ       DX
+	JNZ        places_ask
+
+places_asked:
+	RET
+
 // func fadeTiles512(lines int, y *float32, ldy int, n int, factor *float32)
 // Requires: AVX, AVX512F
 TEXT ·fadeTiles512(SB), NOSPLIT, $0-40

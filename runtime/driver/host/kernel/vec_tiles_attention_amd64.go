@@ -12,7 +12,7 @@ import (
 //
 // Lines, the query heads of all rows of a task, are divided into groups of 16. For each block the values become pairs of
 // rows once for all groups; keys are multiplied as they are cached. Then each group goes through scores, softmax and
-// sums. Few lines take the same way as many, so that bits are the same.
+// sums. Few lines take several whole blocks at a time (see vec_tiles_few_amd64.go), with the same bits.
 //
 // Groups of which each line attends to all of a block pass together. Others take the strips of 16 positions, and the
 // chunks of 32, that one of their lines attends to, and scores of other positions are masked. Nothing beyond the cache is
@@ -55,6 +55,8 @@ type tileTask struct {
 
 	scoring, weighing, attending tileConfig
 	width                        int // columns that are attended together, of whole blocks
+
+	few fewTask
 }
 
 // attentionTiles is Set.AttentionBF16.
@@ -70,11 +72,23 @@ func attentionTiles(y, q Matrix[float32], k, v []uint16, scratch []float32, a At
 	for row := 0; row < a.M; row += most {
 		task := newTileTask(scratch[:AttentionScratch(a.Heads, a.Dim)], a, row, min(most, a.M-row))
 		task.k, task.v = k, v
+		task.askFirst()
 		task.begin(q.From(row, 0))
-		for pos := task.start(); pos < task.context(); pos += keyBlock {
-			task.block(pos, min(keyBlock, task.context()-pos))
-		}
+		task.attend()
 		task.finish(y.From(row, 0))
+	}
+}
+
+// attend takes all blocks into account.
+func (t *tileTask) attend() {
+	for pos := t.start(); pos < t.context(); {
+		if blocks := t.wholeBlocks(pos); blocks > 0 {
+			t.takeBlocks(pos, blocks)
+			pos += blocks * keyBlock
+			continue
+		}
+		t.block(pos, min(keyBlock, t.context()-pos))
+		pos += keyBlock
 	}
 }
 
@@ -117,6 +131,7 @@ func newTileTask(scratch []float32, all Attention, row, rows int) tileTask {
 		t.scale, t.capScale, t.limit = math.Log2E, float32(all.Scale/all.Cap), float32(all.Cap)
 	}
 	t.shape()
+	t.takeFew(take, words)
 	return t
 }
 

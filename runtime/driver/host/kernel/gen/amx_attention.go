@@ -40,6 +40,7 @@ func tiledAttention() {
 	weighTiles()
 	attendTiles("attendTilesAMX", false)
 	attendTiles("attendAskingAMX", true)
+	fewTiles()
 }
 
 // tileMultiplyPairs adds to sum the products of bfloat16 numbers: rows of left with pairs of rows of right.

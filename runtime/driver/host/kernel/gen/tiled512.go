@@ -18,6 +18,8 @@ func tiled512() {
 	turnLines512()
 	maskLines512()
 	softmaxTiles512()
+	softmaxFew512()
+	askPlaces()
 	fadeTiles512()
 	pairTiles512()
 	finishTiles512()
