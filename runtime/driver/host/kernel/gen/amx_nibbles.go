@@ -27,14 +27,15 @@ const (
 	nibbleW                = 4    // weights: columns 0..15 and 16..31 of the first half, then those of the second
 )
 
-// nibbleTiles is one kernel.
-type nibbleTiles struct {
-	name  string
-	block int
-}
+// nibbleVectors is the number of vectors of float sums of a group: 16 rows of 32 columns.
+const nibbleVectors = 32
 
-// pairs reports whether a step is two blocks, or one that fills two tiles.
-func (n nibbleTiles) pairs() bool { return n.block == 32 }
+// nibbleLines is the number of lines of weights that are prefetched for each group of each step. The callers in package
+// kernel have the same number.
+const nibbleLines = 2
+
+// nibbleResults is the number of rows of results that are prefetched meanwhile.
+const nibbleResults = 2
 
 // tileNibbles generates the kernels of 4-bit weights.
 func tileNibbles() {
@@ -42,134 +43,43 @@ func tileNibbles() {
 	tileSteps("tileSteps64", 64)
 	tileUnpack("tileUnpack32", 32)
 	tileUnpack("tileUnpack128", 128)
-	nibbleTiles{"q4TilesAMX", 32}.generate()
-	nibbleTiles{"q4x128TilesAMX", 128}.generate()
+	newNibbleTiles("q4TilesAMX", 32).generate()
+	newNibbleTiles("q4x128TilesAMX", 128).generate()
 	q4Scale()
 }
 
-// generate emits the kernel.
-func (n nibbleTiles) generate() {
-	TEXT(n.name, NOSPLIT, "func(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)")
-	what := "one unpacked block each"
-	if n.pairs() {
-		what = "two unpacked blocks each"
-	}
-	Doc(n.name+" adds products of groups of rows with steps (at least 1), "+what+", to sums [groups][2][16][16].",
-		"x is the first tile of activations, next bytes before the other one of the step, advance before the next step and",
-		"pitch before the next group. dots is room for 1024 integers and spare for the sums of a group. config is the shape",
-		"of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each step, and two lines of each",
-		"of two rows of y, ldy bytes apart, to be written.")
-	Pragma("noescape")
-	stride, groups, steps, ahead := reg.RAX, reg.RCX, reg.RDX, reg.RBX
-	x, x1, stepX := reg.RSI, reg.R9, reg.R8
-	results := reg.R11
-	sums, before, panel, scales, dots := reg.RDI, reg.R10, reg.R13, reg.R12, reg.R15
-	load("config", reg.RAX)
-	tileConfigure()
-	load("x", stepX)
-	load("panel", panel)
-	load("steps", steps)
-	load("dots", dots)
-	load("spare", before)
-	load("w", ahead)
-	load("y", results)
-	MOVQ(panel, scales)
-	MOVQ(I32(64), stride)
-	strideX := stride
-	if n.pairs() {
-		strideX = reg.R14
-		MOVQ(I32(32), strideX)
-	}
+// nibbleTiles is one kernel and its registers. Those of a group move on with each group, those of a step with each step.
+type nibbleTiles struct {
+	name  string
+	block int
 
-	Label("step")
-	n.loadWeights(panel, x1, stride)
-	MOVQ(stepX, x)
-	load("sums", sums)
-	load("groups", groups)
-	Label("group")
-	MOVQ(x, x1)
-	ADDQ(inPlace("next"), x1)
-	for line := range nibbleLines {
-		PREFETCHT1(Mem{Base: ahead, Disp: 64 * line})
-	}
-	ADDQ(inPlace("fetch"), ahead)
-	for range nibbleResults {
-		prefetchWrite(results, 0)
-		prefetchWrite(results, 64)
-		ADDQ(inPlace("ldy"), results)
-	}
-	n.loadScales(scales)
-	tile := 16 * min(n.block, 64) // bytes of activations
-	vectors := func(from, to int) {
-		for line := from / 2; line < min(to/2, tile/64); line++ { // of the next group
-			PREFETCHT0(Mem{Base: x, Disp: tile + 64*line})
-			PREFETCHT0(Mem{Base: x1, Disp: tile + 64*line})
-		}
-		for vec := from; vec < to; vec++ {
-			n.vector(vec, dots, before)
-		}
-	}
-	w := func(half, columns int) int { return nibbleW + 2*half + columns }
-	tileLoad(nibbleX0, x, strideX, 0)
-	if n.pairs() {
-		tileLoad(nibbleX1, x1, strideX, 0)
-	}
-	for product := range 4 {
-		sum := product % 2
-		if n.pairs() { // both blocks of columns 0..15, then those of the others
-			tileStore(sum, dots, stride, 1024*((product+2)%4))
-			tileClear(sum)
-			tileMultiply(sum, nibbleX0+sum, w(sum, product/2))
-			vectors(8*product, 8*product+8)
-			continue
-		}
-		if product < 2 {
-			tileStore(sum, dots, stride, 1024*product)
-			tileClear(sum)
-		}
-		if product == 2 {
-			tileLoad(nibbleX1, x1, strideX, 0)
-		}
-		tileMultiply(sum, nibbleX0+product/2, w(product/2, sum))
-		switch product {
-		case 1:
-			vectors(0, 8)
-		case 2:
-			vectors(8, 20)
-		case 3:
-			vectors(20, 32)
-		}
-	}
-	MOVQ(sums, before)
-	MOVQ(panel, scales)
-	ADDQ(I32(2048), sums)
-	ADDQ(inPlace("pitch"), x)
-	DECQ(groups)
-	JNZ(LabelRef("group"))
-	ADDQ(I32(n.stepBytes()), panel)
-	ADDQ(inPlace("advance"), stepX)
-	DECQ(steps)
-	JNZ(LabelRef("step"))
+	groups, steps   reg.GPPhysical // that are left
+	stride, strideX reg.GPPhysical // bytes from row to row of a tile of integer sums, and of activations
 
-	for sum := range 2 {
-		at := sum
-		if n.pairs() {
-			at += 2
-		}
-		tileStore(sum, dots, stride, 1024*at)
-	}
-	tileRelease()
-	n.loadScales(scales)
-	vectors(0, 32)
-	VZEROUPPER()
-	RET()
+	x, otherX, stepX reg.GPPhysical // activations: both tiles of a group, and the first tile of the step
+	panel, scales    reg.GPPhysical // unpacked weights of the step, and those of the group whose sums are made now
+	dots             reg.GPPhysical // integer sums, stored by tiles and read by vectors
+	sums, before     reg.GPPhysical // float sums of the group, and of the one before it
+
+	ahead, results reg.GPPhysical // what is prefetched: packed weights, and rows of results
 }
 
-// nibbleLines is the number of lines that are prefetched for each group of each step.
-const nibbleLines = 2
+// newNibbleTiles chooses the registers of a kernel. The tiles of blocks of 32 are half as wide.
+func newNibbleTiles(name string, block int) nibbleTiles {
+	n := nibbleTiles{
+		name: name, block: block,
+		groups: reg.RCX, steps: reg.RDX, stride: reg.RAX, strideX: reg.RAX,
+		x: reg.RSI, otherX: reg.R9, stepX: reg.R8, panel: reg.R13, scales: reg.R12, dots: reg.R15,
+		sums: reg.RDI, before: reg.R10, ahead: reg.RBX, results: reg.R11,
+	}
+	if n.pairs() {
+		n.strideX = reg.R14
+	}
+	return n
+}
 
-// nibbleResults is the number of rows of results that are asked for meanwhile.
-const nibbleResults = 2
+// pairs reports whether a step is two blocks, or one that fills two tiles.
+func (n nibbleTiles) pairs() bool { return n.block == 32 }
 
 // stepBytes is the size of the unpacked weights of a step.
 func (n nibbleTiles) stepBytes() int {
@@ -179,46 +89,195 @@ func (n nibbleTiles) stepBytes() int {
 	return spreadBytes(n.block)
 }
 
+// generate emits the kernel: a loop over steps, each of which goes over all groups of rows.
+//
+// The float sums of a group are made while the next one is multiplied, and those of the last one behind the loops. The
+// first group of all has none before it: its vectors add what happens to lie in dots to spare room.
+func (n nibbleTiles) generate() {
+	n.declare()
+	n.begin()
+
+	Label("step")
+	n.loadWeights()
+	MOVQ(n.stepX, n.x)
+	load("sums", n.sums)
+	load("groups", n.groups)
+
+	Label("group")
+	MOVQ(n.x, n.otherX)
+	ADDQ(inPlace("next"), n.otherX)
+	n.prefetch()
+	n.loadScales()
+	if n.pairs() {
+		n.multiplyPair()
+	} else {
+		n.multiplyLong()
+	}
+	MOVQ(n.sums, n.before)
+	MOVQ(n.panel, n.scales)
+	ADDQ(I32(4*16*nibbleVectors), n.sums)
+	ADDQ(inPlace("pitch"), n.x)
+	DECQ(n.groups)
+	JNZ(LabelRef("group"))
+
+	ADDQ(I32(n.stepBytes()), n.panel)
+	ADDQ(inPlace("advance"), n.stepX)
+	DECQ(n.steps)
+	JNZ(LabelRef("step"))
+
+	n.finish()
+}
+
+// declare begins the function.
+func (n nibbleTiles) declare() {
+	what := "one unpacked block each"
+	if n.pairs() {
+		what = "two unpacked blocks each"
+	}
+	function(n.name, "(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, "+
+		"dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)",
+		"adds products of groups of rows with steps (at least 1), "+what+", to sums [groups][2][16][16].",
+		"x is the first tile of activations, next bytes before the other one of the step, advance before the next step and",
+		"pitch before the next group. dots is room for 1024 integers and spare for the sums of a group. config is the shape",
+		"of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each step, and two lines of each",
+		"of two rows of y, ldy bytes apart, to be written.")
+}
+
+// begin configures the tiles and loads what lasts longer than a step.
+func (n nibbleTiles) begin() {
+	load("config", reg.RAX)
+	tileConfigure()
+	load("x", n.stepX)
+	load("panel", n.panel)
+	load("steps", n.steps)
+	load("dots", n.dots)
+	load("spare", n.before)
+	load("w", n.ahead)
+	load("y", n.results)
+	MOVQ(n.panel, n.scales)
+	MOVQ(I32(64), n.stride)
+	if n.pairs() {
+		MOVQ(I32(32), n.strideX)
+	}
+}
+
 // loadWeights loads the four tiles of weights of a step.
-func (n nibbleTiles) loadWeights(panel, quads, stride reg.GPPhysical) {
+func (n nibbleTiles) loadWeights() {
 	half := 2048
 	if n.pairs() {
 		half = spreadBytes(n.block)
 	}
+	quads := n.otherX // free between two groups
 	MOVQ(I32(128), quads)
 	for tile := range 4 {
-		tileLoad(nibbleW+tile, panel, quads, tile/2*half+tile%2*64)
+		tileLoad(nibbleW+tile, n.panel, quads, tile/2*half+tile%2*64)
+	}
+}
+
+// prefetch asks for packed weights of the next part, and for rows of results.
+func (n nibbleTiles) prefetch() {
+	for line := range nibbleLines {
+		PREFETCHT1(Mem{Base: n.ahead, Disp: 64 * line})
+	}
+	ADDQ(inPlace("fetch"), n.ahead)
+	for range nibbleResults {
+		prefetchWrite(n.results, 0)
+		prefetchWrite(n.results, 64)
+		ADDQ(inPlace("ldy"), n.results)
 	}
 }
 
 // loadScales loads the scales of a step: those of both halves of the columns in z28 and z29, and of the second block in
 // z30 and z31.
-func (n nibbleTiles) loadScales(panel reg.GPPhysical) {
+func (n nibbleTiles) loadScales() {
 	for i := range n.stepBytes() / spreadBytes(n.block) {
 		for half := range 2 {
-			VMOVUPS(Mem{Base: panel, Disp: (i+1)*spreadBytes(n.block) - 128 + 64*half}, z[28+2*i+half])
+			VMOVUPS(Mem{Base: n.scales, Disp: (i+1)*spreadBytes(n.block) - 128 + 64*half}, z[28+2*i+half])
 		}
 	}
 }
 
+// multiplyPair multiplies a group with two blocks: both blocks of columns 0..15, then those of the others.
+func (n nibbleTiles) multiplyPair() {
+	tileLoad(nibbleX0, n.x, n.strideX, 0)
+	tileLoad(nibbleX1, n.otherX, n.strideX, 0)
+	for product := range 4 {
+		block, columns := product%2, product/2
+		n.begun(block, (product+2)%4)
+		tileMultiply(block, nibbleX0+block, nibbleW+2*block+columns)
+		n.vectors(8*product, 8*product+8)
+	}
+}
+
+// multiplyLong multiplies a group with one block, which fills two tiles: both halves of the columns by the first tile,
+// then by the second.
+func (n nibbleTiles) multiplyLong() {
+	tileLoad(nibbleX0, n.x, n.strideX, 0)
+	for columns := range 2 {
+		n.begun(columns, columns)
+		tileMultiply(columns, nibbleX0, nibbleW+columns)
+	}
+	n.vectors(0, 8)
+	tileLoad(nibbleX1, n.otherX, n.strideX, 0)
+	tileMultiply(nibbleSum0, nibbleX1, nibbleW+2)
+	n.vectors(8, 20)
+	tileMultiply(nibbleSum1, nibbleX1, nibbleW+3)
+	n.vectors(20, nibbleVectors)
+}
+
+// begun stores the sums of the products before, in their place among the dots, and clears the tile for the next ones.
+func (n nibbleTiles) begun(sum, place int) {
+	tileStore(sum, n.dots, n.stride, 1024*place)
+	tileClear(sum)
+}
+
+// vectors makes the float sums from..to-1 of the group before, and prefetches activations of the next group.
+func (n nibbleTiles) vectors(from, to int) {
+	tile := 16 * min(n.block, 64) // bytes of activations
+	for line := from / 2; line < min(to/2, tile/64); line++ {
+		PREFETCHT0(Mem{Base: n.x, Disp: tile + 64*line})
+		PREFETCHT0(Mem{Base: n.otherX, Disp: tile + 64*line})
+	}
+	for vec := from; vec < to; vec++ {
+		n.vector(vec)
+	}
+}
+
 // vector adds the dots of a row and 16 columns, which their scales make float32, to its sum.
-func (n nibbleTiles) vector(vec int, dots, sums reg.GPPhysical) {
+func (n nibbleTiles) vector(vec int) {
 	half := vec / 16
-	sum := Mem{Base: sums, Disp: 64 * vec}
+	sum := Mem{Base: n.before, Disp: 64 * vec}
 	if !n.pairs() {
 		total := z[vec%28]
-		VCVTDQ2PS(Mem{Base: dots, Disp: 64 * vec}, total)
+		VCVTDQ2PS(Mem{Base: n.dots, Disp: 64 * vec}, total)
 		VFMADD213PS(sum, z[28+half], total)
 		VMOVUPS(total, sum)
 		return
 	}
+
 	at := 2048*half + 64*(vec%16)
 	total, second := z[vec%14], z[14+vec%14]
-	VCVTDQ2PS(Mem{Base: dots, Disp: at}, total)
-	VCVTDQ2PS(Mem{Base: dots, Disp: at + 1024}, second)
+	VCVTDQ2PS(Mem{Base: n.dots, Disp: at}, total)
+	VCVTDQ2PS(Mem{Base: n.dots, Disp: at + 1024}, second)
 	VFMADD213PS(sum, z[28+half], total)
 	VFMADD231PS(z[30+half], second, total)
 	VMOVUPS(total, sum)
+}
+
+// finish stores the last sums of products and makes float sums of the last group.
+func (n nibbleTiles) finish() {
+	for sum := range 2 {
+		place := sum
+		if n.pairs() {
+			place += 2
+		}
+		tileStore(sum, n.dots, n.stride, 1024*place)
+	}
+	tileRelease()
+	n.loadScales()
+	n.vectors(0, nibbleVectors)
+	VZEROUPPER()
+	RET()
 }
 
 // tileUnpack unpacks 4-bit blocks: 16*(nibble-8) as int8, and scales over 16, in the places of spreadBytes.
